@@ -1,0 +1,253 @@
+"""Attention without padding: where the real tokens of a batch are, and attention over them (paper section 3, "Model").
+
+A batch arrives as (B, T) token ids and a mask. `Packed` keeps only its N real tokens, one sequence after the other, so
+that every layer works on (N, H); `Padded` leaves it as it came. The model is written once against what both offer.
+Which of the two it is follows from the attention implementation's name, in transformers' own place: `packed` (ours,
+registered below, the default) or `eager`, `sdpa` and the flash names, which run as in stock BERT and are the reference
+of the tests.
+
+Shape letters, here and in `model.py`: B batch, T tokens, N packed tokens, H hidden, A heads, D head size, V vocabulary,
+L labels, C choices. Left out: cached decoding, cross-attention and masks that are not a plain (B, T).
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface
+
+from bertkit.dropout import dropout as apply_dropout
+
+PACKED = "packed"
+
+# Sequences of similar length share one padded product on a CPU. More groups waste less, but make smaller products.
+_MAX_GROUPS = 4
+
+
+@dataclass(frozen=True)
+class Padded:
+    """The plain layout: states stay (B, T, ...), padding included."""
+
+    shape: tuple[int, int]
+    mask: Tensor | None  # (B, T) bool, True at real tokens; None: all are real
+
+    def pack(self, x: Tensor) -> Tensor:
+        """x (B, T, ...) as the layers take it: unchanged."""
+        return x
+
+    def unpack(self, x: Tensor, fill: float | None = None) -> Tensor:
+        """x (B, T, ...), with `fill` at padding if one is given."""
+        if fill is None or self.mask is None:
+            return x
+        mask = self.mask.view(*self.shape, *[1] * (x.dim() - 2))  # (B, T, 1...)
+        return x.masked_fill(~mask, fill)
+
+    def first(self, hidden: Tensor) -> Tensor:
+        """The states (B, H) of the first token, [CLS]."""
+        return hidden[:, 0]  # (B, H)
+
+    def last(self, hidden: Tensor) -> Tensor:
+        """The states (B, H) of the last real token, the final [SEP]."""
+        if self.mask is None:
+            return hidden[:, -1]  # (B, H)
+        columns = torch.arange(self.shape[1], device=hidden.device)
+        last = (self.mask * columns).argmax(dim=1)  # (B,)
+        return hidden[torch.arange(self.shape[0], device=hidden.device), last]  # (B, H)
+
+
+@dataclass(frozen=True)
+class Group:
+    """Sequences of similar length that share one padded product: b of them, at most t tokens long."""
+
+    tokens: Tensor  # (b * t,) packed token numbers; a padded place repeats its sequence's last token
+    shape: tuple[int, int]  # (b, t)
+    real: Tensor | None  # (b, t) bool; None: all b are t long
+
+    def flag_real(self) -> Tensor:
+        """(b * t,) bool, False where a place only pads."""
+        return torch.ones_like(self.tokens, dtype=torch.bool) if self.real is None else self.real.flatten()
+
+
+@dataclass(frozen=True)
+class Packed:
+    """The packed layout: states are (N, ...), the real tokens of all sequences, one sequence after the other."""
+
+    shape: tuple[int, int]
+    indices: Tensor | None  # (N,) places in the flattened (B * T); None: all are real
+    offsets: Tensor  # (B + 1,) int64; sequence b is tokens offsets[b] to offsets[b + 1]
+
+    def pack(self, x: Tensor) -> Tensor:
+        """The real tokens (N, ...) of x (B, T, ...)."""
+        flat = x.flatten(0, 1)  # (B * T, ...)
+        return flat if self.indices is None else flat.index_select(0, self.indices)  # (N, ...)
+
+    def unpack(self, x: Tensor, fill: float | None = None) -> Tensor:
+        """x (N, ...) put back into (B, T, ...), with `fill` (default 0) at padding."""
+        if self.indices is not None:
+            flat = x.new_full((self.shape[0] * self.shape[1], *x.shape[1:]), fill or 0.0)
+            x = flat.index_copy(0, self.indices, x)  # (B * T, ...)
+        return x.unflatten(0, self.shape)  # (B, T, ...)
+
+    def first(self, hidden: Tensor) -> Tensor:
+        """The states (B, H) of each sequence's first token, [CLS]."""
+        return hidden.index_select(0, self.offsets[:-1])  # (B, H)
+
+    def last(self, hidden: Tensor) -> Tensor:
+        """The states (B, H) of each sequence's last token, the final [SEP]."""
+        return hidden.index_select(0, self.offsets[1:] - 1)  # (B, H)
+
+    @cached_property
+    def groups(self) -> list[Group]:
+        """The sequences, sorted by length and cut into groups of similar length (reads the lengths on the host)."""
+        lengths = self.offsets.diff()  # (B,)
+        order = lengths.argsort(stable=True)
+        if int(lengths.min()) == int(lengths.max()):
+            return [_make_group(self.offsets, lengths, order)]
+        return [
+            _make_group(self.offsets, lengths, members) for members in order.tensor_split(_MAX_GROUPS) if len(members)
+        ]
+
+    @cached_property
+    def ungrouped(self) -> Tensor:
+        """(N,) where each packed token lies in the groups' outputs, one after the other."""
+        tokens = torch.cat([group.tokens for group in self.groups])  # (M,), M the sum of all b * t
+        real = torch.cat([group.flag_real() for group in self.groups])  # (M,)
+        places = tokens.new_empty(int(self.offsets[-1]))  # (N,)
+        places[tokens[real]] = real.nonzero().squeeze(1)
+        return places
+
+
+def _make_group(offsets: Tensor, lengths: Tensor, members: Tensor) -> Group:
+    """The group of the sequences numbered `members` (b,)."""
+    lengths = lengths[members]  # (b,)
+    longest = int(lengths.max())
+    columns = torch.arange(longest, device=offsets.device)
+    tokens = offsets[members, None] + columns.minimum(lengths[:, None] - 1)  # (b, t)
+    real = None if int(lengths.min()) == longest else columns < lengths[:, None]
+    return Group(tokens.flatten(), (len(members), longest), real)
+
+
+def lay_out(shape: tuple[int, int], mask: Tensor | None, implementation: str, device: torch.device) -> Packed | Padded:
+    """The layout of a batch of `shape` (B, T) under an attention implementation.
+
+    A row of the mask without a single real token keeps its first one, so that every sequence has a [CLS].
+
+    Raises:
+        ValueError: packed, and the mask is not (B, T).
+    """
+    if mask is not None and mask.dim() == 2:
+        mask = mask.bool()
+    if implementation != PACKED:
+        return Padded(shape, mask if mask is not None and mask.dim() == 2 else None)
+    if mask is None:
+        return Packed(shape, None, torch.arange(shape[0] + 1, device=device) * shape[1])
+    if tuple(mask.shape) != shape:
+        raise ValueError(
+            f"attention_mask has the shape {tuple(mask.shape)}; packed attention takes {shape}: "
+            "choose attn_implementation='sdpa' for other masks"
+        )
+    first = torch.arange(shape[1], device=mask.device) == 0
+    mask = mask | (first & ~mask.any(dim=1, keepdim=True))  # (B, T)
+    offsets = nn.functional.pad(mask.sum(dim=1).cumsum(0), (1, 0))  # (B + 1,)
+    return Packed(shape, mask.flatten().nonzero().squeeze(1), offsets)
+
+
+def attend_eagerly(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float = 1.0,
+    **kwargs,
+) -> tuple[Tensor, Tensor]:
+    """Plain attention: the mixed values (B, T, A, D) and the probabilities (B, A, T, T).
+
+    query, key and value are (B, A, T, D); `attention_mask` is added to the scores, (B, 1, T, T) or None.
+    """
+    scores = query @ key.transpose(-1, -2) * scaling  # (B, A, T, T)
+    if attention_mask is not None:
+        scores = scores + attention_mask
+    probabilities = apply_dropout(scores.softmax(dim=-1), dropout, module.training)  # (B, A, T, T)
+    return (probabilities @ value).transpose(1, 2).contiguous(), probabilities  # (B, T, A, D)
+
+
+def attend_packed(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: None,
+    dropout: float = 0.0,
+    scaling: float = 1.0,
+    layout: Packed | None = None,
+    **kwargs,
+) -> tuple[Tensor, None]:
+    """Attention of every token to the tokens of its own sequence: the mixed values (1, N, A, D), and None.
+
+    query, key and value are (1, A, N, D), as transformers' kernels over packed sequences take them. On CUDA the flash
+    kernel runs over the cumulative lengths, elsewhere plain attention over groups of similar length.
+    """
+    attend = attend_jagged if query.is_cuda else attend_grouped
+    query, key, value = (x[0].transpose(0, 1) for x in (query, key, value))  # (N, A, D)
+    mixed = attend(query, key, value, layout, dropout if module.training else 0.0, scaling, module.is_causal)
+    return mixed[None], None  # (1, N, A, D)
+
+
+def attend_jagged(
+    query: Tensor, key: Tensor, value: Tensor, layout: Packed, dropout: float, scaling: float, causal: bool
+) -> Tensor:
+    """Packed attention (N, A, D) through jagged tensors, for which torch has a flash kernel with dropout.
+
+    `torch.nn.attention.varlen.varlen_attn` reaches the same kernel but knows no dropout, which BERT trains with.
+    """
+
+    def jag(x: Tensor) -> Tensor:
+        jagged = torch.nested.nested_tensor_from_jagged(x, layout.offsets, min_seqlen=1, max_seqlen=layout.shape[1])
+        return jagged.transpose(1, 2)  # (B, A, jagged, D)
+
+    mixed = nn.functional.scaled_dot_product_attention(
+        jag(query), jag(key), jag(value), dropout_p=dropout, is_causal=causal, scale=scaling
+    )
+    return mixed.transpose(1, 2).values()  # (N, A, D)
+
+
+def attend_grouped(
+    query: Tensor, key: Tensor, value: Tensor, layout: Packed, dropout: float, scaling: float, causal: bool
+) -> Tensor:
+    """Packed attention (N, A, D) through plain attention over groups of similar length."""
+    mixed = [_attend_group(query, key, value, group, dropout, scaling, causal) for group in layout.groups]
+    return torch.cat(mixed).index_select(0, layout.ungrouped)  # (N, A, D)
+
+
+def _attend_group(
+    query: Tensor, key: Tensor, value: Tensor, group: Group, dropout: float, scaling: float, causal: bool
+) -> Tensor:
+    """The mixed values (b * t, A, D) of one group."""
+    query, key, value = (
+        x.index_select(0, group.tokens).unflatten(0, group.shape).transpose(1, 2) for x in (query, key, value)
+    )  # (b, A, t, D)
+    visible = _make_visible(group, causal, query.device)
+    if dropout == 0.0:
+        mixed = nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=visible, scale=scaling)
+    else:
+        scores = query @ key.transpose(-1, -2) * scaling  # (b, A, t, t)
+        if visible is not None:
+            scores = scores.masked_fill(~visible, torch.finfo(scores.dtype).min)
+        mixed = apply_dropout(scores.softmax(dim=-1), dropout) @ value  # (b, A, t, D)
+    return mixed.transpose(1, 2).flatten(0, 1)  # (b * t, A, D)
+
+
+def _make_visible(group: Group, causal: bool, device: torch.device) -> Tensor | None:
+    """Which tokens each token of a group may attend to, broadcastable to (b, 1, t, t); None: all of them."""
+    visible = None if group.real is None else group.real[:, None, None, :]  # (b, 1, 1, t)
+    if causal:
+        length = group.shape[1]
+        past = torch.ones(length, length, dtype=torch.bool, device=device).tril()  # (t, t)
+        visible = past if visible is None else visible & past  # (b, 1, t, t)
+    return visible
+
+
+AttentionInterface.register(PACKED, attend_packed)

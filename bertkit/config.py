@@ -1,0 +1,77 @@
+"""The architecture's sizes and rates (paper section 3).
+
+A checkpoint's `config.json` is the one plain `transformers` writes for BERT (`model_type: "bert"`, the same keys), so
+every BERT on the Hub loads here and everything saved here loads there. Left out, because the paper has none of it:
+cross-attention, cached decoding, chunked feed-forward layers and relative positions.
+"""
+
+from huggingface_hub.dataclasses import strict
+from transformers import PreTrainedConfig
+
+
+@strict
+class BertConfig(PreTrainedConfig):
+    """Sizes and rates of one BERT; the defaults are BERT-base, uncased (section 3).
+
+    L = `num_hidden_layers`, H = `hidden_size`, A = `num_attention_heads`; the feed-forward size is 4H in the paper.
+    `is_decoder=True` makes attention left-to-right (the ablation of Table 5 and Figure 5).
+
+    Raises:
+        huggingface_hub.errors.StrictDataclassError: a value of the wrong type, H not divisible by A, a size below 1 or
+        a
+            rate outside [0, 1).
+    """
+
+    model_type = "bert"
+    keys_to_ignore_at_inference = ("past_key_values", "mlm_loss", "nsp_loss")
+
+    vocab_size: int = 30522
+    hidden_size: int = 768
+    num_hidden_layers: int = 12
+    num_attention_heads: int = 12
+    intermediate_size: int = 3072
+    hidden_act: str = "gelu"
+    hidden_dropout_prob: float | int = 0.1
+    attention_probs_dropout_prob: float | int = 0.1
+    max_position_embeddings: int = 512
+    type_vocab_size: int = 2
+    initializer_range: float = 0.02
+    layer_norm_eps: float = 1e-12
+    pad_token_id: int | None = 0
+    classifier_dropout: float | int | None = None
+    is_decoder: bool = False
+    tie_word_embeddings: bool = True
+
+    # Written by other programs and kept as they are; this package neither caches nor cross-attends.
+    use_cache: bool = True
+    add_cross_attention: bool = False
+    bos_token_id: int | None = None
+    eos_token_id: int | list[int] | None = None
+
+    def validate_architecture(self) -> None:
+        """Nothing, when the sizes fit together; called by `@strict` at construction.
+
+        Raises:
+            ValueError: they do not.
+        """
+        for name in (
+            "vocab_size",
+            "hidden_size",
+            "num_attention_heads",
+            "intermediate_size",
+            "max_position_embeddings",
+        ):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        if self.num_hidden_layers < 0 or self.type_vocab_size < 1:
+            raise ValueError("num_hidden_layers must be at least 0 and type_vocab_size at least 1")
+        if self.hidden_size % self.num_attention_heads:
+            raise ValueError(
+                f"hidden_size {self.hidden_size} is not divisible by num_attention_heads {self.num_attention_heads}; "
+                "choose a multiple (the paper's head size is 64)"
+            )
+        for name in ("hidden_dropout_prob", "attention_probs_dropout_prob"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; a dropout rate lies in [0, 1)")
+        if self.add_cross_attention:
+            raise ValueError("add_cross_attention is set; bertkit has no cross-attention, use transformers' BertModel")

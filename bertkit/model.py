@@ -1,0 +1,890 @@
+"""BERT: the network and its heads, in the order of the paper (sections 3, 3.1 and 4).
+
+Parameter names, head classes, outputs and the `PreTrainedModel` API are those of transformers' BERT, so that weights
+travel both ways and Trainer, accelerate and pipelines work. What differs: nothing is computed on padding
+(`attention.py`), the masked-LM decoder sees only the masked positions in training, weights start from a truncated
+normal as in the reference code, and no loss depends on how a batch is cut into micro-batches. Shape letters are defined
+in `attention.py`; "packed" is (N, ...) under packed attention and (B, T, ...) under the others.
+
+Left out: cross-attention, cached decoding, chunked feed-forward layers, guessing a problem type from the labels.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from transformers import GenerationMixin, PreTrainedModel
+from transformers import initialization as init
+from transformers.activations import ACT2FN
+from transformers.masking_utils import create_bidirectional_mask, create_causal_mask
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.modeling_outputs import (
+    BaseModelOutputWithPooling,
+    CausalLMOutput,
+    MaskedLMOutput,
+    MultipleChoiceModelOutput,
+    NextSentencePredictorOutput,
+    QuestionAnsweringModelOutput,
+    SequenceClassifierOutput,
+    TokenClassifierOutput,
+)
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.utils import ModelOutput, logging
+from transformers.utils.generic import can_return_tuple
+from transformers.utils.output_capturing import capture_outputs
+
+from bertkit.attention import PACKED, Packed, Padded, attend_eagerly, lay_out
+from bertkit.config import BertConfig
+from bertkit.dropout import Dropout
+
+logger = logging.get_logger(__name__)
+
+IGNORED = -100  # a label that no loss counts, as in all of transformers
+
+# --- Losses (section 3.1 and 4) ---------------------------------------------------------------------------------------
+
+
+def sum_over_count(losses: Tensor, labelled: Tensor, count: Tensor | int | None) -> Tensor:
+    """The sum of `losses` over `count` labels: those of the whole update if known, else the `labelled` here.
+
+    A Trainer passes the count over all micro-batches and processes, so that a loss does not depend on how an update is
+    cut.
+    """
+    if count is None:
+        count = labelled.sum().clamp(min=1)
+    return losses.sum() / count
+
+
+def classify_loss(logits: Tensor, labels: Tensor, count: Tensor | int | None = None) -> Tensor:
+    """The mean cross-entropy of logits (..., L) against labels (...); IGNORED labels do not count. In fp32."""
+    logits, labels = logits.flatten(0, -2).float(), labels.flatten()
+    losses = nn.functional.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="none")
+    return sum_over_count(losses, labels != IGNORED, count)
+
+
+def regress_loss(predictions: Tensor, labels: Tensor, count: Tensor | int | None = None) -> Tensor:
+    """The mean squared error of predictions (B,) against labels (B,). In fp32."""
+    losses = (predictions.float() - labels.float().view_as(predictions)).square()
+    return sum_over_count(losses, torch.ones_like(losses), count)
+
+
+# --- The encoder (section 3, "Model Architecture" and "Input/Output Representations") ---------------------------------
+
+
+class BertEmbeddings(nn.Module):
+    """The sum of token, segment and position embeddings, normalised."""
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__()
+        # No padding_idx: [PAD] is a token like others in the reference code, and no padding is computed on here.
+        self.word_embeddings = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.position_embeddings = nn.Embedding(config.max_position_embeddings, config.hidden_size)
+        self.token_type_embeddings = nn.Embedding(config.type_vocab_size, config.hidden_size)
+        self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.dropout = Dropout(config.hidden_dropout_prob)
+
+    def forward(self, embedded: Tensor, token_type_ids: Tensor, position_ids: Tensor) -> Tensor:
+        """The first layer's input (packed, H), from token embeddings (packed, H), segments and positions (packed)."""
+        embedded = embedded + self.token_type_embeddings(token_type_ids) + self.position_embeddings(position_ids)
+        return self.dropout(self.LayerNorm(embedded))
+
+
+class BertSelfAttention(nn.Module):
+    """Multi-head attention; the kernel is looked up under the name `config._attn_implementation`."""
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.attention_head_size = config.hidden_size // config.num_attention_heads
+        self.scaling = self.attention_head_size**-0.5
+        self.query = nn.Linear(config.hidden_size, config.hidden_size)
+        self.key = nn.Linear(config.hidden_size, config.hidden_size)
+        self.value = nn.Linear(config.hidden_size, config.hidden_size)
+        self.dropout = Dropout(config.attention_probs_dropout_prob)
+        self.is_causal = config.is_decoder
+
+    def forward(
+        self, hidden: Tensor, attention_mask: Tensor | None, layout: Packed | Padded, **kwargs
+    ) -> tuple[Tensor, Tensor | None]:
+        """The mixed values (packed, H), and the probabilities (B, A, T, T) if the kernel has them."""
+        states = hidden[None] if isinstance(layout, Packed) else hidden  # (1, N, H) or (B, T, H)
+        query, key, value = (
+            project(states).unflatten(-1, (-1, self.attention_head_size)).transpose(1, 2)
+            for project in (self.query, self.key, self.value)
+        )  # (1, A, N, D) or (B, A, T, D)
+        attend: Callable = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, attend_eagerly)
+        mixed, probabilities = attend(
+            self,
+            query,
+            key,
+            value,
+            attention_mask,
+            dropout=self.dropout.rate if self.training else 0.0,
+            scaling=self.scaling,
+            layout=layout,
+        )  # (1, N, A, D) or (B, T, A, D)
+        return mixed.reshape(hidden.shape).contiguous(), probabilities  # (packed, H)
+
+
+class BertSelfOutput(nn.Module):
+    """The output projection of attention, added to its input and normalised after it (post-LayerNorm)."""
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__()
+        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
+        self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.dropout = Dropout(config.hidden_dropout_prob)
+
+    def forward(self, hidden: Tensor, residual: Tensor) -> Tensor:
+        return self.LayerNorm(self.dropout(self.dense(hidden)) + residual)  # (packed, H)
+
+
+class BertAttention(nn.Module):
+    """The attention half of a layer."""
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__()
+        self.self = BertSelfAttention(config)
+        self.output = BertSelfOutput(config)
+
+    def forward(self, hidden: Tensor, attention_mask: Tensor | None, layout: Packed | Padded) -> Tensor:
+        mixed, _ = self.self(hidden, attention_mask, layout)
+        return self.output(mixed, hidden)  # (packed, H)
+
+
+class BertIntermediate(nn.Module):
+    """The first half of the feed-forward network: H to 4H, then GELU."""
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__()
+        self.dense = nn.Linear(config.hidden_size, config.intermediate_size)
+        self.activation = ACT2FN[config.hidden_act]
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return self.activation(self.dense(hidden))  # (packed, 4H)
+
+
+class BertOutput(nn.Module):
+    """The second half of the feed-forward network: 4H to H, added to its input and normalised."""
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__()
+        self.dense = nn.Linear(config.intermediate_size, config.hidden_size)
+        self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.dropout = Dropout(config.hidden_dropout_prob)
+
+    def forward(self, hidden: Tensor, residual: Tensor) -> Tensor:
+        return self.LayerNorm(self.dropout(self.dense(hidden)) + residual)  # (packed, H)
+
+
+class BertLayer(GradientCheckpointingLayer):
+    """One Transformer block."""
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__()
+        self.attention = BertAttention(config)
+        self.intermediate = BertIntermediate(config)
+        self.output = BertOutput(config)
+
+    def forward(self, hidden: Tensor, attention_mask: Tensor | None, layout: Packed | Padded) -> Tensor:
+        hidden = self.attention(hidden, attention_mask, layout)
+        return self.output(self.intermediate(hidden), hidden)  # (packed, H)
+
+
+class BertEncoder(nn.Module):
+    """The stack of L layers."""
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__()
+        self.layer = nn.ModuleList(BertLayer(config) for _ in range(config.num_hidden_layers))
+
+    def forward(self, hidden: Tensor, attention_mask: Tensor | None, layout: Packed | Padded) -> Tensor:
+        for layer in self.layer:
+            hidden = layer(hidden, attention_mask, layout)
+        return hidden  # (packed, H)
+
+
+class BertPooler(nn.Module):
+    """Dense and tanh on the sentence vector C."""
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__()
+        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
+        self.activation = nn.Tanh()
+
+    def forward(self, sentence: Tensor) -> Tensor:
+        return self.activation(self.dense(sentence))  # (B, H)
+
+
+class BertPreTrainedModel(PreTrainedModel):
+    """What all classes below share: configuration, initialisation, and the choice of an attention implementation."""
+
+    config: BertConfig
+    config_class = BertConfig
+    base_model_prefix = "bert"
+    supports_gradient_checkpointing = True
+    _supports_sdpa = True
+    _supports_flash_attn = True
+    _supports_flex_attn = True
+    _supports_attention_backend = True
+    _can_record_outputs = {"hidden_states": BertLayer, "attentions": BertSelfAttention}
+    _no_split_modules = ["BertEmbeddings", "BertLayer"]
+    _keys_to_ignore_on_load_unexpected = [r"position_ids"]  # a buffer in old checkpoints
+
+    def get_correct_attn_implementation(self, requested_attention: str | None, is_init_check: bool = False) -> str:
+        """The implementation's name; packed unless another one is asked for."""
+        return super().get_correct_attn_implementation(requested_attention or PACKED, is_init_check)
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        """Truncated normal, deviation `initializer_range`, cut at two deviations, as in the reference code."""
+        if isinstance(module, nn.Linear | nn.Embedding):
+            deviation = self.config.initializer_range
+            init.trunc_normal_(module.weight, std=deviation, a=-2 * deviation, b=2 * deviation)
+            if isinstance(module, nn.Linear) and module.bias is not None:
+                init.zeros_(module.bias)
+        elif isinstance(module, BertLMPredictionHead):
+            init.zeros_(module.bias)
+        else:
+            super()._init_weights(module)
+
+
+class BertModel(BertPreTrainedModel):
+    """The encoder, with the pooler unless a head needs none."""
+
+    def __init__(self, config: BertConfig, add_pooling_layer: bool = True) -> None:
+        super().__init__(config)
+        self.gradient_checkpointing = False
+        self.embeddings = BertEmbeddings(config)
+        self.encoder = BertEncoder(config)
+        self.pooler = BertPooler(config) if add_pooling_layer else None
+        self.post_init()
+
+    def get_input_embeddings(self) -> nn.Embedding:
+        return self.embeddings.word_embeddings
+
+    def set_input_embeddings(self, value: nn.Embedding) -> None:
+        self.embeddings.word_embeddings = value
+
+    def lay_out(
+        self, input_ids: Tensor | None, attention_mask: Tensor | None, inputs_embeds: Tensor | None = None
+    ) -> Packed | Padded:
+        """The layout of a batch, for a head that wants the states as they are computed.
+
+        Raises:
+            ValueError: both or none of `input_ids` and `inputs_embeds`; a mask that packed attention cannot take.
+        """
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError("pass exactly one of input_ids and inputs_embeds")
+        given = input_ids if inputs_embeds is None else inputs_embeds
+        return lay_out(tuple(given.shape[:2]), attention_mask, self.config._attn_implementation, given.device)
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        layout: Packed | Padded | None = None,
+        **kwargs,
+    ) -> BaseModelOutputWithPooling:
+        """`last_hidden_state` (B, T, H), `pooler_output` (B, H), and on request `hidden_states` and `attentions`.
+
+        Args:
+            input_ids: (B, T); or `inputs_embeds` (B, T, H).
+            attention_mask: (B, T), nonzero at real tokens; None: all are real. States at padding are zero when packed.
+            token_type_ids: (B, T), the segment of each token: 0 for A, 1 for B; None: all 0.
+            position_ids: (B, T) or (1, T); None: 0 to T - 1.
+            layout: from `lay_out`; then all states come back packed, as they were computed.
+            output_hidden_states: the embeddings' and every layer's output, L + 1 of them.
+            output_attentions: probabilities (B, A, T, T) a layer; only with `attn_implementation="eager"`.
+
+        Raises:
+            ValueError: attention probabilities asked of another implementation; T above `max_position_embeddings`.
+        """
+        unpacked = layout is None
+        layout = layout or self.lay_out(input_ids, attention_mask, inputs_embeds)
+        self._check_request(layout, kwargs)
+        if position_ids is None:
+            position_ids = torch.arange(layout.shape[1], device=self.device)[None]  # (1, T)
+        if token_type_ids is None:
+            token_type_ids = position_ids.new_zeros(1, 1)
+        outputs = self.encode(
+            self.embeddings.word_embeddings(layout.pack(input_ids))
+            if inputs_embeds is None
+            else layout.pack(inputs_embeds),
+            layout.pack(token_type_ids.expand(layout.shape)),
+            layout.pack(position_ids.expand(layout.shape)),
+            attention_mask,
+            layout,
+            return_dict=True,
+            **{key: value for key, value in kwargs.items() if key.startswith("output_")},
+        )
+        if unpacked:
+            outputs.last_hidden_state = layout.unpack(outputs.last_hidden_state)  # (B, T, H)
+            outputs.hidden_states = unpack_all(outputs.hidden_states, layout)
+        return outputs
+
+    @capture_outputs
+    def encode(
+        self,
+        embedded: Tensor,
+        token_type_ids: Tensor,
+        position_ids: Tensor,
+        attention_mask: Tensor | None,
+        layout: Packed | Padded,
+        **kwargs,
+    ) -> BaseModelOutputWithPooling:
+        """The encoder's outputs, packed: transformers' recorder stores what the layers return."""
+        hidden = self.embeddings(embedded, token_type_ids, position_ids)  # (packed, H)
+        if isinstance(layout, Padded):
+            make_mask = create_causal_mask if self.config.is_decoder else create_bidirectional_mask
+            extra = {"past_key_values": None} if self.config.is_decoder else {}
+            mask = make_mask(config=self.config, inputs_embeds=hidden, attention_mask=attention_mask, **extra)
+        else:
+            mask = None
+        hidden = self.encoder(hidden, mask, layout)  # (packed, H)
+        pooled = None
+        if self.pooler is not None:
+            pooled = self.pooler(layout.last(hidden) if self.config.is_decoder else layout.first(hidden))  # (B, H)
+        return BaseModelOutputWithPooling(last_hidden_state=hidden, pooler_output=pooled)
+
+    def _check_request(self, layout: Packed | Padded, kwargs: dict) -> None:
+        """Nothing, or a ValueError about what this model cannot give."""
+        wanted = kwargs.get("output_attentions", self.config.output_attentions)
+        if wanted and self.config._attn_implementation != "eager":
+            raise ValueError(
+                f"attention probabilities exist with attn_implementation='eager' only, got "
+                f"{self.config._attn_implementation!r}; load the model with it or call set_attn_implementation('eager')"
+            )
+        if layout.shape[1] > self.config.max_position_embeddings:
+            raise ValueError(
+                f"a sequence has {layout.shape[1]} tokens, but the model has {self.config.max_position_embeddings} "
+                "positions; truncate it (tokenizer(..., truncation=True))"
+            )
+
+
+def unpack_all(states: tuple[Tensor, ...] | None, layout: Packed | Padded) -> tuple[Tensor | None, ...] | None:
+    """Recorded states, each (packed, H), as (B, T, H)."""
+    return None if states is None else tuple(None if state is None else layout.unpack(state) for state in states)
+
+
+# --- Heads for pre-training (section 3.1) -----------------------------------------------------------------------------
+
+
+@dataclass
+class BertForPreTrainingOutput(ModelOutput):
+    """The two predictions and their losses.
+
+    loss: masked LM + next sentence, each a mean (A.2); `mlm_loss` and `nsp_loss` are its parts.
+    prediction_logits: (B, T, V), or (M, V) at the M labelled positions, or None (see `BertForPreTraining.forward`).
+    seq_relationship_logits: (B, 2), for "B follows A" and "B is random".
+    """
+
+    loss: Tensor | None = None
+    prediction_logits: Tensor | None = None
+    seq_relationship_logits: Tensor | None = None
+    hidden_states: tuple[Tensor, ...] | None = None
+    attentions: tuple[Tensor, ...] | None = None
+    mlm_loss: Tensor | None = None
+    nsp_loss: Tensor | None = None
+
+
+class BertPredictionHeadTransform(nn.Module):
+    """Dense, GELU and LayerNorm before the decoder."""
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__()
+        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
+        self.activation = ACT2FN[config.hidden_act]
+        self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return self.LayerNorm(self.activation(self.dense(hidden)))  # (..., H)
+
+
+class BertLMPredictionHead(nn.Module):
+    """Scores over the vocabulary; the decoder is tied to the token embeddings and has a bias of its own."""
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__()
+        self.transform = BertPredictionHeadTransform(config)
+        self.decoder = nn.Linear(config.hidden_size, config.vocab_size)
+        self.bias = nn.Parameter(torch.zeros(config.vocab_size))  # the decoder's, under the name old checkpoints have
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return self.decoder(self.transform(hidden))  # (..., V)
+
+
+class BertOnlyMLMHead(nn.Module):
+    """The masked-LM head alone."""
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__()
+        self.predictions = BertLMPredictionHead(config)
+
+
+class BertOnlyNSPHead(nn.Module):
+    """The next-sentence head alone."""
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__()
+        self.seq_relationship = nn.Linear(config.hidden_size, 2)
+
+
+class BertPreTrainingHeads(nn.Module):
+    """Both heads."""
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__()
+        self.predictions = BertLMPredictionHead(config)
+        self.seq_relationship = nn.Linear(config.hidden_size, 2)
+
+
+class BertHead(BertPreTrainedModel):
+    """What the classes with a head share: the encoder under the name `bert`, and how its batch is laid out.
+
+    All of them take the arguments of `BertModel.forward`, and with labels also
+
+    num_items_in_batch: how many labels the whole update has, over all micro-batches and processes; None: those of this
+    batch.
+    """
+
+    bert: BertModel
+
+    def encode(
+        self, input_ids: Tensor | None, attention_mask: Tensor | None, inputs_embeds: Tensor | None, **kwargs
+    ) -> tuple[BaseModelOutputWithPooling, Packed | Padded]:
+        """The encoder's outputs, packed (recorded hidden states as (B, T, H)), and the layout to unpack with."""
+        layout = self.bert.lay_out(input_ids, attention_mask, inputs_embeds)
+        outputs = self.bert(
+            input_ids, attention_mask, inputs_embeds=inputs_embeds, layout=layout, return_dict=True, **kwargs
+        )
+        outputs.hidden_states = unpack_all(outputs.hidden_states, layout)
+        return outputs, layout
+
+
+class BertLMHead(BertHead):
+    """What the classes with a decoder over the vocabulary share."""
+
+    _tied_weights_keys = {
+        "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
+        "cls.predictions.decoder.bias": "cls.predictions.bias",
+    }
+
+    def get_output_embeddings(self) -> nn.Linear:
+        return self.cls.predictions.decoder
+
+    def set_output_embeddings(self, new_embeddings: nn.Linear) -> None:
+        self.cls.predictions.decoder = new_embeddings
+        self.cls.predictions.bias = new_embeddings.bias
+
+    def predict_tokens(
+        self, hidden: Tensor, labels: Tensor | None, layout: Packed | Padded, labelled_only: bool | None
+    ) -> tuple[Tensor, Tensor | None, bool]:
+        """Logits (packed, V) and labels (packed), or both at the M labelled positions only, and whether it is so."""
+        if labels is None:
+            return self.cls.predictions(hidden), None, False  # (packed, V)
+        labels = layout.pack(labels)  # (packed)
+        if not (self.training if labelled_only is None else labelled_only):
+            return self.cls.predictions(hidden), labels, False  # (packed, V)
+        labelled = labels != IGNORED
+        return self.cls.predictions(hidden[labelled]), labels[labelled], True  # (M, V)
+
+
+def present_logits(logits: Tensor, labelled_only: bool, layout: Packed | Padded, training: bool) -> Tensor | None:
+    """Token logits as a caller gets them: (B, T, V); of the labelled positions (M, V); in training those are dropped.
+
+    In training nobody reads them, and a precision wrapper would copy all M * V of them.
+    """
+    if not labelled_only:
+        return layout.unpack(logits)  # (B, T, V)
+    return None if training else logits  # (M, V)
+
+
+class BertForPreTraining(BertLMHead):
+    """Masked LM and next sentence, as BERT is pre-trained (section 3.1)."""
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__(config)
+        self.bert = BertModel(config)
+        self.cls = BertPreTrainingHeads(config)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        next_sentence_label: Tensor | None = None,
+        labelled_only: bool | None = None,
+        num_items_in_batch: Tensor | int | None = None,
+        num_sequences_in_batch: Tensor | int | None = None,
+        **kwargs,
+    ) -> BertForPreTrainingOutput:
+        """Both predictions; with labels also their losses.
+
+        Args:
+            labels: (B, T), the original token at masked positions and -100 elsewhere.
+            next_sentence_label: (B,), 0 where B follows A, 1 where B is random.
+            labelled_only: decode only the labelled positions; None: in training. Training then returns no token logits.
+            num_items_in_batch: labelled tokens of the whole update; divides the masked-LM loss.
+            num_sequences_in_batch: sequences of the whole update; divides the next-sentence loss. If only the tokens
+                are known (stock Trainer), this batch weighs as much as its share of the labelled tokens.
+        """
+        outputs, layout = self.encode(
+            input_ids,
+            attention_mask,
+            inputs_embeds,
+            token_type_ids=token_type_ids,
+            position_ids=position_ids,
+            **kwargs,
+        )
+        logits, labels, labelled_only = self.predict_tokens(outputs.last_hidden_state, labels, layout, labelled_only)
+        relationship = self.cls.seq_relationship(outputs.pooler_output)  # (B, 2)
+        mlm_loss = nsp_loss = None
+        if labels is not None:
+            mlm_loss = classify_loss(logits, labels, num_items_in_batch)
+        if next_sentence_label is not None:
+            nsp_loss = classify_loss(relationship, next_sentence_label, num_sequences_in_batch)
+            if num_sequences_in_batch is None and num_items_in_batch is not None and labels is not None:
+                nsp_loss = nsp_loss * (labels != IGNORED).sum() / num_items_in_batch
+        losses = [loss for loss in (mlm_loss, nsp_loss) if loss is not None]
+        return BertForPreTrainingOutput(
+            loss=sum(losses) if losses else None,
+            prediction_logits=present_logits(logits, labelled_only, layout, self.training),
+            seq_relationship_logits=relationship,
+            hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
+            mlm_loss=mlm_loss,
+            nsp_loss=nsp_loss,
+        )
+
+
+class BertForMaskedLM(BertLMHead):
+    """Masked LM alone (section 3.1, task 1; Table 5 "No NSP")."""
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__(config)
+        self.bert = BertModel(config, add_pooling_layer=False)
+        self.cls = BertOnlyMLMHead(config)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        labelled_only: bool | None = None,
+        num_items_in_batch: Tensor | int | None = None,
+        **kwargs,
+    ) -> MaskedLMOutput:
+        """Token logits, and with labels the masked-LM loss; arguments as in `BertForPreTraining.forward`."""
+        outputs, layout = self.encode(
+            input_ids,
+            attention_mask,
+            inputs_embeds,
+            token_type_ids=token_type_ids,
+            position_ids=position_ids,
+            **kwargs,
+        )
+        logits, labels, labelled_only = self.predict_tokens(outputs.last_hidden_state, labels, layout, labelled_only)
+        return MaskedLMOutput(
+            loss=None if labels is None else classify_loss(logits, labels, num_items_in_batch),
+            logits=present_logits(logits, labelled_only, layout, self.training),
+            hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
+        )
+
+
+class BertLMHeadModel(BertLMHead, GenerationMixin):
+    """The left-to-right language model of Table 5 and Figure 5: every token is predicted from those before it.
+
+    Needs `config.is_decoder=True`. `generate` works, without a cache: each new token recomputes the whole text.
+    """
+
+    loss_type = "ForCausalLM"  # tells a Trainer that the first token is no target
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__(config)
+        if not config.is_decoder:
+            logger.warning("BertLMHeadModel without is_decoder=True sees the token it should predict; set it")
+        self.bert = BertModel(config, add_pooling_layer=False)
+        self.cls = BertOnlyMLMHead(config)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        labelled_only: bool | None = None,
+        num_items_in_batch: Tensor | int | None = None,
+        **kwargs,
+    ) -> CausalLMOutput:
+        """Logits (B, T, V) for the token after each one, and with labels (B, T), not shifted, the mean loss.
+
+        Args: as in `BertForPreTraining.forward`; `labels` usually are `input_ids` with -100 at padding.
+        """
+        outputs, layout = self.encode(
+            input_ids,
+            attention_mask,
+            inputs_embeds,
+            token_type_ids=token_type_ids,
+            position_ids=position_ids,
+            **kwargs,
+        )
+        if labels is not None:
+            labels = nn.functional.pad(labels[:, 1:], (0, 1), value=IGNORED)  # (B, T), of the next token
+        logits, labels, labelled_only = self.predict_tokens(outputs.last_hidden_state, labels, layout, labelled_only)
+        return CausalLMOutput(
+            loss=None if labels is None else classify_loss(logits, labels, num_items_in_batch),
+            logits=present_logits(logits, labelled_only, layout, self.training),
+            hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
+        )
+
+
+class BertForNextSentencePrediction(BertHead):
+    """Next sentence alone (section 3.1, task 2)."""
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__(config)
+        self.bert = BertModel(config)
+        self.cls = BertOnlyNSPHead(config)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        num_items_in_batch: Tensor | int | None = None,
+        **kwargs,
+    ) -> NextSentencePredictorOutput:
+        """Logits (B, 2); `labels` (B,): 0 where B follows A, 1 where B is random."""
+        outputs, _ = self.encode(
+            input_ids,
+            attention_mask,
+            inputs_embeds,
+            token_type_ids=token_type_ids,
+            position_ids=position_ids,
+            **kwargs,
+        )
+        logits = self.cls.seq_relationship(outputs.pooler_output)  # (B, 2)
+        return NextSentencePredictorOutput(
+            loss=None if labels is None else classify_loss(logits, labels, num_items_in_batch),
+            logits=logits,
+            hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
+        )
+
+
+# --- Heads for fine-tuning (section 4, Figure 4) ----------------------------------------------------------------------
+
+
+def make_head_dropout(config: BertConfig) -> Dropout:
+    """The dropout before a classifier: `classifier_dropout`, or the hidden rate if that is not set."""
+    return Dropout(config.hidden_dropout_prob if config.classifier_dropout is None else config.classifier_dropout)
+
+
+class BertForSequenceClassification(BertHead):
+    """A class of a text or a pair, or a score if the configuration has one label (section 4.1, GLUE)."""
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__(config)
+        self.bert = BertModel(config)
+        self.dropout = make_head_dropout(config)
+        self.classifier = nn.Linear(config.hidden_size, config.num_labels)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        num_items_in_batch: Tensor | int | None = None,
+        **kwargs,
+    ) -> SequenceClassifierOutput:
+        """Logits (B, L). `labels` (B,): classes, or with L = 1 scores, whose loss is the squared error."""
+        outputs, _ = self.encode(
+            input_ids,
+            attention_mask,
+            inputs_embeds,
+            token_type_ids=token_type_ids,
+            position_ids=position_ids,
+            **kwargs,
+        )
+        logits = self.classifier(self.dropout(outputs.pooler_output))  # (B, L)
+        loss = None
+        if labels is not None and self.config.num_labels == 1:
+            loss = regress_loss(logits.squeeze(-1), labels, num_items_in_batch)
+        elif labels is not None:
+            loss = classify_loss(logits, labels, num_items_in_batch)
+        return SequenceClassifierOutput(
+            loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
+        )
+
+
+class BertForMultipleChoice(BertHead):
+    """The best of C continuations: one scoring vector, softmax over the choices (section 4.4, SWAG)."""
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__(config)
+        self.bert = BertModel(config)
+        self.dropout = make_head_dropout(config)
+        self.classifier = nn.Linear(config.hidden_size, 1)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        num_items_in_batch: Tensor | int | None = None,
+        **kwargs,
+    ) -> MultipleChoiceModelOutput:
+        """Logits (B, C) from inputs (B, C, T); `labels` (B,): the number of the right choice."""
+        choices = (input_ids if input_ids is not None else inputs_embeds).shape[1]
+        flat = [
+            None if x is None else x.flatten(0, 1)
+            for x in (input_ids, attention_mask, inputs_embeds, token_type_ids, position_ids)
+        ]  # each (B * C, T, ...)
+        outputs, _ = self.encode(*flat[:3], token_type_ids=flat[3], position_ids=flat[4], **kwargs)
+        logits = self.classifier(self.dropout(outputs.pooler_output)).view(-1, choices)  # (B, C)
+        return MultipleChoiceModelOutput(
+            loss=None if labels is None else classify_loss(logits, labels, num_items_in_batch),
+            logits=logits,
+            hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
+        )
+
+
+class BertForTokenClassification(BertHead):
+    """A label a token (section 5.3, named entities)."""
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__(config)
+        self.bert = BertModel(config, add_pooling_layer=False)
+        self.dropout = make_head_dropout(config)
+        self.classifier = nn.Linear(config.hidden_size, config.num_labels)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        num_items_in_batch: Tensor | int | None = None,
+        **kwargs,
+    ) -> TokenClassifierOutput:
+        """Logits (B, T, L), zero at padding when packed; `labels` (B, T), -100 where a token has none."""
+        outputs, layout = self.encode(
+            input_ids,
+            attention_mask,
+            inputs_embeds,
+            token_type_ids=token_type_ids,
+            position_ids=position_ids,
+            **kwargs,
+        )
+        logits = self.classifier(self.dropout(outputs.last_hidden_state))  # (packed, L)
+        return TokenClassifierOutput(
+            loss=None if labels is None else classify_loss(logits, layout.pack(labels), num_items_in_batch),
+            logits=layout.unpack(logits),  # (B, T, L)
+            hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
+        )
+
+
+class BertForQuestionAnswering(BertHead):
+    """The start and the end of an answer: a start vector S and an end vector E (section 4.2, SQuAD)."""
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__(config)
+        self.bert = BertModel(config, add_pooling_layer=False)
+        self.qa_outputs = nn.Linear(config.hidden_size, 2)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        start_positions: Tensor | None = None,
+        end_positions: Tensor | None = None,
+        num_items_in_batch: Tensor | int | None = None,
+        **kwargs,
+    ) -> QuestionAnsweringModelOutput:
+        """S.T_i and E.T_i for every token, each (B, T), the dtype's least value at padding, under every kernel.
+
+        Stock BERT lets padding take part in the softmax; here a loss does not depend on how far a batch is padded.
+
+        Args:
+            start_positions: (B,), the answer's first token; one outside [0, T) is not counted.
+            end_positions: (B,), its last.
+        """
+        outputs, layout = self.encode(
+            input_ids,
+            attention_mask,
+            inputs_embeds,
+            token_type_ids=token_type_ids,
+            position_ids=position_ids,
+            **kwargs,
+        )
+        logits = self.qa_outputs(outputs.last_hidden_state)  # (packed, 2)
+        logits = layout.unpack(logits, fill=torch.finfo(logits.dtype).min)  # (B, T, 2)
+        start_logits, end_logits = (x.squeeze(-1).contiguous() for x in logits.split(1, dim=-1))  # (B, T) each
+        loss = None
+        if start_positions is not None and end_positions is not None:
+            losses = [
+                classify_loss(scores, ignore_outside(positions, scores.shape[1]), num_items_in_batch)
+                for scores, positions in ((start_logits, start_positions), (end_logits, end_positions))
+            ]
+            loss = sum(losses) / 2
+        return QuestionAnsweringModelOutput(
+            loss=loss,
+            start_logits=start_logits,
+            end_logits=end_logits,
+            hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
+        )
+
+
+def ignore_outside(positions: Tensor, length: int) -> Tensor:
+    """Positions (B,), those outside [0, length) replaced by IGNORED."""
+    positions = positions.view(-1)
+    return positions.masked_fill((positions < 0) | (positions >= length), IGNORED)
