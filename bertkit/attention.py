@@ -44,16 +44,21 @@ class Padded:
         return x.masked_fill(~mask, fill)
 
     def first(self, hidden: Tensor) -> Tensor:
-        """The states (B, H) of the first token, [CLS]."""
-        return hidden[:, 0]  # (B, H)
+        """The states (B, H) of the first real token, [CLS] (stock BERT takes the first place, real or not)."""
+        if self.mask is None:
+            return hidden[:, 0]  # (B, H)
+        return self._select(hidden, self.mask.int().argmax(dim=1))  # (B, H)
 
     def last(self, hidden: Tensor) -> Tensor:
         """The states (B, H) of the last real token, the final [SEP]."""
         if self.mask is None:
             return hidden[:, -1]  # (B, H)
         columns = torch.arange(self.shape[1], device=hidden.device)
-        last = (self.mask * columns).argmax(dim=1)  # (B,)
-        return hidden[torch.arange(self.shape[0], device=hidden.device), last]  # (B, H)
+        return self._select(hidden, (self.mask * columns).argmax(dim=1))  # (B, H)
+
+    def _select(self, hidden: Tensor, places: Tensor) -> Tensor:
+        """The states (B, H) at one place (B,) of each sequence."""
+        return hidden[torch.arange(self.shape[0], device=hidden.device), places]  # (B, H)
 
 
 @dataclass(frozen=True)
@@ -109,13 +114,17 @@ class Packed:
         ]
 
     @cached_property
-    def ungrouped(self) -> Tensor:
-        """(N,) where each packed token lies in the groups' outputs, one after the other."""
-        tokens = torch.cat([group.tokens for group in self.groups])  # (M,), M the sum of all b * t
+    def grouped(self) -> tuple[Tensor, Tensor, Tensor | None]:
+        """How tokens move into the groups and back, M the number of places in all groups, padded ones included.
+
+        (M,) the packed token at each place; (N,) the place of each packed token; (M, 1) whether a place holds a token
+        and does not only pad, or None if all do.
+        """
+        tokens = torch.cat([group.tokens for group in self.groups])  # (M,)
         real = torch.cat([group.flag_real() for group in self.groups])  # (M,)
         places = tokens.new_empty(int(self.offsets[-1]))  # (N,)
         places[tokens[real]] = real.nonzero().squeeze(1)
-        return places
+        return tokens, places, None if len(places) == len(tokens) else real[:, None]
 
 
 def _make_group(offsets: Tensor, lengths: Tensor, members: Tensor) -> Group:
@@ -188,9 +197,10 @@ def attend_packed(
     """Attention of every token to the tokens of its own sequence: the mixed values (1, N, A, D), and None.
 
     query, key and value are (1, A, N, D), as transformers' kernels over packed sequences take them. On CUDA the flash
-    kernel runs over the cumulative lengths, elsewhere plain attention over groups of similar length.
+    kernel runs over the cumulative lengths (it takes head sizes that are multiples of 8), elsewhere plain attention
+    over groups of similar length.
     """
-    attend = attend_jagged if query.is_cuda else attend_grouped
+    attend = attend_jagged if query.is_cuda and query.shape[-1] % 8 == 0 else attend_grouped
     query, key, value = (x[0].transpose(0, 1) for x in (query, key, value))  # (N, A, D)
     mixed = attend(query, key, value, layout, dropout if module.training else 0.0, scaling, module.is_causal)
     return mixed[None], None  # (1, N, A, D)
@@ -214,21 +224,45 @@ def attend_jagged(
     return mixed.transpose(1, 2).values()  # (N, A, D)
 
 
+class _Move(torch.autograd.Function):
+    """Rows x[there]; the gradient moves back by a gather too, which a CPU does many times faster than a scatter.
+
+    `kept` (rows, 1), if given, says which gradients of the result count: those of padded places do not.
+    """
+
+    @staticmethod
+    def forward(ctx, x: Tensor, there: Tensor, back: Tensor, kept: Tensor | None) -> Tensor:
+        ctx.save_for_backward(back, kept)
+        return x.index_select(0, there)
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+        back, kept = ctx.saved_tensors
+        gradient = gradient.index_select(0, back)
+        return gradient if kept is None else gradient * kept.to(gradient.dtype), None, None, None
+
+
 def attend_grouped(
     query: Tensor, key: Tensor, value: Tensor, layout: Packed, dropout: float, scaling: float, causal: bool
 ) -> Tensor:
     """Packed attention (N, A, D) through plain attention over groups of similar length."""
-    mixed = [_attend_group(query, key, value, group, dropout, scaling, causal) for group in layout.groups]
-    return torch.cat(mixed).index_select(0, layout.ungrouped)  # (N, A, D)
+    shape = query.shape
+    tokens, places, real = layout.grouped
+    # A padded place repeats a token. No gradient reaches it, because it is masked as a key and left out of the result.
+    states = [_Move.apply(x.reshape(shape[0], -1), tokens, places, None) for x in (query, key, value)]  # (M, H) each
+    mixed, start = [], 0
+    for group in layout.groups:
+        stop = start + len(group.tokens)
+        parts = (x[start:stop].view(*group.shape, *shape[1:]).transpose(1, 2) for x in states)  # (b, A, t, D) each
+        mixed.append(_attend_group(*parts, group, dropout, scaling, causal))  # (b * t, H)
+        start = stop
+    return _Move.apply(torch.cat(mixed), places, tokens, real).view(shape)  # (N, A, D)
 
 
 def _attend_group(
     query: Tensor, key: Tensor, value: Tensor, group: Group, dropout: float, scaling: float, causal: bool
 ) -> Tensor:
-    """The mixed values (b * t, A, D) of one group."""
-    query, key, value = (
-        x.index_select(0, group.tokens).unflatten(0, group.shape).transpose(1, 2) for x in (query, key, value)
-    )  # (b, A, t, D)
+    """The mixed values (b * t, H) of one group."""
     visible = _make_visible(group, causal, query.device)
     if dropout == 0.0:
         mixed = nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=visible, scale=scaling)
@@ -237,7 +271,7 @@ def _attend_group(
         if visible is not None:
             scores = scores.masked_fill(~visible, torch.finfo(scores.dtype).min)
         mixed = apply_dropout(scores.softmax(dim=-1), dropout) @ value  # (b, A, t, D)
-    return mixed.transpose(1, 2).flatten(0, 1)  # (b * t, A, D)
+    return mixed.transpose(1, 2).flatten(2).flatten(0, 1)  # (b * t, H)
 
 
 def _make_visible(group: Group, causal: bool, device: torch.device) -> Tensor | None:

@@ -17,13 +17,12 @@ class BertConfig(PreTrainedConfig):
     `is_decoder=True` makes attention left-to-right (the ablation of Table 5 and Figure 5).
 
     Raises:
-        huggingface_hub.errors.StrictDataclassError: a value of the wrong type, H not divisible by A, a size below 1 or
-        a
-            rate outside [0, 1).
+        huggingface_hub.errors.StrictDataclassError: a value of the wrong type, H not divisible by A, a size below 1
+            or a rate outside [0, 1).
     """
 
     model_type = "bert"
-    keys_to_ignore_at_inference = ("past_key_values", "mlm_loss", "nsp_loss")
+    keys_to_ignore_at_inference = ["past_key_values", "mlm_loss", "nsp_loss"]  # a list: Trainer adds one to it
 
     vocab_size: int = 30522
     hidden_size: int = 768
@@ -70,8 +69,8 @@ class BertConfig(PreTrainedConfig):
                 f"hidden_size {self.hidden_size} is not divisible by num_attention_heads {self.num_attention_heads}; "
                 "choose a multiple (the paper's head size is 64)"
             )
-        for name in ("hidden_dropout_prob", "attention_probs_dropout_prob"):
-            if not 0 <= getattr(self, name) < 1:
+        for name in ("hidden_dropout_prob", "attention_probs_dropout_prob", "classifier_dropout"):
+            if not 0 <= (getattr(self, name) or 0) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; a dropout rate lies in [0, 1)")
         if self.add_cross_attention:
             raise ValueError("add_cross_attention is set; bertkit has no cross-attention, use transformers' BertModel")

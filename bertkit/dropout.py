@@ -38,7 +38,7 @@ def dropout(x: Tensor, rate: float, training: bool = True) -> Tensor:
         return x
     if x.device.type != "cpu" or torch.compiler.is_compiling():
         return nn.functional.dropout(x, rate)
-    return _DropoutOnCPU.apply(x, round(rate * _LEVELS))
+    return _DropoutOnCPU.apply(x, min(round(rate * _LEVELS), _LEVELS - 1))
 
 
 class Dropout(nn.Module):

@@ -52,8 +52,8 @@ def sum_over_count(losses: Tensor, labelled: Tensor, count: Tensor | int | None)
     cut.
     """
     if count is None:
-        count = labelled.sum().clamp(min=1)
-    return losses.sum() / count
+        count = labelled.sum()
+    return losses.sum() / torch.as_tensor(count).clamp(min=1)  # an update without a label has the loss 0
 
 
 def classify_loss(logits: Tensor, labels: Tensor, count: Tensor | int | None = None) -> Tensor:
@@ -229,7 +229,7 @@ class BertPreTrainedModel(PreTrainedModel):
     _supports_flex_attn = True
     _supports_attention_backend = True
     _can_record_outputs = {"hidden_states": BertLayer, "attentions": BertSelfAttention}
-    _no_split_modules = ["BertEmbeddings", "BertLayer"]
+    _no_split_modules = ["BertLayer"]  # not the embeddings, whose table is read outside of them and by the decoder
     _keys_to_ignore_on_load_unexpected = [r"position_ids"]  # a buffer in old checkpoints
 
     def get_correct_attn_implementation(self, requested_attention: str | None, is_init_check: bool = False) -> str:
@@ -455,6 +455,10 @@ class BertHead(BertPreTrainedModel):
 
     bert: BertModel
 
+    def count_labels(self, labels: Tensor, **batch: Tensor) -> dict[str, Tensor]:
+        """What a batch adds to the counts that divide this head's losses, under the names `forward` takes them by."""
+        return {"num_items_in_batch": (labels != IGNORED).sum()}
+
     def encode(
         self, input_ids: Tensor | None, attention_mask: Tensor | None, inputs_embeds: Tensor | None, **kwargs
     ) -> tuple[BaseModelOutputWithPooling, Packed | Padded]:
@@ -483,24 +487,24 @@ class BertLMHead(BertHead):
         self.cls.predictions.bias = new_embeddings.bias
 
     def predict_tokens(
-        self, hidden: Tensor, labels: Tensor | None, layout: Packed | Padded, labelled_only: bool | None
+        self, hidden: Tensor, labels: Tensor | None, layout: Packed | Padded, targets_only: bool | None
     ) -> tuple[Tensor, Tensor | None, bool]:
         """Logits (packed, V) and labels (packed), or both at the M labelled positions only, and whether it is so."""
         if labels is None:
             return self.cls.predictions(hidden), None, False  # (packed, V)
         labels = layout.pack(labels)  # (packed)
-        if not (self.training if labelled_only is None else labelled_only):
+        if not (self.training if targets_only is None else targets_only):
             return self.cls.predictions(hidden), labels, False  # (packed, V)
         labelled = labels != IGNORED
         return self.cls.predictions(hidden[labelled]), labels[labelled], True  # (M, V)
 
 
-def present_logits(logits: Tensor, labelled_only: bool, layout: Packed | Padded, training: bool) -> Tensor | None:
+def present_logits(logits: Tensor, targets_only: bool, layout: Packed | Padded, training: bool) -> Tensor | None:
     """Token logits as a caller gets them: (B, T, V); of the labelled positions (M, V); in training those are dropped.
 
     In training nobody reads them, and a precision wrapper would copy all M * V of them.
     """
-    if not labelled_only:
+    if not targets_only:
         return layout.unpack(logits)  # (B, T, V)
     return None if training else logits  # (M, V)
 
@@ -514,6 +518,11 @@ class BertForPreTraining(BertLMHead):
         self.cls = BertPreTrainingHeads(config)
         self.post_init()
 
+    def count_labels(self, labels: Tensor, next_sentence_label: Tensor, **batch: Tensor) -> dict[str, Tensor]:
+        """Masked tokens and sequences."""
+        sequences = torch.tensor(len(next_sentence_label), device=labels.device)
+        return super().count_labels(labels) | {"num_sequences_in_batch": sequences}
+
     @can_return_tuple
     def forward(
         self,
@@ -524,7 +533,7 @@ class BertForPreTraining(BertLMHead):
         inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
         next_sentence_label: Tensor | None = None,
-        labelled_only: bool | None = None,
+        targets_only: bool | None = None,
         num_items_in_batch: Tensor | int | None = None,
         num_sequences_in_batch: Tensor | int | None = None,
         **kwargs,
@@ -534,7 +543,7 @@ class BertForPreTraining(BertLMHead):
         Args:
             labels: (B, T), the original token at masked positions and -100 elsewhere.
             next_sentence_label: (B,), 0 where B follows A, 1 where B is random.
-            labelled_only: decode only the labelled positions; None: in training. Training then returns no token logits.
+            targets_only: decode only the labelled positions; None: in training. Training then returns no token logits.
             num_items_in_batch: labelled tokens of the whole update; divides the masked-LM loss.
             num_sequences_in_batch: sequences of the whole update; divides the next-sentence loss. If only the tokens
                 are known (stock Trainer), this batch weighs as much as its share of the labelled tokens.
@@ -547,7 +556,7 @@ class BertForPreTraining(BertLMHead):
             position_ids=position_ids,
             **kwargs,
         )
-        logits, labels, labelled_only = self.predict_tokens(outputs.last_hidden_state, labels, layout, labelled_only)
+        logits, labels, targets_only = self.predict_tokens(outputs.last_hidden_state, labels, layout, targets_only)
         relationship = self.cls.seq_relationship(outputs.pooler_output)  # (B, 2)
         mlm_loss = nsp_loss = None
         if labels is not None:
@@ -555,11 +564,11 @@ class BertForPreTraining(BertLMHead):
         if next_sentence_label is not None:
             nsp_loss = classify_loss(relationship, next_sentence_label, num_sequences_in_batch)
             if num_sequences_in_batch is None and num_items_in_batch is not None and labels is not None:
-                nsp_loss = nsp_loss * (labels != IGNORED).sum() / num_items_in_batch
+                nsp_loss = nsp_loss * (labels != IGNORED).sum() / torch.as_tensor(num_items_in_batch).clamp(min=1)
         losses = [loss for loss in (mlm_loss, nsp_loss) if loss is not None]
         return BertForPreTrainingOutput(
             loss=sum(losses) if losses else None,
-            prediction_logits=present_logits(logits, labelled_only, layout, self.training),
+            prediction_logits=present_logits(logits, targets_only, layout, self.training),
             seq_relationship_logits=relationship,
             hidden_states=outputs.hidden_states,
             attentions=outputs.attentions,
@@ -586,7 +595,7 @@ class BertForMaskedLM(BertLMHead):
         position_ids: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
-        labelled_only: bool | None = None,
+        targets_only: bool | None = None,
         num_items_in_batch: Tensor | int | None = None,
         **kwargs,
     ) -> MaskedLMOutput:
@@ -599,10 +608,10 @@ class BertForMaskedLM(BertLMHead):
             position_ids=position_ids,
             **kwargs,
         )
-        logits, labels, labelled_only = self.predict_tokens(outputs.last_hidden_state, labels, layout, labelled_only)
+        logits, labels, targets_only = self.predict_tokens(outputs.last_hidden_state, labels, layout, targets_only)
         return MaskedLMOutput(
             loss=None if labels is None else classify_loss(logits, labels, num_items_in_batch),
-            logits=present_logits(logits, labelled_only, layout, self.training),
+            logits=present_logits(logits, targets_only, layout, self.training),
             hidden_states=outputs.hidden_states,
             attentions=outputs.attentions,
         )
@@ -614,15 +623,18 @@ class BertLMHeadModel(BertLMHead, GenerationMixin):
     Needs `config.is_decoder=True`. `generate` works, without a cache: each new token recomputes the whole text.
     """
 
-    loss_type = "ForCausalLM"  # tells a Trainer that the first token is no target
-
     def __init__(self, config: BertConfig) -> None:
         super().__init__(config)
+        self.loss_type = "ForCausalLM"  # tells a Trainer that the first token is no target
         if not config.is_decoder:
             logger.warning("BertLMHeadModel without is_decoder=True sees the token it should predict; set it")
         self.bert = BertModel(config, add_pooling_layer=False)
         self.cls = BertOnlyMLMHead(config)
         self.post_init()
+
+    def count_labels(self, labels: Tensor, **batch: Tensor) -> dict[str, Tensor]:
+        """Tokens that are predicted: never the first."""
+        return super().count_labels(labels[:, 1:])
 
     @can_return_tuple
     def forward(
@@ -633,7 +645,7 @@ class BertLMHeadModel(BertLMHead, GenerationMixin):
         position_ids: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
-        labelled_only: bool | None = None,
+        targets_only: bool | None = None,
         num_items_in_batch: Tensor | int | None = None,
         **kwargs,
     ) -> CausalLMOutput:
@@ -651,10 +663,10 @@ class BertLMHeadModel(BertLMHead, GenerationMixin):
         )
         if labels is not None:
             labels = nn.functional.pad(labels[:, 1:], (0, 1), value=IGNORED)  # (B, T), of the next token
-        logits, labels, labelled_only = self.predict_tokens(outputs.last_hidden_state, labels, layout, labelled_only)
+        logits, labels, targets_only = self.predict_tokens(outputs.last_hidden_state, labels, layout, targets_only)
         return CausalLMOutput(
             loss=None if labels is None else classify_loss(logits, labels, num_items_in_batch),
-            logits=present_logits(logits, labelled_only, layout, self.training),
+            logits=present_logits(logits, targets_only, layout, self.training),
             hidden_states=outputs.hidden_states,
             attentions=outputs.attentions,
         )
@@ -835,6 +847,10 @@ class BertForQuestionAnswering(BertHead):
         self.bert = BertModel(config, add_pooling_layer=False)
         self.qa_outputs = nn.Linear(config.hidden_size, 2)
         self.post_init()
+
+    def count_labels(self, start_positions: Tensor, **batch: Tensor) -> dict[str, Tensor]:
+        """Sequences."""
+        return {"num_items_in_batch": torch.tensor(len(start_positions), device=start_positions.device)}
 
     @can_return_tuple
     def forward(
