@@ -632,6 +632,12 @@ class BertLMHeadModel(BertLMHead, GenerationMixin):
         self.cls = BertOnlyMLMHead(config)
         self.post_init()
 
+    def prepare_inputs_for_generation(
+        self, input_ids: Tensor, next_sequence_length: int | None = None, past_key_values: object = None, **kwargs
+    ) -> dict:
+        """Arguments of `forward` for the next token: the whole text so far, as there is no cache to continue from."""
+        return super().prepare_inputs_for_generation(input_ids, **kwargs)
+
     def count_labels(self, labels: Tensor, **batch: Tensor) -> dict[str, Tensor]:
         """Tokens that are predicted: never the first."""
         return super().count_labels(labels[:, 1:])

@@ -1,0 +1,43 @@
+# The project's commands. `make` alone lists them.
+
+PYTHON ?= python3
+# The build of torch to install; a CPU build here. Any release in pyproject.toml's range will do.
+TORCH ?= torch==2.13.0
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/installed
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo check format test test-all clean
+
+help: ## list these targets
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
+
+install: $(INSTALLED) ## create .venv with bertkit and everything its tests need
+
+$(INSTALLED): pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check "$(TORCH)"
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable ".[dev]"
+	@touch $@
+
+demo: $(INSTALLED) ## pretrain a small BERT on the documentation installed here: six minutes of training on two cores
+	$(BIN)/bertkit pretrain --recipe recipes/demo/pretrain.toml --output runs/demo
+
+check: $(INSTALLED) ## lint and formatting, as CI runs them
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+format: $(INSTALLED) ## format the code and mend what ruff can
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+test: $(INSTALLED) ## the fast tests, offline
+	HF_HUB_OFFLINE=1 $(BIN)/pytest --numprocesses 2
+
+test-all: $(INSTALLED) ## also the slow ones
+	HF_HUB_OFFLINE=1 $(BIN)/pytest --numprocesses 2 -m "not network and not gpu"
+
+clean: ## remove .venv, caches and runs of this checkout
+	rm -rf $(VENV) runs build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

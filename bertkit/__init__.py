@@ -1,0 +1,44 @@
+"""bertkit: pretrain BERT on your own text, fine-tune it on everything the paper did, and know how close you came.
+
+The public names, imported when first used: `import bertkit` alone loads neither torch nor transformers.
+"""
+
+from importlib import import_module
+from importlib.metadata import version
+from typing import Any
+
+__version__ = version("bertkit")
+
+_HOMES = {
+    "bertkit.attention": ("Packed", "Padded"),
+    "bertkit.config": ("BertConfig",),
+    "bertkit.errors": ("UsageError",),
+    "bertkit.model": (
+        "BertForMaskedLM",
+        "BertForMultipleChoice",
+        "BertForNextSentencePrediction",
+        "BertForPreTraining",
+        "BertForQuestionAnswering",
+        "BertForSequenceClassification",
+        "BertForTokenClassification",
+        "BertLMHeadModel",
+        "BertModel",
+    ),
+    "bertkit.optim": ("BertAdam",),
+    "bertkit.recipe": ("read_recipe",),
+    "bertkit.tasks": ("TASKS", "Task"),
+}
+_HOME = {name: home for home, names in _HOMES.items() for name in names}
+
+__all__ = sorted(_HOME)
+
+
+def __getattr__(name: str) -> Any:
+    """The public name, from the module that defines it."""
+    if name not in _HOME:
+        raise AttributeError(f"module 'bertkit' has no attribute {name!r}")
+    return getattr(import_module(_HOME[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -1,0 +1,270 @@
+"""The command line: parses, calls, prints. The only file that knows typer, and the only one that prints or exits.
+
+A user's mistake is one line on standard error and exit code 2; a run stopped by a signal ends with 128 + its number.
+"""
+
+import sys
+from collections.abc import Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from bertkit.errors import UsageError
+
+app = typer.Typer(
+    name="bertkit",
+    help="Pretrain BERT on your own text, fine-tune it on everything the paper did, and know how close you came.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
+
+Sources = Annotated[list[str], typer.Argument(help="Text files, directories of them, a Hub data set, or docs.")]
+RecipeFile = Annotated[Path | None, typer.Option("--recipe", help="A TOML file; see recipes/.", metavar="FILE")]
+Output = Annotated[Path | None, typer.Option("--output", help="The run directory.", metavar="DIR")]
+Model = Annotated[str | None, typer.Option("--model", help="Start from this checkpoint or run.", metavar="NAME|RUN")]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="Any key of the recipe, such as train.learning_rate=1e-4.", metavar="KEY=VALUE"),
+]
+Cased = Annotated[bool, typer.Option("--cased", help="Keep upper case and accents.")]
+
+
+@app.callback(invoke_without_command=True)
+def show_version(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and stop.", is_eager=True)] = False,
+) -> None:
+    """Nothing, or the version."""
+    if version:
+        import bertkit
+
+        typer.echo(bertkit.__version__)
+        raise typer.Exit
+
+
+@app.command()
+def vocab(
+    sources: Sources,
+    output: Annotated[Path, typer.Option("--output", help="Where vocab.txt and tokenizer.json go.", metavar="DIR")],
+    size: Annotated[int, typer.Option("--size", help="Tokens in the vocabulary.", min=1)] = 30522,
+    cased: Cased = False,
+) -> None:
+    """Train a WordPiece vocabulary.
+
+    Example: bertkit vocab corpus.txt --size 30522 --output my-vocab
+    """
+    from bertkit.data.corpus import read_documents
+    from bertkit.data.vocab import make_tokenizer, save_tokenizer, train_vocabulary
+
+    if output.is_file():
+        raise UsageError(f"{output} is a file; name a directory with --output")
+    if (output / "vocab.txt").exists():
+        raise UsageError(f"{output} holds a vocabulary already; name another directory with --output")
+    with Screen() as screen:
+        documents = read_documents(sources, split_sentences=False, report=screen.say)
+        lines = (line for document in documents for line in document)
+        tokens = train_vocabulary(lines, size=size, cased=cased, report=screen.say)
+        save_tokenizer(make_tokenizer(tokens, cased=cased), output)
+        screen.say(f"{len(tokens):,} tokens in {output / 'vocab.txt'}")
+
+
+@app.command()
+def pretrain(
+    recipe: RecipeFile = None,
+    corpus: Annotated[
+        list[str] | None,
+        typer.Option("--corpus", help="A text file, a directory, a Hub data set, or docs.", metavar="PATH|docs|NAME"),
+    ] = None,
+    vocab: Annotated[
+        str | None, typer.Option("--vocab", help="A vocabulary; trained if not given.", metavar="DIR|FILE|NAME")
+    ] = None,
+    cased: Cased = False,
+    model: Model = None,
+    output: Output = None,
+    settings: Settings = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be done, and stop.")] = False,
+) -> None:
+    """Pretrain BERT on raw text: masked LM and next sentence.
+
+    Bare, it trains a small BERT for some minutes on the documentation installed on this machine. With --model it
+    continues from a checkpoint (domain adaptation).
+
+    Example: bertkit pretrain --corpus corpus.txt --output runs/mine
+    """
+    data = {"corpus": corpus or None, "vocab": vocab, "cased": cased or None}
+    given = {"checkpoint": model, "data": {key: value for key, value in data.items() if value is not None}}
+    execute("pretrain", recipe, given, output, settings, dry_run)
+
+
+def execute(
+    name: str,
+    recipe: Path | None,
+    given: dict[str, Any],
+    output: Path | None,
+    settings: list[str] | None,
+    dry_run: bool,
+) -> None:
+    """Runs a task with what the command line gave, and prints what came of it."""
+    from bertkit.recipe import check, merge, parse_setting, read_recipe
+
+    given = {key: value for key, value in given.items() if value}
+    options = [parse_setting(setting) for setting in settings or []]
+    written = read_recipe(recipe) if recipe else None
+    with Screen() as screen:
+        screen.start()
+        from bertkit import run as runs
+        from bertkit.tasks import TASKS
+
+        task = TASKS[name]
+        if written is not None:
+            check(written, data_defaults=task.recipe["data"], where=str(recipe))
+        elif task.starter is not None:
+            written = task.starter(merge(given, *options))
+        recipes = (written or {}, given, *options)
+        output = output or Path("runs") / name
+        if dry_run:
+            screen.show_plan(runs.dry_run(task, *recipes, output=output))
+            return
+        metrics = runs.run(task, *recipes, output=output, report=screen.say, progress=screen.advance)
+        screen.finish_progress()
+        screen.show_results(task, metrics, output)
+
+
+class Screen:
+    """What a person sees: lines, a progress bar if this is a terminal, tables at the end."""
+
+    def __init__(self) -> None:
+        self.console: Any = None
+        self.bar: Any = None
+        self.shown = -1
+        self.latest: dict[str, float] = {}
+
+    def __enter__(self) -> "Screen":
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        self.finish_progress()
+
+    def start(self) -> None:
+        """Makes the console; libraries then report through this program and not beside it."""
+        import os
+
+        from rich.console import Console
+
+        self.console = Console(highlight=False, soft_wrap=True)
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
+        from transformers.utils import logging
+
+        logging.set_verbosity_error()
+        logging.disable_progress_bar()
+
+    def say(self, line: str) -> None:
+        """Prints one line."""
+        typer.echo(line)
+        sys.stdout.flush()
+
+    def advance(self, done: int, total: int, log: Mapping[str, float]) -> None:
+        """Shows how far the training is, and the latest losses."""
+        names = {"loss": "loss", "mlm_loss": "masked LM", "nsp_loss": "next sentence", "eval_score": "held out"}
+        self.latest |= {names[key]: value for key, value in log.items() if key in names}
+        state = ", ".join(f"{name} {value:.3f}" for name, value in self.latest.items())
+        if self.console is not None and self.console.is_terminal:
+            self._advance_bar(done, total, state)
+        elif done * 20 // max(total, 1) > self.shown:
+            self.shown = done * 20 // max(total, 1)
+            self.say(f"  update {done:,} of {total:,}  {state}")
+
+    def _advance_bar(self, done: int, total: int, state: str) -> None:
+        if self.bar is None:
+            from rich import progress
+
+            self.bar = progress.Progress(
+                progress.TextColumn("training"),
+                progress.BarColumn(),
+                progress.MofNCompleteColumn(),
+                progress.TimeRemainingColumn(),
+                progress.TextColumn("{task.fields[state]}"),
+                console=self.console,
+            )
+            self.bar.start()
+            self.bar.add_task("training", total=total, state=state)
+        self.bar.update(self.bar.task_ids[0], completed=done, state=state)
+
+    def finish_progress(self) -> None:
+        """Ends the progress bar."""
+        if self.bar is not None:
+            self.bar.stop()
+            self.bar = None
+
+    def show_plan(self, plan: Mapping[str, Any]) -> None:
+        """Prints a dry run: the complete recipe, then the sizes."""
+        import tomli_w
+
+        plan = dict(plan)
+        self.say(tomli_w.dumps(plan.pop("recipe")))
+        for name, value in plan.items():
+            self.say(f"{name.replace('_', ' ')}: {value:,}" if isinstance(value, int) else f"{name}: {value}")
+        self.say("nothing was trained or written (--dry-run)")
+
+    def show_results(self, task: Any, metrics: Mapping[str, Any], output: Path) -> None:
+        """Prints the task's table of scores, some predictions, and where everything is."""
+        from rich.table import Table
+
+        from bertkit.report import plot_log, read_log
+        from bertkit.run import EXAMPLES, LOG
+
+        table = Table("held out", "knowing nothing", "before", "after", title=f"{output}", title_justify="left")
+        for row in task.table:
+            if row.key in metrics:
+                baselines = [f"{write_number(metrics[key], row)} {name}" for name, key in row.baselines.items()]
+                cells = [write_number(metrics.get(key), row) for key in (f"start_{row.key}", row.key)]
+                table.add_row(row.name, "\n".join(baselines), *cells)
+        self.console.print(table)
+        for line in task.comment(metrics):
+            self.say(line)
+        self.show_examples(output / EXAMPLES)
+        plot_log(read_log(output / LOG), task.table, metrics, output / "curves.png")
+        self.say(f"Curves: {output / 'curves.png'}; scores: {output / 'metrics.json'}")
+        self.say("Next:")
+        for command in task.suggest(output):
+            self.say(f"  {command}")
+
+    def show_examples(self, path: Path) -> None:
+        """Prints the predictions that a run has left to look at."""
+        if path.exists() and (lines := path.read_text(encoding="utf-8").splitlines()):
+            self.say("Predictions on held-out text (the right answer in brackets):")
+            for line in lines:
+                self.say(f"  {line}")
+
+
+def write_number(value: float | None, row: Any) -> str:
+    """A score as the table shows it."""
+    if value is None:
+        return ""
+    return f"{value:.1%}" if row.percent else f"{value:.3f}"
+
+
+@contextmanager
+def explain_mistakes():
+    """A UsageError becomes one line and exit code 2; a stopped run its line and exit code 130."""
+    try:
+        yield
+    except UsageError as error:
+        typer.echo(f"bertkit: {error}", err=True)
+        sys.exit(2)
+    except KeyboardInterrupt as interrupt:
+        typer.echo(f"bertkit: {interrupt or 'stopped'}", err=True)
+        sys.exit(130)
+
+
+def main() -> None:
+    """The console command."""
+    with explain_mistakes():
+        app()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,274 @@
+"""Text -> WordPiece vocabulary -> tokenizer (paper §3, "Input/Output Representations": "WordPiece embeddings").
+
+The reference code cleans the text, sets blanks around every Chinese character, lower-cases and strips accents if
+uncased, splits at blanks and around punctuation, and cuts each word greedily into the longest pieces of the vocabulary.
+`tokenizers` does all of this and trains the vocabulary; here are the alphabet, an order of tokens that is the same in
+every run, and the files.
+
+Differs from the paper: its trainer was never published; that of `tokenizers` merges the most frequent pair of pieces.
+
+Left out: the token ids of a corpus (`bertkit.data.corpus`).
+"""
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bertkit.data.corpus import find_hub_trouble, ignore, is_hub_name
+from bertkit.errors import UsageError
+
+if TYPE_CHECKING:
+    from transformers import BertTokenizerFast
+
+SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+LONGEST_WORD = 100  # characters; the tokenizer makes longer ones [UNK], as the reference code does
+CHARACTER_COVERAGE = 0.9999  # of a text's characters
+REPEATS = 10_000  # of a word in one text for the trainer
+TOKENIZER_FILES = ["tokenizer.json", "tokenizer_config.json", "vocab.txt"]
+NORMALIZATION = {  # of tokenizers' BertNormalizer -> of transformers' BertTokenizerFast
+    "lowercase": "do_lower_case",
+    "strip_accents": "strip_accents",
+    "handle_chinese_chars": "tokenize_chinese_chars",
+}
+UNLIMITED = 1e9  # tokenizers without a maximal length say 1e30
+
+
+def train_vocabulary(
+    texts: Iterable[str],
+    *,
+    size: int = 30522,
+    cased: bool = False,
+    min_frequency: int = 2,
+    report: Callable[[str], None] = ignore,
+) -> list[str]:
+    """At most `size` tokens in the order of their ids, a function of the words and their counts alone.
+
+    The special tokens come first, [PAD] at 0, then the alphabet, then its characters inside words (`##a`), then the
+    merged pieces, the most frequent first; pieces that occur less than `min_frequency` times are left out.
+
+    The alphabet is the fewest characters that cover 99.99 % of the text, so that rare ones of foreign scripts do not use
+    up the vocabulary. A word with one of these is [UNK]; of the others, up to 100 characters long, none is.
+
+    Raises:
+        UsageError: `size` is smaller than the special tokens and the alphabet, or the texts have no words.
+    """
+    words = count_words(texts, cased=cased)
+    alphabet = choose_alphabet(words)
+    if not alphabet:
+        raise UsageError("the texts have no words to train a vocabulary on; give a corpus with text")
+    first = [*SPECIAL_TOKENS, *alphabet, *(f"##{character}" for character in alphabet if _continues(character))]
+    if size < len(first):
+        raise UsageError(
+            f"a vocabulary of {size:,} tokens is smaller than the alphabet: {len(alphabet):,} characters, alone and inside "
+            f"words, and the special tokens make {len(first):,}; give --size {len(first)} or more"
+        )
+    known = set(alphabet)
+    usable = {word: n for word, n in words.items() if len(word) <= LONGEST_WORD and known.issuperset(word)}
+    tokens = _merge(usable, first, alphabet, size, min_frequency)
+    if len(tokens) < size:
+        report(f"the text gives {len(tokens):,} tokens, not {size:,}: no more pieces occur {min_frequency} times")
+    return tokens
+
+
+def count_words(texts: Iterable[str], *, cased: bool) -> Counter[str]:
+    """How often each word occurs, a word being what the tokenizer cuts into pieces."""
+    from tokenizers.normalizers import BertNormalizer
+    from tokenizers.pre_tokenizers import BertPreTokenizer
+
+    normalizer, splitter = BertNormalizer(lowercase=not cased), BertPreTokenizer()
+    unsplit: Counter[str] = Counter()
+    for text in texts:
+        unsplit.update(normalizer.normalize_str(text).split())
+    words: Counter[str] = Counter()
+    for word, count in unsplit.items():
+        for piece, _ in splitter.pre_tokenize_str(word):
+            words[piece] += count
+    return words
+
+
+def choose_alphabet(words: Counter[str]) -> list[str]:
+    """The fewest characters that make up `CHARACTER_COVERAGE` of the words, in the order of their code points."""
+    counts: Counter[str] = Counter()
+    for word, count in words.items():
+        for character in word:
+            counts[character] += count
+    needed = CHARACTER_COVERAGE * counts.total()
+    alphabet: list[str] = []
+    for character, count in sorted(counts.items(), key=lambda item: (-item[1], item[0])):
+        if needed <= 0:
+            break
+        alphabet.append(character)
+        needed -= count
+    return sorted(alphabet)
+
+
+def _continues(character: str) -> bool:
+    """Whether it may stand inside a word; punctuation and Chinese characters are words of their own."""
+    return len(count_words([f"a{character}"], cased=True)) == 1
+
+
+def _merge(words: dict[str, int], first: list[str], alphabet: list[str], size: int, min_frequency: int) -> list[str]:
+    """`first` and the merged pieces.
+
+    The trainer numbers the `##` characters in the order of a hash map that differs from run to run, and breaks ties
+    between pairs by these numbers (tokenizers issue 1794); given as special tokens, they have their numbers before.
+    """
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordPiece
+    from tokenizers.pre_tokenizers import WhitespaceSplit
+    from tokenizers.trainers import WordPieceTrainer
+
+    tokenizer = Tokenizer(WordPiece(unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = WhitespaceSplit()
+    trainer = WordPieceTrainer(
+        vocab_size=size,
+        min_frequency=min_frequency,
+        special_tokens=first,
+        initial_alphabet=alphabet,
+        limit_alphabet=len(alphabet),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(_repeat(words), trainer)
+    ids = tokenizer.get_vocab()
+    return sorted(ids, key=ids.__getitem__)
+
+
+def _repeat(words: dict[str, int]) -> Iterator[str]:
+    """Texts in which each word occurs as often as it was counted: the trainer takes no counts."""
+    for word, count in words.items():
+        for start in range(0, count, REPEATS):
+            yield f"{word} " * min(REPEATS, count - start)
+
+
+def make_tokenizer(tokens: Sequence[str], *, cased: bool, max_length: int = 512) -> "BertTokenizerFast":
+    """The tokenizer in which the tokens have their places as ids.
+
+    Raises:
+        UsageError: a token occurs twice, or a special token is missing.
+    """
+    from transformers import BertTokenizerFast
+
+    _check_tokens(tokens, "the vocabulary")
+    ids = {token: index for index, token in enumerate(tokens)}
+    return BertTokenizerFast(vocab=ids, do_lower_case=not cased, model_max_length=max_length)
+
+
+def save_tokenizer(tokenizer: "BertTokenizerFast", directory: str | Path) -> None:
+    """vocab.txt, which transformers 5 does not write, tokenizer.json and tokenizer_config.json."""
+    directory = Path(directory)
+    directory.mkdir(parents=True, exist_ok=True)
+    tokenizer.save_pretrained(directory)
+    tokens = tokenizer.convert_ids_to_tokens(range(len(tokenizer)))
+    (directory / "vocab.txt").write_bytes("".join(f"{token}\n" for token in tokens).encode())
+
+
+def load_tokenizer(source: str | Path, *, cased: bool | None = None) -> "BertTokenizerFast":
+    """The tokenizer of a directory with tokenizer.json or vocab.txt, of a vocab.txt, or of a model on the Hub.
+
+    Its files say whether it is cased; if they do not, `cased` does; without that a token with a capital letter does. The
+    maximal length is that of the files, or else 512.
+
+    Raises:
+        UsageError: it does not exist, is no BERT vocabulary, contradicts `cased`, or the Hub cannot be reached.
+    """
+    path = Path(source).expanduser()
+    if path.is_file():
+        tokens = _read_tokens(path)
+        _check_tokens(tokens, str(path))
+        return make_tokenizer(tokens, cased=_guess_cased(tokens) if cased is None else cased)
+    if path.is_dir():
+        return _load_directory(path, str(path), cased)
+    if not is_hub_name(str(source)):
+        raise UsageError(
+            f"{str(source)!r} does not exist; name a directory with tokenizer.json or vocab.txt, or a vocab.txt"
+        )
+    return _load_directory(_download(str(source)), str(source), cased)
+
+
+def _load_directory(directory: Path, source: str, cased: bool | None) -> "BertTokenizerFast":
+    from transformers import BertTokenizerFast
+
+    config = _read_json(directory / "tokenizer_config.json") if (directory / "tokenizer_config.json").exists() else {}
+    settings: dict[str, Any] = {}
+    if (directory / "tokenizer.json").exists():
+        tokens, settings = _read_tokenizer_json(directory / "tokenizer.json")
+    elif (directory / "vocab.txt").exists():
+        tokens = _read_tokens(directory / "vocab.txt")
+    else:
+        raise UsageError(
+            f"{source} has neither tokenizer.json nor vocab.txt; name a vocabulary or train one: bertkit vocab"
+        )
+    _check_tokens(tokens, source)
+    settings |= {name: value for name, value in config.items() if name in NORMALIZATION.values()}
+    if cased is not None and settings.get("do_lower_case") is cased:
+        has, wants = ("uncased", "cased") if cased else ("cased", "uncased")
+        raise UsageError(
+            f"the tokenizer of {source} is {has}, {wants} was asked for; name one that is {wants} or do not ask"
+        )
+    settings.setdefault("do_lower_case", not (_guess_cased(tokens) if cased is None else cased))
+    if config.get("model_max_length", UNLIMITED) >= UNLIMITED:
+        settings["model_max_length"] = 512
+    return BertTokenizerFast.from_pretrained(directory, **settings)
+
+
+def _download(name: str) -> Path:
+    """The folder of a model's tokenizer files, from the Hub, or from the cache where the Hub cannot be reached."""
+    from huggingface_hub import snapshot_download
+
+    trouble = find_hub_trouble(name, "model")
+    try:
+        return Path(snapshot_download(name, allow_patterns=TOKENIZER_FILES, local_files_only=trouble is not None))
+    except (OSError, ValueError) as error:
+        reason = trouble or f"the tokenizer of {name!r} cannot be downloaded ({' '.join(str(error).split())})"
+        raise UsageError(f"{reason}; name a directory with a vocabulary or train one: bertkit vocab") from None
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise UsageError(f"{path} is not JSON ({error}); save the tokenizer again") from None
+    if not isinstance(content, dict):
+        raise UsageError(f"{path} holds no JSON object; save the tokenizer again")
+    return content
+
+
+def _read_tokenizer_json(path: Path) -> tuple[list[str], dict[str, Any]]:
+    """The tokens in the order of their ids, and the settings that `BertTokenizerFast` takes from elsewhere.
+
+    Without tokenizer_config.json it makes every text lower-case, whatever tokenizer.json says.
+    """
+    content = _read_json(path)
+    model, normalizer = content.get("model") or {}, content.get("normalizer") or {}
+    if model.get("type", "WordPiece") != "WordPiece" or not isinstance(model.get("vocab"), dict):
+        raise UsageError(f"{path} is a {model.get('type')} tokenizer; BERT needs WordPiece, so name another vocabulary")
+    ids = model["vocab"]
+    settings = {name: normalizer[key] for key, name in NORMALIZATION.items() if key in normalizer}
+    return sorted(ids, key=ids.__getitem__), settings
+
+
+def _read_tokens(path: Path) -> list[str]:
+    try:
+        text = path.read_bytes().decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise UsageError(f"{path} is not UTF-8 text; name a vocab.txt with a token a line, or its directory") from None
+    return [line.rstrip() for line in text.rstrip().split("\n")]
+
+
+def _check_tokens(tokens: Sequence[str], source: str) -> None:
+    if missing := [token for token in SPECIAL_TOKENS if token not in tokens]:
+        raise UsageError(
+            f"{source} is no BERT vocabulary: it has no {', '.join(missing)}; name a vocab.txt or its directory"
+        )
+    token, count = Counter(tokens).most_common(1)[0]
+    if count > 1:
+        raise UsageError(
+            f"{source} has the token {token!r} {count} times, so later ids would shift; leave each token once"
+        )
+
+
+def _guess_cased(tokens: Iterable[str]) -> bool:
+    """Whether a token has a capital letter; [UNK] and [unused1] do not count."""
+    return any(token != token.lower() for token in tokens if not (token.startswith("[") and token.endswith("]")))

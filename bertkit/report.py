@@ -1,0 +1,44 @@
+"""What a finished run looks like: curves of its training log.
+
+Left out for now: tables of several runs and the page that holds them.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from bertkit.tasks.task import Row
+
+
+def read_log(path: Path) -> list[dict[str, float]]:
+    """The entries of a training log, one JSON object a line."""
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def plot_log(log: Sequence[Mapping[str, float]], rows: Sequence[Row], metrics: Mapping[str, Any], path: Path) -> None:
+    """Draws one panel a row of the task's table: the score while training, on held-out data, and its baselines.
+
+    Rows whose score was never logged are left out. The format follows from the path's suffix.
+    """
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    rows = [row for row in rows if any(f"eval_{row.key}" in entry for entry in log)]
+    figure, axes = pyplot.subplots(1, len(rows), figsize=(4.6 * len(rows), 3.6), squeeze=False, layout="constrained")
+    for row, axis in zip(rows, axes[0], strict=True):
+        scale = 100 if row.percent else 1
+        for key, name in ((row.key, "training"), (f"eval_{row.key}", "held out")):
+            points = [(entry["step"], scale * entry[key]) for entry in log if key in entry]
+            if points:
+                marker = "o" if name == "held out" else None
+                axis.plot(*zip(*points, strict=True), label=name, marker=marker, markersize=4)
+        for number, (name, key) in enumerate(row.baselines.items()):
+            axis.axhline(scale * metrics[key], color="0.5", linestyle=("--", ":")[number % 2], label=name)
+        axis.set(title=row.name + (" (%)" if row.percent else ""), xlabel="update")
+        axis.legend(fontsize="small", frameon=False)
+        axis.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)

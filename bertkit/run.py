@@ -1,0 +1,571 @@
+"""One run of one task: from a recipe to a directory with model, tokenizer, scores and everything needed to repeat it.
+
+The same for every task, and the only place that touches the Trainer. What the Trainer does stays with it: the loop,
+precision, clipping, accumulation, several processes, checkpoints. Added here: how losses are divided (over the whole
+update, not a micro-batch), what is logged of them, and the run directory (see `claim`).
+
+Differs from the paper: the learning rate decays linearly from its peak at the end of the warm-up (transformers'
+"linear"), where the reference code multiplies the warm-up's end by 1 - step / total.
+"""
+
+import json
+import math
+import os
+import platform
+import signal
+import subprocess
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import PartialState
+from torch import Tensor, nn
+from transformers import (
+    PrinterCallback,
+    ProgressCallback,
+    Trainer,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+    set_seed,
+)
+
+import bertkit
+from bertkit import model as models
+from bertkit.config import BertConfig
+from bertkit.data.vocab import load_tokenizer, save_tokenizer
+from bertkit.errors import UsageError
+from bertkit.optim import NAME as BERT_ADAM
+from bertkit.optim import BertAdam
+from bertkit.recipe import Recipe, check, find_recipe_differences, merge, read_recipe, save_recipe, split_batch
+from bertkit.share import write_card
+from bertkit.tasks.task import Report, Task
+
+Progress = Callable[[int, int, Mapping[str, float]], None]  # updates done, of how many, the latest log entry
+
+METRICS = "metrics.json"
+RECIPE = "recipe.toml"
+LOG = "training_log.jsonl"
+EXAMPLES = "predictions/examples.txt"
+COMPLETE = "complete"  # an empty file that marks a checkpoint as fully written
+
+
+class Interrupted(KeyboardInterrupt):
+    """The run was asked to stop (SIGTERM or Ctrl-C), has written a checkpoint, and can be continued."""
+
+
+def run(
+    task: Task,
+    *recipes: Mapping[str, Any],
+    output: str | Path,
+    report: Report = lambda line: None,
+    progress: Progress = lambda done, total, log: None,
+) -> dict[str, Any]:
+    """The scores of `task` after training, as written to `output/metrics.json`; a finished run is not repeated.
+
+    Args:
+        recipes: merged over the task's own, the later ones winning.
+        output: the run directory, new, empty, or of the same run, which then continues.
+        report: gets one line now and then.
+        progress: called after every logged update.
+
+    Raises:
+        UsageError: a mistake in the recipe, the data or the directory; nothing is overwritten.
+        Interrupted: by SIGTERM or SIGINT, after a checkpoint.
+    """
+    recipe, output = complete(task, *recipes), Path(output)
+    state = PartialState()
+    if not state.is_main_process:
+        report = lambda line: None  # noqa: E731
+    args = make_arguments(recipe, output)
+    if (finished := claim(output, recipe, write=state.is_main_process)) is not None:
+        report(f"{output} is finished; its scores are in {output / METRICS}")
+        return finished
+    state.wait_for_everyone()
+
+    set_seed(args.seed)
+    examples = task.load(recipe["data"], report)
+    with state.main_process_first():
+        tokenizer = find_tokenizer(task, recipe, examples, output, report)
+        if state.is_main_process:
+            save_tokenizer(tokenizer, output)
+    data = {name: task.encode(examples[name], tokenizer, recipe, name) for name in ("train", *task.splits)}
+    model = make_model(task, recipe, task.configure(recipe, tokenizer, examples))
+    report(f"{count_parameters(model):,} parameters; {describe_training(args, recipe, data['train'])}")
+
+    trainer = make_trainer(task, model, args, data, recipe, progress)
+    checkpoint = find_checkpoint(output)
+    if checkpoint:
+        report(f"continues after {checkpoint.name}")
+    with stop_on_signal(trainer) as stopper:
+        trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
+    if stopper.signalled:
+        raise Interrupted(f"stopped after update {trainer.state.global_step}; the same command continues")
+    return finish(task, recipe, trainer, data, examples, tokenizer, output)
+
+
+# --- The recipe, complete ---------------------------------------------------------------------------------------------
+
+
+def complete(task: Task, *recipes: Mapping[str, Any]) -> Recipe:
+    """The whole recipe of a run: paper < preset < `recipes`, checked.
+
+    Raises:
+        UsageError: an unknown key, a wrong type, a recipe of another task.
+    """
+    given = merge(*recipes)
+    if given.get("task", task.name) != task.name:
+        raise UsageError(
+            f"the recipe is for the task {given['task']!r}, not {task.name!r}; use the command of that task"
+        )
+    preset = task.stable if given.get("preset") == "stable" else {}
+    recipe = check(merge(task.recipe, preset, given), data_defaults=task.recipe["data"])
+    task.head(recipe["data"])
+    check_lengths(recipe)
+    return recipe
+
+
+def check_lengths(recipe: Recipe) -> None:
+    """Nothing, or a UsageError if a text may be longer than the model (known where `[model]` builds it)."""
+    if recipe.get("checkpoint") or "max_length" not in recipe["data"]:
+        return
+    positions = recipe["model"].get("max_position_embeddings", BertConfig.max_position_embeddings)
+    lengths = [phase["max_length"] for phase in recipe.get("phase", [])] or [recipe["data"]["max_length"]]
+    if max(lengths) > positions:
+        raise UsageError(
+            f"max_length {max(lengths)} exceeds the model's {positions} positions; "
+            "lower it or raise max_position_embeddings in [model]"
+        )
+
+
+def make_arguments(recipe: Recipe, output: Path) -> TrainingArguments:
+    """TrainingArguments of `[train]`, with what follows from the other keys.
+
+    Raises:
+        UsageError: transformers refuses a value, or the batch cannot be divided.
+    """
+    train = dict(recipe["train"])
+    per_device, accumulation = split_batch(
+        recipe["batch_size"],
+        processes=PartialState().num_processes,
+        per_device=train.pop("per_device_train_batch_size", None),
+    )
+    precision = choose_precision(recipe["precision"])
+    defaults = {
+        "optim": "adamw_torch" if train.get("optim") == BERT_ADAM else train.pop("optim", "adamw_torch"),
+        "report_to": "none",
+        "disable_tqdm": True,
+        "logging_nan_inf_filter": False,  # it would hide a NaN loss
+        "use_cpu": not torch.accelerator.is_available(),  # bf16 on a CPU has to be allowed by it
+        "remove_unused_columns": False,  # a task's columns all are arguments of its head
+        "per_device_eval_batch_size": max(per_device, 32),
+    }
+    train.pop("optim", None)
+    try:
+        args = TrainingArguments(
+            **defaults
+            | train
+            | {
+                "output_dir": str(output),
+                "per_device_train_batch_size": per_device,
+                "gradient_accumulation_steps": accumulation,
+                "bf16": precision == "bf16",
+                "fp16": precision == "fp16",
+            }
+        )
+    except (ValueError, ImportError) as error:
+        raise UsageError(f"[train] is refused by transformers: {join_lines(error)}") from None
+    args._n_gpu = min(args.n_gpu, 1)  # several GPUs are several processes (accelerate launch), never DataParallel
+    return args
+
+
+def choose_precision(asked: str) -> str:
+    """fp32, bf16 or fp16; "auto" takes bf16 where the hardware has it, since elsewhere it is emulated and slow."""
+    if asked != "auto":
+        return asked
+    if torch.cuda.is_available():
+        return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
+    if torch.backends.mps.is_available():
+        return "fp32"
+    capabilities = torch.cpu.get_capabilities()
+    return "bf16" if capabilities.get("avx512_bf16") or capabilities.get("amx_bf16") else "fp32"
+
+
+def join_lines(error: Exception) -> str:
+    """An exception's message as one line."""
+    return " ".join(str(error).split())
+
+
+# --- The run directory ------------------------------------------------------------------------------------------------
+
+
+def claim(output: Path, recipe: Recipe, write: bool) -> dict[str, Any] | None:
+    """The metrics of a finished run, or None when there is work to do; the directory then holds the complete recipe.
+
+    recipe.toml, environment.json, the tokenizer and checkpoints come first; metrics.json comes last, written at once,
+    so its presence means done.
+
+    Raises:
+        UsageError: the directory belongs to another run or holds something else.
+    """
+    if not output.exists():
+        differences = []
+    elif not output.is_dir():
+        raise UsageError(f"{output} is a file; name a directory with --output")
+    elif (output / RECIPE).exists():
+        differences = find_recipe_differences(read_recipe(output / RECIPE), recipe)
+    elif any(output.iterdir()):
+        raise UsageError(f"{output} is not empty and holds no run; name another directory with --output")
+    else:
+        differences = []
+    if differences:
+        more = f" and {len(differences) - 2} more" if len(differences) > 2 else ""
+        raise UsageError(
+            f"{output} belongs to another run ({'; '.join(differences[:2])}{more}); "
+            "name another directory with --output"
+        )
+    if (output / METRICS).exists():
+        return json.loads((output / METRICS).read_text(encoding="utf-8"))
+    if write:
+        output.mkdir(parents=True, exist_ok=True)
+        save_recipe(recipe, output / RECIPE)
+        write_json(describe_environment(), output / "environment.json")
+    return None
+
+
+def write_json(value: Any, path: Path) -> None:
+    """Writes a JSON file at once or not at all."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    os.replace(temporary, path)
+
+
+def describe_environment() -> dict[str, Any]:
+    """Versions, hardware and, in a checkout, the commit: what may explain a difference between two runs."""
+    from importlib.metadata import version
+
+    packages = ("torch", "transformers", "tokenizers", "accelerate", "datasets", "numpy", "sentencex")
+    return {
+        "bertkit": bertkit.__version__,
+        "commit": find_commit(),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "packages": {name: version(name) for name in packages},
+        "processor": torch.cpu.get_capabilities().get("cpu_name", platform.processor()),
+        "threads": torch.get_num_threads(),
+        "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
+        "processes": PartialState().num_processes,
+    }
+
+
+def find_commit() -> str | None:
+    """The commit of the checkout that this package runs from, with "+" if files differ; None outside one."""
+    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--abbrev=40", "--dirty=+"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def find_tokenizer(task: Task, recipe: Recipe, examples: Mapping[str, Any], output: Path, report: Report) -> Any:
+    """The tokenizer in the run directory, where an unfinished run has left one; else the task's."""
+    if (output / "vocab.txt").exists() and (output / "tokenizer.json").exists():
+        return load_tokenizer(str(output))
+    return task.tokenize(recipe, examples, report)
+
+
+def find_checkpoint(output: Path) -> Path | None:
+    """The newest checkpoint that was written to its end."""
+    complete = [path.parent for path in output.glob(f"checkpoint-*/{COMPLETE}")]
+    return max(complete, key=lambda path: int(path.name.removeprefix("checkpoint-")), default=None)
+
+
+# --- The model --------------------------------------------------------------------------------------------------------
+
+
+def make_model(task: Task, recipe: Recipe, settings: Mapping[str, Any]) -> nn.Module:
+    """The task's head, from the checkpoint if the recipe names one, else new.
+
+    `settings` are BertConfig's values that the data decide.
+
+    Raises:
+        UsageError: sizes that do not fit together, or a checkpoint that is none.
+    """
+    head = getattr(models, task.head(recipe["data"]))
+    if not recipe.get("checkpoint"):
+        return head(make_config(recipe["model"] | settings))
+    sizes = recipe["model"].keys() - {"attn_implementation"}
+    if sizes:
+        raise UsageError(f"[model] sets {', '.join(sorted(sizes))}, but the checkpoint decides that; leave one of them out")
+    return load_model(head, recipe["checkpoint"], recipe["model"] | settings)
+
+
+def make_config(values: Mapping[str, Any]) -> BertConfig:
+    """BertConfig of `values`.
+
+    Raises:
+        UsageError: they do not fit together.
+    """
+    from huggingface_hub.errors import StrictDataclassError
+
+    try:
+        return BertConfig(**values)
+    except StrictDataclassError as error:
+        raise UsageError(f"[model]: {join_lines(error.__cause__ or error)}") from None
+
+
+def load_model(head: type, checkpoint: str, settings: Mapping[str, Any]) -> nn.Module:
+    """A model with the weights of a checkpoint: a directory, or a name on the Hub.
+
+    Raises:
+        UsageError: there is none, it is no BERT, or its vocabulary is smaller than the tokenizer's.
+    """
+    settings = dict(settings)
+    vocab_size = settings.pop("vocab_size", None)
+    try:
+        config = BertConfig.from_pretrained(checkpoint)
+        if config.model_type != "bert":
+            raise UsageError(f"{checkpoint} is a {config.model_type} model; bertkit takes BERT (model_type bert)")
+        if vocab_size is not None and vocab_size > config.vocab_size:
+            raise UsageError(
+                f"the tokenizer has {vocab_size} tokens and {checkpoint} only {config.vocab_size}; "
+                "use the checkpoint's own vocabulary"
+            )
+        return head.from_pretrained(checkpoint, use_safetensors=True, **settings)
+    except UsageError:
+        raise
+    except (OSError, ValueError) as error:
+        where = "" if Path(checkpoint).exists() else "; there is no such directory, and the Hub cannot give it"
+        raise UsageError(f"cannot load the model {checkpoint}{where}: {join_lines(error)}; give --model DIR") from None
+
+
+def count_parameters(model: nn.Module) -> int:
+    """How many numbers the model learns; tied ones count once."""
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def describe_training(args: TrainingArguments, recipe: Recipe, data: Any) -> str:
+    """One line: updates, sequences an update, how they are cut, precision."""
+    steps = (
+        args.max_steps if args.max_steps > 0 else math.ceil(len(data) / recipe["batch_size"] * args.num_train_epochs)
+    )
+    precision = "bf16" if args.bf16 else "fp16" if args.fp16 else "fp32"
+    cut = f"{args.world_size} x {args.gradient_accumulation_steps} x {args.per_device_train_batch_size}"
+    return f"{steps:,} updates of {recipe['batch_size']} sequences ({cut}), {precision}"
+
+
+# --- Training ---------------------------------------------------------------------------------------------------------
+
+
+class BertTrainer(Trainer):
+    """The Trainer, with losses divided by the labels of the whole update and every part of the loss logged.
+
+    A head counts its own labels (`count_labels`); the counts of all micro-batches and processes are added before the
+    first of them is computed, so that no loss or gradient depends on how an update is cut.
+    """
+
+    def __init__(self, *args, task: Task, **kwargs) -> None:
+        super().__init__(*args, **kwargs)
+        self.task = task
+        self.parts: dict[str, Tensor] = {}  # sums of the loss's parts since the last log, of this process
+
+    def get_batch_samples(self, epoch_iterator, num_batches, device) -> tuple[list, dict[str, Tensor]]:
+        """The micro-batches of one update, and the label counts of all of it."""
+        samples, _ = super().get_batch_samples(epoch_iterator, num_batches, device)
+        head = self.accelerator.unwrap_model(self.model)
+        counts: dict[str, Tensor] = {}
+        for sample in samples:
+            for name, count in head.count_labels(**sample).items():
+                counts[name] = counts.get(name, 0) + count
+        counts = {name: self.accelerator.reduce(count.to(device), "sum") for name, count in counts.items()}
+        return samples, {name: count.clamp(min=1) for name, count in counts.items()}
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None) -> Any:
+        """This micro-batch's share of the update's loss (times the processes, over which gradients are averaged)."""
+        outputs = model(**inputs, **(num_items_in_batch or {}))
+        for name, value in outputs.items():
+            if name.endswith("_loss"):
+                self.parts[name] = self.parts.get(name, 0) + value.detach()
+        loss = outputs["loss"] * self.accelerator.num_processes
+        return (loss, outputs) if return_outputs else loss
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Adds the parts of the loss, each its mean over the updates since the last log."""
+        if "loss" in logs:
+            updates = self.state.global_step - self.logged_at
+            for name, total in self.parts.items():
+                logs[name] = self.accelerator.reduce(total, "sum").item() / updates
+            self.parts, self.logged_at = {}, self.state.global_step
+        super().log(logs, start_time)
+
+    def prediction_step(self, model, inputs, prediction_loss_only, ignore_keys=None) -> tuple[None, Tensor, Tensor]:
+        """The task's summary of a batch; it stands for the labels too, which the Trainer wants to see."""
+        inputs = self._prepare_inputs(inputs)
+        with torch.no_grad(), self.compute_loss_context_manager():
+            outputs = model(**inputs, **self.task.evaluation_options)
+        summary = self.task.summarize(outputs, inputs)
+        return None, summary, summary[:, :1]
+
+    def train(self, resume_from_checkpoint=None, **kwargs) -> Any:
+        self.logged_at = 0 if resume_from_checkpoint is None else int(str(resume_from_checkpoint).rpartition("-")[2])
+        return super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)
+
+
+class Watcher(TrainerCallback):
+    """Reports progress, marks complete checkpoints, stops on a signal or on a loss that is no number."""
+
+    def __init__(self, output: Path, progress: Progress) -> None:
+        self.output = output
+        self.progress = progress
+        self.signalled = False
+
+    def on_log(self, args, state: TrainerState, control: TrainerControl, logs=None, **kwargs) -> None:
+        loss = (logs or {}).get("loss", 0.0)
+        if not math.isfinite(loss):
+            raise UsageError(
+                f"the loss is {loss} after update {state.global_step}; lower learning_rate or raise warmup_steps in "
+                f'[train], or set precision = "fp32"; checkpoints in {self.output} are kept'
+            )
+        if state.is_world_process_zero:
+            self.progress(state.global_step, state.max_steps, logs or {})
+
+    def on_save(self, args, state: TrainerState, control: TrainerControl, **kwargs) -> None:
+        if state.is_world_process_zero:
+            write_log(state, self.output)
+            (self.output / f"checkpoint-{state.global_step}" / COMPLETE).touch()
+
+    def on_step_end(self, args, state: TrainerState, control: TrainerControl, **kwargs) -> None:
+        if self.signalled:
+            control.should_save = control.should_training_stop = True
+        elif state.is_world_process_zero and state.global_step % max(1, state.max_steps // 200) == 0:
+            self.progress(state.global_step, state.max_steps, {})
+
+
+class stop_on_signal:
+    """In this context SIGTERM and the first Ctrl-C let the update finish, write a checkpoint and end the training."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self.watcher = next(x for x in trainer.callback_handler.callbacks if isinstance(x, Watcher))
+        self.previous: dict[int, Any] = {}
+
+    def __enter__(self) -> Watcher:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            try:
+                self.previous[number] = signal.signal(number, self._note)
+            except ValueError:  # not in the main thread: there signals cannot be caught
+                break
+        return self.watcher
+
+    def _note(self, number: int, frame: Any) -> None:
+        self.watcher.signalled = True
+        signal.signal(number, self.previous[number])  # a second one is not held back
+
+    def __exit__(self, *exception: Any) -> None:
+        for number, handler in self.previous.items():
+            signal.signal(number, handler)
+
+
+def make_trainer(
+    task: Task, model: nn.Module, args: TrainingArguments, data: dict[str, Any], recipe: Recipe, progress: Progress
+) -> BertTrainer:
+    """The Trainer of a run, its printing replaced by `progress`."""
+    optimizer = None
+    if recipe["train"].get("optim") == BERT_ADAM:
+        betas = (args.adam_beta1, args.adam_beta2)
+        optimizer = (BertAdam, {"lr": args.learning_rate, "betas": betas, "eps": args.adam_epsilon})
+    dev = data[task.splits[0]]
+    trainer = BertTrainer(
+        model=model,
+        args=args,
+        task=task,
+        train_dataset=data["train"],
+        eval_dataset=dev,
+        data_collator=task.collate,
+        compute_metrics=lambda prediction: task.score(prediction.predictions, dev),
+        optimizer_cls_and_kwargs=optimizer,
+        callbacks=[Watcher(Path(args.output_dir), progress)],
+    )
+    trainer.remove_callback(PrinterCallback)
+    trainer.remove_callback(ProgressCallback)
+    return trainer
+
+
+def write_log(state: TrainerState, output: Path) -> None:
+    """Writes the training log, one JSON object a line."""
+    lines = "".join(json.dumps(entry) + "\n" for entry in state.log_history)
+    (output / LOG).write_text(lines, encoding="utf-8")
+
+
+# --- The end ----------------------------------------------------------------------------------------------------------
+
+
+def finish(
+    task: Task,
+    recipe: Recipe,
+    trainer: BertTrainer,
+    data: dict[str, Any],
+    examples: Mapping[str, Any],
+    tokenizer: Any,
+    output: Path,
+) -> dict[str, Any]:
+    """The scores of a trained model; writes model, log, card, predictions to look at, and last the metrics."""
+    metrics: dict[str, Any] = {}
+    for split in task.splits:
+        summaries = trainer.predict(data[split]).predictions
+        prefix = "" if split == task.splits[0] else f"{split}_"
+        metrics |= {prefix + name: value for name, value in task.score(summaries, data[split]).items()}
+    metrics |= list_start(trainer.state.log_history) | task.baseline(data["train"], data[task.splits[0]])
+    metrics["score"] = metrics[task.metric]
+    metrics["updates"] = trainer.state.global_step
+    trainer.save_model(str(output))
+    if not trainer.is_world_process_zero():
+        return metrics
+    (output / "training_args.bin").unlink(missing_ok=True)  # a pickle; recipe.toml says the same
+    write_log(trainer.state, output)
+    model = trainer.accelerator.unwrap_model(trainer.model).eval()
+    card = write_card(task, output.name, recipe, metrics, describe_environment(), model)
+    (output / "README.md").write_text(card, encoding="utf-8")
+    if task.illustrate is not None:
+        lines = task.illustrate(model, tokenizer, examples)
+        (output / "predictions").mkdir(exist_ok=True)
+        (output / EXAMPLES).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    write_json(metrics, output / METRICS)
+    return metrics
+
+
+def list_start(log: list[dict[str, float]]) -> dict[str, float]:
+    """The scores before the first update (`eval_on_start`), as `start_…`."""
+    for entry in log:
+        if entry.get("step") == 0:
+            found = {key.removeprefix("eval_"): value for key, value in entry.items() if key.startswith("eval_")}
+            timings = ("runtime", "samples_per_second", "steps_per_second", "model_preparation_time")
+            return {f"start_{key}": value for key, value in found.items() if key not in timings}
+    return {}
+
+
+def dry_run(task: Task, *recipes: Mapping[str, Any], output: str | Path) -> dict[str, Any]:
+    """What `run` would do, without data, weights or a file written: the complete recipe and the sizes that follow.
+
+    Raises:
+        UsageError: as `run`, for what can be known without the data.
+    """
+    recipe = complete(task, *recipes)
+    args = make_arguments(recipe, Path(output))
+    plan: dict[str, Any] = {"recipe": recipe, "output": str(output)}
+    if not recipe.get("checkpoint"):
+        settings = {"vocab_size": recipe["data"]["vocab_size"]} if "vocab_size" in recipe["data"] else {}
+        with torch.device("meta"):
+            head = getattr(models, task.head(recipe["data"]))
+            is_decoder = head is models.BertLMHeadModel
+            plan["parameters"] = count_parameters(
+                head(make_config(settings | recipe["model"] | {"is_decoder": is_decoder}))
+            )
+    plan["sequences_per_update"] = recipe["batch_size"]
+    plan["per_device_batch"] = args.per_device_train_batch_size
+    plan["accumulation"] = args.gradient_accumulation_steps
+    plan["precision"] = "bf16" if args.bf16 else "fp16" if args.fp16 else "fp32"
+    if args.max_steps > 0:
+        plan["updates"] = args.max_steps
+    return plan

@@ -1,0 +1,509 @@
+"""Pre-training: masked LM and next sentence on raw text (paper sections 3.1, A.1 and A.2), as a Task.
+
+One map-style data set covers the whole run: a position gives a phase, an epoch, a pair and its masks, all computed from
+the seed. So the Trainer reads it in order, and a resumed run continues with exactly the batch it would have seen.
+
+Differs from the paper: the reference code draws the masks of its ten copies of the data once; here every epoch draws
+anew (the pairs still come from `dupe_factor` copies, used in turn).
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+from bertkit.data.corpus import Document, TokenizedCorpus, hold_out, read_documents, tokenize_documents
+from bertkit.data.masking import IGNORED, default_max_predictions, draw_key, mask_tokens
+from bertkit.data.pairs import assemble_pairs, plan_pairs
+from bertkit.data.vocab import load_tokenizer, make_tokenizer, train_vocabulary
+from bertkit.errors import UsageError
+from bertkit.tasks.task import Report, Row, Task
+
+HEADS = {  # objective -> head; the second and third are rows of Table 5
+    "mlm+nsp": "BertForPreTraining",
+    "mlm": "BertForMaskedLM",
+    "clm": "BertLMHeadModel",
+}
+
+RECIPE = {
+    "task": "pretrain",
+    "batch_size": 256,  # A.2
+    "precision": "auto",
+    "preset": "paper",
+    "model": {},  # BERT-base: BertConfig's defaults
+    "data": {
+        "corpus": [],
+        "vocab": "",
+        "vocab_size": 30522,
+        "cased": False,
+        "objective": "mlm+nsp",
+        "max_length": 128,  # where there is no [[phase]]
+        "short_seq_prob": 0.1,
+        "dupe_factor": 10,
+        "masked_lm_prob": 0.15,  # section 3.1
+        "mask_rate": 0.8,
+        "random_rate": 0.1,
+        "same_rate": 0.1,
+        "whole_word_masking": False,
+        "split_sentences": True,
+        "heldout_share": 0.01,
+        "heldout_pairs": 5000,  # evaluated at most
+        "limit_characters": 0,  # 0: the whole corpus
+    },
+    "train": {
+        "max_steps": 1_000_000,
+        "learning_rate": 1e-4,
+        "adam_beta1": 0.9,
+        "adam_beta2": 0.999,
+        "adam_epsilon": 1e-6,
+        "weight_decay": 0.01,
+        "warmup_steps": 10_000,
+        "lr_scheduler_type": "linear",
+        "max_grad_norm": 1.0,
+        "optim": "bert_adam",
+        "train_sampling_strategy": "sequential",  # the data set is in order already
+        "eval_on_start": True,
+        "eval_strategy": "steps",
+        "eval_steps": 10_000,
+        "logging_steps": 100,
+        "save_steps": 10_000,
+        "save_total_limit": 2,
+        "seed": 42,
+    },
+}
+
+
+# What `bertkit pretrain` does when nobody names a recipe or a model: the recipe of `make demo`,
+# recipes/demo/pretrain.toml.
+STARTER = {
+    "batch_size": 64,
+    "model": {
+        "hidden_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "intermediate_size": 512,
+        "max_position_embeddings": 128,
+    },
+    "data": {"corpus": ["docs"], "vocab_size": 8192, "max_length": 64, "heldout_share": 0.05},
+    "train": {"max_steps": 2000, "warmup_steps": 0.1, "learning_rate": 1e-3, "eval_steps": 500, "save_steps": 500},
+}
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A part of the run at one length (A.2: 90 % of the steps at 128 tokens, the rest at 512)."""
+
+    samples: int
+    max_length: int
+
+
+class PretrainingData(Dataset):
+    """Every sample of a run, in the order of training: a pure function of the position (and of what is passed here).
+
+    A pair is drawn from the copy `epoch % dupe_factor` of the corpus, in an order permuted anew in every epoch.
+
+    Args:
+        corpus: token ids with sentence and document ends.
+        tokenizer: for the ids of the special tokens, the vocabulary's size and its `##` pieces.
+        phases: in order; a batch lies in one phase.
+        options: the `[data]` table.
+        seed: of pairs, order and masks.
+    """
+
+    def __init__(
+        self, corpus: TokenizedCorpus, tokenizer: Any, phases: Sequence[Phase], options: Mapping[str, Any], seed: int
+    ) -> None:
+        self.corpus = corpus
+        self.phases = list(phases)
+        self.options = dict(options)
+        self.seed = seed
+        self.special = {
+            "cls_id": tokenizer.cls_token_id,
+            "sep_id": tokenizer.sep_token_id,
+            "pad_id": tokenizer.pad_token_id,
+        }
+        self.mask_id = tokenizer.mask_token_id
+        self.vocab_size = len(tokenizer)
+        self.continues = None  # (V,) bool, True for ## pieces
+        if options["whole_word_masking"]:
+            tokens = tokenizer.convert_ids_to_tokens(range(self.vocab_size))
+            self.continues = np.array([token.startswith("##") for token in tokens])
+        self.plan = lru_cache(maxsize=2)(self._plan)
+        self.order = lru_cache(maxsize=2)(self._order)
+        self.epoch_ends: list[list[int]] = [[] for _ in self.phases]  # samples up to the end of each epoch, as needed
+
+    def __len__(self) -> int:
+        return sum(phase.samples for phase in self.phases)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the caches, which a worker process fills for itself."""
+        return {key: value for key, value in self.__dict__.items() if key not in ("plan", "order")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__ |= state
+        self.plan = lru_cache(maxsize=2)(self._plan)
+        self.order = lru_cache(maxsize=2)(self._order)
+
+    def _plan(self, max_length: int, copy: int) -> np.ndarray:
+        """(P, 5) the pairs of one copy of the corpus."""
+        return plan_pairs(
+            self.corpus.sentence_ends,
+            self.corpus.document_ends,
+            max_length=max_length,
+            short_seq_prob=self.options["short_seq_prob"],
+            seed=self.seed,
+            copy=copy,
+        )
+
+    def _order(self, phase: int, epoch: int, count: int) -> np.ndarray:
+        """(P,) the order of the pairs in one epoch."""
+        return np.random.Generator(np.random.Philox(int(draw_key(self.seed, phase, epoch)[0]))).permutation(count)
+
+    def copy_of(self, epoch: int) -> int:
+        """The copy of the corpus that an epoch is drawn from."""
+        return epoch % self.options["dupe_factor"]
+
+    def locate(self, phase: int, sample: int) -> tuple[int, int]:
+        """The epoch of a phase's sample, and its place in that epoch."""
+        ends = self.epoch_ends[phase]
+        while not ends or ends[-1] <= sample:
+            pairs = self.plan(self.phases[phase].max_length, self.copy_of(len(ends)))
+            ends.append((ends[-1] if ends else 0) + len(pairs))
+        epoch = int(np.searchsorted(ends, sample, side="right"))
+        return epoch, sample - (ends[epoch - 1] if epoch else 0)
+
+    def __getitem__(self, position: int) -> dict[str, Tensor]:
+        """One sample, each column with a batch dimension of 1."""
+        return self.__getitems__([position])
+
+    def __getitems__(self, positions: Sequence[int]) -> dict[str, Tensor]:
+        """The batch of some positions of one phase: `input_ids`, `token_type_ids`, `attention_mask`, `labels` (B, T).
+
+        T is the longest of the batch. `next_sentence_label` (B,): 0 where B follows A, 1 where B is random; only for
+        the objective "mlm+nsp". int64 all of them.
+
+        Raises:
+            IndexError: a position outside the run.
+        """
+        if not 0 <= min(positions) <= max(positions) < len(self):
+            raise IndexError(
+                f"positions {min(positions)} to {max(positions)} are not all in a run of {len(self)} samples"
+            )
+        number, first = 0, 0
+        while positions[0] >= first + self.phases[number].samples:
+            first += self.phases[number].samples
+            number += 1
+        phase = self.phases[number]
+        epochs, places = np.array([self.locate(number, position - first) for position in positions]).T  # (B,) each
+        pairs, index = np.empty((len(positions), 5), np.int64), np.empty(len(positions), np.int64)
+        for epoch in np.unique(epochs):
+            rows = epochs == epoch
+            plan = self.plan(phase.max_length, self.copy_of(epoch))
+            index[rows] = self.order(number, int(epoch), len(plan))[places[rows]]
+            pairs[rows] = plan[index[rows]]
+        batch = assemble_pairs(self.corpus.ids, pairs, **self.special)
+        lengths = batch.pop("lengths")
+        self._add_labels(batch, lengths, pairs, epochs + (number << 32), index, phase.max_length)
+        return {name: torch.from_numpy(column) for name, column in batch.items()}
+
+    def _add_labels(
+        self,
+        batch: dict[str, np.ndarray],
+        lengths: np.ndarray,
+        pairs: np.ndarray,
+        epochs: np.ndarray,
+        index: np.ndarray,
+        max_length: int,
+    ) -> None:
+        """The objective's labels; for a masked objective also the masks, in place."""
+        if self.options["objective"] == "clm":
+            labels = np.where(batch["attention_mask"] == 1, batch["input_ids"], IGNORED)
+            labels[:, 0] = IGNORED  # nothing predicts [CLS]
+            batch["labels"] = labels
+            return
+        batch["input_ids"], batch["labels"] = mask_tokens(
+            batch["input_ids"],
+            lengths,
+            seed=self.seed,
+            epoch=epochs,
+            index=index,
+            special_ids=(self.special["cls_id"], self.special["sep_id"]),
+            mask_id=self.mask_id,
+            vocab_size=self.vocab_size,
+            probability=self.options["masked_lm_prob"],
+            max_predictions=default_max_predictions(max_length, self.options["masked_lm_prob"]),
+            mask_rate=self.options["mask_rate"],
+            random_rate=self.options["random_rate"],
+            same_rate=self.options["same_rate"],
+            whole_words=self.continues,
+        )
+        if self.options["objective"] == "mlm+nsp":
+            batch["next_sentence_label"] = pairs[:, 4]
+
+
+def list_phases(recipe: Mapping[str, Any]) -> list[Phase]:
+    """The phases of a recipe; each is a whole number of updates."""
+    steps, batch_size = recipe["train"]["max_steps"], recipe["batch_size"]
+    given = recipe.get("phase") or [{"share": 1.0, "max_length": recipe["data"]["max_length"]}]
+    bounds = [round(steps * share) for share in np.cumsum([0.0, *(phase["share"] for phase in given)])]
+    return [
+        Phase((stop - start) * batch_size, phase["max_length"])
+        for phase, start, stop in zip(given, bounds, bounds[1:], strict=False)
+        if stop > start
+    ]
+
+
+def name_head(options: Mapping[str, Any]) -> str:
+    """The head of an objective.
+
+    Raises:
+        UsageError: no such objective.
+    """
+    if options["objective"] not in HEADS:
+        raise UsageError(f"unknown objective {options['objective']!r} in [data]; the objectives are {', '.join(HEADS)}")
+    return HEADS[options["objective"]]
+
+
+def load(options: Mapping[str, Any], report: Report) -> dict[str, list[Document]]:
+    """The documents to train on, and those held out."""
+    if not options["corpus"]:
+        raise UsageError("no corpus given; name text files, directories, a Hub data set or docs: --corpus PATH")
+    documents = list(
+        read_documents(
+            options["corpus"],
+            split_sentences=options["split_sentences"],
+            limit_characters=options["limit_characters"] or None,
+            report=report,
+        )
+    )
+    train, dev = hold_out(documents, options["heldout_share"], seed=0)
+    report(f"{len(train):,} documents to train on, {len(dev):,} held out")
+    return {"train": train, "dev": dev}
+
+
+def tokenize(recipe: Mapping[str, Any], examples: Mapping[str, list[Document]], report: Report) -> Any:
+    """The tokenizer: `[data] vocab` if given, the checkpoint's if there is one, else trained on the training part."""
+    options = recipe["data"]
+    if options["vocab"] or recipe.get("checkpoint"):
+        return load_tokenizer(options["vocab"] or recipe["checkpoint"], cased=options["cased"] or None)
+    sentences = (sentence for document in examples["train"] for sentence in document)
+    tokens = train_vocabulary(sentences, size=options["vocab_size"], cased=options["cased"], report=report)
+    lengths = [phase.max_length for phase in list_phases(recipe)]
+    return make_tokenizer(tokens, cased=options["cased"], max_length=max(lengths))
+
+
+def configure(recipe: Mapping[str, Any], tokenizer: Any, examples: Mapping[str, Any]) -> dict[str, Any]:
+    """The vocabulary's size and padding token, and the direction of attention."""
+    return {
+        "vocab_size": max(recipe["model"].get("vocab_size", 0), len(tokenizer)),
+        "pad_token_id": tokenizer.pad_token_id,
+        "is_decoder": recipe["data"]["objective"] == "clm",
+    }
+
+
+def encode(documents: list[Document], tokenizer: Any, recipe: Mapping[str, Any], split: str) -> PretrainingData:
+    """Every sample of the run; of a split held out, a fixed choice of at most `heldout_pairs` pairs of phase one."""
+    corpus = tokenize_documents(documents, tokenizer)
+    phases = list_phases(recipe)
+    options, seed = recipe["data"], recipe["train"]["seed"]
+    if split != "train":
+        phases = [Phase(options["heldout_pairs"], phases[0].max_length)]
+        data = PretrainingData(corpus, tokenizer, phases, options, seed=0)
+        pairs = len(data.plan(phases[0].max_length, 0))
+        data.phases = [Phase(min(options["heldout_pairs"], pairs), phases[0].max_length)]
+        return data
+    return PretrainingData(corpus, tokenizer, phases, options, seed)
+
+
+def take(batch: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The batch: the data set has already made it."""
+    return batch
+
+
+# The columns of a summary, one row a sequence.
+TOKEN_LOSS, TOKENS, TOKENS_RIGHT, NSP_LOSS, NSP_RIGHT = range(5)
+
+
+def summarize(outputs: Any, batch: Mapping[str, Tensor]) -> Tensor:
+    """(B, 5) float: sum of token losses, labelled tokens, right ones; next-sentence loss and whether right (or NaN).
+
+    The model has decoded the labelled positions only (`targets_only`).
+    """
+    labelled = batch["labels"] != IGNORED  # (B, T); left to right, never the first token, so the order is the logits'
+    rows, labels = labelled.nonzero()[:, 0], batch["labels"][labelled]  # (M,) each
+    logits = (outputs.prediction_logits if "prediction_logits" in outputs else outputs.logits).float()  # (M, V)
+    losses = nn.functional.cross_entropy(logits, labels, reduction="none")
+    columns = torch.stack([losses, torch.ones_like(losses), (logits.argmax(-1) == labels).float()], dim=1)  # (M, 3)
+    summary = logits.new_full((len(batch["labels"]), 5), math.nan)
+    summary[:, :3] = 0
+    summary[:, :3].index_add_(0, rows, columns)
+    if "next_sentence_label" in batch:
+        relationship, label = outputs.seq_relationship_logits.float(), batch["next_sentence_label"]
+        summary[:, NSP_LOSS] = nn.functional.cross_entropy(relationship, label, reduction="none")
+        summary[:, NSP_RIGHT] = (relationship.argmax(-1) == label).float()
+    return summary
+
+
+def score(summaries: np.ndarray, data: PretrainingData) -> dict[str, float]:
+    """`mlm_loss` (nats a token), `perplexity` and `mlm_accuracy`; with next sentences also `nsp_loss`, `nsp_accuracy`.
+
+    Left to right the first ones are called `clm_loss` and `clm_accuracy`.
+    """
+    objective = "clm" if data.options["objective"] == "clm" else "mlm"
+    totals = summaries.sum(axis=0, dtype=np.float64)
+    loss = totals[TOKEN_LOSS] / max(totals[TOKENS], 1)
+    scores = {
+        f"{objective}_loss": loss,
+        f"{objective}_accuracy": totals[TOKENS_RIGHT] / max(totals[TOKENS], 1),
+        "perplexity": math.exp(min(loss, 700)),
+    }
+    if data.options["objective"] == "mlm+nsp":
+        scores |= {"nsp_loss": totals[NSP_LOSS] / len(summaries), "nsp_accuracy": totals[NSP_RIGHT] / len(summaries)}
+    return {name: float(value) for name, value in scores.items()}
+
+
+def baseline(train: PretrainingData, dev: PretrainingData) -> dict[str, float]:
+    """What knowing nothing, or only frequencies, scores on the held-out pairs.
+
+    `uniform_loss` is ln V; `unigram_loss` the cross-entropy of the training text's token frequencies (plus one), and
+    `unigram_accuracy` that of always naming the most frequent token; `nsp_majority` the share of the larger class and
+    `nsp_majority_error` its standard error, `random_next` the share of pairs whose B is random, and `heldout_pairs`
+    how many pairs there are.
+    """
+    counts = np.bincount(train.corpus.ids, minlength=dev.vocab_size) + 1.0  # (V,)
+    chances = np.log(counts / counts.sum())
+    labels, following = [], []
+    for start in range(0, len(dev), 1024):
+        batch = dev.__getitems__(range(start, min(start + 1024, len(dev))))
+        labels.append(batch["labels"][batch["labels"] != IGNORED].numpy())
+        if "next_sentence_label" in batch:
+            following.append(batch["next_sentence_label"].numpy())
+    targets = np.concatenate(labels)
+    baselines = {
+        "uniform_loss": math.log(dev.vocab_size),
+        "unigram_loss": float(-chances[targets].mean()),
+        "unigram_accuracy": float((targets == counts.argmax()).mean()),
+        "heldout_pairs": len(dev),
+    }
+    if following:
+        random_next = float(np.concatenate(following).mean())
+        majority = max(random_next, 1 - random_next)
+        baselines |= {
+            "random_next": random_next,
+            "nsp_majority": majority,
+            "nsp_majority_error": math.sqrt(majority * (1 - majority) / len(dev)),
+        }
+    return baselines
+
+
+def illustrate(model: nn.Module, tokenizer: Any, examples: Mapping[str, list[Document]], count: int = 5) -> list[str]:
+    """Some held-out sentences, a word of each masked, with the model's three likeliest words; none left to right."""
+    if model.config.is_decoder:
+        return []
+    masked = choose_masked(examples["dev"], tokenizer, count)
+    guesses = fill_masks(model, tokenizer, [text for text, _ in masked])
+    return [
+        f"{text}  →  {', '.join(f'{word} {chance:.0%}' for word, chance in words)}  ({answer})"
+        for (text, answer), words in zip(masked, guesses, strict=True)
+    ]
+
+
+def choose_masked(documents: Sequence[Document], tokenizer: Any, count: int) -> list[tuple[str, str]]:
+    """`count` sentences of different documents with one word of at least four letters, a single token, masked."""
+    chosen: list[tuple[str, str]] = []
+    for document in documents:
+        sentence = min(document, key=lambda sentence: abs(len(sentence) - 70))
+        words = sentence.split()
+        places = sorted(range(1, len(words) - 1), key=lambda place: abs(place - len(words) // 2))
+        long = (place for place in places if words[place].isalpha() and len(words[place]) > 3)
+        whole = next((place for place in long if len(tokenizer.tokenize(words[place])) == 1), None)
+        if 40 <= len(sentence) <= 110 and whole is not None:
+            text = " ".join([*words[:whole], tokenizer.mask_token, *words[whole + 1 :]])
+            chosen.append((text, words[whole]))
+        if len(chosen) == count:
+            break
+    return chosen
+
+
+@torch.no_grad()
+def fill_masks(model: nn.Module, tokenizer: Any, texts: list[str], top: int = 3) -> list[list[tuple[str, float]]]:
+    """For each text with one [MASK] the `top` likeliest tokens there, with their probabilities."""
+    if not texts:
+        return []
+    batch = tokenizer(texts, return_tensors="pt", padding=True, truncation=True).to(model.device)
+    outputs = model(**batch)
+    logits = outputs.prediction_logits if "prediction_logits" in outputs else outputs.logits  # (B, T, V)
+    best = logits[batch["input_ids"] == tokenizer.mask_token_id].float().softmax(-1).topk(top)  # (B, top)
+    return [
+        list(zip(tokenizer.convert_ids_to_tokens(ids), chances.tolist(), strict=True))
+        for ids, chances in zip(best.indices, best.values, strict=True)
+    ]
+
+
+def comment(metrics: Mapping[str, Any]) -> list[str]:
+    """How sure it is that the model has learned to tell sentences that follow from random ones."""
+    if "nsp_accuracy" not in metrics:
+        return []
+    distance = (metrics["nsp_accuracy"] - metrics["nsp_majority"]) / max(metrics["nsp_majority_error"], 1e-12)
+    return [
+        f"{metrics['heldout_pairs']:,} held-out pairs, {metrics['random_next']:.1%} of them random; next-sentence "
+        f"accuracy is {distance:+.1f} standard errors from the larger class"
+    ]
+
+
+def suggest(output: Path) -> list[str]:
+    """What to do with a pretrained model."""
+    text = "This function returns the [MASK] of the array."
+    return [
+        f"bertkit pretrain --model {output} --corpus your.txt --output runs/mine  # go on with your own text",
+        "bertkit pretrain --recipe recipes/pretrain/small.toml --corpus your.txt --output runs/small  # a larger model",
+        f"python -c \"from transformers import pipeline; print(pipeline('fill-mask', '{output}')('{text}'))\"  "
+        "# plain transformers loads it",
+    ]
+
+
+def start_small(given: Mapping[str, Any]) -> Mapping[str, Any]:
+    """STARTER; without its model and vocabulary where a checkpoint brings its own."""
+    if not given.get("checkpoint"):
+        return STARTER
+    data = {key: value for key, value in STARTER["data"].items() if key != "vocab_size"}
+    return {"batch_size": STARTER["batch_size"], "data": data, "train": STARTER["train"] | {"learning_rate": 1e-4}}
+
+
+PRETRAINING = Task(
+    name="pretrain",
+    recipe=RECIPE,
+    stable={"train": {"optim": "adamw_torch"}},
+    metric="perplexity",
+    unit="perplexity",
+    lower_is_better=True,
+    head=name_head,
+    load=load,
+    tokenize=tokenize,
+    configure=configure,
+    encode=encode,
+    collate=take,
+    summarize=summarize,
+    score=score,
+    baseline=baseline,
+    illustrate=illustrate,
+    comment=comment,
+    suggest=suggest,
+    starter=start_small,
+    table=(
+        Row("masked-LM loss", "mlm_loss", {"ln V": "uniform_loss", "token frequencies": "unigram_loss"}),
+        Row("masked-LM accuracy", "mlm_accuracy", {"the most frequent token": "unigram_accuracy"}, percent=True),
+        Row("left-to-right loss", "clm_loss", {"ln V": "uniform_loss", "token frequencies": "unigram_loss"}),
+        Row("left-to-right accuracy", "clm_accuracy", {"the most frequent token": "unigram_accuracy"}, percent=True),
+        Row("next-sentence loss", "nsp_loss"),
+        Row("next-sentence accuracy", "nsp_accuracy", {"the larger class": "nsp_majority"}, percent=True),
+    ),
+    evaluation_options={"targets_only": True},
+)

@@ -1,0 +1,92 @@
+"""What is learned: the contract that every task fulfils and that `bertkit.run` works with.
+
+A Task is a frozen value made of plain functions; there is no class to inherit from. It binds data, head, score and the
+paper's hyper-parameters, and never builds a Trainer.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+Report = Callable[[str], None]  # takes one line for the person who waits
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table that a run ends with.
+
+    key: of the score in metrics.json; `start_<key>` is its value before training.
+    baselines: what knowing less would score: words for it -> its key.
+    percent: whether the value is a fraction to be shown in percent.
+    """
+
+    name: str
+    key: str
+    baselines: Mapping[str, str] = field(default_factory=dict)
+    percent: bool = False
+
+
+def accept_nothing(*_: Any) -> dict:
+    """An empty dictionary: what an optional function of a Task gives when there is nothing to say."""
+    return {}
+
+
+@dataclass(frozen=True)
+class Task:
+    """One task of the paper.
+
+    name: as in `recipe.task` and on the command line.
+    recipe: the paper's recipe, complete; its `[data]` table lists every option of the task with its default.
+    stable: what `preset = "stable"` changes in it.
+    metric: the key in `score`'s answer that the paper reports; metrics.json repeats it as `score`.
+    unit: of the scores: "fraction", "percent", or "perplexity".
+    head: `[data]` options -> the name of a head class in `bertkit.model`.
+    load: (`[data]` options, report) -> split name -> examples, "train" and the `splits` among them.
+        Raises UsageError for wrong files.
+    tokenize: (recipe, examples by split, report) -> the tokenizer.
+    configure: (recipe, tokenizer, examples by split) -> values for BertConfig beside those of `[model]`, labels for
+        example.
+    encode: (examples of a split, tokenizer, recipe, split) -> a map-style data set whose columns are arguments of the
+        head's `forward`.
+    collate: a list of the data set's items (or what its `__getitems__` gives) -> a batch of tensors.
+    summarize: (the head's outputs, batch) -> (B, ...) what `score` needs of each sequence.
+    score: (summaries (S, ...) of a split in order, its data set) -> named scores.
+    baseline: (training data set, evaluation data set) -> named scores of knowing nothing.
+    table: the scores to show at the end.
+    illustrate: (model, tokenizer, examples by split) -> some predictions to look at, one line each.
+    comment: (metrics) -> lines to print below the table.
+    suggest: (run directory) -> commands to try next.
+    starter: (what the command line gave) -> the recipe where nobody names one, small enough for a laptop.
+    splits: evaluated at the end; the first one also during training.
+    evaluation_options: arguments for the head's `forward` in evaluation.
+    paper_score: the published value of `metric`, in `unit`; None where there is none for this recipe.
+    lower_is_better: whether a smaller `metric` is better.
+    """
+
+    name: str
+    recipe: Mapping[str, Any]
+    metric: str
+    unit: str
+    head: Callable[[Mapping[str, Any]], str]
+    load: Callable[[Mapping[str, Any], Report], dict[str, Any]]
+    tokenize: Callable[[Mapping[str, Any], Mapping[str, Any], Report], Any]
+    configure: Callable[[Mapping[str, Any], Any, Mapping[str, Any]], dict[str, Any]]
+    encode: Callable[[Any, Any, Mapping[str, Any], str], Any]
+    collate: Callable[[Any], dict[str, Tensor]]
+    summarize: Callable[[Any, Mapping[str, Tensor]], Tensor]
+    score: Callable[[np.ndarray, Any], dict[str, float]]
+    baseline: Callable[[Any, Any], dict[str, float]] = accept_nothing
+    table: tuple[Row, ...] = ()
+    illustrate: Callable[[Any, Any, Mapping[str, Any]], list[str]] | None = None
+    comment: Callable[[Mapping[str, Any]], list[str]] = lambda metrics: []
+    suggest: Callable[[Path], list[str]] = lambda output: []
+    starter: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None
+    splits: tuple[str, ...] = ("dev",)
+    stable: Mapping[str, Any] = field(default_factory=dict)
+    evaluation_options: Mapping[str, Any] = field(default_factory=dict)
+    paper_score: float | None = None
+    lower_is_better: bool = False

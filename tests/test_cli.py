@@ -1,0 +1,189 @@
+"""The command line as a person meets it: help, mistakes in one line, and what a run prints."""
+
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+from bertkit import cli
+from tests.test_run import write_text
+
+SMALL = [
+    *("--set", "batch_size=8", "--set", "model.hidden_size=16", "--set", "model.num_hidden_layers=1"),
+    *("--set", "model.num_attention_heads=2", "--set", "model.intermediate_size=32", "--set", "data.max_length=32"),
+    *("--set", "data.vocab_size=100", "--set", "data.heldout_share=0.2", "--set", "train.max_steps=2"),
+]
+
+
+@pytest.fixture
+def call(monkeypatch, capsys, tmp_path):
+    """Calls the program in an empty directory; gives exit code, standard output and standard error."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "120")
+
+    def call(*arguments):
+        monkeypatch.setattr(sys, "argv", ["bertkit", *map(str, arguments)])
+        try:
+            cli.main()
+            code = 0
+        except SystemExit as stop:
+            code = stop.code or 0
+        printed = capsys.readouterr()
+        return code, printed.out, printed.err
+
+    return call
+
+
+def test_help_answers_within_half_a_second():
+    def measure():
+        start = time.perf_counter()
+        done = subprocess.run([sys.executable, "-m", "bertkit", "--help"], capture_output=True, text=True, check=True)
+        assert "pretrain" in done.stdout
+        return time.perf_counter() - start
+
+    assert min(measure() for _ in range(5)) < 0.5
+
+
+@pytest.mark.parametrize("command", ["pretrain", "vocab"])
+def test_every_command_explains_itself_with_an_example(call, command):
+    code, out, _ = call(command, "--help")
+    assert code == 0
+    assert f"Example: bertkit {command}" in out
+
+
+def test_version(call):
+    import bertkit
+
+    assert call("--version")[1].strip() == bertkit.__version__
+
+
+@pytest.fixture
+def bad(tmp_path):
+    """Files that a run must refuse, by name."""
+    files = {
+        "empty.txt": b"",
+        "blank.txt": b"\n \n\t\n",
+        "single.txt": b"One sentence here.\nAnother sentence here.\nAnd a third one here.\n",
+        "binary.txt": b"some text\n\x00\x01\x02\x03\n",
+        "latin1.txt": b"a line\ncaf\xe9\n\nanother\n",
+        "long.txt": b"x" * 10_000_000 + b"\n\nshort line\n",
+        "broken.txt.gz": b"this is not gzip",
+        "broken.toml": b"[train\nlearning_rate = 1",
+        "unknown.toml": b"[train]\nlearning_rat = 1e-4\n",
+        "table.toml": b"[trian]\nlearning_rate = 1e-4\n",
+        "quoted.toml": b'[train]\nlearning_rate = "2e-5"\n',
+        "heads.toml": b"[model]\nhidden_size = 100\nnum_attention_heads = 3\n",
+        "long.toml": b"[data]\nmax_length = 1024\n",
+    }
+    for name, content in files.items():
+        (tmp_path / name).write_bytes(content)
+    (tmp_path / "nothing").mkdir()
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "notes.txt").write_text("mine")
+    write_text(tmp_path / "good.txt")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--corpus", "missing.txt"], ["missing.txt"]),
+        (["--corpus", "empty.txt"], ["empty.txt"]),
+        (["--corpus", "blank.txt"], ["blank.txt"]),
+        (["--corpus", "nothing"], ["nothing", ".txt"]),
+        (["--corpus", "single.txt"], ["two documents", "blank line"]),
+        (["--corpus", "binary.txt"], ["binary.txt"]),
+        (["--corpus", "latin1.txt"], ["latin1.txt", "2", "UTF-8"]),
+        (["--corpus", "long.txt"], ["long.txt", "1"]),
+        (["--corpus", "broken.txt.gz"], ["broken.txt.gz", "gzip"]),
+        (["--corpus", "good.txt", "--vocab", "missing-vocab.txt"], ["missing-vocab.txt"]),
+        (["--corpus", "good.txt", "--set", "data.vocab_size=12"], ["alphabet", "12"]),
+        (["--corpus", "good.txt", "--recipe", "missing.toml"], ["missing.toml"]),
+        (["--corpus", "good.txt", "--recipe", "broken.toml"], ["broken.toml", "line 1"]),
+        (["--corpus", "good.txt", "--recipe", "unknown.toml"], ["unknown.toml", "learning_rat", "learning_rate"]),
+        (["--corpus", "good.txt", "--recipe", "table.toml"], ["table.toml", "trian", "train"]),
+        (["--corpus", "good.txt", "--recipe", "quoted.toml"], ["quoted.toml", "learning_rate", "quotes"]),
+        (["--corpus", "good.txt", "--recipe", "heads.toml"], ["hidden_size 100", "num_attention_heads 3"]),
+        (["--corpus", "good.txt", "--recipe", "long.toml"], ["1024", "512 positions"]),
+        (["--corpus", "good.txt", "--set", "train.learning_rate"], ["train.learning_rate", "key=value"]),
+        (["--corpus", "good.txt", "--set", "nonsense=1"], ["nonsense"]),
+        (["--corpus", "good.txt", "--output", "other"], ["other", "--output"]),
+        (["--corpus", "good.txt", "--model", "nothing"], ["nothing"]),
+        (["--corpus", "no-such/hub-data-set"], ["no-such/hub-data-set", "docs"]),
+    ],
+)
+def test_a_mistake_is_one_line_that_names_it_and_exit_code_2(call, bad, arguments, words):
+    before = {path: path.read_bytes() for path in bad.rglob("*") if path.is_file()}
+    code, _, err = call("pretrain", *arguments)
+    assert code == 2
+    assert len(err.splitlines()) == 1, err
+    assert err.startswith("bertkit: ")
+    for word in words:
+        assert word in err
+    assert "Traceback" not in err
+    assert {path: path.read_bytes() for path in before} == before
+    assert not list(bad.rglob("model.safetensors"))
+
+
+def test_an_option_that_does_not_exist(call):
+    code, _, err = call("pretrain", "--corpse", "x")
+    assert code == 2
+    assert "No such option" in err
+
+
+def test_a_run_prints_scores_beside_baselines_examples_and_what_to_try_next(call, tmp_path):
+    write_text(tmp_path / "good.txt")
+    code, out, err = call("pretrain", "--corpus", "good.txt", "--output", "runs/mine", *SMALL)
+    assert code == 0, err
+    for words in ("masked-LM loss", "ln V", "token frequencies", "next-sentence accuracy", "the larger class"):
+        assert words in out
+    assert "standard errors from the larger class" in out
+    assert "curves.png" in out
+    assert "bertkit pretrain --model runs/mine" in out
+    assert (tmp_path / "runs/mine/curves.png").read_bytes().startswith(b"\x89PNG")
+    code, again, _ = call("pretrain", "--corpus", "good.txt", "--output", "runs/mine", *SMALL)
+    assert code == 0
+    assert "is finished" in again
+
+
+def test_a_dry_run_writes_nothing(call, tmp_path):
+    write_text(tmp_path / "good.txt")
+    code, out, err = call("pretrain", "--corpus", "good.txt", "--dry-run", *SMALL)
+    assert code == 0, err
+    assert "[train]" in out
+    assert "parameters: " in out
+    assert "nothing was trained or written" in out
+    assert not (tmp_path / "runs").exists()
+
+
+def test_vocab_writes_a_vocabulary_that_a_run_can_use(call, tmp_path):
+    write_text(tmp_path / "good.txt")
+    code, out, err = call("vocab", "good.txt", "--size", "90", "--output", "vocabulary")
+    assert code == 0, err
+    tokens = (tmp_path / "vocabulary" / "vocab.txt").read_text(encoding="utf-8").splitlines()
+    assert tokens[:5] == ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    assert f"{len(tokens)} tokens" in out
+    code, _, err = call("vocab", "good.txt", "--output", "vocabulary")
+    assert code == 2
+    assert "holds a vocabulary already" in err
+    code, _, err = call("pretrain", "--corpus", "good.txt", "--vocab", "vocabulary", *SMALL)
+    assert code == 0, err
+    assert (tmp_path / "runs/pretrain/vocab.txt").read_bytes() == (tmp_path / "vocabulary/vocab.txt").read_bytes()
+
+
+def test_no_color_and_no_terminal(tmp_path):
+    write_text(tmp_path / "good.txt")
+    done = subprocess.run(
+        [sys.executable, "-m", "bertkit", "pretrain", "--corpus", "good.txt", *SMALL],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env=os.environ | {"NO_COLOR": "1"},
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "\x1b" not in done.stdout + done.stderr
+    assert "update 2 of 2" in done.stdout
+    assert done.stderr == ""

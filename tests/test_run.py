@@ -1,0 +1,305 @@
+"""One run: what it writes, what it refuses, and the ways of running that must agree."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from bertkit.errors import UsageError
+from bertkit.recipe import merge, read_recipe
+from bertkit.run import Interrupted, choose_precision, dry_run, run
+from bertkit.tasks import TASKS
+
+PRETRAIN = TASKS["pretrain"]
+
+
+def write_text(path, documents=40, seed=0):
+    """A corpus in which every document has a few words of its own, so that there is something to learn."""
+    draw = np.random.default_rng(seed)
+    words = ["".join(draw.choice(list("abcdefghij"), 4)) for _ in range(80)]
+    texts = []
+    for _ in range(documents):
+        own = draw.choice(words, 6, replace=False)
+        lines = [" ".join(draw.choice(own, draw.integers(4, 9))).capitalize() + "." for _ in range(draw.integers(4, 9))]
+        texts.append("\n".join(lines))
+    path.write_text("\n\n".join(texts) + "\n", encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    return write_text(tmp_path_factory.mktemp("text") / "corpus.txt")
+
+
+@pytest.fixture
+def recipe(text):
+    """Eight updates of a tiny model, without dropout, in fp32."""
+    return {
+        "batch_size": 16,
+        "precision": "fp32",
+        "model": {
+            "hidden_size": 32,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "intermediate_size": 64,
+            "max_position_embeddings": 32,
+            "hidden_dropout_prob": 0.0,
+            "attention_probs_dropout_prob": 0.0,
+        },
+        "data": {"corpus": [str(text)], "vocab_size": 120, "max_length": 32, "heldout_share": 0.2},
+        "train": {
+            "max_steps": 8,
+            "learning_rate": 1e-3,
+            "warmup_steps": 2,
+            "logging_steps": 1,
+            "eval_steps": 4,
+            "save_steps": 3,
+        },
+    }
+
+
+def read_losses(output):
+    """(updates, 3) the losses in a training log: total, masked LM, next sentence."""
+    entries = [json.loads(line) for line in (output / "training_log.jsonl").read_text().splitlines()]
+    return np.array([[e["loss"], e["mlm_loss"], e["nsp_loss"]] for e in entries if "loss" in e])
+
+
+def read_weights(output):
+    return load_file(output / "model.safetensors")
+
+
+def assert_same_bits(one, other):
+    assert one.keys() == other.keys()
+    for name in one:
+        assert torch.equal(one[name], other[name]), name
+
+
+def test_a_run_writes_what_is_needed_to_use_and_repeat_it(recipe, tmp_path):
+    from transformers import AutoModelForPreTraining, AutoTokenizer
+
+    output = tmp_path / "run"
+    lines, steps = [], []
+    metrics = run(PRETRAIN, recipe, output=output, report=lines.append, progress=lambda *state: steps.append(state[:2]))
+    files = {path.name for path in output.iterdir()}
+    assert files >= {
+        "recipe.toml",
+        "metrics.json",
+        "environment.json",
+        "training_log.jsonl",
+        "model.safetensors",
+        "config.json",
+        "vocab.txt",
+        "tokenizer.json",
+        "README.md",
+        "predictions",
+    }
+    assert not (output / "training_args.bin").exists()
+    assert json.loads((output / "metrics.json").read_text()) == metrics
+    assert metrics["score"] == metrics["perplexity"] == pytest.approx(np.exp(metrics["mlm_loss"]))
+    assert metrics["updates"] == 8
+    assert metrics["mlm_loss"] < metrics["start_mlm_loss"]
+    assert 0.5 <= metrics["nsp_majority"] < 1
+    assert steps[-1] == (8, 8)
+    assert any("parameters" in line for line in lines)
+    losses = read_losses(output)
+    assert losses.shape == (8, 3)
+    np.testing.assert_allclose(losses[:, 0], losses[:, 1] + losses[:, 2], rtol=1e-5)
+
+    model, info = AutoModelForPreTraining.from_pretrained(output, output_loading_info=True)
+    assert not info["missing_keys"]
+    assert not info["unexpected_keys"]
+    tokenizer = AutoTokenizer.from_pretrained(output)
+    assert len(tokenizer) == model.config.vocab_size
+    assert tokenizer.vocab_size == len((output / "vocab.txt").read_text(encoding="utf-8").splitlines())
+
+
+def test_the_saved_recipe_repeats_the_run(recipe, tmp_path):
+    first = run(PRETRAIN, recipe, output=tmp_path / "first")
+    again = run(PRETRAIN, read_recipe(tmp_path / "first" / "recipe.toml"), output=tmp_path / "again")
+    assert first == again
+    assert_same_bits(read_weights(tmp_path / "first"), read_weights(tmp_path / "again"))
+
+
+def test_a_finished_run_is_not_repeated(recipe, tmp_path):
+    first = run(PRETRAIN, recipe, output=tmp_path / "run")
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")}
+    lines = []
+    assert run(PRETRAIN, recipe, output=tmp_path / "run", report=lines.append) == first
+    assert "is finished" in lines[0]
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")} == before
+
+
+@pytest.mark.parametrize("update", [2, 4, 7])
+def test_a_run_that_is_stopped_continues_bit_for_bit(recipe, tmp_path, update):
+    """SIGTERM lets the update finish and writes a checkpoint; dropout is on, so the random state matters too."""
+    recipe = merge(recipe, {"model": {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1}})
+    straight = run(PRETRAIN, recipe, output=tmp_path / "straight")
+
+    def stop(done, total, log):
+        if done == update and "loss" in log:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(Interrupted, match="the same command continues"):
+        run(PRETRAIN, recipe, output=tmp_path / "stopped", progress=stop)
+    assert not (tmp_path / "stopped" / "metrics.json").exists()
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    assert run(PRETRAIN, recipe, output=tmp_path / "stopped") == straight
+    assert_same_bits(read_weights(tmp_path / "stopped"), read_weights(tmp_path / "straight"))
+    np.testing.assert_array_equal(read_losses(tmp_path / "stopped"), read_losses(tmp_path / "straight"))
+
+
+def test_a_half_written_checkpoint_is_not_taken(recipe, tmp_path):
+    straight = run(PRETRAIN, recipe, output=tmp_path / "straight")
+
+    def stop(done, total, log):
+        if done == 5 and "loss" in log:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(Interrupted):
+        run(PRETRAIN, recipe, output=tmp_path / "run", progress=stop)
+    (tmp_path / "run" / "checkpoint-7").mkdir()
+    (tmp_path / "run" / "checkpoint-7" / "model.safetensors").write_bytes(b"half")
+    assert run(PRETRAIN, recipe, output=tmp_path / "run") == straight
+
+
+@pytest.mark.parametrize("per_device", [4, 8])
+def test_accumulation_changes_nothing(recipe, tmp_path, per_device):
+    """32 = 4 x 8 in the small: masked LM and next sentence have two denominators, over the whole update."""
+    whole = run(PRETRAIN, recipe, output=tmp_path / "whole")
+    cut = merge(recipe, {"train": {"per_device_train_batch_size": per_device}})
+    parts = run(PRETRAIN, cut, output=tmp_path / "parts")
+    np.testing.assert_allclose(read_losses(tmp_path / "parts"), read_losses(tmp_path / "whole"), rtol=2e-5)
+    assert parts["mlm_loss"] == pytest.approx(whole["mlm_loss"], rel=1e-4)
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_packing_changes_nothing(recipe, tmp_path, attention):
+    run(PRETRAIN, recipe, output=tmp_path / "packed")
+    run(PRETRAIN, merge(recipe, {"model": {"attn_implementation": attention}}), output=tmp_path / "padded")
+    np.testing.assert_allclose(read_losses(tmp_path / "padded"), read_losses(tmp_path / "packed"), rtol=2e-5)
+
+
+@pytest.mark.parametrize("setting", [{"gradient_checkpointing": True}, {"dataloader_num_workers": 2}])
+def test_checkpointing_and_workers_change_nothing(recipe, tmp_path, setting):
+    recipe = merge(recipe, {"model": {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1}})
+    run(PRETRAIN, recipe, output=tmp_path / "plain")
+    run(PRETRAIN, merge(recipe, {"train": setting}), output=tmp_path / "other")
+    np.testing.assert_allclose(read_losses(tmp_path / "other"), read_losses(tmp_path / "plain"), rtol=1e-6)
+
+
+def test_two_processes_give_the_losses_of_one(recipe, tmp_path):
+    from bertkit.recipe import save_recipe
+
+    run(PRETRAIN, recipe, output=tmp_path / "one")
+    save_recipe(recipe, tmp_path / "recipe.toml")
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    files = ["--recipe", str(tmp_path / "recipe.toml"), "--output", str(tmp_path / "two")]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run([*launcher, "-m", "bertkit", "pretrain", *files], capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert json.loads((tmp_path / "two" / "environment.json").read_text())["processes"] == 2
+    assert "(2 x 1 x 8)" in done.stdout
+    np.testing.assert_allclose(read_losses(tmp_path / "two"), read_losses(tmp_path / "one"), rtol=1e-5)
+    scores = [json.loads((tmp_path / name / "metrics.json").read_text()) for name in ("one", "two")]
+    assert scores[0].keys() == scores[1].keys()
+    for key in scores[0]:
+        assert scores[1][key] == pytest.approx(scores[0][key], rel=1e-4), key
+
+
+def test_precisions_stay_close(recipe, tmp_path):
+    run(PRETRAIN, recipe, output=tmp_path / "fp32")
+    run(PRETRAIN, merge(recipe, {"precision": "bf16"}), output=tmp_path / "bf16")
+    np.testing.assert_allclose(read_losses(tmp_path / "bf16"), read_losses(tmp_path / "fp32"), rtol=0.03)
+    assert choose_precision("fp16") == "fp16"
+    assert choose_precision("auto") in ("fp32", "bf16")
+
+
+def test_the_stable_preset_corrects_the_bias(recipe, tmp_path):
+    plan = dry_run(PRETRAIN, recipe, {"preset": "stable"}, output=tmp_path / "run")
+    assert plan["recipe"]["train"]["optim"] == "adamw_torch"
+    run(PRETRAIN, recipe, {"preset": "stable"}, output=tmp_path / "stable")
+    run(PRETRAIN, recipe, output=tmp_path / "paper")
+    stable, paper = read_losses(tmp_path / "stable"), read_losses(tmp_path / "paper")
+    np.testing.assert_allclose(stable[0], paper[0], rtol=1e-6)
+    assert not np.allclose(stable[-1], paper[-1], rtol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"train": {"learning_rat": 1e-4}}, r"learning_rat.*learning_rate"),
+        ({"train": {"learning_rate": "2e-5"}}, r"learning_rate.*2e-5"),
+        ({"model": {"num_attention_heads": 5}}, r"hidden_size 32 is not divisible by num_attention_heads 5"),
+        ({"data": {"max_length": 64}}, r"max_length 64 exceeds the model's 32 positions"),
+        ({"data": {"objective": "mlm+sop"}}, r"unknown objective 'mlm\+sop'.*mlm\+nsp, mlm, clm"),
+        ({"train": {"per_device_train_batch_size": 5}}, r"batch_size 16"),
+        ({"task": "glue"}, r"the recipe is for the task 'glue'"),
+        ({"data": {"corpus": []}}, r"no corpus given"),
+        ({"data": {"mask_rate": 0.9}}, r"must sum to 1"),
+        ({"data": {"vocab_size": 8}}, r"alphabet"),
+    ],
+)
+def test_a_mistake_is_one_line_and_writes_no_model(recipe, tmp_path, change, message):
+    with pytest.raises(UsageError, match=message) as error:
+        run(PRETRAIN, recipe, change, output=tmp_path / "run")
+    assert "\n" not in str(error.value)
+    assert not (tmp_path / "run" / "model.safetensors").exists()
+
+
+def test_a_directory_of_another_run_is_left_alone(recipe, tmp_path):
+    run(PRETRAIN, recipe, output=tmp_path / "run")
+    before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    with pytest.raises(UsageError, match=r"belongs to another run \(train.learning_rate: 0.001 -> 0.002\)"):
+        run(PRETRAIN, recipe, {"train": {"learning_rate": 2e-3}}, output=tmp_path / "run")
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis" / "chapter.txt").write_text("precious")
+    with pytest.raises(UsageError, match="is not empty and holds no run"):
+        run(PRETRAIN, recipe, output=tmp_path / "thesis")
+    with pytest.raises(UsageError, match="is a file"):
+        run(PRETRAIN, recipe, output=tmp_path / "thesis" / "chapter.txt")
+    assert {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()} == before
+
+
+def test_a_loss_that_is_no_number_stops_the_run(recipe, tmp_path):
+    with pytest.raises(UsageError, match=r"the loss is (nan|inf) after update \d+; lower learning_rate"):
+        run(PRETRAIN, recipe, {"train": {"learning_rate": 1e30, "max_grad_norm": 0.0}}, output=tmp_path / "run")
+
+
+def test_training_goes_on_from_a_checkpoint(recipe, tmp_path):
+    run(PRETRAIN, recipe, output=tmp_path / "first")
+    more = {**recipe, "model": {}, "checkpoint": str(tmp_path / "first")}
+    metrics = run(PRETRAIN, more, output=tmp_path / "second")
+    first = json.loads((tmp_path / "first" / "metrics.json").read_text())
+    assert metrics["start_mlm_loss"] == pytest.approx(first["mlm_loss"], rel=1e-5)
+    assert metrics["mlm_loss"] < first["mlm_loss"]
+    with pytest.raises(UsageError, match="the checkpoint decides that"):
+        run(PRETRAIN, {**recipe, "checkpoint": str(tmp_path / "first")}, output=tmp_path / "third")
+
+
+def test_a_checkpoint_that_is_none(recipe, tmp_path):
+    (tmp_path / "empty").mkdir()
+    for checkpoint in (tmp_path / "empty", tmp_path / "nothing"):
+        with pytest.raises(UsageError) as error:
+            run(PRETRAIN, {**recipe, "model": {}, "checkpoint": str(checkpoint)}, output=tmp_path / "run")
+        assert str(checkpoint) in str(error.value)
+        assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("objective", ["mlm", "clm"])
+def test_the_other_objectives_learn_and_load_in_plain_transformers(recipe, tmp_path, objective):
+    import transformers
+
+    metrics = run(PRETRAIN, recipe, {"data": {"objective": objective}}, output=tmp_path / "run")
+    assert metrics[f"{objective}_loss"] < metrics[f"start_{objective}_loss"]
+    assert "nsp_loss" not in metrics
+    head = {"mlm": "BertForMaskedLM", "clm": "BertLMHeadModel"}[objective]
+    model, info = getattr(transformers, head).from_pretrained(tmp_path / "run", output_loading_info=True)
+    assert model.config.is_decoder == (objective == "clm")
+    assert not info["missing_keys"]
+    assert not info["unexpected_keys"]

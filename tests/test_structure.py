@@ -1,0 +1,129 @@
+"""The rules of the house that can be executed: who may import whom, and what stays out of an import."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import bertkit
+
+PACKAGE = Path(bertkit.__file__).parent
+EVERYONE = {"bertkit.errors"}
+
+# module -> the modules of this package that it may import, lazily or not. Everyone may import bertkit.errors.
+MAY_IMPORT = {
+    "bertkit": set(),
+    "bertkit.__main__": {"bertkit.cli"},
+    "bertkit.attention": {"bertkit.dropout"},
+    "bertkit.cli": {
+        "bertkit",
+        "bertkit.data.corpus",
+        "bertkit.data.vocab",
+        "bertkit.recipe",
+        "bertkit.report",
+        "bertkit.run",
+        "bertkit.tasks",
+    },
+    "bertkit.config": set(),
+    "bertkit.data": set(),
+    "bertkit.data.corpus": set(),
+    "bertkit.data.masking": set(),
+    "bertkit.data.pairs": {"bertkit.data.masking"},
+    "bertkit.data.vocab": set(),
+    "bertkit.dropout": set(),
+    "bertkit.errors": set(),
+    "bertkit.model": {"bertkit.attention", "bertkit.config", "bertkit.dropout"},
+    "bertkit.optim": set(),
+    "bertkit.recipe": {"bertkit.config"},
+    "bertkit.report": {"bertkit.tasks.task"},
+    "bertkit.run": {
+        "bertkit",
+        "bertkit.config",
+        "bertkit.data.vocab",
+        "bertkit.model",
+        "bertkit.optim",
+        "bertkit.recipe",
+        "bertkit.share",
+        "bertkit.tasks.task",
+    },
+    "bertkit.share": {"bertkit", "bertkit.tasks.task"},
+    "bertkit.tasks": {"bertkit.tasks.pretraining", "bertkit.tasks.task"},
+    "bertkit.tasks.pretraining": {
+        "bertkit.data.corpus",
+        "bertkit.data.masking",
+        "bertkit.data.pairs",
+        "bertkit.data.vocab",
+        "bertkit.tasks.task",
+    },
+    "bertkit.tasks.task": set(),
+}
+
+
+def name_module(path: Path) -> str:
+    parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {name_module(path): path for path in sorted(PACKAGE.rglob("*.py"))}
+
+
+def find_imports(path: Path) -> set[str]:
+    """The modules of this package that a file imports anywhere in it."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            submodules = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= submodules & set(MODULES) or {node.module}
+    return {name for name in found if name.partition(".")[0] == "bertkit"}
+
+
+def test_the_table_names_every_module():
+    assert set(MAY_IMPORT) == set(MODULES)
+
+
+@pytest.mark.parametrize("name", sorted(MODULES))
+def test_a_module_imports_only_what_the_table_allows(name):
+    assert find_imports(MODULES[name]) - EVERYONE <= MAY_IMPORT[name]
+
+
+@pytest.mark.parametrize("name", sorted(MODULES))
+def test_only_the_command_line_prints_or_exits(name):
+    tree = ast.parse(MODULES[name].read_text(encoding="utf-8"))
+    calls = {ast.unparse(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
+    assert name == "bertkit.cli" or not calls & {"print", "exit", "sys.exit", "os._exit"}
+
+
+@pytest.mark.parametrize("name", sorted(MODULES))
+def test_every_module_and_public_function_has_a_docstring(name):
+    tree = ast.parse(MODULES[name].read_text(encoding="utf-8"))
+    assert ast.get_docstring(tree)
+    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)]
+    missing = [node.name for node in functions if not node.name.startswith("_") and not ast.get_docstring(node)]
+    assert missing == []
+
+
+@pytest.mark.parametrize(
+    ("statement", "absent"),
+    [
+        ("import bertkit", ("torch", "transformers", "numpy", "typer")),
+        ("import bertkit.cli", ("torch", "transformers", "numpy", "rich.table")),
+        ("import bertkit.recipe", ("torch", "transformers")),
+        ("import bertkit.model", ("datasets", "evaluate")),
+        ("import bertkit.run", ("datasets", "evaluate", "matplotlib")),
+    ],
+)
+def test_an_import_stays_light(statement, absent):
+    code = f"{statement}; import sys; print([name for name in {absent!r} if name in sys.modules])"
+    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert printed.strip() == "[]"
+
+
+def test_public_names_are_exported():
+    for name in bertkit.__all__:
+        assert getattr(bertkit, name).__name__ == name or name == "TASKS"
+    with pytest.raises(AttributeError, match="no attribute 'BertForNothing'"):
+        bertkit.BertForNothing  # noqa: B018
