@@ -3,6 +3,7 @@
 A user's mistake is one line on standard error and exit code 2; a run stopped by a signal ends with 128 + its number.
 """
 
+import os
 import sys
 from collections.abc import Mapping
 from contextlib import contextmanager
@@ -130,13 +131,15 @@ def execute(
             return
         metrics = runs.run(task, *recipes, output=output, report=screen.say, progress=screen.advance)
         screen.finish_progress()
-        screen.show_results(task, metrics, output)
+        if not screen.quiet:
+            screen.show_results(task, metrics, output)
 
 
 class Screen:
     """What a person sees: lines, a progress bar if this is a terminal, tables at the end."""
 
     def __init__(self) -> None:
+        self.quiet = os.environ.get("RANK", "0") != "0"  # of several processes the first one speaks
         self.console: Any = None
         self.bar: Any = None
         self.shown = -1
@@ -150,8 +153,6 @@ class Screen:
 
     def start(self) -> None:
         """Makes the console; libraries then report through this program and not beside it."""
-        import os
-
         from rich.console import Console
 
         self.console = Console(highlight=False, soft_wrap=True)
@@ -163,8 +164,9 @@ class Screen:
 
     def say(self, line: str) -> None:
         """Prints one line."""
-        typer.echo(line)
-        sys.stdout.flush()
+        if not self.quiet:
+            typer.echo(line)
+            sys.stdout.flush()
 
     def advance(self, done: int, total: int, log: Mapping[str, float]) -> None:
         """Shows how far the training is, and the latest losses."""

@@ -14,6 +14,7 @@ import os
 import platform
 import signal
 import subprocess
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -76,7 +77,7 @@ def run(
         Interrupted: by SIGTERM or SIGINT, after a checkpoint.
     """
     recipe, output = complete(task, *recipes), Path(output)
-    state = PartialState()
+    state = join_processes()
     if not state.is_main_process:
         report = lambda line: None  # noqa: E731
     args = make_arguments(recipe, output)
@@ -99,10 +100,12 @@ def run(
     checkpoint = find_checkpoint(output)
     if checkpoint:
         report(f"continues after {checkpoint.name}")
+    start = time.monotonic()
     with stop_on_signal(trainer) as stopper:
         trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
     if stopper.signalled:
         raise Interrupted(f"stopped after update {trainer.state.global_step}; the same command continues")
+    report(f"trained for {describe_duration(time.monotonic() - start)}")
     return finish(task, recipe, trainer, data, examples, tokenizer, output)
 
 
@@ -127,6 +130,11 @@ def complete(task: Task, *recipes: Mapping[str, Any]) -> Recipe:
     return recipe
 
 
+def join_processes() -> PartialState:
+    """This process among those that torchrun or accelerate launch have started; alone if there are no others."""
+    return PartialState(cpu=not torch.accelerator.is_available())
+
+
 def check_lengths(recipe: Recipe) -> None:
     """Nothing, or a UsageError if a text may be longer than the model (known where `[model]` builds it)."""
     if recipe.get("checkpoint") or "max_length" not in recipe["data"]:
@@ -149,7 +157,7 @@ def make_arguments(recipe: Recipe, output: Path) -> TrainingArguments:
     train = dict(recipe["train"])
     per_device, accumulation = split_batch(
         recipe["batch_size"],
-        processes=PartialState().num_processes,
+        processes=join_processes().num_processes,
         per_device=train.pop("per_device_train_batch_size", None),
     )
     precision = choose_precision(recipe["precision"])
@@ -159,6 +167,7 @@ def make_arguments(recipe: Recipe, output: Path) -> TrainingArguments:
         "disable_tqdm": True,
         "logging_nan_inf_filter": False,  # it would hide a NaN loss
         "use_cpu": not torch.accelerator.is_available(),  # bf16 on a CPU has to be allowed by it
+        "ddp_find_unused_parameters": False,  # a head uses all it has
         "remove_unused_columns": False,  # a task's columns all are arguments of its head
         "per_device_eval_batch_size": max(per_device, 32),
     }
@@ -256,7 +265,7 @@ def describe_environment() -> dict[str, Any]:
         "processor": torch.cpu.get_capabilities().get("cpu_name", platform.processor()),
         "threads": torch.get_num_threads(),
         "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
-        "processes": PartialState().num_processes,
+        "processes": join_processes().num_processes,
     }
 
 
@@ -298,7 +307,9 @@ def make_model(task: Task, recipe: Recipe, settings: Mapping[str, Any]) -> nn.Mo
         return head(make_config(recipe["model"] | settings))
     sizes = recipe["model"].keys() - {"attn_implementation"}
     if sizes:
-        raise UsageError(f"[model] sets {', '.join(sorted(sizes))}, but the checkpoint decides that; leave one of them out")
+        raise UsageError(
+            f"[model] sets {', '.join(sorted(sizes))}, but the checkpoint decides that; leave one of them out"
+        )
     return load_model(head, recipe["checkpoint"], recipe["model"] | settings)
 
 
@@ -354,6 +365,13 @@ def describe_training(args: TrainingArguments, recipe: Recipe, data: Any) -> str
     precision = "bf16" if args.bf16 else "fp16" if args.fp16 else "fp32"
     cut = f"{args.world_size} x {args.gradient_accumulation_steps} x {args.per_device_train_batch_size}"
     return f"{steps:,} updates of {recipe['batch_size']} sequences ({cut}), {precision}"
+
+
+def describe_duration(seconds: float) -> str:
+    """Seconds as a person says them: 42 s, 5 min 40 s, 3 h 12 min."""
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {seconds} s" if minutes else f"{seconds} s"
 
 
 # --- Training ---------------------------------------------------------------------------------------------------------

@@ -201,7 +201,9 @@ def test_two_processes_give_the_losses_of_one(recipe, tmp_path):
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
     files = ["--recipe", str(tmp_path / "recipe.toml"), "--output", str(tmp_path / "two")]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run([*launcher, "-m", "bertkit", "pretrain", *files], capture_output=True, text=True, env=environment, check=False)
+    done = subprocess.run(
+        [*launcher, "-m", "bertkit", "pretrain", *files], capture_output=True, text=True, env=environment, check=False
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     assert json.loads((tmp_path / "two" / "environment.json").read_text())["processes"] == 2
     assert "(2 x 1 x 8)" in done.stdout

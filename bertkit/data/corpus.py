@@ -85,7 +85,7 @@ def read_documents(
     Raises:
         UsageError: at once if a source does not exist; while reading if a file is not UTF-8 text or a source is empty.
     """
-    if not sources:
+    if not all(sources) or not sources:
         raise UsageError("no corpus given; name text files, directories, a Hub data set or docs")
     opened = [(source, _open_source(source, workers)) for source in sources]
     return _stream(opened, language if split_sentences else None, limit_characters, report)
@@ -362,7 +362,8 @@ _STRUCTURE = (
     (rf"^( *)(\S.*)?::${_BODY}", "\\1\\2:\n"),  # a literal block
     (r"^(?:References?|See [Aa]lso)\n([-=])\1{2,}$(?s:.*?)(?=^\S.*\n[-=]{3,}$|\Z)", ""),
     (r"^.*\n *([-=~^\"'#*+`:.<>_])\1{2,}$", ""),  # a title and the line under it
-    (r"^ *(?:[-=~^\"'#*+`:.<>_ ]+|\|.*|\+[-=].*)$", ""),  # rules and tables
+    (r"^ *=+(?: +=+)+$(?:\n *\S.*)*", ""),  # a table
+    (r"^ *(?:[-=~^\"'#*+`:.<>_ ]+|\|.*|\+[-=].*)$", ""),  # rules, tables with bars
     (rf"^( *)[:@](?:{_FIELD})\b[^:\n]*:", _SET_OFF),  # :param x:
     (rf"^( *)[:@]\w+(?: [^:\n]*)?:(?: .*)?${_BODY}", ""),  # :type x: and other fields without prose
     (r"^ *[`*\\]{0,3}[\w.]+[\w.`*\\,{}\[\]/| ]{0,80} : .*$", "\n"),  # numpydoc's name : type

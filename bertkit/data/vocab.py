@@ -48,8 +48,8 @@ def train_vocabulary(
     The special tokens come first, [PAD] at 0, then the alphabet, then its characters inside words (`##a`), then the
     merged pieces, the most frequent first; pieces that occur less than `min_frequency` times are left out.
 
-    The alphabet is the fewest characters that cover 99.99 % of the text, so that rare ones of foreign scripts do not use
-    up the vocabulary. A word with one of these is [UNK]; of the others, up to 100 characters long, none is.
+    The alphabet is the fewest characters that cover 99.99 % of the text, so that rare ones of foreign scripts do not
+    use up the vocabulary. A word with one of these is [UNK]; of the others, up to 100 characters long, none is.
 
     Raises:
         UsageError: `size` is smaller than the special tokens and the alphabet, or the texts have no words.
@@ -61,8 +61,8 @@ def train_vocabulary(
     first = [*SPECIAL_TOKENS, *alphabet, *(f"##{character}" for character in alphabet if _continues(character))]
     if size < len(first):
         raise UsageError(
-            f"a vocabulary of {size:,} tokens is smaller than the alphabet: {len(alphabet):,} characters, alone and inside "
-            f"words, and the special tokens make {len(first):,}; give --size {len(first)} or more"
+            f"a vocabulary of {size:,} tokens is smaller than the alphabet: {len(alphabet):,} characters, alone and "
+            f"inside words, and the special tokens make {len(first):,}; give --size {len(first)} or more"
         )
     known = set(alphabet)
     usable = {word: n for word, n in words.items() if len(word) <= LONGEST_WORD and known.issuperset(word)}
@@ -167,8 +167,8 @@ def save_tokenizer(tokenizer: "BertTokenizerFast", directory: str | Path) -> Non
 def load_tokenizer(source: str | Path, *, cased: bool | None = None) -> "BertTokenizerFast":
     """The tokenizer of a directory with tokenizer.json or vocab.txt, of a vocab.txt, or of a model on the Hub.
 
-    Its files say whether it is cased; if they do not, `cased` does; without that a token with a capital letter does. The
-    maximal length is that of the files, or else 512.
+    Its files say whether it is cased; if they do not, `cased` does; without that a token with a capital letter does.
+    The maximal length is that of the files, or else 512.
 
     Raises:
         UsageError: it does not exist, is no BERT vocabulary, contradicts `cased`, or the Hub cannot be reached.
