@@ -253,15 +253,16 @@ def write_json(value: Any, path: Path) -> None:
 
 def describe_environment() -> dict[str, Any]:
     """Versions, hardware and, in a checkout, the commit: what may explain a difference between two runs."""
-    from importlib.metadata import version
+    from importlib.metadata import distributions
 
-    packages = ("torch", "transformers", "tokenizers", "accelerate", "datasets", "numpy", "sentencex")
+    names = {"torch", "transformers", "tokenizers", "accelerate", "datasets", "numpy", "sentencex"}
+    packages = {found.name: found.version for found in distributions() if found.name in names}
     return {
         "bertkit": bertkit.__version__,
         "commit": find_commit(),
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "packages": {name: version(name) for name in packages},
+        "packages": dict(sorted(packages.items())),
         "processor": torch.cpu.get_capabilities().get("cpu_name", platform.processor()),
         "threads": torch.get_num_threads(),
         "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],

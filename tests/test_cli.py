@@ -93,7 +93,7 @@ def bad(tmp_path):
         (["--corpus", "empty.txt"], ["empty.txt"]),
         (["--corpus", "blank.txt"], ["blank.txt"]),
         (["--corpus", "nothing"], ["nothing", ".txt"]),
-        (["--corpus", "single.txt"], ["two documents", "blank line"]),
+        (["--corpus", "single.txt"], ["1 document", "needs two", "blank line"]),
         (["--corpus", "binary.txt"], ["binary.txt"]),
         (["--corpus", "latin1.txt"], ["latin1.txt", "2", "UTF-8"]),
         (["--corpus", "long.txt"], ["long.txt", "1"]),

@@ -13,7 +13,6 @@ Left out: the vocabulary (`bertkit.data.vocab`), pairs (`bertkit.data.pairs`) an
 """
 
 import ast
-import codecs
 import gc
 import gzip
 import inspect
@@ -95,7 +94,7 @@ def _open_source(source: str, workers: int | None) -> Iterator[Paragraphs]:
     """Its documents, not read yet; that it exists is checked here."""
     if source == DOCS:
         return _read_docs(workers)
-    path = Path(source).expanduser()
+    path = Path(os.path.expanduser(source))  # unlike Path's own it never fails
     if path.is_dir():
         return _read_files(_list_text_files(path))
     if path.exists():
@@ -183,23 +182,23 @@ def _read_lines(file: Path) -> Iterator[str]:
             number = 0
             while line := stream.readline(LONGEST_LINE):
                 number += 1
-                yield _decode(line.removeprefix(codecs.BOM_UTF8) if number == 1 else line, f"{file}, line {number}")
+                yield _decode(line, f"{file}, line {number}", "utf-8-sig" if number == 1 else "utf-8")
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise UsageError(f"{file} is no complete gzip file ({error}); compress it again or give plain text") from None
     except OSError as error:
         raise UsageError(f"{file} cannot be read ({error.strerror or error}); check its permissions") from None
 
 
-def _decode(line: bytes, where: str) -> str:
+def _decode(line: bytes, where: str, encoding: str) -> str:
     if b"\0" in line:
         raise UsageError(f"{where} has a NUL byte, as binary files and UTF-16 have; give text in UTF-8")
     if len(line) == LONGEST_LINE and not line.endswith(b"\n"):
         raise UsageError(f"{where} has {LONGEST_LINE:,} bytes or more; put a sentence or a paragraph on a line")
     try:
-        return line.decode().strip()
+        return line.decode(encoding).strip()
     except UnicodeDecodeError as error:
         raise UsageError(
-            f"{where} is not UTF-8 (byte {line[error.start]:#04x} in place {error.start + 1}); "
+            f"{where} is not UTF-8 (byte {error.object[error.start]:#04x} in place {error.start + 1}); "
             "convert the file, for instance with iconv -f latin1 -t utf-8"
         ) from None
 

@@ -11,6 +11,7 @@ Left out: the token ids of a corpus (`bertkit.data.corpus`).
 """
 
 import json
+import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -160,7 +161,8 @@ def save_tokenizer(tokenizer: "BertTokenizerFast", directory: str | Path) -> Non
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
     tokenizer.save_pretrained(directory)
-    tokens = tokenizer.convert_ids_to_tokens(range(len(tokenizer)))
+    ids = tokenizer.get_vocab()
+    tokens = sorted(ids, key=ids.__getitem__)
     (directory / "vocab.txt").write_bytes("".join(f"{token}\n" for token in tokens).encode())
 
 
@@ -173,7 +175,7 @@ def load_tokenizer(source: str | Path, *, cased: bool | None = None) -> "BertTok
     Raises:
         UsageError: it does not exist, is no BERT vocabulary, contradicts `cased`, or the Hub cannot be reached.
     """
-    path = Path(source).expanduser()
+    path = Path(os.path.expanduser(source))  # unlike Path's own it never fails
     if path.is_file():
         tokens = _read_tokens(path)
         _check_tokens(tokens, str(path))
@@ -201,14 +203,14 @@ def _load_directory(directory: Path, source: str, cased: bool | None) -> "BertTo
             f"{source} has neither tokenizer.json nor vocab.txt; name a vocabulary or train one: bertkit vocab"
         )
     _check_tokens(tokens, source)
-    settings |= {name: value for name, value in config.items() if name in NORMALIZATION.values()}
+    settings |= {name: config[name] for name in NORMALIZATION.values() if config.get(name) is not None}
     if cased is not None and settings.get("do_lower_case") is cased:
         has, wants = ("uncased", "cased") if cased else ("cased", "uncased")
         raise UsageError(
             f"the tokenizer of {source} is {has}, {wants} was asked for; name one that is {wants} or do not ask"
         )
     settings.setdefault("do_lower_case", not (_guess_cased(tokens) if cased is None else cased))
-    if config.get("model_max_length", UNLIMITED) >= UNLIMITED:
+    if (config.get("model_max_length") or UNLIMITED) >= UNLIMITED:
         settings["model_max_length"] = 512
     return BertTokenizerFast.from_pretrained(directory, **settings)
 

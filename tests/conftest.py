@@ -1,0 +1,113 @@
+"""What the tests of the model share: tiny random models, their twins in plain transformers, and padded batches."""
+
+import os
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read when huggingface_hub is imported
+
+import pytest
+import torch
+import transformers
+from torch import Tensor
+
+from bertkit import model as ours
+from bertkit.config import BertConfig
+
+TINY = {
+    "vocab_size": 99,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 64,
+    "max_position_embeddings": 64,
+}
+NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+HEADS = (
+    "BertModel",
+    "BertForPreTraining",
+    "BertForMaskedLM",
+    "BertLMHeadModel",
+    "BertForNextSentencePrediction",
+    "BertForSequenceClassification",
+    "BertForMultipleChoice",
+    "BertForTokenClassification",
+    "BertForQuestionAnswering",
+)
+
+
+torch.set_num_threads(1)  # the models are too small for more, and several test processes share the cores
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(0)
+
+
+def make_model(head: str, kernel: str = "packed", **values) -> transformers.PreTrainedModel:
+    """A tiny model of ours in evaluation mode, every parameter random, so that biases and LayerNorms count too."""
+    values = TINY | {"num_labels": 3} | {"is_decoder": head == "BertLMHeadModel"} | values
+    if head == "BertForQuestionAnswering":
+        values["num_labels"] = 2
+    model = getattr(ours, head)._from_config(BertConfig(**values), attn_implementation=kernel)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.normal_(std=0.2).add_(1.0 if name.endswith("LayerNorm.weight") else 0.0)
+    return model.eval()
+
+
+def make_twin(model: transformers.PreTrainedModel, kernel: str = "sdpa") -> transformers.PreTrainedModel:
+    """Plain transformers' model of the same name, sizes and weights, in evaluation mode."""
+    config = transformers.BertConfig(**{**model.config.to_dict(), "use_cache": False})
+    twin = getattr(transformers, type(model).__name__)._from_config(config, attn_implementation=kernel)
+    twin.load_state_dict(model.state_dict())
+    return twin.eval()
+
+
+def make_batch(lengths: list[int], vocab_size: int = TINY["vocab_size"], left: bool = False) -> dict[str, Tensor]:
+    """A batch (B, T) of random tokens in two segments, padded on the right or the left to the longest of `lengths`."""
+    columns = torch.arange(max(lengths))
+    mask = (columns < torch.tensor(lengths)[:, None]).long()
+    mask = mask.flip(1) if left else mask
+    ids = torch.randint(1, vocab_size, mask.shape) * mask
+    segments = (columns >= torch.tensor(lengths)[:, None] // 2).long() * mask
+    return {"input_ids": ids, "attention_mask": mask, "token_type_ids": segments}
+
+
+def shape_for(head: str, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The batch as the head takes it: multiple choice reads its B rows as B / 2 questions with two choices."""
+    if head != "BertForMultipleChoice":
+        return batch
+    return {name: x.unflatten(0, (-1, 2)) for name, x in batch.items()}
+
+
+def make_labels(head: str, batch: dict[str, Tensor], num_labels: int = 3) -> dict[str, Tensor]:
+    """Random labels for a batch (B, T): about half of the real tokens are labelled, and every row is."""
+    shape, mask = batch["input_ids"].shape, batch["attention_mask"].bool()
+    chosen = mask & (torch.rand(shape) < 0.5)
+    sentence = torch.randint(2, shape[:1])
+    if head in ("BertForPreTraining", "BertForMaskedLM", "BertLMHeadModel"):
+        tokens = torch.randint(1, TINY["vocab_size"], shape).masked_fill(~chosen, -100)
+        extra = {"next_sentence_label": sentence} if head == "BertForPreTraining" else {}
+        return {"labels": tokens} | extra
+    if head == "BertForTokenClassification":
+        return {"labels": torch.randint(num_labels, shape).masked_fill(~chosen, -100)}
+    if head == "BertForQuestionAnswering":
+        ends = mask.long().argmax(dim=1)  # the first real token; 0 but for left padding
+        return {"start_positions": ends, "end_positions": ends + 1}
+    if head == "BertForMultipleChoice":
+        return {"labels": sentence[::2]}
+    return {"labels": sentence}
+
+
+def collect(outputs: transformers.utils.ModelOutput, mask: Tensor) -> dict[str, Tensor]:
+    """Every output by name, hidden states one by one; of token outputs (B, T, ...) the real tokens only."""
+    flat: dict[str, Tensor] = {}
+    for name, value in outputs.items():
+        many = isinstance(value, tuple)
+        flat.update({f"{name}.{i}": x for i, x in enumerate(value)} if many else {name: value})
+    mask = mask.flatten(0, -2).bool()
+    return {name: x[mask] if x.shape[:2] == mask.shape else x for name, x in flat.items()}
+
+
+def differ(a: Tensor, b: Tensor) -> float:
+    """The largest difference of two tensors, relative to the largest absolute value of the second."""
+    return ((a - b).abs().max() / b.abs().max()).item()

@@ -1,0 +1,150 @@
+"""What every Task promises. A new task is tested the moment it is declared: it only needs a small recipe here."""
+
+import inspect
+
+import numpy as np
+import pytest
+import torch
+
+from bertkit import model as models
+from bertkit.errors import UsageError
+from bertkit.run import complete, make_model
+from bertkit.tasks import TASKS
+from tests.test_run import write_text
+
+TINY = {
+    "hidden_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "intermediate_size": 32,
+    "max_position_embeddings": 48,
+    "hidden_dropout_prob": 0.0,
+    "attention_probs_dropout_prob": 0.0,
+}
+
+
+def make_pretraining(folder, **options):
+    corpus = str(write_text(folder / "corpus.txt"))
+    data = {"corpus": [corpus], "vocab_size": 120, "max_length": 40, "heldout_share": 0.25} | options
+    return {"model": TINY, "batch_size": 8, "data": data, "train": {"max_steps": 4}}
+
+
+# name -> (task, a small recipe over files it writes, the options whose file does not exist)
+CASES = {
+    "pretrain": (TASKS["pretrain"], make_pretraining, {"corpus": ["missing.txt"]}),
+    "pretrain, mlm": (
+        TASKS["pretrain"],
+        lambda folder: make_pretraining(folder, objective="mlm"),
+        {"corpus": ["no.txt"]},
+    ),
+    "pretrain, clm": (
+        TASKS["pretrain"],
+        lambda folder: make_pretraining(folder, objective="clm"),
+        {"corpus": ["no.txt"]},
+    ),
+}
+
+
+def test_every_task_is_covered():
+    assert {task.name for task, _, _ in CASES.values()} == set(TASKS)
+
+
+@pytest.fixture(params=CASES)
+def case(request, tmp_path):
+    """A task, its complete small recipe, examples, tokenizer, data sets and a fresh model."""
+    task, make_recipe, wrong = CASES[request.param]
+    recipe = complete(task, make_recipe(tmp_path))
+    examples = task.load(recipe["data"], lambda line: None)
+    tokenizer = task.tokenize(recipe, examples, lambda line: None)
+    data = {split: task.encode(examples[split], tokenizer, recipe, split) for split in ("train", *task.splits)}
+    torch.manual_seed(0)
+    model = make_model(task, recipe, task.configure(recipe, tokenizer, examples))
+    return task, recipe, examples, tokenizer, data, model, wrong
+
+
+def take_batch(task, data, count=8):
+    return task.collate(data.__getitems__(list(range(count))))
+
+
+def test_columns_are_arguments_of_the_head(case):
+    task, recipe, _, _, data, model, _ = case
+    assert type(model) is getattr(models, task.head(recipe["data"]))
+    arguments = inspect.signature(type(model).forward).parameters
+    for split in data.values():
+        batch = take_batch(task, split)
+        assert set(batch) <= set(arguments)
+        assert all(len(column) == 8 for column in batch.values())
+
+
+def test_one_step_has_a_finite_loss_and_a_gradient_everywhere(case):
+    task, _, _, _, data, model, _ = case
+    model.train()
+    batch = take_batch(task, data["train"])
+    loss = model(**batch, **model.count_labels(**batch)).loss
+    assert loss.isfinite()
+    loss.backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, name
+        assert parameter.grad.abs().sum() > 0, name
+    assert loss.item() == pytest.approx(model.eval()(**batch).loss.item(), rel=1e-5)
+
+
+def test_a_frozen_parameter_gets_no_gradient(case):
+    task, _, _, _, data, model, _ = case
+    model.bert.requires_grad_(False)
+    model.bert.embeddings.word_embeddings.weight.requires_grad_(True)
+    model.train()(**take_batch(task, data["train"])).loss.backward()
+    for name, parameter in model.bert.named_parameters():
+        assert (parameter.grad is None) != (name == "embeddings.word_embeddings.weight"), name
+
+
+def test_gold_answers_score_the_maximum_and_wrong_ones_do_not(case):
+    """The head's outputs are replaced by logits that are certain of the labels."""
+    task, _, _, _, data, model, _ = case
+    dev = data[task.splits[0]]
+    batch = take_batch(task, dev, len(dev))
+    with torch.no_grad():
+        outputs = model.eval()(**batch, **task.evaluation_options)
+    worst = task.score(task.summarize(outputs, batch).numpy(), dev)
+    for name, value in outputs.items():
+        if name.endswith("logits"):
+            labels = batch["next_sentence_label"] if name.startswith("seq") else batch["labels"]
+            labels = labels[labels != -100]
+            outputs[name] = 100.0 * torch.nn.functional.one_hot(labels, value.shape[-1])
+    best = task.score(task.summarize(outputs, batch).numpy(), dev)
+    for name, value in best.items():
+        perfect = 1.0 if name.endswith("accuracy") or name == "perplexity" else 0.0
+        assert value == pytest.approx(perfect, abs=1e-6), name
+        assert abs(worst[name] - perfect) > 1e-3, name
+    assert task.metric in best
+
+
+def test_scores_and_baselines_are_what_the_table_shows(case):
+    task, _, _, _, data, model, _ = case
+    dev = data[task.splits[0]]
+    batch = take_batch(task, dev, len(dev))
+    with torch.no_grad():
+        scores = task.score(task.summarize(model.eval()(**batch, **task.evaluation_options), batch).numpy(), dev)
+    baselines = task.baseline(data["train"], dev)
+    shown = [row for row in task.table if row.key in scores]
+    assert {row.key for row in shown} == set(scores) - {"perplexity"}
+    for row in shown:
+        for key in row.baselines.values():
+            assert np.isfinite(baselines[key])
+
+
+def test_a_wrong_file_is_one_promised_error(case):
+    task, recipe, _, _, _, _, wrong = case
+    with pytest.raises(UsageError) as error:
+        task.load({**recipe["data"], **wrong}, lambda line: None)
+    assert "\n" not in str(error.value)
+    assert next(iter(wrong.values()))[0] in str(error.value)
+
+
+def test_the_recipe_of_the_paper_is_complete_and_passes_its_own_check():
+    for task in TASKS.values():
+        recipe = complete(task)
+        assert recipe["task"] == task.name
+        assert {"batch_size", "precision", "preset", "data", "train"} <= set(recipe)
+        assert recipe["train"]["optim"] == "bert_adam"
+        assert complete(task, {"preset": "stable"})["train"]["optim"] == "adamw_torch"

@@ -1,0 +1,228 @@
+"""Pre-training's data set is a pure function of the position; its scores and baselines are what they say."""
+
+import json
+import math
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from bertkit.data.corpus import TokenizedCorpus
+from bertkit.data.vocab import make_tokenizer
+from bertkit.errors import UsageError
+from bertkit.tasks.pretraining import (
+    RECIPE,
+    STARTER,
+    Phase,
+    PretrainingData,
+    baseline,
+    choose_masked,
+    list_phases,
+    name_head,
+    score,
+    start_small,
+)
+
+LETTERS = [a + b for a in "abcdefgh" for b in "abcdefgh"]
+TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *LETTERS, *(f"##{letters}" for letters in LETTERS)]
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return make_tokenizer(TOKENS, cased=False, max_length=64)
+
+
+@pytest.fixture(scope="module")
+def corpus():
+    """Thirty documents of one to twelve sentences of one to twenty tokens."""
+    draw = np.random.default_rng(1)
+    sentences = draw.integers(1, 20, size=200)
+    documents = np.minimum(draw.integers(1, 12, size=60).cumsum(), 200)
+    documents = np.unique(np.append(documents, 200))
+    ids = draw.integers(5, len(TOKENS), size=sentences.sum()).astype(np.uint16)
+    return TokenizedCorpus(ids, sentences.cumsum(), documents)
+
+
+TWO_PHASES = (Phase(400, 32), Phase(80, 64))
+
+
+def make_data(corpus, tokenizer, phases=TWO_PHASES, seed=3, **options):
+    return PretrainingData(corpus, tokenizer, phases, RECIPE["data"] | options, seed)
+
+
+def get_rows(batch):
+    """The rows of a batch without their padding, as one dictionary of lists each."""
+    lengths = batch["attention_mask"].sum(1).tolist()
+    names = ("input_ids", "token_type_ids", "labels")
+    return [
+        {name: batch[name][i, :length].tolist() for name in names} | {"next": batch["next_sentence_label"][i].item()}
+        for i, length in enumerate(lengths)
+    ]
+
+
+def test_a_sample_does_not_depend_on_its_batch(corpus, tokenizer):
+    """Any batch size, any order, any worker, a fresh object: the same samples. So a run resumes anywhere."""
+    whole = get_rows(make_data(corpus, tokenizer).__getitems__(range(300)))
+    data = make_data(corpus, tokenizer)
+    assert [get_rows(data[i])[0] for i in (299, 0, 150, 7)] == [whole[i] for i in (299, 0, 150, 7)]
+    assert get_rows(data.__getitems__([40, 3, 299])) == [whole[i] for i in (40, 3, 299)]
+    copied = pickle.loads(pickle.dumps(data))
+    assert get_rows(copied.__getitems__(range(100, 120))) == whole[100:120]
+
+
+def test_another_seed_gives_other_samples(corpus, tokenizer):
+    one = get_rows(make_data(corpus, tokenizer).__getitems__(range(50)))
+    assert one != get_rows(make_data(corpus, tokenizer, seed=4).__getitems__(range(50)))
+
+
+def test_an_epoch_takes_every_pair_of_a_copy_once(corpus, tokenizer):
+    data = make_data(corpus, tokenizer)
+    first, second = len(data.plan(32, 0)), len(data.plan(32, 1))
+    assert data.locate(0, first - 1) == (0, first - 1)
+    assert data.locate(0, first) == (1, 0)
+    assert data.locate(0, first + second) == (2, 0)
+    for epoch, count in ((0, first), (1, second)):
+        assert sorted(data.order(0, epoch, count)) == list(range(count))
+    assert not np.array_equal(data.order(0, 0, first), np.arange(first))
+    assert data.copy_of(0) == data.copy_of(10) == 0
+    assert data.copy_of(13) == 3
+
+
+def test_masks_are_drawn_afresh_when_a_copy_comes_again(corpus, tokenizer):
+    data = make_data(corpus, tokenizer, [Phase(1000, 32)], dupe_factor=1)
+    pairs = len(data.plan(32, 0))
+
+    def collect(first):
+        """Original tokens of each pair of an epoch -> its labels."""
+        found = {}
+        for row in get_rows(data.__getitems__(range(first, first + pairs))):
+            original = [i if label == -100 else label for i, label in zip(row["input_ids"], row["labels"], strict=True)]
+            found[tuple(original)] = row["labels"]
+        return found
+
+    one, other = collect(0), collect(pairs)
+    assert one.keys() == other.keys()
+    assert np.mean([one[key] != other[key] for key in one]) > 0.8
+
+
+def test_a_batch_is_what_the_paper_describes(corpus, tokenizer):
+    batch = make_data(corpus, tokenizer).__getitems__(range(200))
+    ids, mask, labels, segments = (batch[name] for name in ("input_ids", "attention_mask", "labels", "token_type_ids"))
+    lengths = mask.sum(1)
+    assert ids.shape[1] == lengths.max() <= 32
+    assert (ids[:, 0] == tokenizer.cls_token_id).all()
+    assert (ids[torch.arange(200), lengths - 1] == tokenizer.sep_token_id).all()
+    assert ((ids == tokenizer.sep_token_id) & (labels == -100)).sum(1).eq(2).all()
+    assert (segments.diff(dim=1)[mask[:, 1:] == 1] >= 0).all()
+    assert ((ids == tokenizer.pad_token_id) >= (mask == 0)).all()
+    counts = (labels != -100).sum(1)
+    assert counts.tolist() == [min(5, max(1, round(0.15 * length))) for length in lengths.tolist()]
+    assert 0.4 < batch["next_sentence_label"].float().mean() < 0.8
+    assert {column.dtype for column in batch.values()} == {torch.int64}
+
+
+def test_the_phases_follow_one_another(corpus, tokenizer):
+    data = make_data(corpus, tokenizer)
+    assert len(data) == 480
+    assert data.__getitems__(range(399, 400))["input_ids"].shape[1] <= 32
+    assert data.__getitems__(range(400, 480))["input_ids"].shape[1] > 32
+    for outside in ([480], [-1], [3, 480]):
+        with pytest.raises(IndexError, match="480 samples"):
+            data.__getitems__(outside)
+
+
+def test_phases_are_whole_updates():
+    recipe = {
+        "batch_size": 256,
+        "data": RECIPE["data"],
+        "train": {"max_steps": 1_000_000},
+        "phase": [{"share": 0.9, "max_length": 128}, {"share": 0.1, "max_length": 512}],
+    }
+    assert list_phases(recipe) == [Phase(900_000 * 256, 128), Phase(100_000 * 256, 512)]
+    del recipe["phase"]
+    assert list_phases(recipe) == [Phase(1_000_000 * 256, 128)]
+
+
+def test_objectives(corpus, tokenizer):
+    masked = make_data(corpus, tokenizer, objective="mlm").__getitems__(range(20))
+    both = make_data(corpus, tokenizer).__getitems__(range(20))
+    assert "next_sentence_label" not in masked
+    assert torch.equal(masked["input_ids"], both["input_ids"])
+    causal = make_data(corpus, tokenizer, objective="clm").__getitems__(range(20))
+    assert "next_sentence_label" not in causal
+    assert (causal["labels"][:, 0] == -100).all()
+    real = causal["attention_mask"][:, 1:] == 1
+    assert torch.equal(causal["labels"][:, 1:][real], causal["input_ids"][:, 1:][real])
+    assert (causal["labels"][:, 1:][~real] == -100).all()
+    with pytest.raises(UsageError, match="unknown objective 'nsp'"):
+        name_head({"objective": "nsp"})
+
+
+def test_whole_words_are_masked_together(corpus, tokenizer):
+    batch = make_data(corpus, tokenizer, whole_word_masking=True).__getitems__(range(200))
+    labels, mask = batch["labels"], batch["attention_mask"].bool()
+    original = torch.where(labels == -100, batch["input_ids"], labels)
+    piece = original >= 5 + len(LETTERS)
+    inside = mask[:, 1:] & piece[:, 1:] & (original[:, :-1] > 4)
+    together = (labels[:, 1:] != -100) == (labels[:, :-1] != -100)
+    assert inside.sum() > 500
+    assert together[inside].all()
+
+
+def test_baselines_by_hand(tokenizer):
+    """Two documents of two sentences; token 7 three times out of eight."""
+    ids = np.array([7, 7, 8, 9, 7, 10, 11, 12], np.uint16)
+    corpus = TokenizedCorpus(ids, np.array([2, 4, 6, 8]), np.array([2, 4]))
+    data = make_data(corpus, tokenizer, [Phase(2, 16)])
+    known = baseline(data, data)
+    batch = data.__getitems__(range(2))
+    targets = batch["labels"][batch["labels"] != -100].tolist()
+    chances = {token: (np.sum(ids == token) + 1) / (len(ids) + len(TOKENS)) for token in targets}
+    assert known["uniform_loss"] == pytest.approx(math.log(len(TOKENS)))
+    assert known["unigram_loss"] == pytest.approx(-np.mean([math.log(chances[token]) for token in targets]))
+    assert known["unigram_accuracy"] == np.mean([token == 7 for token in targets])
+    share = batch["next_sentence_label"].float().mean().item()
+    assert known["random_next"] == share
+    assert known["nsp_majority"] == max(share, 1 - share)
+    assert known["nsp_majority_error"] == pytest.approx(math.sqrt(share * (1 - share) / 2))
+
+
+def test_scores_weigh_every_token_and_every_pair_once(corpus, tokenizer):
+    """Two sequences with one and three masked tokens: the loss is the mean over four tokens, not over two means."""
+    summaries = np.array([[2.0, 1, 0, 0.5, 1], [3.0, 3, 2, 1.5, 0]])
+    scores = score(summaries, make_data(corpus, tokenizer))
+    assert scores == pytest.approx(
+        {
+            "mlm_loss": 5 / 4,
+            "mlm_accuracy": 2 / 4,
+            "perplexity": math.exp(5 / 4),
+            "nsp_loss": 1.0,
+            "nsp_accuracy": 0.5,
+        }
+    )
+    assert set(score(summaries, make_data(corpus, tokenizer, objective="clm"))) == {
+        "clm_loss",
+        "clm_accuracy",
+        "perplexity",
+    }
+
+
+def test_a_sentence_to_fill_has_one_whole_word_masked(tokenizer):
+    sentence = "Short words are no choice, " + "aa " * 8 + "abcd bb " + "cc " * 6 + "end."
+    words = make_tokenizer([*TOKENS, "abcd"], cased=False)
+    chosen = choose_masked([["Too short."], [sentence], [sentence]], words, 1)
+    assert chosen == [(sentence.replace("abcd", "[MASK]"), "abcd")]
+
+
+def test_the_starter_is_the_recipe_of_the_demo():
+    """A bare `bertkit pretrain` and `make demo` do the same."""
+    from bertkit.recipe import read_recipe
+
+    demo = read_recipe(Path(__file__).parents[2] / "recipes" / "demo" / "pretrain.toml")
+    assert demo.pop("task") == "pretrain"
+    assert json.loads(json.dumps(demo)) == STARTER
+    continued = start_small({"checkpoint": "some/model"})
+    assert "model" not in continued
+    assert "vocab_size" not in continued["data"]

@@ -1,0 +1,337 @@
+"""Losses: transformers' values, the same gradients under every kernel, and no dependence on how an update is cut."""
+
+import copy
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from torch import Tensor, nn
+
+from bertkit.model import IGNORED, classify_loss, regress_loss
+from tests.conftest import HEADS, NO_DROPOUT, make_batch, make_labels, make_model, make_twin, shape_for
+
+LOSS_HEADS = HEADS[1:]
+LANGUAGE_MODELS = ("BertForPreTraining", "BertForMaskedLM", "BertLMHeadModel")
+TOKEN_HEADS = (*LANGUAGE_MODELS, "BertForTokenClassification")
+
+# What adds the same to all scores of a softmax changes nothing: the true gradient of these parameters is zero.
+UNMOVED = dict.fromkeys(LOSS_HEADS, ("key.bias",))
+UNMOVED["BertForMultipleChoice"] += ("classifier.bias",)
+UNMOVED["BertForQuestionAnswering"] += ("qa_outputs.bias", "layer.1.output.LayerNorm.bias")
+
+
+def make_inputs(head: str, lengths: list[int], num_labels: int = 3) -> dict[str, Tensor]:
+    """A batch with labels, as the head takes it."""
+    batch = make_batch(lengths)
+    return shape_for(head, batch) | make_labels(head, batch, num_labels)
+
+
+def take_gradients(model: nn.Module, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Every parameter's gradient of the loss."""
+    model.zero_grad()
+    model(**inputs).loss.backward()
+    return {name: p.grad.clone() for name, p in model.named_parameters()}
+
+
+# --- Values -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("head", LOSS_HEADS)
+def test_losses_equal_transformers_when_nothing_is_padded(head: str) -> None:
+    model, inputs = make_model(head), make_inputs(head, [9] * 4)
+    torch.testing.assert_close(model(**inputs).loss, make_twin(model)(**inputs).loss)
+
+
+@pytest.mark.parametrize("head", [head for head in LOSS_HEADS if head != "BertForQuestionAnswering"])
+def test_losses_equal_transformers_when_padded(head: str) -> None:
+    model, inputs = make_model(head), make_inputs(head, [3, 9, 5, 13])
+    torch.testing.assert_close(model(**inputs).loss, make_twin(model)(**inputs).loss)
+
+
+def test_scores_have_the_squared_error_of_transformers() -> None:
+    model, batch = make_model("BertForSequenceClassification", num_labels=1), make_batch([3, 9, 5, 13])
+    scores = torch.tensor([0.0, 2.5, -1.0, 5.0])
+    expected = make_twin(model)(**batch, labels=scores).loss
+    torch.testing.assert_close(model(**batch, labels=scores).loss, expected)
+    torch.testing.assert_close(model(**batch, labels=scores[:, None]).loss, expected)
+    torch.testing.assert_close(model(**batch, labels=scores.double()).loss, expected)
+
+
+@pytest.mark.parametrize("kernel", ["packed", "sdpa"])
+def test_an_answers_loss_does_not_depend_on_the_padding(kernel: str) -> None:
+    """The mean of stock's losses of each row alone: stock lets padding take part in the softmax."""
+    model, inputs = (
+        make_model("BertForQuestionAnswering", kernel),
+        make_inputs("BertForQuestionAnswering", [3, 9, 5, 13]),
+    )
+    twin = make_twin(model)
+    alone = [
+        twin(
+            **{name: x[row : row + 1, :length] if x.dim() == 2 else x[row : row + 1] for name, x in inputs.items()}
+        ).loss
+        for row, length in enumerate([3, 9, 5, 13])
+    ]
+    torch.testing.assert_close(model(**inputs).loss, torch.stack(alone).mean())
+    assert (twin(**inputs).loss - torch.stack(alone).mean()).abs() > 1e-3
+
+
+def test_an_answer_outside_of_the_window_is_not_counted() -> None:
+    model, batch = make_model("BertForQuestionAnswering"), make_batch([9, 9])
+    inside = model(
+        **{name: x[:1] for name, x in batch.items()}, start_positions=torch.tensor([2]), end_positions=torch.tensor([4])
+    )
+    for outside in (9, 100, -1):
+        start, end = torch.tensor([2, outside]), torch.tensor([4, outside])
+        torch.testing.assert_close(model(**batch, start_positions=start, end_positions=end).loss, inside.loss)
+    nothing = torch.tensor([9, 9])
+    assert model(**batch, start_positions=nothing, end_positions=nothing).loss == 0
+
+
+def test_the_left_to_right_loss_is_that_of_the_next_token() -> None:
+    """Three tokens a b c: the mean of -log p(b | a) and -log p(c | a b)."""
+    model, ids = make_model("BertLMHeadModel"), torch.tensor([[7, 8, 9]])
+    log_p = model(ids).logits.log_softmax(dim=-1)
+    torch.testing.assert_close(model(ids, labels=ids).loss, -(log_p[0, 0, 8] + log_p[0, 1, 9]) / 2)
+
+
+def test_the_pretraining_loss_is_the_sum_of_its_parts() -> None:
+    model, inputs = make_model("BertForPreTraining"), make_inputs("BertForPreTraining", [3, 9, 5, 13])
+    both = model(**inputs)
+    torch.testing.assert_close(both.loss, both.mlm_loss + both.nsp_loss)
+    nsp = inputs.pop("next_sentence_label")
+    alone = model(**inputs)
+    assert torch.equal(alone.loss, both.mlm_loss)
+    assert alone.nsp_loss is None
+    inputs.pop("labels")
+    alone = model(**inputs, next_sentence_label=nsp)
+    assert torch.equal(alone.loss, both.nsp_loss)
+    assert alone.mlm_loss is None
+    assert model(**inputs).loss is None
+
+
+@pytest.mark.parametrize("head", LANGUAGE_MODELS)
+def test_in_training_only_labelled_positions_are_decoded(head: str) -> None:
+    model, inputs = make_model(head, **NO_DROPOUT), make_inputs(head, [3, 9, 5, 13])
+    name = "prediction_logits" if head == "BertForPreTraining" else "logits"
+    labels = inputs["labels"]
+    if head == "BertLMHeadModel":
+        labels = nn.functional.pad(labels[:, 1:], (0, 1), value=IGNORED)
+    full = model(**inputs)
+    assert full[name].shape == (4, 13, 99)
+    few = model(**inputs, targets_only=True)
+    torch.testing.assert_close(few[name], full[name][labels != IGNORED])
+    trained = model.train()(**inputs)
+    assert trained.get(name) is None
+    assert model(**inputs, targets_only=False)[name].shape == (4, 13, 99)
+    for other in (few, trained, model(**inputs, targets_only=False)):
+        torch.testing.assert_close(other.loss, full.loss)
+    inputs = {key: x for key, x in inputs.items() if "label" not in key}
+    assert model(**inputs)[name].shape == (4, 13, 99)
+
+
+@pytest.mark.parametrize("count", [None, 0, torch.tensor(0)], ids=["unknown", "0", "tensor 0"])
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("head", TOKEN_HEADS)
+def test_without_a_label_the_loss_is_zero(head: str, training: bool, count: Tensor | int | None) -> None:
+    model, inputs = make_model(head, **NO_DROPOUT).train(training), make_inputs(head, [3, 9, 5, 13])
+    inputs["labels"].fill_(IGNORED)
+    outputs = model(**inputs, num_items_in_batch=count)
+    loss = outputs.get("mlm_loss", outputs.loss)
+    assert loss == 0
+    outputs.loss.backward()
+    assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
+
+
+def test_losses_are_computed_in_full_precision() -> None:
+    """In bfloat16 these two logits are equal, and their sum over many labels would stop growing at 256."""
+    logits = torch.zeros(4096, 2, dtype=torch.bfloat16)
+    loss = classify_loss(logits, torch.zeros(4096, dtype=torch.long))
+    assert loss.dtype == torch.float32
+    torch.testing.assert_close(loss, torch.tensor(2.0).log())
+    loss = regress_loss(torch.zeros(4096, dtype=torch.bfloat16), torch.full((4096,), 0.1))
+    torch.testing.assert_close(loss, torch.tensor(0.01))
+
+
+# --- Gradients --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("head", LOSS_HEADS)
+def test_kernels_have_the_same_gradients(head: str) -> None:
+    """Stock's too, where padding does not enter its loss; and every parameter learns."""
+    model, inputs = make_model(head, **NO_DROPOUT), make_inputs(head, [3, 9, 5, 13])
+    model.train()
+    gradients = {}
+    for kernel in ("packed", "sdpa", "eager"):
+        model.set_attn_implementation(kernel)
+        gradients[kernel] = take_gradients(model, inputs)
+    if head != "BertForQuestionAnswering":
+        gradients["stock"] = take_gradients(make_twin(model).train(), inputs)
+    packed = gradients.pop("packed")
+    largest = max(gradient.abs().max() for gradient in packed.values())
+    for name, gradient in packed.items():
+        scale = largest if name.endswith(UNMOVED[head]) else gradient.abs().max()
+        assert scale > 0, name
+        for kernel, other in gradients.items():
+            assert (gradient - other[name]).abs().max() <= 1e-5 * scale, f"{kernel}: {name}"
+
+
+# --- How an update is cut ---------------------------------------------------------------------------------------------
+
+
+def cut(inputs: dict[str, Tensor], parts: int) -> list[dict[str, Tensor]]:
+    """The batch in equal parts, each trimmed to its longest sequence."""
+    pieces = [dict(zip(inputs, xs, strict=True)) for xs in zip(*(x.chunk(parts) for x in inputs.values()), strict=True)]
+    return [trim(piece) for piece in pieces]
+
+
+def trim(batch: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The batch without the columns that are padding in every row."""
+    width, longest = batch["input_ids"].shape[-1], int(batch["attention_mask"].sum(dim=-1).max())
+    return {name: x[..., :longest] if x.dim() > 1 and x.shape[-1] == width else x for name, x in batch.items()}
+
+
+@pytest.mark.parametrize("head", LOSS_HEADS)
+def test_parts_of_an_update_sum_to_the_whole(head: str) -> None:
+    """Told the labels of the whole update, the parts' losses and gradients are summands, whatever their lengths."""
+    model, inputs = make_model(head, **NO_DROPOUT).train(), make_inputs(head, [3, 9, 5, 13, 20, 2, 2, 6] * 2)
+    model.double()
+    whole = model(**inputs).loss
+    expected = take_gradients(model, inputs)
+    parts = cut(inputs, 4)
+    counts = [model.count_labels(**part) for part in parts]
+    total = {name: sum(count[name] for count in counts) for name in counts[0]}
+    assert total == model.count_labels(**inputs)
+    model.zero_grad()
+    losses = [model(**part, **total).loss for part in parts]
+    torch.testing.assert_close(sum(losses), whole)
+    sum(losses).backward()
+    for name, p in model.named_parameters():
+        torch.testing.assert_close(p.grad, expected[name])
+
+
+def test_each_head_counts_what_divides_its_losses() -> None:
+    """Four sequences, of which the third has no label and the second one on its first token."""
+    labels = torch.full((4, 9), IGNORED)
+    labels[0, [2, 3]] = labels[1, 0] = labels[3, 8] = 1
+    four = torch.zeros(4, dtype=torch.long)
+    expected = {
+        "BertForPreTraining": {"num_items_in_batch": 4, "num_sequences_in_batch": 4},
+        "BertForMaskedLM": {"num_items_in_batch": 4},
+        "BertLMHeadModel": {"num_items_in_batch": 3},
+        "BertForTokenClassification": {"num_items_in_batch": 4},
+    }
+    for head in LOSS_HEADS:
+        batch = make_batch([9] * 4) | {"labels": labels if head in TOKEN_HEADS else four}
+        batch |= {"next_sentence_label": four} if head == "BertForPreTraining" else {}
+        batch |= {"start_positions": four, "end_positions": four} if head == "BertForQuestionAnswering" else {}
+        assert make_model(head).count_labels(**batch) == expected.get(head, {"num_items_in_batch": 4})
+
+
+def test_without_a_count_of_sequences_each_part_weighs_as_its_tokens() -> None:
+    model, inputs = make_model("BertForPreTraining"), make_inputs("BertForPreTraining", [3, 9, 5, 13])
+    total = model.count_labels(**inputs)["num_items_in_batch"]
+    for part in cut(inputs, 2):
+        share = (part["labels"] != IGNORED).sum() / total
+        got, alone = model(**part, num_items_in_batch=total), model(**part)
+        torch.testing.assert_close(got.mlm_loss, alone.mlm_loss * share)
+        torch.testing.assert_close(got.nsp_loss, alone.nsp_loss * share)
+
+
+def collate(rows: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+    """Rows of equal width as a batch, trimmed."""
+    return trim({name: torch.stack([row[name] for row in rows]) for name in rows[0]})
+
+
+def make_rows(head: str) -> list[dict[str, Tensor]]:
+    """64 labelled rows of 4 to 24 tokens, as a Trainer's data set."""
+    inputs = make_inputs(head, torch.randint(4, 25, (128 if head == "BertForMultipleChoice" else 64,)).tolist())
+    return [{name: x[i] for name, x in inputs.items()} for i in range(64)]
+
+
+def train(model: nn.Module, rows: list[dict[str, Tensor]], parts: int, folder: Path) -> list[float]:
+    """The losses that transformers' own Trainer reports over two updates of 32 rows, each cut into `parts`."""
+    args = transformers.TrainingArguments(
+        output_dir=str(folder),
+        max_steps=2,
+        per_device_train_batch_size=32 // parts,
+        gradient_accumulation_steps=parts,
+        train_sampling_strategy="sequential",
+        learning_rate=0.05,
+        optim="sgd",
+        lr_scheduler_type="constant",
+        max_grad_norm=0.0,
+        logging_steps=1,
+        save_strategy="no",
+        report_to="none",
+        use_cpu=True,
+        disable_tqdm=True,
+        remove_unused_columns=False,
+    )
+    trainer = transformers.Trainer(model, args, train_dataset=rows, data_collator=collate)
+    trainer.train()
+    return [row["loss"] for row in trainer.state.log_history if "loss" in row]
+
+
+def check_runs(model: nn.Module, rows: list[dict[str, Tensor]], folder: Path) -> None:
+    """32 rows at once and 4 x 8 report the true mean, not a multiple of it, and end with the same weights."""
+    start = copy.deepcopy(model.state_dict())
+    expected = model(**collate(rows[:32])).loss.item()
+    other = copy.deepcopy(model)
+    losses, cut_losses = train(model, rows, 1, folder), train(other, rows, 4, folder)
+    assert losses[0] == pytest.approx(expected, rel=1e-4)
+    assert cut_losses == pytest.approx(losses, rel=1e-4)
+    for (name, p), q in zip(model.named_parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(p, q, rtol=1e-4, atol=1e-6)
+        assert not torch.equal(p, start[name]) or name.endswith(UNMOVED[type(model).__name__]), name
+
+
+@pytest.mark.parametrize("head", [head for head in LOSS_HEADS if head != "BertForPreTraining"])
+def test_accumulation_changes_nothing_under_transformers_trainer(head: str, tmp_path: Path) -> None:
+    """Micro-batches of unequal widths and label counts."""
+    check_runs(make_model(head, **NO_DROPOUT), make_rows(head), tmp_path)
+
+
+def test_accumulation_changes_nothing_for_scores(tmp_path: Path) -> None:
+    head = "BertForSequenceClassification"
+    rows = [row | {"labels": torch.rand(())} for row in make_rows(head)]
+    check_runs(make_model(head, num_labels=1, **NO_DROPOUT), rows, tmp_path)
+
+
+def test_accumulation_changes_nothing_in_pretraining_when_rows_have_equal_counts(tmp_path: Path) -> None:
+    """The stock Trainer counts one kind of label; `run` passes both counts, for rows as they come."""
+    rows = make_rows("BertForPreTraining")
+    for row in rows:
+        row["labels"] = row["input_ids"].masked_fill(torch.arange(24) // 2 != 1, IGNORED)  # two tokens a row
+    check_runs(make_model("BertForPreTraining", **NO_DROPOUT), rows, tmp_path)
+
+
+def test_pretraining_under_transformers_trainer_is_not_inflated(tmp_path: Path) -> None:
+    """Rows as they come: the masked-LM loss is exact, and the next-sentence loss a weighted mean, not a sum."""
+    model, rows = make_model("BertForPreTraining", **NO_DROPOUT), make_rows("BertForPreTraining")
+    whole = model(**collate(rows[:32]))
+    parts = [collate(rows[start : start + 8]) for start in range(0, 32, 8)]
+    weights = torch.stack([(part["labels"] != IGNORED).sum() for part in parts])
+    nsp_losses = torch.stack([model(**part).nsp_loss for part in parts])
+    expected = whole.mlm_loss + (weights * nsp_losses).sum() / weights.sum()
+    assert train(copy.deepcopy(model), rows, 1, tmp_path)[0] == pytest.approx(whole.loss.item(), rel=1e-4)
+    assert train(model, rows, 4, tmp_path)[0] == pytest.approx(expected.item(), rel=1e-4)
+
+
+@pytest.mark.parametrize("head", LOSS_HEADS)
+def test_transformers_trainer_evaluates_every_head(head: str, tmp_path: Path) -> None:
+    """It finds the labels by the names in `forward`, reports a loss, and hands the logits on."""
+    model, rows = make_model(head), make_rows(head)[:16]
+    args = transformers.TrainingArguments(
+        output_dir=str(tmp_path), per_device_eval_batch_size=16, report_to="none", use_cpu=True, disable_tqdm=True
+    )
+    trainer = transformers.Trainer(model, args, data_collator=collate)
+    answer = trainer.predict(rows)
+    with torch.no_grad():
+        expected = model(**collate(rows))
+    assert answer.metrics["test_loss"] == pytest.approx(expected.loss.item(), rel=1e-5)
+    names = [name for name in expected if name.endswith("logits")]
+    predictions = answer.predictions if len(names) > 1 else (answer.predictions,)
+    assert len(predictions) == len(names)
+    for name, prediction in zip(names, predictions, strict=True):
+        torch.testing.assert_close(torch.from_numpy(prediction), expected[name])
