@@ -129,7 +129,12 @@ def execute(
         if dry_run:
             screen.show_plan(runs.dry_run(task, *recipes, output=output))
             return
-        metrics = runs.run(task, *recipes, output=output, report=screen.say, progress=screen.advance)
+        try:
+            metrics = runs.run(task, *recipes, output=output, report=screen.say, progress=screen.advance)
+        except runs.Interrupted as stop:
+            screen.finish_progress()
+            typer.echo(f"bertkit: {stop}", err=True)
+            sys.exit(128 + stop.number)
         screen.finish_progress()
         if not screen.quiet:
             screen.show_results(task, metrics, output)
@@ -251,15 +256,12 @@ def write_number(value: float | None, row: Any) -> str:
 
 @contextmanager
 def explain_mistakes():
-    """A UsageError becomes one line and exit code 2; a stopped run its line and exit code 130."""
+    """A UsageError becomes one line and exit code 2."""
     try:
         yield
     except UsageError as error:
         typer.echo(f"bertkit: {error}", err=True)
         sys.exit(2)
-    except KeyboardInterrupt as interrupt:
-        typer.echo(f"bertkit: {interrupt or 'stopped'}", err=True)
-        sys.exit(130)
 
 
 def main() -> None:

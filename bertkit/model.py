@@ -230,7 +230,8 @@ class BertPreTrainedModel(PreTrainedModel):
     _supports_attention_backend = True
     _can_record_outputs = {"hidden_states": BertLayer, "attentions": BertSelfAttention}
     _no_split_modules = ["BertLayer"]  # not the embeddings, whose table is read outside of them and by the decoder
-    _keys_to_ignore_on_load_unexpected = [r"position_ids"]  # a buffer in old checkpoints
+    # A buffer in old checkpoints, and what another head had: parts of a pre-trained BERT that this class does not use.
+    _keys_to_ignore_on_load_unexpected = [r"position_ids", r"^cls\.", r"^(bert\.)?pooler\."]
 
     def get_correct_attn_implementation(self, requested_attention: str | None, is_init_check: bool = False) -> str:
         """The implementation's name; packed unless another one is asked for."""

@@ -2,7 +2,7 @@
 
 The same for every task, and the only place that touches the Trainer. What the Trainer does stays with it: the loop,
 precision, clipping, accumulation, several processes, checkpoints. Added here: how losses are divided (over the whole
-update, not a micro-batch), what is logged of them, and the run directory (see `claim`).
+update, not a micro-batch), what is logged of them, and the run directory (see `start_directory`).
 
 Differs from the paper: the learning rate decays linearly from its peak at the end of the warm-up (transformers'
 "linear"), where the reference code multiplies the warm-up's end by 1 - step / total.
@@ -21,8 +21,10 @@ from typing import Any
 
 import torch
 from accelerate import PartialState
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import (
+    PreTrainedConfig,
     PrinterCallback,
     ProgressCallback,
     Trainer,
@@ -36,6 +38,7 @@ from transformers import (
 import bertkit
 from bertkit import model as models
 from bertkit.config import BertConfig
+from bertkit.data.corpus import find_hub_trouble
 from bertkit.data.vocab import load_tokenizer, save_tokenizer
 from bertkit.errors import UsageError
 from bertkit.optim import NAME as BERT_ADAM
@@ -53,18 +56,31 @@ EXAMPLES = "predictions/examples.txt"
 COMPLETE = "complete"  # an empty file that marks a checkpoint as fully written
 
 
-class Interrupted(KeyboardInterrupt):
-    """The run was asked to stop (SIGTERM or Ctrl-C), has written a checkpoint, and can be continued."""
+class Interrupted(Exception):
+    """The run was asked to stop (SIGTERM or Ctrl-C), has written a checkpoint, and can be continued.
+
+    number: of the signal.
+    """
+
+    def __init__(self, number: int, update: int) -> None:
+        super().__init__(f"stopped after update {update:,}; the same command continues")
+        self.number = number
+
+
+def ignore(*_: Any) -> None:
+    """Reports to nobody."""
 
 
 def run(
     task: Task,
     *recipes: Mapping[str, Any],
     output: str | Path,
-    report: Report = lambda line: None,
-    progress: Progress = lambda done, total, log: None,
+    report: Report = ignore,
+    progress: Progress = ignore,
 ) -> dict[str, Any]:
     """The scores of `task` after training, as written to `output/metrics.json`; a finished run is not repeated.
+
+    What can be checked is checked first; nothing is written before the data are read and the vocabulary is there.
 
     Args:
         recipes: merged over the task's own, the later ones winning.
@@ -77,35 +93,25 @@ def run(
         Interrupted: by SIGTERM or SIGINT, after a checkpoint.
     """
     recipe, output = complete(task, *recipes), Path(output)
-    state = join_processes()
-    if not state.is_main_process:
-        report = lambda line: None  # noqa: E731
+    processes = join_processes()
     args = make_arguments(recipe, output)
-    if (finished := claim(output, recipe, write=state.is_main_process)) is not None:
+    report = report if processes.is_main_process else ignore
+    if (finished := find_finished(output, recipe)) is not None:
         report(f"{output} is finished; its scores are in {output / METRICS}")
         return finished
-    state.wait_for_everyone()
 
     set_seed(args.seed)
     examples = task.load(recipe["data"], report)
-    with state.main_process_first():
+    with processes.main_process_first():  # the others read the first one's vocabulary
         tokenizer = find_tokenizer(task, recipe, examples, output, report)
-        if state.is_main_process:
-            save_tokenizer(tokenizer, output)
+        if processes.is_main_process:
+            start_directory(output, recipe, tokenizer)
     data = {name: task.encode(examples[name], tokenizer, recipe, name) for name in ("train", *task.splits)}
     model = make_model(task, recipe, task.configure(recipe, tokenizer, examples))
     report(f"{count_parameters(model):,} parameters; {describe_training(args, recipe, data['train'])}")
 
     trainer = make_trainer(task, model, args, data, recipe, progress)
-    checkpoint = find_checkpoint(output)
-    if checkpoint:
-        report(f"continues after {checkpoint.name}")
-    start = time.monotonic()
-    with stop_on_signal(trainer) as stopper:
-        trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
-    if stopper.signalled:
-        raise Interrupted(f"stopped after update {trainer.state.global_step}; the same command continues")
-    report(f"trained for {describe_duration(time.monotonic() - start)}")
+    train(trainer, find_checkpoint(output), report)
     return finish(task, recipe, trainer, data, examples, tokenizer, output)
 
 
@@ -125,8 +131,8 @@ def complete(task: Task, *recipes: Mapping[str, Any]) -> Recipe:
         )
     preset = task.stable if given.get("preset") == "stable" else {}
     recipe = check(merge(task.recipe, preset, given), data_defaults=task.recipe["data"])
-    task.head(recipe["data"])
-    check_lengths(recipe)
+    task.check(recipe)
+    check_model(recipe)
     return recipe
 
 
@@ -135,16 +141,21 @@ def join_processes() -> PartialState:
     return PartialState(cpu=not torch.accelerator.is_available())
 
 
-def check_lengths(recipe: Recipe) -> None:
-    """Nothing, or a UsageError if a text may be longer than the model (known where `[model]` builds it)."""
-    if recipe.get("checkpoint") or "max_length" not in recipe["data"]:
-        return
-    positions = recipe["model"].get("max_position_embeddings", BertConfig.max_position_embeddings)
-    lengths = [phase["max_length"] for phase in recipe.get("phase", [])] or [recipe["data"]["max_length"]]
-    if max(lengths) > positions:
+def check_model(recipe: Recipe) -> None:
+    """Nothing, or a UsageError: no such checkpoint, sizes that do not fit, texts longer than the positions."""
+    if recipe.get("checkpoint"):
+        config = load_config(recipe["checkpoint"])
+        if sizes := recipe["model"].keys() - {"attn_implementation"}:
+            raise UsageError(
+                f"[model] sets {', '.join(sorted(sizes))}, but the checkpoint decides that; leave one of them out"
+            )
+    else:
+        config = make_config(recipe["model"])
+    lengths = [phase["max_length"] for phase in recipe.get("phase", [])] or [recipe["data"].get("max_length", 0)]
+    if max(lengths) > config.max_position_embeddings:
         raise UsageError(
-            f"max_length {max(lengths)} exceeds the model's {positions} positions; "
-            "lower it or raise max_position_embeddings in [model]"
+            f"max_length {max(lengths)} exceeds the model's {config.max_position_embeddings} positions; lower it"
+            + ("" if recipe.get("checkpoint") else " or raise max_position_embeddings in [model]")
         )
 
 
@@ -210,38 +221,39 @@ def join_lines(error: Exception) -> str:
 # --- The run directory ------------------------------------------------------------------------------------------------
 
 
-def claim(output: Path, recipe: Recipe, write: bool) -> dict[str, Any] | None:
-    """The metrics of a finished run, or None when there is work to do; the directory then holds the complete recipe.
-
-    recipe.toml, environment.json, the tokenizer and checkpoints come first; metrics.json comes last, written at once,
-    so its presence means done.
+def find_finished(output: Path, recipe: Recipe) -> dict[str, Any] | None:
+    """The metrics of a finished run in this directory, or None when there is work to do.
 
     Raises:
         UsageError: the directory belongs to another run or holds something else.
     """
     if not output.exists():
-        differences = []
-    elif not output.is_dir():
+        return None
+    if not output.is_dir():
         raise UsageError(f"{output} is a file; name a directory with --output")
-    elif (output / RECIPE).exists():
-        differences = find_recipe_differences(read_recipe(output / RECIPE), recipe)
-    elif any(output.iterdir()):
-        raise UsageError(f"{output} is not empty and holds no run; name another directory with --output")
-    else:
-        differences = []
-    if differences:
+    if not (output / RECIPE).exists():
+        if any(output.iterdir()):
+            raise UsageError(f"{output} is not empty and holds no run; name another directory with --output")
+        return None
+    if differences := find_recipe_differences(read_recipe(output / RECIPE), recipe):
         more = f" and {len(differences) - 2} more" if len(differences) > 2 else ""
         raise UsageError(
             f"{output} belongs to another run ({'; '.join(differences[:2])}{more}); "
             "name another directory with --output"
         )
-    if (output / METRICS).exists():
-        return json.loads((output / METRICS).read_text(encoding="utf-8"))
-    if write:
-        output.mkdir(parents=True, exist_ok=True)
-        save_recipe(recipe, output / RECIPE)
-        write_json(describe_environment(), output / "environment.json")
-    return None
+    path = output / METRICS
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+
+
+def start_directory(output: Path, recipe: Recipe, tokenizer: Any) -> None:
+    """Writes what comes first in a run directory: recipe.toml, environment.json and the tokenizer.
+
+    Checkpoints follow; metrics.json comes last, written at once, so its presence means done.
+    """
+    output.mkdir(parents=True, exist_ok=True)
+    save_recipe(recipe, output / RECIPE)
+    write_json(describe_environment(), output / "environment.json")
+    save_tokenizer(tokenizer, output)
 
 
 def write_json(value: Any, path: Path) -> None:
@@ -301,17 +313,12 @@ def make_model(task: Task, recipe: Recipe, settings: Mapping[str, Any]) -> nn.Mo
     `settings` are BertConfig's values that the data decide.
 
     Raises:
-        UsageError: sizes that do not fit together, or a checkpoint that is none.
+        UsageError: sizes that do not fit together, or a checkpoint that cannot be loaded.
     """
     head = getattr(models, task.head(recipe["data"]))
-    if not recipe.get("checkpoint"):
-        return head(make_config(recipe["model"] | settings))
-    sizes = recipe["model"].keys() - {"attn_implementation"}
-    if sizes:
-        raise UsageError(
-            f"[model] sets {', '.join(sorted(sizes))}, but the checkpoint decides that; leave one of them out"
-        )
-    return load_model(head, recipe["checkpoint"], recipe["model"] | settings)
+    if recipe.get("checkpoint"):
+        return load_model(head, recipe["checkpoint"], recipe["model"] | settings)
+    return head(make_config(recipe["model"] | settings))
 
 
 def make_config(values: Mapping[str, Any]) -> BertConfig:
@@ -328,29 +335,44 @@ def make_config(values: Mapping[str, Any]) -> BertConfig:
         raise UsageError(f"[model]: {join_lines(error.__cause__ or error)}") from None
 
 
-def load_model(head: type, checkpoint: str, settings: Mapping[str, Any]) -> nn.Module:
-    """A model with the weights of a checkpoint: a directory, or a name on the Hub.
+def load_config(checkpoint: str) -> BertConfig:
+    """The configuration of a checkpoint: a directory, or a name on the Hub.
 
     Raises:
-        UsageError: there is none, it is no BERT, or its vocabulary is smaller than the tokenizer's.
+        UsageError: there is none, or it is no BERT.
+    """
+    remedy = "give a directory with a BERT checkpoint: --model DIR"
+    if not Path(checkpoint).exists() and (trouble := find_hub_trouble(checkpoint, "model")):
+        raise UsageError(f"there is no directory {checkpoint}, and {trouble}; {remedy}")
+    try:
+        kind = PreTrainedConfig.get_config_dict(checkpoint)[0].get("model_type")
+        if kind != "bert":
+            raise UsageError(f"{checkpoint} is a model of type {kind}, not bert; {remedy}")
+        return BertConfig.from_pretrained(checkpoint)
+    except (OSError, ValueError) as error:
+        if isinstance(error, UsageError):
+            raise
+        raise UsageError(f"{checkpoint} holds no model that can be read ({join_lines(error)}); {remedy}") from None
+
+
+def load_model(head: type, checkpoint: str, settings: Mapping[str, Any]) -> nn.Module:
+    """A model with the weights of a checkpoint; weights it lacks, of a new head, are drawn.
+
+    Raises:
+        UsageError: there is none in safetensors, or its vocabulary is smaller than the tokenizer's.
     """
     settings = dict(settings)
-    vocab_size = settings.pop("vocab_size", None)
+    tokens, known = settings.pop("vocab_size", 0), load_config(checkpoint).vocab_size
+    if tokens > known:
+        raise UsageError(
+            f"the tokenizer has {tokens:,} tokens and {checkpoint} only {known:,}; use the checkpoint's own vocabulary"
+        )
     try:
-        config = BertConfig.from_pretrained(checkpoint)
-        if config.model_type != "bert":
-            raise UsageError(f"{checkpoint} is a {config.model_type} model; bertkit takes BERT (model_type bert)")
-        if vocab_size is not None and vocab_size > config.vocab_size:
-            raise UsageError(
-                f"the tokenizer has {vocab_size} tokens and {checkpoint} only {config.vocab_size}; "
-                "use the checkpoint's own vocabulary"
-            )
         return head.from_pretrained(checkpoint, use_safetensors=True, **settings)
-    except UsageError:
-        raise
-    except (OSError, ValueError) as error:
-        where = "" if Path(checkpoint).exists() else "; there is no such directory, and the Hub cannot give it"
-        raise UsageError(f"cannot load the model {checkpoint}{where}: {join_lines(error)}; give --model DIR") from None
+    except (OSError, ValueError, SafetensorError) as error:
+        raise UsageError(
+            f"{checkpoint} holds no weights that can be read ({join_lines(error)}); give a model in safetensors"
+        ) from None
 
 
 def count_parameters(model: nn.Module) -> int:
@@ -376,6 +398,22 @@ def describe_duration(seconds: float) -> str:
 
 
 # --- Training ---------------------------------------------------------------------------------------------------------
+
+
+def train(trainer: Trainer, checkpoint: Path | None, report: Report) -> None:
+    """Trains to the end, from a checkpoint if there is one.
+
+    Raises:
+        Interrupted: by SIGTERM or SIGINT, after a checkpoint.
+    """
+    if checkpoint:
+        report(f"continues after {checkpoint.name}")
+    start = time.monotonic()
+    with stop_on_signal(trainer) as watcher:
+        trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
+    if watcher.signalled:
+        raise Interrupted(watcher.signalled, trainer.state.global_step)
+    report(f"trained for {describe_duration(time.monotonic() - start)}")
 
 
 class BertTrainer(Trainer):
@@ -438,7 +476,7 @@ class Watcher(TrainerCallback):
     def __init__(self, output: Path, progress: Progress) -> None:
         self.output = output
         self.progress = progress
-        self.signalled = False
+        self.signalled = 0  # the signal's number
 
     def on_log(self, args, state: TrainerState, control: TrainerControl, logs=None, **kwargs) -> None:
         loss = (logs or {}).get("loss", 0.0)
@@ -478,7 +516,7 @@ class stop_on_signal:
         return self.watcher
 
     def _note(self, number: int, frame: Any) -> None:
-        self.watcher.signalled = True
+        self.watcher.signalled = number
         signal.signal(number, self.previous[number])  # a second one is not held back
 
     def __exit__(self, *exception: Any) -> None:

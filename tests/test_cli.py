@@ -1,6 +1,8 @@
 """The command line as a person meets it: help, mistakes in one line, and what a run prints."""
 
 import os
+import re
+import signal
 import subprocess
 import sys
 import time
@@ -187,3 +189,22 @@ def test_no_color_and_no_terminal(tmp_path):
     assert "\x1b" not in done.stdout + done.stderr
     assert "update 2 of 2" in done.stdout
     assert done.stderr == ""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_stops_a_run_and_the_same_command_finishes_it(tmp_path, number):
+    write_text(tmp_path / "good.txt")
+    settings = [*SMALL, "--set", "train.max_steps=200", "--set", "train.eval_steps=100"]
+    command = [sys.executable, "-m", "bertkit", "pretrain", "--corpus", "good.txt", *settings]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        for line in process.stdout:
+            if "update 1" in line:
+                process.send_signal(number)
+                break
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 128 + number
+    assert re.fullmatch(r"bertkit: stopped after update [\d,]+; the same command continues\n", err)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "continues after checkpoint-" in done.stdout
+    assert (tmp_path / "runs/pretrain/metrics.json").exists()

@@ -695,8 +695,9 @@ def test_a_compiled_model_gives_the_same(kernel: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kernel", KERNELS)
-@pytest.mark.parametrize("head", ["BertForPreTraining", "BertLMHeadModel", "BertForQuestionAnswering"])
+@pytest.mark.parametrize(
+    ("head", "kernel"), [("BertForPreTraining", "packed"), ("BertForPreTraining", "sdpa"), ("BertLMHeadModel", "packed")]
+)
 def test_inductor_gives_the_same(head: str, kernel: str) -> None:
     """Outputs of batches of several shapes, and gradients."""
     torch._dynamo.reset()

@@ -137,7 +137,7 @@ def test_a_finished_run_is_not_repeated(recipe, tmp_path):
 
 @pytest.mark.parametrize("update", [2, 4, 7])
 def test_a_run_that_is_stopped_continues_bit_for_bit(recipe, tmp_path, update):
-    """SIGTERM lets the update finish and writes a checkpoint; dropout is on, so the random state matters too."""
+    """SIGTERM lets the next update finish and writes a checkpoint; dropout is on, so the random state matters too."""
     recipe = merge(recipe, {"model": {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1}})
     straight = run(PRETRAIN, recipe, output=tmp_path / "straight")
 
@@ -145,13 +145,21 @@ def test_a_run_that_is_stopped_continues_bit_for_bit(recipe, tmp_path, update):
         if done == update and "loss" in log:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    with pytest.raises(Interrupted, match="the same command continues"):
+    with pytest.raises(Interrupted, match=f"after update {update + 1}; the same command continues"):
         run(PRETRAIN, recipe, output=tmp_path / "stopped", progress=stop)
     assert not (tmp_path / "stopped" / "metrics.json").exists()
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
     assert run(PRETRAIN, recipe, output=tmp_path / "stopped") == straight
     assert_same_bits(read_weights(tmp_path / "stopped"), read_weights(tmp_path / "straight"))
     np.testing.assert_array_equal(read_losses(tmp_path / "stopped"), read_losses(tmp_path / "straight"))
+
+
+def test_a_run_killed_while_it_wrote_its_end_is_finished(recipe, tmp_path):
+    straight = run(PRETRAIN, recipe, output=tmp_path / "run")
+    for name in ("metrics.json", "model.safetensors"):
+        (tmp_path / "run" / name).unlink()
+    assert run(PRETRAIN, recipe, output=tmp_path / "run") == straight
+    assert (tmp_path / "run" / "model.safetensors").exists()
 
 
 def test_a_half_written_checkpoint_is_not_taken(recipe, tmp_path):
@@ -247,11 +255,11 @@ def test_the_stable_preset_corrects_the_bias(recipe, tmp_path):
         ({"data": {"vocab_size": 8}}, r"alphabet"),
     ],
 )
-def test_a_mistake_is_one_line_and_writes_no_model(recipe, tmp_path, change, message):
+def test_a_mistake_is_one_line_and_writes_nothing(recipe, tmp_path, change, message):
     with pytest.raises(UsageError, match=message) as error:
         run(PRETRAIN, recipe, change, output=tmp_path / "run")
     assert "\n" not in str(error.value)
-    assert not (tmp_path / "run" / "model.safetensors").exists()
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_directory_of_another_run_is_left_alone(recipe, tmp_path):

@@ -41,6 +41,7 @@ MAY_IMPORT = {
     "bertkit.run": {
         "bertkit",
         "bertkit.config",
+        "bertkit.data.corpus",
         "bertkit.data.vocab",
         "bertkit.model",
         "bertkit.optim",

@@ -263,7 +263,7 @@ def _join_words(error: Exception) -> str:
 
 
 def _read_docs(workers: int | None) -> Iterator[Paragraphs]:
-    """A document for each module, class and function with English prose; a paragraph comes only once.
+    """A document for each module with English prose in its docstrings; a paragraph comes only once.
 
     Docstrings are vendored, inherited and copied from class to class: whole documents would come again, and what is
     held out would be among what is trained on.
@@ -320,8 +320,8 @@ def _map_in_order(function: Callable[[Any], Item], arguments: Iterable[Any], wor
 
 
 def _read_docstrings(files: list[Path]) -> list[Paragraphs]:
-    """The prose of each object that has some; a file that this Python cannot parse is passed over."""
-    documents = []
+    """The prose of each module that has some; a file that this Python cannot parse is passed over."""
+    documents: list[Paragraphs] = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # invalid escapes in other people's code
         for file in files:
@@ -331,7 +331,9 @@ def _read_docstrings(files: list[Path]) -> list[Paragraphs]:
                 tree = ast.parse(file.read_bytes())
             except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
                 continue
-            documents += filter(None, map(extract_prose, _list_docstrings(tree)))
+            paragraphs = list(chain.from_iterable(map(extract_prose, _list_docstrings(tree))))
+            if paragraphs:
+                documents.append(paragraphs)
     return documents
 
 
@@ -396,7 +398,7 @@ FUNCTION_WORDS = frozenset(_FUNCTION_WORDS.split())
 
 def extract_prose(docstring: str) -> Paragraphs:
     """Its paragraphs of English, a line each, without code, doctests, tables, titles, types and markup."""
-    text = inspect.cleandoc(docstring)
+    text = inspect.cleandoc(docstring).encode(errors="ignore").decode()  # without lone surrogates, which are no text
     for pattern, replacement in STRUCTURE:
         text = pattern.sub(replacement, text)
     return [prose for paragraph in _join_lines(text) if _is_prose(prose := _strip_markup(paragraph))]

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from bertkit.data.corpus import Document, TokenizedCorpus, hold_out, read_documents, tokenize_documents
-from bertkit.data.masking import IGNORED, default_max_predictions, draw_key, mask_tokens
+from bertkit.data.masking import IGNORED, check_rates, default_max_predictions, draw_key, mask_tokens
 from bertkit.data.pairs import assemble_pairs, plan_pairs
 from bertkit.data.vocab import load_tokenizer, make_tokenizer, train_vocabulary
 from bertkit.errors import UsageError
@@ -260,14 +260,29 @@ def list_phases(recipe: Mapping[str, Any]) -> list[Phase]:
     ]
 
 
-def name_head(options: Mapping[str, Any]) -> str:
-    """The head of an objective.
+def check(recipe: Mapping[str, Any]) -> None:
+    """Nothing.
 
     Raises:
-        UsageError: no such objective.
+        UsageError: an unknown objective, rates that do not add up, a count or a share out of its range.
     """
+    options = recipe["data"]
     if options["objective"] not in HEADS:
         raise UsageError(f"unknown objective {options['objective']!r} in [data]; the objectives are {', '.join(HEADS)}")
+    check_rates(options["masked_lm_prob"], None, options["mask_rate"], options["random_rate"], options["same_rate"])
+    ranges = {"dupe_factor": 1, "heldout_pairs": 1, "vocab_size": 1, "limit_characters": 0, "max_length": 5}
+    for key, least in ranges.items():
+        if options[key] < least:
+            raise UsageError(f"{key} is {options[key]} in [data]; it must be at least {least}")
+    for key in ("short_seq_prob", "heldout_share"):
+        if not 0 <= options[key] < 1:
+            raise UsageError(f"{key} is {options[key]} in [data]; it must be at least 0 and below 1")
+    if recipe["train"].get("max_steps", 0) < 1:
+        raise UsageError("pretraining is measured in updates; set max_steps in [train] to how many you want")
+
+
+def name_head(options: Mapping[str, Any]) -> str:
+    """The head of an objective."""
     return HEADS[options["objective"]]
 
 
@@ -284,6 +299,9 @@ def load(options: Mapping[str, Any], report: Report) -> dict[str, list[Document]
         )
     )
     train, dev = hold_out(documents, options["heldout_share"], seed=0)
+    if len(dev) < 2:
+        report(f"{len(documents)} documents are too few to hold any out; the scores are those of the training text")
+        return {"train": documents, "dev": documents}
     report(f"{len(train):,} documents to train on, {len(dev):,} held out")
     return {"train": train, "dev": dev}
 
@@ -484,6 +502,7 @@ PRETRAINING = Task(
     metric="perplexity",
     unit="perplexity",
     lower_is_better=True,
+    check=check,
     head=name_head,
     load=load,
     tokenize=tokenize,

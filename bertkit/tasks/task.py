@@ -44,6 +44,7 @@ class Task:
     stable: what `preset = "stable"` changes in it.
     metric: the key in `score`'s answer that the paper reports; metrics.json repeats it as `score`.
     unit: of the scores: "fraction", "percent", or "perplexity".
+    check: (recipe) -> nothing. Raises UsageError for options that make no sense, before anything is read.
     head: `[data]` options -> the name of a head class in `bertkit.model`.
     load: (`[data]` options, report) -> split name -> examples, "train" and the `splits` among them.
         Raises UsageError for wrong files.
@@ -71,6 +72,7 @@ class Task:
     recipe: Mapping[str, Any]
     metric: str
     unit: str
+    check: Callable[[Mapping[str, Any]], None]
     head: Callable[[Mapping[str, Any]], str]
     load: Callable[[Mapping[str, Any], Report], dict[str, Any]]
     tokenize: Callable[[Mapping[str, Any], Mapping[str, Any], Report], Any]

@@ -18,9 +18,9 @@ from bertkit.tasks.pretraining import (
     Phase,
     PretrainingData,
     baseline,
+    check,
     choose_masked,
     list_phases,
-    name_head,
     score,
     start_small,
 )
@@ -156,8 +156,29 @@ def test_objectives(corpus, tokenizer):
     real = causal["attention_mask"][:, 1:] == 1
     assert torch.equal(causal["labels"][:, 1:][real], causal["input_ids"][:, 1:][real])
     assert (causal["labels"][:, 1:][~real] == -100).all()
-    with pytest.raises(UsageError, match="unknown objective 'nsp'"):
-        name_head({"objective": "nsp"})
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"objective": "nsp"}, "unknown objective 'nsp'.* mlm\\+nsp, mlm, clm"),
+        ({"random_rate": 0.5}, "must sum to 1"),
+        ({"masked_lm_prob": 0.0}, "masking probability is 0.0"),
+        ({"dupe_factor": 0}, "dupe_factor is 0 in .*at least 1"),
+        ({"max_length": 4}, "max_length is 4 in .*at least 5"),
+        ({"heldout_share": 1.0}, "heldout_share is 1.0"),
+        ({"short_seq_prob": -0.1}, "short_seq_prob is -0.1"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(change, message):
+    with pytest.raises(UsageError, match=message):
+        check({**RECIPE, "data": RECIPE["data"] | change})
+
+
+def test_pretraining_is_measured_in_updates():
+    with pytest.raises(UsageError, match="set max_steps"):
+        check({**RECIPE, "train": {"num_train_epochs": 3}})
+    check(RECIPE)
 
 
 def test_whole_words_are_masked_together(corpus, tokenizer):
