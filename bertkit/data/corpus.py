@@ -331,7 +331,7 @@ def _read_docstrings(files: list[Path]) -> list[Paragraphs]:
                 tree = ast.parse(file.read_bytes())
             except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
                 continue
-            paragraphs = list(chain.from_iterable(map(extract_prose, _list_docstrings(tree))))
+            paragraphs = [text for docstring in _list_docstrings(tree) for text in extract_prose(docstring)]
             if paragraphs:
                 documents.append(paragraphs)
     return documents
