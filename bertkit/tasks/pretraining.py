@@ -92,7 +92,7 @@ STARTER = {
         "max_position_embeddings": 128,
     },
     "data": {"corpus": ["docs"], "vocab_size": 8192, "max_length": 64, "heldout_share": 0.05},
-    "train": {"max_steps": 2000, "warmup_steps": 0.1, "learning_rate": 1e-3, "eval_steps": 500, "save_steps": 500},
+    "train": {"max_steps": 3500, "learning_rate": 1e-3, "warmup_steps": 0.1, "eval_steps": 700, "save_steps": 700},
 }
 
 
