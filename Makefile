@@ -17,8 +17,8 @@ install: $(INSTALLED) ## create .venv with bertkit and everything its tests need
 
 $(INSTALLED): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check "$(TORCH)"
-	$(BIN)/pip install --quiet --disable-pip-version-check --editable ".[dev]"
+	$(BIN)/pip install --quiet --quiet --disable-pip-version-check "$(TORCH)"
+	$(BIN)/pip install --quiet --quiet --disable-pip-version-check --editable ".[dev]"
 	@touch $@
 
 demo: $(INSTALLED) ## pretrain a small BERT on the documentation installed here: six minutes of training on two cores

@@ -7,6 +7,7 @@ cross-attention, cached decoding, chunked feed-forward layers and relative posit
 
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
+from transformers.activations import ACT2FN
 
 
 @strict
@@ -17,8 +18,8 @@ class BertConfig(PreTrainedConfig):
     `is_decoder=True` makes attention left-to-right (the ablation of Table 5 and Figure 5).
 
     Raises:
-        huggingface_hub.errors.StrictDataclassError: a value of the wrong type, H not divisible by A, a size below 1
-            or a rate outside [0, 1).
+        huggingface_hub.errors.StrictDataclassError: a value of the wrong type, H not divisible by A, a size below 1, a
+            rate outside [0, 1), an initial deviation not above 0, or an activation that transformers does not have.
     """
 
     model_type = "bert"
@@ -64,6 +65,12 @@ class BertConfig(PreTrainedConfig):
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
         if self.num_hidden_layers < 0 or self.type_vocab_size < 1:
             raise ValueError("num_hidden_layers must be at least 0 and type_vocab_size at least 1")
+        if self.initializer_range <= 0:
+            raise ValueError(f"initializer_range is {self.initializer_range}; a standard deviation is above 0")
+        if self.hidden_act not in ACT2FN:
+            raise ValueError(
+                f"hidden_act {self.hidden_act!r} is unknown; the paper's is 'gelu', others: {sorted(ACT2FN)}"
+            )
         if self.hidden_size % self.num_attention_heads:
             raise ValueError(
                 f"hidden_size {self.hidden_size} is not divisible by num_attention_heads {self.num_attention_heads}; "

@@ -80,7 +80,7 @@ def shape_for(head: str, batch: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def make_labels(head: str, batch: dict[str, Tensor], num_labels: int = 3) -> dict[str, Tensor]:
-    """Random labels for a batch (B, T): about half of the real tokens are labelled, and every row is."""
+    """Random labels for a batch (B, T), of tokens for about half of the real ones."""
     shape, mask = batch["input_ids"].shape, batch["attention_mask"].bool()
     chosen = mask & (torch.rand(shape) < 0.5)
     sentence = torch.randint(2, shape[:1])

@@ -237,7 +237,7 @@ def test_packed_refuses_a_mask_of_another_shape(shape: tuple[int, ...]) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.bfloat16, 2e-2), (torch.float16, 4e-3), (torch.float32, 1e-5)])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.bfloat16, 2e-2), (torch.float16, 4e-3), (torch.float32, 1e-4)])
 def test_jagged_on_cuda_is_attention_within_each_sequence(causal: bool, dtype: torch.dtype, tolerance: float) -> None:
     """Flash in half precision, the memory-efficient kernel in fp32; forward and backward."""
     lengths = [2, 512, 37, 37, 1, 128]

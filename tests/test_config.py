@@ -60,6 +60,8 @@ def test_every_default_is_transformers_own() -> None:
         ({"hidden_dropout_prob": 1.0}, "hidden_dropout_prob is 1.0; a dropout rate lies in [0, 1)"),
         ({"attention_probs_dropout_prob": -0.1}, "attention_probs_dropout_prob is -0.1"),
         ({"classifier_dropout": 1.5}, "classifier_dropout is 1.5"),
+        ({"initializer_range": 0.0}, "initializer_range is 0.0"),
+        ({"hidden_act": "gellu"}, "hidden_act 'gellu' is unknown; the paper's is 'gelu'"),
         ({"add_cross_attention": True}, "bertkit has no cross-attention"),
         ({"hidden_size": "768"}, "hidden_size"),
         ({"hidden_dropout_prob": "0.1"}, "hidden_dropout_prob"),

@@ -159,6 +159,18 @@ def test_hidden_states_of_every_layer_equal_transformers(head: str, kernel: str)
     assert model(**batch).hidden_states is None
 
 
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_some_hidden_states_may_be_chosen(kernel: str) -> None:
+    model, batch = make_model("BertForMaskedLM", kernel), make_batch([2, 9, 5, 13])
+    every = model(**batch, output_hidden_states=True).hidden_states
+    some = model(**batch, output_hidden_states=[0, -1]).hidden_states
+    assert some[1] is None
+    assert torch.equal(some[0], every[0])
+    assert torch.equal(some[2], every[2])
+    model.config.output_hidden_states = True
+    assert len(model(**batch).hidden_states) == 3
+
+
 @pytest.mark.parametrize("head", HEADS)
 def test_attention_probabilities_equal_transformers_with_eager(head: str) -> None:
     model, batch = make_model(head, "eager"), shape_for(head, make_batch([2, 9, 5, 13]))

@@ -63,7 +63,7 @@ def train_vocabulary(
     if size < len(first):
         raise UsageError(
             f"a vocabulary of {size:,} tokens is smaller than the alphabet: {len(alphabet):,} characters, alone and "
-            f"inside words, and the special tokens make {len(first):,}; give --size {len(first)} or more"
+            f"inside words, and the special tokens make {len(first):,}; ask for that many or more (--size, vocab_size)"
         )
     known = set(alphabet)
     usable = {word: n for word, n in words.items() if len(word) <= LONGEST_WORD and known.issuperset(word)}

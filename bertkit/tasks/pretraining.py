@@ -290,6 +290,7 @@ def load(options: Mapping[str, Any], report: Report) -> dict[str, list[Document]
     """The documents to train on, and those held out."""
     if not options["corpus"]:
         raise UsageError("no corpus given; name text files, directories, a Hub data set or docs: --corpus PATH")
+    report(f"reading {', '.join(options['corpus'])}")
     documents = list(
         read_documents(
             options["corpus"],
@@ -312,6 +313,7 @@ def tokenize(recipe: Mapping[str, Any], examples: Mapping[str, list[Document]], 
     if options["vocab"] or recipe.get("checkpoint"):
         return load_tokenizer(options["vocab"] or recipe["checkpoint"], cased=options["cased"] or None)
     sentences = (sentence for document in examples["train"] for sentence in document)
+    report(f"training a vocabulary of {options['vocab_size']:,} tokens")
     tokens = train_vocabulary(sentences, size=options["vocab_size"], cased=options["cased"], report=report)
     lengths = [phase.max_length for phase in list_phases(recipe)]
     return make_tokenizer(tokens, cased=options["cased"], max_length=max(lengths))

@@ -93,7 +93,7 @@ def test_vocabulary_smaller_than_the_alphabet():
     needed = len(train_vocabulary(["a b c ! 京"], size=99))
     assert needed == 5 + 5 + 3  # the special tokens; a b c ! 京; ##a ##b ##c
     with pytest.raises(
-        UsageError, match=r"of 12 tokens is smaller .*: 5 characters.* make 13; give --size 13"
+        UsageError, match=r"of 12 tokens is smaller .*: 5 characters.* make 13; ask for that many or more"
     ) as raised:
         train_vocabulary(["a b c ! 京"], size=12)
     assert "\n" not in str(raised.value)
