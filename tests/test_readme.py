@@ -1,0 +1,94 @@
+"""What README.md and the recipes say must be so: commands parse, the example runs, the tree is the tree."""
+
+import ast
+import re
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+import typer
+
+import bertkit
+from bertkit.cli import app
+from bertkit.recipe import read_recipe
+from bertkit.run import dry_run, run
+from bertkit.tasks import TASKS
+from tests.tasks.test_conformance import make_pretraining
+
+ROOT = Path(bertkit.__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+RECIPES = sorted((ROOT / "recipes").rglob("*.toml"))
+TEXTS = [README, (ROOT / "recipes" / "README.md").read_text(encoding="utf-8")]
+TEXTS += [path.read_text(encoding="utf-8") for path in RECIPES]
+
+
+def find_commands(text):
+    """The bertkit commands in fenced blocks and in lines that begin with "Command"."""
+    blocks = "\n".join(re.findall(r"```bash\n(.*?)```", text, re.DOTALL))
+    lines = blocks.splitlines() + re.findall(r"Command +(.*)", text)
+    found = [re.search(r"(?:^|[:;] *|-m )(bertkit \w.*)", line) for line in lines]
+    return [match.group(1) for match in found if match]
+
+
+COMMANDS = [command for text in TEXTS for command in find_commands(text)]
+
+
+def test_there_are_commands_to_check():
+    assert len(COMMANDS) >= 5 + len(RECIPES)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_parses(command):
+    words = shlex.split(command, comments=True)
+    program = typer.main.get_command(app)
+    name, subcommand, rest = program.resolve_command(
+        program.make_context("bertkit", ["--help"], resilient_parsing=True), words[1:]
+    )
+    context = subcommand.make_context(name, list(rest))
+    assert context.info_name == words[1]
+    for option in ("recipe",):
+        if context.params.get(option):
+            assert (ROOT / context.params[option]).exists()
+
+
+def test_the_make_targets_that_are_named_exist():
+    targets = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    for target in set(re.findall(r"\bmake ([a-z][a-z-]+)", "\n".join(TEXTS))) - {"the"}:
+        assert f"make {target} " in targets or f"make {target}\n" in targets, target
+    for target in ("help", "install", "demo", "check", "format", "test", "test-all", "clean"):
+        assert f"make {target}" in targets
+
+
+def test_the_tree_names_every_module_and_nothing_else():
+    tree = re.search(r"```\n(bertkit/\n.*?)```", README, re.DOTALL).group(1)
+    named = set(re.findall(r"─ (\S+\.py)", tree))
+    there = {str(path.relative_to(ROOT / "bertkit")) for path in (ROOT / "bertkit").rglob("*.py")}
+    assert named == {name for name in there if not name.endswith(("__init__.py", "__main__.py"))}
+
+
+def test_the_python_example_runs(tmp_path, monkeypatch, capsys):
+    example = re.search(r"```python\n(.*?)```", README, re.DOTALL).group(1)
+    assert len([line for line in example.splitlines() if line]) <= 5
+    run(TASKS["pretrain"], make_pretraining(tmp_path), output=tmp_path / "runs" / "demo")
+    monkeypatch.chdir(tmp_path)
+    exec(compile(example, "README.md", "exec"), {})
+    assert len(ast.literal_eval(capsys.readouterr().out)) == 5
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: str(path.relative_to(ROOT / "recipes")))
+def test_a_recipe_runs_dry(path, tmp_path, monkeypatch):
+    recipe = read_recipe(path)
+    plan = dry_run(TASKS[recipe["task"]], recipe, output=tmp_path / "run")
+    assert plan["updates"] > 0
+    assert plan["per_device_batch"] * plan["accumulation"] == plan["sequences_per_update"] == recipe["batch_size"]
+    sizes = {"base.toml": 110, "large.toml": 336, "small.toml": 29, "tiny.toml": 4}  # millions, heads included
+    if path.name in sizes:
+        assert plan["parameters"] // 1_000_000 == sizes[path.name]
+    assert not (tmp_path / "run").exists()
+
+
+def test_recipes_are_counted_and_listed():
+    assert len(RECIPES) == 5
+    listed = set(re.findall(r"\]\((\S+\.toml)\)", TEXTS[1]))
+    assert listed == {str(path.relative_to(ROOT / "recipes")) for path in RECIPES}
