@@ -4,6 +4,7 @@ A user's mistake is one line on standard error and exit code 2; a run stopped by
 """
 
 import os
+import shutil
 import sys
 from collections.abc import Mapping
 from contextlib import contextmanager
@@ -58,12 +59,13 @@ def vocab(
     Example: bertkit vocab corpus.txt --size 30522 --output my-vocab
     """
     from bertkit.data.corpus import read_documents
-    from bertkit.data.vocab import make_tokenizer, save_tokenizer, train_vocabulary
+    from bertkit.data.vocab import TOKENIZER_FILES, make_tokenizer, save_tokenizer, train_vocabulary
 
     if output.is_file():
         raise UsageError(f"{output} is a file; name a directory with --output")
-    if (output / "vocab.txt").exists():
-        raise UsageError(f"{output} holds a vocabulary already; name another directory with --output")
+    for name in TOKENIZER_FILES:
+        if (output / name).exists():
+            raise UsageError(f"{output} holds a tokenizer already ({name}); name another directory with --output")
     with Screen() as screen:
         documents = read_documents(sources, split_sentences=False, report=screen.say)
         lines = (line for document in documents for line in document)
@@ -120,6 +122,7 @@ def execute(
         from bertkit.tasks import TASKS
 
         task = TASKS[name]
+        screen.names |= {row.key: row.name for row in task.table}
         if written is not None:
             check(written, data_defaults=task.recipe["data"], where=str(recipe))
         elif task.starter is not None:
@@ -133,7 +136,7 @@ def execute(
             metrics = runs.run(task, *recipes, output=output, report=screen.say, progress=screen.advance)
         except runs.Interrupted as stop:
             screen.finish_progress()
-            typer.echo(f"bertkit: {stop}", err=True)
+            complain(str(stop))
             sys.exit(128 + stop.number)
         screen.finish_progress()
         if not screen.quiet:
@@ -144,7 +147,8 @@ class Screen:
     """What a person sees: lines, a progress bar if this is a terminal, tables at the end."""
 
     def __init__(self) -> None:
-        self.quiet = os.environ.get("RANK", "0") != "0"  # of several processes the first one speaks
+        self.quiet = not is_first_process()
+        self.names: dict[str, str] = {"loss": "loss"}  # log entry -> words for it
         self.console: Any = None
         self.bar: Any = None
         self.shown = -1
@@ -175,8 +179,7 @@ class Screen:
 
     def advance(self, done: int, total: int, log: Mapping[str, float]) -> None:
         """Shows how far the training is, and the latest losses."""
-        names = {"loss": "loss", "mlm_loss": "masked LM", "nsp_loss": "next sentence", "eval_score": "held out"}
-        self.latest |= {names[key]: value for key, value in log.items() if key in names}
+        self.latest |= {self.names[key]: value for key, value in log.items() if key in self.names}
         state = ", ".join(f"{name} {value:.3f}" for name, value in self.latest.items())
         if self.console is not None and self.console.is_terminal:
             self._advance_bar(done, total, state)
@@ -233,16 +236,18 @@ class Screen:
         for line in task.comment(metrics):
             self.say(line)
         self.show_examples(output / EXAMPLES)
-        plot_log(read_log(output / LOG), task.table, metrics, output / "curves.png")
-        self.say(f"Curves: {output / 'curves.png'}; scores: {output / 'metrics.json'}")
-        self.say("Next:")
+        curves = output / "curves.png"
+        plot_log(read_log(output / LOG), task.table, metrics, curves)
+        self.say(f"Scores: {output / 'metrics.json'}" + (f"; curves: {curves}" if curves.exists() else ""))
+        activate = "" if shutil.which("bertkit") else f" (after: source {Path(sys.prefix) / 'bin' / 'activate'})"
+        self.say(f"Next{activate}:")
         for command in task.suggest(output):
             self.say(f"  {command}")
 
     def show_examples(self, path: Path) -> None:
         """Prints the predictions that a run has left to look at."""
         if path.exists() and (lines := path.read_text(encoding="utf-8").splitlines()):
-            self.say("Predictions on held-out text (the right answer in brackets):")
+            self.say("Predictions on held-out text (the right word in parentheses):")
             for line in lines:
                 self.say(f"  {line}")
 
@@ -254,13 +259,24 @@ def write_number(value: float | None, row: Any) -> str:
     return f"{value:.1%}" if row.percent else f"{value:.3f}"
 
 
+def is_first_process() -> bool:
+    """Whether this is the one of several processes that speaks; alone it is."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def complain(message: str) -> None:
+    """Prints one line on standard error."""
+    if is_first_process():
+        typer.echo(f"bertkit: {message}", err=True)
+
+
 @contextmanager
 def explain_mistakes():
     """A UsageError becomes one line and exit code 2."""
     try:
         yield
     except UsageError as error:
-        typer.echo(f"bertkit: {error}", err=True)
+        complain(str(error))
         sys.exit(2)
 
 

@@ -19,7 +19,7 @@ def read_log(path: Path) -> list[dict[str, float]]:
 def plot_log(log: Sequence[Mapping[str, float]], rows: Sequence[Row], metrics: Mapping[str, Any], path: Path) -> None:
     """Draws one panel a row of the task's table: the score while training, on held-out data, and its baselines.
 
-    Rows whose score was never logged are left out. The format follows from the path's suffix.
+    Rows whose score was never logged are left out; without any nothing is drawn. The suffix decides the format.
     """
     import matplotlib
 
@@ -27,6 +27,8 @@ def plot_log(log: Sequence[Mapping[str, float]], rows: Sequence[Row], metrics: M
     from matplotlib import pyplot
 
     rows = [row for row in rows if any(f"eval_{row.key}" in entry for entry in log)]
+    if not rows:
+        return
     figure, axes = pyplot.subplots(1, len(rows), figsize=(4.6 * len(rows), 3.6), squeeze=False, layout="constrained")
     for row, axis in zip(rows, axes[0], strict=True):
         scale = 100 if row.percent else 1

@@ -15,12 +15,15 @@ import platform
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate import PartialState
+from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import (
@@ -93,8 +96,8 @@ def run(
         Interrupted: by SIGTERM or SIGINT, after a checkpoint.
     """
     recipe, output = complete(task, *recipes), Path(output)
-    processes = join_processes()
-    args = make_arguments(recipe, output)
+    processes = join_processes(recipe)
+    args = make_arguments(task, recipe, output)
     report = report if processes.is_main_process else ignore
     if (finished := find_finished(output, recipe)) is not None:
         report(f"{output} is finished; its scores are in {output / METRICS}")
@@ -107,10 +110,11 @@ def run(
         if processes.is_main_process:
             start_directory(output, recipe, tokenizer)
     data = {name: task.encode(examples[name], tokenizer, recipe, name) for name in ("train", *task.splits)}
-    model = make_model(task, recipe, task.configure(recipe, tokenizer, examples))
+    model = make_model(task, recipe, task.configure(recipe, tokenizer, examples), report)
     report(f"{count_parameters(model):,} parameters; {describe_training(args, recipe, data['train'])}")
 
     trainer = make_trainer(task, model, args, data, recipe, progress)
+    del examples["train"]  # encoded; the text may be large
     train(trainer, find_checkpoint(output), report)
     return finish(task, recipe, trainer, data, examples, tokenizer, output)
 
@@ -132,22 +136,56 @@ def complete(task: Task, *recipes: Mapping[str, Any]) -> Recipe:
     preset = task.stable if given.get("preset") == "stable" else {}
     recipe = check(merge(task.recipe, preset, given), data_defaults=task.recipe["data"])
     task.check(recipe)
+    check_ranges(recipe["train"])
     check_model(recipe)
     return recipe
 
 
-def join_processes() -> PartialState:
-    """This process among those that torchrun or accelerate launch have started; alone if there are no others."""
-    return PartialState(cpu=not torch.accelerator.is_available())
+def join_processes(recipe: Recipe) -> PartialState:
+    """This process among those that torchrun or accelerate launch have started; alone if there are no others.
+
+    They wait for each other up to `[train] ddp_timeout` seconds; two hours if not given, for the others wait while the
+    first one trains a vocabulary.
+    """
+    timeout = timedelta(seconds=recipe["train"].get("ddp_timeout", 7200))
+    return PartialState(cpu=not torch.accelerator.is_available(), timeout=timeout)
+
+
+def check_ranges(train: Mapping[str, Any]) -> None:
+    """Nothing, or a UsageError about a number in `[train]` that no optimizer can use."""
+    ranges = {
+        "learning_rate": (0.0, math.inf),
+        "weight_decay": (0.0, math.inf),
+        "adam_epsilon": (0.0, math.inf),
+        "max_grad_norm": (0.0, math.inf),
+        "warmup_steps": (0.0, math.inf),
+        "adam_beta1": (0.0, 1.0),
+        "adam_beta2": (0.0, 1.0),
+    }
+    for key, (least, bound) in ranges.items():
+        if key in train and not least <= train[key] < bound:
+            raise UsageError(f"{key} is {train[key]} in [train]; it must be at least {least:g} and below {bound:g}")
+
+
+SIZES = (
+    "vocab_size",
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "intermediate_size",
+    "max_position_embeddings",
+    "type_vocab_size",
+)
 
 
 def check_model(recipe: Recipe) -> None:
     """Nothing, or a UsageError: no such checkpoint, sizes that do not fit, texts longer than the positions."""
     if recipe.get("checkpoint"):
         config = load_config(recipe["checkpoint"])
-        if sizes := recipe["model"].keys() - {"attn_implementation"}:
+        given = {key: value for key, value in recipe["model"].items() if key in SIZES}
+        if other := [f"{key} {value}" for key, value in given.items() if value != getattr(config, key)]:
             raise UsageError(
-                f"[model] sets {', '.join(sorted(sizes))}, but the checkpoint decides that; leave one of them out"
+                f"[model] asks for {', '.join(other)}, but {recipe['checkpoint']} has other sizes; leave them out"
             )
     else:
         config = make_config(recipe["model"])
@@ -159,16 +197,16 @@ def check_model(recipe: Recipe) -> None:
         )
 
 
-def make_arguments(recipe: Recipe, output: Path) -> TrainingArguments:
+def make_arguments(task: Task, recipe: Recipe, output: Path) -> TrainingArguments:
     """TrainingArguments of `[train]`, with what follows from the other keys.
 
     Raises:
-        UsageError: transformers refuses a value, or the batch cannot be divided.
+        UsageError: transformers refuses a value, something it needs is not installed, or the batch cannot be divided.
     """
     train = dict(recipe["train"])
     per_device, accumulation = split_batch(
         recipe["batch_size"],
-        processes=join_processes().num_processes,
+        processes=join_processes(recipe).num_processes,
         per_device=train.pop("per_device_train_batch_size", None),
     )
     precision = choose_precision(recipe["precision"])
@@ -181,9 +219,11 @@ def make_arguments(recipe: Recipe, output: Path) -> TrainingArguments:
         "ddp_find_unused_parameters": False,  # a head uses all it has
         "remove_unused_columns": False,  # a task's columns all are arguments of its head
         "per_device_eval_batch_size": max(per_device, 32),
+        "metric_for_best_model": task.metric,
+        "greater_is_better": not task.lower_is_better,
     }
     train.pop("optim", None)
-    try:
+    with explain_refusal("[train]"):
         args = TrainingArguments(
             **defaults
             | train
@@ -195,14 +235,19 @@ def make_arguments(recipe: Recipe, output: Path) -> TrainingArguments:
                 "fp16": precision == "fp16",
             }
         )
-    except (ValueError, ImportError) as error:
-        raise UsageError(f"[train] is refused by transformers: {join_lines(error)}") from None
+        Trainer.get_optimizer_cls_and_kwargs(args)  # whether it is installed
     args._n_gpu = min(args.n_gpu, 1)  # several GPUs are several processes (accelerate launch), never DataParallel
     return args
 
 
 def choose_precision(asked: str) -> str:
-    """fp32, bf16 or fp16; "auto" takes bf16 where the hardware has it, since elsewhere it is emulated and slow."""
+    """fp32, bf16 or fp16; "auto" takes bf16 where the hardware has it, since elsewhere it is emulated and slow.
+
+    Raises:
+        UsageError: fp16 without an accelerator.
+    """
+    if asked == "fp16" and not torch.accelerator.is_available():
+        raise UsageError('precision = "fp16" needs an accelerator and there is none; use "auto", "bf16" or "fp32"')
     if asked != "auto":
         return asked
     if torch.cuda.is_available():
@@ -211,6 +256,17 @@ def choose_precision(asked: str) -> str:
         return "fp32"
     capabilities = torch.cpu.get_capabilities()
     return "bf16" if capabilities.get("avx512_bf16") or capabilities.get("amx_bf16") else "fp32"
+
+
+@contextmanager
+def explain_refusal(what: str) -> Iterator[None]:
+    """A refusal by a library becomes a UsageError about `what`."""
+    try:
+        yield
+    except UsageError:
+        raise
+    except (ValueError, ImportError, RuntimeError, OSError, SafetensorError, StrictDataclassError) as error:
+        raise UsageError(f"{what} is refused: {join_lines(error.__cause__ or error)}; correct it") from None
 
 
 def join_lines(error: Exception) -> str:
@@ -225,17 +281,21 @@ def find_finished(output: Path, recipe: Recipe) -> dict[str, Any] | None:
     """The metrics of a finished run in this directory, or None when there is work to do.
 
     Raises:
-        UsageError: the directory belongs to another run or holds something else.
+        UsageError: the directory cannot be written, belongs to another run that has begun, or holds something else.
     """
+    existing = next(path for path in (output, *output.absolute().parents) if path.exists())
+    if not existing.is_dir():
+        raise UsageError(f"{existing} is a file; name a directory with --output")
+    if not os.access(existing, os.W_OK):
+        raise UsageError(f"{existing} cannot be written; name another directory with --output")
     if not output.exists():
         return None
-    if not output.is_dir():
-        raise UsageError(f"{output} is a file; name a directory with --output")
     if not (output / RECIPE).exists():
         if any(output.iterdir()):
             raise UsageError(f"{output} is not empty and holds no run; name another directory with --output")
         return None
-    if differences := find_recipe_differences(read_recipe(output / RECIPE), recipe):
+    differences = find_recipe_differences(read_recipe(output / RECIPE), recipe)
+    if differences and has_begun(output):
         more = f" and {len(differences) - 2} more" if len(differences) > 2 else ""
         raise UsageError(
             f"{output} belongs to another run ({'; '.join(differences[:2])}{more}); "
@@ -245,15 +305,20 @@ def find_finished(output: Path, recipe: Recipe) -> dict[str, Any] | None:
     return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
 
 
+def has_begun(output: Path) -> bool:
+    """Whether a run in this directory has come as far as its first update."""
+    return (output / LOG).exists()
+
+
 def start_directory(output: Path, recipe: Recipe, tokenizer: Any) -> None:
     """Writes what comes first in a run directory: recipe.toml, environment.json and the tokenizer.
 
     Checkpoints follow; metrics.json comes last, written at once, so its presence means done.
     """
     output.mkdir(parents=True, exist_ok=True)
-    save_recipe(recipe, output / RECIPE)
     write_json(describe_environment(), output / "environment.json")
     save_tokenizer(tokenizer, output)
+    save_recipe(recipe, output / RECIPE)  # last: with it the tokenizer counts as this run's
 
 
 def write_json(value: Any, path: Path) -> None:
@@ -278,7 +343,7 @@ def describe_environment() -> dict[str, Any]:
         "processor": torch.cpu.get_capabilities().get("cpu_name", platform.processor()),
         "threads": torch.get_num_threads(),
         "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
-        "processes": join_processes().num_processes,
+        "processes": PartialState().num_processes,
     }
 
 
@@ -292,8 +357,8 @@ def find_commit() -> str | None:
 
 
 def find_tokenizer(task: Task, recipe: Recipe, examples: Mapping[str, Any], output: Path, report: Report) -> Any:
-    """The tokenizer in the run directory, where an unfinished run has left one; else the task's."""
-    if (output / "vocab.txt").exists() and (output / "tokenizer.json").exists():
+    """The tokenizer in the run directory, where this run has left one; else the task's."""
+    if (output / RECIPE).exists() and read_recipe(output / RECIPE) == recipe and (output / "vocab.txt").exists():
         return load_tokenizer(str(output))
     return task.tokenize(recipe, examples, report)
 
@@ -307,7 +372,7 @@ def find_checkpoint(output: Path) -> Path | None:
 # --- The model --------------------------------------------------------------------------------------------------------
 
 
-def make_model(task: Task, recipe: Recipe, settings: Mapping[str, Any]) -> nn.Module:
+def make_model(task: Task, recipe: Recipe, settings: Mapping[str, Any], report: Report = ignore) -> nn.Module:
     """The task's head, from the checkpoint if the recipe names one, else new.
 
     `settings` are BertConfig's values that the data decide.
@@ -317,8 +382,9 @@ def make_model(task: Task, recipe: Recipe, settings: Mapping[str, Any]) -> nn.Mo
     """
     head = getattr(models, task.head(recipe["data"]))
     if recipe.get("checkpoint"):
-        return load_model(head, recipe["checkpoint"], recipe["model"] | settings)
-    return head(make_config(recipe["model"] | settings))
+        return load_model(head, recipe["checkpoint"], recipe["model"] | settings, report)
+    with explain_refusal("[model]"):
+        return head(make_config(recipe["model"] | settings))
 
 
 def make_config(values: Mapping[str, Any]) -> BertConfig:
@@ -327,36 +393,40 @@ def make_config(values: Mapping[str, Any]) -> BertConfig:
     Raises:
         UsageError: they do not fit together.
     """
-    from huggingface_hub.errors import StrictDataclassError
-
-    try:
+    with explain_refusal("[model]"):
         return BertConfig(**values)
-    except StrictDataclassError as error:
-        raise UsageError(f"[model]: {join_lines(error.__cause__ or error)}") from None
 
 
 def load_config(checkpoint: str) -> BertConfig:
-    """The configuration of a checkpoint: a directory, or a name on the Hub.
+    """The configuration of a checkpoint: a directory, or a name on the Hub, whose cached copy will do.
 
     Raises:
         UsageError: there is none, or it is no BERT.
     """
     remedy = "give a directory with a BERT checkpoint: --model DIR"
-    if not Path(checkpoint).exists() and (trouble := find_hub_trouble(checkpoint, "model")):
+    local = is_local(checkpoint)
+    if not local and (trouble := find_hub_trouble(checkpoint, "model")):
         raise UsageError(f"there is no directory {checkpoint}, and {trouble}; {remedy}")
+    with explain_refusal(f"the model {checkpoint}"):
+        values, _ = PreTrainedConfig.get_config_dict(checkpoint, local_files_only=local)
+        if values.get("model_type") != "bert":
+            raise UsageError(f"{checkpoint} is a model of type {values.get('model_type')}, not bert; {remedy}")
+        return BertConfig.from_pretrained(checkpoint, local_files_only=local)
+
+
+def is_local(checkpoint: str) -> bool:
+    """Whether a checkpoint is a path, or a Hub model whose configuration is in the cache."""
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
     try:
-        kind = PreTrainedConfig.get_config_dict(checkpoint)[0].get("model_type")
-        if kind != "bert":
-            raise UsageError(f"{checkpoint} is a model of type {kind}, not bert; {remedy}")
-        return BertConfig.from_pretrained(checkpoint)
-    except (OSError, ValueError) as error:
-        if isinstance(error, UsageError):
-            raise
-        raise UsageError(f"{checkpoint} holds no model that can be read ({join_lines(error)}); {remedy}") from None
+        return Path(checkpoint).exists() or isinstance(try_to_load_from_cache(checkpoint, "config.json"), str)
+    except HFValidationError:
+        return False
 
 
-def load_model(head: type, checkpoint: str, settings: Mapping[str, Any]) -> nn.Module:
-    """A model with the weights of a checkpoint; weights it lacks, of a new head, are drawn.
+def load_model(head: type, checkpoint: str, settings: Mapping[str, Any], report: Report) -> nn.Module:
+    """A model in fp32 with the weights of a checkpoint; what it lacks, a new head's, is drawn and reported.
 
     Raises:
         UsageError: there is none in safetensors, or its vocabulary is smaller than the tokenizer's.
@@ -367,12 +437,18 @@ def load_model(head: type, checkpoint: str, settings: Mapping[str, Any]) -> nn.M
         raise UsageError(
             f"the tokenizer has {tokens:,} tokens and {checkpoint} only {known:,}; use the checkpoint's own vocabulary"
         )
-    try:
-        return head.from_pretrained(checkpoint, use_safetensors=True, **settings)
-    except (OSError, ValueError, SafetensorError) as error:
-        raise UsageError(
-            f"{checkpoint} holds no weights that can be read ({join_lines(error)}); give a model in safetensors"
-        ) from None
+    with explain_refusal(f"the model {checkpoint} (in safetensors)"):
+        model, info = head.from_pretrained(
+            checkpoint,
+            use_safetensors=True,
+            dtype=torch.float32,
+            local_files_only=is_local(checkpoint),
+            output_loading_info=True,
+            **settings,
+        )
+    if info["missing_keys"]:
+        report(f"new, because {checkpoint} has none: {', '.join(sorted(info['missing_keys']))}")
+    return model
 
 
 def count_parameters(model: nn.Module) -> int:
@@ -411,8 +487,8 @@ def train(trainer: Trainer, checkpoint: Path | None, report: Report) -> None:
     start = time.monotonic()
     with stop_on_signal(trainer) as watcher:
         trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
-    if watcher.signalled:
-        raise Interrupted(watcher.signalled, trainer.state.global_step)
+    if watcher.agreed:
+        raise Interrupted(watcher.agreed, trainer.state.global_step)
     report(f"trained for {describe_duration(time.monotonic() - start)}")
 
 
@@ -477,6 +553,7 @@ class Watcher(TrainerCallback):
         self.output = output
         self.progress = progress
         self.signalled = 0  # the signal's number
+        self.agreed = 0  # the same, once all processes know
 
     def on_log(self, args, state: TrainerState, control: TrainerControl, logs=None, **kwargs) -> None:
         loss = (logs or {}).get("loss", 0.0)
@@ -493,8 +570,19 @@ class Watcher(TrainerCallback):
             write_log(state, self.output)
             (self.output / f"checkpoint-{state.global_step}" / COMPLETE).touch()
 
+    def on_train_begin(self, args, state: TrainerState, control: TrainerControl, **kwargs) -> None:
+        if state.is_world_process_zero:
+            write_log(state, self.output)  # from now on the directory is this run's
+
     def on_step_end(self, args, state: TrainerState, control: TrainerControl, **kwargs) -> None:
-        if self.signalled:
+        # All processes have to stop after the same update. On a GPU they ask each other less often: it waits for them.
+        if args.world_size > 1 and (args.device.type == "cpu" or state.global_step % 16 == 0):
+            flag = torch.tensor(self.signalled, device=args.device)
+            torch.distributed.all_reduce(flag, torch.distributed.ReduceOp.MAX)
+            self.agreed = int(flag)
+        elif args.world_size == 1:
+            self.agreed = self.signalled
+        if self.agreed:
             control.should_save = control.should_training_stop = True
         elif state.is_world_process_zero and state.global_step % max(1, state.max_steps // 200) == 0:
             self.progress(state.global_step, state.max_steps, {})
@@ -533,17 +621,18 @@ def make_trainer(
         betas = (args.adam_beta1, args.adam_beta2)
         optimizer = (BertAdam, {"lr": args.learning_rate, "betas": betas, "eps": args.adam_epsilon})
     dev = data[task.splits[0]]
-    trainer = BertTrainer(
-        model=model,
-        args=args,
-        task=task,
-        train_dataset=data["train"],
-        eval_dataset=dev,
-        data_collator=task.collate,
-        compute_metrics=lambda prediction: task.score(prediction.predictions, dev),
-        optimizer_cls_and_kwargs=optimizer,
-        callbacks=[Watcher(Path(args.output_dir), progress)],
-    )
+    with explain_refusal("[train]"):
+        trainer = BertTrainer(
+            model=model,
+            args=args,
+            task=task,
+            train_dataset=data["train"],
+            eval_dataset=dev,
+            data_collator=task.collate,
+            compute_metrics=lambda prediction: task.score(prediction.predictions, dev),
+            optimizer_cls_and_kwargs=optimizer,
+            callbacks=[Watcher(Path(args.output_dir), progress)],
+        )
     trainer.remove_callback(PrinterCallback)
     trainer.remove_callback(ProgressCallback)
     return trainer
@@ -581,8 +670,9 @@ def finish(
         return metrics
     (output / "training_args.bin").unlink(missing_ok=True)  # a pickle; recipe.toml says the same
     write_log(trainer.state, output)
-    model = trainer.accelerator.unwrap_model(trainer.model).eval()
-    card = write_card(task, output.name, recipe, metrics, describe_environment(), model)
+    # What was saved is what is shown, and it is whole where training has sharded it.
+    model = type(trainer.accelerator.unwrap_model(trainer.model)).from_pretrained(output).eval()
+    card = write_card(task, str(output), recipe, metrics, describe_environment(), model)
     (output / "README.md").write_text(card, encoding="utf-8")
     if task.illustrate is not None:
         lines = task.illustrate(model, tokenizer, examples)
@@ -609,16 +699,11 @@ def dry_run(task: Task, *recipes: Mapping[str, Any], output: str | Path) -> dict
         UsageError: as `run`, for what can be known without the data.
     """
     recipe = complete(task, *recipes)
-    args = make_arguments(recipe, Path(output))
+    args = make_arguments(task, recipe, Path(output))
     plan: dict[str, Any] = {"recipe": recipe, "output": str(output)}
     if not recipe.get("checkpoint"):
-        settings = {"vocab_size": recipe["data"]["vocab_size"]} if "vocab_size" in recipe["data"] else {}
         with torch.device("meta"):
-            head = getattr(models, task.head(recipe["data"]))
-            is_decoder = head is models.BertLMHeadModel
-            plan["parameters"] = count_parameters(
-                head(make_config(settings | recipe["model"] | {"is_decoder": is_decoder}))
-            )
+            plan["parameters"] = count_parameters(make_model(task, recipe, task.configure(recipe, None, None)))
     plan["sequences_per_update"] = recipe["batch_size"]
     plan["per_device_batch"] = args.per_device_train_batch_size
     plan["accumulation"] = args.gradient_accumulation_steps

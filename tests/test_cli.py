@@ -1,5 +1,6 @@
 """The command line as a person meets it: help, mistakes in one line, and what a run prints."""
 
+import io
 import os
 import re
 import signal
@@ -8,6 +9,7 @@ import sys
 import time
 
 import pytest
+from rich.console import Console
 
 from bertkit import cli
 from tests.test_run import write_text
@@ -169,7 +171,13 @@ def test_vocab_writes_a_vocabulary_that_a_run_can_use(call, tmp_path):
     assert f"{len(tokens)} tokens" in out
     code, _, err = call("vocab", "good.txt", "--output", "vocabulary")
     assert code == 2
-    assert "holds a vocabulary already" in err
+    assert "holds a tokenizer already" in err
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "tokenizer.json").write_text("mine")
+    code, _, err = call("vocab", "good.txt", "--output", "model")
+    assert code == 2
+    assert "holds a tokenizer already (tokenizer.json)" in err
+    assert (tmp_path / "model" / "tokenizer.json").read_text() == "mine"
     code, _, err = call("pretrain", "--corpus", "good.txt", "--vocab", "vocabulary", *SMALL)
     assert code == 0, err
     assert (tmp_path / "runs/pretrain/vocab.txt").read_bytes() == (tmp_path / "vocabulary/vocab.txt").read_bytes()
@@ -208,3 +216,37 @@ def test_a_signal_stops_a_run_and_the_same_command_finishes_it(tmp_path, number)
     assert done.returncode == 0, done.stderr
     assert "continues after checkpoint-" in done.stdout
     assert (tmp_path / "runs/pretrain/metrics.json").exists()
+
+
+def test_a_terminal_gets_a_progress_bar():
+    """What rich draws: the bar, how many updates of how many, the time that remains, and the losses."""
+    screen = cli.Screen()
+    screen.names |= {"mlm_loss": "masked-LM loss"}
+    screen.console = Console(file=io.StringIO(), force_terminal=True, width=120)
+    with screen:
+        screen.advance(0, 100, {})
+        screen.advance(50, 100, {"loss": 3.5, "mlm_loss": 3.0, "grad_norm": 9.0})
+        screen.bar.refresh()
+    drawn = screen.console.file.getvalue()
+    for words in ("50/100", "loss 3.500", "masked-LM loss 3.000", ":"):
+        assert words in drawn
+    assert "9.0" not in drawn
+    assert screen.bar is None
+
+
+@pytest.mark.slow
+def test_the_bare_command_learns_from_the_installed_documentation(call):
+    code, out, err = call(
+        "pretrain",
+        "--set",
+        "data.limit_characters=2000000",
+        "--set",
+        "train.max_steps=60",
+        "--set",
+        "train.eval_steps=60",
+        "--set",
+        "data.heldout_pairs=300",
+    )
+    assert code == 0, err
+    assert "docs: " in out
+    assert out.count("→") == 5

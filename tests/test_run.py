@@ -2,17 +2,20 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 
+from bertkit import BertForPreTraining, BertModel
 from bertkit.errors import UsageError
-from bertkit.recipe import merge, read_recipe
+from bertkit.recipe import merge, read_recipe, save_recipe
 from bertkit.run import Interrupted, choose_precision, dry_run, run
 from bertkit.tasks import TASKS
 
@@ -201,32 +204,63 @@ def test_checkpointing_and_workers_change_nothing(recipe, tmp_path, setting):
     np.testing.assert_allclose(read_losses(tmp_path / "other"), read_losses(tmp_path / "plain"), rtol=1e-6)
 
 
-def test_two_processes_give_the_losses_of_one(recipe, tmp_path):
-    from bertkit.recipe import save_recipe
-
-    run(PRETRAIN, recipe, output=tmp_path / "one")
-    save_recipe(recipe, tmp_path / "recipe.toml")
+def start_two(recipe, folder, name):
+    """Two processes that train into `folder / name`, as a user would start them."""
+    save_recipe(recipe, folder / "recipe.toml")
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    files = ["--recipe", str(tmp_path / "recipe.toml"), "--output", str(tmp_path / "two")]
+    files = ["--recipe", str(folder / "recipe.toml"), "--output", str(folder / name)]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run(
-        [*launcher, "-m", "bertkit", "pretrain", *files], capture_output=True, text=True, env=environment, check=False
+    return subprocess.Popen(
+        [*launcher, "-m", "bertkit", "pretrain", *files],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
     )
-    assert done.returncode == 0, done.stderr[-2000:]
+
+
+@pytest.mark.parametrize("per_device", [8, 4])
+def test_two_processes_do_the_same_as_one(recipe, tmp_path, per_device):
+    """16 = 2 x 8 = 2 x 2 x 4: losses, scores and weights."""
+    run(PRETRAIN, recipe, output=tmp_path / "one")
+    recipe = merge(recipe, {"train": {"per_device_train_batch_size": per_device}})
+    with start_two(recipe, tmp_path, "two") as process:
+        out, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err[-2000:]
     assert json.loads((tmp_path / "two" / "environment.json").read_text())["processes"] == 2
-    assert "(2 x 1 x 8)" in done.stdout
+    assert f"(2 x {8 // per_device} x {per_device})" in out
+    assert out.count("masked-LM accuracy") == 1, "both processes speak"
     np.testing.assert_allclose(read_losses(tmp_path / "two"), read_losses(tmp_path / "one"), rtol=1e-5)
     scores = [json.loads((tmp_path / name / "metrics.json").read_text()) for name in ("one", "two")]
     assert scores[0].keys() == scores[1].keys()
     for key in scores[0]:
         assert scores[1][key] == pytest.approx(scores[0][key], rel=1e-4), key
+    two = read_weights(tmp_path / "two")
+    for name, weight in read_weights(tmp_path / "one").items():
+        # Adam divides by the root of v: where a gradient is all but zero, rounding decides; hence the absolute part.
+        np.testing.assert_allclose(two[name].numpy(), weight.numpy(), rtol=1e-4, atol=2e-4, err_msg=name)
+
+
+def test_a_signal_to_one_of_two_processes_stops_both_and_the_run_can_go_on(recipe, tmp_path):
+    recipe = merge(recipe, {"train": {"max_steps": 400, "eval_steps": 400, "save_steps": 400}})
+    with start_two(recipe, tmp_path, "two") as process:
+        for line in process.stdout:
+            if "update 20" in line:
+                children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+                os.kill(int(children[-1]), signal.SIGTERM)
+                break
+        _, err = process.communicate(timeout=120)
+    assert err.count("bertkit: stopped after update") == 1, err[-2000:]
+    (checkpoint,) = (tmp_path / "two").glob("checkpoint-*/complete")
+    stopped = int(checkpoint.parent.name.rpartition("-")[2])
+    assert 20 <= stopped < 400
+    assert run(PRETRAIN, recipe, output=tmp_path / "two")["updates"] == 400, "one process goes on where two have been"
 
 
 def test_precisions_stay_close(recipe, tmp_path):
     run(PRETRAIN, recipe, output=tmp_path / "fp32")
     run(PRETRAIN, merge(recipe, {"precision": "bf16"}), output=tmp_path / "bf16")
     np.testing.assert_allclose(read_losses(tmp_path / "bf16"), read_losses(tmp_path / "fp32"), rtol=0.03)
-    assert choose_precision("fp16") == "fp16"
     assert choose_precision("auto") in ("fp32", "bf16")
 
 
@@ -253,6 +287,11 @@ def test_the_stable_preset_corrects_the_bias(recipe, tmp_path):
         ({"data": {"corpus": []}}, r"no corpus given"),
         ({"data": {"mask_rate": 0.9}}, r"must sum to 1"),
         ({"data": {"vocab_size": 8}}, r"alphabet"),
+        ({"train": {"learning_rate": -1.0}}, r"learning_rate is -1.0 in \[train\]; it must be at least 0"),
+        ({"train": {"adam_beta1": 1.0}}, r"adam_beta1 is 1.0 .* below 1"),
+        ({"train": {"optim": "adamw_bnb_8bit"}}, r"\[train\] is refused: .*bitsandbytes"),
+        ({"train": {"train_sampling_strategy": "random"}}, r"are in order already"),
+        ({"precision": "fp16"}, r"needs an accelerator"),
     ],
 )
 def test_a_mistake_is_one_line_and_writes_nothing(recipe, tmp_path, change, message):
@@ -260,6 +299,23 @@ def test_a_mistake_is_one_line_and_writes_nothing(recipe, tmp_path, change, mess
         run(PRETRAIN, recipe, change, output=tmp_path / "run")
     assert "\n" not in str(error.value)
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "table"),
+    [
+        ({"model": {"attn_implementation": "nonsense"}}, "model"),
+        ({"model": {"attn_implementation": "flash_attention_2"}}, "model"),
+        ({"train": {"report_to": "tensorboard"}}, "train"),
+    ],
+)
+def test_a_failure_before_the_first_update_does_not_block_the_directory(recipe, tmp_path, wrong, table):
+    """The vocabulary is in the directory by then; a corrected recipe may take its place, and is not given it."""
+    with pytest.raises(UsageError, match=rf"\[{table}\] is refused") as error:
+        run(PRETRAIN, recipe, {"data": {"vocab_size": 90}}, wrong, output=tmp_path / "run")
+    assert "\n" not in str(error.value)
+    metrics = run(PRETRAIN, recipe, output=tmp_path / "run")
+    assert metrics["uniform_loss"] == pytest.approx(np.log(120))
 
 
 def test_a_directory_of_another_run_is_left_alone(recipe, tmp_path):
@@ -271,8 +327,9 @@ def test_a_directory_of_another_run_is_left_alone(recipe, tmp_path):
     (tmp_path / "thesis" / "chapter.txt").write_text("precious")
     with pytest.raises(UsageError, match="is not empty and holds no run"):
         run(PRETRAIN, recipe, output=tmp_path / "thesis")
-    with pytest.raises(UsageError, match="is a file"):
-        run(PRETRAIN, recipe, output=tmp_path / "thesis" / "chapter.txt")
+    for inside in ("chapter.txt", "chapter.txt/run"):
+        with pytest.raises(UsageError, match=r"chapter.txt is a file"):
+            run(PRETRAIN, recipe, output=tmp_path / "thesis" / inside)
     assert {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()} == before
 
 
@@ -288,8 +345,50 @@ def test_training_goes_on_from_a_checkpoint(recipe, tmp_path):
     first = json.loads((tmp_path / "first" / "metrics.json").read_text())
     assert metrics["start_mlm_loss"] == pytest.approx(first["mlm_loss"], rel=1e-5)
     assert metrics["mlm_loss"] < first["mlm_loss"]
-    with pytest.raises(UsageError, match="the checkpoint decides that"):
-        run(PRETRAIN, {**recipe, "checkpoint": str(tmp_path / "first")}, output=tmp_path / "third")
+    larger = {"checkpoint": str(tmp_path / "first"), "model": {"hidden_size": 64}}
+    with pytest.raises(UsageError, match=r"\[model\] asks for hidden_size 64, but .*first has other sizes"):
+        run(PRETRAIN, recipe, larger, output=tmp_path / "third")
+
+
+def test_a_checkpoint_in_half_precision_is_trained_in_full(recipe, tmp_path):
+    run(PRETRAIN, recipe, output=tmp_path / "first")
+    half = BertForPreTraining.from_pretrained(tmp_path / "first", dtype=torch.bfloat16)
+    half.save_pretrained(tmp_path / "half")
+    for name in ("vocab.txt", "tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(tmp_path / "first" / name, tmp_path / "half" / name)
+    run(PRETRAIN, {**recipe, "model": {}, "checkpoint": str(tmp_path / "half")}, output=tmp_path / "second")
+    assert {weight.dtype for weight in read_weights(tmp_path / "second").values()} == {torch.float32}
+
+
+def test_a_new_head_on_an_encoder_is_reported(recipe, tmp_path):
+    run(PRETRAIN, recipe, output=tmp_path / "first")
+    BertModel.from_pretrained(tmp_path / "first").save_pretrained(tmp_path / "encoder")
+    for name in ("vocab.txt", "tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(tmp_path / "first" / name, tmp_path / "encoder" / name)
+    lines = []
+    encoder = {**recipe, "model": {}, "checkpoint": str(tmp_path / "encoder")}
+    run(PRETRAIN, encoder, output=tmp_path / "second", report=lines.append)
+    assert any("cls.seq_relationship.weight" in line and line.startswith("new, because") for line in lines)
+
+
+def test_the_best_checkpoint_can_be_loaded_at_the_end(recipe, tmp_path):
+    metrics = run(
+        PRETRAIN, recipe, {"train": {"load_best_model_at_end": True, "save_steps": 4}}, output=tmp_path / "run"
+    )
+    entries = [json.loads(line) for line in (tmp_path / "run" / "training_log.jsonl").read_text().splitlines()]
+    assert metrics["perplexity"] == pytest.approx(min(e["eval_perplexity"] for e in entries if "eval_perplexity" in e))
+
+
+def test_weight_decay_spares_layer_norms_and_biases(recipe, tmp_path):
+    """Two runs without a gradient to speak of: only decay moves the weights."""
+    still = {"train": {"learning_rate": 0.5, "max_grad_norm": 1e-12, "adam_epsilon": 1.0, "warmup_steps": 0}}
+    weights = {}
+    for decay in (0.0, 0.01):
+        run(PRETRAIN, merge(recipe, still, {"train": {"weight_decay": decay}}), output=tmp_path / str(decay))
+        weights[decay] = read_weights(tmp_path / str(decay))
+    for name, weight in weights[0.0].items():
+        spared = name.endswith("bias") or "LayerNorm" in name
+        assert torch.allclose(weight, weights[0.01][name], rtol=1e-4) == spared, name
 
 
 def test_a_checkpoint_that_is_none(recipe, tmp_path):

@@ -179,7 +179,10 @@ def load_tokenizer(source: str | Path, *, cased: bool | None = None) -> "BertTok
     if path.is_file():
         tokens = _read_tokens(path)
         _check_tokens(tokens, str(path))
-        return make_tokenizer(tokens, cased=_guess_cased(tokens) if cased is None else cased)
+        guess = _guess_cased(tokens)
+        if cased and not guess and any(token.isascii() and token.isalpha() for token in tokens):
+            raise UsageError(f"{path} has no capital letter, so it is uncased; do not ask for a cased one")
+        return make_tokenizer(tokens, cased=guess if cased is None else cased)
     if path.is_dir():
         return _load_directory(path, str(path), cased)
     if not is_hub_name(str(source)):

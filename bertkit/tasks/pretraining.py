@@ -92,7 +92,7 @@ STARTER = {
         "max_position_embeddings": 128,
     },
     "data": {"corpus": ["docs"], "vocab_size": 8192, "max_length": 64, "heldout_share": 0.05},
-    "train": {"max_steps": 3500, "learning_rate": 1e-3, "warmup_steps": 0.1, "eval_steps": 700, "save_steps": 700},
+    "train": {"max_steps": 2800, "learning_rate": 1e-3, "warmup_steps": 0.1, "eval_steps": 700, "save_steps": 700},
 }
 
 
@@ -190,17 +190,20 @@ class PretrainingData(Dataset):
         the objective "mlm+nsp". int64 all of them.
 
         Raises:
-            IndexError: a position outside the run.
+            IndexError: a position outside the run, or in another phase than the others.
         """
-        if not 0 <= min(positions) <= max(positions) < len(self):
-            raise IndexError(
-                f"positions {min(positions)} to {max(positions)} are not all in a run of {len(self)} samples"
-            )
+        least, most = min(positions), max(positions)
+        if not 0 <= least <= most < len(self):
+            raise IndexError(f"positions {least} to {most} are not all in a run of {len(self)} samples")
         number, first = 0, 0
-        while positions[0] >= first + self.phases[number].samples:
+        while least >= first + self.phases[number].samples:
             first += self.phases[number].samples
             number += 1
         phase = self.phases[number]
+        if most >= first + phase.samples:
+            raise IndexError(
+                f"positions {least} to {most} are not all in one phase; it ends at {first + phase.samples}"
+            )
         epochs, places = np.array([self.locate(number, position - first) for position in positions]).T  # (B,) each
         pairs, index = np.empty((len(positions), 5), np.int64), np.empty(len(positions), np.int64)
         for epoch in np.unique(epochs):
@@ -277,6 +280,15 @@ def check(recipe: Mapping[str, Any]) -> None:
     for key in ("short_seq_prob", "heldout_share"):
         if not 0 <= options[key] < 1:
             raise UsageError(f"{key} is {options[key]} in [data]; it must be at least 0 and below 1")
+    if recipe.get("phase") and options["max_length"] != RECIPE["data"]["max_length"]:
+        raise UsageError(
+            f"max_length is {options['max_length']} in [data], but the recipe has phases with lengths of their own; "
+            f"set 'phase=[{{share=1.0, max_length={options['max_length']}}}]' instead"
+        )
+    if recipe["train"].get("train_sampling_strategy") != "sequential" or recipe["train"].get("ignore_data_skip"):
+        raise UsageError(
+            "the samples of pretraining are in order already; leave train_sampling_strategy and ignore_data_skip out"
+        )
     if recipe["train"].get("max_steps", 0) < 1:
         raise UsageError("pretraining is measured in updates; set max_steps in [train] to how many you want")
 
@@ -301,7 +313,10 @@ def load(options: Mapping[str, Any], report: Report) -> dict[str, list[Document]
     )
     train, dev = hold_out(documents, options["heldout_share"], seed=0)
     if len(dev) < 2:
-        report(f"{len(documents)} documents are too few to hold any out; the scores are those of the training text")
+        reason = (
+            "none are held out" if options["heldout_share"] == 0 else f"{len(documents)} are too few to hold any out"
+        )
+        report(f"{len(documents):,} documents; {reason}, so the scores are those of the training text")
         return {"train": documents, "dev": documents}
     report(f"{len(train):,} documents to train on, {len(dev):,} held out")
     return {"train": train, "dev": dev}
@@ -319,11 +334,12 @@ def tokenize(recipe: Mapping[str, Any], examples: Mapping[str, list[Document]], 
     return make_tokenizer(tokens, cased=options["cased"], max_length=max(lengths))
 
 
-def configure(recipe: Mapping[str, Any], tokenizer: Any, examples: Mapping[str, Any]) -> dict[str, Any]:
+def configure(recipe: Mapping[str, Any], tokenizer: Any, examples: Mapping[str, Any] | None) -> dict[str, Any]:
     """The vocabulary's size and padding token, and the direction of attention."""
+    tokens = recipe["data"]["vocab_size"] if tokenizer is None else len(tokenizer)
     return {
-        "vocab_size": max(recipe["model"].get("vocab_size", 0), len(tokenizer)),
-        "pad_token_id": tokenizer.pad_token_id,
+        "vocab_size": max(recipe["model"].get("vocab_size", 0), tokens),
+        "pad_token_id": 0 if tokenizer is None else tokenizer.pad_token_id,
         "is_decoder": recipe["data"]["objective"] == "clm",
     }
 
@@ -398,6 +414,8 @@ def baseline(train: PretrainingData, dev: PretrainingData) -> dict[str, float]:
     how many pairs there are.
     """
     counts = np.bincount(train.corpus.ids, minlength=dev.vocab_size) + 1.0  # (V,)
+    if train.options["objective"] == "clm":  # left to right the two [SEP] of a pair are predicted too
+        counts[train.special["sep_id"]] += 2 * len(train.plan(train.phases[0].max_length, 0))
     chances = np.log(counts / counts.sum())
     labels, following = [], []
     for start in range(0, len(dev), 1024):
@@ -436,17 +454,24 @@ def illustrate(model: nn.Module, tokenizer: Any, examples: Mapping[str, list[Doc
 
 
 def choose_masked(documents: Sequence[Document], tokenizer: Any, count: int) -> list[tuple[str, str]]:
-    """`count` sentences of different documents with one word of at least four letters, a single token, masked."""
+    """`count` sentences of different documents with one ordinary word masked, and those words.
+
+    A word is ordinary if it has four letters or more and is one token of the more frequent half of the vocabulary.
+    """
     chosen: list[tuple[str, str]] = []
     for document in documents:
         sentence = min(document, key=lambda sentence: abs(len(sentence) - 70))
         words = sentence.split()
         places = sorted(range(1, len(words) - 1), key=lambda place: abs(place - len(words) // 2))
-        long = (place for place in places if words[place].isalpha() and len(words[place]) > 3)
-        whole = next((place for place in long if len(tokenizer.tokenize(words[place])) == 1), None)
-        if 40 <= len(sentence) <= 110 and whole is not None:
-            text = " ".join([*words[:whole], tokenizer.mask_token, *words[whole + 1 :]])
-            chosen.append((text, words[whole]))
+        for place in places:
+            ids = tokenizer(words[place], add_special_tokens=False)["input_ids"]
+            if len(words[place]) > 3 and words[place].isalpha() and len(ids) == 1 and ids[0] < len(tokenizer) // 2:
+                text = " ".join([*words[:place], tokenizer.mask_token, *words[place + 1 :]])
+                masked = tokenizer(text)["input_ids"]
+                whole = len(masked) <= tokenizer.model_max_length and masked.count(tokenizer.mask_token_id) == 1
+                if whole and 40 <= len(sentence) <= 110:
+                    chosen.append((text, words[place]))
+                break
         if len(chosen) == count:
             break
     return chosen
@@ -454,10 +479,10 @@ def choose_masked(documents: Sequence[Document], tokenizer: Any, count: int) -> 
 
 @torch.no_grad()
 def fill_masks(model: nn.Module, tokenizer: Any, texts: list[str], top: int = 3) -> list[list[tuple[str, float]]]:
-    """For each text with one [MASK] the `top` likeliest tokens there, with their probabilities."""
+    """For each text with one [MASK], none too long, the `top` likeliest tokens there, with their probabilities."""
     if not texts:
         return []
-    batch = tokenizer(texts, return_tensors="pt", padding=True, truncation=True).to(model.device)
+    batch = tokenizer(texts, return_tensors="pt", padding=True).to(model.device)
     outputs = model(**batch)
     logits = outputs.prediction_logits if "prediction_logits" in outputs else outputs.logits  # (B, T, V)
     best = logits[batch["input_ids"] == tokenizer.mask_token_id].float().softmax(-1).topk(top)  # (B, top)
@@ -469,9 +494,9 @@ def fill_masks(model: nn.Module, tokenizer: Any, texts: list[str], top: int = 3)
 
 def comment(metrics: Mapping[str, Any]) -> list[str]:
     """How sure it is that the model has learned to tell sentences that follow from random ones."""
-    if "nsp_accuracy" not in metrics:
+    if not metrics.get("nsp_majority_error"):
         return []
-    distance = (metrics["nsp_accuracy"] - metrics["nsp_majority"]) / max(metrics["nsp_majority_error"], 1e-12)
+    distance = (metrics["nsp_accuracy"] - metrics["nsp_majority"]) / metrics["nsp_majority_error"]
     return [
         f"{metrics['heldout_pairs']:,} held-out pairs, {metrics['random_next']:.1%} of them random; next-sentence "
         f"accuracy is {distance:+.1f} standard errors from the larger class"
@@ -502,7 +527,6 @@ PRETRAINING = Task(
     recipe=RECIPE,
     stable={"train": {"optim": "adamw_torch"}},
     metric="perplexity",
-    unit="perplexity",
     lower_is_better=True,
     check=check,
     head=name_head,

@@ -43,14 +43,13 @@ class Task:
     recipe: the paper's recipe, complete; its `[data]` table lists every option of the task with its default.
     stable: what `preset = "stable"` changes in it.
     metric: the key in `score`'s answer that the paper reports; metrics.json repeats it as `score`.
-    unit: of the scores: "fraction", "percent", or "perplexity".
     check: (recipe) -> nothing. Raises UsageError for options that make no sense, before anything is read.
     head: `[data]` options -> the name of a head class in `bertkit.model`.
     load: (`[data]` options, report) -> split name -> examples, "train" and the `splits` among them.
         Raises UsageError for wrong files.
     tokenize: (recipe, examples by split, report) -> the tokenizer.
     configure: (recipe, tokenizer, examples by split) -> values for BertConfig beside those of `[model]`, labels for
-        example.
+        example; tokenizer and examples are None in a dry run.
     encode: (examples of a split, tokenizer, recipe, split) -> a map-style data set whose columns are arguments of the
         head's `forward`.
     collate: a list of the data set's items (or what its `__getitems__` gives) -> a batch of tensors.
@@ -64,14 +63,12 @@ class Task:
     starter: (what the command line gave) -> the recipe where nobody names one, small enough for a laptop.
     splits: evaluated at the end; the first one also during training.
     evaluation_options: arguments for the head's `forward` in evaluation.
-    paper_score: the published value of `metric`, in `unit`; None where there is none for this recipe.
     lower_is_better: whether a smaller `metric` is better.
     """
 
     name: str
     recipe: Mapping[str, Any]
     metric: str
-    unit: str
     check: Callable[[Mapping[str, Any]], None]
     head: Callable[[Mapping[str, Any]], str]
     load: Callable[[Mapping[str, Any], Report], dict[str, Any]]
@@ -90,5 +87,4 @@ class Task:
     splits: tuple[str, ...] = ("dev",)
     stable: Mapping[str, Any] = field(default_factory=dict)
     evaluation_options: Mapping[str, Any] = field(default_factory=dict)
-    paper_score: float | None = None
     lower_is_better: bool = False

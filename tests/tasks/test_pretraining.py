@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from bertkit import BertConfig, BertForMaskedLM, BertForPreTraining
 from bertkit.data.corpus import TokenizedCorpus
 from bertkit.data.vocab import make_tokenizer
 from bertkit.errors import UsageError
@@ -20,6 +21,8 @@ from bertkit.tasks.pretraining import (
     baseline,
     check,
     choose_masked,
+    fill_masks,
+    illustrate,
     list_phases,
     score,
     start_small,
@@ -131,6 +134,8 @@ def test_the_phases_follow_one_another(corpus, tokenizer):
     for outside in ([480], [-1], [3, 480]):
         with pytest.raises(IndexError, match="480 samples"):
             data.__getitems__(outside)
+    with pytest.raises(IndexError, match="not all in one phase; it ends at 400"):
+        data.__getitems__([399, 400])
 
 
 def test_phases_are_whole_updates():
@@ -176,9 +181,17 @@ def test_options_that_make_no_sense_are_refused(change, message):
 
 
 def test_pretraining_is_measured_in_updates():
+    epochs = {key: value for key, value in RECIPE["train"].items() if key != "max_steps"} | {"num_train_epochs": 3}
     with pytest.raises(UsageError, match="set max_steps"):
-        check({**RECIPE, "train": {"num_train_epochs": 3}})
+        check({**RECIPE, "train": epochs})
     check(RECIPE)
+
+
+def test_a_length_beside_phases_is_refused():
+    phases = [{"share": 1.0, "max_length": 64}]
+    check({**RECIPE, "phase": phases})
+    with pytest.raises(UsageError, match=r"set 'phase=\[\{share=1.0, max_length=32\}\]' instead"):
+        check({**RECIPE, "phase": phases, "data": RECIPE["data"] | {"max_length": 32}})
 
 
 def test_whole_words_are_masked_together(corpus, tokenizer):
@@ -230,11 +243,47 @@ def test_scores_weigh_every_token_and_every_pair_once(corpus, tokenizer):
     }
 
 
-def test_a_sentence_to_fill_has_one_whole_word_masked(tokenizer):
-    sentence = "Short words are no choice, " + "aa " * 8 + "abcd bb " + "cc " * 6 + "end."
-    words = make_tokenizer([*TOKENS, "abcd"], cased=False)
-    chosen = choose_masked([["Too short."], [sentence], [sentence]], words, 1)
-    assert chosen == [(sentence.replace("abcd", "[MASK]"), "abcd")]
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "abcd", ".", *LETTERS, "rare"]
+
+
+def test_a_sentence_to_fill_has_one_ordinary_word_masked():
+    words = make_tokenizer(WORDS, cased=False, max_length=40)
+    good = "Aa rare " + "aa " * 8 + "abcd bb " + "bb " * 6 + "bb."
+    taken = good.replace("rare", "[MASK]")  # it has a mask already
+    long = good.replace("aa aa", "x-y-z-x-y-z-x-y-z-x-y-z-x-y-z-x-y-z")  # too many tokens, few letters
+    documents = [["Too short."], [taken], [long], ["No ordinary word: rare."], [good], [good]]
+    assert choose_masked(documents, words, 1) == [(good.replace("abcd", "[MASK]"), "abcd")]
+    assert len(choose_masked(documents, words, 5)) == 2
+
+
+@pytest.mark.parametrize("head", [BertForPreTraining, BertForMaskedLM])
+def test_the_likeliest_words_are_shown_beside_the_right_one(head):
+    """A model whose decoder's bias makes it say "bb" whatever it reads."""
+    words = make_tokenizer(WORDS, cased=False, max_length=40)
+    model = head(BertConfig(vocab_size=len(words), hidden_size=16, num_hidden_layers=1, num_attention_heads=2)).eval()
+    with torch.no_grad():
+        model.cls.predictions.bias[words.convert_tokens_to_ids("bb")] = 50.0
+    texts = ["Aa [MASK] aa.", "[MASK] is a longer one, aa aa aa aa."]
+    assert [guesses[0][0] for guesses in fill_masks(model, words, texts)] == ["bb", "bb"]
+    assert all(len(guesses) == 3 for guesses in fill_masks(model, words, texts))
+    assert fill_masks(model, words, []) == []
+    sentence = "Aa " + "aa " * 10 + "abcd bb " + "bb " * 6 + "bb."
+    lines = illustrate(model, words, {"dev": [[sentence]] * 7})
+    assert len(lines) == 5
+    assert lines[0].startswith(sentence.replace("abcd", "[MASK]"))
+    assert "bb 100%" in lines[0]
+    assert lines[0].endswith("(abcd)")
+
+
+def test_the_left_to_right_baseline_counts_separators(tokenizer, corpus):
+    """Two of a pair's targets are [SEP], which no corpus contains."""
+    data = make_data(corpus, tokenizer, [Phase(100, 32)], objective="clm")
+    known = baseline(data, data)
+    labels = data.__getitems__(range(100))["labels"]
+    share = (labels[labels != -100] == tokenizer.sep_token_id).float().mean().item()
+    assert share > 0.04
+    entropy = -(share * math.log(share) + (1 - share) * math.log((1 - share) / (len(TOKENS) - 6)))
+    assert known["unigram_loss"] == pytest.approx(entropy, rel=0.02)
 
 
 def test_the_starter_is_the_recipe_of_the_demo():
