@@ -1,6 +1,9 @@
 """Losses: transformers' values, the same gradients under every kernel, and no dependence on how an update is cut."""
 
 import copy
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -335,3 +338,52 @@ def test_transformers_trainer_evaluates_every_head(head: str, tmp_path: Path) ->
     assert len(predictions) == len(names)
     for name, prediction in zip(names, predictions, strict=True):
         torch.testing.assert_close(torch.from_numpy(prediction), expected[name])
+
+
+TWO_PROCESSES = """
+import sys, torch, transformers
+from torch.utils.data import Dataset
+from bertkit import BertConfig, BertForSequenceClassification
+
+class Rows(Dataset):
+    def __len__(self): return 64
+    def __getitem__(self, i):
+        draw = torch.Generator().manual_seed(i)
+        length = 3 + i % 13
+        ids = torch.randint(5, 99, (16,), generator=draw)
+        mask = (torch.arange(16) < length).long()
+        return {"input_ids": ids * mask, "attention_mask": mask, "labels": torch.tensor(i % 3)}
+
+folder, per_device, accumulation = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+torch.manual_seed(0)
+model = BertForSequenceClassification(BertConfig(vocab_size=99, hidden_size=32, num_hidden_layers=2,
+    num_attention_heads=2, intermediate_size=64, max_position_embeddings=16, num_labels=3,
+    hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0))
+args = transformers.TrainingArguments(folder, per_device_train_batch_size=per_device, max_steps=2, use_cpu=True,
+    gradient_accumulation_steps=accumulation, train_sampling_strategy="sequential", optim="sgd", learning_rate=0.5,
+    report_to="none", logging_steps=1, disable_tqdm=True, save_strategy="no", ddp_find_unused_parameters=False)
+trainer = transformers.Trainer(model=model, args=args, train_dataset=Rows())
+trainer.train()
+if args.process_index == 0:
+    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    torch.save({"world": args.world_size, "losses": losses, "weights": model.state_dict()}, folder + ".pt")
+"""
+
+
+def test_two_processes_under_the_stock_trainer_do_the_same_as_one(tmp_path):
+    """32 = 4 x 8 = 2 processes x 16, for a head with one denominator: reported losses and weights (plain SGD)."""
+    (tmp_path / "train.py").write_text(TWO_PROCESSES)
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    several = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    ways = {"whole": ([sys.executable], 32, 1), "cut": ([sys.executable], 8, 4), "two": (several, 16, 1)}
+    results = {}
+    for name, (launcher, per_device, accumulation) in ways.items():
+        command = [*launcher, str(tmp_path / "train.py"), str(tmp_path / name), str(per_device), str(accumulation)]
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+        assert done.returncode == 0, done.stderr[-2000:]
+        results[name] = torch.load(tmp_path / f"{name}.pt")
+    assert [results[name]["world"] for name in ways] == [1, 1, 2]
+    for name in ("cut", "two"):
+        assert results[name]["losses"] == pytest.approx(results["whole"]["losses"], rel=1e-5)
+        for key, weight in results["whole"]["weights"].items():
+            torch.testing.assert_close(results[name]["weights"][key], weight, rtol=1e-5, atol=1e-6, msg=key)
