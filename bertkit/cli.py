@@ -5,6 +5,7 @@ A user's mistake is one line on standard error and exit code 2; a run stopped by
 
 import os
 import shutil
+import signal
 import sys
 from collections.abc import Mapping
 from contextlib import contextmanager
@@ -139,6 +140,7 @@ def execute(
             complain(str(stop))
             sys.exit(128 + stop.number)
         screen.finish_progress()
+        runs.leave_processes()
         if not screen.quiet:
             screen.show_results(task, metrics, output)
 
@@ -272,18 +274,34 @@ def complain(message: str) -> None:
 
 @contextmanager
 def explain_mistakes():
-    """A UsageError becomes one line and exit code 2."""
+    """A mistake of the user becomes one line and exit code 2; being stopped before training a line and 128 + signal."""
+
+    def stop(number: int, frame: Any) -> None:
+        complain("stopped before the first update; the same command starts again")
+        sys.exit(128 + number)
+
+    previous = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         yield
     except UsageError as error:
         complain(str(error))
         sys.exit(2)
+    except Exception as error:
+        # typer's own refusals; which module their class lives in has changed with its versions.
+        if not hasattr(error, "format_message"):
+            raise
+        if message := " ".join(error.format_message().split()):
+            complain(f"{message.rstrip('.')}; bertkit --help says what there is")
+        sys.exit(error.exit_code)
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
 
 
 def main() -> None:
     """The console command."""
     with explain_mistakes():
-        app()
+        sys.exit(app(standalone_mode=False))
 
 
 if __name__ == "__main__":

@@ -69,6 +69,12 @@ RESERVED = {
     "local_rank": "start the processes with torchrun or accelerate launch",
     "parallelism_config": "use an accelerate config",
     "hub_token": "a recipe is no place for a secret: log in with `hf auth login`",
+    "push_to_hub": "train first, then upload the run directory: hf upload REPO DIR",
+    "dataloader_drop_last": "every held-out text is evaluated",
+    "remove_unused_columns": "a task's columns all are arguments of its model",
+    "label_smoothing_factor": "the paper has none, and bertkit's losses take none",
+    "neftune_noise_alpha": "it needs padded embeddings, and bertkit has none",
+    "use_liger_kernel": "bertkit has its own model",
     "warmup_ratio": "write warmup_steps: below 1 it is a share of all steps",
     "group_by_length": 'write train_sampling_strategy = "group_by_length"',
 }

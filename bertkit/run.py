@@ -8,6 +8,7 @@ Differs from the paper: the learning rate decays linearly from its peak at the e
 "linear"), where the reference code multiplies the warm-up's end by 1 - step / total.
 """
 
+import errno
 import json
 import math
 import os
@@ -35,6 +36,7 @@ from transformers import (
     TrainerControl,
     TrainerState,
     TrainingArguments,
+    get_scheduler,
     set_seed,
 )
 
@@ -56,7 +58,7 @@ METRICS = "metrics.json"
 RECIPE = "recipe.toml"
 LOG = "training_log.jsonl"
 EXAMPLES = "predictions/examples.txt"
-COMPLETE = "complete"  # an empty file that marks a checkpoint as fully written
+COMPLETE = "complete"  # this file marks a checkpoint as fully written; it holds the sizes of the others
 
 
 class Interrupted(Exception):
@@ -115,7 +117,7 @@ def run(
 
     trainer = make_trainer(task, model, args, data, recipe, progress)
     del examples["train"]  # encoded; the text may be large
-    train(trainer, find_checkpoint(output), report)
+    train(trainer, find_checkpoint(output, report), report)
     return finish(task, recipe, trainer, data, examples, tokenizer, output)
 
 
@@ -151,6 +153,11 @@ def join_processes(recipe: Recipe) -> PartialState:
     return PartialState(cpu=not torch.accelerator.is_available(), timeout=timeout)
 
 
+def leave_processes() -> None:
+    """Ends the connection to the other processes, if there are any: without it one may abort while others still end."""
+    PartialState().destroy_process_group()
+
+
 def check_ranges(train: Mapping[str, Any]) -> None:
     """Nothing, or a UsageError about a number in `[train]` that no optimizer can use."""
     ranges = {
@@ -161,6 +168,9 @@ def check_ranges(train: Mapping[str, Any]) -> None:
         "warmup_steps": (0.0, math.inf),
         "adam_beta1": (0.0, 1.0),
         "adam_beta2": (0.0, 1.0),
+        "seed": (0, 2**32),
+        "max_steps": (-1, 10**9),
+        "dataloader_num_workers": (0, 1024),
     }
     for key, (least, bound) in ranges.items():
         if key in train and not least <= train[key] < bound:
@@ -189,6 +199,8 @@ def check_model(recipe: Recipe) -> None:
             )
     else:
         config = make_config(recipe["model"])
+    if recipe["model"].get("attn_implementation") == "flex_attention":
+        raise UsageError("flex_attention has no dropout, with which BERT is trained; use packed, sdpa or eager")
     lengths = [phase["max_length"] for phase in recipe.get("phase", [])] or [recipe["data"].get("max_length", 0)]
     if max(lengths) > config.max_position_embeddings:
         raise UsageError(
@@ -223,6 +235,8 @@ def make_arguments(task: Task, recipe: Recipe, output: Path) -> TrainingArgument
         "greater_is_better": not task.lower_is_better,
     }
     train.pop("optim", None)
+    if "activation_checkpointing" in TrainingArguments.__dataclass_fields__ and "gradient_checkpointing" in train:
+        train["activation_checkpointing"] = train.pop("gradient_checkpointing")  # its name from transformers 5.20 on
     with explain_refusal("[train]"):
         args = TrainingArguments(
             **defaults
@@ -236,6 +250,8 @@ def make_arguments(task: Task, recipe: Recipe, output: Path) -> TrainingArgument
             }
         )
         Trainer.get_optimizer_cls_and_kwargs(args)  # whether it is installed
+        nobody = torch.optim.SGD([torch.zeros(1)])
+        get_scheduler(args.lr_scheduler_type, nobody, 0, 1, scheduler_specific_kwargs=args.lr_scheduler_kwargs)
     args._n_gpu = min(args.n_gpu, 1)  # several GPUs are several processes (accelerate launch), never DataParallel
     return args
 
@@ -265,7 +281,7 @@ def explain_refusal(what: str) -> Iterator[None]:
         yield
     except UsageError:
         raise
-    except (ValueError, ImportError, RuntimeError, OSError, SafetensorError, StrictDataclassError) as error:
+    except (ValueError, TypeError, ImportError, RuntimeError, OSError, SafetensorError, StrictDataclassError) as error:
         raise UsageError(f"{what} is refused: {join_lines(error.__cause__ or error)}; correct it") from None
 
 
@@ -283,7 +299,8 @@ def find_finished(output: Path, recipe: Recipe) -> dict[str, Any] | None:
     Raises:
         UsageError: the directory cannot be written, belongs to another run that has begun, or holds something else.
     """
-    existing = next(path for path in (output, *output.absolute().parents) if path.exists())
+    with explain_refusal(f"the directory {output}"):
+        existing = next(path for path in (output, *output.absolute().parents) if path.exists())
     if not existing.is_dir():
         raise UsageError(f"{existing} is a file; name a directory with --output")
     if not os.access(existing, os.W_OK):
@@ -301,8 +318,19 @@ def find_finished(output: Path, recipe: Recipe) -> dict[str, Any] | None:
             f"{output} belongs to another run ({'; '.join(differences[:2])}{more}); "
             "name another directory with --output"
         )
-    path = output / METRICS
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+    return read_metrics(output / METRICS) if (output / METRICS).exists() else None
+
+
+def read_metrics(path: Path) -> dict[str, Any]:
+    """The scores of a finished run.
+
+    Raises:
+        UsageError: the file is damaged.
+    """
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UsageError(f"{path} is damaged ({error}); delete it, and the same command evaluates again") from None
 
 
 def has_begun(output: Path) -> bool:
@@ -315,7 +343,8 @@ def start_directory(output: Path, recipe: Recipe, tokenizer: Any) -> None:
 
     Checkpoints follow; metrics.json comes last, written at once, so its presence means done.
     """
-    output.mkdir(parents=True, exist_ok=True)
+    with explain_refusal(f"the directory {output}"):
+        output.mkdir(parents=True, exist_ok=True)
     write_json(describe_environment(), output / "environment.json")
     save_tokenizer(tokenizer, output)
     save_recipe(recipe, output / RECIPE)  # last: with it the tokenizer counts as this run's
@@ -363,10 +392,22 @@ def find_tokenizer(task: Task, recipe: Recipe, examples: Mapping[str, Any], outp
     return task.tokenize(recipe, examples, report)
 
 
-def find_checkpoint(output: Path) -> Path | None:
-    """The newest checkpoint that was written to its end."""
-    complete = [path.parent for path in output.glob(f"checkpoint-*/{COMPLETE}")]
-    return max(complete, key=lambda path: int(path.name.removeprefix("checkpoint-")), default=None)
+def find_checkpoint(output: Path, report: Report = ignore) -> Path | None:
+    """The newest checkpoint that was written to its end and is still as long as it was."""
+    marked = [path.parent for path in output.glob(f"checkpoint-*/{COMPLETE}")]
+    numbered = {int(number): path for path in marked if (number := path.name.removeprefix("checkpoint-")).isdigit()}
+    for _, path in sorted(numbered.items(), reverse=True):
+        sizes = json.loads((path / COMPLETE).read_text(encoding="utf-8") or "{}")
+        found = measure_files(path)
+        if all(found.get(name) == size for name, size in sizes.items()):
+            return path
+        report(f"{path.name} is damaged and passed over")
+    return None
+
+
+def measure_files(folder: Path) -> dict[str, int]:
+    """The sizes in bytes of the files in a folder, by name."""
+    return {path.name: path.stat().st_size for path in folder.iterdir() if path.is_file() and path.name != COMPLETE}
 
 
 # --- The model --------------------------------------------------------------------------------------------------------
@@ -462,8 +503,9 @@ def describe_training(args: TrainingArguments, recipe: Recipe, data: Any) -> str
         args.max_steps if args.max_steps > 0 else math.ceil(len(data) / recipe["batch_size"] * args.num_train_epochs)
     )
     precision = "bf16" if args.bf16 else "fp16" if args.fp16 else "fp32"
+    late = "" if args.get_warmup_steps(steps) < steps else "; the warm-up is longer, so the rate never reaches its peak"
     cut = f"{args.world_size} x {args.gradient_accumulation_steps} x {args.per_device_train_batch_size}"
-    return f"{steps:,} updates of {recipe['batch_size']} sequences ({cut}), {precision}"
+    return f"{steps:,} updates of {recipe['batch_size']} sequences ({cut}), {precision}{late}"
 
 
 def describe_duration(seconds: float) -> str:
@@ -485,11 +527,27 @@ def train(trainer: Trainer, checkpoint: Path | None, report: Report) -> None:
     if checkpoint:
         report(f"continues after {checkpoint.name}")
     start = time.monotonic()
-    with stop_on_signal(trainer) as watcher:
+    with explain_full_disk(Path(trainer.args.output_dir)), stop_on_signal(trainer) as watcher:
         trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
     if watcher.agreed:
         raise Interrupted(watcher.agreed, trainer.state.global_step)
     report(f"trained for {describe_duration(time.monotonic() - start)}")
+
+
+@contextmanager
+def explain_full_disk(output: Path) -> Iterator[None]:
+    """A file that could not be written becomes a UsageError; what was complete stays so."""
+    try:
+        yield
+    except (OSError, RuntimeError, SafetensorError) as error:
+        codes = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
+        words = ("No space left", "File too large", "inline_container", "PytorchStreamWriter", "quota exceeded")
+        if getattr(error, "errno", None) not in codes and not any(word in str(error) for word in words):
+            raise
+        raise UsageError(
+            f"{output} cannot be written to: the disk is full ({join_lines(error)[:80]}); "
+            "free some space, and the same command continues"
+        ) from None
 
 
 class BertTrainer(Trainer):
@@ -568,7 +626,8 @@ class Watcher(TrainerCallback):
     def on_save(self, args, state: TrainerState, control: TrainerControl, **kwargs) -> None:
         if state.is_world_process_zero:
             write_log(state, self.output)
-            (self.output / f"checkpoint-{state.global_step}" / COMPLETE).touch()
+            checkpoint = self.output / f"checkpoint-{state.global_step}"
+            write_json(measure_files(checkpoint), checkpoint / COMPLETE)
 
     def on_train_begin(self, args, state: TrainerState, control: TrainerControl, **kwargs) -> None:
         if state.is_world_process_zero:
@@ -656,7 +715,7 @@ def finish(
     tokenizer: Any,
     output: Path,
 ) -> dict[str, Any]:
-    """The scores of a trained model; writes model, log, card, predictions to look at, and last the metrics."""
+    """The scores of a trained model; saves it, and the first process writes the rest of the directory."""
     metrics: dict[str, Any] = {}
     for split in task.splits:
         summaries = trainer.predict(data[split]).predictions
@@ -666,8 +725,22 @@ def finish(
     metrics["score"] = metrics[task.metric]
     metrics["updates"] = trainer.state.global_step
     trainer.save_model(str(output))
-    if not trainer.is_world_process_zero():
-        return metrics
+    if trainer.is_world_process_zero():
+        write_results(task, recipe, trainer, metrics, examples, tokenizer, output)
+    trainer.accelerator.wait_for_everyone()
+    return metrics
+
+
+def write_results(
+    task: Task,
+    recipe: Recipe,
+    trainer: BertTrainer,
+    metrics: dict[str, Any],
+    examples: Mapping[str, Any],
+    tokenizer: Any,
+    output: Path,
+) -> None:
+    """Writes log, card and predictions to look at beside the saved model, and last the metrics."""
     (output / "training_args.bin").unlink(missing_ok=True)  # a pickle; recipe.toml says the same
     write_log(trainer.state, output)
     # What was saved is what is shown, and it is whole where training has sharded it.
@@ -679,7 +752,6 @@ def finish(
         (output / "predictions").mkdir(exist_ok=True)
         (output / EXAMPLES).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     write_json(metrics, output / METRICS)
-    return metrics
 
 
 def list_start(log: list[dict[str, float]]) -> dict[str, float]:
@@ -688,7 +760,7 @@ def list_start(log: list[dict[str, float]]) -> dict[str, float]:
         if entry.get("step") == 0:
             found = {key.removeprefix("eval_"): value for key, value in entry.items() if key.startswith("eval_")}
             timings = ("runtime", "samples_per_second", "steps_per_second", "model_preparation_time")
-            return {f"start_{key}": value for key, value in found.items() if key not in timings}
+            return {f"start_{key}": value for key, value in sorted(found.items()) if key not in timings}
     return {}
 
 

@@ -131,10 +131,22 @@ def test_a_mistake_is_one_line_that_names_it_and_exit_code_2(call, bad, argument
     assert not list(bad.rglob("model.safetensors"))
 
 
-def test_an_option_that_does_not_exist(call):
-    code, _, err = call("pretrain", "--corpse", "x")
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["pretrain", "--corpse", "x"], "No such option: --corpse"),
+        (["pretran"], "No such command 'pretran'"),
+        (["vocab", "--output", "x"], "Missing argument"),
+        (["vocab", "good.txt", "--output", "x", "--size", "many"], "--size"),
+    ],
+)
+def test_a_wrong_option_is_one_line_too(call, arguments, words):
+    code, _, err = call(*arguments)
     assert code == 2
-    assert "No such option" in err
+    assert len(err.splitlines()) == 1
+    assert err.startswith("bertkit: ")
+    assert words in err
+    assert "bertkit --help" in err
 
 
 def test_a_run_prints_scores_beside_baselines_examples_and_what_to_try_next(call, tmp_path):
@@ -250,3 +262,16 @@ def test_the_bare_command_learns_from_the_installed_documentation(call):
     assert code == 0, err
     assert "docs: " in out
     assert out.count("→") == 5
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_before_training_is_one_line_too(tmp_path, number):
+    write_text(tmp_path / "good.txt", documents=20_000)
+    command = [sys.executable, "-m", "bertkit", "pretrain", "--corpus", "good.txt", *SMALL]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert "reading" in process.stdout.readline()
+        process.send_signal(number)
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 128 + number
+    assert err == "bertkit: stopped before the first update; the same command starts again\n"
+    assert not (tmp_path / "runs").exists()

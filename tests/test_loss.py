@@ -364,9 +364,11 @@ args = transformers.TrainingArguments(folder, per_device_train_batch_size=per_de
     report_to="none", logging_steps=1, disable_tqdm=True, save_strategy="no", ddp_find_unused_parameters=False)
 trainer = transformers.Trainer(model=model, args=args, train_dataset=Rows())
 trainer.train()
+trainer.accelerator.wait_for_everyone()
 if args.process_index == 0:
     losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
     torch.save({"world": args.world_size, "losses": losses, "weights": model.state_dict()}, folder + ".pt")
+trainer.accelerator.end_training()
 """
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -165,6 +166,45 @@ def test_a_run_killed_while_it_wrote_its_end_is_finished(recipe, tmp_path):
     assert (tmp_path / "run" / "model.safetensors").exists()
 
 
+def test_damaged_files_are_named_or_passed_over(recipe, tmp_path):
+    straight = run(PRETRAIN, recipe, output=tmp_path / "run")
+    (tmp_path / "run" / "metrics.json").write_text("{")
+    with pytest.raises(UsageError, match=r"metrics.json is damaged .*delete it"):
+        run(PRETRAIN, recipe, output=tmp_path / "run")
+    (tmp_path / "run" / "metrics.json").unlink()
+    weights = tmp_path / "run" / "checkpoint-8" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+    (tmp_path / "run" / "checkpoint-old").mkdir()
+    (tmp_path / "run" / "checkpoint-old" / "complete").touch()
+    lines = []
+    assert run(PRETRAIN, recipe, output=tmp_path / "run", report=lines.append) == straight
+    assert "checkpoint-8 is damaged and passed over" in lines
+    assert "continues after checkpoint-6" in lines
+
+
+def test_a_full_disk_is_one_line_and_the_run_goes_on_when_there_is_room(recipe, tmp_path):
+    recipe = merge(recipe, {"model": {"hidden_size": 128, "intermediate_size": 512}})
+    save_recipe(recipe, tmp_path / "recipe.toml")
+    files = f"--recipe {tmp_path / 'recipe.toml'} --output {tmp_path / 'run'}"
+    command = f"ulimit -f 900; exec {sys.executable} -m bertkit pretrain {files}"  # blocks of 1024 bytes
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert done.returncode == 2, done.stderr[-2000:]
+    assert re.fullmatch(r"bertkit: .*run cannot be written to: the disk is full .*\n", done.stderr)
+    assert run(PRETRAIN, recipe, output=tmp_path / "run")["updates"] == 8
+
+
+def test_a_vocabulary_of_another_script_is_refused(recipe, tmp_path):
+    (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\n中\n国\n")
+    with pytest.raises(UsageError, match=r"\d+% of the text is \[UNK\] to this vocabulary.* leave --vocab out"):
+        run(PRETRAIN, recipe, {"data": {"vocab": str(tmp_path / "vocab.txt")}}, output=tmp_path / "run")
+
+
+def test_a_warm_up_longer_than_the_run_is_said(recipe, tmp_path):
+    lines = []
+    run(PRETRAIN, recipe, {"train": {"warmup_steps": 100}}, output=tmp_path / "run", report=lines.append)
+    assert any("never reaches its peak" in line for line in lines)
+
+
 def test_a_half_written_checkpoint_is_not_taken(recipe, tmp_path):
     straight = run(PRETRAIN, recipe, output=tmp_path / "straight")
 
@@ -291,6 +331,15 @@ def test_the_stable_preset_corrects_the_bias(recipe, tmp_path):
         ({"train": {"adam_beta1": 1.0}}, r"adam_beta1 is 1.0 .* below 1"),
         ({"train": {"optim": "adamw_bnb_8bit"}}, r"\[train\] is refused: .*bitsandbytes"),
         ({"train": {"train_sampling_strategy": "random"}}, r"are in order already"),
+        ({"train": {"seed": -1}}, r"seed is -1"),
+        ({"train": {"max_steps": 10**18}}, r"max_steps is 1000000000000000000"),
+        ({"train": {"num_train_epochs": 3}}, r"set max_steps in \[train\], and no num_train_epochs"),
+        ({"train": {"lr_scheduler_type": "warmup_stable_decay"}}, r"\[train\] is refused: .*num_decay_steps"),
+        ({"train": {"label_smoothing_factor": 0.1}}, r"label_smoothing_factor"),
+        ({"train": {"push_to_hub": True}}, r"hf upload"),
+        ({"model": {"type_vocab_size": 1}}, r"type_vocab_size is below 2"),
+        ({"model": {"attn_implementation": "flex_attention"}}, r"flex_attention has no dropout"),
+        ({"freeze": "encoder"}, r"freeze is for fine-tuning"),
         ({"precision": "fp16"}, r"needs an accelerator"),
     ],
 )

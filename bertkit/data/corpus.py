@@ -28,6 +28,7 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
 from hashlib import blake2b
+from itertools import chain
 from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -45,6 +46,8 @@ Item = TypeVar("Item")
 
 DOCS = "docs"
 TEXT_SUFFIXES = (".txt", ".txt.gz")  # what is read of a directory
+LONGEST_PARAGRAPH = 10_000  # characters that the sentence splitter is given at once
+SENTENCE_ENDS = (". ", "! ", "? ", "。", "！", "？")
 LONGEST_LINE = 10_000_000  # bytes without the line's end; a line of as many is refused
 HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?(:[\w.-]+)?")  # name or owner/name, :config may follow
 FILE_NAME = re.compile(r"[.~].*|.*\.(bz2|csv|gz|html?|jsonl?|md|parquet|text|tsv|txt|xml|xz|zip|zst)")
@@ -136,13 +139,29 @@ def split_paragraphs(paragraphs: Paragraphs, language: str = "en") -> Document:
     sentences: Document = []
     for paragraph in paragraphs:
         pieces: list[str] = []
-        for piece in segment(language, paragraph):
+        for piece in chain.from_iterable(segment(language, part) for part in _cut(paragraph)):
             if pieces and (pieces[-1].endswith(".") or not (_has_word(piece) and _has_word(pieces[-1]))):
                 pieces[-1] += piece
             else:
                 pieces.append(piece)
         sentences += map(str.strip, pieces)
     return sentences
+
+
+def _cut(paragraph: str) -> Iterator[str]:
+    """A paragraph in parts of about `LONGEST_PARAGRAPH` characters, each cut after what ends a sentence.
+
+    The time of sentencex grows with the square of a paragraph's length where no blanks follow sentences (Chinese).
+    """
+    while len(paragraph) > LONGEST_PARAGRAPH:
+        before = [(paragraph.rfind(end, 0, LONGEST_PARAGRAPH), len(end)) for end in SENTENCE_ENDS]
+        after = [(paragraph.find(end, LONGEST_PARAGRAPH - 1), len(end)) for end in SENTENCE_ENDS]
+        stop = max((place + length for place, length in before if place >= 0), default=0)
+        stop = stop or min((place + length for place, length in after if place >= 0), default=len(paragraph))
+        yield paragraph[:stop]
+        paragraph = paragraph[stop:]
+    if paragraph:
+        yield paragraph
 
 
 def _has_word(text: str) -> bool:

@@ -157,9 +157,16 @@ def make_tokenizer(tokens: Sequence[str], *, cased: bool, max_length: int = 512)
 
 
 def save_tokenizer(tokenizer: "BertTokenizerFast", directory: str | Path) -> None:
-    """vocab.txt, which transformers 5 does not write, tokenizer.json and tokenizer_config.json."""
+    """Writes vocab.txt, which transformers 5 does not, tokenizer.json and tokenizer_config.json.
+
+    Raises:
+        UsageError: the directory cannot be made.
+    """
     directory = Path(directory)
-    directory.mkdir(parents=True, exist_ok=True)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"{directory} cannot be made ({error.strerror}); name another directory") from None
     tokenizer.save_pretrained(directory)
     ids = tokenizer.get_vocab()
     tokens = sorted(ids, key=ids.__getitem__)
@@ -213,9 +220,13 @@ def _load_directory(directory: Path, source: str, cased: bool | None) -> "BertTo
             f"the tokenizer of {source} is {has}, {wants} was asked for; name one that is {wants} or do not ask"
         )
     settings.setdefault("do_lower_case", not (_guess_cased(tokens) if cased is None else cased))
-    if (config.get("model_max_length") or UNLIMITED) >= UNLIMITED:
+    longest = config.get("model_max_length")
+    if not isinstance(longest, int | float) or not 0 < longest < UNLIMITED:
         settings["model_max_length"] = 512
-    return BertTokenizerFast.from_pretrained(directory, **settings)
+    try:
+        return BertTokenizerFast.from_pretrained(directory, **settings)
+    except (KeyError, TypeError, ValueError, OSError) as error:
+        raise UsageError(f"the tokenizer of {source} is damaged ({error!r}); save it again") from None
 
 
 def _download(name: str) -> Path:

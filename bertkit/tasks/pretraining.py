@@ -80,6 +80,8 @@ RECIPE = {
 }
 
 
+MOST_UNKNOWN = 0.3  # of the tokens; above it a vocabulary is for another script
+
 # What `bertkit pretrain` does when nobody names a recipe or a model: the recipe of `make demo`,
 # recipes/demo/pretrain.toml.
 STARTER = {
@@ -289,8 +291,13 @@ def check(recipe: Mapping[str, Any]) -> None:
         raise UsageError(
             "the samples of pretraining are in order already; leave train_sampling_strategy and ignore_data_skip out"
         )
-    if recipe["train"].get("max_steps", 0) < 1:
-        raise UsageError("pretraining is measured in updates; set max_steps in [train] to how many you want")
+    for key in ("freeze", "bilstm", "reinit_layers"):
+        if recipe.get(key):
+            raise UsageError(f"{key} is for fine-tuning; leave it out of a recipe for pretraining")
+    if recipe["model"].get("type_vocab_size", 2) < 2:
+        raise UsageError("type_vocab_size is below 2 in [model]; pairs have two segments")
+    if "num_train_epochs" in recipe["train"] or recipe["train"].get("max_steps", 0) < 1:
+        raise UsageError("pretraining is measured in updates; set max_steps in [train], and no num_train_epochs")
 
 
 def name_head(options: Mapping[str, Any]) -> str:
@@ -347,6 +354,12 @@ def configure(recipe: Mapping[str, Any], tokenizer: Any, examples: Mapping[str, 
 def encode(documents: list[Document], tokenizer: Any, recipe: Mapping[str, Any], split: str) -> PretrainingData:
     """Every sample of the run; of a split held out, a fixed choice of at most `heldout_pairs` pairs of phase one."""
     corpus = tokenize_documents(documents, tokenizer)
+    unknown = float(np.mean(corpus.ids == tokenizer.unk_token_id))
+    if unknown > MOST_UNKNOWN:
+        raise UsageError(
+            f"{unknown:.0%} of the text is {tokenizer.unk_token} to this vocabulary; "
+            "give one that was made for such text, or none, and it is trained: leave --vocab out"
+        )
     phases = list_phases(recipe)
     options, seed = recipe["data"], recipe["train"]["seed"]
     if split != "train":
@@ -445,7 +458,8 @@ def illustrate(model: nn.Module, tokenizer: Any, examples: Mapping[str, list[Doc
     """Some held-out sentences, a word of each masked, with the model's three likeliest words; none left to right."""
     if model.config.is_decoder:
         return []
-    masked = choose_masked(examples["dev"], tokenizer, count)
+    longest = min(tokenizer.model_max_length, model.config.max_position_embeddings)
+    masked = choose_masked(examples["dev"], tokenizer, count, longest)
     guesses = fill_masks(model, tokenizer, [text for text, _ in masked])
     return [
         f"{text}  →  {', '.join(f'{word} {chance:.0%}' for word, chance in words)}  ({answer})"
@@ -453,8 +467,8 @@ def illustrate(model: nn.Module, tokenizer: Any, examples: Mapping[str, list[Doc
     ]
 
 
-def choose_masked(documents: Sequence[Document], tokenizer: Any, count: int) -> list[tuple[str, str]]:
-    """`count` sentences of different documents with one ordinary word masked, and those words.
+def choose_masked(documents: Sequence[Document], tokenizer: Any, count: int, longest: int) -> list[tuple[str, str]]:
+    """`count` sentences of different documents, of at most `longest` tokens, with one ordinary word masked; the words.
 
     A word is ordinary if it has four letters or more and is one token of the more frequent half of the vocabulary.
     """
@@ -468,7 +482,7 @@ def choose_masked(documents: Sequence[Document], tokenizer: Any, count: int) -> 
             if len(words[place]) > 3 and words[place].isalpha() and len(ids) == 1 and ids[0] < len(tokenizer) // 2:
                 text = " ".join([*words[:place], tokenizer.mask_token, *words[place + 1 :]])
                 masked = tokenizer(text)["input_ids"]
-                whole = len(masked) <= tokenizer.model_max_length and masked.count(tokenizer.mask_token_id) == 1
+                whole = len(masked) <= longest and masked.count(tokenizer.mask_token_id) == 1
                 if whole and 40 <= len(sentence) <= 110:
                     chosen.append((text, words[place]))
                 break

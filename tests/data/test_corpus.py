@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import sysconfig
+import time
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -497,6 +498,17 @@ def test_installed_documentation_is_prose():
     assert np.mean([sentence[-1] in ".:?!)" for sentence in sentences]) > 0.7
     assert np.mean(["the" in sentence.lower().split() for sentence in sentences]) > 0.4
     assert part == read("docs", limit_characters=30_000, workers=1)
+
+
+def test_a_long_paragraph_without_blanks_is_split_in_linear_time():
+    chinese = "天地玄黄。" * 20_000
+    start = time.perf_counter()
+    assert corpus.split_paragraphs([chinese]) == ["天地玄黄。"] * 20_000
+    assert time.perf_counter() - start < 5
+    english = "The cat sat on the mat. " * 2_000
+    assert corpus.split_paragraphs([english]) == ["The cat sat on the mat."] * 2_000
+    long = "x" * 25_000
+    assert corpus.split_paragraphs([f"{long}。{long}"]) == [f"{long}。", long]
 
 
 # --- token ids

@@ -252,8 +252,9 @@ def test_a_sentence_to_fill_has_one_ordinary_word_masked():
     taken = good.replace("rare", "[MASK]")  # it has a mask already
     long = good.replace("aa aa", "x-y-z-x-y-z-x-y-z-x-y-z-x-y-z-x-y-z")  # too many tokens, few letters
     documents = [["Too short."], [taken], [long], ["No ordinary word: rare."], [good], [good]]
-    assert choose_masked(documents, words, 1) == [(good.replace("abcd", "[MASK]"), "abcd")]
-    assert len(choose_masked(documents, words, 5)) == 2
+    assert choose_masked(documents, words, 1, longest=40) == [(good.replace("abcd", "[MASK]"), "abcd")]
+    assert len(choose_masked(documents, words, 5, longest=40)) == 2
+    assert choose_masked(documents, words, 5, longest=10) == []
 
 
 @pytest.mark.parametrize("head", [BertForPreTraining, BertForMaskedLM])
