@@ -121,6 +121,7 @@ def execute(
         screen.start()
         from bertkit import run as runs
         from bertkit.tasks import TASKS
+        from bertkit.trainer import Interrupted
 
         task = TASKS[name]
         screen.names |= {row.key: row.name for row in task.table}
@@ -135,7 +136,7 @@ def execute(
             return
         try:
             metrics = runs.run(task, *recipes, output=output, report=screen.say, progress=screen.advance)
-        except runs.Interrupted as stop:
+        except Interrupted as stop:
             screen.finish_progress()
             complain(str(stop))
             sys.exit(128 + stop.number)
@@ -225,8 +226,8 @@ class Screen:
         """Prints the task's table of scores, some predictions, and where everything is."""
         from rich.table import Table
 
-        from bertkit.report import plot_log, read_log
-        from bertkit.run import EXAMPLES, LOG
+        from bertkit.directory import EXAMPLES, METRICS, read_log
+        from bertkit.report import plot_log
 
         table = Table("held out", "knowing nothing", "before", "after", title=f"{output}", title_justify="left")
         for row in task.table:
@@ -239,8 +240,8 @@ class Screen:
             self.say(line)
         self.show_examples(output / EXAMPLES)
         curves = output / "curves.png"
-        plot_log(read_log(output / LOG), task.table, metrics, curves)
-        self.say(f"Scores: {output / 'metrics.json'}" + (f"; curves: {curves}" if curves.exists() else ""))
+        plot_log(read_log(output), task.table, metrics, curves)
+        self.say(f"Scores: {output / METRICS}" + (f"; curves: {curves}" if curves.exists() else ""))
         activate = "" if shutil.which("bertkit") else f" (after: source {Path(sys.prefix) / 'bin' / 'activate'})"
         self.say(f"Next{activate}:")
         for command in task.suggest(output):

@@ -1,9 +1,54 @@
-"""The one exception type for mistakes that the user can mend.
+"""Mistakes that the user can mend: the one exception for them, and how a library's refusal becomes it.
 
 Everything below the command line raises it with a message of one line that says what was got, what was expected and the
 next step; `bertkit.cli` turns it into that line and exit code 2. A bug stays an ordinary exception with a traceback.
 """
 
+import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 
 class UsageError(ValueError):
     """A wrong file, option, recipe or text; its message is one line that names the thing and the remedy."""
+
+
+@contextmanager
+def explain_refusal(what: str) -> Iterator[None]:
+    """A refusal by a library becomes a UsageError about `what`."""
+    try:
+        yield
+    except UsageError:
+        raise
+    except Exception as error:
+        from huggingface_hub.errors import StrictDataclassError
+        from safetensors import SafetensorError
+
+        refusals = (ValueError, TypeError, ImportError, RuntimeError, OSError, SafetensorError, StrictDataclassError)
+        if not isinstance(error, refusals):
+            raise
+        raise UsageError(f"{what} is refused: {join_lines(error.__cause__ or error)}; correct it") from None
+
+
+@contextmanager
+def explain_full_disk(where: object) -> Iterator[None]:
+    """A file below `where` that could not be written becomes a UsageError; what was complete stays so."""
+    try:
+        yield
+    except UsageError:
+        raise
+    except Exception as error:
+        codes = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
+        # torch and safetensors write with code of their own, whose errors have words and no number.
+        words = ("No space left", "File too large", "inline_container", "PytorchStreamWriter", "quota exceeded")
+        if getattr(error, "errno", None) not in codes and not any(word in str(error) for word in words):
+            raise
+        raise UsageError(
+            f"{where} cannot be written to: the disk is full ({join_lines(error)[:80]}); "
+            "free some space, and the same command continues"
+        ) from None
+
+
+def join_lines(error: BaseException) -> str:
+    """An exception's message as one line."""
+    return " ".join(str(error).split())

@@ -3,17 +3,11 @@
 Left out for now: tables of several runs and the page that holds them.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from bertkit.tasks.task import Row
-
-
-def read_log(path: Path) -> list[dict[str, float]]:
-    """The entries of a training log, one JSON object a line."""
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
 def plot_log(log: Sequence[Mapping[str, float]], rows: Sequence[Row], metrics: Mapping[str, Any], path: Path) -> None:

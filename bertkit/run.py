@@ -1,75 +1,55 @@
 """One run of one task: from a recipe to a directory with model, tokenizer, scores and everything needed to repeat it.
 
-The same for every task, and the only place that touches the Trainer. What the Trainer does stays with it: the loop,
-precision, clipping, accumulation, several processes, checkpoints. Added here: how losses are divided (over the whole
-update, not a micro-batch), what is logged of them, and the run directory (see `start_directory`).
+The same for every task, and with `trainer.py` the only place that touches the Trainer. What the Trainer does stays with
+it: the loop, precision, clipping, accumulation, several processes, checkpoints. Added here: how losses are divided
+(over the whole update, not a micro-batch), what is logged of them (`trainer.py`), and the run directory
+(`directory.py`).
 
 Differs from the paper: the learning rate decays linearly from its peak at the end of the warm-up (transformers'
 "linear"), where the reference code multiplies the warm-up's end by 1 - step / total.
 """
 
-import errno
-import json
 import math
-import os
-import platform
-import signal
-import subprocess
-import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate import PartialState
-from huggingface_hub.errors import StrictDataclassError
-from safetensors import SafetensorError
-from torch import Tensor, nn
+from torch import nn
 from transformers import (
     PreTrainedConfig,
     PrinterCallback,
     ProgressCallback,
     Trainer,
-    TrainerCallback,
-    TrainerControl,
-    TrainerState,
     TrainingArguments,
     get_scheduler,
     set_seed,
 )
 
-import bertkit
 from bertkit import model as models
 from bertkit.config import BertConfig
 from bertkit.data.corpus import find_hub_trouble
-from bertkit.data.vocab import load_tokenizer, save_tokenizer
-from bertkit.errors import UsageError
+from bertkit.data.vocab import load_tokenizer
+from bertkit.directory import (
+    EXAMPLES,
+    METRICS,
+    describe_environment,
+    find_checkpoint,
+    find_finished,
+    holds_run,
+    start_directory,
+    write_json,
+    write_log,
+)
+from bertkit.errors import UsageError, explain_refusal
 from bertkit.optim import NAME as BERT_ADAM
 from bertkit.optim import BertAdam
-from bertkit.recipe import Recipe, check, find_recipe_differences, merge, read_recipe, save_recipe, split_batch
+from bertkit.recipe import Recipe, check, merge, split_batch
 from bertkit.share import write_card
 from bertkit.tasks.task import Report, Task
-
-Progress = Callable[[int, int, Mapping[str, float]], None]  # updates done, of how many, the latest log entry
-
-METRICS = "metrics.json"
-RECIPE = "recipe.toml"
-LOG = "training_log.jsonl"
-EXAMPLES = "predictions/examples.txt"
-COMPLETE = "complete"  # this file marks a checkpoint as fully written; it holds the sizes of the others
-
-
-class Interrupted(Exception):
-    """The run was asked to stop (SIGTERM or Ctrl-C), has written a checkpoint, and can be continued.
-
-    number: of the signal.
-    """
-
-    def __init__(self, number: int, update: int) -> None:
-        super().__init__(f"stopped after update {update:,}; the same command continues")
-        self.number = number
+from bertkit.trainer import BertTrainer, Progress, Watcher, train
 
 
 def ignore(*_: Any) -> None:
@@ -274,140 +254,11 @@ def choose_precision(asked: str) -> str:
     return "bf16" if capabilities.get("avx512_bf16") or capabilities.get("amx_bf16") else "fp32"
 
 
-@contextmanager
-def explain_refusal(what: str) -> Iterator[None]:
-    """A refusal by a library becomes a UsageError about `what`."""
-    try:
-        yield
-    except UsageError:
-        raise
-    except (ValueError, TypeError, ImportError, RuntimeError, OSError, SafetensorError, StrictDataclassError) as error:
-        raise UsageError(f"{what} is refused: {join_lines(error.__cause__ or error)}; correct it") from None
-
-
-def join_lines(error: Exception) -> str:
-    """An exception's message as one line."""
-    return " ".join(str(error).split())
-
-
-# --- The run directory ------------------------------------------------------------------------------------------------
-
-
-def find_finished(output: Path, recipe: Recipe) -> dict[str, Any] | None:
-    """The metrics of a finished run in this directory, or None when there is work to do.
-
-    Raises:
-        UsageError: the directory cannot be written, belongs to another run that has begun, or holds something else.
-    """
-    with explain_refusal(f"the directory {output}"):
-        existing = next(path for path in (output, *output.absolute().parents) if path.exists())
-    if not existing.is_dir():
-        raise UsageError(f"{existing} is a file; name a directory with --output")
-    if not os.access(existing, os.W_OK):
-        raise UsageError(f"{existing} cannot be written; name another directory with --output")
-    if not output.exists():
-        return None
-    if not (output / RECIPE).exists():
-        if any(output.iterdir()):
-            raise UsageError(f"{output} is not empty and holds no run; name another directory with --output")
-        return None
-    differences = find_recipe_differences(read_recipe(output / RECIPE), recipe)
-    if differences and has_begun(output):
-        more = f" and {len(differences) - 2} more" if len(differences) > 2 else ""
-        raise UsageError(
-            f"{output} belongs to another run ({'; '.join(differences[:2])}{more}); "
-            "name another directory with --output"
-        )
-    return read_metrics(output / METRICS) if (output / METRICS).exists() else None
-
-
-def read_metrics(path: Path) -> dict[str, Any]:
-    """The scores of a finished run.
-
-    Raises:
-        UsageError: the file is damaged.
-    """
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise UsageError(f"{path} is damaged ({error}); delete it, and the same command evaluates again") from None
-
-
-def has_begun(output: Path) -> bool:
-    """Whether a run in this directory has come as far as its first update."""
-    return (output / LOG).exists()
-
-
-def start_directory(output: Path, recipe: Recipe, tokenizer: Any) -> None:
-    """Writes what comes first in a run directory: recipe.toml, environment.json and the tokenizer.
-
-    Checkpoints follow; metrics.json comes last, written at once, so its presence means done.
-    """
-    with explain_refusal(f"the directory {output}"):
-        output.mkdir(parents=True, exist_ok=True)
-    write_json(describe_environment(), output / "environment.json")
-    save_tokenizer(tokenizer, output)
-    save_recipe(recipe, output / RECIPE)  # last: with it the tokenizer counts as this run's
-
-
-def write_json(value: Any, path: Path) -> None:
-    """Writes a JSON file at once or not at all."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    os.replace(temporary, path)
-
-
-def describe_environment() -> dict[str, Any]:
-    """Versions, hardware and, in a checkout, the commit: what may explain a difference between two runs."""
-    from importlib.metadata import distributions
-
-    names = {"torch", "transformers", "tokenizers", "accelerate", "datasets", "numpy", "sentencex"}
-    packages = {found.name: found.version for found in distributions() if found.name in names}
-    return {
-        "bertkit": bertkit.__version__,
-        "commit": find_commit(),
-        "python": platform.python_version(),
-        "platform": platform.platform(),
-        "packages": dict(sorted(packages.items())),
-        "processor": torch.cpu.get_capabilities().get("cpu_name", platform.processor()),
-        "threads": torch.get_num_threads(),
-        "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
-        "processes": PartialState().num_processes,
-    }
-
-
-def find_commit() -> str | None:
-    """The commit of the checkout that this package runs from, with "+" if files differ; None outside one."""
-    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--abbrev=40", "--dirty=+"]
-    try:
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return None
-
-
 def find_tokenizer(task: Task, recipe: Recipe, examples: Mapping[str, Any], output: Path, report: Report) -> Any:
     """The tokenizer in the run directory, where this run has left one; else the task's."""
-    if (output / RECIPE).exists() and read_recipe(output / RECIPE) == recipe and (output / "vocab.txt").exists():
+    if holds_run(output, recipe):
         return load_tokenizer(str(output))
     return task.tokenize(recipe, examples, report)
-
-
-def find_checkpoint(output: Path, report: Report = ignore) -> Path | None:
-    """The newest checkpoint that was written to its end and is still as long as it was."""
-    marked = [path.parent for path in output.glob(f"checkpoint-*/{COMPLETE}")]
-    numbered = {int(number): path for path in marked if (number := path.name.removeprefix("checkpoint-")).isdigit()}
-    for _, path in sorted(numbered.items(), reverse=True):
-        sizes = json.loads((path / COMPLETE).read_text(encoding="utf-8") or "{}")
-        found = measure_files(path)
-        if all(found.get(name) == size for name, size in sizes.items()):
-            return path
-        report(f"{path.name} is damaged and passed over")
-    return None
-
-
-def measure_files(folder: Path) -> dict[str, int]:
-    """The sizes in bytes of the files in a folder, by name."""
-    return {path.name: path.stat().st_size for path in folder.iterdir() if path.is_file() and path.name != COMPLETE}
 
 
 # --- The model --------------------------------------------------------------------------------------------------------
@@ -508,167 +359,7 @@ def describe_training(args: TrainingArguments, recipe: Recipe, data: Any) -> str
     return f"{steps:,} updates of {recipe['batch_size']} sequences ({cut}), {precision}{late}"
 
 
-def describe_duration(seconds: float) -> str:
-    """Seconds as a person says them: 42 s, 5 min 40 s, 3 h 12 min."""
-    minutes, seconds = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes} min" if hours else f"{minutes} min {seconds} s" if minutes else f"{seconds} s"
-
-
 # --- Training ---------------------------------------------------------------------------------------------------------
-
-
-def train(trainer: Trainer, checkpoint: Path | None, report: Report) -> None:
-    """Trains to the end, from a checkpoint if there is one.
-
-    Raises:
-        Interrupted: by SIGTERM or SIGINT, after a checkpoint.
-    """
-    if checkpoint:
-        report(f"continues after {checkpoint.name}")
-    start = time.monotonic()
-    with explain_full_disk(Path(trainer.args.output_dir)), stop_on_signal(trainer) as watcher:
-        trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
-    if watcher.agreed:
-        raise Interrupted(watcher.agreed, trainer.state.global_step)
-    report(f"trained for {describe_duration(time.monotonic() - start)}")
-
-
-@contextmanager
-def explain_full_disk(output: Path) -> Iterator[None]:
-    """A file that could not be written becomes a UsageError; what was complete stays so."""
-    try:
-        yield
-    except (OSError, RuntimeError, SafetensorError) as error:
-        codes = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
-        words = ("No space left", "File too large", "inline_container", "PytorchStreamWriter", "quota exceeded")
-        if getattr(error, "errno", None) not in codes and not any(word in str(error) for word in words):
-            raise
-        raise UsageError(
-            f"{output} cannot be written to: the disk is full ({join_lines(error)[:80]}); "
-            "free some space, and the same command continues"
-        ) from None
-
-
-class BertTrainer(Trainer):
-    """The Trainer, with losses divided by the labels of the whole update and every part of the loss logged.
-
-    A head counts its own labels (`count_labels`); the counts of all micro-batches and processes are added before the
-    first of them is computed, so that no loss or gradient depends on how an update is cut.
-    """
-
-    def __init__(self, *args, task: Task, **kwargs) -> None:
-        super().__init__(*args, **kwargs)
-        self.task = task
-        self.parts: dict[str, Tensor] = {}  # sums of the loss's parts since the last log, of this process
-
-    def get_batch_samples(self, epoch_iterator, num_batches, device) -> tuple[list, dict[str, Tensor]]:
-        """The micro-batches of one update, and the label counts of all of it."""
-        samples, _ = super().get_batch_samples(epoch_iterator, num_batches, device)
-        head = self.accelerator.unwrap_model(self.model)
-        counts: dict[str, Tensor] = {}
-        for sample in samples:
-            for name, count in head.count_labels(**sample).items():
-                counts[name] = counts.get(name, 0) + count
-        counts = {name: self.accelerator.reduce(count.to(device), "sum") for name, count in counts.items()}
-        return samples, {name: count.clamp(min=1) for name, count in counts.items()}
-
-    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None) -> Any:
-        """This micro-batch's share of the update's loss (times the processes, over which gradients are averaged)."""
-        outputs = model(**inputs, **(num_items_in_batch or {}))
-        for name, value in outputs.items():
-            if name.endswith("_loss"):
-                self.parts[name] = self.parts.get(name, 0) + value.detach()
-        loss = outputs["loss"] * self.accelerator.num_processes
-        return (loss, outputs) if return_outputs else loss
-
-    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Adds the parts of the loss, each its mean over the updates since the last log."""
-        if "loss" in logs:
-            updates = self.state.global_step - self.logged_at
-            for name, total in self.parts.items():
-                logs[name] = self.accelerator.reduce(total, "sum").item() / updates
-            self.parts, self.logged_at = {}, self.state.global_step
-        super().log(logs, start_time)
-
-    def prediction_step(self, model, inputs, prediction_loss_only, ignore_keys=None) -> tuple[None, Tensor, Tensor]:
-        """The task's summary of a batch; it stands for the labels too, which the Trainer wants to see."""
-        inputs = self._prepare_inputs(inputs)
-        with torch.no_grad(), self.compute_loss_context_manager():
-            outputs = model(**inputs, **self.task.evaluation_options)
-        summary = self.task.summarize(outputs, inputs)
-        return None, summary, summary[:, :1]
-
-    def train(self, resume_from_checkpoint=None, **kwargs) -> Any:
-        self.logged_at = 0 if resume_from_checkpoint is None else int(str(resume_from_checkpoint).rpartition("-")[2])
-        return super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)
-
-
-class Watcher(TrainerCallback):
-    """Reports progress, marks complete checkpoints, stops on a signal or on a loss that is no number."""
-
-    def __init__(self, output: Path, progress: Progress) -> None:
-        self.output = output
-        self.progress = progress
-        self.signalled = 0  # the signal's number
-        self.agreed = 0  # the same, once all processes know
-
-    def on_log(self, args, state: TrainerState, control: TrainerControl, logs=None, **kwargs) -> None:
-        loss = (logs or {}).get("loss", 0.0)
-        if not math.isfinite(loss):
-            raise UsageError(
-                f"the loss is {loss} after update {state.global_step}; lower learning_rate or raise warmup_steps in "
-                f'[train], or set precision = "fp32"; checkpoints in {self.output} are kept'
-            )
-        if state.is_world_process_zero:
-            self.progress(state.global_step, state.max_steps, logs or {})
-
-    def on_save(self, args, state: TrainerState, control: TrainerControl, **kwargs) -> None:
-        if state.is_world_process_zero:
-            write_log(state, self.output)
-            checkpoint = self.output / f"checkpoint-{state.global_step}"
-            write_json(measure_files(checkpoint), checkpoint / COMPLETE)
-
-    def on_train_begin(self, args, state: TrainerState, control: TrainerControl, **kwargs) -> None:
-        if state.is_world_process_zero:
-            write_log(state, self.output)  # from now on the directory is this run's
-
-    def on_step_end(self, args, state: TrainerState, control: TrainerControl, **kwargs) -> None:
-        # All processes have to stop after the same update. On a GPU they ask each other less often: it waits for them.
-        if args.world_size > 1 and (args.device.type == "cpu" or state.global_step % 16 == 0):
-            flag = torch.tensor(self.signalled, device=args.device)
-            torch.distributed.all_reduce(flag, torch.distributed.ReduceOp.MAX)
-            self.agreed = int(flag)
-        elif args.world_size == 1:
-            self.agreed = self.signalled
-        if self.agreed:
-            control.should_save = control.should_training_stop = True
-        elif state.is_world_process_zero and state.global_step % max(1, state.max_steps // 200) == 0:
-            self.progress(state.global_step, state.max_steps, {})
-
-
-class stop_on_signal:
-    """In this context SIGTERM and the first Ctrl-C let the update finish, write a checkpoint and end the training."""
-
-    def __init__(self, trainer: Trainer) -> None:
-        self.watcher = next(x for x in trainer.callback_handler.callbacks if isinstance(x, Watcher))
-        self.previous: dict[int, Any] = {}
-
-    def __enter__(self) -> Watcher:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            try:
-                self.previous[number] = signal.signal(number, self._note)
-            except ValueError:  # not in the main thread: there signals cannot be caught
-                break
-        return self.watcher
-
-    def _note(self, number: int, frame: Any) -> None:
-        self.watcher.signalled = number
-        signal.signal(number, self.previous[number])  # a second one is not held back
-
-    def __exit__(self, *exception: Any) -> None:
-        for number, handler in self.previous.items():
-            signal.signal(number, handler)
 
 
 def make_trainer(
@@ -695,12 +386,6 @@ def make_trainer(
     trainer.remove_callback(PrinterCallback)
     trainer.remove_callback(ProgressCallback)
     return trainer
-
-
-def write_log(state: TrainerState, output: Path) -> None:
-    """Writes the training log, one JSON object a line."""
-    lines = "".join(json.dumps(entry) + "\n" for entry in state.log_history)
-    (output / LOG).write_text(lines, encoding="utf-8")
 
 
 # --- The end ----------------------------------------------------------------------------------------------------------
@@ -742,7 +427,7 @@ def write_results(
 ) -> None:
     """Writes log, card and predictions to look at beside the saved model, and last the metrics."""
     (output / "training_args.bin").unlink(missing_ok=True)  # a pickle; recipe.toml says the same
-    write_log(trainer.state, output)
+    write_log(trainer.state.log_history, output)
     # What was saved is what is shown, and it is whole where training has sharded it.
     model = type(trainer.accelerator.unwrap_model(trainer.model)).from_pretrained(output).eval()
     card = write_card(task, str(output), recipe, metrics, describe_environment(), model)

@@ -2,7 +2,8 @@
 
 from PIL import Image
 
-from bertkit.report import plot_log, read_log
+from bertkit.directory import read_log
+from bertkit.report import plot_log
 from bertkit.tasks.task import Row
 
 ROWS = (
@@ -13,12 +14,12 @@ ROWS = (
 
 
 def test_curves_have_a_panel_for_every_score_that_was_logged(tmp_path):
-    (tmp_path / "log.jsonl").write_text(
+    (tmp_path / "training_log.jsonl").write_text(
         '{"step": 0, "eval_mlm_loss": 9.0, "eval_nsp_accuracy": 0.5}\n'
         '{"step": 1, "mlm_loss": 8.0}\n'
         '{"step": 2, "eval_mlm_loss": 7.0, "eval_nsp_accuracy": 0.6}\n'
     )
-    log = read_log(tmp_path / "log.jsonl")
+    log = read_log(tmp_path)
     assert [entry["step"] for entry in log] == [0, 1, 2]
     metrics = {"uniform_loss": 9.0, "nsp_majority": 0.6}
     plot_log(log, ROWS, metrics, tmp_path / "two.png")

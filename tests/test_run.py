@@ -17,8 +17,9 @@ from safetensors.torch import load_file
 from bertkit import BertForPreTraining, BertModel
 from bertkit.errors import UsageError
 from bertkit.recipe import merge, read_recipe, save_recipe
-from bertkit.run import Interrupted, choose_precision, dry_run, run
+from bertkit.run import choose_precision, dry_run, run
 from bertkit.tasks import TASKS
+from bertkit.trainer import Interrupted
 
 PRETRAIN = TASKS["pretrain"]
 
@@ -365,6 +366,17 @@ def test_a_failure_before_the_first_update_does_not_block_the_directory(recipe, 
     assert "\n" not in str(error.value)
     metrics = run(PRETRAIN, recipe, output=tmp_path / "run")
     assert metrics["uniform_loss"] == pytest.approx(np.log(120))
+
+
+def test_a_run_killed_while_it_started_its_directory_starts_again(recipe, tmp_path):
+    """Only recipe.toml is there, or also a tokenizer without its last file."""
+    straight = run(PRETRAIN, recipe, output=tmp_path / "straight")
+    for files in (["recipe.toml"], ["recipe.toml", "tokenizer.json"]):
+        folder = tmp_path / str(len(files))
+        folder.mkdir()
+        for name in files:
+            shutil.copy(tmp_path / "straight" / name, folder / name)
+        assert run(PRETRAIN, recipe, output=folder) == straight
 
 
 def test_a_directory_of_another_run_is_left_alone(recipe, tmp_path):

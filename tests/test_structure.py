@@ -22,9 +22,11 @@ MAY_IMPORT = {
         "bertkit.data.corpus",
         "bertkit.data.vocab",
         "bertkit.recipe",
+        "bertkit.directory",
         "bertkit.report",
         "bertkit.run",
         "bertkit.tasks",
+        "bertkit.trainer",
     },
     "bertkit.config": set(),
     "bertkit.data": set(),
@@ -32,6 +34,7 @@ MAY_IMPORT = {
     "bertkit.data.masking": set(),
     "bertkit.data.pairs": {"bertkit.data.masking"},
     "bertkit.data.vocab": {"bertkit.data.corpus"},
+    "bertkit.directory": {"bertkit", "bertkit.data.vocab", "bertkit.recipe"},
     "bertkit.dropout": set(),
     "bertkit.errors": set(),
     "bertkit.model": {"bertkit.attention", "bertkit.config", "bertkit.dropout"},
@@ -40,6 +43,8 @@ MAY_IMPORT = {
     "bertkit.report": {"bertkit.tasks.task"},
     "bertkit.run": {
         "bertkit",
+        "bertkit.directory",
+        "bertkit.trainer",
         "bertkit.config",
         "bertkit.data.corpus",
         "bertkit.data.vocab",
@@ -59,6 +64,7 @@ MAY_IMPORT = {
         "bertkit.tasks.task",
     },
     "bertkit.tasks.task": set(),
+    "bertkit.trainer": {"bertkit.directory", "bertkit.tasks.task"},
 }
 
 
@@ -125,7 +131,8 @@ def test_an_import_stays_light(statement, absent):
 
 def test_training_works_where_datasets_and_evaluate_are_not_installed():
     block = "import sys; sys.modules['datasets'] = sys.modules['evaluate'] = None"
-    code = f"{block}; from bertkit.run import run, describe_environment; print(describe_environment()['packages'])"
+    imports = "from bertkit.run import run; from bertkit.directory import describe_environment"
+    code = f"{block}; {imports}; print(describe_environment()['packages'])"
     printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert "transformers" in printed
 

@@ -1,0 +1,159 @@
+"""The directory of a run: its files, whose it is, and how far it has come.
+
+`recipe.toml`, `environment.json` and the tokenizer come first, then checkpoints and the log, then the model with its
+card and predictions; `metrics.json` comes last, written at once, so its presence means done.
+"""
+
+import json
+import os
+import platform
+import subprocess
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import PartialState
+
+import bertkit
+from bertkit.data.vocab import save_tokenizer
+from bertkit.errors import UsageError, explain_refusal
+from bertkit.recipe import Recipe, find_recipe_differences, read_recipe, save_recipe
+
+METRICS = "metrics.json"
+RECIPE = "recipe.toml"
+VOCABULARY = "vocab.txt"
+LOG = "training_log.jsonl"
+EXAMPLES = "predictions/examples.txt"
+COMPLETE = "complete"  # this file marks a checkpoint as fully written; it holds the sizes of the others
+
+
+def find_finished(output: Path, recipe: Recipe) -> dict[str, Any] | None:
+    """The metrics of a finished run in this directory, or None when there is work to do.
+
+    Raises:
+        UsageError: the directory cannot be written, belongs to another run that has begun, or holds something else.
+    """
+    with explain_refusal(f"the directory {output}"):
+        existing = next(path for path in (output, *output.absolute().parents) if path.exists())
+    if not existing.is_dir():
+        raise UsageError(f"{existing} is a file; name a directory with --output")
+    if not os.access(existing, os.W_OK):
+        raise UsageError(f"{existing} cannot be written; name another directory with --output")
+    if not output.exists():
+        return None
+    if not (output / RECIPE).exists():
+        if any(output.iterdir()):
+            raise UsageError(f"{output} is not empty and holds no run; name another directory with --output")
+        return None
+    differences = find_recipe_differences(read_recipe(output / RECIPE), recipe)
+    if differences and has_begun(output):
+        more = f" and {len(differences) - 2} more" if len(differences) > 2 else ""
+        raise UsageError(
+            f"{output} belongs to another run ({'; '.join(differences[:2])}{more}); "
+            "name another directory with --output"
+        )
+    return read_metrics(output / METRICS) if (output / METRICS).exists() else None
+
+
+def read_metrics(path: Path) -> dict[str, Any]:
+    """The scores of a finished run.
+
+    Raises:
+        UsageError: the file is damaged.
+    """
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UsageError(f"{path} is damaged ({error}); delete it, and the same command evaluates again") from None
+
+
+def holds_run(output: Path, recipe: Recipe) -> bool:
+    """Whether this directory has been started with this very recipe, and holds its tokenizer."""
+    if not (output / RECIPE).exists() or not (output / VOCABULARY).exists():
+        return False
+    return read_recipe(output / RECIPE) == recipe
+
+
+def has_begun(output: Path) -> bool:
+    """Whether a run in this directory has come as far as its first update."""
+    return (output / LOG).exists()
+
+
+def start_directory(output: Path, recipe: Recipe, tokenizer: Any) -> None:
+    """Writes what comes first in a run directory: recipe.toml, environment.json and the tokenizer."""
+    with explain_refusal(f"the directory {output}"):
+        output.mkdir(parents=True, exist_ok=True)
+    # At no moment is there a whole tokenizer beside another run's recipe: vocab.txt is what is written last of it.
+    (output / VOCABULARY).unlink(missing_ok=True)
+    save_recipe(recipe, output / RECIPE)
+    write_json(describe_environment(), output / "environment.json")
+    save_tokenizer(tokenizer, output)
+
+
+def write_json(value: Any, path: Path) -> None:
+    """Writes a JSON file at once or not at all."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    os.replace(temporary, path)
+
+
+def describe_environment() -> dict[str, Any]:
+    """Versions, hardware and, in a checkout, the commit: what may explain a difference between two runs."""
+    from importlib.metadata import distributions
+
+    names = {"torch", "transformers", "tokenizers", "accelerate", "datasets", "numpy", "sentencex"}
+    packages = {found.name: found.version for found in distributions() if found.name in names}
+    return {
+        "bertkit": bertkit.__version__,
+        "commit": find_commit(),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "packages": dict(sorted(packages.items())),
+        "processor": torch.cpu.get_capabilities().get("cpu_name", platform.processor()),
+        "threads": torch.get_num_threads(),
+        "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
+        "processes": PartialState().num_processes,
+    }
+
+
+def find_commit() -> str | None:
+    """The commit of the checkout that this package runs from, with "+" if files differ; None outside one."""
+    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--abbrev=40", "--dirty=+"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def find_checkpoint(output: Path, report: Callable[[str], None]) -> Path | None:
+    """The newest checkpoint that was written to its end and is still as long as it was."""
+    marked = [path.parent for path in output.glob(f"checkpoint-*/{COMPLETE}")]
+    numbered = {int(number): path for path in marked if (number := path.name.removeprefix("checkpoint-")).isdigit()}
+    for _, path in sorted(numbered.items(), reverse=True):
+        sizes = json.loads((path / COMPLETE).read_text(encoding="utf-8") or "{}")
+        found = measure_files(path)
+        if all(found.get(name) == size for name, size in sizes.items()):
+            return path
+        report(f"{path.name} is damaged and passed over")
+    return None
+
+
+def measure_files(folder: Path) -> dict[str, int]:
+    """The sizes in bytes of the files in a folder, by name."""
+    return {path.name: path.stat().st_size for path in folder.iterdir() if path.is_file() and path.name != COMPLETE}
+
+
+def mark_complete(checkpoint: Path) -> None:
+    """Says that a checkpoint has been written to its end."""
+    write_json(measure_files(checkpoint), checkpoint / COMPLETE)
+
+
+def write_log(entries: Iterable[Mapping[str, float]], output: Path) -> None:
+    """Writes the training log, one JSON object a line."""
+    (output / LOG).write_text("".join(json.dumps(entry) + "\n" for entry in entries), encoding="utf-8")
+
+
+def read_log(output: Path) -> list[dict[str, float]]:
+    """The entries of a run's training log."""
+    return [json.loads(line) for line in (output / LOG).read_text(encoding="utf-8").splitlines()]
