@@ -51,6 +51,16 @@ from bertkit.share import write_card
 from bertkit.tasks.task import Report, Task
 from bertkit.trainer import BertTrainer, Progress, Watcher, train
 
+SIZES = (  # what a checkpoint decides
+    "vocab_size",
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "intermediate_size",
+    "max_position_embeddings",
+    "type_vocab_size",
+)
+
 
 def ignore(*_: Any) -> None:
     """Reports to nobody."""
@@ -157,17 +167,6 @@ def check_ranges(train: Mapping[str, Any]) -> None:
             raise UsageError(f"{key} is {train[key]} in [train]; it must be at least {least:g} and below {bound:g}")
 
 
-SIZES = (
-    "vocab_size",
-    "hidden_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "intermediate_size",
-    "max_position_embeddings",
-    "type_vocab_size",
-)
-
-
 def check_model(recipe: Recipe) -> None:
     """Nothing, or a UsageError: no such checkpoint, sizes that do not fit, texts longer than the positions."""
     if recipe.get("checkpoint"):
@@ -202,8 +201,9 @@ def make_arguments(task: Task, recipe: Recipe, output: Path) -> TrainingArgument
         per_device=train.pop("per_device_train_batch_size", None),
     )
     precision = choose_precision(recipe["precision"])
+    if train.get("optim") == BERT_ADAM:
+        del train["optim"]  # ours, which `make_trainer` hands over
     defaults = {
-        "optim": "adamw_torch" if train.get("optim") == BERT_ADAM else train.pop("optim", "adamw_torch"),
         "report_to": "none",
         "disable_tqdm": True,
         "logging_nan_inf_filter": False,  # it would hide a NaN loss
@@ -214,9 +214,8 @@ def make_arguments(task: Task, recipe: Recipe, output: Path) -> TrainingArgument
         "metric_for_best_model": task.metric,
         "greater_is_better": not task.lower_is_better,
     }
-    train.pop("optim", None)
     if "activation_checkpointing" in TrainingArguments.__dataclass_fields__ and "gradient_checkpointing" in train:
-        train["activation_checkpointing"] = train.pop("gradient_checkpointing")  # its name from transformers 5.20 on
+        train["activation_checkpointing"] = train.pop("gradient_checkpointing")  # its newer name
     with explain_refusal("[train]"):
         args = TrainingArguments(
             **defaults
