@@ -21,7 +21,7 @@ $(INSTALLED): pyproject.toml
 	$(BIN)/pip install --quiet --quiet --disable-pip-version-check --editable ".[dev]"
 	@touch $@
 
-demo: $(INSTALLED) ## pretrain a small BERT on the documentation installed here: six minutes of training on two cores
+demo: $(INSTALLED) ## pretrain a small BERT on the documentation installed here: six minutes in all on two cores
 	$(BIN)/bertkit pretrain --recipe recipes/demo/pretrain.toml --output runs/demo
 
 check: $(INSTALLED) ## lint and formatting, as CI runs them

@@ -30,7 +30,7 @@ from transformers import (
 
 from bertkit import model as models
 from bertkit.config import BertConfig
-from bertkit.data.corpus import find_hub_trouble
+from bertkit.data.corpus import find_hub_trouble, ignore
 from bertkit.data.vocab import load_tokenizer
 from bertkit.directory import (
     EXAMPLES,
@@ -60,10 +60,6 @@ SIZES = (  # what a checkpoint decides
     "max_position_embeddings",
     "type_vocab_size",
 )
-
-
-def ignore(*_: Any) -> None:
-    """Reports to nobody."""
 
 
 def run(
@@ -103,7 +99,7 @@ def run(
             start_directory(output, recipe, tokenizer)
     data = {name: task.encode(examples[name], tokenizer, recipe, name) for name in ("train", *task.splits)}
     model = make_model(task, recipe, task.configure(recipe, tokenizer, examples), report)
-    report(f"{count_parameters(model):,} parameters; {describe_training(args, recipe, data['train'])}")
+    report(f"{model.num_parameters():,} parameters; {describe_training(args, recipe, data['train'])}")
 
     trainer = make_trainer(task, model, args, data, recipe, progress)
     del examples["train"]  # encoded; the text may be large
@@ -288,6 +284,14 @@ def make_config(values: Mapping[str, Any]) -> BertConfig:
         return BertConfig(**values)
 
 
+def find_trouble(checkpoint: str) -> str | None:
+    """Why the Hub cannot serve a checkpoint that is no path here; None if nothing stands in the way.
+
+    With such a trouble the cache is asked alone: a Hub model that was downloaded before will do.
+    """
+    return None if Path(checkpoint).exists() else find_hub_trouble(checkpoint, "model")
+
+
 def load_config(checkpoint: str) -> BertConfig:
     """The configuration of a checkpoint: a directory, or a name on the Hub, whose cached copy will do.
 
@@ -295,25 +299,17 @@ def load_config(checkpoint: str) -> BertConfig:
         UsageError: there is none, or it is no BERT.
     """
     remedy = "give a directory with a BERT checkpoint: --model DIR"
-    local = is_local(checkpoint)
-    if not local and (trouble := find_hub_trouble(checkpoint, "model")):
-        raise UsageError(f"there is no directory {checkpoint}, and {trouble}; {remedy}")
     with explain_refusal(f"the model {checkpoint}"):
-        values, _ = PreTrainedConfig.get_config_dict(checkpoint, local_files_only=local)
+        trouble = find_trouble(checkpoint)
+        try:
+            values, _ = PreTrainedConfig.get_config_dict(checkpoint, local_files_only=trouble is not None)
+        except OSError:
+            if trouble is None:
+                raise
+            raise UsageError(f"there is no directory {checkpoint}, and {trouble}; {remedy}") from None
         if values.get("model_type") != "bert":
             raise UsageError(f"{checkpoint} is a model of type {values.get('model_type')}, not bert; {remedy}")
-        return BertConfig.from_pretrained(checkpoint, local_files_only=local)
-
-
-def is_local(checkpoint: str) -> bool:
-    """Whether a checkpoint is a path, or a Hub model whose configuration is in the cache."""
-    from huggingface_hub import try_to_load_from_cache
-    from huggingface_hub.errors import HFValidationError
-
-    try:
-        return Path(checkpoint).exists() or isinstance(try_to_load_from_cache(checkpoint, "config.json"), str)
-    except HFValidationError:
-        return False
+        return BertConfig.from_dict(values)
 
 
 def load_model(head: type, checkpoint: str, settings: Mapping[str, Any], report: Report) -> nn.Module:
@@ -323,28 +319,23 @@ def load_model(head: type, checkpoint: str, settings: Mapping[str, Any], report:
         UsageError: there is none in safetensors, or its vocabulary is smaller than the tokenizer's.
     """
     settings = dict(settings)
-    tokens, known = settings.pop("vocab_size", 0), load_config(checkpoint).vocab_size
-    if tokens > known:
-        raise UsageError(
-            f"the tokenizer has {tokens:,} tokens and {checkpoint} only {known:,}; use the checkpoint's own vocabulary"
-        )
+    tokens = settings.pop("vocab_size", 0)
     with explain_refusal(f"the model {checkpoint} (in safetensors)"):
         model, info = head.from_pretrained(
             checkpoint,
             use_safetensors=True,
             dtype=torch.float32,
-            local_files_only=is_local(checkpoint),
+            local_files_only=find_trouble(checkpoint) is not None,
             output_loading_info=True,
             **settings,
+        )
+    if tokens > (known := model.config.vocab_size):
+        raise UsageError(
+            f"the tokenizer has {tokens:,} tokens and {checkpoint} only {known:,}; use the checkpoint's own vocabulary"
         )
     if info["missing_keys"]:
         report(f"new, because {checkpoint} has none: {', '.join(sorted(info['missing_keys']))}")
     return model
-
-
-def count_parameters(model: nn.Module) -> int:
-    """How many numbers the model learns; tied ones count once."""
-    return sum(parameter.numel() for parameter in model.parameters())
 
 
 def describe_training(args: TrainingArguments, recipe: Recipe, data: Any) -> str:
@@ -459,7 +450,7 @@ def dry_run(task: Task, *recipes: Mapping[str, Any], output: str | Path) -> dict
     plan: dict[str, Any] = {"recipe": recipe, "output": str(output)}
     if not recipe.get("checkpoint"):
         with torch.device("meta"):
-            plan["parameters"] = count_parameters(make_model(task, recipe, task.configure(recipe, None, None)))
+            plan["parameters"] = make_model(task, recipe, task.configure(recipe, None, None)).num_parameters()
     plan["sequences_per_update"] = recipe["batch_size"]
     plan["per_device_batch"] = args.per_device_train_batch_size
     plan["accumulation"] = args.gradient_accumulation_steps

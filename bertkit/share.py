@@ -53,18 +53,20 @@ def write_card(
     model: Any,
 ) -> str:
     """The text of the model card of a run called `name`."""
-    keys = [row.key for row in task.table if row.key in metrics]
-    lines = [f"| {row.name} | {metrics[row.key]:.4f} |" for row in task.table if row.key in metrics]
+    rows = [row for row in task.table if row.key in metrics]
+    lines = [f"| {row.name} | {metrics[row.key]:.4f} |" for row in rows]
     packages = ", ".join(f"{package} {version}" for package, version in environment["packages"].items())
     hardware = ", ".join(environment["gpus"]) or f"{environment['processor']}, {environment['threads']} threads"
-    data = ModelCardData(library_name="transformers", tags=["bert", "bertkit", task.name], metrics=keys)
+    data = ModelCardData(
+        library_name="transformers", tags=["bert", "bertkit", task.name], metrics=[row.key for row in rows]
+    )
     return CARD.format(
         metadata=data.to_yaml(),
         name=name,
         version=bertkit.__version__,
         task=task.name,
         head=type(model).__name__,
-        parameters=sum(parameter.numel() for parameter in model.parameters()),
+        parameters=model.num_parameters(),
         scores="\n".join(["| held out | score |", "|---|---|", *lines]),
         recipe=tomli_w.dumps(recipe),
         environment=f"{packages} on {hardware}",

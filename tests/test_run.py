@@ -13,11 +13,12 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers import PreTrainedConfig
 
 from bertkit import BertForPreTraining, BertModel
 from bertkit.errors import UsageError
 from bertkit.recipe import merge, read_recipe, save_recipe
-from bertkit.run import choose_precision, dry_run, run
+from bertkit.run import choose_precision, dry_run, load_config, load_model, run
 from bertkit.tasks import TASKS
 from bertkit.trainer import Interrupted
 
@@ -459,6 +460,30 @@ def test_a_checkpoint_that_is_none(recipe, tmp_path):
             run(PRETRAIN, {**recipe, "model": {}, "checkpoint": str(checkpoint)}, output=tmp_path / "run")
         assert str(checkpoint) in str(error.value)
         assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(("trouble", "offline"), [(None, False), ("the Hub cannot be reached", True)])
+def test_a_hub_model_is_downloaded_whole_or_taken_from_the_cache_whole(recipe, tmp_path, monkeypatch, trouble, offline):
+    """That its configuration is in the cache does not mean that its weights are: only the Hub's state decides."""
+    first = tmp_path / "first"
+    run(PRETRAIN, recipe, output=first)
+    asked = []
+    get_config, from_pretrained = PreTrainedConfig.get_config_dict, BertForPreTraining.from_pretrained
+
+    def take_config(name, **settings):
+        asked.append(settings["local_files_only"])
+        return get_config(first if name == "owner/bert" else name, **settings)
+
+    def take_model(name, **settings):
+        asked.append(settings.pop("local_files_only"))
+        return from_pretrained(first, **settings)
+
+    monkeypatch.setattr("bertkit.run.find_hub_trouble", lambda name, kind: trouble)
+    monkeypatch.setattr(PreTrainedConfig, "get_config_dict", take_config)
+    monkeypatch.setattr(BertForPreTraining, "from_pretrained", take_model)
+    assert load_config("owner/bert").hidden_size == 32
+    assert load_model(BertForPreTraining, "owner/bert", {}, print).config.hidden_size == 32
+    assert asked[0] == asked[1] == offline
 
 
 @pytest.mark.parametrize("objective", ["mlm", "clm"])

@@ -61,7 +61,7 @@ FILES_A_CHUNK = 32  # modules that a worker reads at once
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
-def ignore(_: str) -> None:
+def ignore(*_: Any) -> None:
     """Report to nobody."""
 
 
