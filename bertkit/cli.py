@@ -226,19 +226,30 @@ class Screen:
         """Prints the task's table of scores, some predictions, and where everything is."""
         from rich.table import Table
 
-        from bertkit.directory import EXAMPLES, METRICS, read_log
+        from bertkit.directory import EXAMPLES, METRICS, PREDICTIONS, read_log
         from bertkit.report import plot_log
 
-        table = Table("held out", "knowing nothing", "before", "after", title=f"{output}", title_justify="left")
-        for row in task.table:
-            if row.key in metrics:
-                baselines = [f"{write_number(metrics[key], row)} {name}" for name, key in row.baselines.items()]
-                cells = [write_number(metrics.get(key), row) for key in (f"start_{row.key}", row.key)]
-                table.add_row(row.name, "\n".join(baselines), *cells)
+        rows = [row for row in task.table if row.key in metrics]
+        columns = {  # heading -> the cell of a row
+            "held out": lambda row: row.name + (" (%)" if row.unit else ""),
+            "knowing nothing": lambda row: "\n".join(
+                f"{row.show(metrics[key])} {name}" for name, key in row.baselines.items()
+            ),
+            "before": lambda row: row.show(metrics[f"start_{row.key}"]) if f"start_{row.key}" in metrics else "",
+            "after": lambda row: row.show(metrics[row.key]),
+            "the paper": lambda row: "\n".join(f"{row.show(value)} {name}" for name, value in row.paper.items()),
+        }
+        cells = {heading: [make(row) for row in rows] for heading, make in columns.items()}
+        table = Table(title=f"{output}", title_justify="left")
+        for heading, column in cells.items():
+            if any(column):
+                table.add_column(heading)
+        for line in zip(*(column for column in cells.values() if any(column)), strict=True):
+            table.add_row(*line)
         self.console.print(table)
         for line in task.comment(metrics):
             self.say(line)
-        self.show_examples(output / EXAMPLES)
+        self.show_examples(output / PREDICTIONS / EXAMPLES)
         curves = output / "curves.png"
         plot_log(read_log(output), task.table, metrics, curves)
         self.say(f"Scores: {output / METRICS}" + (f"; curves: {curves}" if curves.exists() else ""))
@@ -250,16 +261,9 @@ class Screen:
     def show_examples(self, path: Path) -> None:
         """Prints the predictions that a run has left to look at."""
         if path.exists() and (lines := path.read_text(encoding="utf-8").splitlines()):
-            self.say("Predictions on held-out text (the right word in parentheses):")
+            self.say("Predictions on held-out text (the right answer in parentheses):")
             for line in lines:
                 self.say(f"  {line}")
-
-
-def write_number(value: float | None, row: Any) -> str:
-    """A score as the table shows it."""
-    if value is None:
-        return ""
-    return f"{value:.1%}" if row.percent else f"{value:.3f}"
 
 
 def is_first_process() -> bool:

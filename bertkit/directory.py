@@ -24,7 +24,8 @@ METRICS = "metrics.json"
 RECIPE = "recipe.toml"
 VOCABULARY = "vocab.txt"
 LOG = "training_log.jsonl"
-EXAMPLES = "predictions/examples.txt"
+PREDICTIONS = "predictions"
+EXAMPLES = "examples.txt"  # among the predictions
 COMPLETE = "complete"  # this file marks a checkpoint as fully written; it holds the sizes of the others
 
 

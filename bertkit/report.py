@@ -25,14 +25,14 @@ def plot_log(log: Sequence[Mapping[str, float]], rows: Sequence[Row], metrics: M
         return
     figure, axes = pyplot.subplots(1, len(rows), figsize=(4.6 * len(rows), 3.6), squeeze=False, layout="constrained")
     for row, axis in zip(rows, axes[0], strict=True):
-        scale = 100 if row.percent else 1
+        scale = 100 if row.unit == "fraction" else 1
         for key, name, style in ((row.key, "training", "C0-"), (f"eval_{row.key}", "held out", "C1o-")):
             points = [(entry["step"], scale * entry[key]) for entry in log if key in entry]
             if points:
                 axis.plot(*zip(*points, strict=True), style, label=name, markersize=4)
         for number, (name, key) in enumerate(row.baselines.items()):
             axis.axhline(scale * metrics[key], color="0.5", linestyle=("--", ":")[number % 2], label=name)
-        axis.set(title=row.name + (" (%)" if row.percent else ""), xlabel="update")
+        axis.set(title=row.name + (" (%)" if row.unit else ""), xlabel="update")
         axis.legend(fontsize="small", frameon=False)
         axis.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=120)

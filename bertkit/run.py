@@ -9,8 +9,10 @@ Differs from the paper: the learning rate decays linearly from its peak at the e
 "linear"), where the reference code multiplies the warm-up's end by 1 - step / total.
 """
 
+import json
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -35,6 +37,7 @@ from bertkit.data.vocab import load_tokenizer
 from bertkit.directory import (
     EXAMPLES,
     METRICS,
+    PREDICTIONS,
     describe_environment,
     find_checkpoint,
     find_finished,
@@ -68,6 +71,7 @@ def run(
     output: str | Path,
     report: Report = ignore,
     progress: Progress = ignore,
+    prepared: "Prepared | None" = None,
 ) -> dict[str, Any]:
     """The scores of `task` after training, as written to `output/metrics.json`; a finished run is not repeated.
 
@@ -78,6 +82,7 @@ def run(
         output: the run directory, new, empty, or of the same run, which then continues.
         report: gets one line now and then.
         progress: called after every logged update.
+        prepared: the data, where `prepare` has made them already for a recipe of the same `name_data`.
 
     Raises:
         UsageError: a mistake in the recipe, the data or the directory; nothing is overwritten.
@@ -92,19 +97,72 @@ def run(
         return finished
 
     set_seed(args.seed)
+    if prepared is None:
+        prepared = prepare(task, recipe, report, output)
+    elif processes.is_main_process:
+        start_directory(output, recipe, prepared.tokenizer)
+    set_seed(args.seed)  # again: a run must not depend on whether its data were at hand
+    model = make_model(task, recipe, prepared.settings, report)
+    parameters = f"{model.num_parameters():,} parameters"
+    trainer = make_trainer(task, model, args, prepared.data, recipe, progress)
+    if "train" in prepared.data:
+        report(f"{parameters}; {describe_training(args, recipe, prepared.data['train'])}")
+        train(trainer, find_checkpoint(output, report), report)
+    else:
+        report(f"{parameters}; nothing to train, only to predict")
+    return finish(task, recipe, trainer, prepared, output)
+
+
+# --- The data ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What training needs beside the model; it serves every run of the same `name_data`.
+
+    examples: as the task's `load` gives them, but for "train", whose text may be large.
+    data: split -> the encoded data set.
+    settings: BertConfig's values that the data decide.
+    """
+
+    examples: Mapping[str, Any]
+    tokenizer: Any
+    data: Mapping[str, Any]
+    settings: Mapping[str, Any]
+
+
+def prepare(task: Task, recipe: Recipe, report: Report = ignore, output: Path | None = None) -> Prepared:
+    """The data of a complete recipe, read and encoded; with `output` the run directory is begun as soon as it can be.
+
+    Raises:
+        UsageError: wrong or missing files, or a tokenizer that cannot be loaded.
+    """
+    processes = join_processes(recipe)
     examples = task.load(recipe["data"], report)
     with processes.main_process_first():  # the others read the first one's vocabulary
         tokenizer = find_tokenizer(task, recipe, examples, output, report)
-        if processes.is_main_process:
+        if output is not None and processes.is_main_process:
             start_directory(output, recipe, tokenizer)
-    data = {name: task.encode(examples[name], tokenizer, recipe, name) for name in ("train", *task.splits)}
-    model = make_model(task, recipe, task.configure(recipe, tokenizer, examples), report)
-    report(f"{model.num_parameters():,} parameters; {describe_training(args, recipe, data['train'])}")
+    data = {
+        split: task.encode(examples[split], tokenizer, recipe, split)
+        for split in ("train", *task.splits, *task.unlabelled)
+        if split in examples
+    }
+    settings = task.configure(recipe, tokenizer, examples)
+    return Prepared({split: texts for split, texts in examples.items() if split != "train"}, tokenizer, data, settings)
 
-    trainer = make_trainer(task, model, args, data, recipe, progress)
-    del examples["train"]  # encoded; the text may be large
-    train(trainer, find_checkpoint(output, report), report)
-    return finish(task, recipe, trainer, data, examples, tokenizer, output)
+
+def find_tokenizer(task: Task, recipe: Recipe, examples: Mapping[str, Any], output: Path | None, report: Report) -> Any:
+    """The tokenizer in the run directory, where this run has left one; else the task's."""
+    if output is not None and holds_run(output, recipe):
+        return load_tokenizer(str(output))
+    return task.tokenize(recipe, examples, report)
+
+
+def name_data(task: Task, recipe: Recipe) -> str:
+    """A name that two complete recipes share if what `prepare` makes of one serves the other."""
+    parts = {"task": task.name} | {key: recipe.get(key) for key in ("checkpoint", "data", "model")}
+    return json.dumps(parts if task.reusable else recipe, sort_keys=True)
 
 
 # --- The recipe, complete ---------------------------------------------------------------------------------------------
@@ -177,6 +235,10 @@ def check_model(recipe: Recipe) -> None:
     if recipe["model"].get("attn_implementation") == "flex_attention":
         raise UsageError("flex_attention has no dropout, with which BERT is trained; use packed, sdpa or eager")
     lengths = [phase["max_length"] for phase in recipe.get("phase", [])] or [recipe["data"].get("max_length", 0)]
+    if recipe.get("reinit_layers", 0) > config.num_hidden_layers:
+        raise UsageError(
+            f"reinit_layers is {recipe['reinit_layers']}, but the model has {config.num_hidden_layers} layers; lower it"
+        )
     if max(lengths) > config.max_position_embeddings:
         raise UsageError(
             f"max_length {max(lengths)} exceeds the model's {config.max_position_embeddings} positions; lower it"
@@ -249,13 +311,6 @@ def choose_precision(asked: str) -> str:
     return "bf16" if capabilities.get("avx512_bf16") or capabilities.get("amx_bf16") else "fp32"
 
 
-def find_tokenizer(task: Task, recipe: Recipe, examples: Mapping[str, Any], output: Path, report: Report) -> Any:
-    """The tokenizer in the run directory, where this run has left one; else the task's."""
-    if holds_run(output, recipe):
-        return load_tokenizer(str(output))
-    return task.tokenize(recipe, examples, report)
-
-
 # --- The model --------------------------------------------------------------------------------------------------------
 
 
@@ -268,10 +323,22 @@ def make_model(task: Task, recipe: Recipe, settings: Mapping[str, Any], report: 
         UsageError: sizes that do not fit together, or a checkpoint that cannot be loaded.
     """
     head = getattr(models, task.head(recipe["data"]))
-    if recipe.get("checkpoint"):
-        return load_model(head, recipe["checkpoint"], recipe["model"] | settings, report)
-    with explain_refusal("[model]"):
-        return head(make_config(recipe["model"] | settings))
+    if not recipe.get("checkpoint"):
+        with explain_refusal("[model]"):
+            return head(make_config(recipe["model"] | settings))
+    model, new = load_model(head, recipe["checkpoint"], recipe["model"] | settings)
+    if new and not task.metric:
+        labels = ", ".join(settings["id2label"].values())
+        raise UsageError(
+            f"{task.name} has no training data: a fine-tuned model predicts it, and {recipe['checkpoint']} has no head "
+            f"for the labels {labels}; give the run of one that has: --model RUN"
+        )
+    if new:
+        report(f"new, because {recipe['checkpoint']} has none: {', '.join(new)}")
+    if recipe.get("reinit_layers"):
+        reinitialize(model, recipe["reinit_layers"])
+        report(f"drawn anew: the pooler and the top {recipe['reinit_layers']} layers (reinit_layers)")
+    return model
 
 
 def make_config(values: Mapping[str, Any]) -> BertConfig:
@@ -312,14 +379,17 @@ def load_config(checkpoint: str) -> BertConfig:
         return BertConfig.from_dict(values)
 
 
-def load_model(head: type, checkpoint: str, settings: Mapping[str, Any], report: Report) -> nn.Module:
-    """A model in fp32 with the weights of a checkpoint; what it lacks, a new head's, is drawn and reported.
+def load_model(head: type, checkpoint: str, settings: Mapping[str, Any]) -> tuple[nn.Module, list[str]]:
+    """A model in fp32 with the weights of a checkpoint, and the names of those it lacks, which are drawn.
+
+    Labels are matched by name: a classifier for the same labels in another order is put in ours, one for other labels
+    is drawn anew.
 
     Raises:
         UsageError: there is none in safetensors, or its vocabulary is smaller than the tokenizer's.
     """
     settings = dict(settings)
-    tokens = settings.pop("vocab_size", 0)
+    tokens, labels = settings.pop("vocab_size", 0), settings.pop("id2label", None)
     with explain_refusal(f"the model {checkpoint} (in safetensors)"):
         model, info = head.from_pretrained(
             checkpoint,
@@ -333,9 +403,39 @@ def load_model(head: type, checkpoint: str, settings: Mapping[str, Any], report:
         raise UsageError(
             f"the tokenizer has {tokens:,} tokens and {checkpoint} only {known:,}; use the checkpoint's own vocabulary"
         )
-    if info["missing_keys"]:
-        report(f"new, because {checkpoint} has none: {', '.join(sorted(info['missing_keys']))}")
-    return model
+    new = set(info["missing_keys"])
+    if labels is not None:
+        new |= adopt_labels(model, list(labels.values()), known="classifier.weight" not in new)
+    return model, sorted(new)
+
+
+def adopt_labels(model: nn.Module, labels: list[str], known: bool) -> set[str]:
+    """Gives the model a classifier for these labels in this order; the names of its weights if they are new.
+
+    known: whether the classifier comes from the checkpoint, with the labels of its configuration.
+    """
+    had = [model.config.id2label[index] for index in range(model.config.num_labels)]
+    model.config.id2label = dict(enumerate(labels))
+    model.config.label2id = {label: index for index, label in enumerate(labels)}
+    if known and sorted(had) == sorted(labels):
+        order = [had.index(label) for label in labels]
+        for parameter in model.classifier.parameters():
+            parameter.data = parameter.data[order]
+        return set()
+    model.classifier = nn.Linear(model.classifier.in_features, len(labels))
+    model._init_weights(model.classifier)
+    return {f"classifier.{name}" for name, _ in model.classifier.named_parameters()}
+
+
+def reinitialize(model: nn.Module, count: int) -> None:
+    """Draws the pooler and the top `count` layers of the encoder anew (Zhang et al. 2021)."""
+    modules = list(model.base_model.encoder.layer[-count:])
+    if model.base_model.pooler is not None:
+        modules.append(model.base_model.pooler)
+    for module in modules:
+        for parameter in module.parameters():
+            parameter._is_hf_initialized = False  # else transformers spares what comes from a checkpoint
+        module.apply(model._init_weights)
 
 
 def describe_training(args: TrainingArguments, recipe: Recipe, data: Any) -> str:
@@ -353,20 +453,20 @@ def describe_training(args: TrainingArguments, recipe: Recipe, data: Any) -> str
 
 
 def make_trainer(
-    task: Task, model: nn.Module, args: TrainingArguments, data: dict[str, Any], recipe: Recipe, progress: Progress
+    task: Task, model: nn.Module, args: TrainingArguments, data: Mapping[str, Any], recipe: Recipe, progress: Progress
 ) -> BertTrainer:
     """The Trainer of a run, its printing replaced by `progress`."""
     optimizer = None
     if recipe["train"].get("optim") == BERT_ADAM:
         betas = (args.adam_beta1, args.adam_beta2)
         optimizer = (BertAdam, {"lr": args.learning_rate, "betas": betas, "eps": args.adam_epsilon})
-    dev = data[task.splits[0]]
+    dev = data.get(next(iter(task.splits), ""))
     with explain_refusal("[train]"):
         trainer = BertTrainer(
             model=model,
             args=args,
             task=task,
-            train_dataset=data["train"],
+            train_dataset=data.get("train"),
             eval_dataset=dev,
             data_collator=task.collate,
             compute_metrics=lambda prediction: task.score(prediction.predictions, dev),
@@ -381,27 +481,26 @@ def make_trainer(
 # --- The end ----------------------------------------------------------------------------------------------------------
 
 
-def finish(
-    task: Task,
-    recipe: Recipe,
-    trainer: BertTrainer,
-    data: dict[str, Any],
-    examples: Mapping[str, Any],
-    tokenizer: Any,
-    output: Path,
-) -> dict[str, Any]:
+def finish(task: Task, recipe: Recipe, trainer: BertTrainer, prepared: Prepared, output: Path) -> dict[str, Any]:
     """The scores of a trained model; saves it, and the first process writes the rest of the directory."""
+    trainer.compute_metrics = None  # each split has its own labels
     metrics: dict[str, Any] = {}
-    for split in task.splits:
-        summaries = trainer.predict(data[split]).predictions
-        prefix = "" if split == task.splits[0] else f"{split}_"
-        metrics |= {prefix + name: value for name, value in task.score(summaries, data[split]).items()}
-    metrics |= list_start(trainer.state.log_history) | task.baseline(data["train"], data[task.splits[0]])
-    metrics["score"] = metrics[task.metric]
+    files: dict[str, str] = {}
+    for split in (*task.splits, *task.unlabelled):
+        if split in prepared.data:
+            summaries = trainer.predict(prepared.data[split]).predictions
+            files |= task.predict(summaries, prepared.data[split], split)
+            if name := task.splits.get(split):
+                scores = task.score(summaries, prepared.data[split])
+                metrics |= {name.format(key): value for key, value in scores.items()}
+    metrics |= list_start(trainer.state.log_history)
+    if task.metric:
+        metrics |= task.baseline(prepared.data["train"], prepared.data[next(iter(task.splits))])
+        metrics["score"] = metrics[task.metric]
     metrics["updates"] = trainer.state.global_step
     trainer.save_model(str(output))
     if trainer.is_world_process_zero():
-        write_results(task, recipe, trainer, metrics, examples, tokenizer, output)
+        write_results(task, recipe, trainer, metrics, files, prepared, output)
     trainer.accelerator.wait_for_everyone()
     return metrics
 
@@ -411,11 +510,11 @@ def write_results(
     recipe: Recipe,
     trainer: BertTrainer,
     metrics: dict[str, Any],
-    examples: Mapping[str, Any],
-    tokenizer: Any,
+    files: Mapping[str, str],
+    prepared: Prepared,
     output: Path,
 ) -> None:
-    """Writes log, card and predictions to look at beside the saved model, and last the metrics."""
+    """Writes log, card and predictions beside the saved model, and last the metrics."""
     (output / "training_args.bin").unlink(missing_ok=True)  # a pickle; recipe.toml says the same
     write_log(trainer.state.log_history, output)
     # What was saved is what is shown, and it is whole where training has sharded it.
@@ -423,9 +522,11 @@ def write_results(
     card = write_card(task, str(output), recipe, metrics, describe_environment(), model)
     (output / "README.md").write_text(card, encoding="utf-8")
     if task.illustrate is not None:
-        lines = task.illustrate(model, tokenizer, examples)
-        (output / "predictions").mkdir(exist_ok=True)
-        (output / EXAMPLES).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+        lines = task.illustrate(model, prepared.tokenizer, prepared.examples)
+        files = {**files, EXAMPLES: "".join(f"{line}\n" for line in lines)}
+    (output / PREDICTIONS).mkdir(exist_ok=True)
+    for name, text in files.items():
+        (output / PREDICTIONS / name).write_text(text, encoding="utf-8")
     write_json(metrics, output / METRICS)
 
 

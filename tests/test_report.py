@@ -8,7 +8,7 @@ from bertkit.tasks.task import Row
 
 ROWS = (
     Row("loss", "mlm_loss", {"ln V": "uniform_loss"}),
-    Row("accuracy", "nsp_accuracy", {"the larger class": "nsp_majority"}, percent=True),
+    Row("accuracy", "nsp_accuracy", {"the larger class": "nsp_majority"}, unit="fraction"),
     Row("never logged", "clm_loss", {"ln V": "uniform_loss"}),
 )
 

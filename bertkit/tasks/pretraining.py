@@ -558,11 +558,12 @@ PRETRAINING = Task(
     starter=start_small,
     table=(
         Row("masked-LM loss", "mlm_loss", {"ln V": "uniform_loss", "token frequencies": "unigram_loss"}),
-        Row("masked-LM accuracy", "mlm_accuracy", {"the most frequent token": "unigram_accuracy"}, percent=True),
+        Row("masked-LM accuracy", "mlm_accuracy", {"the most frequent token": "unigram_accuracy"}, unit="fraction"),
         Row("left-to-right loss", "clm_loss", {"ln V": "uniform_loss", "token frequencies": "unigram_loss"}),
-        Row("left-to-right accuracy", "clm_accuracy", {"the most frequent token": "unigram_accuracy"}, percent=True),
+        Row("left-to-right accuracy", "clm_accuracy", {"the most frequent token": "unigram_accuracy"}, unit="fraction"),
         Row("next-sentence loss", "nsp_loss"),
-        Row("next-sentence accuracy", "nsp_accuracy", {"the larger class": "nsp_majority"}, percent=True),
+        Row("next-sentence accuracy", "nsp_accuracy", {"the larger class": "nsp_majority"}, unit="fraction"),
     ),
     evaluation_options={"targets_only": True},
+    reusable=False,  # the samples depend on the seed, the batch size and the length of the run
 )

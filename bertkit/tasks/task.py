@@ -7,7 +7,7 @@ paper's hyper-parameters, and never builds a Trainer.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from torch import Tensor
@@ -21,13 +21,20 @@ class Row:
 
     key: of the score in metrics.json; `start_<key>` is its value before training.
     baselines: what knowing less would score: words for it -> its key.
-    percent: whether the value is a fraction to be shown in percent.
+    unit: of the value in metrics.json; tables show a fraction in percent.
+    paper: the published scores in the same unit: whose and on which data -> value.
     """
 
     name: str
     key: str
     baselines: Mapping[str, str] = field(default_factory=dict)
-    percent: bool = False
+    unit: Literal["", "fraction", "percent"] = ""
+    paper: Mapping[str, float] = field(default_factory=dict)
+
+    def show(self, value: float) -> str:
+        """The value as tables show it."""
+        scaled = 100 * value if self.unit == "fraction" else value
+        return f"{scaled:.1f}" if self.unit else f"{value:.3f}"
 
 
 def accept_nothing(*_: Any) -> dict:
@@ -42,11 +49,12 @@ class Task:
     name: as in `recipe.task` and on the command line.
     recipe: the paper's recipe, complete; its `[data]` table lists every option of the task with its default.
     stable: what `preset = "stable"` changes in it.
-    metric: the key in `score`'s answer that the paper reports; metrics.json repeats it as `score`.
+    metric: the key in `score`'s answer that the paper reports; metrics.json repeats it as `score`. Empty for data
+        without labels, which are only predicted.
     check: (recipe) -> nothing. Raises UsageError for options that make no sense, before anything is read.
     head: `[data]` options -> the name of a head class in `bertkit.model`.
-    load: (`[data]` options, report) -> split name -> examples, "train" and the `splits` among them.
-        Raises UsageError for wrong files.
+    load: (`[data]` options, report) -> split name -> examples: "train" (a task without it is only predicted), the first
+        of `splits`, and what there is of the others and of `unlabelled`. Raises UsageError for wrong files.
     tokenize: (recipe, examples by split, report) -> the tokenizer.
     configure: (recipe, tokenizer, examples by split) -> values for BertConfig beside those of `[model]`, labels for
         example; tokenizer and examples are None in a dry run.
@@ -61,7 +69,13 @@ class Task:
     comment: (metrics) -> lines to print below the table.
     suggest: (run directory) -> commands to try next.
     starter: (what the command line gave) -> the recipe where nobody names one, small enough for a laptop.
-    splits: evaluated at the end; the first one also during training.
+    splits: evaluated at the end, the first one also during training; split name -> how its scores are called, "{}"
+        standing for a score's name.
+    unlabelled: splits that are predicted at the end.
+    predict: (summaries, data set, split) -> name of a file below `predictions/` -> its text; for `splits` and
+        `unlabelled`.
+    folder: of the task's data below the root that a study is given.
+    reusable: whether encoded data serve every run with the same `[data]`, `[model]` and checkpoint.
     evaluation_options: arguments for the head's `forward` in evaluation.
     lower_is_better: whether a smaller `metric` is better.
     """
@@ -84,7 +98,15 @@ class Task:
     comment: Callable[[Mapping[str, Any]], list[str]] = lambda metrics: []
     suggest: Callable[[Path], list[str]] = lambda output: []
     starter: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None
-    splits: tuple[str, ...] = ("dev",)
+    splits: Mapping[str, str] = field(default_factory=lambda: {"dev": "{}"})
+    unlabelled: tuple[str, ...] = ()
+    predict: Callable[[np.ndarray, Any, str], dict[str, str]] = accept_nothing
+    folder: str = ""
+    reusable: bool = True
     stable: Mapping[str, Any] = field(default_factory=dict)
     evaluation_options: Mapping[str, Any] = field(default_factory=dict)
     lower_is_better: bool = False
+
+    def find_row(self, key: str) -> Row:
+        """The line of the table with this score."""
+        return next((row for row in self.table if row.key == key), Row(key, key))

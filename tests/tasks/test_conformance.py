@@ -101,7 +101,7 @@ def test_a_frozen_parameter_gets_no_gradient(case):
 def test_gold_answers_score_the_maximum_and_wrong_ones_do_not(case):
     """The head's outputs are replaced by logits that are certain of the labels."""
     task, _, _, _, data, model, _ = case
-    dev = data[task.splits[0]]
+    dev = data[next(iter(task.splits))]
     batch = take_batch(task, dev, len(dev))
     with torch.no_grad():
         outputs = model.eval()(**batch, **task.evaluation_options)
@@ -121,7 +121,7 @@ def test_gold_answers_score_the_maximum_and_wrong_ones_do_not(case):
 
 def test_scores_and_baselines_are_what_the_table_shows(case):
     task, _, _, _, data, model, _ = case
-    dev = data[task.splits[0]]
+    dev = data[next(iter(task.splits))]
     batch = take_batch(task, dev, len(dev))
     with torch.no_grad():
         scores = task.score(task.summarize(model.eval()(**batch, **task.evaluation_options), batch).numpy(), dev)
