@@ -3,6 +3,7 @@
 A user's mistake is one line on standard error and exit code 2; a run stopped by a signal ends with 128 + its number.
 """
 
+import json
 import os
 import shutil
 import signal
@@ -46,6 +47,10 @@ def show_version(
 
         typer.echo(bertkit.__version__)
         raise typer.Exit
+
+
+scores = typer.Typer(no_args_is_help=True, help="Score files of predictions, made by anything.")
+app.add_typer(scores, name="score")
 
 
 @app.command()
@@ -103,6 +108,25 @@ def pretrain(
     execute("pretrain", recipe, given, output, settings, dry_run)
 
 
+@scores.command("glue")
+def score_glue(
+    gold: Annotated[Path, typer.Argument(help="The official file with labels, such as RTE/dev.tsv.")],
+    predictions: Annotated[
+        Path, typer.Argument(help="The leaderboard's form (index, prediction), or an answer a line.")
+    ],
+    task: Annotated[str, typer.Option("--task", help="cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte or wnli.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+) -> None:
+    """Score predictions for a GLUE task.
+
+    Example: bertkit score glue --task rte RTE/dev.tsv runs/rte/predictions/dev.tsv
+    """
+    from bertkit.tasks.glue import find_benchmark, score_files
+
+    found = score_files(find_benchmark(task), gold, predictions)
+    typer.echo(json.dumps(found) if as_json else "\n".join(f"{name} {value:.4f}" for name, value in found.items()))
+
+
 def execute(
     name: str,
     recipe: Path | None,
@@ -110,6 +134,7 @@ def execute(
     output: Path | None,
     settings: list[str] | None,
     dry_run: bool,
+    push_to: str | None = None,
 ) -> None:
     """Runs a task with what the command line gave, and prints what came of it."""
     from bertkit.recipe import check, merge, parse_setting, read_recipe
@@ -120,6 +145,7 @@ def execute(
     with Screen() as screen:
         screen.start()
         from bertkit import run as runs
+        from bertkit import share
         from bertkit.tasks import TASKS
         from bertkit.trainer import Interrupted
 
@@ -131,6 +157,8 @@ def execute(
             written = task.starter(merge(given, *options))
         recipes = (written or {}, given, *options)
         output = output or Path("runs") / name
+        if push_to is not None:
+            share.check_push(push_to)
         if dry_run:
             screen.show_plan(runs.dry_run(task, *recipes, output=output))
             return
@@ -144,6 +172,8 @@ def execute(
         runs.leave_processes()
         if not screen.quiet:
             screen.show_results(task, metrics, output)
+            if push_to is not None:
+                screen.say(f"Pushed: {share.push(output, push_to)}")
 
 
 class Screen:

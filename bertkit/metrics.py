@@ -150,15 +150,15 @@ def make_metric(*names: str) -> "evaluate.Metric":
     class Glue(evaluate.Metric):
         def _info(self) -> evaluate.MetricInfo:
             value = datasets.Value("int64" if OF_NUMBERS.isdisjoint(names) else "float64")
+            # Without format="numpy", which rounds to float32.
             return evaluate.MetricInfo(
                 description=DESCRIPTION,
                 citation=CITATION,
                 inputs_description=INPUTS,
                 features=datasets.Features({"predictions": value, "references": value}),
-                format="numpy",
             )
 
-        def _compute(self, predictions: np.ndarray, references: np.ndarray) -> dict[str, float]:
+        def _compute(self, predictions: list[float], references: list[float]) -> dict[str, float]:
             return compute_scores(names, predictions, references)
 
     # evaluate makes a folder for its files even where it writes none: in the user's cache if none is given.

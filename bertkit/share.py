@@ -1,15 +1,14 @@
-"""A finished run's README.md: the model card, with metadata that the Hub reads.
-
-Left out for now: pushing to the Hub.
-"""
+"""A finished run for others: the model card, with metadata that the Hub reads, and the upload to the Hub."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import tomli_w
-from huggingface_hub import ModelCardData
+from huggingface_hub import HfApi, ModelCardData
 
 import bertkit
+from bertkit.errors import UsageError, join_lines
 from bertkit.tasks.task import Task
 
 CARD = """---
@@ -71,3 +70,37 @@ def write_card(
         recipe=tomli_w.dumps(recipe),
         environment=f"{packages} on {hardware}",
     )
+
+
+def check_push(repo: str) -> None:
+    """Nothing, or a UsageError: no token, no Hub, or no name of a repository. To be asked before training."""
+    try:
+        user = HfApi().whoami()["name"]
+    except Exception as error:  # also the transport's: huggingface_hub has changed its HTTP library more than once
+        raise UsageError(
+            f"nothing can be pushed to {repo}: {join_lines(error)[:200]}; log in with `hf auth login`, or leave out "
+            "--push-to-hub"
+        ) from None
+    if repo.count("/") > 1 or not all(repo.split("/")):
+        raise UsageError(f"{repo!r} is no repository; write {user}/{Path(repo).name or 'my-bert'}")
+
+
+def push(output: Path, repo: str) -> str:
+    """Uploads a finished run, without its checkpoints, to a repository that is made if need be, and gives its address.
+
+    Raises:
+        UsageError: the Hub refuses or cannot be reached; the run stays as it is.
+    """
+    try:
+        address = HfApi().create_repo(repo, exist_ok=True)
+        HfApi().upload_folder(
+            repo_id=address.repo_id,
+            folder_path=output,
+            ignore_patterns=["checkpoint-*"],
+            commit_message=f"bertkit {bertkit.__version__}: {output.name}",
+        )
+    except Exception as error:
+        raise UsageError(
+            f"{output} is not on the Hub as {repo} ({join_lines(error)[:200]}); the same command tries again"
+        ) from None
+    return str(address)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import datasets
 
 REMEDY = "give the official files with --data DIR"
+MOST_NAMES, LONGEST_NAME = 20, 40  # columns in a message, and characters of each
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,7 +59,8 @@ def read_tsv(
     Its values are the names in the file's first line or, for a file without such a line, the columns' numbers from 0;
     then `width` is the number of columns of every row (that of the first row if not given). Cells are cut at tabs and
     rows at \\n alone, and nothing is quoted; a byte order mark, \\r before \\n and blank lines at the end are dropped.
-    `skip_broken` passes over rows with another number of columns, as the Hub's copy of QQP does.
+    `skip_broken` passes over rows with another number of columns, as the Hub's copy of QQP does; a blank line in the
+    middle is such a row, except in a file of one column, where it is an empty text.
 
     Raises:
         UsageError: a file that is missing, not UTF-8 or without rows, a missing column, or a row of another width.
@@ -73,7 +75,8 @@ def read_tsv(
         width = width or max(len(cells), *(place + 1 for place in places))
         lines = chain([first], lines)
     else:
-        places = [_find_column(str(path), cells, column) for column in columns.values()]
+        remedy = "its first line must name the columns as the official file's does"
+        places = [_find_column(str(path), cells, column, remedy) for column in columns.values()]
         width = len(cells)
     table = Table(str(path), {name: [] for name in columns}, [], [])
     _fill(table, lines, places, width, skip_broken)
@@ -100,14 +103,13 @@ def _fill(table: Table, lines: Iterable[tuple[int, str]], places: list[int], wid
             append(cells[place])
 
 
-def _find_column(source: str, names: Sequence[str], wanted: str) -> int:
+def _find_column(source: str, names: Sequence[str], wanted: str, remedy: str) -> int:
     """Its place among `names`."""
     if wanted in names:
         return names.index(wanted)
-    nearest = difflib.get_close_matches(wanted, names, n=1)
-    hint = f"rename {nearest[0]!r} if that is it" if nearest else "a first line with the columns' names was expected"
-    listed = ", ".join(repr(name if len(name) <= 40 else f"{name[:40]}…") for name in names[:20])
-    raise UsageError(f"{source} has no column {wanted!r} but {listed}; {hint}")
+    nearest = "".join(f" (nearest: {name!r})" for name in difflib.get_close_matches(wanted, names, n=1))
+    listed = ", ".join(repr(name[:LONGEST_NAME]) for name in names[:MOST_NAMES])  # it can be a line of text
+    raise UsageError(f"{source} has no column {wanted!r} but {listed}{nearest}; {remedy}")
 
 
 def _read_lines(path: Path) -> Iterator[str]:
@@ -126,7 +128,7 @@ def _read_lines(path: Path) -> Iterator[str]:
     except FileNotFoundError:
         raise UsageError(f"{path} does not exist; check the folder and the name of the file") from None
     except OSError as error:
-        remedy = "name a file in it" if path.is_dir() else "check its permissions"
+        remedy = "name a file in it" if path.is_dir() else "check its path and permissions"
         raise UsageError(f"{path} cannot be read ({error.strerror or error}); {remedy}") from None
 
 
@@ -178,15 +180,15 @@ def read_hub(
 
 def _load(name: str, config: str) -> "datasets.DatasetDict":
     trouble = find_hub_trouble(name, "dataset")
-    import datasets
-    from datasets.packaged_modules.cache.cache import Cache
-
     try:
+        import datasets
+        from datasets.packaged_modules.cache.cache import Cache
+
         if not trouble:
             return datasets.load_dataset(name, config)
-        # The builder that load_dataset ends with when the Hub fails it, which without a network takes it half a minute.
-        cached = Cache(dataset_name=name.rpartition("/")[2], repo_id=name, config_name=config, version="auto", hash="auto")
-        return cached.as_dataset()
+        # What load_dataset itself turns to in the end; without a network it would try for long before.
+        copy = {"config_name": config, "version": "auto", "hash": "auto"}  # auto: the latest in the cache
+        return Cache(repo_id=name, dataset_name=name.rpartition("/")[2], **copy).as_dataset()
     except Exception as error:  # also the transport's: huggingface_hub has changed its HTTP library more than once
         trouble = trouble or f"the data set {name}:{config} cannot be loaded ({join_lines(error)})"
     raise UsageError(f"{trouble}; {REMEDY}")
@@ -197,19 +199,16 @@ def _convert(rows: "datasets.Dataset", source: str, columns: Mapping[str, str]) 
         raise UsageError(f"{source} has no rows; {REMEDY}")
     texts: dict[str, list[str]] = {}
     for name, hub_name in columns.items():
-        _find_column(source, rows.column_names, hub_name)
+        _find_column(source, rows.column_names, hub_name, REMEDY)
         feature, values = rows.features[hub_name], rows[hub_name][:]
-        if feature.dtype == "string" or any(value not in (None, -1) for value in values):
+        if "string" in feature.dtype or any(value not in (None, -1) for value in values):
             texts[name] = _write(feature, values)
     return Table(source, texts, range(1, len(rows) + 1))
 
 
 def _write(feature: Any, values: list[Any]) -> list[str]:
     """The values as an official file has them."""
-    names = getattr(feature, "names", None)
-    if names:
-        return ["" if value in (None, -1) else names[value] for value in values]
-    if feature.dtype == "string":
-        return ["" if value is None else value for value in values]
-    number = np.dtype(feature.dtype).type
-    return ["" if value is None else str(number(value)) for value in values]
+    if hasattr(feature, "names"):  # of a class label
+        return ["" if value in (None, -1) else feature.names[value] for value in values]
+    kind = str if "string" in feature.dtype else np.dtype(feature.dtype).type
+    return ["" if value is None else str(kind(value)) for value in values]

@@ -1,8 +1,9 @@
 """The tasks of the paper, by name."""
 
+from bertkit.tasks.glue import GLUE
 from bertkit.tasks.pretraining import PRETRAINING
 from bertkit.tasks.task import Task
 
-TASKS: dict[str, Task] = {task.name: task for task in (PRETRAINING,)}
+TASKS: dict[str, Task] = {PRETRAINING.name: PRETRAINING} | GLUE
 
 __all__ = ["TASKS", "Task"]

@@ -1,0 +1,92 @@
+"""Texts and pairs of texts -> token sequences, and batches of them: what fine-tuning trains on (paper section 4).
+
+Packed as in pre-training: [CLS] A [SEP], or [CLS] A [SEP] B [SEP]. A batch is padded to its own longest sequence, and
+the model takes even that out again. Left out: what the labels mean.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+TEXTS_A_BATCH = 10_000  # tokenized at once
+
+
+class Sequences(Dataset):
+    """S encoded sequences side by side in flat arrays.
+
+    ids: (N,) token ids; `ends` (S,) the tokens up to each sequence's end; `seconds` (S,) how many tokens at each
+    sequence's end belong to segment B.
+    labels: (S,) int64 classes or float32 numbers; None where there are none.
+    """
+
+    def __init__(self, ids: np.ndarray, ends: np.ndarray, seconds: np.ndarray, labels: np.ndarray | None) -> None:
+        self.ids = ids
+        self.ends = ends
+        self.seconds = seconds
+        self.labels = labels
+
+    def __len__(self) -> int:
+        return len(self.ends)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        """One sequence: `input_ids` and `token_type_ids` (T,) int64, and its `labels` if there are any."""
+        start = self.ends[index - 1] if index else 0
+        ids = self.ids[start : self.ends[index]].astype(np.int64)
+        segments = np.zeros_like(ids)
+        segments[len(ids) - self.seconds[index] :] = 1
+        item = {"input_ids": ids, "token_type_ids": segments}
+        return item if self.labels is None else item | {"labels": self.labels[index]}
+
+    def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
+        """Several of them."""
+        return [self[index] for index in indices]
+
+
+def encode_texts(
+    texts: Sequence[Sequence[str]], labels: np.ndarray | None, tokenizer: Any, max_length: int
+) -> Sequences:
+    """The sequences of S texts, or of S pairs, of at most `max_length` tokens with [CLS] and [SEP].
+
+    `texts` holds one column of S texts or two. Of a pair that is too long, the longer text loses tokens at its end
+    until both are as long, then both do. Special tokens written out in a text are ordinary text there, as in the
+    reference code.
+
+    Differs from the paper: where both texts of a pair are cut to an odd number of tokens, the reference code leaves the
+    odd one to A and tokenizers to the text that was longer, or to B.
+    """
+    from tokenizers import Tokenizer
+
+    backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())  # a copy, so that the caller's stays as it is
+    backend.no_padding()
+    backend.enable_truncation(max_length, strategy="longest_first")
+    backend.encode_special_tokens = True
+    ids, lengths, seconds = [], [], []
+    count = len(texts[0])
+    for start in range(0, count, TEXTS_A_BATCH):
+        columns = [column[start : start + TEXTS_A_BATCH] for column in texts]
+        batch = columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))
+        for encoding in backend.encode_batch_fast(batch):
+            ids.append(np.array(encoding.ids, np.int32))
+            lengths.append(len(ids[-1]))
+            seconds.append(sum(encoding.type_ids))
+    return Sequences(np.concatenate(ids), np.cumsum(lengths), np.array(seconds), labels)
+
+
+def pad(items: Sequence[dict[str, Any]]) -> dict[str, Tensor]:
+    """The batch of some sequences: `input_ids`, `token_type_ids`, `attention_mask` (B, T), T the longest, and `labels`.
+
+    Padding has id 0, whatever the vocabulary: nothing is computed on it.
+    """
+    lengths = torch.tensor([len(item["input_ids"]) for item in items])
+    batch = {"attention_mask": (torch.arange(int(lengths.max())) < lengths[:, None]).long()}  # (B, T)
+    places = batch["attention_mask"].bool()
+    for name in ("input_ids", "token_type_ids"):
+        batch[name] = torch.zeros(places.shape, dtype=torch.int64)
+        batch[name][places] = torch.from_numpy(np.concatenate([item[name] for item in items]))  # (N,) -> (B, T)
+    if "labels" in items[0]:
+        batch["labels"] = torch.from_numpy(np.array([item["labels"] for item in items]))  # (B,)
+    return batch

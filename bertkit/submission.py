@@ -1,0 +1,82 @@
+"""What GLUE's leaderboard takes: a zip of eleven files of test predictions, gathered from finished runs (section 4.1).
+
+As in the paper, WNLI is answered with the majority class, and AX by the model of MNLI. Nothing is trained here.
+"""
+
+import os
+import zipfile
+from collections.abc import Iterable
+from pathlib import Path
+
+from bertkit.directory import METRICS, PREDICTIONS
+from bertkit.errors import UsageError, explain_refusal
+from bertkit.tasks.glue import BENCHMARKS, spell_majority, write_predictions
+from bertkit.tasks.task import Report
+
+# File of the submission -> its task's row, its split.
+FILES = {split.submission: (row, split) for row in BENCHMARKS for split in row.splits.values() if split.submission}
+DATE = (1980, 1, 1, 0, 0, 0)  # of every file, so that equal predictions make equal zips
+
+
+def check_target(path: Path) -> None:
+    """Nothing, or a UsageError: no zip can be written there."""
+    if path.suffix != ".zip" or path.is_dir():
+        raise UsageError(f"{path} is not the name of a zip; write for instance --submit glue.zip")
+    if not path.absolute().parent.is_dir() or not os.access(path.absolute().parent, os.W_OK):
+        raise UsageError(f"the folder {path.absolute().parent} is not there or cannot be written to; make it first")
+
+
+def find_runs(folder: Path) -> list[Path]:
+    """The finished runs of GLUE's tasks below a folder, as `--task all` leaves them, where it has made no choice."""
+    return [folder / row.name for row in BENCHMARKS if (folder / row.name / METRICS).exists()]
+
+
+def gather_files(runs: Iterable[Path], *, fill: bool, report: Report) -> dict[str, str]:
+    """Name -> text of the eleven files, from the predictions in finished runs.
+
+    fill: answers what no run has predicted with the majority class.
+    report: is told of what is filled, and of files of another length than the leaderboard's test set.
+
+    Raises:
+        UsageError: predictions are missing, and which.
+    """
+    found: dict[str, str] = {}
+    for run in runs:
+        for name in FILES.keys() - found.keys():
+            if (path := run / PREDICTIONS / name).exists():
+                found[name] = path.read_text(encoding="utf-8")
+    missing = [name for name, (row, _) in FILES.items() if name not in found and not row.submits_majority]
+    if missing and not fill:
+        tasks = ", ".join(dict.fromkeys(FILES[name][0].name for name in missing))
+        raise UsageError(
+            f"predictions are missing: {', '.join(missing)}; fine-tune {tasks} with test files, "
+            "or fill them with the majority class: --submit-partial"
+        )
+    if missing:
+        report(f"filled with the majority class: {', '.join(missing)}")
+    files: dict[str, str] = {}
+    for name, (row, split) in FILES.items():
+        rows = count_rows(found[name]) if name in found else split.rows
+        if rows != split.rows:
+            report(f"{name} has {rows:,} answers; the leaderboard expects {split.rows:,}")
+        alike = row.submits_majority or name not in found
+        files[name] = write_predictions([spell_majority(row)] * rows) if alike else found[name]
+    return files
+
+
+def count_rows(text: str) -> int:
+    """How many answers a file of predictions has."""
+    return text.count("\n") - 1
+
+
+def write_zip(files: dict[str, str], path: Path) -> None:
+    """Writes the zip, at once or not at all; equal files make equal bytes."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    with explain_refusal(str(path)):
+        try:
+            with zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED) as archive:
+                for name, text in files.items():
+                    archive.writestr(zipfile.ZipInfo(name, DATE), text, zipfile.ZIP_DEFLATED)
+            os.replace(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)

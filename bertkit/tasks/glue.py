@@ -1,0 +1,638 @@
+"""GLUE: nine tasks and a diagnostic set of one text or a pair, with a class or a score (paper section 4.1), as Tasks.
+
+One table, a row a task; everything below it is the same for all. The official files and the Hub's copy of them give the
+same texts and the same labels, which are matched by name and never by position.
+
+The paper leaves WNLI out of its averages and submits the majority class; here it is trained like the others, and only
+the submission (`bertkit.submission`) follows the paper.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from textwrap import shorten
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from bertkit.data.files import Table, read_hub, read_tsv
+from bertkit.data.sequence import Sequences, encode_texts, pad
+from bertkit.data.vocab import load_tokenizer
+from bertkit.errors import UsageError
+from bertkit.metrics import compute_scores
+from bertkit.tasks.task import Report, Row, Task
+
+HUB = "nyu-mll/glue"
+LONGEST = 80  # characters of a text that is shown
+
+BASE, LARGE = "BERT-base, test", "BERT-large, test"  # Table 1
+DEV = "BERT-base, dev"  # Table 5
+
+
+@dataclass(frozen=True)
+class Split:
+    """One file of a task.
+
+    file: below the folder of the download.
+    hub: the Hub's configuration and split.
+    needed: whether there is nothing to do without it.
+    scores: how its scores are called, "{}" standing for the score's name; empty if it is not evaluated.
+    submission: the leaderboard's file of its predictions; such a split has no labels.
+    rows: how many the leaderboard expects.
+    """
+
+    file: str
+    hub: tuple[str, str]
+    needed: bool = False
+    scores: str = ""
+    submission: str = ""
+    rows: int = 0
+
+
+def list_splits(folder: str, config: str, rows: int) -> dict[str, Split]:
+    """The three files of a task."""
+    return {
+        "train": Split(f"{folder}/train.tsv", (config, "train"), needed=True),
+        "dev": Split(f"{folder}/dev.tsv", (config, "validation"), needed=True, scores="{}"),
+        "test": Split(f"{folder}/test.tsv", (config, "test"), submission=f"{folder}.tsv", rows=rows),
+    }
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """A row of the table below.
+
+    texts: the Hub's name of a column -> its name in the official files.
+    label: the official name of the labels' column.
+    labels: official spelling -> the Hub's name, in the Hub's order; empty for a score from 0 to 5.
+    metrics: as `bertkit.metrics` names them; the first one is the paper's.
+    paper: metric -> whose, on what -> the published score.
+    majority: what a submission holds where there is no model: the most frequent label in training, or the mean score.
+    bare: whether train and dev have no line of names, so that columns go by number, and how many there are.
+    broken: whether rows of another width are passed over; a few are in the official file and not in the Hub's.
+    submits_majority: whether the paper submits that, whatever the model says.
+    note: what a score that is no better than the majority's may also mean.
+    """
+
+    name: str
+    title: str
+    texts: Mapping[str, str | int]
+    label: str | int
+    labels: Mapping[str, str]
+    metrics: tuple[str, ...]
+    splits: Mapping[str, Split]
+    majority: str
+    paper: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    bare: int = 0
+    broken: bool = False
+    submits_majority: bool = False
+    note: str = ""
+
+
+PAIR = {"sentence1": "sentence1", "sentence2": "sentence2"}
+PREMISE = {"premise": "sentence1", "hypothesis": "sentence2"}
+NLI = {label: label for label in ("entailment", "neutral", "contradiction")}
+TWO_WAY = {label: label for label in ("entailment", "not_entailment")}
+AX = Split("diagnostic/diagnostic.tsv", ("ax", "test"), submission="AX.tsv", rows=1104)
+
+BENCHMARKS = (
+    Benchmark(
+        name="cola",
+        title="CoLA",
+        texts={"sentence": 3},
+        label=1,
+        labels={"0": "unacceptable", "1": "acceptable"},
+        metrics=("matthews_correlation",),
+        splits=list_splits("CoLA", "cola", 1063),
+        majority="acceptable",
+        paper={"matthews_correlation": {BASE: 0.521, LARGE: 0.605}},
+        bare=4,
+    ),
+    Benchmark(
+        name="sst2",
+        title="SST-2",
+        texts={"sentence": "sentence"},
+        label="label",
+        labels={"0": "negative", "1": "positive"},
+        metrics=("accuracy",),
+        splits=list_splits("SST-2", "sst2", 1821),
+        majority="positive",
+        paper={"accuracy": {BASE: 0.935, LARGE: 0.949, DEV: 0.927}},
+    ),
+    Benchmark(
+        name="mrpc",
+        title="MRPC",
+        texts={"sentence1": "#1 String", "sentence2": "#2 String"},
+        label="Quality",
+        labels={"0": "not_equivalent", "1": "equivalent"},
+        metrics=("f1", "accuracy"),
+        splits=list_splits("MRPC", "mrpc", 1725),
+        majority="equivalent",
+        paper={"f1": {BASE: 0.889, LARGE: 0.893}, "accuracy": {DEV: 0.867}},
+    ),
+    Benchmark(
+        name="stsb",
+        title="STS-B",
+        texts=PAIR,
+        label="score",
+        labels={},
+        metrics=("spearmanr", "pearson"),
+        splits=list_splits("STS-B", "stsb", 1379),
+        majority="2.701",
+        paper={"spearmanr": {BASE: 0.858, LARGE: 0.865}},
+    ),
+    Benchmark(
+        name="qqp",
+        title="QQP",
+        texts={"question1": "question1", "question2": "question2"},
+        label="is_duplicate",
+        labels={"0": "not_duplicate", "1": "duplicate"},
+        metrics=("f1", "accuracy"),
+        splits=list_splits("QQP", "qqp", 390_965),
+        majority="not_duplicate",
+        paper={"f1": {BASE: 0.712, LARGE: 0.721}},
+        broken=True,
+    ),
+    Benchmark(
+        name="mnli",
+        title="MNLI",
+        texts=PREMISE,
+        label="gold_label",
+        labels=NLI,
+        metrics=("accuracy",),
+        splits={
+            "train": Split("MNLI/train.tsv", ("mnli", "train"), needed=True),
+            "dev_matched": Split("MNLI/dev_matched.tsv", ("mnli", "validation_matched"), needed=True, scores="{}"),
+            "dev_mismatched": Split("MNLI/dev_mismatched.tsv", ("mnli", "validation_mismatched"), scores="{}_mm"),
+            "test_matched": Split(
+                "MNLI/test_matched.tsv", ("mnli", "test_matched"), submission="MNLI-m.tsv", rows=9796
+            ),
+            "test_mismatched": Split(
+                "MNLI/test_mismatched.tsv", ("mnli", "test_mismatched"), submission="MNLI-mm.tsv", rows=9847
+            ),
+            "ax": AX,
+        },
+        majority="contradiction",
+        paper={
+            "accuracy": {BASE: 0.846, LARGE: 0.867, DEV: 0.844},
+            "accuracy_mm": {BASE: 0.834, LARGE: 0.859},
+        },
+    ),
+    Benchmark(
+        name="qnli",
+        title="QNLI",
+        texts={"question": "question", "sentence": "sentence"},
+        label="label",
+        labels=TWO_WAY,
+        metrics=("accuracy",),
+        splits=list_splits("QNLI", "qnli", 5463),
+        majority="not_entailment",
+        paper={"accuracy": {BASE: 0.905, LARGE: 0.927, DEV: 0.884}},
+    ),
+    Benchmark(
+        name="rte",
+        title="RTE",
+        texts=PAIR,
+        label="label",
+        labels=TWO_WAY,
+        metrics=("accuracy",),
+        splits=list_splits("RTE", "rte", 3000),
+        majority="entailment",
+        paper={"accuracy": {BASE: 0.664, LARGE: 0.701}},
+    ),
+    Benchmark(
+        name="wnli",
+        title="WNLI",
+        texts=PAIR,
+        label="label",
+        labels={"0": "not_entailment", "1": "entailment"},
+        metrics=("accuracy",),
+        splits=list_splits("WNLI", "wnli", 146),
+        majority="not_entailment",
+        submits_majority=True,
+        note="WNLI's dev set contradicts its training set on purpose, and the paper submits the majority class",
+    ),
+    Benchmark(
+        name="ax",
+        title="AX",
+        texts=PREMISE,
+        label="",
+        labels=NLI,
+        metrics=(),
+        splits={"ax": replace(AX, needed=True)},
+        majority="contradiction",
+    ),
+)
+
+RECIPE = {
+    "checkpoint": "google-bert/bert-base-uncased",
+    "batch_size": 32,  # section 4.1
+    "precision": "auto",
+    "preset": "paper",
+    "model": {},
+    "data": {
+        "dir": "",  # empty: the Hub's data set
+        "max_length": 128,
+        "max_train_samples": 0,  # the first so many; 0: all
+    },
+    "train": {
+        "num_train_epochs": 3.0,  # section 4.1
+        "learning_rate": 2e-5,  # the least of section 4.1's four; --grid tries all
+        "adam_beta1": 0.9,
+        "adam_beta2": 0.999,
+        "adam_epsilon": 1e-6,
+        "weight_decay": 0.01,
+        "warmup_steps": 0.1,  # a share of all updates
+        "lr_scheduler_type": "linear",
+        "max_grad_norm": 1.0,
+        "optim": "bert_adam",
+        "eval_strategy": "epoch",
+        "save_strategy": "epoch",
+        "save_total_limit": 1,
+        "logging_steps": 0.01,  # a share of all updates
+        "seed": 42,
+    },
+}
+# Mosbach et al. 2021: bias correction and more epochs, against runs that never leave the majority class.
+STABLE = {"train": {"optim": "adamw_torch", "num_train_epochs": 20.0, "learning_rate": 2e-5}}
+
+# The grid of `--grid`: section 4.1's learning rates, A.3's batch sizes and epochs.
+GRID = {
+    "train.learning_rate": [5e-5, 4e-5, 3e-5, 2e-5],
+    "batch_size": [16, 32],
+    "train.num_train_epochs": [2.0, 3.0, 4.0],
+}
+
+Examples = dict[str, Any]  # "texts": one or two columns of S texts; "labels": (S,) numbers, or None
+
+
+def find_benchmark(name: str) -> Benchmark:
+    """The row of a task in any spelling: `mnli`, `MNLI`, `SST-2`.
+
+    Raises:
+        UsageError: there is none.
+    """
+    plain = name.lower().replace("-", "").replace("_", "")
+    for row in BENCHMARKS:
+        if row.name == plain:
+            return row
+    raise UsageError(f"unknown task {name!r}; the GLUE tasks are {', '.join(row.name for row in BENCHMARKS)}")
+
+
+# --- The data ---------------------------------------------------------------------------------------------------------
+
+
+def load(row: Benchmark, options: Mapping[str, Any], report: Report) -> dict[str, Examples]:
+    """The examples of every split there is; one that is missing and not needed is named."""
+    folder = Path(options["dir"])
+    tables = read_folder(row, folder) if options["dir"] else read_copy(row)
+    for name, split in row.splits.items():
+        if name not in tables:
+            report(f"{row.title}: {folder / split.file if options['dir'] else name} is not there and is passed over")
+        elif tables[name].broken:
+            report(f"{tables[name].source}: {len(tables[name].broken):,} broken rows are passed over")
+    examples = {name: read_examples(row, table, not row.splits[name].submission) for name, table in tables.items()}
+    if (count := options["max_train_samples"]) and "train" in examples:
+        texts, labels = examples["train"]["texts"], examples["train"]["labels"]
+        examples["train"] = {"texts": [column[:count] for column in texts], "labels": labels[:count]}
+    report(f"{row.title}: " + ", ".join(f"{name} {len(found['texts'][0]):,}" for name, found in examples.items()))
+    return examples
+
+
+def read_folder(row: Benchmark, folder: Path) -> dict[str, Table]:
+    """The official files below a folder."""
+    if not folder.is_dir():
+        raise UsageError(f"{folder} is no folder; give the one that holds {row.splits['train'].file}: --data DIR")
+    return {
+        name: read_split(row, name, folder / split.file)
+        for name, split in row.splits.items()
+        if split.needed or (folder / split.file).exists()
+    }
+
+
+def read_split(row: Benchmark, name: str, path: Path) -> Table:
+    """An official file: its texts, and `label` unless the split has none."""
+    if row.splits[name].submission:
+        return read_tsv(path, {text: text if row.bare else column for text, column in row.texts.items()})
+    return read_tsv(path, {**row.texts, "label": row.label}, width=row.bare or None, skip_broken=row.broken)
+
+
+def read_copy(row: Benchmark) -> dict[str, Table]:
+    """The splits of the Hub's copy."""
+    tables: dict[str, Table] = {}
+    columns = {text: text for text in row.texts} | {"label": "label"}
+    for config in dict.fromkeys(split.hub[0] for split in row.splits.values()):
+        splits = {name: split for name, split in row.splits.items() if split.hub[0] == config}
+        optional = [name for name, split in splits.items() if not split.needed]
+        try:
+            found = {name: split.hub[1] for name, split in splits.items()}
+            tables |= read_hub(HUB, config, found, columns, optional=optional)
+        except UsageError:
+            if len(optional) < len(splits):
+                raise
+    return tables
+
+
+def read_examples(row: Benchmark, table: Table, labelled: bool) -> Examples:
+    """The texts and the labels of a table."""
+    texts = [table.columns[text] for text in row.texts]
+    return {"texts": texts, "labels": read_labels(row, table) if labelled else None}
+
+
+def read_labels(row: Benchmark, table: Table) -> np.ndarray:
+    """(S,) the column `label`: int64 places among the labels, or float32 scores.
+
+    Raises:
+        UsageError: there is none, or one that the task does not have.
+    """
+    if "label" not in table.columns:
+        raise UsageError(f"{table.source} has no labels; only splits with labels can be learned or scored")
+    read = parse_score if not row.labels else index_labels(row).__getitem__
+    values = []
+    for place, text in enumerate(table.columns["label"]):
+        try:
+            values.append(read(text))
+        except (KeyError, ValueError):
+            expected = f"one of {', '.join(row.labels)}" if row.labels else "a score from 0 to 5"
+            raise UsageError(f"{table.locate(place)}: label {text!r} must be {expected}; mend the line") from None
+    return np.array(values, np.int64 if row.labels else np.float32)
+
+
+def index_labels(row: Benchmark) -> dict[str, int]:
+    """Label, in the official spelling or by name -> its place."""
+    return {text: index for index, (spelling, name) in enumerate(row.labels.items()) for text in (spelling, name)}
+
+
+def parse_score(text: str) -> float:
+    """A similarity from 0 to 5."""
+    if not 0 <= (value := float(text)) <= 5:
+        raise ValueError(text)
+    return value
+
+
+def tokenize(recipe: Mapping[str, Any], examples: Mapping[str, Examples], report: Report) -> Any:
+    """The checkpoint's tokenizer."""
+    return load_tokenizer(recipe["checkpoint"])
+
+
+def encode(examples: Examples, tokenizer: Any, recipe: Mapping[str, Any], split: str) -> Sequences:
+    """The sequences of a split."""
+    return encode_texts(examples["texts"], examples["labels"], tokenizer, recipe["data"]["max_length"])
+
+
+# --- The model --------------------------------------------------------------------------------------------------------
+
+
+def check(row: Benchmark, recipe: Mapping[str, Any]) -> None:
+    """Nothing.
+
+    Raises:
+        UsageError: nothing to start from, options of other tasks, or a count out of its range.
+    """
+    if not recipe.get("checkpoint"):
+        start = "a model that was fine-tuned on MNLI" if not row.metrics else "a BERT to fine-tune"
+        raise UsageError(f"{row.name} needs {start}; name one with --model")
+    for key in ("freeze", "bilstm"):
+        if recipe.get(key):
+            raise UsageError(f"{key} is not there for {row.name}; leave it out")
+    if recipe.get("phase"):
+        raise UsageError(f"[[phase]] is for pretraining; leave it out of a recipe for {row.name}")
+    for key, least in (("max_length", 5), ("max_train_samples", 0)):
+        if recipe["data"][key] < least:
+            raise UsageError(f"{key} is {recipe['data'][key]} in [data]; it must be at least {least}")
+    if recipe["train"].get("max_steps", -1) <= 0 and recipe["train"]["num_train_epochs"] <= 0:
+        raise UsageError(f"num_train_epochs is {recipe['train']['num_train_epochs']:g} in [train]; it must be above 0")
+
+
+def configure(row: Benchmark, recipe: Mapping[str, Any], tokenizer: Any, examples: Any) -> dict[str, Any]:
+    """The labels by name; a score is one label. The vocabulary has to hold the tokenizer's tokens."""
+    names = list(row.labels.values()) or ["similarity"]
+    settings: dict[str, Any] = {"id2label": dict(enumerate(names))}
+    return settings if tokenizer is None else settings | {"vocab_size": len(tokenizer)}
+
+
+# --- Scores -----------------------------------------------------------------------------------------------------------
+
+
+def summarize(outputs: Any, batch: Mapping[str, Tensor]) -> Tensor:
+    """(B, L) the logits."""
+    return outputs.logits.float()
+
+
+def decide(row: Benchmark, logits: np.ndarray) -> np.ndarray:
+    """(S,) the likeliest label's place, or the score, of logits (S, L)."""
+    return logits.argmax(axis=1) if row.labels else logits[:, 0]
+
+
+def score(row: Benchmark, logits: np.ndarray, data: Sequences) -> dict[str, float]:
+    """The task's metrics, as fractions."""
+    return compute_scores(row.metrics, decide(row, logits), data.labels)
+
+
+def baseline(row: Benchmark, train: Sequences, dev: Sequences) -> dict[str, float]:
+    """What the most frequent label of the dev set scores on it, or any constant: `majority_…` for every metric."""
+    constant = np.bincount(dev.labels).argmax() if row.labels else 0.0
+    scores = compute_scores(row.metrics, np.full(len(dev), constant), dev.labels)
+    return {f"majority_{name}": value for name, value in (scores | {"score": scores[row.metrics[0]]}).items()}
+
+
+def comment(row: Benchmark, metrics: Mapping[str, Any]) -> list[str]:
+    """A warning where knowing nothing scores as much, with its likely causes."""
+    if not row.metrics or metrics["score"] > metrics["majority_score"]:
+        return []
+    show = list_rows(row)[0].show
+    constant = f"{'the majority class' if row.labels else 'a constant'} ({show(metrics['majority_score'])})"
+    note = f"; {row.note}" if row.note else ""
+    return [
+        f"warning: the score ({show(metrics['score'])}) is not above {constant}. Likely causes: a learning rate that "
+        "is too high, too few updates or an unlucky seed (try --set train.learning_rate=1e-5, --set preset=stable or "
+        f"--restarts 5), or labels in another order than the model's{note}"
+    ]
+
+
+def spell(row: Benchmark, values: np.ndarray) -> list[str]:
+    """Decisions as the leaderboard wants them: official spelling, or a score clipped to 0 to 5."""
+    if not row.labels:
+        return [f"{min(max(float(value), 0.0), 5.0):.3f}" for value in values]
+    spellings = list(row.labels)
+    return [spellings[value] for value in values]
+
+
+def spell_majority(row: Benchmark) -> str:
+    """The answer of a submission without a model."""
+    spellings = {name: spelling for spelling, name in row.labels.items()}
+    return spellings.get(row.majority, row.majority)
+
+
+def predict(row: Benchmark, logits: np.ndarray, data: Sequences, split: str) -> dict[str, str]:
+    """The file of a split's predictions, in the leaderboard's form."""
+    name = row.splits[split].submission or Path(row.splits[split].file).name
+    return {name: write_predictions(spell(row, decide(row, logits)))}
+
+
+def write_predictions(answers: Sequence[str]) -> str:
+    """The leaderboard's form: a line of names, then number and answer."""
+    return "index\tprediction\n" + "".join(f"{index}\t{answer}\n" for index, answer in enumerate(answers))
+
+
+@torch.no_grad()
+def illustrate(
+    row: Benchmark, model: nn.Module, tokenizer: Any, examples: Mapping[str, Examples], count: int = 5
+) -> list[str]:
+    """The first examples of the evaluated split, with the model's answer and the right one."""
+    split = next((name for name in examples if row.splits[name].scores), None)
+    if split is None:
+        return []
+    texts = [column[:count] for column in examples[split]["texts"]]
+    data = encode_texts(texts, examples[split]["labels"][:count], tokenizer, model.config.max_position_embeddings)
+    batch = {name: column.to(model.device) for name, column in pad(data.__getitems__(range(len(data)))).items()}
+    answers = decide(row, model(**batch).logits.float().cpu().numpy())
+    show = list(row.labels.values()).__getitem__ if row.labels else "{:.1f}".format
+    return [
+        f"{'  |  '.join(shorten(part, LONGEST, placeholder='…') for part in text)}  →  {show(answer)}  ({show(label)})"
+        for text, answer, label in zip(zip(*texts, strict=True), answers, data.labels, strict=True)
+    ]
+
+
+# --- Scoring files of anything ----------------------------------------------------------------------------------------
+
+
+def score_files(row: Benchmark, gold: Path, predictions: Path) -> dict[str, float]:
+    """The scores of a file of predictions beside an official file with labels; `score` is the paper's metric.
+
+    Predictions are in the leaderboard's form, or an answer a line; labels in the official spelling or by name.
+
+    Raises:
+        UsageError: a file that cannot be read, a gold file without labels, an answer the task does not have, or another
+            number of answers.
+    """
+    labelled = next((name for name, split in row.splits.items() if split.scores), None)
+    if labelled is None:
+        raise UsageError(f"{row.name} has no labels, so nothing can be scored; submit it to the leaderboard")
+    labels = read_labels(row, read_gold(row, labelled, gold))
+    answers = read_answers(row, predictions)
+    if len(answers) != len(labels):
+        raise UsageError(
+            f"{predictions} has {len(answers):,} answers and {gold} {len(labels):,} labels; give one for each"
+        )
+    scores = compute_scores(row.metrics, answers, labels)
+    return scores | {"score": scores[row.metrics[0]]}
+
+
+def read_gold(row: Benchmark, split: str, path: Path) -> Table:
+    """An official file with labels."""
+    try:
+        return read_split(row, split, path)
+    except UsageError:
+        unlabelled = {text: text if row.bare else column for text, column in row.texts.items()}
+        try:
+            read_tsv(path, unlabelled)
+        except UsageError:
+            pass
+        else:
+            raise UsageError(f"{path} has no labels, as test files have none; give {row.splits[split].file}") from None
+        raise
+
+
+def read_answers(row: Benchmark, path: Path) -> np.ndarray:
+    """(S,) the answers of a file in the leaderboard's form, in the order of their index, or of one an answer a line."""
+    try:
+        table = read_tsv(path, {"index": "index", "label": "prediction"})
+    except UsageError:
+        table = read_tsv(path, {"label": 0}, width=1)
+    read = float if not row.labels else index_labels(row).__getitem__
+    answers = []
+    for place, text in enumerate(table.columns["label"]):
+        try:
+            answers.append(read(text))
+        except (KeyError, ValueError):
+            expected = f"one of {', '.join(index_labels(row))}" if row.labels else "a number"
+            raise UsageError(f"{table.locate(place)}: the answer {text!r} must be {expected}") from None
+    if "index" not in table.columns:
+        return np.array(answers)
+    places = {text: place for place, text in enumerate(table.columns["index"])}
+    try:
+        return np.array([answers[places[str(number)]] for number in range(len(answers))])
+    except KeyError as error:
+        raise UsageError(
+            f"{path} has no answer with the index {error.args[0]}; number them from 0 without gaps"
+        ) from None
+
+
+# --- The tasks --------------------------------------------------------------------------------------------------------
+
+WORDS = {
+    "accuracy": "accuracy",
+    "f1": "F1",
+    "matthews_correlation": "Matthews correlation",
+    "pearson": "Pearson correlation",
+    "spearmanr": "Spearman correlation",
+}
+
+
+def list_rows(row: Benchmark) -> tuple[Row, ...]:
+    """The lines of a task's table: each metric on each evaluated split."""
+    rows = []
+    for name, split in row.splits.items():
+        for metric in row.metrics if split.scores else ():
+            key, first = split.scores.format(metric), split.scores == "{}"
+            rows.append(
+                Row(
+                    WORDS[metric] if first else f"{WORDS[metric]}, {name.rpartition('_')[2]}",
+                    key,
+                    {"the majority class" if row.labels else "a constant": f"majority_{metric}"} if first else {},
+                    "fraction",
+                    row.paper.get(key, {}),
+                )
+            )
+    return tuple(rows)
+
+
+def suggest(row: Benchmark, output: Path) -> list[str]:
+    """What to do with a fine-tuned model."""
+    dev = next((split.file for split in row.splits.values() if split.scores), None)
+    if dev is None:
+        return []
+    return [
+        f"bertkit glue --task {row.name} --grid --output {output}-grid  # the paper's 24 settings, the best on dev",
+        f"bertkit score glue --task {row.name} GLUE/{dev} {output}/predictions/{Path(dev).name}  # the scores, again",
+        f"python -c \"from transformers import pipeline; print(pipeline('text-classification', '{output}')"
+        f'({"dict(text=..., text_pair=...)" if len(row.texts) > 1 else "..."}))"  # plain transformers loads it',
+    ]
+
+
+def make_task(row: Benchmark) -> Task:
+    """The Task of a row."""
+    trains = "train" in row.splits
+    settings = {"checkpoint": RECIPE["checkpoint"]} if trains else {"checkpoint": ""}
+    train = RECIPE["train"] if trains else RECIPE["train"] | {"eval_strategy": "no"}
+    return Task(
+        name=row.name,
+        recipe={"task": row.name} | RECIPE | settings | {"train": train},
+        stable=STABLE,
+        metric=row.metrics[0] if row.metrics else "",
+        check=partial(check, row),
+        head=lambda options: "BertForSequenceClassification",
+        load=partial(load, row),
+        tokenize=tokenize,
+        configure=partial(configure, row),
+        encode=encode,
+        collate=pad,
+        summarize=summarize,
+        score=partial(score, row),
+        baseline=partial(baseline, row),
+        table=list_rows(row),
+        illustrate=partial(illustrate, row),
+        comment=partial(comment, row),
+        suggest=partial(suggest, row),
+        splits={name: split.scores for name, split in row.splits.items() if split.scores},
+        unlabelled=tuple(name for name, split in row.splits.items() if split.submission),
+        predict=partial(predict, row),
+        folder="glue",
+    )
+
+
+GLUE = {row.name: make_task(row) for row in BENCHMARKS}

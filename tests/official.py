@@ -1,0 +1,136 @@
+"""Small data in the official forms, and a tiny BERT to fine-tune on it: what the tests of the tasks start from."""
+
+from pathlib import Path
+
+import numpy as np
+
+from bertkit import BertModel
+from bertkit.config import BertConfig
+from bertkit.data.vocab import make_tokenizer, save_tokenizer
+from bertkit.tasks.glue import BENCHMARKS, NLI
+
+SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+WORDS = {
+    "0": "bad",
+    "1": "good",
+    "entailment": "good",
+    "not_entailment": "bad",
+    "neutral": "so",
+    "contradiction": "bad",
+}
+FILLERS = [f"word{number}" for number in range(20)]
+ROWS = {"train": 48, "dev": 18, "test": 10}
+
+
+def write_checkpoint(folder: Path, seed: int = 0, **values) -> Path:
+    """A tiny random BERT without a head, with a tokenizer that knows the words of `write_glue`."""
+    import torch
+
+    tokens = [*SPECIAL, *sorted(set(WORDS.values())), "word", *(f"##{digit}" for digit in range(10)), ".", '"', "'"]
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+    dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    config = BertConfig(**{"vocab_size": len(tokens), "max_position_embeddings": 128} | sizes | dropout | values)
+    torch.manual_seed(seed)
+    BertModel(config).save_pretrained(folder)
+    save_tokenizer(make_tokenizer(tokens, cased=False, max_length=128), folder)
+    return folder
+
+
+def write_glue(folder: Path, skip: tuple[str, ...] = (), seed: int = 0) -> Path:
+    """The whole GLUE download in its official forms, a few dozen rows a file; a word of the text gives its label away.
+
+    skip: files that are left out, as in a download that is not complete.
+    """
+    draw = np.random.default_rng(seed)
+
+    def make_text(word: str) -> str:
+        words = list(draw.choice(FILLERS, draw.integers(2, 7)))
+        words.insert(int(draw.integers(len(words) + 1)), word)
+        return " ".join(words) + draw.choice([".", ' "', " '"])  # quotes that nobody closes
+
+    for row in BENCHMARKS:
+        labels = list(row.labels) or ["0", "1"]
+        for name, split in row.splits.items():
+            path = folder / split.file
+            if split.file in skip or path.exists():
+                continue
+            labelled = not split.submission
+            count = ROWS[name.partition("_")[0]] if name != "ax" else 9
+            rows = []
+            for index in range(count):
+                label = labels[index % len(labels)]
+                texts = [make_text(WORDS[label]) for _ in row.texts]
+                spelled = label if row.labels else f"{5 * int(label) * draw.uniform(0.8, 1):.3f}"
+                rows.append(FORMS[row.name](index, texts, spelled if labelled else None, name))
+            header = HEADERS[row.name](labelled, name)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            lines = ["\t".join(cells) for cells in ([header] if header else []) + rows]
+            start = "\ufeff" if row.name == "mrpc" else ""
+            path.write_text(start + "\n".join(lines) + "\n", encoding="utf-8", newline="\n")
+    return folder
+
+
+def _end(value: str | None) -> list[str]:
+    return [] if value is None else [value]
+
+
+MNLI_MIDDLE = ["promptID", "pairID", "genre", "sentence1_binary_parse", "sentence2_binary_parse"]
+MNLI_MIDDLE += ["sentence1_parse", "sentence2_parse"]
+STSB_MIDDLE = ["genre", "filename", "year", "old_index", "source1", "source2"]
+
+
+def _list_annotators(split: str) -> list[str]:
+    """MNLI's dev files have the labels of five annotators, its training file one."""
+    return ["label1"] if split == "train" else [f"label{number}" for number in range(1, 6)]
+
+
+# Task -> (labelled, split) -> the line of names, as in the download; None where there is none.
+HEADERS = {
+    "cola": lambda labelled, split: None if labelled else ["index", "sentence"],
+    "sst2": lambda labelled, split: ["sentence", "label"] if labelled else ["index", "sentence"],
+    "mrpc": lambda labelled, split: [
+        "Quality" if labelled else "index",
+        *("#1 ID", "#2 ID", "#1 String", "#2 String"),
+    ],
+    "stsb": lambda labelled, split: [
+        "index",
+        *STSB_MIDDLE,
+        "sentence1",
+        "sentence2",
+        *_end("score" if labelled else None),
+    ],
+    "qqp": lambda labelled, split: (
+        ["id", "qid1", "qid2", "question1", "question2", "is_duplicate"]
+        if labelled
+        else ["id", "question1", "question2"]
+    ),
+    "mnli": lambda labelled, split: [
+        *("index", *MNLI_MIDDLE, "sentence1", "sentence2"),
+        *((*_list_annotators(split), "gold_label") if labelled else ()),
+    ],
+    "qnli": lambda labelled, split: ["index", "question", "sentence", *_end("label" if labelled else None)],
+    "rte": lambda labelled, split: ["index", "sentence1", "sentence2", *_end("label" if labelled else None)],
+    "wnli": lambda labelled, split: ["index", "sentence1", "sentence2", *_end("label" if labelled else None)],
+    "ax": lambda labelled, split: ["index", "sentence1", "sentence2"],
+}
+# Task -> (index, texts, label or None, split) -> the cells of a row.
+FORMS = {
+    "cola": lambda i, texts, label, split: ["gj04", label, "", *texts] if label else [str(i), *texts],
+    "sst2": lambda i, texts, label, split: [*texts, label] if label else [str(i), *texts],
+    "mrpc": lambda i, texts, label, split: [label or str(i), str(1000 + i), str(2000 + i), *texts],
+    "stsb": lambda i, texts, label, split: [str(i), *["none"] * len(STSB_MIDDLE), *texts, *_end(label)],
+    "qqp": lambda i, texts, label, split: [
+        str(i),
+        *([str(2 * i), str(2 * i + 1)] if label else []),
+        *texts,
+        *_end(label),
+    ],
+    "mnli": lambda i, texts, label, split: [
+        *(str(i), *["n/a"] * len(MNLI_MIDDLE), *texts),
+        *([*[next(iter(NLI))] * len(_list_annotators(split)), label] if label else []),
+    ],
+    "qnli": lambda i, texts, label, split: [str(i), *texts, *_end(label)],
+    "rte": lambda i, texts, label, split: [str(i), *texts, *_end(label)],
+    "wnli": lambda i, texts, label, split: [str(i), *texts, *_end(label)],
+    "ax": lambda i, texts, label, split: [str(i), *texts],
+}
