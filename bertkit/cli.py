@@ -34,6 +34,17 @@ Settings = Annotated[
     list[str] | None,
     typer.Option("--set", help="Any key of the recipe, such as train.learning_rate=1e-4.", metavar="KEY=VALUE"),
 ]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would be done, and stop.")]
+Data = Annotated[
+    Path | None,
+    typer.Option("--data", help="The folder of the official files; the Hub's copy if not given.", metavar="DIR"),
+]
+Push = Annotated[
+    str | None, typer.Option("--push-to-hub", help="Upload the finished run to this repository.", metavar="REPO")
+]
+Workers = Annotated[
+    str, typer.Option("--workers", help="Processes that share the runs; ray: a Ray cluster.", metavar="N|ray")
+]
 Cased = Annotated[bool, typer.Option("--cased", help="Keep upper case and accents.")]
 
 
@@ -94,7 +105,8 @@ def pretrain(
     model: Model = None,
     output: Output = None,
     settings: Settings = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be done, and stop.")] = False,
+    dry_run: DryRun = False,
+    push_to: Push = None,
 ) -> None:
     """Pretrain BERT on raw text: masked LM and next sentence.
 
@@ -105,7 +117,90 @@ def pretrain(
     """
     data = {"corpus": corpus or None, "vocab": vocab, "cased": cased or None}
     given = {"checkpoint": model, "data": {key: value for key, value in data.items() if value is not None}}
-    execute("pretrain", recipe, given, output, settings, dry_run)
+    execute("pretrain", recipe, given, output, settings, dry_run, push_to)
+
+
+@app.command()
+def glue(
+    task: Annotated[str, typer.Option("--task", help="cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte, wnli, ax or all.")],
+    recipe: RecipeFile = None,
+    model: Model = None,
+    data: Data = None,
+    output: Output = None,
+    settings: Settings = None,
+    grid: Annotated[bool, typer.Option("--grid", help="4 rates x 2 batch sizes x 3 epochs; best on dev wins.")] = False,
+    restarts: Annotated[int, typer.Option("--restarts", help="Runs with other seeds, of each setting.", min=1)] = 1,
+    workers: Workers = "1",
+    submit: Annotated[
+        Path | None,
+        typer.Option(
+            "--submit", help="With --task all: the leaderboard's zip of test predictions.", metavar="FILE.zip"
+        ),
+    ] = None,
+    submit_partial: Annotated[
+        bool, typer.Option("--submit-partial", help="Fill what is missing in the zip with the majority class.")
+    ] = False,
+    push_to: Push = None,
+    dry_run: DryRun = False,
+) -> None:
+    """Fine-tune on a GLUE task, or on all of them.
+
+    --task all, --grid and --restarts make a study: a table of runs, which continues where it was stopped. ax is
+    predicted by a model of mnli (--model RUN). --submit with nothing but --output gathers finished runs.
+
+    Example: bertkit glue --task mnli --data GLUE --output runs/mnli
+    """
+    from bertkit.recipe import parse_setting, read_recipe
+    from bertkit.submission import check_target, find_runs, list_tasks
+    from bertkit.tasks.glue import GRID
+
+    names = list_tasks(task)
+    together = task.lower() == "all"
+    output = output or Path("runs") / ("glue" if together else names[0])
+    if submit is not None:
+        if not together:
+            raise UsageError(f"--submit takes the predictions of all tasks; got --task {task}, write --task all")
+        check_target(submit)
+    if push_to is not None and together:
+        raise UsageError("--push-to-hub takes one model; name one task")
+    given = {"checkpoint": model, "data": {"dir": str(data)} if data else None}
+    if submit is not None and not (any(given.values()) or recipe or settings or grid or restarts > 1):
+        write_submission(find_runs(output), submit, submit_partial)
+    elif together or grid or restarts > 1:
+        written = read_recipe(recipe) if recipe else {}
+        if together:
+            written.pop("task", None)
+        options = [parse_setting(setting) for setting in settings or []]
+        definition = {"tasks": names, "restarts": restarts, "recipe": written, "grid": GRID if grid else {}}
+        compare(definition, [given, *options], output, workers, dry_run, where=str(recipe or "glue"), push_to=push_to)
+        if submit is not None and not dry_run:
+            write_submission(find_runs(output), submit, submit_partial)
+    else:
+        execute(names[0], recipe, given, output, settings, dry_run, push_to)
+
+
+@app.command()
+def study(
+    file: Annotated[Path, typer.Argument(help="A TOML file; see recipes/studies/.", metavar="FILE")],
+    data: Annotated[
+        Path | None, typer.Option("--data", help="A folder that holds glue/, squad/, swag/, ner/.", metavar="ROOT")
+    ] = None,
+    model: Model = None,
+    output: Output = None,
+    settings: Settings = None,
+    workers: Workers = "1",
+    dry_run: DryRun = False,
+) -> None:
+    """Run a table of runs: recipe variants x tasks x a grid, with seeds, beside the paper's values.
+
+    Killed at any moment, the same command finishes it.
+
+    Example: bertkit study recipes/studies/glue-grid.toml --data ROOT --workers 2
+    """
+    from bertkit.recipe import parse_setting, read_recipe
+
+    given = [{"checkpoint": model, "data_root": str(data) if data else None}, *map(parse_setting, settings or [])]
+    compare(read_recipe(file), given, output or Path("runs") / file.stem, workers, dry_run, where=str(file))
 
 
 @scores.command("glue")
@@ -176,6 +271,63 @@ def execute(
                 screen.say(f"Pushed: {share.push(output, push_to)}")
 
 
+def compare(
+    definition: Mapping[str, Any],
+    given: list[Mapping[str, Any]],
+    output: Path,
+    workers: str,
+    dry_run: bool,
+    *,
+    where: str,
+    push_to: str | None = None,
+) -> None:
+    """Runs a study with what the command line gave, and prints what came of it."""
+    with Screen() as screen:
+        screen.start()
+        from bertkit import share
+        from bertkit import study as studies
+        from bertkit.run import leave_processes
+        from bertkit.trainer import Interrupted
+
+        made = studies.make_study(definition, *given, where=where)
+        if push_to is not None:
+            share.check_push(push_to)
+        if dry_run:
+            screen.show_study_plan(studies.list_cells(made))
+            return
+        try:
+            results = studies.run_study(
+                made, output=output, workers=workers, report=screen.say, progress=screen.show_study
+            )
+        except Interrupted as stop:
+            screen.finish_progress()
+            complain(str(stop))
+            sys.exit(128 + stop.number)
+        screen.finish_progress()
+        leave_processes()
+        if screen.quiet:
+            return
+        screen.show_study_results(results, output)
+        if not results["chosen"]:
+            raise UsageError(f"all {results['runs']} runs failed; {output / studies.RESULT} says why")
+        if push_to is not None:
+            screen.say(f"Pushed: {share.push(output / results['chosen'][0]['run'], push_to)}")
+
+
+def write_submission(runs: list[Path], path: Path, fill: bool) -> None:
+    """Writes the leaderboard's zip from finished runs."""
+    from bertkit.submission import gather_files, write_zip
+
+    def say(line: str) -> None:
+        if is_first_process():
+            typer.echo(line)
+
+    files = gather_files(runs, fill=fill, report=say)
+    if is_first_process():
+        write_zip(files, path)
+        say(f"{len(files)} files in {path}")
+
+
 class Screen:
     """What a person sees: lines, a progress bar if this is a terminal, tables at the end."""
 
@@ -237,10 +389,48 @@ class Screen:
         self.bar.update(self.bar.task_ids[0], completed=done, state=state)
 
     def finish_progress(self) -> None:
-        """Ends the progress bar."""
+        """Ends the progress bar or the live table."""
         if self.bar is not None:
             self.bar.stop()
             self.bar = None
+
+    def show_study(self, results: Mapping[str, Any]) -> None:
+        """Shows the table of a study as it fills; only on a terminal, for every finished run has its line as well."""
+        if self.quiet or not self.console.is_terminal:
+            return
+        from rich.live import Live
+        from rich.table import Table
+
+        from bertkit.report import list_progress
+
+        headings, lines = list_progress(results, limit=max(self.console.height - 8, 4))
+        done = sum(cell["n"] + cell["failed"] for cell in results["cells"])
+        table = Table(*headings, title=f"{done} of {results['runs']} runs", title_justify="left")
+        for line in lines:
+            table.add_row(*line)
+        if self.bar is None:
+            self.bar = Live(console=self.console, transient=True, refresh_per_second=4)
+            self.bar.start()
+        self.bar.update(table)
+
+    def show_study_plan(self, cells: list[Any]) -> None:
+        """Prints a dry run of a study: the directories of its cells, and how many runs they are."""
+        for cell in cells:
+            self.say(f"{cell.directory}, seeds {', '.join(map(str, cell.runs))}")
+        self.say(f"{len(cells)} cells, {sum(len(cell.runs) for cell in cells)} runs")
+        self.say("nothing was trained or written (--dry-run)")
+
+    def show_study_results(self, results: Mapping[str, Any], output: Path) -> None:
+        """Prints the tables of a study, and where everything is."""
+        from rich.markdown import Markdown
+
+        from bertkit.study import PICTURE, RESULT, TABLE
+
+        self.console.print(Markdown((output / TABLE).read_text(encoding="utf-8")))
+        for chosen in results["chosen"]:
+            self.say(f"Chosen for {chosen['task']}: {output / chosen['run']}")
+        there = [name for name in (RESULT, TABLE, PICTURE) if (output / name).exists()]
+        self.say(f"In {output}: {', '.join(there)}")
 
     def show_plan(self, plan: Mapping[str, Any]) -> None:
         """Prints a dry run: the complete recipe, then the sizes."""

@@ -69,7 +69,7 @@ RESERVED = {
     "local_rank": "start the processes with torchrun or accelerate launch",
     "parallelism_config": "use an accelerate config",
     "hub_token": "a recipe is no place for a secret: log in with `hf auth login`",
-    "push_to_hub": "train first, then upload the run directory: hf upload REPO DIR",
+    "push_to_hub": "use --push-to-hub REPO, or upload the run directory: hf upload REPO DIR",
     "dataloader_drop_last": "every held-out text is evaluated",
     "remove_unused_columns": "a task's columns all are arguments of its model",
     "label_smoothing_factor": "the paper has none, and bertkit's losses take none",
@@ -164,6 +164,19 @@ def check(recipe: Mapping[str, Any], *, data_defaults: Mapping[str, Any], where:
     return checked
 
 
+def check_value(key: str, value: Any, annotation: Any, place: str = "") -> Any:
+    """The value of a key in its type.
+
+    Raises:
+        UsageError: it has another; the message begins with `place`.
+    """
+    try:
+        return _convert(value, annotation)
+    except TypeError:
+        remedy = _propose(key, value, annotation)
+        raise UsageError(f"{place}{key} = {_show(value)} must be {_describe(annotation)}{remedy}") from None
+
+
 def save_recipe(recipe: Mapping[str, Any], path: str | Path) -> None:
     """Writes the file that `read_recipe` reads back equal, at once or not at all.
 
@@ -254,11 +267,7 @@ def _check_table(table: str, values: Any, data_defaults: Mapping[str, Any]) -> R
             if key in RESERVED:
                 raise UsageError(f"{place}{key} cannot be set here; {RESERVED[key]}")
             raise UsageError(_explain_unknown_key(key, table, data_defaults))
-        try:
-            checked[key] = _convert(value, fields[key])
-        except TypeError:
-            remedy = _propose(key, value, fields[key])
-            raise UsageError(f"{place}{key} = {_show(value)} must be {_describe(fields[key])}{remedy}") from None
+        checked[key] = check_value(key, value, fields[key], place)
         least = LEAST.get((table, key))
         if least is not None and checked[key] < least:
             raise UsageError(f"{place}{key} = {value} must be at least {least}")

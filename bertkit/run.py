@@ -11,7 +11,7 @@ Differs from the paper: the learning rate decays linearly from its peak at the e
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -183,7 +183,7 @@ def complete(task: Task, *recipes: Mapping[str, Any]) -> Recipe:
     recipe = check(merge(task.recipe, preset, given), data_defaults=task.recipe["data"])
     task.check(recipe)
     check_ranges(recipe["train"])
-    check_model(recipe)
+    check_model(task, recipe)
     return recipe
 
 
@@ -221,10 +221,14 @@ def check_ranges(train: Mapping[str, Any]) -> None:
             raise UsageError(f"{key} is {train[key]} in [train]; it must be at least {least:g} and below {bound:g}")
 
 
-def check_model(recipe: Recipe) -> None:
+def check_model(task: Task, recipe: Recipe) -> None:
     """Nothing, or a UsageError: no such checkpoint, sizes that do not fit, texts longer than the positions."""
     if recipe.get("checkpoint"):
         config = load_config(recipe["checkpoint"])
+        if not task.metric:
+            labels = task.configure(recipe, None, None)["id2label"].values()
+            if sorted(labels) != sorted(config.id2label.values()):
+                raise UsageError(explain_missing_head(task, recipe, labels))
         given = {key: value for key, value in recipe["model"].items() if key in SIZES}
         if other := [f"{key} {value}" for key, value in given.items() if value != getattr(config, key)]:
             raise UsageError(
@@ -328,17 +332,21 @@ def make_model(task: Task, recipe: Recipe, settings: Mapping[str, Any], report: 
             return head(make_config(recipe["model"] | settings))
     model, new = load_model(head, recipe["checkpoint"], recipe["model"] | settings)
     if new and not task.metric:
-        labels = ", ".join(settings["id2label"].values())
-        raise UsageError(
-            f"{task.name} has no training data: a fine-tuned model predicts it, and {recipe['checkpoint']} has no head "
-            f"for the labels {labels}; give the run of one that has: --model RUN"
-        )
+        raise UsageError(explain_missing_head(task, recipe, settings["id2label"].values()))
     if new:
         report(f"new, because {recipe['checkpoint']} has none: {', '.join(new)}")
     if recipe.get("reinit_layers"):
         reinitialize(model, recipe["reinit_layers"])
         report(f"drawn anew: the pooler and the top {recipe['reinit_layers']} layers (reinit_layers)")
     return model
+
+
+def explain_missing_head(task: Task, recipe: Recipe, labels: Iterable[str]) -> str:
+    """What is wrong with a model that should predict a task without training data, and cannot."""
+    return (
+        f"{task.name} has no training data: a fine-tuned model predicts it, and {recipe['checkpoint']} has no head for "
+        f"the labels {', '.join(labels)}; give the run of one that has: --model RUN"
+    )
 
 
 def make_config(values: Mapping[str, Any]) -> BertConfig:
@@ -441,7 +449,9 @@ def reinitialize(model: nn.Module, count: int) -> None:
 def describe_training(args: TrainingArguments, recipe: Recipe, data: Any) -> str:
     """One line: updates, sequences an update, how they are cut, precision."""
     steps = (
-        args.max_steps if args.max_steps > 0 else math.ceil(len(data) / recipe["batch_size"] * args.num_train_epochs)
+        args.max_steps
+        if args.max_steps > 0
+        else math.ceil(math.ceil(len(data) / recipe["batch_size"]) * args.num_train_epochs)
     )
     precision = "bf16" if args.bf16 else "fp16" if args.fp16 else "fp32"
     late = "" if args.get_warmup_steps(steps) < steps else "; the warm-up is longer, so the rate never reaches its peak"

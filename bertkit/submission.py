@@ -3,6 +3,7 @@
 As in the paper, WNLI is answered with the majority class, and AX by the model of MNLI. Nothing is trained here.
 """
 
+import json
 import os
 import zipfile
 from collections.abc import Iterable
@@ -10,11 +11,17 @@ from pathlib import Path
 
 from bertkit.directory import METRICS, PREDICTIONS
 from bertkit.errors import UsageError, explain_refusal
-from bertkit.tasks.glue import BENCHMARKS, spell_majority, write_predictions
+from bertkit.study import RESULT
+from bertkit.tasks.glue import BENCHMARKS, find_benchmark, spell_majority, write_predictions
 from bertkit.tasks.task import Report
 
-# File of the submission -> its task's row, its split.
-FILES = {split.submission: (row, split) for row in BENCHMARKS for split in row.splits.values() if split.submission}
+# File of the submission -> its split and the row of the task whose model predicts it: for AX that is MNLI.
+FILES = {
+    split.submission: (row, split)
+    for row in BENCHMARKS
+    for split in row.splits.values()
+    if row.metrics and split.submission
+}
 DATE = (1980, 1, 1, 0, 0, 0)  # of every file, so that equal predictions make equal zips
 
 
@@ -26,8 +33,21 @@ def check_target(path: Path) -> None:
         raise UsageError(f"the folder {path.absolute().parent} is not there or cannot be written to; make it first")
 
 
+def list_tasks(name: str) -> list[str]:
+    """The tasks of a name in any spelling: one, or for "all" those that are trained.
+
+    Raises:
+        UsageError: there is none of that name.
+    """
+    return [row.name for row in BENCHMARKS if row.metrics] if name.lower() == "all" else [find_benchmark(name).name]
+
+
 def find_runs(folder: Path) -> list[Path]:
-    """The finished runs of GLUE's tasks below a folder, as `--task all` leaves them, where it has made no choice."""
+    """The finished runs of GLUE's tasks in a folder: those that a study has chosen, else one a task."""
+    if (folder / RESULT).exists():
+        with explain_refusal(str(folder / RESULT)):
+            results = json.loads((folder / RESULT).read_text(encoding="utf-8"))
+            return [folder / chosen["run"] for chosen in results["chosen"]]
     return [folder / row.name for row in BENCHMARKS if (folder / row.name / METRICS).exists()]
 
 

@@ -9,6 +9,7 @@ queues and schedulers; Ray has them.
 """
 
 import contextlib
+import logging
 import multiprocessing
 import multiprocessing.connection
 import os
@@ -23,7 +24,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any, Literal
 
-from bertkit.errors import UsageError, join_lines
+from bertkit.errors import UsageError, explain_refusal, join_lines
 from bertkit.recipe import Recipe
 
 TRIES = 3  # of a run whose workers die
@@ -127,9 +128,7 @@ def do(job: Job, prepared: Any, tell: Callable[[State | str], None]) -> State:
 
     tell(State("running"))
     try:
-        metrics = run(
-            TASKS[job.task], job.recipe, output=job.output, report=tell, progress=advance, prepared=prepared
-        )
+        metrics = run(TASKS[job.task], job.recipe, output=job.output, report=tell, progress=advance, prepared=prepared)
         return State("finished", metrics=metrics)
     except Interrupted:
         raise
@@ -203,13 +202,12 @@ def note_signals() -> Iterator[list[int]]:
 class Worker:
     """A process that does jobs, seen from here.
 
-    slot: its place among the workers.
-    job: the number of its current one; None when it has nothing to do, or has not yet started.
+    slot: its place among the others.
+    job: the number of its current one.
     data: the name of the prepared data that it holds.
     """
 
-    process: Any
-    pipe: multiprocessing.connection.Connection
+    process: multiprocessing.process.BaseProcess
     slot: int
     job: int | None = None
     data: str = ""
@@ -222,55 +220,291 @@ def run_in_processes(jobs: Sequence[Job], prepared: Mapping[str, Any], handle: H
     """
     import torch
 
-    threads = max(1, torch.get_num_threads() // count)
-    gpus = list_gpus()
+    threads, gpus = max(1, torch.get_num_threads() // count), list_gpus()
     waiting, tries = deque(range(len(jobs))), Counter[int]()
-    idle: list[Worker] = []
+    crew: dict[multiprocessing.connection.Connection, Worker] = {}
+    hired: list[multiprocessing.process.BaseProcess] = []
+    pack = cache(lambda name: pickle.dumps(prepared[name]))
 
-    def hire(slot: int) -> Worker:
+    def hire(slot: int) -> None:
         context = multiprocessing.get_context("spawn")
         here, there = context.Pipe()
         gpu = gpus[slot % len(gpus)] if gpus else None
-        process = context.Process(target=serve, args=(there, threads, gpu), name=f"bertkit worker {slot}")
-        process.start()
-        there.close()  # so that its end is noticed here
-        return Worker(process, here, slot)
+        hired.append(context.Process(target=serve, args=(there, threads, gpu)))
+        hired[-1].start()
+        there.close()  # so that its death closes the pipe
+        crew[here] = Worker(hired[-1], slot)
 
-    @cache
-    def pack(name: str) -> bytes:
-        return pickle.dumps(prepared[name])
-
-    def assign(worker: Worker) -> None:
+    def employ(pipe: multiprocessing.connection.Connection) -> None:
+        worker = crew[pipe]
         worker.job = waiting.popleft()
-        job = jobs[worker.job]
         tries[worker.job] += 1
-        with contextlib.suppress(OSError):  # it has just died, which the next look at its pipe will show
-            worker.pipe.send(job)
+        job = jobs[worker.job]
+        with contextlib.suppress(OSError):  # it has just died; the next look at its pipe says so
+            pipe.send(job)
             if job.data and job.data != worker.data:
-                worker.pipe.send_bytes(pack(job.data))
+                pipe.send_bytes(pack(job.data))
                 worker.data = job.data
 
-    def replace(worker: Worker) -> Worker:
+    def bury(worker: Worker) -> None:
         worker.process.join()
-        if (number := worker.job) is not None and not noted:
-            if tries[number] < TRIES:
-                waiting.appendleft(number)
-                handle(number, f"its process died (exit code {worker.process.exitcode}); another takes it up")
-                handle(number, State("waiting"))
-            else:
-                handle(number, State("failed", reason=explain_deaths(worker.process.exitcode)))
-        return hire(worker.slot)
+        if worker.job is None or noted:
+            return
+        cause = f"its process died (exit code {worker.process.exitcode})"
+        if tries[worker.job] == TRIES:
+            handle(worker.job, State("failed", reason=f"{cause}, as did {TRIES - 1} before; is the memory too small?"))
+        else:
+            handle(worker.job, State())
+            handle(worker.job, f"{cause}; another one takes it up")
+            waiting.appendleft(worker.job)
 
-    crew: list[Worker] = []
     try:
         with note_signals() as noted:
-            crew += [hire(slot) for slot in range(count)]
-            starting = set(range(count))
-            asked = False
-            while True:
-                while idle and waiting and not noted:
-                    assign(idle.pop(0))
-                busy = {worker.pipe: worker for worker in crew if worker.job is not None or worker.slot in starting}
+            for slot in range(count):
+                hire(slot)
+            told = False
+            while crew:
+                if noted and not told:
+                    told = [worker.process.terminate() for worker in crew.values()] != []
+                for pipe in multiprocessing.connection.wait(list(crew), timeout=0.5):
+                    worker = crew[pipe]
+                    try:
+                        message = pipe.recv()
+                    except (EOFError, OSError):
+                        pipe.close()
+                        bury(crew.pop(pipe))
+                        if waiting and not noted:
+                            hire(worker.slot)
+                        continue
+                    if message is not None:
+                        handle(worker.job, message)
+                        if isinstance(message, State) and message.status in ("finished", "failed"):
+                            worker.job = None
+                    elif waiting and not noted:
+                        employ(pipe)
+                    else:
+                        pipe.close()  # with which it ends
+                        del crew[pipe]
     finally:
-        dismiss(crew)
+        dismiss(hired)
     return noted[0] if noted else 0
+
+
+def serve(pipe: multiprocessing.connection.Connection, threads: int, gpu: str | None) -> None:
+    """What a worker does: the jobs that come through the pipe, until that is closed. By None it asks for the next."""
+    os.environ["OMP_NUM_THREADS"] = str(threads)
+    if gpu is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = gpu  # before CUDA is used
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent's business; while training it is the Trainer's too
+    parent = multiprocessing.parent_process()
+    threading.Thread(target=follow, args=(parent.sentinel,), daemon=True).start()
+    import torch
+
+    from bertkit.trainer import Interrupted
+
+    torch.set_num_threads(threads)
+    silence_libraries()
+    name, prepared = "", None
+    with contextlib.suppress(EOFError, OSError, Interrupted):
+        while True:
+            pipe.send(None)
+            job = pipe.recv()
+            if job.data and job.data != name:
+                name, prepared = job.data, pickle.loads(pipe.recv_bytes())
+            pipe.send(do(job, prepared if job.data else None, pipe.send))
+
+
+def follow(sentinel: int) -> None:
+    """Ends this process, at once, when its parent has died: nothing may write beside a study that is resumed."""
+    multiprocessing.connection.wait([sentinel])
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def dismiss(processes: Sequence[multiprocessing.process.BaseProcess]) -> None:
+    """Ends the processes; those that train write a checkpoint first."""
+    for process in processes:
+        process.terminate()
+    for process in processes:
+        process.join(GRACE)
+        if process.is_alive():
+            process.kill()
+            process.join()
+
+
+def list_gpus() -> list[str]:
+    """The names of the GPUs that this process may use, as CUDA_VISIBLE_DEVICES has them."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return []
+    given = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return given.split(",") if given else [str(index) for index in range(torch.cuda.device_count())]
+
+
+def silence_libraries() -> None:
+    """No progress bars and warnings of transformers: a worker reports through its study."""
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+
+
+# --- Ray --------------------------------------------------------------------------------------------------------------
+
+
+def import_ray() -> Any:
+    """Ray, told to keep to itself.
+
+    Raises:
+        UsageError: it is not installed.
+    """
+    quiet = {
+        "RAY_USAGE_STATS_ENABLED": "0",  # it would report to its makers
+        "RAY_DEDUP_LOGS_SKIP_REGEX": ".",  # the lost workers, which we report
+        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # it would announce that this becomes the default
+    }
+    for name, value in quiet.items():
+        os.environ.setdefault(name, value)
+    try:
+        import ray
+    except ImportError:
+        raise UsageError("Ray is not installed; install it with: pip install 'bertkit[ray]'") from None
+    return ray
+
+
+def join_cluster(ray: Any, num_cpus: float, num_gpus: float) -> bool:
+    """Whether Ray has been started here: on the cluster that RAY_ADDRESS names, or a new one on this machine alone.
+
+    Raises:
+        UsageError: no cluster there, or a job asks for more than this machine has.
+    """
+    if ray.is_initialized():
+        return False
+    address = os.environ.get("RAY_ADDRESS") or "local"
+    alone = {"include_dashboard": False} if address == "local" else {}
+    handler = signal.getsignal(signal.SIGTERM)
+    with explain_refusal(f"the Ray cluster {address}"):
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **alone)
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, handler)  # which Ray has replaced
+    if address == "local":
+        there = ray.cluster_resources()
+        for kind, asked in (("CPU", num_cpus), ("GPU", num_gpus)):
+            if asked > there.get(kind, 0):
+                ray.shutdown()
+                raise UsageError(
+                    f"num_{kind.lower()}s is {asked:g}, but this machine has {there.get(kind, 0):g}; lower it, "
+                    "or name a cluster in RAY_ADDRESS"
+                )
+    return True
+
+
+def run_on_ray(
+    jobs: Sequence[Job], prepared: Mapping[str, Any], handle: Handle, num_cpus: float, num_gpus: float
+) -> int:
+    """Does the jobs as Ray tasks. The answer as of `execute`.
+
+    Where a worker does not share our disk, what a run has written comes back, but for checkpoints and weights.
+    """
+    ray = import_ray()
+    started = join_cluster(ray, num_cpus, num_gpus)
+    try:
+        return work_on_cluster(ray, jobs, prepared, handle, num_cpus, num_gpus)
+    finally:
+        if started:
+            ray.shutdown()
+
+
+def work_on_cluster(
+    ray: Any, jobs: Sequence[Job], prepared: Mapping[str, Any], handle: Handle, num_cpus: float, num_gpus: float
+) -> int:
+    """Does the jobs on the cluster that this process is connected to. The answer as of `execute`."""
+    from ray.util.queue import Queue
+
+    queue = Queue(actor_options={"num_cpus": 0})
+    pack = cache(lambda name: ray.put(pickle.dumps(prepared[name])))
+    task = ray.remote(num_cpus=num_cpus, num_gpus=num_gpus, max_retries=0)(do_on_ray)  # `take` tries again
+    tries, running = Counter[int](), {}
+
+    def submit(number: int) -> None:
+        tries[number] += 1
+        job = jobs[number]
+        data = pack(job.data) if job.data else b""
+        running[task.remote(number, job, data, queue, os.getcwd(), max(1, int(num_cpus)))] = number
+
+    def take(future: Any) -> None:
+        number = running.pop(future)
+        try:
+            state, files = ray.get(future)
+        except ray.exceptions.RayError as error:
+            cause = f"its worker was lost ({type(error).__name__})"
+            if not noted and tries[number] == TRIES:
+                handle(number, State("failed", reason=f"{cause}: {join_lines(error)[:LONGEST]}"))
+            elif not noted:
+                handle(number, State())
+                handle(number, f"{cause}; another one takes it up")
+                submit(number)
+        else:
+            write_files(files, Path(jobs[number].output))
+            handle(number, state)
+
+    with note_signals() as noted:
+        for number in range(len(jobs)):
+            submit(number)
+        told = False
+        while running:
+            if noted and not told:
+                told = True
+                for future in running:
+                    ray.cancel(future)  # as Ctrl-C would
+            finished, _ = ray.wait(list(running), timeout=0.2)
+            for number, message in queue.get_nowait_batch(queue.qsize()):
+                handle(number, message)
+            for future in finished:
+                take(future)
+    return noted[0] if noted else 0
+
+
+def do_on_ray(
+    number: int, job: Job, data: bytes, queue: Any, folder: str, threads: int
+) -> tuple[State, dict[str, bytes]]:
+    """What a Ray worker does: one job, with the prepared data `data`; how it ended, and the files that it has written.
+
+    folder: the working directory of the study, which relative paths start from.
+    """
+    import torch
+
+    from bertkit.trainer import Interrupted
+
+    if Path(folder).is_dir():
+        os.chdir(folder)
+    torch.set_num_threads(threads)
+    silence_libraries()
+
+    def tell(message: State | str) -> None:
+        with contextlib.suppress(Exception):  # the queue may be lost with its machine; the run is worth more
+            queue.put((number, message))
+
+    try:
+        state = do(job, pickle.loads(data) if data else None, tell)
+    except Interrupted:
+        return State(), {}
+    return state, read_files(Path(job.output)) if state.status == "finished" else {}
+
+
+def read_files(output: Path) -> dict[str, bytes]:
+    """What a finished run has written but for checkpoints and weights, by path."""
+    paths = [path for path in output.rglob("*") if path.is_file() and path.suffix != ".safetensors"]
+    names = {path.relative_to(output).as_posix(): path for path in paths}
+    return {name: path.read_bytes() for name, path in names.items() if not name.startswith("checkpoint-")}
+
+
+def write_files(files: Mapping[str, bytes], output: Path) -> None:
+    """Writes what a run has written elsewhere, its metrics last and at once; nothing if they are here."""
+    from bertkit.directory import METRICS
+
+    if METRICS in files and not (output / METRICS).exists():
+        for name in sorted(files, key=lambda name: name == METRICS):
+            (output / name).parent.mkdir(parents=True, exist_ok=True)
+            (output / f"{name}.part").write_bytes(files[name])
+            os.replace(output / f"{name}.part", output / name)

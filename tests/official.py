@@ -1,10 +1,11 @@
 """Small data in the official forms, and a tiny BERT to fine-tune on it: what the tests of the tasks start from."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
-from bertkit import BertModel
+from bertkit import BertForSequenceClassification, BertModel
 from bertkit.config import BertConfig
 from bertkit.data.vocab import make_tokenizer, save_tokenizer
 from bertkit.tasks.glue import BENCHMARKS, NLI
@@ -22,16 +23,21 @@ FILLERS = [f"word{number}" for number in range(20)]
 ROWS = {"train": 48, "dev": 18, "test": 10}
 
 
-def write_checkpoint(folder: Path, seed: int = 0, **values) -> Path:
-    """A tiny random BERT without a head, with a tokenizer that knows the words of `write_glue`."""
+def write_checkpoint(folder: Path, seed: int = 0, labels: Sequence[str] = (), **values) -> Path:
+    """A tiny random BERT, with a tokenizer that knows the words of `write_glue`.
+
+    labels: of its classifier; without them it has no head.
+    """
     import torch
 
     tokens = [*SPECIAL, *sorted(set(WORDS.values())), "word", *(f"##{digit}" for digit in range(10)), ".", '"', "'"]
     sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
     dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    if labels:
+        values["id2label"] = dict(enumerate(labels))
     config = BertConfig(**{"vocab_size": len(tokens), "max_position_embeddings": 128} | sizes | dropout | values)
     torch.manual_seed(seed)
-    BertModel(config).save_pretrained(folder)
+    (BertForSequenceClassification if labels else BertModel)(config).save_pretrained(folder)
     save_tokenizer(make_tokenizer(tokens, cased=False, max_length=128), folder)
     return folder
 
@@ -56,13 +62,14 @@ def write_glue(folder: Path, skip: tuple[str, ...] = (), seed: int = 0) -> Path:
                 continue
             labelled = not split.submission
             count = ROWS[name.partition("_")[0]] if name != "ax" else 9
+            form = "ax" if name == "ax" else row.name
             rows = []
             for index in range(count):
                 label = labels[index % len(labels)]
                 texts = [make_text(WORDS[label]) for _ in row.texts]
                 spelled = label if row.labels else f"{5 * int(label) * draw.uniform(0.8, 1):.3f}"
-                rows.append(FORMS[row.name](index, texts, spelled if labelled else None, name))
-            header = HEADERS[row.name](labelled, name)
+                rows.append(FORMS[form](index, texts, spelled if labelled else None, name))
+            header = HEADERS[form](labelled, name)
             path.parent.mkdir(parents=True, exist_ok=True)
             lines = ["\t".join(cells) for cells in ([header] if header else []) + rows]
             start = "\ufeff" if row.name == "mrpc" else ""

@@ -1,17 +1,20 @@
 """The command line as a person meets it: help, mistakes in one line, and what a run prints."""
 
 import io
+import json
 import os
 import re
 import signal
 import subprocess
 import sys
 import time
+import zipfile
 
 import pytest
 from rich.console import Console
 
 from bertkit import cli
+from tests.official import write_checkpoint, write_glue
 from tests.test_run import write_text
 
 SMALL = [
@@ -50,9 +53,9 @@ def test_help_answers_within_half_a_second():
     assert min(measure() for _ in range(5)) < 0.5
 
 
-@pytest.mark.parametrize("command", ["pretrain", "vocab"])
+@pytest.mark.parametrize("command", ["pretrain", "vocab", "glue", "study", "score glue"])
 def test_every_command_explains_itself_with_an_example(call, command):
-    code, out, _ = call(command, "--help")
+    code, out, _ = call(*command.split(), "--help")
     assert code == 0
     assert f"Example: bertkit {command}" in out
 
@@ -275,3 +278,158 @@ def test_a_signal_before_training_is_one_line_too(tmp_path, number):
     assert process.returncode == 128 + number
     assert err == "bertkit: stopped before the first update; the same command starts again\n"
     assert not (tmp_path / "runs").exists()
+
+
+# --- GLUE and studies -------------------------------------------------------------------------------------------------
+
+TINY = ["--set", "precision=fp32", "--set", "batch_size=8", "--set", "train.num_train_epochs=1.0"]
+
+
+@pytest.fixture
+def glue(tmp_path, capsys):
+    """The options that name the fixtures: a tiny BERT and a whole GLUE download beside the current directory."""
+    write_glue(tmp_path / "GLUE")
+    write_checkpoint(tmp_path / "bert")
+    capsys.readouterr()  # transformers' progress bars
+    return ["--data", "GLUE", "--model", "bert", *TINY]
+
+
+def spoil(path, line, change):
+    """Changes a line of a file."""
+    lines = path.read_text(encoding="utf-8").split("\n")
+    lines[line - 1] = change(lines[line - 1])
+    path.write_text("\n".join(lines), encoding="utf-8")
+
+
+SPOILT = {  # what is wrong -> how it comes about
+    "no train": lambda data: (data / "RTE" / "train.tsv").unlink(),
+    "no dev": lambda data: (data / "RTE" / "dev.tsv").unlink(),
+    "columns": lambda data: spoil(data / "RTE" / "train.tsv", 7, lambda line: line + "\tmore"),
+    "label": lambda data: spoil(data / "RTE" / "dev.tsv", 5, lambda line: line.rpartition("\t")[0] + "\tmaybe"),
+    "empty": lambda data: (data / "RTE" / "dev.tsv").write_text("index\tsentence1\tsentence2\tlabel\n"),
+    "no labels": lambda data: (data / "RTE" / "dev.tsv").write_bytes((data / "RTE" / "test.tsv").read_bytes()),
+}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ("no train", ["RTE/train.tsv", "does not exist"]),
+        ("no dev", ["RTE/dev.tsv", "does not exist"]),
+        ("columns", ["RTE/train.tsv", "line 7", "5 columns", "4 were"]),
+        ("label", ["RTE/dev.tsv", "line 5", "maybe", "entailment, not_entailment"]),
+        ("empty", ["RTE/dev.tsv", "no rows"]),
+        ("no labels", ["RTE/dev.tsv", "'label'"]),
+    ],
+)
+@pytest.mark.parametrize("more", [[], ["--restarts", "2"]])
+def test_wrong_files_are_one_line_and_nothing_is_written(call, glue, tmp_path, wrong, words, more):
+    SPOILT[wrong](tmp_path / "GLUE")
+    code, _, err = call("glue", "--task", "rte", *glue, *more)
+    assert code == 2
+    assert len(err.splitlines()) == 1, err
+    for word in words:
+        assert word in err
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["glue", "--task", "mnlii", "--data", "GLUE"], ["mnlii", "cola, sst2", "all"]),
+        (["glue", "--task", "rte", "--data", "nowhere", "--model", "bert"], ["nowhere", "--data"]),
+        (["glue", "--task", "rte", "--data", "GLUE", "--model", "GLUE"], ["GLUE"]),
+        (["glue", "--task", "rte", "--data", "GLUE", "--model", "gpt"], ["gpt2", "not bert"]),
+        (["glue", "--task", "rte", "--data", "GLUE"], ["google-bert/bert-base-uncased", "--model"]),
+        (["glue", "--task", "rte", "--submit", "x.zip"], ["--task all"]),
+        (["glue", "--task", "all", "--submit", "x.txt"], ["x.txt", "zip"]),
+        (["glue", "--task", "all", "--submit", "no/x.zip"], ["no"]),
+        (["glue", "--task", "all", "--submit", "x.zip"], ["CoLA.tsv", "AX.tsv", "--submit-partial"]),
+        (["glue", "--task", "all", "--push-to-hub", "me/bert"], ["one model"]),
+        (["glue", "--task", "ax", "--data", "GLUE"], ["ax", "MNLI", "--model"]),
+        (["glue", "--task", "ax", "--data", "GLUE", "--model", "bert"], ["no head", "entailment", "--model"]),
+        (["glue", "--task", "ax", "--data", "GLUE", "--model", "bert", "--grid"], ["ax", "no labels"]),
+        (["glue", "--task", "rte", "--data", "GLUE", "--model", "bert", "--set", "reinit_layers=3"], ["2 layers"]),
+        (["glue", "--task", "rte", "--data", "GLUE", "--model", "bert", "--set", "freeze=encoder"], ["freeze"]),
+        (["glue", "--task", "rte", "--data", "GLUE", "--model", "bert", "--restarts", "0"], ["--restarts"]),
+        (["glue", "--task", "rte", "--data", "GLUE", "--model", "bert", "--grid", "--workers", "some"], ["some"]),
+        (["study", "missing.toml"], ["missing.toml"]),
+        (["study", "odd.toml"], ["odd.toml", "taks", "tasks"]),
+        (["study", "good.toml", "--data", "GLUE", "--model", "bert"], ["GLUE/glue", "--data ROOT"]),
+        (["score", "glue", "--task", "rte", "GLUE/RTE/test.tsv", "answers.txt"], ["no labels", "RTE/dev.tsv"]),
+        (["score", "glue", "--task", "ax", "GLUE/RTE/test.tsv", "answers.txt"], ["ax", "no labels"]),
+        (["score", "glue", "--task", "rte", "GLUE/RTE/dev.tsv", "answers.txt"], ["2 answers", "18 labels"]),
+        (["score", "glue", "--task", "qnli", "GLUE/RTE/dev.tsv", "answers.txt"], ["question"]),
+        (["score", "glue", "--task", "rte", "GLUE/RTE/dev.tsv", "missing.txt"], ["missing.txt"]),
+    ],
+)
+def test_a_mistake_with_glue_is_one_line_and_nothing_is_written(call, glue, tmp_path, arguments, words):
+    (tmp_path / "gpt").mkdir()
+    (tmp_path / "gpt" / "config.json").write_text('{"model_type": "gpt2"}')
+    (tmp_path / "odd.toml").write_text('taks = ["rte"]\n')
+    (tmp_path / "good.toml").write_text('tasks = ["rte"]\n')
+    (tmp_path / "answers.txt").write_text("entailment\nnot_entailment\n")
+    before = sorted(tmp_path.rglob("*"))
+    code, _, err = call(*arguments)
+    assert code == 2
+    assert len(err.splitlines()) == 1, err
+    assert err.startswith("bertkit: ")
+    for word in words:
+        assert word in err
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_fine_tuned_task_is_shown_beside_the_majority_and_the_paper(call, glue, tmp_path):
+    code, out, err = call("glue", "--task", "SST-2", *glue, "--set", "train.learning_rate=0.0")
+    assert code == 0, err
+    assert err == ""
+    for words in ("accuracy (%)", "50.0 the majority class", "93.5 BERT-base, test", "warning: the score"):
+        assert words in out
+    code, out, err = call(
+        "score", "glue", "--task", "sst2", "--json", "GLUE/SST-2/dev.tsv", "runs/sst2/predictions/dev.tsv"
+    )
+    assert code == 0, err
+    metrics = json.loads((tmp_path / "runs/sst2/metrics.json").read_text())
+    assert json.loads(out) == {name: metrics[name] for name in ("accuracy", "score")}
+
+
+def test_a_grid_prints_its_table_and_a_dry_run_its_cells(call, glue, tmp_path):
+    grid = ["glue", "--task", "rte", *glue[:-4], "--grid", "--restarts", "2", "--set", "train.num_train_epochs=1.0"]
+    code, out, err = call(*grid, "--dry-run")
+    assert code == 0, err
+    assert "8 cells, 16 runs" in out
+    assert "rte/learning_rate-5e-05_batch_size-16, seeds 42, 43" in out
+    assert not (tmp_path / "runs").exists()
+    code, out, err = call(*grid, "--set", "train.learning_rate=[1e-3, 1e-4]", "--set", "batch_size=16")
+    assert code == 0, err
+    for words in ("BERT-base, test", "best of 4", "Chosen for rte: runs/rte/rte/learning_rate-", "heatmap.png"):
+        assert words in out
+    assert (tmp_path / "runs/rte/heatmap.png").read_bytes().startswith(b"\x89PNG")
+    assert len(list((tmp_path / "runs/rte").rglob("model.safetensors"))) == 1
+
+
+def test_all_tasks_make_a_submission_and_so_do_finished_runs(call, glue, tmp_path):
+    for task in ("MNLI", "CoLA"):
+        assert call("glue", "--task", task, *glue, "--output", f"runs/glue/{task.lower()}")[0] == 0
+    code, out, err = call("glue", "--task", "all", "--submit", "some.zip", "--submit-partial")
+    assert code == 0, err
+    assert "filled with the majority class: SST-2.tsv, MRPC.tsv, STS-B.tsv, QQP.tsv, QNLI.tsv, RTE.tsv" in out
+    assert "CoLA.tsv has 10 answers; the leaderboard expects 1,063" in out
+    with zipfile.ZipFile("some.zip") as archive:
+        assert len(archive.namelist()) == 11
+        mnli = (tmp_path / "runs/glue/mnli/predictions/MNLI-mm.tsv").read_bytes()
+        assert archive.read("MNLI-mm.tsv") == mnli
+        assert archive.read("RTE.tsv").count(b"\n") == 3001
+
+
+@pytest.mark.slow
+def test_every_task_at_once_makes_the_whole_submission(call, glue, tmp_path):
+    code, out, err = call("glue", "--task", "all", *glue, "--submit", "all.zip")
+    assert code == 0, err
+    assert "9 tasks" in out
+    with zipfile.ZipFile("all.zip") as archive:
+        for name in archive.namelist():
+            lines = archive.read(name).decode().splitlines()
+            assert lines[0] == "index\tprediction"
+            assert len(lines) == (10 if name == "AX.tsv" else 11)
+    assert (tmp_path / "runs/glue/study.json").exists()

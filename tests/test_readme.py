@@ -13,14 +13,17 @@ import bertkit
 from bertkit.cli import app
 from bertkit.recipe import read_recipe
 from bertkit.run import dry_run, run
+from bertkit.study import list_cells, read_study
 from bertkit.tasks import TASKS
+from tests.official import write_checkpoint
 from tests.tasks.test_conformance import make_pretraining
 
 ROOT = Path(bertkit.__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-RECIPES = sorted((ROOT / "recipes").rglob("*.toml"))
+STUDIES = sorted((ROOT / "recipes" / "studies").glob("*.toml"))
+RECIPES = sorted(set((ROOT / "recipes").rglob("*.toml")) - set(STUDIES))
 TEXTS = [README, (ROOT / "recipes" / "README.md").read_text(encoding="utf-8")]
-TEXTS += [path.read_text(encoding="utf-8") for path in RECIPES]
+TEXTS += [path.read_text(encoding="utf-8") for path in (*RECIPES, *STUDIES)]
 
 
 def find_commands(text):
@@ -47,7 +50,7 @@ def test_a_command_parses(command):
     )
     context = subcommand.make_context(name, list(rest))
     assert context.info_name == words[1]
-    for option in ("recipe",):
+    for option in ("recipe", "file"):
         if context.params.get(option):
             assert (ROOT / context.params[option]).exists()
 
@@ -79,8 +82,9 @@ def test_the_python_example_runs(tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: str(path.relative_to(ROOT / "recipes")))
 def test_a_recipe_runs_dry(path, tmp_path, monkeypatch):
     recipe = read_recipe(path)
-    plan = dry_run(TASKS[recipe["task"]], recipe, output=tmp_path / "run")
-    assert plan["updates"] > 0
+    given = {"checkpoint": str(write_checkpoint(tmp_path / "bert"))} if recipe.get("checkpoint") else {}  # no Hub here
+    plan = dry_run(TASKS[recipe["task"]], recipe, given, output=tmp_path / "run")
+    assert plan.get("updates", 1) > 0  # how many there are of so many epochs only the data say
     assert plan["per_device_batch"] * plan["accumulation"] == plan["sequences_per_update"] == recipe["batch_size"]
     sizes = {"base.toml": 110, "large.toml": 336, "small.toml": 29, "tiny.toml": 4}  # millions, heads included
     if path.name in sizes:
@@ -88,7 +92,17 @@ def test_a_recipe_runs_dry(path, tmp_path, monkeypatch):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize(("name", "cells", "runs"), [("glue-grid", 192, 192), ("minilm", 4, 20), ("restarts", 8, 80)])
+def test_a_study_has_the_runs_it_should_have(name, cells, runs, tmp_path):
+    given = {"checkpoint": str(write_checkpoint(tmp_path / "bert"))}
+    found = list_cells(read_study(ROOT / "recipes" / "studies" / f"{name}.toml", given))
+    assert len(found) == cells
+    directories = [directory for cell in found for directory in cell.runs.values()]
+    assert len(set(directories)) == len(directories) == runs
+
+
 def test_recipes_are_counted_and_listed():
-    assert len(RECIPES) == 5
+    assert len(RECIPES) == 7
+    assert len(STUDIES) == 3
     listed = set(re.findall(r"\]\((\S+\.toml)\)", TEXTS[1]))
-    assert listed == {str(path.relative_to(ROOT / "recipes")) for path in RECIPES}
+    assert listed == {str(path.relative_to(ROOT / "recipes")) for path in (*RECIPES, *STUDIES)}

@@ -1,5 +1,8 @@
 """The curves of a run."""
 
+import itertools
+import statistics
+
 from PIL import Image
 
 from bertkit.directory import read_log
@@ -27,3 +30,59 @@ def test_curves_have_a_panel_for_every_score_that_was_logged(tmp_path):
     two, one = (Image.open(tmp_path / name) for name in ("two.png", "one.png"))
     assert two.width == 2 * one.width
     assert len(two.convert("L").getcolors()) > 50, "the picture is empty"
+
+
+# --- Studies ----------------------------------------------------------------------------------------------------------
+
+
+def make_results(grid, tasks, scores, rows=("",), seeds=(42, 43), select="best", paper=None, majority=None):
+    """What study.json would hold; `scores(row, task, setting, seed)`: a score, None for a failed run, or "waiting"."""
+    settings = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
+    cells, chosen = [], []
+    for row, task in itertools.product(rows, tasks):
+        group = []
+        for setting in settings:
+            directory = f"{row}/{task}/{len(group)}"
+            values = [scores(row, task, setting, seed) for seed in seeds]
+            runs = []
+            for seed, value in zip(seeds, values, strict=True):
+                state = {"status": "finished", "metrics": {"score": value}}
+                if value is None:
+                    state = {"status": "failed", "failure": "the loss is nan | lower it"}
+                if value == "waiting":
+                    state = {"status": "running", "update": 12, "updates": 1234, "loss": 0.6931}
+                runs.append({"seed": seed, "directory": f"{directory}/seed-{seed}"} | state)
+            done = [value for value in values if isinstance(value, float)]
+            statistic = {
+                "n": len(done),
+                "failed": values.count(None),
+                "mean": statistics.fmean(done) if done else None,
+                "sd": statistics.stdev(done) if len(done) > 1 else None,
+                "best": max(done, default=None),
+                "at_or_below_majority": None if majority is None else sum(value <= majority for value in done),
+            }
+            head = {"row": row, "task": task, "setting": setting, "directory": directory, "runs": runs}
+            group.append(head | statistic)
+        cells += group
+        scored = [cell for cell in group if cell["n"]]
+        if scored:
+            best = max(scored, key=lambda cell: cell["best" if select == "best" else "mean"])
+            run = max((r for r in best["runs"] if r["status"] == "finished"), key=lambda r: r["metrics"]["score"])
+            winner = {"row": row, "task": task, "setting": best["setting"], "cell": best["directory"]}
+            winner |= {"run": run["directory"], "seed": run["seed"], "score": run["metrics"]["score"]}
+            chosen.append(winner | {"of_settings": len(scored), "of_runs": sum(cell["n"] for cell in scored)})
+    columns = {
+        task: {"metric": "accuracy", "name": name, "unit": "fraction", "lower_is_better": False, "split": "dev"}
+        | {"paper": (paper or {}).get(task, {})}
+        for task, name in tasks.items()
+    }
+    definition = {"tasks": list(tasks), "seeds": list(seeds), "select": select}
+    return {
+        "definition": definition | ({"grid": {axis: list(values) for axis, values in grid.items()}} if grid else {}),
+        "finished": True,
+        "runs": len(cells) * len(seeds),
+        "failed": sum(cell["failed"] for cell in cells),
+        "columns": columns,
+        "cells": cells,
+        "chosen": chosen,
+    }

@@ -25,7 +25,11 @@ MAY_IMPORT = {
         "bertkit.directory",
         "bertkit.report",
         "bertkit.run",
+        "bertkit.share",
+        "bertkit.study",
+        "bertkit.submission",
         "bertkit.tasks",
+        "bertkit.tasks.glue",
         "bertkit.trainer",
     },
     "bertkit.config": set(),
@@ -34,6 +38,7 @@ MAY_IMPORT = {
     "bertkit.data.files": {"bertkit.data.corpus"},
     "bertkit.data.masking": set(),
     "bertkit.data.pairs": {"bertkit.data.masking"},
+    "bertkit.data.sequence": set(),
     "bertkit.data.vocab": {"bertkit.data.corpus"},
     "bertkit.directory": {"bertkit", "bertkit.data.vocab", "bertkit.recipe"},
     "bertkit.dropout": set(),
@@ -57,7 +62,26 @@ MAY_IMPORT = {
         "bertkit.tasks.task",
     },
     "bertkit.share": {"bertkit", "bertkit.tasks.task"},
-    "bertkit.tasks": {"bertkit.tasks.pretraining", "bertkit.tasks.task"},
+    "bertkit.submission": {"bertkit.directory", "bertkit.study", "bertkit.tasks.glue", "bertkit.tasks.task"},
+    "bertkit.study": {
+        "bertkit.data.corpus",
+        "bertkit.directory",
+        "bertkit.recipe",
+        "bertkit.report",
+        "bertkit.run",
+        "bertkit.tasks",
+        "bertkit.tasks.task",
+        "bertkit.trainer",
+        "bertkit.workers",
+    },
+    "bertkit.tasks": {"bertkit.tasks.glue", "bertkit.tasks.pretraining", "bertkit.tasks.task"},
+    "bertkit.tasks.glue": {
+        "bertkit.data.files",
+        "bertkit.data.sequence",
+        "bertkit.data.vocab",
+        "bertkit.metrics",
+        "bertkit.tasks.task",
+    },
     "bertkit.tasks.pretraining": {
         "bertkit.data.corpus",
         "bertkit.data.masking",
@@ -67,6 +91,13 @@ MAY_IMPORT = {
     },
     "bertkit.tasks.task": set(),
     "bertkit.trainer": {"bertkit.directory", "bertkit.tasks.task"},
+    "bertkit.workers": {
+        "bertkit.directory",
+        "bertkit.recipe",
+        "bertkit.run",
+        "bertkit.tasks",
+        "bertkit.trainer",
+    },
 }
 
 
@@ -142,6 +173,7 @@ def test_training_works_where_datasets_and_evaluate_are_not_installed():
 def test_public_names_are_exported():
     for name in bertkit.__all__:
         assert name == "TASKS" or getattr(bertkit, name).__name__ == name
-    assert list(bertkit.TASKS) == ["pretrain"]
+    glue = ["cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte", "wnli", "ax"]
+    assert list(bertkit.TASKS) == ["pretrain", *glue]
     with pytest.raises(AttributeError, match="no attribute 'BertForNothing'"):
         bertkit.BertForNothing  # noqa: B018

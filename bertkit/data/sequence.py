@@ -55,8 +55,8 @@ def encode_texts(
     until both are as long, then both do. Special tokens written out in a text are ordinary text there, as in the
     reference code.
 
-    Differs from the paper: where both texts of a pair are cut to an odd number of tokens, the reference code leaves the
-    odd one to A and tokenizers to the text that was longer, or to B.
+    Differs from the paper: where the room for a pair is odd and both texts are longer than its half, the reference code
+    leaves the odd token to A and tokenizers to the text that was longer, or to B.
     """
     from tokenizers import Tokenizer
 

@@ -279,7 +279,7 @@ def find_benchmark(name: str) -> Benchmark:
     for row in BENCHMARKS:
         if row.name == plain:
             return row
-    raise UsageError(f"unknown task {name!r}; the GLUE tasks are {', '.join(row.name for row in BENCHMARKS)}")
+    raise UsageError(f"unknown task {name!r}; the GLUE tasks are {', '.join(row.name for row in BENCHMARKS)}, or all")
 
 
 # --- The data ---------------------------------------------------------------------------------------------------------
@@ -305,7 +305,8 @@ def load(row: Benchmark, options: Mapping[str, Any], report: Report) -> dict[str
 def read_folder(row: Benchmark, folder: Path) -> dict[str, Table]:
     """The official files below a folder."""
     if not folder.is_dir():
-        raise UsageError(f"{folder} is no folder; give the one that holds {row.splits['train'].file}: --data DIR")
+        first = next(iter(row.splits.values())).file
+        raise UsageError(f"{folder} is no folder; give the one that holds {first}: --data DIR")
     return {
         name: read_split(row, name, folder / split.file)
         for name, split in row.splits.items()
@@ -453,10 +454,10 @@ def comment(row: Benchmark, metrics: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def spell(row: Benchmark, values: np.ndarray) -> list[str]:
-    """Decisions as the leaderboard wants them: official spelling, or a score clipped to 0 to 5."""
+def spell(row: Benchmark, values: np.ndarray, clip: bool) -> list[str]:
+    """Decisions in the official spelling; scores to their last digit, or clipped to 0 to 5 as the leaderboard wants."""
     if not row.labels:
-        return [f"{min(max(float(value), 0.0), 5.0):.3f}" for value in values]
+        return [f"{min(max(float(value), 0.0), 5.0):.3f}" if clip else repr(float(value)) for value in values]
     spellings = list(row.labels)
     return [spellings[value] for value in values]
 
@@ -469,8 +470,9 @@ def spell_majority(row: Benchmark) -> str:
 
 def predict(row: Benchmark, logits: np.ndarray, data: Sequences, split: str) -> dict[str, str]:
     """The file of a split's predictions, in the leaderboard's form."""
-    name = row.splits[split].submission or Path(row.splits[split].file).name
-    return {name: write_predictions(spell(row, decide(row, logits)))}
+    submission = row.splits[split].submission
+    name = submission or Path(row.splits[split].file).name
+    return {name: write_predictions(spell(row, decide(row, logits), clip=bool(submission)))}
 
 
 def write_predictions(answers: Sequence[str]) -> str:
@@ -541,8 +543,11 @@ def read_answers(row: Benchmark, path: Path) -> np.ndarray:
     """(S,) the answers of a file in the leaderboard's form, in the order of their index, or of one an answer a line."""
     try:
         table = read_tsv(path, {"index": "index", "label": "prediction"})
-    except UsageError:
-        table = read_tsv(path, {"label": 0}, width=1)
+    except UsageError as error:
+        try:
+            table = read_tsv(path, {"label": 0}, width=1)
+        except UsageError:
+            raise error from None
     read = float if not row.labels else index_labels(row).__getitem__
     answers = []
     for place, text in enumerate(table.columns["label"]):

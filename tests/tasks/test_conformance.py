@@ -1,6 +1,8 @@
 """What every Task promises. A new task is tested the moment it is declared: it only needs a small recipe here."""
 
 import inspect
+from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,6 +12,8 @@ from bertkit import model as models
 from bertkit.errors import UsageError
 from bertkit.run import complete, make_model
 from bertkit.tasks import TASKS
+from bertkit.tasks.glue import GLUE
+from tests.official import write_checkpoint, write_glue
 from tests.test_run import write_text
 
 TINY = {
@@ -29,6 +33,14 @@ def make_pretraining(folder, **options):
     return {"model": TINY, "batch_size": 8, "data": data, "train": {"max_steps": 4}}
 
 
+def make_glue(folder, name):
+    """Over the official files; a task without training data starts from a model that has its head."""
+    labels = TASKS[name].configure({}, None, None)["id2label"].values() if not TASKS[name].metric else ()
+    checkpoint = write_checkpoint(folder / "bert", labels=tuple(labels))
+    data = {"dir": str(write_glue(folder / "glue")), "max_length": 40}
+    return {"checkpoint": str(checkpoint), "batch_size": 8, "data": data}
+
+
 # name -> (task, a small recipe over files it writes, the options whose file does not exist)
 CASES = {
     "pretrain": (TASKS["pretrain"], make_pretraining, {"corpus": ["missing.txt"]}),
@@ -42,7 +54,9 @@ CASES = {
         lambda folder: make_pretraining(folder, objective="clm"),
         {"corpus": ["no.txt"]},
     ),
-}
+} | {name: (task, partial(make_glue, name=name), {"dir": "no/glue"}) for name, task in GLUE.items()}
+# A task without a metric has nothing to learn from: it is only predicted.
+LEARNED = pytest.mark.parametrize("case", [name for name in CASES if CASES[name][0].metric], indirect=True)
 
 
 def test_every_task_is_covered():
@@ -56,7 +70,7 @@ def case(request, tmp_path):
     recipe = complete(task, make_recipe(tmp_path))
     examples = task.load(recipe["data"], lambda line: None)
     tokenizer = task.tokenize(recipe, examples, lambda line: None)
-    data = {split: task.encode(examples[split], tokenizer, recipe, split) for split in ("train", *task.splits)}
+    data = {split: task.encode(examples[split], tokenizer, recipe, split) for split in examples}
     torch.manual_seed(0)
     model = make_model(task, recipe, task.configure(recipe, tokenizer, examples))
     return task, recipe, examples, tokenizer, data, model, wrong
@@ -64,6 +78,13 @@ def case(request, tmp_path):
 
 def take_batch(task, data, count=8):
     return task.collate(data.__getitems__(list(range(count))))
+
+
+def test_what_is_loaded_is_declared(case):
+    task, _, examples, _, _, _, _ = case
+    assert set(examples) <= {"train", *task.splits, *task.unlabelled}
+    assert ("train" in examples) == bool(task.metric)
+    assert set(list(task.splits)[:1]) <= set(examples)
 
 
 def test_columns_are_arguments_of_the_head(case):
@@ -76,6 +97,7 @@ def test_columns_are_arguments_of_the_head(case):
         assert all(len(column) == 8 for column in batch.values())
 
 
+@LEARNED
 def test_one_step_has_a_finite_loss_and_a_gradient_everywhere(case):
     task, _, _, _, data, model, _ = case
     model.train()
@@ -89,6 +111,7 @@ def test_one_step_has_a_finite_loss_and_a_gradient_everywhere(case):
     assert loss.item() == pytest.approx(model.eval()(**batch).loss.item(), rel=1e-5)
 
 
+@LEARNED
 def test_a_frozen_parameter_gets_no_gradient(case):
     task, _, _, _, data, model, _ = case
     model.bert.requires_grad_(False)
@@ -98,6 +121,7 @@ def test_a_frozen_parameter_gets_no_gradient(case):
         assert (parameter.grad is None) != (name == "embeddings.word_embeddings.weight"), name
 
 
+@LEARNED
 def test_gold_answers_score_the_maximum_and_wrong_ones_do_not(case):
     """The head's outputs are replaced by logits that are certain of the labels."""
     task, _, _, _, data, model, _ = case
@@ -110,15 +134,18 @@ def test_gold_answers_score_the_maximum_and_wrong_ones_do_not(case):
         if name.endswith("logits"):
             labels = batch["next_sentence_label"] if name.startswith("seq") else batch["labels"]
             labels = labels[labels != -100]
-            outputs[name] = 100.0 * torch.nn.functional.one_hot(labels, value.shape[-1])
+            classes = not labels.is_floating_point()
+            certain = 100.0 * torch.nn.functional.one_hot(labels, value.shape[-1]) if classes else labels[:, None]
+            outputs[name] = certain
     best = task.score(task.summarize(outputs, batch).numpy(), dev)
     for name, value in best.items():
-        perfect = 1.0 if name.endswith("accuracy") or name == "perplexity" else 0.0
+        perfect = 1.0 if task.find_row(name).unit == "fraction" or name == "perplexity" else 0.0
         assert value == pytest.approx(perfect, abs=1e-6), name
         assert abs(worst[name] - perfect) > 1e-3, name
     assert task.metric in best
 
 
+@LEARNED
 def test_scores_and_baselines_are_what_the_table_shows(case):
     task, _, _, _, data, model, _ = case
     dev = data[next(iter(task.splits))]
@@ -127,7 +154,9 @@ def test_scores_and_baselines_are_what_the_table_shows(case):
         scores = task.score(task.summarize(model.eval()(**batch, **task.evaluation_options), batch).numpy(), dev)
     baselines = task.baseline(data["train"], dev)
     shown = [row for row in task.table if row.key in scores]
-    assert {row.key for row in shown} == set(scores) - {"perplexity"}
+    assert {row.key for row in shown} | {task.metric} == set(scores)
+    everywhere = {name.format(row.key) for name in task.splits.values() for row in shown}
+    assert everywhere <= {row.key for row in task.table}, "the other splits too"
     for row in shown:
         for key in row.baselines.values():
             assert np.isfinite(baselines[key])
@@ -138,13 +167,39 @@ def test_a_wrong_file_is_one_promised_error(case):
     with pytest.raises(UsageError) as error:
         task.load({**recipe["data"], **wrong}, lambda line: None)
     assert "\n" not in str(error.value)
-    assert next(iter(wrong.values()))[0] in str(error.value)
+    (value,) = wrong.values()
+    assert (value[0] if isinstance(value, list) else value) in str(error.value)
 
 
-def test_the_recipe_of_the_paper_is_complete_and_passes_its_own_check():
+def test_predictions_are_texts_in_files_of_their_own(case):
+    """Of every split that is evaluated or predicted."""
+    task, _, _, _, data, model, _ = case
+    names = []
+    for split in (*task.splits, *task.unlabelled):
+        batch = take_batch(task, data[split], len(data[split]))
+        with torch.no_grad():
+            outputs = model.eval()(**batch, **task.evaluation_options)
+        files = task.predict(task.summarize(outputs, batch).numpy(), data[split], split)
+        assert split not in task.unlabelled or files
+        assert all(text.endswith("\n") for text in files.values())
+        names += files
+    assert len(set(names)) == len(names)
+    assert all(Path(name).name == name for name in names)
+
+
+def test_what_is_shown_of_a_model_is_a_line_each(case):
+    task, _, examples, tokenizer, _, model, _ = case
+    lines = task.illustrate(model.eval(), tokenizer, {split: examples[split] for split in examples if split != "train"})
+    assert task.splits or not lines
+    assert all(line and "\n" not in line for line in lines)
+
+
+def test_the_recipe_of_the_paper_is_complete_and_passes_its_own_check(tmp_path):
+    checkpoint = {"checkpoint": str(write_checkpoint(tmp_path))}  # the default one is on the Hub
     for task in TASKS.values():
-        recipe = complete(task)
+        given = checkpoint if "checkpoint" in task.recipe else {}
+        recipe = complete(task, given)
         assert recipe["task"] == task.name
         assert {"batch_size", "precision", "preset", "data", "train"} <= set(recipe)
         assert recipe["train"]["optim"] == "bert_adam"
-        assert complete(task, {"preset": "stable"})["train"]["optim"] == "adamw_torch"
+        assert complete(task, given, {"preset": "stable"})["train"]["optim"] == "adamw_torch"

@@ -1,0 +1,834 @@
+"""GLUE: the table against the paper and the Hub, official files and the Hub's copy, bad files, and runs that learn."""
+
+import json
+import os
+import shutil
+import signal
+from dataclasses import replace
+
+import datasets
+import numpy as np
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file
+
+from bertkit import BertForSequenceClassification, BertModel
+from bertkit.data import files
+from bertkit.data.sequence import encode_texts, pad
+from bertkit.data.vocab import load_tokenizer
+from bertkit.errors import UsageError
+from bertkit.recipe import merge
+from bertkit.run import complete, dry_run, make_model, prepare, run
+from bertkit.tasks import TASKS
+from bertkit.tasks.glue import BENCHMARKS, GLUE, RECIPE, find_benchmark, score_files
+from bertkit.trainer import Interrupted
+from tests.official import write_checkpoint, write_glue
+
+NAMES = ["cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte", "wnli", "ax"]
+NLI = ["entailment", "neutral", "contradiction"]
+HUB_LABELS = {
+    "cola": ["unacceptable", "acceptable"],
+    "sst2": ["negative", "positive"],
+    "mrpc": ["not_equivalent", "equivalent"],
+    "stsb": [],
+    "qqp": ["not_duplicate", "duplicate"],
+    "mnli": NLI,
+    "qnli": ["entailment", "not_entailment"],
+    "rte": ["entailment", "not_entailment"],
+    "wnli": ["not_entailment", "entailment"],
+    "ax": NLI,
+}
+# Table 1: BERT-base and BERT-large on test, in percent.
+TABLE_1 = {
+    ("mnli", "accuracy"): (84.6, 86.7),
+    ("mnli", "accuracy_mm"): (83.4, 85.9),
+    ("qqp", "f1"): (71.2, 72.1),
+    ("qnli", "accuracy"): (90.5, 92.7),
+    ("sst2", "accuracy"): (93.5, 94.9),
+    ("cola", "matthews_correlation"): (52.1, 60.5),
+    ("stsb", "spearmanr"): (85.8, 86.5),
+    ("mrpc", "f1"): (88.9, 89.3),
+    ("rte", "accuracy"): (66.4, 70.1),
+}
+TABLE_5 = {
+    ("mnli", "accuracy"): 84.4,
+    ("qnli", "accuracy"): 88.4,
+    ("mrpc", "accuracy"): 86.7,
+    ("sst2", "accuracy"): 92.7,
+}
+ROWS = {
+    "CoLA.tsv": 1063,
+    "SST-2.tsv": 1821,
+    "MRPC.tsv": 1725,
+    "STS-B.tsv": 1379,
+    "QQP.tsv": 390_965,
+    "MNLI-m.tsv": 9796,
+    "MNLI-mm.tsv": 9847,
+    "QNLI.tsv": 5463,
+    "RTE.tsv": 3000,
+    "WNLI.tsv": 146,
+    "AX.tsv": 1104,
+}
+SCORES = {
+    "cola": {"matthews_correlation"},
+    "mrpc": {"f1", "accuracy"},
+    "stsb": {"spearmanr", "pearson"},
+    "mnli": {"accuracy"},
+}
+
+
+# --- The table --------------------------------------------------------------------------------------------------------
+
+
+def test_ten_rows_with_the_hubs_label_names_in_the_hubs_order():
+    assert [row.name for row in BENCHMARKS] == list(GLUE) == NAMES
+    assert {row.name: list(row.labels.values()) for row in BENCHMARKS} == HUB_LABELS
+    assert all(row.majority in row.labels.values() for row in BENCHMARKS if row.labels)
+
+
+def test_the_papers_figures():
+    shown = {(name, row.key): row.paper for name, task in GLUE.items() for row in task.table}
+    test = {
+        key: (paper["BERT-base, test"], paper["BERT-large, test"])
+        for key, paper in shown.items()
+        if "BERT-base, test" in paper
+    }
+    assert test == {key: tuple(round(value / 100, 3) for value in values) for key, values in TABLE_1.items()}
+    dev = {key: paper["BERT-base, dev"] for key, paper in shown.items() if "BERT-base, dev" in paper}
+    assert dev == {key: round(value / 100, 3) for key, value in TABLE_5.items()}
+    assert set(shown) >= {(row.name, metric) for row in BENCHMARKS for metric in row.metrics}
+    assert all(row.metrics[0] == GLUE[row.name].metric for row in BENCHMARKS if row.metrics)
+
+
+def test_the_submission_has_eleven_files():
+    found = {split.submission: split.rows for row in BENCHMARKS for split in row.splits.values() if split.submission}
+    assert found == ROWS
+
+
+@pytest.mark.parametrize(
+    ("spelling", "name"),
+    [("SST-2", "sst2"), ("MNLI", "mnli"), ("mnli", "mnli"), ("STS-B", "stsb"), ("sts_b", "stsb"), ("CoLA", "cola")],
+)
+def test_official_spellings_are_understood(spelling, name):
+    assert find_benchmark(spelling).name == name
+
+
+@pytest.mark.parametrize("spelling", ["mnlii", "", "squad", "all"])
+def test_an_unknown_task_lists_those_there_are(spelling):
+    message = f"unknown task {spelling!r}; the GLUE tasks are {', '.join(NAMES)}, or all"
+    with pytest.raises(UsageError) as error:
+        find_benchmark(spelling)
+    assert str(error.value) == message
+
+
+# --- The data ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def glue(tmp_path_factory):
+    """The whole download."""
+    return write_glue(tmp_path_factory.mktemp("glue"))
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory):
+    """A tiny BERT whose random weights are large enough to learn from quickly."""
+    return write_checkpoint(tmp_path_factory.mktemp("bert"), initializer_range=0.1)
+
+
+@pytest.fixture
+def files_of(glue, tmp_path):
+    """Makes a copy of a task's files, to be spoilt: (folder of the download, folder of the task)."""
+
+    def copy(name):
+        folder = find_benchmark(name).splits["train"].file.partition("/")[0]
+        shutil.copytree(glue / folder, tmp_path / "glue" / folder)
+        return tmp_path / "glue", tmp_path / "glue" / folder
+
+    return copy
+
+
+@pytest.fixture
+def hub(monkeypatch, glue):
+    """The Hub's copy of the fixture: class labels or float32 scores, -1 in the test sets."""
+    read = {name: load(name, glue) for name in NAMES}
+
+    def serve(name, config):
+        assert name == "nyu-mll/glue"
+        splits = {}
+        for row in BENCHMARKS:
+            for split, form in row.splits.items():
+                if form.hub[0] == config:
+                    splits[form.hub[1]] = make_rows(row, read[row.name][split])
+        return datasets.DatasetDict(splits)
+
+    monkeypatch.setattr(files, "find_hub_trouble", lambda *_: None)
+    monkeypatch.setattr(datasets, "load_dataset", serve)
+
+
+def make_rows(row, examples):
+    """A split as the Hub has it."""
+    columns = dict(zip(row.texts, examples["texts"], strict=True))
+    count = len(examples["texts"][0])
+    labels = [-1] * count if examples["labels"] is None else examples["labels"].tolist()
+    label = datasets.ClassLabel(names=HUB_LABELS[row.name]) if row.labels else datasets.Value("float32")
+    features = {name: datasets.Value("string") for name in columns} | {"label": label, "idx": datasets.Value("int32")}
+    columns |= {"label": labels, "idx": list(range(count))}
+    return datasets.Dataset.from_dict(columns, features=datasets.Features(features))
+
+
+def load(name, folder, **options):
+    return GLUE[name].load(RECIPE["data"] | {"dir": str(folder)} | options, lambda line: None)
+
+
+def assert_same_examples(one, other):
+    assert one.keys() == other.keys()
+    for split, examples in one.items():
+        assert examples["texts"] == other[split]["texts"]
+        if examples["labels"] is None:
+            assert other[split]["labels"] is None
+        else:
+            assert examples["labels"].dtype == other[split]["labels"].dtype
+            np.testing.assert_array_equal(examples["labels"], other[split]["labels"])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_hubs_copy_gives_what_the_official_files_give(name, glue, hub, bert):
+    official, copy = load(name, glue), load(name, "")
+    assert list(official) == list(find_benchmark(name).splits)
+    assert_same_examples(official, copy)
+    tokenizer = load_tokenizer(bert)
+    recipe = {"data": {"max_length": 12}}
+    for split in official:
+        one, other = (GLUE[name].encode(examples[split], tokenizer, recipe, split) for examples in (official, copy))
+        for column in ("ids", "ends", "seconds", "labels"):
+            np.testing.assert_array_equal(getattr(one, column), getattr(other, column))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_texts_and_labels_are_the_ones_in_the_files(name, glue):
+    """Every text is a cell of its line, in the order of the texts, and so is the label in its official spelling."""
+    row = find_benchmark(name)
+    for split, examples in load(name, glue).items():
+        lines = (glue / row.splits[split].file).read_text(encoding="utf-8-sig").split("\n")[:-1]
+        count = len(examples["texts"][0])
+        assert len(lines) - count in (0, 1)
+        for index, line in enumerate(lines[-count:]):
+            cells = line.split("\t")
+            texts = [column[index] for column in examples["texts"]]
+            assert [cell for cell in cells if cell in texts] == texts
+            if examples["labels"] is not None:
+                label = examples["labels"][index]
+                assert (list(row.labels)[label] if row.labels else f"{label:.3f}") in cells
+
+
+@pytest.mark.parametrize(("count", "found"), [(0, 48), (5, 5), (1000, 48)])
+def test_the_first_training_samples(glue, count, found):
+    whole, part = load("rte", glue), load("rte", glue, max_train_samples=count)
+    assert [column[:found] for column in whole["train"]["texts"]] == part["train"]["texts"]
+    np.testing.assert_array_equal(part["train"]["labels"], whole["train"]["labels"][:found])
+    assert_same_examples({"dev": whole["dev"]}, {"dev": part["dev"]})
+
+
+def test_missing_splits_that_are_not_needed_are_named_and_passed_over(tmp_path):
+    skip = ("MNLI/dev_mismatched.tsv", "MNLI/test_matched.tsv", "diagnostic/diagnostic.tsv")
+    folder, lines = write_glue(tmp_path, skip=skip), []
+    examples = GLUE["mnli"].load(RECIPE["data"] | {"dir": str(folder)}, lines.append)
+    assert list(examples) == ["train", "dev_matched", "test_mismatched"]
+    assert lines[:3] == [f"MNLI: {folder / file} is not there and is passed over" for file in skip]
+    assert lines[3] == "MNLI: train 48, dev_matched 18, test_mismatched 10"
+
+
+def test_broken_rows_of_qqp_are_passed_over_and_reported(files_of):
+    folder, qqp = files_of("qqp")
+    lines = (qqp / "train.tsv").read_text().split("\n")
+    lines.insert(3, "402555\t536040\t536041\tHow do I control my\n")  # a line break in a question makes two
+    (qqp / "train.tsv").write_text("\n".join(lines))
+    said = []
+    examples = GLUE["qqp"].load(RECIPE["data"] | {"dir": str(folder)}, said.append)
+    assert len(examples["train"]["texts"][0]) == 48
+    assert said[0] == f"{qqp / 'train.tsv'}: 2 broken rows are passed over"
+
+
+def put(number, old, new):
+    """A change of one line, counted from 1."""
+
+    def change(lines):
+        assert old in lines[number - 1]
+        before, _, after = lines[number - 1].rpartition(old)
+        return [*lines[: number - 1], before + new + after, *lines[number:]]
+
+    return change
+
+
+BAD = [
+    ("rte", "train.tsv", None, r"RTE/train\.tsv does not exist"),
+    ("rte", "dev.tsv", None, r"RTE/dev\.tsv does not exist"),
+    ("mnli", "dev_matched.tsv", None, r"MNLI/dev_matched\.tsv does not exist"),
+    ("rte", "train.tsv", put(4, "\t", "\tmore\t"), r"RTE/train\.tsv, line 4 has 5 columns and 4 were expected"),
+    ("rte", "test.tsv", put(4, "\t", " "), r"RTE/test\.tsv, line 4 has 2 columns and 3 were expected"),
+    ("cola", "dev.tsv", put(1, "\t", " "), r"CoLA/dev\.tsv, line 1 has 3 columns and 4 were expected"),
+    ("rte", "dev.tsv", put(5, "not_entailment", "perhaps"), r"dev\.tsv, line 5: label 'perhaps' must be one of ent"),
+    ("sst2", "train.tsv", put(3, "1", "2"), r"SST-2/train\.tsv, line 3: label '2' must be one of 0, 1; mend"),
+    ("cola", "train.tsv", put(1, "gj04\t0", "gj04\t"), r"CoLA/train\.tsv, line 1: label '' must be one of 0, 1"),
+    ("mnli", "dev_mismatched.tsv", put(4, "contradiction", "-"), r"dev_mismatched\.tsv, line 4: label '-' must be one"),
+    ("stsb", "train.tsv", put(2, "0.000", "7"), r"STS-B/train\.tsv, line 2: label '7' must be a score from 0 to 5"),
+    ("stsb", "dev.tsv", put(2, "0.000", "nan"), r"STS-B/dev\.tsv, line 2: label 'nan' must be a score from 0 to 5"),
+    ("stsb", "dev.tsv", put(4, "0.000", "high"), r"STS-B/dev\.tsv, line 4: label 'high' must be a score from 0 to 5"),
+    ("rte", "train.tsv", lambda lines: lines[:1], r"RTE/train\.tsv has no rows"),
+    ("rte", "dev.tsv", lambda lines: [], r"RTE/dev\.tsv is empty"),
+    ("mnli", "test_matched.tsv", lambda lines: lines[:1], r"MNLI/test_matched\.tsv has no rows"),
+    ("qnli", "dev.tsv", put(1, "\tlabel", "\tgold"), r"QNLI/dev\.tsv has no column 'label' but .*'gold'"),
+]
+
+
+@pytest.mark.parametrize(("name", "file", "change", "message"), BAD)
+def test_a_bad_file_is_one_line_and_nothing_is_written(files_of, bert, tmp_path, name, file, change, message):
+    folder, own = files_of(name)
+    if change is None:
+        (own / file).unlink()
+    else:
+        lines = (own / file).read_text(encoding="utf-8").split("\n")[:-1]
+        (own / file).write_text("".join(f"{line}\n" for line in change(lines)), encoding="utf-8")
+    assert_refused(name, make_recipe(bert, folder), tmp_path / "run", message)
+
+
+def assert_refused(name, recipe, output, message):
+    with pytest.raises(UsageError, match=message) as error:
+        run(TASKS[name], recipe, output=output)
+    assert "\n" not in str(error.value)
+    assert not output.exists()
+
+
+def test_a_test_file_cannot_be_learned(files_of, bert, tmp_path):
+    folder, rte = files_of("rte")
+    shutil.copy(rte / "test.tsv", rte / "dev.tsv")
+    assert_refused("rte", make_recipe(bert, folder), tmp_path / "run", r"RTE/dev\.tsv has no column 'label'")
+
+
+def test_the_hubs_test_labels_are_none(hub, monkeypatch):
+    """Its test sets have the label -1, so a split of them cannot be learned."""
+    row = find_benchmark("rte")
+    spoilt = replace(row, splits=row.splits | {"dev": replace(row.splits["dev"], hub=("rte", "test"))})
+    from bertkit.tasks.glue import make_task
+
+    with pytest.raises(UsageError, match=r"nyu-mll/glue:rte, test has no labels; only splits with labels can be"):
+        make_task(spoilt).load(RECIPE["data"], lambda line: None)
+
+
+MISTAKES = [
+    ("rte", {"data": {"dir": "no/folder"}}, r"no/folder is no folder; give the one that holds RTE/train\.tsv"),
+    ("rte", {"data": {"max_length": 4}}, r"max_length is 4 in \[data\]; it must be at least 5"),
+    ("rte", {"data": {"max_length": 129}}, r"max_length 129 exceeds the model's 128 positions"),
+    ("rte", {"data": {"max_train_samples": -1}}, r"max_train_samples is -1 in \[data\]; it must be at least 0"),
+    ("rte", {"checkpoint": ""}, r"rte needs a BERT to fine-tune; name one with --model"),
+    ("ax", {"checkpoint": ""}, r"ax needs a model that was fine-tuned on MNLI; name one with --model"),
+    ("rte", {"checkpoint": "no/model"}, r"there is no directory no/model"),
+    ("rte", {"freeze": "encoder"}, r"freeze is not there for rte"),
+    ("rte", {"phase": [{"share": 1.0, "max_length": 20}]}, r"\[\[phase\]\] is for pretraining"),
+    ("rte", {"train": {"num_train_epochs": 0.0}}, r"num_train_epochs is 0 in \[train\]; it must be above 0"),
+    ("rte", {"reinit_layers": 3}, r"reinit_layers is 3, but the model has 2 layers"),
+    ("rte", {"task": "qnli"}, r"the recipe is for the task 'qnli', not 'rte'"),
+]
+
+
+@pytest.mark.parametrize(("name", "change", "message"), MISTAKES)
+def test_a_mistake_in_the_recipe_is_one_line_and_nothing_is_written(glue, bert, tmp_path, name, change, message):
+    assert_refused(name, merge(make_recipe(bert, glue), change), tmp_path / "run", message)
+
+
+def test_a_model_that_is_no_bert(glue, bert, tmp_path):
+    shutil.copytree(bert, tmp_path / "other")
+    config = json.loads((bert / "config.json").read_text()) | {"model_type": "roberta"}
+    (tmp_path / "other" / "config.json").write_text(json.dumps(config))
+    recipe = make_recipe(tmp_path / "other", glue)
+    assert_refused("rte", recipe, tmp_path / "run", r"other is a model of type roberta, not bert")
+
+
+# --- Runs -------------------------------------------------------------------------------------------------------------
+
+
+def make_recipe(checkpoint, folder, **train):
+    """48 updates, 6 an epoch, of a tiny model in fp32."""
+    options = {"num_train_epochs": 8.0, "learning_rate": 3e-3, "save_strategy": "no", "eval_strategy": "no"}
+    return {
+        "checkpoint": str(checkpoint),
+        "batch_size": 8,
+        "precision": "fp32",
+        "data": {"dir": str(folder), "max_length": 32},
+        "train": options | train,
+    }
+
+
+@pytest.fixture(scope="module")
+def finish(glue, bert, tmp_path_factory):
+    """A finished run of a task, done once: its directory, metrics, and what it reported."""
+    done = {}
+
+    def finish(name):
+        if name not in done:
+            output, lines = tmp_path_factory.mktemp("runs") / name, []
+            metrics = run(TASKS[name], make_recipe(bert, glue), output=output, report=lines.append)
+            done[name] = output, metrics, lines
+        return done[name]
+
+    return finish
+
+
+@pytest.mark.parametrize("name", SCORES)
+def test_a_run_learns_and_its_metrics_are_fractions(finish, name):
+    output, metrics, lines = finish(name)
+    own = SCORES[name]
+    expected = own | {f"majority_{key}" for key in own} | {"score", "majority_score", "updates"}
+    if name == "mnli":
+        expected |= {"accuracy_mm"}
+    assert set(metrics) == expected
+    assert json.loads((output / "metrics.json").read_text()) == metrics
+    assert metrics["score"] == metrics[GLUE[name].metric]
+    assert metrics["majority_score"] == metrics[f"majority_{GLUE[name].metric}"]
+    assert metrics["updates"] == 48
+    for key in expected - {"updates"}:
+        assert type(metrics[key]) is float
+        assert -1 <= metrics[key] <= 1
+    assert metrics["score"] > metrics["majority_score"] + 0.1
+    assert metrics["score"] > 0.7
+    assert metrics.get("accuracy_mm", 1.0) > 0.7
+    assert any("new, because" in line and "classifier.weight" in line for line in lines)
+    assert GLUE[name].comment(metrics) == []
+
+
+@pytest.mark.parametrize(("name", "majority"), [("cola", 0.0), ("mrpc", 2 / 3), ("stsb", 0.0), ("mnli", 1 / 3)])
+def test_the_majority_of_the_fixture(finish, name, majority):
+    """MRPC's fixture is balanced, and class 1 alone has an F1 of 2/3; a tie goes to class 0, whose F1 is nothing."""
+    found = finish(name)[1]["majority_score"]
+    assert found == pytest.approx(majority) or (name == "mrpc" and found == 0.0)
+
+
+@pytest.mark.parametrize("name", SCORES)
+def test_the_written_predictions_score_what_the_run_scored(finish, glue, name):
+    output, metrics, _ = finish(name)
+    row = find_benchmark(name)
+    for split in row.splits.values():
+        if split.scores:
+            gold = glue / split.file
+            scores = score_files(row, gold, output / "predictions" / gold.name)
+            assert scores.pop("score") == scores[row.metrics[0]]
+            assert {split.scores.format(key): value for key, value in scores.items()} == {
+                split.scores.format(key): metrics[split.scores.format(key)] for key in row.metrics
+            }
+
+
+@pytest.mark.parametrize("name", SCORES)
+def test_predictions_for_the_leaderboard(finish, name):
+    output, _, _ = finish(name)
+    row = find_benchmark(name)
+    for split in row.splits.values():
+        if split.submission:
+            head, *lines = (output / "predictions" / split.submission).read_text().splitlines()
+            assert head == "index\tprediction"
+            assert [line.split("\t")[0] for line in lines] == [str(index) for index in range(len(lines))]
+            assert len(lines) == (9 if split.submission == "AX.tsv" else 10)
+            answers = [line.split("\t")[1] for line in lines]
+            if row.labels:
+                assert set(answers) <= set(row.labels)
+            else:
+                assert all(0 <= float(answer) <= 5 for answer in answers)
+
+
+def test_scores_for_the_leaderboard_are_clipped_and_those_of_dev_are_not():
+    logits = np.array([[-1.25], [0.1], [4.99994], [7.0]], np.float32)
+    predict = GLUE["stsb"].predict
+    text = predict(logits, None, "test")["STS-B.tsv"]
+    assert text == "index\tprediction\n0\t0.000\n1\t0.100\n2\t5.000\n3\t5.000\n"
+    lines = predict(logits, None, "dev")["dev.tsv"].splitlines()[1:]
+    assert [float(line.split("\t")[1]) for line in lines] == logits[:, 0].astype(float).tolist()
+
+
+def test_what_a_run_shows(finish):
+    lines = (finish("mrpc")[0] / "predictions" / "examples.txt").read_text().splitlines()
+    assert len(lines) == 5
+    assert all("  |  " in line and line.endswith(("(equivalent)", "(not_equivalent)")) for line in lines)
+    assert "(0.0)" in (finish("stsb")[0] / "predictions" / "examples.txt").read_text()
+
+
+def test_a_score_no_better_than_the_majority_is_warned_of(finish):
+    metrics = finish("cola")[1]
+    for name, score, majority, warned in [
+        ("rte", 0.5, 0.5, True),
+        ("rte", 0.4, 0.5, True),
+        ("rte", 0.51, 0.5, False),
+        ("stsb", -0.1, 0.0, True),
+        ("wnli", 0.4, 0.56, True),
+        ("ax", 0.0, 0.0, False),
+    ]:
+        lines = GLUE[name].comment(metrics | {"score": score, "majority_score": majority})
+        assert bool(lines) == warned
+        if warned:
+            assert lines[0].startswith(f"warning: the score ({100 * score:.1f}) is not above")
+            assert "learning rate" in lines[0]
+            assert "labels in another order" in lines[0]
+            assert ("contradicts its training set" in lines[0]) == (name == "wnli")
+
+
+def test_length_groups_and_the_stable_preset_run(glue, bert, tmp_path):
+    groups = make_recipe(bert, glue, train_sampling_strategy="group_by_length", max_steps=7)
+    assert run(GLUE["rte"], groups, output=tmp_path / "groups")["updates"] == 7
+    plan = dry_run(GLUE["rte"], {"checkpoint": str(bert), "preset": "stable"}, output=tmp_path / "run")
+    train = plan["recipe"]["train"]
+    assert (train["optim"], train["num_train_epochs"], train["learning_rate"]) == ("adamw_torch", 20.0, 2e-5)
+    assert (train["warmup_steps"], train["lr_scheduler_type"], train["weight_decay"]) == (0.1, "linear", 0.01)
+    paper = complete(GLUE["rte"], {"checkpoint": str(bert)})
+    assert (paper["batch_size"], paper["data"]["max_length"]) == (32, 128)
+    assert (paper["train"]["num_train_epochs"], paper["train"]["learning_rate"]) == (3.0, 2e-5)
+    assert (paper["train"]["optim"], paper["train"]["warmup_steps"]) == ("bert_adam", 0.1)
+
+
+def test_plain_transformers_loads_a_finished_run(finish, glue):
+    output, _, _ = finish("mrpc")
+    row, examples = find_benchmark("mrpc"), load("mrpc", glue)["dev"]
+    stock = transformers.AutoModelForSequenceClassification.from_pretrained(output, dtype=torch.float64).eval()
+    assert type(stock) is transformers.BertForSequenceClassification
+    assert stock.config.id2label == {0: "not_equivalent", 1: "equivalent"}
+    assert stock.config.label2id == {"not_equivalent": 0, "equivalent": 1}
+    tokenizer = transformers.AutoTokenizer.from_pretrained(output)
+    batch = tokenizer(*examples["texts"], truncation=True, max_length=32, padding=True, return_tensors="pt")
+    data = encode_texts(examples["texts"], None, load_tokenizer(output), 32)
+    ours = BertForSequenceClassification.from_pretrained(output, dtype=torch.float64).eval()
+    with torch.no_grad():
+        expected = ours(**pad(data.__getitems__(range(len(data))))).logits
+        torch.testing.assert_close(stock(**batch).logits, expected, rtol=0, atol=1e-10)
+    classify = transformers.pipeline("text-classification", model=str(output), device="cpu")
+    pairs = [{"text": one, "text_pair": other} for one, other in zip(*examples["texts"], strict=True)]
+    predicted = (output / "predictions" / "dev.tsv").read_text().splitlines()[1:]
+    answers = [row.labels[line.split("\t")[1]] for line in predicted]
+    assert [classify(pair)["label"] for pair in pairs] == answers
+
+
+# --- AX and labels by name --------------------------------------------------------------------------------------------
+
+
+def predict_ax(checkpoint, glue, output):
+    recipe = {"checkpoint": str(checkpoint), "precision": "fp32", "data": {"dir": str(glue), "max_length": 32}}
+    assert run(GLUE["ax"], recipe, output=output) == {"updates": 0}
+    return (output / "predictions" / "AX.tsv").read_text()
+
+
+def permute(source, target, order):
+    """Saves a model of plain transformers whose labels come in another order."""
+    model = transformers.BertForSequenceClassification.from_pretrained(source)
+    names = [model.config.id2label[index] for index in order]
+    for parameter in model.classifier.parameters():
+        parameter.data = parameter.data[order]
+    model.config.id2label = dict(enumerate(names))
+    model.config.label2id = {name: index for index, name in enumerate(names)}
+    model.save_pretrained(target)
+    for name in ("vocab.txt", "tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(source / name, target / name)
+    return target
+
+
+def test_ax_is_predicted_by_a_model_of_mnli_whatever_the_order_of_its_labels(finish, glue, tmp_path):
+    output, _, _ = finish("mnli")
+    expected = (output / "predictions" / "AX.tsv").read_text()
+    assert set(expected.split()) & set(NLI), "the answers are label names"
+    assert predict_ax(output, glue, tmp_path / "same") == expected
+    permuted = permute(output, tmp_path / "permuted", [2, 0, 1])
+    assert transformers.AutoConfig.from_pretrained(permuted).id2label[0] == "contradiction"
+    assert predict_ax(permuted, glue, tmp_path / "other") == expected
+    assert (tmp_path / "other" / "metrics.json").exists()
+    labels = json.loads((tmp_path / "other" / "config.json").read_text())["id2label"]
+    assert list(labels.values()) == NLI
+
+
+def test_ax_names_the_file_that_is_not_there(tmp_path):
+    recipe = make_recipe(write_checkpoint(tmp_path / "mnli", labels=NLI), "no/folder")
+    message = r"no/folder is no folder; give the one that holds diagnostic/diagnostic\.tsv"
+    assert_refused("ax", recipe, tmp_path / "run", message)
+    (tmp_path / "glue").mkdir()
+    missing = merge(recipe, {"data": {"dir": str(tmp_path / "glue")}})
+    assert_refused("ax", missing, tmp_path / "run", r"diagnostic/diagnostic\.tsv does not exist")
+
+
+@pytest.mark.parametrize("start", ["bert", "rte"])
+def test_ax_needs_a_model_with_its_labels(finish, bert, glue, tmp_path, start):
+    checkpoint = (
+        bert if start == "bert" else write_checkpoint(tmp_path / "rte", labels=["entailment", "not_entailment"])
+    )
+    recipe = {"checkpoint": str(checkpoint), "precision": "fp32", "data": {"dir": str(glue), "max_length": 32}}
+    message = (
+        r"ax has no training data: .* has no head for the labels entailment, neutral, contradiction; .*--model RUN"
+    )
+    assert_refused("ax", recipe, tmp_path / "run", message)
+
+
+def make(name, checkpoint, glue, lines=None, **top):
+    """A task's model before training, as a run makes it."""
+    recipe = complete(GLUE[name], make_recipe(checkpoint, glue), top)
+    tokenizer = load_tokenizer(checkpoint)
+    settings = GLUE[name].configure(recipe, tokenizer, None)
+    return make_model(GLUE[name], recipe, settings, *([] if lines is None else [lines.append]))
+
+
+def test_a_classifier_of_the_same_labels_is_kept_and_another_is_new(tmp_path, glue):
+    labels = ["not_entailment", "entailment"]  # WNLI's order; RTE and QNLI have the other one
+    checkpoint = write_checkpoint(tmp_path, labels=labels)
+    saved = load_file(checkpoint / "model.safetensors")
+    lines = []
+    same, other = make("wnli", checkpoint, glue, lines), make("rte", checkpoint, glue, lines)
+    assert lines == []
+    assert torch.equal(same.classifier.weight, saved["classifier.weight"])
+    assert torch.equal(other.classifier.weight, saved["classifier.weight"].flip(0))
+    assert torch.equal(other.classifier.bias, saved["classifier.bias"].flip(0))
+    assert other.config.id2label == {0: "entailment", 1: "not_entailment"}
+    for name, count in (("cola", 2), ("mnli", 3), ("stsb", 1)):
+        lines = []
+        model = make(name, checkpoint, glue, lines)
+        assert lines == [f"new, because {checkpoint} has none: classifier.bias, classifier.weight"]
+        assert model.classifier.weight.shape == (count, 32)
+        assert model.config.num_labels == model.classifier.out_features == count
+        assert list(model.config.id2label.values()) == (HUB_LABELS[name] or ["similarity"])
+        assert not torch.equal(model.classifier.weight[:1], saved["classifier.weight"][:1])
+        assert 0 < model.classifier.weight.std() < 0.06
+        assert not model.classifier.bias.any()
+
+
+# --- Layers drawn anew ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A checkpoint in which every parameter is far from where it starts, as after pre-training."""
+    folder = write_checkpoint(tmp_path_factory.mktemp("trained"))
+    model = BertModel.from_pretrained(folder)
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter))
+    model.save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("count", [0, 1, 2])
+def test_reinit_layers_draws_the_pooler_and_the_top_layers_and_nothing_else(trained, glue, count):
+    lines = []
+    found = make("rte", trained, glue, lines, reinit_layers=count).state_dict()
+    before = {f"bert.{name}": weight for name, weight in load_file(trained / "model.safetensors").items()}
+    anew = [f"bert.encoder.layer.{number}." for number in range(2 - count, 2)] + ["bert.pooler."] * bool(count)
+    assert set(found) - set(before) == {"classifier.weight", "classifier.bias"}
+    for name, weight in before.items():
+        if not name.startswith(tuple(anew)):
+            assert torch.equal(found[name], weight), name
+        elif name.endswith("LayerNorm.weight"):
+            assert (found[name] == 1).all(), name
+        elif name.endswith("bias"):
+            assert not found[name].any(), name
+        else:
+            assert 0.015 < found[name].std() < 0.025, name
+    assert ("drawn anew" in " ".join(lines)) == bool(count)
+
+
+def test_the_seed_decides_what_is_drawn(trained, glue, tmp_path):
+    weights = {}
+    for name, seed in (("one", 1), ("two", 2)):
+        recipe = merge(make_recipe(trained, glue, seed=seed, max_steps=1, learning_rate=0.0), {"reinit_layers": 1})
+        run(GLUE["rte"], recipe, output=tmp_path / name)
+        weights[name] = load_file(tmp_path / name / "model.safetensors")
+    for name in ("classifier.weight", "bert.pooler.dense.weight", "bert.encoder.layer.1.output.dense.weight"):
+        assert not torch.equal(weights["one"][name], weights["two"][name])
+    same = "bert.encoder.layer.0.output.dense.weight"
+    assert torch.equal(weights["one"][same], weights["two"][same])
+
+
+# --- Runs that must agree ---------------------------------------------------------------------------------------------
+
+
+def assert_same_bits(one, other):
+    assert one.keys() == other.keys()
+    for name in one:
+        assert torch.equal(one[name], other[name]), name
+
+
+def read_losses(output):
+    entries = [json.loads(line) for line in (output / "training_log.jsonl").read_text().splitlines()]
+    return [entry["loss"] for entry in entries if "loss" in entry]
+
+
+@pytest.fixture(scope="module")
+def dropping(tmp_path_factory):
+    """A checkpoint with dropout, so that the state of the random generators counts."""
+    dropout = {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1}
+    return write_checkpoint(tmp_path_factory.mktemp("dropping"), initializer_range=0.1, **dropout)
+
+
+@pytest.fixture(scope="module")
+def straight(dropping, glue, tmp_path_factory):
+    """The recipe, directory and metrics of a run that nothing has stopped."""
+    recipe = make_recipe(dropping, glue, num_train_epochs=3.0, logging_steps=1)
+    output = tmp_path_factory.mktemp("straight") / "run"
+    return recipe, output, run(GLUE["rte"], recipe, output=output)
+
+
+@pytest.mark.parametrize("update", [8, 12])
+def test_a_run_stopped_in_the_middle_of_an_epoch_continues_bit_for_bit(straight, tmp_path, update):
+    """Six updates an epoch: the second one is stopped after its second and its last update."""
+    recipe, output, metrics = straight
+    lines = stop_and_continue(recipe, tmp_path / "run", update, metrics)
+    assert f"continues after checkpoint-{update}" in lines
+    assert read_losses(tmp_path / "run") == read_losses(output)
+    assert len(read_losses(output)) == 18
+    assert_same_bits(*(load_file(folder / "model.safetensors") for folder in (tmp_path / "run", output)))
+
+
+def test_stopping_keeps_what_was_done_since_the_best_epoch(straight, tmp_path):
+    """The recipe keeps one checkpoint, the Trainer the best one, which is not where a stopped run continues."""
+    recipe, _, metrics = straight
+    recipe = merge(recipe, {"train": {"save_strategy": "epoch", "eval_strategy": "epoch"}})
+    assert complete(GLUE["rte"], recipe)["train"]["save_total_limit"] == 1
+    assert "continues after checkpoint-8" in stop_and_continue(recipe, tmp_path / "run", 8, metrics)
+
+
+def stop_and_continue(recipe, output, update, metrics):
+    """Stops a run after an update, continues it, compares its metrics, and gives what it reported."""
+
+    def stop(done, total, log):
+        if done == update - 1 and "loss" in log:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(Interrupted, match=f"after update {update};"):
+        run(GLUE["rte"], recipe, output=output, progress=stop)
+    lines = []
+    assert run(GLUE["rte"], recipe, output=output, report=lines.append) == metrics
+    return lines
+
+
+def test_data_at_hand_change_nothing(dropping, glue, tmp_path):
+    recipe = merge(make_recipe(dropping, glue, num_train_epochs=1.0, logging_steps=1), {"reinit_layers": 1})
+    alone = run(GLUE["mrpc"], recipe, output=tmp_path / "alone")
+    prepared = prepare(GLUE["mrpc"], complete(GLUE["mrpc"], recipe))
+    for name in ("first", "second"):  # the first one must not have changed it
+        assert run(GLUE["mrpc"], recipe, output=tmp_path / name, prepared=prepared) == alone
+        assert read_losses(tmp_path / name) == read_losses(tmp_path / "alone")
+        assert_same_bits(*(load_file(tmp_path / one / "model.safetensors") for one in (name, "alone")))
+        found = [{path.relative_to(tmp_path / one) for path in (tmp_path / one).rglob("*")} for one in (name, "alone")]
+        assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("name", ["rte", "stsb"])
+def test_accumulation_changes_nothing(bert, glue, tmp_path, name):
+    """8 = 4 x 2, of a class and of a score."""
+    recipe = make_recipe(bert, glue, num_train_epochs=2.0, learning_rate=1e-3, logging_steps=1)
+    run(GLUE[name], recipe, output=tmp_path / "whole")
+    run(GLUE[name], merge(recipe, {"train": {"per_device_train_batch_size": 2}}), output=tmp_path / "parts")
+    losses = [read_losses(tmp_path / cut) for cut in ("whole", "parts")]
+    assert len(losses[0]) == 12
+    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-4)
+    whole, parts = (load_file(tmp_path / cut / "model.safetensors") for cut in ("whole", "parts"))
+    for weight in whole:
+        # Adam divides by the root of v: where a gradient is all but zero, rounding decides; hence the absolute part.
+        np.testing.assert_allclose(parts[weight], whole[weight], rtol=1e-3, atol=2e-3, err_msg=weight)
+
+
+# --- Scoring files ----------------------------------------------------------------------------------------------------
+
+
+def write(path, *lines):
+    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def gold(tmp_path):
+    """MRPC's labels 1 0 1 1."""
+    rows = [f"{label}\t1\t2\ta\tb" for label in "1011"]
+    return write(tmp_path / "gold.tsv", "Quality\t#1 ID\t#2 ID\t#1 String\t#2 String", *rows)
+
+
+@pytest.mark.parametrize(
+    "answers",
+    [
+        ["index\tprediction", "0\t1", "1\t1", "2\t1", "3\t0"],
+        ["index\tprediction", "3\t0", "1\t1", "2\t1", "0\t1"],
+        ["prediction\tindex\tmore", "0\t3\tx", "1\t1\tx", "1\t2\tx", "1\t0\tx"],
+        ["index\tprediction", "0\tequivalent", "1\tequivalent", "2\t1", "3\tnot_equivalent"],
+        ["1", "1", "1", "0"],
+        ["equivalent", "1", "equivalent", "not_equivalent"],
+    ],
+)
+def test_files_of_anything_are_scored(gold, tmp_path, answers):
+    """Two of four are right; of class 1, two of three were found and two of three answers are right."""
+    found = score_files(find_benchmark("MRPC"), gold, write(tmp_path / "answers.tsv", *answers))
+    assert found == pytest.approx({"f1": 2 / 3, "accuracy": 0.5, "score": 2 / 3})
+
+
+def test_scores_are_correlated(tmp_path, glue):
+    row = find_benchmark("STS-B")
+    labels = load("stsb", glue)["dev"]["labels"]
+    answers = write(tmp_path / "answers.tsv", *(f"{-2.5 * label + 100:.6f}" for label in labels))
+    assert score_files(row, glue / "STS-B/dev.tsv", answers) == pytest.approx(
+        {"spearmanr": -1.0, "pearson": -1.0, "score": -1.0}
+    )
+
+
+@pytest.mark.parametrize(
+    ("answers", "message"),
+    [
+        (["1", "1", "0"], r"answers\.tsv has 3 answers and .*gold\.tsv 4 labels; give one for each"),
+        (["1", "1", "1", "1", "1"], r"has 5 answers"),
+        (
+            ["1", "maybe", "1", "1"],
+            r"answers\.tsv, line 2: the answer 'maybe' must be one of 0, not_equivalent, 1, equi",
+        ),
+        (["index\tprediction", "0\t1", "1\t2", "2\t1", "3\t1"], r"answers\.tsv, line 3: the answer '2' must be one of"),
+        (["index\tprediction", "0\t1", "1\t1", "2\t1", "4\t1"], r"no answer with the index 3; number them from 0"),
+        (["index\tprediction", "0\t1", "0\t1", "1\t1", "2\t1"], r"no answer with the index 3"),
+        (["index\tprediction", "0\t1", "1", "2\t1", "3\t1"], r"answers\.tsv, line 3 has 1 column and 2 were expected"),
+        ([], r"answers\.tsv is empty"),
+    ],
+)
+def test_answers_that_cannot_be_scored(gold, tmp_path, answers, message):
+    with pytest.raises(UsageError, match=message) as error:
+        score_files(find_benchmark("mrpc"), gold, write(tmp_path / "answers.tsv", *answers))
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "answer", "message"),
+    [
+        (
+            "mnli",
+            "MNLI/dev_matched.tsv",
+            "0",
+            r"line 1: the answer '0' must be one of entailment, neutral, contradiction",
+        ),
+        ("stsb", "STS-B/dev.tsv", "high", r"line 1: the answer 'high' must be a number"),
+        ("stsb", "STS-B/dev.tsv", "nan", r"prediction 1 of 18 is nan"),
+        (
+            "rte",
+            "RTE/test.tsv",
+            "entailment",
+            r"RTE/test\.tsv has no labels, as test files have none; give RTE/dev\.tsv",
+        ),
+        ("cola", "CoLA/test.tsv", "1", r"CoLA/test\.tsv has no labels, as test files have none; give CoLA/dev\.tsv"),
+        ("rte", "RTE/nothing.tsv", "entailment", r"RTE/nothing\.tsv does not exist"),
+        ("rte", "MNLI/dev_matched.tsv", "entailment", r"dev_matched\.tsv"),
+        ("ax", "diagnostic/diagnostic.tsv", "neutral", r"ax has no labels, so nothing can be scored"),
+    ],
+)
+def test_gold_files_and_answers_of_other_tasks(glue, tmp_path, name, file, answer, message):
+    answers = write(tmp_path / "answers.tsv", *[answer] * 18)
+    with pytest.raises(UsageError, match=message) as error:
+        score_files(find_benchmark(name), glue / file, answers)
+    assert "\n" not in str(error.value)
+
+
+def test_missing_answers(gold, tmp_path):
+    with pytest.raises(UsageError, match=r"nothing\.tsv does not exist"):
+        score_files(find_benchmark("mrpc"), gold, tmp_path / "nothing.tsv")
+
+
+def test_both_of_mnlis_dev_files_are_scored_under_the_plain_name(glue, tmp_path):
+    row = find_benchmark("mnli")
+    for file in ("dev_matched.tsv", "dev_mismatched.tsv"):
+        answers = write(tmp_path / "answers.tsv", *["neutral"] * 18)
+        assert score_files(row, glue / "MNLI" / file, answers) == pytest.approx({"accuracy": 1 / 3, "score": 1 / 3})

@@ -1,0 +1,631 @@
+"""Studies: what a definition means, which run wins, and that a study survives whatever happens to it."""
+
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bertkit import study as studies
+from bertkit.errors import UsageError
+from bertkit.recipe import merge, read_recipe
+from bertkit.study import (
+    Cell,
+    Study,
+    StudyInterrupted,
+    choose,
+    define,
+    list_cells,
+    make_study,
+    name_settings,
+    prune,
+    read_study,
+    run_study,
+    summarize,
+)
+from bertkit.tasks import TASKS
+from bertkit.tasks.task import Row
+from bertkit.workers import State
+from tests.tasks.test_conformance import make_pretraining
+
+PAPER_GRID = {
+    "train.learning_rate": [5e-5, 4e-5, 3e-5, 2e-5],
+    "batch_size": [16, 32],
+    "train.num_train_epochs": [2, 3, 4],
+}
+
+
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory):
+    """Four updates of a tiny model, in fp32."""
+    small = {"precision": "fp32", "train": {"logging_steps": 1, "save_steps": 2, "warmup_steps": 0}}
+    return merge(make_pretraining(tmp_path_factory.mktemp("study")), small)
+
+
+@pytest.fixture
+def fake(monkeypatch):
+    """A task "fake": pretraining of which a larger score is better, whose data serve every run, with a paper's value."""
+    task = TASKS["pretrain"]
+    row = Row("next sentence", "nsp_accuracy", unit="fraction", paper={"BERT-base, held out": 0.97})
+    changes = {"metric": "nsp_accuracy", "lower_is_better": False, "reusable": True, "table": (row,), "folder": "fakes"}
+    task = replace(task, name="fake", check=lambda recipe: None, recipe={**task.recipe, "task": "fake"}, **changes)
+    monkeypatch.setitem(TASKS, "fake", task)
+    return task
+
+
+def define_small(recipe, **parts):
+    return {"tasks": ["pretrain"], "recipe": recipe} | parts
+
+
+def read_result(output):
+    return json.loads((output / "study.json").read_text(encoding="utf-8"))
+
+
+def list_runs(results):
+    return [run for cell in results["cells"] for run in cell["runs"]]
+
+
+def assert_same_results(one, other):
+    assert read_result(one) == read_result(other)
+    assert (one / "table.md").read_text() == (other / "table.md").read_text()
+
+
+# --- The definition ---------------------------------------------------------------------------------------------------
+
+
+def test_the_grid_of_the_paper_has_24_cells(fake):
+    """A.3: every combination of four learning rates, two batch sizes and three numbers of epochs."""
+    study = make_study({"tasks": ["fake"], "grid": PAPER_GRID, "restarts": 2})
+    cells = list_cells(study)
+    assert len(cells) == 24
+    assert cells[0].setting == {"train.learning_rate": 5e-5, "batch_size": 16, "train.num_train_epochs": 2}
+    assert cells[1].setting == {"train.learning_rate": 5e-5, "batch_size": 16, "train.num_train_epochs": 3}
+    assert cells[23].setting == {"train.learning_rate": 2e-5, "batch_size": 32, "train.num_train_epochs": 4}
+    assert cells[3].directory == "fake/learning_rate-5e-05_batch_size-32_num_train_epochs-2"
+    assert cells[3].runs == {42: f"{cells[3].directory}/seed-42", 43: f"{cells[3].directory}/seed-43"}
+    assert len({cell.directory for cell in cells}) == 24
+    for cell in cells:
+        train = cell.recipe["train"]
+        assert (train["learning_rate"], cell.recipe["batch_size"], train["num_train_epochs"]) == tuple(
+            cell.setting.values()
+        )
+        assert cell.recipe["model"] == {}
+        assert train["optim"] == "bert_adam", "what nobody sets is the task's"
+
+
+def test_the_command_line_wins_over_the_grid_over_the_row_over_the_recipe(fake):
+    definition = {
+        "tasks": ["fake"],
+        "recipe": {"batch_size": 1, "train": {"max_grad_norm": 1.0, "weight_decay": 0.1, "adam_epsilon": 0.1}},
+        "row": [
+            {"name": "one", "recipe": {"batch_size": 2, "train": {"weight_decay": 0.2, "adam_epsilon": 0.2}}},
+            {"name": "two", "recipe": {"preset": "stable"}},
+        ],
+        "grid": {"batch_size": [3, 4], "train.weight_decay": [0.3]},
+    }
+    cells = list_cells(make_study(definition, {"train": {"adam_epsilon": 0.4}}))
+    values = [
+        (
+            c.row,
+            c.recipe["batch_size"],
+            *(c.recipe["train"][k] for k in ("max_grad_norm", "weight_decay", "adam_epsilon")),
+        )
+        for c in cells
+    ]
+    assert values == [("one", 3, 1.0, 0.3, 0.4), ("one", 4, 1.0, 0.3, 0.4)] + [
+        ("two", 3, 1.0, 0.3, 0.4),
+        ("two", 4, 1.0, 0.3, 0.4),
+    ]
+    assert [cell.recipe["train"]["optim"] for cell in cells] == ["bert_adam"] * 2 + ["adamw_torch"] * 2
+
+
+@pytest.mark.parametrize(
+    ("given", "settings"),
+    [
+        ({"batch_size": 5}, [{"train.learning_rate": 1.0}, {"train.learning_rate": 2.0}]),
+        ({"batch_size": [5]}, [{"train.learning_rate": x, "batch_size": 5} for x in (1.0, 2.0)]),
+        ({"train": {"learning_rate": [3, 4.0]}, "batch_size": 5}, [{"train.learning_rate": x} for x in (3.0, 4.0)]),
+    ],
+)
+def test_the_command_line_fixes_an_axis_or_replaces_its_values(fake, given, settings):
+    definition = {"tasks": ["fake"], "grid": {"train.learning_rate": [1.0, 2.0], "batch_size": [7, 8]}}
+    cells = list_cells(make_study(definition, given))
+    assert [cell.setting for cell in cells] == settings
+    assert {cell.recipe["batch_size"] for cell in cells} == {5}
+
+
+def test_the_command_line_reaches_the_options_of_the_study(fake):
+    definition = {"tasks": ["pretrain"], "seeds": [1, 2], "select": "best"}
+    study = make_study(definition, {"tasks": ["fake"]}, {"restarts": 3, "train": {"seed": 7}}, {"num_gpus": 0.5})
+    assert study == Study(("fake",), (7, 8, 9), {"": {"train": {}}}, {}, num_gpus=0.5)
+    assert make_study(definition, {"seeds": [5]}).seeds == (5,)
+    assert make_study({"tasks": ["fake"]}).seeds == (42,)
+
+
+def test_directories_name_only_what_there_is_more_of_than_one(fake):
+    def directories(**parts):
+        study = make_study({"tasks": ["fake"], **parts})
+        return [directory for cell in list_cells(study) for directory in cell.runs.values()]
+
+    assert directories() == ["fake"]
+    assert directories(seeds=[1, 2]) == ["fake/seed-1", "fake/seed-2"]
+    assert directories(grid={"batch_size": [8]}) == ["fake/batch_size-8"]
+    assert directories(row=[{"name": "Only one"}]) == ["fake"]
+    assert directories(row=[{"name": "A row, named"}, {"name": "b"}]) == ["a-row-named/fake", "b/fake"]
+    assert directories(tasks=["fake", "pretrain"]) == ["fake", "pretrain"]
+
+
+def test_a_file_is_read_and_unquoted_axes_are_understood(fake, tmp_path):
+    (tmp_path / "study.toml").write_text(
+        'tasks = ["fake"]\nselect = "mean"\n[grid]\ntrain.learning_rate = [1e-4, 1]\nbatch_size = [8]\n'
+        '[[row]]\nname = "stable"\n[row.recipe]\npreset = "stable"\n'
+    )
+    study = read_study(tmp_path / "study.toml")
+    assert study.grid == {"train.learning_rate": (1e-4, 1.0), "batch_size": (8,)}
+    assert study.rows == {"stable": {"preset": "stable"}}
+    assert study.select == "mean"
+    with pytest.raises(UsageError, match=r"study.toml: unknown task 'Fakes' in tasks; did you mean 'fake'\?"):
+        read_study(tmp_path / "study.toml", {"tasks": ["Fakes"]})
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        ({"tasks": []}, r'no tasks; write for example tasks = \["pretrain"\]'),
+        (
+            {"tasks": "pretrain"},
+            r'tasks = "pretrain" must be a list, each item text; write it so: tasks = \["pretrain"\]',
+        ),
+        ({"tasks": ["nonsense"]}, r"unknown task 'nonsense' in tasks; the tasks are pretrain"),
+        ({"tasks": ["pretrain", "pretrain"]}, r"tasks has 'pretrain' twice"),
+        ({"gird": {}}, r"unknown key 'gird'; did you mean 'grid'\?"),
+        ({"batch_size": 8}, r"unknown key 'batch_size'; it belongs in \[recipe\]"),
+        ({"select": "worst"}, r'select = "worst" must be one of best, mean'),
+        ({"num_gpus": -1}, r"num_gpus is -1; it must be at least 0"),
+        ({"restarts": 0}, r"restarts is 0; it must be at least 1"),
+        ({"restarts": 2, "seeds": [1]}, r"both seeds and restarts are given"),
+        ({"seeds": [1], "recipe": {"train": {"seed": 2}}}, r"both seeds and train.seed are given"),
+        ({"seeds": [1, 1]}, r"seeds = \[1, 1\] must be different"),
+        ({"seeds": [-1]}, r"seeds = \[-1\] must be different whole numbers"),
+        ({"seeds": []}, r"at least one"),
+        ({"grid": {"batch_size": []}}, r"\[grid\] batch_size = \[\] must be a list with at least one value"),
+        ({"grid": {"batch_size": 8}}, r"\[grid\] batch_size = 8 must be a list"),
+        ({"grid": {"batch_size": [8, 8]}}, r"\[grid\] batch_size has 8 twice"),
+        ({"grid": {"batch_size": ["8"]}}, r'\[grid\]: batch_size = "8" must be a whole number'),
+        ({"grid": {"train.learning_rat": [1.0]}}, r"\[grid\]: unknown key 'learning_rat' .*'learning_rate'"),
+        ({"grid": {"train.seed": [1]}}, r"\[grid\] train.seed is no axis; write seeds above the tables"),
+        ({"recipe": {"batch_sise": 8}}, r"\[recipe\]: unknown key 'batch_sise' .*'batch_size'"),
+        ({"recipe": {"train": {"learning_rate": "1"}}}, r"\[recipe\]: \[train\] learning_rate"),
+        ({"row": [{"recipe": {}}]}, r"\[\[row\]\] 1 has no name"),
+        ({"row": [{"name": "a"}, {"name": "A"}]}, r"two of the \[\[row\]\] tables are called 'a'"),
+        ({"row": [{"name": "a"}, {"name": "?"}]}, r"without letters and digits"),
+        ({"row": [{"name": "a", "recipes": {}}]}, r"unknown key 'recipes' in \[\[row\]\] 1"),
+        ({"row": [{"name": "a", "recipe": {"precison": "fp32"}}]}, r"\[row.recipe\] of 'a': unknown key 'precison'"),
+        ({"row": [{"name": "a", "recipe": {"train": {"seed": 1}}}]}, r"seeds are the study's"),
+    ],
+)
+def test_a_mistake_in_a_definition_is_one_line(parts, message):
+    with pytest.raises(UsageError, match=message) as error:
+        make_study({"tasks": ["pretrain"]} | parts, where="my.toml")
+    assert str(error.value).startswith("my.toml: ")
+    assert "\n" not in str(error.value)
+
+
+def test_a_mistake_in_a_cell_names_the_cell(fake):
+    study = make_study({"tasks": ["fake"], "grid": {"reinit_layers": [1, 99]}})
+    with pytest.raises(UsageError, match=r"fake/reinit_layers-99: reinit_layers is 99, but the model has 12 layers"):
+        list_cells(study)
+    unlabelled = replace(fake, metric="")
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(UsageError, match="fake has no labels and so no score"):
+        patch.setitem(TASKS, "fake", unlabelled)
+        make_study({"tasks": ["fake"]})
+
+
+def test_every_task_finds_its_folder_below_the_root(fake, monkeypatch, tmp_path):
+    options = {**fake.recipe["data"], "dir": ""}
+    monkeypatch.setitem(TASKS, "fake", replace(fake, recipe={**fake.recipe, "data": options}))
+    study = make_study({"tasks": ["fake", "pretrain"]}, {"data_root": str(tmp_path)})
+    with pytest.raises(UsageError, match=r"there is no folder .*fakes for fake; .*--data ROOT"):
+        list_cells(study)
+    (tmp_path / "fakes").mkdir()
+    one, two = list_cells(study)
+    assert one.recipe["data"]["dir"] == str(tmp_path / "fakes")
+    assert "dir" not in two.recipe["data"]
+
+
+VALUES = st.one_of(st.text("ab/ .é", max_size=4), st.integers(-2, 2), st.floats(0, 1), st.booleans())
+
+
+@given(
+    st.dictionaries(st.sampled_from(["train.a", "data.a", "b"]), st.lists(VALUES, min_size=1, max_size=3), max_size=3)
+)
+def test_every_setting_has_a_directory_of_its_own(grid):
+    settings = [{}]
+    for axis, values in grid.items():
+        settings = [setting | {axis: value} for setting in settings for value in dict.fromkeys(map(repr, values))]
+    names = name_settings(settings)
+    assert len(set(names)) == len(settings)
+    assert all("/" not in name and len(name) <= 200 for name in names)
+
+
+@given(
+    seeds=st.lists(st.integers(0, 9), min_size=1, max_size=3, unique=True),
+    rates=st.lists(st.floats(0, 1), max_size=3, unique=True),
+    rows=st.lists(st.sampled_from(["a", "b b", "C"]), max_size=3, unique=True),
+    select=st.sampled_from(["best", "mean"]),
+)
+@settings(max_examples=25, deadline=None)
+def test_the_definition_that_is_written_makes_the_same_study(seeds, rates, rows, select):
+    definition = {"tasks": ["pretrain"], "seeds": seeds, "select": select, "recipe": {"batch_size": 8}}
+    definition |= {"grid": {"train.learning_rate": rates}} if rates else {}
+    definition |= {"row": [{"name": name, "recipe": {"data": {"vocab": name}}} for name in rows]} if rows else {}
+    study = make_study(definition, {"train": {"max_steps": 3}})
+    assert make_study(define(study)) == study
+    with tempfile.TemporaryDirectory() as folder:
+        studies.save_recipe(define(study), Path(folder) / "study.toml")
+        assert read_study(Path(folder) / "study.toml") == study
+
+
+# --- Which run wins ---------------------------------------------------------------------------------------------------
+
+
+def make_cells(scores, task="fake"):
+    """A cell for each list of scores, None for a run to come, and the states."""
+    cells, states = [], {}
+    for number, some in enumerate(scores):
+        runs = {seed: f"{number}/seed-{seed}" for seed in range(len(some))}
+        cells.append(Cell("", task, {"batch_size": number}, {}, str(number), runs))
+        for directory, score in zip(runs.values(), some, strict=True):
+            states[directory] = State() if score is None else State("finished", metrics={"score": score})
+    return cells, states
+
+
+def make_choice(select, **parts):
+    return Study(("fake",), (0,), {"": {}}, {}, select=select, **parts)
+
+
+@pytest.mark.parametrize(
+    ("select", "scores", "winner"),
+    [
+        ("best", [[0.5, 0.6], [0.9, 0.1]], "1/seed-0"),
+        ("mean", [[0.5, 0.6], [0.9, 0.1]], "0/seed-1"),
+        ("best", [[0.5, 0.6], [0.6, 0.6]], "0/seed-1"),  # of equals the first
+        ("mean", [[0.7, 0.5], [0.5, 0.7]], "0/seed-0"),
+        ("mean", [[0.7, None], [0.6, 0.7]], "0/seed-0"),
+        ("best", [[None], [0.0]], "1/seed-0"),
+    ],
+)
+def test_the_winner(fake, select, scores, winner):
+    cells, states = make_cells(scores)
+    cell, run = choose(make_choice(select), cells, states)
+    assert run == winner
+    assert run in cell.runs.values()
+
+
+def test_a_smaller_perplexity_wins():
+    cells, states = make_cells([[3.0, 9.0], [4.0, 5.0]], task="pretrain")
+    assert choose(make_choice("best"), cells, states)[1] == "0/seed-0"
+    assert choose(make_choice("mean"), cells, states)[1] == "1/seed-0"
+    assert choose(make_choice("best"), *make_cells([[None], [None]], task="pretrain")) is None
+
+
+def test_the_statistics_are_those_of_a_textbook(fake):
+    """2, 4, 4, 4, 5, 5, 7, 9: mean 5, squares of the deviations add up to 32, so the sample's sd is sqrt(32 / 7)."""
+    scores = [2.0, 4.0, 4.0, 4.0, 5.0, 5.0, 7.0, 9.0]
+    cells, states = make_cells([scores, [1.0], [None]])
+    for state in list(states.values())[:3]:
+        state.metrics["majority_score"] = 4.0
+    states["0/seed-0"] = replace(states["0/seed-0"])
+    states["2/seed-0"] = State("failed", reason="out of memory")
+    study = replace(make_choice("best"), grid={"batch_size": (0, 1, 2)})
+    one, two, three = summarize(study, cells, states)["cells"]
+    assert (one["mean"], one["best"], one["n"], one["failed"]) == (5.0, 9.0, 8, 0)
+    assert one["sd"] == pytest.approx((32 / 7) ** 0.5)
+    assert one["at_or_below_majority"] == 3
+    assert (two["mean"], two["sd"], two["n"], two["at_or_below_majority"]) == (1.0, None, 1, None)
+    assert (three["mean"], three["sd"], three["best"], three["n"], three["failed"]) == (None, None, None, 0, 1)
+    assert three["runs"] == [{"seed": 0, "directory": "2/seed-0", "status": "failed", "failure": "out of memory"}]
+    (winner,) = summarize(study, cells, states)["chosen"]
+    assert (winner["cell"], winner["run"], winner["seed"], winner["score"]) == ("0", "0/seed-7", 7, 9.0)
+    assert (winner["of_settings"], winner["of_runs"]) == (2, 9)
+
+
+@given(
+    scores=st.lists(st.lists(st.sampled_from([0.1, 0.2, 0.3]), min_size=2, max_size=2), min_size=1, max_size=4),
+    order=st.randoms(use_true_random=False),
+    select=st.sampled_from(["best", "mean"]),
+)
+@settings(max_examples=40, deadline=None)
+def test_the_winner_keeps_its_weights_in_whatever_order_runs_finish(scores, order, select):
+    """pretrain: smaller is better. At the end nobody else has weights, or a checkpoint."""
+    cells, final = make_cells(scores, task="pretrain")
+    states = dict.fromkeys(final, State())
+    study = make_choice(select)
+    with tempfile.TemporaryDirectory() as folder:
+        for directory in order.sample(list(final), len(final)):
+            run = Path(folder) / directory
+            (run / "checkpoint-4").mkdir(parents=True)
+            (run / "model.safetensors").touch()
+            (run / "metrics.json").touch()
+            states[directory] = final[directory]
+            prune(study, cells, states, Path(folder))
+        assert [str(path.parent.relative_to(folder)) for path in Path(folder).rglob("*.safetensors")] == [
+            choose(study, cells, final)[1]
+        ]
+        assert not list(Path(folder).rglob("checkpoint-*"))
+        assert len(list(Path(folder).rglob("metrics.json"))) == len(final)
+
+
+# --- The runs ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_study_runs_its_cells_and_is_not_repeated(recipe, fake, tmp_path, monkeypatch):
+    """Four cells that share their data: read and encoded once."""
+    calls = []
+    for name in ("load", "encode", "tokenize"):
+        function = getattr(fake, name)
+        monkeypatch.setitem(
+            TASKS,
+            "fake",
+            replace(
+                TASKS["fake"], **{name: lambda *a, name=name, function=function: calls.append(name) or function(*a)}
+            ),
+        )
+    grid = {"train.learning_rate": [1e-3, 1e-2], "train.max_steps": [3, 4]}
+    study = make_study({"tasks": ["fake"], "recipe": recipe, "grid": grid, "restarts": 2})
+    output, lines, shown = tmp_path / "study", [], []
+    results = run_study(study, output=output, report=lines.append, progress=shown.append)
+
+    assert sorted(calls) == ["encode", "encode", "load", "tokenize"], "train and dev, once each"
+    assert results == read_result(output) == shown[-1]
+    assert results["finished"]
+    assert (results["runs"], results["failed"], len(results["cells"])) == (8, 0, 4)
+    assert read_study(output / "study.toml") == study
+    assert results["columns"]["fake"]["paper"] == {"BERT-base, held out": 0.97}
+    for cell in results["cells"]:
+        scores = [run["metrics"]["score"] for run in cell["runs"]]
+        assert cell["mean"] == statistics.fmean(scores)
+        for run in cell["runs"]:
+            saved = read_recipe(output / run["directory"] / "recipe.toml")
+            assert saved["train"]["seed"] == run["seed"]
+            assert saved["train"]["max_steps"] == cell["setting"]["train.max_steps"] == run["metrics"]["updates"]
+            assert json.loads((output / run["directory"] / "metrics.json").read_text()) == run["metrics"]
+    weights = [path.parent for path in output.rglob("model.safetensors")]
+    assert weights == [output / results["chosen"][0]["run"]]
+    assert not list(output.rglob("checkpoint-*"))
+    assert {path.name for path in output.iterdir()} == {"fake", "study.toml", "study.json", "table.md", "heatmap.png"}
+    assert lines[0] == "1 row x 1 task x 4 settings x 2 seeds = 8 runs, 0 of them finished"
+    assert any(line.endswith("(8 of 8 runs over)") for line in lines)
+    status = [[run["status"] for run in list_runs(state)] for state in shown]
+    assert status[0] == ["waiting"] * 8
+    assert ["finished", "running", *["waiting"] * 6] in status
+    running = [run for state in shown for run in list_runs(state) if run["status"] == "running" and run["update"]]
+    assert running
+    assert {run["updates"] for run in running} <= {3, 4}
+
+    before = {path: path.stat().st_mtime_ns for path in (output / "fake").rglob("*")}
+    assert run_study(study, output=output) == results
+    assert {path: path.stat().st_mtime_ns for path in (output / "fake").rglob("*")} == before, "weights or not"
+
+
+def test_all_weights_can_be_kept(recipe, tmp_path):
+    study = make_study(define_small(recipe, keep="all", seeds=[1, 2]))
+    run_study(study, output=tmp_path / "study")
+    assert len(list(tmp_path.rglob("model.safetensors"))) == 2
+
+
+def test_what_fails_is_recorded_and_the_rest_goes_on(recipe, tmp_path, monkeypatch):
+    """A learning rate without limits gives NaN, and the run with batch size 4 has no memory, the first time."""
+    import torch
+
+    import bertkit.run
+
+    train = bertkit.run.train
+    short = [4]
+
+    def exhaust(trainer, *rest):
+        if trainer.args.per_device_train_batch_size in short:
+            raise torch.OutOfMemoryError("CUDA out of memory.\n Tried to allocate 2 GiB")
+        train(trainer, *rest)
+
+    monkeypatch.setattr(bertkit.run, "train", exhaust)
+    grid = {"train.learning_rate": [1e-3, 1e30], "batch_size": [4, 8]}
+    study = make_study(define_small(merge(recipe, {"train": {"max_grad_norm": 0.0}}), grid=grid))
+    results = run_study(study, output=tmp_path / "study")
+    runs = list_runs(results)
+    assert results["finished"]
+    assert results["failed"] == 3
+    assert [run["status"] for run in runs] == ["failed", "finished", "failed", "failed"]
+    assert runs[0]["failure"].startswith(
+        "OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB (test_study.py:"
+    )
+    assert runs[3]["failure"].startswith("the loss is nan after update")
+    assert f"checkpoints in {runs[3]['directory']} are kept" in runs[3]["failure"], "no path of this machine"
+    assert results["chosen"][0]["run"] == runs[1]["directory"]
+    table = (tmp_path / "study" / "table.md").read_text()
+    assert "## Failed: 3 of 4 runs" in table
+    assert runs[0]["failure"] in table
+
+    short.clear()
+    again = run_study(study, output=tmp_path / "study")
+    assert [run["status"] for run in list_runs(again)] == ["finished", "finished", "failed", "failed"]
+    assert list_runs(again)[1] == runs[1]
+
+
+def test_a_study_of_which_nothing_succeeds_still_says_so(recipe, tmp_path):
+    wrong = merge(recipe, {"train": {"max_grad_norm": 0.0, "learning_rate": 1e30}})
+    results = run_study(make_study(define_small(wrong, seeds=[1, 2])), output=tmp_path / "study")
+    assert results["finished"]
+    assert results["failed"] == results["runs"] == 2
+    assert results["chosen"] == []
+    assert "| ours | – |" in (tmp_path / "study" / "table.md").read_text()
+
+
+def test_a_score_that_is_no_number_is_a_failure(recipe, fake, tmp_path, monkeypatch):
+    monkeypatch.setitem(TASKS, "fake", replace(fake, score=lambda *_: {"nsp_accuracy": float("nan")}))
+    study = make_study({"tasks": ["fake"], "recipe": recipe})
+    for _ in range(2):
+        (run,) = list_runs(run_study(study, output=tmp_path / "study"))
+        assert (run["status"], run["failure"]) == ("failed", "the score is nan")
+
+
+class Killed(BaseException):
+    """As kill -9: nothing catches it."""
+
+
+@pytest.mark.parametrize(("first", "second"), [(0, 2), (1, 7), (4, 5), (6, 9)])
+def test_a_study_that_dies_twice_ends_as_if_it_had_not(recipe, tmp_path, first, second, uninterrupted):
+    """Ended in the middle of the n-th update that is heard of, all runs of both attempts counted."""
+    study = make_study(make_four_cells(recipe))
+    for fatal in (first, second - first):
+        heard = []
+
+        def die(results, heard=heard, fatal=fatal):
+            heard += [run for run in list_runs(results) if run["status"] == "running"]
+            if len(heard) > fatal:
+                raise Killed
+
+        with pytest.raises(Killed):
+            run_study(study, output=tmp_path / "study", progress=die)
+        assert not (tmp_path / "study" / "table.md").exists()
+    run_study(study, output=tmp_path / "study")
+    assert_same_results(tmp_path / "study", uninterrupted)
+
+
+def make_four_cells(recipe):
+    return define_small(recipe, grid={"train.learning_rate": [1e-3, 1e-2], "batch_size": [8, 4]}, select="mean")
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(recipe, tmp_path_factory):
+    output = tmp_path_factory.mktemp("whole") / "study"
+    run_study(make_study(make_four_cells(recipe)), output=output)
+    return output
+
+
+def test_a_signal_stops_the_study_after_a_checkpoint(recipe, tmp_path, uninterrupted):
+    def stop(results):
+        if any(run["status"] == "running" and run["update"] == 2 for run in list_runs(results)):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    study = make_study(make_four_cells(recipe))
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(StudyInterrupted) as stopped:
+        patch.setattr(studies, "SHOWN_EVERY", 0.0)
+        run_study(study, output=tmp_path / "study", progress=stop)
+    assert str(stopped.value) == "stopped with 0 of 4 runs over; the same command continues"
+    assert stopped.value.number == signal.SIGTERM
+    assert len(list((tmp_path / "study").rglob("checkpoint-*/complete"))) >= 1
+    assert not read_result(tmp_path / "study")["finished"]
+    lines = []
+    run_study(study, output=tmp_path / "study", report=lines.append)
+    assert any("continues after checkpoint-" in line for line in lines)
+    assert_same_results(tmp_path / "study", uninterrupted)
+
+
+def test_the_directory_of_another_study_is_left_alone(recipe, tmp_path, uninterrupted):
+    before = {path: path.read_bytes() for path in uninterrupted.rglob("*") if path.is_file()}
+    definition = make_four_cells(recipe)
+    other = make_study(definition, {"train": {"learning_rate": [1e-3]}}, {"seeds": [3]}, {"precision": "bf16"})
+    with pytest.raises(UsageError) as error:
+        run_study(other, output=uninterrupted)
+    assert (
+        "holds another study (seeds: [42] -> [3]; grid.train.learning_rate: [0.001, 0.01] -> [0.001] and 1 more)"
+        in str(error.value)
+    )
+    with pytest.raises(UsageError, match=r"holds another study \(recipe: precision: \"fp32\" -> \"bf16\"\)"):
+        run_study(make_study(definition, {"precision": "bf16"}), output=uninterrupted)
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis" / "chapter.txt").write_text("precious")
+    with pytest.raises(UsageError, match="is not empty and holds no study"):
+        run_study(other, output=tmp_path / "thesis")
+    with pytest.raises(UsageError, match=r"chapter.txt is a file"):
+        run_study(other, output=tmp_path / "thesis" / "chapter.txt")
+    assert {path: path.read_bytes() for path in uninterrupted.rglob("*") if path.is_file()} == before
+    more = run_study(make_study(definition, {"num_cpus": 2}), output=uninterrupted)
+    assert more["definition"]["num_cpus"] == 2, "with more hardware it is the same study"
+    run_study(make_study(definition), output=uninterrupted)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"data": {"corpus": ["missing.txt"]}}, "missing.txt"),
+        ({"train": {"optim": "adamw_bnb_8bit"}}, r"pretrain/seed-42: \[train\] is refused: .*bitsandbytes"),
+        ({"train": {"per_device_train_batch_size": 5}}, r"pretrain/seed-42: batch_size 8"),
+        ({"data": {"objective": "mlm+sop"}}, r"pretrain: unknown objective"),
+    ],
+)
+def test_a_mistake_is_found_before_anything_is_written(recipe, tmp_path, change, message):
+    with pytest.raises(UsageError, match=message):
+        run_study(make_study(define_small(recipe, restarts=2), change), output=tmp_path / "study")
+    assert not (tmp_path / "study").exists()
+
+
+# --- Several processes that share each run, and kill -9 ---------------------------------------------------------------
+
+SCRIPT = """
+import json, sys, torch
+from pathlib import Path
+torch.set_num_threads(1)
+from bertkit.study import make_study, run_study
+def show(results):
+    runs = [run for cell in results["cells"] for run in cell["runs"]]
+    print("at", sum(run.get("update", len(run)) for run in runs if run["status"] != "waiting"), flush=True)
+if __name__ == "__main__":
+    study = make_study(json.loads(Path(sys.argv[1]).read_text()))
+    run_study(study, output=sys.argv[2], workers=int(sys.argv[3]), report=lambda line: print(line, flush=True), progress=show)
+"""
+
+
+def start_study(definition, folder, output, workers=1, launcher=()):
+    """A process that does a study, as a user's would."""
+    (folder / "study.json").write_text(json.dumps(definition))
+    (folder / "script.py").write_text(SCRIPT)
+    return subprocess.Popen(
+        [sys.executable, *launcher, str(folder / "script.py"), str(folder / "study.json"), str(output), str(workers)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_study_killed_twice_ends_as_if_it_had_not_been(recipe, tmp_path, workers, uninterrupted):
+    for sign in ("trained for", "(3 of 4 runs over)"):
+        with start_study(make_four_cells(recipe), tmp_path, tmp_path / "study", workers) as process:
+            for line in process.stdout:
+                if sign in line:
+                    break
+            process.kill()
+        assert process.returncode == -signal.SIGKILL
+        assert not (tmp_path / "study" / "table.md").exists()
+    with start_study(make_four_cells(recipe), tmp_path, tmp_path / "study", workers) as process:
+        out, _ = process.communicate(timeout=600)
+    assert process.returncode == 0, out[-2000:]
+    assert_same_results(tmp_path / "study", uninterrupted)
+
+
+@pytest.mark.slow
+def test_processes_that_share_each_run_do_the_study_together(recipe, tmp_path, uninterrupted):
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    with start_study(make_four_cells(recipe), tmp_path, tmp_path / "two", launcher=launcher) as process:
+        out, _ = process.communicate(timeout=600)
+    assert process.returncode == 0, out[-2000:]
+    assert out.count("(4 of 4 runs over)") == 1, "both processes speak"
+    one, two = read_result(uninterrupted), read_result(tmp_path / "two")
+    for a, b in zip(one["cells"], two["cells"], strict=True):
+        assert a["mean"] == pytest.approx(b["mean"], rel=1e-3)
+    with start_study(make_four_cells(recipe), tmp_path, tmp_path / "three", 2, launcher) as process:
+        out, _ = process.communicate(timeout=600)
+    assert process.returncode != 0
+    assert "--workers 2 inside of 2 processes that share each run" in out
