@@ -9,6 +9,7 @@ import os
 import platform
 import subprocess
 from collections.abc import Callable, Iterable, Mapping
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,17 @@ VOCABULARY = "vocab.txt"
 LOG = "training_log.jsonl"
 PREDICTIONS = "predictions"
 EXAMPLES = "examples.txt"  # among the predictions
+PACKAGES = (
+    "accelerate",
+    "datasets",
+    "numpy",
+    "scikit-learn",
+    "scipy",
+    "sentencex",
+    "tokenizers",
+    "torch",
+    "transformers",
+)
 COMPLETE = "complete"  # this file marks a checkpoint as fully written; it holds the sizes of the others
 
 
@@ -101,21 +113,25 @@ def write_json(value: Any, path: Path) -> None:
 
 def describe_environment() -> dict[str, Any]:
     """Versions, hardware and, in a checkout, the commit: what may explain a difference between two runs."""
-    from importlib.metadata import distributions
-
-    names = {"torch", "transformers", "tokenizers", "accelerate", "datasets", "numpy", "sentencex"}
-    packages = {found.name: found.version for found in distributions() if found.name in names}
     return {
         "bertkit": bertkit.__version__,
         "commit": find_commit(),
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "packages": dict(sorted(packages.items())),
+        "packages": {name: found for name in PACKAGES if (found := find_version(name))},
         "processor": torch.cpu.get_capabilities().get("cpu_name", platform.processor()),
         "threads": torch.get_num_threads(),
         "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
         "processes": PartialState().num_processes,
     }
+
+
+def find_version(package: str) -> str | None:
+    """The version of an installed package; None if it is not."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
 
 
 def find_commit() -> str | None:

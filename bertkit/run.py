@@ -5,6 +5,9 @@ it: the loop, precision, clipping, accumulation, several processes, checkpoints.
 (over the whole update, not a micro-batch), what is logged of them (`trainer.py`), and the run directory
 (`directory.py`).
 
+Several processes repeat some sequences to fill the last batch of an epoch, where it does not divide among them: that is
+accelerate's way to keep them in step.
+
 Differs from the paper: the learning rate decays linearly from its peak at the end of the warm-up (transformers'
 "linear"), where the reference code multiplies the warm-up's end by 1 - step / total.
 """
@@ -273,9 +276,9 @@ def make_arguments(task: Task, recipe: Recipe, output: Path) -> TrainingArgument
         "ddp_find_unused_parameters": False,  # a head uses all it has
         "remove_unused_columns": False,  # a task's columns all are arguments of its head
         "per_device_eval_batch_size": max(per_device, 32),
-        "metric_for_best_model": task.metric,
-        "greater_is_better": not task.lower_is_better,
     }
+    if train.get("load_best_model_at_end") or train.get("save_strategy") == "best":  # else the last one is kept
+        defaults |= {"metric_for_best_model": task.metric, "greater_is_better": not task.lower_is_better}
     if "activation_checkpointing" in TrainingArguments.__dataclass_fields__ and "gradient_checkpointing" in train:
         train["activation_checkpointing"] = train.pop("gradient_checkpointing")  # its newer name
     with explain_refusal("[train]"):
@@ -334,7 +337,7 @@ def make_model(task: Task, recipe: Recipe, settings: Mapping[str, Any], report: 
     if new and not task.metric:
         raise UsageError(explain_missing_head(task, recipe, settings["id2label"].values()))
     if new:
-        report(f"new, because {recipe['checkpoint']} has none: {', '.join(new)}")
+        report(f"new, because {recipe['checkpoint']} has none that fits: {', '.join(new)}")
     if recipe.get("reinit_layers"):
         reinitialize(model, recipe["reinit_layers"])
         report(f"drawn anew: the pooler and the top {recipe['reinit_layers']} layers (reinit_layers)")

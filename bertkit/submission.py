@@ -47,7 +47,7 @@ def find_runs(folder: Path) -> list[Path]:
     if (folder / RESULT).exists():
         with explain_refusal(str(folder / RESULT)):
             results = json.loads((folder / RESULT).read_text(encoding="utf-8"))
-            return [folder / chosen["run"] for chosen in results["chosen"]]
+            return [folder / chosen["run"] for chosen in results.get("chosen", [])]
     return [folder / row.name for row in BENCHMARKS if (folder / row.name / METRICS).exists()]
 
 

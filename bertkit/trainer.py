@@ -141,6 +141,7 @@ class Watcher(TrainerCallback):
             self.agreed = self.signalled
         if self.agreed:
             control.should_save = control.should_training_stop = True
+            args.save_total_limit = None  # the Trainer would end by deleting all checkpoints but the best
         elif state.is_world_process_zero and state.global_step % max(1, state.max_steps // 200) == 0:
             self.progress(state.global_step, state.max_steps, {})
 

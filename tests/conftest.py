@@ -1,5 +1,6 @@
 """What the tests of the model share: tiny random models, their twins in plain transformers, and padded batches."""
 
+import gc
 import os
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read when huggingface_hub is imported
@@ -35,6 +36,11 @@ HEADS = (
 
 
 torch.set_num_threads(1)  # the models are too small for more, and several test processes share the cores
+
+
+def pytest_collection_finish() -> None:
+    """Takes what the imports have left out of garbage collection, which every run of a Trainer asks for."""
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

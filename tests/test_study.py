@@ -52,7 +52,7 @@ def recipe(tmp_path_factory):
 
 @pytest.fixture
 def fake(monkeypatch):
-    """A task "fake": pretraining of which a larger score is better, whose data serve every run, with a paper's value."""
+    """A task "fake": pretraining, but a larger score is better, its data serve every run, the paper has a value."""
     task = TASKS["pretrain"]
     row = Row("next sentence", "nsp_accuracy", unit="fraction", paper={"BERT-base, held out": 0.97})
     changes = {"metric": "nsp_accuracy", "lower_is_better": False, "reusable": True, "table": (row,), "folder": "fakes"}
@@ -112,18 +112,9 @@ def test_the_command_line_wins_over_the_grid_over_the_row_over_the_recipe(fake):
         "grid": {"batch_size": [3, 4], "train.weight_decay": [0.3]},
     }
     cells = list_cells(make_study(definition, {"train": {"adam_epsilon": 0.4}}))
-    values = [
-        (
-            c.row,
-            c.recipe["batch_size"],
-            *(c.recipe["train"][k] for k in ("max_grad_norm", "weight_decay", "adam_epsilon")),
-        )
-        for c in cells
-    ]
-    assert values == [("one", 3, 1.0, 0.3, 0.4), ("one", 4, 1.0, 0.3, 0.4)] + [
-        ("two", 3, 1.0, 0.3, 0.4),
-        ("two", 4, 1.0, 0.3, 0.4),
-    ]
+    keys = ("max_grad_norm", "weight_decay", "adam_epsilon")
+    values = [(c.row, c.recipe["batch_size"], *(c.recipe["train"][key] for key in keys)) for c in cells]
+    assert values == [(row, size, 1.0, 0.3, 0.4) for row in ("one", "two") for size in (3, 4)]
     assert [cell.recipe["train"]["optim"] for cell in cells] == ["bert_adam"] * 2 + ["adamw_torch"] * 2
 
 
@@ -219,13 +210,12 @@ def test_a_mistake_in_a_definition_is_one_line(parts, message):
     assert "\n" not in str(error.value)
 
 
-def test_a_mistake_in_a_cell_names_the_cell(fake):
+def test_a_mistake_in_a_cell_names_the_cell(fake, monkeypatch):
     study = make_study({"tasks": ["fake"], "grid": {"reinit_layers": [1, 99]}})
     with pytest.raises(UsageError, match=r"fake/reinit_layers-99: reinit_layers is 99, but the model has 12 layers"):
         list_cells(study)
-    unlabelled = replace(fake, metric="")
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(UsageError, match="fake has no labels and so no score"):
-        patch.setitem(TASKS, "fake", unlabelled)
+    monkeypatch.setitem(TASKS, "fake", replace(fake, metric=""))
+    with pytest.raises(UsageError, match="fake has no labels and so no score"):
         make_study({"tasks": ["fake"]})
 
 
@@ -368,26 +358,21 @@ def test_the_winner_keeps_its_weights_in_whatever_order_runs_finish(scores, orde
 
 
 def test_a_study_runs_its_cells_and_is_not_repeated(recipe, fake, tmp_path, monkeypatch):
-    """Four cells that share their data: read and encoded once."""
+    """Settings and seeds share their data: read and encoded once."""
+    monkeypatch.setattr(studies, "SHOWN_EVERY", 0.0)
     calls = []
     for name in ("load", "encode", "tokenize"):
         function = getattr(fake, name)
-        monkeypatch.setitem(
-            TASKS,
-            "fake",
-            replace(
-                TASKS["fake"], **{name: lambda *a, name=name, function=function: calls.append(name) or function(*a)}
-            ),
-        )
-    grid = {"train.learning_rate": [1e-3, 1e-2], "train.max_steps": [3, 4]}
-    study = make_study({"tasks": ["fake"], "recipe": recipe, "grid": grid, "restarts": 2})
+        counted = {name: lambda *args, name=name, function=function: calls.append(name) or function(*args)}
+        monkeypatch.setitem(TASKS, "fake", replace(TASKS["fake"], **counted))
+    study = make_study({"tasks": ["fake"], "recipe": recipe, "grid": {"train.max_steps": [3, 4]}, "restarts": 2})
     output, lines, shown = tmp_path / "study", [], []
     results = run_study(study, output=output, report=lines.append, progress=shown.append)
 
     assert sorted(calls) == ["encode", "encode", "load", "tokenize"], "train and dev, once each"
     assert results == read_result(output) == shown[-1]
     assert results["finished"]
-    assert (results["runs"], results["failed"], len(results["cells"])) == (8, 0, 4)
+    assert (results["runs"], results["failed"], len(results["cells"])) == (4, 0, 2)
     assert read_study(output / "study.toml") == study
     assert results["columns"]["fake"]["paper"] == {"BERT-base, held out": 0.97}
     for cell in results["cells"]:
@@ -402,11 +387,11 @@ def test_a_study_runs_its_cells_and_is_not_repeated(recipe, fake, tmp_path, monk
     assert weights == [output / results["chosen"][0]["run"]]
     assert not list(output.rglob("checkpoint-*"))
     assert {path.name for path in output.iterdir()} == {"fake", "study.toml", "study.json", "table.md", "heatmap.png"}
-    assert lines[0] == "1 row x 1 task x 4 settings x 2 seeds = 8 runs, 0 of them finished"
-    assert any(line.endswith("(8 of 8 runs over)") for line in lines)
+    assert lines[0] == "1 row x 1 task x 2 settings x 2 seeds = 4 runs, 0 of them finished"
+    assert any(line.endswith("(4 of 4 runs over)") for line in lines)
     status = [[run["status"] for run in list_runs(state)] for state in shown]
-    assert status[0] == ["waiting"] * 8
-    assert ["finished", "running", *["waiting"] * 6] in status
+    assert status[0] == ["waiting"] * 4
+    assert ["finished", "running", "waiting", "waiting"] in status
     running = [run for state in shown for run in list_runs(state) if run["status"] == "running" and run["update"]]
     assert running
     assert {run["updates"] for run in running} <= {3, 4}
@@ -423,40 +408,40 @@ def test_all_weights_can_be_kept(recipe, tmp_path):
 
 
 def test_what_fails_is_recorded_and_the_rest_goes_on(recipe, tmp_path, monkeypatch):
-    """A learning rate without limits gives NaN, and the run with batch size 4 has no memory, the first time."""
+    """A learning rate without limits gives NaN, and another one finds no memory, the first time."""
     import torch
 
     import bertkit.run
 
     train = bertkit.run.train
-    short = [4]
+    short = [2e-3]
 
     def exhaust(trainer, *rest):
-        if trainer.args.per_device_train_batch_size in short:
+        if trainer.args.learning_rate in short:
             raise torch.OutOfMemoryError("CUDA out of memory.\n Tried to allocate 2 GiB")
         train(trainer, *rest)
 
     monkeypatch.setattr(bertkit.run, "train", exhaust)
-    grid = {"train.learning_rate": [1e-3, 1e30], "batch_size": [4, 8]}
+    grid = {"train.learning_rate": [2e-3, 1e-3, 1e30]}
     study = make_study(define_small(merge(recipe, {"train": {"max_grad_norm": 0.0}}), grid=grid))
     results = run_study(study, output=tmp_path / "study")
     runs = list_runs(results)
     assert results["finished"]
-    assert results["failed"] == 3
-    assert [run["status"] for run in runs] == ["failed", "finished", "failed", "failed"]
+    assert results["failed"] == 2
+    assert [run["status"] for run in runs] == ["failed", "finished", "failed"]
     assert runs[0]["failure"].startswith(
         "OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB (test_study.py:"
     )
-    assert runs[3]["failure"].startswith("the loss is nan after update")
-    assert f"checkpoints in {runs[3]['directory']} are kept" in runs[3]["failure"], "no path of this machine"
+    assert runs[2]["failure"].startswith("the loss is nan after update")
+    assert f"checkpoints in {runs[2]['directory']} are kept" in runs[2]["failure"], "no path of this machine"
     assert results["chosen"][0]["run"] == runs[1]["directory"]
     table = (tmp_path / "study" / "table.md").read_text()
-    assert "## Failed: 3 of 4 runs" in table
+    assert "## Failed: 2 of 3 runs" in table
     assert runs[0]["failure"] in table
 
     short.clear()
     again = run_study(study, output=tmp_path / "study")
-    assert [run["status"] for run in list_runs(again)] == ["finished", "finished", "failed", "failed"]
+    assert [run["status"] for run in list_runs(again)] == ["finished", "finished", "failed"]
     assert list_runs(again)[1] == runs[1]
 
 
@@ -481,16 +466,25 @@ class Killed(BaseException):
     """As kill -9: nothing catches it."""
 
 
-@pytest.mark.parametrize(("first", "second"), [(0, 2), (1, 7), (4, 5), (6, 9)])
-def test_a_study_that_dies_twice_ends_as_if_it_had_not(recipe, tmp_path, first, second, uninterrupted):
-    """Ended in the middle of the n-th update that is heard of, all runs of both attempts counted."""
-    study = make_study(make_four_cells(recipe))
-    for fatal in (first, second - first):
-        heard = []
+def make_grid(recipe, **axes):
+    return define_small(recipe, grid={"train.learning_rate": [1e-3, 1e-2]} | axes, select="mean")
 
-        def die(results, heard=heard, fatal=fatal):
-            heard += [run for run in list_runs(results) if run["status"] == "running"]
-            if len(heard) > fatal:
+
+@pytest.fixture(scope="module")
+def uninterrupted(recipe, tmp_path_factory):
+    output = tmp_path_factory.mktemp("whole") / "study"
+    run_study(make_study(make_grid(recipe)), output=output)
+    return output
+
+
+def test_a_study_that_dies_twice_ends_as_if_it_had_not(recipe, tmp_path, monkeypatch, uninterrupted):
+    """In the first run between two checkpoints, then in the second one after its first."""
+    monkeypatch.setattr(studies, "SHOWN_EVERY", 0.0)
+    study = make_study(make_grid(recipe))
+    for run, update in ((0, 3), (1, 2)):
+
+        def die(results, run=run, update=update):
+            if list_runs(results)[run].get("update") == update:
                 raise Killed
 
         with pytest.raises(Killed):
@@ -500,28 +494,20 @@ def test_a_study_that_dies_twice_ends_as_if_it_had_not(recipe, tmp_path, first, 
     assert_same_results(tmp_path / "study", uninterrupted)
 
 
-def make_four_cells(recipe):
-    return define_small(recipe, grid={"train.learning_rate": [1e-3, 1e-2], "batch_size": [8, 4]}, select="mean")
+def test_a_signal_stops_the_study_after_a_checkpoint(recipe, tmp_path, monkeypatch, uninterrupted):
+    stopped = []
 
-
-@pytest.fixture(scope="module")
-def uninterrupted(recipe, tmp_path_factory):
-    output = tmp_path_factory.mktemp("whole") / "study"
-    run_study(make_study(make_four_cells(recipe)), output=output)
-    return output
-
-
-def test_a_signal_stops_the_study_after_a_checkpoint(recipe, tmp_path, uninterrupted):
     def stop(results):
-        if any(run["status"] == "running" and run["update"] == 2 for run in list_runs(results)):
+        if not stopped and list_runs(results)[0].get("update") == 2:
+            stopped.append(True)
             os.kill(os.getpid(), signal.SIGTERM)
 
-    study = make_study(make_four_cells(recipe))
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(StudyInterrupted) as stopped:
-        patch.setattr(studies, "SHOWN_EVERY", 0.0)
+    monkeypatch.setattr(studies, "SHOWN_EVERY", 0.0)
+    study = make_study(make_grid(recipe))
+    with pytest.raises(StudyInterrupted) as error:
         run_study(study, output=tmp_path / "study", progress=stop)
-    assert str(stopped.value) == "stopped with 0 of 4 runs over; the same command continues"
-    assert stopped.value.number == signal.SIGTERM
+    assert str(error.value) == "stopped with 0 of 2 runs over; the same command continues"
+    assert error.value.number == signal.SIGTERM
     assert len(list((tmp_path / "study").rglob("checkpoint-*/complete"))) >= 1
     assert not read_result(tmp_path / "study")["finished"]
     lines = []
@@ -532,14 +518,12 @@ def test_a_signal_stops_the_study_after_a_checkpoint(recipe, tmp_path, uninterru
 
 def test_the_directory_of_another_study_is_left_alone(recipe, tmp_path, uninterrupted):
     before = {path: path.read_bytes() for path in uninterrupted.rglob("*") if path.is_file()}
-    definition = make_four_cells(recipe)
+    definition = make_grid(recipe)
     other = make_study(definition, {"train": {"learning_rate": [1e-3]}}, {"seeds": [3]}, {"precision": "bf16"})
     with pytest.raises(UsageError) as error:
         run_study(other, output=uninterrupted)
-    assert (
-        "holds another study (seeds: [42] -> [3]; grid.train.learning_rate: [0.001, 0.01] -> [0.001] and 1 more)"
-        in str(error.value)
-    )
+    first = "seeds: [42] -> [3]; grid.train.learning_rate: [0.001, 0.01] -> [0.001]"
+    assert f"holds another study ({first} and 1 more)" in str(error.value)
     with pytest.raises(UsageError, match=r"holds another study \(recipe: precision: \"fp32\" -> \"bf16\"\)"):
         run_study(make_study(definition, {"precision": "bf16"}), output=uninterrupted)
     (tmp_path / "thesis").mkdir()
@@ -581,7 +565,8 @@ def show(results):
     print("at", sum(run.get("update", len(run)) for run in runs if run["status"] != "waiting"), flush=True)
 if __name__ == "__main__":
     study = make_study(json.loads(Path(sys.argv[1]).read_text()))
-    run_study(study, output=sys.argv[2], workers=int(sys.argv[3]), report=lambda line: print(line, flush=True), progress=show)
+    say = lambda line: print(line, flush=True)
+    run_study(study, output=sys.argv[2], workers=int(sys.argv[3]), report=say, progress=show)
 """
 
 
@@ -598,34 +583,42 @@ def start_study(definition, folder, output, workers=1, launcher=()):
     )
 
 
+@pytest.fixture(scope="module")
+def whole(recipe, tmp_path_factory):
+    """A grid of four cells, uninterrupted, in this process."""
+    output = tmp_path_factory.mktemp("four") / "study"
+    run_study(make_study(make_grid(recipe, batch_size=[8, 4])), output=output)
+    return output
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_study_killed_twice_ends_as_if_it_had_not_been(recipe, tmp_path, workers, uninterrupted):
+def test_a_study_killed_twice_ends_as_if_it_had_not_been(recipe, tmp_path, workers, whole):
     for sign in ("trained for", "(3 of 4 runs over)"):
-        with start_study(make_four_cells(recipe), tmp_path, tmp_path / "study", workers) as process:
+        with start_study(make_grid(recipe, batch_size=[8, 4]), tmp_path, tmp_path / "study", workers) as process:
             for line in process.stdout:
                 if sign in line:
                     break
             process.kill()
         assert process.returncode == -signal.SIGKILL
         assert not (tmp_path / "study" / "table.md").exists()
-    with start_study(make_four_cells(recipe), tmp_path, tmp_path / "study", workers) as process:
+    with start_study(make_grid(recipe, batch_size=[8, 4]), tmp_path, tmp_path / "study", workers) as process:
         out, _ = process.communicate(timeout=600)
     assert process.returncode == 0, out[-2000:]
-    assert_same_results(tmp_path / "study", uninterrupted)
+    assert_same_results(tmp_path / "study", whole)
 
 
 @pytest.mark.slow
-def test_processes_that_share_each_run_do_the_study_together(recipe, tmp_path, uninterrupted):
+def test_processes_that_share_each_run_do_the_study_together(recipe, tmp_path, whole):
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    with start_study(make_four_cells(recipe), tmp_path, tmp_path / "two", launcher=launcher) as process:
+    with start_study(make_grid(recipe, batch_size=[8, 4]), tmp_path, tmp_path / "two", launcher=launcher) as process:
         out, _ = process.communicate(timeout=600)
     assert process.returncode == 0, out[-2000:]
     assert out.count("(4 of 4 runs over)") == 1, "both processes speak"
-    one, two = read_result(uninterrupted), read_result(tmp_path / "two")
+    one, two = read_result(whole), read_result(tmp_path / "two")
     for a, b in zip(one["cells"], two["cells"], strict=True):
         assert a["mean"] == pytest.approx(b["mean"], rel=1e-3)
-    with start_study(make_four_cells(recipe), tmp_path, tmp_path / "three", 2, launcher) as process:
+    with start_study(make_grid(recipe, batch_size=[8, 4]), tmp_path, tmp_path / "three", 2, launcher) as process:
         out, _ = process.communicate(timeout=600)
     assert process.returncode != 0
     assert "--workers 2 inside of 2 processes that share each run" in out

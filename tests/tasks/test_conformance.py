@@ -33,12 +33,16 @@ def make_pretraining(folder, **options):
     return {"model": TINY, "batch_size": 8, "data": data, "train": {"max_steps": 4}}
 
 
+def write_start(folder, task):
+    """What a task fine-tunes; one without training data starts from a model that has its head."""
+    labels = () if task.metric else tuple(task.configure({}, None, None)["id2label"].values())
+    return str(write_checkpoint(folder, labels=labels))
+
+
 def make_glue(folder, name):
-    """Over the official files; a task without training data starts from a model that has its head."""
-    labels = TASKS[name].configure({}, None, None)["id2label"].values() if not TASKS[name].metric else ()
-    checkpoint = write_checkpoint(folder / "bert", labels=tuple(labels))
+    checkpoint = write_start(folder / "bert", TASKS[name])
     data = {"dir": str(write_glue(folder / "glue")), "max_length": 40}
-    return {"checkpoint": str(checkpoint), "batch_size": 8, "data": data}
+    return {"checkpoint": checkpoint, "batch_size": 8, "data": data}
 
 
 # name -> (task, a small recipe over files it writes, the options whose file does not exist)
@@ -195,9 +199,9 @@ def test_what_is_shown_of_a_model_is_a_line_each(case):
 
 
 def test_the_recipe_of_the_paper_is_complete_and_passes_its_own_check(tmp_path):
-    checkpoint = {"checkpoint": str(write_checkpoint(tmp_path))}  # the default one is on the Hub
     for task in TASKS.values():
-        given = checkpoint if "checkpoint" in task.recipe else {}
+        # The default one is on the Hub.
+        given = {"checkpoint": write_start(tmp_path / task.name, task)} if "checkpoint" in task.recipe else {}
         recipe = complete(task, given)
         assert recipe["task"] == task.name
         assert {"batch_size", "precision", "preset", "data", "train"} <= set(recipe)
