@@ -15,6 +15,7 @@ import multiprocessing.connection
 import os
 import pickle
 import signal
+import socket
 import threading
 import traceback
 from collections import Counter, deque
@@ -372,6 +373,20 @@ def import_ray() -> Any:
     return ray
 
 
+def knock(address: str) -> None:
+    """Nothing, or a UsageError: nobody listens at the address of a cluster. Ray would ask for twelve minutes."""
+    host, _, port = address.rpartition("://")[2].rpartition(":")
+    if not port.isdecimal():
+        return
+    try:
+        socket.create_connection((host, int(port)), timeout=10).close()
+    except (OSError, OverflowError) as error:
+        raise UsageError(
+            f"the Ray cluster {address} does not answer ({error}); correct RAY_ADDRESS, or unset it for a cluster on "
+            "this machine"
+        ) from None
+
+
 def join_cluster(ray: Any, num_cpus: float, num_gpus: float) -> bool:
     """Whether Ray has been started here: on the cluster that RAY_ADDRESS names, or a new one on this machine alone.
 
@@ -382,6 +397,7 @@ def join_cluster(ray: Any, num_cpus: float, num_gpus: float) -> bool:
         return False
     address = os.environ.get("RAY_ADDRESS") or "local"
     alone = {"include_dashboard": False} if address == "local" else {}
+    knock(address)
     handler = signal.getsignal(signal.SIGTERM)
     with explain_refusal(f"the Ray cluster {address}"):
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **alone)

@@ -1,12 +1,21 @@
-"""The curves of a run."""
+"""The curves of a run, and the tables and the heat map of a study."""
 
 import itertools
+import random
 import statistics
 
 from PIL import Image
 
 from bertkit.directory import read_log
-from bertkit.report import plot_log
+from bertkit.report import (
+    explain_scores,
+    list_progress,
+    name_axes,
+    plot_heatmap,
+    plot_log,
+    show_value,
+    write_table,
+)
 from bertkit.tasks.task import Row
 
 ROWS = (
@@ -86,3 +95,156 @@ def make_results(grid, tasks, scores, rows=("",), seeds=(42, 43), select="best",
         "cells": cells,
         "chosen": chosen,
     }
+
+
+TASKS = {"rte": "accuracy", "cola": "Matthews correlation"}
+PAPER = {"rte": {"BERT-base, test": 0.664, "BERT-large, test": 0.701}, "cola": {"BERT-base, test": 0.521}}
+
+
+def score_by_hand(row, task, setting, seed):
+    """0.50 and 0.52 with the smaller learning rate; with the larger 0.60 and, for seed 43, a failure; cola 0.1 less."""
+    if setting.get("train.learning_rate") == 5e-5:
+        return None if seed == 43 else 0.60 - 0.1 * (task == "cola")
+    return (0.50 if seed == 42 else 0.52) - 0.1 * (task == "cola")
+
+
+def test_the_table_of_a_grid_is_this():
+    grid = {"train.learning_rate": [5e-5, 2e-5], "train.num_train_epochs": [3.0]}
+    results = make_results(grid, TASKS, score_by_hand, paper=PAPER, majority=0.5271)
+    assert write_table(results) == (
+        "# 1 row x 2 tasks x 2 settings x 2 seeds = 8 runs\n"
+        "\n"
+        "|  | rte: accuracy (%) | cola: Matthews correlation (%) |\n"
+        "|---|---|---|\n"
+        "| ours | 60.0 (1) | 50.0 (1) |\n"
+        "| ours, best run | 60.0 (best of 3) | 50.0 (best of 3) |\n"
+        "| published: BERT-base, test | 66.4 | 52.1 |\n"
+        "| published: BERT-large, test | 70.1 | – |\n"
+        "\n"
+        "Ours: mean ± standard deviation over n finished runs (n), seeds 42, 43, on dev. "
+        "The setting shown (bold below) is the one whose best run is best of 2 settings; it is chosen on the very data "
+        "that it is scored on, so its score is optimistic. "
+        "The best run is the best of all 3 runs on that data: more optimistic still, and not to be compared with a "
+        "mean or a test score. "
+        "Whose a published value is and on which data, its line says.\n"
+        "\n"
+        "## rte: accuracy (%)\n"
+        "\n"
+        "| learning_rate | num_train_epochs | mean | sd | best | n | failed | at or below majority |\n"
+        "|---|---|---|---|---|---|---|---|\n"
+        "| **5e-05** | **3** | **60.0** | **–** | **60.0** | **1** | **1** | **0** |\n"
+        "| 2e-05 | 3 | 51.0 | 1.4 | 52.0 | 2 | 0 | 2 |\n"
+        "\n"
+        "## cola: Matthews correlation (%)\n"
+        "\n"
+        "| learning_rate | num_train_epochs | mean | sd | best | n | failed | at or below majority |\n"
+        "|---|---|---|---|---|---|---|---|\n"
+        "| **5e-05** | **3** | **50.0** | **–** | **50.0** | **1** | **1** | **1** |\n"
+        "| 2e-05 | 3 | 41.0 | 1.4 | 42.0 | 2 | 0 | 2 |\n"
+        "\n"
+        "## Failed: 2 of 8 runs\n"
+        "\n"
+        "- /rte/0/seed-43: the loss is nan | lower it\n"
+        "- /cola/0/seed-43: the loss is nan | lower it\n"
+    )
+
+
+def test_rows_stand_below_each_other_and_a_mean_says_of_how_many():
+    results = make_results({}, TASKS, score_by_hand, rows=("paper", "a | b"), select="mean")
+    lines = write_table(results).splitlines()
+    assert "| paper | 51.0 ± 1.4 (2) | 41.0 ± 1.4 (2) |" in lines
+    assert r"| a \| b | 51.0 ± 1.4 (2) | 41.0 ± 1.4 (2) |" in lines
+    assert r"| a \| b, best run | 52.0 (best of 2) | 42.0 (best of 2) |" in lines
+    assert "| row | mean | sd | best | n | failed |" in lines
+    assert "**" not in write_table(results), "without a grid nothing was chosen"
+    assert "setting" not in explain_scores(results)
+
+
+def test_a_single_run_is_no_mean():
+    results = make_results({}, {"rte": "accuracy"}, score_by_hand, seeds=[42])
+    assert explain_scores(results) == "Ours: one run (1), seed 42, on dev."
+    assert "| ours | 50.0 (1) |" in write_table(results)
+    assert "best run" not in write_table(results)
+    everything_failed = make_results({}, {"rte": "accuracy"}, lambda *_: None, seeds=[42])
+    assert "| ours | – |" in write_table(everything_failed)
+
+
+def test_progress_shows_what_goes_on():
+    def score(row, task, setting, seed):
+        if task == "cola":
+            return None if seed == 42 else "waiting"
+        return 0.5 if seed == 42 else 0.6
+
+    results = make_results({"batch_size": [16]}, TASKS, score)
+    assert list_progress(results) == (
+        ["task", "batch_size", "runs", "mean ± sd (n)", "best", ""],
+        [
+            ["rte", "16", "2/2", "55.0 ± 7.1 (2) *", "60.0", ""],
+            ["cola", "16", "1/2", "–", "–", "seed 43: update 12 of 1,234, loss 0.693"],
+        ],
+    )
+    many = make_results({"batch_size": list(range(1, 100))}, {"rte": "accuracy"}, score_by_hand)
+    many["cells"][50]["runs"][0] = {"seed": 42, "status": "running", "update": 0, "updates": 0, "loss": None}
+    headings, lines = list_progress(many, limit=20)
+    assert headings[0] == "batch_size"
+    assert [line[0] for line in lines] == ["1", "51"], "the one that wins so far and the one in work"
+    failed = make_results({}, {"rte": "accuracy"}, lambda *_: None)
+    assert list_progress(failed)[1] == [["2/2", "–", "–", "2 failed: the loss is nan | lower it"]]
+    poor = make_results({}, {"rte": "accuracy"}, score_by_hand, majority=0.5)
+    assert list_progress(poor)[1][0][-1] == "1 at or below the majority class"
+
+
+def test_values_and_axes_are_short_where_they_can_be():
+    assert [show_value(value) for value in (2e-5, 3.0, 1e30, True, "bf16", [1, "é"])] == [
+        "2e-05",
+        "3",
+        "1e+30",
+        "true",
+        "bf16",
+        '[1, "é"]',
+    ]
+    assert name_axes(["train.learning_rate", "batch_size"]) == ["learning_rate", "batch_size"]
+    assert name_axes(["model.a", "data.a"]) == ["model.a", "data.a"]
+
+
+def size_heatmap(results, path):
+    """The size of the picture, and how many colours it has."""
+    plot_heatmap(results, path)
+    picture = Image.open(path)
+    return picture.width, picture.height, len(picture.convert("RGB").getcolors(1 << 24))
+
+
+def test_a_heat_map_has_a_square_for_every_setting(tmp_path):
+    def score(row, task, setting, seed):
+        return random.Random(f"{task} {setting} {seed}").random()
+
+    paper = {
+        "train.learning_rate": [5e-5, 4e-5, 3e-5, 2e-5],
+        "batch_size": [16, 32],
+        "train.num_train_epochs": [2, 3, 4],
+    }
+    four = {axis: values[:2] for axis, values in list(paper.items())[:2]}
+    small = size_heatmap(make_results(four, {"rte": "accuracy"}, score), tmp_path / "four.png")
+    large = size_heatmap(make_results(paper, {"rte": "accuracy"}, score), tmp_path / "paper.png")
+    two = size_heatmap(make_results(paper, TASKS, score), tmp_path / "two.png")
+    assert large[1] > 1.5 * small[1]
+    assert two[0] > 1.5 * large[0]
+    assert min(small[2], large[2], two[2]) > 50
+
+
+def test_a_heat_map_of_odd_shapes(tmp_path):
+    """Failed cells only, one axis, long names, no grid; a single cell has none."""
+    one = {"rte": "accuracy"}
+    long = {"checkpoint": ["google-bert/bert-base-uncased", "/a/very/long/path" * 9]}
+    for name, results in {
+        "failed": make_results({"batch_size": [1, 2]}, one, lambda *_: None),
+        "long": make_results(long, one, lambda row, task, setting, seed: 0.5, rows=("a", "a longer name " * 9)),
+        "rows": make_results({}, TASKS, score_by_hand, rows=("", "stable")),
+    }.items():
+        width, height, colours = size_heatmap(results, tmp_path / f"{name}.png")
+        assert 400 < width < 2500
+        assert 200 < height < 2500
+        assert colours > 20
+    plot_heatmap(make_results({}, one, score_by_hand), tmp_path / "none.png")
+    plot_heatmap(make_results({"batch_size": [1]}, one, score_by_hand), tmp_path / "none.png")
+    assert not (tmp_path / "none.png").exists()
