@@ -146,35 +146,48 @@ def glue(
     """Fine-tune on a GLUE task, or on all of them.
 
     --task all, --grid and --restarts make a study: a table of runs, which continues where it was stopped. ax is
-    predicted by a model of mnli (--model RUN). --submit with nothing but --output gathers finished runs.
+    predicted by a model of mnli (--model RUN). --submit with nothing but --output gathers the finished runs there.
 
     Example: bertkit glue --task mnli --data GLUE --output runs/mnli
     """
+    from bertkit.data.corpus import ignore
     from bertkit.recipe import parse_setting, read_recipe
-    from bertkit.submission import check_target, find_runs, list_tasks
+    from bertkit.submission import check_target, find_runs, keep_complete, list_tasks
     from bertkit.tasks.glue import GRID
 
-    names = list_tasks(task)
-    together = task.lower() == "all"
+    names, together = list_tasks(task), task.lower() == "all"
     output = output or Path("runs") / ("glue" if together else names[0])
-    if submit is not None:
-        if not together:
-            raise UsageError(f"--submit takes the predictions of all tasks; got --task {task}, write --task all")
-        check_target(submit)
-    if push_to is not None and together:
-        raise UsageError("--push-to-hub takes one model; name one task")
     given = {"checkpoint": model, "data": {"dir": str(data)} if data else None}
-    if submit is not None and not (any(given.values()) or recipe or settings or grid or restarts > 1):
-        write_submission(find_runs(output), submit, submit_partial)
-    elif together or grid or restarts > 1:
+    if submit is not None:
+        check_target(submit)
+    several = together or grid or restarts > 1
+    refused = {
+        f"--submit is for --task all, not --task {task}": submit is not None and not together,
+        "--submit-partial is for --submit FILE.zip": submit_partial and submit is None,
+        "--push-to-hub takes one model; name one task": push_to is not None and together,
+        "--workers is for --task all, --grid and --restarts": workers != "1" and not several,
+    }
+    for message, is_so in refused.items():
+        if is_so:
+            raise UsageError(f"{message}; see bertkit glue --help")
+    if (
+        submit is not None
+        and not (any(given.values()) or recipe or settings or grid or restarts > 1)
+        and find_runs(output)
+    ):
+        write_submission(output, submit, submit_partial, dry_run)  # of what is there
+    elif several:
+        if together and data is not None:
+            say = typer.echo if is_first_process() else ignore
+            names = keep_complete(names, data, tested=submit is not None, partial=submit_partial, report=say)
         written = read_recipe(recipe) if recipe else {}
         if together:
             written.pop("task", None)
-        options = [parse_setting(setting) for setting in settings or []]
         definition = {"tasks": names, "restarts": restarts, "recipe": written, "grid": GRID if grid else {}}
-        compare(definition, [given, *options], output, workers, dry_run, where=str(recipe or "glue"), push_to=push_to)
+        options = [given, *map(parse_setting, settings or [])]
+        compare(definition, options, output, workers, dry_run, where=str(recipe or "glue"), push_to=push_to)
         if submit is not None and not dry_run:
-            write_submission(find_runs(output), submit, submit_partial)
+            write_submission(output, submit, submit_partial)
     else:
         execute(names[0], recipe, given, output, settings, dry_run, push_to)
 
@@ -311,21 +324,26 @@ def compare(
         if not results["chosen"]:
             raise UsageError(f"all {results['runs']} runs failed; {output / studies.RESULT} says why")
         if push_to is not None:
-            screen.say(f"Pushed: {share.push(output / results['chosen'][0]['run'], push_to)}")
+            chosen = results["chosen"][0]
+            note = (
+                f"The best of {chosen['of_runs']} runs on the very data that it is scored on: its score is optimistic."
+            )
+            screen.say(f"Pushed: {share.push(output / chosen['run'], push_to, note if chosen['of_runs'] > 1 else '')}")
 
 
-def write_submission(runs: list[Path], path: Path, fill: bool) -> None:
-    """Writes the leaderboard's zip from finished runs."""
-    from bertkit.submission import gather_files, write_zip
+def write_submission(folder: Path, path: Path, fill: bool, dry_run: bool = False) -> None:
+    """Writes the leaderboard's zip from the finished runs in a folder."""
+    from bertkit.submission import find_runs, gather_files, write_zip
 
-    def say(line: str) -> None:
-        if is_first_process():
-            typer.echo(line)
-
-    files = gather_files(runs, fill=fill, report=say)
-    if is_first_process():
-        write_zip(files, path)
-        say(f"{len(files)} files in {path}")
+    if not is_first_process():
+        return
+    runs = find_runs(folder, typer.echo)
+    files = gather_files(runs, where=folder, fill=fill, report=typer.echo)
+    if dry_run:
+        typer.echo(f"{len(files)} files would be in {path}, from {', '.join(map(str, runs))} (--dry-run)")
+        return
+    write_zip(files, path)
+    typer.echo(f"{len(files)} files in {path}")
 
 
 class Screen:
@@ -427,6 +445,8 @@ class Screen:
         from bertkit.study import PICTURE, RESULT, TABLE
 
         self.console.print(Markdown((output / TABLE).read_text(encoding="utf-8")))
+        for task in results["columns"]:
+            self.warn(task, [cell for cell in results["cells"] if cell["task"] == task])
         for chosen in results["chosen"]:
             self.say(f"Chosen for {chosen['task']}: {output / chosen['run']}")
         there = [name for name in (RESULT, TABLE, PICTURE) if (output / name).exists()]
@@ -478,6 +498,15 @@ class Screen:
         for command in task.suggest(output):
             self.say(f"  {command}")
 
+    def warn(self, task: str, cells: list[Mapping[str, Any]]) -> None:
+        """Prints of a task's runs how many have learned nothing, with the likely causes."""
+        from bertkit.tasks import TASKS
+
+        runs = [run for cell in cells for run in cell["runs"] if run["status"] == "finished"]
+        lines = [line for run in runs for line in TASKS[task].comment(run["metrics"]) if line.startswith("warning: ")]
+        if lines:
+            self.say(f"{task}, {len(lines)} of {len(runs)} runs: {lines[0]}")
+
     def show_examples(self, path: Path) -> None:
         """Prints the predictions that a run has left to look at."""
         if path.exists() and (lines := path.read_text(encoding="utf-8").splitlines()):
@@ -502,7 +531,7 @@ def explain_mistakes():
     """A mistake of the user becomes one line and exit code 2; being stopped before training a line and 128 + signal."""
 
     def stop(number: int, frame: Any) -> None:
-        complain("stopped before the first update; the same command starts again")
+        complain("stopped outside of training; the same command continues from what is finished")
         sys.exit(128 + number)
 
     previous = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}

@@ -56,7 +56,8 @@ def find_finished(output: Path, recipe: Recipe) -> dict[str, Any] | None:
     if not output.exists():
         return None
     if not (output / RECIPE).exists():
-        if any(output.iterdir()):
+        # A hidden file may be what is left of a run that was killed in its first moment.
+        if any(not path.name.startswith(".") for path in output.iterdir()):
             raise UsageError(f"{output} is not empty and holds no run; name another directory with --output")
         return None
     differences = find_recipe_differences(read_recipe(output / RECIPE), recipe)

@@ -53,8 +53,11 @@ def plot_log(log: Sequence[Mapping[str, float]], rows: Sequence[Row], metrics: M
 def write_table(study: Mapping[str, Any]) -> str:
     """The text of table.md: the chosen scores beside the paper's, every cell, and what failed."""
     parts = [f"# {describe_size(study)}", *_write_summary(study), "", explain_scores(study)]
-    for task in study["columns"]:
-        parts += ["", f"## {_head_column(study, task)}", "", *_write_cells(study, task)]
+    if study["definition"].get("grid"):
+        for task in study["columns"]:
+            parts += ["", f"## {_head_column(study, task)}", "", *_write_cells(study, [task])]
+    else:
+        parts += ["", "## Every cell", "", *_write_cells(study, list(study["columns"]))]
     failures = [
         f"- {run['directory']}: {run['failure']}"
         for cell in study["cells"]
@@ -205,21 +208,23 @@ def _write_summary(study: Mapping[str, Any]) -> list[str]:
     return ["", *_format_table(lines)]
 
 
-def _write_cells(study: Mapping[str, Any], task: str) -> list[str]:
-    """The lines of the table of a task's cells, the chosen ones bold."""
-    cells = [cell for cell in study["cells"] if cell["task"] == task]
-    axes, row = list(study["definition"].get("grid", {})), _find_row(study, task)
+def _write_cells(study: Mapping[str, Any], tasks: Sequence[str]) -> list[str]:
+    """The lines of the table of some tasks' cells; in a grid the chosen ones are bold."""
+    cells = [cell for cell in study["cells"] if cell["task"] in tasks]
+    axes = list(study["definition"].get("grid", {}))
     best = {winner["cell"] for winner in study["chosen"]}
-    named = len({cell["row"] for cell in cells}) > 1
     counted = any(cell["at_or_below_majority"] is not None for cell in cells)
-    lines = [
-        ["row"] * named + name_axes(axes) + ["mean", "sd", "best", "n", "failed"] + ["at or below majority"] * counted
-    ]
-    for cell in cells:
+    leading = {"row": [cell["row"] for cell in cells]} if len({cell["row"] for cell in cells}) > 1 else {}
+    if not axes:
+        leading["task"] = [_head_column(study, cell["task"]) for cell in cells]
+    statistics = ["mean", "sd", "best", "n", "failed", *["at or below majority"] * counted]
+    lines = [[*leading, *name_axes(axes), *statistics]]
+    for place, cell in enumerate(cells):
+        row = _find_row(study, cell["task"])
         scores = [MISSING if cell[key] is None else row.show(cell[key]) for key in ("mean", "sd", "best")]
         poor = MISSING if cell["at_or_below_majority"] is None else str(cell["at_or_below_majority"])
-        line = [cell["row"]] * named + [show_value(cell["setting"][axis]) for axis in axes]
-        line += [*scores, str(cell["n"]), str(cell["failed"])] + [poor] * counted
+        line = [column[place] for column in leading.values()] + [show_value(cell["setting"][axis]) for axis in axes]
+        line += [*scores, str(cell["n"]), str(cell["failed"]), *[poor] * counted]
         lines.append([f"**{text}**" for text in line] if axes and cell["directory"] in best else line)
     return _format_table(lines)
 

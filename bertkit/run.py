@@ -17,11 +17,13 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate import PartialState
+from safetensors import safe_open
 from torch import nn
 from transformers import (
     PreTrainedConfig,
@@ -102,8 +104,10 @@ def run(
     set_seed(args.seed)
     if prepared is None:
         prepared = prepare(task, recipe, report, output)
-    elif processes.is_main_process:
-        start_directory(output, recipe, prepared.tokenizer)
+    else:
+        processes.wait_for_everyone()  # all have looked at the directory before the first one begins it
+        if processes.is_main_process:
+            start_directory(output, recipe, prepared.tokenizer)
     set_seed(args.seed)  # again: a run must not depend on whether its data were at hand
     model = make_model(task, recipe, prepared.settings, report)
     parameters = f"{model.num_parameters():,} parameters"
@@ -228,9 +232,10 @@ def check_model(task: Task, recipe: Recipe) -> None:
     """Nothing, or a UsageError: no such checkpoint, sizes that do not fit, texts longer than the positions."""
     if recipe.get("checkpoint"):
         config = load_config(recipe["checkpoint"])
+        check_weights(Path(recipe["checkpoint"]))
         if not task.metric:
             labels = task.configure(recipe, None, None)["id2label"].values()
-            if sorted(labels) != sorted(config.id2label.values()):
+            if {label.lower() for label in labels} != {label.lower() for label in config.id2label.values()}:
                 raise UsageError(explain_missing_head(task, recipe, labels))
         given = {key: value for key, value in recipe["model"].items() if key in SIZES}
         if other := [f"{key} {value}" for key, value in given.items() if value != getattr(config, key)]:
@@ -344,6 +349,20 @@ def make_model(task: Task, recipe: Recipe, settings: Mapping[str, Any], report: 
     return model
 
 
+def check_weights(checkpoint: Path) -> None:
+    """Nothing, or a UsageError: a directory without weights in safetensors, or with damaged ones."""
+    if not checkpoint.is_dir():
+        return
+    files = sorted(checkpoint.glob("model*.safetensors"))
+    if not files:
+        raise UsageError(
+            f"{checkpoint} has no weights in safetensors; give a directory with a BERT checkpoint: --model DIR"
+        )
+    for file in files:
+        with explain_refusal(str(file)), safe_open(file, "pt"):
+            pass
+
+
 def explain_missing_head(task: Task, recipe: Recipe, labels: Iterable[str]) -> str:
     """What is wrong with a model that should predict a task without training data, and cannot."""
     return (
@@ -362,6 +381,7 @@ def make_config(values: Mapping[str, Any]) -> BertConfig:
         return BertConfig(**values)
 
 
+@lru_cache(maxsize=8)  # a study asks for each of its cells
 def find_trouble(checkpoint: str) -> str | None:
     """Why the Hub cannot serve a checkpoint that is no path here; None if nothing stands in the way.
 
@@ -428,8 +448,9 @@ def adopt_labels(model: nn.Module, labels: list[str], known: bool) -> set[str]:
     had = [model.config.id2label[index] for index in range(model.config.num_labels)]
     model.config.id2label = dict(enumerate(labels))
     model.config.label2id = {label: index for index, label in enumerate(labels)}
-    if known and sorted(had) == sorted(labels):
-        order = [had.index(label) for label in labels]
+    had, wanted = ([label.lower() for label in names] for names in (had, labels))
+    if known and sorted(had) == sorted(wanted):
+        order = [had.index(label) for label in wanted]
         for parameter in model.classifier.parameters():
             parameter.data = parameter.data[order]
         return set()

@@ -34,7 +34,7 @@ tokenizer = AutoTokenizer.from_pretrained("{name}")
 
 ## Recipe
 
-`bertkit {task} --recipe recipe.toml` repeats the run.
+`bertkit {command} --recipe recipe.toml` repeats the run.
 
 ```toml
 {recipe}```
@@ -64,6 +64,7 @@ def write_card(
         name=name,
         version=bertkit.__version__,
         task=task.name,
+        command=task.command or task.name,
         head=type(model).__name__,
         parameters=model.num_parameters(),
         scores="\n".join(["| held out | score |", "|---|---|", *lines]),
@@ -85,19 +86,31 @@ def check_push(repo: str) -> None:
         raise UsageError(f"{repo!r} is no repository; write {user}/{Path(repo).name or 'my-bert'}")
 
 
-def push(output: Path, repo: str) -> str:
+def push(output: Path, repo: str, note: str = "") -> str:
     """Uploads a finished run, without its checkpoints, to a repository that is made if need be, and gives its address.
 
+    The card there has the repository's name, and `note` below the scores.
+
     Raises:
-        UsageError: the Hub refuses or cannot be reached; the run stays as it is.
+        UsageError: the run has no weights, the Hub refuses or cannot be reached; the run stays as it is.
     """
+    if not any(output.glob("model*.safetensors")):
+        raise UsageError(
+            f"{output} has no weights here, so nothing is pushed to {repo}; push from where it was trained"
+        )
+    card = (output / "README.md").read_text(encoding="utf-8").replace(str(output), repo)
+    card = card.replace("\n## Recipe\n", f"\n{note}\n\n## Recipe\n", 1) if note else card
     try:
         address = HfApi().create_repo(repo, exist_ok=True)
+        message = f"bertkit {bertkit.__version__}: {output.name}"
         HfApi().upload_folder(
             repo_id=address.repo_id,
             folder_path=output,
-            ignore_patterns=["checkpoint-*"],
-            commit_message=f"bertkit {bertkit.__version__}: {output.name}",
+            ignore_patterns=["checkpoint-*", "README.md"],
+            commit_message=message,
+        )
+        HfApi().upload_file(
+            path_or_fileobj=card.encode(), path_in_repo="README.md", repo_id=address.repo_id, commit_message=message
         )
     except Exception as error:
         raise UsageError(

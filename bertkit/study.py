@@ -698,8 +698,7 @@ def summarize_cell(cell: Cell, states: Mapping[str, State]) -> dict[str, Any]:
     done = [states[path] for path in cell.runs.values() if states[path].status == "finished"]
     scores = [state.metrics["score"] for state in done]
     lower = TASKS[cell.task].lower_is_better
-    known = [state.metrics for state in done if "majority_score" in state.metrics]
-    poor = [(m["score"] >= m["majority_score"] if lower else m["score"] <= m["majority_score"]) for m in known]
+    poor = [is_poor(state.metrics) for state in done if "majority_score" in state.metrics]
     return {
         "row": cell.row,
         "task": cell.task,
@@ -711,8 +710,14 @@ def summarize_cell(cell: Cell, states: Mapping[str, State]) -> dict[str, Any]:
         "mean": statistics.fmean(scores) if scores else None,
         "sd": statistics.stdev(scores) if len(scores) > 1 else None,
         "best": (min(scores) if lower else max(scores)) if scores else None,
-        "at_or_below_majority": sum(poor) if known else None,
+        "at_or_below_majority": sum(poor) if poor else None,
     }
+
+
+def is_poor(metrics: Mapping[str, Any]) -> bool:
+    """Whether one of a run's scores is no better than what the majority class has (`majority_…`)."""
+    least = {key.removeprefix("majority_"): value for key, value in metrics.items() if key.startswith("majority_")}
+    return any(metrics[key] <= value for key, value in least.items())
 
 
 def describe_state(state: State) -> dict[str, Any]:

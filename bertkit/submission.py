@@ -9,6 +9,7 @@ import zipfile
 from collections.abc import Iterable
 from pathlib import Path
 
+from bertkit.data.corpus import ignore
 from bertkit.directory import METRICS, PREDICTIONS
 from bertkit.errors import UsageError, explain_refusal
 from bertkit.study import RESULT
@@ -39,21 +40,60 @@ def list_tasks(name: str) -> list[str]:
     Raises:
         UsageError: there is none of that name.
     """
-    return [row.name for row in BENCHMARKS if row.metrics] if name.lower() == "all" else [find_benchmark(name).name]
+    if name.lower() == "all":
+        return [row.name for row in BENCHMARKS if row.metrics]
+    try:
+        return [find_benchmark(name).name]
+    except UsageError as error:
+        raise UsageError(f"{error}, or all") from None
 
 
-def find_runs(folder: Path) -> list[Path]:
-    """The finished runs of GLUE's tasks in a folder: those that a study has chosen, else one a task."""
+def find_runs(folder: Path, report: Report = ignore) -> list[Path]:
+    """The finished runs of GLUE's tasks in a folder: those that a study has chosen, best first, or else one a task.
+
+    report: is told of a study that is not finished.
+    """
     if (folder / RESULT).exists():
         with explain_refusal(str(folder / RESULT)):
             results = json.loads((folder / RESULT).read_text(encoding="utf-8"))
-            return [folder / chosen["run"] for chosen in results.get("chosen", [])]
+        if not results.get("finished"):
+            report(f"the study in {folder} is not finished; what it has chosen so far is taken")
+        chosen = sorted(results.get("chosen", []), key=lambda winner: winner["score"], reverse=True)
+        return [folder / winner["run"] for winner in chosen]
     return [folder / row.name for row in BENCHMARKS if (folder / row.name / METRICS).exists()]
 
 
-def gather_files(runs: Iterable[Path], *, fill: bool, report: Report) -> dict[str, str]:
+def find_gaps(names: Iterable[str], data: Path, *, tested: bool) -> list[str]:
+    """The official files of some tasks that are not in a folder; with `tested` also those of the test sets."""
+    splits = [split for row in BENCHMARKS if row.name in names for split in row.splits.values()]
+    wanted = [split.file for split in splits if split.needed or (tested and split.submission)]
+    return [name for name in dict.fromkeys(wanted) if not (data / name).exists()]
+
+
+def keep_complete(names: list[str], data: Path, *, tested: bool, partial: bool, report: Report = ignore) -> list[str]:
+    """The tasks whose files are in a folder; with `partial` the others are left out, else they are a mistake.
+
+    Raises:
+        UsageError: files are missing, and which; or there is no task left.
+    """
+    if partial:
+        kept = [name for name in names if not find_gaps([name], data, tested=False)]
+        if left := [name for name in names if name not in kept]:
+            report(f"left out, for their files are not in {data}: {', '.join(left)}")
+        if kept:
+            return kept
+    elif not (gaps := find_gaps(names, data, tested=tested)):
+        return names
+    gaps = find_gaps(names, data, tested=tested)
+    raise UsageError(
+        f"{data} has no {', '.join(gaps)}; give them" + (" or fill the submission: --submit-partial" if tested else "")
+    )
+
+
+def gather_files(runs: Iterable[Path], *, where: Path, fill: bool, report: Report) -> dict[str, str]:
     """Name -> text of the eleven files, from the predictions in finished runs.
 
+    where: the folder of the runs, for messages.
     fill: answers what no run has predicted with the majority class.
     report: is told of what is filled, and of files of another length than the leaderboard's test set.
 
@@ -69,8 +109,8 @@ def gather_files(runs: Iterable[Path], *, fill: bool, report: Report) -> dict[st
     if missing and not fill:
         tasks = ", ".join(dict.fromkeys(FILES[name][0].name for name in missing))
         raise UsageError(
-            f"predictions are missing: {', '.join(missing)}; fine-tune {tasks} with test files, "
-            "or fill them with the majority class: --submit-partial"
+            f"{where} lacks predictions: {', '.join(missing)}; fine-tune {tasks} with test files, name the folder of "
+            "the finished runs with --output, or fill in the majority class: --submit-partial"
         )
     if missing:
         report(f"filled with the majority class: {', '.join(missing)}")

@@ -33,6 +33,10 @@ class Interrupted(Exception):
         self.number = number
 
 
+class Diverged(UsageError):
+    """The loss is no number any more; all processes of a run see it."""
+
+
 def train(trainer: Trainer, checkpoint: Path | None, report: Report) -> None:
     """Trains to the end, from a checkpoint if there is one.
 
@@ -115,7 +119,7 @@ class Watcher(TrainerCallback):
     def on_log(self, args, state: TrainerState, control: TrainerControl, logs=None, **kwargs) -> None:
         loss = (logs or {}).get("loss", 0.0)
         if not math.isfinite(loss):
-            raise UsageError(
+            raise Diverged(
                 f"the loss is {loss} after update {state.global_step}; lower learning_rate or raise warmup_steps in "
                 f'[train], or set precision = "fp32"; checkpoints in {self.output} are kept'
             )

@@ -25,7 +25,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any, Literal
 
-from bertkit.errors import UsageError, explain_refusal, join_lines
+from bertkit.errors import UsageError, join_lines
 from bertkit.recipe import Recipe
 
 TRIES = 3  # of a run whose workers die
@@ -88,8 +88,6 @@ def read_workers(text: str | int) -> int:
     Raises:
         UsageError: neither a number nor "ray", several processes inside of several, or Ray is not installed.
     """
-    from accelerate import PartialState
-
     if str(text) == "ray":
         import_ray()
         workers = 0
@@ -97,12 +95,17 @@ def read_workers(text: str | int) -> int:
         workers = int(text)
     else:
         raise UsageError(f"{text!r} workers; give a whole number above 0, or ray: --workers 2")
-    if workers != 1 and (processes := PartialState().num_processes) > 1:
+    if workers != 1 and (processes := count_processes()) > 1:
         raise UsageError(
             f"--workers {text} inside of {processes} processes that share each run; leave --workers out, or start the "
             "study without torchrun and accelerate launch"
         )
     return workers
+
+
+def count_processes() -> int:
+    """How many processes share each run, as torchrun and accelerate launch say; 1 without them."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 # --- One run ----------------------------------------------------------------------------------------------------------
@@ -114,8 +117,6 @@ def do(job: Job, prepared: Any, tell: Callable[[State | str], None]) -> State:
     Raises:
         Interrupted: by SIGTERM or SIGINT, after a checkpoint.
     """
-    from accelerate import PartialState
-
     from bertkit.run import run
     from bertkit.tasks import TASKS
     from bertkit.trainer import Interrupted
@@ -134,7 +135,7 @@ def do(job: Job, prepared: Any, tell: Callable[[State | str], None]) -> State:
     except Interrupted:
         raise
     except Exception as error:
-        if PartialState().num_processes > 1 and not isinstance(error, UsageError):
+        if count_processes() > 1 and not isinstance(error, UsageError):
             raise  # the other processes of this run do not know of it: to go on would be to wait for them for ever
         return State("failed", reason=explain_failure(error))
     finally:
@@ -198,6 +199,8 @@ def note_signals() -> Iterator[list[int]]:
 
 # --- Several processes ------------------------------------------------------------------------------------------------
 
+Pipe = multiprocessing.connection.Connection
+
 
 @dataclass
 class Worker:
@@ -206,12 +209,14 @@ class Worker:
     slot: its place among the others.
     job: the number of its current one.
     data: the name of the prepared data that it holds.
+    began: whether it has ever asked for a job.
     """
 
     process: multiprocessing.process.BaseProcess
     slot: int
     job: int | None = None
     data: str = ""
+    began: bool = False
 
 
 def run_in_processes(jobs: Sequence[Job], prepared: Mapping[str, Any], handle: Handle, count: int) -> int:
@@ -219,79 +224,122 @@ def run_in_processes(jobs: Sequence[Job], prepared: Mapping[str, Any], handle: H
 
     They end by themselves when this process dies. Each gets its share of the threads, and one GPU if there are any.
     """
-    import torch
+    crew = Crew(jobs, prepared, handle, count)
+    try:
+        with note_signals() as crew.noted:
+            crew.work()
+    finally:
+        dismiss(crew.hired)
+    return crew.noted[0] if crew.noted else 0
 
-    threads, gpus = max(1, torch.get_num_threads() // count), list_gpus()
-    waiting, tries = deque(range(len(jobs))), Counter[int]()
-    crew: dict[multiprocessing.connection.Connection, Worker] = {}
-    hired: list[multiprocessing.process.BaseProcess] = []
-    pack = cache(lambda name: pickle.dumps(prepared[name]))
 
-    def hire(slot: int) -> None:
+class Crew:
+    """The processes that do the jobs, and the jobs that wait.
+
+    noted: the signal to stop, once it has come.
+    """
+
+    def __init__(self, jobs: Sequence[Job], prepared: Mapping[str, Any], handle: Handle, count: int) -> None:
+        import torch
+
+        self.jobs = jobs
+        self.handle = handle
+        self.count = count
+        self.threads = max(1, torch.get_num_threads() // count)
+        self.gpus = list_gpus()
+        self.pack = cache(lambda name: pickle.dumps(prepared[name]))
+        self.waiting = deque(range(len(jobs)))
+        self.tries = Counter[int]()
+        self.workers: dict[Pipe, Worker] = {}
+        self.hired: list[multiprocessing.process.BaseProcess] = []
+        self.noted: list[int] = []
+        self.stillborn = 0
+
+    def work(self) -> None:
+        """Does the jobs; after a signal, only what a checkpoint needs."""
+        for slot in range(self.count):
+            self.hire(slot)
+        told = False
+        while self.workers:
+            if self.noted and not told:
+                told = True
+                for worker in self.workers.values():
+                    worker.process.terminate()
+            for pipe in multiprocessing.connection.wait(list(self.workers), timeout=0.5):
+                self.hear(pipe)
+
+    def hear(self, pipe: Pipe) -> None:
+        """Takes in a worker's message; None asks for a job, and without any the worker is let go."""
+        worker = self.workers[pipe]
+        try:
+            message = pipe.recv()
+        except (EOFError, OSError):
+            pipe.close()
+            del self.workers[pipe]
+            self.bury(worker)
+            return
+        worker.began = True
+        if message is not None:
+            self.handle(worker.job, message)
+            if isinstance(message, State) and message.status in ("finished", "failed"):
+                worker.job = None
+        elif self.waiting and not self.noted:
+            self.employ(worker, pipe)
+        else:
+            pipe.close()  # with which it ends
+            del self.workers[pipe]
+
+    def hire(self, slot: int) -> None:
+        """Starts a process."""
         context = multiprocessing.get_context("spawn")
         here, there = context.Pipe()
-        gpu = gpus[slot % len(gpus)] if gpus else None
-        hired.append(context.Process(target=serve, args=(there, threads, gpu)))
-        hired[-1].start()
+        gpu = self.gpus[slot % len(self.gpus)] if self.gpus else None
+        process = context.Process(target=serve, args=(there, self.threads, gpu))
+        process.start()
+        self.hired.append(process)
         there.close()  # so that its death closes the pipe
-        crew[here] = Worker(hired[-1], slot)
+        self.workers[here] = Worker(process, slot)
 
-    def employ(pipe: multiprocessing.connection.Connection) -> None:
-        worker = crew[pipe]
-        worker.job = waiting.popleft()
-        tries[worker.job] += 1
-        job = jobs[worker.job]
+    def employ(self, worker: Worker, pipe: Pipe) -> None:
+        """Gives a worker the next job, and its data unless it has them."""
+        worker.job = self.waiting.popleft()
+        self.tries[worker.job] += 1
+        job = self.jobs[worker.job]
         with contextlib.suppress(OSError):  # it has just died; the next look at its pipe says so
             pipe.send(job)
             if job.data and job.data != worker.data:
-                pipe.send_bytes(pack(job.data))
+                pipe.send_bytes(self.pack(job.data))
                 worker.data = job.data
 
-    def bury(worker: Worker) -> None:
+    def bury(self, worker: Worker) -> None:
+        """After a worker's death: its job goes to another one, unless too many have died of it.
+
+        Raises:
+            UsageError: they die before they ask for a job.
+        """
         worker.process.join()
-        if worker.job is None or noted:
+        if self.noted:
             return
-        cause = f"its process died (exit code {worker.process.exitcode})"
-        if tries[worker.job] == TRIES:
-            handle(worker.job, State("failed", reason=f"{cause}, as did {TRIES - 1} before; is the memory too small?"))
-        else:
-            handle(worker.job, State())
-            handle(worker.job, f"{cause}; another one takes it up")
-            waiting.appendleft(worker.job)
-
-    try:
-        with note_signals() as noted:
-            for slot in range(count):
-                hire(slot)
-            told = False
-            while crew:
-                if noted and not told:
-                    told = [worker.process.terminate() for worker in crew.values()] != []
-                for pipe in multiprocessing.connection.wait(list(crew), timeout=0.5):
-                    worker = crew[pipe]
-                    try:
-                        message = pipe.recv()
-                    except (EOFError, OSError):
-                        pipe.close()
-                        bury(crew.pop(pipe))
-                        if waiting and not noted:
-                            hire(worker.slot)
-                        continue
-                    if message is not None:
-                        handle(worker.job, message)
-                        if isinstance(message, State) and message.status in ("finished", "failed"):
-                            worker.job = None
-                    elif waiting and not noted:
-                        employ(pipe)
-                    else:
-                        pipe.close()  # with which it ends
-                        del crew[pipe]
-    finally:
-        dismiss(hired)
-    return noted[0] if noted else 0
+        self.stillborn += not worker.began
+        if self.stillborn == TRIES:
+            raise UsageError(
+                f"worker processes end before they begin (exit code {worker.process.exitcode}); use one worker, or, in "
+                'a script of your own, start the study below: if __name__ == "__main__"'
+            )
+        if (number := worker.job) is not None:
+            cause = f"its process died (exit code {worker.process.exitcode})"
+            if self.tries[number] == TRIES:
+                reason = f"{cause}, as did {TRIES - 1} before; is the memory too small?"
+                self.handle(number, State("failed", reason=reason))
+            else:
+                self.handle(number, State())
+                self.handle(number, f"{cause}; another one takes it up")
+                self.waiting.appendleft(number)
+        if self.waiting:
+            self.hire(worker.slot)
 
 
-def serve(pipe: multiprocessing.connection.Connection, threads: int, gpu: str | None) -> None:
+def serve(pipe: Pipe, threads: int, gpu: str | None) -> None:
     """What a worker does: the jobs that come through the pipe, until that is closed. By None it asks for the next."""
     os.environ["OMP_NUM_THREADS"] = str(threads)
     if gpu is not None:
@@ -399,8 +447,11 @@ def join_cluster(ray: Any, num_cpus: float, num_gpus: float) -> bool:
     alone = {"include_dashboard": False} if address == "local" else {}
     knock(address)
     handler = signal.getsignal(signal.SIGTERM)
-    with explain_refusal(f"the Ray cluster {address}"):
+    try:
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **alone)
+    except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
+        reason = str(error.__cause__ or error).strip().splitlines()[-1]  # above it stands a traceback of Ray's
+        raise UsageError(f"the Ray cluster {address} refuses: {reason[: 2 * LONGEST]}; RAY_ADDRESS names it") from None
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, handler)  # which Ray has replaced
     if address == "local":

@@ -4,6 +4,7 @@ import io
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import pytest
 from rich.console import Console
 
 from bertkit import cli
+from bertkit.submission import FILES
 from tests.official import write_checkpoint, write_glue
 from tests.test_run import write_text
 
@@ -276,7 +278,7 @@ def test_a_signal_before_training_is_one_line_too(tmp_path, number):
         process.send_signal(number)
         _, err = process.communicate(timeout=60)
     assert process.returncode == 128 + number
-    assert err == "bertkit: stopped before the first update; the same command starts again\n"
+    assert err == "bertkit: stopped outside of training; the same command continues from what is finished\n"
     assert not (tmp_path / "runs").exists()
 
 
@@ -344,7 +346,10 @@ def test_wrong_files_are_one_line_and_nothing_is_written(call, glue, tmp_path, w
         (["glue", "--task", "rte", "--submit", "x.zip"], ["--task all"]),
         (["glue", "--task", "all", "--submit", "x.txt"], ["x.txt", "zip"]),
         (["glue", "--task", "all", "--submit", "no/x.zip"], ["no"]),
-        (["glue", "--task", "all", "--submit", "x.zip"], ["CoLA.tsv", "AX.tsv", "--submit-partial"]),
+        (["glue", "--task", "all", "--submit", "x.zip"], ["google-bert/bert-base-uncased", "--model"]),
+        (["glue", "--task", "all", "--data", "GLUE/RTE", "--submit", "x.zip"], ["CoLA/train.tsv", "diagnostic.tsv"]),
+        (["glue", "--task", "rte", "--data", "GLUE", "--submit-partial"], ["--submit-partial is for --submit"]),
+        (["glue", "--task", "rte", "--data", "GLUE", "--workers", "2"], ["--workers is for"]),
         (["glue", "--task", "all", "--push-to-hub", "me/bert"], ["one model"]),
         (["glue", "--task", "ax", "--data", "GLUE"], ["ax", "MNLI", "--model"]),
         (["glue", "--task", "ax", "--data", "GLUE", "--model", "bert"], ["no head", "entailment", "--model"]),
@@ -383,7 +388,7 @@ def test_a_fine_tuned_task_is_shown_beside_the_majority_and_the_paper(call, glue
     code, out, err = call("glue", "--task", "SST-2", *glue, "--set", "train.learning_rate=0.0")
     assert code == 0, err
     assert err == ""
-    for words in ("accuracy (%)", "50.0 the majority class", "93.5 BERT-base, test", "warning: the score"):
+    for words in ("accuracy (%)", "50.0 the majority class", "93.5 BERT-base, test", "warning: accuracy"):
         assert words in out
     code, out, err = call(
         "score", "glue", "--task", "sst2", "--json", "GLUE/SST-2/dev.tsv", "runs/sst2/predictions/dev.tsv"
@@ -406,11 +411,19 @@ def test_a_grid_prints_its_table_and_a_dry_run_its_cells(call, glue, tmp_path):
         assert words in out
     assert (tmp_path / "runs/rte/heatmap.png").read_bytes().startswith(b"\x89PNG")
     assert len(list((tmp_path / "runs/rte").rglob("model.safetensors"))) == 1
+    assert "rte, 4 of 4 runs: warning: accuracy" in out
 
 
 def test_all_tasks_make_a_submission_and_so_do_finished_runs(call, glue, tmp_path):
     for task in ("MNLI", "CoLA"):
         assert call("glue", "--task", task, *glue, "--output", f"runs/glue/{task.lower()}")[0] == 0
+    code, out, err = call("glue", "--task", "all", "--submit", "some.zip", "--submit-partial", "--dry-run")
+    assert code == 0, err
+    assert "11 files would be in some.zip" in out
+    assert not (tmp_path / "some.zip").exists()
+    code, out, err = call("glue", "--task", "all", "--submit", "some.zip")
+    assert code == 2
+    assert "runs/glue lacks predictions: SST-2.tsv" in err
     code, out, err = call("glue", "--task", "all", "--submit", "some.zip", "--submit-partial")
     assert code == 0, err
     assert "filled with the majority class: SST-2.tsv, MRPC.tsv, STS-B.tsv, QQP.tsv, QNLI.tsv, RTE.tsv" in out
@@ -428,8 +441,39 @@ def test_every_task_at_once_makes_the_whole_submission(call, glue, tmp_path):
     assert code == 0, err
     assert "9 tasks" in out
     with zipfile.ZipFile("all.zip") as archive:
-        for name in archive.namelist():
+        assert sorted(archive.namelist()) == sorted(FILES)
+        for name in FILES:
             lines = archive.read(name).decode().splitlines()
             assert lines[0] == "index\tprediction"
             assert len(lines) == (10 if name == "AX.tsv" else 11)
     assert (tmp_path / "runs/glue/study.json").exists()
+
+
+def test_a_model_without_weights_is_refused_before_anything_is_written(call, glue, tmp_path):
+    (tmp_path / "bert" / "model.safetensors").rename(tmp_path / "bert" / "pytorch_model.bin")
+    for more in ([], ["--restarts", "2"]):
+        code, _, err = call("glue", "--task", "rte", *glue, *more)
+        assert code == 2
+        assert err.endswith(
+            "bert has no weights in safetensors; give a directory with a BERT checkpoint: --model DIR\n"
+        )
+    (tmp_path / "bert" / "model.safetensors").write_bytes(b"\x10\0\0\0\0\0\0\0not a header")
+    code, _, err = call("glue", "--task", "rte", *glue)
+    assert code == 2
+    assert err.startswith("bertkit: bert/model.safetensors is refused: ")
+    assert not (tmp_path / "runs").exists()
+
+
+def test_what_a_kill_in_the_first_moment_leaves_is_no_obstacle(call, glue, tmp_path):
+    study = ["glue", "--task", "rte", *glue, "--restarts", "2"]
+    assert call(*study)[0] == 0
+    results = (tmp_path / "runs/rte/study.json").read_bytes()
+    run = tmp_path / "runs/rte/rte/seed-43"
+    shutil.rmtree(run)
+    run.mkdir()
+    (run / ".recipe.toml.123").write_text("half")
+    code, out, err = call(*study)
+    assert code == 0, err
+    assert "rte/seed-43: accuracy" in out
+    assert "rte/seed-42: accuracy" not in out
+    assert (tmp_path / "runs/rte/study.json").read_bytes() == results

@@ -155,7 +155,7 @@ def test_rows_stand_below_each_other_and_a_mean_says_of_how_many():
     assert "| paper | 51.0 ± 1.4 (2) | 41.0 ± 1.4 (2) |" in lines
     assert r"| a \| b | 51.0 ± 1.4 (2) | 41.0 ± 1.4 (2) |" in lines
     assert r"| a \| b, best run | 52.0 (best of 2) | 42.0 (best of 2) |" in lines
-    assert "| row | mean | sd | best | n | failed |" in lines
+    assert "| row | task | mean | sd | best | n | failed |" in lines
     assert "**" not in write_table(results), "without a grid nothing was chosen"
     assert "setting" not in explain_scores(results)
 

@@ -34,6 +34,7 @@ def test_the_card_of_a_fine_tuned_model(tmp_path):
     assert "from transformers import BertForSequenceClassification" in card.text
     metrics = json.loads((tmp_path / "run" / "metrics.json").read_text())
     assert f"| accuracy | {metrics['accuracy']:.4f} |" in card.text
+    assert "`bertkit glue --task mnli --recipe recipe.toml` repeats the run" in card.text
     assert f"| accuracy, mismatched | {metrics['accuracy_mm']:.4f} |" in card.text
 
 
@@ -61,6 +62,9 @@ class FakeHub:
         if self.refuse:
             raise self.refuse
         self.calls.append(("upload_folder", SimpleNamespace(**settings)))
+
+    def upload_file(self, **settings):
+        self.calls.append(("upload_file", SimpleNamespace(**settings)))
 
 
 class Address(str):
@@ -119,18 +123,26 @@ def test_names_that_are_none(connect, repo, proposed):
 
 def test_a_run_is_uploaded_without_its_checkpoints(connect, tmp_path):
     hub = connect()
-    assert share.push(tmp_path, "bert") == "https://huggingface.co/ada/bert"
-    (_, repo, settings), (_, upload) = hub.calls
-    assert (repo, settings) == ("bert", {"exist_ok": True})
+    with pytest.raises(UsageError, match="has no weights here"):
+        share.push(tmp_path, "ada/bert")
+    (tmp_path / "model.safetensors").touch()
+    (tmp_path / "README.md").write_text(f'from_pretrained("{tmp_path}")\n\n## Recipe\n')
+    assert share.push(tmp_path, "ada/bert", "The best of 5.") == "https://huggingface.co/ada/bert"
+    (_, repo, settings), (_, upload), (_, card) = hub.calls
+    assert (card.repo_id, card.path_in_repo) == ("ada/bert", "README.md")
+    assert card.path_or_fileobj.decode() == 'from_pretrained("ada/bert")\n\nThe best of 5.\n\n## Recipe\n'
+    assert (repo, settings) == ("ada/bert", {"exist_ok": True})
     assert (upload.repo_id, upload.folder_path) == ("ada/bert", tmp_path)
     assert upload.commit_message.startswith("bertkit ")
     files = ["model.safetensors", "README.md", "checkpoint-3/model.safetensors", "predictions/dev.tsv"]
     kept = list(filter_repo_objects(files, ignore_patterns=upload.ignore_patterns))
-    assert kept == ["model.safetensors", "README.md", "predictions/dev.tsv"]
+    assert kept == ["model.safetensors", "predictions/dev.tsv"]
 
 
 def test_a_refused_upload_is_one_line(connect, tmp_path):
     connect(refuse=OSError("403 Forbidden:\nyou may not write there"))
+    (tmp_path / "model.safetensors").touch()
+    (tmp_path / "README.md").touch()
     with pytest.raises(UsageError) as error:
         share.push(tmp_path, "eve/bert")
     assert str(error.value) == (

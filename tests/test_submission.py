@@ -7,7 +7,7 @@ import pytest
 
 from bertkit.errors import UsageError
 from bertkit.run import run
-from bertkit.submission import check_target, find_runs, gather_files, list_tasks, write_zip
+from bertkit.submission import check_target, find_runs, gather_files, keep_complete, list_tasks, write_zip
 from bertkit.tasks.glue import GLUE
 from tests.official import write_checkpoint, write_glue
 
@@ -58,7 +58,7 @@ def runs(tmp_path):
 
 def gather(folder, fill=False):
     lines = []
-    return gather_files(find_runs(folder), fill=fill, report=lines.append), lines
+    return gather_files(find_runs(folder), where=folder, fill=fill, report=lines.append), lines
 
 
 def remove(runs, task):
@@ -90,9 +90,14 @@ def test_a_run_counts_once_it_is_finished(runs):
 
 
 def test_a_study_says_which_of_its_runs_count(runs):
-    chosen = [{"task": "rte", "run": "cells/rte-3"}, {"task": "cola", "run": "cells/cola-1"}]
-    (runs / "study.json").write_text(json.dumps({"chosen": chosen}))
-    assert find_runs(runs) == [runs / "cells/rte-3", runs / "cells/cola-1"]
+    chosen = [{"task": "rte", "run": "a/rte-3", "score": 0.5}, {"task": "rte", "run": "b/rte-1", "score": 0.9}]
+    (runs / "study.json").write_text(json.dumps({"chosen": chosen, "finished": True}))
+    lines = []
+    assert find_runs(runs, lines.append) == [runs / "b/rte-1", runs / "a/rte-3"], "the better row comes first"
+    assert lines == []
+    (runs / "study.json").write_text(json.dumps({"chosen": chosen, "finished": False}))
+    find_runs(runs, lines.append)
+    assert "is not finished" in lines[0]
     (runs / "study.json").write_text("{")
     with pytest.raises(UsageError, match=r"study\.json is refused") as error:
         find_runs(runs)
@@ -112,8 +117,8 @@ def test_what_is_missing_is_listed(runs):
     with pytest.raises(UsageError) as error:
         gather(runs)
     assert str(error.value) == (
-        "predictions are missing: MNLI-m.tsv, MNLI-mm.tsv, AX.tsv, RTE.tsv; fine-tune mnli, rte with test files, or "
-        "fill them with the majority class: --submit-partial"
+        f"{runs} lacks predictions: MNLI-m.tsv, MNLI-mm.tsv, AX.tsv, RTE.tsv; fine-tune mnli, rte with test files, "
+        "name the folder of the finished runs with --output, or fill in the majority class: --submit-partial"
     )
 
 
@@ -228,3 +233,18 @@ def test_the_submission_of_real_runs(tmp_path):
         else:
             assert set(found) <= ({majority} if task == "wnli" else set(answers))
     assert files["AX.tsv"] == (tmp_path / "runs" / "mnli" / "predictions" / "AX.tsv").read_text()
+
+
+def test_a_download_with_gaps_is_named_before_anything_is_trained(tmp_path):
+    data = write_glue(tmp_path, skip=("MRPC/train.tsv", "MRPC/dev.tsv", "RTE/test.tsv"))
+    names = list_tasks("all")
+    with pytest.raises(UsageError, match=r"has no MRPC/train\.tsv, MRPC/dev\.tsv, RTE/test\.tsv; .*--submit-partial"):
+        keep_complete(names, data, tested=True, partial=False)
+    with pytest.raises(UsageError, match=r"has no MRPC/train\.tsv, MRPC/dev\.tsv; give them$"):
+        keep_complete(names, data, tested=False, partial=False)
+    lines = []
+    kept = keep_complete(names, data, tested=True, partial=True, report=lines.append)
+    assert kept == [name for name in names if name != "mrpc"]
+    assert lines == [f"left out, for their files are not in {data}: mrpc"]
+    with pytest.raises(UsageError, match=r"CoLA/train\.tsv"):
+        keep_complete(names, tmp_path / "nowhere", tested=True, partial=True)

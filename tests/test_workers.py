@@ -103,6 +103,14 @@ def test_other_numbers_of_workers_are_refused(text):
         read_workers(text)
 
 
+def test_several_workers_inside_of_processes_that_share_a_run_are_refused(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    assert read_workers(1) == 1
+    for text in ("2", "ray"):
+        with pytest.raises(UsageError, match=f"--workers {text} inside of 4 processes that share each run; leave"):
+            read_workers(text)
+
+
 def test_ray_that_is_not_installed_is_one_line(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(UsageError) as error:
@@ -219,6 +227,13 @@ def test_a_run_whose_workers_all_die_fails_and_the_others_go_on(recipe, tmp_path
         "failed", reason="its process died (exit code -9), as did 2 before; is the memory too small?"
     )
     assert record.end(1).status == "finished"
+
+
+@pytest.mark.slow
+def test_workers_that_cannot_begin_are_given_up(recipe, tmp_path, monkeypatch):
+    monkeypatch.setattr("bertkit.workers.serve", int)  # which refuses the arguments at once
+    with pytest.raises(UsageError, match=r"worker processes end before they begin \(exit code 1\); use one worker"):
+        run_in_processes(make_jobs(recipe, tmp_path, [1, 2]), {}, Record(), 2)
 
 
 @pytest.mark.slow

@@ -279,7 +279,7 @@ def find_benchmark(name: str) -> Benchmark:
     for row in BENCHMARKS:
         if row.name == plain:
             return row
-    raise UsageError(f"unknown task {name!r}; the GLUE tasks are {', '.join(row.name for row in BENCHMARKS)}, or all")
+    raise UsageError(f"unknown task {name!r}; the GLUE tasks are {', '.join(row.name for row in BENCHMARKS)}")
 
 
 # --- The data ---------------------------------------------------------------------------------------------------------
@@ -411,7 +411,9 @@ def check(row: Benchmark, recipe: Mapping[str, Any]) -> None:
 def configure(row: Benchmark, recipe: Mapping[str, Any], tokenizer: Any, examples: Any) -> dict[str, Any]:
     """The labels by name; a score is one label. The vocabulary has to hold the tokenizer's tokens."""
     names = list(row.labels.values()) or ["similarity"]
-    settings: dict[str, Any] = {"id2label": dict(enumerate(names))}
+    # The type is for plain transformers, whose pipeline would show a sigmoid of a score.
+    kind = "single_label_classification" if row.labels else "regression"
+    settings: dict[str, Any] = {"id2label": dict(enumerate(names)), "problem_type": kind}
     return settings if tokenizer is None else settings | {"vocab_size": len(tokenizer)}
 
 
@@ -429,7 +431,13 @@ def decide(row: Benchmark, logits: np.ndarray) -> np.ndarray:
 
 
 def score(row: Benchmark, logits: np.ndarray, data: Sequences) -> dict[str, float]:
-    """The task's metrics, as fractions."""
+    """The task's metrics, as fractions.
+
+    Raises:
+        UsageError: the logits are no numbers, as those of a model that has diverged.
+    """
+    if not np.isfinite(logits).all():
+        raise UsageError("the model answers with NaN: training has diverged; lower train.learning_rate")
     return compute_scores(row.metrics, decide(row, logits), data.labels)
 
 
@@ -441,14 +449,15 @@ def baseline(row: Benchmark, train: Sequences, dev: Sequences) -> dict[str, floa
 
 
 def comment(row: Benchmark, metrics: Mapping[str, Any]) -> list[str]:
-    """A warning where knowing nothing scores as much, with its likely causes."""
-    if not row.metrics or metrics["score"] > metrics["majority_score"]:
+    """A warning where knowing nothing has as much of one of the task's metrics, with its likely causes."""
+    low = [row for row in list_rows(row) if row.baselines and metrics[row.key] <= metrics[f"majority_{row.key}"]]
+    if not low:
         return []
-    show = list_rows(row)[0].show
-    constant = f"{'the majority class' if row.labels else 'a constant'} ({show(metrics['majority_score'])})"
+    value, least = low[0].show(metrics[low[0].key]), low[0].show(metrics[f"majority_{low[0].key}"])
+    constant = f"{'the majority class' if row.labels else 'a constant'} ({least})"
     note = f"; {row.note}" if row.note else ""
     return [
-        f"warning: the score ({show(metrics['score'])}) is not above {constant}. Likely causes: a learning rate that "
+        f"warning: {low[0].name} ({value}) is not above {constant}. Likely causes: a learning rate that "
         "is too high, too few updates or an unlucky seed (try --set train.learning_rate=1e-5, --set preset=stable or "
         f"--restarts 5), or labels in another order than the model's{note}"
     ]
@@ -602,7 +611,7 @@ def suggest(row: Benchmark, output: Path) -> list[str]:
     if dev is None:
         return []
     return [
-        f"bertkit glue --task {row.name} --grid --output {output}-grid  # the paper's 24 settings, the best on dev",
+        f"bertkit glue --task {row.name} --recipe {output}/recipe.toml --grid --output {output}-grid  # the paper's",
         f"bertkit score glue --task {row.name} GLUE/{dev} {output}/predictions/{Path(dev).name}  # the scores, again",
         f"python -c \"from transformers import pipeline; print(pipeline('text-classification', '{output}')"
         f'({"dict(text=..., text_pair=...)" if len(row.texts) > 1 else "..."}))"  # plain transformers loads it',
@@ -636,6 +645,7 @@ def make_task(row: Benchmark) -> Task:
         splits={name: split.scores for name, split in row.splits.items() if split.scores},
         unlabelled=tuple(name for name, split in row.splits.items() if split.submission),
         predict=partial(predict, row),
+        command=f"glue --task {row.name}",
         folder="glue",
     )
 

@@ -74,6 +74,7 @@ class Task:
     unlabelled: splits that are predicted at the end.
     predict: (summaries, data set, split) -> name of a file below `predictions/` -> its text; for `splits` and
         `unlabelled`.
+    command: what runs it, after `bertkit`; the task's name if empty.
     folder: of the task's data below the root that a study is given.
     reusable: whether encoded data serve every run with the same `[data]`, `[model]` and checkpoint.
     evaluation_options: arguments for the head's `forward` in evaluation.
@@ -101,6 +102,7 @@ class Task:
     splits: Mapping[str, str] = field(default_factory=lambda: {"dev": "{}"})
     unlabelled: tuple[str, ...] = ()
     predict: Callable[[np.ndarray, Any, str], dict[str, str]] = accept_nothing
+    command: str = ""
     folder: str = ""
     reusable: bool = True
     stable: Mapping[str, Any] = field(default_factory=dict)
