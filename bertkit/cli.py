@@ -15,7 +15,7 @@ from typing import Annotated, Any
 
 import typer
 
-from bertkit.errors import UsageError
+from bertkit.errors import UsageError, explain_full_disk
 
 app = typer.Typer(
     name="bertkit",
@@ -309,9 +309,10 @@ def compare(
             screen.show_study_plan(studies.list_cells(made))
             return
         try:
-            results = studies.run_study(
-                made, output=output, workers=workers, report=screen.say, progress=screen.show_study
-            )
+            with explain_full_disk(output):
+                results = studies.run_study(
+                    made, output=output, workers=workers, report=screen.say, progress=screen.show_study
+                )
         except Interrupted as stop:
             screen.finish_progress()
             complain(str(stop))

@@ -4,11 +4,14 @@
 card and predictions; `metrics.json` comes last, written at once, so its presence means done.
 """
 
+import fcntl
 import json
 import os
 import platform
 import subprocess
-from collections.abc import Callable, Iterable, Mapping
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -77,9 +80,54 @@ def read_metrics(path: Path) -> dict[str, Any]:
         UsageError: the file is damaged.
     """
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        metrics = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(metrics, dict) or not isinstance(metrics.get("score", 0.0), int | float) or not metrics:
+            raise ValueError("no scores are in it")
     except ValueError as error:
         raise UsageError(f"{path} is damaged ({error}); delete it, and the same command evaluates again") from None
+    return metrics
+
+
+@contextmanager
+def hold_directory(output: Path, patience: float = 5.0) -> Iterator[None]:
+    """Makes a directory, unless it is there, and keeps other processes out of it; what stays empty is removed again.
+
+    The system lets go of it when a process dies. Where it cannot hold any (some network disks), nothing is held.
+
+    Args:
+        patience: seconds to wait for another one that may be about to end.
+
+    Raises:
+        UsageError: another process has it.
+    """
+    made = [path for path in (output, *output.parents) if not path.exists()]
+    with explain_refusal(f"the directory {output}"):
+        output.mkdir(parents=True, exist_ok=True)
+    handle = os.open(output, os.O_RDONLY)
+    try:
+        _lock(handle, output, patience)
+        yield
+    finally:
+        os.close(handle)
+        for path in made:
+            with suppress(OSError):  # it is not empty
+                path.rmdir()
+
+
+def _lock(handle: int, output: Path, patience: float) -> None:
+    end = time.monotonic() + patience
+    while True:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() > end:
+                raise UsageError(
+                    f"{output} is in use by another process; wait for it, or name another directory with --output"
+                ) from None
+            time.sleep(0.1)
+        except OSError:
+            return
 
 
 def holds_run(output: Path, recipe: Recipe) -> bool:

@@ -9,6 +9,7 @@ Left out for now: the page that holds all of it.
 import json
 import math
 import textwrap
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -262,7 +263,9 @@ def plot_heatmap(study: Mapping[str, Any], path: Path) -> None:
     for axis in axes.flat[len(panels) :]:
         axis.set_visible(False)
     figure.supxlabel(textwrap.fill(_caption(study), int(size[0] * 15)), fontsize="small", color="0.35")
-    figure.savefig(path, dpi=130)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of letters that the font lacks
+        figure.savefig(path, dpi=130)
     pyplot.close(figure)
 
 

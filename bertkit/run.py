@@ -15,6 +15,7 @@ Differs from the paper: the learning rate decays linearly from its peak at the e
 import json
 import math
 from collections.abc import Iterable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import lru_cache
@@ -46,12 +47,13 @@ from bertkit.directory import (
     describe_environment,
     find_checkpoint,
     find_finished,
+    hold_directory,
     holds_run,
     start_directory,
     write_json,
     write_log,
 )
-from bertkit.errors import UsageError, explain_refusal
+from bertkit.errors import UsageError, explain_full_disk, explain_refusal
 from bertkit.optim import NAME as BERT_ADAM
 from bertkit.optim import BertAdam
 from bertkit.recipe import Recipe, check, merge, split_batch
@@ -101,6 +103,22 @@ def run(
         report(f"{output} is finished; its scores are in {output / METRICS}")
         return finished
 
+    held = hold_directory(output) if processes.is_main_process else nullcontext()
+    with explain_full_disk(output), held:
+        return carry_out(task, recipe, args, output, report, progress, prepared)
+
+
+def carry_out(
+    task: Task,
+    recipe: Recipe,
+    args: TrainingArguments,
+    output: Path,
+    report: Report,
+    progress: Progress,
+    prepared: "Prepared | None",
+) -> dict[str, Any]:
+    """The scores of a run that is not finished; see `run`."""
+    processes = join_processes(recipe)
     set_seed(args.seed)
     if prepared is None:
         prepared = prepare(task, recipe, report, output)
@@ -222,6 +240,7 @@ def check_ranges(train: Mapping[str, Any]) -> None:
         "seed": (0, 2**32),
         "max_steps": (-1, 10**9),
         "dataloader_num_workers": (0, 1024),
+        "num_train_epochs": (0, 10**6),
     }
     for key, (least, bound) in ranges.items():
         if key in train and not least <= train[key] < bound:
@@ -405,6 +424,8 @@ def load_config(checkpoint: str) -> BertConfig:
             if trouble is None:
                 raise
             raise UsageError(f"there is no directory {checkpoint}, and {trouble}; {remedy}") from None
+        if not isinstance(values, dict) or not isinstance(values.get("id2label") or {}, dict):
+            raise UsageError(f"the configuration of {checkpoint} is damaged; {remedy}")
         if values.get("model_type") != "bert":
             raise UsageError(f"{checkpoint} is a model of type {values.get('model_type')}, not bert; {remedy}")
         return BertConfig.from_dict(values)

@@ -32,13 +32,15 @@ import re
 import shutil
 import statistics
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from bertkit.data.corpus import ignore
-from bertkit.directory import find_finished, write_json
+from bertkit.directory import find_finished, hold_directory, write_json
 from bertkit.errors import UsageError, explain_refusal
 from bertkit.recipe import (
     TABLES,
@@ -75,6 +77,7 @@ OPTIONS = {  # the keys that the command line reaches too
 }
 PARTS = {"recipe": dict, "grid": dict, "row": list[dict]}
 HARDWARE = ("num_cpus", "num_gpus")  # with others it is still the same study
+MOST_RESTARTS = 1000
 LONGEST = 150  # characters of the name of a setting's directory
 SHOWN_EVERY = 0.1  # seconds
 
@@ -162,6 +165,9 @@ def make_study(definition: Mapping[str, Any], *given: Mapping[str, Any], where: 
         shared = values.get("recipe", {})
         parts = {"[recipe]": shared, "command line": recipe}
         check_recipes(values["tasks"], parts | {f"[row.recipe] of {name!r}": row for name, row in rows.items()}, axes)
+        named = [merge(shared, row, recipe).get("data", {}) for row in rows.values()]
+        if values.get("data_root") and ("data.dir" in axes or any("dir" in options for options in named)):
+            raise UsageError("both the root of all data (--data, data_root) and data.dir are given; leave one out")
         return Study(
             tasks=tuple(values["tasks"]),
             seeds=choose_seeds(values, merge(shared, recipe), rows),
@@ -225,8 +231,11 @@ def read_rows(rows: Sequence[Mapping[str, Any]]) -> dict[str, Recipe]:
         named[check_value("name", row["name"], str, f"[[row]] {number} ")] = check_value(
             "recipe", row.get("recipe", {}), dict, f"[[row]] {number} "
         )
-        if "seed" in row.get("recipe", {}).get("train", {}):
+        train = row.get("recipe", {}).get("train")
+        if isinstance(train, dict) and "seed" in train:
             raise UsageError(f"[[row]] {number} sets train.seed; seeds are the study's: write seeds above the tables")
+    if not named:
+        raise UsageError("row = [] has no rows; leave it out")
     if len(rows) > 1 and not all(map(name_row, named)):
         raise UsageError("a [[row]] has a name without letters and digits, of which its directory is made; change it")
     if twice := find_twice([name_row(row["name"]) for row in rows]):
@@ -241,6 +250,8 @@ def read_grid(grid: Mapping[str, Any]) -> dict[str, list[Any]]:
         nested = key in TABLES and isinstance(values, dict)
         axes |= {f"{key}.{name}": items for name, items in values.items()} if nested else {key: values}
     for axis, values in axes.items():
+        if axis in TABLES:
+            raise UsageError(f'[grid] {axis} is a table, no axis; name a key in it, such as "train.learning_rate"')
         if axis in ("train.seed", "task"):
             raise UsageError(f"[grid] {axis} is no axis; write {axis.rpartition('.')[2]}s above the tables")
         check_axis(axis, values)
@@ -261,7 +272,7 @@ def fix_axes(axes: Mapping[str, list[Any]], given: Recipe) -> tuple[dict[str, li
     for axis, values in axes.items():
         table, _, key = axis.rpartition(".")
         home = rest.get(table, {}) if table else rest
-        if key not in home:
+        if not isinstance(home, dict) or key not in home:
             continue
         value = home[key]
         if isinstance(value, list) and not (isinstance(values[0], list) and not any(type(x) is list for x in value)):
@@ -307,6 +318,8 @@ def choose_seeds(values: Mapping[str, Any], shared: Recipe, rows: Mapping[str, R
         raise UsageError(f"both seeds and {other} are given; leave one out")
     if first is None:
         first = TASKS[values["tasks"][0]].recipe["train"]["seed"]
+    if values.get("restarts", 1) > MOST_RESTARTS:
+        raise UsageError(f"restarts is {values['restarts']:,}; it must be at most {MOST_RESTARTS:,}")
     seeds = values.get("seeds", list(range(first, first + values.get("restarts", 1))))
     if not seeds or find_twice(seeds) or not all(0 <= seed < 2**32 for seed in seeds):
         raise UsageError(f"seeds = {seeds} must be different whole numbers, at least one, each below 2**32")
@@ -320,8 +333,9 @@ def drop_seed(recipe: Recipe) -> Recipe:
 
 
 def find_twice(items: Sequence[Any]) -> list[Any]:
-    """The items that stand in the sequence a second time."""
-    return [item for place, item in enumerate(items) if item in items[:place]]
+    """The items that stand in the sequence more than once."""
+    counts = Counter(json.dumps(item, default=str, sort_keys=True) for item in items)
+    return [item for item in items if counts[json.dumps(item, default=str, sort_keys=True)] > 1]
 
 
 # --- The cells --------------------------------------------------------------------------------------------------------
@@ -423,13 +437,14 @@ def run_study(
     jobs, prepared = prepare_data(jobs, report)
     processes.wait_for_everyone()  # all have to find the same directories
     board = Board(study, cells, states, output, report, progress, is_main=processes.is_main_process)
-    board.start()
     directories = list(jobs)
     resources = {"num_cpus": study.num_cpus, "num_gpus": study.num_gpus}
-    number = execute(
-        list(jobs.values()), prepared, lambda place, news: board.take(directories[place], news), count, resources
-    )
-    return board.finish(number)
+    with hold_directory(output) if processes.is_main_process else nullcontext():
+        board.start()
+        number = execute(
+            list(jobs.values()), prepared, lambda place, news: board.take(directories[place], news), count, resources
+        )
+        return board.finish(number)
 
 
 class Board:

@@ -13,7 +13,7 @@ from bertkit.data.corpus import ignore
 from bertkit.directory import METRICS, PREDICTIONS
 from bertkit.errors import UsageError, explain_refusal
 from bertkit.study import RESULT
-from bertkit.tasks.glue import BENCHMARKS, find_benchmark, spell_majority, write_predictions
+from bertkit.tasks.glue import BENCHMARKS, find_benchmark, read_answers, spell_majority, write_predictions
 from bertkit.tasks.task import Report
 
 # File of the submission -> its split and the row of the task whose model predicts it: for AX that is MNLI.
@@ -56,10 +56,14 @@ def find_runs(folder: Path, report: Report = ignore) -> list[Path]:
     if (folder / RESULT).exists():
         with explain_refusal(str(folder / RESULT)):
             results = json.loads((folder / RESULT).read_text(encoding="utf-8"))
+        try:
+            chosen = sorted(results["chosen"], key=lambda winner: winner["score"], reverse=True)
+            runs = [folder / winner["run"] for winner in chosen]
+        except (KeyError, TypeError):
+            raise UsageError(f"{folder / RESULT} is no result of a study; delete it, or name another folder") from None
         if not results.get("finished"):
             report(f"the study in {folder} is not finished; what it has chosen so far is taken")
-        chosen = sorted(results.get("chosen", []), key=lambda winner: winner["score"], reverse=True)
-        return [folder / winner["run"] for winner in chosen]
+        return runs
     return [folder / row.name for row in BENCHMARKS if (folder / row.name / METRICS).exists()]
 
 
@@ -104,6 +108,7 @@ def gather_files(runs: Iterable[Path], *, where: Path, fill: bool, report: Repor
     for run in runs:
         for name in FILES.keys() - found.keys():
             if (path := run / PREDICTIONS / name).exists():
+                read_answers(FILES[name][0], path)  # refuses what is no prediction
                 found[name] = path.read_text(encoding="utf-8")
     missing = [name for name, (row, _) in FILES.items() if name not in found and not row.submits_majority]
     if missing and not fill:

@@ -48,8 +48,8 @@ def train(trainer: Trainer, checkpoint: Path | None, report: Report) -> None:
     start = time.monotonic()
     with explain_full_disk(trainer.args.output_dir), stop_on_signal(trainer) as watcher:
         trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
-    if watcher.agreed:
-        raise Interrupted(watcher.agreed, trainer.state.global_step)
+    if number := watcher.agreed or watcher.ask_all(trainer.args):  # a signal may come after the last update
+        raise Interrupted(number, trainer.state.global_step)
     report(f"trained for {describe_duration(time.monotonic() - start)}")
 
 
@@ -137,17 +137,21 @@ class Watcher(TrainerCallback):
 
     def on_step_end(self, args, state: TrainerState, control: TrainerControl, **kwargs) -> None:
         # All processes have to stop after the same update. On a GPU they ask each other less often: it waits for them.
-        if args.world_size > 1 and (args.device.type == "cpu" or state.global_step % 16 == 0):
-            flag = torch.tensor(self.signalled, device=args.device)
-            torch.distributed.all_reduce(flag, torch.distributed.ReduceOp.MAX)
-            self.agreed = int(flag)
-        elif args.world_size == 1:
-            self.agreed = self.signalled
+        if args.world_size == 1 or args.device.type == "cpu" or state.global_step % 16 == 0:
+            self.agreed = self.ask_all(args)
         if self.agreed:
             control.should_save = control.should_training_stop = True
             args.save_total_limit = None  # the Trainer would end by deleting all checkpoints but the best
         elif state.is_world_process_zero and state.global_step % max(1, state.max_steps // 200) == 0:
             self.progress(state.global_step, state.max_steps, {})
+
+    def ask_all(self, args) -> int:
+        """The signal that any of the processes has got, or 0; all of them have to ask."""
+        if args.world_size == 1:
+            return self.signalled
+        flag = torch.tensor(self.signalled, device=args.device)
+        torch.distributed.all_reduce(flag, torch.distributed.ReduceOp.MAX)
+        return int(flag)
 
 
 class stop_on_signal:

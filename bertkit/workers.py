@@ -119,7 +119,7 @@ def do(job: Job, prepared: Any, tell: Callable[[State | str], None]) -> State:
     """
     from bertkit.run import run
     from bertkit.tasks import TASKS
-    from bertkit.trainer import Interrupted
+    from bertkit.trainer import Diverged, Interrupted
 
     loss = None
 
@@ -135,7 +135,7 @@ def do(job: Job, prepared: Any, tell: Callable[[State | str], None]) -> State:
     except Interrupted:
         raise
     except Exception as error:
-        if count_processes() > 1 and not isinstance(error, UsageError):
+        if count_processes() > 1 and not isinstance(error, Diverged):
             raise  # the other processes of this run do not know of it: to go on would be to wait for them for ever
         return State("failed", reason=explain_failure(error))
     finally:
@@ -487,8 +487,10 @@ def work_on_cluster(
 ) -> int:
     """Does the jobs on the cluster that this process is connected to. The answer as of `execute`."""
     from ray.util.queue import Queue
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    queue = Queue(actor_options={"num_cpus": 0})
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    queue = Queue(actor_options={"num_cpus": 0, "scheduling_strategy": here})
     pack = cache(lambda name: ray.put(pickle.dumps(prepared[name])))
     task = ray.remote(num_cpus=num_cpus, num_gpus=num_gpus, max_retries=0)(do_on_ray)  # `take` tries again
     tries, running = Counter[int](), {}
@@ -525,8 +527,9 @@ def work_on_cluster(
                 for future in running:
                     ray.cancel(future)  # as Ctrl-C would
             finished, _ = ray.wait(list(running), timeout=0.2)
-            for number, message in queue.get_nowait_batch(queue.qsize()):
-                handle(number, message)
+            with contextlib.suppress(ray.exceptions.RayError):  # without its queue the study only looks idle
+                for number, message in queue.get_nowait_batch(queue.qsize()):
+                    handle(number, message)
             for future in finished:
                 take(future)
     return noted[0] if noted else 0
@@ -567,11 +570,12 @@ def read_files(output: Path) -> dict[str, bytes]:
 
 
 def write_files(files: Mapping[str, bytes], output: Path) -> None:
-    """Writes what a run has written elsewhere, its metrics last and at once; nothing if they are here."""
-    from bertkit.directory import METRICS
+    """Writes what a run has written elsewhere, its recipe first and its metrics last; nothing if they are here."""
+    from bertkit.directory import METRICS, RECIPE
 
     if METRICS in files and not (output / METRICS).exists():
-        for name in sorted(files, key=lambda name: name == METRICS):
-            (output / name).parent.mkdir(parents=True, exist_ok=True)
-            (output / f"{name}.part").write_bytes(files[name])
-            os.replace(output / f"{name}.part", output / name)
+        for name in sorted(files, key=lambda name: (name == METRICS, name != RECIPE)):
+            path = output / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.with_name(f".{path.name}").write_bytes(files[name])
+            path.with_name(f".{path.name}").replace(path)

@@ -18,7 +18,7 @@ from transformers import PreTrainedConfig
 from bertkit import BertForPreTraining, BertModel
 from bertkit.errors import UsageError
 from bertkit.recipe import merge, read_recipe, save_recipe
-from bertkit.run import choose_precision, dry_run, load_config, load_model, run
+from bertkit.run import choose_precision, dry_run, find_trouble, load_config, load_model, run
 from bertkit.tasks import TASKS
 from bertkit.trainer import Interrupted
 
@@ -478,6 +478,7 @@ def test_a_hub_model_is_downloaded_whole_or_taken_from_the_cache_whole(recipe, t
         asked.append(settings.pop("local_files_only"))
         return from_pretrained(first, **settings)
 
+    find_trouble.cache_clear()
     monkeypatch.setattr("bertkit.run.find_hub_trouble", lambda name, kind: trouble)
     monkeypatch.setattr(PreTrainedConfig, "get_config_dict", take_config)
     monkeypatch.setattr(BertForPreTraining, "from_pretrained", take_model)

@@ -62,7 +62,13 @@ MAY_IMPORT = {
         "bertkit.tasks.task",
     },
     "bertkit.share": {"bertkit", "bertkit.tasks.task"},
-    "bertkit.submission": {"bertkit.directory", "bertkit.study", "bertkit.tasks.glue", "bertkit.tasks.task"},
+    "bertkit.submission": {
+        "bertkit.data.corpus",
+        "bertkit.directory",
+        "bertkit.study",
+        "bertkit.tasks.glue",
+        "bertkit.tasks.task",
+    },
     "bertkit.study": {
         "bertkit.data.corpus",
         "bertkit.directory",

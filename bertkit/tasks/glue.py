@@ -358,7 +358,9 @@ def read_labels(row: Benchmark, table: Table) -> np.ndarray:
             values.append(read(text))
         except (KeyError, ValueError):
             expected = f"one of {', '.join(row.labels)}" if row.labels else "a score from 0 to 5"
-            raise UsageError(f"{table.locate(place)}: label {text!r} must be {expected}; mend the line") from None
+            raise UsageError(
+                f"{table.locate(place)}: label {text[:LONGEST]!r} must be {expected}; mend the line"
+            ) from None
     return np.array(values, np.int64 if row.labels else np.float32)
 
 
@@ -564,7 +566,7 @@ def read_answers(row: Benchmark, path: Path) -> np.ndarray:
             answers.append(read(text))
         except (KeyError, ValueError):
             expected = f"one of {', '.join(index_labels(row))}" if row.labels else "a number"
-            raise UsageError(f"{table.locate(place)}: the answer {text!r} must be {expected}") from None
+            raise UsageError(f"{table.locate(place)}: the answer {text[:LONGEST]!r} must be {expected}") from None
     if "index" not in table.columns:
         return np.array(answers)
     places = {text: place for place, text in enumerate(table.columns["index"])}
