@@ -477,3 +477,27 @@ def test_what_a_kill_in_the_first_moment_leaves_is_no_obstacle(call, glue, tmp_p
     assert "rte/seed-43: accuracy" in out
     assert "rte/seed-42: accuracy" not in out
     assert (tmp_path / "runs/rte/study.json").read_bytes() == results
+
+
+@pytest.mark.slow
+def test_a_grid_killed_twice_ends_as_if_nothing_had_happened(glue, tmp_path):
+    axes = ["--set", "train.learning_rate=[1e-3, 1e-4]", "--set", "train.num_train_epochs=[2.0, 4.0]"]
+    command = [sys.executable, "-m", "bertkit", "glue", "--task", "rte", *glue[:-2], "--grid", *axes, "--output"]
+    kills = 0
+    while kills < 2:
+        with subprocess.Popen([*command, "killed"], cwd=tmp_path, stdout=subprocess.PIPE, text=True) as process:
+            for line in process.stdout:
+                if f"{2 * kills + 2} of 4 runs over" in line or (kills and "updates of" in line):
+                    process.kill()
+                    kills += 1
+                    break
+    finished = sorted(path.parent.name for path in (tmp_path / "killed").rglob("metrics.json"))
+    assert 2 <= len(finished) < 4
+    times = {path: path.stat().st_mtime_ns for path in (tmp_path / "killed").rglob("metrics.json")}
+    for output in ("killed", "straight"):
+        done = subprocess.run([*command, output], cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+    for name in ("study.json", "table.md"):
+        assert (tmp_path / "killed" / name).read_bytes() == (tmp_path / "straight" / name).read_bytes()
+    assert json.loads((tmp_path / "killed" / "study.json").read_text())["runs"] == 4
+    assert all(path.stat().st_mtime_ns == time for path, time in times.items()), "a finished run was repeated"

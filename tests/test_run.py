@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -499,3 +500,22 @@ def test_the_other_objectives_learn_and_load_in_plain_transformers(recipe, tmp_p
     assert model.config.is_decoder == (objective == "clm")
     assert not info["missing_keys"]
     assert not info["unexpected_keys"]
+
+
+def test_a_signal_after_the_last_update_stops_too(recipe, tmp_path):
+    """It comes in the evaluation at the end of training, after which there is no update to stop at."""
+    straight = run(PRETRAIN, recipe, output=tmp_path / "straight")
+    evaluated = []
+
+    def score(summaries, data):
+        evaluated.append(len(summaries))
+        if len(evaluated) == 3:  # before the first update, after 4, after 8: the last
+            os.kill(os.getpid(), signal.SIGTERM)
+        return PRETRAIN.score(summaries, data)
+
+    with pytest.raises(Interrupted) as stop:
+        run(replace(PRETRAIN, score=score), recipe, output=tmp_path / "run")
+    assert stop.value.number == signal.SIGTERM
+    assert not (tmp_path / "run" / "metrics.json").exists()
+    assert run(PRETRAIN, recipe, output=tmp_path / "run") == straight
+    assert_same_bits(read_weights(tmp_path / "run"), read_weights(tmp_path / "straight"))

@@ -622,3 +622,25 @@ def test_processes_that_share_each_run_do_the_study_together(recipe, tmp_path, w
         out, _ = process.communicate(timeout=600)
     assert process.returncode != 0
     assert "--workers 2 inside of 2 processes that share each run" in out
+
+
+@pytest.mark.parametrize(
+    ("definition", "given", "words"),
+    [
+        ({"grid": {"train.learning_rate": [1e-3]}}, {"train": 5}, r"train = 5 must be a table"),
+        ({"row": [{"name": "a", "recipe": {"train": 5}}]}, {}, r"train = 5 must be a table"),
+        ({"row": []}, {}, r"row = \[\] has no rows"),
+        ({"restarts": 10**20}, {}, r"restarts is 100,000,000,000,000,000,000; it must be at most 1,000"),
+        ({"grid": {"train": [{"seed": 1}]}}, {}, r"\[grid\] train is a table, no axis"),
+        (
+            {"data_root": "here", "recipe": {"data": {"dir": "there"}}},
+            {},
+            r"both the root of all data .* and data\.dir",
+        ),
+        ({"data_root": "here", "grid": {"data.dir": ["a", "b"]}}, {}, r"both the root of all data .* and data\.dir"),
+    ],
+)
+def test_odd_definitions_are_one_line(definition, given, words):
+    with pytest.raises(UsageError, match=words) as error:
+        make_study({"tasks": ["rte"]} | definition, given)
+    assert "\n" not in str(error.value)

@@ -248,3 +248,18 @@ def test_a_download_with_gaps_is_named_before_anything_is_trained(tmp_path):
     assert lines == [f"left out, for their files are not in {data}: mrpc"]
     with pytest.raises(UsageError, match=r"CoLA/train\.tsv"):
         keep_complete(names, tmp_path / "nowhere", tested=True, partial=True)
+
+
+@pytest.mark.parametrize("content", [b"", b"garbage\nfoo\n", b"index\tprediction\n0\tmaybe\n", b"\xff\xfe\n"])
+def test_what_is_no_prediction_is_refused(runs, content):
+    (runs / "rte" / "predictions" / "RTE.tsv").write_bytes(content)
+    with pytest.raises(UsageError, match=r"RTE\.tsv") as error:
+        gather(runs)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("content", ["[]", "null", "5", "{}", '{"chosen": [{}]}', '{"chosen": 5}'])
+def test_a_result_that_is_none_is_refused(runs, content):
+    (runs / "study.json").write_text(content)
+    with pytest.raises(UsageError, match=r"study\.json is no result of a study; delete it"):
+        find_runs(runs)
