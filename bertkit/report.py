@@ -2,8 +2,6 @@
 
 A study is the plain dictionary that study.json holds (`bertkit.study.summarize`). Wherever scores of ours stand beside
 published ones it is said what they are: a mean or the best of how many runs, and on which data.
-
-Left out for now: the page that holds all of it.
 """
 
 import json

@@ -288,7 +288,7 @@ def find_benchmark(name: str) -> Benchmark:
 def load(row: Benchmark, options: Mapping[str, Any], report: Report) -> dict[str, Examples]:
     """The examples of every split there is; one that is missing and not needed is named."""
     folder = Path(options["dir"])
-    tables = read_folder(row, folder) if options["dir"] else read_copy(row)
+    tables = read_folder(row, folder) if options["dir"] else read_copy(row, report)
     for name, split in row.splits.items():
         if name not in tables:
             report(f"{row.title}: {folder / split.file if options['dir'] else name} is not there and is passed over")
@@ -321,7 +321,7 @@ def read_split(row: Benchmark, name: str, path: Path) -> Table:
     return read_tsv(path, {**row.texts, "label": row.label}, width=row.bare or None, skip_broken=row.broken)
 
 
-def read_copy(row: Benchmark) -> dict[str, Table]:
+def read_copy(row: Benchmark, report: Report) -> dict[str, Table]:
     """The splits of the Hub's copy."""
     tables: dict[str, Table] = {}
     columns = {text: text for text in row.texts} | {"label": "label"}
@@ -331,9 +331,10 @@ def read_copy(row: Benchmark) -> dict[str, Table]:
         try:
             found = {name: split.hub[1] for name, split in splits.items()}
             tables |= read_hub(HUB, config, found, columns, optional=optional)
-        except UsageError:
+        except UsageError as error:
             if len(optional) < len(splits):
                 raise
+            report(f"{row.title}: {error}")
     return tables
 
 
