@@ -153,6 +153,8 @@ def show_value(value: Any) -> str:
 def _describe_work(cell: Mapping[str, Any]) -> str:
     """What goes on in a cell, or what went wrong."""
     for run in cell["runs"]:
+        if run["status"] == "running" and not run["updates"]:
+            return f"seed {run['seed']}: begins"
         if run["status"] == "running":
             loss = "" if run["loss"] is None else f", loss {run['loss']:.3f}"
             return f"seed {run['seed']}: update {run['update']:,} of {run['updates']:,}{loss}"
