@@ -46,7 +46,7 @@ DATA_DEFAULTS = {
     "limit_characters": 0,
 }
 ROOT = Path(__file__).parent.parent
-RECIPES = sorted(ROOT.glob("recipes/**/*.toml"))
+RECIPES = [path for path in sorted(ROOT.glob("recipes/**/*.toml")) if path.parent.name != "studies"]
 PRETRAIN = {path.stem: path for path in RECIPES if path.parent.name == "pretrain"}
 
 
