@@ -487,7 +487,8 @@ class Screen:
                 table.add_column(heading)
         for line in zip(*(column for column in cells.values() if any(column)), strict=True):
             table.add_row(*line)
-        self.console.print(table)
+        if rows:
+            self.console.print(table)
         for line in task.comment(metrics):
             self.say(line)
         self.show_examples(output / PREDICTIONS / EXAMPLES)
@@ -495,9 +496,10 @@ class Screen:
         plot_log(read_log(output), task.table, metrics, curves)
         self.say(f"Scores: {output / METRICS}" + (f"; curves: {curves}" if curves.exists() else ""))
         activate = "" if shutil.which("bertkit") else f" (after: source {Path(sys.prefix) / 'bin' / 'activate'})"
-        self.say(f"Next{activate}:")
-        for command in task.suggest(output):
-            self.say(f"  {command}")
+        if commands := task.suggest(output):
+            self.say(f"Next{activate}:")
+            for command in commands:
+                self.say(f"  {command}")
 
     def warn(self, task: str, cells: list[Mapping[str, Any]]) -> None:
         """Prints of a task's runs how many have learned nothing, with the likely causes."""
