@@ -22,7 +22,7 @@ from accelerate import PartialState
 import bertkit
 from bertkit.data.vocab import save_tokenizer
 from bertkit.errors import UsageError, explain_refusal
-from bertkit.recipe import Recipe, find_recipe_differences, read_recipe, save_recipe
+from bertkit.recipe import Recipe, find_recipe_differences, name_differences, read_recipe, save_recipe
 
 METRICS = "metrics.json"
 RECIPE = "recipe.toml"
@@ -65,10 +65,8 @@ def find_finished(output: Path, recipe: Recipe) -> dict[str, Any] | None:
         return None
     differences = find_recipe_differences(read_recipe(output / RECIPE), recipe)
     if differences and has_begun(output):
-        more = f" and {len(differences) - 2} more" if len(differences) > 2 else ""
         raise UsageError(
-            f"{output} belongs to another run ({'; '.join(differences[:2])}{more}); "
-            "name another directory with --output"
+            f"{output} belongs to another run ({name_differences(differences)}); name another directory with --output"
         )
     return read_metrics(output / METRICS) if (output / METRICS).exists() else None
 

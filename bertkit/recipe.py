@@ -212,6 +212,12 @@ def find_recipe_differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> l
     ]
 
 
+def name_differences(differences: list[str]) -> str:
+    """The first two of `find_recipe_differences`, and how many more there are."""
+    more = f" and {len(differences) - 2} more" if len(differences) > 2 else ""
+    return "; ".join(differences[:2]) + more
+
+
 def split_batch(batch_size: int, *, processes: int, per_device: int | None = None) -> tuple[int, int]:
     """`(per_device_train_batch_size, gradient_accumulation_steps)` of every process.
 

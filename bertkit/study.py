@@ -50,6 +50,7 @@ from bertkit.recipe import (
     check_value,
     find_recipe_differences,
     merge,
+    name_differences,
     read_recipe,
     save_recipe,
 )
@@ -550,9 +551,8 @@ def check_directory(study: Study, output: Path) -> None:
     if list(old) != list(new) and not differences:
         differences = ["the order of the rows"]
     if differences:
-        more = f" and {len(differences) - 2} more" if len(differences) > 2 else ""
         raise UsageError(
-            f"{output} holds another study ({'; '.join(differences[:2])}{more}); name another directory with --output"
+            f"{output} holds another study ({name_differences(differences)}); name another directory with --output"
         )
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState
 
 from bertkit.directory import mark_complete, write_log
-from bertkit.errors import UsageError, explain_full_disk
+from bertkit.errors import UsageError
 from bertkit.tasks.task import Report, Task
 
 Progress = Callable[[int, int, Mapping[str, float]], None]  # updates done, of how many, the latest log entry
@@ -46,7 +46,7 @@ def train(trainer: Trainer, checkpoint: Path | None, report: Report) -> None:
     if checkpoint:
         report(f"continues after {checkpoint.name}")
     start = time.monotonic()
-    with explain_full_disk(trainer.args.output_dir), stop_on_signal(trainer) as watcher:
+    with stop_on_signal(trainer) as watcher:
         trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
     if number := watcher.agreed or watcher.ask_all(trainer.args):  # a signal may come after the last update
         raise Interrupted(number, trainer.state.global_step)

@@ -7,7 +7,7 @@ The paper leaves WNLI out of its averages and submits the majority class; here i
 the submission (`bertkit.submission`) follows the paper.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -317,8 +317,13 @@ def read_folder(row: Benchmark, folder: Path) -> dict[str, Table]:
 def read_split(row: Benchmark, name: str, path: Path) -> Table:
     """An official file: its texts, and `label` unless the split has none."""
     if row.splits[name].submission:
-        return read_tsv(path, {text: text if row.bare else column for text, column in row.texts.items()})
+        return read_unlabelled(row, path)
     return read_tsv(path, {**row.texts, "label": row.label}, width=row.bare or None, skip_broken=row.broken)
+
+
+def read_unlabelled(row: Benchmark, path: Path) -> Table:
+    """The texts of a file without labels; such a file always has a line of names."""
+    return read_tsv(path, {text: text if row.bare else column for text, column in row.texts.items()})
 
 
 def read_copy(row: Benchmark, report: Report) -> dict[str, Table]:
@@ -353,16 +358,24 @@ def read_labels(row: Benchmark, table: Table) -> np.ndarray:
     if "label" not in table.columns:
         raise UsageError(f"{table.source} has no labels; only splits with labels can be learned or scored")
     read = parse_score if not row.labels else index_labels(row).__getitem__
+    expected = f"one of {', '.join(row.labels)}" if row.labels else "a score from 0 to 5"
+    values = convert_labels(table, read, "label {} must be " + expected + "; mend the line")
+    return np.array(values, np.int64 if row.labels else np.float32)
+
+
+def convert_labels(table: Table, read: Callable[[str], float], message: str) -> list[float]:
+    """What `read` makes of the column `label`.
+
+    Raises:
+        UsageError: a text that it does not know (KeyError, ValueError); `message` has "{}" in its place.
+    """
     values = []
     for place, text in enumerate(table.columns["label"]):
         try:
             values.append(read(text))
         except (KeyError, ValueError):
-            expected = f"one of {', '.join(row.labels)}" if row.labels else "a score from 0 to 5"
-            raise UsageError(
-                f"{table.locate(place)}: label {text[:LONGEST]!r} must be {expected}; mend the line"
-            ) from None
-    return np.array(values, np.int64 if row.labels else np.float32)
+            raise UsageError(f"{table.locate(place)}: {message.format(repr(text[:LONGEST]))}") from None
+    return values
 
 
 def index_labels(row: Benchmark) -> dict[str, int]:
@@ -453,14 +466,15 @@ def baseline(row: Benchmark, train: Sequences, dev: Sequences) -> dict[str, floa
 
 def comment(row: Benchmark, metrics: Mapping[str, Any]) -> list[str]:
     """A warning where knowing nothing has as much of one of the task's metrics, with its likely causes."""
-    low = [row for row in list_rows(row) if row.baselines and metrics[row.key] <= metrics[f"majority_{row.key}"]]
-    if not low:
+    lines = [line for line in list_rows(row) if line.baselines]
+    low = next((line for line in lines if metrics[line.key] <= metrics[f"majority_{line.key}"]), None)
+    if low is None:
         return []
-    value, least = low[0].show(metrics[low[0].key]), low[0].show(metrics[f"majority_{low[0].key}"])
+    value, least = low.show(metrics[low.key]), low.show(metrics[f"majority_{low.key}"])
     constant = f"{'the majority class' if row.labels else 'a constant'} ({least})"
     note = f"; {row.note}" if row.note else ""
     return [
-        f"warning: {low[0].name} ({value}) is not above {constant}. Likely causes: a learning rate that "
+        f"warning: {low.name} ({value}) is not above {constant}. Likely causes: a learning rate that "
         "is too high, too few updates or an unlucky seed (try --set train.learning_rate=1e-5, --set preset=stable or "
         f"--restarts 5), or labels in another order than the model's{note}"
     ]
@@ -541,9 +555,8 @@ def read_gold(row: Benchmark, split: str, path: Path) -> Table:
     try:
         return read_split(row, split, path)
     except UsageError:
-        unlabelled = {text: text if row.bare else column for text, column in row.texts.items()}
         try:
-            read_tsv(path, unlabelled)
+            read_unlabelled(row, path)
         except UsageError:
             pass
         else:
@@ -561,13 +574,8 @@ def read_answers(row: Benchmark, path: Path) -> np.ndarray:
         except UsageError:
             raise error from None
     read = float if not row.labels else index_labels(row).__getitem__
-    answers = []
-    for place, text in enumerate(table.columns["label"]):
-        try:
-            answers.append(read(text))
-        except (KeyError, ValueError):
-            expected = f"one of {', '.join(index_labels(row))}" if row.labels else "a number"
-            raise UsageError(f"{table.locate(place)}: the answer {text[:LONGEST]!r} must be {expected}") from None
+    expected = f"one of {', '.join(index_labels(row))}" if row.labels else "a number"
+    answers = convert_labels(table, read, "the answer {} must be " + expected)
     if "index" not in table.columns:
         return np.array(answers)
     places = {text: place for place, text in enumerate(table.columns["index"])}
