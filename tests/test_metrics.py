@@ -1,8 +1,12 @@
-"""Scores: worked values, direct formulas, what is undefined, bad input, and the modules of `evaluate` offline."""
+"""GLUE and SQuAD scores: worked values, direct formulas, what is undefined, bad input, `evaluate` modules offline."""
 
+import json
 import math
+import re
 import socket
+import string
 import warnings
+from itertools import accumulate, pairwise
 
 import datasets
 import evaluate
@@ -12,8 +16,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
+from bertkit import metrics
 from bertkit.errors import UsageError
-from bertkit.metrics import METRICS, compute_scores, make_metric
+from bertkit.metrics import (
+    METRICS,
+    average_scores,
+    compute_scores,
+    find_tau,
+    make_metric,
+    make_squad_metric,
+    normalize_answer,
+    score_answers,
+    score_squad1,
+    score_squad2,
+)
 
 CLASSES = ("accuracy", "f1", "matthews_correlation")
 NUMBERS = ("pearson", "spearmanr")
@@ -243,3 +259,497 @@ def test_bad_input_to_a_module():
         make_metric("pearson").compute(predictions=[math.inf, 0.0], references=[1.0, 2.0])
     with pytest.raises(ValueError, match="Mismatch in the number of predictions"):
         make_metric("accuracy").compute(predictions=[1, 0], references=[1])
+
+
+# --- SQuAD: worked examples
+
+
+@pytest.mark.parametrize(
+    ("text", "normalized"),
+    [
+        ("The Denver Broncos!", "denver broncos"),
+        ("  a cat,\tan\u00a0owl\nand the dog ", "cat owl and dog"),
+        ("U.S.A.'s", "usas"),  # punctuation goes first and leaves no gap ...
+        ("the-rapist a_n A.", "therapist"),  # ... so that words and articles arise: a_n -> an, A. -> a
+        ("theatre then another banana the2", "theatre then another banana the2"),
+        ("“the” –a– (an)", "“ ” – –"),  # punctuation beyond ASCII stays and bounds words
+        ("ÉTÉ İ $5.00", "été i̇ 500"),
+        ("thé a\u0301 然the", "thé \u0301 然the"),  # a combining mark is no part of a word, a letter of any script is
+        ("", ""),
+        ("The, a; AN.", ""),
+    ],
+)
+def test_answers_are_normalized(text, normalized):
+    assert normalize_answer(text) == normalized
+
+
+def test_squad1_worked_by_hand():
+    """q1 is right after normalisation. q2 shares one token with the first reference, whose F1 is 2 * 1 * 1/3 / (4/3) =
+    1/2, and none with the second. q3 has no answer: 0. q4 agrees on nothing: exact 1, F1 0. "else" is not asked for.
+    """
+    gold = {"q1": ["Broncos", "Denver Broncos"], "q2": ["blue and white", "white"], "q3": ["x"], "q4": ["The"]}
+    predictions = {"else": "x", "q4": "a.", "q1": "the broncos!", "q2": "blue"}
+    assert score_answers(gold, predictions, 1) == (
+        {"q1": 1, "q2": 0, "q3": 0, "q4": 1},
+        {"q1": 1.0, "q2": 0.5, "q3": 0, "q4": 0},
+    )
+    assert list(score_squad1(gold, predictions).items()) == [("exact_match", 50.0), ("f1", 37.5)]
+
+
+def test_tokens_are_shared_as_often_as_both_have_them():
+    """Answer b b b c, reference b b d: two shared, precision 2/4, recall 2/3, F1 4/7."""
+    for version in (1, 2):
+        _, f1 = score_answers({"q": ["b b d"]}, {"q": "b c b b"}, version)
+        assert f1["q"] == pytest.approx(4 / 7, abs=1e-15)
+
+
+SQUAD2_GOLD = {
+    "right": ["the Broncos", "Denver"],
+    "half": ["blue and white"],
+    "none": [],
+    "missed": ["1976"],
+    "void": ["The", "a."],
+    "part": ["the", "gold"],
+}
+SQUAD2_PREDICTIONS = {"right": "Broncos", "half": "blue", "none": "", "missed": "", "void": "an", "part": "the"}
+
+
+def test_squad2_worked_by_hand():
+    """Answerable with: right 1, half 0 and 1/2, missed 0; void, whose references are nothing, is right with nothing; of
+    part only "gold" counts, so that nothing is wrong. Unanswerable: none, right.
+    """
+    exact, f1 = score_answers(SQUAD2_GOLD, SQUAD2_PREDICTIONS, 2)
+    assert exact == {"right": 1, "half": 0, "none": 1, "missed": 0, "void": 1, "part": 0}
+    assert f1 == {"right": 1.0, "half": 0.5, "none": 1, "missed": 0, "void": 1, "part": 0}
+    scores = score_squad2(SQUAD2_GOLD, SQUAD2_PREDICTIONS)
+    assert list(scores.items()) == [
+        ("exact", 50.0),
+        ("f1", 100.0 * 3.5 / 6),
+        ("total", 6),
+        ("HasAns_exact", 40.0),
+        ("HasAns_f1", 50.0),
+        ("HasAns_total", 5),
+        ("NoAns_exact", 100.0),
+        ("NoAns_f1", 100.0),
+        ("NoAns_total", 1),
+    ]
+    assert average_scores(SQUAD2_GOLD, exact, f1) == scores
+
+
+def test_groups_without_questions_have_no_scores():
+    answered, unanswered = score_squad2({"q": ["x"]}, {"q": "x"}), score_squad2({"q": []}, {"q": "x"})
+    assert list(answered) == ["exact", "f1", "total", "HasAns_exact", "HasAns_f1", "HasAns_total"]
+    assert list(unanswered) == ["exact", "f1", "total", "NoAns_exact", "NoAns_f1", "NoAns_total"]
+
+
+def test_squad2_thresholds_worked_by_hand():
+    """Answered are right, whose odds are the threshold, and both of -1: half (F1 1/2), asked (no answer, wrong). Not:
+    void, which has references and so is wrong with "" here, and none, right.
+
+    The best scores, from one question without answer that is right, asked and none being the two: start 2; half 2 or
+    2.5 at -1, asked 1 or 1.5; right 2 or 2.5 at 0.5; void 3 or 3.5 at 2.0; none, which is answered "", as it is.
+    """
+    gold = {"right": ["x"], "half": ["blue and white"], "asked": [], "void": ["a"], "none": []}
+    predictions = {"right": "x", "half": "blue", "asked": "y", "void": "", "none": ""}
+    odds = {"half": -1, "asked": -1, "right": 0.5, "none": 3.0, "void": 2.0, "else": -7.0}
+    scores = score_squad2(gold, predictions, odds, 0.5)
+    assert scores == {
+        "exact": 40.0,
+        "f1": 50.0,
+        "total": 5,
+        "HasAns_exact": 100.0 / 3,
+        "HasAns_f1": 50.0,
+        "HasAns_total": 3,
+        "NoAns_exact": 50.0,
+        "NoAns_f1": 50.0,
+        "NoAns_total": 2,
+        "best_exact": 60.0,
+        "best_exact_thresh": 2.0,
+        "best_f1": 70.0,
+        "best_f1_thresh": 2.0,
+    }
+    assert list(scores)[-4:] == ["best_exact", "best_exact_thresh", "best_f1", "best_f1_thresh"]
+    assert score_squad2(gold, predictions, odds) == score_squad2(gold, predictions, odds, 1.0)
+    assert "best_f1" not in score_squad2(gold, predictions)
+    # Without odds all are 0.0: below a negative threshold nothing is answered.
+    assert score_squad2(gold, predictions, threshold=-0.1)["exact"] == 40.0
+
+
+def test_best_scores_cut_between_ties_as_the_official_script_does_and_tau_does_not():
+    gold, predictions = {"q1": ["x"], "q2": []}, {"q1": "x", "q2": "y"}
+    assert score_squad2(gold, predictions, {"q1": 0.5, "q2": 0.5})["best_f1"] == 100.0
+    assert score_squad2(gold, predictions, {"q2": 0.5, "q1": 0.5})["best_f1"] == 50.0
+    assert find_tau([0.5, 0.5], [1, 0], [0, 1]) == 0.5  # both right at once is out of reach; -1.5 is farther from 0
+
+
+def test_each_text_is_normalized_once(monkeypatch):
+    seen = []
+    monkeypatch.setattr(metrics, "normalize_answer", lambda text: (seen.append(text), normalize_answer(text))[1])
+    score_squad2({"q1": ["x", "x", "y"], "q2": ["x"], "q3": []}, {"q1": "y", "q2": "x", "q3": ""})
+    assert sorted(seen) == ["", "x", "y"]
+
+
+# --- SQuAD: an oracle of the official scripts
+
+
+def slow_tokens(text: str) -> list[str]:
+    kept = "".join(letter for letter in text.lower() if letter not in string.punctuation)
+    parts = re.findall(r"\w+|\W+", kept)
+    return "".join(" " if part in ("a", "an", "the") else part for part in parts).split()
+
+
+def slow_f1(answer: list[str], reference: list[str]) -> float:
+    left, shared = list(reference), 0
+    for token in answer:
+        if token in left:
+            left.remove(token)
+            shared += 1
+    if shared == 0:
+        return 0
+    precision, recall = shared / len(answer), shared / len(reference)
+    return (2 * precision * recall) / (precision + recall)
+
+
+def slow_squad1(gold: dict, predictions: dict) -> dict:
+    exact = f1 = 0
+    for question, texts in gold.items():
+        if question in predictions:
+            answer, references = slow_tokens(predictions[question]), [slow_tokens(text) for text in texts]
+            exact += any(answer == reference for reference in references)
+            f1 += max(slow_f1(answer, reference) for reference in references)
+    return {"exact_match": 100.0 * exact / len(gold), "f1": 100.0 * f1 / len(gold)}
+
+
+def slow_squad2(gold: dict, predictions: dict, odds: dict | None, threshold: float) -> dict:
+    exact, f1 = {}, {}
+    for question, texts in gold.items():
+        answer = slow_tokens(predictions[question])
+        references = [slow_tokens(text) for text in texts if slow_tokens(text)]
+        exact[question] = int(answer in (references or [[]]))
+        f1[question] = max(slow_f1(answer, each) for each in references) if references else int(not answer)
+    rows: list[tuple[str, list[str]]] = [("", list(gold))]
+    rows += [("HasAns_", [each for each in gold if gold[each]]), ("NoAns_", [each for each in gold if not gold[each]])]
+    result = {}
+    for prefix, questions in rows:
+        for name, raw in (("exact", exact), ("f1", f1)):
+            left = [(odds[each] if odds else 0.0) > threshold for each in questions]
+            cut = [float(not gold[q]) if no else raw[q] for q, no in zip(questions, left, strict=True)]
+            if questions:
+                result[prefix + name] = 100.0 * sum(cut) / len(cut)
+        if questions:
+            result[f"{prefix}total"] = len(questions)
+    for name, raw in (("best_exact", exact), ("best_f1", f1)) if odds else ():
+        places = {question: place for place, question in enumerate(odds)}
+        order = sorted(gold, key=lambda each: (odds[each], places[each]))
+        steps = [raw[each] if gold[each] else (-1 if predictions[each] else 0) for each in order]
+        totals = list(accumulate(steps, initial=[bool(texts) for texts in gold.values()].count(False)))
+        first = totals.index(max(totals))
+        result[name] = 100.0 * totals[first] / len(gold)
+        result[f"{name}_thresh"] = odds[order[first - 1]] if first else 0.0
+    return result
+
+
+PLAIN = ["a", "an", "the", "The", "AN", "cat", "Cat", "dog", "dogs", "5", "50", "a.", "the-", "t-he", "_", ".", "'", ""]
+ODD = ["“", "”", "–", "É", "é", "e\u0301", "İ", "ß", "ﬁ", "然", "😀", "\u200b", "\u00a0", "\t", "\n", "\ud83d"]
+pieces = st.sampled_from([*PLAIN, *ODD])
+texts = st.lists(st.tuples(pieces, st.sampled_from(["", " ", " ", "  "])), max_size=5).map(
+    lambda parts: "".join(piece + gap for piece, gap in parts)
+)
+
+
+@st.composite
+def answered_questions(draw, fewest: int):
+    """Questions with at least `fewest` references from a small pool; answers, also to another one, in any order."""
+    pool = st.sampled_from([*draw(st.lists(texts, min_size=1, max_size=5)), ""])
+    count = draw(st.integers(1, 6))
+    gold = {f"q{number}": draw(st.lists(pool, min_size=fewest, max_size=3)) for number in range(count)}
+    predictions = {question: draw(pool | texts) for question in draw(st.permutations([*gold, "else"]))}
+    return gold, predictions
+
+
+@given(texts)
+def test_normalization_is_that_of_the_oracle(text):
+    assert normalize_answer(text) == " ".join(slow_tokens(text))
+    assert normalize_answer(text).split() == slow_tokens(text)
+
+
+def test_f1_is_rounded_as_the_oracle_rounds_it():
+    """2 shared / (length + length) would be the same number, rounded otherwise."""
+    gold = {str((shared, rest)): ["b " * shared + "c " * rest] for shared in range(1, 12) for rest in range(12)}
+    for version in (1, 2):
+        for count in range(1, 12):
+            answer = ["b"] * count + ["d"] * 3
+            _, f1 = score_answers(gold, dict.fromkeys(gold, " ".join(answer)), version)
+            assert f1 == {question: slow_f1(answer, text.split()) for question, (text,) in gold.items()}
+
+
+@given(answered_questions(1), st.data())
+def test_squad1_is_the_oracle_to_the_last_digit(questions, data):
+    gold, predictions = questions
+    for question in data.draw(st.sets(st.sampled_from(list(gold)))):
+        del predictions[question]
+    assert score_squad1(gold, predictions) == slow_squad1(gold, predictions)
+
+
+@given(answered_questions(0), st.data())
+def test_squad2_is_the_oracle_to_the_last_digit(questions, data):
+    gold, predictions = questions
+    values = data.draw(st.sampled_from([st.sampled_from([0, 0.25, 0.5, 1.0]), st.floats(-9, 9), st.floats(0, 1)]))
+    order = data.draw(st.permutations(list(predictions)))
+    odds = data.draw(st.none() | st.fixed_dictionaries(dict.fromkeys(order, values)))
+    threshold = data.draw(st.sampled_from([1.0, 0.0, 0.25, -1.0]) | st.floats(-9, 9))
+    # As JSON: the order of the names and whether 0 is whole belong to it.
+    ours, slow = score_squad2(gold, predictions, odds, threshold), slow_squad2(gold, predictions, odds, threshold)
+    assert json.dumps(ours) == json.dumps(slow)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_many_questions_are_added_as_the_oracle_adds_them(seed):
+    """Over a thousand questions the order of the additions shows in the last digits."""
+    generator = np.random.default_rng(seed)
+    words = [*"bcdefgh", "the", "a"]
+
+    def say() -> str:
+        return " ".join(generator.choice(words, generator.integers(0, 8)))
+
+    gold = {str(number): [say() for _ in range(generator.integers(0, 4))] for number in range(1000)}
+    predictions = {question: say() for question in gold}
+    odds = {question: round(float(generator.normal()), 2) for question in gold}
+    assert score_squad2(gold, predictions, odds, 0.3) == slow_squad2(gold, predictions, odds, 0.3)
+    gold = {question: texts for question, texts in gold.items() if texts}
+    assert score_squad1(gold, predictions) == slow_squad1(gold, predictions)
+
+
+@given(answered_questions(1))
+def test_gold_answers_score_100(questions):
+    gold, _ = questions
+    answers = {question: texts[0] for question, texts in gold.items()}
+    assert score_squad1(gold, answers)["exact_match"] == 100.0
+    gold |= {"none": []}
+    answers = {question: next(filter(normalize_answer, texts), "") for question, texts in gold.items()}
+    assert {score_squad2(gold, answers)[key] for key in ("exact", "f1", "HasAns_f1", "NoAns_f1")} == {100.0}
+
+
+# --- SQuAD: tau
+
+
+def total_at(tau: float, odds: list[float], answered: list[float], unanswered: list[float]) -> float:
+    rows = zip(odds, answered, unanswered, strict=True)
+    return sum(yes if value < -tau else no for value, yes, no in rows)
+
+
+@pytest.mark.parametrize(
+    ("odds", "answered", "unanswered", "tau"),
+    [
+        # Sorted -3 -1 2 4. Answered first k of them: 0 + 1, then 1.5, 0.5, 1.0, 0.0: k = 1, midway between -3 and -1.
+        ([-1, 4, -3, 2], [0.0, 0, 0.5, 0.5], [1, 1, 0, 0], 2.0),
+        ([-1.0, 4.0], [1, 1], [0, 0], -5.0),  # all: 1.0 above 4
+        ([-1.0, 4.0], [0, 0], [1, 1], 2.0),  # none: 1.0 below -1
+        ([-1.0, 4.0], [0, 0], [0, 0], -1.5),  # 2.0, -1.5 or -5.0: nearest to 0
+        ([-3.0, -1.0, 1.0, 3.0], [0, 1, 0, 0], [1, 0, 0, 1], 0.0),  # -1 and what is below or above it: -0.0 is 0.0
+        ([-2.0, 0.0], [0.5, 0.0], [0.5, 0.5], 1.0),  # 3.0 or 1.0
+        ([-2.0, 0.0, 2.0], [0, 1, 0], [0, 1, 0], 1.0),  # 3, 1, -1 or -3: the positive one
+        ([7.0, 7.0, 7.0], [1, 0, 0], [0, 0.25, 0.25], -8.0),  # ties fall together: 1 against 0.5
+        ([7.0, 7.0, 7.0], [1, 0, 0], [0, 0.75, 0.75], -6.0),
+        ([1.5e308, 1.75e308], [1, 0], [0, 1], -1.625e308),  # although their sum overflows
+        ([math.inf, 3.0, -math.inf], [0, 1, 1], [1, 0, 0], -4.0),  # no tau changes the infinite ones
+        ([math.inf, -math.inf], [1, 0], [0, 1], 0.0),
+    ],
+)
+def test_tau_worked_by_hand(odds, answered, unanswered, tau):
+    found = find_tau(odds, answered, unanswered)
+    assert type(found) is float
+    assert (found, math.copysign(1, found)) == (tau, math.copysign(1, tau))
+
+
+few_odds = st.sampled_from([-2.5, -0.0, 0.1, 0.3]) | st.integers(-3, 3).map(float)
+quarters = st.sampled_from([0.0, 0.25, 0.5, 0.75, 1.0])  # their sums are exact
+close_odds = st.sampled_from([1.0, 1e17, -1e17, 5e-324, 1e300, -1e300]).flatmap(
+    lambda value: st.sampled_from([value, math.nextafter(value, math.inf), math.nextafter(value, -math.inf)])
+)
+
+
+@given(st.lists(st.tuples(few_odds, quarters, quarters), min_size=1, max_size=12), st.randoms())
+def test_tau_is_the_nearest_of_the_best_cuts(rows, random):
+    columns = [list(column) for column in zip(*rows, strict=True)]
+    steps = sorted(set(columns[0]))
+    cuts = [steps[0] - 1.0, *((low + high) / 2 for low, high in pairwise(steps)), steps[-1] + 1.0]
+    totals = {-cut: total_at(-cut, *columns) for cut in cuts}
+    best = [tau for tau, total in totals.items() if total == max(totals.values())]
+    assert find_tau(*columns) == min(best, key=lambda tau: (abs(tau), -tau))
+    random.shuffle(rows)
+    assert find_tau(*zip(*rows, strict=True)) == find_tau(*columns)
+
+
+@given(st.lists(st.tuples(close_odds | st.floats(-1e300, 1e300), quarters, quarters), min_size=1, max_size=12))
+def test_tau_reaches_the_best_total_also_between_neighbours(rows):
+    columns = odds, _, _ = [list(column) for column in zip(*rows, strict=True)]
+    best = max(total_at(-threshold, *columns) for threshold in [*odds, math.inf])
+    tau = find_tau(*columns)
+    assert total_at(tau, *columns) == best
+    # On which side equality falls matters only where there is no number between two odds.
+    assert -tau not in odds or math.nextafter(-tau, -math.inf) in odds
+
+
+@given(st.lists(st.tuples(st.floats(-9, 9), st.floats(0, 1), st.floats(0, 1)), min_size=1, max_size=12))
+def test_tau_reaches_the_best_total_of_any_scores(rows):
+    columns = [list(column) for column in zip(*rows, strict=True)]
+    best = max(total_at(-threshold, *columns) for threshold in [*columns[0], math.inf])
+    assert total_at(find_tau(*columns), *columns) == pytest.approx(best, abs=1e-13)
+
+
+def test_totals_that_differ_by_rounding_alone_are_equal():
+    """To answer all and to answer none score 0.3, but as added here one is more by the rounding: tau 0 is chosen."""
+    assert -0.3 + 0.1 + 0.2 > 0 > -0.1 - 0.2 + 0.3
+    assert find_tau([1.0, 2.0, 3.0], [0, 0.1, 0.2], [0.3, 0, 0]) == 0.0  # none; all would be -4.0
+    assert find_tau([-3.0, -2.0, -1.0], [0, 0, 0.3], [0.1, 0.2, 0]) == 0.0  # all; none would be 4.0
+
+
+def test_tau_serves_the_scores():
+    """What `find_tau` promises is what the scores at tau are, and no other tau scores more."""
+    generator = np.random.default_rng(0)
+    gold = {str(number): ["b c d"][: number % 2] for number in range(60)}
+    texts = {question: " ".join(generator.choice(list("bcde"), 3)) for question in gold}
+    odds = {question: float(generator.normal(1 - 2 * (int(question) % 2))) for question in gold}
+    answered, unanswered = (score_answers(gold, given, 2) for given in (texts, dict.fromkeys(gold, "")))
+
+    def score_at(tau: float) -> float:
+        chosen = {question: texts[question] if odds[question] < -tau else "" for question in gold}
+        return score_squad2(gold, chosen)["f1"]
+
+    tau = find_tau(*(list(column.values()) for column in (odds, answered[1], unanswered[1])))
+    assert score_at(tau) == max(map(score_at, np.linspace(-5, 5, 1001))) > max(score_at(9), score_at(-9))
+    parts = [
+        {q: (yes if odds[q] < -tau else no)[q] for q in gold} for yes, no in zip(answered, unanswered, strict=True)
+    ]
+    assert average_scores(gold, *parts)["f1"] == score_at(tau)
+    assert score_squad2(gold, texts, odds, -tau)["f1"] == score_at(tau)  # the official file and flag say the same
+
+
+# --- SQuAD: bad input
+
+
+@pytest.mark.parametrize(
+    ("function", "arguments", "message"),
+    [
+        (score_squad1, ({}, {}), "there are no questions to score; give a SQuAD file"),
+        (score_squad2, ({}, {}), "there are no questions to score; give a SQuAD file"),
+        (
+            score_squad1,
+            ({"q1": ["x"], "q2": []}, {}),
+            "1 of 2 questions have no reference answer, the first is 'q2'; SQuAD 1.1 has answers to all, .* version 2",
+        ),
+        (
+            score_squad2,
+            ({"q1": ["x"], "q2": [], "q3": []}, {"q1": ""}),
+            "2 of 3 questions have no prediction, the first is 'q2'; predict \"\" where there is no answer",
+        ),
+        (
+            score_squad2,
+            ({"q1": ["x"], "q2": []}, {"q1": "", "q2": ""}, {"q2": 0.0}),
+            "1 of 2 questions have no null odds, the first is 'q1'; give the odds of all of them",
+        ),
+        (
+            score_squad2,
+            ({"q1": ["x"], "q2": []}, {"q1": "", "q2": ""}, {"q1": 0.0, "q2": math.nan}),
+            "1 of 2 null odds are NaN, the first of question 'q2'; .* lower learning rate",
+        ),
+        (score_answers, ({"q": ["x"]}, {"q": "x"}, 3), "unknown SQuAD version 3; give 1 for SQuAD 1.1 or 2 for 2.0"),
+        (make_squad_metric, ("1.1",), "unknown SQuAD version '1.1'; give 1"),
+        (find_tau, ([], [], []), "there are no questions to find tau on; give at least one"),
+        (find_tau, ([0, 1], [0, 1], [0]), r"odds, answered and unanswered \(2\), \(2\), \(1\) do not fit; give one of"),
+        (find_tau, ([[0]], [[0]], [[0]]), r"\(1, 1\), \(1, 1\), \(1, 1\) do not fit"),
+        (find_tau, ([math.nan], [0], [0]), "1 of 1 odds are NaN, the first at place 1; .* lower learning rate"),
+    ],
+)
+def test_bad_questions_are_one_line(function, arguments, message):
+    with pytest.raises(UsageError, match=message) as raised:
+        function(*arguments)
+    assert "\n" not in str(raised.value)
+
+
+# --- SQuAD: modules of evaluate
+
+
+def make_rows(gold: dict, predictions: dict, odds: dict | None = None) -> tuple[list[dict], list[dict]]:
+    """Predictions and references as the Hub's metrics take them."""
+    given = [{"id": question, "prediction_text": predictions[question]} for question in gold]
+    for row in given if odds else ():
+        row["no_answer_probability"] = odds[row["id"]]
+    answers = {question: {"text": texts, "answer_start": [0] * len(texts)} for question, texts in gold.items()}
+    return given, [{"id": question, "answers": row} for question, row in answers.items()]
+
+
+def add_in_parts(metric: evaluate.Metric, predictions: list[dict], references: list[dict]) -> None:
+    """One alone and the others together, the predictions in another order than the references."""
+    predictions = predictions[::-1]
+    metric.add(prediction=predictions[0], reference=references[0])
+    metric.add_batch(predictions=predictions[1:], references=references[1:])
+
+
+@pytest.mark.usefixtures("_no_network")
+def test_squad1_module_is_the_pure_function():
+    gold = {"q1": ["Broncos", "Denver Broncos"], "q2": ["blue and white"], "q3": ["1976"]}
+    predictions = {"q1": "the broncos", "q2": "blue", "q3": ""}
+    rows, metric = make_rows(gold, predictions), make_squad_metric(1)
+    assert metric.compute(predictions=rows[0], references=rows[1]) == score_squad1(gold, predictions)
+    add_in_parts(metric, *rows)
+    assert metric.compute() == score_squad1(gold, predictions) == {"exact_match": 100 / 3, "f1": 50.0}
+
+
+@pytest.mark.usefixtures("_no_network")
+def test_squad2_module_is_the_pure_function():
+    odds = dict(zip(SQUAD2_GOLD, (0.25, 0.25, 2.0, 0.75, 0.0, 0.5), strict=True))
+    rows, metric = make_rows(SQUAD2_GOLD, SQUAD2_PREDICTIONS, odds), make_squad_metric(2)
+    expected = score_squad2(SQUAD2_GOLD, SQUAD2_PREDICTIONS, odds)
+    scores = metric.compute(predictions=rows[0], references=rows[1])
+    assert list(scores.items()) == list(expected.items())
+    expected = score_squad2(SQUAD2_GOLD, SQUAD2_PREDICTIONS, odds, 0.25)
+    assert metric.compute(predictions=rows[0], references=rows[1], no_answer_threshold=0.25) == expected
+    add_in_parts(metric, *rows)
+    assert metric.compute(no_answer_threshold=0.0)["exact"] == pytest.approx(100 / 3)
+
+
+def test_squad_module_rounds_odds_as_that_of_the_hub():
+    rows = make_rows({"q": ["x"]}, {"q": "x"}, {"q": 0.1})
+    scores = make_squad_metric(2).compute(predictions=rows[0], references=rows[1])
+    assert scores["best_f1_thresh"] == float(np.float32(0.1))
+
+
+def test_squad_modules_describe_themselves():
+    text, start = datasets.Value("string"), datasets.Value("int32")
+    references = {"id": text, "answers": datasets.Sequence({"text": text, "answer_start": start})}
+    predictions = {"id": text, "prediction_text": text}
+    first, second = make_squad_metric(1), make_squad_metric(2)
+    assert first.features == datasets.Features(predictions=predictions, references=references)
+    predictions["no_answer_probability"] = datasets.Value("float32")
+    assert second.features == datasets.Features(predictions=predictions, references=references)
+    for metric in (first, second):
+        assert isinstance(metric, evaluate.Metric)
+        assert "Stanford" in metric.description
+        assert "rajpurkar2016squad" in metric.citation
+        assert "prediction_text" in metric.inputs_description
+    assert (first.info.config_name, second.info.config_name) == ("squad", "squad_v2")
+
+
+def test_squad_modules_leave_no_files(tmp_path, monkeypatch):
+    monkeypatch.setattr(evaluate.config, "HF_METRICS_CACHE", tmp_path / "cache")
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    rows = make_rows({"q": ["x"]}, {"q": "x"})
+    assert make_squad_metric(1).compute(predictions=rows[0], references=rows[1]) == {"exact_match": 100.0, "f1": 100.0}
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_bad_input_to_a_squad_module():
+    predictions, references = make_rows({"q": ["x"], "r": ["y"]}, {"q": "x", "r": "y"})
+    metric = make_squad_metric(1)
+    with pytest.raises(UsageError, match="question 'q' comes with prediction_text more than once; give each question"):
+        metric.compute(predictions=predictions[:1] * 2, references=references)
+    with pytest.raises(UsageError, match="question 'r' comes with answers more than once"):
+        metric.compute(predictions=predictions, references=references[1:] * 2)
+    with pytest.raises(UsageError, match="no no_answer_threshold; leave it out, or score as version 2"):
+        metric.compute(predictions=predictions, references=references, no_answer_threshold=0.5)
+    predictions = [row | {"no_answer_probability": 0.5} for row in predictions]
+    predictions[1]["id"] = "s"
+    with pytest.raises(UsageError, match="1 of 2 questions have no prediction, the first is 'r'"):
+        make_squad_metric(2).compute(predictions=predictions, references=references)
