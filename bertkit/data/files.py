@@ -1,14 +1,19 @@
-"""Official data files -> columns of texts: the tab-separated files of the GLUE download, and its copy on the Hub.
+"""Official data files -> columns of texts (GLUE) or questions (SQuAD), from a download or from its copy on the Hub.
 
-Both readers give the same `Table`: texts as they stand in the official files, labels by name, so that whoever reads it
-need not know where it came from. The GLUE files (Wang et al. 2019; paper §4.1) look like CSV and are not: a `"` is an
-ordinary character that nobody closes, and so is U+2028.
+Both sources give the same values, so that whoever reads them need not know where they came from. GLUE (Wang et al.
+2019; paper §4.1) becomes a `Table`: texts as they stand in the official files, labels by name. Its files look like CSV
+and are not: a `"` is an ordinary character that nobody closes, and so is U+2028. SQuAD 1.1 and 2.0 (Rajpurkar et al.
+2016, 2018; paper §4.2, §4.3) become `Question`s; the files of predictions that its official scripts take are read too.
 
-Left out: what the columns mean (`bertkit.tasks`).
+Left out: what the columns mean (`bertkit.tasks`), windows and answers in tokens (`bertkit.data.spans`), and whether an
+answer stands where its file says (training passes over those that do not).
 """
 
 import difflib
+import json
+import sys
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -22,8 +27,22 @@ from bertkit.errors import UsageError, join_lines
 if TYPE_CHECKING:
     import datasets
 
+    from bertkit.data.spans import Question
+
 REMEDY = "give the official files with --data DIR"
-MOST_NAMES, LONGEST_NAME = 20, 40  # columns in a message, and characters of each
+AGAIN = "mend it or get the file again"
+MOST_NAMES, LONGEST_NAME = 20, 40  # columns or keys in a message, and characters of each
+LARGEST_NUMBER = sys.float_info.max
+KINDS = {  # of values in JSON, and what a message calls them; a finite number may be whole
+    dict: "an object",
+    list: "a list",
+    str: "a text",
+    int: "a whole number",
+    float: "a finite number",
+    bool: "true or false",
+}
+HUB_SQUAD = {"rajpurkar/squad": "plain_text", "rajpurkar/squad_v2": "squad_v2"}  # its one configuration
+ROWS_A_BATCH = 1_000  # of a data set on the Hub, in memory at once
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,24 +126,34 @@ def _find_column(source: str, names: Sequence[str], wanted: str, remedy: str) ->
     """Its place among `names`."""
     if wanted in names:
         return names.index(wanted)
+    raise _name_missing(source, "column", names, wanted, remedy)
+
+
+def _name_missing(source: str, kind: str, names: Sequence[str], wanted: str, remedy: str) -> UsageError:
     nearest = "".join(f" (nearest: {name!r})" for name in difflib.get_close_matches(wanted, names, n=1))
     listed = ", ".join(repr(name[:LONGEST_NAME]) for name in names[:MOST_NAMES])  # it can be a line of text
-    raise UsageError(f"{source} has no column {wanted!r} but {listed}{nearest}; {remedy}")
+    return UsageError(f"{source} has no {kind} {wanted!r} but {listed or 'nothing'}{nearest}; {remedy}")
 
 
 def _read_lines(path: Path) -> Iterator[str]:
     """Its lines, without the blank ones at its end."""
     blank = 0
+    with _explain_opening(path), path.open("rb") as stream:
+        for number, line in enumerate(stream, 1):
+            text = _decode(line, f"{path}, line {number}", "utf-8-sig" if number == 1 else "utf-8")
+            if not text:
+                blank += 1
+                continue
+            yield from [""] * blank
+            blank = 0
+            yield text
+
+
+@contextmanager
+def _explain_opening(path: Path) -> Iterator[None]:
+    """A file that cannot be opened or read becomes a UsageError."""
     try:
-        with path.open("rb") as stream:
-            for number, line in enumerate(stream, 1):
-                text = _decode(line, f"{path}, line {number}", "utf-8-sig" if number == 1 else "utf-8")
-                if not text:
-                    blank += 1
-                    continue
-                yield from [""] * blank
-                blank = 0
-                yield text
+        yield
     except FileNotFoundError:
         raise UsageError(f"{path} does not exist; check the folder and the name of the file") from None
     except OSError as error:
@@ -142,6 +171,203 @@ def _decode(line: bytes, where: str, encoding: str) -> str:
             f"{where} is not UTF-8 (byte {error.object[error.start]:#04x} in place {error.start + 1}); "
             "convert the file, for instance with iconv -f latin1 -t utf-8"
         ) from None
+
+
+# --- JSON
+
+
+def read_json(path: str | Path) -> Any:
+    """What a JSON file in UTF-8 holds; it may begin with a byte order mark.
+
+    Raises:
+        UsageError: a file that is missing, not UTF-8, empty, or no JSON, with line and column.
+    """
+    path = Path(path)
+    with _explain_opening(path):
+        content = path.read_bytes()
+    text = _decode(content, str(path), "utf-8-sig")
+    if not text.strip():
+        raise UsageError(f"{path} is empty; get the file again")
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        trouble = f"is not JSON ({join_lines(error)})"
+    except RecursionError:
+        trouble = "has lists or objects nested too deep to be read"
+    except ValueError:
+        trouble = f"has a whole number of more than {sys.get_int_max_str_digits():,} digits"
+    raise UsageError(f"{path} {trouble}; {AGAIN}")
+
+
+def read_objects(path: str | Path, key: str, remedy: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The objects in the list that a JSON file has under `key`, each with its place in the file.
+
+    Raises:
+        UsageError: as `read_json`; the file holds something else; `remedy` ends the message if there is no such key.
+    """
+    content = check_kind(read_json(path), dict, str(path))
+    if key not in content:
+        raise _name_missing(str(path), "key", list(content), key, remedy)
+    return walk_objects(content[key], f"{path}, {key}")
+
+
+def walk_objects(values: Any, place: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The items of what must be a list of objects, each with its place."""
+    for number, value in enumerate(check_kind(values, list, place)):
+        where = f"{place}[{number}]"
+        yield where, check_kind(value, dict, where)
+
+
+def take(holder: Mapping[str, Any], key: str, kind: type, place: str) -> Any:
+    """The value under a key of the object at `place`, which must be of that kind."""
+    if key not in holder:
+        raise _name_missing(place, "key", list(holder), key, AGAIN)
+    return check_kind(holder[key], kind, f"{place}.{key}")
+
+
+def check_kind(value: Any, kind: type, place: str) -> Any:
+    """The value, which must be of that kind, one of `KINDS`; a text must not hold half a surrogate pair."""
+    if kind is float:
+        fits = type(value) in (int, float) and -LARGEST_NUMBER <= value <= LARGEST_NUMBER
+    else:
+        fits = type(value) is kind  # not isinstance: true is no whole number
+    if not fits:
+        raise UsageError(f"{place} is {_describe(value)} and {KINDS[kind]} was expected; {AGAIN}")
+    if kind is str and not value.isascii():
+        _check_surrogates(value, place)
+    return value
+
+
+def _check_surrogates(text: str, place: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        half = f"{text[error.start]!r} as character {error.start + 1}"
+        raise UsageError(f"{place} has {half}, half of a surrogate pair, which no tokenizer takes; {AGAIN}") from None
+
+
+def _describe(value: Any) -> str:
+    """What a message calls a value of the wrong kind."""
+    if isinstance(value, dict | list):
+        return KINDS[type(value)]
+    if isinstance(value, str):
+        return repr(value[:LONGEST_NAME])
+    return json.dumps(value, default=repr)[:LONGEST_NAME]
+
+
+# --- SQuAD
+
+
+def read_squad(path: str | Path, version: int | None = None) -> list["Question"]:
+    """The questions of an official SQuAD file in its order; those about one paragraph share its text.
+
+    version: 1 wants an answer to every question; 2 wants the file to say `is_impossible`, and truly. None takes both
+        forms and goes by the answers alone, as the official scripts do. `answers` may be missing where `is_impossible`
+        is true.
+
+    An `answer_start` that is missing becomes -1; one that does not fit its text, an empty context and an empty question
+    are taken as they are.
+
+    Raises:
+        UsageError: as `read_json`; the file has another form, the other version's, an id twice, or no question.
+    """
+    remedy = 'give a file in SQuAD\'s form, {"data": [{"paragraphs": …}]}'
+    entries = _walk_paragraphs(read_objects(path, "data", remedy))
+    return _gather(str(path), entries, version)
+
+
+def _walk_paragraphs(articles: Iterable[tuple[str, dict[str, Any]]]) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Place, context and the object of every question."""
+    for article_place, article in articles:
+        paragraphs = take(article, "paragraphs", list, article_place)
+        for place, paragraph in walk_objects(paragraphs, f"{article_place}.paragraphs"):
+            context = take(paragraph, "context", str, place)
+            for qa_place, qa in walk_objects(take(paragraph, "qas", list, place), f"{place}.qas"):
+                yield qa_place, context, qa
+
+
+def _gather(source: str, entries: Iterable[tuple[str, str, dict[str, Any]]], version: int | None) -> list["Question"]:
+    from bertkit.data.spans import Question  # which needs torch; GLUE's files do not
+
+    questions: list[Question] = []
+    places: dict[str, str] = {}
+    says_impossible = False
+    for place, context, qa in entries:
+        name, question = take(qa, "id", str, place), take(qa, "question", str, place)
+        if not name:
+            raise UsageError(f"{place}.id is empty; {AGAIN}")
+        if name in places:
+            first = places[name].removeprefix(f"{source}, ")
+            raise UsageError(f"{place} has the same id {name[:LONGEST_NAME]!r} as {first}; {AGAIN}")
+        places[name] = place
+        questions.append(Question(name, question, context, *_list_answers(qa, place, version)))
+        says_impossible = says_impossible or "is_impossible" in qa
+    if not questions:
+        raise UsageError(f"{source} has no questions; {AGAIN}")
+    if version == 2 and not says_impossible:
+        raise UsageError(f"{source} looks like a SQuAD 1.1 file: no question says is_impossible; use --version 1")
+    return questions
+
+
+def _list_answers(qa: dict[str, Any], place: str, version: int | None) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    """Texts and starts of the answers to a question."""
+    impossible = None
+    if "is_impossible" in qa and (version or "answers" not in qa):
+        impossible = take(qa, "is_impossible", bool, place)
+    answers: list[tuple[str, int]] = []
+    if "answers" in qa or not impossible:
+        for where, answer in walk_objects(take(qa, "answers", list, place), f"{place}.answers"):
+            start = take(answer, "answer_start", int, where) if "answer_start" in answer else -1
+            answers.append((take(answer, "text", str, where), start))
+    if version == 1 and (impossible or not answers):
+        trouble = "is impossible" if impossible else "has no answer"
+        raise UsageError(f"{place} {trouble}, so this looks like a SQuAD 2.0 file; use --version 2")
+    if version == 2 and impossible is not None and impossible == bool(answers):
+        says, has = ("true", "answers") if impossible else ("false", "no answer")
+        raise UsageError(f"{place} has {has} and its is_impossible is {says}; {AGAIN}")
+    return tuple(text for text, _ in answers), tuple(start for _, start in answers)
+
+
+def read_answers(path: str | Path) -> dict[str, str]:
+    """Question's id -> answer, from an official file of predictions in its order; "" is no answer.
+
+    Raises:
+        UsageError: as `read_json`, or the file has another form.
+    """
+    return {name: check_kind(text, str, place) for place, name, text in _walk_ids(path)}
+
+
+def read_odds(path: str | Path) -> dict[str, float]:
+    """Question's id -> how much speaks against any answer, from an official file of odds in its order.
+
+    Raises:
+        UsageError: as `read_json`, or the file has another form or a number that is not finite.
+    """
+    return {name: check_kind(odds, float, place) for place, name, odds in _walk_ids(path)}
+
+
+def read_nbest(path: str | Path) -> dict[str, list[dict[str, Any]]]:
+    """Question's id -> its candidates as the file has them, each at least with `text` and `probability` >= 0.
+
+    Raises:
+        UsageError: as `read_json`, or the file has another form.
+    """
+    found: dict[str, list[dict[str, Any]]] = {}
+    for place, name, entries in _walk_ids(path):
+        found[name] = []
+        for where, entry in walk_objects(entries, place):
+            take(entry, "text", str, where)
+            if take(entry, "probability", float, where) < 0:
+                raise UsageError(f"{where}.probability is below 0; {AGAIN}")
+            found[name].append(entry)
+    return found
+
+
+def _walk_ids(path: str | Path) -> Iterator[tuple[str, str, Any]]:
+    """Place, id and value of every entry of a file of predictions."""
+    for name, value in check_kind(read_json(path), dict, str(path)).items():
+        place = f"{path}, {name[:LONGEST_NAME]!r}"
+        yield place, check_kind(name, str, place), value
 
 
 # --- the Hugging Face Hub
@@ -167,15 +393,55 @@ def read_hub(
     Raises:
         UsageError: the Hub cannot serve the data set and no copy is at hand, or a split or a column is missing.
     """
+    found = _load_splits(name, config, splits, optional)
+    return {split: _convert(rows, source, columns) for split, source, rows in found}
+
+
+def read_squad_copy(name: str, splits: Mapping[str, str]) -> dict[str, list["Question"]]:
+    """Split -> its questions, as `read_squad` gives them, for SQuAD's copies on the Hub; equal contexts are one text.
+
+    name: `rajpurkar/squad` (1.1) or `rajpurkar/squad_v2` (2.0). `splits` maps the wanted names to the Hub's.
+
+    Without the Hub, the copy in the cache of `datasets` does.
+
+    Raises:
+        UsageError: the Hub cannot serve the data set and no copy is at hand, a split or a column is missing, or an id
+            is there twice.
+    """
+    found = _load_splits(name, HUB_SQUAD[name], splits)
+    return {split: _gather(source, _walk_rows(source, rows), None) for split, source, rows in found}
+
+
+def _walk_rows(source: str, rows: "datasets.Dataset") -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Place, context and question of every row, in the official file's form."""
+    columns = ("id", "question", "context", "answers")
+    for column in columns:
+        _find_column(source, rows.column_names, column, REMEDY)
+    contexts: dict[str, str] = {}
+    batches = rows.select_columns(list(columns)).iter(ROWS_A_BATCH)
+    values = chain.from_iterable(zip(*(batch[column] for column in columns), strict=True) for batch in batches)
+    for number, (name, question, context, answers) in enumerate(values):
+        place = f"{source}[{number}]"
+        check_kind(answers, dict, f"{place}.answers")
+        texts, starts = (take(answers, key, list, f"{place}.answers") for key in ("text", "answer_start"))
+        if len(texts) != len(starts):
+            raise UsageError(f"{place}.answers has {len(texts)} texts and {len(starts)} starts; {REMEDY}")
+        pairs = [{"text": text, "answer_start": start} for text, start in zip(texts, starts, strict=True)]
+        context = check_kind(context, str, f"{place}.context")
+        yield place, contexts.setdefault(context, context), {"id": name, "question": question, "answers": pairs}
+
+
+def _load_splits(
+    name: str, config: str, splits: Mapping[str, str], optional: Container[str] = ()
+) -> Iterator[tuple[str, str, "datasets.Dataset"]]:
+    """Every wanted split, what messages call it, and its rows."""
     source = f"{name}:{config}"
     found = _load(name, config)
-    tables: dict[str, Table] = {}
     for split, hub_split in splits.items():
         if hub_split in found:
-            tables[split] = _convert(found[hub_split], f"{source}, {hub_split}", columns)
+            yield split, f"{source}, {hub_split}", found[hub_split]
         elif split not in optional:
             raise UsageError(f"the data set {source} has no split {hub_split!r} but {', '.join(found)}; {REMEDY}")
-    return tables
 
 
 def _load(name: str, config: str) -> "datasets.DatasetDict":

@@ -77,16 +77,19 @@ def encode_texts(
 
 
 def pad(items: Sequence[dict[str, Any]]) -> dict[str, Tensor]:
-    """The batch of some sequences: `input_ids`, `token_type_ids`, `attention_mask` (B, T), T the longest, and `labels`.
+    """The batch of some sequences: `input_ids`, `token_type_ids`, `attention_mask` (B, T), T the longest, and every
+    other column (B,), labels for example.
 
     Padding has id 0, whatever the vocabulary: nothing is computed on it.
     """
     lengths = torch.tensor([len(item["input_ids"]) for item in items])
     batch = {"attention_mask": (torch.arange(int(lengths.max())) < lengths[:, None]).long()}  # (B, T)
     places = batch["attention_mask"].bool()
-    for name in ("input_ids", "token_type_ids"):
-        batch[name] = torch.zeros(places.shape, dtype=torch.int64)
-        batch[name][places] = torch.from_numpy(np.concatenate([item[name] for item in items]))  # (N,) -> (B, T)
-    if "labels" in items[0]:
-        batch["labels"] = torch.from_numpy(np.array([item["labels"] for item in items]))  # (B,)
+    for name in items[0]:
+        column = [item[name] for item in items]
+        if name in ("input_ids", "token_type_ids"):
+            batch[name] = torch.zeros(places.shape, dtype=torch.int64)
+            batch[name][places] = torch.from_numpy(np.concatenate(column))  # (N,) -> (B, T)
+        else:
+            batch[name] = torch.from_numpy(np.array(column))  # (B,)
     return batch

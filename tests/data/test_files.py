@@ -1,11 +1,13 @@
-"""Official files as they are: fixtures in the GLUE download's forms, bad files by line, and the Hub's copy."""
+"""Official files as they are: fixtures in the downloads' forms, bad files by line or place, and the Hub's copies."""
 
+import json
 import os
 import shutil
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import datasets
 import pytest
@@ -14,7 +16,18 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bertkit.data import files
-from bertkit.data.files import Table, read_hub, read_tsv
+from bertkit.data.files import (
+    Table,
+    read_answers,
+    read_hub,
+    read_json,
+    read_nbest,
+    read_odds,
+    read_squad,
+    read_squad_copy,
+    read_tsv,
+)
+from bertkit.data.spans import Question
 from bertkit.errors import UsageError
 
 BOM = "\ufeff"
@@ -391,3 +404,508 @@ def test_offline_answer_is_quick(tmp_path):
     assert printed.stdout.startswith("the Hub cannot be reached for the dataset 'nyu-mll/glue'")
     assert printed.stdout.endswith("; give the official files with --data DIR\n")
     assert printed.stdout.count("\n") == 1
+
+
+# --- SQuAD
+
+
+CONTEXT = "The Norse settled in Rouen. The Normans (from “Norseman”) spoke French."
+DENVER = "Denver won. 😀 Café Denver lost."
+
+
+def make_qa(name: str, *answers: tuple[str, int], **more: Any) -> dict[str, Any]:
+    pairs = [{"text": text, "answer_start": start} for text, start in answers]
+    return {"id": name, "question": f"What is {name}?", "answers": pairs} | more
+
+
+def make_squad(*qas: dict[str, Any]) -> dict[str, Any]:
+    return {"version": "1", "data": [{"title": "t", "paragraphs": [{"context": CONTEXT, "qas": list(qas)}]}]}
+
+
+def save(path: Path, value: Any) -> Path:
+    return write(path, json.dumps(value))
+
+
+V1 = {
+    "data": [
+        {
+            "title": "Normans",
+            "paragraphs": [
+                {
+                    "context": CONTEXT,
+                    "qas": [make_qa("a1", ("Rouen", 21), ("in Rouen", 18)), make_qa("a2", ("French", 64))],
+                },
+                {"context": "", "qas": []},
+            ],
+        },
+        {"title": "Denver", "paragraphs": [{"context": DENVER, "qas": [make_qa("b1", ("Denver", 19))]}]},
+        {"title": "Nothing", "paragraphs": []},
+    ],
+    "version": "1.1",
+}
+V2 = make_squad(
+    make_qa("c1", ("Rouen", 21), is_impossible=False),
+    make_qa("c2", is_impossible=True, plausible_answers=[{"text": "French", "answer_start": 64}]),
+)
+
+
+@pytest.mark.parametrize("version", [1, None])
+def test_squad_1(tmp_path, version):
+    questions = read_squad(save(tmp_path / "train-v1.1.json", V1), version)
+    assert questions == [
+        Question("a1", "What is a1?", CONTEXT, ("Rouen", "in Rouen"), (21, 18)),
+        Question("a2", "What is a2?", CONTEXT, ("French",), (64,)),
+        Question("b1", "What is b1?", DENVER, ("Denver",), (19,)),
+    ]
+    assert questions[0].context is questions[1].context
+    for question in questions:
+        for text, start in zip(question.answers, question.starts, strict=True):
+            assert question.context[start : start + len(text)] == text
+
+
+@pytest.mark.parametrize("version", [2, None])
+def test_squad_2(tmp_path, version):
+    assert read_squad(save(tmp_path / "train-v2.0.json", V2), version) == [
+        Question("c1", "What is c1?", CONTEXT, ("Rouen",), (21,)),
+        Question("c2", "What is c2?", CONTEXT, (), ()),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("version", "content", "message"),
+    [
+        (1, V2, r"data\[0\]\.paragraphs\[0\]\.qas\[1\] is impossible, so this looks like a SQuAD 2\.0 file; use .* 2$"),
+        (1, make_squad(make_qa("a")), r"qas\[0\] has no answer, so this looks like a SQuAD 2\.0 file; use --version 2"),
+        (2, V1, r" looks like a SQuAD 1\.1 file: no question says is_impossible; use --version 1$"),
+        (2, make_squad(make_qa("a")), r" looks like a SQuAD 1\.1 file"),
+        (
+            2,
+            make_squad(make_qa("a", ("Rouen", 21), is_impossible=True)),
+            r"qas\[0\] has answers and its is_impossible is true; mend",
+        ),
+        (
+            2,
+            make_squad(make_qa("a", is_impossible=False)),
+            r"qas\[0\] has no answer and its is_impossible is false; mend",
+        ),
+    ],
+)
+def test_squad_file_of_the_other_version(tmp_path, version, content, message):
+    file = save(tmp_path / "a.json", content)
+    with pytest.raises(UsageError, match=r"a\.json.*" + message):
+        read_squad(file, version)
+    assert read_squad(file)  # whoever gives no version takes both, and goes by the answers
+
+
+def test_is_impossible_is_looked_at_only_where_it_counts(tmp_path):
+    odd = save(tmp_path / "odd.json", make_squad(make_qa("a", ("Rouen", 21), is_impossible="no")))
+    assert read_squad(odd)[0].answers == ("Rouen",)
+    for version in (1, 2):
+        with pytest.raises(UsageError, match=r"qas\[0\]\.is_impossible is 'no' and true or false was expected; mend"):
+            read_squad(odd, version)
+    bare = {"id": "a", "question": "What?"}
+    impossible = save(tmp_path / "impossible.json", make_squad(bare | {"is_impossible": True}))
+    assert read_squad(impossible) == read_squad(impossible, 2) == [Question("a", "What?", CONTEXT, (), ())]
+    with pytest.raises(UsageError, match="is impossible, so this looks like a SQuAD 2"):
+        read_squad(impossible, 1)
+    for content in (bare, bare | {"is_impossible": False}):
+        with pytest.raises(UsageError, match=r"qas\[0\] has no key 'answers' but 'id', 'question'"):
+            read_squad(save(tmp_path / "a.json", make_squad(content)))
+    # 2.0 that says so of one question only: the others go by their answers
+    some = make_squad(make_qa("a"), make_qa("b", ("Rouen", 21)), make_qa("c", is_impossible=True))
+    assert [bool(question.answers) for question in read_squad(save(tmp_path / "b.json", some), 2)] == [
+        False,
+        True,
+        False,
+    ]
+
+
+def test_starts_are_taken_as_they_are(tmp_path):
+    answers = [("Rouen", 22), ("Paris", 10**400), ("", -7)]
+    qa = make_qa("a", *answers)
+    del qa["answers"][2]["answer_start"]
+    question = read_squad(save(tmp_path / "a.json", make_squad(qa)), 1)[0]
+    assert (question.answers, question.starts) == (("Rouen", "Paris", ""), (22, 10**400, -1))
+
+
+@pytest.mark.parametrize("start", [None, "21", 21.0, True, [21]])
+def test_start_that_is_no_whole_number(tmp_path, start):
+    with pytest.raises(UsageError, match=r"answers\[0\]\.answer_start is .* and a whole number was expected; mend"):
+        read_squad(save(tmp_path / "a.json", make_squad(make_qa("a", ("Rouen", start)))))
+
+
+def test_empty_context_and_question_are_questions(tmp_path):
+    content = {"data": [{"paragraphs": [{"context": "", "qas": [make_qa("a", ("x", 0), question="")]}]}]}
+    assert read_squad(save(tmp_path / "a.json", content), 1) == [Question("a", "", "", ("x",), (0,))]
+
+
+QAS = "data[0].paragraphs[0].qas"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ([], " is a list and an object was expected; mend it or get the file again"),
+        (None, " is null and an object was expected"),
+        ("data", " is 'data' and an object was expected"),
+        ({}, ' has no key \'data\' but nothing; give a file in SQuAD\'s form, {"data": [{"paragraphs": …}]}'),
+        ({"Data": [], "v": 1}, " has no key 'data' but 'Data', 'v' (nearest: 'Data'); give a file in SQuAD's form"),
+        ({"data": {"a": 1}}, ", data is an object and a list was expected"),
+        ({"data": []}, " has no questions; mend it or get the file again"),
+        ({"data": [{"paragraphs": [{"context": "a", "qas": []}]}]}, " has no questions"),
+        ({"data": [[]]}, ", data[0] is a list and an object was expected"),
+        (
+            {"data": [{"paragraph": []}]},
+            ", data[0] has no key 'paragraphs' but 'paragraph' (nearest: 'paragraph'); mend",
+        ),
+        ({"data": [{"paragraphs": 1.5}]}, ", data[0].paragraphs is 1.5 and a list was expected"),
+        ({"data": [{"paragraphs": [{"qas": []}]}]}, ", data[0].paragraphs[0] has no key 'context' but 'qas'"),
+        (
+            {"data": [{"paragraphs": [{"context": ["a"], "qas": []}]}]},
+            ", data[0].paragraphs[0].context is a list and a text was expected",
+        ),
+        ({"data": [{"paragraphs": [{"context": "a"}]}]}, ", data[0].paragraphs[0] has no key 'qas' but 'context'"),
+        (make_squad(make_qa("a", id=17)), f", {QAS}[0].id is 17 and a text was expected"),
+        (make_squad(make_qa("")), f", {QAS}[0].id is empty; mend"),
+        (make_squad(make_qa("a", question=None)), f", {QAS}[0].question is null and a text was expected"),
+        (make_squad({"id": "a", "answers": []}), f", {QAS}[0] has no key 'question' but 'id', 'answers'"),
+        (make_squad(make_qa("a", answers="Rouen")), f", {QAS}[0].answers is 'Rouen' and a list was expected"),
+        (make_squad(make_qa("a", answers=["Rouen"])), f", {QAS}[0].answers[0] is 'Rouen' and an object was"),
+        (make_squad(make_qa("a", answers=[{"answer_start": 1}])), f", {QAS}[0].answers[0] has no key 'text' but"),
+        (make_squad(make_qa("a", (3, 1))), f", {QAS}[0].answers[0].text is 3 and a text was expected"),
+        (
+            make_squad(make_qa("a", ("b", 1)), make_qa("c", ("b", 1)), make_qa("a", ("b", 1))),
+            f", {QAS}[2] has the same id 'a' as {QAS}[0]; mend it or get the file again",
+        ),
+        (
+            make_squad(make_qa("a", ("b\ud800", 1))),
+            f", {QAS}[0].answers[0].text has '\\ud800' as character 2, half of a surrogate pair, which no tokenizer",
+        ),
+        (make_squad(make_qa("\udfff")), f", {QAS}[0].id has '\\udfff' as character 1, half of a surrogate pair"),
+        (make_squad(make_qa("a", question=["long"] * 9999)), f", {QAS}[0].question is a list and a text"),
+    ],
+)
+def test_bad_squad_is_one_line(tmp_path, content, message):
+    with pytest.raises(UsageError) as raised:
+        read_squad(save(tmp_path / "dev.json", content))
+    line = str(raised.value)
+    assert line.startswith(f"{tmp_path / 'dev.json'}{message}")
+    assert len(line.splitlines()) == 1
+
+
+def test_long_values_and_keys_are_cut_in_the_message(tmp_path):
+    keys = {f"{number:05d}" * 99: "answer" for number in range(999)}
+    for content in (keys, {"data": "no list " * 999}, make_squad(make_qa("a" * 9999), make_qa("a" * 9999))):
+        with pytest.raises(UsageError) as raised:
+            read_squad(save(tmp_path / "a.json", content))
+        assert len(str(raised.value).removeprefix(str(tmp_path))) < 1500
+
+
+def test_whole_pairs_of_surrogates_are_characters(tmp_path):
+    content = json.dumps({"data": [{"paragraphs": [{"context": "😀", "qas": [make_qa("a")]}]}]})
+    assert "\\ud83d\\ude00" in content
+    assert read_squad(write(tmp_path / "a.json", content))[0].context == "😀"
+
+
+# --- JSON
+
+
+def test_json_with_byte_order_mark(tmp_path):
+    file = write(tmp_path / "a.json", BOM + json.dumps(V1, ensure_ascii=False))
+    assert read_json(file) == V1
+    assert read_squad(file, 1) == read_squad(save(tmp_path / "b.json", V1), 1)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", r" is empty; get the file again"),
+        (b"\xef\xbb\xbf \n", r" is empty; get the file again"),
+        (b'{"data": [\n  {"title": "a",\n}', r" is not JSON \(.*: line 3 column 1 \(char \d+\)\); mend it or get the"),
+        (b'{"data": [', r" is not JSON \(Expecting value: line 1 column 11 .*\); mend"),
+        (b'{"data": [{"title": "Norm', r" is not JSON \(Unterminated string .*: line 1 column 21 .*\); mend"),
+        (b'{"a": "b"}\n{"a": "c"}\n', r" is not JSON \(Extra data: line 2 column 1 .*\)"),
+        (b"id\tanswer\n", r" is not JSON \(Expecting value: line 1 column 1 "),
+        (b'{"data": "caf\xe9"}', r" is not UTF-8 \(byte 0xe9 in place 14\); convert .*iconv"),
+        ('{"data": []}'.encode("utf-16"), r" has a NUL byte, as .* UTF-16 have; give text in UTF-8"),
+        (b'{"data": %s}' % (b"[" * 100_000), r" has lists or objects nested too deep to be read; mend"),
+        (b'{"data": %s' % (b'{"a": ' * 100_000), r" has lists or objects nested too deep to be read"),
+        (b'{"data": %s}' % (b"9" * 5000), r" has a whole number of more than 4,300 digits; mend"),
+    ],
+)
+def test_bad_json_is_one_line(tmp_path, content, message):
+    file = write(tmp_path / "dev.json", content)
+    for reader in (read_squad, read_answers, read_odds, read_nbest, read_json):
+        with pytest.raises(UsageError, match=r"dev\.json" + message) as raised:
+            reader(file)
+        assert len(str(raised.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize("reader", [read_squad, read_answers, read_odds, read_nbest])
+def test_json_that_cannot_be_opened(tmp_path, reader):
+    with pytest.raises(UsageError, match=r"gone\.json does not exist; check the folder and the name"):
+        reader(tmp_path / "gone.json")
+    with pytest.raises(UsageError, match=r"cannot be read \(Is a directory\); name a file in it"):
+        reader(tmp_path)
+
+
+# --- predictions
+
+
+def test_predictions_in_the_order_of_their_file(tmp_path):
+    answers = {"b": "Rouen", "a": "", "": "😀 Café"}
+    found = read_answers(save(tmp_path / "predictions.json", answers))
+    assert found == answers
+    assert list(found) == ["b", "a", ""]
+    odds = {"b": -3.25, "a": 0, "c": 10**300, "d": 1e-300, "e": -0.0}
+    found = read_odds(save(tmp_path / "null_odds.json", odds))
+    assert list(found.items()) == list(odds.items())
+    assert [type(value) for value in found.values()] == [float, int, int, float, float]
+    nbest = {"b": [{"text": "Rouen", "probability": 0.75, "start_logit": 1.5}, {"text": "", "probability": 0}], "a": []}
+    found = read_nbest(save(tmp_path / "nbest_predictions.json", nbest))
+    assert list(found.items()) == list(nbest.items())
+    for reader in (read_answers, read_odds, read_nbest):
+        assert reader(save(tmp_path / "empty.json", {})) == {}
+
+
+@pytest.mark.parametrize(
+    ("reader", "content", "message"),
+    [
+        (read_answers, ["Rouen"], " is a list and an object was expected; mend"),
+        (read_answers, V1, ", 'data' is a list and a text was expected; mend it or get the file again"),
+        (read_answers, {"a": "b", "c": None}, ", 'c' is null and a text was expected"),
+        (read_answers, {"a": 1945}, ", 'a' is 1945 and a text was expected"),
+        (read_answers, {"a": "b\ud800"}, ", 'a' has '\\ud800' as character 2, half of a surrogate pair"),
+        (read_answers, {"\ud800": "b"}, ", '\\ud800' has '\\ud800' as character 1, half of a surrogate pair"),
+        (read_odds, {"a": "0.5"}, ", 'a' is '0.5' and a finite number was expected"),
+        (read_odds, {"a": True}, ", 'a' is true and a finite number was expected"),
+        (read_odds, {"a": float("nan")}, ", 'a' is NaN and a finite number was expected"),
+        (read_odds, {"a": float("-inf")}, ", 'a' is -Infinity and a finite number was expected"),
+        (read_odds, {"a": 10**400}, f", 'a' is 1{'0' * 39} and a finite number was expected"),
+        (read_nbest, {"a": "Rouen"}, ", 'a' is 'Rouen' and a list was expected"),
+        (read_nbest, {"a": ["Rouen"]}, ", 'a'[0] is 'Rouen' and an object was expected"),
+        (read_nbest, {"a": [{"text": "b"}]}, ", 'a'[0] has no key 'probability' but 'text'"),
+        (read_nbest, {"a": [{"probability": 1}]}, ", 'a'[0] has no key 'text' but 'probability'"),
+        (read_nbest, {"a": [{"text": "b", "probability": "1"}]}, ", 'a'[0].probability is '1' and a finite number"),
+        (read_nbest, {"a": [{"text": "b", "probability": -0.5}]}, ", 'a'[0].probability is below 0; mend"),
+    ],
+)
+def test_bad_predictions_are_one_line(tmp_path, reader, content, message):
+    with pytest.raises(UsageError) as raised:
+        reader(save(tmp_path / "a.json", content))
+    assert str(raised.value).startswith(f"{tmp_path / 'a.json'}{message}")
+    assert len(str(raised.value).splitlines()) == 1
+
+
+def test_number_too_large_for_a_float(tmp_path):
+    with pytest.raises(UsageError, match="'a' is Infinity and a finite number was expected"):
+        read_odds(write(tmp_path / "a.json", '{"a": 1e999}'))
+
+
+# --- whatever there is in a file, and what is written
+
+
+keys = st.sampled_from(
+    ["data", "paragraphs", "context", "qas", "id", "question", "answers", "text", "answer_start", "is_impossible"]
+)
+any_text = st.text(st.characters(), max_size=5)  # half surrogates too
+scalars = st.none() | st.booleans() | st.integers() | st.floats() | any_text
+any_json = st.recursive(
+    scalars, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(keys | any_text, inner, max_size=4)
+)
+near_answers = st.lists(
+    any_json | st.fixed_dictionaries({"text": any_text}, optional={"answer_start": any_json}), max_size=2
+)
+near_qas = st.fixed_dictionaries(
+    {"id": any_text, "question": any_text},
+    optional={"answers": near_answers | any_json, "is_impossible": st.booleans() | any_json},
+)
+near_paragraphs = st.fixed_dictionaries({"context": any_text, "qas": st.lists(near_qas | any_json, max_size=3)})
+near_squad = st.fixed_dictionaries(
+    {"data": st.lists(st.fixed_dictionaries({"paragraphs": st.lists(near_paragraphs, max_size=2)}), max_size=2)}
+)
+near_nbest = st.dictionaries(any_text, st.lists(st.fixed_dictionaries({"text": any_text, "probability": scalars})))
+READERS = {
+    "squad": read_squad,
+    "squad 1": lambda path: read_squad(path, 1),
+    "squad 2": lambda path: read_squad(path, 2),
+    "answers": read_answers,
+    "odds": read_odds,
+    "nbest": read_nbest,
+}
+
+
+@pytest.mark.parametrize("reader", READERS)
+@given(content=any_json | near_squad | near_nbest | st.dictionaries(any_text, scalars) | st.binary() | any_text)
+@settings(
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], deadline=None, max_examples=60
+)
+def test_any_file_is_read_or_refused_in_one_line(tmp_path, reader, content):
+    raw = content if isinstance(content, bytes) else json.dumps(content).encode()
+    file = write(tmp_path / "a.json", raw)
+    try:
+        found, message = READERS[reader](file), None
+    except UsageError as error:
+        found, message = None, str(error)
+    if message is None:
+        assert isinstance(found, list if reader.startswith("squad") else dict)
+    else:
+        assert message.startswith(str(file))
+        assert len(message.splitlines()) == 1
+
+
+good_text = st.text(st.characters(codec="utf-8"), max_size=8)
+good_answers = st.lists(st.tuples(good_text, st.integers(-1)), max_size=3)
+good_articles = st.lists(
+    st.lists(st.tuples(good_text, st.lists(st.tuples(good_text, good_answers), max_size=3)), max_size=2), max_size=3
+)
+
+
+@given(articles=good_articles, ascii_only=st.booleans())
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+def test_squad_that_is_written_is_read(tmp_path, articles, ascii_only):
+    expected: list[Question] = []
+    content: dict[str, Any] = {"data": []}
+    for paragraphs in articles:
+        content["data"].append({"paragraphs": []})
+        for context, asked in paragraphs:
+            qas = []
+            for question, answers in asked:
+                name = str(len(expected))
+                qas.append(make_qa(name, *answers, question=question, is_impossible=not answers))
+                texts, starts = zip(*answers, strict=True) if answers else ((), ())
+                expected.append(Question(name, question, context, tuple(texts), tuple(starts)))
+            content["data"][-1]["paragraphs"].append({"context": context, "qas": qas})
+    file = write(tmp_path / "a.json", json.dumps(content, ensure_ascii=ascii_only))
+    versions = {
+        None: bool(expected),
+        1: bool(expected) and all(question.answers for question in expected),
+        2: bool(expected),
+    }
+    for version, readable in versions.items():
+        if readable:
+            assert read_squad(file, version) == expected
+        else:
+            with pytest.raises(UsageError):
+                read_squad(file, version)
+
+
+@given(answers=st.dictionaries(good_text, good_text), odds=st.dictionaries(good_text, st.floats(allow_nan=False)))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+def test_predictions_that_are_written_are_read(tmp_path, answers, odds):
+    odds = {name: value for name, value in odds.items() if abs(value) != float("inf")}
+    assert list(read_answers(save(tmp_path / "a.json", answers)).items()) == list(answers.items())
+    assert list(read_odds(save(tmp_path / "b.json", odds)).items()) == list(odds.items())
+    nbest = {name: [{"text": name, "probability": abs(value)}] for name, value in odds.items()}
+    assert list(read_nbest(save(tmp_path / "c.json", nbest)).items()) == list(nbest.items())
+
+
+# --- SQuAD on the Hub
+
+
+SQUAD_SPLITS = {"train": "train", "dev": "validation"}
+
+
+def make_squad_rows(content: dict[str, Any], **changed: list[Any]) -> datasets.Dataset:
+    """The rows of the Hub's copy for the same questions."""
+    columns: dict[str, list[Any]] = {name: [] for name in ("id", "title", "context", "question", "answers")}
+    for article in content["data"]:
+        for paragraph in article["paragraphs"]:
+            for qa in paragraph["qas"]:
+                answers = {key: [answer[key] for answer in qa["answers"]] for key in ("text", "answer_start")}
+                row = (qa["id"], article["title"], "".join(list(paragraph["context"])), qa["question"], answers)
+                for column, value in zip(columns.values(), row, strict=True):
+                    column.append(value)
+    text, start = datasets.Value("string"), datasets.Value("int32")
+    kinds = {"answers": {"text": datasets.List(text), "answer_start": datasets.List(start)}}
+    features = datasets.Features({name: kinds.get(name, text) for name in columns})
+    return datasets.Dataset.from_dict(columns | changed, features=features)
+
+
+@pytest.fixture
+def squad_hub(monkeypatch):
+    """What the stand-in for the Hub serves, to be filled."""
+    found: dict[tuple[str, str], datasets.DatasetDict] = {}
+    monkeypatch.setattr(files, "find_hub_trouble", lambda *_: None)
+    monkeypatch.setattr(datasets, "load_dataset", lambda name, config: found[name, config])
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "config", "content"),
+    [("rajpurkar/squad", "plain_text", V1), ("rajpurkar/squad_v2", "squad_v2", V2)],
+)
+def test_squad_files_and_the_hub_give_equal_questions(tmp_path, squad_hub, name, config, content):
+    rows = make_squad_rows(content)
+    squad_hub[name, config] = datasets.DatasetDict({"train": rows, "validation": rows.select([1])})
+    found = read_squad_copy(name, SQUAD_SPLITS)
+    assert list(found) == ["train", "dev"]
+    assert found["train"] == read_squad(save(tmp_path / "a.json", content))
+    assert found["dev"] == found["train"][1:2]
+    assert found["train"][0].context is found["train"][1].context
+    assert list(read_squad_copy(name, {"dev": "validation"})) == ["dev"]
+
+
+def test_rows_beyond_a_batch(tmp_path, squad_hub, monkeypatch):
+    monkeypatch.setattr(files, "ROWS_A_BATCH", 2)
+    squad_hub["rajpurkar/squad", "plain_text"] = datasets.DatasetDict({"train": make_squad_rows(V1)})
+    found = read_squad_copy("rajpurkar/squad", {"train": "train"})["train"]
+    assert found == read_squad(save(tmp_path / "a.json", V1))
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"id": ["a", "b", "a"]}, r"train\[2\] has the same id 'a' as .*plain_text, train\[0\]; mend"),
+        ({"id": ["a", "", "c"]}, r"train\[1\]\.id is empty"),
+        ({"context": [None] * 3}, r"train\[0\]\.context is null and a text was expected"),
+        ({"question": ["a", None, "b"]}, r"train\[1\]\.question is null and a text was expected"),
+        ({"answers": [None] * 3}, r"train\[0\]\.answers(\.text)? is null and (an object|a list) was expected"),
+        (
+            {"answers": [{"text": ["a", "b"], "answer_start": [1]}] * 3},
+            r"train\[0\]\.answers has 2 texts and 1 starts; give the official files with --data DIR",
+        ),
+        (
+            {"answers": [{"text": ["a"], "answer_start": [None]}] * 3},
+            r"train\[0\]\.answers\[0\]\.answer_start is null and a whole number was expected",
+        ),
+    ],
+)
+def test_bad_squad_on_the_hub_is_one_line(squad_hub, changed, message):
+    rows = make_squad_rows(V1, **changed)
+    squad_hub["rajpurkar/squad", "plain_text"] = datasets.DatasetDict({"train": rows})
+    with pytest.raises(UsageError, match=r"^rajpurkar/squad:plain_text, " + message) as raised:
+        read_squad_copy("rajpurkar/squad", {"train": "train"})
+    assert len(str(raised.value).splitlines()) == 1
+
+
+def test_squad_on_the_hub_without_a_split_a_column_or_rows(squad_hub):
+    rows = make_squad_rows(V1)
+    for served, message in (
+        ({"train": rows}, r"rajpurkar/squad:plain_text has no split 'validation' but train; give the official files"),
+        (
+            {"validation": rows, "train": rows.remove_columns("context")},
+            r"train has no column 'context' but 'id', .*give",
+        ),
+        ({"validation": rows, "train": rows.select([])}, r"rajpurkar/squad:plain_text, train has no questions; mend"),
+    ):
+        squad_hub["rajpurkar/squad", "plain_text"] = datasets.DatasetDict(served)
+        with pytest.raises(UsageError, match=message):
+            read_squad_copy("rajpurkar/squad", SQUAD_SPLITS)
+
+
+def test_copy_of_squad_in_the_cache_does_where_the_hub_cannot(tmp_path, monkeypatch):
+    make_squad_rows(V2).to_parquet(tmp_path / "train.parquet")
+    data_files = {"train": [str(tmp_path / "train.parquet")]}
+    Parquet(
+        str(tmp_path), dataset_name="squad_v2", config_name="squad_v2", hash="0123", data_files=data_files
+    ).download_and_prepare()
+    cache = tmp_path / "cache"
+    shutil.move(next((tmp_path / "squad_v2").glob("squad_v2*")), cache / "rajpurkar___squad_v2" / "squad_v2")
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(cache))
+    monkeypatch.setattr(files, "find_hub_trouble", lambda *_: "the Hub cannot be reached (ConnectError)")
+    monkeypatch.setattr(datasets, "load_dataset", lambda *_: pytest.fail("asked the Hub"))
+    found = read_squad_copy("rajpurkar/squad_v2", {"train": "train"})["train"]
+    assert found == read_squad(save(tmp_path / "a.json", V2), 2)
+    with pytest.raises(UsageError, match=r"the Hub cannot be reached \(ConnectError\); give the official files"):
+        read_squad_copy("rajpurkar/squad", {"train": "train"})

@@ -149,6 +149,23 @@ def test_a_padded_batch_holds_every_sequence_and_nothing_else(shapes, kind):
         assert batch["labels"].dtype == (torch.int64 if kind is np.int64 else torch.float32)
 
 
+def test_every_other_column_is_a_number_a_sequence():
+    """Such as the positions of answers, which numpy gives one by one; each column keeps its kind."""
+    items = make_sequences([(3, 1), (7, 0), (2, 2)], None).__getitems__(range(3))
+    for item, start, end, weight in zip(items, np.array([2, 0, 1]), [2, 0, 2], np.float32([0.5, 1, 2]), strict=True):
+        item |= {"start_positions": start, "end_positions": end, "weights": weight}
+    batch = pad(items)
+    columns = {name: batch.pop(name) for name in ("start_positions", "end_positions", "weights")}
+    assert {name: (column.dtype, column.tolist()) for name, column in columns.items()} == {
+        "start_positions": (torch.int64, [2, 0, 1]),
+        "end_positions": (torch.int64, [2, 0, 2]),
+        "weights": (torch.float32, [0.5, 1.0, 2.0]),
+    }
+    assert {name: tuple(column.shape) for name, column in batch.items()} == dict.fromkeys(
+        ("input_ids", "token_type_ids", "attention_mask"), (3, 7)
+    )
+
+
 def test_sequences_through_torchs_loader():
     """The loader asks for several at once; together its batches are the data set, in order."""
     data = make_sequences([(3, 1), (7, 0), (2, 2), (5, 2), (4, 4)], np.arange(5))

@@ -1,0 +1,379 @@
+"""Long contexts -> windows of tokens; answers <-> tokens; scores of tokens -> answer texts (paper sections 4.2, 4.3).
+
+A sequence is [CLS] question [SEP] window [SEP]. Windows advance by a *step*, the reference code's `doc_stride`; the
+`stride` of tokenizers is how far two windows overlap, another thing. Question and context are tokenized once each, and
+every answer is cut out of the original context by characters, never joined again from tokens.
+
+Left out: the files (`bertkit.data.files`), the scores of texts (`bertkit.metrics`), when to answer at all
+(`bertkit.tasks.squad`).
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from torch.utils.data import Dataset
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+N_BEST = 20  # starts and ends of a window that are kept, and answers of a question (reference code)
+TEXTS_A_BATCH = 1_000  # tokenized at once
+WINDOWS_A_CHUNK = 2_048  # decoded at once
+LENGTH_WEIGHT = 0.01  # how much a longer window counts as more context (reference code)
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A question about a context.
+
+    answers: the right ones, as they stand in the context; none if it does not answer the question (SQuAD 2.0).
+    starts: the first character of each in the context; -1 where the file does not say.
+    """
+
+    id: str
+    question: str
+    context: str
+    answers: tuple[str, ...]
+    starts: tuple[int, ...]
+
+
+def is_placed(question: Question) -> bool:
+    """Whether the first answer stands where the file says, or there is none."""
+    if not question.answers:
+        return True
+    answer, start = question.answers[0], question.starts[0]
+    return start >= 0 and bool(answer) and question.context.startswith(answer, start)
+
+
+# --- Windows ----------------------------------------------------------------------------------------------------------
+
+
+def cut_windows(count: int, room: int, step: int) -> list[tuple[int, int]]:
+    """(first token, tokens) of the windows over `count` tokens, `room` at a time; over nothing an empty one.
+
+    The last one ends with the context; none begins behind it.
+    """
+    windows, start = [], 0
+    while start + room < count:
+        windows.append((start, room))
+        start += min(step, room)
+    return [*windows, (start, count - start)]
+
+
+def divide_context(windows: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """For each window the tokens (first, end) of the context that it shows in most context; each token is in one.
+
+    The context of a token is the smaller number of tokens to its left and right in the window, and a hundredth of the
+    window's length; of equal windows the first has it (reference code). The tokens of a window are neighbours: two
+    windows' contexts differ by an amount that never grows from left to right.
+    """
+    if len(windows) == 1:
+        return [(0, windows[0][1])]
+    starts, lengths = np.array(windows).T
+    step = int(starts[1])
+    tokens = np.arange(starts[-1] + lengths[-1])
+    latest = np.minimum(tokens // step, len(windows) - 1)  # of the windows that have begun
+    best, owner = np.full(len(tokens), -1.0), np.zeros(len(tokens), np.int64)
+    for back in range(-(-int(lengths[0]) // step)):
+        window = np.maximum(latest - back, 0)
+        left, right = tokens - starts[window], starts[window] + lengths[window] - 1 - tokens
+        context = np.where(right >= 0, np.minimum(left, right) + LENGTH_WEIGHT * lengths[window], -1.0)
+        owner = np.where(context >= best, window, owner)  # windows come from right to left: the first wins
+        best = np.maximum(context, best)
+    places = np.arange(len(windows))
+    ends = np.searchsorted(owner, places, "right")
+    return list(zip(np.searchsorted(owner, places, "left").tolist(), ends.tolist(), strict=True))
+
+
+def locate_answer(offsets: np.ndarray, start: int, end: int) -> tuple[int, int] | None:
+    """The first and the last token that share a character with [start, end); None if no token does.
+
+    offsets: (n, 2) first character and end of each token, in order.
+    """
+    first = int(np.searchsorted(offsets[:, 1], start, "right"))
+    last = int(np.searchsorted(offsets[:, 0], end, "left")) - 1
+    return (first, last) if first <= last else None
+
+
+class Windows(Dataset):
+    """W windows over the contexts of Q questions, put together when they are asked for.
+
+    questions: Q of them, in order.
+    ids, ends: (N,) tokens of all questions, side by side, and (Q,) up to where each one's go.
+    context_ids, context_ends, offsets: the same of the C different contexts, and (N, 2) the characters of each token.
+    contexts: (Q,) each question's context.
+    owners: (W,) each window's question, in order. starts, lengths: (W,) its tokens of the context.
+    shares: (W, 2) first and end of those that it shows in most context.
+    answers: (W, 2) first and last token of the answer in the sequence; 0, which is [CLS], for an answer that is not
+        all in the window, and for none.
+    max_answer_length: tokens of the longest answer that is given.
+    cut: how many questions were longer than there is room for.
+    """
+
+    def __init__(self, questions: Sequence[Question], tokenizer: Any, **arrays: Any) -> None:
+        self.questions = questions
+        self.cls, self.sep = tokenizer.cls_token_id, tokenizer.sep_token_id
+        for name, value in arrays.items():
+            setattr(self, name, value)
+
+    def __len__(self) -> int:
+        return len(self.owners)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        """One window: `input_ids` and `token_type_ids` (T,) int64, `start_positions` and `end_positions` in [0, T)."""
+        owner = self.owners[index]
+        question = cut(self.ids, self.ends, owner)
+        context = cut(self.context_ids, self.context_ends, self.contexts[owner])
+        window = context[self.starts[index] : self.starts[index] + self.lengths[index]]
+        ids = np.concatenate([[self.cls], question, [self.sep], window, [self.sep]]).astype(np.int64)
+        segments = np.zeros_like(ids)
+        segments[len(question) + 2 :] = 1
+        start, end = self.answers[index]
+        return {"input_ids": ids, "token_type_ids": segments, "start_positions": start, "end_positions": end}
+
+    def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
+        """Several of them."""
+        return [self[index] for index in indices]
+
+    def find_first(self) -> np.ndarray:
+        """(W,) where a window's first token of the context stands in its sequence."""
+        lengths = np.diff(self.ends, prepend=0)
+        return lengths[self.owners] + 2
+
+
+def cut(flat: np.ndarray, ends: np.ndarray, index: int) -> np.ndarray:
+    """What belongs to one of those that lie side by side in `flat`."""
+    return flat[ends[index - 1] if index else 0 : ends[index]]
+
+
+def encode_questions(
+    questions: Sequence[Question],
+    tokenizer: Any,
+    *,
+    max_length: int = 384,
+    doc_stride: int = 128,
+    max_query_length: int = 64,
+    max_answer_length: int = 30,
+) -> Windows:
+    """The windows of some questions, for training and evaluation alike; every question has one at least.
+
+    The lengths are in tokens, and `max_length` is that of the whole sequence; `doc_stride` is the step.
+    """
+    texts = dict.fromkeys(question.context for question in questions)
+    places = {text: place for place, text in enumerate(texts)}
+    context_ids, context_ends, offsets = tokenize(list(texts), tokenizer, with_offsets=True)
+    ids, ends, _ = tokenize([question.question for question in questions], tokenizer)
+    lengths = np.diff(ends, prepend=0)
+    long = lengths > max_query_length
+    if long.any():  # keep the first tokens of each
+        ids = np.concatenate([cut(ids, ends, index)[:max_query_length] for index in range(len(questions))])
+        lengths = np.minimum(lengths, max_query_length)
+        ends = np.cumsum(lengths)
+
+    contexts = np.array([places[question.context] for question in questions])
+    owners, windows, shares, answers = [], [], [], []
+    for index, question in enumerate(questions):
+        characters = cut(offsets, context_ends, contexts[index])
+        found = cut_windows(len(characters), max_length - int(lengths[index]) - 3, doc_stride)
+        answer = find_answer(question, characters)
+        owners += [index] * len(found)
+        windows += found
+        shares += divide_context(found)
+        answers += [place_answer(answer, *window, first=int(lengths[index]) + 2) for window in found]
+    starts, sizes = np.array(windows, np.int64).T
+    return Windows(
+        questions,
+        tokenizer,
+        ids=ids,
+        ends=ends,
+        context_ids=context_ids,
+        context_ends=context_ends,
+        offsets=offsets,
+        contexts=contexts,
+        owners=np.array(owners),
+        starts=starts,
+        lengths=sizes,
+        shares=np.array(shares),
+        answers=np.array(answers, np.int64),
+        max_answer_length=max_answer_length,
+        cut=int(long.sum()),
+    )
+
+
+def tokenize(
+    texts: Sequence[str], tokenizer: Any, with_offsets: bool = False
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(N,) the tokens of some texts side by side, up to where each one's go, and (N, 2) the characters of each token.
+
+    Special tokens written out in a text are ordinary text there, as in the reference code.
+    """
+    from tokenizers import Tokenizer
+
+    backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())  # a copy, so that the caller's stays as it is
+    backend.no_padding()
+    backend.no_truncation()
+    backend.encode_special_tokens = True
+    encode = backend.encode_batch if with_offsets else backend.encode_batch_fast
+    ids, offsets, lengths = [np.zeros(0, np.int32)], [np.zeros((0, 2), np.int32)], []
+    for start in range(0, len(texts), TEXTS_A_BATCH):
+        for encoding in encode(texts[start : start + TEXTS_A_BATCH], add_special_tokens=False):
+            ids.append(np.array(encoding.ids, np.int32))
+            lengths.append(len(encoding.ids))
+            if with_offsets:
+                offsets.append(np.array(encoding.offsets, np.int32).reshape(-1, 2))
+    return np.concatenate(ids), np.cumsum(lengths), np.concatenate(offsets)
+
+
+def find_answer(question: Question, offsets: np.ndarray) -> tuple[int, int] | None:
+    """The first and the last token of the first answer in the context; None if there is none that can be found."""
+    if not question.answers or not is_placed(question):
+        return None
+    return locate_answer(offsets, question.starts[0], question.starts[0] + len(question.answers[0]))
+
+
+def place_answer(answer: tuple[int, int] | None, start: int, length: int, *, first: int) -> tuple[int, int]:
+    """The answer in the sequence of a window whose context begins at `first`; [CLS] if it is not all in the window."""
+    if answer is None or answer[0] < start or answer[1] >= start + length:
+        return 0, 0
+    return answer[0] - start + first, answer[1] - start + first
+
+
+def express(windows: Windows, index: int) -> list[str]:
+    """The texts that come nearest to a question's answers: what lies between tokens, and is not too long.
+
+    An answer that begins or ends within a token, or has too many, cannot be given as it is.
+    """
+    question = windows.questions[index]
+    offsets = cut(windows.offsets, windows.context_ends, windows.contexts[index])
+    texts = []
+    for answer, start in zip(question.answers, question.starts, strict=True):
+        if found := locate_answer(offsets, start, start + len(answer)):
+            last = min(found[1], found[0] + windows.max_answer_length - 1)
+            texts.append(question.context[offsets[found[0], 0] : offsets[last, 1]])
+    return texts
+
+
+# --- Decoding ---------------------------------------------------------------------------------------------------------
+
+
+class Span(NamedTuple):
+    """An answer, with the scores S.T_i of its first token and E.T_j of its last."""
+
+    text: str
+    start: float
+    end: float
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a model says to a question.
+
+    spans: the best answers, each text once, by S.T_i + E.T_j; at most `N_BEST`.
+    null: S.C and E.C of the window where their sum is least.
+    """
+
+    spans: list[Span]
+    null: tuple[float, float]
+
+    @property
+    def best(self) -> Span:
+        """The best span; an empty text of score 0 if no token of the context is in the running."""
+        return self.spans[0] if self.spans else Span("", 0.0, 0.0)
+
+    @property
+    def odds(self) -> float:
+        """s_null minus the best span's score: how much rather the model would not answer."""
+        return self.null[0] + self.null[1] - self.best.start - self.best.end
+
+
+def keep_top(start_logits: "Tensor", end_logits: "Tensor") -> "Tensor":
+    """(B, 4 * N_BEST + 2) all that decoding needs of the scores (B, T) of all tokens, whatever T is.
+
+    The best starts' scores and places, the best ends', and the two scores of [CLS]; where T is below N_BEST the rest is
+    -infinity.
+    """
+    import torch
+
+    parts = []
+    for logits in (start_logits.float(), end_logits.float()):
+        values, places = logits.topk(min(N_BEST, logits.shape[1]))  # (B, K) each
+        missing = (0, N_BEST - values.shape[1])
+        parts.append(torch.nn.functional.pad(values, missing, value=float("-inf")))
+        parts.append(torch.nn.functional.pad(places.float(), missing))  # exact below 2 ** 24
+    null = [logits[:, :1].float() for logits in (start_logits, end_logits)]
+    return torch.cat([*parts, *null], dim=1)
+
+
+def decode(kept: np.ndarray, windows: Windows) -> list[Answer]:
+    """The answers to all questions, from what `keep_top` gives of each window (W, 4 * N_BEST + 2), in order.
+
+    A span begins at one of its window's best starts, which is in most context there, ends in the same window at one of
+    its best ends, and has at most `max_answer_length` tokens. Of equal scores, the earlier window and the better start
+    come first.
+    """
+    least = find_least(kept[:, -2:].astype(np.float64), windows.owners, len(windows.questions))
+    answers = [Answer([], (float(start), float(end))) for start, end in least]
+    for chunk in divide_windows(windows.owners):
+        owners, scores, starts, ends, firsts, lasts = list_spans(kept[chunk], windows, chunk)
+        order = np.lexsort((-scores, owners))  # stable
+        owners, *columns = (column[order] for column in (owners, starts, ends, firsts, lasts))
+        bounds = np.flatnonzero(np.diff(owners, prepend=-1, append=-1)) if len(owners) else []
+        rows = list(zip(*(column.tolist() for column in columns), strict=True))
+        for begin, end in pairwise(bounds):
+            collect(answers[owners[begin]].spans, windows.questions[owners[begin]].context, rows[begin:end])
+    return answers
+
+
+def collect(spans: list[Span], context: str, rows: Sequence[tuple[float, float, int, int]]) -> None:
+    """Adds the texts of rows (start's score, end's score, first character, end) to `spans`, each once, up to N_BEST."""
+    seen = set()
+    for start, end, first, last in rows:
+        if (text := context[first:last]) not in seen:
+            seen.add(text)
+            spans.append(Span(text, start, end))
+            if len(spans) == N_BEST:
+                return
+
+
+def find_least(null: np.ndarray, owners: np.ndarray, count: int) -> np.ndarray:
+    """(Q, 2) of each question's rows of (W, 2) the first whose sum is least."""
+    order = np.lexsort((null.sum(axis=1), owners))
+    first = np.searchsorted(owners[order], np.arange(count))
+    return null[order[first]]
+
+
+def divide_windows(owners: np.ndarray) -> Iterator[slice]:
+    """Slices of about WINDOWS_A_CHUNK windows that leave the windows of a question together."""
+    begin = 0
+    while begin < len(owners):
+        end = min(begin + WINDOWS_A_CHUNK, len(owners))
+        end = int(np.searchsorted(owners, owners[end - 1], "right"))
+        yield slice(begin, end)
+        begin = end
+
+
+def list_spans(kept: np.ndarray, windows: Windows, chunk: slice) -> tuple[np.ndarray, ...]:
+    """All spans that some windows allow: question, score, the start's and the end's score, first character and end.
+
+    Each (n,), in the order of the windows, of the starts from the best, of the ends from the best.
+    """
+    values = kept[:, : 4 * N_BEST].reshape(-1, 4, N_BEST)
+    first = windows.find_first()[chunk, None]
+    owners, lengths, offset = windows.owners[chunk], windows.lengths[chunk, None], windows.starts[chunk, None]
+    start_scores, end_scores = values[:, 0].astype(np.float64), values[:, 2].astype(np.float64)
+    starts, ends = (values[:, row].astype(np.int64) - first for row in (1, 3))  # (W, K), places in the window
+    shares = windows.shares[chunk]
+    may_start = (starts >= 0) & (starts < lengths) & np.isfinite(start_scores)
+    may_start &= (starts + offset >= shares[:, :1]) & (starts + offset < shares[:, 1:])
+    may_end = (ends >= 0) & (ends < lengths) & np.isfinite(end_scores)
+    tokens = ends[:, None, :] - starts[:, :, None] + 1  # (W, K, K)
+    allowed = may_start[:, :, None] & may_end[:, None, :] & (tokens > 0) & (tokens <= windows.max_answer_length)
+    window, i, j = np.nonzero(allowed)
+    begin = np.concatenate([[0], windows.context_ends])[windows.contexts[owners[window]]] + offset[window, 0]
+    start, end = start_scores[window, i], end_scores[window, j]
+    firsts = windows.offsets[begin + starts[window, i], 0]
+    lasts = windows.offsets[begin + ends[window, j], 1]
+    return owners[window], start + end, start, end, firsts, lasts

@@ -1,0 +1,696 @@
+"""Windows, answers and decoding against slow twins of the reference code, on texts that are awkward to tokenize."""
+
+import math
+import unicodedata
+from itertools import pairwise
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import assume, example, given, settings
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader
+
+from bertkit.data import spans
+from bertkit.data.sequence import pad
+from bertkit.data.spans import (
+    Answer,
+    Question,
+    Span,
+    cut_windows,
+    decode,
+    divide_context,
+    divide_windows,
+    encode_questions,
+    express,
+    find_least,
+    is_placed,
+    keep_top,
+    locate_answer,
+    place_answer,
+)
+from bertkit.data.vocab import SPECIAL_TOKENS, make_tokenizer
+
+LETTERS = [*"abcdehilmnopstABST129éßक中国😀", *unicodedata.normalize("NFD", "한국"), "\u0301", "\u093f"]
+TOKENS = [*SPECIAL_TOKENS, *LETTERS, *(f"##{letter}" for letter in LETTERS), *"[].,()-?'", "the", "##st", "ab", "##cd"]
+TOKENIZERS = [make_tokenizer(TOKENS, cased=cased, max_length=10**6) for cased in (False, True)]
+UNCASED = TOKENIZERS[0]
+AWKWARD = {
+    "plain": "The best the ab, abcd (1912).",
+    "no spaces": "ab-ab'ab.ab[ab]" * 3,
+    "unknown words": "z zebra q " * 4,
+    "accents apart": "e\u0301te\u0301 a\u0323\u0301b " * 3,
+    "accents in one": "été é É " * 3,
+    "accents alone": "\u0301 \u0301\u0301",
+    "hangul": "한국 한 국한 " * 3,
+    "devanagari": "कि किक " * 4,
+    "chinese": "中国中 ab中",
+    "emoji": "😀 👨\u200d👩\u200d👧 a😀b 🇰🇷 ❤\ufe0f",
+    "controls": "a\x00b \x01 \u200b ab\ufeff\ufffd\x7f\x85c",
+    "spaces": "\u00a0 ab\u2028ab\u3000\tab\r\n\u202fab  ",
+    "longer in lower case": "İİst ẞ ﬁ",
+    "special tokens": "[SEP] a [CLS][MASK]b [sep] [PAD] [UNK]",
+    "empty": "",
+    "only spaces": " \n ",
+}
+WORDS = st.sampled_from([word for text in AWKWARD.values() for word in text.split(" ") if word])
+GAPS = st.sampled_from([" ", " ", " ", "", "\n", ", "])
+TEXTS = st.one_of(
+    st.lists(st.tuples(WORDS, GAPS), max_size=12).map(lambda pairs: "".join(word + gap for word, gap in pairs)),
+    st.sampled_from(list(AWKWARD.values())),
+    st.text(max_size=20),
+)
+LONG_TEXTS = st.lists(TEXTS, min_size=6, max_size=12).map(" ".join)
+CONTEXTS = st.one_of(TEXTS, LONG_TEXTS, LONG_TEXTS)
+SIZES = st.builds(
+    lambda query, room, step: {"max_query_length": query, "max_length": query + 3 + room, "doc_stride": step},
+    query=st.integers(1, 8),
+    room=st.one_of(st.integers(1, 10), st.integers(15, 60)),
+    step=st.one_of(st.integers(1, 20), st.integers(1, 70)),
+)
+
+
+def ask(context, *answers, question="the best?", name="q"):
+    """A question; every answer is (its first character, its end)."""
+    texts = tuple(context[start:end] for start, end in answers)
+    return Question(name, question, context, texts, tuple(start for start, _ in answers))
+
+
+def tokenize(tokenizer, text):
+    """Ids and (first character, end) of the tokens, by plain transformers; written special tokens are ordinary text."""
+    found = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, split_special_tokens=True)
+    return found["input_ids"], found["offset_mapping"]
+
+
+# --- Windows ----------------------------------------------------------------------------------------------------------
+
+
+def cut_slowly(count, room, step):
+    """The reference code's windows, (first token, tokens) each; it has none over nothing."""
+    windows, start = [], 0
+    while start < count:
+        length = min(count - start, room)
+        windows.append((start, length))
+        if start + length == count:
+            break
+        start += min(length, step)
+    return windows
+
+
+def measure_context(window, token):
+    """The reference code's score of how much context a window shows around a token; -1 if it does not show it."""
+    start, length = window
+    last = start + length - 1
+    return min(token - start, last - token) + 0.01 * length if start <= token <= last else -1
+
+
+def own_slowly(windows, count):
+    """Every token's window of most context, the first of equals."""
+    return [
+        max(range(len(windows)), key=lambda place: measure_context(windows[place], token)) for token in range(count)
+    ]
+
+
+COUNTS, ROOMS, STEPS = (
+    st.one_of(st.integers(least, few), st.integers(least, 650)) for least, few in ((0, 40), (1, 20), (1, 9))
+)
+
+
+def test_windows_of_384_advance_by_128():
+    """A question of 9 tokens leaves 372 for the context."""
+    assert cut_windows(372, 372, 128) == [(0, 372)]
+    assert cut_windows(373, 372, 128) == [(0, 372), (128, 245)]
+    assert cut_windows(700, 372, 128) == [(0, 372), (128, 372), (256, 372), (384, 316)]
+
+
+@settings(deadline=None, max_examples=300)
+@given(count=COUNTS, room=ROOMS, step=STEPS)
+@example(count=0, room=3, step=1)
+@example(count=9, room=3, step=5)
+def test_windows_are_those_of_the_reference_code(count, room, step):
+    windows = cut_windows(count, room, step)
+    assert windows == (cut_slowly(count, room, step) or [(0, 0)])
+    assert {token for start, length in windows for token in range(start, start + length)} == set(range(count))
+    assert sum(windows[-1]) == count
+    assert all(0 < length <= room for _, length in windows if count)
+    starts = [start for start, _ in windows]
+    assert starts == [min(step, room) * place for place in range(len(windows))]
+
+
+def test_a_token_belongs_to_the_window_that_shows_it_in_most_context():
+    """Tokens 6 and 9 have 3 neighbours on their poorer side in two windows each: the first of these has them."""
+    assert cut_windows(14, 10, 3) == [(0, 10), (3, 10), (6, 8)]
+    assert divide_context([(0, 10), (3, 10), (6, 8)]) == [(0, 7), (7, 10), (10, 14)]
+
+
+@settings(deadline=None, max_examples=250)
+@given(count=COUNTS, room=ROOMS, step=STEPS)
+@example(count=600, room=317, step=128)
+@example(count=400, room=320, step=180)  # a hundred tokens fewer weigh as much as one of context
+@example(count=119, room=118, step=101)  # a row of such ties, which rounding decides now so, now so
+def test_shares_are_those_of_the_reference_code(count, room, step):
+    windows = cut_windows(count, room, step)
+    shares = divide_context(windows)
+    tokens = [token for start, end in shares for token in range(start, end)]
+    assert tokens == list(range(count))
+    owners = [place for place, (start, end) in enumerate(shares) for _ in range(start, end)]
+    expected = own_slowly(windows, count)
+    if min(step, room) % 101:
+        assert owners == expected
+    else:
+        for token, pair in enumerate(zip(owners, expected, strict=True)):
+            found, most = (measure_context(windows[place], token) for place in pair)
+            assert found == pytest.approx(most, rel=0, abs=1e-9)
+
+
+# --- Answers and tokens -----------------------------------------------------------------------------------------------
+
+
+def locate_slowly(offsets, start, end):
+    """All tokens that share a character with [start, end)."""
+    return [token for token, (first, last) in enumerate(offsets) if max(first, start) < min(last, end)]
+
+
+def test_an_answer_within_a_token_takes_all_of_it():
+    """Section 4.2 knows tokens only. The tokens: the (0, 3), ab (4, 6), ##cd (6, 8), a full stop (8, 9)."""
+    offsets = np.array(tokenize(UNCASED, "The abcd.")[1])
+    assert offsets.tolist() == [[0, 3], [4, 6], [6, 8], [8, 9]]
+    assert locate_answer(offsets, 4, 8) == (1, 2)
+    assert locate_answer(offsets, 5, 7) == (1, 2)
+    assert locate_answer(offsets, 5, 6) == (1, 1)
+    assert locate_answer(offsets, 3, 5) == (1, 1)
+    assert locate_answer(offsets, 0, 9) == (0, 3)
+    assert locate_answer(offsets, 3, 4) is None  # the space
+    assert locate_answer(offsets, 9, 12) is None
+    assert locate_answer(np.zeros((0, 2), int), 0, 3) is None
+
+
+def test_an_answer_of_no_characters_shares_none_with_a_token():
+    offsets = np.array([[0, 3], [4, 6]])
+    assert [locate_answer(offsets, place, place) for place in range(7)] == [None] * 7
+
+
+@settings(deadline=None, max_examples=150)
+@given(tokenizer=st.sampled_from(TOKENIZERS), text=TEXTS, start=st.integers(0, 60), length=st.integers(1, 60))
+def test_located_tokens_are_those_that_share_a_character(tokenizer, text, start, length):
+    assume(text)
+    start %= len(text)
+    end = min(start + length, len(text))
+    _, offsets = tokenize(tokenizer, text)
+    expected = locate_slowly(offsets, start, end)
+    found = locate_answer(np.array(offsets, int).reshape(-1, 2), start, end)
+    assert found == ((expected[0], expected[-1]) if expected else None)
+    if found:
+        characters = {place for first, last in offsets for place in range(first, last)} & set(range(start, end))
+        assert characters <= set(range(offsets[found[0]][0], offsets[found[1]][1]))
+
+
+@settings(deadline=None, max_examples=150)
+@given(
+    tokenizer=st.sampled_from(TOKENIZERS),
+    context=CONTEXTS,
+    sizes=SIZES,
+    start=st.integers(0, 200),
+    length=st.integers(1, 12),
+)
+def test_positions_point_at_the_answers_tokens(tokenizer, context, sizes, start, length):
+    """Counted over the offsets that transformers gives for each window of its own."""
+    assume(context)
+    start %= len(context)
+    end = min(start + length, len(context))
+    data = encode_questions([ask(context, (start, end), question="the")], tokenizer, **sizes)
+    expected = encode_stock(tokenizer, "the", context, sizes)
+    assert len(data) == len(expected["input_ids"])
+    needed = len(locate_slowly(tokenize(tokenizer, context)[1], start, end))
+    for window, item in enumerate(data):
+        segments = expected.sequence_ids(window)
+        places = [
+            position
+            for position in locate_slowly(expected["offset_mapping"][window], start, end)
+            if segments[position] == 1
+        ]
+        shown = needed and len(places) == needed
+        assert (item["start_positions"], item["end_positions"]) == ((places[0], places[-1]) if shown else (0, 0))
+
+
+@pytest.mark.parametrize(
+    ("answer", "start"),
+    [("ab", -1), ("ab", 3), ("AB", 4), ("", 4), ("ab", 400), ("abcd.x", 4), (" ", 3)],
+    ids=["no place", "wrong place", "other case", "empty", "behind", "over the end", "a space"],
+)
+def test_an_answer_that_cannot_be_found_is_the_cls_token(answer, start):
+    question = Question("q", "the?", "The abcd.", (answer,), (start,))
+    data = encode_questions([question], UNCASED)
+    assert [(item["start_positions"], item["end_positions"]) for item in data] == [(0, 0)]
+    assert is_placed(question) is (answer == " ")
+
+
+@pytest.mark.parametrize(
+    ("answers", "starts", "expected"),
+    [
+        ((), (), True),
+        (("ab",), (4,), True),
+        (("ab", "x"), (4, -1), True),  # the first counts
+        (("x", "ab"), (0, 4), False),
+        (("The abcd.",), (0,), True),
+        (("cd.",), (6,), True),
+    ],
+)
+def test_is_placed(answers, starts, expected):
+    assert is_placed(Question("q", "the?", "The abcd.", answers, starts)) is expected
+
+
+def test_an_answer_that_is_cut_by_its_window_is_the_cls_token():
+    assert place_answer((5, 8), 5, 4, first=10) == (10, 13)
+    assert place_answer((5, 8), 6, 9, first=10) == (0, 0)
+    assert place_answer((5, 8), 0, 8, first=10) == (0, 0)
+    assert place_answer((5, 8), 0, 9, first=10) == (15, 18)
+    assert place_answer((0, 0), 0, 1, first=2) == (2, 2)
+    assert place_answer(None, 0, 9, first=10) == (0, 0)
+
+
+def test_texts_that_come_nearest_to_the_answers():
+    context = "The abcd, the abcd."
+    question = ask(context, (4, 8), (4, 7), (5, 8), (0, 19), (3, 4), (14, 18), (9, 14))
+    data = encode_questions([ask("the"), question], UNCASED, max_answer_length=3)
+    # a space has no text; at most three tokens; spaces beside an answer are not its own
+    assert express(data, 1) == ["abcd", "abcd", "abcd", "The abcd", "abcd", "the"]
+    assert express(data, 0) == []
+
+
+def test_an_answer_without_a_place_has_no_text():
+    question = Question("q", "the?", "The abcd.", ("The", "cd"), (0, -1))
+    assert express(encode_questions([question], UNCASED), 0) == ["The"]
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    tokenizer=st.sampled_from(TOKENIZERS),
+    context=TEXTS,
+    places=st.lists(st.tuples(st.integers(0, 60), st.integers(1, 30)), max_size=3),
+    longest=st.integers(1, 6),
+)
+def test_a_nearest_text_covers_its_answer_unless_it_is_too_long(tokenizer, context, places, longest):
+    assume(context)
+    places = [(start % len(context), start % len(context) + length) for start, length in places]
+    data = encode_questions([ask(context, *places)], tokenizer, max_answer_length=longest)
+    _, offsets = tokenize(tokenizer, context)
+    expected = []
+    for start, end in places:
+        if found := locate_slowly(offsets, start, min(end, len(context))):
+            expected.append(context[offsets[found[0]][0] : offsets[found[:longest][-1]][1]])
+    assert express(data, 0) == expected
+
+
+# --- Sequences --------------------------------------------------------------------------------------------------------
+
+
+def encode_stock(tokenizer, question, context, sizes):
+    """The windows of transformers itself, whose stride is the overlap, for a question that is short enough."""
+    room = sizes["max_length"] - len(tokenize(tokenizer, question)[0]) - 3
+    return tokenizer(
+        question,
+        context or " ",  # which has no token either; an empty one would be taken for none
+        truncation="only_second",
+        max_length=sizes["max_length"],
+        stride=room - min(sizes["doc_stride"], room),
+        return_overflowing_tokens=True,
+        return_offsets_mapping=True,
+        split_special_tokens=True,
+    )
+
+
+def check_sequences(questions, tokenizer, sizes):
+    """[CLS] question [SEP] window [SEP] for every window, by hand, and by transformers for short questions."""
+    data = encode_questions(questions, tokenizer, **sizes)
+    cls, sep = tokenizer.cls_token_id, tokenizer.sep_token_id
+    long, place = 0, 0
+    for number, question in enumerate(questions):
+        query = tokenize(tokenizer, question.question)[0]
+        long += len(query) > sizes["max_query_length"]
+        short = len(query) <= sizes["max_query_length"]
+        stock = encode_stock(tokenizer, question.question, question.context, sizes) if short else None
+        query = query[: sizes["max_query_length"]]
+        context = tokenize(tokenizer, question.context)[0]
+        windows = cut_slowly(len(context), sizes["max_length"] - len(query) - 3, sizes["doc_stride"]) or [(0, 0)]
+        if short:
+            assert len(stock["input_ids"]) == len(windows)
+        for index, (start, length) in enumerate(windows):
+            ids, segments = data[place]["input_ids"], data[place]["token_type_ids"]
+            assert ids.dtype == segments.dtype == np.int64
+            assert ids.tolist() == [cls, *query, sep, *context[start : start + length], sep]
+            assert segments.tolist() == [0] * (len(query) + 2) + [1] * (length + 1)
+            assert len(ids) <= sizes["max_length"]
+            assert data.owners[place] == number
+            assert data.find_first()[place] == len(query) + 2
+            if short:
+                assert ids.tolist() == stock["input_ids"][index]
+                assert segments.tolist() == stock["token_type_ids"][index]
+            place += 1
+    assert len(data) == place
+    assert data.cut == long
+    return data
+
+
+def test_the_question_is_segment_a_and_the_window_segment_b():
+    """Section 4.2: "we represent the input question and passage as a single packed sequence"."""
+    data = encode_questions(
+        [ask("The abcd, best.", (4, 8), question="The ab?")], UNCASED, max_length=10, doc_stride=2, max_query_length=8
+    )
+    assert [" ".join(UNCASED.convert_ids_to_tokens(item["input_ids"].tolist())) for item in data] == [
+        "[CLS] the ab ? [SEP] the ab ##cd , [SEP]",
+        "[CLS] the ab ? [SEP] ##cd , b ##e [SEP]",
+        "[CLS] the ab ? [SEP] b ##e ##st . [SEP]",
+    ]
+    assert data[0]["token_type_ids"].tolist() == [0, 0, 0, 0, 0, 1, 1, 1, 1, 1]
+    assert [(item["start_positions"], item["end_positions"]) for item in data] == [(6, 7), (0, 0), (0, 0)]
+
+
+@settings(deadline=None, max_examples=100)
+@given(
+    tokenizer=st.sampled_from(TOKENIZERS),
+    contexts=st.lists(CONTEXTS, min_size=1, max_size=2),
+    pairs=st.lists(st.tuples(TEXTS, st.integers(0, 1)), min_size=1, max_size=4),
+    sizes=SIZES,
+)
+def test_sequences_are_those_of_transformers(tokenizer, contexts, pairs, sizes):
+    questions = [ask(contexts[place % len(contexts)], question=text) for text, place in pairs]
+    check_sequences(questions, tokenizer, sizes)
+
+
+@pytest.mark.parametrize("tokenizer", TOKENIZERS, ids=["uncased", "cased"])
+@pytest.mark.parametrize("name", AWKWARD)
+def test_awkward_texts(name, tokenizer):
+    """As a context, as a question, and as both, in many windows and in one."""
+    text = AWKWARD[name]
+    questions = [ask(text), ask("The abcd, best.", question=text), ask(text, question=text)]
+    for length, step in ((16, 2), (384, 128)):
+        check_sequences(questions, tokenizer, {"max_query_length": 8, "max_length": length, "doc_stride": step})
+
+
+def test_special_tokens_written_out_are_letters():
+    data = encode_questions([ask("[CLS] a", question="[SEP] a")], UNCASED)
+    assert data[0]["input_ids"].tolist().count(UNCASED.cls_token_id) == 1
+    assert data[0]["input_ids"].tolist().count(UNCASED.sep_token_id) == 2
+
+
+def test_nothing_asked_about_nothing():
+    data = encode_questions([ask("", question=""), ask("\u0301 \n", question=" ")], UNCASED)
+    assert [item["input_ids"].tolist() for item in data] == [[2, 3, 3]] * 2
+    assert [item["token_type_ids"].tolist() for item in data] == [[0, 0, 1]] * 2
+
+
+def test_a_context_of_a_hundred_thousand_characters():
+    context = ("The best ab, abcd (1912). " * 4000)[:100_000]
+    places = [(0, 3), (49_998, 50_022), (99_988, 99_999)]
+    questions = [ask(context, place, question="The ab?") for place in places]
+    sizes = {"max_query_length": 64, "max_length": 384, "doc_stride": 128}
+    data = check_sequences(questions[:1], UNCASED, sizes)
+    assert len(data) > 250
+    data = encode_questions(questions, UNCASED)
+    offsets = tokenize(UNCASED, context)[1]
+    for number, (start, end) in enumerate(places):
+        shown = [window for window in np.flatnonzero(data.owners == number) if data.answers[window, 0]]
+        assert shown
+        for window in shown:
+            first, last = data.answers[window] - data.find_first()[window] + data.starts[window]
+            assert context[offsets[first][0] : offsets[last][1]] == context[start:end]
+
+
+def test_a_word_of_a_hundred_thousand_letters_is_one_unknown_token():
+    question = ask("ab" * 50_000, (2, 4))
+    data = encode_questions([question], UNCASED)
+    assert data[0]["input_ids"].tolist()[-2:] == [UNCASED.unk_token_id, UNCASED.sep_token_id]
+    assert data[0]["start_positions"] == data[0]["end_positions"] == len(data[0]["input_ids"]) - 2
+    assert express(data, 0) == [question.context]
+
+
+def test_a_context_is_kept_once():
+    contexts = ["The best ab. " * 5, "abcd " * 7]
+    data = encode_questions([ask(contexts[index % 2]) for index in range(10)], UNCASED)
+    assert len(data.context_ids) == len(data.offsets) == sum(len(tokenize(UNCASED, text)[0]) for text in contexts)
+    assert data.contexts.tolist() == [0, 1] * 5
+
+
+def test_more_texts_than_are_tokenized_at_once(monkeypatch):
+    questions = [ask("The best ab. " * (index % 4), (4, 8), question="the " * (index % 5)) for index in range(11)]
+    whole = encode_questions(questions, UNCASED, max_length=12, doc_stride=3, max_query_length=4)
+    monkeypatch.setattr(spans, "TEXTS_A_BATCH", 3)
+    again = encode_questions(questions, UNCASED, max_length=12, doc_stride=3, max_query_length=4)
+    assert len(whole) == len(again) > 11
+    for one, other in zip(whole, again, strict=True):
+        assert {name: np.array(value).tolist() for name, value in one.items()} == {
+            name: np.array(value).tolist() for name, value in other.items()
+        }
+
+
+@pytest.mark.parametrize("length", [3, 30])
+def test_the_callers_tokenizer_stays_as_it_is(length):
+    tokenizer = make_tokenizer(TOKENS, cased=False)
+    tokenizer(["a", "a b the"], padding="max_length", max_length=length, truncation=True)  # it remembers
+    before = tokenizer.backend_tokenizer.to_str()
+    data = encode_questions([ask("the ab abcd the", question="the a b c d e")], tokenizer)
+    assert len(data[0]["input_ids"]) == 6 + 5 + 3
+    assert tokenizer.backend_tokenizer.to_str() == before
+    assert tokenizer.backend_tokenizer.encode_special_tokens is False
+
+
+def test_windows_through_torchs_loader():
+    """The loader asks for several at once; a batch has its positions as columns."""
+    contexts = ["The best ab. " * count for count in (3, 1, 2)]
+    data = encode_questions([ask(text, (4, 8)) for text in contexts], UNCASED, max_length=16, doc_stride=4)
+    assert len(data) > 3
+    items = [data[index] for index in range(len(data))]
+    for one, other in zip(data.__getitems__([3, 0]), (items[3], items[0]), strict=True):
+        assert {name: np.array(value).tolist() for name, value in one.items()} == {
+            name: np.array(value).tolist() for name, value in other.items()
+        }
+    batches = list(DataLoader(data, batch_size=2, collate_fn=pad, num_workers=0))
+    for name in ("start_positions", "end_positions"):
+        column = torch.cat([batch[name] for batch in batches])
+        assert column.dtype == torch.int64
+        assert column.tolist() == [item[name] for item in items]
+        assert column.any()
+    real = torch.cat([batch["input_ids"][batch["attention_mask"].bool()] for batch in batches])
+    assert real.tolist() == np.concatenate([item["input_ids"] for item in items]).tolist()
+
+
+# --- Decoding ---------------------------------------------------------------------------------------------------------
+
+
+def rank(scores):
+    """The places of the 20 best scores, best first."""
+    return sorted(range(len(scores)), key=lambda place: -scores[place])[:20]
+
+
+def decode_slowly(question, tokenizer, sizes, longest, starts, ends):
+    """(text, start's score, end's score) of the best 20 spans, as the reference code finds them, and the null scores.
+
+    starts, ends: a list of scores for each window of the question, over all positions of a padded batch.
+    """
+    query = tokenize(tokenizer, question.question)[0][: sizes["max_query_length"]]
+    offsets = tokenize(tokenizer, question.context)[1]
+    windows = cut_slowly(len(offsets), sizes["max_length"] - len(query) - 3, sizes["doc_stride"])
+    owners = own_slowly(windows, len(offsets))
+    rows = []
+    for place, (begin, length) in enumerate(windows):
+        shift = begin - len(query) - 2  # of the positions in the sequence to the tokens of the context
+        for i in rank(starts[place]):
+            for j in rank(ends[place]):
+                if not begin <= i + shift <= j + shift < begin + length:
+                    continue  # in the question, a special token or padding, or an end before its start
+                if owners[i + shift] != place or j - i + 1 > longest:
+                    continue
+                text = question.context[offsets[i + shift][0] : offsets[j + shift][1]]
+                rows.append((text, starts[place][i], ends[place][j]))
+    best = {}
+    for row in sorted(rows, key=lambda row: -(row[1] + row[2])):  # stable
+        best.setdefault(row[0], row)
+    pairs = [(start[0], end[0]) for start, end in zip(starts, ends, strict=True)]
+    return list(best.values())[:20], min(pairs, key=sum)
+
+
+def draw_scores(seed, shape):
+    """(W, T) scores twice, no two of a row alike, exact in float32; but sums of two may be."""
+    draw = np.random.default_rng(seed)
+    return [
+        torch.from_numpy(draw.permuted(np.tile(np.arange(shape[1]), (shape[0], 1)), axis=1) / 4).float() for _ in "SE"
+    ]
+
+
+def split(rows, owners, index):
+    return [row for row, owner in zip(rows, owners, strict=True) if owner == index]
+
+
+@settings(deadline=None, max_examples=200)
+@given(
+    tokenizer=st.sampled_from(TOKENIZERS),
+    texts=st.lists(st.tuples(CONTEXTS, TEXTS), min_size=1, max_size=4),
+    sizes=SIZES,
+    longest=st.integers(1, 8),
+    padding=st.integers(0, 4),
+    seed=st.integers(0, 2**32),
+    chunk=st.integers(1, 4),
+)
+def test_decoding_is_that_of_the_reference_code(tokenizer, texts, sizes, longest, padding, seed, chunk):
+    questions = [ask(context, question=question) for context, question in texts]
+    data = encode_questions(questions, tokenizer, max_answer_length=longest, **sizes)
+    width = max(len(item["input_ids"]) for item in data) + padding
+    starts, ends = draw_scores(seed, (len(data), width))
+    kept = keep_top(starts, ends).numpy()
+    answers = decode(kept, data)
+    assert len(answers) == len(questions)
+    for index, (question, answer) in enumerate(zip(questions, answers, strict=True)):
+        rows = [split(scores.tolist(), data.owners, index) for scores in (starts, ends)]
+        expected, null = decode_slowly(question, tokenizer, sizes, longest, *rows)
+        assert answer.spans == expected
+        assert answer.null == null
+        assert len({span.text for span in answer.spans}) == len(answer.spans) <= 20
+    with mock.patch.object(spans, "WINDOWS_A_CHUNK", chunk):
+        assert decode(kept, data) == answers
+
+
+def test_of_20_spans_the_best_20_are_kept_and_of_a_text_the_best():
+    """Over "the the ... the" spans of one length are one text, so there are as many texts as lengths."""
+    data = encode_questions([ask("the " * 40), ask("a b c d e " * 8)], UNCASED, max_answer_length=30)
+    starts, ends = draw_scores(0, (2, 60))
+    first, second = decode(keep_top(starts, ends).numpy(), data)
+    assert len({span.text for span in first.spans}) == len(first.spans)
+    assert {span.text for span in first.spans} <= {" ".join(["the"] * count) for count in range(1, 31)}
+    assert len(second.spans) == 20
+    scores = [span.start + span.end for span in second.spans]
+    assert scores == sorted(scores, reverse=True)
+
+
+GOLD = 10.0
+
+
+def make_gold_scores(data, seed):
+    """(W, T) scores twice, below 1 but for the answers' first and last tokens, or [CLS] in windows without."""
+    width = max(len(item["input_ids"]) for item in data)
+    scores = torch.rand((2, len(data), width), generator=torch.Generator().manual_seed(seed))
+    for row, item in enumerate(data):
+        scores[0, row, item["start_positions"]] = GOLD
+        scores[1, row, item["end_positions"]] = GOLD
+    return scores
+
+
+@settings(deadline=None, max_examples=120)
+@given(
+    tokenizer=st.sampled_from(TOKENIZERS),
+    context=CONTEXTS,
+    start=st.integers(0, 200),
+    length=st.integers(1, 5),
+    longest=st.integers(1, 5),
+    step=st.integers(1, 10),
+    more=st.integers(0, 8),
+    seed=st.integers(0, 2**32),
+)
+def test_a_model_that_is_right_gives_the_answer(tokenizer, context, start, length, longest, step, more, seed):
+    """Windows overlap by two answers at least, so the one that owns the answer's start shows all of it."""
+    _, offsets = tokenize(tokenizer, context)
+    assume(offsets)
+    first = start % len(offsets)
+    last = min(first + length, len(offsets)) - 1
+    place = offsets[first][0], offsets[last][1]
+    assume(len(locate_slowly(offsets, *place)) <= longest)
+    query = len(tokenize(tokenizer, "the ab?")[0])
+    data = encode_questions(
+        [ask(context, question="the ab?"), ask(context, place, question="the ab?")],
+        tokenizer,
+        max_length=query + 3 + step + 2 * longest + more,
+        doc_stride=step,
+        max_answer_length=longest,
+    )
+    unanswered, answered = decode(keep_top(*make_gold_scores(data, seed)).numpy(), data)
+    assert answered.best == (context[slice(*place)], GOLD, GOLD)
+    assert express(data, 1) == [answered.best.text]
+    assert answered.odds < 0 < unanswered.odds
+
+
+def test_a_model_that_is_right_about_a_long_context():
+    """At the sizes of the paper's reference code; near the seams of windows too."""
+    context = "The best ab, abcd (1912). " * 400
+    _, offsets = tokenize(UNCASED, context)
+    firsts = range(0, len(offsets) - 30, 97)
+    places = [(offsets[first][0], offsets[first + first % 30][1]) for first in firsts]
+    data = encode_questions([ask(context, place) for place in places], UNCASED)
+    assert len(data) > 25 * len(places) > 500
+    answers = decode(keep_top(*make_gold_scores(data, 0)).numpy(), data)
+    assert [answer.best.text for answer in answers] == [context[start:end] for start, end in places]
+    assert all(answer.best[1:] == (GOLD, GOLD) for answer in answers)
+
+
+@pytest.mark.parametrize("length", [1, 2, 19, 20, 21, 384])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_is_kept_of_the_scores(length, dtype):
+    """Places stay exact where the scores are coarse: bfloat16 has no 383."""
+    scores = [torch.randn((3, length)).to(dtype) for _ in range(2)]
+    kept = keep_top(*scores)
+    values, count = kept[:, :80].reshape(3, 4, 20), min(20, length)
+    assert kept.dtype == torch.float32
+    for side, logits in enumerate(scores):
+        for row in range(3):
+            places = values[row, 2 * side + 1, :count].long()
+            assert len(set(places.tolist())) == count
+            expected = logits[row].float()
+            assert values[row, 2 * side, :count].tolist() == expected[places].tolist()
+            assert values[row, 2 * side, :count].tolist() == sorted(expected.tolist(), reverse=True)[:count]
+            assert values[row, 2 * side, count:].tolist() == [-math.inf] * (20 - count)
+        assert kept[:, 80 + side].tolist() == logits[:, 0].float().tolist()
+
+
+@pytest.mark.parametrize("length", [1, 5, 20, 384, 4096])
+def test_what_is_kept_does_not_grow_with_the_length(length):
+    kept = keep_top(torch.randn(2, length), torch.randn(2, length))
+    assert kept.shape == (2, 82)
+    assert kept.untyped_storage().nbytes() == 2 * 82 * 4  # and it holds on to nothing else
+
+
+def test_the_best_answer_and_how_much_rather_there_is_none():
+    answer = Answer([Span("ab", 3.0, 1.5), Span("the", 2.0, 2.0)], (1.0, -0.25))
+    assert answer.best == ("ab", 3.0, 1.5)
+    assert answer.odds == 0.75 - 4.5
+    assert Answer([], (1.0, -0.25)).best == ("", 0.0, 0.0)
+    assert Answer([], (1.0, -0.25)).odds == 0.75
+
+
+def test_a_context_without_tokens_has_no_span():
+    data = encode_questions([ask("ab"), ask(""), ask("ab the")], UNCASED)
+    starts, ends = draw_scores(0, (3, 9))
+    answers = decode(keep_top(starts, ends).numpy(), data)
+    assert answers[1] == Answer([], (starts[1, 0].item(), ends[1, 0].item()))
+    assert answers[1].best.text == ""
+    assert answers[0].spans
+    assert answers[2].spans
+
+
+def test_no_answer_scores_as_in_the_window_that_is_least_sure_of_it():
+    data = encode_questions([ask("a b c d e", question="")], UNCASED, max_length=6, doc_stride=1)
+    assert len(data) == 3
+    starts, ends = torch.zeros(2, 3, 6).unbind()
+    starts[:, 0], ends[:, 0] = torch.tensor([3.0, -2.0, 1.0]), torch.tensor([0.0, 4.0, 1.0])
+    assert decode(keep_top(starts, ends).numpy(), data)[0].null == (-2.0, 4.0)  # before (1, 1), which is as low
+
+
+@settings(deadline=None, max_examples=100)
+@given(rows=st.lists(st.lists(st.tuples(st.integers(-3, 3), st.integers(-3, 3)), min_size=1, max_size=5), min_size=1))
+def test_the_least_null_score_of_every_question(rows):
+    owners = np.repeat(np.arange(len(rows)), [len(row) for row in rows])
+    null = np.array([pair for row in rows for pair in row], float)
+    assert find_least(null, owners, len(rows)).tolist() == [list(min(row, key=sum)) for row in rows]
+
+
+@settings(deadline=None, max_examples=100)
+@given(counts=st.lists(st.integers(1, 9), max_size=12), chunk=st.integers(1, 12))
+def test_chunks_leave_the_windows_of_a_question_together(counts, chunk):
+    owners = np.repeat(np.arange(len(counts)), counts)
+    with mock.patch.object(spans, "WINDOWS_A_CHUNK", chunk):
+        parts = [owners[part].tolist() for part in divide_windows(owners)]
+    assert [owner for part in parts for owner in part] == owners.tolist()
+    for one, other in pairwise(parts):
+        assert one[-1] < other[0]
+        assert len(one) >= chunk
+    for part in parts:
+        assert part.index(part[-1]) < chunk  # no more questions than it takes
