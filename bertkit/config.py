@@ -5,6 +5,8 @@ every BERT on the Hub loads here and everything saved here loads there. Left out
 cross-attention, cached decoding, chunked feed-forward layers and relative positions.
 """
 
+from typing import Any
+
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 from transformers.activations import ACT2FN
@@ -15,7 +17,8 @@ class BertConfig(PreTrainedConfig):
     """Sizes and rates of one BERT; the defaults are BERT-base, uncased (section 3).
 
     L = `num_hidden_layers`, H = `hidden_size`, A = `num_attention_heads`; the feed-forward size is 4H in the paper.
-    `is_decoder=True` makes attention left-to-right (the ablation of Table 5 and Figure 5).
+    `is_decoder=True` makes attention left-to-right (the ablation of Table 5 and Figure 5). `tau` is the least by which
+    an answer's score must exceed s_null to be given (section 4.3), tuned by whoever trained on SQuAD 2.0.
 
     Raises:
         huggingface_hub.errors.StrictDataclassError: a value of the wrong type, H not divisible by A, a size below 1, a
@@ -41,12 +44,20 @@ class BertConfig(PreTrainedConfig):
     classifier_dropout: float | int | None = None
     is_decoder: bool = False
     tie_word_embeddings: bool = True
+    tau: float | int | None = None
 
     # Written by other programs and kept as they are; this package neither caches nor cross-attends.
     use_cache: bool = True
     add_cross_attention: bool = False
     bos_token_id: int | None = None
     eos_token_id: int | list[int] | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """All values by name; tau only if there is one, so that other models' files are as transformers writes them."""
+        values = super().to_dict()
+        if self.tau is None:
+            del values["tau"]
+        return values
 
     def validate_architecture(self) -> None:
         """Nothing, when the sizes fit together; called by `@strict` at construction.

@@ -61,6 +61,7 @@ from bertkit.share import write_card
 from bertkit.tasks.task import Report, Task
 from bertkit.trainer import BertTrainer, Progress, Watcher, train
 
+FIRST = "first"  # in a run directory: the run that comes before it
 SIZES = (  # what a checkpoint decides
     "vocab_size",
     "hidden_size",
@@ -126,8 +127,9 @@ def carry_out(
         processes.wait_for_everyone()  # all have looked at the directory before the first one begins it
         if processes.is_main_process:
             start_directory(output, recipe, prepared.tokenizer)
+    start = train_first(task, recipe, output, report, progress)
     set_seed(args.seed)  # again: a run must not depend on whether its data were at hand
-    model = make_model(task, recipe, prepared.settings, report)
+    model = make_model(task, start, prepared.settings, report)
     parameters = f"{model.num_parameters():,} parameters"
     trainer = make_trainer(task, model, args, prepared.data, recipe, progress)
     if "train" in prepared.data:
@@ -136,6 +138,20 @@ def carry_out(
     else:
         report(f"{parameters}; nothing to train, only to predict")
     return finish(task, recipe, trainer, prepared, output)
+
+
+def train_first(task: Task, recipe: Recipe, output: Path, report: Report, progress: Progress) -> Recipe:
+    """The recipe, starting from the model of the training that comes before it, if the task has one.
+
+    That is a run of its own in `output/first`, and not repeated when it is finished.
+    """
+    earlier = task.first(recipe)
+    if not earlier:
+        return recipe
+    report(f"first, in {output / FIRST}:")
+    run(task, earlier, output=output / FIRST, report=report, progress=progress)
+    report("then:")
+    return recipe | {"checkpoint": str(output / FIRST), "reinit_layers": 0}
 
 
 # --- The data ---------------------------------------------------------------------------------------------------------
@@ -168,11 +184,12 @@ def prepare(task: Task, recipe: Recipe, report: Report = ignore, output: Path | 
         tokenizer = find_tokenizer(task, recipe, examples, output, report)
         if output is not None and processes.is_main_process:
             start_directory(output, recipe, tokenizer)
-    data = {
-        split: task.encode(examples[split], tokenizer, recipe, split)
-        for split in ("train", *task.splits, *task.unlabelled)
-        if split in examples
-    }
+    data = {}
+    for split in ("train", *task.splits, *task.unlabelled):
+        if split in examples:
+            data[split] = task.encode(examples[split], tokenizer, recipe, split)
+            for line in task.describe(data[split], split):
+                report(line)
     settings = task.configure(recipe, tokenizer, examples)
     return Prepared({split: texts for split, texts in examples.items() if split != "train"}, tokenizer, data, settings)
 
@@ -553,6 +570,8 @@ def finish(task: Task, recipe: Recipe, trainer: BertTrainer, prepared: Prepared,
         metrics |= task.baseline(prepared.data["train"], prepared.data[next(iter(task.splits))])
         metrics["score"] = metrics[task.metric]
     metrics["updates"] = trainer.state.global_step
+    for name, value in task.settle(metrics).items():
+        setattr(trainer.accelerator.unwrap_model(trainer.model).config, name, value)
     trainer.save_model(str(output))
     if trainer.is_world_process_zero():
         write_results(task, recipe, trainer, metrics, files, prepared, output)

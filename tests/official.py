@@ -1,5 +1,6 @@
 """Small data in the official forms, and a tiny BERT to fine-tune on it: what the tests of the tasks start from."""
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -30,7 +31,16 @@ def write_checkpoint(folder: Path, seed: int = 0, labels: Sequence[str] = (), **
     """
     import torch
 
-    tokens = [*SPECIAL, *sorted(set(WORDS.values())), "word", *(f"##{digit}" for digit in range(10)), ".", '"', "'"]
+    tokens = [
+        *SPECIAL,
+        *sorted(set(WORDS.values())),
+        "word",
+        "?",
+        *(f"##{digit}" for digit in range(10)),
+        ".",
+        '"',
+        "'",
+    ]
     sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
     dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     if labels:
@@ -74,6 +84,39 @@ def write_glue(folder: Path, skip: tuple[str, ...] = (), seed: int = 0) -> Path:
             lines = ["\t".join(cells) for cells in ([header] if header else []) + rows]
             start = "\ufeff" if row.name == "mrpc" else ""
             path.write_text(start + "\n".join(lines) + "\n", encoding="utf-8", newline="\n")
+    return folder
+
+
+def write_squad(folder: Path, version: int = 2, seed: int = 0) -> Path:
+    """The files of SQuAD in their official form: two articles of four paragraphs with three questions each.
+
+    A question names the word before its answer. In 2.0 the last question of each paragraph has no answer.
+    """
+    draw = np.random.default_rng(seed)
+    release = {1: "1.1", 2: "2.0"}[version]
+    folder.mkdir(parents=True, exist_ok=True)
+    for split in ("train", "dev"):
+
+        def ask(context: str, name: str, impossible: bool, split: str = split) -> dict:
+            words = context.split()
+            place = int(draw.integers(len(words) - 3))
+            answers = [" ".join(words[place + 1 : place + 1 + count]) for count in (2, 1)]
+            start = len(" ".join(words[: place + 1])) + 1
+            found = [{"text": text, "answer_start": start} for text in answers[: 1 if split == "train" else 2]]
+            question = {"id": name, "question": f"{words[place]} ?", "answers": [] if impossible else found}
+            return question | ({"is_impossible": impossible} if version == 2 else {})
+
+        articles = []
+        for article in range(2):
+            paragraphs = []
+            for paragraph in range(4):
+                context = " ".join(draw.choice(FILLERS, draw.integers(6, 30), replace=True)) + " ."
+                names = [f"{split}-{article}-{paragraph}-{number}" for number in range(3)]
+                qas = [ask(context, name, version == 2 and name.endswith("2")) for name in names]
+                paragraphs.append({"context": context, "qas": qas})
+            articles.append({"title": f"Article_{article}", "paragraphs": paragraphs})
+        content = {"version": f"v{release}" if version == 2 else release, "data": articles}
+        (folder / f"{split}-v{release}.json").write_text(json.dumps(content), encoding="utf-8")
     return folder
 
 

@@ -2,8 +2,9 @@
 
 from bertkit.tasks.glue import GLUE
 from bertkit.tasks.pretraining import PRETRAINING
+from bertkit.tasks.squad import SQUAD
 from bertkit.tasks.task import Task
 
-TASKS: dict[str, Task] = {PRETRAINING.name: PRETRAINING} | GLUE
+TASKS: dict[str, Task] = {PRETRAINING.name: PRETRAINING} | GLUE | SQUAD
 
 __all__ = ["TASKS", "Task"]

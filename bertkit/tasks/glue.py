@@ -20,9 +20,9 @@ from torch import Tensor, nn
 
 from bertkit.data.files import Table, read_hub, read_tsv
 from bertkit.data.sequence import Sequences, encode_texts, pad
-from bertkit.data.vocab import load_tokenizer
 from bertkit.errors import UsageError
 from bertkit.metrics import compute_scores
+from bertkit.tasks import finetuning
 from bertkit.tasks.task import Report, Row, Task
 
 HUB = "nyu-mll/glue"
@@ -227,37 +227,21 @@ BENCHMARKS = (
     ),
 )
 
-RECIPE = {
-    "checkpoint": "google-bert/bert-base-uncased",
+RECIPE = finetuning.RECIPE | {
     "batch_size": 32,  # section 4.1
-    "precision": "auto",
-    "preset": "paper",
-    "model": {},
     "data": {
         "dir": "",  # empty: the Hub's data set
         "max_length": 128,
         "max_train_samples": 0,  # the first so many; 0: all
     },
-    "train": {
+    "train": finetuning.TRAIN
+    | {
         "num_train_epochs": 3.0,  # section 4.1
         "learning_rate": 2e-5,  # the least of section 4.1's four; --grid tries all
-        "adam_beta1": 0.9,
-        "adam_beta2": 0.999,
-        "adam_epsilon": 1e-6,
-        "weight_decay": 0.01,
-        "warmup_steps": 0.1,  # a share of all updates
-        "lr_scheduler_type": "linear",
-        "max_grad_norm": 1.0,
-        "optim": "bert_adam",
         "eval_strategy": "epoch",
         "save_strategy": "epoch",
-        "save_total_limit": 1,
-        "logging_steps": 0.01,  # a share of all updates
-        "seed": 42,
     },
 }
-# Mosbach et al. 2021: bias correction and more epochs, against runs that never leave the majority class.
-STABLE = {"train": {"optim": "adamw_torch", "num_train_epochs": 20.0, "learning_rate": 2e-5}}
 
 # The grid of `--grid`: section 4.1's learning rates, A.3's batch sizes and epochs.
 GRID = {
@@ -390,11 +374,6 @@ def parse_score(text: str) -> float:
     return value
 
 
-def tokenize(recipe: Mapping[str, Any], examples: Mapping[str, Examples], report: Report) -> Any:
-    """The checkpoint's tokenizer."""
-    return load_tokenizer(recipe["checkpoint"])
-
-
 def encode(examples: Examples, tokenizer: Any, recipe: Mapping[str, Any], split: str) -> Sequences:
     """The sequences of a split."""
     return encode_texts(examples["texts"], examples["labels"], tokenizer, recipe["data"]["max_length"])
@@ -404,24 +383,9 @@ def encode(examples: Examples, tokenizer: Any, recipe: Mapping[str, Any], split:
 
 
 def check(row: Benchmark, recipe: Mapping[str, Any]) -> None:
-    """Nothing.
-
-    Raises:
-        UsageError: nothing to start from, options of other tasks, or a count out of its range.
-    """
-    if not recipe.get("checkpoint"):
-        start = "a model that was fine-tuned on MNLI" if not row.metrics else "a BERT to fine-tune"
-        raise UsageError(f"{row.name} needs {start}; name one with --model")
-    for key in ("freeze", "bilstm"):
-        if recipe.get(key):
-            raise UsageError(f"{key} is not there for {row.name}; leave it out")
-    if recipe.get("phase"):
-        raise UsageError(f"[[phase]] is for pretraining; leave it out of a recipe for {row.name}")
-    for key, least in (("max_length", 5), ("max_train_samples", 0)):
-        if recipe["data"][key] < least:
-            raise UsageError(f"{key} is {recipe['data'][key]} in [data]; it must be at least {least}")
-    if recipe["train"].get("max_steps", -1) <= 0 and recipe["train"]["num_train_epochs"] <= 0:
-        raise UsageError(f"num_train_epochs is {recipe['train']['num_train_epochs']:g} in [train]; it must be above 0")
+    """Nothing, or a UsageError about an option."""
+    start = "a BERT to fine-tune" if row.metrics else "a model that was fine-tuned on MNLI"
+    finetuning.check_recipe(row.name, recipe, {"max_length": 5, "max_train_samples": 0}, start)
 
 
 def configure(row: Benchmark, recipe: Mapping[str, Any], tokenizer: Any, examples: Any) -> dict[str, Any]:
@@ -637,12 +601,12 @@ def make_task(row: Benchmark) -> Task:
     return Task(
         name=row.name,
         recipe={"task": row.name} | RECIPE | settings | {"train": train},
-        stable=STABLE,
+        stable=finetuning.STABLE,
         metric=row.metrics[0] if row.metrics else "",
         check=partial(check, row),
         head=lambda options: "BertForSequenceClassification",
         load=partial(load, row),
-        tokenize=tokenize,
+        tokenize=finetuning.tokenize,
         configure=partial(configure, row),
         encode=encode,
         collate=pad,

@@ -52,6 +52,8 @@ class Task:
     metric: the key in `score`'s answer that the paper reports; metrics.json repeats it as `score`. Empty for data
         without labels, which are only predicted.
     check: (recipe) -> nothing. Raises UsageError for options that make no sense, before anything is read.
+    first: (recipe) -> the recipe of a training that comes before this one, which then starts from its model; empty if
+        there is none.
     head: `[data]` options -> the name of a head class in `bertkit.model`.
     load: (`[data]` options, report) -> split name -> examples: "train" (a task without it is only predicted), the first
         of `splits`, and what there is of the others and of `unlabelled`. Raises UsageError for wrong files.
@@ -60,9 +62,11 @@ class Task:
         example; tokenizer and examples are None in a dry run.
     encode: (examples of a split, tokenizer, recipe, split) -> a map-style data set whose columns are arguments of the
         head's `forward`.
+    describe: (the data set of a split, split) -> lines about what became of the examples.
     collate: a list of the data set's items (or what its `__getitems__` gives) -> a batch of tensors.
     summarize: (the head's outputs, batch) -> (B, ...) what `score` needs of each sequence.
     score: (summaries (S, ...) of a split in order, its data set) -> named scores.
+    settle: (metrics) -> values for BertConfig that the evaluation decides.
     baseline: (training data set, evaluation data set) -> named scores of knowing nothing.
     table: the scores to show at the end.
     illustrate: (model, tokenizer, examples by split) -> some predictions to look at, one line each.
@@ -93,6 +97,9 @@ class Task:
     collate: Callable[[Any], dict[str, Tensor]]
     summarize: Callable[[Any, Mapping[str, Tensor]], Tensor]
     score: Callable[[np.ndarray, Any], dict[str, float]]
+    first: Callable[[Mapping[str, Any]], dict[str, Any]] = accept_nothing
+    describe: Callable[[Any, str], list[str]] = lambda data, split: []
+    settle: Callable[[Mapping[str, Any]], dict[str, Any]] = accept_nothing
     baseline: Callable[[Any, Any], dict[str, float]] = accept_nothing
     table: tuple[Row, ...] = ()
     illustrate: Callable[[Any, Any, Mapping[str, Any]], list[str]] | None = None

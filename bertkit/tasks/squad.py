@@ -1,0 +1,462 @@
+"""SQuAD 1.1 and 2.0: the answer to a question, a span of its context, or none (paper sections 4.2, 4.3), as Tasks.
+
+A span's score is S.T_i + E.T_j, that of no answer s_null = S.C + E.C. In 2.0 a question is answered when the best
+span's score is above s_null + tau; tau is tuned on the dev set for best F1, as in the paper, and kept in the model's
+configuration. The reference code's flag for it has the other sign: null_score_diff_threshold = -tau.
+
+Differs from the paper: an epoch is one pass over all windows, where the reference code counts questions and stops
+earlier, by as much as there are more windows than questions.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from textwrap import shorten
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from bertkit.data.files import read_answers, read_odds, read_squad, read_squad_copy
+from bertkit.data.sequence import pad
+from bertkit.data.spans import (
+    N_BEST,
+    Answer,
+    Question,
+    Span,
+    Windows,
+    decode,
+    encode_questions,
+    express,
+    is_placed,
+    keep_top,
+)
+from bertkit.errors import UsageError
+from bertkit.metrics import find_tau, score_answers, score_squad1, score_squad2
+from bertkit.tasks import finetuning
+from bertkit.tasks.task import Report, Row, Task
+
+LONGEST = 80  # characters of a text that is shown
+BASE, LARGE = "BERT-base, dev", "BERT-large, dev"  # Tables 2 and 3
+ENSEMBLE = "BERT-large, 7 models, dev"  # Table 2
+PREDICTIONS, NBEST, ODDS = "predictions.json", "nbest_predictions.json", "null_odds.json"  # the reference code's
+
+
+@dataclass(frozen=True)
+class Version:
+    """A row of the table below.
+
+    number: as on the command line. release: as in the names of the files. hub: the Hub's copy.
+    batch_size, epochs: the paper's.
+    unanswerable: whether a context may have no answer.
+    metric: the scores in metrics.json that the paper reports: exact match and F1.
+    paper: metric -> whose -> the published score. combined: the same of an ensemble.
+    """
+
+    number: int
+    release: str
+    hub: str
+    batch_size: int
+    epochs: float
+    unanswerable: bool
+    exact: str
+    paper: Mapping[str, Mapping[str, float]]
+    combined: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+
+    @property
+    def title(self) -> str:
+        """SQuAD 1.1 or 2.0."""
+        return f"SQuAD {self.release}"
+
+    @property
+    def name(self) -> str:
+        """The task's."""
+        return f"squad{self.number}"
+
+
+VERSIONS = (
+    Version(
+        number=1,
+        release="1.1",
+        hub="rajpurkar/squad",
+        batch_size=32,
+        epochs=3.0,
+        unanswerable=False,
+        exact="exact_match",
+        paper={"exact_match": {BASE: 80.8, LARGE: 84.1}, "f1": {BASE: 88.5, LARGE: 90.9}},
+        combined={"exact_match": {ENSEMBLE: 85.8}, "f1": {ENSEMBLE: 91.8}},
+    ),
+    Version(
+        number=2,
+        release="2.0",
+        hub="rajpurkar/squad_v2",
+        batch_size=48,
+        epochs=2.0,
+        unanswerable=True,
+        exact="exact",
+        paper={"exact": {LARGE: 78.7}, "f1": {LARGE: 81.9}},
+    ),
+)
+
+DATA = {
+    "dir": "",  # empty: the Hub's data set
+    "train_file": "",  # empty: the official one
+    "extra_train": "",  # trained on first: a file in SQuAD's form
+    "max_train_samples": 0,  # the first so many questions; 0: all
+    "max_length": 384,  # these four: the reference code
+    "doc_stride": 128,
+    "max_query_length": 64,
+    "max_answer_length": 30,
+}
+
+
+def find_version(number: int) -> Version:
+    """The row of 1 or 2.
+
+    Raises:
+        UsageError: there is none.
+    """
+    for version in VERSIONS:
+        if version.number == number:
+            return version
+    raise UsageError(f"there is no SQuAD version {number}; --version takes 1 (for 1.1) or 2 (for 2.0)")
+
+
+# --- The data ---------------------------------------------------------------------------------------------------------
+
+
+def check(version: Version, recipe: Mapping[str, Any]) -> None:
+    """Nothing, or a UsageError about an option."""
+    least = {"max_train_samples": 0, "doc_stride": 1, "max_query_length": 1, "max_answer_length": 1}
+    finetuning.check_recipe(version.name, recipe, least)
+    options = recipe["data"]
+    if options["max_length"] < options["max_query_length"] + 4:
+        raise UsageError(
+            f"max_length {options['max_length']} leaves no room for the context beside a question of "
+            f"max_query_length {options['max_query_length']} and three special tokens; raise it"
+        )
+    for key in ("train_file", "extra_train"):
+        if options[key] and not Path(options[key]).is_file():
+            raise UsageError(f"{key} {options[key]} is not there; give a file in SQuAD's form")
+
+
+def load(version: Version, options: Mapping[str, Any], report: Report) -> dict[str, list[Question]]:
+    """The questions of train and dev; for training without those whose answer is not where the file says."""
+    examples = read_examples(version, options)
+    train = [question for question in examples["train"] if is_placed(question)]
+    if lost := len(examples["train"]) - len(train):
+        report(f"{version.title}: {lost:,} training questions are left out, whose answer is not where the file says")
+    misplaced = sum(not is_placed(question) for question in examples["dev"])
+    if misplaced:
+        report(f"{version.title}: {misplaced:,} dev questions have an answer that is not where the file says")
+    if not train:
+        raise UsageError(f"{version.title} has no question to train on; give the official files with --data DIR")
+    examples["train"] = train[: options["max_train_samples"] or None]
+    report(f"{version.title}: " + ", ".join(f"{name} {len(found):,} questions" for name, found in examples.items()))
+    return examples
+
+
+def read_examples(version: Version, options: Mapping[str, Any]) -> dict[str, list[Question]]:
+    """The questions of the official files or the Hub's copy; of `train_file`, if there is one."""
+    examples = {}
+    if options["train_file"]:  # of 2.0, it may still be one without unanswerable questions
+        examples["train"] = read_squad(options["train_file"], None if version.unanswerable else version.number)
+    splits = {"train": "train", "dev": "validation"}
+    wanted = {name: hub for name, hub in splits.items() if name not in examples}
+    if not options["dir"]:
+        return examples | read_squad_copy(version.hub, wanted)
+    folder = Path(options["dir"])
+    if not folder.is_dir():
+        raise UsageError(f"{folder} is no folder; give the one that holds {name_file(version, 'train')}: --data DIR")
+    return examples | {name: read_squad(folder / name_file(version, name), version.number) for name in wanted}
+
+
+def name_file(version: Version, split: str) -> str:
+    """The official name of a split's file."""
+    return f"{split}-v{version.release}.json"
+
+
+def encode(examples: Sequence[Question], tokenizer: Any, recipe: Mapping[str, Any], split: str) -> Windows:
+    """The windows of a split."""
+    lengths = ("max_length", "doc_stride", "max_query_length", "max_answer_length")
+    return encode_questions(examples, tokenizer, **{key: recipe["data"][key] for key in lengths})
+
+
+def describe(data: Windows, split: str) -> list[str]:
+    """What became of the questions."""
+    questions = data.questions
+    line = f"{split}: {len(data):,} windows of {len(questions):,} questions"
+    if data.cut:
+        line += f"; {data.cut:,} questions are cut at their last tokens"
+    placed = [index for index, question in enumerate(questions) if question.answers and is_placed(question)]
+    found = set(data.owners[data.answers[:, 1] > 0].tolist())
+    if lost := sum(index not in found for index in placed):
+        line += f"; {lost:,} answers are in no window"
+    if inexact := sum(not set(express(data, index)) & set(questions[index].answers) for index in placed):
+        line += (
+            f"; {inexact:,} answers cannot be given exactly: they begin or end within a token, or have more than "
+            f"{data.max_answer_length}"
+        )
+    return [line]
+
+
+def first(recipe: Mapping[str, Any]) -> dict[str, Any]:
+    """The recipe of the training that comes first, on `extra_train`; empty if there is none (section 4.2, TriviaQA)."""
+    if not recipe["data"]["extra_train"]:
+        return {}
+    data = {"train_file": recipe["data"]["extra_train"], "extra_train": "", "max_train_samples": 0}
+    return {**recipe, "data": recipe["data"] | data}
+
+
+def configure(recipe: Mapping[str, Any], tokenizer: Any, examples: Any) -> dict[str, Any]:
+    """The vocabulary has to hold the tokenizer's tokens. A tau of the checkpoint is not this model's."""
+    return {"tau": None} if tokenizer is None else {"tau": None, "vocab_size": len(tokenizer)}
+
+
+# --- Answers ----------------------------------------------------------------------------------------------------------
+
+
+def summarize(outputs: Any, batch: Mapping[str, Tensor]) -> Tensor:
+    """(B, 4 * N_BEST + 2) the best starts and ends, and the scores of [CLS]."""
+    return keep_top(outputs.start_logits, outputs.end_logits)
+
+
+def find_answers(kept: np.ndarray, data: Windows) -> list[Answer]:
+    """The answers to all questions.
+
+    Raises:
+        UsageError: the scores are no numbers, as those of a model that has diverged.
+    """
+    if np.isnan(kept).any():
+        raise UsageError("the model answers with NaN: training has diverged; lower train.learning_rate")
+    return decode(kept, data)
+
+
+def choose(version: Version, answers: Sequence[Answer], tau: float) -> list[str]:
+    """The text for each question; with 2.0 an empty one where no span is above s_null + tau."""
+    if not version.unanswerable:
+        return [answer.best.text for answer in answers]
+    return [answer.best.text if answer.odds < -tau else "" for answer in answers]
+
+
+def tune(questions: Sequence[Question], texts: Sequence[str], odds: Sequence[float]) -> float:
+    """The tau with the best F1, when the questions' answers are `texts` or none (section 4.3)."""
+    gold = {question.id: question.answers for question in questions}
+    ids = list(gold)
+    answered = score_answers(gold, dict(zip(ids, texts, strict=True)), 2)
+    unanswered = score_answers(gold, dict.fromkeys(ids, ""), 2)
+    return find_tau(np.array(odds), *(np.array([f1[name] for name in ids]) for _, f1 in (answered, unanswered)))
+
+
+def rate(
+    version: Version, questions: Sequence[Question], texts: Sequence[str], odds: Sequence[float]
+) -> dict[str, Any]:
+    """The scores of some answers in percent; for 2.0 at the tau with the best F1, and as `tau0_…` at 0."""
+    gold = {question.id: question.answers for question in questions}
+    if not version.unanswerable:
+        return score_squad1(gold, dict(zip(gold, texts, strict=True)))
+    tau = tune(questions, texts, odds)
+    scores: dict[str, Any] = {}
+    for prefix, value in (("", tau), ("tau0_", 0.0)):
+        chosen = [text if odd < -value else "" for text, odd in zip(texts, odds, strict=True)]
+        found = score_squad2(gold, dict(zip(gold, chosen, strict=True)))
+        scores |= {f"{prefix}{name}": score for name, score in found.items() if not name.endswith("total")}
+    return scores | {"tau": tau, "null_score_diff_threshold": -tau}
+
+
+def score(version: Version, kept: np.ndarray, data: Windows) -> dict[str, float]:
+    """The scores of all questions; see `rate`."""
+    answers = find_answers(kept, data)
+    return rate(version, data.questions, [x.best.text for x in answers], [x.odds for x in answers])
+
+
+def settle(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """What the evaluation decides of the model's configuration: tau."""
+    return {"tau": metrics["tau"]} if "tau" in metrics else {}
+
+
+def baseline(version: Version, train: Windows, dev: Windows) -> dict[str, float]:
+    """What never answering scores on the dev set of 2.0: `majority_…`."""
+    if not version.unanswerable:
+        return {}
+    gold = {question.id: question.answers for question in dev.questions}
+    found = score_squad2(gold, dict.fromkeys(gold, ""))
+    return {"majority_exact": found["exact"], "majority_f1": found["f1"], "majority_score": found["f1"]}
+
+
+def comment(version: Version, metrics: Mapping[str, Any]) -> list[str]:
+    """A warning where never answering scores as much."""
+    if not version.unanswerable or metrics["f1"] > metrics["majority_f1"]:
+        return []
+    least = f"{metrics['majority_f1']:.1f}"
+    return [
+        f"warning: F1 ({metrics['f1']:.1f}) is not above that of never answering ({least}). Likely causes: too few "
+        "questions or updates, a learning rate that is too high or an unlucky seed (try --set train.seed=43 or "
+        "--set train.learning_rate=3e-5)"
+    ]
+
+
+# --- Files ------------------------------------------------------------------------------------------------------------
+
+
+def predict(version: Version, kept: np.ndarray, data: Windows, split: str) -> dict[str, str]:
+    """The reference code's files: answers at the best tau, the best answers of each question, and s_null - best."""
+    answers = find_answers(kept, data)
+    texts, odds = [x.best.text for x in answers], [x.odds for x in answers]
+    ids = [question.id for question in data.questions]
+    tau = tune(data.questions, texts, odds) if version.unanswerable else 0.0
+    ranked = [rank(answer, version.unanswerable) for answer in answers]
+    return write_answers(version, ids, choose(version, answers, tau), ranked, odds)
+
+
+def write_answers(
+    version: Version, ids: Sequence[str], texts: Sequence[str], ranked: Sequence[Any], odds: Sequence[float]
+) -> dict[str, str]:
+    """The files of some answers: name -> JSON."""
+    files = {PREDICTIONS: texts, NBEST: ranked} | ({ODDS: odds} if version.unanswerable else {})
+    return {
+        name: json.dumps(dict(zip(ids, column, strict=True)), indent=4, ensure_ascii=False) + "\n"
+        for name, column in files.items()
+    }
+
+
+def rank(answer: Answer, with_null: bool) -> list[dict[str, Any]]:
+    """The best answers as the reference code writes them; `with_null` also no answer, an empty text, among them.
+
+    Their probabilities are a softmax over these alone.
+    """
+    spans = list(answer.spans)
+    if with_null:
+        spans = sorted([*spans, Span("", *answer.null)], key=lambda span: span.start + span.end, reverse=True)
+        if any(not span.text for span in spans[:N_BEST]):
+            spans = spans[:N_BEST]
+    elif not spans:
+        spans = [answer.best]
+    scores = np.array([span.start + span.end for span in spans])
+    weights = np.exp(scores - scores.max())
+    return [
+        {"text": span.text, "probability": probability, "start_logit": span.start, "end_logit": span.end}
+        for span, probability in zip(spans, (weights / weights.sum()).tolist(), strict=True)
+    ]
+
+
+def score_files(
+    version: Version, gold: Path, predictions: Path, odds: Path | None = None, threshold: float = 1.0
+) -> dict[str, Any]:
+    """The official script's scores of a file of answers beside an official file.
+
+    Args:
+        odds: for 2.0: how much rather each question would not be answered (null_odds.json).
+        threshold: an answer counts as none where its odds are above it; the official script's na_prob_thresh.
+
+    Raises:
+        UsageError: a file that cannot be read or is of the other version, or answers that are missing.
+    """
+    if odds is not None and not version.unanswerable:
+        raise UsageError("SQuAD 1.1 has no unanswerable questions; leave out --null-odds")
+    # The official script for 2.0 looks at the answers only, and so takes files of both versions.
+    questions = read_squad(gold, None if version.unanswerable else version.number)
+    references, answers = {question.id: question.answers for question in questions}, read_answers(predictions)
+    if not version.unanswerable:
+        return score_squad1(references, answers)
+    return score_squad2(references, answers, None if odds is None else read_odds(odds), threshold)
+
+
+@torch.no_grad()
+def illustrate(
+    version: Version, model: nn.Module, tokenizer: Any, examples: Mapping[str, Sequence[Question]], count: int = 5
+) -> list[str]:
+    """The first questions of the dev set, with the model's answer and a right one."""
+    questions = examples["dev"][:count]
+    longest = min(DATA["max_length"], model.config.max_position_embeddings)
+    data = encode_questions(questions, tokenizer, max_length=longest)
+    kept = []
+    for start in range(0, len(data), 32):
+        batch = pad(data.__getitems__(range(start, min(start + 32, len(data)))))
+        outputs = model(**{name: column.to(model.device) for name, column in batch.items()})
+        kept.append(keep_top(outputs.start_logits, outputs.end_logits).cpu().numpy())
+    texts = choose(version, decode(np.concatenate(kept), data), model.config.tau or 0.0)
+    return [
+        f"{shorten(question.question, LONGEST, placeholder='…') or '(no question)'}  →  "
+        f"{shorten(text, LONGEST, placeholder='…') or '(no answer)'}  "
+        f"({shorten(question.answers[0], LONGEST, placeholder='…') if question.answers else 'no answer'})"
+        for question, text in zip(questions, texts, strict=True)
+    ]
+
+
+# --- The tasks --------------------------------------------------------------------------------------------------------
+
+
+def list_rows(version: Version) -> tuple[Row, ...]:
+    """The lines of a version's table."""
+    nothing = {"never answering": "majority_{}"} if version.unanswerable else {}
+    rows = []
+    for name, key in (("EM", version.exact), ("F1", "f1")):
+        baselines = {words: found.format(key) for words, found in nothing.items()}
+        rows.append(Row(name, key, baselines, "percent", version.paper[key]))
+    if version.unanswerable:
+        rows += [
+            Row("EM, tau = 0", "tau0_exact", unit="percent"),
+            Row("F1, tau = 0", "tau0_f1", unit="percent"),
+            Row("EM of the answerable", "HasAns_exact", unit="percent"),
+            Row("F1 of the answerable", "HasAns_f1", unit="percent"),
+            Row("EM of the unanswerable", "NoAns_exact", unit="percent"),
+            Row("tau (null_score_diff_threshold = -tau)", "tau"),
+        ]
+    return tuple(rows)
+
+
+def suggest(version: Version, output: Path) -> list[str]:
+    """What to do with a fine-tuned model."""
+    folder, gold = output / "predictions", f"SQUAD/{name_file(version, 'dev')}"
+    odds = f" --null-odds {folder / ODDS}" if version.unanswerable else ""
+    return [
+        f"bertkit score squad --version {version.number} {gold} {folder / PREDICTIONS}{odds}",
+        f"bertkit squad --version {version.number} --recipe {output}/recipe.toml --set train.seed=43 "
+        f"--output {output}-43  # another seed",
+        f"bertkit squad --version {version.number} --ensemble {output} {output}-43 --output {output}-both",
+    ]
+
+
+def make_task(version: Version) -> Task:
+    """The Task of a version."""
+    train = finetuning.TRAIN | {
+        "num_train_epochs": version.epochs,
+        "learning_rate": 5e-5,  # sections 4.2, 4.3
+        "eval_strategy": "no",
+        "save_strategy": "steps",
+        "save_steps": 0.1,  # a share of all updates
+    }
+    recipe = finetuning.RECIPE | {"batch_size": version.batch_size, "data": DATA, "train": train}
+    return Task(
+        name=version.name,
+        recipe={"task": version.name} | recipe,
+        stable=finetuning.STABLE,
+        metric="f1",
+        check=partial(check, version),
+        first=first,
+        head=lambda options: "BertForQuestionAnswering",
+        load=partial(load, version),
+        tokenize=finetuning.tokenize,
+        configure=configure,
+        encode=encode,
+        describe=describe,
+        collate=pad,
+        summarize=summarize,
+        score=partial(score, version),
+        settle=settle,
+        baseline=partial(baseline, version),
+        table=list_rows(version),
+        illustrate=partial(illustrate, version),
+        comment=partial(comment, version),
+        suggest=partial(suggest, version),
+        predict=partial(predict, version),
+        command=f"squad --version {version.number}",
+        folder="squad",
+    )
+
+
+SQUAD = {version.name: make_task(version) for version in VERSIONS}

@@ -1,0 +1,441 @@
+"""SQuAD as a task: files, tau, the official forms, training on another file first."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForQuestionAnswering
+
+from bertkit import BertForQuestionAnswering
+from bertkit.data.files import read_squad
+from bertkit.data.spans import Answer, Question, Span, cut, encode_questions, express, locate_answer
+from bertkit.data.vocab import load_tokenizer
+from bertkit.directory import read_metrics
+from bertkit.errors import UsageError
+from bertkit.metrics import score_squad1, score_squad2
+from bertkit.run import FIRST, run
+from bertkit.tasks import TASKS
+from bertkit.tasks.squad import (
+    SQUAD,
+    VERSIONS,
+    choose,
+    encode,
+    find_answers,
+    find_version,
+    rank,
+    rate,
+    score_files,
+    tune,
+)
+from tests.official import write_checkpoint, write_squad
+
+ONE, TWO = VERSIONS
+SMALL = {"max_length": 40, "doc_stride": 12, "max_query_length": 8}
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory):
+    return str(write_checkpoint(tmp_path_factory.mktemp("bert")))
+
+
+@pytest.fixture(params=VERSIONS, ids=lambda version: version.name)
+def version(request):
+    return request.param
+
+
+def make_recipe(folder, start, version, **options):
+    data = SMALL | {"dir": str(write_squad(folder / "squad", version.number))} | options
+    return {"checkpoint": start, "batch_size": 8, "data": data, "train": {"max_steps": 3}}
+
+
+def load(version, folder, **options):
+    lines = []
+    data = SQUAD[version.name].recipe["data"] | {"dir": str(folder)} | options
+    return SQUAD[version.name].load(data, lines.append), lines
+
+
+def change(path, edit):
+    """Edits the first question and its paragraph in a file."""
+    content = json.loads(path.read_text(encoding="utf-8"))
+    paragraph = content["data"][0]["paragraphs"][0]
+    edit(paragraph, paragraph["qas"][0])
+    path.write_text(json.dumps(content), encoding="utf-8")
+
+
+def make_kept(data, gold, high=10.0):
+    """(W, 82) the scores of a model that is sure of (first, last) in each window."""
+    from bertkit.data.spans import keep_top
+
+    length = int((data.find_first() + data.lengths).max()) + 1
+    logits = torch.zeros(2, len(data), length)
+    for side in (0, 1):
+        logits[side, torch.arange(len(data)), torch.as_tensor(gold)[:, side]] = high
+    return keep_top(*logits).numpy()
+
+
+# --- The data
+
+
+def test_the_paper_s_numbers():
+    assert {v.name: (v.batch_size, v.epochs) for v in VERSIONS} == {"squad1": (32, 3.0), "squad2": (48, 2.0)}
+    for task in SQUAD.values():
+        assert task.recipe["train"]["learning_rate"] == 5e-5
+        assert task.recipe["train"]["warmup_steps"] == 0.1
+        lengths = ("max_length", "doc_stride", "max_query_length", "max_answer_length")
+        assert [task.recipe["data"][key] for key in lengths] == [384, 128, 64, 30]
+    with pytest.raises(UsageError, match="no SQuAD version 3; --version takes 1"):
+        find_version(3)
+
+
+def test_both_files_are_read(tmp_path, version):
+    examples, lines = load(version, write_squad(tmp_path, version.number))
+    assert [len(examples[split]) for split in ("train", "dev")] == [24, 24]
+    assert sum(not question.answers for question in examples["dev"]) == (8 if version.unanswerable else 0)
+    assert lines == [f"{version.title}: train 24 questions, dev 24 questions"]
+
+
+def test_the_first_questions_are_taken(tmp_path):
+    whole, _ = load(ONE, write_squad(tmp_path, 1))
+    some, _ = load(ONE, tmp_path, max_train_samples=5)
+    assert some["train"] == whole["train"][:5]
+    assert some["dev"] == whole["dev"]
+
+
+def test_an_answer_elsewhere_is_left_out_of_training_only(tmp_path, version):
+    write_squad(tmp_path, version.number)
+    for split in ("train", "dev"):
+        change(
+            tmp_path / f"{split}-v{version.release}.json",
+            lambda paragraph, qa: qa["answers"][0].update(answer_start=qa["answers"][0]["answer_start"] + 1),
+        )
+    examples, lines = load(version, tmp_path)
+    assert [len(examples[split]) for split in ("train", "dev")] == [23, 24]
+    assert any("1 training questions are left out" in line for line in lines)
+    assert any("1 dev questions have an answer that is not where" in line for line in lines)
+
+
+def test_nothing_left_to_train_on(tmp_path):
+    write_squad(tmp_path, 1)
+    content = json.loads((tmp_path / "train-v1.1.json").read_text())
+    paragraph = content["data"][0]["paragraphs"][0]
+    paragraph["qas"] = paragraph["qas"][:1]
+    paragraph["qas"][0]["answers"][0]["answer_start"] = 9999
+    content["data"] = [{"title": "", "paragraphs": [paragraph]}]
+    (tmp_path / "train-v1.1.json").write_text(json.dumps(content))
+    with pytest.raises(UsageError, match=r"no question to train on; give the official files with --data"):
+        load(ONE, tmp_path)
+
+
+def test_the_other_version_s_files_are_refused(tmp_path):
+    write_squad(tmp_path, 1)
+    write_squad(tmp_path, 2)
+    for split in ("train", "dev"):
+        one, two = (tmp_path / f"{split}-v{release}.json" for release in ("1.1", "2.0"))
+        texts = [path.read_text() for path in (one, two)]
+        one.write_text(texts[1])
+        two.write_text(texts[0])
+    with pytest.raises(UsageError, match="use --version 2"):
+        load(ONE, tmp_path)
+    with pytest.raises(UsageError, match="use --version 1"):
+        load(TWO, tmp_path)
+
+
+def test_another_file_may_be_trained_on(tmp_path):
+    folder = write_squad(tmp_path / "official", 2)
+    other = write_squad(tmp_path / "other", 1, seed=1) / "train-v1.1.json"
+    examples, _ = load(TWO, folder, train_file=str(other))
+    assert examples["train"] == read_squad(other)
+    assert examples["dev"] == read_squad(folder / "dev-v2.0.json")
+    unanswerable = write_squad(tmp_path / "two", 2) / "train-v2.0.json"
+    with pytest.raises(UsageError, match="use --version 2"):
+        load(ONE, write_squad(tmp_path / "official", 1), train_file=str(unanswerable))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_length": 67}, "max_length 67 leaves no room"),
+        ({"doc_stride": 0}, "doc_stride is 0"),
+        ({"max_query_length": 0}, "max_query_length is 0"),
+        ({"max_answer_length": 0}, "max_answer_length is 0"),
+        ({"max_train_samples": -1}, "max_train_samples is -1"),
+        ({"extra_train": "no.json"}, r"extra_train no.json is not there"),
+        ({"train_file": "no.json"}, r"train_file no.json is not there"),
+        ({"dir": "no/folder"}, r"no/folder is no folder; give the one that holds train-v2.0.json"),
+    ],
+)
+def test_options_that_make_no_sense(tmp_path, options, message):
+    start = str(write_checkpoint(tmp_path / "bert", max_position_embeddings=512))
+    with pytest.raises(UsageError, match=message) as error:
+        run(TASKS["squad2"], {"checkpoint": start, "data": options}, output=tmp_path / "run")
+    assert "\n" not in str(error.value)
+
+
+def test_what_became_of_the_questions_is_said(start, tmp_path):
+    tokenizer = load_tokenizer(start)
+    context = "word1 word2 " + "word3 " * 40 + "good"
+    questions = [
+        Question("fits", "word1 ?", context, ("word2",), (6,)),
+        Question("long", "word1 " * 9, context, ("good",), (len(context) - 4,)),
+        Question("within", "word1 ?", context, ("rd2",), (8,)),
+        Question("window", "word1 ?", context, (context,), (0,)),
+    ]
+    recipe = {"data": TASKS["squad1"].recipe["data"] | SMALL | {"max_answer_length": 5}}
+    data = encode(questions, tokenizer, recipe, "train")
+    (line,) = TASKS["squad1"].describe(data, "train")
+    assert line == (
+        f"train: {len(data)} windows of 4 questions; 1 questions are cut at their last tokens; 1 answers are in no "
+        "window; 2 answers cannot be given exactly: they begin or end within a token, or have more than 5"
+    )
+
+
+# --- Answers and scores
+
+
+def test_answers_of_an_oracle_are_perfect(tmp_path, start, version):
+    examples, _ = load(version, write_squad(tmp_path, version.number))
+    data = encode(examples["dev"], load_tokenizer(start), {"data": TASKS["squad1"].recipe["data"] | SMALL}, "dev")
+    assert len(data) > len(examples["dev"]), "several windows for some"
+    metrics = SQUAD[version.name].score(make_kept(data, data.answers), data)
+    assert metrics[version.exact] == metrics["f1"] == 100.0
+    if version.unanswerable:
+        assert metrics["tau0_exact"] == metrics["HasAns_f1"] == metrics["NoAns_exact"] == 100.0
+
+
+def test_an_oracle_falls_short_only_by_what_no_token_can_express(start, version):
+    """Answers that begin within a token: the scores are those of the nearest texts."""
+    context = "word1 word2 goodword4 ."
+    questions = [
+        Question("a", "word1 ?", context, ("word2",), (6,)),
+        Question("b", "word1 ?", context, ("goodword4",), (12,)),
+        Question("c", "word1 ?", context, ("od",), (14,)),
+    ]
+    data = encode_questions(questions, load_tokenizer(start), max_length=40, max_query_length=8)
+    metrics = SQUAD[version.name].score(make_kept(data, data.answers), data)
+    nearest = {question.id: express(data, index)[0] for index, question in enumerate(questions)}
+    assert nearest["c"] != "od"
+    gold = {question.id: question.answers for question in questions}
+    expected = (score_squad2 if version.unanswerable else score_squad1)(gold, nearest)
+    assert metrics[version.exact] == expected[version.exact] == pytest.approx(200 / 3)
+    assert metrics["f1"] == expected["f1"]
+
+
+def test_tau_is_the_paper_s_and_the_flag_its_opposite():
+    """Four questions; the first two have answers. Answering all scores 50, none 50, the first three 75.
+
+    The odds s_null - best are -2, 0, 1, 3: by tau = 0 only the first is answered, for the second is not *above* s_null.
+    """
+    questions = [
+        Question("a", "", "x", ("x",), (0,)),
+        Question("b", "", "x", ("x",), (0,)),
+        Question("c", "", "x", (), ()),
+        Question("d", "", "x", (), ()),
+    ]
+    answers = [Answer([Span("x", 1.0, 1.0)], (odds + 1.0, 1.0)) for odds in (-2.0, 0.0, 1.0, 3.0)]
+    assert [answer.odds for answer in answers] == [-2.0, 0.0, 1.0, 3.0]
+    tau = tune(questions, ["x"] * 4, [answer.odds for answer in answers])
+    assert tau == -0.5
+    assert choose(TWO, answers, tau) == ["x", "x", "", ""]
+    assert choose(TWO, answers, 0.0) == ["x", "", "", ""]
+    metrics = rate(TWO, questions, ["x"] * 4, [answer.odds for answer in answers])
+    assert metrics == {
+        "exact": 100.0,
+        "f1": 100.0,
+        "HasAns_exact": 100.0,
+        "HasAns_f1": 100.0,
+        "NoAns_exact": 100.0,
+        "NoAns_f1": 100.0,
+        "tau0_exact": 75.0,
+        "tau0_f1": 75.0,
+        "tau0_HasAns_exact": 50.0,
+        "tau0_HasAns_f1": 50.0,
+        "tau0_NoAns_exact": 100.0,
+        "tau0_NoAns_f1": 100.0,
+        "tau": -0.5,
+        "null_score_diff_threshold": 0.5,
+    }
+
+
+def test_answers_without_numbers_are_refused(start, version):
+    data = encode_questions([Question("a", "word1 ?", "good", ("good",), (0,))], load_tokenizer(start), max_length=40)
+    kept = make_kept(data, data.answers)
+    kept[0, 0] = np.nan
+    with pytest.raises(UsageError, match="training has diverged"):
+        find_answers(kept, data)
+
+
+def test_the_best_answers_have_the_reference_s_form():
+    answer = Answer([Span("good", 2.0, 1.0), Span("bad", 1.0, 0.0)], (1.5, 0.5))
+    total = np.exp(3) + np.exp(2) + np.exp(1)
+    assert rank(answer, with_null=True) == [
+        {"text": "good", "probability": pytest.approx(np.exp(3) / total), "start_logit": 2.0, "end_logit": 1.0},
+        {"text": "", "probability": pytest.approx(np.exp(2) / total), "start_logit": 1.5, "end_logit": 0.5},
+        {"text": "bad", "probability": pytest.approx(np.exp(1) / total), "start_logit": 1.0, "end_logit": 0.0},
+    ]
+    assert [entry["text"] for entry in rank(answer, with_null=False)] == ["good", "bad"]
+    many = Answer([Span(f"{n}", 30.0 - n, 0.0) for n in range(20)], (0.0, 0.0))
+    assert [entry["text"] for entry in rank(many, with_null=True)] == [*map(str, range(20)), ""], "added, as a 21st"
+    likely = Answer(many.spans, (40.0, 0.0))
+    assert [entry["text"] for entry in rank(likely, with_null=True)] == ["", *map(str, range(19))]
+    assert rank(Answer([], (0.0, 0.0)), with_null=False)[0]["text"] == ""
+
+
+# --- Runs
+
+
+def test_a_run_leaves_what_the_official_scripts_take(tmp_path, start, version):
+    task, output = TASKS[version.name], tmp_path / "run"
+    lines = []
+    metrics = run(task, make_recipe(tmp_path, start, version), output=output, report=lines.append)
+    assert any("windows of 24 questions" in line for line in lines)
+    gold = tmp_path / "squad" / f"dev-v{version.release}.json"
+    names = ["predictions.json", "nbest_predictions.json"] + ["null_odds.json"] * version.unanswerable
+    found = {name: json.loads((output / "predictions" / name).read_text(encoding="utf-8")) for name in names}
+    ids = [question.id for question in read_squad(gold)]
+    assert all(list(content) == ids for content in found.values())
+    again = score_files(version, gold, output / "predictions" / "predictions.json")
+    assert {key: metrics[key] for key in (version.exact, "f1")} == {key: again[key] for key in (version.exact, "f1")}
+    assert metrics["score"] == metrics["f1"]
+    for question, answer in found["predictions.json"].items():
+        best = next((x for x in found["nbest_predictions.json"][question] if x["text"]), {"text": ""})
+        if not version.unanswerable:
+            assert answer == best["text"]
+        else:
+            assert answer == (best["text"] if found["null_odds.json"][question] < -metrics["tau"] else "")
+    model = BertForQuestionAnswering.from_pretrained(output)
+    assert model.config.tau == (metrics["tau"] if version.unanswerable else None)
+    stock = AutoModelForQuestionAnswering.from_pretrained(output)
+    assert type(stock).__module__.startswith("transformers.")
+    ids = torch.tensor([[2, 5, 6, 3, 7, 8, 3]])
+    with torch.no_grad():
+        ours, theirs = model.eval()(ids), stock.eval()(ids)
+    assert torch.allclose(ours.start_logits, theirs.start_logits, atol=1e-5)
+    assert torch.allclose(ours.end_logits, theirs.end_logits, atol=1e-5)
+
+
+def test_tau_of_the_model_one_starts_from_is_not_kept(tmp_path, start):
+    first = tmp_path / "two"
+    run(TASKS["squad2"], make_recipe(tmp_path, start, TWO), output=first)
+    config = json.loads((first / "config.json").read_text())
+    config["tau"] = 123.0
+    (first / "config.json").write_text(json.dumps(config))
+    recipe = make_recipe(tmp_path, str(first), ONE)
+    run(TASKS["squad1"], recipe, output=tmp_path / "one")
+    assert "tau" not in json.loads((tmp_path / "one" / "config.json").read_text())
+
+
+def test_examples_are_answered_by_the_saved_tau(tmp_path, start):
+    run(TASKS["squad2"], make_recipe(tmp_path, start, TWO), output=tmp_path / "run")
+    model = BertForQuestionAnswering.from_pretrained(tmp_path / "run").eval()
+    examples = {"dev": read_squad(tmp_path / "squad" / "dev-v2.0.json")}
+    shown = {}
+    for tau in (1e6, -1e6):
+        model.config.tau = tau
+        shown[tau] = TASKS["squad2"].illustrate(model, load_tokenizer(str(tmp_path / "run")), examples)
+    assert len(shown[1e6]) == 5
+    assert all("→  (no answer)" in line for line in shown[1e6])
+    assert not any("→  (no answer)" in line for line in shown[-1e6])
+
+
+def test_another_file_comes_first(tmp_path, start):
+    extra = write_squad(tmp_path / "extra", 1, seed=3) / "train-v1.1.json"
+    recipe = make_recipe(tmp_path, start, TWO, extra_train=str(extra), max_train_samples=6)
+    output, lines, steps = tmp_path / "run", [], []
+    metrics = run(
+        TASKS["squad2"], recipe, output=output, report=lines.append, progress=lambda done, *rest: steps.append(done)
+    )
+    assert lines.index("then:") > next(i for i, line in enumerate(lines) if line.startswith("first, in"))
+    assert any("train 24 questions, dev 24 questions" in line for line in lines), "the extra file, whole"
+    assert any("train 6 questions, dev 24 questions" in line for line in lines)
+    assert not any("new, because" in line for line in lines[lines.index("then:") :]), "the head is the first one's"
+    assert read_metrics(output / FIRST / "metrics.json")["updates"] == metrics["updates"] == 3
+    first, second = (BertForQuestionAnswering.from_pretrained(path) for path in (output / FIRST, output))
+    assert not torch.equal(first.qa_outputs.weight, second.qa_outputs.weight)
+    # The saved recipe repeats all of it, and a run without the other file ends elsewhere.
+    again = run(TASKS["squad2"], json_of(output), output=tmp_path / "again")
+    assert again == metrics
+    recipe["data"]["extra_train"] = ""
+    run(TASKS["squad2"], recipe, output=tmp_path / "plain")
+    plain = BertForQuestionAnswering.from_pretrained(tmp_path / "plain")
+    assert not torch.equal(plain.qa_outputs.weight, second.qa_outputs.weight)
+
+
+def json_of(output):
+    from bertkit.recipe import read_recipe
+
+    return read_recipe(output / "recipe.toml")
+
+
+def test_a_run_killed_after_its_first_part_goes_on(tmp_path, start):
+    extra = write_squad(tmp_path / "extra", 1, seed=3) / "train-v1.1.json"
+    recipe = make_recipe(tmp_path, start, ONE, extra_train=str(extra))
+    expected = run(TASKS["squad1"], recipe, output=tmp_path / "straight")
+
+    class Killed(Exception):
+        pass
+
+    def kill(line):
+        if line == "then:":
+            raise Killed
+
+    with pytest.raises(Killed):
+        run(TASKS["squad1"], recipe, output=tmp_path / "killed", report=kill)
+    lines = []
+    assert run(TASKS["squad1"], recipe, output=tmp_path / "killed", report=lines.append) == expected
+    assert any("is finished" in line for line in lines)
+    weights = [BertForQuestionAnswering.from_pretrained(tmp_path / name) for name in ("straight", "killed")]
+    assert all(torch.equal(a, b) for a, b in zip(*(model.parameters() for model in weights), strict=True))
+
+
+def test_never_answering_is_warned_of():
+    metrics = {"f1": 50.0, "majority_f1": 50.0}
+    (line,) = TASKS["squad2"].comment(metrics)
+    assert line.startswith("warning: F1 (50.0) is not above that of never answering (50.0)")
+    assert TASKS["squad2"].comment(metrics | {"f1": 50.1}) == []
+    assert TASKS["squad1"].comment({"f1": 0.0}) == []
+
+
+# --- Texts that are not as one expects them
+
+
+@pytest.mark.parametrize(
+    ("context", "question", "answer"),
+    [
+        ("", "word1 ?", None),
+        ("good word1", "", "word1"),
+        ("", "", None),
+        (" \n\t ", "word1 ?", None),
+        ("😀 good 👩‍👩‍👧 word1", "word2 ?", "good"),
+        ("cafe\u0301 good nai\u0308ve", "word2 ?", "good"),
+        ("한국어 good", "word1 ?", "good"),
+        ("\x00\x01 good \u200b", "word1 ?", "good"),
+        ("good " + "word1 " * 17_000, "word2 ?", "good"),
+        ("x" * 100_000, "word2 ?", None),
+    ],
+)
+def test_odd_texts_are_answered(start, version, context, question, answer, tmp_path):
+    answers = (answer,) if answer else ()
+    asked = Question("a", question, context, answers, tuple(context.index(text) for text in answers))
+    sound = Question("b", "word1 ?", "word1 good .", ("good",), (6,))
+    data = encode_questions([asked, sound], load_tokenizer(start), max_length=40, max_query_length=8, doc_stride=12)
+    assert max(len(item["input_ids"]) for item in data.__getitems__(range(0, len(data), 97))) <= 40
+    found = find_answers(make_kept(data, data.answers), data)
+    assert found[1].best.text == "good"
+    if answer:
+        assert found[0].best.text == answer
+    if version.unanswerable:
+        metrics = SQUAD["squad2"].score(make_kept(data, data.answers), data)
+        assert metrics["tau0_f1"] == 100.0
+    for span in found[0].spans:
+        assert span.text in context
+
+
+def test_the_first_token_of_a_word_with_accents_is_found(start):
+    """Characters that the tokenizer drops or joins do not shift what comes after them."""
+    context = "cafe\u0301 good nai\u0308ve bad"
+    tokenizer = load_tokenizer(start)
+    data = encode_questions([Question("a", "", context, ("bad",), (context.index("bad"),))], tokenizer, max_length=40)
+    offsets = cut(data.offsets, data.context_ends, 0)
+    first, last = locate_answer(offsets, context.index("bad"), len(context))
+    assert context[offsets[first, 0] : offsets[last, 1]] == "bad"
