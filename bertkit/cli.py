@@ -62,6 +62,8 @@ def show_version(
 
 scores = typer.Typer(no_args_is_help=True, help="Score files of predictions, made by anything.")
 app.add_typer(scores, name="score")
+benches = typer.Typer(no_args_is_help=True, help="Time this package beside stock transformers.")
+app.add_typer(benches, name="bench")
 
 
 @app.command()
@@ -193,6 +195,72 @@ def glue(
 
 
 @app.command()
+def squad(
+    version: Annotated[int, typer.Option("--version", help="1 (for 1.1) or 2 (for 2.0).", metavar="1|2")],
+    runs: Annotated[
+        list[Path] | None, typer.Argument(help="Finished runs, for --ensemble.", metavar="RUN")
+    ] = None,
+    recipe: RecipeFile = None,
+    model: Model = None,
+    data: Data = None,
+    output: Output = None,
+    settings: Settings = None,
+    extra_train: Annotated[
+        Path | None,
+        typer.Option("--extra-train", help="Fine-tune on this file first (the paper: TriviaQA).", metavar="FILE"),
+    ] = None,
+    ensemble: Annotated[
+        bool, typer.Option("--ensemble", help="Combine the answers of finished runs instead of training.")
+    ] = False,
+    push_to: Push = None,
+    dry_run: DryRun = False,
+) -> None:
+    """Fine-tune on SQuAD 1.1 or 2.0: find the answer to a question in a text, or that there is none.
+
+    For 2.0 the threshold tau is tuned on the dev set for best F1, and kept with the model.
+
+    Example: bertkit squad --version 2 --data SQUAD --output runs/squad2
+    """
+    from bertkit.tasks.squad import find_version
+
+    found = find_version(version)
+    if runs and not ensemble:
+        raise UsageError(f"runs ({runs[0]}) are for --ensemble; see bertkit squad --help")
+    if ensemble:
+        unused = {
+            "--recipe": recipe,
+            "--model": model,
+            "--set": settings,
+            "--extra-train": extra_train,
+            "--push-to-hub": push_to,
+            "--dry-run": dry_run,
+        }
+        if given := [name for name, value in unused.items() if value]:
+            raise UsageError(f"{given[0]} is for training, not for --ensemble; leave it out")
+        combine(found, runs or [], data, output or Path("runs") / f"{found.name}-ensemble")
+        return
+    options = {"dir": data, "extra_train": extra_train}
+    given = {"checkpoint": model, "data": {key: str(value) for key, value in options.items() if value}}
+    execute(found.name, recipe, given, output, settings, dry_run, push_to)
+
+
+@app.command()
+def triviaqa(
+    qa: Annotated[Path, typer.Argument(help="TriviaQA's JSON, such as wikipedia-train.json.", metavar="QA.json")],
+    evidence: Annotated[Path, typer.Option("--evidence", help="The folder of its documents.", metavar="DIR")],
+    output: Annotated[Path, typer.Option("--output", help="The file to write, in SQuAD's form.", metavar="FILE")],
+) -> None:
+    """Make a training file of TriviaQA: paragraphs that hold an answer, for squad --extra-train.
+
+    Example: bertkit triviaqa qa/wikipedia-train.json --evidence evidence --output triviaqa.json
+    """
+    from bertkit.triviaqa import convert
+
+    with Screen() as screen, explain_full_disk(output):
+        convert(qa, evidence, output, screen.say)
+
+
+@app.command()
 def study(
     file: Annotated[Path, typer.Argument(help="A TOML file; see recipes/studies/.", metavar="FILE")],
     data: Annotated[
@@ -233,6 +301,52 @@ def score_glue(
 
     found = score_files(find_benchmark(task), gold, predictions)
     typer.echo(json.dumps(found) if as_json else "\n".join(f"{name} {value:.4f}" for name, value in found.items()))
+
+
+@scores.command("squad")
+def score_squad(
+    gold: Annotated[Path, typer.Argument(help="The official file, such as dev-v2.0.json.", metavar="DATA.json")],
+    predictions: Annotated[Path, typer.Argument(help="Question id -> answer.", metavar="PREDICTIONS.json")],
+    version: Annotated[int, typer.Option("--version", help="1 (for 1.1) or 2 (for 2.0).", metavar="1|2")],
+    odds: Annotated[
+        Path | None,
+        typer.Option("--null-odds", help="Question id -> how sure there is no answer (2.0).", metavar="FILE"),
+    ] = None,
+    threshold: Annotated[
+        float, typer.Option("--na-prob-thresh", help="Odds above it count as no answer, as in the official script.")
+    ] = 1.0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+) -> None:
+    """Score answers to SQuAD, as the official scripts do.
+
+    Example: bertkit score squad --version 2 dev-v2.0.json runs/squad2/predictions/predictions.json
+    """
+    from bertkit.tasks.squad import find_version, score_files
+
+    found = score_files(find_version(version), gold, predictions, odds, threshold)
+    typer.echo(json.dumps(found) if as_json else "\n".join(f"{name} {value:g}" for name, value in found.items()))
+
+
+@benches.command("squad")
+def bench_squad(
+    data: Data = None,
+    reference: Annotated[
+        Path | None,
+        typer.Option("--reference", help="A copy of transformers' utils_qa.py to compare with.", metavar="FILE"),
+    ] = None,
+    as_json: Annotated[Path | None, typer.Option("--json", help="Write the figures here.", metavar="FILE")] = None,
+) -> None:
+    """Time the decoding and scoring of SQuAD's answers beside the stock example's.
+
+    Example: bertkit bench squad --data SQUAD --reference utils_qa.py --json squad.json
+    """
+    from bertkit import bench
+
+    with Screen() as screen, explain_full_disk(as_json or "."):
+        found = bench.bench_squad(reference, data, screen.say)
+        if as_json is not None:
+            as_json.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+            screen.say(f"Figures: {as_json}")
 
 
 def execute(
@@ -332,6 +446,18 @@ def compare(
             screen.say(f"Pushed: {share.push(output / chosen['run'], push_to, note if chosen['of_runs'] > 1 else '')}")
 
 
+def combine(version: Any, runs: list[Path], data: Path | None, output: Path) -> None:
+    """Combines the answers of finished runs, and prints what came of it."""
+    with Screen() as screen:
+        screen.start()
+        from bertkit import ensemble
+
+        if is_first_process():
+            with explain_full_disk(output):
+                results = ensemble.combine(version, runs, output, data, screen.say)
+            screen.show_ensemble(version, results, output)
+
+
 def write_submission(folder: Path, path: Path, fill: bool, dry_run: bool = False) -> None:
     """Writes the leaderboard's zip from the finished runs in a folder."""
     from bertkit.submission import find_runs, gather_files, write_zip
@@ -356,6 +482,7 @@ class Screen:
         self.console: Any = None
         self.bar: Any = None
         self.shown = -1
+        self.done = 0
         self.latest: dict[str, float] = {}
 
     def __enter__(self) -> "Screen":
@@ -383,6 +510,10 @@ class Screen:
 
     def advance(self, done: int, total: int, log: Mapping[str, float]) -> None:
         """Shows how far the training is, and the latest losses."""
+        if done < self.done:  # another training has begun
+            self.finish_progress()
+            self.shown, self.latest = -1, {}
+        self.done = done
         self.latest |= {self.names[key]: value for key, value in log.items() if key in self.names}
         state = ", ".join(f"{name} {value:.3f}" for name, value in self.latest.items())
         if self.console is not None and self.console.is_terminal:
@@ -412,6 +543,19 @@ class Screen:
         if self.bar is not None:
             self.bar.stop()
             self.bar = None
+
+    def show_ensemble(self, version: Any, results: Mapping[str, Any], output: Path) -> None:
+        """Prints the scores of runs and of their ensemble, beside the paper's."""
+        from rich.table import Table
+
+        from bertkit.ensemble import list_lines
+
+        headings, lines = list_lines(version, results)
+        table = Table(*headings, title=f"{output}", title_justify="left")
+        for line in lines:
+            table.add_row(*line)
+        self.console.print(table)
+        self.say(f"In {output}: metrics.json, predictions/")
 
     def show_study(self, results: Mapping[str, Any]) -> None:
         """Shows the table of a study as it fills; only on a terminal, for every finished run has its line as well."""

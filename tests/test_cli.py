@@ -16,7 +16,7 @@ from rich.console import Console
 
 from bertkit import cli
 from bertkit.submission import FILES
-from tests.official import write_checkpoint, write_glue
+from tests.official import write_checkpoint, write_glue, write_squad
 from tests.test_run import write_text
 
 SMALL = [
@@ -24,6 +24,9 @@ SMALL = [
     *("--set", "model.num_attention_heads=2", "--set", "model.intermediate_size=32", "--set", "data.max_length=32"),
     *("--set", "data.vocab_size=100", "--set", "data.heldout_share=0.2", "--set", "train.max_steps=2"),
 ]
+
+
+COMMANDS = ["pretrain", "vocab", "glue", "squad", "triviaqa", "study", "score glue", "score squad", "bench squad"]
 
 
 @pytest.fixture
@@ -55,7 +58,7 @@ def test_help_answers_within_half_a_second():
     assert min(measure() for _ in range(5)) < 0.5
 
 
-@pytest.mark.parametrize("command", ["pretrain", "vocab", "glue", "study", "score glue"])
+@pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_explains_itself_with_an_example(call, command):
     code, out, _ = call(*command.split(), "--help")
     assert code == 0
@@ -501,3 +504,138 @@ def test_a_grid_killed_twice_ends_as_if_nothing_had_happened(glue, tmp_path):
         assert (tmp_path / "killed" / name).read_bytes() == (tmp_path / "straight" / name).read_bytes()
     assert json.loads((tmp_path / "killed" / "study.json").read_text())["runs"] == 4
     assert all(path.stat().st_mtime_ns == time for path, time in times.items()), "a finished run was repeated"
+
+
+# --- SQuAD
+
+
+@pytest.fixture
+def squad(tmp_path, capsys):
+    """What every call for SQuAD 2.0 needs: the files and a model, few updates and short windows."""
+    write_squad(tmp_path / "squad", 2)
+    write_squad(tmp_path / "squad", 1)
+    model = write_checkpoint(tmp_path / "bert")
+    lengths = {"max_length": 40, "doc_stride": 12, "max_query_length": 8}
+    settings = [word for key, value in lengths.items() for word in ("--set", f"data.{key}={value}")]
+    settings += ["--set", "batch_size=8", "--set", "train.max_steps=2"]
+    capsys.readouterr()  # what writing a model prints
+    return ["squad", "--data", str(tmp_path / "squad"), "--model", str(model), *settings]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--version", "3"], ["no SQuAD version 3", "1 (for 1.1) or 2 (for 2.0)"]),
+        (["--version", "two"], ["--version", "integer"]),
+        (["--version", "2", "runs/a"], ["runs/a", "--ensemble"]),
+        (["--version", "2", "--ensemble", "runs/a", "runs/b", "--set", "batch_size=8"], ["--model is for training"]),
+        (["--version", "2", "--extra-train", "no.json"], ["no.json is not there"]),
+        (["--version", "2", "--set", "data.doc_strid=3"], ["doc_strid", "doc_stride"]),
+        (["--version", "2", "--set", "data.max_length=11"], ["max_length 11 leaves no room"]),
+        (["--version", "2", "--set", "freeze=encoder"], ["freeze is not there for squad2"]),
+    ],
+)
+def test_a_mistake_with_squad_is_one_line_and_nothing_is_written(call, squad, tmp_path, arguments, words):
+    code, out, err = call(*squad, "--output", tmp_path / "run", *arguments)
+    assert code == 2
+    assert err.startswith("bertkit: ")
+    assert err.count("\n") == 1
+    assert all(word in err for word in words), err
+    assert "Traceback" not in out + err
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (lambda path: path.write_text(path.read_text()[:-20]), ["train-v2.0.json", "is not JSON", "line 1 column"]),
+        (lambda path: path.write_text('{"version": "v2.0"}'), ["has no key 'data'", "'version'"]),
+        (lambda path: path.write_text(path.with_name("train-v1.1.json").read_text()), ["use --version 1"]),
+        (lambda path: path.unlink(), ["train-v2.0.json does not exist"]),
+        (lambda path: path.write_text(path.read_text().replace("train-0-0-1", "train-0-0-0")), ["the same id"]),
+    ],
+)
+def test_wrong_squad_files_are_one_line_and_nothing_is_written(call, squad, tmp_path, spoil, words):
+    spoil(tmp_path / "squad" / "train-v2.0.json")
+    code, _, err = call(*squad, "--version", "2", "--output", tmp_path / "run")
+    assert code == 2
+    assert err.count("\n") == 1
+    assert all(word in err for word in words), err
+    assert not (tmp_path / "run").exists()
+
+
+def test_squad_is_shown_with_its_tau_and_scored_again(call, squad, tmp_path):
+    code, out, err = call(*squad, "--version", "2", "--output", tmp_path / "run")
+    assert (code, err.count("bertkit:")) == (0, 0)
+    for words in ("81.9 BERT-large, dev", "never answering", "F1, tau = 0", "tau (null_score_diff_threshold = -tau)"):
+        assert words in out
+    metrics = json.loads((tmp_path / "run" / "metrics.json").read_text())
+    files = [tmp_path / "squad" / "dev-v2.0.json", tmp_path / "run" / "predictions" / "predictions.json"]
+    odds = tmp_path / "run" / "predictions" / "null_odds.json"
+    code, out, err = call("score", "squad", "--version", "2", *files, "--json")
+    assert (code, err) == (0, "")
+    scores = json.loads(out)
+    assert {key: scores[key] for key in ("exact", "f1", "HasAns_exact", "NoAns_f1")} == {
+        key: metrics[key] for key in ("exact", "f1", "HasAns_exact", "NoAns_f1")
+    }
+    assert list(scores)[:3] == ["exact", "f1", "total"]
+    code, out, _ = call("score", "squad", "--version", "2", *files, "--null-odds", odds, "--json")
+    assert set(json.loads(out)) - set(scores) == {"best_exact", "best_exact_thresh", "best_f1", "best_f1_thresh"}
+    code, out, _ = call("score", "squad", "--version", "2", *files)
+    assert out.splitlines()[0] == f"exact {metrics['exact']:g}"
+
+
+def test_runs_are_combined(call, squad, tmp_path):
+    for seed in (1, 2):
+        code, _, err = call(*squad, "--version", "1", "--output", f"runs/{seed}", "--set", f"train.seed={seed}")
+        assert code == 0, err
+    code, out, err = call("squad", "--version", "1", "--ensemble", "runs/1", "runs/2", "--output", "runs/both")
+    assert code == 0, err
+    assert "91.8" in out, "the paper's ensemble"
+    scores = json.loads((tmp_path / "runs" / "both" / "metrics.json").read_text())
+    predictions = tmp_path / "runs" / "both" / "predictions" / "predictions.json"
+    code, out, _ = call("score", "squad", "--version", "1", tmp_path / "squad" / "dev-v1.1.json", predictions, "--json")
+    assert json.loads(out) == {key: scores[key] for key in ("exact_match", "f1")}
+    code, _, err = call("squad", "--version", "2", "--ensemble", "runs/1", "runs/2", "--output", "runs/other")
+    assert (code, err.count("\n")) == (2, 1)
+
+
+def test_training_on_another_file_first_shows_both(call, squad, tmp_path):
+    (tmp_path / "extra.json").write_bytes((tmp_path / "squad" / "train-v1.1.json").read_bytes())
+    code, out, err = call(*squad, "--version", "2", "--extra-train", "extra.json", "--output", "run")
+    assert code == 0, err
+    first, second = out.split("then:")
+    assert "update 2 of 2" in first
+    assert "update 2 of 2" in second, "progress begins anew"
+
+
+def test_triviaqa_becomes_a_file_to_train_on(call, squad, tmp_path):
+    (tmp_path / "evidence").mkdir()
+    (tmp_path / "evidence" / "Page.txt").write_text("word1 good word2 .", encoding="utf-8")
+    question = {
+        "QuestionId": "tq_1",
+        "Question": "word1 ?",
+        "Answer": {"Value": "good", "Aliases": ["good"], "NormalizedValue": "good", "NormalizedAliases": ["good"]},
+        "EntityPages": [{"Filename": "Page.txt", "Title": "Page", "DocSource": "TagMe"}],
+        "SearchResults": [],
+    }
+    (tmp_path / "qa.json").write_text(json.dumps({"Data": [question], "Domain": "Wikipedia"}), encoding="utf-8")
+    code, out, err = call("triviaqa", "qa.json", "--evidence", "evidence", "--output", "trivia.json")
+    assert (code, err) == (0, "")
+    assert out
+    (article,) = json.loads((tmp_path / "trivia.json").read_text())["data"]
+    (paragraph,) = article["paragraphs"]
+    assert paragraph["qas"][0]["answers"] == [{"text": "good", "answer_start": 6}]
+    code, out, err = call(*squad, "--version", "1", "--extra-train", "trivia.json", "--output", "run")
+    assert code == 0, err
+    assert "train 1 questions" in out
+
+
+def test_the_bench_of_decoding_prints_and_writes_its_figures(call, tmp_path, monkeypatch):
+    from bertkit import bench
+
+    monkeypatch.setattr(bench, "QUESTIONS", 40)
+    code, out, err = call("bench", "squad", "--json", "figures.json")
+    assert (code, err) == (0, "")
+    assert "figures.json" in out
+    assert json.loads((tmp_path / "figures.json").read_text())

@@ -19,8 +19,10 @@ MAY_IMPORT = {
     "bertkit.attention": {"bertkit.dropout"},
     "bertkit.cli": {
         "bertkit",
+        "bertkit.bench",
         "bertkit.data.corpus",
         "bertkit.data.vocab",
+        "bertkit.ensemble",
         "bertkit.recipe",
         "bertkit.directory",
         "bertkit.report",
@@ -30,15 +32,18 @@ MAY_IMPORT = {
         "bertkit.submission",
         "bertkit.tasks",
         "bertkit.tasks.glue",
+        "bertkit.tasks.squad",
         "bertkit.trainer",
+        "bertkit.triviaqa",
     },
     "bertkit.config": set(),
     "bertkit.data": set(),
     "bertkit.data.corpus": set(),
-    "bertkit.data.files": {"bertkit.data.corpus"},
+    "bertkit.data.files": {"bertkit.data.corpus", "bertkit.data.spans"},
     "bertkit.data.masking": set(),
     "bertkit.data.pairs": {"bertkit.data.masking"},
     "bertkit.data.sequence": set(),
+    "bertkit.data.spans": set(),
     "bertkit.data.vocab": {"bertkit.data.corpus"},
     "bertkit.directory": {"bertkit", "bertkit.data.vocab", "bertkit.recipe"},
     "bertkit.dropout": set(),
@@ -80,12 +85,28 @@ MAY_IMPORT = {
         "bertkit.trainer",
         "bertkit.workers",
     },
-    "bertkit.tasks": {"bertkit.tasks.glue", "bertkit.tasks.pretraining", "bertkit.tasks.task"},
+    "bertkit.tasks": {
+        "bertkit.tasks.glue",
+        "bertkit.tasks.pretraining",
+        "bertkit.tasks.squad",
+        "bertkit.tasks.task",
+    },
+    "bertkit.tasks.finetuning": {"bertkit.data.vocab", "bertkit.tasks.task"},
     "bertkit.tasks.glue": {
         "bertkit.data.files",
         "bertkit.data.sequence",
-        "bertkit.data.vocab",
         "bertkit.metrics",
+        "bertkit.tasks",
+        "bertkit.tasks.finetuning",
+        "bertkit.tasks.task",
+    },
+    "bertkit.tasks.squad": {
+        "bertkit.data.files",
+        "bertkit.data.sequence",
+        "bertkit.data.spans",
+        "bertkit.metrics",
+        "bertkit.tasks",
+        "bertkit.tasks.finetuning",
         "bertkit.tasks.task",
     },
     "bertkit.tasks.pretraining": {
@@ -96,6 +117,24 @@ MAY_IMPORT = {
         "bertkit.tasks.task",
     },
     "bertkit.tasks.task": set(),
+    "bertkit.triviaqa": {"bertkit.data.corpus", "bertkit.data.files"},
+    "bertkit.ensemble": {
+        "bertkit.data.files",
+        "bertkit.data.spans",
+        "bertkit.directory",
+        "bertkit.recipe",
+        "bertkit.tasks.squad",
+    },
+    "bertkit.bench": {
+        "bertkit.data.corpus",
+        "bertkit.data.files",
+        "bertkit.data.spans",
+        "bertkit.data.vocab",
+        "bertkit.directory",
+        "bertkit.metrics",
+        "bertkit.tasks.squad",
+        "bertkit.tasks.task",
+    },
     "bertkit.trainer": {"bertkit.directory", "bertkit.tasks.task"},
     "bertkit.workers": {
         "bertkit.directory",
@@ -180,6 +219,6 @@ def test_public_names_are_exported():
     for name in bertkit.__all__:
         assert name == "TASKS" or getattr(bertkit, name).__name__ == name
     glue = ["cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte", "wnli", "ax"]
-    assert list(bertkit.TASKS) == ["pretrain", *glue]
+    assert list(bertkit.TASKS) == ["pretrain", *glue, "squad1", "squad2"]
     with pytest.raises(AttributeError, match="no attribute 'BertForNothing'"):
         bertkit.BertForNothing  # noqa: B018

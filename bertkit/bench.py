@@ -1,0 +1,382 @@
+"""This package beside stock transformers, in one process: seconds, ratios, memory, and whether the answers are equal.
+
+A bench makes or reads its data, runs both sides in turn on the same input, reports lines to the person who waits and
+gives the figures as one plain dict that JSON can hold: `bench`, `machine`, `data`, `rows` with the figures of each
+case, and `ratios`, a number for each case: how many times as fast this package is.
+
+`bench_squad`: decoding and scoring of SQuAD's answers (paper sections 4.2, 4.3) beside `postprocess_qa_predictions` of
+transformers' examples/pytorch/question-answering/utils_qa.py, of which the user brings a copy.
+
+Left out: the models, whose scores are made up here (`bertkit.run` times training and evaluation).
+"""
+
+import gc
+import time
+import tracemalloc
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from importlib.machinery import SourceFileLoader
+from importlib.util import module_from_spec, spec_from_loader
+from pathlib import Path
+from statistics import median
+from string import ascii_lowercase
+from typing import Any
+
+import numpy as np
+import torch
+
+from bertkit.data.corpus import ignore
+from bertkit.data.files import read_squad
+from bertkit.data.spans import N_BEST, Answer, Question, Windows, cut, decode, encode_questions, keep_top
+from bertkit.data.vocab import make_tokenizer, train_vocabulary
+from bertkit.directory import describe_environment
+from bertkit.errors import UsageError, join_lines
+from bertkit.tasks.squad import DATA, VERSIONS, Version, choose, name_file, score
+from bertkit.tasks.task import Report
+
+SEED = 0
+OURS, REFERENCE = "bertkit", "reference"
+
+# --- Measuring --------------------------------------------------------------------------------------------------------
+
+
+def alternate(sides: Mapping[str, Callable[[], Any]], repeats: int, report: Report = ignore) -> dict[str, list[float]]:
+    """Side -> its seconds in each of `repeats` rounds; in a round every side runs once.
+
+    Garbage collection is off meanwhile, as in timeit: it would bill the side that runs for the input of both.
+    """
+    seconds: dict[str, list[float]] = {name: [] for name in sides}
+    for number in range(1, repeats + 1):
+        for name, call in sides.items():
+            seconds[name].append(measure_seconds(call))
+        figures = ", ".join(f"{name} {found[-1]:.2f} s" for name, found in seconds.items())
+        report(f"  round {number} of {repeats}: {figures}")
+    return seconds
+
+
+def measure_seconds(call: Callable[[], Any]) -> float:
+    """How long a call takes, without garbage collection."""
+    was_on = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        start = time.perf_counter()
+        call()
+        return time.perf_counter() - start
+    finally:
+        if was_on:
+            gc.enable()
+
+
+def measure_peak(call: Callable[[], Any]) -> int:
+    """The most bytes that a call had of its own at a time: Python's and numpy's, not torch's; the call is slowed down."""
+    tracemalloc.start()
+    try:
+        call()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def compare(seconds: Mapping[str, Sequence[float]], side: str = OURS) -> float:
+    """How many times as fast as the reference a side is: the median of the rounds' ratios."""
+    return median(slow / fast for slow, fast in zip(seconds[REFERENCE], seconds[side], strict=True))
+
+
+# --- SQuAD: the input -------------------------------------------------------------------------------------------------
+
+QUESTIONS = 10_570  # of the dev set of SQuAD 1.1
+LISTS = "bertkit_n_best"  # a third side: as many answers to each question as the reference finds, but no scores
+BATCH = 32  # windows at a time, as in evaluation
+VOCABULARY = 8_000  # tokens; trained on the contexts
+WORDS = 20_000  # different ones in made-up text, the n-th as frequent as 1 / n
+CONTEXT_WORDS, SPREAD, FEWEST = 120, 50, 20  # of a made-up context: the mean, the standard deviation, the least
+LONG_WORDS, LONG_EVERY = 700, 50  # every 50th is so long that it takes several windows
+SHARED_BY = 5  # questions about a context
+BUMP, BUMP_SPREAD = 5.0, 2.0  # the gold span's scores above the noise, of standard deviation 1: about half are found
+
+
+def make_questions(count: int) -> list[Question]:
+    """Questions in made-up words about contexts of SQuAD's lengths, the same in every run; answers are 1 to 5 words."""
+    random = np.random.default_rng(SEED)
+    letters = np.array(list(ascii_lowercase))
+    words = np.array(["".join(random.choice(letters, size)) for size in random.integers(2, 10, WORDS)])
+    shares = 1 / np.arange(1, WORDS + 1)
+    shares /= shares.sum()
+    questions: list[Question] = []
+    while len(questions) < count:
+        if len(questions) % SHARED_BY == 0:
+            is_long = len(questions) // SHARED_BY % LONG_EVERY == 0
+            length = LONG_WORDS if is_long else max(FEWEST, round(random.normal(CONTEXT_WORDS, SPREAD)))
+            chosen = random.choice(words, length, p=shares)
+            chosen = np.char.add(chosen, np.where(random.random(length) < 0.1, ",", "")).tolist()
+            context = " ".join(chosen) + "."
+        first = int(random.integers(len(chosen)))
+        answer = " ".join(chosen[first : first + int(random.integers(1, 6))]).rstrip(",")
+        start = len(" ".join([*chosen[:first], ""]))
+        asked = " ".join(random.choice(words, 10, p=shares)) + "?"
+        questions.append(Question(f"{len(questions):06d}", asked, context, (answer,), (start,)))
+    return questions
+
+
+def read_questions(folder: Path, count: int) -> list[Question]:
+    """The first questions of the official files of SQuAD 1.1, dev before train."""
+    if not folder.is_dir():
+        raise UsageError(f"{folder} is no folder; give the one that holds {name_file(VERSIONS[0], 'dev')}: --data DIR")
+    questions: dict[str, Question] = {}
+    for split in ("dev", "train"):
+        if len(questions) < count:
+            found = read_squad(folder / name_file(VERSIONS[0], split), VERSIONS[0].number)
+            questions |= {question.id: question for question in found if question.id not in questions}
+    return list(questions.values())[:count]
+
+
+def drop_answers(questions: Sequence[Question]) -> list[Question]:
+    """The questions, every third without an answer, about as in SQuAD 2.0."""
+    return [
+        question if index % 3 else replace(question, answers=(), starts=()) for index, question in enumerate(questions)
+    ]
+
+
+def make_tokenizer_for(questions: Sequence[Question]) -> Any:
+    """A tokenizer trained on the contexts, which is all that is at hand."""
+    contexts = dict.fromkeys(question.context for question in questions)
+    return make_tokenizer(train_vocabulary(contexts, size=VOCABULARY), cased=False)
+
+
+def make_logits(windows: Windows) -> tuple[np.ndarray, np.ndarray]:
+    """(W, 384) scores of starts and of ends, float32: noise, more at the answer or [CLS], least behind the window."""
+    random = np.random.default_rng(SEED)
+    shape = len(windows), DATA["max_length"]
+    behind = np.arange(shape[1]) > (windows.find_first() + windows.lengths)[:, None]  # the last [SEP]
+    logits = []
+    for places in windows.answers.T:
+        noise = random.standard_normal(shape, np.float32)
+        noise[np.arange(shape[0]), places] += random.normal(BUMP, BUMP_SPREAD, shape[0]).astype(np.float32)
+        noise[behind] = np.finfo(np.float32).min
+        logits.append(noise)
+    return logits[0], logits[1]
+
+
+# --- SQuAD: this package ----------------------------------------------------------------------------------------------
+
+
+def keep(start_logits: np.ndarray, end_logits: np.ndarray) -> np.ndarray:
+    """(W, 4 * N_BEST + 2) what evaluation keeps of the scores, a batch at a time."""
+    kept = np.empty((len(start_logits), 4 * N_BEST + 2), np.float32)
+    for begin in range(0, len(kept), BATCH):
+        rows = slice(begin, begin + BATCH)
+        kept[rows] = keep_top(torch.from_numpy(start_logits[rows]), torch.from_numpy(end_logits[rows])).numpy()
+    return kept
+
+
+# --- SQuAD: the reference ---------------------------------------------------------------------------------------------
+
+
+class Examples(list[dict[str, str]]):
+    """Rows as the reference reads them: one by one, and a column by its name."""
+
+    def __getitem__(self, column: Any) -> Any:
+        """A column."""
+        return [row[column] for row in self]
+
+
+def load_reference(path: Path) -> Callable[..., Mapping[str, str]]:
+    """`postprocess_qa_predictions` of a copy of transformers' utils_qa.py, its progress bar silenced.
+
+    Raises:
+        UsageError: there is no such file, it cannot be imported, or it has no such function.
+    """
+    remedy = "give a copy of transformers' examples/pytorch/question-answering/utils_qa.py: --reference FILE"
+    if not path.is_file():
+        raise UsageError(f"{path} is no file; {remedy}")
+    loader = SourceFileLoader("bertkit_bench_reference", str(path))
+    module = module_from_spec(spec_from_loader(loader.name, loader))
+    try:
+        loader.exec_module(module)
+    except Exception as error:  # whatever another's file may do
+        raise UsageError(f"{path} cannot be imported ({join_lines(error)}); {remedy}") from None
+    if not callable(getattr(module, "postprocess_qa_predictions", None)):
+        raise UsageError(f"{path} has no function postprocess_qa_predictions; {remedy}")
+    module.tqdm = lambda rows: rows
+    return module.postprocess_qa_predictions
+
+
+def describe_windows(windows: Windows) -> tuple[Examples, list[dict[str, Any]]]:
+    """Questions and windows as the reference takes them, as plain lists and dicts, its fastest form.
+
+    A window's offset_mapping has None outside the context; token_is_max_context names the positions that are.
+    """
+    names = [str(place) for place in range(DATA["max_length"])]
+    characters = [
+        list(map(tuple, cut(windows.offsets, windows.context_ends, index).tolist()))
+        for index in range(len(windows.context_ends))
+    ]
+    features = []
+    for index, first in enumerate(windows.find_first().tolist()):
+        owner, start = windows.owners[index], windows.starts[index]
+        shown = characters[windows.contexts[owner]][start : start + windows.lengths[index]]
+        begin, end = windows.shares[index] - start + first
+        features.append(
+            {
+                "example_id": windows.questions[owner].id,
+                "offset_mapping": [*[None] * first, *shown, None],
+                "token_is_max_context": dict.fromkeys(names[begin:end], True),
+            }
+        )
+    return Examples({"id": question.id, "context": question.context} for question in windows.questions), features
+
+
+def count_differences(answers: Sequence[Answer], texts: Sequence[str], theirs: Sequence[str]) -> tuple[int, int]:
+    """How many texts differ, and how many questions have no valid span.
+
+    Without a valid span the reference answers "empty" and this package nothing; these do not count as different.
+    """
+    rows = list(zip(answers, texts, theirs, strict=True))
+    different = sum(ours != other for answer, ours, other in rows if answer.spans)
+    return different, sum(not answer.spans for answer, _, _ in rows)
+
+
+# --- SQuAD: the bench -------------------------------------------------------------------------------------------------
+
+
+def bench_squad(
+    reference: Path | None = None,
+    data: Path | None = None,
+    report: Report = ignore,
+    repeats: int = 3,
+    questions: int = QUESTIONS,
+) -> dict[str, Any]:
+    """From the scores of all tokens to EM and F1, for SQuAD 1.1 and 2.0, beside the reference's way to the texts alone.
+
+    `rows` has for each version `questions`, `windows`, `scores`, `questions_per_second`, by side `seconds` and their
+    `median_seconds`, and `bytes`: `kept` by evaluation, all `logits`, and at the `peak` of each side, to which the
+    logits are to be added where it is the reference's, for it needs all of them at once. With a reference also
+    `different`, the answers that are not the same (in 2.0 at tau = 0), and `no_span` (see `count_differences`); without
+    one `ratios` is empty.
+
+    The reference also lists the 20 best answers to each question; `bertkit_n_best` is the time of these lists here.
+
+    Args:
+        reference: a copy of transformers' utils_qa.py.
+        data: a folder with the official files of SQuAD 1.1; without it texts are made up.
+        questions: so many at most.
+
+    Raises:
+        UsageError: the reference or the data cannot be read.
+    """
+    postprocess = None if reference is None else load_reference(reference)
+    asked = make_questions(questions) if data is None else read_questions(data, questions)
+    tokenizer = make_tokenizer_for(asked)
+    source = "made-up questions" if data is None else "questions"
+    rows: dict[str, dict[str, Any]] = {}
+    for version in VERSIONS:
+        windows = encode_questions(drop_answers(asked) if version.unanswerable else asked, tokenizer)
+        mean = np.mean(windows.find_first() + windows.lengths + 1)
+        report(f"{version.title}: {len(asked):,} {source}, {len(windows):,} windows of {mean:.0f} tokens on average")
+        rows[version.name] = measure_version(version, windows, postprocess, repeats, report)
+    return {
+        "bench": "squad",
+        "machine": describe_environment(),
+        "data": "made up" if data is None else "official files",
+        "rows": rows,
+        "ratios": {name: compare(row["seconds"]) for name, row in rows.items() if postprocess},
+    }
+
+
+def measure_version(
+    version: Version,
+    windows: Windows,
+    postprocess: Callable[..., Mapping[str, str]] | None,
+    repeats: int,
+    report: Report,
+) -> dict[str, Any]:
+    """A version's row."""
+    logits = make_logits(windows)
+    sides: dict[str, Callable[[], Any]] = {
+        OURS: lambda: score(version, keep(*logits), windows),
+        LISTS: lambda: decode(keep(*logits), windows),
+    }
+    if postprocess is not None:
+        sides[REFERENCE] = prepare(version, windows, logits, postprocess)
+    row = {"questions": len(windows.questions), "windows": len(windows), "scores": sides[OURS]()}
+    row |= compare_answers(version, windows.questions, sides[LISTS](), sides.get(REFERENCE))
+    seconds = alternate(sides, repeats, report)
+    middle = {name: median(found) for name, found in seconds.items()}
+    row |= {
+        "seconds": seconds,
+        "median_seconds": middle,
+        "questions_per_second": row["questions"] / middle[OURS],
+        "bytes": {
+            "kept": keep(*logits).nbytes,
+            "logits": sum(scores.nbytes for scores in logits),
+            "peak": {name: measure_peak(call) for name, call in sides.items()},
+        },
+    }
+    for line in describe(row):
+        report(line)
+    return row
+
+
+def prepare(
+    version: Version,
+    windows: Windows,
+    logits: tuple[np.ndarray, np.ndarray],
+    postprocess: Callable[..., Mapping[str, str]],
+) -> Callable[[], Mapping[str, str]]:
+    """The reference's side: question id -> text, at a threshold of 0 for 2.0."""
+    examples, features = describe_windows(windows)
+    return lambda: postprocess(
+        examples,
+        features,
+        logits,
+        version_2_with_negative=version.unanswerable,
+        n_best_size=N_BEST,
+        max_answer_length=windows.max_answer_length,
+    )
+
+
+def compare_answers(
+    version: Version,
+    questions: Sequence[Question],
+    answers: Sequence[Answer],
+    ask: Callable[[], Mapping[str, str]] | None,
+) -> dict[str, int]:
+    """`different` and `no_span`; nothing without a reference.
+
+    Raises:
+        UsageError: the reference fails, or does not answer all questions.
+    """
+    if ask is None:
+        return {}
+    try:
+        found = ask()
+        theirs = [found[question.id] for question in questions]
+    except Exception as error:  # whatever another's function may do
+        raise UsageError(
+            f"the reference's postprocess_qa_predictions fails ({type(error).__name__}: {join_lines(error)}); "
+            "give transformers' own utils_qa.py: --reference FILE"
+        ) from None
+    different, no_span = count_differences(answers, choose(version, answers, tau=0.0), theirs)
+    return {"different": different, "no_span": no_span}
+
+
+def describe(row: Mapping[str, Any]) -> list[str]:
+    """A row for a person."""
+    middle, seconds = row["median_seconds"], row["seconds"]
+    megabytes = {name: size / 1e6 for name, size in (row["bytes"] | row["bytes"]["peak"]).items() if name != "peak"}
+    lines = [
+        f"  decoded and scored in {middle[OURS]:.2f} s: {row['questions_per_second']:,.0f} questions a second; the "
+        f"{N_BEST} best answers to each in {middle[LISTS]:.2f} s",
+        f"  kept for decoding: {megabytes['kept']:.1f} MB, not {megabytes['logits']:.1f} MB; at the peak "
+        f"{megabytes[OURS]:.0f} MB, with the {N_BEST} best {megabytes[LISTS]:.0f} MB",
+    ]
+    if REFERENCE not in middle:
+        return lines
+    return [
+        *lines,
+        f"  the reference decodes in {middle[REFERENCE]:.2f} s: {compare(seconds):.1f} times as fast here, with the "
+        f"{N_BEST} best {compare(seconds, LISTS):.1f} times",
+        f"  the reference's peak: {megabytes[REFERENCE]:.0f} MB beside the {megabytes['logits']:.1f} MB",
+        f"  {row['different']:,} of {row['questions']:,} answers differ; {row['no_span']:,} questions have no span",
+    ]
