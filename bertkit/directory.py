@@ -29,6 +29,7 @@ RECIPE = "recipe.toml"
 VOCABULARY = "vocab.txt"
 LOG = "training_log.jsonl"
 PREDICTIONS = "predictions"
+FIRST = "first"  # the run that comes before this one
 EXAMPLES = "examples.txt"  # among the predictions
 PACKAGES = (
     "accelerate",

@@ -42,6 +42,7 @@ from bertkit.data.corpus import find_hub_trouble, ignore
 from bertkit.data.vocab import load_tokenizer
 from bertkit.directory import (
     EXAMPLES,
+    FIRST,
     METRICS,
     PREDICTIONS,
     describe_environment,
@@ -61,7 +62,6 @@ from bertkit.share import write_card
 from bertkit.tasks.task import Report, Task
 from bertkit.trainer import BertTrainer, Progress, Watcher, train
 
-FIRST = "first"  # in a run directory: the run that comes before it
 SIZES = (  # what a checkpoint decides
     "vocab_size",
     "hidden_size",

@@ -8,6 +8,7 @@ import tomli_w
 from huggingface_hub import HfApi, ModelCardData
 
 import bertkit
+from bertkit.directory import FIRST
 from bertkit.errors import UsageError, join_lines
 from bertkit.tasks.task import Task
 
@@ -87,7 +88,7 @@ def check_push(repo: str) -> None:
 
 
 def push(output: Path, repo: str, note: str = "") -> str:
-    """Uploads a finished run, without its checkpoints, to a repository that is made if need be, and gives its address.
+    """Uploads a finished run, without checkpoints and the run before it, to a repository that is made if need be, and gives its address.
 
     The card there has the repository's name, and `note` below the scores.
 
@@ -106,7 +107,7 @@ def push(output: Path, repo: str, note: str = "") -> str:
         HfApi().upload_folder(
             repo_id=address.repo_id,
             folder_path=output,
-            ignore_patterns=["checkpoint-*", "README.md"],
+            ignore_patterns=["checkpoint-*", f"{FIRST}/*", "README.md"],
             commit_message=message,
         )
         HfApi().upload_file(

@@ -40,7 +40,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from bertkit.data.corpus import ignore
-from bertkit.directory import find_finished, hold_directory, write_json
+from bertkit.directory import FIRST, find_finished, hold_directory, write_json
 from bertkit.errors import UsageError, explain_refusal
 from bertkit.recipe import (
     TABLES,
@@ -647,15 +647,15 @@ def choose(study: Study, group: Sequence[Cell], states: Mapping[str, State]) -> 
 
 
 def prune(study: Study, group: Sequence[Cell], states: Mapping[str, State], output: Path) -> None:
-    """Removes the checkpoints of the finished runs of a row and task, and the weights of those that can win no more.
+    """Removes the checkpoints of the finished runs of a row and task, the runs before them, and the weights of those that can win no more.
 
     Where means are compared, a cell with a run to come, or to be tried again, can still win with its best run.
     """
     runs = [directory for cell in group for directory in cell.runs.values()]
     ended = [directory for directory in runs if states[directory].metrics is not None]
     for directory in ended:
-        for checkpoint in (output / directory).glob("checkpoint-*"):
-            shutil.rmtree(checkpoint, ignore_errors=True)
+        for model in (*(output / directory).glob("checkpoint-*"), output / directory / FIRST):
+            shutil.rmtree(model, ignore_errors=True)
     if study.keep == "all":
         return
     waits = [cell for cell in group if study.select == "mean" and len(list_scores(cell, states)) < len(cell.runs)]

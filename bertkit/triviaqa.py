@@ -187,9 +187,8 @@ def find_answers(answers: Iterable[str], context: str) -> list[dict[str, Any]]:
     """
     folded = fold(context)
     places = {(start, -len(answer)) for answer in answers if (start := _find_words(answer, folded)) >= 0}
-    return [
-        {"text": context[start : start - minus_length], "answer_start": start} for start, minus_length in sorted(places)
-    ]
+    spans = [(start, start - negative) for start, negative in sorted(places)]
+    return [{"text": context[start:end], "answer_start": start} for start, end in spans]
 
 
 def fold(text: str) -> str:

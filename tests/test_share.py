@@ -134,9 +134,10 @@ def test_a_run_is_uploaded_without_its_checkpoints(connect, tmp_path):
     assert (repo, settings) == ("ada/bert", {"exist_ok": True})
     assert (upload.repo_id, upload.folder_path) == ("ada/bert", tmp_path)
     assert upload.commit_message.startswith("bertkit ")
-    files = ["model.safetensors", "README.md", "checkpoint-3/model.safetensors", "predictions/dev.tsv"]
+    ours = ["model.safetensors", "predictions/dev.tsv"]
+    files = [*ours, "README.md", "checkpoint-3/model.safetensors", "first/model.safetensors"]
     kept = list(filter_repo_objects(files, ignore_patterns=upload.ignore_patterns))
-    assert kept == ["model.safetensors", "predictions/dev.tsv"]
+    assert kept == ours
 
 
 def test_a_refused_upload_is_one_line(connect, tmp_path):

@@ -66,7 +66,7 @@ MAY_IMPORT = {
         "bertkit.share",
         "bertkit.tasks.task",
     },
-    "bertkit.share": {"bertkit", "bertkit.tasks.task"},
+    "bertkit.share": {"bertkit", "bertkit.directory", "bertkit.tasks.task"},
     "bertkit.submission": {
         "bertkit.data.corpus",
         "bertkit.directory",

@@ -343,6 +343,8 @@ def test_the_winner_keeps_its_weights_in_whatever_order_runs_finish(scores, orde
         for directory in order.sample(list(final), len(final)):
             run = Path(folder) / directory
             (run / "checkpoint-4").mkdir(parents=True)
+            (run / "first").mkdir()
+            (run / "first" / "model.safetensors").touch()
             (run / "model.safetensors").touch()
             (run / "metrics.json").touch()
             states[directory] = final[directory]

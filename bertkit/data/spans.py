@@ -42,10 +42,12 @@ class Question:
 
 def is_placed(question: Question) -> bool:
     """Whether the first answer stands where the file says, or there is none."""
-    if not question.answers:
-        return True
-    answer, start = question.answers[0], question.starts[0]
-    return start >= 0 and bool(answer) and question.context.startswith(answer, start)
+    return not question.answers or stands(question.context, question.answers[0], question.starts[0])
+
+
+def stands(context: str, answer: str, start: int) -> bool:
+    """Whether an answer, which is not empty, begins at that character."""
+    return bool(answer) and 0 <= start < len(context) and context.startswith(answer, start)
 
 
 # --- Windows ----------------------------------------------------------------------------------------------------------
@@ -250,7 +252,7 @@ def express(windows: Windows, index: int) -> list[str]:
     offsets = cut(windows.offsets, windows.context_ends, windows.contexts[index])
     texts = []
     for answer, start in zip(question.answers, question.starts, strict=True):
-        if found := locate_answer(offsets, start, start + len(answer)):
+        if stands(question.context, answer, start) and (found := locate_answer(offsets, start, start + len(answer))):
             last = min(found[1], found[0] + windows.max_answer_length - 1)
             texts.append(question.context[offsets[found[0], 0] : offsets[last, 1]])
     return texts

@@ -11,10 +11,10 @@ from bertkit import BertForQuestionAnswering
 from bertkit.data.files import read_squad
 from bertkit.data.spans import Answer, Question, Span, cut, encode_questions, express, locate_answer
 from bertkit.data.vocab import load_tokenizer
-from bertkit.directory import read_metrics
+from bertkit.directory import FIRST, read_metrics
 from bertkit.errors import UsageError
 from bertkit.metrics import score_squad1, score_squad2
-from bertkit.run import FIRST, run
+from bertkit.run import run
 from bertkit.tasks import TASKS
 from bertkit.tasks.squad import (
     SQUAD,
@@ -439,3 +439,15 @@ def test_the_first_token_of_a_word_with_accents_is_found(start):
     offsets = cut(data.offsets, data.context_ends, 0)
     first, last = locate_answer(offsets, context.index("bad"), len(context))
     assert context[offsets[first, 0] : offsets[last, 1]] == "bad"
+
+
+@pytest.mark.parametrize("start_at", [-1, -5, 3, 10**6, 10**400])
+def test_a_start_that_cannot_be_is_passed_over(start, version, start_at):
+    asked = Question("a", "word1 ?", "word1 good .", ("good", "good"), (6, start_at))
+    wrong = Question("b", "word1 ?", "word1 good .", ("good",), (start_at,))
+    data = encode_questions([asked, wrong], load_tokenizer(start), max_length=40, max_query_length=8)
+    assert express(data, 0) == ["good"]
+    assert express(data, 1) == []
+    assert data.answers.tolist()[1] == [0, 0]
+    (line,) = SQUAD[version.name].describe(data, "dev")
+    assert line == "dev: 2 windows of 2 questions"
