@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from torch.utils.data import Dataset
 
+from bertkit.errors import UsageError
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -97,7 +99,7 @@ def locate_answer(offsets: np.ndarray, start: int, end: int) -> tuple[int, int] 
     """
     first = int(np.searchsorted(offsets[:, 1], start, "right"))
     last = int(np.searchsorted(offsets[:, 0], end, "left")) - 1
-    return (first, last) if first <= last else None
+    return (first, last) if start < end and first <= last else None
 
 
 class Windows(Dataset):
@@ -163,6 +165,9 @@ def encode_questions(
     """The windows of some questions, for training and evaluation alike; every question has one at least.
 
     The lengths are in tokens, and `max_length` is that of the whole sequence; `doc_stride` is the step.
+
+    Raises:
+        UsageError: the lengths leave no room for the context.
     """
     texts = dict.fromkeys(question.context for question in questions)
     places = {text: place for place, text in enumerate(texts)}
@@ -174,6 +179,11 @@ def encode_questions(
         ids = np.concatenate([cut(ids, ends, index)[:max_query_length] for index in range(len(questions))])
         lengths = np.minimum(lengths, max_query_length)
         ends = np.cumsum(lengths)
+    if max_length < lengths.max(initial=0) + 4 or doc_stride < 1:
+        raise UsageError(
+            f"max_length {max_length} leaves no room for the context beside a question of {lengths.max(initial=0)} "
+            f"tokens and three special ones, or doc_stride {doc_stride} is below 1; raise it"
+        )
 
     contexts = np.array([places[question.context] for question in questions])
     owners, windows, shares, answers = [], [], [], []

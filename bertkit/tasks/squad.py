@@ -372,7 +372,9 @@ def illustrate(
     """The first questions of the dev set, with the model's answer and a right one."""
     questions = examples["dev"][:count]
     longest = min(DATA["max_length"], model.config.max_position_embeddings)
-    data = encode_questions(questions, tokenizer, max_length=longest)
+    data = encode_questions(
+        questions, tokenizer, max_length=longest, max_query_length=min(DATA["max_query_length"], longest // 2)
+    )
     kept = []
     for start in range(0, len(data), 32):
         batch = pad(data.__getitems__(range(start, min(start + 32, len(data)))))

@@ -71,10 +71,10 @@ SIZES = st.builds(
 )
 
 
-def ask(context, *answers, question="the best?", name="q"):
+def ask(context, *answers, question="the best?"):
     """A question; every answer is (its first character, its end)."""
     texts = tuple(context[start:end] for start, end in answers)
-    return Question(name, question, context, texts, tuple(start for start, _ in answers))
+    return Question("q", question, context, texts, tuple(start for start, _ in answers))
 
 
 def tokenize(tokenizer, text):
@@ -236,8 +236,8 @@ def test_positions_point_at_the_answers_tokens(tokenizer, context, sizes, start,
 
 @pytest.mark.parametrize(
     ("answer", "start"),
-    [("ab", -1), ("ab", 3), ("AB", 4), ("", 4), ("ab", 400), ("abcd.x", 4), (" ", 3)],
-    ids=["no place", "wrong place", "other case", "empty", "behind", "over the end", "a space"],
+    [("ab", -1), (".", -1), ("ab", 3), ("AB", 4), ("", 4), ("ab", 400), ("abcd.x", 4), (" ", 3)],
+    ids=["no place", "from the end", "wrong place", "other case", "empty", "behind", "over the end", "a space"],
 )
 def test_an_answer_that_cannot_be_found_is_the_cls_token(answer, start):
     question = Question("q", "the?", "The abcd.", (answer,), (start,))
@@ -255,6 +255,7 @@ def test_an_answer_that_cannot_be_found_is_the_cls_token(answer, start):
         (("x", "ab"), (0, 4), False),
         (("The abcd.",), (0,), True),
         (("cd.",), (6,), True),
+        ((".",), (-1,), False),
     ],
 )
 def test_is_placed(answers, starts, expected):
