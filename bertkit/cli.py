@@ -197,9 +197,7 @@ def glue(
 @app.command()
 def squad(
     version: Annotated[int, typer.Option("--version", help="1 (for 1.1) or 2 (for 2.0).", metavar="1|2")],
-    runs: Annotated[
-        list[Path] | None, typer.Argument(help="Finished runs, for --ensemble.", metavar="RUN")
-    ] = None,
+    runs: Annotated[list[Path] | None, typer.Argument(help="Finished runs, for --ensemble.", metavar="RUN")] = None,
     recipe: RecipeFile = None,
     model: Model = None,
     data: Data = None,
@@ -207,7 +205,11 @@ def squad(
     settings: Settings = None,
     extra_train: Annotated[
         Path | None,
-        typer.Option("--extra-train", help="Fine-tune on this file first (the paper: TriviaQA).", metavar="FILE"),
+        typer.Option(
+            "--extra-train",
+            help="Fine-tune on this file in SQuAD's form first; triviaqa makes one as the paper did.",
+            metavar="FILE",
+        ),
     ] = None,
     ensemble: Annotated[
         bool, typer.Option("--ensemble", help="Combine the answers of finished runs instead of training.")
@@ -313,7 +315,10 @@ def score_squad(
         typer.Option("--null-odds", help="Question id -> how sure there is no answer (2.0).", metavar="FILE"),
     ] = None,
     threshold: Annotated[
-        float, typer.Option("--na-prob-thresh", help="Odds above it count as no answer, as in the official script.")
+        float,
+        typer.Option(
+            "--na-prob-thresh", help="Odds above it count as no answer; the official 1.0 is meant for probabilities."
+        ),
     ] = 1.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
 ) -> None:
@@ -323,7 +328,7 @@ def score_squad(
     """
     from bertkit.tasks.squad import find_version, score_files
 
-    found = score_files(find_version(version), gold, predictions, odds, threshold)
+    found = score_files(find_version(version), gold, predictions, odds, threshold, report=complain)
     typer.echo(json.dumps(found) if as_json else "\n".join(f"{name} {value:g}" for name, value in found.items()))
 
 

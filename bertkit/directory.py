@@ -137,8 +137,8 @@ def holds_run(output: Path, recipe: Recipe) -> bool:
 
 
 def has_begun(output: Path) -> bool:
-    """Whether a run in this directory has come as far as its first update."""
-    return (output / LOG).exists()
+    """Whether a run in this directory, or the one before it, has come as far as its first update."""
+    return (output / LOG).exists() or (output / FIRST / LOG).exists()
 
 
 def start_directory(output: Path, recipe: Recipe, tokenizer: Any) -> None:

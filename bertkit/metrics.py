@@ -16,8 +16,9 @@ import string
 import tempfile
 import warnings
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
+from itertools import compress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -209,13 +210,13 @@ SQUAD_CITATION = """\
   year={2018}
 }
 """
-PUNCTUATION = str.maketrans("", "", string.punctuation)  # of ASCII alone: “ and – stay, as in the official scripts
+PUNCTUATION = re.compile(f"[{re.escape(string.punctuation)}]+")  # ASCII's: “ and – stay, as officially
 ARTICLES = re.compile(r"\b(a|an|the)\b")
 
 
 def normalize_answer(text: str) -> str:
     """The text in lower case, without ASCII punctuation and English articles, one space between words."""
-    return " ".join(ARTICLES.sub(" ", text.lower().translate(PUNCTUATION)).split())
+    return " ".join(ARTICLES.sub(" ", PUNCTUATION.sub("", text.lower())).split())
 
 
 def score_answers(
@@ -224,8 +225,7 @@ def score_answers(
     """Question id -> exact match, 0 or 1, and question id -> F1 of the tokens, from 0 to 1; in the order of `gold`.
 
     Each is the best over the references. Version 2 leaves out references that normalise to nothing, and takes "" if
-    none is left; only there an answer and a reference without tokens have F1 1. To score the answer "" throughout:
-    `predictions=dict.fromkeys(gold, "")`.
+    none is left; only there an answer and a reference without tokens have F1 1.
 
     gold: question id -> texts of its references. predictions: of other questions are ignored; in version 1 a question
         without one scores 0.
@@ -238,30 +238,41 @@ def score_answers(
     _check_version(version)
     _check_questions(gold, predictions, version)
     normalize = cache(normalize_answer)  # the same texts come again and again
-    count = cache(lambda text: Counter(text.split()))
+    split = cache(str.split)
     exact: dict[str, int] = {}
     f1: dict[str, float] = {}
     for question, texts in gold.items():
         if question not in predictions:
             exact[question] = f1[question] = 0
             continue
-        answer, references = normalize(predictions[question]), set(map(normalize, texts))
-        if version == 2:
-            references = references - {""} or {""}
-        exact[question] = int(answer in references)
-        if version == 2 and not answer:
-            f1[question] = exact[question]
+        answer = normalize(predictions[question])
+        if answer and predictions[question] in texts:  # word for word: the others need not be looked at
+            exact[question], f1[question] = 1, 1.0
+        elif version == 2 and not answer:
+            exact[question] = f1[question] = int(not any(map(normalize, texts)))
+        elif not texts:
+            exact[question] = f1[question] = 0
         else:
-            f1[question] = max(_compare(count(answer), count(reference)) for reference in references)
+            references = set(map(normalize, texts))
+            if version == 2:
+                references = references - {""} or {""}
+            exact[question] = int(answer in references)
+            f1[question] = max(_compare(split(answer), split(reference)) for reference in references)
     return exact, f1
 
 
-def _compare(answer: Counter[str], reference: Counter[str]) -> float:
+def score_silence(gold: Mapping[str, Sequence[str]]) -> dict[str, int]:
+    """Question id -> exact match and F1, which are the same, of the answer "" in version 2."""
+    normalize = cache(normalize_answer)
+    return {question: int(not any(map(normalize, texts))) for question, texts in gold.items()}
+
+
+def _compare(answer: list[str], reference: list[str]) -> float:
     # In the order of the official scripts' operations, which are rounded; 0 is an int there, too.
-    shared = sum(min(answer[token], reference[token]) for token in answer.keys() & reference.keys())
+    shared = sum(min(answer.count(token), reference.count(token)) for token in {*answer} & {*reference})
     if not shared:
         return 0
-    precision, recall = shared / answer.total(), shared / reference.total()
+    precision, recall = shared / len(answer), shared / len(reference)
     return 2 * precision * recall / (precision + recall)
 
 
@@ -327,7 +338,7 @@ def score_squad2(
     odds = dict.fromkeys(gold, 0.0) if null_odds is None else null_odds
     _check_odds(gold, odds)
     kept = (
-        {question: float(not gold[question]) if odds[question] > threshold else scores[question] for question in gold}
+        [float(not gold[question]) if odds[question] > threshold else score for question, score in scores.items()]
         for scores in (exact, f1)
     )
     result = average_scores(gold, *kept)
@@ -346,21 +357,17 @@ def _check_odds(gold: Mapping[str, Any], odds: Mapping[str, float]) -> None:
         )
 
 
-def average_scores(
-    gold: Mapping[str, Sequence[str]], exact: Mapping[str, float], f1: Mapping[str, float]
-) -> dict[str, float]:
-    """Scores per question, from 0 to 1, as the percentages that evaluate-v2.0.py makes of them, under its names."""
-    groups = {
-        "": list(gold),
-        "HasAns_": [question for question, texts in gold.items() if texts],
-        "NoAns_": [question for question, texts in gold.items() if not texts],
-    }
+def average_scores(gold: Mapping[str, Sequence[str]], exact: Iterable[float], f1: Iterable[float]) -> dict[str, float]:
+    """Scores of the questions in the order of `gold`, from 0 to 1, as evaluate-v2.0.py's percentages."""
+    exact, f1 = list(exact), list(f1)
+    answerable = [bool(texts) for texts in gold.values()]
+    groups = {"": [True] * len(gold), "HasAns_": answerable, "NoAns_": [not value for value in answerable]}
     result: dict[str, float] = {}
-    for prefix, questions in groups.items():
-        if questions:
-            result[f"{prefix}exact"] = 100.0 * sum(exact[question] for question in questions) / len(questions)
-            result[f"{prefix}f1"] = 100.0 * sum(f1[question] for question in questions) / len(questions)
-            result[f"{prefix}total"] = len(questions)
+    for prefix, chosen in groups.items():
+        if count := sum(chosen):
+            result[f"{prefix}exact"] = 100.0 * sum(compress(exact, chosen)) / count
+            result[f"{prefix}f1"] = 100.0 * sum(compress(f1, chosen)) / count
+            result[f"{prefix}total"] = count
     return result
 
 

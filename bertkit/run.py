@@ -145,7 +145,7 @@ def train_first(task: Task, recipe: Recipe, output: Path, report: Report, progre
 
     That is a run of its own in `output/first`, and not repeated when it is finished.
     """
-    earlier = task.first(recipe)
+    earlier = task.precede(recipe)
     if not earlier:
         return recipe
     report(f"first, in {output / FIRST}:")
@@ -457,7 +457,7 @@ def load_model(head: type, checkpoint: str, settings: Mapping[str, Any]) -> tupl
     Raises:
         UsageError: there is none in safetensors, or its vocabulary is smaller than the tokenizer's.
     """
-    settings = dict(settings)
+    settings = {"tau": None} | dict(settings)  # a tau belongs to the model that it was tuned for
     tokens, labels = settings.pop("vocab_size", 0), settings.pop("id2label", None)
     with explain_refusal(f"the model {checkpoint} (in safetensors)"):
         model, info = head.from_pretrained(
@@ -632,4 +632,6 @@ def dry_run(task: Task, *recipes: Mapping[str, Any], output: str | Path) -> dict
     plan["precision"] = "bf16" if args.bf16 else "fp16" if args.fp16 else "fp32"
     if args.max_steps > 0:
         plan["updates"] = args.max_steps
+    if task.precede(recipe):
+        plan["before"] = f"another training, in {Path(output) / FIRST}"
     return plan

@@ -88,7 +88,9 @@ def check_push(repo: str) -> None:
 
 
 def push(output: Path, repo: str, note: str = "") -> str:
-    """Uploads a finished run, without checkpoints and the run before it, to a repository that is made if need be, and gives its address.
+    """Uploads a finished run to a repository that is made if need be, and gives its address.
+
+    Checkpoints and the run before this one stay behind.
 
     The card there has the repository's name, and `note` below the scores.
 

@@ -647,7 +647,7 @@ def choose(study: Study, group: Sequence[Cell], states: Mapping[str, State]) -> 
 
 
 def prune(study: Study, group: Sequence[Cell], states: Mapping[str, State], output: Path) -> None:
-    """Removes the checkpoints of the finished runs of a row and task, the runs before them, and the weights of those that can win no more.
+    """Removes what the finished runs of a row and task need no more, and the weights of those that can win no more.
 
     Where means are compared, a cell with a run to come, or to be tried again, can still win with its best run.
     """

@@ -94,6 +94,9 @@ class BertTrainer(Trainer):
             self.parts, self.logged_at = {}, self.state.global_step
         super().log(logs, start_time)
 
+    def _get_eval_sampler(self, eval_dataset) -> None:
+        """None: in order, as scores and files take the predictions; the Trainer's own sorts with group_by_length."""
+
     def prediction_step(self, model, inputs, prediction_loss_only, ignore_keys=None) -> tuple[None, Tensor, Tensor]:
         """The task's summary of a batch; it stands for the labels too, which the Trainer wants to see."""
         inputs = self._prepare_inputs(inputs)

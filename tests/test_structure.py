@@ -101,6 +101,7 @@ MAY_IMPORT = {
         "bertkit.tasks.task",
     },
     "bertkit.tasks.squad": {
+        "bertkit.data.corpus",
         "bertkit.data.files",
         "bertkit.data.sequence",
         "bertkit.data.spans",

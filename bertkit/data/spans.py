@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 N_BEST = 20  # starts and ends of a window that are kept, and answers of a question (reference code)
 TEXTS_A_BATCH = 1_000  # tokenized at once
-WINDOWS_A_CHUNK = 2_048  # decoded at once
+WINDOWS_A_CHUNK = 512  # decoded at once, which a processor's cache can hold
 LENGTH_WEIGHT = 0.01  # how much a longer window counts as more context (reference code)
 
 
@@ -102,10 +102,12 @@ def locate_answer(offsets: np.ndarray, start: int, end: int) -> tuple[int, int] 
     return (first, last) if start < end and first <= last else None
 
 
+@dataclass(frozen=True, eq=False)
 class Windows(Dataset):
     """W windows over the contexts of Q questions, put together when they are asked for.
 
     questions: Q of them, in order.
+    cls, sep: the two special tokens.
     ids, ends: (N,) tokens of all questions, side by side, and (Q,) up to where each one's go.
     context_ids, context_ends, offsets: the same of the C different contexts, and (N, 2) the characters of each token.
     contexts: (Q,) each question's context.
@@ -114,14 +116,25 @@ class Windows(Dataset):
     answers: (W, 2) first and last token of the answer in the sequence; 0, which is [CLS], for an answer that is not
         all in the window, and for none.
     max_answer_length: tokens of the longest answer that is given.
-    cut: how many questions were longer than there is room for.
+    shortened: how many questions were longer than there is room for.
     """
 
-    def __init__(self, questions: Sequence[Question], tokenizer: Any, **arrays: Any) -> None:
-        self.questions = questions
-        self.cls, self.sep = tokenizer.cls_token_id, tokenizer.sep_token_id
-        for name, value in arrays.items():
-            setattr(self, name, value)
+    questions: Sequence[Question]
+    cls: int
+    sep: int
+    ids: np.ndarray
+    ends: np.ndarray
+    context_ids: np.ndarray
+    context_ends: np.ndarray
+    offsets: np.ndarray
+    contexts: np.ndarray
+    owners: np.ndarray
+    starts: np.ndarray
+    lengths: np.ndarray
+    shares: np.ndarray
+    answers: np.ndarray
+    max_answer_length: int
+    shortened: int
 
     def __len__(self) -> int:
         return len(self.owners)
@@ -173,12 +186,8 @@ def encode_questions(
     places = {text: place for place, text in enumerate(texts)}
     context_ids, context_ends, offsets = tokenize(list(texts), tokenizer, with_offsets=True)
     ids, ends, _ = tokenize([question.question for question in questions], tokenizer)
+    ids, ends, shortened = shorten(ids, ends, max_query_length)
     lengths = np.diff(ends, prepend=0)
-    long = lengths > max_query_length
-    if long.any():  # keep the first tokens of each
-        ids = np.concatenate([cut(ids, ends, index)[:max_query_length] for index in range(len(questions))])
-        lengths = np.minimum(lengths, max_query_length)
-        ends = np.cumsum(lengths)
     if max_length < lengths.max(initial=0) + 4 or doc_stride < 1:
         raise UsageError(
             f"max_length {max_length} leaves no room for the context beside a question of {lengths.max(initial=0)} "
@@ -198,7 +207,8 @@ def encode_questions(
     starts, sizes = np.array(windows, np.int64).T
     return Windows(
         questions,
-        tokenizer,
+        tokenizer.cls_token_id,
+        tokenizer.sep_token_id,
         ids=ids,
         ends=ends,
         context_ids=context_ids,
@@ -211,7 +221,7 @@ def encode_questions(
         shares=np.array(shares),
         answers=np.array(answers, np.int64),
         max_answer_length=max_answer_length,
-        cut=int(long.sum()),
+        shortened=shortened,
     )
 
 
@@ -237,6 +247,13 @@ def tokenize(
             if with_offsets:
                 offsets.append(np.array(encoding.offsets, np.int32).reshape(-1, 2))
     return np.concatenate(ids), np.cumsum(lengths), np.concatenate(offsets)
+
+
+def shorten(ids: np.ndarray, ends: np.ndarray, limit: int) -> tuple[np.ndarray, np.ndarray, int]:
+    """Of each text's tokens the first `limit`, up to where they go, and how many texts were longer."""
+    lengths = np.diff(ends, prepend=0)
+    places = np.arange(len(ids)) - np.repeat(ends - lengths, lengths)  # of each token in its text
+    return ids[places < limit], np.cumsum(np.minimum(lengths, limit)), int((lengths > limit).sum())
 
 
 def find_answer(question: Question, offsets: np.ndarray) -> tuple[int, int] | None:
@@ -298,7 +315,7 @@ class Answer:
     @property
     def odds(self) -> float:
         """s_null minus the best span's score: how much rather the model would not answer."""
-        return self.null[0] + self.null[1] - self.best.start - self.best.end
+        return self.null[0] + self.null[1] - (self.best.start + self.best.end)
 
 
 def keep_top(start_logits: "Tensor", end_logits: "Tensor") -> "Tensor":
@@ -309,14 +326,35 @@ def keep_top(start_logits: "Tensor", end_logits: "Tensor") -> "Tensor":
     """
     import torch
 
-    parts = []
-    for logits in (start_logits.float(), end_logits.float()):
-        values, places = logits.topk(min(N_BEST, logits.shape[1]))  # (B, K) each
-        missing = (0, N_BEST - values.shape[1])
-        parts.append(torch.nn.functional.pad(values, missing, value=float("-inf")))
-        parts.append(torch.nn.functional.pad(places.float(), missing))  # exact below 2 ** 24
-    null = [logits[:, :1].float() for logits in (start_logits, end_logits)]
-    return torch.cat([*parts, *null], dim=1)
+    logits = torch.stack([start_logits.float(), end_logits.float()], dim=1)  # (B, 2, T)
+    count = min(N_BEST, logits.shape[2])
+    values, places = pick_top(logits, count) if logits.device.type == "cpu" else logits.topk(count)  # (B, 2, K) each
+    places = places.float()  # exact below 2 ** 24
+    if missing := N_BEST - count:
+        values = torch.nn.functional.pad(values, (0, missing), value=float("-inf"))
+        places = torch.nn.functional.pad(places, (0, missing))
+    return torch.cat([torch.stack([values, places], dim=2).flatten(1), logits[:, :, 0]], dim=1)
+
+
+def pick_top(logits: "Tensor", count: int) -> tuple["Tensor", "Tensor"]:
+    """What `topk` gives of (..., T) on a CPU, in a third of the time; of equal scores the first come first.
+
+    A score and its place make one whole number, and numpy selects among those with vector instructions.
+    """
+    import torch
+
+    scores = logits.detach().numpy() + np.float32(0)  # a copy without -0.0
+    scores[np.isnan(scores)] = np.nan  # without a sign: the greatest of all
+    last = scores.shape[-1] - 1
+    bits = scores.view(np.int32)
+    ranks = (bits ^ ((bits >> 31) & np.int32(2**31 - 1))).astype(np.int64)  # in the order of the scores
+    keys = (ranks << 32) | np.arange(last, -1, -1)
+    keys = np.partition(keys, -count, axis=-1)[..., -count:]
+    keys.sort(axis=-1)
+    keys = keys[..., ::-1]
+    ranks = (keys >> 32).astype(np.int32)
+    values = (ranks ^ ((ranks >> 31) & np.int32(2**31 - 1))).view(np.float32)
+    return torch.from_numpy(values), torch.from_numpy(last - (keys & (2**32 - 1)))
 
 
 def decode(kept: np.ndarray, windows: Windows) -> list[Answer]:
@@ -327,16 +365,39 @@ def decode(kept: np.ndarray, windows: Windows) -> list[Answer]:
     come first.
     """
     least = find_least(kept[:, -2:].astype(np.float64), windows.owners, len(windows.questions))
-    answers = [Answer([], (float(start), float(end))) for start, end in least]
+    answers = [Answer([], (start, end)) for start, end in least.tolist()]
     for chunk in divide_windows(windows.owners):
-        owners, scores, starts, ends, firsts, lasts = list_spans(kept[chunk], windows, chunk)
-        order = np.lexsort((-scores, owners))  # stable
-        owners, *columns = (column[order] for column in (owners, starts, ends, firsts, lasts))
+        scores = score_spans(kept[chunk], windows, chunk)
+        window, place = np.nonzero(np.isfinite(scores))
+        owners = windows.owners[chunk][window]
+        order = np.lexsort((-scores[window, place], owners))  # stable
+        owners = owners[order]
         bounds = np.flatnonzero(np.diff(owners, prepend=-1, append=-1)) if len(owners) else []
+        window, place = chunk.start + window[order], place[order]
+        start, end = np.divmod(place, N_BEST)
+        columns = kept[window, start], kept[window, 2 * N_BEST + end], *find_characters(kept, windows, window, place)
         rows = list(zip(*(column.tolist() for column in columns), strict=True))
         for begin, end in pairwise(bounds):
             collect(answers[owners[begin]].spans, windows.questions[owners[begin]].context, rows[begin:end])
     return answers
+
+
+def decode_best(kept: np.ndarray, windows: Windows) -> tuple[list[str], np.ndarray]:
+    """The best answer to each question and (Q,) its odds, as `decode` finds them, in a fraction of the time."""
+    best, place = np.empty(len(kept)), np.empty(len(kept), np.int64)
+    for chunk in divide_windows(windows.owners):
+        scores = score_spans(kept[chunk], windows, chunk)
+        place[chunk] = scores.argmax(axis=1)  # the first of equals
+        best[chunk] = scores[np.arange(len(scores)), place[chunk]]
+    order = np.lexsort((-best, windows.owners))  # stable
+    window = order[np.searchsorted(windows.owners, np.arange(len(windows.questions)))]  # each question's best
+    found = np.isfinite(best[window])
+    firsts, lasts = (
+        np.where(found, column, 0).tolist() for column in find_characters(kept, windows, window, place[window])
+    )
+    texts = [question.context[a:b] for question, a, b in zip(windows.questions, firsts, lasts, strict=True)]
+    null = find_least(kept[:, -2:].astype(np.float64), windows.owners, len(windows.questions))
+    return texts, null.sum(axis=1) - np.where(found, best[window], 0.0)
 
 
 def collect(spans: list[Span], context: str, rows: Sequence[tuple[float, float, int, int]]) -> None:
@@ -367,25 +428,29 @@ def divide_windows(owners: np.ndarray) -> Iterator[slice]:
         begin = end
 
 
-def list_spans(kept: np.ndarray, windows: Windows, chunk: slice) -> tuple[np.ndarray, ...]:
-    """All spans that some windows allow: question, score, the start's and the end's score, first character and end.
+def score_spans(kept: np.ndarray, windows: Windows, chunk: slice) -> np.ndarray:
+    """(W, N_BEST * N_BEST) S.T_i + E.T_j of every start and every end of some windows; -infinity if it is no answer."""
+    start_scores, starts, end_scores, ends = kept[:, : 4 * N_BEST].reshape(-1, 4, N_BEST).swapaxes(0, 1)  # (W, K) each
+    first, shares = windows.find_first()[chunk, None], windows.shares[chunk]
+    shift, behind = first - windows.starts[chunk, None], first + windows.lengths[chunk, None]
+    may_start = (starts >= shares[:, :1] + shift) & (starts < shares[:, 1:] + shift) & np.isfinite(start_scores)
+    may_end = (ends >= first) & (ends < behind) & np.isfinite(end_scores)
+    start_scores, end_scores = np.where(may_start, start_scores, -np.inf), np.where(may_end, end_scores, -np.inf)
+    scores = np.add(start_scores[:, :, None], end_scores[:, None, :], dtype=np.float64)  # (W, K, K)
+    further = ends.astype(np.int32)[:, None, :] - starts.astype(np.int32)[:, :, None]
+    refused = further.view(np.uint32) >= windows.max_answer_length  # also what is below 0
+    np.copyto(scores, -np.inf, where=refused)
+    return scores.reshape(len(kept), -1)
 
-    Each (n,), in the order of the windows, of the starts from the best, of the ends from the best.
-    """
-    values = kept[:, : 4 * N_BEST].reshape(-1, 4, N_BEST)
-    first = windows.find_first()[chunk, None]
-    owners, lengths, offset = windows.owners[chunk], windows.lengths[chunk, None], windows.starts[chunk, None]
-    start_scores, end_scores = values[:, 0].astype(np.float64), values[:, 2].astype(np.float64)
-    starts, ends = (values[:, row].astype(np.int64) - first for row in (1, 3))  # (W, K), places in the window
-    shares = windows.shares[chunk]
-    may_start = (starts >= 0) & (starts < lengths) & np.isfinite(start_scores)
-    may_start &= (starts + offset >= shares[:, :1]) & (starts + offset < shares[:, 1:])
-    may_end = (ends >= 0) & (ends < lengths) & np.isfinite(end_scores)
-    tokens = ends[:, None, :] - starts[:, :, None] + 1  # (W, K, K)
-    allowed = may_start[:, :, None] & may_end[:, None, :] & (tokens > 0) & (tokens <= windows.max_answer_length)
-    window, i, j = np.nonzero(allowed)
-    begin = np.concatenate([[0], windows.context_ends])[windows.contexts[owners[window]]] + offset[window, 0]
-    start, end = start_scores[window, i], end_scores[window, j]
-    firsts = windows.offsets[begin + starts[window, i], 0]
-    lasts = windows.offsets[begin + ends[window, j], 1]
-    return owners[window], start + end, start, end, firsts, lasts
+
+def find_characters(
+    kept: np.ndarray, windows: Windows, window: np.ndarray, place: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """(n,) the first character and (n,) the end of some spans; `place` is among the N_BEST * N_BEST of the window."""
+    start, end = np.divmod(place, N_BEST)
+    shift = windows.starts[window] - windows.find_first()[window]
+    shift += np.concatenate([[0], windows.context_ends])[windows.contexts[windows.owners[window]]]
+    first, last = kept[window, N_BEST + start].astype(np.int64), kept[window, 3 * N_BEST + end].astype(np.int64)
+    limit = max(len(windows.offsets) - 1, 0)  # what is no answer may be anywhere
+    padded = windows.offsets if len(windows.offsets) else np.zeros((1, 2), np.int32)
+    return padded[np.clip(first + shift, 0, limit), 0], padded[np.clip(last + shift, 0, limit), 1]

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from bertkit.data.corpus import ignore
 from bertkit.data.files import read_answers, read_odds, read_squad, read_squad_copy
 from bertkit.data.sequence import pad
 from bertkit.data.spans import (
@@ -29,19 +30,20 @@ from bertkit.data.spans import (
     Span,
     Windows,
     decode,
+    decode_best,
     encode_questions,
     express,
     is_placed,
     keep_top,
 )
 from bertkit.errors import UsageError
-from bertkit.metrics import find_tau, score_answers, score_squad1, score_squad2
+from bertkit.metrics import average_scores, find_tau, score_answers, score_silence, score_squad1, score_squad2
 from bertkit.tasks import finetuning
 from bertkit.tasks.task import Report, Row, Task
 
 LONGEST = 80  # characters of a text that is shown
 BASE, LARGE = "BERT-base, dev", "BERT-large, dev"  # Tables 2 and 3
-ENSEMBLE = "BERT-large, 7 models, dev"  # Table 2
+ENSEMBLE, TRIVIAQA = "BERT-large, 7 models, dev", "the same, TriviaQA first"  # Table 2
 PREDICTIONS, NBEST, ODDS = "predictions.json", "nbest_predictions.json", "null_odds.json"  # the reference code's
 
 
@@ -52,7 +54,7 @@ class Version:
     number: as on the command line. release: as in the names of the files. hub: the Hub's copy.
     batch_size, epochs: the paper's.
     unanswerable: whether a context may have no answer.
-    metric: the scores in metrics.json that the paper reports: exact match and F1.
+    exact: the name of exact match in metrics.json.
     paper: metric -> whose -> the published score. combined: the same of an ensemble.
     """
 
@@ -86,8 +88,11 @@ VERSIONS = (
         epochs=3.0,
         unanswerable=False,
         exact="exact_match",
-        paper={"exact_match": {BASE: 80.8, LARGE: 84.1}, "f1": {BASE: 88.5, LARGE: 90.9}},
-        combined={"exact_match": {ENSEMBLE: 85.8}, "f1": {ENSEMBLE: 91.8}},
+        paper={
+            "exact_match": {BASE: 80.8, LARGE: 84.1, TRIVIAQA: 84.2},
+            "f1": {BASE: 88.5, LARGE: 90.9, TRIVIAQA: 91.1},
+        },
+        combined={"exact_match": {ENSEMBLE: 85.8, TRIVIAQA: 86.2}, "f1": {ENSEMBLE: 91.8, TRIVIAQA: 92.2}},
     ),
     Version(
         number=2,
@@ -145,6 +150,8 @@ def check(version: Version, recipe: Mapping[str, Any]) -> None:
 
 def load(version: Version, options: Mapping[str, Any], report: Report) -> dict[str, list[Question]]:
     """The questions of train and dev; for training without those whose answer is not where the file says."""
+    if options["extra_train"]:
+        read_training(version, options["extra_train"])  # what is wrong with it is told at once, not when it is due
     examples = read_examples(version, options)
     train = [question for question in examples["train"] if is_placed(question)]
     if lost := len(examples["train"]) - len(train):
@@ -162,8 +169,8 @@ def load(version: Version, options: Mapping[str, Any], report: Report) -> dict[s
 def read_examples(version: Version, options: Mapping[str, Any]) -> dict[str, list[Question]]:
     """The questions of the official files or the Hub's copy; of `train_file`, if there is one."""
     examples = {}
-    if options["train_file"]:  # of 2.0, it may still be one without unanswerable questions
-        examples["train"] = read_squad(options["train_file"], None if version.unanswerable else version.number)
+    if options["train_file"]:
+        examples["train"] = read_training(version, options["train_file"])
     splits = {"train": "train", "dev": "validation"}
     wanted = {name: hub for name, hub in splits.items() if name not in examples}
     if not options["dir"]:
@@ -172,6 +179,11 @@ def read_examples(version: Version, options: Mapping[str, Any]) -> dict[str, lis
     if not folder.is_dir():
         raise UsageError(f"{folder} is no folder; give the one that holds {name_file(version, 'train')}: --data DIR")
     return examples | {name: read_squad(folder / name_file(version, name), version.number) for name in wanted}
+
+
+def read_training(version: Version, file: str) -> list[Question]:
+    """The questions of a file in SQuAD's form; for 2.0 they may all have answers."""
+    return read_squad(file, None if version.unanswerable else version.number)
 
 
 def name_file(version: Version, split: str) -> str:
@@ -189,8 +201,8 @@ def describe(data: Windows, split: str) -> list[str]:
     """What became of the questions."""
     questions = data.questions
     line = f"{split}: {len(data):,} windows of {len(questions):,} questions"
-    if data.cut:
-        line += f"; {data.cut:,} questions are cut at their last tokens"
+    if data.shortened:
+        line += f"; {data.shortened:,} questions are cut at their last tokens"
     placed = [index for index, question in enumerate(questions) if question.answers and is_placed(question)]
     found = set(data.owners[data.answers[:, 1] > 0].tolist())
     if lost := sum(index not in found for index in placed):
@@ -203,7 +215,7 @@ def describe(data: Windows, split: str) -> list[str]:
     return [line]
 
 
-def first(recipe: Mapping[str, Any]) -> dict[str, Any]:
+def precede(recipe: Mapping[str, Any]) -> dict[str, Any]:
     """The recipe of the training that comes first, on `extra_train`; empty if there is none (section 4.2, TriviaQA)."""
     if not recipe["data"]["extra_train"]:
         return {}
@@ -212,8 +224,8 @@ def first(recipe: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def configure(recipe: Mapping[str, Any], tokenizer: Any, examples: Any) -> dict[str, Any]:
-    """The vocabulary has to hold the tokenizer's tokens. A tau of the checkpoint is not this model's."""
-    return {"tau": None} if tokenizer is None else {"tau": None, "vocab_size": len(tokenizer)}
+    """The vocabulary has to hold the tokenizer's tokens."""
+    return {} if tokenizer is None else {"vocab_size": len(tokenizer)}
 
 
 # --- Answers ----------------------------------------------------------------------------------------------------------
@@ -224,15 +236,10 @@ def summarize(outputs: Any, batch: Mapping[str, Tensor]) -> Tensor:
     return keep_top(outputs.start_logits, outputs.end_logits)
 
 
-def find_answers(kept: np.ndarray, data: Windows) -> list[Answer]:
-    """The answers to all questions.
-
-    Raises:
-        UsageError: the scores are no numbers, as those of a model that has diverged.
-    """
+def check_finite(kept: np.ndarray) -> None:
+    """Nothing, or a UsageError: the scores are no numbers, as those of a model that has diverged."""
     if np.isnan(kept).any():
         raise UsageError("the model answers with NaN: training has diverged; lower train.learning_rate")
-    return decode(kept, data)
 
 
 def choose(version: Version, answers: Sequence[Answer], tau: float) -> list[str]:
@@ -244,33 +251,42 @@ def choose(version: Version, answers: Sequence[Answer], tau: float) -> list[str]
 
 def tune(questions: Sequence[Question], texts: Sequence[str], odds: Sequence[float]) -> float:
     """The tau with the best F1, when the questions' answers are `texts` or none (section 4.3)."""
-    gold = {question.id: question.answers for question in questions}
-    ids = list(gold)
-    answered = score_answers(gold, dict(zip(ids, texts, strict=True)), 2)
-    unanswered = score_answers(gold, dict.fromkeys(ids, ""), 2)
-    return find_tau(np.array(odds), *(np.array([f1[name] for name in ids]) for _, f1 in (answered, unanswered)))
+    gold = collect_answers(questions)
+    _, f1 = score_answers(gold, dict(zip(gold, texts, strict=True)), 2)
+    return find_tau(odds, list(f1.values()), list(score_silence(gold).values()))
+
+
+def collect_answers(questions: Sequence[Question]) -> dict[str, tuple[str, ...]]:
+    """Question's id -> its right answers."""
+    return {question.id: question.answers for question in questions}
 
 
 def rate(
     version: Version, questions: Sequence[Question], texts: Sequence[str], odds: Sequence[float]
 ) -> dict[str, Any]:
     """The scores of some answers in percent; for 2.0 at the tau with the best F1, and as `tau0_…` at 0."""
-    gold = {question.id: question.answers for question in questions}
+    gold = collect_answers(questions)
     if not version.unanswerable:
         return score_squad1(gold, dict(zip(gold, texts, strict=True)))
-    tau = tune(questions, texts, odds)
+    exact, f1 = score_answers(gold, dict(zip(gold, texts, strict=True)), 2)
+    answered, silent = [list(exact.values()), list(f1.values())], list(score_silence(gold).values())
+    tau = find_tau(odds, answered[1], silent)
     scores: dict[str, Any] = {}
     for prefix, value in (("", tau), ("tau0_", 0.0)):
-        chosen = [text if odd < -value else "" for text, odd in zip(texts, odds, strict=True)]
-        found = score_squad2(gold, dict(zip(gold, chosen, strict=True)))
+        given = (np.asarray(odds) < -value).tolist()
+        chosen = (
+            [score if is_given else none for is_given, score, none in zip(given, part, silent, strict=True)]
+            for part in answered
+        )
+        found = average_scores(gold, *chosen)
         scores |= {f"{prefix}{name}": score for name, score in found.items() if not name.endswith("total")}
     return scores | {"tau": tau, "null_score_diff_threshold": -tau}
 
 
 def score(version: Version, kept: np.ndarray, data: Windows) -> dict[str, float]:
     """The scores of all questions; see `rate`."""
-    answers = find_answers(kept, data)
-    return rate(version, data.questions, [x.best.text for x in answers], [x.odds for x in answers])
+    check_finite(kept)
+    return rate(version, data.questions, *decode_best(kept, data))
 
 
 def settle(metrics: Mapping[str, Any]) -> dict[str, Any]:
@@ -282,7 +298,7 @@ def baseline(version: Version, train: Windows, dev: Windows) -> dict[str, float]
     """What never answering scores on the dev set of 2.0: `majority_…`."""
     if not version.unanswerable:
         return {}
-    gold = {question.id: question.answers for question in dev.questions}
+    gold = collect_answers(dev.questions)
     found = score_squad2(gold, dict.fromkeys(gold, ""))
     return {"majority_exact": found["exact"], "majority_f1": found["f1"], "majority_score": found["f1"]}
 
@@ -304,7 +320,8 @@ def comment(version: Version, metrics: Mapping[str, Any]) -> list[str]:
 
 def predict(version: Version, kept: np.ndarray, data: Windows, split: str) -> dict[str, str]:
     """The reference code's files: answers at the best tau, the best answers of each question, and s_null - best."""
-    answers = find_answers(kept, data)
+    check_finite(kept)
+    answers = decode(kept, data)
     texts, odds = [x.best.text for x in answers], [x.odds for x in answers]
     ids = [question.id for question in data.questions]
     tau = tune(data.questions, texts, odds) if version.unanswerable else 0.0
@@ -326,7 +343,8 @@ def write_answers(
 def rank(answer: Answer, with_null: bool) -> list[dict[str, Any]]:
     """The best answers as the reference code writes them; `with_null` also no answer, an empty text, among them.
 
-    Their probabilities are a softmax over these alone.
+    Their probabilities are a softmax over these alone. Where there is no answer at all, the reference code writes the
+    word "empty" and this an empty text.
     """
     spans = list(answer.spans)
     if with_null:
@@ -344,7 +362,12 @@ def rank(answer: Answer, with_null: bool) -> list[dict[str, Any]]:
 
 
 def score_files(
-    version: Version, gold: Path, predictions: Path, odds: Path | None = None, threshold: float = 1.0
+    version: Version,
+    gold: Path,
+    predictions: Path,
+    odds: Path | None = None,
+    threshold: float = 1.0,
+    report: Report = ignore,
 ) -> dict[str, Any]:
     """The official script's scores of a file of answers beside an official file.
 
@@ -355,12 +378,14 @@ def score_files(
     Raises:
         UsageError: a file that cannot be read or is of the other version, or answers that are missing.
     """
-    if odds is not None and not version.unanswerable:
-        raise UsageError("SQuAD 1.1 has no unanswerable questions; leave out --null-odds")
+    if (odds is not None or threshold != 1.0) and not version.unanswerable:
+        raise UsageError("SQuAD 1.1 has no unanswerable questions; leave out --null-odds and --na-prob-thresh")
     # The official script for 2.0 looks at the answers only, and so takes files of both versions.
     questions = read_squad(gold, None if version.unanswerable else version.number)
-    references, answers = {question.id: question.answers for question in questions}, read_answers(predictions)
+    references, answers = collect_answers(questions), read_answers(predictions)
     if not version.unanswerable:
+        if missing := len(references.keys() - answers):
+            report(f"{missing:,} of {len(references):,} questions have no answer in {predictions} and score 0")
         return score_squad1(references, answers)
     return score_squad2(references, answers, None if odds is None else read_odds(odds), threshold)
 
@@ -414,9 +439,8 @@ def list_rows(version: Version) -> tuple[Row, ...]:
 def suggest(version: Version, output: Path) -> list[str]:
     """What to do with a fine-tuned model."""
     folder, gold = output / "predictions", f"SQUAD/{name_file(version, 'dev')}"
-    odds = f" --null-odds {folder / ODDS}" if version.unanswerable else ""
     return [
-        f"bertkit score squad --version {version.number} {gold} {folder / PREDICTIONS}{odds}",
+        f"bertkit score squad --version {version.number} {gold} {folder / PREDICTIONS}",
         f"bertkit squad --version {version.number} --recipe {output}/recipe.toml --set train.seed=43 "
         f"--output {output}-43  # another seed",
         f"bertkit squad --version {version.number} --ensemble {output} {output}-43 --output {output}-both",
@@ -439,7 +463,7 @@ def make_task(version: Version) -> Task:
         stable=finetuning.STABLE,
         metric="f1",
         check=partial(check, version),
-        first=first,
+        precede=precede,
         head=lambda options: "BertForQuestionAnswering",
         load=partial(load, version),
         tokenize=finetuning.tokenize,

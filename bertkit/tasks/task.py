@@ -52,7 +52,7 @@ class Task:
     metric: the key in `score`'s answer that the paper reports; metrics.json repeats it as `score`. Empty for data
         without labels, which are only predicted.
     check: (recipe) -> nothing. Raises UsageError for options that make no sense, before anything is read.
-    first: (recipe) -> the recipe of a training that comes before this one, which then starts from its model; empty if
+    precede: (recipe) -> the recipe of a training that comes before this one, which then starts from its model; empty if
         there is none.
     head: `[data]` options -> the name of a head class in `bertkit.model`.
     load: (`[data]` options, report) -> split name -> examples: "train" (a task without it is only predicted), the first
@@ -97,7 +97,7 @@ class Task:
     collate: Callable[[Any], dict[str, Tensor]]
     summarize: Callable[[Any, Mapping[str, Tensor]], Tensor]
     score: Callable[[np.ndarray, Any], dict[str, float]]
-    first: Callable[[Mapping[str, Any]], dict[str, Any]] = accept_nothing
+    precede: Callable[[Mapping[str, Any]], dict[str, Any]] = accept_nothing
     describe: Callable[[Any, str], list[str]] = lambda data, split: []
     settle: Callable[[Mapping[str, Any]], dict[str, Any]] = accept_nothing
     baseline: Callable[[Any, Any], dict[str, float]] = accept_nothing

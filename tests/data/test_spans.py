@@ -20,6 +20,7 @@ from bertkit.data.spans import (
     Span,
     cut_windows,
     decode,
+    decode_best,
     divide_context,
     divide_windows,
     encode_questions,
@@ -350,7 +351,7 @@ def check_sequences(questions, tokenizer, sizes):
                 assert segments.tolist() == stock["token_type_ids"][index]
             place += 1
     assert len(data) == place
-    assert data.cut == long
+    assert data.shortened == long
     return data
 
 
@@ -548,8 +549,11 @@ def test_decoding_is_that_of_the_reference_code(tokenizer, texts, sizes, longest
         assert answer.spans == expected
         assert answer.null == null
         assert len({span.text for span in answer.spans}) == len(answer.spans) <= 20
+    best = [answer.best.text for answer in answers], [answer.odds for answer in answers]
     with mock.patch.object(spans, "WINDOWS_A_CHUNK", chunk):
         assert decode(kept, data) == answers
+        texts, odds = decode_best(kept, data)
+        assert (texts, odds.tolist()) == best
 
 
 def test_of_20_spans_the_best_20_are_kept_and_of_a_text_the_best():

@@ -1,6 +1,7 @@
 """SQuAD as a task: files, tau, the official forms, training on another file first."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ from transformers import AutoModelForQuestionAnswering
 
 from bertkit import BertForQuestionAnswering
 from bertkit.data.files import read_squad
-from bertkit.data.spans import Answer, Question, Span, cut, encode_questions, express, locate_answer
+from bertkit.data.spans import Answer, Question, Span, cut, decode, encode_questions, express, locate_answer
 from bertkit.data.vocab import load_tokenizer
 from bertkit.directory import FIRST, read_metrics
 from bertkit.errors import UsageError
@@ -21,14 +22,14 @@ from bertkit.tasks.squad import (
     VERSIONS,
     choose,
     encode,
-    find_answers,
     find_version,
     rank,
     rate,
     score_files,
     tune,
 )
-from tests.official import write_checkpoint, write_squad
+from bertkit.trainer import Interrupted
+from tests.official import write_checkpoint, write_glue, write_squad
 
 ONE, TWO = VERSIONS
 SMALL = {"max_length": 40, "doc_stride": 12, "max_query_length": 8}
@@ -221,6 +222,30 @@ def test_an_oracle_falls_short_only_by_what_no_token_can_express(start, version)
     assert metrics["f1"] == expected["f1"]
 
 
+def test_of_several_references_the_oracle_says_one_that_tokens_can_express(start, version):
+    """Gold answers as scores are perfect up to the questions that `describe` counts."""
+    context = "word1 word2 goodword4 . " + "word3 " * 40
+    questions = [
+        Question("a", "word1 ?", context, ("od", "word2"), (14, 6)),
+        Question("b", "word1 ?", context, ("od", "goodwo"), (14, 12)),
+        Question("c", "word1 ?", context, (context[:200], "word1"), (0, 0)),
+        Question("d", "word1 ?", context, (context[24:224],), (24,)),
+    ]
+    lengths = {"max_length": 110, "max_query_length": 8, "max_answer_length": 20}
+    data = encode_questions(questions, load_tokenizer(start), **lengths)
+    (line,) = SQUAD[version.name].describe(data, "dev")
+    assert "2 answers cannot be given exactly" in line
+    exact = [set(express(data, index)) & set(question.answers) for index, question in enumerate(questions)]
+    assert [len(found) for found in exact] == [1, 0, 1, 0]
+    oracle = [
+        replace(question, answers=(text,), starts=(question.starts[question.answers.index(text)],))
+        for question, found in zip(questions, exact, strict=True)
+        for text in (next(iter(found)) if found else question.answers[0],)
+    ]
+    answers = encode_questions(oracle, load_tokenizer(start), **lengths).answers
+    assert SQUAD[version.name].score(make_kept(data, answers), data)[version.exact] == 50.0
+
+
 def test_tau_is_the_paper_s_and_the_flag_its_opposite():
     """Four questions; the first two have answers. Answering all scores 50, none 50, the first three 75.
 
@@ -261,8 +286,10 @@ def test_answers_without_numbers_are_refused(start, version):
     data = encode_questions([Question("a", "word1 ?", "good", ("good",), (0,))], load_tokenizer(start), max_length=40)
     kept = make_kept(data, data.answers)
     kept[0, 0] = np.nan
-    with pytest.raises(UsageError, match="training has diverged"):
-        find_answers(kept, data)
+    task = SQUAD[version.name]
+    for call in (task.score, lambda kept, data: task.predict(kept, data, "dev")):
+        with pytest.raises(UsageError, match="training has diverged"):
+            call(kept, data)
 
 
 def test_the_best_answers_have_the_reference_s_form():
@@ -367,6 +394,34 @@ def json_of(output):
     return read_recipe(output / "recipe.toml")
 
 
+def test_another_recipe_does_not_overwrite_one_whose_first_part_has_begun(tmp_path, start):
+    extra = write_squad(tmp_path / "extra", 1, seed=3) / "train-v1.1.json"
+    recipe = make_recipe(tmp_path, start, ONE, extra_train=str(extra))
+    output = tmp_path / "run"
+
+    def stop(done, *rest):
+        raise Interrupted(15, done)
+
+    with pytest.raises(Interrupted):
+        run(TASKS["squad1"], recipe, output=output, progress=stop)
+    written = (output / "recipe.toml").read_bytes()
+    recipe["train"]["learning_rate"] = 1e-5
+    with pytest.raises(UsageError, match="belongs to another run"):
+        run(TASKS["squad1"], recipe, output=output)
+    assert (output / "recipe.toml").read_bytes() == written
+
+
+def test_a_broken_extra_file_is_told_before_anything_is_written(tmp_path, start):
+    (tmp_path / "extra.json").write_text("{")
+    with pytest.raises(UsageError, match=r"extra\.json is not JSON"):
+        run(
+            TASKS["squad1"],
+            make_recipe(tmp_path, start, ONE, extra_train=str(tmp_path / "extra.json")),
+            output=tmp_path / "run",
+        )
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_run_killed_after_its_first_part_goes_on(tmp_path, start):
     extra = write_squad(tmp_path / "extra", 1, seed=3) / "train-v1.1.json"
     recipe = make_recipe(tmp_path, start, ONE, extra_train=str(extra))
@@ -420,7 +475,7 @@ def test_odd_texts_are_answered(start, version, context, question, answer, tmp_p
     sound = Question("b", "word1 ?", "word1 good .", ("good",), (6,))
     data = encode_questions([asked, sound], load_tokenizer(start), max_length=40, max_query_length=8, doc_stride=12)
     assert max(len(item["input_ids"]) for item in data.__getitems__(range(0, len(data), 97))) <= 40
-    found = find_answers(make_kept(data, data.answers), data)
+    found = decode(make_kept(data, data.answers), data)
     assert found[1].best.text == "good"
     if answer:
         assert found[0].best.text == answer
@@ -451,3 +506,70 @@ def test_a_start_that_cannot_be_is_passed_over(start, version, start_at):
     assert data.answers.tolist()[1] == [0, 0]
     (line,) = SQUAD[version.name].describe(data, "dev")
     assert line == "dev: 2 windows of 2 questions"
+
+
+@pytest.mark.parametrize("strategy", ["random", "group_by_length"])
+def test_predictions_belong_to_their_questions_however_training_is_ordered(tmp_path, start, strategy):
+    """The Trainer would sort what it evaluates by length, too, and say nothing."""
+    recipe = make_recipe(tmp_path, start, ONE)
+    recipe["train"]["train_sampling_strategy"] = strategy
+    metrics = run(TASKS["squad1"], recipe, output=tmp_path / "run")
+    model = BertForQuestionAnswering.from_pretrained(tmp_path / "run").eval()
+    questions = read_squad(tmp_path / "squad" / "dev-v1.1.json")
+    data = encode(questions, load_tokenizer(start), json_of(tmp_path / "run"), "dev")
+    task, kept = TASKS["squad1"], []
+    for index in range(len(data)):
+        batch = task.collate([data[index]])
+        with torch.no_grad():
+            kept.append(task.summarize(model(**batch), batch).numpy())
+    files = task.predict(np.concatenate(kept), data, "dev")
+    written = json.loads((tmp_path / "run" / "predictions" / "predictions.json").read_text())
+    assert written == json.loads(files["predictions.json"])
+    assert len(set(written.values())) > 5
+    assert metrics["f1"] == task.score(np.concatenate(kept), data)["f1"]
+
+
+def test_a_study_compares_both_versions(tmp_path, start):
+    from bertkit.study import make_study, run_study
+
+    for version in VERSIONS:
+        write_squad(tmp_path / "squad", version.number)
+    extra = write_squad(tmp_path / "extra", 1, seed=3) / "train-v1.1.json"
+    settings = {"data": SMALL, "train": {"max_steps": 2}, "batch_size": 8, "checkpoint": start}
+    definition = {
+        "tasks": ["squad1", "squad2"],
+        "restarts": 2,
+        "recipe": settings,
+        "row": [{"name": "plain"}, {"name": "extra", "recipe": {"data": {"extra_train": str(extra)}}}],
+        "data_root": str(tmp_path),
+    }
+    study = make_study(definition, where="here")
+    results = run_study(study, output=tmp_path / "study", workers="1")
+    assert results["finished"]
+    assert [cell["n"] for cell in results["cells"]] == [2] * 4
+    assert all(0 <= cell["mean"] <= 100 for cell in results["cells"])
+    table = (tmp_path / "study" / "table.md").read_text(encoding="utf-8")
+    assert "88.5" in table, "the paper's"
+    assert not list((tmp_path / "study").rglob(FIRST)), "what came before a run is not kept"
+
+
+def test_a_tau_does_not_outlive_its_task(tmp_path, start):
+    run(TASKS["squad2"], make_recipe(tmp_path, start, TWO), output=tmp_path / "two")
+    glue = write_glue(tmp_path / "glue")
+    recipe = {"checkpoint": str(tmp_path / "two"), "batch_size": 8, "data": {"dir": str(glue), "max_length": 40}}
+    run(TASKS["rte"], recipe | {"train": {"max_steps": 1}}, output=tmp_path / "rte")
+    assert "tau" in json.loads((tmp_path / "two" / "config.json").read_text())
+    assert "tau" not in json.loads((tmp_path / "rte" / "config.json").read_text())
+
+
+def test_scoring_says_what_is_missing(tmp_path):
+    gold = write_squad(tmp_path, 1) / "dev-v1.1.json"
+    (tmp_path / "some.json").write_text(json.dumps({"dev-0-0-0": "x"}))
+    lines = []
+    assert score_files(ONE, gold, tmp_path / "some.json", report=lines.append)["exact_match"] == 0.0
+    assert lines == [f"23 of 24 questions have no answer in {tmp_path / 'some.json'} and score 0"]
+    with pytest.raises(UsageError, match="23 of 24 questions have no prediction"):
+        score_files(TWO, gold, tmp_path / "some.json")
+    for options in ({"odds": tmp_path / "some.json"}, {"threshold": 0.5}):
+        with pytest.raises(UsageError, match="leave out --null-odds and --na-prob-thresh"):
+            score_files(ONE, gold, tmp_path / "some.json", **options)
