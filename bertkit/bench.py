@@ -69,7 +69,7 @@ def measure_seconds(call: Callable[[], Any]) -> float:
 
 
 def measure_peak(call: Callable[[], Any]) -> int:
-    """The most bytes that a call had of its own at a time: Python's and numpy's, not torch's; the call is slowed down."""
+    """The most bytes at a time that a call itself asked for: Python's and numpy's, not torch's. It runs slower."""
     tracemalloc.start()
     try:
         call()
@@ -99,8 +99,9 @@ BUMP, BUMP_SPREAD = 5.0, 2.0  # the gold span's scores above the noise, of stand
 def make_questions(count: int) -> list[Question]:
     """Questions in made-up words about contexts of SQuAD's lengths, the same in every run; answers are 1 to 5 words."""
     random = np.random.default_rng(SEED)
-    letters = np.array(list(ascii_lowercase))
-    words = np.array(["".join(random.choice(letters, size)) for size in random.integers(2, 10, WORDS)])
+    letters = random.choice(list(ascii_lowercase), (WORDS, 9))
+    lengths = random.integers(2, 10, WORDS)
+    words = np.array(["".join(row[:length]) for row, length in zip(letters, lengths, strict=True)])
     shares = 1 / np.arange(1, WORDS + 1)
     shares /= shares.sum()
     questions: list[Question] = []
@@ -245,7 +246,7 @@ def bench_squad(
     data: Path | None = None,
     report: Report = ignore,
     repeats: int = 3,
-    questions: int = QUESTIONS,
+    questions: int | None = None,
 ) -> dict[str, Any]:
     """From the scores of all tokens to EM and F1, for SQuAD 1.1 and 2.0, beside the reference's way to the texts alone.
 
@@ -260,13 +261,14 @@ def bench_squad(
     Args:
         reference: a copy of transformers' utils_qa.py.
         data: a folder with the official files of SQuAD 1.1; without it texts are made up.
-        questions: so many at most.
+        questions: so many at most; `QUESTIONS` if not given.
 
     Raises:
         UsageError: the reference or the data cannot be read.
     """
     postprocess = None if reference is None else load_reference(reference)
-    asked = make_questions(questions) if data is None else read_questions(data, questions)
+    count = QUESTIONS if questions is None else questions
+    asked = make_questions(count) if data is None else read_questions(data, count)
     tokenizer = make_tokenizer_for(asked)
     source = "made-up questions" if data is None else "questions"
     rows: dict[str, dict[str, Any]] = {}

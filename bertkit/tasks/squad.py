@@ -43,7 +43,8 @@ from bertkit.tasks.task import Report, Row, Task
 
 LONGEST = 80  # characters of a text that is shown
 BASE, LARGE = "BERT-base, dev", "BERT-large, dev"  # Tables 2 and 3
-ENSEMBLE, TRIVIAQA = "BERT-large, 7 models, dev", "the same, TriviaQA first"  # Table 2
+ENSEMBLE = "BERT-large, 7 models, dev"  # Table 2
+TRIVIAQA, BOTH = "BERT-large, TriviaQA first, dev", "BERT-large, 7 models, TriviaQA first, dev"  # Table 2
 PREDICTIONS, NBEST, ODDS = "predictions.json", "nbest_predictions.json", "null_odds.json"  # the reference code's
 
 
@@ -92,7 +93,7 @@ VERSIONS = (
             "exact_match": {BASE: 80.8, LARGE: 84.1, TRIVIAQA: 84.2},
             "f1": {BASE: 88.5, LARGE: 90.9, TRIVIAQA: 91.1},
         },
-        combined={"exact_match": {ENSEMBLE: 85.8, TRIVIAQA: 86.2}, "f1": {ENSEMBLE: 91.8, TRIVIAQA: 92.2}},
+        combined={"exact_match": {ENSEMBLE: 85.8, BOTH: 86.2}, "f1": {ENSEMBLE: 91.8, BOTH: 92.2}},
     ),
     Version(
         number=2,
