@@ -27,11 +27,11 @@ import torch
 
 from bertkit.data.corpus import ignore
 from bertkit.data.files import read_squad
-from bertkit.data.spans import N_BEST, Answer, Question, Windows, cut, decode, encode_questions, keep_top
+from bertkit.data.spans import N_BEST, Question, Windows, cut, decode, decode_best, encode_questions, keep_top
 from bertkit.data.vocab import make_tokenizer, train_vocabulary
 from bertkit.directory import describe_environment
 from bertkit.errors import UsageError, join_lines
-from bertkit.tasks.squad import DATA, VERSIONS, Version, choose, name_file, score
+from bertkit.tasks.squad import DATA, VERSIONS, Version, name_file, score
 from bertkit.tasks.task import Report
 
 SEED = 0
@@ -228,14 +228,13 @@ def describe_windows(windows: Windows) -> tuple[Examples, list[dict[str, Any]]]:
     return Examples({"id": question.id, "context": question.context} for question in windows.questions), features
 
 
-def count_differences(answers: Sequence[Answer], texts: Sequence[str], theirs: Sequence[str]) -> tuple[int, int]:
-    """How many texts differ, and how many questions have no valid span.
+def count_differences(best: Sequence[str], texts: Sequence[str], theirs: Sequence[str]) -> tuple[int, int]:
+    """How many texts differ, and how many questions have no valid span; the best span's text of these is empty.
 
     Without a valid span the reference answers "empty" and this package nothing; these do not count as different.
     """
-    rows = list(zip(answers, texts, theirs, strict=True))
-    different = sum(ours != other for answer, ours, other in rows if answer.spans)
-    return different, sum(not answer.spans for answer, _, _ in rows)
+    different = sum(ours != other for span, ours, other in zip(best, texts, theirs, strict=True) if span)
+    return different, sum(not span for span in best)
 
 
 # --- SQuAD: the bench -------------------------------------------------------------------------------------------------
@@ -302,7 +301,7 @@ def measure_version(
     if postprocess is not None:
         sides[REFERENCE] = prepare(version, windows, logits, postprocess)
     row = {"questions": len(windows.questions), "windows": len(windows), "scores": sides[OURS]()}
-    row |= compare_answers(version, windows.questions, sides[LISTS](), sides.get(REFERENCE))
+    row |= compare_answers(version, windows, logits, sides.get(REFERENCE))
     seconds = alternate(sides, repeats, report)
     middle = {name: median(found) for name, found in seconds.items()}
     row |= {
@@ -340,11 +339,11 @@ def prepare(
 
 def compare_answers(
     version: Version,
-    questions: Sequence[Question],
-    answers: Sequence[Answer],
+    windows: Windows,
+    logits: tuple[np.ndarray, np.ndarray],
     ask: Callable[[], Mapping[str, str]] | None,
 ) -> dict[str, int]:
-    """`different` and `no_span`; nothing without a reference.
+    """`different` and `no_span`, by what is scored; nothing without a reference.
 
     Raises:
         UsageError: the reference fails, or does not answer all questions.
@@ -353,13 +352,16 @@ def compare_answers(
         return {}
     try:
         found = ask()
-        theirs = [found[question.id] for question in questions]
+        theirs = [found[question.id] for question in windows.questions]
     except Exception as error:  # whatever another's function may do
         raise UsageError(
             f"the reference's postprocess_qa_predictions fails ({type(error).__name__}: {join_lines(error)}); "
             "give transformers' own utils_qa.py: --reference FILE"
         ) from None
-    different, no_span = count_differences(answers, choose(version, answers, tau=0.0), theirs)
+    best, odds = decode_best(keep(*logits), windows)
+    answered = odds < 0 if version.unanswerable else np.ones(len(best), bool)  # tau = 0
+    texts = [text if given else "" for text, given in zip(best, answered, strict=True)]
+    different, no_span = count_differences(best, texts, theirs)
     return {"different": different, "no_span": no_span}
 
 

@@ -336,6 +336,15 @@ def test_squad2_worked_by_hand():
     assert average_scores(SQUAD2_GOLD, exact.values(), f1.values()) == scores
 
 
+@pytest.mark.parametrize("count", [3, 30, 3000, 100_000])
+def test_long_answers_are_counted_as_short_ones(count):
+    """`count` times b and c, of which the reference has one more b: precision (2n - 1) / 2n, recall (2n - 1) / 2n."""
+    answer, reference = "b c " * count, "b c " * (count - 1) + "b b"
+    for version in (1, 2):
+        _, f1 = score_answers({"q": [reference]}, {"q": answer}, version)
+        assert f1["q"] == pytest.approx((2 * count - 1) / (2 * count), abs=1e-12)
+
+
 def test_groups_without_questions_have_no_scores():
     answered, unanswered = score_squad2({"q": ["x"]}, {"q": "x"}), score_squad2({"q": []}, {"q": "x"})
     assert list(answered) == ["exact", "f1", "total", "HasAns_exact", "HasAns_f1", "HasAns_total"]
