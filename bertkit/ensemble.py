@@ -135,8 +135,13 @@ def read_run(version: Version, run: Path) -> tuple[str, dict[str, Any]]:
     if not is_finished:
         raise UsageError(f"{run} is not finished, for it holds no {METRICS}; repeat its command, which continues it")
     metrics = read_metrics(run / METRICS)
-    if missing := [key for key in (version.exact, "f1") if not isinstance(metrics.get(key), int | float)]:
-        raise UsageError(f"{run / METRICS} has no {missing[0]}; delete it, and the run's command evaluates again")
+    needed = [version.exact, "f1", *(row.key for row in list_rows(version) if row.key in metrics)]
+    if wrong := [
+        key for key in needed if type(metrics.get(key)) not in (int, float) or not math.isfinite(metrics[key])
+    ]:
+        raise UsageError(
+            f"{run / METRICS} has no number as {wrong[0]}; delete it, and the same command evaluates again"
+        )
     try:
         return str(recipe["data"]["dir"]), metrics
     except (KeyError, TypeError):

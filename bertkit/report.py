@@ -20,7 +20,8 @@ MISSING = "–"
 def plot_log(log: Sequence[Mapping[str, float]], rows: Sequence[Row], metrics: Mapping[str, Any], path: Path) -> None:
     """Draws one panel a row of the task's table: the score while training, on held-out data, and its baselines.
 
-    Rows whose score was never logged are left out; without any nothing is drawn. The suffix decides the format.
+    Rows whose score was never logged are left out; without any the training loss is drawn, and without one nothing. The
+    suffix decides the format.
     """
     import matplotlib
 
@@ -28,6 +29,7 @@ def plot_log(log: Sequence[Mapping[str, float]], rows: Sequence[Row], metrics: M
     from matplotlib import pyplot
 
     rows = [row for row in rows if any(f"eval_{row.key}" in entry for entry in log)]
+    rows = rows or [Row("loss", "loss")] * any("loss" in entry for entry in log)
     if not rows:
         return
     figure, axes = pyplot.subplots(1, len(rows), figsize=(4.6 * len(rows), 3.6), squeeze=False, layout="constrained")

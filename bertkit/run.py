@@ -262,6 +262,8 @@ def check_ranges(train: Mapping[str, Any]) -> None:
     for key, (least, bound) in ranges.items():
         if key in train and not least <= train[key] < bound:
             raise UsageError(f"{key} is {train[key]} in [train]; it must be at least {least:g} and below {bound:g}")
+    if train.get("max_steps") == 0:
+        raise UsageError("max_steps is 0 in [train]; it must be above 0, or -1 for num_train_epochs to decide")
 
 
 def check_model(task: Task, recipe: Recipe) -> None:

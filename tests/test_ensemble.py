@@ -447,7 +447,7 @@ def test_runs_that_cannot_be_combined(tmp_path, version, runs):
     (b / "metrics.json").write_text("{")
     assert "metrics.json is damaged" in refuse(version, runs, tmp_path / "both")
     (b / "metrics.json").write_text('{"score": 5.0, "f1": 5.0}')
-    assert f"{b}/metrics.json has no {version.exact}; delete it" in refuse(version, runs, tmp_path / "both")
+    assert f"{b}/metrics.json has no number as {version.exact}; delete it" in refuse(version, runs, tmp_path / "both")
     (b / "metrics.json").unlink()
     assert refuse(version, runs, tmp_path / "both") == (
         f"{b} is not finished, for it holds no metrics.json; repeat its command, which continues it"

@@ -41,6 +41,14 @@ def test_curves_have_a_panel_for_every_score_that_was_logged(tmp_path):
     assert len(two.convert("L").getcolors()) > 50, "the picture is empty"
 
 
+def test_without_scores_the_loss_is_drawn_and_without_one_nothing(tmp_path):
+    log = [{"step": step, "loss": 5.0 - step} for step in range(4)]
+    plot_log(log, ROWS, {}, tmp_path / "loss.png")
+    assert len(Image.open(tmp_path / "loss.png").convert("L").getcolors()) > 50, "the picture is empty"
+    plot_log([{"step": 1, "epoch": 1.0}], ROWS, {}, tmp_path / "none.png")
+    assert not (tmp_path / "none.png").exists()
+
+
 # --- Studies ----------------------------------------------------------------------------------------------------------
 
 

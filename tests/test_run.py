@@ -1,5 +1,6 @@
 """One run: what it writes, what it refuses, and the ways of running that must agree."""
 
+import ctypes
 import json
 import os
 import re
@@ -16,7 +17,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import PreTrainedConfig
 
-from bertkit import BertForPreTraining, BertModel
+from bertkit import BertForPreTraining, BertModel, trainer
 from bertkit.errors import UsageError
 from bertkit.recipe import merge, read_recipe, save_recipe
 from bertkit.run import choose_precision, dry_run, find_trouble, load_config, load_model, run
@@ -519,3 +520,39 @@ def test_a_signal_after_the_last_update_stops_too(recipe, tmp_path):
     assert not (tmp_path / "run" / "metrics.json").exists()
     assert run(PRETRAIN, recipe, output=tmp_path / "run") == straight
     assert_same_bits(read_weights(tmp_path / "run"), read_weights(tmp_path / "straight"))
+
+
+def test_a_cpu_s_memory_is_given_back_now_and_then(recipe, tmp_path, monkeypatch):
+    calls = []
+    monkeypatch.setattr(trainer, "TRIM_EVERY", 2)
+    monkeypatch.setattr(trainer, "trim_memory", lambda: calls.append(1))
+    run(PRETRAIN, recipe, {"train": {"max_steps": 5}}, output=tmp_path / "run")
+    assert len(calls) == 2
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="another C library than glibc")
+def test_gaps_in_the_heap_go_back_to_the_system():
+    """Many small blocks are freed, but for the last: the heap stays as it is until it is trimmed."""
+    code = """
+import ctypes
+from bertkit.trainer import trim_memory
+
+def measure():
+    return int(open("/proc/self/statm").read().split()[1]) * 4096 // 2**20
+
+libc = ctypes.CDLL(None)
+libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+blocks = []
+for _ in range(2000):
+    block = libc.malloc(100_000)
+    ctypes.memset(block, 1, 100_000)
+    blocks.append(block)
+for block in blocks[:-1]:  # the last one keeps the heap from shrinking by itself
+    libc.free(block)
+before = measure()
+trim_memory()
+print(before, measure())
+"""
+    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    before, after = map(int, printed.split())
+    assert after < before - 50

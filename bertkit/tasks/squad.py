@@ -9,6 +9,7 @@ earlier, by as much as there are more windows than questions.
 """
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -183,8 +184,15 @@ def read_examples(version: Version, options: Mapping[str, Any]) -> dict[str, lis
 
 
 def read_training(version: Version, file: str) -> list[Question]:
-    """The questions of a file in SQuAD's form; for 2.0 they may all have answers."""
-    return read_squad(file, None if version.unanswerable else version.number)
+    """The questions of a file in SQuAD's form; for 2.0 they may all have answers.
+
+    Raises:
+        UsageError: it cannot be read, or has no answer where it says.
+    """
+    questions = read_squad(file, None if version.unanswerable else version.number)
+    if not any(question.answers and is_placed(question) for question in questions):
+        raise UsageError(f"no answer in {file} stands where the file says; mend its answer_start")
+    return questions
 
 
 def name_file(version: Version, split: str) -> str:
@@ -239,7 +247,7 @@ def summarize(outputs: Any, batch: Mapping[str, Tensor]) -> Tensor:
 
 def check_finite(kept: np.ndarray) -> None:
     """Nothing, or a UsageError: the scores are no numbers, as those of a model that has diverged."""
-    if np.isnan(kept).any():
+    if np.isnan(kept).any() or not np.isfinite(kept[:, -2:]).all():
         raise UsageError("the model answers with NaN: training has diverged; lower train.learning_rate")
 
 
@@ -305,14 +313,21 @@ def baseline(version: Version, train: Windows, dev: Windows) -> dict[str, float]
 
 
 def comment(version: Version, metrics: Mapping[str, Any]) -> list[str]:
-    """A warning where never answering scores as much."""
-    if not version.unanswerable or metrics["f1"] > metrics["majority_f1"]:
+    """What tau means, and a warning where never answering scores as much."""
+    if not version.unanswerable:
         return []
-    least = f"{metrics['majority_f1']:.1f}"
+    tau, least = metrics["tau"], f"{metrics['majority_f1']:.1f}"
+    line = (
+        f"tau is best for F1 on these very data: a question is answered when its best span scores more than {tau:.3f} "
+        f"above no answer (in the reference code null_score_diff_threshold = {-tau:.3f})"
+    )
+    if metrics["f1"] > metrics["majority_f1"]:
+        return [line]
     return [
+        line,
         f"warning: F1 ({metrics['f1']:.1f}) is not above that of never answering ({least}). Likely causes: too few "
         "questions or updates, a learning rate that is too high or an unlucky seed (try --set train.seed=43 or "
-        "--set train.learning_rate=3e-5)"
+        "--set train.learning_rate=3e-5)",
     ]
 
 
@@ -379,6 +394,8 @@ def score_files(
     Raises:
         UsageError: a file that cannot be read or is of the other version, or answers that are missing.
     """
+    if math.isnan(threshold):
+        raise UsageError("--na-prob-thresh is nan; give a number")
     if (odds is not None or threshold != 1.0) and not version.unanswerable:
         raise UsageError("SQuAD 1.1 has no unanswerable questions; leave out --null-odds and --na-prob-thresh")
     # The official script for 2.0 looks at the answers only, and so takes files of both versions.
@@ -388,7 +405,13 @@ def score_files(
         if missing := len(references.keys() - answers):
             report(f"{missing:,} of {len(references):,} questions have no answer in {predictions} and score 0")
         return score_squad1(references, answers)
-    return score_squad2(references, answers, None if odds is None else read_odds(odds), threshold)
+    doubts = None if odds is None else read_odds(odds)
+    if doubts is not None and threshold == 1.0 and (logs := sum(not 0 <= value <= 1 for value in doubts.values())):
+        report(
+            f"{logs:,} of {len(doubts):,} odds in {odds} are no probabilities; as in the official script those above 1 "
+            "count as no answer, unless --na-prob-thresh says otherwise"
+        )
+    return score_squad2(references, answers, doubts, threshold)
 
 
 @torch.no_grad()
@@ -429,10 +452,10 @@ def list_rows(version: Version) -> tuple[Row, ...]:
         rows += [
             Row("EM, tau = 0", "tau0_exact", unit="percent"),
             Row("F1, tau = 0", "tau0_f1", unit="percent"),
-            Row("EM of the answerable", "HasAns_exact", unit="percent"),
-            Row("F1 of the answerable", "HasAns_f1", unit="percent"),
-            Row("EM of the unanswerable", "NoAns_exact", unit="percent"),
-            Row("tau (null_score_diff_threshold = -tau)", "tau"),
+            Row("EM, answerable", "HasAns_exact", unit="percent"),
+            Row("F1, answerable", "HasAns_f1", unit="percent"),
+            Row("EM, unanswerable", "NoAns_exact", unit="percent"),
+            Row("tau", "tau"),
         ]
     return tuple(rows)
 

@@ -444,10 +444,11 @@ def test_a_run_killed_after_its_first_part_goes_on(tmp_path, start):
 
 
 def test_never_answering_is_warned_of():
-    metrics = {"f1": 50.0, "majority_f1": 50.0}
-    (line,) = TASKS["squad2"].comment(metrics)
+    metrics = {"f1": 50.0, "majority_f1": 50.0, "tau": 2.5}
+    meaning, line = TASKS["squad2"].comment(metrics)
+    assert "more than 2.500 above no answer (in the reference code null_score_diff_threshold = -2.500)" in meaning
     assert line.startswith("warning: F1 (50.0) is not above that of never answering (50.0)")
-    assert TASKS["squad2"].comment(metrics | {"f1": 50.1}) == []
+    assert TASKS["squad2"].comment(metrics | {"f1": 50.1}) == [meaning]
     assert TASKS["squad1"].comment({"f1": 0.0}) == []
 
 
@@ -573,3 +574,35 @@ def test_scoring_says_what_is_missing(tmp_path):
     for options in ({"odds": tmp_path / "some.json"}, {"threshold": 0.5}):
         with pytest.raises(UsageError, match="leave out --null-odds and --na-prob-thresh"):
             score_files(ONE, gold, tmp_path / "some.json", **options)
+
+
+def test_log_odds_beside_the_official_threshold_are_pointed_out(tmp_path):
+    gold = write_squad(tmp_path, 2) / "dev-v2.0.json"
+    ids = [question.id for question in read_squad(gold)]
+    (tmp_path / "answers.json").write_text(json.dumps(dict.fromkeys(ids, "word1")))
+    for odds, threshold, said in ((2.5, 1.0, 1), (0.5, 1.0, 0), (2.5, 3.0, 0)):
+        (tmp_path / "odds.json").write_text(json.dumps(dict.fromkeys(ids, odds)))
+        lines = []
+        score_files(TWO, gold, tmp_path / "answers.json", tmp_path / "odds.json", threshold, report=lines.append)
+        assert len(lines) == said
+    with pytest.raises(UsageError, match="--na-prob-thresh is nan"):
+        score_files(TWO, gold, tmp_path / "answers.json", tmp_path / "odds.json", float("nan"))
+
+
+def test_an_extra_file_without_a_fitting_answer_is_named(tmp_path, start):
+    folder = write_squad(tmp_path / "extra", 1)
+    content = json.loads((folder / "train-v1.1.json").read_text())
+    for article in content["data"]:
+        for paragraph in article["paragraphs"]:
+            for question in paragraph["qas"]:
+                question["answers"][0]["answer_start"] = 9999
+    (folder / "train-v1.1.json").write_text(json.dumps(content))
+    recipe = make_recipe(tmp_path, start, TWO, extra_train=str(folder / "train-v1.1.json"))
+    with pytest.raises(UsageError, match=r"no answer in .*extra.* stands where the file says"):
+        run(TASKS["squad2"], recipe, output=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_no_update_at_all_is_refused(tmp_path, start):
+    with pytest.raises(UsageError, match="max_steps is 0"):
+        run(TASKS["squad1"], make_recipe(tmp_path, start, ONE) | {"train": {"max_steps": 0}}, output=tmp_path / "run")
