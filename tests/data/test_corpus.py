@@ -502,9 +502,9 @@ def test_installed_documentation_is_prose():
 
 def test_a_long_paragraph_without_blanks_is_split_in_linear_time():
     chinese = "天地玄黄。" * 20_000
-    start = time.perf_counter()
+    start = time.process_time()
     assert corpus.split_paragraphs([chinese]) == ["天地玄黄。"] * 20_000
-    assert time.perf_counter() - start < 5
+    assert time.process_time() - start < 5
     english = "The cat sat on the mat. " * 2_000
     assert corpus.split_paragraphs([english]) == ["The cat sat on the mat."] * 2_000
     long = "x" * 25_000
