@@ -43,7 +43,7 @@ MAY_IMPORT = {
     "bertkit.data.masking": set(),
     "bertkit.data.pairs": {"bertkit.data.masking"},
     "bertkit.data.sequence": set(),
-    "bertkit.data.spans": set(),
+    "bertkit.data.spans": {"bertkit.data.sequence"},
     "bertkit.data.vocab": {"bertkit.data.corpus"},
     "bertkit.directory": {"bertkit", "bertkit.data.vocab", "bertkit.recipe"},
     "bertkit.dropout": set(),

@@ -58,12 +58,8 @@ def encode_texts(
     Differs from the paper: where the room for a pair is odd and both texts are longer than its half, the reference code
     leaves the odd token to A and tokenizers to the text that was longer, or to B.
     """
-    from tokenizers import Tokenizer
-
-    backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())  # a copy, so that the caller's stays as it is
-    backend.no_padding()
+    backend = copy_backend(tokenizer)
     backend.enable_truncation(max_length, strategy="longest_first")
-    backend.encode_special_tokens = True
     ids, lengths, seconds = [], [], []
     count = len(texts[0])
     for start in range(0, count, TEXTS_A_BATCH):
@@ -74,6 +70,20 @@ def encode_texts(
             lengths.append(len(ids[-1]))
             seconds.append(sum(encoding.type_ids))
     return Sequences(np.concatenate(ids), np.cumsum(lengths), np.array(seconds), labels)
+
+
+def copy_backend(tokenizer: Any) -> Any:
+    """A copy of its `tokenizers.Tokenizer`, so that the caller's stays as it is: without padding and truncation.
+
+    Special tokens written out in a text are ordinary text for it.
+    """
+    from tokenizers import Tokenizer
+
+    backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
+    backend.no_padding()
+    backend.no_truncation()
+    backend.encode_special_tokens = True
+    return backend
 
 
 def pad(items: Sequence[dict[str, Any]]) -> dict[str, Tensor]:

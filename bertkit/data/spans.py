@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from torch.utils.data import Dataset
 
+from bertkit.data.sequence import copy_backend
 from bertkit.errors import UsageError
 
 if TYPE_CHECKING:
@@ -232,12 +233,7 @@ def tokenize(
 
     Special tokens written out in a text are ordinary text there, as in the reference code.
     """
-    from tokenizers import Tokenizer
-
-    backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())  # a copy, so that the caller's stays as it is
-    backend.no_padding()
-    backend.no_truncation()
-    backend.encode_special_tokens = True
+    backend = copy_backend(tokenizer)
     encode = backend.encode_batch if with_offsets else backend.encode_batch_fast
     ids, offsets, lengths = [np.zeros(0, np.int32)], [np.zeros((0, 2), np.int32)], []
     for start in range(0, len(texts), TEXTS_A_BATCH):
@@ -389,8 +385,7 @@ def decode_best(kept: np.ndarray, windows: Windows) -> tuple[list[str], np.ndarr
         scores = score_spans(kept[chunk], windows, chunk)
         place[chunk] = scores.argmax(axis=1)  # the first of equals
         best[chunk] = scores[np.arange(len(scores)), place[chunk]]
-    order = np.lexsort((-best, windows.owners))  # stable
-    window = order[np.searchsorted(windows.owners, np.arange(len(windows.questions)))]  # each question's best
+    window = pick_least(-best, windows.owners, len(windows.questions))  # each question's best
     found = np.isfinite(best[window])
     firsts, lasts = (
         np.where(found, column, 0).tolist() for column in find_characters(kept, windows, window, place[window])
@@ -413,9 +408,13 @@ def collect(spans: list[Span], context: str, rows: Sequence[tuple[float, float, 
 
 def find_least(null: np.ndarray, owners: np.ndarray, count: int) -> np.ndarray:
     """(Q, 2) of each question's rows of (W, 2) the first whose sum is least."""
-    order = np.lexsort((null.sum(axis=1), owners))
-    first = np.searchsorted(owners[order], np.arange(count))
-    return null[order[first]]
+    return null[pick_least(null.sum(axis=1), owners, count)]
+
+
+def pick_least(values: np.ndarray, owners: np.ndarray, count: int) -> np.ndarray:
+    """(Q,) where each question's least of (W,) values stands, the first of equals."""
+    order = np.lexsort((values, owners))  # stable
+    return order[np.searchsorted(owners[order], np.arange(count))]
 
 
 def divide_windows(owners: np.ndarray) -> Iterator[slice]:

@@ -7,6 +7,8 @@ from bertkit.data.vocab import load_tokenizer
 from bertkit.errors import UsageError
 from bertkit.tasks.task import Report
 
+DIVERGED = "the model answers with NaN: training has diverged; lower train.learning_rate"
+
 RECIPE = {
     "checkpoint": "google-bert/bert-base-uncased",
     "precision": "auto",

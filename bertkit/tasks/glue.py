@@ -417,7 +417,7 @@ def score(row: Benchmark, logits: np.ndarray, data: Sequences) -> dict[str, floa
         UsageError: the logits are no numbers, as those of a model that has diverged.
     """
     if not np.isfinite(logits).all():
-        raise UsageError("the model answers with NaN: training has diverged; lower train.learning_rate")
+        raise UsageError(finetuning.DIVERGED)
     return compute_scores(row.metrics, decide(row, logits), data.labels)
 
 

@@ -248,7 +248,7 @@ def summarize(outputs: Any, batch: Mapping[str, Tensor]) -> Tensor:
 def check_finite(kept: np.ndarray) -> None:
     """Nothing, or a UsageError: the scores are no numbers, as those of a model that has diverged."""
     if np.isnan(kept).any() or not np.isfinite(kept[:, -2:]).all():
-        raise UsageError("the model answers with NaN: training has diverged; lower train.learning_rate")
+        raise UsageError(finetuning.DIVERGED)
 
 
 def choose(version: Version, answers: Sequence[Answer], tau: float) -> list[str]:
