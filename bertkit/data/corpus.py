@@ -487,18 +487,27 @@ class TokenizedCorpus:
         return len(self.document_ends)
 
 
+def copy_backend(tokenizer: Any) -> Any:
+    """A copy of its `tokenizers.Tokenizer`, so that the caller's stays as it is: without padding and truncation.
+
+    Special tokens written out in a text are ordinary text for it.
+    """
+    from tokenizers import Tokenizer
+
+    backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
+    backend.no_padding()
+    backend.no_truncation()
+    backend.encode_special_tokens = True
+    return backend
+
+
 def tokenize_documents(documents: Iterable[Document], tokenizer: "BertTokenizerFast") -> TokenizedCorpus:
     """The token ids of the documents; sentences without a token and documents without a sentence are left out.
 
     A special token that is written out in the text, as `[MASK]` is in the documentation of tokenizers, becomes the ids
     of its letters, as in the reference code; transformers would take it for a mask.
     """
-    from tokenizers import Tokenizer
-
-    backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())  # a copy, so that the caller's stays as it is
-    backend.no_truncation()
-    backend.no_padding()
-    backend.encode_special_tokens = True
+    backend = copy_backend(tokenizer)
     dtype = np.uint16 if len(tokenizer) <= 1 << 16 else np.uint32
     ids, sentence_ends, document_ends = bytearray(), bytearray(), bytearray()  # these grow in place
     tokens = sentences = 0

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from bertkit.data.corpus import copy_backend
+
 TEXTS_A_BATCH = 10_000  # tokenized at once
 
 
@@ -70,20 +72,6 @@ def encode_texts(
             lengths.append(len(ids[-1]))
             seconds.append(sum(encoding.type_ids))
     return Sequences(np.concatenate(ids), np.cumsum(lengths), np.array(seconds), labels)
-
-
-def copy_backend(tokenizer: Any) -> Any:
-    """A copy of its `tokenizers.Tokenizer`, so that the caller's stays as it is: without padding and truncation.
-
-    Special tokens written out in a text are ordinary text for it.
-    """
-    from tokenizers import Tokenizer
-
-    backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
-    backend.no_padding()
-    backend.no_truncation()
-    backend.encode_special_tokens = True
-    return backend
 
 
 def pad(items: Sequence[dict[str, Any]]) -> dict[str, Tensor]:
