@@ -1,68 +1,85 @@
-"""Raw text -> documents of sentences -> flat arrays of token ids (paper §3.1, "Pre-training data").
+"""Raw text -> documents of sentences (paper §3.1, "Pre-training data").
 
 The paper asks for "a document-level corpus rather than a shuffled sentence-level corpus", because segments are cut from
-long contiguous text. A source is a text file (a sentence or a paragraph a line, a blank line between documents, `.gz`
-too), a directory of them, a data set on the Hugging Face Hub, or `docs`: the docstrings of the standard library and of
-every package installed for this interpreter, read without importing anything.
+long contiguous text. A source is a text file (a sentence or a paragraph a line, a blank line between documents), a
+JSONL file (a document a line, `{"text": "…"}`), a directory of them (both also as `.gz`), a data set on the Hugging
+Face Hub, or `docs`: the documentation installed on this machine (`bertkit.data.docs`).
+
+Sources are read in pieces, which many processes can do at once: together the pieces hold the documents of the sources
+read one after the other. A process finds where its piece of a large file begins by itself, without reading what is
+before it, and holds one document in memory, of bounded length.
 
 Sentences are found by `sentencex` (Wikimedia): terminators and hand-compiled abbreviations of some 300 languages in one
 small wheel, nothing to download, above 100 MB/s. nltk's punkt has to be downloaded, spaCy is heavy, and pysbd, last
 released in 2021, takes three hundred times as long to cut English in the same places.
 
-Left out: the vocabulary (`bertkit.data.vocab`), pairs (`bertkit.data.pairs`) and masks (`bertkit.data.masking`).
+Left out: the vocabulary (`bertkit.data.vocab`) and the token ids (`bertkit.data.tokens`).
 """
 
-import ast
-import gc
 import gzip
-import inspect
+import json
 import os
 import re
 import sys
-import sysconfig
-import warnings
 import zlib
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
-from contextlib import closing
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from hashlib import blake2b
-from itertools import chain
-from multiprocessing import get_context
+from functools import lru_cache, partial
+from itertools import accumulate, chain, groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, BinaryIO, Literal, TypeVar
 
-import numpy as np
-
-from bertkit.errors import UsageError
-
-if TYPE_CHECKING:
-    from transformers import BertTokenizerFast
+from bertkit.data.docs import read_docs
+from bertkit.errors import UsageError, join_lines
 
 Document = list[str]  # its sentences
 Paragraphs = list[str]  # a document before its sentences are split
-Item = TypeVar("Item")
+Parsed = TypeVar("Parsed")
 
 DOCS = "docs"
-TEXT_SUFFIXES = (".txt", ".txt.gz")  # what is read of a directory
+JSONL_SUFFIXES = (".jsonl", ".jsonl.gz")
+SUFFIXES = (".txt", ".txt.gz", *JSONL_SUFFIXES)  # what is read of a directory
+PIECE_BYTES = 1 << 26  # of a large file
+SMALL = 16  # small files share a piece up to this part of PIECE_BYTES: a million files are not a million pieces
+END = sys.maxsize  # to the end of a file
+BLOCK = 1 << 16  # bytes looked through at once for the end of a line
+LONGEST_DOCUMENT = 5_000_000  # characters; a longer one is cut
 LONGEST_PARAGRAPH = 10_000  # characters that the sentence splitter is given at once
 SENTENCE_ENDS = (". ", "! ", "? ", "。", "！", "？")
 LONGEST_LINE = 10_000_000  # bytes without the line's end; a line of as many is refused
+ROW = 'a line of JSONL is a document, {"text": "..."}'  # the remedy
+SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")  # half of a character in JSON
 HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?(:[\w.-]+)?")  # name or owner/name, :config may follow
 FILE_NAME = re.compile(r"[.~].*|.*\.(bz2|csv|gz|html?|jsonl?|md|parquet|text|tsv|txt|xml|xz|zip|zst)")
 HUB_TIMEOUT = 10  # seconds
-LEAST_DOCUMENTS = 2  # of a part: a random next segment comes from another document
-CHARACTERS_A_BATCH = 1_000_000  # tokenized at once
-
-SKIPPED_FOLDERS = frozenset({"__pycache__", "dist-packages", "node_modules", "site-packages", "test", "tests"})
-LARGEST_MODULE = 2_000_000  # bytes; larger ones are generated tables, and a syntax tree takes a hundred times as much
-FILES_A_CHUNK = 32  # modules that a worker reads at once
-DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 def ignore(*_: Any) -> None:
     """Report to nobody."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A part of a source that one process reads; it gives the same documents every time.
+
+    Of a file come the documents whose first byte is in `start` to `stop` - 1; the `more` files are read whole after it.
+    Of a data set on the Hub, `start` is the number of the shard and `stop` how many there are. `size` is the bytes that
+    will be read, 0 if unknown.
+    """
+
+    source: str  # as the user gave it
+    kind: Literal["text", "jsonl", "docs", "hub"]
+    path: str = ""
+    start: int = 0
+    stop: int = END
+    size: int = 0
+    more: tuple[str, ...] = ()
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """Those that it reads, the first perhaps in part."""
+        return (self.path, *self.more) if self.kind in ("text", "jsonl") else ()
 
 
 def read_documents(
@@ -76,48 +93,69 @@ def read_documents(
 ) -> Iterator[Document]:
     """The documents of all sources, one after the other; only one of them is in memory at a time.
 
-    A source is a text file, a directory (its .txt and .txt.gz files at any depth, in the order of their paths; files of
-    other names have to be given themselves), `docs`, or a data set on the Hub (`name` or `owner/name`, both also with
-    `:config`) whose column `text` holds a document a row. A directory that is called docs is given as `./docs`.
+    A source is a text or JSONL file, a directory (its .txt, .txt.gz, .jsonl and .jsonl.gz files at any depth, in the
+    order of their paths; files of other names have to be given themselves, and are text), `docs`, or a data set on the
+    Hub (`name` or `owner/name`, both also with `:config`) whose column `text` holds a document a row. A directory that
+    is called docs is given as `./docs`.
 
     Of each source come the first documents that reach `limit_characters` together; for `docs`, whose files are in the
     order of a hash, that is a fair mixture of the packages. `split_sentences=False` leaves each line as it is;
     `language` is a code that sentencex knows; `workers` processes read `docs` (one a CPU if not given).
 
+    A document of more than `LONGEST_DOCUMENT` characters becomes several, each cut before the paragraph that is too
+    much: a file without a blank line would be a single document, of any size.
+
     Raises:
         UsageError: at once if a source does not exist; while reading if a file is not UTF-8 text or a source is empty.
     """
-    if not all(sources) or not sources:
-        raise UsageError("no corpus given; name text files, directories, a Hub data set or docs")
-    opened = [(source, _open_source(source, workers)) for source in sources]
-    return _stream(opened, language if split_sentences else None, limit_characters, report)
+    _check_sources(sources)
+    cut = [(source, _cut_source(source, PIECE_BYTES)) for source in sources]
+    read = partial(read_piece, split_sentences=split_sentences, language=language, workers=workers, report=report)
+    return _stream(cut, read, limit_characters, report)
 
 
-def _open_source(source: str, workers: int | None) -> Iterator[Paragraphs]:
-    """Its documents, not read yet; that it exists is checked here."""
-    if source == DOCS:
-        return _read_docs(workers)
-    path = Path(os.path.expanduser(source))  # unlike Path's own it never fails
-    if path.is_dir():
-        return _read_files(_list_text_files(path))
-    if path.exists():
-        return _read_files([path])
-    if not is_hub_name(source):
-        raise UsageError(f"{source!r} does not exist; name a text file, a directory of them, a Hub data set or docs")
-    return _read_hub(source)
+def cut_sources(sources: Sequence[str], piece_bytes: int = PIECE_BYTES) -> list[Piece]:
+    """The pieces of all sources, in the order of the corpus.
+
+    Large files are cut into pieces of `piece_bytes` bytes, but for .gz, and small files side by side share a piece. A
+    data set on the Hub has a piece for each of its shards; `docs` is one.
+
+    Raises:
+        UsageError: a source does not exist, or a directory has no text.
+    """
+    _check_sources(sources)
+    return [piece for source in sources for piece in _cut_source(source, piece_bytes)]
+
+
+def read_piece(
+    piece: Piece,
+    *,
+    split_sentences: bool = True,
+    language: str = "en",
+    workers: int | None = None,
+    report: Callable[[str], None] = ignore,
+) -> Iterator[Document]:
+    """The documents of a piece; the options are those of `read_documents`. A piece may have none.
+
+    Raises:
+        UsageError: while reading, as `read_documents`, but for an empty source.
+    """
+    documents = read_docs(workers) if piece.kind == "docs" else _gather(piece, report)
+    with closing(documents):
+        for paragraphs in documents:
+            yield split_paragraphs(paragraphs, language) if split_sentences else paragraphs
 
 
 def _stream(
-    opened: list[tuple[str, Iterator[Paragraphs]]],
-    language: str | None,
+    cut: list[tuple[str, list[Piece]]],
+    read: Callable[[Piece], Iterator[Document]],
     limit_characters: int | None,
     report: Callable[[str], None],
 ) -> Iterator[Document]:
-    for source, documents in opened:
+    for source, pieces in cut:
         count = sentences = characters = 0
-        with closing(documents):
-            for paragraphs in documents:
-                document = split_paragraphs(paragraphs, language) if language else paragraphs
+        with closing(document for piece in pieces for document in read(piece)) as documents:
+            for document in documents:
                 yield document
                 count, sentences = count + 1, sentences + len(document)
                 characters += sum(map(len, document))
@@ -126,6 +164,31 @@ def _stream(
         if not count:
             raise UsageError(f"{source} holds no text; give a corpus of at least two documents")
         report(f"{source}: {count:,} documents, {sentences:,} sentences, {characters:,} characters")
+
+
+def _gather(piece: Piece, report: Callable[[str], None]) -> Iterator[Paragraphs]:
+    """Its documents, none of several paragraphs longer than `LONGEST_DOCUMENT`."""
+    paragraphs: Paragraphs = []
+    characters = cuts = 0
+    for line in _read_hub(piece) if piece.kind == "hub" else _read_files(piece):  # an empty one ends a document
+        too_long = characters + len(line) > LONGEST_DOCUMENT
+        if paragraphs and (too_long or not line):
+            yield paragraphs
+            cuts += bool(line)
+            paragraphs, characters = [], 0
+        if line:
+            paragraphs.append(line)
+            characters += len(line)
+    if paragraphs:
+        yield paragraphs
+    if cuts:
+        report(
+            f"{piece.source}: documents of more than {LONGEST_DOCUMENT:,} characters are cut at a paragraph, "
+            f"{cuts:,} time{'s' * (cuts != 1)}; put a blank line between documents"
+        )
+
+
+# --- sentences
 
 
 def split_paragraphs(paragraphs: Paragraphs, language: str = "en") -> Document:
@@ -153,71 +216,204 @@ def _cut(paragraph: str) -> Iterator[str]:
 
     The time of sentencex grows with the square of a paragraph's length where no blanks follow sentences (Chinese).
     """
-    while len(paragraph) > LONGEST_PARAGRAPH:
-        before = [(paragraph.rfind(end, 0, LONGEST_PARAGRAPH), len(end)) for end in SENTENCE_ENDS]
-        after = [(paragraph.find(end, LONGEST_PARAGRAPH - 1), len(end)) for end in SENTENCE_ENDS]
+    start = 0
+    while (middle := start + LONGEST_PARAGRAPH) < len(paragraph):
+        before = [(paragraph.rfind(end, start, middle), len(end)) for end in SENTENCE_ENDS]
         stop = max((place + length for place, length in before if place >= 0), default=0)
-        stop = stop or min((place + length for place, length in after if place >= 0), default=len(paragraph))
-        yield paragraph[:stop]
-        paragraph = paragraph[stop:]
-    if paragraph:
-        yield paragraph
+        if not stop:
+            after = [(paragraph.find(end, middle - 1), len(end)) for end in SENTENCE_ENDS]
+            stop = min((place + length for place, length in after if place >= 0), default=len(paragraph))
+        yield paragraph[start:stop]
+        start = stop
+    if start < len(paragraph):
+        yield paragraph[start:]
 
 
 def _has_word(text: str) -> bool:
     return any(map(str.isalnum, text))
 
 
-# --- text files
+# --- what there is to read
 
 
-def _list_text_files(directory: Path) -> list[Path]:
-    files = sorted(path for path in directory.rglob("*") if path.is_file())
-    texts = [file for file in files if file.name.endswith(TEXT_SUFFIXES) and not file.name.startswith(".")]
+def _check_sources(sources: Sequence[str]) -> None:
+    if not all(sources) or not sources:
+        raise UsageError("no corpus given; name text or JSONL files, directories, a Hub data set or docs")
+
+
+def _cut_source(source: str, piece_bytes: int) -> list[Piece]:
+    """Its pieces; that it exists is checked here."""
+    if source == DOCS:
+        return [Piece(source, "docs")]
+    path = str(Path(os.path.expanduser(source)))  # these functions never fail, unlike those of Path
+    if os.path.isdir(path):
+        return _cut_files(source, _list_files(path), piece_bytes)
+    if os.path.exists(path):
+        return _cut_files(source, [path], piece_bytes)
+    if not is_hub_name(source):
+        raise UsageError(
+            f"{source!r} does not exist; name a text or JSONL file, a directory of them, a Hub data set or docs"
+        )
+    count = _load_hub(source).num_shards
+    return [Piece(source, "hub", source, number, count) for number in range(count)]
+
+
+def _list_files(directory: str) -> list[str]:
+    """The texts at any depth, in the order of the parts of their paths; strings, as there may be millions."""
+    files = [os.path.join(folder, name) for folder, _, names in os.walk(directory) for name in names]
+    texts = [file for file in files if file.endswith(SUFFIXES) and os.path.basename(file)[0] != "."]
+    texts = sorted(filter(os.path.isfile, texts), key=lambda file: file.replace(os.sep, "\0"))
     if not texts:
         raise UsageError(
-            f"none of the {len(files)} files in {directory} is .txt or .txt.gz; rename the texts or name each of them"
+            f"none of the {len(files)} files in {directory} is {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}; "
+            "rename the texts or name each of them"
         )
     return texts
 
 
-def _read_files(files: list[Path]) -> Iterator[Paragraphs]:
-    for file in files:
-        paragraphs: Paragraphs = []
-        for line in _read_lines(file):
-            if line:
-                paragraphs.append(line)
-            elif paragraphs:
-                yield paragraphs
-                paragraphs = []
-        if paragraphs:
-            yield paragraphs
+def _cut_files(source: str, files: list[str], piece_bytes: int) -> list[Piece]:
+    small = max(piece_bytes // SMALL, 1)
+    sizes = [os.path.getsize(file) for file in files]  # of a pipe 0
+
+    def find_group(item: tuple[str, int, int]) -> tuple[str, bool, int]:
+        file, size, before = item
+        return "jsonl" if file.endswith(JSONL_SUFFIXES) else "text", size > small, before // small
+
+    pieces: list[Piece] = []
+    for (kind, large, _), items in groupby(zip(files, sizes, accumulate(sizes, initial=0), strict=False), find_group):
+        group = [(file, size) for file, size, _ in items]  # one file, if it is large
+        file, size = group[0]
+        if large and not file.endswith(".gz"):  # which cannot be read from the middle
+            starts = range(0, size, piece_bytes)
+            for start, stop in zip(starts, [*starts[1:], END], strict=True):
+                pieces.append(Piece(source, kind, file, start, stop, min(stop, size) - start))
+        else:
+            total = sum(size for _, size in group)
+            pieces.append(Piece(source, kind, file, size=total, more=tuple(file for file, _ in group[1:])))
+    return pieces
 
 
-def _read_lines(file: Path) -> Iterator[str]:
-    """Its lines without surrounding blanks; at most `LONGEST_LINE` bytes are read at once."""
+# --- text and JSONL files
+
+
+def _read_files(piece: Piece) -> Iterator[str]:
+    read = _read_jsonl if piece.kind == "jsonl" else _read_text
+    yield from read(piece.path, piece.start, piece.stop)
+    for path in piece.more:
+        yield ""
+        yield from read(path, 0, END)
+
+
+def _read_text(path: str, start: int, stop: int) -> Iterator[str]:
+    """The lines of the documents that begin in `start` to `stop` - 1, and empty ones between them."""
+    inside = mine = False  # a document; one that begins here
+    for place, line in _read_lines(path, start, str.strip):
+        if not (inside and line):
+            mine = bool(line) and start <= place < stop
+        inside = bool(line)
+        if mine or not line:
+            yield line
+        if place >= stop and not mine:
+            return
+
+
+def _read_jsonl(path: str, start: int, stop: int) -> Iterator[str]:
+    """The paragraphs of the documents whose lines begin in `start` to `stop` - 1, and an empty one after each."""
+    for place, paragraphs in _read_lines(path, start, _parse_row):
+        if place >= stop:
+            return
+        if place >= start:
+            yield from paragraphs
+            yield ""
+
+
+def _parse_row(line: str) -> Paragraphs:
+    line = line.rstrip()
+    if not line:
+        return []
     try:
-        with gzip.open(file) if file.suffix == ".gz" else file.open("rb") as stream:
-            number = 0
-            while line := stream.readline(LONGEST_LINE):
-                number += 1
-                yield _decode(line, f"{file}, line {number}", "utf-8-sig" if number == 1 else "utf-8")
+        row = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        known = isinstance(error, json.JSONDecodeError)
+        reason = f"column {error.colno}: {error.msg}" if known else type(error).__name__
+        raise UsageError(f"is no JSON ({reason}); {ROW}") from None
+    if not isinstance(row, dict):
+        raise UsageError(f"is no JSON object but {type(row).__name__}; {ROW}")
+    if "text" not in row:
+        raise UsageError(f"has no text but the keys {' '.join(', '.join(row).split())[:200] or '(none)'}; {ROW}")
+    text = row["text"]
+    if not isinstance(text, str):
+        raise UsageError(f"has a text that is no string but {type(text).__name__}; {ROW}")
+    return _list_paragraphs(text.encode(errors="ignore").decode() if SURROGATE.search(line) else text)
+
+
+def _list_paragraphs(text: str) -> Paragraphs:
+    return [line for line in map(str.strip, text.splitlines()) if line]
+
+
+def _read_lines(path: str, start: int, parse: Callable[[str], Parsed]) -> Iterator[tuple[int, Parsed]]:
+    """The place of each line and what `parse` makes of it, from the line on that holds the byte before `start`.
+
+    So whoever begins at `start` knows what is before it. At most `LONGEST_LINE` bytes are read at once.
+    """
+    with _open(path) as stream:
+        first = place = _seek_line(stream, start) if start else 0
+        for number, line in enumerate(iter(partial(stream.readline, LONGEST_LINE), b""), 1):
+            try:
+                parsed = parse(_decode(line, "utf-8" if place else "utf-8-sig"))
+            except UsageError as error:
+                raise UsageError(f"{path}, line {_count_lines(path, first) + number} {error}") from None
+            yield place, parsed
+            place += len(line)
+
+
+@contextmanager
+def _open(path: str) -> Iterator[BinaryIO]:
+    try:
+        with gzip.open(path) if path.endswith(".gz") else open(path, "rb") as stream:
+            yield stream
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise UsageError(f"{file} is no complete gzip file ({error}); compress it again or give plain text") from None
+        raise UsageError(f"{path} is no complete gzip file ({error}); compress it again or give plain text") from None
     except OSError as error:
-        raise UsageError(f"{file} cannot be read ({error.strerror or error}); check its permissions") from None
+        raise UsageError(f"{path} cannot be read ({error.strerror or error}); check its permissions") from None
 
 
-def _decode(line: bytes, where: str, encoding: str) -> str:
+def _seek_line(stream: BinaryIO, start: int) -> int:
+    """Where the line begins that holds the byte before `start`, which is where the stream is now.
+
+    Of a line that is too long `LONGEST_LINE` bytes are before that one, enough to see it.
+    """
+    stop = start - 1  # a newline there is the line's own
+    least = max(stop - LONGEST_LINE, 0)
+    while stop > least:
+        place = max(stop - BLOCK, least)
+        stream.seek(place)
+        if found := stream.read(stop - place).rfind(b"\n") + 1:
+            return stream.seek(place + found)
+        stop = place
+    return stream.seek(least)
+
+
+def _count_lines(path: str, stop: int) -> int:
+    """The lines that end before the byte `stop`."""
+    if not stop:  # a pipe cannot be opened again
+        return 0
+    with open(path, "rb") as stream:
+        return sum(stream.read(min(BLOCK, stop - place)).count(b"\n") for place in range(0, stop, BLOCK))
+
+
+def _decode(line: bytes, encoding: str) -> str:
     if b"\0" in line:
-        raise UsageError(f"{where} has a NUL byte, as binary files and UTF-16 have; give text in UTF-8")
+        raise UsageError("has a NUL byte, as binary files and UTF-16 have; give text in UTF-8")
     if len(line) == LONGEST_LINE and not line.endswith(b"\n"):
-        raise UsageError(f"{where} has {LONGEST_LINE:,} bytes or more; put a sentence or a paragraph on a line")
+        raise UsageError(
+            f"has {LONGEST_LINE:,} bytes or more; put a sentence or a paragraph on a line, a shorter document in JSONL"
+        )
     try:
-        return line.decode(encoding).strip()
+        return line.decode(encoding)
     except UnicodeDecodeError as error:
         raise UsageError(
-            f"{where} is not UTF-8 (byte {error.object[error.start]:#04x} in place {error.start + 1}); "
+            f"is not UTF-8 (byte {error.object[error.start]:#04x} in place {error.start + 1}); "
             "convert the file, for instance with iconv -f latin1 -t utf-8"
         ) from None
 
@@ -246,321 +442,41 @@ def find_hub_trouble(name: str, kind: str) -> str | None:
     except (RepositoryNotFoundError, HFValidationError):
         return f"the Hub has no {kind} {name!r}"
     except HfHubHTTPError as error:
-        return f"the Hub does not serve the {kind} {name!r} ({_join_words(error)})"
+        return f"the Hub does not serve the {kind} {name!r} ({join_lines(error)})"
     except Exception as error:  # the transport's: huggingface_hub has changed its HTTP library more than once
         return f"the Hub cannot be reached for the {kind} {name!r} ({type(error).__name__})"
     return None
 
 
-def _read_hub(source: str) -> Iterator[Paragraphs]:
+@lru_cache(maxsize=1)  # asked again for each of its shards
+def _load_hub(source: str) -> Any:
+    """Its rows, an `IterableDataset` that has not begun to read."""
     name, _, config = source.partition(":")
-    remedy = "give a text file, a directory of them or docs instead"
+    remedy = "give a text or JSONL file, a directory of them or docs instead"
     if trouble := find_hub_trouble(name, "dataset"):
         raise UsageError(f"{trouble}; {remedy}")
     import datasets
 
     try:
-        rows = datasets.load_dataset(name, config or None, split="train", streaming=True)
+        return datasets.load_dataset(name, config or None, split="train", streaming=True)
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
-        raise UsageError(f"the data set {source!r} cannot be loaded ({_join_words(error)}); {remedy}") from None
-    return _read_rows(source, rows)
+        raise UsageError(f"the data set {source!r} cannot be loaded ({join_lines(error)}); {remedy}") from None
 
 
-def _read_rows(source: str, rows: Iterable[dict[str, Any]]) -> Iterator[Paragraphs]:
-    for row in rows:
-        if not isinstance(row.get("text"), str):
-            raise UsageError(f"the data set {source!r} has the columns {', '.join(row)}; choose one with a column text")
-        if paragraphs := [line for line in map(str.strip, row["text"].splitlines()) if line]:
-            yield paragraphs
-
-
-def _join_words(error: Exception) -> str:
-    return " ".join(str(error).split())
-
-
-# --- the documentation installed on this machine
-
-
-def _read_docs(workers: int | None) -> Iterator[Paragraphs]:
-    """A document for each module with English prose in its docstrings; a paragraph comes only once.
-
-    Docstrings are vendored, inherited and copied from class to class: whole documents would come again, and what is
-    held out would be among what is trained on.
-    """
-    files = _list_modules()
-    chunks = [files[start : start + FILES_A_CHUNK] for start in range(0, len(files), FILES_A_CHUNK)]
-    seen: set[bytes] = set()
-    for documents in _map_in_order(_read_docstrings, chunks, workers):
-        for paragraphs in documents:
-            unseen: Paragraphs = []
-            for paragraph in paragraphs:
-                digest = blake2b(paragraph.encode(), digest_size=12).digest()
-                if digest not in seen:
-                    seen.add(digest)
-                    unseen.append(paragraph)
-            if unseen:
-                yield unseen
-
-
-def _list_modules() -> list[Path]:
-    """The source files in an order that mixes the packages: a hash of the path below its root."""
-    roots = [Path(sysconfig.get_path("stdlib"))]
-    roots += [Path(entry) for entry in sys.path if Path(entry).name in {"site-packages", "dist-packages"}]
-    modules: dict[bytes, Path] = {}
-    for root in roots:
-        for folder, folders, names in os.walk(root):
-            folders[:] = [name for name in folders if name not in SKIPPED_FOLDERS]
-            for path in (Path(folder, name) for name in names if name.endswith(".py")):
-                modules[blake2b(path.relative_to(root).as_posix().encode(), digest_size=16).digest()] = path
-    return [modules[digest] for digest in sorted(modules)]
-
-
-def _map_in_order(function: Callable[[Any], Item], arguments: Iterable[Any], workers: int | None) -> Iterator[Item]:
-    """`map` by forked processes, a few arguments ahead of the consumer, who may stop at any time.
-
-    Forked, because a spawned process runs the caller's script again and fails where that has no `__main__` guard.
-    """
-    workers = workers or (len(os.sched_getaffinity(0)) if sys.platform == "linux" else 1)
-    if workers == 1 or sys.platform != "linux":
-        yield from map(function, arguments)
-        return
-    # Without the garbage collector: a syntax tree has no cycles, and looking for some takes longer than parsing.
-    pool = ProcessPoolExecutor(workers, get_context("fork"), initializer=gc.disable)
-    try:
-        pending: deque[Future[Item]] = deque()
-        for argument in arguments:
-            pending.append(pool.submit(function, argument))
-            if len(pending) > 4 * workers:
-                yield pending.popleft().result()
-        while pending:
-            yield pending.popleft().result()
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
-def _read_docstrings(files: list[Path]) -> list[Paragraphs]:
-    """The prose of each module that has some; a file that this Python cannot parse is passed over."""
-    documents: list[Paragraphs] = []
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # invalid escapes in other people's code
-        for file in files:
-            try:
-                if file.stat().st_size > LARGEST_MODULE:
-                    continue
-                tree = ast.parse(file.read_bytes())
-            except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
-                continue
-            paragraphs = [text for docstring in _list_docstrings(tree) for text in extract_prose(docstring)]
-            if paragraphs:
-                documents.append(paragraphs)
-    return documents
-
-
-def _list_docstrings(tree: ast.Module) -> Iterator[str]:
-    stack: list[Any] = [tree]
-    while stack:
-        node = stack.pop()
-        if isinstance(node, DOCUMENTED) and (docstring := ast.get_docstring(node, clean=False)):
-            yield docstring
-        stack += [child for child in reversed(node.body) if hasattr(child, "body")]
-
-
-# Docstring markup and what becomes of it, in this order. A paragraph that begins inside a block is set off by a blank
-# line and \0; _BODY are the lines that are indented deeper than the first group.
-_SET_OFF = "\n\n\\1\0"
-_BODY = r"(?:\n(?:\1 +\S.*| *(?=\n|\Z)))*"
-_ADMONITION = "admonition|attention|caution|danger|hint|important|note|seealso|tip|topic|warning"
-_VERSION = "deprecated|versionadded|versionchanged"
-_FIELD = "arg|argument|cvar|exc|except|exception|ivar|key|keyword|kwarg|note|param|parameter|raises?|returns?|yields?"
-_STRUCTURE = (
-    (r" +$", ""),
-    (r"^ *(```|~~~)(?s:.*?)(?:\1|\Z)", ""),  # fenced code
-    (r"^ *(?:>>>|In \[\d).*(?:\n *\S.*)*", ""),  # a doctest and its output
-    (rf"^( *)\.\. (?:{_ADMONITION}):: *", _SET_OFF),
-    (rf"^( *)\.\. (?:{_VERSION}):: *\S*", _SET_OFF),
-    (rf"^( *)\.\.(?: .*)?${_BODY}", ""),  # any other directive, a comment, a target, a citation
-    (rf"^( *)(\S.*)?::${_BODY}", "\\1\\2:\n"),  # a literal block
-    (r"^(?:References?|See [Aa]lso)\n([-=])\1{2,}$(?s:.*?)(?=^\S.*\n[-=]{3,}$|\Z)", ""),
-    (r"^.*\n *([-=~^\"'#*+`:.<>_])\1{2,}$", ""),  # a title and the line under it
-    (r"^ *=+(?: +=+)+$(?:\n *\S.*)*", ""),  # a table
-    (r"^ *(?:[-=~^\"'#*+`:.<>_ ]+|\|.*|\+[-=].*)$", ""),  # rules, tables with bars
-    (rf"^( *)[:@](?:{_FIELD})\b[^:\n]*:", _SET_OFF),  # :param x:
-    (rf"^( *)[:@]\w+(?: [^:\n]*)?:(?: .*)?${_BODY}", ""),  # :type x: and other fields without prose
-    (r"^ *[`*\\]{0,3}[\w.]+[\w.`*\\,{}\[\]/| ]{0,80} : .*$", "\n"),  # numpydoc's name : type
-    (r"^( *)(?:[-*+•‣]|\(?(?:\d{1,2}|[a-zA-Z]|#)[.)]) +", _SET_OFF),  # an item of a list
-    (r"^( *\0?)[`*]{0,3}[\w.]+[`*]{0,3} ?\(.*\) ?:(?= |$)", _SET_OFF),  # Google's name (type):
-    (r"^(?<![^.:)\n]\n)( *\0?)[`*]{0,3}[\w.]+(?:\[.*\])?[`*]{0,3}:(?= |$)", _SET_OFF),  # name: after a full stop
-)
-_INLINE = (
-    (r":[a-zA-Z][\w.+-]*(?::[\w.+-]+)*:(?=`)", ""),  # the role of :role:`text`
-    (r"\[(`[^`]+`)\](?:\([^)\s]*\))?", r"\1"),  # [`text`] and [`text`](target)
-    (r"!?\[([^\]\[]+)\]\([^)\s]+\)", r"\1"),  # [text](target)
-    (r"`+~(?:[\w.]*\.)?([^`.]+)`+", r"\1"),  # `~package.name` shows the name
-    (r"`+[!.]?([^`]+?)(?:\s*<[^`<>]+>)?`+_{0,2}", r"\1"),  # ``text``, `text <target>`_
-    (r"(?<![\w*])\*{1,2}(?=\S)([^*]+?)(?<=\S)\*{1,2}(?![\w*])", r"\1"),  # *text*, **text**
-    (r" ?\[[\w#*]+\]_", ""),  # a footnote's mark
-    (r"\|(\w+)\|", r"\1"),
-    (r"</?[A-Za-z][^<>]{0,80}>", " "),  # HTML
-    (r"\\([^\w\s])", r"\1"),
-)
-STRUCTURE = [(re.compile(pattern, re.MULTILINE), replacement) for pattern, replacement in _STRUCTURE]
-INLINE = [(re.compile(pattern), replacement) for pattern, replacement in _INLINE]
-
-NOT_LETTERS = re.compile(r"[^A-Za-z]+")
-SYMBOL = re.compile(r"[=(){}\[\]<>_;\\/|@#$%^&*+~`]")
-_FUNCTION_WORDS = """
-    a all an and any are as at be but by can does each for from has have if in into is it its may must no not of on only
-    or should than that the their then this to up was we when where whether which will with you
-"""
-FUNCTION_WORDS = frozenset(_FUNCTION_WORDS.split())
-
-
-def extract_prose(docstring: str) -> Paragraphs:
-    """Its paragraphs of English, a line each, without code, doctests, tables, titles, types and markup."""
-    text = inspect.cleandoc(docstring).encode(errors="ignore").decode()  # without lone surrogates, which are no text
-    for pattern, replacement in STRUCTURE:
-        text = pattern.sub(replacement, text)
-    return [prose for paragraph in _join_lines(text) if _is_prose(prose := _strip_markup(paragraph))]
-
-
-def _join_lines(text: str) -> Iterator[str]:
-    """Paragraphs: to a blank line or another indentation; those set off by \\0 to a smaller one."""
-    for block in re.split(r"\n *\n", text):
-        lines: list[str] = []
-        start, set_off = 0, False
-        for line in filter(str.strip, block.split("\n")):
-            words = line.lstrip(" ")
-            indent = len(line) - len(words)
-            if lines and (indent < start if set_off else indent != start):
-                yield " ".join(lines)
-                lines = []
-            if not lines:
-                start, set_off = indent, words.startswith("\0")
-            lines.append(words)
-        if lines:
-            yield " ".join(lines)
-
-
-def _strip_markup(paragraph: str) -> str:
-    text = " ".join(paragraph.replace("\0", "").split())
-    for pattern, replacement in INLINE:
-        text = pattern.sub(replacement, text)
-    return " ".join(text.split())
-
-
-def _is_prose(text: str) -> bool:
-    """Whether it has at least four words, mostly letters, few symbols, and a function word for every ten words."""
-    words = text.lower().split()
-    return (
-        len(words) >= 4
-        and sum(map(len, NOT_LETTERS.findall(text))) <= 0.3 * len(text)
-        and len(SYMBOL.findall(text)) <= 0.06 * len(text)
-        and sum(map(FUNCTION_WORDS.__contains__, words)) >= max(1, 0.1 * len(words))
-    )
-
-
-# --- token ids
-
-
-@dataclass(frozen=True, eq=False)
-class TokenizedCorpus:
-    """All tokens of all documents side by side, without special tokens; no sentence and no document is empty.
-
-    `ids` (N,) is uint16 for a vocabulary of at most 65,536 tokens, else uint32; `sentence_ends` (S,) int64 are the
-    tokens up to each sentence's end, `document_ends` (D,) int64 the sentences up to each document's end.
-    """
-
-    ids: np.ndarray
-    sentence_ends: np.ndarray
-    document_ends: np.ndarray
-
-    @property
-    def token_count(self) -> int:
-        return len(self.ids)
-
-    @property
-    def sentence_count(self) -> int:
-        return len(self.sentence_ends)
-
-    @property
-    def document_count(self) -> int:
-        return len(self.document_ends)
-
-
-def copy_backend(tokenizer: Any) -> Any:
-    """A copy of its `tokenizers.Tokenizer`, so that the caller's stays as it is: without padding and truncation.
-
-    Special tokens written out in a text are ordinary text for it.
-    """
-    from tokenizers import Tokenizer
-
-    backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
-    backend.no_padding()
-    backend.no_truncation()
-    backend.encode_special_tokens = True
-    return backend
-
-
-def tokenize_documents(documents: Iterable[Document], tokenizer: "BertTokenizerFast") -> TokenizedCorpus:
-    """The token ids of the documents; sentences without a token and documents without a sentence are left out.
-
-    A special token that is written out in the text, as `[MASK]` is in the documentation of tokenizers, becomes the ids
-    of its letters, as in the reference code; transformers would take it for a mask.
-    """
-    backend = copy_backend(tokenizer)
-    dtype = np.uint16 if len(tokenizer) <= 1 << 16 else np.uint32
-    ids, sentence_ends, document_ends = bytearray(), bytearray(), bytearray()  # these grow in place
-    tokens = sentences = 0
-    for batch in _batch(documents):
-        texts = [sentence for document in batch for sentence in document]
-        encodings = backend.encode_batch_fast(texts, add_special_tokens=False)
-        lengths = np.fromiter(map(len, encodings), np.int64, len(encodings))
-        ids += np.fromiter((i for encoding in encodings for i in encoding.ids), dtype, lengths.sum()).tobytes()
-        owners = np.repeat(
-            np.arange(len(batch)), [len(document) for document in batch]
-        )  # the document of each sentence
-        counts = np.bincount(owners[lengths > 0])
-        sentence_ends += (tokens + np.cumsum(lengths[lengths > 0])).tobytes()
-        document_ends += (sentences + np.cumsum(counts[counts > 0])).tobytes()
-        tokens, sentences = tokens + int(lengths.sum()), sentences + int(counts.sum())
-    return TokenizedCorpus(
-        np.frombuffer(ids, dtype), np.frombuffer(sentence_ends, np.int64), np.frombuffer(document_ends, np.int64)
-    )
-
-
-def _batch(documents: Iterable[Document]) -> Iterator[list[Document]]:
-    """Documents of `CHARACTERS_A_BATCH` together, or a little more."""
-    batch: list[Document] = []
-    characters = 0
-    for document in documents:
-        batch.append(document)
-        characters += sum(map(len, document))
-        if characters >= CHARACTERS_A_BATCH:
-            yield batch
-            batch, characters = [], 0
-    if batch:
-        yield batch
-
-
-def hold_out(documents: Sequence[Item], share: float, seed: int) -> tuple[list[Item], list[Item]]:
-    """Training and held-out documents, both in their order; which are held out is drawn from the seed.
-
-    At least two in each part, as next-sentence prediction needs; so of fewer than four, none is held out.
-
-    Raises:
-        UsageError: fewer than two documents, or a share outside [0, 1).
-    """
-    count = len(documents)
-    if count < LEAST_DOCUMENTS:
+def _read_hub(piece: Piece) -> Iterator[str]:
+    rows = _load_hub(piece.source)
+    if rows.num_shards != piece.stop:
         raise UsageError(
-            f"the corpus has {count} document{'s' * (count != 1)} and next-sentence prediction needs two; "
-            "put a blank line between documents or name more sources"
+            f"the data set {piece.source!r} has {rows.num_shards} shards and not {piece.stop} as before; begin anew"
         )
-    if not 0 <= share < 1:
-        raise UsageError(f"the held-out share is {share}; give 0 or more and less than 1")
-    size = min(max(round(share * count), LEAST_DOCUMENTS), count - LEAST_DOCUMENTS) if share and count >= 4 else 0
-    held_out = set(np.random.default_rng(seed).permutation(count)[:size].tolist())
-    return (
-        [document for index, document in enumerate(documents) if index not in held_out],
-        [document for index, document in enumerate(documents) if index in held_out],
-    )
+    try:
+        for row in rows.shard(num_shards=piece.stop, index=piece.start):
+            if not isinstance(row.get("text"), str):
+                columns = ", ".join(row)
+                raise UsageError(
+                    f"the data set {piece.source!r} has the columns {columns}; choose one with a column text"
+                )
+            yield from _list_paragraphs(row["text"])
+            yield ""
+    except OSError as error:  # datasets has tried again many times
+        raise UsageError(f"the data set {piece.source!r} cannot be read ({join_lines(error)}); try again") from None

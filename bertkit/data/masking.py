@@ -1,9 +1,6 @@
 """Which positions are masked, and with what (paper §3.1 and A.1).
 
-The masks of a sample are a pure function of (seed, epoch, sample number): random numbers come from a counter-based hash
-and not from a generator, so the composition and order of batches, the padding and the number of workers change nothing,
-a run resumes in the middle of an epoch, and a whole batch is drawn at once. The three `draw_` functions are that hash;
-`bertkit.data.pairs` draws from it too.
+The masks of a sample are a pure function of (seed, epoch, sample number): see `bertkit.data.draw`.
 
 Left out: the static masks of the reference code (its ten copies of the data keep theirs for the whole run).
 """
@@ -13,6 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from bertkit.data.draw import draw_below, draw_bits, draw_key, draw_uniform
 from bertkit.errors import UsageError
 
 IGNORED = -100  # the label of a position without a loss, as in torch.nn.functional.cross_entropy
@@ -21,33 +19,6 @@ IGNORED = -100  # the label of a position without a loss, as in torch.nn.functio
 ORDER, REPLACEMENT, RANDOM_TOKEN = range(3)
 STREAM = 1 << 32
 POSITION_BITS = np.uint64(24)  # the longest row has 2 ** 24 tokens
-
-
-def draw_bits(key: np.ndarray, counter: np.ndarray | int) -> np.ndarray:
-    """64 random bits for every (key, counter): output number `counter` of splitmix64 seeded by `key`.
-
-    `key` is a uint64 array; counters are not negative. The two are broadcast to at least one dimension.
-    """
-    bits = (np.atleast_1d(counter).astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15) + key
-    bits ^= bits >> np.uint64(30)
-    bits *= np.uint64(0xBF58476D1CE4E5B9)
-    bits ^= bits >> np.uint64(27)
-    bits *= np.uint64(0x94D049BB133111EB)
-    bits ^= bits >> np.uint64(31)
-    return bits
-
-
-def draw_uniform(key: np.ndarray, counter: np.ndarray | int) -> np.ndarray:
-    """Uniform float64 numbers in [0, 1) with 53 random bits; `(u * n)` cut to an integer is uniform in 0..n-1."""
-    return (draw_bits(key, counter) >> np.uint64(11)) * 2.0**-53
-
-
-def draw_key(*numbers: int | np.ndarray) -> np.ndarray:
-    """A uint64 key, at least one-dimensional, for every combination of integers; integer arrays are broadcast."""
-    key = np.zeros(1, np.uint64)
-    for number in numbers:
-        key = draw_bits(key, np.asarray(number, np.int64))
-    return key
 
 
 def default_max_predictions(max_length: int, probability: float = 0.15) -> int:
@@ -117,7 +88,7 @@ def mask_tokens(
     rows, columns = np.nonzero(chosen)
     originals = input_ids[rows, columns]
     replacement = draw_uniform(keys[rows], columns + REPLACEMENT * STREAM)
-    random_tokens = (draw_uniform(keys[rows], columns + RANDOM_TOKEN * STREAM) * vocab_size).astype(np.int64)
+    random_tokens = draw_below(keys[rows], columns + RANDOM_TOKEN * STREAM, vocab_size)
     kept_or_random = np.where(replacement >= 1 - same_rate, originals, random_tokens)
     masked_ids = input_ids.copy()
     masked_ids[rows, columns] = np.where(replacement < mask_rate, mask_id, kept_or_random)

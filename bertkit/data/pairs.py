@@ -1,19 +1,22 @@
 """Next-sentence pairs (paper §3.1 and A.2), by the algorithm of the reference code's create_pretraining_data.py.
 
 Pairs are planned from the lengths of sentences alone: the sentences of a document lie side by side in one flat array of
-token ids, so both segments of a pair, cut or not, are ranges of that array, and a plan is five integers a pair.
+token ids, so both segments of a pair, cut or not, are ranges of that array.
 
 The random numbers of a chunk are a pure function of (seed, max_length, copy, document, the chunk's first sentence). So
-every document can be planned apart; each chunk begins later than the one before, so no number is used twice; and where
-the chunk of a sentence ends and the next begins is worked out for all sentences at once, before it is known which of
-them begin a chunk.
+every document can be planned apart; each chunk begins later than the one before, so no number is used twice; where the
+chunk of a sentence ends and the next begins is worked out for all sentences at once, before it is known which of them
+begin a chunk; and the sentence that a chunk begins with is all that has to be kept of a pair until it is wanted.
 
 Left out: masks (`bertkit.data.masking`), and the shuffling of documents and pairs, which is the data set's work.
 """
 
+from dataclasses import dataclass
+
 import numpy as np
 
-from bertkit.data.masking import draw_bits, draw_key, draw_uniform
+from bertkit.data.draw import draw_below, draw_bits, draw_key, draw_uniform
+from bertkit.data.tokens import LEAST_DOCUMENTS, Ids, TokenizedCorpus, start_of
 from bertkit.errors import UsageError
 
 SPECIAL_TOKENS = 3  # [CLS] A [SEP] B [SEP]
@@ -27,103 +30,130 @@ A_END, RANDOM_NEXT, B_SENTENCE, B_DOCUMENT = range(4)
 CUT = B_DOCUMENT + DOCUMENT_DRAWS
 
 
-def plan_pairs(
-    sentence_ends: np.ndarray,
-    document_ends: np.ndarray,
-    *,
-    max_length: int,
-    short_seq_prob: float = 0.1,
-    seed: int,
-    copy: int = 0,
-    documents: range | None = None,
-) -> np.ndarray:
-    """(P, 5) int64, a pair a row: a_start, a_stop, b_start, b_stop (offsets of tokens) and random_next (0 or 1).
-
-    `sentence_ends` (S,) int64 are the tokens up to each sentence's end, `document_ends` (D,) the sentences up to each
-    document's end; both grow strictly, for no sentence and no document is empty. Pairs are in the order of the corpus.
-    `documents`, a range of step 1, plans the pairs of these alone: the same pairs as in the plan of all.
+@dataclass(frozen=True, eq=False)
+class Pairing:
+    """How one copy of a corpus is cut into pairs; `copy` counts the copies that the reference code makes of its data.
 
     Raises:
         UsageError: fewer than two documents, `max_length` below 5, or a `short_seq_prob` outside 0..1.
     """
-    sentence_ends, document_ends = np.asarray(sentence_ends, np.int64), np.asarray(document_ends, np.int64)
-    total = len(document_ends)
-    if total < 2:
-        raise UsageError(
-            f"the corpus has {total} document{'s' * (total != 1)}; "
-            "next-sentence prediction needs at least two documents; separate documents by a blank line"
+
+    corpus: TokenizedCorpus
+    max_length: int
+    seed: int
+    copy: int = 0
+    short_seq_prob: float = 0.1
+
+    def __post_init__(self) -> None:
+        """Checks."""
+        starts, ends = self.corpus.document_starts, self.corpus.document_ends
+        if len(ends) < LEAST_DOCUMENTS:
+            raise UsageError(
+                f"the corpus has {len(ends)} document{'s' * (len(ends) != 1)}; "
+                "next-sentence prediction needs at least two documents; separate documents by a blank line"
+            )
+        if self.max_length < SPECIAL_TOKENS + 2:
+            raise UsageError(f"max_length is {self.max_length}; a pair with its three special tokens needs at least 5")
+        if not 0 <= self.short_seq_prob <= 1:
+            raise UsageError(
+                f"short_seq_prob is {self.short_seq_prob}; a probability from 0 to 1 was expected (the paper's is 0.1)"
+            )
+        if np.any(starts >= ends) or np.any(starts[1:] < ends[:-1]) or ends[-1] > len(self.corpus.sentence_ends):
+            raise ValueError("documents must grow strictly and end with the number of sentences")
+
+    @property
+    def budget(self) -> int:
+        """The tokens of both segments together, at most."""
+        return self.max_length - SPECIAL_TOKENS
+
+    def find_chunks(self, documents: range | None = None) -> np.ndarray:
+        """(P,) int64, the sentence that each chunk begins with, in the order of the corpus; a chunk gives a pair.
+
+        `documents`, a range of step 1, finds those of these documents alone: the same ones as among all.
+        """
+        total = self.corpus.document_count
+        documents = range(total) if documents is None else documents
+        if documents != range(total)[documents.start : documents.stop]:
+            raise ValueError(f"{documents} is not a range of step 1 within {total} documents")
+        sizes = np.cumsum(self.corpus.document_ends - self.corpus.document_starts)
+        chunks = [np.empty(0, np.int64)]
+        first = documents.start
+        while first < documents.stop:
+            full = np.searchsorted(sizes, start_of(sizes, first) + BLOCK, side="right")
+            stop = min(max(first + 1, int(full)), documents.stop)
+            chunks.append(self._find_in_block(np.arange(first, stop)))
+            first = stop
+        return np.concatenate(chunks)
+
+    def _find_in_block(self, documents: np.ndarray) -> np.ndarray:
+        """As `find_chunks`, of some documents in a row."""
+        starts, ends = self.corpus.document_starts[documents], self.corpus.document_ends[documents]
+        sizes = ends - starts
+        owner = np.repeat(np.arange(len(documents)), sizes)  # (S,) of this block
+        stops = np.cumsum(sizes)[owner]  # where the sentence's document ends within the block
+        places = np.arange(len(owner))
+        offsets = places - (stops - sizes[owner])  # within the document
+        sentences = starts[owner] + offsets
+        token_ends, token_starts = self.corpus.sentence_ends[sentences], start_of(self.corpus.sentence_ends, sentences)
+        if np.any(token_starts >= token_ends):
+            raise ValueError("sentence_ends must grow strictly: a sentence has no token")
+        keys, targets = self._draw_targets(documents)
+        # For every sentence: the chunk that begins with it, and the sentence that the next chunk begins with.
+        full = np.searchsorted(token_ends, token_starts + targets[owner]) + 1
+        chunk_stops = np.minimum(full, stops)
+        _, a_sizes, random_next = draw_chunks(keys[owner], offsets, chunk_stops - places)
+        return sentences[follow(np.where(random_next, places + a_sizes, chunk_stops))]
+
+    def _draw_targets(self, documents: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Of each document (K,) its key and the tokens that its chunks are meant to have."""
+        keys = draw_bits(draw_key(self.seed, self.max_length, self.copy), documents)
+        short = draw_uniform(keys, SHORT) < self.short_seq_prob
+        return keys, np.where(short, 2 + draw_below(keys, SHORT_LENGTH, self.budget - 1), self.budget)
+
+    def draw_pairs(self, chunks: np.ndarray) -> np.ndarray:
+        """(P, 5) int64, a pair a row: a_start, a_stop, b_start, b_stop (offsets of tokens) and random_next (0 or 1).
+
+        `chunks` (P,) are some of those of `find_chunks`, in any order and of any integer type.
+        """
+        sentence_ends = self.corpus.sentence_ends
+        chunks = chunks.astype(np.int64)
+        documents = np.searchsorted(self.corpus.document_starts, chunks, side="right") - 1
+        document_keys, targets = self._draw_targets(documents)
+        a_start = start_of(sentence_ends, chunks)
+        full = np.searchsorted(sentence_ends, a_start + targets) + 1
+        chunk_stops = np.minimum(full, self.corpus.document_ends[documents])
+        offsets = chunks - self.corpus.document_starts[documents]
+        keys, a_sizes, random_next = draw_chunks(document_keys, offsets, chunk_stops - chunks)
+
+        a_stop = sentence_ends[chunks + a_sizes - 1]
+        b_start, b_stop = a_stop.copy(), sentence_ends[chunk_stops - 1]
+        wanted = (targets - (a_stop - a_start))[random_next]
+        b_start[random_next], b_stop[random_next] = draw_segments(
+            self.corpus, keys[random_next], documents[random_next], wanted
         )
-    if max_length < SPECIAL_TOKENS + 2:
-        raise UsageError(f"max_length is {max_length}; a pair with its three special tokens needs at least 5")
-    if not 0 <= short_seq_prob <= 1:
-        raise UsageError(
-            f"short_seq_prob is {short_seq_prob}; a probability from 0 to 1 was expected (the paper's is 0.1)"
-        )
-    if np.any(start_of(document_ends, np.arange(total)) >= document_ends) or document_ends[-1] != len(sentence_ends):
-        raise ValueError("document_ends must grow strictly and end with the number of sentences")
 
-    documents = range(total) if documents is None else documents
-    if documents != range(total)[documents.start : documents.stop]:
-        raise ValueError(f"{documents} is not a range of step 1 within {total} documents")
-    key = draw_key(seed, max_length, copy)
-    plans = [np.empty((0, 5), np.int64)]
-    first = documents.start
-    while first < documents.stop:
-        full = np.searchsorted(document_ends, start_of(document_ends, first) + BLOCK, side="right")
-        stop = min(max(first + 1, int(full)), documents.stop)
-        plans.append(plan_block(sentence_ends, document_ends, first, stop, key, max_length, short_seq_prob))
-        first = stop
-    return np.concatenate(plans)
+        # One token at a time from the longer side, a tie from B: B keeps its half of the budget, or what A leaves free.
+        kept_b = np.minimum(b_stop - b_start, np.maximum(self.budget - (a_stop - a_start), self.budget // 2))
+        a_start, a_stop = cut(a_start, a_stop, self.budget - kept_b, keys, CUT)
+        b_start, b_stop = cut(b_start, b_stop, kept_b, keys, CUT + 1)
+        return np.stack([a_start, a_stop, b_start, b_stop, random_next], axis=1)
 
 
-def plan_block(
-    sentence_ends: np.ndarray,
-    document_ends: np.ndarray,
-    first: int,
-    stop: int,
-    key: np.ndarray,
-    max_length: int,
-    short_seq_prob: float,
-) -> np.ndarray:
-    """The pairs of documents `first` to `stop`, as in `plan_pairs`."""
-    documents = np.arange(first, stop)
-    document_starts = start_of(document_ends, documents)
-    begin, end = document_starts[0], document_ends[stop - 1]
-    ends = sentence_ends[begin:end]  # (S,), of this block
-    starts = start_of(sentence_ends, np.arange(begin, end))
-    if np.any(starts >= ends):
-        raise ValueError("sentence_ends must grow strictly: a sentence has no token")
+def plan_pairs(corpus: TokenizedCorpus, *, documents: range | None = None, **options: float) -> np.ndarray:
+    """(P, 5) int64, all pairs of one copy of a corpus, in its order; the arguments are those of `Pairing`."""
+    pairing = Pairing(corpus, **options)
+    return pairing.draw_pairs(pairing.find_chunks(documents))
 
-    budget = max_length - SPECIAL_TOKENS
-    document_keys = draw_bits(key, documents)
-    short = draw_uniform(document_keys, SHORT) < short_seq_prob
-    short_target = 2 + draw_below(document_keys, SHORT_LENGTH, budget - 1)
-    targets = np.where(short, short_target, budget)
 
-    # For every sentence: the chunk that begins with it, and the sentence that the next chunk begins with.
-    owner = np.repeat(np.arange(stop - first), document_ends[first:stop] - document_starts)
-    sentences = np.arange(end - begin)
-    keys = draw_bits(document_keys[owner], FIRST_SENTENCE + begin + sentences - document_starts[owner])
-    full = np.searchsorted(ends, starts + targets[owner]) + 1
-    chunk_stops = np.minimum(full, document_ends[documents[owner]] - begin)
-    sizes = chunk_stops - sentences
-    a_stops = sentences + 1 + draw_below(keys, A_END, sizes - 1)
-    random_next = (sizes == 1) | (draw_uniform(keys, RANDOM_NEXT) < 0.5)
-    chunks = follow(np.where(random_next, a_stops, chunk_stops))  # (P,), a document's end is the start of the next
+def draw_chunks(
+    document_keys: np.ndarray, offsets: np.ndarray, sizes: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Of the chunks that begin `offsets` (P,) sentences into a document: keys, the sentences of A, whether B is random.
 
-    keys, random_next, owner = keys[chunks], random_next[chunks], owner[chunks]
-    a_start, a_stop = starts[chunks], ends[a_stops[chunks] - 1]
-    b_start, b_stop = a_stop.copy(), ends[chunk_stops[chunks] - 1]
-    wanted = targets[owner] - (a_stop - a_start)
-    b_start[random_next], b_stop[random_next] = draw_segments(
-        sentence_ends, document_ends, keys[random_next], documents[owner[random_next]], wanted[random_next]
-    )
-
-    # One token at a time from the longer side, a tie from B: B keeps its half of the budget, or what A leaves free.
-    kept_b = np.minimum(b_stop - b_start, np.maximum(budget - (a_stop - a_start), budget // 2))
-    a_start, a_stop = cut(a_start, a_stop, budget - kept_b, keys, CUT)
-    b_start, b_stop = cut(b_start, b_stop, kept_b, keys, CUT + 1)
-    return np.stack([a_start, a_stop, b_start, b_stop, random_next], axis=1)
+    `sizes` (P,) are the sentences of the whole chunks.
+    """
+    keys = draw_bits(document_keys, FIRST_SENTENCE + offsets)
+    return keys, 1 + draw_below(keys, A_END, sizes - 1), (sizes == 1) | (draw_uniform(keys, RANDOM_NEXT) < 0.5)
 
 
 def follow(following: np.ndarray) -> np.ndarray:
@@ -137,7 +167,7 @@ def follow(following: np.ndarray) -> np.ndarray:
 
 
 def draw_segments(
-    sentence_ends: np.ndarray, document_ends: np.ndarray, keys: np.ndarray, own: np.ndarray, wanted: np.ndarray
+    corpus: TokenizedCorpus, keys: np.ndarray, own: np.ndarray, wanted: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """Start and stop (P,) of a random B: sentences of another document than `own` (P,) until `wanted` (P,) tokens.
 
@@ -146,12 +176,12 @@ def draw_segments(
     document = own.copy()
     for attempt in range(DOCUMENT_DRAWS):
         again = np.flatnonzero(document == own)
-        document[again] = draw_below(keys[again], B_DOCUMENT + attempt, len(document_ends))
-    document_start = start_of(document_ends, document)
-    first = document_start + draw_below(keys, B_SENTENCE, document_ends[document] - document_start)
-    start = start_of(sentence_ends, first)
-    last = np.maximum(first, np.searchsorted(sentence_ends, start + wanted))
-    return start, sentence_ends[np.minimum(last, document_ends[document] - 1)]
+        document[again] = draw_below(keys[again], B_DOCUMENT + attempt, corpus.document_count)
+    document_start, document_end = corpus.document_starts[document], corpus.document_ends[document]
+    first = document_start + draw_below(keys, B_SENTENCE, document_end - document_start)
+    start = start_of(corpus.sentence_ends, first)
+    last = np.maximum(first, np.searchsorted(corpus.sentence_ends, start + wanted))
+    return start, corpus.sentence_ends[np.minimum(last, document_end - 1)]
 
 
 def cut(
@@ -168,38 +198,28 @@ def cut(
     return start + front, stop - (surplus - front)
 
 
-def draw_below(keys: np.ndarray, counter: int, bounds: np.ndarray | int) -> np.ndarray:
-    """Uniform integers in 0..bounds - 1 (0 where the bound is 0)."""
-    return (draw_uniform(keys, counter) * bounds).astype(np.int64)
-
-
-def start_of(ends: np.ndarray, index: np.ndarray | int) -> np.ndarray:
-    """Where element `index` starts: the end of the one before it, 0 for the first."""
-    return np.where(np.asarray(index) > 0, ends[index - 1], 0)
-
-
 def assemble_pairs(
-    ids: np.ndarray, pairs: np.ndarray, *, cls_id: int, sep_id: int, pad_id: int, pad_to: int | None = None
+    ids: Ids, pairs: np.ndarray, *, cls_id: int, sep_id: int, pad_id: int, pad_to: int | None = None
 ) -> dict[str, np.ndarray]:
     """[CLS] A [SEP] B [SEP] of `pairs` (B, 5), padded at the end to the longest row or to `pad_to` tokens.
 
-    `input_ids`, `token_type_ids` and `attention_mask` are (B, T) int64, `lengths` (B,). `ids` is the flat array of all
-    tokens, of any integer type; only the ranges in use are read, so it may be a memory map.
+    `input_ids`, `token_type_ids` and `attention_mask` are (B, T) int64, `lengths` (B,). `ids` are all tokens side by
+    side, of any integer type; only the ranges in use are read.
     """
     a_start, a_stop, b_start, b_stop = pairs[:, :4].T
     a_sep = 1 + a_stop - a_start
     b_sep = a_sep + 1 + b_stop - b_start
     lengths = b_sep + 1
-    rows, columns = np.arange(len(pairs)), np.arange(lengths.max() if pad_to is None else pad_to)
-    input_ids = np.full((len(rows), len(columns)), pad_id, np.int64)
+    columns = np.arange(lengths.max() if pad_to is None else pad_to)  # (T,)
+    in_a = (columns > 0) & (columns < a_sep[:, None])  # (B, T)
+    in_b = (columns > a_sep[:, None]) & (columns < b_sep[:, None])
+    places = np.where(in_a, a_start[:, None] + columns - 1, b_start[:, None] + columns - a_sep[:, None] - 1)  # in `ids`
+    is_text = in_a | in_b
+    input_ids = np.full(is_text.shape, pad_id, np.int64)
+    input_ids[is_text] = ids.take(places[is_text])
     input_ids[:, 0] = cls_id
-    input_ids[rows, a_sep] = sep_id
-    input_ids[rows, b_sep] = sep_id
-    ids = np.asarray(ids)
-    ranges = zip(input_ids, pairs[:, :4].tolist(), a_sep.tolist(), b_sep.tolist(), strict=True)
-    for row, (a_first, a_end, b_first, b_end), a_end_column, b_end_column in ranges:
-        row[1:a_end_column] = ids[a_first:a_end]
-        row[a_end_column + 1 : b_end_column] = ids[b_first:b_end]
+    input_ids[np.arange(len(pairs)), a_sep] = sep_id
+    input_ids[np.arange(len(pairs)), b_sep] = sep_id
     attention_mask = (columns < lengths[:, None]).astype(np.int64)
     token_type_ids = attention_mask * (columns > a_sep[:, None])
     return {

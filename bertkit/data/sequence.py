@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from bertkit.data.corpus import copy_backend
+from bertkit.data.tokens import copy_backend
 
 TEXTS_A_BATCH = 10_000  # tokenized at once
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from torch.utils.data import Dataset
 
-from bertkit.data.corpus import copy_backend
+from bertkit.data.tokens import copy_backend
 from bertkit.errors import UsageError
 
 if TYPE_CHECKING:

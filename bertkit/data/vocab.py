@@ -7,13 +7,14 @@ every run, and the files.
 
 Differs from the paper: its trainer was never published; that of `tokenizers` merges the most frequent pair of pieces.
 
-Left out: the token ids of a corpus (`bertkit.data.corpus`).
+Left out: the token ids of a corpus (`bertkit.data.tokens`).
 """
 
 import json
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -197,6 +198,12 @@ def load_tokenizer(source: str | Path, *, cased: bool | None = None) -> "BertTok
             f"{str(source)!r} does not exist; name a directory with tokenizer.json or vocab.txt, or a vocab.txt"
         )
     return _load_directory(_download(str(source)), str(source), cased)
+
+
+def describe_vocabulary(tokenizer: "BertTokenizerFast") -> str:
+    """A digest that two tokenizers share if they make the same ids of every text."""
+    normalizer = json.loads(tokenizer.backend_tokenizer.to_str())["normalizer"]
+    return blake2b(json.dumps([sorted(tokenizer.get_vocab().items()), normalizer]).encode(), digest_size=16).hexdigest()
 
 
 def _load_directory(directory: Path, source: str, cased: bool | None) -> "BertTokenizerFast":

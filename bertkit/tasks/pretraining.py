@@ -8,9 +8,11 @@ anew (the pairs still come from `dupe_factor` copies, used in turn).
 """
 
 import math
+import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +21,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from bertkit.data.corpus import Document, TokenizedCorpus, hold_out, read_documents, tokenize_documents
-from bertkit.data.masking import IGNORED, check_rates, default_max_predictions, draw_key, mask_tokens
-from bertkit.data.pairs import assemble_pairs, plan_pairs
-from bertkit.data.vocab import load_tokenizer, make_tokenizer, train_vocabulary
+from bertkit.data.corpus import Document, read_documents
+from bertkit.data.draw import draw_key, permute
+from bertkit.data.masking import IGNORED, check_rates, default_max_predictions, mask_tokens
+from bertkit.data.pairs import Pairing, assemble_pairs
+from bertkit.data.plans import find_chunks
+from bertkit.data.shards import is_begun, open_corpus
+from bertkit.data.tokens import TokenizedCorpus, choose_held_out, start_of, tokenize_documents
+from bertkit.data.vocab import describe_vocabulary, load_tokenizer, make_tokenizer, train_vocabulary
 from bertkit.errors import UsageError
 from bertkit.tasks.task import Report, Row, Task
 
@@ -81,6 +87,7 @@ RECIPE = {
 
 
 MOST_UNKNOWN = 0.3  # of the tokens; above it a vocabulary is for another script
+DOCUMENTS_SHOWN = 100  # of a built corpus, among which the predictions to look at are chosen
 
 # What `bertkit pretrain` does when nobody names a recipe or a model: the recipe of `make demo`,
 # recipes/demo/pretrain.toml.
@@ -109,7 +116,8 @@ class Phase:
 class PretrainingData(Dataset):
     """Every sample of a run, in the order of training: a pure function of the position (and of what is passed here).
 
-    A pair is drawn from the copy `epoch % dupe_factor` of the corpus, in an order permuted anew in every epoch.
+    A pair is drawn from the copy `epoch % dupe_factor` of the corpus, in an order permuted anew in every epoch. Nothing
+    that comes before a position has to be read or drawn for it.
 
     Args:
         corpus: token ids with sentence and document ends.
@@ -138,48 +146,43 @@ class PretrainingData(Dataset):
             tokens = tokenizer.convert_ids_to_tokens(range(self.vocab_size))
             self.continues = np.array([token.startswith("##") for token in tokens])
         self.plan = lru_cache(maxsize=2)(self._plan)
-        self.order = lru_cache(maxsize=2)(self._order)
-        self.epoch_ends: list[list[int]] = [[] for _ in self.phases]  # samples up to the end of each epoch, as needed
+        self.copy_ends: dict[int, list[int]] = {}  # max_length -> pairs up to the end of each copy, as far as needed
 
     def __len__(self) -> int:
         return sum(phase.samples for phase in self.phases)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without the caches, which a worker process fills for itself."""
-        return {key: value for key, value in self.__dict__.items() if key not in ("plan", "order")}
+        """Without the cache, which a worker process fills for itself, and without what it can map from files."""
+        state = {key: value for key, value in self.__dict__.items() if key != "plan"}
+        if self.corpus.directory is not None:
+            state["corpus"] = replace(self.corpus, ids=None, sentence_ends=None)
+        return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__ |= state
         self.plan = lru_cache(maxsize=2)(self._plan)
-        self.order = lru_cache(maxsize=2)(self._order)
+        if self.corpus.directory is not None:
+            whole = open_corpus(self.corpus.directory, verify=False)
+            self.corpus = replace(self.corpus, ids=whole.ids, sentence_ends=whole.sentence_ends)
 
-    def _plan(self, max_length: int, copy: int) -> np.ndarray:
-        """(P, 5) the pairs of one copy of the corpus."""
-        return plan_pairs(
-            self.corpus.sentence_ends,
-            self.corpus.document_ends,
-            max_length=max_length,
-            short_seq_prob=self.options["short_seq_prob"],
-            seed=self.seed,
-            copy=copy,
-        )
+    def _plan(self, max_length: int, copy: int) -> tuple[Pairing, np.ndarray]:
+        """How one copy of the corpus is cut into pairs, and the sentences (P,) that its pairs begin with."""
+        pairing = Pairing(self.corpus, max_length, self.seed, copy, self.options["short_seq_prob"])
+        return pairing, find_chunks(pairing)
 
-    def _order(self, phase: int, epoch: int, count: int) -> np.ndarray:
-        """(P,) the order of the pairs in one epoch."""
-        return np.random.Generator(np.random.Philox(int(draw_key(self.seed, phase, epoch)[0]))).permutation(count)
+    def count_pairs(self, max_length: int, copy: int = 0) -> int:
+        """The pairs of one copy of the corpus."""
+        return len(self.plan(max_length, copy)[1])
 
-    def copy_of(self, epoch: int) -> int:
-        """The copy of the corpus that an epoch is drawn from."""
-        return epoch % self.options["dupe_factor"]
-
-    def locate(self, phase: int, sample: int) -> tuple[int, int]:
-        """The epoch of a phase's sample, and its place in that epoch."""
-        ends = self.epoch_ends[phase]
-        while not ends or ends[-1] <= sample:
-            pairs = self.plan(self.phases[phase].max_length, self.copy_of(len(ends)))
-            ends.append((ends[-1] if ends else 0) + len(pairs))
-        epoch = int(np.searchsorted(ends, sample, side="right"))
-        return epoch, sample - (ends[epoch - 1] if epoch else 0)
+    def locate(self, phase: int, samples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The epochs of a phase's samples (B,), and their places in those epochs."""
+        copies, max_length = self.options["dupe_factor"], self.phases[phase].max_length
+        ends = self.copy_ends.setdefault(max_length, [])
+        while len(ends) < copies and (not ends or ends[-1] <= samples.max()):
+            ends.append((ends[-1] if ends else 0) + self.count_pairs(max_length, len(ends)))
+        rounds, rest = np.divmod(samples, ends[-1]) if len(ends) == copies else (np.zeros_like(samples), samples)
+        copy = np.searchsorted(ends, rest, side="right")
+        return rounds * copies + copy, rest - np.concatenate([[0], ends])[copy]
 
     def __getitem__(self, position: int) -> dict[str, Tensor]:
         """One sample, each column with a batch dimension of 1."""
@@ -194,29 +197,30 @@ class PretrainingData(Dataset):
         Raises:
             IndexError: a position outside the run, or in another phase than the others.
         """
-        least, most = min(positions), max(positions)
-        if not 0 <= least <= most < len(self):
-            raise IndexError(f"positions {least} to {most} are not all in a run of {len(self)} samples")
-        number, first = 0, 0
-        while least >= first + self.phases[number].samples:
-            first += self.phases[number].samples
-            number += 1
-        phase = self.phases[number]
-        if most >= first + phase.samples:
-            raise IndexError(
-                f"positions {least} to {most} are not all in one phase; it ends at {first + phase.samples}"
-            )
-        epochs, places = np.array([self.locate(number, position - first) for position in positions]).T  # (B,) each
-        pairs, index = np.empty((len(positions), 5), np.int64), np.empty(len(positions), np.int64)
+        number, samples = self._find_phase(np.asarray(positions, np.int64))
+        max_length = self.phases[number].max_length
+        epochs, places = self.locate(number, samples)
+        pairs, index = np.empty((len(samples), 5), np.int64), np.empty(len(samples), np.int64)
         for epoch in np.unique(epochs):
             rows = epochs == epoch
-            plan = self.plan(phase.max_length, self.copy_of(epoch))
-            index[rows] = self.order(number, int(epoch), len(plan))[places[rows]]
-            pairs[rows] = plan[index[rows]]
+            pairing, chunks = self.plan(max_length, int(epoch) % self.options["dupe_factor"])
+            index[rows] = permute(draw_key(self.seed, number, epoch), places[rows], len(chunks))
+            pairs[rows] = pairing.draw_pairs(chunks[index[rows]])
         batch = assemble_pairs(self.corpus.ids, pairs, **self.special)
         lengths = batch.pop("lengths")
-        self._add_labels(batch, lengths, pairs, epochs + (number << 32), index, phase.max_length)
+        self._add_labels(batch, lengths, pairs, epochs + (number << 32), index, max_length)
         return {name: torch.from_numpy(column) for name, column in batch.items()}
+
+    def _find_phase(self, positions: np.ndarray) -> tuple[int, np.ndarray]:
+        """The phase that the positions (B,) lie in, and their places in it."""
+        least, most = int(positions.min()), int(positions.max())
+        if not 0 <= least <= most < len(self):
+            raise IndexError(f"positions {least} to {most} are not all in a run of {len(self)} samples")
+        ends = np.cumsum([phase.samples for phase in self.phases])
+        number = int(np.searchsorted(ends, least, side="right"))
+        if most >= ends[number]:
+            raise IndexError(f"positions {least} to {most} are not all in one phase; it ends at {ends[number]}")
+        return number, positions - (ends[number] - self.phases[number].samples)
 
     def _add_labels(
         self,
@@ -305,10 +309,14 @@ def name_head(options: Mapping[str, Any]) -> str:
     return HEADS[options["objective"]]
 
 
-def load(options: Mapping[str, Any], report: Report) -> dict[str, list[Document]]:
-    """The documents to train on, and those held out."""
+def load(options: Mapping[str, Any], report: Report) -> dict[str, Any]:
+    """The documents to train on, and those held out: sentences, or token ids if a corpus has been built of them."""
     if not options["corpus"]:
-        raise UsageError("no corpus given; name text files, directories, a Hub data set or docs: --corpus PATH")
+        raise UsageError(
+            "no corpus given; name a built corpus, text files, directories, a Hub data set or docs: --corpus PATH"
+        )
+    if any(is_begun(source) for source in options["corpus"]):
+        return load_built(options, report)
     report(f"reading {', '.join(options['corpus'])}")
     documents = list(
         read_documents(
@@ -318,22 +326,58 @@ def load(options: Mapping[str, Any], report: Report) -> dict[str, list[Document]
             report=report,
         )
     )
-    train, dev = hold_out(documents, options["heldout_share"], seed=0)
-    if len(dev) < 2:
-        reason = (
-            "none are held out" if options["heldout_share"] == 0 else f"{len(documents)} are too few to hold any out"
-        )
-        report(f"{len(documents):,} documents; {reason}, so the scores are those of the training text")
+    held_out = hold_out(len(documents), options["heldout_share"], report)
+    if not held_out.any():
         return {"train": documents, "dev": documents}
-    report(f"{len(train):,} documents to train on, {len(dev):,} held out")
-    return {"train": train, "dev": dev}
+    return {"train": list(compress(documents, ~held_out)), "dev": list(compress(documents, held_out))}
 
 
-def tokenize(recipe: Mapping[str, Any], examples: Mapping[str, list[Document]], report: Report) -> Any:
-    """The tokenizer: `[data] vocab` if given, the checkpoint's if there is one, else trained on the training part."""
+def load_built(options: Mapping[str, Any], report: Report) -> dict[str, TokenizedCorpus]:
+    """As `load`, of a corpus that `bertkit corpus build` has made."""
+    path = options["corpus"][0]
+    if len(options["corpus"]) > 1:
+        raise UsageError(f"{path} is a built corpus and stands alone; build one of all sources: bertkit corpus build")
+    if options["limit_characters"] or not options["split_sentences"]:
+        raise UsageError(
+            f"{path} is a built corpus; limit_characters and split_sentences are for text, so leave them out"
+        )
+    report(f"opening {path}")
+    corpus = open_corpus(path, report, verify=os.environ.get("LOCAL_RANK", "0") == "0")
+    held_out = hold_out(corpus.document_count, options["heldout_share"], report)
+    if not held_out.any():
+        return {"train": corpus, "dev": corpus}
+    return {"train": corpus.select(~held_out), "dev": corpus.select(held_out)}
+
+
+def hold_out(count: int, share: float, report: Report) -> np.ndarray:
+    """(count,) bool, the documents that are held out; the same ones for every seed of a run."""
+    held_out = choose_held_out(count, share, seed=0)
+    if held_out.any():
+        report(f"{count - held_out.sum():,} documents to train on, {held_out.sum():,} held out")
+    else:
+        reason = "none are held out" if share == 0 else f"{count} are too few to hold any out"
+        report(f"{count:,} documents; {reason}, so the scores are those of the training text")
+    return held_out
+
+
+def tokenize(recipe: Mapping[str, Any], examples: Mapping[str, Any], report: Report) -> Any:
+    """The tokenizer: the built corpus's, `[data] vocab` if given, the checkpoint's if there is one, else a trained one.
+
+    Raises:
+        UsageError: a built corpus has another vocabulary than was asked for.
+    """
     options = recipe["data"]
-    if options["vocab"] or recipe.get("checkpoint"):
-        return load_tokenizer(options["vocab"] or recipe["checkpoint"], cased=options["cased"] or None)
+    asked = options["vocab"] or recipe.get("checkpoint")
+    if isinstance(examples["train"], TokenizedCorpus):
+        tokenizer = load_tokenizer(options["corpus"][0], cased=options["cased"] or None)
+        if asked and describe_vocabulary(load_tokenizer(asked)) != describe_vocabulary(tokenizer):
+            raise UsageError(
+                f"{options['corpus'][0]} was built with another vocabulary than that of {asked}; "
+                f"build it again: bertkit corpus build … --vocab {asked}"
+            )
+        return tokenizer
+    if asked:
+        return load_tokenizer(asked, cased=options["cased"] or None)
     sentences = (sentence for document in examples["train"] for sentence in document)
     report(f"training a vocabulary of {options['vocab_size']:,} tokens")
     tokens = train_vocabulary(sentences, size=options["vocab_size"], cased=options["cased"], report=report)
@@ -351,23 +395,24 @@ def configure(recipe: Mapping[str, Any], tokenizer: Any, examples: Mapping[str, 
     }
 
 
-def encode(documents: list[Document], tokenizer: Any, recipe: Mapping[str, Any], split: str) -> PretrainingData:
+def encode(
+    documents: list[Document] | TokenizedCorpus, tokenizer: Any, recipe: Mapping[str, Any], split: str
+) -> PretrainingData:
     """Every sample of the run; of a split held out, a fixed choice of at most `heldout_pairs` pairs of phase one."""
-    corpus = tokenize_documents(documents, tokenizer)
-    unknown = float(np.mean(corpus.ids == tokenizer.unk_token_id))
+    corpus = documents if isinstance(documents, TokenizedCorpus) else tokenize_documents(documents, tokenizer)
+    options, seed, phases = recipe["data"], recipe["train"]["seed"], list_phases(recipe)
+    if split != "train":
+        data = PretrainingData(corpus, tokenizer, phases, options, seed=0)
+        pairs = data.count_pairs(phases[0].max_length)
+        data.phases = [Phase(min(options["heldout_pairs"], pairs), phases[0].max_length)]
+        return data
+    counts = corpus.count_tokens(len(tokenizer))
+    unknown = counts[tokenizer.unk_token_id] / counts.sum()
     if unknown > MOST_UNKNOWN:
         raise UsageError(
             f"{unknown:.0%} of the text is {tokenizer.unk_token} to this vocabulary; "
             "give one that was made for such text, or none, and it is trained: leave --vocab out"
         )
-    phases = list_phases(recipe)
-    options, seed = recipe["data"], recipe["train"]["seed"]
-    if split != "train":
-        phases = [Phase(options["heldout_pairs"], phases[0].max_length)]
-        data = PretrainingData(corpus, tokenizer, phases, options, seed=0)
-        pairs = len(data.plan(phases[0].max_length, 0))
-        data.phases = [Phase(min(options["heldout_pairs"], pairs), phases[0].max_length)]
-        return data
     return PretrainingData(corpus, tokenizer, phases, options, seed)
 
 
@@ -426,9 +471,9 @@ def baseline(train: PretrainingData, dev: PretrainingData) -> dict[str, float]:
     `nsp_majority_error` its standard error, `random_next` the share of pairs whose B is random, and `heldout_pairs`
     how many pairs there are.
     """
-    counts = np.bincount(train.corpus.ids, minlength=dev.vocab_size) + 1.0  # (V,)
+    counts = train.corpus.count_tokens(dev.vocab_size) + 1.0  # (V,)
     if train.options["objective"] == "clm":  # left to right the two [SEP] of a pair are predicted too
-        counts[train.special["sep_id"]] += 2 * len(train.plan(train.phases[0].max_length, 0))
+        counts[train.special["sep_id"]] += 2 * train.count_pairs(train.phases[0].max_length)
     chances = np.log(counts / counts.sum())
     labels, following = [], []
     for start in range(0, len(dev), 1024):
@@ -454,17 +499,30 @@ def baseline(train: PretrainingData, dev: PretrainingData) -> dict[str, float]:
     return baselines
 
 
-def illustrate(model: nn.Module, tokenizer: Any, examples: Mapping[str, list[Document]], count: int = 5) -> list[str]:
+def illustrate(model: nn.Module, tokenizer: Any, examples: Mapping[str, Any], count: int = 5) -> list[str]:
     """Some held-out sentences, a word of each masked, with the model's three likeliest words; none left to right."""
     if model.config.is_decoder:
         return []
     longest = min(tokenizer.model_max_length, model.config.max_position_embeddings)
-    masked = choose_masked(examples["dev"], tokenizer, count, longest)
+    documents = examples["dev"]
+    if isinstance(documents, TokenizedCorpus):
+        documents = read_sentences(documents, tokenizer, DOCUMENTS_SHOWN)
+    masked = choose_masked(documents, tokenizer, count, longest)
     guesses = fill_masks(model, tokenizer, [text for text, _ in masked])
     return [
         f"{text}  →  {', '.join(f'{word} {chance:.0%}' for word, chance in words)}  ({answer})"
         for (text, answer), words in zip(masked, guesses, strict=True)
     ]
+
+
+def read_sentences(corpus: TokenizedCorpus, tokenizer: Any, count: int) -> list[Document]:
+    """The first `count` documents, put together again from their tokens."""
+    documents = []
+    for start, end in zip(corpus.document_starts[:count], corpus.document_ends[:count], strict=True):
+        sentences = np.arange(start, end)
+        spans = zip(start_of(corpus.sentence_ends, sentences), corpus.sentence_ends[sentences], strict=True)
+        documents.append([tokenizer.decode(corpus.ids[a:b].tolist()) for a, b in spans])
+    return documents
 
 
 def choose_masked(documents: Sequence[Document], tokenizer: Any, count: int, longest: int) -> list[tuple[str, str]]:

@@ -1,39 +1,47 @@
-"""Sources, documents of sentences, token arrays: worked examples, bad input, and that nothing is lost on the way."""
+"""Sources, pieces and documents of sentences: worked examples, bad input, and that nothing is lost on the way."""
 
 import gzip
+import json
 import os
+import pickle
+import re
 import subprocess
 import sys
-import sysconfig
+import threading
 import time
-from itertools import pairwise
+from itertools import accumulate, chain
 from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from bertkit.data import corpus
 from bertkit.data.corpus import (
+    END,
+    LONGEST_DOCUMENT,
     LONGEST_LINE,
-    extract_prose,
+    Piece,
+    cut_sources,
     find_hub_trouble,
-    hold_out,
     read_documents,
+    read_piece,
     split_paragraphs,
-    tokenize_documents,
 )
-from bertkit.data.vocab import make_tokenizer
 from bertkit.errors import UsageError
 
 TEXT = "My dog is hairy. He barks!\nA second paragraph.\n\nAnother document.\n"
+ROWS = '{"text": "My dog is hairy. He barks!\\n\\nA second paragraph."}\n{"id": 7, "text": "Another document."}\n'
 SENTENCES = [["My dog is hairy.", "He barks!", "A second paragraph."], ["Another document."]]
 
 
 def read(*sources: object, **options: object) -> list[list[str]]:
     return list(read_documents([str(source) for source in sources], **options))
+
+
+def read_lines(pieces: list[Piece]) -> list[list[str]]:
+    return [document for piece in pieces for document in read_piece(piece, split_sentences=False)]
 
 
 def write(path: Path, content: str | bytes) -> Path:
@@ -60,6 +68,28 @@ def test_text_file(tmp_path, content):
     assert read(write(tmp_path / "a.txt.gz", gzip.compress(content))) == SENTENCES
 
 
+@pytest.mark.parametrize(
+    "content",
+    [
+        ROWS.encode(),
+        b"\xef\xbb\xbf" + ROWS.encode(),
+        ROWS.replace("\n", "\r\n").encode(),
+        b"\n \n" + ROWS.replace("\n", '\n\t\n{"text": " \\n"}\n').encode().rstrip(),
+    ],
+    ids=["plain", "byte order mark", "CRLF", "blank lines, blank texts and no last newline"],
+)
+def test_jsonl_file(tmp_path, content):
+    assert read(write(tmp_path / "a.jsonl", content)) == SENTENCES
+    assert read(write(tmp_path / "a.jsonl.gz", gzip.compress(content))) == SENTENCES
+
+
+def test_escapes_in_jsonl(tmp_path):
+    text = "\U0001f600 café\nhalf \ud83d of one"
+    file = write(tmp_path / "a.jsonl", json.dumps({"text": text}))
+    assert "\\ud83d" in file.read_text()
+    assert read(file, split_sentences=False) == [["\U0001f600 café", "half  of one"]]
+
+
 def test_lines_stay_as_they_are_without_sentence_splitting(tmp_path):
     file = write(tmp_path / "a.txt", TEXT)
     assert read(file, split_sentences=False) == [
@@ -73,10 +103,37 @@ def test_directory_is_read_in_the_order_of_its_paths(tmp_path):
     write(tmp_path / "a" / "z.txt.gz", gzip.compress(b"Second.\n"))
     write(tmp_path / "a" / "b" / "c.txt", "First.\n")
     write(tmp_path / "a" / "empty.txt", "\n\n")
+    write(tmp_path / "a" / "nothing.txt", "")
+    write(tmp_path / "c.jsonl", '{"text": "Fourth."}')
+    write(tmp_path / "c.jsonl.gz", gzip.compress(b'{"text": "Fifth."}'))
+    os.symlink(tmp_path / "b.txt", tmp_path / "d 100 % \n.txt")
+    os.symlink(tmp_path, tmp_path / "loop")
+    os.symlink(tmp_path / "gone", tmp_path / "gone.txt")
+    (tmp_path / "folder.txt").mkdir()
     write(tmp_path / "a.md", "Other names have to be given themselves.\n")
     write(tmp_path / ".hidden.txt", "So have hidden files.\n")
-    assert read(tmp_path) == [["First."], ["Second."], ["Third."]]
+    assert read(tmp_path) == [["First."], ["Second."], ["Third."], ["Fourth."], ["Fifth."], ["Third."]]
     assert read(tmp_path / "b.txt", tmp_path / "a.md") == [["Third."], ["Other names have to be given themselves."]]
+
+
+def test_same_source_twice_and_a_directory_called_docs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "docs" / "a.txt", "One.\n")
+    lines: list[str] = []
+    assert read("./docs", "./docs", report=lines.append) == [["One."], ["One."]]
+    assert lines == ["./docs: 1 documents, 1 sentences, 4 characters"] * 2
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+def test_a_pipe_is_read_once(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    thread = threading.Thread(target=(tmp_path / "pipe").write_bytes, args=(b"One.\n\nTwo.\n\ncaf\xe9\n",), daemon=True)
+    thread.start()
+    documents = read_documents([str(tmp_path / "pipe")])
+    assert [next(documents), next(documents)] == [["One."], ["Two."]]
+    with pytest.raises(UsageError, match="pipe, line 5 is not UTF-8"):
+        next(documents)
+    thread.join()
 
 
 def test_limit_takes_whole_documents_of_each_source(tmp_path):
@@ -104,7 +161,26 @@ def bad_sources() -> list[tuple[str, bytes, str]]:
         ("plain.txt.gz", b"This is no gzip file.\n", r"plain\.txt\.gz is no complete gzip file"),
         ("cut.txt.gz", gzip.compress(os.urandom(999))[:-99], r"cut\.txt\.gz, line 1|cut\.txt\.gz is no complete gzip"),
         ("cut2.txt.gz", gzip.compress(TEXT.encode())[:-9], r"cut2\.txt\.gz is no complete gzip file"),
-        ("folder/readme.md", b"Text.\n", r"none of the 1 files in .*folder is \.txt"),
+        (
+            "a.jsonl",
+            b'{"text": "One."}\n\n{"title": "A", "id": 7}\n',
+            r"a\.jsonl, line 3 has no text but the keys title, id;",
+        ),
+        ("b.jsonl", b'{"text": "One."}\nTwo.\n', r"b\.jsonl, line 2 is no JSON \(column 1: Expecting value\)"),
+        ("c.jsonl", b'{\n  "text": "One."\n}\n', r"c\.jsonl, line 1 is no JSON \(column 2: "),
+        ("d.jsonl", b"[" * 100_000, r"d\.jsonl, line 1 is no JSON \(RecursionError\)"),
+        ("e.jsonl", b'["One."]\n', r"e\.jsonl, line 1 is no JSON object but list"),
+        ("f.jsonl", b'{"text": null}\n', r"f\.jsonl, line 1 has a text that is no string but NoneType"),
+        ("g.jsonl", b"{}", r"g\.jsonl, line 1 has no text but the keys \(none\)"),
+        ("h.jsonl", b'{"a\\nb": 1}', r"h\.jsonl, line 1 has no text but the keys a b;"),
+        ("i.jsonl.gz", gzip.compress(b'\n{"text": "caf\xe9"}'), r"i\.jsonl\.gz, line 2 is not UTF-8 \(byte 0xe9"),
+        ("j.jsonl", b'{"text": "' + b"a" * 10_000_000, r"j\.jsonl, line 1 has 10,000,000 bytes or more.*JSONL"),
+        ("k.jsonl", b'{"text": "a\0"}', r"k\.jsonl, line 1 has a NUL byte"),
+        (
+            "folder/readme.md",
+            b"Text.\n",
+            r"none of the 1 files in .*folder is \.txt, \.txt\.gz, \.jsonl or \.jsonl\.gz;",
+        ),
     ]
 
 
@@ -124,23 +200,215 @@ def test_longest_line_that_is_read(tmp_path):
 
 def test_unreadable_file(tmp_path):
     with pytest.raises(UsageError, match=r"gone\.txt cannot be read \(No such file"):
-        list(corpus._read_lines(tmp_path / "gone.txt"))
+        list(read_piece(Piece("gone.txt", "text", str(tmp_path / "gone.txt"))))
 
 
 @pytest.mark.parametrize(
-    "source", ["missing.txt", "./missing", "/missing/file", "~/missing", "~nobody-at-all/a", "a/b/c", "x.txt.gz", "a b"]
+    "source",
+    [
+        "missing.txt",
+        "./missing",
+        "/missing/file",
+        "~/missing",
+        "~nobody-at-all/a",
+        "a/b/c",
+        "x.jsonl",
+        "a b",
+        "/" + "x" * 999,
+    ],
 )
 def test_missing_file_is_an_error_at_once_and_not_a_name_on_the_hub(source, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(corpus, "find_hub_trouble", lambda *_: pytest.fail("asked the Hub"))
     with pytest.raises(UsageError, match="does not exist"):
         read_documents([source])
+    with pytest.raises(UsageError, match="does not exist"):
+        cut_sources([source])
 
 
 @pytest.mark.parametrize("sources", [[], [""]])
 def test_no_source(sources):
     with pytest.raises(UsageError, match="no corpus given"):
         read_documents(sources)
+    with pytest.raises(UsageError, match="no corpus given"):
+        cut_sources(sources)
+
+
+# --- pieces
+
+ENDS = ["\n", "\r\n", "\n\n", "\n \n", "\n\u3000\n", "\n\x1f\r\n", "\n\n\n"]
+CHARACTERS = [*ENDS, "\r", "a", "bc", "é", "\U0001f600", "\ufeff", " ", "\x85"]
+contents = st.lists(st.sampled_from(CHARACTERS), max_size=25).map("".join)
+rows = st.lists(st.tuples(contents, st.sampled_from(ENDS)))
+
+
+def check_pieces(file: Path, content: str, piece_bytes: int, block: int, expected: list[list[str]]) -> None:
+    size = write(file, content).stat().st_size
+    pieces = cut_sources([str(file)], piece_bytes)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(corpus, "BLOCK", block)  # bytes looked through at once for the end of a line
+        assert read_lines(pieces) == expected
+        assert read_lines(cut_sources([str(file)])) == expected
+    assert sum(piece.size for piece in pieces) == size
+    assert [piece.start for piece in pieces] == list(range(0, max(size, 1), piece_bytes))
+
+
+@given(contents, st.booleans(), st.integers(1, 40), st.integers(1, 8))
+@example("a\n\u3000\nb", False, 1, 1)
+@example("\n\na", True, 3, 1)
+def test_pieces_of_a_text_together_are_the_file(tmp_path_factory, content, mark, piece_bytes, block):
+    content = "\ufeff" * mark + content
+    documents: list[list[str]] = [[]]
+    for line in map(str.strip, content.removeprefix("\ufeff").split("\n")):
+        if line:
+            documents[-1].append(line)
+        else:
+            documents.append([])
+    file = tmp_path_factory.getbasetemp() / "pieces.txt"
+    check_pieces(file, content, piece_bytes, block, list(filter(None, documents)))
+
+
+@given(rows, st.booleans(), st.integers(1, 40), st.integers(1, 8))
+def test_pieces_of_jsonl_together_are_the_file(tmp_path_factory, texts, mark, piece_bytes, block):
+    lines = [json.dumps({"text": text}, ensure_ascii=False) + end for text, end in texts]
+    documents = [list(filter(None, map(str.strip, text.splitlines()))) for text, _ in texts]
+    file = tmp_path_factory.getbasetemp() / "pieces.jsonl"
+    check_pieces(file, "\ufeff" * mark + "".join(lines), piece_bytes, block, list(filter(None, documents)))
+
+
+def test_a_document_is_in_the_piece_of_its_first_byte(tmp_path):
+    file = write(tmp_path / "a.txt", "ab\ncd\n\nef\n\n\ngh")
+    #                                 0 2  3 5  6 7 9    12
+    pieces = cut_sources([str(file)], 7)
+    assert [(piece.start, piece.stop, piece.size) for piece in pieces] == [(0, 7, 7), (7, END, 7)]
+    assert [read_lines([piece]) for piece in pieces] == [[["ab", "cd"]], [["ef"], ["gh"]]]
+    pieces = cut_sources([str(file)], 3)
+    assert [read_lines([piece]) for piece in pieces] == [[["ab", "cd"]], [], [["ef"]], [], [["gh"]]]
+
+
+def read_until_error(pieces: list[Piece]) -> tuple[list[list[str]], str]:
+    found: list[list[str]] = []
+    with pytest.raises(UsageError) as raised:
+        found.extend(document for piece in pieces for document in read_piece(piece, split_sentences=False))
+    return found, str(raised.value)
+
+
+@given(
+    st.lists(st.sampled_from([b"a\n", b"bc\r\n", b"\n", b" \n", b"\xc3\xa9\n", b"12345678901\n"])),
+    st.sampled_from([b"\0", b"caf\xe9", b"\xc3", b"x" * 50]),
+    st.lists(st.sampled_from([b"a\n", b"\n", b"caf\xe9\n", b"x" * 70, b"\0"])),
+    st.integers(1, 30),
+)
+def test_pieces_name_the_line_of_a_mistake(tmp_path_factory, before, bad, after, piece_bytes):
+    file = write(tmp_path_factory.getbasetemp() / "mistake.txt", b"".join([*before, bad, b"\n", *after]))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(corpus, "LONGEST_LINE", 20)
+        patch.setattr(corpus, "BLOCK", 7)
+        found, message = read_until_error(cut_sources([str(file)], piece_bytes))
+        assert (found, message) == read_until_error([Piece("whole", "text", str(file))])
+    assert f"mistake.txt, line {len(before) + 1} " in message
+
+
+def test_pieces_of_jsonl_name_the_line_of_a_mistake(tmp_path):
+    file = write(tmp_path / "a.jsonl", '{"text": "One."}\n' * 99 + '{"title": "A"}\n')
+    pieces = cut_sources([str(file)], 100)
+    assert read_lines(pieces[:-1]) == [["One."]] * 95  # of 17 bytes, those that begin before byte 1,600
+    with pytest.raises(UsageError, match="line 100 has no text but the keys title"):
+        read_lines(pieces[-1:])
+
+
+def test_a_line_too_long_is_seen_from_within(tmp_path):
+    file = write(tmp_path / "a.txt", b"One.\n" + b"a" * 2 * LONGEST_LINE + b"\n\nTwo.\n")
+    pieces = cut_sources([str(file)], LONGEST_LINE // 2)
+    assert len(pieces) == 5
+    for piece in pieces:
+        with pytest.raises(UsageError, match="line 2 has 10,000,000 bytes or more"):
+            read_lines([piece])
+
+
+def test_small_files_share_a_piece_and_compressed_ones_are_not_cut(tmp_path):
+    write(tmp_path / "a.txt", b"a" * 200)
+    for number in range(5):
+        write(tmp_path / f"b{number}.txt", f"{number}" * 30)
+    write(tmp_path / "c.jsonl", '{"text": "c"}')
+    write(tmp_path / "d.txt.gz", gzip.compress(os.urandom(3000).hex().encode()))
+    write(tmp_path / "e.txt", "e" * 2000)
+    pieces = cut_sources([str(tmp_path)], 1600)
+    names = [([Path(name).name for name in piece.files], piece.kind, piece.start) for piece in pieces]
+    assert names == [
+        (["a.txt"], "text", 0),
+        (["b0.txt", "b1.txt", "b2.txt", "b3.txt"], "text", 0),
+        (["b4.txt"], "text", 0),
+        (["c.jsonl"], "jsonl", 0),
+        (["d.txt.gz"], "text", 0),
+        (["e.txt"], "text", 0),
+        (["e.txt"], "text", 1600),
+    ]
+    assert sum(piece.size for piece in pieces) == sum(file.stat().st_size for file in tmp_path.iterdir())
+    assert read_lines(pieces) == read(tmp_path, split_sentences=False)
+    assert len(read_lines(pieces)) == 9  # files side by side do not run into each other
+
+
+def test_documents_are_those_of_the_pieces_of_all_sources(tmp_path, monkeypatch):
+    for number in range(3):
+        write(tmp_path / "folder" / f"{number}.txt", (TEXT + "\n") * 3)
+    sources = [str(tmp_path / "folder"), str(write(tmp_path / "b.jsonl", ROWS * 5))]
+    pieces = cut_sources(sources, 50)
+    assert len(pieces) > 10
+    assert pickle.loads(pickle.dumps(pieces)) == pieces
+    assert {piece.source for piece in pieces} == set(sources)
+    expected = read(*sources)
+    assert [document for piece in pieces for document in read_piece(piece)] == expected
+    monkeypatch.setattr(corpus, "PIECE_BYTES", 50)
+    assert read(*sources) == expected == SENTENCES * 3 * 3 + SENTENCES * 5
+
+
+def test_docs_are_one_piece(monkeypatch):
+    monkeypatch.setattr(corpus, "read_docs", lambda workers: iter_documents([["One. Two."], ["Three."]], workers))
+    (piece,) = cut_sources(["docs"])
+    assert (piece, piece.files) == (Piece("docs", "docs"), ())
+    assert list(read_piece(piece, workers=3)) == [["One.", "Two."], ["Three."], ["3 workers."]]
+
+
+def iter_documents(documents: list[list[str]], workers: int | None) -> object:
+    yield from documents
+    yield [f"{workers} workers."]
+
+
+# --- documents of bounded length
+
+
+@given(st.lists(st.lists(st.integers(1, 9), min_size=1)), st.integers(1, 12), st.sampled_from(["txt", "jsonl"]))
+def test_long_documents_are_cut_at_paragraphs(tmp_path_factory, lengths, longest, suffix):
+    documents = [["a" * length for length in document] for document in lengths]
+    text = "\n\n".join("\n".join(document) for document in documents)
+    lines = "".join(json.dumps({"text": "\n".join(document)}) + "\n" for document in documents)
+    file = write(tmp_path_factory.getbasetemp() / f"long.{suffix}", text if suffix == "txt" else lines)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(corpus, "LONGEST_DOCUMENT", longest)
+        found = read_lines([Piece("long", "text" if suffix == "txt" else "jsonl", str(file))])
+    assert list(chain(*found)) == list(chain(*documents))
+    assert all(len(document) == 1 or sum(map(len, document)) <= longest for document in found)
+    document_ends = set(accumulate(sum(map(len, document)) for document in documents))
+    found_ends = list(accumulate(sum(map(len, document)) for document in found))
+    assert document_ends <= set(found_ends)
+    for end, document, following in zip(found_ends, found, found[1:], strict=False):
+        assert end in document_ends or sum(map(len, document)) + len(following[0]) > longest
+
+
+def test_a_file_without_a_blank_line_is_told(tmp_path):
+    line = "The dog is hairy.\n" * 55_000
+    file = write(tmp_path / "a.txt", line * 11)
+    lines: list[str] = []
+    documents = read(file, split_sentences=False, report=lines.append)
+    assert [len(document) for document in documents] == [LONGEST_DOCUMENT // 17] * 2 + [
+        55_000 * 11 - 2 * (LONGEST_DOCUMENT // 17)
+    ]
+    assert lines == [
+        f"{file}: documents of more than 5,000,000 characters are cut at a paragraph, 2 times; "
+        "put a blank line between documents",
+        f"{file}: 3 documents, 605,000 sentences, 10,285,000 characters",
+    ]
 
 
 # --- sentences
@@ -168,7 +436,26 @@ def test_splitting_loses_only_blanks(paragraphs):
     assert all(sentence and sentence == sentence.strip() for sentence in sentences)
 
 
+def test_a_long_paragraph_without_blanks_is_split_in_linear_time():
+    chinese = "天地玄黄。" * 20_000
+    start = time.process_time()
+    assert corpus.split_paragraphs([chinese]) == ["天地玄黄。"] * 20_000
+    assert time.process_time() - start < 5
+    start = time.process_time()
+    assert sum(map(len, corpus._cut("The cat sat on the mat. " * 400_000))) == 9_600_000
+    assert time.process_time() - start < 1
+    english = "The cat sat on the mat. " * 2_000
+    assert corpus.split_paragraphs([english]) == ["The cat sat on the mat."] * 2_000
+    long = "x" * 25_000
+    assert corpus.split_paragraphs([f"{long}。{long}"]) == [f"{long}。", long]
+
+
 # --- the Hub
+
+
+@pytest.fixture(autouse=True)
+def forget_the_hub() -> None:
+    corpus._load_hub.cache_clear()
 
 
 class Unreachable(Exception):
@@ -185,7 +472,7 @@ def test_unreachable_hub_is_one_line_and_fast(monkeypatch):
     monkeypatch.setattr(huggingface_hub.HfApi, "repo_info", fail)
     monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: pytest.fail("datasets tries again for 23 seconds"))
     with pytest.raises(
-        UsageError, match=r"Hub cannot be reached for the dataset 'owner/name'.*text file.*docs"
+        UsageError, match=r"Hub cannot be reached for the dataset 'owner/name'.*text or JSONL file.*docs"
     ) as raised:
         read_documents(["owner/name:config"])
     assert "\n" not in str(raised.value)
@@ -216,25 +503,36 @@ def test_trouble_with_the_hub_is_told_apart(monkeypatch):
     )
 
 
-def test_rows_of_a_hub_data_set_are_documents(monkeypatch):
+def serve(monkeypatch: pytest.MonkeyPatch, rows: list[dict[str, object]], shards: int = 1) -> list[object]:
+    """Makes every Hub data set consist of these rows; what `datasets` is asked for goes into the list."""
     import datasets
 
     asked: list[object] = []
-    rows = [{"text": "One. Two.\n\nThree."}, {"text": " \n"}, {"text": "Four."}]
 
-    def load(*arguments: object, **options: object) -> list[dict[str, str]]:
+    def load(*arguments: object, **options: object) -> object:
         asked.append((arguments, options))
-        return rows
+        return datasets.Dataset.from_list(rows).to_iterable_dataset(num_shards=shards)
 
+    corpus._load_hub.cache_clear()
     monkeypatch.setattr(corpus, "find_hub_trouble", lambda name, kind: None)
     monkeypatch.setattr(datasets, "load_dataset", load)
+    return asked
+
+
+def test_rows_of_a_hub_data_set_are_documents(monkeypatch):
+    asked = serve(monkeypatch, [{"text": "One. Two.\n\nThree."}, {"text": " \n"}, {"text": "Four."}])
     assert read("owner/name:20220301.en") == [["One.", "Two.", "Three."], ["Four."]]
     assert asked == [(("owner/name", "20220301.en"), {"split": "train", "streaming": True})]
 
-    rows[:] = [{"question": "Why?", "label": "1"}]
+    serve(monkeypatch, [{"question": "Why?", "label": "1"}])
     with pytest.raises(UsageError, match="has the columns question, label; choose one with a column text"):
         read("name")
 
+
+def test_a_hub_data_set_that_cannot_be_loaded(monkeypatch):
+    import datasets
+
+    serve(monkeypatch, [])
     monkeypatch.setattr(
         datasets, "load_dataset", lambda *_, **__: (_ for _ in ()).throw(ValueError("Config\nname missing"))
     )
@@ -242,366 +540,57 @@ def test_rows_of_a_hub_data_set_are_documents(monkeypatch):
         read("name")
 
 
-# --- prose of docstrings
-
-PROSE = {
-    "wrapped lines are joined and titles and doctests dropped": (
-        """Return the median of the data,
-        which is not sorted.
-
-        Examples
-        --------
-        >>> median([1, 3, 5])
-        3
-
-        The data may be an iterator.
-        """,
-        ["Return the median of the data, which is not sorted.", "The data may be an iterator."],
-    ),
-    "literal block, code block and fence": (
-        """Open the file like this::
-
-            with open(name) as file:  # this is the usual way to do it
-
-        .. code-block:: python
-
-           the = code(of, a) and it is not prose
-
-        ```python
-        and this is neither if it can be avoided
-        ```
-        Then it is closed again.
-        """,
-        ["Open the file like this:", "Then it is closed again."],
-    ),
-    "numpydoc": (
-        """Sum of the elements.
-
-        Parameters
-        ----------
-        a : array_like of shape (n, m)
-            Elements to sum over
-            all of the axes.
-        axis
-            The axis along which to sum.
-
-        See Also
-        --------
-        mean : This is the mean of the elements and not prose of ours.
-
-        Notes
-        -----
-        The sum of an empty array is zero.
-        """,
-        [
-            "Sum of the elements.",
-            "Elements to sum over all of the axes.",
-            "The axis along which to sum.",
-            "The sum of an empty array is zero.",
-        ],
-    ),
-    "Google": (
-        """Post-process the output of the model.
-
-        Args:
-            outputs (`torch.Tensor` of shape `(batch, length)`, *optional*):
-                The output of the model's
-                `generate` function.
-            skip (bool): Whether or not to skip it.
-            **kwargs: Passed on to the tokenizer.
-
-        Returns:
-            `list[str]`: The decoded text of the batch.
-        """,
-        [
-            "Post-process the output of the model.",
-            "The output of the model's generate function.",
-            "Whether or not to skip it.",
-            "Passed on to the tokenizer.",
-            "The decoded text of the batch.",
-        ],
-    ),
-    "reST fields": (
-        """Send a request to the server.
-
-        :param str url: The address of the server
-            to which it is sent.
-        :type url: this is a type and not prose
-        :returns: Whether it has been received.
-        :rtype: bool
-        """,
-        [
-            "Send a request to the server.",
-            "The address of the server to which it is sent.",
-            "Whether it has been received.",
-        ],
-    ),
-    "admonitions, versions and unknown directives": (
-        """.. note:: This is not safe for threads.
-           Use a lock for that.
-
-        .. versionchanged:: 3.2 The name is optional now.
-
-        .. plot::
-           :include-source: this is an option of the plot
-
-           plt.plot(this, is, not_prose)
-
-        .. [1] A. Author, "The title of a book", 1999.
-        """,
-        ["This is not safe for threads. Use a lock for that.", "The name is optional now."],
-    ),
-    "lists": (
-        """It does these things:
-
-        - read the file in the folder,
-          whatever its name is
-        * write it to the disk
-        2. and close it at the end
-        """,
-        [
-            "It does these things:",
-            "read the file in the folder, whatever its name is",
-            "write it to the disk",
-            "and close it at the end",
-        ],
-    ),
-    "inline markup": (
-        """Like :func:`~os.path.join` of the :mod:`os` module, ``None`` is *never* a `name`_ [1]_ (see [`Trainer`] or
-        `the guide <https://a.b/c>`_ or [this](https://d.e)), |alpha| is **not** <b>bold</b> and \\* is a star.
-        """,
-        [
-            "Like join of the os module, None is never a name (see Trainer or the guide or this), "
-            "alpha is not bold and * is a star."
-        ],
-    ),
-    "tables": (
-        """The formats are the following ones:
-
-        ====== ===========================
-        format what it is for in the table
-        ====== ===========================
-
-        +-----+----------------------------+
-        | csv | for the tables of a sheet  |
-        +-----+----------------------------+
-        """,
-        ["The formats are the following ones:"],
-    ),
-    "lone surrogates": (
-        "The character \ud800 is not a part of any text.",
-        ["The character is not a part of any text."],
-    ),
-    "what is no English prose": (
-        """x = foo(bar, baz) if a else [b for b in c]
-
-        Return False.
-
-        Gibt den Namen der Datei auf der Platte zurück.
-
-        C 1 1 1 1 0 0 1 and 1 0 0 1 1 1 1 1
-        """,
-        [],
-    ),
-}
-
-
-@pytest.mark.parametrize(("docstring", "paragraphs"), PROSE.values(), ids=PROSE)
-def test_prose_of_a_docstring(docstring, paragraphs):
-    assert extract_prose(docstring) == paragraphs
-
-
-MARKUP = [
-    *" \n\t`*:.-=#|+>[]()<>_~@\\",
-    "the ",
-    "of ",
-    "file ",
-    ">>> ",
-    ".. note::",
-    ".. code::",
-    "    ",
-    "====",
-    "\n\n",
-]
-
-
-@settings(deadline=None)
-@given(st.lists(st.sampled_from(MARKUP), max_size=60).map("".join))
-def test_prose_of_anything(docstring):
-    for paragraph in extract_prose(docstring):
-        assert paragraph == " ".join(paragraph.split())
-        assert "\0" not in paragraph
-
-
-# --- the documentation installed on this machine
-
-
-@pytest.fixture
-def installation(tmp_path, monkeypatch) -> Path:
-    """A standard library of one module and a folder of installed packages."""
-    stdlib, site = tmp_path / "lib", tmp_path / "site-packages"
-    write(
-        stdlib / "a.py",
-        '''
-        """The module has a docstring with prose. It is never imported."""
-        raise SystemExit("imported")
-        class A:
-            """The class is the second document."""
-            if True:
-                def method(self):
-                    """The method is the third of them."""
-                    def inner():
-                        """The function inside of it is the fourth."""
-            x = "\\d an invalid escape"
-        async def f():
-            """Too short."""
-        '''.replace("\n        ", "\n"),
-    )
-    write(stdlib / "site-packages" / "no.py", '"""It belongs to the packages and not to the library."""')
-    write(site / "p" / "__init__.py", '"""The class is the second document.\n\nThe rest of this is new."""')
-    write(site / "p" / "copy.py", '"""The class is the second document."""')
-    write(site / "p" / "broken.py", '"""This is not Python that can be parsed."""\ndef')
-    write(site / "p" / "latin1.py", b'"""The encoding of the file is not valid: \xe9."""')
-    write(site / "p" / "latin1_too.py", b'# coding: latin1\n"""The encoding of the caf\xe9 is valid."""')
-    write(site / "p" / "tests" / "test.py", '"""The tests of a package are passed over."""')
-    monkeypatch.setattr(sysconfig, "get_path", lambda name: str(stdlib))
-    monkeypatch.setattr(corpus, "sys", SimpleNamespace(path=["", str(tmp_path), str(site)], platform=sys.platform))
-    return tmp_path
-
-
-def test_docs_are_one_document_a_module_and_no_paragraph_comes_twice(installation):
-    assert read("docs", workers=1) == [
-        ["The class is the second document.", "The rest of this is new."],
-        [
-            "The module has a docstring with prose.",
-            "It is never imported.",
-            "The method is the third of them.",
-            "The function inside of it is the fourth.",
-        ],
-        ["The encoding of the café is valid."],
+def test_shards_of_a_hub_data_set_are_pieces(monkeypatch):
+    asked = serve(monkeypatch, [{"text": f"Number {i}."} for i in range(10)], shards=3)
+    pieces = cut_sources(["owner/name"])
+    assert [(p.kind, p.path, p.start, p.stop, p.size) for p in pieces] == [
+        ("hub", "owner/name", number, 3, 0) for number in range(3)
     ]
+    parts = [list(read_piece(piece)) for piece in pieces]
+    assert [len(documents) for documents in parts] == [4, 3, 3]
+    assert list(chain(*parts)) == read("owner/name") == [[f"Number {i}."] for i in range(10)]
+    assert len(asked) == 1
+
+    serve(monkeypatch, [{"text": "Other."}] * 2, shards=2)
+    with pytest.raises(UsageError, match="has 2 shards and not 3 as before"):
+        list(read_piece(pieces[0]))
 
 
-def test_docs_are_the_same_for_any_number_of_workers(installation, monkeypatch):
-    monkeypatch.setattr(corpus, "FILES_A_CHUNK", 1)
-    documents = read("docs", workers=1)
-    assert len(documents) == 3
-    assert read("docs", workers=2) == documents == read("docs", workers=3)
-    assert read("docs", limit_characters=1, workers=2) == documents[:1]
+def test_a_hub_data_set_that_breaks_off(monkeypatch):
+    def fail() -> object:
+        yield {"text": "One."}
+        raise ConnectionError("Server\nDisconnected")
+
+    rows = SimpleNamespace(num_shards=1, shard=lambda **_: fail())
+    monkeypatch.setattr(corpus, "_load_hub", lambda source: rows)
+    documents = read_piece(Piece("name", "hub", "name", 0, 1))
+    with pytest.raises(UsageError, match=r"data set 'name' cannot be read \(Server Disconnected\); try again"):
+        list(documents)
 
 
-def test_installed_documentation_is_prose():
-    part = read("docs", limit_characters=30_000)
-    sentences = [sentence for document in part for sentence in document]
-    assert 30_000 <= sum(map(len, sentences)) < 60_000
-    assert not any(sentence.startswith((">>>", "..", "import ", "from ")) for sentence in sentences)
-    assert np.mean([sentence[-1] in ".:?!)" for sentence in sentences]) > 0.7
-    assert np.mean(["the" in sentence.lower().split() for sentence in sentences]) > 0.4
-    assert part == read("docs", limit_characters=30_000, workers=1)
-
-
-def test_a_long_paragraph_without_blanks_is_split_in_linear_time():
-    chinese = "天地玄黄。" * 20_000
-    start = time.process_time()
-    assert corpus.split_paragraphs([chinese]) == ["天地玄黄。"] * 20_000
-    assert time.process_time() - start < 5
-    english = "The cat sat on the mat. " * 2_000
-    assert corpus.split_paragraphs([english]) == ["The cat sat on the mat."] * 2_000
-    long = "x" * 25_000
-    assert corpus.split_paragraphs([f"{long}。{long}"]) == [f"{long}。", long]
-
-
-# --- token ids
-
-TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "[", "]", "mask", "my", "dog", "is", "hair", "##y", "."]
-
-
-def test_token_arrays_of_the_papers_example():
-    documents = [["My dog is hairy.", "\u200b", "[MASK] dog"], [" "], ["Is dog."]]
-    tokenized = tokenize_documents(documents, make_tokenizer(TOKENS, cased=False))
-    assert tokenized.ids.tolist() == [8, 9, 10, 11, 12, 13, 5, 7, 6, 9, 10, 9, 13]
-    assert tokenized.ids.dtype == np.uint16
-    assert tokenized.sentence_ends.tolist() == [6, 10, 13]
-    assert tokenized.document_ends.tolist() == [2, 3]
-    assert (tokenized.token_count, tokenized.sentence_count, tokenized.document_count) == (13, 3, 2)
-    assert tokenized.sentence_ends.dtype == tokenized.document_ends.dtype == np.int64
-
-
-words = st.sampled_from(["my", "dog", "hairy", "unknown", ".", "[MASK]", "", "\u200b"])
-
-
-@settings(deadline=None)
-@given(st.lists(st.lists(st.lists(words).map(" ".join))), st.integers(1, 40))
-def test_token_arrays_are_the_tokens_of_each_sentence(documents, characters):
-    tokenizer = make_tokenizer(TOKENS, cased=False)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(corpus, "CHARACTERS_A_BATCH", characters)
-        tokenized = tokenize_documents(iter(documents), tokenizer)
-    options = {"add_special_tokens": False, "split_special_tokens": True}
-    expected = [
-        [ids for sentence in document if (ids := tokenizer(sentence, **options)["input_ids"])] for document in documents
-    ]
-    starts = [0, *tokenized.sentence_ends.tolist()]
-    sentences = [tokenized.ids[a:b].tolist() for a, b in pairwise(starts)]
-    starts = [0, *tokenized.document_ends.tolist()]
-    assert [sentences[a:b] for a, b in pairwise(starts)] == [document for document in expected if document]
-
-
-def test_tokenizing_needs_no_length_and_leaves_the_tokenizer_alone(recwarn):
-    tokenizer = make_tokenizer(TOKENS, cased=False, max_length=4)
-    tokenizer.backend_tokenizer.enable_truncation(4)
-    tokenizer.backend_tokenizer.enable_padding()
-    assert tokenize_documents([["dog " * 9]], tokenizer).ids.tolist() == [9] * 9
-    assert tokenizer.backend_tokenizer.truncation["max_length"] == 4
-    assert not tokenizer.backend_tokenizer.encode_special_tokens
-    assert not recwarn
-
-
-def test_large_vocabularies_need_wider_ids():
-    tokens = [*TOKENS, *(f"t{i}" for i in range(65536 - len(TOKENS)))]
-    assert tokenize_documents([["t7 dog"]], make_tokenizer(tokens, cased=False)).ids.dtype == np.uint16
-    last = tokenize_documents([["last dog"]], make_tokenizer([*tokens, "last"], cased=False)).ids
-    assert (last.dtype, last.tolist()) == (np.uint32, [65536, 9])
-
-
-# --- held-out documents
-
-
-@given(st.integers(2, 60), st.floats(0, 1, exclude_max=True), st.integers(0, 2**32))
-def test_hold_out_is_a_split(count, share, seed):
-    documents = [[f"Document {i}."] for i in range(count)]
-    training, held_out = hold_out(documents, share, seed)
-    assert sorted(training + held_out) == sorted(documents)
-    assert training == [document for document in documents if document in training]
-    assert held_out == [document for document in documents if document in held_out]
-    assert (training, held_out) == hold_out(documents, share, seed)
-    if share == 0 or count < 4:
-        assert not held_out
-    else:
-        assert len(held_out) >= 2
-        assert len(training) >= 2
-        assert len(held_out) in (2, count - 2, round(share * count))
-
-
-def test_hold_out_depends_on_the_seed():
-    assert hold_out(range(100), 0.1, seed=0)[1] != hold_out(range(100), 0.1, seed=1)[1]
-    assert len(hold_out(range(100), 0.1, seed=0)[1]) == 10
-
-
-@pytest.mark.parametrize("count", [0, 1])
-def test_next_sentence_prediction_needs_two_documents(count):
-    with pytest.raises(UsageError, match=rf"has {count} documents? and .* needs two; put a blank line between"):
-        hold_out([["One."]] * count, 0.1, seed=0)
-
-
-@pytest.mark.parametrize("share", [-0.1, 1.0, 2, float("nan")])
-def test_held_out_share_out_of_range(share):
-    with pytest.raises(UsageError, match="held-out share is"):
-        hold_out(range(10), share, seed=0)
+# --- what a worker process needs
 
 
 def test_importing_is_light():
-    program = "import sys, bertkit.data.corpus, bertkit.data.vocab; print(*sys.modules)"
-    modules = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
+    names = "bertkit.data.corpus, bertkit.data.docs, bertkit.data.tokens, bertkit.data.vocab"
+    modules = run_python(f"import sys, {names}; print(*sys.modules)").split()
     assert "numpy" in modules
     assert not {"torch", "transformers", "tokenizers", "datasets", "huggingface_hub", "sentencex"} & set(modules)
+
+
+def test_reading_is_light(tmp_path):
+    file = write(tmp_path / "a.txt", TEXT)
+    program = f"""
+        import sys
+        from bertkit.data.corpus import cut_sources, read_piece
+        (piece,) = cut_sources([{str(file)!r}])
+        print(len(list(read_piece(piece))), *sys.modules)
+    """
+    count, *modules = run_python(re.sub("\n +", "\n", program)).split()
+    assert count == "2"
+    assert "sentencex" in modules
+    assert not {"torch", "transformers", "tokenizers", "datasets", "huggingface_hub"} & set(modules)
+
+
+def run_python(program: str) -> str:
+    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout

@@ -3,6 +3,7 @@
 import json
 import math
 import pickle
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 import torch
 
 from bertkit import BertConfig, BertForMaskedLM, BertForPreTraining
-from bertkit.data.corpus import TokenizedCorpus
+from bertkit.data.tokens import TokenizedCorpus
 from bertkit.data.vocab import make_tokenizer
 from bertkit.errors import UsageError
 from bertkit.tasks.pretraining import (
@@ -81,21 +82,53 @@ def test_another_seed_gives_other_samples(corpus, tokenizer):
 
 
 def test_an_epoch_takes_every_pair_of_a_copy_once(corpus, tokenizer):
+    """Pairs are told apart by where their segments lie in the corpus."""
+    numbered = replace(corpus, ids=np.arange(len(corpus.ids)))  # a token's value is its offset
+    data = make_data(numbered, tokenizer, objective="clm")
+    start, orders = 0, []
+    for copy in range(2):
+        pairing, chunks = data.plan(32, copy)
+        expected = [[*range(a, b), *range(c, d)] for a, b, c, d, _ in pairing.draw_pairs(chunks).tolist()]
+        batch = data.__getitems__(range(start, start + len(chunks)))
+        ids, special = batch["input_ids"].numpy(), batch["labels"].numpy()  # [CLS] and [SEP] hide offsets 2 and 3
+        found = [row[:length][1:-1].tolist() for row, length in zip(ids, (special != -100).sum(1) + 1, strict=True)]
+        for row, segments in zip(found, batch["token_type_ids"].numpy(), strict=True):
+            del row[int(np.argmax(segments)) - 2]  # the [SEP] between A and B
+        assert sorted(found) == sorted(expected)
+        assert found != expected
+        orders.append(found)
+        start += len(chunks)
+    assert orders[0] != orders[1]
+
+
+def locate_naively(counts, sample):
+    """Epoch by epoch."""
+    epoch = 0
+    while sample >= counts[epoch % len(counts)]:
+        sample -= counts[epoch % len(counts)]
+        epoch += 1
+    return epoch, sample
+
+
+@pytest.mark.parametrize("samples", [[0], [3, 4, 5], [400, 0], [5000, 5001, 5002, 20_000], [99_999]])
+def test_a_sample_is_located_without_going_through_the_epochs(corpus, tokenizer, samples):
+    data = make_data(corpus, tokenizer, [Phase(100_000, 32)], dupe_factor=3)
+    counts = [data.count_pairs(32, copy) for copy in range(3)]
+    samples = [*samples, counts[0] - 1, counts[0], sum(counts) - 1, sum(counts), 7 * sum(counts) - 1]
+    epochs, places = make_data(corpus, tokenizer, [Phase(100_000, 32)], dupe_factor=3).locate(0, np.array(samples))
+    found = list(zip(epochs.tolist(), places.tolist(), strict=True))
+    assert found == [locate_naively(counts, sample) for sample in samples]
+
+
+def test_the_first_epoch_plans_one_copy(corpus, tokenizer):
     data = make_data(corpus, tokenizer)
-    first, second = len(data.plan(32, 0)), len(data.plan(32, 1))
-    assert data.locate(0, first - 1) == (0, first - 1)
-    assert data.locate(0, first) == (1, 0)
-    assert data.locate(0, first + second) == (2, 0)
-    for epoch, count in ((0, first), (1, second)):
-        assert sorted(data.order(0, epoch, count)) == list(range(count))
-    assert not np.array_equal(data.order(0, 0, first), np.arange(first))
-    assert data.copy_of(0) == data.copy_of(10) == 0
-    assert data.copy_of(13) == 3
+    data.__getitems__(range(10))
+    assert data.plan.cache_info().currsize == 1
 
 
 def test_masks_are_drawn_afresh_when_a_copy_comes_again(corpus, tokenizer):
     data = make_data(corpus, tokenizer, [Phase(1000, 32)], dupe_factor=1)
-    pairs = len(data.plan(32, 0))
+    pairs = data.count_pairs(32)
 
     def collect(first):
         """Original tokens of each pair of an epoch -> its labels."""

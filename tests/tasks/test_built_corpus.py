@@ -1,0 +1,127 @@
+"""Pretraining on a corpus that `bertkit corpus build` has made: the run of its text, and what does not fit."""
+
+import pickle
+import shutil
+
+import numpy as np
+import pytest
+import torch
+
+from bertkit.errors import UsageError
+from bertkit.run import run
+from bertkit.tasks import TASKS
+from tests import test_run
+from tests.test_run import assert_same_bits, read_losses, read_weights
+
+PRETRAIN = TASKS["pretrain"]
+recipe, text = test_run.recipe, test_run.text  # fixtures
+
+
+@pytest.fixture(scope="module")
+def built(text, tmp_path_factory):
+    """A vocabulary, and two corpora built with it: of one shard, and of several."""
+    from bertkit import build as builder
+    from bertkit.data.vocab import load_tokenizer, make_tokenizer, save_tokenizer, train_vocabulary
+
+    folder = tmp_path_factory.mktemp("built")
+    tokens = train_vocabulary(text.read_text(encoding="utf-8").splitlines(), size=120)
+    save_tokenizer(make_tokenizer(tokens, cased=False, max_length=32), folder / "vocab")
+    tokenizer = load_tokenizer(folder / "vocab")
+    builder.build([str(text)], tokenizer, folder / "one")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(builder, "PIECE_BYTES", 2000)
+        patch.setattr(builder, "TOKENS_A_SHARD", 300)
+        builder.build([str(text)], tokenizer, folder / "several")
+    assert len(list((folder / "several" / "shards").iterdir())) > 3
+    return folder
+
+
+@pytest.mark.parametrize("name", ["one", "several"])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_built_corpus_gives_the_run_that_its_text_gives(recipe, built, tmp_path, name, workers):
+    """The same documents held out, the same pairs and masks, so the same weights, bit for bit; also in two phases."""
+    phases = [{"share": 0.5, "max_length": 16}, {"share": 0.5, "max_length": 32}]
+    data = {key: value for key, value in recipe["data"].items() if key != "max_length"}
+    options = {"data": data | {"vocab": str(built / "vocab")}, "phase": phases}
+    expected = run(PRETRAIN, recipe | options, output=tmp_path / "text")
+    options["data"] = data | {"corpus": [str(built / name)]}
+    train = recipe["train"] | {"dataloader_num_workers": workers}
+    found = run(PRETRAIN, recipe | options | {"train": train}, output=tmp_path / "built")
+    assert found == expected
+    assert_same_bits(read_weights(tmp_path / "built"), read_weights(tmp_path / "text"))
+    np.testing.assert_array_equal(read_losses(tmp_path / "built"), read_losses(tmp_path / "text"))
+    assert (tmp_path / "built" / "predictions" / "examples.txt").exists()
+    assert list((built / name / "plans").iterdir())  # and both phases have planned their pairs from it
+
+
+def test_a_built_corpus_is_small_in_the_hands_of_a_worker(recipe, built):
+    """It is pickled for a data worker that is not forked: without the tokens, which it maps again."""
+    from bertkit.run import complete, prepare
+
+    data = recipe["data"] | {"corpus": [str(built / "several")]}
+    train = prepare(PRETRAIN, complete(PRETRAIN, recipe | {"data": data})).data["train"]
+    packed = pickle.dumps(train)
+    assert len(packed) < 4000 + 16 * train.corpus.document_count + 300 * len(train.corpus.ids.shards)
+    copied = pickle.loads(packed).__getitems__(range(20, 30))
+    for column, values in train.__getitems__(range(20, 30)).items():
+        assert torch.equal(copied[column], values)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"vocab": "other"}, "one was built with another vocabulary than that of .*other; build it again"),
+        ({"cased": True}, "the tokenizer of .*one is uncased"),
+        ({"corpus": ["one", "text"]}, "one is a built corpus and stands alone; build one of all sources"),
+        ({"limit_characters": 10}, "one is a built corpus; limit_characters and split_sentences are for text"),
+        ({"split_sentences": False}, "one is a built corpus; limit_characters and split_sentences are for text"),
+    ],
+)
+def test_what_does_not_fit_a_built_corpus_is_refused(recipe, built, text, tmp_path, change, message):
+    from bertkit.data.vocab import make_tokenizer, save_tokenizer
+
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    save_tokenizer(
+        make_tokenizer([*special, *"abcdefghij.", *(f"##{c}" for c in "abcdefghij")], cased=False), tmp_path / "other"
+    )
+    names = {"other": str(tmp_path / "other"), "one": str(built / "one"), "text": str(text)}
+    change = {
+        key: [names[name] for name in value] if key == "corpus" else names.get(value, value)
+        for key, value in change.items()
+    }
+    data = recipe["data"] | {"corpus": [str(built / "one")]} | change
+    with pytest.raises(UsageError, match=message):
+        run(PRETRAIN, recipe | {"data": data}, output=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_checkpoint_with_another_vocabulary_does_not_fit_a_built_corpus(recipe, built, tmp_path):
+    run(PRETRAIN, recipe, output=tmp_path / "first")  # its vocabulary has been trained on the training part alone
+    data = {"corpus": [str(built / "one")], "max_length": 32}
+    with pytest.raises(UsageError, match=r"built with another vocabulary than that of .*first"):
+        run(
+            PRETRAIN,
+            {"checkpoint": str(tmp_path / "first"), "batch_size": 16, "data": data, "train": recipe["train"]},
+            output=tmp_path / "second",
+        )
+
+
+@pytest.mark.parametrize("damage", [lambda data: data[:-4], lambda data: data[:-5] + bytes([data[-5] ^ 1]) + data[-4:]])
+def test_a_damaged_shard_is_named_before_training(recipe, built, tmp_path, damage):
+    shutil.copytree(built / "several", tmp_path / "corpus")
+    shard = sorted((tmp_path / "corpus" / "shards").iterdir())[2]
+    shard.write_bytes(damage(shard.read_bytes()))
+    data = recipe["data"] | {"corpus": [str(tmp_path / "corpus")]}
+    with pytest.raises(
+        UsageError, match=f"{shard.name} is (truncated|corrupted).*the same bertkit corpus build command"
+    ):
+        run(PRETRAIN, recipe | {"data": data}, output=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_unfinished_corpus_is_no_corpus(recipe, built, tmp_path):
+    shutil.copytree(built / "one", tmp_path / "corpus")
+    (tmp_path / "corpus" / "corpus.json").unlink()
+    data = recipe["data"] | {"corpus": [str(tmp_path / "corpus")]}
+    with pytest.raises(UsageError, match=r"not finished.*the same bertkit corpus build command"):
+        run(PRETRAIN, recipe | {"data": data}, output=tmp_path / "run")
