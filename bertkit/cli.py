@@ -8,7 +8,8 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -45,6 +46,11 @@ Push = Annotated[
 Workers = Annotated[
     str, typer.Option("--workers", help="Processes that share the runs; ray: a Ray cluster.", metavar="N|ray")
 ]
+JsonFile = Annotated[Path | None, typer.Option("--json", help="Write the figures here.", metavar="FILE")]
+Builders = Annotated[
+    str | None,
+    typer.Option("--workers", help="Processes that build it, one a CPU if not given; ray: a cluster.", metavar="N|ray"),
+]
 Cased = Annotated[bool, typer.Option("--cased", help="Keep upper case and accents.")]
 
 
@@ -62,7 +68,9 @@ def show_version(
 
 scores = typer.Typer(no_args_is_help=True, help="Score files of predictions, made by anything.")
 app.add_typer(scores, name="score")
-benches = typer.Typer(no_args_is_help=True, help="Time this package beside stock transformers.")
+corpora = typer.Typer(no_args_is_help=True, help="Build a corpus of any size on disk, and look at it.")
+app.add_typer(corpora, name="corpus")
+benches = typer.Typer(no_args_is_help=True, help="Time this package beside other code that does the same.")
 app.add_typer(benches, name="bench")
 
 
@@ -332,6 +340,73 @@ def score_squad(
     typer.echo(json.dumps(found) if as_json else "\n".join(f"{name} {value:g}" for name, value in found.items()))
 
 
+@corpora.command("build")
+def build_corpus(
+    sources: Sources,
+    vocab: Annotated[str, typer.Option("--vocab", help="A vocabulary.", metavar="DIR|FILE|NAME")],
+    output: Annotated[Path, typer.Option("--output", help="Where the corpus goes.", metavar="DIR")],
+    workers: Builders = None,
+    cased: Cased = False,
+    language: Annotated[str, typer.Option("--language", help="Whose rules end sentences.", metavar="CODE")] = "en",
+    split_sentences: Annotated[
+        bool, typer.Option("--split-sentences/--no-split-sentences", help="Or leave every line as it is.")
+    ] = True,
+    deduplicate: Annotated[
+        str, typer.Option("--deduplicate", help="Drop what came before.", metavar="documents|lines")
+    ] = "",
+) -> None:
+    """Turn text into token ids on disk, which pretrain --corpus DIR reads.
+
+    Killed at any moment, the same command finishes it.
+
+    Example: bertkit corpus build texts docs --vocab my-vocab --output corpora/mine
+    """
+    from bertkit.build import build
+    from bertkit.data.vocab import load_tokenizer
+    from bertkit.workers import read_workers
+
+    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    count = read_workers(cpus if workers is None else workers)
+    with Screen() as screen, explain_full_disk(output):
+        screen.start()
+        statistics = build(
+            sources,
+            load_tokenizer(vocab, cased=cased or None),
+            output,
+            split_sentences=split_sentences,
+            language=language,
+            deduplicate=deduplicate,
+            workers=count,
+            report=screen.say,
+            progress=screen.show_build,
+        )
+        screen.finish_progress()
+        screen.show_statistics(statistics, output)
+        screen.say("Next:")
+        screen.say(f"  bertkit pretrain --corpus {output} --output runs/{output.name}")
+
+
+@corpora.command("stats")
+def show_corpus(
+    directory: Annotated[Path, typer.Argument(help="A corpus that corpus build has made.", metavar="DIR")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+) -> None:
+    """Check the files of a corpus, and say what it is like: sizes, lengths, repeats, padding.
+
+    Example: bertkit corpus stats corpora/mine
+    """
+    from bertkit.data.shards import open_corpus, read_manifest
+
+    open_corpus(directory)  # which checks
+    statistics = read_manifest(directory)["statistics"]
+    if as_json:
+        typer.echo(json.dumps(statistics))
+        return
+    with Screen() as screen:
+        screen.start()
+        screen.show_statistics(statistics, directory)
+
+
 @benches.command("squad")
 def bench_squad(
     data: Data = None,
@@ -339,16 +414,48 @@ def bench_squad(
         Path | None,
         typer.Option("--reference", help="A copy of transformers' utils_qa.py to compare with.", metavar="FILE"),
     ] = None,
-    as_json: Annotated[Path | None, typer.Option("--json", help="Write the figures here.", metavar="FILE")] = None,
+    as_json: JsonFile = None,
 ) -> None:
     """Time the decoding and scoring of SQuAD's answers beside the stock example's.
 
     Example: bertkit bench squad --data SQUAD --reference utils_qa.py --json squad.json
     """
-    from bertkit import bench
+    from bertkit.bench import squad
 
+    run_bench(squad.bench_squad, as_json, reference, data)
+
+
+@benches.command("corpus")
+def bench_corpus(
+    data: Annotated[
+        str | None,
+        typer.Option("--data", help="The text: as a corpus of pretrain; docs if not given.", metavar="FILE|DIR"),
+    ] = None,
+    reference: Annotated[
+        Path | None,
+        typer.Option("--reference", help="A checkout of google-research/bert to compare with.", metavar="DIR"),
+    ] = None,
+    vocab: Annotated[
+        str | None,
+        typer.Option("--vocab", help="A lower-case vocabulary; trained on the text if not given.", metavar="DIR|FILE"),
+    ] = None,
+    characters: Annotated[int, typer.Option("--characters", help="Of text, about.", min=1)] = 4_000_000,
+    copies: Annotated[int, typer.Option("--copies", help="Of the text, each with pairs of its own.", min=1)] = 10,
+    as_json: JsonFile = None,
+) -> None:
+    """Time the way from text to masked next-sentence pairs beside the reference code's.
+
+    Example: bertkit bench corpus --data text/ --reference bert/ --json corpus.json
+    """
+    from bertkit.bench import corpus
+
+    run_bench(corpus.bench_corpus, as_json, reference, data, vocab, characters=characters, copies=copies)
+
+
+def run_bench(bench: Callable[..., Mapping[str, Any]], as_json: Path | None, *arguments: Any, **options: Any) -> None:
+    """Runs a bench, and writes its figures where they are wanted."""
     with Screen() as screen, explain_full_disk(as_json or "."):
-        found = bench.bench_squad(reference, data, screen.say)
+        found = bench(*arguments, report=screen.say, **options)
         if as_json is not None:
             as_json.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
             screen.say(f"Figures: {as_json}")
@@ -487,6 +594,7 @@ class Screen:
         self.console: Any = None
         self.bar: Any = None
         self.shown = -1
+        self.began: tuple[float, int] | None = None  # when a build did, and with how many bytes
         self.done = 0
         self.latest: dict[str, float] = {}
 
@@ -542,6 +650,49 @@ class Screen:
             self.bar.start()
             self.bar.add_task("training", total=total, state=state)
         self.bar.update(self.bar.task_ids[0], completed=done, state=state)
+
+    def show_build(self, done: int, total: int, tokens: int) -> None:
+        """Shows how far the building of a corpus is, in bytes of text; where their total is unknown, the tokens."""
+        now = time.monotonic()
+        self.began = self.began or (now, done)
+        seconds, read = now - self.began[0], done - self.began[1]
+        rate = f"{tokens:,} tokens, {tokens / max(seconds, 1):,.0f} a second" if tokens else ""
+        if self.console is not None and self.console.is_terminal:
+            self._show_build_bar(done, total, rate)
+        elif rate and (done * 20 // total > self.shown if total else seconds > self.shown + 30):
+            self.shown = done * 20 // total if total else int(seconds)
+            left = f", {seconds * (total - done) / read:,.0f} s left" if total and read else ""
+            share = f"{done / 1e6:,.0f} of {total / 1e6:,.0f} MB, " if total else ""
+            self.say(f"  {share}{rate}{left}")
+
+    def _show_build_bar(self, done: int, total: int, rate: str) -> None:
+        if self.bar is None:
+            from rich import progress
+
+            self.bar = progress.Progress(
+                progress.TextColumn("building"),
+                progress.BarColumn(),
+                progress.DownloadColumn(),
+                progress.TimeRemainingColumn(),
+                progress.TextColumn("{task.fields[rate]}"),
+                console=self.console,
+            )
+            self.bar.start()
+            self.bar.add_task("building", total=total or None, rate=rate)
+        self.bar.update(self.bar.task_ids[0], completed=done, rate=rate)
+
+    def show_statistics(self, statistics: Mapping[str, Any], directory: Path) -> None:
+        """Prints what a corpus is like, and what is unusual about it."""
+        from rich.table import Table
+
+        from bertkit.data.statistics import list_rows, list_warnings
+
+        table = Table("", "", title=f"{directory}", title_justify="left", show_header=False)
+        for row in list_rows(statistics):
+            table.add_row(*row)
+        self.console.print(table)
+        for line in list_warnings(statistics):
+            self.say(line)
 
     def finish_progress(self) -> None:
         """Ends the progress bar or the live table."""

@@ -26,7 +26,20 @@ SMALL = [
 ]
 
 
-COMMANDS = ["pretrain", "vocab", "glue", "squad", "triviaqa", "study", "score glue", "score squad", "bench squad"]
+COMMANDS = [
+    "pretrain",
+    "vocab",
+    "glue",
+    "squad",
+    "triviaqa",
+    "study",
+    "score glue",
+    "score squad",
+    "bench squad",
+    "bench corpus",
+    "corpus build",
+    "corpus stats",
+]
 
 
 @pytest.fixture
@@ -632,10 +645,118 @@ def test_triviaqa_becomes_a_file_to_train_on(call, squad, tmp_path):
 
 
 def test_the_bench_of_decoding_prints_and_writes_its_figures(call, tmp_path, monkeypatch):
-    from bertkit import bench
+    from bertkit.bench import squad as bench
 
     monkeypatch.setattr(bench, "QUESTIONS", 40)
     code, out, err = call("bench", "squad", "--json", "figures.json")
     assert (code, err) == (0, "")
     assert "figures.json" in out
     assert json.loads((tmp_path / "figures.json").read_text())
+
+
+def build_small(call, tmp_path, *options):
+    """What building a small corpus prints."""
+    if not (tmp_path / "good.txt").exists():
+        write_text(tmp_path / "good.txt")
+    if not (tmp_path / "vocab").exists():
+        assert call("vocab", "good.txt", "--size", 100, "--output", "vocab")[0] == 0
+    return call("corpus", "build", "good.txt", "--vocab", "vocab", "--output", "made", *options)
+
+
+def test_a_corpus_is_built_and_described(call, tmp_path):
+    code, out, err = build_small(call, tmp_path, "--workers", "1")
+    assert (code, err) == (0, "")
+    assert re.search(r"^1 pieces? of 0 MB$", out, re.MULTILINE)
+    assert re.search(r"^[\d,]+ tokens in [\d.]+ s: [\d,]+ tokens/s$", out, re.MULTILINE)
+    assert re.search(r"documents +│ 40 ", out)
+    assert "bertkit pretrain --corpus made" in out
+    code, again, err = build_small(call, tmp_path)
+    assert (code, err) == (0, "")
+    assert again.startswith("made is finished\n")
+    code, shown, err = call("corpus", "stats", "made")
+    assert (code, err) == (0, "")
+    assert shown in again
+    code, printed, err = call("corpus", "stats", "made", "--json")
+    assert (code, err) == (0, "")
+    assert json.loads(printed)["documents"] == 40
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--workers", "none"], ["'none' workers; give a whole number above 0, or ray"]),
+        (["--deduplicate", "words"], ["deduplicate is 'words'; give documents or lines"]),
+        (["--cased"], ["vocab", "uncased"]),
+        (["--output", "other"], ["other is not empty and holds no corpus; name another directory with --output"]),
+        (["missing.txt"], ["missing.txt"]),
+    ],
+)
+def test_a_corpus_that_cannot_be_built_is_one_line(call, bad, options, words):
+    code, _, err = build_small(call, bad, *options)
+    assert code == 2
+    assert err.count("\n") == 1
+    assert "Traceback" not in err
+    for word in words:
+        assert word in err
+    assert not (bad / "made").exists()
+
+
+def test_a_damaged_corpus_is_named_and_the_same_command_mends_it(call, tmp_path):
+    build_small(call, tmp_path, "--workers", "1")
+    shard = next((tmp_path / "made" / "shards").iterdir())
+    whole = shard.read_bytes()
+    shard.write_bytes(whole[:-1])
+    code, _, err = call("corpus", "stats", "made")
+    assert code == 2
+    assert err.count("\n") == 1
+    assert f"{shard.name} is truncated" in err
+    code, out, err = build_small(call, tmp_path, "--workers", "1")
+    assert (code, err) == (0, "")
+    assert f"{shard.name} is truncated" in out
+    assert shard.read_bytes() == whole
+    assert call("corpus", "stats", "made")[0] == 0
+    code, _, err = call("corpus", "stats", "vocab")
+    assert (code, err) == (
+        2,
+        "bertkit: vocab holds no finished corpus (no corpus.json); make one: bertkit corpus build\n",
+    )
+
+
+def test_repeats_are_dropped_and_warned_of(call, tmp_path):
+    text = write_text(tmp_path / "good.txt").read_text()
+    (tmp_path / "good.txt").write_text(text + "\n" + text)
+    code, out, err = build_small(call, tmp_path, "--workers", "1")
+    assert (code, err) == (0, "")
+    assert "warning: lines that came before hold 50.0% of the tokens; drop them with --deduplicate lines" in out
+    code, out, err = build_small(call, tmp_path, "--workers", "1", "--deduplicate", "documents", "--output", "clean")
+    assert (code, err) == (0, "")
+    assert re.search(r"before removal: documents +│ 80 ", out)
+    assert re.search(r"│ repeated documents +│ 0 \(0.00% of the tokens\)", out)
+    assert "warning" not in out
+
+
+@pytest.mark.parametrize("total", [10**9, 0])
+def test_a_build_shows_a_line_every_twentieth_or_half_a_minute(capsys, monkeypatch, total):
+    screen, now = cli.Screen(), iter(range(100, 1200, 4))
+    monkeypatch.setattr(cli.time, "monotonic", lambda: next(now))
+    for done in range(0, 1001, 10):
+        screen.show_build(done * total // 1000, total, 100 * done)
+    lines = capsys.readouterr().out.splitlines()
+    assert 10 < len(lines) <= 21
+    if total:
+        assert lines[10] == "  500 of 1,000 MB, 50,000 tokens, 250 a second, 200 s left"
+    else:
+        assert lines[0].endswith(" tokens, 250 a second")
+
+
+def test_a_build_has_a_bar_on_a_terminal():
+    screen = cli.Screen()
+    screen.console = Console(file=io.StringIO(), force_terminal=True, width=120)
+    with screen:
+        for done in range(0, 101, 25):
+            screen.show_build(done * 10**6, 10**8, done * 10**5)
+        shown = screen.bar.tasks[0]
+        assert (shown.completed, shown.total) == (10**8, 10**8)
+        assert shown.fields["rate"].startswith("10,000,000 tokens, ")
+    assert screen.bar is None
+    assert "building" in screen.console.file.getvalue()

@@ -1,22 +1,13 @@
-"""This package beside stock transformers, in one process: seconds, ratios, memory, and whether the answers are equal.
+"""Decoding and scoring of SQuAD's answers (paper sections 4.2, 4.3), beside transformers' example.
 
-A bench makes or reads its data, runs both sides in turn on the same input, reports lines to the person who waits and
-gives the figures as one plain dict that JSON can hold: `bench`, `machine`, `data`, `rows` with the figures of each
-case, and `ratios`, a number for each case: how many times as fast this package is.
-
-`bench_squad`: decoding and scoring of SQuAD's answers (paper sections 4.2, 4.3) beside `postprocess_qa_predictions` of
-transformers' examples/pytorch/question-answering/utils_qa.py, of which the user brings a copy.
+The reference is `postprocess_qa_predictions` of transformers' examples/pytorch/question-answering/utils_qa.py, of which
+the user brings a copy.
 
 Left out: the models, whose scores are made up here (`bertkit.run` times training and evaluation).
 """
 
-import gc
-import time
-import tracemalloc
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from importlib.machinery import SourceFileLoader
-from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
 from statistics import median
 from string import ascii_lowercase
@@ -25,6 +16,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from bertkit.bench.measure import OURS, REFERENCE, alternate, compare, measure_peak
+from bertkit.bench.reference import load_module
 from bertkit.data.corpus import ignore
 from bertkit.data.files import read_squad
 from bertkit.data.spans import N_BEST, Question, Windows, cut, decode, decode_best, encode_questions, keep_top
@@ -35,55 +28,8 @@ from bertkit.tasks.squad import DATA, VERSIONS, Version, name_file, score
 from bertkit.tasks.task import Report
 
 SEED = 0
-OURS, REFERENCE = "bertkit", "reference"
 
-# --- Measuring --------------------------------------------------------------------------------------------------------
-
-
-def alternate(sides: Mapping[str, Callable[[], Any]], repeats: int, report: Report = ignore) -> dict[str, list[float]]:
-    """Side -> its seconds in each of `repeats` rounds; in a round every side runs once.
-
-    Garbage collection is off meanwhile, as in timeit: it would bill the side that runs for the input of both.
-    """
-    seconds: dict[str, list[float]] = {name: [] for name in sides}
-    for number in range(1, repeats + 1):
-        for name, call in sides.items():
-            seconds[name].append(measure_seconds(call))
-        figures = ", ".join(f"{name} {found[-1]:.2f} s" for name, found in seconds.items())
-        report(f"  round {number} of {repeats}: {figures}")
-    return seconds
-
-
-def measure_seconds(call: Callable[[], Any]) -> float:
-    """How long a call takes, without garbage collection."""
-    was_on = gc.isenabled()
-    gc.collect()
-    gc.disable()
-    try:
-        start = time.perf_counter()
-        call()
-        return time.perf_counter() - start
-    finally:
-        if was_on:
-            gc.enable()
-
-
-def measure_peak(call: Callable[[], Any]) -> int:
-    """The most bytes at a time that a call itself asked for: Python's and numpy's, not torch's. It runs slower."""
-    tracemalloc.start()
-    try:
-        call()
-        return tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-
-
-def compare(seconds: Mapping[str, Sequence[float]], side: str = OURS) -> float:
-    """How many times as fast as the reference a side is: the median of the rounds' ratios."""
-    return median(slow / fast for slow, fast in zip(seconds[REFERENCE], seconds[side], strict=True))
-
-
-# --- SQuAD: the input -------------------------------------------------------------------------------------------------
+# --- The input --------------------------------------------------------------------------------------------------------
 
 QUESTIONS = 10_570  # of the dev set of SQuAD 1.1
 LISTS = "bertkit_n_best"  # a third side: as many answers to each question as the reference finds, but no scores
@@ -159,7 +105,7 @@ def make_logits(windows: Windows) -> tuple[np.ndarray, np.ndarray]:
     return logits[0], logits[1]
 
 
-# --- SQuAD: this package ----------------------------------------------------------------------------------------------
+# --- This package -----------------------------------------------------------------------------------------------------
 
 
 def keep(start_logits: np.ndarray, end_logits: np.ndarray) -> np.ndarray:
@@ -171,7 +117,7 @@ def keep(start_logits: np.ndarray, end_logits: np.ndarray) -> np.ndarray:
     return kept
 
 
-# --- SQuAD: the reference ---------------------------------------------------------------------------------------------
+# --- The reference ----------------------------------------------------------------------------------------------------
 
 
 class Examples(list[dict[str, str]]):
@@ -189,16 +135,7 @@ def load_reference(path: Path) -> Callable[..., Mapping[str, str]]:
         UsageError: there is no such file, it cannot be imported, or it has no such function.
     """
     remedy = "give a copy of transformers' examples/pytorch/question-answering/utils_qa.py: --reference FILE"
-    if not path.is_file():
-        raise UsageError(f"{path} is no file; {remedy}")
-    loader = SourceFileLoader("bertkit_bench_reference", str(path))
-    module = module_from_spec(spec_from_loader(loader.name, loader))
-    try:
-        loader.exec_module(module)
-    except Exception as error:  # whatever another's file may do
-        raise UsageError(f"{path} cannot be imported ({join_lines(error)}); {remedy}") from None
-    if not callable(getattr(module, "postprocess_qa_predictions", None)):
-        raise UsageError(f"{path} has no function postprocess_qa_predictions; {remedy}")
+    module = load_module(path, "postprocess_qa_predictions", remedy=remedy)
     module.tqdm = lambda rows: rows
     return module.postprocess_qa_predictions
 
@@ -237,7 +174,7 @@ def count_differences(best: Sequence[str], texts: Sequence[str], theirs: Sequenc
     return different, sum(not span for span in best)
 
 
-# --- SQuAD: the bench -------------------------------------------------------------------------------------------------
+# --- The bench --------------------------------------------------------------------------------------------------------
 
 
 def bench_squad(

@@ -1,14 +1,14 @@
-"""The benches: their figures, equal answers beside an independent stand-in for the reference, and bad input."""
+"""The bench of decoding: its figures, equal answers beside a stand-in for the reference, and bad input."""
 
-import gc
 import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from bertkit import bench
-from bertkit.bench import LISTS, OURS, REFERENCE, bench_squad
+from bertkit.bench import squad as bench
+from bertkit.bench.measure import OURS, REFERENCE
+from bertkit.bench.squad import LISTS, bench_squad
 from bertkit.data.spans import N_BEST, cut, decode, encode_questions, is_placed
 from bertkit.errors import UsageError
 from bertkit.tasks.squad import VERSIONS
@@ -242,29 +242,3 @@ def test_a_folder_without_the_files_is_one_line(tmp_path, make):
     with pytest.raises(UsageError, match=r"dev-v1\.1\.json") as caught:
         bench_squad(data=folder)
     assert "\n" not in str(caught.value)
-
-
-# --- Measuring --------------------------------------------------------------------------------------------------------
-
-
-def test_the_sides_take_turns_without_garbage_collection():
-    calls = []
-    sides = {name: lambda name=name: calls.append((name, gc.isenabled())) for name in (OURS, REFERENCE)}
-    seconds = bench.alternate(sides, 3)
-    assert calls == [(OURS, False), (REFERENCE, False)] * 3
-    assert gc.isenabled()
-    assert {name: len(found) for name, found in seconds.items()} == {OURS: 3, REFERENCE: 3}
-
-
-def test_the_ratio_is_the_median_of_the_rounds():
-    seconds = {OURS: [1.0, 2.0, 4.0], LISTS: [2.0, 2.0, 2.0], REFERENCE: [9.0, 10.0, 8.0]}
-    assert bench.compare(seconds) == 5.0  # of 9, 5 and 2
-    assert bench.compare(seconds, LISTS) == 4.5
-
-
-def test_the_peak_counts_what_numpy_held_at_a_time():
-    def hold() -> None:
-        for _ in range(3):
-            np.zeros(1_000_000, np.float64)
-
-    assert 8e6 <= bench.measure_peak(hold) < 9e6

@@ -1,0 +1,284 @@
+"""What may happen to a build from outside: dead workers, signals, a full disk, kill -9, much text, lost Ray tasks."""
+
+import contextlib
+import multiprocessing
+import os
+import random
+import re
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import bertkit.build
+from bertkit.build import build
+from bertkit.data.shards import MANIFEST, SHARD_NAME, SHARDS, is_corpus, open_corpus
+from bertkit.data.vocab import make_tokenizer, save_tokenizer, train_vocabulary
+from bertkit.errors import UsageError
+from tests.test_build import read_files, stamp
+from tests.test_run import write_text
+from tests.test_workers import is_running, list_children, wait_until
+
+# The command with small pieces and shards; what stands above the guard holds in the worker processes too.
+SCRIPT = """
+import sys
+import bertkit.build
+from bertkit.data import tokens
+bertkit.build.PIECE_BYTES, bertkit.build.TOKENS_A_SHARD = {piece_bytes}, {shard_tokens}
+tokens.CHARACTERS_A_BATCH = {batch}
+if __name__ == "__main__":
+    from bertkit.cli import main
+    main()
+"""
+ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "COLUMNS": "120"}
+ENVIRONMENT.pop("RAY_ADDRESS", None)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A folder with texts.txt, a vocabulary in vocab/, and the command in script.py."""
+    folder = tmp_path_factory.mktemp("faults")
+    content = write_text(folder / "texts.txt", documents=400).read_text()
+    (folder / "texts.txt").write_text(content + "\n" + content[:2000])
+    tokens = train_vocabulary(content.splitlines(), size=100)
+    save_tokenizer(make_tokenizer(tokens, cased=False), folder / "vocab")
+    (folder / "script.py").write_text(SCRIPT.format(piece_bytes=8000, shard_tokens=600, batch=1000))
+    return folder
+
+
+@pytest.fixture
+def tokenizer(place):
+    return make_tokenizer((place / "vocab" / "vocab.txt").read_text().splitlines(), cased=False)
+
+
+def list_command(place, output, *options):
+    text, vocab = str(place / "texts.txt"), str(place / "vocab")
+    return [sys.executable, str(place / "script.py"), "corpus", "build", text, "--vocab", vocab, *options,
+            "--output", str(output)]  # fmt: skip
+
+
+def start(place, output, *options):
+    return subprocess.Popen(
+        list_command(place, output, *options),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=ENVIRONMENT,
+    )
+
+
+def run(place, output, *options):
+    process = start(place, output, *options)
+    out, err = process.communicate(timeout=300)
+    return process.returncode, out, err
+
+
+def list_finished(output):
+    """The shards of a build that are whole."""
+    return {path: value for path, value in stamp(output).items() if SHARD_NAME.fullmatch(path.name)}
+
+
+def test_a_dead_worker_is_one_line_and_the_same_command_goes_on(place, tokenizer, tmp_path, monkeypatch):
+    monkeypatch.setattr(bertkit.build, "PIECE_BYTES", 8000)
+    texts, made = [str(place / "texts.txt")], tmp_path / "made"
+
+    def kill_one(done, total, tokens):
+        if done and multiprocessing.active_children():
+            multiprocessing.active_children()[0].kill()
+
+    with pytest.raises(UsageError, match=r"a worker process died \(is the memory too small\?\); the same") as error:
+        build(texts, tokenizer, made, workers=2, progress=kill_one)
+    assert "\n" not in str(error.value)
+    assert multiprocessing.active_children() == []
+    there = list_finished(made)
+    build(texts, tokenizer, made, workers=2)
+    assert there.items() <= list_finished(made).items()
+    build(texts, tokenizer, tmp_path / "straight")
+    assert read_files(made) == read_files(tmp_path / "straight")
+
+
+@contextlib.contextmanager
+def limit_files(size):
+    """No file may become longer, in this process and those that it starts: the system's answer is "File too large"."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize(("workers", "unit"), [(1, ""), (2, ""), (1, "lines")])
+def test_a_full_disk_is_one_line_and_the_build_goes_on_when_there_is_room(place, tokenizer, tmp_path, workers, unit):
+    """The tokenizer and the shard of a small text fit, that of a large one does not."""
+    write_text(tmp_path / "small.txt", documents=20)
+    texts, made = [str(tmp_path / "small.txt"), str(place / "texts.txt")], tmp_path / "made"
+    with limit_files(20_000), pytest.raises(UsageError, match=r"made cannot be written to: the disk is full") as error:
+        build(texts, tokenizer, made, workers=workers, deduplicate=unit)
+    assert "\n" not in str(error.value)
+    assert str(error.value).endswith("free some space, and the same command continues")
+    assert list(made.rglob(".*")) == []
+    there = list_finished(made)
+    assert len(there) == 1 or workers == 2
+    build(texts, tokenizer, made, workers=workers, deduplicate=unit)
+    if not unit:
+        assert there.items() <= list_finished(made).items()
+    build(texts, tokenizer, tmp_path / "straight", deduplicate=unit)
+    assert read_files(made) == read_files(tmp_path / "straight")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
+def test_a_signal_ends_a_build_and_its_workers_within_seconds(place, tmp_path, number):
+    write_text(tmp_path / "texts.txt", documents=3000)
+    made = tmp_path / "made"
+    texts = ["--no-split-sentences", str(tmp_path / "texts.txt")]
+    with start(place, made, *texts, "--workers", "2") as process:
+        assert wait_until(lambda: len(list_finished(made)) > 2)
+        children = list_children(process.pid)
+        process.send_signal(number)
+        began = time.monotonic()
+        _, err = process.communicate(timeout=60)
+        assert time.monotonic() - began < 10
+    assert process.returncode == 128 + number
+    assert err == "bertkit: stopped outside of training; the same command continues from what is finished\n"
+    assert wait_until(lambda: not any(map(is_running, children)), seconds=10)
+    assert not is_corpus(made)
+
+
+@pytest.mark.slow
+def test_workers_end_when_their_build_is_killed(place, tmp_path):
+    write_text(tmp_path / "texts.txt", documents=5000)
+    made = tmp_path / "made"
+    with start(place, made, str(tmp_path / "texts.txt"), "--workers", "2") as process:
+        assert wait_until(lambda: len(list_finished(made)) > 2)
+        children = list_children(process.pid)
+        assert len(children) >= 2
+        process.kill()
+        assert wait_until(lambda: not any(map(is_running, children)), seconds=10)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("unit", ["", "documents", "lines"])
+def test_killed_twenty_times_at_random_it_ends_with_the_same_bytes(place, tmp_path, unit):
+    options = ["--workers", "2", *(["--deduplicate", unit] if unit else [])]
+    began = time.monotonic()
+    code, _, err = run(place, tmp_path / "straight", *options)
+    assert (code, err) == (0, "")
+    seconds, made = time.monotonic() - began, tmp_path / "made"
+    draw, killed = random.Random(7), 0
+    for _ in range(20):
+        there = list_finished(made)
+        with start(place, made, *options) as process:
+            # After a random time, and now and then at once when something new is there.
+            new = draw.randint(1, 4) if draw.random() < 0.7 else 10**9
+            wait_until(
+                lambda there=there, new=new: len(list_finished(made)) >= len(there) + new,
+                draw.uniform(0.3, 1) * seconds,
+            )
+            killed += process.poll() is None
+            process.kill()
+        now = list_finished(made)
+        assert all(now[path] == there[path] for path in there.keys() & now.keys())
+        assert all(path.parent.name != SHARDS for path in there.keys() - now.keys())
+    assert killed >= 5
+    code, _, err = run(place, made, *options)
+    assert (code, err) == (0, "")
+    assert read_files(made) == read_files(tmp_path / "straight")
+
+
+# --- Memory -----------------------------------------------------------------------------------------------------------
+
+
+def write_large(path, megabytes, single=0):
+    """Documents of some kilobytes; in front one of `single` megabytes without a blank line."""
+    draw = np.random.default_rng(0)
+    words = ["".join(draw.choice(list("abcdefghijklmnop"), draw.integers(2, 9))) for _ in range(5000)]
+    with path.open("w") as stream:
+        for size, blank in ((single, ""), (megabytes - single, "\n")):
+            written = 0
+            while written < size * 1_000_000:
+                lines = [" ".join(draw.choice(words, 2000)) for _ in range(5)]
+                text = "".join(f"{line[:60]}. {line[60:]}.\n" for line in lines) * 8 + blank
+                stream.write(text)
+                written += len(text)
+        stream.write("\nThe end.\n")
+
+
+def measure_peaks(process):
+    """The largest resident memory in MB of a process and of each of its descendants."""
+    peaks = {}
+    while process.poll() is None:
+        for pid in [process.pid, *list_children(process.pid)]:
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                if found := re.search(r"VmHWM:\s+(\d+)", Path(f"/proc/{pid}/status").read_text()):
+                    peaks[pid] = int(found[1]) / 1024
+        time.sleep(0.2)
+    return sorted(peaks.values())
+
+
+@pytest.mark.slow
+def test_memory_is_bounded_whatever_the_corpus(place, tmp_path):
+    """100 MB and 300 MB of text, of these 60 MB a single document: every process stays below 1 GB and does not grow."""
+    folder = tmp_path / "large"
+    folder.mkdir()
+    (folder / "script.py").write_text("from bertkit.cli import main\nif __name__ == '__main__':\n    main()\n")
+    (folder / "vocab").symlink_to(place / "vocab")
+    peaks = {}
+    for megabytes in (100, 300):
+        write_large(folder / "texts.txt", megabytes, single=60)
+        with start(folder, tmp_path / str(megabytes), "--workers", "2") as process:
+            peaks[megabytes] = measure_peaks(process)
+            assert process.wait() == 0, process.stderr.read()
+    assert peaks[300][-1] < 1000, peaks
+    assert peaks[300][-1] < peaks[100][-1] + 100, peaks
+    assert len(open_corpus(tmp_path / "300").ids) > 30_000_000
+
+
+# --- Ray --------------------------------------------------------------------------------------------------------------
+
+
+def list_tasks():
+    """The processes that do a Ray task of ours."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            if entry.name.isdecimal() and b"ray::read_on_ray" in (entry / "cmdline").read_bytes():
+                found.append(int(entry.name))
+    return found
+
+
+@pytest.mark.slow
+def test_on_ray_a_lost_worker_costs_nothing_that_is_finished(place, tmp_path):
+    """Ray's workers know nothing of small shards but by what they are sent; the end is that of one process."""
+    write_text(tmp_path / "texts.txt", documents=5000)
+    texts = [str(tmp_path / "texts.txt"), "--workers"]
+    code, _, err = run(place, tmp_path / "straight", *texts, "1")
+    assert (code, err) == (0, "")
+    made, killed = tmp_path / "made", []
+    with start(place, made, *texts, "ray") as process:
+        assert wait_until(lambda: (len(list_finished(made)) > 3 and list_tasks()) or process.poll() is not None, 120)
+        for pid in list_tasks()[:1]:
+            killed.append(pid)
+            os.kill(pid, signal.SIGKILL)
+        out, err = process.communicate(timeout=300)
+    assert (process.returncode, err) == (0, "")
+    assert killed
+    assert out.count("a Ray worker was lost") == 1
+    assert (made / MANIFEST).exists()
+    corpora = [open_corpus(tmp_path / name) for name in ("straight", "made")]
+    for name in ("sentence_ends", "document_ends"):
+        assert np.array_equal(*(getattr(corpus, name) for corpus in corpora))
+    assert np.array_equal(*(corpus.ids[0 : len(corpus.ids)] for corpus in corpora))
+
+
+@pytest.mark.slow
+def test_on_ray_a_mistake_in_a_source_is_one_line(place, tmp_path):
+    (tmp_path / "latin.txt").write_bytes(b"a line\ncaf\xe9\n")
+    code, _, err = run(place, tmp_path / "made", str(tmp_path / "latin.txt"), "--workers", "ray")
+    assert code == 2
+    assert re.fullmatch(r"bertkit: \S+latin.txt, line 2 is not UTF-8 .*\n", err)
