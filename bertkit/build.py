@@ -429,6 +429,7 @@ def serve(work: Work, job: Job) -> list[str]:
 def build_on_ray(work: Work, jobs: Sequence[Job], tracker: Tracker, report: Callable[[str], None]) -> None:
     """Builds the pieces as Ray tasks, one a CPU; their parts come back and are written here."""
     ray = import_ray()
+    os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")  # of parts that nobody wants after their worker was lost
     started = join_cluster(ray, 1, 0)
     try:
         work_on_cluster(ray, work, jobs, tracker, report)

@@ -17,7 +17,7 @@ import pytest
 
 import bertkit.build
 from bertkit.build import build
-from bertkit.data.shards import MANIFEST, SHARD_NAME, SHARDS, is_corpus, open_corpus
+from bertkit.data.shards import SHARD_NAME, SHARDS, is_corpus, open_corpus
 from bertkit.data.vocab import make_tokenizer, save_tokenizer, train_vocabulary
 from bertkit.errors import UsageError
 from tests.test_build import read_files, stamp
@@ -169,7 +169,7 @@ def test_killed_twenty_times_at_random_it_ends_with_the_same_bytes(place, tmp_pa
     began = time.monotonic()
     code, _, err = run(place, tmp_path / "straight", *options)
     assert (code, err) == (0, "")
-    seconds, made = time.monotonic() - began, tmp_path / "made"
+    seconds, made = min(time.monotonic() - began, 20), tmp_path / "made"
     draw, killed = random.Random(7), 0
     for _ in range(20):
         there = list_finished(made)
@@ -254,26 +254,22 @@ def list_tasks():
 
 @pytest.mark.slow
 def test_on_ray_a_lost_worker_costs_nothing_that_is_finished(place, tmp_path):
-    """Ray's workers know nothing of small shards but by what they are sent; the end is that of one process."""
-    write_text(tmp_path / "texts.txt", documents=5000)
-    texts = [str(tmp_path / "texts.txt"), "--workers"]
-    code, _, err = run(place, tmp_path / "straight", *texts, "1")
+    """Pieces of several parts; one of the workers is killed. The end is that of one process."""
+    (tmp_path / "script.py").write_text(SCRIPT.format(piece_bytes=5_000_000, shard_tokens=600, batch=1_000_000))
+    (tmp_path / "vocab").symlink_to(place / "vocab")
+    write_large(tmp_path / "texts.txt", 10)
+    code, _, err = run(tmp_path, tmp_path / "straight", "--workers", "1")
     assert (code, err) == (0, "")
-    made, killed = tmp_path / "made", []
-    with start(place, made, *texts, "ray") as process:
-        assert wait_until(lambda: (len(list_finished(made)) > 3 and list_tasks()) or process.poll() is not None, 120)
-        for pid in list_tasks()[:1]:
-            killed.append(pid)
-            os.kill(pid, signal.SIGKILL)
+    made = tmp_path / "made"
+    with start(tmp_path, made, "--workers", "ray") as process:
+        assert wait_until(lambda: (list_finished(made) and list_tasks()) or process.poll() is not None, 400)
+        there = list_finished(made)
+        os.kill(list_tasks()[0], signal.SIGKILL)
         out, err = process.communicate(timeout=300)
     assert (process.returncode, err) == (0, "")
-    assert killed
     assert out.count("a Ray worker was lost") == 1
-    assert (made / MANIFEST).exists()
-    corpora = [open_corpus(tmp_path / name) for name in ("straight", "made")]
-    for name in ("sentence_ends", "document_ends"):
-        assert np.array_equal(*(getattr(corpus, name) for corpus in corpora))
-    assert np.array_equal(*(corpus.ids[0 : len(corpus.ids)] for corpus in corpora))
+    assert there.items() <= list_finished(made).items()
+    assert read_files(made) == read_files(tmp_path / "straight")
 
 
 @pytest.mark.slow

@@ -96,7 +96,7 @@ def test_a_recipe_runs_dry(path, tmp_path, monkeypatch):
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize(("name", "cells", "runs"), [("glue-grid", 192, 192), ("minilm", 4, 20), ("restarts", 8, 80)])
+@pytest.mark.parametrize(("name", "cells", "runs"), [("glue-grid", 192, 192), ("minilm", 4, 20), ("proof", 8, 24), ("restarts", 8, 80)])
 def test_a_study_has_the_runs_it_should_have(name, cells, runs, tmp_path):
     given = {"checkpoint": str(write_checkpoint(tmp_path / "bert"))}
     found = list_cells(read_study(ROOT / "recipes" / "studies" / f"{name}.toml", given))
@@ -106,7 +106,7 @@ def test_a_study_has_the_runs_it_should_have(name, cells, runs, tmp_path):
 
 
 def test_recipes_are_counted_and_listed():
-    assert len(RECIPES) == 9
-    assert len(STUDIES) == 3
+    assert len(RECIPES) == 10
+    assert len(STUDIES) == 4
     listed = set(re.findall(r"\]\((\S+\.toml)\)", TEXTS[1]))
     assert listed == {str(path.relative_to(ROOT / "recipes")) for path in (*RECIPES, *STUDIES)}
