@@ -36,6 +36,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bertkit.data.corpus import PIECE_BYTES, Document, Piece, cut_sources, ignore, read_piece
+from bertkit.data.plans import FOLDER as PLANS
 from bertkit.data.shards import (
     MANIFEST,
     RECORD,
@@ -138,6 +139,7 @@ def build(
             return finished
         write_json(asked, output / RECORD)
         save_tokenizer(tokenizer, output)
+        shutil.rmtree(output / PLANS, ignore_errors=True)  # of what was there before
         folder = output / (PARTS if deduplicate else SHARDS)
         folder.mkdir(exist_ok=True)
         work = Work(backend, choose_dtype(len(tokenizer)), split_sentences, language, TOKENS_A_SHARD, folder)

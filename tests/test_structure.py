@@ -49,7 +49,7 @@ MAY_IMPORT = {
     "bertkit.data.files": {"bertkit.data.corpus", "bertkit.data.spans"},
     "bertkit.data.masking": {"bertkit.data.draw"},
     "bertkit.data.pairs": {"bertkit.data.draw", "bertkit.data.tokens"},
-    "bertkit.data.plans": {"bertkit.data.pairs"},
+    "bertkit.data.plans": {"bertkit.data.pairs", "bertkit.data.shards"},
     "bertkit.data.sequence": {"bertkit.data.tokens"},
     "bertkit.data.shards": {"bertkit.data.corpus", "bertkit.data.tokens"},
     "bertkit.data.spans": {"bertkit.data.tokens"},
@@ -169,6 +169,7 @@ MAY_IMPORT = {
     },
     "bertkit.build": {
         "bertkit.data.corpus",
+        "bertkit.data.plans",
         "bertkit.data.shards",
         "bertkit.data.statistics",
         "bertkit.data.tokens",

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from bertkit.data.pairs import Pairing
+from bertkit.data.shards import INDEX
 
 FOLDER = "plans"
 
@@ -26,11 +27,13 @@ def find_chunks(pairing: Pairing) -> np.ndarray:
     def make() -> np.ndarray:
         return pairing.find_chunks().astype(dtype)
 
-    if pairing.corpus.directory is None:
+    directory = pairing.corpus.directory
+    if directory is None:
         return make()
+    index = "".join(path.stem.rpartition("-")[2] for path in directory.glob(f"{INDEX}-*"))  # the corpus's checksum
     documents = zlib.crc32(np.stack([pairing.corpus.document_starts, pairing.corpus.document_ends]).tobytes())
     options = f"{pairing.max_length}-{pairing.short_seq_prob}-{pairing.seed}-{pairing.copy}"
-    return keep_array(pairing.corpus.directory / FOLDER, f"{options}-{documents:08x}", make)
+    return keep_array(directory / FOLDER, f"{index}-{documents:08x}-{options}", make)
 
 
 def keep_array(folder: Path, name: str, make: Callable[[], np.ndarray]) -> np.ndarray:

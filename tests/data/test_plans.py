@@ -49,6 +49,16 @@ def test_each_plan_has_its_own_file(corpus, monkeypatch):
     assert len(calls) == 3 * len(pairings)  # each made once, and compared twice here
 
 
+def test_a_corpus_that_was_built_anew_has_plans_of_its_own(corpus):
+    """The index, whose name holds its checksum, says so; here the documents are the same, and sentences are not."""
+    (corpus.directory / "index-00000001.safetensors").touch()
+    find_chunks(Pairing(corpus, 32, seed=1))
+    (corpus.directory / "index-00000001.safetensors").rename(corpus.directory / "index-00000002.safetensors")
+    sentence_ends = np.cumsum(np.random.default_rng(1).integers(1, 20, 300))
+    other = Pairing(replace(corpus, ids=np.arange(sentence_ends[-1]), sentence_ends=sentence_ends), 32, seed=1)
+    np.testing.assert_array_equal(find_chunks(other), other.find_chunks())
+
+
 def test_in_memory_nothing_is_kept(corpus):
     found = find_chunks(Pairing(replace(corpus, directory=None), 32, seed=1))
     assert not isinstance(found, np.memmap)
