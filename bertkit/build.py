@@ -39,6 +39,7 @@ from bertkit.data.corpus import PIECE_BYTES, Document, Piece, cut_sources, ignor
 from bertkit.data.plans import FOLDER as PLANS
 from bertkit.data.shards import (
     MANIFEST,
+    PARTS,
     RECORD,
     SHARDS,
     Part,
@@ -66,7 +67,6 @@ from bertkit.workers import TRIES, follow, import_ray, join_cluster
 if TYPE_CHECKING:
     from transformers import BertTokenizerFast
 
-PARTS = "parts"  # where the shards are from which repeats have not gone yet
 TOKENS_A_SHARD = 1 << 24
 DEDUPLICATE = ("", "documents", "lines")
 TICK = 0.5  # seconds between two looks at the workers
@@ -212,11 +212,13 @@ def find_finished(output: Path, asked: Mapping[str, Any], report: Callable[[str]
         shutil.rmtree(output / PARTS, ignore_errors=True)  # if the last process was killed just before
         report(f"{output} is finished")
         return manifest["statistics"]
+    write_json(asked, output / RECORD)  # first: without it and the manifest nobody would know the directory
     (output / MANIFEST).unlink()
     for name, trouble in damaged.items():
         if trouble:
             report(f"{output / name} is {trouble} and is written anew")
-        (output / name).unlink(missing_ok=True)
+        if name != RECORD:
+            (output / name).unlink(missing_ok=True)
     return None
 
 

@@ -1,16 +1,18 @@
 """The directory of a run: its files, whose it is, and how far it has come.
 
 `recipe.toml`, `environment.json` and the tokenizer come first, then checkpoints and the log, then the model with its
-card and predictions; `metrics.json` comes last, written at once, so its presence means done.
+card and predictions, and in `best/` that of an earlier update if it was better; `metrics.json` comes last, written at
+once, so its presence means done.
 """
 
 import fcntl
 import json
 import os
 import platform
+import shutil
 import subprocess
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -31,6 +33,7 @@ LOG = "training_log.jsonl"
 PREDICTIONS = "predictions"
 FIRST = "first"  # the run that comes before this one
 EXAMPLES = "examples.txt"  # among the predictions
+BEST = "best"  # the model of an earlier update that was better than the last
 PACKAGES = (
     "accelerate",
     "datasets",
@@ -154,8 +157,16 @@ def start_directory(output: Path, recipe: Recipe, tokenizer: Any) -> None:
 
 def write_json(value: Any, path: Path) -> None:
     """Writes a JSON file at once or not at all."""
+    write_at_once(json.dumps(value, indent=2, ensure_ascii=False) + "\n", path)
+
+
+def write_at_once(text: str, path: Path) -> None:
+    """Writes a file so that it is never there in part."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    with temporary.open("w", encoding="utf-8") as stream:
+        stream.write(text)
+        stream.flush()
+        os.fsync(stream.fileno())  # a name must not survive a power cut that its content does not
     os.replace(temporary, path)
 
 
@@ -193,15 +204,20 @@ def find_commit() -> str | None:
 
 def find_checkpoint(output: Path, report: Callable[[str], None]) -> Path | None:
     """The newest checkpoint that was written to its end and is still as long as it was."""
-    marked = [path.parent for path in output.glob(f"checkpoint-*/{COMPLETE}")]
-    numbered = {int(number): path for path in marked if (number := path.name.removeprefix("checkpoint-")).isdigit()}
-    for _, path in sorted(numbered.items(), reverse=True):
-        sizes = json.loads((path / COMPLETE).read_text(encoding="utf-8") or "{}")
+    for _, path in sorted(list_checkpoints(output).items(), reverse=True):
         found = measure_files(path)
-        if all(found.get(name) == size for name, size in sizes.items()):
-            return path
+        with suppress(ValueError):  # of a marker that is damaged itself
+            sizes = json.loads((path / COMPLETE).read_text(encoding="utf-8"))
+            if sizes and all(found.get(name) == size for name, size in sizes.items()):
+                return path
         report(f"{path.name} is damaged and passed over")
     return None
+
+
+def list_checkpoints(output: Path) -> dict[int, Path]:
+    """The checkpoints that were written to their end, by the number of updates."""
+    marked = [path.parent for path in output.glob(f"checkpoint-*/{COMPLETE}")]
+    return {int(number): path for path in marked if (number := path.name.removeprefix("checkpoint-")).isdigit()}
 
 
 def measure_files(folder: Path) -> dict[str, int]:
@@ -214,9 +230,25 @@ def mark_complete(checkpoint: Path) -> None:
     write_json(measure_files(checkpoint), checkpoint / COMPLETE)
 
 
+def rotate_checkpoints(output: Path, update: int, keep: int, protected: Collection[int] = ()) -> None:
+    """Deletes the oldest checkpoints until `keep` are left, but neither that of `update` nor the protected ones.
+
+    What is no whole checkpoint goes first, and so do later ones: a run that continues after `update` has passed them
+    over as damaged.
+    """
+    whole = {number: path for number, path in list_checkpoints(output).items() if number <= update}
+    for path in output.glob("checkpoint-*"):
+        if path.name.removeprefix("checkpoint-").isdigit() and path not in whole.values():
+            shutil.rmtree(path, ignore_errors=True)
+    old = [number for number in sorted(whole) if number != update and number not in protected]
+    for number in old[: max(0, len(whole) - keep)]:
+        (whole[number] / COMPLETE).unlink()  # so that it is not taken for whole if this is interrupted
+        shutil.rmtree(whole[number], ignore_errors=True)
+
+
 def write_log(entries: Iterable[Mapping[str, float]], output: Path) -> None:
     """Writes the training log, one JSON object a line."""
-    (output / LOG).write_text("".join(json.dumps(entry) + "\n" for entry in entries), encoding="utf-8")
+    write_at_once("".join(json.dumps(entry) + "\n" for entry in entries), output / LOG)
 
 
 def read_log(output: Path) -> list[dict[str, float]]:

@@ -14,6 +14,7 @@ Differs from the paper: the learning rate decays linearly from its peak at the e
 
 import json
 import math
+import shutil
 from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ from safetensors import safe_open
 from torch import nn
 from transformers import (
     PreTrainedConfig,
+    PreTrainedModel,
     PrinterCallback,
     ProgressCallback,
     Trainer,
@@ -39,8 +41,9 @@ from transformers import (
 from bertkit import model as models
 from bertkit.config import BertConfig
 from bertkit.data.corpus import find_hub_trouble, ignore
-from bertkit.data.vocab import load_tokenizer
+from bertkit.data.vocab import load_tokenizer, save_tokenizer
 from bertkit.directory import (
+    BEST,
     EXAMPLES,
     FIRST,
     METRICS,
@@ -60,7 +63,7 @@ from bertkit.optim import BertAdam
 from bertkit.recipe import Recipe, check, merge, split_batch
 from bertkit.share import write_card
 from bertkit.tasks.task import Report, Task
-from bertkit.trainer import BertTrainer, Progress, Watcher, train
+from bertkit.trainer import BertTrainer, Progress, Watcher, explain_lost_process, train
 
 SIZES = (  # what a checkpoint decides
     "vocab_size",
@@ -95,6 +98,7 @@ def run(
     Raises:
         UsageError: a mistake in the recipe, the data or the directory; nothing is overwritten.
         Interrupted: by SIGTERM or SIGINT, after a checkpoint.
+        ProcessLost: one of several processes has ended.
     """
     recipe, output = complete(task, *recipes), Path(output)
     processes = join_processes(recipe)
@@ -105,7 +109,7 @@ def run(
         return finished
 
     held = hold_directory(output) if processes.is_main_process else nullcontext()
-    with explain_full_disk(output), held:
+    with explain_full_disk(output), explain_lost_process(processes.num_processes), held:
         return carry_out(task, recipe, args, output, report, progress, prepared)
 
 
@@ -137,7 +141,7 @@ def carry_out(
         train(trainer, find_checkpoint(output, report), report)
     else:
         report(f"{parameters}; nothing to train, only to predict")
-    return finish(task, recipe, trainer, prepared, output)
+    return finish(task, recipe, trainer, prepared, output, report)
 
 
 def train_first(task: Task, recipe: Recipe, output: Path, report: Report, progress: Progress) -> Recipe:
@@ -311,6 +315,7 @@ def make_arguments(task: Task, recipe: Recipe, output: Path) -> TrainingArgument
     precision = choose_precision(recipe["precision"])
     if train.get("optim") == BERT_ADAM:
         del train["optim"]  # ours, which `make_trainer` hands over
+    train.pop("save_total_limit", None)  # BertTrainer's: the Trainer deletes before the new checkpoint is whole
     defaults = {
         "report_to": "none",
         "disable_tqdm": True,
@@ -540,12 +545,18 @@ def make_trainer(
             model=model,
             args=args,
             task=task,
+            keep=recipe["train"].get("save_total_limit", 0),
             train_dataset=data.get("train"),
             eval_dataset=dev,
             data_collator=task.collate,
             compute_metrics=lambda prediction: task.score(prediction.predictions, dev),
             optimizer_cls_and_kwargs=optimizer,
             callbacks=[Watcher(Path(args.output_dir), progress)],
+        )
+    if args.fsdp and not trainer.is_fsdp_enabled:
+        raise UsageError(
+            "fsdp in [train] would shard nothing here: accelerate does it where there are several processes, each with "
+            "an accelerator of its own; leave it out"
         )
     trainer.remove_callback(PrinterCallback)
     trainer.remove_callback(ProgressCallback)
@@ -555,7 +566,9 @@ def make_trainer(
 # --- The end ----------------------------------------------------------------------------------------------------------
 
 
-def finish(task: Task, recipe: Recipe, trainer: BertTrainer, prepared: Prepared, output: Path) -> dict[str, Any]:
+def finish(
+    task: Task, recipe: Recipe, trainer: BertTrainer, prepared: Prepared, output: Path, report: Report
+) -> dict[str, Any]:
     """The scores of a trained model; saves it, and the first process writes the rest of the directory."""
     trainer.compute_metrics = None  # each split has its own labels
     metrics: dict[str, Any] = {}
@@ -572,10 +585,18 @@ def finish(task: Task, recipe: Recipe, trainer: BertTrainer, prepared: Prepared,
         metrics |= task.baseline(prepared.data["train"], prepared.data[next(iter(task.splits))])
         metrics["score"] = metrics[task.metric]
     metrics["updates"] = trainer.state.global_step
+    model = trainer.accelerator.unwrap_model(trainer.model)
     for name, value in task.settle(metrics).items():
-        setattr(trainer.accelerator.unwrap_model(trainer.model).config, name, value)
+        setattr(model.config, name, value)
     trainer.save_model(str(output))
+    if best := find_better(trainer, metrics):
+        name, _ = trainer.criterion
+        metrics |= {"best_update": best["step"], f"best_{name}": best[name]}
+        values = f"{name} {best[name]:.4g}, at the end {metrics[name]:.4g}"
+        report(f"update {best['step']:,} was better ({values}); its model is in {output / BEST}")
     if trainer.is_world_process_zero():
+        if best:
+            save_best(task, type(model), best, prepared.tokenizer, output)
         write_results(task, recipe, trainer, metrics, files, prepared, output)
     trainer.accelerator.wait_for_everyone()
     return metrics
@@ -604,6 +625,29 @@ def write_results(
     for name, text in files.items():
         (output / PREDICTIONS / name).write_text(text, encoding="utf-8")
     write_json(metrics, output / METRICS)
+
+
+def find_better(trainer: BertTrainer, metrics: Mapping[str, Any]) -> dict[str, float]:
+    """The `step` and scores of an earlier checkpoint that is better than the model at the end; empty if none is."""
+    name, lower_is_better = trainer.criterion
+    best = None if trainer.args.load_best_model_at_end else trainer.find_best()
+    if not best or best["step"] == trainer.state.global_step:
+        return {}
+    better = best[name] < metrics[name] if lower_is_better else best[name] > metrics[name]
+    return best if better else {}
+
+
+def save_best(task: Task, head: type[PreTrainedModel], best: Mapping[str, float], tokenizer: Any, output: Path) -> None:
+    """Writes `output/best` at once: the model of an earlier checkpoint, saved as the last one is, and the tokenizer."""
+    model = head.from_pretrained(output / f"checkpoint-{best['step']}")
+    for name, value in task.settle(best).items():
+        setattr(model.config, name, value)
+    temporary = output / f".{BEST}"
+    shutil.rmtree(temporary, ignore_errors=True)
+    model.save_pretrained(temporary)
+    save_tokenizer(tokenizer, temporary)
+    shutil.rmtree(output / BEST, ignore_errors=True)
+    temporary.rename(output / BEST)
 
 
 def list_start(log: list[dict[str, float]]) -> dict[str, float]:

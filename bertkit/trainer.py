@@ -1,26 +1,30 @@
 """transformers' Trainer, with what bertkit adds to it.
 
-Losses are divided by the labels of the whole update, and their parts logged; a run reports how far it is, marks its
-checkpoints, and stops on a signal or on a loss that is no number. All the rest is the Trainer's.
+Losses are divided by the labels of the whole update, and their parts logged; what is logged is the same whether a run
+was stopped in between or not. A run reports how far it is, keeps its last and its best checkpoint, and stops on a
+signal, on a loss that is no number, or when another of its processes is lost. All the rest is the Trainer's.
 """
 
 import ctypes
+import json
 import math
 import signal
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState
 
-from bertkit.directory import mark_complete, write_log
+from bertkit.directory import list_checkpoints, mark_complete, rotate_checkpoints, write_json, write_log
 from bertkit.errors import UsageError
 from bertkit.tasks.task import Report, Task
 
+SUMS = "loss_sums.json"  # in a checkpoint: of the losses since the last log
 TRIM_EVERY = 20  # updates on a CPU; it takes a fraction of a second
 Progress = Callable[[int, int, Mapping[str, float]], None]  # updates done, of how many, the latest log entry
 
@@ -40,6 +44,10 @@ class Diverged(UsageError):
     """The loss is no number any more; all processes of a run see it."""
 
 
+class ProcessLost(UsageError):
+    """Another process of the run has ended; each of those that are left sees it."""
+
+
 def train(trainer: Trainer, checkpoint: Path | None, report: Report) -> None:
     """Trains to the end, from a checkpoint if there is one.
 
@@ -48,6 +56,7 @@ def train(trainer: Trainer, checkpoint: Path | None, report: Report) -> None:
     """
     if checkpoint:
         report(f"continues after {checkpoint.name}")
+        trainer.args.eval_on_start = False  # that was another start
     start = time.monotonic()
     with stop_on_signal(trainer) as watcher:
         trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
@@ -61,12 +70,19 @@ class BertTrainer(Trainer):
 
     A head counts its own labels (`count_labels`); the counts of all micro-batches and processes are added before the
     first of them is computed, so that no loss or gradient depends on how an update is cut.
+
+    Args:
+        keep: checkpoints, the last and the best always among them; all if it is 0.
     """
 
-    def __init__(self, *args, task: Task, **kwargs) -> None:
+    def __init__(self, *args, task: Task, keep: int = 0, **kwargs) -> None:
         super().__init__(*args, **kwargs)
         self.task = task
-        self.parts: dict[str, Tensor] = {}  # sums of the loss's parts since the last log, of this process
+        self.keep = keep
+        self.sums: dict[str, Tensor] = {}  # of the loss and its parts since the last log, of this process
+        self.logged_at = 0  # the update of the last log
+        if self.is_fsdp_enabled:
+            drop_second_names(self.model)
 
     def get_batch_samples(self, epoch_iterator, num_batches, device) -> tuple[list, dict[str, Tensor]]:
         """The micro-batches of one update, and the label counts of all of it."""
@@ -83,19 +99,85 @@ class BertTrainer(Trainer):
         """This micro-batch's share of the update's loss (times the processes, over which gradients are averaged)."""
         outputs = model(**inputs, **(num_items_in_batch or {}))
         for name, value in outputs.items():
-            if name.endswith("_loss"):
-                self.parts[name] = self.parts.get(name, 0) + value.detach()
+            if name.endswith("loss"):
+                self.sums[name] = self.sums.get(name, 0.0) + value.detach().float()
         loss = outputs["loss"] * self.accelerator.num_processes
         return (loss, outputs) if return_outputs else loss
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Adds the parts of the loss, each its mean over the updates since the last log."""
+        """The loss and its parts are means over the updates since the last log, of whichever start."""
         if "loss" in logs:
             updates = self.state.global_step - self.logged_at
-            for name, total in self.parts.items():
-                logs[name] = self.accelerator.reduce(total, "sum").item() / updates
-            self.parts, self.logged_at = {}, self.state.global_step
+            logs |= {name: total / updates for name, total in self.add_up().items()}
+            self.sums, self.logged_at = {}, self.state.global_step
+        logs.pop("train_loss", None)  # the Trainer's mean, which begins at the last start
         super().log(logs, start_time)
+
+    def add_up(self) -> dict[str, float]:
+        """The sums of the loss and its parts since the last log, over all processes; all of them have to ask."""
+        names = sorted(self.sums)
+        if not names:
+            return {}
+        totals = self.accelerator.reduce(torch.stack([self.sums[name] for name in names]), "sum")
+        return dict(zip(names, totals.tolist(), strict=True))
+
+    def _save_checkpoint(self, model, trial) -> None:
+        """As the Trainer, and marked complete once every process has written its part; then old ones are deleted."""
+        super()._save_checkpoint(model, trial)
+        sums = self.add_up()
+        self.accelerator.wait_for_everyone()
+        if self.is_world_process_zero():
+            output = Path(self.args.output_dir)
+            checkpoint = output / f"checkpoint-{self.state.global_step}"
+            write_json({"logged_at": self.logged_at, "sums": sums}, checkpoint / SUMS)
+            write_log(self.state.log_history, output)
+            mark_complete(checkpoint)
+            if self.keep > 0:
+                protected = [best["step"]] if (best := self.find_best()) else []
+                if loaded := self.state.best_model_checkpoint:  # at the end, by the Trainer
+                    protected.append(int(loaded.rpartition("-")[2]))
+                rotate_checkpoints(output, self.state.global_step, self.keep, protected)
+
+    @property
+    def criterion(self) -> tuple[str, bool]:
+        """The score that decides which checkpoint is best, and whether lower is better."""
+        if given := self.args.metric_for_best_model:
+            return given.removeprefix("eval_"), not self.args.greater_is_better
+        return self.task.metric, self.task.lower_is_better
+
+    def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
+        """As the Trainer; of a sharded model, whose `state_dict` is given, tied weights are saved under one name."""
+        for second, first in self.model.all_tied_weights_keys.items():
+            if state_dict and second in state_dict:
+                state_dict[first] = state_dict.pop(second)
+        super()._save(output_dir, state_dict)
+
+    def find_best(self) -> dict[str, float] | None:
+        """The best of the checkpoints at hand that were evaluated, the first of equals: its `step` and its scores."""
+        metric, lower_is_better = self.criterion
+        saved = list_checkpoints(Path(self.args.output_dir))
+        scores = [
+            {key.removeprefix("eval_"): value for key, value in entry.items()}
+            for entry in self.state.log_history
+            if entry["step"] in saved and math.isfinite(entry.get(f"eval_{metric}", math.nan))
+        ]
+        sign = 1 if lower_is_better else -1
+        return min(scores, key=lambda entry: sign * entry[metric], default=None)
+
+    def _restore_sums(self, checkpoint: Path) -> None:
+        """Takes up the losses since the last log; the first process has those of all."""
+        self.logged_at, self.sums = int(checkpoint.name.rpartition("-")[2]), {}
+        if (checkpoint / SUMS).exists():  # older checkpoints have none
+            saved = json.loads((checkpoint / SUMS).read_text(encoding="utf-8"))
+            self.logged_at = saved["logged_at"]
+            if self.is_world_process_zero():
+                self.sums = {name: torch.tensor(x, device=self.args.device) for name, x in saved["sums"].items()}
+
+    def get_train_dataloader(self) -> Any:
+        """The Trainer's; its worker processes leave signals to this one, which needs them for the current update."""
+        loader = super().get_train_dataloader()
+        loader.worker_init_fn = partial(begin_worker, loader.worker_init_fn)
+        return loader
 
     def _get_eval_sampler(self, eval_dataset) -> None:
         """None: in order, as scores and files take the predictions; the Trainer's own sorts with group_by_length."""
@@ -109,12 +191,32 @@ class BertTrainer(Trainer):
         return None, summary, summary[:, :1]
 
     def train(self, resume_from_checkpoint=None, **kwargs) -> Any:
-        self.logged_at = 0 if resume_from_checkpoint is None else int(str(resume_from_checkpoint).rpartition("-")[2])
+        if resume_from_checkpoint is not None:
+            self._restore_sums(Path(resume_from_checkpoint))
         return super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)
 
 
+def begin_worker(begin: Callable[[int], None] | None, number: int) -> None:
+    """What a data worker does first: signals to all of a group are the business of the process that trains."""
+    for signalled in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(signalled, signal.SIG_IGN)
+    if begin is not None:
+        begin(number)
+
+
+def drop_second_names(model: nn.Module) -> None:
+    """Leaves a decoder's bias its name in the decoder only.
+
+    FSDP puts the decoder into a group with the embeddings that it is tied to, and the rest into another; from torch
+    2.13 on it refuses a parameter that is in both.
+    """
+    for module in model.modules():
+        if isinstance(getattr(module, "decoder", None), nn.Linear) and getattr(module, "bias", None) is not None:
+            del module.bias
+
+
 class Watcher(TrainerCallback):
-    """Reports progress, marks complete checkpoints, stops on a signal or on a loss that is no number."""
+    """Reports progress, stops on a signal or on a loss that is no number."""
 
     def __init__(self, output: Path, progress: Progress) -> None:
         self.output = output
@@ -132,11 +234,6 @@ class Watcher(TrainerCallback):
         if state.is_world_process_zero:
             self.progress(state.global_step, state.max_steps, logs or {})
 
-    def on_save(self, args, state: TrainerState, control: TrainerControl, **kwargs) -> None:
-        if state.is_world_process_zero:
-            write_log(state.log_history, self.output)
-            mark_complete(self.output / f"checkpoint-{state.global_step}")
-
     def on_train_begin(self, args, state: TrainerState, control: TrainerControl, **kwargs) -> None:
         if state.is_world_process_zero:
             write_log(state.log_history, self.output)  # from now on the directory is this run's
@@ -147,7 +244,6 @@ class Watcher(TrainerCallback):
             self.agreed = self.ask_all(args)
         if self.agreed:
             control.should_save = control.should_training_stop = True
-            args.save_total_limit = None  # the Trainer would end by deleting all checkpoints but the best
         elif state.is_world_process_zero and state.global_step % max(1, state.max_steps // 200) == 0:
             self.progress(state.global_step, state.max_steps, {})
         if args.device.type == "cpu" and state.global_step % TRIM_EVERY == 0:
@@ -184,6 +280,19 @@ class stop_on_signal:
     def __exit__(self, *exception: Any) -> None:
         for number, handler in self.previous.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def explain_lost_process(processes: int) -> Iterator[None]:
+    """What a process sees when another one of several has ended becomes a ProcessLost."""
+    try:
+        yield
+    except RuntimeError as error:
+        if processes == 1 or not (isinstance(error, torch.distributed.DistError) or "gloo" in str(error)):
+            raise
+        raise ProcessLost(
+            "another process of this run was lost; the same command continues from its last checkpoint"
+        ) from error
 
 
 def trim_memory() -> None:

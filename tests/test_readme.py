@@ -96,7 +96,9 @@ def test_a_recipe_runs_dry(path, tmp_path, monkeypatch):
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize(("name", "cells", "runs"), [("glue-grid", 192, 192), ("minilm", 4, 20), ("proof", 8, 24), ("restarts", 8, 80)])
+@pytest.mark.parametrize(
+    ("name", "cells", "runs"), [("glue-grid", 192, 192), ("minilm", 4, 20), ("proof", 8, 24), ("restarts", 8, 80)]
+)
 def test_a_study_has_the_runs_it_should_have(name, cells, runs, tmp_path):
     given = {"checkpoint": str(write_checkpoint(tmp_path / "bert"))}
     found = list_cells(read_study(ROOT / "recipes" / "studies" / f"{name}.toml", given))

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -47,7 +46,11 @@ def text(tmp_path_factory):
 
 @pytest.fixture
 def recipe(text):
-    """Eight updates of a tiny model, without dropout, in fp32."""
+    return make_recipe(text)
+
+
+def make_recipe(text):
+    """Eight updates of a tiny model on a text, without dropout, in fp32."""
     return {
         "batch_size": 16,
         "precision": "fp32",
@@ -246,59 +249,6 @@ def test_checkpointing_and_workers_change_nothing(recipe, tmp_path, setting):
     run(PRETRAIN, recipe, output=tmp_path / "plain")
     run(PRETRAIN, merge(recipe, {"train": setting}), output=tmp_path / "other")
     np.testing.assert_allclose(read_losses(tmp_path / "other"), read_losses(tmp_path / "plain"), rtol=1e-6)
-
-
-def start_two(recipe, folder, name):
-    """Two processes that train into `folder / name`, as a user would start them."""
-    save_recipe(recipe, folder / "recipe.toml")
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    files = ["--recipe", str(folder / "recipe.toml"), "--output", str(folder / name)]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    return subprocess.Popen(
-        [*launcher, "-m", "bertkit", "pretrain", *files],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environment,
-    )
-
-
-@pytest.mark.parametrize("per_device", [8, 4])
-def test_two_processes_do_the_same_as_one(recipe, tmp_path, per_device):
-    """16 = 2 x 8 = 2 x 2 x 4: losses, scores and weights."""
-    run(PRETRAIN, recipe, output=tmp_path / "one")
-    recipe = merge(recipe, {"train": {"per_device_train_batch_size": per_device}})
-    with start_two(recipe, tmp_path, "two") as process:
-        out, err = process.communicate(timeout=120)
-    assert process.returncode == 0, err[-2000:]
-    assert json.loads((tmp_path / "two" / "environment.json").read_text())["processes"] == 2
-    assert f"(2 x {8 // per_device} x {per_device})" in out
-    assert out.count("masked-LM accuracy") == 1, "both processes speak"
-    np.testing.assert_allclose(read_losses(tmp_path / "two"), read_losses(tmp_path / "one"), rtol=1e-5)
-    scores = [json.loads((tmp_path / name / "metrics.json").read_text()) for name in ("one", "two")]
-    assert scores[0].keys() == scores[1].keys()
-    for key in scores[0]:
-        assert scores[1][key] == pytest.approx(scores[0][key], rel=1e-4), key
-    two = read_weights(tmp_path / "two")
-    for name, weight in read_weights(tmp_path / "one").items():
-        # Adam divides by the root of v: where a gradient is all but zero, rounding decides; hence the absolute part.
-        np.testing.assert_allclose(two[name].numpy(), weight.numpy(), rtol=1e-4, atol=2e-4, err_msg=name)
-
-
-def test_a_signal_to_one_of_two_processes_stops_both_and_the_run_can_go_on(recipe, tmp_path):
-    recipe = merge(recipe, {"train": {"max_steps": 400, "eval_steps": 400, "save_steps": 400}})
-    with start_two(recipe, tmp_path, "two") as process:
-        for line in process.stdout:
-            if "update 20" in line:
-                children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-                os.kill(int(children[-1]), signal.SIGTERM)
-                break
-        _, err = process.communicate(timeout=120)
-    assert err.count("bertkit: stopped after update") == 1, err[-2000:]
-    (checkpoint,) = (tmp_path / "two").glob("checkpoint-*/complete")
-    stopped = int(checkpoint.parent.name.rpartition("-")[2])
-    assert 20 <= stopped < 400
-    assert run(PRETRAIN, recipe, output=tmp_path / "two")["updates"] == 400, "one process goes on where two have been"
 
 
 def test_precisions_stay_close(recipe, tmp_path):

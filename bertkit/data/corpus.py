@@ -38,6 +38,7 @@ Paragraphs = list[str]  # a document before its sentences are split
 Parsed = TypeVar("Parsed")
 
 DOCS = "docs"
+BUILT_FILES, BUILT_FOLDERS = ("build.json", "corpus.json"), ("shards", "parts")  # of a corpus on disk
 JSONL_SUFFIXES = (".jsonl", ".jsonl.gz")
 SUFFIXES = (".txt", ".txt.gz", *JSONL_SUFFIXES)  # what is read of a directory
 PIECE_BYTES = 1 << 26  # of a large file
@@ -246,6 +247,8 @@ def _cut_source(source: str, piece_bytes: int) -> list[Piece]:
     if source == DOCS:
         return [Piece(source, "docs")]
     path = str(Path(os.path.expanduser(source)))  # these functions never fail, unlike those of Path
+    if is_built(path):
+        raise UsageError(f"{source} is a built corpus and no text; name the text that it was built of")
     if os.path.isdir(path):
         return _cut_files(source, _list_files(path), piece_bytes)
     if os.path.exists(path):
@@ -258,9 +261,21 @@ def _cut_source(source: str, piece_bytes: int) -> list[Piece]:
     return [Piece(source, "hub", source, number, count) for number in range(count)]
 
 
+def is_built(path: str | Path) -> bool:
+    """Whether a directory holds token ids that `bertkit corpus build` has made, or is making, and no text."""
+    files, folders = (Path(path, name) for name in BUILT_FILES), (Path(path, name) for name in BUILT_FOLDERS)
+    return any(map(os.path.isfile, files)) and any(map(os.path.isdir, folders))
+
+
 def _list_files(directory: str) -> list[str]:
-    """The texts at any depth, in the order of the parts of their paths; strings, as there may be millions."""
-    files = [os.path.join(folder, name) for folder, _, names in os.walk(directory) for name in names]
+    """The texts at any depth, in the order of the parts of their paths; strings, as there may be millions.
+
+    A corpus that has been built inside of the directory is passed over.
+    """
+    files = []
+    for folder, folders, names in os.walk(directory):
+        folders[:] = [name for name in folders if not is_built(os.path.join(folder, name))]
+        files += [os.path.join(folder, name) for name in names]
     texts = [file for file in files if file.endswith(SUFFIXES) and os.path.basename(file)[0] != "."]
     texts = sorted(filter(os.path.isfile, texts), key=lambda file: file.replace(os.sep, "\0"))
     if not texts:

@@ -67,8 +67,9 @@ class Pairing:
         return self.max_length - SPECIAL_TOKENS
 
     def find_chunks(self, documents: range | None = None) -> np.ndarray:
-        """(P,) int64, the sentence that each chunk begins with, in the order of the corpus; a chunk gives a pair.
+        """(P,), the sentence that each chunk begins with, in the order of the corpus; a chunk gives a pair.
 
+        uint32, or int64 for a corpus of more than 4 billion sentences.
         `documents`, a range of step 1, finds those of these documents alone: the same ones as among all.
         """
         total = self.corpus.document_count
@@ -76,12 +77,13 @@ class Pairing:
         if documents != range(total)[documents.start : documents.stop]:
             raise ValueError(f"{documents} is not a range of step 1 within {total} documents")
         sizes = np.cumsum(self.corpus.document_ends - self.corpus.document_starts)
-        chunks = [np.empty(0, np.int64)]
+        dtype = np.uint32 if len(self.corpus.sentence_ends) < 1 << 32 else np.int64
+        chunks = [np.empty(0, dtype)]
         first = documents.start
         while first < documents.stop:
             full = np.searchsorted(sizes, start_of(sizes, first) + BLOCK, side="right")
             stop = min(max(first + 1, int(full)), documents.stop)
-            chunks.append(self._find_in_block(np.arange(first, stop)))
+            chunks.append(self._find_in_block(np.arange(first, stop)).astype(dtype))
             first = stop
         return np.concatenate(chunks)
 

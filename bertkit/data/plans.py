@@ -17,23 +17,18 @@ from bertkit.data.pairs import Pairing
 from bertkit.data.shards import INDEX
 
 FOLDER = "plans"
+VERSION = 1  # of the algorithm in `bertkit.data.pairs`: another one must not find the plans of this one
 
 
 def find_chunks(pairing: Pairing) -> np.ndarray:
-    """(P,) `pairing.find_chunks()`, from the cache if it is there; uint32, or int64 above 4 billion sentences."""
-    sentences = len(pairing.corpus.sentence_ends)
-    dtype = np.uint32 if sentences < 1 << 32 else np.int64
-
-    def make() -> np.ndarray:
-        return pairing.find_chunks().astype(dtype)
-
+    """(P,) `pairing.find_chunks()`, from the cache if it is there."""
     directory = pairing.corpus.directory
     if directory is None:
-        return make()
+        return pairing.find_chunks()
     index = "".join(path.stem.rpartition("-")[2] for path in directory.glob(f"{INDEX}-*"))  # the corpus's checksum
-    documents = zlib.crc32(np.stack([pairing.corpus.document_starts, pairing.corpus.document_ends]).tobytes())
+    documents = zlib.crc32(pairing.corpus.document_ends, zlib.crc32(pairing.corpus.document_starts))
     options = f"{pairing.max_length}-{pairing.short_seq_prob}-{pairing.seed}-{pairing.copy}"
-    return keep_array(directory / FOLDER, f"{index}-{documents:08x}-{options}", make)
+    return keep_array(directory / FOLDER, f"{VERSION}-{index}-{documents:08x}-{options}", pairing.find_chunks)
 
 
 def keep_array(folder: Path, name: str, make: Callable[[], np.ndarray]) -> np.ndarray:
@@ -47,6 +42,8 @@ def keep_array(folder: Path, name: str, make: Callable[[], np.ndarray]) -> np.nd
         folder.mkdir(exist_ok=True)
         with alone(folder):
             if (found := read_array(folder, name)) is None:
+                for unfinished in folder.glob(f".{name}.*"):  # by a process that was killed
+                    unfinished.unlink()
                 write_array(folder, name, make())
                 found = read_array(folder, name)
     except OSError:  # a full disk, or one that is only read

@@ -28,14 +28,13 @@ from typing import Any
 
 import numpy as np
 
-from bertkit.data.corpus import ignore
+from bertkit.data.corpus import BUILT_FILES, BUILT_FOLDERS, ignore, is_built
 from bertkit.data.tokens import TokenizedCorpus
 from bertkit.errors import UsageError
 
 FORMAT = 1  # of the directory
-MANIFEST = "corpus.json"
-RECORD = "build.json"
-SHARDS = "shards"
+RECORD, MANIFEST = BUILT_FILES
+SHARDS, PARTS = BUILT_FOLDERS  # the latter: shards from which repeats have not gone yet
 INDEX = "index"
 SUFFIX = ".safetensors"
 SHARD_NAME = re.compile(r"(\d{5,})-(\d{4,})-([0-9a-f]{8})\.safetensors")
@@ -245,11 +244,6 @@ def is_corpus(path: str | Path) -> bool:
     return (Path(path) / MANIFEST).is_file()
 
 
-def is_begun(path: str | Path) -> bool:
-    """Whether the directory holds a corpus, finished or not."""
-    return is_corpus(path) or (Path(path) / RECORD).is_file()
-
-
 def read_manifest(directory: str | Path) -> dict[str, Any]:
     """What corpus.json holds.
 
@@ -257,7 +251,7 @@ def read_manifest(directory: str | Path) -> dict[str, Any]:
         UsageError: there is none, it is damaged, or another version of bertkit wrote it.
     """
     path = Path(directory) / MANIFEST
-    if not path.is_file() and is_begun(directory):
+    if not path.is_file() and is_built(directory):
         raise UsageError(f"the corpus {directory} is not finished; the same bertkit corpus build command finishes it")
     if not path.is_file():
         raise UsageError(f"{directory} holds no corpus (no {MANIFEST}); make one: bertkit corpus build")

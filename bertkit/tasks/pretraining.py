@@ -21,12 +21,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from bertkit.data.corpus import Document, read_documents
+from bertkit.data.corpus import Document, is_built, read_documents
 from bertkit.data.draw import draw_key, permute
 from bertkit.data.masking import IGNORED, check_rates, default_max_predictions, mask_tokens
 from bertkit.data.pairs import Pairing, assemble_pairs
 from bertkit.data.plans import find_chunks
-from bertkit.data.shards import is_begun, open_corpus
+from bertkit.data.shards import open_corpus, read_manifest
 from bertkit.data.tokens import TokenizedCorpus, choose_held_out, start_of, tokenize_documents
 from bertkit.data.vocab import describe_vocabulary, load_tokenizer, make_tokenizer, train_vocabulary
 from bertkit.errors import UsageError
@@ -315,7 +315,7 @@ def load(options: Mapping[str, Any], report: Report) -> dict[str, Any]:
         raise UsageError(
             "no corpus given; name a built corpus, text files, directories, a Hub data set or docs: --corpus PATH"
         )
-    if any(is_begun(source) for source in options["corpus"]):
+    if any(is_built(source) for source in options["corpus"]):
         return load_built(options, report)
     report(f"reading {', '.join(options['corpus'])}")
     documents = list(
@@ -369,13 +369,9 @@ def tokenize(recipe: Mapping[str, Any], examples: Mapping[str, Any], report: Rep
     options = recipe["data"]
     asked = options["vocab"] or recipe.get("checkpoint")
     if isinstance(examples["train"], TokenizedCorpus):
-        tokenizer = load_tokenizer(options["corpus"][0], cased=options["cased"] or None)
-        if asked and describe_vocabulary(load_tokenizer(asked)) != describe_vocabulary(tokenizer):
-            raise UsageError(
-                f"{options['corpus'][0]} was built with another vocabulary than that of {asked}; "
-                f"build it again: bertkit corpus build … --vocab {asked}"
-            )
-        return tokenizer
+        if asked:
+            check_vocabulary(options["corpus"][0], load_tokenizer(asked), asked)
+        return load_tokenizer(options["corpus"][0], cased=options["cased"] or None)
     if asked:
         return load_tokenizer(asked, cased=options["cased"] or None)
     sentences = (sentence for document in examples["train"] for sentence in document)
@@ -383,6 +379,15 @@ def tokenize(recipe: Mapping[str, Any], examples: Mapping[str, Any], report: Rep
     tokens = train_vocabulary(sentences, size=options["vocab_size"], cased=options["cased"], report=report)
     lengths = [phase.max_length for phase in list_phases(recipe)]
     return make_tokenizer(tokens, cased=options["cased"], max_length=max(lengths))
+
+
+def check_vocabulary(corpus: str | Path, tokenizer: Any, owner: str) -> None:
+    """Nothing, or a UsageError: a built corpus has another vocabulary than the tokenizer of `owner`."""
+    if describe_vocabulary(load_tokenizer(corpus)) != describe_vocabulary(tokenizer):
+        raise UsageError(
+            f"{corpus} was built with another vocabulary than that of {owner}; build a corpus with it: "
+            "bertkit corpus build … --vocab DIR"
+        )
 
 
 def configure(recipe: Mapping[str, Any], tokenizer: Any, examples: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -406,8 +411,11 @@ def encode(
         pairs = data.count_pairs(phases[0].max_length)
         data.phases = [Phase(min(options["heldout_pairs"], pairs), phases[0].max_length)]
         return data
-    counts = corpus.count_tokens(len(tokenizer))
-    unknown = counts[tokenizer.unk_token_id] / counts.sum()
+    if corpus.directory is not None:  # a run that continues has its tokenizer from its own directory
+        check_vocabulary(corpus.directory, tokenizer, "this run")
+        unknown = read_manifest(corpus.directory)["statistics"]["unknown_rate"]
+    else:
+        unknown = np.count_nonzero(corpus.ids[:] == tokenizer.unk_token_id) / max(len(corpus.ids), 1)
     if unknown > MOST_UNKNOWN:
         raise UsageError(
             f"{unknown:.0%} of the text is {tokenizer.unk_token} to this vocabulary; "

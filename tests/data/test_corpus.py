@@ -594,3 +594,15 @@ def test_reading_is_light(tmp_path):
 
 def run_python(program: str) -> str:
     return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+
+
+def test_a_corpus_that_was_built_among_the_texts_is_no_text(tmp_path):
+    """So the same build command finds the same sources again."""
+    write(tmp_path / "texts" / "a.txt", TEXT)
+    write(tmp_path / "texts" / "made" / "vocab.txt", "[PAD]")
+    write(tmp_path / "texts" / "made" / "build.json", "{}")
+    assert len(read(tmp_path / "texts")) == 3  # somebody's folder with such a file
+    (tmp_path / "texts" / "made" / "shards").mkdir()
+    assert read(tmp_path / "texts") == SENTENCES
+    with pytest.raises(UsageError, match="made is a built corpus and no text"):
+        read(tmp_path / "texts" / "made")

@@ -1,5 +1,9 @@
 """Statistics of a corpus: worked by hand on a tiny one, and against a naive count on random ones."""
 
+import errno
+import os
+import sys
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -234,3 +238,12 @@ def test_the_table_says_everything_in_words():
     assert rows["unknown tokens"] == "0.000%"
     assert rows["tokens of a document"] == "mean 5.0, median 3, p90 7, p99 7, longest 7"
     assert "random next" in rows["pairs of 512 tokens"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the disk is not asked first")
+def test_a_disk_too_small_for_the_hashes_says_so_at_once(tmp_path, monkeypatch):
+    """A write to mapped memory could not: the system would end the process."""
+    monkeypatch.setattr(statistics, "HASHES_A_PASS", 10)
+    monkeypatch.setattr(os, "posix_fallocate", lambda *_: (_ for _ in ()).throw(OSError(errno.ENOSPC, "No space left")))
+    with pytest.raises(OSError, match="No space left"):
+        statistics.hash_units(np.arange(40, dtype=np.uint16), np.arange(2, 42, 2), tmp_path)

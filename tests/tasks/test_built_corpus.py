@@ -1,7 +1,9 @@
 """Pretraining on a corpus that `bertkit corpus build` has made: the run of its text, and what does not fit."""
 
+import os
 import pickle
 import shutil
+import signal
 
 import numpy as np
 import pytest
@@ -70,7 +72,7 @@ def test_a_built_corpus_is_small_in_the_hands_of_a_worker(recipe, built):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"vocab": "other"}, "one was built with another vocabulary than that of .*other; build it again"),
+        ({"vocab": "other"}, "one was built with another vocabulary than that of .*other; build a corpus with it"),
         ({"cased": True}, "the tokenizer of .*one is uncased"),
         ({"corpus": ["one", "text"]}, "one is a built corpus and stands alone; build one of all sources"),
         ({"limit_characters": 10}, "one is a built corpus; limit_characters and split_sentences are for text"),
@@ -125,3 +127,26 @@ def test_an_unfinished_corpus_is_no_corpus(recipe, built, tmp_path):
     data = recipe["data"] | {"corpus": [str(tmp_path / "corpus")]}
     with pytest.raises(UsageError, match=r"not finished.*the same bertkit corpus build command"):
         run(PRETRAIN, recipe | {"data": data}, output=tmp_path / "run")
+
+
+def test_a_run_that_continues_sees_that_its_corpus_was_built_anew_with_another_vocabulary(
+    recipe, built, text, tmp_path
+):
+    from bertkit.build import build
+    from bertkit.data.vocab import make_tokenizer, train_vocabulary
+    from bertkit.trainer import Interrupted
+
+    shutil.copytree(built / "one", tmp_path / "corpus")
+    given = recipe | {"data": recipe["data"] | {"corpus": [str(tmp_path / "corpus")]}}
+
+    def stop(done, total, log):
+        if done == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(Interrupted):
+        run(PRETRAIN, given, output=tmp_path / "run", progress=stop)
+    shutil.rmtree(tmp_path / "corpus")
+    tokens = train_vocabulary(text.read_text(encoding="utf-8").splitlines(), size=90)
+    build([str(text)], make_tokenizer(tokens, cased=False), tmp_path / "corpus")
+    with pytest.raises(UsageError, match="corpus was built with another vocabulary than that of this run"):
+        run(PRETRAIN, given, output=tmp_path / "run")
