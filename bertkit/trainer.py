@@ -176,7 +176,8 @@ class BertTrainer(Trainer):
     def get_train_dataloader(self) -> Any:
         """The Trainer's; its worker processes leave signals to this one, which needs them for the current update."""
         loader = super().get_train_dataloader()
-        loader.worker_init_fn = partial(begin_worker, loader.worker_init_fn)
+        inner = getattr(loader, "base_dataloader", loader)  # accelerate's wraps the one that starts the workers
+        inner.worker_init_fn = partial(begin_worker, inner.worker_init_fn)
         return loader
 
     def _get_eval_sampler(self, eval_dataset) -> None:

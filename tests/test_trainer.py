@@ -372,3 +372,36 @@ def test_seeking_takes_less_than_a_minute_and_reads_nothing(far, tmp_path, proce
     asked = [int(number) for number in (tmp_path / "asked").read_text().split()]
     assert min(asked) == FAR * 256
     assert max(asked) == FAR * 256 + 255
+
+
+GROUP = """
+import os, signal, sys
+from pathlib import Path
+from bertkit.recipe import read_recipe
+from bertkit.run import run
+from bertkit.tasks import TASKS
+from bertkit.trainer import Interrupted
+
+def stop(done, total, log):
+    if done == 3 and log:
+        os.killpg(0, signal.SIGTERM)
+
+if __name__ == "__main__":
+    try:
+        run(TASKS["pretrain"], read_recipe(sys.argv[1]), output=sys.argv[2], progress=stop)
+    except Interrupted as stopped:
+        sys.exit(128 + stopped.number)
+"""
+
+
+def test_a_signal_to_a_whole_group_leaves_the_data_workers_to_the_process_that_trains(recipe, straight, tmp_path):
+    """As schedulers send it, and a terminal its Ctrl-C: the update ends, and the checkpoint is written."""
+    recipe = merge(recipe, {"train": {"dataloader_num_workers": 2}})
+    save_recipe(recipe, tmp_path / "recipe.toml")
+    (tmp_path / "program.py").write_text(GROUP)
+    command = [sys.executable, "program.py", "recipe.toml", "run"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, start_new_session=True, timeout=200)
+    assert done.returncode == 128 + signal.SIGTERM, done.stderr
+    assert [path.parent.name for path in tmp_path.glob("run/checkpoint-*/complete")] == ["checkpoint-4"]
+    run(PRETRAIN, recipe, output=tmp_path / "run")
+    assert_same_run(tmp_path / "run", straight)
