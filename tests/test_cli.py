@@ -718,7 +718,7 @@ def test_a_damaged_corpus_is_named_and_the_same_command_mends_it(call, tmp_path)
     code, _, err = call("corpus", "stats", "vocab")
     assert (code, err) == (
         2,
-        "bertkit: vocab holds no finished corpus (no corpus.json); make one: bertkit corpus build\n",
+        "bertkit: vocab holds no corpus (no corpus.json); make one: bertkit corpus build\n",
     )
 
 

@@ -43,6 +43,7 @@ DATA_DEFAULTS = {
     "whole_word_masking": False,
     "split_sentences": True,
     "heldout_share": 0.01,
+    "heldout_pairs": 5000,
     "limit_characters": 0,
 }
 ROOT = Path(__file__).parent.parent

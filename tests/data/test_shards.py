@@ -156,7 +156,7 @@ def test_a_corpus_is_there_when_its_manifest_is(made):
     (made / MANIFEST).unlink()
     assert not is_corpus(made)
     with pytest.raises(
-        UsageError, match=r"holds no finished corpus \(no corpus.json\); make one: bertkit corpus build"
+        UsageError, match=r"holds no corpus \(no corpus.json\); make one: bertkit corpus build"
     ):
         open_corpus(made)
 
