@@ -8,7 +8,7 @@ import tomli_w
 from huggingface_hub import HfApi, ModelCardData
 
 import bertkit
-from bertkit.directory import FIRST
+from bertkit.directory import BEST, FIRST
 from bertkit.errors import UsageError, join_lines
 from bertkit.tasks.task import Task
 
@@ -109,7 +109,7 @@ def push(output: Path, repo: str, note: str = "") -> str:
         HfApi().upload_folder(
             repo_id=address.repo_id,
             folder_path=output,
-            ignore_patterns=["checkpoint-*", f"{FIRST}/*", "README.md"],
+            ignore_patterns=["checkpoint-*", f"{FIRST}/*", f"{BEST}/*", "README.md"],
             commit_message=message,
         )
         HfApi().upload_file(

@@ -40,7 +40,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from bertkit.data.corpus import ignore
-from bertkit.directory import FIRST, find_finished, hold_directory, write_json
+from bertkit.directory import BEST, FIRST, find_finished, hold_directory, write_json
 from bertkit.errors import UsageError, explain_refusal
 from bertkit.recipe import (
     TABLES,
@@ -654,7 +654,11 @@ def prune(study: Study, group: Sequence[Cell], states: Mapping[str, State], outp
     runs = [directory for cell in group for directory in cell.runs.values()]
     ended = [directory for directory in runs if states[directory].metrics is not None]
     for directory in ended:
-        for model in (*(output / directory).glob("checkpoint-*"), output / directory / FIRST):
+        for model in (
+            *(output / directory).glob("checkpoint-*"),
+            output / directory / FIRST,
+            output / directory / BEST,
+        ):
             shutil.rmtree(model, ignore_errors=True)
     if study.keep == "all":
         return

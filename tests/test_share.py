@@ -135,7 +135,7 @@ def test_a_run_is_uploaded_without_its_checkpoints(connect, tmp_path):
     assert (upload.repo_id, upload.folder_path) == ("ada/bert", tmp_path)
     assert upload.commit_message.startswith("bertkit ")
     ours = ["model.safetensors", "predictions/dev.tsv"]
-    files = [*ours, "README.md", "checkpoint-3/model.safetensors", "first/model.safetensors"]
+    files = [*ours, "README.md", "checkpoint-3/model.safetensors", "first/model.safetensors", "best/config.json"]
     kept = list(filter_repo_objects(files, ignore_patterns=upload.ignore_patterns))
     assert kept == ours
 

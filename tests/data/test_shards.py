@@ -155,9 +155,7 @@ def test_a_corpus_is_there_when_its_manifest_is(made):
     assert read_manifest(made)["statistics"] == {"documents": 3}
     (made / MANIFEST).unlink()
     assert not is_corpus(made)
-    with pytest.raises(
-        UsageError, match=r"holds no corpus \(no corpus.json\); make one: bertkit corpus build"
-    ):
+    with pytest.raises(UsageError, match=r"holds no corpus \(no corpus.json\); make one: bertkit corpus build"):
         open_corpus(made)
 
 
