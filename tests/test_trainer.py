@@ -377,6 +377,7 @@ def test_seeking_takes_less_than_a_minute_and_reads_nothing(far, tmp_path, proce
 GROUP = """
 import os, signal, sys
 from pathlib import Path
+import torch
 from bertkit.recipe import read_recipe
 from bertkit.run import run
 from bertkit.tasks import TASKS
@@ -387,6 +388,7 @@ def stop(done, total, log):
         os.killpg(0, signal.SIGTERM)
 
 if __name__ == "__main__":
+    torch.set_num_threads(1)  # as the run that it is compared with
     try:
         run(TASKS["pretrain"], read_recipe(sys.argv[1]), output=sys.argv[2], progress=stop)
     except Interrupted as stopped:
