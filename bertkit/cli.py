@@ -362,11 +362,11 @@ def build_corpus(
     Example: bertkit corpus build texts docs --vocab my-vocab --output corpora/mine
     """
     from bertkit.build import build
+    from bertkit.data.docs import count_cores
     from bertkit.data.vocab import load_tokenizer
     from bertkit.workers import read_workers
 
-    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    count = read_workers(cpus if workers is None else workers)
+    count = read_workers(count_cores() if workers is None else workers)
     with Screen() as screen, explain_full_disk(output):
         screen.start()
         statistics = build(
@@ -630,26 +630,29 @@ class Screen:
         self.latest |= {self.names[key]: value for key, value in log.items() if key in self.names}
         state = ", ".join(f"{name} {value:.3f}" for name, value in self.latest.items())
         if self.console is not None and self.console.is_terminal:
-            self._advance_bar(done, total, state)
+            from rich.progress import MofNCompleteColumn
+
+            self._move_bar("training", done, total, MofNCompleteColumn(), state=state)
         elif done * 20 // max(total, 1) > self.shown:
             self.shown = done * 20 // max(total, 1)
             self.say(f"  update {done:,} of {total:,}  {state}")
 
-    def _advance_bar(self, done: int, total: int, state: str) -> None:
+    def _move_bar(self, name: str, done: int, total: int | None, count: Any, **state: str) -> None:
+        """Moves the progress bar; `count` is rich's column for how much is done, `state` what stands behind it."""
         if self.bar is None:
             from rich import progress
 
             self.bar = progress.Progress(
-                progress.TextColumn("training"),
+                progress.TextColumn(name),
                 progress.BarColumn(),
-                progress.MofNCompleteColumn(),
+                count,
                 progress.TimeRemainingColumn(),
-                progress.TextColumn("{task.fields[state]}"),
+                *(progress.TextColumn(f"{{task.fields[{key}]}}") for key in state),
                 console=self.console,
             )
             self.bar.start()
-            self.bar.add_task("training", total=total, state=state)
-        self.bar.update(self.bar.task_ids[0], completed=done, state=state)
+            self.bar.add_task(name, total=total, **state)
+        self.bar.update(self.bar.task_ids[0], completed=done, **state)
 
     def show_build(self, done: int, total: int, tokens: int) -> None:
         """Shows how far the building of a corpus is, in bytes of text; where their total is unknown, the tokens."""
@@ -658,28 +661,14 @@ class Screen:
         seconds, read = now - self.began[0], done - self.began[1]
         rate = f"{tokens:,} tokens, {tokens / max(seconds, 1):,.0f} a second" if tokens else ""
         if self.console is not None and self.console.is_terminal:
-            self._show_build_bar(done, total, rate)
+            from rich.progress import DownloadColumn
+
+            self._move_bar("building", done, total or None, DownloadColumn(), rate=rate)
         elif rate and (done * 20 // total > self.shown if total else seconds > self.shown + 30):
             self.shown = done * 20 // total if total else int(seconds)
             left = f", {seconds * (total - done) / read:,.0f} s left" if total and read else ""
             share = f"{done / 1e6:,.0f} of {total / 1e6:,.0f} MB, " if total else ""
             self.say(f"  {share}{rate}{left}")
-
-    def _show_build_bar(self, done: int, total: int, rate: str) -> None:
-        if self.bar is None:
-            from rich import progress
-
-            self.bar = progress.Progress(
-                progress.TextColumn("building"),
-                progress.BarColumn(),
-                progress.DownloadColumn(),
-                progress.TimeRemainingColumn(),
-                progress.TextColumn("{task.fields[rate]}"),
-                console=self.console,
-            )
-            self.bar.start()
-            self.bar.add_task("building", total=total or None, rate=rate)
-        self.bar.update(self.bar.task_ids[0], completed=done, rate=rate)
 
     def show_statistics(self, statistics: Mapping[str, Any], directory: Path) -> None:
         """Prints what a corpus is like, and what is unusual about it."""

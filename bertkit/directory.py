@@ -22,6 +22,7 @@ import torch
 from accelerate import PartialState
 
 import bertkit
+from bertkit.data.shards import write_json, write_whole
 from bertkit.data.vocab import save_tokenizer
 from bertkit.errors import UsageError, explain_refusal
 from bertkit.recipe import Recipe, find_recipe_differences, name_differences, read_recipe, save_recipe
@@ -155,21 +156,6 @@ def start_directory(output: Path, recipe: Recipe, tokenizer: Any) -> None:
     save_tokenizer(tokenizer, output)
 
 
-def write_json(value: Any, path: Path) -> None:
-    """Writes a JSON file at once or not at all."""
-    write_at_once(json.dumps(value, indent=2, ensure_ascii=False) + "\n", path)
-
-
-def write_at_once(text: str, path: Path) -> None:
-    """Writes a file so that it is never there in part."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with temporary.open("w", encoding="utf-8") as stream:
-        stream.write(text)
-        stream.flush()
-        os.fsync(stream.fileno())  # a name must not survive a power cut that its content does not
-    os.replace(temporary, path)
-
-
 def describe_environment() -> dict[str, Any]:
     """Versions, hardware and, in a checkout, the commit: what may explain a difference between two runs."""
     return {
@@ -248,7 +234,7 @@ def rotate_checkpoints(output: Path, update: int, keep: int, protected: Collecti
 
 def write_log(entries: Iterable[Mapping[str, float]], output: Path) -> None:
     """Writes the training log, one JSON object a line."""
-    write_at_once("".join(json.dumps(entry) + "\n" for entry in entries), output / LOG)
+    write_whole("".join(json.dumps(entry) + "\n" for entry in entries), output / LOG)
 
 
 def read_log(output: Path) -> list[dict[str, float]]:

@@ -11,7 +11,6 @@ Left out: sentence splitting, on neither side, and what comes after: the referen
 the reading would cost it more time still, and training.
 """
 
-import os
 import random
 import sys
 import time
@@ -34,6 +33,7 @@ from bertkit.bench.measure import OURS, REFERENCE, alternate, compare
 from bertkit.bench.reference import load_module
 from bertkit.build import build
 from bertkit.data.corpus import DOCS, ignore, read_documents
+from bertkit.data.docs import count_cores
 from bertkit.data.shards import open_corpus
 from bertkit.data.vocab import load_tokenizer, make_tokenizer, save_tokenizer, train_vocabulary
 from bertkit.directory import describe_environment
@@ -128,11 +128,6 @@ def count_samples(data: PretrainingData, batches: Sequence[range]) -> tuple[int,
 def measure_spread(by_copy: Sequence[int]) -> float:
     """The standard error of the sum, as a share of it: how far chance alone moves the number of samples."""
     return float(np.std(by_copy, ddof=1) / np.mean(by_copy) / np.sqrt(len(by_copy))) if len(by_copy) > 1 else 1.0
-
-
-def count_cores() -> int:
-    """The cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 
 # --- The reference ----------------------------------------------------------------------------------------------------

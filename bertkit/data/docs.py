@@ -62,12 +62,17 @@ def _list_modules() -> list[Path]:
     return [modules[digest] for digest in sorted(modules)]
 
 
+def count_cores() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+
+
 def _map_in_order(function: Callable[[Any], Item], arguments: Iterable[Any], workers: int | None) -> Iterator[Item]:
     """`map` by forked processes, a few arguments ahead of the consumer, who may stop at any time.
 
     Forked, because a spawned process runs the caller's script again and fails where that has no `__main__` guard.
     """
-    workers = workers or (len(os.sched_getaffinity(0)) if sys.platform == "linux" else 1)
+    workers = workers or count_cores()
     if workers == 1 or sys.platform != "linux":
         yield from map(function, arguments)
         return

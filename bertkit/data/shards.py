@@ -208,12 +208,17 @@ def write_index(directory: Path, shards: Sequence[Shard]) -> Path:
     return write_arrays(directory, INDEX, arrays, {"shards": len(shards)})
 
 
-def write_json(value: Mapping[str, Any], path: Path) -> None:
+def write_json(value: Any, path: Path) -> None:
     """Writes a JSON file whole or not at all."""
+    write_whole(json.dumps(value, indent=2, ensure_ascii=False) + "\n", path)
+
+
+def write_whole(text: str, path: Path) -> None:
+    """Writes a file so that it is never there in part."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with temporary.open("w", encoding="utf-8") as stream:
-            stream.write(json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+            stream.write(text)
             _flush(stream)
         os.replace(temporary, path)
     finally:
