@@ -14,6 +14,11 @@ _HOMES = {
     "bertkit.config": ("BertConfig",),
     "bertkit.errors": ("UsageError",),
     "bertkit.model": (
+        "BertBiLSTMForMultipleChoice",
+        "BertBiLSTMForQuestionAnswering",
+        "BertBiLSTMForSequenceClassification",
+        "BertBiLSTMForTokenClassification",
+        "BertFeaturesForTokenClassification",
         "BertForMaskedLM",
         "BertForMultipleChoice",
         "BertForNextSentencePrediction",

@@ -255,6 +255,80 @@ def squad(
 
 
 @app.command()
+def swag(
+    recipe: RecipeFile = None,
+    model: Model = None,
+    data: Data = None,
+    output: Output = None,
+    settings: Settings = None,
+    push_to: Push = None,
+    dry_run: DryRun = False,
+) -> None:
+    """Fine-tune on SWAG: which of four endings follows.
+
+    Example: bertkit swag --data SWAG --output runs/swag
+    """
+    given = {"checkpoint": model, "data": {"dir": str(data)} if data else None}
+    execute("swag", recipe, given, output, settings, dry_run, push_to)
+
+
+@app.command()
+def ner(
+    recipe: RecipeFile = None,
+    model: Model = None,
+    data: Data = None,
+    output: Output = None,
+    settings: Settings = None,
+    layers: Annotated[
+        str | None,
+        typer.Option(
+            "--features",
+            help="The feature-based approach: the encoder stays as it is, and a BiLSTM learns from these layers.",
+            metavar="LAYERS",
+        ),
+    ] = None,
+    push_to: Push = None,
+    dry_run: DryRun = False,
+) -> None:
+    """Find names in text: fine-tune on CoNLL-2003 or other files in its form, or learn from BERT's features.
+
+    LAYERS: embeddings, second-to-last, last, sum-last-four, concat-last-four or sum-all, as in Table 7.
+
+    Example: bertkit ner --data CONLL --output runs/ner
+    """
+    options = {"dir": data, "features": layers}
+    given = {"checkpoint": model, "data": {key: str(value) for key, value in options.items() if value is not None}}
+    execute("ner", recipe, given, output, settings, dry_run, push_to)
+
+
+@app.command()
+def features(
+    model: Annotated[str, typer.Argument(help="A checkpoint or run.", metavar="MODEL")],
+    source: Annotated[Path, typer.Option("--input", help="A text a line.", metavar="FILE")],
+    output: Annotated[Path, typer.Option("--output", help="A .jsonl or .npz file.", metavar="FILE")],
+    layers: Annotated[
+        str,
+        typer.Option(
+            "--layers",
+            help="embeddings, second-to-last, last, sum-last-four, concat-last-four or sum-all.",
+            metavar="LAYERS",
+        ),
+    ] = "last",
+    pool: Annotated[
+        str, typer.Option("--pool", help="A vector a word, or one a text: that of [CLS], or the mean.")
+    ] = "words",
+) -> None:
+    """Write contextual vectors of any text: the same word in two contexts gets two.
+
+    Example: bertkit features runs/mine --input texts.txt --layers last --output vectors.npz
+    """
+    from bertkit.features import extract
+
+    with Screen() as screen:
+        extract(model, source, layers, output, pool, screen.say)
+
+
+@app.command()
 def triviaqa(
     qa: Annotated[Path, typer.Argument(help="TriviaQA's JSON, such as wikipedia-train.json.", metavar="QA.json")],
     evidence: Annotated[Path, typer.Option("--evidence", help="The folder of its documents.", metavar="DIR")],

@@ -11,6 +11,8 @@ from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 from transformers.activations import ACT2FN
 
+OURS = ("tau", "feature_layers", "bilstm_hidden_size")  # that no other program knows
+
 
 @strict
 class BertConfig(PreTrainedConfig):
@@ -19,6 +21,7 @@ class BertConfig(PreTrainedConfig):
     L = `num_hidden_layers`, H = `hidden_size`, A = `num_attention_heads`; the feed-forward size is 4H in the paper.
     `is_decoder=True` makes attention left-to-right (the ablation of Table 5 and Figure 5). `tau` is the least by which
     an answer's score must exceed s_null to be given (section 4.3), tuned by whoever trained on SQuAD 2.0.
+    `feature_layers` and `bilstm_hidden_size` (units a direction) belong to the feature-based approach (section 5.3).
 
     Raises:
         huggingface_hub.errors.StrictDataclassError: a value of the wrong type, H not divisible by A, a size below 1, a
@@ -45,6 +48,8 @@ class BertConfig(PreTrainedConfig):
     is_decoder: bool = False
     tie_word_embeddings: bool = True
     tau: float | int | None = None
+    feature_layers: str | None = None
+    bilstm_hidden_size: int | None = None
 
     # Written by other programs and kept as they are; this package neither caches nor cross-attends.
     use_cache: bool = True
@@ -53,11 +58,9 @@ class BertConfig(PreTrainedConfig):
     eos_token_id: int | list[int] | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """All values by name; tau only if there is one, so that other models' files are as transformers writes them."""
-        values = super().to_dict()
-        if self.tau is None:
-            del values["tau"]
-        return values
+        """All values by name; those of ours only if they are set, so that files are as transformers writes them."""
+        unset = {name for name in OURS if getattr(self, name) is None}
+        return {name: value for name, value in super().to_dict().items() if name not in unset}
 
     def validate_architecture(self) -> None:
         """Nothing, when the sizes fit together; called by `@strict` at construction.
@@ -76,6 +79,8 @@ class BertConfig(PreTrainedConfig):
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
         if self.num_hidden_layers < 0 or self.type_vocab_size < 1:
             raise ValueError("num_hidden_layers must be at least 0 and type_vocab_size at least 1")
+        if self.bilstm_hidden_size is not None and self.bilstm_hidden_size < 1:
+            raise ValueError(f"bilstm_hidden_size is {self.bilstm_hidden_size}; it must be at least 1")
         if self.initializer_range <= 0:
             raise ValueError(f"initializer_range is {self.initializer_range}; a standard deviation is above 0")
         if self.hidden_act not in ACT2FN:

@@ -247,6 +247,12 @@ class BertPreTrainedModel(PreTrainedModel):
                 init.zeros_(module.bias)
         elif isinstance(module, BertLMPredictionHead):
             init.zeros_(module.bias)
+        elif isinstance(module, BertLayerMix):
+            if module.weights is not None:
+                init.zeros_(module.weights)
+        elif isinstance(module, nn.LSTM):
+            for parameter in module.parameters():  # as torch draws them
+                init.uniform_(parameter, -(module.hidden_size**-0.5), module.hidden_size**-0.5)
         else:
             super()._init_weights(module)
 
@@ -455,6 +461,31 @@ class BertHead(BertPreTrainedModel):
     """
 
     bert: BertModel
+    has_bilstm = False  # between the encoder and the head
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__(config)
+        self.is_frozen = False
+        if self.has_bilstm:
+            self.bilstm = BertBiLSTM(config.hidden_size, config.hidden_size // 2)
+
+    def freeze_encoder(self) -> None:
+        """Leaves embeddings and layers as they are: only what is above them learns, the pooler included.
+
+        Without dropout, too: what the head is given is what the feature-based approach would give it (section 5.3).
+        """
+        self.is_frozen = True
+        for module in (self.bert.embeddings, self.bert.encoder):
+            module.requires_grad_(False)
+        self.train(self.training)
+
+    def train(self, mode: bool = True) -> "BertHead":
+        """Training or evaluation; a frozen encoder is always in evaluation."""
+        super().train(mode)
+        if self.is_frozen:
+            self.bert.embeddings.eval()
+            self.bert.encoder.eval()
+        return self
 
     def count_labels(self, labels: Tensor, **batch: Tensor) -> dict[str, Tensor]:
         """What a batch adds to the counts that divide this head's losses, under the names `forward` takes them by."""
@@ -469,6 +500,11 @@ class BertHead(BertPreTrainedModel):
             input_ids, attention_mask, inputs_embeds=inputs_embeds, layout=layout, return_dict=True, **kwargs
         )
         outputs.hidden_states = unpack_all(outputs.hidden_states, layout)
+        if self.has_bilstm:
+            outputs.last_hidden_state = self.bilstm(outputs.last_hidden_state, layout)  # (packed, H)
+            if self.bert.pooler is not None:
+                sentence = self.bilstm.read_sentence(outputs.last_hidden_state, layout)  # (B, H)
+                outputs.pooler_output = self.bert.pooler(sentence)  # (B, H)
         return outputs, layout
 
 
@@ -911,3 +947,171 @@ def ignore_outside(positions: Tensor, length: int) -> Tensor:
     """Positions (B,), those outside [0, length) replaced by IGNORED."""
     positions = positions.view(-1)
     return positions.masked_fill((positions < 0) | (positions >= length), IGNORED)
+
+
+# --- A BiLSTM on top, and features of a frozen encoder (sections 5.1 and 5.3, Tables 5 and 7) -------------------------
+
+# Table 7: what is taken of the recorded states (0 are the embeddings' output), and what becomes of several.
+FEATURE_LAYERS = {
+    "embeddings": (slice(0, 1), "one"),
+    "second-to-last": (slice(-2, -1), "one"),
+    "last": (slice(-1, None), "one"),
+    "sum-last-four": (slice(-4, None), "sum"),
+    "concat-last-four": (slice(-4, None), "concatenation"),
+    "sum-all": (slice(1, None), "sum"),
+}
+
+
+def check_feature_layers(name: str, config: BertConfig) -> None:
+    """Nothing, when a model of these sizes has the layers that `name` names.
+
+    Raises:
+        ValueError: no such name, or too few layers.
+    """
+    if name not in FEATURE_LAYERS:
+        raise ValueError(f"unknown layers {name!r}; expected one of {', '.join(FEATURE_LAYERS)}")
+    least = -(FEATURE_LAYERS[name][0].start if name != "embeddings" else 0)
+    if config.num_hidden_layers < least:
+        raise ValueError(f"{name} needs {least} layers and the model has {config.num_hidden_layers}; choose others")
+
+
+def select_features(hidden_states: tuple[Tensor, ...], name: str) -> Tensor:
+    """(..., K, H) the states of the K layers that `name` names, from the embeddings' output and every layer's."""
+    return torch.stack(hidden_states[FEATURE_LAYERS[name][0]], dim=-2)  # (..., K, H)
+
+
+class BertBiLSTM(nn.Module):
+    """Two layers of LSTM in both directions, `units` each, randomly initialised (sections 5.1 and 5.3)."""
+
+    def __init__(self, input_size: int, units: int) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(input_size, units, num_layers=2, bidirectional=True)
+
+    def forward(self, states: Tensor, layout: Packed | Padded) -> Tensor:
+        """(packed, 2 * units) from (packed, `input_size`); a sequence's states depend on its real tokens only."""
+        packed = layout if isinstance(layout, Packed) else lay_out(layout.shape, layout.mask, PACKED, states.device)
+        tokens = states if isinstance(layout, Packed) else packed.pack(states)  # (N, F)
+        sequences = tokens.split(packed.offsets.diff().tolist())
+        mixed, _ = self.lstm(nn.utils.rnn.pack_sequence(sequences, enforce_sorted=False))
+        tokens = torch.cat(nn.utils.rnn.unpack_sequence(mixed))  # (N, 2 * units)
+        return tokens if isinstance(layout, Packed) else packed.unpack(tokens)  # (packed, 2 * units)
+
+    def read_sentence(self, states: Tensor, layout: Packed | Padded) -> Tensor:
+        """(B, 2 * units) where each direction has read all: the forward one at the last token, the other at the first.
+
+        Differs from the paper: it does not say what a sentence head reads of the BiLSTM.
+        """
+        units = self.lstm.hidden_size
+        return torch.cat([layout.last(states)[:, :units], layout.first(states)[:, units:]], dim=1)
+
+
+class BertBiLSTMForSequenceClassification(BertForSequenceClassification):
+    """With a BiLSTM between the encoder and the pooler (Table 5); plain transformers loads its encoder only."""
+
+    has_bilstm = True
+
+
+class BertBiLSTMForMultipleChoice(BertForMultipleChoice):
+    """With a BiLSTM between the encoder and the pooler; plain transformers loads its encoder only."""
+
+    has_bilstm = True
+
+
+class BertBiLSTMForTokenClassification(BertForTokenClassification):
+    """With a BiLSTM between the encoder and the classifier; plain transformers loads its encoder only."""
+
+    has_bilstm = True
+
+
+class BertBiLSTMForQuestionAnswering(BertForQuestionAnswering):
+    """With a BiLSTM between the encoder and the two vectors; plain transformers loads its encoder only."""
+
+    has_bilstm = True
+
+
+class BertLayerMix(nn.Module):
+    """One vector of the activations of K layers: of the only one, a learned sum, or their concatenation (Table 7).
+
+    Differs from the paper: it does not say how the sum is weighted; here by a softmax, as ELMo's (Peters et al. 2018).
+    """
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__()
+        layers, self.kind = FEATURE_LAYERS[config.feature_layers]
+        count = len(range(config.num_hidden_layers + 1)[layers])
+        self.size = config.hidden_size * (count if self.kind == "concatenation" else 1)
+        self.weights = nn.Parameter(torch.zeros(count)) if self.kind == "sum" else None
+
+    def forward(self, features: Tensor) -> Tensor:
+        """(..., `size`) from (..., K, H)."""
+        if self.weights is None:
+            return features.flatten(-2)  # (..., K * H)
+        return (features * self.weights.softmax(dim=0)[:, None]).sum(dim=-2)  # (..., H)
+
+
+class BertFeaturesForTokenClassification(BertHead):
+    """A label a word from the activations of a frozen encoder: a BiLSTM and a classifier (section 5.3, feature-based).
+
+    Differs from the paper: it does not say over what the BiLSTM runs; here over the words of a sentence, each with the
+    activations of its first token. `bilstm_hidden_size` is the number of units in each direction.
+    """
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__(config)
+        check_feature_layers(config.feature_layers or "", config)
+        self.bert = BertModel(config, add_pooling_layer=False)
+        self.mix = BertLayerMix(config)
+        self.bilstm = BertBiLSTM(self.mix.size, config.bilstm_hidden_size)
+        self.dropout = make_head_dropout(config)
+        self.classifier = nn.Linear(2 * config.bilstm_hidden_size, config.num_labels)
+        self.freeze_encoder()
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        word_places: Tensor | None = None,
+        features: Tensor | None = None,
+        labels: Tensor | None = None,
+        num_items_in_batch: Tensor | int | None = None,
+        **kwargs,
+    ) -> TokenClassifierOutput:
+        """Logits (B, W, L), zero where a sequence has fewer words than W.
+
+        Args:
+            word_places: (B, W) the place of each word's first token in `input_ids`, -1 where there is no word; None:
+                every token is a word.
+            features: (B, W, K, H) activations that were computed before (`bertkit.features`), instead of `input_ids`;
+                then `attention_mask` (B, W) is nonzero at words.
+            labels: (B, W), -100 where there is no word.
+        """
+        words = attention_mask
+        if features is None:
+            with torch.no_grad():
+                outputs = self.bert(
+                    input_ids,
+                    attention_mask,
+                    token_type_ids,
+                    position_ids,
+                    inputs_embeds,
+                    output_hidden_states=True,
+                    return_dict=True,
+                    **kwargs,
+                )
+            features = select_features(outputs.hidden_states, self.config.feature_layers)  # (B, T, K, H)
+            if word_places is not None:
+                words = word_places >= 0  # (B, W)
+                rows = torch.arange(len(word_places), device=features.device)[:, None]
+                features = features[rows, word_places.clamp(min=0)]  # (B, W, K, H)
+        layout = lay_out(tuple(features.shape[:2]), words, PACKED, features.device)
+        states = self.dropout(self.mix(layout.pack(features).to(self.classifier.weight.dtype)))  # (N, F)
+        logits = self.classifier(self.dropout(self.bilstm(states, layout)))  # (N, L)
+        return TokenClassifierOutput(
+            loss=None if labels is None else classify_loss(logits, layout.pack(labels), num_items_in_batch),
+            logits=layout.unpack(logits),  # (B, W, L)
+        )

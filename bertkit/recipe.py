@@ -35,7 +35,7 @@ TOP = {
     "batch_size": int,
     "precision": Literal["auto", "fp32", "bf16", "fp16"],
     "preset": Literal["paper", "stable"],
-    "freeze": str,
+    "freeze": Literal["encoder"],
     "bilstm": bool,
     "reinit_layers": int,
 }

@@ -19,16 +19,13 @@ from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate import PartialState
-from safetensors import safe_open
 from torch import nn
 from transformers import (
-    PreTrainedConfig,
     PreTrainedModel,
     PrinterCallback,
     ProgressCallback,
@@ -39,8 +36,8 @@ from transformers import (
 )
 
 from bertkit import model as models
-from bertkit.config import BertConfig
-from bertkit.data.corpus import find_hub_trouble, ignore
+from bertkit.checkpoint import check_weights, load_config, load_model, make_config, reinitialize
+from bertkit.data.corpus import ignore
 from bertkit.data.vocab import load_tokenizer, save_tokenizer
 from bertkit.directory import (
     BEST,
@@ -215,7 +212,7 @@ def name_data(task: Task, recipe: Recipe) -> str:
 
 
 def complete(task: Task, *recipes: Mapping[str, Any]) -> Recipe:
-    """The whole recipe of a run: paper < preset < `recipes`, checked.
+    """The whole recipe of a run: paper < what its options change < preset < `recipes`, checked.
 
     Raises:
         UsageError: an unknown key, a wrong type, a recipe of another task.
@@ -226,7 +223,7 @@ def complete(task: Task, *recipes: Mapping[str, Any]) -> Recipe:
             f"the recipe is for the task {given['task']!r}, not {task.name!r}; use the command of that task"
         )
     preset = task.stable if given.get("preset") == "stable" else {}
-    recipe = check(merge(task.recipe, preset, given), data_defaults=task.recipe["data"])
+    recipe = check(merge(task.recipe, task.adapt(given), preset, given), data_defaults=task.recipe["data"])
     task.check(recipe)
     check_ranges(recipe["train"])
     check_model(task, recipe)
@@ -279,6 +276,11 @@ def check_model(task: Task, recipe: Recipe) -> None:
             labels = task.configure(recipe, None, None)["id2label"].values()
             if {label.lower() for label in labels} != {label.lower() for label in config.id2label.values()}:
                 raise UsageError(explain_missing_head(task, recipe, labels))
+            if (name := name_head(task, recipe)) != (had := (config.architectures or [name])[0]):
+                raise UsageError(
+                    f"{recipe['checkpoint']} is a {had} and would be taken for a {name}; say so: --set bilstm="
+                    f"{str('BiLSTM' in had).lower()}"
+                )
         given = {key: value for key, value in recipe["model"].items() if key in SIZES}
         if other := [f"{key} {value}" for key, value in given.items() if value != getattr(config, key)]:
             raise UsageError(
@@ -377,7 +379,7 @@ def make_model(task: Task, recipe: Recipe, settings: Mapping[str, Any], report: 
     Raises:
         UsageError: sizes that do not fit together, or a checkpoint that cannot be loaded.
     """
-    head = getattr(models, task.head(recipe["data"]))
+    head = getattr(models, name_head(task, recipe))
     if not recipe.get("checkpoint"):
         with explain_refusal("[model]"):
             return head(make_config(recipe["model"] | settings))
@@ -389,21 +391,15 @@ def make_model(task: Task, recipe: Recipe, settings: Mapping[str, Any], report: 
     if recipe.get("reinit_layers"):
         reinitialize(model, recipe["reinit_layers"])
         report(f"drawn anew: the pooler and the top {recipe['reinit_layers']} layers (reinit_layers)")
+    if recipe.get("freeze") or model.is_frozen:  # what is loaded forgets that it is
+        model.freeze_encoder()
     return model
 
 
-def check_weights(checkpoint: Path) -> None:
-    """Nothing, or a UsageError: a directory without weights in safetensors, or with damaged ones."""
-    if not checkpoint.is_dir():
-        return
-    files = sorted(checkpoint.glob("model*.safetensors"))
-    if not files:
-        raise UsageError(
-            f"{checkpoint} has no weights in safetensors; give a directory with a BERT checkpoint: --model DIR"
-        )
-    for file in files:
-        with explain_refusal(str(file)), safe_open(file, "pt"):
-            pass
+def name_head(task: Task, recipe: Recipe) -> str:
+    """The class of `bertkit.model` that a run trains: the task's head, or its sibling with a BiLSTM."""
+    name = task.head(recipe["data"])
+    return name.replace("BertFor", "BertBiLSTMFor") if recipe.get("bilstm") else name
 
 
 def explain_missing_head(task: Task, recipe: Recipe, labels: Iterable[str]) -> str:
@@ -412,107 +408,6 @@ def explain_missing_head(task: Task, recipe: Recipe, labels: Iterable[str]) -> s
         f"{task.name} has no training data: a fine-tuned model predicts it, and {recipe['checkpoint']} has no head for "
         f"the labels {', '.join(labels)}; give the run of one that has: --model RUN"
     )
-
-
-def make_config(values: Mapping[str, Any]) -> BertConfig:
-    """BertConfig of `values`.
-
-    Raises:
-        UsageError: they do not fit together.
-    """
-    with explain_refusal("[model]"):
-        return BertConfig(**values)
-
-
-@lru_cache(maxsize=8)  # a study asks for each of its cells
-def find_trouble(checkpoint: str) -> str | None:
-    """Why the Hub cannot serve a checkpoint that is no path here; None if nothing stands in the way.
-
-    With such a trouble the cache is asked alone: a Hub model that was downloaded before will do.
-    """
-    return None if Path(checkpoint).exists() else find_hub_trouble(checkpoint, "model")
-
-
-def load_config(checkpoint: str) -> BertConfig:
-    """The configuration of a checkpoint: a directory, or a name on the Hub, whose cached copy will do.
-
-    Raises:
-        UsageError: there is none, or it is no BERT.
-    """
-    remedy = "give a directory with a BERT checkpoint: --model DIR"
-    with explain_refusal(f"the model {checkpoint}"):
-        trouble = find_trouble(checkpoint)
-        try:
-            values, _ = PreTrainedConfig.get_config_dict(checkpoint, local_files_only=trouble is not None)
-        except OSError:
-            if trouble is None:
-                raise
-            raise UsageError(f"there is no directory {checkpoint}, and {trouble}; {remedy}") from None
-        if not isinstance(values, dict) or not isinstance(values.get("id2label") or {}, dict):
-            raise UsageError(f"the configuration of {checkpoint} is damaged; {remedy}")
-        if values.get("model_type") != "bert":
-            raise UsageError(f"{checkpoint} is a model of type {values.get('model_type')}, not bert; {remedy}")
-        return BertConfig.from_dict(values)
-
-
-def load_model(head: type, checkpoint: str, settings: Mapping[str, Any]) -> tuple[nn.Module, list[str]]:
-    """A model in fp32 with the weights of a checkpoint, and the names of those it lacks, which are drawn.
-
-    Labels are matched by name: a classifier for the same labels in another order is put in ours, one for other labels
-    is drawn anew.
-
-    Raises:
-        UsageError: there is none in safetensors, or its vocabulary is smaller than the tokenizer's.
-    """
-    settings = {"tau": None} | dict(settings)  # a tau belongs to the model that it was tuned for
-    tokens, labels = settings.pop("vocab_size", 0), settings.pop("id2label", None)
-    with explain_refusal(f"the model {checkpoint} (in safetensors)"):
-        model, info = head.from_pretrained(
-            checkpoint,
-            use_safetensors=True,
-            dtype=torch.float32,
-            local_files_only=find_trouble(checkpoint) is not None,
-            output_loading_info=True,
-            **settings,
-        )
-    if tokens > (known := model.config.vocab_size):
-        raise UsageError(
-            f"the tokenizer has {tokens:,} tokens and {checkpoint} only {known:,}; use the checkpoint's own vocabulary"
-        )
-    new = set(info["missing_keys"])
-    if labels is not None:
-        new |= adopt_labels(model, list(labels.values()), known="classifier.weight" not in new)
-    return model, sorted(new)
-
-
-def adopt_labels(model: nn.Module, labels: list[str], known: bool) -> set[str]:
-    """Gives the model a classifier for these labels in this order; the names of its weights if they are new.
-
-    known: whether the classifier comes from the checkpoint, with the labels of its configuration.
-    """
-    had = [model.config.id2label[index] for index in range(model.config.num_labels)]
-    model.config.id2label = dict(enumerate(labels))
-    model.config.label2id = {label: index for index, label in enumerate(labels)}
-    had, wanted = ([label.lower() for label in names] for names in (had, labels))
-    if known and sorted(had) == sorted(wanted):
-        order = [had.index(label) for label in wanted]
-        for parameter in model.classifier.parameters():
-            parameter.data = parameter.data[order]
-        return set()
-    model.classifier = nn.Linear(model.classifier.in_features, len(labels))
-    model._init_weights(model.classifier)
-    return {f"classifier.{name}" for name, _ in model.classifier.named_parameters()}
-
-
-def reinitialize(model: nn.Module, count: int) -> None:
-    """Draws the pooler and the top `count` layers of the encoder anew (Zhang et al. 2021)."""
-    modules = list(model.base_model.encoder.layer[-count:])
-    if model.base_model.pooler is not None:
-        modules.append(model.base_model.pooler)
-    for module in modules:
-        for parameter in module.parameters():
-            parameter._is_hf_initialized = False  # else transformers spares what comes from a checkpoint
-        module.apply(model._init_weights)
 
 
 def describe_training(args: TrainingArguments, recipe: Recipe, data: Any) -> str:

@@ -23,12 +23,12 @@ A BERT trained by bertkit {version} on the task `{task}`: {head}, {parameters:,}
 ## Use it
 
 ```python
-from transformers import {head}, AutoTokenizer  # or from bertkit: the weights are the same
+{imports}
 
 model = {head}.from_pretrained("{name}")
 tokenizer = AutoTokenizer.from_pretrained("{name}")
 ```
-
+{limits}
 ## Scores
 
 {scores}
@@ -42,6 +42,16 @@ tokenizer = AutoTokenizer.from_pretrained("{name}")
 
 Trained with {environment}.
 """
+STOCK = "from transformers import {head}, AutoTokenizer  # or from bertkit: the weights are the same"
+OURS = "from bertkit import {head}  # not from transformers, see below\nfrom transformers import AutoTokenizer"
+BILSTM = (
+    "\nThere is a BiLSTM on top of the encoder, which plain transformers does not have: it loads the encoder only "
+    "(`AutoModel.from_pretrained`), and with one of its own heads the answers are wrong.\n"
+)
+LEFT_TO_RIGHT = (
+    "\nThis model reads from left to right, so its first token has seen nothing, and the head reads the last one. "
+    "Plain transformers' head would read the first one and give one answer for every text.\n"
+)
 
 
 def write_card(
@@ -55,6 +65,8 @@ def write_card(
     """The text of the model card of a run called `name`."""
     rows = [row for row in task.table if row.key in metrics]
     lines = [f"| {row.name} | {metrics[row.key]:.4f} |" for row in rows]
+    head, has_bilstm = type(model).__name__, hasattr(model, "bilstm")
+    is_causal = model.config.is_decoder and bool(task.metric) and getattr(model.base_model, "pooler", None) is not None
     packages = ", ".join(f"{package} {version}" for package, version in environment["packages"].items())
     hardware = ", ".join(environment["gpus"]) or f"{environment['processor']}, {environment['threads']} threads"
     data = ModelCardData(
@@ -66,7 +78,9 @@ def write_card(
         version=bertkit.__version__,
         task=task.name,
         command=task.command or task.name,
-        head=type(model).__name__,
+        head=head,
+        imports=(OURS if has_bilstm or is_causal else STOCK).format(head=head),
+        limits=BILSTM * has_bilstm + LEFT_TO_RIGHT * is_causal,
         parameters=model.num_parameters(),
         scores="\n".join(["| held out | score |", "|---|---|", *lines]),
         recipe=tomli_w.dumps(recipe),

@@ -1,5 +1,6 @@
 """Small data in the official forms, and a tiny BERT to fine-tune on it: what the tests of the tasks start from."""
 
+import csv
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -117,6 +118,61 @@ def write_squad(folder: Path, version: int = 2, seed: int = 0) -> Path:
             articles.append({"title": f"Article_{article}", "paragraphs": paragraphs})
         content = {"version": f"v{release}" if version == 2 else release, "data": articles}
         (folder / f"{split}-v{release}.json").write_text(json.dumps(content), encoding="utf-8")
+    return folder
+
+
+def write_swag(folder: Path, skip: tuple[str, ...] = (), seed: int = 0) -> Path:
+    """The files of SWAG in their official form; the right ending is the one with the word "good".
+
+    skip: files that are left out.
+    """
+    draw = np.random.default_rng(seed)
+    folder.mkdir(parents=True, exist_ok=True)
+    fixed = ["", "video-id", "fold-ind", "startphrase", "sent1", "sent2", "gold-source"]
+    for name, count in zip(("train.csv", "val.csv", "test.csv"), ROWS.values(), strict=True):
+        if name in skip:
+            continue
+        labelled = name != "test.csv"
+        with (folder / name).open("w", encoding="utf-8", newline="") as file:
+            writer = csv.writer(file, lineterminator="\n")
+            writer.writerow([*fixed, *(f"ending{place}" for place in range(4)), *(["label"] if labelled else [])])
+            for index in range(count):
+                context, start = " ".join(draw.choice(FILLERS, 5)) + " .", str(draw.choice(FILLERS))
+                label = int(draw.integers(4))
+                endings = []
+                for place in range(4):
+                    words = [*draw.choice(FILLERS, draw.integers(1, 6)), "good" if place == label else "bad"]
+                    endings.append(" ".join(draw.permutation(words)) + draw.choice([".", ', "so".']))  # in quotes
+                row = [index, "anetv_1", index, f"{context} {start}", context, start, "gold", *endings]
+                writer.writerow(row + [label] * labelled)
+    return folder
+
+
+def write_conll(folder: Path, skip: tuple[str, ...] = (), seed: int = 0) -> Path:
+    """The files of CoNLL-2003 in their official form: four columns, IOB1, documents of three sentences.
+
+    Each "good" is a person and each "bad" a place, two in a row being two of them; "so" goes on with either, and some
+    words are of a control character, which no tokenizer keeps.
+
+    skip: files that are left out.
+    """
+    draw = np.random.default_rng(seed)
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, count in zip(("eng.train", "eng.testa", "eng.testb"), ROWS.values(), strict=True):
+        if name in skip:
+            continue
+        lines = []
+        for index in range(count):
+            if index % 3 == 0:
+                lines += ["-DOCSTART- -X- -X- O", ""]
+            before = ""
+            for word in [str(draw.choice([*FILLERS[:4], "good", "good", "bad", "so", "\u200b"])) for _ in range(7)]:
+                kind = {"good": "PER", "bad": "LOC", "so": before}.get(word, "")
+                mark = "B" if kind and kind == before and word != "so" else "I"
+                lines.append(f"{word} NN I-NP {f'{mark}-{kind}' if kind else 'O'}")
+                before = kind
+            lines.append("")
+        (folder / name).write_text("\n".join(lines) + "\n", encoding="utf-8", newline="\n")
     return folder
 
 

@@ -31,6 +31,9 @@ COMMANDS = [
     "vocab",
     "glue",
     "squad",
+    "swag",
+    "ner",
+    "features",
     "triviaqa",
     "study",
     "score glue",
@@ -371,7 +374,10 @@ def test_wrong_files_are_one_line_and_nothing_is_written(call, glue, tmp_path, w
         (["glue", "--task", "ax", "--data", "GLUE", "--model", "bert"], ["no head", "entailment", "--model"]),
         (["glue", "--task", "ax", "--data", "GLUE", "--model", "bert", "--grid"], ["ax", "no labels"]),
         (["glue", "--task", "rte", "--data", "GLUE", "--model", "bert", "--set", "reinit_layers=3"], ["2 layers"]),
-        (["glue", "--task", "rte", "--data", "GLUE", "--model", "bert", "--set", "freeze=encoder"], ["freeze"]),
+        (
+            ["glue", "--task", "rte", "--data", "GLUE", "--model", "bert", "--set", "freeze=head"],
+            ["freeze", "must be one of encoder"],
+        ),
         (["glue", "--task", "rte", "--data", "GLUE", "--model", "bert", "--restarts", "0"], ["--restarts"]),
         (["glue", "--task", "rte", "--data", "GLUE", "--model", "bert", "--grid", "--workers", "some"], ["some"]),
         (["study", "missing.toml"], ["missing.toml"]),
@@ -545,7 +551,7 @@ def squad(tmp_path, capsys):
         (["--version", "2", "--extra-train", "no.json"], ["no.json is not there"]),
         (["--version", "2", "--set", "data.doc_strid=3"], ["doc_strid", "doc_stride"]),
         (["--version", "2", "--set", "data.max_length=11"], ["max_length 11 leaves no room"]),
-        (["--version", "2", "--set", "freeze=encoder"], ["freeze is not there for squad2"]),
+        (["--version", "2", "--set", "freeze=encoder", "--set", "reinit_layers=1"], ["freeze would leave"]),
     ],
 )
 def test_a_mistake_with_squad_is_one_line_and_nothing_is_written(call, squad, tmp_path, arguments, words):

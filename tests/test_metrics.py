@@ -1,4 +1,4 @@
-"""GLUE and SQuAD scores: worked values, direct formulas, what is undefined, bad input, `evaluate` modules offline."""
+"""GLUE, SQuAD and NER scores: worked values, direct formulas, what is undefined, bad input, `evaluate` modules."""
 
 import json
 import math
@@ -22,13 +22,17 @@ from bertkit.metrics import (
     METRICS,
     average_scores,
     compute_scores,
+    find_entities,
     find_tau,
     make_metric,
+    make_ner_metric,
     make_squad_metric,
     normalize_answer,
     score_answers,
+    score_entities,
     score_squad1,
     score_squad2,
+    score_types,
 )
 
 CLASSES = ("accuracy", "f1", "matthews_correlation")
@@ -762,3 +766,158 @@ def test_bad_input_to_a_squad_module():
     predictions[1]["id"] = "s"
     with pytest.raises(UsageError, match="1 of 2 questions have no prediction, the first is 'r'"):
         make_squad_metric(2).compute(predictions=predictions, references=references)
+
+
+# --- NER
+
+
+@pytest.mark.parametrize(
+    ("tags", "entities"),
+    [
+        ("B-X I-X O", [(0, 2, "X")]),
+        ("B-X B-X", [(0, 1, "X"), (1, 2, "X")]),
+        ("I-X I-X O I-X", [(0, 2, "X"), (3, 4, "X")]),  # IOB1
+        ("I-X B-X I-X", [(0, 1, "X"), (1, 3, "X")]),  # IOB1, two in a row
+        ("O I-X", [(1, 2, "X")]),  # no IOB2: an I- after O begins an entity
+        ("B-X I-Y", [(0, 1, "X"), (1, 2, "Y")]),  # neither: an I- of another type begins one
+        ("I-X I-Y I-X", [(0, 1, "X"), (1, 2, "Y"), (2, 3, "X")]),
+        ("B-a-b I-a-b I-a", [(0, 2, "a-b"), (2, 3, "a")]),  # the type is what stands behind the first hyphen
+        ("O O", []),
+        ("", []),
+    ],
+)
+def test_entities_read_by_hand(tags, entities):
+    assert find_entities(tags.split()) == entities
+
+
+def test_entities_scored_by_hand():
+    """Of five predicted and four gold ones, two are right, the PER and the second LOC: 2/5, 2/4, 4/9.
+
+    The first LOC is a word short, the MISC is of another type and the last ORG made up. Four of the 11 tags are wrong:
+    of these three, and the I-LOC, which begins an entity all the same.
+    """
+    gold = [["B-PER", "I-PER", "O", "B-LOC", "I-LOC"], ["B-LOC", "O", "B-MISC", "O", "O", "O"]]
+    predicted = [["B-PER", "I-PER", "O", "B-LOC", "O"], ["I-LOC", "O", "B-ORG", "O", "I-ORG", "O"]]
+    scores = score_entities(gold, predicted)
+    assert scores == pytest.approx({"precision": 2 / 5, "recall": 2 / 4, "f1": 4 / 9, "accuracy": 7 / 11})
+    assert score_types(gold, predicted) == {
+        "LOC": {"precision": 0.5, "recall": 0.5, "f1": 0.5},
+        "MISC": {"precision": 0.0, "recall": 0.0, "f1": 0.0},
+        "ORG": {"precision": 0.0, "recall": 0.0, "f1": 0.0},
+        "PER": {"precision": 1.0, "recall": 1.0, "f1": 1.0},
+    }
+
+
+def test_a_sentence_ends_its_entities():
+    """Two of one word are not one of two."""
+    apart, together = [["B-X"], ["I-X"]], [["B-X", "I-X"]]
+    assert score_entities(apart, apart)["recall"] == 1.0
+    assert score_types(apart, [["B-X"], ["O"]])["X"] == pytest.approx({"precision": 1.0, "recall": 0.5, "f1": 2 / 3})
+    assert score_entities(together, [["B-X", "B-X"]]) == {"precision": 0.0, "recall": 0.0, "f1": 0.0, "accuracy": 0.5}
+
+
+def test_what_is_undefined_is_0():
+    nothing = {"precision": 0.0, "recall": 0.0, "f1": 0.0}
+    assert score_entities([["O", "O"]], [["O", "O"]]) == nothing | {"accuracy": 1.0}
+    assert score_entities([["B-X"]], [["O"]]) == score_entities([["O"]], [["I-X"]]) == nothing | {"accuracy": 0.0}
+    assert score_entities([], []) == score_entities([[]], [[]]) == nothing | {"accuracy": 0.0}
+    assert score_types([["O"]], [["O"]]) == {}
+
+
+def walk_conlleval(gold: list[list[str]], predicted: list[list[str]]) -> dict[str, int]:
+    """What conlleval counts, as it goes: word by word, looking at two neighbours, a blank line being an O outside.
+
+    A chunk has begun where the tag is B, or I after O, or the type has changed; it has ended where the tag before was
+    in one and this one is B or O, or the type has changed. A chunk is right if it begins on both sides with one type,
+    and ends on both sides at once.
+    """
+
+    def has_begun(before: tuple[str, str], tag: tuple[str, str]) -> bool:
+        return tag[0] != "O" and (tag[0] == "B" or before[0] == "O" or before[1] != tag[1])
+
+    def has_ended(before: tuple[str, str], tag: tuple[str, str]) -> bool:
+        return before[0] != "O" and (tag[0] in "BO" or before[1] != tag[1])
+
+    counts = dict.fromkeys(("right", "found", "wanted"), 0)
+    lines = [
+        (tag, guess)
+        for pair in zip(gold, predicted, strict=True)
+        for tag, guess in [*zip(*pair, strict=True), ("O", "O")]
+    ]
+    rows = [[(text[0], text[2:]) for text in line] for line in lines]
+    before, inside = [("O", ""), ("O", "")], False
+    for row in rows:
+        ended, begun = ([rule(*pair) for pair in zip(before, row, strict=True)] for rule in (has_ended, has_begun))
+        counts["right"] += inside and all(ended)
+        inside = (inside and not any(ended)) or (all(begun) and row[0][1] == row[1][1])
+        counts["wanted"] += begun[0]
+        counts["found"] += begun[1]
+        before = row
+    return counts
+
+
+tagged_pairs = st.lists(
+    st.lists(st.tuples(*[st.sampled_from(["O", "B-X", "I-X", "B-Y", "I-Y"])] * 2), max_size=7), max_size=6
+)
+
+
+@given(tagged_pairs)
+def test_entities_are_counted_as_conlleval_does(sentences):
+    gold, predicted = ([[pair[side] for pair in sentence] for sentence in sentences] for side in (0, 1))
+    counts = walk_conlleval(gold, predicted)
+    precision, recall = counts["right"] / max(counts["found"], 1), counts["right"] / max(counts["wanted"], 1)
+    scores = score_entities(gold, predicted)
+    assert (scores["precision"], scores["recall"]) == (precision, recall)
+    assert scores["f1"] == pytest.approx(2 * counts["right"] / max(counts["found"] + counts["wanted"], 1))
+    pairs = [pair for sentence in sentences for pair in sentence]
+    assert scores["accuracy"] == sum(tag == guess for tag, guess in pairs) / max(len(pairs), 1)
+    swapped = score_entities(predicted, gold)
+    assert (swapped["precision"], swapped["recall"]) == (recall, precision)
+    # The scores of a type are those of a text that has no other.
+    for kind, found in score_types(gold, predicted).items():
+        alone = [[[t if t[2:] == kind else "O" for t in tags] for tags in side] for side in (gold, predicted)]
+        expected = score_entities(*alone)
+        assert found == {name: expected[name] for name in found}
+
+
+@given(tagged_pairs)
+def test_gold_tags_score_1(sentences):
+    gold = [[tag for tag, _ in sentence] for sentence in sentences]
+    least = 1.0 if any(map(find_entities, gold)) else 0.0
+    assert score_entities(gold, gold)["f1"] == least
+
+
+@pytest.mark.parametrize(
+    ("gold", "predicted", "message"),
+    [
+        ([["O"]], [], "0 sentences were predicted and 1 are right; give one for each"),
+        ([["O"], ["O", "O"]], [["O"], ["O"]], "sentence 2 has 2 tags and 1 predicted ones; give one for each word"),
+        ([["S-X"]], [["O"]], "the tag 'S-X' is not IOB, that is O, B-TYPE or I-TYPE; convert IOBES or BILOU"),
+        ([["O"]], [["B-"]], "the tag 'B-' is not IOB"),
+        ([["O"]], [[""]], "the tag '' is not IOB"),
+    ],
+)
+def test_bad_tags_are_one_line(gold, predicted, message):
+    for function in (score_entities, score_types):
+        with pytest.raises(UsageError, match=re.escape(message)) as error:
+            function(gold, predicted)
+        assert "\n" not in str(error.value)
+
+
+@pytest.mark.usefixtures("_no_network")
+def test_ner_module_is_the_pure_function():
+    gold, predicted = [["B-X", "I-X", "O"], ["I-Y"]], [["B-X", "O", "O"], ["B-Y"]]
+    metric = make_ner_metric()
+    assert metric.compute(predictions=predicted, references=gold) == score_entities(gold, predicted)
+    metric.add(prediction=predicted[0], reference=gold[0])
+    metric.add_batch(predictions=predicted[1:], references=gold[1:])
+    assert (
+        metric.compute()
+        == score_entities(gold, predicted)
+        == pytest.approx({"precision": 0.5, "recall": 0.5, "f1": 0.5, "accuracy": 0.5})
+    )
+    assert isinstance(metric, evaluate.Metric)
+    assert "conlleval" in metric.description
+    assert "tjong2003conll" in metric.citation
+    assert "IOB1" in metric.inputs_description
+    assert metric.info.config_name == "conlleval"

@@ -17,9 +17,10 @@ from safetensors.torch import load_file
 from transformers import PreTrainedConfig
 
 from bertkit import BertForPreTraining, BertModel, trainer
+from bertkit.checkpoint import find_trouble, load_config, load_model
 from bertkit.errors import UsageError
 from bertkit.recipe import merge, read_recipe, save_recipe
-from bertkit.run import choose_precision, dry_run, find_trouble, load_config, load_model, run
+from bertkit.run import choose_precision, dry_run, run
 from bertkit.tasks import TASKS
 from bertkit.trainer import Interrupted
 
@@ -431,7 +432,7 @@ def test_a_hub_model_is_downloaded_whole_or_taken_from_the_cache_whole(recipe, t
         return from_pretrained(first, **settings)
 
     find_trouble.cache_clear()
-    monkeypatch.setattr("bertkit.run.find_hub_trouble", lambda name, kind: trouble)
+    monkeypatch.setattr("bertkit.checkpoint.find_hub_trouble", lambda name, kind: trouble)
     monkeypatch.setattr(PreTrainedConfig, "get_config_dict", take_config)
     monkeypatch.setattr(BertForPreTraining, "from_pretrained", take_model)
     assert load_config("owner/bert").hidden_size == 32

@@ -11,6 +11,7 @@ from bertkit import share
 from bertkit.errors import UsageError
 from bertkit.run import run
 from bertkit.tasks import TASKS
+from tests.official import write_checkpoint
 from tests.tasks.test_conformance import make_glue, make_pretraining
 
 
@@ -36,6 +37,23 @@ def test_the_card_of_a_fine_tuned_model(tmp_path):
     assert f"| accuracy | {metrics['accuracy']:.4f} |" in card.text
     assert "`bertkit glue --task mnli --recipe recipe.toml` repeats the run" in card.text
     assert f"| accuracy, mismatched | {metrics['accuracy_mm']:.4f} |" in card.text
+
+
+def test_the_card_of_a_head_that_plain_transformers_lacks_says_so(tmp_path):
+    short = {"train": {"max_steps": 2}}
+    run(TASKS["rte"], make_glue(tmp_path, "rte"), {"bilstm": True} | short, output=tmp_path / "top")
+    card = ModelCard.load(tmp_path / "top" / "README.md").text
+    assert "from bertkit import BertBiLSTMForSequenceClassification" in card
+    assert "it loads the encoder only" in card
+    assert "from left to right" not in card
+    recipe = make_glue(tmp_path / "causal", "rte") | {
+        "checkpoint": str(write_checkpoint(tmp_path / "c", is_decoder=True))
+    }
+    run(TASKS["rte"], recipe, short, output=tmp_path / "left")
+    card = ModelCard.load(tmp_path / "left" / "README.md").text
+    assert "from bertkit import BertForSequenceClassification" in card
+    assert "one answer for every text" in card
+    assert "BiLSTM" not in card
 
 
 class FakeHub:

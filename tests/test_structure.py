@@ -28,6 +28,7 @@ MAY_IMPORT = {
         "bertkit.data.statistics",
         "bertkit.data.vocab",
         "bertkit.ensemble",
+        "bertkit.features",
         "bertkit.recipe",
         "bertkit.directory",
         "bertkit.report",
@@ -42,8 +43,10 @@ MAY_IMPORT = {
         "bertkit.triviaqa",
         "bertkit.workers",
     },
+    "bertkit.checkpoint": {"bertkit.config", "bertkit.data.corpus"},
     "bertkit.config": set(),
     "bertkit.data": set(),
+    "bertkit.data.conll": {"bertkit.data.corpus", "bertkit.data.files"},
     "bertkit.data.corpus": {"bertkit.data.docs"},
     "bertkit.data.docs": set(),
     "bertkit.data.draw": set(),
@@ -58,8 +61,15 @@ MAY_IMPORT = {
     "bertkit.data.tokens": set(),
     "bertkit.data.vocab": {"bertkit.data.corpus"},
     "bertkit.directory": {"bertkit", "bertkit.data.shards", "bertkit.data.vocab", "bertkit.recipe"},
+    "bertkit.data.words": {"bertkit.data.conll", "bertkit.data.sequence", "bertkit.data.tokens"},
     "bertkit.dropout": set(),
     "bertkit.errors": set(),
+    "bertkit.features": {
+        "bertkit.checkpoint",
+        "bertkit.data.sequence",
+        "bertkit.data.vocab",
+        "bertkit.model",
+    },
     "bertkit.metrics": set(),
     "bertkit.model": {"bertkit.attention", "bertkit.config", "bertkit.dropout"},
     "bertkit.optim": set(),
@@ -69,7 +79,7 @@ MAY_IMPORT = {
         "bertkit",
         "bertkit.directory",
         "bertkit.trainer",
-        "bertkit.config",
+        "bertkit.checkpoint",
         "bertkit.data.corpus",
         "bertkit.data.vocab",
         "bertkit.model",
@@ -99,8 +109,10 @@ MAY_IMPORT = {
     },
     "bertkit.tasks": {
         "bertkit.tasks.glue",
+        "bertkit.tasks.ner",
         "bertkit.tasks.pretraining",
         "bertkit.tasks.squad",
+        "bertkit.tasks.swag",
         "bertkit.tasks.task",
     },
     "bertkit.tasks.finetuning": {"bertkit.data.vocab", "bertkit.tasks.task"},
@@ -122,6 +134,16 @@ MAY_IMPORT = {
         "bertkit.tasks.finetuning",
         "bertkit.tasks.task",
     },
+    "bertkit.tasks.ner": {
+        "bertkit.data.conll",
+        "bertkit.data.words",
+        "bertkit.features",
+        "bertkit.metrics",
+        "bertkit.model",
+        "bertkit.tasks",
+        "bertkit.tasks.finetuning",
+        "bertkit.tasks.task",
+    },
     "bertkit.tasks.pretraining": {
         "bertkit.data.corpus",
         "bertkit.data.draw",
@@ -131,6 +153,14 @@ MAY_IMPORT = {
         "bertkit.data.shards",
         "bertkit.data.tokens",
         "bertkit.data.vocab",
+        "bertkit.tasks.task",
+    },
+    "bertkit.tasks.swag": {
+        "bertkit.data.files",
+        "bertkit.data.sequence",
+        "bertkit.metrics",
+        "bertkit.tasks",
+        "bertkit.tasks.finetuning",
         "bertkit.tasks.task",
     },
     "bertkit.tasks.task": set(),
@@ -264,6 +294,6 @@ def test_public_names_are_exported():
     for name in bertkit.__all__:
         assert name == "TASKS" or getattr(bertkit, name).__name__ == name
     glue = ["cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte", "wnli", "ax"]
-    assert list(bertkit.TASKS) == ["pretrain", *glue, "squad1", "squad2"]
+    assert list(bertkit.TASKS) == ["pretrain", *glue, "squad1", "squad2", "swag", "ner"]
     with pytest.raises(AttributeError, match="no attribute 'BertForNothing'"):
         bertkit.BertForNothing  # noqa: B018

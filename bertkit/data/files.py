@@ -1,16 +1,19 @@
-"""Official data files -> columns of texts (GLUE) or questions (SQuAD), from a download or from its copy on the Hub.
+"""Official data files -> columns of texts (GLUE) or questions (SQuAD, SWAG), from a download or its copy on the Hub.
 
 Both sources give the same values, so that whoever reads them need not know where they came from. GLUE (Wang et al.
 2019; paper §4.1) becomes a `Table`: texts as they stand in the official files, labels by name. Its files look like CSV
 and are not: a `"` is an ordinary character that nobody closes, and so is U+2028. SQuAD 1.1 and 2.0 (Rajpurkar et al.
 2016, 2018; paper §4.2, §4.3) become `Question`s; the files of predictions that its official scripts take are read too.
+SWAG (Zellers et al. 2018; paper §4.4) becomes `Situation`s; its files are CSV indeed.
 
 Left out: what the columns mean (`bertkit.tasks`), windows and answers in tokens (`bertkit.data.spans`), and whether an
 answer stands where its file says (training passes over those that do not).
 """
 
+import csv
 import difflib
 import json
+import re
 import sys
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -31,6 +34,7 @@ if TYPE_CHECKING:
 
 REMEDY = "give the official files with --data DIR"
 AGAIN = "mend it or get the file again"
+NAMES = "its first line must name the columns as the official file's does"
 MOST_NAMES, LONGEST_NAME = 20, 40  # columns or keys in a message, and characters of each
 LARGEST_NUMBER = sys.float_info.max
 KINDS = {  # of values in JSON, and what a message calls them; a finite number may be whole
@@ -42,6 +46,9 @@ KINDS = {  # of values in JSON, and what a message calls them; a finite number m
     bool: "true or false",
 }
 HUB_SQUAD = {"rajpurkar/squad": "plain_text", "rajpurkar/squad_v2": "squad_v2"}  # its one configuration
+HUB_SWAG = ("allenai/swag", "regular")  # its configuration with four endings and a label, as the official files
+ENDINGS = ("ending0", "ending1", "ending2", "ending3")
+SWAG_COLUMNS = {"context": "sent1", "start": "sent2"} | {name: name for name in ENDINGS}
 ROWS_A_BATCH = 1_000  # of a data set on the Hub, in memory at once
 
 
@@ -84,7 +91,7 @@ def read_tsv(
     Raises:
         UsageError: a file that is missing, not UTF-8 or without rows, a missing column, or a row of another width.
     """
-    lines = enumerate(_read_lines(Path(path)), 1)
+    lines = enumerate(read_lines(Path(path)), 1)
     first = next(lines, None)
     if first is None:
         raise UsageError(f"{path} is empty; download the official file again")
@@ -94,21 +101,18 @@ def read_tsv(
         width = width or max(len(cells), *(place + 1 for place in places))
         lines = chain([first], lines)
     else:
-        remedy = "its first line must name the columns as the official file's does"
-        places = [_find_column(str(path), cells, column, remedy) for column in columns.values()]
+        places = [_find_column(str(path), cells, column, NAMES) for column in columns.values()]
         width = len(cells)
     table = Table(str(path), {name: [] for name in columns}, [], [])
-    _fill(table, lines, places, width, skip_broken)
-    if not table.lines:
-        skipped = f" ({len(table.broken):,} have another number)" if table.broken else ""
-        raise UsageError(f"{path} has no rows of {width} columns{skipped}; download the official file again")
+    _fill(table, ((number, line.split("\t")) for number, line in lines), places, width, skip_broken)
     return table
 
 
-def _fill(table: Table, lines: Iterable[tuple[int, str]], places: list[int], width: int, skip_broken: bool) -> None:
+def _fill(
+    table: Table, rows: Iterable[tuple[int, list[str]]], places: list[int], width: int, skip_broken: bool = False
+) -> None:
     wanted = [(column.append, place) for column, place in zip(table.columns.values(), places, strict=True)]
-    for number, line in lines:
-        cells = line.split("\t")
+    for number, cells in rows:
         if len(cells) != width:
             if not skip_broken:
                 raise UsageError(
@@ -120,6 +124,9 @@ def _fill(table: Table, lines: Iterable[tuple[int, str]], places: list[int], wid
         table.lines.append(number)
         for append, place in wanted:
             append(cells[place])
+    if not table.lines:
+        skipped = f" ({len(table.broken):,} have another number)" if table.broken else ""
+        raise UsageError(f"{table.source} has no rows of {width} columns{skipped}; download the official file again")
 
 
 def _find_column(source: str, names: Sequence[str], wanted: str, remedy: str) -> int:
@@ -135,7 +142,7 @@ def _name_missing(source: str, kind: str, names: Sequence[str], wanted: str, rem
     return UsageError(f"{source} has no {kind} {wanted!r} but {listed or 'nothing'}{nearest}; {remedy}")
 
 
-def _read_lines(path: Path) -> Iterator[str]:
+def read_lines(path: Path) -> Iterator[str]:
     """Its lines, without the blank ones at its end."""
     blank = 0
     with _explain_opening(path), path.open("rb") as stream:
@@ -370,6 +377,85 @@ def _walk_ids(path: str | Path) -> Iterator[tuple[str, str, Any]]:
         yield place, check_kind(name, str, place), value
 
 
+# --- SWAG
+
+
+@dataclass(frozen=True)
+class Situation:
+    """A question of SWAG: which of four endings goes on from here.
+
+    context: a sentence. start: the first words of the next one. endings: four ways in which it may go on.
+    answer: the place of the right one, 0 to 3; None in a split without labels.
+    """
+
+    context: str
+    start: str
+    endings: tuple[str, ...]
+    answer: int | None
+
+
+def read_swag(path: str | Path, labelled: bool = True) -> list[Situation]:
+    """The questions of an official SWAG file (train.csv, val.csv, test.csv) in its order; columns go by their names.
+
+    labelled: whether there must be labels; if not, as in test.csv, no column of them is looked at.
+
+    Raises:
+        UsageError: a file that is missing, not UTF-8, not CSV or without rows, a missing column, a row of another
+            width, other than four endings, one that is empty, or a label that is not 0 to 3.
+    """
+    rows = _walk_csv(Path(path))
+    number, names = next(rows, (0, []))
+    if not names:
+        raise UsageError(f"{path} is empty; download the official file again")
+    where, columns = f"{path}, line {number}", SWAG_COLUMNS | ({"label": "label"} if labelled else {})
+    endings = [name for name in names if re.fullmatch(r"ending\d+", name)]
+    if endings and len(endings) != len(ENDINGS):
+        listed = ", ".join(endings[:MOST_NAMES])
+        raise UsageError(f"{where} names {len(endings)} endings ({listed}) and {len(ENDINGS)} were expected; {NAMES}")
+    places = [_find_column(where, names, column, NAMES) for column in columns.values()]
+    table = Table(str(path), {name: [] for name in columns}, [])
+    _fill(table, rows, places, len(names))
+    return _make_situations(table, labelled)
+
+
+def _walk_csv(path: Path) -> Iterator[tuple[int, list[str]]]:
+    """The line in which each row begins, and its cells; a blank line is no row."""
+    reader = csv.reader((f"{line}\n" for line in read_lines(path)), strict=True)
+    while True:
+        number = reader.line_num + 1
+        try:
+            cells = next(reader, None)
+        except csv.Error as error:
+            trouble = join_lines(error).partition(" - ")[0]  # behind it is advice for programmers
+            raise UsageError(
+                f"{path}, line {number} begins no row of CSV ({trouble}); check its quotes or get the file again"
+            ) from None
+        if cells is None:
+            return
+        if cells:
+            yield number, cells
+
+
+def _make_situations(table: Table, labelled: bool) -> list[Situation]:
+    if labelled and "label" not in table.columns:
+        raise UsageError(f"{table.source} has no labels; only splits with labels can be learned or scored")
+    places = {str(place): place for place in range(len(ENDINGS))}
+    labels = table.columns["label"] if labelled else [None] * len(table.lines)
+    texts = zip(*(table.columns[name] for name in SWAG_COLUMNS), strict=True)
+    situations = []
+    for row, ((context, start, *endings), label) in enumerate(zip(texts, labels, strict=True)):
+        if not all(map(str.strip, endings)):
+            empty = next(name for name, ending in zip(ENDINGS, endings, strict=True) if not ending.strip())
+            raise UsageError(f"{table.locate(row)}: {empty} is empty and four endings were expected; mend the line")
+        if label is not None and label not in places:
+            expected = ", ".join(places)
+            raise UsageError(
+                f"{table.locate(row)}: label {label[:LONGEST_NAME]!r} must be one of {expected}; mend the line"
+            )
+        situations.append(Situation(context, start, tuple(endings), None if label is None else places[label]))
+    return situations
+
+
 # --- the Hugging Face Hub
 
 
@@ -393,8 +479,22 @@ def read_hub(
     Raises:
         UsageError: the Hub cannot serve the data set and no copy is at hand, or a split or a column is missing.
     """
-    found = _load_splits(name, config, splits, optional)
+    found = load_splits(name, config, splits, optional)
     return {split: _convert(rows, source, columns) for split, source, rows in found}
+
+
+def read_swag_copy(splits: Mapping[str, str], unlabelled: Container[str] = ()) -> dict[str, list[Situation]]:
+    """Split -> its questions, as `read_swag` gives them, for SWAG's copy on the Hub.
+
+    `splits` maps the wanted names to the Hub's; those in `unlabelled` have no labels, and may be missing.
+
+    Without the Hub, the copy in the cache of `datasets` does.
+
+    Raises:
+        UsageError: as `read_hub`; a split without labels, an ending that is empty, or a label that is not 0 to 3.
+    """
+    tables = read_hub(*HUB_SWAG, splits, SWAG_COLUMNS | {"label": "label"}, optional=unlabelled)
+    return {split: _make_situations(table, split not in unlabelled) for split, table in tables.items()}
 
 
 def read_squad_copy(name: str, splits: Mapping[str, str]) -> dict[str, list["Question"]]:
@@ -408,7 +508,7 @@ def read_squad_copy(name: str, splits: Mapping[str, str]) -> dict[str, list["Que
         UsageError: the Hub cannot serve the data set and no copy is at hand, a split or a column is missing, or an id
             is there twice.
     """
-    found = _load_splits(name, HUB_SQUAD[name], splits)
+    found = load_splits(name, HUB_SQUAD[name], splits)
     return {split: _gather(source, _walk_rows(source, rows), None) for split, source, rows in found}
 
 
@@ -431,7 +531,7 @@ def _walk_rows(source: str, rows: "datasets.Dataset") -> Iterator[tuple[str, str
         yield place, contexts.setdefault(context, context), {"id": name, "question": question, "answers": pairs}
 
 
-def _load_splits(
+def load_splits(
     name: str, config: str, splits: Mapping[str, str], optional: Container[str] = ()
 ) -> Iterator[tuple[str, str, "datasets.Dataset"]]:
     """Every wanted split, what messages call it, and its rows."""

@@ -1,7 +1,7 @@
 """Texts and pairs of texts -> token sequences, and batches of them: what fine-tuning trains on (paper section 4).
 
-Packed as in pre-training: [CLS] A [SEP], or [CLS] A [SEP] B [SEP]. A batch is padded to its own longest sequence, and
-the model takes even that out again. Left out: what the labels mean.
+Packed as in pre-training: [CLS] A [SEP], or [CLS] A [SEP] B [SEP]; several of them where one is to be chosen (4.4). A
+batch is padded to its own longest sequence, and the model takes even that out again. Left out: what the labels mean.
 """
 
 from collections.abc import Sequence
@@ -41,6 +41,32 @@ class Sequences(Dataset):
         segments = np.zeros_like(ids)
         segments[len(ids) - self.seconds[index] :] = 1
         item = {"input_ids": ids, "token_type_ids": segments}
+        return item if self.labels is None else item | {"labels": self.labels[index]}
+
+    def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
+        """Several of them."""
+        return [self[index] for index in indices]
+
+
+class Choices(Dataset):
+    """S questions, each a choice among C sequences.
+
+    sequences: S * C of them, those of a question side by side.
+    labels: (S,) int64, the place of the right one; None where it is not known.
+    """
+
+    def __init__(self, sequences: Sequences, count: int, labels: np.ndarray | None) -> None:
+        self.sequences = sequences
+        self.count = count  # C
+        self.labels = labels
+
+    def __len__(self) -> int:
+        return len(self.sequences) // self.count
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        """One question: `input_ids` and `token_type_ids`, lists of C arrays (T,) int64, and its `labels` if any."""
+        found = self.sequences.__getitems__(range(index * self.count, (index + 1) * self.count))
+        item = {name: [sequence[name] for sequence in found] for name in found[0]}
         return item if self.labels is None else item | {"labels": self.labels[index]}
 
     def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
@@ -91,3 +117,13 @@ def pad(items: Sequence[dict[str, Any]]) -> dict[str, Tensor]:
         else:
             batch[name] = torch.from_numpy(np.array(column))  # (B,)
     return batch
+
+
+def pad_choices(items: Sequence[dict[str, Any]]) -> dict[str, Tensor]:
+    """The batch of some questions with C sequences each: as `pad`, but (B, C, T), T the longest of all."""
+    names = ("input_ids", "token_type_ids")
+    pairs = [pair for item in items for pair in zip(*(item[name] for name in names), strict=True)]
+    flat = pad([dict(zip(names, pair, strict=True)) for pair in pairs])  # (B * C, T)
+    batch = {name: column.unflatten(0, (len(items), -1)) for name, column in flat.items()}  # (B, C, T)
+    others = [name for name in items[0] if name not in names]
+    return batch | {name: torch.from_numpy(np.array([item[name] for item in items])) for name in others}

@@ -45,9 +45,8 @@ def check_recipe(name: str, recipe: Mapping[str, Any], least: Mapping[str, int],
     """
     if not recipe.get("checkpoint"):
         raise UsageError(f"{name} needs {start}; name one with --model")
-    for key in ("freeze", "bilstm"):
-        if recipe.get(key):
-            raise UsageError(f"{key} is not there for {name}; leave it out")
+    if recipe.get("freeze") and recipe.get("reinit_layers"):
+        raise UsageError("freeze would leave the layers of reinit_layers as they are drawn; leave one of the two out")
     if recipe.get("phase"):
         raise UsageError(f"[[phase]] is for pretraining; leave it out of a recipe for {name}")
     for key, bound in least.items():

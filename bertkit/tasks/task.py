@@ -52,6 +52,7 @@ class Task:
     metric: the key in `score`'s answer that the paper reports; metrics.json repeats it as `score`. Empty for data
         without labels, which are only predicted.
     check: (recipe) -> nothing. Raises UsageError for options that make no sense, before anything is read.
+    adapt: (what is given of a recipe) -> what this changes in the task's own: other options may need another rate.
     precede: (recipe) -> the recipe of a training that comes before this one, which then starts from its model; empty if
         there is none.
     head: `[data]` options -> the name of a head class in `bertkit.model`.
@@ -97,6 +98,7 @@ class Task:
     collate: Callable[[Any], dict[str, Tensor]]
     summarize: Callable[[Any, Mapping[str, Tensor]], Tensor]
     score: Callable[[np.ndarray, Any], dict[str, float]]
+    adapt: Callable[[Mapping[str, Any]], Mapping[str, Any]] = accept_nothing
     precede: Callable[[Mapping[str, Any]], dict[str, Any]] = accept_nothing
     describe: Callable[[Any, str], list[str]] = lambda data, split: []
     settle: Callable[[Mapping[str, Any]], dict[str, Any]] = accept_nothing

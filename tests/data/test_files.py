@@ -1,5 +1,6 @@
 """Official files as they are: fixtures in the downloads' forms, bad files by line or place, and the Hub's copies."""
 
+import csv
 import json
 import os
 import shutil
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 
 from bertkit.data import files
 from bertkit.data.files import (
+    Situation,
     Table,
     read_answers,
     read_hub,
@@ -25,6 +27,8 @@ from bertkit.data.files import (
     read_odds,
     read_squad,
     read_squad_copy,
+    read_swag,
+    read_swag_copy,
     read_tsv,
 )
 from bertkit.data.spans import Question
@@ -909,3 +913,197 @@ def test_copy_of_squad_in_the_cache_does_where_the_hub_cannot(tmp_path, monkeypa
     assert found == read_squad(save(tmp_path / "a.json", V2), 2)
     with pytest.raises(UsageError, match=r"the Hub cannot be reached \(ConnectError\); give the official files"):
         read_squad_copy("rajpurkar/squad", {"train": "train"})
+
+
+# --- SWAG
+
+
+SWAG_HEADER = ",video-id,fold-ind,startphrase,sent1,sent2,gold-source,ending0,ending1,ending2,ending3,label\n"
+SWAG = (
+    SWAG_HEADER
+    + """0,anetv_1,7,He sits. He,He sits.,He,gold,stands up.,"eats, then drinks.","says ""no"".",'s asleep.,3
+1,anetv_1,8,It rains. She,It rains.,She,gold,a b,c d,e f,g h,0
+"""
+)
+SITUATIONS = [
+    Situation("He sits.", "He", ("stands up.", "eats, then drinks.", 'says "no".', "'s asleep."), 3),
+    Situation("It rains.", "She", ("a b", "c d", "e f", "g h"), 0),
+]
+SWAG_SPLITS = {"train": "train", "dev": "validation", "test": "test"}
+
+
+def drop_cell(text: str, place: int) -> str:
+    """Every line without one of its cells, as SWAG has them."""
+    rows = list(csv.reader(text.splitlines()))
+    return "".join(
+        ",".join(f'"{x.replace(chr(34), chr(34) * 2)}"' for i, x in enumerate(row) if i != place) + "\n" for row in rows
+    )
+
+
+def test_swag_with_commas_and_quotes(tmp_path):
+    assert read_swag(write(tmp_path / "train.csv", SWAG)) == SITUATIONS
+
+
+@pytest.mark.parametrize("content", [SWAG.replace("\n", "\r\n"), BOM + SWAG, SWAG.rstrip(), SWAG.replace("\n", "\n\n")])
+def test_forms_of_the_same_swag(tmp_path, content):
+    assert read_swag(write(tmp_path / "train.csv", content)) == SITUATIONS
+
+
+def test_swag_columns_go_by_name(tmp_path):
+    rows = [list(reversed(row)) for row in csv.reader(SWAG.splitlines())]
+    with (tmp_path / "train.csv").open("w", newline="") as file:
+        csv.writer(file).writerows(rows)
+    assert read_swag(tmp_path / "train.csv") == SITUATIONS
+
+
+def test_a_test_file_of_swag_has_no_labels(tmp_path):
+    unlabelled = [Situation(x.context, x.start, x.endings, None) for x in SITUATIONS]
+    file = write(tmp_path / "test.csv", drop_cell(SWAG, 11))
+    assert read_swag(file, labelled=False) == unlabelled
+    assert read_swag(write(tmp_path / "other.csv", SWAG.replace(",3\n", ",-1\n")), labelled=False) == unlabelled
+    with pytest.raises(UsageError, match=r"test\.csv, line 1 has no column 'label' but .*; its first line must name"):
+        read_swag(file)
+
+
+LINE = "2,v,9,A. B,A.,B,gold,a b,c d,e f,g h,1\n"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", r" is empty; download the official file again"),
+        ("\n\n", r" is empty; download"),
+        (SWAG_HEADER, r" has no rows of 12 columns; download the official file again"),
+        (
+            SWAG.replace("sent1", "sent"),
+            r", line 1 has no column 'sent1' but .* \(nearest: 'sent'\); its first line must",
+        ),
+        (SWAG.replace("label", "gold"), r", line 1 has no column 'label' but "),
+        (drop_cell(SWAG, 10), r", line 1 names 3 endings \(ending0, ending1, ending2\) and 4 were expected; its first"),
+        (
+            SWAG_HEADER.replace(",label", ",ending4,label") + LINE.replace(",1\n", ",i j,1\n"),
+            r", line 1 names 5 endings \(ending0, .*, ending4\) and 4 were expected",
+        ),
+        (SWAG.replace("ending0", "ending4"), r", line 1 has no column 'ending0' but "),
+        (SWAG.replace("ending", "choice"), r", line 1 has no column 'ending0' but "),
+        (SWAG + LINE.replace(",g h", ""), r", line 4 has 11 columns and 12 were expected; mend the line"),
+        (SWAG + LINE.replace(",g h", ",g h,i j"), r", line 4 has 13 columns and 12 were expected; mend the line"),
+        (SWAG + LINE.replace("e f", ""), r", line 4: ending2 is empty and four endings were expected; mend the line"),
+        (SWAG + LINE.replace("g h", " "), r", line 4: ending3 is empty"),
+        (SWAG + LINE.replace(",1\n", ",4\n"), r", line 4: label '4' must be one of 0, 1, 2, 3; mend the line"),
+        (SWAG + LINE.replace(",1\n", ",-1\n"), r", line 4: label '-1' must be one of"),
+        (SWAG + LINE.replace(",1\n", ",1.0\n"), r", line 4: label '1\.0' must be one of"),
+        (SWAG + LINE.replace(",1\n", ",\n"), r", line 4: label '' must be one of"),
+        (SWAG.encode() + b"caf\xe9\n", r", line 4 is not UTF-8 \(byte 0xe9 in place 4\); convert"),
+        (SWAG.encode("utf-16"), r", line 1 has a NUL byte"),
+        (
+            SWAG + LINE.replace("c d", '"c d') + LINE,
+            r", line 4 begins no row of CSV \(unexpected end of data\); check its",
+        ),
+        (SWAG + LINE.replace("c d", '"c" d') + LINE, r", line 4 begins no row of CSV \(',' expected after '\"'\)"),
+        (
+            SWAG.replace("\n", "\r"),
+            r", line 1 begins no row of CSV \(new-line character seen in unquoted field\); check",
+        ),
+        (SWAG + LINE.replace("c d", '"c d') + LINE * 9999, r", line 4 begins no row of CSV \(field larger than .*\)"),
+        # a row of several lines is known by its first one
+        (SWAG + LINE.replace("c d", '"c\n\nd"') + LINE.replace(",1\n", ",x\n"), r", line 7: label 'x' must be one of"),
+        (SWAG + LINE.replace("c d", '"c\n\nd"').replace(",1\n", ",x\n"), r", line 4: label 'x' must be one of"),
+    ],
+)
+def test_bad_swag_is_one_line(tmp_path, content, message):
+    with pytest.raises(UsageError, match=r"dev\.csv" + message) as raised:
+        read_swag(write(tmp_path / "dev.csv", content))
+    assert len(str(raised.value).splitlines()) == 1
+    assert len(str(raised.value)) < len(str(tmp_path)) + 400
+
+
+def test_swag_that_cannot_be_opened(tmp_path):
+    with pytest.raises(UsageError, match=r"gone\.csv does not exist; check the folder and the name"):
+        read_swag(tmp_path / "gone.csv")
+
+
+cells = st.text(st.characters(codec="utf-8", exclude_characters="\0\r"), max_size=8)
+situations = st.builds(Situation, cells, cells, st.tuples(*[cells.filter(str.strip)] * 4), st.integers(0, 3))
+
+
+@given(expected=st.lists(situations, min_size=1), end=st.sampled_from(["\n", "\r\n"]), quoting=st.sampled_from([0, 1]))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=60)
+def test_swag_that_is_written_is_read(tmp_path, expected, end, quoting):
+    with (tmp_path / "train.csv").open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, lineterminator=end, quoting=quoting)
+        writer.writerow(["label", "sent2", *(f"ending{place}" for place in range(4)), "sent1"])
+        writer.writerows([one.answer, one.start, *one.endings, one.context] for one in expected)
+    assert read_swag(tmp_path / "train.csv") == expected
+
+
+@given(content=st.text() | st.text(st.sampled_from('a",\n0 ')).map(lambda text: SWAG_HEADER + text) | st.binary())
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=60)
+def test_any_file_of_swag_is_read_or_refused_in_one_line(tmp_path, content):
+    file = write(tmp_path / "a.csv", content if isinstance(content, bytes) else content.encode(errors="replace"))
+    try:
+        found, message = read_swag(file), None
+    except UsageError as error:
+        found, message = None, str(error)
+    if message is None:
+        assert found
+    else:
+        assert message.startswith(str(file))
+        assert len(message.splitlines()) == 1
+
+
+def make_swag_rows(found: list[Situation], labels: list[int] | None = None, **changed: list[Any]) -> datasets.Dataset:
+    """The rows of the Hub's copy; a test set has the label -1."""
+    texts = {"sent1": [x.context for x in found], "sent2": [x.start for x in found]}
+    texts |= {f"ending{place}": [x.endings[place] for x in found] for place in range(4)}
+    features = {name: datasets.Value("string") for name in ("video-id", *texts)}
+    features["label"] = datasets.ClassLabel(names=list("0123"))
+    columns = {"video-id": ["anetv_1"] * len(found)} | texts
+    columns["label"] = [-1 if x.answer is None else x.answer for x in found] if labels is None else labels
+    return datasets.Dataset.from_dict(columns | changed, features=datasets.Features(features))
+
+
+@pytest.fixture
+def swag_hub(monkeypatch):
+    """What the stand-in for the Hub serves, to be filled."""
+    found = datasets.DatasetDict()
+    monkeypatch.setattr(files, "find_hub_trouble", lambda *_: None)
+    monkeypatch.setattr(datasets, "load_dataset", lambda *name: {("allenai/swag", "regular"): found}[name])
+    return found
+
+
+def test_swag_files_and_the_hub_give_equal_questions(tmp_path, swag_hub):
+    train = read_swag(write(tmp_path / "train.csv", SWAG))
+    test = read_swag(write(tmp_path / "test.csv", SWAG), labelled=False)
+    swag_hub |= {"train": make_swag_rows(train), "validation": make_swag_rows(train[1:])}
+    assert read_swag_copy(SWAG_SPLITS, ["test"]) == {"train": train, "dev": train[1:]}
+    swag_hub["test"] = make_swag_rows(test)
+    assert read_swag_copy(SWAG_SPLITS, ["test"]) == {"train": train, "dev": train[1:], "test": test}
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"labels": [-1, -1]}, r"allenai/swag:regular, train has no labels; only splits with labels can be learned"),
+        ({"labels": [1, -1]}, r"allenai/swag:regular, train, line 2: label '' must be one of 0, 1, 2, 3"),
+        ({"ending1": ["a", None]}, r"allenai/swag:regular, train, line 2: ending1 is empty"),
+    ],
+)
+def test_bad_swag_on_the_hub_is_one_line(swag_hub, changed, message):
+    swag_hub["train"] = make_swag_rows(SITUATIONS, **changed)
+    with pytest.raises(UsageError, match=message) as raised:
+        read_swag_copy({"train": "train"})
+    assert len(str(raised.value).splitlines()) == 1
+
+
+def test_swag_on_the_hub_without_a_split_or_a_column(swag_hub):
+    swag_hub["train"] = make_swag_rows(SITUATIONS)
+    with pytest.raises(
+        UsageError, match=r"allenai/swag:regular has no split 'validation' but train; give the official"
+    ):
+        read_swag_copy(SWAG_SPLITS, ["test"])
+    swag_hub["train"] = swag_hub["train"].remove_columns("ending3")
+    with pytest.raises(
+        UsageError, match=r"allenai/swag:regular, train has no column 'ending3' but .*; give the official"
+    ):
+        read_swag_copy({"train": "train"})

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
-from bertkit.data.sequence import TEXTS_A_BATCH, Sequences, encode_texts, pad
+from bertkit.data.sequence import TEXTS_A_BATCH, Choices, Sequences, encode_texts, pad, pad_choices
 from bertkit.data.vocab import make_tokenizer
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -174,3 +174,39 @@ def test_sequences_through_torchs_loader():
     real = torch.cat([batch["input_ids"][batch["attention_mask"].bool()] for batch in batches])
     assert real.tolist() == data.ids.tolist()
     assert torch.cat([batch["labels"] for batch in batches]).tolist() == [0, 1, 2, 3, 4]
+
+
+# --- Choices
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    lengths=st.lists(st.lists(st.integers(2, 9), min_size=3, max_size=3), min_size=1, max_size=5),
+    labelled=st.booleans(),
+)
+def test_a_batch_of_choices_holds_every_sequence_in_its_place(lengths, labelled):
+    """Three sequences a question, padded to the longest of all."""
+    flat = make_sequences([(length, length // 2) for question in lengths for length in question], None)
+    labels = np.arange(len(lengths)) % 3 if labelled else None
+    data = Choices(flat, 3, labels)
+    assert len(data) == len(lengths)
+    batch = pad_choices(data.__getitems__(range(len(data))))
+    expected = pad(flat.__getitems__(range(len(flat))))
+    longest = max(map(max, lengths))
+    assert set(batch) == set(expected) | ({"labels"} if labelled else set())
+    for name, column in expected.items():
+        assert batch[name].shape == (len(lengths), 3, longest)
+        assert batch[name].dtype == torch.int64
+        assert torch.equal(batch[name].flatten(0, 1), column)
+    assert batch["attention_mask"].sum(dim=2).tolist() == lengths
+    if labelled:
+        assert torch.equal(batch["labels"], torch.from_numpy(labels))
+
+
+def test_choices_through_torchs_loader():
+    flat = make_sequences([(length, 1) for length in (3, 7, 2, 5, 4, 6)], None)
+    batches = list(DataLoader(Choices(flat, 2, np.array([1, 0, 1])), batch_size=2, collate_fn=pad_choices))
+    assert [tuple(batch["input_ids"].shape) for batch in batches] == [(2, 2, 7), (1, 2, 6)]
+    real = torch.cat([batch["input_ids"][batch["attention_mask"].bool()] for batch in batches])
+    assert real.tolist() == flat.ids.tolist()
+    assert torch.cat([batch["labels"] for batch in batches]).tolist() == [1, 0, 1]

@@ -14,7 +14,7 @@ from bertkit.run import complete, make_model
 from bertkit.tasks import TASKS
 from bertkit.tasks.glue import GLUE
 from bertkit.tasks.squad import SQUAD, VERSIONS
-from tests.official import write_checkpoint, write_glue, write_squad
+from tests.official import write_checkpoint, write_conll, write_glue, write_squad, write_swag
 from tests.test_run import write_text
 
 TINY = {
@@ -52,6 +52,21 @@ def make_squad(folder, version):
     return {"checkpoint": start, "batch_size": 8, "data": data | {"doc_stride": 12}}
 
 
+def make_swag(folder):
+    data = {"dir": str(write_swag(folder / "swag")), "max_length": 40}
+    return {"checkpoint": write_start(folder / "bert", TASKS["swag"]), "batch_size": 8, "data": data}
+
+
+def make_ner(folder, **options):
+    data = {"dir": str(write_conll(folder / "ner")), "max_length": 40} | options
+    return {"checkpoint": write_start(folder / "bert", TASKS["ner"]), "batch_size": 8, "data": data}
+
+
+def make_features(folder):
+    recipe = make_ner(folder, features="sum-all", features_dir=str(folder / "features"))
+    return recipe | {"model": {"bilstm_hidden_size": 6}}
+
+
 # name -> (task, a small recipe over files it writes, the options whose file does not exist)
 CASES = {
     "pretrain": (TASKS["pretrain"], make_pretraining, {"corpus": ["missing.txt"]}),
@@ -69,12 +84,17 @@ CASES = {
 CASES |= {
     version.name: (SQUAD[version.name], partial(make_squad, version=version), {"dir": "no"}) for version in VERSIONS
 }
+CASES["swag"] = (TASKS["swag"], make_swag, {"dir": "no/swag"})
+CASES["ner"] = (TASKS["ner"], make_ner, {"dir": "no/ner"})
+CASES["ner, features"] = (TASKS["ner"], make_features, {"dir": "no/ner"})
+FINE_TUNED = [name for name, (task, _, _) in CASES.items() if task.metric and task.name != "pretrain"]
 TAU = ("tau", "null_score_diff_threshold")
 LABELS = {  # the head's output -> what it should say
     "seq_relationship_logits": "next_sentence_label",
     "start_logits": "start_positions",
     "end_logits": "end_positions",
 }
+UNMOVED = {"swag": ("classifier.bias",)}  # it adds the same to all choices, which a softmax does not see
 # A task without a metric has nothing to learn from: it is only predicted.
 LEARNED = pytest.mark.parametrize("case", [name for name in CASES if CASES[name][0].metric], indirect=True)
 
@@ -126,19 +146,39 @@ def test_one_step_has_a_finite_loss_and_a_gradient_everywhere(case):
     assert loss.isfinite()
     loss.backward()
     for name, parameter in model.named_parameters():
-        assert parameter.grad is not None, name
-        assert parameter.grad.abs().sum() > 0, name
+        assert (parameter.grad is not None) == parameter.requires_grad, name
+        assert parameter.requires_grad or model.is_frozen, name
+        moved = parameter.grad is not None and parameter.grad.abs().sum() > 0
+        assert moved == parameter.requires_grad or name in UNMOVED.get(task.name, ()), name
     assert loss.item() == pytest.approx(model.eval()(**batch).loss.item(), rel=1e-5)
 
 
 @LEARNED
 def test_a_frozen_parameter_gets_no_gradient(case):
     task, _, _, _, data, model, _ = case
+    batch = take_batch(task, data["train"])
     model.bert.requires_grad_(False)
     model.bert.embeddings.word_embeddings.weight.requires_grad_(True)
-    model.train()(**take_batch(task, data["train"])).loss.backward()
+    model.train()(**batch).loss.backward()
     for name, parameter in model.bert.named_parameters():
-        assert (parameter.grad is None) != (name == "embeddings.word_embeddings.weight"), name
+        is_reached = name == "embeddings.word_embeddings.weight" and "input_ids" in batch
+        assert (parameter.grad is None) != is_reached, name
+
+
+@pytest.mark.parametrize("case", [name for name in FINE_TUNED if name != "ner, features"], indirect=True)
+@pytest.mark.parametrize("bilstm", [False, True])
+def test_every_fine_tuned_task_can_freeze_its_encoder_and_have_a_bilstm(case, bilstm):
+    task, recipe, examples, tokenizer, data, _, _ = case
+    settings = task.configure(recipe, tokenizer, examples)
+    model = make_model(task, complete(task, recipe, {"freeze": "encoder", "bilstm": bilstm}), settings)
+    assert type(model) is getattr(models, task.head(recipe["data"]).replace("For", "BiLSTMFor" if bilstm else "For"))
+    loss = model.train()(**take_batch(task, data["train"])).loss
+    assert loss.isfinite()
+    loss.backward()
+    learned = {name for name, parameter in model.named_parameters() if parameter.grad is not None}
+    assert not [name for name in learned if name.startswith(("bert.embeddings", "bert.encoder"))]
+    assert any(name.startswith(("classifier", "qa_outputs")) for name in learned)
+    assert any(name.startswith("bilstm") for name in learned) == bilstm
 
 
 @LEARNED
@@ -153,9 +193,11 @@ def test_gold_answers_score_the_maximum_and_wrong_ones_do_not(case):
     for name, value in outputs.items():
         if name.endswith("logits"):
             labels = batch[LABELS.get(name, "labels")]
-            labels = labels[labels != -100]
+            if value.shape[:-1] != labels.shape:  # these logits are of the labelled tokens alone
+                labels = labels[labels != -100]
             classes = not labels.is_floating_point()
-            certain = 100.0 * torch.nn.functional.one_hot(labels, value.shape[-1]) if classes else labels[:, None]
+            numbers = labels.clamp(min=0)
+            certain = 100.0 * torch.nn.functional.one_hot(numbers, value.shape[-1]) if classes else labels[:, None]
             outputs[name] = certain
     best = task.score(task.summarize(outputs, batch).numpy(), dev)
     for name, value in best.items():

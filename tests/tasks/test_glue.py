@@ -323,7 +323,7 @@ MISTAKES = [
     ("rte", {"checkpoint": ""}, r"rte needs a BERT to fine-tune; name one with --model"),
     ("ax", {"checkpoint": ""}, r"ax needs a model that was fine-tuned on MNLI; name one with --model"),
     ("rte", {"checkpoint": "no/model"}, r"there is no directory no/model"),
-    ("rte", {"freeze": "encoder"}, r"freeze is not there for rte"),
+    ("rte", {"freeze": "encoder", "reinit_layers": 1}, r"freeze would leave the layers of reinit_layers"),
     ("rte", {"phase": [{"share": 1.0, "max_length": 20}]}, r"\[\[phase\]\] is for pretraining"),
     ("rte", {"train": {"num_train_epochs": 0.0}}, r"num_train_epochs is 0 in \[train\]; it must be above 0"),
     ("rte", {"reinit_layers": 3}, r"reinit_layers is 3, but the model has 2 layers"),

@@ -1,0 +1,146 @@
+"""A checkpoint -> a configuration and a model: a directory, or a name on the Hub, whose cached copy will do.
+
+Weights are safetensors only. What a checkpoint lacks is drawn, as `_init_weights` says, and named.
+"""
+
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import nn
+from transformers import PreTrainedConfig
+
+from bertkit.config import BertConfig
+from bertkit.data.corpus import find_hub_trouble
+from bertkit.errors import UsageError, explain_refusal
+
+
+def check_weights(checkpoint: Path) -> None:
+    """Nothing, or a UsageError: a directory without weights in safetensors, or with damaged ones."""
+    if not checkpoint.is_dir():
+        return
+    files = sorted(checkpoint.glob("model*.safetensors"))
+    if not files:
+        raise UsageError(
+            f"{checkpoint} has no weights in safetensors; give a directory with a BERT checkpoint: --model DIR"
+        )
+    for file in files:
+        with explain_refusal(str(file)), safe_open(file, "pt"):
+            pass
+
+
+@lru_cache(maxsize=8)  # a study asks for each of its cells
+def find_trouble(checkpoint: str) -> str | None:
+    """Why the Hub cannot serve a checkpoint that is no path here; None if nothing stands in the way.
+
+    With such a trouble the cache is asked alone: a Hub model that was downloaded before will do.
+    """
+    return None if Path(checkpoint).exists() else find_hub_trouble(checkpoint, "model")
+
+
+def load_config(checkpoint: str) -> BertConfig:
+    """The configuration of a checkpoint: a directory, or a name on the Hub, whose cached copy will do.
+
+    Raises:
+        UsageError: there is none, or it is no BERT.
+    """
+    remedy = "give a directory with a BERT checkpoint: --model DIR"
+    with explain_refusal(f"the model {checkpoint}"):
+        trouble = find_trouble(checkpoint)
+        try:
+            values, _ = PreTrainedConfig.get_config_dict(checkpoint, local_files_only=trouble is not None)
+        except OSError:
+            if trouble is None:
+                raise
+            raise UsageError(f"there is no directory {checkpoint}, and {trouble}; {remedy}") from None
+        if not isinstance(values, dict) or not isinstance(values.get("id2label") or {}, dict):
+            raise UsageError(f"the configuration of {checkpoint} is damaged; {remedy}")
+        if values.get("model_type") != "bert":
+            raise UsageError(f"{checkpoint} is a model of type {values.get('model_type')}, not bert; {remedy}")
+        return BertConfig.from_dict(values)
+
+
+def make_config(values: Mapping[str, Any]) -> BertConfig:
+    """BertConfig of `values`.
+
+    Raises:
+        UsageError: they do not fit together.
+    """
+    with explain_refusal("[model]"):
+        return BertConfig(**values)
+
+
+def load_model(head: type, checkpoint: str, settings: Mapping[str, Any]) -> tuple[nn.Module, list[str]]:
+    """A model in fp32 with the weights of a checkpoint, and the names of those it lacks, which are drawn.
+
+    Labels are matched by name: a classifier for the same labels in another order is put in ours, one for other labels,
+    or of another head that has none, is drawn anew.
+
+    Raises:
+        UsageError: there is none in safetensors, or its vocabulary is smaller than the tokenizer's.
+    """
+    settings = {"tau": None} | dict(settings)  # a tau belongs to the model that it was tuned for
+    tokens, labels = settings.pop("vocab_size", 0), settings.pop("id2label", None)
+    with explain_refusal(f"the model {checkpoint} (in safetensors)"):
+        model, info = head.from_pretrained(
+            checkpoint,
+            use_safetensors=True,
+            dtype=torch.float32,
+            local_files_only=find_trouble(checkpoint) is not None,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
+            **settings,
+        )
+        trained_as = load_config(checkpoint).architectures or [head.__name__]
+    mismatched = {name for name, *_ in info["mismatched_keys"]}
+    if other := sorted(name for name in mismatched if not name.startswith(("classifier.", "bilstm.", "mix."))):
+        raise UsageError(f"{checkpoint} is damaged: {other[0]} is not of the size that its configuration says")
+    if tokens > (known := model.config.vocab_size):
+        raise UsageError(
+            f"the tokenizer has {tokens:,} tokens and {checkpoint} only {known:,}; use the checkpoint's own vocabulary"
+        )
+    new = set(info["missing_keys"]) | mismatched
+    if labels is None and hasattr(model, "classifier") and trained_as != [head.__name__]:
+        draw_anew(model, model.classifier)
+        new |= {f"classifier.{name}" for name, _ in model.classifier.named_parameters()}
+    if labels is not None:
+        new |= adopt_labels(model, list(labels.values()), known="classifier.weight" not in new)
+    return model, sorted(new)
+
+
+def adopt_labels(model: nn.Module, labels: list[str], known: bool) -> set[str]:
+    """Gives the model a classifier for these labels in this order; the names of its weights if they are new.
+
+    known: whether the classifier comes from the checkpoint, with the labels of its configuration.
+    """
+    had = [model.config.id2label[index] for index in range(model.config.num_labels)]
+    model.config.id2label = dict(enumerate(labels))
+    model.config.label2id = {label: index for index, label in enumerate(labels)}
+    had, wanted = ([label.lower() for label in names] for names in (had, labels))
+    if known and sorted(had) == sorted(wanted):
+        order = [had.index(label) for label in wanted]
+        for parameter in model.classifier.parameters():
+            parameter.data = parameter.data[order]
+        return set()
+    model.classifier = nn.Linear(model.classifier.in_features, len(labels))
+    model._init_weights(model.classifier)
+    return {f"classifier.{name}" for name, _ in model.classifier.named_parameters()}
+
+
+def reinitialize(model: nn.Module, count: int) -> None:
+    """Draws the pooler and the top `count` layers of the encoder anew (Zhang et al. 2021)."""
+    modules = list(model.base_model.encoder.layer[-count:])
+    if model.base_model.pooler is not None:
+        modules.append(model.base_model.pooler)
+    for module in modules:
+        draw_anew(model, module)
+
+
+def draw_anew(model: nn.Module, module: nn.Module) -> None:
+    """Draws the weights of a part of the model as those of a new one."""
+    for parameter in module.parameters():
+        parameter._is_hf_initialized = False  # else transformers spares what comes from a checkpoint
+    module.apply(model._init_weights)

@@ -1,0 +1,338 @@
+"""Contextual vectors: activations of a frozen encoder (paper section 5.3), of words for training and of any text.
+
+For training the encoder runs once: the activations of every word's first token are kept on disk, under a name made of
+the weights, the tokens and the layers, so that another seed or another study finds them there. They are mapped into
+memory, and an epoch costs only what is trained on them.
+
+Left out: training (`BertFeaturesForTokenClassification` learns from them).
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from bertkit.checkpoint import load_config, load_model
+from bertkit.data.sequence import Sequences, encode_texts, pad
+from bertkit.data.vocab import load_tokenizer
+from bertkit.errors import UsageError, explain_full_disk, explain_refusal
+from bertkit.model import FEATURE_LAYERS, BertModel, check_feature_layers, select_features
+
+Report = Callable[[str], None]
+
+TOKENS_A_BATCH = 8192
+TEXTS_A_CHUNK = 1024  # read, encoded and written at a time
+IGNORED = -100
+POOLS = ("words", "cls", "mean")
+SUFFIXES = (".jsonl", ".npz")
+
+
+# --- The encoder at work ----------------------------------------------------------------------------------------------
+
+
+def load_encoder(checkpoint: str, layers: str) -> BertModel:
+    """The encoder of a checkpoint, frozen, on the accelerator if there is one.
+
+    Raises:
+        UsageError: it cannot be loaded, or has no such layers.
+    """
+    with explain_refusal(f"the model {checkpoint}"):
+        check_feature_layers(layers, load_config(checkpoint))
+    model, _ = load_model(BertModel, checkpoint, {"add_pooling_layer": False})
+    device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else "cpu"
+    return model.eval().requires_grad_(False).to(device)
+
+
+def batch_by_length(lengths: np.ndarray) -> Iterator[np.ndarray]:
+    """The numbers of sequences of similar length, together about TOKENS_A_BATCH tokens; the longest ones first."""
+    order = np.argsort(-lengths, kind="stable")
+    start = 0
+    while start < len(order):
+        count = max(1, TOKENS_A_BATCH // int(lengths[order[start]]))
+        yield order[start : start + count]
+        start += count
+
+
+@torch.no_grad()
+def run_encoder(model: BertModel, sequences: Sequences, layers: str) -> Iterator[tuple[np.ndarray, Tensor, Tensor]]:
+    """The activations of all sequences, some at a time: their numbers (B,), (B, T, K, H), and (B, T) real tokens."""
+    lengths = np.diff(sequences.ends, prepend=0)
+    for numbers in batch_by_length(lengths):
+        items = sequences.__getitems__(numbers.tolist())
+        batch = pad([{key: item[key] for key in ("input_ids", "token_type_ids")} for item in items])
+        batch = {name: column.to(model.device) for name, column in batch.items()}
+        outputs = model(**batch, output_hidden_states=True, return_dict=True)
+        yield numbers, select_features(outputs.hidden_states, layers), batch["attention_mask"]
+
+
+# --- For training -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Features(Dataset):
+    """S sequences of words, each word with the activations of its first token, on disk.
+
+    path: a .npy file (M, K, H). ends: (S,) the words up to each sequence's end. labels: (M,) of the words.
+    """
+
+    path: Path
+    ends: np.ndarray
+    labels: np.ndarray
+
+    @cached_property
+    def values(self) -> np.ndarray:
+        """(M, K, H), mapped from the file."""
+        return np.load(self.path, mmap_mode="r")
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Everything but the mapped file, which another process maps for itself."""
+        return {name: value for name, value in self.__dict__.items() if name != "values"}
+
+    def __len__(self) -> int:
+        return len(self.ends)
+
+    def __getitem__(self, index: int) -> dict[str, np.ndarray]:
+        """One sequence: `features` (W, K, H) and `labels` (W,)."""
+        words = slice(self.ends[index - 1] if index else 0, self.ends[index])
+        return {"features": self.values[words], "labels": self.labels[words]}
+
+    def __getitems__(self, indices: Sequence[int]) -> list[dict[str, np.ndarray]]:
+        """Several of them."""
+        return [self[index] for index in indices]
+
+
+def pad_features(items: Sequence[Mapping[str, np.ndarray]]) -> dict[str, Tensor]:
+    """The batch of some sequences: `features` (B, W, K, H), `labels` (B, W) and `attention_mask` (B, W) at words."""
+    longest = max(1, *(len(item["labels"]) for item in items))
+    shape = (len(items), longest)
+    mask = torch.zeros(shape, dtype=torch.int64)
+    labels = torch.full(shape, IGNORED)
+    features = torch.zeros(*shape, *items[0]["features"].shape[1:])  # (B, W, K, H)
+    for row, item in enumerate(items):
+        count = len(item["labels"])
+        mask[row, :count] = 1
+        labels[row, :count] = torch.from_numpy(np.array(item["labels"], np.int64))
+        features[row, :count] = torch.from_numpy(np.array(item["features"]))
+    return {"features": features, "labels": labels, "attention_mask": mask}
+
+
+def cache_features(
+    checkpoint: str,
+    layers: str,
+    sequences: Sequences,
+    places: np.ndarray,
+    ends: np.ndarray,
+    *,
+    folder: str | Path = "",
+    half: bool = False,
+) -> Path:
+    """The file of the features (M, K, H) of S sequences' words; computed if the folder does not have it yet.
+
+    Args:
+        places: (M,) where in its sequence each word's first token is.
+        ends: (S,) the words up to each sequence's end.
+        folder: where files of features are kept; empty: `bertkit/features` in the user's cache.
+        half: 16 bits a number instead of 32.
+
+    Raises:
+        UsageError: the checkpoint cannot be loaded or lacks the layers, or the disk is full.
+    """
+    model = load_encoder(checkpoint, layers)
+    kept = Path(folder) if folder else find_cache()
+    name = name_features(model, layers, sequences, places, half)
+    path = kept / f"{name}.npy"
+    if path.exists():
+        return path
+    with explain_full_disk(kept), explain_refusal(f"the folder {kept}"):
+        kept.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_name(f".{name}.{os.getpid()}")
+        try:
+            write_features(model, layers, sequences, places, ends, temporary, half)
+            temporary.rename(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+    return path
+
+
+def find_cache() -> Path:
+    """Where features are kept if nobody says where."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "bertkit" / "features"
+
+
+def name_features(model: BertModel, layers: str, sequences: Sequences, places: np.ndarray, half: bool) -> str:
+    """A name that depends on everything that the features depend on."""
+    settings = [layers, half, model.config.to_diff_dict()]
+    digest = hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode())
+    for parameter in model.parameters():
+        digest.update(parameter.detach().cpu().numpy().tobytes())
+    for column in (sequences.ids, sequences.ends, sequences.seconds, places):
+        digest.update(np.ascontiguousarray(column).tobytes())
+    return digest.hexdigest()[:32]
+
+
+def write_features(
+    model: BertModel,
+    layers: str,
+    sequences: Sequences,
+    places: np.ndarray,
+    ends: np.ndarray,
+    path: Path,
+    half: bool,
+) -> None:
+    """Writes the features of all words, (M, K, H), as a .npy file."""
+    count = len(range(model.config.num_hidden_layers + 1)[FEATURE_LAYERS[layers][0]])
+    shape, kind = (len(places), count, model.config.hidden_size), np.float16 if half else np.float32
+    if not len(places):  # an empty file cannot be mapped
+        with path.open("wb") as file:
+            np.save(file, np.empty(shape, kind))
+        return
+    starts = np.concatenate([[0], ends[:-1]])
+    values = np.lib.format.open_memmap(path, "w+", kind, shape)
+    for numbers, states, _ in run_encoder(model, sequences, layers):
+        for row, number in enumerate(numbers.tolist()):
+            words = slice(starts[number], ends[number])
+            chosen = torch.from_numpy(places[words].astype(np.int64)).to(states.device)
+            values[words] = states[row, chosen].cpu().numpy()
+    values.flush()
+
+
+# --- Of any text ------------------------------------------------------------------------------------------------------
+
+
+def extract(
+    checkpoint: str, source: Path, layers: str, output: Path, pool: str = "words", report: Report = lambda line: None
+) -> int:
+    """Writes the vectors of a file's texts, one a line, and gives their number.
+
+    The layers of a weighted sum weigh the same here, for nothing has been learned. Each line of a .jsonl file is an
+    object: `text`, and `vector` or else `words`, each with `word`, its `start` and `end` in characters, and `vector`.
+    A .npz file holds `vectors` (M, F), and with words also `texts` (M,) the number of each word's text, `starts` and
+    `ends` (M,) and `words` (M,).
+
+    Args:
+        pool: "words": a vector a word, that of its first token; a word is what BERT's tokenizer begins with, so each
+            Chinese character is one; "cls": that of [CLS]; "mean": the mean over all tokens, [CLS] and [SEP] included.
+
+    Raises:
+        UsageError: an unknown pool, layer or suffix, a file that cannot be read, a text that is empty or longer than
+            the model's positions, or a model that cannot be loaded.
+    """
+    if pool not in POOLS:
+        raise UsageError(f"--pool {pool} is unknown; expected one of {', '.join(POOLS)}")
+    if output.suffix not in SUFFIXES:
+        raise UsageError(f"{output} must end in {' or '.join(SUFFIXES)}; change --output")
+    model, tokenizer = load_encoder(checkpoint, layers), load_tokenizer(checkpoint)
+    temporary = output.with_name(f".{output.name}.{os.getpid()}")
+    count = 0
+    with explain_full_disk(output), explain_refusal(f"the file {output}"):
+        output.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            write = write_lines if output.suffix == ".jsonl" else write_arrays
+            count = write(describe_texts(model, tokenizer, read_texts(source), layers, pool, str(source)), temporary)
+            temporary.rename(output)
+        finally:
+            temporary.unlink(missing_ok=True)
+    report(f"{count:,} texts in {output}")
+    return count
+
+
+def read_texts(source: Path) -> Iterator[str]:
+    """The lines of a file.
+
+    Raises:
+        UsageError: it cannot be read, is not UTF-8, or has an empty line.
+    """
+    with explain_refusal(str(source)), source.open(encoding="utf-8", newline="\n") as lines:
+        for number, line in enumerate(lines, 1):
+            if not line.strip():
+                raise UsageError(f"{source}, line {number} is empty; write a text a line")
+            yield line.rstrip("\r\n")
+
+
+def describe_texts(
+    model: BertModel, tokenizer: Any, texts: Iterable[str], layers: str, pool: str, source: str
+) -> Iterator[dict[str, Any]]:
+    """What there is to say of each text, in order: see `extract`; vectors are arrays here."""
+    longest = model.config.max_position_embeddings
+    done = 0
+    texts = iter(texts)
+    while chunk := list(islice(texts, TEXTS_A_CHUNK)):
+        sequences = encode_texts([chunk], None, tokenizer, 1 << 30)
+        lengths = np.diff(sequences.ends, prepend=0)
+        if (lengths > longest).any():
+            place = int((lengths > longest).argmax())
+            raise UsageError(
+                f"{source}, line {done + place + 1} has {lengths[place]:,} tokens and the model takes {longest:,}; "
+                "split it"
+            )
+        found: list[dict[str, Any]] = [{} for _ in chunk]
+        for numbers, states, mask in run_encoder(model, sequences, layers):
+            vectors = combine(states, layers)  # (B, T, F)
+            for row, number in enumerate(numbers.tolist()):
+                found[number] = pool_text(chunk[number], vectors[row, : int(mask[row].sum())], tokenizer, pool)
+        yield from found
+        done += len(chunk)
+
+
+def combine(states: Tensor, layers: str) -> Tensor:
+    """(..., F) one vector a token of the activations (..., K, H) of the chosen layers."""
+    return states.sum(dim=-2) if FEATURE_LAYERS[layers][1] == "sum" else states.flatten(-2)
+
+
+def pool_text(text: str, vectors: Tensor, tokenizer: Any, pool: str) -> dict[str, Any]:
+    """What `extract` says of a text with the vectors (T, F) of its tokens."""
+    if pool != "words":
+        return {"text": text, "vector": (vectors[0] if pool == "cls" else vectors.mean(dim=0)).cpu().numpy()}
+    encoding = tokenizer(text, return_offsets_mapping=True)
+    numbers = encoding.word_ids()
+    firsts = [place for place, word in enumerate(numbers) if word is not None and word != numbers[place - 1]]
+    spans = [encoding.word_to_chars(numbers[place]) for place in firsts]
+    values = vectors[firsts].cpu().numpy() if firsts else np.empty((0, vectors.shape[1]), np.float32)
+    return {
+        "text": text,
+        "words": [
+            {"word": text[span.start : span.end], "start": span.start, "end": span.end, "vector": vector}
+            for span, vector in zip(spans, values, strict=True)
+        ],
+    }
+
+
+def write_lines(found: Iterable[Mapping[str, Any]], path: Path) -> int:
+    """Writes one JSON object a text and gives their number."""
+    count = 0
+    with path.open("w", encoding="utf-8") as file:
+        for text in found:
+            file.write(json.dumps(text, ensure_ascii=False, default=lambda vector: vector.tolist()) + "\n")
+            count += 1
+    return count
+
+
+def write_arrays(found: Iterable[Mapping[str, Any]], path: Path) -> int:
+    """Writes a .npz file and gives the number of texts."""
+    vectors: list[np.ndarray] = []
+    words: list[tuple[int, int, int, str]] = []
+    count = 0
+    for number, text in enumerate(found):
+        count = number + 1
+        for word in text.get("words", []):
+            vectors.append(word["vector"])
+            words.append((number, word["start"], word["end"], word["word"]))
+        if "vector" in text:
+            vectors.append(text["vector"])
+    columns: dict[str, Any] = {"vectors": np.stack(vectors) if vectors else np.empty((0, 0), np.float32)}
+    if words:
+        names = ("texts", "starts", "ends", "words")
+        columns |= {name: np.array(column) for name, column in zip(names, zip(*words, strict=True), strict=True)}
+    with path.open("wb") as file:
+        np.savez(file, **columns)
+    return count

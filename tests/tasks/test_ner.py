@@ -1,0 +1,318 @@
+"""NER as a task: files, labels by name, words without tokens, conlleval's form, runs."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForTokenClassification, pipeline
+
+from bertkit import BertForTokenClassification
+from bertkit.data.conll import find_conll, read_conll, to_iob2
+from bertkit.data.vocab import load_tokenizer
+from bertkit.data.words import ABSENT, IGNORED, encode_words, pad_words
+from bertkit.errors import UsageError
+from bertkit.metrics import score_entities
+from bertkit.run import run
+from bertkit.tasks import ner
+from bertkit.tasks.ner import NER
+from tests.official import write_checkpoint, write_conll
+
+SMALL = {"max_length": 40}
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory):
+    return str(write_checkpoint(tmp_path_factory.mktemp("bert")))
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return write_conll(tmp_path / "ner")
+
+
+def make_recipe(folder, start, **options):
+    data = SMALL | {"dir": str(folder)} | options
+    return {"checkpoint": start, "batch_size": 8, "data": data, "train": {"max_steps": 3}}
+
+
+def load(folder, **options):
+    lines = []
+    return NER.load(NER.recipe["data"] | {"dir": str(folder)} | options, lines.append), lines
+
+
+def encode(examples, start, **options):
+    return NER.encode(examples, load_tokenizer(start), {"data": NER.recipe["data"] | SMALL | options}, "dev")
+
+
+def keep(data, tags):
+    """The summary (S, W) of a model that gives these tags to the words that have a token."""
+    kept = np.full((len(data), 9), IGNORED)
+    for index, found in enumerate(tags):
+        known = np.flatnonzero(data.locate(index) != ABSENT)
+        kept[index, : len(known)] = [data.names.index(found[place]) for place in known]
+    return kept
+
+
+def read_columns(text):
+    """Word, tag and predicted tag of each word, sentence by sentence, without -DOCSTART-."""
+    blocks = [[line.split(" ") for line in block.splitlines()] for block in text.split("\n\n")]
+    return [block for block in blocks if block[0][0] != "-DOCSTART-"]
+
+
+# --- The data
+
+
+def test_the_paper_s_numbers():
+    recipe = NER.recipe
+    assert recipe["checkpoint"] == "google-bert/bert-base-cased"
+    assert (recipe["batch_size"], recipe["train"]["learning_rate"], recipe["train"]["num_train_epochs"]) == (
+        32,
+        5e-5,
+        3,
+    )
+    assert (recipe["data"]["max_length"], recipe["data"]["context"]) == (512, True)
+    assert NER.find_row("f1").paper == {"BERT-base, dev": 0.964, "BERT-large, dev": 0.966}
+    assert NER.find_row("test_f1").paper == {"BERT-base, test": 0.924, "BERT-large, test": 0.928}
+
+
+def test_all_files_are_read(folder):
+    examples, lines = load(folder)
+    assert lines == ["NER: train 48 sentences, dev 18 sentences, test 10 sentences"]
+    labels = ("O", "B-LOC", "B-PER", "I-LOC", "I-PER")
+    assert [part["labels"] for part in examples.values()] == [labels] * 3
+    assert {part["text"].scheme for part in examples.values()} == {"IOB1"}
+    some, _ = load(folder, max_train_samples=5)
+    assert len(some["train"]["text"].sentences) == 5
+    assert len(some["dev"]["text"].sentences) == 18
+
+
+def test_test_may_be_missing_and_documents_too(tmp_path):
+    write_conll(tmp_path, skip=("eng.testb",))
+    for name in ("eng.train", "eng.testa"):
+        lines = (tmp_path / name).read_text().split("\n")
+        (tmp_path / name).write_text("\n".join(line for line in lines if "-DOCSTART-" not in line))
+    examples, lines = load(tmp_path)
+    assert list(examples) == ["train", "dev"]
+    files = f"{tmp_path / 'eng.train'}, {tmp_path / 'eng.testa'}"
+    assert lines == [
+        f"{tmp_path / 'eng.testb'} is not there and is passed over",
+        f"no -DOCSTART- says where documents end, so sentences are without context: {files}",
+        "NER: train 48 sentences, dev 18 sentences",
+    ]
+    _, lines = load(tmp_path, context=False)
+    assert not any("-DOCSTART-" in line for line in lines)
+
+
+def test_what_is_no_iob2_and_no_iob1_is_said(tmp_path):
+    for name in ("train.conll", "dev.conll"):
+        (tmp_path / name).write_text("a B-X\n\na B-X\n\na O\nb I-X\n")
+    _, lines = load(tmp_path, context=False)
+    assert f"{tmp_path / 'dev.conll'}: tags are IOB2, but 1 entities begin as in the other scheme" in lines
+
+
+def test_what_became_of_the_words_is_said(tmp_path, start):
+    (tmp_path / "train.txt").write_text("-DOCSTART- O\n\ngood B-X\nword1 O\n")
+    (tmp_path / "dev.txt").write_text("-DOCSTART- O\n\ngood B-Y\n\u200b O\nbad I-Y\n\nso O\n", encoding="utf-8")
+    examples, _ = load(tmp_path)
+    assert NER.describe(encode(examples["train"], start), "train") == [
+        "train: 3.0 tokens a sentence, 3.0 with context"  # good word ##1
+    ]
+    assert NER.describe(encode(examples["dev"], start), "dev") == [
+        "dev: 1.5 tokens a sentence, 3.0 with context; 1 words have no token and are predicted O; 2 words have a tag "
+        "that is not in training (B-Y)"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_length": 2}, "max_length is 2 in .data.; it must be at least 3"),
+        ({"max_train_samples": -1}, "max_train_samples is -1"),
+        ({"max_length": 129}, "max_length 129 exceeds the model's 128 positions"),
+        ({"context": "yes"}, "context"),
+        ({"dir": "no/folder"}, "no/folder is no folder; give the one that holds eng.train and eng.testa"),
+    ],
+)
+def test_options_that_make_no_sense(tmp_path, folder, start, options, message):
+    with pytest.raises(UsageError, match=message) as error:
+        run(NER, make_recipe(folder, start, **options), output=tmp_path / "run")
+    assert "\n" not in str(error.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_sentence_longer_than_the_model_is_named(tmp_path, folder, start):
+    with pytest.raises(UsageError, match=r"eng\.train, line \d+: the sentence has \d+ tokens and max_length 8 leaves"):
+        run(NER, make_recipe(folder, start, max_length=8), output=tmp_path / "run")
+
+
+# --- Scores
+
+
+def test_a_tag_that_training_lacks_counts_as_missed(tmp_path, start):
+    """Of two gold entities the model can only know one: recall 1/2, precision 1."""
+    (tmp_path / "train.txt").write_text("good B-X\nword1 O\n")
+    (tmp_path / "dev.txt").write_text("good B-X\nbad B-Y\n")
+    examples, _ = load(tmp_path)
+    data = encode(examples["dev"], start)
+    assert data.names == ("O", "B-X")
+    scores = NER.score(keep(data, [["B-X", "O"]]), data)
+    assert scores == pytest.approx({"precision": 1.0, "recall": 0.5, "f1": 2 / 3})
+
+
+def test_summaries_of_batches_of_other_widths_meet(folder, start):
+    """The Trainer puts them together with -100; the tags that come out are those of the likeliest labels."""
+    examples, _ = load(folder)
+    data = encode(examples["dev"], start)
+    model = BertForTokenClassification.from_pretrained(start, num_labels=len(data.names)).eval()
+    parts, expected = [], []
+    for index in range(len(data)):
+        batch = pad_words([data[index]])
+        with torch.no_grad():
+            outputs = model(**batch)
+        parts.append(NER.summarize(outputs, batch)[0].numpy())
+        best = outputs.logits[0].argmax(-1).numpy()
+        places = data.locate(index)
+        expected.append(["O" if place == ABSENT else data.names[best[place]] for place in places])
+    assert len({len(part) for part in parts}) > 1
+    width = max(map(len, parts))
+    kept = np.stack([np.pad(part, (0, width - len(part)), constant_values=-100) for part in parts])
+    assert ner.decide(kept, data) == expected
+    with torch.no_grad():
+        batch = pad_words(data.__getitems__(range(len(data))))
+        together = NER.summarize(model(**batch), batch).numpy()
+    assert (together == kept).all()
+
+
+def test_words_without_a_token_alone_have_a_summary():
+    """One column at least, as the Trainer takes the first for labels."""
+    batch = {"labels": torch.full((2, 3), IGNORED)}
+    summary = NER.summarize(SimpleNamespace(logits=torch.zeros(2, 3, 4)), batch)
+    assert summary.tolist() == [[IGNORED], [IGNORED]]
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_model_that_has_diverged_is_refused(folder, start, value):
+    examples, _ = load(folder)
+    data = encode(examples["dev"], start)
+    batch = pad_words(data.__getitems__(range(len(data))))
+    logits = torch.zeros(*batch["labels"].shape, len(data.names))
+    logits[3, int(data.locate(3).max()), 1] = value
+    kept = NER.summarize(SimpleNamespace(logits=logits), batch).numpy()
+    for call in (NER.score, lambda kept, data: NER.predict(kept, data, "dev")):
+        with pytest.raises(UsageError, match="training has diverged"):
+            call(kept, data)
+
+
+def test_never_tagging_is_what_a_model_has_to_beat(folder, start):
+    examples, _ = load(folder)
+    data = encode(examples["dev"], start)
+    nothing = NER.baseline(data, data)
+    assert nothing == dict.fromkeys(("majority_precision", "majority_recall", "majority_f1", "majority_score"), 0.0)
+    assert NER.comment({"f1": 0.1} | nothing) == []
+    (line,) = NER.comment({"f1": 0.0} | nothing)
+    assert line.startswith("warning: no entity is found. Likely causes: ")
+
+
+# --- conlleval's form
+
+
+def test_predictions_are_in_the_form_and_the_scheme_of_the_file(tmp_path, start):
+    content = "-DOCSTART- -X- O\n\ngood NN I-X\nbad NN B-X\n\n-DOCSTART- -X- O\n\nso NN O\n\u200b NN I-X\n\nso NN O\n"
+    (tmp_path / "train.txt").write_text("good B-X\nbad I-X\n", encoding="utf-8")
+    (tmp_path / "dev.txt").write_text(content, encoding="utf-8")
+    examples, _ = load(tmp_path)
+    data = encode(examples["dev"], start)
+    kept = keep(data, [["B-X", "I-X"], ["B-X", "O"], ["I-X"]])
+    files = NER.predict(kept, data, "dev")
+    assert files == {
+        "dev.conll": "-DOCSTART- O O\n\ngood I-X I-X\nbad B-X I-X\n\n-DOCSTART- O O\n\nso O I-X\n\u200b I-X O\n\n"
+        "so O I-X\n"
+    }
+    (tmp_path / "dev.txt").write_text("good B-X\nbad O\n", encoding="utf-8")
+    examples, _ = load(tmp_path)
+    data = encode(examples["dev"], start)
+    assert NER.predict(keep(data, [["O", "I-X"]]), data, "dev") == {"dev.conll": "good B-X O\nbad O I-X\n"}, "as it is"
+
+
+def test_the_files_say_what_was_scored(folder, start):
+    examples, _ = load(folder)
+    draw = np.random.default_rng(0)
+    for split in ("dev", "test"):
+        data = encode(examples[split], start)
+        tags = [draw.choice(data.names, len(sentence.words)).tolist() for sentence in data.text.sentences]
+        kept = keep(data, tags)
+        (text,) = NER.predict(kept, data, split).values()
+        columns = read_columns(text)
+        sides = ([[row[place] for row in block] for block in columns] for place in (1, 2))
+        found = score_entities(*sides)
+        assert NER.score(kept, data) == {name: found[name] for name in ("precision", "recall", "f1")}
+        assert [[row[0] for row in block] for block in columns] == [list(x.words) for x in data.text.sentences]
+        again = read_conll(folder / ("eng.testa" if split == "dev" else "eng.testb"))
+        assert [[row[1] for row in block] for block in columns] == [list(x.official) for x in again.sentences]
+
+
+# --- Runs
+
+
+def test_a_run_leaves_conll_files_and_a_model_for_plain_transformers(tmp_path, folder, start):
+    lines, recipe = [], make_recipe(folder, start)
+    recipe["train"]["per_device_eval_batch_size"] = 4  # batches of other widths
+    metrics = run(NER, recipe, output=tmp_path / "run", report=lines.append)
+    assert any("tokens a sentence" in line for line in lines)
+    assert metrics["score"] == metrics["f1"]
+    for split, name in (("dev", "{}"), ("test", "test_{}")):
+        columns = read_columns((tmp_path / "run" / "predictions" / f"{split}.conll").read_text(encoding="utf-8"))
+        found = score_entities(*([[row[place] for row in block] for block in columns] for place in (1, 2)))
+        assert [metrics[name.format(x)] for x in ("precision", "recall", "f1")] == [
+            found[x] for x in ("precision", "recall", "f1")
+        ]
+    examples = (tmp_path / "run" / "predictions" / "examples.txt").read_text(encoding="utf-8").splitlines()
+    assert len(examples) == 5
+    assert all("→" in line for line in examples)
+    model = AutoModelForTokenClassification.from_pretrained(tmp_path / "run")
+    assert model.config.id2label == dict(enumerate(("O", "B-LOC", "B-PER", "I-LOC", "I-PER")))
+    answer = pipeline("token-classification", str(tmp_path / "run"), aggregation_strategy="first")("good word1 bad")
+    assert isinstance(answer, list)
+
+
+def test_a_test_set_that_is_not_there_has_no_scores(tmp_path, start):
+    folder = write_conll(tmp_path / "ner", skip=("eng.testb",))
+    metrics = run(NER, make_recipe(folder, start), output=tmp_path / "run")
+    assert "f1" in metrics
+    assert not any(name.startswith("test_") for name in metrics)
+    assert not (tmp_path / "run" / "predictions" / "test.conll").exists()
+
+
+def test_a_model_of_the_same_labels_in_another_order_keeps_what_it_knows(tmp_path, folder, start):
+    """Labels go by name: its predictions stay the same."""
+    examples, _ = load(folder)
+    names = examples["train"]["labels"]
+    shuffled = [names[place] for place in (3, 0, 4, 2, 1)]
+    torch.manual_seed(0)
+    old = BertForTokenClassification.from_pretrained(start, id2label=dict(enumerate(shuffled))).eval()
+    old.classifier.weight.data.normal_()
+    old.save_pretrained(tmp_path / "old")
+    tokenizer = load_tokenizer(start)
+    tokenizer.save_pretrained(tmp_path / "old")
+    recipe = make_recipe(folder, str(tmp_path / "old")) | {"precision": "fp32"}
+    recipe["train"] = {"max_steps": 1, "learning_rate": 0.0}
+    run(NER, recipe, output=tmp_path / "run")
+    text = read_conll(find_conll(folder)["dev"])
+    data = encode_words(text, shuffled, tokenizer, SMALL["max_length"])
+    batch = pad_words(data.__getitems__(range(len(data))))
+    with torch.no_grad():
+        expected = ner.decide(NER.summarize(old(**batch), batch).numpy(), data)
+    columns = read_columns((tmp_path / "run" / "predictions" / "dev.conll").read_text(encoding="utf-8"))
+    assert [to_iob2([row[2] for row in block]) for block in columns] == [to_iob2(tags) for tags in expected]
+
+
+def test_it_learns(tmp_path, folder, start):
+    """A word gives its tag away, but for those that follow a word without a token."""
+    recipe = make_recipe(folder, start) | {
+        "precision": "fp32",
+        "train": {"num_train_epochs": 15, "learning_rate": 5e-3, "seed": 1},
+    }
+    metrics = run(NER, recipe, output=tmp_path / "run")
+    assert metrics["f1"] > 0.6
+    assert metrics["test_f1"] > 0.6

@@ -1,0 +1,391 @@
+"""SWAG as a task: four sequences a question, one softmax over them, the official files and the Hub's copy."""
+
+import csv
+import json
+import os
+import shutil
+import signal
+
+import datasets
+import numpy as np
+import pytest
+import torch
+import transformers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bertkit import BertForMultipleChoice
+from bertkit.data import files
+from bertkit.data.files import Situation
+from bertkit.data.sequence import pad_choices
+from bertkit.data.vocab import load_tokenizer, make_tokenizer
+from bertkit.errors import UsageError
+from bertkit.recipe import merge
+from bertkit.run import complete, make_model, run
+from bertkit.tasks import TASKS
+from bertkit.tasks.swag import FILES, RECIPE, SWAG, encode_situations
+from bertkit.trainer import Interrupted
+from tests.official import write_checkpoint, write_swag
+
+SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+WORDS = ["he", "she", "sits", "on", "the", "stool", "un", "##lock", "##s", "door", "plays", "a", "piano", "sleeps", "."]
+TOKENIZER = make_tokenizer(SPECIAL + WORDS, cased=False)
+PIANO = Situation(
+    "He sits on the stool.", "He", ("unlocks the door.", "plays the piano.", "sleeps.", "sits on a piano."), 1
+)
+
+
+@pytest.fixture(scope="module")
+def swag(tmp_path_factory):
+    """The official files."""
+    return write_swag(tmp_path_factory.mktemp("swag"))
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory):
+    """A tiny BERT whose random weights are large enough to learn from quickly."""
+    return write_checkpoint(tmp_path_factory.mktemp("bert"), initializer_range=0.1)
+
+
+def make_recipe(checkpoint, folder, **train):
+    """48 updates, 6 an epoch, of a tiny model in fp32."""
+    options = {"num_train_epochs": 8.0, "learning_rate": 3e-3, "save_strategy": "no", "eval_strategy": "no"}
+    return {
+        "checkpoint": str(checkpoint),
+        "batch_size": 8,
+        "precision": "fp32",
+        "data": {"dir": str(folder), "max_length": 32},
+        "train": options | train,
+    }
+
+
+def load(folder, **options):
+    lines = []
+    return SWAG.load(RECIPE["data"] | {"dir": str(folder)} | options, lines.append), lines
+
+
+# --- The data ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_papers_numbers():
+    """Section 4.4 and Table 4."""
+    recipe = SWAG.recipe
+    assert TASKS["swag"] is SWAG
+    assert (recipe["batch_size"], recipe["data"]["max_length"]) == (16, 128)
+    assert (recipe["train"]["num_train_epochs"], recipe["train"]["learning_rate"]) == (3.0, 2e-5)
+    assert (recipe["train"]["optim"], recipe["train"]["warmup_steps"]) == ("bert_adam", 0.1)
+    (row,) = SWAG.table
+    assert row.paper == {"BERT-base, dev": 0.816, "BERT-large, dev": 0.866, "BERT-large, test": 0.863}
+
+
+def test_a_question_is_four_sequences():
+    """[CLS] and the first [SEP] belong to A, the context; B is the start and one ending: "un ##lock ##s" are pieces."""
+    data = encode_situations([PIANO], TOKENIZER, 64)
+    batch = pad_choices(data.__getitems__([0]))
+    found = [TOKENIZER.convert_ids_to_tokens(ids[mask.bool()]) for ids, mask in zip(*take(batch), strict=True)]
+    assert [" ".join(tokens) for tokens in found] == [
+        "[CLS] he sits on the stool . [SEP] he un ##lock ##s the door . [SEP]",
+        "[CLS] he sits on the stool . [SEP] he plays the piano . [SEP]",
+        "[CLS] he sits on the stool . [SEP] he sleeps . [SEP]",
+        "[CLS] he sits on the stool . [SEP] he sits on a piano . [SEP]",
+    ]
+    assert batch["token_type_ids"][0].tolist() == [[0] * 8 + [1] * n + [0] * (8 - n) for n in (8, 6, 4, 7)]
+    assert batch["labels"].tolist() == [1]
+    assert {name: tuple(column.shape) for name, column in batch.items()} == {
+        "input_ids": (1, 4, 16),
+        "token_type_ids": (1, 4, 16),
+        "attention_mask": (1, 4, 16),
+        "labels": (1,),
+    }
+    assert SWAG.describe(data, "dev") == ["dev: 1 questions of 4 sequences; 14.2 tokens on average, 16 in the longest"]
+
+
+def take(batch):
+    return batch["input_ids"][0], batch["attention_mask"][0]
+
+
+def test_long_sequences_are_cut_as_the_tokenizer_of_transformers_cuts_them(swag, bert):
+    tokenizer = load_tokenizer(bert)
+    for split, situations in load(swag)[0].items():
+        data = SWAG.encode(situations, tokenizer, {"data": {"max_length": 12}}, split)
+        assert len(data) == len(situations)
+        batch = pad_choices(data.__getitems__(range(len(data))))
+        contexts = [one.context for one in situations for _ in range(4)]
+        endings = [f"{one.start} {ending}" for one in situations for ending in one.endings]
+        expected = tokenizer(contexts, endings, truncation=True, max_length=12, padding=True, return_tensors="pt")
+        for name in ("input_ids", "token_type_ids", "attention_mask"):
+            assert torch.equal(batch[name].flatten(0, 1), expected[name])
+        assert ("labels" in batch) == (split != "test")
+        assert split == "test" or batch["labels"].tolist() == [one.answer for one in situations]
+
+
+def test_all_splits_are_read_and_a_missing_test_file_is_named(tmp_path):
+    examples, lines = load(write_swag(tmp_path / "all"))
+    assert lines == ["SWAG: train 48, dev 18, test 10"]
+    others, lines = load(write_swag(tmp_path / "some", skip=("test.csv",)))
+    missing = tmp_path / "some" / "test.csv"
+    assert lines == [f"SWAG: {missing} is not there and is passed over", "SWAG: train 48, dev 18"]
+    assert list(others) == ["train", "dev"]
+    assert others["train"] == examples["train"]
+
+
+def test_the_first_training_questions(swag):
+    whole, part = load(swag)[0], load(swag, max_train_samples=5)[0]
+    assert part == whole | {"train": whole["train"][:5]}
+
+
+def test_the_hubs_copy_gives_what_the_official_files_give(swag, monkeypatch):
+    official, _ = load(swag)
+    text, served = datasets.Value("string"), datasets.DatasetDict()
+    for split, hub_split in (("train", "train"), ("dev", "validation"), ("test", "test")):
+        with (swag / FILES[split]).open(newline="", encoding="utf-8") as file:
+            rows = [row | {"label": int(row.get("label", -1))} for row in csv.DictReader(file)]
+        features = dict.fromkeys(rows[0], text) | {"label": datasets.ClassLabel(names=list("0123"))}
+        served[hub_split] = datasets.Dataset.from_list(rows, features=datasets.Features(features))
+    monkeypatch.setattr(files, "find_hub_trouble", lambda *_: None)
+    monkeypatch.setattr(datasets, "load_dataset", lambda name, config: served)
+    assert load("") == (official, ["SWAG: train 48, dev 18, test 10"])
+    del served["test"]
+    assert load("")[1][0] == "SWAG: test is not there and is passed over"
+
+
+BAD = [
+    ("train.csv", None, r"train\.csv does not exist"),
+    ("val.csv", None, r"val\.csv does not exist"),
+    ("val.csv", lambda text: text.replace(",label\n", ",gold\n"), r"val\.csv, line 1 has no column 'label'"),
+    ("val.csv", lambda text: text.replace("ending3", "more"), r"val\.csv, line 1 names 3 endings \(ending0, ending1, "),
+    ("train.csv", lambda text: text.replace("gold-source", "ending4"), r"train\.csv, line 1 names 5 endings"),
+    (
+        "train.csv",
+        lambda text: text.replace(",gold,", ",", 1),
+        r"train\.csv, line 2 has 11 columns and 12 were expected",
+    ),
+    ("test.csv", lambda text: text.replace(",gold,", ",,gold,", 1), r"test\.csv, line 2 has 12 columns and 11 were"),
+    ("test.csv", lambda text: text.partition("\n")[0], r"test\.csv has no rows"),
+    ("train.csv", lambda text: "", r"train\.csv is empty"),
+]
+
+
+@pytest.mark.parametrize(("file", "change", "message"), BAD)
+def test_a_bad_file_is_one_line_and_nothing_is_written(swag, bert, tmp_path, file, change, message):
+    folder = tmp_path / "swag"
+    shutil.copytree(swag, folder)
+    if change is None:
+        (folder / file).unlink()
+    else:
+        (folder / file).write_text(change((folder / file).read_text(encoding="utf-8")), encoding="utf-8")
+    assert_refused(make_recipe(bert, folder), tmp_path / "run", message)
+
+
+MISTAKES = [
+    ({"data": {"dir": "no/folder"}}, r"no/folder is no folder; give the one that holds train\.csv: --data DIR"),
+    ({"data": {"max_length": 4}}, r"max_length is 4 in \[data\]; it must be at least 5"),
+    ({"data": {"max_length": 129}}, r"max_length 129 exceeds the model's 128 positions"),
+    ({"data": {"max_train_samples": -1}}, r"max_train_samples is -1 in \[data\]; it must be at least 0"),
+    ({"checkpoint": ""}, r"swag needs a BERT to fine-tune; name one with --model"),
+    ({"phase": [{"share": 1.0, "max_length": 20}]}, r"\[\[phase\]\] is for pretraining"),
+    ({"task": "rte"}, r"the recipe is for the task 'rte', not 'swag'"),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), MISTAKES)
+def test_a_mistake_in_the_recipe_is_one_line_and_nothing_is_written(swag, bert, tmp_path, change, message):
+    assert_refused(merge(make_recipe(bert, swag), change), tmp_path / "run", message)
+
+
+def assert_refused(recipe, output, message):
+    with pytest.raises(UsageError, match=message) as error:
+        run(SWAG, recipe, output=output)
+    assert "\n" not in str(error.value)
+    assert not output.exists()
+
+
+# --- The model and its scores -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def made(swag, bert):
+    """The examples, data sets and model of a run before training, in float64."""
+    recipe = complete(SWAG, make_recipe(bert, swag))
+    examples = SWAG.load(recipe["data"], lambda line: None)
+    tokenizer = load_tokenizer(bert)
+    torch.manual_seed(0)
+    model = make_model(SWAG, recipe, SWAG.configure(recipe, tokenizer, examples)).eval().double()
+    torch.nn.init.normal_(model.classifier.weight)
+    data = {split: SWAG.encode(found, tokenizer, recipe, split) for split, found in examples.items()}
+    return examples, data, model, tokenizer
+
+
+@torch.no_grad()
+def compute(model, data, **more):
+    batch = pad_choices(data.__getitems__(range(len(data)))) | more
+    return model(**batch)
+
+
+def test_loss_and_logits_are_those_of_plain_transformers(made):
+    _, data, model, _ = made
+    config = transformers.BertConfig(**{**model.config.to_dict(), "use_cache": False})
+    stock = transformers.BertForMultipleChoice(config).eval().double()
+    stock.load_state_dict(model.state_dict())
+    ours, theirs = compute(model, data["dev"]), compute(stock, data["dev"])
+    assert ours.logits.shape == (18, 4)
+    torch.testing.assert_close(ours.logits, theirs.logits, rtol=0, atol=1e-10)
+    # Ours is computed in fp32.
+    assert ours.loss.item() == pytest.approx(theirs.loss.item(), rel=1e-6)
+
+
+def test_the_loss_is_that_of_a_softmax_over_the_four(made):
+    """-log of the right ending's share, taken by hand."""
+    examples, data, model, _ = made
+    outputs = compute(model, data["dev"])
+    shares = outputs.logits.exp() / outputs.logits.exp().sum(dim=1, keepdim=True)
+    right = [shares[row, one.answer].log().item() for row, one in enumerate(examples["dev"])]
+    assert outputs.loss.item() == pytest.approx(-np.mean(right), rel=1e-6)
+
+
+@settings(deadline=None, max_examples=6)
+@given(order=st.permutations(range(4)))
+def test_permuted_endings_permute_the_logits(made, order):
+    examples, _, model, tokenizer = made
+    situations = examples["dev"][:4]
+    permuted = [
+        Situation(x.context, x.start, tuple(x.endings[i] for i in order), order.index(x.answer)) for x in situations
+    ]
+    one, other = (compute(model, encode_situations(found, tokenizer, 32)) for found in (situations, permuted))
+    torch.testing.assert_close(other.logits, one.logits[:, list(order)], rtol=0, atol=1e-12)
+    assert other.loss.item() == pytest.approx(one.loss.item(), rel=1e-6)
+
+
+def test_gold_answers_score_one_and_others_their_share(made):
+    _, data, _, _ = made
+    dev = data["dev"]
+    gold = np.eye(4, dtype=np.float32)[dev.labels]
+    assert SWAG.score(gold, dev) == {"accuracy": 1.0}
+    assert SWAG.score(-gold, dev) == {"accuracy": 0.0}
+    gold[:9] = np.roll(gold[:9], 1, axis=1)
+    assert SWAG.score(gold, dev) == {"accuracy": 0.5}
+
+
+def test_the_baseline_is_the_place_that_is_most_often_right(made):
+    _, data, _, _ = made
+    most = max(np.mean(data["dev"].labels == place) for place in range(4))
+    expected = {"majority_accuracy": pytest.approx(most), "majority_score": pytest.approx(most)}
+    assert SWAG.baseline(data["train"], data["dev"]) == expected
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_logits_that_are_no_numbers_are_refused(made, bad):
+    _, data, _, _ = made
+    logits = np.zeros((18, 4), np.float32)
+    logits[3, 2] = bad
+    for use in (lambda: SWAG.score(logits, data["dev"]), lambda: SWAG.predict(logits, data["dev"], "dev")):
+        with pytest.raises(UsageError, match=r"training has diverged; lower train\.learning_rate"):
+            use()
+
+
+def test_predictions_are_a_place_for_every_question():
+    logits = np.array([[0.0, 1.0, -1.0, 0.5], [3.0, 1.0, 2.0, 0.0], [0.0, 0.0, 0.0, 1.0]])
+    text = "index,pred\n0,1\n1,0\n2,3\n"
+    assert SWAG.predict(logits, None, "dev") == {"val.csv": text}
+    assert SWAG.predict(logits, None, "test") == {"test.csv": text}
+
+
+def test_a_score_no_better_than_the_majority_is_warned_of():
+    (line,) = SWAG.comment({"accuracy": 0.26, "majority_accuracy": 0.276})
+    assert line.startswith(
+        "warning: accuracy (26.0) is not above the majority ending (27.6). Likely causes: a learning"
+    )
+    assert SWAG.comment({"accuracy": 0.276, "majority_accuracy": 0.276})
+    assert SWAG.comment({"accuracy": 0.28, "majority_accuracy": 0.276}) == []
+
+
+def test_what_is_shown_of_a_question_is_one_short_line(made):
+    _, _, model, tokenizer = made
+    long = Situation("word1 \n" * 90, "word2", ("good\n.", "bad " * 90, "so", "word3"), 2)
+    lines = SWAG.illustrate(model, tokenizer, {"dev": [long] * 7})
+    assert len(lines) == 5
+    for line in lines:
+        assert line.startswith("word1 word1 ")
+        assert "…  |  word2  →  " in line
+        assert line.endswith("  (so)")
+        assert "\n" not in line
+        assert len(line) < 350
+
+
+# --- Runs -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def finished(swag, bert, tmp_path_factory):
+    """The directory of a finished run, its metrics and what it reported."""
+    output, lines = tmp_path_factory.mktemp("runs") / "swag", []
+    metrics = run(SWAG, make_recipe(bert, swag), output=output, report=lines.append)
+    return output, metrics, lines
+
+
+def test_a_run_learns_and_its_metrics_are_fractions(finished):
+    output, metrics, lines = finished
+    assert json.loads((output / "metrics.json").read_text()) == metrics
+    assert set(metrics) == {"accuracy", "score", "majority_accuracy", "majority_score", "updates"}
+    assert metrics["updates"] == 48
+    assert 0.8 < metrics["accuracy"] == metrics["score"] <= 1.0
+    assert metrics["majority_accuracy"] < 0.6
+    assert any("new, because" in line and "classifier.weight" in line for line in lines)
+    assert any(line.startswith("train: 48 questions of 4 sequences") for line in lines)
+
+
+def test_the_written_predictions_score_what_the_run_scored(finished, swag):
+    output, metrics, _ = finished
+    found = {name: read_rows(output / "predictions" / name) for name in ("val.csv", "test.csv")}
+    assert {name: len(rows) for name, rows in found.items()} == {"val.csv": 18, "test.csv": 10}
+    for rows in found.values():
+        assert [row["index"] for row in rows] == [str(index) for index in range(len(rows))]
+    gold = read_rows(swag / "val.csv")
+    right = [row["pred"] == expected["label"] for row, expected in zip(found["val.csv"], gold, strict=True)]
+    assert np.mean(right) == metrics["accuracy"]
+
+
+def read_rows(path):
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def test_plain_transformers_loads_a_finished_run(finished, swag):
+    output, _, _ = finished
+    stock = transformers.AutoModelForMultipleChoice.from_pretrained(output, dtype=torch.float64).eval()
+    assert type(stock) is transformers.BertForMultipleChoice
+    ours = BertForMultipleChoice.from_pretrained(output, dtype=torch.float64).eval()
+    data = encode_situations(load(swag)[0]["test"], load_tokenizer(output), 32)
+    logits = compute(ours, data).logits
+    torch.testing.assert_close(compute(stock, data).logits, logits, rtol=0, atol=1e-10)
+    predicted = [int(row["pred"]) for row in read_rows(output / "predictions" / "test.csv")]
+    assert logits.argmax(dim=1).tolist() == predicted
+
+
+def read_losses(output):
+    entries = [json.loads(line) for line in (output / "training_log.jsonl").read_text().splitlines()]
+    return [entry["loss"] for entry in entries if "loss" in entry]
+
+
+def test_accumulation_changes_nothing(bert, swag, tmp_path):
+    """8 = 4 x 2."""
+    recipe = make_recipe(bert, swag, num_train_epochs=1.0, learning_rate=1e-3, logging_steps=1)
+    run(SWAG, recipe, output=tmp_path / "whole")
+    run(SWAG, merge(recipe, {"train": {"per_device_train_batch_size": 2}}), output=tmp_path / "parts")
+    losses = [read_losses(tmp_path / cut) for cut in ("whole", "parts")]
+    assert len(losses[0]) == 6
+    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-4)
+
+
+def test_a_stopped_run_continues_bit_for_bit(bert, swag, tmp_path):
+    recipe = make_recipe(bert, swag, num_train_epochs=2.0, logging_steps=1)
+    expected = run(SWAG, recipe, output=tmp_path / "straight")
+
+    def stop(done, total, log):
+        if done == 3 and "loss" in log:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(Interrupted, match="after update 4;"):
+        run(SWAG, recipe, output=tmp_path / "run", progress=stop)
+    assert run(SWAG, recipe, output=tmp_path / "run") == expected
+    assert read_losses(tmp_path / "run") == read_losses(tmp_path / "straight")
