@@ -288,6 +288,9 @@ def check_model(task: Task, recipe: Recipe) -> None:
             )
     else:
         config = make_config(recipe["model"])
+    if layers := recipe["data"].get("features"):
+        with explain_refusal(f"features = {layers!r}"):
+            models.check_feature_layers(layers, config)
     if recipe["model"].get("attn_implementation") == "flex_attention":
         raise UsageError("flex_attention has no dropout, with which BERT is trained; use packed, sdpa or eager")
     lengths = [phase["max_length"] for phase in recipe.get("phase", [])] or [recipe["data"].get("max_length", 0)]

@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import AutoModelForTokenClassification, pipeline
 
-from bertkit import BertForTokenClassification
+from bertkit import BertFeaturesForTokenClassification, BertForTokenClassification, BertModel
 from bertkit.data.conll import find_conll, read_conll, to_iob2
 from bertkit.data.vocab import load_tokenizer
 from bertkit.data.words import ABSENT, IGNORED, encode_words, pad_words
@@ -316,3 +316,78 @@ def test_it_learns(tmp_path, folder, start):
     metrics = run(NER, recipe, output=tmp_path / "run")
     assert metrics["f1"] > 0.6
     assert metrics["test_f1"] > 0.6
+
+
+# --- From features
+
+
+def make_features_recipe(tmp_path, folder, start, layers="sum-all", **train):
+    recipe = make_recipe(folder, start, features=layers, features_dir=str(tmp_path / "features"))
+    train = {"num_train_epochs": 12, "learning_rate": 1e-2, "seed": 1} | train
+    return recipe | {"precision": "fp32", "model": {"bilstm_hidden_size": 16}, "train": train}
+
+
+def test_the_rate_and_the_epochs_of_a_bilstm_are_its_own():
+    assert NER.adapt({}) == {}
+    assert NER.adapt({"data": {"features": ""}}) == {}
+    changed = NER.adapt({"data": {"features": "last"}})["train"]
+    assert changed["learning_rate"] > 10 * NER.recipe["train"]["learning_rate"]
+    assert changed["num_train_epochs"] > NER.recipe["train"]["num_train_epochs"]
+
+
+def test_a_bilstm_learns_from_features_and_reads_text_by_itself(tmp_path, folder, start):
+    recipe = make_features_recipe(tmp_path, folder, start)
+    metrics = run(NER, recipe, output=tmp_path / "run")
+    assert metrics["f1"] > 0.6
+    assert metrics["test_f1"] > 0.6
+    model = BertFeaturesForTokenClassification.from_pretrained(tmp_path / "run").eval()
+    before = BertModel.from_pretrained(start).state_dict()
+    assert all(torch.equal(before[name], value) for name, value in model.bert.state_dict().items())
+    examples, _ = load(folder)
+    data = encode(examples["dev"], start)
+    numbers = list(range(len(data)))
+    batch = pad_words(data.__getitems__(numbers)) | ner.place_words(data, numbers)
+    with torch.no_grad():
+        kept = NER.summarize(model(**batch), batch).numpy()
+    assert NER.score(kept, data)["f1"] == pytest.approx(metrics["f1"])
+    assert NER.predict(kept, data, "dev")["dev.conll"] == (tmp_path / "run" / "predictions" / "dev.conll").read_text()
+
+
+def test_the_encoder_runs_once_for_all_seeds(tmp_path, folder, start, monkeypatch):
+    recipe = make_features_recipe(tmp_path, folder, start, max_steps=2)
+    first = run(NER, recipe, output=tmp_path / "first")
+    kept = sorted((tmp_path / "features").iterdir())
+    assert len(kept) == 3  # train, dev and test
+
+    def refuse(*_):
+        raise AssertionError("the encoder was asked again")
+
+    monkeypatch.setattr("bertkit.features.run_encoder", refuse)
+    again = run(NER, recipe, output=tmp_path / "again")
+    assert again["f1"] == first["f1"]
+    run(NER, recipe, {"train": {"seed": 2}}, output=tmp_path / "other")
+    assert sorted((tmp_path / "features").iterdir()) == kept
+
+
+def test_half_precision_features_score_about_the_same(tmp_path, folder, start):
+    recipe = make_features_recipe(tmp_path, folder, start)
+    whole = run(NER, recipe, output=tmp_path / "whole")
+    half = run(NER, recipe, {"data": {"half_features": True}}, output=tmp_path / "half")
+    assert half["f1"] == pytest.approx(whole["f1"], abs=0.1)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"data": {"features": "first"}}, r"unknown layers 'first' in features; expected one of embeddings, second"),
+        ({"data": {"features": "last"}, "freeze": "encoder"}, r"freeze is for fine-tuning.*leave freeze out"),
+        ({"data": {"features": "last"}, "bilstm": True}, r"bilstm is for fine-tuning"),
+        ({"data": {"features": "last"}, "reinit_layers": 1}, r"reinit_layers is for fine-tuning"),
+        ({"data": {"features": "concat-last-four"}}, r"concat-last-four needs 4 layers and the model has 2"),
+    ],
+)
+def test_features_that_cannot_be_are_one_line(change, message, tmp_path, folder, start):
+    with pytest.raises(UsageError, match=message) as error:
+        run(NER, make_recipe(folder, start), change, output=tmp_path / "run")
+    assert "\n" not in str(error.value)
+    assert not (tmp_path / "run").exists()
