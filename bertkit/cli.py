@@ -325,6 +325,7 @@ def features(
     from bertkit.features import extract
 
     with Screen() as screen:
+        screen.start()
         extract(model, source, layers, output, pool, screen.say)
 
 

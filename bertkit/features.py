@@ -15,24 +15,26 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from tempfile import mkstemp
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
+from accelerate import PartialState
 from torch import Tensor
 from torch.utils.data import Dataset
 
 from bertkit.checkpoint import load_config, load_model
+from bertkit.data.corpus import ignore
 from bertkit.data.sequence import Sequences, encode_texts, pad
+from bertkit.data.tokens import copy_backend
 from bertkit.data.vocab import load_tokenizer
 from bertkit.errors import UsageError, explain_full_disk, explain_refusal
-from bertkit.model import FEATURE_LAYERS, BertModel, check_feature_layers, select_features
-
-Report = Callable[[str], None]
+from bertkit.model import FEATURE_LAYERS, IGNORED, BertModel, check_feature_layers, select_features
 
 TOKENS_A_BATCH = 8192
 TEXTS_A_CHUNK = 1024  # read, encoded and written at a time
-IGNORED = -100
+COUNTED = ("hidden_size", "num_attention_heads", "hidden_act", "layer_norm_eps", "is_decoder")  # besides the weights
 POOLS = ("words", "cls", "mean")
 SUFFIXES = (".jsonl", ".npz")
 
@@ -149,18 +151,19 @@ def cache_features(
     """
     model = load_encoder(checkpoint, layers)
     kept = Path(folder) if folder else find_cache()
-    name = name_features(model, layers, sequences, places, half)
-    path = kept / f"{name}.npy"
-    if path.exists():
-        return path
-    with explain_full_disk(kept), explain_refusal(f"the folder {kept}"):
+    path = kept / f"{name_features(model, layers, sequences, places, ends, half)}.npy"
+    # Of several processes on a machine the first one computes, and the others find its file.
+    with PartialState().local_main_process_first(), explain_refusal(f"the folder {kept}"), explain_full_disk(kept):
+        if path.exists():
+            return path
         kept.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f".{name}.{os.getpid()}")
+        handle, name = mkstemp(prefix=f".{path.stem}.", dir=kept)
         try:
-            write_features(model, layers, sequences, places, ends, temporary, half)
-            temporary.rename(path)
+            with os.fdopen(handle, "wb") as file:
+                write_features(model, layers, sequences, places, ends, file, half)
+            os.replace(name, path)
         finally:
-            temporary.unlink(missing_ok=True)
+            Path(name).unlink(missing_ok=True)
     return path
 
 
@@ -169,15 +172,22 @@ def find_cache() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "bertkit" / "features"
 
 
-def name_features(model: BertModel, layers: str, sequences: Sequences, places: np.ndarray, half: bool) -> str:
+def name_features(
+    model: BertModel, layers: str, sequences: Sequences, places: np.ndarray, ends: np.ndarray, half: bool
+) -> str:
     """A name that depends on everything that the features depend on."""
-    settings = [layers, half, model.config.to_diff_dict()]
-    digest = hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode())
+    settings = {name: getattr(model.config, name) for name in COUNTED}
+    digest = hashlib.sha256(json.dumps([list_layers(model, layers), half, settings]).encode())
     for parameter in model.parameters():
         digest.update(parameter.detach().cpu().numpy().tobytes())
-    for column in (sequences.ids, sequences.ends, sequences.seconds, places):
+    for column in (sequences.ids, sequences.ends, sequences.seconds, places, ends):
         digest.update(np.ascontiguousarray(column).tobytes())
     return digest.hexdigest()[:32]
+
+
+def list_layers(model: BertModel, layers: str) -> list[int]:
+    """The numbers of the layers, 0 for the embeddings."""
+    return list(range(model.config.num_hidden_layers + 1)[FEATURE_LAYERS[layers][0]])
 
 
 def write_features(
@@ -186,31 +196,36 @@ def write_features(
     sequences: Sequences,
     places: np.ndarray,
     ends: np.ndarray,
-    path: Path,
+    file: BinaryIO,
     half: bool,
 ) -> None:
-    """Writes the features of all words, (M, K, H), as a .npy file."""
-    count = len(range(model.config.num_hidden_layers + 1)[FEATURE_LAYERS[layers][0]])
-    shape, kind = (len(places), count, model.config.hidden_size), np.float16 if half else np.float32
-    if not len(places):  # an empty file cannot be mapped
-        with path.open("wb") as file:
-            np.save(file, np.empty(shape, kind))
-        return
+    """Writes the features of all words, (M, K, H), as a .npy file.
+
+    Not through a mapped file: where the disk is full, the system would end the process.
+    """
+    kind = np.dtype(np.float16 if half else np.float32)
+    shape = (len(places), len(list_layers(model, layers)), model.config.hidden_size)
+    form = {"descr": np.lib.format.dtype_to_descr(kind), "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(file, form)
+    start, size = file.tell(), shape[1] * shape[2] * kind.itemsize
     starts = np.concatenate([[0], ends[:-1]])
-    values = np.lib.format.open_memmap(path, "w+", kind, shape)
     for numbers, states, _ in run_encoder(model, sequences, layers):
         for row, number in enumerate(numbers.tolist()):
-            words = slice(starts[number], ends[number])
-            chosen = torch.from_numpy(places[words].astype(np.int64)).to(states.device)
-            values[words] = states[row, chosen].cpu().numpy()
-    values.flush()
+            chosen = torch.from_numpy(places[starts[number] : ends[number]].astype(np.int64)).to(states.device)
+            file.seek(start + int(starts[number]) * size)
+            file.write(states[row, chosen].cpu().numpy().astype(kind).tobytes())
 
 
 # --- Of any text ------------------------------------------------------------------------------------------------------
 
 
 def extract(
-    checkpoint: str, source: Path, layers: str, output: Path, pool: str = "words", report: Report = lambda line: None
+    checkpoint: str,
+    source: Path,
+    layers: str,
+    output: Path,
+    pool: str = "words",
+    report: Callable[[str], None] = ignore,
 ) -> int:
     """Writes the vectors of a file's texts, one a line, and gives their number.
 
@@ -227,18 +242,27 @@ def extract(
         UsageError: an unknown pool, layer or suffix, a file that cannot be read, a text that is empty or longer than
             the model's positions, or a model that cannot be loaded.
     """
-    if pool not in POOLS:
-        raise UsageError(f"--pool {pool} is unknown; expected one of {', '.join(POOLS)}")
+    for option, value, known in (("--pool", pool, POOLS), ("--layers", layers, FEATURE_LAYERS)):
+        if value not in known:
+            raise UsageError(f"{option} {value} is unknown; expected one of {', '.join(known)}")
     if output.suffix not in SUFFIXES:
         raise UsageError(f"{output} must end in {' or '.join(SUFFIXES)}; change --output")
+    if not source.is_file():
+        raise UsageError(f"there is no file {source}; name one with --input")
     model, tokenizer = load_encoder(checkpoint, layers), load_tokenizer(checkpoint)
+    if pool == "cls" and model.config.is_decoder:
+        raise UsageError(
+            f"{checkpoint} reads from left to right, so its [CLS] has seen nothing; take --pool mean or words"
+        )
     temporary = output.with_name(f".{output.name}.{os.getpid()}")
     count = 0
-    with explain_full_disk(output), explain_refusal(f"the file {output}"):
+    with explain_refusal(f"the file {output}"), explain_full_disk(output):
         output.parent.mkdir(parents=True, exist_ok=True)
         try:
             write = write_lines if output.suffix == ".jsonl" else write_arrays
             count = write(describe_texts(model, tokenizer, read_texts(source), layers, pool, str(source)), temporary)
+            if not count:
+                raise UsageError(f"{source} is empty; write a text a line")
             temporary.rename(output)
         finally:
             temporary.unlink(missing_ok=True)
@@ -264,6 +288,7 @@ def describe_texts(
 ) -> Iterator[dict[str, Any]]:
     """What there is to say of each text, in order: see `extract`; vectors are arrays here."""
     longest = model.config.max_position_embeddings
+    backend = copy_backend(tokenizer)  # special tokens written out in a text are ordinary text, as for the encoder
     done = 0
     texts = iter(texts)
     while chunk := list(islice(texts, TEXTS_A_CHUNK)):
@@ -279,7 +304,7 @@ def describe_texts(
         for numbers, states, mask in run_encoder(model, sequences, layers):
             vectors = combine(states, layers)  # (B, T, F)
             for row, number in enumerate(numbers.tolist()):
-                found[number] = pool_text(chunk[number], vectors[row, : int(mask[row].sum())], tokenizer, pool)
+                found[number] = pool_text(chunk[number], vectors[row, : int(mask[row].sum())], backend, pool)
         yield from found
         done += len(chunk)
 
@@ -289,20 +314,19 @@ def combine(states: Tensor, layers: str) -> Tensor:
     return states.sum(dim=-2) if FEATURE_LAYERS[layers][1] == "sum" else states.flatten(-2)
 
 
-def pool_text(text: str, vectors: Tensor, tokenizer: Any, pool: str) -> dict[str, Any]:
+def pool_text(text: str, vectors: Tensor, backend: Any, pool: str) -> dict[str, Any]:
     """What `extract` says of a text with the vectors (T, F) of its tokens."""
     if pool != "words":
         return {"text": text, "vector": (vectors[0] if pool == "cls" else vectors.mean(dim=0)).cpu().numpy()}
-    encoding = tokenizer(text, return_offsets_mapping=True)
-    numbers = encoding.word_ids()
+    encoding = backend.encode(text)
+    numbers = encoding.word_ids
     firsts = [place for place, word in enumerate(numbers) if word is not None and word != numbers[place - 1]]
     spans = [encoding.word_to_chars(numbers[place]) for place in firsts]
-    values = vectors[firsts].cpu().numpy() if firsts else np.empty((0, vectors.shape[1]), np.float32)
     return {
         "text": text,
         "words": [
-            {"word": text[span.start : span.end], "start": span.start, "end": span.end, "vector": vector}
-            for span, vector in zip(spans, values, strict=True)
+            {"word": text[start:end], "start": start, "end": end, "vector": vector}
+            for (start, end), vector in zip(spans, vectors[firsts].cpu().numpy(), strict=True)
         ],
     }
 
@@ -320,19 +344,20 @@ def write_lines(found: Iterable[Mapping[str, Any]], path: Path) -> int:
 def write_arrays(found: Iterable[Mapping[str, Any]], path: Path) -> int:
     """Writes a .npz file and gives the number of texts."""
     vectors: list[np.ndarray] = []
-    words: list[tuple[int, int, int, str]] = []
-    count = 0
+    words: dict[str, list[Any]] = {"texts": [], "starts": [], "ends": [], "words": []}
+    count, has_words = 0, False
     for number, text in enumerate(found):
-        count = number + 1
+        count, has_words = number + 1, "words" in text
         for word in text.get("words", []):
             vectors.append(word["vector"])
-            words.append((number, word["start"], word["end"], word["word"]))
+            for column, value in zip(words, (number, word["start"], word["end"], word["word"]), strict=True):
+                words[column].append(value)
         if "vector" in text:
             vectors.append(text["vector"])
-    columns: dict[str, Any] = {"vectors": np.stack(vectors) if vectors else np.empty((0, 0), np.float32)}
-    if words:
-        names = ("texts", "starts", "ends", "words")
-        columns |= {name: np.array(column) for name, column in zip(names, zip(*words, strict=True), strict=True)}
+    columns = {"vectors": np.stack(vectors) if vectors else np.empty((0, 0), np.float32)}
+    kinds = {"texts": np.int64, "starts": np.int64, "ends": np.int64, "words": np.str_}
+    if has_words:
+        columns |= {name: np.array(column, kinds[name]) for name, column in words.items()}
     with path.open("wb") as file:
         np.savez(file, **columns)
     return count

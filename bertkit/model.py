@@ -467,6 +467,8 @@ class BertHead(BertPreTrainedModel):
         super().__init__(config)
         self.is_frozen = False
         if self.has_bilstm:
+            if config.hidden_size % 2:
+                raise ValueError(f"hidden_size is {config.hidden_size}; a BiLSTM on top needs an even one")
             self.bilstm = BertBiLSTM(config.hidden_size, config.hidden_size // 2)
 
     def freeze_encoder(self) -> None:
@@ -970,7 +972,7 @@ def check_feature_layers(name: str, config: BertConfig) -> None:
     """
     if name not in FEATURE_LAYERS:
         raise ValueError(f"unknown layers {name!r}; expected one of {', '.join(FEATURE_LAYERS)}")
-    least = -(FEATURE_LAYERS[name][0].start if name != "embeddings" else 0)
+    least = abs(FEATURE_LAYERS[name][0].start)  # counted from either end it is how many there have to be
     if config.num_hidden_layers < least:
         raise ValueError(f"{name} needs {least} layers and the model has {config.num_hidden_layers}; choose others")
 
@@ -1032,7 +1034,8 @@ class BertBiLSTMForQuestionAnswering(BertForQuestionAnswering):
 class BertLayerMix(nn.Module):
     """One vector of the activations of K layers: of the only one, a learned sum, or their concatenation (Table 7).
 
-    Differs from the paper: it does not say how the sum is weighted; here by a softmax, as ELMo's (Peters et al. 2018).
+    Differs from the paper: it does not say how the sum is weighted; here by a softmax, as in ELMo (Peters et al. 2018),
+    but without its scale.
     """
 
     def __init__(self, config: BertConfig) -> None:
@@ -1081,7 +1084,7 @@ class BertFeaturesForTokenClassification(BertHead):
         num_items_in_batch: Tensor | int | None = None,
         **kwargs,
     ) -> TokenClassifierOutput:
-        """Logits (B, W, L), zero where a sequence has fewer words than W.
+        """Logits (B, W, L), of no meaning where a sequence has fewer words than W.
 
         Args:
             word_places: (B, W) the place of each word's first token in `input_ids`, -1 where there is no word; None:

@@ -212,7 +212,7 @@ def name_data(task: Task, recipe: Recipe) -> str:
 
 
 def complete(task: Task, *recipes: Mapping[str, Any]) -> Recipe:
-    """The whole recipe of a run: paper < what its options change < preset < `recipes`, checked.
+    """The whole recipe of a run: paper < preset < what the options change < `recipes`, checked.
 
     Raises:
         UsageError: an unknown key, a wrong type, a recipe of another task.
@@ -223,7 +223,7 @@ def complete(task: Task, *recipes: Mapping[str, Any]) -> Recipe:
             f"the recipe is for the task {given['task']!r}, not {task.name!r}; use the command of that task"
         )
     preset = task.stable if given.get("preset") == "stable" else {}
-    recipe = check(merge(task.recipe, task.adapt(given), preset, given), data_defaults=task.recipe["data"])
+    recipe = check(merge(task.recipe, preset, task.adapt(given), given), data_defaults=task.recipe["data"])
     task.check(recipe)
     check_ranges(recipe["train"])
     check_model(task, recipe)
@@ -288,6 +288,12 @@ def check_model(task: Task, recipe: Recipe) -> None:
             )
     else:
         config = make_config(recipe["model"])
+    own = {"feature_layers"} if recipe["data"].get("features") else {"feature_layers", "bilstm_hidden_size"}
+    if unused := sorted(own & recipe["model"].keys()):
+        raise UsageError(
+            f"{unused[0]} in [model] belongs to the feature-based approach (bertkit ner --features LAYERS); "
+            "leave it out"
+        )
     if layers := recipe["data"].get("features"):
         with explain_refusal(f"features = {layers!r}"):
             models.check_feature_layers(layers, config)

@@ -244,6 +244,11 @@ def test_layers_that_are_not_there_are_refused(values: dict, message: str) -> No
         make_features_model(**values)
 
 
+def test_an_odd_hidden_size_has_no_two_halves() -> None:
+    with pytest.raises(ValueError, match="hidden_size is 15; a BiLSTM on top needs an even one"):
+        make_model("BertBiLSTMForTokenClassification", hidden_size=15, num_attention_heads=5)
+
+
 def test_a_bilstm_without_units_is_refused() -> None:
     with pytest.raises(StrictDataclassError) as error:
         BertConfig(bilstm_hidden_size=0)

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from bertkit import cli
 from bertkit.submission import FILES
-from tests.official import write_checkpoint, write_glue, write_squad
+from tests.official import write_checkpoint, write_conll, write_glue, write_squad, write_swag
 from tests.test_run import write_text
 
 SMALL = [
@@ -79,6 +79,45 @@ def test_every_command_explains_itself_with_an_example(call, command):
     code, out, _ = call(*command.split(), "--help")
     assert code == 0
     assert f"Example: bertkit {command}" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["ner", "--data", "no/ner", "--model", "bert"], ["no/ner"]),
+        (["ner", "--data", "NER", "--model", "bert", "--features", "first"], ["unknown layers 'first'", "sum-all"]),
+        (["ner", "--data", "BAD", "--model", "bert"], ["eng.train, line 3", "X-PER"]),
+        (["ner", "--data", "NER", "--model", "bert", "--set", "data.max_length=6"], ["line", "tokens", "max_length 6"]),
+        (["swag", "--data", "no/swag", "--model", "bert"], ["no/swag"]),
+        (["swag", "--data", "SWAG", "--model", "bert"], ["train.csv, line 2", "13 columns"]),
+        (["features", "bert", "--input", "no.txt", "--output", "a.npz"], ["no.txt"]),
+        (["features", "bert", "--input", "text.txt", "--layers", "first", "--output", "a.npz"], ["--layers first"]),
+        (["features", "bert", "--input", "text.txt", "--output", "a.txt"], [".jsonl or .npz"]),
+    ],
+)
+def test_a_mistake_with_names_endings_and_features_is_one_line(call, tmp_path, arguments, words):
+    write_checkpoint(tmp_path / "bert", max_position_embeddings=512)
+    write_conll(tmp_path / "NER")
+    write_conll(tmp_path / "BAD")
+    lines = (tmp_path / "BAD" / "eng.train").read_text().splitlines()
+    (tmp_path / "BAD" / "eng.train").write_text("\n".join([lines[0], "", "Ada NN I-NP X-PER", *lines[2:]]) + "\n")
+    write_swag(tmp_path / "SWAG")
+    rows = (tmp_path / "SWAG" / "train.csv").read_text().splitlines()
+    (tmp_path / "SWAG" / "train.csv").write_text("\n".join([rows[0], f"{rows[1]},one more", *rows[2:]]) + "\n")
+    (tmp_path / "text.txt").write_text("good\n")
+    call("--version")  # takes what writing the model has printed
+    code, _, err = call(*arguments, *(["--output", "run"] if arguments[0] != "features" else []))
+    assert code == 2
+    assert len(err.strip().splitlines()) == 1
+    assert all(word in err for word in words), err
+
+
+def test_features_prints_one_line_and_writes_the_file(call, tmp_path):
+    write_checkpoint(tmp_path / "bert")
+    (tmp_path / "text.txt").write_text("good bad\n")
+    code, out, err = call("features", "bert", "--input", "text.txt", "--output", "a.jsonl")
+    assert (code, out.strip(), err) == (0, "1 texts in a.jsonl", "")
+    assert len(json.loads((tmp_path / "a.jsonl").read_text())["words"]) == 2
 
 
 def test_version(call):

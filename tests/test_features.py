@@ -1,5 +1,6 @@
 """Contextual vectors of text, and the features on disk from which a BiLSTM learns."""
 
+import errno
 import json
 import pickle
 from pathlib import Path
@@ -17,6 +18,7 @@ from bertkit.model import FEATURE_LAYERS, select_features
 from tests.official import write_checkpoint
 
 TEXTS = ["word1 good", "bad word12 so word3 word4", "good", "word1 bad word2 好 so"]
+SPECIAL = "good [MASK] bad [SEP] so"  # words of a text like others
 PLACES = ([1, 3], [1, 2, 5], [], [1, 3, 4, 6])  # of some tokens in each text's sequence
 
 
@@ -115,9 +117,30 @@ def test_a_killed_computation_leaves_nothing_that_is_taken_for_whole(checkpoint,
     )
 
 
+def test_a_full_disk_is_one_line_and_leaves_nothing(checkpoint, sequences, tmp_path, monkeypatch):
+    def fill(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(module, "write_features", fill)
+    with pytest.raises(UsageError, match="the disk is full"):
+        cache(checkpoint, sequences, tmp_path / "kept")
+    assert list((tmp_path / "kept").iterdir()) == []
+
+
+def test_sums_and_concatenations_share_a_file_and_other_ends_do_not(checkpoint, sequences, tmp_path):
+    paths = [cache(checkpoint, sequences, tmp_path, layers).path for layers in ("sum-last-four", "concat-last-four")]
+    assert paths[0] == paths[1]
+    places = np.concatenate(PLACES).astype(np.int64)
+    assert (
+        cache_features(checkpoint, "sum-last-four", sequences, places, np.array([3, 5, 5, 9]), folder=tmp_path)
+        != paths[0]
+    )
+
+
 def test_features_travel_to_other_processes_without_their_values(checkpoint, sequences, tmp_path):
     data = cache(checkpoint, sequences, tmp_path / "kept")
     assert data.values.shape == (9, 4, 32)
+    assert isinstance(data.values, np.memmap)
     text = pickle.dumps(data)
     assert len(text) < data.values.nbytes
     np.testing.assert_array_equal(pickle.loads(text).values, data.values)
@@ -175,6 +198,28 @@ def test_words_have_the_vectors_of_their_first_tokens(checkpoint, source, tmp_pa
             np.testing.assert_allclose(word["vector"], states[first], rtol=1e-4, atol=1e-5)
 
 
+def test_special_tokens_written_out_are_words_like_others(checkpoint, tmp_path):
+    source = tmp_path / "texts.txt"
+    source.write_text(SPECIAL + "\n")
+    extract(checkpoint, source, "last", tmp_path / "a.jsonl")
+    (found,) = read_lines(tmp_path / "a.jsonl")
+    words = ["good", "[", "MASK", "]", "bad", "[", "SEP", "]", "so"]
+    assert [word["word"] for word in found["words"]] == words
+    tokenizer, model = load_tokenizer(checkpoint), load_encoder(checkpoint, "last")
+    names = ["[CLS]", "good", *["[UNK]"] * 3, "bad", *["[UNK]"] * 3, "so", "[SEP]"]
+    with torch.no_grad():
+        states = model(torch.tensor([tokenizer.convert_tokens_to_ids(names)])).last_hidden_state[0, 1:-1]
+    for word, state in zip(found["words"], states, strict=True):
+        np.testing.assert_allclose(word["vector"], state, rtol=1e-4, atol=1e-5)
+
+
+def test_cls_of_a_left_to_right_model_says_nothing_and_is_refused(tmp_path, source):
+    left = str(write_checkpoint(tmp_path / "left", is_decoder=True))
+    with pytest.raises(UsageError, match=r"reads from left to right.*--pool mean or words"):
+        extract(left, source, "last", tmp_path / "a.npz", "cls")
+    assert extract(left, source, "last", tmp_path / "a.npz", "mean") == len(TEXTS)
+
+
 @pytest.mark.parametrize("pool", ["cls", "mean"])
 def test_a_text_has_one_vector(pool, checkpoint, source, tmp_path):
     extract(checkpoint, source, "last", tmp_path / "a.npz", pool)
@@ -222,8 +267,9 @@ def test_many_texts_are_read_some_at_a_time(checkpoint, tmp_path, monkeypatch):
         ("good\n\nbad\n", {}, r"texts.txt, line 2 is empty; write a text a line"),
         ("good\n" + "word1 " * 70 + "\n", {}, r"texts.txt, line 2 has 142 tokens and the model takes 128; split it"),
         (b"\xff\xfe\n", {}, r"texts.txt is refused: .*utf-8"),
-        (None, {}, r"texts.txt is refused: .*No such file"),
-        ("good\n", {"layers": "first"}, r"unknown layers 'first'; expected one of embeddings, second-to-last, last"),
+        (None, {}, r"there is no file .*texts.txt; name one with --input"),
+        ("", {}, r"texts.txt is empty; write a text a line"),
+        ("good\n", {"layers": "first"}, r"--layers first is unknown; expected one of embeddings, second-to-last, last"),
         ("good\n", {"pool": "max"}, r"--pool max is unknown; expected one of words, cls, mean"),
         ("good\n", {"output": "a.txt"}, r"a.txt must end in .jsonl or .npz; change --output"),
         ("good\n", {"checkpoint": "nowhere/at/all"}, r"nowhere/at/all"),
@@ -250,6 +296,7 @@ def test_a_word_has_another_vector_in_another_context(tmp_path):
         "The new apple phone has a better screen.",
         "我吃了一个红苹果。",
         "他买了一部新的苹果手机。",
+        "树上的苹果很甜。",
     ]
     source.write_text("\n".join(texts) + "\n")
     extract(f"{path}/model", source, "last", output)
@@ -257,8 +304,8 @@ def test_a_word_has_another_vector_in_another_context(tmp_path):
     apples = found["vectors"][found["words"] == "apple"]
     apples = apples / np.linalg.norm(apples, axis=1, keepdims=True)
     fruit, pie, phone = apples
-    assert fruit @ pie > fruit @ phone + 0.1
-    assert pie @ phone < 0.9
+    np.testing.assert_allclose([fruit @ pie, fruit @ phone, pie @ phone], [0.80, 0.62, 0.59], atol=0.01)  # README.md
     chinese = found["vectors"][found["words"] == "果"]  # a Chinese character is a word by itself
-    assert found["texts"][found["words"] == "果"].tolist() == [3, 4]
-    assert not np.allclose(*chinese, atol=0.05)
+    assert found["texts"][found["words"] == "果"].tolist() == [3, 4, 5]
+    red, phone, tree = chinese / np.linalg.norm(chinese, axis=1, keepdims=True)
+    np.testing.assert_allclose([red @ tree, red @ phone, tree @ phone], [0.67, 0.66, 0.79], atol=0.01)  # README.md

@@ -66,7 +66,9 @@ MAY_IMPORT = {
     "bertkit.errors": set(),
     "bertkit.features": {
         "bertkit.checkpoint",
+        "bertkit.data.corpus",
         "bertkit.data.sequence",
+        "bertkit.data.tokens",
         "bertkit.data.vocab",
         "bertkit.model",
     },

@@ -61,7 +61,7 @@ RECIPE = finetuning.RECIPE | {
 FEATURE_BASED = {"train": {"learning_rate": 1e-3, "num_train_epochs": 10.0}}
 BILSTM_SIZE = 768  # units a direction: section 5.3's "two-layer 768-dimensional BiLSTM"
 
-Examples = dict[str, Any]  # "text": the TaggedText of a split; "labels": the tags of training, O first
+Examples = dict[str, Any]  # "text": a TaggedText; "labels": the tags of training, O first; two of `[data]`'s options
 
 
 # --- The data ---------------------------------------------------------------------------------------------------------
@@ -104,7 +104,8 @@ def load(options: Mapping[str, Any], report: Report) -> dict[str, Examples]:
     texts["train"] = replace(texts["train"], sentences=sentences)
     report("NER: " + ", ".join(f"{split} {len(text.sentences):,} sentences" for split, text in texts.items()))
     labels = list_labels(texts["train"])
-    return {split: {"text": text, "labels": labels} for split, text in texts.items()}
+    shown = {key: options[key] for key in ("max_length", "context")}
+    return {split: {"text": text, "labels": labels} | shown for split, text in texts.items()}
 
 
 def list_labels(text: TaggedText) -> tuple[str, ...]:
@@ -256,8 +257,8 @@ def write_conll(text: TaggedText, predicted: Sequence[Sequence[str]]) -> str:
 @torch.no_grad()
 def illustrate(model: nn.Module, tokenizer: Any, examples: Mapping[str, Examples], count: int = 5) -> list[str]:
     """The first sentences of the dev set that have an entity, with those that the model finds and the right ones."""
-    text, names = examples["dev"]["text"], examples["dev"]["labels"]
-    data = encode_words(text, names, tokenizer, model.config.max_position_embeddings)
+    text, names, longest, context = (examples["dev"][key] for key in ("text", "labels", "max_length", "context"))
+    data = encode_words(text, names, tokenizer, longest, context)
     chosen = [index for index, tags in enumerate(list_tags(data)) if find_entities(tags)][:count]
     if not chosen:
         return []

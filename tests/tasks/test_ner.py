@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import AutoModelForTokenClassification, pipeline
 
 from bertkit import BertFeaturesForTokenClassification, BertForTokenClassification, BertModel
@@ -12,8 +13,8 @@ from bertkit.data.conll import find_conll, read_conll, to_iob2
 from bertkit.data.vocab import load_tokenizer
 from bertkit.data.words import ABSENT, IGNORED, encode_words, pad_words
 from bertkit.errors import UsageError
-from bertkit.metrics import score_entities
-from bertkit.run import run
+from bertkit.metrics import find_entities, score_entities
+from bertkit.run import complete, run
 from bertkit.tasks import ner
 from bertkit.tasks.ner import NER
 from tests.official import write_checkpoint, write_conll
@@ -333,6 +334,41 @@ def test_the_rate_and_the_epochs_of_a_bilstm_are_its_own():
     changed = NER.adapt({"data": {"features": "last"}})["train"]
     assert changed["learning_rate"] > 10 * NER.recipe["train"]["learning_rate"]
     assert changed["num_train_epochs"] > NER.recipe["train"]["num_train_epochs"]
+
+
+def test_the_stable_preset_leaves_the_bilstm_its_rate(tmp_path, folder, start):
+    recipe = complete(NER, make_recipe(folder, start, features="last") | {"preset": "stable", "train": {}})
+    assert recipe["train"]["learning_rate"] == 1e-3
+    assert recipe["train"]["optim"] == "adamw_torch"
+    assert complete(NER, make_recipe(folder, start) | {"preset": "stable"})["train"]["learning_rate"] == 2e-5
+
+
+@pytest.mark.parametrize("key", ["bilstm_hidden_size", "feature_layers"])
+def test_sizes_that_nothing_uses_are_refused(key, tmp_path, folder, start):
+    value = 6 if key == "bilstm_hidden_size" else "last"
+    with pytest.raises(UsageError, match=f"{key} in .model. belongs to the feature-based approach"):
+        complete(NER, make_recipe(folder, start) | {"model": {key: value}})
+
+
+def test_what_is_shown_is_what_was_predicted(tmp_path, folder, start):
+    run(NER, make_recipe(folder, start, context=False), output=tmp_path / "run")
+    predicted = read_columns((tmp_path / "run" / "predictions" / "dev.conll").read_text())
+    for line in (tmp_path / "run" / "predictions" / "examples.txt").read_text().splitlines():
+        text, shown = line.split("  →  ")
+        block = next(block for block in predicted if " ".join(row[0] for row in block).startswith(text.rstrip("…")))
+        found = [" ".join(row[0] for row in block[a:b]) for a, b, _ in find_entities([row[2] for row in block])]
+        assert all(name[:20] in shown for name in found[:1])
+        assert found or shown.startswith("nothing")
+
+
+@pytest.mark.parametrize("bilstm", [False, True])
+def test_a_frozen_encoder_stays_as_it_is_in_a_run(bilstm, tmp_path, folder, start):
+    recipe = make_recipe(folder, start) | {"freeze": "encoder", "bilstm": bilstm}
+    run(NER, recipe, {"train": {"learning_rate": 1e-2}}, output=tmp_path / "run")
+    before = BertModel.from_pretrained(start).state_dict()
+    after = load_file(tmp_path / "run" / "model.safetensors")
+    encoder = [name for name in before if not name.startswith("pooler")]
+    assert all(torch.equal(before[name], after[f"bert.{name}"]) for name in encoder)
 
 
 def test_a_bilstm_learns_from_features_and_reads_text_by_itself(tmp_path, folder, start):
