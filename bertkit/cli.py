@@ -600,6 +600,7 @@ def compare(
         screen.start()
         from bertkit import share
         from bertkit import study as studies
+        from bertkit.definition import describe_plan
         from bertkit.run import leave_processes
         from bertkit.trainer import Interrupted
 
@@ -607,7 +608,7 @@ def compare(
         if push_to is not None:
             share.check_push(push_to)
         if dry_run:
-            screen.show_study_plan(studies.list_cells(made))
+            screen.show_study_plan(describe_plan(made))
             return
         try:
             with explain_full_disk(output):
@@ -787,8 +788,7 @@ class Screen:
         from bertkit.report import list_progress
 
         headings, lines = list_progress(results, limit=max(self.console.height - 8, 4))
-        done = sum(cell["n"] + cell["failed"] for cell in results["cells"])
-        table = Table(*headings, title=f"{done} of {results['runs']} runs", title_justify="left")
+        table = Table(*headings, title=f"{results['over']} of {results['runs']} runs", title_justify="left")
         for line in lines:
             table.add_row(*line)
         if self.bar is None:
@@ -796,25 +796,25 @@ class Screen:
             self.bar.start()
         self.bar.update(table)
 
-    def show_study_plan(self, cells: list[Any]) -> None:
-        """Prints a dry run of a study: the directories of its cells, and how many runs they are."""
-        for cell in cells:
-            self.say(f"{cell.directory}, seeds {', '.join(map(str, cell.runs))}")
-        self.say(f"{len(cells)} cells, {sum(len(cell.runs) for cell in cells)} runs")
+    def show_study_plan(self, lines: list[str]) -> None:
+        """Prints a dry run of a study."""
+        for line in lines:
+            self.say(line)
         self.say("nothing was trained or written (--dry-run)")
 
     def show_study_results(self, results: Mapping[str, Any], output: Path) -> None:
         """Prints the tables of a study, and where everything is."""
         from rich.markdown import Markdown
 
-        from bertkit.study import PICTURE, RESULT, TABLE
+        from bertkit.study import CURVE, PICTURE, RESULT, TABLE
 
         self.console.print(Markdown((output / TABLE).read_text(encoding="utf-8")))
-        for task in results["columns"]:
+        for task in dict.fromkeys(column["task"] for column in results["columns"].values()):
             self.warn(task, [cell for cell in results["cells"] if cell["task"] == task])
         for chosen in results["chosen"]:
-            self.say(f"Chosen for {chosen['task']}: {output / chosen['run']}")
-        there = [name for name in (RESULT, TABLE, PICTURE) if (output / name).exists()]
+            names = [name for name in (chosen["row"], chosen["column"]) if name]
+            self.say(f"Chosen for {', '.join(names)}: {output / chosen['run']}")
+        there = [name for name in (RESULT, TABLE, PICTURE, CURVE) if (output / name).exists()]
         self.say(f"In {output}: {', '.join(there)}")
 
     def show_plan(self, plan: Mapping[str, Any]) -> None:
@@ -869,7 +869,9 @@ class Screen:
         """Prints of a task's runs how many have learned nothing, with the likely causes."""
         from bertkit.tasks import TASKS
 
-        runs = [run for cell in cells for run in cell["runs"] if run["status"] == "finished"]
+        # Columns may share runs.
+        found = {run["directory"]: run for cell in cells for run in cell["runs"]}
+        runs = [run for run in found.values() if run["status"] == "finished"]
         lines = [line for run in runs for line in TASKS[task].comment(run["metrics"]) if line.startswith("warning: ")]
         if lines:
             self.say(f"{task}, {len(lines)} of {len(runs)} runs: {lines[0]}")

@@ -103,19 +103,22 @@ def read_recipe(path: str | Path) -> Recipe:
 def parse_setting(text: str) -> Recipe:
     """The recipe with the one key of a `--set [table.]key=value`.
 
-    The value is TOML; one that is not, or that would be a date, is taken as text.
+    The value is TOML; one that is not, or that would be a date, is taken as text. In a study the key may begin with
+    `pretrain.`: it is one of the pretrainings then.
 
     Raises:
         UsageError: no `=`, no key, or more than one dot in it.
     """
     name, equals, value = text.partition("=")
     keys = [key.strip() for key in name.split(".")]
-    if not equals or not all(keys) or len(keys) > 2:
+    if not equals or not all(keys) or len(keys) > (3 if keys[0] == "pretrain" else 2):
         raise UsageError(
             f"--set {text!r} is not [table.]key=value; write it like train.learning_rate=1e-4 or batch_size=16"
         )
     table: Recipe = {keys[-1]: _parse_value(value.strip())}
-    return table if len(keys) == 1 else {keys[0]: table}
+    for key in reversed(keys[:-1]):
+        table = {key: table}
+    return table
 
 
 def merge(*recipes: Mapping[str, Any]) -> Recipe:

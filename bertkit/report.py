@@ -1,11 +1,13 @@
-"""What runs look like: the curves of one, and of a study the table, the heat map, and how far it is.
+"""What runs look like: the curves of one, and of a study the table, the pictures, and how far it is.
 
 A study is the plain dictionary that study.json holds (`bertkit.study.summarize`). Wherever scores of ours stand beside
 published ones it is said what they are: a mean or the best of how many runs, and on which data.
 """
 
+import itertools
 import json
 import math
+import statistics
 import textwrap
 import warnings
 from collections.abc import Mapping, Sequence
@@ -15,6 +17,8 @@ from typing import Any
 from bertkit.tasks.task import Row
 
 MISSING = "–"
+AVERAGE = "Average"  # the head of the column that is a mean of others
+MARK = " †"  # on a score of which a run is no better than knowing nothing
 
 
 def plot_log(log: Sequence[Mapping[str, float]], rows: Sequence[Row], metrics: Mapping[str, Any], path: Path) -> None:
@@ -52,61 +56,102 @@ def plot_log(log: Sequence[Mapping[str, float]], rows: Sequence[Row], metrics: M
 
 
 def write_table(study: Mapping[str, Any]) -> str:
-    """The text of table.md: the chosen scores beside the paper's, every cell, and what failed."""
+    """The text of table.md: the chosen scores beside the paper's, what they are, every cell, and what failed."""
     parts = [f"# {describe_size(study)}", *_write_summary(study), "", explain_scores(study)]
+    if note := study["definition"].get("note"):
+        parts += ["", " ".join(note.split())]
+    if not _is_short(study):
+        parts += ["", *_write_columns(study)]
+    if study["pretrainings"]:
+        parts += ["", "## Pretraining", "", *_write_pretrainings(study)]
     if study["definition"].get("grid"):
-        for task in study["columns"]:
-            parts += ["", f"## {_head_column(study, task)}", "", *_write_cells(study, [task])]
+        for name in study["columns"]:
+            if any(cell["column"] == name and not cell["borrowed"] for cell in study["cells"]):
+                parts += ["", f"## {_head_column(study, name)}", "", *_write_cells(study, [name])]
     else:
         parts += ["", "## Every cell", "", *_write_cells(study, list(study["columns"]))]
-    failures = [
-        f"- {run['directory']}: {run['failure']}"
-        for cell in study["cells"]
-        for run in cell["runs"]
-        if run["status"] == "failed"
-    ]
+    runs = [*study["pretrainings"], *(run for cell in study["cells"] for run in cell["runs"])]
+    failures = {run["directory"]: run["failure"] for run in runs if run["status"] == "failed"}
     if failures:
-        parts += ["", f"## Failed: {len(failures)} of {study['runs']} runs", "", *failures]
+        lines = [f"- {directory}: {failure}" for directory, failure in failures.items()]
+        parts += ["", f"## Failed: {len(failures)} of {study['runs']} runs", "", *lines]
     return "\n".join(parts) + "\n"
 
 
 def describe_size(study: Mapping[str, Any]) -> str:
     """How many runs the study has, and why."""
     counts = {
-        "row": len({cell["row"] for cell in study["cells"]}),
-        "task": len(study["columns"]),
+        "row": len(study["rows"]),
+        "task" if _is_short(study) else "column": len(study["columns"]),
         "setting": math.prod(len(values) for values in study["definition"].get("grid", {}).values()),
         "seed": len(study["definition"]["seeds"]),
     }
-    words = [f"{count} {name}{'s' if count > 1 else ''}" for name, count in counts.items()]
-    return f"{' x '.join(words)} = {study['runs']} run{'s' if study['runs'] > 1 else ''}"
+    if not _is_short(study) and not study["definition"].get("grid"):
+        del counts["setting"]
+    words = " x ".join(_count(count, name) for name, count in counts.items())
+    before = f", {_count(len(study['pretrainings']), 'pretraining')} among them" if study["pretrainings"] else ""
+    # Columns may share their runs: then the product is not how many there are.
+    return (
+        f"{words}{' =' if math.prod(counts.values()) == study['runs'] else ':'} {_count(study['runs'], 'run')}{before}"
+    )
+
+
+def _count(count: int, name: str) -> str:
+    """So many of them."""
+    return f"{count} {name}{'' if count == 1 else 's'}"
 
 
 def explain_scores(study: Mapping[str, Any]) -> str:
-    """What our scores and the published ones are, in a sentence or four."""
+    """What our scores and the published ones are, in a sentence or six."""
     seeds = study["definition"]["seeds"]
     settings = max((winner["of_settings"] for winner in study["chosen"]), default=0)
     runs = max((winner["of_runs"] for winner in study["chosen"]), default=0)
-    splits = " and ".join(sorted({column["split"] for column in study["columns"].values()}))
+    on = f", on {_name_splits(study)}" if _is_short(study) else ""
     if len(seeds) > 1:
         many = ", ".join(map(str, seeds))
-        sentences = [f"Ours: mean ± standard deviation over n finished runs (n), seeds {many}, on {splits}."]
+        sentences = [f"Ours: mean ± standard deviation over n finished runs (n), seeds {many}{on}."]
     else:
-        sentences = [f"Ours: one run (1), seed {seeds[0]}, on {splits}."]
+        sentences = [f"Ours: one run (1), seed {seeds[0]}{on}."]
     if settings > 1:
         rule = "best run" if study["definition"]["select"] == "best" else "mean"
         sentences.append(
             f"The setting shown (bold below) is the one whose {rule} is best of {settings} settings; it is chosen on "
             "the very data that it is scored on, so its score is optimistic."
         )
-    if runs > 1:
+    if runs > 1 and _shows_best(study):
         sentences.append(
             f"The best run is the best of all {runs} runs on that data: more optimistic still, and not to be compared "
             "with a mean or a test score."
         )
-    if any(column["paper"] for column in study["columns"].values()):
+    if _has_paper(study):
+        sentences.append("In italics: the paper's value for the row above.")
+    elif any(column["published"] for column in study["columns"].values()):
         sentences.append("Whose a published value is and on which data, its line says.")
+    if names := study["definition"].get("average"):
+        sentences.append(f"{AVERAGE}: of {', '.join(names)}.")
+    if any(cell["at_or_below_majority"] for cell in study["cells"]):
+        sentences.append(f"{MARK.strip()} At least one run is no better than always giving the same answer.")
     return " ".join(sentences)
+
+
+def _name_splits(study: Mapping[str, Any]) -> str:
+    """The data that the columns are measured on."""
+    return " and ".join(sorted({column["split"] for column in study["columns"].values()}))
+
+
+def _is_short(study: Mapping[str, Any]) -> bool:
+    """Whether the columns are tasks and no more."""
+    return all(column["short"] for column in study["columns"].values())
+
+
+def _has_paper(study: Mapping[str, Any]) -> bool:
+    """Whether the study says what the paper has in its place."""
+    return any(row["paper"] for row in study["rows"].values())
+
+
+def _shows_best(study: Mapping[str, Any]) -> bool:
+    """Whether the best runs have lines of their own; not where means stand beside the paper's means."""
+    return study["definition"]["select"] == "best" or not _has_paper(study)
 
 
 def list_progress(study: Mapping[str, Any], limit: int = 40) -> tuple[list[str], list[list[str]]]:
@@ -114,29 +159,41 @@ def list_progress(study: Mapping[str, Any], limit: int = 40) -> tuple[list[str],
 
     With more cells than `limit` only those in work and those that win so far.
     """
-    cells = study["cells"]
+    cells = [_show_as_cell(origin) for origin in study["pretrainings"]]
+    cells += [cell for cell in study["cells"] if not cell["borrowed"]]
     best = {winner["cell"] for winner in study["chosen"]}
     if len(cells) > limit:
         busy = {cell["directory"] for cell in cells if any(run["status"] == "running" for run in cell["runs"])}
         cells = [cell for cell in cells if cell["directory"] in busy | best]
     axes = list(study["definition"].get("grid", {}))
-    leading = {"row": [cell["row"] for cell in cells], "task": [cell["task"] for cell in cells]}
+    kind = "task" if _is_short(study) else "column"
+    leading = {"row": [cell["row"] for cell in cells], kind: [cell["column"] for cell in cells]}
     leading = {name: column for name, column in leading.items() if len(set(column)) > 1}
     lines = []
     for place, cell in enumerate(cells):
-        row = _find_row(study, cell["task"])
+        row = _find_row(study, cell["column"])
         mark = " *" if cell["directory"] in best else ""
         lines.append(
             [
                 *(column[place] for column in leading.values()),
-                *(show_value(cell["setting"][axis]) for axis in axes),
+                *_show_setting(cell, axes),
                 f"{cell['n'] + cell['failed']}/{len(cell['runs'])}",
-                _show_mean(row, cell) + mark,
+                _show_mean(row, cell, MISSING) + mark,
                 MISSING if cell["best"] is None else row.show(cell["best"]),
                 _describe_work(cell),
             ]
         )
     return [*leading, *name_axes(axes), "runs", "mean ± sd (n)", "best", ""], lines
+
+
+def _show_as_cell(origin: Mapping[str, Any]) -> dict[str, Any]:
+    """A pretraining as a cell without a column."""
+    values = [score["value"] for score in origin["scores"][:1]]
+    value = values[0] if values else None
+    figures = {"n": len(values), "mean": value, "sd": None, "best": value, "at_or_below_majority": None}
+    run = {"seed": "pretraining"} | {key: origin[key] for key in origin if key not in ("rows", "steps", "scores")}
+    words = {"row": origin["directory"], "column": "", "setting": {}, "directory": origin["directory"]}
+    return words | figures | {"failed": int(origin["status"] == "failed"), "runs": [run]}
 
 
 def name_axes(axes: Sequence[str]) -> list[str]:
@@ -152,14 +209,24 @@ def show_value(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
+def _show_setting(cell: Mapping[str, Any], axes: Sequence[str]) -> list[str]:
+    """The values of a cell's axes."""
+    return [show_value(cell["setting"][axis]) if axis in cell["setting"] else MISSING for axis in axes]
+
+
+def _name_seed(run: Mapping[str, Any]) -> str:
+    """Which of a cell's runs it is."""
+    return run["seed"] if isinstance(run["seed"], str) else f"seed {run['seed']}"
+
+
 def _describe_work(cell: Mapping[str, Any]) -> str:
     """What goes on in a cell, or what went wrong."""
     for run in cell["runs"]:
         if run["status"] == "running" and not run["updates"]:
-            return f"seed {run['seed']}: begins"
+            return f"{_name_seed(run)}: begins"
         if run["status"] == "running":
             loss = "" if run["loss"] is None else f", loss {run['loss']:.3f}"
-            return f"seed {run['seed']}: update {run['update']:,} of {run['updates']:,}{loss}"
+            return f"{_name_seed(run)}: update {run['update']:,} of {run['updates']:,}{loss}"
     reasons = [run["failure"] for run in cell["runs"] if run["status"] == "failed"]
     if reasons:
         return textwrap.shorten(f"{len(reasons)} failed: {reasons[0]}", 70, placeholder=" …")
@@ -168,65 +235,137 @@ def _describe_work(cell: Mapping[str, Any]) -> str:
     return "" if cell["n"] else "waiting"
 
 
-def _find_row(study: Mapping[str, Any], task: str) -> Row:
-    """How a task's scores are shown."""
-    column = study["columns"][task]
-    return Row(column["name"], column["metric"], unit=column["unit"], paper=column["paper"])
+def _find_row(study: Mapping[str, Any], name: str) -> Row:
+    """How a column's scores are shown; those of pretrainings stand in none."""
+    column = study["columns"].get(name) or {"name": "", "metric": "", "unit": "", "published": {}}
+    return Row(column["name"], column["metric"], unit=column["unit"], paper=column["published"])
 
 
-def _head_column(study: Mapping[str, Any], task: str) -> str:
-    """A task with its metric."""
-    column = study["columns"][task]
-    return f"{task}: {column['name']}{' (%)' if column['unit'] else ''}"
+def _head_column(study: Mapping[str, Any], name: str) -> str:
+    """A column's name; of a task that stands for itself also its metric."""
+    column = study["columns"][name]
+    return f"{name}: {column['name']}{' (%)' if column['unit'] else ''}" if column["short"] else name
 
 
-def _show_mean(row: Row, cell: Mapping[str, Any]) -> str:
+def _show_mean(row: Row, cell: Mapping[str, Any], empty: str = "failed") -> str:
     """A cell's `mean ± sd (n)`."""
     if cell["mean"] is None:
-        return MISSING
+        return empty if cell["failed"] else MISSING
     spread = "" if cell["sd"] is None else f" ± {row.show(cell['sd'])}"
-    return f"{row.show(cell['mean'])}{spread} ({cell['n']})"
+    return f"{row.show(cell['mean'])}{spread} ({cell['n']}){MARK if cell['at_or_below_majority'] else ''}"
+
+
+def _find_shown(study: Mapping[str, Any], name: str) -> dict[str, tuple[Mapping[str, Any], Mapping[str, Any] | None]]:
+    """Column -> the cell that the summary shows of a row, and how it was chosen: None if there is only that one."""
+    winners = {winner["column"]: winner for winner in study["chosen"] if winner["row"] == name}
+    found = {}
+    for column in study["columns"]:
+        cells = [cell for cell in study["cells"] if cell["row"] == name and cell["column"] == column]
+        winner = winners.get(column)
+        chosen = [cell for cell in cells if winner and cell["directory"] == winner["cell"]] or cells[:1]
+        if chosen:
+            found[column] = (chosen[0], winner)
+    return found
 
 
 def _write_summary(study: Mapping[str, Any]) -> list[str]:
-    """The lines of the table like the paper's: rows by tasks, then the published values."""
-    names = dict.fromkeys(cell["row"] for cell in study["cells"])
-    cells = {cell["directory"]: cell for cell in study["cells"]}
-    winners = {(winner["row"], winner["task"]): winner for winner in study["chosen"]}
-    rows = {task: _find_row(study, task) for task in study["columns"]}
-    lines = [["", *(_head_column(study, task) for task in rows)]]
-    for name in names:
-        found = {task: winners.get((name, task)) for task in rows}
-        means = [_show_mean(rows[task], cells[winner["cell"]]) if winner else MISSING for task, winner in found.items()]
-        lines.append([name or "ours", *means])
-        if any(winner and winner["of_runs"] > 1 for winner in found.values()):
+    """The lines of the table like the paper's: rows by columns, below each row the paper's values if there are any.
+
+    Without any, the scores that the tasks know as published come last.
+    """
+    rows = {name: _find_row(study, name) for name in study["columns"]}
+    averaged = study["definition"].get("average", [])
+    lines = [["", *(_head_column(study, name) for name in rows), *[AVERAGE] * bool(averaged)]]
+    for name, own in study["rows"].items():
+        found = _find_shown(study, name)
+        means = [_show_mean(rows[column], found[column][0]) if column in found else MISSING for column in rows]
+        lines.append([name or "ours", *means, *_average(rows, found, averaged)])
+        if own["paper"]:
+            heads = [*rows, *[AVERAGE] * bool(averaged)]
+            lines.append(
+                ["*the paper*", *(f"*{own['paper'][head]}*" if head in own["paper"] else "" for head in heads)]
+            )
+        winners = {column: winner for column, (_, winner) in found.items() if winner and winner["value"] is not None}
+        if _shows_best(study) and any(winner["of_runs"] > 1 for winner in winners.values()):
             bests = [
-                f"{rows[task].show(winner['score'])} (best of {winner['of_runs']})" if winner else MISSING
-                for task, winner in found.items()
+                f"{rows[column].show(winners[column]['value'])} (best of {winners[column]['of_runs']})"
+                if column in winners
+                else MISSING
+                for column in rows
             ]
-            lines.append([f"{name or 'ours'}, best run", *bests])
-    for label in dict.fromkeys(label for row in rows.values() for label in row.paper):
-        published = [row.show(row.paper[label]) if label in row.paper else MISSING for row in rows.values()]
-        lines.append([f"published: {label}", *published])
+            lines.append([f"{name or 'ours'}, best run", *bests, *[MISSING] * bool(averaged)])
+    if not _has_paper(study):
+        for label in dict.fromkeys(label for row in rows.values() for label in row.paper):
+            published = [row.show(row.paper[label]) if label in row.paper else MISSING for row in rows.values()]
+            lines.append([f"published: {label}", *published, *[MISSING] * bool(averaged)])
     return ["", *_format_table(lines)]
 
 
-def _write_cells(study: Mapping[str, Any], tasks: Sequence[str]) -> list[str]:
-    """The lines of the table of some tasks' cells; in a grid the chosen ones are bold."""
-    cells = [cell for cell in study["cells"] if cell["task"] in tasks]
+def _average(
+    rows: Mapping[str, Row], found: Mapping[str, tuple[Mapping[str, Any], Any]], names: Sequence[str]
+) -> list[str]:
+    """The mean of some of a row's means in percent, if any are named; none if one of them is missing."""
+    if not names:
+        return []
+    means = [found[name][0]["mean"] if name in found else None for name in names]
+    if any(mean is None for mean in means):
+        return [MISSING]
+    return [f"{statistics.fmean(_scale(rows[name], mean) for name, mean in zip(names, means, strict=True)):.1f}"]
+
+
+def _scale(row: Row, value: float) -> float:
+    """A value in the unit of the table."""
+    return 100 * value if row.unit == "fraction" else value
+
+
+def _write_columns(study: Mapping[str, Any]) -> list[str]:
+    """What each column is, a line each: metric, task and data, what knowing nothing scores, the paper's data."""
+    lines = []
+    for name, column in study["columns"].items():
+        row = _find_row(study, name)
+        runs = [run for cell in study["cells"] if cell["column"] == name for run in cell["runs"]]
+        metrics = next((run["metrics"] for run in runs if run["status"] == "finished"), {})
+        parts = [f"{column['name']}{' in percent' if column['unit'] else ''}; {column['task']}, {column['split']}"]
+        if "heldout_pairs" in metrics:
+            parts.append(f" ({metrics['heldout_pairs']:,} pairs)")
+        if (least := metrics.get(f"majority_{column['metric']}")) is not None:
+            parts.append(f"; always the same answer has {row.show(least)}")
+        parts += [f"; the paper: {column['paper']}"] if column["paper"] else []
+        lines.append(f"- {name}: {''.join(parts)}")
+    return lines
+
+
+def _write_pretrainings(study: Mapping[str, Any]) -> list[str]:
+    """The lines of the table of the pretrainings' own scores on held-out text."""
+    heads: dict[str, str] = {}
+    for origin in study["pretrainings"]:
+        heads |= {score["name"]: f"{score['name']}{' (%)' if score['unit'] else ''}" for score in origin["scores"]}
+    lines = [["pretraining", "of", "updates", *heads.values()]]
+    for origin in study["pretrainings"]:
+        shown = {score["name"]: Row("", "", unit=score["unit"]).show(score["value"]) for score in origin["scores"]}
+        updates = f"{origin['metrics']['updates']:,}" if origin["status"] == "finished" else origin["status"]
+        rows = "; ".join(origin["rows"]) or "ours"
+        lines.append([origin["directory"], rows, updates, *(shown.get(name, MISSING) for name in heads)])
+    return _format_table(lines)
+
+
+def _write_cells(study: Mapping[str, Any], names: Sequence[str]) -> list[str]:
+    """The lines of the table of some columns' cells; in a grid the chosen ones are bold."""
+    cells = [cell for cell in study["cells"] if cell["column"] in names]
     axes = list(study["definition"].get("grid", {}))
     best = {winner["cell"] for winner in study["chosen"]}
     counted = any(cell["at_or_below_majority"] is not None for cell in cells)
     leading = {"row": [cell["row"] for cell in cells]} if len({cell["row"] for cell in cells}) > 1 else {}
     if not axes:
-        leading["task"] = [_head_column(study, cell["task"]) for cell in cells]
-    statistics = ["mean", "sd", "best", "n", "failed", *["at or below majority"] * counted]
-    lines = [[*leading, *name_axes(axes), *statistics]]
+        kind = "task" if _is_short(study) else "column"
+        leading[kind] = [_head_column(study, cell["column"]) for cell in cells]
+    figures = ["mean", "sd", "best", "n", "failed", *["at or below majority"] * counted]
+    lines = [[*leading, *name_axes(axes), *figures]]
     for place, cell in enumerate(cells):
-        row = _find_row(study, cell["task"])
+        row = _find_row(study, cell["column"])
         scores = [MISSING if cell[key] is None else row.show(cell[key]) for key in ("mean", "sd", "best")]
         poor = MISSING if cell["at_or_below_majority"] is None else str(cell["at_or_below_majority"])
-        line = [column[place] for column in leading.values()] + [show_value(cell["setting"][axis]) for axis in axes]
+        line = [column[place] for column in leading.values()] + _show_setting(cell, axes)
         line += [*scores, str(cell["n"]), str(cell["failed"]), *[poor] * counted]
         lines.append([f"**{text}**" for text in line] if axes and cell["directory"] in best else line)
     return _format_table(lines)
@@ -274,11 +413,10 @@ def plot_heatmap(study: Mapping[str, Any], path: Path) -> None:
 def _caption(study: Mapping[str, Any]) -> str:
     """What the squares are."""
     seeds = study["definition"]["seeds"]
-    splits = " and ".join(sorted({column["split"] for column in study["columns"].values()}))
     spread = f"mean ± standard deviation over {len(seeds)} seeds" if len(seeds) > 1 else f"seed {seeds[0]}"
     rule = "best run" if study["definition"]["select"] == "best" else "mean"
     outline = f"; outlined: the setting whose {rule} is best" if study["definition"].get("grid") else ""
-    return f"{spread}, on {splits}{outline}"
+    return f"{spread}, on {_name_splits(study)}{outline}"
 
 
 def _list_panels(study: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -290,28 +428,29 @@ def _list_panels(study: Mapping[str, Any]) -> list[dict[str, Any]]:
     best = {winner["cell"] for winner in study["chosen"]}
     groups: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     for cell in study["cells"]:
-        groups.setdefault((cell["row"], cell["task"]), []).append(cell)
+        if not cell["borrowed"]:
+            groups.setdefault((cell["row"], cell["column"]), []).append(cell)
     panels = []
-    for (name, task), cells in groups.items():
+    for (name, column), cells in groups.items():
         xs, ys, squares = {}, {}, {}
         for cell in cells:
             x = show_value(cell["setting"][first])
             y = ", ".join(f"{names[axis]} {show_value(cell['setting'][axis])}" for axis in others)
             place = ys.setdefault(y, len(ys)), xs.setdefault(x, len(xs))
             squares[place] = cell
-        title = _head_column(study, task) + (f", {name}" if name else "")
+        title = _head_column(study, column) + (f", {name}" if name else "")
         labels = {"title": title, "xlabel": names[first], "xs": list(xs), "ys": list(ys)}
         panels.append(labels | _grade(study, squares, [squares]) | {"chosen": _find_chosen(squares, best)})
     return panels
 
 
 def _make_overview(study: Mapping[str, Any]) -> dict[str, Any]:
-    """The one panel of a study without a grid; each task has colours of its own."""
-    tasks = list(study["columns"])
+    """The one panel of a study without a grid; each column has colours of its own."""
+    names = list(study["columns"])
     rows = list(dict.fromkeys(cell["row"] for cell in study["cells"]))
-    squares = {(rows.index(cell["row"]), tasks.index(cell["task"])): cell for cell in study["cells"]}
-    columns = [{place: cell for place, cell in squares.items() if place[1] == x} for x in range(len(tasks))]
-    labels = {"title": "", "xlabel": "", "xs": [_head_column(study, task) for task in tasks], "ys": rows}
+    squares = {(rows.index(cell["row"]), names.index(cell["column"])): cell for cell in study["cells"]}
+    columns = [{place: cell for place, cell in squares.items() if place[1] == x} for x in range(len(names))]
+    labels = {"title": "", "xlabel": "", "xs": [_head_column(study, name) for name in names], "ys": rows}
     return labels | _grade(study, squares, columns) | {"chosen": []}
 
 
@@ -328,7 +467,7 @@ def _grade(
     """The texts of the squares, and their colours: 0 for the worst of its group to 1; None where there is no score."""
     texts, colours = {}, {}
     for place, cell in squares.items():
-        row = _find_row(study, cell["task"])
+        row = _find_row(study, cell["column"])
         spread = "" if cell["sd"] is None else f"\n± {row.show(cell['sd'])}"
         lost = f"\n{cell['failed']} failed" if cell["failed"] and cell["n"] else ""
         empty = "failed" if cell["failed"] else MISSING
@@ -339,7 +478,7 @@ def _grade(
         least, most = min(scored.values(), default=0), max(scored.values(), default=0)
         for place, mean in scored.items():
             grade = (mean - least) / (most - least) if most > least else 0.5
-            colours[place] = 1 - grade if study["columns"][group[place]["task"]]["lower_is_better"] else grade
+            colours[place] = 1 - grade if study["columns"][group[place]["column"]]["lower_is_better"] else grade
     return {"texts": texts, "colours": colours}
 
 
@@ -369,3 +508,83 @@ def _draw_panel(axis: Any, panel: Mapping[str, Any]) -> None:
     axis.set_title(textwrap.fill(panel["title"], 34), fontsize=11)
     axis.tick_params(length=0)
     axis.spines[:].set_visible(False)
+
+
+# --- Scores after so many updates of a pretraining (Figure 5) ---------------------------------------------------------
+
+
+def plot_curve(study: Mapping[str, Any], path: Path) -> None:
+    """Draws one panel a column: the scores of rows that start from steps of a pretraining, a line for each pretraining.
+
+    The paper's values are dashed, on an axis of their own: models of other sizes are compared by their shape. Nothing
+    for a study without steps.
+    """
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    lines = _list_lines(study)
+    names = [name for name in study["columns"] if any(_list_points(study, name, rows)[0] for rows in lines.values())]
+    if not names:
+        return
+    size = (5.6 * len(names), 4.0)
+    figure, axes = pyplot.subplots(1, len(names), figsize=size, squeeze=False, layout="constrained")
+    for axis, name in zip(axes[0], names, strict=True):
+        paper = axis.twinx() if _has_paper(study) else None
+        for number, (label, rows) in enumerate(lines.items()):
+            ours, published = _list_points(study, name, rows)
+            style = {"color": f"C{number}", "marker": "o", "markersize": 4}
+            xs, means, spreads = zip(*ours, strict=True) if ours else ((), (), ())
+            axis.errorbar(xs, means, yerr=spreads, label=label, capsize=2, **style)
+            if paper is not None and published:
+                paper.plot(
+                    *zip(*published, strict=True), "--", color=f"C{number}", alpha=0.6, label=f"{label}: the paper"
+                )
+        _finish_curve(axis, paper, _head_column(study, name), bool(study["columns"][name]["unit"]))
+    figure.savefig(path, dpi=130)
+    pyplot.close(figure)
+
+
+def _list_lines(study: Mapping[str, Any]) -> dict[str, list[str]]:
+    """What the rows of a pretraining with steps have in common in their names -> these rows, by step."""
+    lines: dict[str, list[str]] = {}
+    for origin in study["pretrainings"]:
+        rows = [name for name in origin["rows"] if study["rows"][name]["step"]]
+        if rows:
+            same = itertools.takewhile(lambda letters: len(set(letters)) == 1, zip(*rows, strict=False))
+            label = "".join(letters[0] for letters in same).rstrip(" 0123456789_,.;:-–(")
+            lines[label if label and label not in lines else origin["directory"]] = sorted(
+                rows, key=lambda name: study["rows"][name]["step"]
+            )
+    return lines
+
+
+def _list_points(
+    study: Mapping[str, Any], name: str, rows: Sequence[str]
+) -> tuple[list[tuple[float, ...]], list[tuple[float, ...]]]:
+    """A column's (step, mean, sd) over some rows, and the paper's (step, value)."""
+    ours, paper = [], []
+    for row in rows:
+        step, published = study["rows"][row]["step"], study["rows"][row]["paper"]
+        cell = _find_shown(study, row).get(name, ({"mean": None}, None))[0]
+        if cell["mean"] is not None:
+            shown = _find_row(study, name)
+            ours.append((step, _scale(shown, cell["mean"]), _scale(shown, cell["sd"] or 0.0)))
+        if name in published:
+            paper.append((step, published[name]))
+    return ours, paper
+
+
+def _finish_curve(axis: Any, paper: Any, title: str, percent: bool) -> None:
+    """Titles, axes and a legend for both axes of a panel."""
+    unit = ", %" if percent else ""
+    axis.set(title=title, xlabel="updates of the pretraining", ylabel=f"ours{unit}")
+    axis.spines["top"].set_visible(False)
+    handles, labels = axis.get_legend_handles_labels()
+    if paper is not None:
+        paper.set_ylabel(f"the paper{unit} (dashed)", color="0.4")
+        paper.spines["top"].set_visible(False)
+        more = paper.get_legend_handles_labels()
+        handles, labels = handles + more[0], labels + more[1]
+    axis.legend(handles, labels, fontsize="small", frameon=False, loc="lower right")

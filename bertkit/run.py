@@ -15,7 +15,7 @@ Differs from the paper: the learning rate decays linearly from its peak at the e
 import json
 import math
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
@@ -26,6 +26,7 @@ import torch
 from accelerate import PartialState
 from torch import nn
 from transformers import (
+    PreTrainedConfig,
     PreTrainedModel,
     PrinterCallback,
     ProgressCallback,
@@ -80,6 +81,7 @@ def run(
     report: Report = ignore,
     progress: Progress = ignore,
     prepared: "Prepared | None" = None,
+    milestones: Collection[int] = (),
 ) -> dict[str, Any]:
     """The scores of `task` after training, as written to `output/metrics.json`; a finished run is not repeated.
 
@@ -91,6 +93,7 @@ def run(
         report: gets one line now and then.
         progress: called after every logged update.
         prepared: the data, where `prepare` has made them already for a recipe of the same `name_data`.
+        milestones: the updates whose checkpoints are there at the end, whatever `[train]` says of saving.
 
     Raises:
         UsageError: a mistake in the recipe, the data or the directory; nothing is overwritten.
@@ -107,7 +110,7 @@ def run(
 
     held = hold_directory(output) if processes.is_main_process else nullcontext()
     with explain_full_disk(output), explain_lost_process(processes.num_processes), held:
-        return carry_out(task, recipe, args, output, report, progress, prepared)
+        return carry_out(task, recipe, args, output, report, progress, prepared, milestones)
 
 
 def carry_out(
@@ -118,6 +121,7 @@ def carry_out(
     report: Report,
     progress: Progress,
     prepared: "Prepared | None",
+    milestones: Collection[int],
 ) -> dict[str, Any]:
     """The scores of a run that is not finished; see `run`."""
     processes = join_processes(recipe)
@@ -132,7 +136,7 @@ def carry_out(
     set_seed(args.seed)  # again: a run must not depend on whether its data were at hand
     model = make_model(task, start, prepared.settings, report)
     parameters = f"{model.num_parameters():,} parameters"
-    trainer = make_trainer(task, model, args, prepared.data, recipe, progress)
+    trainer = make_trainer(task, model, args, prepared.data, recipe, progress, milestones)
     if "train" in prepared.data:
         report(f"{parameters}; {describe_training(args, recipe, prepared.data['train'])}")
         train(trainer, find_checkpoint(output, report), report)
@@ -211,8 +215,11 @@ def name_data(task: Task, recipe: Recipe) -> str:
 # --- The recipe, complete ---------------------------------------------------------------------------------------------
 
 
-def complete(task: Task, *recipes: Mapping[str, Any]) -> Recipe:
+def complete(task: Task, *recipes: Mapping[str, Any], config: PreTrainedConfig | None = None) -> Recipe:
     """The whole recipe of a run: paper < preset < what the options change < `recipes`, checked.
+
+    Args:
+        config: what the checkpoint will be like, where it is still to be made.
 
     Raises:
         UsageError: an unknown key, a wrong type, a recipe of another task.
@@ -226,7 +233,7 @@ def complete(task: Task, *recipes: Mapping[str, Any]) -> Recipe:
     recipe = check(merge(task.recipe, preset, task.adapt(given), given), data_defaults=task.recipe["data"])
     task.check(recipe)
     check_ranges(recipe["train"])
-    check_model(task, recipe)
+    check_model(task, recipe, config)
     return recipe
 
 
@@ -267,11 +274,12 @@ def check_ranges(train: Mapping[str, Any]) -> None:
         raise UsageError("max_steps is 0 in [train]; it must be above 0, or -1 for num_train_epochs to decide")
 
 
-def check_model(task: Task, recipe: Recipe) -> None:
+def check_model(task: Task, recipe: Recipe, config: PreTrainedConfig | None = None) -> None:
     """Nothing, or a UsageError: no such checkpoint, sizes that do not fit, texts longer than the positions."""
     if recipe.get("checkpoint"):
-        config = load_config(recipe["checkpoint"])
-        check_weights(Path(recipe["checkpoint"]))
+        if config is None:
+            config = load_config(recipe["checkpoint"])
+            check_weights(Path(recipe["checkpoint"]))
         if not task.metric:
             labels = task.configure(recipe, None, None)["id2label"].values()
             if {label.lower() for label in labels} != {label.lower() for label in config.id2label.values()}:
@@ -436,7 +444,13 @@ def describe_training(args: TrainingArguments, recipe: Recipe, data: Any) -> str
 
 
 def make_trainer(
-    task: Task, model: nn.Module, args: TrainingArguments, data: Mapping[str, Any], recipe: Recipe, progress: Progress
+    task: Task,
+    model: nn.Module,
+    args: TrainingArguments,
+    data: Mapping[str, Any],
+    recipe: Recipe,
+    progress: Progress,
+    milestones: Collection[int] = (),
 ) -> BertTrainer:
     """The Trainer of a run, its printing replaced by `progress`."""
     optimizer = None
@@ -450,6 +464,7 @@ def make_trainer(
             args=args,
             task=task,
             keep=recipe["train"].get("save_total_limit", 0),
+            milestones=milestones,
             train_dataset=data.get("train"),
             eval_dataset=dev,
             data_collator=task.collate,

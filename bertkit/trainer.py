@@ -10,7 +10,7 @@ import json
 import math
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -73,12 +73,15 @@ class BertTrainer(Trainer):
 
     Args:
         keep: checkpoints, the last and the best always among them; all if it is 0.
+        milestones: the updates after which one is written and stays, whatever `keep` says.
     """
 
-    def __init__(self, *args, task: Task, keep: int = 0, **kwargs) -> None:
+    def __init__(self, *args, task: Task, keep: int = 0, milestones: Collection[int] = (), **kwargs) -> None:
         super().__init__(*args, **kwargs)
         self.task = task
         self.keep = keep
+        self.milestones = frozenset(milestones)
+        self.add_callback(Milestones(self.milestones))
         self.sums: dict[str, Tensor] = {}  # of the loss and its parts since the last log, of this process
         self.logged_at = 0  # the update of the last log
         if self.is_fsdp_enabled:
@@ -133,7 +136,7 @@ class BertTrainer(Trainer):
             write_log(self.state.log_history, output)
             mark_complete(checkpoint)
             if self.keep > 0:
-                protected = [best["step"]] if (best := self.find_best()) else []
+                protected = [*self.milestones, *([best["step"]] if (best := self.find_best()) else [])]
                 if loaded := self.state.best_model_checkpoint:  # at the end, by the Trainer
                     protected.append(int(loaded.rpartition("-")[2]))
                 rotate_checkpoints(output, self.state.global_step, self.keep, protected)
@@ -257,6 +260,17 @@ class Watcher(TrainerCallback):
         flag = torch.tensor(self.signalled, device=args.device)
         torch.distributed.all_reduce(flag, torch.distributed.ReduceOp.MAX)
         return int(flag)
+
+
+class Milestones(TrainerCallback):
+    """Has a checkpoint written after certain updates."""
+
+    def __init__(self, updates: Collection[int]) -> None:
+        self.updates = updates
+
+    def on_step_end(self, args, state: TrainerState, control: TrainerControl, **kwargs) -> None:
+        if state.global_step in self.updates:
+            control.should_save = True
 
 
 class stop_on_signal:

@@ -41,12 +41,14 @@ class Job:
     recipe: complete.
     output: the run directory.
     data: the name of its prepared data; empty if the run is to prepare its own.
+    milestones: the updates whose checkpoints are to be there at the end.
     """
 
     task: str
     recipe: Recipe
     output: str
     data: str = ""
+    milestones: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -130,7 +132,15 @@ def do(job: Job, prepared: Any, tell: Callable[[State | str], None]) -> State:
 
     tell(State("running"))
     try:
-        metrics = run(TASKS[job.task], job.recipe, output=job.output, report=tell, progress=advance, prepared=prepared)
+        metrics = run(
+            TASKS[job.task],
+            job.recipe,
+            output=job.output,
+            report=tell,
+            progress=advance,
+            prepared=prepared,
+            milestones=job.milestones,
+        )
         return State("finished", metrics=metrics)
     except Interrupted:
         raise

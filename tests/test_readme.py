@@ -11,17 +11,17 @@ import typer
 
 import bertkit
 from bertkit.cli import app
+from bertkit.definition import list_cells, read_study
 from bertkit.features import extract
 from bertkit.recipe import read_recipe
 from bertkit.run import dry_run, run
-from bertkit.study import list_cells, read_study
 from bertkit.tasks import TASKS
 from tests.official import write_checkpoint
 from tests.tasks.test_conformance import make_pretraining
 
 ROOT = Path(bertkit.__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-STUDIES = sorted((ROOT / "recipes" / "studies").glob("*.toml"))
+STUDIES = sorted((ROOT / "recipes" / "studies").rglob("*.toml"))
 RECIPES = sorted(set((ROOT / "recipes").rglob("*.toml")) - set(STUDIES))
 TEXTS = [README, (ROOT / "recipes" / "README.md").read_text(encoding="utf-8")]
 TEXTS += [path.read_text(encoding="utf-8") for path in (*RECIPES, *STUDIES)]
@@ -113,18 +113,36 @@ def test_a_recipe_runs_dry(path, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("name", "cells", "runs"), [("glue-grid", 192, 192), ("minilm", 4, 20), ("proof", 8, 24), ("restarts", 8, 80)]
+    ("name", "cells", "runs"),
+    [
+        ("glue-grid", 192, 192),
+        ("minilm", 4, 20),
+        ("proof", 8, 24),
+        ("restarts", 8, 80),
+        ("table1", 72, 192),
+        ("table5", 20, 100),
+        ("table6", 24, 96),
+        ("table7", 16, 40),
+        ("table8", 18, 90),
+        ("figure5", 16, 80),
+        ("small/table1", 24, 72),
+        ("small/table5", 20, 60),
+        ("small/table6", 24, 60),
+        ("small/table7", 14, 21),
+        ("small/table8", 18, 54),
+        ("small/figure5", 16, 48),
+    ],
 )
 def test_a_study_has_the_runs_it_should_have(name, cells, runs, tmp_path):
-    given = {"checkpoint": str(write_checkpoint(tmp_path / "bert"))}
-    found = list_cells(read_study(ROOT / "recipes" / "studies" / f"{name}.toml", given))
+    path = ROOT / "recipes" / "studies" / f"{name}.toml"
+    start = {"checkpoint": str(write_checkpoint(tmp_path / "bert", num_hidden_layers=4, max_position_embeddings=512))}
+    found = list_cells(read_study(path, {} if "pretrain" in read_recipe(path) else start))
     assert len(found) == cells
-    directories = [directory for cell in found for directory in cell.runs.values()]
-    assert len(set(directories)) == len(directories) == runs
+    assert len({directory for cell in found for directory in cell.runs.values()}) == runs
 
 
 def test_recipes_are_counted_and_listed():
     assert len(RECIPES) == 13
-    assert len(STUDIES) == 4
+    assert len(STUDIES) == 16
     listed = set(re.findall(r"\]\((\S+\.toml)\)", TEXTS[1]))
     assert listed == {str(path.relative_to(ROOT / "recipes")) for path in (*RECIPES, *STUDIES)}

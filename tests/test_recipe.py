@@ -47,7 +47,7 @@ DATA_DEFAULTS = {
     "limit_characters": 0,
 }
 ROOT = Path(__file__).parent.parent
-RECIPES = [path for path in sorted(ROOT.glob("recipes/**/*.toml")) if path.parent.name != "studies"]
+RECIPES = [path for path in sorted(ROOT.glob("recipes/**/*.toml")) if "studies" not in path.parts]
 PRETRAIN = {path.stem: path for path in RECIPES if path.parent.name == "pretrain"}
 
 

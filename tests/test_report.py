@@ -11,6 +11,7 @@ from bertkit.report import (
     explain_scores,
     list_progress,
     name_axes,
+    plot_curve,
     plot_heatmap,
     plot_log,
     show_value,
@@ -78,19 +79,20 @@ def make_results(grid, tasks, scores, rows=("",), seeds=(42, 43), select="best",
                 "best": max(done, default=None),
                 "at_or_below_majority": None if majority is None else sum(value <= majority for value in done),
             }
-            head = {"row": row, "task": task, "setting": setting, "directory": directory, "runs": runs}
-            group.append(head | statistic)
+            head = {"row": row, "column": task, "task": task, "setting": setting, "directory": directory, "runs": runs}
+            group.append(head | statistic | {"borrowed": False})
         cells += group
         scored = [cell for cell in group if cell["n"]]
         if scored:
             best = max(scored, key=lambda cell: cell["best" if select == "best" else "mean"])
             run = max((r for r in best["runs"] if r["status"] == "finished"), key=lambda r: r["metrics"]["score"])
-            winner = {"row": row, "task": task, "setting": best["setting"], "cell": best["directory"]}
+            winner = {"row": row, "column": task, "task": task, "setting": best["setting"], "cell": best["directory"]}
             winner |= {"run": run["directory"], "seed": run["seed"], "score": run["metrics"]["score"]}
+            winner |= {"value": run["metrics"]["score"]}
             chosen.append(winner | {"of_settings": len(scored), "of_runs": sum(cell["n"] for cell in scored)})
     columns = {
-        task: {"metric": "accuracy", "name": name, "unit": "fraction", "lower_is_better": False, "split": "dev"}
-        | {"paper": (paper or {}).get(task, {})}
+        task: {"task": task, "metric": "accuracy", "name": name, "unit": "fraction", "lower_is_better": False}
+        | {"split": "dev", "published": (paper or {}).get(task, {}), "paper": "", "short": True}
         for task, name in tasks.items()
     }
     definition = {"tasks": list(tasks), "seeds": list(seeds), "select": select}
@@ -100,6 +102,8 @@ def make_results(grid, tasks, scores, rows=("",), seeds=(42, 43), select="best",
         "runs": len(cells) * len(seeds),
         "failed": sum(cell["failed"] for cell in cells),
         "columns": columns,
+        "rows": {row: {"paper": {}, "pretraining": None, "step": None} for row in rows},
+        "pretrainings": [],
         "cells": cells,
         "chosen": chosen,
     }
@@ -124,7 +128,7 @@ def test_the_table_of_a_grid_is_this():
         "\n"
         "|  | rte: accuracy (%) | cola: Matthews correlation (%) |\n"
         "|---|---|---|\n"
-        "| ours | 60.0 (1) | 50.0 (1) |\n"
+        "| ours | 60.0 (1) | 50.0 (1) † |\n"
         "| ours, best run | 60.0 (best of 3) | 50.0 (best of 3) |\n"
         "| published: BERT-base, test | 66.4 | 52.1 |\n"
         "| published: BERT-large, test | 70.1 | – |\n"
@@ -134,7 +138,8 @@ def test_the_table_of_a_grid_is_this():
         "that it is scored on, so its score is optimistic. "
         "The best run is the best of all 3 runs on that data: more optimistic still, and not to be compared with a "
         "mean or a test score. "
-        "Whose a published value is and on which data, its line says.\n"
+        "Whose a published value is and on which data, its line says. "
+        "† At least one run is no better than always giving the same answer.\n"
         "\n"
         "## rte: accuracy (%)\n"
         "\n"
@@ -174,7 +179,7 @@ def test_a_single_run_is_no_mean():
     assert "| ours | 50.0 (1) |" in write_table(results)
     assert "best run" not in write_table(results)
     everything_failed = make_results({}, {"rte": "accuracy"}, lambda *_: None, seeds=[42])
-    assert "| ours | – |" in write_table(everything_failed)
+    assert "| ours | failed |" in write_table(everything_failed)
 
 
 def test_progress_shows_what_goes_on():
@@ -256,3 +261,176 @@ def test_a_heat_map_of_odd_shapes(tmp_path):
     plot_heatmap(make_results({}, one, score_by_hand), tmp_path / "none.png")
     plot_heatmap(make_results({"batch_size": [1]}, one, score_by_hand), tmp_path / "none.png")
     assert not (tmp_path / "none.png").exists()
+
+
+# --- Tables of the paper ----------------------------------------------------------------------------------------------
+
+
+def make_ablation():
+    """Two rows with a pretraining each, of which one has failed; two columns in percent and a perplexity; an average.
+
+    BERT: 0.51 and 0.49 for MNLI-m, 0.6 and 0.7 for QNLI.
+    """
+    scores = {"MNLI-m": 0.5, "QNLI": 0.65}
+    results = make_results(
+        {},
+        {"MNLI-m": "accuracy", "QNLI": "accuracy"},
+        lambda row, column, setting, seed: (
+            None
+            if row == "LTR"
+            else scores[column] + (0.01 if column == "MNLI-m" else -0.05) * (1 if seed == 42 else -1)
+        ),
+        rows=("BERT", "LTR"),
+        select="mean",
+    )
+    for cell in results["cells"]:
+        for run in cell["runs"]:
+            if run["status"] == "failed":
+                run["failure"] = "its pretraining, pretrain/ltr, has failed"
+            else:
+                run["metrics"] |= {"majority_accuracy": 0.5}
+        if cell["column"] == "MNLI-m" and cell["n"]:
+            cell["at_or_below_majority"] = 1
+    for name, task, paper in (("MNLI-m", "mnli", "dev"), ("QNLI", "qnli", "MRPC, accuracy, dev")):
+        results["columns"][name] |= {"task": task, "paper": paper, "short": False, "published": {"others": 0.9}}
+    results["columns"]["LM (ppl)"] = results["columns"]["QNLI"] | {
+        "task": "pretrain",
+        "name": "perplexity",
+        "metric": "perplexity",
+        "unit": "",
+        "paper": "",
+        "lower_is_better": True,
+        "published": {},
+    }
+    metrics = {"perplexity": 12.3456, "updates": 6000, "heldout_pairs": 1000}
+    state = {"status": "finished", "metrics": metrics}
+    statistic = {"n": 1, "failed": 0, "mean": 12.3456, "sd": None, "best": 12.3456, "at_or_below_majority": None}
+    head = {"row": "BERT", "column": "LM (ppl)", "task": "pretrain", "setting": {}, "borrowed": True}
+    shown = (
+        head | statistic | {"directory": "pretrain/bert", "runs": [{"seed": 1, "directory": "pretrain/bert"} | state]}
+    )
+    scores = [
+        {"name": "perplexity", "unit": "", "value": 12.3456},
+        {"name": "masked-LM accuracy", "unit": "fraction", "value": 0.25},
+    ]
+    failed = {"status": "failed", "failure": "CUDA out of memory"}
+    return results | {
+        "definition": results["definition"] | {"average": ["MNLI-m", "QNLI"], "note": "RTE stands\nfor MRPC."},
+        "runs": 10,
+        "rows": {
+            "BERT": {"paper": {"MNLI-m": 84.4, "Average": 86}, "pretraining": "pretrain/bert", "step": None},
+            "LTR": {"paper": {"LM (ppl)": 3.99}, "pretraining": "pretrain/ltr", "step": None},
+        },
+        "pretrainings": [
+            {"rows": ["BERT"], "directory": "pretrain/bert", "steps": [], "scores": scores} | state,
+            {"rows": ["LTR"], "directory": "pretrain/ltr", "steps": [], "scores": []} | failed,
+        ],
+        "cells": [*results["cells"], shown],
+    }
+
+
+def test_the_table_of_the_paper_is_this():
+    assert write_table(make_ablation()) == (
+        "# 2 rows x 3 columns x 2 seeds: 10 runs, 2 pretrainings among them\n"
+        "\n"
+        "|  | MNLI-m | QNLI | LM (ppl) | Average |\n"
+        "|---|---|---|---|---|\n"
+        "| BERT | 50.0 ± 1.4 (2) † | 65.0 ± 7.1 (2) | 12.346 (1) | 57.5 |\n"
+        "| *the paper* | *84.4* |  |  | *86* |\n"
+        "| LTR | failed | failed | – | – |\n"
+        "| *the paper* |  |  | *3.99* |  |\n"
+        "\n"
+        "Ours: mean ± standard deviation over n finished runs (n), seeds 42, 43. In italics: the paper's value for the "
+        "row above. Average: of MNLI-m, QNLI. † At least one run is no better than always giving the same answer.\n"
+        "\n"
+        "RTE stands for MRPC.\n"
+        "\n"
+        "- MNLI-m: accuracy in percent; mnli, dev; always the same answer has 50.0; the paper: dev\n"
+        "- QNLI: accuracy in percent; qnli, dev; always the same answer has 50.0; the paper: MRPC, accuracy, dev\n"
+        "- LM (ppl): perplexity; pretrain, dev (1,000 pairs)\n"
+        "\n"
+        "## Pretraining\n"
+        "\n"
+        "| pretraining | of | updates | perplexity | masked-LM accuracy (%) |\n"
+        "|---|---|---|---|---|\n"
+        "| pretrain/bert | BERT | 6,000 | 12.346 | 25.0 |\n"
+        "| pretrain/ltr | LTR | failed | – | – |\n"
+        "\n"
+        "## Every cell\n"
+        "\n"
+        "| row | column | mean | sd | best | n | failed | at or below majority |\n"
+        "|---|---|---|---|---|---|---|---|\n"
+        "| BERT | MNLI-m | 50.0 | 1.4 | 51.0 | 2 | 0 | 1 |\n"
+        "| BERT | QNLI | 65.0 | 7.1 | 70.0 | 2 | 0 | – |\n"
+        "| LTR | MNLI-m | – | – | – | 0 | 2 | – |\n"
+        "| LTR | QNLI | – | – | – | 0 | 2 | – |\n"
+        "| BERT | LM (ppl) | 12.346 | – | 12.346 | 1 | 0 | – |\n"
+        "\n"
+        "## Failed: 5 of 10 runs\n"
+        "\n"
+        "- pretrain/ltr: CUDA out of memory\n"
+        "- LTR/MNLI-m/0/seed-42: its pretraining, pretrain/ltr, has failed\n"
+        "- LTR/MNLI-m/0/seed-43: its pretraining, pretrain/ltr, has failed\n"
+        "- LTR/QNLI/0/seed-42: its pretraining, pretrain/ltr, has failed\n"
+        "- LTR/QNLI/0/seed-43: its pretraining, pretrain/ltr, has failed\n"
+    )
+
+
+def test_pretrainings_are_shown_while_they_run():
+    results = make_ablation()
+    results["pretrainings"][1] |= {"status": "running", "update": 5, "updates": 6000, "loss": None}
+    headings, lines = list_progress(results)
+    assert headings == ["row", "column", "runs", "mean ± sd (n)", "best", ""]
+    assert lines[:2] == [
+        ["pretrain/bert", "", "1/1", "12.346 (1)", "12.346", ""],
+        ["pretrain/ltr", "", "0/1", "–", "–", "pretraining: update 5 of 6,000"],
+    ]
+    assert len(lines) == 6, "what is borrowed is no line of its own"
+
+
+def make_steps(paper=True):
+    """Two pretrainings, each with a row after three steps; the scores of the second one rise more slowly."""
+    steps = (300, 1000, 8000)
+    names = [f"{label}, {step:,}" for label in ("Masked LM", "Left to right") for step in steps]
+
+    def score(row, *_):
+        return 0.3 + 0.05 * steps.index(int(row.rpartition(" ")[2].replace(",", ""))) / (1 + row.startswith("Left"))
+
+    results = make_results({}, {"MNLI": "accuracy"}, score, rows=names, seeds=[42])
+    origins = [{"rows": names[:3], "directory": "a"}, {"rows": names[3:], "directory": "b"}]
+    published = dict(zip(names, (78.6, 80.5, 84.4, 79.4, 80.3, 82.2), strict=True))
+    rows = {
+        name: {"paper": {"MNLI": published[name]} if paper else {}, "step": steps[number % 3]}
+        for number, name in enumerate(names)
+    }
+    return results | {"pretrainings": origins, "rows": rows}
+
+
+def test_a_curve_has_a_line_for_each_pretraining(tmp_path, monkeypatch):
+    from matplotlib.axes import Axes
+
+    drawn, plot, bars = [], Axes.plot, Axes.errorbar
+    monkeypatch.setattr(Axes, "plot", lambda self, *a, **k: drawn.append((k.get("label"), *a)) or plot(self, *a, **k))
+    monkeypatch.setattr(Axes, "errorbar", lambda self, *a, **k: drawn.append((k["label"], *a)) or bars(self, *a, **k))
+    plot_curve(make_steps(), tmp_path / "curve.png")
+    lines = {label: data for label, *data in drawn if label and not label.startswith("_")}
+    assert list(lines) == ["Masked LM", "Masked LM: the paper", "Left to right", "Left to right: the paper"]
+    assert lines["Masked LM"][0] == (300, 1000, 8000)
+    assert [round(mean, 9) for mean in lines["Left to right"][1]] == [30.0, 32.5, 35.0]
+    assert lines["Left to right: the paper"][:2] == [(300, 1000, 8000), (79.4, 80.3, 82.2)]
+    assert len(Image.open(tmp_path / "curve.png").convert("L").getcolors()) > 50, "the picture is empty"
+    plot_curve(make_steps(paper=False), tmp_path / "ours.png")
+    assert (tmp_path / "ours.png").exists()
+
+
+def test_without_steps_there_is_no_curve(tmp_path):
+    plot_curve(make_ablation(), tmp_path / "none.png")
+    plot_curve(make_results({}, TASKS, score_by_hand), tmp_path / "none.png")
+    assert not (tmp_path / "none.png").exists()
+
+
+def test_the_heat_map_of_a_paper_table_has_a_column_for_each(tmp_path):
+    width, height, colours = size_heatmap(make_ablation(), tmp_path / "ablation.png")
+    assert 400 < width < 2500
+    assert 200 < height < 2500
+    assert colours > 50

@@ -13,27 +13,27 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.torch import load_file
 
 from bertkit import study as studies
-from bertkit.errors import UsageError
-from bertkit.recipe import merge, read_recipe
-from bertkit.study import (
+from bertkit.definition import (
     Cell,
+    Column,
     Study,
-    StudyInterrupted,
-    choose,
+    Variant,
     define,
     list_cells,
     make_study,
     name_settings,
-    prune,
     read_study,
-    run_study,
-    summarize,
 )
+from bertkit.errors import UsageError
+from bertkit.recipe import merge, read_recipe, save_recipe
+from bertkit.study import StudyInterrupted, choose, prune, run_study, summarize
 from bertkit.tasks import TASKS
 from bertkit.tasks.task import Row
 from bertkit.workers import State
+from tests.official import write_glue
 from tests.tasks.test_conformance import make_pretraining
 
 PAPER_GRID = {
@@ -136,7 +136,7 @@ def test_the_command_line_fixes_an_axis_or_replaces_its_values(fake, given, sett
 def test_the_command_line_reaches_the_options_of_the_study(fake):
     definition = {"tasks": ["pretrain"], "seeds": [1, 2], "select": "best"}
     study = make_study(definition, {"tasks": ["fake"]}, {"restarts": 3, "train": {"seed": 7}}, {"num_gpus": 0.5})
-    assert study == Study(("fake",), (7, 8, 9), {"": {"train": {}}}, {}, num_gpus=0.5)
+    assert study == Study((Column("fake", "fake"),), (7, 8, 9), {"": Variant()}, num_gpus=0.5)
     assert make_study(definition, {"seeds": [5]}).seeds == (5,)
     assert make_study({"tasks": ["fake"]}).seeds == (42,)
 
@@ -161,7 +161,7 @@ def test_a_file_is_read_and_unquoted_axes_are_understood(fake, tmp_path):
     )
     study = read_study(tmp_path / "study.toml")
     assert study.grid == {"train.learning_rate": (1e-4, 1.0), "batch_size": (8,)}
-    assert study.rows == {"stable": {"preset": "stable"}}
+    assert study.rows == {"stable": Variant({"preset": "stable"})}
     assert study.select == "mean"
     with pytest.raises(UsageError, match=r"study.toml: unknown task 'Fakes' in tasks; did you mean 'fake'\?"):
         read_study(tmp_path / "study.toml", {"tasks": ["Fakes"]})
@@ -260,7 +260,7 @@ def test_the_definition_that_is_written_makes_the_same_study(seeds, rates, rows,
     study = make_study(definition, {"train": {"max_steps": 3}})
     assert make_study(define(study)) == study
     with tempfile.TemporaryDirectory() as folder:
-        studies.save_recipe(define(study), Path(folder) / "study.toml")
+        save_recipe(define(study), Path(folder) / "study.toml")
         assert read_study(Path(folder) / "study.toml") == study
 
 
@@ -272,14 +272,14 @@ def make_cells(scores, task="fake"):
     cells, states = [], {}
     for number, some in enumerate(scores):
         runs = {seed: f"{number}/seed-{seed}" for seed in range(len(some))}
-        cells.append(Cell("", task, {"batch_size": number}, {}, str(number), runs))
+        cells.append(Cell("", Column(task, task), {"batch_size": number}, {}, str(number), runs))
         for directory, score in zip(runs.values(), some, strict=True):
             states[directory] = State() if score is None else State("finished", metrics={"score": score})
     return cells, states
 
 
 def make_choice(select, **parts):
-    return Study(("fake",), (0,), {"": {}}, {}, select=select, **parts)
+    return Study((Column("fake", "fake"),), (0,), {"": Variant()}, select=select, **parts)
 
 
 @pytest.mark.parametrize(
@@ -316,14 +316,14 @@ def test_the_statistics_are_those_of_a_textbook(fake):
     states["0/seed-0"] = replace(states["0/seed-0"])
     states["2/seed-0"] = State("failed", reason="out of memory")
     study = replace(make_choice("best"), grid={"batch_size": (0, 1, 2)})
-    one, two, three = summarize(study, cells, states)["cells"]
+    one, two, three = summarize(study, [], cells, states)["cells"]
     assert (one["mean"], one["best"], one["n"], one["failed"]) == (5.0, 9.0, 8, 0)
     assert one["sd"] == pytest.approx((32 / 7) ** 0.5)
     assert one["at_or_below_majority"] == 3
     assert (two["mean"], two["sd"], two["n"], two["at_or_below_majority"]) == (1.0, None, 1, None)
     assert (three["mean"], three["sd"], three["best"], three["n"], three["failed"]) == (None, None, None, 0, 1)
     assert three["runs"] == [{"seed": 0, "directory": "2/seed-0", "status": "failed", "failure": "out of memory"}]
-    (winner,) = summarize(study, cells, states)["chosen"]
+    (winner,) = summarize(study, [], cells, states)["chosen"]
     assert (winner["cell"], winner["run"], winner["seed"], winner["score"]) == ("0", "0/seed-7", 7, 9.0)
     assert (winner["of_settings"], winner["of_runs"]) == (2, 9)
 
@@ -376,7 +376,7 @@ def test_a_study_runs_its_cells_and_is_not_repeated(recipe, fake, tmp_path, monk
     assert results["finished"]
     assert (results["runs"], results["failed"], len(results["cells"])) == (4, 0, 2)
     assert read_study(output / "study.toml") == study
-    assert results["columns"]["fake"]["paper"] == {"BERT-base, held out": 0.97}
+    assert results["columns"]["fake"]["published"] == {"BERT-base, held out": 0.97}
     for cell in results["cells"]:
         scores = [run["metrics"]["score"] for run in cell["runs"]]
         assert cell["mean"] == statistics.fmean(scores)
@@ -453,7 +453,7 @@ def test_a_study_of_which_nothing_succeeds_still_says_so(recipe, tmp_path):
     assert results["finished"]
     assert results["failed"] == results["runs"] == 2
     assert results["chosen"] == []
-    assert "| ours | – |" in (tmp_path / "study" / "table.md").read_text()
+    assert "| ours | failed |" in (tmp_path / "study" / "table.md").read_text()
 
 
 def test_a_score_that_is_no_number_is_a_failure(recipe, fake, tmp_path, monkeypatch):
@@ -555,6 +555,255 @@ def test_a_mistake_is_found_before_anything_is_written(recipe, tmp_path, change,
     assert not (tmp_path / "study").exists()
 
 
+# --- Rows that begin with a pretraining -------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def glue(tmp_path_factory):
+    return write_glue(tmp_path_factory.mktemp("glue"))
+
+
+@pytest.fixture
+def ablation(recipe, glue):
+    """Three rows, of which two share a pretraining, and three columns, of which two share their runs; seven runs."""
+    return {
+        "column": [
+            {"name": "MNLI-m", "task": "mnli"},
+            {"name": "MNLI-mm", "task": "mnli", "metric": "accuracy_mm"},
+            {"name": "Perplexity", "task": "pretrain"},
+        ],
+        "average": ["MNLI-m", "MNLI-mm"],
+        "seeds": [1, 2],
+        "pretrain": recipe,
+        "recipe": {
+            "precision": "fp32",
+            "batch_size": 8,
+            "data": {"dir": str(glue), "max_length": 40},
+            "train": {"max_steps": 2, "learning_rate": 1e-3},
+        },
+        "row": [
+            {"name": "BERT", "paper": {"MNLI-m": 84.4, "Average": 83.9}},
+            {"name": "LTR", "pretrain": {"data": {"objective": "clm"}}},
+            {"name": "+ frozen", "pretrain": {"data": {"objective": "clm"}}, "recipe": {"freeze": "encoder"}},
+        ],
+    }
+
+
+def test_pretrainings_come_first_and_are_shared(ablation, tmp_path):
+    output, lines, shown = tmp_path / "study", [], []
+    results = run_study(make_study(ablation), output=output, report=lines.append, progress=shown.append)
+    assert results == read_result(output)
+    assert results["finished"]
+    assert (results["runs"], results["over"], results["failed"]) == (8, 8, 0), "two of them pretrainings"
+    assert lines[0] == "3 rows x 3 columns x 2 seeds: 8 runs, 2 pretrainings among them, 0 of them finished"
+    over = [line.partition(":")[0] for line in lines if line.endswith("runs over)")]
+    assert over[:2] == ["pretrain/bert", "pretrain/ltr"]
+    assert sorted(over[2:]) == sorted(
+        f"{row}/mnli-m/seed-{seed}" for row in ("bert", "ltr", "frozen") for seed in (1, 2)
+    )
+    cells = {(cell["row"], cell["column"]): cell for cell in results["cells"]}
+    for row, directory in (("BERT", "bert"), ("LTR", "ltr"), ("+ frozen", "ltr")):
+        metrics = json.loads((output / "pretrain" / directory / "metrics.json").read_text())
+        assert cells[row, "Perplexity"]["mean"] == metrics["perplexity"]
+        assert (cells[row, "Perplexity"]["n"], cells[row, "MNLI-m"]["n"]) == (1, 2)
+        runs = cells[row, "MNLI-m"]["runs"]
+        assert cells[row, "MNLI-mm"]["runs"] == runs
+        for key, column in (("accuracy", "MNLI-m"), ("accuracy_mm", "MNLI-mm")):
+            assert cells[row, column]["mean"] == statistics.fmean(run["metrics"][key] for run in runs)
+        for run in runs:
+            saved = read_recipe(output / run["directory"] / "recipe.toml")
+            assert saved["checkpoint"] == str(output / "pretrain" / directory)
+    assert [chosen["column"] for chosen in results["chosen"]] == ["MNLI-m", "MNLI-mm"] * 3
+    weights = {str(path.parent.relative_to(output)) for path in output.rglob("model.safetensors")}
+    assert weights == {"pretrain/bert", "pretrain/ltr", *(chosen["run"] for chosen in results["chosen"])}
+    assert not list(output.rglob("checkpoint-*"))
+    status = [run["status"] for run in shown[0]["pretrainings"]]
+    assert status == ["waiting", "waiting"]
+
+    before = {path: path.stat().st_mtime_ns for path in output.rglob("*") if path.name == "metrics.json"}
+    assert run_study(make_study(ablation), output=output) == results
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+
+
+def test_a_study_that_dies_in_either_stage_ends_as_if_it_had_not(ablation, tmp_path, monkeypatch):
+    monkeypatch.setattr(studies, "SHOWN_EVERY", 0.0)
+    study = make_study(ablation)
+    run_study(study, output=tmp_path / "whole" / "study")
+
+    def die(when):
+        def look(results):
+            if when(results):
+                raise Killed
+
+        return look
+
+    def in_the_second_pretraining(results):
+        return results["pretrainings"][1].get("update") == 3
+
+    def in_the_third_fine_tuning(results):
+        return any(run.get("update") for cell in results["cells"][3:] for run in cell["runs"] if not cell["borrowed"])
+
+    monkeypatch.chdir(tmp_path)
+    for when in (in_the_second_pretraining, in_the_third_fine_tuning):
+        with pytest.raises(Killed):
+            run_study(study, output=tmp_path / "study", progress=die(when))
+        assert not (tmp_path / "study" / "table.md").exists()
+    lines = []
+    run_study(study, output=tmp_path / "study", report=lines.append)
+    assert "4 of them finished" in lines[0]
+    assert_same_results(tmp_path / "whole" / "study", tmp_path / "study")
+
+
+def test_the_rows_of_a_pretraining_that_fails_fail_with_it_and_are_tried_again(ablation, tmp_path, monkeypatch):
+    import torch
+
+    import bertkit.run
+
+    train, memory = bertkit.run.train, [0]
+
+    def exhaust(trainer, *rest):
+        if not memory and trainer.model.config.is_decoder and trainer.task.name == "pretrain":
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        train(trainer, *rest)
+
+    monkeypatch.setattr(bertkit.run, "train", exhaust)
+    memory.clear()
+    results = run_study(make_study(ablation), output=tmp_path / "study")
+    assert results["finished"]
+    assert results["failed"] == 5, "a pretraining and the two runs of each of its two rows"
+    runs = {run["directory"]: run for run in list_runs(results)}
+    assert runs["bert/mnli-m/seed-1"]["status"] == "finished"
+    assert runs["frozen/mnli-m/seed-2"]["failure"] == "its pretraining, pretrain/ltr, has failed"
+    table = (tmp_path / "study" / "table.md").read_text()
+    assert "| LTR | failed | failed | failed | – |" in table
+    assert "## Failed: 5 of 8 runs" in table
+    assert "- pretrain/ltr: OutOfMemoryError: CUDA out of memory" in table
+    memory.append(1)
+    again = run_study(make_study(ablation), output=tmp_path / "study")
+    assert (again["failed"], again["over"]) == (0, 8)
+
+
+@pytest.fixture
+def figure5(recipe, glue):
+    """A row after each of three updates of a pretraining of four, which writes checkpoints only at 2 and 4."""
+    return {
+        "column": [{"name": "RTE", "task": "rte"}],
+        "pretrain": recipe,
+        "recipe": {
+            "precision": "fp32",
+            "batch_size": 8,
+            "data": {"dir": str(glue), "max_length": 40},
+            "train": {"max_steps": 1},
+        },
+        "row": [{"name": f"MLM, {step}", "step": step, "paper": {"RTE": 78.6 + step}} for step in (1, 3, 4)],
+    }
+
+
+def test_rows_start_from_steps_of_one_pretraining(figure5, tmp_path, monkeypatch):
+    """What is kept of each is a whole model, and gone when nothing starts from it any more."""
+    import bertkit.workers
+
+    seen, do = {}, bertkit.workers.do
+
+    def look(job, *rest):
+        if job.task == "rte":
+            folder = Path(job.recipe["checkpoint"])
+            state = load_file(folder / "model.safetensors")
+            seen[folder.name] = float(state["bert.embeddings.word_embeddings.weight"].norm())
+            assert {"config.json", "vocab.txt", "tokenizer.json"} <= {path.name for path in folder.iterdir()}
+            assert not list(folder.glob("optimizer*"))
+        return do(job, *rest)
+
+    monkeypatch.setattr(bertkit.workers, "do", look)
+    output = tmp_path / "study"
+    results = run_study(make_study(figure5), output=output)
+    assert (results["runs"], results["failed"]) == (4, 0)
+    assert list(seen) == ["step-1", "step-3", "mlm-1"]
+    assert len(set(seen.values())) == 3, "three models"
+    assert [row["step"] for row in results["rows"].values()] == [1, 3, 4]
+    left = {path.name for path in (output / "pretrain" / "mlm-1").iterdir()}
+    assert "model.safetensors" in left
+    assert not {name for name in left if name.startswith(("checkpoint", "step"))}
+    assert (output / "curve.png").exists()
+
+    run_study(make_study(figure5 | {"keep": "all"}), output=tmp_path / "all")
+    assert {path.name for path in (tmp_path / "all").rglob("step-*")} == {"step-1", "step-3"}
+
+
+def test_steps_are_there_after_a_death_at_any_moment(figure5, tmp_path, monkeypatch):
+    """In the pretraining after the first of them; before they are kept; and while runs start from them."""
+    monkeypatch.setattr(studies, "SHOWN_EVERY", 0.0)
+    study, output = make_study(figure5), tmp_path / "study"
+    run_study(study, output=tmp_path / "whole")
+
+    def die_at(update):
+        def look(results):
+            if results["pretrainings"][0].get("update") == update:
+                raise Killed
+
+        return look
+
+    with pytest.raises(Killed):
+        run_study(study, output=output, progress=die_at(2))
+
+    def die(*_):
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(studies, "keep_models", die)
+        with pytest.raises(Killed):
+            run_study(study, output=output)
+    with monkeypatch.context() as patch:
+        patch.setattr(studies, "save_tokenizer", die)
+        with pytest.raises(Killed):
+            run_study(study, output=output)
+    with pytest.raises(Killed):
+        run_study(study, output=output, progress=lambda results: results["over"] == 2 and die())
+    run_study(study, output=output)
+    one, two = read_result(output), read_result(tmp_path / "whole")
+    assert [cell["mean"] for cell in one["cells"]] == [cell["mean"] for cell in two["cells"]]
+
+
+def test_weights_that_are_not_there_are_a_reason(figure5, tmp_path):
+    """As after a pretraining on a machine of a cluster that shares no disk, or when somebody has tidied up."""
+    output = tmp_path / "study"
+    run_study(make_study(figure5), output=output)
+    for path in (output / "mlm-1" / "rte", output / "mlm-4" / "rte"):
+        (path / "metrics.json").unlink()
+    (output / "pretrain" / "mlm-1" / "model.safetensors").unlink()
+    runs = list_runs(run_study(make_study(figure5), output=output))
+    assert [run["status"] for run in runs] == ["failed", "finished", "failed"]
+    assert runs[0]["failure"].startswith(
+        "its pretraining has left no weights in pretrain/mlm-1/step-1; delete pretrain/mlm-1, and the same command"
+    )
+    assert "no weights in pretrain/mlm-1; delete pretrain/mlm-1" in runs[2]["failure"]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"pretrain": {"data": {"corpus": ["missing.txt"]}}}, r"missing.txt"),
+        ({"pretrain": {"data": {"corpus": []}}}, r"pretrain/bert has no corpus; name a folder that holds text/"),
+        ({"pretrain": {"train": {"optim": "adamw_bnb_8bit"}}}, r"pretrain/bert: \[train\] is refused"),
+        ({"data": {"dir": "nowhere"}}, r"nowhere is no folder"),
+        ({"reinit_layers": 9}, r"bert/mnli-m: reinit_layers is 9, but the model has 1 layers"),
+        ({"train": {"per_device_train_batch_size": 5}}, r"bert/mnli-m/seed-1: batch_size 8 cannot be divided"),
+    ],
+)
+def test_a_mistake_in_either_stage_is_found_before_anything_is_written(ablation, tmp_path, change, message):
+    with pytest.raises(UsageError, match=message):
+        run_study(make_study(ablation, change), output=tmp_path / "study")
+    assert not (tmp_path / "study").exists()
+
+
+def test_a_study_with_another_pretraining_is_another_one(ablation, tmp_path):
+    (tmp_path / "study").mkdir()
+    save_recipe(define(make_study(ablation)), tmp_path / "study" / "study.toml")
+    with pytest.raises(UsageError, match=r"holds another study \(BERT, pretraining: train.max_steps: 4 -> 5; LTR, pre"):
+        run_study(make_study(ablation, {"pretrain": {"train": {"max_steps": 5}}}), output=tmp_path / "study")
+    studies.check_directory(make_study(ablation | {"note": "Words may change."}), tmp_path / "study")
+
+
 # --- Several processes that share each run, and kill -9 ---------------------------------------------------------------
 
 SCRIPT = """
@@ -608,6 +857,21 @@ def test_a_study_killed_twice_ends_as_if_it_had_not_been(recipe, tmp_path, worke
         out, _ = process.communicate(timeout=600)
     assert process.returncode == 0, out[-2000:]
     assert_same_results(tmp_path / "study", whole)
+
+
+@pytest.mark.slow
+def test_pretrainings_by_two_workers_that_are_killed_in_either_stage(ablation, tmp_path):
+    run_study(make_study(ablation), output=tmp_path / "whole")
+    for sign in ("(1 of 8 runs over)", "(4 of 8 runs over)"):
+        with start_study(ablation, tmp_path, tmp_path / "study", workers=2) as process:
+            for line in process.stdout:
+                if sign in line:
+                    break
+            process.kill()
+    with start_study(ablation, tmp_path, tmp_path / "study", workers=2) as process:
+        out, _ = process.communicate(timeout=600)
+    assert process.returncode == 0, out[-2000:]
+    assert_same_results(tmp_path / "study", tmp_path / "whole")
 
 
 @pytest.mark.slow
