@@ -99,7 +99,7 @@ def test_the_python_example_runs(tmp_path, monkeypatch, capsys):
 def test_a_recipe_runs_dry(path, tmp_path, monkeypatch):
     recipe = read_recipe(path)
     given = (
-        {"checkpoint": str(write_checkpoint(tmp_path / "bert", max_position_embeddings=512))}
+        {"checkpoint": str(write_checkpoint(tmp_path / "bert", num_hidden_layers=4, max_position_embeddings=512))}
         if recipe.get("checkpoint")
         else {}
     )  # no Hub here
