@@ -434,8 +434,10 @@ def read_rows(values: Mapping[str, Any], asked: Recipe, columns: Sequence[Column
     begun = [name for name, row in rows.items() if row.pretrain is not None]
     if not begun and (asked or PRETRAIN in values):
         raise UsageError("pretrain is given, but no row begins with a pretraining; leave it out")
-    if len(rows) > 1 and begun and PRETRAIN in map(name_directory, rows):
-        raise UsageError(f"a [[row]] is called {PRETRAIN!r} like the folder of the pretrainings; change its name")
+    tops = rows if len(rows) > 1 else [column.name for column in columns if column.task != PRETRAIN]
+    if begun and PRETRAIN in map(name_directory, tops):
+        kind = "[[row]]" if len(rows) > 1 else "[[column]]"
+        raise UsageError(f"a {kind} is called {PRETRAIN!r} like the folder of the pretrainings; change its name")
     known = [column.name for column in columns] + [AVERAGE] * bool(values.get("average"))
     for name, row in rows.items():
         for column in row.paper:
@@ -459,6 +461,8 @@ def read_row(table: Mapping[str, Any], place: str, shared: Recipe | None, asked:
         raise UsageError(f"{place} has a step and no pretraining; write [row.pretrain], or leave step out")
     if "step" in table:
         last = merge(TASKS[PRETRAIN].recipe, pretrain)["train"]["max_steps"]
+        if last < 1:
+            raise UsageError(f"{place} has a step, but max_steps of its pretraining is {last}; it must be above 0")
         if not 1 <= step <= last:
             raise UsageError(f"{place} has step = {step}; its pretraining has the steps 1 to {last}")
     return Variant(recipe, pretrain, step, table.get("paper", {}))

@@ -110,7 +110,7 @@ def run_study(
             processes.wait_for_everyone()  # the first one has kept them
             board.give_up(rest)
             able = {place: rest[place] for place in later if states[place].status != "failed"}
-            more, data = prepare_data(able, report)
+            more, data = prepare_data(able, report, board.refuse)
             ready = {place: job for place, job in ready.items() if states[place].status != "failed"}
             number = board.work(ready | more, prepared | data, count)
         return board.finish(number)
@@ -200,13 +200,18 @@ class Board:
         """Why a run has nothing to start from; empty if it has."""
         start = Path(job.recipe["checkpoint"])
         if self.states[origin].status == "failed":
-            return f"its pretraining, {origin}, has failed"
+            again = f"; delete {origin} to pretrain again" if self.states[origin].metrics is not None else ""
+            return f"its pretraining, {origin}, has failed{again}"
         if not holds_weights(start):
             return (
                 f"its pretraining has left no weights in {start.relative_to(self.output)}; delete {origin}, and the "
                 "same command pretrains again (the machines of a cluster have to share the disk of --output)"
             )
         return ""
+
+    def refuse(self, directory: str, reason: str) -> None:
+        """Takes in that a run cannot begin."""
+        self.take(directory, State("failed", reason=reason))
 
     def take(self, directory: str, news: State | str) -> None:
         """Takes in what a run says: its state, or a line."""
@@ -350,16 +355,22 @@ def check_arguments(jobs: Mapping[str, Job]) -> None:
             raise UsageError(f"{directory}: {error}") from None
 
 
-def prepare_data(jobs: Mapping[str, Job], report: Report) -> tuple[dict[str, Job], dict[str, Prepared]]:
+def prepare_data(
+    jobs: Mapping[str, Job], report: Report, refuse: Callable[[str, str], None] | None = None
+) -> tuple[dict[str, Job], dict[str, Prepared]]:
     """The jobs with the names of their data, those with the same data together, and the data by name.
 
     Every data set is read and encoded once. Where the data depend on more of the recipe (pretraining: seed, length of
     the run), this is a rehearsal, for mistakes to come to light now, and each run prepares its own.
 
+    Args:
+        refuse: gets the directory and the reason of each job whose data cannot be used, which is then left out.
+
     Raises:
-        UsageError: wrong or missing files, or a tokenizer that cannot be loaded.
+        UsageError: wrong or missing files, or a tokenizer that cannot be loaded, and nobody to tell.
     """
     seen: dict[str, int] = {}
+    refused: dict[str, str] = {}
     prepared: dict[str, Prepared] = {}
     ordered: list[tuple[int, str, Job]] = []
     for directory, job in jobs.items():
@@ -367,9 +378,18 @@ def prepare_data(jobs: Mapping[str, Job], report: Report) -> tuple[dict[str, Job
         name = name_data(replace(task, reusable=True), job.recipe)
         if name not in seen:
             seen[name] = len(seen)
-            data = prepare(task, job.recipe, report)
-            if task.reusable:
-                prepared[name] = data
+            try:
+                data = prepare(task, job.recipe, report)
+            except UsageError as error:
+                if refuse is None:
+                    raise
+                refused[name] = str(error)
+            else:
+                if task.reusable:
+                    prepared[name] = data
+        if name in refused:
+            refuse(directory, refused[name])
+            continue
         ordered.append((seen[name], directory, replace(job, data=name if task.reusable else "")))
     ordered.sort(key=lambda entry: entry[0])
     return {directory: job for _, directory, job in ordered}, prepared

@@ -223,6 +223,14 @@ TWO = [{"name": "a", "task": "rte"}, {"name": "b", "task": "cola"}]
         ),
         ({"pretrain": PRETRAIN, "row": [{"name": "x"}, {"name": "Pretrain"}]}, r"a \[\[row\]\] is called 'pretrain'"),
         (
+            {"pretrain": PRETRAIN, "column": [{"name": "Pretrain", "task": "rte"}]},
+            r"a \[\[column\]\] is called 'pretrain' like the folder of the pretrainings",
+        ),
+        (
+            {"pretrain": PRETRAIN | {"train": {"max_steps": -1}}, "row": [{"name": "x", "step": 1}]},
+            r"\[\[row\]\] 1 has a step, but max_steps of its pretraining is -1; it must be above 0",
+        ),
+        (
             {
                 "column": [*TWO, {"name": "p", "task": "pretrain", "recipe": {"batch_size": 1}}],
                 "pretrain": PRETRAIN,

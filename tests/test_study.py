@@ -33,7 +33,7 @@ from bertkit.study import StudyInterrupted, choose, prune, run_study, summarize
 from bertkit.tasks import TASKS
 from bertkit.tasks.task import Row
 from bertkit.workers import State
-from tests.official import write_glue
+from tests.official import write_conll, write_glue
 from tests.tasks.test_conformance import make_pretraining
 
 PAPER_GRID = {
@@ -623,6 +623,28 @@ def test_pretrainings_come_first_and_are_shared(ablation, tmp_path):
     before = {path: path.stat().st_mtime_ns for path in output.rglob("*") if path.name == "metrics.json"}
     assert run_study(make_study(ablation), output=output) == results
     assert {path: path.stat().st_mtime_ns for path in before} == before
+
+
+def test_data_that_the_new_tokenizer_shows_to_be_wrong_cost_only_their_own_runs(ablation, tmp_path):
+    """A sentence is too long for NER; that is known when the pretraining has made its vocabulary."""
+    folder = write_conll(tmp_path / "ner")
+    path = folder / "eng.testa"
+    path.write_text(path.read_text() + "\n" + "word1 NN I-NP O\n" * 60)
+    names = {"name": "NER", "task": "ner", "recipe": {"data": {"dir": str(folder)}}}
+    study = ablation | {"column": [names, ablation["column"][0]], "seeds": [1], "row": ablation["row"][1:]}
+    del study["average"]
+    results = run_study(make_study(study), output=tmp_path / "study")
+    assert results["finished"]
+    runs = {run["directory"]: run for run in list_runs(results)}
+    assert {name: run["status"] for name, run in runs.items()} == {
+        "ltr/ner": "failed",
+        "frozen/ner": "failed",
+        "ltr/mnli-m": "finished",
+        "frozen/mnli-m": "finished",
+    }
+    assert "eng.testa, line" in runs["ltr/ner"]["failure"]
+    assert "raise max_length" in runs["ltr/ner"]["failure"]
+    assert "raise max_length" in (tmp_path / "study" / "table.md").read_text()
 
 
 def test_a_study_that_dies_in_either_stage_ends_as_if_it_had_not(ablation, tmp_path, monkeypatch):
