@@ -151,6 +151,7 @@ def describe_build(pieces: Sequence[Piece], backend: str, options: Mapping[str, 
     """What decides every byte of a corpus; what it was made of is described by the files' sizes and times."""
     return {
         "sources": {source: describe_source(source, pieces) for source in dict.fromkeys(p.source for p in pieces)},
+        "pieces": f"{len(pieces)} in this order, {_digest([repr(piece) for piece in pieces])}",
         "vocabulary": sha256(backend.encode()).hexdigest()[:16],
         **options,
         "piece_bytes": PIECE_BYTES,
@@ -191,7 +192,8 @@ def find_finished(output: Path, asked: Mapping[str, Any], report: Callable[[str]
     """
     if (output / RECORD).exists() or is_corpus(output):
         differences = find_recipe_differences(read_record(output), asked)
-        if differences:
+        has_begun = is_corpus(output) or any(any((output / name).glob("[!.]*")) for name in (SHARDS, PARTS))
+        if differences and has_begun:  # before the first shard there is nothing to lose
             raise UsageError(
                 f"{output} belongs to another build ({name_differences(differences)}); name another directory with "
                 "--output"

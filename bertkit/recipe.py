@@ -66,6 +66,7 @@ RESERVED = {
     "do_train": COMMAND,
     "do_eval": COMMAND,
     "do_predict": COMMAND,
+    "save_only_model": "a run could not continue as if it had not been stopped",
     "local_rank": "start the processes with torchrun or accelerate launch",
     "parallelism_config": "use an accelerate config",
     "hub_token": "a recipe is no place for a secret: log in with `hf auth login`",

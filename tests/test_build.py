@@ -154,6 +154,25 @@ def test_another_command_is_refused_and_the_difference_is_named(text, tokenizer,
     assert read_files(made) == before
 
 
+def test_sources_in_another_order_or_number_are_another_build(text, tokenizer, tmp_path):
+    first, second = tmp_path / "first.txt", tmp_path / "second.txt"
+    first.write_text("Good words here.\nAnd bad ones.\n")
+    second.write_text("So many words.\nGood ones.\n")
+    build([str(first), str(second)], tokenizer, tmp_path / "corpus")
+    for sources in ([second, first], [first, first, second]):
+        with pytest.raises(UsageError, match=r"belongs to another build \(pieces: "):
+            build(list(map(str, sources)), tokenizer, tmp_path / "corpus")
+
+
+def test_a_build_without_a_shard_gives_way_to_another(text, tokenizer, tmp_path):
+    bad = tmp_path / "bad.txt"
+    bad.write_bytes(b"Good words.\n\nBad \x00 ones.\n")
+    with pytest.raises(UsageError, match=r"bad.txt"):
+        build([str(bad)], tokenizer, tmp_path / "corpus")
+    bad.write_text("Good words.\n\nBad ones.\n")
+    assert build([str(bad)], tokenizer, tmp_path / "corpus")["documents"] == 2
+
+
 def test_other_directories_are_left_alone(text, tokenizer, tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "notes.txt").write_text("mine")

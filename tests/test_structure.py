@@ -167,6 +167,8 @@ MAY_IMPORT = {
         "bertkit.data.shards",
         "bertkit.data.tokens",
         "bertkit.data.vocab",
+        "bertkit.tasks",
+        "bertkit.tasks.finetuning",
         "bertkit.tasks.task",
     },
     "bertkit.tasks.swag": {

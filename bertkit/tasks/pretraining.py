@@ -30,6 +30,7 @@ from bertkit.data.shards import open_corpus, read_manifest
 from bertkit.data.tokens import TokenizedCorpus, choose_held_out, start_of, tokenize_documents
 from bertkit.data.vocab import describe_vocabulary, load_tokenizer, make_tokenizer, train_vocabulary
 from bertkit.errors import UsageError
+from bertkit.tasks import finetuning
 from bertkit.tasks.task import Report, Row, Task
 
 HEADS = {  # objective -> head; the second and third are rows of Table 5
@@ -457,10 +458,15 @@ def score(summaries: np.ndarray, data: PretrainingData) -> dict[str, float]:
     """`mlm_loss` (nats a token), `perplexity` and `mlm_accuracy`; with next sentences also `nsp_loss`, `nsp_accuracy`.
 
     Left to right the first ones are called `clm_loss` and `clm_accuracy`.
+
+    Raises:
+        UsageError: they are no numbers, as those of a model that has diverged.
     """
     objective = "clm" if data.options["objective"] == "clm" else "mlm"
     totals = summaries.sum(axis=0, dtype=np.float64)
     loss = totals[TOKEN_LOSS] / max(totals[TOKENS], 1)
+    if not math.isfinite(loss):
+        raise UsageError(finetuning.DIVERGED)
     scores = {
         f"{objective}_loss": loss,
         f"{objective}_accuracy": totals[TOKENS_RIGHT] / max(totals[TOKENS], 1),
@@ -595,10 +601,11 @@ def suggest(output: Path) -> list[str]:
 
 
 def start_small(given: Mapping[str, Any]) -> Mapping[str, Any]:
-    """STARTER; without its model and vocabulary where a checkpoint brings its own."""
+    """STARTER; without its model and vocabulary where a checkpoint brings them, without its length where phases do."""
+    brought = {"vocab_size": given.get("checkpoint"), "max_length": given.get("phase")}
+    data = {key: value for key, value in STARTER["data"].items() if not brought.get(key)}
     if not given.get("checkpoint"):
-        return STARTER
-    data = {key: value for key, value in STARTER["data"].items() if key != "vocab_size"}
+        return STARTER | {"data": data}
     return {"batch_size": STARTER["batch_size"], "data": data, "train": STARTER["train"] | {"learning_rate": 1e-4}}
 
 

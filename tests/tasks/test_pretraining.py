@@ -5,6 +5,7 @@ import math
 import pickle
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,7 +15,9 @@ from bertkit import BertConfig, BertForMaskedLM, BertForPreTraining
 from bertkit.data.tokens import TokenizedCorpus
 from bertkit.data.vocab import make_tokenizer
 from bertkit.errors import UsageError
+from bertkit.run import complete
 from bertkit.tasks.pretraining import (
+    PRETRAINING,
     RECIPE,
     STARTER,
     Phase,
@@ -330,3 +333,17 @@ def test_the_starter_is_the_recipe_of_the_demo():
     continued = start_small({"checkpoint": "some/model"})
     assert "model" not in continued
     assert "vocab_size" not in continued["data"]
+
+
+def test_phases_given_to_the_starter_bring_their_lengths():
+    phases = {"phase": [{"share": 1.0, "max_length": 32}]}
+    assert start_small({})["data"] == STARTER["data"]
+    assert "max_length" not in start_small(phases)["data"]
+    given = {"data": {"corpus": ["x.txt"]}} | phases
+    assert complete(PRETRAINING, start_small(given), given)["phase"] == phases["phase"]
+
+
+def test_a_model_that_answers_with_no_numbers_has_no_score():
+    data = SimpleNamespace(options={"objective": "mlm"})
+    with pytest.raises(UsageError, match=r"training has diverged; lower train.learning_rate"):
+        score(np.full((3, 8), np.nan), data)
