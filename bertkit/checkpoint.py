@@ -94,7 +94,7 @@ def load_model(head: type, checkpoint: str, settings: Mapping[str, Any]) -> tupl
             ignore_mismatched_sizes=True,
             **settings,
         )
-        trained_as = load_config(checkpoint).architectures or [head.__name__]
+    trained_as = model.config.architectures or [head.__name__]
     mismatched = {name for name, *_ in info["mismatched_keys"]}
     if other := sorted(name for name in mismatched if not name.startswith(("classifier.", "bilstm.", "mix."))):
         raise UsageError(f"{checkpoint} is damaged: {other[0]} is not of the size that its configuration says")

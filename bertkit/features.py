@@ -67,11 +67,13 @@ def batch_by_length(lengths: np.ndarray) -> Iterator[np.ndarray]:
 
 @torch.no_grad()
 def run_encoder(model: BertModel, sequences: Sequences, layers: str) -> Iterator[tuple[np.ndarray, Tensor, Tensor]]:
-    """The activations of all sequences, some at a time: their numbers (B,), (B, T, K, H), and (B, T) real tokens."""
+    """The activations of all sequences, some at a time: their numbers (B,), (B, T, K, H), and (B, T) real tokens.
+
+    sequences: without labels.
+    """
     lengths = np.diff(sequences.ends, prepend=0)
     for numbers in batch_by_length(lengths):
-        items = sequences.__getitems__(numbers.tolist())
-        batch = pad([{key: item[key] for key in ("input_ids", "token_type_ids")} for item in items])
+        batch = pad(sequences.__getitems__(numbers.tolist()))
         batch = {name: column.to(model.device) for name, column in batch.items()}
         outputs = model(**batch, output_hidden_states=True, return_dict=True)
         yield numbers, select_features(outputs.hidden_states, layers), batch["attention_mask"]

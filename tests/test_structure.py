@@ -62,7 +62,12 @@ MAY_IMPORT = {
     "bertkit.data.tokens": set(),
     "bertkit.data.vocab": {"bertkit.data.corpus"},
     "bertkit.directory": {"bertkit", "bertkit.data.shards", "bertkit.data.vocab", "bertkit.recipe"},
-    "bertkit.data.words": {"bertkit.data.conll", "bertkit.data.sequence", "bertkit.data.tokens"},
+    "bertkit.data.words": {
+        "bertkit.data.conll",
+        "bertkit.data.masking",
+        "bertkit.data.sequence",
+        "bertkit.data.tokens",
+    },
     "bertkit.dropout": set(),
     "bertkit.errors": set(),
     "bertkit.features": {

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
+from bertkit.data.masking import IGNORED
 from bertkit.data.sequence import Sequences, pad
 from bertkit.data.tokens import Words, copy_backend
 from bertkit.errors import UsageError
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 
     from bertkit.data.conll import TaggedText
 
-IGNORED = -100  # the label of a token that has none
 ABSENT = -1  # the place of a word without a token
 
 
