@@ -15,7 +15,9 @@ import pytest
 from bertkit.directory import find_checkpoint, list_checkpoints, read_log
 from bertkit.recipe import merge, save_recipe
 from bertkit.run import run
+from bertkit.tasks.ner import NER
 from bertkit.trainer import Interrupted
+from tests.official import write_checkpoint, write_conll
 from tests.test_run import PRETRAIN, make_recipe, read_losses, read_weights, write_text
 
 TWO_PHASES = {"phase": [{"share": 0.5, "max_length": 16}, {"share": 0.5, "max_length": 32}]}
@@ -29,7 +31,7 @@ def recipe(tmp_path_factory):
     return recipe
 
 
-def start_two(recipe, folder, name, code=""):
+def start_two(recipe, folder, name, code="", command="pretrain"):
     """Two processes that train into `folder / name`, as a user would start them, or with Python code run before."""
     save_recipe(recipe, folder / "recipe.toml")
     program = ["-m", "bertkit"]
@@ -40,7 +42,7 @@ def start_two(recipe, folder, name, code=""):
     files = ["--recipe", str(folder / "recipe.toml"), "--output", str(folder / name)]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     return subprocess.Popen(
-        [*launcher, *program, "pretrain", *files],
+        [*launcher, *program, command, *files],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -231,3 +233,32 @@ def test_fsdp_that_would_shard_nothing_is_refused(recipe, tmp_path):
         _, err = process.communicate(timeout=300)
     assert process.returncode != 0
     assert re.search(r"^bertkit: fsdp in \[train\] would shard nothing here: .*; leave it out$", err, re.MULTILINE)
+
+
+# --- The feature-based approach ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_two_processes_share_the_features_and_learn_the_same(tmp_path):
+    """The first one writes each split's file, the other one finds it; what is learned from them does not change."""
+    data = {"dir": str(write_conll(tmp_path / "conll")), "features": "sum-all", "max_length": 48}
+    recipe = {
+        "checkpoint": str(write_checkpoint(tmp_path / "start")),
+        "batch_size": 8,
+        "precision": "fp32",
+        "data": data | {"features_dir": str(tmp_path / "kept")},
+        "model": {"bilstm_hidden_size": 16, "hidden_dropout_prob": 0.0},
+        "train": {"max_steps": 24, "learning_rate": 1e-2},
+    }
+    finish_two(start_two(recipe | {"task": "ner"}, tmp_path, "two", command="ner"))
+    assert count_processes(tmp_path / "two") == 2
+    kept = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "kept").iterdir()}
+    assert len(kept) == 3, "a file a split, and no temporary one"
+    run(NER, recipe, output=tmp_path / "one")
+    assert {path.name: path.stat().st_mtime_ns for path in (tmp_path / "kept").iterdir()} == kept
+    losses = [[entry["loss"] for entry in read_log(tmp_path / name) if "loss" in entry] for name in ("two", "one")]
+    assert len(losses[0]) == 24
+    np.testing.assert_allclose(*losses, rtol=1e-4)
+    two, one = (json.loads((tmp_path / name / "metrics.json").read_text()) for name in ("two", "one"))
+    assert two["f1"] == pytest.approx(one["f1"], abs=0.02)
+    assert two["f1"] > 0
