@@ -91,21 +91,25 @@ def _map_in_order(function: Callable[[Any], Item], arguments: Iterable[Any], wor
 
 
 def _read_docstrings(files: list[Path]) -> list[Paragraphs]:
-    """The prose of each module that has some; a file that this Python cannot parse is passed over."""
+    """The prose of each module that has some."""
     documents: list[Paragraphs] = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # invalid escapes in other people's code
         for file in files:
-            try:
-                if file.stat().st_size > LARGEST_MODULE:
-                    continue
-                tree = ast.parse(file.read_bytes())
-            except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
+            if (tree := parse_module(file)) is None:
                 continue
             paragraphs = [text for docstring in _list_docstrings(tree) for text in extract_prose(docstring)]
             if paragraphs:
                 documents.append(paragraphs)
     return documents
+
+
+def parse_module(file: Path) -> ast.Module | None:
+    """The syntax tree of a source file; None if it is too large, cannot be read, or this Python cannot parse it."""
+    try:
+        return ast.parse(file.read_bytes()) if file.stat().st_size <= LARGEST_MODULE else None
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
 
 
 def _list_docstrings(tree: ast.Module) -> Iterator[str]:
