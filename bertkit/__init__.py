@@ -30,6 +30,7 @@ _HOMES = {
         "BertModel",
     ),
     "bertkit.optim": ("BertAdam",),
+    "bertkit.predict": ("Predictor",),
     "bertkit.recipe": ("read_recipe",),
     "bertkit.tasks": ("TASKS", "Task"),
 }

@@ -330,6 +330,110 @@ def features(
 
 
 @app.command()
+def sample(
+    output: Annotated[Path, typer.Argument(help="Where squad/ and glue/ go.", metavar="DIR")],
+    questions: Annotated[int, typer.Option("--questions", help="Of each training set, at most.", min=100)] = 12_000,
+) -> None:
+    """Write small data sets in the forms of SQuAD 2.0 and GLUE, made of the documentation installed here.
+
+    Example: bertkit sample data
+    """
+    from bertkit.sample import write_samples
+
+    with Screen() as screen:
+        write_samples(output, questions, screen.say)
+
+
+@app.command("import-tf")
+def import_tf(
+    source: Annotated[
+        Path, typer.Argument(help="A folder with bert_config.json, vocab.txt, bert_model.ckpt.*.", metavar="DIR")
+    ],
+    output: Annotated[Path, typer.Argument(help="A new directory.", metavar="OUT")],
+    cased: Annotated[
+        bool | None,
+        typer.Option("--cased/--uncased", help="Whether capital letters count; found out if not given."),
+    ] = None,
+) -> None:
+    """Make a checkpoint of the files that BERT was released in; TensorFlow is not needed.
+
+    Example: bertkit import-tf uncased_L-12_H-768_A-12 bert-base-uncased
+    """
+    from bertkit.tensorflow import import_checkpoint
+
+    with Screen() as screen:
+        screen.start()
+        import_checkpoint(source, output, cased=cased, report=screen.say)
+
+
+@app.command()
+def push(
+    run: Annotated[Path, typer.Argument(help="The directory of a finished run.", metavar="RUN")],
+    repo: Annotated[str, typer.Argument(help="The repository: owner/name, or a name of yours.", metavar="REPO")],
+    private: Annotated[bool, typer.Option("--private", help="Make it a private one.")] = False,
+) -> None:
+    """Upload a finished run to the Hugging Face Hub: weights, tokenizer, scores and model card.
+
+    Log in first, with a token that may write: hf auth login. Broken off, the same command completes it.
+
+    Example: bertkit push runs/mine ada/my-bert --private
+    """
+    with Screen() as screen:
+        screen.start()
+        upload(screen, run, repo, private)
+
+
+@app.command()
+def predict(
+    run: Annotated[str, typer.Argument(help="A fine-tuned or pretrained run, or another checkpoint.", metavar="RUN")],
+    texts: Annotated[list[str] | None, typer.Argument(help="Inputs, or the parts of them.", metavar="TEXT…")] = None,
+    source: Annotated[
+        str | None,
+        typer.Option("--input", help="Inputs, a line each: .jsonl, .tsv with names, or .txt.", metavar="FILE|-"),
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", help="Write a line of JSON an input here.", metavar="FILE")
+    ] = None,
+    pair: Annotated[bool, typer.Option("--pair", help="An input is two texts; a run's task says so itself.")] = False,
+    top: Annotated[int, typer.Option("--top", help="Words for each [MASK].", min=1)] = 5,
+    precision: Annotated[
+        str, typer.Option("--precision", help="fp32, or auto, bf16, fp16: faster, and less exact.")
+    ] = "fp32",
+) -> None:
+    """Predict with a trained model: a class, an answer, names, an ending, masked words, whatever its head is for.
+
+    TEXT: a text for a classifier (two for a pair), NER or [MASK]; question and context for SQuAD; context and endings
+    for SWAG. Names in JSON and of columns: text, text_pair; question, context; words; context, start, endings.
+
+    Example: bertkit predict runs/squad2 "Who wrote it?" "The book was written by Ada."
+
+    Example: bertkit predict runs/mnli --input pairs.jsonl --output predictions.jsonl
+    """
+    from bertkit.data.inputs import check_source, read_inputs
+    from bertkit.predict import Predictor, write_results
+
+    if bool(texts) == bool(source):
+        raise UsageError("give the inputs as TEXT or with --input FILE, one of the two; see bertkit predict --help")
+    if source is not None:
+        check_source(source)
+    with Screen() as screen:
+        screen.start()
+        predictor = Predictor(run, pairs=pair or None, top=top, precision=precision)
+        results = predictor.stream(predictor.group(texts) if texts else read_inputs(source))
+        errors = 0
+        if output is not None:
+            errors = write_results(results, output, screen.say)
+        else:
+            for result in results:
+                errors += "error" in result
+                if "error" in result:
+                    complain(result["error"])
+                screen.say(predictor.describe(result) if texts else json.dumps(result, ensure_ascii=False))
+        if errors:
+            raise UsageError(f"{errors:,} inputs are none for this model; each has its reason in its place")
+
+
+@app.command()
 def triviaqa(
     qa: Annotated[Path, typer.Argument(help="TriviaQA's JSON, such as wikipedia-train.json.", metavar="QA.json")],
     evidence: Annotated[Path, typer.Option("--evidence", help="The folder of its documents.", metavar="DIR")],
@@ -367,6 +471,22 @@ def study(
 
     given = [{"checkpoint": model, "data_root": str(data) if data else None}, *map(parse_setting, settings or [])]
     compare(read_recipe(file), given, output or Path("runs") / file.stem, workers, dry_run, where=str(file))
+
+
+@app.command()
+def report(
+    sources: Annotated[list[Path], typer.Argument(help="Runs and studies, finished or not.", metavar="RUN|STUDY")],
+    output: Annotated[Path, typer.Option("--output", help="The page to write.", metavar="FILE")] = Path("report.html"),
+) -> None:
+    """Show runs and studies on one page that needs no network: scores, curves, mistakes, recipes to copy.
+
+    Example: bertkit report runs/mrpc runs/squad2 --output report.html
+    """
+    from bertkit.page import write_page
+
+    with Screen() as screen, explain_full_disk(output):
+        screen.start()
+        write_page(sources, output, screen.say)
 
 
 @scores.command("glue")
@@ -527,6 +647,27 @@ def bench_corpus(
     run_bench(corpus.bench_corpus, as_json, reference, data, vocab, characters=characters, copies=copies)
 
 
+@benches.command("predict")
+def bench_predict(
+    run: Annotated[
+        str | None, typer.Argument(help="A classifier; BERT-base of random weights if not given.", metavar="RUN")
+    ] = None,
+    source: Annotated[
+        str | None, typer.Option("--input", help="Texts, as predict reads them; made up if not given.", metavar="FILE")
+    ] = None,
+    count: Annotated[int, typer.Option("--texts", help="The first so many.", min=1)] = 512,
+    repeats: Annotated[int, typer.Option("--repeats", help="Rounds; the median counts.", min=1)] = 3,
+    as_json: JsonFile = None,
+) -> None:
+    """Time predictions beside the pipeline of transformers, at its best of batch sizes 1, 8 and 32.
+
+    Example: bertkit bench predict runs/sst2 --input reviews.txt --json predict.json
+    """
+    from bertkit.bench import predict
+
+    run_bench(predict.bench_predict, as_json, run, source, count, repeats)
+
+
 def run_bench(bench: Callable[..., Mapping[str, Any]], as_json: Path | None, *arguments: Any, **options: Any) -> None:
     """Runs a bench, and writes its figures where they are wanted."""
     with Screen() as screen, explain_full_disk(as_json or "."):
@@ -582,7 +723,7 @@ def execute(
         if not screen.quiet:
             screen.show_results(task, metrics, output)
             if push_to is not None:
-                screen.say(f"Pushed: {share.push(output, push_to)}")
+                upload(screen, output, push_to)
 
 
 def compare(
@@ -627,11 +768,18 @@ def compare(
         if not results["chosen"]:
             raise UsageError(f"all {results['runs']} runs failed; {output / studies.RESULT} says why")
         if push_to is not None:
-            chosen = results["chosen"][0]
-            note = (
-                f"The best of {chosen['of_runs']} runs on the very data that it is scored on: its score is optimistic."
-            )
-            screen.say(f"Pushed: {share.push(output / chosen['run'], push_to, note if chosen['of_runs'] > 1 else '')}")
+            upload(screen, output / results["chosen"][0]["run"], push_to)
+
+
+def upload(screen: "Screen", run: Path, repo: str, private: bool = False) -> None:
+    """Uploads a finished run, with a progress bar if this is a terminal, and prints where it is."""
+    from huggingface_hub.utils import enable_progress_bars
+
+    from bertkit import share
+
+    if screen.console.is_terminal:
+        enable_progress_bars()
+    screen.say(f"Pushed: {share.push(run, repo, private=private, report=screen.say)}")
 
 
 def combine(version: Any, runs: list[Path], data: Path | None, output: Path) -> None:

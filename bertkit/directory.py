@@ -14,6 +14,7 @@ import subprocess
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -32,8 +33,11 @@ RECIPE = "recipe.toml"
 VOCABULARY = "vocab.txt"
 LOG = "training_log.jsonl"
 PREDICTIONS = "predictions"
+ENVIRONMENT = "environment.json"
+LENGTHS = "lengths.json"  # of the sequences: how many have how many tokens
 FIRST = "first"  # the run that comes before this one
 EXAMPLES = "examples.txt"  # among the predictions
+FIGURES = ".figures.json"  # among the predictions, behind a split: what is to be seen in them (`bertkit.page`)
 BEST = "best"  # the model of an earlier update that was better than the last
 PACKAGES = (
     "accelerate",
@@ -152,13 +156,14 @@ def start_directory(output: Path, recipe: Recipe, tokenizer: Any) -> None:
     # At no moment is there a whole tokenizer beside another run's recipe: vocab.txt is what is written last of it.
     (output / VOCABULARY).unlink(missing_ok=True)
     save_recipe(recipe, output / RECIPE)
-    write_json(describe_environment(), output / "environment.json")
+    write_json(describe_environment(), output / ENVIRONMENT)
     save_tokenizer(tokenizer, output)
 
 
 def describe_environment() -> dict[str, Any]:
-    """Versions, hardware and, in a checkout, the commit: what may explain a difference between two runs."""
+    """Versions, hardware and, in a checkout, the commit: what may explain a difference between two runs; and when."""
     return {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "bertkit": bertkit.__version__,
         "commit": find_commit(),
         "python": platform.python_version(),

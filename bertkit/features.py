@@ -29,6 +29,7 @@ from bertkit.data.corpus import ignore
 from bertkit.data.sequence import Sequences, encode_texts, pad
 from bertkit.data.tokens import copy_backend
 from bertkit.data.vocab import load_tokenizer
+from bertkit.device import find_device
 from bertkit.errors import UsageError, explain_full_disk, explain_refusal
 from bertkit.model import FEATURE_LAYERS, IGNORED, BertModel, check_feature_layers, select_features
 
@@ -51,8 +52,7 @@ def load_encoder(checkpoint: str, layers: str) -> BertModel:
     with explain_refusal(f"the model {checkpoint}"):
         check_feature_layers(layers, load_config(checkpoint))
     model, _ = load_model(BertModel, checkpoint, {"add_pooling_layer": False})
-    device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else "cpu"
-    return model.eval().requires_grad_(False).to(device)
+    return model.eval().requires_grad_(False).to(find_device())
 
 
 def batch_by_length(lengths: np.ndarray) -> Iterator[np.ndarray]:

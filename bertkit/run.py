@@ -15,6 +15,7 @@ Differs from the paper: the learning rate decays linearly from its peak at the e
 import json
 import math
 import shutil
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from accelerate import PartialState
 from torch import nn
@@ -40,10 +42,12 @@ from bertkit import model as models
 from bertkit.checkpoint import check_weights, load_config, load_model, make_config, reinitialize
 from bertkit.data.corpus import ignore
 from bertkit.data.vocab import load_tokenizer, save_tokenizer
+from bertkit.device import choose_precision
 from bertkit.directory import (
     BEST,
     EXAMPLES,
     FIRST,
+    LENGTHS,
     METRICS,
     PREDICTIONS,
     describe_environment,
@@ -72,6 +76,7 @@ SIZES = (  # what a checkpoint decides
     "max_position_embeddings",
     "type_vocab_size",
 )
+MEASURED = 4096  # sequences of a split, whose lengths are kept
 
 
 def run(
@@ -367,24 +372,6 @@ def make_arguments(task: Task, recipe: Recipe, output: Path) -> TrainingArgument
     return args
 
 
-def choose_precision(asked: str) -> str:
-    """fp32, bf16 or fp16; "auto" takes bf16 where the hardware has it, since elsewhere it is emulated and slow.
-
-    Raises:
-        UsageError: fp16 without an accelerator.
-    """
-    if asked == "fp16" and not torch.accelerator.is_available():
-        raise UsageError('precision = "fp16" needs an accelerator and there is none; use "auto", "bf16" or "fp32"')
-    if asked != "auto":
-        return asked
-    if torch.cuda.is_available():
-        return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
-    if torch.backends.mps.is_available():
-        return "fp32"
-    capabilities = torch.cpu.get_capabilities()
-    return "bf16" if capabilities.get("avx512_bf16") or capabilities.get("amx_bf16") else "fp32"
-
-
 # --- The model --------------------------------------------------------------------------------------------------------
 
 
@@ -535,7 +522,8 @@ def write_results(
     write_log(trainer.state.log_history, output)
     # What was saved is what is shown, and it is whole where training has sharded it.
     model = type(trainer.accelerator.unwrap_model(trainer.model)).from_pretrained(output).eval()
-    card = write_card(task, str(output), recipe, metrics, describe_environment(), model)
+    sizes = {split: len(data) for split, data in prepared.data.items()}
+    card = write_card(task, str(output), recipe, metrics, describe_environment(), model, sizes)
     (output / "README.md").write_text(card, encoding="utf-8")
     if task.illustrate is not None:
         lines = task.illustrate(model, prepared.tokenizer, prepared.examples)
@@ -543,7 +531,31 @@ def write_results(
     (output / PREDICTIONS).mkdir(exist_ok=True)
     for name, text in files.items():
         (output / PREDICTIONS / name).write_text(text, encoding="utf-8")
+    write_json(measure_lengths(task, recipe, prepared.data), output / LENGTHS)
     write_json(metrics, output / METRICS)
+
+
+def measure_lengths(task: Task, recipe: Recipe, data: Mapping[str, Any]) -> dict[str, Any]:
+    """Split -> how many of its `sequences` have how many tokens, `counts` and `lengths`, and the most they may have.
+
+    Of a large split, of MEASURED sequences, evenly spread. Where samples are drawn for each run, of those held out.
+    """
+    first = next(iter(task.splits), "")
+    longest = (recipe.get("phase") or [recipe["data"]])[0]["max_length"]
+    found = {}
+    for split in [split for split in ("train", first) if split in data and (task.reusable or split == first)]:
+        places = np.linspace(0, len(data[split]) - 1, min(len(data[split]), MEASURED)).astype(int).tolist()
+        counts: Counter[int] = Counter()
+        for start in range(0, len(places), 64):
+            batch = task.collate(data[split].__getitems__(places[start : start + 64]))
+            if "input_ids" not in batch:  # but features of words
+                break
+            counts.update(batch["attention_mask"].sum(-1).flatten().tolist())
+        if counts:
+            lengths = sorted(counts)
+            found[split] = {"sequences": len(data[split]), "max_length": longest, "lengths": lengths}
+            found[split]["counts"] = [counts[length] for length in lengths]
+    return found
 
 
 def find_better(trainer: BertTrainer, metrics: Mapping[str, Any]) -> dict[str, float]:

@@ -1,24 +1,98 @@
-"""A finished run for others: the model card, with metadata that the Hub reads, and the upload to the Hub."""
+"""A finished run for others: the model card, with metadata that the Hub reads, and the upload to the Hub.
 
-from collections.abc import Mapping
+What is uploaded is named here, file by file: weights, configuration, tokenizer, recipe, scores, log and card. All else
+stays behind: checkpoints and earlier models, and the predictions, which may repeat the words of data that are not ours
+to publish. The paths of the machine that trained stay behind as well: of an absolute one only its last part is
+published.
+
+Left out: licences, of which a run knows nothing, and pull requests.
+"""
+
+import json
+import os
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 import tomli_w
-from huggingface_hub import HfApi, ModelCardData
+from huggingface_hub import CommitOperationAdd, EvalResult, HfApi, ModelCard, ModelCardData
+from huggingface_hub.errors import (
+    HFValidationError,
+    LocalTokenNotFoundError,
+    OfflineModeIsEnabled,
+)
+from huggingface_hub.utils import logging, validate_repo_id
 
 import bertkit
-from bertkit.directory import BEST, FIRST
-from bertkit.errors import UsageError, join_lines
-from bertkit.tasks.task import Task
+from bertkit.data.corpus import DOCS, ignore, is_hub_name
+from bertkit.directory import LOG, METRICS, RECIPE, VOCABULARY
+from bertkit.errors import UsageError, explain_refusal, join_lines
+from bertkit.tasks.task import Report, Row, Task
 
-CARD = """---
-{metadata}
----
+CARD = "README.md"
+STUDY = "study.json"
+WEIGHTS = "model*.safetensors"
+PUBLISHED = (
+    WEIGHTS,
+    "model.safetensors.index.json",
+    "config.json",
+    "generation_config.json",
+    VOCABULARY,
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    RECIPE,
+    "environment.json",
+    LOG,
+    "curves.png",
+    METRICS,
+)
+PIPELINES = {  # how the name of a head ends -> the Hub's word for what it does
+    "ForPreTraining": "fill-mask",
+    "ForMaskedLM": "fill-mask",
+    "LMHeadModel": "text-generation",
+    "ForNextSentencePrediction": "text-classification",
+    "ForSequenceClassification": "text-classification",
+    "ForMultipleChoice": "multiple-choice",
+    "ForTokenClassification": "token-classification",
+    "ForQuestionAnswering": "question-answering",
+}
+MEASURES = {  # a score -> the Hub's word for it
+    "accuracy": "accuracy",
+    "f1": "f1",
+    "precision": "precision",
+    "recall": "recall",
+    "matthews_correlation": "matthews_correlation",
+    "pearson": "pearsonr",
+    "spearmanr": "spearmanr",
+    "exact": "exact_match",
+    "exact_match": "exact_match",
+    "perplexity": "perplexity",
+    "mlm_accuracy": "accuracy",
+    "clm_accuracy": "accuracy",
+}
+LOGIN = "hf auth login --force"
+REMEDIES = (  # status of the Hub's answer -> what to do
+    ((400,), f"mend what it names; the card is {CARD} in the run's directory"),
+    ((401,), f"log in again: {LOGIN}"),
+    ((402, 403), f"name a repository of your own, or log in with a token that may write there: {LOGIN}"),
+    ((404,), f"write its name anew, or log in with a token that may see it: {LOGIN}"),
+    ((429,), "wait some minutes, and the same command tries again"),
+)
+ORIGINS = {  # an option that names data -> what was done with them
+    "corpus": "Text: {}.",
+    "train_file": "Trained on {} instead of the official training file.",
+    "extra_train": "Trained on {} first.",
+}
 
-# {name}
+TEXT = """
+# {title}
 
-A BERT trained by bertkit {version} on the task `{task}`: {head}, {parameters:,} parameters.
+A BERT trained by bertkit {version} on the task `{task}`: {head}, {size}. It started from {start}.
 
 ## Use it
 
@@ -28,22 +102,31 @@ A BERT trained by bertkit {version} on the task `{task}`: {head}, {parameters:,}
 model = {head}.from_pretrained("{name}")
 tokenizer = AutoTokenizer.from_pretrained("{name}")
 ```
-{limits}
+{use}
 ## Scores
 
 {scores}
 
+## Data
+
+{data}
+
+## Limitations
+
+{limits}
+
 ## Recipe
 
-`bertkit {command} --recipe recipe.toml` repeats the run.
+`bertkit {command} --recipe recipe.toml` repeats the run.{hidden}
 
 ```toml
 {recipe}```
 
 Trained with {environment}.
 """
-STOCK = "from transformers import {head}, AutoTokenizer  # or from bertkit: the weights are the same"
+STOCK = "from transformers import AutoTokenizer, {head}"
 OURS = "from bertkit import {head}  # not from transformers, see below\nfrom transformers import AutoTokenizer"
+SAME = "\nWith bertkit, `from bertkit import {head}` loads the same weights and computes nothing on padding.\n"
 BILSTM = (
     "\nThere is a BiLSTM on top of the encoder, which plain transformers does not have: it loads the encoder only "
     "(`AutoModel.from_pretrained`), and with one of its own heads the answers are wrong.\n"
@@ -54,6 +137,9 @@ LEFT_TO_RIGHT = (
 )
 
 
+# --- The card ---------------------------------------------------------------------------------------------------------
+
+
 def write_card(
     task: Task,
     name: str,
@@ -61,76 +147,391 @@ def write_card(
     metrics: Mapping[str, Any],
     environment: Mapping[str, Any],
     model: Any,
+    sizes: Mapping[str, int],
 ) -> str:
-    """The text of the model card of a run called `name`."""
-    rows = [row for row in task.table if row.key in metrics]
-    lines = [f"| {row.name} | {metrics[row.key]:.4f} |" for row in rows]
-    head, has_bilstm = type(model).__name__, hasattr(model, "bilstm")
-    is_causal = model.config.is_decoder and bool(task.metric) and getattr(model.base_model, "pooler", None) is not None
-    packages = ", ".join(f"{package} {version}" for package, version in environment["packages"].items())
-    hardware = ", ".join(environment["gpus"]) or f"{environment['processor']}, {environment['threads']} threads"
-    data = ModelCardData(
-        library_name="transformers", tags=["bert", "bertkit", task.name], metrics=[row.key for row in rows]
-    )
-    return CARD.format(
-        metadata=data.to_yaml(),
+    """The text of the model card of a run in the directory `name`.
+
+    sizes: split -> the number of inputs that it has.
+    """
+    head, config = type(model).__name__, model.config
+    is_causal = config.is_decoder and bool(task.metric) and getattr(model.base_model, "pooler", None) is not None
+    has_bilstm = hasattr(model, "bilstm")
+    is_ours = has_bilstm or is_causal
+    use = LEFT_TO_RIGHT * is_causal + BILSTM * has_bilstm or SAME.format(head=head)
+    labels = [label for label in config.id2label.values() if not label.startswith("LABEL_")]
+    if labels and hasattr(model, "classifier"):
+        use += f"\nIts labels: {', '.join(f'`{label}`' for label in labels)}.\n"
+    shape = f"{config.num_hidden_layers} layers of {config.hidden_size:,}, {config.num_attention_heads} heads"
+    public = hide_paths(recipe)
+    text = TEXT.format(
+        title=Path(name).name,
         name=name,
         version=bertkit.__version__,
         task=task.name,
         command=task.command or task.name,
         head=head,
-        imports=(OURS if has_bilstm or is_causal else STOCK).format(head=head),
-        limits=BILSTM * has_bilstm + LEFT_TO_RIGHT * is_causal,
-        parameters=model.num_parameters(),
-        scores="\n".join(["| held out | score |", "|---|---|", *lines]),
-        recipe=tomli_w.dumps(recipe),
-        environment=f"{packages} on {hardware}",
+        size=f"{model.num_parameters():,} parameters ({shape})",
+        start=describe_start(recipe),
+        imports=(OURS if is_ours else STOCK).format(head=head),
+        use=use,
+        scores="\n".join(list_scores(task, recipe, metrics)),
+        data="\n".join(f"- {line}" for line in describe_data(task, recipe, sizes)),
+        limits="\n".join(f"- {line}" for line in list_limits(task, recipe, metrics, config)),
+        hidden="" if public == recipe else " Of absolute paths only the last part is here: give your own.",
+        recipe=tomli_w.dumps(public),
+        environment=describe_machine(environment),
+    )
+    metadata = make_metadata(task, Path(name).name, recipe, metrics, head, "bertkit" if is_ours else "transformers")
+    return f"---\n{metadata.to_yaml()}\n---\n{text}"
+
+
+def make_metadata(
+    task: Task, name: str, recipe: Mapping[str, Any], metrics: Mapping[str, Any], head: str, library: str
+) -> ModelCardData:
+    """What the Hub reads of a card; the language only where the data are the Hub's, which all are English."""
+    pipeline = next(word for end, word in PIPELINES.items() if head.endswith(end))
+    results = list_results(task, recipe, metrics, pipeline)
+    data = list_datasets(task, recipe)
+    return ModelCardData(
+        language="en" if data and not recipe["data"].get("corpus") else None,
+        library_name=library,
+        pipeline_tag=pipeline,
+        tags=["bert", "bertkit", task.name],
+        base_model=find_base(recipe),
+        datasets=data or None,
+        metrics=list(dict.fromkeys(result.metric_type for result in results)) or None,
+        model_name=name if results else None,
+        eval_results=results or None,
     )
 
 
-def check_push(repo: str) -> None:
-    """Nothing, or a UsageError: no token, no Hub, or no name of a repository. To be asked before training."""
-    try:
-        user = HfApi().whoami()["name"]
-    except Exception as error:  # also the transport's: huggingface_hub has changed its HTTP library more than once
-        raise UsageError(
-            f"nothing can be pushed to {repo}: {join_lines(error)[:200]}; log in with `hf auth login`, or leave out "
-            "--push-to-hub"
-        ) from None
-    if repo.count("/") > 1 or not all(repo.split("/")):
-        raise UsageError(f"{repo!r} is no repository; write {user}/{Path(repo).name or 'my-bert'}")
+def find_base(recipe: Mapping[str, Any]) -> str | None:
+    """The Hub's name of the checkpoint; None if it is a directory, or there is none."""
+    checkpoint = recipe.get("checkpoint") or ""
+    return checkpoint if is_hub_name(checkpoint) and not Path(checkpoint).exists() else None
 
 
-def push(output: Path, repo: str, note: str = "") -> str:
-    """Uploads a finished run to a repository that is made if need be, and gives its address.
+def describe_start(recipe: Mapping[str, Any]) -> str:
+    """What the training started from."""
+    if base := find_base(recipe):
+        return f"[{base}](https://huggingface.co/{base})"
+    return f"`{hide_paths(recipe['checkpoint'])}`" if recipe.get("checkpoint") else "random weights"
 
-    Checkpoints and the run before this one stay behind.
 
-    The card there has the repository's name, and `note` below the scores.
+def list_datasets(task: Task, recipe: Mapping[str, Any]) -> list[str]:
+    """The data sets of the Hub that were trained on."""
+    options, copies = recipe["data"], task.copies
+    corpora = [source for source in options.get("corpus", []) if source != DOCS and is_hub_name(source)]
+    found = [source.partition(":")[0] for source in corpora if not Path(source).exists()]
+    if "train" in copies and not options["dir"] and not options.get("train_file"):
+        found.append(copies["train"][0])
+    return list(dict.fromkeys(found))
+
+
+def place_score(task: Task, key: str) -> tuple[str, str]:
+    """The split that a score in metrics.json is of, and the score's name in every split."""
+    found = []
+    for split, form in task.splits.items():
+        before, after = form.split("{}")
+        if key.startswith(before) and key.endswith(after):
+            found.append((len(form), split, key.removeprefix(before).removesuffix(after)))
+    _, split, name = max(found)
+    return split, name
+
+
+def list_results(task: Task, recipe: Mapping[str, Any], metrics: Mapping[str, Any], pipeline: str) -> list[EvalResult]:
+    """The scores for which the Hub has a word, in their official unit, with the data that they are of."""
+    title, copies = task.title, task.copies
+    if recipe["data"].get("dir"):
+        title, copies = f"{title}, local files", {}
+    results = []
+    for row in list_rows(task, metrics):
+        split, name = place_score(task, row.key)
+        if name not in MEASURES:
+            continue
+        dataset, config, hub_split = copies.get(split, ("unknown", None, split))
+        results.append(
+            EvalResult(
+                task_type=pipeline,
+                dataset_type=dataset,
+                dataset_name=title,
+                dataset_config=config,
+                dataset_split=hub_split,
+                metric_type=MEASURES[name],
+                metric_name=row.name,
+                metric_value=metrics[row.key],
+            )
+        )
+    return results
+
+
+def list_rows(task: Task, metrics: Mapping[str, Any]) -> list[Row]:
+    """The lines of a task's table that there are scores for, the paper's metric among them."""
+    rows = {row.key: row for row in task.table}
+    if task.metric:
+        rows.setdefault(task.metric, task.find_row(task.metric))
+    return [row for key, row in rows.items() if key in metrics]
+
+
+def list_scores(task: Task, recipe: Mapping[str, Any], metrics: Mapping[str, Any]) -> list[str]:
+    """The lines of a table: the scores beside what knowing nothing has and what the paper has; and the seed."""
+    rows = list_rows(task, metrics)
+    if not rows:
+        return ["The data have no labels, so nothing is scored."]
+    lines = ["| held out | this model | knowing nothing | the paper |", "|---|---|---|---|"]
+    for row in rows:
+        nothing = [f"{row.show(metrics[key])} ({name})" for name, key in row.baselines.items()]
+        paper = [f"{row.show(value)} ({name})" for name, value in row.paper.items()]
+        title = row.name + " (%)" * bool(row.unit)
+        lines.append(f"| {title} | {row.show(metrics[row.key])} | {', '.join(nothing)} | {', '.join(paper)} |")
+    return [*lines, "", f"Seed {recipe['train']['seed']}, after {metrics['updates']:,} updates."]
+
+
+def describe_data(task: Task, recipe: Mapping[str, Any], sizes: Mapping[str, int]) -> list[str]:
+    """Where the data are from, and how many."""
+    options, title, copies = recipe["data"], task.title, task.copies
+    lines = []
+    if options.get("dir"):
+        lines.append(f"{title}, from local files in the official form (`{hide_paths(options['dir'])}`).")
+    elif copies:
+        dataset, config, _ = next(iter(copies.values()))
+        lines.append(f"{title}: [{dataset}](https://huggingface.co/datasets/{dataset}), configuration `{config}`.")
+    for key, words in ORIGINS.items():
+        if given := options.get(key):
+            names = hide_paths(given if isinstance(given, list) else [given])
+            lines.append(words.format(", ".join(f"`{name}`" for name in names)))
+    if DOCS in options.get("corpus", []):
+        lines.append(f"`{DOCS}` is the documentation of the Python packages that were installed there.")
+    return [*lines, "Inputs to the model: " + ", ".join(f"{split} {count:,}" for split, count in sizes.items()) + "."]
+
+
+def list_limits(task: Task, recipe: Mapping[str, Any], metrics: Mapping[str, Any], config: Any) -> list[str]:
+    """What the recipe and the scores say of what the model cannot be expected to do."""
+    options, updates = recipe["data"], metrics["updates"]
+    lengths = [phase["max_length"] for phase in recipe.get("phase", [])] or [options["max_length"]]
+    lines = [f"It takes up to {config.max_position_embeddings:,} tokens, and this run used up to {max(lengths):,}."]
+    if recipe.get("freeze") or options.get("features"):
+        lines.append("The encoder was left as it was; only what is above it was trained.")
+    for key, words in (("max_train_samples", "examples"), ("limit_characters", "characters of each source")):
+        if options.get(key):
+            lines.append(f"Trained on the first {options[key]:,} {words} only.")
+    seen = updates * recipe["batch_size"]
+    whole = task.recipe["train"].get("max_steps", 0) * task.recipe["batch_size"]
+    if seen < whole:
+        lines.append(f"This training has seen {seen:,} sequences, {seen / whole:.2%} of the paper's {whole:,}.")
+    if options.get("dir"):
+        lines.append(
+            "Whether the local files are the official ones, on which the paper's values are, nobody has checked."
+        )
+    lines += [line[0].upper() + line[1:] + "." for line in task.comment(metrics)]
+    return [*lines, "It was measured on the data named above, and on nothing else."]
+
+
+def describe_machine(environment: Mapping[str, Any]) -> str:
+    """Versions, hardware and commit."""
+    packages = ", ".join(f"{package} {version}" for package, version in environment["packages"].items())
+    hardware = ", ".join(environment["gpus"]) or f"{environment['processor']}, {environment['threads']} threads"
+    count = f", {environment['processes']} processes" * (environment["processes"] > 1)
+    commit = f" (commit `{environment['commit']}`)" if environment.get("commit") else ""
+    system = f"Python {environment['python']} and bertkit {environment['bertkit']}{commit}"
+    return f"{packages}, {system}, on {hardware}{count}; {environment['platform']}"
+
+
+def hide_paths(value: Any) -> Any:
+    """The value with the last part of every absolute path in it instead of the whole, which may name a person."""
+    if isinstance(value, Mapping):
+        return {key: hide_paths(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [hide_paths(item) for item in value]
+    if isinstance(value, str) and os.path.isabs(os.path.expanduser(value)):
+        return Path(value).name or value
+    return value
+
+
+# --- The upload -------------------------------------------------------------------------------------------------------
+
+
+def check_push(repo: str) -> str:
+    """The whole name of a repository that can be pushed to, as far as is known without trying; asked before training.
 
     Raises:
-        UsageError: the run has no weights, the Hub refuses or cannot be reached; the run stays as it is.
+        UsageError: no token, one that may only read, no Hub, a name that is none or in a namespace of others.
     """
-    if not any(output.glob("model*.safetensors")):
-        raise UsageError(
-            f"{output} has no weights here, so nothing is pushed to {repo}; push from where it was trained"
+    with explain_hub(f"nothing can be pushed to {repo}"):
+        me = HfApi().whoami()
+        user, role = me["name"], me.get("auth", {}).get("accessToken", {}).get("role")
+        proposed = f"{user}/{re.sub('[^A-Za-z0-9_]+', '-', repo.rpartition('/')[2]).strip('-') or 'my-bert'}"
+        try:
+            validate_repo_id(repo)
+        except HFValidationError:
+            raise UsageError(f"{repo!r} is no name of a repository; write {proposed}") from None
+        if role == "read":
+            raise UsageError(
+                f"nothing can be pushed to {repo}: the token of {user} may only read; log in with one that may write: "
+                f"{LOGIN}"
+            )
+        owner, _, name = repo.rpartition("/")
+        known = [user, *(organization["name"] for organization in me.get("orgs", []))]
+        # A fine-grained token does not tell all organizations.
+        if owner and role == "write" and owner.lower() not in map(str.lower, known):
+            raise UsageError(
+                f"nothing can be pushed to {repo}: it would belong to {owner}, not {user}; write {proposed}"
+            )
+    return f"{owner or user}/{name}"
+
+
+def push(output: Path, repo: str, *, private: bool = False, report: Report = ignore) -> str:
+    """Uploads a finished run to a repository that is made if need be, in one commit, and gives its address.
+
+    What has been uploaded when something fails is not uploaded again. The card gets the repository's name, and of a run
+    in a study what the study knows.
+
+    Args:
+        private: make the repository private; one that is public already is refused.
+
+    Raises:
+        UsageError: the run is not finished or has no weights, the Hub refuses or cannot be reached; the run stays as it
+            is, and nothing is half there.
+    """
+    files = gather_files(output)
+    repo = check_push(repo)
+    files |= {CARD: make_public_card(output, repo).encode(), RECIPE: make_public_recipe(output / RECIPE)}
+    with explain_hub(f"{output} is not on the Hub as {repo}"):
+        address = HfApi().create_repo(repo, private=private or None, exist_ok=True)
+        if private and not HfApi().repo_info(repo).private:
+            raise UsageError(
+                f"{output} is not pushed: {repo} is public already; leave out --private, choose another name, or make "
+                f"it private first: hf repos settings {repo} --private"
+            )
+        size = sum(len(file) if isinstance(file, bytes) else file.stat().st_size for file in files.values())
+        report(f"{len(files)} files, {size / 1e6:,.1f} MB, go to {address}")
+        operations = [CommitOperationAdd(name, file) for name, file in files.items()]
+        HfApi().create_commit(
+            repo, operations, commit_message=f"bertkit {bertkit.__version__}: {output.resolve().name}"
         )
-    card = (output / "README.md").read_text(encoding="utf-8").replace(str(output), repo)
-    card = card.replace("\n## Recipe\n", f"\n{note}\n\n## Recipe\n", 1) if note else card
-    try:
-        address = HfApi().create_repo(repo, exist_ok=True)
-        message = f"bertkit {bertkit.__version__}: {output.name}"
-        HfApi().upload_folder(
-            repo_id=address.repo_id,
-            folder_path=output,
-            ignore_patterns=["checkpoint-*", f"{FIRST}/*", f"{BEST}/*", "README.md"],
-            commit_message=message,
-        )
-        HfApi().upload_file(
-            path_or_fileobj=card.encode(), path_in_repo="README.md", repo_id=address.repo_id, commit_message=message
-        )
-    except Exception as error:
-        raise UsageError(
-            f"{output} is not on the Hub as {repo} ({join_lines(error)[:200]}); the same command tries again"
-        ) from None
     return str(address)
+
+
+def gather_files(output: Path) -> dict[str, Path | bytes]:
+    """Name -> the file of a finished run that is published, but for its card.
+
+    Raises:
+        UsageError: there is no run, it is not finished, or it lacks weights, tokenizer or card.
+    """
+    if not (output / RECIPE).is_file():
+        if (output / STUDY).is_file():
+            chosen = dict.fromkeys(str(output / one["run"]) for one in read_json(output / STUDY)["chosen"])
+            runs = shorten(", ".join(chosen), 200, placeholder="…") or "none has finished"
+            raise UsageError(f"{output} is a study; push a run of it ({runs})")
+        raise UsageError(f"there is no run in {output}; give the directory of a finished one")
+    if not (output / METRICS).is_file():
+        raise UsageError(f"the run in {output} is not finished; the command that began it finishes it")
+    if not any(output.glob(WEIGHTS)):
+        raise UsageError(f"{output} has no weights here, so nothing can be pushed; push from where it was trained")
+    for name in (VOCABULARY, CARD):
+        if not (output / name).is_file():
+            raise UsageError(f"{output} has no {name}; delete {METRICS}, and the command that began the run writes it")
+    return {path.name: path for pattern in PUBLISHED for path in sorted(output.glob(pattern)) if path.is_file()}
+
+
+def make_public_card(output: Path, repo: str) -> str:
+    """A run's card, as it is now, with the name of the repository instead of the run's, and what its study knows."""
+    text = (output / CARD).read_text(encoding="utf-8")
+    name = repo.rpartition("/")[2]
+    with explain_refusal(f"the card {output / CARD}"):
+        card = ModelCard(text)
+        if card.data.get("model_name"):
+            card.data.model_name = name
+        text = str(card)
+    if found := re.search(r'from_pretrained\("([^"\n]+)"\)', text):
+        text = text.replace(f'"{found[1]}"', f'"{repo}"')
+        text = re.sub(rf"^# {re.escape(Path(found[1]).name)}$", f"# {name}", text, count=1, flags=re.MULTILINE)
+    if note := describe_study(output):
+        parts = re.split(r"(?<=\n)(?=## )", text)
+        scores = next((place for place, part in enumerate(parts) if part.startswith("## Scores")), -1)
+        parts[scores] = f"{parts[scores].rstrip()}\n\n{note}\n\n"
+        text = "".join(parts)
+    home = os.path.expanduser("~")
+    return re.sub(rf"{re.escape(home)}\b", "~", text) if home != "/" else text
+
+
+def make_public_recipe(path: Path) -> bytes:
+    """The recipe without the paths of this machine."""
+    with explain_refusal(str(path)):
+        recipe = tomllib.loads(path.read_text(encoding="utf-8"))
+    hidden = hide_paths(recipe)
+    return path.read_bytes() if hidden == recipe else tomli_w.dumps(hidden).encode()
+
+
+def describe_study(output: Path) -> str:
+    """What the study that a run belongs to says of it: of how many it is the best, and what its other seeds score.
+
+    Empty where it belongs to none.
+    """
+    run = output.resolve()
+    folder = next((folder for folder in run.parents if (folder / STUDY).is_file()), None)
+    if folder is None:
+        return ""
+    study, place = read_json(folder / STUDY), run.relative_to(folder).as_posix()
+    lines = [
+        f"The best of {one['of_runs']} runs on the very data that it is scored on: its score is optimistic."
+        for one in study["chosen"]
+        if one["run"] == place and one["of_runs"] > 1
+    ][:1]
+    for cell in study["cells"]:
+        seeds = [str(one["seed"]) for one in cell["runs"] if one["status"] == "finished"]
+        if cell["n"] > 1 and place in [one["directory"] for one in cell["runs"]]:
+            column = study["columns"][cell["column"]]
+            row = Row(column["name"], column["metric"], unit=column["unit"])
+            lines.append(
+                f"Over the {cell['n']} seeds {', '.join(seeds)}: {row.name} {row.show(cell['mean'])} ± "
+                f"{row.show(cell['sd'])}{' %' * bool(row.unit)} (mean and standard deviation)."
+            )
+    return " ".join(dict.fromkeys(lines))
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file; a UsageError if it is damaged."""
+    with explain_refusal(str(path)):
+        return json.loads(path.read_text(encoding="utf-8"))
+
+
+# --- What goes wrong --------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def explain_hub(what: str) -> Iterator[None]:
+    """What huggingface_hub raises becomes a UsageError that begins with `what`; it says nothing of what it retries."""
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    except UsageError:
+        raise
+    except Exception as error:  # also the transport's: huggingface_hub has changed its HTTP library more than once
+        raise UsageError(f"{what}: {explain_failure(error)}") from None
+    finally:
+        logging.set_verbosity(verbosity)
+
+
+def explain_failure(error: BaseException) -> str:
+    """The reason and the remedy."""
+    while not hasattr(error, "response") and error.__cause__ is not None:
+        error = error.__cause__
+    if isinstance(error, LocalTokenNotFoundError):
+        return "there is no token; log in with hf auth login, or set HF_TOKEN"
+    if isinstance(error, OfflineModeIsEnabled):
+        return "HF_HUB_OFFLINE is set; unset it"
+    words = getattr(error, "server_message", None) or join_lines(error)
+    reason = shorten(" ".join(words.split()), 200, placeholder="…")
+    if "xet-write-token" in words and "404" in words:
+        return "this server has no xet storage, which huggingface_hub uses; set HF_HUB_DISABLE_XET=1"
+    # The errors of xet have no response, only words.
+    found = re.search(r"\b([45]\d\d) [A-Z]", words)
+    status = getattr(getattr(error, "response", None), "status_code", None) or int(found[1] if found else 0)
+    for statuses, remedy in REMEDIES:
+        if status in statuses:
+            return f"{reason} ({status}); {remedy}"
+    if status:
+        return f"{reason} ({status}); the same command tries again"
+    return f"{reason} ({type(error).__name__}); check the network, and the same command tries again"

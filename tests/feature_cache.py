@@ -14,8 +14,9 @@ import torch
 
 from bertkit.bench.measure import alternate
 from bertkit.data.words import pad_words
+from bertkit.device import choose_precision
 from bertkit.optim import BertAdam
-from bertkit.run import choose_precision, complete, make_model
+from bertkit.run import complete, make_model
 from bertkit.tasks import TASKS
 from bertkit.tasks.ner import place_words
 

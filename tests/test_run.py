@@ -18,9 +18,10 @@ from transformers import PreTrainedConfig
 
 from bertkit import BertForPreTraining, BertModel, trainer
 from bertkit.checkpoint import find_trouble, load_config, load_model
+from bertkit.device import choose_precision
 from bertkit.errors import UsageError
 from bertkit.recipe import merge, read_recipe, save_recipe
-from bertkit.run import choose_precision, dry_run, run
+from bertkit.run import dry_run, run
 from bertkit.tasks import TASKS
 from bertkit.trainer import Interrupted
 

@@ -77,11 +77,18 @@ class Choices(Dataset):
 def encode_texts(
     texts: Sequence[Sequence[str]], labels: np.ndarray | None, tokenizer: Any, max_length: int
 ) -> Sequences:
-    """The sequences of S texts, or of S pairs, of at most `max_length` tokens with [CLS] and [SEP].
+    """The sequences of S texts, or of S pairs: `texts` holds one column of S texts or two. See `encode_inputs`."""
+    inputs = texts[0] if len(texts) == 1 else list(zip(*texts, strict=True))
+    return encode_inputs(inputs, labels, tokenizer, max_length)
 
-    `texts` holds one column of S texts or two. Of a pair that is too long, the longer text loses tokens at its end
-    until both are as long, then both do. Special tokens written out in a text are ordinary text there, as in the
-    reference code.
+
+def encode_inputs(
+    inputs: Sequence[str | tuple[str, str]], labels: np.ndarray | None, tokenizer: Any, max_length: int
+) -> Sequences:
+    """The sequences of S texts and pairs, of at most `max_length` tokens with [CLS] and [SEP].
+
+    Of a pair that is too long, the longer text loses tokens at its end until both are as long, then both do. Special
+    tokens written out in a text are ordinary text there, as in the reference code.
 
     Differs from the paper: where the room for a pair is odd and both texts are longer than its half, the reference code
     leaves the odd token to A and tokenizers to the text that was longer, or to B.
@@ -89,11 +96,8 @@ def encode_texts(
     backend = copy_backend(tokenizer)
     backend.enable_truncation(max_length, strategy="longest_first")
     ids, lengths, seconds = [], [], []
-    count = len(texts[0])
-    for start in range(0, count, TEXTS_A_BATCH):
-        columns = [column[start : start + TEXTS_A_BATCH] for column in texts]
-        batch = columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))
-        for encoding in backend.encode_batch_fast(batch):
+    for start in range(0, len(inputs), TEXTS_A_BATCH):
+        for encoding in backend.encode_batch_fast(inputs[start : start + TEXTS_A_BATCH]):
             ids.append(np.array(encoding.ids, np.int32))
             lengths.append(len(ids[-1]))
             seconds.append(sum(encoding.type_ids))

@@ -380,6 +380,16 @@ def decode(kept: np.ndarray, windows: Windows) -> list[Answer]:
 
 def decode_best(kept: np.ndarray, windows: Windows) -> tuple[list[str], np.ndarray]:
     """The best answer to each question and (Q,) its odds, as `decode` finds them, in a fraction of the time."""
+    firsts, ends, scores, null = find_best(kept, windows)
+    places = zip(windows.questions, firsts.tolist(), ends.tolist(), strict=True)
+    return [question.context[first:end] for question, first, end in places], null - scores
+
+
+def find_best(kept: np.ndarray, windows: Windows) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Of each question's best answer the first character and the end, its score, and s_null, (Q,) each.
+
+    0, 0 and a score of 0 if no token of the context is in the running.
+    """
     best, place = np.empty(len(kept)), np.empty(len(kept), np.int64)
     for chunk in divide_windows(windows.owners):
         scores = score_spans(kept[chunk], windows, chunk)
@@ -387,12 +397,9 @@ def decode_best(kept: np.ndarray, windows: Windows) -> tuple[list[str], np.ndarr
         best[chunk] = scores[np.arange(len(scores)), place[chunk]]
     window = pick_least(-best, windows.owners, len(windows.questions))  # each question's best
     found = np.isfinite(best[window])
-    firsts, lasts = (
-        np.where(found, column, 0).tolist() for column in find_characters(kept, windows, window, place[window])
-    )
-    texts = [question.context[a:b] for question, a, b in zip(windows.questions, firsts, lasts, strict=True)]
+    firsts, ends = (np.where(found, column, 0) for column in find_characters(kept, windows, window, place[window]))
     null = find_least(kept[:, -2:].astype(np.float64), windows.owners, len(windows.questions))
-    return texts, null.sum(axis=1) - np.where(found, best[window], 0.0)
+    return firsts, ends, np.where(found, best[window], 0.0), null.sum(axis=1)
 
 
 def collect(spans: list[Span], context: str, rows: Sequence[tuple[float, float, int, int]]) -> None:

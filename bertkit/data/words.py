@@ -7,6 +7,7 @@ their own. A word that the tokenizer drops, of control characters for example, k
 Left out: files (`bertkit.data.conll`) and scores (`bertkit.metrics`).
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -26,6 +27,14 @@ if TYPE_CHECKING:
     from bertkit.data.conll import TaggedText
 
 ABSENT = -1  # the place of a word without a token
+# What BERT's normalizer sets blanks around: each is a word.
+IDEOGRAPH = (
+    "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0002a6df\U0002a700-\U0002b73f"
+    "\U0002b740-\U0002b81f\U0002b820-\U0002ceaf\U0002f800-\U0002fa1f"
+)
+PART = rf"(?:(?![{IDEOGRAPH}])\w)+"
+# A few marks inside of a word belong to it, as in "U.N" and "O'Neill's"; each other mark is a word.
+WORD = re.compile(rf"[{IDEOGRAPH}]|{PART}(?:[^\w\s]{{1,3}}{PART}){{0,8}}|[^\w\s]")
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,6 +107,11 @@ class WordWindows(Dataset):
         return tags.tolist()
 
 
+def split_words(text: str) -> list[tuple[int, int]]:
+    """The first character and the end of each word of a text, about as CoNLL's files cut it."""
+    return [found.span() for found in WORD.finditer(text)]
+
+
 def encode_words(
     text: "TaggedText", names: Sequence[str], tokenizer: Any, max_length: int = 512, context: bool = True
 ) -> WordWindows:
@@ -122,7 +136,7 @@ def encode_words(
     documents = text.number_documents() if context else np.arange(len(sentences))
     starts, stops = fit_context(ends, documents, max_length - 2)
     numbers = {name: number for number, name in enumerate(names)}
-    labels = [numbers.get(tag, numbers["O"]) for sentence in sentences for tag in sentence.tags]
+    labels = [numbers.get(tag, numbers.get("O", 0)) for sentence in sentences for tag in sentence.tags]
     return WordWindows(
         text,
         names,

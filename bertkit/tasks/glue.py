@@ -7,6 +7,7 @@ The paper leaves WNLI out of its averages and submits the majority class; here i
 the submission (`bertkit.submission`) follows the paper.
 """
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -459,10 +460,21 @@ def spell_majority(row: Benchmark) -> str:
 
 
 def predict(row: Benchmark, logits: np.ndarray, data: Sequences, split: str) -> dict[str, str]:
-    """The file of a split's predictions, in the leaderboard's form."""
-    submission = row.splits[split].submission
+    """The file of a split's predictions, in the leaderboard's form, and of classes also their confusion matrix."""
+    submission, answers = row.splits[split].submission, decide(row, logits)
     name = submission or Path(row.splits[split].file).name
-    return {name: write_predictions(spell(row, decide(row, logits), clip=bool(submission)))}
+    files = {name: write_predictions(spell(row, answers, clip=bool(submission)))}
+    if row.labels and not submission:
+        files[f"{split}.figures.json"] = json.dumps([confuse(row, answers, data.labels)]) + "\n"
+    return files
+
+
+def confuse(row: Benchmark, answers: np.ndarray, labels: np.ndarray) -> dict[str, Any]:
+    """The figure of how often each label, down, was taken for each, across (see `bertkit.page`)."""
+    counts = np.zeros((len(row.labels), len(row.labels)), int)
+    np.add.at(counts, (labels, answers), 1)
+    names = list(row.labels.values())
+    return {"kind": "matrix", "title": "Confusion matrix", "labels": names, "counts": counts.tolist()}
 
 
 def write_predictions(answers: Sequence[str]) -> str:
@@ -621,7 +633,10 @@ def make_task(row: Benchmark) -> Task:
         unlabelled=tuple(name for name, split in row.splits.items() if split.submission),
         predict=partial(predict, row),
         command=f"glue --task {row.name}",
+        title=row.title,
+        copies={name: (HUB, *split.hub) for name, split in row.splits.items()},
         folder="glue",
+        pairs=len(row.texts) == 2,
     )
 
 

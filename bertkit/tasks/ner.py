@@ -18,7 +18,18 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bertkit.data.conll import DOCSTART, Sentence, TaggedText, find_conll, read_conll, read_conll_copy, to_iob1
+from bertkit.data.conll import (
+    CONFIG,
+    DOCSTART,
+    HUB,
+    HUB_SPLITS,
+    Sentence,
+    TaggedText,
+    find_conll,
+    read_conll,
+    read_conll_copy,
+    to_iob1,
+)
 from bertkit.data.words import ABSENT, IGNORED, WordWindows, encode_words, pad_words
 from bertkit.errors import UsageError
 from bertkit.features import Features, cache_features, pad_features
@@ -339,5 +350,7 @@ NER = Task(
     suggest=suggest,
     splits=SPLITS,
     predict=predict,
+    title="CoNLL-2003",
+    copies={name: (HUB, CONFIG, split) for name, split in HUB_SPLITS.items()},
     folder="ner",
 )

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from bertkit.data.corpus import ignore
-from bertkit.data.files import read_answers, read_odds, read_squad, read_squad_copy
+from bertkit.data.files import HUB_SQUAD, read_answers, read_odds, read_squad, read_squad_copy
 from bertkit.data.sequence import pad
 from bertkit.data.spans import (
     N_BEST,
@@ -42,7 +42,9 @@ from bertkit.metrics import average_scores, find_tau, score_answers, score_silen
 from bertkit.tasks import finetuning
 from bertkit.tasks.task import Report, Row, Task
 
+HUB_SPLITS = {"train": "train", "dev": "validation"}
 LONGEST = 80  # characters of a text that is shown
+CUTS = 201  # values of tau in a curve
 BASE, LARGE = "BERT-base, dev", "BERT-large, dev"  # Tables 2 and 3
 ENSEMBLE = "BERT-large, 7 models, dev"  # Table 2
 TRIVIAQA, BOTH = "BERT-large, TriviaQA first, dev", "BERT-large, 7 models, TriviaQA first, dev"  # Table 2
@@ -173,8 +175,7 @@ def read_examples(version: Version, options: Mapping[str, Any]) -> dict[str, lis
     examples = {}
     if options["train_file"]:
         examples["train"] = read_training(version, options["train_file"])
-    splits = {"train": "train", "dev": "validation"}
-    wanted = {name: hub for name, hub in splits.items() if name not in examples}
+    wanted = {name: hub for name, hub in HUB_SPLITS.items() if name not in examples}
     if not options["dir"]:
         return examples | read_squad_copy(version.hub, wanted)
     folder = Path(options["dir"])
@@ -335,14 +336,37 @@ def comment(version: Version, metrics: Mapping[str, Any]) -> list[str]:
 
 
 def predict(version: Version, kept: np.ndarray, data: Windows, split: str) -> dict[str, str]:
-    """The reference code's files: answers at the best tau, the best answers of each question, and s_null - best."""
+    """The reference code's files: answers at the best tau, the best answers of each question, and s_null - best.
+
+    For 2.0 also the scores over tau.
+    """
     check_finite(kept)
     answers = decode(kept, data)
     texts, odds = [x.best.text for x in answers], [x.odds for x in answers]
     ids = [question.id for question in data.questions]
     tau = tune(data.questions, texts, odds) if version.unanswerable else 0.0
     ranked = [rank(answer, version.unanswerable) for answer in answers]
-    return write_answers(version, ids, choose(version, answers, tau), ranked, odds)
+    files = write_answers(version, ids, choose(version, answers, tau), ranked, odds)
+    if version.unanswerable:
+        files[f"{split}.figures.json"] = json.dumps([trace(data.questions, texts, odds, tau)]) + "\n"
+    return files
+
+
+def trace(questions: Sequence[Question], texts: Sequence[str], odds: Sequence[float], tau: float) -> dict[str, Any]:
+    """The figure of the scores over tau, at values that part the questions evenly and at the best (`bertkit.page`)."""
+    gold = collect_answers(questions)
+    silent = np.array(list(score_silence(gold).values()), float)
+    order = np.argsort(odds)
+    ranked = np.asarray(odds)[order]
+    taus = np.unique(np.append(-np.quantile(ranked, np.linspace(0, 1, CUTS), method="nearest"), tau))
+    given = np.searchsorted(ranked, -taus)  # how many are answered: their odds are below -tau
+    exact, f1 = score_answers(gold, dict(zip(gold, texts, strict=True)), 2)
+    lines = {}
+    for name, scores in (("exact match", exact), ("F1", f1)):
+        gains = np.cumsum(np.append(0.0, (np.array(list(scores.values())) - silent)[order]))
+        lines[name] = (100 * (silent.sum() + gains[given]) / len(gold)).round(4).tolist()
+    words = {"title": "Scores over tau", "xlabel": "tau", "ylabel": "%", "mark": tau, "marked": "the best tau"}
+    return {"kind": "lines", "xs": taus.tolist(), "lines": lines} | words
 
 
 def write_answers(
@@ -505,6 +529,8 @@ def make_task(version: Version) -> Task:
         suggest=partial(suggest, version),
         predict=partial(predict, version),
         command=f"squad --version {version.number}",
+        title=version.title,
+        copies={name: (version.hub, HUB_SQUAD[version.hub], split) for name, split in HUB_SPLITS.items()},
         folder="squad",
     )
 

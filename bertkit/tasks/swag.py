@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bertkit.data.files import ENDINGS, Situation, read_swag, read_swag_copy
+from bertkit.data.files import ENDINGS, HUB_SWAG, Situation, read_swag, read_swag_copy
 from bertkit.data.sequence import Choices, encode_texts, pad_choices
 from bertkit.errors import UsageError
 from bertkit.metrics import compute_scores
@@ -210,5 +210,7 @@ SWAG = Task(
     suggest=suggest,
     unlabelled=UNLABELLED,
     predict=predict,
+    title="SWAG",
+    copies={name: (*HUB_SWAG, split) for name, split in HUB.items()},
     folder="swag",
 )

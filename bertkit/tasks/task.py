@@ -79,8 +79,11 @@ class Task:
     unlabelled: splits that are predicted at the end.
     predict: (summaries, data set, split) -> name of a file below `predictions/` -> its text; for `splits` and
         `unlabelled`.
+    title: what its data are called.
+    copies: split -> data set, configuration and split of its copy on the Hub.
     command: what runs it, after `bertkit`; the task's name if empty.
     folder: of the task's data below the root that a study is given.
+    pairs: whether an input is a pair of texts; None where that is not for the task to say.
     reusable: whether encoded data serve every run with the same `[data]`, `[model]` and checkpoint.
     evaluation_options: arguments for the head's `forward` in evaluation.
     lower_is_better: whether a smaller `metric` is better.
@@ -111,8 +114,11 @@ class Task:
     splits: Mapping[str, str] = field(default_factory=lambda: {"dev": "{}"})
     unlabelled: tuple[str, ...] = ()
     predict: Callable[[np.ndarray, Any, str], dict[str, str]] = accept_nothing
+    title: str = "held-out text"
+    copies: Mapping[str, tuple[str, str, str]] = field(default_factory=dict)
     command: str = ""
     folder: str = ""
+    pairs: bool | None = None
     reusable: bool = True
     stable: Mapping[str, Any] = field(default_factory=dict)
     evaluation_options: Mapping[str, Any] = field(default_factory=dict)

@@ -1,0 +1,332 @@
+"""A small server that speaks the part of the Hub's API by which huggingface_hub uploads and downloads models.
+
+It keeps repositories in memory, knows some tokens, and fails where a test asks it to. It has no xet storage, as mirrors
+of the Hub have none; files go the older way, git LFS.
+"""
+
+import base64
+import hashlib
+import json
+import re
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+import yaml
+
+LARGE = (".safetensors", ".png")  # what goes through LFS
+METADATA = re.compile(r"---\n(.*?)\n---\n", re.DOTALL)
+
+
+@dataclass
+class Repo:
+    """A model repository: its files at the newest commit, the messages of all commits."""
+
+    private: bool = False
+    files: dict[str, bytes] = field(default_factory=dict)
+    commits: list[str] = field(default_factory=list)
+
+    @property
+    def sha(self) -> str:
+        """The newest commit."""
+        content = [self.commits, {name: name_blob(data) for name, data in sorted(self.files.items())}]
+        return hashlib.sha1(json.dumps(content).encode()).hexdigest()
+
+    def find(self, name: str) -> str | None:
+        """The id of a file as the Hub compares it: SHA-256 of what is in LFS, else git's."""
+        if name not in self.files:
+            return None
+        data = self.files[name]
+        return hashlib.sha256(data).hexdigest() if name.endswith(LARGE) else name_blob(data)
+
+
+@dataclass
+class Fault:
+    """What goes wrong: the next `times` requests of this kind get `status`, or are cut off after `cut` bytes."""
+
+    method: str
+    path: str
+    status: int = 0
+    cut: int = 0
+    times: int = 1
+
+
+class Hub(ThreadingHTTPServer):
+    """The server. users: token -> name, role of the token and organizations of its owner."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.address = f"http://127.0.0.1:{self.server_port}"
+        self.users: dict[str, tuple[str, str, list[str]]] = {
+            "hf_ada": ("ada", "write", ["engines"]),
+            "hf_reader": ("ada", "read", []),
+            "hf_fine": ("ada", "fineGrained", []),
+        }
+        self.repos: dict[str, Repo] = {"eve/taken": Repo()}
+        self.stored: dict[str, bytes] = {}  # LFS objects by SHA-256
+        self.faults: list[Fault] = []
+        self.asked: list[str] = []  # method and path of every request
+
+    def fail(self, method: str, path: str, **what: int) -> None:
+        """Lets the next requests of this method, whose path has the pattern in it, go wrong."""
+        self.faults.append(Fault(method, path, **what))
+
+    def take_fault(self, method: str, path: str) -> Fault | None:
+        """The fault that a request meets."""
+        for fault in self.faults:
+            if fault.times and fault.method == method and re.search(fault.path, path):
+                fault.times -= 1
+                return fault
+        return None
+
+
+@contextmanager
+def serve() -> Iterator[Hub]:
+    """A Hub that runs until the end of the block."""
+    hub = Hub()
+    thread = Thread(target=hub.serve_forever, args=(0.05,), daemon=True)
+    thread.start()
+    try:
+        yield hub
+    finally:
+        hub.shutdown()
+        hub.server_close()
+        thread.join()
+
+
+def name_blob(data: bytes) -> str:
+    """Git's id of a file."""
+    return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
+
+
+def check_metadata(card: str) -> list[str]:
+    """What the Hub would refuse in a card's metadata, as far as its documentation tells."""
+    found = METADATA.match(card)
+    if not found:
+        return ["no metadata"]
+    data = yaml.safe_load(found[1])
+    words = ("library_name", "pipeline_tag", "language")
+    errors = [f"{key} must be text" for key in words if not isinstance(data.get(key, ""), str)]
+    for key in ("tags", "datasets", "metrics"):
+        if not all(isinstance(value, str) for value in data.get(key) or []):
+            errors.append(f"{key} must be a list of texts")
+    for model in data.get("model-index", []):
+        for result in model["results"]:
+            required = [model["name"], result["task"]["type"], result["dataset"]["type"], result["dataset"]["name"]]
+            required += [metric["type"] for metric in result["metrics"]]
+            if not all(isinstance(value, str) and value for value in required):
+                errors.append("model-index lacks a name or type")
+            if not all(isinstance(metric["value"], int | float) for metric in result["metrics"]):
+                errors.append("model-index has a value that is no number")
+    return errors
+
+
+class Handler(BaseHTTPRequestHandler):
+    """One request after the other of a connection."""
+
+    server: Hub
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *_: Any) -> None:
+        """Says nothing."""
+
+    def handle_one_request(self) -> None:
+        """As its parent does, but a client that has gone is no error."""
+        try:
+            super().handle_one_request()
+        except (ConnectionError, ValueError):
+            self.close_connection = True
+
+    def serve_request(self) -> None:
+        """Answers by the first route that fits, unless a fault is due."""
+        path = unquote(urlsplit(self.path).path)
+        self.server.asked.append(f"{self.command} {path}")
+        length = int(self.headers.get("Content-Length") or 0)
+        fault = self.server.take_fault(self.command, path)
+        if fault is not None and fault.cut:
+            self.rfile.read(min(fault.cut, length))
+            self.connection.shutdown(socket.SHUT_RDWR)
+            self.close_connection = True
+            return
+        body = self.rfile.read(length)
+        if fault is not None:
+            self.refuse(fault.status, "this goes wrong on purpose")
+            return
+        for method, pattern, answer in ROUTES:
+            if self.command in method.split() and (found := re.fullmatch(pattern, path)):
+                answer(self, body, *found.groups())
+                return
+        self.refuse(404, f"{self.command} {path} is not known here")
+
+    do_GET = do_HEAD = do_POST = do_PUT = serve_request
+
+    def send(self, status: int, content: Any = b"", **headers: str) -> None:
+        """Sends JSON, or bytes as they are."""
+        data = content if isinstance(content, bytes) else json.dumps(content).encode()
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name.replace("_", "-"), value)
+        self.send_header("Content-Type", "application/octet-stream" if data is content else "application/json")
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(data)
+
+    def refuse(self, status: int, message: str, code: str = "") -> None:
+        """Sends an error as the Hub does."""
+        self.send(status, {"error": message}, **{"X_Error_Message": message} | ({"X_Error_Code": code} if code else {}))
+
+    # --- who, and what may be done
+
+    def find_user(self) -> tuple[str, str, list[str]] | None:
+        """The owner of the request's token."""
+        return self.server.users.get(self.headers.get("Authorization", "").removeprefix("Bearer "))
+
+    def may_write(self, namespace: str) -> bool:
+        """Whether the request may; else it is refused."""
+        user = self.find_user()
+        if user is None:
+            self.refuse(401, "Invalid credentials in Authorization header")
+        elif namespace not in (user[0], *user[2]) or user[1] == "read":
+            self.refuse(403, f"You don't have the rights to create a model under the namespace {namespace!r}")
+        else:
+            return True
+        return False
+
+    def find_repo(self, name: str) -> Repo | None:
+        """The repository, if there is one that the request may read; else it is refused."""
+        repo, user = self.server.repos.get(name), self.find_user()
+        if repo is None or (repo.private and (user is None or name.split("/")[0] not in (user[0], *user[2]))):
+            self.refuse(404 if user else 401, "Repository not found", "RepoNotFound")
+            return None
+        return repo
+
+    # --- the routes
+
+    def tell_user(self, body: bytes) -> None:
+        """Whose token this is."""
+        if (user := self.find_user()) is None:
+            self.refuse(401, "Invalid credentials in Authorization header")
+            return
+        name, role, organizations = user
+        token = {"displayName": "test", "role": role}
+        orgs = [{"type": "org", "name": organization} for organization in organizations]
+        self.send(200, {"type": "user", "name": name, "orgs": orgs, "auth": {"accessToken": token}})
+
+    def create(self, body: bytes) -> None:
+        """Makes a repository."""
+        asked = json.loads(body)
+        namespace = asked.get("organization") or (self.find_user() or ("nobody",))[0]
+        name = f"{namespace}/{asked['name']}"
+        if not self.may_write(namespace):
+            return
+        found = name in self.server.repos
+        private = asked.get("visibility") == "private" or asked.get("private") is True
+        self.server.repos.setdefault(name, Repo(private))
+        answer = {"url": f"{self.server.address}/{name}", "name": name}
+        self.send(*((409, answer | {"error": "You already created this model repo"}) if found else (200, answer)))
+
+    def validate(self, body: bytes) -> None:
+        """Looks at the metadata of a card."""
+        errors = [{"message": error} for error in check_metadata(json.loads(body)["content"])]
+        self.send(400 if errors else 200, {"errors": errors, "warnings": []})
+
+    def preupload(self, body: bytes, name: str) -> None:
+        """Says of each file how it is to be sent, and what there is of it."""
+        if (repo := self.find_repo(name)) is None or not self.may_write(name.split("/")[0]):
+            return
+        names = [file["path"] for file in json.loads(body)["files"]]
+        modes = {path: "lfs" if path.endswith(LARGE) else "regular" for path in names}
+        files = [
+            {"path": path, "uploadMode": mode, "shouldIgnore": False, "oid": repo.find(path)}
+            for path, mode in modes.items()
+        ]
+        self.send(200, {"files": files})
+
+    def prepare_objects(self, body: bytes, name: str) -> None:
+        """Says of each LFS object where it is to be put, unless it is there."""
+        if not self.may_write(name.split("/")[0]):
+            return
+        objects = json.loads(body)["objects"]
+        for one in objects:
+            if one["oid"] not in self.server.stored:
+                one["actions"] = {"upload": {"href": f"{self.server.address}/storage/{one['oid']}"}}
+        self.send(200, {"transfer": "basic", "objects": objects})
+
+    def store(self, body: bytes, oid: str) -> None:
+        """Takes in an LFS object."""
+        if hashlib.sha256(body).hexdigest() != oid:
+            self.refuse(400, "the content is not what was announced")
+            return
+        self.server.stored[oid] = body
+        self.send(200)
+
+    def commit(self, body: bytes, name: str) -> None:
+        """Puts files into a repository, all or none."""
+        if (repo := self.find_repo(name)) is None or not self.may_write(name.split("/")[0]):
+            return
+        head, *operations = (json.loads(line) for line in body.splitlines())
+        files = dict(repo.files)
+        for operation in operations:
+            value = operation["value"]
+            if operation["key"] == "file":
+                files[value["path"]] = base64.b64decode(value["content"])
+            elif operation["key"] == "lfsFile" and value["oid"] in self.server.stored:
+                files[value["path"]] = self.server.stored[value["oid"]]
+            else:
+                self.refuse(400, f"{operation['key']} of {value['path']} cannot be done")
+                return
+        repo.files = files
+        repo.commits.append(head["value"]["summary"])
+        url = f"{self.server.address}/{name}/commit/{repo.sha}"
+        self.send(200, {"success": True, "commitOid": repo.sha, "commitUrl": url})
+
+    def describe(self, body: bytes, name: str) -> None:
+        """What the Hub knows of a repository."""
+        if (repo := self.find_repo(name)) is None:
+            return
+        files = [{"rfilename": path} for path in sorted(repo.files)]
+        found = {"id": name, "modelId": name, "sha": repo.sha, "private": repo.private, "tags": [], "siblings": files}
+        self.send(200, found | {"_id": "0" * 24, "downloads": 0, "likes": 0})
+
+    def list_files(self, body: bytes, name: str, folder: str | None) -> None:
+        """The files of a repository; those in a folder, of which there are none here."""
+        if (repo := self.find_repo(name)) is None:
+            return
+        files = [
+            {"type": "file", "path": path, "size": len(data), "oid": name_blob(data)}
+            for path, data in sorted(repo.files.items())
+        ]
+        self.send(200, [] if folder else files)
+
+    def give(self, body: bytes, name: str, file: str) -> None:
+        """A file, or only its headers."""
+        if (repo := self.find_repo(name)) is None:
+            return
+        if file not in repo.files:
+            self.refuse(404, f"{file} is not in {name}", "EntryNotFound")
+            return
+        self.send(200, repo.files[file], ETag=f'"{repo.find(file)}"', X_Repo_Commit=repo.sha)
+
+
+REPO = r"([\w.-]+/[\w.-]+)"
+REVISION = r"(?:main|[0-9a-f]{40})"
+ROUTES = (
+    ("GET", r"/api/whoami-v2", Handler.tell_user),
+    ("POST", r"/api/repos/create", Handler.create),
+    ("POST", r"/api/validate-yaml", Handler.validate),
+    ("POST", rf"/api/models/{REPO}/preupload/main", Handler.preupload),
+    ("POST", rf"/{REPO}\.git/info/lfs/objects/batch", Handler.prepare_objects),
+    ("PUT", r"/storage/(\w+)", Handler.store),
+    ("POST", rf"/api/models/{REPO}/commit/main", Handler.commit),
+    ("GET", rf"/api/models/{REPO}(?:/revision/{REVISION})?", Handler.describe),
+    ("GET", rf"/api/models/{REPO}/tree/{REVISION}(/.+)?", Handler.list_files),
+    ("GET HEAD", rf"/{REPO}/resolve/{REVISION}/(.+)", Handler.give),
+)

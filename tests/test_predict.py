@@ -1,0 +1,430 @@
+"""Trained models at work on new text: equal to plain transformers and to what runs have predicted, in every form."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForNextSentencePrediction, AutoTokenizer, pipeline
+
+import bertkit
+from bertkit import model as models
+from bertkit import predict as module
+from bertkit.config import BertConfig
+from bertkit.data.inputs import read_inputs
+from bertkit.data.vocab import load_tokenizer
+from bertkit.data.words import split_words
+from bertkit.errors import UsageError
+from bertkit.predict import Predictor, write_results
+from bertkit.run import run
+from bertkit.tasks.ner import NER
+from bertkit.tasks.squad import SQUAD
+from tests.official import FILLERS, WORDS, write_checkpoint, write_conll, write_squad
+
+TEXTS = [*FILLERS, *sorted(set(WORDS.values()))]
+
+
+def write_head(folder, head, seed=3, **values):
+    """A tiny random model with a head, whose outputs are far apart."""
+    write_checkpoint(folder)
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+    torch.manual_seed(seed)
+    size = {"vocab_size": len(load_tokenizer(str(folder))), "max_position_embeddings": 128}
+    model = getattr(models, head)(BertConfig(**sizes | size | {"initializer_range": 0.3} | values))
+    model.save_pretrained(folder)
+    return folder
+
+
+def make_texts(count, longest=20, seed=0):
+    """Texts of very different lengths."""
+    draw = np.random.default_rng(seed)
+    return [" ".join(draw.choice(TEXTS, draw.integers(1, longest))) for _ in range(count)]
+
+
+@pytest.fixture(scope="module")
+def classifier(tmp_path_factory):
+    labels = {0: "bad", 1: "so-so", 2: "good"}
+    return write_head(tmp_path_factory.mktemp("classifier"), "BertForSequenceClassification", id2label=labels)
+
+
+# --- Classes ----------------------------------------------------------------------------------------------------------
+
+
+def test_classes_are_those_of_the_stock_pipeline_in_the_order_of_the_inputs(classifier):
+    texts = make_texts(70)
+    stock = pipeline("text-classification", model=str(classifier), top_k=None)(texts)
+    results = Predictor(classifier)(texts)
+    assert len({result["label"] for result in results}) > 1
+    for result, expected in zip(results, stock, strict=True):
+        assert result["label"] == expected[0]["label"]
+        assert result["probability"] == max(result["probabilities"].values())
+        scores = {found["label"]: found["score"] for found in expected}
+        assert result["probabilities"] == pytest.approx(scores, abs=1e-5)
+
+
+@pytest.mark.parametrize("names", module.PAIRS)
+def test_pairs_are_those_of_the_stock_pipeline_by_any_of_their_names(names, classifier):
+    pairs = list(zip(make_texts(12), make_texts(12, seed=1), strict=True))
+    inputs = [dict(zip(names, pair, strict=True)) for pair in pairs]
+    stock = pipeline("text-classification", model=str(classifier))
+    expected = stock([{"text": first, "text_pair": second} for first, second in pairs])
+    results = Predictor(classifier, pairs=True)(inputs)
+    assert [(x["label"], pytest.approx(x["score"], abs=1e-5)) for x in expected] == [
+        (x["label"], x["probability"]) for x in results
+    ]
+    assert Predictor(classifier)(pairs) == results, "two texts without names are a pair as well"
+
+
+def test_texts_and_pairs_may_stand_side_by_side_unless_the_task_says_which(classifier):
+    texts, pairs = make_texts(5), list(zip(make_texts(5), make_texts(5, seed=2), strict=True))
+    mixed = Predictor(classifier)([x for both in zip(texts, pairs, strict=True) for x in both])
+    for one, other in zip(mixed[::2], Predictor(classifier)(texts), strict=True):
+        assert one["probabilities"] == pytest.approx(other["probabilities"], abs=1e-5)
+    with pytest.raises(UsageError, match="input 1: text_pair is one text too many; this model takes one"):
+        Predictor(classifier, pairs=False)([texts[0], pairs[0]])
+    with pytest.raises(UsageError, match="input 0: 1 texts where text and text_pair are expected"):
+        Predictor(classifier, pairs=True)(texts)
+
+
+def test_a_regression_gives_scores(tmp_path):
+    folder = write_head(tmp_path, "BertForSequenceClassification", num_labels=1, problem_type="regression")
+    texts = make_texts(6)
+    stock = pipeline("text-classification", model=str(folder), function_to_apply="none")(texts)
+    scores = [result["score"] for result in Predictor(folder)(texts)]
+    assert scores == pytest.approx([found["score"] for found in stock], abs=1e-5)
+    assert np.ptp(scores) > 0.01
+
+
+def test_a_text_that_is_too_long_is_cut_as_in_training(classifier):
+    text = " ".join(FILLERS * 40)
+    cut = AutoTokenizer.from_pretrained(classifier)(text, truncation=True, max_length=128, return_tensors="pt")
+    logits = models.BertForSequenceClassification.from_pretrained(classifier).eval()(**cut).logits
+    (result,) = Predictor(classifier)([text])
+    assert list(result["probabilities"].values()) == pytest.approx(logits.softmax(-1)[0].tolist(), abs=1e-5)
+
+
+def test_results_do_not_depend_on_their_neighbours(classifier, monkeypatch):
+    texts = make_texts(40)
+    together = Predictor(classifier)(texts)
+    monkeypatch.setattr(module, "INPUTS_A_CHUNK", 7)
+    for one, other in zip(together, Predictor(classifier)(texts), strict=True):
+        assert one["probabilities"] == pytest.approx(other["probabilities"], abs=1e-5)
+
+
+def test_a_stream_is_read_a_chunk_at_a_time(classifier, monkeypatch):
+    monkeypatch.setattr(module, "INPUTS_A_CHUNK", 4)
+    taken = []
+
+    def feed():
+        for number in range(100):
+            taken.append(number)
+            yield FILLERS[number % len(FILLERS)]
+
+    results = Predictor(classifier).stream(feed())
+    assert not taken
+    for count in range(1, 10):
+        next(results)
+        assert len(taken) == -(-count // 4) * 4
+
+
+# --- Answers ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module", params=["squad1", "squad2"])
+def squad_run(request, tmp_path_factory):
+    """A run's directory, its dev file and whether there may be no answer."""
+    folder = tmp_path_factory.mktemp(request.param)
+    task, data = SQUAD[request.param], write_squad(folder / "data", version=int(request.param[-1]))
+    start = write_checkpoint(folder / "start")
+    options = {"dir": str(data), "max_length": 48, "doc_stride": 16, "max_query_length": 12}
+    recipe = {"checkpoint": str(start), "batch_size": 8, "precision": "fp32", "data": options}
+    run(task, recipe, {"train": {"max_steps": 30, "learning_rate": 3e-3}}, output=folder / "run")
+    version = "2.0" if request.param == "squad2" else "1.1"
+    return folder / "run", data / f"dev-v{version}.json", request.param == "squad2"
+
+
+def list_questions(path):
+    articles = json.loads(path.read_text())["data"]
+    return [
+        {"id": question["id"], "question": question["question"], "context": paragraph["context"]}
+        for article in articles
+        for paragraph in article["paragraphs"]
+        for question in paragraph["qas"]
+    ]
+
+
+def test_answers_are_those_of_the_run_with_its_tau(squad_run):
+    folder, path, may_be_silent = squad_run
+    questions = list_questions(path)
+    results = Predictor(folder)(questions)
+    expected = json.loads((folder / "predictions" / "predictions.json").read_text())
+    assert {result["id"]: result["answer"] for result in results} == expected
+    assert len(set(expected.values())) > 1
+    odds = (
+        json.loads((folder / "predictions" / "null_odds.json").read_text())
+        if may_be_silent
+        else dict.fromkeys(expected)
+    )
+    for question, result in zip(questions, results, strict=True):
+        best = result["best"]
+        assert question["context"][best["start"] : best["end"]] == best["text"]
+        assert result["answer"] in ("", best["text"])
+        assert ("tau" in result) == may_be_silent
+        if may_be_silent:
+            assert result["null_score"] - best["score"] == pytest.approx(odds[question["id"]], abs=1e-3)
+            assert bool(result["answer"]) == (best["score"] - result["null_score"] > result["tau"])
+    if may_be_silent:
+        assert len({bool(result["answer"]) for result in results}) == 2, "some are answered and some are not"
+
+
+def test_an_empty_context_has_no_answer(squad_run):
+    with pytest.raises(UsageError, match="input 0: context is empty"):
+        Predictor(squad_run[0])([{"question": "who?", "context": " "}])
+
+
+# --- Tags -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module", params=["", "sum-all"])
+def ner_run(request, tmp_path_factory):
+    """A run's directory and its data."""
+    folder = tmp_path_factory.mktemp("ner")
+    data = write_conll(folder / "data")
+    start = write_checkpoint(folder / "start")
+    options = {"dir": str(data), "max_length": 40, "features": request.param, "features_dir": str(folder / "kept")}
+    recipe = {"checkpoint": str(start), "batch_size": 8, "precision": "fp32", "data": options | {"context": False}}
+    if request.param:
+        recipe["model"] = {"bilstm_hidden_size": 16}
+    run(NER, recipe, {"train": {"max_steps": 90, "learning_rate": 1e-2}}, output=folder / "run")
+    return folder / "run", data
+
+
+def test_tags_of_words_are_those_of_the_run(ner_run):
+    folder, _ = ner_run
+    blocks = (folder / "predictions" / "dev.conll").read_text().split("\n\n")
+    rows = [[line.split(" ") for line in block.splitlines() if not line.startswith("-DOC")] for block in blocks]
+    rows = [block for block in rows if block]
+    results = Predictor(folder)([{"words": [row[0] for row in block]} for block in rows])
+    kinds = [[tag[2:] or tag for tag in result["tags"]] for result in results]
+    assert kinds == [[row[2][2:] or row[2] for row in block] for block in rows]
+    assert len({kind for found in kinds for kind in found}) > 1
+
+
+def test_entities_stand_where_they_say(ner_run):
+    texts = ["good, word-bad.  so (good)", "word", ""]
+    results = Predictor(ner_run[0])(texts)
+    assert any(result["entities"] for result in results)
+    for text, result in zip(texts, results, strict=True):
+        assert len(result["tags"]) == len(split_words(text))
+        for found in result["entities"]:
+            assert text[found["start"] : found["end"]] == found["text"]
+            assert found["text"] in "good, word-bad.  so (good)"
+    words = Predictor(ner_run[0])([{"words": ["good", "good"]}])[0]
+    assert all(" ".join(["good"] * (x["end"] - x["start"])) == x["text"] for x in words["entities"])
+
+
+def test_a_long_text_is_tagged_whole_and_each_part_sees_its_neighbours(ner_run):
+    words = ["good", "bad", "so", "word"] * 30  # 120 tokens, three times what fits
+    predictor = Predictor(ner_run[0])
+    (result,) = predictor([" ".join(words)])
+    assert len(result["tags"]) == len(words)
+    data, lengths = module.encode_tagged([predictor.read(" ".join(words))], predictor.setting)
+    assert len(data) > 3
+    assert (lengths <= 40).all()
+    assert (lengths > np.diff(data.ends, prepend=0) + 2).all(), "none stands alone"
+    assert [word for sentence in data.text.sentences for word in sentence.words] == words
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("EU rejects the U.N.'s call.", ["EU", "rejects", "the", "U.N.'s", "call", "."]),
+        ("(Blackburn, 1996-08-22)", ["(", "Blackburn", ",", "1996-08-22", ")"]),
+        ("我在北京 2024 年", ["我", "在", "北", "京", "2024", "年"]),
+        ("naïve café\u200b!", ["naïve", "café", "\u200b", "!"]),
+        ("  ", []),
+    ],
+)
+def test_texts_are_cut_into_words_as_in_conll(text, words):
+    assert [text[start:end] for start, end in split_words(text)] == words
+
+
+def test_a_word_longer_than_the_model_is_one_input_s_error(ner_run):
+    long = "-".join(["good"] * 30)
+    good, bad = Predictor(ner_run[0]).stream(["good", {"words": [long]}])
+    assert good["tags"]
+    assert "the word 'good-good-good-good-'… has 59 tokens and there is room for 19; split it" in bad["error"]
+
+
+# --- Endings, masks, next sentences -----------------------------------------------------------------------------------
+
+
+def test_endings_are_scored_as_by_the_model_whatever_their_number(tmp_path):
+    folder = write_head(tmp_path, "BertForMultipleChoice")
+    model, tokenizer = models.BertForMultipleChoice.from_pretrained(folder).eval(), load_tokenizer(str(folder))
+    endings = make_texts(6, 12)
+    inputs = [
+        {"context": FILLERS[0], "start": FILLERS[1], "endings": endings[:4]},
+        {"sent1": FILLERS[0], "sent2": FILLERS[1], **{f"ending{number}": x for number, x in enumerate(endings[:4])}},
+        [FILLERS[2], *endings],
+    ]
+    results = Predictor(folder)(inputs)
+    assert results[0] == results[1]
+    for result, (context, start, given) in zip(
+        results[1:], [(FILLERS[0], FILLERS[1], endings[:4]), (FILLERS[2], "", endings)], strict=True
+    ):
+        pairs = [[context] * len(given), [f"{start} {ending}".strip() for ending in given]]
+        batch = tokenizer(*pairs, padding=True, return_tensors="pt")
+        logits = model(**{name: column[None] for name, column in batch.items()}).logits[0]
+        assert result["probabilities"] == pytest.approx(logits.softmax(-1).tolist(), abs=1e-5)
+        assert result["ending"] == int(logits.argmax())
+
+
+@pytest.mark.parametrize("head", ["BertForMaskedLM", "BertForPreTraining"])
+def test_masks_are_filled_as_by_the_stock_pipeline(head, tmp_path):
+    folder = write_head(tmp_path, head)
+    texts = [f"{FILLERS[0]} [MASK] {FILLERS[1]}", f"[MASK] {FILLERS[2]}", f"{FILLERS[3]} {FILLERS[4]} [MASK]."]
+    # A bare pretraining checkpoint is a masked LM to the pipeline.
+    stock = pipeline("fill-mask", model=str(folder), top_k=4)
+    for result, expected in zip(Predictor(folder, top=4)(texts), stock(texts), strict=True):
+        (mask,) = result["masks"]
+        assert [found["word"] for found in mask["words"]] == [found["token_str"] for found in expected]
+        chances = [found["probability"] for found in mask["words"]]
+        assert chances == pytest.approx([found["score"] for found in expected], abs=1e-5)
+    two = Predictor(folder)([f"[MASK] {FILLERS[0]} [MASK]"])[0]["masks"]
+    assert len(two) == 2
+
+
+@pytest.mark.parametrize("head", ["BertForNextSentencePrediction", "BertForPreTraining"])
+def test_next_sentences_are_judged_as_by_stock_transformers(head, tmp_path):
+    folder = write_head(tmp_path, head)
+    pairs = list(zip(make_texts(6, 9), make_texts(6, 9, seed=1), strict=True))
+    model = AutoModelForNextSentencePrediction.from_pretrained(folder).eval()
+    tokenizer = load_tokenizer(str(folder))
+    expected = [model(**tokenizer(*pair, return_tensors="pt")).logits.softmax(-1)[0, 0].item() for pair in pairs]
+    results = Predictor(folder)(pairs)
+    assert [result["next_sentence"] for result in results] == pytest.approx(expected, abs=1e-5)
+    assert np.ptp(expected) > 0.01
+
+
+def test_what_cannot_be_filled_or_judged_is_said(tmp_path):
+    folder = write_head(tmp_path, "BertForPreTraining")
+    results = list(Predictor(folder).stream(["good", "[MASK] " + " ".join(FILLERS * 40), "good [MASK]", ("a", "b")]))
+    assert "there is no [MASK] to fill in, and no text_pair" in results[0]["error"]
+    assert "tokens and the model takes 128; shorten it" in results[1]["error"]
+    assert "next_sentence" not in results[2]
+    assert results[3].keys() == {"masks", "next_sentence"}
+    assert results[3]["masks"] == []
+
+
+# --- What cannot be used ----------------------------------------------------------------------------------------------
+
+
+def test_a_checkpoint_without_a_head_is_one_line(tmp_path):
+    with pytest.raises(UsageError, match=r"has the head BertModel, which predicts none of classes.*bertkit features"):
+        Predictor(write_checkpoint(tmp_path))
+
+
+def test_weights_that_are_missing_are_not_drawn(classifier, tmp_path):
+    folder = write_checkpoint(tmp_path)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"architectures": ["BertForSequenceClassification"]}))
+    with pytest.raises(UsageError, match=r"lacks weights of its BertForSequenceClassification: classifier"):
+        Predictor(folder)
+
+
+def test_a_model_that_has_diverged_says_so(classifier, tmp_path):
+    model = models.BertForSequenceClassification.from_pretrained(classifier)
+    model.classifier.bias.data.fill_(float("nan"))
+    model.save_pretrained(tmp_path)
+    load_tokenizer(str(classifier)).save_pretrained(tmp_path)
+    with pytest.raises(UsageError, match="training has diverged"):
+        Predictor(tmp_path)(["good"])
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"txt": "good"}, "text is missing; an input has txt"),
+        ({"text": 3}, "text is '3', which is no text"),
+        ({}, "text is missing; an input has nothing"),
+        ([], "0 texts where text are expected"),
+        (["a", "b", "c"], "3 texts where text are expected"),
+    ],
+)
+def test_an_input_that_is_none_is_named(given, message, classifier):
+    with pytest.raises(UsageError, match=f"^input 1: {message}"):
+        Predictor(classifier)(["good", given])
+
+
+# --- Files ------------------------------------------------------------------------------------------------------------
+
+
+def test_lines_are_read_in_each_form(tmp_path, monkeypatch):
+    forms = {
+        "a.jsonl": '{"text": "good"}\n"bad"\n\n{"text": "so"}\n',
+        "a.tsv": '\ufefftext\tx\ngood\t1\nbad\t"2\nso\t\n',
+        "a.txt": "good\r\nbad\r\n\r\nso",
+    }
+    for name, text in forms.items():
+        (tmp_path / name).write_text(text, encoding="utf-8", newline="")
+        inputs = list(read_inputs(str(tmp_path / name)))
+        assert [given if isinstance(given, str) else given["text"] for given in inputs] == ["good", "bad", "so"]
+
+
+BAD = [
+    ("a.jsonl", b'{"text": "x"}\n{"text": \n"y"\n3\n', {1: "line 2 is not JSON", 3: "line 4 is neither an object"}),
+    ("a.jsonl", b'"x"\n\xff\xfe\n"y"\n' + b"[" * 100_000, {1: "line 2 is not UTF-8", 3: "line 4 is not JSON"}),
+    ("a.tsv", b"text\tid\nx\t1\ny\nz\t2\t3\nw\t4\n", {1: "line 3 has 1 columns and 2", 2: "line 4 has 3"}),
+]
+
+
+@pytest.mark.parametrize(("name", "content", "wrong"), BAD)
+def test_a_bad_line_is_named_and_does_not_stop_the_others(name, content, wrong, tmp_path, classifier):
+    (tmp_path / name).write_bytes(content)
+    lines = []
+    results = Predictor(classifier).stream(read_inputs(str(tmp_path / name)))
+    errors = write_results(results, tmp_path / "out.jsonl", lines.append)
+    found = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert len(found) == 4
+    assert errors == len(wrong)
+    for place, result in enumerate(found):
+        assert ("error" in result) == (place in wrong)
+        if place in wrong:
+            assert wrong[place] in result["error"]
+            assert any(wrong[place] in line for line in lines)
+        else:
+            assert result["label"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.csv", b"x", "must end in .jsonl, .tsv, .txt"),
+        ("a.tsv", b"text\ttext\n", "line 1 must name every column, each once"),
+        ("a.tsv", b"\xff\n", "line 1 is not UTF-8"),
+    ],
+)
+def test_a_file_that_is_none_is_one_line(name, content, message, tmp_path):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(UsageError, match=message):
+        list(read_inputs(str(tmp_path / name)))
+
+
+def test_nothing_is_left_of_an_output_that_fails(tmp_path, classifier):
+    def fail():
+        yield {"label": "x"}
+        raise UsageError("no more")
+
+    with pytest.raises(UsageError, match="no more"):
+        write_results(fail(), tmp_path / "out.jsonl")
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match="cannot be written"):
+        write_results([], tmp_path / "file" / "out.jsonl")
+
+
+def test_the_predictor_is_a_public_name():
+    assert bertkit.Predictor is Predictor
+    assert Path(module.__file__).name == "predict.py"
