@@ -119,8 +119,10 @@ def adopt_labels(model: nn.Module, labels: list[str], known: bool) -> set[str]:
     had = [model.config.id2label[index] for index in range(model.config.num_labels)]
     model.config.id2label = dict(enumerate(labels))
     model.config.label2id = {label: index for index, label in enumerate(labels)}
-    had, wanted = ([label.lower() for label in names] for names in (had, labels))
-    if known and sorted(had) == sorted(wanted):
+    wanted = labels
+    if sorted(had) != sorted(wanted):  # the same in another spelling, as long as that is one to one
+        had, wanted = ([label.lower() for label in names] for names in (had, labels))
+    if known and sorted(had) == sorted(wanted) and len(set(had)) == len(had):
         order = [had.index(label) for label in wanted]
         for parameter in model.classifier.parameters():
             parameter.data = parameter.data[order]

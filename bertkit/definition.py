@@ -327,6 +327,8 @@ def check_names(names: Sequence[str], place: str) -> None:
     """Nothing, or a UsageError: names that cannot be told apart as directories, or that none can be made of."""
     if len(names) > 1 and not all(map(name_directory, names)):
         raise UsageError(f"a {place} has a name without letters and digits, of which its directory is made; change it")
+    if long := [name for name in names if len(name_directory(name)) > LONGEST]:
+        raise UsageError(f"the name {long[0][:40]!r}… of a {place} has {len(long[0])} letters; shorten it to {LONGEST}")
     if twice := find_twice([name_directory(name) for name in names]):
         raise UsageError(f"two of the {place} tables are called {twice[0]!r}; give each its own name")
 

@@ -10,12 +10,13 @@ Left out: training (`BertFeaturesForTokenClassification` learns from them).
 import hashlib
 import json
 import os
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from tempfile import mkstemp
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -38,6 +39,8 @@ TEXTS_A_CHUNK = 1024  # read, encoded and written at a time
 COUNTED = ("hidden_size", "num_attention_heads", "hidden_act", "layer_norm_eps", "is_decoder")  # besides the weights
 POOLS = ("words", "cls", "mean")
 SUFFIXES = (".jsonl", ".npz")
+TEMPORARY = ".part"  # how files end that are being written
+DAY = 86_400.0  # seconds
 
 
 # --- The encoder at work ----------------------------------------------------------------------------------------------
@@ -156,17 +159,44 @@ def cache_features(
     path = kept / f"{name_features(model, layers, sequences, places, ends, half)}.npy"
     # Of several processes on a machine the first one computes, and the others find its file.
     with PartialState().local_main_process_first(), explain_refusal(f"the folder {kept}"), explain_full_disk(kept):
-        if path.exists():
+        if is_whole(path, describe_file(model, layers, places, half)):
             return path
         kept.mkdir(parents=True, exist_ok=True)
-        handle, name = mkstemp(prefix=f".{path.stem}.", dir=kept)
+        remove_remains(kept)
+        temporary = path.with_name(f".{path.stem}.{os.getpid()}{TEMPORARY}")
         try:
-            with os.fdopen(handle, "wb") as file:
+            with temporary.open("wb") as file:
                 write_features(model, layers, sequences, places, ends, file, half)
-            os.replace(name, path)
+                file.flush()
+                os.fsync(file.fileno())  # else, after a power cut, zeros could lie under the name
+            temporary.replace(path)
         finally:
-            Path(name).unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
     return path
+
+
+def describe_file(model: BertModel, layers: str, places: np.ndarray, half: bool) -> dict[str, Any]:
+    """The header of the file of M words' features, (M, K, H)."""
+    shape = (len(places), len(list_layers(model, layers)), model.config.hidden_size)
+    kind = np.dtype(np.float16 if half else np.float32)
+    return {"descr": np.lib.format.dtype_to_descr(kind), "fortran_order": False, "shape": shape}
+
+
+def is_whole(path: Path, form: Mapping[str, Any]) -> bool:
+    """Whether there is a file of features with this header and all its numbers."""
+    try:
+        found = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError, EOFError):
+        return False
+    return found.shape == form["shape"] and np.lib.format.dtype_to_descr(found.dtype) == form["descr"]
+
+
+def remove_remains(folder: Path) -> None:
+    """Removes what killed runs have left half written, if nobody has written to it for a day."""
+    for path in folder.glob(f".*{TEMPORARY}"):
+        with suppress(OSError):
+            if time.time() - path.stat().st_mtime > DAY:
+                path.unlink()
 
 
 def find_cache() -> Path:
@@ -205,11 +235,10 @@ def write_features(
 
     Not through a mapped file: where the disk is full, the system would end the process.
     """
-    kind = np.dtype(np.float16 if half else np.float32)
-    shape = (len(places), len(list_layers(model, layers)), model.config.hidden_size)
-    form = {"descr": np.lib.format.dtype_to_descr(kind), "fortran_order": False, "shape": shape}
+    form = describe_file(model, layers, places, half)
     np.lib.format.write_array_header_1_0(file, form)
-    start, size = file.tell(), shape[1] * shape[2] * kind.itemsize
+    kind = np.dtype(form["descr"])
+    start, size = file.tell(), form["shape"][1] * form["shape"][2] * kind.itemsize
     starts = np.concatenate([[0], ends[:-1]])
     for numbers, states, _ in run_encoder(model, sequences, layers):
         for row, number in enumerate(numbers.tolist()):
@@ -278,7 +307,7 @@ def read_texts(source: Path) -> Iterator[str]:
     Raises:
         UsageError: it cannot be read, is not UTF-8, or has an empty line.
     """
-    with explain_refusal(str(source)), source.open(encoding="utf-8", newline="\n") as lines:
+    with explain_refusal(str(source)), source.open(encoding="utf-8-sig", newline="\n") as lines:
         for number, line in enumerate(lines, 1):
             if not line.strip():
                 raise UsageError(f"{source}, line {number} is empty; write a text a line")

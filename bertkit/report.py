@@ -21,17 +21,24 @@ AVERAGE = "Average"  # the head of the column that is a mean of others
 MARK = " †"  # on a score of which a run is no better than knowing nothing
 
 
+def load_pyplot() -> Any:
+    """matplotlib's pyplot, without a window, and with a $ in a name being a $."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    matplotlib.rcParams["text.parse_math"] = False
+    from matplotlib import pyplot
+
+    return pyplot
+
+
 def plot_log(log: Sequence[Mapping[str, float]], rows: Sequence[Row], metrics: Mapping[str, Any], path: Path) -> None:
     """Draws one panel a row of the task's table: the score while training, on held-out data, and its baselines.
 
     Rows whose score was never logged are left out; without any the training loss is drawn, and without one nothing. The
     suffix decides the format.
     """
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
+    pyplot = load_pyplot()
     rows = [row for row in rows if any(f"eval_{row.key}" in entry for entry in log)]
     rows = rows or [Row("loss", "loss")] * any("loss" in entry for entry in log)
     if not rows:
@@ -385,11 +392,7 @@ def plot_heatmap(study: Mapping[str, Any], path: Path) -> None:
 
     The learning rate, or else the first axis, goes one way, all others together the other way.
     """
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
+    pyplot = load_pyplot()
     if len(study["cells"]) == 1:
         return
     panels = _list_panels(study) if study["definition"].get("grid") else [_make_overview(study)]
@@ -519,11 +522,7 @@ def plot_curve(study: Mapping[str, Any], path: Path) -> None:
     The paper's values are dashed, on an axis of their own: models of other sizes are compared by their shape. Nothing
     for a study without steps.
     """
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
+    pyplot = load_pyplot()
     lines = _list_lines(study)
     names = [name for name in study["columns"] if any(_list_points(study, name, rows)[0] for rows in lines.values())]
     if not names:

@@ -253,6 +253,12 @@ class Watcher(TrainerCallback):
         if args.device.type == "cpu" and state.global_step % TRIM_EVERY == 0:
             trim_memory()
 
+    def on_epoch_end(self, args, state: TrainerState, control: TrainerControl, **kwargs) -> None:
+        # The Trainer comes here too when it was stopped in the middle. An evaluation would move the random state, and
+        # the checkpoint that was just written would be written again with it.
+        if self.agreed and abs(state.epoch - round(state.epoch)) > 1e-6:
+            control.should_evaluate = control.should_save = False
+
     def ask_all(self, args) -> int:
         """The signal that any of the processes has got, or 0; all of them have to ask."""
         if args.world_size == 1:

@@ -41,3 +41,21 @@ def test_an_encoder_of_another_size_than_its_configuration_says_is_damaged(tmp_p
     save_file(weights, path, metadata={"format": "pt"})
     with pytest.raises(UsageError, match=r"is damaged: bert.encoder.layer.0.output.dense.weight is not of the size"):
         load_model(BertForMultipleChoice, str(tmp_path), {})
+
+
+def test_labels_that_differ_in_case_keep_their_own_weights(tmp_path):
+    had = str(write_checkpoint(tmp_path, labels=("O", "B-PER", "B-per")))
+    old = BertForSequenceClassification.from_pretrained(had).classifier.weight
+    same, new = load_model(BertForSequenceClassification, had, {"id2label": {0: "B-per", 1: "O", 2: "B-PER"}})
+    assert new == []
+    assert torch.equal(same.classifier.weight, old[[2, 0, 1]])
+    _, new = load_model(BertForSequenceClassification, had, {"id2label": {0: "o", 1: "b-per", 2: "B-per"}})
+    assert new == CLASSIFIER, "which of the two is meant, nobody can tell"
+
+
+def test_labels_in_another_spelling_are_the_same(tmp_path):
+    had = str(write_checkpoint(tmp_path, labels=("entailment", "neutral")))
+    old = BertForSequenceClassification.from_pretrained(had).classifier.weight
+    model, new = load_model(BertForSequenceClassification, had, {"id2label": {0: "NEUTRAL", 1: "Entailment"}})
+    assert new == []
+    assert torch.equal(model.classifier.weight, old[[1, 0]])

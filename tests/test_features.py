@@ -2,6 +2,7 @@
 
 import errno
 import json
+import os
 import pickle
 from pathlib import Path
 
@@ -115,6 +116,37 @@ def test_a_killed_computation_leaves_nothing_that_is_taken_for_whole(checkpoint,
     np.testing.assert_allclose(
         cache(checkpoint, sequences, tmp_path / "kept")[0]["features"], gather(checkpoint, "sum-all")[0], atol=1e-5
     )
+
+
+@pytest.mark.parametrize("damage", ["half", "empty", "header", "zeros", "other"])
+def test_a_damaged_file_is_computed_again(damage, checkpoint, sequences, tmp_path):
+    whole = cache(checkpoint, sequences, tmp_path)
+    path, content = whole.path, whole.path.read_bytes()
+    others = {"half": content[: len(content) // 2], "empty": b"", "header": content[:60], "zeros": bytes(len(content))}
+    if damage == "other":
+        np.save(path, np.zeros((3, 2, 2), np.float32))
+    else:
+        path.write_bytes(others[damage])
+    again = cache(checkpoint, sequences, tmp_path)
+    assert again.path == path
+    assert path.read_bytes() == content
+
+
+def test_what_a_killed_run_has_left_half_written_goes_after_a_day(checkpoint, sequences, tmp_path):
+    (tmp_path / "kept").mkdir()
+    old, fresh = (tmp_path / "kept" / f".{name}.1{module.TEMPORARY}" for name in ("old", "fresh"))
+    for path in (old, fresh):
+        path.write_bytes(b"x")
+    os.utime(old, (0, 0))
+    kept = cache(checkpoint, sequences, tmp_path / "kept").path
+    assert sorted((tmp_path / "kept").iterdir()) == sorted([fresh, kept])
+    readable = 0o666 & ~read_umask()
+    assert kept.stat().st_mode & 0o777 == readable, "as readable as any other file"
+
+
+def read_umask():
+    os.umask(mask := os.umask(0))
+    return mask
 
 
 def test_a_full_disk_is_one_line_and_leaves_nothing(checkpoint, sequences, tmp_path, monkeypatch):

@@ -253,6 +253,8 @@ def test_a_heat_map_of_odd_shapes(tmp_path):
         "failed": make_results({"batch_size": [1, 2]}, one, lambda *_: None),
         "long": make_results(long, one, lambda row, task, setting, seed: 0.5, rows=("a", "a longer name " * 9)),
         "rows": make_results({}, TASKS, score_by_hand, rows=("", "stable")),
+        # Between two of them matplotlib would read mathematics, and make none of this.
+        "dollars": make_results({}, TASKS, score_by_hand, rows=("cost $5^_$", "a $x_$^$ b")),
     }.items():
         width, height, colours = size_heatmap(results, tmp_path / f"{name}.png")
         assert 400 < width < 2500

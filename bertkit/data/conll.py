@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import datasets
 
 DOCSTART = "-DOCSTART-"
-IOB = re.compile("O|[BI]-.+")
+IOB = re.compile(r"O|[BI]-\S+")
 SPLITS = ("train", "dev", "test")
 NEEDED = 2  # of these
 NAMES = (  # of their files, those to prefer first

@@ -10,6 +10,7 @@ what it has said of each word's first sub-token, which is kept on disk (`bertkit
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from textwrap import shorten
 from typing import Any
@@ -270,7 +271,8 @@ def illustrate(model: nn.Module, tokenizer: Any, examples: Mapping[str, Examples
     """The first sentences of the dev set that have an entity, with those that the model finds and the right ones."""
     text, names, longest, context = (examples["dev"][key] for key in ("text", "labels", "max_length", "context"))
     data = encode_words(text, names, tokenizer, longest, context)
-    chosen = [index for index, tags in enumerate(list_tags(data)) if find_entities(tags)][:count]
+    shown = (index for index, tags in enumerate(list_tags(data)) if find_entities(tags))
+    chosen = list(islice((index for index in shown if (data.locate(index) != ABSENT).any()), count))
     if not chosen:
         return []
     batch = pad_words(data.__getitems__(chosen))

@@ -17,6 +17,7 @@ from bertkit import BertForSequenceClassification, BertModel
 from bertkit.data import files
 from bertkit.data.sequence import Sequences, encode_texts, pad
 from bertkit.data.vocab import load_tokenizer
+from bertkit.directory import read_log
 from bertkit.errors import UsageError
 from bertkit.recipe import merge
 from bertkit.run import complete, dry_run, make_model, prepare, run
@@ -706,6 +707,13 @@ def test_stopping_keeps_what_was_done_since_the_best_epoch(straight, tmp_path):
     metrics = run(GLUE["rte"], recipe, output=tmp_path / "straight")  # to evaluate draws random numbers, too
     assert complete(GLUE["rte"], recipe)["train"]["save_total_limit"] == 1
     assert "continues after checkpoint-8" in stop_and_continue(recipe, tmp_path / "run", 8, metrics)
+    # In the middle of an epoch: nothing was evaluated there that is not evaluated otherwise.
+    evaluated = [
+        [entry["step"] for entry in read_log(tmp_path / name) if "eval_loss" in entry or "eval_accuracy" in entry]
+        for name in ("straight", "run")
+    ]
+    assert evaluated[0] == evaluated[1] == [6, 12, 18]
+    assert_same_bits(*(load_file(tmp_path / name / "model.safetensors") for name in ("straight", "run")))
 
 
 def stop_and_continue(recipe, output, update, metrics):

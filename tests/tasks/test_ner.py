@@ -405,6 +405,17 @@ def test_the_encoder_runs_once_for_all_seeds(tmp_path, folder, start, monkeypatc
     assert sorted((tmp_path / "features").iterdir()) == kept
 
 
+def test_sentences_without_a_token_are_not_shown(tmp_path, start):
+    """A word of a control character has no token; features of none cannot be made."""
+    folder = tmp_path / "data"
+    folder.mkdir()
+    (folder / "train.conll").write_text("good B-PER\nword1 O\n\n" * 4)
+    (folder / "dev.conll").write_text("\x01 B-PER\n\n" * 3)
+    metrics = run(NER, make_features_recipe(tmp_path, folder, start, max_steps=1), output=tmp_path / "run")
+    assert metrics["f1"] == 0.0
+    assert (tmp_path / "run" / "predictions" / "examples.txt").read_text().strip() == ""
+
+
 def test_half_precision_features_score_about_the_same(tmp_path, folder, start):
     recipe = make_features_recipe(tmp_path, folder, start)
     whole = run(NER, recipe, output=tmp_path / "whole")
