@@ -311,7 +311,7 @@ def test_a_mistake_is_one_line_and_writes_nothing(recipe, tmp_path, change, mess
     [
         ({"model": {"attn_implementation": "nonsense"}}, "model"),
         ({"model": {"attn_implementation": "flash_attention_2"}}, "model"),
-        ({"train": {"report_to": "tensorboard"}}, "train"),
+        ({"train": {"report_to": "clearml"}}, "train"),  # which is not installed
     ],
 )
 def test_a_failure_before_the_first_update_does_not_block_the_directory(recipe, tmp_path, wrong, table):
