@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from scipy.special import softmax
 from torch import Tensor, nn
 
 from bertkit import model as models
@@ -498,12 +499,6 @@ def check_finite(logits: np.ndarray) -> np.ndarray:
     return logits
 
 
-def normalize(logits: np.ndarray) -> np.ndarray:
-    """Probabilities of logits, over the last axis."""
-    weights = np.exp(logits - logits.max(axis=-1, keepdims=True))
-    return weights / weights.sum(axis=-1, keepdims=True)
-
-
 def keep_logits(outputs: Any, batch: Mapping[str, Tensor], setting: Setting) -> np.ndarray:
     """(B, L), or (B, C) of choices."""
     return check_finite(outputs.logits.float().cpu().numpy())
@@ -520,7 +515,7 @@ def conclude_classes(kept: Sequence[np.ndarray], data: Any, examples: Any, setti
             "probability": row[best],
             "probabilities": dict(zip(setting.labels, row, strict=True)),
         }
-        for best, row in zip(logits.argmax(1).tolist(), normalize(logits).tolist(), strict=True)
+        for best, row in zip(logits.argmax(1).tolist(), softmax(logits, axis=1).tolist(), strict=True)
     ]
 
 
@@ -536,7 +531,7 @@ def conclude_choices(
     results, scores = [], iter(np.concatenate(kept))
     for _, endings in examples:
         logits = np.fromiter(islice(scores, len(endings)), np.float64)
-        results.append({"ending": int(logits.argmax()), "probabilities": normalize(logits).tolist()})
+        results.append({"ending": int(logits.argmax()), "probabilities": softmax(logits).tolist()})
     return results
 
 
@@ -652,7 +647,7 @@ def conclude_masks(kept: Sequence[tuple[Any, Any, Any]], data: Any, examples: An
 
 def judge(logits: np.ndarray) -> float:
     """The probability that the second text follows the first, of next-sentence logits (2,)."""
-    return float(normalize(logits)[0])
+    return float(softmax(logits)[0])
 
 
 def conclude_pairs(kept: Sequence[np.ndarray], data: Any, examples: Any, setting: Setting) -> list[Result]:

@@ -29,7 +29,7 @@ from huggingface_hub.utils import logging, validate_repo_id
 
 import bertkit
 from bertkit.data.corpus import DOCS, ignore, is_hub_name
-from bertkit.directory import LOG, METRICS, RECIPE, VOCABULARY
+from bertkit.directory import ENVIRONMENT, LOG, METRICS, RECIPE, VOCABULARY
 from bertkit.errors import UsageError, explain_refusal, join_lines
 from bertkit.tasks.task import Report, Row, Task
 
@@ -46,7 +46,7 @@ PUBLISHED = (
     "tokenizer_config.json",
     "special_tokens_map.json",
     RECIPE,
-    "environment.json",
+    ENVIRONMENT,
     LOG,
     "curves.png",
     METRICS,
