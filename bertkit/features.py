@@ -32,7 +32,8 @@ from bertkit.data.tokens import copy_backend
 from bertkit.data.vocab import load_tokenizer
 from bertkit.device import find_device
 from bertkit.errors import UsageError, explain_full_disk, explain_refusal
-from bertkit.model import FEATURE_LAYERS, IGNORED, BertModel, check_feature_layers, select_features
+from bertkit.loss import IGNORED
+from bertkit.model import FEATURE_LAYERS, BertModel, check_feature_layers, select_features
 
 TOKENS_A_BATCH = 8192
 TEXTS_A_CHUNK = 1024  # read, encoded and written at a time

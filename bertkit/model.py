@@ -37,37 +37,9 @@ from transformers.utils.output_capturing import capture_outputs
 from bertkit.attention import PACKED, Packed, Padded, attend_eagerly, lay_out
 from bertkit.config import BertConfig
 from bertkit.dropout import Dropout
+from bertkit.loss import IGNORED, classify_loss, decode_loss, regress_loss
 
 logger = logging.get_logger(__name__)
-
-IGNORED = -100  # a label that no loss counts, as in all of transformers
-
-# --- Losses (section 3.1 and 4) ---------------------------------------------------------------------------------------
-
-
-def sum_over_count(losses: Tensor, labelled: Tensor, count: Tensor | int | None) -> Tensor:
-    """The sum of `losses` over `count` labels: those of the whole update if known, else the `labelled` here.
-
-    A Trainer passes the count over all micro-batches and processes, so that a loss does not depend on how an update is
-    cut.
-    """
-    if count is None:
-        count = labelled.sum()
-    return losses.sum() / torch.as_tensor(count).clamp(min=1)  # an update without a label has the loss 0
-
-
-def classify_loss(logits: Tensor, labels: Tensor, count: Tensor | int | None = None) -> Tensor:
-    """The mean cross-entropy of logits (..., L) against labels (...); IGNORED labels do not count. In fp32."""
-    logits, labels = logits.flatten(0, -2).float(), labels.flatten()
-    losses = nn.functional.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="none")
-    return sum_over_count(losses, labels != IGNORED, count)
-
-
-def regress_loss(predictions: Tensor, labels: Tensor, count: Tensor | int | None = None) -> Tensor:
-    """The mean squared error of predictions (B,) against labels (B,). In fp32."""
-    losses = (predictions.float() - labels.float().view_as(predictions)).square()
-    return sum_over_count(losses, torch.ones_like(losses), count)
-
 
 # --- The encoder (section 3, "Model Architecture" and "Input/Output Representations") ---------------------------------
 
@@ -526,26 +498,31 @@ class BertLMHead(BertHead):
         self.cls.predictions.bias = new_embeddings.bias
 
     def predict_tokens(
-        self, hidden: Tensor, labels: Tensor | None, layout: Packed | Padded, targets_only: bool | None
-    ) -> tuple[Tensor, Tensor | None, bool]:
-        """Logits (packed, V) and labels (packed), or both at the M labelled positions only, and whether it is so."""
+        self,
+        hidden: Tensor,
+        labels: Tensor | None,
+        layout: Packed | Padded,
+        targets_only: bool | None,
+        count: Tensor | int | None,
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """Logits (B, T, V) and with labels (B, T) the loss.
+
+        targets_only: logits (M, V) of the labelled positions alone; None: in training. Training then has no logits at
+        all: nobody reads them, and to make M * V of them is what it saves.
+        """
+        head = self.cls.predictions
         if labels is None:
-            return self.cls.predictions(hidden), None, False  # (packed, V)
+            return layout.unpack(head(hidden)), None
         labels = layout.pack(labels)  # (packed)
         if not (self.training if targets_only is None else targets_only):
-            return self.cls.predictions(hidden), labels, False  # (packed, V)
+            logits = head(hidden)  # (packed, V)
+            return layout.unpack(logits), classify_loss(logits, labels, count)
         labelled = labels != IGNORED
-        return self.cls.predictions(hidden[labelled]), labels[labelled], True  # (M, V)
-
-
-def present_logits(logits: Tensor, targets_only: bool, layout: Packed | Padded, training: bool) -> Tensor | None:
-    """Token logits as a caller gets them: (B, T, V); of the labelled positions (M, V); in training those are dropped.
-
-    In training nobody reads them, and a precision wrapper would copy all M * V of them.
-    """
-    if not targets_only:
-        return layout.unpack(logits)  # (B, T, V)
-    return None if training else logits  # (M, V)
+        hidden, labels = hidden[labelled], labels[labelled]  # (M, H), (M)
+        if self.training:
+            return None, decode_loss(head.transform(hidden), head.decoder, labels, count)
+        logits = head(hidden)  # (M, V)
+        return logits, classify_loss(logits, labels, count)
 
 
 class BertForPreTraining(BertLMHead):
@@ -595,11 +572,11 @@ class BertForPreTraining(BertLMHead):
             position_ids=position_ids,
             **kwargs,
         )
-        logits, labels, targets_only = self.predict_tokens(outputs.last_hidden_state, labels, layout, targets_only)
+        logits, mlm_loss = self.predict_tokens(
+            outputs.last_hidden_state, labels, layout, targets_only, num_items_in_batch
+        )
         relationship = self.cls.seq_relationship(outputs.pooler_output)  # (B, 2)
-        mlm_loss = nsp_loss = None
-        if labels is not None:
-            mlm_loss = classify_loss(logits, labels, num_items_in_batch)
+        nsp_loss = None
         if next_sentence_label is not None:
             nsp_loss = classify_loss(relationship, next_sentence_label, num_sequences_in_batch)
             if num_sequences_in_batch is None and num_items_in_batch is not None and labels is not None:
@@ -607,7 +584,7 @@ class BertForPreTraining(BertLMHead):
         losses = [loss for loss in (mlm_loss, nsp_loss) if loss is not None]
         return BertForPreTrainingOutput(
             loss=sum(losses) if losses else None,
-            prediction_logits=present_logits(logits, targets_only, layout, self.training),
+            prediction_logits=logits,
             seq_relationship_logits=relationship,
             hidden_states=outputs.hidden_states,
             attentions=outputs.attentions,
@@ -647,10 +624,10 @@ class BertForMaskedLM(BertLMHead):
             position_ids=position_ids,
             **kwargs,
         )
-        logits, labels, targets_only = self.predict_tokens(outputs.last_hidden_state, labels, layout, targets_only)
+        logits, loss = self.predict_tokens(outputs.last_hidden_state, labels, layout, targets_only, num_items_in_batch)
         return MaskedLMOutput(
-            loss=None if labels is None else classify_loss(logits, labels, num_items_in_batch),
-            logits=present_logits(logits, targets_only, layout, self.training),
+            loss=loss,
+            logits=logits,
             hidden_states=outputs.hidden_states,
             attentions=outputs.attentions,
         )
@@ -708,10 +685,10 @@ class BertLMHeadModel(BertLMHead, GenerationMixin):
         )
         if labels is not None:
             labels = nn.functional.pad(labels[:, 1:], (0, 1), value=IGNORED)  # (B, T), of the next token
-        logits, labels, targets_only = self.predict_tokens(outputs.last_hidden_state, labels, layout, targets_only)
+        logits, loss = self.predict_tokens(outputs.last_hidden_state, labels, layout, targets_only, num_items_in_batch)
         return CausalLMOutput(
-            loss=None if labels is None else classify_loss(logits, labels, num_items_in_batch),
-            logits=present_logits(logits, targets_only, layout, self.training),
+            loss=loss,
+            logits=logits,
             hidden_states=outputs.hidden_states,
             attentions=outputs.attentions,
         )

@@ -38,6 +38,7 @@ from bertkit.recipe import Recipe, find_recipe_differences, merge, name_differen
 from bertkit.report import describe_size, plot_curve, plot_heatmap, write_table
 from bertkit.run import Prepared, join_processes, make_arguments, name_data, prepare
 from bertkit.tasks import TASKS
+from bertkit.tasks.pretraining import estimate_cost
 from bertkit.tasks.task import Report
 from bertkit.trainer import Interrupted
 from bertkit.workers import Job, State, execute, read_workers
@@ -104,7 +105,7 @@ def run_study(
     processes.wait_for_everyone()  # all have to find the same directories
     with hold_directory(output) if processes.is_main_process else nullcontext():
         board.start()
-        number = board.work(first, {}, count)
+        number = board.work(first if count == 1 else order_longest_first(first), {}, count)
         if not number:
             board.keep_models(rest)
             processes.wait_for_everyone()  # the first one has kept them
@@ -322,6 +323,11 @@ def make_jobs(
         for seed, directory in cell.runs.items()
     }
     return first, rest
+
+
+def order_longest_first(jobs: Mapping[str, Job]) -> dict[str, Job]:
+    """Pretrainings, those first that will take longest: several workers are then done at about the same time."""
+    return dict(sorted(jobs.items(), key=lambda item: -estimate_cost(item[1].recipe)))
 
 
 def find_states(jobs: Mapping[str, Job], output: Path) -> tuple[dict[str, State], dict[str, Job]]:

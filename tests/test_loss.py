@@ -11,7 +11,7 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from bertkit.model import IGNORED, classify_loss, regress_loss
+from bertkit.loss import BLOCK, IGNORED, classify_loss, decode_loss, regress_loss
 from tests.conftest import HEADS, NO_DROPOUT, make_batch, make_labels, make_model, make_twin, shape_for
 
 LOSS_HEADS = HEADS[1:]
@@ -154,6 +154,72 @@ def test_losses_are_computed_in_full_precision() -> None:
     torch.testing.assert_close(loss, torch.tensor(2.0).log())
     loss = regress_loss(torch.zeros(4096, dtype=torch.bfloat16), torch.full((4096,), 0.1))
     torch.testing.assert_close(loss, torch.tensor(0.01))
+
+
+# --- The decoder's ----------------------------------------------------------------------------------------------------
+
+
+def decode(
+    fast: bool, rows: int, vocabulary: int, dtype: torch.dtype | None = None, frozen: str = ""
+) -> tuple[Tensor, dict[str, Tensor | None]]:
+    """The loss of random rows under one of the two ways, and the gradients of seven times it."""
+    torch.manual_seed(0)
+    decoder, hidden = nn.Linear(24, vocabulary), torch.randn(rows, 24, requires_grad=True)
+    labels = torch.randint(vocabulary, (rows,))
+    wanted = {"hidden": hidden, "weight": decoder.weight, "bias": decoder.bias}
+    for name in frozen.split():
+        wanted[name].requires_grad_(False)
+    with torch.autocast("cpu", dtype, enabled=dtype is not None):
+        loss = decode_loss(hidden, decoder, labels, 3) if fast else classify_loss(decoder(hidden), labels, 3)
+    (7 * loss).backward()
+    return loss.detach(), {name: tensor.grad for name, tensor in wanted.items()}
+
+
+@pytest.mark.parametrize(
+    ("rows", "vocabulary", "frozen"),
+    [
+        (1, 5, ""),
+        (BLOCK, 300, ""),
+        (2 * BLOCK + 37, 700, ""),
+        (40, 300_000, ""),
+        (50, 300, "weight bias"),
+        (9, 9, "hidden"),
+    ],
+)
+def test_the_decoder_learns_the_same_with_its_loss(rows: int, vocabulary: int, frozen: str) -> None:
+    loss, gradients = decode(True, rows, vocabulary, frozen=frozen)
+    expected, plain = decode(False, rows, vocabulary, frozen=frozen)
+    torch.testing.assert_close(loss, expected)
+    for name, gradient in plain.items():
+        if name in frozen:
+            assert gradient is gradients[name] is None
+        else:
+            assert gradient.abs().max() > 0
+            torch.testing.assert_close(gradients[name], gradient, msg=lambda text, name=name: f"{name}: {text}")
+
+
+def test_the_decoder_learns_in_the_precision_of_autocast() -> None:
+    """As far from exact gradients as torch's own bfloat16, within its rounding; parameters keep their precision."""
+    rows, vocabulary = BLOCK + 300, 600
+    _, exact = decode(False, rows, vocabulary)
+    for fast in (True, False):
+        loss, gradients = decode(fast, rows, vocabulary, torch.bfloat16)
+        assert loss.dtype == torch.float32
+        for name, gradient in gradients.items():
+            assert gradient.dtype == torch.float32
+            error = (gradient - exact[name]).norm() / exact[name].norm()
+            assert 1e-5 < error < 2e-2, (fast, name)
+
+
+def test_a_decoder_that_is_not_plain_is_called() -> None:
+    """Somebody may have put an adapter in its place."""
+
+    class Adapted(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) * 2
+
+    decoder, hidden, labels = Adapted(8, 30), torch.randn(5, 8), torch.arange(5)
+    torch.testing.assert_close(decode_loss(hidden, decoder, labels), classify_loss(decoder(hidden), labels))
 
 
 # --- Gradients --------------------------------------------------------------------------------------------------------

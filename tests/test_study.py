@@ -23,13 +23,14 @@ from bertkit.definition import (
     Variant,
     define,
     list_cells,
+    list_pretrainings,
     make_study,
     name_settings,
     read_study,
 )
 from bertkit.errors import UsageError
 from bertkit.recipe import merge, read_recipe, save_recipe
-from bertkit.study import StudyInterrupted, choose, prune, run_study, summarize
+from bertkit.study import StudyInterrupted, choose, make_jobs, order_longest_first, prune, run_study, summarize
 from bertkit.tasks import TASKS
 from bertkit.tasks.task import Row
 from bertkit.workers import State
@@ -588,6 +589,22 @@ def ablation(recipe, glue):
             {"name": "+ frozen", "pretrain": {"data": {"objective": "clm"}}, "recipe": {"freeze": "encoder"}},
         ],
     }
+
+
+def test_several_workers_begin_with_the_longest_pretraining(ablation, tmp_path):
+    """Left to right decodes every token; more updates, layers or words to choose from take longer too."""
+    ablation["row"] = [
+        {"name": "BERT"},
+        {"name": "Short", "pretrain": {"train": {"max_steps": 1}}},
+        {"name": "LTR", "pretrain": {"data": {"objective": "clm"}}},
+        {"name": "Large", "pretrain": {"model": {"hidden_size": 768}}},
+    ]
+    study = make_study(ablation)
+    first, _ = make_jobs(study, list_pretrainings(study), [], tmp_path)
+    assert list(first) == ["pretrain/bert", "pretrain/short", "pretrain/ltr", "pretrain/large"]
+    longest = order_longest_first(first)
+    assert list(longest) == ["pretrain/large", "pretrain/ltr", "pretrain/bert", "pretrain/short"]
+    assert longest == first, "the same jobs"
 
 
 def test_pretrainings_come_first_and_are_shared(ablation, tmp_path):

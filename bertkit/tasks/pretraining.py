@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
+from bertkit.config import BertConfig
 from bertkit.data.corpus import Document, is_built, read_documents
 from bertkit.data.draw import draw_key, permute
 from bertkit.data.masking import IGNORED, check_rates, default_max_predictions, mask_tokens
@@ -268,6 +269,16 @@ def list_phases(recipe: Mapping[str, Any]) -> list[Phase]:
         for phase, start, stop in zip(given, bounds, bounds[1:], strict=False)
         if stop > start
     ]
+
+
+def estimate_cost(recipe: Mapping[str, Any]) -> float:
+    """Multiplications of a run, roughly: the encoder's matrices at every token, the decoder's where it decodes."""
+    model, options = BertConfig(**recipe["model"]), recipe["data"]
+    hidden, decoded = model.hidden_size, 1.0 if options["objective"] == "clm" else options["masked_lm_prob"]
+    layer = 4 * hidden**2 + 2 * hidden * model.intermediate_size
+    decoder = hidden * (hidden + max(recipe["model"].get("vocab_size", 0), options["vocab_size"]))
+    tokens = sum(phase.samples * phase.max_length for phase in list_phases(recipe))
+    return tokens * (model.num_hidden_layers * layer + decoded * decoder)
 
 
 def check(recipe: Mapping[str, Any]) -> None:

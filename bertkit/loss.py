@@ -1,0 +1,97 @@
+"""The losses of training (sections 3.1 and 4), none of which depends on how an update is cut into micro-batches.
+
+`decode_loss` is the masked-LM head's: decoder, softmax and cross-entropy at once. One after the other, on a CPU, they
+spend most of their time on carrying (M, V) logits, their fp32 copy and its gradients through memory. Here a few rows of
+scores at a time become their own gradient while they are in the cache, in the precision of autocast, and the backward
+pass only scales. The mathematics is the same; other devices, and compiled graphs, use torch's own functions.
+
+Shape letters: M labelled tokens, H hidden units, V the vocabulary, L labels, B a batch.
+"""
+
+import torch
+from torch import Tensor, nn
+
+IGNORED = -100  # a label that no loss counts, as in all of transformers
+
+BLOCK = 1024  # rows of scores that one matrix product makes; what is kept of them is (BLOCK, V)
+CACHED = 1 << 17  # fp32 scores, half a megabyte: a softmax of so many does not leave a core's cache
+
+
+def sum_over_count(losses: Tensor, labelled: Tensor, count: Tensor | int | None) -> Tensor:
+    """The sum of `losses` over `count` labels: those of the whole update if known, else the `labelled` here.
+
+    A Trainer passes the count over all micro-batches and processes, so that a loss does not depend on how an update is
+    cut.
+    """
+    if count is None:
+        count = labelled.sum()
+    return losses.sum() / torch.as_tensor(count).clamp(min=1)  # an update without a label has the loss 0
+
+
+def classify_loss(logits: Tensor, labels: Tensor, count: Tensor | int | None = None) -> Tensor:
+    """The mean cross-entropy of logits (..., L) against labels (...); IGNORED labels do not count. In fp32."""
+    logits, labels = logits.flatten(0, -2).float(), labels.flatten()
+    losses = nn.functional.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="none")
+    return sum_over_count(losses, labels != IGNORED, count)
+
+
+def regress_loss(predictions: Tensor, labels: Tensor, count: Tensor | int | None = None) -> Tensor:
+    """The mean squared error of predictions (B,) against labels (B,). In fp32."""
+    losses = (predictions.float() - labels.float().view_as(predictions)).square()
+    return sum_over_count(losses, torch.ones_like(losses), count)
+
+
+def decode_loss(hidden: Tensor, decoder: nn.Module, labels: Tensor, count: Tensor | int | None = None) -> Tensor:
+    """`classify_loss(decoder(hidden), labels, count)` of hidden (M, H) and labels (M,), none of them IGNORED.
+
+    Randomness: none.
+    """
+    if hidden.device.type != "cpu" or torch.compiler.is_compiling() or not is_plain(decoder):
+        return classify_loss(decoder(hidden), labels, count)
+    dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else hidden.dtype
+    losses = _DecodeOnCPU.apply(hidden, decoder.weight, decoder.bias, labels, dtype)
+    return sum_over_count(losses, torch.ones_like(labels), count)
+
+
+def is_plain(decoder: nn.Module) -> bool:
+    """Whether a decoder is a matrix and a bias, and nothing that somebody put in their place."""
+    return type(decoder) is nn.Linear and decoder.bias is not None
+
+
+class _DecodeOnCPU(torch.autograd.Function):
+    """The sum of the cross-entropies of a linear decoder's scores; its gradients are computed on the way."""
+
+    @staticmethod
+    def forward(ctx, hidden: Tensor, weight: Tensor, bias: Tensor, labels: Tensor, dtype: torch.dtype) -> Tensor:
+        with torch.autocast("cpu", enabled=False):
+            weight_, bias_ = weight.to(dtype), bias.to(dtype)
+            to_hidden, to_weight = torch.empty_like(hidden), torch.zeros_like(weight)
+            to_bias, total = torch.zeros_like(bias), torch.zeros((), dtype=torch.float32)
+            for begin in range(0, len(hidden), BLOCK):
+                block = hidden[begin : begin + BLOCK].to(dtype)  # (BLOCK, H)
+                scores = torch.addmm(bias_, block, weight_.t())  # (BLOCK, V), soon their own gradient
+                total += turn_to_gradient(scores, labels[begin : begin + BLOCK], to_bias)
+                to_hidden[begin : begin + BLOCK] = scores @ weight_
+                to_weight += scores.t() @ block
+        ctx.save_for_backward(to_hidden, to_weight, to_bias)
+        return total
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        wanted = zip(ctx.saved_tensors, ctx.needs_input_grad, strict=False)
+        return (*(kept * gradient if is_wanted else None for kept, is_wanted in wanted), None, None)
+
+
+def turn_to_gradient(scores: Tensor, labels: Tensor, to_bias: Tensor) -> Tensor:
+    """The sum of the cross-entropies of scores (M, V), which become its gradient; theirs is added to `to_bias` (V,)."""
+    total = torch.zeros((), dtype=torch.float32)
+    step = max(CACHED // scores.shape[1], 1)
+    for begin in range(0, len(scores), step):
+        rows, targets = scores[begin : begin + step].float(), labels[begin : begin + step, None]
+        norms = rows.logsumexp(1, keepdim=True)
+        total += (norms - rows.gather(1, targets)).sum()
+        rows = rows.sub(norms).exp_()
+        rows.scatter_add_(1, targets, rows.new_full(targets.shape, -1.0))
+        to_bias += rows.sum(0)
+        scores[begin : begin + step] = rows
+    return total
