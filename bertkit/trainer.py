@@ -25,6 +25,7 @@ from bertkit.errors import UsageError
 from bertkit.tasks.task import Report, Task
 
 SUMS = "loss_sums.json"  # in a checkpoint: of the losses since the last log
+LARGEST_KEPT = 1 << 25  # bytes of a block; the most that glibc takes
 TRIM_EVERY = 20  # updates on a CPU; it takes a fraction of a second
 Progress = Callable[[int, int, Mapping[str, float]], None]  # updates done, of how many, the latest log entry
 
@@ -241,6 +242,8 @@ class Watcher(TrainerCallback):
     def on_train_begin(self, args, state: TrainerState, control: TrainerControl, **kwargs) -> None:
         if state.is_world_process_zero:
             write_log(state.log_history, self.output)  # from now on the directory is this run's
+        if args.device.type == "cpu":
+            keep_memory()
 
     def on_step_end(self, args, state: TrainerState, control: TrainerControl, **kwargs) -> None:
         # All processes have to stop after the same update. On a GPU they ask each other less often: it waits for them.
@@ -314,6 +317,17 @@ def explain_lost_process(processes: int) -> Iterator[None]:
         raise ProcessLost(
             "another process of this run was lost; the same command continues from its last checkpoint"
         ) from error
+
+
+def keep_memory() -> None:
+    """Has the C library (glibc) keep the blocks that an update frees for the next one, all for which it can do so.
+
+    Otherwise it hands each large one back at once, and the system clears its pages anew when it is needed again.
+    """
+    with suppress(OSError, AttributeError):  # another C library
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt(-3, LARGEST_KEPT)  # M_MMAP_THRESHOLD
+        mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD
 
 
 def trim_memory() -> None:

@@ -508,3 +508,34 @@ print(before, measure())
     printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     before, after = map(int, printed.split())
     assert after < before - 50
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="another C library than glibc")
+@pytest.mark.parametrize("keep", [False, True])
+def test_blocks_of_an_update_are_kept_for_the_next_one(keep):
+    """A page of a block that comes from the system is a fault when it is first written to."""
+    code = f"""
+import ctypes, resource
+from bertkit.trainer import keep_memory
+
+if {keep}:
+    keep_memory()
+libc = ctypes.CDLL(None)
+libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+
+def use():
+    block = libc.malloc(30_000_000)
+    ctypes.memset(block, 1, 30_000_000)
+    libc.free(block)
+
+libc.mallopt(-8, 1)  # one arena, as a thread's own is small
+use()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(10):
+    use()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("MALLOC")}
+    command = [sys.executable, "-c", code]
+    faults = int(subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout)
+    assert faults < 1000 if keep else faults > 7000
