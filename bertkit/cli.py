@@ -124,6 +124,8 @@ def pretrain(
     continues from a checkpoint (domain adaptation).
 
     Example: bertkit pretrain --corpus corpus.txt --output runs/mine
+
+    Example: bertkit pretrain --model runs/mine --corpus more.txt --output runs/more
     """
     data = {"corpus": corpus or None, "vocab": vocab, "cased": cased or None}
     given = {"checkpoint": model, "data": {key: value for key, value in data.items() if value is not None}}
@@ -159,6 +161,10 @@ def glue(
     predicted by a model of mnli (--model RUN). --submit with nothing but --output gathers the finished runs there.
 
     Example: bertkit glue --task mnli --data GLUE --output runs/mnli
+
+    Example: bertkit glue --task rte --data GLUE --grid --restarts 5 --output runs/rte-grid
+
+    Example: bertkit glue --task all --data GLUE --output runs/glue --submit glue.zip
     """
     from bertkit.data.corpus import ignore
     from bertkit.recipe import parse_setting, read_recipe
@@ -230,6 +236,8 @@ def squad(
     For 2.0 the threshold tau is tuned on the dev set for best F1, and kept with the model.
 
     Example: bertkit squad --version 2 --data SQUAD --output runs/squad2
+
+    Example: bertkit squad --version 2 --ensemble runs/squad2 runs/other --output runs/both
     """
     from bertkit.tasks.squad import find_version
 
@@ -295,6 +303,8 @@ def ner(
     LAYERS: embeddings, second-to-last, last, sum-last-four, concat-last-four or sum-all, as in Table 7.
 
     Example: bertkit ner --data CONLL --output runs/ner
+
+    Example: bertkit ner --data CONLL --features concat-last-four --output runs/ner-features
     """
     options = {"dir": data, "features": layers}
     given = {"checkpoint": model, "data": {key: str(value) for key, value in options.items() if value is not None}}
@@ -321,6 +331,8 @@ def features(
     """Write contextual vectors of any text: the same word in two contexts gets two.
 
     Example: bertkit features runs/mine --input texts.txt --layers last --output vectors.npz
+
+    Example: bertkit features runs/mine --input texts.txt --pool mean --output vectors.jsonl
     """
     from bertkit.features import extract
 
@@ -555,6 +567,8 @@ def build_corpus(
     Killed at any moment, the same command finishes it.
 
     Example: bertkit corpus build texts docs --vocab my-vocab --output corpora/mine
+
+    Example: bertkit corpus build wikimedia/wikipedia:20231101.en --vocab google-bert/bert-base-uncased --output wikipedia
     """
     from bertkit.build import build
     from bertkit.data.docs import count_cores

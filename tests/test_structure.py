@@ -259,6 +259,7 @@ MAY_IMPORT = {
     "bertkit.bench.measure": {"bertkit.data.corpus"},
     "bertkit.bench.predict": {
         "bertkit.bench.measure",
+        "bertkit.bench.words",
         "bertkit.config",
         "bertkit.data.corpus",
         "bertkit.data.inputs",
@@ -270,8 +271,10 @@ MAY_IMPORT = {
         "bertkit.tasks.task",
     },
     "bertkit.bench.reference": set(),
+    "bertkit.bench.words": set(),
     "bertkit.bench.squad": {
         "bertkit.bench.measure",
+        "bertkit.bench.words",
         "bertkit.bench.reference",
         "bertkit.data.corpus",
         "bertkit.data.files",

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from bertkit.bench.measure import OURS, REFERENCE, alternate, compare
+from bertkit.bench.words import SEED, draw_words, make_words
 from bertkit.data.corpus import ignore
 from bertkit.data.inputs import read_inputs
 from bertkit.data.vocab import make_tokenizer, save_tokenizer
@@ -26,8 +27,7 @@ from bertkit.errors import UsageError
 from bertkit.tasks.task import Report
 
 BATCH_SIZES = (1, 8, 32)  # of the pipeline
-SEED = 0
-WORDS = 8_000  # different ones in made-up text, the n-th as frequent as 1 / n
+WORDS = 8_000  # different ones in made-up text
 LENGTH, SPREAD, LONGEST = 30.0, 0.9, 400  # words of a made-up text: the median, of logarithms the deviation, the most
 
 
@@ -142,22 +142,11 @@ def read_texts(source: str, count: int) -> list[str]:
     return texts
 
 
-def make_words() -> list[str]:
-    """Made-up words of different lengths."""
-    random = np.random.default_rng(SEED)
-    letters = random.choice(list("abcdefghijklmnopqrstuvwxyz"), (2 * WORDS, 9))
-    lengths = random.integers(2, 10, 2 * WORDS)
-    words = {"".join(row[:length]) for row, length in zip(letters, lengths, strict=True)}
-    return sorted(words)[:WORDS]
-
-
 def make_texts(count: int) -> list[str]:
     """Texts of made-up words, of lengths as reviews and sentences have them: the logarithms are normal."""
-    random, words = np.random.default_rng(SEED), np.array(make_words())
-    shares = 1 / np.arange(1, len(words) + 1)
-    shares /= shares.sum()
+    random, words = np.random.default_rng(SEED), make_words(WORDS)
     lengths = np.exp(random.normal(math.log(LENGTH), SPREAD, count)).round().clip(1, LONGEST).astype(int)
-    return [" ".join(random.choice(words, length, p=shares)) for length in lengths]
+    return [" ".join(draw_words(words, length, random)) for length in lengths]
 
 
 def make_classifier(folder: Path) -> str:
@@ -168,7 +157,7 @@ def make_classifier(folder: Path) -> str:
     from bertkit.model import BertForSequenceClassification
 
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-    tokenizer = make_tokenizer([*special, *make_words()], cased=False)
+    tokenizer = make_tokenizer([*special, *make_words(WORDS).tolist()], cased=False)
     torch.manual_seed(SEED)
     BertForSequenceClassification(BertConfig()).save_pretrained(folder)
     save_tokenizer(tokenizer, folder)

@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
-from string import ascii_lowercase
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,7 @@ import torch
 
 from bertkit.bench.measure import OURS, REFERENCE, alternate, compare, measure_peak
 from bertkit.bench.reference import load_module
+from bertkit.bench.words import SEED, draw_words, make_words
 from bertkit.data.corpus import ignore
 from bertkit.data.files import read_squad
 from bertkit.data.spans import N_BEST, Question, Windows, cut, decode, decode_best, encode_questions, keep_top
@@ -27,15 +27,13 @@ from bertkit.errors import UsageError, join_lines
 from bertkit.tasks.squad import DATA, VERSIONS, Version, name_file, score
 from bertkit.tasks.task import Report
 
-SEED = 0
-
 # --- The input --------------------------------------------------------------------------------------------------------
 
 QUESTIONS = 10_570  # of the dev set of SQuAD 1.1
 LISTS = "bertkit_n_best"  # a third side: as many answers to each question as the reference finds, but no scores
 BATCH = 32  # windows at a time, as in evaluation
 VOCABULARY = 8_000  # tokens; trained on the contexts
-WORDS = 20_000  # different ones in made-up text, the n-th as frequent as 1 / n
+WORDS = 20_000  # different ones in made-up text
 CONTEXT_WORDS, SPREAD, FEWEST = 120, 50, 20  # of a made-up context: the mean, the standard deviation, the least
 LONG_WORDS, LONG_EVERY = 700, 50  # every 50th is so long that it takes several windows
 SHARED_BY = 5  # questions about a context
@@ -45,23 +43,19 @@ BUMP, BUMP_SPREAD = 5.0, 2.0  # the gold span's scores above the noise, of stand
 def make_questions(count: int) -> list[Question]:
     """Questions in made-up words about contexts of SQuAD's lengths, the same in every run; answers are 1 to 5 words."""
     random = np.random.default_rng(SEED)
-    letters = random.choice(list(ascii_lowercase), (WORDS, 9))
-    lengths = random.integers(2, 10, WORDS)
-    words = np.array(["".join(row[:length]) for row, length in zip(letters, lengths, strict=True)])
-    shares = 1 / np.arange(1, WORDS + 1)
-    shares /= shares.sum()
+    words = make_words(WORDS)
     questions: list[Question] = []
     while len(questions) < count:
         if len(questions) % SHARED_BY == 0:
             is_long = len(questions) // SHARED_BY % LONG_EVERY == 0
             length = LONG_WORDS if is_long else max(FEWEST, round(random.normal(CONTEXT_WORDS, SPREAD)))
-            chosen = random.choice(words, length, p=shares)
+            chosen = draw_words(words, length, random)
             chosen = np.char.add(chosen, np.where(random.random(length) < 0.1, ",", "")).tolist()
             context = " ".join(chosen) + "."
         first = int(random.integers(len(chosen)))
         answer = " ".join(chosen[first : first + int(random.integers(1, 6))]).rstrip(",")
         start = len(" ".join([*chosen[:first], ""]))
-        asked = " ".join(random.choice(words, 10, p=shares)) + "?"
+        asked = " ".join(draw_words(words, 10, random)) + "?"
         questions.append(Question(f"{len(questions):06d}", asked, context, (answer,), (start,)))
     return questions
 

@@ -6,6 +6,7 @@ import pytest
 
 from bertkit.bench import predict as bench
 from bertkit.bench.measure import OURS
+from bertkit.bench.words import make_words
 from bertkit.errors import UsageError
 from tests.test_predict import write_head
 
@@ -35,7 +36,7 @@ def test_made_up_texts_are_of_mixed_length_and_known_words():
     texts = bench.make_texts(300)
     lengths = [len(text.split()) for text in texts]
     assert (min(lengths) < 10, max(lengths) > 100, max(lengths) <= bench.LONGEST) == (True, True, True)
-    assert {word for text in texts for word in text.split()} <= set(bench.make_words())
+    assert {word for text in texts for word in text.split()} <= set(make_words(bench.WORDS))
     assert texts == bench.make_texts(300)
 
 
