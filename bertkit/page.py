@@ -49,15 +49,22 @@ from bertkit.metrics import score_types
 from bertkit.recipe import read_recipe
 from bertkit.report import (
     AVERAGE,
-    MARK,
     MISSING,
+    average,
     describe_size,
     explain_scores,
+    find_row,
+    find_shown,
+    has_paper,
+    head_column,
+    list_columns,
     list_progress,
     name_axes,
     plot_curve,
     plot_log,
+    show_mean,
     show_value,
+    shows_best,
 )
 from bertkit.study import RESULT, STUDY
 from bertkit.tasks import TASKS
@@ -736,43 +743,21 @@ def make_study_tables(path: Path, study: Mapping[str, Any], links: Mapping[Path,
 def make_summary(path: Path, study: Mapping[str, Any], links: Mapping[Path, str]) -> dict[str, Any]:
     """The table like the paper's: rows by columns; in each cell ours, the paper's, and the best run of several."""
     averaged = study["definition"].get("average", [])
-    has_paper = any(row["paper"] for row in study["rows"].values())
-    shows_best = study["definition"]["select"] == "best" or not has_paper
-    lines = []
+    columns, lines = {name: find_row(study, name) for name in study["columns"]}, []
     for name, own in study["rows"].items():
-        shown = {column: find_shown(study, name, column) for column in study["columns"]}
-        cells = [make_shown(path, study, column, *found, own, shows_best, links) for column, found in shown.items()]
-        if averaged:
+        found = find_shown(study, name)
+        shown = {column: found.get(column, (None, None)) for column in columns}
+        cells = [make_shown(path, study, column, *pair, own, links) for column, pair in shown.items()]
+        for mean in average(columns, found, averaged):
             published = [(str(own["paper"][AVERAGE]), "the paper")] if AVERAGE in own["paper"] else []
-            cells.append(Cell(((average(study, shown, averaged), ""), *published)))
+            cells.append(Cell(((mean, ""), *published)))
         lines.append([name or "ours", *cells])
-    if not has_paper:
-        columns = {name: find_row(column) for name, column in study["columns"].items()}
+    if not has_paper(study):
         for label in dict.fromkeys(label for row in columns.values() for label in row.paper):
             values = [row.show(row.paper[label]) if label in row.paper else MISSING for row in columns.values()]
             lines.append([f"published: {label}", *values, *[MISSING] * bool(averaged)])
     heads = [head_column(study, name) for name in study["columns"]]
     return make_table("Scores", ["", *heads, *[AVERAGE] * bool(averaged)], lines, "quiet")
-
-
-def find_row(column: Mapping[str, Any]) -> Row:
-    """How a column's scores are shown."""
-    return Row(column["name"], column["metric"], unit=column["unit"], paper=column["published"])
-
-
-def head_column(study: Mapping[str, Any], name: str) -> str:
-    """A column's name, with its metric if it is a task's."""
-    column = study["columns"][name]
-    return f"{name}: {column['name']}{' (%)' if column['unit'] else ''}" if column["short"] else name
-
-
-def find_shown(study: Mapping[str, Any], row: str, column: str) -> tuple[Any, Any]:
-    """The cell that stands for a row and column, and how it was chosen; None where there is none."""
-    winners = [winner for winner in study["chosen"] if (winner["row"], winner["column"]) == (row, column)]
-    cells = [cell for cell in study["cells"] if (cell["row"], cell["column"]) == (row, column)]
-    winner = winners[0] if winners else None
-    chosen = [cell for cell in cells if winner and cell["directory"] == winner["cell"]]
-    return next(iter([*chosen, *cells]), None), winner
 
 
 def make_shown(
@@ -782,48 +767,18 @@ def make_shown(
     cell: Mapping[str, Any] | None,
     winner: Mapping[str, Any] | None,
     own: Mapping[str, Any],
-    shows_best: bool,
     links: Mapping[Path, str],
 ) -> Cell:
     """A cell of the table like the paper's."""
-    row = find_row(study["columns"][column])
-    mean, _, rest = show_mean(row, cell).partition(" ")
+    row = find_row(study, column)
+    mean, _, rest = (show_mean(row, cell) if cell else MISSING).partition(" ")
     lines = [(mean, rest)]
     if column in own["paper"]:
         lines.append((str(own["paper"][column]), "the paper"))
-    if shows_best and winner and winner["of_runs"] > 1 and winner["value"] is not None:
+    if shows_best(study) and winner and winner["of_runs"] > 1 and winner["value"] is not None:
         lines.append((row.show(winner["value"]), f"best of {winner['of_runs']}"))
     run = winner["run"] if winner else cell["runs"][0]["directory"] if cell else ""
     return Cell(tuple(lines), links.get((path / run).resolve(), "") if run else "")
-
-
-def show_mean(row: Row, cell: Mapping[str, Any] | None) -> str:
-    """A cell's `mean ± sd (n)`."""
-    if cell is None or cell["mean"] is None:
-        return "failed" if cell and cell["failed"] else MISSING
-    spread = "" if cell["sd"] is None else f" ± {row.show(cell['sd'])}"
-    return f"{row.show(cell['mean'])}{spread} ({cell['n']}){MARK if cell['at_or_below_majority'] else ''}"
-
-
-def average(study: Mapping[str, Any], shown: Mapping[str, tuple[Any, Any]], names: Sequence[str]) -> str:
-    """The mean of some columns' means in percent, if all are there."""
-    means = {name: cell["mean"] for name in names if (cell := shown[name][0]) is not None}
-    if len(means) < len(names) or None in means.values():
-        return MISSING
-    scales = {name: 100 if study["columns"][name]["unit"] == "fraction" else 1 for name in names}
-    return f"{statistics.fmean(scales[name] * mean for name, mean in means.items()):.1f}"
-
-
-def list_columns(study: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """What each column is, in words."""
-    return [
-        (
-            name,
-            f"{column['name']}{' in percent' if column['unit'] else ''}; {column['task']}, {column['split']}"
-            + (f"; the paper: {column['paper']}" if column["paper"] else ""),
-        )
-        for name, column in study["columns"].items()
-    ]
 
 
 def make_pretrainings(path: Path, study: Mapping[str, Any], links: Mapping[Path, str]) -> dict[str, Any]:
@@ -845,7 +800,7 @@ def make_runs(path: Path, study: Mapping[str, Any], links: Mapping[Path, str]) -
     axes = list(study["definition"].get("grid", {}))
     lines = []
     for cell in study["cells"]:
-        row = find_row(study["columns"][cell["column"]])
+        row = find_row(study, cell["column"])
         for run in cell["runs"]:
             value = run.get("metrics", {}).get(row.key)
             settings = [show_value(cell["setting"][axis]) for axis in axes]
@@ -872,7 +827,7 @@ def make_heatmaps(path: Path, study: Mapping[str, Any], links: Mapping[Path, str
                 squares.setdefault(down, {})[show_value(cell["setting"][first])] = cell
         across = list(dict.fromkeys(value for line in squares.values() for value in line))
         shades = shade([cell for line in squares.values() for cell in line.values()], study["columns"][group[1]])
-        best = find_shown(study, *group)[1]
+        best = find_shown(study, group[0]).get(group[1], (None, None))[1]
         lines = [
             [down, *(make_square(study, line.get(value), shades, best, path, links) for value in across)]
             for down, line in squares.items()
@@ -901,7 +856,7 @@ def make_square(
     """A square of a heat map; the chosen one leads to its best run."""
     if cell is None:
         return Cell(((MISSING, ""),))
-    mean, _, rest = show_mean(find_row(study["columns"][cell["column"]]), cell).partition(" ")
+    mean, _, rest = show_mean(find_row(study, cell["column"]), cell).partition(" ")
     lost = [("", f"{cell['failed']} failed")] if cell["failed"] and cell["n"] else []
     is_chosen = best is not None and best["cell"] == cell["directory"]
     link = links.get((path / best["run"]).resolve(), "") if best and is_chosen else ""

@@ -68,13 +68,13 @@ def write_table(study: Mapping[str, Any]) -> str:
     if note := study["definition"].get("note"):
         parts += ["", " ".join(note.split())]
     if not _is_short(study):
-        parts += ["", *_write_columns(study)]
+        parts += ["", *(f"- {name}: {words}" for name, words in list_columns(study))]
     if study["pretrainings"]:
         parts += ["", "## Pretraining", "", *_write_pretrainings(study)]
     if study["definition"].get("grid"):
         for name in study["columns"]:
             if any(cell["column"] == name and not cell["borrowed"] for cell in study["cells"]):
-                parts += ["", f"## {_head_column(study, name)}", "", *_write_cells(study, [name])]
+                parts += ["", f"## {head_column(study, name)}", "", *_write_cells(study, [name])]
     else:
         parts += ["", "## Every cell", "", *_write_cells(study, list(study["columns"]))]
     runs = [*study["pretrainings"], *(run for cell in study["cells"] for run in cell["runs"])]
@@ -125,12 +125,12 @@ def explain_scores(study: Mapping[str, Any]) -> str:
             f"The setting shown (bold below) is the one whose {rule} is best of {settings} settings; it is chosen on "
             "the very data that it is scored on, so its score is optimistic."
         )
-    if runs > 1 and _shows_best(study):
+    if runs > 1 and shows_best(study):
         sentences.append(
             f"The best run is the best of all {runs} runs on that data: more optimistic still, and not to be compared "
             "with a mean or a test score."
         )
-    if _has_paper(study):
+    if has_paper(study):
         sentences.append("In italics: the paper's value for the row above.")
     elif any(column["published"] for column in study["columns"].values()):
         sentences.append("Whose a published value is and on which data, its line says.")
@@ -151,14 +151,14 @@ def _is_short(study: Mapping[str, Any]) -> bool:
     return all(column["short"] for column in study["columns"].values())
 
 
-def _has_paper(study: Mapping[str, Any]) -> bool:
+def has_paper(study: Mapping[str, Any]) -> bool:
     """Whether the study says what the paper has in its place."""
     return any(row["paper"] for row in study["rows"].values())
 
 
-def _shows_best(study: Mapping[str, Any]) -> bool:
+def shows_best(study: Mapping[str, Any]) -> bool:
     """Whether the best runs have lines of their own; not where means stand beside the paper's means."""
-    return study["definition"]["select"] == "best" or not _has_paper(study)
+    return study["definition"]["select"] == "best" or not has_paper(study)
 
 
 def list_progress(study: Mapping[str, Any], limit: int = 40) -> tuple[list[str], list[list[str]]]:
@@ -178,14 +178,14 @@ def list_progress(study: Mapping[str, Any], limit: int = 40) -> tuple[list[str],
     leading = {name: column for name, column in leading.items() if len(set(column)) > 1}
     lines = []
     for place, cell in enumerate(cells):
-        row = _find_row(study, cell["column"])
+        row = find_row(study, cell["column"])
         mark = " *" if cell["directory"] in best else ""
         lines.append(
             [
                 *(column[place] for column in leading.values()),
                 *_show_setting(cell, axes),
                 f"{cell['n'] + cell['failed']}/{len(cell['runs'])}",
-                _show_mean(row, cell, MISSING) + mark,
+                show_mean(row, cell, MISSING) + mark,
                 MISSING if cell["best"] is None else row.show(cell["best"]),
                 _describe_work(cell),
             ]
@@ -242,19 +242,19 @@ def _describe_work(cell: Mapping[str, Any]) -> str:
     return "" if cell["n"] else "waiting"
 
 
-def _find_row(study: Mapping[str, Any], name: str) -> Row:
+def find_row(study: Mapping[str, Any], name: str) -> Row:
     """How a column's scores are shown; those of pretrainings stand in none."""
     column = study["columns"].get(name) or {"name": "", "metric": "", "unit": "", "published": {}}
     return Row(column["name"], column["metric"], unit=column["unit"], paper=column["published"])
 
 
-def _head_column(study: Mapping[str, Any], name: str) -> str:
+def head_column(study: Mapping[str, Any], name: str) -> str:
     """A column's name; of a task that stands for itself also its metric."""
     column = study["columns"][name]
     return f"{name}: {column['name']}{' (%)' if column['unit'] else ''}" if column["short"] else name
 
 
-def _show_mean(row: Row, cell: Mapping[str, Any], empty: str = "failed") -> str:
+def show_mean(row: Row, cell: Mapping[str, Any], empty: str = "failed") -> str:
     """A cell's `mean ± sd (n)`."""
     if cell["mean"] is None:
         return empty if cell["failed"] else MISSING
@@ -262,7 +262,7 @@ def _show_mean(row: Row, cell: Mapping[str, Any], empty: str = "failed") -> str:
     return f"{row.show(cell['mean'])}{spread} ({cell['n']}){MARK if cell['at_or_below_majority'] else ''}"
 
 
-def _find_shown(study: Mapping[str, Any], name: str) -> dict[str, tuple[Mapping[str, Any], Mapping[str, Any] | None]]:
+def find_shown(study: Mapping[str, Any], name: str) -> dict[str, tuple[Mapping[str, Any], Mapping[str, Any] | None]]:
     """Column -> the cell that the summary shows of a row, and how it was chosen: None if there is only that one."""
     winners = {winner["column"]: winner for winner in study["chosen"] if winner["row"] == name}
     found = {}
@@ -280,20 +280,20 @@ def _write_summary(study: Mapping[str, Any]) -> list[str]:
 
     Without any, the scores that the tasks know as published come last.
     """
-    rows = {name: _find_row(study, name) for name in study["columns"]}
+    rows = {name: find_row(study, name) for name in study["columns"]}
     averaged = study["definition"].get("average", [])
-    lines = [["", *(_head_column(study, name) for name in rows), *[AVERAGE] * bool(averaged)]]
+    lines = [["", *(head_column(study, name) for name in rows), *[AVERAGE] * bool(averaged)]]
     for name, own in study["rows"].items():
-        found = _find_shown(study, name)
-        means = [_show_mean(rows[column], found[column][0]) if column in found else MISSING for column in rows]
-        lines.append([name or "ours", *means, *_average(rows, found, averaged)])
+        found = find_shown(study, name)
+        means = [show_mean(rows[column], found[column][0]) if column in found else MISSING for column in rows]
+        lines.append([name or "ours", *means, *average(rows, found, averaged)])
         if own["paper"]:
             heads = [*rows, *[AVERAGE] * bool(averaged)]
             lines.append(
                 ["*the paper*", *(f"*{own['paper'][head]}*" if head in own["paper"] else "" for head in heads)]
             )
         winners = {column: winner for column, (_, winner) in found.items() if winner and winner["value"] is not None}
-        if _shows_best(study) and any(winner["of_runs"] > 1 for winner in winners.values()):
+        if shows_best(study) and any(winner["of_runs"] > 1 for winner in winners.values()):
             bests = [
                 f"{rows[column].show(winners[column]['value'])} (best of {winners[column]['of_runs']})"
                 if column in winners
@@ -301,14 +301,14 @@ def _write_summary(study: Mapping[str, Any]) -> list[str]:
                 for column in rows
             ]
             lines.append([f"{name or 'ours'}, best run", *bests, *[MISSING] * bool(averaged)])
-    if not _has_paper(study):
+    if not has_paper(study):
         for label in dict.fromkeys(label for row in rows.values() for label in row.paper):
             published = [row.show(row.paper[label]) if label in row.paper else MISSING for row in rows.values()]
             lines.append([f"published: {label}", *published, *[MISSING] * bool(averaged)])
     return ["", *_format_table(lines)]
 
 
-def _average(
+def average(
     rows: Mapping[str, Row], found: Mapping[str, tuple[Mapping[str, Any], Any]], names: Sequence[str]
 ) -> list[str]:
     """The mean of some of a row's means in percent, if any are named; none if one of them is missing."""
@@ -325,11 +325,11 @@ def _scale(row: Row, value: float) -> float:
     return 100 * value if row.unit == "fraction" else value
 
 
-def _write_columns(study: Mapping[str, Any]) -> list[str]:
-    """What each column is, a line each: metric, task and data, what knowing nothing scores, the paper's data."""
-    lines = []
+def list_columns(study: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """(name, what it is) of each column: metric, task and data, what knowing nothing scores, the paper's data."""
+    found = []
     for name, column in study["columns"].items():
-        row = _find_row(study, name)
+        row = find_row(study, name)
         runs = [run for cell in study["cells"] if cell["column"] == name for run in cell["runs"]]
         metrics = next((run["metrics"] for run in runs if run["status"] == "finished"), {})
         parts = [f"{column['name']}{' in percent' if column['unit'] else ''}; {column['task']}, {column['split']}"]
@@ -338,8 +338,8 @@ def _write_columns(study: Mapping[str, Any]) -> list[str]:
         if (least := metrics.get(f"majority_{column['metric']}")) is not None:
             parts.append(f"; always the same answer has {row.show(least)}")
         parts += [f"; the paper: {column['paper']}"] if column["paper"] else []
-        lines.append(f"- {name}: {''.join(parts)}")
-    return lines
+        found.append((name, "".join(parts)))
+    return found
 
 
 def _write_pretrainings(study: Mapping[str, Any]) -> list[str]:
@@ -365,11 +365,11 @@ def _write_cells(study: Mapping[str, Any], names: Sequence[str]) -> list[str]:
     leading = {"row": [cell["row"] for cell in cells]} if len({cell["row"] for cell in cells}) > 1 else {}
     if not axes:
         kind = "task" if _is_short(study) else "column"
-        leading[kind] = [_head_column(study, cell["column"]) for cell in cells]
+        leading[kind] = [head_column(study, cell["column"]) for cell in cells]
     figures = ["mean", "sd", "best", "n", "failed", *["at or below majority"] * counted]
     lines = [[*leading, *name_axes(axes), *figures]]
     for place, cell in enumerate(cells):
-        row = _find_row(study, cell["column"])
+        row = find_row(study, cell["column"])
         scores = [MISSING if cell[key] is None else row.show(cell[key]) for key in ("mean", "sd", "best")]
         poor = MISSING if cell["at_or_below_majority"] is None else str(cell["at_or_below_majority"])
         line = [column[place] for column in leading.values()] + _show_setting(cell, axes)
@@ -441,7 +441,7 @@ def _list_panels(study: Mapping[str, Any]) -> list[dict[str, Any]]:
             y = ", ".join(f"{names[axis]} {show_value(cell['setting'][axis])}" for axis in others)
             place = ys.setdefault(y, len(ys)), xs.setdefault(x, len(xs))
             squares[place] = cell
-        title = _head_column(study, column) + (f", {name}" if name else "")
+        title = head_column(study, column) + (f", {name}" if name else "")
         labels = {"title": title, "xlabel": names[first], "xs": list(xs), "ys": list(ys)}
         panels.append(labels | _grade(study, squares, [squares]) | {"chosen": _find_chosen(squares, best)})
     return panels
@@ -453,7 +453,7 @@ def _make_overview(study: Mapping[str, Any]) -> dict[str, Any]:
     rows = list(dict.fromkeys(cell["row"] for cell in study["cells"]))
     squares = {(rows.index(cell["row"]), names.index(cell["column"])): cell for cell in study["cells"]}
     columns = [{place: cell for place, cell in squares.items() if place[1] == x} for x in range(len(names))]
-    labels = {"title": "", "xlabel": "", "xs": [_head_column(study, name) for name in names], "ys": rows}
+    labels = {"title": "", "xlabel": "", "xs": [head_column(study, name) for name in names], "ys": rows}
     return labels | _grade(study, squares, columns) | {"chosen": []}
 
 
@@ -470,7 +470,7 @@ def _grade(
     """The texts of the squares, and their colours: 0 for the worst of its group to 1; None where there is no score."""
     texts, colours = {}, {}
     for place, cell in squares.items():
-        row = _find_row(study, cell["column"])
+        row = find_row(study, cell["column"])
         spread = "" if cell["sd"] is None else f"\n± {row.show(cell['sd'])}"
         lost = f"\n{cell['failed']} failed" if cell["failed"] and cell["n"] else ""
         empty = "failed" if cell["failed"] else MISSING
@@ -530,7 +530,7 @@ def plot_curve(study: Mapping[str, Any], path: Path) -> None:
     size = (5.6 * len(names), 4.0)
     figure, axes = pyplot.subplots(1, len(names), figsize=size, squeeze=False, layout="constrained")
     for axis, name in zip(axes[0], names, strict=True):
-        paper = axis.twinx() if _has_paper(study) else None
+        paper = axis.twinx() if has_paper(study) else None
         for number, (label, rows) in enumerate(lines.items()):
             ours, published = _list_points(study, name, rows)
             style = {"color": f"C{number}", "marker": "o", "markersize": 4}
@@ -540,7 +540,7 @@ def plot_curve(study: Mapping[str, Any], path: Path) -> None:
                 paper.plot(
                     *zip(*published, strict=True), "--", color=f"C{number}", alpha=0.6, label=f"{label}: the paper"
                 )
-        _finish_curve(axis, paper, _head_column(study, name), bool(study["columns"][name]["unit"]))
+        _finish_curve(axis, paper, head_column(study, name), bool(study["columns"][name]["unit"]))
     figure.savefig(path, dpi=130)
     pyplot.close(figure)
 
@@ -566,9 +566,9 @@ def _list_points(
     ours, paper = [], []
     for row in rows:
         step, published = study["rows"][row]["step"], study["rows"][row]["paper"]
-        cell = _find_shown(study, row).get(name, ({"mean": None}, None))[0]
+        cell = find_shown(study, row).get(name, ({"mean": None}, None))[0]
         if cell["mean"] is not None:
-            shown = _find_row(study, name)
+            shown = find_row(study, name)
             ours.append((step, _scale(shown, cell["mean"]), _scale(shown, cell["sd"] or 0.0)))
         if name in published:
             paper.append((step, published[name]))
