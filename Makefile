@@ -8,10 +8,10 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo check format test test-all clean
+.PHONY: help install demo check format test browser test-browser test-all clean
 
 help: ## list these targets
-	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 21
 
 install: $(INSTALLED) ## create .venv with bertkit and everything its tests need
 
@@ -34,6 +34,12 @@ format: $(INSTALLED) ## format the code and mend what ruff can
 
 test: $(INSTALLED) ## the fast tests, offline
 	HF_HUB_OFFLINE=1 $(BIN)/pytest --numprocesses 2
+
+browser: ## install Chromium where there is none, as root of a Debian
+	command -v chromium || { timeout 120 apt-get update --quiet=2 && DEBIAN_FRONTEND=noninteractive timeout 600 apt-get install --yes --quiet=2 --no-install-recommends chromium; }
+
+test-browser: $(INSTALLED) ## open the report in Chromium
+	HF_HUB_OFFLINE=1 $(BIN)/pytest -m slow tests/test_page.py
 
 test-all: $(INSTALLED) ## also the slow ones
 	HF_HUB_OFFLINE=1 $(BIN)/pytest --numprocesses 2 -m "not network and not gpu"
