@@ -540,6 +540,8 @@ def score_squad(
     """Score answers to SQuAD, as the official scripts do.
 
     Example: bertkit score squad --version 2 dev-v2.0.json runs/squad2/predictions/predictions.json
+
+    Example: bertkit score squad --version 2 dev-v2.0.json answers.json --null-odds na_prob.json --na-prob-thresh 0.5
     """
     from bertkit.tasks.squad import find_version, score_files
 
@@ -568,7 +570,7 @@ def build_corpus(
 
     Example: bertkit corpus build texts docs --vocab my-vocab --output corpora/mine
 
-    Example: bertkit corpus build wikimedia/wikipedia:20231101.en --vocab google-bert/bert-base-uncased --output wikipedia
+    Example: bertkit corpus build wikimedia/wikipedia:20231101.en --vocab my-vocab --output corpora/wikipedia
     """
     from bertkit.build import build
     from bertkit.data.docs import count_cores

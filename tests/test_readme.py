@@ -1,9 +1,10 @@
-"""What README.md and the recipes say must be so: commands parse, the example runs, the tree is the tree."""
+"""What the documents say must be so: commands parse, samples are read, values and messages are those of the code."""
 
 import ast
 import re
 import shlex
 import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -11,54 +12,347 @@ import typer
 
 import bertkit
 from bertkit.cli import app
-from bertkit.definition import list_cells, read_study
+from bertkit.data.conll import read_conll
+from bertkit.data.corpus import read_documents
+from bertkit.data.files import read_squad, read_swag
+from bertkit.data.spans import is_placed
+from bertkit.definition import OPTIONS, list_cells, make_study, read_study
+from bertkit.errors import UsageError
 from bertkit.features import extract
-from bertkit.recipe import read_recipe
+from bertkit.recipe import check, merge, parse_setting, read_recipe
 from bertkit.run import dry_run, run
 from bertkit.tasks import TASKS
+from bertkit.tasks.glue import BASE, BENCHMARKS, GRID, LARGE, WORDS, find_benchmark, read_labels, read_split
+from bertkit.tasks.pretraining import STARTER
 from tests.official import write_checkpoint
 from tests.tasks.test_conformance import make_pretraining
 
 ROOT = Path(bertkit.__file__).parents[1]
-README = (ROOT / "README.md").read_text(encoding="utf-8")
 STUDIES = sorted((ROOT / "recipes" / "studies").rglob("*.toml"))
 RECIPES = sorted(set((ROOT / "recipes").rglob("*.toml")) - set(STUDIES))
-TEXTS = [README, (ROOT / "recipes" / "README.md").read_text(encoding="utf-8")]
-TEXTS += [path.read_text(encoding="utf-8") for path in (*RECIPES, *STUDIES)]
+README, PAGES = ((ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "recipes/README.md"))
+HEADERS = {path: path.read_text(encoding="utf-8") for path in (*RECIPES, *STUDIES)}
+TEXTS = [README, PAGES, *HEADERS.values()]
+
+
+# --- Command lines ----------------------------------------------------------------------------------------------------
+
+
+def list_program(program, *names):
+    """Every command with its name: that of its groups, and its own."""
+    if not hasattr(program, "commands"):
+        return {" ".join(names): program}
+    found = {}
+    for name, command in program.commands.items():
+        found |= list_program(command, *names, name)
+    return found
+
+
+PROGRAM = list_program(typer.main.get_command(app), "bertkit")
+NAMES = {part for name in PROGRAM for part in (name, name.rpartition(" ")[0])}
+HELP = {name: re.findall(r"^Example: (.*)", command.help, re.MULTILINE) for name, command in PROGRAM.items()}
+
+
+def find_blocks(text, kind):
+    """The fenced blocks of a kind."""
+    return re.findall(rf"^```{kind}\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+
+
+def find_spans(text):
+    """What stands between backticks in running text."""
+    running = re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE)
+    return [" ".join(span.split()) for span in re.findall(r"`([^`]+)`", running)]
 
 
 def find_commands(text):
-    """The bertkit commands in fenced blocks and in lines that begin with "Command"."""
-    blocks = "\n".join(re.findall(r"```bash\n(.*?)```", text, re.DOTALL))
-    lines = blocks.splitlines() + re.findall(r"Command +(.*)", text)
-    found = [re.search(r"(?:^|[:;] *|-m )(bertkit \w.*)", line) for line in lines]
+    """The bertkit commands of a Markdown text: lines in blocks, and spans but for names and what has an ellipsis."""
+    lines = [line for block in find_blocks(text, "bash") for line in block.splitlines()]
+    lines += [span for span in find_spans(text) if "…" not in span and span not in NAMES]
+    found = [re.search(r"(?:^|-m )(bertkit \w.*)", line) for line in lines]
     return [match.group(1) for match in found if match]
 
 
-COMMANDS = [command for text in TEXTS for command in find_commands(text)]
+def find_header_commands(text):
+    """Those behind "Command" in a recipe's header. One may go on in the next line, and words follow its last option."""
+    part = re.search(r"^# Command +(.*?)^# ?[A-Z\n]", text, re.DOTALL | re.MULTILINE).group(1)
+    lines = re.sub(r"\n#\s+(?=--|')", " ", part).splitlines()
+    found = [re.search(r"(?:^#?\s*|: |-m )(bertkit [a-z].*)", line) for line in lines]
+    return [drop_prose(match.group(1)) for match in found if match]
 
 
-def test_there_are_commands_to_check():
-    assert len(COMMANDS) >= 5 + len(RECIPES)
+def drop_prose(command):
+    """A command without what follows its last option and that one's value."""
+    words = shlex.split(command)
+    last = max((place for place, word in enumerate(words) if word.startswith("--")), default=len(words))
+    words = words[: last + 2]
+    return shlex.join([*words[:-1], words[-1].rstrip(".,;")])
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+COMMANDS = [command for text in (README, PAGES) for command in find_commands(text)]
+COMMANDS += [command for text in HEADERS.values() for command in find_header_commands(text)]
+COMMANDS += [command for examples in HELP.values() for command in examples]
+COMMANDS += [line for task in TASKS.values() for line in task.suggest(Path("runs/mine")) if line[:8] == "bertkit "]
+
+
+def parse(command):
+    """The options of a command line; a refusal raises."""
+    program, (name, *words) = typer.main.get_command(app), shlex.split(command, comments=True)
+    while words and hasattr(program, "commands"):
+        name, *words = words
+        program = program.commands[name]
+    return program.make_context(name, words).params
+
+
+MARKDOWN = """Words, `bertkit predict` and `bertkit score glue
+--task rte`, but neither `bertkit glue …` nor `bertkit.Predictor`.
+
+```bash
+make demo
+bertkit swag --data A  # words
+torchrun --nproc_per_node 2 -m bertkit ner
+```
+"""
+HEADER = """# Words.
+#
+# Command    make demo, or: bertkit swag --set a=1
+#            --output b, and then
+#            bertkit study c.toml --data ROOT does the rest; `bertkit study` again goes on.
+#            ROOT: a folder. Several processes: torchrun -m bertkit ner --recipe … --set
+#            'd={e=[1]}'. Words.
+# Time       bertkit vocab
+"""
+
+
+def test_every_form_of_a_command_is_found():
+    assert find_commands(MARKDOWN) == [
+        "bertkit swag --data A  # words",
+        "bertkit ner",
+        "bertkit score glue --task rte",
+    ]
+    assert find_header_commands(HEADER) == [
+        "bertkit swag --set a=1 --output b",
+        "bertkit study c.toml --data ROOT",
+        "bertkit ner --recipe '…' --set 'd={e=[1]}'",
+    ]
+
+
+def test_the_commands_are_found():
+    assert sum(map(len, HELP.values())) >= len(HELP) + 8
+    assert len(find_commands(README)) >= 35
+    assert len(find_commands(PAGES)) >= 50
+    for path, text in HEADERS.items():
+        assert any(str(path.relative_to(ROOT)) in command for command in find_header_commands(text)), path
+
+
+@pytest.mark.parametrize("command", dict.fromkeys(COMMANDS))
 def test_a_command_parses(command):
-    words = shlex.split(command, comments=True)
-    program = typer.main.get_command(app)
-    name, subcommand, rest = program.resolve_command(
-        program.make_context("bertkit", ["--help"], resilient_parsing=True), words[1:]
-    )
-    context = subcommand.make_context(name, list(rest))
-    assert context.info_name == words[1]
-    for option in ("recipe", "file"):
-        if context.params.get(option):
-            assert (ROOT / context.params[option]).exists()
+    options = parse(command)
+    for name in ("recipe", "file"):
+        path = options.get(name)
+        assert path is None or path.name == str(path) or path.parts[0] == "runs" or (ROOT / path).exists()
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "bertkit nothing",
+        "bertkit corpus build a --output b",
+        "bertkit score glue --task",
+        "bertkit swag --x 1",
+        "bertkit push",
+    ],
+)
+def test_a_command_that_does_not_parse_is_noticed(command):
+    with pytest.raises(Exception, match=r"nothing|Missing|requires|No such"):
+        parse(command)
+
+
+@pytest.mark.parametrize("name", HELP)
+def test_the_help_of_every_command_has_examples_of_it(name):
+    several = {"pretrain": 2, "glue": 3, "squad": 2, "ner": 2, "features": 2, "predict": 2, "corpus build": 2}
+    assert len(HELP[name]) >= several.get(name.removeprefix("bertkit "), 1)
+    for example in HELP[name]:
+        assert example.startswith(f"{name} ")
+        assert parse(example)
+
+
+def find_settings(text):
+    """What is given to --set anywhere in a text."""
+    found = re.findall(r"--set[\s#]+('[^']+'|[^\s`']+)", text)
+    settings = {setting.strip("'").rstrip(".,;") for setting in found if "=" in setting}
+    return {setting for setting in settings if not re.search(r"=([A-Z]|value)$", setting)}  # which stand for values
+
+
+@pytest.mark.parametrize("setting", sorted(set.union(*map(find_settings, [*TEXTS, *COMMANDS]))))
+def test_a_setting_is_a_key_of_a_recipe_or_a_study(setting):
+    recipe = parse_setting(setting)
+    refusals = []
+    for task in TASKS.values() if not recipe.keys() <= OPTIONS.keys() else ():
+        try:
+            check(recipe, data_defaults=task.recipe["data"])
+        except UsageError as error:
+            refusals.append(str(error))
+    assert len(refusals) < len(TASKS), refusals
+
+
+def test_the_scripts_that_are_named_have_these_options():
+    spans = [span for text in TEXTS for span in find_spans(text) if span.startswith("python -m ")]
+    assert spans
+    for module, *words in (re.sub(r"[\[\]]", "", span).split()[2:] for span in spans):
+        script = (ROOT / f"{module.replace('.', '/')}.py").read_text(encoding="utf-8")
+        for option in (word for word in words if word.startswith("--")):
+            assert f'add_argument("{option}"' in script
+
+
+# --- The pages --------------------------------------------------------------------------------------------------------
+
+
+def split_pages(text):
+    """Heading -> what stands below it, as far as the measurements."""
+    parts = re.split(r"^## (.*)\n", text.partition("\n## Measured\n")[0], flags=re.MULTILINE)
+    return dict(zip(parts[1::2], parts[2::2], strict=True))
+
+
+def read_table(page, first):
+    """The rows of the table whose first heading is `first`, each as heading -> cell."""
+    lines = re.search(rf"^\| {first} \|.*?(?=\n\n|\Z)", page, re.DOTALL | re.MULTILINE).group(0).splitlines()
+    headings, _, *rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in lines)
+    return [dict(zip(headings, row, strict=True)) for row in rows]
+
+
+BASE_RECIPE = merge(TASKS["pretrain"].recipe, read_recipe(ROOT / "recipes/pretrain/base.toml"))
+FEATURES = {"data": {"features": "last"}}
+VALUES = {  # page -> column -> the recipes that have its values
+    "What all pages share": {"value": [task.recipe for task in TASKS.values() if task.name != "pretrain"]},
+    "Pretraining": {"no recipe": [merge(TASKS["pretrain"].recipe, STARTER)], "base.toml": [BASE_RECIPE]},
+    "GLUE": {"value": [TASKS[row.name].recipe for row in BENCHMARKS if row.metrics]},
+    "SQuAD 1.1 and 2.0": {"1.1": [TASKS["squad1"].recipe], "2.0": [TASKS["squad2"].recipe]},
+    "SWAG": {"value": [TASKS["swag"].recipe]},
+    "Named entities": {
+        "fine-tuned": [TASKS["ner"].recipe],
+        "features": [merge(TASKS["ner"].recipe, TASKS["ner"].adapt(FEATURES), FEATURES)],
+    },
+}
+
+
+def take(recipe, key):
+    """The value of a key, which may be in a table."""
+    table, _, name = key.rpartition(".")
+    return (recipe[table] if table else recipe)[name]
+
+
+@pytest.mark.parametrize("page", VALUES)
+def test_a_page_names_the_values_of_the_code(page):
+    rows = read_table(split_pages(PAGES)[page], "key")
+    assert len(rows) >= 5
+    for row in rows:
+        for column, recipes in VALUES[page].items():
+            keys, values = find_spans(row["key"]), find_spans(row[column])
+            for key, value in zip(keys, values, strict=True):
+                for recipe in recipes:
+                    assert take(recipe, key) == tomllib.loads(f"value = {value}")["value"], (key, recipe["task"])
+
+
+def test_the_page_of_pretraining_has_the_sizes_of_its_recipes():
+    rows = read_table(split_pages(PAGES)["Pretraining"], "recipe")
+    assert len(rows) == len([path for path in RECIPES if read_recipe(path)["task"] == "pretrain"])
+    for row in rows:
+        recipe = read_recipe(ROOT / "recipes" / re.search(r"\]\((.*?)\)", row["recipe"]).group(1))
+        lengths = [phase["max_length"] for phase in recipe.get("phase", [recipe["data"]])]
+        assert row["model"] == f"{recipe['model']['num_hidden_layers']} layers of {recipe['model']['hidden_size']}"
+        assert row["updates of sequences"] == f"{recipe['train']['max_steps']:,} of {recipe['batch_size']}"
+        assert row["tokens of a sequence"] == ", ".join(map(str, lengths))
+
+
+def test_the_page_of_glue_has_its_tasks_as_they_are():
+    page = split_pages(PAGES)["GLUE"]
+    rows = {row["task"].strip("`"): row for row in read_table(page, "task")}
+    assert list(rows) == [row.name for row in BENCHMARKS if row.metrics]
+    for name, cells in rows.items():
+        row = find_benchmark(name)
+        assert cells["folder"] == f"`{row.splits['train'].file.partition('/')[0]}`"
+        if not row.bare:
+            assert find_spans(cells["columns"]) == [*row.texts.values(), row.label]
+        assert cells["metrics, the paper's first"].startswith(", ".join(WORDS[metric] for metric in row.metrics))
+        paper = row.paper.get(row.metrics[0])
+        assert cells["paper, test: base, large"] == (
+            f"{100 * paper[BASE]:.1f}, {100 * paper[LARGE]:.1f}" if paper else "left out there"
+        )
+    grid = re.search(r"`--grid` tries (.*?);", page, re.DOTALL).group(1)
+    numbers = [float(text) for text in re.findall(r"(?<![.(A\d])\d+(?:e-\d)?(?![.\d])", grid)]
+    assert numbers == [value for values in GRID.values() for value in values]
+
+
+def list_messages():
+    """Every text in the code, with an ellipsis where something is filled in."""
+    for path in (ROOT / "bertkit").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.JoinedStr):
+                yield "".join(part.value if isinstance(part, ast.Constant) else "…" for part in node.values)
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                yield node.value
+
+
+def test_the_messages_on_the_pages_are_in_the_code():
+    items = re.findall(r"^- `([^`]+)`(?:, or `([^`]+)`)?", "\n".join(split_pages(PAGES).values()), re.MULTILINE)
+    quoted = [" ".join(message.split()) for item in items for message in item if message]
+    assert len(quoted) >= 30
+    messages = list(list_messages())
+    assert [message for message in quoted if not any(message in known for known in messages)] == []
+
+
+def test_the_samples_on_the_pages_are_what_is_read(tmp_path):
+    pages = split_pages(PAGES)
+
+    def write(page, kind, name):
+        (block,) = find_blocks(pages[page], kind)
+        (tmp_path / name).write_text(block, encoding="utf-8")
+        return tmp_path / name
+
+    documents = list(read_documents([str(write("Pretraining", "text", "corpus.txt"))]))
+    assert [len(document) for document in documents] == [3, 1]
+    rte = find_benchmark("rte")
+    table = read_split(rte, "train", write("GLUE", "tsv", "train.tsv"))
+    assert read_labels(rte, table).tolist() == [1, 0]
+    questions = read_squad(write("SQuAD 1.1 and 2.0", "json", "train-v2.0.json"), 2)
+    assert [question.answers for question in questions] == [("Ada",), ()]
+    assert all(map(is_placed, questions))
+    assert [one.answer for one in read_swag(write("SWAG", "csv", "train.csv"))] == [0, 1]
+    text = read_conll(write("Named entities", "conll", "eng.train"))
+    assert (text.documents, text.scheme) == (1, "IOB2")
+    assert text.sentences[0].tags == ["B-PER", "O", "O", "B-LOC"]
+    (block,) = find_blocks(pages["Studies"], "toml")
+    cells = list_cells(make_study(tomllib.loads(block), {"checkpoint": str(write_checkpoint(tmp_path / "bert"))}))
+    assert (len(cells), sum(len(cell.runs) for cell in cells)) == (8, 24)
+
+
+def name_anchor(heading):
+    """What a link to a heading is called."""
+    return re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")
+
+
+@pytest.mark.parametrize("folder", [ROOT, ROOT / "recipes"], ids=["README", "recipes"])
+def test_every_link_leads_somewhere(folder):
+    for target in re.findall(r"\]\(([^)]+)\)", (folder / "README.md").read_text(encoding="utf-8")):
+        name, _, anchor = target.partition("#")
+        path = folder / (name or "README.md")
+        assert path.exists(), target
+        if anchor:
+            headings = re.findall(r"^#+ (.*)", path.read_text(encoding="utf-8"), re.MULTILINE)
+            assert anchor in map(name_anchor, headings), target
+
+
+# --- The rest ---------------------------------------------------------------------------------------------------------
 
 
 def test_the_make_targets_that_are_named_exist():
     targets = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    for target in set(re.findall(r"\bmake ([a-z][a-z-]+)", "\n".join(TEXTS))) - {"the"}:
+    blocks = [block for text in (README, PAGES) for block in find_blocks(text, "bash")]
+    spans = [span for text in TEXTS for span in find_spans(text)]
+    named = set(re.findall(r"^make ([a-z-]+)", "\n".join([*blocks, *spans]), re.MULTILINE))
+    named |= set(re.findall(r"^# Command +make ([a-z-]+)", "\n".join(TEXTS), re.MULTILINE))
+    assert {"demo", "test"} <= named
+    for target in named:
         assert f"make {target} " in targets or f"make {target}\n" in targets, target
     for target in ("help", "install", "demo", "check", "format", "test", "test-all", "clean"):
         assert f"make {target}" in targets
@@ -163,5 +457,5 @@ def test_every_sentence_fits_a_small_study_of_names(name, tmp_path):
 def test_recipes_are_counted_and_listed():
     assert len(RECIPES) == 13
     assert len(STUDIES) == 16
-    listed = set(re.findall(r"\]\((\S+\.toml)\)", TEXTS[1]))
+    listed = set(re.findall(r"\]\((\S+\.toml)\)", PAGES))
     assert listed == {str(path.relative_to(ROOT / "recipes")) for path in (*RECIPES, *STUDIES)}
