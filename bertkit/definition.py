@@ -52,7 +52,7 @@ from bertkit.checkpoint import make_config
 from bertkit.config import BertConfig
 from bertkit.errors import UsageError
 from bertkit.recipe import TABLES, TOP, Recipe, check, check_value, merge, read_recipe
-from bertkit.report import AVERAGE, name_axes, show_value
+from bertkit.report import AVERAGE, count, name_axes, show_value
 from bertkit.run import complete
 from bertkit.tasks import TASKS
 from bertkit.tasks.task import Row, Task
@@ -760,4 +760,4 @@ def describe_plan(study: Study) -> list[str]:
         lines.append(f"{directory}, seeds {', '.join(map(str, cell.runs))}{start}")
     runs = sum(len(cell.runs) for cell in own.values()) + len(pretrainings)
     before = f", {len(pretrainings)} of them pretrainings" if pretrainings else ""
-    return [*lines, f"{len(cells)} cells, {runs} runs{before}"]
+    return [*lines, f"{count(len(cells), 'cell')}, {count(runs, 'run')}{before}"]

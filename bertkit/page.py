@@ -51,6 +51,7 @@ from bertkit.report import (
     AVERAGE,
     MISSING,
     average,
+    count,
     describe_size,
     explain_scores,
     find_row,
@@ -199,14 +200,6 @@ def render(parts: Sequence[Mapping[str, Any]]) -> str:
         made=f"{datetime.now(UTC):%Y-%m-%d} by bertkit {bertkit.__version__}",
         lines_shown=LINES_SHOWN,
     )
-
-
-def count(number: int, name: str, names: str = "") -> str:
-    """So many of them."""
-    return f"{number:,} {name if number == 1 else names or f'{name}s'}"
-
-
-# --- What is shown ----------------------------------------------------------------------------------------------------
 
 
 def list_places(sources: Sequence[Path]) -> list[Place]:

@@ -623,7 +623,8 @@ def describe_tags(result: Result) -> str:
 def keep_masks(outputs: Any, batch: Mapping[str, Tensor], setting: Setting) -> list[tuple[Any, Any, Any]]:
     """Of each sequence the likeliest tokens of its masks, their probabilities, and what follows: None, or (2,)."""
     logits = outputs.logits if "logits" in outputs else outputs.prediction_logits  # (M, V)
-    best = logits.float().softmax(-1).topk(min(setting.top, logits.shape[-1]))  # (M, top)
+    chances = logits.float().softmax(-1)[:, : len(setting.tokenizer)]  # the model may have room for more
+    best = chances.topk(min(setting.top, chances.shape[-1]))  # (M, top)
     check_finite(best.values.cpu().numpy())
     counts = (batch["labels"] != IGNORED).sum(1).tolist()
     tokens, chances = best.indices.cpu().split(counts), best.values.cpu().split(counts)

@@ -95,17 +95,17 @@ def describe_size(study: Mapping[str, Any]) -> str:
     }
     if not _is_short(study) and not study["definition"].get("grid"):
         del counts["setting"]
-    words = " x ".join(_count(count, name) for name, count in counts.items())
-    before = f", {_count(len(study['pretrainings']), 'pretraining')} among them" if study["pretrainings"] else ""
+    words = " x ".join(count(number, name) for name, number in counts.items())
+    before = f", {count(len(study['pretrainings']), 'pretraining')} among them" if study["pretrainings"] else ""
     # Columns may share their runs: then the product is not how many there are.
     return (
-        f"{words}{' =' if math.prod(counts.values()) == study['runs'] else ':'} {_count(study['runs'], 'run')}{before}"
+        f"{words}{' =' if math.prod(counts.values()) == study['runs'] else ':'} {count(study['runs'], 'run')}{before}"
     )
 
 
-def _count(count: int, name: str) -> str:
+def count(number: int, name: str, names: str = "") -> str:
     """So many of them."""
-    return f"{count} {name}{'' if count == 1 else 's'}"
+    return f"{number:,} {name if number == 1 else names or f'{name}s'}"
 
 
 def explain_scores(study: Mapping[str, Any]) -> str:

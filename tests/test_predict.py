@@ -296,6 +296,19 @@ def test_masks_are_filled_as_by_the_stock_pipeline(head, tmp_path):
     assert len(two) == 2
 
 
+def test_a_mask_is_filled_with_a_token_that_there_is(tmp_path):
+    """Vocabularies are often rounded up: the model has scores for tokens that the tokenizer lacks."""
+    folder = write_head(tmp_path, "BertForMaskedLM", vocab_size=500)
+    model = models.BertForMaskedLM.from_pretrained(folder)
+    with torch.no_grad():
+        model.cls.predictions.bias[450:] += 9.0
+    model.save_pretrained(folder)
+    (mask,) = Predictor(folder, top=3)([f"{FILLERS[0]} [MASK]"])[0]["masks"]
+    assert len(mask["words"]) == 3
+    assert all(found["word"] in load_tokenizer(str(folder)).get_vocab() for found in mask["words"])
+    assert sum(found["probability"] for found in mask["words"]) < 0.1, "the others keep theirs"
+
+
 @pytest.mark.parametrize("head", ["BertForNextSentencePrediction", "BertForPreTraining"])
 def test_next_sentences_are_judged_as_by_stock_transformers(head, tmp_path):
     folder = write_head(tmp_path, head)

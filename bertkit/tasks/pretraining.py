@@ -7,6 +7,7 @@ Differs from the paper: the reference code draws the masks of its ten copies of 
 anew (the pairs still come from `dupe_factor` copies, used in turn).
 """
 
+import json
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -582,7 +583,8 @@ def fill_masks(model: nn.Module, tokenizer: Any, texts: list[str], top: int = 3)
     batch = tokenizer(texts, return_tensors="pt", padding=True).to(model.device)
     outputs = model(**batch)
     logits = outputs.prediction_logits if "prediction_logits" in outputs else outputs.logits  # (B, T, V)
-    best = logits[batch["input_ids"] == tokenizer.mask_token_id].float().softmax(-1).topk(top)  # (B, top)
+    chances = logits[batch["input_ids"] == tokenizer.mask_token_id].float().softmax(-1)  # (B, V)
+    best = chances[:, : len(tokenizer)].topk(top)  # (B, top); the model may have room for more tokens
     return [
         list(zip(tokenizer.convert_ids_to_tokens(ids), chances.tolist(), strict=True))
         for ids, chances in zip(best.indices, best.values, strict=True)
@@ -601,12 +603,15 @@ def comment(metrics: Mapping[str, Any]) -> list[str]:
 
 
 def suggest(output: Path) -> list[str]:
-    """What to do with a pretrained model."""
-    text = "This function returns the [MASK] of the array."
+    """What to do with a pretrained model; one that reads from left to right goes on so, and fills in no mask."""
+    config = output / "config.json"
+    is_causal = config.is_file() and json.loads(config.read_text()).get("is_decoder")
+    objective = " --set data.objective=clm" if is_causal else ""
+    use, text = ("text-generation", "This function") if is_causal else ("fill-mask", "This [MASK] returns the array.")
     return [
-        f"bertkit pretrain --model {output} --corpus your.txt --output runs/mine  # go on with your own text",
+        f"bertkit pretrain --model {output} --corpus your.txt{objective} --output runs/mine  # go on with your text",
         "bertkit pretrain --recipe recipes/pretrain/small.toml --corpus your.txt --output runs/small  # a larger model",
-        f"python -c \"from transformers import pipeline; print(pipeline('fill-mask', '{output}')('{text}'))\"  "
+        f"python -c \"from transformers import pipeline; print(pipeline('{use}', '{output}')('{text}'))\"  "
         "# plain transformers loads it",
     ]
 

@@ -297,9 +297,11 @@ def test_a_sentence_to_fill_has_one_ordinary_word_masked():
 def test_the_likeliest_words_are_shown_beside_the_right_one(head):
     """A model whose decoder's bias makes it say "bb" whatever it reads."""
     words = make_tokenizer(WORDS, cased=False, max_length=40)
-    model = head(BertConfig(vocab_size=len(words), hidden_size=16, num_hidden_layers=1, num_attention_heads=2)).eval()
+    sizes = {"vocab_size": len(words) + 3, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    model = head(BertConfig(**sizes)).eval()
     with torch.no_grad():
         model.cls.predictions.bias[words.convert_tokens_to_ids("bb")] = 50.0
+        model.cls.predictions.bias[-3:] = 40.0  # of no token
     texts = ["Aa [MASK] aa.", "[MASK] is a longer one, aa aa aa aa."]
     assert [guesses[0][0] for guesses in fill_masks(model, words, texts)] == ["bb", "bb"]
     assert all(len(guesses) == 3 for guesses in fill_masks(model, words, texts))
@@ -347,3 +349,15 @@ def test_a_model_that_answers_with_no_numbers_has_no_score():
     data = SimpleNamespace(options={"objective": "mlm"})
     with pytest.raises(UsageError, match=r"training has diverged; lower train.learning_rate"):
         score(np.full((3, 8), np.nan), data)
+
+
+@pytest.mark.parametrize(
+    ("objective", "continues", "use"),
+    [("clm", "--set data.objective=clm", "text-generation"), ("mlm", "", "fill-mask")],
+)
+def test_what_to_do_next_fits_the_objective(objective, continues, use, tmp_path):
+    BertConfig(is_decoder=objective == "clm").save_pretrained(tmp_path)
+    first, _, last = PRETRAINING.suggest(tmp_path)
+    assert continues in first
+    assert ("objective" in first) == bool(continues)
+    assert f"pipeline('{use}', '{tmp_path}')" in last
