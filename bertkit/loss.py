@@ -10,6 +10,7 @@ Shape letters: M labelled tokens, H hidden units, V the vocabulary, L labels, B 
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 IGNORED = -100  # a label that no loss counts, as in all of transformers
 
@@ -44,18 +45,41 @@ def regress_loss(predictions: Tensor, labels: Tensor, count: Tensor | int | None
 def decode_loss(hidden: Tensor, decoder: nn.Module, labels: Tensor, count: Tensor | int | None = None) -> Tensor:
     """`classify_loss(decoder(hidden), labels, count)` of hidden (M, H) and labels (M,), none of them IGNORED.
 
-    Randomness: none.
+    It can be differentiated once. Randomness: none.
     """
-    if hidden.device.type != "cpu" or torch.compiler.is_compiling() or not is_plain(decoder):
+    if not is_worthwhile(hidden, decoder):
         return classify_loss(decoder(hidden), labels, count)
-    dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else hidden.dtype
-    losses = _DecodeOnCPU.apply(hidden, decoder.weight, decoder.bias, labels, dtype)
+    autocast = torch.is_autocast_enabled("cpu") and hidden.dtype != torch.float64
+    dtype = torch.get_autocast_dtype("cpu") if autocast else hidden.dtype
+    losses = _DecodeOnCPU.apply(hidden, decoder.weight, decoder.bias, labels.long(), dtype)
     return sum_over_count(losses, torch.ones_like(labels), count)
 
 
+def is_worthwhile(hidden: Tensor, decoder: nn.Module) -> bool:
+    """Whether all gradients of many rows are wanted on a CPU, by a decoder that is a matrix, a bias and nothing else.
+
+    For fewer rows than H / 2 what the gradient of the matrix costs beside them is more than what is saved.
+    """
+    return (
+        hidden.device.type == "cpu"
+        and 2 * len(hidden) >= hidden.shape[1]
+        and torch.is_grad_enabled()
+        and not torch.compiler.is_compiling()
+        and not torch._C._are_functorch_transforms_active()
+        and is_plain(decoder)
+        and all(tensor.requires_grad for tensor in (hidden, decoder.weight, decoder.bias))
+    )
+
+
 def is_plain(decoder: nn.Module) -> bool:
-    """Whether a decoder is a matrix and a bias, and nothing that somebody put in their place."""
-    return type(decoder) is nn.Linear and decoder.bias is not None
+    """Whether a decoder is a matrix and a bias; not if somebody has adapted, sharded, pruned or hooked it."""
+    hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    return (
+        type(decoder) is nn.Linear
+        and "forward" not in vars(decoder)
+        and type(decoder.weight) is type(decoder.bias) is nn.Parameter
+        and not any(getattr(decoder, name) for name in hooks)
+    )
 
 
 class _DecodeOnCPU(torch.autograd.Function):
@@ -65,21 +89,22 @@ class _DecodeOnCPU(torch.autograd.Function):
     def forward(ctx, hidden: Tensor, weight: Tensor, bias: Tensor, labels: Tensor, dtype: torch.dtype) -> Tensor:
         with torch.autocast("cpu", enabled=False):
             weight_, bias_ = weight.to(dtype), bias.to(dtype)
-            to_hidden, to_weight = torch.empty_like(hidden), torch.zeros_like(weight)
-            to_bias, total = torch.zeros_like(bias), torch.zeros((), dtype=torch.float32)
+            to_hidden, to_bias = torch.empty_like(hidden), torch.zeros_like(bias, dtype=torch.float32)
+            to_weight, total = None, torch.zeros((), dtype=torch.float32)
             for begin in range(0, len(hidden), BLOCK):
                 block = hidden[begin : begin + BLOCK].to(dtype)  # (BLOCK, H)
                 scores = torch.addmm(bias_, block, weight_.t())  # (BLOCK, V), soon their own gradient
                 total += turn_to_gradient(scores, labels[begin : begin + BLOCK], to_bias)
                 to_hidden[begin : begin + BLOCK] = scores @ weight_
-                to_weight += scores.t() @ block
-        ctx.save_for_backward(to_hidden, to_weight, to_bias)
+                part = (scores.t() @ block).to(weight.dtype)
+                to_weight = part if to_weight is None else to_weight.add_(part)
+        ctx.save_for_backward(to_hidden, to_weight, to_bias.to(bias.dtype))
         return total
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        wanted = zip(ctx.saved_tensors, ctx.needs_input_grad, strict=False)
-        return (*(kept * gradient if is_wanted else None for kept, is_wanted in wanted), None, None)
+        return (*(kept * gradient.to(kept.dtype) for kept in ctx.saved_tensors), None, None)
 
 
 def turn_to_gradient(scores: Tensor, labels: Tensor, to_bias: Tensor) -> Tensor:

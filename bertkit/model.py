@@ -394,8 +394,10 @@ class BertLMPredictionHead(nn.Module):
         self.decoder = nn.Linear(config.hidden_size, config.vocab_size)
         self.bias = nn.Parameter(torch.zeros(config.vocab_size))  # the decoder's, under the name old checkpoints have
 
-    def forward(self, hidden: Tensor) -> Tensor:
-        return self.decoder(self.transform(hidden))  # (..., V)
+    def forward(self, hidden: Tensor, labels: Tensor | None = None, count: Tensor | int | None = None) -> Tensor:
+        """Scores (..., V) of hidden (..., H); with labels (M,) of hidden (M, H) the loss alone, as of `decode_loss`."""
+        hidden = self.transform(hidden)
+        return self.decoder(hidden) if labels is None else decode_loss(hidden, self.decoder, labels, count)
 
 
 class BertOnlyMLMHead(nn.Module):
@@ -520,7 +522,7 @@ class BertLMHead(BertHead):
         labelled = labels != IGNORED
         hidden, labels = hidden[labelled], labels[labelled]  # (M, H), (M)
         if self.training:
-            return None, decode_loss(head.transform(hidden), head.decoder, labels, count)
+            return None, head(hidden, labels, count)
         logits = head(hidden)  # (M, V)
         return logits, classify_loss(logits, labels, count)
 

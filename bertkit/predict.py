@@ -87,11 +87,6 @@ class Setting:
         return [self.model.config.id2label[index] for index in range(self.model.config.num_labels)]
 
     @cached_property
-    def backend(self) -> Any:
-        """The tokenizer of texts and pairs."""
-        return copy_backend(self.tokenizer)
-
-    @cached_property
     def words(self) -> Words:
         """The tokenizer of single texts."""
         return Words(copy_backend(self.tokenizer))
@@ -426,7 +421,7 @@ def measure(data: Sequences) -> np.ndarray:
 def encode_examples(examples: Sequence[tuple[str, ...]], setting: Setting) -> tuple[Sequences, np.ndarray]:
     """The sequences of texts and pairs."""
     inputs = [texts if len(texts) == 2 else texts[0] for texts in examples]
-    data = encode_inputs(inputs, None, setting.backend, setting.max_length)
+    data = encode_inputs(inputs, None, setting.tokenizer, setting.max_length)
     return data, measure(data)
 
 

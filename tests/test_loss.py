@@ -10,8 +10,9 @@ import pytest
 import torch
 import transformers
 from torch import Tensor, nn
+from torch.nn.utils import prune
 
-from bertkit.loss import BLOCK, IGNORED, classify_loss, decode_loss, regress_loss
+from bertkit.loss import BLOCK, IGNORED, classify_loss, decode_loss, is_worthwhile, regress_loss
 from tests.conftest import HEADS, NO_DROPOUT, make_batch, make_labels, make_model, make_twin, shape_for
 
 LOSS_HEADS = HEADS[1:]
@@ -209,6 +210,50 @@ def test_the_decoder_learns_in_the_precision_of_autocast() -> None:
             assert gradient.dtype == torch.float32
             error = (gradient - exact[name]).norm() / exact[name].norm()
             assert 1e-5 < error < 2e-2, (fast, name)
+
+
+def test_the_bias_learns_in_full_precision_though_the_model_has_half() -> None:
+    """Rows are added a few at a time: in bfloat16 the sum of many would stop growing."""
+    torch.manual_seed(0)
+    decoder, hidden, labels = nn.Linear(8, 40_000), torch.randn(3000, 8), torch.randint(100, (3000,))
+    classify_loss(decoder(hidden), labels).backward()
+    exact = decoder.bias.grad.clone()
+    decoder.zero_grad()
+    decoder.to(torch.bfloat16)
+    decode_loss(hidden.to(torch.bfloat16).requires_grad_(), decoder, labels).backward()
+    assert (decoder.bias.grad.float() - exact).norm() / exact.norm() < 0.01
+
+
+def test_a_second_derivative_is_refused_not_wrong() -> None:
+    decoder, hidden, labels = nn.Linear(8, 50), torch.randn(6, 8, requires_grad=True), torch.arange(6)
+    (gradient,) = torch.autograd.grad(decode_loss(hidden, decoder, labels), decoder.weight, create_graph=True)
+    with pytest.raises(RuntimeError, match="does not require grad"):
+        gradient.square().sum().backward()
+
+
+@pytest.mark.parametrize("change", ["pre-hook", "hook", "forward", "pruned", "frozen", "few rows"])
+def test_whatever_hangs_on_a_decoder_has_its_say(change: str) -> None:
+    decoder, hidden, labels = nn.Linear(8, 50), torch.randn(6, 8, requires_grad=True), torch.arange(6)
+    called, forward = [], decoder.forward
+    assert is_worthwhile(hidden, decoder)
+    if change == "pre-hook":
+        decoder.register_forward_pre_hook(lambda module, args: (2 * args[0],))
+    elif change == "hook":
+        decoder.register_full_backward_hook(lambda *args: called.append(1))
+    elif change == "forward":
+        decoder.forward = lambda x: 3 * forward(x)
+    elif change == "pruned":
+        prune.l1_unstructured(decoder, "weight", 0.5)
+    elif change == "frozen":
+        decoder.weight.requires_grad_(False)
+    else:
+        hidden, labels = hidden[:1], labels[:1]
+    assert not is_worthwhile(hidden, decoder)
+    for _ in range(2):
+        loss = decode_loss(hidden, decoder, labels)
+        torch.testing.assert_close(loss, classify_loss(decoder(hidden), labels))
+        loss.backward()
+    assert len(called) == 2 * (change == "hook")
 
 
 def test_a_decoder_that_is_not_plain_is_called() -> None:

@@ -12,8 +12,8 @@ def make_words(count: int) -> np.ndarray:
     random = np.random.default_rng(SEED)
     letters = random.choice(list(ascii_lowercase), (2 * count, 9))
     lengths = random.integers(2, 10, 2 * count)
-    words = {"".join(row[:length]) for row, length in zip(letters, lengths, strict=True)}
-    return np.array(sorted(words)[:count])
+    words = dict.fromkeys("".join(row[:length]) for row, length in zip(letters, lengths, strict=True))
+    return np.array(list(words)[:count])
 
 
 def draw_words(words: np.ndarray, count: int, random: np.random.Generator) -> np.ndarray:

@@ -110,13 +110,11 @@ def choose_dtype(vocab_size: int) -> type[np.unsignedinteger]:
 def copy_backend(tokenizer: Any) -> Any:
     """A copy of its `tokenizers.Tokenizer`, so that the caller's stays as it is: without padding and truncation.
 
-    Special tokens written out in a text are ordinary text for it. Such a copy may be given too, by those who have kept
-    one, as a large vocabulary takes a tenth of a second to copy; it is then used itself.
+    Special tokens written out in a text are ordinary text for it.
     """
     from tokenizers import Tokenizer
 
-    is_copy = isinstance(tokenizer, Tokenizer)
-    backend = tokenizer if is_copy else Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
+    backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
     backend.no_padding()
     backend.no_truncation()
     backend.encode_special_tokens = True
