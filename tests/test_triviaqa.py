@@ -427,7 +427,7 @@ def test_output_is_never_overwritten_and_its_folder_must_be_there(tmp_path):
         tmp_path, qa, evidence, tmp_path / "new" / "out.json"
     )
     assert "is refused: " in refuse(tmp_path, qa, evidence, tmp_path / ("x" * 300))
-    assert "is refused: " in refuse(tmp_path, qa, evidence, tmp_path / ("x" * 250))  # too long with our ending only
+    assert "is refused: " in refuse(tmp_path, qa, evidence, tmp_path / ("x" * 254))  # too long with our ending only
 
 
 def test_nothing_is_left_of_a_conversion_that_fails(tmp_path, monkeypatch):
