@@ -36,7 +36,9 @@ test: $(INSTALLED) ## the fast tests, offline
 	HF_HUB_OFFLINE=1 $(BIN)/pytest --numprocesses 2
 
 browser: ## install Chromium where there is none, as root of a Debian
-	command -v chromium || { timeout 120 apt-get update --quiet=2 && DEBIAN_FRONTEND=noninteractive timeout 600 apt-get install --yes --quiet=2 --no-install-recommends chromium; }
+	command -v chromium || command -v chromium-browser || command -v google-chrome || { \
+	timeout 120 apt-get update --quiet=2 && \
+	DEBIAN_FRONTEND=noninteractive timeout 600 apt-get install --yes --quiet=2 --no-install-recommends chromium; }
 
 test-browser: $(INSTALLED) ## open the report in Chromium
 	HF_HUB_OFFLINE=1 $(BIN)/pytest -m slow tests/test_page.py

@@ -202,6 +202,9 @@ def render(parts: Sequence[Mapping[str, Any]]) -> str:
     )
 
 
+# --- What is shown ----------------------------------------------------------------------------------------------------
+
+
 def list_places(sources: Sequence[Path]) -> list[Place]:
     """The sources, each once; after a study its pretrainings and the runs that it chose.
 

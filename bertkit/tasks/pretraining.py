@@ -586,8 +586,8 @@ def fill_masks(model: nn.Module, tokenizer: Any, texts: list[str], top: int = 3)
     chances = logits[batch["input_ids"] == tokenizer.mask_token_id].float().softmax(-1)  # (B, V)
     best = chances[:, : len(tokenizer)].topk(top)  # (B, top); the model may have room for more tokens
     return [
-        list(zip(tokenizer.convert_ids_to_tokens(ids), chances.tolist(), strict=True))
-        for ids, chances in zip(best.indices, best.values, strict=True)
+        list(zip(tokenizer.convert_ids_to_tokens(ids), values.tolist(), strict=True))
+        for ids, values in zip(best.indices, best.values, strict=True)
     ]
 
 
