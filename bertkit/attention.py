@@ -224,7 +224,7 @@ def attend_jagged(
     return mixed.transpose(1, 2).values()  # (N, A, D)
 
 
-class _Move(torch.autograd.Function):
+class Move(torch.autograd.Function):
     """Rows x[there]; the gradient moves back by a gather too, which a CPU does many times faster than a scatter.
 
     `kept` (rows, 1), if given, says which gradients of the result count: those of padded places do not.
@@ -249,14 +249,14 @@ def attend_grouped(
     shape = query.shape
     tokens, places, real = layout.grouped
     # A padded place repeats a token. No gradient reaches it, because it is masked as a key and left out of the result.
-    states = [_Move.apply(x.reshape(shape[0], -1), tokens, places, None) for x in (query, key, value)]  # (M, H) each
+    states = [Move.apply(x.reshape(shape[0], -1), tokens, places, None) for x in (query, key, value)]  # (M, H) each
     mixed, start = [], 0
     for group in layout.groups:
         stop = start + len(group.tokens)
         parts = (x[start:stop].view(*group.shape, *shape[1:]).transpose(1, 2) for x in states)  # (b, A, t, D) each
         mixed.append(_attend_group(*parts, group, dropout, scaling, causal))  # (b * t, H)
         start = stop
-    return _Move.apply(torch.cat(mixed), places, tokens, real).view(shape)  # (N, A, D)
+    return Move.apply(torch.cat(mixed), places, tokens, real).view(shape)  # (N, A, D)
 
 
 def _attend_group(

@@ -35,6 +35,7 @@ from transformers.utils.generic import can_return_tuple
 from transformers.utils.output_capturing import capture_outputs
 
 from bertkit.attention import PACKED, Packed, Padded, attend_eagerly, lay_out
+from bertkit.bilstm import run_bilstm
 from bertkit.config import BertConfig
 from bertkit.dropout import Dropout
 from bertkit.loss import IGNORED, classify_loss, decode_loss, regress_loss
@@ -972,9 +973,7 @@ class BertBiLSTM(nn.Module):
         """(packed, 2 * units) from (packed, `input_size`); a sequence's states depend on its real tokens only."""
         packed = layout if isinstance(layout, Packed) else lay_out(layout.shape, layout.mask, PACKED, states.device)
         tokens = states if isinstance(layout, Packed) else packed.pack(states)  # (N, F)
-        sequences = tokens.split(packed.offsets.diff().tolist())
-        mixed, _ = self.lstm(nn.utils.rnn.pack_sequence(sequences, enforce_sorted=False))
-        tokens = torch.cat(nn.utils.rnn.unpack_sequence(mixed))  # (N, 2 * units)
+        tokens = run_bilstm(self.lstm, tokens, packed)  # (N, 2 * units)
         return tokens if isinstance(layout, Packed) else packed.unpack(tokens)  # (packed, 2 * units)
 
     def read_sentence(self, states: Tensor, layout: Packed | Padded) -> Tensor:

@@ -8,8 +8,9 @@ import transformers
 from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor, nn
 
+from bertkit import bilstm
 from bertkit import model as ours
-from bertkit.attention import PACKED, lay_out
+from bertkit.attention import PACKED, Packed, lay_out
 from bertkit.config import BertConfig
 from bertkit.model import FEATURE_LAYERS, BertBiLSTM, BertLayerMix, select_features
 from tests.conftest import TINY, collect, differ, make_batch, make_labels, make_model, shape_for
@@ -41,14 +42,70 @@ def make_features_model(**values) -> ours.BertFeaturesForTokenClassification:
 
 
 def test_a_bilstm_reads_each_sequence_by_itself() -> None:
-    bilstm, batch = BertBiLSTM(8, 5), make_batch(LENGTHS)
+    module, batch = BertBiLSTM(8, 5), make_batch(LENGTHS)
     states = torch.randn(*batch["input_ids"].shape, 8)
     layout = lay_out(tuple(states.shape[:2]), batch["attention_mask"], PACKED, states.device)
-    found = layout.unpack(bilstm(layout.pack(states), layout))  # (B, T, 10)
+    found = layout.unpack(module(layout.pack(states), layout))  # (B, T, 10)
     for row, length in enumerate(LENGTHS):
-        alone, _ = bilstm.lstm(states[row, :length])  # (T, 10)
+        alone, _ = module.lstm(states[row, :length])  # (T, 10)
         torch.testing.assert_close(found[row, :length], alone)
         assert found[row, length:].abs().sum() == 0
+
+
+def make_packed(lengths: list[int], size: int) -> tuple[Tensor, Packed]:
+    """Random tokens (N, size) of sequences of these lengths, and their layout."""
+    mask = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
+    tokens = torch.randn(sum(lengths), size, requires_grad=True)
+    return tokens, lay_out(tuple(mask.shape), mask, PACKED, tokens.device)
+
+
+def run_both(lstm: nn.LSTM, tokens: Tensor, layout: Packed, monkeypatch) -> list[list[Tensor]]:
+    """States, and gradients by tokens and every parameter, of the kernel for padded sequences and of `nn.LSTM`."""
+    results = []
+    for fast in (True, False):
+        monkeypatch.setattr(bilstm, "is_worthwhile", lambda *_, fast=fast: fast)
+        states = bilstm.run_bilstm(lstm, tokens, layout)
+        results.append([states, *torch.autograd.grad(states.float().cos().sum(), [tokens, *lstm.parameters()])])
+    return results
+
+
+@pytest.mark.parametrize("layers", [1, 2])
+@pytest.mark.parametrize("lengths", [LENGTHS, [6], [4, 4, 4], [1, 1], [9, 1, 8, 2, 7, 3, 6, 4, 5, 11]])
+def test_the_kernel_for_padded_sequences_has_the_states_and_gradients_of_packed_ones(lengths, layers, monkeypatch):
+    lstm = nn.LSTM(6, 5, num_layers=layers, bidirectional=True)
+    fast, plain = run_both(lstm, *make_packed(lengths, 6), monkeypatch)
+    for one, other in zip(fast, plain, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_under_autocast_a_bilstm_on_a_cpu_computes_in_full_precision(monkeypatch) -> None:
+    lstm = nn.LSTM(6, 5, num_layers=2, bidirectional=True)
+    tokens, layout = make_packed(LENGTHS, 6)
+    exact, _ = run_both(lstm, tokens, layout, monkeypatch)
+    with torch.autocast("cpu", torch.bfloat16):
+        fast, plain = run_both(lstm, tokens, layout, monkeypatch)
+    assert all(torch.equal(one, other) for one, other in zip(fast, exact, strict=True))
+    assert (plain[0] - exact[0]).abs().max() > 1e-4
+
+
+@pytest.mark.parametrize(
+    ("sizes", "dtype", "expected"),
+    [
+        ((1024, 512), torch.float32, True),
+        ((1025, 4), torch.float32, False),
+        ((4, 513), torch.float32, False),
+        ((4, 4), torch.bfloat16, False),
+        ((4, 4), torch.float64, False),
+    ],
+)
+def test_which_kernel_a_bilstm_takes(sizes, dtype, expected, monkeypatch) -> None:
+    lstm = nn.LSTM(*sizes, num_layers=2, bidirectional=True).to(dtype)
+    tokens, layout = make_packed([3, 2], sizes[0])
+    taken = []
+    plain = bilstm._run_on_cpu
+    monkeypatch.setattr(bilstm, "_run_on_cpu", lambda *given: taken.append(1) or plain(*given))
+    assert bilstm.run_bilstm(lstm, tokens.to(dtype), layout).shape == (5, 2 * sizes[1])
+    assert bool(taken) == expected
 
 
 @pytest.mark.parametrize("left", [False, True])
@@ -114,13 +171,13 @@ def test_a_plain_bert_starts_it(head: str, tmp_path: Path) -> None:
 
 
 def test_a_sentence_is_read_where_each_direction_has_seen_all_of_it() -> None:
-    bilstm, batch = BertBiLSTM(8, 5), make_batch(LENGTHS)
+    module, batch = BertBiLSTM(8, 5), make_batch(LENGTHS)
     states = torch.randn(*batch["input_ids"].shape, 8)
     for kernel in KERNELS:
         layout = lay_out(tuple(states.shape[:2]), batch["attention_mask"], kernel, states.device)
-        found = bilstm.read_sentence(bilstm(layout.pack(states), layout), layout)  # (B, 10)
+        found = module.read_sentence(module(layout.pack(states), layout), layout)  # (B, 10)
         for row, length in enumerate(LENGTHS):
-            _, (last, _) = bilstm.lstm(states[row, :length])  # (4, 5): two layers in two directions
+            _, (last, _) = module.lstm(states[row, :length])  # (4, 5): two layers in two directions
             torch.testing.assert_close(found[row], last[2:].flatten())
 
 

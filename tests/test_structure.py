@@ -90,7 +90,8 @@ MAY_IMPORT = {
     },
     "bertkit.loss": set(),
     "bertkit.metrics": set(),
-    "bertkit.model": {"bertkit.attention", "bertkit.config", "bertkit.dropout", "bertkit.loss"},
+    "bertkit.bilstm": {"bertkit.attention"},
+    "bertkit.model": {"bertkit.attention", "bertkit.bilstm", "bertkit.config", "bertkit.dropout", "bertkit.loss"},
     "bertkit.optim": set(),
     "bertkit.page": {
         "bertkit",
