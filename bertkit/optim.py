@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 NAME = "bert_adam"  # under this name `[train] optim` reaches it, beside TrainingArguments' own
+LATE = 1e9  # a step at which a power of either beta is 0
 
 
 class BertAdam(torch.optim.Optimizer):
@@ -56,7 +57,10 @@ class BertAdam(torch.optim.Optimizer):
         return loss
 
     def _update(self, params: list[Tensor], group: dict) -> None:
-        """The update of one group, with torch's multi-tensor operations."""
+        """The update of one group in one pass over its values, by the kernel of torch's fused AdamW.
+
+        It divides the moments by 1 - beta ** step, which is 1 once the step is late enough.
+        """
         gradients = [p.grad for p in params]
         if any(gradient.is_sparse for gradient in gradients):
             raise ValueError("BertAdam takes no sparse gradients; use nn.Embedding(sparse=False)")
@@ -66,12 +70,18 @@ class BertAdam(torch.optim.Optimizer):
                 self.state[p]["exp_avg_sq"] = torch.zeros_like(p)
         means = [self.state[p]["exp_avg"] for p in params]
         squares = [self.state[p]["exp_avg_sq"] for p in params]
-        beta1, beta2 = group["betas"]
-        torch._foreach_lerp_(means, gradients, 1 - beta1)
-        torch._foreach_mul_(squares, beta2)
-        torch._foreach_addcmul_(squares, gradients, gradients, 1 - beta2)
-        divisors = torch._foreach_sqrt(squares)
-        torch._foreach_add_(divisors, group["eps"])
-        if group["weight_decay"]:
-            torch._foreach_mul_(params, 1 - group["lr"] * group["weight_decay"])
-        torch._foreach_addcdiv_(params, means, divisors, -group["lr"])
+        torch._fused_adamw_(
+            params,
+            gradients,
+            means,
+            squares,
+            [],
+            [torch.tensor(LATE, device=params[0].device)] * len(params),
+            amsgrad=False,
+            lr=group["lr"],
+            beta1=group["betas"][0],
+            beta2=group["betas"][1],
+            weight_decay=group["weight_decay"],
+            eps=group["eps"],
+            maximize=False,
+        )
