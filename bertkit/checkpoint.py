@@ -12,6 +12,7 @@ import torch
 from safetensors import safe_open
 from torch import nn
 from transformers import PreTrainedConfig
+from transformers.utils import cached_file
 
 from bertkit.config import BertConfig
 from bertkit.data.corpus import find_hub_trouble
@@ -39,6 +40,20 @@ def find_trouble(checkpoint: str) -> str | None:
     With such a trouble the cache is asked alone: a Hub model that was downloaded before will do.
     """
     return None if Path(checkpoint).exists() else find_hub_trouble(checkpoint, "model")
+
+
+def find_file(checkpoint: str, name: str) -> Path | None:
+    """A file of a checkpoint, here or on the Hub, whose cached copy will do; None if it has none."""
+    if Path(checkpoint).exists():
+        return path if (path := Path(checkpoint, name)).is_file() else None
+    with explain_refusal(f"{name} of {checkpoint}"):
+        found = cached_file(
+            checkpoint,
+            name,
+            local_files_only=find_trouble(checkpoint) is not None,
+            _raise_exceptions_for_missing_entries=False,
+        )
+    return None if found is None else Path(found)
 
 
 def load_config(checkpoint: str) -> BertConfig:

@@ -422,7 +422,7 @@ def predict(
     Example: bertkit predict runs/mnli --input pairs.jsonl --output predictions.jsonl
     """
     from bertkit.data.inputs import check_source, read_inputs
-    from bertkit.predict import Predictor, write_results
+    from bertkit.predict import Predictor, Tally, write_results
 
     if bool(texts) == bool(source):
         raise UsageError("give the inputs as TEXT or with --input FILE, one of the two; see bertkit predict --help")
@@ -432,17 +432,18 @@ def predict(
         screen.start()
         predictor = Predictor(run, pairs=pair or None, top=top, precision=precision)
         results = predictor.stream(predictor.group(texts) if texts else read_inputs(source))
-        errors = 0
         if output is not None:
-            errors = write_results(results, output, screen.say)
+            tally = write_results(results, output, screen.say)
         else:
-            for result in results:
-                errors += "error" in result
-                if "error" in result:
+            tally = Tally()
+            for result in tally.watch(results):
+                if "error" in result and not texts:
                     complain(result["error"])
                 screen.say(predictor.describe(result) if texts else json.dumps(result, ensure_ascii=False))
-        if errors:
-            raise UsageError(f"{errors:,} inputs are none for this model; each has its reason in its place")
+        if cut := tally.describe_cut():
+            complain(cut)
+        if tally.errors:
+            raise UsageError(f"{tally.errors:,} inputs are none for this model; each has its reason in its place")
 
 
 @app.command()
@@ -686,7 +687,10 @@ def bench_predict(
 
 def run_bench(bench: Callable[..., Mapping[str, Any]], as_json: Path | None, *arguments: Any, **options: Any) -> None:
     """Runs a bench, and writes its figures where they are wanted."""
+    if as_json is not None and (as_json.is_dir() or not os.access(as_json.parent, os.W_OK)):
+        raise UsageError(f"{as_json} cannot be written; name a file in a folder that is there with --json")
     with Screen() as screen, explain_full_disk(as_json or "."):
+        screen.start()
         found = bench(*arguments, report=screen.say, **options)
         if as_json is not None:
             as_json.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
@@ -1064,7 +1068,7 @@ def explain_mistakes():
     """A mistake of the user becomes one line and exit code 2; being stopped before training a line and 128 + signal."""
 
     def stop(number: int, frame: Any) -> None:
-        complain("stopped outside of training; the same command continues from what is finished")
+        complain("stopped outside of training; what is finished is kept, give the command again")
         sys.exit(128 + number)
 
     previous = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}

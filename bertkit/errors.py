@@ -45,7 +45,7 @@ def explain_full_disk(where: object) -> Iterator[None]:
             raise
         raise UsageError(
             f"{where} cannot be written to: the disk is full ({join_lines(error)[:80]}); "
-            "free some space, and the same command continues"
+            "free some space and give the command again"
         ) from None
 
 

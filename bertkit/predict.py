@@ -8,10 +8,8 @@ Left out: vectors (`bertkit.features`), and the files that leaderboards want (`T
 """
 
 import json
-import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import islice
@@ -24,12 +22,13 @@ from scipy.special import softmax
 from torch import Tensor, nn
 
 from bertkit import model as models
-from bertkit.checkpoint import check_weights, load_config, load_model
+from bertkit.checkpoint import check_weights, find_file, load_config, load_model
 from bertkit.data.conll import IOB, Sentence, TaggedText
 from bertkit.data.corpus import ignore
-from bertkit.data.inputs import Input
+from bertkit.data.inputs import Input, Line
 from bertkit.data.masking import IGNORED
 from bertkit.data.sequence import Sequences, encode_inputs, pad
+from bertkit.data.shards import open_whole
 from bertkit.data.spans import Question, Windows, encode_questions, find_best, keep_top
 from bertkit.data.tokens import Words, copy_backend
 from bertkit.data.vocab import load_tokenizer
@@ -47,6 +46,7 @@ from bertkit.tasks.ner import UNDECIDED, place_words, summarize
 INPUTS_A_CHUNK = 2048  # read, encoded and answered at a time
 MASK = "[MASK]"
 TOP = 5  # words for each mask
+NAMED = 10  # inputs that were cut
 PRECISIONS = ("auto", "fp32", "bf16", "fp16")
 PAIRS = (  # names of two texts that belong together: ours, which are transformers', and GLUE's
     ("text", "text_pair"),
@@ -102,6 +102,7 @@ class Use:
     keep: (outputs, batch, setting) -> what `conclude` needs of each sequence.
     conclude: (what was kept of each sequence, the data set, the examples, setting) -> a result an example.
     describe: a result in words.
+    find_shortened: (the data set, the examples) -> (examples,) bool, which of them lost their end.
     collate: (the data set, numbers of its sequences, setting) -> a batch of tensors.
     options: more arguments for the head.
     """
@@ -112,6 +113,7 @@ class Use:
     keep: Callable[[Any, Mapping[str, Tensor], Setting], Sequence[Any]]
     conclude: Callable[[Sequence[Any], Any, Sequence[Any], Setting], list[Result]]
     describe: Callable[[Result], str]
+    find_shortened: Callable[[Any, Sequence[Any]], Sequence[bool]] = lambda _, examples: [False] * len(examples)
     collate: Callable[[Any, list[int], Setting], dict[str, Tensor]] = lambda data, numbers, _: pad(
         data.__getitems__(numbers)
     )
@@ -121,15 +123,17 @@ class Use:
 class Predictor:
     """A trained model as a function: a list of inputs in, a list of results in the same order out.
 
-    An input is a text, a list of texts, or a mapping, whose names other than the following are ignored:
+    An input is a text, a list of texts, or a mapping, whose names other than the following are ignored; `cut` in a
+    result says that the input was longer than the run's lengths allow and lost its end:
 
     - classification: `text`, or `text` and `text_pair` (also by GLUE's names). Result: `label`, its `probability` and
-      all `probabilities` by label; of a regression (STS-B) `score`. A text that is too long loses its end.
+      all `probabilities` by label; of a regression (STS-B) `score`.
     - SQuAD: `question` and `context`, of any length. Result: `answer`, empty if there is none; `best` with the `text`,
       `start` and `end` (characters of the context) of the best span and its `score` S.T_i + E.T_j; for 2.0 also
       `null_score` s_null and `tau`: there is an answer where score > null_score + tau (section 4.3).
     - named entities: `text`, or `words` as they are. Result: `entities` with `text`, `type`, `start` and `end`
-      (characters; with `words` the first word and the end), and every word's tag, `tags`.
+      (characters; with `words` the first word and the end), every word's tag, `tags`, and of a text `places`, where
+      each of these words starts and ends (characters).
     - SWAG: `context`, `endings`, and perhaps `start`, the endings' first words. Result: `ending`, the place of the
       likeliest, and all `probabilities`.
     - masked LM: `text`, and perhaps `text_pair`, with [MASK] in it. Result: `masks`, for each one the likeliest
@@ -166,7 +170,7 @@ class Predictor:
             raise UsageError(f"{name} lacks weights of its {head}: {', '.join(missing[:3])}; give a trained one")
         if config.problem_type == "multi_label_classification":
             raise UsageError(f"{name} gives a text several labels, which BERT's tasks do not; use transformers for it")
-        recipe = read_run_recipe(Path(name))
+        recipe = read_run_recipe(name)
         if pairs is None and recipe.get("task") in TASKS:
             pairs = TASKS[recipe["task"]].pairs
         self.use: Use = use
@@ -182,15 +186,17 @@ class Predictor:
         """The result of each input.
 
         Raises:
-            UsageError: an input that is none for this model, by its place in the list, from 0.
+            UsageError: an input that is none for this model, by its place in the list, from 0; or no list.
         """
+        if isinstance(inputs, str | Mapping):
+            raise UsageError(f"inputs must be a list, and this is one {type(inputs).__name__}; write [input]")
         results = list(self.stream(inputs))
         for place, result in enumerate(results):
             if "error" in result:
                 raise UsageError(f"input {place}: {result['error']}")
         return results
 
-    def stream(self, inputs: Iterable[Input | Sequence[str] | UsageError]) -> Iterator[Result]:
+    def stream(self, inputs: Iterable[Input | Sequence[str] | Line]) -> Iterator[Result]:
         """The result of each input, in order; `error` says what is wrong with one that is none for this model.
 
         An input's `id` is repeated in its result.
@@ -199,13 +205,15 @@ class Predictor:
         while chunk := list(islice(inputs, INPUTS_A_CHUNK)):
             results: list[Result] = [{} for _ in chunk]
             examples = {}
-            for place, given in enumerate(chunk):
-                if isinstance(given, Mapping) and "id" in given:
-                    results[place]["id"] = given["id"]
+            for place, line in enumerate(chunk):
+                given = line.value if isinstance(line, Line) else line
                 try:
+                    check_encodable(given)
+                    if isinstance(given, Mapping) and "id" in given:
+                        results[place]["id"] = given["id"]
                     examples[place] = self.read(given)
                 except UsageError as error:
-                    results[place]["error"] = str(error)
+                    results[place]["error"] = f"{line.place}: {error}" if isinstance(line, Line) else str(error)
             for place, found in zip(examples, self.answer(list(examples.values())), strict=True):
                 results[place] |= found
             yield from results
@@ -239,11 +247,15 @@ class Predictor:
                 outputs = setting.model(**batch, **use.options)
             for number, row in zip(numbers.tolist(), use.keep(outputs, batch, setting), strict=True):
                 kept[number] = row
-        return use.conclude(kept, data, examples, setting)
+        shortened = use.find_shortened(data, examples)
+        results = use.conclude(kept, data, examples, setting)
+        return [result | {"cut": True} if cut else result for result, cut in zip(results, shortened, strict=True)]
 
     def describe(self, result: Result) -> str:
         """A result in words, in one line."""
-        return f"error: {result['error']}" if "error" in result else self.use.describe(result)
+        if "error" in result:
+            return f"error: {result['error']}"
+        return self.use.describe(result) + ("  (the input was cut)" if "cut" in result else "")
 
     def group(self, texts: Sequence[str]) -> list[Sequence[str]]:
         """Texts one after the other, as the command line has them, as inputs.
@@ -259,9 +271,20 @@ class Predictor:
         return [texts[start : start + len(fields)] for start in range(0, len(texts), len(fields))]
 
 
-def read_run_recipe(run: Path) -> dict[str, Any]:
-    """The recipe of a run; empty for another checkpoint."""
-    return read_recipe(run / RECIPE) if (run / RECIPE).is_file() else {}
+def read_run_recipe(run: str) -> dict[str, Any]:
+    """The recipe of a run, here or on the Hub; empty for another checkpoint."""
+    path = find_file(run, RECIPE)
+    return {} if path is None else read_recipe(path)
+
+
+def check_encodable(given: Any) -> None:
+    """Nothing, or a UsageError: half of a surrogate pair, which JSON can write and no text has."""
+    if isinstance(given, UsageError):
+        return
+    try:
+        json.dumps(given, ensure_ascii=False, default=str).encode()
+    except UnicodeEncodeError:
+        raise UsageError("it has half of a surrogate pair, which is no character; write it whole") from None
 
 
 def name_texts(texts: Sequence[str], fields: Sequence[str]) -> dict[str, Any]:
@@ -272,35 +295,55 @@ def name_texts(texts: Sequence[str], fields: Sequence[str]) -> dict[str, Any]:
     if len(texts) == 2 and fields == ("text",):
         fields = PAIRS[0]
     if len(texts) != len(fields):
-        raise UsageError(f"{len(texts)} texts where {' and '.join(fields)} are expected")
+        raise UsageError(f"{len(texts)} texts where {' and '.join(fields)} are expected; give as many")
     return dict(zip(fields, texts, strict=True))
 
 
-def write_results(results: Iterable[Result], output: Path, report: Callable[[str], None] = ignore) -> int:
-    """Writes a line of JSON a result, all or none, and gives how many of them are errors; those are reported.
+class Tally:
+    """Results as they pass by: how many there are, how many are errors, and which inputs were cut."""
+
+    def __init__(self) -> None:
+        self.count = self.errors = self.cut = 0
+        self.places: list[int] = []  # of the first inputs that were cut, from 1
+
+    def watch(self, results: Iterable[Result]) -> Iterator[Result]:
+        """The results."""
+        for self.count, result in enumerate(results, 1):
+            self.errors += "error" in result
+            if "cut" in result:
+                self.cut += 1
+                if len(self.places) < NAMED:
+                    self.places.append(self.count)
+            yield result
+
+    def describe_cut(self) -> str:
+        """How many inputs were cut, and the first of them; empty if none was."""
+        if not self.cut:
+            return ""
+        places = ", ".join(f"{place:,}" for place in self.places) + (", …" if self.cut > NAMED else "")
+        return f"{self.cut:,} of {self.count:,} inputs are too long for this model and were cut: number {places}"
+
+
+def write_results(results: Iterable[Result], output: Path, report: Callable[[str], None] = ignore) -> Tally:
+    """Writes a line of JSON a result, all or none, and gives their tally; errors are reported.
 
     Raises:
         UsageError: the file cannot be written.
     """
-    temporary = output.with_name(f".{output.name}.{os.getpid()}")
-    count = errors = 0
+    tally = Tally()
     try:
         with explain_full_disk(output):
             output.parent.mkdir(parents=True, exist_ok=True)
-            with temporary.open("w", encoding="utf-8") as file:
-                for count, result in enumerate(results, 1):  # noqa: B007
+            with open_whole(output) as file:
+                for result in tally.watch(results):
                     file.write(json.dumps(result, ensure_ascii=False) + "\n")
                     if "error" in result:
-                        errors += 1
                         report(result["error"])
-            temporary.replace(output)
     except OSError as error:
         raise UsageError(f"{output} cannot be written ({error.strerror}); name another file with --output") from None
-    finally:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
-    report(f"{count - errors:,} results in {output}" + (f", and {errors:,} inputs that are none" if errors else ""))
-    return errors
+    none = f", and {tally.errors:,} inputs that are none" if tally.errors else ""
+    report(f"{tally.count - tally.errors:,} results in {output}{none}")
+    return tally
 
 
 # --- Reading ----------------------------------------------------------------------------------------------------------
@@ -314,7 +357,7 @@ def take_text(given: Mapping[str, Any], name: str) -> str:
     """
     if not isinstance(text := given.get(name), str):
         has = "is missing" if name not in given else f"is {str(text)[:40]!r}, which is no text"
-        raise UsageError(f"{name} {has}; an input has {', '.join(map(str, given)) or 'nothing'}")
+        raise UsageError(f"{name} {has}; the input has {', '.join(map(str, given)) or 'nothing'}: name it so")
     return text
 
 
@@ -323,10 +366,10 @@ def read_texts(given: Mapping[str, Any], setting: Setting) -> tuple[str, ...]:
     for first, second in PAIRS:
         if given.get(first) is not None and given.get(second) is not None:
             if setting.pairs is False:
-                raise UsageError(f"{second} is one text too many; this model takes one")
+                raise UsageError(f"{second} is one text too many; this model takes one: leave it out")
             return take_text(given, first), take_text(given, second)
     if setting.pairs:
-        raise UsageError(f"this model takes two texts, text and text_pair; an input has {', '.join(map(str, given))}")
+        raise UsageError(f"the input has {', '.join(map(str, given))}; this model takes two: give text and text_pair")
     return (take_text(given, next((name for name in SINGLES if name in given), SINGLES[0])),)
 
 
@@ -334,7 +377,7 @@ def read_question(given: Mapping[str, Any], setting: Setting) -> Question:
     """A question about a context."""
     question, context = take_text(given, "question"), take_text(given, "context")
     if not context.strip():
-        raise UsageError("context is empty, so there is no answer in it")
+        raise UsageError("context is empty, so there is no answer in it; give the text to search")
     return Question("", question, context, (), ())
 
 
@@ -345,7 +388,7 @@ def read_choice(given: Mapping[str, Any], setting: Setting) -> tuple[str, list[s
     numbered = sorted((name for name in given if ENDING.fullmatch(str(name))), key=lambda name: int(name[6:]))
     endings = given.get("endings", [given[name] for name in numbered])
     if not isinstance(endings, list) or len(endings) < 2 or not all(isinstance(x, str) for x in (start, *endings)):
-        raise UsageError("endings must be two texts or more, and start a text, if there is one")
+        raise UsageError("endings must be two texts or more, and start a text, if there is one; give a list")
     return context, [f"{start} {ending}".strip() for ending in endings]
 
 
@@ -356,7 +399,8 @@ def read_masked(given: Mapping[str, Any], setting: Setting, with_pair: bool) -> 
     """
     texts = read_texts(given, setting)
     if not any(MASK in text for text in texts) and not (with_pair and len(texts) == 2):
-        raise UsageError(f"there is no {MASK} to fill in" + (", and no text_pair to follow" if with_pair else ""))
+        also = ", and no text_pair to follow" if with_pair else ""
+        raise UsageError(f"there is no {MASK} to fill in{also}; write one where a word is missing")
     parts = [[*encode_masked(text, setting), setting.tokenizer.sep_token_id] for text in texts]
     ids = [setting.tokenizer.cls_token_id, *(token for part in parts for token in part)]
     if len(ids) > setting.max_length:
@@ -391,7 +435,7 @@ def read_words(given: Mapping[str, Any], setting: Setting) -> Tagged:
     if "words" in given:
         words = given["words"]
         if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
-            raise UsageError("words must be a list of texts")
+            raise UsageError("words must be a list of texts; for one text use the name text")
         tagged = Tagged(words, [(place, place + 1) for place in range(len(words))], None)
     else:
         text = take_text(given, "text")
@@ -460,9 +504,10 @@ def encode_tagged(examples: Sequence[Tagged], setting: Setting) -> tuple[WordWin
     sentences = []
     for document, example in enumerate(examples, 1):
         counts = setting.words.encode(example.words, np.int64)[1].tolist()
+        is_long = sum(counts) > longest
         start = used = 0
         for place, count in enumerate(counts):
-            if sum(counts) > longest and used + count > room:
+            if is_long and used + count > room:
                 sentences.append(make_sentence(example.words[start:place], document))
                 start, used = place, 0
             used += count
@@ -535,6 +580,12 @@ def conclude_choices(
     return results
 
 
+def find_shortened_choices(data: Sequences, examples: Sequence[tuple[str, list[str]]]) -> list[bool]:
+    """Of each example whether the context with any of its endings was cut."""
+    flags = iter(data.shortened.tolist())
+    return [any(list(islice(flags, len(endings)))) for _, endings in examples]
+
+
 def describe_choice(result: Result) -> str:
     """The number of the ending, from 1, and how likely it is."""
     return f"ending {result['ending'] + 1}  ({result['probabilities'][result['ending']]:.1%})"
@@ -590,12 +641,13 @@ def conclude_tags(
     tags: list[list[str]] = [[] for _ in examples]
     for index, (sentence, row) in enumerate(zip(data.text.sentences, kept, strict=True)):
         tags[sentence.document - 1] += data.name_tags(index, row)
-    if not all(IOB.fullmatch(label) for label in setting.labels):
-        return [{"tags": found} for found in tags]
-    return [
-        {"entities": list_entities(example, found), "tags": found}
-        for example, found in zip(examples, tags, strict=True)
-    ]
+    is_iob = all(IOB.fullmatch(label) for label in setting.labels)
+    results = []
+    for example, found in zip(examples, tags, strict=True):
+        result = {"entities": list_entities(example, found)} if is_iob else {}
+        places = {} if example.text is None else {"places": [list(place) for place in example.places]}
+        results.append(result | {"tags": found} | places)
+    return results
 
 
 def list_entities(example: Tagged, tags: Sequence[str]) -> list[dict[str, Any]]:
@@ -675,7 +727,15 @@ def name_pair(setting: Setting) -> tuple[str, ...]:
     return PAIRS[0] if setting.pairs else SINGLES[:1]
 
 
-CLASSES = Use(name_pair, read_texts, encode_examples, keep_logits, conclude_classes, describe_class)
+CLASSES = Use(
+    name_pair,
+    read_texts,
+    encode_examples,
+    keep_logits,
+    conclude_classes,
+    describe_class,
+    find_shortened=lambda data, _: data.shortened,
+)
 MASKS = Use(
     name_pair,
     partial(read_masked, with_pair=False),
@@ -683,10 +743,18 @@ MASKS = Use(
     keep_masks,
     conclude_masks,
     describe_masks,
-    collate_masks,
-    {"targets_only": True},
+    collate=collate_masks,
+    options={"targets_only": True},
 )
-TAGS = Use(lambda setting: ("text",), read_words, encode_tagged, keep_tags, conclude_tags, describe_tags, collate_words)
+TAGS = Use(
+    lambda setting: ("text",),
+    read_words,
+    encode_tagged,
+    keep_tags,
+    conclude_tags,
+    describe_tags,
+    collate=collate_words,
+)
 USES = {
     "BertForSequenceClassification": CLASSES,
     "BertForNextSentencePrediction": replace(
@@ -707,6 +775,7 @@ USES = {
         keep_spans,
         conclude_answers,
         describe_answer,
+        find_shortened=lambda data, _: data.shortened,
     ),
     "BertForMultipleChoice": Use(
         lambda setting: ("context", "endings…"),
@@ -715,6 +784,7 @@ USES = {
         keep_logits,
         conclude_choices,
         describe_choice,
-        collate_choices,
+        find_shortened=find_shortened_choices,
+        collate=collate_choices,
     ),
 }

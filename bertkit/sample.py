@@ -13,17 +13,19 @@ import inspect
 import json
 import re
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import blake2b
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 
 from bertkit.data.corpus import ignore
 from bertkit.data.docs import parse_module
-from bertkit.errors import UsageError, explain_full_disk
+from bertkit.errors import UsageError, explain_full_disk, explain_refusal
 
 PACKAGES = ("numpy", "scipy", "sklearn", "pandas")
 LEAST = 500  # functions: fewer are no data set
@@ -143,6 +145,8 @@ def write_samples(output: Path, questions: int = 12_000, report: Callable[[str],
     for name in ("squad", "glue"):
         if (output / name).exists():
             raise UsageError(f"{output / name} is there already; name another directory")
+    with explain_refusal(f"the directory {output}"):
+        output.mkdir(parents=True, exist_ok=True)
     functions = read_functions()
     if len(functions) < LEAST:
         raise UsageError(
@@ -151,16 +155,16 @@ def write_samples(output: Path, questions: int = 12_000, report: Callable[[str],
         )
     count = sum(len(function.parameters) for function in functions)
     report(f"{len(functions):,} functions with {count:,} parameters are documented here")
-    with explain_full_disk(output):
-        (output / "squad").mkdir(parents=True)
-        (output / "glue" / "QNLI").mkdir(parents=True)
+    with explain_refusal(f"the directory {output}"), explain_full_disk(output), make_directory(output) as folder:
+        (folder / "squad").mkdir()
+        (folder / "glue" / "QNLI").mkdir(parents=True)
         for split in ("train", "dev"):
             chosen = [function for function in functions if function.is_held_out == (split == "dev")]
             limit = questions if split == "train" else max(questions // 10, 100)
             articles = make_articles(chosen, limit)
-            write_squad(articles, output / "squad" / f"{split}-v2.0.json")
+            write_squad(articles, folder / "squad" / f"{split}-v2.0.json")
             rows = make_pairs(chosen, limit)
-            write_qnli(rows, output / "glue" / "QNLI" / f"{split}.tsv")
+            write_qnli(rows, folder / "glue" / "QNLI" / f"{split}.tsv")
             asked = [question for _, found in articles for question in found]
             silent = sum(not question["answers"] for question in asked)
             report(
@@ -168,6 +172,15 @@ def write_samples(output: Path, questions: int = 12_000, report: Callable[[str],
                 f"{sum(row[2] == 'entailment' for row in rows):,} of them entailed"
             )
     report(f"In {output}: squad/, glue/")
+
+
+@contextmanager
+def make_directory(output: Path) -> Iterator[Path]:
+    """A folder whose parts move to `output` when all of them are complete."""
+    with TemporaryDirectory(dir=output) as folder:
+        yield Path(folder)
+        for part in sorted(Path(folder).iterdir()):
+            part.rename(output / part.name)
 
 
 def ask(function: Function, parameter: Parameter) -> str:

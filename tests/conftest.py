@@ -2,6 +2,7 @@
 
 import gc
 import os
+import sys
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read when huggingface_hub is imported
 
@@ -10,6 +11,7 @@ import torch
 import transformers
 from torch import Tensor
 
+from bertkit import cli
 from bertkit import model as ours
 from bertkit.config import BertConfig
 
@@ -117,3 +119,19 @@ def collect(outputs: transformers.utils.ModelOutput, mask: Tensor) -> dict[str, 
 def differ(a: Tensor, b: Tensor) -> float:
     """The largest difference of two tensors, relative to the largest absolute value of the second."""
     return ((a - b).abs().max() / b.abs().max()).item()
+
+
+@pytest.fixture
+def call(monkeypatch, capsys, tmp_path):
+    """Calls the program in an empty directory; gives exit code, standard output and standard error."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "120")
+
+    def call(*arguments):
+        monkeypatch.setattr(sys, "argv", ["bertkit", *map(str, arguments)])
+        capsys.readouterr()  # what came before, such as the progress of writing a model
+        with pytest.raises(SystemExit) as stop:
+            cli.main()
+        return stop.value.code or 0, *capsys.readouterr()
+
+    return call

@@ -121,7 +121,7 @@ def test_a_full_disk_is_one_line_and_the_build_goes_on_when_there_is_room(place,
     with limit_files(20_000), pytest.raises(UsageError, match=r"made cannot be written to: the disk is full") as error:
         build(texts, tokenizer, made, workers=workers, deduplicate=unit)
     assert "\n" not in str(error.value)
-    assert str(error.value).endswith("free some space, and the same command continues")
+    assert str(error.value).endswith("free some space and give the command again")
     assert list(made.rglob(".*")) == []
     there = list_finished(made)
     assert len(there) == 1 or workers == 2
@@ -145,7 +145,7 @@ def test_a_signal_ends_a_build_and_its_workers_within_seconds(place, tmp_path, n
         _, err = process.communicate(timeout=60)
         assert time.monotonic() - began < 10
     assert process.returncode == 128 + number
-    assert err == "bertkit: stopped outside of training; the same command continues from what is finished\n"
+    assert err == "bertkit: stopped outside of training; what is finished is kept, give the command again\n"
     assert wait_until(lambda: not any(map(is_running, children)), seconds=10)
     assert not is_corpus(made)
 

@@ -51,25 +51,6 @@ COMMANDS = [
 ]
 
 
-@pytest.fixture
-def call(monkeypatch, capsys, tmp_path):
-    """Calls the program in an empty directory; gives exit code, standard output and standard error."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "120")
-
-    def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["bertkit", *map(str, arguments)])
-        try:
-            cli.main()
-            code = 0
-        except SystemExit as stop:
-            code = stop.code or 0
-        printed = capsys.readouterr()
-        return code, printed.out, printed.err
-
-    return call
-
-
 def test_help_answers_within_half_a_second():
     def measure():
         start = time.perf_counter()
@@ -342,7 +323,7 @@ def test_a_signal_before_training_is_one_line_too(tmp_path, number):
         process.send_signal(number)
         _, err = process.communicate(timeout=60)
     assert process.returncode == 128 + number
-    assert err == "bertkit: stopped outside of training; the same command continues from what is finished\n"
+    assert err == "bertkit: stopped outside of training; what is finished is kept, give the command again\n"
     assert not (tmp_path / "runs").exists()
 
 

@@ -1,7 +1,10 @@
 """Trained models at work on new text: equal to plain transformers and to what runs have predicted, in every form."""
 
+import io
 import json
-from pathlib import Path
+import os
+import re
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -219,8 +222,13 @@ def test_entities_stand_where_they_say(ner_run):
         assert len(result["tags"]) == len(split_words(text))
         for found in result["entities"]:
             assert text[found["start"] : found["end"]] == found["text"]
-            assert found["text"] in "good, word-bad.  so (good)"
-    words = Predictor(ner_run[0])([{"words": ["good", "good"]}])[0]
+        assert [text[start:end] for start, end in result["places"]] == [text[x:y] for x, y in split_words(text)]
+    words = next(
+        result
+        for count in range(1, 9)
+        if (result := Predictor(ner_run[0])([{"words": ["good"] * count}])[0])["entities"]
+    )
+    assert "places" not in words
     assert all(" ".join(["good"] * (x["end"] - x["start"])) == x["text"] for x in words["entities"])
 
 
@@ -359,11 +367,11 @@ def test_a_model_that_has_diverged_says_so(classifier, tmp_path):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"txt": "good"}, "text is missing; an input has txt"),
+        ({"txt": "good"}, "text is missing; the input has txt: name it so"),
         ({"text": 3}, "text is '3', which is no text"),
-        ({}, "text is missing; an input has nothing"),
-        ([], "0 texts where text are expected"),
-        (["a", "b", "c"], "3 texts where text are expected"),
+        ({}, "text is missing; the input has nothing: name it so"),
+        ([], "0 texts where text are expected; give as many"),
+        (["a", "b", "c"], "3 texts where text are expected; give as many"),
     ],
 )
 def test_an_input_that_is_none_is_named(given, message, classifier):
@@ -382,14 +390,29 @@ def test_lines_are_read_in_each_form(tmp_path, monkeypatch):
     }
     for name, text in forms.items():
         (tmp_path / name).write_text(text, encoding="utf-8", newline="")
-        inputs = list(read_inputs(str(tmp_path / name)))
+        inputs = [line.value for line in read_inputs(str(tmp_path / name))]
         assert [given if isinstance(given, str) else given["text"] for given in inputs] == ["good", "bad", "so"]
 
 
+def test_standard_input_is_text_but_for_lines_that_begin_as_json(monkeypatch):
+    stdin = io.TextIOWrapper(io.BytesIO(b'good\n\n{"text": "bad"}\n"so"\n[so]\n{so}\n'))
+    monkeypatch.setattr("sys.stdin", stdin)
+    lines = list(read_inputs("-"))
+    assert [line.value for line in lines[:4]] == ["good", {"text": "bad"}, "so", "[so]"]
+    assert "is not JSON" in str(lines[4].value)
+    assert [line.place for line in lines] == [f"standard input, line {number}" for number in (1, 3, 4, 5, 6)]
+
+
 BAD = [
-    ("a.jsonl", b'{"text": "x"}\n{"text": \n"y"\n3\n', {1: "line 2 is not JSON", 3: "line 4 is neither an object"}),
-    ("a.jsonl", b'"x"\n\xff\xfe\n"y"\n' + b"[" * 100_000, {1: "line 2 is not UTF-8", 3: "line 4 is not JSON"}),
-    ("a.tsv", b"text\tid\nx\t1\ny\nz\t2\t3\nw\t4\n", {1: "line 3 has 1 columns and 2", 2: "line 4 has 3"}),
+    ("a.jsonl", b'{"text": "x"}\n{"text": \n"y"\n3\n', {1: "line 2: is not JSON", 3: "line 4: is neither an object"}),
+    ("a.jsonl", b'"x"\n\xff\xfe\n"y"\n' + b"[" * 100_000, {1: "line 2: is not UTF-8", 3: "line 4: is not JSON"}),
+    ("a.tsv", b"text\tid\nx\t1\ny\nz\t2\t3\nw\t4\n", {1: "line 3: has 1 columns and 2", 2: "line 4: has 3"}),
+    ("a.jsonl", b'"x"\n\n\n{"txt": "y"}\n"z"\n{"text": "w"}\n', {1: "line 4: text is missing"}),
+    (
+        "a.jsonl",
+        b'"x"\n{"id": "\\ud800", "text": "y"}\n"\\udc00"\n"z"\n',
+        {1: "line 2: it has half", 2: "line 3: it has"},
+    ),
 ]
 
 
@@ -398,7 +421,7 @@ def test_a_bad_line_is_named_and_does_not_stop_the_others(name, content, wrong, 
     (tmp_path / name).write_bytes(content)
     lines = []
     results = Predictor(classifier).stream(read_inputs(str(tmp_path / name)))
-    errors = write_results(results, tmp_path / "out.jsonl", lines.append)
+    errors = write_results(results, tmp_path / "out.jsonl", lines.append).errors
     found = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     assert len(found) == 4
     assert errors == len(wrong)
@@ -415,8 +438,8 @@ def test_a_bad_line_is_named_and_does_not_stop_the_others(name, content, wrong, 
     ("name", "content", "message"),
     [
         ("a.csv", b"x", "must end in .jsonl, .tsv, .txt"),
-        ("a.tsv", b"text\ttext\n", "line 1 must name every column, each once"),
-        ("a.tsv", b"\xff\n", "line 1 is not UTF-8"),
+        ("a.tsv", b"text\ttext\n", "line 1: must name every column, each once"),
+        ("a.tsv", b"\xff\n", "line 1: is not UTF-8"),
     ],
 )
 def test_a_file_that_is_none_is_one_line(name, content, message, tmp_path):
@@ -438,6 +461,138 @@ def test_nothing_is_left_of_an_output_that_fails(tmp_path, classifier):
         write_results([], tmp_path / "file" / "out.jsonl")
 
 
-def test_the_predictor_is_a_public_name():
+def test_a_link_stays_one_and_a_pipe_is_written_to(tmp_path):
+    (tmp_path / "link.jsonl").symlink_to(tmp_path / "there.jsonl")
+    write_results([{"label": "x"}], tmp_path / "link.jsonl")
+    assert (tmp_path / "link.jsonl").is_symlink()
+    assert (tmp_path / "there.jsonl").read_text() == '{"label": "x"}\n'
+    os.mkfifo(tmp_path / "pipe")
+    with ThreadPoolExecutor(1) as pool:
+        reader = pool.submit((tmp_path / "pipe").read_text)
+        write_results([{"label": "y"}], tmp_path / "pipe")
+        assert reader.result(timeout=10) == '{"label": "y"}\n'
+    assert (tmp_path / "pipe").is_fifo()
+
+
+# --- Inputs that are cut ----------------------------------------------------------------------------------------------
+
+
+def count_cut(predictor, *inputs):
+    return ["cut" in result for result in predictor(list(inputs))]
+
+
+def test_what_is_cut_says_so_and_what_just_fits_does_not(classifier):
+    room = 128  # tokens; each word is one, and [CLS] and [SEP] are two, or three of a pair
+    predictor = Predictor(classifier)
+    fits, over = " ".join(["good"] * (room - 2)), " ".join(["good"] * (room - 1))
+    pair = [" ".join(["good"] * 60), " ".join(["bad"] * 65)]
+    assert count_cut(predictor, "good", fits, over, pair, [pair[0], pair[1] + " bad"]) == [
+        False,
+        False,
+        True,
+        False,
+        True,
+    ]
+
+
+def test_endings_and_questions_that_are_cut_say_so(tmp_path, squad_run):
+    folder = write_head(tmp_path, "BertForMultipleChoice")
+    context = " ".join(["good"] * 100)
+    long, short = {"endings": ["bad", "bad " * 26], "context": context}, {"endings": ["bad"] * 3, "context": context}
+    just = {"endings": ["bad", "bad " * 25], "context": context}
+    assert count_cut(Predictor(folder), short, long, just, short) == [False, True, False, False]
+    ask = {"context": " ".join(FILLERS * 20)}
+    questions = [ask | {"question": " ".join(["good"] * count)} for count in (3, 12, 13)]
+    assert count_cut(Predictor(squad_run[0]), *questions) == [False, False, True]
+
+
+def test_nothing_is_cut_of_text_that_is_tagged(ner_run):
+    assert count_cut(Predictor(ner_run[0]), "good " * 200, "good") == [False, False]
+
+
+# --- The command ------------------------------------------------------------------------------------------------------
+
+
+def test_the_command_answers_texts_in_words(call, classifier):
+    code, out, err = call("predict", classifier, "good", "bad bad")
+    expected = [f"{x['label']}  ({x['probability']:.1%})" for x in Predictor(classifier)(["good", "bad bad"])]
+    assert (code, out.splitlines(), err) == (0, expected, "")
+
+
+def test_the_command_answers_a_file_line_by_line_and_counts_what_is_wrong_and_cut(call, classifier, tmp_path):
+    source = tmp_path / "a.jsonl"
+    source.write_text('{"id": 7, "text": "good"}\n\n{"txt": "x"}\n' + json.dumps("good " * 200) + "\n")
+    code, out, err = call("predict", classifier, "--input", source)
+    results = [json.loads(line) for line in out.splitlines()]
+    assert code == 2
+    assert [sorted(result) for result in results] == [
+        ["id", "label", "probabilities", "probability"],
+        ["error"],
+        ["cut", "label", "probabilities", "probability"],
+    ]
+    assert err.splitlines() == [
+        f"bertkit: {source}, line 3: text is missing; the input has txt: name it so",
+        "bertkit: 1 of 3 inputs are too long for this model and were cut: number 3",
+        "bertkit: 1 inputs are none for this model; each has its reason in its place",
+    ]
+    code, out, _ = call("predict", classifier, "--input", source, "--output", tmp_path / "out.jsonl")
+    assert code == 2
+    assert out.splitlines()[-1] == f"2 results in {tmp_path / 'out.jsonl'}, and 1 inputs that are none"
+    assert [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()] == results
+
+
+def test_the_command_reads_standard_input(call, classifier, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"good\nbad\n")))
+    code, out, err = call("predict", classifier, "--input", "-")
+    assert (code, err) == (0, "")
+    assert [json.loads(line) for line in out.splitlines()] == Predictor(classifier)(["good", "bad"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "give the inputs as TEXT or with --input FILE, one of the two"),
+        (["good", "--input", "-"], "give the inputs as TEXT or with --input FILE, one of the two"),
+        (["--input", "no.jsonl"], "there is no file no.jsonl; name one with --input, or - for standard input"),
+        (["good", "--pair"], "1 texts are no inputs of text and text_pair; give them in this order"),
+        (["good", "--precision", "fp8"], "precision 'fp8' is unknown; expected one of auto, fp32, bf16, fp16"),
+        (["\udc80"], "1 inputs are none for this model"),
+    ],
+)
+def test_a_wrong_command_is_one_line(arguments, words, call, classifier):
+    code, _, err = call("predict", classifier, *arguments)
+    assert code == 2
+    assert words in err
+    assert len(err.splitlines()) == 1
+
+
+def test_texts_one_after_the_other_are_inputs_of_the_model(classifier, squad_run, tmp_path):
+    assert Predictor(classifier).group(["a", "b"]) == [["a"], ["b"]]
+    assert Predictor(classifier, pairs=True).group(["a", "b"]) == [["a", "b"]]
+    assert Predictor(squad_run[0]).group(["q", "c", "q", "d"]) == [["q", "c"], ["q", "d"]]
+    choice = write_head(tmp_path, "BertForMultipleChoice")
+    assert Predictor(choice).group(["c", "a", "b", "d"]) == [["c", "a", "b", "d"]]
+
+
+def test_every_kind_of_result_has_words(squad_run, ner_run, tmp_path):
+    said = []
+    for head in ("BertForMultipleChoice", "BertForPreTraining", "BertForNextSentencePrediction"):
+        predictor = Predictor(write_head(tmp_path / head, head), top=2)
+        texts = {"BertForMultipleChoice": ["good", "bad", "so"]}.get(head, ["good [MASK]", "bad"])
+        said.append(predictor.describe(predictor([texts])[0]))
+    assert re.fullmatch(r"ending [12]  \(\d+\.\d%\)", said[0])
+    assert re.fullmatch(r"\S+ \d+%, \S+ \d+%; follows: \d+\.\d%", said[1])
+    assert re.fullmatch(r"follows: \d+\.\d%", said[2])
+    answers, tags = Predictor(squad_run[0]), Predictor(ner_run[0])
+    described = answers.describe(answers([("who?", " ".join(FILLERS))])[0])
+    assert re.search(r"  \((score -?\d+\.\d\d|\d+\.\d\d (above|below) the threshold(, best span '.+')?)\)$", described)
+    result = tags(["good bad word"])[0]
+    assert tags.describe(result) == (", ".join(f"{x['text']}: {x['type']}" for x in result["entities"]) or "(nothing)")
+    assert answers.describe({"error": "x"}) == "error: x"
+
+
+def test_the_predictor_is_a_public_name_and_takes_lists(classifier):
     assert bertkit.Predictor is Predictor
-    assert Path(module.__file__).name == "predict.py"
+    for one in ("good", {"text": "good"}):
+        with pytest.raises(UsageError, match=r"inputs must be a list, and this is one (str|dict); write \[input\]"):
+            Predictor(classifier)(one)

@@ -122,3 +122,22 @@ def test_too_little_documentation_is_one_line(tmp_path, monkeypatch):
     with pytest.raises(UsageError, match="only 0 functions are documented here and 500 are needed; install"):
         write_samples(tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_stopped_leaves_nothing_and_is_done_again(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr("bertkit.sample.write_qnli", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        write_samples(tmp_path, 1000)
+    assert list(tmp_path.iterdir()) == []
+    monkeypatch.undo()
+    write_samples(tmp_path, 1000)
+    assert {path.relative_to(tmp_path) for path in tmp_path.rglob("*.*")} == {
+        path.relative_to(folder) for path in folder.rglob("*.*")
+    }
+
+
+def test_a_file_in_the_place_of_the_directory_is_one_line(call, tmp_path):
+    (tmp_path / "file").write_text("")
+    code, out, err = call("sample", "file")
+    assert (code, out) == (2, "")
+    assert re.fullmatch(r"bertkit: the directory file is refused: .*; correct it\n", err)

@@ -15,10 +15,11 @@ import torch
 from huggingface_hub import ModelCard, ModelCardData, constants
 from transformers import AutoTokenizer
 
-from bertkit import cli, share
 from bertkit import model as models
+from bertkit import share
 from bertkit.definition import make_study
 from bertkit.errors import UsageError
+from bertkit.predict import Predictor
 from bertkit.recipe import merge, read_recipe
 from bertkit.run import run
 from bertkit.study import run_study
@@ -291,6 +292,16 @@ def test_a_pushed_run_is_loaded_from_the_hub_by_plain_transformers(hub, mrpc, tm
     assert (label, longest) == ("equivalent", 128)
 
 
+def test_a_pushed_run_predicts_from_the_hub_as_it_does_here(hub, mrpc, tmp_path):
+    """Pairs and their length are those of the run, whose recipe is among the files."""
+    share.push(mrpc, "ada/pairs")
+    pair = ["good word1", "bad " * 200]
+    said = start_python(hub, tmp_path / "home", "-m", "bertkit", "predict", "ada/pairs", *pair)
+    assert said.stderr == "bertkit: 1 of 1 inputs are too long for this model and were cut: number 1\n"
+    predictor = Predictor(mrpc)
+    assert said.stdout == predictor.describe(predictor([pair])[0]) + "\n"
+
+
 def test_the_card_in_the_repository_has_its_name_and_no_path_of_this_machine(hub, mrpc, monkeypatch):
     monkeypatch.setenv("HOME", str(mrpc.parent))
     card = mrpc / "README.md"
@@ -497,21 +508,6 @@ def test_a_damaged_study_is_one_line(mrpc):
 
 
 # --- The command line -------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def call(monkeypatch, capsys, tmp_path):
-    """Calls the program; gives exit code, standard output and standard error."""
-    monkeypatch.chdir(tmp_path)
-
-    def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["bertkit", *map(str, arguments)])
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as stop:
-            cli.main()
-        return stop.value.code or 0, *capsys.readouterr()
-
-    return call
 
 
 def test_the_command_says_in_one_line_what_is_wrong_and_pushes_when_it_is_mended(call, hub, mrpc, monkeypatch):

@@ -113,6 +113,7 @@ MAY_IMPORT = {
         "bertkit.data.inputs",
         "bertkit.data.masking",
         "bertkit.data.sequence",
+        "bertkit.data.shards",
         "bertkit.data.spans",
         "bertkit.data.tokens",
         "bertkit.data.vocab",

@@ -56,7 +56,7 @@ def time_sides(name: str, texts: Sequence[str], repeats: int, report: Report) ->
     from transformers import pipeline
 
     from bertkit.device import DTYPES
-    from bertkit.predict import Predictor
+    from bertkit.predict import CLASSES, Predictor
 
     figures: dict[str, Any] = {}
     for asked in ("fp32", "auto"):
@@ -70,6 +70,8 @@ def time_sides(name: str, texts: Sequence[str], repeats: int, report: Report) ->
         sides: dict[str, Callable[[], Any]] = {OURS: partial(predictor, texts)}
         sides |= {f"pipeline of {size}": partial(stock, texts, batch_size=size, **options) for size in BATCH_SIZES}
         report(f"{len(texts):,} texts on {device}, {torch.get_num_threads()} threads, {precision}")
+        if predictor.use is not CLASSES or len(predictor.setting.labels) < 2:
+            raise UsageError(f"{name} is no classifier of texts; give one, or none for random weights")
         figures[precision] = measure_sides(sides, repeats, report)
     exact, fast = figures["fp32"], figures[precision]
     plain = exact.pop("stock")
@@ -130,12 +132,13 @@ def compare_answers(ours: Sequence[Mapping[str, Any]], stock: Sequence[Mapping[s
 def read_texts(source: str, count: int) -> list[str]:
     """The first texts of a file."""
     texts = []
-    for given in islice(read_inputs(source), count):
+    for line in islice(read_inputs(source), count):
+        given = line.value
         if isinstance(given, UsageError):
-            raise given
+            raise UsageError(f"{line.place}: {given}")
         text = given if isinstance(given, str) else given.get("text", given.get("sentence"))
         if not isinstance(text, str):
-            raise UsageError(f"{source} has an input without text; give a file of texts")
+            raise UsageError(f"{line.place}: has no text; give a file of texts")
         texts.append(text)
     if not texts:
         raise UsageError(f"{source} has no texts; give a file that has")

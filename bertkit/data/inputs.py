@@ -8,6 +8,7 @@ import json
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -20,6 +21,14 @@ SHOWN = 60  # characters of a line that is wrong
 Input = str | Mapping[str, Any]
 
 
+@dataclass(frozen=True)
+class Line:
+    """What a line holds, or what is wrong with it, and where it stands: the file and the number from 1."""
+
+    value: Input | UsageError
+    place: str
+
+
 def check_source(source: str) -> None:
     """Nothing, or a UsageError: there is no such file, or of another kind."""
     if source == STDIN:
@@ -30,8 +39,8 @@ def check_source(source: str) -> None:
         raise UsageError(f"{source} must end in {', '.join(SUFFIXES)}; rename it, or give its lines to --input -")
 
 
-def read_inputs(source: str) -> Iterator[Input | UsageError]:
-    """What each line holds, or what is wrong with it; lines are read when they are asked for.
+def read_inputs(source: str) -> Iterator[Line]:
+    """The lines that hold something, read when they are asked for.
 
     .jsonl: an object or a text. .tsv: columns, whose names the first line has. .txt: a text. Standard input: a line
     that begins with { or " is JSON, any other is a text. Empty lines are passed over.
@@ -48,53 +57,59 @@ def read_inputs(source: str) -> Iterator[Input | UsageError]:
         raise UsageError(f"{source} cannot be read ({error.strerror}); give a file that can") from None
 
 
-def read_lines(file: BinaryIO, source: str, kind: str) -> Iterator[Input | UsageError]:
+def read_lines(file: BinaryIO, source: str, kind: str) -> Iterator[Line]:
     """The inputs of a file without a line of names."""
     for number, line in enumerate(file, 1):
-        text = decode_line(line, number, source)
+        text, place = decode_line(line, number), name_place(source, number)
         if isinstance(text, UsageError):
-            yield text
+            yield Line(text, place)
         elif text.strip():
             is_json = kind == ".jsonl" or (kind == STDIN and text.lstrip()[0] in '{"')
-            yield parse_line(text, f"{source}, line {number}") if is_json else text
+            yield Line(parse_line(text) if is_json else text, place)
 
 
-def read_columns(file: BinaryIO, source: str) -> Iterator[Input | UsageError]:
+def read_columns(file: BinaryIO, source: str) -> Iterator[Line]:
     """The inputs of a file whose first line names its columns; quotes are ordinary characters."""
     names: list[str] | None = None
     for number, line in enumerate(file, 1):
-        text = decode_line(line, number, source)
+        text, place = decode_line(line, number), name_place(source, number)
         if isinstance(text, UsageError):
             if names is None:
-                raise text
-            yield text
+                raise UsageError(f"{place}: {text}")
+            yield Line(text, place)
         elif names is None:
             names = text.split("\t")
             if len(set(names)) < len(names) or not all(names):
-                raise UsageError(f"{source}, line 1 must name every column, each once; write the names there")
+                raise UsageError(f"{place}: must name every column, each once; write the names there")
         elif text:
             cells = text.split("\t")
             if len(cells) == len(names):
-                yield dict(zip(names, cells, strict=True))
+                yield Line(dict(zip(names, cells, strict=True)), place)
             else:
-                yield UsageError(f"{source}, line {number} has {len(cells)} columns and {len(names)} are named")
+                wrong = f"has {len(cells)} columns and {len(names)} are named; make them as many"
+                yield Line(UsageError(wrong), place)
 
 
-def decode_line(line: bytes, number: int, source: str) -> str | UsageError:
+def name_place(source: str, number: int) -> str:
+    """Where a line stands."""
+    return f"{'standard input' if source == STDIN else source}, line {number}"
+
+
+def decode_line(line: bytes, number: int) -> str | UsageError:
     """The text of a line, without its end; a byte order mark is no part of the first one."""
     try:
         text = line.decode("utf-8-sig" if number == 1 else "utf-8")
     except UnicodeDecodeError:
-        return UsageError(f"{source}, line {number} is not UTF-8; convert it")
+        return UsageError("is not UTF-8; convert it")
     return text.rstrip("\r\n")
 
 
-def parse_line(text: str, place: str) -> Input | UsageError:
+def parse_line(text: str) -> Input | UsageError:
     """The object or text of a line of JSON."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
-        return UsageError(f"{place} is not JSON: {text[:SHOWN]!r}")
+        return UsageError(f"is not JSON: {text[:SHOWN]!r}; write an object or a text in quotes")
     if isinstance(value, str | dict):
         return value
-    return UsageError(f"{place} is neither an object nor a text: {text[:SHOWN]!r}")
+    return UsageError(f"is neither an object nor a text: {text[:SHOWN]!r}; write one of them")

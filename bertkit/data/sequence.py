@@ -23,13 +23,22 @@ class Sequences(Dataset):
     ids: (N,) token ids; `ends` (S,) the tokens up to each sequence's end; `seconds` (S,) how many tokens at each
     sequence's end belong to segment B.
     labels: (S,) int64 classes or float32 numbers; None where there are none.
+    shortened: (S,) bool, whether a sequence's texts had more tokens than there is room for; None if that is not known.
     """
 
-    def __init__(self, ids: np.ndarray, ends: np.ndarray, seconds: np.ndarray, labels: np.ndarray | None) -> None:
+    def __init__(
+        self,
+        ids: np.ndarray,
+        ends: np.ndarray,
+        seconds: np.ndarray,
+        labels: np.ndarray | None,
+        shortened: np.ndarray | None = None,
+    ) -> None:
         self.ids = ids
         self.ends = ends
         self.seconds = seconds
         self.labels = labels
+        self.shortened = shortened
 
     def __len__(self) -> int:
         return len(self.ends)
@@ -95,13 +104,14 @@ def encode_inputs(
     """
     backend = copy_backend(tokenizer)
     backend.enable_truncation(max_length, strategy="longest_first")
-    ids, lengths, seconds = [], [], []
+    ids, lengths, seconds, shortened = [], [], [], []
     for start in range(0, len(inputs), TEXTS_A_BATCH):
         for encoding in backend.encode_batch_fast(inputs[start : start + TEXTS_A_BATCH]):
             ids.append(np.array(encoding.ids, np.int32))
             lengths.append(len(ids[-1]))
             seconds.append(sum(encoding.type_ids))
-    return Sequences(np.concatenate(ids), np.cumsum(lengths), np.array(seconds), labels)
+            shortened.append(lengths[-1] == max_length and bool(encoding.overflowing))
+    return Sequences(np.concatenate(ids), np.cumsum(lengths), np.array(seconds), labels, np.array(shortened))
 
 
 def pad(items: Sequence[dict[str, Any]]) -> dict[str, Tensor]:

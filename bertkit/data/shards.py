@@ -21,10 +21,11 @@ import zlib
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import numpy as np
 
@@ -215,14 +216,27 @@ def write_json(value: Any, path: Path) -> None:
 
 def write_whole(text: str, path: Path) -> None:
     """Writes a file so that it is never there in part."""
+    with open_whole(path) as stream:
+        stream.write(text)
+
+
+@contextmanager
+def open_whole(path: Path) -> Iterator[TextIO]:
+    """A file to write that is there once all of it is; what is no ordinary file (a pipe, a device) is written to."""
+    path = path.resolve()  # a link stays one
+    if path.exists() and not path.is_file():
+        with path.open("w", encoding="utf-8") as stream:
+            yield stream
+        return
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with temporary.open("w", encoding="utf-8") as stream:
-            stream.write(text)
+            yield stream
             _flush(stream)
         os.replace(temporary, path)
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
 
 
 def write_manifest(directory: Path, names: Iterable[str], content: Mapping[str, Any]) -> None:

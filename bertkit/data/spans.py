@@ -117,7 +117,7 @@ class Windows(Dataset):
     answers: (W, 2) first and last token of the answer in the sequence; 0, which is [CLS], for an answer that is not
         all in the window, and for none.
     max_answer_length: tokens of the longest answer that is given.
-    shortened: how many questions were longer than there is room for.
+    shortened: (Q,) bool, whether a question was longer than there is room for.
     """
 
     questions: Sequence[Question]
@@ -135,7 +135,7 @@ class Windows(Dataset):
     shares: np.ndarray
     answers: np.ndarray
     max_answer_length: int
-    shortened: int
+    shortened: np.ndarray
 
     def __len__(self) -> int:
         return len(self.owners)
@@ -245,11 +245,11 @@ def tokenize(
     return np.concatenate(ids), np.cumsum(lengths), np.concatenate(offsets)
 
 
-def shorten(ids: np.ndarray, ends: np.ndarray, limit: int) -> tuple[np.ndarray, np.ndarray, int]:
-    """Of each text's tokens the first `limit`, up to where they go, and how many texts were longer."""
+def shorten(ids: np.ndarray, ends: np.ndarray, limit: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Of each of T texts' tokens the first `limit`, up to where they go, and (T,) whether a text was longer."""
     lengths = np.diff(ends, prepend=0)
     places = np.arange(len(ids)) - np.repeat(ends - lengths, lengths)  # of each token in its text
-    return ids[places < limit], np.cumsum(np.minimum(lengths, limit)), int((lengths > limit).sum())
+    return ids[places < limit], np.cumsum(np.minimum(lengths, limit)), lengths > limit
 
 
 def find_answer(question: Question, offsets: np.ndarray) -> tuple[int, int] | None:

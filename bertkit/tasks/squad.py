@@ -211,8 +211,8 @@ def describe(data: Windows, split: str) -> list[str]:
     """What became of the questions."""
     questions = data.questions
     line = f"{split}: {len(data):,} windows of {len(questions):,} questions"
-    if data.shortened:
-        line += f"; {data.shortened:,} questions are cut at their last tokens"
+    if shortened := int(data.shortened.sum()):
+        line += f"; {shortened:,} questions are cut at their last tokens"
     placed = [index for index, question in enumerate(questions) if question.answers and is_placed(question)]
     found = set(data.owners[data.answers[:, 1] > 0].tolist())
     if lost := sum(index not in found for index in placed):

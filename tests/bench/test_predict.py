@@ -45,5 +45,34 @@ def test_inputs_that_are_no_texts_are_one_line(classifier, tmp_path):
     (tmp_path / "pairs.jsonl").write_text('{"question": "x"}\n')
     with pytest.raises(UsageError, match="has no texts"):
         bench.bench_predict(classifier, str(tmp_path / "empty.txt"))
-    with pytest.raises(UsageError, match="has an input without text"):
+    with pytest.raises(UsageError, match="line 1: has no text; give a file of texts"):
         bench.bench_predict(classifier, str(tmp_path / "pairs.jsonl"))
+
+
+@pytest.mark.parametrize(
+    ("head", "values"),
+    [
+        ("BertForSequenceClassification", {"num_labels": 1, "problem_type": "regression"}),
+        ("BertForTokenClassification", {"num_labels": 3}),
+        ("BertForMaskedLM", {}),
+    ],
+)
+def test_what_gives_no_classes_is_refused_before_anything_is_timed(head, values, tmp_path):
+    folder = str(write_head(tmp_path, head, **values))
+    lines = []
+    with pytest.raises(UsageError, match="is no classifier of texts; give one, or none for random weights"):
+        bench.bench_predict(folder, count=2, repeats=1, report=lines.append)
+    assert not any("pipeline" in line for line in lines)
+
+
+def test_the_command_writes_its_figures_where_it_can(call, classifier, tmp_path):
+    (tmp_path / "texts.txt").write_text("good word1\nbad\n")
+    options = ("bench", "predict", classifier, "--input", "texts.txt", "--texts", 2, "--repeats", 1, "--json")
+    code, out, err = call(*options, "figures.json")
+    assert (code, err) == (0, "")
+    assert "times the texts a second of the pipeline at its best" in out
+    assert json.loads((tmp_path / "figures.json").read_text())["texts"] == 2
+    for wrong in ("no/such/figures.json", "."):
+        code, out, err = call(*options, wrong)
+        assert (code, out) == (2, "")
+        assert err == f"bertkit: {wrong} cannot be written; name a file in a folder that is there with --json\n"

@@ -351,7 +351,7 @@ def check_sequences(questions, tokenizer, sizes):
                 assert segments.tolist() == stock["token_type_ids"][index]
             place += 1
     assert len(data) == place
-    assert data.shortened == long
+    assert data.shortened.sum() == long
     return data
 
 
