@@ -789,6 +789,9 @@ def compare(
             raise UsageError(f"all {results['runs']} runs failed; {output / studies.RESULT} says why")
         if push_to is not None:
             upload(screen, output / results["chosen"][0]["run"], push_to)
+        if failed := results["failed"]:
+            why = f"{output / studies.RESULT} says why, and the same command tries them again"
+            raise UsageError(f"{failed:,} of {results['runs']:,} runs failed; {why}")
 
 
 def upload(screen: "Screen", run: Path, repo: str, private: bool = False) -> None:

@@ -527,6 +527,21 @@ def test_what_a_kill_in_the_first_moment_leaves_is_no_obstacle(call, glue, tmp_p
     assert (tmp_path / "runs/rte/study.json").read_bytes() == results
 
 
+def test_a_study_of_which_a_run_fails_shows_the_others_and_ends_with_code_2(call, glue, tmp_path):
+    (tmp_path / "glue").symlink_to("GLUE")
+    (tmp_path / "odd.toml").write_text(
+        'tasks = ["rte"]\nseeds = [1]\ngrid = { "train.learning_rate" = [1e-3, 1e30] }\n'
+        'recipe = { precision = "fp32", train = { max_grad_norm = 0.0, max_steps = 4 } }\n'
+    )
+    code, out, err = call("study", "odd.toml", "--data", ".", "--model", "bert", "--output", "runs/odd")
+    assert code == 2
+    why = "1 of 2 runs failed; runs/odd/study.json says why, and the same command tries them again"
+    assert err == f"bertkit: {why}\n"
+    results = json.loads((tmp_path / "runs/odd/study.json").read_text())
+    assert [run["status"] for cell in results["cells"] for run in cell["runs"]] == ["finished", "failed"]
+    assert "accuracy" in out
+
+
 @pytest.mark.slow
 def test_a_grid_killed_twice_ends_as_if_nothing_had_happened(glue, tmp_path):
     axes = ["--set", "train.learning_rate=[1e-3, 1e-4]", "--set", "train.num_train_epochs=[2.0, 4.0]"]
