@@ -41,6 +41,7 @@ with pretrainings, a column of the task pretrain shows these and has no runs.
 import difflib
 import itertools
 import json
+import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -442,9 +443,11 @@ def read_rows(values: Mapping[str, Any], asked: Recipe, columns: Sequence[Column
         raise UsageError(f"a {kind} is called {PRETRAIN!r} like the folder of the pretrainings; change its name")
     known = [column.name for column in columns] + [AVERAGE] * bool(values.get("average"))
     for name, row in rows.items():
-        for column in row.paper:
+        for column, value in row.paper.items():
             if column not in known:
                 raise UsageError(f"paper of the row {name!r} names {column!r}, no column; {propose(column, known)}")
+            if not math.isfinite(value):
+                raise UsageError(f"paper of the row {name!r} has {value} for {column!r}; give a number or leave it out")
     return rows
 
 

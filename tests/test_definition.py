@@ -1,5 +1,7 @@
 """The long form of a study: columns, rows that begin with a pretraining, steps of it, the paper's values."""
 
+import math
+
 import pytest
 
 from bertkit.definition import (
@@ -196,6 +198,7 @@ TWO = [{"name": "a", "task": "rte"}, {"name": "b", "task": "cola"}]
         ),
         ({"row": [{"name": "x", "paper": {"c": 1.0}}]}, r"paper of the row 'x' names 'c', no column; expected a, b"),
         ({"row": [{"name": "x", "paper": {"Average": 1.0}}]}, r"paper of the row 'x' names 'Average', no column"),
+        ({"row": [{"name": "x", "paper": {"a": math.inf}}]}, r"paper of the row 'x' has inf for 'a'; give a number"),
         ({"row": [{"name": "x", "paper": {"a": "1"}}]}, r"\[\[row\]\] 1 paper = .* must be a table"),
         ({"row": [{"name": "x", "step": 5}]}, r"\[\[row\]\] 1 has a step and no pretraining"),
         ({"row": [{"name": "x", "step": 0}], "pretrain": PRETRAIN}, r"1 has step = 0; .* the steps 1 to 1000"),
