@@ -21,8 +21,20 @@ $(INSTALLED): pyproject.toml
 	$(BIN)/pip install --quiet --quiet --disable-pip-version-check --editable ".[dev]"
 	@touch $@
 
-demo: $(INSTALLED) ## pretrain a small BERT on the documentation installed here: six minutes in all on two cores
+ASKED := "What type is the parameter axis of add.numbers?"
+OTHER := "What type is the parameter n_jobs of sklearn.svm.SVC?"
+CONTEXT := "add.numbers has these parameters. a is array_like: The numbers. axis is int or None: Along which axis they are \
+added. dtype is str: What the result is stored as."
+
+demo: $(INSTALLED) ## the whole way in ten minutes: data from documentation, pretrain, fine-tune, predict, report
+	test -d runs/demo-data/squad || $(BIN)/bertkit sample runs/demo-data
 	$(BIN)/bertkit pretrain --recipe recipes/demo/pretrain.toml --output runs/demo
+	$(BIN)/bertkit squad --version 2 --recipe recipes/demo/squad.toml --data runs/demo-data/squad --output runs/demo-squad
+	$(BIN)/bertkit glue --task qnli --recipe recipes/demo/qnli.toml --data runs/demo-data/glue --output runs/demo-qnli
+	$(BIN)/bertkit predict runs/demo-squad $(ASKED) $(CONTEXT) $(OTHER) $(CONTEXT)
+	$(BIN)/bertkit predict runs/demo-qnli $(ASKED) "axis is int or None: Along which axis the numbers are added." \
+	  $(ASKED) "dtype is str: What the result is stored as."
+	$(BIN)/bertkit report runs/demo runs/demo-squad runs/demo-qnli --output runs/demo.html
 
 check: $(INSTALLED) ## lint and formatting, as CI runs them
 	$(BIN)/ruff check .

@@ -246,7 +246,7 @@ def make_pairs(functions: Sequence[Function], limit: int) -> list[tuple[str, str
                 if not others:
                     continue
                 shown = others[random.integers(len(others))]
-            sentence = f"{shown.name} is {shown.type}: {shown.description}"
+            sentence = f"In {owner.name}, {shown.name} is {shown.type}: {shown.description}"
             rows.append((ask(function, parameter), sentence, "entailment" if is_entailed else "not_entailment"))
     return rows
 

@@ -33,6 +33,7 @@ RECIPES = sorted(set((ROOT / "recipes").rglob("*.toml")) - set(STUDIES))
 README, PAGES = ((ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "recipes/README.md"))
 HEADERS = {path: path.read_text(encoding="utf-8") for path in (*RECIPES, *STUDIES)}
 TEXTS = [README, PAGES, *HEADERS.values()]
+MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8").replace("\\\n", "")
 
 
 # --- Command lines ----------------------------------------------------------------------------------------------------
@@ -89,6 +90,7 @@ def drop_prose(command):
 
 
 COMMANDS = [command for text in (README, PAGES) for command in find_commands(text)]
+COMMANDS += re.findall(r"\$\(BIN\)/(bertkit .*)", MAKEFILE)
 COMMANDS += [command for text in HEADERS.values() for command in find_header_commands(text)]
 COMMANDS += [command for examples in HELP.values() for command in examples]
 COMMANDS += [line for task in TASKS.values() for line in task.suggest(Path("runs/mine")) if line[:8] == "bertkit "]

@@ -95,16 +95,24 @@ DOCUMENTS_SHOWN = 100  # of a built corpus, among which the predictions to look 
 # What `bertkit pretrain` does when nobody names a recipe or a model: the recipe of `make demo`,
 # recipes/demo/pretrain.toml.
 STARTER = {
-    "batch_size": 64,
+    "batch_size": 128,
     "model": {
         "hidden_size": 128,
         "num_hidden_layers": 2,
         "num_attention_heads": 2,
         "intermediate_size": 512,
         "max_position_embeddings": 128,
+        "hidden_dropout_prob": 0.0,
+        "attention_probs_dropout_prob": 0.0,
     },
-    "data": {"corpus": ["docs"], "vocab_size": 8192, "max_length": 64, "heldout_share": 0.05},
-    "train": {"max_steps": 2800, "learning_rate": 1e-3, "warmup_steps": 0.1, "eval_steps": 700, "save_steps": 700},
+    "data": {"corpus": ["docs"], "vocab_size": 8192, "heldout_share": 0.05},
+    "phase": [
+        {"share": 0.6, "max_length": 16},
+        {"share": 0.2, "max_length": 32},
+        {"share": 0.15, "max_length": 64},
+        {"share": 0.05, "max_length": 128},
+    ],
+    "train": {"max_steps": 3000, "learning_rate": 7e-4, "warmup_steps": 0.05, "eval_steps": 1500, "save_steps": 1500},
 }
 
 
@@ -617,12 +625,13 @@ def suggest(output: Path) -> list[str]:
 
 
 def start_small(given: Mapping[str, Any]) -> Mapping[str, Any]:
-    """STARTER; without its model and vocabulary where a checkpoint brings them, without its length where phases do."""
-    brought = {"vocab_size": given.get("checkpoint"), "max_length": given.get("phase")}
-    data = {key: value for key, value in STARTER["data"].items() if not brought.get(key)}
-    if not given.get("checkpoint"):
-        return STARTER | {"data": data}
-    return {"batch_size": STARTER["batch_size"], "data": data, "train": STARTER["train"] | {"learning_rate": 1e-4}}
+    """STARTER; without its phases where lengths are given, and where a checkpoint is, which has its own sizes."""
+    if given.get("checkpoint"):
+        data = {key: value for key, value in STARTER["data"].items() if key != "vocab_size"}
+        length = {} if given.get("phase") else {"max_length": 64}
+        return {"batch_size": 64, "data": data | length, "train": STARTER["train"] | {"learning_rate": 1e-4}}
+    has_lengths = given.get("phase") or "max_length" in given.get("data", {})
+    return {key: value for key, value in STARTER.items() if key != "phase" or not has_lengths}
 
 
 PRETRAINING = Task(

@@ -335,14 +335,20 @@ def test_the_starter_is_the_recipe_of_the_demo():
     continued = start_small({"checkpoint": "some/model"})
     assert "model" not in continued
     assert "vocab_size" not in continued["data"]
+    assert "phase" not in continued
+    assert continued["data"]["max_length"] == 64
 
 
-def test_phases_given_to_the_starter_bring_their_lengths():
-    phases = {"phase": [{"share": 1.0, "max_length": 32}]}
-    assert start_small({})["data"] == STARTER["data"]
-    assert "max_length" not in start_small(phases)["data"]
-    given = {"data": {"corpus": ["x.txt"]}} | phases
-    assert complete(PRETRAINING, start_small(given), given)["phase"] == phases["phase"]
+@pytest.mark.parametrize("checkpoint", [{}, {"checkpoint": "some/model"}])
+@pytest.mark.parametrize(
+    "lengths", [{"phase": [{"share": 1.0, "max_length": 32}]}, {"data": {"corpus": ["x.txt"], "max_length": 48}}]
+)
+def test_lengths_given_to_the_starter_are_those_of_the_run(lengths, checkpoint):
+    given = lengths | checkpoint
+    made = complete(PRETRAINING, start_small(given), given)
+    assert made.get("phase", []) == lengths.get("phase", [])
+    if "data" in lengths:
+        assert made["data"]["max_length"] == 48
 
 
 def test_a_model_that_answers_with_no_numbers_has_no_score():
