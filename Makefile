@@ -32,8 +32,8 @@ demo: $(INSTALLED) ## the whole way in ten minutes: data from documentation, pre
 	$(BIN)/bertkit squad --version 2 --recipe recipes/demo/squad.toml --data runs/demo-data/squad --output runs/demo-squad
 	$(BIN)/bertkit glue --task qnli --recipe recipes/demo/qnli.toml --data runs/demo-data/glue --output runs/demo-qnli
 	$(BIN)/bertkit predict runs/demo-squad $(ASKED) $(CONTEXT) $(OTHER) $(CONTEXT)
-	$(BIN)/bertkit predict runs/demo-qnli $(ASKED) "axis is int or None: Along which axis the numbers are added." \
-	  $(ASKED) "dtype is str: What the result is stored as."
+	$(BIN)/bertkit predict runs/demo-qnli $(ASKED) "In add.numbers, axis is int or None: Along which axis." \
+	  $(ASKED) "In pandas.Index, dtype is str: What it is stored as."
 	$(BIN)/bertkit report runs/demo runs/demo-squad runs/demo-qnli --output runs/demo.html
 
 check: $(INSTALLED) ## lint and formatting, as CI runs them

@@ -80,7 +80,7 @@ def test_a_sentence_answers_the_question_or_is_of_another_parameter():
     assert Counter(label for *_, label in rows) == {"entailment": 30, "not_entailment": 30}
     for question, sentence, label in rows:
         name, asked = re.search(r"parameter (n\d) of p\.f(\d+)\?", question).groups()
-        assert sentence.startswith(f"{name} is t{asked}: ") == (label == "entailment")
+        assert sentence.startswith(f"In p.f{asked}, {name} is t{asked}: ") == (label == "entailment")
 
 
 @pytest.fixture(scope="module")

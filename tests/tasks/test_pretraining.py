@@ -15,7 +15,7 @@ from bertkit import BertConfig, BertForMaskedLM, BertForPreTraining
 from bertkit.data.tokens import TokenizedCorpus
 from bertkit.data.vocab import make_tokenizer
 from bertkit.errors import UsageError
-from bertkit.run import complete
+from bertkit.recipe import merge
 from bertkit.tasks.pretraining import (
     PRETRAINING,
     RECIPE,
@@ -345,7 +345,7 @@ def test_the_starter_is_the_recipe_of_the_demo():
 )
 def test_lengths_given_to_the_starter_are_those_of_the_run(lengths, checkpoint):
     given = lengths | checkpoint
-    made = complete(PRETRAINING, start_small(given), given)
+    made = merge(PRETRAINING.recipe, start_small(given), given)
     assert made.get("phase", []) == lengths.get("phase", [])
     if "data" in lengths:
         assert made["data"]["max_length"] == 48
