@@ -126,6 +126,10 @@ class Packed:
         places[tokens[real]] = real.nonzero().squeeze(1)
         return tokens, places, None if len(places) == len(tokens) else real[:, None]
 
+    def divide(self, x: Tensor) -> tuple[Tensor, ...]:
+        """Of x (M, ...), the places in all groups, those of each group (b * t, ...)."""
+        return x.split([len(group.tokens) for group in self.groups])
+
 
 def _make_group(offsets: Tensor, lengths: Tensor, members: Tensor) -> Group:
     """The group of the sequences numbered `members` (b,)."""
@@ -250,12 +254,10 @@ def attend_grouped(
     tokens, places, real = layout.grouped
     # A padded place repeats a token. No gradient reaches it, because it is masked as a key and left out of the result.
     states = [Move.apply(x.reshape(shape[0], -1), tokens, places, None) for x in (query, key, value)]  # (M, H) each
-    mixed, start = [], 0
-    for group in layout.groups:
-        stop = start + len(group.tokens)
-        parts = (x[start:stop].view(*group.shape, *shape[1:]).transpose(1, 2) for x in states)  # (b, A, t, D) each
+    mixed = []
+    for group, *parts in zip(layout.groups, *map(layout.divide, states), strict=True):
+        parts = (x.view(*group.shape, *shape[1:]).transpose(1, 2) for x in parts)  # (b, A, t, D) each
         mixed.append(_attend_group(*parts, group, dropout, scaling, causal))  # (b * t, H)
-        start = stop
     return Move.apply(torch.cat(mixed), places, tokens, real).view(shape)  # (N, A, D)
 
 

@@ -62,14 +62,12 @@ def _turn(layout: Packed) -> Tensor:
 
 def _run_forward(moved: Tensor, weights: list[Tensor], layout: Packed) -> Tensor:
     """The states (M, U) of one layer in one direction over the places (M, F) of all groups."""
-    states, start = [], 0
-    for group in layout.groups:
-        stop = start + len(group.tokens)
+    states = []
+    for group, part in zip(layout.groups, layout.divide(moved), strict=True):
         zero = moved.new_zeros(1, group.shape[0], weights[1].shape[1])  # (1, b, U)
-        inputs = moved[start:stop].view(*group.shape, -1)  # (b, t, F)
         with torch.autocast("cpu", enabled=False):  # the kernel learns in fp32 only
             out, _, _ = torch.lstm(
-                inputs,
+                part.view(*group.shape, -1),  # (b, t, F)
                 (zero, zero),
                 weights,
                 has_biases=True,
@@ -80,5 +78,4 @@ def _run_forward(moved: Tensor, weights: list[Tensor], layout: Packed) -> Tensor
                 batch_first=True,
             )  # (b, t, U)
         states.append(out.flatten(0, 1))
-        start = stop
     return torch.cat(states)

@@ -76,7 +76,7 @@ class BertAdam(torch.optim.Optimizer):
             means,
             squares,
             [],
-            [torch.tensor(LATE, device=params[0].device)] * len(params),
+            [torch.full((), LATE, device=params[0].device)] * len(params),  # filled there: no copy, no waiting
             amsgrad=False,
             lr=group["lr"],
             beta1=group["betas"][0],

@@ -279,8 +279,6 @@ def read_run_recipe(run: str) -> dict[str, Any]:
 
 def check_encodable(given: Any) -> None:
     """Nothing, or a UsageError: half of a surrogate pair, which JSON can write and no text has."""
-    if isinstance(given, UsageError):
-        return
     try:
         json.dumps(given, ensure_ascii=False, default=str).encode()
     except UnicodeEncodeError:

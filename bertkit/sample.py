@@ -140,13 +140,18 @@ def write_samples(output: Path, questions: int = 12_000, report: Callable[[str],
         questions: of each training set at most.
 
     Raises:
-        UsageError: too few functions are documented here, or the directory holds such files already.
+        UsageError: too few functions are documented here; the directory holds such files already, or cannot be made.
     """
     for name in ("squad", "glue"):
         if (output / name).exists():
             raise UsageError(f"{output / name} is there already; name another directory")
-    with explain_refusal(f"the directory {output}"):
-        output.mkdir(parents=True, exist_ok=True)
+    with explain_full_disk(output), make_directory(output) as folder:
+        fill(folder, questions, report)
+    report(f"In {output}: squad/, glue/")
+
+
+def fill(folder: Path, questions: int, report: Callable[[str], None]) -> None:
+    """Writes the data sets into an empty folder."""
     functions = read_functions()
     if len(functions) < LEAST:
         raise UsageError(
@@ -155,29 +160,30 @@ def write_samples(output: Path, questions: int = 12_000, report: Callable[[str],
         )
     count = sum(len(function.parameters) for function in functions)
     report(f"{len(functions):,} functions with {count:,} parameters are documented here")
-    with explain_refusal(f"the directory {output}"), explain_full_disk(output), make_directory(output) as folder:
-        (folder / "squad").mkdir()
-        (folder / "glue" / "QNLI").mkdir(parents=True)
-        for split in ("train", "dev"):
-            chosen = [function for function in functions if function.is_held_out == (split == "dev")]
-            limit = questions if split == "train" else max(questions // 10, 100)
-            articles = make_articles(chosen, limit)
-            write_squad(articles, folder / "squad" / f"{split}-v2.0.json")
-            rows = make_pairs(chosen, limit)
-            write_qnli(rows, folder / "glue" / "QNLI" / f"{split}.tsv")
-            asked = [question for _, found in articles for question in found]
-            silent = sum(not question["answers"] for question in asked)
-            report(
-                f"{split}: {len(asked):,} questions, {silent:,} of them without an answer; {len(rows):,} pairs, "
-                f"{sum(row[2] == 'entailment' for row in rows):,} of them entailed"
-            )
-    report(f"In {output}: squad/, glue/")
+    (folder / "squad").mkdir()
+    (folder / "glue" / "QNLI").mkdir(parents=True)
+    for split in ("train", "dev"):
+        chosen = [function for function in functions if function.is_held_out == (split == "dev")]
+        limit = questions if split == "train" else max(questions // 10, 100)
+        articles = make_articles(chosen, limit)
+        write_squad(articles, folder / "squad" / f"{split}-v2.0.json")
+        rows = make_pairs(chosen, limit)
+        write_qnli(rows, folder / "glue" / "QNLI" / f"{split}.tsv")
+        asked = [question for _, found in articles for question in found]
+        silent = sum(not question["answers"] for question in asked)
+        report(
+            f"{split}: {len(asked):,} questions, {silent:,} of them without an answer; {len(rows):,} pairs, "
+            f"{sum(row[2] == 'entailment' for row in rows):,} of them entailed"
+        )
 
 
 @contextmanager
 def make_directory(output: Path) -> Iterator[Path]:
     """A folder whose parts move to `output` when all of them are complete."""
-    with TemporaryDirectory(dir=output) as folder:
+    with explain_refusal(f"the directory {output}"):
+        output.mkdir(parents=True, exist_ok=True)
+        temporary = TemporaryDirectory(dir=output)
+    with temporary as folder:
         yield Path(folder)
         for part in sorted(Path(folder).iterdir()):
             part.rename(output / part.name)

@@ -61,6 +61,8 @@ def time_sides(name: str, texts: Sequence[str], repeats: int, report: Report) ->
     figures: dict[str, Any] = {}
     for asked in ("fp32", "auto"):
         predictor = Predictor(name, pairs=False, precision=asked)
+        if predictor.use is not CLASSES or len(predictor.setting.labels) < 2:
+            raise UsageError(f"{name} is no classifier of texts; give one, or none for random weights")
         device, precision = predictor.setting.model.device, predictor.precision
         if precision in figures:
             break
@@ -70,8 +72,6 @@ def time_sides(name: str, texts: Sequence[str], repeats: int, report: Report) ->
         sides: dict[str, Callable[[], Any]] = {OURS: partial(predictor, texts)}
         sides |= {f"pipeline of {size}": partial(stock, texts, batch_size=size, **options) for size in BATCH_SIZES}
         report(f"{len(texts):,} texts on {device}, {torch.get_num_threads()} threads, {precision}")
-        if predictor.use is not CLASSES or len(predictor.setting.labels) < 2:
-            raise UsageError(f"{name} is no classifier of texts; give one, or none for random weights")
         figures[precision] = measure_sides(sides, repeats, report)
     exact, fast = figures["fp32"], figures[precision]
     plain = exact.pop("stock")
