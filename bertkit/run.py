@@ -313,6 +313,7 @@ def check_model(task: Task, recipe: Recipe, config: PreTrainedConfig | None = No
     if recipe["model"].get("attn_implementation") == "flex_attention":
         raise UsageError("flex_attention has no dropout, with which BERT is trained; use packed, sdpa or eager")
     lengths = [phase["max_length"] for phase in recipe.get("phase", [])] or [recipe["data"].get("max_length", 0)]
+    lengths.append(recipe["data"].get("heldout_length", 0))
     if recipe.get("reinit_layers", 0) > config.num_hidden_layers:
         raise UsageError(
             f"reinit_layers is {recipe['reinit_layers']}, but the model has {config.num_hidden_layers} layers; lower it"
@@ -541,7 +542,7 @@ def measure_lengths(task: Task, recipe: Recipe, data: Mapping[str, Any]) -> dict
     Of a large split, of MEASURED sequences, evenly spread. Where samples are drawn for each run, of those held out.
     """
     first = next(iter(task.splits), "")
-    longest = (recipe.get("phase") or [recipe["data"]])[0]["max_length"]
+    longest = recipe["data"].get("heldout_length") or (recipe.get("phase") or [recipe["data"]])[0]["max_length"]
     found = {}
     for split in [split for split in ("train", first) if split in data and (task.reusable or split == first)]:
         places = np.linspace(0, len(data[split]) - 1, min(len(data[split]), MEASURED)).astype(int).tolist()

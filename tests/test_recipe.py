@@ -44,6 +44,7 @@ DATA_DEFAULTS = {
     "split_sentences": True,
     "heldout_share": 0.01,
     "heldout_pairs": 5000,
+    "heldout_length": 0,
     "limit_characters": 0,
 }
 ROOT = Path(__file__).parent.parent

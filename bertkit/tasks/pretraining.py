@@ -64,6 +64,7 @@ RECIPE = {
         "split_sentences": True,
         "heldout_share": 0.01,
         "heldout_pairs": 5000,  # evaluated at most
+        "heldout_length": 0,  # of those pairs, at most; 0: that of the first phase
         "limit_characters": 0,  # 0: the whole corpus
     },
     "train": {
@@ -105,7 +106,7 @@ STARTER = {
         "hidden_dropout_prob": 0.0,
         "attention_probs_dropout_prob": 0.0,
     },
-    "data": {"corpus": ["docs"], "vocab_size": 8192, "heldout_share": 0.05},
+    "data": {"corpus": ["docs"], "vocab_size": 8192, "heldout_share": 0.05, "heldout_length": 64},
     "phase": [
         {"share": 0.6, "max_length": 16},
         {"share": 0.2, "max_length": 32},
@@ -304,6 +305,11 @@ def check(recipe: Mapping[str, Any]) -> None:
     for key, least in ranges.items():
         if options[key] < least:
             raise UsageError(f"{key} is {options[key]} in [data]; it must be at least {least}")
+    if options["heldout_length"] and options["heldout_length"] < ranges["max_length"]:
+        raise UsageError(
+            f"heldout_length is {options['heldout_length']} in [data]; it must be at least {ranges['max_length']}, or 0, "
+            "for the length of the first phase"
+        )
     for key in ("short_seq_prob", "heldout_share"):
         if not 0 <= options[key] < 1:
             raise UsageError(f"{key} is {options[key]} in [data]; it must be at least 0 and below 1")
@@ -424,13 +430,13 @@ def configure(recipe: Mapping[str, Any], tokenizer: Any, examples: Mapping[str, 
 def encode(
     documents: list[Document] | TokenizedCorpus, tokenizer: Any, recipe: Mapping[str, Any], split: str
 ) -> PretrainingData:
-    """Every sample of the run; of a split held out, a fixed choice of at most `heldout_pairs` pairs of phase one."""
+    """Every sample of the run; of a split held out, a fixed choice of at most `heldout_pairs` pairs."""
     corpus = documents if isinstance(documents, TokenizedCorpus) else tokenize_documents(documents, tokenizer)
     options, seed, phases = recipe["data"], recipe["train"]["seed"], list_phases(recipe)
     if split != "train":
         data = PretrainingData(corpus, tokenizer, phases, options, seed=0)
-        pairs = data.count_pairs(phases[0].max_length)
-        data.phases = [Phase(min(options["heldout_pairs"], pairs), phases[0].max_length)]
+        longest = options["heldout_length"] or phases[0].max_length
+        data.phases = [Phase(min(options["heldout_pairs"], data.count_pairs(longest)), longest)]
         return data
     if corpus.directory is not None:  # a run that continues has its tokenizer from its own directory
         check_vocabulary(corpus.directory, tokenizer, "this run")
@@ -507,7 +513,7 @@ def baseline(train: PretrainingData, dev: PretrainingData) -> dict[str, float]:
     """
     counts = train.corpus.count_tokens(dev.vocab_size) + 1.0  # (V,)
     if train.options["objective"] == "clm":  # left to right the two [SEP] of a pair are predicted too
-        counts[train.special["sep_id"]] += 2 * train.count_pairs(train.phases[0].max_length)
+        counts[train.special["sep_id"]] += 2 * train.count_pairs(dev.phases[0].max_length)
     chances = np.log(counts / counts.sum())
     labels, following = [], []
     for start in range(0, len(dev), 1024):
@@ -627,11 +633,13 @@ def suggest(output: Path) -> list[str]:
 def start_small(given: Mapping[str, Any]) -> Mapping[str, Any]:
     """STARTER; without its phases where lengths are given, and where a checkpoint is, which has its own sizes."""
     if given.get("checkpoint"):
-        data = {key: value for key, value in STARTER["data"].items() if key != "vocab_size"}
+        data = {key: STARTER["data"][key] for key in ("corpus", "heldout_share")}
         length = {} if given.get("phase") else {"max_length": 64}
         return {"batch_size": 64, "data": data | length, "train": STARTER["train"] | {"learning_rate": 1e-4}}
-    has_lengths = given.get("phase") or "max_length" in given.get("data", {})
-    return {key: value for key, value in STARTER.items() if key != "phase" or not has_lengths}
+    if given.get("phase") or "max_length" in given.get("data", {}):
+        data = {key: value for key, value in STARTER["data"].items() if key != "heldout_length"}
+        return {key: value for key, value in STARTER.items() if key != "phase"} | {"data": data}
+    return STARTER
 
 
 PRETRAINING = Task(

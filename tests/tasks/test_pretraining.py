@@ -25,6 +25,7 @@ from bertkit.tasks.pretraining import (
     baseline,
     check,
     choose_masked,
+    encode,
     fill_masks,
     illustrate,
     list_phases,
@@ -208,6 +209,7 @@ def test_objectives(corpus, tokenizer):
         ({"dupe_factor": 0}, "dupe_factor is 0 in .*at least 1"),
         ({"max_length": 4}, "max_length is 4 in .*at least 5"),
         ({"heldout_share": 1.0}, "heldout_share is 1.0"),
+        ({"heldout_length": 4}, "heldout_length is 4 in .*at least 5, or 0"),
         ({"short_seq_prob": -0.1}, "short_seq_prob is -0.1"),
     ],
 )
@@ -336,6 +338,7 @@ def test_the_starter_is_the_recipe_of_the_demo():
     assert "model" not in continued
     assert "vocab_size" not in continued["data"]
     assert "phase" not in continued
+    assert "heldout_length" not in continued["data"]
     assert continued["data"]["max_length"] == 64
 
 
@@ -347,8 +350,19 @@ def test_lengths_given_to_the_starter_are_those_of_the_run(lengths, checkpoint):
     given = lengths | checkpoint
     made = merge(PRETRAINING.recipe, start_small(given), given)
     assert made.get("phase", []) == lengths.get("phase", [])
+    assert made["data"]["heldout_length"] == 0
     if "data" in lengths:
         assert made["data"]["max_length"] == 48
+
+
+def test_pairs_held_out_are_as_long_as_asked(corpus, tokenizer):
+    phases = [{"share": 0.9, "max_length": 16}, {"share": 0.1, "max_length": 64}]
+    for length, longest in {0: 16, 48: 48}.items():
+        recipe = merge(RECIPE, {"phase": phases, "data": {"heldout_length": length, "heldout_pairs": 50}})
+        data = encode(corpus, tokenizer, recipe, "dev")
+        assert len(data) == 50
+        lengths = data.__getitems__(range(50))["attention_mask"].sum(1)
+        assert longest - 8 < lengths.max() <= longest
 
 
 def test_a_model_that_answers_with_no_numbers_has_no_score():
