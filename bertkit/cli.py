@@ -687,13 +687,15 @@ def bench_predict(
 
 def run_bench(bench: Callable[..., Mapping[str, Any]], as_json: Path | None, *arguments: Any, **options: Any) -> None:
     """Runs a bench, and writes its figures where they are wanted."""
+    from bertkit.data.shards import write_json
+
     if as_json is not None and (as_json.is_dir() or not os.access(as_json.parent, os.W_OK)):
         raise UsageError(f"{as_json} cannot be written; name a file in a folder that is there with --json")
     with Screen() as screen, explain_full_disk(as_json or "."):
         screen.start()
         found = bench(*arguments, report=screen.say, **options)
         if as_json is not None:
-            as_json.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+            write_json(found, as_json)
             screen.say(f"Figures: {as_json}")
 
 

@@ -4,14 +4,13 @@ import json
 import math
 import os
 import shutil
-import sys
 from contextlib import contextmanager
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bertkit import cli, ensemble
+from bertkit import ensemble
 from bertkit.data.spans import N_BEST, Answer, Question, Span
 from bertkit.directory import hold_directory
 from bertkit.ensemble import average, combine, list_entries, list_lines
@@ -554,29 +553,22 @@ def read_bytes(folder):
 # --- The command line and real runs
 
 
-def test_the_command_line(tmp_path, monkeypatch, capsys, version, runs):
-    def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["bertkit", "squad", "--version", str(version.number), *map(str, arguments)])
-        with pytest.raises(SystemExit) as stop:
-            cli.main()
-        return stop.value.code or 0, capsys.readouterr()
-
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "120")
-    code, printed = call("--ensemble", "a", "b", "--output", "both")
-    assert (code, printed.err) == (0, "")
-    assert "3 questions of" in printed.out
+def test_the_command_line(call, tmp_path, version, runs):
+    squad = ("squad", "--version", version.number)
+    code, out, err = call(*squad, "--ensemble", "a", "b", "--output", "both")
+    assert (code, err) == (0, "")
+    assert "3 questions of" in out
     shown = ["66.7", "88.9"] if version is ONE else ["100.0", "100.0", "66.7", "66.7", "-0.487"]
-    line = next(line for line in printed.out.splitlines() if "ensemble of 2" in line)
+    line = next(line for line in out.splitlines() if "ensemble of 2" in line)
     assert [cell.strip() for cell in line.strip("│ ").split("│")] == ["ensemble of 2", *shown]
     assert set(read(tmp_path / "both")) == {
         "ensemble.json",
         "metrics.json",
         *(f"predictions/{name}" for name in FILES[version.number]),
     }
-    code, printed = call("--ensemble", "a", "--output", "both")
-    assert (code, printed.out) == (2, "")
-    assert printed.err == (
+    code, out, err = call(*squad, "--ensemble", "a", "--output", "both")
+    assert (code, out) == (2, "")
+    assert err == (
         "bertkit: an ensemble is made of at least two finished runs, not of a alone; name them: --ensemble A B\n"
     )
 

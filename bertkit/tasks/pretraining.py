@@ -305,10 +305,10 @@ def check(recipe: Mapping[str, Any]) -> None:
     for key, least in ranges.items():
         if options[key] < least:
             raise UsageError(f"{key} is {options[key]} in [data]; it must be at least {least}")
-    if options["heldout_length"] and options["heldout_length"] < ranges["max_length"]:
+    if options["heldout_length"] != 0 and options["heldout_length"] < ranges["max_length"]:
         raise UsageError(
-            f"heldout_length is {options['heldout_length']} in [data]; it must be at least {ranges['max_length']}, or 0, "
-            "for the length of the first phase"
+            f"heldout_length is {options['heldout_length']} in [data]; it must be at least {ranges['max_length']}, "
+            "or 0 for the length of the first phase"
         )
     for key in ("short_seq_prob", "heldout_share"):
         if not 0 <= options[key] < 1:

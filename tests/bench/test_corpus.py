@@ -286,24 +286,19 @@ def test_without_six_the_remedy_is_named(checkout, monkeypatch):
         bench_corpus(checkout)
 
 
-def test_the_command_writes_its_figures_and_refuses_a_wrong_folder(checkout, source, tmp_path, monkeypatch, capsys):
-    def call(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["bertkit", "bench", "corpus", *map(str, arguments)])
-        with pytest.raises(SystemExit) as stop:
-            cli.main()
-        return stop.value.code or 0, *capsys.readouterr()
-
+def test_the_command_writes_its_figures_and_refuses_a_wrong_folder(call, checkout, source, tmp_path):
+    command = ("bench", "corpus")
     figures = tmp_path / "figures.json"
-    code, out, err = call("--data", source, "--reference", checkout, "--copies", 1, "--json", figures)
+    code, out, err = call(*command, "--data", source, "--reference", checkout, "--copies", 1, "--json", figures)
     assert (code, err) == (0, "")
     assert "times as fast as the reference" in out
     assert set(json.loads(figures.read_text())["ratios"]) == {"corpus"}
 
-    code, out, err = call("--reference", tmp_path / "nothing")
+    code, out, err = call(*command, "--reference", tmp_path / "nothing")
     assert (code, out) == (2, "")
     assert err.count("\n") == 1
     assert "nothing is no folder" in err
-    assert call("--copies", 0)[0] == 2
+    assert call(*command, "--copies", 0)[0] == 2
 
 
 def test_the_command_has_the_defaults_of_the_function():
