@@ -548,3 +548,18 @@ def test_a_training_that_is_over_is_pushed_by_the_same_command(call, hub, tmp_pa
     assert out.splitlines()[-1] == f"Pushed: {hub.address}/ada/rte"
     assert (tmp_path / "run" / "metrics.json").stat().st_mtime_ns == written
     assert ModelCard(hub.repos["ada/rte"].files["README.md"].decode()).data.model_name == "rte"
+
+
+def test_of_a_grid_the_chosen_run_is_pushed(call, hub, tmp_path):
+    bert = write_checkpoint(tmp_path / "bert")
+    data = make_glue(tmp_path / "made", "rte")["data"]["dir"]
+    options = ["--model", bert, "--data", data, "--output", "grid", "--push-to-hub", "ada/rte"]
+    axes = ("batch_size=[8]", "train.learning_rate=[5e-5, 1e-3]", "train.num_train_epochs=[1.0]")
+    settings = [part for axis in axes for part in ("--set", axis)]
+    code, out, err = call("glue", "--task", "rte", "--grid", *options, *settings)
+    assert (code, err) == (0, "")
+    assert out.splitlines()[-1] == f"Pushed: {hub.address}/ada/rte"
+    (chosen,) = json.loads((tmp_path / "grid" / "study.json").read_text())["chosen"]
+    files = hub.repos["ada/rte"].files
+    assert files["model.safetensors"] == (tmp_path / "grid" / chosen["run"] / "model.safetensors").read_bytes()
+    assert ModelCard(files["README.md"].decode()).data.model_name == "rte"
