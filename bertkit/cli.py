@@ -1096,6 +1096,9 @@ def explain_mistakes():
 
 def main() -> None:
     """The console command."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):  # what a terminal's encoding does not have is written as an escape
+            stream.reconfigure(errors="backslashreplace")
     with explain_mistakes():
         sys.exit(app(standalone_mode=False))
 

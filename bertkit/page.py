@@ -450,12 +450,14 @@ def describe_data(recipe: Mapping[str, Any]) -> str:
 def describe_training(recipe: Mapping[str, Any], log: Sequence[Mapping[str, float]]) -> str:
     """How it was trained, and for how long."""
     train, last = recipe["train"], max((entry.get("step", 0) for entry in log), default=0)
-    seconds = [entry["train_runtime"] for entry in log if "train_runtime" in entry]
+    times = [entry for entry in log if "train_runtime" in entry][-1:]
+    spent = [describe_duration(entry["train_runtime"]) for entry in times]
+    spent += [f"since it was resumed after update {entry['resumed_at']:,}" for entry in times if "resumed_at" in entry]
     parts = [
         f"{count(last, 'update')} of {recipe['batch_size']:,} sequences",
         f"learning rate {train['learning_rate']:g}",
         f"seed {train['seed']}",
-        *([describe_duration(seconds[-1])] if seconds else []),
+        *([" ".join(spent)] if spent else []),
     ]
     return ", ".join(parts)
 

@@ -38,12 +38,13 @@ from bertkit.directory import RECIPE
 from bertkit.errors import UsageError, explain_full_disk
 from bertkit.features import batch_by_length
 from bertkit.metrics import find_entities
-from bertkit.recipe import read_recipe
+from bertkit.recipe import list_lengths, read_recipe
 from bertkit.tasks import TASKS
 from bertkit.tasks.finetuning import DIVERGED
 from bertkit.tasks.ner import UNDECIDED, place_words, summarize
 
 INPUTS_A_CHUNK = 2048  # read, encoded and answered at a time
+CHARACTERS_A_CHUNK = 4_000_000  # at which a chunk ends, however few its inputs; some 500 MB of tokens and scores
 MASK = "[MASK]"
 TOP = 5  # words for each mask
 NAMED = 10  # inputs that were cut
@@ -171,13 +172,16 @@ class Predictor:
         if config.problem_type == "multi_label_classification":
             raise UsageError(f"{name} gives a text several labels, which BERT's tasks do not; use transformers for it")
         recipe = read_run_recipe(name)
+        data = recipe.get("data", {})
+        if recipe.get("phase"):
+            data |= {"max_length": max(list_lengths(recipe))}
         if pairs is None and recipe.get("task") in TASKS:
             pairs = TASKS[recipe["task"]].pairs
         self.use: Use = use
         self.setting = Setting(
             model.eval().requires_grad_(False).to(find_device()),
             load_tokenizer(name),
-            recipe.get("data", {}),
+            data,
             pairs,
             top,
         )
@@ -201,8 +205,7 @@ class Predictor:
 
         An input's `id` is repeated in its result.
         """
-        inputs = iter(inputs)
-        while chunk := list(islice(inputs, INPUTS_A_CHUNK)):
+        for chunk in cut_into_chunks(inputs):
             results: list[Result] = [{} for _ in chunk]
             examples = {}
             for place, line in enumerate(chunk):
@@ -228,6 +231,8 @@ class Predictor:
             raise given
         if isinstance(given, str):
             given = [given]
+        if not isinstance(given, Mapping | list | tuple):
+            raise UsageError(f"it is one {type(given).__name__}; give a text, a list of texts or a mapping")
         if not isinstance(given, Mapping):
             given = name_texts(list(given), self.use.fields(self.setting))
         return self.use.read(given, self.setting)
@@ -255,7 +260,8 @@ class Predictor:
         """A result in words, in one line."""
         if "error" in result:
             return f"error: {result['error']}"
-        return self.use.describe(result) + ("  (the input was cut)" if "cut" in result else "")
+        said = self.use.describe(result) + ("  (the input was cut)" if "cut" in result else "")
+        return " ".join(said.splitlines())
 
     def group(self, texts: Sequence[str]) -> list[Sequence[str]]:
         """Texts one after the other, as the command line has them, as inputs.
@@ -280,9 +286,33 @@ def read_run_recipe(run: str) -> dict[str, Any]:
 def check_encodable(given: Any) -> None:
     """Nothing, or a UsageError: half of a surrogate pair, which JSON can write and no text has."""
     try:
-        json.dumps(given, ensure_ascii=False, default=str).encode()
+        json.dumps(given, ensure_ascii=False, default=str, skipkeys=True).encode()
     except UnicodeEncodeError:
         raise UsageError("it has half of a surrogate pair, which is no character; write it whole") from None
+
+
+def cut_into_chunks(inputs: Iterable[Any]) -> Iterator[list[Any]]:
+    """Lists of inputs, the last of each being its INPUTS_A_CHUNKth or the one that makes it long enough."""
+    chunk, characters = [], 0
+    for given in inputs:
+        chunk.append(given)
+        characters += count_characters(given.value if isinstance(given, Line) else given)
+        if len(chunk) == INPUTS_A_CHUNK or characters >= CHARACTERS_A_CHUNK:
+            yield chunk
+            chunk, characters = [], 0
+    if chunk:
+        yield chunk
+
+
+def count_characters(given: Any) -> int:
+    """The characters of the texts of an input."""
+    if isinstance(given, str):
+        return len(given)
+    if isinstance(given, Mapping):
+        given = given.values()
+    elif not isinstance(given, list | tuple):
+        return 0
+    return sum(map(count_characters, given))
 
 
 def name_texts(texts: Sequence[str], fields: Sequence[str]) -> dict[str, Any]:

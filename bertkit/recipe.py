@@ -222,6 +222,11 @@ def name_differences(differences: list[str]) -> str:
     return "; ".join(differences[:2]) + more
 
 
+def list_lengths(recipe: Mapping[str, Any]) -> list[int]:
+    """The most tokens of a sequence: in each phase, or in all of the run; 0 where the task has no such length."""
+    return [phase["max_length"] for phase in recipe.get("phase", [])] or [recipe["data"].get("max_length", 0)]
+
+
 def split_batch(batch_size: int, *, processes: int, per_device: int | None = None) -> tuple[int, int]:
     """`(per_device_train_batch_size, gradient_accumulation_steps)` of every process.
 

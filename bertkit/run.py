@@ -62,7 +62,7 @@ from bertkit.directory import (
 from bertkit.errors import UsageError, explain_full_disk, explain_refusal
 from bertkit.optim import NAME as BERT_ADAM
 from bertkit.optim import BertAdam
-from bertkit.recipe import Recipe, check, merge, split_batch
+from bertkit.recipe import Recipe, check, list_lengths, merge, split_batch
 from bertkit.share import write_card
 from bertkit.tasks.task import Report, Task
 from bertkit.trainer import BertTrainer, Progress, Watcher, explain_lost_process, train
@@ -312,15 +312,14 @@ def check_model(task: Task, recipe: Recipe, config: PreTrainedConfig | None = No
             models.check_feature_layers(layers, config)
     if recipe["model"].get("attn_implementation") == "flex_attention":
         raise UsageError("flex_attention has no dropout, with which BERT is trained; use packed, sdpa or eager")
-    lengths = [phase["max_length"] for phase in recipe.get("phase", [])] or [recipe["data"].get("max_length", 0)]
-    lengths.append(recipe["data"].get("heldout_length", 0))
+    longest = max(*list_lengths(recipe), recipe["data"].get("heldout_length", 0))
     if recipe.get("reinit_layers", 0) > config.num_hidden_layers:
         raise UsageError(
             f"reinit_layers is {recipe['reinit_layers']}, but the model has {config.num_hidden_layers} layers; lower it"
         )
-    if max(lengths) > config.max_position_embeddings:
+    if longest > config.max_position_embeddings:
         raise UsageError(
-            f"max_length {max(lengths)} exceeds the model's {config.max_position_embeddings} positions; lower it"
+            f"max_length {longest} exceeds the model's {config.max_position_embeddings} positions; lower it"
             + ("" if recipe.get("checkpoint") else " or raise max_position_embeddings in [model]")
         )
 
@@ -542,7 +541,7 @@ def measure_lengths(task: Task, recipe: Recipe, data: Mapping[str, Any]) -> dict
     Of a large split, of MEASURED sequences, evenly spread. Where samples are drawn for each run, of those held out.
     """
     first = next(iter(task.splits), "")
-    longest = recipe["data"].get("heldout_length") or (recipe.get("phase") or [recipe["data"]])[0]["max_length"]
+    longest = recipe["data"].get("heldout_length") or list_lengths(recipe)[0]
     found = {}
     for split in [split for split in ("train", first) if split in data and (task.reusable or split == first)]:
         places = np.linspace(0, len(data[split]) - 1, min(len(data[split]), MEASURED)).astype(int).tolist()

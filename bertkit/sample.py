@@ -142,9 +142,9 @@ def write_samples(output: Path, questions: int = 12_000, report: Callable[[str],
     Raises:
         UsageError: too few functions are documented here; the directory holds such files already, or cannot be made.
     """
-    for name in ("squad", "glue"):
-        if (output / name).exists():
-            raise UsageError(f"{output / name} is there already; name another directory")
+    if there := [str(output / name) for name in ("squad", "glue") if (output / name).exists()]:
+        half = "delete it if it is of a command that was stopped, or " if len(there) == 1 else ""
+        raise UsageError(f"{' and '.join(there)} {'is' if half else 'are'} there already; {half}name another directory")
     with explain_full_disk(output), make_directory(output) as folder:
         fill(folder, questions, report)
     report(f"In {output}: squad/, glue/")

@@ -31,6 +31,7 @@ import bertkit
 from bertkit.data.corpus import DOCS, ignore, is_hub_name
 from bertkit.directory import ENVIRONMENT, LOG, METRICS, RECIPE, VOCABULARY
 from bertkit.errors import UsageError, explain_refusal, join_lines
+from bertkit.recipe import list_lengths
 from bertkit.tasks.task import Report, Row, Task
 
 CARD = "README.md"
@@ -161,10 +162,11 @@ def write_card(
     labels = [label for label in config.id2label.values() if not label.startswith("LABEL_")]
     if labels and hasattr(model, "classifier"):
         use += f"\nIts labels: {', '.join(f'`{label}`' for label in labels)}.\n"
+    title = Path(name).resolve().name or "bert"
     shape = f"{config.num_hidden_layers} layers of {config.hidden_size:,}, {config.num_attention_heads} heads"
     public = hide_paths(recipe)
     text = TEXT.format(
-        title=Path(name).name,
+        title=title,
         name=name,
         version=bertkit.__version__,
         task=task.name,
@@ -181,7 +183,7 @@ def write_card(
         recipe=tomli_w.dumps(public),
         environment=describe_machine(environment),
     )
-    metadata = make_metadata(task, Path(name).name, recipe, metrics, head, "bertkit" if is_ours else "transformers")
+    metadata = make_metadata(task, title, recipe, metrics, head, "bertkit" if is_ours else "transformers")
     return f"---\n{metadata.to_yaml()}\n---\n{text}"
 
 
@@ -308,8 +310,8 @@ def describe_data(task: Task, recipe: Mapping[str, Any], sizes: Mapping[str, int
 def list_limits(task: Task, recipe: Mapping[str, Any], metrics: Mapping[str, Any], config: Any) -> list[str]:
     """What the recipe and the scores say of what the model cannot be expected to do."""
     options, updates = recipe["data"], metrics["updates"]
-    lengths = [phase["max_length"] for phase in recipe.get("phase", [])] or [options["max_length"]]
-    lines = [f"It takes up to {config.max_position_embeddings:,} tokens, and this run used up to {max(lengths):,}."]
+    longest = max(list_lengths(recipe))
+    lines = [f"It takes up to {config.max_position_embeddings:,} tokens, and this run used up to {longest:,}."]
     if recipe.get("freeze") or options.get("features"):
         lines.append("The encoder was left as it was; only what is above it was trained.")
     for key, words in (("max_train_samples", "examples"), ("limit_characters", "characters of each source")):
@@ -419,8 +421,8 @@ def gather_files(output: Path) -> dict[str, Path | bytes]:
         UsageError: there is no run, it is not finished, or it lacks weights, tokenizer or card.
     """
     if not (output / RECIPE).is_file():
-        if (output / STUDY).is_file():
-            chosen = dict.fromkeys(str(output / one["run"]) for one in read_json(output / STUDY)["chosen"])
+        if study := read_study(output):
+            chosen = dict.fromkeys(str(output / one["run"]) for one in study["chosen"])
             runs = shorten(", ".join(chosen), 200, placeholder="…") or "none has finished"
             raise UsageError(f"{output} is a study; push a run of it ({runs})")
         raise UsageError(f"there is no run in {output}; give the directory of a finished one")
@@ -444,8 +446,9 @@ def make_public_card(output: Path, repo: str) -> str:
             card.data.model_name = name
         text = str(card)
     if found := re.search(r'from_pretrained\("([^"\n]+)"\)', text):
-        text = text.replace(f'"{found[1]}"', f'"{repo}"')
-        text = re.sub(rf"^# {re.escape(Path(found[1]).name)}$", f"# {name}", text, count=1, flags=re.MULTILINE)
+        text = text.replace(found[0], f'from_pretrained("{repo}")')
+        titles = "|".join(re.escape(path.name) for path in (Path(found[1]), output.resolve()) if path.name)
+        text = re.sub(rf"^# ({titles})$", f"# {name}", text, count=1, flags=re.MULTILINE)
     if note := describe_study(output):
         parts = re.split(r"(?<=\n)(?=## )", text)
         scores = next((place for place, part in enumerate(parts) if part.startswith("## Scores")), -1)
@@ -469,10 +472,11 @@ def describe_study(output: Path) -> str:
     Empty where it belongs to none.
     """
     run = output.resolve()
-    folder = next((folder for folder in run.parents if (folder / STUDY).is_file()), None)
-    if folder is None:
+    studies = ((folder, read_study(folder)) for folder in run.parents)
+    folder, study = next(((folder, study) for folder, study in studies if study), (None, None))
+    if study is None:
         return ""
-    study, place = read_json(folder / STUDY), run.relative_to(folder).as_posix()
+    place = run.relative_to(folder).as_posix()
     lines = [
         f"The best of {one['of_runs']} runs on the very data that it is scored on: its score is optimistic."
         for one in study["chosen"]
@@ -490,10 +494,18 @@ def describe_study(output: Path) -> str:
     return " ".join(dict.fromkeys(lines))
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file; a UsageError if it is damaged."""
-    with explain_refusal(str(path)):
-        return json.loads(path.read_text(encoding="utf-8"))
+def read_study(folder: Path) -> dict[str, Any] | None:
+    """The results of the study in a directory; None where there is none, or a study.json of somebody else's.
+
+    Raises:
+        UsageError: the file is damaged.
+    """
+    if not (folder / STUDY).is_file():
+        return None
+    with explain_refusal(str(folder / STUDY)):
+        found = json.loads((folder / STUDY).read_text(encoding="utf-8"))
+    is_study = isinstance(found, dict) and {"chosen", "cells", "columns"} <= found.keys()
+    return found if is_study else None
 
 
 # --- What goes wrong --------------------------------------------------------------------------------------------------

@@ -382,6 +382,8 @@ def import_checkpoint(
     prefix = find_prefix(source)
     if output.exists() and not (output.is_dir() and not any(output.iterdir())):
         raise UsageError(f"{output} is there and is not an empty directory; name another one")
+    if output.resolve() == Path.cwd():
+        raise UsageError(f"{output} is the directory that you are in and would be replaced; name another one")
     variables = read_bundle(prefix)
     config = read_config(prefix.with_name(CONFIG), variables)
     tokenizer = read_tokenizer(prefix.with_name(VOCABULARY), config, cased, report)

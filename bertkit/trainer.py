@@ -85,6 +85,7 @@ class BertTrainer(Trainer):
         self.add_callback(Milestones(self.milestones))
         self.sums: dict[str, Tensor] = {}  # of the loss and its parts since the last log, of this process
         self.logged_at = 0  # the update of the last log
+        self.resumed_at = 0  # the update after which this process began
         if self.is_fsdp_enabled:
             drop_second_names(self.model)
 
@@ -115,6 +116,8 @@ class BertTrainer(Trainer):
             logs |= {name: total / updates for name, total in self.add_up().items()}
             self.sums, self.logged_at = {}, self.state.global_step
         logs.pop("train_loss", None)  # the Trainer's mean, which begins at the last start
+        if "train_runtime" in logs and self.resumed_at:  # so does the time
+            logs["resumed_at"] = self.resumed_at
         super().log(logs, start_time)
 
     def add_up(self) -> dict[str, float]:
@@ -170,7 +173,8 @@ class BertTrainer(Trainer):
 
     def _restore_sums(self, checkpoint: Path) -> None:
         """Takes up the losses since the last log; the first process has those of all."""
-        self.logged_at, self.sums = int(checkpoint.name.rpartition("-")[2]), {}
+        self.logged_at = self.resumed_at = int(checkpoint.name.rpartition("-")[2])
+        self.sums = {}
         if (checkpoint / SUMS).exists():  # older checkpoints have none
             saved = json.loads((checkpoint / SUMS).read_text(encoding="utf-8"))
             self.logged_at = saved["logged_at"]

@@ -807,3 +807,12 @@ def test_a_build_has_a_bar_on_a_terminal():
         assert shown.fields["rate"].startswith("10,000,000 tokens, ")
     assert screen.bar is None
     assert "building" in screen.console.file.getvalue()
+
+
+def test_letters_that_the_terminal_has_not_are_written_as_escapes(tmp_path):
+    environment = os.environ | {"PYTHONIOENCODING": "ascii"}
+    command = [sys.executable, "-m", "bertkit", "report", str(tmp_path / "我")]
+    done = subprocess.run(command, capture_output=True, env=environment)
+    assert done.returncode == 2
+    assert done.stderr.startswith(b"bertkit: ")
+    assert b"\\u6211" in done.stderr

@@ -196,6 +196,15 @@ def test_every_run_says_what_it_is_and_how_to_repeat_it(root, whole, monkeypatch
             assert re.search(f"^{key} = .*", code["recipe"], re.MULTILINE)[0] in printed
 
 
+def test_the_time_of_a_run_that_was_resumed_is_not_taken_for_all_of_it():
+    recipe = {"batch_size": 8, "train": {"learning_rate": 1e-4, "seed": 3}}
+    log = [{"step": 40, "loss": 1.0}, {"step": 1500, "train_runtime": 16.2}]
+    whole = "1,500 updates of 8 sequences, learning rate 0.0001, seed 3, 16 s"
+    assert page.describe_training(recipe, log) == whole
+    log[1]["resumed_at"] = 613
+    assert page.describe_training(recipe, log) == f"{whole} since it was resumed after update 613"
+
+
 def test_scores_stand_beside_the_paper_s_and_those_of_other_seeds(root, whole):
     ours, other = (json.loads((root / name / "metrics.json").read_text()) for name in ("mrpc", "mrpc-43"))
     heads, f1, accuracy = read_tables(find_part(whole, str(root / "mrpc")))["Scores on held-out data"]

@@ -15,7 +15,7 @@ import bertkit
 from bertkit import model as models
 from bertkit import predict as module
 from bertkit.config import BertConfig
-from bertkit.data.inputs import read_inputs
+from bertkit.data.inputs import Line, read_inputs
 from bertkit.data.vocab import load_tokenizer
 from bertkit.data.words import split_words
 from bertkit.errors import UsageError
@@ -129,6 +129,13 @@ def test_a_stream_is_read_a_chunk_at_a_time(classifier, monkeypatch):
     for count in range(1, 10):
         next(results)
         assert len(taken) == -(-count // 4) * 4
+
+
+def test_a_chunk_ends_where_it_is_long_enough(monkeypatch):
+    monkeypatch.setattr(module, "CHARACTERS_A_CHUNK", 10)
+    inputs = ["abcde", {"question": "ab", "context": "cde"}, "f", {"context": "g", "endings": ["12345678", "h"]}, "i"]
+    assert [len(chunk) for chunk in module.cut_into_chunks(Line(given, "x") for given in inputs)] == [2, 2, 1]
+    assert [len(chunk) for chunk in module.cut_into_chunks(inputs)] == [2, 2, 1]
 
 
 # --- Answers ----------------------------------------------------------------------------------------------------------
@@ -304,6 +311,16 @@ def test_masks_are_filled_as_by_the_stock_pipeline(head, tmp_path):
     assert len(two) == 2
 
 
+def test_a_pretraining_s_model_takes_texts_as_long_as_its_longest_phase(tmp_path):
+    folder = write_head(tmp_path / "run", "BertForMaskedLM")
+    phases = "[[phase]]\nshare = 0.9\nmax_length = 16\n[[phase]]\nshare = 0.1\nmax_length = 48\n"
+    (folder / "recipe.toml").write_text(f'task = "pretrain"\n[data]\nmax_length = 128\n{phases}')
+    predictor = Predictor(folder)
+    assert len(predictor(["[MASK]" + " good" * 45])[0]["masks"]) == 1
+    with pytest.raises(UsageError, match="the input has 49 tokens and the model takes 48; shorten it"):
+        predictor(["[MASK]" + " good" * 46])
+
+
 def test_a_mask_is_filled_with_a_token_that_there_is(tmp_path):
     """Vocabularies are often rounded up: the model has scores for tokens that the tokenizer lacks."""
     folder = write_head(tmp_path, "BertForMaskedLM", vocab_size=500)
@@ -372,6 +389,9 @@ def test_a_model_that_has_diverged_says_so(classifier, tmp_path):
         ({}, "text is missing; the input has nothing: name it so"),
         ([], "0 texts where text are expected; give as many"),
         (["a", "b", "c"], "3 texts where text are expected; give as many"),
+        (3, "it is one int; give a text, a list of texts or a mapping"),
+        (b"good", "it is one bytes; give"),
+        ({("text", "b"): 1}, r"text is missing; the input has \('text', 'b'\): name it so"),
     ],
 )
 def test_an_input_that_is_none_is_named(given, message, classifier):
@@ -404,6 +424,7 @@ def test_standard_input_is_text_but_for_lines_that_begin_as_json(monkeypatch):
 
 
 BAD = [
+    ("a.jsonl", b'"x"\n{"id": NaN}\n{"id": 1e999}\n"z"\n', {1: "line 2: is not JSON", 2: "line 3: is not JSON"}),
     ("a.jsonl", b'{"text": "x"}\n{"text": \n"y"\n3\n', {1: "line 2: is not JSON", 3: "line 4: is neither an object"}),
     ("a.jsonl", b'"x"\n\xff\xfe\n"y"\n' + b"[" * 100_000, {1: "line 2: is not UTF-8", 3: "line 4: is not JSON"}),
     ("a.tsv", b"text\tid\nx\t1\ny\nz\t2\t3\nw\t4\n", {1: "line 3: has 1 columns and 2", 2: "line 4: has 3"}),
@@ -572,6 +593,11 @@ def test_texts_one_after_the_other_are_inputs_of_the_model(classifier, squad_run
     assert Predictor(squad_run[0]).group(["q", "c", "q", "d"]) == [["q", "c"], ["q", "d"]]
     choice = write_head(tmp_path, "BertForMultipleChoice")
     assert Predictor(choice).group(["c", "a", "b", "d"]) == [["c", "a", "b", "d"]]
+
+
+def test_words_of_a_result_are_one_line(squad_run):
+    said = Predictor(squad_run[0]).describe({"answer": "a\nb", "best": {"text": "a\nb", "score": 1.0}})
+    assert said == "a b  (score 1.00)"
 
 
 def test_every_kind_of_result_has_words(squad_run, ner_run, tmp_path):

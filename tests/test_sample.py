@@ -1,6 +1,7 @@
 """Data sets made of documentation: what is asked is there to be answered, in files that the tasks read."""
 
 import re
+import shutil
 from collections import Counter
 
 import pytest
@@ -113,7 +114,10 @@ def test_the_same_is_written_each_time_and_nothing_is_overwritten(folder, tmp_pa
     write_samples(tmp_path, 1000)
     for path in sorted(folder.rglob("*.*")):
         assert (tmp_path / path.relative_to(folder)).read_bytes() == path.read_bytes()
-    with pytest.raises(UsageError, match="squad is there already; name another directory"):
+    with pytest.raises(UsageError, match=r"squad and .*glue are there already; name another directory"):
+        write_samples(tmp_path)
+    shutil.rmtree(tmp_path / "squad")
+    with pytest.raises(UsageError, match="glue is there already; delete it if it is of a command that was stopped, or"):
         write_samples(tmp_path)
 
 

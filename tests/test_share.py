@@ -2,12 +2,14 @@
 
 import json
 import os
+import re
 import shutil
 import socket
 import subprocess
 import sys
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -302,6 +304,31 @@ def test_a_pushed_run_predicts_from_the_hub_as_it_does_here(hub, mrpc, tmp_path)
     assert said.stdout == predictor.describe(predictor([pair])[0]) + "\n"
 
 
+def test_the_card_leaves_the_recipe_as_it_is_though_the_run_is_called_as_its_task(hub, mrpc):
+    card = mrpc / "README.md"
+    card.write_text(re.sub(r'from_pretrained\("[^"]+"\)', 'from_pretrained("mrpc")', card.read_text()))
+    share.push(mrpc, "ada/pairs")
+    pushed = hub.repos["ada/pairs"].files["README.md"].decode()
+    assert '\ntask = "mrpc"\n' in pushed
+    assert pushed.count('from_pretrained("ada/pairs")') == 2
+
+
+def test_a_run_in_the_working_directory_has_the_name_of_that_directory(hub, finish, tmp_path, monkeypatch):
+    folder = shutil.copytree(finish("mrpc"), tmp_path / "here")
+    monkeypatch.chdir(folder)
+    for name in ("metrics.json", "README.md"):
+        Path(name).unlink()
+    run(TASKS["mrpc"], read_recipe("recipe.toml"), output=Path("."))
+    text = Path("README.md").read_text()
+    assert check_metadata(text) == []
+    assert "\n# here\n" in text
+    share.push(Path("."), "ada/pairs")
+    pushed = hub.repos["ada/pairs"].files["README.md"].decode()
+    assert check_metadata(pushed) == []
+    assert "\n# pairs\n" in pushed
+    assert ModelCard(pushed).data.model_name == "pairs"
+
+
 def test_the_card_in_the_repository_has_its_name_and_no_path_of_this_machine(hub, mrpc, monkeypatch):
     monkeypatch.setenv("HOME", str(mrpc.parent))
     card = mrpc / "README.md"
@@ -505,6 +532,14 @@ def test_a_damaged_study_is_one_line(mrpc):
     (mrpc.parent / "study.json").write_text("{")
     with pytest.raises(UsageError, match=r"study\.json is refused"):
         share.describe_study(mrpc)
+
+
+@pytest.mark.parametrize("content", ["{}", "[]", '{"chosen": []}', "3"])
+def test_somebody_else_s_study_json_says_nothing(hub, mrpc, content):
+    (mrpc.parent / "study.json").write_text(content)
+    assert share.describe_study(mrpc) == ""
+    with pytest.raises(UsageError, match="there is no run in"):
+        share.push(mrpc.parent, "ada/bert")
 
 
 # --- The command line -------------------------------------------------------------------------------------------------

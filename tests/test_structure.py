@@ -145,7 +145,7 @@ MAY_IMPORT = {
         "bertkit.tasks.task",
     },
     "bertkit.sample": {"bertkit.data.corpus", "bertkit.data.docs"},
-    "bertkit.share": {"bertkit", "bertkit.data.corpus", "bertkit.directory", "bertkit.tasks.task"},
+    "bertkit.share": {"bertkit", "bertkit.data.corpus", "bertkit.directory", "bertkit.recipe", "bertkit.tasks.task"},
     "bertkit.submission": {
         "bertkit.data.corpus",
         "bertkit.directory",

@@ -365,7 +365,7 @@ def test_integers_are_no_weights(copy, tmp_path):
         import_checkpoint(source, tmp_path / "out")
 
 
-def test_nothing_is_written_over(tmp_path):
+def test_nothing_is_written_over(tmp_path, monkeypatch):
     for name in ("full", "file"):
         (tmp_path / name).mkdir() if name == "full" else (tmp_path / name).write_text("mine")
     (tmp_path / "full" / "mine").write_text("mine")
@@ -375,6 +375,10 @@ def test_nothing_is_written_over(tmp_path):
     with pytest.raises(UsageError, match="out is refused"):
         import_checkpoint(WRITTEN / SQUAD, tmp_path / "file" / "out")
     (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path / "empty")
+    with pytest.raises(UsageError, match="is the directory that you are in"):
+        import_checkpoint(WRITTEN / SQUAD, Path("."))
+    monkeypatch.chdir(tmp_path)
     import_checkpoint(WRITTEN / SQUAD, tmp_path / "empty")
     assert load_tokenizer(tmp_path / "empty")
 

@@ -19,7 +19,7 @@ from bertkit.run import run
 from bertkit.trainer import SUMS, Interrupted
 from tests.test_run import PRETRAIN, assert_same_bits, make_recipe, read_weights, write_text
 
-TIMINGS = ("runtime", "per_second", "preparation_time")
+TIMINGS = ("runtime", "per_second", "preparation_time", "resumed_at")
 
 
 @pytest.fixture(scope="module")
@@ -110,6 +110,8 @@ def test_a_signal_changes_nothing_of_curve_and_weights(recipe, straight, tmp_pat
     assert max(list_checkpoints(tmp_path / "run")) == update
     run(PRETRAIN, recipe, output=tmp_path / "run")
     assert_same_run(tmp_path / "run", straight)
+    (last,) = [entry for entry in read_log(tmp_path / "run") if "train_runtime" in entry]
+    assert last["resumed_at"] == update, "the time is that from here on"
 
 
 def test_several_signals_change_nothing(recipe, straight, tmp_path):

@@ -5,6 +5,7 @@ needs of an input (`bertkit.predict`).
 """
 
 import json
+import math
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
@@ -104,10 +105,17 @@ def decode_line(line: bytes, number: int) -> str | UsageError:
     return text.rstrip("\r\n")
 
 
+def read_number(text: str) -> float:
+    """The number; a ValueError for one that JSON has not, as NaN, or that is larger than any float."""
+    if math.isfinite(number := float(text)):
+        return number
+    raise ValueError(f"{text} is no number")
+
+
 def parse_line(text: str) -> Input | UsageError:
     """The object or text of a line of JSON."""
     try:
-        value = json.loads(text)
+        value = json.loads(text, parse_constant=read_number, parse_float=read_number)
     except (ValueError, RecursionError):
         return UsageError(f"is not JSON: {text[:SHOWN]!r}; write an object or a text in quotes")
     if isinstance(value, str | dict):

@@ -5,6 +5,7 @@ batch is padded to its own longest sequence, and the model takes even that out a
 """
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from bertkit.data.tokens import copy_backend
+from bertkit.data.tokens import Words, copy_backend
 
 TEXTS_A_BATCH = 10_000  # tokenized at once
 
@@ -100,18 +101,40 @@ def encode_inputs(
     tokens written out in a text are ordinary text there, as in the reference code.
 
     Differs from the paper: where the room for a pair is odd and both texts are longer than its half, the reference code
-    leaves the odd token to A and tokenizers to the text that was longer, or to B.
+    leaves the odd token to A; here, as with tokenizers, the text that was longer has it, or B.
     """
-    backend = copy_backend(tokenizer)
-    backend.enable_truncation(max_length, strategy="longest_first")
-    ids, lengths, seconds, shortened = [], [], [], []
+    words = Words(copy_backend(tokenizer))
+    cls, sep = (np.array([token], np.int32) for token in (tokenizer.cls_token_id, tokenizer.sep_token_id))
+    parts, lengths, seconds, shortened = [], [], [], []
     for start in range(0, len(inputs), TEXTS_A_BATCH):
-        for encoding in backend.encode_batch_fast(inputs[start : start + TEXTS_A_BATCH]):
-            ids.append(np.array(encoding.ids, np.int32))
-            lengths.append(len(ids[-1]))
-            seconds.append(sum(encoding.type_ids))
-            shortened.append(lengths[-1] == max_length and bool(encoding.overflowing))
-    return Sequences(np.concatenate(ids), np.cumsum(lengths), np.array(seconds), labels, np.array(shortened))
+        texts = [(text,) if isinstance(text, str) else text for text in inputs[start : start + TEXTS_A_BATCH]]
+        ids, counts = words.encode(list(chain.from_iterable(texts)), np.int32)
+        pieces = iter(np.split(ids, np.cumsum(counts)[:-1]))
+        for text in texts:
+            own = [next(pieces) for _ in text]
+            kept = cut_longest([len(piece) for piece in own], max_length - 1 - len(own))
+            parts.append(cls)
+            for piece, count in zip(own, kept, strict=True):
+                parts += [piece[:count], sep]
+            lengths.append(1 + sum(kept) + len(own))
+            seconds.append(kept[1] + 1 if len(own) == 2 else 0)
+            shortened.append(sum(kept) < sum(map(len, own)))
+    return Sequences(np.concatenate(parts), np.cumsum(lengths), np.array(seconds), labels, np.array(shortened))
+
+
+def cut_longest(counts: Sequence[int], room: int) -> list[int]:
+    """How many tokens one text or two keep that share `room`; the longer loses first, and of equals the first.
+
+    That is `longest_first` of tokenizers, which itself keeps what it cuts off, in every combination: of two long texts
+    more than there is memory for.
+    """
+    if sum(counts) <= room:
+        return list(counts)
+    if len(counts) == 1:
+        return [room]
+    shorter = min(*counts, room // 2)
+    longer = room - shorter
+    return [longer, shorter] if counts[0] > counts[1] else [shorter, longer]
 
 
 def pad(items: Sequence[dict[str, Any]]) -> dict[str, Tensor]:
