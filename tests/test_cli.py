@@ -810,7 +810,7 @@ def test_a_build_has_a_bar_on_a_terminal():
 
 
 def test_letters_that_the_terminal_has_not_are_written_as_escapes(tmp_path):
-    environment = os.environ | {"PYTHONIOENCODING": "ascii"}
+    environment = os.environ | {"PYTHONIOENCODING": "latin-1"}
     command = [sys.executable, "-m", "bertkit", "report", str(tmp_path / "我")]
     done = subprocess.run(command, capture_output=True, env=environment)
     assert done.returncode == 2
