@@ -56,6 +56,7 @@ from bertkit.report import (
     explain_scores,
     find_row,
     find_shown,
+    grade_cells,
     has_paper,
     head_column,
     list_columns,
@@ -824,7 +825,7 @@ def make_heatmaps(path: Path, study: Mapping[str, Any], links: Mapping[Path, str
                 down = ", ".join(f"{names[axis]} {show_value(cell['setting'][axis])}" for axis in axes if axis != first)
                 squares.setdefault(down, {})[show_value(cell["setting"][first])] = cell
         across = list(dict.fromkeys(value for line in squares.values() for value in line))
-        shades = shade([cell for line in squares.values() for cell in line.values()], study["columns"][group[1]])
+        shades = grade_cells(study, [cell for line in squares.values() for cell in line.values()])
         best = find_shown(study, group[0]).get(group[1], (None, None))[1]
         lines = [
             [down, *(make_square(study, line.get(value), shades, best, path, links) for value in across)]
@@ -833,14 +834,6 @@ def make_heatmaps(path: Path, study: Mapping[str, Any], links: Mapping[Path, str
         title = head_column(study, group[1]) + (f", {group[0]}" if group[0] else "")
         tables.append(make_table(f"Grid: {title}", [f"{names[first]} →", *across], lines, "matrix"))
     return tables
-
-
-def shade(cells: Sequence[Mapping[str, Any]], column: Mapping[str, Any]) -> dict[str, float]:
-    """Directory -> 0 for the worst mean of some cells to 1 for the best."""
-    means = {cell["directory"]: cell["mean"] for cell in cells if cell["mean"] is not None}
-    least, most = min(means.values(), default=0), max(means.values(), default=0)
-    grades = {name: (mean - least) / (most - least) if most > least else 0.5 for name, mean in means.items()}
-    return {name: 1 - grade for name, grade in grades.items()} if column["lower_is_better"] else grades
 
 
 def make_square(

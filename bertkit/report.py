@@ -477,12 +477,20 @@ def _grade(
         texts[place] = empty if cell["mean"] is None else f"{row.show(cell['mean'])}{spread}{lost}"
         colours[place] = None
     for group in groups:
-        scored = {place: cell["mean"] for place, cell in group.items() if cell["mean"] is not None}
-        least, most = min(scored.values(), default=0), max(scored.values(), default=0)
-        for place, mean in scored.items():
-            grade = (mean - least) / (most - least) if most > least else 0.5
-            colours[place] = 1 - grade if study["columns"][group[place]["column"]]["lower_is_better"] else grade
+        grades = grade_cells(study, list(group.values()))
+        colours |= {place: grades[cell["directory"]] for place, cell in group.items() if cell["directory"] in grades}
     return {"texts": texts, "colours": colours}
+
+
+def grade_cells(study: Mapping[str, Any], cells: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Directory -> 0 for the worst mean of some cells of one column to 1 for the best; none where there is no mean."""
+    means = {cell["directory"]: cell["mean"] for cell in cells if cell["mean"] is not None}
+    if not means:
+        return {}
+    least, most = min(means.values()), max(means.values())
+    grades = {name: (mean - least) / (most - least) if most > least else 0.5 for name, mean in means.items()}
+    is_turned = study["columns"][cells[0]["column"]]["lower_is_better"]
+    return {name: 1 - grade for name, grade in grades.items()} if is_turned else grades
 
 
 def _draw_panel(axis: Any, panel: Mapping[str, Any]) -> None:
