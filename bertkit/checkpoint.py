@@ -18,6 +18,8 @@ from bertkit.config import BertConfig
 from bertkit.data.corpus import find_hub_trouble
 from bertkit.errors import UsageError, explain_refusal
 
+RETURNED = {"return_dict": True, "output_attentions": False, "output_hidden_states": False}
+
 
 def check_weights(checkpoint: Path) -> None:
     """Nothing, or a UsageError: a directory without weights in safetensors, or with damaged ones."""
@@ -97,7 +99,8 @@ def load_model(head: type, checkpoint: str, settings: Mapping[str, Any]) -> tupl
     Raises:
         UsageError: there is none in safetensors, or its vocabulary is smaller than the tokenizer's.
     """
-    settings = {"tau": None} | dict(settings)  # a tau belongs to the model that it was tuned for
+    # A tau belongs to the model that it was tuned for; what a model returns is the business of who calls it.
+    settings = {"tau": None, **RETURNED, **settings}
     tokens, labels = settings.pop("vocab_size", 0), settings.pop("id2label", None)
     with explain_refusal(f"the model {checkpoint} (in safetensors)"):
         model, info = head.from_pretrained(

@@ -3,6 +3,7 @@
 A user's mistake is one line on standard error and exit code 2; a run stopped by a signal ends with 128 + its number.
 """
 
+import errno
 import json
 import os
 import shutil
@@ -868,7 +869,8 @@ class Screen:
         """Prints one line."""
         if not self.quiet:
             typer.echo(line)
-            sys.stdout.flush()
+            if sys.stdout is not None:  # closed
+                sys.stdout.flush()
 
     def advance(self, done: int, total: int, log: Mapping[str, float]) -> None:
         """Shows how far the training is, and the latest losses."""
@@ -1081,6 +1083,12 @@ def explain_mistakes():
         yield
     except UsageError as error:
         complain(str(error))
+        sys.exit(2)
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.__stdout__.fileno())  # nothing is left to be flushed at the end
+        complain(f"the disk is full ({error.strerror}); free some space and give the command again")
         sys.exit(2)
     except Exception as error:
         # typer's own refusals; which module their class lives in has changed with its versions.

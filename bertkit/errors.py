@@ -23,9 +23,10 @@ def explain_refusal(what: str) -> Iterator[None]:
     except Exception as error:
         from huggingface_hub.errors import StrictDataclassError
         from safetensors import SafetensorError
+        from yaml import YAMLError
 
-        refusals = (ValueError, TypeError, ImportError, RuntimeError, OSError, SafetensorError, StrictDataclassError)
-        if not isinstance(error, refusals):
+        libraries = (SafetensorError, StrictDataclassError, YAMLError)
+        if not isinstance(error, (ValueError, TypeError, ImportError, RuntimeError, OSError, *libraries)):
             raise
         raise UsageError(f"{what} is refused: {join_lines(error.__cause__ or error)}; correct it") from None
 

@@ -47,15 +47,17 @@ DAY = 86_400.0  # seconds
 # --- The encoder at work ----------------------------------------------------------------------------------------------
 
 
-def load_encoder(checkpoint: str, layers: str) -> BertModel:
+def load_encoder(checkpoint: str, layers: str, tokens: int = 0) -> BertModel:
     """The encoder of a checkpoint, frozen, on the accelerator if there is one.
 
+    tokens: how many there are in the vocabulary.
+
     Raises:
-        UsageError: it cannot be loaded, or has no such layers.
+        UsageError: it cannot be loaded, or has no such layers, or not so many tokens.
     """
     with explain_refusal(f"the model {checkpoint}"):
         check_feature_layers(layers, load_config(checkpoint))
-    model, _ = load_model(BertModel, checkpoint, {"add_pooling_layer": False})
+    model, _ = load_model(BertModel, checkpoint, {"add_pooling_layer": False, "vocab_size": tokens})
     return model.eval().requires_grad_(False).to(find_device())
 
 
@@ -281,12 +283,15 @@ def extract(
         raise UsageError(f"{output} must end in {' or '.join(SUFFIXES)}; change --output")
     if not source.is_file():
         raise UsageError(f"there is no file {source}; name one with --input")
-    model, tokenizer = load_encoder(checkpoint, layers), load_tokenizer(checkpoint)
+    tokenizer = load_tokenizer(checkpoint)
+    model = load_encoder(checkpoint, layers, len(tokenizer))
     if pool == "cls" and model.config.is_decoder:
         raise UsageError(
             f"{checkpoint} reads from left to right, so its [CLS] has seen nothing; take --pool mean or words"
         )
-    temporary = output.with_name(f".{output.name}.{os.getpid()}")
+    output = output.resolve()  # a link stays one
+    is_written_to = output.exists() and not output.is_file()  # a pipe or a device
+    temporary = output if is_written_to else output.with_name(f".{output.name}.{os.getpid()}")
     count = 0
     with explain_refusal(f"the file {output}"), explain_full_disk(output):
         output.parent.mkdir(parents=True, exist_ok=True)
@@ -297,7 +302,8 @@ def extract(
                 raise UsageError(f"{source} is empty; write a text a line")
             temporary.rename(output)
         finally:
-            temporary.unlink(missing_ok=True)
+            if not is_written_to:
+                temporary.unlink(missing_ok=True)
     report(f"{count:,} texts in {output}")
     return count
 

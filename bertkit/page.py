@@ -78,7 +78,7 @@ POINTS = 600  # of a curve, which is as many as a screen shows
 BARS = 48  # of a histogram, at most
 SIZE = (4.6, 3.6)  # inches, as `bertkit.report.plot_log` draws a panel
 LINES_SHOWN = 30  # of a list that can be folded; a longer one is
-CONTROLS = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f]")  # which no XML can have
+CONTROLS = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\ufffe\uffff]")  # which no XML can have
 NUMBER = re.compile(r"[-−+]?\d[\d.,:/]*(e[-+]?\d+)?( ± [\d.,]+)?( \(\d+\))?( [†*])*")
 
 # What a plot is drawn with -> what the page colours it with.
@@ -253,7 +253,7 @@ def read_part(read: Callable[[Path], Any], path: Path, notes: list[str]) -> Any:
         return None
     try:
         return read(path)
-    except (OSError, AttributeError, LookupError, TypeError, ValueError) as error:
+    except (OSError, AttributeError, LookupError, TypeError, ValueError, RecursionError) as error:
         notes.append(f"{path.name} cannot be read and is left out ({join_lines(error)[:200]})")
         return None
 
@@ -285,7 +285,7 @@ def read_object(path: Path) -> dict[str, Any]:
 
 def read_entries(path: Path) -> list[dict[str, float]]:
     """The numbers in the entries of a training log."""
-    return [keep_numbers(entry) for entry in read_log(path.parent) if "step" in entry]
+    return [entry for entry in map(keep_numbers, read_log(path.parent)) if "step" in entry]
 
 
 def find_others(places: Sequence[Place]) -> dict[Path, list[dict[str, Any]]]:
@@ -359,7 +359,8 @@ def describe_run(place: Place, others: Mapping[Path, Sequence[Mapping[str, Any]]
 
 def keep_numbers(values: Mapping[str, Any]) -> dict[str, Any]:
     """Those of the values that are numbers."""
-    return {key: value for key, value in values.items() if isinstance(value, int | float)}
+    numbers = {key: value for key, value in values.items() if isinstance(value, int | float)}
+    return {key: value for key, value in numbers.items() if isinstance(value, float) or value.bit_length() < 1000}
 
 
 def find_latest(log: Sequence[Mapping[str, float]]) -> dict[str, float]:

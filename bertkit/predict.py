@@ -159,29 +159,33 @@ class Predictor:
         self.precision = choose_precision(precision)
         name = str(run)
         config = load_config(name)
-        head = (config.architectures or ["none"])[0]
+        head = str((config.architectures or ["none"])[0])
         if (use := USES.get(head.replace("BiLSTM", ""))) is None or not hasattr(models, head):
             raise UsageError(
                 f"{name} has the head {head}, which predicts none of classes, answers, tags, endings or masked words; "
                 "give a fine-tuned run (for vectors: bertkit features)"
             )
         check_weights(Path(name))
-        model, missing = load_model(getattr(models, head), name, {"tau": config.tau})
+        tokenizer = load_tokenizer(name)
+        settings = {"tau": config.tau, "vocab_size": len(tokenizer)}
+        model, missing = load_model(getattr(models, head), name, settings)
         if missing:
             raise UsageError(f"{name} lacks weights of its {head}: {', '.join(missing[:3])}; give a trained one")
         if config.problem_type == "multi_label_classification":
             raise UsageError(f"{name} gives a text several labels, which BERT's tasks do not; use transformers for it")
+        labels = config.id2label
+        if sorted(labels) != list(range(len(labels))) or len(set(labels.values())) < len(labels):
+            raise UsageError(f"id2label in the config.json of {name} must name each class, differently; correct it")
+        if top < 1:
+            raise UsageError(f"top is {top}; it must be at least 1")
         recipe = read_run_recipe(name)
-        data = recipe.get("data", {})
-        if recipe.get("phase"):
-            data |= {"max_length": max(list_lengths(recipe))}
-        if pairs is None and recipe.get("task") in TASKS:
+        if pairs is None and str(recipe.get("task")) in TASKS:
             pairs = TASKS[recipe["task"]].pairs
         self.use: Use = use
         self.setting = Setting(
             model.eval().requires_grad_(False).to(find_device()),
-            load_tokenizer(name),
-            data,
+            tokenizer,
+            find_lengths(recipe),
             pairs,
             top,
         )
@@ -283,6 +287,25 @@ def read_run_recipe(run: str) -> dict[str, Any]:
     return {} if path is None else read_recipe(path)
 
 
+def find_lengths(recipe: Mapping[str, Any]) -> dict[str, int]:
+    """The lengths of a run: those of LENGTHS that its recipe says; of several phases the longest.
+
+    Raises:
+        UsageError: one is no whole number from 1 on.
+    """
+    data, phases = recipe.get("data", {}), recipe.get("phase", [])
+    try:
+        lengths = {name: data[name] for name in LENGTHS if name in data}
+        if phases:
+            lengths["max_length"] = max(list_lengths(recipe))
+        wrong = [name for name, value in lengths.items() if type(value) is not int or value < 1]
+    except (LookupError, TypeError):
+        wrong = ["phase" if isinstance(data, Mapping) else "data"]
+    if wrong:
+        raise UsageError(f"{wrong[0]} in the run's {RECIPE} is damaged; put the file back that the run was made with")
+    return lengths
+
+
 def check_encodable(given: Any) -> None:
     """Nothing, or a UsageError: half of a surrogate pair, which JSON can write and no text has."""
     try:
@@ -305,12 +328,14 @@ def cut_into_chunks(inputs: Iterable[Any]) -> Iterator[list[Any]]:
 
 
 def count_characters(given: Any) -> int:
-    """The characters of the texts of an input."""
+    """The characters of the texts of an input, of a context once for each ending."""
     if isinstance(given, str):
         return len(given)
     if isinstance(given, Mapping):
-        given = given.values()
-    elif not isinstance(given, list | tuple):
+        endings = given.get("endings")
+        again = max(len(endings) - 1, 0) if isinstance(endings, list) else 0  # the context goes with each of them
+        return sum(map(count_characters, given.values())) + again * count_characters(given.get("context"))
+    if not isinstance(given, list | tuple):
         return 0
     return sum(map(count_characters, given))
 
@@ -367,8 +392,9 @@ def write_results(results: Iterable[Result], output: Path, report: Callable[[str
                     file.write(json.dumps(result, ensure_ascii=False) + "\n")
                     if "error" in result:
                         report(result["error"])
-    except OSError as error:
-        raise UsageError(f"{output} cannot be written ({error.strerror}); name another file with --output") from None
+    except (OSError, RuntimeError) as error:  # the second of a link to itself
+        reason = getattr(error, "strerror", None) or error
+        raise UsageError(f"{output} cannot be written ({reason}); name another file with --output") from None
     none = f", and {tally.errors:,} inputs that are none" if tally.errors else ""
     report(f"{tally.count - tally.errors:,} results in {output}{none}")
     return tally
@@ -429,6 +455,8 @@ def read_masked(given: Mapping[str, Any], setting: Setting, with_pair: bool) -> 
     if not any(MASK in text for text in texts) and not (with_pair and len(texts) == 2):
         also = ", and no text_pair to follow" if with_pair else ""
         raise UsageError(f"there is no {MASK} to fill in{also}; write one where a word is missing")
+    if setting.tokenizer.mask_token_id is None:
+        raise UsageError(f"this model's tokenizer has no mask; name {MASK} as mask_token in its tokenizer_config.json")
     parts = [[*encode_masked(text, setting), setting.tokenizer.sep_token_id] for text in texts]
     ids = [setting.tokenizer.cls_token_id, *(token for part in parts for token in part)]
     if len(ids) > setting.max_length:

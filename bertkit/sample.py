@@ -186,7 +186,8 @@ def make_directory(output: Path) -> Iterator[Path]:
     with temporary as folder:
         yield Path(folder)
         for part in sorted(Path(folder).iterdir()):
-            part.rename(output / part.name)
+            with explain_refusal(f"the directory {output / part.name}"):
+                part.rename(output / part.name)
 
 
 def ask(function: Function, parameter: Parameter) -> str:

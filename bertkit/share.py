@@ -438,10 +438,9 @@ def gather_files(output: Path) -> dict[str, Path | bytes]:
 
 def make_public_card(output: Path, repo: str) -> str:
     """A run's card, as it is now, with the name of the repository instead of the run's, and what its study knows."""
-    text = (output / CARD).read_text(encoding="utf-8")
     name = repo.rpartition("/")[2]
     with explain_refusal(f"the card {output / CARD}"):
-        card = ModelCard(text)
+        card = ModelCard((output / CARD).read_text(encoding="utf-8"))
         if card.data.get("model_name"):
             card.data.model_name = name
         text = str(card)
@@ -504,8 +503,13 @@ def read_study(folder: Path) -> dict[str, Any] | None:
         return None
     with explain_refusal(str(folder / STUDY)):
         found = json.loads((folder / STUDY).read_text(encoding="utf-8"))
-    is_study = isinstance(found, dict) and {"chosen", "cells", "columns"} <= found.keys()
-    return found if is_study else None
+    if not isinstance(found, dict) or not isinstance(found.get("columns"), dict):
+        return None
+    for name, keys in (("chosen", {"run", "of_runs"}), ("cells", {"n", "column", "runs"})):
+        parts = found.get(name)
+        if not isinstance(parts, list) or not all(isinstance(part, dict) and keys <= part.keys() for part in parts):
+            return None
+    return found
 
 
 # --- What goes wrong --------------------------------------------------------------------------------------------------

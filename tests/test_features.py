@@ -284,6 +284,14 @@ def test_the_layers_of_a_sum_weigh_the_same(checkpoint, source, tmp_path):
     np.testing.assert_allclose(summed, side_by_side.reshape(-1, 4, 32).sum(1), rtol=1e-4, atol=1e-5)
 
 
+def test_a_link_stays_one(checkpoint, source, tmp_path):
+    (tmp_path / "real.jsonl").write_text("old")
+    (tmp_path / "link.jsonl").symlink_to(tmp_path / "real.jsonl")
+    extract(checkpoint, source, "last", tmp_path / "link.jsonl")
+    assert (tmp_path / "link.jsonl").is_symlink()
+    assert json.loads((tmp_path / "real.jsonl").read_text().splitlines()[0])
+
+
 def test_many_texts_are_read_some_at_a_time(checkpoint, tmp_path, monkeypatch):
     monkeypatch.setattr(module, "TEXTS_A_CHUNK", 7)
     monkeypatch.setattr(module, "TOKENS_A_BATCH", 20)

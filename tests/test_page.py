@@ -465,7 +465,20 @@ def test_a_run_of_before_lacks_only_what_it_did_not_keep(root, tmp_path):
     assert "Date" not in found.find("dt")
 
 
-@pytest.mark.parametrize("content", ["", "{", "3", "[1, 2]", "\udcff", '{"dev": 3, "definition": {}, "cells": [1]}'])
+DAMAGED = {
+    "empty": "",
+    "cut": "{",
+    "number": "3",
+    "list": "[1, 2]",
+    "bytes": "\udcff",
+    "other": '{"dev": 3, "definition": {}, "cells": [1]}',
+    "step": '{"step": "5", "loss": 1}\n{"step": null}',
+    "large": '{"step": 1, "loss": 1' + "0" * 400 + "}",
+    "deep": "[" * 100_000,
+}
+
+
+@pytest.mark.parametrize("content", DAMAGED.values(), ids=DAMAGED)
 def test_a_damaged_file_costs_its_own_part(root, tmp_path, content, undrawn):
     shutil.copytree(root / "mrpc", tmp_path / "run")
     names = ("metrics.json", "lengths.json", "environment.json", "config.json", "training_log.jsonl", "recipe.toml")

@@ -4,6 +4,10 @@ import io
 import json
 import os
 import re
+import shlex
+import shutil
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -136,6 +140,7 @@ def test_a_chunk_ends_where_it_is_long_enough(monkeypatch):
     inputs = ["abcde", {"question": "ab", "context": "cde"}, "f", {"context": "g", "endings": ["12345678", "h"]}, "i"]
     assert [len(chunk) for chunk in module.cut_into_chunks(Line(given, "x") for given in inputs)] == [2, 2, 1]
     assert [len(chunk) for chunk in module.cut_into_chunks(inputs)] == [2, 2, 1]
+    assert module.count_characters({"context": "abcde", "endings": ["x", "yz", ""], "start": "d"}) == 3 * 5 + 3 + 1
 
 
 # --- Answers ----------------------------------------------------------------------------------------------------------
@@ -372,6 +377,65 @@ def test_weights_that_are_missing_are_not_drawn(classifier, tmp_path):
         Predictor(folder)
 
 
+@pytest.mark.parametrize(
+    "setting", [{"return_dict": False}, {"output_attentions": True}, {"output_hidden_states": True}]
+)
+def test_what_a_configuration_returns_changes_nothing(setting, classifier, tmp_path):
+    folder = shutil.copytree(classifier, tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | setting))
+    assert Predictor(folder)(["good"]) == Predictor(classifier)(["good"])
+
+
+def write_head_with(folder, **config):
+    """A classifier of three classes whose config.json says something else."""
+    write_head(folder, "BertForSequenceClassification", id2label={0: "a", 1: "b", 2: "c"})
+    values = json.loads((folder / "config.json").read_text()) | config
+    (folder / "config.json").write_text(json.dumps(values))
+    return folder
+
+
+@pytest.mark.parametrize("labels", [{"0": "a", "1": "b", "3": "c"}, {"0": "a", "1": "a", "2": "b"}])
+def test_classes_without_names_of_their_own_are_refused(labels, tmp_path):
+    folder = write_head_with(tmp_path, id2label=labels, label2id={})
+    with pytest.raises(UsageError, match="must name each class, differently"):
+        Predictor(folder)
+
+
+def test_a_vocabulary_larger_than_the_model_is_refused(classifier, tmp_path):
+    folder = write_head(tmp_path, "BertForSequenceClassification", vocab_size=10)
+    with pytest.raises(UsageError, match=r"the tokenizer has .* tokens and .* only 10; use the checkpoint's own"):
+        Predictor(folder)
+    with pytest.raises(UsageError, match="at least 1"):
+        Predictor(classifier, top=0)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "named"),
+    [
+        ("data = 3", "data"),
+        ('[data]\nmax_length = "x"', "max_length"),
+        ("[data]\nmax_length = 0", "max_length"),
+        ("[data]\ndoc_stride = 2.5", "doc_stride"),
+        ("phase = 3", "phase"),
+        ("[[phase]]\nx = 1", "phase"),
+    ],
+)
+def test_a_damaged_recipe_beside_the_weights_is_one_line(recipe, named, tmp_path):
+    folder = write_head(tmp_path, "BertForSequenceClassification")
+    (folder / "recipe.toml").write_text(recipe + "\n")
+    with pytest.raises(UsageError, match=f"^{named} in the run's recipe.toml is damaged"):
+        Predictor(folder)
+
+
+def test_a_tokenizer_without_a_mask_is_one_line(tmp_path):
+    folder = write_head(tmp_path, "BertForMaskedLM")
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps(config | {"mask_token": None}))
+    with pytest.raises(UsageError, match="has no mask"):
+        Predictor(folder)(["[MASK] good"])
+
+
 def test_a_model_that_has_diverged_says_so(classifier, tmp_path):
     model = models.BertForSequenceClassification.from_pretrained(classifier)
     model.classifier.bias.data.fill_(float("nan"))
@@ -480,6 +544,39 @@ def test_nothing_is_left_of_an_output_that_fails(tmp_path, classifier):
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="cannot be written"):
         write_results([], tmp_path / "file" / "out.jsonl")
+
+
+def test_a_stream_is_written_behind_what_is_there(classifier, tmp_path):
+    log = tmp_path / "log.txt"
+    for output in ("/dev/stdout", "/proc/self/fd/1", "/dev/fd/1"):
+        log.write_text("precious\n")
+        command = [sys.executable, "-m", "bertkit", "predict", str(classifier), "good", "--output", output]
+        with log.open("a") as stream:
+            subprocess.run(command, stdout=stream, check=True)
+        first, result, said = log.read_text().splitlines()
+        assert first == "precious"
+        assert json.loads(result) == Predictor(classifier)(["good"])[0]
+        assert said == f"1 results in {output}"
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no /dev/full")
+def test_standard_output_that_is_full_or_closed_is_no_traceback(classifier):
+    command = [sys.executable, "-m", "bertkit", "predict", str(classifier), "good"]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 2
+    assert (
+        done.stderr
+        == "bertkit: the disk is full (No space left on device); free some space and give the command again\n"
+    )
+    closed = subprocess.run(f"{shlex.join(command)} >&-", shell=True, stderr=subprocess.PIPE, text=True)
+    assert (closed.returncode, closed.stderr) == (0, "")
+
+
+def test_a_link_to_itself_is_one_line(classifier, tmp_path):
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    with pytest.raises(UsageError, match="loop cannot be written"):
+        write_results(iter([{}]), tmp_path / "loop")
 
 
 def test_a_link_stays_one_and_a_pipe_is_written_to(tmp_path):

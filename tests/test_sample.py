@@ -140,6 +140,17 @@ def test_what_is_stopped_leaves_nothing_and_is_done_again(folder, tmp_path, monk
     }
 
 
+def test_what_another_has_written_in_the_meantime_is_one_line(tmp_path, monkeypatch):
+    def fill(folder, *_):
+        (folder / "squad").mkdir()
+        (tmp_path / "squad" / "theirs").mkdir(parents=True)
+
+    monkeypatch.setattr("bertkit.sample.fill", fill)
+    with pytest.raises(UsageError, match="squad is refused"):
+        write_samples(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["squad"]
+
+
 def test_a_file_in_the_place_of_the_directory_is_one_line(call, tmp_path):
     (tmp_path / "file").write_text("")
     code, out, err = call("sample", "file")

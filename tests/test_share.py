@@ -528,13 +528,25 @@ def test_a_study_itself_names_its_runs(study):
     assert str(error.value) == f"{folder} is a study; push a run of it ({folder / results['chosen'][0]['run']})"
 
 
+STRANGE = '{"chosen": [], "cells": [{}], "columns": {}}'
+
+
 def test_a_damaged_study_is_one_line(mrpc):
     (mrpc.parent / "study.json").write_text("{")
     with pytest.raises(UsageError, match=r"study\.json is refused"):
         share.describe_study(mrpc)
 
 
-@pytest.mark.parametrize("content", ["{}", "[]", '{"chosen": []}', "3"])
+@pytest.mark.parametrize("content", [b"\xe9 in Latin-1", b"---\na: [\n---\n"])
+def test_a_damaged_card_is_one_line(hub, mrpc, content):
+    (mrpc / "README.md").write_bytes(content)
+    with pytest.raises(UsageError, match=r"the card .*README\.md is refused"):
+        share.push(mrpc, "ada/bert")
+
+
+@pytest.mark.parametrize(
+    "content", ["{}", "[]", '{"chosen": []}', "3", '{"chosen": 3, "cells": [], "columns": {}}', STRANGE]
+)
 def test_somebody_else_s_study_json_says_nothing(hub, mrpc, content):
     (mrpc.parent / "study.json").write_text(content)
     assert share.describe_study(mrpc) == ""

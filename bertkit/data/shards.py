@@ -42,6 +42,7 @@ SHARD_NAME = re.compile(r"(\d{5,})-(\d{4,})-([0-9a-f]{8})\.safetensors")
 DTYPES = {"U16": np.dtype("<u2"), "U32": np.dtype("<u4"), "I64": np.dtype("<i8")}  # safetensors' names
 LONGEST_HEADER = 1 << 20  # bytes
 BYTES_A_READ = 1 << 20
+STREAM = re.compile(r"/dev/(stdout|stderr)|/(?:dev|proc/self)/fd/(\d+)")  # of this process
 REMEDY = "the same bertkit corpus build command again writes it anew"
 
 # The elements of an array that is written block by block: their type, their number and the blocks.
@@ -222,7 +223,15 @@ def write_whole(text: str, path: Path) -> None:
 
 @contextmanager
 def open_whole(path: Path) -> Iterator[TextIO]:
-    """A file to write that is there once all of it is; what is no ordinary file (a pipe, a device) is written to."""
+    """A file to write that is there once all of it is; what is no ordinary file (a pipe, a device) is written to.
+
+    So is a stream of this process (/dev/stdout), behind what is in it already, wherever it leads.
+    """
+    if found := STREAM.fullmatch(str(path.absolute())):
+        number = {"stdout": 1, "stderr": 2}.get(found[1]) or int(found[2])
+        with open(os.dup(number), "w", encoding="utf-8") as stream:
+            yield stream
+        return
     path = path.resolve()  # a link stays one
     if path.exists() and not path.is_file():
         with path.open("w", encoding="utf-8") as stream:
