@@ -289,18 +289,18 @@ def extract(
         raise UsageError(
             f"{checkpoint} reads from left to right, so its [CLS] has seen nothing; take --pool mean or words"
         )
-    output = output.resolve()  # a link stays one
-    is_written_to = output.exists() and not output.is_file()  # a pipe or a device
-    temporary = output if is_written_to else output.with_name(f".{output.name}.{os.getpid()}")
     count = 0
     with explain_refusal(f"the file {output}"), explain_full_disk(output):
-        output.parent.mkdir(parents=True, exist_ok=True)
+        place = output.resolve()  # a link stays one
+        is_written_to = place.exists() and not place.is_file()  # a pipe or a device
+        temporary = place if is_written_to else place.with_name(f".{place.name}.{os.getpid()}")
+        place.parent.mkdir(parents=True, exist_ok=True)
         try:
             write = write_lines if output.suffix == ".jsonl" else write_arrays
             count = write(describe_texts(model, tokenizer, read_texts(source), layers, pool, str(source)), temporary)
             if not count:
                 raise UsageError(f"{source} is empty; write a text a line")
-            temporary.rename(output)
+            temporary.rename(place)
         finally:
             if not is_written_to:
                 temporary.unlink(missing_ok=True)
