@@ -106,13 +106,7 @@ STARTER = {
         "hidden_dropout_prob": 0.0,
         "attention_probs_dropout_prob": 0.0,
     },
-    "data": {
-        "corpus": ["docs"],
-        "vocab_size": 8192,
-        "masked_lm_prob": 0.3,
-        "heldout_share": 0.05,
-        "heldout_length": 64,
-    },
+    "data": {"corpus": ["docs"], "vocab_size": 8192, "heldout_share": 0.05, "heldout_length": 64},
     "phase": [
         {"share": 0.6, "max_length": 16},
         {"share": 0.2, "max_length": 32},
