@@ -392,9 +392,8 @@ def write_results(results: Iterable[Result], output: Path, report: Callable[[str
                     file.write(json.dumps(result, ensure_ascii=False) + "\n")
                     if "error" in result:
                         report(result["error"])
-    except (OSError, RuntimeError) as error:  # the second of a link to itself
-        reason = getattr(error, "strerror", None) or error
-        raise UsageError(f"{output} cannot be written ({reason}); name another file with --output") from None
+    except OSError as error:
+        raise UsageError(f"{output} cannot be written ({error.strerror}); name another file with --output") from None
     none = f", and {tally.errors:,} inputs that are none" if tally.errors else ""
     report(f"{tally.count - tally.errors:,} results in {output}{none}")
     return tally

@@ -13,6 +13,7 @@ presence means done. The arrays are aligned, so they are mapped into memory and 
 Left out: where the tokens come from and who writes them when (`bertkit.build`).
 """
 
+import errno
 import json
 import os
 import re
@@ -232,7 +233,10 @@ def open_whole(path: Path) -> Iterator[TextIO]:
         with open(os.dup(number), "w", encoding="utf-8") as stream:
             yield stream
         return
-    path = path.resolve()  # a link stays one
+    try:
+        path = path.resolve()  # a link stays one
+    except RuntimeError as error:  # a link to itself; from Python 3.13 on it is an OSError
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path)) from error
     if path.exists() and not path.is_file():
         with path.open("w", encoding="utf-8") as stream:
             yield stream
