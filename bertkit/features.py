@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TextIO
 
 import numpy as np
 import torch
@@ -28,6 +28,7 @@ from torch.utils.data import Dataset
 from bertkit.checkpoint import load_config, load_model
 from bertkit.data.corpus import ignore
 from bertkit.data.sequence import Sequences, encode_texts, pad
+from bertkit.data.shards import open_whole
 from bertkit.data.tokens import copy_backend
 from bertkit.data.vocab import load_tokenizer
 from bertkit.device import find_device
@@ -40,7 +41,6 @@ TEXTS_A_CHUNK = 1024  # read, encoded and written at a time
 COUNTED = ("hidden_size", "num_attention_heads", "hidden_act", "layer_norm_eps", "is_decoder")  # besides the weights
 POOLS = ("words", "cls", "mean")
 SUFFIXES = (".jsonl", ".npz")
-TEMPORARY = ".part"  # how files end that are being written
 DAY = 86_400.0  # seconds
 
 
@@ -166,15 +166,8 @@ def cache_features(
             return path
         kept.mkdir(parents=True, exist_ok=True)
         remove_remains(kept)
-        temporary = path.with_name(f".{path.stem}.{os.getpid()}{TEMPORARY}")
-        try:
-            with temporary.open("wb") as file:
-                write_features(model, layers, sequences, places, ends, file, half)
-                file.flush()
-                os.fsync(file.fileno())  # else, after a power cut, zeros could lie under the name
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        with open_whole(path, "wb") as file:
+            write_features(model, layers, sequences, places, ends, file, half)
     return path
 
 
@@ -196,7 +189,7 @@ def is_whole(path: Path, form: Mapping[str, Any]) -> bool:
 
 def remove_remains(folder: Path) -> None:
     """Removes what killed runs have left half written, if nobody has written to it for a day."""
-    for path in folder.glob(f".*{TEMPORARY}"):
+    for path in folder.glob(".*.npy.*"):
         with suppress(OSError):
             if time.time() - path.stat().st_mtime > DAY:
                 path.unlink()
@@ -289,22 +282,15 @@ def extract(
         raise UsageError(
             f"{checkpoint} reads from left to right, so its [CLS] has seen nothing; take --pool mean or words"
         )
-    count = 0
     with explain_refusal(f"the file {output}"), explain_full_disk(output):
-        place = output.resolve()  # a link stays one
-        is_written_to = place.exists() and not place.is_file()  # a pipe or a device
-        temporary = place if is_written_to else place.with_name(f".{place.name}.{os.getpid()}")
-        place.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            write = write_lines if output.suffix == ".jsonl" else write_arrays
-            count = write(describe_texts(model, tokenizer, read_texts(source), layers, pool, str(source)), temporary)
+        output.parent.mkdir(parents=True, exist_ok=True)
+        is_text = output.suffix == ".jsonl"
+        with open_whole(output, "w" if is_text else "wb") as file:
+            found = describe_texts(model, tokenizer, read_texts(source), layers, pool, str(source))
+            count = (write_lines if is_text else write_arrays)(found, file)
             if not count:
                 raise UsageError(f"{source} is empty; write a text a line")
-            temporary.rename(place)
-        finally:
-            if not is_written_to:
-                temporary.unlink(missing_ok=True)
-    report(f"{count:,} texts in {output}")
+    report(f"{count:,} {'text' if count == 1 else 'texts'} in {output}")
     return count
 
 
@@ -369,17 +355,16 @@ def pool_text(text: str, vectors: Tensor, backend: Any, pool: str) -> dict[str, 
     }
 
 
-def write_lines(found: Iterable[Mapping[str, Any]], path: Path) -> int:
+def write_lines(found: Iterable[Mapping[str, Any]], file: TextIO) -> int:
     """Writes one JSON object a text and gives their number."""
     count = 0
-    with path.open("w", encoding="utf-8") as file:
-        for text in found:
-            file.write(json.dumps(text, ensure_ascii=False, default=lambda vector: vector.tolist()) + "\n")
-            count += 1
+    for text in found:
+        file.write(json.dumps(text, ensure_ascii=False, default=lambda vector: vector.tolist()) + "\n")
+        count += 1
     return count
 
 
-def write_arrays(found: Iterable[Mapping[str, Any]], path: Path) -> int:
+def write_arrays(found: Iterable[Mapping[str, Any]], file: BinaryIO) -> int:
     """Writes a .npz file and gives the number of texts."""
     vectors: list[np.ndarray] = []
     words: dict[str, list[Any]] = {"texts": [], "starts": [], "ends": [], "words": []}
@@ -396,6 +381,5 @@ def write_arrays(found: Iterable[Mapping[str, Any]], path: Path) -> int:
     kinds = {"texts": np.int64, "starts": np.int64, "ends": np.int64, "words": np.str_}
     if has_words:
         columns |= {name: np.array(column, kinds[name]) for name, column in words.items()}
-    with path.open("wb") as file:
-        np.savez(file, **columns)
+    np.savez(file, **columns)
     return count

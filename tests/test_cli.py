@@ -103,7 +103,7 @@ def test_features_prints_one_line_and_writes_the_file(call, tmp_path):
     write_checkpoint(tmp_path / "bert")
     (tmp_path / "text.txt").write_text("good bad\n")
     code, out, err = call("features", "bert", "--input", "text.txt", "--output", "a.jsonl")
-    assert (code, out.strip(), err) == (0, "1 texts in a.jsonl", "")
+    assert (code, out.strip(), err) == (0, "1 text in a.jsonl", "")
     assert len(json.loads((tmp_path / "a.jsonl").read_text())["words"]) == 2
 
 

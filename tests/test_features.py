@@ -12,6 +12,7 @@ import torch
 
 from bertkit import features as module
 from bertkit.data.sequence import Sequences, encode_texts
+from bertkit.data.shards import open_whole
 from bertkit.data.vocab import load_tokenizer
 from bertkit.errors import UsageError
 from bertkit.features import Features, cache_features, extract, load_encoder, pad_features
@@ -134,9 +135,13 @@ def test_a_damaged_file_is_computed_again(damage, checkpoint, sequences, tmp_pat
 
 def test_what_a_killed_run_has_left_half_written_goes_after_a_day(checkpoint, sequences, tmp_path):
     (tmp_path / "kept").mkdir()
-    old, fresh = (tmp_path / "kept" / f".{name}.1{module.TEMPORARY}" for name in ("old", "fresh"))
-    for path in (old, fresh):
-        path.write_bytes(b"x")
+    remains = []
+    for name in ("old", "fresh"):
+        with open_whole(tmp_path / f"{name}.npy", "wb"):
+            (path,) = tmp_path.glob(f".{name}*")  # what a kill now would leave
+        remains.append(tmp_path / "kept" / path.name)
+        remains[-1].write_bytes(b"x")
+    old, fresh = remains
     os.utime(old, (0, 0))
     kept = cache(checkpoint, sequences, tmp_path / "kept").path
     assert sorted((tmp_path / "kept").iterdir()) == sorted([fresh, kept])

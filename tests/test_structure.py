@@ -83,6 +83,7 @@ MAY_IMPORT = {
         "bertkit.data.corpus",
         "bertkit.device",
         "bertkit.data.sequence",
+        "bertkit.data.shards",
         "bertkit.data.tokens",
         "bertkit.data.vocab",
         "bertkit.loss",

@@ -26,7 +26,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, TextIO
+from typing import IO, Any, Literal
 
 import numpy as np
 
@@ -223,14 +223,15 @@ def write_whole(text: str, path: Path) -> None:
 
 
 @contextmanager
-def open_whole(path: Path) -> Iterator[TextIO]:
+def open_whole(path: Path, mode: Literal["w", "wb"] = "w") -> Iterator[IO[Any]]:
     """A file to write that is there once all of it is; what is no ordinary file (a pipe, a device) is written to.
 
-    So is a stream of this process (/dev/stdout), behind what is in it already, wherever it leads.
+    So is a stream of this process (/dev/stdout), behind what is in it already, wherever it leads. Text is UTF-8.
     """
+    encoding = None if mode == "wb" else "utf-8"
     if found := STREAM.fullmatch(str(path.absolute())):
         number = {"stdout": 1, "stderr": 2}.get(found[1]) or int(found[2])
-        with open(os.dup(number), "w", encoding="utf-8") as stream:
+        with open(os.dup(number), mode, encoding=encoding) as stream:
             yield stream
         return
     try:
@@ -238,12 +239,12 @@ def open_whole(path: Path) -> Iterator[TextIO]:
     except RuntimeError as error:  # a link to itself; from Python 3.13 on it is an OSError
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path)) from error
     if path.exists() and not path.is_file():
-        with path.open("w", encoding="utf-8") as stream:
+        with path.open(mode, encoding=encoding) as stream:
             yield stream
         return
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with temporary.open("w", encoding="utf-8") as stream:
+        with temporary.open(mode, encoding=encoding) as stream:
             yield stream
             _flush(stream)
         os.replace(temporary, path)
