@@ -410,8 +410,8 @@ def predict(
     pair: Annotated[bool, typer.Option("--pair", help="An input is two texts; a run's task says so itself.")] = False,
     top: Annotated[int, typer.Option("--top", help="Words for each [MASK].", min=1)] = 5,
     precision: Annotated[
-        str, typer.Option("--precision", help="fp32, or auto, bf16, fp16: faster, and less exact.")
-    ] = "fp32",
+        str, typer.Option("--precision", help="auto (bf16 where the hardware has it), fp32, bf16 or fp16.")
+    ] = "auto",
 ) -> None:
     """Predict with a trained model: a class, an answer, names, an ending, masked words, whatever its head is for.
 
@@ -1009,7 +1009,7 @@ class Screen:
         from bertkit.directory import EXAMPLES, METRICS, PREDICTIONS, read_log
         from bertkit.report import plot_log
 
-        rows = [row for row in task.table if row.key in metrics]
+        rows = task.list_rows(metrics)
         columns = {  # heading -> the cell of a row
             "held out": lambda row: row.name + (" (%)" if row.unit else ""),
             "knowing nothing": lambda row: "\n".join(

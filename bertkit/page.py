@@ -333,7 +333,7 @@ def describe_run(place: Place, others: Mapping[Path, Sequence[Mapping[str, Any]]
     metrics = keep_numbers(written if written is not None else find_latest(log))
     task = attempt(TASKS.get, recipe.get("task"))
     step = max((entry.get("step", 0) for entry in log), default=0)
-    rows = [row for row in list_rows(task, metrics) if row.key in metrics]
+    rows = task.list_rows(metrics) if task else [Row(key, key) for key in metrics]
     label = "ours" if written is not None else f"at update {step:,}"
     pictures, tables = list_figures(path, notes)
     return EMPTY | {
@@ -367,16 +367,6 @@ def find_latest(log: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """The scores that were logged last."""
     evaluated = [entry for entry in log if any(key.startswith("eval_") for key in entry)]
     return {key.removeprefix("eval_"): value for key, value in evaluated[-1].items()} if evaluated else {}
-
-
-def list_rows(task: Task | None, metrics: Mapping[str, float]) -> list[Row]:
-    """The lines of the table of scores, with those baselines that are known; of an unknown task every number."""
-    if task is None:
-        return [Row(key, key) for key in metrics]
-    rows = [*task.table, *([] if any(row.key == task.metric for row in task.table) else [task.find_row(task.metric)])]
-    return [
-        replace(row, baselines={words: key for words, key in row.baselines.items() if key in metrics}) for row in rows
-    ]
 
 
 def make_scores(
@@ -525,7 +515,8 @@ def list_curves(task: Task | None, log: Sequence[Mapping[str, float]], metrics: 
     """The loss while training, and every score of the task's table that was logged."""
     pictures: list[Picture] = []
     log = thin(log)
-    rows = [row for row in list_rows(task, metrics) if any(f"eval_{row.key}" in entry for entry in log)] if task else []
+    rows = task.list_rows(metrics) if task else []
+    rows = [row for row in rows if any(f"eval_{row.key}" in entry for entry in log)]
     for row in [Row("loss", "loss"), *(row for row in rows if row.key != "loss")]:
         key = "loss" if row.key == "loss" else f"eval_{row.key}"
         points = [(entry["step"], entry[key]) for entry in log if key in entry]

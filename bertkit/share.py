@@ -247,7 +247,7 @@ def list_results(task: Task, recipe: Mapping[str, Any], metrics: Mapping[str, An
     if recipe["data"].get("dir"):
         title, copies = f"{title}, local files", {}
     results = []
-    for row in list_rows(task, metrics):
+    for row in task.list_rows(metrics):
         split, name = place_score(task, row.key)
         if name not in MEASURES:
             continue
@@ -267,17 +267,9 @@ def list_results(task: Task, recipe: Mapping[str, Any], metrics: Mapping[str, An
     return results
 
 
-def list_rows(task: Task, metrics: Mapping[str, Any]) -> list[Row]:
-    """The lines of a task's table that there are scores for, the paper's metric among them."""
-    rows = {row.key: row for row in task.table}
-    if task.metric:
-        rows.setdefault(task.metric, task.find_row(task.metric))
-    return [row for key, row in rows.items() if key in metrics]
-
-
 def list_scores(task: Task, recipe: Mapping[str, Any], metrics: Mapping[str, Any]) -> list[str]:
     """The lines of a table: the scores beside what knowing nothing has and what the paper has; and the seed."""
-    rows = list_rows(task, metrics)
+    rows = task.list_rows(metrics)
     if not rows:
         return ["The data have no labels, so nothing is scored."]
     lines = ["| held out | this model | knowing nothing | the paper |", "|---|---|---|---|"]

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import numpy as np
 import pytest
@@ -29,6 +30,7 @@ from bertkit.tasks.ner import NER
 from bertkit.tasks.squad import SQUAD
 from tests.official import FILLERS, WORDS, write_checkpoint, write_conll, write_squad
 
+Exact = partial(Predictor, precision="fp32")
 TEXTS = [*FILLERS, *sorted(set(WORDS.values()))]
 
 
@@ -61,7 +63,7 @@ def classifier(tmp_path_factory):
 def test_classes_are_those_of_the_stock_pipeline_in_the_order_of_the_inputs(classifier):
     texts = make_texts(70)
     stock = pipeline("text-classification", model=str(classifier), top_k=None)(texts)
-    results = Predictor(classifier)(texts)
+    results = Exact(classifier)(texts)
     assert len({result["label"] for result in results}) > 1
     for result, expected in zip(results, stock, strict=True):
         assert result["label"] == expected[0]["label"]
@@ -76,29 +78,29 @@ def test_pairs_are_those_of_the_stock_pipeline_by_any_of_their_names(names, clas
     inputs = [dict(zip(names, pair, strict=True)) for pair in pairs]
     stock = pipeline("text-classification", model=str(classifier))
     expected = stock([{"text": first, "text_pair": second} for first, second in pairs])
-    results = Predictor(classifier, pairs=True)(inputs)
+    results = Exact(classifier, pairs=True)(inputs)
     assert [(x["label"], pytest.approx(x["score"], abs=1e-5)) for x in expected] == [
         (x["label"], x["probability"]) for x in results
     ]
-    assert Predictor(classifier)(pairs) == results, "two texts without names are a pair as well"
+    assert Exact(classifier)(pairs) == results, "two texts without names are a pair as well"
 
 
 def test_texts_and_pairs_may_stand_side_by_side_unless_the_task_says_which(classifier):
     texts, pairs = make_texts(5), list(zip(make_texts(5), make_texts(5, seed=2), strict=True))
-    mixed = Predictor(classifier)([x for both in zip(texts, pairs, strict=True) for x in both])
-    for one, other in zip(mixed[::2], Predictor(classifier)(texts), strict=True):
+    mixed = Exact(classifier)([x for both in zip(texts, pairs, strict=True) for x in both])
+    for one, other in zip(mixed[::2], Exact(classifier)(texts), strict=True):
         assert one["probabilities"] == pytest.approx(other["probabilities"], abs=1e-5)
     with pytest.raises(UsageError, match="input 1: text_pair is one text too many; this model takes one"):
-        Predictor(classifier, pairs=False)([texts[0], pairs[0]])
+        Exact(classifier, pairs=False)([texts[0], pairs[0]])
     with pytest.raises(UsageError, match="input 0: 1 texts where text and text_pair are expected"):
-        Predictor(classifier, pairs=True)(texts)
+        Exact(classifier, pairs=True)(texts)
 
 
 def test_a_regression_gives_scores(tmp_path):
     folder = write_head(tmp_path, "BertForSequenceClassification", num_labels=1, problem_type="regression")
     texts = make_texts(6)
     stock = pipeline("text-classification", model=str(folder), function_to_apply="none")(texts)
-    scores = [result["score"] for result in Predictor(folder)(texts)]
+    scores = [result["score"] for result in Exact(folder)(texts)]
     assert scores == pytest.approx([found["score"] for found in stock], abs=1e-5)
     assert np.ptp(scores) > 0.01
 
@@ -107,15 +109,15 @@ def test_a_text_that_is_too_long_is_cut_as_in_training(classifier):
     text = " ".join(FILLERS * 40)
     cut = AutoTokenizer.from_pretrained(classifier)(text, truncation=True, max_length=128, return_tensors="pt")
     logits = models.BertForSequenceClassification.from_pretrained(classifier).eval()(**cut).logits
-    (result,) = Predictor(classifier)([text])
+    (result,) = Exact(classifier)([text])
     assert list(result["probabilities"].values()) == pytest.approx(logits.softmax(-1)[0].tolist(), abs=1e-5)
 
 
 def test_results_do_not_depend_on_their_neighbours(classifier, monkeypatch):
     texts = make_texts(40)
-    together = Predictor(classifier)(texts)
+    together = Exact(classifier)(texts)
     monkeypatch.setattr(module, "INPUTS_A_CHUNK", 7)
-    for one, other in zip(together, Predictor(classifier)(texts), strict=True):
+    for one, other in zip(together, Exact(classifier)(texts), strict=True):
         assert one["probabilities"] == pytest.approx(other["probabilities"], abs=1e-5)
 
 
@@ -128,7 +130,7 @@ def test_a_stream_is_read_a_chunk_at_a_time(classifier, monkeypatch):
             taken.append(number)
             yield FILLERS[number % len(FILLERS)]
 
-    results = Predictor(classifier).stream(feed())
+    results = Exact(classifier).stream(feed())
     assert not taken
     for count in range(1, 10):
         next(results)
@@ -172,7 +174,7 @@ def list_questions(path):
 def test_answers_are_those_of_the_run_with_its_tau(squad_run):
     folder, path, may_be_silent = squad_run
     questions = list_questions(path)
-    results = Predictor(folder)(questions)
+    results = Exact(folder)(questions)
     expected = json.loads((folder / "predictions" / "predictions.json").read_text())
     assert {result["id"]: result["answer"] for result in results} == expected
     assert len(set(expected.values())) > 1
@@ -195,7 +197,7 @@ def test_answers_are_those_of_the_run_with_its_tau(squad_run):
 
 def test_an_empty_context_has_no_answer(squad_run):
     with pytest.raises(UsageError, match="input 0: context is empty"):
-        Predictor(squad_run[0])([{"question": "who?", "context": " "}])
+        Exact(squad_run[0])([{"question": "who?", "context": " "}])
 
 
 # --- Tags -------------------------------------------------------------------------------------------------------------
@@ -220,7 +222,7 @@ def test_tags_of_words_are_those_of_the_run(ner_run):
     blocks = (folder / "predictions" / "dev.conll").read_text().split("\n\n")
     rows = [[line.split(" ") for line in block.splitlines() if not line.startswith("-DOC")] for block in blocks]
     rows = [block for block in rows if block]
-    results = Predictor(folder)([{"words": [row[0] for row in block]} for block in rows])
+    results = Exact(folder)([{"words": [row[0] for row in block]} for block in rows])
     kinds = [[tag[2:] or tag for tag in result["tags"]] for result in results]
     assert kinds == [[row[2][2:] or row[2] for row in block] for block in rows]
     assert len({kind for found in kinds for kind in found}) > 1
@@ -228,7 +230,7 @@ def test_tags_of_words_are_those_of_the_run(ner_run):
 
 def test_entities_stand_where_they_say(ner_run):
     texts = ["good, word-bad.  so (good)", "word", ""]
-    results = Predictor(ner_run[0])(texts)
+    results = Exact(ner_run[0])(texts)
     assert any(result["entities"] for result in results)
     for text, result in zip(texts, results, strict=True):
         assert len(result["tags"]) == len(split_words(text))
@@ -236,9 +238,7 @@ def test_entities_stand_where_they_say(ner_run):
             assert text[found["start"] : found["end"]] == found["text"]
         assert [text[start:end] for start, end in result["places"]] == [text[x:y] for x, y in split_words(text)]
     words = next(
-        result
-        for count in range(1, 9)
-        if (result := Predictor(ner_run[0])([{"words": ["good"] * count}])[0])["entities"]
+        result for count in range(1, 9) if (result := Exact(ner_run[0])([{"words": ["good"] * count}])[0])["entities"]
     )
     assert "places" not in words
     assert all(" ".join(["good"] * (x["end"] - x["start"])) == x["text"] for x in words["entities"])
@@ -246,7 +246,7 @@ def test_entities_stand_where_they_say(ner_run):
 
 def test_a_long_text_is_tagged_whole_and_each_part_sees_its_neighbours(ner_run):
     words = ["good", "bad", "so", "word"] * 30  # 120 tokens, three times what fits
-    predictor = Predictor(ner_run[0])
+    predictor = Exact(ner_run[0])
     (result,) = predictor([" ".join(words)])
     assert len(result["tags"]) == len(words)
     data, lengths = module.encode_tagged([predictor.read(" ".join(words))], predictor.setting)
@@ -272,7 +272,7 @@ def test_texts_are_cut_into_words_as_in_conll(text, words):
 
 def test_a_word_longer_than_the_model_is_one_input_s_error(ner_run):
     long = "-".join(["good"] * 30)
-    good, bad = Predictor(ner_run[0]).stream(["good", {"words": [long]}])
+    good, bad = Exact(ner_run[0]).stream(["good", {"words": [long]}])
     assert good["tags"]
     assert "the word 'good-good-good-good-'… has 59 tokens and there is room for 19; split it" in bad["error"]
 
@@ -289,7 +289,7 @@ def test_endings_are_scored_as_by_the_model_whatever_their_number(tmp_path):
         {"sent1": FILLERS[0], "sent2": FILLERS[1], **{f"ending{number}": x for number, x in enumerate(endings[:4])}},
         [FILLERS[2], *endings],
     ]
-    results = Predictor(folder)(inputs)
+    results = Exact(folder)(inputs)
     assert results[0] == results[1]
     for result, (context, start, given) in zip(
         results[1:], [(FILLERS[0], FILLERS[1], endings[:4]), (FILLERS[2], "", endings)], strict=True
@@ -307,12 +307,12 @@ def test_masks_are_filled_as_by_the_stock_pipeline(head, tmp_path):
     texts = [f"{FILLERS[0]} [MASK] {FILLERS[1]}", f"[MASK] {FILLERS[2]}", f"{FILLERS[3]} {FILLERS[4]} [MASK]."]
     # A bare pretraining checkpoint is a masked LM to the pipeline.
     stock = pipeline("fill-mask", model=str(folder), top_k=4)
-    for result, expected in zip(Predictor(folder, top=4)(texts), stock(texts), strict=True):
+    for result, expected in zip(Exact(folder, top=4)(texts), stock(texts), strict=True):
         (mask,) = result["masks"]
         assert [found["word"] for found in mask["words"]] == [found["token_str"] for found in expected]
         chances = [found["probability"] for found in mask["words"]]
         assert chances == pytest.approx([found["score"] for found in expected], abs=1e-5)
-    two = Predictor(folder)([f"[MASK] {FILLERS[0]} [MASK]"])[0]["masks"]
+    two = Exact(folder)([f"[MASK] {FILLERS[0]} [MASK]"])[0]["masks"]
     assert len(two) == 2
 
 
@@ -320,7 +320,7 @@ def test_a_pretraining_s_model_takes_texts_as_long_as_its_longest_phase(tmp_path
     folder = write_head(tmp_path / "run", "BertForMaskedLM")
     phases = "[[phase]]\nshare = 0.9\nmax_length = 16\n[[phase]]\nshare = 0.1\nmax_length = 48\n"
     (folder / "recipe.toml").write_text(f'task = "pretrain"\n[data]\nmax_length = 128\n{phases}')
-    predictor = Predictor(folder)
+    predictor = Exact(folder)
     assert len(predictor(["[MASK]" + " good" * 45])[0]["masks"]) == 1
     with pytest.raises(UsageError, match="the input has 49 tokens and the model takes 48; shorten it"):
         predictor(["[MASK]" + " good" * 46])
@@ -333,7 +333,7 @@ def test_a_mask_is_filled_with_a_token_that_there_is(tmp_path):
     with torch.no_grad():
         model.cls.predictions.bias[450:] += 9.0
     model.save_pretrained(folder)
-    (mask,) = Predictor(folder, top=3)([f"{FILLERS[0]} [MASK]"])[0]["masks"]
+    (mask,) = Exact(folder, top=3)([f"{FILLERS[0]} [MASK]"])[0]["masks"]
     assert len(mask["words"]) == 3
     assert all(found["word"] in load_tokenizer(str(folder)).get_vocab() for found in mask["words"])
     assert sum(found["probability"] for found in mask["words"]) < 0.1, "the others keep theirs"
@@ -346,14 +346,14 @@ def test_next_sentences_are_judged_as_by_stock_transformers(head, tmp_path):
     model = AutoModelForNextSentencePrediction.from_pretrained(folder).eval()
     tokenizer = load_tokenizer(str(folder))
     expected = [model(**tokenizer(*pair, return_tensors="pt")).logits.softmax(-1)[0, 0].item() for pair in pairs]
-    results = Predictor(folder)(pairs)
+    results = Exact(folder)(pairs)
     assert [result["next_sentence"] for result in results] == pytest.approx(expected, abs=1e-5)
     assert np.ptp(expected) > 0.01
 
 
 def test_what_cannot_be_filled_or_judged_is_said(tmp_path):
     folder = write_head(tmp_path, "BertForPreTraining")
-    results = list(Predictor(folder).stream(["good", "[MASK] " + " ".join(FILLERS * 40), "good [MASK]", ("a", "b")]))
+    results = list(Exact(folder).stream(["good", "[MASK] " + " ".join(FILLERS * 40), "good [MASK]", ("a", "b")]))
     assert "there is no [MASK] to fill in, and no text_pair" in results[0]["error"]
     assert "tokens and the model takes 128; shorten it" in results[1]["error"]
     assert "next_sentence" not in results[2]
@@ -366,7 +366,7 @@ def test_what_cannot_be_filled_or_judged_is_said(tmp_path):
 
 def test_a_checkpoint_without_a_head_is_one_line(tmp_path):
     with pytest.raises(UsageError, match=r"has the head BertModel, which predicts none of classes.*bertkit features"):
-        Predictor(write_checkpoint(tmp_path))
+        Exact(write_checkpoint(tmp_path))
 
 
 def test_weights_that_are_missing_are_not_drawn(classifier, tmp_path):
@@ -374,7 +374,7 @@ def test_weights_that_are_missing_are_not_drawn(classifier, tmp_path):
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"architectures": ["BertForSequenceClassification"]}))
     with pytest.raises(UsageError, match=r"lacks weights of its BertForSequenceClassification: classifier"):
-        Predictor(folder)
+        Exact(folder)
 
 
 @pytest.mark.parametrize(
@@ -384,7 +384,7 @@ def test_what_a_configuration_returns_changes_nothing(setting, classifier, tmp_p
     folder = shutil.copytree(classifier, tmp_path / "model")
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | setting))
-    assert Predictor(folder)(["good"]) == Predictor(classifier)(["good"])
+    assert Exact(folder)(["good"]) == Exact(classifier)(["good"])
 
 
 def write_head_with(folder, **config):
@@ -399,15 +399,15 @@ def write_head_with(folder, **config):
 def test_classes_without_names_of_their_own_are_refused(labels, tmp_path):
     folder = write_head_with(tmp_path, id2label=labels, label2id={})
     with pytest.raises(UsageError, match="must name each class, differently"):
-        Predictor(folder)
+        Exact(folder)
 
 
 def test_a_vocabulary_larger_than_the_model_is_refused(classifier, tmp_path):
     folder = write_head(tmp_path, "BertForSequenceClassification", vocab_size=10)
     with pytest.raises(UsageError, match=r"the tokenizer has .* tokens and .* only 10; use the checkpoint's own"):
-        Predictor(folder)
+        Exact(folder)
     with pytest.raises(UsageError, match="at least 1"):
-        Predictor(classifier, top=0)
+        Exact(classifier, top=0)
 
 
 @pytest.mark.parametrize(
@@ -425,7 +425,7 @@ def test_a_damaged_recipe_beside_the_weights_is_one_line(recipe, named, tmp_path
     folder = write_head(tmp_path, "BertForSequenceClassification")
     (folder / "recipe.toml").write_text(recipe + "\n")
     with pytest.raises(UsageError, match=f"^{named} in the run's recipe.toml is damaged"):
-        Predictor(folder)
+        Exact(folder)
 
 
 def test_a_tokenizer_without_a_mask_is_one_line(tmp_path):
@@ -433,7 +433,7 @@ def test_a_tokenizer_without_a_mask_is_one_line(tmp_path):
     config = json.loads((folder / "tokenizer_config.json").read_text())
     (folder / "tokenizer_config.json").write_text(json.dumps(config | {"mask_token": None}))
     with pytest.raises(UsageError, match="has no mask"):
-        Predictor(folder)(["[MASK] good"])
+        Exact(folder)(["[MASK] good"])
 
 
 def test_a_model_that_has_diverged_says_so(classifier, tmp_path):
@@ -442,7 +442,7 @@ def test_a_model_that_has_diverged_says_so(classifier, tmp_path):
     model.save_pretrained(tmp_path)
     load_tokenizer(str(classifier)).save_pretrained(tmp_path)
     with pytest.raises(UsageError, match="training has diverged"):
-        Predictor(tmp_path)(["good"])
+        Exact(tmp_path)(["good"])
 
 
 @pytest.mark.parametrize(
@@ -460,7 +460,7 @@ def test_a_model_that_has_diverged_says_so(classifier, tmp_path):
 )
 def test_an_input_that_is_none_is_named(given, message, classifier):
     with pytest.raises(UsageError, match=f"^input 1: {message}"):
-        Predictor(classifier)(["good", given])
+        Exact(classifier)(["good", given])
 
 
 # --- Files ------------------------------------------------------------------------------------------------------------
@@ -505,7 +505,7 @@ BAD = [
 def test_a_bad_line_is_named_and_does_not_stop_the_others(name, content, wrong, tmp_path, classifier):
     (tmp_path / name).write_bytes(content)
     lines = []
-    results = Predictor(classifier).stream(read_inputs(str(tmp_path / name)))
+    results = Exact(classifier).stream(read_inputs(str(tmp_path / name)))
     errors = write_results(results, tmp_path / "out.jsonl", lines.append).errors
     found = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     assert len(found) == 4
@@ -550,12 +550,12 @@ def test_a_stream_is_written_behind_what_is_there(classifier, tmp_path):
     log = tmp_path / "log.txt"
     for output in ("/dev/stdout", "/proc/self/fd/1", "/dev/fd/1"):
         log.write_text("precious\n")
-        command = [sys.executable, "-m", "bertkit", "predict", str(classifier), "good", "--output", output]
+        command = [sys.executable, "-m", "bertkit", "predict", str(classifier), "good", "--precision", "fp32"]
         with log.open("a") as stream:
-            subprocess.run(command, stdout=stream, check=True)
+            subprocess.run([*command, "--output", output], stdout=stream, check=True)
         first, result, said = log.read_text().splitlines()
         assert first == "precious"
-        assert json.loads(result) == Predictor(classifier)(["good"])[0]
+        assert json.loads(result) == Exact(classifier)(["good"])[0]
         assert said == f"1 results in {output}"
 
 
@@ -601,7 +601,7 @@ def count_cut(predictor, *inputs):
 
 def test_what_is_cut_says_so_and_what_just_fits_does_not(classifier):
     room = 128  # tokens; each word is one, and [CLS] and [SEP] are two, or three of a pair
-    predictor = Predictor(classifier)
+    predictor = Exact(classifier)
     fits, over = " ".join(["good"] * (room - 2)), " ".join(["good"] * (room - 1))
     pair = [" ".join(["good"] * 60), " ".join(["bad"] * 65)]
     assert count_cut(predictor, "good", fits, over, pair, [pair[0], pair[1] + " bad"]) == [
@@ -618,14 +618,14 @@ def test_endings_and_questions_that_are_cut_say_so(tmp_path, squad_run):
     context = " ".join(["good"] * 100)
     long, short = {"endings": ["bad", "bad " * 26], "context": context}, {"endings": ["bad"] * 3, "context": context}
     just = {"endings": ["bad", "bad " * 25], "context": context}
-    assert count_cut(Predictor(folder), short, long, just, short) == [False, True, False, False]
+    assert count_cut(Exact(folder), short, long, just, short) == [False, True, False, False]
     ask = {"context": " ".join(FILLERS * 20)}
     questions = [ask | {"question": " ".join(["good"] * count)} for count in (3, 12, 13)]
-    assert count_cut(Predictor(squad_run[0]), *questions) == [False, False, True]
+    assert count_cut(Exact(squad_run[0]), *questions) == [False, False, True]
 
 
 def test_nothing_is_cut_of_text_that_is_tagged(ner_run):
-    assert count_cut(Predictor(ner_run[0]), "good " * 200, "good") == [False, False]
+    assert count_cut(Exact(ner_run[0]), "good " * 200, "good") == [False, False]
 
 
 # --- The command ------------------------------------------------------------------------------------------------------
@@ -685,28 +685,28 @@ def test_a_wrong_command_is_one_line(arguments, words, call, classifier):
 
 
 def test_texts_one_after_the_other_are_inputs_of_the_model(classifier, squad_run, tmp_path):
-    assert Predictor(classifier).group(["a", "b"]) == [["a"], ["b"]]
-    assert Predictor(classifier, pairs=True).group(["a", "b"]) == [["a", "b"]]
-    assert Predictor(squad_run[0]).group(["q", "c", "q", "d"]) == [["q", "c"], ["q", "d"]]
+    assert Exact(classifier).group(["a", "b"]) == [["a"], ["b"]]
+    assert Exact(classifier, pairs=True).group(["a", "b"]) == [["a", "b"]]
+    assert Exact(squad_run[0]).group(["q", "c", "q", "d"]) == [["q", "c"], ["q", "d"]]
     choice = write_head(tmp_path, "BertForMultipleChoice")
-    assert Predictor(choice).group(["c", "a", "b", "d"]) == [["c", "a", "b", "d"]]
+    assert Exact(choice).group(["c", "a", "b", "d"]) == [["c", "a", "b", "d"]]
 
 
 def test_words_of_a_result_are_one_line(squad_run):
-    said = Predictor(squad_run[0]).describe({"answer": "a\nb", "best": {"text": "a\nb", "score": 1.0}})
+    said = Exact(squad_run[0]).describe({"answer": "a\nb", "best": {"text": "a\nb", "score": 1.0}})
     assert said == "a b  (score 1.00)"
 
 
 def test_every_kind_of_result_has_words(squad_run, ner_run, tmp_path):
     said = []
     for head in ("BertForMultipleChoice", "BertForPreTraining", "BertForNextSentencePrediction"):
-        predictor = Predictor(write_head(tmp_path / head, head), top=2)
+        predictor = Exact(write_head(tmp_path / head, head), top=2)
         texts = {"BertForMultipleChoice": ["good", "bad", "so"]}.get(head, ["good [MASK]", "bad"])
         said.append(predictor.describe(predictor([texts])[0]))
     assert re.fullmatch(r"ending [12]  \(\d+\.\d%\)", said[0])
     assert re.fullmatch(r"\S+ \d+%, \S+ \d+%; follows: \d+\.\d%", said[1])
     assert re.fullmatch(r"follows: \d+\.\d%", said[2])
-    answers, tags = Predictor(squad_run[0]), Predictor(ner_run[0])
+    answers, tags = Exact(squad_run[0]), Exact(ner_run[0])
     described = answers.describe(answers([("who?", " ".join(FILLERS))])[0])
     assert re.search(r"  \((score -?\d+\.\d\d|\d+\.\d\d (above|below) the threshold(, best span '.+')?)\)$", described)
     result = tags(["good bad word"])[0]
@@ -714,8 +714,20 @@ def test_every_kind_of_result_has_words(squad_run, ner_run, tmp_path):
     assert answers.describe({"error": "x"}) == "error: x"
 
 
+@pytest.mark.parametrize("has_bf16", [True, False])
+def test_the_precision_is_that_of_training_unless_another_is_asked_for(classifier, has_bf16, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": has_bf16})
+    predictor, exact = Predictor(classifier), Exact(classifier)
+    assert (predictor.precision, exact.precision) == ("bf16" if has_bf16 else "fp32", "fp32")
+    found, expected = ([x["probability"] for x in side(TEXTS)] for side in (predictor, exact))
+    assert found == pytest.approx(expected, abs=0.05)
+    assert (found == expected) is not has_bf16
+
+
 def test_the_predictor_is_a_public_name_and_takes_lists(classifier):
     assert bertkit.Predictor is Predictor
     for one in ("good", {"text": "good"}):
         with pytest.raises(UsageError, match=r"inputs must be a list, and this is one (str|dict); write \[input\]"):
-            Predictor(classifier)(one)
+            Exact(classifier)(one)

@@ -5,7 +5,7 @@ paper's hyper-parameters, and never builds a Trainer.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -127,3 +127,14 @@ class Task:
     def find_row(self, key: str) -> Row:
         """The line of the table with this score."""
         return next((row for row in self.table if row.key == key), Row(key, key))
+
+    def list_rows(self, metrics: Mapping[str, Any]) -> list[Row]:
+        """The lines of the table that there are scores for, the paper's metric among them, with known baselines."""
+        rows = {row.key: row for row in self.table}
+        if self.metric:
+            rows.setdefault(self.metric, self.find_row(self.metric))
+        return [
+            replace(row, baselines={words: known for words, known in row.baselines.items() if known in metrics})
+            for key, row in rows.items()
+            if key in metrics
+        ]
