@@ -3,6 +3,7 @@
 A user's mistake is one line on standard error and exit code 2; a run stopped by a signal ends with 128 + its number.
 """
 
+import atexit
 import errno
 import json
 import os
@@ -1108,7 +1109,23 @@ def main() -> None:
         if hasattr(stream, "reconfigure"):  # what a terminal's encoding does not have is written as an escape
             stream.reconfigure(errors="backslashreplace")
     with explain_mistakes():
-        sys.exit(app(standalone_mode=False))
+        code = app(standalone_mode=False)
+        from bertkit.workers import count_processes
+
+        if count_processes() > 1:
+            leave_at_once(code or 0)
+        sys.exit(code)
+
+
+def leave_at_once(code: int) -> None:
+    """Ends this process without Python's teardown, in which a thread of gloo's may outlive its owner and abort it.
+
+    What libraries have registered for the end is done: trackers close their runs.
+    """
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(code)
 
 
 if __name__ == "__main__":

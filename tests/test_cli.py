@@ -816,3 +816,25 @@ def test_letters_that_the_terminal_has_not_are_written_as_escapes(tmp_path):
     assert done.returncode == 2
     assert done.stderr.startswith(b"bertkit: ")
     assert b"\\u6211" in done.stderr
+
+
+TEARDOWN = """
+import atexit, sys, threading, time
+from bertkit.cli import main
+
+atexit.register(print, "tracker closed")
+threading.Thread(target=time.sleep, args=(60,)).start()  # Python's teardown waits for it
+sys.argv = ["bertkit", "--version"]
+main()
+"""
+
+
+def test_one_of_several_processes_ends_without_pythons_teardown():
+    """In it, a thread of gloo's may abort the process when all is done; trackers are closed and lines printed first."""
+    command = [sys.executable, "-c", TEARDOWN]
+    environment = os.environ | {"WORLD_SIZE": "2"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=50, check=True)
+    version, closed = done.stdout.splitlines()
+    assert version[0].isdigit()
+    assert closed == "tracker closed"
+    assert done.stderr == ""
