@@ -687,6 +687,87 @@ def bench_predict(
     run_bench(predict.bench_predict, as_json, run, source, count, repeats)
 
 
+Device = Annotated[
+    str | None, typer.Option("--device", help="cpu, cuda or cuda:N; the first accelerator if not given.", metavar="D")
+]
+Size = Annotated[
+    str | None,
+    typer.Option("--size", help="Of random weights: tiny, mini, small, medium, base, large.", metavar="NAME"),
+]
+Repeats = Annotated[int, typer.Option("--repeats", help="Rounds; the median counts.", min=1)]
+Compile = Annotated[bool, typer.Option("--compile/--no-compile", help="Try stock with torch.compile, too.")]
+
+
+@benches.command("finetune")
+def bench_finetune(
+    model: Annotated[
+        str | None, typer.Option("--model", help="A checkpoint; random weights if not given.", metavar="NAME|RUN")
+    ] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option("--data", help="The official GLUE files; pairs of documentation if not given.", metavar="DIR"),
+    ] = None,
+    task: Annotated[str, typer.Option("--task", help="Which GLUE task of --data.", metavar="NAME")] = "",
+    size: Size = None,
+    batch_size: Annotated[int, typer.Option("--batch-size", help="Rows an update.", min=1)] = 32,
+    updates: Annotated[int, typer.Option("--updates", help="Of each side in a round.", min=1)] = 50,
+    repeats: Repeats = 3,
+    compiled: Compile = True,
+    device: Device = None,
+    as_json: JsonFile = None,
+) -> None:
+    """Time fine-tuning beside plain transformers: on the same batches, at its best, and as its examples do.
+
+    Example: bertkit bench finetune --model MINILM --data GLUE --task rte --json finetune.json
+    """
+    choose_device(device)
+    from bertkit.bench import finetune
+
+    options = {"task": task, "size": size, "batch_size": batch_size, "updates": updates, "repeats": repeats}
+    run_bench(finetune.bench_finetune, as_json, model, data, compiled=compiled, **options)
+
+
+@benches.command("pretrain")
+def bench_pretrain(
+    data: Annotated[
+        str | None,
+        typer.Option("--data", help="The text: as a corpus of pretrain; docs if not given.", metavar="FILE|DIR"),
+    ] = None,
+    size: Size = None,
+    batch_size: Annotated[int, typer.Option("--batch-size", help="Pairs an update.", min=1)] = 64,
+    length: Annotated[int, typer.Option("--length", help="Tokens of a pair, at most.", min=16)] = 128,
+    updates: Annotated[int, typer.Option("--updates", help="Of each side in a round.", min=1)] = 20,
+    repeats: Repeats = 3,
+    compiled: Compile = True,
+    device: Device = None,
+    as_json: JsonFile = None,
+) -> None:
+    """Time pretraining from random weights beside plain transformers: speed and memory.
+
+    Example: bertkit bench pretrain --size small --json pretrain.json
+    """
+    choose_device(device)
+    from bertkit.bench import pretrain
+
+    options = {"size": size, "batch_size": batch_size, "length": length, "updates": updates, "repeats": repeats}
+    run_bench(pretrain.bench_pretrain, as_json, data, compiled=compiled, **options)
+
+
+def choose_device(device: str | None) -> None:
+    """Hides all accelerators but the one that is asked for; torch must not have looked for them yet."""
+    if device is None:
+        return
+    kind, _, number = device.partition(":")
+    if kind not in ("cpu", "cuda") or (number and not (kind == "cuda" and number.isdecimal())):
+        raise UsageError(f"unknown device {device!r}; expected cpu, cuda or cuda:N")
+    os.environ["CUDA_VISIBLE_DEVICES"] = "" if kind == "cpu" else number or "0"
+    if kind == "cuda":
+        import torch
+
+        if not torch.cuda.is_available():
+            raise UsageError(f"there is no {device} here; leave --device out, or give cpu")
+
+
 def run_bench(bench: Callable[..., Mapping[str, Any]], as_json: Path | None, *arguments: Any, **options: Any) -> None:
     """Runs a bench, and writes its figures where they are wanted."""
     from bertkit.data.shards import write_json

@@ -407,6 +407,10 @@ def rehearse(first: Mapping[str, Job], later: Iterable[Job], report: Report) -> 
     Of pretrainings on the same texts one is rehearsed; what comes after has no tokenizer yet, and its files are read.
     """
     seen: set[str] = set()
+    for job in later:  # before the pretrainings, for files are read in seconds, and vocabularies trained in minutes
+        if (name := json.dumps([job.task, job.recipe["data"]], sort_keys=True)) not in seen:
+            seen.add(name)
+            TASKS[job.task].load(job.recipe["data"], report)
     for directory, job in first.items():
         source = {key: job.recipe["data"][key] for key in ("corpus", "vocab")} | {"of": job.recipe.get("checkpoint")}
         if not source["corpus"]:
@@ -417,10 +421,6 @@ def rehearse(first: Mapping[str, Job], later: Iterable[Job], report: Report) -> 
         if (name := json.dumps(source, sort_keys=True)) not in seen:
             seen.add(name)
             prepare(TASKS[PRETRAIN], job.recipe, report)
-    for job in later:
-        if (name := json.dumps([job.task, job.recipe["data"]], sort_keys=True)) not in seen:
-            seen.add(name)
-            TASKS[job.task].load(job.recipe["data"], report)
 
 
 # --- What is kept -----------------------------------------------------------------------------------------------------

@@ -46,6 +46,8 @@ COMMANDS = [
     "bench squad",
     "bench corpus",
     "bench predict",
+    "bench finetune",
+    "bench pretrain",
     "corpus build",
     "corpus stats",
 ]

@@ -826,6 +826,7 @@ def test_weights_that_are_not_there_are_a_reason(figure5, tmp_path):
         ({"pretrain": {"data": {"corpus": []}}}, r"pretrain/bert has no corpus; name a folder that holds text/"),
         ({"pretrain": {"train": {"optim": "adamw_bnb_8bit"}}}, r"pretrain/bert: \[train\] is refused"),
         ({"data": {"dir": "nowhere"}}, r"nowhere is no folder"),
+        ({"data": {"dir": "nowhere"}, "pretrain": {"data": {"corpus": ["missing.txt"]}}}, r"nowhere is no folder"),
         ({"reinit_layers": 9}, r"bert/mnli-m: reinit_layers is 9, but the model has 1 layers"),
         ({"train": {"per_device_train_batch_size": 5}}, r"bert/mnli-m/seed-1: batch_size 8 cannot be divided"),
     ],

@@ -7,12 +7,17 @@ import gc
 import time
 import tracemalloc
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bertkit.data.corpus import ignore
 
+if TYPE_CHECKING:
+    import torch
+
 OURS, REFERENCE = "bertkit", "reference"  # sides
+STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
 def alternate(
@@ -20,15 +25,18 @@ def alternate(
     repeats: int,
     report: Callable[[str], None] = ignore,
     take: Callable[[str, Any], None] = ignore,
+    measure: Callable[[Callable[[], Any], Callable[[Any], None]], float] | None = None,
 ) -> dict[str, list[float]]:
     """Side -> its seconds in each of `repeats` rounds; in a round every side runs once.
 
-    `take` is given a side's name and what it made, each time, off the clock.
+    `take` is given a side's name and what it made, each time, off the clock. `measure` is `measure_seconds`, unless
+    sides have a clock of their own.
     """
+    measure = measure or measure_seconds
     seconds: dict[str, list[float]] = {name: [] for name in sides}
     for number in range(1, repeats + 1):
         for name, call in sides.items():
-            seconds[name].append(measure_seconds(call, lambda made, name=name: take(name, made)))
+            seconds[name].append(measure(call, lambda made, name=name: take(name, made)))
         figures = ", ".join(f"{name} {found[-1]:.2f} s" for name, found in seconds.items())
         report(f"  round {number} of {repeats}: {figures}")
     return seconds
@@ -61,6 +69,38 @@ def measure_peak(call: Callable[[], Any]) -> int:
         return tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
+
+
+def measure_growth(call: Callable[[], Any], device: "torch.device") -> int | None:
+    """The most bytes at a time that a call adds to what is there; None where that cannot be seen.
+
+    Of an accelerator its own memory, else all memory of this process, which Linux tells.
+    """
+    import torch
+
+    from bertkit.trainer import trim_memory
+
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        call()
+        return torch.cuda.max_memory_allocated(device) - before
+    trim_memory()
+    try:
+        CLEAR.write_text("5", encoding="ascii")  # the most so far is what it is now
+    except OSError:
+        return None
+    before = read_memory("VmRSS")
+    call()
+    return read_memory("VmHWM") - before
+
+
+def read_memory(key: str) -> int:
+    """Bytes of this process that Linux tells under a name: VmRSS now, VmHWM the most."""
+    (line,) = (line for line in STATUS.read_text(encoding="ascii").splitlines() if line.startswith(f"{key}:"))
+    return 1024 * int(line.split()[1])
 
 
 def compare(seconds: Mapping[str, Sequence[float]], side: str = OURS) -> float:

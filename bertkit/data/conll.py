@@ -171,17 +171,18 @@ def read_conll(path: str | Path) -> TaggedText:
 
 def _walk_sentences(path: Path) -> Iterator[tuple[int, int, list[tuple[str, str]]]]:
     """The line of its first word, the -DOCSTART- lines before it, and (word, tag) of each word."""
-    width = document = opened = start = 0  # opened: the -DOCSTART- line that nothing follows yet
+    width = first = document = opened = start = 0  # opened: the -DOCSTART- line that nothing follows yet
     rows: list[tuple[str, str]] = []
     for number, line in enumerate(chain(read_lines(path), [""]), 1):
         cells = [cell for cell in line.replace("\t", " ").split(" ") if cell]
         if cells and cells[0] != DOCSTART:
-            width = width or len(cells)
+            if not width:
+                width, first = len(cells), number
             if len(cells) != width or width == 1:
+                expected = f"{width} as in line {first}" if width > 1 else "at least 2"
                 raise UsageError(
-                    f"{path}, line {number} has {len(cells)} column{'s' * (len(cells) != 1)} and "
-                    f"{f'{width} as before' if width > 1 else 'at least 2'} were expected, the word first and its tag "
-                    f"last; {AGAIN}"
+                    f"{path}, line {number} has {len(cells)} column{'s' * (len(cells) != 1)} and {expected} were "
+                    f"expected, the word first and its tag last; {AGAIN}"
                 )
             start, opened = start if rows else number, 0
             rows.append((cells[0], cells[-1]))

@@ -1,0 +1,217 @@
+"""Fine-tuning on sentences and pairs beside plain transformers, in four ways.
+
+Batches are composed at random, as in the paper. Stock has the same batches; its best, which sorts rows by length, with
+and without torch.compile; and what its example scripts do, which is to pad to 128 tokens in fp32.
+
+Left out: other heads, whose encoder is the same.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import AutoModelForSequenceClassification, DataCollatorWithPadding, PreTrainedModel
+
+from bertkit.bench.measure import OURS
+from bertkit.bench.training import (
+    COMPARED,
+    COMPILED,
+    EXAMPLE,
+    SAME,
+    SEED,
+    SORTED,
+    Side,
+    check_counts,
+    choose_size,
+    compare_losses,
+    compile_model,
+    make_ours,
+    make_start,
+    make_stock,
+    measure_sides,
+)
+from bertkit.data.corpus import Document, ignore, read_documents
+from bertkit.data.sequence import Sequences
+from bertkit.data.tokens import tokenize_documents
+from bertkit.data.vocab import load_tokenizer
+from bertkit.device import choose_precision
+from bertkit.errors import UsageError
+from bertkit.recipe import Recipe
+from bertkit.run import complete, make_model
+from bertkit.tasks import TASKS
+from bertkit.tasks.task import Report, Task
+
+PAIRS = "mrpc"  # the task whose lengths made-up pairs have
+LENGTH, SPREAD, LEAST, MOST = 53.0, 16.0, 8, 128  # its tokens: mean, deviation, least, most
+CHARACTERS = 4_000_000  # of documentation that pairs are made of
+
+
+def bench_finetune(
+    model: str | None = None,
+    data: str | Path | None = None,
+    *,
+    task: str = "",
+    size: str | None = None,
+    batch_size: int = 32,
+    updates: int = 50,
+    repeats: int = 3,
+    compiled: bool = True,
+    report: Report = ignore,
+) -> dict[str, Any]:
+    """Rates of this package and of stock transformers, their ratios, and how far apart their losses are.
+
+    Args:
+        model: a checkpoint; None: random weights.
+        data: the folder of the official GLUE files; None: pairs of MRPC's lengths from the documentation at hand.
+        task: a GLUE task with training data, of `data`.
+        size: of the random weights, a key of `SIZES`.
+        updates: of each side in a round, and of the comparison at most `COMPARED`.
+        compiled: whether stock is tried with torch.compile as well.
+
+    Raises:
+        UsageError: no such task, size, checkpoint or files, too few rows, or losses that differ.
+    """
+    if bool(data) != bool(task):
+        raise UsageError("--task and --data go together: the folder of the official files, and which of its tasks")
+    chosen = find_task(task or PAIRS)
+    with TemporaryDirectory() as folder:
+        documents = [] if model and data else list(read_documents(["docs"], limit_characters=CHARACTERS, report=report))
+        start = model or make_start(Path(folder), choose_size(size), documents)
+        recipe = complete(chosen, {"checkpoint": start, "batch_size": batch_size, "data": {"dir": str(data or "")}})
+        rows, settings = (
+            read_rows(chosen, recipe, report) if data else (make_pairs(documents, load_tokenizer(start)), {})
+        )
+        updates = check_counts(len(rows), updates, batch_size)
+        rows = choose_rows(rows, updates * batch_size)
+        precision = choose_precision(recipe["precision"])
+        report(f"{len(rows):,} rows in {updates:,} updates of {batch_size}, {precision}; {describe_rows(rows)}")
+        report(f"model: {model or f'random weights, {size or choose_size(size)}'}")
+        losses = compare_sides(chosen, recipe, settings, rows, precision, min(updates, COMPARED), report)
+        sides = make_sides(chosen, recipe, settings, rows, precision, compiled, report)
+        found = measure_sides(sides, updates, repeats, report)
+    for name, ratio in found["ratios"].items():
+        report(f"{name}: {ratio:.2f} times" + (f" ({found['best']})" if name == "stock_best" else ""))
+    return found | {"losses": losses, "model": model, "task": task, "batch_size": batch_size}
+
+
+def find_task(name: str) -> Task:
+    """A GLUE task that has training data.
+
+    Raises:
+        UsageError: it is another.
+    """
+    task = TASKS.get(name)
+    if task is None or task.folder != "glue" or not task.metric:
+        known = sorted(name for name, task in TASKS.items() if task.folder == "glue" and task.metric)
+        raise UsageError(f"unknown task {name!r}; expected one of {', '.join(known)}")
+    return task
+
+
+# --- The rows ---------------------------------------------------------------------------------------------------------
+
+
+def read_rows(task: Task, recipe: Recipe, report: Report) -> tuple[Sequences, Mapping[str, Any]]:
+    """The training rows of a task, and what they say of the model."""
+    examples = task.load(recipe["data"], report)
+    tokenizer = load_tokenizer(recipe["checkpoint"])
+    return task.encode(examples["train"], tokenizer, recipe, "train"), task.configure(recipe, tokenizer, examples)
+
+
+def make_pairs(documents: Sequence[Document], tokenizer: Any) -> Sequences:
+    """Pairs of MRPC's lengths from some text: half of them go on where the first part ends, which is the label."""
+    ids = np.asarray(tokenize_documents(documents, tokenizer).ids[:], np.int32)
+    random = np.random.default_rng(SEED)
+    count = len(ids) // int(LENGTH)
+    lengths = random.normal(LENGTH, SPREAD, count).round().clip(LEAST, MOST).astype(int) - 3
+    firsts, labels = lengths // 2, random.integers(0, 2, count)
+    parts, seconds = [], lengths - firsts + 1
+    cls, sep = (np.array([token], np.int32) for token in (tokenizer.cls_token_id, tokenizer.sep_token_id))
+    places = random.integers(0, len(ids) - MOST, (2, count))
+    for length, first, label, (place, other) in zip(lengths, firsts, labels, places.T, strict=True):
+        second = place + first if label else other
+        parts += [cls, ids[place : place + first], sep, ids[second : second + length - first], sep]
+    return Sequences(np.concatenate(parts), np.cumsum(lengths + 3), seconds, labels)
+
+
+def choose_rows(rows: Sequences, count: int) -> list[dict[str, Any]]:
+    """So many rows, drawn at random, in memory as both sides take them."""
+    chosen = np.random.default_rng(SEED).permutation(len(rows))[:count].tolist()
+    return rows.__getitems__(chosen)
+
+
+def describe_rows(rows: Sequence[Mapping[str, Any]]) -> str:
+    """How long they are."""
+    lengths = np.array([len(row["input_ids"]) for row in rows])
+    return f"{lengths.mean():.1f} tokens on average (deviation {lengths.std():.1f}, most {lengths.max()})"
+
+
+class PadLists(DataCollatorWithPadding):
+    """Stock's collator, given lists, as its own tokenizer would."""
+
+    def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
+        lists = [{name: column.tolist() for name, column in row.items()} for row in rows]
+        return dict(super().__call__(lists))
+
+
+# --- The sides --------------------------------------------------------------------------------------------------------
+
+
+def load_both(task: Task, recipe: Recipe, settings: Mapping[str, Any]) -> tuple[PreTrainedModel, PreTrainedModel]:
+    """This package's classifier and stock's, with the same weights."""
+    torch.manual_seed(SEED)
+    ours = make_model(task, recipe, settings)
+    with TemporaryDirectory() as folder:
+        ours.save_pretrained(folder)
+        stock = AutoModelForSequenceClassification.from_pretrained(
+            folder, attn_implementation="sdpa", dtype=torch.float32
+        )
+    return ours, stock
+
+
+def compare_sides(
+    task: Task,
+    recipe: Recipe,
+    settings: Mapping[str, Any],
+    rows: Sequence[Mapping[str, Any]],
+    precision: str,
+    updates: int,
+    report: Report,
+) -> dict[str, Any]:
+    """The losses of both without dropout and with the same optimizer."""
+    still = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    quiet = recipe | {"model": recipe["model"] | still, "train": recipe["train"] | {"optim": "adamw_torch_fused"}}
+    ours, stock = load_both(task, quiet, settings)
+    pad = PadLists(load_tokenizer(recipe["checkpoint"]))
+    one = make_ours(task, quiet, ours, rows)
+    return compare_losses(one, make_stock(quiet, stock, rows, pad, precision=precision), updates, report)
+
+
+def make_sides(
+    task: Task,
+    recipe: Recipe,
+    settings: Mapping[str, Any],
+    rows: Sequence[Mapping[str, Any]],
+    precision: str,
+    compiled: bool,
+    report: Report,
+) -> dict[str, Side]:
+    """Ours and stock's."""
+    tokenizer = load_tokenizer(recipe["checkpoint"])
+    pad = PadLists(tokenizer)
+    ours, stock = load_both(task, recipe, settings)
+    full = PadLists(tokenizer, padding="max_length", max_length=recipe["data"]["max_length"])
+    sides = {
+        OURS: make_ours(task, recipe, ours, rows),
+        SAME: make_stock(recipe, stock, rows, pad, precision=precision),
+        SORTED: make_stock(recipe, stock, rows, pad, precision=precision, strategy="group_by_length"),
+        EXAMPLE: make_stock(recipe, stock, rows, full, precision="fp32"),
+    }
+    if compiled:
+        _, other = load_both(task, recipe, settings)
+        if compile_model(other, report, dynamic=True):
+            sides[COMPILED] = make_stock(recipe, other, rows, pad, precision=precision, strategy="group_by_length")
+    return sides

@@ -1,0 +1,242 @@
+"""The benches of training: what is counted, that both sides train the same, and that every promised figure is there."""
+
+import json
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+
+from bertkit.bench import finetune, pretrain, training
+from bertkit.bench.measure import OURS, measure_growth
+from bertkit.bench.training import EXAMPLE, SAME, SORTED, Meter, Side, choose_size, count_flops, train_epoch
+from bertkit.checkpoint import make_config
+from bertkit.data.sequence import pad
+from bertkit.data.vocab import load_tokenizer
+from bertkit.errors import UsageError
+from tests.official import write_checkpoint, write_glue
+
+FIGURES = {
+    "precision",
+    "seconds",
+    "samples_per_second",
+    "tokens_per_second",
+    "flops_per_second",
+    "share_of_products",
+    "peak_bytes",
+}
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory):
+    return str(write_checkpoint(tmp_path_factory.mktemp("bert")))
+
+
+@pytest.fixture(scope="module")
+def glue(tmp_path_factory):
+    return write_glue(tmp_path_factory.mktemp("glue"))
+
+
+@pytest.fixture
+def tiny(monkeypatch):
+    """Few updates before the clock runs, and the least size."""
+    monkeypatch.setattr(training, "WARM_UP", 1)
+    monkeypatch.setattr(training, "MEMORY", 1)
+    monkeypatch.setitem(training.SIZES, "tiny", (1, 64))
+
+
+def check_figures(found, sides):
+    assert json.loads(json.dumps(found)) == found
+    assert list(found["sides"]) == sides
+    for name, figures in found["sides"].items():
+        assert figures.keys() == FIGURES
+        assert len(figures["seconds"]) == 2
+        assert min(figures["seconds"]) > 0
+        rate = found["sequences"] / figures["samples_per_second"]
+        assert min(figures["seconds"]) <= rate <= max(figures["seconds"]), name
+    assert found["ratios"].keys() == {"stock_same", "stock_best", "stock_example"}
+    assert found["best"] not in (OURS, EXAMPLE)
+    assert found["losses"]["mean_difference"] < 1e-4
+    assert len(found["losses"][OURS]) == len(found["losses"]["stock"]) == found["updates"]
+
+
+# --- What is counted --------------------------------------------------------------------------------------------------
+
+
+def test_the_operations_of_a_worked_example():
+    """H 2, intermediate 8, a layer, V 5, three tokens of which one is decoded; backwards twice that."""
+    config = make_config(
+        {
+            "hidden_size": 2,
+            "intermediate_size": 8,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 1,
+            "vocab_size": 5,
+        }
+    )
+    dense = 3 * (4 * 2 * 2 * 2 + 2 * 2 * 2 * 8)  # tokens x (query, key, value, output; up and down)
+    scores = 2 * 2 * 3 * 3 * 2  # two products, multiply and add, 3 x 3 pairs, H
+    decoder, pooler = 2 * 2 * 2 + 2 * 2 * 5, 2 * 2 * 2
+    assert count_flops(config, torch.tensor([3]), 1) == 3 * (dense + scores + decoder + pooler)
+    two = count_flops(config, torch.tensor([3, 3]), 2)
+    assert two == 2 * count_flops(config, torch.tensor([3]), 1)
+    assert two < count_flops(config, torch.tensor([6]), 2) + 3 * pooler  # attention is quadratic in the length
+
+
+def test_the_meter_counts_real_tokens_and_labels_of_tokens():
+    meter = Meter()
+    collate = meter.wrap(pad)
+    rows = [
+        {"input_ids": np.arange(length), "token_type_ids": np.zeros(length, np.int64), "labels": 1} for length in (3, 5)
+    ]
+    assert collate(rows)["input_ids"].shape == (2, 5)
+    collate(rows[:1])
+    work = meter.measure(make_config({}))
+    assert (work.sequences, work.tokens, meter.targets) == (3, 11, 0)
+    labels = torch.tensor([[-100, 7, -100], [4, -100, 0]])
+    meter.wrap(lambda batch: batch)({"attention_mask": torch.ones(2, 3), "labels": labels})
+    assert meter.targets == 3
+
+
+def test_memory_is_what_a_call_adds():
+    kept = torch.ones(1 << 22)  # 16 MiB that are there before
+    grown = measure_growth(lambda: torch.ones(1 << 24).sum() + kept.sum(), torch.device("cpu"))
+    if grown is None:
+        pytest.skip("this system does not tell")
+    assert 60 << 20 < grown < 120 << 20
+
+
+def test_an_unknown_size_lists_those_there_are():
+    assert choose_size("large")["num_attention_heads"] == 16
+    with pytest.raises(UsageError, match="unknown size 'huge'; expected one of tiny, mini, small, medium, base, large"):
+        choose_size("huge")
+
+
+# --- Fine-tuning ------------------------------------------------------------------------------------------------------
+
+
+def test_fine_tuning_on_official_files(bert, glue, tiny):
+    lines = []
+    found = finetune.bench_finetune(
+        bert, glue, task="rte", batch_size=8, updates=2, repeats=2, compiled=False, report=lines.append
+    )
+    check_figures(found, [OURS, SAME, SORTED, EXAMPLE])
+    assert found["sequences"] == 16
+    assert any(line.startswith("stock_best: ") for line in lines)
+
+
+def test_fine_tuning_on_pairs_of_documentation(tiny, monkeypatch):
+    monkeypatch.setattr(finetune, "CHARACTERS", 100_000)
+    found = finetune.bench_finetune(size="tiny", batch_size=4, updates=2, repeats=2, compiled=False)
+    check_figures(found, [OURS, SAME, SORTED, EXAMPLE])
+    assert 30 < found["tokens"] / found["sequences"] < 80
+
+
+def test_made_up_pairs_have_mrpcs_lengths_and_half_of_them_go_on(bert):
+    tokenizer = load_tokenizer(bert)
+    sentence = "good bad word ? . " * 3
+    documents = [[f"{sentence}{number}" for number in range(4000)]]
+    rows = finetune.make_pairs(documents, tokenizer)
+    lengths = np.diff(rows.ends, prepend=0)
+    assert abs(lengths.mean() - finetune.LENGTH) < 1
+    assert abs(lengths.std() - finetune.SPREAD) < 1
+    assert finetune.LEAST <= lengths.min() < lengths.max() <= finetune.MOST
+    assert abs(rows.labels.mean() - 0.5) < 0.05
+    ids = finetune.tokenize_documents(documents, tokenizer).ids[:].tolist()
+    text = " ".join(map(str, ids))
+    for index in range(20):
+        row = rows[index]
+        second = int(row["token_type_ids"].argmax())
+        first, rest = row["input_ids"][1 : second - 1], row["input_ids"][second:-1]
+        assert row["input_ids"][[second - 1, -1]].tolist() == [tokenizer.sep_token_id] * 2
+        if row["labels"]:
+            assert " ".join(map(str, [*first, *rest])) in text
+
+
+def test_stocks_collators_are_given_the_same_rows(bert):
+    tokenizer = load_tokenizer(bert)
+    rows = [
+        {"input_ids": np.arange(5, 5 + length), "token_type_ids": np.zeros(length, np.int64), "labels": np.int64(1)}
+        for length in (3, 5)
+    ]
+    ours, stock = pad(rows), finetune.PadLists(tokenizer)(rows)
+    assert ours.keys() == stock.keys()
+    assert all(torch.equal(ours[name], stock[name]) for name in ours)
+    full = finetune.PadLists(tokenizer, padding="max_length", max_length=16)(rows)
+    assert full["input_ids"].shape == (2, 16)
+
+
+@pytest.mark.parametrize(
+    ("data", "task", "message"),
+    [
+        ("glue", "", "--task and --data go together"),
+        (None, "rte", "--task and --data go together"),
+        ("glue", "squad1", "unknown task 'squad1'; expected one of cola, "),
+        ("glue", "ax", "unknown task 'ax'"),
+        ("nowhere", "rte", "nowhere is no folder"),
+    ],
+)
+def test_a_mistake_is_one_line(bert, data, task, message):
+    with pytest.raises(UsageError, match=message):
+        finetune.bench_finetune(bert, data, task=task, compiled=False)
+
+
+def test_too_few_rows_for_a_batch(bert, glue):
+    with pytest.raises(UsageError, match=r"rows are no batch of 512; give more data, or lower --batch-size"):
+        finetune.bench_finetune(bert, glue, task="rte", batch_size=512, compiled=False)
+
+
+# --- Pretraining ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    path = tmp_path_factory.mktemp("text") / "text.txt"
+    words = np.random.default_rng(0).choice(["alpha", "beta", "gamma", "delta", "omega"], (40, 6, 8))
+    documents = ("\n".join(" ".join(sentence) + "." for sentence in document) for document in words)
+    path.write_text("\n\n".join(documents), encoding="utf-8")
+    return path
+
+
+def test_pretraining_on_text(text, tiny):
+    lines = []
+    found = pretrain.bench_pretrain(
+        text, size="tiny", batch_size=4, length=32, updates=2, repeats=2, compiled=False, report=lines.append
+    )
+    check_figures(found, [OURS, SAME, EXAMPLE])
+    if found["memory"] is not None:
+        assert any(line.startswith("memory above the weights: ") for line in lines)
+
+
+def test_the_example_pads_to_the_full_length_and_labels_nothing_there():
+    batch = {name: torch.ones(2, 3, dtype=torch.int64) for name in ("input_ids", "attention_mask", "labels")}
+    filled = pretrain.fill(batch | {"next_sentence_label": torch.ones(2)}, length=5)
+    assert filled["input_ids"].tolist() == filled["attention_mask"].tolist() == [[1, 1, 1, 0, 0]] * 2
+    assert filled["labels"].tolist() == [[1, 1, 1, -100, -100]] * 2
+    assert filled["next_sentence_label"].shape == (2,)
+
+
+# --- Both sides -------------------------------------------------------------------------------------------------------
+
+
+def test_sides_that_do_not_train_the_same_are_refused(bert, glue, tiny):
+    """Stock with other weights."""
+    task = finetune.find_task("rte")
+    recipe = finetune.complete(task, {"checkpoint": bert, "batch_size": 8, "data": {"dir": str(glue)}})
+    rows, settings = finetune.read_rows(task, recipe, lambda line: None)
+    rows = finetune.choose_rows(rows, 16)
+    sides = finetune.make_sides(task, recipe, settings, rows, "fp32", False, lambda line: None)
+    wrong = {name: weight + 0.3 for name, weight in sides[SAME].weights.items()}
+    stock = Side("fp32", sides[SAME].model, wrong, sides[SAME].build)
+    with pytest.raises(UsageError, match="they do not train the same; report it with this line"):
+        training.compare_losses(sides[OURS], stock, 2, lambda line: None)
+
+
+def test_every_epoch_begins_from_the_same_weights(bert, glue, tiny):
+    task = finetune.find_task("rte")
+    recipe = finetune.complete(task, {"checkpoint": bert, "batch_size": 8, "data": {"dir": str(glue)}})
+    rows, settings = finetune.read_rows(task, recipe, lambda line: None)
+    sides = finetune.make_sides(task, recipe, settings, finetune.choose_rows(rows, 16), "fp32", False, print)
+    for side in (sides[OURS], sides[SAME]):
+        train = partial(train_epoch, side, 2, logs=True)
+        assert train().losses == train().losses
