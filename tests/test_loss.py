@@ -4,6 +4,7 @@ import copy
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -196,7 +197,9 @@ def test_the_decoder_learns_the_same_with_its_loss(rows: int, vocabulary: int, f
             assert gradient is gradients[name] is None
         else:
             assert gradient.abs().max() > 0
-            torch.testing.assert_close(gradients[name], gradient, msg=lambda text, name=name: f"{name}: {text}")
+            found = gradients[name]  # rows are summed in another order: 1.5e-5 on one processor, less on others
+            explain = partial("{}: {}".format, name)
+            torch.testing.assert_close(found, gradient, rtol=1e-5, atol=5e-5, msg=explain)
 
 
 def test_the_decoder_learns_in_the_precision_of_autocast() -> None:
