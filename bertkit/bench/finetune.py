@@ -69,8 +69,8 @@ def bench_finetune(
         data: the folder of the official GLUE files; None: pairs of MRPC's lengths from the documentation at hand.
         task: a GLUE task with training data, of `data`.
         size: of the random weights, a key of `SIZES`.
-        updates: of each side in a round, and of the comparison at most `COMPARED`. With few of them stock has nothing to
-            sort: it does so within a quarter of the rows, or 50 batches.
+        updates: of each side in a round, and of the comparison at most `COMPARED`. With few of them stock has little
+            to sort: it does so within a quarter of the rows, or 50 batches.
         compiled: whether stock is tried with torch.compile as well.
 
     Raises:
