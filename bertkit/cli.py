@@ -54,6 +54,15 @@ Builders = Annotated[
     typer.Option("--workers", help="Processes that build it, one a CPU if not given; ray: a cluster.", metavar="N|ray"),
 ]
 Cased = Annotated[bool, typer.Option("--cased", help="Keep upper case and accents.")]
+Device = Annotated[
+    str | None, typer.Option("--device", help="cpu, cuda or cuda:N; the first accelerator if not given.", metavar="D")
+]
+Size = Annotated[
+    str | None,
+    typer.Option("--size", help="Of random weights: tiny, mini, small, medium, base, large.", metavar="NAME"),
+]
+Repeats = Annotated[int, typer.Option("--repeats", help="Rounds; the median counts.", min=1)]
+Compile = Annotated[bool, typer.Option("--compile/--no-compile", help="Try stock with torch.compile, too.")]
 
 
 @app.callback(invoke_without_command=True)
@@ -675,7 +684,7 @@ def bench_predict(
         str | None, typer.Option("--input", help="Texts, as predict reads them; made up if not given.", metavar="FILE")
     ] = None,
     count: Annotated[int, typer.Option("--texts", help="The first so many.", min=1)] = 512,
-    repeats: Annotated[int, typer.Option("--repeats", help="Rounds; the median counts.", min=1)] = 3,
+    repeats: Repeats = 3,
     as_json: JsonFile = None,
 ) -> None:
     """Time predictions beside the pipeline of transformers, at its best of batch sizes 1, 8 and 32.
@@ -685,17 +694,6 @@ def bench_predict(
     from bertkit.bench import predict
 
     run_bench(predict.bench_predict, as_json, run, source, count, repeats)
-
-
-Device = Annotated[
-    str | None, typer.Option("--device", help="cpu, cuda or cuda:N; the first accelerator if not given.", metavar="D")
-]
-Size = Annotated[
-    str | None,
-    typer.Option("--size", help="Of random weights: tiny, mini, small, medium, base, large.", metavar="NAME"),
-]
-Repeats = Annotated[int, typer.Option("--repeats", help="Rounds; the median counts.", min=1)]
-Compile = Annotated[bool, typer.Option("--compile/--no-compile", help="Try stock with torch.compile, too.")]
 
 
 @benches.command("finetune")
@@ -1191,9 +1189,7 @@ def main() -> None:
             stream.reconfigure(errors="backslashreplace")
     with explain_mistakes():
         code = app(standalone_mode=False)
-        from bertkit.workers import count_processes
-
-        if count_processes() > 1:
+        if os.environ.get("WORLD_SIZE", "1") != "1":  # as torchrun and accelerate launch say
             leave_at_once(code or 0)
         sys.exit(code)
 

@@ -197,9 +197,9 @@ def test_the_decoder_learns_the_same_with_its_loss(rows: int, vocabulary: int, f
             assert gradient is gradients[name] is None
         else:
             assert gradient.abs().max() > 0
-            found = gradients[name]  # rows are summed in another order: 1.5e-5 on one processor, less on others
             explain = partial("{}: {}".format, name)
-            torch.testing.assert_close(found, gradient, rtol=1e-5, atol=5e-5, msg=explain)
+            bound = 1e-5 * max(1, rows / 512)  # many are summed in another order: 1.5e-5 apart on one processor
+            torch.testing.assert_close(gradients[name], gradient, rtol=1.3e-6, atol=bound, msg=explain)
 
 
 def test_the_decoder_learns_in_the_precision_of_autocast() -> None:

@@ -6,7 +6,9 @@ and without torch.compile; and what its example scripts do, which is to pad to 1
 Left out: other heads, whose encoder is the same.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -14,40 +16,43 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import AutoModelForSequenceClassification, DataCollatorWithPadding, PreTrainedModel
+from transformers import AutoModelForSequenceClassification, DataCollatorWithPadding
 
 from bertkit.bench.measure import OURS
 from bertkit.bench.training import (
-    COMPARED,
     COMPILED,
     EXAMPLE,
     SAME,
+    SCORES,
     SEED,
     SORTED,
+    VOCABULARY,
     Side,
-    check_counts,
     choose_size,
-    compare_losses,
+    compare_sides,
     compile_model,
+    load_both,
     make_ours,
-    make_start,
     make_stock,
     measure_sides,
 )
+from bertkit.checkpoint import make_config
 from bertkit.data.corpus import Document, ignore, read_documents
 from bertkit.data.sequence import Sequences
 from bertkit.data.tokens import tokenize_documents
-from bertkit.data.vocab import load_tokenizer
+from bertkit.data.vocab import load_tokenizer, make_tokenizer, save_tokenizer, train_vocabulary
 from bertkit.device import choose_precision
 from bertkit.errors import UsageError
+from bertkit.model import BertModel
 from bertkit.recipe import Recipe
-from bertkit.run import complete, make_model
+from bertkit.run import complete
 from bertkit.tasks import TASKS
 from bertkit.tasks.task import Report, Task
 
 PAIRS = "mrpc"  # the task whose lengths made-up pairs have
 LENGTH, SPREAD, LEAST, MOST = 53.0, 16.0, 8, 128  # its tokens: mean, deviation, least, most
 CHARACTERS = 4_000_000  # of documentation that pairs are made of
+STOCK = AutoModelForSequenceClassification
 
 
 def bench_finetune(
@@ -69,7 +74,7 @@ def bench_finetune(
         data: the folder of the official GLUE files; None: pairs of MRPC's lengths from the documentation at hand.
         task: a GLUE task with training data, of `data`.
         size: of the random weights, a key of `SIZES`.
-        updates: of each side in a round, and of the comparison at most `COMPARED`. With few of them stock has little
+        updates: of each side in a round, and of the comparison at most 50. With few of them stock has little
             to sort: it does so within a quarter of the rows, or 50 batches.
         compiled: whether stock is tried with torch.compile as well.
 
@@ -80,22 +85,23 @@ def bench_finetune(
         raise UsageError("--task and --data go together: the folder of the official files, and which of its tasks")
     chosen = find_task(task or PAIRS)
     with TemporaryDirectory() as folder:
+        sizes = choose_size(size)
         documents = [] if model and data else list(read_documents(["docs"], limit_characters=CHARACTERS, report=report))
-        start = model or make_start(Path(folder), choose_size(size), documents)
+        start = model or make_start(Path(folder), sizes, documents)
+        tokenizer = load_tokenizer(start)
         recipe = complete(chosen, {"checkpoint": start, "batch_size": batch_size, "data": {"dir": str(data or "")}})
-        rows, settings = (
-            read_rows(chosen, recipe, report) if data else (make_pairs(documents, load_tokenizer(start)), {})
-        )
+        if data:
+            rows, settings = read_rows(chosen, recipe, tokenizer, report)
+        else:
+            rows, settings = make_pairs(documents, tokenizer), {}
         updates = check_counts(len(rows), updates, batch_size)
         rows = choose_rows(rows, updates * batch_size)
         precision = choose_precision(recipe["precision"])
         report(f"{len(rows):,} rows in {updates:,} updates of {batch_size}, {precision}; {describe_rows(rows)}")
-        report(f"model: {model or f'random weights, {size or choose_size(size)}'}")
-        losses = compare_sides(chosen, recipe, settings, rows, precision, min(updates, COMPARED), report)
-        sides = make_sides(chosen, recipe, settings, rows, precision, compiled, report)
+        report(f"model: {model or f'random weights, {sizes}'}")
+        losses = compare_sides(chosen, recipe, settings, STOCK, rows, PadLists(tokenizer), updates, report)
+        sides = make_sides(chosen, recipe, settings, rows, tokenizer, compiled, report)
         found = measure_sides(sides, updates, repeats, report)
-    for name, ratio in found["ratios"].items():
-        report(f"{name}: {ratio:.2f} times" + (f" ({found['best']})" if name == "stock_best" else ""))
     return found | {"losses": losses, "model": model, "task": task, "batch_size": batch_size}
 
 
@@ -115,10 +121,9 @@ def find_task(name: str) -> Task:
 # --- The rows ---------------------------------------------------------------------------------------------------------
 
 
-def read_rows(task: Task, recipe: Recipe, report: Report) -> tuple[Sequences, Mapping[str, Any]]:
+def read_rows(task: Task, recipe: Recipe, tokenizer: Any, report: Report) -> tuple[Sequences, Mapping[str, Any]]:
     """The training rows of a task, and what they say of the model."""
     examples = task.load(recipe["data"], report)
-    tokenizer = load_tokenizer(recipe["checkpoint"])
     return task.encode(examples["train"], tokenizer, recipe, "train"), task.configure(recipe, tokenizer, examples)
 
 
@@ -136,6 +141,18 @@ def make_pairs(documents: Sequence[Document], tokenizer: Any) -> Sequences:
         second = place + first if label else other
         parts += [cls, ids[place : place + first], sep, ids[second : second + length - first], sep]
     return Sequences(np.concatenate(parts), np.cumsum(lengths + 3), seconds, labels)
+
+
+def check_counts(rows: int, updates: int, batch_size: int) -> int:
+    """The updates that so many rows suffice for.
+
+    Raises:
+        UsageError: not for one.
+    """
+    possible = min(updates, rows // batch_size)
+    if possible < 1:
+        raise UsageError(f"{rows:,} rows are no batch of {batch_size}; give more data, or lower --batch-size")
+    return possible
 
 
 def choose_rows(rows: Sequences, count: int) -> list[dict[str, Any]]:
@@ -161,34 +178,13 @@ class PadLists(DataCollatorWithPadding):
 # --- The sides --------------------------------------------------------------------------------------------------------
 
 
-def load_both(task: Task, recipe: Recipe, settings: Mapping[str, Any]) -> tuple[PreTrainedModel, PreTrainedModel]:
-    """This package's classifier and stock's, with the same weights."""
+def make_start(folder: Path, sizes: Mapping[str, int], documents: Iterable[Document]) -> str:
+    """A directory with an encoder of random weights, V = 30,522, and a smaller vocabulary of some text."""
+    tokens = train_vocabulary(chain.from_iterable(documents), size=VOCABULARY)
     torch.manual_seed(SEED)
-    ours = make_model(task, recipe, settings)
-    with TemporaryDirectory() as folder:
-        ours.save_pretrained(folder)
-        stock = AutoModelForSequenceClassification.from_pretrained(
-            folder, attn_implementation="sdpa", dtype=torch.float32
-        )
-    return ours, stock
-
-
-def compare_sides(
-    task: Task,
-    recipe: Recipe,
-    settings: Mapping[str, Any],
-    rows: Sequence[Mapping[str, Any]],
-    precision: str,
-    updates: int,
-    report: Report,
-) -> dict[str, Any]:
-    """The losses of both without dropout and with the same optimizer."""
-    still = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-    quiet = recipe | {"model": recipe["model"] | still, "train": recipe["train"] | {"optim": "adamw_torch_fused"}}
-    ours, stock = load_both(task, quiet, settings)
-    pad = PadLists(load_tokenizer(recipe["checkpoint"]))
-    one = make_ours(task, quiet, ours, rows)
-    return compare_losses(one, make_stock(quiet, stock, rows, pad, precision=precision), updates, report)
+    BertModel(make_config({**sizes, "vocab_size": SCORES})).save_pretrained(folder)
+    save_tokenizer(make_tokenizer(tokens, cased=False), folder)
+    return str(folder)
 
 
 def make_sides(
@@ -196,23 +192,22 @@ def make_sides(
     recipe: Recipe,
     settings: Mapping[str, Any],
     rows: Sequence[Mapping[str, Any]],
-    precision: str,
+    tokenizer: Any,
     compiled: bool,
     report: Report,
 ) -> dict[str, Side]:
     """Ours and stock's."""
-    tokenizer = load_tokenizer(recipe["checkpoint"])
-    pad = PadLists(tokenizer)
-    ours, stock = load_both(task, recipe, settings)
-    full = PadLists(tokenizer, padding="max_length", max_length=recipe["data"]["max_length"])
+    pad, full = PadLists(tokenizer), PadLists(tokenizer, padding="max_length", max_length=recipe["data"]["max_length"])
+    ours, stock = load_both(task, recipe, settings, STOCK)
+    make = partial(make_stock, recipe, rows=rows)
     sides = {
         OURS: make_ours(task, recipe, ours, rows),
-        SAME: make_stock(recipe, stock, rows, pad, precision=precision),
-        SORTED: make_stock(recipe, stock, rows, pad, precision=precision, strategy="group_by_length"),
-        EXAMPLE: make_stock(recipe, stock, rows, full, precision="fp32"),
+        SAME: make(stock, collate=pad),
+        SORTED: make(stock, collate=pad, strategy="group_by_length"),
+        EXAMPLE: make(stock, collate=full, precision="fp32"),
     }
     if compiled:
-        _, other = load_both(task, recipe, settings)
+        _, other = load_both(task, recipe, settings, STOCK)
         if compile_model(other, report, dynamic=True):
-            sides[COMPILED] = make_stock(recipe, other, rows, pad, precision=precision, strategy="group_by_length")
+            sides[COMPILED] = make(other, collate=pad, strategy="group_by_length")
     return sides

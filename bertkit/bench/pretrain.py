@@ -9,41 +9,38 @@ Left out: other objectives; phases, for each is like this one at its own length.
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.data import Dataset
 from transformers import BertForPreTraining as StockBertForPreTraining
-from transformers import PreTrainedModel
 
 from bertkit.bench.measure import OURS
 from bertkit.bench.training import (
-    COMPARED,
     COMPILED,
     EXAMPLE,
     SAME,
-    SEED,
+    SCORES,
+    VOCABULARY,
     Side,
     choose_size,
-    compare_losses,
+    compare_sides,
     compile_model,
+    load_both,
     make_ours,
-    make_start,
     make_stock,
     measure_sides,
 )
-from bertkit.data.corpus import ignore, read_documents
+from bertkit.data.corpus import ignore
+from bertkit.data.masking import IGNORED
 from bertkit.device import choose_precision
 from bertkit.recipe import Recipe
-from bertkit.run import complete, make_model, prepare
+from bertkit.run import complete, prepare
 from bertkit.tasks import TASKS
-from bertkit.tasks.task import Report
+from bertkit.tasks.task import Report, Task
 
 CHARACTERS = 8_000_000  # of documentation, or of the text that is given
-IGNORED = -100
 
 
 def bench_pretrain(
@@ -63,31 +60,31 @@ def bench_pretrain(
         data: text as a corpus of pretrain; None: the documentation at hand.
         size: a key of `SIZES`.
         length: tokens of a pair, at most.
-        updates: of each side in a round, and of the comparison at most `COMPARED`.
+        updates: of each side in a round, and of the comparison at most 50.
         compiled: whether stock is tried with torch.compile as well.
 
     Raises:
         UsageError: no such size or text, or losses that differ.
     """
-    task, sizes, source = TASKS["pretrain"], choose_size(size), str(data or "docs")
-    with TemporaryDirectory() as folder:
-        start = make_start(Path(folder), sizes, read_documents([source], limit_characters=CHARACTERS, report=report))
-        given = {
-            "batch_size": batch_size,
-            "model": {**sizes, "max_position_embeddings": max(length, 128), "vocab_size": 30_522},
-            "data": {"corpus": [source], "vocab": start, "limit_characters": CHARACTERS, "max_length": length},
-            "train": {"max_steps": updates, "warmup_steps": 0.1},
-        }
-        recipe = complete(task, given)
-        prepared = prepare(task, recipe, report)
-        rows = prepared.data["train"]
-        precision = choose_precision(recipe["precision"])
-        report(f"{updates:,} updates of {batch_size} pairs of at most {length} tokens, {precision}, {sizes}")
-        losses = compare_sides(recipe, prepared.settings, rows, precision, min(updates, COMPARED), report)
-        sides = make_sides(recipe, prepared.settings, rows, precision, compiled, report)
-        found = measure_sides(sides, updates, repeats, report)
-    for name, ratio in found["ratios"].items():
-        report(f"{name}: {ratio:.2f} times" + (f" ({found['best']})" if name == "stock_best" else ""))
+    task, sizes = TASKS["pretrain"], choose_size(size)
+    given = {
+        "batch_size": batch_size,
+        "model": {**sizes, "max_position_embeddings": max(length, 128), "vocab_size": SCORES},
+        "data": {
+            "corpus": [str(data or "docs")],
+            "vocab_size": VOCABULARY,
+            "limit_characters": CHARACTERS,
+            "max_length": length,
+        },
+        "train": {"max_steps": updates, "warmup_steps": 0.1},
+    }
+    recipe = complete(task, given)
+    prepared = prepare(task, recipe, report)
+    rows, settings = prepared.data["train"], prepared.settings
+    precision = choose_precision(recipe["precision"])
+    report(f"{updates:,} updates of {batch_size} pairs of at most {length} tokens, {precision}, {sizes}")
+    losses = compare_sides(task, recipe, settings, StockBertForPreTraining, rows, task.collate, updates, report)
+    found = measure_sides(make_sides(task, recipe, settings, rows, compiled, report), updates, repeats, report)
     memory = compare_memory(found["sides"])
     if memory is not None:
         report(f"memory above the weights: {memory:.2f} of stock's on the same batches")
@@ -113,43 +110,20 @@ def fill(batch: dict[str, Tensor], *, length: int) -> dict[str, Tensor]:
     }
 
 
-def load_both(recipe: Recipe, settings: Mapping[str, Any]) -> tuple[PreTrainedModel, PreTrainedModel]:
-    """This package's model and stock's, with the same weights."""
-    torch.manual_seed(SEED)
-    ours = make_model(TASKS["pretrain"], recipe, settings)
-    with TemporaryDirectory() as folder:
-        ours.save_pretrained(folder)
-        stock = StockBertForPreTraining.from_pretrained(folder, attn_implementation="sdpa", dtype=torch.float32)
-    return ours, stock
-
-
-def compare_sides(
-    recipe: Recipe, settings: Mapping[str, Any], rows: Dataset, precision: str, updates: int, report: Report
-) -> dict[str, Any]:
-    """The losses of both without dropout and with the same optimizer."""
-    task = TASKS["pretrain"]
-    still = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-    quiet = recipe | {"model": recipe["model"] | still, "train": recipe["train"] | {"optim": "adamw_torch_fused"}}
-    ours, stock = load_both(quiet, settings)
-    other = make_stock(quiet, stock, rows, task.collate, precision=precision, strategy="sequential")
-    return compare_losses(make_ours(task, quiet, ours, rows), other, updates, report)
-
-
 def make_sides(
-    recipe: Recipe, settings: Mapping[str, Any], rows: Dataset, precision: str, compiled: bool, report: Report
+    task: Task, recipe: Recipe, settings: Mapping[str, Any], rows: Dataset, compiled: bool, report: Report
 ) -> dict[str, Side]:
     """Ours and stock's."""
-    task = TASKS["pretrain"]
-    ours, stock = load_both(recipe, settings)
-    make = partial(make_stock, recipe, strategy="sequential")
+    ours, stock = load_both(task, recipe, settings, StockBertForPreTraining)
+    make = partial(make_stock, recipe, rows=rows)
     full = partial(fill, length=recipe["data"]["max_length"])
     sides = {
         OURS: make_ours(task, recipe, ours, rows),
-        SAME: make(stock, rows, task.collate, precision=precision),
-        EXAMPLE: make(stock, rows, full, precision="fp32"),
+        SAME: make(stock, collate=task.collate),
+        EXAMPLE: make(stock, collate=full, precision="fp32"),
     }
     if compiled:
-        _, other = load_both(recipe, settings)
+        _, other = load_both(task, recipe, settings, StockBertForPreTraining)
         if compile_model(other, report, dynamic=False):
-            sides[COMPILED] = make(other, rows, full, precision=precision)
+            sides[COMPILED] = make(other, collate=full)
     return sides

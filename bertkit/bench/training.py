@@ -11,12 +11,10 @@ With dropout off, both sides have to have the same losses, update by update; the
 Left out: several processes; loading; evaluation.
 """
 
-import math
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from statistics import fmean, median
 from tempfile import TemporaryDirectory
@@ -35,15 +33,12 @@ from transformers import (
 )
 
 from bertkit.bench.measure import OURS, REFERENCE, alternate, compare, measure_growth
-from bertkit.checkpoint import make_config
-from bertkit.data.corpus import Document, ignore
-from bertkit.data.vocab import make_tokenizer, save_tokenizer, train_vocabulary
+from bertkit.data.corpus import ignore
 from bertkit.device import DTYPES, choose_precision, find_device
 from bertkit.directory import describe_environment
 from bertkit.errors import UsageError
-from bertkit.model import BertModel
 from bertkit.recipe import Recipe, merge
-from bertkit.run import make_arguments, make_trainer
+from bertkit.run import make_arguments, make_model, make_trainer
 from bertkit.tasks.task import Report, Task
 
 SAME, SORTED, COMPILED, EXAMPLE = "same", "sorted", "compiled", "example"  # stock's sides
@@ -188,10 +183,17 @@ def make_stock(
     rows: Any,
     collate: Callable[[Any], dict[str, Tensor]],
     *,
-    precision: str,
-    strategy: str = "random",
+    precision: str | None = None,
+    strategy: str | None = None,
 ) -> Side:
-    """Plain transformers: its Trainer, with fused AdamW and the hyper-parameters of the recipe."""
+    """Plain transformers: its Trainer, with fused AdamW and the hyper-parameters of the recipe.
+
+    Args:
+        precision: of its matrix products; None: as the recipe says.
+        strategy: how it draws the rows; None: likewise.
+    """
+    precision = precision or choose_precision(recipe["precision"])
+    strategy = strategy or recipe["train"].get("train_sampling_strategy", "random")
     names = ("learning_rate", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "max_grad_norm")
     given = {name: recipe["train"][name] for name in (*names, "warmup_steps", "lr_scheduler_type")}
 
@@ -219,6 +221,17 @@ def make_stock(
     return Side(precision, model, keep_weights(model), build)
 
 
+def load_both(
+    task: Task, recipe: Recipe, settings: Mapping[str, Any], stock: Any
+) -> tuple[PreTrainedModel, PreTrainedModel]:
+    """This package's model and that of `stock`, a class of plain transformers, with the same weights."""
+    torch.manual_seed(SEED)
+    ours = make_model(task, recipe, settings)
+    with TemporaryDirectory() as folder:
+        ours.save_pretrained(folder)
+        return ours, stock.from_pretrained(folder, attn_implementation="sdpa", dtype=torch.float32)
+
+
 def keep_weights(model: nn.Module) -> dict[str, Tensor]:
     """A copy of a model's weights."""
     return {name: weight.detach().clone() for name, weight in model.state_dict().items()}
@@ -243,6 +256,24 @@ def train_epoch(side: Side, updates: int, *, logs: bool = False) -> Epoch:
 # --- What is measured -------------------------------------------------------------------------------------------------
 
 
+def compare_sides(
+    task: Task,
+    recipe: Recipe,
+    settings: Mapping[str, Any],
+    stock: Any,
+    rows: Any,
+    collate: Callable[[Any], dict[str, Tensor]],
+    updates: int,
+    report: Report,
+) -> dict[str, Any]:
+    """The losses of both without dropout and with the same optimizer; see `load_both` and `compare_losses`."""
+    still = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    quiet = merge(recipe, {"model": still, "train": {"optim": "adamw_torch_fused"}})
+    ours, other = load_both(task, quiet, settings, stock)
+    sides = make_ours(task, quiet, ours, rows), make_stock(quiet, other, rows, collate)
+    return compare_losses(*sides, min(updates, COMPARED), report)
+
+
 def compare_losses(ours: Side, stock: Side, updates: int, report: Report) -> dict[str, Any]:
     """The losses of both sides, update by update; they have to be without dropout, on the same batches.
 
@@ -265,7 +296,7 @@ def compare_losses(ours: Side, stock: Side, updates: int, report: Report) -> dic
 
 
 def measure_sides(sides: Mapping[str, Side], updates: int, repeats: int, report: Report) -> dict[str, Any]:
-    """Rates, memory and ratios of sides that train the same rows; `OURS` is one of them."""
+    """Rates, memory and ratios of sides that train the same rows; `OURS`, `SAME` and `EXAMPLE` are among them."""
     memory = {}
     for name, side in sides.items():
         train_epoch(side, min(WARM_UP, updates))
@@ -290,15 +321,14 @@ def measure_sides(sides: Mapping[str, Side], updates: int, repeats: int, report:
         }
         report(f"  {name}: {describe(figures[name])}")
     best = min((name for name in sides if name not in (OURS, EXAMPLE)), key=lambda name: median(seconds[name]))
-    ratios = {"stock_same": SAME, "stock_best": best, "stock_example": EXAMPLE}
+    sides_of = {"stock_same": SAME, "stock_best": best, "stock_example": EXAMPLE}
+    ratios = {name: compare({OURS: seconds[OURS], REFERENCE: seconds[side]}) for name, side in sides_of.items()}
+    for name, ratio in ratios.items():
+        report(f"{name}: {ratio:.2f} times" + (f" ({best})" if name == "stock_best" else ""))
     return {
         "sides": figures,
         "best": best,
-        "ratios": {
-            name: compare({OURS: seconds[OURS], REFERENCE: seconds[side]})
-            for name, side in ratios.items()
-            if side in sides
-        },
+        "ratios": ratios,
         "products": speeds,
         "tokens": done[OURS].work.tokens,
         "sequences": done[OURS].work.sequences,
@@ -371,24 +401,3 @@ def choose_size(name: str | None) -> dict[str, int]:
         "num_attention_heads": hidden // 64,
         "intermediate_size": 4 * hidden,
     }
-
-
-def make_start(folder: Path, sizes: Mapping[str, int], documents: Iterable[Document]) -> str:
-    """A directory with an encoder of random weights, V = 30,522, and a smaller vocabulary of some text."""
-    tokens = train_vocabulary(chain.from_iterable(documents), size=VOCABULARY)
-    torch.manual_seed(SEED)
-    BertModel(make_config({**sizes, "vocab_size": SCORES})).save_pretrained(folder)
-    save_tokenizer(make_tokenizer(tokens, cased=False), folder)
-    return str(folder)
-
-
-def check_counts(rows: int, updates: int, batch_size: int) -> int:
-    """The updates that so many rows suffice for.
-
-    Raises:
-        UsageError: not for one.
-    """
-    possible = min(updates, math.floor(rows / batch_size))
-    if possible < 1:
-        raise UsageError(f"{rows:,} rows are no batch of {batch_size}; give more data, or lower --batch-size")
-    return possible

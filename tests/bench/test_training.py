@@ -223,9 +223,9 @@ def test_sides_that_do_not_train_the_same_are_refused(bert, glue, tiny):
     """Stock with other weights."""
     task = finetune.find_task("rte")
     recipe = finetune.complete(task, {"checkpoint": bert, "batch_size": 8, "data": {"dir": str(glue)}})
-    rows, settings = finetune.read_rows(task, recipe, lambda line: None)
+    rows, settings = finetune.read_rows(task, recipe, load_tokenizer(bert), lambda line: None)
     rows = finetune.choose_rows(rows, 16)
-    sides = finetune.make_sides(task, recipe, settings, rows, "fp32", False, lambda line: None)
+    sides = finetune.make_sides(task, recipe, settings, rows, load_tokenizer(bert), False, lambda line: None)
     wrong = {name: weight + 0.3 for name, weight in sides[SAME].weights.items()}
     stock = Side("fp32", sides[SAME].model, wrong, sides[SAME].build)
     with pytest.raises(UsageError, match="they do not train the same; report it with this line"):
@@ -235,8 +235,10 @@ def test_sides_that_do_not_train_the_same_are_refused(bert, glue, tiny):
 def test_every_epoch_begins_from_the_same_weights(bert, glue, tiny):
     task = finetune.find_task("rte")
     recipe = finetune.complete(task, {"checkpoint": bert, "batch_size": 8, "data": {"dir": str(glue)}})
-    rows, settings = finetune.read_rows(task, recipe, lambda line: None)
-    sides = finetune.make_sides(task, recipe, settings, finetune.choose_rows(rows, 16), "fp32", False, print)
+    rows, settings = finetune.read_rows(task, recipe, load_tokenizer(bert), lambda line: None)
+    sides = finetune.make_sides(
+        task, recipe, settings, finetune.choose_rows(rows, 16), load_tokenizer(bert), False, print
+    )
     for side in (sides[OURS], sides[SAME]):
         train = partial(train_epoch, side, 2, logs=True)
         assert train().losses == train().losses
