@@ -407,6 +407,38 @@ def push(
 
 
 @app.command()
+def reproduce(
+    run: Annotated[Path, typer.Argument(help="The directory of a finished run.", metavar="RUN")],
+    output: Output = None,
+) -> None:
+    """Do a finished run again from what its directory says, and compare scores, weights and predictions.
+
+    Exit code 0: the same to the last bit. 1: not; then it is listed how, and in what the two machines differ. The
+    repetition is in RUN-again if --output names no other place. Start it where the run was started: paths of data in
+    its recipe may be relative.
+
+    Example: bertkit reproduce runs/rte
+    """
+    with Screen() as screen:
+        screen.start()
+        from bertkit import reproduce as reproduction
+        from bertkit.run import leave_processes
+        from bertkit.trainer import Interrupted
+
+        again = output or Path(f"{run}-again")
+        try:
+            found = reproduction.reproduce(run, again, report=screen.say, progress=screen.advance)
+        except Interrupted as stop:
+            screen.finish_progress()
+            complain(str(stop))
+            sys.exit(128 + stop.number)
+        screen.finish_progress()
+        leave_processes()
+        screen.show_reproduction(found, run, again)
+        sys.exit(0 if found.is_exact else 1)
+
+
+@app.command()
 def predict(
     run: Annotated[str, typer.Argument(help="A fine-tuned or pretrained run, or another checkpoint.", metavar="RUN")],
     texts: Annotated[list[str] | None, typer.Argument(help="Inputs, or the parts of them.", metavar="TEXT…")] = None,
@@ -1130,6 +1162,24 @@ class Screen:
         lines = [line for run in runs for line in TASKS[task].comment(run["metrics"]) if line.startswith("warning: ")]
         if lines:
             self.say(f"{task}, {len(lines)} of {len(runs)} runs: {lines[0]}")
+
+    def show_reproduction(self, found: Any, run: Path, again: Path) -> None:
+        """Prints how a run and its repetition differ, and what may be the reason."""
+        from bertkit.directory import PREDICTIONS
+
+        for name, (before, now) in found.scores.items():
+            self.say(f"{name}: {before} -> {now}")
+        if found.weights:
+            name, apart = max(found.weights.items(), key=lambda item: item[1])
+            self.say(f"{len(found.weights)} weights differ, most of all {name}: by {apart:.3g}")
+        for name, (count, lines) in found.predictions.items():
+            self.say(f"{PREDICTIONS}/{name}: {count:,} of {lines:,} lines differ")
+        for difference in found.environment:
+            self.say(f"another machine or software: {difference}")
+        if found.is_exact:
+            self.say(f"{again} is {run} again, bit for bit: scores, weights and predictions")
+        elif not found.environment:
+            self.say("machine and software are the same; on a GPU sums have no fixed order: train.full_determinism")
 
     def show_examples(self, path: Path) -> None:
         """Prints the predictions that a run has left to look at."""

@@ -12,6 +12,7 @@ import platform
 import shutil
 import subprocess
 import time
+import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
@@ -25,8 +26,16 @@ from accelerate import PartialState
 import bertkit
 from bertkit.data.shards import write_json, write_whole
 from bertkit.data.vocab import save_tokenizer
+from bertkit.device import choose_precision
 from bertkit.errors import UsageError, explain_refusal
-from bertkit.recipe import Recipe, find_recipe_differences, name_differences, read_recipe, save_recipe
+from bertkit.recipe import (
+    Recipe,
+    find_recipe_differences,
+    list_decisive,
+    name_differences,
+    read_recipe,
+    save_recipe,
+)
 
 METRICS = "metrics.json"
 RECIPE = "recipe.toml"
@@ -50,7 +59,8 @@ PACKAGES = (
     "torch",
     "transformers",
 )
-COMPLETE = "complete"  # this file marks a checkpoint as fully written; it holds the sizes of the others
+CHUNK = 1 << 22  # bytes that are read at a time
+COMPLETE = "complete"  # this file marks a checkpoint as fully written; it holds the checksums of the others
 
 
 def find_finished(output: Path, recipe: Recipe) -> dict[str, Any] | None:
@@ -72,7 +82,7 @@ def find_finished(output: Path, recipe: Recipe) -> dict[str, Any] | None:
         if any(not path.name.startswith(".") for path in output.iterdir()):
             raise UsageError(f"{output} is not empty and holds no run; name another directory with --output")
         return None
-    differences = find_recipe_differences(read_recipe(output / RECIPE), recipe)
+    differences = find_recipe_differences(*map(list_decisive, (read_recipe(output / RECIPE), recipe)))
     if differences and has_begun(output):
         raise UsageError(
             f"{output} belongs to another run ({name_differences(differences)}); name another directory with --output"
@@ -138,10 +148,10 @@ def _lock(handle: int, output: Path, patience: float) -> None:
 
 
 def holds_run(output: Path, recipe: Recipe) -> bool:
-    """Whether this directory has been started with this very recipe, and holds its tokenizer."""
+    """Whether this directory has been started with this recipe, and holds its tokenizer."""
     if not (output / RECIPE).exists() or not (output / VOCABULARY).exists():
         return False
-    return read_recipe(output / RECIPE) == recipe
+    return list_decisive(read_recipe(output / RECIPE)) == list_decisive(recipe)
 
 
 def has_begun(output: Path) -> bool:
@@ -170,6 +180,8 @@ def describe_environment() -> dict[str, Any]:
         "platform": platform.platform(),
         "packages": {name: found for name in PACKAGES if (found := find_version(name))},
         "processor": torch.cpu.get_capabilities().get("cpu_name", platform.processor()),
+        "instructions": torch.backends.cpu.get_cpu_capability(),
+        "auto_precision": choose_precision("auto"),
         "threads": torch.get_num_threads(),
         "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
         "processes": PartialState().num_processes,
@@ -194,15 +206,21 @@ def find_commit() -> str | None:
 
 
 def find_checkpoint(output: Path, report: Callable[[str], None]) -> Path | None:
-    """The newest checkpoint that was written to its end and is still as long as it was."""
+    """The newest checkpoint that was written to its end and is still as it was."""
     for _, path in sorted(list_checkpoints(output).items(), reverse=True):
-        found = measure_files(path)
-        with suppress(ValueError):  # of a marker that is damaged itself
-            sizes = json.loads((path / COMPLETE).read_text(encoding="utf-8"))
-            if sizes and all(found.get(name) == size for name, size in sizes.items()):
-                return path
+        if is_intact(path):
+            return path
         report(f"{path.name} is damaged and passed over")
     return None
+
+
+def is_intact(checkpoint: Path) -> bool:
+    """Whether the files of a checkpoint are what they were when it was complete; reads them (some GB a second)."""
+    try:
+        known = json.loads((checkpoint / COMPLETE).read_text(encoding="utf-8"))
+        return bool(known) and known == {name: compute_checksum(checkpoint / name) for name in known}
+    except (ValueError, AttributeError, TypeError, OSError):  # of a marker that is damaged itself, or of a lost file
+        return False
 
 
 def list_checkpoints(output: Path) -> dict[int, Path]:
@@ -211,14 +229,20 @@ def list_checkpoints(output: Path) -> dict[int, Path]:
     return {int(number): path for path in marked if (number := path.name.removeprefix("checkpoint-")).isdigit()}
 
 
-def measure_files(folder: Path) -> dict[str, int]:
-    """The sizes in bytes of the files in a folder, by name."""
-    return {path.name: path.stat().st_size for path in folder.iterdir() if path.is_file() and path.name != COMPLETE}
-
-
 def mark_complete(checkpoint: Path) -> None:
-    """Says that a checkpoint has been written to its end."""
-    write_json(measure_files(checkpoint), checkpoint / COMPLETE)
+    """Says that a checkpoint has been written to its end, and what its files are, those of a sharded model included."""
+    files = sorted(path for path in checkpoint.rglob("*") if path.is_file() and path.name != COMPLETE)
+    checksums = {path.relative_to(checkpoint).as_posix(): compute_checksum(path) for path in files}
+    write_json(checksums, checkpoint / COMPLETE)
+
+
+def compute_checksum(path: Path) -> str:
+    """The length and the CRC-32 of a file."""
+    size = checksum = 0
+    with path.open("rb") as stream:
+        while content := stream.read(CHUNK):
+            size, checksum = size + len(content), zlib.crc32(content, checksum)
+    return f"{size} bytes, {checksum:08x}"
 
 
 def rotate_checkpoints(output: Path, update: int, keep: int, protected: Collection[int] = ()) -> None:

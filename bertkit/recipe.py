@@ -49,6 +49,14 @@ LEAST = {
     ("train", "per_device_eval_batch_size"): 1,
 }
 
+# Keys of [train] that fit a run to a machine: with others it is the same run, but for rounding.
+FITTING = (
+    "per_device_train_batch_size",
+    "per_device_eval_batch_size",
+    "gradient_checkpointing",
+    "dataloader_num_workers",
+)
+
 PRECISION = 'set precision at the top level, for example precision = "bf16"'
 RERUN = "run the same command again: an unfinished run continues by itself"
 COMMAND = "the command decides what is trained, evaluated and predicted"
@@ -80,6 +88,8 @@ RESERVED = {
     "group_by_length": 'write train_sampling_strategy = "group_by_length"',
 }
 
+LONGEST_NAME, LONGEST_TEXT = 40, 100  # characters of what was given, in a message
+TOO_DEEP = "nested too deep to be read; no key of a recipe needs that"
 NAMES = {bool: "true or false", int: "a whole number", float: "a number", str: "text", list: "a list", dict: "a table"}
 
 
@@ -99,6 +109,8 @@ def read_recipe(path: str | Path) -> Recipe:
         raise UsageError(f"recipe {path} is not UTF-8 (byte {error.start}); save it as UTF-8") from None
     except ValueError as error:  # TOMLDecodeError, and the plain ValueError of a number with too many digits
         raise UsageError(f"recipe {path} is not TOML: {error}; correct it there (https://toml.io)") from None
+    except RecursionError:
+        raise UsageError(f"recipe {path} has lists or tables {TOO_DEEP}") from None
 
 
 def parse_setting(text: str) -> Recipe:
@@ -114,7 +126,7 @@ def parse_setting(text: str) -> Recipe:
     keys = [key.strip() for key in name.split(".")]
     if not equals or not all(keys) or len(keys) > (3 if keys[0] == "pretrain" else 2):
         raise UsageError(
-            f"--set {text!r} is not [table.]key=value; write it like train.learning_rate=1e-4 or batch_size=16"
+            f"--set {text[:LONGEST_TEXT]!r} is not [table.]key=value; write it like train.learning_rate=1e-4 or batch_size=16"
         )
     table: Recipe = {keys[-1]: _parse_value(value.strip())}
     for key in reversed(keys[:-1]):
@@ -216,6 +228,12 @@ def find_recipe_differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> l
     ]
 
 
+def list_decisive(recipe: Mapping[str, Any]) -> Recipe:
+    """A recipe without the keys that only fit it to a machine: what decides which run it is."""
+    train = {key: value for key, value in recipe.get("train", {}).items() if key not in FITTING}
+    return {**recipe, **({"train": train} if "train" in recipe else {})}
+
+
 def name_differences(differences: list[str]) -> str:
     """The first two of `find_recipe_differences`, and how many more there are."""
     more = f" and {len(differences) - 2} more" if len(differences) > 2 else ""
@@ -308,7 +326,7 @@ def _check_phases(phases: Any, data_defaults: Mapping[str, Any]) -> list[Recipe]
 
 def _explain_unknown_key(key: str, table: str, data_defaults: Mapping[str, Any]) -> str:
     """What is wrong with the key, and where it belongs or which key is nearest."""
-    problem = f"unknown key {key!r} {f'in {_bracket(table)}' if table else 'at the top level'}"
+    problem = f"unknown key {key[:LONGEST_NAME]!r} {f'in {_bracket(table)}' if table else 'at the top level'}"
     for home in ("", "data", "train", "model"):
         if home != table and key in _list_fields(home, data_defaults):
             return f"{problem}; it belongs {f'in [{home}]' if home else 'at the top level, above the first table'}"
@@ -405,7 +423,7 @@ def _parse_value(text: str) -> Any:
     """The TOML value, or the text itself where it is none or a date."""
     try:
         parsed = tomllib.loads(f"value = {text}")
-    except ValueError:
+    except (ValueError, RecursionError):
         return text
     # A line break in the text would smuggle in more keys.
     return text if len(parsed) > 1 or isinstance(parsed["value"], datetime.date | datetime.time) else parsed["value"]
@@ -418,7 +436,8 @@ def _show(value: Any) -> str:
     if isinstance(value, datetime.date | datetime.time):
         return str(value)
     text = json.dumps(value, ensure_ascii=False, default=str)
-    return text if len(text) <= 100 else text[:97] + "..."
+    text = text if len(text) <= LONGEST_TEXT else text[: LONGEST_TEXT - 3] + "..."
+    return "".join(character if character.isprintable() else repr(character)[1:-1] for character in text)
 
 
 def _bracket(table: str) -> str:

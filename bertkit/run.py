@@ -55,6 +55,7 @@ from bertkit.directory import (
     find_finished,
     hold_directory,
     holds_run,
+    is_intact,
     start_directory,
     write_json,
     write_log,
@@ -65,7 +66,7 @@ from bertkit.optim import BertAdam
 from bertkit.recipe import Recipe, check, list_lengths, merge, split_batch
 from bertkit.share import write_card
 from bertkit.tasks.task import Report, Task
-from bertkit.trainer import BertTrainer, Progress, Watcher, explain_lost_process, train
+from bertkit.trainer import BertTrainer, Progress, Watcher, explain_lost_process, explain_shortage, train
 
 SIZES = (  # what a checkpoint decides
     "vocab_size",
@@ -114,7 +115,7 @@ def run(
         return finished
 
     held = hold_directory(output) if processes.is_main_process else nullcontext()
-    with explain_full_disk(output), explain_lost_process(processes.num_processes), held:
+    with explain_full_disk(output), explain_shortage(args), explain_lost_process(processes.num_processes), held:
         return carry_out(task, recipe, args, output, report, progress, prepared, milestones)
 
 
@@ -495,7 +496,7 @@ def finish(
     for name, value in task.settle(metrics).items():
         setattr(model.config, name, value)
     trainer.save_model(str(output))
-    if best := find_better(trainer, metrics):
+    if best := find_better(trainer, metrics, report):
         name, _ = trainer.criterion
         metrics |= {"best_update": best["step"], f"best_{name}": best[name]}
         values = f"{name} {best[name]:.4g}, at the end {metrics[name]:.4g}"
@@ -558,11 +559,14 @@ def measure_lengths(task: Task, recipe: Recipe, data: Mapping[str, Any]) -> dict
     return found
 
 
-def find_better(trainer: BertTrainer, metrics: Mapping[str, Any]) -> dict[str, float]:
+def find_better(trainer: BertTrainer, metrics: Mapping[str, Any], report: Report) -> dict[str, float]:
     """The `step` and scores of an earlier checkpoint that is better than the model at the end; empty if none is."""
     name, lower_is_better = trainer.criterion
     best = None if trainer.args.load_best_model_at_end else trainer.find_best()
     if not best or best["step"] == trainer.state.global_step:
+        return {}
+    if not is_intact(Path(trainer.args.output_dir) / f"checkpoint-{best['step']}"):
+        report(f"checkpoint-{best['step']}, which was better, is damaged and left out")
         return {}
     better = best[name] < metrics[name] if lower_is_better else best[name] > metrics[name]
     return best if better else {}

@@ -32,9 +32,17 @@ from bertkit.definition import (
     make_study,
     name_step,
 )
-from bertkit.directory import BEST, FIRST, find_finished, hold_directory, write_json
+from bertkit.directory import BEST, FIRST, find_finished, hold_directory, write_json, write_whole
 from bertkit.errors import UsageError, explain_refusal
-from bertkit.recipe import Recipe, find_recipe_differences, merge, name_differences, read_recipe, save_recipe
+from bertkit.recipe import (
+    Recipe,
+    find_recipe_differences,
+    list_decisive,
+    merge,
+    name_differences,
+    read_recipe,
+    save_recipe,
+)
 from bertkit.report import describe_size, plot_curve, plot_heatmap, write_table
 from bertkit.run import Prepared, join_processes, make_arguments, name_data, prepare
 from bertkit.tasks import TASKS
@@ -265,7 +273,7 @@ class Board:
             over = sum(state.status != "waiting" for state in self.states.values())
             raise StudyInterrupted(number, over, len(self.states))
         if self.is_main:
-            (self.output / TABLE).write_text(write_table(results), encoding="utf-8")
+            write_whole(write_table(results), self.output / TABLE)
             plot_heatmap(results, self.output / PICTURE)
             plot_curve(results, self.output / CURVE)
         return results
@@ -302,9 +310,11 @@ def list_parts(study: Study) -> dict[str, Recipe]:
     for name, row in study.rows.items():
         for column in study.columns:
             place = f"{name or 'recipe'}, {column.name}" if any(c.recipe for c in study.columns) else name or "recipe"
-            parts[f"{place}: "] = merge(study.recipe, column.recipe, row.recipe)
+            parts[f"{place}: "] = list_decisive(merge(study.recipe, column.recipe, row.recipe))
         if row.pretrain is not None:
-            parts[f"{name}, pretraining: ".lstrip(", ")] = row.pretrain | ({"step": row.step} if row.step else {})
+            parts[f"{name}, pretraining: ".lstrip(", ")] = list_decisive(row.pretrain) | (
+                {"step": row.step} if row.step else {}
+            )
     return parts
 
 

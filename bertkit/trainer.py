@@ -18,10 +18,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState
+from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from bertkit.directory import list_checkpoints, mark_complete, rotate_checkpoints, write_json, write_log
-from bertkit.errors import UsageError
+from bertkit.errors import UsageError, join_lines
 from bertkit.tasks.task import Report, Task
 
 SUMS = "loss_sums.json"  # in a checkpoint: of the losses since the last log
@@ -49,11 +49,12 @@ class ProcessLost(UsageError):
     """Another process of the run has ended; each of those that are left sees it."""
 
 
-def train(trainer: Trainer, checkpoint: Path | None, report: Report) -> None:
+def train(trainer: "BertTrainer", checkpoint: Path | None, report: Report) -> None:
     """Trains to the end, from a checkpoint if there is one.
 
     Raises:
         Interrupted: by SIGTERM or SIGINT, after a checkpoint.
+        Diverged: the loss or a weight has become no number.
     """
     if checkpoint:
         report(f"continues after {checkpoint.name}")
@@ -63,6 +64,7 @@ def train(trainer: Trainer, checkpoint: Path | None, report: Report) -> None:
         trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
     if number := watcher.agreed or watcher.ask_all(trainer.args):  # a signal may come after the last update
         raise Interrupted(number, trainer.state.global_step)
+    trainer.check_numbers(trainer.add_up())
     report(f"trained for {describe_duration(time.monotonic() - start)}")
 
 
@@ -129,9 +131,14 @@ class BertTrainer(Trainer):
         return dict(zip(names, totals.tolist(), strict=True))
 
     def _save_checkpoint(self, model, trial) -> None:
-        """As the Trainer, and marked complete once every process has written its part; then old ones are deleted."""
-        super()._save_checkpoint(model, trial)
+        """As the Trainer, and marked complete once every process has written its part; then old ones are deleted.
+
+        Raises:
+            Diverged: a loss since the last log, or a weight, is no number; such a checkpoint would be no use.
+        """
         sums = self.add_up()
+        self.check_numbers(sums)
+        super()._save_checkpoint(model, trial)
         self.accelerator.wait_for_everyone()
         if self.is_world_process_zero():
             output = Path(self.args.output_dir)
@@ -144,6 +151,16 @@ class BertTrainer(Trainer):
                 if loaded := self.state.best_model_checkpoint:  # at the end, by the Trainer
                     protected.append(int(loaded.rpartition("-")[2]))
                 rotate_checkpoints(output, self.state.global_step, self.keep, protected)
+
+    def check_numbers(self, sums: Mapping[str, float]) -> None:
+        """Nothing, or Diverged: the losses' sums or the weights are no numbers; all processes have to ask."""
+        sound = all(map(math.isfinite, sums.values()))
+        for parameter in self.model.parameters():
+            own = parameter.to_local() if hasattr(parameter, "to_local") else parameter  # of a sharded model its part
+            sound = sound and bool(own.isfinite().all())
+        lost = self.accelerator.reduce(torch.tensor(float(not sound), device=self.args.device), "sum")
+        if lost > 0:
+            raise Diverged(explain_divergence("a loss or a weight is no number", self.state.global_step, self.args))
 
     @property
     def criterion(self) -> tuple[str, bool]:
@@ -205,6 +222,17 @@ class BertTrainer(Trainer):
         return super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)
 
 
+def explain_divergence(what: str, update: int, args: TrainingArguments) -> str:
+    """What to do about a training that has come to infinities or NaN."""
+    kept = f"{args.output_dir} has no checkpoint yet"
+    if whole := list_checkpoints(Path(args.output_dir)):
+        kept = f"checkpoints in {args.output_dir} are kept, the last is of update {max(whole)}"
+    return (
+        f"{what} after update {update}; lower learning_rate or raise warmup_steps in [train], or set precision = "
+        f'"fp32"; {kept}'
+    )
+
+
 def begin_worker(begin: Callable[[int], None] | None, number: int) -> None:
     """What a data worker does first: signals to all of a group are the business of the process that trains."""
     for signalled in (signal.SIGTERM, signal.SIGINT):
@@ -236,10 +264,7 @@ class Watcher(TrainerCallback):
     def on_log(self, args, state: TrainerState, control: TrainerControl, logs=None, **kwargs) -> None:
         loss = (logs or {}).get("loss", 0.0)
         if not math.isfinite(loss):
-            raise Diverged(
-                f"the loss is {loss} after update {state.global_step}; lower learning_rate or raise warmup_steps in "
-                f'[train], or set precision = "fp32"; checkpoints in {self.output} are kept'
-            )
+            raise Diverged(explain_divergence(f"the loss is {loss}", state.global_step, args))
         if state.is_world_process_zero:
             self.progress(state.global_step, state.max_steps, logs or {})
 
@@ -308,6 +333,30 @@ class stop_on_signal:
     def __exit__(self, *exception: Any) -> None:
         for number, handler in self.previous.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def explain_shortage(args: TrainingArguments) -> Iterator[None]:
+    """Want of memory, here or in an accelerator, and a dead data worker become a UsageError that says what to lower."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        words, keys = join_lines(error).rpartition("DefaultCPUAllocator: ")[2][:120], "--set train."
+        if "DataLoader worker" in words and ("killed by signal" in words or "exited unexpectedly" in words):
+            raise UsageError(
+                f"a data worker has died ({words}); the same command continues from the last checkpoint, and "
+                f"{keys}dataloader_num_workers=0 does without them if memory is too small"
+            ) from error
+        if not isinstance(error, torch.OutOfMemoryError | MemoryError) and "can't allocate memory" not in words:
+            raise
+        size = args.per_device_train_batch_size
+        less = f"{keys}per_device_train_batch_size={size // 2} (it is {size}; the update stays the same), "
+        raise UsageError(
+            f"memory is too small ({words}); take less of it with {less if size > 1 else ''}"
+            f"{keys}per_device_eval_batch_size={max(1, args.per_device_eval_batch_size // 2)} where it evaluates, "
+            f"{keys}gradient_checkpointing=true or a lower max_length; the first three leave a begun run the same, so "
+            "with them the command continues from the last checkpoint"
+        ) from error
 
 
 @contextmanager

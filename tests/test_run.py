@@ -2,6 +2,8 @@
 
 import ctypes
 import json
+import math
+import multiprocessing
 import os
 import re
 import shutil
@@ -191,6 +193,19 @@ def test_damaged_files_are_named_or_passed_over(recipe, tmp_path):
     assert "continues after checkpoint-6" in lines
 
 
+@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.pt", "trainer_state.json", "complete"])
+def test_a_checkpoint_of_which_a_bit_has_changed_is_passed_over(recipe, tmp_path, name):
+    straight = run(PRETRAIN, recipe, output=tmp_path / "run")
+    (tmp_path / "run" / "metrics.json").unlink()
+    content = bytearray((tmp_path / "run" / "checkpoint-8" / name).read_bytes())
+    content[len(content) // 2] ^= 1
+    (tmp_path / "run" / "checkpoint-8" / name).write_bytes(content)
+    lines = []
+    assert run(PRETRAIN, recipe, output=tmp_path / "run", report=lines.append) == straight
+    assert "checkpoint-8 is damaged and passed over" in lines
+    assert "continues after checkpoint-6" in lines
+
+
 def test_a_full_disk_is_one_line_and_the_run_goes_on_when_there_is_room(recipe, tmp_path):
     recipe = merge(recipe, {"model": {"hidden_size": 128, "intermediate_size": 512}})
     save_recipe(recipe, tmp_path / "recipe.toml")
@@ -352,6 +367,89 @@ def test_a_directory_of_another_run_is_left_alone(recipe, tmp_path):
 def test_a_loss_that_is_no_number_stops_the_run(recipe, tmp_path):
     with pytest.raises(UsageError, match=r"the loss is (nan|inf) after update \d+; lower learning_rate"):
         run(PRETRAIN, recipe, {"train": {"learning_rate": 1e30, "max_grad_norm": 0.0}}, output=tmp_path / "run")
+
+
+def poison(monkeypatch, update):
+    """Makes every training loss from an update on a NaN."""
+    compute = trainer.BertTrainer.compute_loss
+
+    def multiply(self, *args, **kwargs):
+        return compute(self, *args, **kwargs) * (math.nan if self.state.global_step >= update else 1.0)
+
+    monkeypatch.setattr(trainer.BertTrainer, "compute_loss", multiply)
+
+
+def test_no_checkpoint_is_written_after_a_loss_that_is_no_number(recipe, tmp_path, monkeypatch):
+    """The fifth loss is a NaN, which is logged after the eighth update; the checkpoint of the sixth would have it."""
+    recipe = merge(recipe, {"train": {"logging_steps": 8, "eval_strategy": "no"}})
+    straight = run(PRETRAIN, recipe, output=tmp_path / "straight")
+    with monkeypatch.context() as patch:
+        poison(patch, 4)
+        with pytest.raises(UsageError, match=r"no number after update 6; lower .*are kept, the last is of update 3$"):
+            run(PRETRAIN, recipe, output=tmp_path / "run")
+    assert not (tmp_path / "run" / "checkpoint-6").exists()
+    assert run(PRETRAIN, recipe, output=tmp_path / "run") == straight
+    assert_same_bits(read_weights(tmp_path / "run"), read_weights(tmp_path / "straight"))
+
+
+def test_a_model_without_numbers_is_not_a_finished_run(recipe, tmp_path, monkeypatch):
+    quiet = {"train": {"logging_strategy": "no", "eval_strategy": "no", "save_strategy": "no"}}
+    poison(monkeypatch, 7)
+    with pytest.raises(UsageError, match=r"no number after update 8; lower .*run has no checkpoint yet$"):
+        run(PRETRAIN, recipe, quiet, output=tmp_path / "run")
+    assert not (tmp_path / "run" / "metrics.json").exists()
+    assert not (tmp_path / "run" / "model.safetensors").exists()
+
+
+def allocate():
+    torch.empty(1 << 50)  # a petabyte, of which torch's own words are
+
+
+def lack():
+    raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate 2 GiB")
+
+
+@pytest.mark.parametrize(("demand", "words"), [(allocate, "can't allocate"), (lack, "CUDA out of memory. Tried")])
+def test_want_of_memory_says_what_to_lower_and_with_that_the_run_goes_on(recipe, tmp_path, monkeypatch, demand, words):
+    straight = run(PRETRAIN, recipe, output=tmp_path / "straight")
+    compute = trainer.BertTrainer.compute_loss
+
+    def compute_or_fail(self, *args, **kwargs):
+        if self.state.global_step == 4:
+            demand()
+        return compute(self, *args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(trainer.BertTrainer, "compute_loss", compute_or_fail)
+        with pytest.raises(
+            UsageError, match=r"^memory is too small \(.*per_device_train_batch_size=8 \(it is 16"
+        ) as error:
+            run(PRETRAIN, recipe, output=tmp_path / "run")
+    assert words in str(error.value)
+    assert "\n" not in str(error.value)
+    less = {"train": {"per_device_train_batch_size": 8, "gradient_checkpointing": True}}
+    lines = []
+    found = run(PRETRAIN, recipe, less, output=tmp_path / "run", report=lines.append)
+    assert "continues after checkpoint-3" in lines
+    assert any("16 sequences (1 x 2 x 8)" in line for line in lines)
+    assert not any("vocabulary" in line for line in lines), "it is there"
+    assert found["mlm_loss"] == pytest.approx(straight["mlm_loss"], rel=1e-4)
+
+
+def test_a_dead_data_worker_is_one_line_and_the_run_goes_on(recipe, tmp_path):
+    straight = run(PRETRAIN, recipe, output=tmp_path / "straight")
+
+    def kill(done, total, log):
+        if done == 4:
+            multiprocessing.active_children()[0].kill()
+
+    with pytest.raises(UsageError, match=r"^a data worker has died \(.*dataloader_num_workers=0") as error:
+        run(PRETRAIN, recipe, {"train": {"dataloader_num_workers": 2}}, output=tmp_path / "run", progress=kill)
+    assert "\n" not in str(error.value)
+    lines = []
+    assert run(PRETRAIN, recipe, output=tmp_path / "run", report=lines.append) == straight
+    assert "continues after checkpoint-3" in lines
+    assert_same_bits(read_weights(tmp_path / "run"), read_weights(tmp_path / "straight"))
 
 
 def test_training_goes_on_from_a_checkpoint(recipe, tmp_path):

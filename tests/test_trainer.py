@@ -264,6 +264,26 @@ def test_the_best_is_kept_beside_the_last(recipe, tmp_path, keep):
     assert not (output / ".best").exists()
 
 
+def test_a_damaged_checkpoint_is_no_best_model(recipe, tmp_path):
+    lines, weights = [], tmp_path / "run" / "checkpoint-4" / "model.safetensors"
+
+    def damage(done, total, log):
+        if done == 7:
+            weights.write_bytes(weights.read_bytes()[:-1] + b"?")
+
+    metrics = run(
+        score_in_turn([5.0, 3.0, 4.0, 6.0, 6.0]),
+        recipe,
+        EVERY_TWO,
+        output=tmp_path / "run",
+        report=lines.append,
+        progress=damage,
+    )
+    assert "checkpoint-4, which was better, is damaged and left out" in lines
+    assert not [name for name in metrics if name.startswith("best_")]
+    assert not (tmp_path / "run" / "best").exists()
+
+
 @pytest.mark.parametrize(
     ("perplexities", "change"),
     [

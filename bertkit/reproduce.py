@@ -1,0 +1,134 @@
+"""A finished run, repeated from its directory and compared: scores, weights and predictions.
+
+On one machine with the same packages a run on a CPU comes out bit for bit. On another, or with others, sums are rounded
+in another order; what `environment.json` says of both is listed beside what differs.
+
+Left out: ensembles, which train nothing; best/, an earlier update of the same training.
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from bertkit.data.corpus import ignore
+from bertkit.directory import ENVIRONMENT, METRICS, PREDICTIONS, RECIPE, read_metrics
+from bertkit.errors import UsageError, explain_refusal
+from bertkit.recipe import find_recipe_differences, read_recipe
+from bertkit.run import run
+from bertkit.tasks import TASKS
+from bertkit.tasks.task import Report
+from bertkit.trainer import Progress
+
+PASSING = ("date",)  # of environment.json: what is never the same
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """How a run and its repetition differ; all empty when they do not.
+
+    scores: name -> both values.
+    weights: name -> the largest difference of a value; infinite where one of both lacks it or its size is another.
+    predictions: file -> how many of its lines differ, of how many.
+    environment: `key: before -> now`.
+    """
+
+    scores: dict[str, tuple[Any, Any]]
+    weights: dict[str, float]
+    predictions: dict[str, tuple[int, int]]
+    environment: list[str]
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether all that came out is the same; the machine need not be."""
+        return not (self.scores or self.weights or self.predictions)
+
+
+def reproduce(
+    folder: str | Path, output: str | Path, report: Report = ignore, progress: Progress = ignore
+) -> Comparison:
+    """What comes out when the run in `folder` is done again in `output`, beside what it was.
+
+    Paths in its recipe are relative to the working directory, as they were. A repetition that was stopped goes on, and
+    a finished one is not done again.
+
+    Raises:
+        UsageError: there is no finished run, or its data or its checkpoint are not there any more.
+        Interrupted: by SIGTERM or SIGINT, after a checkpoint.
+    """
+    folder, output = Path(folder), Path(output)
+    if not (folder / METRICS).is_file() or not (folder / RECIPE).is_file():
+        raise UsageError(
+            f"{folder} holds no finished run ({METRICS} and {RECIPE}); give the directory of one that training has made"
+        )
+    if output.resolve() == folder.resolve():
+        raise UsageError(f"{output} is the run itself; name another directory with --output")
+    recipe = read_recipe(folder / RECIPE)
+    if recipe.get("task") not in TASKS:
+        raise UsageError(f"{folder / RECIPE} is of the task {recipe.get('task')!r}, which there is not")
+    run(TASKS[recipe["task"]], recipe, output=output, report=report, progress=progress)
+    return compare_runs(folder, output)
+
+
+def compare_runs(before: Path, now: Path) -> Comparison:
+    """How two finished runs differ.
+
+    Raises:
+        UsageError: a file of theirs is damaged.
+    """
+    one, two = (read_metrics(folder / METRICS) for folder in (before, now))
+    scores = {name: (one.get(name), two.get(name)) for name in one | two if one.get(name) != two.get(name)}
+    machines = [read_environment(folder / ENVIRONMENT) for folder in (before, now)]
+    return Comparison(
+        scores, compare_weights(before, now), compare_files(before, now), find_recipe_differences(*machines)
+    )
+
+
+def read_environment(path: Path) -> dict[str, Any]:
+    """What environment.json says, but for the date."""
+    with explain_refusal(str(path)):
+        found: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        return {key: value for key, value in found.items() if key not in PASSING}
+
+
+def compare_weights(before: Path, now: Path) -> dict[str, float]:
+    """The weights of two models that differ in a bit, by name: how far apart they are at most."""
+    one, two = map(read_weights, (before, now))
+    found = {}
+    for name in one | two:
+        if name not in one or name not in two or one[name].shape != two[name].shape:
+            found[name] = math.inf
+        elif not torch.equal(one[name], two[name]):
+            found[name] = (one[name].double() - two[name].double()).abs().max().item()
+    return found
+
+
+def read_weights(folder: Path) -> dict[str, Tensor]:
+    """The weights of a finished run, of all its files."""
+    found: dict[str, Tensor] = {}
+    for path in sorted(folder.glob("model*.safetensors")):
+        with explain_refusal(str(path)):
+            found |= load_file(path)
+    return found
+
+
+def compare_files(before: Path, now: Path) -> dict[str, tuple[int, int]]:
+    """The prediction files of two runs that differ: how many lines do, of how many."""
+    found = {}
+    names = {path.name for folder in (before, now) for path in (folder / PREDICTIONS).glob("*")}
+    for name in sorted(names):
+        one, two = (
+            path.read_bytes().splitlines() if (path := folder / PREDICTIONS / name).is_file() else []
+            for folder in (before, now)
+        )
+        if one != two:
+            lines = list(zip_longest(one, two))
+            found[name] = (sum(left != right for left, right in lines), len(lines))
+    return found
