@@ -52,6 +52,7 @@ from bertkit.data.shards import (
     proves_whole,
     read_manifest,
     read_shard,
+    remove_unfinished,
     write_index,
     write_json,
     write_manifest,
@@ -222,12 +223,6 @@ def find_finished(output: Path, asked: Mapping[str, Any], report: Callable[[str]
         if name != RECORD:
             (output / name).unlink(missing_ok=True)
     return None
-
-
-def remove_unfinished(folder: Path) -> None:
-    """Deletes what was being written in a folder when a process was killed."""
-    for path in folder.glob(".*.[0-9]*"):
-        path.unlink()
 
 
 def read_record(output: Path) -> dict[str, Any]:

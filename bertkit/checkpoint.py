@@ -3,22 +3,44 @@
 Weights are safetensors only. What a checkpoint lacks is drawn, as `_init_weights` says, and named.
 """
 
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import nn
 from transformers import PreTrainedConfig
 from transformers.utils import cached_file
 
 from bertkit.config import BertConfig
 from bertkit.data.corpus import find_hub_trouble
-from bertkit.errors import UsageError, explain_refusal
+from bertkit.errors import UsageError, explain_refusal, join_lines
 
+MOST_LABELS, MOST_LAYERS = 100_000, 1_000  # a file that asks for more is damaged
+SIZES = {  # parameter of the encoder -> its sizes by their names in a configuration
+    "embeddings.word_embeddings.weight": ("vocab_size", "hidden_size"),
+    "embeddings.position_embeddings.weight": ("max_position_embeddings", "hidden_size"),
+    "embeddings.token_type_embeddings.weight": ("type_vocab_size", "hidden_size"),
+    "encoder.layer.0.intermediate.dense.weight": ("intermediate_size", "hidden_size"),
+}
+LAYER = re.compile(r"(?:bert\.)?encoder\.layer\.(\d{1,9})\..*")
+# What transformers does not look at, or too late: value in a config.json -> whether it can be.
+FORMS: dict[str, Callable[[Any], bool]] = {
+    "architectures": lambda value: value is None or (isinstance(value, list) and all(map(is_name, value))),
+    "id2label": lambda value: value is None or isinstance(value, dict),
+    "num_labels": lambda value: value is None or (type(value) is int and 0 < value <= MOST_LABELS),
+    "num_hidden_layers": lambda value: type(value) is not int or value <= MOST_LAYERS,
+}
 RETURNED = {"return_dict": True, "output_attentions": False, "output_hidden_states": False}
+
+
+def is_name(value: Any) -> bool:
+    """Whether it can be the name of a class."""
+    return isinstance(value, str) and value.isidentifier()
 
 
 def check_weights(checkpoint: Path) -> None:
@@ -27,12 +49,31 @@ def check_weights(checkpoint: Path) -> None:
         return
     files = sorted(checkpoint.glob("model*.safetensors"))
     if not files:
-        raise UsageError(
-            f"{checkpoint} has no weights in safetensors; give a directory with a BERT checkpoint: --model DIR"
-        )
+        remedy = "give a directory with a BERT checkpoint: --model DIR"
+        if pickles := sorted(path.name for path in checkpoint.glob("*.bin")):
+            remedy = (
+                f"but {pickles[0]}, a pickle, which can run any code; if you trust it, load it with transformers and "
+                "save_pretrained it again"
+            )
+        raise UsageError(f"{checkpoint} has no weights in safetensors{' ' if pickles else '; '}{remedy}")
     for file in files:
-        with explain_refusal(str(file)), safe_open(file, "pt"):
+        with open_weights(file):
             pass
+
+
+@contextmanager
+def open_weights(file: Path) -> Iterator[Any]:
+    """The weights of a file, by name.
+
+    Raises:
+        UsageError: it is damaged.
+    """
+    with explain_refusal(str(file)):
+        try:
+            with safe_open(file, "pt") as weights:
+                yield weights
+        except SafetensorError as error:  # in which names stand as they are, with whatever a damaged one is made of
+            raise ValueError("".join(filter(str.isprintable, str(error)))) from None
 
 
 @lru_cache(maxsize=8)  # a study asks for each of its cells
@@ -72,12 +113,48 @@ def load_config(checkpoint: str) -> BertConfig:
         except OSError:
             if trouble is None:
                 raise
-            raise UsageError(f"there is no directory {checkpoint}, and {trouble}; {remedy}") from None
-        if not isinstance(values, dict) or not isinstance(values.get("id2label") or {}, dict):
+            raise UsageError(f"there is no directory {checkpoint!r}, and {trouble}; {remedy}") from None
+        if not isinstance(values, dict):
             raise UsageError(f"the configuration of {checkpoint} is damaged; {remedy}")
         if values.get("model_type") != "bert":
-            raise UsageError(f"{checkpoint} is a model of type {values.get('model_type')}, not bert; {remedy}")
-        return BertConfig.from_dict(values)
+            kind = str(values.get("model_type"))[:40]
+            raise UsageError(f"{checkpoint} is a model of type {kind!r}, not bert; {remedy}")
+        if wrong := next((name for name, fits in FORMS.items() if not fits(values.get(name))), ""):
+            raise UsageError(f"the configuration of {checkpoint} is damaged: {wrong} cannot be right; {remedy}")
+        values.pop("auto_map", None)  # whose code it would have run
+        try:
+            return BertConfig.from_dict(values)
+        except (AttributeError, LookupError, RecursionError) as error:  # of values that transformers takes unseen
+            trouble = join_lines(error)[:100]
+            raise UsageError(f"the configuration of {checkpoint} is damaged ({trouble!r}); {remedy}") from None
+
+
+def check_sizes(checkpoint: str, config: BertConfig) -> None:
+    """Nothing, or a UsageError: a configuration of another size than the weights, before memory is asked for.
+
+    What is not there is drawn, so a damaged size could take all the memory that there is, or all the time.
+    """
+    folder = Path(checkpoint)
+    files = folder.glob("model*.safetensors") if folder.is_dir() else [find_file(checkpoint, "model.safetensors")]
+    layers = {-1}
+    for file in filter(None, files):
+        with open_weights(file) as weights:
+            for name in weights.keys():  # noqa: SIM118 - it is no dictionary
+                if found := LAYER.fullmatch(name):
+                    layers.add(int(found[1]))
+                sizes = SIZES.get(name.removeprefix("bert."))
+                shape = weights.get_slice(name).get_shape() if sizes else []
+                if sizes and shape != [getattr(config, size) for size in sizes]:
+                    raise UsageError(describe_mismatch(checkpoint, f"{name} is not of the size"))
+    if (count := config.num_hidden_layers) > max(layers) + 1:
+        raise UsageError(describe_mismatch(checkpoint, f"its weights have {max(layers) + 1} layers of {count}"))
+
+
+def describe_mismatch(checkpoint: str, trouble: str) -> str:
+    """What is wrong with a checkpoint whose weights are not those of its configuration."""
+    return (
+        f"{checkpoint} is damaged: {trouble} that its configuration says; put the config.json back that belongs to it"
+    )
 
 
 def make_config(values: Mapping[str, Any]) -> BertConfig:
@@ -87,6 +164,8 @@ def make_config(values: Mapping[str, Any]) -> BertConfig:
         UsageError: they do not fit together.
     """
     with explain_refusal("[model]"):
+        if not FORMS["num_hidden_layers"](values.get("num_hidden_layers")):
+            raise ValueError(f"num_hidden_layers is above {MOST_LAYERS:,}, which no machine holds")
         return BertConfig(**values)
 
 
@@ -102,6 +181,8 @@ def load_model(head: type, checkpoint: str, settings: Mapping[str, Any]) -> tupl
     # A tau belongs to the model that it was tuned for; what a model returns is the business of who calls it.
     settings = {"tau": None, **RETURNED, **settings}
     tokens, labels = settings.pop("vocab_size", 0), settings.pop("id2label", None)
+    check_weights(Path(checkpoint))
+    check_sizes(checkpoint, load_config(checkpoint))
     with explain_refusal(f"the model {checkpoint} (in safetensors)"):
         model, info = head.from_pretrained(
             checkpoint,
@@ -112,10 +193,11 @@ def load_model(head: type, checkpoint: str, settings: Mapping[str, Any]) -> tupl
             ignore_mismatched_sizes=True,
             **settings,
         )
+    vars(model.config).pop("auto_map", None)
     trained_as = model.config.architectures or [head.__name__]
     mismatched = {name for name, *_ in info["mismatched_keys"]}
     if other := sorted(name for name in mismatched if not name.startswith(("classifier.", "bilstm.", "mix."))):
-        raise UsageError(f"{checkpoint} is damaged: {other[0]} is not of the size that its configuration says")
+        raise UsageError(describe_mismatch(checkpoint, f"{other[0]} is not of the size"))
     if tokens > (known := model.config.vocab_size):
         raise UsageError(
             f"the tokenizer has {tokens:,} tokens and {checkpoint} only {known:,}; use the checkpoint's own vocabulary"
@@ -134,7 +216,7 @@ def adopt_labels(model: nn.Module, labels: list[str], known: bool) -> set[str]:
 
     known: whether the classifier comes from the checkpoint, with the labels of its configuration.
     """
-    had = [model.config.id2label[index] for index in range(model.config.num_labels)]
+    had = [str(model.config.id2label[index]) for index in range(model.config.num_labels)]
     model.config.id2label = dict(enumerate(labels))
     model.config.label2id = {label: index for index, label in enumerate(labels)}
     wanted = labels

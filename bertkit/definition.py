@@ -52,7 +52,7 @@ from typing import Any, Literal
 from bertkit.checkpoint import make_config
 from bertkit.config import BertConfig
 from bertkit.errors import UsageError
-from bertkit.recipe import TABLES, TOP, Recipe, check, check_value, merge, read_recipe
+from bertkit.recipe import LONGEST_NAME, LONGEST_TEXT, TABLES, TOP, Recipe, check, check_value, merge, read_recipe
 from bertkit.report import AVERAGE, count, name_axes, show_value
 from bertkit.run import complete
 from bertkit.tasks import TASKS
@@ -295,7 +295,9 @@ def check_keys(definition: Mapping[str, Any]) -> dict[str, Any]:
     for key in definition:
         if key not in kinds:
             belongs = key in TABLES or key in TOP
-            raise UsageError(f"unknown key {key!r}; {'it belongs in [recipe]' if belongs else propose(key, kinds)}")
+            raise UsageError(
+                f"unknown key {key[:LONGEST_NAME]!r}; {'it belongs in [recipe]' if belongs else propose(key, kinds)}"
+            )
     values = {key: check_value(key, value, kinds[key]) for key, value in definition.items()}
     for key, least in (("restarts", 1), ("num_cpus", 0), ("num_gpus", 0)):
         if values.get(key, least) < least:
@@ -307,7 +309,7 @@ def check_table(values: Mapping[str, Any], kinds: Mapping[str, Any], place: str)
     """A [[column]] or a [[row]] with every key known, every value of its type, and a name."""
     for key in values:
         if key not in kinds:
-            raise UsageError(f"unknown key {key!r} in {place}; {propose(key, kinds)}")
+            raise UsageError(f"unknown key {key[:LONGEST_NAME]!r} in {place}; {propose(key, kinds)}")
     if "name" not in values:
         raise UsageError(f"{place} has no name; each one needs its own")
     checked = {key: check_value(key, value, kinds[key], f"{place} ") for key, value in values.items()}
@@ -505,10 +507,12 @@ def read_grid(grid: Mapping[str, Any]) -> dict[str, list[Any]]:
 
 def check_axis(axis: str, values: Any) -> None:
     """Nothing, or a UsageError: no list, an empty one, or something twice in it."""
+    name = "".join(filter(str.isprintable, axis))[:LONGEST_NAME]
     if not isinstance(values, list) or not values:
-        raise UsageError(f"[grid] {axis} = {json.dumps(values, default=str)} must be a list with at least one value")
+        shown = json.dumps(values, default=str)[:LONGEST_TEXT]
+        raise UsageError(f"[grid] {name} = {shown} must be a list with at least one value")
     if twice := find_twice(values):
-        raise UsageError(f"[grid] {axis} has {json.dumps(twice[0], default=str)} twice; leave one out")
+        raise UsageError(f"[grid] {name} has {json.dumps(twice[0], default=str)[:LONGEST_TEXT]} twice; leave one out")
 
 
 def fix_axes(axes: Mapping[str, list[Any]], given: Recipe) -> tuple[dict[str, list[Any]], Recipe]:

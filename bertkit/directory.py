@@ -24,7 +24,7 @@ import torch
 from accelerate import PartialState
 
 import bertkit
-from bertkit.data.shards import write_json, write_whole
+from bertkit.data.shards import remove_unfinished, write_json, write_whole
 from bertkit.data.vocab import save_tokenizer
 from bertkit.device import choose_precision
 from bertkit.errors import UsageError, explain_refusal
@@ -109,6 +109,8 @@ def read_metrics(path: Path) -> dict[str, Any]:
 def hold_directory(output: Path, patience: float = 5.0) -> Iterator[None]:
     """Makes a directory, unless it is there, and keeps other processes out of it; what stays empty is removed again.
 
+    So is what a process that was killed had begun to write there.
+
     The system lets go of it when a process dies. Where it cannot hold any (some network disks), nothing is held.
 
     Args:
@@ -123,6 +125,7 @@ def hold_directory(output: Path, patience: float = 5.0) -> Iterator[None]:
     handle = os.open(output, os.O_RDONLY)
     try:
         _lock(handle, output, patience)
+        remove_unfinished(output)
         yield
     finally:
         os.close(handle)

@@ -8,6 +8,9 @@ import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+# Libraries that carry bytes over a network; huggingface_hub has changed from one to another more than once.
+TRANSPORTS = ("aiohttp", "httpcore", "httpcore2", "httpx", "httpx2", "requests", "urllib3")
+
 
 class UsageError(ValueError):
     """A wrong file, option, recipe or text; its message is one line that names the thing and the remedy."""
@@ -15,12 +18,17 @@ class UsageError(ValueError):
 
 @contextmanager
 def explain_refusal(what: str) -> Iterator[None]:
-    """A refusal by a library becomes a UsageError about `what`."""
+    """A refusal by a library, or a download that has failed, becomes a UsageError about `what`."""
     try:
         yield
     except UsageError:
         raise
     except Exception as error:
+        if broken := find_broken_download(error):
+            raise UsageError(
+                f"{what} did not come from the Hub ({type(broken).__name__}: {join_lines(broken)[:160]}); the same "
+                "command tries again, and has what has come already"
+            ) from None
         from huggingface_hub.errors import StrictDataclassError
         from safetensors import SafetensorError
         from yaml import YAMLError
@@ -29,6 +37,15 @@ def explain_refusal(what: str) -> Iterator[None]:
         if not isinstance(error, (ValueError, TypeError, ImportError, RuntimeError, OSError, *libraries)):
             raise
         raise UsageError(f"{what} is refused: {join_lines(error.__cause__ or error)}; correct it") from None
+
+
+def find_broken_download(error: BaseException | None) -> BaseException | None:
+    """What a network library has said, among an exception and those that led to it; None if none has."""
+    while error is not None:
+        if type(error).__name__ == "HfHubHTTPError" or type(error).__module__.partition(".")[0] in TRANSPORTS:
+            return error
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    return None
 
 
 @contextmanager

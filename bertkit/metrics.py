@@ -213,6 +213,7 @@ SQUAD_CITATION = """\
 }
 """
 PUNCTUATION = re.compile(f"[{re.escape(string.punctuation)}]+")  # ASCII's: “ and – stay, as officially
+LONGEST_ID = 40  # characters of a question's id in a message
 SHORT = 100  # tokens, which are counted fastest one by one
 ARTICLES = re.compile(r"\b(a|an|the)\b")
 
@@ -294,15 +295,16 @@ def _check_questions(gold: Mapping[str, Sequence[str]], predictions: Mapping[str
         _check_complete(gold, predictions, "prediction", 'predict "" where there is no answer')
     elif empty := [question for question, texts in gold.items() if not texts]:
         raise UsageError(
-            f"{len(empty):,} of {len(gold):,} questions have no reference answer, the first is {empty[0]!r}; SQuAD 1.1 "
-            "has answers to all, score this file as version 2"
+            f"{len(empty):,} of {len(gold):,} questions have no reference answer, the first is "
+            f"{empty[0][:LONGEST_ID]!r}; SQuAD 1.1 has answers to all, score this file as version 2"
         )
 
 
 def _check_complete(gold: Mapping[str, Any], given: Mapping[str, Any], what: str, remedy: str) -> None:
     if missing := [question for question in gold if question not in given]:
         raise UsageError(
-            f"{len(missing):,} of {len(gold):,} questions have no {what}, the first is {missing[0]!r}; {remedy}"
+            f"{len(missing):,} of {len(gold):,} questions have no {what}, the first is {missing[0][:LONGEST_ID]!r}; "
+            f"{remedy}"
         )
 
 
@@ -358,8 +360,8 @@ def _check_odds(gold: Mapping[str, Any], odds: Mapping[str, float]) -> None:
     _check_complete(gold, odds, "null odds", "give the odds of all of them")
     if wrong := [question for question in gold if math.isnan(odds[question])]:
         raise UsageError(
-            f"{len(wrong):,} of {len(gold):,} null odds are NaN, the first of question {wrong[0]!r}; a model whose "
-            "training diverged predicts such values: try a lower learning rate"
+            f"{len(wrong):,} of {len(gold):,} null odds are NaN, the first of question {wrong[0][:LONGEST_ID]!r}; a "
+            "model whose training diverged predicts such values: try a lower learning rate"
         )
 
 

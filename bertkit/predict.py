@@ -45,6 +45,7 @@ from bertkit.tasks.ner import UNDECIDED, place_words, summarize
 
 INPUTS_A_CHUNK = 2048  # read, encoded and answered at a time
 CHARACTERS_A_CHUNK = 4_000_000  # at which a chunk ends, however few its inputs; some 500 MB of tokens and scores
+LONGEST_NAMES = 100  # characters of the names of an input, in a message
 MASK = "[MASK]"
 TOP = 5  # words for each mask
 NAMED = 10  # inputs that were cut
@@ -174,7 +175,8 @@ class Predictor:
         if config.problem_type == "multi_label_classification":
             raise UsageError(f"{name} gives a text several labels, which BERT's tasks do not; use transformers for it")
         labels = config.id2label
-        if sorted(labels) != list(range(len(labels))) or len(set(labels.values())) < len(labels):
+        names = {label for label in labels.values() if isinstance(label, str)}
+        if sorted(labels) != list(range(len(labels))) or len(names) < len(labels):
             raise UsageError(f"id2label in the config.json of {name} must name each class, differently; correct it")
         if top < 1:
             raise UsageError(f"top is {top}; it must be at least 1")
@@ -410,8 +412,13 @@ def take_text(given: Mapping[str, Any], name: str) -> str:
     """
     if not isinstance(text := given.get(name), str):
         has = "is missing" if name not in given else f"is {str(text)[:40]!r}, which is no text"
-        raise UsageError(f"{name} {has}; the input has {', '.join(map(str, given)) or 'nothing'}: name it so")
+        raise UsageError(f"{name} {has}; the input has {list_names(given)}: name it so")
     return text
+
+
+def list_names(given: Mapping[str, Any]) -> str:
+    """The names in an input as a message has them."""
+    return "".join(filter(str.isprintable, ", ".join(map(str, given))))[:LONGEST_NAMES] or "nothing"
 
 
 def read_texts(given: Mapping[str, Any], setting: Setting) -> tuple[str, ...]:
@@ -422,7 +429,7 @@ def read_texts(given: Mapping[str, Any], setting: Setting) -> tuple[str, ...]:
                 raise UsageError(f"{second} is one text too many; this model takes one: leave it out")
             return take_text(given, first), take_text(given, second)
     if setting.pairs:
-        raise UsageError(f"the input has {', '.join(map(str, given))}; this model takes two: give text and text_pair")
+        raise UsageError(f"the input has {list_names(given)}; this model takes two: give text and text_pair")
     return (take_text(given, next((name for name in SINGLES if name in given), SINGLES[0])),)
 
 

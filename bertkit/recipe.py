@@ -18,6 +18,7 @@ import inspect
 import json
 import math
 import os
+import sys
 import tomllib
 from collections.abc import Iterator, Mapping
 from enum import EnumType
@@ -41,6 +42,7 @@ TOP = {
 }
 TABLES = ("model", "data", "train")
 PHASE = {"share": float, "max_length": int}
+STEPS = ("eval_steps", "logging_steps", "save_steps")
 LEAST = {
     ("", "batch_size"): 1,
     ("", "reinit_layers"): 0,
@@ -126,7 +128,8 @@ def parse_setting(text: str) -> Recipe:
     keys = [key.strip() for key in name.split(".")]
     if not equals or not all(keys) or len(keys) > (3 if keys[0] == "pretrain" else 2):
         raise UsageError(
-            f"--set {text[:LONGEST_TEXT]!r} is not [table.]key=value; write it like train.learning_rate=1e-4 or batch_size=16"
+            f"--set {text[:LONGEST_TEXT]!r} is not [table.]key=value; write it like train.learning_rate=1e-4 or "
+            "batch_size=16"
         )
     table: Recipe = {keys[-1]: _parse_value(value.strip())}
     for key in reversed(keys[:-1]):
@@ -301,6 +304,8 @@ def _check_table(table: str, values: Any, data_defaults: Mapping[str, Any]) -> R
                 raise UsageError(f"{place}{key} cannot be set here; {RESERVED[key]}")
             raise UsageError(_explain_unknown_key(key, table, data_defaults))
         checked[key] = check_value(key, value, fields[key], place)
+        if key in STEPS and math.isinf(checked[key]):  # of which transformers would make a whole number
+            raise UsageError(f"{place}{key} = {_show(value)} must be a number of updates, or a share of all of them")
         least = LEAST.get((table, key))
         if least is not None and checked[key] < least:
             raise UsageError(f"{place}{key} = {value} must be at least {least}")
@@ -367,7 +372,9 @@ def _convert(value: Any, annotation: Any) -> Any:
             return value
         if origin is Literal and any(value == choice and type(value) is type(choice) for choice in arguments):
             return value
-        if origin is float and type(value) in (int, float) and not math.isnan(value):
+        if origin is float and type(value) is float and not math.isnan(value):
+            return value
+        if origin is float and type(value) is int and abs(value) <= sys.float_info.max:
             return float(value)
         if origin in (bool, int, str, list, dict) and type(value) is origin:  # not isinstance: True is no whole number
             if origin is list and arguments:

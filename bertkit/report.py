@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from bertkit.data.shards import open_whole
 from bertkit.tasks.task import Row
 
 MISSING = "–"
@@ -55,7 +56,8 @@ def plot_log(log: Sequence[Mapping[str, float]], rows: Sequence[Row], metrics: M
         axis.set(title=row.name + (" (%)" if row.unit else ""), xlabel="update")
         axis.legend(fontsize="small", frameon=False)
         axis.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path, dpi=120)
+    with open_whole(path, "wb") as stream:
+        figure.savefig(stream, dpi=120)
     pyplot.close(figure)
 
 
@@ -409,7 +411,8 @@ def plot_heatmap(study: Mapping[str, Any], path: Path) -> None:
     figure.supxlabel(textwrap.fill(_caption(study), int(size[0] * 15)), fontsize="small", color="0.35")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of letters that the font lacks
-        figure.savefig(path, dpi=130)
+        with open_whole(path, "wb") as stream:
+            figure.savefig(stream, dpi=130)
     pyplot.close(figure)
 
 
@@ -549,7 +552,8 @@ def plot_curve(study: Mapping[str, Any], path: Path) -> None:
                     *zip(*published, strict=True), "--", color=f"C{number}", alpha=0.6, label=f"{label}: the paper"
                 )
         _finish_curve(axis, paper, head_column(study, name), bool(study["columns"][name]["unit"]))
-    figure.savefig(path, dpi=130)
+    with open_whole(path, "wb") as stream:
+        figure.savefig(stream, dpi=130)
     pyplot.close(figure)
 
 

@@ -344,6 +344,7 @@ def make_arguments(task: Task, recipe: Recipe, output: Path) -> TrainingArgument
     defaults = {
         "report_to": "none",
         "disable_tqdm": True,
+        "log_level_replica": "error",  # of several processes one speaks
         "logging_nan_inf_filter": False,  # it would hide a NaN loss
         "use_cpu": not torch.accelerator.is_available(),  # bf16 on a CPU has to be allowed by it
         "ddp_find_unused_parameters": False,  # a head uses all it has

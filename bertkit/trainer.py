@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -55,13 +56,20 @@ def train(trainer: "BertTrainer", checkpoint: Path | None, report: Report) -> No
     Raises:
         Interrupted: by SIGTERM or SIGINT, after a checkpoint.
         Diverged: the loss or a weight has become no number.
+        UsageError: the checkpoint holds pickled code, which is not run.
     """
     if checkpoint:
         report(f"continues after {checkpoint.name}")
         trainer.args.eval_on_start = False  # that was another start
     start = time.monotonic()
     with stop_on_signal(trainer) as watcher:
-        trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
+        try:
+            trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
+        except UnpicklingError as error:
+            raise UsageError(
+                f"{checkpoint} has a file that would run code of its own when it is read "
+                f"({join_lines(error)[:40]}); delete {checkpoint}, and the same command continues from the one before"
+            ) from None
     if number := watcher.agreed or watcher.ask_all(trainer.args):  # a signal may come after the last update
         raise Interrupted(number, trainer.state.global_step)
     trainer.check_numbers(trainer.add_up())
@@ -195,8 +203,8 @@ class BertTrainer(Trainer):
         if (checkpoint / SUMS).exists():  # older checkpoints have none
             saved = json.loads((checkpoint / SUMS).read_text(encoding="utf-8"))
             self.logged_at = saved["logged_at"]
-            if self.is_world_process_zero():
-                self.sums = {name: torch.tensor(x, device=self.args.device) for name, x in saved["sums"].items()}
+            own = float(self.is_world_process_zero())  # the others have the names alone: all of them are added up
+            self.sums = {name: torch.tensor(own * x, device=self.args.device) for name, x in saved["sums"].items()}
 
     def get_train_dataloader(self) -> Any:
         """The Trainer's; its worker processes leave signals to this one, which needs them for the current update."""

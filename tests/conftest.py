@@ -3,17 +3,21 @@
 import gc
 import os
 import sys
+from types import SimpleNamespace
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read when huggingface_hub is imported
 
+import hypothesis
 import pytest
 import torch
 import transformers
+from huggingface_hub import constants
 from torch import Tensor
 
 from bertkit import cli
 from bertkit import model as ours
 from bertkit.config import BertConfig
+from tests.hub import serve
 
 TINY = {
     "vocab_size": 99,
@@ -37,6 +41,8 @@ HEADS = (
 )
 
 
+hypothesis.settings.register_profile("any machine", deadline=None)  # a busy one may take a second for what takes 10 ms
+hypothesis.settings.load_profile("any machine")
 torch.set_num_threads(1)  # the models are too small for more, and several test processes share the cores
 
 
@@ -135,3 +141,21 @@ def call(monkeypatch, capsys, tmp_path):
         return stop.value.code or 0, *capsys.readouterr()
 
     return call
+
+
+@pytest.fixture
+def hub(monkeypatch, tmp_path):
+    """A Hub that huggingface_hub takes for the real one, with ada logged in and an empty cache; waits cost no time."""
+    with serve() as hub:
+        monkeypatch.setattr(constants, "ENDPOINT", hub.address)
+        template = "/{repo_id}/resolve/{revision}/{filename}"
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", hub.address + template)
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub-cache"))
+        monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "no-token"))
+        monkeypatch.setenv("HF_TOKEN", "hf_ada")
+        hub.waits = []
+        for module in ("utils._http", "file_download"):
+            monkeypatch.setattr(f"huggingface_hub.{module}.time", SimpleNamespace(sleep=hub.waits.append))
+        yield hub

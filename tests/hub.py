@@ -9,6 +9,7 @@ import hashlib
 import json
 import re
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -47,13 +48,18 @@ class Repo:
 
 @dataclass
 class Fault:
-    """What goes wrong: the next `times` requests of this kind get `status`, or are cut off after `cut` bytes."""
+    """What goes wrong: the next `times` requests of this kind get `status`, or are cut off after `cut` bytes.
+
+    sent: bytes of the answer after which it is cut off; stall: seconds of silence before that.
+    """
 
     method: str
     path: str
     status: int = 0
     cut: int = 0
     times: int = 1
+    sent: int = 0
+    stall: float = 0.0
 
 
 class Hub(ThreadingHTTPServer):
@@ -74,7 +80,7 @@ class Hub(ThreadingHTTPServer):
         self.faults: list[Fault] = []
         self.asked: list[str] = []  # method and path of every request
 
-    def fail(self, method: str, path: str, **what: int) -> None:
+    def fail(self, method: str, path: str, **what: float) -> None:
         """Lets the next requests of this method, whose path has the pattern in it, go wrong."""
         self.faults.append(Fault(method, path, **what))
 
@@ -156,7 +162,8 @@ class Handler(BaseHTTPRequestHandler):
             self.close_connection = True
             return
         body = self.rfile.read(length)
-        if fault is not None:
+        self.broken = fault if fault is not None and fault.sent else None
+        if fault is not None and fault.status:
             self.refuse(fault.status, "this goes wrong on purpose")
             return
         for method, pattern, answer in ROUTES:
@@ -170,14 +177,26 @@ class Handler(BaseHTTPRequestHandler):
     def send(self, status: int, content: Any = b"", **headers: str) -> None:
         """Sends JSON, or bytes as they are."""
         data = content if isinstance(content, bytes) else json.dumps(content).encode()
+        if isinstance(content, bytes) and (found := re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))):
+            headers["Content_Range"] = f"bytes {found[1]}-{len(data) - 1}/{len(data)}"
+            status, data = 206, data[int(found[1]) :]
         self.send_response(status)
         for name, value in headers.items():
             self.send_header(name.replace("_", "-"), value)
-        self.send_header("Content-Type", "application/octet-stream" if data is content else "application/json")
+        self.send_header(
+            "Content-Type", "application/octet-stream" if isinstance(content, bytes) else "application/json"
+        )
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()
-        if self.command != "HEAD":
+        if self.command == "HEAD":
+            return
+        if self.broken is None:
             self.wfile.write(data)
+            return
+        self.wfile.write(data[: int(self.broken.sent)])
+        time.sleep(self.broken.stall)
+        self.connection.shutdown(socket.SHUT_RDWR)
+        self.close_connection = True
 
     def refuse(self, status: int, message: str, code: str = "") -> None:
         """Sends an error as the Hub does."""

@@ -179,6 +179,9 @@ TWO = [{"name": "a", "task": "rte"}, {"name": "b", "task": "cola"}]
             {"column": [{"name": "a", "task": "mrpc", "metric": "f2"}]},
             r"unknown metric 'f2' in \[\[column\]\] 1; mrpc has f1, accuracy$",
         ),
+        ({"column": [{"name": "a", "y" * 999: 1}]}, rf"unknown key '{'y' * 40}' in \[\[column\]\] 1; expected name, "),
+        ({"z" * 999: 1, "column": TWO}, rf"unknown key '{'z' * 40}'; expected tasks, "),
+        ({"column": TWO, "grid": {"\x1b[31m": "x" * 999}}, rf'\[grid\] \[31m = "{"x" * 99} must be a list'),
         ({"column": [TWO[0], {"name": "A", "task": "cola"}]}, r"two of the \[\[column\]\] tables are called 'a'"),
         ({"column": [TWO[0], {"name": "?", "task": "cola"}]}, r"a \[\[column\]\] has a name without letters"),
         (

@@ -654,6 +654,11 @@ def test_tau_serves_the_scores():
         ),
         (
             score_squad2,
+            ({"q" * 999: []}, {}),
+            f"1 of 1 questions have no prediction, the first is '{'q' * 40}'; predict",
+        ),
+        (
+            score_squad2,
             ({"q1": ["x"], "q2": [], "q3": []}, {"q1": ""}),
             "2 of 3 questions have no prediction, the first is 'q2'; predict \"\" where there is no answer",
         ),

@@ -397,7 +397,10 @@ def write_head_with(folder, **config):
     return folder
 
 
-@pytest.mark.parametrize("labels", [{"0": "a", "1": "b", "3": "c"}, {"0": "a", "1": "a", "2": "b"}])
+@pytest.mark.parametrize(
+    "labels",
+    [{"0": "a", "1": "b", "3": "c"}, {"0": "a", "1": "a", "2": "b"}, {"0": "a", "1": [], "2": None}],
+)
 def test_classes_without_names_of_their_own_are_refused(labels, tmp_path):
     folder = write_head_with(tmp_path, id2label=labels, label2id={})
     with pytest.raises(UsageError, match="must name each class, differently"):
@@ -451,6 +454,7 @@ def test_a_model_that_has_diverged_says_so(classifier, tmp_path):
     ("given", "message"),
     [
         ({"txt": "good"}, "text is missing; the input has txt: name it so"),
+        ({"t\x1b[31m\n" + 999 * "x": "good"}, rf"text is missing; the input has t\[31m{'x' * 95}: name it so"),
         ({"text": 3}, "text is '3', which is no text"),
         ({}, "text is missing; the input has nothing: name it so"),
         ([], "0 texts where text are expected; give as many"),

@@ -155,6 +155,8 @@ def test_two_processes_go_on_where_one_has_been(recipe, tmp_path):
     out = finish_two(start_two(recipe, tmp_path, "two"))
     assert "continues after checkpoint-6" in out
     assert count_processes(tmp_path / "two") == 2
+    (tmp_path / "two" / "metrics.json").unlink()  # as if it had been lost between the last update and the scores
+    assert "continues after checkpoint-10" in finish_two(start_two(recipe, tmp_path, "two"))
     np.testing.assert_allclose(read_losses(tmp_path / "two"), read_losses(tmp_path / "straight"), rtol=1e-5)
 
 

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from bertkit.errors import UsageError
 from bertkit.recipe import (
     RESERVED,
+    STEPS,
     TABLES,
     _alternatives,
     _list_fields,
@@ -107,6 +108,9 @@ def valid_recipes(draw: st.DrawFn) -> dict[str, Any]:
     for key in ("per_device_train_batch_size", "per_device_eval_batch_size"):
         if key in recipe.get("train", {}):
             recipe["train"][key] = draw(st.integers(1, 2**20))
+    for key in STEPS:
+        if key in recipe.get("train", {}):
+            recipe["train"][key] = draw(st.floats(0, 1e9))
     if draw(st.booleans()):
         count = draw(st.integers(0, 4))
         recipe["phase"] = [{"share": 1 / count, "max_length": draw(st.integers(5, 4096))} for _ in range(count)]
@@ -128,6 +132,7 @@ def test_reads_the_nested_dictionary(tmp_path: Path) -> None:
         (b"a = 1\nb = two\n", "is not TOML: .*line 2"),
         (b"a = 1\na = 2\n", "is not TOML: .*line 2"),
         (b"a = " + b"9" * 5000, "is not TOML: .*digits"),
+        (b"a = " + b"[" * 5000 + b"]" * 5000, "has lists or tables nested too deep to be read; "),
         (b"a = 1\nb = '\xe9'\n", r"is not UTF-8 \(byte 11\); save it as UTF-8"),
     ],
 )
@@ -255,6 +260,11 @@ def test_merging_is_associative_and_repeatable(a: dict[str, Any], b: dict[str, A
         ("batch_size=true", "batch_size = true must be a whole number"),
         ("train.learning_rate=true", "learning_rate = true must be a number"),
         ("train.learning_rate=nan", "must be a number"),
+        ("train.save_steps=inf", "save_steps = Infinity must be a number of updates, or a share of all of them"),
+        ("train.learning_rate=1" + 400 * "0", "must be a number"),  # larger than any float
+        ("data.mask_rate=" + "[" * 5000, 'mask_rate = "[[[['),
+        ("batch_size='\u2028\x85'", r'batch_size = "\u2028\x85" must be a whole number'),  # line ends to a terminal
+        (f"{'x' * 999}=1", f"unknown key '{'x' * 40}' at the top level"),
         ("train.max_steps=1e6", "must be a whole number; write it so: max_steps = 1000000"),
         ("train.seed=1.5", "seed = 1.5 must be a whole number"),
         ("data.cased=1", "cased = 1 must be true or false"),

@@ -27,7 +27,7 @@ from bertkit.run import run
 from bertkit.study import run_study
 from bertkit.tasks import TASKS
 from bertkit.tasks.squad import VERSIONS
-from tests.hub import check_metadata, serve
+from tests.hub import check_metadata
 from tests.official import write_checkpoint
 from tests.tasks.test_conformance import make_features, make_glue, make_pretraining, make_squad
 
@@ -75,20 +75,6 @@ def mrpc(finish, tmp_path):
     for stray in (".model.safetensors.tmp", "notes.txt", ".env", "training_args.bin"):
         (folder / stray).write_text("stays behind")
     return folder
-
-
-@pytest.fixture
-def hub(monkeypatch, tmp_path):
-    """A Hub that huggingface_hub takes for the real one, with ada logged in."""
-    with serve() as hub:
-        monkeypatch.setattr(constants, "ENDPOINT", hub.address)
-        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-        monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
-        monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "no-token"))
-        monkeypatch.setenv("HF_TOKEN", "hf_ada")
-        hub.waits = []
-        monkeypatch.setattr("huggingface_hub.utils._http.time", SimpleNamespace(sleep=hub.waits.append))
-        yield hub
 
 
 def read_files(folder):

@@ -133,7 +133,7 @@ MAY_IMPORT = {
         "bertkit.tasks.ner",
     },
     "bertkit.recipe": {"bertkit.config"},
-    "bertkit.report": {"bertkit.tasks.task"},
+    "bertkit.report": {"bertkit.data.shards", "bertkit.tasks.task"},
     "bertkit.run": {
         "bertkit",
         "bertkit.device",

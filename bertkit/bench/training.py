@@ -299,6 +299,7 @@ def measure_sides(sides: Mapping[str, Side], updates: int, repeats: int, report:
     """Rates, memory and ratios of sides that train the same rows; `OURS`, `SAME` and `EXAMPLE` are among them."""
     memory = {}
     for name, side in sides.items():
+        report(f"  {name}: warming up, measuring memory")
         train_epoch(side, min(WARM_UP, updates))
         memory[name] = measure_growth(partial(train_epoch, side, min(MEMORY, updates)), find_device())
     done: dict[str, Epoch] = {}

@@ -355,7 +355,8 @@ def _parse_row(line: str) -> Paragraphs:
     if not isinstance(row, dict):
         raise UsageError(f"is no JSON object but {type(row).__name__}; {ROW}")
     if "text" not in row:
-        raise UsageError(f"has no text but the keys {' '.join(', '.join(row).split())[:200] or '(none)'}; {ROW}")
+        keys = "".join(filter(str.isprintable, " ".join(", ".join(row).split())))
+        raise UsageError(f"has no text but the keys {keys[:200] or '(none)'}; {ROW}")
     text = row["text"]
     if not isinstance(text, str):
         raise UsageError(f"has a text that is no string but {type(text).__name__}; {ROW}")
@@ -474,7 +475,7 @@ def _load_hub(source: str) -> Any:
 
     try:
         return datasets.load_dataset(name, config or None, split="train", streaming=True)
-    except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
+    except Exception as error:  # also the transport's
         raise UsageError(f"the data set {source!r} cannot be loaded ({join_lines(error)}); {remedy}") from None
 
 
@@ -493,5 +494,7 @@ def _read_hub(piece: Piece) -> Iterator[str]:
                 )
             yield from _list_paragraphs(row["text"])
             yield ""
-    except OSError as error:  # datasets has tried again many times
+    except UsageError:
+        raise
+    except Exception as error:  # the transport's; datasets has tried again many times
         raise UsageError(f"the data set {piece.source!r} cannot be read ({join_lines(error)}); try again") from None

@@ -253,6 +253,12 @@ def open_whole(path: Path, mode: Literal["w", "wb"] = "w") -> Iterator[IO[Any]]:
             temporary.unlink(missing_ok=True)
 
 
+def remove_unfinished(folder: Path) -> None:
+    """Deletes what was being written in a folder when a process was killed."""
+    for path in folder.glob(".*.[0-9]*"):
+        path.unlink()
+
+
 def write_manifest(directory: Path, names: Iterable[str], content: Mapping[str, Any]) -> None:
     """Seals the directory: `content`, and the sizes and checksums of the files with these names."""
     paths = [directory / name for name in names]
@@ -293,10 +299,12 @@ def read_manifest(directory: str | Path) -> dict[str, Any]:
         checksum = manifest.pop("checksum")
         if manifest["format"] == FORMAT and checksum != _seal(manifest):
             raise ValueError("its checksum differs")
-    except (ValueError, KeyError, AttributeError, TypeError) as error:
+    except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
         raise UsageError(f"{path} is truncated or corrupted ({error}); {REMEDY}") from None
     if manifest["format"] != FORMAT:
-        raise UsageError(f"{path} has format {manifest['format']}, not {FORMAT}; build the corpus anew")
+        raise UsageError(
+            f"{path} has format {json.dumps(manifest['format'])[:40]}, not {FORMAT}; build the corpus anew"
+        )
     return manifest
 
 
@@ -393,6 +401,6 @@ def read_shard(path: Path) -> Shard:
             arrays[name] = (DTYPES[array["dtype"]], 8 + size + start, array["shape"][0])
         if path.stat().st_size != 8 + size + end:
             raise ValueError("its size is not what its header says")
-    except (ValueError, KeyError, TypeError, AttributeError, struct.error) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError, struct.error) as error:
         raise UsageError(f"{path} is truncated or corrupted ({error}); {REMEDY}") from None
     return Shard(path, arrays, note)

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bertkit.data.corpus import find_hub_trouble, ignore, is_hub_name
-from bertkit.errors import UsageError
+from bertkit.errors import UsageError, join_lines
 
 if TYPE_CHECKING:
     from transformers import BertTokenizerFast
@@ -34,6 +34,8 @@ NORMALIZATION = {  # of tokenizers' BertNormalizer -> of transformers' BertToken
     "strip_accents": "strip_accents",
     "handle_chinese_chars": "tokenize_chinese_chars",
 }
+LONGEST_TROUBLE = 200  # characters of a library's message
+UNKNOWN = "\U00013000"  # a hieroglyph, which hardly any vocabulary has
 UNLIMITED = 1e9  # tokenizers without a maximal length say 1e30
 
 
@@ -168,6 +170,8 @@ def save_tokenizer(tokenizer: "BertTokenizerFast", directory: str | Path) -> Non
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UsageError(f"{directory} cannot be made ({error.strerror}); name another directory") from None
+    for key in ("is_local", "local_files_only", "auto_map"):  # where it comes from, or whose code it would have run
+        tokenizer.init_kwargs.pop(key, None)
     tokenizer.save_pretrained(directory)
     ids = tokenizer.get_vocab()
     tokens = sorted(ids, key=ids.__getitem__)
@@ -231,9 +235,15 @@ def _load_directory(directory: Path, source: str, cased: bool | None) -> "BertTo
     if not isinstance(longest, int | float) or not 0 < longest < UNLIMITED:
         settings["model_max_length"] = 512
     try:
-        return BertTokenizerFast.from_pretrained(directory, **settings)
-    except (KeyError, TypeError, ValueError, OSError) as error:
-        raise UsageError(f"the tokenizer of {source} is damaged ({error!r}); save it again") from None
+        tokenizer = BertTokenizerFast.from_pretrained(directory, **settings)
+        tokenizer.backend_tokenizer.encode(UNKNOWN)  # which fails where the unknown word is none of the vocabulary
+    except Exception as error:  # what tokenizers refuses is a plain Exception
+        trouble = f"{type(error).__name__}: {join_lines(error)[:LONGEST_TROUBLE]}"
+        raise UsageError(f"the tokenizer of {source} is damaged ({trouble!r}); save it again") from None
+    needed = {name: getattr(tokenizer, name) for name in ("pad_token", "unk_token", "cls_token", "sep_token")}
+    if missing := [name for name, token in needed.items() if token is None]:
+        raise UsageError(f"the tokenizer of {source} names no {missing[0]}; write it into its tokenizer_config.json")
+    return tokenizer
 
 
 def _download(name: str) -> Path:
@@ -243,16 +253,18 @@ def _download(name: str) -> Path:
     trouble = find_hub_trouble(name, "model")
     try:
         return Path(snapshot_download(name, allow_patterns=TOKENIZER_FILES, local_files_only=trouble is not None))
-    except (OSError, ValueError) as error:
-        reason = trouble or f"the tokenizer of {name!r} cannot be downloaded ({' '.join(str(error).split())})"
+    except Exception as error:  # also the transport's: huggingface_hub has changed its HTTP library more than once
+        reason = trouble or f"the tokenizer of {name!r} cannot be downloaded ({join_lines(error)})"
         raise UsageError(f"{reason}; name a directory with a vocabulary or train one: bertkit vocab") from None
 
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_bytes())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"{path} is not JSON ({error}); save the tokenizer again") from None
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read ({error.strerror}); save the tokenizer again") from None
     if not isinstance(content, dict):
         raise UsageError(f"{path} holds no JSON object; save the tokenizer again")
     return content
@@ -265,9 +277,18 @@ def _read_tokenizer_json(path: Path) -> tuple[list[str], dict[str, Any]]:
     """
     content = _read_json(path)
     model, normalizer = content.get("model") or {}, content.get("normalizer") or {}
-    if model.get("type", "WordPiece") != "WordPiece" or not isinstance(model.get("vocab"), dict):
-        raise UsageError(f"{path} is a {model.get('type')} tokenizer; BERT needs WordPiece, so name another vocabulary")
-    ids = model["vocab"]
+    kind, ids = (model.get("type", "WordPiece"), model.get("vocab")) if isinstance(model, dict) else (None, None)
+    if isinstance(kind, str) and kind != "WordPiece":
+        kind = kind[:40] if kind.isidentifier() else repr(kind[:40])
+        raise UsageError(f"{path} is a {kind} tokenizer; BERT needs WordPiece, so name another vocabulary")
+    if not isinstance(ids, dict) or any(type(index) is not int for index in ids.values()):
+        raise UsageError(f"{path} has no table of tokens and their ids; save the tokenizer again")
+    # tokenizers writes down every id that is left out, which an id of two billions makes of 10 GB.
+    most = len(ids) + len(added if isinstance(added := content.get("added_tokens"), list) else [])
+    if len(set(ids.values())) < len(ids) or not all(0 <= index < most for index in ids.values()):
+        raise UsageError(f"{path} does not number its tokens from 0 without gaps; save the tokenizer again")
+    if not isinstance(normalizer, dict):
+        raise UsageError(f"{path} has a normalizer that is no object; save the tokenizer again")
     settings = {name: normalizer[key] for key, name in NORMALIZATION.items() if key in normalizer}
     return sorted(ids, key=ids.__getitem__), settings
 
@@ -275,6 +296,8 @@ def _read_tokenizer_json(path: Path) -> tuple[list[str], dict[str, Any]]:
 def _read_tokens(path: Path) -> list[str]:
     try:
         text = path.read_bytes().decode("utf-8-sig")
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read ({error.strerror}); name a vocab.txt or its directory") from None
     except UnicodeDecodeError:
         raise UsageError(f"{path} is not UTF-8 text; name a vocab.txt with a token a line, or its directory") from None
     return [line.rstrip() for line in text.rstrip().split("\n")]
@@ -288,7 +311,8 @@ def _check_tokens(tokens: Sequence[str], source: str) -> None:
     token, count = Counter(tokens).most_common(1)[0]
     if count > 1:
         raise UsageError(
-            f"{source} has the token {token!r} {count} times, so later ids would shift; leave each token once"
+            f"{source} has the token {token[:LONGEST_WORD]!r} {count} times, so later ids would shift; "
+            "leave each token once"
         )
 
 

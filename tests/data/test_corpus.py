@@ -173,6 +173,7 @@ def bad_sources() -> list[tuple[str, bytes, str]]:
         ("f.jsonl", b'{"text": null}\n', r"f\.jsonl, line 1 has a text that is no string but NoneType"),
         ("g.jsonl", b"{}", r"g\.jsonl, line 1 has no text but the keys \(none\)"),
         ("h.jsonl", b'{"a\\nb": 1}', r"h\.jsonl, line 1 has no text but the keys a b;"),
+        ("h2.jsonl", b'{"a\\u001b[31m": 1}', r"h2\.jsonl, line 1 has no text but the keys a\[31m;"),
         ("i.jsonl.gz", gzip.compress(b'\n{"text": "caf\xe9"}'), r"i\.jsonl\.gz, line 2 is not UTF-8 \(byte 0xe9"),
         ("j.jsonl", b'{"text": "' + b"a" * 10_000_000, r"j\.jsonl, line 1 has 10,000,000 bytes or more.*JSONL"),
         ("k.jsonl", b'{"text": "a\0"}', r"k\.jsonl, line 1 has a NUL byte"),
@@ -538,6 +539,25 @@ def test_a_hub_data_set_that_cannot_be_loaded(monkeypatch):
     )
     with pytest.raises(UsageError, match=r"'name' cannot be loaded \(Config name missing\)"):
         read("name")
+
+
+def test_a_hub_data_set_that_breaks_off_is_one_line(monkeypatch):
+    """The transport has exceptions of its own, which are no OSError."""
+
+    class ReadTimeout(Exception):
+        pass
+
+    class Rows:
+        num_shards = 1
+
+        def shard(self, **which):
+            yield {"text": "One."}
+            raise ReadTimeout("timed\nout")
+
+    serve(monkeypatch, [])
+    monkeypatch.setattr("datasets.load_dataset", lambda *_, **__: Rows())
+    with pytest.raises(UsageError, match=r"the data set 'owner/name' cannot be read \(timed out\); try again"):
+        read("owner/name")
 
 
 def test_shards_of_a_hub_data_set_are_pieces(monkeypatch):

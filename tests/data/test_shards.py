@@ -194,6 +194,22 @@ def test_every_truncated_file_is_found_and_named_even_without_checksums(made):
             path.write_bytes(whole)
 
 
+def test_a_manifest_of_lists_in_lists_is_damaged(made):
+    (made / MANIFEST).write_text("[" * 100_000)
+    with pytest.raises(UsageError, match=r"corpus.json is truncated or corrupted \(.*\); the same bertkit"):
+        open_corpus(made)
+
+
+@pytest.mark.parametrize(
+    "header", ["[" * 9999, '{"__metadata__": {"bertkit": "1"}, "ids": {"data_offsets": [0, 8], "shape": []}}']
+)
+def test_the_header_of_a_shard_is_not_trusted(tmp_path, header):
+    path = tmp_path / "00000-0000-00000000.safetensors"
+    path.write_bytes(len(header).to_bytes(8, "little") + header.encode())
+    with pytest.raises(UsageError, match=r"00000000.safetensors is truncated or corrupted \(.*\); the same bertkit"):
+        read_shard(path)
+
+
 def test_a_newer_format_is_told_from_damage(made):
     manifest = json.loads((made / MANIFEST).read_text())
     (made / MANIFEST).write_text(json.dumps(manifest | {"format": 2}))

@@ -9,6 +9,7 @@ import sys
 from collections import Counter
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -263,6 +264,12 @@ def test_settings_in_tokenizer_config_come_before_those_in_tokenizer_json(tmp_pa
     )
 
 
+def make_numbered(index: int, **more: Any) -> str:
+    """A tokenizer.json whose last token has this id."""
+    ids = {token: number for number, token in enumerate(SPECIAL_TOKENS)} | {"a": index}
+    return json.dumps({"model": {"type": "WordPiece", "vocab": ids}} | more)
+
+
 ROBERTA = json.dumps({"model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}})
 BAD_FILES = [
     ("vocab.txt", "\n".join(["a", *SPECIAL_TOKENS, "a"]), "has the token 'a' 2 times"),
@@ -272,8 +279,17 @@ BAD_FILES = [
     ("vocab.txt", b"[PAD]\xff", "is not UTF-8 text"),
     ("tokenizer.json", "{", "is not JSON"),
     ("tokenizer.json", "[]", "holds no JSON object"),
-    ("tokenizer.json", "{}", "is a None tokenizer"),
+    ("tokenizer.json", "{}", "has no table of tokens and their ids; save the tokenizer again"),
     ("tokenizer.json", ROBERTA, "is a BPE tokenizer; BERT needs WordPiece"),
+    ("tokenizer.json", '{"model": {"type": "\\u001b"}}', r"is a '\\x1b' tokenizer; BERT needs WordPiece"),
+    ("tokenizer.json", "[" * 100_000, "is not JSON"),
+    ("tokenizer.json", '{"model": 1}', "has no table of tokens and their ids"),
+    ("tokenizer.json", '{"model": {"vocab": {"[PAD]": "0", "[UNK]": 1}}}', "has no table of tokens and their ids"),
+    ("tokenizer.json", make_numbered(2**31), "does not number its tokens from 0 without gaps"),
+    ("tokenizer.json", make_numbered(-1), "does not number its tokens from 0 without gaps"),
+    ("tokenizer.json", make_numbered(0), "does not number its tokens from 0 without gaps"),
+    ("tokenizer.json", make_numbered(5, normalizer=[1]), "has a normalizer that is no object"),
+    ("tokenizer.json", make_numbered(5, decoder=[1]), r"is damaged \(.*; save it again"),  # tokenizers' own Exception
     ("tokenizer.json", json.dumps({"model": {"vocab": {"[PAD]": 0}}}), r"it has no \[UNK\], \[CLS\]"),
     ("config.json", "{}", "has neither tokenizer.json nor vocab.txt"),
 ]
@@ -286,6 +302,30 @@ def test_bad_vocabulary_is_one_line(tmp_path, name, content, message):
         load_tokenizer(tmp_path)
     assert "\n" not in str(raised.value)
     assert str(tmp_path) in str(raised.value)
+
+
+def test_an_unknown_word_that_the_vocabulary_does_not_have_is_told_before_a_text_has_one(tmp_path):
+    save_tokenizer(make_tokenizer(vocabulary(), cased=False), tmp_path)
+    config = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config | {"unk_token": "-1"}))
+    with pytest.raises(UsageError, match=r"is damaged \(.*\); save it again"):
+        load_tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["pad_token", "unk_token", "cls_token", "sep_token"])
+def test_a_tokenizer_that_names_no_special_token_is_refused(tmp_path, name):
+    save_tokenizer(make_tokenizer(vocabulary(), cased=False), tmp_path)
+    config = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config | {name: None}))
+    with pytest.raises(UsageError, match=rf"names no {name}; write it into its tokenizer_config.json|is damaged \("):
+        load_tokenizer(tmp_path)
+
+
+def test_a_folder_with_the_name_of_a_file_is_one_line(tmp_path):
+    for name in ("tokenizer.json", "vocab.txt"):
+        (tmp_path / name / name).mkdir(parents=True)
+        with pytest.raises(UsageError, match=r"cannot be read \(Is a directory\); "):
+            load_tokenizer(tmp_path / name)
 
 
 def test_bad_tokens():

@@ -323,7 +323,7 @@ MISTAKES = [
     ("rte", {"data": {"max_train_samples": -1}}, r"max_train_samples is -1 in \[data\]; it must be at least 0"),
     ("rte", {"checkpoint": ""}, r"rte needs a BERT to fine-tune; name one with --model"),
     ("ax", {"checkpoint": ""}, r"ax needs a model that was fine-tuned on MNLI; name one with --model"),
-    ("rte", {"checkpoint": "no/model"}, r"there is no directory no/model"),
+    ("rte", {"checkpoint": "no/model"}, r"there is no directory 'no/model'"),
     ("rte", {"freeze": "encoder", "reinit_layers": 1}, r"freeze would leave the layers of reinit_layers"),
     ("rte", {"phase": [{"share": 1.0, "max_length": 20}]}, r"\[\[phase\]\] is for pretraining"),
     ("rte", {"train": {"num_train_epochs": 0.0}}, r"num_train_epochs is 0 in \[train\]; it must be above 0"),
@@ -342,7 +342,7 @@ def test_a_model_that_is_no_bert(glue, bert, tmp_path):
     config = json.loads((bert / "config.json").read_text()) | {"model_type": "roberta"}
     (tmp_path / "other" / "config.json").write_text(json.dumps(config))
     recipe = make_recipe(tmp_path / "other", glue)
-    assert_refused("rte", recipe, tmp_path / "run", r"other is a model of type roberta, not bert")
+    assert_refused("rte", recipe, tmp_path / "run", r"other is a model of type 'roberta', not bert")
 
 
 # --- Runs -------------------------------------------------------------------------------------------------------------

@@ -1,0 +1,354 @@
+"""Commands that are killed again and again lose nothing that was finished, and end as if they had never been touched.
+
+Each row of COMMANDS is a real command with small data. It is killed at moments drawn beforehand (kill -9 and SIGTERM in
+turn, half of them at a random time, half at once when a certain file is written), and each time given again in the same
+directory. When it ends by itself, its directory is compared with that of a run that nobody has touched.
+"""
+
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from fnmatch import fnmatch
+from itertools import cycle, islice
+from pathlib import Path
+
+import pytest
+
+from bertkit.data.shards import SHARD_NAME
+from bertkit.data.vocab import make_tokenizer, save_tokenizer, train_vocabulary
+from bertkit.directory import COMPLETE, ENVIRONMENT, LOG, METRICS
+from tests.official import write_checkpoint, write_glue, write_squad
+from tests.test_build_faults import SCRIPT
+from tests.test_run import write_text
+from tests.test_workers import list_children
+
+SURROUNDINGS = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "COLUMNS": "120"}
+MADE = "made"  # what a command makes, in the directory that it is given in
+TIMES = ("runtime", "per_second", "preparation_time", "resumed_at")  # in the names of what a log says of time
+CHECKPOINT = re.compile(r"(.*?)checkpoint-(\d+)/.*")
+RENEWED = (".png", "study.toml", "study.json", "table.md")  # written again, the same, when what is finished is shown
+TWO = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2")
+
+
+def make_settings(**settings: object) -> tuple[str, ...]:
+    """`--set` for each; two underscores stand for the dot between a table and its key."""
+    return tuple(word for key, value in settings.items() for word in ("--set", f"{key.replace('__', '.', 1)}={value}"))
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command to hurt.
+
+    arguments: of Python; PLACE in them is the directory of the data.
+    kills: how many have to hit it.
+    files: patterns of paths below what it makes; it is killed when a file of that kind is written.
+    processes: more than one if a launcher starts them; SIGTERM is for the launcher, kill -9 for one of the others.
+    """
+
+    name: str
+    arguments: tuple[str, ...]
+    kills: int
+    files: tuple[str, ...]
+    processes: int = 1
+
+
+PRETRAIN = (
+    *("-m", "bertkit", "pretrain", "--corpus", "PLACE/text.txt", "--output", MADE),
+    *make_settings(precision="fp32", batch_size=16, model__hidden_size=32, model__num_hidden_layers=2),
+    *make_settings(model__num_attention_heads=2, model__intermediate_size=64, model__max_position_embeddings=32),
+    *make_settings(data__vocab_size=120, data__max_length=32, data__heldout_share=0.2),
+    # Other numbers for the log than for checkpoints and evaluation: some are saved between two lines of it.
+    *make_settings(train__max_steps=120, train__save_steps=10, train__eval_steps=20, train__logging_steps=7),
+)
+SQUAD = (
+    *("-m", "bertkit", "squad", "--version", "2", "--data", "PLACE/squad", "--model", "PLACE/bert", "--output", MADE),
+    *make_settings(precision="fp32", batch_size=8, data__max_length=40, data__doc_stride=12, data__max_query_length=8),
+    *make_settings(train__max_steps=120, train__save_steps=10),
+)
+GRID = (
+    *("-m", "bertkit", "glue", "--task", "rte", "--data", "PLACE/glue", "--model", "PLACE/bert", "--output", MADE),
+    *make_settings(precision="fp32", batch_size=8),
+    *("--grid", *make_settings(train__learning_rate=[1e-3, 1e-4], train__num_train_epochs=[4.0, 8.0])),
+)
+CORPUS = (
+    *("PLACE/script.py", "corpus", "build", "PLACE/long.txt", "--vocab", "PLACE/vocab", "--output", MADE),
+    *("--workers", "2"),
+)
+RUN = ("vocab.txt", "checkpoint-*", "checkpoint-*/optimizer.pt", ".*", "model.safetensors", "predictions", METRICS)
+COMMANDS = [
+    Command("pretrain", PRETRAIN, 16, RUN),
+    Command("squad", SQUAD, 12, RUN),
+    Command("glue --grid", GRID, 12, (*(f"rte/*/{name}" for name in RUN), "table.md")),
+    Command("glue --grid --workers 2", (*GRID, "--workers", "2"), 4, ("rte/*/checkpoint-*", "rte/*/metrics.json")),
+    Command("corpus build", CORPUS, 8, ("vocab.txt", "shards/.*", "shards/*", "corpus.json")),
+    Command(
+        "corpus build --deduplicate lines",
+        (*CORPUS, "--deduplicate", "lines"),
+        8,
+        ("parts/.*", "parts/*", "shards/*", "index*"),
+    ),
+    Command("torchrun pretrain", (*TWO, *PRETRAIN), 4, ("checkpoint-*", "model.safetensors"), processes=2),
+]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A folder with the data of all commands, a tiny BERT with dropout, and `corpus build` with small shards."""
+    folder = tmp_path_factory.mktemp("place")
+    write_text(folder / "text.txt", documents=120)
+    lines = write_text(folder / "long.txt", documents=1200).read_text()
+    (folder / "long.txt").write_text(f"{lines}\n{lines[:4000]}")
+    save_tokenizer(make_tokenizer(train_vocabulary(lines.splitlines(), size=100), cased=False), folder / "vocab")
+    (folder / "script.py").write_text(SCRIPT.format(piece_bytes=24000, shard_tokens=1800, batch=1000))
+    write_glue(folder / "glue")
+    write_squad(folder / "squad", 2)
+    write_checkpoint(folder / "bert", hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1)
+    return folder
+
+
+# --- One attempt ------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Victim:
+    """A command that has been started in `folder`, which may hold what earlier ones have left."""
+
+    command: Command
+    place: Path
+    folder: Path
+    process: subprocess.Popen = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.folder.mkdir(exist_ok=True)
+        words = [word.replace("PLACE", str(self.place)) for word in self.command.arguments]
+        with (self.folder / "out").open("a") as out, (self.folder / "err").open("w") as err:
+            self.process = subprocess.Popen(
+                [sys.executable, *words], cwd=self.folder, env=SURROUNDINGS, stdout=out, stderr=err
+            )
+
+    @property
+    def is_over(self) -> bool:
+        return self.process.poll() is not None
+
+    @property
+    def error(self) -> str:
+        """What it has written to standard error."""
+        return (self.folder / "err").read_text()
+
+    def wait(self) -> int:
+        """Its exit code."""
+        return self.process.wait(timeout=300)
+
+    def end(self) -> None:
+        """Ends it, whatever has happened to the test."""
+        if not self.is_over:
+            for number in [self.process.pid, *list_children(self.process.pid)]:
+                os.kill(number, signal.SIGKILL)
+            self.process.wait()
+
+    def lurk(self, seconds: float, pattern: str) -> bool:
+        """Waits for a new file of that kind, or without a pattern for some seconds; whether there is still a victim."""
+        began, before = time.monotonic(), scan(self.folder / MADE)  # it has not loaded Python yet
+        while not self.is_over:
+            if not pattern and time.monotonic() - began > seconds:
+                return True
+            new = scan(self.folder / MADE).items() - before.items()
+            if pattern and any(fnmatch(path, pattern) for path, _ in new):
+                return True
+            time.sleep(0.003)
+        return False
+
+    def hurt(self, number: int, draw: random.Random) -> bool:
+        """Sends a signal and waits for the end; whether that came of the signal. What it must say is asserted."""
+        catches = catches_sigterm(self.process.pid)
+        target = self.process.pid
+        if self.command.processes > 1 and number == signal.SIGKILL:
+            while len(children := list_children(target)) < self.command.processes and not self.is_over:
+                time.sleep(0.01)
+            target = draw.choice(children[: self.command.processes] or [target])
+        with suppress(ProcessLookupError):  # one of several has just ended
+            os.kill(target, number)
+        code = self.wait()
+        if code == 0:
+            return False
+        assert not re.search(r'File ".*/bertkit/', self.error), self.error
+        if self.command.processes > 1:
+            return True  # the rest is what torchrun says
+        if number == signal.SIGKILL:
+            assert code == -signal.SIGKILL
+        elif catches:
+            assert code == 128 + signal.SIGTERM, self.error
+            assert re.fullmatch(r"bertkit: stopped (after|outside of|with) .*\n", self.error)
+        else:  # it was loading Python, or about to leave
+            assert (code, self.error) == (-signal.SIGTERM, "")
+        return True
+
+
+def catches_sigterm(pid: int) -> bool:
+    """Whether the process has something of its own to do at SIGTERM, as the system knows."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    found = re.search(r"SigCgt:\s+([0-9a-f]+)", status)
+    return bool(found and int(found[1], 16) >> (signal.SIGTERM - 1) & 1)
+
+
+def scan(folder: Path, prefix: str = "") -> dict[str, tuple[int, int]]:
+    """Path -> what tells a file from another one of that name: its number on the disk and, of a file, its time."""
+    found = {}
+    with suppress(FileNotFoundError), os.scandir(folder) as entries:
+        for entry in entries:
+            with suppress(FileNotFoundError):  # it has just gone
+                status, is_folder = entry.stat(follow_symlinks=False), entry.is_dir(follow_symlinks=False)
+                found[prefix + entry.name] = (status.st_ino, 0 if is_folder else status.st_mtime_ns)
+                if is_folder:
+                    found |= scan(folder / entry.name, f"{prefix}{entry.name}/")
+    return found
+
+
+# --- What is finished, and what it comes to ---------------------------------------------------------------------------
+
+
+def list_finished(made: Path) -> dict[str, tuple[int, int]]:
+    """The files of whole checkpoints, of finished runs but for weights, and whole shards."""
+    found = scan(made)
+    folders = {path.rpartition("/")[0] for path in found if fnmatch(path, f"*checkpoint-*/{COMPLETE}")}
+    runs = {path.rpartition("/")[0] for path in found if path.rpartition("/")[2] == METRICS}
+    is_finished = {}
+    for path in found:
+        folder, _, name = path.rpartition("/")
+        inside = any(path.startswith(f"{run}/".lstrip("/")) for run in runs) and "checkpoint-" not in path
+        of_run = inside and not path.endswith((".safetensors", *RENEWED)) and not name.startswith(".")
+        is_finished[path] = folder in folders or of_run or SHARD_NAME.fullmatch(name)
+    return {path: found[path] for path, is_whole in is_finished.items() if is_whole}
+
+
+def find_lost(before: dict[str, tuple[int, int]], made: Path) -> Iterator[str]:
+    """The files that were finished, and are gone without being replaced, or others now."""
+    now = list_finished(made)
+    for path, old in before.items():
+        if (new := now.get(path)) == old:
+            continue
+        if new is None and (found := CHECKPOINT.fullmatch(path)):
+            run, step = found.groups()
+            later = (CHECKPOINT.fullmatch(other) for other in now)
+            if f"{run}{METRICS}" in now or any(x and x[1] == run and int(x[2]) > int(step) for x in later):
+                continue  # needed no more, or rotated
+        if new is None and path.startswith("parts/") and (made / "corpus.json").exists():
+            continue  # what it was made of
+        yield f"{path} is {'gone' if new is None else 'another one'}"
+
+
+def read_result(made: Path) -> dict[str, object]:
+    """Path -> what has to be the same however often a command was killed.
+
+    Not when and where it ran, and not checkpoints: which of them are left depends on where it was stopped.
+    """
+    result: dict[str, object] = {}
+    for path in sorted(made.rglob("*")):
+        name = path.relative_to(made).as_posix()
+        if not path.is_file() or "checkpoint-" in name or path.name == ENVIRONMENT:
+            continue
+        if path.name == LOG:
+            result[name] = [leave_out(json.loads(line), TIMES) for line in path.read_text().splitlines()]
+        else:
+            result[name] = path.read_bytes()
+    return result
+
+
+def leave_out(entry: dict[str, object], words: tuple[str, ...]) -> dict[str, object]:
+    """The entry without the keys in which one of the words occurs."""
+    return {key: value for key, value in entry.items() if not any(word in key for word in words)}
+
+
+def list_differences(one: dict[str, object], other: dict[str, object]) -> list[str]:
+    """The paths that only one of two results has, or that differ."""
+    return [path for path in sorted(one | other) if one.get(path) != other.get(path)]
+
+
+# --- The sequence -----------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Tally:
+    """What has been done to a command, and what came of it."""
+
+    kills: Counter = field(default_factory=Counter)
+    starts: int = 0
+    ends: int = 0
+    lost: list[str] = field(default_factory=list)
+
+    def show(self, name: str, seconds: float) -> str:
+        kills = ", ".join(f"{signal.Signals(number).name} {count}" for number, count in sorted(self.kills.items()))
+        return (
+            f"{name:<34} kills: {kills:<24} starts: {self.starts:<4} ends: {self.ends:<3} "
+            f"lost: {'; '.join(self.lost) or 'none'}  ({seconds:.0f} s)"
+        )
+
+
+def deal(command: Command, draw: random.Random) -> list[tuple[int, float, str]]:
+    """The kills to come: the signal, the share of a whole run's time, and what file to wait for instead, or none."""
+    patterns = list(islice(cycle(command.files), command.kills // 2))
+    patterns += [""] * (command.kills - len(patterns))
+    signals = list(islice(cycle((signal.SIGKILL, signal.SIGTERM)), command.kills))
+    draw.shuffle(patterns)
+    draw.shuffle(signals)
+    return [(number, draw.uniform(0.02, 0.98), pattern) for number, pattern in zip(signals, patterns, strict=True)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
+def test_killed_at_any_moment_nothing_finished_is_lost_and_the_end_is_the_same(command, place, tmp_path):
+    began, draw, tally = time.monotonic(), random.Random(command.name), Tally()
+    victim = Victim(command, place, tmp_path / "straight")
+    assert victim.wait() == 0, victim.error
+    seconds = time.monotonic() - began
+    expected = read_result(tmp_path / "straight" / MADE)
+    assert len(expected) > 5
+
+    def strike(folder: Path, kill: tuple[int, float, str] | None) -> bool:
+        """Whether a start in this folder was killed; if it has come to its end, that is compared."""
+        number, share, pattern = kill or (0, 0.0, "")
+        there = list_finished(folder / MADE)
+        victim, tally.starts = Victim(command, place, folder), tally.starts + 1
+        try:
+            is_hit = bool(kill) and victim.lurk(share * seconds, pattern) and victim.hurt(number, draw)
+            code = victim.wait()
+        finally:
+            victim.end()
+        tally.lost += find_lost(there, folder / MADE)
+        if is_hit:
+            tally.kills[number] += 1
+            print(f"  {folder.name} {signal.Signals(number).name:<7} {pattern or f'{share * seconds:.1f} s'}")
+            return True
+        assert code == 0, victim.error
+        assert victim.error == "" or command.processes > 1, victim.error
+        tally.ends += 1
+        assert list_differences(read_result(folder / MADE), expected) == []
+        return False
+
+    print()
+    folder = tmp_path / "0"
+    for number, share, pattern in deal(command, draw):
+        for misses in range(4):
+            if strike(folder, (number, share / 2**misses, pattern)):
+                break
+            folder = tmp_path / str(tally.ends)  # it was over: the kill is for a new one
+        else:
+            pytest.fail(f"it ends without {signal.Signals(number).name} {pattern or share}")
+    strike(folder, None)
+    before = scan(folder / MADE)
+    strike(folder, None)
+    again = scan(folder / MADE)
+    assert [x for x in before if before[x] != again.get(x) and not x.endswith(RENEWED)] == []
+    print(tally.show(command.name, time.monotonic() - began))
+    assert tally.lost == []
+    assert sum(tally.kills.values()) == command.kills
+    assert min(tally.kills[number] for number in (signal.SIGKILL, signal.SIGTERM)) >= command.kills // 2

@@ -1,0 +1,929 @@
+"""Readers of what a user gives, on thousands of spoiled files: a value or one promised line, never a hang or a crash.
+
+Each reader starts from small valid files. One of them is spoiled in one to three places - a byte, a line, a cell, a
+value of JSON or TOML - or is something else altogether, and then goes as far as a run would take it: a task's examples
+are encoded, a study is planned, a model answers. The fast suite tries a few inputs, so that the functions live; the
+slow one 10,000 for each reader:
+
+    pytest tests/test_fuzz.py -m slow -rP     # -rP shows what was tried, and how much of it was accepted
+
+Memory is bounded while a test runs: an allocation beyond the bound fails and does not take the machine with it.
+"""
+
+import copy
+import gzip
+import hashlib
+import json
+import resource
+import shutil
+import signal
+import struct
+import time
+import unicodedata
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from bertkit import features, triviaqa
+from bertkit.data import shards
+from bertkit.data.corpus import read_documents
+from bertkit.data.files import read_nbest
+from bertkit.data.inputs import read_inputs
+from bertkit.data.sequence import encode_texts
+from bertkit.data.statistics import list_rows
+from bertkit.data.tokens import tokenize_documents
+from bertkit.data.vocab import TOKENIZER_FILES, load_tokenizer
+from bertkit.definition import define, describe_plan, make_study
+from bertkit.errors import UsageError
+from bertkit.predict import Predictor
+from bertkit.recipe import check, merge, parse_setting, read_recipe
+from bertkit.run import dry_run
+from bertkit.tasks import TASKS, glue, squad
+from bertkit.tensorflow import (
+    choose_head,
+    fill,
+    find_prefix,
+    make_model,
+    match_variables,
+    read_bundle,
+    read_config,
+    read_table,
+    read_tokenizer,
+)
+from tests import official
+from tests.conftest import make_model as make_head
+from tests.test_tensorflow import WRITTEN, make_block, make_table
+
+FEW, MANY = 40, 10_000  # inputs of a reader in the fast suite, and at least in the slow one
+REPEATED = 2  # inputs made for each one, at most: a small file is spoiled in the same way now and then
+ACCEPTED = 0.05  # share of the inputs that gives more than an error, at least
+SECONDS = 5  # of the processor for one input
+WAITING = timedelta(seconds=60)  # the same by the clock, for what waits: this machine may be busy
+MEMORY = 300 << 20  # bytes by which a test may grow the process
+ADDRESSES = 4 << 30  # bytes by which it may grow with what is asked for and never used
+
+# --- What is put in ---------------------------------------------------------------------------------------------------
+
+DEEP = 10_000  # lists in lists
+WORDS = (  # that mean something to some reader, or to nobody
+    *("", " ", "\0", "\ufeff", "\u2028", "\x85", "\x0b", "\x1c", "\r", "\n", "\t", "\r\n\r\n", '"', '""', "'", "\\"),
+    *("\x1b[31m", "\x7f", "\u200b", "\u202e", "\xa0", "\ufffd", "é", "e\u0301", "İ", "ß", "日本語", "😀", "𝔄" * 9),
+    *("[MASK]", "[CLS]", "[UNK]", "-DOCSTART-", "O", "I-", "B-\x07", "B-LOC", "U-PER", "index", "label", "prediction"),
+    *("-1", "0", "3", "4", "5.001", "1e999", "nan", "inf", "-0", "1_0", "٣", "²", "0x10", "9" * 400, "1" * 5000),
+    *("entailment", "Entailment", "null", "{}", "[]", '{"text": 1}', '"', "# ", "..", "/", "../x", "~", "a" * 9999),
+    *("word " * 700, "日" * 3000, "." * 3000, "a\u0301" * 500, "\u0301" * 300, "\n" * 50, "\t" * 50, "x, y" * 40),
+)
+ODD_BYTES = (*(word.encode() for word in WORDS), b"\xff", b"\xc3", b"\xed\xa0\x80", b"\xfe\xff", b"\x1f\x8b", bytes(64))
+ANYTHING = st.binary(max_size=60) | st.text(max_size=40).map(lambda text: text.encode())
+NESTED, NESTED_LESS, NESTED_LEAST = ("[" * depth + "]" * depth for depth in (DEEP, 900, 300))
+PLAIN = ("0", "-1", "1", "2", "0.5", "-1.5", "1e999", "-1e400", "9" * 400, "1" * 5000, str(2**31), str(2**63), "true")
+JSON_VALUES = (
+    *PLAIN,
+    *("null", "false", "NaN", "Infinity", "-Infinity", "[]", "{}", "[[]]", "[null]", '{"": null}', "[1, 2]", '["a"]'),
+    *(json.dumps(word) for word in WORDS),
+    *('"\\ud800"', '"a\\udc80b"', '{"\\ud800": 1}', '{"a\\nb": 1}', '{"a": ' * DEEP + "1" + "}" * DEEP),
+    *('{"type": "BPE"}', '{"0": "yes", "1": "no"}', '{"text": "a", "answer_start": 2}', f"[{'[],' * 999}0]"),
+    *(NESTED, NESTED_LESS, NESTED_LEAST),
+)
+TOML_VALUES = (
+    *PLAIN,
+    *("false", "nan", "inf", "-inf", "[]", "{}", "[[]]", "[1, 2]", '["a"]', '["a", 1]', "[0.1]", "{ a = 1 }", "1e-5"),
+    *("2020-01-01", "2020-01-01T00:00:00Z", "07:32:00", "0x10", "1_000", '"""a\nb"""', "'c:\\d'", '"\\n"', '"\\u001b"'),
+    *('"\\u0000"', '"\\u2028"', '"rte"', '["rte", "mrpc"]', '"pretrain"', '"best"', '"auto"', '"paper"', '"bf16"'),
+    *('"stable"', '"mlm"', '"clm"', '"encoder"', '"packed"', '"steps"', '"no"', '"x"', '"a"*9', f'"{"a" * 9999}"'),
+    *(
+        NESTED,
+        NESTED_LESS,
+        NESTED_LEAST,
+        '"' + "日" * 300 + '"',
+        "{ MNLI = 1 }",
+        '[{ name = "x" }]',
+        "[[1, 2], [3]]",
+        "[1e-5, 2e-5]",
+        "[16, 32]",
+    ),
+)
+
+
+def pick_word(chance: Random) -> str:
+    """One of `WORDS`, some of them together, or any few characters."""
+    how = chance.randrange(4)
+    if how == 0:
+        return "".join(chr(chance.choice((chance.randrange(128), chance.randrange(0xD800)))) for _ in range(6))
+    return "".join(chance.choices(WORDS, k=chance.choice((1, 1, 1, 2, 3))))
+
+
+def pick_value(chance: Random) -> str:
+    """A value of JSON as it is written."""
+    return chance.choice(JSON_VALUES) if chance.random() < 0.7 else json.dumps(pick_word(chance))
+
+
+def cut(chance: Random, length: int, longest: int = 40) -> slice:
+    """Some of `length` things side by side."""
+    start = chance.randrange(max(length, 1))
+    return slice(start, min(start + chance.randint(1, longest), length))
+
+
+def spoil_bytes(chance: Random, content: bytes) -> bytes:
+    """The content with bytes deleted, doubled, moved, turned or put in, or with other line ends or encoding."""
+    place = cut(chance, len(content))
+    before, middle, after = content[: place.start], content[place], content[place.stop :]
+    how = chance.randint(0, 12)
+    if how <= 1:
+        return before + after
+    if how == 2:
+        return before + middle * 2 + after
+    if how == 3:
+        other = cut(chance, len(after))
+        return before + after[other] + after[: other.start] + middle + after[other.stop :]
+    if how <= 5:
+        return before + bytes(byte ^ chance.randint(1, 255) for byte in middle[:2]) + middle[2:] + after
+    if how <= 8:
+        return before + chance.choice(ODD_BYTES) + after
+    if how == 9:
+        return before
+    if how == 10:
+        return content.replace(b"\n", chance.choice((b"\r\n", b"\r", b"\n\n", b"")))
+    if how == 11:
+        return b"\xef\xbb\xbf" + content
+    return content.decode("utf-8", "replace").encode(chance.choice(("utf-16", "utf-32-le", "utf-8-sig")))
+
+
+def spoil_items(chance: Random, items: list[Any], put: Callable[[Any], Any]) -> list[Any]:
+    """The items with one deleted, doubled, moved or changed by `put`, which makes one of nothing too."""
+    items = list(items)
+    place = chance.randint(0, max(len(items) - 1, 0))
+    how = chance.randint(0, 7)
+    if not items or how == 0:
+        items.insert(place, put(None))
+    elif how == 1:
+        del items[place]
+    elif how == 2:
+        items.insert(place, items[place])
+    elif how == 3:
+        items.append(items.pop(place))
+    else:
+        items[place] = put(items[place])
+    return items
+
+
+def spoil_table(chance: Random, content: bytes, separator: str) -> bytes:
+    """The content with a line or a cell changed."""
+
+    def change(line: str | None) -> str:
+        if line is None or chance.randint(0, 5) == 0:
+            return pick_word(chance)
+        return separator.join(spoil_items(chance, line.split(separator), lambda _: pick_word(chance)))
+
+    return "\n".join(spoil_items(chance, content.decode("utf-8", "replace").split("\n"), change)).encode()
+
+
+def spoil_json(chance: Random, content: bytes) -> bytes:
+    """The content with a value replaced, a key missing, renamed or there twice, an item doubled, or values swapped."""
+    try:
+        value = json.loads(content)
+    except (ValueError, RecursionError):
+        return spoil_bytes(chance, content)
+    places = list(list_places(value))
+    raw = pick_value(chance)
+    if not places:
+        return raw.encode()
+    holder, key = chance.choice(places)
+    how = chance.randint(0, 11)
+    mark = "\ue000"  # stands for what `json` would not write
+    if how <= 5:
+        holder[key] = mark
+    elif how == 6:
+        del holder[key]
+    elif how == 7 and isinstance(holder, list):
+        holder.insert(key, copy.deepcopy(holder[key]))
+    elif how == 8 and isinstance(holder, list):
+        holder.insert(key, mark)
+    elif how == 8:
+        holder[mark] = holder.pop(key)  # a key that is no text, unless it happens to be
+    elif how == 9:
+        other, name = chance.choice(places)
+        holder[key], other[name] = copy.deepcopy(other[name]), copy.deepcopy(holder[key])
+    elif how == 10:
+        holder[key] = [holder[key]]
+    elif isinstance(holder, dict):
+        holder[pick_word(chance)] = holder.pop(key)
+    return json.dumps(value, ensure_ascii=False).replace(f'"{mark}"', raw).encode("utf-8", "surrogatepass")
+
+
+def list_places(value: Any) -> Iterator[tuple[Any, Any]]:
+    """Holder and key of every value in a value of JSON."""
+    if isinstance(value, dict | list):
+        for key, item in list(value.items() if isinstance(value, dict) else enumerate(value)):
+            yield value, key
+            yield from list_places(item)
+
+
+def spoil_jsonl(chance: Random, content: bytes) -> bytes:
+    """The content with a line or a value in it changed."""
+    return b"\n".join(
+        spoil_items(
+            chance,
+            content.split(b"\n"),
+            lambda line: pick_value(chance).encode() if line is None else spoil_json(chance, line),
+        )
+    )
+
+
+def spoil_toml(chance: Random, content: bytes) -> bytes:
+    """The content with a line, a key or a value changed."""
+    lines = content.decode("utf-8", "replace").split("\n")
+    keys = [line.partition("=")[0] for line in lines if "=" in line] or ["x"]
+
+    def change(line: str | None) -> str:
+        key, equals, value = (line or "").partition("=")
+        how = chance.randint(0, 5)
+        if key.startswith("#"):
+            return f"# {pick_word(chance)}"
+        if not equals or how == 0:
+            return chance.choice((*WORDS, "[train]", "[x]", "[[row]]", "[[phase]]", "[row.pretrain]", "x = 1", "= 1"))
+        if how == 1:
+            return f"{chance.choice(keys)}= {value}"
+        if how == 2:
+            return f'"{pick_word(chance)}" = {value}'
+        return f"{key}= {chance.choice(TOML_VALUES)}"
+
+    return "\n".join(spoil_items(chance, lines, change)).encode()
+
+
+def spoil_gzip(chance: Random, content: bytes) -> bytes:
+    """Text inside that is spoiled, or spoiled outside."""
+    if chance.random() < 0.5:
+        return spoil_bytes(chance, content)
+    try:
+        return gzip.compress(spoil_bytes(chance, gzip.decompress(content)), 1, mtime=0)
+    except (OSError, EOFError, zlib.error):
+        return spoil_bytes(chance, content)
+
+
+def spoil_weights(chance: Random, content: bytes) -> bytes:
+    """The header with a value changed and its length set right, or any bytes changed."""
+    if chance.randint(0, 2) == 0 or len(content) < 8:
+        return spoil_bytes(chance, content)
+    size = struct.unpack("<Q", content[:8])[0]
+    head = spoil_json(chance, content[8 : 8 + size])
+    return struct.pack("<Q", len(head)) + head + content[8 + size :]
+
+
+def spoil_index(chance: Random, content: bytes) -> bytes:
+    """An index of TensorFlow's with a name or a value changed and its checksums set right, or any bytes changed."""
+    try:
+        records = read_table(content)
+    except (ValueError, IndexError):
+        return spoil_bytes(chance, content)
+    if chance.randint(0, 3) == 0 or not records:
+        return spoil_bytes(chance, content)
+    key = chance.choice(sorted(records))
+    how = chance.randint(0, 4)
+    value = records.pop(key)
+    if how == 1:
+        key = spoil_bytes(chance, key)
+    elif how:
+        value = spoil_bytes(chance, value)
+    return make_table(make_block(sorted((records | ({key: value} if how else {})).items())))
+
+
+KINDS = {  # of files, by their ends -> how they are spoiled; all are also spoiled as bytes
+    ".json": spoil_json,
+    ".jsonl": spoil_jsonl,
+    ".toml": spoil_toml,
+    ".tsv": partial(spoil_table, separator="\t"),
+    ".csv": partial(spoil_table, separator=","),
+    ".train": partial(spoil_table, separator=" "),
+    ".testa": partial(spoil_table, separator=" "),
+    ".testb": partial(spoil_table, separator=" "),
+    ".txt": partial(spoil_table, separator=" "),
+    ".set": partial(spoil_table, separator="="),
+    ".gz": spoil_gzip,
+    ".safetensors": spoil_weights,
+    ".index": spoil_index,
+}
+
+
+@st.composite
+def spoil(draw: Callable, files: Sequence[tuple[Path, bytes]]) -> tuple[Path, bytes]:
+    """One of the files, and what is in it now."""
+    chance = draw(st.randoms(use_true_random=True))  # one draw, and so fast; without this a failure is made smaller
+    path, content = chance.choice(files)
+    if chance.random() < 0.05:
+        return path, draw(ANYTHING)
+    spoil_kind = KINDS.get(path.suffix, spoil_bytes)
+    for _ in range(chance.choice((1, 1, 1, 2, 3))):
+        content = (spoil_bytes if chance.random() < 0.25 else spoil_kind)(chance, content)
+    return path, content
+
+
+# --- The readers ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Reader:
+    """What reads some files.
+
+    files: those that are spoiled, one at a time. read: (the file that is) -> nothing, or a UsageError.
+    """
+
+    files: Sequence[Path]
+    read: Callable[[Path], Any]
+
+
+def shorten(files: Sequence[Path], lines: int) -> None:
+    """Leaves the first lines of each file."""
+    for file in files:
+        file.write_bytes(b"".join(file.read_bytes().splitlines(keepends=True)[:lines]))
+
+
+def encode_all(name: str, folder: Path, tokenizer: Any, **options: Any) -> None:
+    """What a run makes of a task's files, up to the first sequence of each split."""
+    task = TASKS[name]
+    recipe = merge(task.recipe, {"data": {"dir": str(folder), **options}})
+    examples = task.load(recipe["data"], str)
+    for split, found in examples.items():
+        data = task.encode(found, tokenizer, recipe, split)
+        task.describe(data, split)
+        assert task.collate(data.__getitems__([0])) is not None
+    task.configure(recipe, tokenizer, examples)
+
+
+def prepare_glue(folder: Path) -> Reader:
+    tokenizer = load_tokenizer(official.write_checkpoint(folder / "bert"))
+    official.write_glue(folder)
+    names = {"CoLA": "cola", "MRPC": "mrpc", "STS-B": "stsb", "QQP": "qqp", "RTE": "rte"}
+    files = [file for name in names for file in sorted((folder / name).iterdir())]
+    shorten(files, 6)
+    return Reader(files, lambda file: encode_all(names[file.parent.name], folder, tokenizer))
+
+
+def prepare_squad(folder: Path) -> Reader:
+    tokenizer = load_tokenizer(official.write_checkpoint(folder / "bert"))
+    for version in (1, 2):
+        official.write_squad(folder / f"squad{version}", version)
+    files = sorted(folder.glob("squad*/*.json"))
+    for file in files:  # a paragraph of each article
+        content = json.loads(file.read_text())
+        for article in content["data"]:
+            del article["paragraphs"][1:]
+        file.write_text(json.dumps(content))
+    lengths = {"max_length": 64, "max_query_length": 16, "doc_stride": 16}
+    return Reader(files, lambda file: encode_all(file.parent.name, file.parent, tokenizer, **lengths))
+
+
+def prepare_swag(folder: Path) -> Reader:
+    tokenizer = load_tokenizer(official.write_checkpoint(folder / "bert"))
+    official.write_swag(folder)
+    files = sorted(folder.glob("*.csv"))
+    shorten(files, 5)
+    return Reader(files, lambda file: encode_all("swag", folder, tokenizer))
+
+
+def prepare_conll(folder: Path) -> Reader:
+    tokenizer = load_tokenizer(official.write_checkpoint(folder / "bert"))
+    official.write_conll(folder)
+    files = sorted(folder.glob("eng.*"))
+    shorten(files, 60)
+    return Reader(files, lambda file: encode_all("ner", folder, tokenizer))
+
+
+TEXT = "One word. Two words?\nA third sentence e.g. this one.\n\nMore of it: 3.5 words!\n 日本語。二。\n\n\nThe end.\n"
+
+
+def read_text(file: Path, tokenizer: Any) -> None:
+    """What a pretraining makes of a corpus of text."""
+    documents = list(read_documents([str(file)]))
+    assert all(documents)
+    corpus = tokenize_documents(documents, tokenizer)
+    assert corpus.token_count == len(corpus.ids)
+
+
+def prepare_text(folder: Path) -> Reader:
+    tokenizer = load_tokenizer(official.write_checkpoint(folder / "bert"))
+    (folder / "corpus.txt").write_text(TEXT, encoding="utf-8")
+    (folder / "corpus.gz").write_bytes(gzip.compress(TEXT.encode(), mtime=0))
+    return Reader([folder / "corpus.txt", folder / "corpus.gz"], partial(read_text, tokenizer=tokenizer))
+
+
+def prepare_jsonl(folder: Path) -> Reader:
+    tokenizer = load_tokenizer(official.write_checkpoint(folder / "bert"))
+    rows = [{"text": part, "id": number} for number, part in enumerate(TEXT.split("\n\n"))]
+    (folder / "corpus.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
+    return Reader([folder / "corpus.jsonl"], partial(read_text, tokenizer=tokenizer))
+
+
+# Head -> inputs of it as `predict --input` takes them; the columns of a table are the names of the first.
+INPUTS: dict[str, list[Any]] = {
+    "BertForSequenceClassification": [{"text": "word1 good"}, "bad", {"sentence1": "a", "sentence2": "so", "id": 7}],
+    "BertForQuestionAnswering": [
+        {"question": "word1 ?", "context": "word2 so. " * 9},
+        {"question": "", "context": "."},
+    ],
+    "BertForTokenClassification": [{"text": "word3 good so"}, {"words": ["word3", "so"]}, "good bad"],
+    "BertForMultipleChoice": [
+        {"sent1": "so", "sent2": "a", "ending0": "good", "ending1": "bad"},
+        {"context": "so", "endings": ["good", "bad", "so"]},
+    ],
+    "BertForPreTraining": [{"text": "word1 [MASK] so", "text_pair": "good"}, "so [MASK]."],
+}
+
+
+def prepare_predict(folder: Path) -> Reader:
+    official.write_checkpoint(folder / "bert")
+    tokens = len(load_tokenizer(folder / "bert"))
+    predictors, files = {}, []
+    for head, inputs in INPUTS.items():
+        shutil.copytree(folder / "bert", folder / head)
+        tags = {"id2label": {0: "O", 1: "B-PER", 2: "I-PER"}} if head == "BertForTokenClassification" else {}
+        make_head(head, vocab_size=tokens, num_hidden_layers=1, **tags).save_pretrained(folder / head)
+        predictors[head] = Predictor(folder / head)
+        rows = ["\t".join(inputs[0])] + 2 * ["\t".join(inputs[0].values())]
+        texts = [line for line in inputs if isinstance(line, str)]
+        for suffix, lines in ((".jsonl", list(map(json.dumps, inputs))), (".tsv", rows), (".txt", texts)):
+            if lines:
+                files.append(folder / head / f"in{suffix}")
+                files[-1].write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+    def read(file: Path) -> None:
+        predictor = predictors[file.parent.name]
+        results = list(predictor.stream(read_inputs(str(file))))
+        for result in results:
+            json.dumps(result, ensure_ascii=False).encode()
+            if "error" in result:
+                check_message(result["error"])
+            assert len(predictor.describe(result).splitlines()) <= 1
+        if all("error" in result for result in results):
+            raise UsageError(f"{file} holds nothing for this model; see the lines above")
+
+    return Reader(files, read)
+
+
+def prepare_features(folder: Path) -> Reader:
+    checkpoint = official.write_checkpoint(folder / "bert", num_hidden_layers=1)
+    tokenizer, model = load_tokenizer(checkpoint), features.load_encoder(str(checkpoint), "last")
+    file = folder / "texts.txt"
+    file.write_text("word1 good.\nso, bad\n日本語 so\n", encoding="utf-8")
+
+    def read(file: Path) -> None:
+        found = features.describe_texts(model, tokenizer, features.read_texts(file), "last", "words", str(file))
+        for text in found:
+            assert all(text["text"][word["start"] : word["end"]] == word["word"] for word in text["words"])
+
+    return Reader([file], read)
+
+
+def prepare_triviaqa(folder: Path) -> Reader:
+    (folder / "evidence").mkdir()
+    entries = []
+    for number, answer in enumerate(("Sinclair Lewis", "York")):
+        page = {"Filename": f"{number}.txt", "Title": answer}
+        (folder / "evidence" / f"{number}.txt").write_text(f"In 1930 {answer.lower()} was there.\nAnd more.\n")
+        given = {"Value": answer, "Aliases": [answer, f"{answer}'s", "x"]}
+        entries.append({"QuestionId": f"q{number}", "Question": "Who?", "Answer": given, "EntityPages": [page]})
+    (folder / "qa.json").write_text(json.dumps({"Data": entries}))
+
+    def read(file: Path) -> None:
+        output = folder / "out.json"
+        output.unlink(missing_ok=True)
+        triviaqa.convert(folder / "qa.json", folder / "evidence", output)
+        squad.read_squad(output, 1)
+
+    return Reader([folder / "qa.json", *[folder / "qa.json"] * 3, *sorted(folder.glob("evidence/*"))], read)
+
+
+def prepare_score(folder: Path) -> Reader:
+    """Files of predictions beside the official ones."""
+    official.write_glue(folder)
+    names = {"RTE": "rte", "STS-B": "stsb", "CoLA": "cola"}
+    files = []
+    for name, task in names.items():
+        files += [folder / name / "dev.tsv", folder / name / "answers.tsv", folder / name / "lines.txt"]
+        shorten(files[-3:-2], 7)
+        row = glue.find_benchmark(task)
+        labels = glue.read_gold(row, "dev", files[-3]).columns["label"]
+        files[-2].write_text(glue.write_predictions(labels))
+        files[-1].write_text("\n".join(labels) + "\n")
+    for version in (1, 2):
+        (gold,) = official.write_squad(folder / f"squad{version}", version).glob("dev-*")
+        questions = squad.read_squad(gold)
+        (gold.parent / "predictions.json").write_text(json.dumps({one.id: one.context[:5] for one in questions}))
+        (gold.parent / "odds.json").write_text(json.dumps({one.id: 0.5 for one in questions}))
+        nbest = {one.id: [{"text": "so", "probability": 0.5}] for one in questions}
+        (gold.parent / "nbest.json").write_text(json.dumps(nbest))
+        files += [gold, gold.parent / "predictions.json"]
+    files += [gold.parent / "odds.json", gold.parent / "nbest.json"]  # of 2.0
+
+    def read(file: Path) -> None:
+        home = file.parent
+        if home.name in names:
+            row = glue.find_benchmark(names[home.name])
+            answers = home / ("lines.txt" if file.name == "lines.txt" else "answers.tsv")
+            scores = glue.score_files(row, home / "dev.tsv", answers)
+        elif file.name == "nbest.json":
+            read_nbest(file)
+            return
+        else:
+            version = squad.find_version(int(home.name[-1]))
+            odds = home / "odds.json" if version.unanswerable else None
+            scores = squad.score_files(version, next(home.glob("dev-*")), home / "predictions.json", odds)
+        json.dumps(scores, allow_nan=False)
+
+    return Reader(files, read)
+
+
+SIZES = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+PRETRAIN = f"""# A lab note.
+#
+# What the paper does,
+# and what was measured.
+batch_size = 8
+precision = "fp32"
+preset = "paper"
+[model]
+{chr(10).join(f"{key} = {value}" for key, value in SIZES.items())}
+hidden_act = "gelu"
+hidden_dropout_prob = 0.1
+attention_probs_dropout_prob = 0.1
+initializer_range = 0.02
+layer_norm_eps = 1e-12
+[data]
+heldout_share = 0.1
+heldout_pairs = 50
+short_seq_prob = 0.1
+dupe_factor = 2
+corpus = ["some.txt"]
+vocab_size = 100
+objective = "mlm"
+mask_rate = 0.8
+cased = false
+[train]
+max_steps = 20
+learning_rate = 1e-4
+lr_scheduler_type = "linear"
+warmup_steps = 0.1
+per_device_train_batch_size = 4
+optim = "bert_adam"
+seed = 1
+save_steps = 0.5
+weight_decay = 0.01
+adam_epsilon = 1e-6
+adam_beta1 = 0.9
+max_grad_norm = 1.0
+run_name = "x"
+[[phase]]
+share = 0.9
+max_length = 16
+[[phase]]
+share = 0.1
+max_length = 32
+"""
+FINETUNE = """# Another note.
+#
+# Of two lines.
+checkpoint = "{}"
+batch_size = 8
+reinit_layers = 1
+bilstm = true
+[data]
+max_length = 80
+max_train_samples = 100
+[train]
+num_train_epochs = 2.0
+weight_decay = 0.01
+save_strategy = "epoch"
+eval_strategy = "epoch"
+load_best_model_at_end = true
+lr_scheduler_kwargs = {{}}
+"""
+
+
+def prepare_recipe(folder: Path) -> Reader:
+    checkpoint = official.write_checkpoint(folder / "bert", labels=("a", "b"))
+    (folder / "pretrain.toml").write_text(PRETRAIN)
+    (folder / "rte.toml").write_text(FINETUNE.format(checkpoint))
+    (folder / "squad1.toml").write_text(FINETUNE.format(checkpoint))
+
+    def read(file: Path) -> None:
+        task, recipe = TASKS[file.stem], read_recipe(file)
+        check(recipe, data_defaults=task.recipe["data"], where=str(file))
+        plan = dry_run(task, recipe, output=folder / "out")
+        json.dumps(plan)
+
+    return Reader(sorted(folder.glob("*.toml")), read)
+
+
+def prepare_setting(folder: Path) -> Reader:
+    """`--set`: what the lines of a file give, one after the other."""
+    given = ("batch_size=8", "model.hidden_size=16", "train.optim=adamw_torch", 'data.corpus=["a"]', "data.vocab=my")
+    files = [folder / f"{number}.set" for number in range(len(given))]
+    for file, line in zip(files, given, strict=True):
+        file.write_text(line)
+    base = read_recipe_text(PRETRAIN, folder)
+
+    def read(file: Path) -> None:
+        lines = file.read_bytes().decode("utf-8", "surrogateescape").split("\n")  # as Python reads a command line
+        settings = [parse_setting(line) for line in lines if line]
+        dry_run(TASKS["pretrain"], base, *settings, output=folder / "out")
+
+    return Reader([*files, files[-1]], read)
+
+
+def read_recipe_text(text: str, folder: Path) -> dict[str, Any]:
+    path = folder / "base.toml"
+    path.write_text(text)
+    return read_recipe(path)
+
+
+SHORT_STUDY = """# A note
+# that is read by nobody,
+# and another line.
+note = "RTE stands for MRPC."
+tasks = ["rte", "mrpc"]
+average = ["rte", "mrpc"]
+seeds = [42, 43]
+select = "best"
+keep = "chosen"
+num_cpus = 1
+num_gpus = 0.5
+[recipe]
+checkpoint = "{}"
+batch_size = 32
+[recipe.train]
+weight_decay = 0.1
+[recipe.data]
+max_length = 64
+[grid]
+"train.learning_rate" = [5e-5, 3e-5]
+batch_size = [16, 32]
+"""
+LONG_STUDY = """# Another note
+#
+# of three lines.
+restarts = 2
+select = "mean"
+[[column]]
+name = "SQuAD"
+task = "squad1"
+metric = "f1"
+paper = "dev"
+[column.recipe]
+batch_size = 16
+[column.recipe.data]
+max_length = 80
+[[column]]
+name = "MNLI"
+task = "mnli"
+[[column]]
+name = "Perplexity"
+task = "pretrain"
+[recipe.data]
+max_length = 80
+[pretrain]
+batch_size = 8
+[pretrain.model]
+hidden_size = 8
+num_hidden_layers = 1
+num_attention_heads = 2
+intermediate_size = 16
+[pretrain.data]
+corpus = ["some.txt"]
+[pretrain.train]
+max_steps = 100
+[[row]]
+name = "BERT"
+paper = { "SQuAD" = 87.9 }
+[[row]]
+name = "No NSP"
+[row.pretrain]
+data.objective = "mlm"
+[row.recipe]
+bilstm = true
+"""
+
+
+def prepare_study(folder: Path) -> Reader:
+    checkpoint = official.write_checkpoint(folder / "bert")
+    (folder / "short.toml").write_text(SHORT_STUDY.format(checkpoint))
+    (folder / "long.toml").write_text(LONG_STUDY)
+
+    def read(file: Path) -> None:
+        study = make_study(read_recipe(file), {"checkpoint": None}, where=str(file))
+        lines = describe_plan(study)
+        assert len(lines) > 1
+        assert make_study(define(study)) == study
+
+    return Reader(sorted(folder.glob("*.toml")), read)
+
+
+def prepare_model(folder: Path) -> Reader:
+    """The directory of a run, as `predict` opens it."""
+    run = official.write_checkpoint(folder / "run", labels=("yes", "no"), num_hidden_layers=1, hidden_size=8)
+    (run / "recipe.toml").write_text('task = "rte"\n[data]\nmax_length = 32\n[train]\nseed = 1\n')
+    names = ("config.json", "model.safetensors", "config.json", "model.safetensors", "recipe.toml")
+    return Reader([run / name for name in names], lambda file: Predictor(run)([["so good", "bad"]]))
+
+
+def prepare_tokenizer(folder: Path) -> Reader:
+    whole = official.write_checkpoint(folder / "whole", num_hidden_layers=1, hidden_size=8)
+    (folder / "old").mkdir()
+    shutil.copy(whole / "vocab.txt", folder / "old")
+    (folder / "old" / "tokenizer_config.json").write_text('{"do_lower_case": true, "model_max_length": 64}')
+
+    def read(file: Path) -> None:
+        for source in (file.parent, *([file] if file.name == "vocab.txt" else [])):
+            tokenizer = load_tokenizer(source)
+            found = encode_texts([["Word1 so good [MASK] é日"]], None, tokenizer, 32)[0]["input_ids"]
+            assert 0 <= found.min() <= found.max() < len(tokenizer)
+
+    files = [whole / "tokenizer.json", whole / "tokenizer_config.json"]
+    return Reader([*files, *sorted((folder / "old").iterdir())], read)
+
+
+def prepare_release(folder: Path) -> Reader:
+    """TensorFlow's checkpoints, up to what would be written."""
+    for name in ("uncased_squad", "uncased_pretraining"):
+        shutil.copytree(WRITTEN / name, folder / name, ignore=shutil.ignore_patterns("expected.npz"))
+
+    def read(file: Path) -> None:
+        prefix = find_prefix(file.parent)
+        variables = read_bundle(prefix)
+        config = read_config(prefix.with_name("bert_config.json"), variables)
+        tokenizer = read_tokenizer(prefix.with_name("vocab.txt"), config, None, str)
+        model = make_model(choose_head(variables), config, variables, prefix)
+        fill(model, match_variables(model, variables, prefix), variables)
+        assert len(tokenizer) <= config.vocab_size
+
+    return Reader([file for file in sorted(folder.glob("*/*")) if file.is_file()], read)
+
+
+def prepare_built(folder: Path) -> Reader:
+    """A corpus on disk, as pretraining opens it."""
+    text = folder / "text.txt"
+    text.write_text("word1 good. so bad.\nword2 so.\n\n" * 6)
+    from bertkit.build import build
+
+    tokenizer = load_tokenizer(official.write_checkpoint(folder / "bert", num_hidden_layers=1, hidden_size=8))
+    made = folder / "made"
+    build([str(text)], tokenizer, made, workers=1)
+    recipe = merge(
+        TASKS["pretrain"].recipe,
+        {"data": {"corpus": [str(made)], "max_length": 16}, "train": {"max_steps": 2}, "batch_size": 2},
+    )
+
+    def read(file: Path) -> None:
+        with seal_again(made, file):
+            task = TASKS["pretrain"]
+            examples = task.load(recipe["data"], str)
+            tokenizer = task.tokenize(recipe, examples, str)
+            data = task.encode(examples["train"], tokenizer, recipe, "train")
+            assert data.__getitems__([0])["input_ids"].max() < len(tokenizer)
+            list(list_rows(shards.read_manifest(made)["statistics"]))
+
+    return Reader([file for file in sorted(made.rglob("*")) if file.is_file()], read)
+
+
+@contextmanager
+def seal_again(made: Path, file: Path) -> Iterator[None]:
+    """Sets the checksum of a file of the tokenizer right: else that would be all that is ever looked at.
+
+    Not those of the other files: only bertkit writes them, and what has the right checksum is what it wrote.
+    """
+    path, name = made / shards.MANIFEST, file.name
+    before = path.read_bytes()
+    if name in TOKENIZER_FILES:
+        manifest = json.loads(before)
+        manifest["files"][name] = [file.stat().st_size, f"{shards.find_checksum(file):08x}"]
+        del manifest["checksum"]
+        shards.write_json({"checksum": shards._seal(manifest), **manifest}, path)
+    try:
+        yield
+    finally:
+        path.write_bytes(before)
+
+
+READERS = {
+    "GLUE": prepare_glue,
+    "SQuAD": prepare_squad,
+    "SWAG": prepare_swag,
+    "CoNLL": prepare_conll,
+    "text": prepare_text,
+    "JSONL": prepare_jsonl,
+    "predict": prepare_predict,
+    "features": prepare_features,
+    "TriviaQA": prepare_triviaqa,
+    "score": prepare_score,
+    "recipe": prepare_recipe,
+    "setting": prepare_setting,
+    "study": prepare_study,
+    "model": prepare_model,
+    "tokenizer": prepare_tokenizer,
+    "release": prepare_release,
+    "built": prepare_built,
+}
+
+
+# --- What is promised -------------------------------------------------------------------------------------------------
+
+
+def check_message(message: str) -> None:
+    """A promised error is one line without control characters, and says the next step."""
+    odd = [character for character in message if unicodedata.category(character) in ("Cc", "Zl", "Zp", "Cs")]
+    assert not odd, f"{odd} in {message!r}"
+    assert "; " in message or " must " in message, message
+
+
+@contextmanager
+def limit_seconds() -> Iterator[None]:
+    """An AssertionError in what uses the processor for longer than an input may."""
+
+    def stop(number: int, frame: Any) -> None:
+        raise AssertionError(f"more than {SECONDS} seconds for one input")
+
+    previous = signal.signal(signal.SIGPROF, stop)
+    signal.setitimer(signal.ITIMER_PROF, SECONDS)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, previous)
+
+
+@contextmanager
+def limit_memory() -> Iterator[Callable[[], int]]:
+    """An allocation far beyond what is used already fails; gives what says by how many bytes the process has grown."""
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    limits = resource.getrlimit(resource.RLIMIT_AS)
+    before = measure_peak()
+    resource.setrlimit(resource.RLIMIT_AS, (used + ADDRESSES, limits[1]))
+    try:
+        yield lambda: measure_peak() - before
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, limits)
+
+
+def measure_peak() -> int:
+    """The bytes that the process has had in memory at most."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def fuzz(name: str, folder: Path, count: int) -> None:
+    """Gives a reader so many different spoiled files; anything but a value or a promised error is raised."""
+    reader = READERS[name](folder)
+    for file in set(reader.files):
+        reader.read(file)  # as it should be; what is imported later is imported now
+    originals = {file: file.read_bytes() for file in reader.files}
+    tried: set[bytes] = set()
+    accepted, began = 0, time.monotonic()
+
+    @settings(
+        max_examples=REPEATED * count,
+        derandomize=True,
+        database=None,
+        deadline=WAITING,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(spoil([(file, originals[file]) for file in reader.files]))
+    def attempt(spoiled: tuple[Path, bytes]) -> None:
+        nonlocal accepted
+        file, content = spoiled
+        digest = hashlib.blake2b(f"{file}\0".encode() + content, digest_size=8).digest()
+        if digest in tried or len(tried) == count:
+            return
+        file.write_bytes(content)
+        try:
+            with limit_seconds():
+                reader.read(file)
+            accepted += 1
+        except UsageError as error:
+            check_message(str(error))
+        finally:
+            file.write_bytes(originals[file])
+        tried.add(digest)  # last: what fails is tried again by hypothesis
+
+    with limit_memory() as measure_growth:
+        attempt()
+    seconds = time.monotonic() - began
+    print(f"{name}: {len(tried):,} inputs, {accepted / len(tried):.1%} accepted, {seconds:.0f} s", end=", ")
+    print(f"grown by {measure_growth() / 1e6:,.0f} MB")
+    assert len(tried) == count
+    assert accepted >= ACCEPTED * count
+    assert measure_growth() < MEMORY
+
+
+@pytest.mark.parametrize("count", [FEW, pytest.param(MANY, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", READERS)
+def test_whatever_is_read_gives_a_value_or_one_line_that_says_what_to_do(name, count, tmp_path):
+    fuzz(name, tmp_path, count)

@@ -1,0 +1,129 @@
+"""Files that somebody else has made: nothing in them is run, and nothing is written outside of the run directory."""
+
+import json
+import pickle
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from bertkit import cli
+from bertkit.checkpoint import load_config, load_model
+from bertkit.data.vocab import load_tokenizer
+from bertkit.directory import mark_complete
+from bertkit.errors import UsageError
+from bertkit.model import BertForSequenceClassification
+from bertkit.predict import Predictor
+from bertkit.run import run
+from bertkit.tasks import TASKS
+from bertkit.trainer import Interrupted
+from tests.official import write_checkpoint, write_glue
+from tests.test_run import PRETRAIN, make_recipe, write_text
+from tests.test_trainer import stop_at
+
+ROOT = Path(cli.__file__).parents[1]
+
+
+class Exploit:
+    """Unpickled, it leaves a file behind."""
+
+    def __init__(self, mark):
+        self.mark = mark
+
+    def __reduce__(self):
+        return Path.touch, (self.mark,)
+
+
+@pytest.fixture
+def mark(tmp_path):
+    """The file that is there when foreign code has run."""
+    return tmp_path / "run-by-a-stranger"
+
+
+def write_code(folder, mark):
+    """A module that leaves the mark, and the keys by which transformers would import it if it trusted the folder."""
+    classes = "".join(f"class {name}: ...\n" for name in ("Config", "Model", "Tokenizer"))
+    (folder / "evil.py").write_text(f"from pathlib import Path\nPath({str(mark)!r}).touch()\n{classes}")
+    for name, keys in (
+        ("config.json", {"AutoConfig": "evil.Config", "AutoModelForSequenceClassification": "evil.Model"}),
+        ("tokenizer_config.json", {"AutoTokenizer": ["evil.Tokenizer", "evil.Tokenizer"]}),
+    ):
+        content = json.loads((folder / name).read_text())
+        (folder / name).write_text(json.dumps(content | {"auto_map": keys, "tokenizer_class": "Tokenizer"}))
+
+
+def test_code_that_comes_with_a_model_is_not_run(tmp_path, mark):
+    folder = write_checkpoint(tmp_path / "bert", labels=("yes", "no"))
+    write_code(folder, mark)
+    load_config(str(folder))
+    load_model(BertForSequenceClassification, str(folder), {})
+    load_tokenizer(str(folder))
+    (found,) = Predictor(folder)(["good word1"])
+    assert found["label"] in ("yes", "no")
+    data = {"dir": str(write_glue(tmp_path / "glue")), "max_length": 16}
+    recipe = {"checkpoint": str(folder), "data": data, "train": {"max_steps": 1}}
+    run(TASKS["rte"], recipe, output=tmp_path / "run")
+    assert not mark.exists()
+    assert "auto_map" not in json.loads((tmp_path / "run" / "config.json").read_text()), "nor is it handed on"
+    assert "auto_map" not in json.loads((tmp_path / "run" / "tokenizer_config.json").read_text())
+
+
+def test_a_pickled_checkpoint_is_refused_with_the_remedy(tmp_path, mark, call):
+    folder = write_checkpoint(tmp_path / "bert", labels=("yes", "no"))
+    (folder / "model.safetensors").unlink()
+    (folder / "pytorch_model.bin").write_bytes(pickle.dumps(Exploit(mark)))
+    glue = write_glue(tmp_path / "glue")
+    for command in (["glue", "--task", "rte", "--data", glue, "--model", folder], ["predict", folder, "good"]):
+        code, _, err = call(*command)
+        assert code == 2
+        assert re.fullmatch(
+            r"bertkit: .*bert has no weights in safetensors but pytorch_model.bin, .*save_pretrained.*\n", err
+        )
+    with pytest.raises(UsageError, match="safetensors"):
+        load_model(BertForSequenceClassification, str(folder), {})
+    assert not mark.exists()
+    pickle.loads((folder / "pytorch_model.bin").read_bytes())
+    assert mark.exists(), "it would have worked"
+
+
+@pytest.mark.parametrize("name", ["optimizer.pt", "scheduler.pt", "rng_state.pth"])
+def test_a_pickle_among_the_files_of_a_checkpoint_is_not_run(tmp_path, mark, name):
+    """Somebody else's run directory, to go on with."""
+    recipe = make_recipe(write_text(tmp_path / "corpus.txt"))
+    with pytest.raises(Interrupted):
+        run(PRETRAIN, recipe, output=tmp_path / "run", progress=stop_at(4))
+    checkpoint = tmp_path / "run" / "checkpoint-4"
+    torch.save({"state": Exploit(mark)}, checkpoint / name)
+    mark_complete(checkpoint)
+    with pytest.raises(UsageError, match=r"run code of its own .*; delete \S+checkpoint-4, and") as error:
+        run(PRETRAIN, recipe, output=tmp_path / "run")
+    assert "\n" not in str(error.value)
+    assert not mark.exists()
+    shutil.rmtree(checkpoint)
+    assert run(PRETRAIN, recipe, output=tmp_path / "run")["updates"] == 8
+
+
+def test_weights_in_files_elsewhere_are_refused(tmp_path):
+    """An index may name a file above the folder."""
+    folder = write_checkpoint(tmp_path / "bert", labels=("yes", "no"))
+    outside = tmp_path / "outside.safetensors"
+    shutil.move(folder / "model.safetensors", outside)
+    save_file({"x": torch.zeros(1)}, folder / "model-1.safetensors")
+    names = dict.fromkeys(load_file(outside), "../outside.safetensors")
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": names}))
+    with pytest.raises(UsageError, match=r"bert is damaged: its weights have 0 layers of 2"):
+        load_model(BertForSequenceClassification, str(folder), {})
+
+
+def test_no_source_trusts_remote_code_or_reads_pickles_of_others():
+    sources = {path: path.read_text(encoding="utf-8") for path in (ROOT / "bertkit").rglob("*.py")}
+    assert len(sources) > 40
+    assert [path for path, text in sources.items() if "trust_remote_code" in text] == []
+    unsafe = re.compile(r"torch\.load\(|allow_pickle=True|(?<![.\w])(eval|exec)\(")
+    assert [path for path, text in sources.items() if unsafe.search(text)] == []
+    assert {path.name for path, text in sources.items() if "pickle.load" in text} == {"workers.py"}, (
+        "from its own parent"
+    )
