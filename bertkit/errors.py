@@ -8,6 +8,7 @@ import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+LONGEST = 500  # characters of what a library says
 # Libraries that carry bytes over a network; huggingface_hub has changed from one to another more than once.
 TRANSPORTS = ("aiohttp", "httpcore", "httpcore2", "httpx", "httpx2", "requests", "urllib3")
 
@@ -33,8 +34,8 @@ def explain_refusal(what: str) -> Iterator[None]:
         from safetensors import SafetensorError
         from yaml import YAMLError
 
-        libraries = (SafetensorError, StrictDataclassError, YAMLError)
-        if not isinstance(error, (ValueError, TypeError, ImportError, RuntimeError, OSError, *libraries)):
+        known = (ValueError, TypeError, ArithmeticError, ImportError, RuntimeError, OSError)
+        if not isinstance(error, (*known, SafetensorError, StrictDataclassError, YAMLError)):
             raise
         raise UsageError(f"{what} is refused: {join_lines(error.__cause__ or error)}; correct it") from None
 
@@ -68,5 +69,5 @@ def explain_full_disk(where: object) -> Iterator[None]:
 
 
 def join_lines(error: BaseException) -> str:
-    """An exception's message as one line."""
-    return " ".join(str(error).split())
+    """An exception's message as one line that can be printed, at most LONGEST characters of it."""
+    return "".join(filter(str.isprintable, " ".join(str(error).split())))[:LONGEST]

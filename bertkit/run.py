@@ -233,7 +233,7 @@ def complete(task: Task, *recipes: Mapping[str, Any], config: PreTrainedConfig |
     given = merge(*recipes)
     if given.get("task", task.name) != task.name:
         raise UsageError(
-            f"the recipe is for the task {given['task']!r}, not {task.name!r}; use the command of that task"
+            f"the recipe is for the task {str(given['task'])[:40]!r}, not {task.name!r}; use the command of that task"
         )
     preset = task.stable if given.get("preset") == "stable" else {}
     recipe = check(merge(task.recipe, preset, task.adapt(given), given), data_defaults=task.recipe["data"])
@@ -288,7 +288,7 @@ def check_model(task: Task, recipe: Recipe, config: PreTrainedConfig | None = No
             check_weights(Path(recipe["checkpoint"]))
         if not task.metric:
             labels = task.configure(recipe, None, None)["id2label"].values()
-            if {label.lower() for label in labels} != {label.lower() for label in config.id2label.values()}:
+            if {label.lower() for label in labels} != {str(label).lower() for label in config.id2label.values()}:
                 raise UsageError(explain_missing_head(task, recipe, labels))
             if (name := name_head(task, recipe)) != (had := (config.architectures or [name])[0]):
                 raise UsageError(
