@@ -362,8 +362,8 @@ def explain_shortage(args: TrainingArguments) -> Iterator[None]:
         raise UsageError(
             f"memory is too small ({words}); take less of it with {less if size > 1 else ''}"
             f"{keys}per_device_eval_batch_size={max(1, args.per_device_eval_batch_size // 2)} where it evaluates, "
-            f"{keys}gradient_checkpointing=true, a lower max_length or less data; the first three leave a begun run the "
-            "same, so with them the command continues from the last checkpoint"
+            f"{keys}gradient_checkpointing=true, a lower max_length or less data; the first three leave a begun run "
+            "the same, so with them the command continues from the last checkpoint"
         ) from error
 
 
