@@ -49,7 +49,7 @@ def check_weights(checkpoint: Path) -> None:
         return
     files = sorted(checkpoint.glob("model*.safetensors"))
     if not files:
-        remedy = "give a directory with a BERT checkpoint: --model DIR"
+        remedy = "give a directory with a BERT checkpoint"
         if pickles := sorted(path.name for path in checkpoint.glob("*.bin")):
             remedy = (
                 f"but {pickles[0]}, a pickle, which can run any code; if you trust it, load it with transformers and "
@@ -105,7 +105,9 @@ def load_config(checkpoint: str) -> BertConfig:
     Raises:
         UsageError: there is none, or it is no BERT.
     """
-    remedy = "give a directory with a BERT checkpoint: --model DIR"
+    remedy = "give a directory with a BERT checkpoint"
+    if Path(checkpoint, "recipe.toml").is_file() and not Path(checkpoint, "config.json").is_file():
+        raise UsageError(f"the run in {checkpoint} is not finished; the command that began it finishes it")
     with explain_refusal(f"the model {checkpoint}"):
         trouble = find_trouble(checkpoint)
         try:

@@ -468,7 +468,9 @@ def predict(
     from bertkit.predict import Predictor, Tally, write_results
 
     if bool(texts) == bool(source):
-        raise UsageError("give the inputs as TEXT or with --input FILE, one of the two; see bertkit predict --help")
+        raise UsageError(
+            "give the inputs as TEXT or with --input FILE, one of the two (--input - reads standard input)"
+        )
     if source is not None:
         check_source(source)
     with Screen() as screen:

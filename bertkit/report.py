@@ -57,7 +57,7 @@ def plot_log(log: Sequence[Mapping[str, float]], rows: Sequence[Row], metrics: M
         axis.legend(fontsize="small", frameon=False)
         axis.spines[["top", "right"]].set_visible(False)
     with open_whole(path, "wb") as stream:
-        figure.savefig(stream, dpi=120)
+        figure.savefig(stream, format=path.suffix[1:], dpi=120)
     pyplot.close(figure)
 
 
@@ -412,7 +412,7 @@ def plot_heatmap(study: Mapping[str, Any], path: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of letters that the font lacks
         with open_whole(path, "wb") as stream:
-            figure.savefig(stream, dpi=130)
+            figure.savefig(stream, format=path.suffix[1:], dpi=130)
     pyplot.close(figure)
 
 
@@ -553,7 +553,7 @@ def plot_curve(study: Mapping[str, Any], path: Path) -> None:
                 )
         _finish_curve(axis, paper, head_column(study, name), bool(study["columns"][name]["unit"]))
     with open_whole(path, "wb") as stream:
-        figure.savefig(stream, dpi=130)
+        figure.savefig(stream, format=path.suffix[1:], dpi=130)
     pyplot.close(figure)
 
 

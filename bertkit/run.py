@@ -483,6 +483,7 @@ def finish(
     files: dict[str, str] = {}
     for split in (*task.splits, *task.unlabelled):
         if split in prepared.data:
+            report(f"predicting {split}, {len(prepared.data[split]):,} sequences")
             summaries = trainer.predict(prepared.data[split]).predictions
             files |= task.predict(summaries, prepared.data[split], split)
             if name := task.splits.get(split):

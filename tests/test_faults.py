@@ -126,11 +126,14 @@ class Victim:
     place: Path
     folder: Path
     process: subprocess.Popen = field(init=False)
+    errors: Path = field(init=False)
 
     def __post_init__(self) -> None:
         self.folder.mkdir(exist_ok=True)
         words = [word.replace("PLACE", str(self.place)) for word in self.command.arguments]
-        with (self.folder / "out").open("a") as out, (self.folder / "err").open("w") as err:
+        # A file of its own: what tracks the semaphores of one that was killed before may still write to the old one.
+        self.errors = self.folder / f"err-{time.monotonic_ns()}"
+        with (self.folder / "out").open("a") as out, self.errors.open("w") as err:
             self.process = subprocess.Popen(
                 [sys.executable, *words], cwd=self.folder, env=SURROUNDINGS, stdout=out, stderr=err
             )
@@ -142,7 +145,7 @@ class Victim:
     @property
     def error(self) -> str:
         """What it has written to standard error."""
-        return (self.folder / "err").read_text()
+        return self.errors.read_text()
 
     def wait(self) -> int:
         """Its exit code."""
@@ -268,9 +271,16 @@ def leave_out(entry: dict[str, object], words: tuple[str, ...]) -> dict[str, obj
     return {key: value for key, value in entry.items() if not any(word in key for word in words)}
 
 
-def list_differences(one: dict[str, object], other: dict[str, object]) -> list[str]:
-    """The paths that only one of two results has, or that differ."""
-    return [path for path in sorted(one | other) if one.get(path) != other.get(path)]
+def list_differences(one: dict[str, object], other: dict[str, object], processes: int) -> list[str]:
+    """The paths that only one of two results has, or that differ.
+
+    What several processes log is added up in another order after a stop, and rounded so: theirs has to be close.
+    """
+    paths = [path for path in sorted(one | other) if one.get(path) != other.get(path)]
+    if processes > 1 and paths == [LOG] and len(one[LOG]) == len(other[LOG]):
+        pairs = zip(one[LOG], other[LOG], strict=True)
+        return [] if all(left == pytest.approx(right, rel=1e-5) for left, right in pairs) else paths
+    return paths
 
 
 # --- The sequence -----------------------------------------------------------------------------------------------------
@@ -331,7 +341,7 @@ def test_killed_at_any_moment_nothing_finished_is_lost_and_the_end_is_the_same(c
         assert code == 0, victim.error
         assert victim.error == "" or command.processes > 1, victim.error
         tally.ends += 1
-        assert list_differences(read_result(folder / MADE), expected) == []
+        assert list_differences(read_result(folder / MADE), expected, command.processes) == []
         return False
 
     print()

@@ -597,11 +597,12 @@ def suggest(row: Benchmark, output: Path) -> list[str]:
     dev = next((split.file for split in row.splits.values() if split.scores), None)
     if dev is None:
         return []
+    pair = "dict(text='A man eats.', text_pair='Somebody eats.')"
     return [
         f"bertkit glue --task {row.name} --recipe {output}/recipe.toml --grid --output {output}-grid  # the paper's",
         f"bertkit score glue --task {row.name} GLUE/{dev} {output}/predictions/{Path(dev).name}  # the scores, again",
         f"python -c \"from transformers import pipeline; print(pipeline('text-classification', '{output}')"
-        f'({"dict(text=..., text_pair=...)" if len(row.texts) > 1 else "..."}))"  # plain transformers loads it',
+        f'({pair if len(row.texts) > 1 else repr("A man eats.")}))"  # plain transformers loads it',
     ]
 
 

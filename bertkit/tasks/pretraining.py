@@ -623,7 +623,7 @@ def suggest(output: Path) -> list[str]:
     objective = " --set data.objective=clm" if is_causal else ""
     use, text = ("text-generation", "This function") if is_causal else ("fill-mask", "This [MASK] returns the array.")
     return [
-        f"bertkit pretrain --model {output} --corpus your.txt{objective} --output runs/mine  # go on with your text",
+        f"bertkit pretrain --model {output} --corpus your.txt{objective} --output {output}-more  # on your text",
         "bertkit pretrain --recipe recipes/pretrain/small.toml --corpus your.txt --output runs/small  # a larger model",
         f"python -c \"from transformers import pipeline; print(pipeline('{use}', '{output}')('{text}'))\"  "
         "# plain transformers loads it",
