@@ -138,8 +138,10 @@ def check_sizes(checkpoint: str, config: BertConfig) -> None:
     """
     folder = Path(checkpoint)
     files = folder.glob("model*.safetensors") if folder.is_dir() else [find_file(checkpoint, "model.safetensors")]
+    if not (files := list(filter(None, files))):  # of a model on the Hub in several files, or in none
+        return
     layers = {-1}
-    for file in filter(None, files):
+    for file in files:
         with open_weights(file) as weights:
             for name in weights.keys():  # noqa: SIM118 - it is no dictionary
                 if found := LAYER.fullmatch(name):
