@@ -115,7 +115,8 @@ def load_config(checkpoint: str) -> BertConfig:
         except OSError:
             if trouble is None:
                 raise
-            raise UsageError(f"there is no directory {checkpoint!r}, and {trouble}; {remedy}") from None
+            training = "; to train from one: --model DIR"
+            raise UsageError(f"there is no directory {checkpoint!r}, and {trouble}; {remedy}{training}") from None
         if not isinstance(values, dict):
             raise UsageError(f"the configuration of {checkpoint} is damaged; {remedy}")
         if values.get("model_type") != "bert":
