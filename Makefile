@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo check format test browser test-browser test-all clean
+.PHONY: help install demo check format test browser test-browser test-all coverage clean
 
 help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 21
@@ -56,7 +56,13 @@ test-browser: $(INSTALLED) ## open the report in Chromium
 	HF_HUB_OFFLINE=1 $(BIN)/pytest -m slow tests/test_page.py
 
 test-all: $(INSTALLED) ## also the slow ones
-	HF_HUB_OFFLINE=1 $(BIN)/pytest --numprocesses 2 -m "not network and not gpu"
+	HF_HUB_OFFLINE=1 $(BIN)/pytest --numprocesses 2 --timeout 7200 -m "not network and not gpu"
+
+coverage: $(INSTALLED) ## which lines of bertkit no fast test runs
+	rm -f .coverage .coverage.*
+	HF_HUB_OFFLINE=1 $(BIN)/coverage run -m pytest --numprocesses 2
+	$(BIN)/coverage combine --quiet
+	$(BIN)/coverage report
 
 clean: ## remove .venv, caches and runs of this checkout
 	rm -rf $(VENV) runs build dist *.egg-info .pytest_cache .ruff_cache .hypothesis

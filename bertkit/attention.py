@@ -15,8 +15,10 @@ from functools import cached_property
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from transformers import AttentionInterface
 
+from bertkit.dropout import apply_mask, draw_mask
 from bertkit.dropout import dropout as apply_dropout
 
 PACKED = "packed"
@@ -42,6 +44,10 @@ class Padded:
             return x
         mask = self.mask.view(*self.shape, *[1] * (x.dim() - 2))  # (B, T, 1...)
         return x.masked_fill(~mask, fill)
+
+    def select(self, x: Tensor, places: Tensor) -> Tensor:
+        """x (B, T, ...) at some places (M,) of the flattened batch: (M, ...)."""
+        return x.flatten(0, 1).index_select(0, places)  # (M, ...)
 
     def first(self, hidden: Tensor) -> Tensor:
         """The states (B, H) of the first real token, [CLS] (stock BERT takes the first place, real or not)."""
@@ -94,6 +100,12 @@ class Packed:
             x = flat.index_copy(0, self.indices, x)  # (B * T, ...)
         return x.unflatten(0, self.shape)  # (B, T, ...)
 
+    def select(self, x: Tensor, places: Tensor) -> Tensor:
+        """x (N, ...) at some places (M,) of the flattened batch, all of them real: (M, ...)."""
+        if self.indices is not None:
+            places = torch.searchsorted(self.indices, places)
+        return x.index_select(0, places)  # (M, ...)
+
     def first(self, hidden: Tensor) -> Tensor:
         """The states (B, H) of each sequence's first token, [CLS]."""
         return hidden.index_select(0, self.offsets[:-1])  # (B, H)
@@ -141,10 +153,19 @@ def _make_group(offsets: Tensor, lengths: Tensor, members: Tensor) -> Group:
     return Group(tokens.flatten(), (len(members), longest), real)
 
 
-def lay_out(shape: tuple[int, int], mask: Tensor | None, implementation: str, device: torch.device) -> Packed | Padded:
+def lay_out(
+    shape: tuple[int, int],
+    mask: Tensor | None,
+    implementation: str,
+    device: torch.device,
+    places: Tensor | None = None,
+) -> Packed | Padded:
     """The layout of a batch of `shape` (B, T) under an attention implementation.
 
     A row of the mask without a single real token keeps its first one, so that every sequence has a [CLS].
+
+    Args:
+        places: (N,), of the real tokens, as `find_places` gives them; without, an accelerator has to be waited for.
 
     Raises:
         ValueError: packed, and the mask is not (B, T).
@@ -160,10 +181,20 @@ def lay_out(shape: tuple[int, int], mask: Tensor | None, implementation: str, de
             f"attention_mask has the shape {tuple(mask.shape)}; packed attention takes {shape}: "
             "choose attn_implementation='sdpa' for other masks"
         )
-    first = torch.arange(shape[1], device=mask.device) == 0
-    mask = mask | (first & ~mask.any(dim=1, keepdim=True))  # (B, T)
+    mask = keep_first(mask)
     offsets = nn.functional.pad(mask.sum(dim=1).cumsum(0), (1, 0))  # (B + 1,)
-    return Packed(shape, mask.flatten().nonzero().squeeze(1), offsets)
+    return Packed(shape, find_places(mask) if places is None else places, offsets)
+
+
+def keep_first(mask: Tensor) -> Tensor:
+    """The mask (B, T) bool, with the first place of every row that has no other."""
+    first = torch.arange(mask.shape[1], device=mask.device) == 0
+    return mask | (first & ~mask.any(dim=1, keepdim=True))  # (B, T)
+
+
+def find_places(mask: Tensor) -> Tensor:
+    """Where a mask (B, T) is True: places (N,) in the flattened batch."""
+    return mask.flatten().nonzero().squeeze(1)  # (N,)
 
 
 def attend_eagerly(
@@ -264,7 +295,7 @@ def attend_grouped(
 def _attend_group(
     query: Tensor, key: Tensor, value: Tensor, group: Group, dropout: float, scaling: float, causal: bool
 ) -> Tensor:
-    """The mixed values (b * t, H) of one group.
+    """The mixed values (b * t, H) of one group, of query, key and value (b, A, t, D).
 
     Without dropout and gradients torch's kernel is faster. Its backward pass is not: in bf16 on a CPU it takes three
     times as long as that of the plain one.
@@ -273,11 +304,69 @@ def _attend_group(
     if dropout == 0.0 and not query.requires_grad:
         mixed = nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=visible, scale=scaling)
     else:
-        scores = query @ key.transpose(-1, -2) * scaling  # (b, A, t, t)
-        if visible is not None:
-            scores = scores.masked_fill(~visible, torch.finfo(scores.dtype).min)
-        mixed = apply_dropout(scores.softmax(dim=-1), dropout) @ value  # (b, A, t, D)
+        attend = _AttendOnCPU.apply if _is_for_cpu(query) else attend_plainly
+        mixed = attend(query, key, value, visible, dropout, scaling)
     return mixed.transpose(1, 2).flatten(2).flatten(0, 1)  # (b * t, H)
+
+
+def attend_plainly(
+    query: Tensor, key: Tensor, value: Tensor, visible: Tensor | None, dropout: float, scaling: float
+) -> Tensor:
+    """Attention (b, A, t, D) to what is `visible`, broadcastable to (b, A, t, t), as the formula says."""
+    scores = query @ key.transpose(-1, -2) * scaling  # (b, A, t, t)
+    if visible is not None:
+        scores = scores.masked_fill(~visible, torch.finfo(scores.dtype).min)
+    return apply_dropout(scores.softmax(dim=-1), dropout) @ value  # (b, A, t, D)
+
+
+def _is_for_cpu(query: Tensor) -> bool:
+    """Whether `_AttendOnCPU` can take the place of `attend_plainly`."""
+    return (
+        query.device.type == "cpu"
+        and not torch.compiler.is_compiling()
+        and not torch._C._are_functorch_transforms_active()
+    )
+
+
+class _AttendOnCPU(torch.autograd.Function):
+    """`attend_plainly` in fewer passes over the scores; it can be differentiated once.
+
+    The scores are scaled by way of the query and the mixed values, masked by an addition, and their softmax is in fp32,
+    which on a CPU is faster than in bf16. Randomness: that of `bertkit.dropout`.
+    """
+
+    @staticmethod
+    def forward(
+        ctx, query: Tensor, key: Tensor, value: Tensor, visible: Tensor | None, dropout: float, scaling: float
+    ) -> Tensor:
+        shape, dtype = query.shape, query.dtype
+        with torch.autocast("cpu", enabled=False):
+            query = (query * scaling).flatten(0, 1)  # (b * A, t, D)
+            key, value = key.flatten(0, 1), value.flatten(0, 1)
+            scores = torch.bmm(query, key.transpose(1, 2)).view(*shape[:3], -1)  # (b, A, t, t)
+            scores = scores.to(torch.promote_types(dtype, torch.float32))
+            if visible is not None:
+                lowest = torch.finfo(scores.dtype).min
+                scores += torch.zeros_like(visible, dtype=scores.dtype).masked_fill_(~visible, lowest)
+            probabilities = scores.softmax(dim=-1).to(dtype).flatten(0, 1)  # (b * A, t, t)
+            mask, ctx.scale = draw_mask(probabilities.shape, dropout) if dropout > 0.0 else (None, 1.0)
+            mixed = torch.bmm(apply_mask(probabilities, mask), value).mul_(ctx.scale)
+        ctx.scaling = scaling
+        ctx.save_for_backward(query, key, value, probabilities, mask)
+        return mixed.view(shape)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        query, key, value, probabilities, mask = ctx.saved_tensors
+        with torch.autocast("cpu", enabled=False):
+            upstream = (gradient * ctx.scale).flatten(0, 1)  # (b * A, t, D)
+            to_value = torch.bmm(apply_mask(probabilities, mask).transpose(1, 2), upstream)
+            to_probabilities = apply_mask(torch.bmm(upstream, value.transpose(1, 2)), mask)  # (b * A, t, t)
+            to_scores = torch._softmax_backward_data(to_probabilities, probabilities, -1, probabilities.dtype)
+            to_query = torch.bmm(to_scores, key).mul_(ctx.scaling)
+            to_key = torch.bmm(to_scores.transpose(1, 2), query)
+        return *(x.view(gradient.shape) for x in (to_query, to_key, to_value)), None, None, None
 
 
 def _make_visible(group: Group, causal: bool, device: torch.device) -> Tensor | None:

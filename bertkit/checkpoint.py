@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from torch import nn
 from transformers import PreTrainedConfig
 from transformers.utils import cached_file
@@ -21,7 +21,7 @@ from bertkit.data.corpus import find_hub_trouble
 from bertkit.errors import UsageError, explain_refusal, join_lines
 
 MOST_LABELS, MOST_LAYERS = 100_000, 1_000  # a file that asks for more is damaged
-SIZES = {  # parameter of the encoder -> its sizes by their names in a configuration
+SHAPES = {  # parameter of the encoder -> its sizes by their names in a configuration
     "embeddings.word_embeddings.weight": ("vocab_size", "hidden_size"),
     "embeddings.position_embeddings.weight": ("max_position_embeddings", "hidden_size"),
     "embeddings.token_type_embeddings.weight": ("type_vocab_size", "hidden_size"),
@@ -45,20 +45,29 @@ def is_name(value: Any) -> bool:
 
 def check_weights(checkpoint: Path) -> None:
     """Nothing, or a UsageError: a directory without weights in safetensors, or with damaged ones."""
-    if not checkpoint.is_dir():
-        return
-    files = sorted(checkpoint.glob("model*.safetensors"))
-    if not files:
-        remedy = "give a directory with a BERT checkpoint"
-        if pickles := sorted(path.name for path in checkpoint.glob("*.bin")):
-            remedy = (
-                f"but {pickles[0]}, a pickle, which can run any code; if you trust it, load it with transformers and "
-                "save_pretrained it again"
-            )
-        raise UsageError(f"{checkpoint} has no weights in safetensors{' ' if pickles else '; '}{remedy}")
-    for file in files:
+    for file in find_weights(str(checkpoint)) if checkpoint.is_dir() else []:
         with open_weights(file):
             pass
+
+
+def find_weights(checkpoint: str) -> list[Path]:
+    """The files of a checkpoint that hold weights; of one on the Hub in several files, none.
+
+    Raises:
+        UsageError: a directory has none in safetensors.
+    """
+    folder = Path(checkpoint)
+    if not folder.is_dir():
+        return list(filter(None, [find_file(checkpoint, "model.safetensors")]))
+    if files := sorted(folder.glob("model*.safetensors")):
+        return files
+    remedy = "; give a directory with a BERT checkpoint"
+    if pickles := sorted(path.name for path in folder.glob("*.bin")):
+        remedy = (
+            f" but {pickles[0]}, a pickle, which can run any code; if you trust it, load it with transformers and "
+            "save_pretrained it again"
+        )
+    raise UsageError(f"{checkpoint} has no weights in safetensors{remedy}")
 
 
 @contextmanager
@@ -68,12 +77,8 @@ def open_weights(file: Path) -> Iterator[Any]:
     Raises:
         UsageError: it is damaged.
     """
-    with explain_refusal(str(file)):
-        try:
-            with safe_open(file, "pt") as weights:
-                yield weights
-        except SafetensorError as error:  # in which names stand as they are, with whatever a damaged one is made of
-            raise ValueError("".join(filter(str.isprintable, str(error)))) from None
+    with explain_refusal(str(file)), safe_open(file, "pt") as weights:
+        yield weights
 
 
 @lru_cache(maxsize=8)  # a study asks for each of its cells
@@ -117,6 +122,8 @@ def load_config(checkpoint: str) -> BertConfig:
                 raise
             training = "; to train from one: --model DIR"
             raise UsageError(f"there is no directory {checkpoint!r}, and {trouble}; {remedy}{training}") from None
+        except TypeError:  # by transformers, of what is no object
+            values = None
         if not isinstance(values, dict):
             raise UsageError(f"the configuration of {checkpoint} is damaged; {remedy}")
         if values.get("model_type") != "bert":
@@ -124,7 +131,6 @@ def load_config(checkpoint: str) -> BertConfig:
             raise UsageError(f"{checkpoint} is a model of type {kind!r}, not bert; {remedy}")
         if wrong := next((name for name, fits in FORMS.items() if not fits(values.get(name))), ""):
             raise UsageError(f"the configuration of {checkpoint} is damaged: {wrong} cannot be right; {remedy}")
-        values.pop("auto_map", None)  # whose code it would have run
         try:
             return BertConfig.from_dict(values)
         except (AttributeError, LookupError, RecursionError) as error:  # of values that transformers takes unseen
@@ -133,13 +139,11 @@ def load_config(checkpoint: str) -> BertConfig:
 
 
 def check_sizes(checkpoint: str, config: BertConfig) -> None:
-    """Nothing, or a UsageError: a configuration of another size than the weights, before memory is asked for.
+    """Nothing, or a UsageError: damaged weights, or of another size than the configuration's; before any is read.
 
     What is not there is drawn, so a damaged size could take all the memory that there is, or all the time.
     """
-    folder = Path(checkpoint)
-    files = folder.glob("model*.safetensors") if folder.is_dir() else [find_file(checkpoint, "model.safetensors")]
-    if not (files := list(filter(None, files))):  # of a model on the Hub in several files, or in none
+    if not (files := find_weights(checkpoint)):
         return
     layers = {-1}
     for file in files:
@@ -147,7 +151,7 @@ def check_sizes(checkpoint: str, config: BertConfig) -> None:
             for name in weights.keys():  # noqa: SIM118 - it is no dictionary
                 if found := LAYER.fullmatch(name):
                     layers.add(int(found[1]))
-                sizes = SIZES.get(name.removeprefix("bert."))
+                sizes = SHAPES.get(name.removeprefix("bert."))
                 shape = weights.get_slice(name).get_shape() if sizes else []
                 if sizes and shape != [getattr(config, size) for size in sizes]:
                     raise UsageError(describe_mismatch(checkpoint, f"{name} is not of the size"))
@@ -186,7 +190,6 @@ def load_model(head: type, checkpoint: str, settings: Mapping[str, Any]) -> tupl
     # A tau belongs to the model that it was tuned for; what a model returns is the business of who calls it.
     settings = {"tau": None, **RETURNED, **settings}
     tokens, labels = settings.pop("vocab_size", 0), settings.pop("id2label", None)
-    check_weights(Path(checkpoint))
     check_sizes(checkpoint, load_config(checkpoint))
     with explain_refusal(f"the model {checkpoint} (in safetensors)"):
         model, info = head.from_pretrained(
@@ -198,7 +201,6 @@ def load_model(head: type, checkpoint: str, settings: Mapping[str, Any]) -> tupl
             ignore_mismatched_sizes=True,
             **settings,
         )
-    vars(model.config).pop("auto_map", None)
     trained_as = model.config.architectures or [head.__name__]
     mismatched = {name for name, *_ in info["mismatched_keys"]}
     if other := sorted(name for name in mismatched if not name.startswith(("classifier.", "bilstm.", "mix."))):

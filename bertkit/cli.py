@@ -11,9 +11,10 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from shlex import quote
 from typing import Annotated, Any
 
 import typer
@@ -422,18 +423,10 @@ def reproduce(
     with Screen() as screen:
         screen.start()
         from bertkit import reproduce as reproduction
-        from bertkit.run import leave_processes
-        from bertkit.trainer import Interrupted
 
         again = output or Path(f"{run}-again")
-        try:
+        with screen.watch_training():
             found = reproduction.reproduce(run, again, report=screen.say, progress=screen.advance)
-        except Interrupted as stop:
-            screen.finish_progress()
-            complain(str(stop))
-            sys.exit(128 + stop.number)
-        screen.finish_progress()
-        leave_processes()
         screen.show_reproduction(found, run, again)
         sys.exit(0 if found.is_exact else 1)
 
@@ -482,13 +475,14 @@ def predict(
         else:
             tally = Tally()
             for result in tally.watch(results):
-                if "error" in result and not texts:
+                if "error" in result and not texts and not screen.console.is_terminal:  # where it would stand twice
                     complain(result["error"])
                 screen.say(predictor.describe(result) if texts else json.dumps(result, ensure_ascii=False))
         if cut := tally.describe_cut():
             complain(cut)
         if tally.errors:
-            raise UsageError(f"{tally.errors:,} inputs are none for this model; each has its reason in its place")
+            count = f"{tally.errors:,} input{'s' * (tally.errors > 1)}"
+            raise UsageError(f"{count} cannot be predicted; the reason stands in place of each result")
 
 
 @app.command()
@@ -640,7 +634,7 @@ def build_corpus(
         screen.finish_progress()
         screen.show_statistics(statistics, output)
         screen.say("Next:")
-        screen.say(f"  bertkit pretrain --corpus {output} --output runs/{output.name}")
+        screen.say(f"  bertkit pretrain --corpus {quote(str(output))} --output {quote(f'runs/{output.name}')}")
 
 
 @corpora.command("stats")
@@ -834,7 +828,6 @@ def execute(
         from bertkit import run as runs
         from bertkit import share
         from bertkit.tasks import TASKS
-        from bertkit.trainer import Interrupted
 
         task = TASKS[name]
         screen.names |= {row.key: row.name for row in task.table}
@@ -849,14 +842,8 @@ def execute(
         if dry_run:
             screen.show_plan(runs.dry_run(task, *recipes, output=output))
             return
-        try:
+        with screen.watch_training():
             metrics = runs.run(task, *recipes, output=output, report=screen.say, progress=screen.advance)
-        except Interrupted as stop:
-            screen.finish_progress()
-            complain(str(stop))
-            sys.exit(128 + stop.number)
-        screen.finish_progress()
-        runs.leave_processes()
         if not screen.quiet:
             screen.show_results(task, metrics, output)
             if push_to is not None:
@@ -879,8 +866,6 @@ def compare(
         from bertkit import share
         from bertkit import study as studies
         from bertkit.definition import describe_plan
-        from bertkit.run import leave_processes
-        from bertkit.trainer import Interrupted
 
         made = studies.make_study(definition, *given, where=where)
         if push_to is not None:
@@ -888,17 +873,10 @@ def compare(
         if dry_run:
             screen.show_study_plan(describe_plan(made))
             return
-        try:
-            with explain_full_disk(output):
-                results = studies.run_study(
-                    made, output=output, workers=workers, report=screen.say, progress=screen.show_study
-                )
-        except Interrupted as stop:
-            screen.finish_progress()
-            complain(str(stop))
-            sys.exit(128 + stop.number)
-        screen.finish_progress()
-        leave_processes()
+        with screen.watch_training(), explain_full_disk(output):
+            results = studies.run_study(
+                made, output=output, workers=workers, report=screen.say, progress=screen.show_study
+            )
         if screen.quiet:
             return
         screen.show_study_results(results, output)
@@ -1032,7 +1010,8 @@ class Screen:
         elif rate and (done * 20 // total > self.shown if total else seconds > self.shown + 30):
             self.shown = done * 20 // total if total else int(seconds)
             left = f", {seconds * (total - done) / read:,.0f} s left" if total and read else ""
-            share = f"{done / 1e6:,.0f} of {total / 1e6:,.0f} MB, " if total else ""
+            digits = int(total < 1e7)
+            share = f"{done / 1e6:,.{digits}f} of {total / 1e6:,.{digits}f} MB, " if total else ""
             self.say(f"  {share}{rate}{left}")
 
     def show_statistics(self, statistics: Mapping[str, Any], directory: Path) -> None:
@@ -1047,6 +1026,24 @@ class Screen:
         self.console.print(table)
         for line in list_warnings(statistics):
             self.say(line)
+
+    @contextmanager
+    def watch_training(self) -> Iterator[None]:
+        """For what trains: its progress, and the other processes, end with it; stopped by a signal, so does this one.
+
+        Exits with 128 + the signal's number then.
+        """
+        from bertkit.run import leave_processes
+        from bertkit.trainer import Interrupted
+
+        try:
+            yield
+        except Interrupted as stop:
+            self.finish_progress()
+            complain(str(stop))
+            sys.exit(128 + stop.number)
+        self.finish_progress()
+        leave_processes()
 
     def finish_progress(self) -> None:
         """Ends the progress bar or the live table."""
@@ -1120,7 +1117,8 @@ class Screen:
         """Prints the task's table of scores, some predictions, and where everything is."""
         from rich.table import Table
 
-        from bertkit.directory import EXAMPLES, METRICS, PREDICTIONS, read_log
+        from bertkit.directory import EXAMPLES, METRICS, PREDICTIONS, RECIPE, read_log
+        from bertkit.recipe import read_recipe
         from bertkit.report import plot_log
 
         rows = task.list_rows(metrics)
@@ -1149,7 +1147,7 @@ class Screen:
         plot_log(read_log(output), task.table, metrics, curves)
         self.say(f"Scores: {output / METRICS}" + (f"; curves: {curves}" if curves.exists() else ""))
         activate = "" if shutil.which("bertkit") else f" (after: source {Path(sys.prefix) / 'bin' / 'activate'})"
-        if commands := task.suggest(output):
+        if commands := task.suggest(output, read_recipe(output / RECIPE)):
             self.say(f"Next{activate}:")
             for command in commands:
                 self.say(f"  {command}")
@@ -1207,7 +1205,7 @@ def explain_mistakes():
     """A mistake of the user becomes one line and exit code 2; being stopped before training a line and 128 + signal."""
 
     def stop(number: int, frame: Any) -> None:
-        complain("stopped outside of training; what is finished is kept, give the command again")
+        complain("stopped; what is finished is kept, and the same command goes on")
         sys.exit(128 + number)
 
     previous = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}

@@ -57,6 +57,11 @@ class BertConfig(PreTrainedConfig):
     bos_token_id: int | None = None
     eos_token_id: int | list[int] | None = None
 
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs) -> "BertConfig":
+        """As transformers', without `auto_map`: it names code beside the weights, which never runs here."""
+        return super().from_dict({key: value for key, value in config_dict.items() if key != "auto_map"}, **kwargs)
+
     def to_dict(self) -> dict[str, Any]:
         """All values by name; those of ours only if they are set, so that files are as transformers writes them."""
         unset = {name for name in OURS if getattr(self, name) is None}

@@ -51,7 +51,7 @@ from typing import Any, Literal
 
 from bertkit.checkpoint import make_config
 from bertkit.config import BertConfig
-from bertkit.errors import UsageError
+from bertkit.errors import UsageError, make_printable
 from bertkit.recipe import LONGEST_NAME, LONGEST_TEXT, TABLES, TOP, Recipe, check, check_value, merge, read_recipe
 from bertkit.report import AVERAGE, count, name_axes, show_value
 from bertkit.run import complete
@@ -507,7 +507,7 @@ def read_grid(grid: Mapping[str, Any]) -> dict[str, list[Any]]:
 
 def check_axis(axis: str, values: Any) -> None:
     """Nothing, or a UsageError: no list, an empty one, or something twice in it."""
-    name = "".join(filter(str.isprintable, axis))[:LONGEST_NAME]
+    name = make_printable(axis)[:LONGEST_NAME]
     if not isinstance(values, list) or not values:
         shown = json.dumps(values, default=str)[:LONGEST_TEXT]
         raise UsageError(f"[grid] {name} = {shown} must be a list with at least one value")

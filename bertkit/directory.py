@@ -12,8 +12,7 @@ import platform
 import shutil
 import subprocess
 import time
-import zlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -24,7 +23,7 @@ import torch
 from accelerate import PartialState
 
 import bertkit
-from bertkit.data.shards import remove_unfinished, write_json, write_whole
+from bertkit.data.shards import find_checksum, map_in_threads, remove_unfinished, write_json, write_whole
 from bertkit.data.vocab import save_tokenizer
 from bertkit.device import choose_precision
 from bertkit.errors import UsageError, explain_refusal
@@ -59,7 +58,6 @@ PACKAGES = (
     "torch",
     "transformers",
 )
-CHUNK = 1 << 22  # bytes that are read at a time
 COMPLETE = "complete"  # this file marks a checkpoint as fully written; it holds the checksums of the others
 
 
@@ -123,15 +121,32 @@ def hold_directory(output: Path, patience: float = 5.0) -> Iterator[None]:
     with explain_refusal(f"the directory {output}"):
         output.mkdir(parents=True, exist_ok=True)
     handle = os.open(output, os.O_RDONLY)
+    _held.add(handle)
     try:
         _lock(handle, output, patience)
         remove_unfinished(output)
         yield
     finally:
-        os.close(handle)
+        if handle in _held:
+            _held.remove(handle)
+            os.close(handle)
         for path in made:
             with suppress(OSError):  # it is not empty
                 path.rmdir()
+
+
+# Handles of the directories that this process keeps others out of. Only a process that is forked needs to know them:
+# the system ties the hold to the open file, which that one would share.
+_held: set[int] = set()
+
+
+def _let_go() -> None:
+    """In a forked process: a directory is its parent's alone, and free as soon as that one lets go of it or dies."""
+    while _held:
+        os.close(_held.pop())
+
+
+os.register_at_fork(after_in_child=_let_go)
 
 
 def _lock(handle: int, output: Path, patience: float) -> None:
@@ -221,7 +236,7 @@ def is_intact(checkpoint: Path) -> bool:
     """Whether the files of a checkpoint are what they were when it was complete; reads them (some GB a second)."""
     try:
         known = json.loads((checkpoint / COMPLETE).read_text(encoding="utf-8"))
-        return bool(known) and known == {name: compute_checksum(checkpoint / name) for name in known}
+        return bool(known) and list(known.values()) == compute_checksums([checkpoint / name for name in known])
     except (ValueError, AttributeError, TypeError, OSError):  # of a marker that is damaged itself, or of a lost file
         return False
 
@@ -235,17 +250,14 @@ def list_checkpoints(output: Path) -> dict[int, Path]:
 def mark_complete(checkpoint: Path) -> None:
     """Says that a checkpoint has been written to its end, and what its files are, those of a sharded model included."""
     files = sorted(path for path in checkpoint.rglob("*") if path.is_file() and path.name != COMPLETE)
-    checksums = {path.relative_to(checkpoint).as_posix(): compute_checksum(path) for path in files}
-    write_json(checksums, checkpoint / COMPLETE)
+    names = [path.relative_to(checkpoint).as_posix() for path in files]
+    write_json(dict(zip(names, compute_checksums(files), strict=True)), checkpoint / COMPLETE)
 
 
-def compute_checksum(path: Path) -> str:
-    """The length and the CRC-32 of a file."""
-    size = checksum = 0
-    with path.open("rb") as stream:
-        while content := stream.read(CHUNK):
-            size, checksum = size + len(content), zlib.crc32(content, checksum)
-    return f"{size} bytes, {checksum:08x}"
+def compute_checksums(paths: Sequence[Path]) -> list[str]:
+    """The length and the CRC-32 of each of these files."""
+    found = zip(paths, map_in_threads(find_checksum, paths), strict=True)
+    return [f"{path.stat().st_size} bytes, {checksum:08x}" for path, checksum in found]
 
 
 def rotate_checkpoints(output: Path, update: int, keep: int, protected: Collection[int] = ()) -> None:

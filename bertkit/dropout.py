@@ -3,30 +3,48 @@
 On a CPU `torch.nn.functional.dropout` spends most of its time drawing one random number an element. One 64-bit draw of
 torch's own generator serves four elements here, so a seed still fixes everything and checkpointing replays it. The
 mathematics is the same; the rate is rounded to a multiple of 1/65536 (0.1 becomes 0.100006) and the scale follows the
-rounded rate, so that the mean stays exact. Other devices, and compiled graphs, use torch's function.
+rounded rate, so that the mean stays exact. What is drawn becomes a mask of bits, which a CPU applies to whole vectors,
+as it does not with booleans. Other devices, and compiled graphs, use torch's function.
 """
 
 import torch
 from torch import Tensor, nn
 
 _LEVELS = 1 << 16  # a 16-bit mask value an element
+_INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes an element
 
 
-class _DropoutOnCPU(torch.autograd.Function):
-    """x, each element zeroed with probability `dropped` / 65536, the others scaled up; saves a byte an element."""
+def draw_mask(shape: torch.Size, rate: float) -> tuple[Tensor, float]:
+    """A mask (shape) int16 on the CPU, and what the elements that are kept are multiplied by.
+
+    A value has no bit set with the probability `rate`, rounded, else all of them.
+    """
+    dropped = min(round(rate * _LEVELS), _LEVELS - 1)
+    draws = torch.empty((shape.numel() + 3) // 4, dtype=torch.int64).random_(-(1 << 63), None)
+    mask = draws.view(torch.int16)[: shape.numel()].view(shape).ge_(dropped - _LEVELS // 2).neg_()
+    return mask, _LEVELS / (_LEVELS - dropped)
+
+
+def apply_mask(x: Tensor, mask: Tensor | None) -> Tensor:
+    """x where the mask has its bits set, else 0; without a mask x itself."""
+    if mask is None:
+        return x
+    integers = _INTEGERS[x.element_size()]
+    return (x.view(integers) & mask.to(integers)).view(x.dtype)
+
+
+class _Mask(torch.autograd.Function):
+    """scale * x where the mask has its bits set, else 0; saves the mask, two bytes an element."""
 
     @staticmethod
-    def forward(ctx, x: Tensor, dropped: int) -> Tensor:
-        draws = torch.empty((x.numel() + 3) // 4, dtype=torch.int64).random_(-(1 << 63), None)
-        keep = draws.view(torch.int16)[: x.numel()].view(x.shape) >= dropped - _LEVELS // 2
-        ctx.scale = _LEVELS / (_LEVELS - dropped)
-        ctx.save_for_backward(keep)
-        return torch.ops.aten.native_dropout_backward(x, keep, ctx.scale)  # x * keep * scale in one pass
+    def forward(ctx, x: Tensor, mask: Tensor, scale: float) -> Tensor:
+        ctx.scale = scale
+        ctx.save_for_backward(mask)
+        return apply_mask(x, mask).mul_(scale)
 
     @staticmethod
-    def backward(ctx, gradient: Tensor) -> tuple[Tensor, None]:
-        (keep,) = ctx.saved_tensors
-        return torch.ops.aten.native_dropout_backward(gradient, keep, ctx.scale), None
+    def backward(ctx, gradient: Tensor) -> tuple[Tensor, None, None]:
+        return _Mask.apply(gradient, *ctx.saved_tensors, ctx.scale), None, None
 
 
 def dropout(x: Tensor, rate: float, training: bool = True) -> Tensor:
@@ -38,7 +56,7 @@ def dropout(x: Tensor, rate: float, training: bool = True) -> Tensor:
         return x
     if x.device.type != "cpu" or torch.compiler.is_compiling():
         return nn.functional.dropout(x, rate)
-    return _DropoutOnCPU.apply(x, min(round(rate * _LEVELS), _LEVELS - 1))
+    return _Mask.apply(x, *draw_mask(x.shape, rate))
 
 
 class Dropout(nn.Module):

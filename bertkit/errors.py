@@ -70,4 +70,9 @@ def explain_full_disk(where: object) -> Iterator[None]:
 
 def join_lines(error: BaseException) -> str:
     """An exception's message as one line that can be printed, at most LONGEST characters of it."""
-    return "".join(filter(str.isprintable, " ".join(str(error).split())))[:LONGEST]
+    return make_printable(str(error))[:LONGEST]
+
+
+def make_printable(text: str) -> str:
+    """A text of unknown origin as one line that can be printed, without what moves a terminal's cursor or colours."""
+    return "".join(filter(str.isprintable, " ".join(text.split())))

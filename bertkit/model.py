@@ -34,7 +34,7 @@ from transformers.utils import ModelOutput, logging
 from transformers.utils.generic import can_return_tuple
 from transformers.utils.output_capturing import capture_outputs
 
-from bertkit.attention import PACKED, Packed, Padded, attend_eagerly, lay_out
+from bertkit.attention import PACKED, Packed, Padded, attend_eagerly, find_places, keep_first, lay_out
 from bertkit.bilstm import run_bilstm
 from bertkit.config import BertConfig
 from bertkit.dropout import Dropout
@@ -248,7 +248,11 @@ class BertModel(BertPreTrainedModel):
         self.embeddings.word_embeddings = value
 
     def lay_out(
-        self, input_ids: Tensor | None, attention_mask: Tensor | None, inputs_embeds: Tensor | None = None
+        self,
+        input_ids: Tensor | None,
+        attention_mask: Tensor | None,
+        inputs_embeds: Tensor | None = None,
+        real_places: Tensor | None = None,
     ) -> Packed | Padded:
         """The layout of a batch, for a head that wants the states as they are computed.
 
@@ -258,7 +262,8 @@ class BertModel(BertPreTrainedModel):
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("pass exactly one of input_ids and inputs_embeds")
         given = input_ids if inputs_embeds is None else inputs_embeds
-        return lay_out(tuple(given.shape[:2]), attention_mask, self.config._attn_implementation, given.device)
+        implementation = self.config._attn_implementation
+        return lay_out(tuple(given.shape[:2]), attention_mask, implementation, given.device, real_places)
 
     @can_return_tuple
     def forward(
@@ -468,11 +473,24 @@ class BertHead(BertPreTrainedModel):
         """What a batch adds to the counts that divide this head's losses, under the names `forward` takes them by."""
         return {"num_items_in_batch": (labels != IGNORED).sum()}
 
+    @classmethod
+    def find_places(cls, attention_mask: Tensor, **batch: Tensor) -> dict[str, Tensor]:
+        """Where a batch's real tokens are, under the name `forward` takes it by.
+
+        Without it `forward` looks itself, and on an accelerator waits for the answer in the middle of an update.
+        """
+        return {"real_places": find_places(keep_first(attention_mask.flatten(0, -2).bool()))}  # (N,)
+
     def encode(
-        self, input_ids: Tensor | None, attention_mask: Tensor | None, inputs_embeds: Tensor | None, **kwargs
+        self,
+        input_ids: Tensor | None,
+        attention_mask: Tensor | None,
+        inputs_embeds: Tensor | None,
+        real_places: Tensor | None = None,
+        **kwargs,
     ) -> tuple[BaseModelOutputWithPooling, Packed | Padded]:
         """The encoder's outputs, packed (recorded hidden states as (B, T, H)), and the layout to unpack with."""
-        layout = self.bert.lay_out(input_ids, attention_mask, inputs_embeds)
+        layout = self.bert.lay_out(input_ids, attention_mask, inputs_embeds, real_places)
         outputs = self.bert(
             input_ids, attention_mask, inputs_embeds=inputs_embeds, layout=layout, return_dict=True, **kwargs
         )
@@ -500,6 +518,20 @@ class BertLMHead(BertHead):
         self.cls.predictions.decoder = new_embeddings
         self.cls.predictions.bias = new_embeddings.bias
 
+    @staticmethod
+    def align(labels: Tensor) -> Tensor:
+        """The labels (B, T), each where it is predicted."""
+        return labels
+
+    @classmethod
+    def find_places(cls, attention_mask: Tensor, labels: Tensor | None = None, **batch: Tensor) -> dict[str, Tensor]:
+        """Where a batch's real tokens are, and those that are predicted, under the names `forward` takes them by."""
+        places = super().find_places(attention_mask)
+        if labels is not None:
+            targets = keep_first(attention_mask.bool()) & (cls.align(labels) != IGNORED)  # (B, T)
+            places["target_places"] = find_places(targets)  # (M,)
+        return places
+
     def predict_tokens(
         self,
         hidden: Tensor,
@@ -507,21 +539,26 @@ class BertLMHead(BertHead):
         layout: Packed | Padded,
         targets_only: bool | None,
         count: Tensor | int | None,
+        places: Tensor | None,
     ) -> tuple[Tensor | None, Tensor | None]:
         """Logits (B, T, V) and with labels (B, T) the loss.
 
         targets_only: logits (M, V) of the labelled positions alone; None: in training. Training then has no logits at
         all: nobody reads them, and to make M * V of them is what it saves.
+        places: (M,), from `find_places`; None: they are looked for.
         """
         head = self.cls.predictions
         if labels is None:
             return layout.unpack(head(hidden)), None
-        labels = layout.pack(labels)  # (packed)
+        labels = layout.pack(self.align(labels))  # (packed)
         if not (self.training if targets_only is None else targets_only):
             logits = head(hidden)  # (packed, V)
             return layout.unpack(logits), classify_loss(logits, labels, count)
-        labelled = labels != IGNORED
-        hidden, labels = hidden[labelled], labels[labelled]  # (M, H), (M)
+        if places is None:
+            labelled = labels != IGNORED
+            hidden, labels = hidden[labelled], labels[labelled]  # (M, H), (M)
+        else:
+            hidden, labels = layout.select(hidden, places), layout.select(labels, places)  # (M, H), (M)
         if self.training:
             return None, head(hidden, labels, count)
         logits = head(hidden)  # (M, V)
@@ -539,7 +576,7 @@ class BertForPreTraining(BertLMHead):
 
     def count_labels(self, labels: Tensor, next_sentence_label: Tensor, **batch: Tensor) -> dict[str, Tensor]:
         """Masked tokens and sequences."""
-        sequences = torch.tensor(len(next_sentence_label), device=labels.device)
+        sequences = labels.new_full((), len(next_sentence_label))
         return super().count_labels(labels) | {"num_sequences_in_batch": sequences}
 
     @can_return_tuple
@@ -553,6 +590,7 @@ class BertForPreTraining(BertLMHead):
         labels: Tensor | None = None,
         next_sentence_label: Tensor | None = None,
         targets_only: bool | None = None,
+        target_places: Tensor | None = None,
         num_items_in_batch: Tensor | int | None = None,
         num_sequences_in_batch: Tensor | int | None = None,
         **kwargs,
@@ -563,6 +601,7 @@ class BertForPreTraining(BertLMHead):
             labels: (B, T), the original token at masked positions and -100 elsewhere.
             next_sentence_label: (B,), 0 where B follows A, 1 where B is random.
             targets_only: decode only the labelled positions; None: in training. Training then returns no token logits.
+            real_places, target_places: (N,) and (M,), from `find_places`, where they are known.
             num_items_in_batch: labelled tokens of the whole update; divides the masked-LM loss.
             num_sequences_in_batch: sequences of the whole update; divides the next-sentence loss. If only the tokens
                 are known (stock Trainer), this batch weighs as much as its share of the labelled tokens.
@@ -576,7 +615,7 @@ class BertForPreTraining(BertLMHead):
             **kwargs,
         )
         logits, mlm_loss = self.predict_tokens(
-            outputs.last_hidden_state, labels, layout, targets_only, num_items_in_batch
+            outputs.last_hidden_state, labels, layout, targets_only, num_items_in_batch, target_places
         )
         relationship = self.cls.seq_relationship(outputs.pooler_output)  # (B, 2)
         nsp_loss = None
@@ -615,6 +654,7 @@ class BertForMaskedLM(BertLMHead):
         inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
         targets_only: bool | None = None,
+        target_places: Tensor | None = None,
         num_items_in_batch: Tensor | int | None = None,
         **kwargs,
     ) -> MaskedLMOutput:
@@ -627,7 +667,9 @@ class BertForMaskedLM(BertLMHead):
             position_ids=position_ids,
             **kwargs,
         )
-        logits, loss = self.predict_tokens(outputs.last_hidden_state, labels, layout, targets_only, num_items_in_batch)
+        logits, loss = self.predict_tokens(
+            outputs.last_hidden_state, labels, layout, targets_only, num_items_in_batch, target_places
+        )
         return MaskedLMOutput(
             loss=loss,
             logits=logits,
@@ -657,9 +699,14 @@ class BertLMHeadModel(BertLMHead, GenerationMixin):
         """Arguments of `forward` for the next token: the whole text so far, as there is no cache to continue from."""
         return super().prepare_inputs_for_generation(input_ids, **kwargs)
 
+    @staticmethod
+    def align(labels: Tensor) -> Tensor:
+        """The labels (B, T), each where it is predicted: at the token before."""
+        return nn.functional.pad(labels[:, 1:], (0, 1), value=IGNORED)  # (B, T)
+
     def count_labels(self, labels: Tensor, **batch: Tensor) -> dict[str, Tensor]:
         """Tokens that are predicted: never the first."""
-        return super().count_labels(labels[:, 1:])
+        return super().count_labels(self.align(labels))
 
     @can_return_tuple
     def forward(
@@ -671,6 +718,7 @@ class BertLMHeadModel(BertLMHead, GenerationMixin):
         inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
         targets_only: bool | None = None,
+        target_places: Tensor | None = None,
         num_items_in_batch: Tensor | int | None = None,
         **kwargs,
     ) -> CausalLMOutput:
@@ -686,9 +734,9 @@ class BertLMHeadModel(BertLMHead, GenerationMixin):
             position_ids=position_ids,
             **kwargs,
         )
-        if labels is not None:
-            labels = nn.functional.pad(labels[:, 1:], (0, 1), value=IGNORED)  # (B, T), of the next token
-        logits, loss = self.predict_tokens(outputs.last_hidden_state, labels, layout, targets_only, num_items_in_batch)
+        logits, loss = self.predict_tokens(
+            outputs.last_hidden_state, labels, layout, targets_only, num_items_in_batch, target_places
+        )
         return CausalLMOutput(
             loss=loss,
             logits=logits,
@@ -875,7 +923,7 @@ class BertForQuestionAnswering(BertHead):
 
     def count_labels(self, start_positions: Tensor, **batch: Tensor) -> dict[str, Tensor]:
         """Sequences."""
-        return {"num_items_in_batch": torch.tensor(len(start_positions), device=start_positions.device)}
+        return {"num_items_in_batch": start_positions.new_full((), len(start_positions))}
 
     @can_return_tuple
     def forward(
@@ -1047,6 +1095,11 @@ class BertFeaturesForTokenClassification(BertHead):
         self.classifier = nn.Linear(2 * config.bilstm_hidden_size, config.num_labels)
         self.freeze_encoder()
         self.post_init()
+
+    @classmethod
+    def find_places(cls, **batch: Tensor) -> dict[str, Tensor]:
+        """Nothing: most batches hold features of words, and no tokens."""
+        return {}
 
     @can_return_tuple
     def forward(

@@ -70,7 +70,7 @@ from bertkit.report import (
 )
 from bertkit.study import RESULT, STUDY
 from bertkit.tasks import TASKS
-from bertkit.tasks.task import Report, Row, Task
+from bertkit.tasks.task import Report, Row, Task, repeat_run
 from bertkit.trainer import describe_duration
 
 TEMPLATE = "page.html.jinja"
@@ -352,7 +352,7 @@ def describe_run(place: Place, others: Mapping[Path, Sequence[Mapping[str, Any]]
         "tables": [*tables, *list_types(path, notes), *list_examples(path, notes)],
         "source": read_part(read_text, path / RECIPE, notes) or "",
         "file": RECIPE,
-        "command": write_command(task, path) if task else "",
+        "command": f"bertkit {task.command or task.name} {repeat_run(path, 'again')}" if task else "",
         "notes": notes,
     }
 
@@ -467,12 +467,6 @@ def describe_versions(found: Mapping[str, Any]) -> str:
     own = f"bertkit {found['bertkit']}" + (f" ({commit[:10]}{changed})" if commit else "")
     packages = (f"{name} {version}" for name, version in found["packages"].items())
     return ", ".join([own, f"Python {found['python']}", *packages])
-
-
-def write_command(task: Task, path: Path) -> str:
-    """The command that repeats a run."""
-    recipe, output = shlex.quote(str(path / RECIPE)), shlex.quote(f"{path}-again")
-    return f"bertkit {task.command or task.name} --recipe {recipe} --output {output}"
 
 
 def list_examples(path: Path, notes: list[str]) -> Iterator[dict[str, Any]]:

@@ -35,7 +35,7 @@ from bertkit.data.vocab import load_tokenizer
 from bertkit.data.words import WordWindows, encode_words, pad_words, split_words
 from bertkit.device import choose_precision, find_device, use_precision
 from bertkit.directory import RECIPE
-from bertkit.errors import UsageError, explain_full_disk
+from bertkit.errors import UsageError, explain_full_disk, make_printable
 from bertkit.features import batch_by_length
 from bertkit.metrics import find_entities
 from bertkit.recipe import list_lengths, read_recipe
@@ -418,7 +418,7 @@ def take_text(given: Mapping[str, Any], name: str) -> str:
 
 def list_names(given: Mapping[str, Any]) -> str:
     """The names in an input as a message has them."""
-    return "".join(filter(str.isprintable, ", ".join(map(str, given))))[:LONGEST_NAMES] or "nothing"
+    return make_printable(", ".join(map(str, given)))[:LONGEST_NAMES] or "nothing"
 
 
 def read_texts(given: Mapping[str, Any], setting: Setting) -> tuple[str, ...]:

@@ -33,6 +33,13 @@ def load_pyplot() -> Any:
     return pyplot
 
 
+def save_figure(figure: Any, path: Path, dpi: int) -> None:
+    """Writes a figure in the format that the suffix says, whole or not at all, and closes it."""
+    with open_whole(path, "wb") as stream:
+        figure.savefig(stream, format=path.suffix[1:], dpi=dpi)
+    load_pyplot().close(figure)
+
+
 def plot_log(log: Sequence[Mapping[str, float]], rows: Sequence[Row], metrics: Mapping[str, Any], path: Path) -> None:
     """Draws one panel a row of the task's table: the score while training, on held-out data, and its baselines.
 
@@ -56,9 +63,7 @@ def plot_log(log: Sequence[Mapping[str, float]], rows: Sequence[Row], metrics: M
         axis.set(title=row.name + (" (%)" if row.unit else ""), xlabel="update")
         axis.legend(fontsize="small", frameon=False)
         axis.spines[["top", "right"]].set_visible(False)
-    with open_whole(path, "wb") as stream:
-        figure.savefig(stream, format=path.suffix[1:], dpi=120)
-    pyplot.close(figure)
+    save_figure(figure, path, dpi=120)
 
 
 # --- Studies in words -------------------------------------------------------------------------------------------------
@@ -411,9 +416,7 @@ def plot_heatmap(study: Mapping[str, Any], path: Path) -> None:
     figure.supxlabel(textwrap.fill(_caption(study), int(size[0] * 15)), fontsize="small", color="0.35")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of letters that the font lacks
-        with open_whole(path, "wb") as stream:
-            figure.savefig(stream, format=path.suffix[1:], dpi=130)
-    pyplot.close(figure)
+        save_figure(figure, path, dpi=130)
 
 
 def _caption(study: Mapping[str, Any]) -> str:
@@ -552,9 +555,7 @@ def plot_curve(study: Mapping[str, Any], path: Path) -> None:
                     *zip(*published, strict=True), "--", color=f"C{number}", alpha=0.6, label=f"{label}: the paper"
                 )
         _finish_curve(axis, paper, head_column(study, name), bool(study["columns"][name]["unit"]))
-    with open_whole(path, "wb") as stream:
-        figure.savefig(stream, format=path.suffix[1:], dpi=130)
-    pyplot.close(figure)
+    save_figure(figure, path, dpi=130)
 
 
 def _list_lines(study: Mapping[str, Any]) -> dict[str, list[str]]:

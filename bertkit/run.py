@@ -66,7 +66,16 @@ from bertkit.optim import BertAdam
 from bertkit.recipe import Recipe, check, list_lengths, merge, split_batch
 from bertkit.share import write_card
 from bertkit.tasks.task import Report, Task
-from bertkit.trainer import BertTrainer, Progress, Watcher, explain_lost_process, explain_shortage, train
+from bertkit.trainer import (
+    BertTrainer,
+    Herald,
+    PlacingCollator,
+    Progress,
+    Watcher,
+    explain_lost_process,
+    explain_shortage,
+    train,
+)
 
 SIZES = (  # what a checkpoint decides
     "vocab_size",
@@ -142,7 +151,7 @@ def carry_out(
     set_seed(args.seed)  # again: a run must not depend on whether its data were at hand
     model = make_model(task, start, prepared.settings, report)
     parameters = f"{model.num_parameters():,} parameters"
-    trainer = make_trainer(task, model, args, prepared.data, recipe, progress, milestones)
+    trainer = make_trainer(task, model, args, prepared.data, recipe, progress, report, milestones)
     if "train" in prepared.data:
         report(f"{parameters}; {describe_training(args, recipe, prepared.data['train'])}")
         train(trainer, find_checkpoint(output, report), report)
@@ -329,7 +338,8 @@ def make_arguments(task: Task, recipe: Recipe, output: Path) -> TrainingArgument
     """TrainingArguments of `[train]`, with what follows from the other keys.
 
     Raises:
-        UsageError: transformers refuses a value, something it needs is not installed, or the batch cannot be divided.
+        UsageError: transformers refuses a value, something it needs is not installed, the batch cannot be divided, or
+            one process would cut it for the others.
     """
     train = dict(recipe["train"])
     per_device, accumulation = split_batch(
@@ -370,6 +380,8 @@ def make_arguments(task: Task, recipe: Recipe, output: Path) -> TrainingArgument
         Trainer.get_optimizer_cls_and_kwargs(args)  # whether it is installed
         nobody = torch.optim.SGD([torch.zeros(1)])
         get_scheduler(args.lr_scheduler_type, nobody, 0, 1, scheduler_specific_kwargs=args.lr_scheduler_kwargs)
+    if args.accelerator_config.dispatch_batches:
+        raise UsageError("dispatch_batches in [train] would cut a batch's places like its rows; leave it out")
     args._n_gpu = min(args.n_gpu, 1)  # several GPUs are several processes (accelerate launch), never DataParallel
     return args
 
@@ -439,9 +451,10 @@ def make_trainer(
     data: Mapping[str, Any],
     recipe: Recipe,
     progress: Progress,
+    report: Report,
     milestones: Collection[int] = (),
 ) -> BertTrainer:
-    """The Trainer of a run, its printing replaced by `progress`."""
+    """The Trainer of a run, its printing replaced by `progress` and, where it predicts, by `report`."""
     optimizer = None
     if recipe["train"].get("optim") == BERT_ADAM:
         betas = (args.adam_beta1, args.adam_beta2)
@@ -456,10 +469,10 @@ def make_trainer(
             milestones=milestones,
             train_dataset=data.get("train"),
             eval_dataset=dev,
-            data_collator=task.collate,
+            data_collator=PlacingCollator(task.collate, type(model)),
             compute_metrics=lambda prediction: task.score(prediction.predictions, dev),
             optimizer_cls_and_kwargs=optimizer,
-            callbacks=[Watcher(Path(args.output_dir), progress)],
+            callbacks=[Watcher(Path(args.output_dir), progress), Herald(report)],
         )
     if args.fsdp and not trainer.is_fsdp_enabled:
         raise UsageError(

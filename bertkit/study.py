@@ -294,7 +294,7 @@ def check_directory(study: Study, output: Path) -> None:
         for difference in find_recipe_differences(old.get(place, {}), new.get(place, {}))
     ]
     if list(old) != list(new) and not differences:
-        differences = ["the order of the rows or columns"]
+        differences = ["the order of the rows"]
     if differences:
         unique = list(dict.fromkeys(differences))
         raise UsageError(

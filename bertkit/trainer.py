@@ -5,29 +5,32 @@ was stopped in between or not. A run reports how far it is, keeps its last and i
 signal, on a loss that is no number, or when another of its processes is lost. All the rest is the Trainer's.
 """
 
-import ctypes
 import json
 import math
+import multiprocessing
+import os
 import signal
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from pickle import UnpicklingError
+from threading import Thread
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.trainer_utils import SaveStrategy
 
 from bertkit.directory import list_checkpoints, mark_complete, rotate_checkpoints, write_json, write_log
 from bertkit.errors import UsageError, join_lines
+from bertkit.memory import LOOK_EVERY, Heap, keep_memory
 from bertkit.tasks.task import Report, Task
 
 SUMS = "loss_sums.json"  # in a checkpoint: of the losses since the last log
-LARGEST_KEPT = 1 << 25  # bytes of a block; the most that glibc takes
-TRIM_EVERY = 20  # updates on a CPU; it takes a fraction of a second
+SECONDS_OF_SILENCE = 15  # at least, while it predicts
 Progress = Callable[[int, int, Mapping[str, float]], None]  # updates done, of how many, the latest log entry
 
 
@@ -74,6 +77,23 @@ def train(trainer: "BertTrainer", checkpoint: Path | None, report: Report) -> No
         raise Interrupted(number, trainer.state.global_step)
     trainer.check_numbers(trainer.add_up())
     report(f"trained for {describe_duration(time.monotonic() - start)}")
+
+
+class PlacingCollator:
+    """A collator that also finds where the tokens are that a head computes on, while they still are in main memory.
+
+    Args:
+        collate: makes a batch of a list of rows.
+        head: the model's class, which says what it looks for.
+    """
+
+    def __init__(self, collate: Callable[[list], dict[str, Tensor]], head: type) -> None:
+        self.collate = collate
+        self.head = head
+
+    def __call__(self, rows: list) -> dict[str, Tensor]:
+        batch = self.collate(rows)
+        return batch | self.head.find_places(**batch) if "attention_mask" in batch else batch
 
 
 class BertTrainer(Trainer):
@@ -162,12 +182,9 @@ class BertTrainer(Trainer):
 
     def check_numbers(self, sums: Mapping[str, float]) -> None:
         """Nothing, or Diverged: the losses' sums or the weights are no numbers; all processes have to ask."""
-        sound = all(map(math.isfinite, sums.values()))
-        for parameter in self.model.parameters():
-            own = parameter.to_local() if hasattr(parameter, "to_local") else parameter  # of a sharded model its part
-            sound = sound and bool(own.isfinite().all())
-        lost = self.accelerator.reduce(torch.tensor(float(not sound), device=self.args.device), "sum")
-        if lost > 0:
+        parts = (each.to_local() if hasattr(each, "to_local") else each for each in self.model.parameters())
+        sound = torch.stack([part.isfinite().all() for part in parts]).all() & all(map(math.isfinite, sums.values()))
+        if self.accelerator.reduce((~sound).float().to(self.args.device), "sum") > 0:
             raise Diverged(explain_divergence("a loss or a weight is no number", self.state.global_step, self.args))
 
     @property
@@ -207,11 +224,13 @@ class BertTrainer(Trainer):
             self.sums = {name: torch.tensor(own * x, device=self.args.device) for name, x in saved["sums"].items()}
 
     def get_train_dataloader(self) -> Any:
-        """The Trainer's; its worker processes leave signals to this one, which needs them for the current update."""
-        loader = super().get_train_dataloader()
-        inner = getattr(loader, "base_dataloader", loader)  # accelerate's wraps the one that starts the workers
-        inner.worker_init_fn = partial(begin_worker, inner.worker_init_fn)
-        return loader
+        return guard_workers(super().get_train_dataloader())
+
+    def get_eval_dataloader(self, eval_dataset=None) -> Any:
+        return guard_workers(super().get_eval_dataloader(eval_dataset))
+
+    def get_test_dataloader(self, test_dataset) -> Any:
+        return guard_workers(super().get_test_dataloader(test_dataset))
 
     def _get_eval_sampler(self, eval_dataset) -> None:
         """None: in order, as scores and files take the predictions; the Trainer's own sorts with group_by_length."""
@@ -241,12 +260,33 @@ def explain_divergence(what: str, update: int, args: TrainingArguments) -> str:
     )
 
 
+def guard_workers(loader: Any) -> Any:
+    """The loader; its worker processes leave signals to this one, which needs them for what it is about."""
+    inner = getattr(loader, "base_dataloader", loader)  # accelerate's wraps the one that starts the workers
+    if getattr(inner.worker_init_fn, "func", None) is not begin_worker:  # the Trainer may keep a loader
+        inner.worker_init_fn = partial(begin_worker, inner.worker_init_fn)
+    return loader
+
+
 def begin_worker(begin: Callable[[int], None] | None, number: int) -> None:
-    """What a data worker does first: signals to all of a group are the business of the process that trains."""
-    for signalled in (signal.SIGTERM, signal.SIGINT):
+    """What a data worker does first: signals to all of a group are the business of the process that trains.
+
+    That one ends its workers by SIGTERM too, which they obey where the system says who has sent it.
+    """
+    if hasattr(signal, "sigwaitinfo"):
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        Thread(target=obey_parent, daemon=True).start()
+    for signalled in (signal.SIGINT, signal.SIGTERM):  # the second for threads that were there before
         signal.signal(signalled, signal.SIG_IGN)
     if begin is not None:
         begin(number)
+
+
+def obey_parent() -> None:
+    """Ends this process at a SIGTERM from the one that has asked for it, and at no other."""
+    while signal.sigwaitinfo({signal.SIGTERM}).si_pid != multiprocessing.parent_process().pid:
+        pass
+    os._exit(0)
 
 
 def drop_second_names(model: nn.Module) -> None:
@@ -268,6 +308,7 @@ class Watcher(TrainerCallback):
         self.progress = progress
         self.signalled = 0  # the signal's number
         self.agreed = 0  # the same, once all processes know
+        self.heap = Heap()
 
     def on_log(self, args, state: TrainerState, control: TrainerControl, logs=None, **kwargs) -> None:
         loss = (logs or {}).get("loss", 0.0)
@@ -287,17 +328,20 @@ class Watcher(TrainerCallback):
         if args.world_size == 1 or args.device.type == "cpu" or state.global_step % 16 == 0:
             self.agreed = self.ask_all(args)
         if self.agreed:
-            control.should_save = control.should_training_stop = True
+            control.should_training_stop = True
+            control.should_save = not ends_epoch(args, state)
         elif state.is_world_process_zero and state.global_step % max(1, state.max_steps // 200) == 0:
             self.progress(state.global_step, state.max_steps, {})
-        if args.device.type == "cpu" and state.global_step % TRIM_EVERY == 0:
-            trim_memory()
+        if args.device.type == "cpu" and state.global_step % LOOK_EVERY == 0:
+            self.heap.look()
 
     def on_epoch_end(self, args, state: TrainerState, control: TrainerControl, **kwargs) -> None:
         # The Trainer comes here too when it was stopped in the middle. An evaluation would move the random state, and
         # the checkpoint that was just written would be written again with it.
-        if self.agreed and abs(state.epoch - round(state.epoch)) > 1e-6:
+        if self.agreed and not is_whole(state.epoch):
             control.should_evaluate = control.should_save = False
+        elif self.agreed and ends_epoch(args, state):
+            control.should_save = True
 
     def ask_all(self, args) -> int:
         """The signal that any of the processes has got, or 0; all of them have to ask."""
@@ -306,6 +350,44 @@ class Watcher(TrainerCallback):
         flag = torch.tensor(self.signalled, device=args.device)
         torch.distributed.all_reduce(flag, torch.distributed.ReduceOp.MAX)
         return int(flag)
+
+
+def is_whole(epochs: float) -> bool:
+    """Whether so many epochs end one, but for rounding."""
+    return abs(epochs - round(epochs)) < 1e-6
+
+
+def ends_epoch(args: TrainingArguments, state: TrainerState) -> bool:
+    """Whether a stop after this update saves at the end of the epoch, behind the evaluation that may come there.
+
+    Saved before it, a run that goes on would do without that evaluation and its random numbers; saved before and after,
+    the second writing would put the first at risk. Whoever stops a run has to give it the time of an evaluation.
+    """
+    return args.save_strategy != SaveStrategy.BEST and is_whole(state.epoch)
+
+
+class Herald(TrainerCallback):
+    """Says now and then how far a long prediction is, of the share of the first process."""
+
+    def __init__(self, report: Report) -> None:
+        self.report = report
+        self.batches = 0
+        self.begun = self.said = 0.0
+
+    def on_prediction_step(self, args, state: TrainerState, control: TrainerControl, **kwargs) -> None:
+        now, total = time.monotonic(), len(kwargs["eval_dataloader"])
+        self.batches += 1
+        if self.batches == 1:
+            self.begun = self.said = now  # the first batch takes longer than the others
+        elif state.is_world_process_zero and now - self.said >= SECONDS_OF_SILENCE:
+            self.said = now
+            left = (now - self.begun) / (self.batches - 1) * (total - self.batches)
+            self.report(f"  {self.batches / total:.0%} predicted, {describe_duration(left)} left")
+
+    def on_evaluate(self, args, state: TrainerState, control: TrainerControl, metrics, **kwargs) -> None:
+        self.batches = 0
+
+    on_predict = on_evaluate
 
 
 class Milestones(TrainerCallback):
@@ -378,26 +460,6 @@ def explain_lost_process(processes: int) -> Iterator[None]:
         raise ProcessLost(
             "another process of this run was lost; the same command continues from its last checkpoint"
         ) from error
-
-
-def keep_memory() -> None:
-    """Has the C library (glibc) keep the blocks that an update frees for the next one, all for which it can do so.
-
-    Otherwise it hands each large one back at once, and the system clears its pages anew when it is needed again.
-    """
-    with suppress(OSError, AttributeError):  # another C library
-        mallopt = ctypes.CDLL(None).mallopt
-        mallopt(-3, LARGEST_KEPT)  # M_MMAP_THRESHOLD
-        mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD
-
-
-def trim_memory() -> None:
-    """Hands the free pages of the heap back to the system, where the C library can (glibc).
-
-    Batches of ever other lengths leave gaps between blocks: by the hundredth update most of the heap may be such gaps.
-    """
-    with suppress(OSError, AttributeError):  # another C library
-        ctypes.CDLL(None).malloc_trim(0)
 
 
 def describe_duration(seconds: float) -> str:

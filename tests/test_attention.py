@@ -77,6 +77,44 @@ def test_the_path_with_dropout_is_the_same_attention(causal: bool) -> None:
     torch.testing.assert_close(mixed, attend_naively(*states, lengths, 0.5, causal))
 
 
+@pytest.mark.parametrize("rate", [0.0, 0.3])
+@pytest.mark.parametrize("sight", ["all", "real", "past"])
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"),
+    [(torch.double, 1e-12), (torch.float32, 1e-5), (torch.bfloat16, 3e-2), (torch.float16, 4e-3)],
+)
+def test_the_cpu_s_own_attention_is_the_plain_one(
+    dtype: torch.dtype, tolerance: float, sight: str, rate: float
+) -> None:
+    """Values and gradients, and with a seed the same probabilities are dropped; the plain one in double precision."""
+    real = torch.arange(6) < torch.tensor([6, 2, 5])[:, None, None, None]  # (3, 1, 1, 6)
+    visible = {"all": None, "real": real, "past": real & torch.ones(6, 6, dtype=torch.bool).tril()}[sight]
+    states = [torch.randn(3, 2, 6, 8).to(dtype).requires_grad_() for _ in range(3)]
+    upstream = torch.randn(3, 2, 6, 8).to(dtype)
+    found = []
+    for attend, precision in ((attention._AttendOnCPU.apply, dtype), (attention.attend_plainly, torch.double)):
+        torch.manual_seed(1)
+        given = [x.detach().to(precision).requires_grad_() for x in states]
+        mixed = attend(*given, visible, rate, 0.4)
+        found.append([mixed, *torch.autograd.grad(mixed, given, upstream.to(precision))])
+    for got, wanted in zip(*found, strict=True):
+        assert got.dtype == dtype
+        torch.testing.assert_close(got.double(), wanted, rtol=tolerance, atol=tolerance)
+
+
+def test_the_cpu_s_own_attention_stays_as_it_is_under_autocast() -> None:
+    """What is given in fp32 is not rounded in the one pass and exact in the other."""
+    states = [torch.randn(2, 2, 5, 4, requires_grad=True) for _ in range(3)]
+    with torch.autocast("cpu", torch.bfloat16):
+        mixed = attention._AttendOnCPU.apply(*states, None, 0.0, 0.5)
+        gradients = torch.autograd.grad(mixed.sum(), states)
+    wanted = attention.attend_plainly(*states, None, 0.0, 0.5)
+    assert mixed.dtype == torch.float32
+    torch.testing.assert_close(mixed, wanted)
+    for got, expected in zip(gradients, torch.autograd.grad(wanted.sum(), states), strict=True):
+        torch.testing.assert_close(got, expected)
+
+
 def draw_probabilities(kernel: str, lengths: list[int], rate: float, **options) -> list[Tensor]:
     """The dropped probabilities (A, length, length) of each sequence: zero queries, and unit vectors as values.
 

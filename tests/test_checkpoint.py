@@ -89,6 +89,21 @@ def test_a_damaged_configuration_is_one_line(tmp_path, values, message):
         load_config(str(tmp_path))
 
 
+@pytest.mark.parametrize("content", ["[]", '"bert"', "null", "3"])
+def test_a_configuration_that_is_no_object_is_damaged(tmp_path, content):
+    (write_checkpoint(tmp_path) / "config.json").write_text(content)
+    with pytest.raises(UsageError, match=r"^the configuration of .* is damaged; give a directory with a BERT"):
+        load_config(str(tmp_path))
+
+
+def test_a_run_that_is_not_finished_is_no_checkpoint_yet(tmp_path):
+    (tmp_path / "recipe.toml").touch()
+    with pytest.raises(UsageError, match=r"^the run in .* is not finished; the command that began it finishes it$"):
+        load_config(str(tmp_path))
+    write_checkpoint(tmp_path)
+    assert load_config(str(tmp_path)).hidden_size == 32
+
+
 @pytest.mark.parametrize(
     ("size", "message"),
     [

@@ -12,11 +12,13 @@ import time
 import zipfile
 
 import pytest
+import torch
 from rich.console import Console
 
 from bertkit import cli
 from bertkit.submission import FILES
 from tests.official import write_checkpoint, write_conll, write_glue, write_squad, write_swag
+from tests.test_report import make_results, score_by_hand
 from tests.test_run import write_text
 
 SMALL = [
@@ -303,6 +305,33 @@ def test_a_terminal_gets_a_progress_bar():
     assert screen.bar is None
 
 
+def test_a_terminal_gets_the_table_of_a_study_as_it_fills():
+    results = make_results({"batch_size": [16, 32]}, {"rte": "accuracy"}, score_by_hand) | {"over": 3}
+    screen = cli.Screen()
+    screen.console = Console(file=io.StringIO(), force_terminal=True, width=120)
+    with screen:
+        screen.show_study(results)
+        table = screen.bar
+        table.refresh()
+        screen.show_study(results | {"over": 4})
+        table.refresh()
+        assert screen.bar is table, "it is drawn anew in its place"
+    drawn = screen.console.file.getvalue()
+    assert drawn.index("3 of 4 runs") < drawn.index("4 of 4 runs")
+    for words in ("batch_size", "mean ± sd (n)", "51.0 ± 1.4 (2) *"):
+        assert words in drawn
+    assert screen.bar is None
+
+
+def test_without_a_terminal_no_table_of_a_study_is_drawn():
+    screen = cli.Screen()
+    screen.console = Console(file=io.StringIO())
+    with screen:
+        screen.show_study({})
+    assert screen.bar is None
+    assert screen.console.file.getvalue() == ""
+
+
 @pytest.mark.slow
 def test_the_bare_command_learns_from_the_installed_documentation(call):
     code, out, err = call(
@@ -330,7 +359,7 @@ def test_a_signal_before_training_is_one_line_too(tmp_path, number):
         process.send_signal(number)
         _, err = process.communicate(timeout=60)
     assert process.returncode == 128 + number
-    assert err == "bertkit: stopped outside of training; what is finished is kept, give the command again\n"
+    assert err == "bertkit: stopped; what is finished is kept, and the same command goes on\n"
     assert not (tmp_path / "runs").exists()
 
 
@@ -547,6 +576,16 @@ def test_a_study_of_which_a_run_fails_shows_the_others_and_ends_with_code_2(call
     assert "accuracy" in out
 
 
+def test_a_study_of_which_every_run_fails_says_where_the_reasons_are(call, glue, tmp_path):
+    diverging = ["--set", "train.learning_rate=1e30", "--set", "train.max_grad_norm=0.0", "--set", "train.max_steps=4"]
+    code, _, err = call("glue", "--task", "rte", *glue, *diverging, "--restarts", "2")
+    assert (code, err) == (2, "bertkit: all 2 runs failed; runs/rte/study.json says why\n")
+    results = json.loads((tmp_path / "runs/rte/study.json").read_text())
+    for run in results["cells"][0]["runs"]:
+        assert run["status"] == "failed"
+        assert "lower" in run["failure"]
+
+
 @pytest.mark.slow
 def test_a_grid_killed_twice_ends_as_if_nothing_had_happened(glue, tmp_path):
     axes = ["--set", "train.learning_rate=[1e-3, 1e-4]", "--set", "train.num_train_epochs=[2.0, 4.0]"]
@@ -704,6 +743,30 @@ def test_the_bench_of_decoding_prints_and_writes_its_figures(call, tmp_path, mon
     assert (code, err) == (0, "")
     assert "figures.json" in out
     assert json.loads((tmp_path / "figures.json").read_text())
+
+
+@pytest.mark.parametrize("device", ["tpu", "cpu:1", "cuda:first", "cuda:-1", ""])
+def test_an_unknown_device_is_one_line(call, monkeypatch, device):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
+    code, _, err = call("bench", "finetune", "--device", device)
+    assert (code, err) == (2, f"bertkit: unknown device {device!r}; expected cpu, cuda or cuda:N\n")
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "7"
+
+
+@pytest.mark.parametrize("device", ["cuda", "cuda:3"])
+def test_a_device_that_is_not_there_is_one_line(call, monkeypatch, device):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    code, _, err = call("bench", "pretrain", "--device", device)
+    assert (code, err) == (2, f"bertkit: there is no {device} here; leave --device out, or give cpu\n")
+
+
+@pytest.mark.parametrize(("device", "seen"), [(None, "7"), ("cpu", ""), ("cuda", "0"), ("cuda:3", "3")])
+def test_a_device_hides_the_others(monkeypatch, device, seen):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    cli.choose_device(device)
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == seen
 
 
 def build_small(call, tmp_path, *options):

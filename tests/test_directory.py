@@ -1,10 +1,13 @@
 """The directory of a run: who holds it, and what is taken for its scores."""
 
 import json
+import os
+import signal
+import time
 
 import pytest
 
-from bertkit.directory import hold_directory, read_metrics
+from bertkit.directory import find_finished, hold_directory, read_metrics
 from bertkit.errors import UsageError
 
 
@@ -23,6 +26,21 @@ def test_a_directory_is_held_by_one_at_a_time(tmp_path):
         assert (tmp_path / "runs" / "mine" / "recipe.toml").exists()
 
 
+def test_a_forked_process_does_not_hold_its_parents_directory(tmp_path):
+    (tmp_path / "run").mkdir()
+    with hold_directory(tmp_path / "run"):
+        child = os.fork()
+        if child == 0:
+            time.sleep(60)
+            os._exit(0)
+    try:
+        with hold_directory(tmp_path / "run"):  # though the child is still there
+            assert os.waitpid(child, os.WNOHANG) == (0, 0)
+    finally:
+        os.kill(child, signal.SIGKILL)
+    assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL
+
+
 def test_what_stays_empty_is_removed_again(tmp_path):
     with pytest.raises(UsageError, match="a mistake"), hold_directory(tmp_path / "runs" / "deep" / "mine"):
         raise UsageError("a mistake")
@@ -31,6 +49,14 @@ def test_what_stays_empty_is_removed_again(tmp_path):
     with hold_directory(tmp_path / "there"):
         pass
     assert (tmp_path / "there").is_dir()
+
+
+def test_a_directory_that_cannot_be_written_is_one_line(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "access", lambda path, mode: (path, mode) != (tmp_path, os.W_OK))
+    for output in (tmp_path, tmp_path / "runs" / "mine"):
+        with pytest.raises(UsageError) as error:
+            find_finished(output, {})
+        assert str(error.value) == f"{tmp_path} cannot be written; name another directory with --output"
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", "{}", "5", "null", '{"score": null}', '{"score": "good"}'])

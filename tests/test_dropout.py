@@ -57,6 +57,16 @@ def test_the_gradient_passes_where_the_value_passed() -> None:
     torch.testing.assert_close(y.detach(), (x.detach() * kept).float())
 
 
+def test_the_gradient_has_a_gradient() -> None:
+    x = torch.randn(50, dtype=torch.double, requires_grad=True)
+    torch.manual_seed(2)
+    (gradient,) = torch.autograd.grad((dropout(x, 0.4) ** 3).sum(), x, create_graph=True)
+    (second,) = torch.autograd.grad(gradient.sum(), x)
+    torch.manual_seed(2)
+    kept = dropout(torch.ones_like(x), 0.4)
+    torch.testing.assert_close(second, 6 * x.detach() * kept**3)
+
+
 def test_a_seed_fixes_the_draw_and_the_next_draw_differs() -> None:
     x = torch.ones(999)
     torch.manual_seed(5)

@@ -5,7 +5,6 @@ turn, half of them at a random time, half at once when a certain file is written
 directory. When it ends by itself, its directory is compared with that of a run that nobody has touched.
 """
 
-import json
 import os
 import random
 import re
@@ -29,11 +28,11 @@ from bertkit.directory import COMPLETE, ENVIRONMENT, LOG, METRICS
 from tests.official import write_checkpoint, write_glue, write_squad
 from tests.test_build_faults import SCRIPT
 from tests.test_run import write_text
+from tests.test_trainer import read_curve
 from tests.test_workers import list_children
 
 SURROUNDINGS = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "COLUMNS": "120"}
 MADE = "made"  # what a command makes, in the directory that it is given in
-TIMES = ("runtime", "per_second", "preparation_time", "resumed_at")  # in the names of what a log says of time
 CHECKPOINT = re.compile(r"(.*?)checkpoint-(\d+)/.*")
 RENEWED = (".png", "study.toml", "study.json", "table.md")  # written again, the same, when what is finished is shown
 TWO = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2")
@@ -190,7 +189,7 @@ class Victim:
             assert code == -signal.SIGKILL
         elif catches:
             assert code == 128 + signal.SIGTERM, self.error
-            assert re.fullmatch(r"bertkit: stopped (after|outside of|with) .*\n", self.error)
+            assert re.fullmatch(r"bertkit: stopped( after| with|;) .*\n", self.error)
         else:  # it was loading Python, or about to leave
             assert (code, self.error) == (-signal.SIGTERM, "")
         return True
@@ -260,15 +259,10 @@ def read_result(made: Path) -> dict[str, object]:
         if not path.is_file() or "checkpoint-" in name or path.name == ENVIRONMENT:
             continue
         if path.name == LOG:
-            result[name] = [leave_out(json.loads(line), TIMES) for line in path.read_text().splitlines()]
+            result[name] = read_curve(path.parent)
         else:
             result[name] = path.read_bytes()
     return result
-
-
-def leave_out(entry: dict[str, object], words: tuple[str, ...]) -> dict[str, object]:
-    """The entry without the keys in which one of the words occurs."""
-    return {key: value for key, value in entry.items() if not any(word in key for word in words)}
 
 
 def list_differences(one: dict[str, object], other: dict[str, object], processes: int) -> list[str]:

@@ -383,20 +383,12 @@ def prepare_squad(folder: Path) -> Reader:
     return Reader(files, lambda file: encode_all(file.parent.name, file.parent, tokenizer, **lengths))
 
 
-def prepare_swag(folder: Path) -> Reader:
+def prepare_rows(name: str, write: Callable, pattern: str, most: int, folder: Path) -> Reader:
     tokenizer = load_tokenizer(official.write_checkpoint(folder / "bert"))
-    official.write_swag(folder)
-    files = sorted(folder.glob("*.csv"))
-    shorten(files, 5)
-    return Reader(files, lambda file: encode_all("swag", folder, tokenizer))
-
-
-def prepare_conll(folder: Path) -> Reader:
-    tokenizer = load_tokenizer(official.write_checkpoint(folder / "bert"))
-    official.write_conll(folder)
-    files = sorted(folder.glob("eng.*"))
-    shorten(files, 60)
-    return Reader(files, lambda file: encode_all("ner", folder, tokenizer))
+    write(folder)
+    files = sorted(folder.glob(pattern))
+    shorten(files, most)
+    return Reader(files, lambda file: encode_all(name, folder, tokenizer))
 
 
 TEXT = "One word. Two words?\nA third sentence e.g. this one.\n\nMore of it: 3.5 words!\n 日本語。二。\n\n\nThe end.\n"
@@ -816,8 +808,8 @@ def seal_again(made: Path, file: Path) -> Iterator[None]:
 READERS = {
     "GLUE": prepare_glue,
     "SQuAD": prepare_squad,
-    "SWAG": prepare_swag,
-    "CoNLL": prepare_conll,
+    "SWAG": partial(prepare_rows, "swag", official.write_swag, "*.csv", 5),
+    "CoNLL": partial(prepare_rows, "ner", official.write_conll, "eng.*", 60),
     "text": prepare_text,
     "JSONL": prepare_jsonl,
     "predict": prepare_predict,

@@ -12,7 +12,9 @@ import torch
 import transformers
 from torch import Tensor, nn
 from torch.nn.utils import prune
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from bertkit import attention
 from bertkit.loss import BLOCK, IGNORED, classify_loss, decode_loss, is_worthwhile, regress_loss
 from tests.conftest import HEADS, NO_DROPOUT, make_batch, make_labels, make_model, make_twin, shape_for
 
@@ -291,6 +293,55 @@ def test_kernels_have_the_same_gradients(head: str) -> None:
         assert scale > 0, name
         for kernel, other in gradients.items():
             assert (gradient - other[name]).abs().max() <= 1e-5 * scale, f"{kernel}: {name}"
+
+
+@pytest.mark.parametrize("kernel", ["packed", "sdpa"])
+@pytest.mark.parametrize("head", LOSS_HEADS)
+def test_known_places_change_nothing(head: str, kernel: str) -> None:
+    model, inputs = make_model(head, kernel, **NO_DROPOUT), make_inputs(head, [3, 9, 5, 13])
+    model.train()
+    looked_for, known = (take_gradients(model, given) for given in (inputs, inputs | model.find_places(**inputs)))
+    assert all(torch.equal(gradient, known[name]) for name, gradient in looked_for.items())
+
+
+@pytest.mark.parametrize("left", [False, True])
+@pytest.mark.parametrize("head", LANGUAGE_MODELS)
+def test_known_places_are_of_real_tokens_though_padding_has_labels(head: str, left: bool) -> None:
+    model, batch = make_model(head, **NO_DROPOUT), make_batch([3, 9, 5], left=left)
+    inputs = batch | make_labels(head, batch)
+    inputs["labels"] = torch.randint(1, 20, batch["input_ids"].shape)
+    model.train()
+    looked_for, known = (model(**given).loss for given in (inputs, inputs | model.find_places(**inputs)))
+    assert torch.equal(looked_for, known)
+
+
+class Unhurried(TorchDispatchMode):
+    """In it what has to wait for an accelerator, as it asks for values or for a size that depends on them, raises."""
+
+    WAITS = ("_local_scalar_dense", "is_nonzero", "nonzero", "masked_select", "unique", "repeat_interleave.Tensor")
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        name = str(function)
+        masks = args[1] if name.startswith("aten.index") and len(args) > 1 and isinstance(args[1], list | tuple) else ()
+        if any(word in name for word in self.WAITS) or any(x is not None and x.dtype == torch.bool for x in masks):
+            raise AssertionError(f"{name} waits")
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("head", LOSS_HEADS)
+def test_an_update_waits_for_no_accelerator(head: str, monkeypatch) -> None:
+    """All but attention, whose kernel there is another one."""
+    monkeypatch.setattr(attention, "attend_grouped", lambda query, key, value, *options: query + key + value)
+    model, inputs = make_model(head), make_inputs(head, [3, 9, 5, 13])
+    model.train()
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    counts, places = model.count_labels(**inputs), model.find_places(**inputs)
+    with Unhurried():
+        model(**inputs, **counts, **places).loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+    with pytest.raises(AssertionError, match=r"nonzero.* waits"), Unhurried():
+        model(**inputs)
 
 
 # --- How an update is cut ---------------------------------------------------------------------------------------------

@@ -441,20 +441,38 @@ def test_a_tokenizer_without_a_mask_is_one_line(tmp_path):
         Exact(folder)(["[MASK] good"])
 
 
-def test_a_model_that_has_diverged_says_so(classifier, tmp_path):
-    model = models.BertForSequenceClassification.from_pretrained(classifier)
-    model.classifier.bias.data.fill_(float("nan"))
-    model.save_pretrained(tmp_path)
-    load_tokenizer(str(classifier)).save_pretrained(tmp_path)
-    with pytest.raises(UsageError, match="training has diverged"):
-        Exact(tmp_path)(["good"])
+@pytest.mark.parametrize(
+    ("head", "given"),
+    [
+        ("BertForSequenceClassification", "good"),
+        ("BertForTokenClassification", "good bad"),
+        ("BertForQuestionAnswering", ("who?", "good")),
+        ("BertForMultipleChoice", ("good", "bad", "so")),
+        ("BertForMaskedLM", "[MASK] good"),
+        ("BertForNextSentencePrediction", ("good", "bad")),
+    ],
+)
+def test_a_model_that_has_diverged_says_so(head, given, tmp_path):
+    folder = write_head(tmp_path, head)
+    assert Exact(folder)([given])
+    model = getattr(models, head).from_pretrained(folder)
+    model.bert.encoder.layer[1].output.dense.bias.data.fill_(float("nan"))
+    model.save_pretrained(folder)
+    with pytest.raises(UsageError, match=r"^the model answers with NaN: training has diverged; lower"):
+        Exact(folder)([given])
+
+
+def test_a_model_of_several_labels_a_text_is_refused(tmp_path):
+    folder = write_head_with(tmp_path, problem_type="multi_label_classification")
+    with pytest.raises(UsageError, match=r"gives a text several labels, which BERT's tasks do not; use transformers"):
+        Exact(folder)
 
 
 @pytest.mark.parametrize(
     ("given", "message"),
     [
         ({"txt": "good"}, "text is missing; the input has txt: name it so"),
-        ({"t\x1b[31m\n" + 999 * "x": "good"}, rf"text is missing; the input has t\[31m{'x' * 95}: name it so"),
+        ({"t\x1b[31m\n" + 999 * "x": "good"}, rf"text is missing; the input has t\[31m {'x' * 94}: name it so"),
         ({"text": 3}, "text is '3', which is no text"),
         ({}, "text is missing; the input has nothing: name it so"),
         ([], "0 texts where text are expected; give as many"),
@@ -467,6 +485,38 @@ def test_a_model_that_has_diverged_says_so(classifier, tmp_path):
 def test_an_input_that_is_none_is_named(given, message, classifier):
     with pytest.raises(UsageError, match=f"^input 1: {message}"):
         Exact(classifier)(["good", given])
+
+
+def test_a_pair_of_which_a_text_is_missing_is_named(classifier):
+    message = "^input 0: the input has text; this model takes two: give text and text_pair$"
+    with pytest.raises(UsageError, match=message):
+        Exact(classifier, pairs=True)([{"text": "good"}])
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"endings": ["good"]},
+        {"endings": "good bad"},
+        {"endings": ["good", 3]},
+        {"endings": ["good", "bad"], "start": 3},
+        {"ending0": "good"},
+        {},
+    ],
+)
+def test_endings_that_are_none_are_named(given, tmp_path):
+    folder = write_head(tmp_path, "BertForMultipleChoice")
+    message = "^input 0: endings must be two texts or more, and start a text, if there is one; give a list$"
+    with pytest.raises(UsageError, match=message):
+        Exact(folder)([{"context": "so"} | given])
+
+
+@pytest.mark.parametrize("words", ["good bad", ["good", 3], None])
+def test_words_that_are_none_are_named(words, tmp_path):
+    folder = write_head(tmp_path, "BertForTokenClassification")
+    message = "^input 0: words must be a list of texts; for one text use the name text$"
+    with pytest.raises(UsageError, match=message):
+        Exact(folder)([{"words": words}])
 
 
 # --- Files ------------------------------------------------------------------------------------------------------------
@@ -537,6 +587,16 @@ def test_a_file_that_is_none_is_one_line(name, content, message, tmp_path):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(UsageError, match=message):
         list(read_inputs(str(tmp_path / name)))
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/mem"), reason="there is no /proc")
+@pytest.mark.parametrize("name", ["a.jsonl", "a.tsv"])
+def test_a_file_whose_content_does_not_come_is_one_line(name, tmp_path):
+    """Memory at address 0, which is none, is as good as a bad sector."""
+    (tmp_path / name).symlink_to("/proc/self/mem")
+    with pytest.raises(UsageError) as error:
+        list(read_inputs(str(tmp_path / name)))
+    assert str(error.value) == f"{tmp_path / name} cannot be read (Input/output error); give a file that can"
 
 
 def test_nothing_is_left_of_an_output_that_fails(tmp_path, classifier):
@@ -657,7 +717,7 @@ def test_the_command_answers_a_file_line_by_line_and_counts_what_is_wrong_and_cu
     assert err.splitlines() == [
         f"bertkit: {source}, line 3: text is missing; the input has txt: name it so",
         "bertkit: 1 of 3 inputs are too long for this model and were cut: number 3",
-        "bertkit: 1 inputs are none for this model; each has its reason in its place",
+        "bertkit: 1 input cannot be predicted; the reason stands in place of each result",
     ]
     code, out, _ = call("predict", classifier, "--input", source, "--output", tmp_path / "out.jsonl")
     assert code == 2
@@ -680,7 +740,7 @@ def test_the_command_reads_standard_input(call, classifier, monkeypatch):
         (["--input", "no.jsonl"], "there is no file no.jsonl; name one with --input, or - for standard input"),
         (["good", "--pair"], "1 texts are no inputs of text and text_pair; give them in this order"),
         (["good", "--precision", "fp8"], "precision 'fp8' is unknown; expected one of auto, fp32, bf16, fp16"),
-        (["\udc80"], "1 inputs are none for this model"),
+        (["\udc80"], "1 input cannot be predicted"),
     ],
 )
 def test_a_wrong_command_is_one_line(arguments, words, call, classifier):

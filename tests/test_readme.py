@@ -93,7 +93,9 @@ COMMANDS = [command for text in (README, PAGES) for command in find_commands(tex
 COMMANDS += re.findall(r"\$\(BIN\)/(bertkit .*)", MAKEFILE)
 COMMANDS += [command for text in HEADERS.values() for command in find_header_commands(text)]
 COMMANDS += [command for examples in HELP.values() for command in examples]
-COMMANDS += [line for task in TASKS.values() for line in task.suggest(Path("runs/mine")) if line[:8] == "bertkit "]
+COMMANDS += [
+    line for task in TASKS.values() for line in task.suggest(Path("runs/my own"), task.recipe) if line[:8] == "bertkit "
+]
 
 
 def parse(command):

@@ -230,6 +230,46 @@ def test_a_data_set_or_checkpoint_of_ones_own_is_not_taken_for_one_of_the_hub(tm
     assert share.list_datasets(TASKS["squad1"], trained_on_other) == []
 
 
+def test_the_card_says_of_which_checkpoint_the_training_started(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert share.describe_start({"checkpoint": "eve/bert"}) == "[eve/bert](https://huggingface.co/eve/bert)"
+    (tmp_path / "eve" / "bert").mkdir(parents=True)
+    assert share.describe_start({"checkpoint": "eve/bert"}) == "`eve/bert`"
+    assert share.describe_start({"checkpoint": "/home/ada/bert"}) == "`bert`"
+    assert share.describe_start({"checkpoint": ""}) == share.describe_start({}) == "random weights"
+
+
+@pytest.mark.parametrize(
+    ("task", "options", "expected"),
+    [
+        ("mnli", {}, ["MNLI: [nyu-mll/glue](https://huggingface.co/datasets/nyu-mll/glue), configuration `mnli`."]),
+        (
+            "squad1",
+            {"train_file": "/home/ada/mine.json"},
+            [
+                "SQuAD 1.1: [rajpurkar/squad](https://huggingface.co/datasets/rajpurkar/squad), "
+                "configuration `plain_text`.",
+                "Trained on `mine.json` instead of the official training file.",
+            ],
+        ),
+        ("swag", {"dir": "/home/ada/SWAG"}, ["SWAG, from local files in the official form (`SWAG`)."]),
+        (
+            "pretrain",
+            {"corpus": ["docs", "ada/books"]},
+            [
+                "Text: `docs`, `ada/books`.",
+                "`docs` is the documentation of the Python packages that were installed there.",
+            ],
+        ),
+        ("pretrain", {"corpus": ["ada/books"]}, ["Text: `ada/books`."]),
+    ],
+)
+def test_the_card_says_where_the_data_are_from(task, options, expected):
+    recipe = merge(TASKS[task].recipe, {"data": options})
+    inputs = "Inputs to the model: train 1,234, dev 5."
+    assert share.describe_data(TASKS[task], recipe, {"train": 1234, "dev": 5}) == [*expected, inputs]
+
+
 def test_absolute_paths_shrink_to_their_last_part():
     recipe = {"checkpoint": "google-bert/bert-base-cased", "data": {"dir": "/home/ada/GLUE", "corpus": ["~/a", "b/c"]}}
     assert share.hide_paths(recipe) == recipe | {"data": {"dir": "GLUE", "corpus": ["a", "b/c"]}}

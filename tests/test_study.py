@@ -496,6 +496,16 @@ def test_a_study_that_dies_twice_ends_as_if_it_had_not(recipe, tmp_path, monkeyp
     assert_same_results(tmp_path / "study", uninterrupted)
 
 
+def test_a_study_with_its_rows_in_another_order_is_another_one(recipe, tmp_path):
+    rows = [{"name": "one"}, {"name": "two", "recipe": {"batch_size": 4}}]
+    (tmp_path / "study").mkdir()
+    save_recipe(define(make_study(define_small(recipe, row=rows))), tmp_path / "study" / "study.toml")
+    studies.check_directory(make_study(define_small(recipe, row=rows)), tmp_path / "study")
+    message = r"study holds another study \(the order of the rows\); name another directory with --output$"
+    with pytest.raises(UsageError, match=message):
+        studies.check_directory(make_study(define_small(recipe, row=rows[::-1])), tmp_path / "study")
+
+
 def test_a_signal_stops_the_study_after_a_checkpoint(recipe, tmp_path, monkeypatch, uninterrupted):
     stopped = []
 

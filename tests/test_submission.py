@@ -250,6 +250,14 @@ def test_a_download_with_gaps_is_named_before_anything_is_trained(tmp_path):
         keep_complete(names, tmp_path / "nowhere", tested=True, partial=True)
 
 
+@pytest.mark.parametrize("partial", [False, True])
+def test_a_whole_download_keeps_every_task_without_a_word(tmp_path, partial):
+    lines = []
+    data, names = write_glue(tmp_path), list_tasks("all")
+    assert keep_complete(names, data, tested=True, partial=partial, report=lines.append) == names
+    assert lines == []
+
+
 @pytest.mark.parametrize("content", [b"", b"garbage\nfoo\n", b"index\tprediction\n0\tmaybe\n", b"\xff\xfe\n"])
 def test_what_is_no_prediction_is_refused(runs, content):
     (runs / "rte" / "predictions" / "RTE.tsv").write_bytes(content)

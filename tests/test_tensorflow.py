@@ -444,6 +444,21 @@ def test_tables_that_are_compressed_or_out_of_order_are_refused(tmp_path, monkey
         read_bundle(tmp_path / "x")
 
 
+@pytest.mark.parametrize(
+    ("footer", "message"),
+    [
+        (number(0) * 4 + b"\x01", "its footer has more than two places"),
+        (b"\xff" * 40, "a number has no end"),
+        (number(0) + number(1 << 20) + number(0) * 2, "a block lies outside of it"),
+    ],
+)
+def test_a_table_whose_end_says_what_cannot_be_is_damaged(footer, message, tmp_path):
+    table = make_table(make_block([(b"a", b"")]))
+    (tmp_path / "x.index").write_bytes(table[:-48] + footer.ljust(40, b"\0") + table[-8:])
+    with pytest.raises(UsageError, match=rf"x\.index is damaged \({message}\); download it again$"):
+        read_bundle(tmp_path / "x")
+
+
 @pytest.mark.parametrize(("dtype", "code"), [("float16", 19), ("bfloat16", 14), ("float32", 1)])
 def test_weights_of_16_bits_are_read_in_full(dtype, code, tmp_path):
     values = torch.tensor([[0.5, -2.0, 3.140625], [1e-4, 0.0, 65504.0]]).to(getattr(torch, dtype))

@@ -13,6 +13,7 @@ from dataclasses import replace
 import pytest
 from safetensors.torch import load_file
 
+from bertkit import trainer
 from bertkit.directory import find_checkpoint, list_checkpoints, mark_complete, read_log, rotate_checkpoints
 from bertkit.recipe import merge, read_recipe, save_recipe
 from bertkit.run import run
@@ -318,6 +319,19 @@ def test_another_score_may_decide_which_is_best(recipe, tmp_path):
     assert metrics.get("best_mlm_accuracy", metrics["mlm_accuracy"]) == max(found.values())
 
 
+def test_a_long_prediction_says_how_far_it_is(recipe, tmp_path, monkeypatch):
+    lines = []
+    monkeypatch.setattr(trainer, "SECONDS_OF_SILENCE", 0)
+    change = {"train": {"max_steps": 1, "per_device_eval_batch_size": 8}}
+    run(PRETRAIN, recipe, change, output=tmp_path / "run", report=lines.append)
+    first = next(place for place, line in enumerate(lines) if line.startswith("predicting "))
+    count = int(re.search(r"([\d,]+) sequences", lines[first])[1].replace(",", ""))
+    batches = -(-count // 8)
+    shares = [re.fullmatch(r"  (\d+)% predicted, \d+ s left", line) for line in lines[first + 1 : first + batches]]
+    assert batches > 2
+    assert [int(share[1]) for share in shares] == [round(100 * done / batches) for done in range(2, batches + 1)]
+
+
 # --- Seeking ----------------------------------------------------------------------------------------------------------
 
 FAR = 1_000_000
@@ -397,7 +411,7 @@ def test_seeking_takes_less_than_a_minute_and_reads_nothing(far, tmp_path, proce
 
 
 GROUP = """
-import os, signal, sys
+import os, subprocess, sys
 from pathlib import Path
 import torch
 from bertkit.recipe import read_recipe
@@ -407,7 +421,8 @@ from bertkit.trainer import Interrupted
 
 def stop(done, total, log):
     if done == 3 and log:
-        os.killpg(0, signal.SIGTERM)
+        command = ["kill", "-TERM", "--", f"-{os.getpgrp()}"]
+        subprocess.run(command, start_new_session=True, check=True)  # from outside of the group
 
 if __name__ == "__main__":
     torch.set_num_threads(1)  # as the run that it is compared with

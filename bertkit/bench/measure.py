@@ -12,12 +12,13 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from bertkit.data.corpus import ignore
+from bertkit.memory import read_memory, trim_memory
 
 if TYPE_CHECKING:
     import torch
 
 OURS, REFERENCE = "bertkit", "reference"  # sides
-STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+CLEAR = Path("/proc/self/clear_refs")
 
 
 def alternate(
@@ -78,8 +79,6 @@ def measure_growth(call: Callable[[], Any], device: "torch.device") -> int | Non
     """
     import torch
 
-    from bertkit.trainer import trim_memory
-
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
@@ -95,12 +94,6 @@ def measure_growth(call: Callable[[], Any], device: "torch.device") -> int | Non
     before = read_memory("VmRSS")
     call()
     return read_memory("VmHWM") - before
-
-
-def read_memory(key: str) -> int:
-    """Bytes of this process that Linux tells under a name: VmRSS now, VmHWM the most."""
-    (line,) = (line for line in STATUS.read_text(encoding="ascii").splitlines() if line.startswith(f"{key}:"))
-    return 1024 * int(line.split()[1])
 
 
 def compare(seconds: Mapping[str, Sequence[float]], side: str = OURS) -> float:

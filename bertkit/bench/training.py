@@ -170,7 +170,7 @@ def make_ours(task: Task, recipe: Recipe, model: PreTrainedModel, rows: Any) -> 
         train = QUIET | {"max_steps": updates, "logging_steps": 1, "logging_strategy": "steps" if logs else "no"}
         whole = merge(recipe, {"train": train})
         args = make_arguments(task, whole, folder)
-        trainer = make_trainer(task, model, args, {"train": rows}, whole, ignore)
+        trainer = make_trainer(task, model, args, {"train": rows}, whole, ignore, ignore)
         trainer.data_collator = meter.wrap(trainer.data_collator)
         return trainer
 

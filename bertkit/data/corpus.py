@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Literal, TypeVar
 
 from bertkit.data.docs import read_docs
-from bertkit.errors import UsageError, join_lines
+from bertkit.errors import UsageError, join_lines, make_printable
 
 Document = list[str]  # its sentences
 Paragraphs = list[str]  # a document before its sentences are split
@@ -112,7 +112,7 @@ def read_documents(
     _check_sources(sources)
     cut = [(source, _cut_source(source, PIECE_BYTES)) for source in sources]
     read = partial(read_piece, split_sentences=split_sentences, language=language, workers=workers, report=report)
-    return _stream(cut, read, limit_characters, report)
+    return _stream(cut, read, limit_characters, "sentence" if split_sentences else "line", report)
 
 
 def cut_sources(sources: Sequence[str], piece_bytes: int = PIECE_BYTES) -> list[Piece]:
@@ -151,20 +151,22 @@ def _stream(
     cut: list[tuple[str, list[Piece]]],
     read: Callable[[Piece], Iterator[Document]],
     limit_characters: int | None,
+    unit: str,
     report: Callable[[str], None],
 ) -> Iterator[Document]:
     for source, pieces in cut:
-        count = sentences = characters = 0
+        count = units = characters = 0
         with closing(document for piece in pieces for document in read(piece)) as documents:
             for document in documents:
                 yield document
-                count, sentences = count + 1, sentences + len(document)
+                count, units = count + 1, units + len(document)
                 characters += sum(map(len, document))
                 if limit_characters and characters >= limit_characters:
                     break
         if not count:
             raise UsageError(f"{source} holds no text; give a corpus of at least two documents")
-        report(f"{source}: {count:,} documents, {sentences:,} sentences, {characters:,} characters")
+        counts = {"document": count, unit: units, "character": characters}
+        report(f"{source}: " + ", ".join(f"{n:,} {name}{'s' * (n != 1)}" for name, n in counts.items()))
 
 
 def _gather(piece: Piece, report: Callable[[str], None]) -> Iterator[Paragraphs]:
@@ -355,7 +357,7 @@ def _parse_row(line: str) -> Paragraphs:
     if not isinstance(row, dict):
         raise UsageError(f"is no JSON object but {type(row).__name__}; {ROW}")
     if "text" not in row:
-        keys = "".join(filter(str.isprintable, " ".join(", ".join(row).split())))
+        keys = make_printable(", ".join(row))
         raise UsageError(f"has no text but the keys {keys[:200] or '(none)'}; {ROW}")
     text = row["text"]
     if not isinstance(text, str):

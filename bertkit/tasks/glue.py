@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from shlex import quote
 from textwrap import shorten
 from typing import Any
 
@@ -24,7 +25,7 @@ from bertkit.data.sequence import Sequences, encode_texts, pad
 from bertkit.errors import UsageError
 from bertkit.metrics import compute_scores
 from bertkit.tasks import finetuning
-from bertkit.tasks.task import Report, Row, Task
+from bertkit.tasks.task import Report, Row, Task, repeat_run, use_transformers
 
 HUB = "nyu-mll/glue"
 LONGEST = 80  # characters of a text that is shown
@@ -292,6 +293,12 @@ def read_folder(row: Benchmark, folder: Path) -> dict[str, Table]:
     if not folder.is_dir():
         first = next(iter(row.splits.values())).file
         raise UsageError(f"{folder} is no folder; give the one that holds {first}: --data DIR")
+    files = [Path(split.file) for split in row.splits.values()]
+    own = any((folder / file.name).exists() and folder.resolve().name == str(file.parent) for file in files)
+    if own and not any((folder / file).exists() for file in files):
+        raise UsageError(
+            f"{folder} is {row.title}'s own folder; give the one above: --data {quote(str(folder.resolve().parent))}"
+        )
     return {
         name: read_split(row, name, folder / split.file)
         for name, split in row.splits.items()
@@ -592,17 +599,19 @@ def list_rows(row: Benchmark) -> tuple[Row, ...]:
     return tuple(rows)
 
 
-def suggest(row: Benchmark, output: Path) -> list[str]:
+def suggest(row: Benchmark, output: Path, recipe: Mapping[str, Any]) -> list[str]:
     """What to do with a fine-tuned model."""
     dev = next((split.file for split in row.splits.values() if split.scores), None)
     if dev is None:
         return []
-    pair = "dict(text='A man eats.', text_pair='Somebody eats.')"
+    gold, ours = Path(recipe["data"].get("dir") or "GLUE", dev), output / "predictions" / Path(dev).name
+    given = 'dict(text="A man eats.", text_pair="Somebody eats.")' if len(row.texts) > 1 else '"A man eats."'
+    call = f'pipeline("text-classification", {json.dumps(str(output))})({given})'
+    grid = [f"bertkit glue --task {row.name} {repeat_run(output, 'grid')} --grid  # the paper's"]
     return [
-        f"bertkit glue --task {row.name} --recipe {output}/recipe.toml --grid --output {output}-grid  # the paper's",
-        f"bertkit score glue --task {row.name} GLUE/{dev} {output}/predictions/{Path(dev).name}  # the scores, again",
-        f"python -c \"from transformers import pipeline; print(pipeline('text-classification', '{output}')"
-        f'({pair if len(row.texts) > 1 else repr("A man eats.")}))"  # plain transformers loads it',
+        *(grid if recipe["train"].get("max_steps", -1) <= 0 else []),  # by which the grid's epochs would mean nothing
+        f"bertkit score glue --task {row.name} {quote(str(gold))} {quote(str(ours))}  # the scores, again",
+        use_transformers(f"from transformers import pipeline; print({call})"),
     ]
 
 

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
+from shlex import quote
 from textwrap import shorten
 from typing import Any
 
@@ -37,7 +38,7 @@ from bertkit.features import Features, cache_features, pad_features
 from bertkit.metrics import find_entities, score_entities
 from bertkit.model import FEATURE_LAYERS, BertFeaturesForTokenClassification
 from bertkit.tasks import finetuning
-from bertkit.tasks.task import Report, Row, Task
+from bertkit.tasks.task import Report, Row, Task, repeat_run
 
 LONGEST = 80  # characters of a text that is shown
 UNDECIDED = -1  # instead of a label, where the logits are no numbers
@@ -306,11 +307,12 @@ def list_entities(sentence: Sentence, tags: Sequence[str]) -> str:
     return shorten(", ".join(found), LONGEST, placeholder="…") or "nothing"
 
 
-def suggest(output: Path) -> list[str]:
+def suggest(output: Path, recipe: Mapping[str, Any]) -> list[str]:
     """What to do with a fine-tuned model."""
+    again = repeat_run(output, "43", "train.seed=43")
     return [
-        f"bertkit ner --recipe {output}/recipe.toml --set train.seed=43 --output {output}-43  # another seed",
-        f"bertkit features {output} --input texts.txt --layers last --output vectors.npz  # its vectors of any text",
+        f"bertkit ner {again}  # another seed",
+        f"bertkit features {quote(str(output))} --input texts.txt --layers last --output vectors.npz  # its vectors",
     ]
 
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import compress
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import numpy as np
@@ -33,7 +34,7 @@ from bertkit.data.tokens import TokenizedCorpus, choose_held_out, start_of, toke
 from bertkit.data.vocab import describe_vocabulary, load_tokenizer, make_tokenizer, train_vocabulary
 from bertkit.errors import UsageError
 from bertkit.tasks import finetuning
-from bertkit.tasks.task import Report, Row, Task
+from bertkit.tasks.task import Report, Row, Task, use_transformers
 
 HEADS = {  # objective -> head; the second and third are rows of Table 5
     "mlm+nsp": "BertForPreTraining",
@@ -616,17 +617,18 @@ def comment(metrics: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def suggest(output: Path) -> list[str]:
+def suggest(output: Path, recipe: Mapping[str, Any]) -> list[str]:
     """What to do with a pretrained model; one that reads from left to right goes on so, and fills in no mask."""
     config = output / "config.json"
     is_causal = config.is_file() and json.loads(config.read_text()).get("is_decoder")
     objective = " --set data.objective=clm" if is_causal else ""
     use, text = ("text-generation", "This function") if is_causal else ("fill-mask", "This [MASK] returns the array.")
+    call = f'from transformers import pipeline; print(pipeline("{use}", {json.dumps(str(output))})("{text}"))'
+    run, more = quote(str(output)), quote(f"{output}-more")
     return [
-        f"bertkit pretrain --model {output} --corpus your.txt{objective} --output {output}-more  # on your text",
+        f"bertkit pretrain --model {run} --corpus your.txt{objective} --output {more}  # on your text",
         "bertkit pretrain --recipe recipes/pretrain/small.toml --corpus your.txt --output runs/small  # a larger model",
-        f"python -c \"from transformers import pipeline; print(pipeline('{use}', '{output}')('{text}'))\"  "
-        "# plain transformers loads it",
+        use_transformers(call),
     ]
 
 

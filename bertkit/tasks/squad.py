@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from shlex import quote
 from textwrap import shorten
 from typing import Any
 
@@ -40,7 +41,7 @@ from bertkit.data.spans import (
 from bertkit.errors import UsageError
 from bertkit.metrics import average_scores, find_tau, score_answers, score_silence, score_squad1, score_squad2
 from bertkit.tasks import finetuning
-from bertkit.tasks.task import Report, Row, Task
+from bertkit.tasks.task import Report, Row, Task, repeat_run
 
 HUB_SPLITS = {"train": "train", "dev": "validation"}
 LONGEST = 80  # characters of a text that is shown
@@ -484,14 +485,16 @@ def list_rows(version: Version) -> tuple[Row, ...]:
     return tuple(rows)
 
 
-def suggest(version: Version, output: Path) -> list[str]:
+def suggest(version: Version, output: Path, recipe: Mapping[str, Any]) -> list[str]:
     """What to do with a fine-tuned model."""
-    folder, gold = output / "predictions", f"SQUAD/{name_file(version, 'dev')}"
+    gold = Path(recipe["data"].get("dir") or "SQUAD", name_file(version, "dev"))
+    run, other, both = (quote(f"{output}{behind}") for behind in ("", "-43", "-both"))
+    again = repeat_run(output, "43", "train.seed=43")
     return [
-        f"bertkit score squad --version {version.number} {gold} {folder / PREDICTIONS}",
-        f"bertkit squad --version {version.number} --recipe {output}/recipe.toml --set train.seed=43 "
-        f"--output {output}-43  # another seed",
-        f"bertkit squad --version {version.number} --ensemble {output} {output}-43 --output {output}-both",
+        f"bertkit score squad --version {version.number} {quote(str(gold))} "
+        f"{quote(str(output / 'predictions' / PREDICTIONS))}",
+        f"bertkit squad --version {version.number} {again}  # another seed",
+        f"bertkit squad --version {version.number} --ensemble {run} {other} --output {both}",
     ]
 
 

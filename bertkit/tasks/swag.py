@@ -5,6 +5,7 @@ vector, and the four scores go through a softmax; the bias that transformers add
 nothing. Left out: the files train_full.csv and val_full.csv, and scoring predictions of other programs.
 """
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from textwrap import shorten
@@ -19,7 +20,7 @@ from bertkit.data.sequence import Choices, encode_texts, pad_choices
 from bertkit.errors import UsageError
 from bertkit.metrics import compute_scores
 from bertkit.tasks import finetuning
-from bertkit.tasks.task import Report, Row, Task
+from bertkit.tasks.task import Report, Row, Task, repeat_run, use_transformers
 
 FILES = {"train": "train.csv", "dev": "val.csv", "test": "test.csv"}
 HUB = {"train": "train", "dev": "validation", "test": "test"}
@@ -179,12 +180,14 @@ def cut(text: str) -> str:
 ACCURACY = Row("accuracy", "accuracy", {"the majority ending": "majority_accuracy"}, "fraction", PAPER)
 
 
-def suggest(output: Path) -> list[str]:
+def suggest(output: Path, recipe: Mapping[str, Any]) -> list[str]:
     """What to do with a fine-tuned model."""
+    path = json.dumps(str(output))
+    call = f"from transformers import AutoModelForMultipleChoice as M; print(M.from_pretrained({path}))"
+    again = repeat_run(output, "43", "train.seed=43")
     return [
-        f"bertkit swag --recipe {output}/recipe.toml --set train.seed=43 --output {output}-43  # another seed",
-        f"python -c \"from transformers import AutoModelForMultipleChoice as M; print(M.from_pretrained('{output}'))\""
-        "  # plain transformers loads it",
+        f"bertkit swag {again}  # another seed",
+        use_transformers(call),
     ]
 
 

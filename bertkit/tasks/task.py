@@ -7,6 +7,7 @@ paper's hyper-parameters, and never builds a Trainer.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from shlex import quote
 from typing import Any, Literal
 
 import numpy as np
@@ -35,6 +36,17 @@ class Row:
         """The value as tables show it."""
         scaled = 100 * value if self.unit == "fraction" else value
         return f"{scaled:.1f}" if self.unit else f"{value:.3f}"
+
+
+def repeat_run(output: Path, ending: str, *settings: str) -> str:
+    """The options that do a run again with these settings changed, in a directory beside its own with this ending."""
+    given = "".join(f" --set {quote(setting)}" for setting in settings)
+    return f"--recipe {quote(f'{output}/recipe.toml')}{given} --output {quote(f'{output}-{ending}')}"
+
+
+def use_transformers(program: str) -> str:
+    """The command that runs a line of Python in which plain transformers loads what a run has made."""
+    return f"python -c {quote(program)}  # plain transformers loads it"
 
 
 def accept_nothing(*_: Any) -> dict:
@@ -72,7 +84,7 @@ class Task:
     table: the scores to show at the end.
     illustrate: (model, tokenizer, examples by split) -> some predictions to look at, one line each.
     comment: (metrics) -> lines to print below the table.
-    suggest: (run directory) -> commands to try next.
+    suggest: (run directory, its recipe) -> commands to try next, as a shell takes them.
     starter: (what the command line gave) -> the recipe where nobody names one, small enough for a laptop.
     splits: evaluated at the end, the first one also during training; split name -> how its scores are called, "{}"
         standing for a score's name.
@@ -109,7 +121,7 @@ class Task:
     table: tuple[Row, ...] = ()
     illustrate: Callable[[Any, Any, Mapping[str, Any]], list[str]] | None = None
     comment: Callable[[Mapping[str, Any]], list[str]] = lambda metrics: []
-    suggest: Callable[[Path], list[str]] = lambda output: []
+    suggest: Callable[[Path, Mapping[str, Any]], list[str]] = lambda output, recipe: []
     starter: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None
     splits: Mapping[str, str] = field(default_factory=lambda: {"dev": "{}"})
     unlabelled: tuple[str, ...] = ()

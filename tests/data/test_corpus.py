@@ -121,7 +121,7 @@ def test_same_source_twice_and_a_directory_called_docs(tmp_path, monkeypatch):
     write(tmp_path / "docs" / "a.txt", "One.\n")
     lines: list[str] = []
     assert read("./docs", "./docs", report=lines.append) == [["One."], ["One."]]
-    assert lines == ["./docs: 1 documents, 1 sentences, 4 characters"] * 2
+    assert lines == ["./docs: 1 document, 1 sentence, 4 characters"] * 2
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
@@ -143,7 +143,7 @@ def test_limit_takes_whole_documents_of_each_source(tmp_path):
     assert read(first, second, limit_characters=5, report=lines.append) == [["One."], ["Two."], ["Four."]]
     assert lines == [
         f"{first}: 2 documents, 2 sentences, 8 characters",
-        f"{second}: 1 documents, 1 sentences, 5 characters",
+        f"{second}: 1 document, 1 sentence, 5 characters",
     ]
 
 
@@ -408,7 +408,7 @@ def test_a_file_without_a_blank_line_is_told(tmp_path):
     assert lines == [
         f"{file}: documents of more than 5,000,000 characters are cut at a paragraph, 2 times; "
         "put a blank line between documents",
-        f"{file}: 3 documents, 605,000 sentences, 10,285,000 characters",
+        f"{file}: 3 documents, 605,000 lines, 10,285,000 characters",
     ]
 
 

@@ -210,6 +210,20 @@ def test_the_header_of_a_shard_is_not_trusted(tmp_path, header):
         read_shard(path)
 
 
+def test_a_shard_that_is_not_of_the_length_that_it_says_is_damaged(tmp_path):
+    path = write_shard(tmp_path, 0, 0, Part(make_corpus([[[1, 2]]]), 1, 2, True))
+    whole = path.read_bytes()
+    wrong = {
+        "its size is not what its header says": (whole + b"\0", whole[:-1]),
+        "its header is too long": ((2**63).to_bytes(8, "little") + whole[8:],),
+    }
+    for message, contents in wrong.items():
+        for content in contents:
+            path.write_bytes(content)
+            with pytest.raises(UsageError, match=rf"{path.name} is truncated or corrupted \({message}\); the same"):
+                read_shard(path)
+
+
 def test_a_newer_format_is_told_from_damage(made):
     manifest = json.loads((made / MANIFEST).read_text())
     (made / MANIFEST).write_text(json.dumps(manifest | {"format": 2}))

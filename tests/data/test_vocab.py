@@ -328,6 +328,15 @@ def test_a_folder_with_the_name_of_a_file_is_one_line(tmp_path):
             load_tokenizer(tmp_path / name)
 
 
+def test_a_directory_that_cannot_be_made_is_one_line(tmp_path):
+    (tmp_path / "file").write_text("mine")
+    for name, reason in (("file", "File exists"), ("file/deep", "Not a directory")):
+        with pytest.raises(UsageError) as error:
+            save_tokenizer(make_tokenizer(vocabulary(), cased=False), tmp_path / name)
+        assert str(error.value) == f"{tmp_path / name} cannot be made ({reason}); name another directory"
+    assert (tmp_path / "file").read_text() == "mine"
+
+
 def test_bad_tokens():
     with pytest.raises(UsageError, match="'a' 2 times"):
         make_tokenizer([*SPECIAL_TOKENS, "a", "a"], cased=False)

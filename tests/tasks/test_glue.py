@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 from dataclasses import replace
@@ -13,11 +14,11 @@ import torch
 import transformers
 from safetensors.torch import load_file
 
-from bertkit import BertForSequenceClassification, BertModel
+from bertkit import BertForSequenceClassification, BertModel, trainer
 from bertkit.data import files
 from bertkit.data.sequence import Sequences, encode_texts, pad
 from bertkit.data.vocab import load_tokenizer
-from bertkit.directory import read_log
+from bertkit.directory import mark_complete, read_log
 from bertkit.errors import UsageError
 from bertkit.recipe import merge
 from bertkit.run import complete, dry_run, make_model, prepare, run
@@ -25,6 +26,7 @@ from bertkit.tasks import TASKS
 from bertkit.tasks.glue import BENCHMARKS, GLUE, RECIPE, find_benchmark, make_task, score_files
 from bertkit.trainer import Interrupted
 from tests.official import write_checkpoint, write_glue
+from tests.test_trainer import read_curve
 
 NAMES = ["cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte", "wnli", "ax"]
 NLI = ["entailment", "neutral", "contradiction"]
@@ -241,6 +243,43 @@ def test_missing_splits_that_are_not_needed_are_named_and_passed_over(tmp_path):
     assert lines[3] == "MNLI: train 48, dev_matched 18, test_mismatched 10"
 
 
+def lack(monkeypatch, *missing):
+    """Takes splits, or whole configurations, from the Hub's copy."""
+    serve = datasets.load_dataset
+
+    def serve_less(name, config):
+        if config in missing:
+            raise ValueError(f"BuilderConfig '{config}' not found")
+        found = serve(name, config)
+        return datasets.DatasetDict({split: found[split] for split in found if split not in missing})
+
+    monkeypatch.setattr(datasets, "load_dataset", serve_less)
+
+
+def test_splits_that_the_hubs_copy_lacks_are_named_and_passed_over(hub, monkeypatch):
+    lack(monkeypatch, "test_matched", "ax")
+    lines = []
+    examples = GLUE["mnli"].load(RECIPE["data"], lines.append)
+    assert list(examples) == ["train", "dev_matched", "dev_mismatched", "test_mismatched"]
+    assert lines[0].startswith("MNLI: the data set nyu-mll/glue:ax cannot be loaded (BuilderConfig 'ax' not found); ")
+    assert lines[1:3] == [f"MNLI: {split} is not there and is passed over" for split in ("test_matched", "ax")]
+    assert len(lines) == 4
+
+
+@pytest.mark.parametrize(
+    ("missing", "message"),
+    [
+        ("validation_matched", r"nyu-mll/glue:mnli has no split 'validation_matched' but train, validation_mismatched"),
+        ("mnli", r"nyu-mll/glue:mnli cannot be loaded \(BuilderConfig 'mnli' not found\)"),
+    ],
+)
+def test_a_needed_split_that_the_hubs_copy_lacks_is_one_line(hub, monkeypatch, missing, message):
+    lack(monkeypatch, missing)
+    with pytest.raises(UsageError, match=message) as error:
+        load("mnli", "")
+    assert "\n" not in str(error.value)
+
+
 def test_broken_rows_of_qqp_are_passed_over_and_reported(files_of):
     folder, qqp = files_of("qqp")
     lines = (qqp / "train.tsv").read_text().split("\n")
@@ -306,6 +345,12 @@ def test_a_test_file_cannot_be_learned(files_of, bert, tmp_path):
     folder, rte = files_of("rte")
     shutil.copy(rte / "test.tsv", rte / "dev.tsv")
     assert_refused("rte", make_recipe(bert, folder), tmp_path / "run", r"RTE/dev\.tsv has no column 'label'")
+
+
+def test_a_tasks_own_folder_is_not_the_one_to_name(files_of, bert, tmp_path):
+    folder, rte = files_of("rte")
+    message = rf"RTE is RTE's own folder; give the one above: --data '?{re.escape(str(folder))}'?$"
+    assert_refused("rte", make_recipe(bert, rte), tmp_path / "run", message)
 
 
 def test_the_hubs_test_labels_are_none(hub):
@@ -713,6 +758,20 @@ def test_stopping_keeps_what_was_done_since_the_best_epoch(straight, tmp_path):
         for name in ("straight", "run")
     ]
     assert evaluated[0] == evaluated[1] == [6, 12, 18]
+    assert_same_bits(*(load_file(tmp_path / name / "model.safetensors") for name in ("straight", "run")))
+
+
+@pytest.mark.parametrize(("strategy", "expected"), [("epoch", [6, 12, 18]), ("steps", [6, 12, 18]), ("no", [6])])
+def test_a_stop_at_the_end_of_an_epoch_comes_after_its_evaluation(straight, tmp_path, monkeypatch, strategy, expected):
+    """To evaluate draws random numbers; and the checkpoint is written once."""
+    change = {"save_strategy": strategy, "save_steps": 6, "eval_strategy": "epoch"}
+    recipe = merge(straight[0], {"train": change})
+    metrics = run(GLUE["rte"], recipe, output=tmp_path / "straight")
+    written = []
+    monkeypatch.setattr(trainer, "mark_complete", lambda path: written.append(path.name) or mark_complete(path))
+    assert "continues after checkpoint-6" in stop_and_continue(recipe, tmp_path / "run", 6, metrics)
+    assert written == [f"checkpoint-{update}" for update in expected]
+    assert read_curve(tmp_path / "run") == read_curve(tmp_path / "straight")
     assert_same_bits(*(load_file(tmp_path / name / "model.safetensors") for name in ("straight", "run")))
 
 
