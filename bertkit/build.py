@@ -16,6 +16,7 @@ import json
 import os
 import platform
 import shutil
+import signal
 import threading
 import time
 from collections import Counter, deque
@@ -63,7 +64,7 @@ from bertkit.data.tokens import TokenizedCorpus, choose_dtype, copy_backend, tok
 from bertkit.data.vocab import TOKENIZER_FILES, save_tokenizer
 from bertkit.errors import UsageError, explain_full_disk, join_lines
 from bertkit.recipe import find_recipe_differences, name_differences
-from bertkit.workers import TRIES, follow, import_ray, join_cluster
+from bertkit.workers import TRIES, follow, import_ray, join_cluster, note_signals
 
 if TYPE_CHECKING:
     from transformers import BertTokenizerFast
@@ -376,20 +377,42 @@ def build_piece(
 def build_in_processes(
     work: Work, jobs: Sequence[Job], processes: int, tracker: Tracker, report: Callable[[str], None]
 ) -> None:
-    """Builds the pieces in spawned processes, which end when this one dies or leaves."""
+    """Builds the pieces in spawned processes, which end when this one dies or leaves.
+
+    A signal to stop is obeyed between two looks: a handler that raised within a lock of the pool's would leave it
+    locked, and the pool would never end.
+    """
+    with note_signals() as noted:
+        run_pool(work, jobs, processes, tracker, report, noted)
+    if noted:
+        signal.raise_signal(noted[0])
+
+
+def run_pool(
+    work: Work,
+    jobs: Sequence[Job],
+    processes: int,
+    tracker: Tracker,
+    report: Callable[[str], None],
+    noted: Sequence[int],
+) -> None:
+    """Has the pieces built until they are, or until `noted` holds a signal."""
     context = get_context("spawn")
     reader, writer = context.Pipe(duplex=False)
     pool = ProcessPoolExecutor(processes, context, initializer=begin, initargs=(reader,))
     try:
         pending = {pool.submit(serve, work, job) for job in jobs}
-        while pending:
+        while pending and not noted:
             finished, pending = wait(pending, TICK, FIRST_COMPLETED)
             for future in finished:
                 for line in future.result():
                     report(line)
             tracker.look()
-        pool.shutdown()
+        if not pending:
+            pool.shutdown()
     except BrokenProcessPool:
+        if noted:  # they had the signal too
+            return
         raise UsageError(
             "a worker process died (is the memory too small?); the same command continues from what is finished, with "
             'fewer --workers if need be; a script of your own needs: if __name__ == "__main__"'
@@ -403,8 +426,6 @@ def build_in_processes(
 
 def begin(reader: Connection) -> None:
     """What a process does first: it takes one thread, and sees to it that it does not outlive its parent."""
-    import signal
-
     limit_threads()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent's business
     threading.Thread(target=follow, args=(reader,), daemon=True).start()

@@ -1205,6 +1205,7 @@ def explain_mistakes():
     """A mistake of the user becomes one line and exit code 2; being stopped before training a line and 128 + signal."""
 
     def stop(number: int, frame: Any) -> None:
+        signal.signal(number, signal.SIG_DFL)  # a second one ends it at once
         complain("stopped; what is finished is kept, and the same command goes on")
         sys.exit(128 + number)
 

@@ -52,6 +52,16 @@ def keep_memory() -> None:
         mallopt(-1, -1)  # M_TRIM_THRESHOLD: never
 
 
+def restore_memory() -> None:
+    """Has it do again what it does by itself once large blocks have come and gone: for what is measured beside us."""
+    with suppress(OSError, AttributeError):  # another C library
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt(-4, 65_536)  # M_MMAP_MAX: as it begins
+        mallopt(-3, 32 << 20)  # M_MMAP_THRESHOLD: the highest that it chooses
+        mallopt(-1, 64 << 20)  # M_TRIM_THRESHOLD: twice that
+        trim_memory()
+
+
 def trim_memory() -> None:
     """Hands the free pages of the heap back to the system."""
     with suppress(OSError, AttributeError):  # another C library

@@ -78,6 +78,14 @@ def run(place, output, *options):
     return process.returncode, out, err
 
 
+def wait_for(process):
+    """What it wrote to standard error until it ended; it has a minute."""
+    try:
+        return process.communicate(timeout=60)[1]
+    finally:
+        process.kill()
+
+
 def list_finished(output):
     """The shards of a build that are whole."""
     return {path: value for path, value in stamp(output).items() if SHARD_NAME.fullmatch(path.name)}
@@ -142,12 +150,44 @@ def test_a_signal_ends_a_build_and_its_workers_within_seconds(place, tmp_path, n
         children = list_children(process.pid)
         process.send_signal(number)
         began = time.monotonic()
-        _, err = process.communicate(timeout=60)
+        err = wait_for(process)
         assert time.monotonic() - began < 10
     assert process.returncode == 128 + number
     assert err == "bertkit: stopped; what is finished is kept, and the same command goes on\n"
     assert wait_until(lambda: not any(map(is_running, children)), seconds=10)
     assert not is_corpus(made)
+
+
+# A signal that comes while the main thread holds the locks of the pool's futures, as `wait` does for a moment.
+HELD = """
+import os, signal
+real, waited = bertkit.build.wait, []
+
+def wait_with_locks(futures, *rest):
+    waited.append(True)
+    locks = [future._condition for future in futures]
+    for lock in locks:
+        lock.acquire()
+    if len(waited) == 3:
+        os.kill(os.getpid(), signal.SIGTERM)
+    for lock in locks:
+        lock.release()
+    return real(futures, *rest)
+
+bertkit.build.wait = wait_with_locks
+"""
+
+
+def test_a_signal_that_comes_within_a_lock_of_the_pool_does_not_hang_it(place, tmp_path):
+    held = tmp_path / "held.py"
+    script = (place / "script.py").read_text()
+    held.write_text(script.replace("if __name__", f"{HELD}if __name__"))
+    command = list_command(place, tmp_path / "made", "--workers", "2")
+    command[1] = str(held)
+    done = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, timeout=60)
+    assert done.returncode == 128 + signal.SIGTERM
+    assert done.stderr == "bertkit: stopped; what is finished is kept, and the same command goes on\n"
+    assert run(place, tmp_path / "made")[0] == 0
 
 
 @pytest.mark.slow

@@ -363,6 +363,24 @@ def test_a_signal_before_training_is_one_line_too(tmp_path, number):
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_second_signal_ends_a_command_that_is_still_stopping(number):
+    code = f"""
+import signal
+from bertkit.cli import explain_mistakes
+with explain_mistakes():
+    try:
+        signal.raise_signal({int(number)})
+    finally:
+        print("stopping", flush=True)
+        signal.raise_signal({int(number)})
+        print("still here")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (-number, "stopping\n")
+    assert done.stderr == "bertkit: stopped; what is finished is kept, and the same command goes on\n"
+
+
 # --- GLUE and studies -------------------------------------------------------------------------------------------------
 
 TINY = ["--set", "precision=fp32", "--set", "batch_size=8", "--set", "train.num_train_epochs=1.0"]

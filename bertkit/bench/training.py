@@ -1,10 +1,10 @@
 """Training beside plain transformers: what the benches of fine-tuning and of pretraining share.
 
 Every side trains the same rows for one epoch through its Trainer, from the same weights, in turn with the others and in
-the same process. What is counted is counted of real tokens, so that padding is no work done: rates of sequences and
-tokens, the model's floating-point operations, and their share of the rate at which the machine multiplies matrices,
-measured in between. The memory is what a side's updates add to the weights that are loaded: gradients, the optimizer's
-moments, activations.
+the same process, which keeps or returns freed memory as it would for that side alone. What is counted is counted of
+real tokens, so that padding is no work done: rates of sequences and tokens, the model's floating-point operations, and
+their share of the rate at which the machine multiplies matrices, measured in between. The memory is what a side's
+updates add to the weights that are loaded: gradients, the optimizer's moments, activations.
 
 With dropout off, both sides have to have the same losses, update by update; they are compared before anything is timed.
 
@@ -37,6 +37,7 @@ from bertkit.data.corpus import ignore
 from bertkit.device import DTYPES, choose_precision, find_device
 from bertkit.directory import describe_environment
 from bertkit.errors import UsageError
+from bertkit.memory import restore_memory
 from bertkit.recipe import Recipe, merge
 from bertkit.run import make_arguments, make_model, make_trainer
 from bertkit.tasks.task import Report, Task
@@ -243,6 +244,7 @@ def train_epoch(side: Side, updates: int, *, logs: bool = False) -> Epoch:
         for name, weight in side.model.state_dict().items():
             weight.copy_(side.weights[name])
     side.model.zero_grad(set_to_none=True)
+    restore_memory()  # what we keep, we ask for when a training begins
     clock, meter = Clock(), Meter()
     with TemporaryDirectory() as folder:
         set_seed(SEED)
