@@ -278,6 +278,24 @@ def test_precisions_stay_close(recipe, tmp_path):
     assert choose_precision("auto") in ("fp32", "bf16")
 
 
+@pytest.mark.parametrize(
+    ("cpu", "precision"),
+    [
+        ({}, "fp32"),
+        ({"cpu_name": "AMD EPYC", "avx512_bf16": False}, "fp32"),
+        ({"cpu_name": "AMD EPYC", "avx512_bf16": True}, "bf16"),
+        ({"cpu_name": "Intel Xeon", "avx512_bf16": True, "amx_bf16": False}, "fp32"),
+        ({"cpu_name": "Intel Xeon", "avx512_bf16": True, "amx_bf16": True}, "bf16"),
+    ],
+)
+@pytest.mark.skipif(torch.accelerator.is_available(), reason="then it is the accelerator's precision")
+def test_a_processor_takes_bf16_only_where_that_is_faster(monkeypatch, cpu, precision):
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: cpu)
+    assert choose_precision("auto") == precision
+    assert choose_precision("bf16") == "bf16"
+    assert choose_precision("fp32") == "fp32"
+
+
 def test_the_stable_preset_corrects_the_bias(recipe, tmp_path):
     plan = dry_run(PRETRAIN, recipe, {"preset": "stable"}, output=tmp_path / "run")
     assert plan["recipe"]["train"]["optim"] == "adamw_torch"
