@@ -10,8 +10,10 @@ Shape letters, here and in `model.py`: B batch, T tokens, N packed tokens, H hid
 L labels, C choices. Left out: cached decoding, cross-attention and masks that are not a plain (B, T).
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -75,9 +77,41 @@ class Group:
     shape: tuple[int, int]  # (b, t)
     real: Tensor | None  # (b, t) bool; None: all b are t long
 
+    def spread(self, x: Tensor, heads: int) -> Tensor:
+        """x (b * t,) for each of the heads: (b, A, t)."""
+        return x.view(self.shape[0], 1, -1).expand(-1, heads, -1)
+
     def flag_real(self) -> Tensor:
         """(b * t,) bool, False where a place only pads."""
         return torch.ones_like(self.tokens, dtype=torch.bool) if self.real is None else self.real.flatten()
+
+    def find_visible(self, causal: bool) -> Tensor | None:
+        """Which tokens each token may attend to, (b, 1, 1, t) or (b, 1, t, t); None: all of them."""
+        visible = None if self.real is None else self.real[:, None, None, :]  # (b, 1, 1, t)
+        if causal:
+            length = self.shape[1]
+            past = torch.ones(length, length, dtype=torch.bool, device=self.tokens.device).tril()  # (t, t)
+            visible = past if visible is None else visible & past  # (b, 1, t, t)
+        return visible
+
+    def make_bias(self, causal: bool) -> Tensor | None:
+        """`find_visible` as fp32 that is added to scores: 0, or the lowest number there is."""
+        return self._bias_of_causal if causal else self._bias
+
+    @cached_property
+    def _bias(self) -> Tensor | None:
+        return _make_bias(self.find_visible(causal=False))
+
+    @cached_property
+    def _bias_of_causal(self) -> Tensor | None:
+        return _make_bias(self.find_visible(causal=True))
+
+
+def _make_bias(visible: Tensor | None) -> Tensor | None:
+    """0 where it is True, else the lowest number of fp32."""
+    if visible is None:
+        return None
+    return torch.zeros_like(visible, dtype=torch.float32).masked_fill_(~visible, torch.finfo(torch.float32).min)
 
 
 @dataclass(frozen=True)
@@ -125,18 +159,29 @@ class Packed:
             _make_group(self.offsets, lengths, members) for members in order.tensor_split(_MAX_GROUPS) if len(members)
         ]
 
-    @cached_property
-    def grouped(self) -> tuple[Tensor, Tensor, Tensor | None]:
-        """How tokens move into the groups and back, M the number of places in all groups, padded ones included.
+    def find_moves(self, heads: int = 1) -> tuple[Tensor, Tensor, Tensor | None]:
+        """How rows move into the groups and back, a row being that of a token or of one of its heads.
 
-        (M,) the packed token at each place; (N,) the place of each packed token; (M, 1) whether a place holds a token
-        and does not only pad, or None if all do.
+        A group has (b, A, t) of them, M is the number of places in all groups, padded ones included.
+
+        Returns:
+            (M * A,) the packed row at each place; (N * A,) the place of each packed row; (M * A, 1) whether a place
+            holds a row and does not only pad, or None if all do.
         """
-        tokens = torch.cat([group.tokens for group in self.groups])  # (M,)
-        real = torch.cat([group.flag_real() for group in self.groups])  # (M,)
-        places = tokens.new_empty(int(self.offsets[-1]))  # (N,)
-        places[tokens[real]] = real.nonzero().squeeze(1)
-        return tokens, places, None if len(places) == len(tokens) else real[:, None]
+        if heads not in self._moves:
+            rows = [group.spread(group.tokens, heads) for group in self.groups]  # (b, A, t) each
+            rows = torch.cat(
+                [(x * heads + torch.arange(heads, device=x.device)[:, None]).flatten() for x in rows]
+            )  # (M * A,)
+            real = torch.cat([group.spread(group.flag_real(), heads).flatten() for group in self.groups])  # (M * A,)
+            places = rows.new_empty(int(self.offsets[-1]) * heads)  # (N * A,)
+            places[rows[real]] = real.nonzero().squeeze(1)
+            self._moves[heads] = rows, places, None if len(places) == len(rows) else real[:, None]
+        return self._moves[heads]
+
+    @cached_property
+    def _moves(self) -> dict[int, tuple[Tensor, Tensor, Tensor | None]]:
+        return {}
 
     def divide(self, x: Tensor) -> tuple[Tensor, ...]:
         """Of x (M, ...), the places in all groups, those of each group (b * t, ...)."""
@@ -233,11 +278,15 @@ def attend_packed(
 
     query, key and value are (1, A, N, D), as transformers' kernels over packed sequences take them. On CUDA the flash
     kernel runs over the cumulative lengths (it takes head sizes that are multiples of 8), elsewhere plain attention
-    over groups of similar length.
+    over groups of similar length, which for training on a CPU is written out.
     """
-    attend = attend_jagged if query.is_cuda and query.shape[-1] % 8 == 0 else attend_grouped
+    dropout = dropout if module.training else 0.0
+    if query.is_cuda and query.shape[-1] % 8 == 0:
+        attend = attend_jagged
+    else:
+        attend = attend_on_cpu if _trains_on_cpu(query, dropout) else attend_grouped
     query, key, value = (x[0].transpose(0, 1) for x in (query, key, value))  # (N, A, D)
-    mixed = attend(query, key, value, layout, dropout if module.training else 0.0, scaling, module.is_causal)
+    mixed = attend(query, key, value, layout, dropout, scaling, module.is_causal)
     return mixed[None], None  # (1, N, A, D)
 
 
@@ -282,7 +331,7 @@ def attend_grouped(
 ) -> Tensor:
     """Packed attention (N, A, D) through plain attention over groups of similar length."""
     shape = query.shape
-    tokens, places, real = layout.grouped
+    tokens, places, real = layout.find_moves()
     # A padded place repeats a token. No gradient reaches it, because it is masked as a key and left out of the result.
     states = [Move.apply(x.reshape(shape[0], -1), tokens, places, None) for x in (query, key, value)]  # (M, H) each
     mixed = []
@@ -300,83 +349,107 @@ def _attend_group(
     Without dropout and gradients torch's kernel is faster. Its backward pass is not: in bf16 on a CPU it takes three
     times as long as that of the plain one.
     """
-    visible = _make_visible(group, causal, query.device)
+    visible = group.find_visible(causal)
     if dropout == 0.0 and not query.requires_grad:
         mixed = nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=visible, scale=scaling)
     else:
-        attend = _AttendOnCPU.apply if _is_for_cpu(query) else attend_plainly
-        mixed = attend(query, key, value, visible, dropout, scaling)
+        scores = query @ key.transpose(-1, -2) * scaling  # (b, A, t, t)
+        if visible is not None:
+            scores = scores.masked_fill(~visible, torch.finfo(scores.dtype).min)
+        mixed = apply_dropout(scores.softmax(dim=-1), dropout) @ value  # (b, A, t, D)
     return mixed.transpose(1, 2).flatten(2).flatten(0, 1)  # (b * t, H)
 
 
-def attend_plainly(
-    query: Tensor, key: Tensor, value: Tensor, visible: Tensor | None, dropout: float, scaling: float
-) -> Tensor:
-    """Attention (b, A, t, D) to what is `visible`, broadcastable to (b, A, t, t), as the formula says."""
-    scores = query @ key.transpose(-1, -2) * scaling  # (b, A, t, t)
-    if visible is not None:
-        scores = scores.masked_fill(~visible, torch.finfo(scores.dtype).min)
-    return apply_dropout(scores.softmax(dim=-1), dropout) @ value  # (b, A, t, D)
-
-
-def _is_for_cpu(query: Tensor) -> bool:
-    """Whether `_AttendOnCPU` can take the place of `attend_plainly`."""
+def _trains_on_cpu(query: Tensor, dropout: float) -> bool:
+    """Whether `attend_on_cpu` should take the place of `attend_grouped`."""
     return (
         query.device.type == "cpu"
+        and (dropout > 0.0 or query.requires_grad)
         and not torch.compiler.is_compiling()
         and not torch._C._are_functorch_transforms_active()
     )
 
 
-class _AttendOnCPU(torch.autograd.Function):
-    """`attend_plainly` in fewer passes over the scores; it can be differentiated once.
+def attend_on_cpu(
+    query: Tensor, key: Tensor, value: Tensor, layout: Packed, dropout: float, scaling: float, causal: bool
+) -> Tensor:
+    """`attend_grouped` for training on a CPU, in fewer passes over states and scores; can be differentiated once.
 
-    The scores are scaled by way of the query and the mixed values, masked by an addition, and their softmax is in fp32,
-    which on a CPU is faster than in bf16. Randomness: that of `bertkit.dropout`.
+    Rows that move are those of a head, so that nothing has to be transposed; the softmax is in fp32, which on a CPU is
+    faster than in bf16; and its gradient is written with the mixed values, as flash attention does, so that the mask of
+    dropout is needed but once. Randomness: that of `bertkit.dropout`.
     """
+    return _AttendOnCPU.apply(query, key, value, layout, dropout, scaling, causal)
 
+
+class _AttendOnCPU(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx, query: Tensor, key: Tensor, value: Tensor, visible: Tensor | None, dropout: float, scaling: float
+        ctx, query: Tensor, key: Tensor, value: Tensor, layout: Packed, dropout: float, scaling: float, causal: bool
     ) -> Tensor:
         shape, dtype = query.shape, query.dtype
+        there, back, _ = layout.find_moves(shape[1])
         with torch.autocast("cpu", enabled=False):
-            query = (query * scaling).flatten(0, 1)  # (b * A, t, D)
-            key, value = key.flatten(0, 1), value.flatten(0, 1)
-            scores = torch.bmm(query, key.transpose(1, 2)).view(*shape[:3], -1)  # (b, A, t, t)
-            scores = scores.to(torch.promote_types(dtype, torch.float32))
-            if visible is not None:
-                lowest = torch.finfo(scores.dtype).min
-                scores += torch.zeros_like(visible, dtype=scores.dtype).masked_fill_(~visible, lowest)
-            probabilities = scores.softmax(dim=-1).to(dtype).flatten(0, 1)  # (b * A, t, t)
-            mask, ctx.scale = draw_mask(probabilities.shape, dropout) if dropout > 0.0 else (None, 1.0)
-            mixed = torch.bmm(apply_mask(probabilities, mask), value).mul_(ctx.scale)
-        ctx.scaling = scaling
-        ctx.save_for_backward(query, key, value, probabilities, mask)
-        return mixed.view(shape)
+            query, key, value = (x.reshape(-1, shape[2]).index_select(0, there) for x in (query, key, value))
+            query.mul_(scaling)  # (M * A, D), as the others
+            mixed, kept = torch.empty_like(value), []
+            for group, *parts in _divide_heads(layout, shape[1], query, key, value, mixed):
+                queries, keys, values, out = parts  # (b * A, t, D) each
+                scores = torch.bmm(queries, keys.transpose(1, 2))  # (b * A, t, t)
+                scores = scores.to(torch.promote_types(dtype, torch.float32))
+                if (bias := group.make_bias(causal)) is not None:
+                    scores.view(group.shape[0], shape[1], *scores.shape[1:]).add_(bias)
+                probabilities = dropped = scores.softmax(dim=-1).to(dtype)
+                if dropout > 0.0:
+                    mask, scale = draw_mask(probabilities.shape, dropout)
+                    dropped = apply_mask(probabilities, mask)
+                torch.bmm(dropped, values, out=out)
+                kept += [probabilities, dropped]
+            mixed = mixed.index_select(0, back).view(shape)  # (N, A, D)
+            ctx.scale = scale if dropout > 0.0 else 1.0
+            mixed.mul_(ctx.scale)
+        ctx.layout, ctx.scaling = layout, scaling
+        ctx.save_for_backward(query, key, value, mixed, *kept)
+        return mixed
 
     @staticmethod
     @once_differentiable
     def backward(ctx, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        query, key, value, probabilities, mask = ctx.saved_tensors
+        query, key, value, mixed, *kept = ctx.saved_tensors
+        shape = gradient.shape
+        there, back, real = ctx.layout.find_moves(shape[1])
         with torch.autocast("cpu", enabled=False):
-            upstream = (gradient * ctx.scale).flatten(0, 1)  # (b * A, t, D)
-            to_value = torch.bmm(apply_mask(probabilities, mask).transpose(1, 2), upstream)
-            to_probabilities = apply_mask(torch.bmm(upstream, value.transpose(1, 2)), mask)  # (b * A, t, t)
-            to_scores = torch._softmax_backward_data(to_probabilities, probabilities, -1, probabilities.dtype)
-            to_query = torch.bmm(to_scores, key).mul_(ctx.scaling)
-            to_key = torch.bmm(to_scores.transpose(1, 2), query)
-        return *(x.view(gradient.shape) for x in (to_query, to_key, to_value)), None, None, None
+            # What the softmax subtracts, (M * A, 1): the sum of probabilities times their gradients is that of the
+            # mixed values times theirs.
+            means = (gradient * mixed).sum(-1).view(-1, 1).index_select(0, there)
+            gradient = gradient.reshape(-1, shape[2]).index_select(0, there)  # (M * A, D)
+            if real is None:
+                gradient.mul_(real * ctx.scale)
+            else:  # padded places have no gradient
+                real = real.to(gradient.dtype)
+                gradient.mul_(real * ctx.scale)
+                means.mul_(real)
+            gradients = [torch.empty_like(x) for x in (query, key, value)]
+            parts = _divide_heads(ctx.layout, shape[1], query, key, value, gradient, means, *gradients)
+            for number, (_, queries, keys, values, upstream, mean, *outs) in enumerate(parts):
+                probabilities, dropped = kept[2 * number : 2 * number + 2]
+                torch.bmm(dropped.transpose(1, 2), upstream, out=outs[2])
+                scores = torch.bmm(upstream, values.transpose(1, 2)).mul_(dropped)  # (b * A, t, t)
+                scores.addcmul_(probabilities, mean, value=-1)
+                torch.bmm(scores, keys, out=outs[0])
+                torch.bmm(scores.transpose(1, 2), queries, out=outs[1])
+            to_query, to_key, to_value = (x.index_select(0, back).view(shape) for x in gradients)
+            to_query.mul_(ctx.scaling)
+        return to_query, to_key, to_value, None, None, None, None
 
 
-def _make_visible(group: Group, causal: bool, device: torch.device) -> Tensor | None:
-    """Which tokens each token of a group may attend to, broadcastable to (b, 1, t, t); None: all of them."""
-    visible = None if group.real is None else group.real[:, None, None, :]  # (b, 1, 1, t)
-    if causal:
-        length = group.shape[1]
-        past = torch.ones(length, length, dtype=torch.bool, device=device).tril()  # (t, t)
-        visible = past if visible is None else visible & past  # (b, 1, t, t)
-    return visible
+def _divide_heads(layout: Packed, heads: int, *states: Tensor) -> Iterator[tuple[Any, ...]]:
+    """Each group, and of each of the states (M * A, F) its part (b * A, t, F)."""
+    start = 0
+    for group in layout.groups:
+        stop = start + heads * len(group.tokens)
+        yield group, *(x[start:stop].view(-1, group.shape[1], x.shape[1]) for x in states)
+        start = stop
 
 
 AttentionInterface.register(PACKED, attend_packed)

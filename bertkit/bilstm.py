@@ -41,7 +41,7 @@ def is_worthwhile(lstm: nn.LSTM, tokens: Tensor) -> bool:
 
 def _run_on_cpu(lstm: nn.LSTM, tokens: Tensor, layout: Packed) -> Tensor:
     """`run_bilstm` of fp32 tokens (N, F), every direction a forward one over groups of padded sequences."""
-    there, back, real = layout.grouped  # (M,), (N,), (M, 1); M places in all groups
+    there, back, real = layout.find_moves()  # (M,), (N,), (M, 1); M places in all groups
     turn = _turn(layout)  # (N,)
     directions = (there, back), (turn[there], back[turn])
     for layer in range(lstm.num_layers):

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.utils import prune
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from bertkit import attention
+from bertkit import attention, dropout
 from bertkit.loss import BLOCK, IGNORED, classify_loss, decode_loss, is_worthwhile, regress_loss
 from tests.conftest import HEADS, NO_DROPOUT, make_batch, make_labels, make_model, make_twin, shape_for
 
@@ -330,8 +330,9 @@ class Unhurried(TorchDispatchMode):
 
 @pytest.mark.parametrize("head", LOSS_HEADS)
 def test_an_update_waits_for_no_accelerator(head: str, monkeypatch) -> None:
-    """All but attention, whose kernel there is another one."""
-    monkeypatch.setattr(attention, "attend_grouped", lambda query, key, value, *options: query + key + value)
+    """All but attention and dropout, which are a CPU's own here."""
+    monkeypatch.setattr(attention, "attend_on_cpu", lambda query, key, value, *options: query + key + value)
+    monkeypatch.setattr(dropout, "draw_mask", lambda shape, rate: (torch.full(shape, -1, dtype=torch.int16), 1.0))
     model, inputs = make_model(head), make_inputs(head, [3, 9, 5, 13])
     model.train()
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
