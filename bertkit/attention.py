@@ -169,10 +169,9 @@ class Packed:
             holds a row and does not only pad, or None if all do.
         """
         if heads not in self._moves:
-            rows = [group.spread(group.tokens, heads) for group in self.groups]  # (b, A, t) each
-            rows = torch.cat(
-                [(x * heads + torch.arange(heads, device=x.device)[:, None]).flatten() for x in rows]
-            )  # (M * A,)
+            head = torch.arange(heads, device=self.offsets.device)[:, None]  # (A, 1)
+            firsts = [group.spread(group.tokens * heads, heads) for group in self.groups]  # (b, A, t) each
+            rows = torch.cat([(first + head).flatten() for first in firsts])  # (M * A,)
             real = torch.cat([group.spread(group.flag_real(), heads).flatten() for group in self.groups])  # (M * A,)
             places = rows.new_empty(int(self.offsets[-1]) * heads)  # (N * A,)
             places[rows[real]] = real.nonzero().squeeze(1)
@@ -424,7 +423,7 @@ class _AttendOnCPU(torch.autograd.Function):
             means = (gradient * mixed).sum(-1).view(-1, 1).index_select(0, there)
             gradient = gradient.reshape(-1, shape[2]).index_select(0, there)  # (M * A, D)
             if real is None:
-                gradient.mul_(real * ctx.scale)
+                gradient.mul_(ctx.scale)
             else:  # padded places have no gradient
                 real = real.to(gradient.dtype)
                 gradient.mul_(real * ctx.scale)

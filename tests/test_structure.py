@@ -318,6 +318,7 @@ MAY_IMPORT = {
         "bertkit.data.corpus",
         "bertkit.device",
         "bertkit.directory",
+        "bertkit.memory",
         "bertkit.recipe",
         "bertkit.run",
         "bertkit.tasks.task",
