@@ -20,7 +20,8 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from transformers import AttentionInterface
 
-from bertkit.dropout import apply_mask, draw_mask
+from bertkit.device import runs_at_once_on_cpu
+from bertkit.dropout import apply_mask, draw_mask, find_scale
 from bertkit.dropout import dropout as apply_dropout
 
 PACKED = "packed"
@@ -86,7 +87,7 @@ class Group:
         return torch.ones_like(self.tokens, dtype=torch.bool) if self.real is None else self.real.flatten()
 
     def find_visible(self, causal: bool) -> Tensor | None:
-        """Which tokens each token may attend to, (b, 1, 1, t) or (b, 1, t, t); None: all of them."""
+        """Which tokens each token may attend to, broadcastable to (b, 1, t, t); None: all of them."""
         visible = None if self.real is None else self.real[:, None, None, :]  # (b, 1, 1, t)
         if causal:
             length = self.shape[1]
@@ -94,8 +95,8 @@ class Group:
             visible = past if visible is None else visible & past  # (b, 1, t, t)
         return visible
 
-    def make_bias(self, causal: bool) -> Tensor | None:
-        """`find_visible` as fp32 that is added to scores: 0, or the lowest number there is."""
+    def get_bias(self, causal: bool) -> Tensor | None:
+        """`find_visible` as fp32 that is added to scores: 0, or the lowest number there is; shared by all layers."""
         return self._bias_of_causal if causal else self._bias
 
     @cached_property
@@ -283,7 +284,7 @@ def attend_packed(
     if query.is_cuda and query.shape[-1] % 8 == 0:
         attend = attend_jagged
     else:
-        attend = attend_on_cpu if _trains_on_cpu(query, dropout) else attend_grouped
+        attend = attend_on_cpu if _trains_on_cpu(dropout, query, key, value) else attend_grouped
     query, key, value = (x[0].transpose(0, 1) for x in (query, key, value))  # (N, A, D)
     mixed = attend(query, key, value, layout, dropout, scaling, module.is_causal)
     return mixed[None], None  # (1, N, A, D)
@@ -359,14 +360,10 @@ def _attend_group(
     return mixed.transpose(1, 2).flatten(2).flatten(0, 1)  # (b * t, H)
 
 
-def _trains_on_cpu(query: Tensor, dropout: float) -> bool:
+def _trains_on_cpu(dropout: float, *states: Tensor) -> bool:
     """Whether `attend_on_cpu` should take the place of `attend_grouped`."""
-    return (
-        query.device.type == "cpu"
-        and (dropout > 0.0 or query.requires_grad)
-        and not torch.compiler.is_compiling()
-        and not torch._C._are_functorch_transforms_active()
-    )
+    learns = any(x.requires_grad for x in states)
+    return (dropout > 0.0 or learns) and runs_at_once_on_cpu(states[0])
 
 
 def attend_on_cpu(
@@ -374,9 +371,9 @@ def attend_on_cpu(
 ) -> Tensor:
     """`attend_grouped` for training on a CPU, in fewer passes over states and scores; can be differentiated once.
 
-    Rows that move are those of a head, so that nothing has to be transposed; the softmax is in fp32, which on a CPU is
-    faster than in bf16; and its gradient is written with the mixed values, as flash attention does, so that the mask of
-    dropout is needed but once. Randomness: that of `bertkit.dropout`.
+    Rows that move are those of a head, so that nothing has to be transposed; the scores are scaled by way of the query,
+    and what is kept by way of the values; and the softmax is in fp32, which on a CPU is faster than in bf16.
+    Randomness: that of `bertkit.dropout`.
     """
     return _AttendOnCPU.apply(query, key, value, layout, dropout, scaling, causal)
 
@@ -391,54 +388,45 @@ class _AttendOnCPU(torch.autograd.Function):
         with torch.autocast("cpu", enabled=False):
             query, key, value = (x.reshape(-1, shape[2]).index_select(0, there) for x in (query, key, value))
             query.mul_(scaling)  # (M * A, D), as the others
+            value.mul_(find_scale(dropout))
             mixed, kept = torch.empty_like(value), []
             for group, *parts in _divide_heads(layout, shape[1], query, key, value, mixed):
                 queries, keys, values, out = parts  # (b * A, t, D) each
                 scores = torch.bmm(queries, keys.transpose(1, 2))  # (b * A, t, t)
                 scores = scores.to(torch.promote_types(dtype, torch.float32))
-                if (bias := group.make_bias(causal)) is not None:
+                if (bias := group.get_bias(causal)) is not None:
                     scores.view(group.shape[0], shape[1], *scores.shape[1:]).add_(bias)
-                probabilities = dropped = scores.softmax(dim=-1).to(dtype)
-                if dropout > 0.0:
-                    mask, scale = draw_mask(probabilities.shape, dropout)
-                    dropped = apply_mask(probabilities, mask)
-                torch.bmm(dropped, values, out=out)
-                kept += [probabilities, dropped]
+                probabilities = scores.softmax(dim=-1).to(dtype)
+                mask = draw_mask(probabilities.shape, dropout) if dropout > 0.0 else None
+                torch.bmm(apply_mask(probabilities, mask), values, out=out)
+                kept += [probabilities, mask]
             mixed = mixed.index_select(0, back).view(shape)  # (N, A, D)
-            ctx.scale = scale if dropout > 0.0 else 1.0
-            mixed.mul_(ctx.scale)
-        ctx.layout, ctx.scaling = layout, scaling
-        ctx.save_for_backward(query, key, value, mixed, *kept)
+        ctx.layout, ctx.scaling, ctx.dropout = layout, scaling, dropout
+        ctx.save_for_backward(query, key, value, *kept)
         return mixed
 
     @staticmethod
     @once_differentiable
     def backward(ctx, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        query, key, value, mixed, *kept = ctx.saved_tensors
+        query, key, value, *kept = ctx.saved_tensors
         shape = gradient.shape
         there, back, real = ctx.layout.find_moves(shape[1])
         with torch.autocast("cpu", enabled=False):
-            # What the softmax subtracts, (M * A, 1): the sum of probabilities times their gradients is that of the
-            # mixed values times theirs.
-            means = (gradient * mixed).sum(-1).view(-1, 1).index_select(0, there)
             gradient = gradient.reshape(-1, shape[2]).index_select(0, there)  # (M * A, D)
-            if real is None:
-                gradient.mul_(ctx.scale)
-            else:  # padded places have no gradient
-                real = real.to(gradient.dtype)
-                gradient.mul_(real * ctx.scale)
-                means.mul_(real)
-            gradients = [torch.empty_like(x) for x in (query, key, value)]
-            parts = _divide_heads(ctx.layout, shape[1], query, key, value, gradient, means, *gradients)
-            for number, (_, queries, keys, values, upstream, mean, *outs) in enumerate(parts):
-                probabilities, dropped = kept[2 * number : 2 * number + 2]
-                torch.bmm(dropped.transpose(1, 2), upstream, out=outs[2])
-                scores = torch.bmm(upstream, values.transpose(1, 2)).mul_(dropped)  # (b * A, t, t)
-                scores.addcmul_(probabilities, mean, value=-1)
+            if real is not None:  # padded places have no gradient
+                gradient.mul_(real.to(gradient.dtype))
+            gradients = [torch.empty_like(x) for x in (query, key, value)]  # (M * A, D) each
+            parts = _divide_heads(ctx.layout, shape[1], query, key, value, gradient, *gradients)
+            for number, (_, queries, keys, values, upstream, *outs) in enumerate(parts):
+                probabilities, mask = kept[2 * number : 2 * number + 2]  # (b * A, t, t) each
+                torch.bmm(apply_mask(probabilities, mask).transpose(1, 2), upstream, out=outs[2])
+                scores = apply_mask(torch.bmm(upstream, values.transpose(1, 2)), mask)
+                scores = torch._softmax_backward_data(scores, probabilities, -1, probabilities.dtype)
                 torch.bmm(scores, keys, out=outs[0])
                 torch.bmm(scores.transpose(1, 2), queries, out=outs[1])
-            to_query, to_key, to_value = (x.index_select(0, back).view(shape) for x in gradients)
+            to_query, to_key, to_value = (x.index_select(0, back).view(shape) for x in gradients)  # (N, A, D) each
             to_query.mul_(ctx.scaling)
+            to_value.mul_(find_scale(ctx.dropout))
         return to_query, to_key, to_value, None, None, None, None
 
 

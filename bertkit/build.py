@@ -64,7 +64,8 @@ from bertkit.data.tokens import TokenizedCorpus, choose_dtype, copy_backend, tok
 from bertkit.data.vocab import TOKENIZER_FILES, save_tokenizer
 from bertkit.errors import UsageError, explain_full_disk, join_lines
 from bertkit.recipe import find_recipe_differences, name_differences
-from bertkit.workers import TRIES, follow, import_ray, join_cluster, note_signals
+from bertkit.signals import note_signals
+from bertkit.workers import TRIES, follow, import_ray, join_cluster
 
 if TYPE_CHECKING:
     from transformers import BertTokenizerFast
@@ -382,10 +383,12 @@ def build_in_processes(
     A signal to stop is obeyed between two looks: a handler that raised within a lock of the pool's would leave it
     locked, and the pool would never end.
     """
-    with note_signals() as noted:
+    noted: list[int] = []
+    with note_signals(noted.append, again=signal.SIG_DFL):
         run_pool(work, jobs, processes, tracker, report, noted)
     if noted:
         signal.raise_signal(noted[0])
+        raise KeyboardInterrupt  # whatever the handler has done: this build is not finished
 
 
 def run_pool(
@@ -396,7 +399,11 @@ def run_pool(
     report: Callable[[str], None],
     noted: Sequence[int],
 ) -> None:
-    """Has the pieces built until they are, or until `noted` holds a signal."""
+    """Has the pieces built until they are, or until `noted` holds a signal.
+
+    Raises:
+        UsageError: a worker process has died, or the disk is full.
+    """
     context = get_context("spawn")
     reader, writer = context.Pipe(duplex=False)
     pool = ProcessPoolExecutor(processes, context, initializer=begin, initargs=(reader,))
@@ -410,9 +417,11 @@ def run_pool(
             tracker.look()
         if not pending:
             pool.shutdown()
-    except BrokenProcessPool:
-        if noted:  # they had the signal too
+    except (BrokenProcessPool, UsageError) as error:
+        if noted:  # which the workers may have had too
             return
+        if isinstance(error, UsageError):
+            raise
         raise UsageError(
             "a worker process died (is the memory too small?); the same command continues from what is finished, with "
             'fewer --workers if need be; a script of your own needs: if __name__ == "__main__"'

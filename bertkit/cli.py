@@ -20,6 +20,7 @@ from typing import Annotated, Any
 import typer
 
 from bertkit.errors import UsageError, explain_full_disk
+from bertkit.signals import note_signals
 
 app = typer.Typer(
     name="bertkit",
@@ -445,7 +446,7 @@ def predict(
     pair: Annotated[bool, typer.Option("--pair", help="An input is two texts; a run's task says so itself.")] = False,
     top: Annotated[int, typer.Option("--top", help="Words for each [MASK].", min=1)] = 5,
     precision: Annotated[
-        str, typer.Option("--precision", help="auto (bf16 where the hardware has it), fp32, bf16 or fp16.")
+        str, typer.Option("--precision", help="auto (bf16 where it is faster), fp32, bf16 or fp16.")
     ] = "auto",
 ) -> None:
     """Predict with a trained model: a class, an answer, names, an ending, masked words, whatever its head is for.
@@ -1204,14 +1205,13 @@ def complain(message: str) -> None:
 def explain_mistakes():
     """A mistake of the user becomes one line and exit code 2; being stopped before training a line and 128 + signal."""
 
-    def stop(number: int, frame: Any) -> None:
-        signal.signal(number, signal.SIG_DFL)  # a second one ends it at once
+    def stop(number: int) -> None:
         complain("stopped; what is finished is kept, and the same command goes on")
         sys.exit(128 + number)
 
-    previous = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
-        yield
+        with note_signals(stop, again=signal.SIG_DFL):
+            yield
     except UsageError as error:
         complain(str(error))
         sys.exit(2)
@@ -1228,9 +1228,6 @@ def explain_mistakes():
         if message := " ".join(error.format_message().split()):
             complain(f"{message.rstrip('.')}; bertkit --help says what there is")
         sys.exit(error.exit_code)
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
 
 
 def main() -> None:

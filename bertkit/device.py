@@ -4,6 +4,7 @@ Left out: several devices, which are accelerate's.
 """
 
 import torch
+from torch import Tensor
 
 from bertkit.errors import UsageError
 
@@ -17,7 +18,7 @@ def find_device() -> torch.device:
 
 
 def choose_precision(asked: str) -> str:
-    """fp32, bf16 or fp16; "auto" takes bf16 where the hardware has it and gains by it.
+    """fp32, bf16 or fp16; "auto" takes bf16 where it is faster.
 
     Elsewhere it is emulated and slow; and Intel's processors gain by AMX alone, for their AVX-512 form of such products
     takes longer than fp32 does.
@@ -34,8 +35,15 @@ def choose_precision(asked: str) -> str:
     if torch.backends.mps.is_available():
         return "fp32"
     capabilities = torch.cpu.get_capabilities()
-    is_fast = capabilities.get("avx512_bf16") and not capabilities.get("cpu_name", "").startswith("Intel")
+    is_fast = capabilities.get("avx512_bf16") and "intel" not in capabilities.get("cpu_name", "").lower()
     return "bf16" if is_fast or capabilities.get("amx_bf16") else "fp32"
+
+
+def runs_at_once_on_cpu(x: Tensor) -> bool:
+    """Whether what is done with x happens there and then on a CPU: no graph is compiled, nothing is transformed."""
+    return (
+        x.device.type == "cpu" and not torch.compiler.is_compiling() and not torch._C._are_functorch_transforms_active()
+    )
 
 
 def use_precision(precision: str, device: torch.device) -> torch.autocast:

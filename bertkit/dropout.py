@@ -16,16 +16,21 @@ _LEVELS = 1 << 16  # a 16-bit mask value an element
 _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes an element
 
 
-def draw_mask(shape: torch.Size, rate: float) -> tuple[Tensor, float]:
-    """A mask (shape) int16 on the CPU, and what the elements that are kept are multiplied by.
-
-    A value has no bit set with the probability `rate`, rounded, else all of them.
-    """
-    dropped = min(round(rate * _LEVELS), _LEVELS - 1)
-    generator = np.random.SFC64(int(torch.randint(1 << 62, ())))
+def draw_mask(shape: torch.Size, rate: float) -> Tensor:
+    """A mask (shape) int16 on the CPU: a value has no bit set with the probability `rate`, rounded, else all."""
+    generator = np.random.SFC64(int(torch.randint(1 << 62, (), device="cpu")))
     draws = torch.from_numpy(generator.random_raw((shape.numel() + 3) // 4).view(np.int16))
-    mask = draws[: shape.numel()].view(shape).ge_(dropped - _LEVELS // 2).neg_()
-    return mask, _LEVELS / (_LEVELS - dropped)
+    return draws[: shape.numel()].view(shape).ge_(_count_dropped(rate) - _LEVELS // 2).neg_()
+
+
+def find_scale(rate: float) -> float:
+    """What the elements that a mask keeps are multiplied by, so that the mean stays."""
+    return _LEVELS / (_LEVELS - _count_dropped(rate))
+
+
+def _count_dropped(rate: float) -> int:
+    """How many of the values that a mask is drawn from set no bit."""
+    return min(round(rate * _LEVELS), _LEVELS - 1)
 
 
 def apply_mask(x: Tensor, mask: Tensor | None) -> Tensor:
@@ -58,7 +63,7 @@ def dropout(x: Tensor, rate: float, training: bool = True) -> Tensor:
         return x
     if x.device.type != "cpu" or torch.compiler.is_compiling():
         return nn.functional.dropout(x, rate)
-    return _Mask.apply(x, *draw_mask(x.shape, rate))
+    return _Mask.apply(x, draw_mask(x.shape, rate), find_scale(rate))
 
 
 class Dropout(nn.Module):

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from bertkit.device import runs_at_once_on_cpu
+
 IGNORED = -100  # a label that no loss counts, as in all of transformers
 
 BLOCK = 1024  # rows of scores that one matrix product makes; what is kept of them is (BLOCK, V)
@@ -61,11 +63,9 @@ def is_worthwhile(hidden: Tensor, decoder: nn.Module) -> bool:
     For fewer rows than H / 2 what the gradient of the matrix costs beside them is more than what is saved.
     """
     return (
-        hidden.device.type == "cpu"
+        runs_at_once_on_cpu(hidden)
         and 2 * len(hidden) >= hidden.shape[1]
         and torch.is_grad_enabled()
-        and not torch.compiler.is_compiling()
-        and not torch._C._are_functorch_transforms_active()
         and is_plain(decoder)
         and all(tensor.requires_grad for tensor in (hidden, decoder.weight, decoder.bias))
     )

@@ -147,7 +147,7 @@ class Predictor:
         run: a run directory, or another BERT checkpoint with a head.
         pairs: whether an input is a pair of texts; None: as the run's task has it, else either.
         top: words for each mask.
-        precision: "auto": bf16 where the hardware has it, as in training, several times as fast as fp32 and with
+        precision: "auto": bf16 where it is faster, as in training, several times as fast as fp32 and with
             probabilities that differ in the third digit; or "fp32", "bf16" or "fp16".
 
     Raises:

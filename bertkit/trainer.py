@@ -27,6 +27,7 @@ from transformers.trainer_utils import SaveStrategy
 from bertkit.directory import list_checkpoints, mark_complete, rotate_checkpoints, write_json, write_log
 from bertkit.errors import UsageError, join_lines
 from bertkit.memory import LOOK_EVERY, Heap, keep_memory
+from bertkit.signals import note_signals
 from bertkit.tasks.task import Report, Task
 
 SUMS = "loss_sums.json"  # in a checkpoint: of the losses since the last log
@@ -401,28 +402,12 @@ class Milestones(TrainerCallback):
             control.should_save = True
 
 
-class stop_on_signal:
+@contextmanager
+def stop_on_signal(trainer: Trainer) -> Iterator[Watcher]:
     """In this context SIGTERM and the first Ctrl-C let the update finish, write a checkpoint and end the training."""
-
-    def __init__(self, trainer: Trainer) -> None:
-        self.watcher = next(x for x in trainer.callback_handler.callbacks if isinstance(x, Watcher))
-        self.previous: dict[int, Any] = {}
-
-    def __enter__(self) -> Watcher:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            try:
-                self.previous[number] = signal.signal(number, self._note)
-            except ValueError:  # not in the main thread: there signals cannot be caught
-                break
-        return self.watcher
-
-    def _note(self, number: int, frame: Any) -> None:
-        self.watcher.signalled = number
-        signal.signal(number, self.previous[number])  # a second one is not held back
-
-    def __exit__(self, *exception: Any) -> None:
-        for number, handler in self.previous.items():
-            signal.signal(number, handler)
+    watcher = next(x for x in trainer.callback_handler.callbacks if isinstance(x, Watcher))
+    with note_signals(partial(setattr, watcher, "signalled")):
+        yield watcher
 
 
 @contextmanager

@@ -19,7 +19,7 @@ import socket
 import threading
 import traceback
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -27,6 +27,7 @@ from typing import Any, Literal
 
 from bertkit.errors import UsageError, join_lines
 from bertkit.recipe import Recipe
+from bertkit.signals import note_signals
 
 TRIES = 3  # of a run whose workers die
 GRACE = 60.0  # seconds for a worker to finish an update and write a checkpoint
@@ -187,26 +188,6 @@ def run_here(jobs: Sequence[Job], prepared: Mapping[str, Any], handle: Handle) -
     return 0
 
 
-@contextlib.contextmanager
-def note_signals() -> Iterator[list[int]]:
-    """Fills a list with the first SIGTERM or Ctrl-C instead of dying of it; a second one is not held back."""
-    noted: list[int] = []
-    previous: dict[int, Any] = {}
-
-    def note(number: int, frame: Any) -> None:
-        noted.append(number)
-        signal.signal(number, previous[number])
-
-    try:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            with contextlib.suppress(ValueError):  # not in the main thread: there signals cannot be caught
-                previous[number] = signal.signal(number, note)
-        yield noted
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
-
-
 # --- Several processes ------------------------------------------------------------------------------------------------
 
 Pipe = multiprocessing.connection.Connection
@@ -236,7 +217,7 @@ def run_in_processes(jobs: Sequence[Job], prepared: Mapping[str, Any], handle: H
     """
     crew = Crew(jobs, prepared, handle, count)
     try:
-        with note_signals() as crew.noted:
+        with note_signals(crew.noted.append):
             crew.work()
     finally:
         dismiss(crew.hired)
@@ -503,7 +484,7 @@ def work_on_cluster(
     queue = Queue(actor_options={"num_cpus": 0, "scheduling_strategy": here})
     pack = cache(lambda name: ray.put(pickle.dumps(prepared[name])))
     task = ray.remote(num_cpus=num_cpus, num_gpus=num_gpus, max_retries=0)(do_on_ray)  # `take` tries again
-    tries, running = Counter[int](), {}
+    tries, running, noted = Counter[int](), {}, []
 
     def submit(number: int) -> None:
         tries[number] += 1
@@ -527,7 +508,7 @@ def work_on_cluster(
             write_files(files, Path(jobs[number].output))
             handle(number, state)
 
-    with note_signals() as noted:
+    with note_signals(noted.append):
         for number in range(len(jobs)):
             submit(number)
         told = False

@@ -77,12 +77,12 @@ def test_the_path_with_dropout_is_the_same_attention(causal: bool) -> None:
     torch.testing.assert_close(mixed, attend_naively(*states, lengths, 0.5, causal))
 
 
-@pytest.mark.parametrize("rate", [0.0, 0.3])
+@pytest.mark.parametrize("rate", [0.0, 0.1])
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("lengths", [[6, 6, 6], [3, 1, 7, 7, 2, 5, 12]])
+@pytest.mark.parametrize("lengths", [[20, 20, 20, 20, 20, 20], [3, 1, 7, 7, 2, 5, 12, 30, 17]])
 @pytest.mark.parametrize(
     ("dtype", "tolerance"),
-    [(torch.double, 1e-14), (torch.float32, 1e-6), (torch.bfloat16, 2e-2), (torch.float16, 2e-3)],
+    [(torch.double, 1e-14), (torch.float32, 2e-6), (torch.bfloat16, 1e-2), (torch.float16, 1e-3)],
 )
 def test_training_s_own_attention_is_the_grouped_one(
     dtype: torch.dtype, tolerance: float, lengths: list[int], causal: bool, rate: float
@@ -100,11 +100,13 @@ def test_training_s_own_attention_is_the_grouped_one(
     for got, wanted in zip(*found, strict=True):
         assert got.dtype == dtype
         assert (got.double() - wanted).norm() < tolerance * wanted.norm()
+        share = (got.double() * wanted).sum() / wanted.square().sum()  # in which rounding averages out
+        assert abs(share - 1) < tolerance / 5
 
 
 def test_training_s_own_attention_stays_as_it_is_under_autocast() -> None:
     """What is given in fp32 is not rounded in the one pass and exact in the other."""
-    layout, states = lay_out_lengths([5, 3]), draw_states(8, 2, 4)
+    layout, states = lay_out_lengths([5, 3, 5, 1, 8]), draw_states(22, 2, 4)
     with torch.autocast("cpu", torch.bfloat16):
         mixed = attend_on_cpu(*states, layout, 0.0, 0.5, False)
         gradients = torch.autograd.grad(mixed.sum(), states)
@@ -118,14 +120,17 @@ def test_training_s_own_attention_stays_as_it_is_under_autocast() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_nothing_that_comes_with_training_s_attention_is_changed(dtype: torch.dtype) -> None:
     """It works in place on what is its own alone."""
-    layout = lay_out_lengths([5, 3, 5, 4])
-    states = [x.detach().to(dtype).requires_grad_() for x in draw_states(17, 2, 4)]
-    upstream = torch.randn(17, 2, 4).to(dtype)
-    before = [x.detach().clone() for x in (*states, upstream)]
+    layout = lay_out_lengths([5, 3, 5, 1, 8])
+    states = [x.detach().to(dtype).requires_grad_() for x in draw_states(22, 2, 4)]
+    upstream = torch.randn(22, 2, 4).to(dtype)
+    shared = [*layout.find_moves(2), *(group.get_bias(False) for group in layout.groups)]
+    there = [*states, upstream, *(x for x in shared if x is not None)]
+    assert len(there) > 7, "some of the groups are padded"
+    before = [x.detach().clone() for x in there]
     mixed = attend_on_cpu(*states, layout, 0.1, 0.5, False)
     given = mixed.detach().clone()
     torch.autograd.grad(mixed, states, upstream)
-    for x, was in zip((*states, upstream, mixed), (*before, given), strict=True):
+    for x, was in zip((*there, mixed), (*before, given), strict=True):
         assert torch.equal(x, was)
 
 

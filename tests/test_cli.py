@@ -364,15 +364,19 @@ def test_a_signal_before_training_is_one_line_too(tmp_path, number):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_second_signal_ends_a_command_that_is_still_stopping(number):
+def test_a_later_signal_ends_a_command_that_is_still_stopping(number):
+    """One that comes at once is the same one: `timeout` sends it to its child and to the group."""
     code = f"""
-import signal
+import signal, time
+from bertkit import signals
 from bertkit.cli import explain_mistakes
 with explain_mistakes():
     try:
-        signal.raise_signal({int(number)})
+        signal.raise_signal({int(signal.SIGTERM)})
     finally:
+        signal.raise_signal({int(number)})
         print("stopping", flush=True)
+        time.sleep(signals.SAME + 0.1)
         signal.raise_signal({int(number)})
         print("still here")
 """

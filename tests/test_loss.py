@@ -332,7 +332,7 @@ class Unhurried(TorchDispatchMode):
 def test_an_update_waits_for_no_accelerator(head: str, monkeypatch) -> None:
     """All but attention and dropout, which are a CPU's own here."""
     monkeypatch.setattr(attention, "attend_on_cpu", lambda query, key, value, *options: query + key + value)
-    monkeypatch.setattr(dropout, "draw_mask", lambda shape, rate: (torch.full(shape, -1, dtype=torch.int16), 1.0))
+    monkeypatch.setattr(dropout, "draw_mask", lambda shape, rate: torch.full(shape, -1, dtype=torch.int16))
     model, inputs = make_model(head), make_inputs(head, [3, 9, 5, 13])
     model.train()
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)

@@ -70,15 +70,17 @@ print(before, measure())
 
 
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="another C library than glibc")
-@pytest.mark.parametrize("keep", [False, True])
-def test_blocks_of_an_update_are_kept_for_the_next_one(keep):
+@pytest.mark.parametrize(
+    ("calls", "keep"), [([], False), (["keep_memory"], True), (["keep_memory", "restore_memory"], False)]
+)
+def test_blocks_of_an_update_are_kept_for_the_next_one(calls, keep):
     """A page of a block that comes from the system is a fault when it is first written to."""
     code = f"""
 import ctypes, resource
-from bertkit.memory import keep_memory
+from bertkit import memory
 
-if {keep}:
-    keep_memory()
+for call in {calls}:
+    getattr(memory, call)()
 libc = ctypes.CDLL(None)
 libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
 

@@ -24,7 +24,6 @@ from bertkit.workers import (
     explain_failure,
     knock,
     list_gpus,
-    note_signals,
     read_files,
     read_workers,
     run_here,
@@ -158,17 +157,6 @@ def test_every_gpu_that_may_be_used_is_listed(monkeypatch):
     assert list_gpus() == ["3", "GPU-8932"]
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert list_gpus() == []
-
-
-def test_the_first_signal_is_noted_and_the_second_is_not_held_back():
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job has it ignored
-    with note_signals() as noted:
-        os.kill(os.getpid(), signal.SIGINT)
-        assert noted == [signal.SIGINT]
-        with pytest.raises(KeyboardInterrupt):
-            os.kill(os.getpid(), signal.SIGINT)
-    assert noted == [signal.SIGINT]
-    assert signal.signal(signal.SIGINT, before) is signal.default_int_handler
 
 
 def test_one_process_and_two_and_a_run_of_its_own_give_the_same_bits(recipe, tmp_path):

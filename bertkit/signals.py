@@ -1,0 +1,45 @@
+"""SIGTERM and Ctrl-C: the first one is noted, so that what runs comes to its own end; a later one is not held back.
+
+Some senders send a signal twice at once: `timeout` to its child and to the group, `torchrun` beside the terminal. That
+is one.
+"""
+
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+STOPS = (signal.SIGTERM, signal.SIGINT)
+SAME = 1.0  # second after the first one in which others are the same
+
+
+@contextmanager
+def note_signals(note: Callable[[int], None], again: Any = None) -> Iterator[None]:
+    """In this context `note` gets the number of the first signal, wherever the main thread is.
+
+    Outside of the main thread, where signals cannot be caught, nothing happens.
+
+    Args:
+        again: the handler of a later one; None: the one that there was before.
+    """
+    previous: dict[int, Any] = {}
+    first = None
+
+    def handle(number: int, frame: Any) -> None:
+        nonlocal first
+        if first is None:
+            first = time.monotonic()
+            note(number)
+        elif time.monotonic() - first > SAME:
+            signal.signal(number, previous[number] if again is None else again)
+            signal.raise_signal(number)
+
+    try:
+        for number in STOPS:
+            with suppress(ValueError):
+                previous[number] = signal.signal(number, handle)
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)

@@ -1,0 +1,70 @@
+"""The first signal to stop is noted; what comes at once is the same one, and a later one is not held back."""
+
+import os
+import signal
+import threading
+
+import pytest
+
+from bertkit import signals
+from bertkit.signals import STOPS, note_signals
+
+
+@pytest.fixture(autouse=True)
+def default_handlers():
+    """Of a terminal: a background job has SIGINT ignored."""
+    before = {number: signal.getsignal(number) for number in STOPS}
+    for number in STOPS:
+        signal.signal(number, signal.default_int_handler)
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.parametrize("number", STOPS)
+@pytest.mark.parametrize("other", STOPS)
+def test_the_first_signal_is_noted_and_a_later_one_is_not_held_back(number, other, monkeypatch):
+    now, noted = [100.0], []
+    monkeypatch.setattr(signals.time, "monotonic", lambda: now[0])
+    with note_signals(noted.append):
+        os.kill(os.getpid(), number)
+        assert noted == [number]
+        now[0] += 1.0
+        os.kill(os.getpid(), other)
+        now[0] += 0.1
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), other)
+    assert noted == [number]
+    assert all(signal.getsignal(each) is signal.default_int_handler for each in STOPS)
+
+
+def test_what_a_later_one_does_can_be_chosen(monkeypatch):
+    now, noted, later = [0.0], [], []
+    monkeypatch.setattr(signals.time, "monotonic", lambda: now[0])
+    with note_signals(noted.append, again=lambda number, frame: later.append(number)):
+        for _ in range(3):
+            os.kill(os.getpid(), signal.SIGTERM)
+            now[0] += 0.6
+    assert (noted, later) == ([signal.SIGTERM], [signal.SIGTERM])
+
+
+def test_what_notes_may_raise(monkeypatch):
+    def note(number):
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError), note_signals(note):
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert signal.getsignal(signal.SIGTERM) is signal.default_int_handler
+
+
+def test_in_another_thread_nothing_is_caught_and_nothing_fails():
+    entered = []
+
+    def enter():
+        with note_signals(entered.append):
+            entered.append(signal.getsignal(signal.SIGTERM))
+
+    thread = threading.Thread(target=enter)
+    thread.start()
+    thread.join()
+    assert entered == [signal.default_int_handler]
