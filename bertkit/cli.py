@@ -20,7 +20,7 @@ from typing import Annotated, Any
 import typer
 
 from bertkit.errors import UsageError, explain_full_disk
-from bertkit.signals import note_signals
+from bertkit.signals import await_end, note_signals
 
 app = typer.Typer(
     name="bertkit",
@@ -1235,11 +1235,16 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # what a terminal's encoding does not have is written as an escape
             stream.reconfigure(errors="backslashreplace")
-    with explain_mistakes():
-        code = app(standalone_mode=False)
-        if os.environ.get("WORLD_SIZE", "1") != "1":  # as torchrun and accelerate launch say
-            leave_at_once(code or 0)
-        sys.exit(code)
+    try:
+        with explain_mistakes():
+            code = app(standalone_mode=False)
+            if os.environ.get("WORLD_SIZE", "1") != "1":  # as torchrun and accelerate launch say
+                leave_at_once(code or 0)
+            sys.exit(code)
+    except SystemExit as end:
+        if (end.code or 0) > 128:  # by a signal
+            await_end()
+        raise
 
 
 def leave_at_once(code: int) -> None:

@@ -43,3 +43,17 @@ def note_signals(note: Callable[[int], None], again: Any = None) -> Iterator[Non
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
+
+
+def await_end() -> None:
+    """For the last moments of a process that a signal ends: what comes at once is the same one, a later one ends it."""
+    began = time.monotonic()
+
+    def handle(number: int, frame: Any) -> None:
+        if time.monotonic() - began > SAME:
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
+
+    for number in STOPS:
+        with suppress(ValueError):
+            signal.signal(number, handle)

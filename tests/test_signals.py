@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -46,6 +48,32 @@ def test_what_a_later_one_does_can_be_chosen(monkeypatch):
             os.kill(os.getpid(), signal.SIGTERM)
             now[0] += 0.6
     assert (noted, later) == ([signal.SIGTERM], [signal.SIGTERM])
+
+
+@pytest.mark.parametrize("number", STOPS)
+@pytest.mark.parametrize("later", STOPS)
+def test_a_process_that_a_signal_ends_takes_the_same_one_no_second_time(number, later):
+    """Not even in its last moments; one that comes a second later ends it all the same."""
+    code = f"""
+import atexit, os, sys, time
+from bertkit import cli, signals
+
+def linger():
+    os.kill(os.getpid(), {int(later)})
+    print("lingering", flush=True)
+    if len(sys.argv) > 1:
+        time.sleep(signals.SAME + 0.1)
+        os.kill(os.getpid(), {int(later)})
+    print("done", flush=True)
+
+atexit.register(linger)
+cli.app = lambda **options: os.kill(os.getpid(), {int(number)})
+cli.main()
+"""
+    for late, status, printed in (([], 128 + number, "lingering\ndone\n"), (["late"], -later, "lingering\n")):
+        done = subprocess.run([sys.executable, "-c", code, *late], capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stdout) == (status, printed)
+        assert done.stderr == "bertkit: stopped; what is finished is kept, and the same command goes on\n"
 
 
 def test_what_notes_may_raise(monkeypatch):
