@@ -12,7 +12,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from shlex import quote
 from typing import Annotated, Any
@@ -1118,7 +1118,7 @@ class Screen:
         """Prints the task's table of scores, some predictions, and where everything is."""
         from rich.table import Table
 
-        from bertkit.directory import EXAMPLES, METRICS, PREDICTIONS, RECIPE, read_log
+        from bertkit.directory import EXAMPLES, METRICS, PREDICTIONS, RECIPE, hold_directory, read_log
         from bertkit.recipe import read_recipe
         from bertkit.report import plot_log
 
@@ -1145,7 +1145,8 @@ class Screen:
             self.say(line)
         self.show_examples(output / PREDICTIONS / EXAMPLES)
         curves = output / "curves.png"
-        plot_log(read_log(output), task.table, metrics, curves)
+        with suppress(UsageError), hold_directory(output):  # another start of this run draws the same curves
+            plot_log(read_log(output), task.table, metrics, curves)
         self.say(f"Scores: {output / METRICS}" + (f"; curves: {curves}" if curves.exists() else ""))
         activate = "" if shutil.which("bertkit") else f" (after: source {Path(sys.prefix) / 'bin' / 'activate'})"
         if commands := task.suggest(output, read_recipe(output / RECIPE)):
