@@ -417,15 +417,15 @@ def run_pool(
             tracker.look()
         if not pending:
             pool.shutdown()
-    except (BrokenProcessPool, UsageError) as error:
-        if noted:  # which the workers may have had too
-            return
-        if isinstance(error, UsageError):
+    except UsageError:
+        if not noted:
             raise
-        raise UsageError(
-            "a worker process died (is the memory too small?); the same command continues from what is finished, with "
-            'fewer --workers if need be; a script of your own needs: if __name__ == "__main__"'
-        ) from None
+    except BrokenProcessPool:
+        if not noted:  # the workers may have had the signal too
+            raise UsageError(
+                "a worker process died (is the memory too small?); the same command continues from what is finished, "
+                'with fewer --workers if need be; a script of your own needs: if __name__ == "__main__"'
+            ) from None
     finally:
         writer.close()  # at which those that are left end at once
         pool.shutdown(cancel_futures=True)

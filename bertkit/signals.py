@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 STOPS = (signal.SIGTERM, signal.SIGINT)
-SAME = 1.0  # second after the first one in which others are the same
+SAME = 1.0  # seconds after the first one in which others are the same
 
 
 @contextmanager
@@ -31,9 +31,8 @@ def note_signals(note: Callable[[int], None], again: Any = None) -> Iterator[Non
         if first is None:
             first = time.monotonic()
             note(number)
-        elif time.monotonic() - first > SAME:
-            signal.signal(number, previous[number] if again is None else again)
-            signal.raise_signal(number)
+        else:
+            _pass_on(number, first, previous[number] if again is None else again)
 
     try:
         for number in STOPS:
@@ -49,11 +48,13 @@ def await_end() -> None:
     """For the last moments of a process that a signal ends: what comes at once is the same one, a later one ends it."""
     began = time.monotonic()
 
-    def handle(number: int, frame: Any) -> None:
-        if time.monotonic() - began > SAME:
-            signal.signal(number, signal.SIG_DFL)
-            signal.raise_signal(number)
-
     for number in STOPS:
         with suppress(ValueError):
-            signal.signal(number, handle)
+            signal.signal(number, lambda number, frame: _pass_on(number, began, signal.SIG_DFL))
+
+
+def _pass_on(number: int, first: float, handler: Any) -> None:
+    """Gives a signal to a handler, unless it is the same as the one that came at the time `first`."""
+    if time.monotonic() - first > SAME:
+        signal.signal(number, handler)
+        signal.raise_signal(number)
