@@ -20,7 +20,7 @@ from typing import Annotated, Any
 import typer
 
 from bertkit.errors import UsageError, explain_full_disk
-from bertkit.signals import await_end, note_signals
+from bertkit.signals import act_outside_imports, await_end, note_signals
 
 app = typer.Typer(
     name="bertkit",
@@ -1203,15 +1203,31 @@ def complain(message: str) -> None:
 
 
 @contextmanager
-def explain_mistakes():
-    """A mistake of the user becomes one line and exit code 2; being stopped before training a line and 128 + signal."""
+def obey_signals() -> Iterator[None]:
+    """Being stopped by a signal, where nothing below has a better end for that, is one line and exit code 128 + it."""
+    code = 0
 
     def stop(number: int) -> None:
+        nonlocal code
+        code = 128 + number
         complain("stopped; what is finished is kept, and the same command goes on")
-        sys.exit(128 + number)
+        act_outside_imports(lambda: sys.exit(code), otherwise=lambda: os._exit(code))
 
     try:
         with note_signals(stop, again=signal.SIG_DFL):
+            yield
+    except BaseException:
+        if not code:
+            raise
+    if code:  # what was at work has caught the exit, and made something else of it
+        sys.exit(code)
+
+
+@contextmanager
+def explain_mistakes() -> Iterator[None]:
+    """A mistake of the user becomes one line and exit code 2."""
+    try:
+        with obey_signals():
             yield
     except UsageError as error:
         complain(str(error))

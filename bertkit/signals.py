@@ -5,13 +5,17 @@ is one.
 """
 
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from types import FrameType
 from typing import Any
 
 STOPS = (signal.SIGTERM, signal.SIGINT)
 SAME = 1.0  # seconds after the first one in which others are the same
+PATIENCE = 1.0  # seconds for an import to end
+LOOK_EVERY = 0.02  # seconds
 
 
 @contextmanager
@@ -37,17 +41,46 @@ def note_signals(note: Callable[[int], None], again: Any = None) -> Iterator[Non
     try:
         for number in STOPS:
             with suppress(ValueError):
-                previous[number] = signal.signal(number, handle)
+                previous[number] = signal.signal(number, handle) or signal.SIG_DFL  # None: one that is not Python's
         yield
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
 
 
+def act_outside_imports(act: Callable[[], None], otherwise: Callable[[], None]) -> None:
+    """For a signal's handler that raises: `act` now, or when the import has ended that this thread is in the middle of.
+
+    Libraries catch whatever ends an import of theirs, and modules stay half-made. An import is waited for PATIENCE
+    seconds; then comes `otherwise`, which must not raise but end the process. Uses SIGALRM.
+    """
+    end = time.monotonic() + PATIENCE
+
+    def look(number: int, frame: Any) -> None:
+        is_late = time.monotonic() > end
+        if is_late or not _is_importing(frame):
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(number, signal.SIG_DFL)
+            (otherwise if is_late else act)()
+
+    if _is_importing(sys._getframe()):
+        signal.signal(signal.SIGALRM, look)
+        signal.setitimer(signal.ITIMER_REAL, LOOK_EVERY, LOOK_EVERY)
+    else:
+        act()
+
+
+def _is_importing(frame: FrameType | None) -> bool:
+    while frame and frame.f_code.co_filename != "<frozen importlib._bootstrap>":
+        frame = frame.f_back
+    return frame is not None
+
+
 def await_end() -> None:
     """For the last moments of a process that a signal ends: what comes at once is the same one, a later one ends it."""
     began = time.monotonic()
 
+    signal.setitimer(signal.ITIMER_REAL, 0)  # what `act_outside_imports` may wait for is here
     for number in STOPS:
         with suppress(ValueError):
             signal.signal(number, lambda number, frame: _pass_on(number, began, signal.SIG_DFL))

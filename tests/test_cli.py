@@ -396,6 +396,37 @@ with explain_mistakes():
     assert done.stderr == "bertkit: stopped; what is finished is kept, and the same command goes on\n"
 
 
+CAUGHT = f"""
+import signal, time
+try:
+    signal.raise_signal({int(signal.SIGTERM)})
+except BaseException:
+    pass
+"""
+
+
+@pytest.mark.parametrize(
+    ("module", "then", "printed"),
+    [
+        (CAUGHT + "print('imported')", "time.sleep(10)", "imported\n"),  # after the import it stops
+        (CAUGHT + "print('imported')", "", "imported\n"),
+        (CAUGHT + "raise RecursionError('half of a module')", "", ""),
+        (CAUGHT + "time.sleep(10); print('imported')", "", ""),  # which is waited for no longer than a second
+        ("", CAUGHT, ""),
+        ("", CAUGHT + "raise ValueError('of something else')", ""),
+    ],
+)
+def test_a_stop_that_a_library_catches_is_a_stop_all_the_same(tmp_path, module, then, printed):
+    """accelerate's import has ended in a RecursionError of numpy's, for one of those below had caught the exit."""
+    (tmp_path / "careless.py").write_text(module)
+    (tmp_path / "command.py").write_text(f"import time, careless\n{then}")
+    code = "from bertkit import cli; cli.app = lambda **options: exec(open('command.py').read()); cli.main()"
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=9)
+    assert (done.returncode, done.stdout) == (128 + signal.SIGTERM, printed)
+    assert done.stderr == "bertkit: stopped; what is finished is kept, and the same command goes on\n"
+
+
 # --- GLUE and studies -------------------------------------------------------------------------------------------------
 
 TINY = ["--set", "precision=fp32", "--set", "batch_size=8", "--set", "train.num_train_epochs=1.0"]

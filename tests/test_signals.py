@@ -85,6 +85,16 @@ def test_what_notes_may_raise(monkeypatch):
     assert signal.getsignal(signal.SIGTERM) is signal.default_int_handler
 
 
+def test_a_handler_that_is_not_pythons_is_no_obstacle(monkeypatch):
+    """`signal.signal` gives None for one that a C library has set."""
+    set_handler = signal.signal
+    with monkeypatch.context() as patch:
+        patch.setattr(signals.signal, "signal", lambda *given: set_handler(*given) and None)
+        with note_signals(lambda number: None):
+            patch.undo()
+    assert all(signal.getsignal(number) is signal.SIG_DFL for number in STOPS)
+
+
 def test_in_another_thread_nothing_is_caught_and_nothing_fails():
     entered = []
 
