@@ -18,6 +18,7 @@ from transformers.utils import cached_file
 
 from bertkit.config import BertConfig
 from bertkit.data.corpus import find_hub_trouble
+from bertkit.data.tokens import take_fingerprint
 from bertkit.errors import UsageError, explain_refusal, join_lines
 
 MOST_LABELS, MOST_LAYERS = 100_000, 1_000  # a file that asks for more is damaged
@@ -237,6 +238,12 @@ def adopt_labels(model: nn.Module, labels: list[str], known: bool) -> set[str]:
     model.classifier = nn.Linear(model.classifier.in_features, len(labels))
     model._init_weights(model.classifier)
     return {f"classifier.{name}" for name, _ in model.classifier.named_parameters()}
+
+
+def fingerprint_weights(model: nn.Module) -> str:
+    """What tells a model's weights from any others: the CRC-32 of their bytes, eight hexadecimal digits."""
+    values = (each.detach().cpu().contiguous().flatten().view(torch.uint8) for each in model.parameters())
+    return take_fingerprint(*(value.numpy() for value in values))
 
 
 def reinitialize(model: nn.Module, count: int) -> None:

@@ -1177,11 +1177,11 @@ class Screen:
         for name, (count, lines) in found.predictions.items():
             self.say(f"{PREDICTIONS}/{name}: {count:,} of {lines:,} lines differ")
         for difference in found.environment:
-            self.say(f"another machine or software: {difference}")
+            self.say(f"another machine, software or data: {difference}")
         if found.is_exact:
             self.say(f"{again} is {run} again, bit for bit: scores, weights and predictions")
         elif not found.environment:
-            self.say("machine and software are the same; on a GPU sums have no fixed order: train.full_determinism")
+            self.say("machine, software and data are the same; on a GPU train.full_determinism gives sums an order")
 
     def show_examples(self, path: Path) -> None:
         """Prints the predictions that a run has left to look at."""

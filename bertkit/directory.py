@@ -1,6 +1,6 @@
 """The directory of a run: its files, whose it is, and how far it has come.
 
-`recipe.toml`, `environment.json` and the tokenizer come first, then checkpoints and the log, then the model with its
+`recipe.toml`, the tokenizer and `environment.json` come first, then checkpoints and the log, then the model with its
 card and predictions, and in `best/` that of an earlier update if it was better; `metrics.json` comes last, written at
 once, so its presence means done.
 """
@@ -178,14 +178,49 @@ def has_begun(output: Path) -> bool:
 
 
 def start_directory(output: Path, recipe: Recipe, tokenizer: Any) -> None:
-    """Writes what comes first in a run directory: recipe.toml, environment.json and the tokenizer."""
+    """Writes what comes first in a run directory: recipe.toml and the tokenizer."""
     with explain_refusal(f"the directory {output}"):
         output.mkdir(parents=True, exist_ok=True)
     # At no moment is there a whole tokenizer beside another run's recipe: vocab.txt is what is written last of it.
     (output / VOCABULARY).unlink(missing_ok=True)
     save_recipe(recipe, output / RECIPE)
-    write_json(describe_environment(), output / ENVIRONMENT)
     save_tokenizer(tokenizer, output)
+
+
+def write_environment(output: Path, data: Mapping[str, str], weights: str) -> None:
+    """Writes environment.json: what may explain a difference between two runs, or between two parts of one.
+
+    Args:
+        data: the fingerprint of each split.
+        weights: that of the model before the first update.
+
+    Raises:
+        UsageError: a run that has come to its first update had other data then.
+    """
+    before: Mapping[str, Any] = {}
+    if has_begun(output):
+        with suppress(OSError, ValueError):  # damaged, or lost
+            before = read_environment(output)
+    known = before.get("data", {})
+    if changed := sorted(split for split in data if known.get(split, data[split]) != data[split]):
+        raise UsageError(
+            f"{output} was begun with other data ({', '.join(changed)}), or with packages that make something else of "
+            f"them ({ENVIRONMENT}); put them back, or name another directory with --output"
+        )
+    write_json(describe_environment() | {"data": dict(data), "weights_at_start": weights}, output / ENVIRONMENT)
+
+
+def read_environment(output: Path) -> dict[str, Any]:
+    """What a run's environment.json says, but for the date.
+
+    Raises:
+        OSError: there is none.
+        ValueError: it is damaged.
+    """
+    found = json.loads((output / ENVIRONMENT).read_text(encoding="utf-8"))
+    if not isinstance(found, dict) or not isinstance(found.get("data", {}), dict):
+        raise ValueError(f"{ENVIRONMENT} is no table")
+    return {key: value for key, value in found.items() if key != "date"}
 
 
 def describe_environment() -> dict[str, Any]:

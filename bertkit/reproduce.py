@@ -6,9 +6,7 @@ in another order; what `environment.json` says of both is listed beside what dif
 Left out: ensembles, which train nothing; best/, an earlier update of the same training.
 """
 
-import json
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
@@ -19,15 +17,13 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from bertkit.data.corpus import ignore
-from bertkit.directory import ENVIRONMENT, METRICS, PREDICTIONS, RECIPE, read_metrics
+from bertkit.directory import ENVIRONMENT, METRICS, PREDICTIONS, RECIPE, read_environment, read_metrics
 from bertkit.errors import UsageError, explain_refusal
 from bertkit.recipe import find_recipe_differences, read_recipe
 from bertkit.run import run
 from bertkit.tasks import TASKS
 from bertkit.tasks.task import Report
 from bertkit.trainer import Progress
-
-PASSING = ("date",)  # of environment.json: what is never the same
 
 
 @dataclass(frozen=True)
@@ -37,7 +33,7 @@ class Comparison:
     scores: name -> both values.
     weights: name -> the largest difference of a value; infinite where one of both lacks it or its size is another.
     predictions: file -> how many of its lines differ, of how many.
-    environment: `key: before -> now`.
+    environment: `key: before -> now`, of machine, software, data and the weights before the first update.
     """
 
     scores: dict[str, tuple[Any, Any]]
@@ -85,17 +81,18 @@ def compare_runs(before: Path, now: Path) -> Comparison:
     """
     one, two = (read_metrics(folder / METRICS) for folder in (before, now))
     scores = {name: (one.get(name), two.get(name)) for name in one | two if one.get(name) != two.get(name)}
-    machines = [read_environment(folder / ENVIRONMENT) for folder in (before, now)]
-    return Comparison(
-        scores, compare_weights(before, now), compare_files(before, now), find_recipe_differences(*machines)
-    )
+    differences = find_recipe_differences(*map(explain_environment, (before, now)))
+    return Comparison(scores, compare_weights(before, now), compare_files(before, now), differences)
 
 
-def read_environment(path: Path) -> dict[str, Any]:
-    """What environment.json says, but for the date."""
-    with explain_refusal(str(path)):
-        found: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        return {key: value for key, value in found.items() if key not in PASSING}
+def explain_environment(folder: Path) -> dict[str, Any]:
+    """What environment.json says of machine, software and data.
+
+    Raises:
+        UsageError: it is damaged or lost.
+    """
+    with explain_refusal(str(folder / ENVIRONMENT)):
+        return read_environment(folder)
 
 
 def compare_weights(before: Path, now: Path) -> dict[str, float]:

@@ -39,7 +39,7 @@ from transformers import (
 )
 
 from bertkit import model as models
-from bertkit.checkpoint import check_weights, load_config, load_model, make_config, reinitialize
+from bertkit.checkpoint import check_weights, fingerprint_weights, load_config, load_model, make_config, reinitialize
 from bertkit.data.corpus import ignore
 from bertkit.data.vocab import load_tokenizer, save_tokenizer
 from bertkit.device import choose_precision
@@ -57,6 +57,7 @@ from bertkit.directory import (
     holds_run,
     is_intact,
     start_directory,
+    write_environment,
     write_json,
     write_log,
 )
@@ -150,6 +151,9 @@ def carry_out(
     start = train_first(task, recipe, output, report, progress)
     set_seed(args.seed)  # again: a run must not depend on whether its data were at hand
     model = make_model(task, start, prepared.settings, report)
+    if processes.is_main_process:
+        fingerprints = {split: data.fingerprint() for split, data in prepared.data.items()}
+        write_environment(output, fingerprints, fingerprint_weights(model))
     parameters = f"{model.num_parameters():,} parameters"
     trainer = make_trainer(task, model, args, prepared.data, recipe, progress, report, milestones)
     if "train" in prepared.data:

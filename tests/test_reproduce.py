@@ -85,8 +85,8 @@ def test_what_differs_is_listed_with_what_may_be_the_reason(finished, call, tmp_
     assert f"mlm_loss: {metrics['mlm_loss']} -> 1.5" in out
     assert "2 weights differ, most of all cls.seq_relationship.bias: by inf" in out
     assert f"predictions/examples.txt: 1 of {len(examples)} lines differ" in out
-    assert f'another machine or software: packages.torch: "{torch.__version__}" -> "1.0"' in out
-    assert re.search(r"another machine or software: threads: \d+ -> 99", out)
+    assert f'another machine, software or data: packages.torch: "{torch.__version__}" -> "1.0"' in out
+    assert re.search(r"another machine, software or data: threads: \d+ -> 99", out)
     assert "bit for bit" not in out
 
 
@@ -98,7 +98,22 @@ def test_another_seed_is_another_run(finished, tmp_path):
     assert not found.is_exact
     assert {"mlm_loss", "score"} <= found.scores.keys()
     assert len(found.weights) > 20
-    assert found.environment == []
+    assert [line.partition(":")[0] for line in found.environment] == ["weights_at_start"]
+
+
+def test_other_data_are_listed_as_the_reason(finished, tmp_path):
+    """The same recipe over a text in which one sentence has changed."""
+    text = finished.parent / "corpus.txt"
+    before = text.read_text()
+    sentence = next(line for line in before.splitlines() if line)
+    text.write_text(before.replace(sentence, " ".join(reversed(sentence.split())), 1))
+    try:
+        found = reproduce(finished, tmp_path / "again")
+    finally:
+        text.write_text(before)
+    assert not found.is_exact
+    changed = [line.partition(":")[0] for line in found.environment]
+    assert changed in (["data.train"], ["data.dev"])
 
 
 def test_the_environment_says_what_decides_the_rounding():

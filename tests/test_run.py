@@ -172,6 +172,44 @@ def test_a_run_that_is_stopped_continues_bit_for_bit(recipe, tmp_path, update):
     np.testing.assert_array_equal(read_losses(tmp_path / "stopped"), read_losses(tmp_path / "straight"))
 
 
+def test_a_run_goes_on_with_its_own_data_alone(recipe, tmp_path):
+    """One word of the text is another: every later sample would be, while the log said that it is one run."""
+    corpus, output = tmp_path / "corpus.txt", tmp_path / "run"
+    shutil.copy(recipe["data"]["corpus"][0], corpus)
+    recipe = merge(recipe, {"data": {"corpus": [str(corpus)]}})
+
+    def stop(done, total, log):
+        if done == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(PRETRAIN, recipe, output=output, progress=stop)
+    before = json.loads((output / "environment.json").read_text())
+    assert set(before["data"]) == {"train", "dev"}
+    text = corpus.read_text()
+    corpus.write_text(text.replace(text.split()[0], text.split()[1], 1))
+    with pytest.raises(UsageError, match=r"run was begun with other data \((train|dev)\), .*put them back, or name"):
+        run(PRETRAIN, recipe, output=output)
+    assert json.loads((output / "environment.json").read_text())["data"] == before["data"]
+
+    corpus.write_text(text)
+    run(PRETRAIN, recipe, output=output)
+    after = json.loads((output / "environment.json").read_text())
+    assert after["data"] == before["data"]
+    assert after["weights_at_start"] == before["weights_at_start"]
+
+
+def test_a_run_that_does_not_know_its_data_goes_on(recipe, tmp_path):
+    """As one that an earlier version began, or whose environment.json is damaged."""
+    output = tmp_path / "run"
+    straight = run(PRETRAIN, recipe, output=output)
+    for found in ('{"data": 7}', "{"):
+        (output / "metrics.json").unlink()
+        (output / "environment.json").write_text(found)
+        assert run(PRETRAIN, recipe, output=output) == straight
+        assert set(json.loads((output / "environment.json").read_text())["data"]) == {"train", "dev"}
+
+
 def test_a_run_killed_while_it_wrote_its_end_is_finished(recipe, tmp_path):
     straight = run(PRETRAIN, recipe, output=tmp_path / "run")
     for name in ("metrics.json", "model.safetensors"):

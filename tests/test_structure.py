@@ -54,7 +54,7 @@ MAY_IMPORT = {
         "bertkit.triviaqa",
         "bertkit.workers",
     },
-    "bertkit.checkpoint": {"bertkit.config", "bertkit.data.corpus"},
+    "bertkit.checkpoint": {"bertkit.config", "bertkit.data.corpus", "bertkit.data.tokens"},
     "bertkit.config": set(),
     "bertkit.data": set(),
     "bertkit.data.conll": {"bertkit.data.corpus", "bertkit.data.files"},

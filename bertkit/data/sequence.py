@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from bertkit.data.tokens import Words, copy_backend
+from bertkit.data.tokens import Words, copy_backend, take_fingerprint
 
 TEXTS_A_BATCH = 10_000  # tokenized at once
 
@@ -57,6 +57,10 @@ class Sequences(Dataset):
         """Several of them."""
         return [self[index] for index in indices]
 
+    def fingerprint(self) -> str:
+        """What tells its sequences and labels from any others."""
+        return take_fingerprint(self.ids, self.ends, self.seconds, self.labels)
+
 
 class Choices(Dataset):
     """S questions, each a choice among C sequences.
@@ -82,6 +86,10 @@ class Choices(Dataset):
     def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
         """Several of them."""
         return [self[index] for index in indices]
+
+    def fingerprint(self) -> str:
+        """What tells its questions and labels from any others."""
+        return take_fingerprint(self.sequences.fingerprint().encode(), self.labels)
 
 
 def encode_texts(

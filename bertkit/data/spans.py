@@ -8,6 +8,7 @@ Left out: the files (`bertkit.data.files`), the scores of texts (`bertkit.metric
 (`bertkit.tasks.squad`).
 """
 
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from torch.utils.data import Dataset
 
-from bertkit.data.tokens import copy_backend
+from bertkit.data.tokens import copy_backend, take_fingerprint
 from bertkit.errors import UsageError
 
 if TYPE_CHECKING:
@@ -155,6 +156,12 @@ class Windows(Dataset):
     def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
         """Several of them."""
         return [self[index] for index in indices]
+
+    def fingerprint(self) -> str:
+        """What tells its windows, and the answers that are right, from any others."""
+        texts = json.dumps([(question.id, question.answers) for question in self.questions]).encode()
+        shown = (self.contexts, self.owners, self.starts, self.lengths, self.answers)
+        return take_fingerprint(texts, self.ids, self.ends, self.context_ids, self.context_ends, *shown)
 
     def find_first(self) -> np.ndarray:
         """(W,) where a window's first token of the context stands in its sequence."""

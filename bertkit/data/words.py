@@ -7,6 +7,7 @@ their own. A word that the tokenizer drops, of control characters for example, k
 Left out: files (`bertkit.data.conll`) and scores (`bertkit.metrics`).
 """
 
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from torch.utils.data import Dataset
 
 from bertkit.data.masking import IGNORED
 from bertkit.data.sequence import Sequences, pad
-from bertkit.data.tokens import Words, copy_backend
+from bertkit.data.tokens import Words, copy_backend, take_fingerprint
 from bertkit.errors import UsageError
 
 if TYPE_CHECKING:
@@ -76,6 +77,11 @@ class WordWindows(Dataset):
     def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
         """Several of them."""
         return [self[index] for index in indices]
+
+    def fingerprint(self) -> str:
+        """What tells its sequences and labels from any others."""
+        words = (self.firsts, self.word_ends, self.labels)
+        return take_fingerprint(json.dumps(self.names).encode(), self.ids, self.starts, self.stops, *words)
 
     def locate(self, index: int) -> np.ndarray:
         """(words,) int64, where the first token of each word of the sentence is in its sequence, or ABSENT."""

@@ -133,6 +133,10 @@ class FeaturedWords(Features):
 
     words: WordWindows
 
+    def fingerprint(self) -> str:
+        """That of the sentences; the checkpoint and the layers, which decide the rest, stand in the recipe."""
+        return self.words.fingerprint()
+
 
 def encode(examples: Examples, tokenizer: Any, recipe: Mapping[str, Any], split: str) -> WordWindows | FeaturedWords:
     """The sequences of a split, or their features."""

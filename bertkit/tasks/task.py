@@ -74,7 +74,7 @@ class Task:
     configure: (recipe, tokenizer, examples by split) -> values for BertConfig beside those of `[model]`, labels for
         example; tokenizer and examples are None in a dry run.
     encode: (examples of a split, tokenizer, recipe, split) -> a map-style data set whose columns are arguments of the
-        head's `forward`.
+        head's `forward`; its `fingerprint()` is a text that tells it from other data.
     describe: (the data set of a split, split) -> lines about what became of the examples.
     collate: a list of the data set's items (or what its `__getitems__` gives) -> a batch of tensors.
     summarize: (the head's outputs, batch) -> (B, ...) what `score` needs of each sequence.

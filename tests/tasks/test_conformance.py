@@ -137,6 +137,22 @@ def test_columns_are_arguments_of_the_head(case):
         assert all(len(column) == 8 for column in batch.values())
 
 
+def test_data_are_known_by_their_fingerprint(case):
+    """The same examples have the same one; a token or an answer that is another gives another."""
+    task, recipe, examples, tokenizer, data, _, _ = case
+    for split, found in data.items():
+        assert task.encode(examples[split], tokenizer, recipe, split).fingerprint() == found.fingerprint()
+        inner = next((getattr(found, name) for name in ("corpus", "sequences", "words") if hasattr(found, name)), found)
+        labels = [getattr(one, name, None) for one in (inner, found) for name in ("answers", "labels")]
+        seen = {found.fingerprint()}
+        for array in (inner.ids, next((array for array in labels if array is not None), None)):
+            if array is not None:
+                array[(0,) * array.ndim] += 1
+                assert found.fingerprint() not in seen
+                seen.add(found.fingerprint())
+    assert len({found.fingerprint() for found in data.values()}) == len(data)
+
+
 @LEARNED
 def test_one_step_has_a_finite_loss_and_a_gradient_everywhere(case):
     task, _, _, _, data, model, _ = case
