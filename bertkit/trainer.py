@@ -36,13 +36,14 @@ Progress = Callable[[int, int, Mapping[str, float]], None]  # updates done, of h
 
 
 class Interrupted(Exception):
-    """The run was asked to stop (SIGTERM or Ctrl-C), has written a checkpoint, and can be continued.
+    """The run was asked to stop (SIGTERM or Ctrl-C), and can be continued from its last checkpoint.
 
-    number: of the signal.
+    number: of the signal. update: the last one done. saved: that of the last checkpoint, 0 if there is none.
     """
 
-    def __init__(self, number: int, update: int) -> None:
-        super().__init__(f"stopped after update {update:,}; the same command continues")
+    def __init__(self, number: int, update: int, saved: int) -> None:
+        where = "" if saved == update else f" after update {saved:,}" if saved else " from the beginning"
+        super().__init__(f"stopped after update {update:,}; the same command continues{where}")
         self.number = number
 
 
@@ -75,7 +76,8 @@ def train(trainer: "BertTrainer", checkpoint: Path | None, report: Report) -> No
                 f"({join_lines(error)[:40]}); delete {checkpoint}, and the same command continues from the one before"
             ) from None
     if number := watcher.agreed or watcher.ask_all(trainer.args):  # a signal may come after the last update
-        raise Interrupted(number, trainer.state.global_step)
+        saved = max(list_checkpoints(Path(trainer.args.output_dir)), default=0)
+        raise Interrupted(number, trainer.state.global_step, saved)
     trainer.check_numbers(trainer.add_up())
     report(f"trained for {describe_duration(time.monotonic() - start)}")
 
@@ -392,13 +394,17 @@ class Herald(TrainerCallback):
 
 
 class Milestones(TrainerCallback):
-    """Has a checkpoint written after certain updates."""
+    """Has a checkpoint written after certain updates; where an epoch ends, behind its evaluation (see `ends_epoch`)."""
 
     def __init__(self, updates: Collection[int]) -> None:
         self.updates = updates
 
     def on_step_end(self, args, state: TrainerState, control: TrainerControl, **kwargs) -> None:
-        if state.global_step in self.updates:
+        if state.global_step in self.updates and not is_whole(state.epoch):
+            control.should_save = True
+
+    def on_epoch_end(self, args, state: TrainerState, control: TrainerControl, **kwargs) -> None:
+        if state.global_step in self.updates and is_whole(state.epoch):
             control.should_save = True
 
 

@@ -516,6 +516,44 @@ def test_a_model_without_numbers_is_not_a_finished_run(recipe, tmp_path, monkeyp
     assert not (tmp_path / "run" / "model.safetensors").exists()
 
 
+@pytest.mark.parametrize(
+    ("train", "where"),
+    [
+        ({"save_strategy": "no"}, " from the beginning"),
+        ({"save_strategy": "steps", "save_steps": 5}, ""),  # the Trainer saves after the last one, too
+    ],
+)
+def test_a_signal_after_the_last_update_says_where_the_command_goes_on(recipe, tmp_path, train, where):
+    recipe = merge(recipe, {"train": train})
+
+    def stop(done, total, log):
+        if "train_runtime" in log:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(Interrupted, match=f"^stopped after update 8; the same command continues{where}$"):
+        run(PRETRAIN, recipe, output=tmp_path / "run", progress=stop)
+    lines = []
+    assert run(PRETRAIN, recipe, output=tmp_path / "run", report=lines.append)["updates"] == 8
+    assert any("continues after checkpoint-8" in line for line in lines) == (not where)
+    assert (
+        str(Interrupted(15, 1200, 1000)) == "stopped after update 1,200; the same command continues after update 1,000"
+    )
+
+
+def test_a_milestone_is_written_once(recipe, tmp_path, monkeypatch):
+    """Also where an epoch ends, which has a checkpoint of its own: the second writing would put the first at risk."""
+    written, save = [], trainer.BertTrainer._save_checkpoint
+
+    def note(self, *arguments):
+        written.append(self.state.global_step)
+        save(self, *arguments)
+
+    monkeypatch.setattr(trainer.BertTrainer, "_save_checkpoint", note)
+    recipe = merge(recipe, {"train": {"save_strategy": "epoch", "eval_strategy": "epoch"}})
+    run(PRETRAIN, recipe, output=tmp_path / "run", milestones=(3, 8))
+    assert written == [3, 8]
+
+
 def allocate():
     torch.empty(1 << 50)  # a petabyte, of which torch's own words are
 

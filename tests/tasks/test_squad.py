@@ -400,7 +400,7 @@ def test_another_recipe_does_not_overwrite_one_whose_first_part_has_begun(tmp_pa
     output = tmp_path / "run"
 
     def stop(done, *rest):
-        raise Interrupted(15, done)
+        raise Interrupted(15, done, done)
 
     with pytest.raises(Interrupted):
         run(TASKS["squad1"], recipe, output=output, progress=stop)
