@@ -64,7 +64,7 @@ from bertkit.data.tokens import TokenizedCorpus, choose_dtype, copy_backend, tok
 from bertkit.data.vocab import TOKENIZER_FILES, save_tokenizer
 from bertkit.errors import UsageError, explain_full_disk, join_lines
 from bertkit.recipe import find_recipe_differences, name_differences
-from bertkit.signals import note_signals
+from bertkit.signals import await_note, note_signals
 from bertkit.workers import TRIES, follow, import_ray, join_cluster
 
 if TYPE_CHECKING:
@@ -421,7 +421,7 @@ def run_pool(
         if not noted:
             raise
     except BrokenProcessPool:
-        if not noted:  # the workers may have had the signal too
+        if not await_note(noted):  # the workers may have had the signal too, and before this process
             raise UsageError(
                 "a worker process died (is the memory too small?); the same command continues from what is finished, "
                 'with fewer --workers if need be; a script of your own needs: if __name__ == "__main__"'

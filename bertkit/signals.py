@@ -7,7 +7,7 @@ is one.
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
@@ -46,6 +46,14 @@ def note_signals(note: Callable[[int], None], again: Any = None) -> Iterator[Non
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
+
+
+def await_note(noted: Sequence[int]) -> bool:
+    """Whether a signal comes into `noted` within SAME seconds: one to a group reaches its processes in any order."""
+    end = time.monotonic() + SAME
+    while not noted and time.monotonic() < end:
+        time.sleep(0.05)
+    return bool(noted)
 
 
 def act_outside_imports(act: Callable[[], None], otherwise: Callable[[], None]) -> None:

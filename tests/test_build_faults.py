@@ -140,14 +140,22 @@ def test_a_full_disk_is_one_line_and_the_build_goes_on_when_there_is_room(place,
     assert read_files(made) == read_files(tmp_path / "straight")
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
-def test_a_signal_ends_a_build_and_its_workers_within_seconds(place, tmp_path, number):
+@pytest.mark.parametrize(
+    ("number", "to_workers"),
+    [(signal.SIGTERM, False), (signal.SIGTERM, True), pytest.param(signal.SIGINT, False, marks=pytest.mark.slow)],
+)
+def test_a_signal_ends_a_build_and_its_workers_within_seconds(place, tmp_path, number, to_workers):
+    """Also one to the whole group, as a service manager sends it, that the workers get first."""
     write_text(tmp_path / "texts.txt", documents=3000)
     made = tmp_path / "made"
     texts = ["--no-split-sentences", str(tmp_path / "texts.txt")]
     with start(place, made, *texts, "--workers", "2") as process:
         assert wait_until(lambda: len(list_finished(made)) > 2)
         children = list_children(process.pid)
+        if to_workers:
+            for child in children:
+                os.kill(child, number)
+            time.sleep(0.3)
         process.send_signal(number)
         began = time.monotonic()
         err = wait_for(process)
