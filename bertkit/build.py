@@ -17,7 +17,6 @@ import os
 import platform
 import shutil
 import signal
-import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -64,8 +63,8 @@ from bertkit.data.tokens import TokenizedCorpus, choose_dtype, copy_backend, tok
 from bertkit.data.vocab import TOKENIZER_FILES, save_tokenizer
 from bertkit.errors import UsageError, explain_full_disk, join_lines
 from bertkit.recipe import find_recipe_differences, name_differences
-from bertkit.signals import await_note, note_signals
-from bertkit.workers import TRIES, follow, import_ray, join_cluster
+from bertkit.signals import await_note, follow, keep_from_interrupts, note_signals
+from bertkit.workers import TRIES, import_ray, join_cluster
 
 if TYPE_CHECKING:
     from transformers import BertTokenizerFast
@@ -408,7 +407,8 @@ def run_pool(
     reader, writer = context.Pipe(duplex=False)
     pool = ProcessPoolExecutor(processes, context, initializer=begin, initargs=(reader,))
     try:
-        pending = {pool.submit(serve, work, job) for job in jobs}
+        with keep_from_interrupts():
+            pending = {pool.submit(serve, work, job) for job in jobs}
         while pending and not noted:
             finished, pending = wait(pending, TICK, FIRST_COMPLETED)
             for future in finished:
@@ -436,8 +436,7 @@ def run_pool(
 def begin(reader: Connection) -> None:
     """What a process does first: it takes one thread, and sees to it that it does not outlive its parent."""
     limit_threads()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent's business
-    threading.Thread(target=follow, args=(reader,), daemon=True).start()
+    follow(reader)
 
 
 def limit_threads() -> None:

@@ -1,14 +1,18 @@
 """SIGTERM and Ctrl-C: the first one is noted, so that what runs comes to its own end; a later one is not held back.
 
 Some senders send a signal twice at once: `timeout` to its child and to the group, `torchrun` beside the terminal. That
-is one.
+is one. Processes that help another leave signals to it, and do not outlive it.
 """
 
+import os
 import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from multiprocessing import parent_process, resource_tracker
+from multiprocessing.connection import Connection, wait
+from threading import Thread
 from types import FrameType
 from typing import Any
 
@@ -82,6 +86,38 @@ def _is_importing(frame: FrameType | None) -> bool:
     while frame and frame.f_code.co_filename != "<frozen importlib._bootstrap>":
         frame = frame.f_back
     return frame is not None
+
+
+def follow(parent: int | Connection) -> None:
+    """From now on this process ends at once when its parent has died: nothing may write beside a command given again.
+
+    Args:
+        parent: what becomes readable then.
+    """
+
+    def wait_and_end() -> None:
+        wait([parent])
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    Thread(target=wait_and_end, daemon=True).start()
+
+
+def leave_signals_to_parent() -> None:
+    """For a process that was forked to help: it ignores what stops its parent, and ends when that one dies."""
+    for number in STOPS:
+        signal.signal(number, signal.SIG_IGN)
+    follow(parent_process().sentinel)
+
+
+@contextmanager
+def keep_from_interrupts() -> Iterator[None]:
+    """Processes that are spawned in this context never get Ctrl-C, which is their parent's business, from the first."""
+    resource_tracker.ensure_running()  # would else be started here, and unblocks what it blocks
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def await_end() -> None:

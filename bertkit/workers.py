@@ -27,7 +27,7 @@ from typing import Any, Literal
 
 from bertkit.errors import UsageError, join_lines
 from bertkit.recipe import Recipe
-from bertkit.signals import note_signals
+from bertkit.signals import follow, keep_from_interrupts, note_signals
 
 TRIES = 3  # of a run whose workers die
 GRACE = 60.0  # seconds for a worker to finish an update and write a checkpoint
@@ -286,7 +286,8 @@ class Crew:
         here, there = context.Pipe()
         gpu = self.gpus[slot % len(self.gpus)] if self.gpus else None
         process = context.Process(target=serve, args=(there, self.threads, gpu))
-        process.start()
+        with keep_from_interrupts():
+            process.start()
         self.hired.append(process)
         there.close()  # so that its death closes the pipe
         self.workers[here] = Worker(process, slot)
@@ -335,9 +336,7 @@ def serve(pipe: Pipe, threads: int, gpu: str | None) -> None:
     os.environ["OMP_NUM_THREADS"] = str(threads)
     if gpu is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = gpu  # before CUDA is used
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent's business; while training it is the Trainer's too
-    parent = multiprocessing.parent_process()
-    threading.Thread(target=follow, args=(parent.sentinel,), daemon=True).start()
+    follow(multiprocessing.parent_process().sentinel)
     import torch
 
     from bertkit.trainer import Interrupted
@@ -352,12 +351,6 @@ def serve(pipe: Pipe, threads: int, gpu: str | None) -> None:
             if job.data and job.data != name:
                 name, prepared = job.data, pickle.loads(pipe.recv_bytes())
             pipe.send(do(job, prepared if job.data else None, pipe.send))
-
-
-def follow(sentinel: int) -> None:
-    """Ends this process, at once, when its parent has died: nothing may write beside a study that is resumed."""
-    multiprocessing.connection.wait([sentinel])
-    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def dismiss(processes: Sequence[multiprocessing.process.BaseProcess]) -> None:

@@ -59,7 +59,7 @@ MAY_IMPORT = {
     "bertkit.data": set(),
     "bertkit.data.conll": {"bertkit.data.corpus", "bertkit.data.files"},
     "bertkit.data.corpus": {"bertkit.data.docs"},
-    "bertkit.data.docs": set(),
+    "bertkit.data.docs": {"bertkit.signals"},
     "bertkit.data.draw": set(),
     "bertkit.data.files": {"bertkit.data.corpus", "bertkit.data.spans"},
     "bertkit.data.inputs": set(),

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+import tomli_w
 import torch
 
 from bertkit.errors import UsageError
@@ -244,6 +245,26 @@ def test_a_signal_lets_the_workers_write_checkpoints(recipe, tmp_path, number):
     assert len(list((tmp_path / "study").rglob("checkpoint-*/complete"))) == 2
     assert multiprocessing.active_children() == []
     assert [run["status"] for run in list_runs(read_result(tmp_path / "study"))] == ["waiting"] * 3
+
+
+def test_ctrl_c_while_workers_start_is_theirs_at_no_moment(recipe, tmp_path):
+    """A terminal sends it to all of a group, and they take seconds to import what they need."""
+    definition = {"tasks": ["pretrain"], "recipe": recipe, "seeds": [1, 2]}
+    (tmp_path / "study.toml").write_text(tomli_w.dumps(definition))
+    command = [sys.executable, "-m", "bertkit", "study", str(tmp_path / "study.toml"), "--workers", "2"]
+    with subprocess.Popen(
+        [*command, "--output", str(tmp_path / "study")],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        assert wait_until(lambda: len(list_children(process.pid)) >= 3)  # with the one that tracks resources
+        time.sleep(0.1)
+        os.killpg(process.pid, signal.SIGINT)
+        _, error = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGINT
+    assert error == "bertkit: stopped with 0 of 2 runs over; the same command continues\n"
 
 
 @pytest.mark.slow

@@ -14,10 +14,14 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from hashlib import blake2b
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, TypeVar
+
+from bertkit.errors import UsageError
+from bertkit.signals import leave_signals_to_parent
 
 Paragraphs = list[str]  # a document before its sentences are split
 Item = TypeVar("Item")
@@ -76,8 +80,7 @@ def _map_in_order(function: Callable[[Any], Item], arguments: Iterable[Any], wor
     if workers == 1 or sys.platform != "linux":
         yield from map(function, arguments)
         return
-    # Without the garbage collector: a syntax tree has no cycles, and looking for some takes longer than parsing.
-    pool = ProcessPoolExecutor(workers, get_context("fork"), initializer=gc.disable)
+    pool = ProcessPoolExecutor(workers, get_context("fork"), initializer=_begin)
     try:
         pending: deque[Future[Item]] = deque()
         for argument in arguments:
@@ -86,8 +89,18 @@ def _map_in_order(function: Callable[[Any], Item], arguments: Iterable[Any], wor
                 yield pending.popleft().result()
         while pending:
             yield pending.popleft().result()
+    except BrokenProcessPool:
+        raise UsageError(
+            "a process that was reading the documentation has died (is the memory too small?); give the command again"
+        ) from None
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+def _begin() -> None:
+    """What a forked process does first."""
+    leave_signals_to_parent()
+    gc.disable()  # a syntax tree has no cycles, and looking for some takes longer than parsing
 
 
 def _read_docstrings(files: list[Path]) -> list[Paragraphs]:

@@ -1,7 +1,12 @@
 """The documentation reader: prose of docstrings in worked examples, and that no paragraph comes twice."""
 
+import os
+import re
+import signal
+import subprocess
 import sys
 import sysconfig
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,6 +18,8 @@ from hypothesis import strategies as st
 from bertkit.data import docs
 from bertkit.data.corpus import read_documents
 from bertkit.data.docs import extract_prose
+from bertkit.signals import STOPS
+from tests.test_workers import is_running, wait_until
 
 
 def read(**options: object) -> list[list[str]]:
@@ -22,6 +29,66 @@ def read(**options: object) -> list[list[str]]:
 def write(path: Path, content: str | bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
+
+
+# --- processes that read
+
+READING = """
+import os, time
+from bertkit.cli import explain_mistakes
+from bertkit.data import docs
+
+def read(number):
+    time.sleep(0.1)
+    return os.getpid()
+
+with explain_mistakes():
+    for pid in docs._map_in_order(read, range(1000), 2):
+        print(pid, flush=True)
+"""
+
+
+@pytest.fixture
+def reading():
+    """A process that reads with two others, as a group, once both have read something; and their numbers."""
+    command = [sys.executable, "-c", READING]
+    options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "start_new_session": True}
+    with subprocess.Popen(command, **options) as process:
+        helpers = set()
+        for line in process.stdout:
+            helpers.add(int(line))
+            if len(helpers) == 2:
+                break
+        try:
+            yield process, helpers
+        finally:
+            for pid in (process.pid, *helpers):
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("number", STOPS)
+def test_a_signal_to_the_whole_group_is_one_line(reading, number):
+    process, helpers = reading
+    os.killpg(process.pid, number)
+    _, error = process.communicate(timeout=30)
+    assert process.returncode == 128 + number
+    assert error == "bertkit: stopped; what is finished is kept, and the same command goes on\n"
+    assert wait_until(lambda: not any(map(is_running, helpers)), seconds=10)
+
+
+def test_what_helps_to_read_does_not_outlive_its_parent(reading):
+    process, helpers = reading
+    process.kill()
+    assert wait_until(lambda: not any(map(is_running, helpers)), seconds=10)
+
+
+def test_a_process_that_dies_while_it_reads_is_one_line(reading):
+    process, helpers = reading
+    os.kill(min(helpers), signal.SIGKILL)
+    _, error = process.communicate(timeout=30)
+    assert process.returncode == 2
+    assert re.fullmatch(r"bertkit: a process that was reading the documentation has died .*; give .* again\n", error)
 
 
 # --- prose of docstrings
