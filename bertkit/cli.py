@@ -1247,6 +1247,15 @@ def explain_mistakes() -> Iterator[None]:
         sys.exit(error.exit_code)
 
 
+def check_words(words: list[str]) -> None:
+    """Nothing, or a UsageError: a word of the command cannot be written down in a recipe or a log."""
+    for word in words:
+        try:
+            word.encode()
+        except UnicodeEncodeError:
+            raise UsageError(f"{word!a} is not UTF-8; give the file or folder another name") from None
+
+
 def main() -> None:
     """The console command."""
     for stream in (sys.stdout, sys.stderr):
@@ -1254,6 +1263,7 @@ def main() -> None:
             stream.reconfigure(errors="backslashreplace")
     try:
         with explain_mistakes():
+            check_words(sys.argv)
             code = app(standalone_mode=False)
             if os.environ.get("WORLD_SIZE", "1") != "1":  # as torchrun and accelerate launch say
                 leave_at_once(code or 0)

@@ -396,6 +396,14 @@ with explain_mistakes():
     assert done.stderr == "bertkit: stopped; what is finished is kept, and the same command goes on\n"
 
 
+def test_a_name_that_is_not_utf8_is_one_line(tmp_path):
+    """It would be written into recipes and logs, which are."""
+    command = [sys.executable, "-m", "bertkit", "vocab", b"caf\xe9.txt", "--output", "made"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, check=False)
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert done.stderr == b"bertkit: 'caf\\udce9.txt' is not UTF-8; give the file or folder another name\n"
+
+
 CAUGHT = f"""
 import signal, time
 try:

@@ -95,9 +95,9 @@ def read_documents(
     """The documents of all sources, one after the other; only one of them is in memory at a time.
 
     A source is a text or JSONL file, a directory (its .txt, .txt.gz, .jsonl and .jsonl.gz files at any depth, in the
-    order of their paths; files of other names have to be given themselves, and are text), `docs`, or a data set on the
-    Hub (`name` or `owner/name`, both also with `:config`) whose column `text` holds a document a row. A directory that
-    is called docs is given as `./docs`.
+    order of their paths; hidden files and those of other names have to be given themselves, and the latter are text),
+    `docs`, or a data set on the Hub (`name` or `owner/name`, both also with `:config`) whose column `text` holds a
+    document a row. A directory that is called docs is given as `./docs`.
 
     Of each source come the first documents that reach `limit_characters` together; for `docs`, whose files are in the
     order of a hash, that is a fair mixture of the packages. `split_sentences=False` leaves each line as it is;
@@ -272,11 +272,11 @@ def is_built(path: str | Path) -> bool:
 def _list_files(directory: str) -> list[str]:
     """The texts at any depth, in the order of the parts of their paths; strings, as there may be millions.
 
-    A corpus that has been built inside of the directory is passed over.
+    What is hidden is passed over, and so is a corpus that has been built inside of the directory.
     """
     files = []
     for folder, folders, names in os.walk(directory):
-        folders[:] = [name for name in folders if not is_built(os.path.join(folder, name))]
+        folders[:] = [name for name in folders if name[0] != "." and not is_built(os.path.join(folder, name))]
         files += [os.path.join(folder, name) for name in names]
     texts = [file for file in files if file.endswith(SUFFIXES) and os.path.basename(file)[0] != "."]
     texts = sorted(filter(os.path.isfile, texts), key=lambda file: file.replace(os.sep, "\0"))

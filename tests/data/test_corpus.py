@@ -112,8 +112,10 @@ def test_directory_is_read_in_the_order_of_its_paths(tmp_path):
     (tmp_path / "folder.txt").mkdir()
     write(tmp_path / "a.md", "Other names have to be given themselves.\n")
     write(tmp_path / ".hidden.txt", "So have hidden files.\n")
+    write(tmp_path / ".cache" / "old.txt", "What other programs keep is no corpus.\n")
     assert read(tmp_path) == [["First."], ["Second."], ["Third."], ["Fourth."], ["Fifth."], ["Third."]]
     assert read(tmp_path / "b.txt", tmp_path / "a.md") == [["Third."], ["Other names have to be given themselves."]]
+    assert read(tmp_path / ".cache") == [["What other programs keep is no corpus."]]
 
 
 def test_same_source_twice_and_a_directory_called_docs(tmp_path, monkeypatch):
