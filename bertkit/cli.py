@@ -1265,9 +1265,9 @@ def main() -> None:
         with explain_mistakes():
             check_words(sys.argv)
             code = app(standalone_mode=False)
-            if os.environ.get("WORLD_SIZE", "1") != "1":  # as torchrun and accelerate launch say
-                leave_at_once(code or 0)
-            sys.exit(code)
+        if os.environ.get("WORLD_SIZE", "1") != "1":  # as torchrun and accelerate launch say
+            leave_at_once(code or 0)
+        sys.exit(code)
     except SystemExit as end:
         if (end.code or 0) > 128:  # by a signal
             await_end()

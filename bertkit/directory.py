@@ -187,27 +187,30 @@ def start_directory(output: Path, recipe: Recipe, tokenizer: Any) -> None:
     save_tokenizer(tokenizer, output)
 
 
-def write_environment(output: Path, data: Mapping[str, str], weights: str) -> None:
+def write_environment(output: Path, data: Mapping[str, str], weights: str, goes_on: bool) -> None:
     """Writes environment.json: what may explain a difference between two runs, or between two parts of one.
 
     Args:
         data: the fingerprint of each split.
         weights: that of the model before the first update.
+        goes_on: whether the run continues from a checkpoint, which has weights of its own.
 
     Raises:
-        UsageError: a run that has come to its first update had other data then.
+        UsageError: it continues, and had other data before.
     """
     before: Mapping[str, Any] = {}
-    if has_begun(output):
+    if goes_on:
         with suppress(OSError, ValueError):  # damaged, or lost
             before = read_environment(output)
     known = before.get("data", {})
     if changed := sorted(split for split in data if known.get(split, data[split]) != data[split]):
         raise UsageError(
             f"{output} was begun with other data ({', '.join(changed)}), or with packages that make something else of "
-            f"them ({ENVIRONMENT}); put them back, or name another directory with --output"
+            f"them ({ENVIRONMENT}); put them back, delete {output} to begin again, or name another directory with "
+            "--output"
         )
-    write_json(describe_environment() | {"data": dict(data), "weights_at_start": weights}, output / ENVIRONMENT)
+    start = before.get("weights_at_start", weights)
+    write_json(describe_environment() | {"data": dict(data), "weights_at_start": start}, output / ENVIRONMENT)
 
 
 def read_environment(output: Path) -> dict[str, Any]:

@@ -9,8 +9,13 @@ in `attention.py`; "packed" is (N, ...) under packed attention and (B, T, ...) u
 Left out: cross-attention, cached decoding, chunked feed-forward layers, guessing a problem type from the labels.
 """
 
+import os
+import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -209,6 +214,14 @@ class BertPreTrainedModel(PreTrainedModel):
     def get_correct_attn_implementation(self, requested_attention: str | None, is_init_check: bool = False) -> str:
         """The implementation's name; packed unless another one is asked for."""
         return super().get_correct_attn_implementation(requested_attention or PACKED, is_init_check)
+
+    def save_pretrained(self, save_directory: str | os.PathLike, *args: Any, **kwargs: Any) -> None:
+        """As in transformers; who may read config.json may read the weights, which safetensors 0.8 denies."""
+        super().save_pretrained(save_directory, *args, **kwargs)
+        folder = Path(save_directory)
+        for weights in folder.glob("*.safetensors"):
+            with suppress(OSError):  # somebody else's, or a disk without modes
+                shutil.copymode(folder / "config.json", weights)
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:

@@ -7,6 +7,7 @@ Left out: ensembles, which train nothing; best/, an earlier update of the same t
 """
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
@@ -17,7 +18,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from bertkit.data.corpus import ignore
-from bertkit.directory import ENVIRONMENT, METRICS, PREDICTIONS, RECIPE, read_environment, read_metrics
+from bertkit.directory import ENVIRONMENT, FIRST, METRICS, PREDICTIONS, RECIPE, read_environment, read_metrics
 from bertkit.errors import UsageError, explain_refusal
 from bertkit.recipe import find_recipe_differences, read_recipe
 from bertkit.run import run
@@ -81,18 +82,28 @@ def compare_runs(before: Path, now: Path) -> Comparison:
     """
     one, two = (read_metrics(folder / METRICS) for folder in (before, now))
     scores = {name: (one.get(name), two.get(name)) for name in one | two if one.get(name) != two.get(name)}
-    differences = find_recipe_differences(*map(explain_environment, (before, now)))
-    return Comparison(scores, compare_weights(before, now), compare_files(before, now), differences)
+    return Comparison(
+        scores, compare_weights(before, now), compare_files(before, now), list(compare_environments(before, now))
+    )
 
 
-def explain_environment(folder: Path) -> dict[str, Any]:
-    """What environment.json says of machine, software and data.
+def compare_environments(before: Path, now: Path) -> Iterator[str]:
+    """How machine, software, data and first weights of two runs differ, and of those that came before them.
 
     Raises:
-        UsageError: it is damaged or lost.
+        UsageError: environment.json is damaged or lost.
     """
-    with explain_refusal(str(folder / ENVIRONMENT)):
-        return read_environment(folder)
+    if all((folder / FIRST / ENVIRONMENT).exists() for folder in (before, now)):
+        yield from (f"{FIRST}: {line}" for line in compare_environments(before / FIRST, now / FIRST))
+    found = []
+    for folder in (before, now):
+        with explain_refusal(str(folder / ENVIRONMENT)):
+            found.append(read_environment(folder))
+    one, two = found
+    for key in {"data", "weights_at_start"} & (one.keys() ^ two.keys()):  # a run of an earlier version does not know
+        one.pop(key, None)
+        two.pop(key, None)
+    yield from find_recipe_differences(one, two)
 
 
 def compare_weights(before: Path, now: Path) -> dict[str, float]:

@@ -151,14 +151,15 @@ def carry_out(
     start = train_first(task, recipe, output, report, progress)
     set_seed(args.seed)  # again: a run must not depend on whether its data were at hand
     model = make_model(task, start, prepared.settings, report)
+    checkpoint = find_checkpoint(output, report)
     if processes.is_main_process:
         fingerprints = {split: data.fingerprint() for split, data in prepared.data.items()}
-        write_environment(output, fingerprints, fingerprint_weights(model))
+        write_environment(output, fingerprints, fingerprint_weights(model), goes_on=checkpoint is not None)
     parameters = f"{model.num_parameters():,} parameters"
     trainer = make_trainer(task, model, args, prepared.data, recipe, progress, report, milestones)
     if "train" in prepared.data:
         report(f"{parameters}; {describe_training(args, recipe, prepared.data['train'])}")
-        train(trainer, find_checkpoint(output, report), report)
+        train(trainer, checkpoint, report)
     else:
         report(f"{parameters}; nothing to train, only to predict")
     return finish(task, recipe, trainer, prepared, output, report)

@@ -21,23 +21,27 @@ SAME = 1.0  # seconds after the first one in which others are the same
 PATIENCE = 1.0  # seconds for an import to end
 LOOK_EVERY = 0.02  # seconds
 
+_obeyed: list[int] = []  # the first signals of the contexts that are open
+
 
 @contextmanager
 def note_signals(note: Callable[[int], None], again: Any = None) -> Iterator[None]:
     """In this context `note` gets the number of the first signal, wherever the main thread is.
 
-    Outside of the main thread, where signals cannot be caught, nothing happens.
+    One that came in a context around this one, and is still to be obeyed (what a handler raises in a destructor is
+    lost), counts as the first. Outside of the main thread, where signals cannot be caught, nothing happens.
 
     Args:
         again: the handler of a later one; None: the one that there was before.
     """
     previous: dict[int, Any] = {}
-    first = None
+    first, noted = None, 0
 
     def handle(number: int, frame: Any) -> None:
-        nonlocal first
+        nonlocal first, noted
         if first is None:
-            first = time.monotonic()
+            first, noted = time.monotonic(), number
+            _obeyed.append(number)
             note(number)
         else:
             _pass_on(number, first, previous[number] if again is None else again)
@@ -46,8 +50,12 @@ def note_signals(note: Callable[[int], None], again: Any = None) -> Iterator[Non
         for number in STOPS:
             with suppress(ValueError):
                 previous[number] = signal.signal(number, handle) or signal.SIG_DFL  # None: one that is not Python's
+        if previous and _obeyed:
+            handle(_obeyed[0], None)
         yield
     finally:
+        if noted:
+            _obeyed.remove(noted)
         for number, handler in previous.items():
             signal.signal(number, handler)
 
@@ -56,7 +64,7 @@ def await_note(noted: Sequence[int]) -> bool:
     """Whether a signal comes into `noted` within SAME seconds: one to a group reaches its processes in any order."""
     end = time.monotonic() + SAME
     while not noted and time.monotonic() < end:
-        time.sleep(0.05)
+        time.sleep(LOOK_EVERY)
     return bool(noted)
 
 

@@ -38,7 +38,11 @@ Progress = Callable[[int, int, Mapping[str, float]], None]  # updates done, of h
 class Interrupted(Exception):
     """The run was asked to stop (SIGTERM or Ctrl-C), and can be continued from its last checkpoint.
 
-    number: of the signal. update: the last one done. saved: that of the last checkpoint, 0 if there is none.
+    number: of the signal.
+
+    Args:
+        update: the last one done.
+        saved: that of the last checkpoint; 0 if there is none.
     """
 
     def __init__(self, number: int, update: int, saved: int) -> None:
@@ -76,8 +80,10 @@ def train(trainer: "BertTrainer", checkpoint: Path | None, report: Report) -> No
                 f"({join_lines(error)[:40]}); delete {checkpoint}, and the same command continues from the one before"
             ) from None
     if number := watcher.agreed or watcher.ask_all(trainer.args):  # a signal may come after the last update
-        saved = max(list_checkpoints(Path(trainer.args.output_dir)), default=0)
-        raise Interrupted(number, trainer.state.global_step, saved)
+        update = trainer.state.global_step
+        # Later ones are damaged: a run that goes on has passed them over.
+        saved = [step for step in list_checkpoints(Path(trainer.args.output_dir)) if step <= update]
+        raise Interrupted(number, update, max(saved, default=0))
     trainer.check_numbers(trainer.add_up())
     report(f"trained for {describe_duration(time.monotonic() - start)}")
 
@@ -400,11 +406,11 @@ class Milestones(TrainerCallback):
         self.updates = updates
 
     def on_step_end(self, args, state: TrainerState, control: TrainerControl, **kwargs) -> None:
-        if state.global_step in self.updates and not is_whole(state.epoch):
-            control.should_save = True
+        if state.global_step in self.updates:
+            control.should_save = not ends_epoch(args, state)
 
     def on_epoch_end(self, args, state: TrainerState, control: TrainerControl, **kwargs) -> None:
-        if state.global_step in self.updates and is_whole(state.epoch):
+        if state.global_step in self.updates and ends_epoch(args, state):
             control.should_save = True
 
 

@@ -142,7 +142,7 @@ def test_a_full_disk_is_one_line_and_the_build_goes_on_when_there_is_room(place,
 
 @pytest.mark.parametrize(
     ("number", "to_workers"),
-    [(signal.SIGTERM, False), (signal.SIGTERM, True), pytest.param(signal.SIGINT, False, marks=pytest.mark.slow)],
+    [(signal.SIGTERM, False), (signal.SIGTERM, True), (signal.SIGINT, True)],
 )
 def test_a_signal_ends_a_build_and_its_workers_within_seconds(place, tmp_path, number, to_workers):
     """Also one to the whole group, as a service manager sends it, that the workers get first."""

@@ -424,13 +424,15 @@ except BaseException:
         ("", CAUGHT + "raise ValueError('of something else')", ""),
     ],
 )
-def test_a_stop_that_a_library_catches_is_a_stop_all_the_same(tmp_path, module, then, printed):
+@pytest.mark.parametrize("processes", ["1", "2"])  # several end in another way
+def test_a_stop_that_a_library_catches_is_a_stop_all_the_same(tmp_path, module, then, printed, processes):
     """accelerate's import has ended in a RecursionError of numpy's, for one of those below had caught the exit."""
     (tmp_path / "careless.py").write_text(module)
     (tmp_path / "command.py").write_text(f"import time, careless\n{then}")
     code = "from bertkit import cli; cli.app = lambda **options: exec(open('command.py').read()); cli.main()"
     command = [sys.executable, "-c", code]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=9)
+    several = os.environ | {"WORLD_SIZE": processes}
+    done = subprocess.run(command, cwd=tmp_path, env=several, capture_output=True, text=True, check=False, timeout=9)
     assert (done.returncode, done.stdout) == (128 + signal.SIGTERM, printed)
     assert done.stderr == "bertkit: stopped; what is finished is kept, and the same command goes on\n"
 

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from bertkit.directory import find_finished, hold_directory, read_metrics
+from bertkit.directory import find_finished, hold_directory, read_environment, read_metrics, write_environment
 from bertkit.errors import UsageError
 
 
@@ -39,6 +39,21 @@ def test_a_forked_process_does_not_hold_its_parents_directory(tmp_path):
     finally:
         os.kill(child, signal.SIGKILL)
     assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL
+
+
+def test_a_run_that_goes_on_has_the_data_and_the_weights_that_it_began_with(tmp_path):
+    write_environment(tmp_path, {"train": "a", "dev": "b"}, "first", goes_on=False)
+    write_environment(tmp_path, {"train": "a", "dev": "b", "test": "new"}, "second", goes_on=True)
+    found = read_environment(tmp_path)
+    assert (found["data"], found["weights_at_start"]) == ({"train": "a", "dev": "b", "test": "new"}, "first")
+    with pytest.raises(UsageError, match=r"was begun with other data \(dev\), .*; put them back, delete /.* or"):
+        write_environment(tmp_path, {"train": "a", "dev": "c"}, "second", goes_on=True)
+    assert read_environment(tmp_path) == found
+    write_environment(
+        tmp_path, {"train": "a", "dev": "c"}, "second", goes_on=False
+    )  # without a checkpoint it begins anew
+    found = read_environment(tmp_path)
+    assert (found["data"], found["weights_at_start"]) == ({"train": "a", "dev": "c"}, "second")
 
 
 def test_what_stays_empty_is_removed_again(tmp_path):

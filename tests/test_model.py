@@ -7,6 +7,7 @@ import copy
 import itertools
 import json
 import math
+import os
 import pickle
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -416,6 +417,20 @@ def test_weights_travel_to_transformers_and_back(head: str, tmp_path: Path) -> N
     assert all(torch.equal(a, b) for a, b in zip(back.parameters(), model.parameters(), strict=True))
     got = collect(back.eval()(**batch), batch["attention_mask"])
     assert all(torch.equal(got[name], expected[name]) for name in expected)
+
+
+@pytest.mark.parametrize("mask", [0o022, 0o027, 0o077])
+@pytest.mark.parametrize("size", ["50GB", "20KB"])
+def test_who_may_read_the_configuration_may_read_the_weights(tmp_path, mask, size):
+    """safetensors 0.8 gives its files the mode of a temporary one."""
+    before = os.umask(mask)
+    try:
+        make_model("BertForMaskedLM").save_pretrained(tmp_path, max_shard_size=size)
+    finally:
+        os.umask(before)
+    weights = list(tmp_path.glob("*.safetensors"))
+    assert (len(weights) > 1) == (size == "20KB")
+    assert {path.stat().st_mode & 0o777 for path in (*weights, tmp_path / "config.json")} == {0o666 & ~mask}
 
 
 @pytest.mark.parametrize("kernel", KERNELS)

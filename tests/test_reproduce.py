@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from bertkit.directory import describe_environment
 from bertkit.errors import UsageError
 from bertkit.recipe import merge, read_recipe, save_recipe
-from bertkit.reproduce import compare_runs, reproduce
+from bertkit.reproduce import compare_environments, compare_runs, reproduce
 from bertkit.run import run
 from tests.tasks.test_conformance import CASES
 from tests.test_run import PRETRAIN, make_recipe, write_text
@@ -122,6 +122,22 @@ def test_the_environment_says_what_decides_the_rounding():
     assert found["auto_precision"] in ("fp32", "bf16", "fp16")
     assert found["threads"] == torch.get_num_threads()
     assert found["packages"]["torch"].startswith(torch.__version__.partition("+")[0])
+
+
+def test_what_came_before_a_run_is_compared_and_what_an_old_one_does_not_know_is_not(tmp_path):
+    machine = {"date": "today", "threads": 1, "data": {"train": "a"}, "weights_at_start": "b"}
+    other = {"date": "later", "threads": 1, "data": {"train": "c"}, "weights_at_start": "b"}
+    old = {"date": "before", "threads": 2}
+    for name, outer, first in (("new", machine, machine), ("other", machine, other), ("old", old, old)):
+        (tmp_path / name / "first").mkdir(parents=True)
+        (tmp_path / name / "environment.json").write_text(json.dumps(outer))
+        (tmp_path / name / "first" / "environment.json").write_text(json.dumps(first))
+    assert list(compare_environments(tmp_path / "new", tmp_path / "new")) == []
+    assert list(compare_environments(tmp_path / "new", tmp_path / "other")) == ['first: data.train: "a" -> "c"']
+    assert list(compare_environments(tmp_path / "old", tmp_path / "new")) == [
+        "first: threads: 2 -> 1",
+        "threads: 2 -> 1",
+    ]
 
 
 def test_what_is_no_finished_run_is_refused(finished, tmp_path):

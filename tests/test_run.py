@@ -179,7 +179,7 @@ def test_a_run_goes_on_with_its_own_data_alone(recipe, tmp_path):
     recipe = merge(recipe, {"data": {"corpus": [str(corpus)]}})
 
     def stop(done, total, log):
-        if done == 3:
+        if done == 5:  # behind the checkpoint of the third
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -188,7 +188,9 @@ def test_a_run_goes_on_with_its_own_data_alone(recipe, tmp_path):
     assert set(before["data"]) == {"train", "dev"}
     text = corpus.read_text()
     corpus.write_text(text.replace(text.split()[0], text.split()[1], 1))
-    with pytest.raises(UsageError, match=r"run was begun with other data \((train|dev)\), .*put them back, or name"):
+    with pytest.raises(
+        UsageError, match=r"run was begun with other data \((train|dev)\), .*put them back, delete .* or name"
+    ):
         run(PRETRAIN, recipe, output=output)
     assert json.loads((output / "environment.json").read_text())["data"] == before["data"]
 
@@ -540,7 +542,8 @@ def test_a_signal_after_the_last_update_says_where_the_command_goes_on(recipe, t
     )
 
 
-def test_a_milestone_is_written_once(recipe, tmp_path, monkeypatch):
+@pytest.mark.parametrize("strategy", ["epoch", "steps", "no"])
+def test_a_milestone_is_written_once(recipe, tmp_path, monkeypatch, strategy):
     """Also where an epoch ends, which has a checkpoint of its own: the second writing would put the first at risk."""
     written, save = [], trainer.BertTrainer._save_checkpoint
 
@@ -549,9 +552,25 @@ def test_a_milestone_is_written_once(recipe, tmp_path, monkeypatch):
         save(self, *arguments)
 
     monkeypatch.setattr(trainer.BertTrainer, "_save_checkpoint", note)
-    recipe = merge(recipe, {"train": {"save_strategy": "epoch", "eval_strategy": "epoch"}})
+    recipe = merge(recipe, {"train": {"save_strategy": strategy, "save_steps": 6, "eval_strategy": "epoch"}})
     run(PRETRAIN, recipe, output=tmp_path / "run", milestones=(3, 8))
-    assert written == [3, 8]
+    assert written == ([3, 6, 8] if strategy == "steps" else [3, 8])
+
+
+def test_a_stop_does_not_count_on_a_damaged_checkpoint(recipe, tmp_path):
+    """A run has passed it over, and stops before it."""
+    recipe = merge(recipe, {"train": {"save_steps": 3, "save_total_limit": 0}})
+    run(PRETRAIN, recipe, output=tmp_path / "run")
+    (tmp_path / "run" / "metrics.json").unlink()
+    for number in (6, 8):
+        (tmp_path / "run" / f"checkpoint-{number}" / "model.safetensors").write_bytes(b"")
+
+    def stop(done, total, log):
+        if done == 4:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(Interrupted, match=r"^stopped after update 5; the same command continues$"):
+        run(PRETRAIN, recipe, output=tmp_path / "run", progress=stop)
 
 
 def allocate():

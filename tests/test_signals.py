@@ -85,6 +85,28 @@ def test_what_notes_may_raise(monkeypatch):
     assert signal.getsignal(signal.SIGTERM) is signal.default_int_handler
 
 
+def test_one_whose_exit_was_lost_is_noted_by_what_comes_next():
+    """As that of a handler that Python calls in a destructor: it prints the exception, and goes on."""
+    noted = []
+
+    class Careless:
+        def __del__(self):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def leave(number):
+        noted.append(number)
+        raise SystemExit(number)
+
+    with note_signals(leave):
+        before, sys.unraisablehook = sys.unraisablehook, lambda _: None
+        Careless()
+        sys.unraisablehook = before
+        with note_signals(lambda number: noted.append(-number)):
+            assert noted == [signal.SIGTERM, -signal.SIGTERM]
+    with note_signals(noted.append):
+        assert len(noted) == 2, "that one has been obeyed"
+
+
 def test_a_handler_that_is_not_pythons_is_no_obstacle(monkeypatch):
     """`signal.signal` gives None for one that a C library has set."""
     set_handler = signal.signal

@@ -220,6 +220,7 @@ MAY_IMPORT = {
     },
     "bertkit.tasks.ner": {
         "bertkit.data.conll",
+        "bertkit.data.tokens",
         "bertkit.data.words",
         "bertkit.features",
         "bertkit.metrics",

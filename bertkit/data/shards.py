@@ -31,7 +31,7 @@ from typing import IO, Any, Literal
 import numpy as np
 
 from bertkit.data.corpus import BUILT_FILES, BUILT_FOLDERS, ignore, is_built
-from bertkit.data.tokens import TokenizedCorpus
+from bertkit.data.tokens import TokenizedCorpus, take_fingerprint
 from bertkit.errors import UsageError
 
 FORMAT = 1  # of the directory
@@ -331,6 +331,12 @@ def open_corpus(
     shards = [read_shard(directory / name) for name in files if name.startswith(f"{SHARDS}/")]
     index = next(directory / name for name in files if name.startswith(INDEX))
     return replace(join_shards(shards, index, np.dtype(manifest["dtype"]), mapped), directory=directory)
+
+
+def fingerprint_files(directory: Path) -> str:
+    """What tells the tokens of a finished corpus from any others: the checksums of their files."""
+    files = read_manifest(directory)["files"]
+    return take_fingerprint(json.dumps({name: files[name] for name in sorted(files) if name.endswith(SUFFIX)}).encode())
 
 
 def join_shards(shards: Sequence[Shard], index: Path, dtype: np.dtype, mapped: bool = True) -> TokenizedCorpus:

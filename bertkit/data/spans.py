@@ -159,9 +159,11 @@ class Windows(Dataset):
 
     def fingerprint(self) -> str:
         """What tells its windows, and the answers that are right, from any others."""
-        texts = json.dumps([(question.id, question.answers) for question in self.questions]).encode()
-        shown = (self.contexts, self.owners, self.starts, self.lengths, self.answers)
-        return take_fingerprint(texts, self.ids, self.ends, self.context_ids, self.context_ends, *shown)
+        contexts = list(dict.fromkeys(question.context for question in self.questions))  # answers are cut from these
+        texts = [contexts, [(question.id, question.answers) for question in self.questions]]
+        tokens = (self.ids, self.ends, self.context_ids, self.context_ends, self.contexts)
+        windows = (self.owners, self.starts, self.lengths, self.answers)
+        return take_fingerprint(json.dumps(texts).encode(), *tokens, *windows)
 
     def find_first(self) -> np.ndarray:
         """(W,) where a window's first token of the context stands in its sequence."""

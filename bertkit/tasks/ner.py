@@ -32,6 +32,7 @@ from bertkit.data.conll import (
     read_conll_copy,
     to_iob1,
 )
+from bertkit.data.tokens import take_fingerprint
 from bertkit.data.words import ABSENT, IGNORED, WordWindows, encode_words, pad_words
 from bertkit.errors import UsageError
 from bertkit.features import Features, cache_features, pad_features
@@ -134,8 +135,8 @@ class FeaturedWords(Features):
     words: WordWindows
 
     def fingerprint(self) -> str:
-        """That of the sentences; the checkpoint and the layers, which decide the rest, stand in the recipe."""
-        return self.words.fingerprint()
+        """What tells its sentences and their features from any others; the file is named after what made them."""
+        return take_fingerprint(self.words.fingerprint().encode(), self.path.stem.encode())
 
 
 def encode(examples: Examples, tokenizer: Any, recipe: Mapping[str, Any], split: str) -> WordWindows | FeaturedWords:

@@ -29,7 +29,7 @@ from bertkit.data.draw import draw_key, permute
 from bertkit.data.masking import IGNORED, check_rates, default_max_predictions, mask_tokens
 from bertkit.data.pairs import Pairing, assemble_pairs
 from bertkit.data.plans import find_chunks
-from bertkit.data.shards import open_corpus, read_manifest
+from bertkit.data.shards import fingerprint_files, open_corpus, read_manifest
 from bertkit.data.tokens import TokenizedCorpus, choose_held_out, start_of, take_fingerprint, tokenize_documents
 from bertkit.data.vocab import describe_vocabulary, load_tokenizer, make_tokenizer, train_vocabulary
 from bertkit.errors import UsageError
@@ -182,10 +182,10 @@ class PretrainingData(Dataset):
         """What tells its text, as this vocabulary sees it, from any other."""
         corpus = self.corpus
         if corpus.directory is None:
-            text = (corpus.ids, corpus.sentence_ends)
+            text = take_fingerprint(corpus.ids, corpus.sentence_ends)
         else:  # whose checksums are known
-            text = (json.dumps(read_manifest(corpus.directory)["files"], sort_keys=True).encode(),)
-        return take_fingerprint(*text, corpus.document_starts, corpus.document_ends)
+            text = fingerprint_files(corpus.directory)
+        return take_fingerprint(text.encode(), corpus.document_starts, corpus.document_ends)
 
     def _plan(self, max_length: int, copy: int) -> tuple[Pairing, np.ndarray]:
         """How one copy of the corpus is cut into pairs, and the sentences (P,) that its pairs begin with."""

@@ -38,6 +38,24 @@ def built(text, tmp_path_factory):
     return folder
 
 
+def test_a_corpus_is_known_by_its_tokens(recipe, built, text, tmp_path):
+    """Built again of a copy it is the same; of a text in which a word has changed it is another."""
+    from bertkit import build as builder
+    from bertkit.data.vocab import load_tokenizer
+    from bertkit.run import complete, prepare
+
+    content = text.read_text(encoding="utf-8")
+    (tmp_path / "copy.txt").write_text(content)
+    (tmp_path / "other.txt").write_text(content.replace(content.split()[0], content.split()[1], 1))
+    found = {}
+    for name in ("copy", "other"):
+        builder.build([str(tmp_path / f"{name}.txt")], load_tokenizer(built / "vocab"), tmp_path / name)
+    for name, folder in (("built", built / "one"), ("copy", tmp_path / "copy"), ("other", tmp_path / "other")):
+        whole = complete(PRETRAIN, recipe | {"data": recipe["data"] | {"corpus": [str(folder)], "heldout_share": 0.0}})
+        found[name] = prepare(PRETRAIN, whole).data["train"].fingerprint()
+    assert found["copy"] == found["built"] != found["other"]
+
+
 @pytest.mark.parametrize("name", ["one", "several"])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_built_corpus_gives_the_run_that_its_text_gives(recipe, built, tmp_path, name, workers):

@@ -1,5 +1,8 @@
 """NER as a task: files, labels by name, words without tokens, conlleval's form, runs."""
 
+import os
+import shutil
+import signal
 from types import SimpleNamespace
 
 import numpy as np
@@ -17,6 +20,7 @@ from bertkit.metrics import find_entities, score_entities
 from bertkit.run import complete, run
 from bertkit.tasks import ner
 from bertkit.tasks.ner import NER
+from bertkit.trainer import Interrupted
 from tests.official import write_checkpoint, write_conll
 
 SMALL = {"max_length": 40}
@@ -403,6 +407,26 @@ def test_the_encoder_runs_once_for_all_seeds(tmp_path, folder, start, monkeypatc
     assert again["f1"] == first["f1"]
     run(NER, recipe, {"train": {"seed": 2}}, output=tmp_path / "other")
     assert sorted((tmp_path / "features").iterdir()) == kept
+
+
+def test_features_of_another_encoder_are_other_data(tmp_path, folder, start):
+    """Under the same name: a run would go on with them beside the encoder that it began with."""
+    checkpoint = tmp_path / "bert"
+    shutil.copytree(start, checkpoint)
+    recipe = make_features_recipe(tmp_path, folder, str(checkpoint), max_steps=6)
+
+    def stop(done, total, log):
+        if done == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(Interrupted):
+        run(NER, recipe, output=tmp_path / "run", progress=stop)
+    model = BertModel.from_pretrained(checkpoint)
+    with torch.no_grad():
+        model.embeddings.LayerNorm.bias += 0.5
+    model.save_pretrained(checkpoint)
+    with pytest.raises(UsageError, match=r"run was begun with other data \(dev, test, train\)"):
+        run(NER, recipe, output=tmp_path / "run")
 
 
 def test_sentences_without_a_token_are_not_shown(tmp_path, start):
