@@ -458,7 +458,7 @@ def predict(
 
     Example: bertkit predict runs/mnli --input pairs.jsonl --output predictions.jsonl
     """
-    from bertkit.data.inputs import check_source, read_inputs
+    from bertkit.data.inputs import STDIN, check_source, read_inputs
     from bertkit.predict import Predictor, Tally, write_results
 
     if bool(texts) == bool(source):
@@ -470,7 +470,12 @@ def predict(
     with Screen() as screen:
         screen.start()
         predictor = Predictor(run, pairs=pair or None, top=top, precision=precision)
-        results = predictor.stream(predictor.group(texts) if texts else read_inputs(source))
+        if texts:
+            results = predictor.stream(predictor.group(texts))
+        elif source == STDIN and sys.stdin.isatty():  # somebody types, and wants each answer
+            results = predictor.stream(read_inputs(source), at_once=1)
+        else:
+            results = predictor.stream(read_inputs(source))
         if output is not None:
             tally = write_results(results, output, screen.say)
         else:
@@ -1253,7 +1258,7 @@ def check_words(words: list[str]) -> None:
         try:
             word.encode()
         except UnicodeEncodeError:
-            raise UsageError(f"{word!a} is not UTF-8; give the file or folder another name") from None
+            raise UsageError(f"{word!a} is not UTF-8; write it so, or give the file another name") from None
 
 
 def main() -> None:

@@ -206,12 +206,13 @@ class Predictor:
                 raise UsageError(f"input {place}: {result['error']}")
         return results
 
-    def stream(self, inputs: Iterable[Input | Sequence[str] | Line]) -> Iterator[Result]:
+    def stream(self, inputs: Iterable[Input | Sequence[str] | Line], at_once: int | None = None) -> Iterator[Result]:
         """The result of each input, in order; `error` says what is wrong with one that is none for this model.
 
-        An input's `id` is repeated in its result.
+        An input's `id` is repeated in its result. `at_once` inputs at most, INPUTS_A_CHUNK if not given,
+        are read before the first of them is answered.
         """
-        for chunk in cut_into_chunks(inputs):
+        for chunk in cut_into_chunks(inputs, at_once or INPUTS_A_CHUNK):
             results: list[Result] = [{} for _ in chunk]
             examples = {}
             for place, line in enumerate(chunk):
@@ -316,13 +317,13 @@ def check_encodable(given: Any) -> None:
         raise UsageError("it has half of a surrogate pair, which is no character; write it whole") from None
 
 
-def cut_into_chunks(inputs: Iterable[Any]) -> Iterator[list[Any]]:
-    """Lists of inputs, the last of each being its INPUTS_A_CHUNKth or the one that makes it long enough."""
+def cut_into_chunks(inputs: Iterable[Any], count: int) -> Iterator[list[Any]]:
+    """Lists of inputs, the last of each being its `count`th or the one that makes it long enough."""
     chunk, characters = [], 0
     for given in inputs:
         chunk.append(given)
         characters += count_characters(given.value if isinstance(given, Line) else given)
-        if len(chunk) == INPUTS_A_CHUNK or characters >= CHARACTERS_A_CHUNK:
+        if len(chunk) == count or characters >= CHARACTERS_A_CHUNK:
             yield chunk
             chunk, characters = [], 0
     if chunk:

@@ -401,7 +401,7 @@ def test_a_name_that_is_not_utf8_is_one_line(tmp_path):
     command = [sys.executable, "-m", "bertkit", "vocab", b"caf\xe9.txt", "--output", "made"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, check=False)
     assert (done.returncode, done.stdout) == (2, b"")
-    assert done.stderr == b"bertkit: 'caf\\udce9.txt' is not UTF-8; give the file or folder another name\n"
+    assert done.stderr == b"bertkit: 'caf\\udce9.txt' is not UTF-8; write it so, or give the file another name\n"
 
 
 CAUGHT = f"""

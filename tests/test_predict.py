@@ -140,8 +140,8 @@ def test_a_stream_is_read_a_chunk_at_a_time(classifier, monkeypatch):
 def test_a_chunk_ends_where_it_is_long_enough(monkeypatch):
     monkeypatch.setattr(module, "CHARACTERS_A_CHUNK", 10)
     inputs = ["abcde", {"question": "ab", "context": "cde"}, "f", {"context": "g", "endings": ["12345678", "h"]}, "i"]
-    assert [len(chunk) for chunk in module.cut_into_chunks(Line(given, "x") for given in inputs)] == [2, 2, 1]
-    assert [len(chunk) for chunk in module.cut_into_chunks(inputs)] == [2, 2, 1]
+    assert [len(chunk) for chunk in module.cut_into_chunks((Line(given, "x") for given in inputs), 9)] == [2, 2, 1]
+    assert [len(chunk) for chunk in module.cut_into_chunks(inputs, 9)] == [2, 2, 1]
     assert module.count_characters({"context": "abcde", "endings": ["x", "yz", ""], "start": "d"}) == 3 * 5 + 3 + 1
 
 
@@ -732,6 +732,24 @@ def test_the_command_reads_standard_input(call, classifier, monkeypatch):
     assert [json.loads(line) for line in out.splitlines()] == Predictor(classifier)(["good", "bad"])
 
 
+def test_what_somebody_types_is_answered_line_by_line(classifier):
+    """A terminal: the second line is written when the answer to the first one is there."""
+    ours, theirs = os.openpty()
+    command = [sys.executable, "-m", "bertkit", "predict", str(classifier), "--input", "-"]
+    with subprocess.Popen(command, stdin=theirs, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            for text in ("good", "bad"):
+                os.write(ours, f"{text}\n".encode())
+                found = json.loads(process.stdout.readline())
+                assert [found] == Predictor(classifier)([text])
+            os.write(ours, b"\x04")
+            assert process.wait(timeout=60) == 0
+        finally:
+            process.kill()
+            os.close(ours)
+            os.close(theirs)
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -740,7 +758,7 @@ def test_the_command_reads_standard_input(call, classifier, monkeypatch):
         (["--input", "no.jsonl"], "there is no file no.jsonl; name one with --input, or - for standard input"),
         (["good", "--pair"], "1 texts are no inputs of text and text_pair; give them in this order"),
         (["good", "--precision", "fp8"], "precision 'fp8' is unknown; expected one of auto, fp32, bf16, fp16"),
-        (["\udc80"], "1 input cannot be predicted"),
+        (["\udc80"], "is not UTF-8; write it so, or give the file another name"),
     ],
 )
 def test_a_wrong_command_is_one_line(arguments, words, call, classifier):
