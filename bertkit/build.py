@@ -52,7 +52,6 @@ from bertkit.data.shards import (
     proves_whole,
     read_manifest,
     read_shard,
-    remove_unfinished,
     write_index,
     write_json,
     write_manifest,
@@ -64,6 +63,7 @@ from bertkit.data.vocab import TOKENIZER_FILES, save_tokenizer
 from bertkit.errors import UsageError, explain_full_disk, join_lines
 from bertkit.recipe import find_recipe_differences, name_differences
 from bertkit.signals import await_note, follow, keep_from_interrupts, note_signals
+from bertkit.whole import remove_unfinished
 from bertkit.workers import TRIES, import_ray, join_cluster
 
 if TYPE_CHECKING:

@@ -802,7 +802,7 @@ def choose_device(device: str | None) -> None:
 
 def run_bench(bench: Callable[..., Mapping[str, Any]], as_json: Path | None, *arguments: Any, **options: Any) -> None:
     """Runs a bench, and writes its figures where they are wanted."""
-    from bertkit.data.shards import write_json
+    from bertkit.whole import write_json
 
     if as_json is not None and (as_json.is_dir() or not os.access(as_json.parent, os.W_OK)):
         raise UsageError(f"{as_json} cannot be written; name a file in a folder that is there with --json")

@@ -23,7 +23,7 @@ import torch
 from accelerate import PartialState
 
 import bertkit
-from bertkit.data.shards import find_checksum, map_in_threads, remove_unfinished, write_json, write_whole
+from bertkit.data.shards import find_checksum, map_in_threads
 from bertkit.data.vocab import save_tokenizer
 from bertkit.device import choose_precision
 from bertkit.errors import UsageError, explain_refusal
@@ -35,6 +35,7 @@ from bertkit.recipe import (
     read_recipe,
     save_recipe,
 )
+from bertkit.whole import remove_unfinished, write_json, write_whole
 
 METRICS = "metrics.json"
 RECIPE = "recipe.toml"
@@ -198,19 +199,30 @@ def write_environment(output: Path, data: Mapping[str, str], weights: str, goes_
     Raises:
         UsageError: it continues, and had other data before.
     """
-    before: Mapping[str, Any] = {}
-    if goes_on:
-        with suppress(OSError, ValueError):  # damaged, or lost
-            before = read_environment(output)
-    known = before.get("data", {})
+    start = check_data(output, data).get("weights_at_start", weights) if goes_on else weights
+    write_json(describe_environment() | {"data": dict(data), "weights_at_start": start}, output / ENVIRONMENT)
+
+
+def check_data(output: Path, data: Mapping[str, str]) -> Mapping[str, Any]:
+    """What a run's environment.json says; nothing where it is damaged, or lost.
+
+    Args:
+        data: the fingerprint of each split.
+
+    Raises:
+        UsageError: the run has had other data.
+    """
+    found: Mapping[str, Any] = {}
+    with suppress(OSError, ValueError):
+        found = read_environment(output)
+    known = found.get("data", {})
     if changed := sorted(split for split in data if known.get(split, data[split]) != data[split]):
         raise UsageError(
             f"{output} was begun with other data ({', '.join(changed)}), or with packages that make something else of "
             f"them ({ENVIRONMENT}); put them back, delete {output} to begin again, or name another directory with "
             "--output"
         )
-    start = before.get("weights_at_start", weights)
-    write_json(describe_environment() | {"data": dict(data), "weights_at_start": start}, output / ENVIRONMENT)
+    return found
 
 
 def read_environment(output: Path) -> dict[str, Any]:

@@ -28,13 +28,13 @@ from torch.utils.data import Dataset
 from bertkit.checkpoint import load_config, load_model
 from bertkit.data.corpus import ignore
 from bertkit.data.sequence import Sequences, encode_texts, pad
-from bertkit.data.shards import open_whole
 from bertkit.data.tokens import copy_backend
 from bertkit.data.vocab import load_tokenizer
 from bertkit.device import find_device
 from bertkit.errors import UsageError, explain_full_disk, explain_refusal
 from bertkit.loss import IGNORED
 from bertkit.model import FEATURE_LAYERS, BertModel, check_feature_layers, select_features
+from bertkit.whole import open_whole
 
 TOKENS_A_BATCH = 8192
 TEXTS_A_CHUNK = 1024  # read, encoded and written at a time

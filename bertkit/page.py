@@ -31,7 +31,6 @@ from typing import Any
 
 import bertkit
 from bertkit.data.corpus import ignore
-from bertkit.data.shards import write_whole
 from bertkit.directory import (
     ENVIRONMENT,
     EXAMPLES,
@@ -72,6 +71,7 @@ from bertkit.study import RESULT, STUDY
 from bertkit.tasks import TASKS
 from bertkit.tasks.task import Report, Row, Task, repeat_run
 from bertkit.trainer import describe_duration
+from bertkit.whole import write_whole
 
 TEMPLATE = "page.html.jinja"
 POINTS = 600  # of a curve, which is as many as a screen shows

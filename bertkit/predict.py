@@ -28,7 +28,6 @@ from bertkit.data.corpus import ignore
 from bertkit.data.inputs import Input, Line
 from bertkit.data.masking import IGNORED
 from bertkit.data.sequence import Sequences, encode_inputs, pad
-from bertkit.data.shards import open_whole
 from bertkit.data.spans import Question, Windows, encode_questions, find_best, keep_top
 from bertkit.data.tokens import Words, copy_backend
 from bertkit.data.vocab import load_tokenizer
@@ -42,6 +41,7 @@ from bertkit.recipe import list_lengths, read_recipe
 from bertkit.tasks import TASKS
 from bertkit.tasks.finetuning import DIVERGED
 from bertkit.tasks.ner import UNDECIDED, place_words, summarize
+from bertkit.whole import open_whole
 
 INPUTS_A_CHUNK = 2048  # read, encoded and answered at a time
 CHARACTERS_A_CHUNK = 4_000_000  # at which a chunk ends, however few its inputs; some 500 MB of tokens and scores

@@ -17,7 +17,6 @@ import difflib
 import inspect
 import json
 import math
-import os
 import sys
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -27,6 +26,7 @@ from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
 from bertkit.errors import UsageError
+from bertkit.whole import write_whole
 
 Recipe = dict[str, Any]
 
@@ -212,13 +212,7 @@ def save_recipe(recipe: Mapping[str, Any], path: str | Path) -> None:
     parts += ["[[phase]]\n" + tomli_w.dumps(phase) for phase in phases]
     parts += [tomli_w.dumps({"train": tables["train"]})] if "train" in tables else []
 
-    path = Path(path)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        temporary.write_bytes("\n".join(parts).encode())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    write_whole("\n".join(parts), Path(path))
 
 
 def find_recipe_differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:

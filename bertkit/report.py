@@ -14,8 +14,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bertkit.data.shards import open_whole
 from bertkit.tasks.task import Row
+from bertkit.whole import open_whole
 
 MISSING = "–"
 AVERAGE = "Average"  # the head of the column that is a mean of others

@@ -20,6 +20,7 @@ from collections.abc import Collection, Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,7 @@ from bertkit.directory import (
     LENGTHS,
     METRICS,
     PREDICTIONS,
+    check_data,
     describe_environment,
     find_checkpoint,
     find_finished,
@@ -142,8 +144,9 @@ def carry_out(
     """The scores of a run that is not finished; see `run`."""
     processes = join_processes(recipe)
     set_seed(args.seed)
+    checkpoint = find_checkpoint(output, report)
     if prepared is None:
-        prepared = prepare(task, recipe, report, output)
+        prepared = prepare(task, recipe, report, output, goes_on=checkpoint is not None)
     else:
         processes.wait_for_everyone()  # all have looked at the directory before the first one begins it
         if processes.is_main_process:
@@ -151,10 +154,9 @@ def carry_out(
     start = train_first(task, recipe, output, report, progress)
     set_seed(args.seed)  # again: a run must not depend on whether its data were at hand
     model = make_model(task, start, prepared.settings, report)
-    checkpoint = find_checkpoint(output, report)
     if processes.is_main_process:
-        fingerprints = {split: data.fingerprint() for split, data in prepared.data.items()}
-        write_environment(output, fingerprints, fingerprint_weights(model), goes_on=checkpoint is not None)
+        weights = fingerprint_weights(model)
+        write_environment(output, prepared.fingerprints, weights, goes_on=checkpoint is not None)
     parameters = f"{model.num_parameters():,} parameters"
     trainer = make_trainer(task, model, args, prepared.data, recipe, progress, report, milestones)
     if "train" in prepared.data:
@@ -168,13 +170,16 @@ def carry_out(
 def train_first(task: Task, recipe: Recipe, output: Path, report: Report, progress: Progress) -> Recipe:
     """The recipe, starting from the model of the training that comes before it, if the task has one.
 
-    That is a run of its own in `output/first`, and not repeated when it is finished.
+    That is a run of its own in `output/first`, and not repeated when it is finished, on the same data.
     """
     earlier = task.precede(recipe)
     if not earlier:
         return recipe
     report(f"first, in {output / FIRST}:")
+    was_finished = find_finished(output / FIRST, complete(task, earlier)) is not None
     run(task, earlier, output=output / FIRST, report=report, progress=progress)
+    if was_finished and join_processes(recipe).is_main_process:
+        check_data(output / FIRST, prepare(task, complete(task, earlier)).fingerprints)
     report("then:")
     return recipe | {"checkpoint": str(output / FIRST), "reinit_layers": 0}
 
@@ -196,9 +201,19 @@ class Prepared:
     data: Mapping[str, Any]
     settings: Mapping[str, Any]
 
+    @cached_property
+    def fingerprints(self) -> dict[str, str]:
+        """Split -> what tells its data from any others."""
+        return {split: data.fingerprint() for split, data in self.data.items()}
 
-def prepare(task: Task, recipe: Recipe, report: Report = ignore, output: Path | None = None) -> Prepared:
+
+def prepare(
+    task: Task, recipe: Recipe, report: Report = ignore, output: Path | None = None, goes_on: bool = False
+) -> Prepared:
     """The data of a complete recipe, read and encoded; with `output` the run directory is begun as soon as it can be.
+
+    Args:
+        goes_on: whether the run there continues from a checkpoint, and so with its own tokenizer.
 
     Raises:
         UsageError: wrong or missing files, or a tokenizer that cannot be loaded.
@@ -206,7 +221,11 @@ def prepare(task: Task, recipe: Recipe, report: Report = ignore, output: Path | 
     processes = join_processes(recipe)
     examples = task.load(recipe["data"], report)
     with processes.main_process_first():  # the others read the first one's vocabulary
-        tokenizer = find_tokenizer(task, recipe, examples, output, report)
+        # What another start has left may be of another text, unless the run has come to a checkpoint with it.
+        if output is not None and (goes_on or not processes.is_main_process) and holds_run(output, recipe):
+            tokenizer = load_tokenizer(str(output))
+        else:
+            tokenizer = task.tokenize(recipe, examples, report)
         if output is not None and processes.is_main_process:
             start_directory(output, recipe, tokenizer)
     data = {}
@@ -217,13 +236,6 @@ def prepare(task: Task, recipe: Recipe, report: Report = ignore, output: Path | 
                 report(line)
     settings = task.configure(recipe, tokenizer, examples)
     return Prepared({split: texts for split, texts in examples.items() if split != "train"}, tokenizer, data, settings)
-
-
-def find_tokenizer(task: Task, recipe: Recipe, examples: Mapping[str, Any], output: Path | None, report: Report) -> Any:
-    """The tokenizer in the run directory, where this run has left one; else the task's."""
-    if output is not None and holds_run(output, recipe):
-        return load_tokenizer(str(output))
-    return task.tokenize(recipe, examples, report)
 
 
 def name_data(task: Task, recipe: Recipe) -> str:

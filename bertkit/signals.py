@@ -111,10 +111,23 @@ def follow(parent: int | Connection) -> None:
 
 
 def leave_signals_to_parent() -> None:
-    """For a process that was forked to help: it ignores what stops its parent, and ends when that one dies."""
-    for number in STOPS:
+    """For a process that helps another: signals to all of a group are that one's business; it ends when that one dies.
+
+    That one ends it by SIGTERM too, which it obeys where the system says who has sent it.
+    """
+    if hasattr(signal, "sigwaitinfo"):
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        Thread(target=_obey_parent, daemon=True).start()
+    for number in STOPS:  # SIGTERM for threads that were there before
         signal.signal(number, signal.SIG_IGN)
     follow(parent_process().sentinel)
+
+
+def _obey_parent() -> None:
+    """Ends this process at a SIGTERM from the one that has asked for it, and at no other."""
+    while signal.sigwaitinfo({signal.SIGTERM}).si_pid != parent_process().pid:
+        pass
+    os._exit(0)
 
 
 @contextmanager

@@ -32,7 +32,7 @@ from bertkit.definition import (
     make_study,
     name_step,
 )
-from bertkit.directory import BEST, FIRST, find_finished, hold_directory, write_json, write_whole
+from bertkit.directory import BEST, FIRST, check_data, find_finished, hold_directory, write_json, write_whole
 from bertkit.errors import UsageError, explain_refusal
 from bertkit.recipe import (
     Recipe,
@@ -110,6 +110,7 @@ def run_study(
     later = [place for place, job in rest.items() if board.waits(place, job, first)]
     rehearse(first, [rest[place] for place in later], report)
     ready, prepared = prepare_data({place: job for place, job in rest.items() if place not in later}, report)
+    check_finished(board, prepared, output)
     processes.wait_for_everyone()  # all have to find the same directories
     with hold_directory(output) if processes.is_main_process else nullcontext():
         board.start()
@@ -120,6 +121,7 @@ def run_study(
             board.give_up(rest)
             able = {place: rest[place] for place in later if states[place].status != "failed"}
             more, data = prepare_data(able, report, board.refuse)
+            check_finished(board, data, output)
             ready = {place: job for place, job in ready.items() if states[place].status != "failed"}
             number = board.work(ready | more, prepared | data, count)
         return board.finish(number)
@@ -409,6 +411,19 @@ def prepare_data(
         ordered.append((seen[name], directory, replace(job, data=name if task.reusable else "")))
     ordered.sort(key=lambda entry: entry[0])
     return {directory: job for _, directory, job in ordered}, prepared
+
+
+def check_finished(board: Board, prepared: Mapping[str, Prepared], output: Path) -> None:
+    """Nothing, or a UsageError: runs that are finished had other data than these, and stand in the same table.
+
+    Left out: pretrainings, whose data depend on more than their text.
+    """
+    for cell in board.cells:
+        for directory in cell.runs.values():
+            task = TASKS[cell.column.task]
+            data = prepared.get(name_data(task, cell.recipe))
+            if data is not None and board.states[directory].status == "finished":
+                check_data(output / directory, data.fingerprints)
 
 
 def rehearse(first: Mapping[str, Job], later: Iterable[Job], report: Report) -> None:

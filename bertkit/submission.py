@@ -15,6 +15,7 @@ from bertkit.errors import UsageError, explain_refusal
 from bertkit.study import RESULT
 from bertkit.tasks.glue import BENCHMARKS, find_benchmark, read_answers, spell_majority, write_predictions
 from bertkit.tasks.task import Report
+from bertkit.whole import open_whole
 
 # File of the submission -> its split and the row of the task whose model predicts it: for AX that is MNLI.
 FILES = {
@@ -136,12 +137,10 @@ def count_rows(text: str) -> int:
 
 def write_zip(files: dict[str, str], path: Path) -> None:
     """Writes the zip, at once or not at all; equal files make equal bytes."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with explain_refusal(str(path)):
-        try:
-            with zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED) as archive:
-                for name, text in files.items():
-                    archive.writestr(zipfile.ZipInfo(name, DATE), text, zipfile.ZIP_DEFLATED)
-            os.replace(temporary, path)
-        finally:
-            temporary.unlink(missing_ok=True)
+    with (
+        explain_refusal(str(path)),
+        open_whole(path, "wb") as stream,
+        zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive,
+    ):
+        for name, text in files.items():
+            archive.writestr(zipfile.ZipInfo(name, DATE), text, zipfile.ZIP_DEFLATED)

@@ -7,16 +7,12 @@ signal, on a loss that is no number, or when another of its processes is lost. A
 
 import json
 import math
-import multiprocessing
-import os
-import signal
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from pickle import UnpicklingError
-from threading import Thread
 from typing import Any
 
 import torch
@@ -27,7 +23,7 @@ from transformers.trainer_utils import SaveStrategy
 from bertkit.directory import list_checkpoints, mark_complete, rotate_checkpoints, write_json, write_log
 from bertkit.errors import UsageError, join_lines
 from bertkit.memory import LOOK_EVERY, Heap, keep_memory
-from bertkit.signals import note_signals
+from bertkit.signals import leave_signals_to_parent, note_signals
 from bertkit.tasks.task import Report, Task
 
 SUMS = "loss_sums.json"  # in a checkpoint: of the losses since the last log
@@ -278,24 +274,10 @@ def guard_workers(loader: Any) -> Any:
 
 
 def begin_worker(begin: Callable[[int], None] | None, number: int) -> None:
-    """What a data worker does first: signals to all of a group are the business of the process that trains.
-
-    That one ends its workers by SIGTERM too, which they obey where the system says who has sent it.
-    """
-    if hasattr(signal, "sigwaitinfo"):
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-        Thread(target=obey_parent, daemon=True).start()
-    for signalled in (signal.SIGINT, signal.SIGTERM):  # the second for threads that were there before
-        signal.signal(signalled, signal.SIG_IGN)
+    """What a data worker does first."""
+    leave_signals_to_parent()
     if begin is not None:
         begin(number)
-
-
-def obey_parent() -> None:
-    """Ends this process at a SIGTERM from the one that has asked for it, and at no other."""
-    while signal.sigwaitinfo({signal.SIGTERM}).si_pid != multiprocessing.parent_process().pid:
-        pass
-    os._exit(0)
 
 
 def drop_second_names(model: nn.Module) -> None:

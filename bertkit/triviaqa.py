@@ -14,6 +14,7 @@ import os
 import re
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path, PurePosixPath
@@ -22,6 +23,7 @@ from typing import Any
 from bertkit.data.corpus import ignore
 from bertkit.data.files import AGAIN, check_kind, read_objects, take, walk_objects
 from bertkit.errors import UsageError, explain_refusal
+from bertkit.whole import open_whole
 
 WORDS = 400  # of a document that make its paragraph (§4.2)
 WORD = re.compile(r"\S+")
@@ -217,15 +219,10 @@ def _is_in_word(character: str) -> bool:
 
 def _write(articles: Iterable[dict[str, Any]], output: Path) -> None:
     """Writes the file, at once or not at all; one article is in memory at a time."""
-    temporary = output.with_name(f".{output.name}.{os.getpid()}")
-    with explain_refusal(str(output)):
-        stream = temporary.open("w", encoding="utf-8")
-    try:
-        with stream:
-            stream.write('{"version": "1.1", "data": [')
-            for number, article in enumerate(articles):
-                stream.write((",\n" if number else "\n") + json.dumps(article, ensure_ascii=False))
-            stream.write("\n]}\n")
-        os.replace(temporary, output)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with ExitStack() as stack:
+        with explain_refusal(str(output)):
+            stream = stack.enter_context(open_whole(output))
+        stream.write('{"version": "1.1", "data": [')
+        for number, article in enumerate(articles):
+            stream.write((",\n" if number else "\n") + json.dumps(article, ensure_ascii=False))
+        stream.write("\n]}\n")

@@ -28,6 +28,7 @@ from typing import Any, Literal
 from bertkit.errors import UsageError, join_lines
 from bertkit.recipe import Recipe
 from bertkit.signals import follow, keep_from_interrupts, note_signals
+from bertkit.whole import open_whole
 
 TRIES = 3  # of a run whose workers die
 GRACE = 60.0  # seconds for a worker to finish an update and write a checkpoint
@@ -561,5 +562,5 @@ def write_files(files: Mapping[str, bytes], output: Path) -> None:
         for name in sorted(files, key=lambda name: (name == METRICS, name != RECIPE)):
             path = output / name
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.with_name(f".{path.name}").write_bytes(files[name])
-            path.with_name(f".{path.name}").replace(path)
+            with open_whole(path, "wb") as stream:
+                stream.write(files[name])

@@ -354,7 +354,7 @@ def test_what_a_killed_start_had_begun_to_draw_goes_with_the_next_one(call, tmp_
     write_text(tmp_path / "good.txt")
     command = ["pretrain", "--corpus", "good.txt", "--output", "made", *SMALL]
     assert call(*command)[0] == 0
-    (tmp_path / "made" / "curves.png").rename(tmp_path / "made" / ".curves.png.123")
+    (tmp_path / "made" / "curves.png").rename(tmp_path / "made" / ".curves.png.123.unfinished")
     code, out, err = call(*command)
     assert (code, err) == (0, "")
     assert "made is finished" in out
@@ -394,6 +394,20 @@ with explain_mistakes():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (-number, "stopping\n")
     assert done.stderr == "bertkit: stopped; what is finished is kept, and the same command goes on\n"
+
+
+@pytest.mark.parametrize("start", [["-m", "bertkit"], ["-c", "from bertkit.__main__ import main; main()"]])
+def test_ctrl_c_in_the_first_moment_is_silent(tmp_path, start):
+    """While the command line itself is imported; here that takes longer than usual."""
+    (tmp_path / "typer.py").write_text("import time; print('importing', flush=True); time.sleep(60)")
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), *filter(None, sys.path)])}
+    command = ["env", "--default-signal=INT", sys.executable, *start, "vocab"]  # a background job has it ignored
+    options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "env": environment}
+    with subprocess.Popen(command, **options) as process:
+        assert process.stdout.readline() == "importing\n"
+        process.send_signal(signal.SIGINT)
+        assert process.communicate(timeout=30) == ("", "")
+    assert process.returncode == -signal.SIGINT
 
 
 def test_a_name_that_is_not_utf8_is_one_line(tmp_path):

@@ -12,11 +12,11 @@ import torch
 
 from bertkit import features as module
 from bertkit.data.sequence import Sequences, encode_texts
-from bertkit.data.shards import open_whole
 from bertkit.data.vocab import load_tokenizer
 from bertkit.errors import UsageError
 from bertkit.features import Features, cache_features, extract, load_encoder, pad_features
 from bertkit.model import FEATURE_LAYERS, select_features
+from bertkit.whole import open_whole
 from tests.official import write_checkpoint
 
 TEXTS = ["word1 good", "bad word12 so word3 word4", "good", "word1 bad word2 好 so"]

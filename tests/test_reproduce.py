@@ -2,6 +2,7 @@
 
 import json
 import re
+from importlib.metadata import version
 
 import pytest
 import torch
@@ -85,7 +86,7 @@ def test_what_differs_is_listed_with_what_may_be_the_reason(finished, call, tmp_
     assert f"mlm_loss: {metrics['mlm_loss']} -> 1.5" in out
     assert "2 weights differ, most of all cls.seq_relationship.bias: by inf" in out
     assert f"predictions/examples.txt: 1 of {len(examples)} lines differ" in out
-    assert f'another machine, software or data: packages.torch: "{torch.__version__}" -> "1.0"' in out
+    assert f'another machine, software or data: packages.torch: "{version("torch")}" -> "1.0"' in out
     assert re.search(r"another machine, software or data: threads: \d+ -> 99", out)
     assert "bit for bit" not in out
 

@@ -201,6 +201,23 @@ def test_a_run_goes_on_with_its_own_data_alone(recipe, tmp_path):
     assert after["weights_at_start"] == before["weights_at_start"]
 
 
+def test_a_run_without_a_checkpoint_begins_anew_with_the_text_that_is_there(recipe, tmp_path):
+    """As after Ctrl-C because the wrong file was named: its vocabulary must not stay."""
+    corpus = write_text(tmp_path / "corpus.txt", seed=1)
+    recipe = merge(recipe, {"data": {"corpus": [str(corpus)]}})
+
+    def stop(done, total, log):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(PRETRAIN, recipe, output=tmp_path / "run", progress=stop)
+    old = (tmp_path / "run" / "vocab.txt").read_bytes()
+    write_text(corpus, seed=2)
+    found = run(PRETRAIN, recipe, output=tmp_path / "run")
+    assert found == run(PRETRAIN, recipe, output=tmp_path / "fresh")
+    assert (tmp_path / "run" / "vocab.txt").read_bytes() == (tmp_path / "fresh" / "vocab.txt").read_bytes() != old
+
+
 def test_a_run_that_does_not_know_its_data_goes_on(recipe, tmp_path):
     """As one that an earlier version began, or whose environment.json is damaged."""
     output = tmp_path / "run"

@@ -10,7 +10,7 @@ import pytest
 import bertkit
 
 PACKAGE = Path(bertkit.__file__).parent
-EVERYONE = {"bertkit.errors"}
+EVERYONE = {"bertkit.errors", "bertkit.whole"}
 
 # module -> the modules of this package that it may import, lazily or not. Everyone may import bertkit.errors.
 MAY_IMPORT = {
@@ -87,7 +87,6 @@ MAY_IMPORT = {
         "bertkit.data.corpus",
         "bertkit.device",
         "bertkit.data.sequence",
-        "bertkit.data.shards",
         "bertkit.data.tokens",
         "bertkit.data.vocab",
         "bertkit.loss",
@@ -102,7 +101,6 @@ MAY_IMPORT = {
     "bertkit.page": {
         "bertkit",
         "bertkit.data.corpus",
-        "bertkit.data.shards",
         "bertkit.directory",
         "bertkit.metrics",
         "bertkit.recipe",
@@ -119,7 +117,6 @@ MAY_IMPORT = {
         "bertkit.data.inputs",
         "bertkit.data.masking",
         "bertkit.data.sequence",
-        "bertkit.data.shards",
         "bertkit.data.spans",
         "bertkit.data.tokens",
         "bertkit.data.vocab",
@@ -135,7 +132,7 @@ MAY_IMPORT = {
         "bertkit.tasks.ner",
     },
     "bertkit.recipe": {"bertkit.config"},
-    "bertkit.report": {"bertkit.data.shards", "bertkit.tasks.task"},
+    "bertkit.report": {"bertkit.tasks.task"},
     "bertkit.run": {
         "bertkit",
         "bertkit.device",
@@ -335,7 +332,6 @@ MAY_IMPORT = {
         "bertkit.data.spans",
         "bertkit.data.vocab",
         "bertkit.directory",
-        "bertkit.metrics",
         "bertkit.tasks.squad",
         "bertkit.tasks.task",
     },
@@ -353,6 +349,7 @@ MAY_IMPORT = {
     },
     "bertkit.signals": set(),
     "bertkit.trainer": {"bertkit.directory", "bertkit.memory", "bertkit.signals", "bertkit.tasks.task"},
+    "bertkit.whole": set(),
     "bertkit.workers": {
         "bertkit.directory",
         "bertkit.recipe",
@@ -397,7 +394,7 @@ def test_a_module_imports_only_what_the_table_allows(name):
 def test_only_the_command_line_prints_or_exits(name):
     tree = ast.parse(MODULES[name].read_text(encoding="utf-8"))
     calls = {ast.unparse(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
-    allowed = {"os._exit"} if name == "bertkit.trainer" else set()  # a data worker, when its parent ends it
+    allowed = {"os._exit"} if name == "bertkit.signals" else set()  # of what helps, when its parent ends it
     assert name == "bertkit.cli" or not calls & {"print", "exit", "sys.exit", "os._exit"} - allowed
 
 

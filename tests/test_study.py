@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import statistics
 import subprocess
@@ -34,7 +35,7 @@ from bertkit.study import StudyInterrupted, choose, make_jobs, order_longest_fir
 from bertkit.tasks import TASKS
 from bertkit.tasks.task import Row
 from bertkit.workers import State
-from tests.official import write_conll, write_glue
+from tests.official import write_checkpoint, write_conll, write_glue
 from tests.tasks.test_conformance import make_pretraining
 
 PAPER_GRID = {
@@ -878,6 +879,29 @@ def start_study(definition, folder, output, workers=1, launcher=()):
         text=True,
         env=os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
     )
+
+
+def test_runs_on_other_data_are_not_put_into_one_table(tmp_path):
+    """What is finished had the old data, what is left would have the new ones."""
+    folder = write_glue(tmp_path / "glue")
+    recipe = {
+        "checkpoint": str(write_checkpoint(tmp_path / "bert")),
+        "batch_size": 8,
+        "data": {"dir": str(folder), "max_length": 40},
+        "train": {"max_steps": 2},
+    }
+    study = make_study({"tasks": ["rte"], "recipe": recipe, "seeds": [1, 2]})
+    output = tmp_path / "study"
+    run_study(study, output=output)
+    shutil.rmtree(output / "rte" / "seed-2")
+    train = folder / "RTE" / "train.tsv"
+    content = train.read_text()
+    train.write_text("".join(content.splitlines(keepends=True)[:-3]))
+    with pytest.raises(UsageError, match=r"rte/seed-1 was begun with other data \(train\)"):
+        run_study(study, output=output)
+    assert not (output / "rte" / "seed-2").exists()
+    train.write_text(content)
+    assert [run["status"] for run in list_runs(run_study(study, output=output))] == ["finished"] * 2
 
 
 @pytest.fixture(scope="module")

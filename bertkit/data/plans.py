@@ -15,6 +15,7 @@ import numpy as np
 
 from bertkit.data.pairs import Pairing
 from bertkit.data.shards import INDEX
+from bertkit.whole import open_unfinished
 
 FOLDER = "plans"
 VERSION = 1  # of the algorithm in `bertkit.data.pairs`: another one must not find the plans of this one
@@ -42,8 +43,6 @@ def keep_array(folder: Path, name: str, make: Callable[[], np.ndarray]) -> np.nd
         folder.mkdir(exist_ok=True)
         with alone(folder):
             if (found := read_array(folder, name)) is None:
-                for unfinished in folder.glob(f".{name}.*"):  # by a process that was killed
-                    unfinished.unlink()
                 write_array(folder, name, make())
                 found = read_array(folder, name)
     except OSError:  # a full disk, or one that is only read
@@ -75,10 +74,7 @@ def read_array(folder: Path, name: str) -> np.ndarray | None:
 
 def write_array(folder: Path, name: str, array: np.ndarray) -> None:
     """Writes an array at once or not at all."""
-    temporary = folder / f".{name}.{os.getpid()}"
-    try:
-        with temporary.open("wb") as stream:
-            np.save(stream, array)
+    with open_unfinished(folder / name, "wb") as (stream, temporary):
+        np.save(stream, array)
+        stream.flush()
         os.replace(temporary, folder / f"{name}.{zlib.crc32(array):08x}.npy")
-    finally:
-        temporary.unlink(missing_ok=True)

@@ -13,7 +13,6 @@ presence means done. The arrays are aligned, so they are mapped into memory and 
 Left out: where the tokens come from and who writes them when (`bertkit.build`).
 """
 
-import errno
 import json
 import os
 import re
@@ -22,17 +21,17 @@ import zlib
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import Any
 
 import numpy as np
 
 from bertkit.data.corpus import BUILT_FILES, BUILT_FOLDERS, ignore, is_built
 from bertkit.data.tokens import TokenizedCorpus, take_fingerprint
 from bertkit.errors import UsageError
+from bertkit.whole import flush, open_unfinished, write_json
 
 FORMAT = 1  # of the directory
 RECORD, MANIFEST = BUILT_FILES
@@ -43,7 +42,6 @@ SHARD_NAME = re.compile(r"(\d{5,})-(\d{4,})-([0-9a-f]{8})\.safetensors")
 DTYPES = {"U16": np.dtype("<u2"), "U32": np.dtype("<u4"), "I64": np.dtype("<i8")}  # safetensors' names
 LONGEST_HEADER = 1 << 20  # bytes
 BYTES_A_READ = 1 << 20
-STREAM = re.compile(r"/dev/(stdout|stderr)|/(?:dev|proc/self)/fd/(\d+)")  # of this process
 REMEDY = "the same bertkit corpus build command again writes it anew"
 
 # The elements of an array that is written block by block: their type, their number and the blocks.
@@ -153,18 +151,14 @@ def write_arrays(folder: Path, stem: str, arrays: Mapping[str, Blocks], note: Ma
         header[name] = {"dtype": names[dtype], "shape": [length], "data_offsets": [start, end]}
     head = json.dumps(header).encode()
     head += b" " * (-len(head) % 8)
-    temporary = folder / f".{stem}.{os.getpid()}"
-    try:
-        with temporary.open("wb") as stream:
-            checksum = 0
-            for content in _list_contents(head, arrays):
-                stream.write(content)
-                checksum = zlib.crc32(content, checksum)
-            _flush(stream)
+    with open_unfinished(folder / stem, "wb") as (stream, temporary):
+        checksum = 0
+        for content in _list_contents(head, arrays):
+            stream.write(content)
+            checksum = zlib.crc32(content, checksum)
+        flush(stream)
         path = folder / f"{stem}-{checksum:08x}{SUFFIX}"
         os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
     return path
 
 
@@ -173,12 +167,6 @@ def _list_contents(head: bytes, arrays: Mapping[str, Blocks]) -> Iterator[bytes 
     for dtype, _, blocks in arrays.values():
         for block in blocks:
             yield np.ascontiguousarray(block, dtype).view(np.uint8).data
-
-
-def _flush(stream: Any) -> None:
-    """What has been written is on the disk: a name must not survive a power cut that its content does not."""
-    stream.flush()
-    os.fsync(stream.fileno())
 
 
 def write_shard(folder: Path, piece: int, number: int, part: Part) -> Path:
@@ -209,54 +197,6 @@ def write_index(directory: Path, shards: Sequence[Shard]) -> Path:
         for name, of in (("sentence_ends", "ids"), ("document_ends", "sentence_ends"))
     }
     return write_arrays(directory, INDEX, arrays, {"shards": len(shards)})
-
-
-def write_json(value: Any, path: Path) -> None:
-    """Writes a JSON file whole or not at all."""
-    write_whole(json.dumps(value, indent=2, ensure_ascii=False) + "\n", path)
-
-
-def write_whole(text: str, path: Path) -> None:
-    """Writes a file so that it is never there in part."""
-    with open_whole(path) as stream:
-        stream.write(text)
-
-
-@contextmanager
-def open_whole(path: Path, mode: Literal["w", "wb"] = "w") -> Iterator[IO[Any]]:
-    """A file to write that is there once all of it is; what is no ordinary file (a pipe, a device) is written to.
-
-    So is a stream of this process (/dev/stdout), behind what is in it already, wherever it leads. Text is UTF-8.
-    """
-    encoding = None if mode == "wb" else "utf-8"
-    if found := STREAM.fullmatch(str(path.absolute())):
-        number = {"stdout": 1, "stderr": 2}.get(found[1]) or int(found[2])
-        with open(os.dup(number), mode, encoding=encoding) as stream:
-            yield stream
-        return
-    try:
-        path = path.resolve()  # a link stays one
-    except RuntimeError as error:  # a link to itself; from Python 3.13 on it is an OSError
-        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path)) from error
-    if path.exists() and not path.is_file():
-        with path.open(mode, encoding=encoding) as stream:
-            yield stream
-        return
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with temporary.open(mode, encoding=encoding) as stream:
-            yield stream
-            _flush(stream)
-        os.replace(temporary, path)
-    finally:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
-
-
-def remove_unfinished(folder: Path) -> None:
-    """Deletes what was being written in a folder when a process was killed."""
-    for path in folder.glob(".*.[0-9]*"):
-        path.unlink()
 
 
 def write_manifest(directory: Path, names: Iterable[str], content: Mapping[str, Any]) -> None:

@@ -625,7 +625,10 @@ def test_json_with_byte_order_mark(tmp_path):
     [
         (b"", r" is empty; get the file again"),
         (b"\xef\xbb\xbf \n", r" is empty; get the file again"),
-        (b'{"data": [\n  {"title": "a",\n}', r" is not JSON \(.*: line 3 column 1 \(char \d+\)\); mend it or get the"),
+        (
+            b'{"data": [\n  {"title": "a",\n}',
+            r" is not JSON \(.*: line [23] column \d+ \(char \d+\)\); mend it or get the",
+        ),
         (b'{"data": [', r" is not JSON \(Expecting value: line 1 column 11 .*\); mend"),
         (b'{"data": [{"title": "Norm', r" is not JSON \(Unterminated string .*: line 1 column 21 .*\); mend"),
         (b'{"a": "b"}\n{"a": "c"}\n', r" is not JSON \(Extra data: line 2 column 1 .*\)"),
