@@ -178,8 +178,10 @@ def train_first(task: Task, recipe: Recipe, output: Path, report: Report, progre
     report(f"first, in {output / FIRST}:")
     was_finished = find_finished(output / FIRST, complete(task, earlier)) is not None
     run(task, earlier, output=output / FIRST, report=report, progress=progress)
-    if was_finished and join_processes(recipe).is_main_process:
-        check_data(output / FIRST, prepare(task, complete(task, earlier)).fingerprints)
+    if was_finished:  # all processes saw the same: none can finish it without the others
+        prepared = prepare(task, complete(task, earlier), report)
+        if join_processes(recipe).is_main_process:
+            check_data(output / FIRST, prepared.fingerprints)
     report("then:")
     return recipe | {"checkpoint": str(output / FIRST), "reinit_layers": 0}
 

@@ -419,9 +419,8 @@ def check_finished(board: Board, prepared: Mapping[str, Prepared], output: Path)
     Left out: pretrainings, whose data depend on more than their text.
     """
     for cell in board.cells:
+        data = prepared.get(name_data(TASKS[cell.column.task], cell.recipe))
         for directory in cell.runs.values():
-            task = TASKS[cell.column.task]
-            data = prepared.get(name_data(task, cell.recipe))
             if data is not None and board.states[directory].status == "finished":
                 check_data(output / directory, data.fingerprints)
 

@@ -1,16 +1,20 @@
 """Files that are there whole or not at all, whenever a process is killed.
 
-What is being written has a hidden name of its own beside the name that it will have: `.NAME.PID.unfinished`. Nothing
-else is called so, and what a killed process has left goes when its file, or its directory, is written again.
+What is being written has a hidden name of its own beside the name that it will have: `.NAME.MACHINE-PID.unfinished`.
+Nothing else is called so, and what a killed process has left goes when its file is written again on the same machine,
+or its directory is held again (`bertkit.directory`).
 """
 
 import errno
 import json
 import os
+import platform
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
 from glob import escape
+from hashlib import blake2b
 from pathlib import Path
 from typing import IO, Any, Literal
 
@@ -59,19 +63,31 @@ def open_whole(path: Path, mode: Literal["w", "wb"] = "w") -> Iterator[IO[Any]]:
 def open_unfinished(path: Path, mode: Literal["w", "wb"]) -> Iterator[tuple[IO[Any], Path]]:
     """A file to write, and its hidden name, which the caller changes when it is whole; else it is removed again.
 
-    Those of the same file that processes have left which are no more are removed, too.
+    Those of the same file that processes of this machine have left which are no more are removed, too.
     """
-    for lost in path.parent.glob(f".{escape(path.name)}.*.{SUFFIX}"):
-        number = lost.name.removeprefix(f".{path.name}.").removesuffix(f".{SUFFIX}")
+    start = f".{path.name}.{name_machine()}-"
+    for lost in path.parent.glob(f"{escape(start)}*.{SUFFIX}"):
+        number = lost.name.removeprefix(start).removesuffix(f".{SUFFIX}")
         if number.isdecimal() and not _is_alive(int(number)):
-            lost.unlink(missing_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.{SUFFIX}")
+            with suppress(OSError):  # somebody else's
+                lost.unlink()
+    temporary = path.with_name(f"{start}{os.getpid()}.{SUFFIX}")
     try:
         with temporary.open(mode, encoding=None if mode == "wb" else "utf-8") as stream:
             yield stream, temporary
     finally:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
+
+
+@cache
+def name_machine() -> str:
+    """Eight digits for this machine, or the container: where the number of a process means what it does here."""
+    try:
+        space = os.readlink("/proc/self/ns/pid")
+    except OSError:  # not Linux
+        space = ""
+    return blake2b(f"{platform.node()} {space}".encode(), digest_size=4).hexdigest()
 
 
 def _is_alive(process: int) -> bool:

@@ -15,9 +15,10 @@ import pytest
 from bertkit.directory import find_checkpoint, list_checkpoints, read_log
 from bertkit.recipe import merge, save_recipe
 from bertkit.run import run
+from bertkit.tasks import TASKS
 from bertkit.tasks.ner import NER
 from bertkit.trainer import Interrupted
-from tests.official import write_checkpoint, write_conll
+from tests.official import write_checkpoint, write_conll, write_squad
 from tests.test_run import PRETRAIN, make_recipe, read_losses, read_weights, write_text
 
 TWO_PHASES = {"phase": [{"share": 0.5, "max_length": 16}, {"share": 0.5, "max_length": 32}]}
@@ -42,7 +43,7 @@ def start_two(recipe, folder, name, code="", command="pretrain"):
     files = ["--recipe", str(folder / "recipe.toml"), "--output", str(folder / name)]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     return subprocess.Popen(
-        [*launcher, *program, command, *files],
+        [*launcher, *program, *command.split(), *files],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -60,6 +61,38 @@ def finish_two(process):
 
 def count_processes(output):
     return json.loads((output / "environment.json").read_text())["processes"]
+
+
+def test_two_processes_go_on_after_a_first_part_that_is_finished(tmp_path):
+    """Both read its data again: one alone would wait for the other, which trains already."""
+    start = write_checkpoint(tmp_path / "bert")
+    extra = write_squad(tmp_path / "extra", 1, seed=3) / "train-v1.1.json"
+    data = {"dir": str(write_squad(tmp_path / "squad", 1)), "max_length": 40, "max_query_length": 8, "doc_stride": 12}
+    recipe = {
+        "task": "squad1",
+        "checkpoint": str(start),
+        "batch_size": 8,
+        "data": data | {"extra_train": str(extra)},
+        "train": {"max_steps": 4},
+    }
+
+    class Killed(Exception):
+        pass
+
+    def kill(line):
+        if line == "then:":
+            raise Killed
+
+    with pytest.raises(Killed):
+        run(TASKS["squad1"], recipe, output=tmp_path / "run", report=kill)
+    with start_two(recipe, tmp_path, "run", command="squad --version 1") as process:
+        try:
+            out, err = process.communicate(timeout=120)
+        finally:
+            process.kill()
+    assert process.returncode == 0, err[-2000:]
+    assert "run/first is finished" in out
+    assert (tmp_path / "run" / "metrics.json").exists()
 
 
 @pytest.mark.parametrize("per_device", [8, 4])

@@ -12,7 +12,7 @@ import bertkit
 PACKAGE = Path(bertkit.__file__).parent
 EVERYONE = {"bertkit.errors", "bertkit.whole"}
 
-# module -> the modules of this package that it may import, lazily or not. Everyone may import bertkit.errors.
+# module -> the modules of this package that it may import, lazily or not. Beside these, what EVERYONE may.
 MAY_IMPORT = {
     "bertkit": set(),
     "bertkit.__main__": {"bertkit.cli"},

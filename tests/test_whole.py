@@ -4,11 +4,12 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from bertkit.directory import hold_directory
-from bertkit.whole import open_whole, remove_unfinished, write_whole
+from bertkit.whole import name_machine, open_whole, remove_unfinished, write_whole
 
 KILLED = """
 import os, signal, sys
@@ -44,13 +45,32 @@ def test_what_a_killed_process_has_left_goes_with_the_next_writing(tmp_path, nam
 
 def test_what_another_process_is_writing_stays(tmp_path):
     with subprocess.Popen(["sleep", "60"]) as process:
-        theirs = tmp_path / f".a.txt.{process.pid}.unfinished"
+        theirs = tmp_path / f".a.txt.{name_machine()}-{process.pid}.unfinished"
         theirs.write_text("half")
+        elsewhere = tmp_path / ".a.txt.0000000f-999999999.unfinished"  # a disk that several machines share
+        elsewhere.write_text("half")
         write_whole("whole", tmp_path / "a.txt")
         assert theirs.exists()
         process.kill()
     write_whole("whole", tmp_path / "a.txt")
     assert not theirs.exists()
+    assert elsewhere.exists()
+
+
+def test_what_cannot_be_removed_is_no_obstacle(tmp_path, monkeypatch):
+    """As another user's in /tmp."""
+    left = kill_while_writing(tmp_path / "a.txt")
+    unlink = Path.unlink
+
+    def refuse(path, missing_ok=False):
+        if path == left:
+            raise PermissionError(path)
+        unlink(path, missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", refuse)
+    write_whole("whole", tmp_path / "a.txt")
+    assert (tmp_path / "a.txt").read_text() == "whole"
+    assert left.exists()
 
 
 def test_only_what_is_ours_is_removed_from_a_directory(tmp_path):
