@@ -243,6 +243,11 @@ def test_vocab_writes_a_vocabulary_that_a_run_can_use(call, tmp_path):
     code, _, err = call("vocab", "good.txt", "--output", "vocabulary")
     assert code == 2
     assert "holds a tokenizer already" in err
+    assert call("vocab", "good.txt", "--output", "good.txt") == (
+        2,
+        "",
+        "bertkit: good.txt is a file; name a directory with --output\n",
+    )
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "tokenizer.json").write_text("mine")
     code, _, err = call("vocab", "good.txt", "--output", "model")

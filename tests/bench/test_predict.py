@@ -47,6 +47,9 @@ def test_inputs_that_are_no_texts_are_one_line(classifier, tmp_path):
         bench.bench_predict(classifier, str(tmp_path / "empty.txt"))
     with pytest.raises(UsageError, match="line 1: has no text; give a file of texts"):
         bench.bench_predict(classifier, str(tmp_path / "pairs.jsonl"))
+    (tmp_path / "broken.jsonl").write_text('{"text": "x"}\n{"text"\n')
+    with pytest.raises(UsageError, match="line 2: is not JSON"):
+        bench.bench_predict(classifier, str(tmp_path / "broken.jsonl"))
 
 
 @pytest.mark.parametrize(
