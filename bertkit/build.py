@@ -53,7 +53,6 @@ from bertkit.data.shards import (
     read_manifest,
     read_shard,
     write_index,
-    write_json,
     write_manifest,
     write_shard,
 )
@@ -63,7 +62,7 @@ from bertkit.data.vocab import TOKENIZER_FILES, save_tokenizer
 from bertkit.errors import UsageError, explain_full_disk, join_lines
 from bertkit.recipe import find_recipe_differences, name_differences
 from bertkit.signals import await_note, follow, keep_from_interrupts, note_signals
-from bertkit.whole import remove_unfinished
+from bertkit.whole import remove_unfinished, write_json
 from bertkit.workers import TRIES, import_ray, join_cluster
 
 if TYPE_CHECKING:

@@ -470,12 +470,9 @@ def predict(
     with Screen() as screen:
         screen.start()
         predictor = Predictor(run, pairs=pair or None, top=top, precision=precision)
-        if texts:
-            results = predictor.stream(predictor.group(texts))
-        elif source == STDIN and sys.stdin.isatty():  # somebody types, and wants each answer
-            results = predictor.stream(read_inputs(source), at_once=1)
-        else:
-            results = predictor.stream(read_inputs(source))
+        is_typed = source == STDIN and sys.stdin.isatty()  # by somebody who wants each answer
+        inputs = predictor.group(texts) if texts else read_inputs(source)
+        results = predictor.stream(inputs, at_once=1 if is_typed else None)
         if output is not None:
             tally = write_results(results, output, screen.say)
         else:

@@ -19,10 +19,11 @@ from typing import Any
 
 from bertkit.data.files import read_nbest, read_squad, read_squad_copy
 from bertkit.data.spans import N_BEST, Answer, Question, Span
-from bertkit.directory import METRICS, PREDICTIONS, RECIPE, find_finished, hold_directory, read_metrics, write_json
+from bertkit.directory import METRICS, PREDICTIONS, RECIPE, find_finished, hold_directory, read_metrics
 from bertkit.errors import UsageError, explain_refusal
 from bertkit.recipe import read_recipe
 from bertkit.tasks.squad import NBEST, Version, choose, list_rows, name_file, rank, rate, write_answers
+from bertkit.whole import write_json
 
 MEMBERS = "ensemble.json"  # in an ensemble's directory: its runs
 LEAST = sys.float_info.min  # stands for a probability of 0, whose logarithm would not be finite

@@ -60,7 +60,6 @@ from bertkit.directory import (
     is_intact,
     start_directory,
     write_environment,
-    write_json,
     write_log,
 )
 from bertkit.errors import UsageError, explain_full_disk, explain_refusal
@@ -79,6 +78,7 @@ from bertkit.trainer import (
     explain_shortage,
     train,
 )
+from bertkit.whole import write_json
 
 SIZES = (  # what a checkpoint decides
     "vocab_size",
@@ -172,14 +172,14 @@ def train_first(task: Task, recipe: Recipe, output: Path, report: Report, progre
 
     That is a run of its own in `output/first`, and not repeated when it is finished, on the same data.
     """
-    earlier = task.precede(recipe)
-    if not earlier:
+    if not (given := task.precede(recipe)):
         return recipe
+    earlier = complete(task, given)
     report(f"first, in {output / FIRST}:")
-    was_finished = find_finished(output / FIRST, complete(task, earlier)) is not None
+    was_finished = find_finished(output / FIRST, earlier) is not None
     run(task, earlier, output=output / FIRST, report=report, progress=progress)
     if was_finished:  # all processes saw the same: none can finish it without the others
-        prepared = prepare(task, complete(task, earlier), report)
+        prepared = prepare(task, earlier, report)
         if join_processes(recipe).is_main_process:
             check_data(output / FIRST, prepared.fingerprints)
     report("then:")

@@ -32,7 +32,7 @@ from bertkit.definition import (
     make_study,
     name_step,
 )
-from bertkit.directory import BEST, FIRST, check_data, find_finished, hold_directory, write_json, write_whole
+from bertkit.directory import BEST, FIRST, check_data, find_finished, hold_directory
 from bertkit.errors import UsageError, explain_refusal
 from bertkit.recipe import (
     Recipe,
@@ -49,6 +49,7 @@ from bertkit.tasks import TASKS
 from bertkit.tasks.pretraining import estimate_cost
 from bertkit.tasks.task import Report
 from bertkit.trainer import Interrupted
+from bertkit.whole import write_json, write_whole
 from bertkit.workers import Job, State, execute, read_workers
 
 STUDY = "study.toml"
@@ -420,8 +421,8 @@ def check_finished(board: Board, prepared: Mapping[str, Prepared], output: Path)
     """
     for cell in board.cells:
         data = prepared.get(name_data(TASKS[cell.column.task], cell.recipe))
-        for directory in cell.runs.values():
-            if data is not None and board.states[directory].status == "finished":
+        for directory in cell.runs.values() if data else ():
+            if board.states[directory].status == "finished":
                 check_data(output / directory, data.fingerprints)
 
 

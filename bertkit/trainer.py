@@ -20,11 +20,12 @@ from torch import Tensor, nn
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_utils import SaveStrategy
 
-from bertkit.directory import list_checkpoints, mark_complete, rotate_checkpoints, write_json, write_log
+from bertkit.directory import list_checkpoints, mark_complete, rotate_checkpoints, write_log
 from bertkit.errors import UsageError, join_lines
 from bertkit.memory import LOOK_EVERY, Heap, keep_memory
 from bertkit.signals import leave_signals_to_parent, note_signals
 from bertkit.tasks.task import Report, Task
+from bertkit.whole import write_json
 
 SUMS = "loss_sums.json"  # in a checkpoint: of the losses since the last log
 SECONDS_OF_SILENCE = 15  # at least, while it predicts

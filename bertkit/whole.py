@@ -53,6 +53,7 @@ def open_whole(path: Path, mode: Literal["w", "wb"] = "w") -> Iterator[IO[Any]]:
         with path.open(mode, encoding=encoding) as stream:
             yield stream
         return
+    remove_lost(path)
     with open_unfinished(path, mode) as (stream, temporary):
         yield stream
         flush(stream)
@@ -61,23 +62,24 @@ def open_whole(path: Path, mode: Literal["w", "wb"] = "w") -> Iterator[IO[Any]]:
 
 @contextmanager
 def open_unfinished(path: Path, mode: Literal["w", "wb"]) -> Iterator[tuple[IO[Any], Path]]:
-    """A file to write, and its hidden name, which the caller changes when it is whole; else it is removed again.
-
-    Those of the same file that processes of this machine have left which are no more are removed, too.
-    """
-    start = f".{path.name}.{name_machine()}-"
-    for lost in path.parent.glob(f"{escape(start)}*.{SUFFIX}"):
-        number = lost.name.removeprefix(start).removesuffix(f".{SUFFIX}")
-        if number.isdecimal() and not _is_alive(int(number)):
-            with suppress(OSError):  # somebody else's
-                lost.unlink()
-    temporary = path.with_name(f"{start}{os.getpid()}.{SUFFIX}")
+    """A file to write, and its hidden name, which the caller changes when it is whole; else it is removed again."""
+    temporary = path.with_name(f".{path.name}.{name_machine()}-{os.getpid()}.{SUFFIX}")
     try:
         with temporary.open(mode, encoding=None if mode == "wb" else "utf-8") as stream:
             yield stream, temporary
     finally:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
+
+
+def remove_lost(path: Path) -> None:
+    """Deletes what processes of this machine that are no more have left of a file; looks through its folder."""
+    start = f".{path.name}.{name_machine()}-"
+    for lost in path.parent.glob(f"{escape(start)}*.{SUFFIX}"):
+        number = lost.name.removeprefix(start).removesuffix(f".{SUFFIX}")
+        if number.isdecimal() and not _is_alive(int(number)):
+            with suppress(OSError):  # somebody else's
+                lost.unlink()
 
 
 @cache

@@ -15,10 +15,10 @@ import pytest
 from bertkit.directory import find_checkpoint, list_checkpoints, read_log
 from bertkit.recipe import merge, save_recipe
 from bertkit.run import run
-from bertkit.tasks import TASKS
 from bertkit.tasks.ner import NER
 from bertkit.trainer import Interrupted
 from tests.official import write_checkpoint, write_conll, write_squad
+from tests.tasks.test_squad import kill_after_first
 from tests.test_run import PRETRAIN, make_recipe, read_losses, read_weights, write_text
 
 TWO_PHASES = {"phase": [{"share": 0.5, "max_length": 16}, {"share": 0.5, "max_length": 32}]}
@@ -76,15 +76,7 @@ def test_two_processes_go_on_after_a_first_part_that_is_finished(tmp_path):
         "train": {"max_steps": 4},
     }
 
-    class Killed(Exception):
-        pass
-
-    def kill(line):
-        if line == "then:":
-            raise Killed
-
-    with pytest.raises(Killed):
-        run(TASKS["squad1"], recipe, output=tmp_path / "run", report=kill)
+    kill_after_first(recipe, tmp_path / "run")
     with start_two(recipe, tmp_path, "run", command="squad --version 1") as process:
         try:
             out, err = process.communicate(timeout=120)

@@ -15,7 +15,7 @@ import numpy as np
 
 from bertkit.data.pairs import Pairing
 from bertkit.data.shards import INDEX
-from bertkit.whole import open_unfinished
+from bertkit.whole import open_unfinished, remove_lost
 
 FOLDER = "plans"
 VERSION = 1  # of the algorithm in `bertkit.data.pairs`: another one must not find the plans of this one
@@ -74,6 +74,7 @@ def read_array(folder: Path, name: str) -> np.ndarray | None:
 
 def write_array(folder: Path, name: str, array: np.ndarray) -> None:
     """Writes an array at once or not at all."""
+    remove_lost(folder / name)
     with open_unfinished(folder / name, "wb") as (stream, temporary):
         np.save(stream, array)
         stream.flush()

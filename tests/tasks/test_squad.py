@@ -422,10 +422,8 @@ def test_a_broken_extra_file_is_told_before_anything_is_written(tmp_path, start)
     assert not (tmp_path / "run").exists()
 
 
-def test_a_run_killed_after_its_first_part_goes_on(tmp_path, start):
-    extra = write_squad(tmp_path / "extra", 1, seed=3) / "train-v1.1.json"
-    recipe = make_recipe(tmp_path, start, ONE, extra_train=str(extra))
-    expected = run(TASKS["squad1"], recipe, output=tmp_path / "straight")
+def kill_after_first(recipe, output):
+    """Runs SQuAD 1.1 until the first part of its training is finished."""
 
     class Killed(Exception):
         pass
@@ -435,7 +433,15 @@ def test_a_run_killed_after_its_first_part_goes_on(tmp_path, start):
             raise Killed
 
     with pytest.raises(Killed):
-        run(TASKS["squad1"], recipe, output=tmp_path / "killed", report=kill)
+        run(TASKS["squad1"], recipe, output=output, report=kill)
+
+
+def test_a_run_killed_after_its_first_part_goes_on(tmp_path, start):
+    extra = write_squad(tmp_path / "extra", 1, seed=3) / "train-v1.1.json"
+    recipe = make_recipe(tmp_path, start, ONE, extra_train=str(extra))
+    expected = run(TASKS["squad1"], recipe, output=tmp_path / "straight")
+
+    kill_after_first(recipe, tmp_path / "killed")
     other = write_squad(tmp_path / "other", 1, seed=4) / "train-v1.1.json"
     content = extra.read_text()
     extra.write_text(other.read_text())
