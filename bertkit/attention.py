@@ -17,10 +17,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from transformers import AttentionInterface
 
-from bertkit.device import runs_at_once_on_cpu
+from bertkit.device import is_transformed, runs_at_once_on_cpu
 from bertkit.dropout import apply_mask, draw_mask, find_scale
 from bertkit.dropout import dropout as apply_dropout
 
@@ -45,25 +44,25 @@ class Padded:
         """x (B, T, ...), with `fill` at padding if one is given."""
         if fill is None or self.mask is None:
             return x
-        mask = self.mask.view(*self.shape, *[1] * (x.dim() - 2))  # (B, T, 1...)
+        mask = self.mask.to(x.device).view(*self.shape, *[1] * (x.dim() - 2))  # (B, T, 1...)
         return x.masked_fill(~mask, fill)
 
     def select(self, x: Tensor, places: Tensor) -> Tensor:
         """x (B, T, ...) at some places (M,) of the flattened batch: (M, ...)."""
-        return x.flatten(0, 1).index_select(0, places)  # (M, ...)
+        return x.flatten(0, 1).index_select(0, places.to(x.device))  # (M, ...)
 
     def first(self, hidden: Tensor) -> Tensor:
         """The states (B, H) of the first real token, [CLS] (stock BERT takes the first place, real or not)."""
         if self.mask is None:
             return hidden[:, 0]  # (B, H)
-        return self._select(hidden, self.mask.int().argmax(dim=1))  # (B, H)
+        return self._select(hidden, self.mask.to(hidden.device).int().argmax(dim=1))  # (B, H)
 
     def last(self, hidden: Tensor) -> Tensor:
         """The states (B, H) of the last real token, the final [SEP]."""
         if self.mask is None:
             return hidden[:, -1]  # (B, H)
         columns = torch.arange(self.shape[1], device=hidden.device)
-        return self._select(hidden, (self.mask * columns).argmax(dim=1))  # (B, H)
+        return self._select(hidden, (self.mask.to(hidden.device) * columns).argmax(dim=1))  # (B, H)
 
     def _select(self, hidden: Tensor, places: Tensor) -> Tensor:
         """The states (B, H) at one place (B,) of each sequence."""
@@ -117,37 +116,55 @@ def _make_bias(visible: Tensor | None) -> Tensor | None:
 
 @dataclass(frozen=True)
 class Packed:
-    """The packed layout: states are (N, ...), the real tokens of all sequences, one sequence after the other."""
+    """The packed layout: states are (N, ...), the real tokens of all sequences, one sequence after the other.
+
+    The states may lie on another device than the layout, because a model's layers may be divided over several.
+    """
 
     shape: tuple[int, int]
     indices: Tensor | None  # (N,) places in the flattened (B * T); None: all are real
     offsets: Tensor  # (B + 1,) int64; sequence b is tokens offsets[b] to offsets[b + 1]
 
+    def to(self, device: torch.device) -> "Packed":
+        """Return the layout on `device`; each copy is made once."""
+        if device == self.offsets.device:
+            return self
+        if device not in self._copies:
+            indices = None if self.indices is None else self.indices.to(device)
+            self._copies[device] = Packed(self.shape, indices, self.offsets.to(device))
+        return self._copies[device]
+
+    @cached_property
+    def _copies(self) -> dict[torch.device, "Packed"]:
+        return {}
+
     def pack(self, x: Tensor) -> Tensor:
         """The real tokens (N, ...) of x (B, T, ...)."""
-        flat = x.flatten(0, 1)  # (B * T, ...)
-        return flat if self.indices is None else flat.index_select(0, self.indices)  # (N, ...)
+        if x.shape[:2] != self.shape:
+            raise ValueError(f"got a tensor of shape {tuple(x.shape)} in a batch of {self.shape}; make them agree")
+        flat, indices = x.flatten(0, 1), self.to(x.device).indices  # (B * T, ...)
+        return flat if indices is None else flat.index_select(0, indices)  # (N, ...)
 
     def unpack(self, x: Tensor, fill: float | None = None) -> Tensor:
         """x (N, ...) put back into (B, T, ...), with `fill` (default 0) at padding."""
-        if self.indices is not None:
+        if (indices := self.to(x.device).indices) is not None:
             flat = x.new_full((self.shape[0] * self.shape[1], *x.shape[1:]), fill or 0.0)
-            x = flat.index_copy(0, self.indices, x)  # (B * T, ...)
+            x = flat.index_copy(0, indices, x)  # (B * T, ...)
         return x.unflatten(0, self.shape)  # (B, T, ...)
 
     def select(self, x: Tensor, places: Tensor) -> Tensor:
         """x (N, ...) at some places (M,) of the flattened batch, all of them real: (M, ...)."""
         if self.indices is not None:
-            places = torch.searchsorted(self.indices, places)
-        return x.index_select(0, places)  # (M, ...)
+            places = torch.searchsorted(self.indices, places.to(self.indices.device))
+        return x.index_select(0, places.to(x.device))  # (M, ...)
 
     def first(self, hidden: Tensor) -> Tensor:
         """The states (B, H) of each sequence's first token, [CLS]."""
-        return hidden.index_select(0, self.offsets[:-1])  # (B, H)
+        return hidden.index_select(0, self.to(hidden.device).offsets[:-1])  # (B, H)
 
     def last(self, hidden: Tensor) -> Tensor:
         """The states (B, H) of each sequence's last token, the final [SEP]."""
-        return hidden.index_select(0, self.offsets[1:] - 1)  # (B, H)
+        return hidden.index_select(0, self.to(hidden.device).offsets[1:] - 1)  # (B, H)
 
     @cached_property
     def groups(self) -> list[Group]:
@@ -213,12 +230,18 @@ def lay_out(
         places: (N,), of the real tokens, as `find_places` gives them; without, an accelerator has to be waited for.
 
     Raises:
-        ValueError: packed, and the mask is not (B, T).
+        ValueError: packed, and the mask is not (B, T), `torch.func.vmap` maps over it, or the model is exported or
+            traced: the shapes depend on the data.
     """
     if mask is not None and mask.dim() == 2:
         mask = mask.bool()
     if implementation != PACKED:
         return Padded(shape, mask if mask is not None and mask.dim() == 2 else None)
+    if torch.compiler.is_exporting() or torch.jit.is_tracing():
+        raise ValueError(
+            "packed attention, and a BiLSTM on top, can be neither exported nor traced; load the model with "
+            "attn_implementation='sdpa' or call set_attn_implementation('sdpa')"
+        )
     if mask is None:
         return Packed(shape, None, torch.arange(shape[0] + 1, device=device) * shape[1])
     if tuple(mask.shape) != shape:
@@ -239,7 +262,15 @@ def keep_first(mask: Tensor) -> Tensor:
 
 def find_places(mask: Tensor) -> Tensor:
     """Where a mask (B, T) is True: places (N,) in the flattened batch."""
-    return mask.flatten().nonzero().squeeze(1)  # (N,)
+    try:
+        return mask.flatten().nonzero().squeeze(1)  # (N,)
+    except RuntimeError as error:
+        if not is_transformed():
+            raise
+        raise ValueError(
+            "vmap cannot map over attention_mask: each example would have another number of tokens; loop over the "
+            "examples, or give examples of one length without a mask"
+        ) from error
 
 
 def attend_eagerly(
@@ -259,7 +290,7 @@ def attend_eagerly(
     scores = query @ key.transpose(-1, -2) * scaling  # (B, A, T, T)
     if attention_mask is not None:
         scores = scores + attention_mask
-    probabilities = apply_dropout(scores.softmax(dim=-1), dropout, module.training)  # (B, A, T, T)
+    probabilities = apply_dropout(scores.softmax(dim=-1), dropout)  # (B, A, T, T)
     return (probabilities @ value).transpose(1, 2).contiguous(), probabilities  # (B, T, A, D)
 
 
@@ -279,9 +310,17 @@ def attend_packed(
     query, key and value are (1, A, N, D), as transformers' kernels over packed sequences take them. On CUDA the flash
     kernel runs over the cumulative lengths (it takes head sizes that are multiples of 8), elsewhere plain attention
     over groups of similar length, which for training on a CPU is written out.
+
+    Raises:
+        ValueError: a model of transformers was made from a configuration of this package.
     """
-    dropout = dropout if module.training else 0.0
-    if query.is_cuda and query.shape[-1] % 8 == 0:
+    if layout is None:
+        raise ValueError(
+            f"attn_implementation is {PACKED!r}, which only bertkit's models have, not those of "
+            f"{type(module).__module__}; make this one with attn_implementation='sdpa'"
+        )
+    layout = layout.to(query.device)
+    if query.is_cuda and query.shape[-1] % 8 == 0 and not is_transformed():
         attend = attend_jagged
     else:
         attend = attend_on_cpu if _trains_on_cpu(dropout, query, key, value) else attend_grouped
@@ -308,12 +347,17 @@ def attend_jagged(
     return mixed.transpose(1, 2).values()  # (N, A, D)
 
 
-class Move(torch.autograd.Function):
-    """Rows x[there]; the gradient moves back by a gather too, which a CPU does many times faster than a scatter.
+def move(x: Tensor, there: Tensor, back: Tensor, kept: Tensor | None = None) -> Tensor:
+    """Return the rows x[there]; the gradient moves back by a gather, which a CPU does much faster than a scatter.
 
-    `kept` (rows, 1), if given, says which gradients of the result count: those of padded places do not.
+    Args:
+        back: the place of each row of x in the result.
+        kept: (rows, 1) of the result, True where its gradient counts: at padded places it does not.
     """
+    return x.index_select(0, there) if is_transformed() else _Move.apply(x, there, back, kept)
 
+
+class _Move(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x: Tensor, there: Tensor, back: Tensor, kept: Tensor | None) -> Tensor:
         ctx.save_for_backward(back, kept)
@@ -333,12 +377,12 @@ def attend_grouped(
     shape = query.shape
     tokens, places, real = layout.find_moves()
     # A padded place repeats a token. No gradient reaches it, because it is masked as a key and left out of the result.
-    states = [Move.apply(x.reshape(shape[0], -1), tokens, places, None) for x in (query, key, value)]  # (M, H) each
+    states = [move(x.reshape(shape[0], -1), tokens, places) for x in (query, key, value)]  # (M, H) each
     mixed = []
     for group, *parts in zip(layout.groups, *map(layout.divide, states), strict=True):
         parts = (x.view(*group.shape, *shape[1:]).transpose(1, 2) for x in parts)  # (b, A, t, D) each
         mixed.append(_attend_group(*parts, group, dropout, scaling, causal))  # (b * t, H)
-    return Move.apply(torch.cat(mixed), places, tokens, real).view(shape)  # (N, A, D)
+    return move(torch.cat(mixed), places, tokens, real).view(shape)  # (N, A, D)
 
 
 def _attend_group(
@@ -350,7 +394,7 @@ def _attend_group(
     times as long as that of the plain one.
     """
     visible = group.find_visible(causal)
-    if dropout == 0.0 and not query.requires_grad:
+    if dropout == 0.0 and not query.requires_grad and not is_transformed():
         mixed = nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=visible, scale=scaling)
     else:
         scores = query @ key.transpose(-1, -2) * scaling  # (b, A, t, t)
@@ -369,11 +413,14 @@ def _trains_on_cpu(dropout: float, *states: Tensor) -> bool:
 def attend_on_cpu(
     query: Tensor, key: Tensor, value: Tensor, layout: Packed, dropout: float, scaling: float, causal: bool
 ) -> Tensor:
-    """`attend_grouped` for training on a CPU, in fewer passes over states and scores; can be differentiated once.
+    """`attend_grouped` for training on a CPU, in fewer passes over states and scores.
 
     Rows that move are those of a head, so that nothing has to be transposed; the scores are scaled by way of the query,
     and what is kept by way of the values; and the softmax is in fp32, which on a CPU is faster than in bf16.
     Randomness: that of `bertkit.dropout`.
+
+    Raises:
+        RuntimeError: in the backward pass, if its own derivative is wanted (`create_graph=True`).
     """
     return _AttendOnCPU.apply(query, key, value, layout, dropout, scaling, causal)
 
@@ -406,8 +453,12 @@ class _AttendOnCPU(torch.autograd.Function):
         return mixed
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():
+            raise RuntimeError(
+                "packed attention has no second derivatives in training on a CPU (create_graph=True); load the model "
+                "with attn_implementation='eager'"
+            )
         query, key, value, *kept = ctx.saved_tensors
         shape = gradient.shape
         there, back, real = ctx.layout.find_moves(shape[1])

@@ -12,7 +12,8 @@ Shape letters: N packed tokens, F features of an input, U units of a direction.
 import torch
 from torch import Tensor, nn
 
-from bertkit.attention import Move, Packed
+from bertkit.attention import Packed, move
+from bertkit.device import is_adapted, runs_at_once_on_cpu
 
 WIDEST = 1024  # features; the products of wider inputs gain more from autocast's precision than they lose in steps
 
@@ -32,10 +33,10 @@ def run_bilstm(lstm: nn.LSTM, tokens: Tensor, layout: Packed) -> Tensor:
 def is_worthwhile(lstm: nn.LSTM, tokens: Tensor) -> bool:
     """Whether torch's kernel for padded sequences serves, and faster."""
     return (
-        tokens.device.type == "cpu"
+        runs_at_once_on_cpu(tokens)
         and lstm.weight_ih_l0.dtype == torch.float32
         and max(lstm.input_size, 2 * lstm.hidden_size) <= WIDEST
-        and not torch.compiler.is_compiling()
+        and not is_adapted(lstm)
     )
 
 
@@ -47,8 +48,8 @@ def _run_on_cpu(lstm: nn.LSTM, tokens: Tensor, layout: Packed) -> Tensor:
     for layer in range(lstm.num_layers):
         states = []
         for weights, (there, back) in zip(lstm.all_weights[2 * layer : 2 * layer + 2], directions, strict=True):
-            moved = Move.apply(tokens, there, back, None)  # (M, F)
-            states.append(Move.apply(_run_forward(moved, weights, layout), back, there, real))  # (N, U)
+            moved = move(tokens, there, back)  # (M, F)
+            states.append(move(_run_forward(moved, weights, layout), back, there, real))  # (N, U)
         tokens = torch.cat(states, dim=-1)  # (N, 2U), the next layer's input
     return tokens
 

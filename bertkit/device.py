@@ -1,10 +1,10 @@
-"""What the hardware can do: where a model runs, and in which precision.
+"""What the hardware can do: where a model runs, in which precision, and whether a kernel of ours may take over.
 
 Left out: several devices, which are accelerate's.
 """
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from bertkit.errors import UsageError
 
@@ -41,9 +41,23 @@ def choose_precision(asked: str) -> str:
 
 def runs_at_once_on_cpu(x: Tensor) -> bool:
     """Whether what is done with x happens there and then on a CPU: no graph is compiled, nothing is transformed."""
-    return (
-        x.device.type == "cpu" and not torch.compiler.is_compiling() and not torch._C._are_functorch_transforms_active()
-    )
+    return x.device.type == "cpu" and not torch.compiler.is_compiling() and not is_transformed()
+
+
+def is_transformed() -> bool:
+    """Whether a `torch.func` transform is at work, which an `autograd.Function` without its rules cannot take."""
+    return torch._C._are_functorch_transforms_active()
+
+
+def is_hooked(module: nn.Module) -> bool:
+    """Whether somebody has registered a hook on the module itself."""
+    hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    return any(getattr(module, name) for name in hooks)
+
+
+def is_adapted(module: nn.Module) -> bool:
+    """Whether calling the module does more than its class says: it is hooked, or its `forward` was replaced."""
+    return "forward" in vars(module) or is_hooked(module)
 
 
 def use_precision(precision: str, device: torch.device) -> torch.autocast:

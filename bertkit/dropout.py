@@ -5,12 +5,14 @@ number serves four of them, and numpy's SFC64 draws it, several times as fast as
 a seed for each mask, so a seed still fixes everything and checkpointing replays it. The mathematics is the same; the
 rate is rounded to a multiple of 1/65536 (0.1 becomes 0.100006) and the scale follows the rounded rate, so that the mean
 stays exact. What is drawn becomes a mask of bits, which a CPU applies to whole vectors, as it does not with booleans.
-Other devices, and compiled graphs, use torch's function.
+Other devices, compiled graphs and `torch.func` transforms use torch's function.
 """
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+
+from bertkit.device import runs_at_once_on_cpu
 
 _LEVELS = 1 << 16  # a 16-bit mask value an element
 _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes an element
@@ -61,20 +63,13 @@ def dropout(x: Tensor, rate: float, training: bool = True) -> Tensor:
     """
     if not training or rate == 0.0:
         return x
-    if x.device.type != "cpu" or torch.compiler.is_compiling():
+    if rate == 1.0 or not runs_at_once_on_cpu(x):
         return nn.functional.dropout(x, rate)
     return _Mask.apply(x, draw_mask(x.shape, rate), find_scale(rate))
 
 
-class Dropout(nn.Module):
-    """`dropout` as a module; `rate` in [0, 1)."""
-
-    def __init__(self, rate: float) -> None:
-        super().__init__()
-        self.rate = float(rate)
+class Dropout(nn.Dropout):
+    """Apply `dropout` at the rate `p`, which may be changed, while the module is in training mode."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return dropout(x, self.rate, self.training)
-
-    def extra_repr(self) -> str:
-        return f"rate={self.rate}"
+        return dropout(x, self.p, self.training)

@@ -10,9 +10,8 @@ Shape letters: M labelled tokens, H hidden units, V the vocabulary, L labels, B 
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
-from bertkit.device import runs_at_once_on_cpu
+from bertkit.device import is_adapted, runs_at_once_on_cpu
 
 IGNORED = -100  # a label that no loss counts, as in all of transformers
 
@@ -33,22 +32,27 @@ def sum_over_count(losses: Tensor, labelled: Tensor, count: Tensor | int | None)
 
 def classify_loss(logits: Tensor, labels: Tensor, count: Tensor | int | None = None) -> Tensor:
     """The mean cross-entropy of logits (..., L) against labels (...); IGNORED labels do not count. In fp32."""
-    logits, labels = logits.flatten(0, -2).float(), labels.flatten()
+    logits, labels = logits.flatten(0, -2).float(), labels.flatten().to(logits.device)
     losses = nn.functional.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="none")
     return sum_over_count(losses, labels != IGNORED, count)
 
 
-def regress_loss(predictions: Tensor, labels: Tensor, count: Tensor | int | None = None) -> Tensor:
-    """The mean squared error of predictions (B,) against labels (B,). In fp32."""
-    losses = (predictions.float() - labels.float().view_as(predictions)).square()
+def regress_loss(logits: Tensor, labels: Tensor, count: Tensor | int | None = None) -> Tensor:
+    """Return the mean squared error of logits (B, L) against labels (B, L), or (B,) with L = 1. In fp32."""
+    losses = (logits.float() - labels.to(logits.device).float().view_as(logits)).square()
+    return sum_over_count(losses, torch.ones_like(losses), count)
+
+
+def classify_each_loss(logits: Tensor, labels: Tensor, count: Tensor | int | None = None) -> Tensor:
+    """Return the mean binary cross-entropy of logits (B, L) against labels (B, L), 0 or 1 each. In fp32."""
+    labels = labels.to(logits.device).float().view_as(logits)
+    losses = nn.functional.binary_cross_entropy_with_logits(logits.float(), labels, reduction="none")
     return sum_over_count(losses, torch.ones_like(losses), count)
 
 
 def decode_loss(hidden: Tensor, decoder: nn.Module, labels: Tensor, count: Tensor | int | None = None) -> Tensor:
-    """`classify_loss(decoder(hidden), labels, count)` of hidden (M, H) and labels (M,), none of them IGNORED.
-
-    It can be differentiated once. Randomness: none.
-    """
+    """`classify_loss(decoder(hidden), labels, count)` of hidden (M, H) and labels (M,), none of them IGNORED."""
+    labels = labels.to(hidden.device)
     if not is_worthwhile(hidden, decoder):
         return classify_loss(decoder(hidden), labels, count)
     autocast = torch.is_autocast_enabled("cpu") and hidden.dtype != torch.float64
@@ -73,12 +77,10 @@ def is_worthwhile(hidden: Tensor, decoder: nn.Module) -> bool:
 
 def is_plain(decoder: nn.Module) -> bool:
     """Whether a decoder is a matrix and a bias; not if somebody has adapted, sharded, pruned or hooked it."""
-    hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
     return (
         type(decoder) is nn.Linear
-        and "forward" not in vars(decoder)
         and type(decoder.weight) is type(decoder.bias) is nn.Parameter
-        and not any(getattr(decoder, name) for name in hooks)
+        and not is_adapted(decoder)
     )
 
 
@@ -98,13 +100,17 @@ class _DecodeOnCPU(torch.autograd.Function):
                 to_hidden[begin : begin + BLOCK] = scores @ weight_
                 part = (scores.t() @ block).to(weight.dtype)
                 to_weight = part if to_weight is None else to_weight.add_(part)
-        ctx.save_for_backward(to_hidden, to_weight, to_bias.to(bias.dtype))
+        ctx.save_for_backward(hidden, weight, bias, to_hidden, to_weight, to_bias.to(bias.dtype), labels)
         return total
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        return (*(kept * gradient.to(kept.dtype) for kept in ctx.saved_tensors), None, None)
+        given, kept, labels = ctx.saved_tensors[:3], ctx.saved_tensors[3:6], ctx.saved_tensors[6]
+        if torch.is_grad_enabled():  # create_graph=True: what was kept is not differentiable
+            given = [each.view_as(each) for each in given]  # a tied weight is also behind `hidden`
+            total = nn.functional.cross_entropy(nn.functional.linear(*given).float(), labels, reduction="sum")
+            return (*torch.autograd.grad(total, given, gradient, create_graph=True), None, None)
+        return (*(each * gradient.to(each.dtype) for each in kept), None, None)
 
 
 def turn_to_gradient(scores: Tensor, labels: Tensor, to_bias: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ travel both ways and Trainer, accelerate and pipelines work. What differs: nothi
 normal as in the reference code, and no loss depends on how a batch is cut into micro-batches. Shape letters are defined
 in `attention.py`; "packed" is (N, ...) under packed attention and (B, T, ...) under the others.
 
-Left out: cross-attention, cached decoding, chunked feed-forward layers, guessing a problem type from the labels.
+Left out: cross-attention, cached decoding, chunked feed-forward layers.
 """
 
 import os
@@ -42,8 +42,9 @@ from transformers.utils.output_capturing import capture_outputs
 from bertkit.attention import PACKED, Packed, Padded, attend_eagerly, find_places, keep_first, lay_out
 from bertkit.bilstm import run_bilstm
 from bertkit.config import BertConfig
+from bertkit.device import is_hooked
 from bertkit.dropout import Dropout
-from bertkit.loss import IGNORED, classify_loss, decode_loss, regress_loss
+from bertkit.loss import IGNORED, classify_each_loss, classify_loss, decode_loss, regress_loss
 
 logger = logging.get_logger(__name__)
 
@@ -62,8 +63,15 @@ class BertEmbeddings(nn.Module):
         self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.dropout = Dropout(config.hidden_dropout_prob)
 
-    def forward(self, embedded: Tensor, token_type_ids: Tensor, position_ids: Tensor) -> Tensor:
-        """The first layer's input (packed, H), from token embeddings (packed, H), segments and positions (packed)."""
+    def forward(
+        self,
+        input_ids: Tensor | None,
+        token_type_ids: Tensor,
+        position_ids: Tensor,
+        inputs_embeds: Tensor | None = None,
+    ) -> Tensor:
+        """Return the first layer's input (packed, H), from ids (packed) or token embeddings (packed, H)."""
+        embedded = self.word_embeddings(input_ids) if inputs_embeds is None else inputs_embeds
         embedded = embedded + self.token_type_embeddings(token_type_ids) + self.position_embeddings(position_ids)
         return self.dropout(self.LayerNorm(embedded))
 
@@ -88,7 +96,7 @@ class BertSelfAttention(nn.Module):
         """The mixed values (packed, H), and the probabilities (B, A, T, T) if the kernel has them."""
         states = hidden[None] if isinstance(layout, Packed) else hidden  # (1, N, H) or (B, T, H)
         query, key, value = (
-            project(states).unflatten(-1, (-1, self.attention_head_size)).transpose(1, 2)
+            project(states).view(*states.shape[:-1], -1, self.attention_head_size).transpose(1, 2)
             for project in (self.query, self.key, self.value)
         )  # (1, A, N, D) or (B, A, T, D)
         attend: Callable = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, attend_eagerly)
@@ -98,7 +106,7 @@ class BertSelfAttention(nn.Module):
             key,
             value,
             attention_mask,
-            dropout=self.dropout.rate if self.training else 0.0,
+            dropout=self.dropout.p if self.dropout.training else 0.0,
             scaling=self.scaling,
             layout=layout,
         )  # (1, N, A, D) or (B, T, A, D)
@@ -184,15 +192,16 @@ class BertEncoder(nn.Module):
 
 
 class BertPooler(nn.Module):
-    """Dense and tanh on the sentence vector C."""
+    """Dense and tanh on the sentence vector C, the states of the first token."""
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
         self.dense = nn.Linear(config.hidden_size, config.hidden_size)
         self.activation = nn.Tanh()
 
-    def forward(self, sentence: Tensor) -> Tensor:
-        return self.activation(self.dense(sentence))  # (B, H)
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Return the pooled sentence vectors (B, H) of hidden (B, T, H)."""
+        return self.activation(self.dense(hidden[:, 0]))  # (B, H)
 
 
 class BertPreTrainedModel(PreTrainedModel):
@@ -207,13 +216,14 @@ class BertPreTrainedModel(PreTrainedModel):
     _supports_flex_attn = True
     _supports_attention_backend = True
     _can_record_outputs = {"hidden_states": BertLayer, "attentions": BertSelfAttention}
-    _no_split_modules = ["BertLayer"]  # not the embeddings, whose table is read outside of them and by the decoder
+    _no_split_modules = ["BertLayer"]  # not the embeddings, whose table the decoder reads
     # A buffer in old checkpoints, and what another head had: parts of a pre-trained BERT that this class does not use.
     _keys_to_ignore_on_load_unexpected = [r"position_ids", r"^cls\.", r"^(bert\.)?pooler\."]
 
     def get_correct_attn_implementation(self, requested_attention: str | None, is_init_check: bool = False) -> str:
-        """The implementation's name; packed unless another one is asked for."""
-        return super().get_correct_attn_implementation(requested_attention or PACKED, is_init_check)
+        """Return the implementation's name: unless one is asked for, packed, or eager if attentions are to come out."""
+        default = "eager" if self.config.output_attentions else PACKED
+        return super().get_correct_attn_implementation(requested_attention or default, is_init_check)
 
     def save_pretrained(self, save_directory: str | os.PathLike, *args: Any, **kwargs: Any) -> None:
         """As in transformers; who may read config.json may read the weights, which safetensors 0.8 denies."""
@@ -243,6 +253,24 @@ class BertPreTrainedModel(PreTrainedModel):
             super()._init_weights(module)
 
 
+# Arguments of transformers' models that would change a result, and what to do instead.
+UNSUPPORTED = {
+    **dict.fromkeys(
+        ("encoder_hidden_states", "encoder_attention_mask"),
+        "there is no cross-attention: use the model of transformers",
+    ),
+    "past_key_values": "there is no cache: pass the whole text",
+    "head_mask": "leave it out, as transformers 5 does",
+    "is_causal": "set is_decoder in the configuration",
+    **dict.fromkeys(
+        ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx"),
+        "pass a batch (B, T) with an attention_mask: nothing is computed on its padding",
+    ),
+    "logits_to_keep": "only BertLMHeadModel has it",
+    "shift_labels": "pass labels, which are shifted here",
+}
+
+
 class BertModel(BertPreTrainedModel):
     """The encoder, with the pooler unless a head needs none."""
 
@@ -270,7 +298,7 @@ class BertModel(BertPreTrainedModel):
         """The layout of a batch, for a head that wants the states as they are computed.
 
         Raises:
-            ValueError: both or none of `input_ids` and `inputs_embeds`; a mask that packed attention cannot take.
+            ValueError: both or none of `input_ids` and `inputs_embeds`; a batch that packed attention cannot take.
         """
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("pass exactly one of input_ids and inputs_embeds")
@@ -295,27 +323,27 @@ class BertModel(BertPreTrainedModel):
             input_ids: (B, T); or `inputs_embeds` (B, T, H).
             attention_mask: (B, T), nonzero at real tokens; None: all are real. States at padding are zero when packed.
             token_type_ids: (B, T), the segment of each token: 0 for A, 1 for B; None: all 0.
-            position_ids: (B, T) or (1, T); None: 0 to T - 1.
+            position_ids: (B, T) or (1, T), each below `max_position_embeddings`; None: 0 to T - 1.
             layout: from `lay_out`; then all states come back packed, as they were computed.
             output_hidden_states: the embeddings' and every layer's output, L + 1 of them.
             output_attentions: probabilities (B, A, T, T) a layer; only with `attn_implementation="eager"`.
 
         Raises:
-            ValueError: attention probabilities asked of another implementation; T above `max_position_embeddings`.
+            ValueError: attention probabilities asked of another implementation; T above `max_position_embeddings`
+                without `position_ids`; an argument of `UNSUPPORTED`.
         """
         unpacked = layout is None
         layout = layout or self.lay_out(input_ids, attention_mask, inputs_embeds)
-        self._check_request(layout, kwargs)
+        self._check_request(kwargs)
         if position_ids is None:
-            position_ids = torch.arange(layout.shape[1], device=self.device)[None]  # (1, T)
+            position_ids = self._number_positions(layout, input_ids if inputs_embeds is None else inputs_embeds)
         if token_type_ids is None:
             token_type_ids = position_ids.new_zeros(1, 1)
         outputs = self.encode(
-            self.embeddings.word_embeddings(layout.pack(input_ids))
-            if inputs_embeds is None
-            else layout.pack(inputs_embeds),
-            layout.pack(token_type_ids.expand(layout.shape)),
-            layout.pack(position_ids.expand(layout.shape)),
+            input_ids,
+            token_type_ids.expand(layout.shape),
+            position_ids.expand(layout.shape),
+            inputs_embeds,
             attention_mask,
             layout,
             return_dict=True,
@@ -329,15 +357,16 @@ class BertModel(BertPreTrainedModel):
     @capture_outputs
     def encode(
         self,
-        embedded: Tensor,
+        input_ids: Tensor | None,
         token_type_ids: Tensor,
         position_ids: Tensor,
+        inputs_embeds: Tensor | None,
         attention_mask: Tensor | None,
         layout: Packed | Padded,
         **kwargs,
     ) -> BaseModelOutputWithPooling:
         """The encoder's outputs, packed: transformers' recorder stores what the layers return."""
-        hidden = self.embeddings(embedded, token_type_ids, position_ids)  # (packed, H)
+        hidden = self.embed(input_ids, token_type_ids, position_ids, inputs_embeds, layout)  # (packed, H)
         if isinstance(layout, Padded):
             make_mask = create_causal_mask if self.config.is_decoder else create_bidirectional_mask
             extra = {"past_key_values": None} if self.config.is_decoder else {}
@@ -347,22 +376,47 @@ class BertModel(BertPreTrainedModel):
         hidden = self.encoder(hidden, mask, layout)  # (packed, H)
         pooled = None
         if self.pooler is not None:
-            pooled = self.pooler(layout.last(hidden) if self.config.is_decoder else layout.first(hidden))  # (B, H)
+            sentence = layout.last(hidden) if self.config.is_decoder else layout.first(hidden)  # (B, H)
+            pooled = self.pooler(sentence[:, None])  # (B, H)
         return BaseModelOutputWithPooling(last_hidden_state=hidden, pooler_output=pooled)
 
-    def _check_request(self, layout: Packed | Padded, kwargs: dict) -> None:
-        """Nothing, or a ValueError about what this model cannot give."""
+    def embed(
+        self,
+        input_ids: Tensor | None,
+        token_type_ids: Tensor,
+        position_ids: Tensor,
+        inputs_embeds: Tensor | None,
+        layout: Packed | Padded,
+    ) -> Tensor:
+        """Return the first layer's input (packed, H); hooks on the embeddings see (B, T, H), as in transformers."""
+        words = self.embeddings.word_embeddings
+        if inputs_embeds is None and is_hooked(words):
+            input_ids, inputs_embeds = None, words(input_ids)  # (B, T, H)
+        given = (input_ids, token_type_ids, position_ids, inputs_embeds)  # (B, T, ...) each, or None
+        if any(is_hooked(module) for module in self.embeddings.modules() if module is not words):
+            return layout.pack(self.embeddings(*given))  # (packed, H)
+        return self.embeddings(*(None if x is None else layout.pack(x) for x in given))  # (packed, H)
+
+    def _check_request(self, kwargs: dict) -> None:
+        """Raise a ValueError about what this model cannot take or give."""
+        for name in sorted(UNSUPPORTED.keys() & kwargs.keys()):
+            if kwargs[name] is not None:
+                raise ValueError(f"bertkit's models do not take {name}; {UNSUPPORTED[name]}")
         wanted = kwargs.get("output_attentions", self.config.output_attentions)
         if wanted and self.config._attn_implementation != "eager":
             raise ValueError(
                 f"attention probabilities exist with attn_implementation='eager' only, got "
                 f"{self.config._attn_implementation!r}; load the model with it or call set_attn_implementation('eager')"
             )
+
+    def _number_positions(self, layout: Packed | Padded, given: Tensor) -> Tensor:
+        """Return the positions (1, T) of a batch on the device of what was given, or raise a ValueError."""
         if layout.shape[1] > self.config.max_position_embeddings:
             raise ValueError(
                 f"a sequence has {layout.shape[1]} tokens, but the model has {self.config.max_position_embeddings} "
                 "positions; truncate it (tokenizer(..., truncation=True))"
             )
+        return torch.arange(layout.shape[1], device=given.device)[None]  # (1, T)
 
 
 def unpack_all(states: tuple[Tensor, ...] | None, layout: Packed | Padded) -> tuple[Tensor | None, ...] | None:
@@ -426,6 +480,9 @@ class BertOnlyMLMHead(nn.Module):
         super().__init__()
         self.predictions = BertLMPredictionHead(config)
 
+    def forward(self, hidden: Tensor) -> Tensor:
+        return self.predictions(hidden)  # (..., V)
+
 
 class BertOnlyNSPHead(nn.Module):
     """The next-sentence head alone."""
@@ -433,6 +490,9 @@ class BertOnlyNSPHead(nn.Module):
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
         self.seq_relationship = nn.Linear(config.hidden_size, 2)
+
+    def forward(self, pooled: Tensor) -> Tensor:
+        return self.seq_relationship(pooled)  # (B, 2)
 
 
 class BertPreTrainingHeads(nn.Module):
@@ -442,6 +502,9 @@ class BertPreTrainingHeads(nn.Module):
         super().__init__()
         self.predictions = BertLMPredictionHead(config)
         self.seq_relationship = nn.Linear(config.hidden_size, 2)
+
+    def forward(self, hidden: Tensor, pooled: Tensor) -> tuple[Tensor, Tensor]:
+        return self.predictions(hidden), self.seq_relationship(pooled)  # (..., V), (B, 2)
 
 
 class BertHead(BertPreTrainedModel):
@@ -512,7 +575,7 @@ class BertHead(BertPreTrainedModel):
             outputs.last_hidden_state = self.bilstm(outputs.last_hidden_state, layout)  # (packed, H)
             if self.bert.pooler is not None:
                 sentence = self.bilstm.read_sentence(outputs.last_hidden_state, layout)  # (B, H)
-                outputs.pooler_output = self.bert.pooler(sentence)  # (B, H)
+                outputs.pooler_output = self.bert.pooler(sentence[:, None])  # (B, H)
         return outputs, layout
 
 
@@ -545,6 +608,12 @@ class BertLMHead(BertHead):
             places["target_places"] = find_places(targets)  # (M,)
         return places
 
+    def call_hooked_head(self, hidden: Tensor, layout: Packed | Padded, *pooled: Tensor) -> Any:
+        """Return the output of `cls` for all places (B, T, H), as in transformers, if it is hooked; else None."""
+        if is_hooked(self.cls) or is_hooked(self.cls.predictions):
+            return self.cls(layout.unpack(hidden), *pooled)
+        return None
+
     def predict_tokens(
         self,
         hidden: Tensor,
@@ -553,23 +622,27 @@ class BertLMHead(BertHead):
         targets_only: bool | None,
         count: Tensor | int | None,
         places: Tensor | None,
+        scores: Tensor | None = None,
     ) -> tuple[Tensor | None, Tensor | None]:
         """Logits (B, T, V) and with labels (B, T) the loss.
 
         targets_only: logits (M, V) of the labelled positions alone; None: in training. Training then has no logits at
         all: nobody reads them, and to make M * V of them is what it saves.
         places: (M,), from `find_places`; None: they are looked for.
+        scores: (B, T, V), if a hooked head has computed them already.
         """
         head = self.cls.predictions
-        if labels is None:
-            return layout.unpack(head(hidden)), None
-        labels = layout.pack(self.align(labels))  # (packed)
-        if not (self.training if targets_only is None else targets_only):
-            logits = head(hidden)  # (packed, V)
-            return layout.unpack(logits), classify_loss(logits, labels, count)
+        if labels is not None:
+            labels = layout.pack(self.align(labels))  # (packed)
+        if scores is not None or labels is None or not (self.training if targets_only is None else targets_only):
+            logits = head(hidden) if scores is None else layout.pack(scores)  # (packed, V)
+            if labels is None:
+                return layout.unpack(logits), None
+            loss = classify_loss(logits, labels, count)
+            return logits[labels.to(logits.device) != IGNORED] if targets_only else layout.unpack(logits), loss
         if places is None:
             labelled = labels != IGNORED
-            hidden, labels = hidden[labelled], labels[labelled]  # (M, H), (M)
+            hidden, labels = hidden[labelled.to(hidden.device)], labels[labelled]  # (M, H), (M)
         else:
             hidden, labels = layout.select(hidden, places), layout.select(labels, places)  # (M, H), (M)
         if self.training:
@@ -627,15 +700,18 @@ class BertForPreTraining(BertLMHead):
             position_ids=position_ids,
             **kwargs,
         )
+        hidden, pooled = outputs.last_hidden_state, outputs.pooler_output
+        hooked = self.call_hooked_head(hidden, layout, pooled)
+        scores, relationship = hooked or (None, self.cls.seq_relationship(pooled))  # (B, 2)
         logits, mlm_loss = self.predict_tokens(
-            outputs.last_hidden_state, labels, layout, targets_only, num_items_in_batch, target_places
+            hidden, labels, layout, targets_only, num_items_in_batch, target_places, scores
         )
-        relationship = self.cls.seq_relationship(outputs.pooler_output)  # (B, 2)
         nsp_loss = None
         if next_sentence_label is not None:
             nsp_loss = classify_loss(relationship, next_sentence_label, num_sequences_in_batch)
             if num_sequences_in_batch is None and num_items_in_batch is not None and labels is not None:
-                nsp_loss = nsp_loss * (labels != IGNORED).sum() / torch.as_tensor(num_items_in_batch).clamp(min=1)
+                share = (labels != IGNORED).sum() / torch.as_tensor(num_items_in_batch).clamp(min=1)
+                nsp_loss = nsp_loss * share.to(nsp_loss.device)
         losses = [loss for loss in (mlm_loss, nsp_loss) if loss is not None]
         return BertForPreTrainingOutput(
             loss=sum(losses) if losses else None,
@@ -680,8 +756,10 @@ class BertForMaskedLM(BertLMHead):
             position_ids=position_ids,
             **kwargs,
         )
+        hidden = outputs.last_hidden_state
+        scores = self.call_hooked_head(hidden, layout)
         logits, loss = self.predict_tokens(
-            outputs.last_hidden_state, labels, layout, targets_only, num_items_in_batch, target_places
+            hidden, labels, layout, targets_only, num_items_in_batch, target_places, scores
         )
         return MaskedLMOutput(
             loss=loss,
@@ -696,6 +774,8 @@ class BertLMHeadModel(BertLMHead, GenerationMixin):
 
     Needs `config.is_decoder=True`. `generate` works, without a cache: each new token recomputes the whole text.
     """
+
+    _is_stateful = True  # transformers' word for a model without a cache to shorten, which assisted generation needs
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__(config)
@@ -733,12 +813,20 @@ class BertLMHeadModel(BertLMHead, GenerationMixin):
         targets_only: bool | None = None,
         target_places: Tensor | None = None,
         num_items_in_batch: Tensor | int | None = None,
+        logits_to_keep: int | Tensor = 0,
         **kwargs,
     ) -> CausalLMOutput:
         """Logits (B, T, V) for the token after each one, and with labels (B, T), not shifted, the mean loss.
 
         Args: as in `BertForPreTraining.forward`; `labels` usually are `input_ids` with -100 at padding.
+            logits_to_keep: without labels, how many places at the end have logits, or their numbers (K,); 0: all.
+
+        Raises:
+            ValueError: `logits_to_keep` together with labels, or of two dimensions.
         """
+        keeps_all = isinstance(logits_to_keep, int) and logits_to_keep == 0
+        if not keeps_all and (labels is not None or getattr(logits_to_keep, "ndim", 1) != 1):
+            raise ValueError("logits_to_keep is a number or a vector (K,), and only without labels; leave it out")
         outputs, layout = self.encode(
             input_ids,
             attention_mask,
@@ -747,9 +835,15 @@ class BertLMHeadModel(BertLMHead, GenerationMixin):
             position_ids=position_ids,
             **kwargs,
         )
-        logits, loss = self.predict_tokens(
-            outputs.last_hidden_state, labels, layout, targets_only, num_items_in_batch, target_places
-        )
+        hidden = outputs.last_hidden_state
+        if keeps_all:
+            scores = self.call_hooked_head(hidden, layout)
+            logits, loss = self.predict_tokens(
+                hidden, labels, layout, targets_only, num_items_in_batch, target_places, scores
+            )
+        else:
+            kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+            logits, loss = self.cls(layout.unpack(hidden)[:, kept]), None  # (B, K, V)
         return CausalLMOutput(
             loss=loss,
             logits=logits,
@@ -788,7 +882,7 @@ class BertForNextSentencePrediction(BertHead):
             position_ids=position_ids,
             **kwargs,
         )
-        logits = self.cls.seq_relationship(outputs.pooler_output)  # (B, 2)
+        logits = self.cls(outputs.pooler_output)  # (B, 2)
         return NextSentencePredictorOutput(
             loss=None if labels is None else classify_loss(logits, labels, num_items_in_batch),
             logits=logits,
@@ -805,8 +899,15 @@ def make_head_dropout(config: BertConfig) -> Dropout:
     return Dropout(config.hidden_dropout_prob if config.classifier_dropout is None else config.classifier_dropout)
 
 
+SENTENCE_LOSSES = {  # problem_type in a configuration -> loss
+    "regression": regress_loss,
+    "single_label_classification": classify_loss,
+    "multi_label_classification": classify_each_loss,
+}
+
+
 class BertForSequenceClassification(BertHead):
-    """A class of a text or a pair, or a score if the configuration has one label (section 4.1, GLUE)."""
+    """A class of a text or a pair, several, or scores, as `config.problem_type` says (section 4.1, GLUE)."""
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__(config)
@@ -814,6 +915,26 @@ class BertForSequenceClassification(BertHead):
         self.dropout = make_head_dropout(config)
         self.classifier = nn.Linear(config.hidden_size, config.num_labels)
         self.post_init()
+
+    def find_problem_type(self, labels: Tensor) -> str:
+        """Return the configuration's `problem_type`, which the first labels decide if it is unset, as in transformers.
+
+        One label is a regression, several with whole numbers are classes, others are yes or no for each label.
+        """
+        if self.config.problem_type is None:
+            if self.config.num_labels == 1:
+                self.config.problem_type = "regression"
+            elif labels.dtype in (torch.int64, torch.int32):
+                self.config.problem_type = "single_label_classification"
+            else:
+                self.config.problem_type = "multi_label_classification"
+        return self.config.problem_type
+
+    def count_labels(self, labels: Tensor, **batch: Tensor) -> dict[str, Tensor]:
+        """Sequences, or with several scores or labels for each of them B * L."""
+        if self.find_problem_type(labels) == "single_label_classification":
+            return super().count_labels(labels)
+        return {"num_items_in_batch": torch.tensor(labels.numel(), device=labels.device)}
 
     @can_return_tuple
     def forward(
@@ -827,7 +948,11 @@ class BertForSequenceClassification(BertHead):
         num_items_in_batch: Tensor | int | None = None,
         **kwargs,
     ) -> SequenceClassifierOutput:
-        """Logits (B, L). `labels` (B,): classes, or with L = 1 scores, whose loss is the squared error."""
+        """Return logits (B, L), and with labels the loss that `find_problem_type` says.
+
+        Args:
+            labels: (B,) classes; (B, L) scores, or (B,) with L = 1; or (B, L) 0 or 1 for each of several labels.
+        """
         outputs, _ = self.encode(
             input_ids,
             attention_mask,
@@ -838,10 +963,8 @@ class BertForSequenceClassification(BertHead):
         )
         logits = self.classifier(self.dropout(outputs.pooler_output))  # (B, L)
         loss = None
-        if labels is not None and self.config.num_labels == 1:
-            loss = regress_loss(logits.squeeze(-1), labels, num_items_in_batch)
-        elif labels is not None:
-            loss = classify_loss(logits, labels, num_items_in_batch)
+        if labels is not None:
+            loss = SENTENCE_LOSSES[self.find_problem_type(labels)](logits, labels, num_items_in_batch)
         return SequenceClassifierOutput(
             loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
         )

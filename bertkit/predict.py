@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy.special import softmax
+from scipy.special import expit, softmax
 from torch import Tensor, nn
 
 from bertkit import model as models
@@ -128,8 +128,10 @@ class Predictor:
     An input is a text, a list of texts, or a mapping, whose names other than the following are ignored; `cut` in a
     result says that the input was longer than the run's lengths allow and lost its end:
 
-    - classification: `text`, or `text` and `text_pair` (also by GLUE's names). Result: `label`, its `probability` and
-      all `probabilities` by label; of a regression (STS-B) `score`.
+    - classification: `text`, or `text` and `text_pair` (also by GLUE's names). Result, by the configuration's
+      `problem_type`: `label`, its `probability` and all `probabilities` by label; with several labels a text `labels`,
+      those whose probability is above 0.5, and all `probabilities`; of a regression (STS-B) `score`, or `scores` by
+      label if there are several.
     - SQuAD: `question` and `context`, of any length. Result: `answer`, empty if there is none; `best` with the `text`,
       `start` and `end` (characters of the context) of the best span and its `score` S.T_i + E.T_j; for 2.0 also
       `null_score` s_null and `tau`: there is an answer where score > null_score + tau (section 4.3).
@@ -172,8 +174,6 @@ class Predictor:
         model, missing = load_model(getattr(models, head), name, settings)
         if missing:
             raise UsageError(f"{name} lacks weights of its {head}: {', '.join(missing[:3])}; give a trained one")
-        if config.problem_type == "multi_label_classification":
-            raise UsageError(f"{name} gives a text several labels, which BERT's tasks do not; use transformers for it")
         labels = config.id2label
         names = {label for label in labels.values() if isinstance(label, str)}
         if sorted(labels) != list(range(len(labels))) or len(names) < len(labels):
@@ -613,10 +613,18 @@ def keep_logits(outputs: Any, batch: Mapping[str, Tensor], setting: Setting) -> 
 
 
 def conclude_classes(kept: Sequence[np.ndarray], data: Any, examples: Any, setting: Setting) -> list[Result]:
-    """The class of each example, or its score."""
-    logits = np.stack(kept)
+    """Return the class of each example, its several labels, or its scores, as the `problem_type` says."""
+    logits = np.stack(kept)  # (S, L)
+    kind = setting.model.config.problem_type
+    if kind == "multi_label_classification":
+        results = [dict(zip(setting.labels, row, strict=True)) for row in expit(logits).tolist()]
+        return [
+            {"labels": [label for label, value in row.items() if value > 0.5], "probabilities": row} for row in results
+        ]
     if len(setting.labels) == 1:
         return [{"score": value} for value in logits[:, 0].tolist()]
+    if kind == "regression":
+        return [{"scores": dict(zip(setting.labels, row, strict=True))} for row in logits.tolist()]
     return [
         {
             "label": setting.labels[best],
@@ -628,8 +636,15 @@ def conclude_classes(kept: Sequence[np.ndarray], data: Any, examples: Any, setti
 
 
 def describe_class(result: Result) -> str:
-    """The class and how likely it is, or the score."""
-    return f"{result['label']}  ({result['probability']:.1%})" if "label" in result else f"{result['score']:.3f}"
+    """Return the class or the labels and how likely they are, or the scores."""
+    if "label" in result:
+        return f"{result['label']}  ({result['probability']:.1%})"
+    if "labels" in result:
+        found = (f"{label} ({result['probabilities'][label]:.1%})" for label in result["labels"])
+        return ", ".join(found) or "(no label)"
+    if "scores" in result:
+        return ", ".join(f"{label} {value:.3f}" for label, value in result["scores"].items())
+    return f"{result['score']:.3f}"
 
 
 def conclude_choices(

@@ -142,11 +142,10 @@ def test_training_takes_its_own_attention_on_a_cpu(monkeypatch: pytest.MonkeyPat
     module = nn.Module()
     module.is_causal = False
     states = [torch.zeros(1, 2, 3, 8) for _ in range(3)]
-    for training, rate, gradient in ((True, 0.1, False), (True, 0.0, True), (True, 0.0, False), (False, 0.1, False)):
-        module.training = training
+    for rate, gradient in ((0.1, False), (0.0, True), (0.0, False)):
         query = states[0].clone().requires_grad_(gradient)
         attention.attend_packed(module, query, *states[1:], None, dropout=rate, layout=lay_out_lengths([3]))
-    assert taken == ["attend_on_cpu", "attend_on_cpu", "attend_grouped", "attend_grouped"]
+    assert taken == ["attend_on_cpu", "attend_on_cpu", "attend_grouped"]
 
 
 def draw_probabilities(kernel: str, lengths: list[int], rate: float, **options) -> list[Tensor]:
@@ -179,21 +178,19 @@ def test_dropout_drops_probabilities_and_keeps_their_mean(kernel: str) -> None:
     check_dropout(kernel, [9, 2, 30, 30, 17], rate=0.3, draws=60, slack=1e-4)
 
 
-def test_dropout_is_for_training_only() -> None:
+def test_transformers_finds_packed_attention_by_its_name() -> None:
     module = nn.Module()
     module.is_causal = False
     layout = lay_out_lengths([5, 3])
     query, key, value = (torch.randn(1, 2, 8, 4) for _ in range(3))
 
-    def attend() -> Tensor:
-        return ALL_ATTENTION_FUNCTIONS[PACKED](module, query, key, value, None, dropout=0.5, layout=layout)[0]
+    def attend(rate: float) -> Tensor:
+        return ALL_ATTENTION_FUNCTIONS[PACKED](module, query, key, value, None, dropout=rate, layout=layout)[0]
 
-    assert attend().shape == (1, 8, 2, 4)
-    assert not torch.equal(attend(), attend())
-    module.eval()
-    assert torch.equal(attend(), attend())
+    assert attend(0.5).shape == (1, 8, 2, 4)
+    assert not torch.equal(attend(0.5), attend(0.5))
     expected = attend_naively(*(x[0].transpose(0, 1) for x in (query, key, value)), [5, 3], 1.0, False)
-    torch.testing.assert_close(attend()[0], expected)
+    torch.testing.assert_close(attend(0.0)[0], expected)
 
 
 # --- Groups -----------------------------------------------------------------------------------------------------------

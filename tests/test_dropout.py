@@ -137,4 +137,4 @@ def test_the_module_follows_the_mode() -> None:
     module, x = Dropout(0.5), torch.ones(64)
     assert (module(x) == 0).any()
     assert module.eval()(x) is x
-    assert repr(module) == "Dropout(rate=0.5)"
+    assert repr(module) == "Dropout(p=0.5, inplace=False)"

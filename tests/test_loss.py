@@ -4,6 +4,7 @@ import copy
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -229,11 +230,21 @@ def test_the_bias_learns_in_full_precision_though_the_model_has_half() -> None:
     assert (decoder.bias.grad.float() - exact).norm() / exact.norm() < 0.01
 
 
-def test_a_second_derivative_is_refused_not_wrong() -> None:
-    decoder, hidden, labels = nn.Linear(8, 50), torch.randn(6, 8, requires_grad=True), torch.arange(6)
-    (gradient,) = torch.autograd.grad(decode_loss(hidden, decoder, labels), decoder.weight, create_graph=True)
-    with pytest.raises(RuntimeError, match="does not require grad"):
-        gradient.square().sum().backward()
+def test_the_decoder_has_second_derivatives() -> None:
+    """Of a weight that is tied: behind the hidden states, too."""
+    decoder, labels = nn.Linear(8, 50), torch.randint(50, (20,))
+    vectors = [torch.randn_like(x) for x in decoder.parameters()]
+
+    def multiply(decode: Callable[[Tensor], Tensor]) -> tuple[Tensor, ...]:
+        hidden = decoder.weight[:20].tanh()
+        gradients = torch.autograd.grad(3 * decode(hidden), list(decoder.parameters()), create_graph=True)
+        return torch.autograd.grad(gradients, list(decoder.parameters()), vectors)
+
+    assert is_worthwhile(decoder.weight[:20], decoder)
+    fast = multiply(lambda hidden: decode_loss(hidden, decoder, labels))
+    plain = multiply(lambda hidden: classify_loss(decoder(hidden), labels))
+    for got, wanted in zip(fast, plain, strict=True):
+        torch.testing.assert_close(got, wanted)
 
 
 @pytest.mark.parametrize("change", ["pre-hook", "hook", "forward", "pruned", "frozen", "few rows"])

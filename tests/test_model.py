@@ -621,10 +621,10 @@ def test_dropout_is_where_transformers_has_it() -> None:
     rates = {"hidden_dropout_prob": 0.2, "attention_probs_dropout_prob": 0.3, "classifier_dropout": 0.4}
     for head in HEADS:
         model = make_model(head, **rates)
-        mine = {name: x.rate for name, x in model.named_modules() if isinstance(x, Dropout)}
+        mine = {name: x.p for name, x in model.named_modules() if isinstance(x, Dropout)}
         stock = {name: x.p for name, x in make_twin(model).named_modules() if isinstance(x, nn.Dropout)}
         assert mine == stock
-    assert make_model("BertForTokenClassification", hidden_dropout_prob=0.2).dropout.rate == 0.2
+    assert make_model("BertForTokenClassification", hidden_dropout_prob=0.2).dropout.p == 0.2
 
 
 @pytest.mark.parametrize("rate", RATES)

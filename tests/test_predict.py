@@ -105,6 +105,31 @@ def test_a_regression_gives_scores(tmp_path):
     assert np.ptp(scores) > 0.01
 
 
+@pytest.mark.parametrize("count", [1, 3])
+def test_several_labels_a_text_have_a_probability_each(count, tmp_path):
+    values = {"num_labels": count, "problem_type": "multi_label_classification"}
+    folder = write_head(tmp_path, "BertForSequenceClassification", seed=1, **values)
+    texts, predictor = make_texts(6), Exact(folder)
+    stock = pipeline("text-classification", model=str(folder), top_k=None)(texts)
+    for result, found in zip(predictor(texts), stock, strict=True):
+        chances = {entry["label"]: entry["score"] for entry in found}
+        assert result["probabilities"] == pytest.approx(chances, abs=1e-5)
+        assert result["labels"] == [label for label in sorted(chances) if chances[label] > 0.5]
+    assert 0 < sum(len(result["labels"]) for result in predictor(texts)) < 6 * count
+    result = {"labels": ["a", "c"], "probabilities": {"a": 0.9, "b": 0.2, "c": 0.514}}
+    assert predictor.describe(result) == "a (90.0%), c (51.4%)"
+    assert predictor.describe({"labels": [], "probabilities": {"a": 0.1}}) == "(no label)"
+
+
+def test_a_regression_on_several_scores_names_each(tmp_path):
+    folder = write_head(tmp_path, "BertForSequenceClassification", num_labels=2, problem_type="regression")
+    texts, predictor = make_texts(6), Exact(folder)
+    stock = pipeline("text-classification", model=str(folder), function_to_apply="none", top_k=None)(texts)
+    for result, found in zip(predictor(texts), stock, strict=True):
+        assert result["scores"] == pytest.approx({entry["label"]: entry["score"] for entry in found}, abs=1e-5)
+    assert predictor.describe({"scores": {"a": 0.25, "b": -3.0}}) == "a 0.250, b -3.000"
+
+
 def test_a_text_that_is_too_long_is_cut_as_in_training(classifier):
     text = " ".join(FILLERS * 40)
     cut = AutoTokenizer.from_pretrained(classifier)(text, truncation=True, max_length=128, return_tensors="pt")
@@ -460,12 +485,6 @@ def test_a_model_that_has_diverged_says_so(head, given, tmp_path):
     model.save_pretrained(folder)
     with pytest.raises(UsageError, match=r"^the model answers with NaN: training has diverged; lower"):
         Exact(folder)([given])
-
-
-def test_a_model_of_several_labels_a_text_is_refused(tmp_path):
-    folder = write_head_with(tmp_path, problem_type="multi_label_classification")
-    with pytest.raises(UsageError, match=r"gives a text several labels, which BERT's tasks do not; use transformers"):
-        Exact(folder)
 
 
 @pytest.mark.parametrize(

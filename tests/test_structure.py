@@ -80,7 +80,7 @@ MAY_IMPORT = {
         "bertkit.data.sequence",
         "bertkit.data.tokens",
     },
-    "bertkit.dropout": set(),
+    "bertkit.dropout": {"bertkit.device"},
     "bertkit.errors": set(),
     "bertkit.features": {
         "bertkit.checkpoint",
@@ -95,8 +95,15 @@ MAY_IMPORT = {
     "bertkit.loss": {"bertkit.device"},
     "bertkit.memory": set(),
     "bertkit.metrics": set(),
-    "bertkit.bilstm": {"bertkit.attention"},
-    "bertkit.model": {"bertkit.attention", "bertkit.bilstm", "bertkit.config", "bertkit.dropout", "bertkit.loss"},
+    "bertkit.bilstm": {"bertkit.attention", "bertkit.device"},
+    "bertkit.model": {
+        "bertkit.attention",
+        "bertkit.bilstm",
+        "bertkit.config",
+        "bertkit.device",
+        "bertkit.dropout",
+        "bertkit.loss",
+    },
     "bertkit.optim": set(),
     "bertkit.page": {
         "bertkit",
