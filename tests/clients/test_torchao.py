@@ -1,0 +1,69 @@
+"""torchao: our heads with int8 weights, and with int8 activations too, beside stock."""
+
+import pytest
+import torch
+import transformers
+
+from tests.clients.conftest import SIDES, build
+from tests.conftest import collect, differ, make_batch
+
+HEADS = ("BertForMaskedLM", "BertForSequenceClassification")
+KINDS = {"Int8WeightOnlyConfig": "weights", "Int8DynamicActivationInt8WeightConfig": "weights and activations"}
+
+
+def make_config(kind):
+    """Return torchao's configuration of that name."""
+    import torchao.quantization
+
+    return getattr(torchao.quantization, kind)()
+
+
+def quantize(head, side, kind, folder):
+    """Quantise a model in place."""
+    from torchao.quantization import quantize_
+
+    model = build(head, side)
+    quantize_(model, make_config(kind))
+    return model
+
+
+def load_quantized(head, side, kind, folder):
+    """Quantise a checkpoint while it is loaded."""
+    model = build(head, side)
+    model.save_pretrained(folder / side)
+    return (
+        type(model)
+        .from_pretrained(
+            folder / side,
+            attn_implementation=model.config._attn_implementation,
+            quantization_config=transformers.TorchAoConfig(make_config(kind)),
+        )
+        .eval()
+    )
+
+
+CASES = [
+    pytest.param(way, kind, id=f"{way.__name__}-{kind}", marks=pytest.mark.clients("torchao", f"{name}, int8 {of}"))
+    for way, name in ((quantize, "quantize_"), (load_quantized, "from_pretrained(quantization_config)"))
+    for kind, of in KINDS.items()
+]
+
+
+@pytest.mark.parametrize("side", SIDES)
+@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize(("way", "kind"), CASES)
+def test_a_quantised_model_answers_as_stock_quantised(way, kind, head, side, tmp_path):
+    """Rounding of activations turns the last bit of fp32 into a step of int8, so the bound is the error of int8."""
+    torch.manual_seed(2)
+    batch = make_batch([2, 9, 5, 13])
+    mask = batch["attention_mask"]
+    with torch.no_grad():
+        model = way(head, side, kind, tmp_path)
+        assert "int8" in type(model.bert.encoder.layer[0].attention.self.query.weight).__name__.lower()
+        found = collect(model(**batch), mask)
+        expected = collect(way(head, "stock", kind, tmp_path)(**batch), mask)
+        exact = collect(build(head, "stock")(**batch), mask)
+    for name in expected:
+        error = differ(expected[name], exact[name])
+        assert 1e-4 < error < 0.1
+        assert differ(found[name], expected[name]) < (1e-5 if kind == "Int8WeightOnlyConfig" else error)
