@@ -125,8 +125,9 @@ class Packed:
     indices: Tensor | None  # (N,) places in the flattened (B * T); None: all are real
     offsets: Tensor  # (B + 1,) int64; sequence b is tokens offsets[b] to offsets[b + 1]
 
-    def to(self, device: torch.device) -> "Packed":
-        """Return the layout on `device`; each copy is made once."""
+    def to(self, device: torch.device | str | int) -> "Packed":
+        """Return the layout on `device`; each copy is made once. accelerate's hooks call it, too."""
+        device = torch.device(device)
         if device == self.offsets.device:
             return self
         if device not in self._copies:
@@ -239,8 +240,8 @@ def lay_out(
         return Padded(shape, mask if mask is not None and mask.dim() == 2 else None)
     if torch.compiler.is_exporting() or torch.jit.is_tracing():
         raise ValueError(
-            "packed attention, and a BiLSTM on top, can be neither exported nor traced; load the model with "
-            "attn_implementation='sdpa' or call set_attn_implementation('sdpa')"
+            "packed attention can be neither exported nor traced, nor can a BiLSTM; load a model without a BiLSTM with "
+            "attn_implementation='sdpa', or call set_attn_implementation('sdpa')"
         )
     if mask is None:
         return Packed(shape, None, torch.arange(shape[0] + 1, device=device) * shape[1])
@@ -265,7 +266,7 @@ def find_places(mask: Tensor) -> Tensor:
     try:
         return mask.flatten().nonzero().squeeze(1)  # (N,)
     except RuntimeError as error:
-        if not is_transformed():
+        if "vmap" not in str(error):
             raise
         raise ValueError(
             "vmap cannot map over attention_mask: each example would have another number of tokens; loop over the "
@@ -456,8 +457,8 @@ class _AttendOnCPU(torch.autograd.Function):
     def backward(ctx, gradient: Tensor) -> tuple[Tensor | None, ...]:
         if torch.is_grad_enabled():
             raise RuntimeError(
-                "packed attention has no second derivatives in training on a CPU (create_graph=True); load the model "
-                "with attn_implementation='eager'"
+                "packed attention has no second derivatives on a CPU (create_graph=True); load the model with "
+                "attn_implementation='eager'"
             )
         query, key, value, *kept = ctx.saved_tensors
         shape = gradient.shape

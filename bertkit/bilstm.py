@@ -23,6 +23,7 @@ def run_bilstm(lstm: nn.LSTM, tokens: Tensor, layout: Packed) -> Tensor:
 
     In fp32 on a CPU, also under autocast.
     """
+    layout = layout.to(tokens.device)
     if is_worthwhile(lstm, tokens):
         return _run_on_cpu(lstm, tokens.float(), layout)
     sequences = tokens.split(layout.offsets.diff().tolist())

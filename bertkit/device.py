@@ -1,4 +1,4 @@
-"""What the hardware can do: where a model runs, in which precision, and whether a kernel of ours may take over.
+"""Choose where a model runs, in which precision, and whether a kernel of ours may take a module's place.
 
 Left out: several devices, which are accelerate's.
 """
@@ -40,23 +40,23 @@ def choose_precision(asked: str) -> str:
 
 
 def runs_at_once_on_cpu(x: Tensor) -> bool:
-    """Whether what is done with x happens there and then on a CPU: no graph is compiled, nothing is transformed."""
+    """Return whether operations on x run at once on a CPU: no graph is compiled, nothing is transformed."""
     return x.device.type == "cpu" and not torch.compiler.is_compiling() and not is_transformed()
 
 
 def is_transformed() -> bool:
-    """Whether a `torch.func` transform is at work, which an `autograd.Function` without its rules cannot take."""
+    """Return whether a `torch.func` transform is active, which needs rules that our autograd functions lack."""
     return torch._C._are_functorch_transforms_active()
 
 
 def is_hooked(module: nn.Module) -> bool:
-    """Whether somebody has registered a hook on the module itself."""
+    """Return whether a hook is registered on the module itself."""
     hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
     return any(getattr(module, name) for name in hooks)
 
 
 def is_adapted(module: nn.Module) -> bool:
-    """Whether calling the module does more than its class says: it is hooked, or its `forward` was replaced."""
+    """Return whether the module is hooked, or its `forward` was replaced."""
     return "forward" in vars(module) or is_hooked(module)
 
 

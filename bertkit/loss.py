@@ -27,7 +27,7 @@ def sum_over_count(losses: Tensor, labelled: Tensor, count: Tensor | int | None)
     """
     if count is None:
         count = labelled.sum()
-    return losses.sum() / torch.as_tensor(count).clamp(min=1)  # an update without a label has the loss 0
+    return losses.sum() / torch.as_tensor(count, device=losses.device).clamp(min=1)  # 0 without a label
 
 
 def classify_loss(logits: Tensor, labels: Tensor, count: Tensor | int | None = None) -> Tensor:
@@ -39,15 +39,28 @@ def classify_loss(logits: Tensor, labels: Tensor, count: Tensor | int | None = N
 
 def regress_loss(logits: Tensor, labels: Tensor, count: Tensor | int | None = None) -> Tensor:
     """Return the mean squared error of logits (B, L) against labels (B, L), or (B,) with L = 1. In fp32."""
-    losses = (logits.float() - labels.to(logits.device).float().view_as(logits)).square()
+    losses = (logits.float() - match_labels(labels, logits)).square()
     return sum_over_count(losses, torch.ones_like(losses), count)
 
 
 def classify_each_loss(logits: Tensor, labels: Tensor, count: Tensor | int | None = None) -> Tensor:
     """Return the mean binary cross-entropy of logits (B, L) against labels (B, L), 0 or 1 each. In fp32."""
-    labels = labels.to(logits.device).float().view_as(logits)
+    labels = match_labels(labels, logits)
     losses = nn.functional.binary_cross_entropy_with_logits(logits.float(), labels, reduction="none")
     return sum_over_count(losses, torch.ones_like(losses), count)
+
+
+def match_labels(labels: Tensor, logits: Tensor) -> Tensor:
+    """Return labels as fp32 in the shape (B, L) and on the device of the logits.
+
+    Raises:
+        ValueError: they are neither (B, L), nor (B,) with L = 1.
+    """
+    if labels.dim() == 1 and logits.shape[1] == 1:
+        labels = labels[:, None]
+    if labels.shape != logits.shape:
+        raise ValueError(f"got labels of shape {tuple(labels.shape)} for logits of {tuple(logits.shape)}; give as many")
+    return labels.to(logits.device, torch.float32)
 
 
 def decode_loss(hidden: Tensor, decoder: nn.Module, labels: Tensor, count: Tensor | int | None = None) -> Tensor:
@@ -100,6 +113,7 @@ class _DecodeOnCPU(torch.autograd.Function):
                 to_hidden[begin : begin + BLOCK] = scores @ weight_
                 part = (scores.t() @ block).to(weight.dtype)
                 to_weight = part if to_weight is None else to_weight.add_(part)
+        ctx.dtype = dtype
         ctx.save_for_backward(hidden, weight, bias, to_hidden, to_weight, to_bias.to(bias.dtype), labels)
         return total
 
@@ -108,7 +122,9 @@ class _DecodeOnCPU(torch.autograd.Function):
         given, kept, labels = ctx.saved_tensors[:3], ctx.saved_tensors[3:6], ctx.saved_tensors[6]
         if torch.is_grad_enabled():  # create_graph=True: what was kept is not differentiable
             given = [each.view_as(each) for each in given]  # a tied weight is also behind `hidden`
-            total = nn.functional.cross_entropy(nn.functional.linear(*given).float(), labels, reduction="sum")
+            with torch.autocast("cpu", enabled=False):
+                scores = nn.functional.linear(*(each.to(ctx.dtype) for each in given))  # (M, V)
+                total = nn.functional.cross_entropy(scores.float(), labels, reduction="sum")
             return (*torch.autograd.grad(total, given, gradient, create_graph=True), None, None)
         return (*(each * gradient.to(each.dtype) for each in kept), None, None)
 

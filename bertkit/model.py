@@ -42,7 +42,7 @@ from transformers.utils.output_capturing import capture_outputs
 from bertkit.attention import PACKED, Packed, Padded, attend_eagerly, find_places, keep_first, lay_out
 from bertkit.bilstm import run_bilstm
 from bertkit.config import BertConfig
-from bertkit.device import is_hooked
+from bertkit.device import is_hooked, is_transformed
 from bertkit.dropout import Dropout
 from bertkit.loss import IGNORED, classify_each_loss, classify_loss, decode_loss, regress_loss
 
@@ -106,6 +106,7 @@ class BertSelfAttention(nn.Module):
             key,
             value,
             attention_mask,
+            # In transformers the mode of this module decides, and code that sets the mode of dropout has no effect.
             dropout=self.dropout.p if self.dropout.training else 0.0,
             scaling=self.scaling,
             layout=layout,
@@ -260,14 +261,14 @@ UNSUPPORTED = {
         "there is no cross-attention: use the model of transformers",
     ),
     "past_key_values": "there is no cache: pass the whole text",
-    "head_mask": "leave it out, as transformers 5 does",
+    "head_mask": "heads cannot be masked",
     "is_causal": "set is_decoder in the configuration",
     **dict.fromkeys(
         ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx"),
         "pass a batch (B, T) with an attention_mask: nothing is computed on its padding",
     ),
     "logits_to_keep": "only BertLMHeadModel has it",
-    "shift_labels": "pass labels, which are shifted here",
+    "shift_labels": "pass labels, which BertLMHeadModel alone shifts",
 }
 
 
@@ -334,7 +335,7 @@ class BertModel(BertPreTrainedModel):
         """
         unpacked = layout is None
         layout = layout or self.lay_out(input_ids, attention_mask, inputs_embeds)
-        self._check_request(kwargs)
+        self.check_request(kwargs)
         if position_ids is None:
             position_ids = self._number_positions(layout, input_ids if inputs_embeds is None else inputs_embeds)
         if token_type_ids is None:
@@ -397,7 +398,7 @@ class BertModel(BertPreTrainedModel):
             return layout.pack(self.embeddings(*given))  # (packed, H)
         return self.embeddings(*(None if x is None else layout.pack(x) for x in given))  # (packed, H)
 
-    def _check_request(self, kwargs: dict) -> None:
+    def check_request(self, kwargs: dict) -> None:
         """Raise a ValueError about what this model cannot take or give."""
         for name in sorted(UNSUPPORTED.keys() & kwargs.keys()):
             if kwargs[name] is not None:
@@ -609,7 +610,10 @@ class BertLMHead(BertHead):
         return places
 
     def call_hooked_head(self, hidden: Tensor, layout: Packed | Padded, *pooled: Tensor) -> Any:
-        """Return the output of `cls` for all places (B, T, H), as in transformers, if it is hooked; else None."""
+        """Return the output of `cls` for all places (B, T, H), as in transformers, if it is hooked; else None.
+
+        Training then decodes all places, not the labelled ones alone.
+        """
         if is_hooked(self.cls) or is_hooked(self.cls.predictions):
             return self.cls(layout.unpack(hidden), *pooled)
         return None
@@ -634,12 +638,15 @@ class BertLMHead(BertHead):
         head = self.cls.predictions
         if labels is not None:
             labels = layout.pack(self.align(labels))  # (packed)
-        if scores is not None or labels is None or not (self.training if targets_only is None else targets_only):
+        few = self.training if targets_only is None else targets_only
+        if scores is not None or labels is None or not few or is_transformed():  # no transform takes a mask as an index
             logits = head(hidden) if scores is None else layout.pack(scores)  # (packed, V)
             if labels is None:
                 return layout.unpack(logits), None
             loss = classify_loss(logits, labels, count)
-            return logits[labels.to(logits.device) != IGNORED] if targets_only else layout.unpack(logits), loss
+            if few:
+                return None if self.training else logits[labels.to(logits.device) != IGNORED], loss  # (M, V)
+            return layout.unpack(logits), loss
         if places is None:
             labelled = labels != IGNORED
             hidden, labels = hidden[labelled.to(hidden.device)], labels[labelled]  # (M, H), (M)
@@ -907,7 +914,7 @@ SENTENCE_LOSSES = {  # problem_type in a configuration -> loss
 
 
 class BertForSequenceClassification(BertHead):
-    """A class of a text or a pair, several, or scores, as `config.problem_type` says (section 4.1, GLUE)."""
+    """Predict a class of a text or a pair, several, or scores, as `config.problem_type` says (section 4.1, GLUE)."""
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__(config)
@@ -916,10 +923,13 @@ class BertForSequenceClassification(BertHead):
         self.classifier = nn.Linear(config.hidden_size, config.num_labels)
         self.post_init()
 
-    def find_problem_type(self, labels: Tensor) -> str:
-        """Return the configuration's `problem_type`, which the first labels decide if it is unset, as in transformers.
+    def set_problem_type(self, labels: Tensor) -> str:
+        """Return the configuration's `problem_type`; set it first if it is unset, as transformers does.
 
         One label is a regression, several with whole numbers are classes, others are yes or no for each label.
+
+        Raises:
+            ValueError: the configuration has an unknown one.
         """
         if self.config.problem_type is None:
             if self.config.num_labels == 1:
@@ -928,11 +938,14 @@ class BertForSequenceClassification(BertHead):
                 self.config.problem_type = "single_label_classification"
             else:
                 self.config.problem_type = "multi_label_classification"
+        if self.config.problem_type not in SENTENCE_LOSSES:
+            known = ", ".join(SENTENCE_LOSSES)
+            raise ValueError(f"problem_type {self.config.problem_type!r} is unknown; expected one of {known}")
         return self.config.problem_type
 
     def count_labels(self, labels: Tensor, **batch: Tensor) -> dict[str, Tensor]:
-        """Sequences, or with several scores or labels for each of them B * L."""
-        if self.find_problem_type(labels) == "single_label_classification":
+        """Count sequences, or with several scores or labels for each of them B * L."""
+        if self.set_problem_type(labels) == "single_label_classification":
             return super().count_labels(labels)
         return {"num_items_in_batch": torch.tensor(labels.numel(), device=labels.device)}
 
@@ -948,7 +961,7 @@ class BertForSequenceClassification(BertHead):
         num_items_in_batch: Tensor | int | None = None,
         **kwargs,
     ) -> SequenceClassifierOutput:
-        """Return logits (B, L), and with labels the loss that `find_problem_type` says.
+        """Return logits (B, L), and with labels the loss of the problem type.
 
         Args:
             labels: (B,) classes; (B, L) scores, or (B,) with L = 1; or (B, L) 0 or 1 for each of several labels.
@@ -964,7 +977,7 @@ class BertForSequenceClassification(BertHead):
         logits = self.classifier(self.dropout(outputs.pooler_output))  # (B, L)
         loss = None
         if labels is not None:
-            loss = SENTENCE_LOSSES[self.find_problem_type(labels)](logits, labels, num_items_in_batch)
+            loss = SENTENCE_LOSSES[self.set_problem_type(labels)](logits, labels, num_items_in_batch)
         return SequenceClassifierOutput(
             loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
         )
@@ -1143,7 +1156,8 @@ def check_feature_layers(name: str, config: BertConfig) -> None:
 
 def select_features(hidden_states: tuple[Tensor, ...], name: str) -> Tensor:
     """(..., K, H) the states of the K layers that `name` names, from the embeddings' output and every layer's."""
-    return torch.stack(hidden_states[FEATURE_LAYERS[name][0]], dim=-2)  # (..., K, H)
+    chosen = hidden_states[FEATURE_LAYERS[name][0]]
+    return torch.stack([states.to(chosen[-1].device) for states in chosen], dim=-2)  # (..., K, H)
 
 
 class BertBiLSTM(nn.Module):
@@ -1260,6 +1274,7 @@ class BertFeaturesForTokenClassification(BertHead):
                 then `attention_mask` (B, W) is nonzero at words.
             labels: (B, W), -100 where there is no word.
         """
+        self.bert.check_request(kwargs)
         words = attention_mask
         if features is None:
             with torch.no_grad():
@@ -1275,6 +1290,7 @@ class BertFeaturesForTokenClassification(BertHead):
                 )
             features = select_features(outputs.hidden_states, self.config.feature_layers)  # (B, T, K, H)
             if word_places is not None:
+                word_places = word_places.to(features.device)
                 words = word_places >= 0  # (B, W)
                 rows = torch.arange(len(word_places), device=features.device)[:, None]
                 features = features[rows, word_places.clamp(min=0)]  # (B, W, K, H)

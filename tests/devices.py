@@ -1,7 +1,6 @@
-"""Devices that are not there: tensors of the CPU that say they lie elsewhere, and operations that mix two of them fail.
+"""Simulate several accelerators: tensors of the CPU that say they lie elsewhere and refuse to be mixed.
 
-They show what a model does whose layers are divided over several accelerators. Left out: the backward pass, for which
-torch asks the device itself.
+Left out: the backward pass, for which torch asks the device itself.
 """
 
 from typing import Any
@@ -15,7 +14,7 @@ FIRST, SECOND = torch.device("meta", 0), torch.device("meta", 1)
 
 
 class Placed(Tensor):
-    """A tensor of the CPU, `value`, that says it lies on another device."""
+    """Hold a tensor of the CPU, `value`, and say that it lies on another device."""
 
     value: Tensor
 
@@ -33,7 +32,7 @@ class Placed(Tensor):
 
 
 class Devices(TorchDispatchMode):
-    """Within it tensors can be made on FIRST and SECOND."""
+    """Allow tensors to be made on FIRST and SECOND."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         return run(func, args, kwargs or {})
@@ -46,7 +45,7 @@ def run(func: Any, args: tuple, kwargs: dict) -> Any:
         RuntimeError: its tensors lie on different devices.
     """
     given = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
-    devices = {x.device for x in given if x.dim()} or {x.device for x in given}
+    devices = {x.device for x in given if x.dim() or x.device.type != "cpu"} or {x.device for x in given}
     target = kwargs.get("device")
     if target is None and len(devices) > 1 and func is not torch.ops.aten.copy_.default:
         raise RuntimeError(f"expected all tensors of {func} on one device, got {sorted(map(str, devices))}")
@@ -64,14 +63,17 @@ def run(func: Any, args: tuple, kwargs: dict) -> Any:
 
 
 def place_module(module: nn.Module, device: torch.device) -> None:
-    """Move a module's parameters to a device, and whatever it is called with, as accelerate's hooks do."""
+    """Move a module's parameters to a device, and the tensors it is called with, by replacing its `forward`."""
     for owner in module.modules():
         for name, parameter in list(owner.named_parameters(recurse=False)):
             if not isinstance(parameter, Placed):
                 moved = nn.Parameter(Placed(parameter.detach(), device), requires_grad=False)
                 owner.register_parameter(name, moved)
 
-    def move(module: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-        return tree_map(lambda x: x.to(device) if isinstance(x, Tensor) else x, (args, kwargs))
+    forward = module.forward
 
-    module.register_forward_pre_hook(move, with_kwargs=True)
+    def move(*args: Any, **kwargs: Any) -> Any:
+        args, kwargs = tree_map(lambda x: x.to(device) if isinstance(x, Tensor) else x, (args, kwargs))
+        return forward(*args, **kwargs)
+
+    module.forward = move

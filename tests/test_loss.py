@@ -157,7 +157,7 @@ def test_losses_are_computed_in_full_precision() -> None:
     loss = classify_loss(logits, torch.zeros(4096, dtype=torch.long))
     assert loss.dtype == torch.float32
     torch.testing.assert_close(loss, torch.tensor(2.0).log())
-    loss = regress_loss(torch.zeros(4096, dtype=torch.bfloat16), torch.full((4096,), 0.1))
+    loss = regress_loss(torch.zeros(4096, 1, dtype=torch.bfloat16), torch.full((4096,), 0.1))
     torch.testing.assert_close(loss, torch.tensor(0.01))
 
 
@@ -230,21 +230,24 @@ def test_the_bias_learns_in_full_precision_though_the_model_has_half() -> None:
     assert (decoder.bias.grad.float() - exact).norm() / exact.norm() < 0.01
 
 
-def test_the_decoder_has_second_derivatives() -> None:
-    """Of a weight that is tied: behind the hidden states, too."""
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
+def test_the_decoder_has_second_derivatives(dtype: torch.dtype | None) -> None:
+    """Take a tied weight, which is behind the hidden states, too; under autocast, and without."""
     decoder, labels = nn.Linear(8, 50), torch.randint(50, (20,))
     vectors = [torch.randn_like(x) for x in decoder.parameters()]
 
     def multiply(decode: Callable[[Tensor], Tensor]) -> tuple[Tensor, ...]:
         hidden = decoder.weight[:20].tanh()
-        gradients = torch.autograd.grad(3 * decode(hidden), list(decoder.parameters()), create_graph=True)
+        with torch.autocast("cpu", dtype, enabled=dtype is not None):
+            loss = 3 * decode(hidden)
+        gradients = torch.autograd.grad(loss, list(decoder.parameters()), create_graph=True)
         return torch.autograd.grad(gradients, list(decoder.parameters()), vectors)
 
     assert is_worthwhile(decoder.weight[:20], decoder)
     fast = multiply(lambda hidden: decode_loss(hidden, decoder, labels))
     plain = multiply(lambda hidden: classify_loss(decoder(hidden), labels))
     for got, wanted in zip(fast, plain, strict=True):
-        torch.testing.assert_close(got, wanted)
+        assert (got - wanted).norm() <= (1e-5 if dtype is None else 2e-2) * wanted.norm()
 
 
 @pytest.mark.parametrize("change", ["pre-hook", "hook", "forward", "pruned", "frozen", "few rows"])
