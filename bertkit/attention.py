@@ -408,7 +408,7 @@ def _attend_group(
 def _trains_on_cpu(dropout: float, *states: Tensor) -> bool:
     """Whether `attend_on_cpu` should take the place of `attend_grouped`."""
     learns = any(x.requires_grad for x in states)
-    return (dropout > 0.0 or learns) and runs_at_once_on_cpu(states[0])
+    return (0.0 < dropout < 1.0 or (learns and dropout == 0.0)) and runs_at_once_on_cpu(states[0])
 
 
 def attend_on_cpu(

@@ -191,6 +191,8 @@ def load_model(head: type, checkpoint: str, settings: Mapping[str, Any]) -> tupl
     # A tau belongs to the model that it was tuned for; what a model returns is the business of who calls it.
     settings = {"tau": None, **RETURNED, **settings}
     tokens, labels = settings.pop("vocab_size", 0), settings.pop("id2label", None)
+    if labels is not None:  # and the type of a problem to its labels
+        settings.setdefault("problem_type", None)
     check_sizes(checkpoint, load_config(checkpoint))
     with explain_refusal(f"the model {checkpoint} (in safetensors)"):
         model, info = head.from_pretrained(

@@ -49,15 +49,10 @@ def is_transformed() -> bool:
     return torch._C._are_functorch_transforms_active()
 
 
-def is_hooked(module: nn.Module) -> bool:
-    """Return whether a hook is registered on the module itself."""
-    hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-    return any(getattr(module, name) for name in hooks)
-
-
 def is_adapted(module: nn.Module) -> bool:
-    """Return whether the module is hooked, or its `forward` was replaced."""
-    return "forward" in vars(module) or is_hooked(module)
+    """Return whether a hook is registered on the module itself, or its `forward` was replaced."""
+    hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    return "forward" in vars(module) or any(getattr(module, name) for name in hooks)
 
 
 def use_precision(precision: str, device: torch.device) -> torch.autocast:

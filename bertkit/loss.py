@@ -56,8 +56,8 @@ def match_labels(labels: Tensor, logits: Tensor) -> Tensor:
     Raises:
         ValueError: they are neither (B, L), nor (B,) with L = 1.
     """
-    if labels.dim() == 1 and logits.shape[1] == 1:
-        labels = labels[:, None]
+    if logits.shape[1] == 1 and labels.numel() == len(logits):
+        labels = labels.view_as(logits)
     if labels.shape != logits.shape:
         raise ValueError(f"got labels of shape {tuple(labels.shape)} for logits of {tuple(logits.shape)}; give as many")
     return labels.to(logits.device, torch.float32)

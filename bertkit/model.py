@@ -42,7 +42,7 @@ from transformers.utils.output_capturing import capture_outputs
 from bertkit.attention import PACKED, Packed, Padded, attend_eagerly, find_places, keep_first, lay_out
 from bertkit.bilstm import run_bilstm
 from bertkit.config import BertConfig
-from bertkit.device import is_hooked, is_transformed
+from bertkit.device import is_adapted, is_transformed
 from bertkit.dropout import Dropout
 from bertkit.loss import IGNORED, classify_each_loss, classify_loss, decode_loss, regress_loss
 
@@ -106,8 +106,7 @@ class BertSelfAttention(nn.Module):
             key,
             value,
             attention_mask,
-            # In transformers the mode of this module decides, and code that sets the mode of dropout has no effect.
-            dropout=self.dropout.p if self.dropout.training else 0.0,
+            dropout=self.dropout.p if self.training else 0.0,
             scaling=self.scaling,
             layout=layout,
         )  # (1, N, A, D) or (B, T, A, D)
@@ -390,13 +389,13 @@ class BertModel(BertPreTrainedModel):
         layout: Packed | Padded,
     ) -> Tensor:
         """Return the first layer's input (packed, H); hooks on the embeddings see (B, T, H), as in transformers."""
-        words = self.embeddings.word_embeddings
-        if inputs_embeds is None and is_hooked(words):
+        words, given = self.embeddings.word_embeddings, {"token_type_ids": token_type_ids, "position_ids": position_ids}
+        if any(is_adapted(module) for module in self.embeddings.modules() if module is not words):
+            return layout.pack(self.embeddings(input_ids=input_ids, inputs_embeds=inputs_embeds, **given))
+        if inputs_embeds is None and (type(words) is not nn.Embedding or is_adapted(words)):
             input_ids, inputs_embeds = None, words(input_ids)  # (B, T, H)
-        given = (input_ids, token_type_ids, position_ids, inputs_embeds)  # (B, T, ...) each, or None
-        if any(is_hooked(module) for module in self.embeddings.modules() if module is not words):
-            return layout.pack(self.embeddings(*given))  # (packed, H)
-        return self.embeddings(*(None if x is None else layout.pack(x) for x in given))  # (packed, H)
+        given |= {"input_ids": input_ids, "inputs_embeds": inputs_embeds}
+        return self.embeddings(**{name: None if x is None else layout.pack(x) for name, x in given.items()})
 
     def check_request(self, kwargs: dict) -> None:
         """Raise a ValueError about what this model cannot take or give."""
@@ -610,13 +609,14 @@ class BertLMHead(BertHead):
         return places
 
     def call_hooked_head(self, hidden: Tensor, layout: Packed | Padded, *pooled: Tensor) -> Any:
-        """Return the output of `cls` for all places (B, T, H), as in transformers, if it is hooked; else None.
+        """Return the output of `cls` for all places (B, T, H), as in transformers, if it is hooked or replaced.
 
-        Training then decodes all places, not the labelled ones alone.
+        Training then decodes all places, not the labelled ones alone. Otherwise return None.
         """
-        if is_hooked(self.cls) or is_hooked(self.cls.predictions):
-            return self.cls(layout.unpack(hidden), *pooled)
-        return None
+        is_ours = isinstance(self.cls, BertOnlyMLMHead | BertPreTrainingHeads) and not is_adapted(self.cls)
+        if is_ours and type(self.cls.predictions) is BertLMPredictionHead and not is_adapted(self.cls.predictions):
+            return None
+        return self.cls(layout.unpack(hidden), *pooled)
 
     def predict_tokens(
         self,
@@ -635,12 +635,11 @@ class BertLMHead(BertHead):
         places: (M,), from `find_places`; None: they are looked for.
         scores: (B, T, V), if a hooked head has computed them already.
         """
-        head = self.cls.predictions
         if labels is not None:
             labels = layout.pack(self.align(labels))  # (packed)
         few = self.training if targets_only is None else targets_only
         if scores is not None or labels is None or not few or is_transformed():  # no transform takes a mask as an index
-            logits = head(hidden) if scores is None else layout.pack(scores)  # (packed, V)
+            logits = self.cls.predictions(hidden) if scores is None else layout.pack(scores)  # (packed, V)
             if labels is None:
                 return layout.unpack(logits), None
             loss = classify_loss(logits, labels, count)
@@ -653,8 +652,8 @@ class BertLMHead(BertHead):
         else:
             hidden, labels = layout.select(hidden, places), layout.select(labels, places)  # (M, H), (M)
         if self.training:
-            return None, head(hidden, labels, count)
-        logits = head(hidden)  # (M, V)
+            return None, self.cls.predictions(hidden, labels, count)
+        logits = self.cls.predictions(hidden)  # (M, V)
         return logits, classify_loss(logits, labels, count)
 
 
@@ -691,7 +690,8 @@ class BertForPreTraining(BertLMHead):
         """Both predictions; with labels also their losses.
 
         Args:
-            labels: (B, T), the original token at masked positions and -100 elsewhere.
+            labels: (B, T), the original token at masked positions and -100 elsewhere; packed, those at padding do not
+                count.
             next_sentence_label: (B,), 0 where B follows A, 1 where B is random.
             targets_only: decode only the labelled positions; None: in training. Training then returns no token logits.
             real_places, target_places: (N,) and (M,), from `find_places`, where they are known.
@@ -717,7 +717,8 @@ class BertForPreTraining(BertLMHead):
         if next_sentence_label is not None:
             nsp_loss = classify_loss(relationship, next_sentence_label, num_sequences_in_batch)
             if num_sequences_in_batch is None and num_items_in_batch is not None and labels is not None:
-                share = (labels != IGNORED).sum() / torch.as_tensor(num_items_in_batch).clamp(min=1)
+                count = torch.as_tensor(num_items_in_batch, device=labels.device)
+                share = (labels != IGNORED).sum() / count.clamp(min=1)
                 nsp_loss = nsp_loss * share.to(nsp_loss.device)
         losses = [loss for loss in (mlm_loss, nsp_loss) if loss is not None]
         return BertForPreTrainingOutput(

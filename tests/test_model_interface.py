@@ -58,19 +58,22 @@ def test_code_that_finds_dropout_by_its_type_turns_it_off(kernel: str) -> None:
 
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_code_that_finds_dropout_by_its_type_keeps_it_on(kernel: str) -> None:
-    """Monte-Carlo dropout; that of attention alone, too."""
-    model, batch = make_model("BertForSequenceClassification", kernel), make_batch(LENGTHS)
-    assert torch.equal(model(**batch).logits, model(**batch).logits)
-    for name, module in model.named_modules():
-        if isinstance(module, nn.Dropout) and "self" in name:
-            module.train()
-    assert not torch.equal(model(**batch).logits, model(**batch).logits)
+    """Monte-Carlo dropout; that of attention follows the mode of the attention module, as in transformers."""
+    model, batch = make_model("BertForSequenceClassification", kernel, hidden_dropout_prob=0.3), make_batch(LENGTHS)
+    for stays, is_on in (("self", False), ("", True)):
+        for name, module in model.named_modules():
+            if isinstance(module, nn.Dropout) and stays in name:
+                module.train()
+        assert torch.equal(model(**batch).logits, model(**batch).logits) != is_on
 
 
-def test_a_rate_of_one_leaves_nothing() -> None:
-    model, batch = make_model("BertForSequenceClassification").train(), make_batch(LENGTHS)
-    model.dropout.p = 1.0
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_a_rate_of_one_leaves_nothing(kernel: str) -> None:
+    model, batch, mixed = make_model("BertForSequenceClassification", kernel).train(), make_batch(LENGTHS), []
+    model.dropout.p = model.bert.encoder.layer[0].attention.self.dropout.p = 1.0
+    model.bert.encoder.layer[0].attention.self.register_forward_hook(lambda _, args, out: mixed.append(out[0]))
     torch.testing.assert_close(model(**batch).logits, model.classifier.bias.expand(4, -1))
+    assert not mixed[0].any()
 
 
 # --- Arguments that change a result -----------------------------------------------------------------------------------
@@ -251,11 +254,12 @@ def test_a_model_loads_with_its_weights_on_disk(head: str, kernel: str, tmp_path
     assert all(torch.equal(got[name], expected[name]) for name in expected)
 
 
+@pytest.mark.parametrize("head_on", [FIRST, SECOND])  # accelerate puts a tied decoder beside the embeddings
 @pytest.mark.parametrize("training", [True, False])
-@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("kernel", ["packed", "sdpa"])
 @pytest.mark.parametrize("head", HEADS)
 @torch.no_grad()
-def test_layers_may_be_divided_over_two_devices(head: str, kernel: str, training: bool) -> None:
+def test_layers_may_be_divided_over_two_devices(head: str, kernel: str, training: bool, head_on: torch.device) -> None:
     model, inputs = make_model(head, kernel, **NO_DROPOUT).train(training), make_inputs(head)
     if head != "BertModel":  # as our Trainer gives it
         find_places = {} if head == "BertForMultipleChoice" else model.find_places(**inputs)
@@ -265,11 +269,11 @@ def test_layers_may_be_divided_over_two_devices(head: str, kernel: str, training
     with Devices():
         for name, module in {**dict(encoder.named_children()), **dict(model.named_children())}.items():
             if name not in ("bert", "encoder"):
-                place_module(module, FIRST if name == "embeddings" else SECOND)
+                place_module(module, FIRST if name == "embeddings" else head_on)
         for layer, device in zip(encoder.encoder.layer, (FIRST, SECOND), strict=True):
             place_module(layer, device)
         outputs = model(**{name: x.to(FIRST) for name, x in inputs.items()})
-    assert {x.device for x in outputs.values()} == {SECOND}
+    assert {x.device.type for x in outputs.values()} == {FIRST.type}
     got = collect({name: x.value for name, x in outputs.items()}, inputs["attention_mask"])
     assert max(differ(got[name], expected[name]) for name in expected) < 2e-6
 
@@ -316,6 +320,44 @@ def test_a_hook_may_replace_what_a_module_returns(name: str) -> None:
         each.get_submodule(name).register_forward_hook(lambda module, args, out: 2 * out.flip(-1))
     real = batch["attention_mask"].bool()
     assert differ(model(**batch).logits[real], twin(**batch).logits[real]) < 2e-6
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("name", ["cls", "cls.predictions", "bert.embeddings.word_embeddings"])
+def test_what_is_put_in_place_of_a_module_is_called(name: str, training: bool) -> None:
+    """Replace its `forward`, then the module."""
+    model, twin = (x.train(training) for x in make_pair("BertForMaskedLM", **NO_DROPOUT))
+    inputs = make_inputs("BertForMaskedLM", [9] * 4)
+
+    class Turned(nn.Module):
+        def __init__(self, module: nn.Module) -> None:
+            super().__init__()
+            self.module = module
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.module(x).flip(1)
+
+    for each in (model, twin):
+        module = each.get_submodule(name)
+        module.forward = lambda x, forward=module.forward: 2 * forward(x)
+    torch.testing.assert_close(model(**inputs).loss, twin(**inputs).loss)
+    for each in (model, twin):
+        each.set_submodule(name, Turned(each.get_submodule(name)))
+    torch.testing.assert_close(model(**inputs).loss, twin(**inputs).loss)
+
+
+def test_a_hook_may_change_what_the_embeddings_are_given() -> None:
+    model, twin = make_pair("BertModel")
+    batch = make_batch(LENGTHS)
+
+    def change(module: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+        return args, kwargs | {"input_ids": kwargs["input_ids"].flip(1)}
+
+    for each in (model, twin):
+        each.embeddings.register_forward_pre_hook(change, with_kwargs=True)
+        each.embeddings.word_embeddings.register_forward_hook(lambda module, args, out: 2 * out)
+    real = batch["attention_mask"].bool()
+    assert differ(model(**batch)[0][real], twin(**batch)[0][real]) < 2e-6
 
 
 @pytest.mark.parametrize("name", ["bert.embeddings", "bert.embeddings.word_embeddings"])
