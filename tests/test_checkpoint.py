@@ -39,6 +39,20 @@ def test_the_same_head_keeps_its_classifier(tmp_path):
     assert torch.equal(again.classifier.weight, first.classifier.weight)
 
 
+def test_the_type_of_a_problem_belongs_to_its_labels(tmp_path):
+    """A regression that becomes a classifier would otherwise take the squared error of its classes."""
+    model, _ = load_model(BertForSequenceClassification, str(write_checkpoint(tmp_path / "bert", labels=("a",))), {})
+    ids = torch.tensor([[1, 5, 2]])
+    model(ids, labels=torch.tensor([0.5]))
+    model.save_pretrained(tmp_path / "scores")
+    labels = {"id2label": {0: "yes", 1: "no"}}
+    again, _ = load_model(BertForSequenceClassification, str(tmp_path / "scores"), labels)
+    assert again.config.problem_type is None
+    again(ids, labels=torch.tensor([1]))
+    assert again.config.problem_type == "single_label_classification"
+    assert load_config(str(tmp_path / "scores")).problem_type == "regression"
+
+
 def test_an_encoder_of_another_size_than_its_configuration_says_is_damaged(tmp_path):
     path = write_checkpoint(tmp_path) / "model.safetensors"
     weights = load_file(path)
