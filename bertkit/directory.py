@@ -26,7 +26,7 @@ import bertkit
 from bertkit.data.shards import find_checksum, map_in_threads
 from bertkit.data.vocab import save_tokenizer
 from bertkit.device import choose_precision
-from bertkit.errors import UsageError, explain_refusal
+from bertkit.errors import UsageError, explain_refusal, make_printable
 from bertkit.recipe import (
     Recipe,
     find_recipe_differences,
@@ -116,7 +116,7 @@ def hold_directory(output: Path, patience: float = 5.0) -> Iterator[None]:
         patience: seconds to wait for another one that may be about to end.
 
     Raises:
-        UsageError: another process has it.
+        UsageError: another process has it, or something in it is a link.
     """
     made = [path for path in (output, *output.parents) if not path.exists()]
     with explain_refusal(f"the directory {output}"):
@@ -125,6 +125,7 @@ def hold_directory(output: Path, patience: float = 5.0) -> Iterator[None]:
     _held.add(handle)
     try:
         _lock(handle, output, patience)
+        check_links(output)
         remove_unfinished(output)
         yield
     finally:
@@ -134,6 +135,23 @@ def hold_directory(output: Path, patience: float = 5.0) -> Iterator[None]:
         for path in made:
             with suppress(OSError):  # it is not empty
                 path.rmdir()
+
+
+def check_links(folder: Path) -> None:
+    """Check that nothing in a directory is a link; the directory itself may be one.
+
+    Whoever made the directory may have laid a link where a file will be written, to a file of somebody else.
+
+    Raises:
+        UsageError: something is a link.
+    """
+    for parent, folders, files in os.walk(folder):
+        for name in (*folders, *files):
+            if (path := Path(parent, name)).is_symlink():
+                raise UsageError(
+                    f"{make_printable(str(path))} is a link, and what it leads to would be overwritten; put a copy in "
+                    "its place, or delete it"
+                )
 
 
 # Handles of the directories that this process keeps others out of. Only a process that is forked needs to know them:

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from bertkit import cli
 from bertkit.checkpoint import load_config, load_model
 from bertkit.data.vocab import load_tokenizer
-from bertkit.directory import mark_complete
+from bertkit.directory import hold_directory, mark_complete
 from bertkit.errors import UsageError
 from bertkit.model import BertForSequenceClassification
 from bertkit.predict import Predictor
@@ -116,6 +116,36 @@ def test_weights_in_files_elsewhere_are_refused(tmp_path):
     (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": names}))
     with pytest.raises(UsageError, match=r"bert is damaged: its weights have 0 layers of 2"):
         load_model(BertForSequenceClassification, str(folder), {})
+
+
+@pytest.mark.parametrize("name", ["recipe.toml", ".best", "predictions", "checkpoint-4/model.safetensors"])
+def test_nothing_is_written_through_a_link_in_a_run_directory(tmp_path, name):
+    outside, output = tmp_path / "outside", tmp_path / "link" / "run"
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "link").symlink_to("disk")  # the run directory itself may lie behind one
+    outside.touch()
+    (output / name).parent.mkdir(parents=True)
+    with hold_directory(output):
+        pass
+    (output / name).symlink_to(outside)
+    with pytest.raises(UsageError, match=rf"^{output / name} is a link, .*; put a copy in") as error:
+        hold_directory(output).__enter__()
+    assert "\n" not in str(error.value)
+
+
+def test_somebody_elses_run_is_not_continued_through_a_link(tmp_path):
+    recipe = make_recipe(write_text(tmp_path / "corpus.txt"))
+    with pytest.raises(Interrupted):
+        run(PRETRAIN, recipe, output=tmp_path / "run", progress=stop_at(4))
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.md").write_text("mine")
+    for name, target in (("README.md", tmp_path / "mine" / "thesis.md"), ("checkpoint-8", tmp_path / "mine")):
+        (tmp_path / "run" / name).symlink_to(target)
+        with pytest.raises(UsageError, match=rf"{name} is a link"):
+            run(PRETRAIN, recipe, output=tmp_path / "run")
+        (tmp_path / "run" / name).unlink()
+    assert [(path.name, path.read_text()) for path in (tmp_path / "mine").iterdir()] == [("thesis.md", "mine")]
+    assert run(PRETRAIN, recipe, output=tmp_path / "run")["updates"] == 8
 
 
 def test_no_source_trusts_remote_code_or_reads_pickles_of_others():
