@@ -36,10 +36,9 @@ from bertkit.tasks.task import Report, Row, Task
 
 CARD = "README.md"
 STUDY = "study.json"
-WEIGHTS = "model*.safetensors"
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+SHARD = re.compile(r"model-\d+-of-\d+\.safetensors")
 PUBLISHED = (
-    WEIGHTS,
-    "model.safetensors.index.json",
     "config.json",
     "generation_config.json",
     VOCABULARY,
@@ -410,7 +409,7 @@ def gather_files(output: Path) -> dict[str, Path | bytes]:
     """Name -> the file of a finished run that is published, but for its card.
 
     Raises:
-        UsageError: there is no run, it is not finished, or it lacks weights, tokenizer or card.
+        UsageError: there is no run, it is not finished, it lacks weights, tokenizer or card, or one of them is a link.
     """
     if not (output / RECIPE).is_file():
         if study := read_study(output):
@@ -420,12 +419,33 @@ def gather_files(output: Path) -> dict[str, Path | bytes]:
         raise UsageError(f"there is no run in {output}; give the directory of a finished one")
     if not (output / METRICS).is_file():
         raise UsageError(f"the run in {output} is not finished; the command that began it finishes it")
-    if not any(output.glob(WEIGHTS)):
-        raise UsageError(f"{output} has no weights here, so nothing can be pushed; push from where it was trained")
+    weights = list_weights(output)
+    if missing := [name for name in weights if not (output / name).is_file()]:
+        raise UsageError(f"{output} has no {missing[0]} here, so nothing can be pushed; push from where it was trained")
     for name in (VOCABULARY, CARD):
         if not (output / name).is_file():
             raise UsageError(f"{output} has no {name}; delete {METRICS}, and the command that began the run writes it")
-    return {path.name: path for pattern in PUBLISHED for path in sorted(output.glob(pattern)) if path.is_file()}
+    files = {name: output / name for name in (*weights, *PUBLISHED) if (output / name).is_file()}
+    if link := next((path for path in (*files.values(), output / CARD) if path.is_symlink()), None):
+        raise UsageError(f"{link} is a link, and what it leads to may be no part of the run; put a copy in its place")
+    return files
+
+
+def list_weights(output: Path) -> list[str]:
+    """Return the names of a run's files of weights: one, or an index and the shards that it lists.
+
+    Raises:
+        UsageError: the index is damaged, or lists something else.
+    """
+    if (output / WEIGHTS).is_file() or not (output / INDEX).is_file():
+        return [WEIGHTS]
+    try:
+        names = sorted(set(json.loads((output / INDEX).read_text(encoding="utf-8"))["weight_map"].values()))
+        if other := [name for name in names if not SHARD.fullmatch(name)]:
+            raise ValueError(f"{other[0]!r} is no shard of a model")
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise UsageError(f"{output / INDEX} is damaged ({join_lines(error)}); put back the run's own") from None
+    return [INDEX, *names]
 
 
 def make_public_card(output: Path, repo: str) -> str:

@@ -507,7 +507,7 @@ def test_what_is_public_does_not_become_private_by_asking(hub, mrpc):
     [
         ("metrics.json", "is not finished; the command that began it finishes it"),
         ("recipe.toml", "there is no run in"),
-        ("model.safetensors", "has no weights here"),
+        ("model.safetensors", "has no model.safetensors here"),
         ("vocab.txt", "has no vocab.txt"),
         ("README.md", "has no README.md"),
     ],
@@ -515,6 +515,46 @@ def test_what_is_public_does_not_become_private_by_asking(hub, mrpc):
 def test_what_is_no_finished_run_is_refused_before_the_hub_is_asked(hub, mrpc, missing, words):
     (mrpc / missing).unlink()
     with pytest.raises(UsageError, match=words):
+        share.push(mrpc, "ada/bert")
+    assert hub.asked == []
+
+
+@pytest.mark.parametrize("name", ["curves.png", "model.safetensors", "recipe.toml", "README.md"])
+def test_what_a_link_leads_to_is_not_published(hub, mrpc, name):
+    (mrpc / name).unlink(missing_ok=True)
+    (mrpc / name).symlink_to(shutil.copy(mrpc / "config.json", mrpc.parent / "secret"))
+    with pytest.raises(UsageError, match=rf"{name} is a link, .*; put a copy in its place$"):
+        share.push(mrpc, "ada/bert")
+    assert hub.asked == []
+
+
+def split_weights(folder):
+    """Saves a run's model again, in shards; gives their names."""
+    model = models.BertForSequenceClassification.from_pretrained(folder)
+    (folder / "model.safetensors").unlink()
+    model.save_pretrained(folder, max_shard_size="20KB")
+    return {path.name for path in folder.glob("model-*.safetensors")}
+
+
+def test_of_a_model_in_shards_those_of_the_index_are_published(hub, mrpc):
+    shards = split_weights(mrpc)
+    assert len(shards) > 1
+    for stray in ("model-00009-of-00009.safetensors", "model.old.safetensors"):
+        (mrpc / stray).write_bytes(b"stays behind")
+    link = shutil.move(mrpc, mrpc.parent / "disk")
+    mrpc.symlink_to(link)  # the run directory itself may be one
+    share.push(mrpc, "ada/bert")
+    found = {name for name in hub.repos["ada/bert"].files if name.startswith("model")}
+    assert found == shards | {"model.safetensors.index.json"}
+
+
+@pytest.mark.parametrize(
+    "content", ["{", "[]", "{}", '{"weight_map": {"a": ["b"]}}', '{"weight_map": {"a": "../model-1-of-1.safetensors"}}']
+)
+def test_an_index_that_lists_something_else_is_one_line(hub, mrpc, content):
+    (mrpc / "model.safetensors").rename(mrpc / "model-1-of-1.safetensors")
+    (mrpc / "model.safetensors.index.json").write_text(content)
+    with pytest.raises(UsageError, match=r"index\.json is damaged \(.*\); put back the run's own$"):
         share.push(mrpc, "ada/bert")
     assert hub.asked == []
 
