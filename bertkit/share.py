@@ -2,8 +2,7 @@
 
 What is uploaded is named here, file by file: weights, configuration, tokenizer, recipe, scores, log and card. All else
 stays behind: checkpoints and earlier models, and the predictions, which may repeat the words of data that are not ours
-to publish. The paths of the machine that trained stay behind as well: of an absolute one only its last part is
-published.
+to publish. The folders of the machine that trained stay behind as well: of a path only its last part is published.
 
 Left out: licences, of which a run knows nothing, and pull requests.
 """
@@ -88,6 +87,7 @@ ORIGINS = {  # an option that names data -> what was done with them
     "train_file": "Trained on {} instead of the official training file.",
     "extra_train": "Trained on {} first.",
 }
+LOCAL = ("dir", "features_dir", "train_file", "extra_train")  # options whose value is a path, never a name on the Hub
 
 TEXT = """
 # {title}
@@ -178,7 +178,7 @@ def write_card(
         scores="\n".join(list_scores(task, recipe, metrics)),
         data="\n".join(f"- {line}" for line in describe_data(task, recipe, sizes)),
         limits="\n".join(f"- {line}" for line in list_limits(task, recipe, metrics, config)),
-        hidden="" if public == recipe else " Of absolute paths only the last part is here: give your own.",
+        hidden="" if public == recipe else " Of paths only the last part is here: give your own.",
         recipe=tomli_w.dumps(public),
         environment=describe_machine(environment),
     )
@@ -285,13 +285,13 @@ def describe_data(task: Task, recipe: Mapping[str, Any], sizes: Mapping[str, int
     options, title, copies = recipe["data"], task.title, task.copies
     lines = []
     if options.get("dir"):
-        lines.append(f"{title}, from local files in the official form (`{hide_paths(options['dir'])}`).")
+        lines.append(f"{title}, from local files in the official form (`{hide_paths(options['dir'], 'dir')}`).")
     elif copies:
         dataset, config, _ = next(iter(copies.values()))
         lines.append(f"{title}: [{dataset}](https://huggingface.co/datasets/{dataset}), configuration `{config}`.")
     for key, words in ORIGINS.items():
         if given := options.get(key):
-            names = hide_paths(given if isinstance(given, list) else [given])
+            names = hide_paths(given if isinstance(given, list) else [given], key)
             lines.append(words.format(", ".join(f"`{name}`" for name in names)))
     if DOCS in options.get("corpus", []):
         lines.append(f"`{DOCS}` is the documentation of the Python packages that were installed there.")
@@ -330,15 +330,19 @@ def describe_machine(environment: Mapping[str, Any]) -> str:
     return f"{packages}, {system}, on {hardware}{count}; {environment['platform']}"
 
 
-def hide_paths(value: Any) -> Any:
-    """The value with the last part of every absolute path in it instead of the whole, which may name a person."""
+def hide_paths(value: Any, key: str = "") -> Any:
+    """Return the value with every path in it shortened to its last part: folders may name a person or a client.
+
+    What can be a name on the Hub, and is no path here, stays, unless its key takes paths only.
+    """
     if isinstance(value, Mapping):
-        return {key: hide_paths(item) for key, item in value.items()}
+        return {name: hide_paths(item, name) for name, item in value.items()}
     if isinstance(value, list):
-        return [hide_paths(item) for item in value]
-    if isinstance(value, str) and os.path.isabs(os.path.expanduser(value)):
-        return Path(value).name or value
-    return value
+        return [hide_paths(item, key) for item in value]
+    if not isinstance(value, str) or "/" not in value:
+        return value
+    is_path = key in LOCAL or not is_hub_name(value) or os.path.exists(value)
+    return Path(value).name or value if is_path else value
 
 
 # --- The upload -------------------------------------------------------------------------------------------------------
@@ -470,7 +474,7 @@ def make_public_card(output: Path, repo: str) -> str:
 
 
 def make_public_recipe(path: Path) -> bytes:
-    """The recipe without the paths of this machine."""
+    """The recipe without the folders of this machine."""
     with explain_refusal(str(path)):
         recipe = tomllib.loads(path.read_text(encoding="utf-8"))
     hidden = hide_paths(recipe)

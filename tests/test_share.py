@@ -146,7 +146,7 @@ def test_the_card_has_scores_data_limits_recipe_and_machine(finish):
     assert "Inputs to the model: train 48, dev_matched 18, dev_mismatched 18, " in card
     assert "- It takes up to 128 tokens, and this run used up to 40." in card
     assert "- Whether the local files are the official ones, " in card
-    assert "`bertkit glue --task mnli --recipe recipe.toml` repeats the run. Of absolute paths only the last" in card
+    assert "`bertkit glue --task mnli --recipe recipe.toml` repeats the run. Of paths only the last" in card
     environment = json.loads((output / "environment.json").read_text())
     assert f"torch {environment['packages']['torch']}" in card
     assert environment["processor"] in card
@@ -234,7 +234,8 @@ def test_the_card_says_of_which_checkpoint_the_training_started(tmp_path, monkey
     monkeypatch.chdir(tmp_path)
     assert share.describe_start({"checkpoint": "eve/bert"}) == "[eve/bert](https://huggingface.co/eve/bert)"
     (tmp_path / "eve" / "bert").mkdir(parents=True)
-    assert share.describe_start({"checkpoint": "eve/bert"}) == "`eve/bert`"
+    assert share.describe_start({"checkpoint": "eve/bert"}) == "`bert`"
+    assert share.describe_start({"checkpoint": "../clients/acme/bert"}) == "`bert`"
     assert share.describe_start({"checkpoint": "/home/ada/bert"}) == "`bert`"
     assert share.describe_start({"checkpoint": ""}) == share.describe_start({}) == "random weights"
 
@@ -253,6 +254,8 @@ def test_the_card_says_of_which_checkpoint_the_training_started(tmp_path, monkey
             ],
         ),
         ("swag", {"dir": "/home/ada/SWAG"}, ["SWAG, from local files in the official form (`SWAG`)."]),
+        ("swag", {"dir": "../../clients/acme"}, ["SWAG, from local files in the official form (`acme`)."]),
+        ("pretrain", {"corpus": ["../clients/acme", "a/b/c.txt"]}, ["Text: `acme`, `c.txt`."]),
         (
             "pretrain",
             {"corpus": ["docs", "ada/books"]},
@@ -270,9 +273,15 @@ def test_the_card_says_where_the_data_are_from(task, options, expected):
     assert share.describe_data(TASKS[task], recipe, {"train": 1234, "dev": 5}) == [*expected, inputs]
 
 
-def test_absolute_paths_shrink_to_their_last_part():
-    recipe = {"checkpoint": "google-bert/bert-base-cased", "data": {"dir": "/home/ada/GLUE", "corpus": ["~/a", "b/c"]}}
-    assert share.hide_paths(recipe) == recipe | {"data": {"dir": "GLUE", "corpus": ["a", "b/c"]}}
+def test_paths_shrink_to_their_last_part(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "clients" / "acme").mkdir(parents=True)
+    corpus = ["~/a", "b/c", "b/c:d", "docs", "../b/e", "./f", "g/h/i", "clients/acme", "text/j.txt"]
+    recipe = {"checkpoint": "google-bert/bert-base-cased", "data": {"dir": "/home/ada/GLUE", "corpus": corpus}}
+    shrunk = ["a", "b/c", "b/c:d", "docs", "e", "f", "i", "acme", "j.txt"]
+    assert share.hide_paths(recipe) == recipe | {"data": {"dir": "GLUE", "corpus": shrunk}}
+    files = {"dir": "../../clients/acme", "train_file": "gone/acme", "extra_train": "gone/b", "features_dir": "gone/c"}
+    assert share.hide_paths(files) == dict(zip(files, ["acme", "acme", "b", "c"], strict=True))
     assert share.hide_paths({"seed": 42, "freeze": True, "path": "/"}) == {"seed": 42, "freeze": True, "path": "/"}
 
 
