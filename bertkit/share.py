@@ -24,7 +24,7 @@ from huggingface_hub.errors import (
     LocalTokenNotFoundError,
     OfflineModeIsEnabled,
 )
-from huggingface_hub.utils import logging, validate_repo_id
+from huggingface_hub.utils import get_session, logging, validate_repo_id
 
 import bertkit
 from bertkit.data.corpus import DOCS, ignore, is_hub_name
@@ -74,6 +74,7 @@ MEASURES = {  # a score -> the Hub's word for it
     "mlm_accuracy": "accuracy",
     "clm_accuracy": "accuracy",
 }
+HUB_SILENCE = 30.0  # seconds after which a Hub that says nothing is given up
 LOGIN = "hf auth login --force"
 REMEDIES = (  # status of the Hub's answer -> what to do
     ((400,), f"mend what it names; the card is {CARD} in the run's directory"),
@@ -533,8 +534,12 @@ def read_study(folder: Path) -> dict[str, Any] | None:
 
 @contextmanager
 def explain_hub(what: str) -> Iterator[None]:
-    """What huggingface_hub raises becomes a UsageError that begins with `what`; it says nothing of what it retries."""
-    verbosity = logging.get_verbosity()
+    """What huggingface_hub raises becomes a UsageError that begins with `what`; it says nothing of what it retries.
+
+    It waits up to HUB_SILENCE for each answer, and not without end.
+    """
+    verbosity, session = logging.get_verbosity(), get_session()
+    timeout, session.timeout = session.timeout, HUB_SILENCE
     logging.set_verbosity_error()
     try:
         yield
@@ -543,6 +548,7 @@ def explain_hub(what: str) -> Iterator[None]:
     except Exception as error:  # also the transport's: huggingface_hub has changed its HTTP library more than once
         raise UsageError(f"{what}: {explain_failure(error)}") from None
     finally:
+        session.timeout = timeout
         logging.set_verbosity(verbosity)
 
 

@@ -424,6 +424,14 @@ def fail(*request, **what):
     return lambda hub, patch: hub.fail(*request, **what)
 
 
+def be_silent(*request):
+    def spoil(hub, patch):
+        hub.fail(*request, stall=0.8, times=9)
+        patch.setattr(share, "HUB_SILENCE", 0.2)
+
+    return spoil
+
+
 FAILURES = {  # what is wrong -> how it comes about, and words of the message
     "no token": (set_token(""), ["there is no token", "hf auth login"]),
     "a wrong token": (set_token("hf_wrong"), ["(401)", "log in again: hf auth login --force"]),
@@ -436,6 +444,9 @@ FAILURES = {  # what is wrong -> how it comes about, and words of the message
     "trouble at the end": (fail("POST", "commit", status=500), ["(500)", "the same command tries again"]),
     "cut off half-way": (fail("PUT", "storage", cut=50_000, times=9), ["the same command tries again"]),
     "cut off before the end": (fail("POST", "commit", cut=10, times=9), ["the same command tries again"]),
+    "a silent Hub": (be_silent("GET", "whoami"), ["(ReadTimeout); check the network, and the same command"]),
+    "silent before the upload": (be_silent("POST", "create"), ["(ReadTimeout)"]),
+    "silent at the end": (be_silent("POST", "commit"), ["(ReadTimeout)"]),
     "no xet storage": (ask_for_xet, ["set HF_HUB_DISABLE_XET=1"]),
 }
 
