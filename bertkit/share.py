@@ -29,7 +29,7 @@ from huggingface_hub.utils import get_session, logging, validate_repo_id
 import bertkit
 from bertkit.data.corpus import DOCS, ignore, is_hub_name
 from bertkit.directory import ENVIRONMENT, LOG, METRICS, RECIPE, VOCABULARY
-from bertkit.errors import UsageError, explain_refusal, join_lines
+from bertkit.errors import UsageError, explain_refusal, join_lines, make_printable
 from bertkit.recipe import list_lengths
 from bertkit.tasks.task import Report, Row, Task
 
@@ -161,7 +161,7 @@ def write_card(
     use = LEFT_TO_RIGHT * is_causal + BILSTM * has_bilstm or SAME.format(head=head)
     labels = [label for label in config.id2label.values() if not label.startswith("LABEL_")]
     if labels and hasattr(model, "classifier"):
-        use += f"\nIts labels: {', '.join(f'`{label}`' for label in labels)}.\n"
+        use += f"\nIts labels: {', '.join(map(quote_code, labels))}.\n"
     title = Path(name).resolve().name or "bert"
     shape = f"{config.num_hidden_layers} layers of {config.hidden_size:,}, {config.num_attention_heads} heads"
     public = hide_paths(recipe)
@@ -217,7 +217,7 @@ def describe_start(recipe: Mapping[str, Any]) -> str:
     """What the training started from."""
     if base := find_base(recipe):
         return f"[{base}](https://huggingface.co/{base})"
-    return f"`{hide_paths(recipe['checkpoint'])}`" if recipe.get("checkpoint") else "random weights"
+    return quote_code(hide_paths(recipe["checkpoint"])) if recipe.get("checkpoint") else "random weights"
 
 
 def list_datasets(task: Task, recipe: Mapping[str, Any]) -> list[str]:
@@ -286,14 +286,15 @@ def describe_data(task: Task, recipe: Mapping[str, Any], sizes: Mapping[str, int
     options, title, copies = recipe["data"], task.title, task.copies
     lines = []
     if options.get("dir"):
-        lines.append(f"{title}, from local files in the official form (`{hide_paths(options['dir'], 'dir')}`).")
+        folder = quote_code(hide_paths(options["dir"], "dir"))
+        lines.append(f"{title}, from local files in the official form ({folder}).")
     elif copies:
         dataset, config, _ = next(iter(copies.values()))
         lines.append(f"{title}: [{dataset}](https://huggingface.co/datasets/{dataset}), configuration `{config}`.")
     for key, words in ORIGINS.items():
         if given := options.get(key):
             names = hide_paths(given if isinstance(given, list) else [given], key)
-            lines.append(words.format(", ".join(f"`{name}`" for name in names)))
+            lines.append(words.format(", ".join(map(quote_code, names))))
     if DOCS in options.get("corpus", []):
         lines.append(f"`{DOCS}` is the documentation of the Python packages that were installed there.")
     return [*lines, "Inputs to the model: " + ", ".join(f"{split} {count:,}" for split, count in sizes.items()) + "."]
@@ -329,6 +330,14 @@ def describe_machine(environment: Mapping[str, Any]) -> str:
     commit = f" (commit `{environment['commit']}`)" if environment.get("commit") else ""
     system = f"Python {environment['python']} and bertkit {environment['bertkit']}{commit}"
     return f"{packages}, {system}, on {hardware}{count}; {environment['platform']}"
+
+
+def quote_code(text: str) -> str:
+    """Return a text of unknown origin as a Markdown code span, in which nothing has a meaning but longer backticks."""
+    text = make_printable(text)
+    fence = "`" * (1 + max(map(len, re.findall("`+", text)), default=0))
+    pad = " " * (not text or "`" in (text[0], text[-1]))
+    return f"{fence}{pad}{text}{pad}{fence}"
 
 
 def hide_paths(value: Any, key: str = "") -> Any:

@@ -15,6 +15,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from huggingface_hub import ModelCard, ModelCardData, constants
+from markdown_it import MarkdownIt
 from transformers import AutoTokenizer
 
 from bertkit import model as models
@@ -283,6 +284,25 @@ def test_paths_shrink_to_their_last_part(tmp_path, monkeypatch):
     files = {"dir": "../../clients/acme", "train_file": "gone/acme", "extra_train": "gone/b", "features_dir": "gone/c"}
     assert share.hide_paths(files) == dict(zip(files, ["acme", "acme", "b", "c"], strict=True))
     assert share.hide_paths({"seed": 42, "freeze": True, "path": "/"}) == {"seed": 42, "freeze": True, "path": "/"}
+
+
+LABELS = ["`", "``a`b```", "a | b", "<script>alert(1)</script>", "a\n\n# b", "*a*_b_", "[a](b)", "\\`", "&lt;", ""]
+
+
+def test_labels_and_names_do_not_break_the_card(finish):
+    output = finish("mnli")
+    recipe, model = read_recipe(output / "recipe.toml"), models.BertForSequenceClassification.from_pretrained(output)
+    model.config.id2label = dict(enumerate(LABELS))
+    recipe["data"]["dir"] = "/home/ada/`<b>`"
+    metrics, environment = (json.loads((output / f"{name}.json").read_text()) for name in ("metrics", "environment"))
+    card = share.write_card(TASKS["mnli"], "run", recipe, metrics, environment, model, {"train": 1})
+    tokens = MarkdownIt().enable("table").parse(ModelCard(card).text)
+    lines = {token.content.split(":")[0]: token.children for token in tokens if token.type == "inline"}
+    found = [token.content for token in lines["Its labels"] if token.type == "code_inline"]
+    assert found == [" ".join(label.split()) or "  " for label in LABELS]
+    assert {token.type for token in lines["Its labels"]} == {"text", "code_inline"}
+    assert "(`` `<b>` ``)" in card
+    assert [token.type for token in tokens].count("heading_open") == 6
 
 
 # --- To the Hub and back ----------------------------------------------------------------------------------------------
