@@ -16,7 +16,7 @@ from torch import nn
 from transformers import PreTrainedConfig
 from transformers.utils import cached_file
 
-from bertkit.config import BertConfig
+from bertkit.config import BertConfig, check_attention
 from bertkit.data.corpus import find_hub_trouble
 from bertkit.data.tokens import take_fingerprint
 from bertkit.errors import UsageError, explain_refusal, join_lines
@@ -156,8 +156,8 @@ def check_sizes(checkpoint: str, config: BertConfig) -> None:
                 shape = weights.get_slice(name).get_shape() if sizes else []
                 if sizes and shape != [getattr(config, size) for size in sizes]:
                     raise UsageError(describe_mismatch(checkpoint, f"{name} is not of the size"))
-    if (count := config.num_hidden_layers) > max(layers) + 1:
-        raise UsageError(describe_mismatch(checkpoint, f"its weights have {max(layers) + 1} layers of {count}"))
+    if (count := config.num_hidden_layers) != max(layers) + 1:
+        raise UsageError(describe_mismatch(checkpoint, f"its weights have {max(layers) + 1} layers, not the {count}"))
 
 
 def describe_mismatch(checkpoint: str, trouble: str) -> str:
@@ -176,6 +176,7 @@ def make_config(values: Mapping[str, Any]) -> BertConfig:
     with explain_refusal("[model]"):
         if not FORMS["num_hidden_layers"](values.get("num_hidden_layers")):
             raise ValueError(f"num_hidden_layers is above {MOST_LAYERS:,}, which no machine holds")
+        check_attention(values.get("attn_implementation"))
         return BertConfig(**values)
 
 
@@ -195,6 +196,7 @@ def load_model(head: type, checkpoint: str, settings: Mapping[str, Any]) -> tupl
         settings.setdefault("problem_type", None)
     check_sizes(checkpoint, load_config(checkpoint))
     with explain_refusal(f"the model {checkpoint} (in safetensors)"):
+        check_attention(settings.get("attn_implementation"))
         model, info = head.from_pretrained(
             checkpoint,
             use_safetensors=True,

@@ -11,6 +11,15 @@ from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 from transformers.activations import ACT2FN
 
+ATTENTION = (  # names of implementations; transformers takes any other for a repository of the Hub, whose code it runs
+    "packed",
+    "eager",
+    "sdpa",
+    "flex_attention",
+    "flash_attention_2",
+    "flash_attention_3",
+    "flash_attention_4",
+)
 OURS = ("tau", "feature_layers", "bilstm_hidden_size")  # that no other program knows
 
 
@@ -25,7 +34,8 @@ class BertConfig(PreTrainedConfig):
 
     Raises:
         huggingface_hub.errors.StrictDataclassError: a value of the wrong type, H not divisible by A, a size below 1, a
-            rate outside [0, 1), an initial deviation not above 0, or an activation that transformers does not have.
+            rate outside [0, 1), an initial deviation not above 0, an activation that transformers does not have, or
+            positions other than absolute ones.
     """
 
     model_type = "bert"
@@ -59,7 +69,13 @@ class BertConfig(PreTrainedConfig):
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs) -> "BertConfig":
-        """As transformers', without `auto_map`: it names code beside the weights, which never runs here."""
+        """As transformers', without `auto_map`: it names code beside the weights, which never runs here.
+
+        Raises:
+            ValueError: the attention implementation that it names, unlike one in `kwargs`, is unknown.
+        """
+        for key in ("attn_implementation", "_attn_implementation"):
+            check_attention(config_dict.get(key))
         return super().from_dict({key: value for key, value in config_dict.items() if key != "auto_map"}, **kwargs)
 
     def to_dict(self) -> dict[str, Any]:
@@ -102,3 +118,15 @@ class BertConfig(PreTrainedConfig):
                 raise ValueError(f"{name} is {getattr(self, name)}; a dropout rate lies in [0, 1)")
         if self.add_cross_attention:
             raise ValueError("add_cross_attention is set; bertkit has no cross-attention, use transformers' BertModel")
+        if (kind := getattr(self, "position_embedding_type", "absolute")) != "absolute":
+            raise ValueError(f"position_embedding_type is {kind!r}; only absolute ones are here, choose another model")
+
+
+def check_attention(name: Any) -> None:
+    """Check that the name of an attention implementation, or None, is one that bertkit knows.
+
+    Raises:
+        ValueError: it is not.
+    """
+    if name is not None and name not in ATTENTION:
+        raise ValueError(f"attn_implementation {name!r} is unknown; expected one of {', '.join(ATTENTION)}")

@@ -26,7 +26,7 @@ import bertkit
 from bertkit.data.shards import find_checksum, map_in_threads
 from bertkit.data.vocab import save_tokenizer
 from bertkit.device import choose_precision
-from bertkit.errors import UsageError, explain_refusal
+from bertkit.errors import UsageError, explain_refusal, make_printable
 from bertkit.recipe import (
     Recipe,
     find_recipe_differences,
@@ -58,6 +58,20 @@ PACKAGES = (
     "tokenizers",
     "torch",
     "transformers",
+)
+ENDINGS = (  # of the names of files that are written in a run's directory
+    ".bin",
+    ".conll",
+    ".json",
+    ".jsonl",
+    ".md",
+    ".png",
+    ".pt",
+    ".pth",
+    ".safetensors",
+    ".toml",
+    ".tsv",
+    ".txt",
 )
 COMPLETE = "complete"  # this file marks a checkpoint as fully written; it holds the checksums of the others
 
@@ -99,7 +113,7 @@ def read_metrics(path: Path) -> dict[str, Any]:
         metrics = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(metrics, dict) or not isinstance(metrics.get("score", 0.0), int | float) or not metrics:
             raise ValueError("no scores are in it")
-    except ValueError as error:
+    except (OSError, ValueError) as error:
         raise UsageError(f"{path} is damaged ({error}); delete it, and the same command evaluates again") from None
     return metrics
 
@@ -116,7 +130,7 @@ def hold_directory(output: Path, patience: float = 5.0) -> Iterator[None]:
         patience: seconds to wait for another one that may be about to end.
 
     Raises:
-        UsageError: another process has it.
+        UsageError: another process has it, or a link or a folder is where a file will be written.
     """
     made = [path for path in (output, *output.parents) if not path.exists()]
     with explain_refusal(f"the directory {output}"):
@@ -125,6 +139,7 @@ def hold_directory(output: Path, patience: float = 5.0) -> Iterator[None]:
     _held.add(handle)
     try:
         _lock(handle, output, patience)
+        check_places(output)
         remove_unfinished(output)
         yield
     finally:
@@ -134,6 +149,28 @@ def hold_directory(output: Path, patience: float = 5.0) -> Iterator[None]:
         for path in made:
             with suppress(OSError):  # it is not empty
                 path.rmdir()
+
+
+def check_places(folder: Path) -> None:
+    """Check that no link or folder is where files of a run, or of what is in it, will be written.
+
+    Whoever made the directory may have laid a link to a file of somebody else. The directory itself may be a link, and
+    hidden things of other programs are passed over.
+
+    Raises:
+        UsageError: something is a link, or a folder has the name of a file.
+    """
+    for parent, folders, files in os.walk(folder):
+        names = [name for name in (*folders, *files) if not name.startswith(".") or name == f".{BEST}"]
+        folders[:] = [name for name in folders if name in names]
+        for path in (Path(parent, name) for name in names):
+            if path.is_symlink():
+                raise UsageError(
+                    f"{make_printable(str(path))} is a link, and what it leads to would be overwritten; put a copy in "
+                    "its place, or delete it"
+                )
+            if path.suffix in ENDINGS and path.name in folders:
+                raise UsageError(f"{make_printable(str(path))} is a folder, and a file is to be written; delete it")
 
 
 # Handles of the directories that this process keeps others out of. Only a process that is forked needs to know them:
@@ -293,7 +330,7 @@ def is_intact(checkpoint: Path) -> bool:
 
 def list_checkpoints(output: Path) -> dict[int, Path]:
     """The checkpoints that were written to their end, by the number of updates."""
-    marked = [path.parent for path in output.glob(f"checkpoint-*/{COMPLETE}")]
+    marked = [path.parent for path in output.glob(f"checkpoint-*/{COMPLETE}") if path.is_file()]
     return {int(number): path for path in marked if (number := path.name.removeprefix("checkpoint-")).isdigit()}
 
 

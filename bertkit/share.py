@@ -2,8 +2,7 @@
 
 What is uploaded is named here, file by file: weights, configuration, tokenizer, recipe, scores, log and card. All else
 stays behind: checkpoints and earlier models, and the predictions, which may repeat the words of data that are not ours
-to publish. The paths of the machine that trained stay behind as well: of an absolute one only its last part is
-published.
+to publish. The folders of the machine that trained stay behind as well: of a path only its last part is published.
 
 Left out: licences, of which a run knows nothing, and pull requests.
 """
@@ -25,21 +24,20 @@ from huggingface_hub.errors import (
     LocalTokenNotFoundError,
     OfflineModeIsEnabled,
 )
-from huggingface_hub.utils import logging, validate_repo_id
+from huggingface_hub.utils import get_session, logging, validate_repo_id
 
 import bertkit
 from bertkit.data.corpus import DOCS, ignore, is_hub_name
 from bertkit.directory import ENVIRONMENT, LOG, METRICS, RECIPE, VOCABULARY
-from bertkit.errors import UsageError, explain_refusal, join_lines
+from bertkit.errors import UsageError, explain_refusal, join_lines, make_printable
 from bertkit.recipe import list_lengths
 from bertkit.tasks.task import Report, Row, Task
 
 CARD = "README.md"
 STUDY = "study.json"
-WEIGHTS = "model*.safetensors"
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+SHARD = re.compile(r"model-\d+-of-\d+\.safetensors")
 PUBLISHED = (
-    WEIGHTS,
-    "model.safetensors.index.json",
     "config.json",
     "generation_config.json",
     VOCABULARY,
@@ -76,6 +74,7 @@ MEASURES = {  # a score -> the Hub's word for it
     "mlm_accuracy": "accuracy",
     "clm_accuracy": "accuracy",
 }
+HUB_SILENCE = 30.0  # seconds after which a Hub that says nothing is given up
 LOGIN = "hf auth login --force"
 REMEDIES = (  # status of the Hub's answer -> what to do
     ((400,), f"mend what it names; the card is {CARD} in the run's directory"),
@@ -89,6 +88,7 @@ ORIGINS = {  # an option that names data -> what was done with them
     "train_file": "Trained on {} instead of the official training file.",
     "extra_train": "Trained on {} first.",
 }
+LOCAL = ("dir", "features_dir", "train_file", "extra_train")  # options whose value is a path, never a name on the Hub
 
 TEXT = """
 # {title}
@@ -161,7 +161,7 @@ def write_card(
     use = LEFT_TO_RIGHT * is_causal + BILSTM * has_bilstm or SAME.format(head=head)
     labels = [label for label in config.id2label.values() if not label.startswith("LABEL_")]
     if labels and hasattr(model, "classifier"):
-        use += f"\nIts labels: {', '.join(f'`{label}`' for label in labels)}.\n"
+        use += f"\nIts labels: {', '.join(map(quote_code, labels))}.\n"
     title = Path(name).resolve().name or "bert"
     shape = f"{config.num_hidden_layers} layers of {config.hidden_size:,}, {config.num_attention_heads} heads"
     public = hide_paths(recipe)
@@ -179,7 +179,7 @@ def write_card(
         scores="\n".join(list_scores(task, recipe, metrics)),
         data="\n".join(f"- {line}" for line in describe_data(task, recipe, sizes)),
         limits="\n".join(f"- {line}" for line in list_limits(task, recipe, metrics, config)),
-        hidden="" if public == recipe else " Of absolute paths only the last part is here: give your own.",
+        hidden="" if public == recipe else " Of paths only the last part is here: give your own.",
         recipe=tomli_w.dumps(public),
         environment=describe_machine(environment),
     )
@@ -217,7 +217,7 @@ def describe_start(recipe: Mapping[str, Any]) -> str:
     """What the training started from."""
     if base := find_base(recipe):
         return f"[{base}](https://huggingface.co/{base})"
-    return f"`{hide_paths(recipe['checkpoint'])}`" if recipe.get("checkpoint") else "random weights"
+    return quote_code(hide_paths(recipe["checkpoint"])) if recipe.get("checkpoint") else "random weights"
 
 
 def list_datasets(task: Task, recipe: Mapping[str, Any]) -> list[str]:
@@ -286,14 +286,15 @@ def describe_data(task: Task, recipe: Mapping[str, Any], sizes: Mapping[str, int
     options, title, copies = recipe["data"], task.title, task.copies
     lines = []
     if options.get("dir"):
-        lines.append(f"{title}, from local files in the official form (`{hide_paths(options['dir'])}`).")
+        folder = quote_code(hide_paths(options["dir"], "dir"))
+        lines.append(f"{title}, from local files in the official form ({folder}).")
     elif copies:
         dataset, config, _ = next(iter(copies.values()))
         lines.append(f"{title}: [{dataset}](https://huggingface.co/datasets/{dataset}), configuration `{config}`.")
     for key, words in ORIGINS.items():
         if given := options.get(key):
-            names = hide_paths(given if isinstance(given, list) else [given])
-            lines.append(words.format(", ".join(f"`{name}`" for name in names)))
+            names = hide_paths(given if isinstance(given, list) else [given], key)
+            lines.append(words.format(", ".join(map(quote_code, names))))
     if DOCS in options.get("corpus", []):
         lines.append(f"`{DOCS}` is the documentation of the Python packages that were installed there.")
     return [*lines, "Inputs to the model: " + ", ".join(f"{split} {count:,}" for split, count in sizes.items()) + "."]
@@ -331,15 +332,27 @@ def describe_machine(environment: Mapping[str, Any]) -> str:
     return f"{packages}, {system}, on {hardware}{count}; {environment['platform']}"
 
 
-def hide_paths(value: Any) -> Any:
-    """The value with the last part of every absolute path in it instead of the whole, which may name a person."""
+def quote_code(text: str) -> str:
+    """Return a text of unknown origin as a Markdown code span, in which nothing has a meaning but longer backticks."""
+    text = make_printable(text)
+    fence = "`" * (1 + max(map(len, re.findall("`+", text)), default=0))
+    pad = " " * (not text or "`" in (text[0], text[-1]))
+    return f"{fence}{pad}{text}{pad}{fence}"
+
+
+def hide_paths(value: Any, key: str = "") -> Any:
+    """Return the value with every path in it shortened to its last part: folders may name a person or a client.
+
+    What can be a name on the Hub, and is no path here, stays, unless its key takes paths only.
+    """
     if isinstance(value, Mapping):
-        return {key: hide_paths(item) for key, item in value.items()}
+        return {name: hide_paths(item, name) for name, item in value.items()}
     if isinstance(value, list):
-        return [hide_paths(item) for item in value]
-    if isinstance(value, str) and os.path.isabs(os.path.expanduser(value)):
-        return Path(value).name or value
-    return value
+        return [hide_paths(item, key) for item in value]
+    if not isinstance(value, str) or "/" not in value:
+        return value
+    is_path = key in LOCAL or not is_hub_name(value) or os.path.exists(value)
+    return Path(value).name or value if is_path else value
 
 
 # --- The upload -------------------------------------------------------------------------------------------------------
@@ -410,7 +423,7 @@ def gather_files(output: Path) -> dict[str, Path | bytes]:
     """Name -> the file of a finished run that is published, but for its card.
 
     Raises:
-        UsageError: there is no run, it is not finished, or it lacks weights, tokenizer or card.
+        UsageError: there is no run, it is not finished, it lacks weights, tokenizer or card, or one of them is a link.
     """
     if not (output / RECIPE).is_file():
         if study := read_study(output):
@@ -420,12 +433,33 @@ def gather_files(output: Path) -> dict[str, Path | bytes]:
         raise UsageError(f"there is no run in {output}; give the directory of a finished one")
     if not (output / METRICS).is_file():
         raise UsageError(f"the run in {output} is not finished; the command that began it finishes it")
-    if not any(output.glob(WEIGHTS)):
-        raise UsageError(f"{output} has no weights here, so nothing can be pushed; push from where it was trained")
+    weights = list_weights(output)
+    if missing := [name for name in weights if not (output / name).is_file()]:
+        raise UsageError(f"{output} has no {missing[0]} here, so nothing can be pushed; push from where it was trained")
     for name in (VOCABULARY, CARD):
         if not (output / name).is_file():
             raise UsageError(f"{output} has no {name}; delete {METRICS}, and the command that began the run writes it")
-    return {path.name: path for pattern in PUBLISHED for path in sorted(output.glob(pattern)) if path.is_file()}
+    files = {name: output / name for name in (*weights, *PUBLISHED) if (output / name).is_file()}
+    if link := next((path for path in (*files.values(), output / CARD) if path.is_symlink()), None):
+        raise UsageError(f"{link} is a link, and what it leads to may be no part of the run; put a copy in its place")
+    return files
+
+
+def list_weights(output: Path) -> list[str]:
+    """Return the names of a run's files of weights: one, or an index and the shards that it lists.
+
+    Raises:
+        UsageError: the index is damaged, or lists something else.
+    """
+    if (output / WEIGHTS).is_file() or not (output / INDEX).is_file():
+        return [WEIGHTS]
+    try:
+        names = sorted(set(json.loads((output / INDEX).read_text(encoding="utf-8"))["weight_map"].values()))
+        if other := [name for name in names if not SHARD.fullmatch(name)]:
+            raise ValueError(f"{other[0]!r} is no shard of a model")
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise UsageError(f"{output / INDEX} is damaged ({join_lines(error)}); put back the run's own") from None
+    return [INDEX, *names]
 
 
 def make_public_card(output: Path, repo: str) -> str:
@@ -450,7 +484,7 @@ def make_public_card(output: Path, repo: str) -> str:
 
 
 def make_public_recipe(path: Path) -> bytes:
-    """The recipe without the paths of this machine."""
+    """The recipe without the folders of this machine."""
     with explain_refusal(str(path)):
         recipe = tomllib.loads(path.read_text(encoding="utf-8"))
     hidden = hide_paths(recipe)
@@ -509,8 +543,12 @@ def read_study(folder: Path) -> dict[str, Any] | None:
 
 @contextmanager
 def explain_hub(what: str) -> Iterator[None]:
-    """What huggingface_hub raises becomes a UsageError that begins with `what`; it says nothing of what it retries."""
-    verbosity = logging.get_verbosity()
+    """What huggingface_hub raises becomes a UsageError that begins with `what`; it says nothing of what it retries.
+
+    It waits up to HUB_SILENCE for each answer, and not without end.
+    """
+    verbosity, session = logging.get_verbosity(), get_session()
+    timeout, session.timeout = session.timeout, HUB_SILENCE
     logging.set_verbosity_error()
     try:
         yield
@@ -519,6 +557,7 @@ def explain_hub(what: str) -> Iterator[None]:
     except Exception as error:  # also the transport's: huggingface_hub has changed its HTTP library more than once
         raise UsageError(f"{what}: {explain_failure(error)}") from None
     finally:
+        session.timeout = timeout
         logging.set_verbosity(verbosity)
 
 

@@ -50,7 +50,7 @@ class Repo:
 class Fault:
     """What goes wrong: the next `times` requests of this kind get `status`, or are cut off after `cut` bytes.
 
-    sent: bytes of the answer after which it is cut off; stall: seconds of silence before that.
+    sent: bytes of the answer after which it is cut off; stall: seconds of silence before that, or instead of an answer.
     """
 
     method: str
@@ -163,6 +163,10 @@ class Handler(BaseHTTPRequestHandler):
             return
         body = self.rfile.read(length)
         self.broken = fault if fault is not None and fault.sent else None
+        if fault is not None and fault.stall and not fault.sent:
+            time.sleep(fault.stall)
+            self.close_connection = True
+            return
         if fault is not None and fault.status:
             self.refuse(fault.status, "this goes wrong on purpose")
             return

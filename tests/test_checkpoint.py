@@ -93,6 +93,7 @@ def test_labels_in_another_spelling_are_the_same(tmp_path):
         ({"architectures": ["\ud800"]}, "is damaged: architectures cannot be right; give a directory"),
         ({"dtype": "-"}, r"is damaged \(.*\); give a directory"),
         ({"dtype": float("-inf")}, r"is damaged \(.*\); give a directory"),
+        ({"position_embedding_type": "relative_key"}, "position_embedding_type is 'relative_key'; only absolute ones"),
         ({"model_type": "\x1b[31m"}, r"is a model of type '\\x1b\[31m', not bert; give a directory"),
     ],
 )
@@ -126,7 +127,7 @@ def test_a_run_that_is_not_finished_is_no_checkpoint_yet(tmp_path):
         ("type_vocab_size", "bert.embeddings.token_type_embeddings.weight is not of the size"),
         ("intermediate_size", "bert.encoder.layer.0.intermediate.dense.weight is not of the size"),
         ("hidden_size", "bert.embeddings.position_embeddings.weight is not of the size"),
-        ("num_hidden_layers", "its weights have 2 layers of 256"),
+        ("num_hidden_layers", "its weights have 2 layers, not the 256"),
     ],
 )
 def test_no_memory_is_asked_for_where_the_weights_are_smaller(tmp_path, monkeypatch, size, message):
@@ -138,11 +139,11 @@ def test_no_memory_is_asked_for_where_the_weights_are_smaller(tmp_path, monkeypa
         load_model(BertForSequenceClassification, str(tmp_path), {})
 
 
-def test_fewer_layers_than_the_weights_have_are_taken(tmp_path):
+def test_fewer_layers_than_the_weights_have_are_refused(tmp_path):
     path = write_checkpoint(tmp_path, labels=("yes", "no")) / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"num_hidden_layers": 1}))
-    model, new = load_model(BertForSequenceClassification, str(tmp_path), {})
-    assert (model.config.num_hidden_layers, new) == (1, [])
+    with pytest.raises(UsageError, match=r"its weights have 2 layers, not the 1 that its configuration says; put the"):
+        load_model(BertForSequenceClassification, str(tmp_path), {})
 
 
 def test_a_name_in_damaged_weights_does_not_reach_the_terminal_as_it_is(tmp_path):

@@ -7,7 +7,14 @@ import time
 
 import pytest
 
-from bertkit.directory import find_finished, hold_directory, read_environment, read_metrics, write_environment
+from bertkit.directory import (
+    find_checkpoint,
+    find_finished,
+    hold_directory,
+    read_environment,
+    read_metrics,
+    write_environment,
+)
 from bertkit.errors import UsageError
 
 
@@ -81,6 +88,19 @@ def test_metrics_that_are_none_are_one_line(tmp_path, content):
         UsageError, match=r"metrics\.json is damaged .*; delete it, and the same command evaluates again"
     ):
         read_metrics(tmp_path / "metrics.json")
+
+
+def test_a_folder_where_a_file_belongs_is_one_line_before_the_training(tmp_path):
+    (tmp_path / "metrics.json").mkdir()
+    with pytest.raises(UsageError, match=r"metrics\.json is damaged .*; delete it"):
+        read_metrics(tmp_path / "metrics.json")
+    (tmp_path / "metrics.json").rename(tmp_path / "README.md")
+    with pytest.raises(UsageError, match=r"README\.md is a folder, and a file is to be written; delete it$"):
+        hold_directory(tmp_path).__enter__()
+    (tmp_path / "README.md").rename(tmp_path / "predictions")
+    (tmp_path / "checkpoint-1" / "complete").mkdir(parents=True)
+    with hold_directory(tmp_path):
+        assert find_checkpoint(tmp_path, pytest.fail) is None
 
 
 def test_metrics_of_data_without_labels_have_no_score(tmp_path):

@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import modeling_utils
 
 from bertkit import cli
-from bertkit.checkpoint import load_config, load_model
+from bertkit.checkpoint import load_config, load_model, make_config
 from bertkit.data.vocab import load_tokenizer
-from bertkit.directory import mark_complete
+from bertkit.directory import hold_directory, mark_complete
 from bertkit.errors import UsageError
 from bertkit.model import BertForSequenceClassification
 from bertkit.predict import Predictor
@@ -71,6 +72,24 @@ def test_code_that_comes_with_a_model_is_not_run(tmp_path, mark):
     assert "auto_map" not in json.loads((tmp_path / "run" / "tokenizer_config.json").read_text())
 
 
+@pytest.mark.parametrize("key", ["attn_implementation", "_attn_implementation"])
+def test_code_of_the_hub_that_a_configuration_names_is_not_run(tmp_path, monkeypatch, key):
+    fetched = []
+    monkeypatch.setattr(modeling_utils, "lazy_import_flash_attention", lambda name, **_: fetched.append(name))
+    folder = write_checkpoint(tmp_path / "bert", labels=("yes", "no"))
+    values = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(values | {key: "owner/repo"}))
+    for load in (lambda: load_config(str(folder)), lambda: BertForSequenceClassification.from_pretrained(folder)):
+        with pytest.raises(ValueError, match=r"attn_implementation 'owner/repo' is unknown; expected one of packed, "):
+            load()
+    (folder / "config.json").write_text(json.dumps(values))
+    with pytest.raises(UsageError, match="'owner/repo' is unknown"):
+        load_model(BertForSequenceClassification, str(folder), {"attn_implementation": "owner/repo"})
+    with pytest.raises(UsageError, match=r"\[model\] is refused: attn_implementation 'owner/repo' is unknown"):
+        make_config({"attn_implementation": "owner/repo"})
+    assert fetched == []
+
+
 def test_a_pickled_checkpoint_is_refused_with_the_remedy(tmp_path, mark, call):
     folder = write_checkpoint(tmp_path / "bert", labels=("yes", "no"))
     (folder / "model.safetensors").unlink()
@@ -114,8 +133,38 @@ def test_weights_in_files_elsewhere_are_refused(tmp_path):
     save_file({"x": torch.zeros(1)}, folder / "model-1.safetensors")
     names = dict.fromkeys(load_file(outside), "../outside.safetensors")
     (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": names}))
-    with pytest.raises(UsageError, match=r"bert is damaged: its weights have 0 layers of 2"):
+    with pytest.raises(UsageError, match=r"bert is damaged: its weights have 0 layers, not the 2"):
         load_model(BertForSequenceClassification, str(folder), {})
+
+
+@pytest.mark.parametrize("name", ["recipe.toml", ".best", "predictions", "checkpoint-4/model.safetensors"])
+def test_nothing_is_written_through_a_link_in_a_run_directory(tmp_path, name):
+    outside, output = tmp_path / "outside", tmp_path / "link" / "run"
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "link").symlink_to("disk")  # the run directory itself may lie behind one
+    outside.touch()
+    (output / name).parent.mkdir(parents=True)
+    (output / ".venv").symlink_to(outside)  # of another program
+    for target in (outside, tmp_path, "gone", (output / name).name):  # a file, a folder, nothing, the link itself
+        (output / name).symlink_to(target)
+        with pytest.raises(UsageError, match=rf"^{output / name} is a link, .*; put a copy in"):
+            hold_directory(output).__enter__()
+        (output / name).unlink()
+
+
+def test_somebody_elses_run_is_not_continued_through_a_link(tmp_path):
+    recipe = make_recipe(write_text(tmp_path / "corpus.txt"))
+    with pytest.raises(Interrupted):
+        run(PRETRAIN, recipe, output=tmp_path / "run", progress=stop_at(4))
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.md").write_text("mine")
+    for name, target in (("README.md", tmp_path / "mine" / "thesis.md"), ("checkpoint-8", tmp_path / "mine")):
+        (tmp_path / "run" / name).symlink_to(target)
+        with pytest.raises(UsageError, match=rf"{name} is a link"):
+            run(PRETRAIN, recipe, output=tmp_path / "run")
+        (tmp_path / "run" / name).unlink()
+    assert [(path.name, path.read_text()) for path in (tmp_path / "mine").iterdir()] == [("thesis.md", "mine")]
+    assert run(PRETRAIN, recipe, output=tmp_path / "run")["updates"] == 8
 
 
 def test_no_source_trusts_remote_code_or_reads_pickles_of_others():

@@ -15,6 +15,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from huggingface_hub import ModelCard, ModelCardData, constants
+from markdown_it import MarkdownIt
 from transformers import AutoTokenizer
 
 from bertkit import model as models
@@ -146,7 +147,7 @@ def test_the_card_has_scores_data_limits_recipe_and_machine(finish):
     assert "Inputs to the model: train 48, dev_matched 18, dev_mismatched 18, " in card
     assert "- It takes up to 128 tokens, and this run used up to 40." in card
     assert "- Whether the local files are the official ones, " in card
-    assert "`bertkit glue --task mnli --recipe recipe.toml` repeats the run. Of absolute paths only the last" in card
+    assert "`bertkit glue --task mnli --recipe recipe.toml` repeats the run. Of paths only the last" in card
     environment = json.loads((output / "environment.json").read_text())
     assert f"torch {environment['packages']['torch']}" in card
     assert environment["processor"] in card
@@ -234,7 +235,8 @@ def test_the_card_says_of_which_checkpoint_the_training_started(tmp_path, monkey
     monkeypatch.chdir(tmp_path)
     assert share.describe_start({"checkpoint": "eve/bert"}) == "[eve/bert](https://huggingface.co/eve/bert)"
     (tmp_path / "eve" / "bert").mkdir(parents=True)
-    assert share.describe_start({"checkpoint": "eve/bert"}) == "`eve/bert`"
+    assert share.describe_start({"checkpoint": "eve/bert"}) == "`bert`"
+    assert share.describe_start({"checkpoint": "../clients/acme/bert"}) == "`bert`"
     assert share.describe_start({"checkpoint": "/home/ada/bert"}) == "`bert`"
     assert share.describe_start({"checkpoint": ""}) == share.describe_start({}) == "random weights"
 
@@ -253,6 +255,8 @@ def test_the_card_says_of_which_checkpoint_the_training_started(tmp_path, monkey
             ],
         ),
         ("swag", {"dir": "/home/ada/SWAG"}, ["SWAG, from local files in the official form (`SWAG`)."]),
+        ("swag", {"dir": "../../clients/acme"}, ["SWAG, from local files in the official form (`acme`)."]),
+        ("pretrain", {"corpus": ["../clients/acme", "a/b/c.txt"]}, ["Text: `acme`, `c.txt`."]),
         (
             "pretrain",
             {"corpus": ["docs", "ada/books"]},
@@ -270,10 +274,35 @@ def test_the_card_says_where_the_data_are_from(task, options, expected):
     assert share.describe_data(TASKS[task], recipe, {"train": 1234, "dev": 5}) == [*expected, inputs]
 
 
-def test_absolute_paths_shrink_to_their_last_part():
-    recipe = {"checkpoint": "google-bert/bert-base-cased", "data": {"dir": "/home/ada/GLUE", "corpus": ["~/a", "b/c"]}}
-    assert share.hide_paths(recipe) == recipe | {"data": {"dir": "GLUE", "corpus": ["a", "b/c"]}}
+def test_paths_shrink_to_their_last_part(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "clients" / "acme").mkdir(parents=True)
+    corpus = ["~/a", "b/c", "b/c:d", "docs", "../b/e", "./f", "g/h/i", "clients/acme", "text/j.txt"]
+    recipe = {"checkpoint": "google-bert/bert-base-cased", "data": {"dir": "/home/ada/GLUE", "corpus": corpus}}
+    shrunk = ["a", "b/c", "b/c:d", "docs", "e", "f", "i", "acme", "j.txt"]
+    assert share.hide_paths(recipe) == recipe | {"data": {"dir": "GLUE", "corpus": shrunk}}
+    files = {"dir": "../../clients/acme", "train_file": "gone/acme", "extra_train": "gone/b", "features_dir": "gone/c"}
+    assert share.hide_paths(files) == dict(zip(files, ["acme", "acme", "b", "c"], strict=True))
     assert share.hide_paths({"seed": 42, "freeze": True, "path": "/"}) == {"seed": 42, "freeze": True, "path": "/"}
+
+
+LABELS = ["`", "``a`b```", "a | b", "<script>alert(1)</script>", "a\n\n# b", "*a*_b_", "[a](b)", "\\`", "&lt;", ""]
+
+
+def test_labels_and_names_do_not_break_the_card(finish):
+    output = finish("mnli")
+    recipe, model = read_recipe(output / "recipe.toml"), models.BertForSequenceClassification.from_pretrained(output)
+    model.config.id2label = dict(enumerate(LABELS))
+    recipe["data"]["dir"] = "/home/ada/`<b>`"
+    metrics, environment = (json.loads((output / f"{name}.json").read_text()) for name in ("metrics", "environment"))
+    card = share.write_card(TASKS["mnli"], "run", recipe, metrics, environment, model, {"train": 1})
+    tokens = MarkdownIt().enable("table").parse(ModelCard(card).text)
+    lines = {token.content.split(":")[0]: token.children for token in tokens if token.type == "inline"}
+    found = [token.content for token in lines["Its labels"] if token.type == "code_inline"]
+    assert found == [" ".join(label.split()) or "  " for label in LABELS]
+    assert {token.type for token in lines["Its labels"]} == {"text", "code_inline"}
+    assert "(`` `<b>` ``)" in card
+    assert [token.type for token in tokens].count("heading_open") == 6
 
 
 # --- To the Hub and back ----------------------------------------------------------------------------------------------
@@ -415,6 +444,14 @@ def fail(*request, **what):
     return lambda hub, patch: hub.fail(*request, **what)
 
 
+def be_silent(*request):
+    def spoil(hub, patch):
+        hub.fail(*request, stall=0.8, times=9)
+        patch.setattr(share, "HUB_SILENCE", 0.2)
+
+    return spoil
+
+
 FAILURES = {  # what is wrong -> how it comes about, and words of the message
     "no token": (set_token(""), ["there is no token", "hf auth login"]),
     "a wrong token": (set_token("hf_wrong"), ["(401)", "log in again: hf auth login --force"]),
@@ -427,6 +464,9 @@ FAILURES = {  # what is wrong -> how it comes about, and words of the message
     "trouble at the end": (fail("POST", "commit", status=500), ["(500)", "the same command tries again"]),
     "cut off half-way": (fail("PUT", "storage", cut=50_000, times=9), ["the same command tries again"]),
     "cut off before the end": (fail("POST", "commit", cut=10, times=9), ["the same command tries again"]),
+    "a silent Hub": (be_silent("GET", "whoami"), ["(ReadTimeout); check the network, and the same command"]),
+    "silent before the upload": (be_silent("POST", "create"), ["(ReadTimeout)"]),
+    "silent at the end": (be_silent("POST", "commit"), ["(ReadTimeout)"]),
     "no xet storage": (ask_for_xet, ["set HF_HUB_DISABLE_XET=1"]),
 }
 
@@ -507,7 +547,7 @@ def test_what_is_public_does_not_become_private_by_asking(hub, mrpc):
     [
         ("metrics.json", "is not finished; the command that began it finishes it"),
         ("recipe.toml", "there is no run in"),
-        ("model.safetensors", "has no weights here"),
+        ("model.safetensors", "has no model.safetensors here"),
         ("vocab.txt", "has no vocab.txt"),
         ("README.md", "has no README.md"),
     ],
@@ -515,6 +555,46 @@ def test_what_is_public_does_not_become_private_by_asking(hub, mrpc):
 def test_what_is_no_finished_run_is_refused_before_the_hub_is_asked(hub, mrpc, missing, words):
     (mrpc / missing).unlink()
     with pytest.raises(UsageError, match=words):
+        share.push(mrpc, "ada/bert")
+    assert hub.asked == []
+
+
+@pytest.mark.parametrize("name", ["curves.png", "model.safetensors", "recipe.toml", "README.md"])
+def test_what_a_link_leads_to_is_not_published(hub, mrpc, name):
+    (mrpc / name).unlink(missing_ok=True)
+    (mrpc / name).symlink_to(shutil.copy(mrpc / "config.json", mrpc.parent / "secret"))
+    with pytest.raises(UsageError, match=rf"{name} is a link, .*; put a copy in its place$"):
+        share.push(mrpc, "ada/bert")
+    assert hub.asked == []
+
+
+def split_weights(folder):
+    """Saves a run's model again, in shards; gives their names."""
+    model = models.BertForSequenceClassification.from_pretrained(folder)
+    (folder / "model.safetensors").unlink()
+    model.save_pretrained(folder, max_shard_size="20KB")
+    return {path.name for path in folder.glob("model-*.safetensors")}
+
+
+def test_of_a_model_in_shards_those_of_the_index_are_published(hub, mrpc):
+    shards = split_weights(mrpc)
+    assert len(shards) > 1
+    for stray in ("model-00009-of-00009.safetensors", "model.old.safetensors"):
+        (mrpc / stray).write_bytes(b"stays behind")
+    link = shutil.move(mrpc, mrpc.parent / "disk")
+    mrpc.symlink_to(link)  # the run directory itself may be one
+    share.push(mrpc, "ada/bert")
+    found = {name for name in hub.repos["ada/bert"].files if name.startswith("model")}
+    assert found == shards | {"model.safetensors.index.json"}
+
+
+@pytest.mark.parametrize(
+    "content", ["{", "[]", "{}", '{"weight_map": {"a": ["b"]}}', '{"weight_map": {"a": "../model-1-of-1.safetensors"}}']
+)
+def test_an_index_that_lists_something_else_is_one_line(hub, mrpc, content):
+    (mrpc / "model.safetensors").rename(mrpc / "model-1-of-1.safetensors")
+    (mrpc / "model.safetensors.index.json").write_text(content)
+    with pytest.raises(UsageError, match=r"index\.json is damaged \(.*\); put back the run's own$"):
         share.push(mrpc, "ada/bert")
     assert hub.asked == []
 
