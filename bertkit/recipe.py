@@ -17,6 +17,7 @@ import difflib
 import inspect
 import json
 import math
+import os
 import sys
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -96,13 +97,13 @@ NAMES = {bool: "true or false", int: "a whole number", float: "a number", str: "
 
 
 def read_recipe(path: str | Path) -> Recipe:
-    """The recipe in a TOML file, not yet checked.
+    """The recipe in a TOML file, not yet checked, with `~` expanded as `merge` does.
 
     Raises:
         UsageError: the file cannot be read, is not UTF-8 or not TOML.
     """
     try:
-        return tomllib.loads(Path(path).read_bytes().decode("utf-8-sig"))
+        return merge(tomllib.loads(Path(path).read_bytes().decode("utf-8-sig")))
     except FileNotFoundError:
         raise UsageError(f"recipe {path} does not exist; give the path of a TOML file") from None
     except OSError as error:
@@ -141,7 +142,8 @@ def merge(*recipes: Mapping[str, Any]) -> Recipe:
     """One recipe, in which the later ones win; the arguments are left as they are.
 
     `[model]`, `[data]` and `[train]` are merged key by key; any other value (a list, the phases, a table inside
-    `[train]`) replaces the earlier one whole. None means "not given" and replaces nothing.
+    `[train]`) replaces the earlier one whole. None means "not given" and replaces nothing. A text that begins with `~`
+    or `~user` is a path, and is expanded.
     """
     merged: Recipe = {}
     for recipe in map(_copy, recipes):
@@ -447,7 +449,9 @@ def _bracket(table: str) -> str:
 
 
 def _copy(value: Any) -> Any:
-    """A deep copy without the keys whose value is None."""
+    """Return a deep copy without the keys whose value is None, with `~` and `~user` expanded in texts that begin so."""
+    if isinstance(value, str):
+        return os.path.expanduser(value)
     if isinstance(value, Mapping):
         return {key: _copy(item) for key, item in value.items() if item is not None}
     return [_copy(item) for item in value] if isinstance(value, list | tuple) else value

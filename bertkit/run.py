@@ -14,6 +14,7 @@ Differs from the paper: the learning rate decays linearly from its peak at the e
 
 import json
 import math
+import os
 import shutil
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
@@ -118,7 +119,7 @@ def run(
         Interrupted: by SIGTERM or SIGINT, after a checkpoint.
         ProcessLost: one of several processes has ended.
     """
-    recipe, output = complete(task, *recipes), Path(output)
+    recipe, output = complete(task, *recipes), Path(os.path.expanduser(output))  # as TrainingArguments does
     processes = join_processes(recipe)
     args = make_arguments(task, recipe, output)
     report = report if processes.is_main_process else ignore

@@ -65,16 +65,19 @@ def typed(value: Any) -> Any:
     return [typed(item) for item in value] if isinstance(value, list) else (type(value).__name__, value)
 
 
+TEXT = st.text().filter(lambda text: not text.startswith("~"))  # that is a path
+
+
 def values_of(annotation: Any) -> st.SearchStrategy[Any]:
     """Values as TOML gives them for an annotation."""
     plain = {
         bool: st.booleans(),
         int: st.integers(-(2**63), 2**63 - 1),
         float: st.floats(allow_nan=False),
-        str: st.text(),
-        dict: st.dictionaries(st.text(), st.text() | st.integers() | st.booleans() | st.lists(st.text()), max_size=3),
-        list: st.lists(st.text(), max_size=3),
-        Any: st.text() | st.integers(),
+        str: TEXT,
+        dict: st.dictionaries(TEXT, TEXT | st.integers() | st.booleans() | st.lists(TEXT), max_size=3),
+        list: st.lists(TEXT, max_size=3),
+        Any: TEXT | st.integers(),
     }
     choices = []
     for kind in _alternatives(annotation):
@@ -84,7 +87,7 @@ def values_of(annotation: Any) -> st.SearchStrategy[Any]:
         elif origin is list and arguments:
             choices.append(st.lists(values_of(arguments[0]), max_size=3))
         elif origin is dict and arguments:
-            choices.append(st.dictionaries(st.text(), values_of(arguments[1]), max_size=3))
+            choices.append(st.dictionaries(TEXT, values_of(arguments[1]), max_size=3))
         else:
             choices.append(plain[origin])
     return st.one_of(choices)
@@ -211,6 +214,18 @@ def test_later_recipes_win_and_tables_merge_key_by_key() -> None:
     assert arguments == before
     assert merge() == {}
     assert merge({"train": 5}, {"train": {"seed": 1}}) == {"train": {"seed": 1}}
+
+
+def test_a_home_is_expanded_wherever_a_recipe_comes_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/ada")
+    (tmp_path / "recipe.toml").write_text('data.corpus = ["~/a", "b~", "~nobody-at-all/c", "$HOME"]\n')
+    assert read_recipe(tmp_path / "recipe.toml") == {
+        "data": {"corpus": ["/home/ada/a", "b~", "~nobody-at-all/c", "$HOME"]}
+    }
+    assert merge({"checkpoint": "~"}, parse_setting("data.vocab=~/v")) == {
+        "checkpoint": "/home/ada",
+        "data": {"vocab": "/home/ada/v"},
+    }
 
 
 @given(valid_recipes(), valid_recipes(), valid_recipes())

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from typing import get_type_hints
 from unittest import mock
 
 import numpy as np
@@ -20,7 +21,7 @@ from safetensors.torch import load_file
 from transformers import PreTrainedConfig, TrainingArguments
 from transformers.training_args import ParallelMode
 
-from bertkit import BertForPreTraining, BertModel, trainer
+from bertkit import BertForPreTraining, BertModel, cli, trainer
 from bertkit.checkpoint import find_trouble, load_config, load_model
 from bertkit.device import choose_precision
 from bertkit.errors import UsageError
@@ -142,6 +143,35 @@ def test_the_saved_recipe_repeats_the_run(recipe, tmp_path):
     again = run(PRETRAIN, read_recipe(tmp_path / "first" / "recipe.toml"), output=tmp_path / "again")
     assert first == again
     assert_same_bits(read_weights(tmp_path / "first"), read_weights(tmp_path / "again"))
+
+
+def test_a_home_is_expanded_for_the_whole_run(recipe, tmp_path, monkeypatch):
+    """transformers expands that of its checkpoints by itself."""
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    run(PRETRAIN, recipe, {"train": {"max_steps": 1, "save_steps": 1}}, output="~/run")
+    assert [path.name for path in tmp_path.iterdir()] == ["home"]
+    assert {path.name for path in (tmp_path / "home" / "run").iterdir()} >= {"checkpoint-1", "metrics.json"}
+
+
+def list_commands(app):
+    """The functions of a typer application and of those in it."""
+    yield from (command.callback for command in app.registered_commands)
+    for group in app.registered_groups:
+        yield from list_commands(group.typer_instance)
+
+
+def test_every_path_on_the_command_line_may_begin_with_a_home(call, monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    words = ["--corpus=~/text.txt", "--vocab=~/vocab", "--output=~/runs/mine", "--dry-run"]
+    code, out, _ = call("pretrain", *words)
+    assert code == 0
+    for path in ("text.txt", "vocab", "runs/mine"):
+        assert str(tmp_path / "home" / path) in out
+    for command in list_commands(cli.app):
+        for name, hint in get_type_hints(command, include_extras=True).items():
+            if hasattr(hint, "__metadata__") and "Path" in str(hint.__origin__):
+                assert hint.__metadata__[0].parser is cli.read_path, (command, name)
 
 
 def test_a_finished_run_is_not_repeated(recipe, tmp_path):
