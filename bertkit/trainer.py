@@ -125,6 +125,11 @@ class BertTrainer(Trainer):
         if self.is_fsdp_enabled:
             drop_second_names(self.model)
 
+    def _run_epoch(self, **kwargs) -> None:
+        """Train an epoch as the Trainer, but none after the last update, from which a run may continue."""
+        if self.state.global_step < self.state.max_steps:
+            super()._run_epoch(**kwargs)
+
     def get_batch_samples(self, epoch_iterator, num_batches, device) -> tuple[list, dict[str, Tensor]]:
         """The micro-batches of one update, and the label counts of all of it."""
         samples, _ = super().get_batch_samples(epoch_iterator, num_batches, device)
@@ -330,7 +335,7 @@ class Watcher(TrainerCallback):
     def on_epoch_end(self, args, state: TrainerState, control: TrainerControl, **kwargs) -> None:
         # The Trainer comes here too when it was stopped in the middle. An evaluation would move the random state, and
         # the checkpoint that was just written would be written again with it.
-        if self.agreed and not is_whole(state.epoch):
+        if self.agreed and not is_at_end(state):
             control.should_evaluate = control.should_save = False
         elif self.agreed and ends_epoch(args, state):
             control.should_save = True
@@ -344,18 +349,18 @@ class Watcher(TrainerCallback):
         return int(flag)
 
 
-def is_whole(epochs: float) -> bool:
-    """Whether so many epochs end one, but for rounding."""
-    return abs(epochs - round(epochs)) < 1e-6
+def is_at_end(state: TrainerState) -> bool:
+    """Whether an epoch, but for rounding, or the training ends after this update."""
+    return state.global_step >= state.max_steps or abs(state.epoch - round(state.epoch)) < 1e-6
 
 
 def ends_epoch(args: TrainingArguments, state: TrainerState) -> bool:
-    """Whether a stop after this update saves at the end of the epoch, behind the evaluation that may come there.
+    """Whether a stop after this update saves where the epoch ends, behind the evaluation that may come there.
 
     Saved before it, a run that goes on would do without that evaluation and its random numbers; saved before and after,
     the second writing would put the first at risk. Whoever stops a run has to give it the time of an evaluation.
     """
-    return args.save_strategy != SaveStrategy.BEST and is_whole(state.epoch)
+    return args.save_strategy != SaveStrategy.BEST and is_at_end(state)
 
 
 class Herald(TrainerCallback):
