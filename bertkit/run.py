@@ -368,6 +368,11 @@ def make_arguments(task: Task, recipe: Recipe, output: Path) -> TrainingArgument
         per_device=train.pop("per_device_train_batch_size", None),
     )
     precision = choose_precision(recipe["precision"])
+    if (asked := os.environ.get("ACCELERATE_MIXED_PRECISION", "no")) not in ("no", precision):  # which would win
+        raise UsageError(
+            f"accelerate asks for {asked} (--mixed_precision, ACCELERATE_MIXED_PRECISION) and the recipe for "
+            f"{precision}; leave the first out, and set precision at the top level"
+        )
     if train.get("optim") == BERT_ADAM:
         del train["optim"]  # ours, which `make_trainer` hands over
     train.pop("save_total_limit", None)  # BertTrainer's: the Trainer deletes before the new checkpoint is whole

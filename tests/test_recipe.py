@@ -262,6 +262,8 @@ def test_merging_is_associative_and_repeatable(a: dict[str, Any], b: dict[str, A
         ("train.bf16=true", 'set precision at the top level, for example precision = "bf16"'),
         ("fp16=true", "fp16 cannot be set here; set precision at the top level"),
         ("train.hub_token=x", "no place for a secret"),
+        ("train.ignore_data_skip=true", "a run that goes on would see other data"),
+        ("train.dataloader_persistent_workers=true", "would draw its data in another order"),
         ("train.warmup_ratio=0.1", "write warmup_steps: below 1 it is a share of all steps"),
         # Types.
         (

@@ -384,6 +384,29 @@ def test_a_processor_takes_bf16_only_where_that_is_faster(monkeypatch, cpu, prec
     assert choose_precision("fp32") == "fp32"
 
 
+@pytest.mark.parametrize("asked", ["bf16", "fp8"])
+def test_another_precision_by_accelerate_launch_is_refused(recipe, tmp_path, monkeypatch, asked):
+    """It would win over the recipe's in silence."""
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", asked)
+    with pytest.raises(
+        UsageError, match=f"accelerate asks for {asked} .* and the recipe for fp32; leave the first out"
+    ):
+        run(PRETRAIN, recipe, output=tmp_path / "run")
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "no")  # which it sets where nothing is asked
+    assert dry_run(PRETRAIN, recipe, {"precision": "bf16"}, output=tmp_path / "run")["precision"] == "bf16"
+
+
+def test_noise_on_embeddings_is_added_and_the_same_for_every_kernel(recipe, tmp_path):
+    noise = {"train": {"neftune_noise_alpha": 5.0}}
+    recipe = merge(recipe, {"train": {"max_steps": 2}})
+    run(PRETRAIN, recipe, output=tmp_path / "plain")
+    run(PRETRAIN, recipe, noise, output=tmp_path / "packed")
+    run(PRETRAIN, recipe, noise, {"model": {"attn_implementation": "eager"}}, output=tmp_path / "eager")
+    plain, packed, eager = (read_losses(tmp_path / name) for name in ("plain", "packed", "eager"))
+    assert np.abs(packed - plain).max() > 1e-3
+    np.testing.assert_allclose(packed, eager, rtol=1e-4)
+
+
 def test_the_stable_preset_corrects_the_bias(recipe, tmp_path):
     plan = dry_run(PRETRAIN, recipe, {"preset": "stable"}, output=tmp_path / "run")
     assert plan["recipe"]["train"]["optim"] == "adamw_torch"
