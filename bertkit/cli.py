@@ -33,6 +33,9 @@ app = typer.Typer(
 )
 
 
+LAUNCHED = {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}  # the variables of one of several processes
+
+
 def read_path(text: str) -> Path:
     """Return the path that an option names, `~` and `~user` expanded: a shell leaves them alone behind `--output=`."""
     return Path(os.path.expanduser(text))
@@ -1202,7 +1205,7 @@ class Screen:
 
 def is_first_process() -> bool:
     """Whether this is the one of several processes that speaks; alone it is."""
-    return os.environ.get("RANK", "0") == "0"
+    return os.environ.get("RANK", "0") == "0" or not os.environ.keys() >= LAUNCHED
 
 
 def complain(message: str) -> None:
@@ -1265,6 +1268,22 @@ def check_words(words: list[str]) -> None:
             raise UsageError(f"{word!a} is not UTF-8; write it so, or give the file another name") from None
 
 
+def check_launcher() -> None:
+    """Check that the environment says all or nothing of other processes, as torchrun and accelerate launch do.
+
+    Raises:
+        UsageError: a variable says that this is one of several processes, and another one is missing.
+    """
+    alone = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "-1"}
+    said = [name for name, value in alone.items() if os.environ.get(name, value) != value]
+    missing = sorted(LAUNCHED - os.environ.keys())
+    if said and missing:
+        raise UsageError(
+            f"{said[0]} = {os.environ[said[0]]} in the environment means several processes, but {', '.join(missing)} "
+            f"is not set; unset {said[0]}, or start them with torchrun or accelerate launch, which set all"
+        )
+
+
 def main() -> None:
     """The console command."""
     for stream in (sys.stdout, sys.stderr):
@@ -1273,6 +1292,7 @@ def main() -> None:
     try:
         with explain_mistakes():
             check_words(sys.argv)
+            check_launcher()
             code = app(standalone_mode=False)
         if os.environ.get("WORLD_SIZE", "1") != "1":  # as torchrun and accelerate launch say
             leave_at_once(code or 0)
