@@ -77,6 +77,7 @@ from bertkit.trainer import (
     Watcher,
     explain_lost_process,
     explain_shortage,
+    name_stopped_processes,
     train,
 )
 from bertkit.whole import write_json
@@ -160,12 +161,13 @@ def carry_out(
         write_environment(output, prepared.fingerprints, weights, goes_on=checkpoint is not None)
     parameters = f"{model.num_parameters():,} parameters"
     trainer = make_trainer(task, model, args, prepared.data, recipe, progress, report, milestones)
-    if "train" in prepared.data:
-        report(f"{parameters}; {describe_training(args, recipe, prepared.data['train'])}")
-        train(trainer, checkpoint, report)
-    else:
-        report(f"{parameters}; nothing to train, only to predict")
-    return finish(task, recipe, trainer, prepared, output, report)
+    with name_stopped_processes():
+        if "train" in prepared.data:
+            report(f"{parameters}; {describe_training(args, recipe, prepared.data['train'])}")
+            train(trainer, checkpoint, report)
+        else:
+            report(f"{parameters}; nothing to train, only to predict")
+        return finish(task, recipe, trainer, prepared, output, report)
 
 
 def train_first(task: Task, recipe: Recipe, output: Path, report: Report, progress: Progress) -> Recipe:

@@ -6,17 +6,22 @@ signal, on a loss that is no number, or when another of its processes is lost. A
 """
 
 import json
+import logging
 import math
+import os
+import socket
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from pickle import UnpicklingError
+from threading import Event, Thread
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_utils import SaveStrategy
 
@@ -29,6 +34,8 @@ from bertkit.whole import write_json
 
 SUMS = "loss_sums.json"  # in a checkpoint: of the losses since the last log
 SECONDS_OF_SILENCE = 15  # at least, while it predicts
+SECONDS_OF_WAITING = 60.0  # for a process that stands still, until it is named
+LOOKS = 20  # in that time
 Progress = Callable[[int, int, Mapping[str, float]], None]  # updates done, of how many, the latest log entry
 
 
@@ -445,6 +452,50 @@ def explain_lost_process(processes: int) -> Iterator[None]:
         raise ProcessLost(
             "another process of this run was lost; the same command continues from its last checkpoint"
         ) from error
+
+
+@contextmanager
+def name_stopped_processes() -> Iterator[None]:
+    """Log one line in this context when a process of the run stands still, for which all others wait.
+
+    Every process counts in a store that they share; one that the system has stopped does not count. Of those that do,
+    the first one speaks.
+    """
+    over = Event()
+    if distributed.is_initialized() and distributed.get_world_size() > 1:
+        Thread(target=_watch_others, args=(over,), daemon=True).start()
+    try:
+        yield
+    finally:
+        over.set()
+
+
+def _watch_others(over: Event) -> None:
+    """Count in the store, and look whether the others do, until it is over or the store is gone."""
+    rank, ranks = distributed.get_rank(), range(distributed.get_world_size())
+    own, seen, still = f"{os.getpid()} {socket.gethostname()}", {}, {}
+    with suppress(distributed.DistError):
+        # A connection of its own: what waits at the run's would hold it.
+        address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        store = distributed.TCPStore(address, port, timeout=timedelta(seconds=SECONDS_OF_WAITING))
+        while not over.wait(SECONDS_OF_WAITING / LOOKS):
+            store.set(f"bertkit/{rank}", f"{time.monotonic()} {own}")
+            for other in set(ranks) - {rank}:
+                name = f"bertkit/{other}"
+                found = store.get(name).decode() if store.check([name]) else ""
+                if found != seen.setdefault(other, found):
+                    seen[other], still[other] = found, 0
+                elif other in still:  # it has counted while this one looked
+                    still[other] += 1
+            stopped = [other for other, looks in still.items() if looks >= LOOKS]
+            for other in stopped:
+                if still[other] == LOOKS and rank == min(set(ranks).difference(stopped)):
+                    _, number, host = seen[other].split()
+                    logging.getLogger("bertkit").warning(
+                        f"bertkit: process {other} (pid {number} on {host}) has stood still for "
+                        f"{SECONDS_OF_WAITING:.0f} s and the others wait for it; continue it (kill -CONT {number}), or "
+                        "end it: the same command continues from the last checkpoint"
+                    )
 
 
 def describe_duration(seconds: float) -> str:
