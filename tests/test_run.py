@@ -154,6 +154,24 @@ def test_a_home_is_expanded_for_the_whole_run(recipe, tmp_path, monkeypatch):
     assert {path.name for path in (tmp_path / "home" / "run").iterdir()} >= {"checkpoint-1", "metrics.json"}
 
 
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"RANK": "1"}, "RANK = 1 .* but MASTER_ADDR, MASTER_PORT, WORLD_SIZE is not set; unset RANK, or start"),
+        ({"WORLD_SIZE": "2"}, "WORLD_SIZE = 2 .* but MASTER_ADDR, MASTER_PORT, RANK is not set"),
+        ({"RANK": "1", "WORLD_SIZE": "2"}, "RANK = 1 .* but MASTER_ADDR, MASTER_PORT is not set"),
+        ({"LOCAL_RANK": "0"}, "LOCAL_RANK = 0 .* is not set"),
+        ({"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "-1"}, ""),  # alone
+    ],
+)
+def test_half_a_launcher_is_one_line(call, monkeypatch, given, message):
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    code, _, err = call("--version")
+    assert code == (2 if message else 0)
+    assert re.fullmatch(f"bertkit: {message}.*\n" if message else "", err)
+
+
 def list_commands(app):
     """The functions of a typer application and of those in it."""
     yield from (command.callback for command in app.registered_commands)
