@@ -50,6 +50,7 @@ LEAST = {
     ("phase", "max_length"): 5,  # [CLS] a [SEP] b [SEP]
     ("train", "per_device_train_batch_size"): 1,
     ("train", "per_device_eval_batch_size"): 1,
+    ("train", "eval_accumulation_steps"): 1,
 }
 
 # Keys of [train] that fit a run to a machine: with others it is the same run, but for rounding.
@@ -85,6 +86,7 @@ RESERVED = {
     "hub_token": "a recipe is no place for a secret: log in with `hf auth login`",
     "push_to_hub": "use --push-to-hub REPO, or upload the run directory: hf upload REPO DIR",
     "dataloader_drop_last": "every held-out text is evaluated",
+    "eval_do_concat_batches": "a score is of all batches together",
     "remove_unused_columns": "a task's columns all are arguments of its model",
     "label_smoothing_factor": "the paper has none, and bertkit's losses take none",
     "use_liger_kernel": "bertkit has its own model",

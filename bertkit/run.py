@@ -29,6 +29,7 @@ import numpy as np
 import torch
 from accelerate import PartialState
 from torch import nn
+from torch.utils.data import DataLoader
 from transformers import (
     PreTrainedConfig,
     PreTrainedModel,
@@ -407,10 +408,34 @@ def make_arguments(task: Task, recipe: Recipe, output: Path) -> TrainingArgument
         Trainer.get_optimizer_cls_and_kwargs(args)  # whether it is installed
         nobody = torch.optim.SGD([torch.zeros(1)])
         get_scheduler(args.lr_scheduler_type, nobody, 0, 1, scheduler_specific_kwargs=args.lr_scheduler_kwargs)
+        context = args.dataloader_multiprocessing_context
+        DataLoader([], num_workers=args.dataloader_num_workers, multiprocessing_context=context)
+    if (mode := args.torch_compile_mode) and mode not in (modes := torch._inductor.list_mode_options()):
+        raise UsageError(
+            f"torch_compile_mode = {mode[:40]!r} in [train] is unknown; expected one of {', '.join(modes)}"
+        )
+    if args.lr_scheduler_type in ("reduce_lr_on_plateau", "greedy"):
+        raise UsageError(
+            f"lr_scheduler_type = {args.lr_scheduler_type.value} in [train] follows the loss of evaluations, which are "
+            "scored otherwise here; take one that follows the updates, such as linear, cosine or constant"
+        )
+    names, given = list_scores(task), (train.get("metric_for_best_model") or task.metric).removeprefix("eval_")
+    if given not in names:
+        raise UsageError(
+            f"metric_for_best_model = {given[:40]!r} in [train] is no score of {task.name}; expected "
+            f"{', '.join(names) or 'none, for it has no labels'}"
+        )
     if args.accelerator_config.dispatch_batches:
         raise UsageError("dispatch_batches in [train] would cut a batch's places like its rows; leave it out")
     args._n_gpu = min(args.n_gpu, 1)  # several GPUs are several processes (accelerate launch), never DataParallel
     return args
+
+
+def list_scores(task: Task) -> list[str]:
+    """Return the names of the scores by which the first split, which is evaluated during training, can be judged."""
+    names = dict.fromkeys([task.metric, *(row.key for row in task.table)])
+    others = [pattern for pattern in task.splits.values() if pattern != "{}"]
+    return [name for name in names if name not in {pattern.format(key) for pattern in others for key in names}]
 
 
 # --- The model --------------------------------------------------------------------------------------------------------

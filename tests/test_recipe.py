@@ -306,6 +306,8 @@ def test_merging_is_associative_and_repeatable(a: dict[str, Any], b: dict[str, A
         ("batch_size=-8", "batch_size = -8 must be at least 1"),
         ("reinit_layers=-1", "reinit_layers = -1 must be at least 0"),
         ("train.per_device_train_batch_size=0", "per_device_train_batch_size = 0 must be at least 1"),
+        ("train.eval_accumulation_steps=0", "eval_accumulation_steps = 0 must be at least 1"),
+        ("train.eval_do_concat_batches=false", "a score is of all batches together"),
         # Phases.
         ("phase=1", "phase must be a list of tables; write [[phase]]"),
         ("phase.share=1", "phase must be a list of tables; write [[phase]]"),

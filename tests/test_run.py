@@ -1,5 +1,6 @@
 """One run: what it writes, what it refuses, and the ways of running that must agree."""
 
+import dataclasses
 import json
 import math
 import multiprocessing
@@ -25,11 +26,11 @@ from bertkit import BertForPreTraining, BertModel, cli, trainer
 from bertkit.checkpoint import find_trouble, load_config, load_model
 from bertkit.device import choose_precision
 from bertkit.errors import UsageError
-from bertkit.recipe import merge, read_recipe, save_recipe
+from bertkit.recipe import RESERVED, merge, read_recipe, save_recipe
 from bertkit.run import dry_run, make_model, run
 from bertkit.tasks import TASKS
 from bertkit.trainer import Interrupted
-from tests.official import write_checkpoint
+from tests.official import write_checkpoint, write_glue
 
 PRETRAIN = TASKS["pretrain"]
 
@@ -152,6 +153,82 @@ def test_a_home_is_expanded_for_the_whole_run(recipe, tmp_path, monkeypatch):
     run(PRETRAIN, recipe, {"train": {"max_steps": 1, "save_steps": 1}}, output="~/run")
     assert [path.name for path in tmp_path.iterdir()] == ["home"]
     assert {path.name for path in (tmp_path / "home" / "run").iterdir()} >= {"checkpoint-1", "metrics.json"}
+
+
+# Of keys whose type does not say what else they may be.
+OTHERS = {
+    **dict.fromkeys(["eval_strategy", "logging_strategy", "save_strategy"], "epoch"),
+    **dict.fromkeys(["log_level", "log_level_replica"], "debug"),
+    "lr_scheduler_type": "cosine",
+    "train_sampling_strategy": "group_by_length",
+    "hub_strategy": "end",
+    "accelerator_config": {"split_batches": True},
+    "debug": "underflow_overflow",
+    "deepspeed": "file.json",
+    "activation_checkpointing_kwargs": {"use_reentrant": True},
+    "dataloader_multiprocessing_context": "fork",
+    "eval_steps": 2.0,
+    "fsdp": "full_shard",
+    "fsdp_config": {"min_num_params": 1},
+    "label_names": ["labels"],
+    "gradient_checkpointing_kwargs": {"use_reentrant": True},
+    "lr_scheduler_kwargs": {"num_cycles": 3},
+    "include_num_input_tokens_seen": "all",
+    "liger_kernel_config": {"rope": True},
+    "max_steps": 1,
+    "metric_for_best_model": "precision",
+    "num_train_epochs": 1.0,
+    "optim": "adafactor",
+    "report_to": "tensorboard",
+    "torch_compile_mode": "fast",
+    "warmup_steps": 1.0,
+    "include_for_metrics": ["inputs"],
+}
+# Several processes, and minutes of compilation.
+ELSEWHERE = {"ddp_backend", "torch_compile", "torch_compile_backend"}
+
+
+def list_other_values():
+    """A key of TrainingArguments and a value that is not its default, for each that a recipe may have."""
+    for field in dataclasses.fields(TrainingArguments):
+        if not field.init or field.name in RESERVED or field.name in ELSEWHERE:
+            continue
+        annotation, default = str(field.type), field.default
+        number = default if isinstance(default, int | float) and default > 0 else 1
+        kinds = {"bool": not default, "int": int(2 * number), "float": 0.5 * number, "str": "x"}
+        plain = (value for kind, value in kinds.items() if re.search(rf"\b{kind}\b", annotation))
+        yield field.name, OTHERS[field.name] if field.name in OTHERS else next(plain)
+
+
+@pytest.mark.slow
+def test_every_key_of_the_library_trains_or_is_refused_at_the_start(tmp_path):
+    data = {"dir": str(write_glue(tmp_path / "glue")), "max_length": 32}
+    recipe = {
+        "checkpoint": str(write_checkpoint(tmp_path / "bert")),
+        "batch_size": 8,
+        "precision": "fp32",
+        "data": data,
+    }
+    often = {"max_steps": 2, "logging_steps": 1, "eval_strategy": "steps", "eval_steps": 1, "save_steps": 1}
+    late, trained = {}, []
+    for key, value in list_other_values():
+        begun = []
+        try:
+            with mock.patch.dict(os.environ):  # in which transformers writes for accelerate
+                given = {"train": often | {key: value}}
+                run(
+                    TASKS["rte"],
+                    recipe,
+                    given,
+                    output=tmp_path / key,
+                    progress=lambda *now, begun=begun: begun.append(now),
+                )
+            trained.append(key)
+        except Exception as error:
+            if begun or not isinstance(error, UsageError) or "\n" in str(error):
+                late[key] = (value, repr(error))
+    assert late == {}
+    assert len(trained) > 60
 
 
 @pytest.mark.parametrize(
@@ -457,6 +534,17 @@ def test_the_stable_preset_corrects_the_bias(recipe, tmp_path):
         ({"train": {"max_steps": 10**18}}, r"max_steps is 1000000000000000000"),
         ({"train": {"num_train_epochs": 3}}, r"set max_steps in \[train\], and no num_train_epochs"),
         ({"train": {"lr_scheduler_type": "warmup_stable_decay"}}, r"\[train\] is refused: .*num_decay_steps"),
+        (
+            {"train": {"lr_scheduler_type": "reduce_lr_on_plateau"}},
+            r"= reduce_lr_on_plateau in \[train\] follows the loss",
+        ),
+        ({"train": {"lr_scheduler_type": "greedy"}}, r"= greedy in \[train\] follows the loss .*, such as linear"),
+        (
+            {"train": {"metric_for_best_model": "f1"}},
+            r"'f1' in \[train\] is no score of pretrain; expected perplexity, ",
+        ),
+        ({"train": {"dataloader_multiprocessing_context": "fork"}}, r"\[train\] is refused: .*\(num_workers > 0\)"),
+        ({"train": {"torch_compile_mode": "fast"}}, r"= 'fast' in \[train\] is unknown; expected one of default"),
         ({"train": {"label_smoothing_factor": 0.1}}, r"label_smoothing_factor"),
         ({"train": {"push_to_hub": True}}, r"hf upload"),
         ({"model": {"type_vocab_size": 1}}, r"type_vocab_size is below 2"),
