@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from shlex import quote
 from typing import Annotated, Any
@@ -31,10 +32,23 @@ app = typer.Typer(
     rich_markup_mode="rich",
 )
 
-Sources = Annotated[list[str], typer.Argument(help="Text files, directories of them, a Hub data set, or docs.")]
-RecipeFile = Annotated[Path | None, typer.Option("--recipe", help="A TOML file; see recipes/.", metavar="FILE")]
-Output = Annotated[Path | None, typer.Option("--output", help="The run directory.", metavar="DIR")]
-Model = Annotated[str | None, typer.Option("--model", help="Start from this checkpoint or run.", metavar="NAME|RUN")]
+
+LAUNCHED = {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}  # the variables of one of several processes
+
+
+def read_path(text: str) -> Path:
+    """Return the path that an option names, `~` and `~user` expanded: a shell leaves them alone behind `--output=`."""
+    return Path(os.path.expanduser(text))
+
+
+# Of paths, and of what may be a path or a name.
+PathOption, PathArgument = (partial(kind, parser=read_path) for kind in (typer.Option, typer.Argument))
+PlaceOption, PlaceArgument = (partial(kind, parser=os.path.expanduser) for kind in (typer.Option, typer.Argument))
+
+Sources = Annotated[list[str], PlaceArgument(help="Text files, directories of them, a Hub data set, or docs.")]
+RecipeFile = Annotated[Path | None, PathOption("--recipe", help="A TOML file; see recipes/.", metavar="FILE")]
+Output = Annotated[Path | None, PathOption("--output", help="The run directory.", metavar="DIR")]
+Model = Annotated[str | None, PlaceOption("--model", help="Start from this checkpoint or run.", metavar="NAME|RUN")]
 Settings = Annotated[
     list[str] | None,
     typer.Option("--set", help="Any key of the recipe, such as train.learning_rate=1e-4.", metavar="KEY=VALUE"),
@@ -42,7 +56,7 @@ Settings = Annotated[
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would be done, and stop.")]
 Data = Annotated[
     Path | None,
-    typer.Option("--data", help="The folder of the official files; the Hub's copy if not given.", metavar="DIR"),
+    PathOption("--data", help="The folder of the official files; the Hub's copy if not given.", metavar="DIR"),
 ]
 Push = Annotated[
     str | None, typer.Option("--push-to-hub", help="Upload the finished run to this repository.", metavar="REPO")
@@ -50,7 +64,7 @@ Push = Annotated[
 Workers = Annotated[
     str, typer.Option("--workers", help="Processes that share the runs; ray: a Ray cluster.", metavar="N|ray")
 ]
-JsonFile = Annotated[Path | None, typer.Option("--json", help="Write the figures here.", metavar="FILE")]
+JsonFile = Annotated[Path | None, PathOption("--json", help="Write the figures here.", metavar="FILE")]
 Builders = Annotated[
     str | None,
     typer.Option("--workers", help="Processes that build it, one a CPU if not given; ray: a cluster.", metavar="N|ray"),
@@ -90,7 +104,7 @@ app.add_typer(benches, name="bench")
 @app.command()
 def vocab(
     sources: Sources,
-    output: Annotated[Path, typer.Option("--output", help="Where vocab.txt and tokenizer.json go.", metavar="DIR")],
+    output: Annotated[Path, PathOption("--output", help="Where vocab.txt and tokenizer.json go.", metavar="DIR")],
     size: Annotated[int, typer.Option("--size", help="Tokens in the vocabulary.", min=1)] = 30522,
     cased: Cased = False,
 ) -> None:
@@ -119,10 +133,10 @@ def pretrain(
     recipe: RecipeFile = None,
     corpus: Annotated[
         list[str] | None,
-        typer.Option("--corpus", help="A text file, a directory, a Hub data set, or docs.", metavar="PATH|docs|NAME"),
+        PlaceOption("--corpus", help="A text file, a directory, a Hub data set, or docs.", metavar="PATH|docs|NAME"),
     ] = None,
     vocab: Annotated[
-        str | None, typer.Option("--vocab", help="A vocabulary; trained if not given.", metavar="DIR|FILE|NAME")
+        str | None, PlaceOption("--vocab", help="A vocabulary; trained if not given.", metavar="DIR|FILE|NAME")
     ] = None,
     cased: Cased = False,
     model: Model = None,
@@ -158,9 +172,7 @@ def glue(
     workers: Workers = "1",
     submit: Annotated[
         Path | None,
-        typer.Option(
-            "--submit", help="With --task all: the leaderboard's zip of test predictions.", metavar="FILE.zip"
-        ),
+        PathOption("--submit", help="With --task all: the leaderboard's zip of test predictions.", metavar="FILE.zip"),
     ] = None,
     submit_partial: Annotated[
         bool, typer.Option("--submit-partial", help="Fill what is missing in the zip with the majority class.")
@@ -224,7 +236,7 @@ def glue(
 @app.command()
 def squad(
     version: Annotated[int, typer.Option("--version", help="1 (for 1.1) or 2 (for 2.0).", metavar="1|2")],
-    runs: Annotated[list[Path] | None, typer.Argument(help="Finished runs, for --ensemble.", metavar="RUN")] = None,
+    runs: Annotated[list[Path] | None, PathArgument(help="Finished runs, for --ensemble.", metavar="RUN")] = None,
     recipe: RecipeFile = None,
     model: Model = None,
     data: Data = None,
@@ -232,7 +244,7 @@ def squad(
     settings: Settings = None,
     extra_train: Annotated[
         Path | None,
-        typer.Option(
+        PathOption(
             "--extra-train",
             help="Fine-tune on this file in SQuAD's form first; triviaqa makes one as the paper did.",
             metavar="FILE",
@@ -326,9 +338,9 @@ def ner(
 
 @app.command()
 def features(
-    model: Annotated[str, typer.Argument(help="A checkpoint or run.", metavar="MODEL")],
-    source: Annotated[Path, typer.Option("--input", help="A text a line.", metavar="FILE")],
-    output: Annotated[Path, typer.Option("--output", help="A .jsonl or .npz file.", metavar="FILE")],
+    model: Annotated[str, PlaceArgument(help="A checkpoint or run.", metavar="MODEL")],
+    source: Annotated[Path, PathOption("--input", help="A text a line.", metavar="FILE")],
+    output: Annotated[Path, PathOption("--output", help="A .jsonl or .npz file.", metavar="FILE")],
     layers: Annotated[
         str,
         typer.Option(
@@ -356,7 +368,7 @@ def features(
 
 @app.command()
 def sample(
-    output: Annotated[Path, typer.Argument(help="Where squad/ and glue/ go.", metavar="DIR")],
+    output: Annotated[Path, PathArgument(help="Where squad/ and glue/ go.", metavar="DIR")],
     questions: Annotated[int, typer.Option("--questions", help="Of each training set, at most.", min=100)] = 12_000,
 ) -> None:
     """Write small data sets in the forms of SQuAD 2.0 and GLUE, made of the documentation installed here.
@@ -372,9 +384,9 @@ def sample(
 @app.command("import-tf")
 def import_tf(
     source: Annotated[
-        Path, typer.Argument(help="A folder with bert_config.json, vocab.txt, bert_model.ckpt.*.", metavar="DIR")
+        Path, PathArgument(help="A folder with bert_config.json, vocab.txt, bert_model.ckpt.*.", metavar="DIR")
     ],
-    output: Annotated[Path, typer.Argument(help="A new directory.", metavar="OUT")],
+    output: Annotated[Path, PathArgument(help="A new directory.", metavar="OUT")],
     cased: Annotated[
         bool | None,
         typer.Option("--cased/--uncased", help="Whether capital letters count; found out if not given."),
@@ -393,7 +405,7 @@ def import_tf(
 
 @app.command()
 def push(
-    run: Annotated[Path, typer.Argument(help="The directory of a finished run.", metavar="RUN")],
+    run: Annotated[Path, PathArgument(help="The directory of a finished run.", metavar="RUN")],
     repo: Annotated[str, typer.Argument(help="The repository: owner/name, or a name of yours.", metavar="REPO")],
     private: Annotated[bool, typer.Option("--private", help="Make it a private one.")] = False,
 ) -> None:
@@ -410,7 +422,7 @@ def push(
 
 @app.command()
 def reproduce(
-    run: Annotated[Path, typer.Argument(help="The directory of a finished run.", metavar="RUN")],
+    run: Annotated[Path, PathArgument(help="The directory of a finished run.", metavar="RUN")],
     output: Output = None,
 ) -> None:
     """Do a finished run again from what its directory says, and compare scores, weights and predictions.
@@ -434,14 +446,14 @@ def reproduce(
 
 @app.command()
 def predict(
-    run: Annotated[str, typer.Argument(help="A fine-tuned or pretrained run, or another checkpoint.", metavar="RUN")],
+    run: Annotated[str, PlaceArgument(help="A fine-tuned or pretrained run, or another checkpoint.", metavar="RUN")],
     texts: Annotated[list[str] | None, typer.Argument(help="Inputs, or the parts of them.", metavar="TEXT…")] = None,
     source: Annotated[
         str | None,
-        typer.Option("--input", help="Inputs, a line each: .jsonl, .tsv with names, or .txt.", metavar="FILE|-"),
+        PlaceOption("--input", help="Inputs, a line each: .jsonl, .tsv with names, or .txt.", metavar="FILE|-"),
     ] = None,
     output: Annotated[
-        Path | None, typer.Option("--output", help="Write a line of JSON an input here.", metavar="FILE")
+        Path | None, PathOption("--output", help="Write a line of JSON an input here.", metavar="FILE")
     ] = None,
     pair: Annotated[bool, typer.Option("--pair", help="An input is two texts; a run's task says so itself.")] = False,
     top: Annotated[int, typer.Option("--top", help="Words for each [MASK].", min=1)] = 5,
@@ -490,9 +502,9 @@ def predict(
 
 @app.command()
 def triviaqa(
-    qa: Annotated[Path, typer.Argument(help="TriviaQA's JSON, such as wikipedia-train.json.", metavar="QA.json")],
-    evidence: Annotated[Path, typer.Option("--evidence", help="The folder of its documents.", metavar="DIR")],
-    output: Annotated[Path, typer.Option("--output", help="The file to write, in SQuAD's form.", metavar="FILE")],
+    qa: Annotated[Path, PathArgument(help="TriviaQA's JSON, such as wikipedia-train.json.", metavar="QA.json")],
+    evidence: Annotated[Path, PathOption("--evidence", help="The folder of its documents.", metavar="DIR")],
+    output: Annotated[Path, PathOption("--output", help="The file to write, in SQuAD's form.", metavar="FILE")],
 ) -> None:
     """Make a training file of TriviaQA: paragraphs that hold an answer, for squad --extra-train.
 
@@ -506,9 +518,9 @@ def triviaqa(
 
 @app.command()
 def study(
-    file: Annotated[Path, typer.Argument(help="A TOML file; see recipes/studies/.", metavar="FILE")],
+    file: Annotated[Path, PathArgument(help="A TOML file; see recipes/studies/.", metavar="FILE")],
     data: Annotated[
-        Path | None, typer.Option("--data", help="A folder that holds glue/, squad/, swag/, ner/.", metavar="ROOT")
+        Path | None, PathOption("--data", help="A folder that holds glue/, squad/, swag/, ner/.", metavar="ROOT")
     ] = None,
     model: Model = None,
     output: Output = None,
@@ -530,8 +542,8 @@ def study(
 
 @app.command()
 def report(
-    sources: Annotated[list[Path], typer.Argument(help="Runs and studies, finished or not.", metavar="RUN|STUDY")],
-    output: Annotated[Path, typer.Option("--output", help="The page to write.", metavar="FILE")] = Path("report.html"),
+    sources: Annotated[list[Path], PathArgument(help="Runs and studies, finished or not.", metavar="RUN|STUDY")],
+    output: Annotated[Path, PathOption("--output", help="The page to write.", metavar="FILE")] = Path("report.html"),
 ) -> None:
     """Show runs and studies on one page that needs no network: scores, curves, mistakes, recipes to copy.
 
@@ -546,10 +558,8 @@ def report(
 
 @scores.command("glue")
 def score_glue(
-    gold: Annotated[Path, typer.Argument(help="The official file with labels, such as RTE/dev.tsv.")],
-    predictions: Annotated[
-        Path, typer.Argument(help="The leaderboard's form (index, prediction), or an answer a line.")
-    ],
+    gold: Annotated[Path, PathArgument(help="The official file with labels, such as RTE/dev.tsv.")],
+    predictions: Annotated[Path, PathArgument(help="The leaderboard's form (index, prediction), or an answer a line.")],
     task: Annotated[str, typer.Option("--task", help="cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte or wnli.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
 ) -> None:
@@ -565,12 +575,12 @@ def score_glue(
 
 @scores.command("squad")
 def score_squad(
-    gold: Annotated[Path, typer.Argument(help="The official file, such as dev-v2.0.json.", metavar="DATA.json")],
-    predictions: Annotated[Path, typer.Argument(help="Question id -> answer.", metavar="PREDICTIONS.json")],
+    gold: Annotated[Path, PathArgument(help="The official file, such as dev-v2.0.json.", metavar="DATA.json")],
+    predictions: Annotated[Path, PathArgument(help="Question id -> answer.", metavar="PREDICTIONS.json")],
     version: Annotated[int, typer.Option("--version", help="1 (for 1.1) or 2 (for 2.0).", metavar="1|2")],
     odds: Annotated[
         Path | None,
-        typer.Option("--null-odds", help="Question id -> how sure there is no answer (2.0).", metavar="FILE"),
+        PathOption("--null-odds", help="Question id -> how sure there is no answer (2.0).", metavar="FILE"),
     ] = None,
     threshold: Annotated[
         float,
@@ -595,8 +605,8 @@ def score_squad(
 @corpora.command("build")
 def build_corpus(
     sources: Sources,
-    vocab: Annotated[str, typer.Option("--vocab", help="A vocabulary.", metavar="DIR|FILE|NAME")],
-    output: Annotated[Path, typer.Option("--output", help="Where the corpus goes.", metavar="DIR")],
+    vocab: Annotated[str, PlaceOption("--vocab", help="A vocabulary.", metavar="DIR|FILE|NAME")],
+    output: Annotated[Path, PathOption("--output", help="Where the corpus goes.", metavar="DIR")],
     workers: Builders = None,
     cased: Cased = False,
     language: Annotated[str, typer.Option("--language", help="Whose rules end sentences.", metavar="CODE")] = "en",
@@ -642,7 +652,7 @@ def build_corpus(
 
 @corpora.command("stats")
 def show_corpus(
-    directory: Annotated[Path, typer.Argument(help="A corpus that corpus build has made.", metavar="DIR")],
+    directory: Annotated[Path, PathArgument(help="A corpus that corpus build has made.", metavar="DIR")],
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
 ) -> None:
     """Check the files of a corpus, and say what it is like: sizes, lengths, repeats, padding.
@@ -666,7 +676,7 @@ def bench_squad(
     data: Data = None,
     reference: Annotated[
         Path | None,
-        typer.Option("--reference", help="A copy of transformers' utils_qa.py to compare with.", metavar="FILE"),
+        PathOption("--reference", help="A copy of transformers' utils_qa.py to compare with.", metavar="FILE"),
     ] = None,
     as_json: JsonFile = None,
 ) -> None:
@@ -683,15 +693,15 @@ def bench_squad(
 def bench_corpus(
     data: Annotated[
         str | None,
-        typer.Option("--data", help="The text: as a corpus of pretrain; docs if not given.", metavar="FILE|DIR"),
+        PlaceOption("--data", help="The text: as a corpus of pretrain; docs if not given.", metavar="FILE|DIR"),
     ] = None,
     reference: Annotated[
         Path | None,
-        typer.Option("--reference", help="A checkout of google-research/bert to compare with.", metavar="DIR"),
+        PathOption("--reference", help="A checkout of google-research/bert to compare with.", metavar="DIR"),
     ] = None,
     vocab: Annotated[
         str | None,
-        typer.Option("--vocab", help="A lower-case vocabulary; trained on the text if not given.", metavar="DIR|FILE"),
+        PlaceOption("--vocab", help="A lower-case vocabulary; trained on the text if not given.", metavar="DIR|FILE"),
     ] = None,
     characters: Annotated[int, typer.Option("--characters", help="Of text, about.", min=1)] = 4_000_000,
     copies: Annotated[int, typer.Option("--copies", help="Of the text, each with pairs of its own.", min=1)] = 10,
@@ -709,10 +719,10 @@ def bench_corpus(
 @benches.command("predict")
 def bench_predict(
     run: Annotated[
-        str | None, typer.Argument(help="A classifier; BERT-base of random weights if not given.", metavar="RUN")
+        str | None, PlaceArgument(help="A classifier; BERT-base of random weights if not given.", metavar="RUN")
     ] = None,
     source: Annotated[
-        str | None, typer.Option("--input", help="Texts, as predict reads them; made up if not given.", metavar="FILE")
+        str | None, PlaceOption("--input", help="Texts, as predict reads them; made up if not given.", metavar="FILE")
     ] = None,
     count: Annotated[int, typer.Option("--texts", help="The first so many.", min=1)] = 512,
     repeats: Repeats = 3,
@@ -730,11 +740,11 @@ def bench_predict(
 @benches.command("finetune")
 def bench_finetune(
     model: Annotated[
-        str | None, typer.Option("--model", help="A checkpoint; random weights if not given.", metavar="NAME|RUN")
+        str | None, PlaceOption("--model", help="A checkpoint; random weights if not given.", metavar="NAME|RUN")
     ] = None,
     data: Annotated[
         Path | None,
-        typer.Option("--data", help="The official GLUE files; pairs of documentation if not given.", metavar="DIR"),
+        PathOption("--data", help="The official GLUE files; pairs of documentation if not given.", metavar="DIR"),
     ] = None,
     task: Annotated[str, typer.Option("--task", help="Which GLUE task of --data.", metavar="NAME")] = "",
     size: Size = None,
@@ -760,7 +770,7 @@ def bench_finetune(
 def bench_pretrain(
     data: Annotated[
         str | None,
-        typer.Option("--data", help="The text: as a corpus of pretrain; docs if not given.", metavar="FILE|DIR"),
+        PlaceOption("--data", help="The text: as a corpus of pretrain; docs if not given.", metavar="FILE|DIR"),
     ] = None,
     size: Size = None,
     batch_size: Annotated[int, typer.Option("--batch-size", help="Pairs an update.", min=1)] = 64,
@@ -1195,7 +1205,7 @@ class Screen:
 
 def is_first_process() -> bool:
     """Whether this is the one of several processes that speaks; alone it is."""
-    return os.environ.get("RANK", "0") == "0"
+    return os.environ.get("RANK", "0") == "0" or not os.environ.keys() >= LAUNCHED
 
 
 def complain(message: str) -> None:
@@ -1258,6 +1268,22 @@ def check_words(words: list[str]) -> None:
             raise UsageError(f"{word!a} is not UTF-8; write it so, or give the file another name") from None
 
 
+def check_launcher() -> None:
+    """Check that the environment says all or nothing of other processes, as torchrun and accelerate launch do.
+
+    Raises:
+        UsageError: a variable says that this is one of several processes, and another one is missing.
+    """
+    alone = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "-1"}
+    said = [name for name, value in alone.items() if os.environ.get(name, value) != value]
+    missing = sorted(LAUNCHED - os.environ.keys())
+    if said and missing:
+        raise UsageError(
+            f"{said[0]} = {os.environ[said[0]]} in the environment means several processes, but {', '.join(missing)} "
+            f"is not set; unset {said[0]}, or start them with torchrun or accelerate launch, which set all"
+        )
+
+
 def main() -> None:
     """The console command."""
     for stream in (sys.stdout, sys.stderr):
@@ -1266,6 +1292,7 @@ def main() -> None:
     try:
         with explain_mistakes():
             check_words(sys.argv)
+            check_launcher()
             code = app(standalone_mode=False)
         if os.environ.get("WORLD_SIZE", "1") != "1":  # as torchrun and accelerate launch say
             leave_at_once(code or 0)

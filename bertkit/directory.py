@@ -252,8 +252,8 @@ def check_data(output: Path, data: Mapping[str, str]) -> Mapping[str, Any]:
     found: Mapping[str, Any] = {}
     with suppress(OSError, ValueError):
         found = read_environment(output)
-    known = found.get("data", {})
-    if changed := sorted(split for split in data if known.get(split, data[split]) != data[split]):
+    known = found.get("data") or data  # older runs do not say
+    if changed := sorted({split for split, _ in known.items() ^ data.items()}):
         raise UsageError(
             f"{output} was begun with other data ({', '.join(changed)}), or with packages that make something else of "
             f"them ({ENVIRONMENT}); put them back, delete {output} to begin again, or name another directory with "

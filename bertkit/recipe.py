@@ -17,6 +17,7 @@ import difflib
 import inspect
 import json
 import math
+import os
 import sys
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -49,6 +50,7 @@ LEAST = {
     ("phase", "max_length"): 5,  # [CLS] a [SEP] b [SEP]
     ("train", "per_device_train_batch_size"): 1,
     ("train", "per_device_eval_batch_size"): 1,
+    ("train", "eval_accumulation_steps"): 1,
 }
 
 # Keys of [train] that fit a run to a machine: with others it is the same run, but for rounding.
@@ -76,15 +78,17 @@ RESERVED = {
     "do_train": COMMAND,
     "do_eval": COMMAND,
     "do_predict": COMMAND,
+    "ignore_data_skip": "a run that goes on would see other data than one that was not stopped",
+    "dataloader_persistent_workers": "a run that goes on would draw its data in another order",
     "save_only_model": "a run could not continue as if it had not been stopped",
     "local_rank": "start the processes with torchrun or accelerate launch",
     "parallelism_config": "use an accelerate config",
     "hub_token": "a recipe is no place for a secret: log in with `hf auth login`",
     "push_to_hub": "use --push-to-hub REPO, or upload the run directory: hf upload REPO DIR",
     "dataloader_drop_last": "every held-out text is evaluated",
+    "eval_do_concat_batches": "a score is of all batches together",
     "remove_unused_columns": "a task's columns all are arguments of its model",
     "label_smoothing_factor": "the paper has none, and bertkit's losses take none",
-    "neftune_noise_alpha": "it needs padded embeddings, and bertkit has none",
     "use_liger_kernel": "bertkit has its own model",
     "warmup_ratio": "write warmup_steps: below 1 it is a share of all steps",
     "group_by_length": 'write train_sampling_strategy = "group_by_length"',
@@ -96,13 +100,13 @@ NAMES = {bool: "true or false", int: "a whole number", float: "a number", str: "
 
 
 def read_recipe(path: str | Path) -> Recipe:
-    """The recipe in a TOML file, not yet checked.
+    """The recipe in a TOML file, not yet checked, with `~` expanded as `merge` does.
 
     Raises:
         UsageError: the file cannot be read, is not UTF-8 or not TOML.
     """
     try:
-        return tomllib.loads(Path(path).read_bytes().decode("utf-8-sig"))
+        return merge(tomllib.loads(Path(path).read_bytes().decode("utf-8-sig")))
     except FileNotFoundError:
         raise UsageError(f"recipe {path} does not exist; give the path of a TOML file") from None
     except OSError as error:
@@ -141,7 +145,8 @@ def merge(*recipes: Mapping[str, Any]) -> Recipe:
     """One recipe, in which the later ones win; the arguments are left as they are.
 
     `[model]`, `[data]` and `[train]` are merged key by key; any other value (a list, the phases, a table inside
-    `[train]`) replaces the earlier one whole. None means "not given" and replaces nothing.
+    `[train]`) replaces the earlier one whole. None means "not given" and replaces nothing. A text that begins with `~`
+    or `~user` is a path, and is expanded.
     """
     merged: Recipe = {}
     for recipe in map(_copy, recipes):
@@ -447,7 +452,9 @@ def _bracket(table: str) -> str:
 
 
 def _copy(value: Any) -> Any:
-    """A deep copy without the keys whose value is None."""
+    """Return a deep copy without the keys whose value is None, with `~` and `~user` expanded in texts that begin so."""
+    if isinstance(value, str):
+        return os.path.expanduser(value)
     if isinstance(value, Mapping):
         return {key: _copy(item) for key, item in value.items() if item is not None}
     return [_copy(item) for item in value] if isinstance(value, list | tuple) else value

@@ -14,6 +14,7 @@ Differs from the paper: the learning rate decays linearly from its peak at the e
 
 import json
 import math
+import os
 import shutil
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
@@ -28,6 +29,7 @@ import numpy as np
 import torch
 from accelerate import PartialState
 from torch import nn
+from torch.utils.data import DataLoader
 from transformers import (
     PreTrainedConfig,
     PreTrainedModel,
@@ -76,6 +78,7 @@ from bertkit.trainer import (
     Watcher,
     explain_lost_process,
     explain_shortage,
+    name_stopped_processes,
     train,
 )
 from bertkit.whole import write_json
@@ -118,7 +121,7 @@ def run(
         Interrupted: by SIGTERM or SIGINT, after a checkpoint.
         ProcessLost: one of several processes has ended.
     """
-    recipe, output = complete(task, *recipes), Path(output)
+    recipe, output = complete(task, *recipes), Path(os.path.expanduser(output))  # as TrainingArguments does
     processes = join_processes(recipe)
     args = make_arguments(task, recipe, output)
     report = report if processes.is_main_process else ignore
@@ -159,12 +162,13 @@ def carry_out(
         write_environment(output, prepared.fingerprints, weights, goes_on=checkpoint is not None)
     parameters = f"{model.num_parameters():,} parameters"
     trainer = make_trainer(task, model, args, prepared.data, recipe, progress, report, milestones)
-    if "train" in prepared.data:
-        report(f"{parameters}; {describe_training(args, recipe, prepared.data['train'])}")
-        train(trainer, checkpoint, report)
-    else:
-        report(f"{parameters}; nothing to train, only to predict")
-    return finish(task, recipe, trainer, prepared, output, report)
+    with name_stopped_processes():
+        if "train" in prepared.data:
+            report(f"{parameters}; {describe_training(args, recipe, prepared.data['train'])}")
+            train(trainer, checkpoint, report)
+        else:
+            report(f"{parameters}; nothing to train, only to predict")
+        return finish(task, recipe, trainer, prepared, output, report)
 
 
 def train_first(task: Task, recipe: Recipe, output: Path, report: Report, progress: Progress) -> Recipe:
@@ -367,6 +371,11 @@ def make_arguments(task: Task, recipe: Recipe, output: Path) -> TrainingArgument
         per_device=train.pop("per_device_train_batch_size", None),
     )
     precision = choose_precision(recipe["precision"])
+    if (asked := os.environ.get("ACCELERATE_MIXED_PRECISION", "no")) not in ("no", precision):  # which would win
+        raise UsageError(
+            f"accelerate asks for {asked} (--mixed_precision, ACCELERATE_MIXED_PRECISION) and the recipe for "
+            f"{precision}; leave the first out, and set precision at the top level"
+        )
     if train.get("optim") == BERT_ADAM:
         del train["optim"]  # ours, which `make_trainer` hands over
     train.pop("save_total_limit", None)  # BertTrainer's: the Trainer deletes before the new checkpoint is whole
@@ -399,10 +408,34 @@ def make_arguments(task: Task, recipe: Recipe, output: Path) -> TrainingArgument
         Trainer.get_optimizer_cls_and_kwargs(args)  # whether it is installed
         nobody = torch.optim.SGD([torch.zeros(1)])
         get_scheduler(args.lr_scheduler_type, nobody, 0, 1, scheduler_specific_kwargs=args.lr_scheduler_kwargs)
+        context = args.dataloader_multiprocessing_context
+        DataLoader([], num_workers=args.dataloader_num_workers, multiprocessing_context=context)
+    if (mode := args.torch_compile_mode) and mode not in (modes := torch._inductor.list_mode_options()):
+        raise UsageError(
+            f"torch_compile_mode = {mode[:40]!r} in [train] is unknown; expected one of {', '.join(modes)}"
+        )
+    if args.lr_scheduler_type in ("reduce_lr_on_plateau", "greedy"):
+        raise UsageError(
+            f"lr_scheduler_type = {args.lr_scheduler_type.value} in [train] follows the loss of evaluations, which are "
+            "scored otherwise here; take one that follows the updates, such as linear, cosine or constant"
+        )
+    names, given = list_scores(task), (train.get("metric_for_best_model") or task.metric).removeprefix("eval_")
+    if given not in names:
+        raise UsageError(
+            f"metric_for_best_model = {given[:40]!r} in [train] is no score of {task.name}; expected "
+            f"{', '.join(names) or 'none, for it has no labels'}"
+        )
     if args.accelerator_config.dispatch_batches:
         raise UsageError("dispatch_batches in [train] would cut a batch's places like its rows; leave it out")
     args._n_gpu = min(args.n_gpu, 1)  # several GPUs are several processes (accelerate launch), never DataParallel
     return args
+
+
+def list_scores(task: Task) -> list[str]:
+    """Return the names of the scores by which the first split, which is evaluated during training, can be judged."""
+    names = dict.fromkeys([task.metric, *(row.key for row in task.table)])
+    others = [pattern for pattern in task.splits.values() if pattern != "{}"]
+    return [name for name in names if name not in {pattern.format(key) for pattern in others for key in names}]
 
 
 # --- The model --------------------------------------------------------------------------------------------------------

@@ -6,17 +6,22 @@ signal, on a loss that is no number, or when another of its processes is lost. A
 """
 
 import json
+import logging
 import math
+import os
+import socket
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from pickle import UnpicklingError
+from threading import Event, Thread
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_utils import SaveStrategy
 
@@ -29,6 +34,8 @@ from bertkit.whole import write_json
 
 SUMS = "loss_sums.json"  # in a checkpoint: of the losses since the last log
 SECONDS_OF_SILENCE = 15  # at least, while it predicts
+SECONDS_OF_WAITING = 60.0  # for a process that stands still, until it is named
+LOOKS = 20  # in that time
 Progress = Callable[[int, int, Mapping[str, float]], None]  # updates done, of how many, the latest log entry
 
 
@@ -124,6 +131,11 @@ class BertTrainer(Trainer):
         self.resumed_at = 0  # the update after which this process began
         if self.is_fsdp_enabled:
             drop_second_names(self.model)
+
+    def _run_epoch(self, **kwargs) -> None:
+        """Train an epoch as the Trainer, but none after the last update, from which a run may continue."""
+        if self.state.global_step < self.state.max_steps:
+            super()._run_epoch(**kwargs)
 
     def get_batch_samples(self, epoch_iterator, num_batches, device) -> tuple[list, dict[str, Tensor]]:
         """The micro-batches of one update, and the label counts of all of it."""
@@ -330,7 +342,7 @@ class Watcher(TrainerCallback):
     def on_epoch_end(self, args, state: TrainerState, control: TrainerControl, **kwargs) -> None:
         # The Trainer comes here too when it was stopped in the middle. An evaluation would move the random state, and
         # the checkpoint that was just written would be written again with it.
-        if self.agreed and not is_whole(state.epoch):
+        if self.agreed and not is_at_end(state):
             control.should_evaluate = control.should_save = False
         elif self.agreed and ends_epoch(args, state):
             control.should_save = True
@@ -344,18 +356,18 @@ class Watcher(TrainerCallback):
         return int(flag)
 
 
-def is_whole(epochs: float) -> bool:
-    """Whether so many epochs end one, but for rounding."""
-    return abs(epochs - round(epochs)) < 1e-6
+def is_at_end(state: TrainerState) -> bool:
+    """Whether an epoch, but for rounding, or the training ends after this update."""
+    return state.global_step >= state.max_steps or abs(state.epoch - round(state.epoch)) < 1e-6
 
 
 def ends_epoch(args: TrainingArguments, state: TrainerState) -> bool:
-    """Whether a stop after this update saves at the end of the epoch, behind the evaluation that may come there.
+    """Whether a stop after this update saves where the epoch ends, behind the evaluation that may come there.
 
     Saved before it, a run that goes on would do without that evaluation and its random numbers; saved before and after,
     the second writing would put the first at risk. Whoever stops a run has to give it the time of an evaluation.
     """
-    return args.save_strategy != SaveStrategy.BEST and is_whole(state.epoch)
+    return args.save_strategy != SaveStrategy.BEST and is_at_end(state)
 
 
 class Herald(TrainerCallback):
@@ -440,6 +452,50 @@ def explain_lost_process(processes: int) -> Iterator[None]:
         raise ProcessLost(
             "another process of this run was lost; the same command continues from its last checkpoint"
         ) from error
+
+
+@contextmanager
+def name_stopped_processes() -> Iterator[None]:
+    """Log one line in this context when a process of the run stands still, for which all others wait.
+
+    Every process counts in a store that they share; one that the system has stopped does not count. Of those that do,
+    the first one speaks.
+    """
+    over = Event()
+    if distributed.is_initialized() and distributed.get_world_size() > 1:
+        Thread(target=_watch_others, args=(over,), daemon=True).start()
+    try:
+        yield
+    finally:
+        over.set()
+
+
+def _watch_others(over: Event) -> None:
+    """Count in the store, and look whether the others do, until it is over or the store is gone."""
+    rank, ranks = distributed.get_rank(), range(distributed.get_world_size())
+    own, seen, still = f"{os.getpid()} {socket.gethostname()}", {}, {}
+    with suppress(distributed.DistError):
+        # A connection of its own: what waits at the run's would hold it.
+        address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        store = distributed.TCPStore(address, port, timeout=timedelta(seconds=SECONDS_OF_WAITING))
+        while not over.wait(SECONDS_OF_WAITING / LOOKS):
+            store.set(f"bertkit/{rank}", f"{time.monotonic()} {own}")
+            for other in set(ranks) - {rank}:
+                name = f"bertkit/{other}"
+                found = store.get(name).decode() if store.check([name]) else ""
+                if found != seen.setdefault(other, found):
+                    seen[other], still[other] = found, 0
+                elif other in still:  # it has counted while this one looked
+                    still[other] += 1
+            stopped = [other for other, looks in still.items() if looks >= LOOKS]
+            for other in stopped:
+                if still[other] == LOOKS and rank == min(set(ranks).difference(stopped)):
+                    _, number, host = seen[other].split()
+                    logging.getLogger("bertkit").warning(
+                        f"bertkit: process {other} (pid {number} on {host}) has stood still for "
+                        f"{SECONDS_OF_WAITING:.0f} s and the others wait for it; continue it (kill -CONT {number}), or "
+                        "end it: the same command continues from the last checkpoint"
+                    )
 
 
 def describe_duration(seconds: float) -> str:

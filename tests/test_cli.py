@@ -432,6 +432,9 @@ except BaseException:
 """
 
 
+LAUNCHED = {"RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}  # what a launcher sets beside WORLD_SIZE
+
+
 @pytest.mark.parametrize(
     ("module", "then", "printed"),
     [
@@ -450,7 +453,7 @@ def test_a_stop_that_a_library_catches_is_a_stop_all_the_same(tmp_path, module, 
     (tmp_path / "command.py").write_text(f"import time, careless\n{then}")
     code = "from bertkit import cli; cli.app = lambda **options: exec(open('command.py').read()); cli.main()"
     command = [sys.executable, "-c", code]
-    several = os.environ | {"WORLD_SIZE": processes}
+    several = os.environ | LAUNCHED | {"WORLD_SIZE": processes}
     done = subprocess.run(command, cwd=tmp_path, env=several, capture_output=True, text=True, check=False, timeout=9)
     assert (done.returncode, done.stdout) == (128 + signal.SIGTERM, printed)
     assert done.stderr == "bertkit: stopped; what is finished is kept, and the same command goes on\n"
@@ -993,7 +996,7 @@ main()
 def test_one_of_several_processes_ends_without_pythons_teardown():
     """In it, a thread of gloo's may abort the process when all is done; trackers are closed and lines printed first."""
     command = [sys.executable, "-c", TEARDOWN]
-    environment = os.environ | {"WORLD_SIZE": "2"}
+    environment = os.environ | LAUNCHED | {"WORLD_SIZE": "2"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=50, check=True)
     version, closed = done.stdout.splitlines()
     assert version[0].isdigit()

@@ -15,7 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatch
 from itertools import cycle, islice
 from pathlib import Path
@@ -356,3 +356,59 @@ def test_killed_at_any_moment_nothing_finished_is_lost_and_the_end_is_the_same(c
     assert tally.lost == []
     assert sum(tally.kills.values()) == command.kills
     assert min(tally.kills[number] for number in (signal.SIGKILL, signal.SIGTERM)) >= command.kills // 2
+
+
+# --- Hurt in other ways -----------------------------------------------------------------------------------------------
+
+IMPATIENT = """
+from bertkit import cli, trainer
+
+trainer.SECONDS_OF_WAITING = 3.0
+cli.main()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_process_that_the_system_has_stopped_is_named_and_goes_on(rank, place, tmp_path):
+    (place / "impatient.py").write_text(IMPATIENT)
+    command = replace(COMMANDS[-1], arguments=(*TWO, "PLACE/impatient.py", *PRETRAIN[2:]))
+    straight = Victim(command, place, tmp_path / "straight")
+    assert straight.wait() == 0, straight.error
+    assert "stood still" not in straight.error
+    victim = Victim(command, place, tmp_path / "stopped")
+    try:
+        assert victim.lurk(0.0, "checkpoint-*")
+        stopped = list_children(victim.process.pid)[rank]
+        os.kill(stopped, signal.SIGSTOP)
+        end = time.monotonic() + 60
+        while "stood still" not in victim.error and time.monotonic() < end:
+            time.sleep(0.1)
+        os.kill(stopped, signal.SIGCONT)
+        assert victim.wait() == 0, victim.error
+    finally:
+        victim.end()
+    lines = re.findall(r"^bertkit: process .*$", victim.error, re.MULTILINE)
+    assert len(lines) == 1, victim.error
+    assert lines[0].startswith(f"bertkit: process {rank} (pid {stopped} on ")
+    results = [read_result(tmp_path / name / MADE) for name in ("stopped", "straight")]
+    assert list_differences(*results, command.processes) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("given", "line"),
+    [
+        ({"RANK": "1"}, "RANK = 1 in the environment means several processes, but .*"),
+        ({"WORLD_SIZE": "2"}, "WORLD_SIZE = 2 in the environment means several processes, but .*"),
+        ({"ACCELERATE_MIXED_PRECISION": "bf16"}, "accelerate asks for bf16 .* and the recipe for fp32; .*"),
+    ],
+)
+def test_environment_variables_of_a_launcher_are_one_line(given, line, place, tmp_path):
+    words = [word.replace("PLACE", str(place)) for word in PRETRAIN]
+    done = subprocess.run(
+        [sys.executable, *words], cwd=tmp_path, env=SURROUNDINGS | given, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert re.fullmatch(f"bertkit: {line}\n", done.stderr)
+    assert list(tmp_path.iterdir()) == []

@@ -65,16 +65,19 @@ def typed(value: Any) -> Any:
     return [typed(item) for item in value] if isinstance(value, list) else (type(value).__name__, value)
 
 
+TEXT = st.text().filter(lambda text: not text.startswith("~"))  # that is a path
+
+
 def values_of(annotation: Any) -> st.SearchStrategy[Any]:
     """Values as TOML gives them for an annotation."""
     plain = {
         bool: st.booleans(),
         int: st.integers(-(2**63), 2**63 - 1),
         float: st.floats(allow_nan=False),
-        str: st.text(),
-        dict: st.dictionaries(st.text(), st.text() | st.integers() | st.booleans() | st.lists(st.text()), max_size=3),
-        list: st.lists(st.text(), max_size=3),
-        Any: st.text() | st.integers(),
+        str: TEXT,
+        dict: st.dictionaries(TEXT, TEXT | st.integers() | st.booleans() | st.lists(TEXT), max_size=3),
+        list: st.lists(TEXT, max_size=3),
+        Any: TEXT | st.integers(),
     }
     choices = []
     for kind in _alternatives(annotation):
@@ -84,7 +87,7 @@ def values_of(annotation: Any) -> st.SearchStrategy[Any]:
         elif origin is list and arguments:
             choices.append(st.lists(values_of(arguments[0]), max_size=3))
         elif origin is dict and arguments:
-            choices.append(st.dictionaries(st.text(), values_of(arguments[1]), max_size=3))
+            choices.append(st.dictionaries(TEXT, values_of(arguments[1]), max_size=3))
         else:
             choices.append(plain[origin])
     return st.one_of(choices)
@@ -213,6 +216,18 @@ def test_later_recipes_win_and_tables_merge_key_by_key() -> None:
     assert merge({"train": 5}, {"train": {"seed": 1}}) == {"train": {"seed": 1}}
 
 
+def test_a_home_is_expanded_wherever_a_recipe_comes_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/ada")
+    (tmp_path / "recipe.toml").write_text('data.corpus = ["~/a", "b~", "~nobody-at-all/c", "$HOME"]\n')
+    assert read_recipe(tmp_path / "recipe.toml") == {
+        "data": {"corpus": ["/home/ada/a", "b~", "~nobody-at-all/c", "$HOME"]}
+    }
+    assert merge({"checkpoint": "~"}, parse_setting("data.vocab=~/v")) == {
+        "checkpoint": "/home/ada",
+        "data": {"vocab": "/home/ada/v"},
+    }
+
+
 @given(valid_recipes(), valid_recipes(), valid_recipes())
 @settings(max_examples=30, deadline=None)
 def test_merging_is_associative_and_repeatable(a: dict[str, Any], b: dict[str, Any], c: dict[str, Any]) -> None:
@@ -247,6 +262,8 @@ def test_merging_is_associative_and_repeatable(a: dict[str, Any], b: dict[str, A
         ("train.bf16=true", 'set precision at the top level, for example precision = "bf16"'),
         ("fp16=true", "fp16 cannot be set here; set precision at the top level"),
         ("train.hub_token=x", "no place for a secret"),
+        ("train.ignore_data_skip=true", "a run that goes on would see other data"),
+        ("train.dataloader_persistent_workers=true", "would draw its data in another order"),
         ("train.warmup_ratio=0.1", "write warmup_steps: below 1 it is a share of all steps"),
         # Types.
         (
@@ -289,6 +306,8 @@ def test_merging_is_associative_and_repeatable(a: dict[str, Any], b: dict[str, A
         ("batch_size=-8", "batch_size = -8 must be at least 1"),
         ("reinit_layers=-1", "reinit_layers = -1 must be at least 0"),
         ("train.per_device_train_batch_size=0", "per_device_train_batch_size = 0 must be at least 1"),
+        ("train.eval_accumulation_steps=0", "eval_accumulation_steps = 0 must be at least 1"),
+        ("train.eval_do_concat_batches=false", "a score is of all batches together"),
         # Phases.
         ("phase=1", "phase must be a list of tables; write [[phase]]"),
         ("phase.share=1", "phase must be a list of tables; write [[phase]]"),

@@ -1,5 +1,6 @@
 """One run: what it writes, what it refuses, and the ways of running that must agree."""
 
+import dataclasses
 import json
 import math
 import multiprocessing
@@ -11,6 +12,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from typing import get_type_hints
 from unittest import mock
 
 import numpy as np
@@ -20,15 +22,15 @@ from safetensors.torch import load_file
 from transformers import PreTrainedConfig, TrainingArguments
 from transformers.training_args import ParallelMode
 
-from bertkit import BertForPreTraining, BertModel, trainer
+from bertkit import BertForPreTraining, BertModel, cli, trainer
 from bertkit.checkpoint import find_trouble, load_config, load_model
 from bertkit.device import choose_precision
 from bertkit.errors import UsageError
-from bertkit.recipe import merge, read_recipe, save_recipe
+from bertkit.recipe import RESERVED, merge, read_recipe, save_recipe
 from bertkit.run import dry_run, make_model, run
 from bertkit.tasks import TASKS
 from bertkit.trainer import Interrupted
-from tests.official import write_checkpoint
+from tests.official import write_checkpoint, write_glue
 
 PRETRAIN = TASKS["pretrain"]
 
@@ -142,6 +144,129 @@ def test_the_saved_recipe_repeats_the_run(recipe, tmp_path):
     again = run(PRETRAIN, read_recipe(tmp_path / "first" / "recipe.toml"), output=tmp_path / "again")
     assert first == again
     assert_same_bits(read_weights(tmp_path / "first"), read_weights(tmp_path / "again"))
+
+
+def test_a_home_is_expanded_for_the_whole_run(recipe, tmp_path, monkeypatch):
+    """transformers expands that of its checkpoints by itself."""
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    run(PRETRAIN, recipe, {"train": {"max_steps": 1, "save_steps": 1}}, output="~/run")
+    assert [path.name for path in tmp_path.iterdir()] == ["home"]
+    assert {path.name for path in (tmp_path / "home" / "run").iterdir()} >= {"checkpoint-1", "metrics.json"}
+
+
+# Of keys whose type does not say what else they may be.
+OTHERS = {
+    **dict.fromkeys(["eval_strategy", "logging_strategy", "save_strategy"], "epoch"),
+    **dict.fromkeys(["log_level", "log_level_replica"], "debug"),
+    "lr_scheduler_type": "cosine",
+    "train_sampling_strategy": "group_by_length",
+    "hub_strategy": "end",
+    "accelerator_config": {"split_batches": True},
+    "debug": "underflow_overflow",
+    "deepspeed": "file.json",
+    "activation_checkpointing_kwargs": {"use_reentrant": True},
+    "dataloader_multiprocessing_context": "fork",
+    "eval_steps": 2.0,
+    "fsdp": "full_shard",
+    "fsdp_config": {"min_num_params": 1},
+    "label_names": ["labels"],
+    "gradient_checkpointing_kwargs": {"use_reentrant": True},
+    "lr_scheduler_kwargs": {"num_cycles": 3},
+    "include_num_input_tokens_seen": "all",
+    "liger_kernel_config": {"rope": True},
+    "max_steps": 1,
+    "metric_for_best_model": "precision",
+    "num_train_epochs": 1.0,
+    "optim": "adafactor",
+    "report_to": "tensorboard",
+    "torch_compile_mode": "fast",
+    "warmup_steps": 1.0,
+    "include_for_metrics": ["inputs"],
+}
+# Several processes, and minutes of compilation.
+ELSEWHERE = {"ddp_backend", "torch_compile", "torch_compile_backend"}
+
+
+def list_other_values():
+    """A key of TrainingArguments and a value that is not its default, for each that a recipe may have."""
+    for field in dataclasses.fields(TrainingArguments):
+        if not field.init or field.name in RESERVED or field.name in ELSEWHERE:
+            continue
+        annotation, default = str(field.type), field.default
+        number = default if isinstance(default, int | float) and default > 0 else 1
+        kinds = {"bool": not default, "int": int(2 * number), "float": 0.5 * number, "str": "x"}
+        plain = (value for kind, value in kinds.items() if re.search(rf"\b{kind}\b", annotation))
+        yield field.name, OTHERS[field.name] if field.name in OTHERS else next(plain)
+
+
+@pytest.mark.slow
+def test_every_key_of_the_library_trains_or_is_refused_at_the_start(tmp_path):
+    data = {"dir": str(write_glue(tmp_path / "glue")), "max_length": 32}
+    recipe = {
+        "checkpoint": str(write_checkpoint(tmp_path / "bert")),
+        "batch_size": 8,
+        "precision": "fp32",
+        "data": data,
+    }
+    often = {"max_steps": 2, "logging_steps": 1, "eval_strategy": "steps", "eval_steps": 1, "save_steps": 1}
+    late, trained = {}, []
+    for key, value in list_other_values():
+        begun = []
+        try:
+            with mock.patch.dict(os.environ):  # in which transformers writes for accelerate
+                given = {"train": often | {key: value}}
+                run(
+                    TASKS["rte"],
+                    recipe,
+                    given,
+                    output=tmp_path / key,
+                    progress=lambda *now, begun=begun: begun.append(now),
+                )
+            trained.append(key)
+        except Exception as error:
+            if begun or not isinstance(error, UsageError) or "\n" in str(error):
+                late[key] = (value, repr(error))
+    assert late == {}
+    assert len(trained) > 60
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"RANK": "1"}, "RANK = 1 .* but MASTER_ADDR, MASTER_PORT, WORLD_SIZE is not set; unset RANK, or start"),
+        ({"WORLD_SIZE": "2"}, "WORLD_SIZE = 2 .* but MASTER_ADDR, MASTER_PORT, RANK is not set"),
+        ({"RANK": "1", "WORLD_SIZE": "2"}, "RANK = 1 .* but MASTER_ADDR, MASTER_PORT is not set"),
+        ({"LOCAL_RANK": "0"}, "LOCAL_RANK = 0 .* is not set"),
+        ({"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "-1"}, ""),  # alone
+    ],
+)
+def test_half_a_launcher_is_one_line(call, monkeypatch, given, message):
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    code, _, err = call("--version")
+    assert code == (2 if message else 0)
+    assert re.fullmatch(f"bertkit: {message}.*\n" if message else "", err)
+
+
+def list_commands(app):
+    """The functions of a typer application and of those in it."""
+    yield from (command.callback for command in app.registered_commands)
+    for group in app.registered_groups:
+        yield from list_commands(group.typer_instance)
+
+
+def test_every_path_on_the_command_line_may_begin_with_a_home(call, monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    words = ["--corpus=~/text.txt", "--vocab=~/vocab", "--output=~/runs/mine", "--dry-run"]
+    code, out, _ = call("pretrain", *words)
+    assert code == 0
+    for path in ("text.txt", "vocab", "runs/mine"):
+        assert str(tmp_path / "home" / path) in out
+    for command in list_commands(cli.app):
+        for name, hint in get_type_hints(command, include_extras=True).items():
+            if hasattr(hint, "__metadata__") and "Path" in str(hint.__origin__):
+                assert hint.__metadata__[0].parser is cli.read_path, (command, name)
 
 
 def test_a_finished_run_is_not_repeated(recipe, tmp_path):
@@ -354,6 +479,29 @@ def test_a_processor_takes_bf16_only_where_that_is_faster(monkeypatch, cpu, prec
     assert choose_precision("fp32") == "fp32"
 
 
+@pytest.mark.parametrize("asked", ["bf16", "fp8"])
+def test_another_precision_by_accelerate_launch_is_refused(recipe, tmp_path, monkeypatch, asked):
+    """It would win over the recipe's in silence."""
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", asked)
+    with pytest.raises(
+        UsageError, match=f"accelerate asks for {asked} .* and the recipe for fp32; leave the first out"
+    ):
+        run(PRETRAIN, recipe, output=tmp_path / "run")
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "no")  # which it sets where nothing is asked
+    assert dry_run(PRETRAIN, recipe, {"precision": "bf16"}, output=tmp_path / "run")["precision"] == "bf16"
+
+
+def test_noise_on_embeddings_is_added_and_the_same_for_every_kernel(recipe, tmp_path):
+    noise = {"train": {"neftune_noise_alpha": 5.0}}
+    recipe = merge(recipe, {"train": {"max_steps": 2}})
+    run(PRETRAIN, recipe, output=tmp_path / "plain")
+    run(PRETRAIN, recipe, noise, output=tmp_path / "packed")
+    run(PRETRAIN, recipe, noise, {"model": {"attn_implementation": "eager"}}, output=tmp_path / "eager")
+    plain, packed, eager = (read_losses(tmp_path / name) for name in ("plain", "packed", "eager"))
+    assert np.abs(packed - plain).max() > 1e-3
+    np.testing.assert_allclose(packed, eager, rtol=1e-4)
+
+
 def test_the_stable_preset_corrects_the_bias(recipe, tmp_path):
     plan = dry_run(PRETRAIN, recipe, {"preset": "stable"}, output=tmp_path / "run")
     assert plan["recipe"]["train"]["optim"] == "adamw_torch"
@@ -386,6 +534,17 @@ def test_the_stable_preset_corrects_the_bias(recipe, tmp_path):
         ({"train": {"max_steps": 10**18}}, r"max_steps is 1000000000000000000"),
         ({"train": {"num_train_epochs": 3}}, r"set max_steps in \[train\], and no num_train_epochs"),
         ({"train": {"lr_scheduler_type": "warmup_stable_decay"}}, r"\[train\] is refused: .*num_decay_steps"),
+        (
+            {"train": {"lr_scheduler_type": "reduce_lr_on_plateau"}},
+            r"= reduce_lr_on_plateau in \[train\] follows the loss",
+        ),
+        ({"train": {"lr_scheduler_type": "greedy"}}, r"= greedy in \[train\] follows the loss .*, such as linear"),
+        (
+            {"train": {"metric_for_best_model": "f1"}},
+            r"'f1' in \[train\] is no score of pretrain; expected perplexity, ",
+        ),
+        ({"train": {"dataloader_multiprocessing_context": "fork"}}, r"\[train\] is refused: .*\(num_workers > 0\)"),
+        ({"train": {"torch_compile_mode": "fast"}}, r"= 'fast' in \[train\] is unknown; expected one of default"),
         ({"train": {"label_smoothing_factor": 0.1}}, r"label_smoothing_factor"),
         ({"train": {"push_to_hub": True}}, r"hf upload"),
         ({"model": {"type_vocab_size": 1}}, r"type_vocab_size is below 2"),

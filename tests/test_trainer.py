@@ -17,7 +17,9 @@ from bertkit import trainer
 from bertkit.directory import find_checkpoint, list_checkpoints, mark_complete, read_log, rotate_checkpoints
 from bertkit.recipe import merge, read_recipe, save_recipe
 from bertkit.run import run
+from bertkit.tasks import TASKS
 from bertkit.trainer import SUMS, Interrupted
+from tests.official import write_checkpoint, write_glue
 from tests.test_run import PRETRAIN, assert_same_bits, make_recipe, read_weights, write_text
 
 TIMINGS = ("runtime", "per_second", "preparation_time", "resumed_at")
@@ -163,6 +165,27 @@ def test_kill_9_changes_nothing_of_curve_and_weights(recipe, straight, tmp_path,
     run(PRETRAIN, recipe, output=tmp_path / "run", report=lines.append)
     assert f"continues after checkpoint-{5 * (update // 5)}" in lines
     assert_same_run(tmp_path / "run", straight)
+
+
+@pytest.mark.parametrize(
+    "train", [{"max_steps": 4, "eval_strategy": "epoch"}, {"num_train_epochs": 0.4, "eval_strategy": "no"}]
+)
+def test_a_stop_after_the_last_update_changes_nothing(tmp_path, train):
+    """In the middle of an epoch, where the Trainer would train on; a constant rate lets it move the weights."""
+    recipe = {
+        "checkpoint": str(write_checkpoint(tmp_path / "bert", hidden_dropout_prob=0.1)),
+        "batch_size": 4,
+        "precision": "fp32",
+        "data": {"dir": str(write_glue(tmp_path / "glue")), "max_length": 32},
+        "train": train | {"lr_scheduler_type": "constant", "save_steps": 100},
+    }
+    metrics = run(TASKS["rte"], recipe, output=tmp_path / "straight")
+    last = metrics["updates"]
+    assert last in (4, 5)
+    with pytest.raises(Interrupted, match=f"after update {last}; the same command continues"):
+        run(TASKS["rte"], recipe, output=tmp_path / "run", progress=stop_at(last))
+    assert run(TASKS["rte"], recipe, output=tmp_path / "run") == metrics
+    assert_same_run(tmp_path / "run", tmp_path / "straight")
 
 
 def test_a_checkpoint_of_an_older_version_resumes(recipe, straight, tmp_path):
