@@ -889,6 +889,11 @@ def test_a_corpus_is_built_and_described(call, tmp_path):
     assert json.loads(printed)["documents"] == 40
 
 
+def test_the_next_command_does_not_train_in_the_corpus(call, tmp_path):
+    _, out, _ = build_small(call, tmp_path, "--workers", "1", "--output", "runs/c")
+    assert out.endswith("bertkit pretrain --corpus runs/c --output runs/c-bert\n")
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
