@@ -1239,7 +1239,7 @@ def explain_mistakes() -> Iterator[None]:
         sys.exit(2)
     except Exception as error:
         if line := explain_os_error(error):
-            if error.errno == errno.ENOSPC:
+            if getattr(error, "errno", None) == errno.ENOSPC:
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.__stdout__.fileno())  # nothing is left to be flushed
             complain(line)
             sys.exit(2)
