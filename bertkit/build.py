@@ -477,7 +477,8 @@ def work_on_cluster(ray: Any, work: Work, jobs: Sequence[Job], tracker: Tracker,
     watch = ClusterWatch(ray)
     try:
         while waiting or running:
-            watch.check()
+            if not watch.check():
+                continue
             while waiting and len(running) < max(1, int(ray.cluster_resources().get("CPU", 1))):
                 job = waiting.popleft()
                 running[task.remote(work, job, os.getcwd())] = job
@@ -487,6 +488,7 @@ def work_on_cluster(ray: Any, work: Work, jobs: Sequence[Job], tracker: Tracker,
                 try:
                     job = take(ray.get(next(parts)), work, job, report)
                 except ray.exceptions.RayError as error:
+                    watch.check(fully=True)
                     tries[job.number] += 1
                     cause = f"a Ray worker was lost ({type(error).__name__})"
                     if tries[job.number] == TRIES:

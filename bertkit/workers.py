@@ -35,6 +35,7 @@ TRIES = 3  # of a run whose workers die
 GRACE = 60.0  # seconds for a worker to finish an update and write a checkpoint
 LONGEST = 300  # characters of a reason
 GOES_ON = "the same command goes on (a cluster that RAY_ADDRESS names has to be started again first)"
+TICK = 0.2  # seconds between two looks at the runs
 LOOK = 5.0  # seconds between two looks at a Ray cluster
 PATIENCE = 20.0  # seconds for a cluster's head to come back; after 60 Ray ends this process
 
@@ -465,25 +466,29 @@ class ClusterWatch:
         self.ray, self.node, self.address = ray, context.get_node_id(), context.gcs_address
         self.looked = self.answered = time.monotonic()
 
-    def check(self) -> None:
-        """Check that the head of the cluster answers and knows this machine.
+    def check(self, *, fully: bool = False) -> bool:
+        """Return whether the head of the cluster answers; without it a call of Ray's would not return.
+
+        Args:
+            fully: Ask now, and not only every LOOK seconds, whether the cluster still has this machine.
 
         Raises:
             UsageError: The head or this machine's part of the cluster has died.
         """
         now = time.monotonic()
-        if now - self.looked < LOOK:
-            return
-        self.looked = now
         try:
             knock(self.address)
         except UsageError:
             if now - self.answered < PATIENCE:
-                return
+                time.sleep(TICK)
+                return False
             raise UsageError(f"the head of the Ray cluster ({self.address}) has died; {GOES_ON}") from None
         self.answered = now
-        if not any(node["NodeID"] == self.node and node["Alive"] for node in self.ray.nodes()):
-            raise UsageError(f"the Ray cluster has lost this machine (its raylet has died); {GOES_ON}")
+        if fully or now - self.looked > LOOK:
+            self.looked = now
+            if not any(node["NodeID"] == self.node and node["Alive"] for node in self.ray.nodes()):
+                raise UsageError(f"the Ray cluster has lost this machine (its raylet has died); {GOES_ON}")
+        return True
 
 
 def run_on_ray(
@@ -526,6 +531,7 @@ def work_on_cluster(
         try:
             state, files = ray.get(future)
         except ray.exceptions.RayError as error:
+            watch.check(fully=True)
             cause = f"its worker was lost ({type(error).__name__})"
             if not noted and tries[number] == TRIES:
                 handle(number, State("failed", reason=f"{cause}: {join_lines(error)[:LONGEST]}"))
@@ -543,12 +549,13 @@ def work_on_cluster(
             submit(number)
         told = False
         while running:
-            watch.check()
+            if not watch.check():
+                continue
             if noted and not told:
                 told = True
                 for future in running:
                     ray.cancel(future)  # as Ctrl-C would
-            finished, _ = ray.wait(list(running), timeout=0.2)
+            finished, _ = ray.wait(list(running), timeout=TICK)
             with contextlib.suppress(ray.exceptions.RayError):  # without its queue the study only looks idle
                 for number, message in queue.get_nowait_batch(queue.qsize()):
                     handle(number, message)
