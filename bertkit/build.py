@@ -483,12 +483,12 @@ def work_on_cluster(ray: Any, work: Work, jobs: Sequence[Job], tracker: Tracker,
                 job = waiting.popleft()
                 running[task.remote(work, job, os.getcwd())] = job
             ready, _ = ray.wait(list(running), timeout=TICK)
+            watch.check()  # to take a part from a raylet that has died would end this process
             for parts in ready:
                 job = running.pop(parts)
                 try:
                     job = take(ray.get(next(parts)), work, job, report)
                 except ray.exceptions.RayError as error:
-                    watch.check(fully=True)
                     tries[job.number] += 1
                     cause = f"a Ray worker was lost ({type(error).__name__})"
                     if tries[job.number] == TRIES:

@@ -36,7 +36,6 @@ GRACE = 60.0  # seconds for a worker to finish an update and write a checkpoint
 LONGEST = 300  # characters of a reason
 GOES_ON = "the same command goes on (a cluster that RAY_ADDRESS names has to be started again first)"
 TICK = 0.2  # seconds between two looks at the runs
-LOOK = 5.0  # seconds between two looks at a Ray cluster
 PATIENCE = 20.0  # seconds for a cluster's head to come back; after 60 Ray ends this process
 
 
@@ -463,31 +462,30 @@ class ClusterWatch:
 
     def __init__(self, ray: Any) -> None:
         context = ray.get_runtime_context()
-        self.ray, self.node, self.address = ray, context.get_node_id(), context.gcs_address
-        self.looked = self.answered = time.monotonic()
+        (node,) = (node for node in ray.nodes() if node["NodeID"] == context.get_node_id())
+        self.head = context.gcs_address
+        self.raylet = f"{node['NodeManagerAddress']}:{node['NodeManagerPort']}"
+        self.answered = time.monotonic()
 
-    def check(self, *, fully: bool = False) -> bool:
+    def check(self) -> bool:
         """Return whether the head of the cluster answers; without it a call of Ray's would not return.
-
-        Args:
-            fully: Ask now, and not only every LOOK seconds, whether the cluster still has this machine.
 
         Raises:
             UsageError: The head or this machine's part of the cluster has died.
         """
         now = time.monotonic()
         try:
-            knock(self.address)
+            knock(self.head)
         except UsageError:
             if now - self.answered < PATIENCE:
                 time.sleep(TICK)
                 return False
-            raise UsageError(f"the head of the Ray cluster ({self.address}) has died; {GOES_ON}") from None
+            raise UsageError(f"the head of the Ray cluster ({self.head}) has died; {GOES_ON}") from None
         self.answered = now
-        if fully or now - self.looked > LOOK:
-            self.looked = now
-            if not any(node["NodeID"] == self.node and node["Alive"] for node in self.ray.nodes()):
-                raise UsageError(f"the Ray cluster has lost this machine (its raylet has died); {GOES_ON}")
+        try:
+            knock(self.raylet)
+        except UsageError:
+            raise UsageError(f"the Ray cluster has lost this machine (its raylet has died); {GOES_ON}") from None
         return True
 
 
@@ -531,7 +529,6 @@ def work_on_cluster(
         try:
             state, files = ray.get(future)
         except ray.exceptions.RayError as error:
-            watch.check(fully=True)
             cause = f"its worker was lost ({type(error).__name__})"
             if not noted and tries[number] == TRIES:
                 handle(number, State("failed", reason=f"{cause}: {join_lines(error)[:LONGEST]}"))
@@ -556,6 +553,7 @@ def work_on_cluster(
                 for future in running:
                     ray.cancel(future)  # as Ctrl-C would
             finished, _ = ray.wait(list(running), timeout=TICK)
+            watch.check()  # to take a result from a raylet that has died would end this process
             with contextlib.suppress(ray.exceptions.RayError):  # without its queue the study only looks idle
                 for number, message in queue.get_nowait_batch(queue.qsize()):
                     handle(number, message)

@@ -320,8 +320,8 @@ if __name__ == "__main__":
 class Cluster:
     """As much of Ray as a watch asks for."""
 
-    def __init__(self, address, alive):
-        self.gcs_address, self.alive = address, alive
+    def __init__(self, head, raylet):
+        self.gcs_address, self.raylet = head, raylet
 
     def get_runtime_context(self):
         return self
@@ -330,21 +330,23 @@ class Cluster:
         return "here"
 
     def nodes(self):
-        return [{"NodeID": "there", "Alive": True}, {"NodeID": "here", "Alive": self.alive}]
+        host, _, port = self.raylet.partition(":")
+        return [{"NodeID": "there"}, {"NodeID": "here", "NodeManagerAddress": host, "NodeManagerPort": int(port)}]
 
 
 def test_a_cluster_that_is_lost_is_one_line(monkeypatch):
     clock = itertools.count(0.0, 10.0)
     monkeypatch.setattr("bertkit.workers.time", SimpleNamespace(monotonic=lambda: next(clock), sleep=lambda _: None))
+    dead = "127.0.0.1:1"
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
-        assert ClusterWatch(Cluster(address, alive=True)).check()
-        with pytest.raises(UsageError, match=r"lost this machine \(its raylet has died\); .* the same command goes on"):
-            ClusterWatch(Cluster(address, alive=False)).check()
-    watch = ClusterWatch(Cluster(address, alive=True))
-    assert not watch.check()  # it may come back
-    with pytest.raises(UsageError, match=rf"the head .* \({address}\) has died; .* the same command goes on"):
-        watch.check()
+        assert ClusterWatch(Cluster(address, address)).check()
+        with pytest.raises(UsageError, match=r"lost this machine \(its raylet has died\); the same command goes on"):
+            ClusterWatch(Cluster(address, dead)).check()
+        watch = ClusterWatch(Cluster(dead, address))
+        assert not watch.check()  # it may come back
+        with pytest.raises(UsageError, match=rf"the head .* \({dead}\) has died; the same command goes on"):
+            watch.check()
 
 
 def test_a_run_that_the_system_refuses_fails_with_the_remedy():
