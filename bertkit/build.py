@@ -63,7 +63,7 @@ from bertkit.errors import UsageError, explain_full_disk, join_lines
 from bertkit.recipe import find_recipe_differences, name_differences
 from bertkit.signals import await_note, follow, keep_from_interrupts, note_signals
 from bertkit.whole import remove_unfinished, write_json
-from bertkit.workers import TRIES, import_ray, join_cluster
+from bertkit.workers import TRIES, ClusterWatch, import_ray, join_cluster
 
 if TYPE_CHECKING:
     from transformers import BertTokenizerFast
@@ -474,12 +474,16 @@ def work_on_cluster(ray: Any, work: Work, jobs: Sequence[Job], tracker: Tracker,
         read_on_ray
     )
     waiting, running, tries = deque(jobs), {}, Counter[int]()
+    watch = ClusterWatch(ray)
     try:
         while waiting or running:
+            if not watch.check():
+                continue
             while waiting and len(running) < max(1, int(ray.cluster_resources().get("CPU", 1))):
                 job = waiting.popleft()
                 running[task.remote(work, job, os.getcwd())] = job
             ready, _ = ray.wait(list(running), timeout=TICK)
+            watch.check()  # to take a part from a raylet that has died would end this process
             for parts in ready:
                 job = running.pop(parts)
                 try:

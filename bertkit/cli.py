@@ -20,7 +20,7 @@ from typing import Annotated, Any
 
 import typer
 
-from bertkit.errors import UsageError, explain_full_disk
+from bertkit.errors import UsageError, explain_full_disk, explain_os_error
 from bertkit.signals import act_outside_imports, await_end, note_signals
 
 app = typer.Typer(
@@ -120,7 +120,7 @@ def vocab(
     for name in TOKENIZER_FILES:
         if (output / name).exists():
             raise UsageError(f"{output} holds a tokenizer already ({name}); name another directory with --output")
-    with Screen() as screen:
+    with Screen() as screen, explain_full_disk(output):
         documents = read_documents(sources, split_sentences=False, report=screen.say)
         lines = (line for document in documents for line in document)
         tokens = train_vocabulary(lines, size=size, cased=cased, report=screen.say)
@@ -647,7 +647,10 @@ def build_corpus(
         screen.finish_progress()
         screen.show_statistics(statistics, output)
         screen.say("Next:")
-        screen.say(f"  bertkit pretrain --corpus {quote(str(output))} --output {quote(f'runs/{output.name}')}")
+        run = Path("runs", output.name)
+        if run.absolute() == output.absolute():
+            run = run.with_name(f"{run.name}-bert")
+        screen.say(f"  bertkit pretrain --corpus {quote(str(output))} --output {quote(str(run))}")
 
 
 @corpora.command("stats")
@@ -1244,13 +1247,12 @@ def explain_mistakes() -> Iterator[None]:
     except UsageError as error:
         complain(str(error))
         sys.exit(2)
-    except OSError as error:
-        if error.errno != errno.ENOSPC:
-            raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.__stdout__.fileno())  # nothing is left to be flushed at the end
-        complain(f"the disk is full ({error.strerror}); free some space and give the command again")
-        sys.exit(2)
     except Exception as error:
+        if line := explain_os_error(error):
+            if getattr(error, "errno", None) == errno.ENOSPC:
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.__stdout__.fileno())  # nothing is left to be flushed
+            complain(line)
+            sys.exit(2)
         # typer's own refusals; which module their class lives in has changed with its versions.
         if not hasattr(error, "format_message"):
             raise

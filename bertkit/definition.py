@@ -76,7 +76,8 @@ ROW = {"name": str, "step": int, "paper": dict[str, float], PRETRAIN: dict, "rec
 HARDWARE = ("num_cpus", "num_gpus")  # with others it is still the same study
 TEXT = "text"  # the corpus, below data_root
 MOST_RESTARTS = 1000
-LONGEST = 150  # characters of the name of a setting's directory
+LONGEST = 150  # letters of the name of a row's or column's directory, bytes of that of a setting
+MOST_BYTES = 255  # of the name of any directory: the limit of the file systems in use
 
 
 @dataclass(frozen=True)
@@ -330,8 +331,13 @@ def check_names(names: Sequence[str], place: str) -> None:
     """Nothing, or a UsageError: names that cannot be told apart as directories, or that none can be made of."""
     if len(names) > 1 and not all(map(name_directory, names)):
         raise UsageError(f"a {place} has a name without letters and digits, of which its directory is made; change it")
-    if long := [name for name in names if len(name_directory(name)) > LONGEST]:
-        raise UsageError(f"the name {long[0][:40]!r}… of a {place} has {len(long[0])} letters; shorten it to {LONGEST}")
+    for name in names:
+        letters, size = len(name_directory(name)), len(name_directory(name).encode())
+        if letters > LONGEST or size > MOST_BYTES:
+            raise UsageError(
+                f"the name {name[:40]!r}… of a {place} has {letters} letters of {size} bytes; shorten it to {LONGEST} "
+                f"letters and {MOST_BYTES} bytes, the limit for the name of a directory"
+            )
     if twice := find_twice([name_directory(name) for name in names]):
         raise UsageError(f"two of the {place} tables are called {twice[0]!r}; give each its own name")
 
@@ -741,7 +747,7 @@ def name_settings(settings: Sequence[Mapping[str, Any]]) -> list[str]:
         [re.sub(r"[^\w.+-]+", "-", show_value(value)).lower() for value in setting.values()] for setting in settings
     ]
     names = ["_".join(f"{key}-{word}" for key, word in zip(keys, some, strict=True)) for some in words]
-    if len(set(names)) < len(names) or max(map(len, names)) > LONGEST:
+    if len(set(names)) < len(names) or max(len(name.encode()) for name in names) > LONGEST:
         return [f"setting-{number}" for number in range(1, len(names) + 1)]
     return names
 

@@ -161,7 +161,8 @@ def cache_features(
     kept = Path(folder) if folder else find_cache()
     path = kept / f"{name_features(model, layers, sequences, places, ends, half)}.npy"
     # Of several processes on a machine the first one computes, and the others find its file.
-    with PartialState().local_main_process_first(), explain_refusal(f"the folder {kept}"), explain_full_disk(kept):
+    remedy = "name a folder for features: --set data.features_dir=DIR"
+    with PartialState().local_main_process_first(), explain_refusal(f"the folder {kept}", remedy):
         if is_whole(path, describe_file(model, layers, places, half)):
             return path
         kept.mkdir(parents=True, exist_ok=True)
@@ -196,8 +197,17 @@ def remove_remains(folder: Path) -> None:
 
 
 def find_cache() -> Path:
-    """Where features are kept if nobody says where."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "bertkit" / "features"
+    """Return the folder of features where the recipe names none.
+
+    Raises:
+        UsageError: This user has no home directory.
+    """
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "bertkit" / "features"
+    except RuntimeError:
+        raise UsageError(
+            "there is no home directory to keep features in; name a folder for them: --set data.features_dir=DIR"
+        ) from None
 
 
 def name_features(

@@ -17,6 +17,7 @@ import pickle
 import signal
 import socket
 import threading
+import time
 import traceback
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
@@ -25,7 +26,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any, Literal
 
-from bertkit.errors import UsageError, join_lines
+from bertkit.errors import UsageError, explain_os_error, join_lines
 from bertkit.recipe import Recipe
 from bertkit.signals import follow, keep_from_interrupts, note_signals
 from bertkit.whole import open_whole
@@ -33,6 +34,9 @@ from bertkit.whole import open_whole
 TRIES = 3  # of a run whose workers die
 GRACE = 60.0  # seconds for a worker to finish an update and write a checkpoint
 LONGEST = 300  # characters of a reason
+GOES_ON = "the same command goes on (a cluster that RAY_ADDRESS names has to be started again first)"
+TICK = 0.2  # seconds between two looks at the runs
+PATIENCE = 20.0  # seconds for a cluster's head to come back; after 60 Ray ends this process
 
 
 @dataclass(frozen=True)
@@ -158,6 +162,8 @@ def explain_failure(error: Exception) -> str:
     """Why a run failed, as one line."""
     if isinstance(error, UsageError):
         return str(error)
+    if line := explain_os_error(error):
+        return line
     frames = traceback.extract_tb(error.__traceback__)
     place = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
     return f"{type(error).__name__}: {join_lines(error)[:LONGEST]}{place}"
@@ -451,6 +457,38 @@ def join_cluster(ray: Any, num_cpus: float, num_gpus: float) -> bool:
     return True
 
 
+class ClusterWatch:
+    """Finds out that a Ray cluster is lost: Ray itself would wait for ever, or end this process after a minute."""
+
+    def __init__(self, ray: Any) -> None:
+        context = ray.get_runtime_context()
+        (node,) = (node for node in ray.nodes() if node["NodeID"] == context.get_node_id())
+        self.head = context.gcs_address
+        self.raylet = f"{node['NodeManagerAddress']}:{node['NodeManagerPort']}"
+        self.answered = time.monotonic()
+
+    def check(self) -> bool:
+        """Return whether the head of the cluster answers; without it a call of Ray's would not return.
+
+        Raises:
+            UsageError: The head or this machine's part of the cluster has died.
+        """
+        now = time.monotonic()
+        try:
+            knock(self.head)
+        except UsageError:
+            if now - self.answered < PATIENCE:
+                time.sleep(TICK)
+                return False
+            raise UsageError(f"the head of the Ray cluster ({self.head}) has died; {GOES_ON}") from None
+        self.answered = now
+        try:
+            knock(self.raylet)
+        except UsageError:
+            raise UsageError(f"the Ray cluster has lost this machine (its raylet has died); {GOES_ON}") from None
+        return True
+
+
 def run_on_ray(
     jobs: Sequence[Job], prepared: Mapping[str, Any], handle: Handle, num_cpus: float, num_gpus: float
 ) -> int:
@@ -502,16 +540,20 @@ def work_on_cluster(
             write_files(files, Path(jobs[number].output))
             handle(number, state)
 
+    watch = ClusterWatch(ray)
     with note_signals(noted.append):
         for number in range(len(jobs)):
             submit(number)
         told = False
         while running:
+            if not watch.check():
+                continue
             if noted and not told:
                 told = True
                 for future in running:
                     ray.cancel(future)  # as Ctrl-C would
-            finished, _ = ray.wait(list(running), timeout=0.2)
+            finished, _ = ray.wait(list(running), timeout=TICK)
+            watch.check()  # to take a result from a raylet that has died would end this process
             with contextlib.suppress(ray.exceptions.RayError):  # without its queue the study only looks idle
                 for number, message in queue.get_nowait_batch(queue.qsize()):
                     handle(number, message)

@@ -1,6 +1,8 @@
 """What may happen to a build from outside: dead workers, signals, a full disk, kill -9, much text, lost Ray tasks."""
 
 import contextlib
+import ctypes
+import io
 import multiprocessing
 import os
 import random
@@ -10,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+import traceback
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +23,7 @@ from bertkit.build import build
 from bertkit.data.shards import SHARD_NAME, SHARDS, is_corpus, open_corpus
 from bertkit.data.vocab import make_tokenizer, save_tokenizer, train_vocabulary
 from bertkit.errors import UsageError
+from tests.official import write_checkpoint, write_glue
 from tests.test_build import read_files, stamp
 from tests.test_run import write_text
 from tests.test_workers import is_running, list_children, wait_until
@@ -318,6 +322,177 @@ def test_on_ray_a_lost_worker_costs_nothing_that_is_finished(place, tmp_path):
     assert out.count("a Ray worker was lost") == 1
     assert there.items() <= list_finished(made).items()
     assert read_files(made) == read_files(tmp_path / "straight")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("part", "words"), [("gcs_server", "the head of the Ray cluster "), ("raylet", "the Ray cluster has lost ")]
+)
+def test_on_ray_a_lost_cluster_is_one_line_and_the_same_command_goes_on(place, tmp_path, part, words):
+    (tmp_path / "script.py").write_text(SCRIPT.format(piece_bytes=5_000_000, shard_tokens=600, batch=1_000_000))
+    (tmp_path / "vocab").symlink_to(place / "vocab")
+    write_large(tmp_path / "texts.txt", 10)
+    made = tmp_path / "made"
+    with start(tmp_path, made, "--workers", "ray") as process:
+        assert wait_until(lambda: (list_finished(made) and list_tasks()) or process.poll() is not None, 400)
+        (number,) = [
+            child
+            for child in list_children(process.pid)
+            if Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0")[0].endswith(f"/{part}".encode())
+        ]
+        os.kill(number, signal.SIGKILL)
+        _, err = process.communicate(timeout=300)
+    assert process.returncode == 2
+    last = err.splitlines()[-1]
+    assert last.startswith(f"bertkit: {words}")
+    assert " the same command goes on " in last
+    there = list_finished(made)
+    assert run(tmp_path, made, "--workers", "2")[0] == 0
+    assert there.items() <= list_finished(made).items()
+
+
+# --- Paths and disks --------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def mount_disk(folder):
+    """A disk of its own at the folder; gives what makes it read-only or writable."""
+    folder.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "tmpfs", folder], capture_output=True, check=False).returncode:
+        pytest.skip("no right to mount a disk")
+
+    def change(mode):
+        command = ["mount", "-o", f"remount,{mode}", str(folder)]
+        # It is refused while a file is being written.
+        assert wait_until(lambda: subprocess.run(command, capture_output=True, check=False).returncode == 0, 60)
+
+    try:
+        yield change
+    finally:
+        subprocess.run(["umount", "-l", folder], check=True)
+
+
+def drop_rights():
+    """Takes from root what lets it read and write what its permissions forbid."""
+    header = (ctypes.c_uint32 * 2)(0x20080522, 0)  # version 3 of the form, this process
+    ctypes.CDLL(None).capset(header, (ctypes.c_uint32 * 6)())
+
+
+def call_apart(arguments, folder):
+    """The exit code and standard error of the command, in a forked process without root's rights."""
+    from bertkit import cli
+
+    with (folder / "err").open("w+") as err:
+        if not (child := os.fork()):
+            code = 1
+            try:
+                os.dup2(err.fileno(), 2)
+                sys.stdout, sys.stderr = io.StringIO(), os.fdopen(2, "w", closefd=False)
+                os.chdir(folder)
+                sys.argv = ["bertkit", *map(str, arguments)]
+                drop_rights()
+                cli.main()
+            except SystemExit as stop:
+                code = stop.code or 0
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                sys.stderr.flush()
+                os._exit(code)
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        err.seek(0)
+        return code, err.read()
+
+
+def list_commands(place, path):
+    """Every command that takes a path, with this one in the place of each of its own."""
+    text, vocab, bert, glue = (place / name for name in ("texts.txt", "vocab", "bert", "glue"))
+    rte = ["glue", "--task", "rte", "--set", "train.max_steps=2", "--set", "precision=fp32"]
+    pretrain = ["pretrain", "--set", "train.max_steps=2", "--set", "precision=fp32"]
+    built = ["corpus", "build", "--workers", "1"]
+    (place / "study.toml").write_text('tasks = ["rte"]\n')
+    (place / "qa.json").write_text('{"Data": []}')
+    return [
+        ["vocab", text, "--output", path],
+        ["vocab", path, "--output", "new"],
+        [*pretrain, "--corpus", text, "--vocab", vocab, "--output", path],
+        [*pretrain, "--corpus", path, "--vocab", vocab, "--output", "new"],
+        [*pretrain, "--corpus", text, "--vocab", path, "--output", "new"],
+        [*rte, "--data", glue, "--model", bert, "--output", path],
+        [*rte, "--data", path, "--model", bert, "--output", "new"],
+        [*rte, "--data", glue, "--model", path, "--output", "new"],
+        ["squad", "--version", "2", "--data", path, "--model", bert],
+        ["squad", "--version", "2", "--ensemble", path, path, "--output", "new"],
+        ["study", path],
+        ["study", place / "study.toml", "--data", place, "--model", bert, "--output", path],
+        ["report", path],
+        [*built, text, "--vocab", vocab, "--output", path],
+        [*built, path, "--vocab", vocab, "--output", "new"],
+        [*built, text, "--vocab", path, "--output", "new"],
+        ["corpus", "stats", path],
+        ["features", path, "--input", text, "--output", "new.npz"],
+        ["features", bert, "--input", text, "--output", f"{path}.npz"],
+        ["predict", path, "good"],
+        ["predict", bert, "--input", f"{path}.txt"],
+        ["score", "glue", "--task", "rte", path, path],
+        ["score", "squad", "--version", "2", path, path],
+        ["push", path, "ada/bert"],
+        ["reproduce", path],
+        ["import-tf", path, "new"],
+        ["triviaqa", path, "--evidence", place, "--output", "new.json"],
+        ["triviaqa", place / "qa.json", "--evidence", path, "--output", "new.json"],
+        ["sample", path],
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["of somebody else", "too long", "read-only"])
+def test_a_path_that_cannot_be_used_is_one_line_in_every_command(place, tmp_path, kind):
+    write_glue(place / "glue")
+    write_checkpoint(place / "bert")
+    with contextlib.ExitStack() as stack:
+        path = tmp_path / "disk" / "x"
+        if kind == "of somebody else":
+            path.mkdir(parents=True)
+            path.parent.chmod(0)
+            stack.callback(path.parent.chmod, 0o700)
+        elif kind == "too long":
+            path = tmp_path / ("n" * 300)
+        else:
+            stack.enter_context(mount_disk(path.parent))("ro")
+        for number, arguments in enumerate(list_commands(place, path)):
+            folder = tmp_path / str(number)
+            folder.mkdir()
+            code, err = call_apart(arguments, folder)
+            assert (code, err.count("\n")) == (2, 1), f"{arguments}: {err}"
+            assert err.startswith("bertkit: ")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", ["corpus build", "glue"])
+def test_a_disk_that_turns_read_only_is_one_line_and_the_same_command_goes_on(place, tmp_path, command):
+    write_large(tmp_path / "texts.txt", 3)
+    write_glue(place / "glue")
+    write_checkpoint(place / "bert")
+    with mount_disk(tmp_path / "disk") as change:
+        made = tmp_path / "disk" / "made"
+        words = list_command(place, made, str(tmp_path / "texts.txt"), "--workers", "2")
+        if command == "glue":
+            settings = ["precision=fp32", "train.max_steps=300", "train.save_steps=5", "batch_size=8"]
+            rte = ["glue", "--task", "rte", "--data", place / "glue", "--model", place / "bert", "--output", made]
+            rte += [word for setting in settings for word in ("--set", setting)]
+            words = [sys.executable, "-m", "bertkit", *map(str, rte)]
+        with subprocess.Popen(
+            words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT
+        ) as process:
+            assert wait_until(lambda: list_finished(made) or list(made.glob("checkpoint-*/complete")), 100)
+            change("ro")
+            err = wait_for(process)
+        assert process.returncode == 2
+        assert re.fullmatch(r"bertkit: \S+made cannot be written to: the disk is read-only .*\n", err)
+        assert "the same command goes on" in err
+        change("rw")
+        assert subprocess.run(words, capture_output=True, env=ENVIRONMENT, check=False).returncode == 0
 
 
 @pytest.mark.slow

@@ -892,6 +892,25 @@ def test_a_corpus_is_built_and_described(call, tmp_path):
     assert json.loads(printed)["documents"] == 40
 
 
+def test_what_the_system_refuses_is_one_line_and_a_bug_a_traceback(monkeypatch, capsys, tmp_path):
+    def fail(error):
+        raise error
+
+    (tmp_path / "circle").symlink_to("circle")
+    for act in (lambda: (tmp_path / "circle").resolve(strict=True), lambda: fail(PermissionError(13, "No", "a/b"))):
+        with pytest.raises(SystemExit) as stop, cli.explain_mistakes():
+            act()
+        assert stop.value.code == 2
+        assert re.fullmatch(r"bertkit: \S+ is refused: .*; .* or name another path\n", capsys.readouterr().err)
+    with pytest.raises(PermissionError), cli.explain_mistakes():
+        fail(PermissionError(1, "Operation not permitted"))  # of a process
+
+
+def test_the_next_command_does_not_train_in_the_corpus(call, tmp_path):
+    _, out, _ = build_small(call, tmp_path, "--workers", "1", "--output", "runs/c")
+    assert out.endswith("bertkit pretrain --corpus runs/c --output runs/c-bert\n")
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [

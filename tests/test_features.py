@@ -164,6 +164,28 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(checkpoint, sequences, tmp_p
     assert list((tmp_path / "kept").iterdir()) == []
 
 
+def test_a_cache_that_cannot_be_written_names_the_key_for_another(checkpoint, sequences, tmp_path, monkeypatch):
+    def refuse(*_):
+        raise OSError(errno.EROFS, "Read-only file system", str(tmp_path / "kept" / "a.npy"))
+
+    monkeypatch.setattr(module, "write_features", refuse)
+    with pytest.raises(UsageError, match=r"kept cannot be written to: .* --set data.features_dir=DIR$"):
+        cache(checkpoint, sequences, tmp_path / "kept")
+    (tmp_path / "file").touch()
+    with pytest.raises(UsageError, match=r"the folder .* is refused: .* --set data.features_dir=DIR$"):
+        cache(checkpoint, sequences, tmp_path / "file" / "kept")
+
+
+def test_without_a_home_the_key_for_a_folder_is_named(monkeypatch):
+    def fail():
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", fail)
+    with pytest.raises(UsageError, match=r"no home directory .* --set data.features_dir=DIR"):
+        module.find_cache()
+
+
 def test_sums_and_concatenations_share_a_file_and_other_ends_do_not(checkpoint, sequences, tmp_path):
     paths = [cache(checkpoint, sequences, tmp_path, layers).path for layers in ("sum-last-four", "concat-last-four")]
     assert paths[0] == paths[1]

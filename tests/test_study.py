@@ -200,7 +200,14 @@ def test_a_file_is_read_and_unquoted_axes_are_understood(fake, tmp_path):
         ({"row": [{"recipe": {}}]}, r"\[\[row\]\] 1 has no name"),
         ({"row": [{"name": "a"}, {"name": "A"}]}, r"two of the \[\[row\]\] tables are called 'a'"),
         ({"row": [{"name": "a"}, {"name": "?"}]}, r"without letters and digits"),
-        ({"row": [{"name": "a"}, {"name": "b" * 151}]}, r"of a \[\[row\]\] has 151 letters; shorten it to 150"),
+        (
+            {"row": [{"name": "a"}, {"name": "b" * 151}]},
+            r"of a \[\[row\]\] has 151 letters of 151 bytes; shorten it to 150 ",
+        ),
+        (
+            {"row": [{"name": "a"}, {"name": "行" * 86}]},
+            r"has 86 letters of 258 bytes; .* 255 bytes, the limit",
+        ),
         ({"row": [{"name": "a", "recipes": {}}]}, r"unknown key 'recipes' in \[\[row\]\] 1"),
         ({"row": [{"name": "a", "recipe": {"precison": "fp32"}}]}, r"\[row.recipe\] of 'a': unknown key 'precison'"),
         ({"row": [{"name": "a", "recipe": {"train": {"seed": 1}}}]}, r"seeds are the study's"),

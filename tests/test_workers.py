@@ -1,13 +1,16 @@
 """Who does the runs: that it makes no difference to them, and that whoever dies takes nothing along."""
 
+import itertools
 import json
 import multiprocessing
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import tomli_w
@@ -19,6 +22,7 @@ from bertkit.run import complete, prepare
 from bertkit.study import StudyInterrupted, make_study, run_study
 from bertkit.tasks import TASKS
 from bertkit.workers import (
+    ClusterWatch,
     Job,
     State,
     execute,
@@ -311,6 +315,43 @@ if __name__ == "__main__":
     run_study(study, output=sys.argv[2], workers="ray", report=lines.append, progress=watch)
     Path(sys.argv[3]).write_text(json.dumps({"killed": killed, "lines": lines}))
 """
+
+
+class Cluster:
+    """As much of Ray as a watch asks for."""
+
+    def __init__(self, head, raylet):
+        self.gcs_address, self.raylet = head, raylet
+
+    def get_runtime_context(self):
+        return self
+
+    def get_node_id(self):
+        return "here"
+
+    def nodes(self):
+        host, _, port = self.raylet.partition(":")
+        return [{"NodeID": "there"}, {"NodeID": "here", "NodeManagerAddress": host, "NodeManagerPort": int(port)}]
+
+
+def test_a_cluster_that_is_lost_is_one_line(monkeypatch):
+    clock = itertools.count(0.0, 10.0)
+    monkeypatch.setattr("bertkit.workers.time", SimpleNamespace(monotonic=lambda: next(clock), sleep=lambda _: None))
+    dead = "127.0.0.1:1"
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        assert ClusterWatch(Cluster(address, address)).check()
+        with pytest.raises(UsageError, match=r"lost this machine \(its raylet has died\); the same command goes on"):
+            ClusterWatch(Cluster(address, dead)).check()
+        watch = ClusterWatch(Cluster(dead, address))
+        assert not watch.check()  # it may come back
+        with pytest.raises(UsageError, match=rf"the head .* \({dead}\) has died; the same command goes on"):
+            watch.check()
+
+
+def test_a_run_that_the_system_refuses_fails_with_the_remedy():
+    line = explain_failure(PermissionError(13, "Permission denied", "a/b"))
+    assert line.startswith("a/b is refused: Permission denied; change its permissions")
 
 
 @pytest.mark.slow

@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Literal, TypeVar
 
 from bertkit.data.docs import read_docs
-from bertkit.errors import UsageError, join_lines, make_printable
+from bertkit.errors import UsageError, explain_refusal, join_lines, make_printable
 
 Document = list[str]  # its sentences
 Paragraphs = list[str]  # a document before its sentences are split
@@ -251,16 +251,28 @@ def _cut_source(source: str, piece_bytes: int) -> list[Piece]:
     path = str(Path(os.path.expanduser(source)))  # these functions never fail, unlike those of Path
     if is_built(path):
         raise UsageError(f"{source} is a built corpus and no text; name the text that it was built of")
-    if os.path.isdir(path):
-        return _cut_files(source, _list_files(path), piece_bytes)
-    if os.path.exists(path):
-        return _cut_files(source, [path], piece_bytes)
+    with explain_refusal(source):
+        if exists(path):
+            return _cut_files(source, _list_files(path) if os.path.isdir(path) else [path], piece_bytes)
     if not is_hub_name(source):
         raise UsageError(
             f"{source!r} does not exist; name a text or JSONL file, a directory of them, a Hub data set or docs"
         )
     count = _load_hub(source).num_shards
     return [Piece(source, "hub", source, number, count) for number in range(count)]
+
+
+def exists(path: str) -> bool:
+    """Return whether a path exists.
+
+    Raises:
+        OSError: It cannot be known: a folder above it is not ours, a name is too long, links lead in a circle.
+    """
+    try:
+        os.stat(path)
+    except (FileNotFoundError, NotADirectoryError, ValueError):  # the last one: NUL in it
+        return False
+    return True
 
 
 def is_built(path: str | Path) -> bool:
@@ -273,19 +285,28 @@ def _list_files(directory: str) -> list[str]:
     """The texts at any depth, in the order of the parts of their paths; strings, as there may be millions.
 
     What is hidden is passed over, and so is a corpus that has been built inside of the directory.
+
+    Raises:
+        OSError: A folder or a text below cannot be looked at.
     """
     files = []
-    for folder, folders, names in os.walk(directory):
+    for folder, folders, names in os.walk(directory, onerror=refuse):
         folders[:] = [name for name in folders if name[0] != "." and not is_built(os.path.join(folder, name))]
         files += [os.path.join(folder, name) for name in names]
     texts = [file for file in files if file.endswith(SUFFIXES) and os.path.basename(file)[0] != "."]
-    texts = sorted(filter(os.path.isfile, texts), key=lambda file: file.replace(os.sep, "\0"))
+    texts = [file for file in texts if exists(file) and os.path.isfile(file)]
+    texts = sorted(texts, key=lambda file: file.replace(os.sep, "\0"))
     if not texts:
         raise UsageError(
             f"none of the {len(files)} files in {directory} is {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}; "
             "rename the texts or name each of them"
         )
     return texts
+
+
+def refuse(error: OSError) -> None:
+    """Raise the error of a folder that `os.walk` would leave out."""
+    raise error
 
 
 def _cut_files(source: str, files: list[str], piece_bytes: int) -> list[Piece]:

@@ -12,6 +12,7 @@ Left out: the token ids of a corpus (`bertkit.data.tokens`).
 
 import json
 import os
+import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from hashlib import blake2b
@@ -160,7 +161,9 @@ def make_tokenizer(tokens: Sequence[str], *, cased: bool, max_length: int = 512)
 
 
 def save_tokenizer(tokenizer: "BertTokenizerFast", directory: str | Path) -> None:
-    """Writes vocab.txt, which transformers 5 does not, tokenizer.json and tokenizer_config.json.
+    """Write vocab.txt, which transformers 5 does not, tokenizer.json and tokenizer_config.json.
+
+    They are written in a hidden folder and moved when all are there, vocab.txt last.
 
     Raises:
         UsageError: the directory cannot be made.
@@ -172,10 +175,18 @@ def save_tokenizer(tokenizer: "BertTokenizerFast", directory: str | Path) -> Non
         raise UsageError(f"{directory} cannot be made ({error.strerror}); name another directory") from None
     for key in ("is_local", "local_files_only", "auto_map"):  # where it comes from, or whose code it would have run
         tokenizer.init_kwargs.pop(key, None)
-    tokenizer.save_pretrained(directory)
-    ids = tokenizer.get_vocab()
-    tokens = sorted(ids, key=ids.__getitem__)
-    (directory / "vocab.txt").write_bytes("".join(f"{token}\n" for token in tokens).encode())
+    temporary = directory / ".tokenizer"
+    shutil.rmtree(temporary, ignore_errors=True)  # of a process that was killed
+    temporary.mkdir()
+    try:
+        tokenizer.save_pretrained(temporary)
+        ids = tokenizer.get_vocab()
+        tokens = sorted(ids, key=ids.__getitem__)
+        (temporary / "vocab.txt").write_bytes("".join(f"{token}\n" for token in tokens).encode())
+        for path in sorted(temporary.iterdir(), key=lambda path: path.name == "vocab.txt"):
+            path.replace(directory / path.name)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def load_tokenizer(source: str | Path, *, cased: bool | None = None) -> "BertTokenizerFast":

@@ -1,5 +1,6 @@
 """Sources, pieces and documents of sentences: worked examples, bad input, and that nothing is lost on the way."""
 
+import errno
 import gzip
 import json
 import os
@@ -217,7 +218,6 @@ def test_unreadable_file(tmp_path):
         "a/b/c",
         "x.jsonl",
         "a b",
-        "/" + "x" * 999,
     ],
 )
 def test_missing_file_is_an_error_at_once_and_not_a_name_on_the_hub(source, monkeypatch, tmp_path):
@@ -227,6 +227,31 @@ def test_missing_file_is_an_error_at_once_and_not_a_name_on_the_hub(source, monk
         read_documents([source])
     with pytest.raises(UsageError, match="does not exist"):
         cut_sources([source])
+
+
+def test_a_source_that_cannot_be_looked_at_is_not_called_missing(monkeypatch, tmp_path):
+    monkeypatch.setattr(corpus, "find_hub_trouble", lambda *_: pytest.fail("asked the Hub"))
+    with pytest.raises(UsageError, match="refused: File name too long; give each name"):
+        cut_sources(["x" * 999])
+    write(tmp_path / "a.txt", b"a\n")
+    (tmp_path / "b.txt").symlink_to("b.txt")
+    with pytest.raises(UsageError, match=r"refused: Too many levels of symbolic links: \S+b.txt; its links"):
+        cut_sources([str(tmp_path)])
+
+
+def test_a_folder_of_somebody_else_is_not_left_out(monkeypatch, tmp_path):
+    write(tmp_path / "a.txt", b"a\n")
+    (tmp_path / "theirs").mkdir()
+    scan = os.scandir
+
+    def refuse(folder):
+        if str(folder).endswith("theirs"):
+            raise PermissionError(errno.EACCES, "Permission denied", folder)
+        return scan(folder)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    with pytest.raises(UsageError, match=r"refused: Permission denied: \S+theirs; change its permissions"):
+        cut_sources([str(tmp_path)])
 
 
 @pytest.mark.parametrize("sources", [[], [""]])

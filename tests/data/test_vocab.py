@@ -1,5 +1,6 @@
 """WordPiece vocabularies: the same in every run, complete, and read by transformers as they were written."""
 
+import errno
 import json
 import os
 import random
@@ -20,6 +21,7 @@ from transformers.models.bert.tokenization_bert_legacy import BertTokenizerLegac
 from bertkit.data import vocab
 from bertkit.data.vocab import (
     SPECIAL_TOKENS,
+    TOKENIZER_FILES,
     choose_alphabet,
     count_words,
     load_tokenizer,
@@ -209,6 +211,24 @@ def test_saved_tokenizer_is_the_same_for_us_and_for_plain_transformers(tmp_path,
         assert type(again) is BertTokenizerFast
         assert again(MIXED, TEXTS[0]) == tokenizer(MIXED, TEXTS[0])
         assert again.model_max_length == 64
+
+
+def test_a_tokenizer_that_cannot_be_written_leaves_nothing(tmp_path, monkeypatch):
+    tokenizer, write = make_tokenizer(vocabulary(), cased=False), Path.write_bytes
+
+    def fill_disk(path, content):
+        write(path, content[:10])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_bytes", fill_disk)
+        with pytest.raises(OSError, match="No space left"):
+            save_tokenizer(tokenizer, tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / ".tokenizer").mkdir()
+    (tmp_path / ".tokenizer" / "merges.txt").write_text("of a process that was killed")
+    save_tokenizer(tokenizer, tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == TOKENIZER_FILES
 
 
 @pytest.mark.parametrize("cased", [False, True])

@@ -1,0 +1,109 @@
+"""What the operating system says of a path or a disk, as one line with the remedy; bugs stay exceptions."""
+
+import errno
+import os
+import re
+import zipfile
+
+import pytest
+
+from bertkit.errors import UsageError, explain_full_disk, explain_os_error, explain_refusal
+
+LONG = "n" * 300
+
+
+def make_error(number, path=None):
+    return OSError(number, os.strerror(number), path)
+
+
+def meet(act):
+    """The error that comes of an act."""
+    try:
+        act()
+    except Exception as error:
+        return error
+    raise AssertionError("nothing was raised")
+
+
+@pytest.mark.parametrize(
+    ("number", "remedy"),
+    [
+        (errno.EACCES, "change its permissions or those of the folders above it, or name another path"),
+        (errno.EPERM, "change its permissions or those of the folders above it, or name another path"),
+    ],
+)
+def test_a_path_of_somebody_else_is_one_line(number, remedy):
+    line = explain_os_error(make_error(number, "/theirs/x"))
+    assert line == f"/theirs/x is refused: {os.strerror(number)}; {remedy}"
+
+
+def test_a_path_that_the_system_refuses_is_one_line(tmp_path):
+    (tmp_path / "file").touch()
+    (tmp_path / "circle").symlink_to("circle")
+    acts = {
+        f"{LONG} is refused: File name too long; give each name": (tmp_path / LONG).exists,
+        "file/x is refused: Not a directory; a file is where a folder has to be": (tmp_path / "file" / "x").touch,
+        "file is refused: File exists; a file or a broken link": (tmp_path / "file").mkdir,
+        f"{tmp_path} is refused: Is a directory; a folder is where a file has": tmp_path.read_bytes,
+        "circle is refused: Too many levels of symbolic links; its links": (tmp_path / "circle").read_bytes,
+        "circle is refused: Too many levels of symbolic links; its": lambda: (tmp_path / "circle").resolve(strict=True),
+    }
+    for line, act in acts.items():
+        assert line in explain_os_error(meet(act))
+
+
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [
+        (errno.ENOSPC, "the disk is full (No space left on device); free some space and give the command again"),
+        (errno.EROFS, "the disk is read-only (Read-only file system); make it writable, and the same command goes on"),
+        (errno.EIO, "the disk is failing (Input/output error); repair or replace it, and the same command goes on"),
+    ],
+)
+def test_a_disk_that_cannot_be_written_to_is_one_line(number, words):
+    assert explain_os_error(make_error(number)).startswith(words)
+    for explain in (explain_full_disk, explain_refusal):
+        with pytest.raises(UsageError, match=re.escape(f"a.html cannot be written to: {words}")), explain("a.html"):
+            raise make_error(number)
+
+
+def test_a_library_without_numbers_says_in_words_what_the_disk_is_like():
+    with pytest.raises(UsageError, match="a cannot be written to: the disk is read-only"), explain_full_disk("a"):
+        raise RuntimeError("PytorchStreamWriter failed: Read-only file system")
+
+
+def test_the_path_is_named_once_and_as_the_file_will_be_called():
+    error = make_error(errno.EROFS, "runs/a/.model.json.01234567-89.unfinished")
+    with pytest.raises(UsageError) as refusal, explain_full_disk("runs/a"):
+        raise error
+    assert "runs/a cannot be written to: the disk is read-only (Read-only file system: runs/a/model.json); " in str(
+        refusal.value
+    )
+    line = explain_os_error(make_error(errno.EACCES, "a/b"), "the directory a/b")
+    assert line.startswith("the directory a/b is refused: Permission denied; ")
+    assert explain_os_error(make_error(errno.EACCES, "a/b"), "the directory a", "name another").endswith(
+        "refused: Permission denied: a/b; name another"
+    )
+
+
+def test_a_line_has_no_line_break():
+    assert "\n" not in explain_os_error(make_error(errno.EACCES, b"a\nb\xff\x1b[31m"))
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        make_error(errno.EPERM),  # of a process, not of a path
+        make_error(errno.EPERM, 3),
+        make_error(errno.ENOENT, "a"),
+        make_error(errno.EEXIST, os.getcwd()),
+        RuntimeError("Symlink loop"),
+        ZeroDivisionError("No such thing"),
+        zipfile.BadZipFile("no zip"),
+    ],
+    ids=repr,
+)
+def test_a_bug_is_not_explained(error):
+    assert explain_os_error(error) is None
+    with pytest.raises(type(error)), explain_full_disk("runs/a"):
+        raise error
