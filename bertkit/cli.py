@@ -7,11 +7,12 @@ import atexit
 import errno
 import json
 import os
+import re
 import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from shlex import quote
@@ -30,6 +31,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
+
+# Control characters, line and paragraph separators, and marks that turn the direction of writing.
+CONTROLS = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 
 Sources = Annotated[list[str], typer.Argument(help="Text files, directories of them, a Hub data set, or docs.")]
 RecipeFile = Annotated[Path | None, typer.Option("--recipe", help="A TOML file; see recipes/.", metavar="FILE")]
@@ -75,7 +79,7 @@ def show_version(
     if version:
         import bertkit
 
-        typer.echo(bertkit.__version__)
+        print_line(bertkit.__version__)
         raise typer.Exit
 
 
@@ -207,7 +211,7 @@ def glue(
         write_submission(output, submit, submit_partial, dry_run)  # of what is there
     elif several:
         if together and data is not None:
-            say = typer.echo if is_first_process() else ignore
+            say = print_line if is_first_process() else ignore
             names = keep_complete(names, data, tested=submit is not None, partial=submit_partial, report=say)
         written = read_recipe(recipe) if recipe else {}
         if together:
@@ -560,7 +564,8 @@ def score_glue(
     from bertkit.tasks.glue import find_benchmark, score_files
 
     found = score_files(find_benchmark(task), gold, predictions)
-    typer.echo(json.dumps(found) if as_json else "\n".join(f"{name} {value:.4f}" for name, value in found.items()))
+    for line in [json.dumps(found)] if as_json else [f"{name} {value:.4f}" for name, value in found.items()]:
+        print_line(line)
 
 
 @scores.command("squad")
@@ -589,7 +594,8 @@ def score_squad(
     from bertkit.tasks.squad import find_version, score_files
 
     found = score_files(find_version(version), gold, predictions, odds, threshold, report=complain)
-    typer.echo(json.dumps(found) if as_json else "\n".join(f"{name} {value:g}" for name, value in found.items()))
+    for line in [json.dumps(found)] if as_json else [f"{name} {value:g}" for name, value in found.items()]:
+        print_line(line)
 
 
 @corpora.command("build")
@@ -654,7 +660,7 @@ def show_corpus(
     open_corpus(directory)  # which checks
     statistics = read_manifest(directory)["statistics"]
     if as_json:
-        typer.echo(json.dumps(statistics))
+        print_line(json.dumps(statistics))
         return
     with Screen() as screen:
         screen.start()
@@ -921,13 +927,13 @@ def write_submission(folder: Path, path: Path, fill: bool, dry_run: bool = False
 
     if not is_first_process():
         return
-    runs = find_runs(folder, typer.echo)
-    files = gather_files(runs, where=folder, fill=fill, report=typer.echo)
+    runs = find_runs(folder, print_line)
+    files = gather_files(runs, where=folder, fill=fill, report=print_line)
     if dry_run:
-        typer.echo(f"{len(files)} files would be in {path}, from {', '.join(map(str, runs))} (--dry-run)")
+        print_line(f"{len(files)} files would be in {path}, from {', '.join(map(str, runs))} (--dry-run)")
         return
     write_zip(files, path)
-    typer.echo(f"{len(files)} files in {path}")
+    print_line(f"{len(files)} files in {path}")
 
 
 class Screen:
@@ -963,9 +969,11 @@ class Screen:
     def say(self, line: str) -> None:
         """Prints one line."""
         if not self.quiet:
-            typer.echo(line)
-            if sys.stdout is not None:  # closed
-                sys.stdout.flush()
+            print_line(line)
+
+    def show_table(self, title: str, headings: Iterable[str], lines: Iterable[Sequence[str]], **options: Any) -> None:
+        """Prints a table of texts."""
+        self.console.print(make_table(title, headings, lines, **options))
 
     def advance(self, done: int, total: int, log: Mapping[str, float]) -> None:
         """Shows how far the training is, and the latest losses."""
@@ -993,7 +1001,7 @@ class Screen:
                 progress.BarColumn(),
                 count,
                 progress.TimeRemainingColumn(),
-                *(progress.TextColumn(f"{{task.fields[{key}]}}") for key in state),
+                *(progress.TextColumn(f"{{task.fields[{key}]}}", markup=False) for key in state),
                 console=self.console,
             )
             self.bar.start()
@@ -1019,14 +1027,9 @@ class Screen:
 
     def show_statistics(self, statistics: Mapping[str, Any], directory: Path) -> None:
         """Prints what a corpus is like, and what is unusual about it."""
-        from rich.table import Table
-
         from bertkit.data.statistics import list_rows, list_warnings
 
-        table = Table("", "", title=f"{directory}", title_justify="left", show_header=False)
-        for row in list_rows(statistics):
-            table.add_row(*row)
-        self.console.print(table)
+        self.show_table(f"{directory}", ["", ""], list_rows(statistics), show_header=False)
         for line in list_warnings(statistics):
             self.say(line)
 
@@ -1056,15 +1059,9 @@ class Screen:
 
     def show_ensemble(self, version: Any, results: Mapping[str, Any], output: Path) -> None:
         """Prints the scores of runs and of their ensemble, beside the paper's."""
-        from rich.table import Table
-
         from bertkit.ensemble import list_lines
 
-        headings, lines = list_lines(version, results)
-        table = Table(*headings, title=f"{output}", title_justify="left")
-        for line in lines:
-            table.add_row(*line)
-        self.console.print(table)
+        self.show_table(f"{output}", *list_lines(version, results))
         self.say(f"In {output}: metrics.json, predictions/")
 
     def show_study(self, results: Mapping[str, Any]) -> None:
@@ -1072,14 +1069,11 @@ class Screen:
         if self.quiet or not self.console.is_terminal:
             return
         from rich.live import Live
-        from rich.table import Table
 
         from bertkit.report import list_progress
 
         headings, lines = list_progress(results, limit=max(self.console.height - 8, 4))
-        table = Table(*headings, title=f"{results['over']} of {results['runs']} runs", title_justify="left")
-        for line in lines:
-            table.add_row(*line)
+        table = make_table(f"{results['over']} of {results['runs']} runs", headings, lines)
         if self.bar is None:
             self.bar = Live(console=self.console, transient=True, refresh_per_second=4)
             self.bar.start()
@@ -1097,7 +1091,8 @@ class Screen:
 
         from bertkit.study import CURVE, PICTURE, RESULT, TABLE
 
-        self.console.print(Markdown((output / TABLE).read_text(encoding="utf-8")))
+        text = (output / TABLE).read_text(encoding="utf-8")
+        self.console.print(Markdown("\n".join(map(escape_controls, text.split("\n"))), hyperlinks=False))
         for task in dict.fromkeys(column["task"] for column in results["columns"].values()):
             self.warn(task, [cell for cell in results["cells"] if cell["task"] == task])
         for chosen in results["chosen"]:
@@ -1111,15 +1106,14 @@ class Screen:
         import tomli_w
 
         plan = dict(plan)
-        self.say(tomli_w.dumps(plan.pop("recipe")))
+        for line in tomli_w.dumps(plan.pop("recipe")).split("\n"):
+            self.say(line)
         for name, value in plan.items():
             self.say(f"{name.replace('_', ' ')}: {value:,}" if isinstance(value, int) else f"{name}: {value}")
         self.say("nothing was trained or written (--dry-run)")
 
     def show_results(self, task: Any, metrics: Mapping[str, Any], output: Path) -> None:
         """Prints the task's table of scores, some predictions, and where everything is."""
-        from rich.table import Table
-
         from bertkit.directory import EXAMPLES, METRICS, PREDICTIONS, RECIPE, hold_directory, read_log
         from bertkit.recipe import read_recipe
         from bertkit.report import plot_log
@@ -1135,14 +1129,9 @@ class Screen:
             "the paper": lambda row: "\n".join(f"{row.show(value)} {name}" for name, value in row.paper.items()),
         }
         cells = {heading: [make(row) for row in rows] for heading, make in columns.items()}
-        table = Table(title=f"{output}", title_justify="left")
-        for heading, column in cells.items():
-            if any(column):
-                table.add_column(heading)
-        for line in zip(*(column for column in cells.values() if any(column)), strict=True):
-            table.add_row(*line)
+        cells = {heading: column for heading, column in cells.items() if any(column)}
         if rows:
-            self.console.print(table)
+            self.show_table(f"{output}", cells, zip(*cells.values(), strict=True))
         for line in task.comment(metrics):
             self.say(line)
         self.show_examples(output / PREDICTIONS / EXAMPLES)
@@ -1193,6 +1182,34 @@ class Screen:
                 self.say(f"  {line}")
 
 
+def print_line(line: str, *, err: bool = False) -> None:
+    """Print one line; everything but rich's progress and tables comes this way."""
+    typer.echo(escape_controls(line), err=err)
+    if stream := sys.stderr if err else sys.stdout:  # not closed
+        stream.flush()
+
+
+def escape_controls(line: str) -> str:
+    r"""Return a line with \uXXXX for characters that move the cursor, colour or reorder text; JSON stays the same."""
+    return CONTROLS.sub(lambda match: f"\\u{ord(match[0]):04x}", line)
+
+
+def make_table(title: str, headings: Iterable[str], lines: Iterable[Sequence[str]], **options: Any) -> Any:
+    """Return rich's table of texts, in which nothing is read as markup."""
+    from rich.table import Table
+    from rich.text import Text
+
+    def show(text: str) -> Text:
+        return Text("\n".join(map(escape_controls, text.split("\n"))))
+
+    table = Table(title=show(title), title_justify="left", **options)
+    for heading in headings:
+        table.add_column(show(heading))
+    for line in lines:
+        table.add_row(*map(show, line))
+    return table
+
+
 def is_first_process() -> bool:
     """Whether this is the one of several processes that speaks; alone it is."""
     return os.environ.get("RANK", "0") == "0"
@@ -1201,7 +1218,7 @@ def is_first_process() -> bool:
 def complain(message: str) -> None:
     """Prints one line on standard error."""
     if is_first_process():
-        typer.echo(f"bertkit: {message}", err=True)
+        print_line(f"bertkit: {message}", err=True)
 
 
 @contextmanager

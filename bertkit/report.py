@@ -7,6 +7,7 @@ published ones it is said what they are: a mean or the best of how many runs, an
 import itertools
 import json
 import math
+import re
 import statistics
 import textwrap
 import warnings
@@ -18,6 +19,7 @@ from bertkit.tasks.task import Row
 from bertkit.whole import open_whole
 
 MISSING = "–"
+MARKUP = re.compile(r"[\\\[<`|]")  # of Markdown: links, HTML, code, cells
 AVERAGE = "Average"  # the head of the column that is a mean of others
 MARK = " †"  # on a score of which a run is no better than knowing nothing
 
@@ -387,7 +389,7 @@ def _write_cells(study: Mapping[str, Any], names: Sequence[str]) -> list[str]:
 
 def _format_table(lines: Sequence[Sequence[str]]) -> list[str]:
     """The lines in Markdown, the first one the head."""
-    texts = ["| " + " | ".join(text.replace("|", "\\|") for text in line) + " |" for line in lines]
+    texts = ["| " + " | ".join(MARKUP.sub(r"\\\g<0>", text) for text in line) + " |" for line in lines]
     return [texts[0], "|" + "---|" * len(lines[0]), *texts[1:]]
 
 

@@ -16,6 +16,7 @@ import torch
 from rich.console import Console
 
 from bertkit import cli
+from bertkit.report import write_table
 from bertkit.submission import FILES
 from tests.official import write_checkpoint, write_conll, write_glue, write_squad, write_swag
 from tests.test_report import make_results, score_by_hand
@@ -999,3 +1000,42 @@ def test_one_of_several_processes_ends_without_pythons_teardown():
     assert version[0].isdigit()
     assert closed == "tracker closed"
     assert done.stderr == ""
+
+
+HOSTILE = "[/x]\x1b[31m\x9b2J\u202e[link=http://a.b]c[/link]"
+SHOWN = r"[/x]\u001b[31m\u009b2J\u202e[link=http://a.b]c[/link]"
+
+
+def test_controls_in_data_are_escaped_and_json_stays_the_same(capsys):
+    cli.print_line(json.dumps({"label": HOSTILE + "\u2028"}, ensure_ascii=False))
+    out = capsys.readouterr().out
+    assert json.loads(out) == {"label": HOSTILE + "\u2028"}
+    cli.complain(f"no file {HOSTILE}\nforged")
+    assert capsys.readouterr().err == f"bertkit: no file {SHOWN}\\u000aforged\n"
+    assert not set(out) & set("\x1b\x9b\u202e\u2028")
+
+
+def test_data_in_tables_and_progress_is_neither_markup_nor_controls():
+    screen = cli.Screen()
+    screen.console = Console(file=io.StringIO(), force_terminal=True, width=200, color_system=None)
+    screen.show_table(HOSTILE, [f"1{HOSTILE}"], [[f"2{HOSTILE}\nmore"]])
+    with screen:
+        screen.names["x"] = "[/x][red]"
+        screen.advance(1, 2, {"x": 1.0})
+    drawn = screen.console.file.getvalue()
+    assert drawn.count(SHOWN) == 3
+    assert "[/x][red] 1.000" in drawn
+    assert "\x9b" not in drawn
+    assert "more" in drawn
+
+
+def test_markup_in_the_names_of_a_study_is_shown_as_it_is(tmp_path):
+    results = make_results({}, {"rte": "accuracy"}, score_by_hand, rows=("[a](http://b.c) <i> `d`", HOSTILE))
+    (tmp_path / "table.md").write_text(write_table(results))
+    screen = cli.Screen()
+    screen.console = Console(file=io.StringIO(), force_terminal=True, width=200, color_system=None)
+    screen.show_study_results(results | {"cells": [], "chosen": []}, tmp_path)
+    drawn = screen.console.file.getvalue()
+    assert "[a](http://b.c) <i> `d`" in drawn
+    assert "http://b.c\x1b" not in drawn
+    assert "\u202e" not in drawn
