@@ -948,6 +948,7 @@ class Screen:
         self.began: tuple[float, int] | None = None  # when a build did, and with how many bytes
         self.done = 0
         self.latest: dict[str, float] = {}
+        self.trains = False  # goes on when nobody reads its progress any more
 
     def __enter__(self) -> "Screen":
         return self
@@ -969,11 +970,17 @@ class Screen:
     def say(self, line: str) -> None:
         """Prints one line."""
         if not self.quiet:
-            print_line(line)
+            print_line(line, goes_on=self.trains)
+
+    def show(self, renderable: Any) -> None:
+        """Prints what rich draws."""
+        with self.console.capture() as drawn:
+            self.console.print(renderable)
+        write(drawn.get(), goes_on=self.trains)
 
     def show_table(self, title: str, headings: Iterable[str], lines: Iterable[Sequence[str]], **options: Any) -> None:
         """Prints a table of texts."""
-        self.console.print(make_table(title, headings, lines, **options))
+        self.show(make_table(title, headings, lines, **options))
 
     def advance(self, done: int, total: int, log: Mapping[str, float]) -> None:
         """Shows how far the training is, and the latest losses."""
@@ -1042,6 +1049,7 @@ class Screen:
         from bertkit.run import leave_processes
         from bertkit.trainer import Interrupted
 
+        self.trains = True
         try:
             yield
         except Interrupted as stop:
@@ -1092,7 +1100,7 @@ class Screen:
         from bertkit.study import CURVE, PICTURE, RESULT, TABLE
 
         text = (output / TABLE).read_text(encoding="utf-8")
-        self.console.print(Markdown("\n".join(map(escape_controls, text.split("\n"))), hyperlinks=False))
+        self.show(Markdown("\n".join(map(escape_controls, text.split("\n"))), hyperlinks=False))
         for task in dict.fromkeys(column["task"] for column in results["columns"].values()):
             self.warn(task, [cell for cell in results["cells"] if cell["task"] == task])
         for chosen in results["chosen"]:
@@ -1182,11 +1190,36 @@ class Screen:
                 self.say(f"  {line}")
 
 
-def print_line(line: str, *, err: bool = False) -> None:
-    """Print one line; everything but rich's progress and tables comes this way."""
-    typer.echo(escape_controls(line), err=err)
-    if stream := sys.stderr if err else sys.stdout:  # not closed
-        stream.flush()
+def print_line(line: str, *, err: bool = False, goes_on: bool = False) -> None:
+    """Print one line; see `write`."""
+    write(f"{escape_controls(line)}\n", err=err, goes_on=goes_on)
+
+
+def write(text: str, *, err: bool = False, goes_on: bool = False) -> None:
+    """Write to standard output or error and flush it; everything but rich's progress comes this way.
+
+    A stream without a reader ends the command quietly, as is usual on Unix. With `goes_on`, and on standard error, the
+    command goes on in silence.
+
+    Raises:
+        UsageError: standard output is on a full disk, or broken in another way.
+    """
+    stream = sys.stderr if err else sys.stdout
+    try:
+        typer.echo(text, nl=False, err=err)
+        if stream is not None:  # closed
+            stream.flush()
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())  # for what is left in the buffer, and all that comes
+        if err:
+            return
+        trouble = f"standard output cannot be written to ({error.strerror})"
+        if not isinstance(error, BrokenPipeError):
+            if not goes_on:
+                raise UsageError(f"{trouble}; free some space or send it elsewhere, and try again") from None
+            complain(f"{trouble}; the training goes on without it")
+        elif not goes_on:
+            sys.exit(128 + signal.SIGPIPE)
 
 
 def escape_controls(line: str) -> str:

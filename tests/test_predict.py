@@ -562,6 +562,12 @@ def test_standard_input_is_text_but_for_lines_that_begin_as_json(monkeypatch):
     assert [line.place for line in lines] == [f"standard input, line {number}" for number in (1, 3, 4, 5, 6)]
 
 
+def test_standard_input_that_is_closed_is_one_line(monkeypatch):
+    monkeypatch.setattr("sys.stdin", None)
+    with pytest.raises(UsageError, match="standard input is closed; give the inputs to it, or name a file"):
+        list(read_inputs("-"))
+
+
 BAD = [
     ("a.jsonl", b'"x"\n{"id": NaN}\n{"id": 1e999}\n"z"\n', {1: "line 2: is not JSON", 2: "line 3: is not JSON"}),
     ("a.jsonl", b'{"text": "x"}\n{"text": \n"y"\n3\n', {1: "line 2: is not JSON", 3: "line 4: is neither an object"}),
@@ -650,10 +656,8 @@ def test_standard_output_that_is_full_or_closed_is_no_traceback(classifier):
     with open("/dev/full", "w") as full:
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
     assert done.returncode == 2
-    assert (
-        done.stderr
-        == "bertkit: the disk is full (No space left on device); free some space and give the command again\n"
-    )
+    said = "cannot be written to (No space left on device); free some space or send it elsewhere, and try again"
+    assert done.stderr == f"bertkit: standard output {said}\n"
     closed = subprocess.run(f"{shlex.join(command)} >&-", shell=True, stderr=subprocess.PIPE, text=True)
     assert (closed.returncode, closed.stderr) == (0, "")
 

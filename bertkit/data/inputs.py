@@ -31,8 +31,10 @@ class Line:
 
 
 def check_source(source: str) -> None:
-    """Nothing, or a UsageError: there is no such file, or of another kind."""
+    """Nothing, or a UsageError: there is no such file, or of another kind, or standard input is closed."""
     if source == STDIN:
+        if sys.stdin is None:
+            raise UsageError("standard input is closed; give the inputs to it, or name a file with --input")
         return
     if not Path(source).is_file():
         raise UsageError(f"there is no file {source}; name one with --input, or - for standard input")
