@@ -28,6 +28,7 @@ from torch.utils.data import Dataset
 from bertkit.checkpoint import load_config, load_model
 from bertkit.data.corpus import ignore
 from bertkit.data.sequence import Sequences, encode_texts, pad
+from bertkit.data.shards import find_checksum
 from bertkit.data.tokens import copy_backend
 from bertkit.data.vocab import load_tokenizer
 from bertkit.device import find_device
@@ -42,6 +43,7 @@ COUNTED = ("hidden_size", "num_attention_heads", "hidden_act", "layer_norm_eps",
 POOLS = ("words", "cls", "mean")
 SUFFIXES = (".jsonl", ".npz")
 DAY = 86_400.0  # seconds
+RESIDUE = 0x2144DF1C  # the CRC-32 of anything with its own CRC-32 behind it
 
 
 # --- The encoder at work ----------------------------------------------------------------------------------------------
@@ -92,7 +94,7 @@ def run_encoder(model: BertModel, sequences: Sequences, layers: str) -> Iterator
 class Features(Dataset):
     """S sequences of words, each word with the activations of its first token, on disk.
 
-    path: a .npy file (M, K, H). ends: (S,) the words up to each sequence's end. labels: (M,) of the words.
+    path: a .npy file (M, K, H), its CRC-32 behind it. ends: (S,) the words up to each sequence's end. labels: (M,) of the words.
     """
 
     path: Path
@@ -145,8 +147,10 @@ def cache_features(
     *,
     folder: str | Path = "",
     half: bool = False,
-) -> Path:
-    """The file of the features (M, K, H) of S sequences' words; computed if the folder does not have it yet.
+) -> tuple[Path, bool]:
+    """Return the file of the features (M, K, H) of S sequences' words, and whether a damaged one was replaced.
+
+    They are computed if the folder does not have the file, with its checksum.
 
     Args:
         places: (M,) where in its sequence each word's first token is.
@@ -163,12 +167,17 @@ def cache_features(
     # Of several processes on a machine the first one computes, and the others find its file.
     with PartialState().local_main_process_first(), explain_refusal(f"the folder {kept}"), explain_full_disk(kept):
         if is_whole(path, describe_file(model, layers, places, half)):
-            return path
+            return path, False
+        is_damaged = path.exists()
         kept.mkdir(parents=True, exist_ok=True)
         remove_remains(kept)
         with open_whole(path, "wb") as file:
             write_features(model, layers, sequences, places, ends, file, half)
-    return path
+            file.flush()
+            checksum = find_checksum(Path(file.name))
+            file.seek(0, os.SEEK_END)
+            file.write(checksum.to_bytes(4, "little"))
+    return path, is_damaged
 
 
 def describe_file(model: BertModel, layers: str, places: np.ndarray, half: bool) -> dict[str, Any]:
@@ -179,12 +188,13 @@ def describe_file(model: BertModel, layers: str, places: np.ndarray, half: bool)
 
 
 def is_whole(path: Path, form: Mapping[str, Any]) -> bool:
-    """Whether there is a file of features with this header and all its numbers."""
+    """Return whether there is a file of features with this header and the right checksum."""
     try:
         found = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError, EOFError):
         return False
-    return found.shape == form["shape"] and np.lib.format.dtype_to_descr(found.dtype) == form["descr"]
+    is_same = found.shape == form["shape"] and np.lib.format.dtype_to_descr(found.dtype) == form["descr"]
+    return is_same and find_checksum(path) == RESIDUE
 
 
 def remove_remains(folder: Path) -> None:

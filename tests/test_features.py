@@ -50,7 +50,7 @@ def cache(checkpoint: str, sequences: Sequences, folder: Path, layers: str = "su
     """The features of PLACES, from the folder or into it."""
     places = np.concatenate(PLACES).astype(np.int64)
     ends = np.cumsum([len(some) for some in PLACES])
-    path = cache_features(checkpoint, layers, sequences, places, ends, folder=folder, **options)
+    path, _ = cache_features(checkpoint, layers, sequences, places, ends, folder=folder, **options)
     return Features(path, ends, np.arange(len(places)))
 
 
@@ -119,11 +119,16 @@ def test_a_killed_computation_leaves_nothing_that_is_taken_for_whole(checkpoint,
     )
 
 
-@pytest.mark.parametrize("damage", ["half", "empty", "header", "zeros", "other"])
+@pytest.mark.parametrize("damage", ["half", "empty", "header", "zeros", "other", "a bit", "half zeros", "no checksum"])
 def test_a_damaged_file_is_computed_again(damage, checkpoint, sequences, tmp_path):
     whole = cache(checkpoint, sequences, tmp_path)
     path, content = whole.path, whole.path.read_bytes()
     others = {"half": content[: len(content) // 2], "empty": b"", "header": content[:60], "zeros": bytes(len(content))}
+    others |= {
+        "a bit": content[:-40] + bytes([content[-40] ^ 1]) + content[-39:],
+        "half zeros": content[: len(content) // 2].ljust(len(content) - 4, b"\0") + content[-4:],
+        "no checksum": content[:-4],
+    }
     if damage == "other":
         np.save(path, np.zeros((3, 2, 2), np.float32))
     else:
@@ -169,7 +174,7 @@ def test_sums_and_concatenations_share_a_file_and_other_ends_do_not(checkpoint, 
     assert paths[0] == paths[1]
     places = np.concatenate(PLACES).astype(np.int64)
     assert (
-        cache_features(checkpoint, "sum-last-four", sequences, places, np.array([3, 5, 5, 9]), folder=tmp_path)
+        cache_features(checkpoint, "sum-last-four", sequences, places, np.array([3, 5, 5, 9]), folder=tmp_path)[0]
         != paths[0]
     )
 
@@ -196,7 +201,7 @@ def test_a_batch_is_padded_to_its_most_words(checkpoint, sequences, tmp_path):
 
 def test_no_word_at_all_is_a_file_without_rows(checkpoint, sequences, tmp_path):
     nothing, ends = np.zeros(0, np.int64), np.zeros(4, np.int64)
-    data = Features(cache_features(checkpoint, "last", sequences, nothing, ends, folder=tmp_path), ends, nothing)
+    data = Features(cache_features(checkpoint, "last", sequences, nothing, ends, folder=tmp_path)[0], ends, nothing)
     assert data.values.shape == (0, 1, 32)
     assert data[3]["labels"].tolist() == []
 
