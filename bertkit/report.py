@@ -7,6 +7,7 @@ published ones it is said what they are: a mean or the best of how many runs, an
 import itertools
 import json
 import math
+import os
 import re
 import statistics
 import textwrap
@@ -26,6 +27,7 @@ MARK = " †"  # on a score of which a run is no better than knowing nothing
 
 def load_pyplot() -> Any:
     """matplotlib's pyplot, without a window, and with a $ in a name being a $."""
+    os.environ["MPLBACKEND"] = "Agg"  # that of a notebook may not be installed here, and then the import fails
     import matplotlib
 
     matplotlib.use("Agg")
