@@ -462,7 +462,7 @@ def predict(
 
     Example: bertkit predict runs/mnli --input pairs.jsonl --output predictions.jsonl
     """
-    from bertkit.data.inputs import STDIN, check_source, read_inputs
+    from bertkit.data.inputs import STDIN, check_output, check_source, read_inputs
     from bertkit.predict import Predictor, Tally, write_results
 
     if bool(texts) == bool(source):
@@ -471,6 +471,8 @@ def predict(
         )
     if source is not None:
         check_source(source)
+        if output is not None:
+            check_output(source, output)
     with Screen() as screen:
         screen.start()
         predictor = Predictor(run, pairs=pair or None, top=top, precision=precision)

@@ -27,6 +27,7 @@ from torch.utils.data import Dataset
 
 from bertkit.checkpoint import load_config, load_model
 from bertkit.data.corpus import ignore
+from bertkit.data.inputs import check_output
 from bertkit.data.sequence import Sequences, encode_texts, pad
 from bertkit.data.shards import find_checksum
 from bertkit.data.tokens import copy_backend
@@ -78,13 +79,22 @@ def run_encoder(model: BertModel, sequences: Sequences, layers: str) -> Iterator
     """The activations of all sequences, some at a time: their numbers (B,), (B, T, K, H), and (B, T) real tokens.
 
     sequences: without labels.
+
+    Raises:
+        UsageError: activations are NaN or infinite.
     """
     lengths = np.diff(sequences.ends, prepend=0)
     for numbers in batch_by_length(lengths):
         batch = pad(sequences.__getitems__(numbers.tolist()))
         batch = {name: column.to(model.device) for name, column in batch.items()}
         outputs = model(**batch, output_hidden_states=True, return_dict=True)
-        yield numbers, select_features(outputs.hidden_states, layers), batch["attention_mask"]
+        states = select_features(outputs.hidden_states, layers)
+        if not states.isfinite().all():
+            raise UsageError(
+                f"the model {model.name_or_path} gives vectors that are NaN or infinite; its weights are damaged or "
+                "have diverged: give another checkpoint"
+            )
+        yield numbers, states, batch["attention_mask"]
 
 
 # --- For training -----------------------------------------------------------------------------------------------------
@@ -94,7 +104,8 @@ def run_encoder(model: BertModel, sequences: Sequences, layers: str) -> Iterator
 class Features(Dataset):
     """S sequences of words, each word with the activations of its first token, on disk.
 
-    path: a .npy file (M, K, H), its CRC-32 behind it. ends: (S,) the words up to each sequence's end. labels: (M,) of the words.
+    path: a .npy file (M, K, H), its CRC-32 behind it. ends: (S,) the words up to each sequence's end. labels: (M,) of
+    the words.
     """
 
     path: Path
@@ -286,6 +297,7 @@ def extract(
         raise UsageError(f"{output} must end in {' or '.join(SUFFIXES)}; change --output")
     if not source.is_file():
         raise UsageError(f"there is no file {source}; name one with --input")
+    check_output(str(source), output)
     tokenizer = load_tokenizer(checkpoint)
     model = load_encoder(checkpoint, layers, len(tokenizer))
     if pool == "cls" and model.config.is_decoder:

