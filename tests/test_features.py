@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import pickle
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -285,6 +286,29 @@ def test_both_forms_say_the_same(checkpoint, source, tmp_path):
     np.testing.assert_allclose(arrays["vectors"], [word["vector"] for _, word in words], rtol=1e-6)
 
 
+@pytest.mark.parametrize("pool", ["words", "mean"])
+def test_the_memory_of_arrays_does_not_grow_with_the_texts(pool, tmp_path):
+    def describe():
+        for number in range(2_000):
+            vector = np.full(2_000, number, np.float32)
+            words = [{"word": f"w{number}", "start": number, "end": number + 3, "vector": vector}]
+            yield {"text": ""} | ({"words": words} if pool == "words" else {"vector": vector})
+
+    tracemalloc.start()
+    with (tmp_path / "a.npz").open("wb") as file:
+        assert module.write_arrays(describe(), file, tmp_path) == 2_000
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 8e6 < (tmp_path / "a.npz").stat().st_size / 2
+    arrays = np.load(tmp_path / "a.npz")
+    assert arrays["vectors"][:, 0].tolist() == list(range(2_000))
+    assert {name: arrays[name].dtype for name in arrays} == {"vectors": np.float32} | (
+        {"texts": np.int64, "starts": np.int64, "ends": np.int64, "words": np.dtype("U5")} if pool == "words" else {}
+    )
+    if pool == "words":
+        assert arrays["words"][[0, -1]].tolist() == ["w0", "w1999"]
+
+
 def test_the_layers_of_a_sum_weigh_the_same(checkpoint, source, tmp_path):
     for layers in ("sum-last-four", "concat-last-four"):
         extract(checkpoint, source, layers, tmp_path / f"{layers}.npz")
@@ -316,7 +340,8 @@ def test_many_texts_are_read_some_at_a_time(checkpoint, tmp_path, monkeypatch):
     [
         ("good\n\nbad\n", {}, r"texts.txt, line 2 is empty; write a text a line"),
         ("good\n" + "word1 " * 70 + "\n", {}, r"texts.txt, line 2 has 142 tokens and the model takes 128; split it"),
-        (b"\xff\xfe\n", {}, r"texts.txt is refused: .*utf-8"),
+        (b"\xff\xfe\n", {}, r"texts.txt, line 1 is not UTF-8; convert it"),
+        ("good\n" + "x" * 1_000_001, {}, r"texts.txt, line 2 is longer than 1,000,000 characters; split it"),
         (None, {}, r"there is no file .*texts.txt; name one with --input"),
         ("", {}, r"texts.txt is empty; write a text a line"),
         ("good\n", {"layers": "first"}, r"--layers first is unknown; expected one of embeddings, second-to-last, last"),

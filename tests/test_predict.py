@@ -8,6 +8,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -21,7 +22,7 @@ import bertkit
 from bertkit import model as models
 from bertkit import predict as module
 from bertkit.config import BertConfig
-from bertkit.data.inputs import Line, check_output, read_inputs
+from bertkit.data.inputs import Line, check_output, count_characters, cut_into_chunks, read_inputs
 from bertkit.data.vocab import load_tokenizer
 from bertkit.data.words import split_words
 from bertkit.errors import UsageError
@@ -163,12 +164,11 @@ def test_a_stream_is_read_a_chunk_at_a_time(classifier, monkeypatch):
         assert len(taken) == -(-count // 4) * 4
 
 
-def test_a_chunk_ends_where_it_is_long_enough(monkeypatch):
-    monkeypatch.setattr(module, "CHARACTERS_A_CHUNK", 10)
+def test_a_chunk_ends_where_it_is_long_enough():
     inputs = ["abcde", {"question": "ab", "context": "cde"}, "f", {"context": "g", "endings": ["12345678", "h"]}, "i"]
-    assert [len(chunk) for chunk in module.cut_into_chunks((Line(given, "x") for given in inputs), 9)] == [2, 2, 1]
-    assert [len(chunk) for chunk in module.cut_into_chunks(inputs, 9)] == [2, 2, 1]
-    assert module.count_characters({"context": "abcde", "endings": ["x", "yz", ""], "start": "d"}) == 3 * 5 + 3 + 1
+    assert [len(chunk) for chunk in cut_into_chunks((Line(given, "x") for given in inputs), 9, 10)] == [2, 2, 1]
+    assert [len(chunk) for chunk in cut_into_chunks(inputs, 9, 10)] == [2, 2, 1]
+    assert count_characters({"context": "abcde", "endings": ["x", "yz", ""], "start": "d"}) == 3 * 5 + 3 + 1
 
 
 # --- Answers ----------------------------------------------------------------------------------------------------------
@@ -589,6 +589,23 @@ def test_the_command_does_not_replace_its_input(call, classifier, tmp_path):
     code, _, err = call("predict", classifier, "--input", "a.txt", "--output", "./a.txt")
     assert (code, err.count("\n")) == (2, 1)
     assert (tmp_path / "a.txt").read_text() == "good\n"
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.tsv", "a.jsonl"])
+def test_a_line_that_is_too_long_is_an_error_in_its_place_and_never_held_whole(name, tmp_path, monkeypatch):
+    monkeypatch.setattr("bertkit.data.inputs.LONGEST_LINE", 1000)
+    line = '"好好"' if name == "a.jsonl" else "好好"
+    lines = ["text", line, "好" * 1000, "好" * 1001, "x" * 5_000_000, line, "x" * 4005, "x" * 4006, line]
+    (tmp_path / name).write_text("\r\n".join(lines), encoding="utf-8-sig")
+    tracemalloc.start()
+    found = list(read_inputs(str(tmp_path / name)))[-8:]
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    wrong = [number for number, line in enumerate(found, 2) if "longer than 1,000" in str(line.value)]
+    assert wrong == [4, 5, 7, 8]
+    assert found[2].place.endswith("line 4")
+    assert [found[place].value in ("好好", {"text": "好好"}) for place in (0, 4, 7)] == [True] * 3
+    assert peak < 1e6  # bytes
 
 
 BAD = [
