@@ -16,7 +16,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from hashlib import blake2b
 from pathlib import Path
-from statistics import median_low
 from typing import TYPE_CHECKING, Any
 
 from bertkit.data.corpus import find_hub_trouble, ignore, is_hub_name
@@ -83,7 +82,7 @@ def train_vocabulary(
 def count_words(texts: Iterable[str], *, cased: bool, report: Callable[[str], None] = ignore) -> Counter[str]:
     """How often each word occurs, a word being what the tokenizer cuts into pieces: 100 characters at most.
 
-    Of more than MOST_WORDS different words the rarest half is dropped, and the count goes on without them.
+    Of more than MOST_WORDS different words the most frequent half as many are kept, and the count goes on.
     """
     from tokenizers.normalizers import BertNormalizer
     from tokenizers.pre_tokenizers import BertPreTokenizer
@@ -98,8 +97,7 @@ def count_words(texts: Iterable[str], *, cased: bool, report: Callable[[str], No
                 if len(piece) <= LONGEST_WORD:
                     words[piece] += count
         if len(words) > MOST_WORDS:
-            rare = median_low(words.values())
-            words = Counter({word: count for word, count in words.items() if count > rare})
+            words = Counter(dict(words.most_common(MOST_WORDS // 2)))
             if not is_pruned:
                 report(f"there are more than {MOST_WORDS:,} different words; the rarest of them are not counted")
             is_pruned = True
