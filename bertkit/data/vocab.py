@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 LONGEST_WORD = 100  # characters; the tokenizer makes longer ones [UNK], as the reference code does
 CHARACTER_COVERAGE = 0.9999  # of a text's characters
-MOST_WORDS = 2_000_000  # different ones that are held; the trainer takes some 1.5 kB for each
+MOST_WORDS = 2_000_000  # different ones that are held
 CHARACTERS_A_COUNT = 20_000_000  # of text, after which its words are cut into pieces
 REPEATS = 10_000  # of a word in one text for the trainer
 TOKENIZER_FILES = ["tokenizer.json", "tokenizer_config.json", "vocab.txt"]
