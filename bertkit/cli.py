@@ -7,11 +7,12 @@ import atexit
 import errno
 import json
 import os
+import re
 import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -32,7 +33,8 @@ app = typer.Typer(
     rich_markup_mode="rich",
 )
 
-
+# Control characters, line and paragraph separators, and marks that turn the direction of writing.
+CONTROLS = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 LAUNCHED = {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}  # the variables of one of several processes
 
 
@@ -89,7 +91,7 @@ def show_version(
     if version:
         import bertkit
 
-        typer.echo(bertkit.__version__)
+        print_line(bertkit.__version__)
         raise typer.Exit
 
 
@@ -219,7 +221,7 @@ def glue(
         write_submission(output, submit, submit_partial, dry_run)  # of what is there
     elif several:
         if together and data is not None:
-            say = typer.echo if is_first_process() else ignore
+            say = print_line if is_first_process() else ignore
             names = keep_complete(names, data, tested=submit is not None, partial=submit_partial, report=say)
         written = read_recipe(recipe) if recipe else {}
         if together:
@@ -470,7 +472,7 @@ def predict(
 
     Example: bertkit predict runs/mnli --input pairs.jsonl --output predictions.jsonl
     """
-    from bertkit.data.inputs import STDIN, check_source, read_inputs
+    from bertkit.data.inputs import STDIN, check_output, check_source, read_inputs
     from bertkit.predict import Predictor, Tally, write_results
 
     if bool(texts) == bool(source):
@@ -479,6 +481,8 @@ def predict(
         )
     if source is not None:
         check_source(source)
+        if output is not None:
+            check_output(source, output)
     with Screen() as screen:
         screen.start()
         predictor = Predictor(run, pairs=pair or None, top=top, precision=precision)
@@ -570,7 +574,8 @@ def score_glue(
     from bertkit.tasks.glue import find_benchmark, score_files
 
     found = score_files(find_benchmark(task), gold, predictions)
-    typer.echo(json.dumps(found) if as_json else "\n".join(f"{name} {value:.4f}" for name, value in found.items()))
+    for line in [json.dumps(found)] if as_json else [f"{name} {value:.4f}" for name, value in found.items()]:
+        print_line(line)
 
 
 @scores.command("squad")
@@ -599,7 +604,8 @@ def score_squad(
     from bertkit.tasks.squad import find_version, score_files
 
     found = score_files(find_version(version), gold, predictions, odds, threshold, report=complain)
-    typer.echo(json.dumps(found) if as_json else "\n".join(f"{name} {value:g}" for name, value in found.items()))
+    for line in [json.dumps(found)] if as_json else [f"{name} {value:g}" for name, value in found.items()]:
+        print_line(line)
 
 
 @corpora.command("build")
@@ -667,7 +673,7 @@ def show_corpus(
     open_corpus(directory)  # which checks
     statistics = read_manifest(directory)["statistics"]
     if as_json:
-        typer.echo(json.dumps(statistics))
+        print_line(json.dumps(statistics))
         return
     with Screen() as screen:
         screen.start()
@@ -934,13 +940,13 @@ def write_submission(folder: Path, path: Path, fill: bool, dry_run: bool = False
 
     if not is_first_process():
         return
-    runs = find_runs(folder, typer.echo)
-    files = gather_files(runs, where=folder, fill=fill, report=typer.echo)
+    runs = find_runs(folder, print_line)
+    files = gather_files(runs, where=folder, fill=fill, report=print_line)
     if dry_run:
-        typer.echo(f"{len(files)} files would be in {path}, from {', '.join(map(str, runs))} (--dry-run)")
+        print_line(f"{len(files)} files would be in {path}, from {', '.join(map(str, runs))} (--dry-run)")
         return
     write_zip(files, path)
-    typer.echo(f"{len(files)} files in {path}")
+    print_line(f"{len(files)} files in {path}")
 
 
 class Screen:
@@ -955,6 +961,7 @@ class Screen:
         self.began: tuple[float, int] | None = None  # when a build did, and with how many bytes
         self.done = 0
         self.latest: dict[str, float] = {}
+        self.trains = False  # goes on when nobody reads its progress any more
 
     def __enter__(self) -> "Screen":
         return self
@@ -976,9 +983,17 @@ class Screen:
     def say(self, line: str) -> None:
         """Prints one line."""
         if not self.quiet:
-            typer.echo(line)
-            if sys.stdout is not None:  # closed
-                sys.stdout.flush()
+            print_line(line, goes_on=self.trains)
+
+    def show(self, renderable: Any) -> None:
+        """Prints what rich draws."""
+        with self.console.capture() as drawn:
+            self.console.print(renderable)
+        write(drawn.get(), goes_on=self.trains)
+
+    def show_table(self, title: str, headings: Iterable[str], lines: Iterable[Sequence[str]], **options: Any) -> None:
+        """Prints a table of texts."""
+        self.show(make_table(title, headings, lines, **options))
 
     def advance(self, done: int, total: int, log: Mapping[str, float]) -> None:
         """Shows how far the training is, and the latest losses."""
@@ -1006,7 +1021,7 @@ class Screen:
                 progress.BarColumn(),
                 count,
                 progress.TimeRemainingColumn(),
-                *(progress.TextColumn(f"{{task.fields[{key}]}}") for key in state),
+                *(progress.TextColumn(f"{{task.fields[{key}]}}", markup=False) for key in state),
                 console=self.console,
             )
             self.bar.start()
@@ -1032,14 +1047,9 @@ class Screen:
 
     def show_statistics(self, statistics: Mapping[str, Any], directory: Path) -> None:
         """Prints what a corpus is like, and what is unusual about it."""
-        from rich.table import Table
-
         from bertkit.data.statistics import list_rows, list_warnings
 
-        table = Table("", "", title=f"{directory}", title_justify="left", show_header=False)
-        for row in list_rows(statistics):
-            table.add_row(*row)
-        self.console.print(table)
+        self.show_table(f"{directory}", ["", ""], list_rows(statistics), show_header=False)
         for line in list_warnings(statistics):
             self.say(line)
 
@@ -1052,6 +1062,7 @@ class Screen:
         from bertkit.run import leave_processes
         from bertkit.trainer import Interrupted
 
+        self.trains = True
         try:
             yield
         except Interrupted as stop:
@@ -1069,15 +1080,9 @@ class Screen:
 
     def show_ensemble(self, version: Any, results: Mapping[str, Any], output: Path) -> None:
         """Prints the scores of runs and of their ensemble, beside the paper's."""
-        from rich.table import Table
-
         from bertkit.ensemble import list_lines
 
-        headings, lines = list_lines(version, results)
-        table = Table(*headings, title=f"{output}", title_justify="left")
-        for line in lines:
-            table.add_row(*line)
-        self.console.print(table)
+        self.show_table(f"{output}", *list_lines(version, results))
         self.say(f"In {output}: metrics.json, predictions/")
 
     def show_study(self, results: Mapping[str, Any]) -> None:
@@ -1085,14 +1090,11 @@ class Screen:
         if self.quiet or not self.console.is_terminal:
             return
         from rich.live import Live
-        from rich.table import Table
 
         from bertkit.report import list_progress
 
         headings, lines = list_progress(results, limit=max(self.console.height - 8, 4))
-        table = Table(*headings, title=f"{results['over']} of {results['runs']} runs", title_justify="left")
-        for line in lines:
-            table.add_row(*line)
+        table = make_table(f"{results['over']} of {results['runs']} runs", headings, lines)
         if self.bar is None:
             self.bar = Live(console=self.console, transient=True, refresh_per_second=4)
             self.bar.start()
@@ -1110,7 +1112,8 @@ class Screen:
 
         from bertkit.study import CURVE, PICTURE, RESULT, TABLE
 
-        self.console.print(Markdown((output / TABLE).read_text(encoding="utf-8")))
+        text = (output / TABLE).read_text(encoding="utf-8")
+        self.show(Markdown("\n".join(map(escape_controls, text.split("\n"))), hyperlinks=False))
         for task in dict.fromkeys(column["task"] for column in results["columns"].values()):
             self.warn(task, [cell for cell in results["cells"] if cell["task"] == task])
         for chosen in results["chosen"]:
@@ -1124,15 +1127,14 @@ class Screen:
         import tomli_w
 
         plan = dict(plan)
-        self.say(tomli_w.dumps(plan.pop("recipe")))
+        for line in tomli_w.dumps(plan.pop("recipe")).split("\n"):
+            self.say(line)
         for name, value in plan.items():
             self.say(f"{name.replace('_', ' ')}: {value:,}" if isinstance(value, int) else f"{name}: {value}")
         self.say("nothing was trained or written (--dry-run)")
 
     def show_results(self, task: Any, metrics: Mapping[str, Any], output: Path) -> None:
         """Prints the task's table of scores, some predictions, and where everything is."""
-        from rich.table import Table
-
         from bertkit.directory import EXAMPLES, METRICS, PREDICTIONS, RECIPE, hold_directory, read_log
         from bertkit.recipe import read_recipe
         from bertkit.report import plot_log
@@ -1148,14 +1150,9 @@ class Screen:
             "the paper": lambda row: "\n".join(f"{row.show(value)} {name}" for name, value in row.paper.items()),
         }
         cells = {heading: [make(row) for row in rows] for heading, make in columns.items()}
-        table = Table(title=f"{output}", title_justify="left")
-        for heading, column in cells.items():
-            if any(column):
-                table.add_column(heading)
-        for line in zip(*(column for column in cells.values() if any(column)), strict=True):
-            table.add_row(*line)
+        cells = {heading: column for heading, column in cells.items() if any(column)}
         if rows:
-            self.console.print(table)
+            self.show_table(f"{output}", cells, zip(*cells.values(), strict=True))
         for line in task.comment(metrics):
             self.say(line)
         self.show_examples(output / PREDICTIONS / EXAMPLES)
@@ -1200,10 +1197,63 @@ class Screen:
 
     def show_examples(self, path: Path) -> None:
         """Prints the predictions that a run has left to look at."""
-        if path.exists() and (lines := path.read_text(encoding="utf-8").splitlines()):
+        if path.is_file() and (lines := path.read_text(encoding="utf-8").splitlines()):
             self.say("Predictions on held-out text (the right answer in parentheses):")
             for line in lines:
                 self.say(f"  {line}")
+
+
+def print_line(line: str, *, err: bool = False, goes_on: bool = False) -> None:
+    """Print one line; see `write`."""
+    write(f"{escape_controls(line)}\n", err=err, goes_on=goes_on)
+
+
+def write(text: str, *, err: bool = False, goes_on: bool = False) -> None:
+    """Write to standard output or error and flush it; everything but rich's progress comes this way.
+
+    A stream without a reader ends the command quietly, as is usual on Unix. With `goes_on`, and on standard error, the
+    command goes on in silence.
+
+    Raises:
+        UsageError: standard output is on a full disk, or broken in another way.
+    """
+    stream = sys.stderr if err else sys.stdout
+    try:
+        typer.echo(text, nl=False, err=err)
+        if stream is not None:  # closed
+            stream.flush()
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())  # for what is left in the buffer, and all that comes
+        if err:
+            return
+        trouble = f"standard output cannot be written to ({error.strerror})"
+        if not isinstance(error, BrokenPipeError):
+            if not goes_on:
+                raise UsageError(f"{trouble}; free some space or send it elsewhere, and try again") from None
+            complain(f"{trouble}; the training goes on without it")
+        elif not goes_on:
+            sys.exit(128 + signal.SIGPIPE)
+
+
+def escape_controls(line: str) -> str:
+    r"""Return a line with \uXXXX for characters that move the cursor, colour or reorder text; JSON stays the same."""
+    return CONTROLS.sub(lambda match: f"\\u{ord(match[0]):04x}", line)
+
+
+def make_table(title: str, headings: Iterable[str], lines: Iterable[Sequence[str]], **options: Any) -> Any:
+    """Return rich's table of texts, in which nothing is read as markup."""
+    from rich.table import Table
+    from rich.text import Text
+
+    def show(text: str) -> Text:
+        return Text("\n".join(map(escape_controls, text.split("\n"))))
+
+    table = Table(title=show(title), title_justify="left", **options)
+    for heading in headings:
+        table.add_column(show(heading))
+    for line in lines:
+        table.add_row(*map(show, line))
+    return table
 
 
 def is_first_process() -> bool:
@@ -1214,7 +1264,7 @@ def is_first_process() -> bool:
 def complain(message: str) -> None:
     """Prints one line on standard error."""
     if is_first_process():
-        typer.echo(f"bertkit: {message}", err=True)
+        print_line(f"bertkit: {message}", err=True)
 
 
 @contextmanager

@@ -11,12 +11,13 @@ import hashlib
 import json
 import os
 import time
+import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from functools import cached_property
-from itertools import islice
+from functools import cached_property, partial
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any, BinaryIO, TextIO
 
 import numpy as np
@@ -27,7 +28,9 @@ from torch.utils.data import Dataset
 
 from bertkit.checkpoint import load_config, load_model
 from bertkit.data.corpus import ignore
+from bertkit.data.inputs import check_output, cut_into_chunks, walk_lines
 from bertkit.data.sequence import Sequences, encode_texts, pad
+from bertkit.data.shards import find_checksum
 from bertkit.data.tokens import copy_backend
 from bertkit.data.vocab import load_tokenizer
 from bertkit.device import find_device
@@ -38,10 +41,13 @@ from bertkit.whole import open_whole
 
 TOKENS_A_BATCH = 8192
 TEXTS_A_CHUNK = 1024  # read, encoded and written at a time
+CHARACTERS_A_CHUNK = 200_000  # at which a chunk ends, however few its texts; some 150 MB of vectors of BERT-base
+BYTES_A_READ = 1 << 20
 COUNTED = ("hidden_size", "num_attention_heads", "hidden_act", "layer_norm_eps", "is_decoder")  # besides the weights
 POOLS = ("words", "cls", "mean")
 SUFFIXES = (".jsonl", ".npz")
 DAY = 86_400.0  # seconds
+RESIDUE = 0x2144DF1C  # the CRC-32 of anything with its own CRC-32 behind it
 
 
 # --- The encoder at work ----------------------------------------------------------------------------------------------
@@ -76,13 +82,22 @@ def run_encoder(model: BertModel, sequences: Sequences, layers: str) -> Iterator
     """The activations of all sequences, some at a time: their numbers (B,), (B, T, K, H), and (B, T) real tokens.
 
     sequences: without labels.
+
+    Raises:
+        UsageError: activations are NaN or infinite.
     """
     lengths = np.diff(sequences.ends, prepend=0)
     for numbers in batch_by_length(lengths):
         batch = pad(sequences.__getitems__(numbers.tolist()))
         batch = {name: column.to(model.device) for name, column in batch.items()}
         outputs = model(**batch, output_hidden_states=True, return_dict=True)
-        yield numbers, select_features(outputs.hidden_states, layers), batch["attention_mask"]
+        states = select_features(outputs.hidden_states, layers)
+        if not states.isfinite().all():
+            raise UsageError(
+                f"the model {model.name_or_path} gives vectors that are NaN or infinite; its weights are damaged or "
+                "have diverged: give another checkpoint"
+            )
+        yield numbers, states, batch["attention_mask"]
 
 
 # --- For training -----------------------------------------------------------------------------------------------------
@@ -92,7 +107,8 @@ def run_encoder(model: BertModel, sequences: Sequences, layers: str) -> Iterator
 class Features(Dataset):
     """S sequences of words, each word with the activations of its first token, on disk.
 
-    path: a .npy file (M, K, H). ends: (S,) the words up to each sequence's end. labels: (M,) of the words.
+    path: a .npy file (M, K, H), its CRC-32 behind it. ends: (S,) the words up to each sequence's end. labels: (M,) of
+    the words.
     """
 
     path: Path
@@ -145,8 +161,10 @@ def cache_features(
     *,
     folder: str | Path = "",
     half: bool = False,
-) -> Path:
-    """The file of the features (M, K, H) of S sequences' words; computed if the folder does not have it yet.
+) -> tuple[Path, bool]:
+    """Return the file of the features (M, K, H) of S sequences' words, and whether a damaged one was replaced.
+
+    They are computed if the folder does not have the file, with its checksum.
 
     Args:
         places: (M,) where in its sequence each word's first token is.
@@ -164,12 +182,17 @@ def cache_features(
     remedy = "name a folder for features: --set data.features_dir=DIR"
     with PartialState().local_main_process_first(), explain_refusal(f"the folder {kept}", remedy):
         if is_whole(path, describe_file(model, layers, places, half)):
-            return path
+            return path, False
+        is_damaged = path.exists()
         kept.mkdir(parents=True, exist_ok=True)
         remove_remains(kept)
         with open_whole(path, "wb") as file:
             write_features(model, layers, sequences, places, ends, file, half)
-    return path
+            file.flush()
+            checksum = find_checksum(Path(file.name))
+            file.seek(0, os.SEEK_END)
+            file.write(checksum.to_bytes(4, "little"))
+    return path, is_damaged
 
 
 def describe_file(model: BertModel, layers: str, places: np.ndarray, half: bool) -> dict[str, Any]:
@@ -180,12 +203,13 @@ def describe_file(model: BertModel, layers: str, places: np.ndarray, half: bool)
 
 
 def is_whole(path: Path, form: Mapping[str, Any]) -> bool:
-    """Whether there is a file of features with this header and all its numbers."""
+    """Return whether there is a file of features with this header and the right checksum."""
     try:
         found = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError, EOFError):
         return False
-    return found.shape == form["shape"] and np.lib.format.dtype_to_descr(found.dtype) == form["descr"]
+    is_same = found.shape == form["shape"] and np.lib.format.dtype_to_descr(found.dtype) == form["descr"]
+    return is_same and find_checksum(path) == RESIDUE
 
 
 def remove_remains(folder: Path) -> None:
@@ -286,6 +310,7 @@ def extract(
         raise UsageError(f"{output} must end in {' or '.join(SUFFIXES)}; change --output")
     if not source.is_file():
         raise UsageError(f"there is no file {source}; name one with --input")
+    check_output(str(source), output)
     tokenizer = load_tokenizer(checkpoint)
     model = load_encoder(checkpoint, layers, len(tokenizer))
     if pool == "cls" and model.config.is_decoder:
@@ -297,7 +322,7 @@ def extract(
         is_text = output.suffix == ".jsonl"
         with open_whole(output, "w" if is_text else "wb") as file:
             found = describe_texts(model, tokenizer, read_texts(source), layers, pool, str(source))
-            count = (write_lines if is_text else write_arrays)(found, file)
+            count = write_lines(found, file) if is_text else write_arrays(found, file, output.parent)
             if not count:
                 raise UsageError(f"{source} is empty; write a text a line")
     report(f"{count:,} {'text' if count == 1 else 'texts'} in {output}")
@@ -308,13 +333,15 @@ def read_texts(source: Path) -> Iterator[str]:
     """The lines of a file.
 
     Raises:
-        UsageError: it cannot be read, is not UTF-8, or has an empty line.
+        UsageError: it cannot be read, is not UTF-8, or has a line that is empty or too long.
     """
-    with explain_refusal(str(source)), source.open(encoding="utf-8-sig", newline="\n") as lines:
-        for number, line in enumerate(lines, 1):
-            if not line.strip():
+    with explain_refusal(str(source)), source.open("rb") as file:
+        for number, text in walk_lines(file):
+            if isinstance(text, UsageError):
+                raise UsageError(f"{source}, line {number} {text}")
+            if not text.strip():
                 raise UsageError(f"{source}, line {number} is empty; write a text a line")
-            yield line.rstrip("\r\n")
+            yield text
 
 
 def describe_texts(
@@ -324,8 +351,7 @@ def describe_texts(
     longest = model.config.max_position_embeddings
     backend = copy_backend(tokenizer)  # special tokens written out in a text are ordinary text, as for the encoder
     done = 0
-    texts = iter(texts)
-    while chunk := list(islice(texts, TEXTS_A_CHUNK)):
+    for chunk in cut_into_chunks(texts, TEXTS_A_CHUNK, CHARACTERS_A_CHUNK):
         sequences = encode_texts([chunk], None, tokenizer, 1 << 30)
         lengths = np.diff(sequences.ends, prepend=0)
         if (lengths > longest).any():
@@ -374,22 +400,38 @@ def write_lines(found: Iterable[Mapping[str, Any]], file: TextIO) -> int:
     return count
 
 
-def write_arrays(found: Iterable[Mapping[str, Any]], file: BinaryIO) -> int:
-    """Writes a .npz file and gives the number of texts."""
-    vectors: list[np.ndarray] = []
-    words: dict[str, list[Any]] = {"texts": [], "starts": [], "ends": [], "words": []}
-    count, has_words = 0, False
-    for number, text in enumerate(found):
-        count, has_words = number + 1, "words" in text
-        for word in text.get("words", []):
-            vectors.append(word["vector"])
-            for column, value in zip(words, (number, word["start"], word["end"], word["word"]), strict=True):
-                words[column].append(value)
-        if "vector" in text:
-            vectors.append(text["vector"])
-    columns = {"vectors": np.stack(vectors) if vectors else np.empty((0, 0), np.float32)}
-    kinds = {"texts": np.int64, "starts": np.int64, "ends": np.int64, "words": np.str_}
-    if has_words:
-        columns |= {name: np.array(column, kinds[name]) for name, column in words.items()}
-    np.savez(file, **columns)
+def write_arrays(found: Iterable[Mapping[str, Any]], file: BinaryIO, folder: Path) -> int:
+    """Writes a .npz file and gives the number of texts; the columns wait in files without a name in the folder."""
+    kinds = {"vectors": np.dtype(np.float32)}
+    count = rows = width = longest = 0
+    with ExitStack() as stack:
+        columns = {
+            name: stack.enter_context(TemporaryFile(dir=folder))
+            for name in ("vectors", "texts", "starts", "ends", "words")
+        }
+        for number, text in enumerate(found):
+            count = number + 1
+            for row in text.get("words", [text]):
+                columns["vectors"].write(row["vector"].tobytes())
+                rows, width = rows + 1, len(row["vector"])
+                if "word" in row:
+                    for name, value in (("texts", number), ("starts", row["start"]), ("ends", row["end"])):
+                        columns[name].write(np.int64(value).tobytes())
+                    columns["words"].write(row["word"].encode() + b"\n")
+                    longest = max(longest, len(row["word"]))
+        if count and "words" in text:
+            kinds |= {name: np.dtype(np.int64) for name in ("texts", "starts", "ends")}
+            kinds["words"] = np.dtype((np.str_, max(longest, 1)))
+        with zipfile.ZipFile(file, "w") as archive:  # as numpy's savez does
+            for name, kind in kinds.items():
+                shape = (rows, width) if name == "vectors" else (rows,)
+                form = {"descr": np.lib.format.dtype_to_descr(kind), "fortran_order": False, "shape": shape}
+                columns[name].seek(0)
+                blocks = iter(partial(columns[name].read, BYTES_A_READ), b"")
+                if name == "words":
+                    blocks = (np.array(line[:-1].decode(), kind).tobytes() for line in columns[name])
+                with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                    np.lib.format.write_array_header_1_0(member, form)
+                    for block in blocks:
+                        member.write(block)
     return count

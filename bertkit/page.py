@@ -60,6 +60,7 @@ from bertkit.report import (
     head_column,
     list_columns,
     list_progress,
+    load_pyplot,
     name_axes,
     plot_curve,
     plot_log,
@@ -551,8 +552,7 @@ def describe_lengths(split: str, found: Mapping[str, Any]) -> str:
 
 def plot_lengths(split: str, found: Mapping[str, Any], path: Path) -> None:
     """Draws how many sequences have how many tokens, and the most that they may have."""
-    from matplotlib import pyplot
-
+    pyplot = load_pyplot()
     most = max(found["max_length"], found["lengths"][-1])
     width = math.ceil(most / BARS)
     figure, axis = pyplot.subplots(figsize=SIZE, layout="constrained")
@@ -564,8 +564,7 @@ def plot_lengths(split: str, found: Mapping[str, Any], path: Path) -> None:
 
 def plot_lines(split: str, found: Mapping[str, Any], path: Path) -> None:
     """Draws the lines of a figure, and a mark on them."""
-    from matplotlib import pyplot
-
+    pyplot = load_pyplot()
     figure, axis = pyplot.subplots(figsize=SIZE, layout="constrained")
     for number, (name, ys) in enumerate(found["lines"].items()):
         axis.plot(found["xs"], ys, color=f"C{number}", label=name, linewidth=1.4)
@@ -577,8 +576,7 @@ def plot_lines(split: str, found: Mapping[str, Any], path: Path) -> None:
 
 def finish_plot(figure: Any, axis: Any, title: str, xlabel: str, ylabel: str, path: Path) -> None:
     """Writes a plot, with its words."""
-    from matplotlib import pyplot
-
+    pyplot = load_pyplot()
     axis.set(title=title, xlabel=xlabel, ylabel=ylabel)
     axis.spines[["top", "right"]].set_visible(False)
     axis.legend(fontsize="small", frameon=False)
@@ -627,10 +625,8 @@ def draw_all(prefix: str, pictures: Iterable[Picture]) -> list[dict[str, Any]]:
 
 def draw(prefix: str, plot: Callable[..., None], arguments: Sequence[Any]) -> str | None:
     """The SVG of a plot, its ids beginning with `prefix`; None if there was nothing to draw."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    with tempfile.TemporaryDirectory() as folder, matplotlib.rc_context(STYLE), warnings.catch_warnings():
+    context = load_pyplot().rc_context(STYLE)
+    with tempfile.TemporaryDirectory() as folder, context, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of letters that the font lacks: the page's font is another
         path = Path(folder) / "picture.svg"
         attempt(plot, *arguments, path)

@@ -25,7 +25,7 @@ from bertkit import model as models
 from bertkit.checkpoint import check_weights, find_file, load_config, load_model
 from bertkit.data.conll import IOB, Sentence, TaggedText
 from bertkit.data.corpus import ignore
-from bertkit.data.inputs import Input, Line
+from bertkit.data.inputs import Input, Line, cut_into_chunks
 from bertkit.data.masking import IGNORED
 from bertkit.data.sequence import Sequences, encode_inputs, pad
 from bertkit.data.spans import Question, Windows, encode_questions, find_best, keep_top
@@ -212,7 +212,7 @@ class Predictor:
         An input's `id` is repeated in its result. `at_once` inputs at most, INPUTS_A_CHUNK if not given,
         are read before the first of them is answered.
         """
-        for chunk in cut_into_chunks(inputs, at_once or INPUTS_A_CHUNK):
+        for chunk in cut_into_chunks(inputs, at_once or INPUTS_A_CHUNK, CHARACTERS_A_CHUNK):
             results: list[Result] = [{} for _ in chunk]
             examples = {}
             for place, line in enumerate(chunk):
@@ -315,32 +315,6 @@ def check_encodable(given: Any) -> None:
         json.dumps(given, ensure_ascii=False, default=str, skipkeys=True).encode()
     except UnicodeEncodeError:
         raise UsageError("it has half of a surrogate pair, which is no character; write it whole") from None
-
-
-def cut_into_chunks(inputs: Iterable[Any], count: int) -> Iterator[list[Any]]:
-    """Lists of inputs, the last of each being its `count`th or the one that makes it long enough."""
-    chunk, characters = [], 0
-    for given in inputs:
-        chunk.append(given)
-        characters += count_characters(given.value if isinstance(given, Line) else given)
-        if len(chunk) == count or characters >= CHARACTERS_A_CHUNK:
-            yield chunk
-            chunk, characters = [], 0
-    if chunk:
-        yield chunk
-
-
-def count_characters(given: Any) -> int:
-    """The characters of the texts of an input, of a context once for each ending."""
-    if isinstance(given, str):
-        return len(given)
-    if isinstance(given, Mapping):
-        endings = given.get("endings")
-        again = max(len(endings) - 1, 0) if isinstance(endings, list) else 0  # the context goes with each of them
-        return sum(map(count_characters, given.values())) + again * count_characters(given.get("context"))
-    if not isinstance(given, list | tuple):
-        return 0
-    return sum(map(count_characters, given))
 
 
 def name_texts(texts: Sequence[str], fields: Sequence[str]) -> dict[str, Any]:

@@ -7,6 +7,8 @@ published ones it is said what they are: a mean or the best of how many runs, an
 import itertools
 import json
 import math
+import os
+import re
 import statistics
 import textwrap
 import warnings
@@ -18,12 +20,14 @@ from bertkit.tasks.task import Row
 from bertkit.whole import open_whole
 
 MISSING = "–"
+MARKUP = re.compile(r"[\\\[<`|]")  # of Markdown: links, HTML, code, cells
 AVERAGE = "Average"  # the head of the column that is a mean of others
 MARK = " †"  # on a score of which a run is no better than knowing nothing
 
 
 def load_pyplot() -> Any:
     """matplotlib's pyplot, without a window, and with a $ in a name being a $."""
+    os.environ["MPLBACKEND"] = "Agg"  # that of a notebook may not be installed here, and then the import fails
     import matplotlib
 
     matplotlib.use("Agg")
@@ -387,7 +391,7 @@ def _write_cells(study: Mapping[str, Any], names: Sequence[str]) -> list[str]:
 
 def _format_table(lines: Sequence[Sequence[str]]) -> list[str]:
     """The lines in Markdown, the first one the head."""
-    texts = ["| " + " | ".join(text.replace("|", "\\|") for text in line) + " |" for line in lines]
+    texts = ["| " + " | ".join(MARKUP.sub(r"\\\g<0>", text) for text in line) + " |" for line in lines]
     return [texts[0], "|" + "---|" * len(lines[0]), *texts[1:]]
 
 

@@ -4,6 +4,7 @@ import io
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -16,6 +17,7 @@ import torch
 from rich.console import Console
 
 from bertkit import cli
+from bertkit.report import write_table
 from bertkit.submission import FILES
 from tests.official import write_checkpoint, write_conll, write_glue, write_squad, write_swag
 from tests.test_report import make_results, score_by_hand
@@ -1021,3 +1023,85 @@ def test_one_of_several_processes_ends_without_pythons_teardown():
     assert version[0].isdigit()
     assert closed == "tracker closed"
     assert done.stderr == ""
+
+
+HOSTILE = "[/x]\x1b[31m\x9b2J\u202e[link=http://a.b]c[/link]"
+SHOWN = r"[/x]\u001b[31m\u009b2J\u202e[link=http://a.b]c[/link]"
+
+
+def test_controls_in_data_are_escaped_and_json_stays_the_same(capsys):
+    cli.print_line(json.dumps({"label": HOSTILE + "\u2028"}, ensure_ascii=False))
+    out = capsys.readouterr().out
+    assert json.loads(out) == {"label": HOSTILE + "\u2028"}
+    cli.complain(f"no file {HOSTILE}\nforged")
+    assert capsys.readouterr().err == f"bertkit: no file {SHOWN}\\u000aforged\n"
+    assert not set(out) & set("\x1b\x9b\u202e\u2028")
+
+
+def test_data_in_tables_and_progress_is_neither_markup_nor_controls(capsys):
+    screen = cli.Screen()
+    screen.console = Console(file=io.StringIO(), force_terminal=True, width=200, color_system=None)
+    screen.show_table(HOSTILE, [f"1{HOSTILE}"], [[f"2{HOSTILE}\nmore"]])
+    with screen:
+        screen.names["x"] = "[/x][red]"
+        screen.advance(1, 2, {"x": 1.0})
+    assert "[/x][red] 1.000" in screen.console.file.getvalue()
+    drawn = capsys.readouterr().out
+    assert drawn.count(SHOWN) == 3
+    assert "\x9b" not in drawn
+    assert "more" in drawn
+
+
+def test_markup_in_the_names_of_a_study_is_shown_as_it_is(tmp_path, capsys):
+    results = make_results({}, {"rte": "accuracy"}, score_by_hand, rows=("[a](http://b.c) <i> `d`", HOSTILE))
+    (tmp_path / "table.md").write_text(write_table(results))
+    screen = cli.Screen()
+    screen.console = Console(file=io.StringIO(), force_terminal=True, width=200, color_system=None)
+    screen.show_study_results(results | {"cells": [], "chosen": []}, tmp_path)
+    drawn = capsys.readouterr().out
+    assert "[a](http://b.c) <i> `d`" in drawn
+    assert "http://b.c\x1b" not in drawn
+    assert "\u202e" not in drawn
+
+
+STREAMS = """
+from bertkit import cli
+with cli.explain_mistakes():
+    screen = cli.Screen()
+    screen.trains = {trains}
+    for number in range(3):
+        screen.say(f"update {{number}}")
+    cli.complain("the end")
+"""
+FULL = "bertkit: standard output cannot be written to (No space left on device)"
+
+
+@pytest.mark.parametrize(
+    ("where", "trains", "code", "said"),
+    [
+        ("nobody", True, 0, "bertkit: the end\n"),
+        ("nobody", False, 128 + signal.SIGPIPE, ""),
+        ("/dev/full", True, 0, f"{FULL}; the training goes on without it\nbertkit: the end\n"),
+        ("/dev/full", False, 2, f"{FULL}; free some space or send it elsewhere, and try again\n"),
+    ],
+)
+def test_a_training_goes_on_when_its_progress_cannot_be_written_and_other_commands_end(where, trains, code, said):
+    if where == "nobody":
+        read, stream = os.pipe()
+        os.close(read)
+    else:
+        stream = os.open(where, os.O_WRONLY)
+    command = [sys.executable, "-c", STREAMS.format(trains=trains)]
+    done = subprocess.run(command, stdout=stream, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(stream)
+    assert (done.returncode, done.stderr) == (code, said)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pipe", ["| head -1", "> /dev/full", "2>&1 | head -1"])
+def test_a_training_of_which_nobody_reads_comes_to_its_end(tmp_path, pipe):
+    write_text(tmp_path / "good.txt")
+    command = shlex.join([sys.executable, "-m", "bertkit", "pretrain", "--corpus", "good.txt", *SMALL])
+    done = subprocess.run(f"{command} {pipe}", shell=True, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.stderr in ("", f"{FULL}; the training goes on without it\n")
+    assert (tmp_path / "runs/pretrain/metrics.json").exists()

@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import pickle
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -50,7 +51,7 @@ def cache(checkpoint: str, sequences: Sequences, folder: Path, layers: str = "su
     """The features of PLACES, from the folder or into it."""
     places = np.concatenate(PLACES).astype(np.int64)
     ends = np.cumsum([len(some) for some in PLACES])
-    path = cache_features(checkpoint, layers, sequences, places, ends, folder=folder, **options)
+    path, _ = cache_features(checkpoint, layers, sequences, places, ends, folder=folder, **options)
     return Features(path, ends, np.arange(len(places)))
 
 
@@ -119,11 +120,16 @@ def test_a_killed_computation_leaves_nothing_that_is_taken_for_whole(checkpoint,
     )
 
 
-@pytest.mark.parametrize("damage", ["half", "empty", "header", "zeros", "other"])
+@pytest.mark.parametrize("damage", ["half", "empty", "header", "zeros", "other", "a bit", "half zeros", "no checksum"])
 def test_a_damaged_file_is_computed_again(damage, checkpoint, sequences, tmp_path):
     whole = cache(checkpoint, sequences, tmp_path)
     path, content = whole.path, whole.path.read_bytes()
     others = {"half": content[: len(content) // 2], "empty": b"", "header": content[:60], "zeros": bytes(len(content))}
+    others |= {
+        "a bit": content[:-40] + bytes([content[-40] ^ 1]) + content[-39:],
+        "half zeros": content[: len(content) // 2].ljust(len(content) - 4, b"\0") + content[-4:],
+        "no checksum": content[:-4],
+    }
     if damage == "other":
         np.save(path, np.zeros((3, 2, 2), np.float32))
     else:
@@ -191,7 +197,7 @@ def test_sums_and_concatenations_share_a_file_and_other_ends_do_not(checkpoint, 
     assert paths[0] == paths[1]
     places = np.concatenate(PLACES).astype(np.int64)
     assert (
-        cache_features(checkpoint, "sum-last-four", sequences, places, np.array([3, 5, 5, 9]), folder=tmp_path)
+        cache_features(checkpoint, "sum-last-four", sequences, places, np.array([3, 5, 5, 9]), folder=tmp_path)[0]
         != paths[0]
     )
 
@@ -218,7 +224,7 @@ def test_a_batch_is_padded_to_its_most_words(checkpoint, sequences, tmp_path):
 
 def test_no_word_at_all_is_a_file_without_rows(checkpoint, sequences, tmp_path):
     nothing, ends = np.zeros(0, np.int64), np.zeros(4, np.int64)
-    data = Features(cache_features(checkpoint, "last", sequences, nothing, ends, folder=tmp_path), ends, nothing)
+    data = Features(cache_features(checkpoint, "last", sequences, nothing, ends, folder=tmp_path)[0], ends, nothing)
     assert data.values.shape == (0, 1, 32)
     assert data[3]["labels"].tolist() == []
 
@@ -302,6 +308,29 @@ def test_both_forms_say_the_same(checkpoint, source, tmp_path):
     np.testing.assert_allclose(arrays["vectors"], [word["vector"] for _, word in words], rtol=1e-6)
 
 
+@pytest.mark.parametrize("pool", ["words", "mean"])
+def test_the_memory_of_arrays_does_not_grow_with_the_texts(pool, tmp_path):
+    def describe():
+        for number in range(2_000):
+            vector = np.full(2_000, number, np.float32)
+            words = [{"word": f"w{number}", "start": number, "end": number + 3, "vector": vector}]
+            yield {"text": ""} | ({"words": words} if pool == "words" else {"vector": vector})
+
+    tracemalloc.start()
+    with (tmp_path / "a.npz").open("wb") as file:
+        assert module.write_arrays(describe(), file, tmp_path) == 2_000
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 8e6 < (tmp_path / "a.npz").stat().st_size / 2
+    arrays = np.load(tmp_path / "a.npz")
+    assert arrays["vectors"][:, 0].tolist() == list(range(2_000))
+    assert {name: arrays[name].dtype for name in arrays} == {"vectors": np.float32} | (
+        {"texts": np.int64, "starts": np.int64, "ends": np.int64, "words": np.dtype("U5")} if pool == "words" else {}
+    )
+    if pool == "words":
+        assert arrays["words"][[0, -1]].tolist() == ["w0", "w1999"]
+
+
 def test_the_layers_of_a_sum_weigh_the_same(checkpoint, source, tmp_path):
     for layers in ("sum-last-four", "concat-last-four"):
         extract(checkpoint, source, layers, tmp_path / f"{layers}.npz")
@@ -333,7 +362,8 @@ def test_many_texts_are_read_some_at_a_time(checkpoint, tmp_path, monkeypatch):
     [
         ("good\n\nbad\n", {}, r"texts.txt, line 2 is empty; write a text a line"),
         ("good\n" + "word1 " * 70 + "\n", {}, r"texts.txt, line 2 has 142 tokens and the model takes 128; split it"),
-        (b"\xff\xfe\n", {}, r"texts.txt is refused: .*utf-8"),
+        (b"\xff\xfe\n", {}, r"texts.txt, line 1 is not UTF-8; convert it"),
+        ("good\n" + "x" * 1_000_001, {}, r"texts.txt, line 2 is longer than 1,000,000 characters; split it"),
         (None, {}, r"there is no file .*texts.txt; name one with --input"),
         ("", {}, r"texts.txt is empty; write a text a line"),
         ("good\n", {"layers": "first"}, r"--layers first is unknown; expected one of embeddings, second-to-last, last"),
@@ -352,6 +382,28 @@ def test_a_mistake_is_one_line_and_nothing_is_written(text, options, message, ch
         extract(values["checkpoint"], source, values["layers"], output, values.get("pool", "words"))
     assert "\n" not in str(error.value)
     assert not output.parent.exists() or not any(output.parent.iterdir())
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("name", ["a.jsonl", "a.npz"])
+def test_a_model_that_gives_nan_or_infinite_vectors_is_refused(value, name, checkpoint, source, sequences, tmp_path):
+    model = load_encoder(checkpoint, "last")
+    model.encoder.layer[3].output.LayerNorm.bias[0] = value
+    model.save_pretrained(checkpoint)
+    message = f"the model {checkpoint} gives vectors that are NaN or infinite; its weights are damaged"
+    with pytest.raises(UsageError, match=message):
+        extract(checkpoint, source, "last", tmp_path / "out" / name)
+    with pytest.raises(UsageError, match=message):
+        cache(checkpoint, sequences, tmp_path / "out")
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_an_output_that_is_the_input_is_refused(checkpoint, tmp_path):
+    source = tmp_path / "a.jsonl"
+    source.write_text("good\n")
+    with pytest.raises(UsageError, match=r"a.jsonl is the file of the inputs and would be replaced; name another"):
+        extract(checkpoint, source, "last", tmp_path / "." / "a.jsonl")
+    assert source.read_text() == "good\n"
 
 
 def test_a_word_has_another_vector_in_another_context(tmp_path):

@@ -8,8 +8,10 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,7 +22,7 @@ import bertkit
 from bertkit import model as models
 from bertkit import predict as module
 from bertkit.config import BertConfig
-from bertkit.data.inputs import Line, read_inputs
+from bertkit.data.inputs import Line, check_output, count_characters, cut_into_chunks, read_inputs
 from bertkit.data.vocab import load_tokenizer
 from bertkit.data.words import split_words
 from bertkit.errors import UsageError
@@ -162,12 +164,11 @@ def test_a_stream_is_read_a_chunk_at_a_time(classifier, monkeypatch):
         assert len(taken) == -(-count // 4) * 4
 
 
-def test_a_chunk_ends_where_it_is_long_enough(monkeypatch):
-    monkeypatch.setattr(module, "CHARACTERS_A_CHUNK", 10)
+def test_a_chunk_ends_where_it_is_long_enough():
     inputs = ["abcde", {"question": "ab", "context": "cde"}, "f", {"context": "g", "endings": ["12345678", "h"]}, "i"]
-    assert [len(chunk) for chunk in module.cut_into_chunks((Line(given, "x") for given in inputs), 9)] == [2, 2, 1]
-    assert [len(chunk) for chunk in module.cut_into_chunks(inputs, 9)] == [2, 2, 1]
-    assert module.count_characters({"context": "abcde", "endings": ["x", "yz", ""], "start": "d"}) == 3 * 5 + 3 + 1
+    assert [len(chunk) for chunk in cut_into_chunks((Line(given, "x") for given in inputs), 9, 10)] == [2, 2, 1]
+    assert [len(chunk) for chunk in cut_into_chunks(inputs, 9, 10)] == [2, 2, 1]
+    assert count_characters({"context": "abcde", "endings": ["x", "yz", ""], "start": "d"}) == 3 * 5 + 3 + 1
 
 
 # --- Answers ----------------------------------------------------------------------------------------------------------
@@ -562,6 +563,51 @@ def test_standard_input_is_text_but_for_lines_that_begin_as_json(monkeypatch):
     assert [line.place for line in lines] == [f"standard input, line {number}" for number in (1, 3, 4, 5, 6)]
 
 
+def test_standard_input_that_is_closed_is_one_line(monkeypatch):
+    monkeypatch.setattr("sys.stdin", None)
+    with pytest.raises(UsageError, match="standard input is closed; give the inputs to it, or name a file"):
+        list(read_inputs("-"))
+
+
+@pytest.mark.parametrize("name", ["a.txt", "link.txt", "twin.txt", "sub/../a.txt", "-"])
+def test_an_output_that_is_the_input_is_refused(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "a.txt").write_text("good\n")
+    (tmp_path / "link.txt").symlink_to("a.txt")
+    (tmp_path / "twin.txt").hardlink_to(tmp_path / "a.txt")
+    with (tmp_path / "a.txt").open() as stdin:
+        monkeypatch.setattr("sys.stdin", stdin)
+        with pytest.raises(UsageError, match="is the file of the inputs and would be replaced; name another with"):
+            check_output("-" if name == "-" else "a.txt", tmp_path / ("a.txt" if name == "-" else name))
+        check_output("-", tmp_path / "b.txt")
+        check_output("-", Path(os.devnull))
+
+
+def test_the_command_does_not_replace_its_input(call, classifier, tmp_path):
+    (tmp_path / "a.txt").write_text("good\n")
+    code, _, err = call("predict", classifier, "--input", "a.txt", "--output", "./a.txt")
+    assert (code, err.count("\n")) == (2, 1)
+    assert (tmp_path / "a.txt").read_text() == "good\n"
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.tsv", "a.jsonl"])
+def test_a_line_that_is_too_long_is_an_error_in_its_place_and_never_held_whole(name, tmp_path, monkeypatch):
+    monkeypatch.setattr("bertkit.data.inputs.LONGEST_LINE", 1000)
+    line = '"好好"' if name == "a.jsonl" else "好好"
+    lines = ["text", line, "好" * 1000, "好" * 1001, "x" * 5_000_000, line, "x" * 4005, "x" * 4006, line]
+    (tmp_path / name).write_text("\r\n".join(lines), encoding="utf-8-sig")
+    tracemalloc.start()
+    found = list(read_inputs(str(tmp_path / name)))[-8:]
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    wrong = [number for number, line in enumerate(found, 2) if "longer than 1,000" in str(line.value)]
+    assert wrong == [4, 5, 7, 8]
+    assert found[2].place.endswith("line 4")
+    assert [found[place].value in ("好好", {"text": "好好"}) for place in (0, 4, 7)] == [True] * 3
+    assert peak < 1e6  # bytes
+
+
 BAD = [
     ("a.jsonl", b'"x"\n{"id": NaN}\n{"id": 1e999}\n"z"\n', {1: "line 2: is not JSON", 2: "line 3: is not JSON"}),
     ("a.jsonl", b'{"text": "x"}\n{"text": \n"y"\n3\n', {1: "line 2: is not JSON", 3: "line 4: is neither an object"}),
@@ -650,10 +696,8 @@ def test_standard_output_that_is_full_or_closed_is_no_traceback(classifier):
     with open("/dev/full", "w") as full:
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
     assert done.returncode == 2
-    assert (
-        done.stderr
-        == "bertkit: the disk is full (No space left on device); free some space and give the command again\n"
-    )
+    said = "cannot be written to (No space left on device); free some space or send it elsewhere, and try again"
+    assert done.stderr == f"bertkit: standard output {said}\n"
     closed = subprocess.run(f"{shlex.join(command)} >&-", shell=True, stderr=subprocess.PIPE, text=True)
     assert (closed.returncode, closed.stderr) == (0, "")
 

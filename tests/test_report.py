@@ -1,9 +1,13 @@
 """The curves of a run, and the tables and the heat map of a study."""
 
 import itertools
+import os
 import random
 import statistics
+import subprocess
+import sys
 
+import pytest
 from PIL import Image
 
 from bertkit.directory import read_log
@@ -40,6 +44,15 @@ def test_curves_have_a_panel_for_every_score_that_was_logged(tmp_path):
     two, one = (Image.open(tmp_path / name) for name in ("two.png", "one.png"))
     assert two.width == 2 * one.width
     assert len(two.convert("L").getcolors()) > 50, "the picture is empty"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("module", ["report", "page"])
+def test_the_backend_of_a_notebook_that_is_not_installed_is_not_asked_for(module, tmp_path):
+    draw = f"from bertkit import {module}; {module}.load_pyplot().figure().savefig('a.svg')"
+    environment = os.environ | {"MPLBACKEND": "module://matplotlib_inline.backend_inline"}
+    subprocess.run([sys.executable, "-c", draw], cwd=tmp_path, env=environment, check=True)
+    assert (tmp_path / "a.svg").exists()
 
 
 def test_without_scores_the_loss_is_drawn_and_without_one_nothing(tmp_path):

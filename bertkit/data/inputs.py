@@ -6,10 +6,12 @@ needs of an input (`bertkit.predict`).
 
 import json
 import math
+import os
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import nullcontext
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -18,6 +20,7 @@ from bertkit.errors import UsageError
 STDIN = "-"
 SUFFIXES = (".jsonl", ".tsv", ".txt")
 SHOWN = 60  # characters of a line that is wrong
+LONGEST_LINE = 1_000_000  # characters; as tokens and words, each takes some hundred times its room
 
 Input = str | Mapping[str, Any]
 
@@ -31,13 +34,23 @@ class Line:
 
 
 def check_source(source: str) -> None:
-    """Nothing, or a UsageError: there is no such file, or of another kind."""
+    """Nothing, or a UsageError: there is no such file, or of another kind, or standard input is closed."""
     if source == STDIN:
+        if sys.stdin is None:
+            raise UsageError("standard input is closed; give the inputs to it, or name a file with --input")
         return
     if not Path(source).is_file():
         raise UsageError(f"there is no file {source}; name one with --input, or - for standard input")
     if Path(source).suffix not in SUFFIXES:
         raise UsageError(f"{source} must end in {', '.join(SUFFIXES)}; rename it, or give its lines to --input -")
+
+
+def check_output(source: str, output: Path) -> None:
+    """Check that the output is not the file of the inputs, by any of its names."""
+    with suppress(OSError):  # there is no such output yet, or standard input is no file
+        read = sys.stdin.fileno() if source == STDIN else source
+        if output.is_file() and os.path.samestat(os.stat(read), output.stat()):
+            raise UsageError(f"{output} is the file of the inputs and would be replaced; name another with --output")
 
 
 def read_inputs(source: str) -> Iterator[Line]:
@@ -60,8 +73,8 @@ def read_inputs(source: str) -> Iterator[Line]:
 
 def read_lines(file: BinaryIO, source: str, kind: str) -> Iterator[Line]:
     """The inputs of a file without a line of names."""
-    for number, line in enumerate(file, 1):
-        text, place = decode_line(line, number), name_place(source, number)
+    for number, text in walk_lines(file):
+        place = name_place(source, number)
         if isinstance(text, UsageError):
             yield Line(text, place)
         elif text.strip():
@@ -72,8 +85,8 @@ def read_lines(file: BinaryIO, source: str, kind: str) -> Iterator[Line]:
 def read_columns(file: BinaryIO, source: str) -> Iterator[Line]:
     """The inputs of a file whose first line names its columns; quotes are ordinary characters."""
     names: list[str] | None = None
-    for number, line in enumerate(file, 1):
-        text, place = decode_line(line, number), name_place(source, number)
+    for number, text in walk_lines(file):
+        place = name_place(source, number)
         if isinstance(text, UsageError):
             if names is None:
                 raise UsageError(f"{place}: {text}")
@@ -94,6 +107,21 @@ def read_columns(file: BinaryIO, source: str) -> Iterator[Line]:
 def name_place(source: str, number: int) -> str:
     """Where a line stands."""
     return f"{'standard input' if source == STDIN else source}, line {number}"
+
+
+def walk_lines(file: BinaryIO) -> Iterator[tuple[int, str | UsageError]]:
+    """The number of each line from 1, and its text or what is wrong; one that is too long is never held whole."""
+    most = 4 * LONGEST_LINE + len("\ufeff\r\n".encode())  # bytes
+    for number in count(1):
+        if not (line := file.readline(most)):
+            return
+        is_cut = len(line) == most
+        while is_cut and line and not line.endswith(b"\n"):
+            line = file.readline(most)
+        text = decode_line(line, number) if not is_cut else ""
+        if is_cut or (isinstance(text, str) and len(text) > LONGEST_LINE):
+            text = UsageError(f"is longer than {LONGEST_LINE:,} characters; split it")
+        yield number, text
 
 
 def decode_line(line: bytes, number: int) -> str | UsageError:
@@ -121,3 +149,29 @@ def parse_line(text: str) -> Input | UsageError:
     if isinstance(value, str | dict):
         return value
     return UsageError(f"is neither an object nor a text: {text[:SHOWN]!r}; write one of them")
+
+
+def cut_into_chunks(inputs: Iterable[Any], most: int, enough: int) -> Iterator[list[Any]]:
+    """Lists of inputs, each of `most` inputs or ending with the one that brings it to `enough` characters."""
+    chunk, characters = [], 0
+    for given in inputs:
+        chunk.append(given)
+        characters += count_characters(given.value if isinstance(given, Line) else given)
+        if len(chunk) == most or characters >= enough:
+            yield chunk
+            chunk, characters = [], 0
+    if chunk:
+        yield chunk
+
+
+def count_characters(given: Any) -> int:
+    """The characters of the texts of an input, of a context once for each ending."""
+    if isinstance(given, str):
+        return len(given)
+    if isinstance(given, Mapping):
+        endings = given.get("endings")
+        again = max(len(endings) - 1, 0) if isinstance(endings, list) else 0  # the context goes with each of them
+        return sum(map(count_characters, given.values())) + again * count_characters(given.get("context"))
+    if not isinstance(given, list | tuple):
+        return 0
+    return sum(map(count_characters, given))

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 LONGEST_WORD = 100  # characters; the tokenizer makes longer ones [UNK], as the reference code does
 CHARACTER_COVERAGE = 0.9999  # of a text's characters
+MOST_WORDS = 2_000_000  # different ones that are held
+CHARACTERS_A_COUNT = 20_000_000  # of text, after which its words are cut into pieces
 REPEATS = 10_000  # of a word in one text for the trainer
 TOKENIZER_FILES = ["tokenizer.json", "tokenizer_config.json", "vocab.txt"]
 NORMALIZATION = {  # of tokenizers' BertNormalizer -> of transformers' BertTokenizerFast
@@ -54,12 +56,13 @@ def train_vocabulary(
     merged pieces, the most frequent first; pieces that occur less than `min_frequency` times are left out.
 
     The alphabet is the fewest characters that cover 99.99 % of the text, so that rare ones of foreign scripts do not
-    use up the vocabulary. A word with one of these is [UNK]; of the others, up to 100 characters long, none is.
+    use up the vocabulary. A word with one of these is [UNK]; of the others, up to 100 characters long, none is. Longer
+    words are always [UNK] and do not count.
 
     Raises:
         UsageError: `size` is smaller than the special tokens and the alphabet, or the texts have no words.
     """
-    words = count_words(texts, cased=cased)
+    words = count_words(texts, cased=cased, report=report)
     alphabet = choose_alphabet(words)
     if not alphabet:
         raise UsageError("the texts have no words to train a vocabulary on; give a corpus with text")
@@ -70,27 +73,48 @@ def train_vocabulary(
             f"inside words, and the special tokens make {len(first):,}; ask for that many or more (--size, vocab_size)"
         )
     known = set(alphabet)
-    usable = {word: n for word, n in words.items() if len(word) <= LONGEST_WORD and known.issuperset(word)}
+    usable = {word: n for word, n in words.items() if known.issuperset(word)}
     tokens = _merge(usable, first, alphabet, size, min_frequency)
     if len(tokens) < size:
         report(f"the text gives {len(tokens):,} tokens, not {size:,}: no more pieces occur {min_frequency} times")
     return tokens
 
 
-def count_words(texts: Iterable[str], *, cased: bool) -> Counter[str]:
-    """How often each word occurs, a word being what the tokenizer cuts into pieces."""
+def count_words(texts: Iterable[str], *, cased: bool, report: Callable[[str], None] = ignore) -> Counter[str]:
+    """How often each word occurs, a word being what the tokenizer cuts into pieces: 100 characters at most.
+
+    Of more than MOST_WORDS different words the most frequent half as many are kept, and the count goes on.
+    """
     from tokenizers.normalizers import BertNormalizer
     from tokenizers.pre_tokenizers import BertPreTokenizer
 
     normalizer, splitter = BertNormalizer(lowercase=not cased), BertPreTokenizer()
+    words: Counter[str] = Counter()
+    is_pruned = False
+    texts = iter(texts)
+    while unsplit := _count_unsplit(texts, normalizer):
+        for word, count in unsplit.items():
+            for piece, _ in splitter.pre_tokenize_str(word):
+                if len(piece) <= LONGEST_WORD:
+                    words[piece] += count
+        if len(words) > MOST_WORDS:
+            words = Counter(dict(words.most_common(MOST_WORDS // 2)))
+            if not is_pruned:
+                report(f"there are more than {MOST_WORDS:,} different words; the rarest of them are not counted")
+            is_pruned = True
+    return words
+
+
+def _count_unsplit(texts: Iterator[str], normalizer: Any) -> Counter[str]:
+    """How often what stands between blanks occurs in the next CHARACTERS_A_COUNT of the texts; empty at their end."""
     unsplit: Counter[str] = Counter()
+    characters = 0
     for text in texts:
         unsplit.update(normalizer.normalize_str(text).split())
-    words: Counter[str] = Counter()
-    for word, count in unsplit.items():
-        for piece, _ in splitter.pre_tokenize_str(word):
-            words[piece] += count
-    return words
+        characters += len(text)
+        if characters >= CHARACTERS_A_COUNT and unsplit:
+            break
+    return unsplit
 
 
 def choose_alphabet(words: Counter[str]) -> list[str]:

@@ -130,9 +130,10 @@ def list_labels(text: TaggedText) -> tuple[str, ...]:
 
 @dataclass(frozen=True, eq=False)
 class FeaturedWords(Features):
-    """The features of a split's words, with the sentences that they are of."""
+    """The features of a split's words, with the sentences that they are of; whether they replace a damaged file."""
 
     words: WordWindows
+    is_renewed: bool
 
     def fingerprint(self) -> str:
         """What tells its sentences and their features from any others; the file is named after what made them."""
@@ -145,7 +146,7 @@ def encode(examples: Examples, tokenizer: Any, recipe: Mapping[str, Any], split:
     words = encode_words(examples["text"], examples["labels"], tokenizer, options["max_length"], options["context"])
     if not options["features"]:
         return words
-    path = cache_features(
+    path, is_renewed = cache_features(
         recipe["checkpoint"],
         options["features"],
         words.flatten(),
@@ -153,7 +154,7 @@ def encode(examples: Examples, tokenizer: Any, recipe: Mapping[str, Any], split:
         folder=options["features_dir"],
         half=options["half_features"],
     )
-    return FeaturedWords(path, *words.locate_all()[1:], words)
+    return FeaturedWords(path, *words.locate_all()[1:], words, is_renewed)
 
 
 def collate(items: Sequence[dict[str, Any]]) -> dict[str, Tensor]:
@@ -170,7 +171,8 @@ def describe(data: WordWindows | FeaturedWords, split: str) -> list[str]:
     """How much context there is, and what cannot be predicted; of features, where they are."""
     if isinstance(data, FeaturedWords):
         kept = f"{data.path} ({data.path.stat().st_size / 1e6:,.1f} MB)"
-        return [*describe(data.words, split), f"{split}: features of {len(data.labels):,} words in {kept}"]
+        again = ", computed again: the file did not have its checksum" * data.is_renewed
+        return [*describe(data.words, split), f"{split}: features of {len(data.labels):,} words in {kept}{again}"]
     own, shown = np.diff(data.ends, prepend=0).mean(), (data.stops - data.starts).mean()
     line = f"{split}: {own:.1f} tokens a sentence, {shown:.1f} with context"
     if lost := int((data.firsts == ABSENT).sum()):

@@ -117,10 +117,22 @@ def test_alphabet_is_the_fewest_characters_that_cover_the_text(monkeypatch):
 
 
 def test_words_that_will_be_unknown_are_not_trained_on(monkeypatch):
-    assert "a" * 50 not in train_vocabulary([f"{'a' * 101} " * 99], size=999)
+    assert "a" * 50 not in train_vocabulary([f"{'a' * 101} " * 99 + "a"], size=999)
     monkeypatch.setattr(vocab, "CHARACTER_COVERAGE", 0.9)
     # Without the rare z in the middle the trainer would join the parts to xy.
     assert train_vocabulary(["x y " * 99 + "xzy " * 2], size=99)[5:] == ["x", "y", "##x", "##y"]
+
+
+def test_the_words_that_are_held_are_bounded(monkeypatch):
+    monkeypatch.setattr(vocab, "MOST_WORDS", 500)
+    monkeypatch.setattr(vocab, "CHARACTERS_A_COUNT", 1_000)
+    texts = [f"often {'x' * 101} {number} also,{number}" for number in range(9_000)]
+    lines = []
+    words = count_words(texts, cased=False, report=lines.append)
+    assert 250 <= len(words) <= 500
+    assert (words["often"], words["also"]) == (9_000, 9_000)
+    assert max(map(len, words)) <= 100
+    assert lines == ["there are more than 500 different words; the rarest of them are not counted"]
 
 
 TRAIN = """

@@ -409,6 +409,23 @@ def test_the_encoder_runs_once_for_all_seeds(tmp_path, folder, start, monkeypatc
     assert sorted((tmp_path / "features").iterdir()) == kept
 
 
+def test_features_whose_file_was_damaged_are_computed_again_with_a_line(tmp_path, folder, start):
+    data = NER.recipe["data"] | SMALL | {"dir": str(folder), "features": "last", "features_dir": str(tmp_path / "kept")}
+    examples, tokenizer = NER.load(data, print)["dev"], load_tokenizer(start)
+
+    def encode():
+        return NER.encode(examples, tokenizer, {"data": data, "checkpoint": start}, "dev")
+
+    first, whole = encode(), encode().path.read_bytes()
+    with first.path.open("r+b") as file:
+        file.seek(len(whole) // 2)
+        file.write(bytes(64))
+    said = "computed again: the file did not have its checksum"
+    assert said in NER.describe(encode(), "dev")[-1]
+    assert first.path.read_bytes() == whole
+    assert said not in NER.describe(encode(), "dev")[-1]
+
+
 def test_features_of_another_encoder_are_other_data(tmp_path, folder, start):
     """Under the same name: a run would go on with them beside the encoder that it began with."""
     checkpoint = tmp_path / "bert"
