@@ -6,6 +6,7 @@ TORCH ?= torch==2.13.0
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/installed
+CLIENTS := .venv-clients
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo check format test browser test-browser test-all peer clients coverage clean
@@ -61,9 +62,14 @@ test-all: $(INSTALLED) ## also the slow ones
 peer: $(INSTALLED) ## transformers' own tests of models, on ours and on stock BERT (downloads its source distribution)
 	$(BIN)/python -m tests.peer
 
-clients: $(INSTALLED) ## PEFT, captum, setfit and others on our models and on stock BERT (installs them)
-	$(BIN)/pip install --quiet --quiet --disable-pip-version-check "$(TORCH)" --editable ".[clients]"
-	HF_HUB_OFFLINE=1 $(BIN)/pytest --numprocesses 2 -m clients tests/clients
+clients: $(CLIENTS)/installed ## PEFT, captum, setfit and others on our models and on stock BERT, in .venv-clients
+	HF_HUB_OFFLINE=1 $(CLIENTS)/bin/pytest --numprocesses 2 -m clients tests/clients
+
+$(CLIENTS)/installed: pyproject.toml # apart, because a library that is there changes what transformers imports
+	$(PYTHON) -m venv $(CLIENTS)
+	$(CLIENTS)/bin/pip install --quiet --quiet --disable-pip-version-check "$(TORCH)"
+	$(CLIENTS)/bin/pip install --quiet --quiet --disable-pip-version-check --editable ".[clients]"
+	@touch $@
 
 coverage: $(INSTALLED) ## which lines of bertkit no fast test runs
 	rm -f .coverage .coverage.*
@@ -71,6 +77,6 @@ coverage: $(INSTALLED) ## which lines of bertkit no fast test runs
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report
 
-clean: ## remove .venv, caches and runs of this checkout
-	rm -rf $(VENV) runs build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
+clean: ## remove .venv, .venv-clients, caches and runs of this checkout
+	rm -rf $(VENV) $(CLIENTS) runs build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

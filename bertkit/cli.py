@@ -4,7 +4,6 @@ A user's mistake is one line on standard error and exit code 2; a run stopped by
 """
 
 import atexit
-import errno
 import json
 import os
 import re
@@ -654,7 +653,7 @@ def build_corpus(
         screen.show_statistics(statistics, output)
         screen.say("Next:")
         run = Path("runs", output.name)
-        if run.absolute() == output.absolute():
+        if run.resolve() == output.resolve():
             run = run.with_name(f"{run.name}-bert")
         screen.say(f"  bertkit pretrain --corpus {quote(str(output))} --output {quote(str(run))}")
 
@@ -1299,8 +1298,6 @@ def explain_mistakes() -> Iterator[None]:
         sys.exit(2)
     except Exception as error:
         if line := explain_os_error(error):
-            if getattr(error, "errno", None) == errno.ENOSPC:
-                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.__stdout__.fileno())  # nothing is left to be flushed
             complain(line)
             sys.exit(2)
         # typer's own refusals; which module their class lives in has changed with its versions.
@@ -1331,8 +1328,8 @@ def check_launcher() -> None:
     missing = sorted(LAUNCHED - os.environ.keys())
     if said and missing:
         raise UsageError(
-            f"{said[0]} = {os.environ[said[0]]} in the environment means several processes, but {', '.join(missing)} "
-            f"is not set; unset {said[0]}, or start them with torchrun or accelerate launch, which set all"
+            f"{said[0]} = {os.environ[said[0]]} in the environment means several processes, but these are not set: "
+            f"{', '.join(missing)}; unset {said[0]}, or start them with torchrun or accelerate launch, which set all of them"
         )
 
 

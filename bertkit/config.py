@@ -119,7 +119,7 @@ class BertConfig(PreTrainedConfig):
         if self.add_cross_attention:
             raise ValueError("add_cross_attention is set; bertkit has no cross-attention, use transformers' BertModel")
         if (kind := getattr(self, "position_embedding_type", "absolute")) != "absolute":
-            raise ValueError(f"position_embedding_type is {kind!r}; only absolute ones are here, choose another model")
+            raise ValueError(f"position_embedding_type is {kind!r}; expected 'absolute'; choose another checkpoint")
 
 
 def check_attention(name: Any) -> None:

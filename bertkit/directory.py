@@ -59,20 +59,21 @@ PACKAGES = (
     "torch",
     "transformers",
 )
-ENDINGS = (  # of the names of files that are written in a run's directory
-    ".bin",
-    ".conll",
-    ".json",
-    ".jsonl",
-    ".md",
-    ".png",
-    ".pt",
-    ".pth",
-    ".safetensors",
-    ".toml",
-    ".tsv",
-    ".txt",
-)
+FILES = {  # that a run writes in its directory
+    RECIPE,
+    ENVIRONMENT,
+    LOG,
+    LENGTHS,
+    METRICS,
+    VOCABULARY,
+    "README.md",
+    "config.json",
+    "curves.png",
+    "model.safetensors",
+    "tokenizer.json",
+    "tokenizer_config.json",
+}
+FOLDERS = (BEST, PREDICTIONS, "checkpoint-", f".{BEST}", ".tokenizer", ".step-")  # and how their names begin
 COMPLETE = "complete"  # this file marks a checkpoint as fully written; it holds the checksums of the others
 
 
@@ -139,7 +140,7 @@ def hold_directory(output: Path, patience: float = 5.0) -> Iterator[None]:
     _held.add(handle)
     try:
         _lock(handle, output, patience)
-        check_places(output)
+        check_links(output)
         remove_unfinished(output)
         yield
     finally:
@@ -151,26 +152,25 @@ def hold_directory(output: Path, patience: float = 5.0) -> Iterator[None]:
                 path.rmdir()
 
 
-def check_places(folder: Path) -> None:
-    """Check that no link or folder is where files of a run, or of what is in it, will be written.
+def check_links(folder: Path) -> None:
+    """Check that nothing that is written in a run's directory goes through a link, or is a folder.
 
-    Whoever made the directory may have laid a link to a file of somebody else. The directory itself may be a link, and
-    hidden things of other programs are passed over.
+    The directory itself may be a link. Folders of other programs are not looked into, nor are hidden links of theirs.
 
     Raises:
-        UsageError: something is a link, or a folder has the name of a file.
+        UsageError: one is a link, or a folder has the name of a file.
     """
-    for parent, folders, files in os.walk(folder):
-        names = [name for name in (*folders, *files) if not name.startswith(".") or name == f".{BEST}"]
-        folders[:] = [name for name in folders if name in names]
-        for path in (Path(parent, name) for name in names):
-            if path.is_symlink():
-                raise UsageError(
-                    f"{make_printable(str(path))} is a link, and what it leads to would be overwritten; put a copy in "
-                    "its place, or delete it"
-                )
-            if path.suffix in ENDINGS and path.name in folders:
-                raise UsageError(f"{make_printable(str(path))} is a folder, and a file is to be written; delete it")
+    for path in folder.iterdir():
+        is_own = path.name.startswith(FOLDERS)
+        inside = path.rglob("*") if is_own and path.is_dir() and not path.is_symlink() else ()
+        checked = (path, *inside) if is_own or not path.name.startswith(".") else ()
+        if link := next((each for each in checked if each.is_symlink()), None):
+            raise UsageError(
+                f"{make_printable(str(link))} is a link, and what it leads to would be overwritten; put a copy in its "
+                "place, or delete it"
+            )
+        if path.name in FILES and path.is_dir():
+            raise UsageError(f"{make_printable(str(path))} is a folder, and a file is to be written; delete it")
 
 
 # Handles of the directories that this process keeps others out of. Only a process that is forked needs to know them:

@@ -111,7 +111,7 @@ def explain_os_error(error: BaseException, what: str = "", remedy: str = "") -> 
         what: What could not be read or written; the path alone if not given.
         remedy: The next step, where the caller knows a better one than this module.
     """
-    if isinstance(error, RuntimeError) and isinstance(error.__context__, OSError):
+    if isinstance(error, RuntimeError) and "Symlink loop" in str(error) and isinstance(error.__context__, OSError):
         error = error.__context__  # a circle of links, as pathlib reports it before Python 3.13
     if not isinstance(error, OSError):
         return None
@@ -127,7 +127,8 @@ def explain_disk(error: BaseException, where: str, remedy: str = "") -> str | No
     number = getattr(error, "errno", None)
     for state, step, codes, words in DISKS:
         if number in codes or (number is None and any(word in str(error) for word in words)):
-            subject = f"{where} cannot be written to: " if where else ""
+            use = "read or written" if state == "failing" else "written to"
+            subject = f"{where} cannot be {use}: " if where else ""
             return f"{subject}the disk is {state} ({describe_reason(error, where)}); {remedy or step}"
     return None
 

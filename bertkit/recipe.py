@@ -454,7 +454,7 @@ def _bracket(table: str) -> str:
 def _copy(value: Any) -> Any:
     """Return a deep copy without the keys whose value is None, with `~` and `~user` expanded in texts that begin so."""
     if isinstance(value, str):
-        return os.path.expanduser(value)
+        return os.path.expanduser(value) if "/" in value else value
     if isinstance(value, Mapping):
         return {key: _copy(item) for key, item in value.items() if item is not None}
     return [_copy(item) for item in value] if isinstance(value, list | tuple) else value

@@ -374,7 +374,7 @@ def make_arguments(task: Task, recipe: Recipe, output: Path) -> TrainingArgument
     if (asked := os.environ.get("ACCELERATE_MIXED_PRECISION", "no")) not in ("no", precision):  # which would win
         raise UsageError(
             f"accelerate asks for {asked} (--mixed_precision, ACCELERATE_MIXED_PRECISION) and the recipe for "
-            f"{precision}; leave the first out, and set precision at the top level"
+            f"{precision}; remove --mixed_precision, and set precision in the recipe"
         )
     if train.get("optim") == BERT_ADAM:
         del train["optim"]  # ours, which `make_trainer` hands over
@@ -416,8 +416,8 @@ def make_arguments(task: Task, recipe: Recipe, output: Path) -> TrainingArgument
         )
     if args.lr_scheduler_type in ("reduce_lr_on_plateau", "greedy"):
         raise UsageError(
-            f"lr_scheduler_type = {args.lr_scheduler_type.value} in [train] follows the loss of evaluations, which are "
-            "scored otherwise here; take one that follows the updates, such as linear, cosine or constant"
+            f"lr_scheduler_type = {args.lr_scheduler_type.value} in [train] needs the loss of an evaluation, which "
+            "bertkit does not compute; take one that depends on the update alone, such as linear, cosine or constant"
         )
     names, given = list_scores(task), (train.get("metric_for_best_model") or task.metric).removeprefix("eval_")
     if given not in names:

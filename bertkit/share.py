@@ -12,7 +12,7 @@ import os
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from textwrap import shorten
 from typing import Any
@@ -74,7 +74,7 @@ MEASURES = {  # a score -> the Hub's word for it
     "mlm_accuracy": "accuracy",
     "clm_accuracy": "accuracy",
 }
-HUB_SILENCE = 30.0  # seconds after which a Hub that says nothing is given up
+HUB_TIMEOUT = 30.0  # seconds without an answer of the Hub
 LOGIN = "hf auth login --force"
 REMEDIES = (  # status of the Hub's answer -> what to do
     ((400,), f"mend what it names; the card is {CARD} in the run's directory"),
@@ -484,10 +484,17 @@ def make_public_card(output: Path, repo: str) -> str:
 
 
 def make_public_recipe(path: Path) -> bytes:
-    """The recipe without the folders of this machine."""
+    """Return the recipe without the folders of this machine, as the card has it since the training.
+
+    Where the run was trained it could be seen which names are paths; a card without a recipe is decided on here.
+    """
     with explain_refusal(str(path)):
         recipe = tomllib.loads(path.read_text(encoding="utf-8"))
     hidden = hide_paths(recipe)
+    with suppress(OSError, ValueError, TypeError):
+        card = path.with_name(CARD).read_text(encoding="utf-8")
+        shown = tomllib.loads(re.search(r"^```toml\n(.*?)^```$", card, re.DOTALL | re.MULTILINE)[1])
+        hidden = hide_paths(shown) if shown.keys() == recipe.keys() else hidden
     return path.read_bytes() if hidden == recipe else tomli_w.dumps(hidden).encode()
 
 
@@ -545,10 +552,10 @@ def read_study(folder: Path) -> dict[str, Any] | None:
 def explain_hub(what: str) -> Iterator[None]:
     """What huggingface_hub raises becomes a UsageError that begins with `what`; it says nothing of what it retries.
 
-    It waits up to HUB_SILENCE for each answer, and not without end.
+    It waits up to HUB_TIMEOUT for each answer, and not without end.
     """
     verbosity, session = logging.get_verbosity(), get_session()
-    timeout, session.timeout = session.timeout, HUB_SILENCE
+    timeout, session.timeout = session.timeout, HUB_TIMEOUT
     logging.set_verbosity_error()
     try:
         yield

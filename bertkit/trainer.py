@@ -332,8 +332,7 @@ class Watcher(TrainerCallback):
         if args.world_size == 1 or args.device.type == "cpu" or state.global_step % 16 == 0:
             self.agreed = self.ask_all(args)
         if self.agreed:
-            control.should_training_stop = True
-            control.should_save = not ends_epoch(args, state)
+            control.should_training_stop = control.should_save = True
         elif state.is_world_process_zero and state.global_step % max(1, state.max_steps // 200) == 0:
             self.progress(state.global_step, state.max_steps, {})
         if args.device.type == "cpu" and state.global_step % LOOK_EVERY == 0:
@@ -344,8 +343,6 @@ class Watcher(TrainerCallback):
         # the checkpoint that was just written would be written again with it.
         if self.agreed and not is_at_end(state):
             control.should_evaluate = control.should_save = False
-        elif self.agreed and ends_epoch(args, state):
-            control.should_save = True
 
     def ask_all(self, args) -> int:
         """The signal that any of the processes has got, or 0; all of them have to ask."""
@@ -362,7 +359,7 @@ def is_at_end(state: TrainerState) -> bool:
 
 
 def ends_epoch(args: TrainingArguments, state: TrainerState) -> bool:
-    """Whether a stop after this update saves where the epoch ends, behind the evaluation that may come there.
+    """Return whether the checkpoint of this update is saved where the epoch ends, after its evaluation.
 
     Saved before it, a run that goes on would do without that evaluation and its random numbers; saved before and after,
     the second writing would put the first at risk. Whoever stops a run has to give it the time of an evaluation.
@@ -395,18 +392,20 @@ class Herald(TrainerCallback):
 
 
 class Milestones(TrainerCallback):
-    """Has a checkpoint written after certain updates; where an epoch ends, behind its evaluation (see `ends_epoch`)."""
+    """Save after certain updates, and every checkpoint where an epoch ends after its evaluation (see `ends_epoch`)."""
 
     def __init__(self, updates: Collection[int]) -> None:
         self.updates = updates
+        self.waits = False  # for the end of the epoch
 
     def on_step_end(self, args, state: TrainerState, control: TrainerControl, **kwargs) -> None:
-        if state.global_step in self.updates:
-            control.should_save = not ends_epoch(args, state)
+        control.should_save |= state.global_step in self.updates
+        self.waits = control.should_save and ends_epoch(args, state)
+        control.should_save &= not self.waits
 
     def on_epoch_end(self, args, state: TrainerState, control: TrainerControl, **kwargs) -> None:
-        if state.global_step in self.updates and ends_epoch(args, state):
-            control.should_save = True
+        control.should_save |= self.waits
+        self.waits = False
 
 
 @contextmanager

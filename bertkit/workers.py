@@ -458,9 +458,13 @@ def join_cluster(ray: Any, num_cpus: float, num_gpus: float) -> bool:
 
 
 class ClusterWatch:
-    """Finds out that a Ray cluster is lost: Ray itself would wait for ever, or end this process after a minute."""
+    """Notice that a Ray cluster is lost: Ray itself would wait for ever, or end this process after a minute.
+
+    A client (`ray://`) cannot reach the addresses within its cluster, and is left to Ray.
+    """
 
     def __init__(self, ray: Any) -> None:
+        self.is_client = os.environ.get("RAY_ADDRESS", "").startswith("ray://")
         context = ray.get_runtime_context()
         (node,) = (node for node in ray.nodes() if node["NodeID"] == context.get_node_id())
         self.head = context.gcs_address
@@ -473,6 +477,8 @@ class ClusterWatch:
         Raises:
             UsageError: The head or this machine's part of the cluster has died.
         """
+        if self.is_client:
+            return True
         now = time.monotonic()
         try:
             knock(self.head)

@@ -93,7 +93,7 @@ def test_labels_in_another_spelling_are_the_same(tmp_path):
         ({"architectures": ["\ud800"]}, "is damaged: architectures cannot be right; give a directory"),
         ({"dtype": "-"}, r"is damaged \(.*\); give a directory"),
         ({"dtype": float("-inf")}, r"is damaged \(.*\); give a directory"),
-        ({"position_embedding_type": "relative_key"}, "position_embedding_type is 'relative_key'; only absolute ones"),
+        ({"position_embedding_type": "relative_key"}, "position_embedding_type is 'relative_key'; expected 'absolute'"),
         ({"model_type": "\x1b[31m"}, r"is a model of type '\\x1b\[31m', not bert; give a directory"),
     ],
 )

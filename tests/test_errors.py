@@ -62,8 +62,9 @@ def test_a_path_that_the_system_refuses_is_one_line(tmp_path):
 )
 def test_a_disk_that_cannot_be_written_to_is_one_line(number, words):
     assert explain_os_error(make_error(number)).startswith(words)
+    use = "read or written" if number == errno.EIO else "written to"
     for explain in (explain_full_disk, explain_refusal):
-        with pytest.raises(UsageError, match=re.escape(f"a.html cannot be written to: {words}")), explain("a.html"):
+        with pytest.raises(UsageError, match=re.escape(f"a.html cannot be {use}: {words}")), explain("a.html"):
             raise make_error(number)
 
 
@@ -90,6 +91,13 @@ def test_a_line_has_no_line_break():
     assert "\n" not in explain_os_error(make_error(errno.EACCES, b"a\nb\xff\x1b[31m"))
 
 
+def make_bug():
+    """Make an error that has come while another one about a path was handled."""
+    error = RuntimeError("a bug")
+    error.__context__ = make_error(errno.EACCES, "a")
+    return error
+
+
 @pytest.mark.parametrize(
     "error",
     [
@@ -98,6 +106,7 @@ def test_a_line_has_no_line_break():
         make_error(errno.ENOENT, "a"),
         make_error(errno.EEXIST, os.getcwd()),
         RuntimeError("Symlink loop"),
+        make_bug(),
         ZeroDivisionError("No such thing"),
         zipfile.BadZipFile("no zip"),
     ],

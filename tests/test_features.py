@@ -401,7 +401,7 @@ def test_a_model_that_gives_nan_or_infinite_vectors_is_refused(value, name, chec
 def test_an_output_that_is_the_input_is_refused(checkpoint, tmp_path):
     source = tmp_path / "a.jsonl"
     source.write_text("good\n")
-    with pytest.raises(UsageError, match=r"a.jsonl is the file of the inputs and would be replaced; name another"):
+    with pytest.raises(UsageError, match=r"a.jsonl is also the input, and would be replaced; name another"):
         extract(checkpoint, source, "last", tmp_path / "." / "a.jsonl")
     assert source.read_text() == "good\n"
 

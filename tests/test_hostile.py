@@ -137,7 +137,9 @@ def test_weights_in_files_elsewhere_are_refused(tmp_path):
         load_model(BertForSequenceClassification, str(folder), {})
 
 
-@pytest.mark.parametrize("name", ["recipe.toml", ".best", "predictions", "checkpoint-4/model.safetensors"])
+@pytest.mark.parametrize(
+    "name", ["recipe.toml", ".best", ".tokenizer", "predictions", "checkpoint-4/model.safetensors", "predictions/a/b"]
+)
 def test_nothing_is_written_through_a_link_in_a_run_directory(tmp_path, name):
     outside, output = tmp_path / "outside", tmp_path / "link" / "run"
     (tmp_path / "disk").mkdir()
@@ -145,6 +147,9 @@ def test_nothing_is_written_through_a_link_in_a_run_directory(tmp_path, name):
     outside.touch()
     (output / name).parent.mkdir(parents=True)
     (output / ".venv").symlink_to(outside)  # of another program
+    (output / "wandb").mkdir()
+    (output / "wandb" / "latest-run").symlink_to(outside)
+    (output / "checkpoint-bert.bin").mkdir()  # a study's folder of a setting
     for target in (outside, tmp_path, "gone", (output / name).name):  # a file, a folder, nothing, the link itself
         (output / name).symlink_to(target)
         with pytest.raises(UsageError, match=rf"^{output / name} is a link, .*; put a copy in"):

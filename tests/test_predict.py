@@ -578,7 +578,7 @@ def test_an_output_that_is_the_input_is_refused(name, tmp_path, monkeypatch):
     (tmp_path / "twin.txt").hardlink_to(tmp_path / "a.txt")
     with (tmp_path / "a.txt").open() as stdin:
         monkeypatch.setattr("sys.stdin", stdin)
-        with pytest.raises(UsageError, match="is the file of the inputs and would be replaced; name another with"):
+        with pytest.raises(UsageError, match="is also the input, and would be replaced; name another with"):
             check_output("-" if name == "-" else "a.txt", tmp_path / ("a.txt" if name == "-" else name))
         check_output("-", tmp_path / "b.txt")
         check_output("-", Path(os.devnull))

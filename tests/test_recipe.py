@@ -108,7 +108,7 @@ def valid_recipes(draw: st.DrawFn) -> dict[str, Any]:
             recipe[key] = draw(st.integers(1, 2**40))
     for table in draw(st.lists(st.sampled_from(TABLES), unique=True)):
         recipe[table] = draw_table(table)
-    for key in ("per_device_train_batch_size", "per_device_eval_batch_size"):
+    for key in ("per_device_train_batch_size", "per_device_eval_batch_size", "eval_accumulation_steps"):
         if key in recipe.get("train", {}):
             recipe["train"][key] = draw(st.integers(1, 2**20))
     for key in STEPS:
@@ -222,8 +222,8 @@ def test_a_home_is_expanded_wherever_a_recipe_comes_from(tmp_path: Path, monkeyp
     assert read_recipe(tmp_path / "recipe.toml") == {
         "data": {"corpus": ["/home/ada/a", "b~", "~nobody-at-all/c", "$HOME"]}
     }
-    assert merge({"checkpoint": "~"}, parse_setting("data.vocab=~/v")) == {
-        "checkpoint": "/home/ada",
+    assert merge({"checkpoint": "~/bert"}, parse_setting("data.vocab=~/v")) == {
+        "checkpoint": "/home/ada/bert",
         "data": {"vocab": "/home/ada/v"},
     }
 

@@ -234,10 +234,13 @@ def test_every_key_of_the_library_trains_or_is_refused_at_the_start(tmp_path):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"RANK": "1"}, "RANK = 1 .* but MASTER_ADDR, MASTER_PORT, WORLD_SIZE is not set; unset RANK, or start"),
-        ({"WORLD_SIZE": "2"}, "WORLD_SIZE = 2 .* but MASTER_ADDR, MASTER_PORT, RANK is not set"),
-        ({"RANK": "1", "WORLD_SIZE": "2"}, "RANK = 1 .* but MASTER_ADDR, MASTER_PORT is not set"),
-        ({"LOCAL_RANK": "0"}, "LOCAL_RANK = 0 .* is not set"),
+        (
+            {"RANK": "1"},
+            "RANK = 1 .* but these are not set: MASTER_ADDR, MASTER_PORT, WORLD_SIZE; unset RANK, or start",
+        ),
+        ({"WORLD_SIZE": "2"}, "WORLD_SIZE = 2 .* but these are not set: MASTER_ADDR, MASTER_PORT, RANK;"),
+        ({"RANK": "1", "WORLD_SIZE": "2"}, "RANK = 1 .* but these are not set: MASTER_ADDR, MASTER_PORT;"),
+        ({"LOCAL_RANK": "0"}, "LOCAL_RANK = 0 .* these are not set: "),
         ({"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "-1"}, ""),  # alone
     ],
 )
@@ -484,7 +487,7 @@ def test_another_precision_by_accelerate_launch_is_refused(recipe, tmp_path, mon
     """It would win over the recipe's in silence."""
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", asked)
     with pytest.raises(
-        UsageError, match=f"accelerate asks for {asked} .* and the recipe for fp32; leave the first out"
+        UsageError, match=f"accelerate asks for {asked} .* and the recipe for fp32; remove --mixed_precision"
     ):
         run(PRETRAIN, recipe, output=tmp_path / "run")
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "no")  # which it sets where nothing is asked
@@ -536,9 +539,9 @@ def test_the_stable_preset_corrects_the_bias(recipe, tmp_path):
         ({"train": {"lr_scheduler_type": "warmup_stable_decay"}}, r"\[train\] is refused: .*num_decay_steps"),
         (
             {"train": {"lr_scheduler_type": "reduce_lr_on_plateau"}},
-            r"= reduce_lr_on_plateau in \[train\] follows the loss",
+            r"= reduce_lr_on_plateau in \[train\] needs the loss",
         ),
-        ({"train": {"lr_scheduler_type": "greedy"}}, r"= greedy in \[train\] follows the loss .*, such as linear"),
+        ({"train": {"lr_scheduler_type": "greedy"}}, r"= greedy in \[train\] needs the loss .*, such as linear"),
         (
             {"train": {"metric_for_best_model": "f1"}},
             r"'f1' in \[train\] is no score of pretrain; expected perplexity, ",

@@ -7,12 +7,14 @@ import shutil
 import socket
 import subprocess
 import sys
+import tomllib
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import tomli_w
 import torch
 from huggingface_hub import ModelCard, ModelCardData, constants
 from markdown_it import MarkdownIt
@@ -286,6 +288,17 @@ def test_paths_shrink_to_their_last_part(tmp_path, monkeypatch):
     assert share.hide_paths({"seed": 42, "freeze": True, "path": "/"}) == {"seed": 42, "freeze": True, "path": "/"}
 
 
+def test_a_path_where_the_run_was_trained_is_no_name_where_it_is_pushed(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    recipe = {"task": "pretrain", "data": {"corpus": ["clients/acme", "ada/books"]}}
+    (tmp_path / "clients" / "acme").mkdir(parents=True)
+    (tmp_path / "recipe.toml").write_text(tomli_w.dumps(recipe))
+    (tmp_path / "README.md").write_text(f"## Recipe\n\n```toml\n{tomli_w.dumps(share.hide_paths(recipe))}```\n")
+    monkeypatch.chdir("/")
+    published = tomllib.loads(share.make_public_recipe(tmp_path / "recipe.toml").decode())
+    assert published["data"]["corpus"] == ["acme", "ada/books"]
+
+
 LABELS = ["`", "``a`b```", "a | b", "<script>alert(1)</script>", "a\n\n# b", "*a*_b_", "[a](b)", "\\`", "&lt;", ""]
 
 
@@ -447,7 +460,7 @@ def fail(*request, **what):
 def be_silent(*request):
     def spoil(hub, patch):
         hub.fail(*request, stall=0.8, times=9)
-        patch.setattr(share, "HUB_SILENCE", 0.2)
+        patch.setattr(share, "HUB_TIMEOUT", 0.2)
 
     return spoil
 

@@ -167,18 +167,36 @@ def test_kill_9_changes_nothing_of_curve_and_weights(recipe, straight, tmp_path,
     assert_same_run(tmp_path / "run", straight)
 
 
+def make_short_recipe(folder, **train):
+    """A fine-tuning that ends within an epoch; a constant rate lets one update more move the weights."""
+    return {
+        "checkpoint": str(write_checkpoint(folder / "bert", hidden_dropout_prob=0.1)),
+        "batch_size": 4,
+        "precision": "fp32",
+        "data": {"dir": str(write_glue(folder / "glue")), "max_length": 32},
+        "train": {"lr_scheduler_type": "constant", "save_steps": 100, **train},
+    }
+
+
+def test_a_run_that_dies_in_its_last_evaluation_does_it_again(tmp_path, monkeypatch):
+    """The checkpoint of the last update is written behind the evaluation, although it is also one of `save_steps`."""
+    recipe = make_short_recipe(tmp_path, max_steps=4, save_strategy="steps", save_steps=2, eval_strategy="epoch")
+    metrics = run(TASKS["rte"], recipe, output=tmp_path / "straight")
+    monkeypatch.setattr(trainer.BertTrainer, "evaluate", lambda self, *args, **kwargs: {}["dies"])
+    with pytest.raises(KeyError):
+        run(TASKS["rte"], recipe, output=tmp_path / "run")
+    monkeypatch.undo()
+    assert run(TASKS["rte"], recipe, output=tmp_path / "run") == metrics
+    assert_same_run(tmp_path / "run", tmp_path / "straight")
+    assert any("eval_accuracy" in entry for entry in read_curve(tmp_path / "run"))
+
+
 @pytest.mark.parametrize(
     "train", [{"max_steps": 4, "eval_strategy": "epoch"}, {"num_train_epochs": 0.4, "eval_strategy": "no"}]
 )
 def test_a_stop_after_the_last_update_changes_nothing(tmp_path, train):
-    """In the middle of an epoch, where the Trainer would train on; a constant rate lets it move the weights."""
-    recipe = {
-        "checkpoint": str(write_checkpoint(tmp_path / "bert", hidden_dropout_prob=0.1)),
-        "batch_size": 4,
-        "precision": "fp32",
-        "data": {"dir": str(write_glue(tmp_path / "glue")), "max_length": 32},
-        "train": train | {"lr_scheduler_type": "constant", "save_steps": 100},
-    }
+    """In the middle of an epoch, where the Trainer would train on."""
+    recipe = make_short_recipe(tmp_path, **train)
     metrics = run(TASKS["rte"], recipe, output=tmp_path / "straight")
     last = metrics["updates"]
     assert last in (4, 5)

@@ -50,7 +50,7 @@ def check_output(source: str, output: Path) -> None:
     with suppress(OSError):  # there is no such output yet, or standard input is no file
         read = sys.stdin.fileno() if source == STDIN else source
         if output.is_file() and os.path.samestat(os.stat(read), output.stat()):
-            raise UsageError(f"{output} is the file of the inputs and would be replaced; name another with --output")
+            raise UsageError(f"{output} is also the input, and would be replaced; name another with --output")
 
 
 def read_inputs(source: str) -> Iterator[Line]:
@@ -113,9 +113,9 @@ def walk_lines(file: BinaryIO) -> Iterator[tuple[int, str | UsageError]]:
     """The number of each line from 1, and its text or what is wrong; one that is too long is never held whole."""
     most = 4 * LONGEST_LINE + len("\ufeff\r\n".encode())  # bytes
     for number in count(1):
-        if not (line := file.readline(most)):
+        if not (line := file.readline(most + 1)):
             return
-        is_cut = len(line) == most
+        is_cut = len(line) > most
         while is_cut and line and not line.endswith(b"\n"):
             line = file.readline(most)
         text = decode_line(line, number) if not is_cut else ""

@@ -171,7 +171,7 @@ def describe(data: WordWindows | FeaturedWords, split: str) -> list[str]:
     """How much context there is, and what cannot be predicted; of features, where they are."""
     if isinstance(data, FeaturedWords):
         kept = f"{data.path} ({data.path.stat().st_size / 1e6:,.1f} MB)"
-        again = ", computed again: the file did not have its checksum" * data.is_renewed
+        again = ", computed again: the checksum of the cached file was wrong" * data.is_renewed
         return [*describe(data.words, split), f"{split}: features of {len(data.labels):,} words in {kept}{again}"]
     own, shown = np.diff(data.ends, prepend=0).mean(), (data.stops - data.starts).mean()
     line = f"{split}: {own:.1f} tokens a sentence, {shown:.1f} with context"

@@ -420,7 +420,7 @@ def test_features_whose_file_was_damaged_are_computed_again_with_a_line(tmp_path
     with first.path.open("r+b") as file:
         file.seek(len(whole) // 2)
         file.write(bytes(64))
-    said = "computed again: the file did not have its checksum"
+    said = "computed again: the checksum of the cached file was wrong"
     assert said in NER.describe(encode(), "dev")[-1]
     assert first.path.read_bytes() == whole
     assert said not in NER.describe(encode(), "dev")[-1]
