@@ -1329,7 +1329,7 @@ def check_launcher() -> None:
     if said and missing:
         raise UsageError(
             f"{said[0]} = {os.environ[said[0]]} in the environment means several processes, but these are not set: "
-            f"{', '.join(missing)}; unset {said[0]}, or start them with torchrun or accelerate launch, which set all of them"
+            f"{', '.join(missing)}; unset {said[0]}, or start them with torchrun or accelerate launch"
         )
 
 
