@@ -35,7 +35,7 @@ TRIES = 3  # of a run whose workers die
 GRACE = 60.0  # seconds for a worker to finish an update and write a checkpoint
 LONGEST = 300  # characters of a reason
 GOES_ON = "the same command goes on (a cluster that RAY_ADDRESS names has to be started again first)"
-TICK = 0.2  # seconds between two looks at the runs
+POLL = 0.2  # seconds between two looks at the runs
 PATIENCE = 20.0  # seconds for a cluster's head to come back; after 60 Ray ends this process
 
 
@@ -465,6 +465,8 @@ class ClusterWatch:
 
     def __init__(self, ray: Any) -> None:
         self.is_client = os.environ.get("RAY_ADDRESS", "").startswith("ray://")
+        if self.is_client:
+            return
         context = ray.get_runtime_context()
         (node,) = (node for node in ray.nodes() if node["NodeID"] == context.get_node_id())
         self.head = context.gcs_address
@@ -484,7 +486,7 @@ class ClusterWatch:
             knock(self.head)
         except UsageError:
             if now - self.answered < PATIENCE:
-                time.sleep(TICK)
+                time.sleep(POLL)
                 return False
             raise UsageError(f"the head of the Ray cluster ({self.head}) has died; {GOES_ON}") from None
         self.answered = now
@@ -558,7 +560,7 @@ def work_on_cluster(
                 told = True
                 for future in running:
                     ray.cancel(future)  # as Ctrl-C would
-            finished, _ = ray.wait(list(running), timeout=TICK)
+            finished, _ = ray.wait(list(running), timeout=POLL)
             watch.check()  # to take a result from a raylet that has died would end this process
             with contextlib.suppress(ray.exceptions.RayError):  # without its queue the study only looks idle
                 for number, message in queue.get_nowait_batch(queue.qsize()):

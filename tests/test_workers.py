@@ -384,3 +384,9 @@ def test_more_than_this_machine_has_is_refused_by_ray(recipe, tmp_path, monkeypa
     definition = {"tasks": ["pretrain"], "recipe": recipe, "num_cpus": 4096}
     with pytest.raises(UsageError, match=r"num_cpus is 4096, but this machine has \d+; lower it, or name a cluster"):
         run_study(make_study(definition), output=tmp_path / "study", workers="ray")
+
+
+def test_a_cluster_that_is_reached_as_a_client_is_left_to_ray(monkeypatch):
+    """The addresses within it cannot be reached, so Ray is not even asked for them."""
+    monkeypatch.setenv("RAY_ADDRESS", "ray://127.0.0.1:10001")
+    assert ClusterWatch(ray=None).check()
