@@ -63,7 +63,7 @@ from bertkit.errors import UsageError, explain_full_disk, join_lines
 from bertkit.recipe import find_recipe_differences, name_differences
 from bertkit.signals import await_note, follow, keep_from_interrupts, note_signals
 from bertkit.whole import remove_unfinished, write_json
-from bertkit.workers import TRIES, ClusterWatch, import_ray, join_cluster
+from bertkit.workers import TRIES, ClusterWatch, join_cluster
 
 if TYPE_CHECKING:
     from transformers import BertTokenizerFast
@@ -457,14 +457,9 @@ def serve(work: Work, job: Job) -> list[str]:
 
 def build_on_ray(work: Work, jobs: Sequence[Job], tracker: Tracker, report: Callable[[str], None]) -> None:
     """Builds the pieces as Ray tasks, one a CPU; their parts come back and are written here."""
-    ray = import_ray()
     os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")  # of parts that nobody wants after their worker was lost
-    started = join_cluster(ray, 1, 0)
-    try:
+    with join_cluster(1, 0) as ray:
         work_on_cluster(ray, work, jobs, tracker, report)
-    finally:
-        if started:
-            ray.shutdown()
 
 
 def work_on_cluster(ray: Any, work: Work, jobs: Sequence[Job], tracker: Tracker, report: Callable[[str], None]) -> None:

@@ -16,11 +16,13 @@ import os
 import pickle
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 import traceback
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -35,6 +37,8 @@ TRIES = 3  # of a run whose workers die
 GRACE = 60.0  # seconds for a worker to finish an update and write a checkpoint
 LONGEST = 300  # characters of a reason
 GOES_ON = "the same command goes on (a cluster that RAY_ADDRESS names has to be started again first)"
+ENDED = f"bertkit: this process was ended, as Ray does when its head or raylet has died; {GOES_ON}\n"
+LAST_WORDS = f"import sys; sys.stdin.read() or sys.stderr.write({ENDED!r})"
 POLL = 0.2  # seconds between two looks at the runs
 PATIENCE = 20.0  # seconds for a cluster's head to come back; after 60 Ray ends this process
 
@@ -426,14 +430,34 @@ def knock(address: str) -> None:
         ) from None
 
 
-def join_cluster(ray: Any, num_cpus: float, num_gpus: float) -> bool:
-    """Whether Ray has been started here: on the cluster that RAY_ADDRESS names, or a new one on this machine alone.
+@contextlib.contextmanager
+def join_cluster(num_cpus: float, num_gpus: float) -> Iterator[Any]:
+    """Give Ray, connected to the cluster that RAY_ADDRESS names, or to a new one on this machine alone.
 
     Raises:
-        UsageError: no cluster there, or a job asks for more than this machine has.
+        UsageError: Ray is not installed, no cluster is there, or a job asks for more than this machine has.
     """
+    ray = import_ray()
     if ray.is_initialized():
-        return False
+        yield ray
+        return
+    # A thread of Ray's ends this process without a word if it notices a lost raylet first; then another one speaks.
+    command = [sys.executable, "-I", "-S", "-c", LAST_WORDS]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True) as speaker:
+        try:
+            connect(ray, num_cpus, num_gpus)
+            yield ray
+        except OSError as error:
+            if error.errno is not None:  # of a file
+                raise
+            raise UsageError(f"the Ray cluster has lost this machine ({error}); {GOES_ON}") from None
+        finally:
+            ray.shutdown()
+            speaker.communicate(b"over")
+
+
+def connect(ray: Any, num_cpus: float, num_gpus: float) -> None:
+    """Start Ray as `join_cluster` says."""
     address = os.environ.get("RAY_ADDRESS") or "local"
     alone = {"include_dashboard": False} if address == "local" else {}
     knock(address)
@@ -449,12 +473,10 @@ def join_cluster(ray: Any, num_cpus: float, num_gpus: float) -> bool:
         there = ray.cluster_resources()
         for kind, asked in (("CPU", num_cpus), ("GPU", num_gpus)):
             if asked > there.get(kind, 0):
-                ray.shutdown()
                 raise UsageError(
                     f"num_{kind.lower()}s is {asked:g}, but this machine has {there.get(kind, 0):g}; lower it, "
                     "or name a cluster in RAY_ADDRESS"
                 )
-    return True
 
 
 class ClusterWatch:
@@ -504,13 +526,8 @@ def run_on_ray(
 
     Where a worker does not share our disk, what a run has written comes back, but for checkpoints and weights.
     """
-    ray = import_ray()
-    started = join_cluster(ray, num_cpus, num_gpus)
-    try:
+    with join_cluster(num_cpus, num_gpus) as ray:
         return work_on_cluster(ray, jobs, prepared, handle, num_cpus, num_gpus)
-    finally:
-        if started:
-            ray.shutdown()
 
 
 def work_on_cluster(

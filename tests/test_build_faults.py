@@ -325,10 +325,9 @@ def test_on_ray_a_lost_worker_costs_nothing_that_is_finished(place, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("part", "words"), [("gcs_server", "the head of the Ray cluster "), ("raylet", "the Ray cluster has lost ")]
-)
-def test_on_ray_a_lost_cluster_is_one_line_and_the_same_command_goes_on(place, tmp_path, part, words):
+@pytest.mark.parametrize("part", ["gcs_server", "raylet"])
+def test_on_ray_a_lost_cluster_is_one_line_and_the_same_command_goes_on(place, tmp_path, part):
+    """The loss is noticed first by us or by Ray, which then ends the process."""
     (tmp_path / "script.py").write_text(SCRIPT.format(piece_bytes=5_000_000, shard_tokens=600, batch=1_000_000))
     (tmp_path / "vocab").symlink_to(place / "vocab")
     write_large(tmp_path / "texts.txt", 10)
@@ -342,10 +341,9 @@ def test_on_ray_a_lost_cluster_is_one_line_and_the_same_command_goes_on(place, t
         ]
         os.kill(number, signal.SIGKILL)
         _, err = process.communicate(timeout=300)
-    assert process.returncode == 2
-    last = err.splitlines()[-1]
-    assert last.startswith(f"bertkit: {words}")
-    assert " the same command goes on " in last
+    assert process.returncode == (1 if "this process was ended" in err else 2)
+    words = "the head of .* has died|the Ray cluster has lost this machine .*|this process was ended, .*"
+    assert re.fullmatch(f"bertkit: ({words}); the same command goes on .*", err.splitlines()[-1])
     there = list_finished(made)
     assert run(tmp_path, made, "--workers", "2")[0] == 0
     assert there.items() <= list_finished(made).items()

@@ -20,6 +20,7 @@ from bertkit import cli
 from bertkit.report import write_table
 from bertkit.submission import FILES
 from tests.official import write_checkpoint, write_conll, write_glue, write_squad, write_swag
+from tests.test_build_faults import limit_files
 from tests.test_report import make_results, score_by_hand
 from tests.test_run import write_text
 
@@ -233,6 +234,17 @@ def test_a_dry_run_writes_nothing(call, tmp_path):
     assert "parameters: " in out
     assert "nothing was trained or written" in out
     assert not (tmp_path / "runs").exists()
+
+
+def test_vocab_on_a_full_disk_leaves_nothing_that_it_refuses(call, tmp_path):
+    write_text(tmp_path / "good.txt")
+    command = ["vocab", "good.txt", "--size", "90", "--output", "made"]
+    with limit_files(3000):
+        code, _, err = call(*command)
+    assert (code, err.count("\n")) == (2, 1)
+    assert err.startswith("bertkit: made cannot be written to: the disk is full (")
+    assert list((tmp_path / "made").iterdir()) == []
+    assert call(*command)[0] == 0
 
 
 def test_vocab_writes_a_vocabulary_that_a_run_can_use(call, tmp_path):

@@ -33,6 +33,7 @@ from bertkit.run import MEASURED, measure_lengths, run
 from bertkit.tasks import TASKS
 from bertkit.tasks.squad import VERSIONS, choose, collect_answers, rate, trace, tune
 from tests.official import write_checkpoint, write_conll, write_glue, write_squad
+from tests.test_build_faults import limit_files
 from tests.test_report import PAPER, make_results, score_by_hand
 from tests.test_report import TASKS as COLUMNS
 from tests.test_run import make_recipe, write_text
@@ -538,6 +539,15 @@ def test_the_command_writes_the_page_and_says_where(root, tmp_path, monkeypatch,
     assert not stop.value.code
     assert capsys.readouterr().out == f"1 run and 0 studies in {tmp_path / 'page.html'}\n"
     assert read_page(tmp_path / "page.html").find("h1") == [str(root / "mrpc")]
+
+
+def test_a_full_disk_is_one_line_and_leaves_no_page(root, call, tmp_path, undrawn):
+    call("report", root / "mrpc", "--output", "whole.html")
+    with limit_files((tmp_path / "whole.html").stat().st_size // 2):
+        code, _, err = call("report", root / "mrpc", "--output", "page.html")
+    assert (code, err.count("\n")) == (2, 1)
+    assert err.startswith("bertkit: the page page.html cannot be written to: the disk is full (")
+    assert [path.name for path in tmp_path.iterdir()] == ["whole.html"]
 
 
 # --- Whose words they are ---------------------------------------------------------------------------------------------

@@ -291,7 +291,7 @@ import json, os, signal, sys
 from pathlib import Path
 from bertkit.study import make_study, run_study
 killed = []
-def list_tasks():
+def list_victims(name):
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal():
@@ -299,22 +299,33 @@ def list_tasks():
                 title = (entry / "cmdline").read_bytes().decode(errors="replace")
             except OSError:
                 continue
-            if title.startswith("ray::do_on_ray"):
+            if name in title.split("\\0")[0]:
                 found.append(int(entry.name))
     return sorted(found)
 def watch(results):
     runs = [run for cell in results["cells"] for run in cell["runs"]]
     finished = [run for run in runs if run["status"] == "finished"]
     busy = [run for run in runs if run["status"] == "running" and run["update"] > 8]
-    if finished and busy and not killed and (tasks := list_tasks()):
-        killed.append(tasks[0])
-        os.kill(tasks[0], signal.SIGKILL)
+    if finished and busy and not killed and (victims := list_victims(sys.argv[4])):
+        killed.append(victims[0])
+        os.kill(victims[0], signal.SIGKILL)
 if __name__ == "__main__":
     study = make_study(json.loads(Path(sys.argv[1]).read_text()))
     lines = []
     run_study(study, output=sys.argv[2], workers="ray", report=lines.append, progress=watch)
     Path(sys.argv[3]).write_text(json.dumps({"killed": killed, "lines": lines}))
 """
+
+
+def run_ray_script(definition, folder, victim):
+    """A study on a local Ray, its output in ray/; a process of this name is killed while one run is finished."""
+    (folder / "study.json").write_text(json.dumps(definition))
+    (folder / "script.py").write_text(RAY_SCRIPT)
+    files = [str(folder / name) for name in ("script.py", "study.json", "ray", "said.json")]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    environment.pop("RAY_ADDRESS", None)
+    command = [sys.executable, *files, victim]
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=900)
 
 
 class Cluster:
@@ -360,14 +371,7 @@ def test_ray_loses_a_worker_and_no_finished_run(recipe, tmp_path):
     train = {"max_steps": 60, "save_steps": 10}
     definition = {"tasks": ["pretrain"], "recipe": merge(recipe, {"train": train}), "seeds": [1, 2, 3, 4]}
     run_study(make_study(definition), output=tmp_path / "straight")
-    (tmp_path / "study.json").write_text(json.dumps(definition))
-    (tmp_path / "script.py").write_text(RAY_SCRIPT)
-    files = [str(tmp_path / name) for name in ("script.py", "study.json", "ray", "said.json")]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    environment.pop("RAY_ADDRESS", None)
-    done = subprocess.run(
-        [sys.executable, *files], capture_output=True, text=True, check=False, env=environment, timeout=900
-    )
+    done = run_ray_script(definition, tmp_path, "ray::do_on_ray")
     assert done.returncode == 0, done.stderr[-2000:]
     said = json.loads((tmp_path / "said.json").read_text())
     assert len(said["killed"]) == 1
@@ -376,6 +380,22 @@ def test_ray_loses_a_worker_and_no_finished_run(recipe, tmp_path):
     assert (tmp_path / "ray" / "table.md").read_text() == (tmp_path / "straight" / "table.md").read_text()
     assert done.stdout == ""
     assert "ray" not in done.stderr.lower()
+
+
+@pytest.mark.slow
+def test_a_study_whose_ray_is_lost_ends_in_one_line_and_goes_on(recipe, tmp_path):
+    """The head is killed when the first run is finished; the same study goes on with this process's own workers."""
+    train = {"max_steps": 60, "save_steps": 10}
+    definition = {"tasks": ["pretrain"], "recipe": merge(recipe, {"train": train}), "seeds": [1, 2, 3, 4]}
+    done = run_ray_script(definition, tmp_path, "gcs_server")
+    output = tmp_path / "ray"
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith("bertkit.errors.UsageError: the head of the Ray cluster ")
+    finished = {path: path.stat().st_mtime_ns for path in output.rglob("metrics.json")}
+    assert 1 <= len(finished) < 4
+    results = run_study(make_study(definition), output=output, workers=2)
+    assert [run["status"] for cell in results["cells"] for run in cell["runs"]] == ["finished"] * 4
+    assert {path: path.stat().st_mtime_ns for path in finished} == finished
 
 
 @pytest.mark.slow
