@@ -10,10 +10,10 @@ from typing import Any
 __version__ = version("bertkit")
 
 _HOMES = {
-    "bertkit.attention": ("Packed", "Padded"),
-    "bertkit.config": ("BertConfig",),
+    "bertkit.model.attention": ("Packed", "Padded"),
+    "bertkit.model.config": ("BertConfig",),
     "bertkit.errors": ("UsageError",),
-    "bertkit.model": (
+    "bertkit.model.bert": (
         "BertBiLSTMForMultipleChoice",
         "BertBiLSTMForQuestionAnswering",
         "BertBiLSTMForSequenceClassification",
@@ -29,9 +29,9 @@ _HOMES = {
         "BertLMHeadModel",
         "BertModel",
     ),
-    "bertkit.optim": ("BertAdam",),
-    "bertkit.predict": ("Predictor",),
-    "bertkit.recipe": ("read_recipe",),
+    "bertkit.model.optim": ("BertAdam",),
+    "bertkit.inference.predictor": ("Predictor",),
+    "bertkit.training.recipe": ("read_recipe",),
     "bertkit.tasks": ("TASKS", "Task"),
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}

@@ -14,7 +14,9 @@ LONGEST = 500  # characters of what a library says
 # Libraries that carry bytes over a network; huggingface_hub has changed from one to another more than once.
 TRANSPORTS = ("aiohttp", "httpcore", "httpcore2", "httpx", "httpx2", "requests", "urllib3")
 
-UNFINISHED = re.compile(r"\.([^/]+)\.[0-9a-f]{8}-\d+\.unfinished$")  # the name while it is written (`bertkit.whole`)
+UNFINISHED = re.compile(
+    r"\.([^/]+)\.[0-9a-f]{8}-\d+\.unfinished$"
+)  # the name while it is written (`bertkit.system.files`)
 DENIED = "change its permissions or those of the folders above it, or name another path"
 PATHS = {  # what the system says of a path -> the next step
     errno.EACCES: DENIED,

@@ -15,8 +15,8 @@ from huggingface_hub import constants
 from torch import Tensor
 
 from bertkit import cli
-from bertkit import model as ours
-from bertkit.config import BertConfig
+from bertkit.model import bert as ours
+from bertkit.model.config import BertConfig
 from tests.hub import serve
 
 TINY = {

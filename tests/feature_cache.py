@@ -13,12 +13,12 @@ from statistics import median
 import torch
 
 from bertkit.bench.measure import alternate
-from bertkit.data.words import pad_words
-from bertkit.device import choose_precision
-from bertkit.optim import BertAdam
-from bertkit.run import complete, make_model
+from bertkit.data.tagging import pad_words
+from bertkit.model.optim import BertAdam
+from bertkit.model.precision import choose_precision
 from bertkit.tasks import TASKS
 from bertkit.tasks.ner import place_words
+from bertkit.training.run import complete, make_model
 
 
 def run_epoch(model, batches, optimizer):

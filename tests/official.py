@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from bertkit import BertForSequenceClassification, BertModel
-from bertkit.config import BertConfig
-from bertkit.data.vocab import make_tokenizer, save_tokenizer
+from bertkit.data.tokenizer import make_tokenizer, save_tokenizer
+from bertkit.model.config import BertConfig
 from bertkit.tasks.glue import BENCHMARKS, NLI
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]

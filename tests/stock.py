@@ -26,7 +26,7 @@ from transformers import (
     set_seed,
 )
 
-from bertkit.optim import BertAdam
+from bertkit.model.optim import BertAdam
 
 # folder, header, texts, label, classes
 TASKS = {

@@ -15,10 +15,10 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForQuestionAnswering, Trainer, TrainingArguments, set_seed
 
-from bertkit.data.sequence import pad
+from bertkit.data.sequences import pad
 from bertkit.data.spans import keep_top
-from bertkit.data.vocab import load_tokenizer
-from bertkit.optim import BertAdam
+from bertkit.data.tokenizer import load_tokenizer
+from bertkit.model.optim import BertAdam
 from bertkit.tasks import TASKS
 
 

@@ -22,14 +22,14 @@ from pathlib import Path
 
 import pytest
 
-from bertkit.data.shards import SHARD_NAME
-from bertkit.data.vocab import make_tokenizer, save_tokenizer, train_vocabulary
-from bertkit.directory import COMPLETE, ENVIRONMENT, LOG, METRICS
+from bertkit.data.pretraining.store import SHARD_NAME
+from bertkit.data.tokenizer import make_tokenizer, save_tokenizer, train_vocabulary
+from bertkit.training.run_dir import COMPLETE, ENVIRONMENT, LOG, METRICS
+from tests.data.pretraining.test_build_faults import SCRIPT
 from tests.official import write_checkpoint, write_glue, write_squad
-from tests.test_build_faults import SCRIPT
-from tests.test_run import write_text
-from tests.test_trainer import read_curve
-from tests.test_workers import list_children
+from tests.studies.test_workers import list_children
+from tests.training.test_run import write_text
+from tests.training.test_trainer import read_curve
 
 SURROUNDINGS = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "COLUMNS": "120"}
 MADE = "made"  # what a command makes, in the directory that it is given in
@@ -361,7 +361,8 @@ def test_killed_at_any_moment_nothing_finished_is_lost_and_the_end_is_the_same(c
 # --- Hurt in other ways -----------------------------------------------------------------------------------------------
 
 IMPATIENT = """
-from bertkit import cli, trainer
+from bertkit import cli
+from bertkit.training import trainer
 
 trainer.SECONDS_OF_WAITING = 3.0
 cli.main()

@@ -34,22 +34,19 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from bertkit import features, triviaqa
-from bertkit.data import shards
-from bertkit.data.corpus import read_documents
-from bertkit.data.files import read_nbest
-from bertkit.data.inputs import read_inputs
-from bertkit.data.sequence import encode_texts
-from bertkit.data.statistics import list_rows
-from bertkit.data.tokens import tokenize_documents
-from bertkit.data.vocab import TOKENIZER_FILES, load_tokenizer
-from bertkit.definition import define, describe_plan, make_study
+from bertkit.data.formats import triviaqa
+from bertkit.data.formats.inputs import read_inputs
+from bertkit.data.formats.tables import read_nbest
+from bertkit.data.pretraining import store
+from bertkit.data.pretraining.sources import read_documents
+from bertkit.data.pretraining.statistics import list_rows
+from bertkit.data.pretraining.tokenize import tokenize_documents
+from bertkit.data.sequences import encode_texts
+from bertkit.data.tokenizer import TOKENIZER_FILES, load_tokenizer
 from bertkit.errors import UsageError
-from bertkit.predict import Predictor
-from bertkit.recipe import check, merge, parse_setting, read_recipe
-from bertkit.run import dry_run
-from bertkit.tasks import TASKS, glue, squad
-from bertkit.tensorflow import (
+from bertkit.inference import features
+from bertkit.inference.predictor import Predictor
+from bertkit.model.tf_release import (
     choose_head,
     fill,
     find_prefix,
@@ -60,9 +57,13 @@ from bertkit.tensorflow import (
     read_table,
     read_tokenizer,
 )
+from bertkit.studies.spec import define, describe_plan, make_study
+from bertkit.tasks import TASKS, glue, squad
+from bertkit.training.recipe import check, merge, parse_setting, read_recipe
+from bertkit.training.run import dry_run
 from tests import official
 from tests.conftest import make_model as make_head
-from tests.test_tensorflow import WRITTEN, make_block, make_table
+from tests.model.test_tf_release import WRITTEN, make_block, make_table
 
 FEW, MANY = 40, 10_000  # inputs of a reader in the fast suite, and at least in the slow one
 REPEATED = 2  # inputs made for each one, at most: a small file is spoiled in the same way now and then
@@ -764,7 +765,7 @@ def prepare_built(folder: Path) -> Reader:
     """A corpus on disk, as pretraining opens it."""
     text = folder / "text.txt"
     text.write_text("word1 good. so bad.\nword2 so.\n\n" * 6)
-    from bertkit.build import build
+    from bertkit.data.pretraining.build import build
 
     tokenizer = load_tokenizer(official.write_checkpoint(folder / "bert", num_hidden_layers=1, hidden_size=8))
     made = folder / "made"
@@ -781,7 +782,7 @@ def prepare_built(folder: Path) -> Reader:
             tokenizer = task.tokenize(recipe, examples, str)
             data = task.encode(examples["train"], tokenizer, recipe, "train")
             assert data.__getitems__([0])["input_ids"].max() < len(tokenizer)
-            list(list_rows(shards.read_manifest(made)["statistics"]))
+            list(list_rows(store.read_manifest(made)["statistics"]))
 
     return Reader([file for file in sorted(made.rglob("*")) if file.is_file()], read)
 
@@ -792,13 +793,13 @@ def seal_again(made: Path, file: Path) -> Iterator[None]:
 
     Not those of the other files: only bertkit writes them, and what has the right checksum is what it wrote.
     """
-    path, name = made / shards.MANIFEST, file.name
+    path, name = made / store.MANIFEST, file.name
     before = path.read_bytes()
     if name in TOKENIZER_FILES:
         manifest = json.loads(before)
-        manifest["files"][name] = [file.stat().st_size, f"{shards.find_checksum(file):08x}"]
+        manifest["files"][name] = [file.stat().st_size, f"{store.find_checksum(file):08x}"]
         del manifest["checksum"]
-        shards.write_json({"checksum": shards._seal(manifest), **manifest}, path)
+        store.write_json({"checksum": store._seal(manifest), **manifest}, path)
     try:
         yield
     finally:

@@ -12,20 +12,20 @@ from safetensors.torch import load_file, save_file
 from transformers import modeling_utils
 
 from bertkit import cli
-from bertkit.checkpoint import load_config, load_model, make_config
-from bertkit.data.vocab import load_tokenizer
-from bertkit.directory import hold_directory, mark_complete
+from bertkit.data.tokenizer import load_tokenizer
 from bertkit.errors import UsageError
-from bertkit.model import BertForSequenceClassification
-from bertkit.predict import Predictor
-from bertkit.run import run
+from bertkit.inference.predictor import Predictor
+from bertkit.model.bert import BertForSequenceClassification
+from bertkit.model.checkpoint import load_config, load_model, make_config
 from bertkit.tasks import TASKS
-from bertkit.trainer import Interrupted
+from bertkit.training.run import run
+from bertkit.training.run_dir import hold_run_dir, mark_complete
+from bertkit.training.trainer import Interrupted
 from tests.official import write_checkpoint, write_glue
-from tests.test_run import PRETRAIN, make_recipe, write_text
-from tests.test_trainer import stop_at
+from tests.training.test_run import PRETRAIN, make_recipe, write_text
+from tests.training.test_trainer import stop_at
 
-ROOT = Path(cli.__file__).parents[1]
+ROOT = Path(cli.__file__).parents[2]
 
 
 class Exploit:
@@ -153,7 +153,7 @@ def test_nothing_is_written_through_a_link_in_a_run_directory(tmp_path, name):
     for target in (outside, tmp_path, "gone", (output / name).name):  # a file, a folder, nothing, the link itself
         (output / name).symlink_to(target)
         with pytest.raises(UsageError, match=rf"^{output / name} is a link, .*; put a copy in"):
-            hold_directory(output).__enter__()
+            hold_run_dir(output).__enter__()
         (output / name).unlink()
 
 

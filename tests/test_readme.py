@@ -12,18 +12,18 @@ import typer
 
 import bertkit
 from bertkit.cli import app
-from bertkit.data.conll import read_conll
-from bertkit.data.corpus import read_documents
-from bertkit.data.files import read_squad, read_swag
+from bertkit.data.formats.conll import read_conll
+from bertkit.data.formats.tables import read_squad, read_swag
+from bertkit.data.pretraining.sources import read_documents
 from bertkit.data.spans import is_placed
-from bertkit.definition import OPTIONS, list_cells, make_study, read_study
 from bertkit.errors import UsageError
-from bertkit.features import extract
-from bertkit.recipe import check, merge, parse_setting, read_recipe
-from bertkit.run import dry_run, run
+from bertkit.inference.features import extract
+from bertkit.studies.spec import OPTIONS, list_cells, make_study, read_study
 from bertkit.tasks import TASKS
 from bertkit.tasks.glue import BASE, BENCHMARKS, GRID, LARGE, WORDS, find_benchmark, read_labels, read_split
 from bertkit.tasks.pretraining import STARTER
+from bertkit.training.recipe import check, merge, parse_setting, read_recipe
+from bertkit.training.run import dry_run, run
 from tests.official import write_checkpoint
 from tests.tasks.test_conformance import make_pretraining
 

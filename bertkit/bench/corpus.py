@@ -5,7 +5,7 @@ is, but for a stub in place of tensorflow, of which it needs only flags and file
 
 Timed on both sides: a file with a sentence a line, blank lines between documents, is read and tokenized, and all copies
 of it become pairs of at most 128 tokens with their masks, in random order. Here that is the whole way of a pretraining:
-`bertkit.build` writes the token ids to disk, and `PretrainingData` gives every sample of the epochs as batches.
+`bertkit.data.pretraining.build` writes the token ids to disk, and `PretrainingData` gives every sample of the epochs as batches.
 
 Left out: sentence splitting, on neither side, and what comes after: the reference's TFRecords, of which the writing and
 the reading would cost it more time still, and training.
@@ -31,15 +31,15 @@ import numpy as np
 
 from bertkit.bench.measure import OURS, REFERENCE, alternate, compare
 from bertkit.bench.reference import load_module
-from bertkit.build import build
-from bertkit.data.corpus import DOCS, ignore, read_documents
-from bertkit.data.docs import count_cores
-from bertkit.data.shards import open_corpus
-from bertkit.data.vocab import load_tokenizer, make_tokenizer, save_tokenizer, train_vocabulary
-from bertkit.directory import describe_environment
+from bertkit.data.pretraining.build import build
+from bertkit.data.pretraining.docstrings import count_cores
+from bertkit.data.pretraining.sources import DOCS, ignore, read_documents
+from bertkit.data.pretraining.store import open_corpus
+from bertkit.data.tokenizer import load_tokenizer, make_tokenizer, save_tokenizer, train_vocabulary
 from bertkit.errors import UsageError, join_lines
 from bertkit.tasks.pretraining import RECIPE, Phase, PretrainingData
 from bertkit.tasks.task import Report
+from bertkit.training.run_dir import describe_environment
 
 SEED = 12345  # as in the reference
 CHARACTERS = 4_000_000  # of text: about half a minute of the reference

@@ -36,18 +36,18 @@ from bertkit.bench.training import (
     make_stock,
     measure_sides,
 )
-from bertkit.checkpoint import make_config
-from bertkit.data.corpus import Document, ignore, read_documents
-from bertkit.data.sequence import Sequences
-from bertkit.data.tokens import tokenize_documents
-from bertkit.data.vocab import load_tokenizer, make_tokenizer, save_tokenizer, train_vocabulary
-from bertkit.device import choose_precision
+from bertkit.data.pretraining.sources import Document, ignore, read_documents
+from bertkit.data.pretraining.tokenize import tokenize_documents
+from bertkit.data.sequences import Sequences
+from bertkit.data.tokenizer import load_tokenizer, make_tokenizer, save_tokenizer, train_vocabulary
 from bertkit.errors import UsageError
-from bertkit.model import BertModel
-from bertkit.recipe import Recipe
-from bertkit.run import complete
+from bertkit.model.bert import BertModel
+from bertkit.model.checkpoint import make_config
+from bertkit.model.precision import choose_precision
 from bertkit.tasks import TASKS
 from bertkit.tasks.task import Report, Task
+from bertkit.training.recipe import Recipe
+from bertkit.training.run import complete
 
 PAIRS = "mrpc"  # the task whose lengths made-up pairs have
 LENGTH, SPREAD, LEAST, MOST = 53.0, 16.0, 8, 128  # its tokens: mean, deviation, least, most

@@ -11,8 +11,8 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from bertkit.data.corpus import ignore
-from bertkit.memory import read_memory, trim_memory
+from bertkit.data.pretraining.sources import ignore
+from bertkit.system.memory import read_memory, trim_memory
 
 if TYPE_CHECKING:
     import torch

@@ -18,13 +18,13 @@ from typing import Any
 import numpy as np
 
 from bertkit.bench.measure import OURS, REFERENCE, alternate, compare
-from bertkit.bench.words import SEED, draw_words, make_words
-from bertkit.data.corpus import ignore
-from bertkit.data.inputs import read_inputs
-from bertkit.data.vocab import make_tokenizer, save_tokenizer
-from bertkit.directory import describe_environment
+from bertkit.bench.synthetic_text import SEED, draw_words, make_words
+from bertkit.data.formats.inputs import read_inputs
+from bertkit.data.pretraining.sources import ignore
+from bertkit.data.tokenizer import make_tokenizer, save_tokenizer
 from bertkit.errors import UsageError
 from bertkit.tasks.task import Report
+from bertkit.training.run_dir import describe_environment
 
 BATCH_SIZES = (1, 8, 32)  # of the pipeline
 WORDS = 8_000  # different ones in made-up text
@@ -55,8 +55,8 @@ def time_sides(name: str, texts: Sequence[str], repeats: int, report: Report) ->
     import torch
     from transformers import pipeline
 
-    from bertkit.device import DTYPES
-    from bertkit.predict import CLASSES, Predictor
+    from bertkit.inference.predictor import CLASSES, Predictor
+    from bertkit.model.precision import DTYPES
 
     figures: dict[str, Any] = {}
     for asked in ("fp32", "auto"):
@@ -156,8 +156,8 @@ def make_classifier(folder: Path) -> str:
     """A directory with BERT-base of random weights, which knows the made-up words."""
     import torch
 
-    from bertkit.config import BertConfig
-    from bertkit.model import BertForSequenceClassification
+    from bertkit.model.bert import BertForSequenceClassification
+    from bertkit.model.config import BertConfig
 
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
     tokenizer = make_tokenizer([*special, *make_words(WORDS).tolist()], cased=False)

@@ -32,13 +32,13 @@ from bertkit.bench.training import (
     make_stock,
     measure_sides,
 )
-from bertkit.data.corpus import ignore
-from bertkit.data.masking import IGNORED
-from bertkit.device import choose_precision
-from bertkit.recipe import Recipe
-from bertkit.run import complete, prepare
+from bertkit.data.pretraining.masking import IGNORED
+from bertkit.data.pretraining.sources import ignore
+from bertkit.model.precision import choose_precision
 from bertkit.tasks import TASKS
 from bertkit.tasks.task import Report, Task
+from bertkit.training.recipe import Recipe
+from bertkit.training.run import complete, prepare
 
 CHARACTERS = 8_000_000  # of documentation, or of the text that is given
 

@@ -3,7 +3,7 @@
 The reference is `postprocess_qa_predictions` of transformers' examples/pytorch/question-answering/utils_qa.py, of which
 the user brings a copy.
 
-Left out: the models, whose scores are made up here (`bertkit.run` times training and evaluation).
+Left out: the models, whose scores are made up here (`bertkit.training.run` times training and evaluation).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -17,15 +17,15 @@ import torch
 
 from bertkit.bench.measure import OURS, REFERENCE, alternate, compare, measure_peak
 from bertkit.bench.reference import load_module
-from bertkit.bench.words import SEED, draw_words, make_words
-from bertkit.data.corpus import ignore
-from bertkit.data.files import read_squad
+from bertkit.bench.synthetic_text import SEED, draw_words, make_words
+from bertkit.data.formats.tables import read_squad
+from bertkit.data.pretraining.sources import ignore
 from bertkit.data.spans import N_BEST, Question, Windows, cut, decode, decode_best, encode_questions, keep_top
-from bertkit.data.vocab import make_tokenizer, train_vocabulary
-from bertkit.directory import describe_environment
+from bertkit.data.tokenizer import make_tokenizer, train_vocabulary
 from bertkit.errors import UsageError, join_lines
 from bertkit.tasks.squad import DATA, VERSIONS, Version, name_file, score
 from bertkit.tasks.task import Report
+from bertkit.training.run_dir import describe_environment
 
 # --- The input --------------------------------------------------------------------------------------------------------
 

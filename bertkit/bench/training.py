@@ -33,14 +33,14 @@ from transformers import (
 )
 
 from bertkit.bench.measure import OURS, REFERENCE, alternate, compare, measure_growth
-from bertkit.data.corpus import ignore
-from bertkit.device import DTYPES, choose_precision, find_device
-from bertkit.directory import describe_environment
+from bertkit.data.pretraining.sources import ignore
 from bertkit.errors import UsageError
-from bertkit.memory import restore_memory
-from bertkit.recipe import Recipe, merge
-from bertkit.run import make_arguments, make_model, make_trainer
+from bertkit.model.precision import DTYPES, choose_precision, find_device
+from bertkit.system.memory import restore_memory
 from bertkit.tasks.task import Report, Task
+from bertkit.training.recipe import Recipe, merge
+from bertkit.training.run import make_arguments, make_model, make_trainer
+from bertkit.training.run_dir import describe_environment
 
 SAME, SORTED, COMPILED, EXAMPLE = "same", "sorted", "compiled", "example"  # stock's sides
 SEED = 0

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from bertkit.data.vocab import load_tokenizer
+from bertkit.data.tokenizer import load_tokenizer
 from bertkit.errors import UsageError
 from bertkit.tasks.task import Report
 

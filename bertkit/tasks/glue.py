@@ -4,7 +4,7 @@ One table, a row a task; everything below it is the same for all. The official f
 same texts and the same labels, which are matched by name and never by position.
 
 The paper leaves WNLI out of its averages and submits the majority class; here it is trained like the others, and only
-the submission (`bertkit.submission`) follows the paper.
+the submission (`bertkit.inference.glue_submission`) follows the paper.
 """
 
 import json
@@ -20,15 +20,15 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bertkit.data.files import Table, read_hub, read_tsv
-from bertkit.data.sequence import Sequences, encode_texts, pad
+from bertkit.data.formats.tables import Table, read_hub, read_tsv
+from bertkit.data.sequences import Sequences, encode_texts, pad
 from bertkit.errors import UsageError
 from bertkit.metrics import compute_scores
 from bertkit.tasks import finetuning
-from bertkit.tasks.task import Report, Row, Task, repeat_run, use_transformers
+from bertkit.tasks.task import LONGEST_SHOWN, Report, Row, Task, repeat_run, use_transformers
 
 HUB = "nyu-mll/glue"
-LONGEST = 80  # characters of a text that is shown
+LONGEST_LABEL = 80  # characters of one in a message
 
 BASE, LARGE = "BERT-base, test", "BERT-large, test"  # Table 1
 DEV = "BERT-base, dev"  # Table 5
@@ -366,7 +366,7 @@ def convert_labels(table: Table, read: Callable[[str], float], message: str) -> 
         try:
             values.append(read(text))
         except (KeyError, ValueError):
-            raise UsageError(f"{table.locate(place)}: {message.format(repr(text[:LONGEST]))}") from None
+            raise UsageError(f"{table.locate(place)}: {message.format(repr(text[:LONGEST_LABEL]))}") from None
     return values
 
 
@@ -477,7 +477,7 @@ def predict(row: Benchmark, logits: np.ndarray, data: Sequences, split: str) -> 
 
 
 def confuse(row: Benchmark, answers: np.ndarray, labels: np.ndarray) -> dict[str, Any]:
-    """The figure of how often each label, down, was taken for each, across (see `bertkit.page`)."""
+    """The figure of how often each label, down, was taken for each, across (see `bertkit.analysis.page`)."""
     counts = np.zeros((len(row.labels), len(row.labels)), int)
     np.add.at(counts, (labels, answers), 1)
     names = list(row.labels.values())
@@ -503,7 +503,7 @@ def illustrate(
     answers = decide(row, model(**batch).logits.float().cpu().numpy())
     show = list(row.labels.values()).__getitem__ if row.labels else "{:.1f}".format
     return [
-        f"{'  |  '.join(shorten(part, LONGEST, placeholder='…') for part in text)}  →  {show(answer)}  ({show(label)})"
+        f"{'  |  '.join(shorten(part, LONGEST_SHOWN, placeholder='…') for part in text)}  →  {show(answer)}  ({show(label)})"
         for text, answer, label in zip(zip(*texts, strict=True), answers, data.labels, strict=True)
     ]
 

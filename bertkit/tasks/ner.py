@@ -5,7 +5,7 @@ CRF: nothing keeps a sequence of tags well-formed, and conlleval says how it is 
 tags in IOB will do; the labels are those of its training file, matched by name.
 
 With `features` it is the feature-based approach: the encoder stays as it is and runs once, and a BiLSTM learns from
-what it has said of each word's first sub-token, which is kept on disk (`bertkit.features`).
+what it has said of each word's first sub-token, which is kept on disk (`bertkit.inference.features`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bertkit.data.conll import (
+from bertkit.data.formats.conll import (
     CONFIG,
     DOCSTART,
     HUB,
@@ -32,16 +32,15 @@ from bertkit.data.conll import (
     read_conll_copy,
     to_iob1,
 )
-from bertkit.data.tokens import take_fingerprint
-from bertkit.data.words import ABSENT, IGNORED, WordWindows, encode_words, pad_words
+from bertkit.data.pretraining.tokenize import take_fingerprint
+from bertkit.data.tagging import ABSENT, IGNORED, WordWindows, encode_words, pad_words
 from bertkit.errors import UsageError
-from bertkit.features import Features, cache_features, pad_features
+from bertkit.inference.features import Features, cache_features, pad_features
 from bertkit.metrics import find_entities, score_entities
-from bertkit.model import FEATURE_LAYERS, BertFeaturesForTokenClassification
+from bertkit.model.bert import FEATURE_LAYERS, BertFeaturesForTokenClassification
 from bertkit.tasks import finetuning
-from bertkit.tasks.task import Report, Row, Task, repeat_run
+from bertkit.tasks.task import LONGEST_SHOWN, Report, Row, Task, repeat_run
 
-LONGEST = 80  # characters of a text that is shown
 UNDECIDED = -1  # instead of a label, where the logits are no numbers
 METRICS = ("precision", "recall", "f1")
 SPLITS = {"dev": "{}", "test": "test_{}"}
@@ -291,7 +290,7 @@ def illustrate(model: nn.Module, tokenizer: Any, examples: Mapping[str, Examples
     for index, row in zip(chosen, summarize(outputs, batch).cpu().numpy(), strict=True):
         sentence, tags = text.sentences[index], data.name_tags(index, row[row != IGNORED])
         found, right = list_entities(sentence, tags), list_entities(sentence, sentence.tags)
-        lines.append(f"{shorten(' '.join(sentence.words), LONGEST, placeholder='…')}  →  {found}  ({right})")
+        lines.append(f"{shorten(' '.join(sentence.words), LONGEST_SHOWN, placeholder='…')}  →  {found}  ({right})")
     return lines
 
 
@@ -311,7 +310,7 @@ def place_words(data: WordWindows, chosen: Sequence[int]) -> dict[str, Tensor]:
 def list_entities(sentence: Sentence, tags: Sequence[str]) -> str:
     """The entities of a sentence as a person reads them."""
     found = [f"{' '.join(sentence.words[start:end])}: {kind}" for start, end, kind in find_entities(tags)]
-    return shorten(", ".join(found), LONGEST, placeholder="…") or "nothing"
+    return shorten(", ".join(found), LONGEST_SHOWN, placeholder="…") or "nothing"
 
 
 def suggest(output: Path, recipe: Mapping[str, Any]) -> list[str]:

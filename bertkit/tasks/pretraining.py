@@ -23,16 +23,22 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from bertkit.config import BertConfig
-from bertkit.data.corpus import Document, is_built, read_documents
-from bertkit.data.draw import draw_key, permute
-from bertkit.data.masking import IGNORED, check_rates, default_max_predictions, mask_tokens
-from bertkit.data.pairs import Pairing, assemble_pairs
-from bertkit.data.plans import find_chunks
-from bertkit.data.shards import fingerprint_files, open_corpus, read_manifest
-from bertkit.data.tokens import TokenizedCorpus, choose_held_out, start_of, take_fingerprint, tokenize_documents
-from bertkit.data.vocab import describe_vocabulary, load_tokenizer, make_tokenizer, train_vocabulary
+from bertkit.data.pretraining.masking import IGNORED, check_rates, default_max_predictions, mask_tokens
+from bertkit.data.pretraining.pair_index import find_chunks
+from bertkit.data.pretraining.pairs import Pairing, assemble_pairs
+from bertkit.data.pretraining.rng import draw_key, permute
+from bertkit.data.pretraining.sources import Document, is_built, read_documents
+from bertkit.data.pretraining.store import fingerprint_files, open_corpus, read_manifest
+from bertkit.data.pretraining.tokenize import (
+    TokenizedCorpus,
+    choose_held_out,
+    start_of,
+    take_fingerprint,
+    tokenize_documents,
+)
+from bertkit.data.tokenizer import describe_vocabulary, load_tokenizer, make_tokenizer, train_vocabulary
 from bertkit.errors import UsageError
+from bertkit.model.config import BertConfig
 from bertkit.tasks import finetuning
 from bertkit.tasks.task import Report, Row, Task, use_transformers
 

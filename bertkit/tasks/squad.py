@@ -22,9 +22,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bertkit.data.corpus import ignore
-from bertkit.data.files import HUB_SQUAD, read_answers, read_odds, read_squad, read_squad_copy
-from bertkit.data.sequence import pad
+from bertkit.data.formats.tables import HUB_SQUAD, read_answers, read_odds, read_squad, read_squad_copy
+from bertkit.data.pretraining.sources import ignore
+from bertkit.data.sequences import pad
 from bertkit.data.spans import (
     N_BEST,
     Answer,
@@ -41,10 +41,9 @@ from bertkit.data.spans import (
 from bertkit.errors import UsageError
 from bertkit.metrics import average_scores, find_tau, score_answers, score_silence, score_squad1, score_squad2
 from bertkit.tasks import finetuning
-from bertkit.tasks.task import Report, Row, Task, repeat_run
+from bertkit.tasks.task import LONGEST_SHOWN, Report, Row, Task, repeat_run
 
 HUB_SPLITS = {"train": "train", "dev": "validation"}
-LONGEST = 80  # characters of a text that is shown
 CUTS = 201  # values of tau in a curve
 BASE, LARGE = "BERT-base, dev", "BERT-large, dev"  # Tables 2 and 3
 ENSEMBLE = "BERT-large, 7 models, dev"  # Table 2
@@ -354,7 +353,7 @@ def predict(version: Version, kept: np.ndarray, data: Windows, split: str) -> di
 
 
 def trace(questions: Sequence[Question], texts: Sequence[str], odds: Sequence[float], tau: float) -> dict[str, Any]:
-    """The figure of the scores over tau, at values that part the questions evenly and at the best (`bertkit.page`)."""
+    """The figure of the scores over tau, at values that part the questions evenly and at the best (`bertkit.analysis.page`)."""
     gold = collect_answers(questions)
     silent = np.array(list(score_silence(gold).values()), float)
     order = np.argsort(odds)
@@ -456,9 +455,9 @@ def illustrate(
         kept.append(keep_top(outputs.start_logits, outputs.end_logits).cpu().numpy())
     texts = choose(version, decode(np.concatenate(kept), data), model.config.tau or 0.0)
     return [
-        f"{shorten(question.question, LONGEST, placeholder='…') or '(no question)'}  →  "
-        f"{shorten(text, LONGEST, placeholder='…') or '(no answer)'}  "
-        f"({shorten(question.answers[0], LONGEST, placeholder='…') if question.answers else 'no answer'})"
+        f"{shorten(question.question, LONGEST_SHOWN, placeholder='…') or '(no question)'}  →  "
+        f"{shorten(text, LONGEST_SHOWN, placeholder='…') or '(no answer)'}  "
+        f"({shorten(question.answers[0], LONGEST_SHOWN, placeholder='…') if question.answers else 'no answer'})"
         for question, text in zip(questions, texts, strict=True)
     ]
 

@@ -15,17 +15,16 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bertkit.data.files import ENDINGS, HUB_SWAG, Situation, read_swag, read_swag_copy
-from bertkit.data.sequence import Choices, encode_texts, pad_choices
+from bertkit.data.formats.tables import ENDINGS, HUB_SWAG, Situation, read_swag, read_swag_copy
+from bertkit.data.sequences import Choices, encode_texts, pad_choices
 from bertkit.errors import UsageError
 from bertkit.metrics import compute_scores
 from bertkit.tasks import finetuning
-from bertkit.tasks.task import Report, Row, Task, repeat_run, use_transformers
+from bertkit.tasks.task import LONGEST_SHOWN, Report, Row, Task, repeat_run, use_transformers
 
 FILES = {"train": "train.csv", "dev": "val.csv", "test": "test.csv"}
 HUB = {"train": "train", "dev": "validation", "test": "test"}
 UNLABELLED = ("test",)
-LONGEST = 80  # characters of a text that is shown
 PAPER = {"BERT-base, dev": 0.816, "BERT-large, dev": 0.866, "BERT-large, test": 0.863}  # Table 4
 
 RECIPE = finetuning.RECIPE | {
@@ -172,7 +171,7 @@ def illustrate(
 
 def cut(text: str) -> str:
     """The text in one line that is not too long."""
-    return shorten(text, LONGEST, placeholder="…")
+    return shorten(text, LONGEST_SHOWN, placeholder="…")
 
 
 # --- The task ---------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""What is learned: the contract that every task fulfils and that `bertkit.run` works with.
+"""What is learned: the contract that every task fulfils and that `bertkit.training.run` works with.
 
 A Task is a frozen value made of plain functions; there is no class to inherit from. It binds data, head, score and the
 paper's hyper-parameters, and never builds a Trainer.
@@ -13,6 +13,7 @@ from typing import Any, Literal
 import numpy as np
 from torch import Tensor
 
+LONGEST_SHOWN = 80  # characters of a text among the examples
 Report = Callable[[str], None]  # takes one line for the person who waits
 
 

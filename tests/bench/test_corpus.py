@@ -13,10 +13,10 @@ from bertkit.bench import corpus as bench
 from bertkit.bench import measure
 from bertkit.bench.corpus import Made, bench_corpus, make_samples, write_text
 from bertkit.bench.measure import OURS, REFERENCE
-from bertkit.data.corpus import read_documents
-from bertkit.data.pairs import plan_pairs
-from bertkit.data.tokens import tokenize_documents
-from bertkit.data.vocab import make_tokenizer, train_vocabulary
+from bertkit.data.pretraining.pairs import plan_pairs
+from bertkit.data.pretraining.sources import read_documents
+from bertkit.data.pretraining.tokenize import tokenize_documents
+from bertkit.data.tokenizer import make_tokenizer, train_vocabulary
 from bertkit.errors import UsageError
 
 TOKENIZATION = '''

@@ -6,9 +6,9 @@ import pytest
 
 from bertkit.bench import predict as bench
 from bertkit.bench.measure import OURS
-from bertkit.bench.words import make_words
+from bertkit.bench.synthetic_text import make_words
 from bertkit.errors import UsageError
-from tests.test_predict import write_head
+from tests.inference.test_predictor import write_head
 
 
 @pytest.fixture(scope="module")

@@ -10,10 +10,10 @@ import torch
 from bertkit.bench import finetune, pretrain, training
 from bertkit.bench.measure import OURS, measure_growth
 from bertkit.bench.training import EXAMPLE, SAME, SORTED, Meter, Side, choose_size, count_flops, train_epoch
-from bertkit.checkpoint import make_config
-from bertkit.data.sequence import pad
-from bertkit.data.vocab import load_tokenizer
+from bertkit.data.sequences import pad
+from bertkit.data.tokenizer import load_tokenizer
 from bertkit.errors import UsageError
+from bertkit.model.checkpoint import make_config
 from tests.official import write_checkpoint, write_glue
 
 FIGURES = {

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 from bertkit.data import spans
-from bertkit.data.sequence import pad
+from bertkit.data.sequences import pad
 from bertkit.data.spans import (
     Answer,
     Question,
@@ -31,7 +31,7 @@ from bertkit.data.spans import (
     locate_answer,
     place_answer,
 )
-from bertkit.data.vocab import SPECIAL_TOKENS, make_tokenizer
+from bertkit.data.tokenizer import SPECIAL_TOKENS, make_tokenizer
 from bertkit.errors import UsageError
 
 LETTERS = [*"abcdehilmnopstABST129éßक中国😀", *unicodedata.normalize("NFD", "한국"), "\u0301", "\u093f"]

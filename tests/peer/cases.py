@@ -11,9 +11,9 @@ import transformers
 from torch import Tensor
 from transformers.testing_utils import torch_device
 
-from bertkit import model as ours
-from bertkit.attention import PACKED
-from bertkit.config import BertConfig
+from bertkit.model import bert as ours
+from bertkit.model.attention import PACKED
+from bertkit.model.config import BertConfig
 from tests.conftest import HEADS, TINY, make_batch
 from tests.peer import source
 

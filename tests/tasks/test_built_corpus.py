@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from bertkit.errors import UsageError
-from bertkit.run import run
 from bertkit.tasks import TASKS
-from tests import test_run
-from tests.test_run import assert_same_bits, read_losses, read_weights
+from bertkit.training.run import run
+from tests.training import test_run
+from tests.training.test_run import assert_same_bits, read_losses, read_weights
 
 PRETRAIN = TASKS["pretrain"]
 recipe, text = test_run.recipe, test_run.text  # fixtures
@@ -22,8 +22,8 @@ recipe, text = test_run.recipe, test_run.text  # fixtures
 @pytest.fixture(scope="module")
 def built(text, tmp_path_factory):
     """A vocabulary, and two corpora built with it: of one shard, and of several."""
-    from bertkit import build as builder
-    from bertkit.data.vocab import load_tokenizer, make_tokenizer, save_tokenizer, train_vocabulary
+    from bertkit.data.pretraining import build as builder
+    from bertkit.data.tokenizer import load_tokenizer, make_tokenizer, save_tokenizer, train_vocabulary
 
     folder = tmp_path_factory.mktemp("built")
     tokens = train_vocabulary(text.read_text(encoding="utf-8").splitlines(), size=120)
@@ -40,9 +40,9 @@ def built(text, tmp_path_factory):
 
 def test_a_corpus_is_known_by_its_tokens(recipe, built, text, tmp_path):
     """Built again of a copy it is the same; of a text in which a word has changed it is another."""
-    from bertkit import build as builder
-    from bertkit.data.vocab import load_tokenizer
-    from bertkit.run import complete, prepare
+    from bertkit.data.pretraining import build as builder
+    from bertkit.data.tokenizer import load_tokenizer
+    from bertkit.training.run import complete, prepare
 
     content = text.read_text(encoding="utf-8")
     (tmp_path / "copy.txt").write_text(content)
@@ -76,7 +76,7 @@ def test_a_built_corpus_gives_the_run_that_its_text_gives(recipe, built, tmp_pat
 
 def test_a_built_corpus_is_small_in_the_hands_of_a_worker(recipe, built):
     """It is pickled for a data worker that is not forked: without the tokens, which it maps again."""
-    from bertkit.run import complete, prepare
+    from bertkit.training.run import complete, prepare
 
     data = recipe["data"] | {"corpus": [str(built / "several")]}
     train = prepare(PRETRAIN, complete(PRETRAIN, recipe | {"data": data})).data["train"]
@@ -98,7 +98,7 @@ def test_a_built_corpus_is_small_in_the_hands_of_a_worker(recipe, built):
     ],
 )
 def test_what_does_not_fit_a_built_corpus_is_refused(recipe, built, text, tmp_path, change, message):
-    from bertkit.data.vocab import make_tokenizer, save_tokenizer
+    from bertkit.data.tokenizer import make_tokenizer, save_tokenizer
 
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
     save_tokenizer(
@@ -150,9 +150,9 @@ def test_an_unfinished_corpus_is_no_corpus(recipe, built, tmp_path):
 def test_a_run_that_continues_sees_that_its_corpus_was_built_anew_with_another_vocabulary(
     recipe, built, text, tmp_path
 ):
-    from bertkit.build import build
-    from bertkit.data.vocab import make_tokenizer, train_vocabulary
-    from bertkit.trainer import Interrupted
+    from bertkit.data.pretraining.build import build
+    from bertkit.data.tokenizer import make_tokenizer, train_vocabulary
+    from bertkit.training.trainer import Interrupted
 
     shutil.copytree(built / "one", tmp_path / "corpus")
     given = recipe | {"data": recipe["data"] | {"corpus": [str(tmp_path / "corpus")]}}

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-from bertkit import model as models
 from bertkit.errors import UsageError
-from bertkit.run import complete, make_model
+from bertkit.model import bert as models
 from bertkit.tasks import TASKS
 from bertkit.tasks.glue import GLUE
 from bertkit.tasks.squad import SQUAD, VERSIONS
+from bertkit.training.run import complete, make_model
 from tests.official import write_checkpoint, write_conll, write_glue, write_squad, write_swag
-from tests.test_run import write_text
+from tests.training.test_run import write_text
 
 TINY = {
     "hidden_size": 16,

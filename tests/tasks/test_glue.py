@@ -14,19 +14,20 @@ import torch
 import transformers
 from safetensors.torch import load_file
 
-from bertkit import BertForSequenceClassification, BertModel, trainer
-from bertkit.data import files
-from bertkit.data.sequence import Sequences, encode_texts, pad
-from bertkit.data.vocab import load_tokenizer
-from bertkit.directory import mark_complete, read_log
+from bertkit import BertForSequenceClassification, BertModel
+from bertkit.data.formats import tables
+from bertkit.data.sequences import Sequences, encode_texts, pad
+from bertkit.data.tokenizer import load_tokenizer
 from bertkit.errors import UsageError
-from bertkit.recipe import merge
-from bertkit.run import complete, dry_run, make_model, prepare, run
 from bertkit.tasks import TASKS
 from bertkit.tasks.glue import BENCHMARKS, GLUE, RECIPE, find_benchmark, make_task, score_files
-from bertkit.trainer import Interrupted
+from bertkit.training import trainer
+from bertkit.training.recipe import merge
+from bertkit.training.run import complete, dry_run, make_model, prepare, run
+from bertkit.training.run_dir import mark_complete, read_log
+from bertkit.training.trainer import Interrupted
 from tests.official import write_checkpoint, write_glue
-from tests.test_trainer import read_curve
+from tests.training.test_trainer import read_curve
 
 NAMES = ["cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte", "wnli", "ax"]
 NLI = ["entailment", "neutral", "contradiction"]
@@ -166,7 +167,7 @@ def hub(monkeypatch, glue):
                     splits[form.hub[1]] = make_rows(row, read[row.name][split])
         return datasets.DatasetDict(splits)
 
-    monkeypatch.setattr(files, "find_hub_trouble", lambda *_: None)
+    monkeypatch.setattr(tables, "find_hub_trouble", lambda *_: None)
     monkeypatch.setattr(datasets, "load_dataset", serve)
 
 

@@ -12,15 +12,15 @@ from safetensors.torch import load_file
 from transformers import AutoModelForTokenClassification, pipeline
 
 from bertkit import BertFeaturesForTokenClassification, BertForTokenClassification, BertModel
-from bertkit.data.conll import find_conll, read_conll, to_iob2
-from bertkit.data.vocab import load_tokenizer
-from bertkit.data.words import ABSENT, IGNORED, encode_words, pad_words
+from bertkit.data.formats.conll import find_conll, read_conll, to_iob2
+from bertkit.data.tagging import ABSENT, IGNORED, encode_words, pad_words
+from bertkit.data.tokenizer import load_tokenizer
 from bertkit.errors import UsageError
 from bertkit.metrics import find_entities, score_entities
-from bertkit.run import complete, run
 from bertkit.tasks import ner
 from bertkit.tasks.ner import NER
-from bertkit.trainer import Interrupted
+from bertkit.training.run import complete, run
+from bertkit.training.trainer import Interrupted
 from tests.official import write_checkpoint, write_conll
 
 SMALL = {"max_length": 40}
@@ -402,7 +402,7 @@ def test_the_encoder_runs_once_for_all_seeds(tmp_path, folder, start, monkeypatc
     def refuse(*_):
         raise AssertionError("the encoder was asked again")
 
-    monkeypatch.setattr("bertkit.features.run_encoder", refuse)
+    monkeypatch.setattr("bertkit.inference.features.run_encoder", refuse)
     again = run(NER, recipe, output=tmp_path / "again")
     assert again["f1"] == first["f1"]
     run(NER, recipe, {"train": {"seed": 2}}, output=tmp_path / "other")

@@ -12,10 +12,9 @@ import pytest
 import torch
 
 from bertkit import BertConfig, BertForMaskedLM, BertForPreTraining
-from bertkit.data.tokens import TokenizedCorpus
-from bertkit.data.vocab import make_tokenizer
+from bertkit.data.pretraining.tokenize import TokenizedCorpus
+from bertkit.data.tokenizer import make_tokenizer
 from bertkit.errors import UsageError
-from bertkit.recipe import merge
 from bertkit.tasks.pretraining import (
     PRETRAINING,
     RECIPE,
@@ -32,6 +31,7 @@ from bertkit.tasks.pretraining import (
     score,
     start_small,
 )
+from bertkit.training.recipe import merge
 
 LETTERS = [a + b for a in "abcdefgh" for b in "abcdefgh"]
 TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *LETTERS, *(f"##{letters}" for letters in LETTERS)]
@@ -329,7 +329,7 @@ def test_the_left_to_right_baseline_counts_separators(tokenizer, corpus):
 
 def test_the_starter_is_the_recipe_of_the_demo():
     """A bare `bertkit pretrain` and `make demo` do the same."""
-    from bertkit.recipe import read_recipe
+    from bertkit.training.recipe import read_recipe
 
     demo = read_recipe(Path(__file__).parents[2] / "recipes" / "demo" / "pretrain.toml")
     assert demo.pop("task") == "pretrain"

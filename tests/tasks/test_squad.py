@@ -9,13 +9,11 @@ import torch
 from transformers import AutoModelForQuestionAnswering
 
 from bertkit import BertForQuestionAnswering
-from bertkit.data.files import read_squad
+from bertkit.data.formats.tables import read_squad
 from bertkit.data.spans import Answer, Question, Span, cut, decode, encode_questions, express, locate_answer
-from bertkit.data.vocab import load_tokenizer
-from bertkit.directory import FIRST, read_metrics
+from bertkit.data.tokenizer import load_tokenizer
 from bertkit.errors import UsageError
 from bertkit.metrics import score_squad1, score_squad2
-from bertkit.run import run
 from bertkit.tasks import TASKS
 from bertkit.tasks.squad import (
     SQUAD,
@@ -28,7 +26,9 @@ from bertkit.tasks.squad import (
     score_files,
     tune,
 )
-from bertkit.trainer import Interrupted
+from bertkit.training.run import run
+from bertkit.training.run_dir import FIRST, read_metrics
+from bertkit.training.trainer import Interrupted
 from tests.official import write_checkpoint, write_glue, write_squad
 
 ONE, TWO = VERSIONS
@@ -389,7 +389,7 @@ def test_another_file_comes_first(tmp_path, start):
 
 
 def json_of(output):
-    from bertkit.recipe import read_recipe
+    from bertkit.training.recipe import read_recipe
 
     return read_recipe(output / "recipe.toml")
 
@@ -543,7 +543,7 @@ def test_predictions_belong_to_their_questions_however_training_is_ordered(tmp_p
 
 
 def test_a_study_compares_both_versions(tmp_path, start):
-    from bertkit.study import make_study, run_study
+    from bertkit.studies.runner import make_study, run_study
 
     for version in VERSIONS:
         write_squad(tmp_path / "squad", version.number)

@@ -15,16 +15,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bertkit import BertForMultipleChoice
-from bertkit.data import files
-from bertkit.data.files import Situation
-from bertkit.data.sequence import pad_choices
-from bertkit.data.vocab import load_tokenizer, make_tokenizer
+from bertkit.data.formats import tables
+from bertkit.data.formats.tables import Situation
+from bertkit.data.sequences import pad_choices
+from bertkit.data.tokenizer import load_tokenizer, make_tokenizer
 from bertkit.errors import UsageError
-from bertkit.recipe import merge
-from bertkit.run import complete, make_model, run
 from bertkit.tasks import TASKS
 from bertkit.tasks.swag import FILES, RECIPE, SWAG, encode_situations
-from bertkit.trainer import Interrupted
+from bertkit.training.recipe import merge
+from bertkit.training.run import complete, make_model, run
+from bertkit.training.trainer import Interrupted
 from tests.official import write_checkpoint, write_swag
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -142,7 +142,7 @@ def test_the_hubs_copy_gives_what_the_official_files_give(swag, monkeypatch):
             rows = [row | {"label": int(row.get("label", -1))} for row in csv.DictReader(file)]
         features = dict.fromkeys(rows[0], text) | {"label": datasets.ClassLabel(names=list("0123"))}
         served[hub_split] = datasets.Dataset.from_list(rows, features=datasets.Features(features))
-    monkeypatch.setattr(files, "find_hub_trouble", lambda *_: None)
+    monkeypatch.setattr(tables, "find_hub_trouble", lambda *_: None)
     monkeypatch.setattr(datasets, "load_dataset", lambda name, config: served)
     assert load("") == (official, ["SWAG: train 48, dev 18, test 10"])
     del served["test"]

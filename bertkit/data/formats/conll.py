@@ -1,0 +1,256 @@
+"""CoNLL files, and the Hub's copy of CoNLL-2003 -> sentences of words and tags, in documents (paper section 5.3).
+
+A file has a word a line, the word in its first column and the tag in its last, a blank line between sentences, and a
+line that begins with -DOCSTART- before each document. Tags are IOB1, where an entity begins with B- only right behind
+another of its type, or IOB2, where each does; which of them a file has is seen from its tags, and all become IOB2.
+
+Left out: what becomes of words in tokens (`bertkit.data.tagging`), and scores (`bertkit.metrics`).
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain, pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from bertkit.data.formats.tables import AGAIN, REMEDY, load_splits, read_lines
+from bertkit.data.pretraining.sources import ignore
+from bertkit.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import datasets
+
+DOCSTART = "-DOCSTART-"
+IOB = re.compile(r"O|[BI]-\S+")
+SPLITS = ("train", "dev", "test")
+NEEDED = 2  # of these
+NAMES = (  # of their files, those to prefer first
+    ("eng.train", "eng.testa", "eng.testb"),
+    ("train.conll", "dev.conll", "test.conll"),
+    ("train.txt", "dev.txt", "test.txt"),
+)
+# The Hub's first copy, eriktks/conll2003, is a script, which `datasets` no longer runs; this is the same in parquet.
+HUB, CONFIG = "lhoestq/conll2003", "default"
+HUB_SPLITS = {"train": "train", "dev": "validation", "test": "test"}
+ROWS_A_BATCH = 1_000  # of a data set on the Hub, in memory at once
+
+
+@dataclass(frozen=True, slots=True)
+class Sentence:
+    """Some words, the tag of each in IOB2, and the same as its file has them.
+
+    document: how many -DOCSTART- lines come before it. line: of its first word; on the Hub its row; from 1.
+    """
+
+    words: Sequence[str]
+    tags: Sequence[str]
+    official: Sequence[str]
+    document: int
+    line: int
+
+
+@dataclass(frozen=True, eq=False)
+class TaggedText:
+    """The sentences of a file or of a split on the Hub.
+
+    documents: its -DOCSTART- lines; without any it does not say where documents end.
+    scheme: IOB1 or IOB2. odd: how many entities begin as in the other one.
+    """
+
+    source: str
+    sentences: Sequence[Sentence]
+    documents: int
+    scheme: str
+    odd: int
+
+    def locate(self, index: int) -> str:
+        """What a message calls a sentence: the file and the line."""
+        return f"{self.source}, line {self.sentences[index].line}"
+
+    def number_documents(self) -> np.ndarray:
+        """(S,) int64, rising: sentences with equal numbers are of one document. Each is alone if nothing is said."""
+        if not self.documents:
+            return np.arange(len(self.sentences))
+        return np.array([sentence.document for sentence in self.sentences], np.int64)
+
+
+# --- Tags -------------------------------------------------------------------------------------------------------------
+
+
+def to_iob2(tags: Sequence[str]) -> list[str]:
+    """The same entities in IOB2, from IOB1 or IOB2.
+
+    As in conlleval, an I- that does not continue an entity of its type begins one.
+    """
+    return ["B" + tag[1:] if tag[0] == "I" and before[2:] != tag[2:] else tag for before, tag in pairwise(["O", *tags])]
+
+
+def to_iob1(tags: Sequence[str]) -> list[str]:
+    """The same entities in IOB1, from IOB1 or IOB2."""
+    return ["I" + tag[1:] if tag[0] == "B" and before[2:] != tag[2:] else tag for before, tag in pairwise(["O", *tags])]
+
+
+def detect_scheme(sequences: Sequence[Sequence[str]]) -> tuple[str, int]:
+    """IOB1 or IOB2, and how many entities begin as in the other one.
+
+    What tells them apart are the entities that do not follow one of their type.
+    """
+    first = Counter(
+        tag[0] for tags in sequences for before, tag in pairwise(["O", *tags]) if tag != "O" and before[2:] != tag[2:]
+    )
+    return ("IOB1" if first["I"] > first["B"] else "IOB2"), min(first["I"], first["B"])
+
+
+# --- Files ------------------------------------------------------------------------------------------------------------
+
+
+def find_conll(folder: str | Path, report: "Callable[[str], None]" = ignore) -> dict[str, Path]:
+    """Split -> its file, in the folder or in the only one of its folders that has such files; test may be missing.
+
+    Raises:
+        UsageError: no folder, no such files, no train or dev among them, or several folders that have some.
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise UsageError(f"{folder} is no folder; give the one that holds {_list_names()}: --data DIR")
+    holding = [folder] if _find_kinds(folder) else [x for x in sorted(folder.iterdir()) if _find_kinds(x)]
+    if len(holding) != 1:
+        has = f"several data sets ({', '.join(x.name for x in holding)})" if holding else "no CoNLL files"
+        raise UsageError(f"{folder} has {has}; give the folder that holds {_list_names()}: --data DIR")
+    (folder,) = holding
+    kinds = _find_kinds(folder)
+    complete = [names for names in kinds if all((folder / name).is_file() for name in names[:NEEDED])]
+    if not complete:
+        missing = next(name for name in kinds[0] if not (folder / name).is_file())
+        raise UsageError(f"{folder} has no {missing}; give a folder that holds {_list_names()}: --data DIR")
+    taken, *others = complete
+    if others:
+        report(f"{folder} has {' and '.join(names[0] for names in complete)}; {taken[0]} and its like are taken")
+    found = {split: folder / name for split, name in zip(SPLITS, taken, strict=True) if (folder / name).is_file()}
+    for split, name in zip(SPLITS, taken, strict=True):
+        if split not in found:
+            report(f"{folder / name} is not there and is passed over")
+    return found
+
+
+def _find_kinds(folder: Path) -> list[tuple[str, ...]]:
+    """Those of NAMES of which it has a file that is needed."""
+    return [names for names in NAMES if any((folder / name).is_file() for name in names[:NEEDED])]
+
+
+def _list_names() -> str:
+    return " or ".join(f"{train} and {dev}" for train, dev, _ in NAMES)
+
+
+def read_conll(path: str | Path) -> TaggedText:
+    """The sentences of a CoNLL file in UTF-8; columns are cut at blanks and tabs alone.
+
+    A -DOCSTART- line may have any columns.
+
+    Raises:
+        UsageError: a file that is missing, not UTF-8 or without a sentence, a line of another number of columns than
+            the first, or of one, a tag that is not IOB, or a document without a sentence.
+    """
+    known: dict[str, str] = {}  # the tags so far; equal ones are one object
+    found = []
+    for line, document, rows in _walk_sentences(Path(path)):
+        for place, (_, tag) in enumerate(rows, line):
+            if tag not in known:
+                known[tag] = _check_tag(tag, f"{path}, line {place}")
+        found.append(([word for word, _ in rows], [known[tag] for _, tag in rows], document, line))
+    if not found:
+        raise UsageError(f"{path} has no sentences; {AGAIN}")
+    return _gather(str(path), found)
+
+
+def _walk_sentences(path: Path) -> Iterator[tuple[int, int, list[tuple[str, str]]]]:
+    """The line of its first word, the -DOCSTART- lines before it, and (word, tag) of each word."""
+    width = first = document = opened = start = 0  # opened: the -DOCSTART- line that nothing follows yet
+    rows: list[tuple[str, str]] = []
+    for number, line in enumerate(chain(read_lines(path), [""]), 1):
+        cells = [cell for cell in line.replace("\t", " ").split(" ") if cell]
+        if cells and cells[0] != DOCSTART:
+            if not width:
+                width, first = len(cells), number
+            if len(cells) != width or width == 1:
+                expected = f"{width} as in line {first}" if width > 1 else "at least 2"
+                raise UsageError(
+                    f"{path}, line {number} has {len(cells)} column{'s' * (len(cells) != 1)} and {expected} were "
+                    f"expected, the word first and its tag last; {AGAIN}"
+                )
+            start, opened = start if rows else number, 0
+            rows.append((cells[0], cells[-1]))
+            continue
+        if rows:
+            yield start, document, rows
+            rows = []
+        if cells:
+            _check_document(path, opened)
+            opened, document = number, document + 1
+    _check_document(path, opened)
+
+
+def _check_document(path: Path, opened: int) -> None:
+    if opened:
+        raise UsageError(f"{path}, line {opened}: the document that begins here has no sentence; leave the line out")
+
+
+def _check_tag(tag: str, place: str) -> str:
+    if not IOB.fullmatch(tag):
+        raise UsageError(
+            f"{place}: the tag {tag[:40]!r} is not IOB, that is O, B-TYPE or I-TYPE; mend it, and convert IOBES or "
+            "BILOU to IOB first"
+        )
+    return tag
+
+
+def _gather(source: str, found: Sequence[tuple[list[str], list[str], int, int]]) -> TaggedText:
+    """The text of words, official tags, document and line of each sentence."""
+    scheme, odd = detect_scheme([tags for _, tags, _, _ in found])
+    sentences = []
+    for words, official, document, line in found:
+        tags = to_iob2(official)
+        sentences.append(Sentence(words, tags, tags if tags == official else official, document, line))
+    return TaggedText(source, sentences, sentences[-1].document, scheme, odd)
+
+
+# --- The Hub ----------------------------------------------------------------------------------------------------------
+
+
+def read_conll_copy() -> dict[str, TaggedText]:
+    """Split -> its sentences, as `read_conll` gives them, of CoNLL-2003's copy on the Hub, which has no documents.
+
+    Without the Hub, the copy in the cache of `datasets` does. test may be missing.
+
+    Raises:
+        UsageError: the Hub cannot serve the data set and no copy is at hand, or it has another form.
+    """
+    found = load_splits(HUB, CONFIG, HUB_SPLITS, optional=("test",))
+    return {split: _gather(source, list(_walk_rows(source, rows))) for split, source, rows in found}
+
+
+def _walk_rows(source: str, rows: "datasets.Dataset") -> Iterator[tuple[list[str], list[str], int, int]]:
+    """Words, tags, no document and the number of each row that has words."""
+    names = _find_names(source, rows)
+    batches = rows.select_columns(["tokens", "ner_tags"]).iter(ROWS_A_BATCH)
+    pairs = chain.from_iterable(zip(batch["tokens"], batch["ner_tags"], strict=True) for batch in batches)
+    for number, (words, numbers) in enumerate(pairs, 1):
+        if len(words) != len(numbers) or not all(0 <= tag < len(names) for tag in numbers):
+            raise UsageError(f"{source}, line {number} has {len(words)} words and not a tag of each; {REMEDY}")
+        if words:
+            yield words, [names[tag] for tag in numbers], 0, number
+
+
+def _find_names(source: str, rows: "datasets.Dataset") -> list[str]:
+    """The tags by number."""
+    features: dict[str, Any] = rows.features
+    names = getattr(getattr(features.get("ner_tags"), "feature", None), "names", None)
+    if "tokens" not in features or names is None or not len(rows):
+        raise UsageError(f"{source} has no rows of `tokens` and `ner_tags` by name; {REMEDY}")
+    return [_check_tag(name, source) for name in names]

@@ -1,0 +1,264 @@
+"""Small data sets in the official forms, made of the documentation installed on this machine: nothing is downloaded.
+
+numpy, scipy, scikit-learn and pandas describe the parameters of thousands of functions in one form (numpydoc's), which
+says what is a name, what a type and what a description. A question asks for the type of a parameter of a function. As
+in SQuAD 2.0 (section 4.3) some cannot be answered: they are asked of another function's description. As in QNLI
+(section 4.1) a sentence answers a question, or is another one. No function is in both train and dev.
+
+Left out: every other form of documentation.
+"""
+
+import ast
+import inspect
+import json
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from hashlib import blake2b
+from importlib.util import find_spec
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+
+from bertkit.data.pretraining.docstrings import parse_module
+from bertkit.data.pretraining.sources import ignore
+from bertkit.errors import UsageError, explain_full_disk, explain_refusal
+
+PACKAGES = ("numpy", "scipy", "sklearn", "pandas")
+LEAST = 500  # functions: fewer are no data set
+SECTION = re.compile(r"^(?:Other )?Parameters\n-{3,}\n", re.MULTILINE)
+NEXT_SECTION = re.compile(r"^\S.*\n-{3,}$", re.MULTILINE)
+ENTRY = re.compile(r"^(\*{0,2}[A-Za-z_]\w*) ?: (\S.*)$")
+# What may stand behind a type and is none.
+BEHIND = re.compile(r"\s*(?:,\s*)?(?:\(?\b(?:optional|default|keyword[- ]only)\b.*)$", re.IGNORECASE)
+LONGEST_TYPE, LONGEST_DESCRIPTION = 80, 160  # characters
+MOST_PARAMETERS = 8  # of a function that are described in a context
+UNANSWERABLE = 1 / 3  # of SQuAD 2.0's training questions
+DEV = 0.1  # of the functions
+SEED = 0
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A parameter of a function: its type, without what is said of defaults, and what it is for."""
+
+    name: str
+    type: str
+    description: str
+
+
+@dataclass(frozen=True)
+class Function:
+    """A documented function, or a class with parameters. is_held_out: whether it is in dev."""
+
+    name: str
+    parameters: tuple[Parameter, ...]
+
+    @property
+    def is_held_out(self) -> bool:
+        """Decided by the name alone, so that other packages beside it do not change it."""
+        return int.from_bytes(blake2b(self.name.encode(), digest_size=4).digest()) < DEV * 2**32
+
+    def describe(self) -> tuple[str, dict[str, int]]:
+        """The context of questions, and where in it the type of each parameter begins."""
+        text, places = f"{self.name} has these parameters.", {}
+        for parameter in self.parameters:
+            text += f" {parameter.name} is "
+            places[parameter.name] = len(text)
+            text += f"{parameter.type}: {parameter.description}"
+        return text, places
+
+
+# --- Reading ----------------------------------------------------------------------------------------------------------
+
+
+def read_functions() -> list[Function]:
+    """The functions of the packages that are installed, in the order of their names; of equal ones the first."""
+    found: dict[str, Function] = {}
+    for package in PACKAGES:
+        spec = find_spec(package)  # which imports nothing
+        root = Path(spec.submodule_search_locations[0]) if spec and spec.submodule_search_locations else None
+        for path in sorted(root.rglob("*.py")) if root else []:
+            parts = path.relative_to(root.parent).parts
+            if not {"tests", "test", "_vendor"} & set(parts):
+                folder = ".".join(part for part in parts[:-1] if not part.startswith("_"))
+                for name, docstring in list_docstrings(path):
+                    function = Function(f"{folder}.{name}", tuple(parse_parameters(docstring))[:MOST_PARAMETERS])
+                    if function.parameters:
+                        found.setdefault(function.name, function)
+    return [found[name] for name in sorted(found)]
+
+
+def list_docstrings(path: Path) -> Iterator[tuple[str, str]]:
+    """The name within its module and the docstring of every public function and class in a file."""
+    tree = parse_module(path)
+    stack: list[tuple[str, Any]] = [] if tree is None else [("", node) for node in reversed(tree.body)]
+    while stack:
+        before, node = stack.pop()
+        if not isinstance(node, ast.ClassDef | ast.FunctionDef) or node.name.startswith("_"):
+            continue
+        if docstring := ast.get_docstring(node, clean=False):
+            yield before + node.name, docstring
+        if isinstance(node, ast.ClassDef):
+            stack += [(f"{before}{node.name}.", child) for child in reversed(node.body)]
+
+
+def parse_parameters(docstring: str) -> Iterator[Parameter]:
+    """The parameters that a docstring describes in numpydoc's form, but for those without a type or a description."""
+    text = inspect.cleandoc(docstring)
+    if not (begin := SECTION.search(text)):
+        return
+    end = NEXT_SECTION.search(text, begin.end())
+    name, kind, lines = "", "", []
+    for line in [*text[begin.end() : end.start() if end else None].splitlines(), "the end"]:
+        if not line or line[0] == " ":
+            lines.append(line.strip())
+            continue
+        description = clean(" ".join(lines).partition(". ")[0].rstrip("."))
+        if kind and description and len(kind) <= LONGEST_TYPE:
+            yield Parameter(name, kind, f"{description[:LONGEST_DESCRIPTION].rstrip()}.")
+        found = ENTRY.match(line)
+        name, kind = (found[1].lstrip("*"), BEHIND.sub("", clean(found[2]))) if found else ("", "")
+        lines = []
+
+
+def clean(text: str) -> str:
+    """Text without the marks of reStructuredText, in one line."""
+    return " ".join(re.sub(r":\w+:(?=`)|[`*]+|\\", "", text).split())
+
+
+# --- Writing ----------------------------------------------------------------------------------------------------------
+
+
+def write_samples(output: Path, questions: int = 12_000, report: Callable[[str], None] = ignore) -> None:
+    """Writes `squad/`, two files of SQuAD 2.0, and `glue/QNLI/`, two files of GLUE, below a directory.
+
+    Args:
+        questions: of each training set at most.
+
+    Raises:
+        UsageError: too few functions are documented here; the directory holds such files already, or cannot be made.
+    """
+    if there := [str(output / name) for name in ("squad", "glue") if (output / name).exists()]:
+        half = "delete it if it is of a command that was stopped, or " if len(there) == 1 else ""
+        raise UsageError(f"{' and '.join(there)} {'is' if half else 'are'} there already; {half}name another directory")
+    with explain_full_disk(output), make_directory(output) as folder:
+        fill(folder, questions, report)
+    report(f"In {output}: squad/, glue/")
+
+
+def fill(folder: Path, questions: int, report: Callable[[str], None]) -> None:
+    """Writes the data sets into an empty folder."""
+    functions = read_functions()
+    if len(functions) < LEAST:
+        raise UsageError(
+            f"only {len(functions):,} functions are documented here and {LEAST:,} are needed; install "
+            f"{', '.join(PACKAGES)}"
+        )
+    count = sum(len(function.parameters) for function in functions)
+    report(f"{len(functions):,} functions with {count:,} parameters are documented here")
+    (folder / "squad").mkdir()
+    (folder / "glue" / "QNLI").mkdir(parents=True)
+    for split in ("train", "dev"):
+        chosen = [function for function in functions if function.is_held_out == (split == "dev")]
+        limit = questions if split == "train" else max(questions // 10, 100)
+        articles = make_articles(chosen, limit)
+        write_squad(articles, folder / "squad" / f"{split}-v2.0.json")
+        rows = make_pairs(chosen, limit)
+        write_qnli(rows, folder / "glue" / "QNLI" / f"{split}.tsv")
+        asked = [question for _, found in articles for question in found]
+        silent = sum(not question["answers"] for question in asked)
+        report(
+            f"{split}: {len(asked):,} questions, {silent:,} of them without an answer; {len(rows):,} pairs, "
+            f"{sum(row[2] == 'entailment' for row in rows):,} of them entailed"
+        )
+
+
+@contextmanager
+def make_directory(output: Path) -> Iterator[Path]:
+    """A folder whose parts move to `output` when all of them are complete."""
+    with explain_refusal(f"the directory {output}"):
+        output.mkdir(parents=True, exist_ok=True)
+        temporary = TemporaryDirectory(dir=output)
+    with temporary as folder:
+        yield Path(folder)
+        for part in sorted(Path(folder).iterdir()):
+            with explain_refusal(f"the directory {output / part.name}"):
+                part.rename(output / part.name)
+
+
+def ask(function: Function, parameter: Parameter) -> str:
+    """The question."""
+    return f"What type is the parameter {parameter.name} of {function.name}?"
+
+
+def order(functions: Sequence[Function]) -> list[Function]:
+    """The functions in a random order, the same each time."""
+    return [functions[place] for place in np.random.default_rng(SEED).permutation(len(functions))]
+
+
+def make_articles(functions: Sequence[Function], limit: int) -> list[tuple[str, list[dict[str, Any]]]]:
+    """(context, questions in SQuAD's form) of some functions, until there are `limit` questions."""
+    random, articles, count = np.random.default_rng(SEED), [], 0
+    for function in order(functions):
+        context, places = function.describe()
+        found = []
+        for parameter in function.parameters:
+            if count == limit:
+                break
+            count += 1
+            other = functions[random.integers(len(functions))]
+            is_silent = random.random() < UNANSWERABLE and other is not function
+            wanted = other.parameters[random.integers(len(other.parameters))] if is_silent else parameter
+            answer = {"text": parameter.type, "answer_start": places[parameter.name]}
+            found.append(
+                {
+                    "id": f"{function.name}/{parameter.name}",
+                    "question": ask(other if is_silent else function, wanted),
+                    "answers": [] if is_silent else [answer],
+                    "is_impossible": is_silent,
+                }
+            )
+        if found:
+            articles.append((context, found))
+    return articles
+
+
+def write_squad(articles: Sequence[tuple[str, list[dict[str, Any]]]], path: Path) -> None:
+    """Writes a file in the form of SQuAD 2.0."""
+    data = [
+        {"title": found[0]["id"].partition("/")[0], "paragraphs": [{"context": context, "qas": found}]}
+        for context, found in articles
+    ]
+    path.write_text(json.dumps({"version": "v2.0", "data": data}) + "\n", encoding="utf-8")
+
+
+def make_pairs(functions: Sequence[Function], limit: int) -> list[tuple[str, str, str]]:
+    """(question, sentence, label): every other sentence is of another parameter, of this or another function."""
+    random, rows = np.random.default_rng(SEED), []
+    for function in order(functions):
+        for parameter in function.parameters:
+            if len(rows) == limit:
+                return rows
+            is_entailed = len(rows) % 2 == 0
+            owner, shown = function, parameter
+            if not is_entailed:
+                others = [found for found in function.parameters if found is not parameter]
+                if not others or random.random() < 0.5:
+                    owner = functions[random.integers(len(functions))]
+                    others = [found for found in owner.parameters if found.name != parameter.name]
+                if not others:
+                    continue
+                shown = others[random.integers(len(others))]
+            sentence = f"In {owner.name}, {shown.name} is {shown.type}: {shown.description}"
+            rows.append((ask(function, parameter), sentence, "entailment" if is_entailed else "not_entailment"))
+    return rows
+
+
+def write_qnli(rows: Sequence[tuple[str, str, str]], path: Path) -> None:
+    """Writes a file in the form of QNLI."""
+    lines = ["index\tquestion\tsentence\tlabel", *("\t".join([str(n), *row]) for n, row in enumerate(rows))]
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")

@@ -1,0 +1,151 @@
+"""Which positions are masked, and with what (paper §3.1 and A.1).
+
+The masks of a sample are a pure function of (seed, epoch, sample number): see `bertkit.data.pretraining.rng`.
+
+Left out: the static masks of the reference code (its ten copies of the data keep theirs for the whole run).
+"""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from bertkit.data.pretraining.rng import draw_below, draw_bits, draw_key, draw_uniform
+from bertkit.errors import UsageError
+
+IGNORED = -100  # the label of a position without a loss, as in torch.nn.functional.cross_entropy
+
+# What a random number decides. Counters of one sample are position + stream * STREAM.
+ORDER, REPLACEMENT, RANDOM_TOKEN = range(3)
+STREAM = 1 << 32
+POSITION_BITS = np.uint64(24)  # the longest row has 2 ** 24 tokens
+
+
+def default_max_predictions(max_length: int, probability: float = 0.15) -> int:
+    """A bound that no row of `max_length` tokens exceeds: 20 for 128 and 77 for 512, as in the reference code."""
+    return max(1, math.ceil(round(probability * max_length, 9)))
+
+
+def mask_tokens(
+    input_ids: np.ndarray,
+    lengths: np.ndarray,
+    *,
+    seed: int,
+    epoch: int | np.ndarray,
+    index: np.ndarray,
+    special_ids: Sequence[int],
+    mask_id: int,
+    vocab_size: int,
+    probability: float = 0.15,
+    max_predictions: int | None = None,
+    mask_rate: float = 0.8,
+    random_rate: float = 0.1,
+    same_rate: float = 0.1,
+    whole_words: np.ndarray | None = None,
+) -> tuple[np.ndarray, np.ndarray]:
+    """The ids that the model sees and the labels, both (B, T) int64; labels are -100 except at the chosen positions.
+
+    `input_ids` (B, T) holds `lengths` (B,) tokens in each row, then padding. `index` (B,) are the sample numbers,
+    `epoch` one number or (B,), for a batch in which one epoch ends and the next begins. `special_ids`, [CLS] and [SEP],
+    are never chosen.
+
+    Exactly min(max_predictions, max(1, round(probability * length))) positions of a row are chosen, [CLS] and [SEP]
+    counted in its length, or all candidates where there are fewer; `max_predictions` None sets no bound of its own.
+    Of the chosen, `mask_rate` become [MASK], `random_rate` a token drawn from the whole vocabulary, special ones
+    included, and `same_rate` stay as they are (80, 10 and 10 % in §3.1; Table 8 tries others).
+
+    `whole_words` (V,) bool, true for the `##` pieces, chooses whole words instead: a token and the pieces after it. As
+    in the reference code a piece belongs to the candidate before it even when a [SEP] stands between, a word that would
+    exceed the count is skipped, so that fewer may be chosen, and the replacement is still drawn for every piece.
+
+    The paper's example, "my dog is hairy", has 6 tokens with [CLS] and [SEP], so max(1, round(0.9)) = 1 is chosen, any
+    of the four words with equal chance. If it is hairy, the model sees "my dog is [MASK]" 80 % of the time, a random
+    word as in "my dog is apple" 10 %, and "my dog is hairy" 10 %; the label is hairy each time.
+
+    Raises:
+        UsageError: rates that are negative or do not sum to 1, a probability outside 0..1, no prediction allowed.
+    """
+    check_rates(probability, max_predictions, mask_rate, random_rate, same_rate)
+    input_ids = np.asarray(input_ids, np.int64)
+    lengths = np.asarray(lengths)
+    positions = np.arange(input_ids.shape[1])  # (T,)
+    candidates = positions < lengths[:, None]  # (B, T)
+    for special_id in special_ids:
+        candidates &= input_ids != special_id
+    counts = np.maximum(1, np.rint(probability * lengths)).astype(np.int64)  # (B,), half to even as Python's round
+    if max_predictions is not None:
+        counts = np.minimum(counts, max_predictions)
+
+    keys = draw_key(seed, epoch, index)  # (B,)
+    order = draw_bits(keys[:, None], positions + ORDER * STREAM)  # (B, T)
+    # The position in the lowest bits makes the numbers of a row distinct, so that sorting them meets the exact count.
+    order = (order >> POSITION_BITS << POSITION_BITS) | positions.astype(np.uint64)
+    if whole_words is None:
+        chosen = choose_pieces(order, candidates, counts)  # (B, T)
+    else:
+        chosen = choose_words(order, candidates, counts, whole_words[input_ids])  # (B, T)
+
+    rows, columns = np.nonzero(chosen)
+    originals = input_ids[rows, columns]
+    replacement = draw_uniform(keys[rows], columns + REPLACEMENT * STREAM)
+    random_tokens = draw_below(keys[rows], columns + RANDOM_TOKEN * STREAM, vocab_size)
+    kept_or_random = np.where(replacement >= 1 - same_rate, originals, random_tokens)
+    masked_ids = input_ids.copy()
+    masked_ids[rows, columns] = np.where(replacement < mask_rate, mask_id, kept_or_random)
+    return masked_ids, np.where(chosen, input_ids, IGNORED)
+
+
+def check_rates(
+    probability: float, max_predictions: int | None, mask_rate: float, random_rate: float, same_rate: float
+) -> None:
+    """Raises UsageError where `mask_tokens` could not follow these rates."""
+    if not 0 < probability <= 1:
+        raise UsageError(
+            f"the masking probability is {probability}; it must be above 0 and at most 1 (the paper's is 0.15)"
+        )
+    if max_predictions is not None and max_predictions < 1:
+        raise UsageError(
+            f"max_predictions is {max_predictions}; it must be at least 1 (the reference code's is 20 for 128)"
+        )
+    rates = (mask_rate, random_rate, same_rate)
+    if min(rates) < 0 or not abs(sum(rates) - 1) <= 1e-6:
+        raise UsageError(
+            f"the mask, random and same rates are {mask_rate}, {random_rate} and {same_rate}; "
+            "they must not be negative and must sum to 1 (the paper's are 0.8, 0.1 and 0.1)"
+        )
+
+
+def choose_pieces(order: np.ndarray, candidates: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """(B, T) bool: in each row the `counts` (B,) candidates that come first in the random `order` (B, T) uint64.
+
+    The numbers of a row are distinct, `counts` at least 1.
+    """
+    ranks = np.sort(np.where(candidates, order, np.iinfo(np.uint64).max), axis=1)
+    last = np.minimum(counts, candidates.sum(axis=1)).clip(1) - 1
+    return candidates & (order <= np.take_along_axis(ranks, last[:, None], axis=1))
+
+
+def choose_words(order: np.ndarray, candidates: np.ndarray, counts: np.ndarray, continues: np.ndarray) -> np.ndarray:
+    """(B, T) bool: words in the random order of their first tokens, each whole, those that exceed `counts` skipped.
+
+    `continues` (B, T) is true for a token that belongs to the word of the candidate before it.
+    """
+    batch, length = order.shape
+    first = candidates & (np.cumsum(candidates, axis=1) == 1)
+    starts = first | (candidates & ~continues)  # (B, T), a word's first token
+    word = np.maximum.accumulate(np.where(starts, np.arange(length), 0), axis=1)  # (B, T), where its word starts
+    flat = (word + length * np.arange(batch)[:, None])[candidates]
+    sizes = np.bincount(flat, minlength=batch * length).reshape(batch, length)
+
+    sizes = np.where(starts, sizes, length + 1)  # what starts no word never fits
+    turns = np.argsort(np.where(starts, order, np.iinfo(np.uint64).max), axis=1)
+    taken = np.zeros((batch, length), bool)
+    rows, room = np.arange(batch), counts.copy()
+    for turn in turns.T[: starts.sum(axis=1).max(initial=0)]:
+        size = sizes[rows, turn]
+        fits = size <= room
+        taken[rows, turn] = fits
+        room -= size * fits
+        if not room.any():
+            break
+    return np.take_along_axis(taken, word, axis=1) & candidates

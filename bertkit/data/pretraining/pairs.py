@@ -1,0 +1,232 @@
+"""Next-sentence pairs (paper §3.1 and A.2), by the algorithm of the reference code's create_pretraining_data.py.
+
+Pairs are planned from the lengths of sentences alone: the sentences of a document lie side by side in one flat array of
+token ids, so both segments of a pair, cut or not, are ranges of that array.
+
+The random numbers of a chunk are a pure function of (seed, max_length, copy, document, the chunk's first sentence). So
+every document can be planned apart; each chunk begins later than the one before, so no number is used twice; where the
+chunk of a sentence ends and the next begins is worked out for all sentences at once, before it is known which of them
+begin a chunk; and the sentence that a chunk begins with is all that has to be kept of a pair until it is wanted.
+
+Left out: masks (`bertkit.data.pretraining.masking`), and the shuffling of documents and pairs, which is the data set's work.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from bertkit.data.pretraining.rng import draw_below, draw_bits, draw_key, draw_uniform
+from bertkit.data.pretraining.tokenize import LEAST_DOCUMENTS, Ids, TokenizedCorpus, start_of
+from bertkit.errors import UsageError
+
+SPECIAL_TOKENS = 3  # [CLS] A [SEP] B [SEP]
+DOCUMENT_DRAWS = 10  # attempts to find another document than A's
+BLOCK = 1 << 15  # sentences that are planned at once: their arrays stay in the cache
+
+# What a random number decides. Counters of one document: its target length, then one key for each of its sentences.
+SHORT, SHORT_LENGTH, FIRST_SENTENCE = range(3)
+# Counters of one chunk. The words of fair bits that cut A and B alternate from CUT on, as many as are needed.
+A_END, RANDOM_NEXT, B_SENTENCE, B_DOCUMENT = range(4)
+CUT = B_DOCUMENT + DOCUMENT_DRAWS
+
+
+@dataclass(frozen=True, eq=False)
+class Pairing:
+    """How one copy of a corpus is cut into pairs; `copy` counts the copies that the reference code makes of its data.
+
+    Raises:
+        UsageError: fewer than two documents, `max_length` below 5, or a `short_seq_prob` outside 0..1.
+    """
+
+    corpus: TokenizedCorpus
+    max_length: int
+    seed: int
+    copy: int = 0
+    short_seq_prob: float = 0.1
+
+    def __post_init__(self) -> None:
+        """Checks."""
+        starts, ends = self.corpus.document_starts, self.corpus.document_ends
+        if len(ends) < LEAST_DOCUMENTS:
+            raise UsageError(
+                f"the corpus has {len(ends)} document{'s' * (len(ends) != 1)}; "
+                "next-sentence prediction needs at least two documents; separate documents by a blank line"
+            )
+        if self.max_length < SPECIAL_TOKENS + 2:
+            raise UsageError(f"max_length is {self.max_length}; a pair with its three special tokens needs at least 5")
+        if not 0 <= self.short_seq_prob <= 1:
+            raise UsageError(
+                f"short_seq_prob is {self.short_seq_prob}; a probability from 0 to 1 was expected (the paper's is 0.1)"
+            )
+        if np.any(starts >= ends) or np.any(starts[1:] < ends[:-1]) or ends[-1] > len(self.corpus.sentence_ends):
+            raise ValueError("documents must grow strictly and end with the number of sentences")
+
+    @property
+    def budget(self) -> int:
+        """The tokens of both segments together, at most."""
+        return self.max_length - SPECIAL_TOKENS
+
+    def find_chunks(self, documents: range | None = None) -> np.ndarray:
+        """(P,), the sentence that each chunk begins with, in the order of the corpus; a chunk gives a pair.
+
+        uint32, or int64 for a corpus of more than 4 billion sentences.
+        `documents`, a range of step 1, finds those of these documents alone: the same ones as among all.
+        """
+        total = self.corpus.document_count
+        documents = range(total) if documents is None else documents
+        if documents != range(total)[documents.start : documents.stop]:
+            raise ValueError(f"{documents} is not a range of step 1 within {total} documents")
+        sizes = np.cumsum(self.corpus.document_ends - self.corpus.document_starts)
+        dtype = np.uint32 if len(self.corpus.sentence_ends) < 1 << 32 else np.int64
+        chunks = [np.empty(0, dtype)]
+        first = documents.start
+        while first < documents.stop:
+            full = np.searchsorted(sizes, start_of(sizes, first) + BLOCK, side="right")
+            stop = min(max(first + 1, int(full)), documents.stop)
+            chunks.append(self._find_in_block(np.arange(first, stop)).astype(dtype))
+            first = stop
+        return np.concatenate(chunks)
+
+    def _find_in_block(self, documents: np.ndarray) -> np.ndarray:
+        """As `find_chunks`, of some documents in a row."""
+        starts, ends = self.corpus.document_starts[documents], self.corpus.document_ends[documents]
+        sizes = ends - starts
+        owner = np.repeat(np.arange(len(documents)), sizes)  # (S,) of this block
+        stops = np.cumsum(sizes)[owner]  # where the sentence's document ends within the block
+        places = np.arange(len(owner))
+        offsets = places - (stops - sizes[owner])  # within the document
+        sentences = starts[owner] + offsets
+        token_ends, token_starts = self.corpus.sentence_ends[sentences], start_of(self.corpus.sentence_ends, sentences)
+        if np.any(token_starts >= token_ends):
+            raise ValueError("sentence_ends must grow strictly: a sentence has no token")
+        keys, targets = self._draw_targets(documents)
+        # For every sentence: the chunk that begins with it, and the sentence that the next chunk begins with.
+        full = np.searchsorted(token_ends, token_starts + targets[owner]) + 1
+        chunk_stops = np.minimum(full, stops)
+        _, a_sizes, random_next = draw_chunks(keys[owner], offsets, chunk_stops - places)
+        return sentences[follow(np.where(random_next, places + a_sizes, chunk_stops))]
+
+    def _draw_targets(self, documents: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Of each document (K,) its key and the tokens that its chunks are meant to have."""
+        keys = draw_bits(draw_key(self.seed, self.max_length, self.copy), documents)
+        short = draw_uniform(keys, SHORT) < self.short_seq_prob
+        return keys, np.where(short, 2 + draw_below(keys, SHORT_LENGTH, self.budget - 1), self.budget)
+
+    def draw_pairs(self, chunks: np.ndarray) -> np.ndarray:
+        """(P, 5) int64, a pair a row: a_start, a_stop, b_start, b_stop (offsets of tokens) and random_next (0 or 1).
+
+        `chunks` (P,) are some of those of `find_chunks`, in any order and of any integer type.
+        """
+        sentence_ends = self.corpus.sentence_ends
+        chunks = chunks.astype(np.int64)
+        documents = np.searchsorted(self.corpus.document_starts, chunks, side="right") - 1
+        document_keys, targets = self._draw_targets(documents)
+        a_start = start_of(sentence_ends, chunks)
+        full = np.searchsorted(sentence_ends, a_start + targets) + 1
+        chunk_stops = np.minimum(full, self.corpus.document_ends[documents])
+        offsets = chunks - self.corpus.document_starts[documents]
+        keys, a_sizes, random_next = draw_chunks(document_keys, offsets, chunk_stops - chunks)
+
+        a_stop = sentence_ends[chunks + a_sizes - 1]
+        b_start, b_stop = a_stop.copy(), sentence_ends[chunk_stops - 1]
+        wanted = (targets - (a_stop - a_start))[random_next]
+        b_start[random_next], b_stop[random_next] = draw_segments(
+            self.corpus, keys[random_next], documents[random_next], wanted
+        )
+
+        # One token at a time from the longer side, a tie from B: B keeps its half of the budget, or what A leaves free.
+        kept_b = np.minimum(b_stop - b_start, np.maximum(self.budget - (a_stop - a_start), self.budget // 2))
+        a_start, a_stop = cut(a_start, a_stop, self.budget - kept_b, keys, CUT)
+        b_start, b_stop = cut(b_start, b_stop, kept_b, keys, CUT + 1)
+        return np.stack([a_start, a_stop, b_start, b_stop, random_next], axis=1)
+
+
+def plan_pairs(corpus: TokenizedCorpus, *, documents: range | None = None, **options: float) -> np.ndarray:
+    """(P, 5) int64, all pairs of one copy of a corpus, in its order; the arguments are those of `Pairing`."""
+    pairing = Pairing(corpus, **options)
+    return pairing.draw_pairs(pairing.find_chunks(documents))
+
+
+def draw_chunks(
+    document_keys: np.ndarray, offsets: np.ndarray, sizes: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Of the chunks that begin `offsets` (P,) sentences into a document: keys, the sentences of A, whether B is random.
+
+    `sizes` (P,) are the sentences of the whole chunks.
+    """
+    keys = draw_bits(document_keys, FIRST_SENTENCE + offsets)
+    return keys, 1 + draw_below(keys, A_END, sizes - 1), (sizes == 1) | (draw_uniform(keys, RANDOM_NEXT) < 0.5)
+
+
+def follow(following: np.ndarray) -> np.ndarray:
+    """The path 0, following[0], following[following[0]] and so on, as far as `following` reaches."""
+    following = following.tolist()
+    visited, current = [], 0
+    while current < len(following):
+        visited.append(current)
+        current = following[current]
+    return np.array(visited, np.int64)
+
+
+def draw_segments(
+    corpus: TokenizedCorpus, keys: np.ndarray, own: np.ndarray, wanted: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Start and stop (P,) of a random B: sentences of another document than `own` (P,) until `wanted` (P,) tokens.
+
+    At least one sentence, and no more than the document has. All ten draws may hit the own document; then it serves.
+    """
+    document = own.copy()
+    for attempt in range(DOCUMENT_DRAWS):
+        again = np.flatnonzero(document == own)
+        document[again] = draw_below(keys[again], B_DOCUMENT + attempt, corpus.document_count)
+    document_start, document_end = corpus.document_starts[document], corpus.document_ends[document]
+    first = document_start + draw_below(keys, B_SENTENCE, document_end - document_start)
+    start = start_of(corpus.sentence_ends, first)
+    last = np.maximum(first, np.searchsorted(corpus.sentence_ends, start + wanted))
+    return start, corpus.sentence_ends[np.minimum(last, document_end - 1)]
+
+
+def cut(
+    start: np.ndarray, stop: np.ndarray, kept: np.ndarray, keys: np.ndarray, counter: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Ranges of at most `kept` (P,) tokens: for each surplus token a fair bit says whether front or back loses it."""
+    surplus = np.maximum(stop - start - kept, 0)
+    words = -(-surplus // 64)  # draws of 64 bits
+    pair = np.repeat(np.arange(len(start)), words)
+    word = np.arange(len(pair)) - np.repeat(np.cumsum(words) - words, words)
+    bits = draw_bits(keys[pair], counter + 2 * word)
+    bits >>= (64 - np.minimum(surplus[pair] - 64 * word, 64)).astype(np.uint64)  # the last word has more than needed
+    front = np.bincount(pair, np.bitwise_count(bits), len(start)).astype(np.int64)
+    return start + front, stop - (surplus - front)
+
+
+def assemble_pairs(
+    ids: Ids, pairs: np.ndarray, *, cls_id: int, sep_id: int, pad_id: int, pad_to: int | None = None
+) -> dict[str, np.ndarray]:
+    """[CLS] A [SEP] B [SEP] of `pairs` (B, 5), padded at the end to the longest row or to `pad_to` tokens.
+
+    `input_ids`, `token_type_ids` and `attention_mask` are (B, T) int64, `lengths` (B,). `ids` are all tokens side by
+    side, of any integer type; only the ranges in use are read.
+    """
+    a_start, a_stop, b_start, b_stop = pairs[:, :4].T
+    a_sep = 1 + a_stop - a_start
+    b_sep = a_sep + 1 + b_stop - b_start
+    lengths = b_sep + 1
+    columns = np.arange(lengths.max() if pad_to is None else pad_to)  # (T,)
+    in_a = (columns > 0) & (columns < a_sep[:, None])  # (B, T)
+    in_b = (columns > a_sep[:, None]) & (columns < b_sep[:, None])
+    places = np.where(in_a, a_start[:, None] + columns - 1, b_start[:, None] + columns - a_sep[:, None] - 1)  # in `ids`
+    is_text = in_a | in_b
+    input_ids = np.full(is_text.shape, pad_id, np.int64)
+    input_ids[is_text] = ids.take(places[is_text])
+    input_ids[:, 0] = cls_id
+    input_ids[np.arange(len(pairs)), a_sep] = sep_id
+    input_ids[np.arange(len(pairs)), b_sep] = sep_id
+    attention_mask = (columns < lengths[:, None]).astype(np.int64)
+    token_type_ids = attention_mask * (columns > a_sep[:, None])
+    return {
+        "input_ids": input_ids,
+        "token_type_ids": token_type_ids,
+        "attention_mask": attention_mask,
+        "lengths": lengths,
+    }

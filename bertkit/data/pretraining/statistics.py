@@ -1,0 +1,288 @@
+"""What a tokenized corpus is like: sizes, lengths, unknown tokens, what is repeated, and how full its pairs are.
+
+Repeated text is the usual reason of a pretraining whose loss looks fine and whose model is not, and padding decides
+what phase 1 of the paper costs (A.2). Everything is exact, and computed block by block: of the tokens no more than a
+part is in memory, and of a sentence a byte. What stays of the one repeated is the first in the order of the corpus.
+
+Repeats are found by 64-bit hashes of token ids: among 200 million lines, two different ones have the same hash with a
+chance of 0.1 %.
+"""
+
+import os
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from bertkit.data.pretraining.pairs import SPECIAL_TOKENS, Pairing
+from bertkit.data.pretraining.rng import draw_bits
+from bertkit.data.pretraining.tokenize import Ids, TokenizedCorpus, start_of
+
+TOKENS_A_BLOCK = 1 << 18  # hashed at once: their arrays stay in the cache
+UNITS_A_BLOCK = 1 << 20  # sentences or documents whose lengths are looked at
+SENTENCES_A_BLOCK = 1 << 22  # whose chunks are found at once
+PAIRS_A_BLOCK = 1 << 16  # drawn at once
+HASHES_A_PASS = 1 << 23  # sorted at once; a third of a gigabyte
+LENGTHS = (128, 512)  # of the paper's phases (A.2)
+QUANTILES = {"median": 0.5, "p90": 0.9, "p99": 0.99}
+MOST_UNKNOWN = 0.05  # of the tokens, before a warning
+MOST_REPEATED = {"documents": 0.01, "lines": 0.10}  # documents of the documents, lines of the tokens
+
+Unit = Literal["documents", "lines"]
+
+
+def measure(corpus: TokenizedCorpus, unknown_id: int, folder: Path | None = None) -> dict[str, Any]:
+    """The statistics of a whole corpus; `folder` is where arrays go that do not fit into memory.
+
+    Rates and shares are fractions. `padding` is the share of [PAD] among all tokens of the pairs of copy 0, seed 0.
+
+    Raises:
+        UsageError: fewer than two documents.
+    """
+    token_ends, sizes = find_token_ends(corpus), corpus.document_ends
+    pairs = {str(length): measure_pairs(corpus, length) for length in LENGTHS}
+    return {
+        "documents": corpus.document_count,
+        "sentences": len(corpus.sentence_ends),
+        "tokens": len(corpus.ids),
+        "unknown_rate": count_unknown(corpus.ids, unknown_id) / max(len(corpus.ids), 1),
+        "sentence_tokens": describe(corpus.sentence_ends),
+        "document_sentences": describe(sizes),
+        "document_tokens": describe(token_ends),
+        "repeated": measure_repeats(corpus, folder),
+        "pairs": pairs,
+    }
+
+
+def find_token_ends(corpus: TokenizedCorpus) -> np.ndarray:
+    """(D,) int64, the tokens up to the end of each document of a whole corpus."""
+    if not np.array_equal(corpus.document_starts[1:], corpus.document_ends[:-1]):
+        raise ValueError("statistics are of whole corpora, none of whose documents is left out")
+    return corpus.sentence_ends[corpus.document_ends - 1]
+
+
+def count_unknown(ids: Ids, unknown_id: int) -> int:
+    """How many tokens are [UNK]."""
+    blocks = (ids[start : start + UNITS_A_BLOCK] for start in range(0, len(ids), UNITS_A_BLOCK))
+    return sum(int(np.count_nonzero(block == unknown_id)) for block in blocks)
+
+
+# --- Lengths ----------------------------------------------------------------------------------------------------------
+
+
+def list_lengths(ends: np.ndarray) -> Iterator[np.ndarray]:
+    """The lengths of units that end at `ends` (U,), in blocks."""
+    for start in range(0, len(ends), UNITS_A_BLOCK):
+        block = ends[start : start + UNITS_A_BLOCK]
+        yield np.diff(block, prepend=ends[start - 1] if start else 0)
+
+
+def describe(ends: np.ndarray) -> dict[str, Any]:
+    """Mean, quantiles, longest and a histogram of the lengths of units that end at `ends` (U,).
+
+    A quantile is the least length that so many of the units do not exceed. The histogram counts by powers of two: at
+    "8" the lengths 5 to 8.
+    """
+    counter: Counter[int] = Counter()
+    for block in list_lengths(ends):
+        counter.update(dict(zip(*(part.tolist() for part in np.unique(block, return_counts=True)), strict=True)))
+    if not counter:
+        return {"mean": 0.0, **dict.fromkeys(QUANTILES, 0), "longest": 0, "histogram": {}}
+    lengths, counts = np.array(sorted(counter.items())).T
+    shares = np.cumsum(counts) / counts.sum()
+    bins: Counter[int] = Counter()
+    for length, count in zip(lengths.tolist(), counts.tolist(), strict=True):
+        bins[1 << (length - 1).bit_length()] += count
+    return {
+        "mean": float((lengths * counts).sum() / counts.sum()),
+        **{name: int(lengths[np.searchsorted(shares, share - 1e-12)]) for name, share in QUANTILES.items()},
+        "longest": int(lengths[-1]),
+        "histogram": {str(top): bins[top] for top in sorted(bins)},
+    }
+
+
+# --- Repeats ----------------------------------------------------------------------------------------------------------
+
+
+def measure_repeats(corpus: TokenizedCorpus, folder: Path | None = None) -> dict[str, Any]:
+    """How many documents and lines have come before, and their share of all tokens.
+
+    A line is a sentence as the corpus has it; those of repeated documents count too.
+    """
+    found: dict[str, Any] = {}
+    for unit, ends in (("documents", find_token_ends(corpus)), ("lines", corpus.sentence_ends)):
+        repeated = find_repeats(hash_units(corpus.ids, ends, folder), folder=folder)
+        places = range(0, len(ends), UNITS_A_BLOCK)
+        tokens = sum(
+            int(lengths[repeated[start : start + UNITS_A_BLOCK]].sum())
+            for start, lengths in zip(places, list_lengths(ends), strict=True)
+        )
+        found[unit] = {"count": int(np.count_nonzero(repeated)), "token_share": tokens / max(len(corpus.ids), 1)}
+    return found
+
+
+def choose_kept(corpus: TokenizedCorpus, unit: Unit, folder: Path | None = None) -> np.ndarray:
+    """(S,) bool, the sentences that stay when repeats go.
+
+    "documents": those of documents whose tokens came before are left out. "lines": of what stays then, also each
+    sentence whose tokens came before.
+    """
+    ends = corpus.document_ends
+    repeated = find_repeats(hash_units(corpus.ids, find_token_ends(corpus), folder), folder=folder)
+    kept = np.repeat(~repeated, np.diff(ends, prepend=0))
+    if unit == "lines":
+        repeated = find_repeats(hash_units(corpus.ids, corpus.sentence_ends, folder), kept, folder)
+        np.greater(kept, repeated, out=kept)
+    return kept
+
+
+def select_sentences(corpus: TokenizedCorpus, kept: np.ndarray) -> TokenizedCorpus:
+    """The corpus of the sentences for which `kept` (S,) is true; documents without any are left out."""
+    lengths = np.diff(corpus.sentence_ends, prepend=0)
+    owners = np.repeat(np.arange(corpus.document_count), np.diff(corpus.document_ends, prepend=0))
+    counts = np.bincount(owners[kept], minlength=corpus.document_count)
+    ids = corpus.ids[0 : len(corpus.ids)]
+    return TokenizedCorpus(ids[np.repeat(kept, lengths)], np.cumsum(lengths[kept]), np.cumsum(counts[counts > 0]))
+
+
+def hash_units(ids: Ids, ends: np.ndarray, folder: Path | None = None) -> np.ndarray:
+    """(U,) uint64, a hash of the tokens of each unit that ends at `ends` (U,): equal ones have equal hashes.
+
+    The sum of a random number for each (token, position), mixed with the length.
+    """
+    hashes = _make_array(len(ends), np.uint64, folder)
+    for start in range(0, len(ids), TOKENS_A_BLOCK):
+        block = ids[start : start + TOKENS_A_BLOCK]
+        first = np.searchsorted(ends, start, side="right")  # the unit of the block's first token
+        stop = np.searchsorted(ends, start + len(block) - 1, side="right") + 1
+        begins = start_of(ends, np.arange(first, stop)) - start  # below 0 where the unit began in an earlier block
+        inside = np.maximum(begins, 0)
+        positions = np.arange(len(block)) - np.repeat(begins, np.diff(inside, append=len(block)))
+        hashes[first:stop] += np.add.reduceat(draw_bits(block.astype(np.uint64), positions), inside)
+    for start, lengths in zip(range(0, len(ends), UNITS_A_BLOCK), list_lengths(ends), strict=True):
+        hashes[start : start + len(lengths)] = draw_bits(hashes[start : start + len(lengths)], lengths)
+    return hashes
+
+
+def find_repeats(hashes: np.ndarray, chosen: np.ndarray | None = None, folder: Path | None = None) -> np.ndarray:
+    """(U,) bool, the units whose hash an earlier one has; only the `chosen` (U,) take part."""
+    repeated = _make_array(len(hashes), np.bool_, folder)
+    passes = -(-len(hashes) // HASHES_A_PASS)
+    for number in range(passes):
+        places = np.concatenate(list(_find_members(hashes, chosen, number, passes)))
+        members = hashes[places]
+        order = np.argsort(members, kind="stable")  # equal ones in the order of the corpus
+        members = members[order]
+        repeated[places[order[1:][members[1:] == members[:-1]]]] = True
+    return repeated
+
+
+def _find_members(hashes: np.ndarray, chosen: np.ndarray | None, number: int, passes: int) -> Iterator[np.ndarray]:
+    """The places of the hashes that are looked at in a pass, in blocks."""
+    for start in range(0, len(hashes), UNITS_A_BLOCK):
+        wanted = hashes[start : start + UNITS_A_BLOCK] % np.uint64(passes) == number
+        if chosen is not None:
+            wanted &= chosen[start : start + UNITS_A_BLOCK]
+        yield start + np.flatnonzero(wanted)
+
+
+def _make_array(length: int, dtype: type, folder: Path | None) -> np.ndarray:
+    """Zeros; many of them in a file that has no name, so that nothing of it is left after a kill."""
+    if length <= HASHES_A_PASS:
+        return np.zeros(length, dtype)
+    with tempfile.TemporaryFile(dir=folder) as file:
+        if sys.platform == "linux":  # a disk that is full must say so now: a write to mapped memory cannot
+            os.posix_fallocate(file.fileno(), 0, length * np.dtype(dtype).itemsize)
+        return np.asarray(np.memmap(file, dtype, "w+", shape=(length,)))
+
+
+# --- Pairs ------------------------------------------------------------------------------------------------------------
+
+
+def measure_pairs(corpus: TokenizedCorpus, max_length: int) -> dict[str, Any]:
+    """How many pairs copy 0 has at this length, the share of padding in them, and of random next segments."""
+    pairing = Pairing(corpus, max_length=max_length, seed=0)
+    count = tokens = random_next = 0
+    for documents in _list_blocks(corpus.document_ends):
+        chunks = pairing.find_chunks(documents)
+        for start in range(0, len(chunks), PAIRS_A_BLOCK):
+            a_start, a_stop, b_start, b_stop, is_random = pairing.draw_pairs(chunks[start : start + PAIRS_A_BLOCK]).T
+            count += len(is_random)
+            tokens += int((a_stop - a_start + b_stop - b_start + SPECIAL_TOKENS).sum())
+            random_next += int(is_random.sum())
+    return {
+        "pairs": count,
+        "padding": 1 - tokens / max(count * max_length, 1),
+        "random_next": random_next / max(count, 1),
+    }
+
+
+def _list_blocks(document_ends: np.ndarray) -> Iterator[range]:
+    """The documents in blocks of about `SENTENCES_A_BLOCK` sentences."""
+    first = 0
+    while first < len(document_ends):
+        full = start_of(document_ends, first) + SENTENCES_A_BLOCK
+        stop = max(first + 1, int(np.searchsorted(document_ends, full, side="right")))
+        yield range(first, stop)
+        first = stop
+
+
+# --- Words ------------------------------------------------------------------------------------------------------------
+
+
+def list_warnings(statistics: Mapping[str, Any]) -> Iterator[str]:
+    """What is unusual about a corpus, a line each, with the remedy."""
+    if (rate := statistics["unknown_rate"]) > MOST_UNKNOWN:
+        yield (
+            f"warning: {rate:.1%} of the tokens are [UNK]; train a vocabulary on this text (bertkit vocab) or name one "
+            "of its language with --vocab"
+        )
+    repeated = statistics["repeated"]
+    documents = repeated["documents"]["count"] / max(statistics["documents"], 1)
+    lines = repeated["lines"]["token_share"]
+    if lines > MOST_REPEATED["lines"]:
+        yield f"warning: lines that came before hold {lines:.1%} of the tokens; drop them with --deduplicate lines"
+    elif documents > MOST_REPEATED["documents"]:
+        yield f"warning: {documents:.1%} of the documents came before; drop them with --deduplicate documents"
+
+
+def list_rows(statistics: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
+    """Name and value in words, for a table."""
+    yield from _list_sizes(statistics)
+    if before := statistics.get("before"):
+        yield from ((f"before removal: {name}", value) for name, value in _list_sizes(before))
+    yield "characters read", f"{statistics['characters']:,}"
+    yield "vocabulary", f"{statistics['vocab_size']:,} tokens"
+    yield "unknown tokens", f"{statistics['unknown_rate']:.3%}"
+    names = {
+        "sentence_tokens": "tokens of a sentence",
+        "document_sentences": "sentences of a document",
+        "document_tokens": "tokens of a document",
+    }
+    for key, name in names.items():
+        lengths = statistics[key]
+        quantiles = ", ".join(f"{quantile} {lengths[quantile]:,}" for quantile in QUANTILES)
+        yield name, f"mean {lengths['mean']:,.1f}, {quantiles}, longest {lengths['longest']:,}"
+        yield "", draw_histogram(lengths["histogram"])
+    for length, pairs in statistics["pairs"].items():
+        yield (
+            f"pairs of {length} tokens",
+            f"{pairs['pairs']:,}, {pairs['padding']:.1%} padding, {pairs['random_next']:.1%} random next",
+        )
+
+
+def _list_sizes(statistics: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    for key in ("documents", "sentences", "tokens"):
+        yield key, f"{statistics[key]:,}"
+    for unit, repeated in statistics["repeated"].items():
+        yield f"repeated {unit}", f"{repeated['count']:,} ({repeated['token_share']:.2%} of the tokens)"
+
+
+def draw_histogram(histogram: Mapping[str, int]) -> str:
+    """Shares by powers of two: "2: 3 %, 4: 10 %"; those below half a percent are left out."""
+    total = sum(histogram.values())
+    return ", ".join(f"≤{int(top):,}: {n / total:.0%}" for top, n in histogram.items() if n / total >= 0.005)

@@ -1,0 +1,352 @@
+"""A tokenized corpus on disk (paper §3.1): shards of token ids, an index over them, and a manifest that seals them.
+
+    corpus.json                            the manifest: every file with its size and checksum, and the statistics
+    build.json                             what was asked for (`bertkit.data.pretraining.build`)
+    vocab.txt, tokenizer.json, …           the tokenizer
+    index-CCCCCCCC.safetensors             `sentence_ends` (S,) and `document_ends` (D,) of the whole corpus
+    shards/PPPPP-NNNN-CCCCCCCC.safetensors `ids`, `sentence_ends` and `document_ends` of part N of piece P
+
+C is the CRC-32 of the file in hexadecimal digits, so that a shard proves itself whole at any moment. The corpus is its
+shards in the order of piece and part. Files appear under their names when they are whole, the manifest last of all: its
+presence means done. The arrays are aligned, so they are mapped into memory and not read.
+
+Left out: where the tokens come from and who writes them when (`bertkit.data.pretraining.build`).
+"""
+
+import json
+import os
+import re
+import struct
+import zlib
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bertkit.data.pretraining.sources import BUILT_FILES, BUILT_FOLDERS, ignore, is_built
+from bertkit.data.pretraining.tokenize import TokenizedCorpus, take_fingerprint
+from bertkit.errors import UsageError
+from bertkit.system.files import flush, open_unfinished, write_json
+
+FORMAT = 1  # of the directory
+RECORD, MANIFEST = BUILT_FILES
+SHARDS, PARTS = BUILT_FOLDERS  # the latter: shards from which repeats have not gone yet
+INDEX = "index"
+SUFFIX = ".safetensors"
+SHARD_NAME = re.compile(r"(\d{5,})-(\d{4,})-([0-9a-f]{8})\.safetensors")
+DTYPES = {"U16": np.dtype("<u2"), "U32": np.dtype("<u4"), "I64": np.dtype("<i8")}  # safetensors' names
+LONGEST_HEADER = 1 << 20  # bytes
+BYTES_A_READ = 1 << 20
+REMEDY = "the same bertkit corpus build command again writes it anew"
+
+# The elements of an array that is written block by block: their type, their number and the blocks.
+Blocks = tuple[np.dtype, int, Iterable[np.ndarray]]
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """A part of a piece: `documents` were read for it, `characters` were in them, and perhaps it is the last part.
+
+    Documents without a token are counted as read, and are not in the corpus.
+    """
+
+    corpus: TokenizedCorpus
+    documents: int
+    characters: int
+    is_last: bool
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A file of arrays: name -> type, offset in bytes and length of each; `note` is what stands beside them."""
+
+    path: Path
+    arrays: Mapping[str, tuple[np.dtype, int, int]]
+    note: Mapping[str, Any]
+
+    def map(self, name: str) -> np.ndarray:
+        """An array, mapped from the file."""
+        dtype, offset, length = self.arrays[name]
+        # Nothing cannot be mapped. A plain array is sliced in a fraction of the time that np.memmap takes.
+        return np.asarray(np.memmap(self.path, dtype, "r", offset, (length,))) if length else np.empty(0, dtype)
+
+    def count(self, name: str) -> int:
+        """The length of an array."""
+        return self.arrays[name][2]
+
+
+class ShardedIds:
+    """The token ids of shards as one flat array (`bertkit.data.pretraining.tokenize.Ids`).
+
+    A slice within a shard is a view of the mapped file, one across shards is put together. With `mapped=False` every
+    slice is read: slower, but a pass over the whole leaves no pages in memory.
+    """
+
+    def __init__(self, shards: Sequence[Shard], dtype: np.dtype, mapped: bool = True) -> None:
+        self.dtype, self.mapped = np.dtype(dtype), mapped
+        self.shards = [shard for shard in shards if shard.count("ids")]
+        self.ends = list(accumulate(shard.count("ids") for shard in self.shards))
+        self.maps = [shard.map("ids") for shard in self.shards] if mapped else []
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickled without the tokens: another process maps the same files."""
+        return ShardedIds, (self.shards, self.dtype, self.mapped)
+
+    def __len__(self) -> int:
+        return self.ends[-1] if self.ends else 0
+
+    def __getitem__(self, span: slice) -> np.ndarray:
+        start, stop, step = span.indices(len(self))
+        if step != 1:
+            raise ValueError("only slices of step 1 can be taken of the token ids of shards")
+        if start >= stop:
+            return np.empty(0, self.dtype)
+        first, last = bisect_right(self.ends, start), bisect_left(self.ends, stop)
+        pieces = []
+        for number in range(first, last + 1):
+            before = self.ends[number - 1] if number else 0
+            pieces.append(self._take(number, max(start - before, 0), min(stop, self.ends[number]) - before))
+        return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+
+    def take(self, places: np.ndarray) -> np.ndarray:
+        """The tokens at `places` (M,), in any order."""
+        if len(self.shards) == 1 and self.mapped:
+            return self.maps[0].take(places)
+        ends = np.asarray(self.ends)
+        owners = np.searchsorted(ends, places, side="right")
+        found = np.empty(len(places), self.dtype)
+        for number in np.unique(owners).tolist():
+            rows = owners == number
+            before = self.ends[number - 1] if number else 0
+            shard = self.maps[number] if self.mapped else self._take(number, 0, self.shards[number].count("ids"))
+            found[rows] = shard.take(places[rows] - before)
+        return found
+
+    def _take(self, number: int, start: int, stop: int) -> np.ndarray:
+        if self.mapped:
+            return self.maps[number][start:stop]
+        shard = self.shards[number]
+        offset = shard.arrays["ids"][1] + start * self.dtype.itemsize
+        return np.fromfile(shard.path, self.dtype, stop - start, offset=offset)
+
+
+# --- Writing ----------------------------------------------------------------------------------------------------------
+
+
+def write_arrays(folder: Path, stem: str, arrays: Mapping[str, Blocks], note: Mapping[str, Any]) -> Path:
+    """The file `stem`-CCCCCCCC.safetensors of `folder` with the arrays, written whole or not at all.
+
+    The largest type of element comes first in `arrays`, so that all of them are aligned.
+    """
+    header: dict[str, Any] = {"__metadata__": {"bertkit": json.dumps(note)}}  # one entry: several have no fixed order
+    names = {dtype: name for name, dtype in DTYPES.items()}
+    end = 0
+    for name, (dtype, length, _) in arrays.items():
+        start, end = end, end + length * dtype.itemsize
+        header[name] = {"dtype": names[dtype], "shape": [length], "data_offsets": [start, end]}
+    head = json.dumps(header).encode()
+    head += b" " * (-len(head) % 8)
+    with open_unfinished(folder / stem, "wb") as (stream, temporary):
+        checksum = 0
+        for content in _list_contents(head, arrays):
+            stream.write(content)
+            checksum = zlib.crc32(content, checksum)
+        flush(stream)
+        path = folder / f"{stem}-{checksum:08x}{SUFFIX}"
+        os.replace(temporary, path)
+    return path
+
+
+def _list_contents(head: bytes, arrays: Mapping[str, Blocks]) -> Iterator[bytes | memoryview]:
+    yield struct.pack("<Q", len(head)) + head
+    for dtype, _, blocks in arrays.values():
+        for block in blocks:
+            yield np.ascontiguousarray(block, dtype).view(np.uint8).data
+
+
+def write_shard(folder: Path, piece: int, number: int, part: Part) -> Path:
+    """The file of part `number` of piece `piece`."""
+    corpus = part.corpus
+    columns = {
+        "sentence_ends": corpus.sentence_ends,
+        "document_ends": corpus.document_ends,
+        "ids": corpus.ids[0 : len(corpus.ids)],
+    }
+    arrays = {name: (column.dtype, len(column), [column]) for name, column in columns.items()}
+    note = {"documents": part.documents, "characters": part.characters, "is_last": part.is_last}
+    return write_arrays(folder, f"{piece:05d}-{number:04d}", arrays, note)
+
+
+def write_index(directory: Path, shards: Sequence[Shard]) -> Path:
+    """The file with the ends of all sentences and documents; one shard after the other is in memory."""
+
+    def shift(name: str, of: str) -> Iterator[np.ndarray]:
+        before = 0
+        for shard in shards:
+            yield shard.map(name) + before
+            before += shard.count(of)
+
+    integer = DTYPES["I64"]
+    arrays = {
+        name: (integer, sum(shard.count(name) for shard in shards), shift(name, of))
+        for name, of in (("sentence_ends", "ids"), ("document_ends", "sentence_ends"))
+    }
+    return write_arrays(directory, INDEX, arrays, {"shards": len(shards)})
+
+
+def write_manifest(directory: Path, names: Iterable[str], content: Mapping[str, Any]) -> None:
+    """Seals the directory: `content`, and the sizes and checksums of the files with these names."""
+    paths = [directory / name for name in names]
+    sizes = [path.stat().st_size for path in paths]
+    files = {
+        path.relative_to(directory).as_posix(): [size, f"{checksum:08x}"]
+        for path, size, checksum in zip(paths, sizes, map_in_threads(find_checksum, paths), strict=True)
+    }
+    manifest = {"format": FORMAT, **content, "files": files}
+    write_json({"checksum": _seal(manifest), **manifest}, directory / MANIFEST)
+
+
+def _seal(manifest: Mapping[str, Any]) -> str:
+    return f"{zlib.crc32(json.dumps(manifest).encode()):08x}"
+
+
+# --- Reading ----------------------------------------------------------------------------------------------------------
+
+
+def is_corpus(path: str | Path) -> bool:
+    """Whether the directory holds a finished corpus."""
+    return (Path(path) / MANIFEST).is_file()
+
+
+def read_manifest(directory: str | Path) -> dict[str, Any]:
+    """What corpus.json holds.
+
+    Raises:
+        UsageError: there is none, it is damaged, or another version of bertkit wrote it.
+    """
+    path = Path(directory) / MANIFEST
+    if not path.is_file() and is_built(directory):
+        raise UsageError(f"the corpus {directory} is not finished; the same bertkit corpus build command finishes it")
+    if not path.is_file():
+        raise UsageError(f"{directory} holds no corpus (no {MANIFEST}); make one: bertkit corpus build")
+    try:
+        manifest = json.loads(path.read_bytes())
+        checksum = manifest.pop("checksum")
+        if manifest["format"] == FORMAT and checksum != _seal(manifest):
+            raise ValueError("its checksum differs")
+    except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
+        raise UsageError(f"{path} is truncated or corrupted ({error}); {REMEDY}") from None
+    if manifest["format"] != FORMAT:
+        raise UsageError(
+            f"{path} has format {json.dumps(manifest['format'])[:40]}, not {FORMAT}; build the corpus anew"
+        )
+    return manifest
+
+
+def open_corpus(
+    directory: str | Path, report: Callable[[str], None] = ignore, verify: bool = True, mapped: bool = True
+) -> TokenizedCorpus:
+    """The corpus of a finished directory, mapped from its files; `mapped` is that of `ShardedIds`.
+
+    Args:
+        verify: compare the checksums first, which reads every file; the sizes are compared anyway.
+
+    Raises:
+        UsageError: there is none, or a file is missing, truncated or corrupted, which is named.
+    """
+    directory = Path(directory)
+    manifest = read_manifest(directory)
+    files = manifest["files"]
+    if verify:
+        report(f"checking {len(files)} files of {sum(size for size, _ in files.values()) / 1e6:,.0f} MB in {directory}")
+    if damaged := find_damage(directory, manifest, verify):
+        name, trouble = next(iter(damaged.items()))
+        more = f", and {len(damaged) - 1} more files are damaged" if len(damaged) > 1 else ""
+        raise UsageError(f"{directory / name} is {trouble}{more}; {REMEDY}")
+    shards = [read_shard(directory / name) for name in files if name.startswith(f"{SHARDS}/")]
+    index = next(directory / name for name in files if name.startswith(INDEX))
+    return replace(join_shards(shards, index, np.dtype(manifest["dtype"]), mapped), directory=directory)
+
+
+def fingerprint_files(directory: Path) -> str:
+    """What tells the tokens of a finished corpus from any others: the checksums of their files."""
+    files = read_manifest(directory)["files"]
+    return take_fingerprint(json.dumps({name: files[name] for name in sorted(files) if name.endswith(SUFFIX)}).encode())
+
+
+def join_shards(shards: Sequence[Shard], index: Path, dtype: np.dtype, mapped: bool = True) -> TokenizedCorpus:
+    """The corpus of shards in their order and of the index over them."""
+    ends = read_shard(index)
+    return TokenizedCorpus(ShardedIds(shards, dtype, mapped), ends.map("sentence_ends"), ends.map("document_ends"))
+
+
+def find_damage(directory: Path, manifest: Mapping[str, Any], verify: bool = True) -> dict[str, str]:
+    """Name -> "missing", "truncated …" or "corrupted …", for each file that is not as the manifest says."""
+    files: Mapping[str, list[Any]] = manifest["files"]
+
+    def examine(name: str) -> str:
+        path, (size, checksum) = directory / name, files[name]
+        if not path.is_file():
+            return "missing"
+        if (found := path.stat().st_size) != size:
+            return f"truncated ({found:,} of {size:,} bytes)" if found < size else f"corrupted ({found:,} bytes)"
+        if verify and (found := f"{find_checksum(path):08x}") != checksum:
+            return f"corrupted (its checksum is {found}, not {checksum})"
+        return ""
+
+    return {name: trouble for name, trouble in zip(files, map_in_threads(examine, list(files)), strict=True) if trouble}
+
+
+def find_checksum(path: Path) -> int:
+    """The CRC-32 of a file."""
+    checksum = 0
+    with path.open("rb", buffering=0) as stream:
+        while content := stream.read(BYTES_A_READ):
+            checksum = zlib.crc32(content, checksum)
+    return checksum
+
+
+def map_in_threads(function: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
+    """`map` by a few threads, for what waits for the disk or lets others run."""
+    with ThreadPoolExecutor(4) as pool:
+        return list(pool.map(function, items))
+
+
+def list_shards(folder: Path) -> dict[tuple[int, int], Path]:
+    """(piece, part) -> file, in this order."""
+    found = [(match, path) for path in folder.glob(f"*{SUFFIX}") if (match := SHARD_NAME.fullmatch(path.name))]
+    return dict(sorted(((int(match[1]), int(match[2])), path) for match, path in found))
+
+
+def proves_whole(path: Path) -> bool:
+    """Whether a file has the checksum that its name says."""
+    return f"{find_checksum(path):08x}" == path.stem.rpartition("-")[2]
+
+
+def read_shard(path: Path) -> Shard:
+    """What a file of arrays holds; the arrays themselves are not read.
+
+    Raises:
+        UsageError: its header is damaged, or the file does not end where that says.
+    """
+    try:
+        with path.open("rb") as stream:
+            size = struct.unpack("<Q", stream.read(8))[0]
+            if size > LONGEST_HEADER:
+                raise ValueError("its header is too long")
+            header = json.loads(stream.read(size))
+        note = json.loads(header.pop("__metadata__")["bertkit"])
+        arrays, end = {}, 0
+        for name, array in header.items():
+            start, end = array["data_offsets"]
+            arrays[name] = (DTYPES[array["dtype"]], 8 + size + start, array["shape"][0])
+        if path.stat().st_size != 8 + size + end:
+            raise ValueError("its size is not what its header says")
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError, struct.error) as error:
+        raise UsageError(f"{path} is truncated or corrupted ({error}); {REMEDY}") from None
+    return Shard(path, arrays, note)

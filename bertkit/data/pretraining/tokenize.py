@@ -1,0 +1,249 @@
+"""Documents of sentences -> flat arrays of token ids, and which of the documents are held out (paper §3.1).
+
+Left out: the arrays on disk (`bertkit.data.pretraining.store`), pairs (`bertkit.data.pretraining.pairs`) and masks (`bertkit.data.pretraining.masking`).
+"""
+
+import zlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from bertkit.errors import UsageError
+
+if TYPE_CHECKING:
+    from transformers import BertTokenizerFast
+
+Document = list[str]  # its sentences
+
+CHARACTERS_A_BATCH = 1_000_000  # tokenized at once
+MOST_WORDS = 1 << 18  # remembered; some 50 MB
+TOKENS_A_BLOCK = 1 << 24  # counted at once
+LEAST_DOCUMENTS = 2  # of a part: a random next segment comes from another document
+
+
+class Ids(Protocol):
+    """What stands for a flat array of token ids: a numpy array, or several that are mapped from files."""
+
+    dtype: np.dtype
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, span: slice) -> np.ndarray: ...
+
+    def take(self, places: np.ndarray) -> np.ndarray: ...
+
+
+@dataclass(frozen=True, eq=False)
+class TokenizedCorpus:
+    """Documents of token ids, without special tokens; no sentence and no document is empty.
+
+    `ids` (N,) are all tokens side by side, uint16 for a vocabulary of at most 65,536 tokens, else uint32.
+    `sentence_ends` (S,) int64 are the tokens up to each sentence's end. Document d has the sentences from
+    `document_starts[d]` to `document_ends[d]` (D,) int64 each, in the order of the corpus; `select` leaves some out.
+    `directory` is where `ids` and `sentence_ends` are mapped from; None if they are in memory.
+    """
+
+    ids: Ids
+    sentence_ends: np.ndarray
+    document_ends: np.ndarray
+    document_starts: np.ndarray = None  # type: ignore[assignment]
+    directory: Path | None = None
+
+    def __post_init__(self) -> None:
+        """Without other starts, a document begins where the one before it ends."""
+        if self.document_starts is None:
+            object.__setattr__(
+                self, "document_starts", start_of(self.document_ends, np.arange(len(self.document_ends)))
+            )
+
+    @property
+    def document_count(self) -> int:
+        """D."""
+        return len(self.document_ends)
+
+    @property
+    def sentence_count(self) -> int:
+        """The sentences of its documents."""
+        return int((self.document_ends - self.document_starts).sum())
+
+    @property
+    def token_count(self) -> int:
+        """The tokens of its documents."""
+        starts, ends = self.find_tokens()
+        return int((ends - starts).sum())
+
+    def find_tokens(self) -> tuple[np.ndarray, np.ndarray]:
+        """Where each document's tokens begin and end, (D,) int64 each."""
+        return start_of(self.sentence_ends, self.document_starts), self.sentence_ends[self.document_ends - 1]
+
+    def select(self, chosen: np.ndarray) -> "TokenizedCorpus":
+        """The documents for which `chosen` (D,) is true; the tokens of the others stay where they are, unused."""
+        return replace(self, document_starts=self.document_starts[chosen], document_ends=self.document_ends[chosen])
+
+    def count_tokens(self, vocab_size: int) -> np.ndarray:
+        """(V,) int64, how often each token occurs in its documents."""
+        counts = np.zeros(vocab_size, np.int64)
+        starts, ends = self.find_tokens()
+        # Documents side by side are counted together.
+        apart = starts[1:] != ends[:-1]
+        first, last = np.append(True, apart)[: len(starts)], np.append(apart, True)[: len(starts)]
+        for start, end in zip(starts[first].tolist(), ends[last].tolist(), strict=True):
+            for place in range(start, end, TOKENS_A_BLOCK):
+                block = self.ids[place : min(place + TOKENS_A_BLOCK, end)]
+                counts += np.bincount(block, minlength=vocab_size)
+        return counts
+
+
+def take_fingerprint(*parts: np.ndarray | bytes | None) -> str:
+    """What tells data from others: a CRC-32 of their parts one after the other, eight hexadecimal digits."""
+    found = 0
+    for part in parts:
+        if part is not None and len(part):
+            found = zlib.crc32(part if isinstance(part, bytes) else np.ascontiguousarray(part), found)
+    return f"{found:08x}"
+
+
+def start_of(ends: np.ndarray, index: np.ndarray | int) -> np.ndarray:
+    """Where element `index` starts: the end of the one before it, 0 for the first."""
+    return np.where(np.asarray(index) > 0, ends[index - 1], 0)
+
+
+def choose_dtype(vocab_size: int) -> type[np.unsignedinteger]:
+    """The type of token ids."""
+    return np.uint16 if vocab_size <= 1 << 16 else np.uint32
+
+
+def copy_backend(tokenizer: Any) -> Any:
+    """A copy of its `tokenizers.Tokenizer`, so that the caller's stays as it is: without padding and truncation.
+
+    Special tokens written out in a text are ordinary text for it.
+    """
+    from tokenizers import Tokenizer
+
+    backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
+    backend.no_padding()
+    backend.no_truncation()
+    backend.encode_special_tokens = True
+    return backend
+
+
+def tokenize_documents(documents: Iterable[Document], tokenizer: "BertTokenizerFast") -> TokenizedCorpus:
+    """The token ids of the documents; sentences without a token and documents without a sentence are left out.
+
+    A special token that is written out in the text, as `[MASK]` is in the documentation of tokenizers, becomes the ids
+    of its letters, as in the reference code; transformers would take it for a mask.
+    """
+    parts = tokenize_in_parts(documents, copy_backend(tokenizer), choose_dtype(len(tokenizer)))
+    corpus, _ = next(parts)
+    return corpus
+
+
+def tokenize_in_parts(
+    documents: Iterable[Document], backend: Any, dtype: type[np.unsignedinteger], tokens_a_part: float = float("inf")
+) -> Iterator[tuple[TokenizedCorpus, int]]:
+    """As `tokenize_documents`, a part whenever `tokens_a_part` are reached; beside it, how many documents were read.
+
+    At least one part, which may be empty. A document lies in one part whole.
+    """
+    part, words = Growing(dtype), Words(backend)
+    for batch in batch_documents(documents):
+        ids, lengths = words.encode([sentence for document in batch for sentence in document], dtype)
+        part.add(ids, lengths, [len(document) for document in batch])
+        if part.tokens >= tokens_a_part:
+            yield part.finish(), part.documents
+            part = Growing(dtype)
+    yield part.finish(), part.documents
+
+
+class Words:
+    """A tokenizer that remembers the words of a text: most come again, and looking one up costs a fifth.
+
+    A word is what stands between blanks. That is exact, for nothing in BERT's normalizer and pre-tokenizer reaches
+    across a blank; where a vocabulary has added tokens with blanks in them, sentences are tokenized whole.
+    """
+
+    def __init__(self, backend: Any) -> None:
+        self.backend = backend
+        self.ids: dict[str, list[int]] = {}
+        added = backend.get_added_tokens_decoder().values()
+        self.separator = None if any(not token.special and " " in token.content for token in added) else " "
+
+    def encode(self, texts: list[str], dtype: type[np.unsignedinteger]) -> tuple[np.ndarray, np.ndarray]:
+        """The token ids of the texts side by side (N,), and how many each has (S,) int64."""
+        words = [text.split(self.separator) if self.separator else [text] for text in texts]
+        if len(self.ids) > MOST_WORDS:
+            self.ids.clear()
+        new = list(set(chain.from_iterable(words)) - self.ids.keys())
+        encodings = self.backend.encode_batch_fast(new, add_special_tokens=False)
+        self.ids.update((word, encoding.ids) for word, encoding in zip(new, encodings, strict=True))
+        look_up = self.ids.__getitem__
+        found = [list(chain.from_iterable(map(look_up, line))) for line in words]
+        lengths = np.fromiter(map(len, found), np.int64, len(found))
+        return np.fromiter(chain.from_iterable(found), dtype, lengths.sum()), lengths
+
+
+class Growing:
+    """The arrays of a corpus while documents are added. `documents` are those added, `tokens` those in it."""
+
+    def __init__(self, dtype: type[np.unsignedinteger]) -> None:
+        self.dtype = dtype
+        self.ids, self.sentence_ends, self.document_ends = bytearray(), bytearray(), bytearray()  # these grow in place
+        self.documents = self.sentences = self.tokens = 0
+
+    def add(self, ids: np.ndarray, lengths: np.ndarray, sizes: list[int]) -> None:
+        """Adds documents of `sizes` sentences, which have `lengths` tokens."""
+        owners = np.repeat(np.arange(len(sizes)), sizes)  # the document of each sentence
+        counts = np.bincount(owners[lengths > 0])
+        self.ids += ids.astype(self.dtype, copy=False).tobytes()
+        self.sentence_ends += (self.tokens + np.cumsum(lengths[lengths > 0])).tobytes()
+        self.document_ends += (self.sentences + np.cumsum(counts[counts > 0])).tobytes()
+        self.tokens, self.sentences = self.tokens + int(lengths.sum()), self.sentences + int(counts.sum())
+        self.documents += len(sizes)
+
+    def finish(self) -> TokenizedCorpus:
+        """The corpus; nothing can be added any more."""
+        ids, sentence_ends, document_ends = self.ids, self.sentence_ends, self.document_ends
+        return TokenizedCorpus(
+            np.frombuffer(ids, self.dtype),
+            np.frombuffer(sentence_ends, np.int64),
+            np.frombuffer(document_ends, np.int64),
+        )
+
+
+def batch_documents(documents: Iterable[Document]) -> Iterator[list[Document]]:
+    """Documents of `CHARACTERS_A_BATCH` together, or a little more."""
+    batch: list[Document] = []
+    characters = 0
+    for document in documents:
+        batch.append(document)
+        characters += sum(map(len, document))
+        if characters >= CHARACTERS_A_BATCH:
+            yield batch
+            batch, characters = [], 0
+    if batch:
+        yield batch
+
+
+def choose_held_out(count: int, share: float, seed: int) -> np.ndarray:
+    """(count,) bool, true for the documents that are held out, drawn from the seed.
+
+    At least two are held out and two are not, as next-sentence prediction needs; so of fewer than four, none is.
+
+    Raises:
+        UsageError: fewer than two documents, or a share outside [0, 1).
+    """
+    if count < LEAST_DOCUMENTS:
+        raise UsageError(
+            f"the corpus has {count} document{'s' * (count != 1)} and next-sentence prediction needs two; "
+            "put a blank line between documents or name more sources"
+        )
+    if not 0 <= share < 1:
+        raise UsageError(f"the held-out share is {share}; give 0 or more and less than 1")
+    size = min(max(round(share * count), LEAST_DOCUMENTS), count - LEAST_DOCUMENTS) if share and count >= 4 else 0
+    chosen = np.zeros(count, bool)
+    chosen[np.random.default_rng(seed).permutation(count)[:size]] = True
+    return chosen

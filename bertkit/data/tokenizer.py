@@ -1,0 +1,356 @@
+"""Text -> WordPiece vocabulary -> tokenizer (paper §3, "Input/Output Representations": "WordPiece embeddings").
+
+The reference code cleans the text, sets blanks around every Chinese character, lower-cases and strips accents if
+uncased, splits at blanks and around punctuation, and cuts each word greedily into the longest pieces of the vocabulary.
+`tokenizers` does all of this and trains the vocabulary; here are the alphabet, an order of tokens that is the same in
+every run, and the files.
+
+Differs from the paper: its trainer was never published; that of `tokenizers` merges the most frequent pair of pieces.
+
+Left out: the token ids of a corpus (`bertkit.data.pretraining.tokenize`).
+"""
+
+import json
+import os
+import shutil
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from hashlib import blake2b
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bertkit.data.pretraining.sources import find_hub_trouble, ignore, is_hub_name
+from bertkit.errors import UsageError, join_lines
+
+if TYPE_CHECKING:
+    from transformers import BertTokenizerFast
+
+SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+LONGEST_WORD = 100  # characters; the tokenizer makes longer ones [UNK], as the reference code does
+CHARACTER_COVERAGE = 0.9999  # of a text's characters
+MOST_WORDS = 2_000_000  # different ones that are held
+CHARACTERS_A_COUNT = 20_000_000  # of text, after which its words are cut into pieces
+REPEATS = 10_000  # of a word in one text for the trainer
+TOKENIZER_FILES = ["tokenizer.json", "tokenizer_config.json", "vocab.txt"]
+NORMALIZATION = {  # of tokenizers' BertNormalizer -> of transformers' BertTokenizerFast
+    "lowercase": "do_lower_case",
+    "strip_accents": "strip_accents",
+    "handle_chinese_chars": "tokenize_chinese_chars",
+}
+LONGEST_TROUBLE = 200  # characters of a library's message
+UNKNOWN = "\U00013000"  # a hieroglyph, which hardly any vocabulary has
+UNLIMITED = 1e9  # tokenizers without a maximal length say 1e30
+
+
+def train_vocabulary(
+    texts: Iterable[str],
+    *,
+    size: int = 30522,
+    cased: bool = False,
+    min_frequency: int = 2,
+    report: Callable[[str], None] = ignore,
+) -> list[str]:
+    """At most `size` tokens in the order of their ids, a function of the words and their counts alone.
+
+    The special tokens come first, [PAD] at 0, then the alphabet, then its characters inside words (`##a`), then the
+    merged pieces, the most frequent first; pieces that occur less than `min_frequency` times are left out.
+
+    The alphabet is the fewest characters that cover 99.99 % of the text, so that rare ones of foreign scripts do not
+    use up the vocabulary. A word with one of these is [UNK]; of the others, up to 100 characters long, none is. Longer
+    words are always [UNK] and do not count.
+
+    Raises:
+        UsageError: `size` is smaller than the special tokens and the alphabet, or the texts have no words.
+    """
+    words = count_words(texts, cased=cased, report=report)
+    alphabet = choose_alphabet(words)
+    if not alphabet:
+        raise UsageError("the texts have no words to train a vocabulary on; give a corpus with text")
+    first = [*SPECIAL_TOKENS, *alphabet, *(f"##{character}" for character in alphabet if _continues(character))]
+    if size < len(first):
+        raise UsageError(
+            f"a vocabulary of {size:,} tokens is smaller than the alphabet: {len(alphabet):,} characters, alone and "
+            f"inside words, and the special tokens make {len(first):,}; ask for that many or more (--size, vocab_size)"
+        )
+    known = set(alphabet)
+    usable = {word: n for word, n in words.items() if known.issuperset(word)}
+    tokens = _merge(usable, first, alphabet, size, min_frequency)
+    if len(tokens) < size:
+        report(f"the text gives {len(tokens):,} tokens, not {size:,}: no more pieces occur {min_frequency} times")
+    return tokens
+
+
+def count_words(texts: Iterable[str], *, cased: bool, report: Callable[[str], None] = ignore) -> Counter[str]:
+    """How often each word occurs, a word being what the tokenizer cuts into pieces: 100 characters at most.
+
+    Of more than MOST_WORDS different words the most frequent half as many are kept, and the count goes on.
+    """
+    from tokenizers.normalizers import BertNormalizer
+    from tokenizers.pre_tokenizers import BertPreTokenizer
+
+    normalizer, splitter = BertNormalizer(lowercase=not cased), BertPreTokenizer()
+    words: Counter[str] = Counter()
+    is_pruned = False
+    texts = iter(texts)
+    while unsplit := _count_unsplit(texts, normalizer):
+        for word, count in unsplit.items():
+            for piece, _ in splitter.pre_tokenize_str(word):
+                if len(piece) <= LONGEST_WORD:
+                    words[piece] += count
+        if len(words) > MOST_WORDS:
+            words = Counter(dict(words.most_common(MOST_WORDS // 2)))
+            if not is_pruned:
+                report(f"there are more than {MOST_WORDS:,} different words; the rarest of them are not counted")
+            is_pruned = True
+    return words
+
+
+def _count_unsplit(texts: Iterator[str], normalizer: Any) -> Counter[str]:
+    """How often what stands between blanks occurs in the next CHARACTERS_A_COUNT of the texts; empty at their end."""
+    unsplit: Counter[str] = Counter()
+    characters = 0
+    for text in texts:
+        unsplit.update(normalizer.normalize_str(text).split())
+        characters += len(text)
+        if characters >= CHARACTERS_A_COUNT and unsplit:
+            break
+    return unsplit
+
+
+def choose_alphabet(words: Counter[str]) -> list[str]:
+    """The fewest characters that make up `CHARACTER_COVERAGE` of the words, in the order of their code points."""
+    counts: Counter[str] = Counter()
+    for word, count in words.items():
+        for character in word:
+            counts[character] += count
+    needed = CHARACTER_COVERAGE * counts.total()
+    alphabet: list[str] = []
+    for character, count in sorted(counts.items(), key=lambda item: (-item[1], item[0])):
+        if needed <= 0:
+            break
+        alphabet.append(character)
+        needed -= count
+    return sorted(alphabet)
+
+
+def _continues(character: str) -> bool:
+    """Whether it may stand inside a word; punctuation and Chinese characters are words of their own."""
+    return len(count_words([f"a{character}"], cased=True)) == 1
+
+
+def _merge(words: dict[str, int], first: list[str], alphabet: list[str], size: int, min_frequency: int) -> list[str]:
+    """`first` and the merged pieces.
+
+    The trainer numbers the `##` characters in the order of a hash map that differs from run to run, and breaks ties
+    between pairs by these numbers (tokenizers issue 1794); given as special tokens, they have their numbers before.
+    """
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordPiece
+    from tokenizers.pre_tokenizers import WhitespaceSplit
+    from tokenizers.trainers import WordPieceTrainer
+
+    tokenizer = Tokenizer(WordPiece(unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = WhitespaceSplit()
+    trainer = WordPieceTrainer(
+        vocab_size=size,
+        min_frequency=min_frequency,
+        special_tokens=first,
+        initial_alphabet=alphabet,
+        limit_alphabet=len(alphabet),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(_repeat(words), trainer)
+    ids = tokenizer.get_vocab()
+    return sorted(ids, key=ids.__getitem__)
+
+
+def _repeat(words: dict[str, int]) -> Iterator[str]:
+    """Texts in which each word occurs as often as it was counted: the trainer takes no counts."""
+    for word, count in words.items():
+        for start in range(0, count, REPEATS):
+            yield f"{word} " * min(REPEATS, count - start)
+
+
+def make_tokenizer(tokens: Sequence[str], *, cased: bool, max_length: int = 512) -> "BertTokenizerFast":
+    """The tokenizer in which the tokens have their places as ids.
+
+    Raises:
+        UsageError: a token occurs twice, or a special token is missing.
+    """
+    from transformers import BertTokenizerFast
+
+    _check_tokens(tokens, "the vocabulary")
+    ids = {token: index for index, token in enumerate(tokens)}
+    return BertTokenizerFast(vocab=ids, do_lower_case=not cased, model_max_length=max_length)
+
+
+def save_tokenizer(tokenizer: "BertTokenizerFast", directory: str | Path) -> None:
+    """Write vocab.txt, which transformers 5 does not, tokenizer.json and tokenizer_config.json.
+
+    They are written in a hidden folder and moved when all are there, vocab.txt last.
+
+    Raises:
+        UsageError: the directory cannot be made.
+    """
+    directory = Path(directory)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"{directory} cannot be made ({error.strerror}); name another directory") from None
+    for key in ("is_local", "local_files_only", "auto_map"):  # where it comes from, or whose code it would have run
+        tokenizer.init_kwargs.pop(key, None)
+    temporary = directory / ".tokenizer"
+    shutil.rmtree(temporary, ignore_errors=True)  # of a process that was killed
+    temporary.mkdir()
+    try:
+        tokenizer.save_pretrained(temporary)
+        ids = tokenizer.get_vocab()
+        tokens = sorted(ids, key=ids.__getitem__)
+        (temporary / "vocab.txt").write_bytes("".join(f"{token}\n" for token in tokens).encode())
+        for path in sorted(temporary.iterdir(), key=lambda path: path.name == "vocab.txt"):
+            path.replace(directory / path.name)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def load_tokenizer(source: str | Path, *, cased: bool | None = None) -> "BertTokenizerFast":
+    """The tokenizer of a directory with tokenizer.json or vocab.txt, of a vocab.txt, or of a model on the Hub.
+
+    Its files say whether it is cased; if they do not, `cased` does; without that a token with a capital letter does.
+    The maximal length is that of the files, or else 512.
+
+    Raises:
+        UsageError: it does not exist, is no BERT vocabulary, contradicts `cased`, or the Hub cannot be reached.
+    """
+    path = Path(os.path.expanduser(source))  # unlike Path's own it never fails
+    if path.is_file():
+        tokens = _read_tokens(path)
+        _check_tokens(tokens, str(path))
+        guess = _guess_cased(tokens)
+        if cased and not guess and any(token.isascii() and token.isalpha() for token in tokens):
+            raise UsageError(f"{path} has no capital letter, so it is uncased; do not ask for a cased one")
+        return make_tokenizer(tokens, cased=guess if cased is None else cased)
+    if path.is_dir():
+        return _load_directory(path, str(path), cased)
+    if not is_hub_name(str(source)):
+        raise UsageError(
+            f"{str(source)!r} does not exist; name a directory with tokenizer.json or vocab.txt, or a vocab.txt"
+        )
+    return _load_directory(_download(str(source)), str(source), cased)
+
+
+def describe_vocabulary(tokenizer: "BertTokenizerFast") -> str:
+    """A digest that two tokenizers share if they make the same ids of every text."""
+    normalizer = json.loads(tokenizer.backend_tokenizer.to_str())["normalizer"]
+    return blake2b(json.dumps([sorted(tokenizer.get_vocab().items()), normalizer]).encode(), digest_size=16).hexdigest()
+
+
+def _load_directory(directory: Path, source: str, cased: bool | None) -> "BertTokenizerFast":
+    from transformers import BertTokenizerFast
+
+    config = _read_json(directory / "tokenizer_config.json") if (directory / "tokenizer_config.json").exists() else {}
+    settings: dict[str, Any] = {}
+    if (directory / "tokenizer.json").exists():
+        tokens, settings = _read_tokenizer_json(directory / "tokenizer.json")
+    elif (directory / "vocab.txt").exists():
+        tokens = _read_tokens(directory / "vocab.txt")
+    else:
+        raise UsageError(
+            f"{source} has neither tokenizer.json nor vocab.txt; name a vocabulary or train one: bertkit vocab"
+        )
+    _check_tokens(tokens, source)
+    settings |= {name: config[name] for name in NORMALIZATION.values() if config.get(name) is not None}
+    if cased is not None and settings.get("do_lower_case") is cased:
+        has, wants = ("uncased", "cased") if cased else ("cased", "uncased")
+        raise UsageError(
+            f"the tokenizer of {source} is {has}, {wants} was asked for; name one that is {wants} or do not ask"
+        )
+    settings.setdefault("do_lower_case", not (_guess_cased(tokens) if cased is None else cased))
+    longest = config.get("model_max_length")
+    if not isinstance(longest, int | float) or not 0 < longest < UNLIMITED:
+        settings["model_max_length"] = 512
+    try:
+        tokenizer = BertTokenizerFast.from_pretrained(directory, **settings)
+        tokenizer.backend_tokenizer.encode(UNKNOWN)  # which fails where the unknown word is none of the vocabulary
+    except Exception as error:  # what tokenizers refuses is a plain Exception
+        trouble = f"{type(error).__name__}: {join_lines(error)[:LONGEST_TROUBLE]}"
+        raise UsageError(f"the tokenizer of {source} is damaged ({trouble!r}); save it again") from None
+    needed = {name: getattr(tokenizer, name) for name in ("pad_token", "unk_token", "cls_token", "sep_token")}
+    if missing := [name for name, token in needed.items() if token is None]:
+        raise UsageError(f"the tokenizer of {source} names no {missing[0]}; write it into its tokenizer_config.json")
+    return tokenizer
+
+
+def _download(name: str) -> Path:
+    """The folder of a model's tokenizer files, from the Hub, or from the cache where the Hub cannot be reached."""
+    from huggingface_hub import snapshot_download
+
+    trouble = find_hub_trouble(name, "model")
+    try:
+        return Path(snapshot_download(name, allow_patterns=TOKENIZER_FILES, local_files_only=trouble is not None))
+    except Exception as error:  # also the transport's: huggingface_hub has changed its HTTP library more than once
+        reason = trouble or f"the tokenizer of {name!r} cannot be downloaded ({join_lines(error)})"
+        raise UsageError(f"{reason}; name a directory with a vocabulary or train one: bertkit vocab") from None
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{path} is not JSON ({error}); save the tokenizer again") from None
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read ({error.strerror}); save the tokenizer again") from None
+    if not isinstance(content, dict):
+        raise UsageError(f"{path} holds no JSON object; save the tokenizer again")
+    return content
+
+
+def _read_tokenizer_json(path: Path) -> tuple[list[str], dict[str, Any]]:
+    """The tokens in the order of their ids, and the settings that `BertTokenizerFast` takes from elsewhere.
+
+    Without tokenizer_config.json it makes every text lower-case, whatever tokenizer.json says.
+    """
+    content = _read_json(path)
+    model, normalizer = content.get("model") or {}, content.get("normalizer") or {}
+    kind, ids = (model.get("type", "WordPiece"), model.get("vocab")) if isinstance(model, dict) else (None, None)
+    if isinstance(kind, str) and kind != "WordPiece":
+        kind = kind[:40] if kind.isidentifier() else repr(kind[:40])
+        raise UsageError(f"{path} is a {kind} tokenizer; BERT needs WordPiece, so name another vocabulary")
+    if not isinstance(ids, dict) or any(type(index) is not int for index in ids.values()):
+        raise UsageError(f"{path} has no table of tokens and their ids; save the tokenizer again")
+    # tokenizers writes down every id that is left out, which an id of two billions makes of 10 GB.
+    most = len(ids) + len(added if isinstance(added := content.get("added_tokens"), list) else [])
+    if len(set(ids.values())) < len(ids) or not all(0 <= index < most for index in ids.values()):
+        raise UsageError(f"{path} does not number its tokens from 0 without gaps; save the tokenizer again")
+    if not isinstance(normalizer, dict):
+        raise UsageError(f"{path} has a normalizer that is no object; save the tokenizer again")
+    settings = {name: normalizer[key] for key, name in NORMALIZATION.items() if key in normalizer}
+    return sorted(ids, key=ids.__getitem__), settings
+
+
+def _read_tokens(path: Path) -> list[str]:
+    try:
+        text = path.read_bytes().decode("utf-8-sig")
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read ({error.strerror}); name a vocab.txt or its directory") from None
+    except UnicodeDecodeError:
+        raise UsageError(f"{path} is not UTF-8 text; name a vocab.txt with a token a line, or its directory") from None
+    return [line.rstrip() for line in text.rstrip().split("\n")]
+
+
+def _check_tokens(tokens: Sequence[str], source: str) -> None:
+    if missing := [token for token in SPECIAL_TOKENS if token not in tokens]:
+        raise UsageError(
+            f"{source} is no BERT vocabulary: it has no {', '.join(missing)}; name a vocab.txt or its directory"
+        )
+    token, count = Counter(tokens).most_common(1)[0]
+    if count > 1:
+        raise UsageError(
+            f"{source} has the token {token[:LONGEST_WORD]!r} {count} times, so later ids would shift; "
+            "leave each token once"
+        )
+
+
+def _guess_cased(tokens: Iterable[str]) -> bool:
+    """Whether a token has a capital letter; [UNK] and [unused1] do not count."""
+    return any(token != token.lower() for token in tokens if not (token.startswith("[") and token.endswith("]")))

@@ -1,0 +1,257 @@
+"""Several finished SQuAD runs as one system: the mean of their answers' probabilities (paper section 4.2, Table 2).
+
+An answer is worth the mean, over the runs, of its probability among a run's best answers, 0 where it is not one of
+them. The logarithm of that mean takes the place of S.T_i + E.T_j; no answer (2.0) is an answer like the others, so the
+odds, the threshold tau and the files are those of a single run.
+
+Differs from the paper: it does not say how its seven systems, of other checkpoints and seeds, are combined.
+
+Left out: training the runs, and ensembles of ensembles, in which the runs would not count alike.
+"""
+
+import json
+import math
+import os
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from bertkit.data.formats.tables import read_nbest, read_squad, read_squad_copy
+from bertkit.data.spans import N_BEST, Answer, Question, Span
+from bertkit.errors import UsageError, explain_refusal
+from bertkit.system.files import write_json
+from bertkit.tasks.squad import NBEST, Version, choose, list_rows, name_file, rank, rate, write_answers
+from bertkit.training.recipe import read_recipe
+from bertkit.training.run_dir import METRICS, PREDICTIONS, RECIPE, find_finished, hold_run_dir, read_metrics
+
+MEMBERS = "ensemble.json"  # in an ensemble's directory: its runs
+LEAST = sys.float_info.min  # stands for a probability of 0, whose logarithm would not be finite
+MOST = 1.001  # of a question's probabilities added up, rounded as they may be
+
+Candidates = list[tuple[str, float]]  # texts with their probabilities
+
+
+def combine(
+    version: Version, runs: Sequence[Path], output: Path, data: Path | None, report: Callable[[str], None]
+) -> dict[str, dict[str, Any]]:
+    """The ensemble's `metrics`, as written to `output/metrics.json`, and of the `runs` name -> metrics.
+
+    The metrics are what `rate` gives, `score`, which is F1, and how many `runs` there are. The same runs may be
+    combined again into the same directory.
+
+    Args:
+        data: the folder of the official files or the dev file itself; None: what the runs were scored on.
+
+    Raises:
+        UsageError: less than two runs, one twice, one that is not finished, of another task or with other questions;
+            or `output` holds something else.
+    """
+    check_members(runs)
+    folders, scores = zip(*(read_run(version, run) for run in runs), strict=True)
+    check_output(output, runs)
+    source, questions = read_gold(version, data, runs, folders)
+    report(f"{version.title}: {len(questions):,} questions of {source}, answered by {len(runs)} runs")
+    columns = [read_candidates(run, questions, source) for run in runs]
+    answers = [average([column[question.id] for column in columns]) for question in questions]
+
+    texts, odds = [answer.best.text for answer in answers], [answer.odds for answer in answers]
+    metrics = rate(version, questions, texts, odds)
+    metrics |= {"score": metrics["f1"], "runs": len(runs)}
+    chosen = choose(version, answers, metrics.get("tau", 0.0))
+    ranked = [list_entries(answer, version.unanswerable) for answer in answers]
+    files = write_answers(version, [question.id for question in questions], chosen, ranked, odds)
+    with hold_run_dir(output):
+        check_output(output, runs)  # again: now nobody else writes there
+        write_output(output, runs, files, metrics)
+    return {"metrics": metrics, "runs": {str(run): found for run, found in zip(runs, scores, strict=True)}}
+
+
+# --- The answers ------------------------------------------------------------------------------------------------------
+
+
+def average(candidates: Sequence[Candidates]) -> Answer:
+    """The answer to a question, from what each run has among its best; half the logarithm of a mean at either end.
+
+    Of equal means, the text that comes first in the runs' lists is first; the order of the runs decides nothing else.
+    """
+    found: dict[str, list[float]] = {}
+    for text, probability in (pair for pairs in candidates for pair in pairs):
+        found.setdefault(text, []).append(probability / len(candidates))
+    means = {text: math.fsum(parts) for text, parts in found.items()}  # exact, in whatever order they come
+    null = halve(means.pop("", 0.0))
+    best = sorted(means.items(), key=lambda pair: pair[1], reverse=True)[:N_BEST]  # stable
+    return Answer([Span(text, *halve(mean)) for text, mean in best], null)
+
+
+def halve(probability: float) -> tuple[float, float]:
+    """Two equal numbers that add up to its logarithm; finite."""
+    half = math.log(max(probability, LEAST)) / 2
+    return half, half
+
+
+def list_entries(answer: Answer, with_null: bool) -> list[dict[str, Any]]:
+    """The best answers in the reference code's form, the start's and end's logits adding up to log probability.
+
+    The probabilities are the means themselves; they add up to less than 1 where texts were left out.
+    """
+    entries = rank(answer, with_null)
+    return [entry | {"probability": math.exp(entry["start_logit"] + entry["end_logit"])} for entry in entries]
+
+
+# --- The runs and their data ------------------------------------------------------------------------------------------
+
+
+def check_members(runs: Sequence[Path]) -> None:
+    """Nothing, or a UsageError: there are too few, or one is there twice."""
+    if len(runs) < 2:
+        given = f"{runs[0]} alone" if runs else "none"
+        raise UsageError(
+            f"an ensemble is made of at least two finished runs, not of {given}; name them: --ensemble A B"
+        )
+    seen: dict[Path, Path] = {}
+    for run in runs:
+        if other := seen.get(run.resolve()):
+            also = "" if other == run else f", also as {other}"
+            raise UsageError(f"{run} is named twice{also}; name every run once")
+        seen[run.resolve()] = run
+
+
+def read_run(version: Version, run: Path) -> tuple[str, dict[str, Any]]:
+    """The folder that a finished run had its data from, empty for the Hub's copy, and its metrics.
+
+    Raises:
+        UsageError: it is none, or of another task.
+    """
+    with explain_refusal(str(run)):
+        is_ensemble, is_run = ((run / name).is_file() for name in (MEMBERS, RECIPE))
+        is_finished = (run / METRICS).is_file()
+    if is_ensemble:
+        raise UsageError(f"{run} is an ensemble itself; name its runs, which {run / MEMBERS} lists")
+    if not is_run:
+        raise UsageError(f"{run} is no run, for it holds no {RECIPE}; name the --output of a finished run")
+    recipe = read_recipe(run / RECIPE)
+    if (task := recipe.get("task", "another task")) != version.name:
+        raise UsageError(f"{run} is a run of {task}, not of {version.name}; combine runs of {version.title} alone")
+    if not is_finished:
+        raise UsageError(f"{run} is not finished, for it holds no {METRICS}; repeat its command, which continues it")
+    metrics = read_metrics(run / METRICS)
+    needed = [version.exact, "f1", *(row.key for row in list_rows(version) if row.key in metrics)]
+    if wrong := [
+        key for key in needed if type(metrics.get(key)) not in (int, float) or not math.isfinite(metrics[key])
+    ]:
+        raise UsageError(
+            f"{run / METRICS} has no number as {wrong[0]}; delete it, and the same command evaluates again"
+        )
+    try:
+        return str(recipe["data"]["dir"]), metrics
+    except (KeyError, TypeError):
+        raise UsageError(f"{run / RECIPE} has no dir in [data]; name the --output of a finished run") from None
+
+
+def read_gold(
+    version: Version, data: Path | None, runs: Sequence[Path], folders: Sequence[str]
+) -> tuple[str, list[Question]]:
+    """What the dev set is called, and its questions: of `data`, else of the folder that all runs had theirs from.
+
+    Raises:
+        UsageError: they had them from different ones, or the file cannot be read.
+    """
+    if data is None:
+        places = {Path(name).resolve() if name else version.hub: run for name, run in zip(folders, runs, strict=True)}
+        if len(places) > 1:
+            listed = ", ".join(f"{run} on {place}" for place, run in list(places.items())[:2])
+            raise UsageError(f"the runs were not scored on the same data ({listed}); name the dev set with --data DIR")
+        if not folders[0]:
+            return version.hub, read_squad_copy(version.hub, {"dev": "validation"})["dev"]
+        data = Path(folders[0])
+        if not data.is_dir():
+            raise UsageError(
+                f"{data}, where {runs[0]} had its data from, is not there; name the folder with --data DIR"
+            )
+    path = data / name_file(version, "dev") if data.is_dir() else data
+    return str(path), read_squad(path, version.number)
+
+
+def read_candidates(run: Path, questions: Sequence[Question], source: str) -> dict[str, Candidates]:
+    """Question's id -> a run's best answers to it.
+
+    Raises:
+        UsageError: they are not those to `questions`, or have no probabilities.
+    """
+    path = run / PREDICTIONS / NBEST
+    found = {
+        name: [(entry["text"], entry["probability"]) for entry in entries] for name, entries in read_nbest(path).items()
+    }
+    wanted = {question.id for question in questions}
+    missing, others = len(wanted - found.keys()), len(found.keys() - wanted)
+    if missing or others:
+        raise UsageError(
+            f"{run} has answered other questions than those of {source}: it lacks {missing:,} of {len(wanted):,} and "
+            f"has {others:,} others; name the dev set that the runs were scored on with --data DIR"
+        )
+    for name, pairs in found.items():
+        if (total := sum(probability for _, probability in pairs)) > MOST:
+            raise UsageError(
+                f"{path}: the probabilities of {name!r} add up to {total:g} and at most 1 was expected; repeat the run"
+            )
+    return found
+
+
+# --- The directory ----------------------------------------------------------------------------------------------------
+
+
+def check_output(output: Path, runs: Sequence[Path]) -> None:
+    """Nothing, or a UsageError: the directory cannot be written, or holds anything but an ensemble of these runs."""
+    remedy = "name another directory with --output"
+    with explain_refusal(f"the directory {output}"):
+        is_run, is_ensemble = ((output / name).exists() for name in (RECIPE, MEMBERS))
+    if is_run:
+        raise UsageError(f"{output} holds a run; {remedy}")
+    if not is_ensemble:
+        find_finished(output, {})  # refuses what is not empty
+        return
+    if not os.access(output, os.W_OK):
+        raise UsageError(f"{output} cannot be written; {remedy}")
+    try:
+        members = list(map(str, json.loads((output / MEMBERS).read_text(encoding="utf-8"))["runs"]))
+    except (ValueError, KeyError, TypeError):
+        raise UsageError(f"{output / MEMBERS} is damaged; {remedy}") from None
+    if sorted(members) != sorted(name_members(runs)):
+        raise UsageError(f"{output} holds an ensemble of other runs ({', '.join(members)}); {remedy}")
+
+
+def name_members(runs: Iterable[Path]) -> list[str]:
+    """The runs in a way that stays true in another working directory."""
+    return [str(run.resolve()) for run in runs]
+
+
+def write_output(output: Path, runs: Sequence[Path], files: Mapping[str, str], metrics: Mapping[str, Any]) -> None:
+    """Writes the directory, so that at no moment there are metrics beside other predictions."""
+    (output / METRICS).unlink(missing_ok=True)
+    write_json({"runs": name_members(runs)}, output / MEMBERS)
+    (output / PREDICTIONS).mkdir(exist_ok=True)
+    for name, text in files.items():
+        (output / PREDICTIONS / name).write_text(text, encoding="utf-8")
+    write_json(metrics, output / METRICS)
+
+
+# --- The table --------------------------------------------------------------------------------------------------------
+
+
+def list_lines(
+    version: Version, results: Mapping[str, Mapping[str, Any]]
+) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Headings and lines of a table of what `combine` gives: the runs, the ensemble, the paper's systems."""
+    keys = (version.exact, "f1", "tau0_exact", "tau0_f1", "tau")
+    rows = [row for row in list_rows(version) if row.key in keys]
+    published: dict[str, dict[str, float]] = {}
+    for key, values in (*version.paper.items(), *version.combined.items()):
+        for whose, value in values.items():
+            published.setdefault(f"the paper: {whose}", {})[key] = value
+    metrics = results["metrics"]
+    systems = [*results["runs"].items(), (f"ensemble of {metrics['runs']}", metrics), *published.items()]
+    lines = [
+        (name, *(row.show(scores[row.key]) if row.key in scores else "" for row in rows)) for name, scores in systems
+    ]
+    return ("run", *(row.name.partition(" (")[0] for row in rows)), lines  # without what is said in parentheses

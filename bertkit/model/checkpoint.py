@@ -1,0 +1,266 @@
+"""A checkpoint -> a configuration and a model: a directory, or a name on the Hub, whose cached copy will do.
+
+Weights are safetensors only. What a checkpoint lacks is drawn, as `_init_weights` says, and named.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import nn
+from transformers import PreTrainedConfig
+from transformers.utils import cached_file
+
+from bertkit.data.pretraining.sources import find_hub_trouble
+from bertkit.data.pretraining.tokenize import take_fingerprint
+from bertkit.errors import UsageError, explain_refusal, join_lines
+from bertkit.model.config import BertConfig, check_attention
+
+MOST_LABELS, MOST_LAYERS = 100_000, 1_000  # a file that asks for more is damaged
+SHAPES = {  # parameter of the encoder -> its sizes by their names in a configuration
+    "embeddings.word_embeddings.weight": ("vocab_size", "hidden_size"),
+    "embeddings.position_embeddings.weight": ("max_position_embeddings", "hidden_size"),
+    "embeddings.token_type_embeddings.weight": ("type_vocab_size", "hidden_size"),
+    "encoder.layer.0.intermediate.dense.weight": ("intermediate_size", "hidden_size"),
+}
+LAYER = re.compile(r"(?:bert\.)?encoder\.layer\.(\d{1,9})\..*")
+# What transformers does not look at, or too late: value in a config.json -> whether it can be.
+FORMS: dict[str, Callable[[Any], bool]] = {
+    "architectures": lambda value: value is None or (isinstance(value, list) and all(map(is_name, value))),
+    "id2label": lambda value: value is None or isinstance(value, dict),
+    "num_labels": lambda value: value is None or (type(value) is int and 0 < value <= MOST_LABELS),
+    "num_hidden_layers": lambda value: type(value) is not int or value <= MOST_LAYERS,
+}
+RETURNED = {"return_dict": True, "output_attentions": False, "output_hidden_states": False}
+
+
+def is_name(value: Any) -> bool:
+    """Whether it can be the name of a class."""
+    return isinstance(value, str) and value.isidentifier()
+
+
+def check_weights(checkpoint: Path) -> None:
+    """Nothing, or a UsageError: a directory without weights in safetensors, or with damaged ones."""
+    for file in find_weights(str(checkpoint)) if checkpoint.is_dir() else []:
+        with open_weights(file):
+            pass
+
+
+def find_weights(checkpoint: str) -> list[Path]:
+    """The files of a checkpoint that hold weights; of one on the Hub in several files, none.
+
+    Raises:
+        UsageError: a directory has none in safetensors.
+    """
+    folder = Path(checkpoint)
+    if not folder.is_dir():
+        return list(filter(None, [find_file(checkpoint, "model.safetensors")]))
+    if files := sorted(folder.glob("model*.safetensors")):
+        return files
+    remedy = "; give a directory with a BERT checkpoint"
+    if pickles := sorted(path.name for path in folder.glob("*.bin")):
+        remedy = (
+            f" but {pickles[0]}, a pickle, which can run any code; if you trust it, load it with transformers and "
+            "save_pretrained it again"
+        )
+    raise UsageError(f"{checkpoint} has no weights in safetensors{remedy}")
+
+
+@contextmanager
+def open_weights(file: Path) -> Iterator[Any]:
+    """The weights of a file, by name.
+
+    Raises:
+        UsageError: it is damaged.
+    """
+    with explain_refusal(str(file)), safe_open(file, "pt") as weights:
+        yield weights
+
+
+@lru_cache(maxsize=8)  # a study asks for each of its cells
+def find_trouble(checkpoint: str) -> str | None:
+    """Why the Hub cannot serve a checkpoint that is no path here; None if nothing stands in the way.
+
+    With such a trouble the cache is asked alone: a Hub model that was downloaded before will do.
+    """
+    return None if Path(checkpoint).exists() else find_hub_trouble(checkpoint, "model")
+
+
+def find_file(checkpoint: str, name: str) -> Path | None:
+    """A file of a checkpoint, here or on the Hub, whose cached copy will do; None if it has none."""
+    if Path(checkpoint).exists():
+        return path if (path := Path(checkpoint, name)).is_file() else None
+    with explain_refusal(f"{name} of {checkpoint}"):
+        found = cached_file(
+            checkpoint,
+            name,
+            local_files_only=find_trouble(checkpoint) is not None,
+            _raise_exceptions_for_missing_entries=False,
+        )
+    return None if found is None else Path(found)
+
+
+def load_config(checkpoint: str) -> BertConfig:
+    """The configuration of a checkpoint: a directory, or a name on the Hub, whose cached copy will do.
+
+    Raises:
+        UsageError: there is none, or it is no BERT.
+    """
+    remedy = "give a directory with a BERT checkpoint"
+    if Path(checkpoint, "recipe.toml").is_file() and not Path(checkpoint, "config.json").is_file():
+        raise UsageError(f"the run in {checkpoint} is not finished; the command that began it finishes it")
+    with explain_refusal(f"the model {checkpoint}"):
+        trouble = find_trouble(checkpoint)
+        try:
+            values, _ = PreTrainedConfig.get_config_dict(checkpoint, local_files_only=trouble is not None)
+        except OSError:
+            if trouble is None:
+                raise
+            training = "; to train from one: --model DIR"
+            raise UsageError(f"there is no directory {checkpoint!r}, and {trouble}; {remedy}{training}") from None
+        except TypeError:  # by transformers, of what is no object
+            values = None
+        if not isinstance(values, dict):
+            raise UsageError(f"the configuration of {checkpoint} is damaged; {remedy}")
+        if values.get("model_type") != "bert":
+            kind = str(values.get("model_type"))[:40]
+            raise UsageError(f"{checkpoint} is a model of type {kind!r}, not bert; {remedy}")
+        if wrong := next((name for name, fits in FORMS.items() if not fits(values.get(name))), ""):
+            raise UsageError(f"the configuration of {checkpoint} is damaged: {wrong} cannot be right; {remedy}")
+        try:
+            return BertConfig.from_dict(values)
+        except (AttributeError, LookupError, RecursionError) as error:  # of values that transformers takes unseen
+            trouble = join_lines(error)[:100]
+            raise UsageError(f"the configuration of {checkpoint} is damaged ({trouble!r}); {remedy}") from None
+
+
+def check_sizes(checkpoint: str, config: BertConfig) -> None:
+    """Nothing, or a UsageError: damaged weights, or of another size than the configuration's; before any is read.
+
+    What is not there is drawn, so a damaged size could take all the memory that there is, or all the time.
+    """
+    if not (files := find_weights(checkpoint)):
+        return
+    layers = {-1}
+    for file in files:
+        with open_weights(file) as weights:
+            for name in weights.keys():  # noqa: SIM118 - it is no dictionary
+                if found := LAYER.fullmatch(name):
+                    layers.add(int(found[1]))
+                sizes = SHAPES.get(name.removeprefix("bert."))
+                shape = weights.get_slice(name).get_shape() if sizes else []
+                if sizes and shape != [getattr(config, size) for size in sizes]:
+                    raise UsageError(describe_mismatch(checkpoint, f"{name} is not of the size"))
+    if (count := config.num_hidden_layers) != max(layers) + 1:
+        raise UsageError(describe_mismatch(checkpoint, f"its weights have {max(layers) + 1} layers, not the {count}"))
+
+
+def describe_mismatch(checkpoint: str, trouble: str) -> str:
+    """What is wrong with a checkpoint whose weights are not those of its configuration."""
+    return (
+        f"{checkpoint} is damaged: {trouble} that its configuration says; put the config.json back that belongs to it"
+    )
+
+
+def make_config(values: Mapping[str, Any]) -> BertConfig:
+    """BertConfig of `values`.
+
+    Raises:
+        UsageError: they do not fit together.
+    """
+    with explain_refusal("[model]"):
+        if not FORMS["num_hidden_layers"](values.get("num_hidden_layers")):
+            raise ValueError(f"num_hidden_layers is above {MOST_LAYERS:,}, which no machine holds")
+        check_attention(values.get("attn_implementation"))
+        return BertConfig(**values)
+
+
+def load_model(head: type, checkpoint: str, settings: Mapping[str, Any]) -> tuple[nn.Module, list[str]]:
+    """A model in fp32 with the weights of a checkpoint, and the names of those it lacks, which are drawn.
+
+    Labels are matched by name: a classifier for the same labels in another order is put in ours, one for other labels,
+    or of another head that has none, is drawn anew.
+
+    Raises:
+        UsageError: there is none in safetensors, or its vocabulary is smaller than the tokenizer's.
+    """
+    # A tau belongs to the model that it was tuned for; what a model returns is the business of who calls it.
+    settings = {"tau": None, **RETURNED, **settings}
+    tokens, labels = settings.pop("vocab_size", 0), settings.pop("id2label", None)
+    if labels is not None:  # and the type of a problem to its labels
+        settings.setdefault("problem_type", None)
+    check_sizes(checkpoint, load_config(checkpoint))
+    with explain_refusal(f"the model {checkpoint} (in safetensors)"):
+        check_attention(settings.get("attn_implementation"))
+        model, info = head.from_pretrained(
+            checkpoint,
+            use_safetensors=True,
+            dtype=torch.float32,
+            local_files_only=find_trouble(checkpoint) is not None,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
+            **settings,
+        )
+    trained_as = model.config.architectures or [head.__name__]
+    mismatched = {name for name, *_ in info["mismatched_keys"]}
+    if other := sorted(name for name in mismatched if not name.startswith(("classifier.", "bilstm.", "mix."))):
+        raise UsageError(describe_mismatch(checkpoint, f"{other[0]} is not of the size"))
+    if tokens > (known := model.config.vocab_size):
+        raise UsageError(
+            f"the tokenizer has {tokens:,} tokens and {checkpoint} only {known:,}; use the checkpoint's own vocabulary"
+        )
+    new = set(info["missing_keys"]) | mismatched
+    if labels is None and hasattr(model, "classifier") and trained_as != [head.__name__]:
+        draw_anew(model, model.classifier)
+        new |= {f"classifier.{name}" for name, _ in model.classifier.named_parameters()}
+    if labels is not None:
+        new |= adopt_labels(model, list(labels.values()), known="classifier.weight" not in new)
+    return model, sorted(new)
+
+
+def adopt_labels(model: nn.Module, labels: list[str], known: bool) -> set[str]:
+    """Gives the model a classifier for these labels in this order; the names of its weights if they are new.
+
+    known: whether the classifier comes from the checkpoint, with the labels of its configuration.
+    """
+    had = [str(model.config.id2label[index]) for index in range(model.config.num_labels)]
+    model.config.id2label = dict(enumerate(labels))
+    model.config.label2id = {label: index for index, label in enumerate(labels)}
+    wanted = labels
+    if sorted(had) != sorted(wanted):  # the same in another spelling, as long as that is one to one
+        had, wanted = ([label.lower() for label in names] for names in (had, labels))
+    if known and sorted(had) == sorted(wanted) and len(set(had)) == len(had):
+        order = [had.index(label) for label in wanted]
+        for parameter in model.classifier.parameters():
+            parameter.data = parameter.data[order]
+        return set()
+    model.classifier = nn.Linear(model.classifier.in_features, len(labels))
+    model._init_weights(model.classifier)
+    return {f"classifier.{name}" for name, _ in model.classifier.named_parameters()}
+
+
+def fingerprint_weights(model: nn.Module) -> str:
+    """What tells a model's weights from any others: the CRC-32 of their bytes, eight hexadecimal digits."""
+    values = (each.detach().cpu().contiguous().flatten().view(torch.uint8) for each in model.parameters())
+    return take_fingerprint(*(value.numpy() for value in values))
+
+
+def reinitialize(model: nn.Module, count: int) -> None:
+    """Draws the pooler and the top `count` layers of the encoder anew (Zhang et al. 2021)."""
+    modules = list(model.base_model.encoder.layer[-count:])
+    if model.base_model.pooler is not None:
+        modules.append(model.base_model.pooler)
+    for module in modules:
+        draw_anew(model, module)
+
+
+def draw_anew(model: nn.Module, module: nn.Module) -> None:
+    """Draws the weights of a part of the model as those of a new one."""
+    for parameter in module.parameters():
+        parameter._is_hf_initialized = False  # else transformers spares what comes from a checkpoint
+    module.apply(model._init_weights)

@@ -1,0 +1,567 @@
+"""A checkpoint in the form BERT was released in (github.com/google-research/bert) -> one that loads everywhere.
+
+The release is a folder with `bert_config.json`, `vocab.txt` and TensorFlow's `bert_model.ckpt.index` and `.data-…`.
+TensorFlow itself is not needed: an index is a table as LevelDB writes it, blocks of sorted keys with a checksum each,
+from the name of a variable to where its bytes are. Every byte that is used is checked against its checksum.
+
+Left out: what the release does not have, that is compressed tables, variables in slices, TensorFlow 2's checkpoints of
+objects, and the state of the optimizer.
+"""
+
+import json
+import math
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from bertkit.data.pretraining.sources import ignore
+from bertkit.data.tokenizer import load_tokenizer, make_tokenizer, save_tokenizer
+from bertkit.errors import UsageError, explain_full_disk, explain_refusal
+
+if TYPE_CHECKING:
+    from transformers import BertTokenizerFast, PreTrainedModel
+
+    from bertkit.model.config import BertConfig
+
+CONFIG = "bert_config.json"
+VOCABULARY = "vocab.txt"
+
+# --- Checksums: CRC-32C, whose remainders are linear, so that numpy can fold a long text in halves --------------------
+
+POLYNOMIAL = 0x82F63B78  # Castagnoli's, lowest bit first
+WORDS_AT_ONCE = 1 << 18  # of 32 bits
+
+
+def find_checksum(data: bytes | np.ndarray) -> int:
+    """The CRC-32C of bytes, at some 500 MB a second."""
+    words = np.frombuffer(data, "<u4", len(data) // 4)
+    remainder = 0xFFFFFFFF
+    for start in range(0, len(words), WORDS_AT_ONCE):
+        piece = words[start : start + WORDS_AT_ONCE].copy()
+        piece[0] ^= remainder
+        remainder = _fold(piece)
+    for byte in bytes(data[4 * len(words) :]):
+        remainder = _shift(remainder ^ byte, 8)
+    return remainder ^ 0xFFFFFFFF
+
+
+def mask_checksum(checksum: int) -> int:
+    """A checksum as it is stored: turned, so that the checksum of a text with checksums in it stays a good one."""
+    return ((checksum >> 15 | checksum << 17) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+def _fold(words: np.ndarray) -> int:
+    """The remainder of words; zeros in front do not change it, so their number is made a power of two."""
+    level = (len(words) - 1).bit_length()
+    folded = np.zeros(1 << level, "<u4")
+    folded[-len(words) :] = words
+    while level:
+        level -= 1
+        folded = _shift_words(folded[: 1 << level], level) ^ folded[1 << level :]
+    return _shift(int(folded[0]), 32)
+
+
+def _shift(remainder: int, bits: int) -> int:
+    """The remainder after as many more zero bits."""
+    for _ in range(bits):
+        remainder = remainder >> 1 ^ POLYNOMIAL * (remainder & 1)
+    return remainder
+
+
+def _shift_words(words: np.ndarray, level: int) -> np.ndarray:
+    """Each word's remainder after 2 ** `level` more words of zeros."""
+    low, high = _make_tables(level)
+    halves = words.view("<u2").reshape(-1, 2)
+    return low.take(halves[:, 0]) ^ high.take(halves[:, 1])
+
+
+@cache
+def _make_tables(level: int) -> tuple[np.ndarray, np.ndarray]:
+    """What `_shift_words` makes of the lower and of the upper halves of words; a level is the one before it, twice."""
+    if level == 0:
+        images = np.array([_shift(1 << bit, 32) for bit in range(32)], "<u4")
+    else:
+        bits = np.left_shift(np.uint32(1), np.arange(32, dtype="<u4"))
+        images = _shift_words(_shift_words(bits, level - 1), level - 1)
+    tables = []
+    for half in (images[:16], images[16:]):
+        table = np.zeros(1, "<u4")
+        for image in half:
+            table = np.concatenate([table, table ^ image])
+        tables.append(table)
+    return tables[0], tables[1]
+
+
+# --- The table: names in order, in blocks (LevelDB's format, without compression) -------------------------------------
+
+MAGIC = bytes.fromhex("57fb808b247547db")
+FOOTER = 48  # bytes: two places of blocks, zeros, MAGIC
+LARGEST_INDEX = 16 << 20  # bytes; that of BERT-large with its optimizer has 0.1 MB
+LONGEST_NAME = 1000  # bytes
+
+
+def read_table(data: bytes) -> dict[bytes, bytes]:
+    """The values of a table by key.
+
+    Raises:
+        ValueError, IndexError: it is damaged.
+        UsageError: it is compressed.
+    """
+    footer = data[-FOOTER:]
+    if len(footer) < FOOTER or not footer.endswith(MAGIC):
+        raise ValueError("its end is not that of a table")
+    about, at = _read_place(footer, 0)
+    index, at = _read_place(footer, at)
+    if any(footer[at : -len(MAGIC)]):
+        raise ValueError("its footer has more than two places")
+    _read_block(data, *about)  # nothing is in it
+    records: dict[bytes, bytes] = {}
+    last = None
+    for _, place in _list_records(_read_block(data, *index)):
+        for key, value in _list_records(_read_block(data, *_read_place(place, 0)[0])):
+            if last is not None and key <= last:
+                raise ValueError("its names are not in order")
+            records[key] = value
+            last = key
+    return records
+
+
+def _read_place(data: bytes, at: int) -> tuple[tuple[int, int], int]:
+    """Where a block begins and its size, and where the next thing is."""
+    offset, at = _read_number(data, at)
+    size, at = _read_number(data, at)
+    return (offset, size), at
+
+
+def _read_number(data: bytes, at: int) -> tuple[int, int]:
+    """A number in sevens of bits, the lowest first, and where the next thing is."""
+    value = shift = 0
+    while True:
+        byte = data[at]
+        value |= (byte & 127) << shift
+        at, shift = at + 1, shift + 7
+        if byte < 128:
+            if shift > 7 and byte == 0:  # else a changed bit could leave the number as it is
+                raise ValueError("a number is longer than it needs to be")
+            return value, at
+        if shift > 63:
+            raise ValueError("a number has no end")
+
+
+def _read_block(data: bytes, offset: int, size: int) -> bytes:
+    """The content of a block; behind it are a byte that names its compression, and the checksum of both."""
+    end = offset + size
+    if end + 5 > len(data):
+        raise ValueError("a block lies outside of it")
+    if mask_checksum(find_checksum(data[offset : end + 1])) != int.from_bytes(data[end + 1 : end + 5], "little"):
+        raise ValueError("a block does not have its checksum")
+    if data[end]:
+        raise UsageError("its index is compressed, which those of the release are not; save it again with TensorFlow")
+    return data[offset:end]
+
+
+def _list_records(block: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """Keys and values; of a key only what differs from the start of the one before is there.
+
+    At the end of a block are the places of keys that are there in full, for who looks for one, and their number.
+    """
+    end = len(block) - 4 - 4 * int.from_bytes(block[-4:], "little")
+    if len(block) < 4 or end < 0:
+        raise ValueError("a block is shorter than it says")
+    key, at = b"", 0
+    while at < end:
+        shared, at = _read_number(block, at)
+        added, at = _read_number(block, at)
+        length, at = _read_number(block, at)
+        value = at + added
+        if shared > len(key) or value + length > end or shared + added > LONGEST_NAME:
+            raise ValueError("a name or its value lies outside of its block")
+        key = key[:shared] + block[at:value]
+        at = value + length
+        yield key, block[value:at]
+
+
+# --- The bundle: what the values say (TensorFlow's tensor_bundle.proto) ----------------------------------------------
+
+# The fields of a message by their tag, 8 * number + form; the forms are 0 a number, 2 bytes and 5 four bytes.
+HEADER = {0x08: "parts", 0x10: "endianness", 0x1A: "version"}
+ENTRY = {0x08: "dtype", 0x12: "shape", 0x18: "part", 0x20: "offset", 0x28: "size", 0x35: "checksum", 0x3A: "slices"}
+SHAPE = {0x12: "sizes", 0x18: "unknown_rank"}
+DIMENSION = {0x08: "size", 0x12: "name"}
+BFLOAT16 = "<u2"  # the upper half of a float32, which numpy has no name for
+DTYPES = {1: "<f4", 9: "<i8", 14: BFLOAT16, 19: "<f2"}
+MOST_DIMENSIONS = 8
+OBJECTS = b"_CHECKPOINTABLE_OBJECT_GRAPH"
+
+
+@dataclass(frozen=True)
+class Variable:
+    """A variable that has not been read: its sizes, and where its bytes are.
+
+    dtype: one of the values of `DTYPES`.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    path: Path
+    offset: int
+    size: int
+    checksum: int
+
+
+def read_bundle(prefix: Path) -> dict[str, Variable]:
+    """The variables of the checkpoint `prefix`.index, by name, none of them read.
+
+    They are as large as they say: their bytes lie inside of their files, apart from each other.
+
+    Raises:
+        UsageError: a file is missing, damaged or cut off, or not as the release's are.
+    """
+    index = prefix.with_name(f"{prefix.name}.index")
+    with explain_refusal(str(index)):
+        if index.stat().st_size > LARGEST_INDEX:
+            raise UsageError(f"{index} is too large for the index of a BERT; name another checkpoint")
+        data = index.read_bytes()
+    try:
+        records = read_table(data)
+        header = _read_message(records.pop(b"", b""), HEADER)
+        if OBJECTS in records:
+            raise UsageError("it is one of TensorFlow 2's objects; the release has TensorFlow 1's variables")
+        if _pick(header, "endianness"):
+            raise UsageError("its numbers have their highest byte first; save it again on another machine")
+        found = {key: _read_entry(value, prefix, _pick(header, "parts")) for key, value in records.items()}
+        variables = {key.decode(): variable for key, variable in found.items()}  # the names of slices are no text
+        if not all(name.isprintable() for name in variables):
+            raise ValueError("a name is not text")
+    except UsageError as error:
+        raise UsageError(f"{index} cannot be imported: {error}") from None
+    except (ValueError, IndexError) as error:
+        raise UsageError(f"{index} is damaged ({error}); download it again") from None
+    _check_files(variables.values())
+    return variables
+
+
+def read_variable(name: str, variable: Variable) -> np.ndarray:
+    """The values of a variable, those of 16 bits as float32.
+
+    Raises:
+        UsageError: they do not have their checksum.
+    """
+    with explain_refusal(str(variable.path)):
+        data = np.fromfile(variable.path, np.uint8, variable.size, offset=variable.offset)
+    if len(data) != variable.size or mask_checksum(find_checksum(data)) != variable.checksum:
+        raise UsageError(f"{variable.path} is damaged: {name} does not have its checksum; download it again")
+    values = data.view(variable.dtype).reshape(variable.shape)
+    if variable.dtype == BFLOAT16:
+        values = (values.astype("<u4") << 16).view("<f4")
+    return values.astype("<f4") if variable.dtype == "<f2" else values
+
+
+def _read_message(data: bytes, fields: Mapping[int, str]) -> dict[str, list[Any]]:
+    """The values of a protobuf message by the name of their field, of which there may be several."""
+    found: dict[str, list[Any]] = {}
+    at = 0
+    while at < len(data):
+        tag, at = _read_number(data, at)
+        if tag not in fields:
+            raise ValueError(f"it has a field {tag} that is unknown")
+        value: int | bytes
+        if tag & 7 == 0:
+            value, at = _read_number(data, at)
+        else:
+            length, at = (4, at) if tag & 7 == 5 else _read_number(data, at)
+            value, at = data[at : at + length], at + length
+        if at > len(data):
+            raise ValueError("a value is cut off")
+        found.setdefault(fields[tag], []).append(value)
+    return found
+
+
+def _pick(message: Mapping[str, list[Any]], field: str) -> int:
+    """The number in a field, 0 if it is not there."""
+    return message.get(field, [0])[-1]
+
+
+def _read_entry(value: bytes, prefix: Path, parts: int) -> Variable:
+    entry = _read_message(value, ENTRY)
+    if "slices" in entry:
+        raise UsageError("it has a variable in slices, as those of the release are not; save it again whole")
+    dtype = _pick(entry, "dtype")
+    if dtype not in DTYPES:
+        raise UsageError(f"it has a variable of type {dtype}; expected float32, float16, bfloat16 or int64")
+    shape = _read_message(entry.get("shape", [b""])[-1], SHAPE)
+    if len(shape.get("sizes", [])) > MOST_DIMENSIONS or "unknown_rank" in shape:
+        raise ValueError("a variable has no shape")
+    sizes = tuple(_pick(_read_message(size, DIMENSION), "size") for size in shape.get("sizes", []))
+    size, part = _pick(entry, "size"), _pick(entry, "part")
+    if size != math.prod(sizes) * np.dtype(DTYPES[dtype]).itemsize or size == 0:
+        raise ValueError(f"a variable of {size:,} bytes has the shape {sizes}")
+    if part >= parts:
+        raise ValueError(f"a variable is in part {part} of {parts}")
+    path = prefix.with_name(f"{prefix.name}.data-{part:05}-of-{parts:05}")
+    checksum = int.from_bytes(entry.get("checksum", [b""])[-1], "little")
+    return Variable(sizes, DTYPES[dtype], path, _pick(entry, "offset"), size, checksum)
+
+
+def _check_files(variables: Collection[Variable]) -> None:
+    """Nothing, or a UsageError: a file is missing, or too small for what the index says is in it."""
+    for path in sorted({variable.path for variable in variables}):
+        if not path.is_file():
+            raise UsageError(f"there is no {path}; copy all files of the checkpoint into one folder")
+        here, size, end = [variable for variable in variables if variable.path == path], path.stat().st_size, 0
+        for variable in sorted(here, key=lambda variable: variable.offset):
+            if variable.offset < end:
+                raise UsageError(
+                    f"the index of {path} is damaged: two variables have the same bytes; download it again"
+                )
+            end = variable.offset + variable.size
+        if end > size:
+            raise UsageError(f"{path} is cut off: it has {size:,} of {end:,} bytes; download it again")
+
+
+# --- From the release to ours -----------------------------------------------------------------------------------------
+
+# What of a parameter's name is another in the release, in this order; a matrix called kernel is transposed there.
+NAMES = (
+    ("encoder.layer.", "encoder.layer_"),
+    ("LayerNorm.weight", "LayerNorm.gamma"),
+    ("LayerNorm.bias", "LayerNorm.beta"),
+    ("_embeddings.weight", "_embeddings"),
+    ("cls.predictions.bias", "cls.predictions.output_bias"),
+    ("cls.seq_relationship.", "cls.seq_relationship.output_"),
+    ("classifier.", "output_"),
+    ("qa_outputs.", "cls.squad.output_"),
+    ("output_weight", "output_weights"),
+    (".weight", ".kernel"),
+    (".", "/"),
+)
+POOLER = ("bert/pooler/dense/kernel", "bert/pooler/dense/bias")
+# What an optimizer adds: the reference code's, and TensorFlow's own Adam.
+OPTIMIZER = re.compile(r"global_step|beta[12]_power|(.+)/(?:adam_[mv]|(?:Adam|AdamWeightDecayOptimizer)(?:_1)?)")
+SIZES = (  # and rates that the reference code reads in bert_config.json; it reads no others
+    "vocab_size",
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "intermediate_size",
+    "hidden_act",
+    "hidden_dropout_prob",
+    "attention_probs_dropout_prob",
+    "max_position_embeddings",
+    "type_vocab_size",
+    "initializer_range",
+)
+
+
+def import_checkpoint(
+    source: Path, output: Path, *, cased: bool | None = None, report: Callable[[str], None] = ignore
+) -> None:
+    """Writes a checkpoint that plain transformers and this package load, with its tokenizer.
+
+    A pre-trained model becomes `BertForPreTraining`, or `BertModel` if it has no head; a fine-tuned one what
+    run_classifier.py or run_squad.py trained. Every variable is used but those of the optimizer, and of a pooler that
+    no answer depends on; every parameter is filled.
+
+    Differs from the reference code: its GELU is an approximation by tanh (transformers' `gelu_new`). The `gelu` of
+    bert_config.json stays `gelu`, the exact one, as in every copy of these models on the Hub.
+
+    Args:
+        source: the folder, or the one checkpoint in it that is meant, such as `folder/model.ckpt-1000`.
+        output: a directory that is new or empty; it is there in full or not at all.
+        cased: whether capital letters count; None: as the name of the folder and the vocabulary say.
+
+    Raises:
+        UsageError: something is missing, damaged, left over, or does not fit the rest.
+    """
+    prefix = find_prefix(source)
+    if output.exists() and not (output.is_dir() and not any(output.iterdir())):
+        raise UsageError(f"{output} is there and is not an empty directory; name another one")
+    if output.resolve() == Path.cwd():
+        raise UsageError(f"{output} is the directory that you are in and would be replaced; name another one")
+    variables = read_bundle(prefix)
+    config = read_config(prefix.with_name(CONFIG), variables)
+    tokenizer = read_tokenizer(prefix.with_name(VOCABULARY), config, cased, report)
+    model = make_model(choose_head(variables), config, variables, prefix)
+    wanted = match_variables(model, variables, prefix)
+    fill(model, wanted, variables)
+    report(f"{type(model).__name__} with {model.num_parameters():,} parameters, from {prefix.name}")
+    left_out = variables.keys() - wanted.values()
+    if state := left_out.difference(POOLER):
+        report(f"{len(state):,} variables of the optimizer are left out")
+    if POOLER[0] in left_out:
+        report("the pooler is left out: this head does not read it")
+    if hasattr(model, "classifier"):
+        report(f"its {model.config.num_labels} labels have no names; write them into id2label in config.json")
+    save(model, tokenizer, output)
+    report(f"In {output}: config.json, model.safetensors, {VOCABULARY} and the tokenizer")
+
+
+def find_prefix(source: Path) -> Path:
+    """The only checkpoint in a folder, or the one that is named; without `.index`.
+
+    Raises:
+        UsageError: there is none, or several.
+    """
+    if source.is_dir():
+        found = sorted(path.with_suffix("") for path in source.glob("*.index"))
+    else:
+        prefix = source.with_name(source.name.removesuffix(".index"))
+        found = [prefix] if prefix.with_name(f"{prefix.name}.index").is_file() else []
+    if not found:
+        raise UsageError(
+            f"{source} is no checkpoint of TensorFlow; name a folder with {CONFIG}, {VOCABULARY} and bert_model.ckpt.*"
+        )
+    if len(found) > 1:
+        names = ", ".join(path.name for path in found)
+        raise UsageError(f"{source} has {len(found)} checkpoints ({names}); name one of them: {found[-1]}")
+    return found[0]
+
+
+def read_config(path: Path, names: Collection[str]) -> "BertConfig":
+    """The sizes and rates in bert_config.json.
+
+    names: of the variables; there must be as many layers, so that a model of absurd size is not even begun.
+
+    Raises:
+        UsageError: it is missing, damaged, or does not fit.
+    """
+    from bertkit.model.config import BertConfig
+
+    if not path.is_file():
+        raise UsageError(f"there is no {path}; copy it from the model that this one was trained from")
+    with explain_refusal(str(path)):
+        values = json.loads(path.read_bytes())
+        if not isinstance(values, dict):
+            raise ValueError("it holds no JSON object")
+        config = BertConfig(**{"type_vocab_size": 16} | {key: values[key] for key in SIZES if key in values})
+    layers = {found[1] for name in names if (found := re.match(r"bert/encoder/layer_(\d+)/", name))}
+    if len(layers) != config.num_hidden_layers:
+        raise UsageError(
+            f"{path} says {config.num_hidden_layers} layers and the checkpoint has {len(layers)}; "
+            f"take the {CONFIG} that belongs to it"
+        )
+    return config
+
+
+def read_tokenizer(
+    path: Path, config: "BertConfig", cased: bool | None, report: Callable[[str], None]
+) -> "BertTokenizerFast":
+    """The tokenizer of a vocabulary; whether it is cased, no file of the release says.
+
+    Raises:
+        UsageError: it is missing, damaged, larger than the model's, or the name of its folder contradicts it.
+    """
+    if not path.is_file():
+        raise UsageError(f"there is no {path}; copy it from the model that this one was trained from")
+    tokenizer = load_tokenizer(path, cased=cased)
+    ids = tokenizer.get_vocab()
+    if len(ids) > config.vocab_size:
+        raise UsageError(
+            f"{path} has {len(ids):,} tokens and the model only {config.vocab_size:,}; take the one that belongs to it"
+        )
+    if len(ids) < config.vocab_size:
+        report(f"{path.name} has {len(ids):,} tokens and the model {config.vocab_size:,}; the others have no text")
+    if cased is None:
+        cased = not tokenizer.backend_tokenizer.normalizer.lowercase  # as the vocabulary is
+        letters = f"{path.name} has {'' if cased else 'no '}capital letters"
+        folder = path.absolute().parent.name
+        if "cased" in folder.lower() and cased is ("uncased" in folder.lower()):
+            raise UsageError(f"{letters}, and the folder is called {folder}; decide with --cased or --uncased")
+        report(f"taken as {'cased' if cased else 'uncased'}: {letters}, and the folder is called {folder}")
+    return make_tokenizer(sorted(ids, key=ids.__getitem__), cased=cased, max_length=config.max_position_embeddings)
+
+
+def choose_head(names: Collection[str]) -> str:
+    """The class of ours that has the head whose variables are there."""
+    if "cls/squad/output_weights" in names:
+        return "BertForQuestionAnswering"
+    if "output_weights" in names:
+        # run_classifier.py reads C, other programs with the same names the tokens. Nothing flows back into a pooler
+        # that is not read, and the optimizer has no state of what nothing flows back into.
+        learned = {found[1] for name in names if (found := OPTIMIZER.fullmatch(name))}
+        reads_tokens = "output_weights" in learned and POOLER[0] not in learned
+        return "BertForTokenClassification" if reads_tokens else "BertForSequenceClassification"
+    return "BertForPreTraining" if any(name.startswith("cls/") for name in names) else "BertModel"
+
+
+def make_model(head: str, config: "BertConfig", variables: Mapping[str, Variable], prefix: Path) -> "PreTrainedModel":
+    """A model without memory for its weights, with as many labels as the checkpoint has."""
+    import torch
+
+    from bertkit.model import bert
+
+    if "output_weights" in variables and (shape := variables["output_weights"].shape):
+        config.num_labels = shape[0]
+    with explain_refusal(str(prefix.with_name(CONFIG))), torch.device("meta"):
+        return getattr(bert, head)(config)
+
+
+def match_variables(model: "PreTrainedModel", variables: Mapping[str, Variable], prefix: Path) -> dict[str, str]:
+    """The name of the variable that each parameter is filled with.
+
+    Raises:
+        UsageError: one is missing, left over, or of another size or type.
+    """
+    parameters = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+    wanted = {name: name_variable(name if hasattr(model, "bert") else f"bert.{name}") for name in parameters}
+    known = {*wanted.values(), *POOLER}
+    missing = [name for name in wanted.values() if name not in variables]
+    unknown = [name for name in variables if name not in known and not _is_state(name, known)]
+    for names, what in ((missing, "lacks"), (unknown, "has")):
+        if names:
+            raise UsageError(
+                f"{prefix} is no {type(model).__name__} of the release: it {what} {', '.join(names[:3])}"
+                f"{f' and {len(names) - 3:,} more' * (len(names) > 3)}; name another checkpoint"
+            )
+    for parameter, name in wanted.items():
+        expected = parameters[parameter][:: -1 if name.endswith("/kernel") else 1]
+        if variables[name].shape != expected:
+            raise UsageError(
+                f"{name} has the shape {variables[name].shape} and {prefix.with_name(CONFIG)} asks for {expected}; "
+                "take the one that belongs to it"
+            )
+        if variables[name].dtype == "<i8":
+            raise UsageError(f"{name} in {prefix} has integers, expected weights; name another checkpoint")
+    return wanted
+
+
+def name_variable(parameter: str) -> str:
+    """What a parameter of ours is called in the release."""
+    for ours, theirs in NAMES:
+        parameter = parameter.replace(ours, theirs)
+    return parameter
+
+
+def _is_state(name: str, known: Collection[str]) -> bool:
+    """Whether a variable is the state of an optimizer, of one of the `known` variables if it is of any."""
+    found = OPTIMIZER.fullmatch(name)
+    return bool(found) and (found[1] is None or found[1] in known)
+
+
+def fill(model: "PreTrainedModel", wanted: Mapping[str, str], variables: Mapping[str, Variable]) -> None:
+    """Gives each parameter the values of its variable."""
+    import torch
+
+    weights = {}
+    for parameter, name in wanted.items():
+        values = read_variable(name, variables[name])
+        weights[parameter] = torch.from_numpy(np.ascontiguousarray(values.T) if name.endswith("/kernel") else values)
+    model.load_state_dict(weights, strict=False, assign=True)  # not strict, for what is tied has one name of two
+    model.tie_weights()
+
+
+def save(model: "PreTrainedModel", tokenizer: "BertTokenizerFast", output: Path) -> None:
+    """Writes a checkpoint, so that it is never there in part."""
+    with explain_refusal(f"the directory {output}"), explain_full_disk(output):
+        output.parent.mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(prefix=f".{output.name}.", dir=output.parent) as folder:
+            whole = Path(folder) / output.name
+            model.save_pretrained(whole)
+            save_tokenizer(tokenizer, whole)
+            whole.rename(output)

@@ -1,0 +1,786 @@
+"""What a study is: rows (variants of a recipe) x columns (tasks) x settings (a grid), each with some seeds.
+
+A study is a TOML file, or the dictionary that one holds:
+
+    note = "RTE stands for MRPC."  # what the reader of the table has to know
+    tasks = ["rte", "mrpc"]        # the columns, in their short form
+    average = ["rte", "mrpc"]      # a last column, of the table only: the mean of these
+    seeds = [42, 43, 44]           # or restarts = 3: so many, from the recipe's seed on
+    select = "best"                # the setting whose best run is best on dev (4.1), or whose "mean" is
+    keep = "chosen"                # whose weights are kept: those of the chosen run of each row and column, or "all"
+    num_cpus = 1                   # of a run on Ray
+    num_gpus = 0                   # may be a fraction
+    data_root = "data"             # holds the folder of each task, and text/ for pretrainings that name no corpus
+    [recipe]                       # what all runs share
+    batch_size = 32
+    [grid]                         # every combination is a setting
+    "train.learning_rate" = [5e-5, 3e-5, 2e-5]
+    [[column]]                     # the columns, in their long form
+    name = "SQuAD"                 # the head
+    task = "squad1"
+    metric = "f1"                  # in metrics.json; the task's score if not given
+    paper = "dev"                  # words on the paper's values
+    [column.recipe]
+    [pretrain]                     # the recipe of the pretraining that rows begin with
+    batch_size = 256
+    [[row]]                        # a variant; without any there is one, without a name
+    name = "No NSP"
+    paper = { "SQuAD" = 87.9 }     # the paper's values, in percent where the table is
+    step = 30_000                  # starts from this update of the pretraining and not from its end (Figure 5)
+    [row.pretrain]                 # what is different in this row's pretraining
+    data.objective = "mlm"
+    [row.recipe]                   # may name a checkpoint: then the row begins with that, and not with a pretraining
+    bilstm = true
+
+A run's recipe is the task's < `[recipe]` < `[column.recipe]` < `[row.recipe]` < the setting < the command line; that of
+a pretraining is the task's < `[pretrain]` < `[row.pretrain]` < `pretrain` of the command line. Rows whose pretrainings
+have the same recipe share one, and columns of the same task with the same recipe share their runs. Where rows begin
+with pretrainings, a column of the task pretrain shows these and has no runs.
+"""
+
+import difflib
+import itertools
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from bertkit.errors import UsageError, make_printable
+from bertkit.model.checkpoint import make_config
+from bertkit.model.config import BertConfig
+from bertkit.reports.tables import AVERAGE, count, name_axes, show_value
+from bertkit.tasks import TASKS
+from bertkit.tasks.task import Row, Task
+from bertkit.training.recipe import (
+    LONGEST_NAME,
+    LONGEST_TEXT,
+    TABLES,
+    TOP,
+    Recipe,
+    check,
+    check_value,
+    merge,
+    read_recipe,
+)
+from bertkit.training.run import complete
+
+PRETRAIN = "pretrain"  # the task, the keys, and the folder of the pretrainings
+OPTIONS = {  # the keys that the command line reaches too
+    "tasks": list[str],
+    "seeds": list[int],
+    "restarts": int,
+    "select": Literal["best", "mean"],
+    "keep": Literal["chosen", "all"],
+    "num_cpus": float,
+    "num_gpus": float,
+    "data_root": str,
+    PRETRAIN: dict,
+}
+PARTS = {"note": str, "average": list[str], "recipe": dict, "grid": dict, "column": list[dict], "row": list[dict]}
+COLUMN = {"name": str, "task": str, "metric": str, "paper": str, "recipe": dict}
+ROW = {"name": str, "step": int, "paper": dict[str, float], PRETRAIN: dict, "recipe": dict}
+HARDWARE = ("num_cpus", "num_gpus")  # with others it is still the same study
+TEXT = "text"  # the corpus, below data_root
+MOST_RESTARTS = 1000
+LONGEST = 150  # letters of the name of a row's or column's directory, bytes of that of a setting
+MOST_BYTES = 255  # of the name of any directory: the limit of the file systems in use
+
+
+@dataclass(frozen=True)
+class Column:
+    """What is measured.
+
+    name: the head.
+    metric: a key of metrics.json; empty: the task's score.
+    paper: words on the paper's values.
+    """
+
+    name: str
+    task: str
+    metric: str = ""
+    paper: str = ""
+    recipe: Recipe = field(default_factory=dict)
+
+    @property
+    def key(self) -> str:
+        """Of its value in metrics.json."""
+        return self.metric or "score"
+
+    @property
+    def row(self) -> Row:
+        """How its values are shown."""
+        return TASKS[self.task].find_row(self.metric or TASKS[self.task].metric)
+
+    @property
+    def split(self) -> str:
+        """The data that its values are measured on; "{}_mm", for example, is how a split calls accuracy_mm."""
+        splits = TASKS[self.task].splits
+        ends = {split: form.partition("{}") for split, form in splits.items() if form != "{}"}
+        fits = (s for s, (a, _, b) in ends.items() if self.metric.startswith(a) and self.metric.endswith(b))
+        return next(fits, next(iter(splits)))
+
+    @property
+    def lower_is_better(self) -> bool:
+        """Whether a smaller value is better: that of a loss or a perplexity, not of the accuracy beside it."""
+        return TASKS[self.task].lower_is_better and not self.row.unit
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A row.
+
+    recipe: what is its own, the command line included.
+    pretrain: the recipe of the pretraining that it begins with, not yet complete; None without one.
+    step: the update of that pretraining that it starts from; 0: the last.
+    paper: column -> the paper's value, in the table's unit.
+    """
+
+    recipe: Recipe = field(default_factory=dict)
+    pretrain: Recipe | None = None
+    step: int = 0
+    paper: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Study:
+    """The definition of a study, checked.
+
+    rows: by name.
+    grid: axis, such as "train.learning_rate" or "batch_size" -> its values.
+    recipe: what all runs share.
+    select: the setting whose best run is best, or whose mean is.
+    keep: whose weights are kept: those of the chosen run of each row and column, or all.
+    num_cpus, num_gpus: of a run on Ray.
+    data_root: holds the folder of each task; empty: the recipes say where the data are.
+    average: the columns whose mean is the last one of the table.
+    note: what the reader of the table has to know.
+    """
+
+    columns: tuple[Column, ...]
+    seeds: tuple[int, ...]
+    rows: Mapping[str, Variant]
+    grid: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    recipe: Recipe = field(default_factory=dict)
+    select: str = "best"
+    keep: str = "chosen"
+    num_cpus: float = 1.0
+    num_gpus: float = 0.0
+    data_root: str = ""
+    average: tuple[str, ...] = ()
+    note: str = ""
+
+    @property
+    def pretrains(self) -> bool:
+        """Whether any row begins with a pretraining."""
+        return any(row.pretrain is not None for row in self.rows.values())
+
+    @property
+    def is_short(self) -> bool:
+        """Whether no column says more than its task."""
+        return all(column == Column(column.task, column.task) for column in self.columns)
+
+
+@dataclass(frozen=True)
+class Pretraining:
+    """A run that rows begin with.
+
+    recipe: complete.
+    directory: below the study's.
+    steps: the updates before the last that rows start from.
+    """
+
+    rows: tuple[str, ...]
+    recipe: Recipe
+    directory: str
+    steps: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A row, a column and a setting, with one run a seed.
+
+    setting: axis -> value.
+    recipe: complete, but with the first seed.
+    directory: below the study's.
+    runs: seed -> its directory below the study's; columns may share them.
+    origin: the directory below the study's of the pretraining that the runs start from; empty without one.
+    borrowed: whether the only run is that pretraining itself.
+    """
+
+    row: str
+    column: Column
+    setting: Mapping[str, Any]
+    recipe: Recipe
+    directory: str
+    runs: Mapping[int, str]
+    origin: str = ""
+    borrowed: bool = False
+
+
+# --- Reading and checking ---------------------------------------------------------------------------------------------
+
+
+def read_study(path: str | Path, *given: Mapping[str, Any]) -> Study:
+    """The study in a TOML file, with what the command line gave.
+
+    Raises:
+        UsageError: as `make_study`, or the file cannot be read.
+    """
+    return make_study(read_recipe(path), *given, where=str(path))
+
+
+def make_study(definition: Mapping[str, Any], *given: Mapping[str, Any], where: str = "study") -> Study:
+    """The study of a definition, with what the command line gave: recipes, which win over all others, and OPTIONS.
+
+    A given value for an axis of the grid takes the axis' place; a list of values replaces its own.
+
+    Args:
+        where: what the messages begin with.
+
+    Raises:
+        UsageError: an unknown key, task, metric or column, a wrong type, an axis without values, something twice, seeds
+            or columns said twice, a step without a pretraining.
+    """
+    recipe = merge(*given)
+    options = {key: recipe.pop(key) for key in OPTIONS if key in recipe}
+    if options.keys() & {"seeds", "restarts"}:
+        definition = {key: value for key, value in definition.items() if key not in ("seeds", "restarts")}
+    options.pop(PRETRAIN, None)
+    try:
+        asked = merge(*(check_value(PRETRAIN, part[PRETRAIN], dict) for part in given if PRETRAIN in part))
+        values = check_keys({**definition, **options})
+        columns = read_columns(values)
+        rows = read_rows(values, asked, columns)
+        own = find_own(columns, rows)
+        axes, recipe = fix_axes(read_grid(values.get("grid", {})), recipe)
+        shared = values.get("recipe", {})
+        check_recipes(own, {"[recipe]": shared, "command line": recipe}, rows, axes)
+        check_starts({"[recipe]": shared, "[grid]": axes, "the command line (--model)": recipe}, own, rows)
+        check_root(values, [shared, recipe, *(part.recipe for part in (*own, *rows.values()))], axes)
+        check_average(values.get("average", []), columns)
+        first = TASKS[(own or columns)[0].task]
+        seeds = choose_seeds(values, merge(shared, recipe), first)
+        return Study(
+            columns=tuple(columns),
+            seeds=seeds,
+            rows={name: replace_recipe(row, recipe) for name, row in rows.items()},
+            grid=convert_axes(axes, first),
+            recipe=drop_seed(merge(shared)),
+            average=tuple(values.get("average", [])),
+            **{key: values[key] for key in ("select", "keep", *HARDWARE, "data_root", "note") if key in values},
+        )
+    except UsageError as error:
+        raise UsageError(f"{where}: {error}") from None
+
+
+def define(study: Study) -> dict[str, Any]:
+    """The definition that `make_study` makes the study of."""
+    given = {key: getattr(study, key) for key in ("note", "average", "seeds", "select", "keep", *HARDWARE, "data_root")}
+    given |= {"grid": study.grid, "recipe": study.recipe}
+    if study.is_short:
+        given["tasks"] = [column.task for column in study.columns]
+    else:
+        given["column"] = [drop_empty({key: getattr(column, key) for key in COLUMN}) for column in study.columns]
+    rows = []
+    for name, row in study.rows.items():
+        values = drop_empty({"step": row.step, "paper": row.paper, "recipe": row.recipe})
+        rows.append({"name": name} | values | ({} if row.pretrain is None else {PRETRAIN: row.pretrain}))
+    return drop_empty(given | ({} if rows == [{"name": ""}] else {"row": rows}))
+
+
+def drop_empty(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values as TOML has them, without empty texts, lists and tables, and without a step of 0."""
+    plain = {key: list(value) if isinstance(value, tuple) else value for key, value in values.items()}
+    if "grid" in plain:
+        plain["grid"] = {axis: list(items) for axis, items in plain["grid"].items()}
+    return {key: value for key, value in plain.items() if value not in ("", {}, []) and (key, value) != ("step", 0)}
+
+
+def check_keys(definition: Mapping[str, Any]) -> dict[str, Any]:
+    """The definition with every key known and every value of its type and in its range."""
+    kinds = OPTIONS | PARTS
+    for key in definition:
+        if key not in kinds:
+            belongs = key in TABLES or key in TOP
+            raise UsageError(
+                f"unknown key {key[:LONGEST_NAME]!r}; {'it belongs in [recipe]' if belongs else propose(key, kinds)}"
+            )
+    values = {key: check_value(key, value, kinds[key]) for key, value in definition.items()}
+    for key, least in (("restarts", 1), ("num_cpus", 0), ("num_gpus", 0)):
+        if values.get(key, least) < least:
+            raise UsageError(f"{key} is {values[key]:g}; it must be at least {least}")
+    return values
+
+
+def check_table(values: Mapping[str, Any], kinds: Mapping[str, Any], place: str) -> dict[str, Any]:
+    """A [[column]] or a [[row]] with every key known, every value of its type, and a name."""
+    for key in values:
+        if key not in kinds:
+            raise UsageError(f"unknown key {key[:LONGEST_NAME]!r} in {place}; {propose(key, kinds)}")
+    if "name" not in values:
+        raise UsageError(f"{place} has no name; each one needs its own")
+    checked = {key: check_value(key, value, kinds[key], f"{place} ") for key, value in values.items()}
+    train = checked.get("recipe", {}).get("train")
+    if isinstance(train, dict) and "seed" in train:
+        raise UsageError(f"{place} sets train.seed; seeds are the study's: write seeds above the tables")
+    return checked
+
+
+def propose(name: str, names: Iterable[str]) -> str:
+    """The remedy for a name that is none of these."""
+    names = list(names)
+    nearest = difflib.get_close_matches(name, names, n=1) or difflib.get_close_matches(name.lower(), names, n=1)
+    return f"did you mean {nearest[0]!r}?" if nearest else f"expected {', '.join(names)}"
+
+
+def check_names(names: Sequence[str], place: str) -> None:
+    """Nothing, or a UsageError: names that cannot be told apart as directories, or that none can be made of."""
+    if len(names) > 1 and not all(map(name_directory, names)):
+        raise UsageError(f"a {place} has a name without letters and digits, of which its directory is made; change it")
+    for name in names:
+        letters, size = len(name_directory(name)), len(name_directory(name).encode())
+        if letters > LONGEST or size > MOST_BYTES:
+            raise UsageError(
+                f"the name {name[:40]!r}… of a {place} has {letters} letters of {size} bytes; shorten it to {LONGEST} "
+                f"letters and {MOST_BYTES} bytes, the limit for the name of a directory"
+            )
+    if twice := find_twice([name_directory(name) for name in names]):
+        raise UsageError(f"two of the {place} tables are called {twice[0]!r}; give each its own name")
+
+
+def find_twice(items: Sequence[Any]) -> list[Any]:
+    """The items that stand in the sequence more than once."""
+    counts = Counter(json.dumps(item, default=str, sort_keys=True) for item in items)
+    return [item for item in items if counts[json.dumps(item, default=str, sort_keys=True)] > 1]
+
+
+# --- Columns ----------------------------------------------------------------------------------------------------------
+
+
+def read_columns(values: Mapping[str, Any]) -> list[Column]:
+    """The columns, in whichever form they are written."""
+    if "tasks" in values and "column" in values:
+        raise UsageError("both tasks and [[column]] are given; leave one out")
+    if "column" not in values:
+        names = values.get("tasks", [])
+        if not names:
+            raise UsageError(f'no tasks; write for example tasks = ["{next(iter(TASKS))}"]')
+        if twice := find_twice(names):
+            raise UsageError(f"tasks has {twice[0]!r} twice; leave one out")
+        return [Column(name, check_task(name, "tasks")) for name in names]
+    if not values["column"]:
+        raise UsageError("column = [] has no columns; leave it out, and write tasks")
+    columns = []
+    for number, table in enumerate(values["column"], start=1):
+        place = f"[[column]] {number}"
+        checked = check_table(table, COLUMN, place)
+        if "task" not in checked:
+            raise UsageError(f"{place} has no task; each column needs one")
+        task = TASKS[check_task(checked["task"], place)]
+        known = dict.fromkeys([task.metric, *(row.key for row in task.table)])
+        if (metric := checked.get("metric", task.metric)) not in known:
+            raise UsageError(f"unknown metric {metric!r} in {place}; {task.name} has {', '.join(known)}")
+        columns.append(Column(**checked))
+    check_names([column.name for column in columns], "[[column]]")
+    return columns
+
+
+def check_task(name: str, place: str) -> str:
+    """The name of a task.
+
+    Raises:
+        UsageError: no such task, or one without a score.
+    """
+    if name not in TASKS:
+        nearest = difflib.get_close_matches(name.lower(), TASKS, n=1)
+        remedy = f"did you mean {nearest[0]!r}?" if nearest else f"the tasks are {', '.join(TASKS)}"
+        raise UsageError(f"unknown task {name!r} in {place}; {remedy}")
+    if not TASKS[name].metric:
+        raise UsageError(f"{name} has no labels and so no score to compare; leave it out of {place}")
+    return name
+
+
+def find_own(columns: Sequence[Column], rows: Mapping[str, Variant]) -> list[Column]:
+    """The columns that have runs of their own, and do not show the rows' pretrainings.
+
+    Raises:
+        UsageError: a column that does has a recipe, or is to show a step, of which there is no score.
+    """
+    if all(row.pretrain is None for row in rows.values()):
+        return list(columns)
+    stepped = next((name for name, row in rows.items() if row.step), None)
+    for column in columns:
+        if column.task == PRETRAIN and column.recipe:
+            raise UsageError(f"the column {column.name!r} shows the rows' pretrainings; leave its recipe out")
+        if column.task == PRETRAIN and stepped is not None:
+            raise UsageError(
+                f"the column {column.name!r} shows the end of each pretraining, and the row {stepped!r} starts from a "
+                "step of it; leave one of the two out"
+            )
+    return [column for column in columns if column.task != PRETRAIN]
+
+
+def check_average(names: Sequence[str], columns: Sequence[Column]) -> None:
+    """Nothing, or a UsageError: the mean of something that is no column or not in percent, or of too few."""
+    known = {column.name: column for column in columns}
+    for name in names:
+        if name not in known:
+            raise UsageError(f"average names {name!r}, which is no column; {propose(name, known)}")
+        if not known[name].row.unit:
+            raise UsageError(f"average names {name!r}, which is not in percent; leave it out")
+    if names and AVERAGE in known:
+        raise UsageError(f"a column is called {AVERAGE!r} like that of the average; change its name")
+    if len(names) == 1 or find_twice(names):
+        raise UsageError(f"average = {json.dumps(names)} must name at least two columns, each once")
+
+
+# --- Rows -------------------------------------------------------------------------------------------------------------
+
+
+def read_rows(values: Mapping[str, Any], asked: Recipe, columns: Sequence[Column]) -> dict[str, Variant]:
+    """The rows by name; `asked` is what the command line wants of their pretrainings."""
+    tables = values.get("row", [{"name": ""}])
+    if not tables:
+        raise UsageError("row = [] has no rows; leave it out")
+    rows: dict[str, Variant] = {}
+    for number, table in enumerate(tables, start=1):
+        place = f"[[row]] {number}"
+        checked = check_table(table, ROW, place)
+        rows[checked["name"]] = read_row(checked, place, values.get(PRETRAIN), asked)
+    check_names([table["name"] for table in tables], "[[row]]")
+    begun = [name for name, row in rows.items() if row.pretrain is not None]
+    if not begun and (asked or PRETRAIN in values):
+        raise UsageError("pretrain is given, but no row begins with a pretraining; leave it out")
+    tops = rows if len(rows) > 1 else [column.name for column in columns if column.task != PRETRAIN]
+    if begun and PRETRAIN in map(name_directory, tops):
+        kind = "[[row]]" if len(rows) > 1 else "[[column]]"
+        raise UsageError(f"a {kind} is called {PRETRAIN!r} like the folder of the pretrainings; change its name")
+    known = [column.name for column in columns] + [AVERAGE] * bool(values.get("average"))
+    for name, row in rows.items():
+        for column, value in row.paper.items():
+            if column not in known:
+                raise UsageError(f"paper of the row {name!r} names {column!r}, no column; {propose(column, known)}")
+            if not math.isfinite(value):
+                raise UsageError(f"paper of the row {name!r} has {value} for {column!r}; give a number or leave it out")
+    return rows
+
+
+def read_row(table: Mapping[str, Any], place: str, shared: Recipe | None, asked: Recipe) -> Variant:
+    """One row; `shared` is `[pretrain]`, None without it."""
+    recipe, own, step = table.get("recipe", {}), table.get(PRETRAIN), table.get("step", 0)
+    if own is not None and "checkpoint" in recipe:
+        raise UsageError(f"{place} has both a pretraining and a checkpoint to begin with; leave one out")
+    begins = own is not None or (shared is not None and "checkpoint" not in recipe)
+    pretrain = merge(shared or {}, own or {}, asked) if begins else None
+    if pretrain is not None:
+        where = {"[pretrain]": shared, f"[row.pretrain] of {table['name']!r}": own, "command line, pretrain": asked}
+        for name, part in where.items():
+            check(part or {}, data_defaults=TASKS[PRETRAIN].recipe["data"], where=name)
+    if "step" in table and pretrain is None:
+        raise UsageError(f"{place} has a step and no pretraining; write [row.pretrain], or leave step out")
+    if "step" in table:
+        last = merge(TASKS[PRETRAIN].recipe, pretrain)["train"]["max_steps"]
+        if last < 1:
+            raise UsageError(f"{place} has a step, but max_steps of its pretraining is {last}; it must be above 0")
+        if not 1 <= step <= last:
+            raise UsageError(f"{place} has step = {step}; its pretraining has the steps 1 to {last}")
+    return Variant(recipe, pretrain, step, table.get("paper", {}))
+
+
+def replace_recipe(row: Variant, given: Recipe) -> Variant:
+    """The row with what the command line gave."""
+    return Variant(drop_seed(merge(row.recipe, given)), row.pretrain, row.step, row.paper)
+
+
+def drop_seed(recipe: Recipe) -> Recipe:
+    """The recipe without its seed."""
+    train = {key: value for key, value in recipe.get("train", {}).items() if key != "seed"}
+    rest = {key: value for key, value in recipe.items() if key != "train"}
+    return rest | ({"train": train} if train else {})
+
+
+# --- The grid and the seeds -------------------------------------------------------------------------------------------
+
+
+def read_grid(grid: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """Axis -> its values; `train.learning_rate` may be written with quotes or without."""
+    axes: dict[str, Any] = {}
+    for key, values in grid.items():
+        nested = key in TABLES and isinstance(values, dict)
+        axes |= {f"{key}.{name}": items for name, items in values.items()} if nested else {key: values}
+    for axis, values in axes.items():
+        if axis in TABLES:
+            raise UsageError(f'[grid] {axis} is a table, no axis; name a key in it, such as "train.learning_rate"')
+        if axis in ("train.seed", "task"):
+            raise UsageError(f"[grid] {axis} is no axis; write {axis.rpartition('.')[2]}s above the tables")
+        check_axis(axis, values)
+    return axes
+
+
+def check_axis(axis: str, values: Any) -> None:
+    """Nothing, or a UsageError: no list, an empty one, or something twice in it."""
+    name = make_printable(axis)[:LONGEST_NAME]
+    if not isinstance(values, list) or not values:
+        shown = json.dumps(values, default=str)[:LONGEST_TEXT]
+        raise UsageError(f"[grid] {name} = {shown} must be a list with at least one value")
+    if twice := find_twice(values):
+        raise UsageError(f"[grid] {name} has {json.dumps(twice[0], default=str)[:LONGEST_TEXT]} twice; leave one out")
+
+
+def fix_axes(axes: Mapping[str, list[Any]], given: Recipe) -> tuple[dict[str, list[Any]], Recipe]:
+    """The axes that the command line leaves, with its values if it gives lists, and the rest of what it gives."""
+    left, rest = dict(axes), merge(given)
+    for axis, values in axes.items():
+        table, _, key = axis.rpartition(".")
+        home = rest.get(table, {}) if table else rest
+        if not isinstance(home, dict) or key not in home:
+            continue
+        value = home[key]
+        if isinstance(value, list) and not (isinstance(values[0], list) and not any(type(x) is list for x in value)):
+            check_axis(axis, value)
+            left[axis] = home.pop(key)
+        else:
+            del left[axis]
+    return left, rest
+
+
+def set_axis(axis: str, value: Any) -> Recipe:
+    """The recipe in which an axis has a value."""
+    table, _, key = axis.rpartition(".")
+    return {table: {key: value}} if table else {key: value}
+
+
+def convert_axes(axes: Mapping[str, Sequence[Any]], task: Task) -> dict[str, tuple[Any, ...]]:
+    """The axes with their values in the types of the recipe: 1 for a float is 1.0."""
+    converted = {}
+    for axis, values in axes.items():
+        table, _, key = axis.rpartition(".")
+        recipes = [check(set_axis(axis, value), data_defaults=task.recipe["data"]) for value in values]
+        converted[axis] = tuple(recipe[table][key] if table else recipe[key] for recipe in recipes)
+    return converted
+
+
+def choose_seeds(values: Mapping[str, Any], shared: Recipe, task: Task) -> tuple[int, ...]:
+    """The seeds of every cell: as given, or `restarts` ones from the recipe's seed on."""
+    first = shared.get("train", {}).get("seed")
+    if "seeds" in values and ("restarts" in values or first is not None):
+        other = "restarts" if "restarts" in values else "train.seed"
+        raise UsageError(f"both seeds and {other} are given; leave one out")
+    if first is None:
+        first = task.recipe["train"]["seed"]
+    if values.get("restarts", 1) > MOST_RESTARTS:
+        raise UsageError(f"restarts is {values['restarts']:,}; it must be at most {MOST_RESTARTS:,}")
+    seeds = values.get("seeds", list(range(first, first + values.get("restarts", 1))))
+    if not seeds or find_twice(seeds) or not all(0 <= seed < 2**32 for seed in seeds):
+        raise UsageError(f"seeds = {seeds} must be different whole numbers, at least one, each below 2**32")
+    return tuple(seeds)
+
+
+# --- What does not go together ----------------------------------------------------------------------------------------
+
+
+def check_recipes(
+    columns: Sequence[Column],
+    shared: Mapping[str, Recipe],
+    rows: Mapping[str, Variant],
+    axes: Mapping[str, Sequence[Any]],
+) -> None:
+    """Nothing, or a UsageError about a part of the definition: a key that a task does not know, or a wrong type."""
+    of_rows = {f"[row.recipe] of {name!r}": row.recipe for name, row in rows.items()}
+    for column in columns:
+        options = TASKS[column.task].recipe["data"]
+        for where, part in {**shared, f"[column.recipe] of {column.name!r}": column.recipe, **of_rows}.items():
+            check(part, data_defaults=options, where=where)
+        for axis, values in axes.items():
+            for value in values:
+                check(set_axis(axis, value), data_defaults=options, where="[grid]")
+
+
+def check_starts(
+    shared: Mapping[str, Mapping[str, Any]], columns: Sequence[Column], rows: Mapping[str, Variant]
+) -> None:
+    """Nothing, or a UsageError: a checkpoint for all rows, of which some begin with a pretraining."""
+    begun = next((name for name, row in rows.items() if row.pretrain is not None), None)
+    places = {**shared, **{f"[column.recipe] of {column.name!r}": column.recipe for column in columns}}
+    for where, part in places.items():
+        if begun is not None and "checkpoint" in part:
+            name = f"the row {begun!r}" if begun else "the study"
+            raise UsageError(f"{where} gives a checkpoint, but {name} begins with a pretraining; leave one of them out")
+
+
+def check_root(values: Mapping[str, Any], recipes: Iterable[Recipe], axes: Mapping[str, Any]) -> None:
+    """Nothing, or a UsageError: two places say where the data are."""
+    if values.get("data_root") and ("data.dir" in axes or any("dir" in part.get("data", {}) for part in recipes)):
+        raise UsageError("both the root of all data (--data, data_root) and data.dir are given; leave one out")
+
+
+# --- Pretrainings -----------------------------------------------------------------------------------------------------
+
+
+def list_pretrainings(study: Study) -> list[Pretraining]:
+    """The pretrainings that rows begin with, those with the same recipe once.
+
+    Raises:
+        UsageError: a recipe that cannot be, or there is no corpus below the root.
+    """
+    groups: dict[str, tuple[Recipe, list[str]]] = {}
+    for name, row in study.rows.items():
+        if row.pretrain is None:
+            continue
+        try:
+            recipe = complete(TASKS[PRETRAIN], row.pretrain, locate_text(study.data_root, row.pretrain))
+        except UsageError as error:
+            raise UsageError(f"{join(PRETRAIN, name)}: {error}") from None
+        groups.setdefault(json.dumps(recipe, sort_keys=True), (recipe, []))[1].append(name)
+    found = []
+    for recipe, names in groups.values():
+        steps = {study.rows[name].step for name in names} - {0, recipe["train"]["max_steps"]}
+        found.append(Pretraining(tuple(names), recipe, join(PRETRAIN, names[0]), tuple(sorted(steps))))
+    return found
+
+
+def locate_text(root: str, recipe: Recipe) -> Recipe:
+    """The recipe that names the corpus below the root, where a pretraining names none.
+
+    Raises:
+        UsageError: it is not there.
+    """
+    if not root or recipe.get("data", {}).get("corpus"):
+        return {}
+    folder = Path(root) / TEXT
+    if not folder.is_dir():
+        raise UsageError(
+            f"there is no folder {folder} to pretrain on; name the folder that holds it: --data ROOT, or a corpus: "
+            "corpus in [pretrain.data]"
+        )
+    return {"data": {"corpus": [str(folder)]}}
+
+
+def start_from(origin: Pretraining, step: int, output: Path) -> tuple[Recipe, BertConfig]:
+    """The recipe that starts from a pretraining, and the configuration that its model will have."""
+    checkpoint = output / origin.directory / (name_step(step) if step in origin.steps else "")
+    settings = TASKS[PRETRAIN].configure(origin.recipe, None, None)
+    return {"checkpoint": str(checkpoint)}, make_config(origin.recipe["model"] | settings)
+
+
+def name_step(step: int) -> str:
+    """The folder in a pretraining's directory that keeps its model after so many updates."""
+    return f"step-{step}"
+
+
+# --- Cells ------------------------------------------------------------------------------------------------------------
+
+
+def list_cells(study: Study, output: str | Path = "") -> list[Cell]:
+    """Every cell, rows first, then columns, then settings with the last axis changing fastest.
+
+    Args:
+        output: the study's directory, in which the recipes look for their pretrainings.
+
+    Raises:
+        UsageError: a recipe that cannot be, or a task's folder is missing.
+    """
+    origins = {row: origin for origin in list_pretrainings(study) for row in origin.rows}
+    pairs = itertools.product(study.rows, study.columns)
+    return [cell for row, column in pairs for cell in list_group(study, row, column, origins.get(row), Path(output))]
+
+
+def list_group(study: Study, name: str, column: Column, origin: Pretraining | None, output: Path) -> list[Cell]:
+    """The cells of a row and a column, one for each setting; none for a pretraining that the row does without."""
+    if study.pretrains and column.task == PRETRAIN:
+        if origin is None:
+            return []
+        runs = {origin.recipe["train"]["seed"]: origin.directory}
+        return [Cell(name, column, {}, origin.recipe, origin.directory, runs, borrowed=True)]
+    row, data = study.rows[name], locate_data(study.data_root, TASKS[column.task])
+    start, config = start_from(origin, row.step, output) if origin else ({}, None)
+    settings = [dict(zip(study.grid, values, strict=True)) for values in itertools.product(*study.grid.values())]
+    place = (name if len(study.rows) > 1 else "", find_home(study, row, column))
+    first = {"train": {"seed": study.seeds[0]}}
+    cells = []
+    for setting, setting_name in zip(settings, name_settings(settings), strict=True):
+        directory = "/".join(part for part in (join(*place), setting_name) if part)
+        axes = [set_axis(axis, value) for axis, value in setting.items()]
+        parts = (study.recipe, column.recipe, row.recipe, *axes, first, data, start)
+        try:
+            recipe = complete(TASKS[column.task], *parts, config=config)
+        except UsageError as error:
+            raise UsageError(f"{directory}: {error}") from None
+        runs = {seed: f"{directory}/seed-{seed}" for seed in study.seeds}
+        if len(study.seeds) == 1:
+            runs = dict.fromkeys(study.seeds, directory)
+        cells.append(Cell(name, column, setting, recipe, directory, runs, origin.directory if origin else ""))
+    return cells
+
+
+def find_home(study: Study, row: Variant, column: Column) -> str:
+    """The first column whose runs in a row are those of this one too: of the same task, with the same recipe."""
+
+    def identify(other: Column) -> tuple[str, Recipe]:
+        return other.task, merge(other.recipe, row.recipe)
+
+    return next(other.name for other in study.columns if identify(other) == identify(column))
+
+
+def locate_data(root: str, task: Task) -> Recipe:
+    """The recipe that names a task's folder below the root.
+
+    Raises:
+        UsageError: it is not there.
+    """
+    if not root or not task.folder:
+        return {}
+    folder = Path(root) / task.folder
+    if not folder.is_dir():
+        raise UsageError(f"there is no folder {folder} for {task.name}; name the folder that holds it: --data ROOT")
+    return {"data": {"dir": str(folder)}}
+
+
+def join(*names: str) -> str:
+    """The directory of a row's and a column's name, or what there is of them."""
+    return "/".join(name_directory(name) for name in names if name_directory(name))
+
+
+def name_directory(name: str) -> str:
+    """A row's or a column's name as that of a directory."""
+    return re.sub(r"[^\w+-]+", "-", name).rstrip("-").lstrip("+-").lower()
+
+
+def name_settings(settings: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The directory of each setting, such as `learning_rate-5e-05_batch_size-16`; numbers where that would not do."""
+    keys = name_axes(list(settings[0]))
+    words = [
+        [re.sub(r"[^\w.+-]+", "-", show_value(value)).lower() for value in setting.values()] for setting in settings
+    ]
+    names = ["_".join(f"{key}-{word}" for key, word in zip(keys, some, strict=True)) for some in words]
+    if len(set(names)) < len(names) or max(len(name.encode()) for name in names) > LONGEST:
+        return [f"setting-{number}" for number in range(1, len(names) + 1)]
+    return names
+
+
+def describe_plan(study: Study) -> list[str]:
+    """What the study would run: a line for each pretraining and each cell with runs of its own, and how many there are.
+
+    Raises:
+        UsageError: as `list_cells`.
+    """
+    pretrainings, cells = list_pretrainings(study), list_cells(study)
+    lines = []
+    for origin in pretrainings:
+        kept = f", kept after {', '.join(f'{step:,}' for step in origin.steps)}" if origin.steps else ""
+        rows = f", for {'; '.join(origin.rows)}" if origin.rows != ("",) else ""
+        lines.append(f"{origin.directory}: {origin.recipe['train']['max_steps']:,} updates{kept}{rows}")
+    own: dict[str, Cell] = {}
+    for cell in cells:
+        if not cell.borrowed:
+            own.setdefault(cell.directory, cell)
+    for directory, cell in own.items():
+        start = f", from {cell.recipe['checkpoint']}" if cell.origin else ""
+        lines.append(f"{directory}, seeds {', '.join(map(str, cell.runs))}{start}")
+    runs = sum(len(cell.runs) for cell in own.values()) + len(pretrainings)
+    before = f", {len(pretrainings)} of them pretrainings" if pretrainings else ""
+    return [*lines, f"{count(len(cells), 'cell')}, {count(runs, 'run')}{before}"]

@@ -1,0 +1,472 @@
+"""How one run is done: a recipe in TOML, read, merged, checked and saved.
+
+A recipe is the plain nested dictionary that `tomllib` returns: a few top-level keys, the tables `[model]` (BertConfig),
+`[data]` (the task's options) and `[train]` (`transformers.TrainingArguments`, plus BERT's own Adam), and for
+pretraining the `[[phase]]` tables (paper A.2: a length and its share of the steps). What a library names keeps its
+name, and the library's annotations are the types checked here. A merged and checked recipe holds all that a run needs:
+saved, it repeats the run.
+
+Left out: what the values do (the task's and `bertkit.training.run`'s business), whether the sizes in `[model]` fit together
+(`bertkit.model.config`), and every command-line option but `--set`.
+"""
+
+import contextlib
+import dataclasses
+import datetime
+import difflib
+import inspect
+import json
+import math
+import os
+import sys
+import tomllib
+from collections.abc import Iterator, Mapping
+from enum import EnumType
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin
+
+from bertkit.errors import UsageError
+from bertkit.system.files import write_whole
+
+Recipe = dict[str, Any]
+
+TOP = {
+    "task": str,
+    "checkpoint": str,
+    "batch_size": int,
+    "precision": Literal["auto", "fp32", "bf16", "fp16"],
+    "preset": Literal["paper", "stable"],
+    "freeze": Literal["encoder"],
+    "bilstm": bool,
+    "reinit_layers": int,
+}
+TABLES = ("model", "data", "train")
+PHASE = {"share": float, "max_length": int}
+STEPS = ("eval_steps", "logging_steps", "save_steps")
+LEAST = {
+    ("", "batch_size"): 1,
+    ("", "reinit_layers"): 0,
+    ("phase", "max_length"): 5,  # [CLS] a [SEP] b [SEP]
+    ("train", "per_device_train_batch_size"): 1,
+    ("train", "per_device_eval_batch_size"): 1,
+    ("train", "eval_accumulation_steps"): 1,
+}
+
+# Keys of [train] that fit a run to a machine: with others it is the same run, but for rounding.
+FITTING = (
+    "per_device_train_batch_size",
+    "per_device_eval_batch_size",
+    "gradient_checkpointing",
+    "dataloader_num_workers",
+)
+
+PRECISION = 'set precision at the top level, for example precision = "bf16"'
+RERUN = "run the same command again: an unfinished run continues by itself"
+COMMAND = "the command decides what is trained, evaluated and predicted"
+# Keys of [train] that the user may not set -> what to do instead. The last two are names of transformers 4.
+RESERVED = {
+    "output_dir": "use --output",
+    "gradient_accumulation_steps": "set batch_size at the top level: accumulation follows from it, "
+    "per_device_train_batch_size and the number of processes",
+    "auto_find_batch_size": "set batch_size at the top level, and per_device_train_batch_size to what the memory holds",
+    "bf16": PRECISION,
+    "fp16": PRECISION,
+    "bf16_full_eval": PRECISION,
+    "fp16_full_eval": PRECISION,
+    "resume_from_checkpoint": RERUN,
+    "do_train": COMMAND,
+    "do_eval": COMMAND,
+    "do_predict": COMMAND,
+    "ignore_data_skip": "a run that goes on would see other data than one that was not stopped",
+    "dataloader_persistent_workers": "a run that goes on would draw its data in another order",
+    "save_only_model": "a run could not continue as if it had not been stopped",
+    "local_rank": "start the processes with torchrun or accelerate launch",
+    "parallelism_config": "use an accelerate config",
+    "hub_token": "a recipe is no place for a secret: log in with `hf auth login`",
+    "push_to_hub": "use --push-to-hub REPO, or upload the run directory: hf upload REPO DIR",
+    "dataloader_drop_last": "every held-out text is evaluated",
+    "eval_do_concat_batches": "a score is of all batches together",
+    "remove_unused_columns": "a task's columns all are arguments of its model",
+    "label_smoothing_factor": "the paper has none, and bertkit's losses take none",
+    "use_liger_kernel": "bertkit has its own model",
+    "warmup_ratio": "write warmup_steps: below 1 it is a share of all steps",
+    "group_by_length": 'write train_sampling_strategy = "group_by_length"',
+}
+
+LONGEST_NAME, LONGEST_TEXT = 40, 100  # characters of what was given, in a message
+TOO_DEEP = "nested too deep to be read; no key of a recipe needs that"
+NAMES = {bool: "true or false", int: "a whole number", float: "a number", str: "text", list: "a list", dict: "a table"}
+
+
+def read_recipe(path: str | Path) -> Recipe:
+    """The recipe in a TOML file, not yet checked, with `~` expanded as `merge` does.
+
+    Raises:
+        UsageError: the file cannot be read, is not UTF-8 or not TOML.
+    """
+    try:
+        return merge(tomllib.loads(Path(path).read_bytes().decode("utf-8-sig")))
+    except FileNotFoundError:
+        raise UsageError(f"recipe {path} does not exist; give the path of a TOML file") from None
+    except OSError as error:
+        raise UsageError(f"recipe {path} cannot be read ({error.strerror}); give the path of a TOML file") from None
+    except UnicodeDecodeError as error:
+        raise UsageError(f"recipe {path} is not UTF-8 (byte {error.start}); save it as UTF-8") from None
+    except ValueError as error:  # TOMLDecodeError, and the plain ValueError of a number with too many digits
+        raise UsageError(f"recipe {path} is not TOML: {error}; correct it there (https://toml.io)") from None
+    except RecursionError:
+        raise UsageError(f"recipe {path} has lists or tables {TOO_DEEP}") from None
+
+
+def parse_setting(text: str) -> Recipe:
+    """The recipe with the one key of a `--set [table.]key=value`.
+
+    The value is TOML; one that is not, or that would be a date, is taken as text. In a study the key may begin with
+    `pretrain.`: it is one of the pretrainings then.
+
+    Raises:
+        UsageError: no `=`, no key, or more than one dot in it.
+    """
+    name, equals, value = text.partition("=")
+    keys = [key.strip() for key in name.split(".")]
+    if not equals or not all(keys) or len(keys) > (3 if keys[0] == "pretrain" else 2):
+        raise UsageError(
+            f"--set {text[:LONGEST_TEXT]!r} is not [table.]key=value; write it like train.learning_rate=1e-4 or "
+            "batch_size=16"
+        )
+    table: Recipe = {keys[-1]: _parse_value(value.strip())}
+    for key in reversed(keys[:-1]):
+        table = {key: table}
+    return table
+
+
+def merge(*recipes: Mapping[str, Any]) -> Recipe:
+    """One recipe, in which the later ones win; the arguments are left as they are.
+
+    `[model]`, `[data]` and `[train]` are merged key by key; any other value (a list, the phases, a table inside
+    `[train]`) replaces the earlier one whole. None means "not given" and replaces nothing. A text that begins with `~`
+    or `~user` is a path, and is expanded.
+    """
+    merged: Recipe = {}
+    for recipe in map(_copy, recipes):
+        for key, value in recipe.items():
+            if key in TABLES and isinstance(value, dict) and isinstance(merged.get(key), dict):
+                merged[key] |= value
+            else:
+                merged[key] = value
+    return merged
+
+
+def check(recipe: Mapping[str, Any], *, data_defaults: Mapping[str, Any], where: str = "recipe") -> Recipe:
+    """A copy of the recipe with every key known and every value of its type: a whole number that stands for a float is
+    one.
+
+    No key is required, so a recipe file can be checked as well as the merged whole. transformers is imported only if
+    there is a `[model]` or a `[train]`; that takes a second or two.
+
+    Args:
+        data_defaults: the task's options with their defaults, whose types are the ones allowed in `[data]`; the items
+            of an empty list are text.
+        where: what the messages begin with, a file's name for example.
+
+    Raises:
+        UsageError: an unknown key or table, a key that bertkit sets itself, a value of another type or out of its
+            range, phases whose shares do not add up to one.
+    """
+    recipe = merge(recipe)
+    tables = {table: recipe.pop(table) for table in TABLES if table in recipe}
+    phases = recipe.pop("phase", None)
+    try:
+        checked = _check_table("", recipe, data_defaults)
+        for table, values in tables.items():
+            checked[table] = _check_table(table, values, data_defaults)
+        if phases is not None:
+            checked["phase"] = _check_phases(phases, data_defaults)
+    except UsageError as error:
+        raise UsageError(f"{where}: {error}") from None
+    return checked
+
+
+def check_value(key: str, value: Any, annotation: Any, place: str = "") -> Any:
+    """The value of a key in its type.
+
+    Raises:
+        UsageError: it has another; the message begins with `place`.
+    """
+    try:
+        return _convert(value, annotation)
+    except TypeError:
+        remedy = _propose(key, value, annotation)
+        raise UsageError(f"{place}{key} = {_show_toml(value)} must be {_describe(annotation)}{remedy}") from None
+
+
+def save_recipe(recipe: Mapping[str, Any], path: str | Path) -> None:
+    """Writes the file that `read_recipe` reads back equal, at once or not at all.
+
+    Order: top-level keys, `[model]`, `[data]`, `[[phase]]`, `[train]`. None is left out: TOML has no word for it.
+    """
+    import tomli_w
+
+    recipe = _copy(recipe)
+    tables = {table: recipe.pop(table) for table in TABLES if table in recipe}
+    phases = recipe.pop("phase") if recipe.get("phase") else []  # an empty list stays a top-level key
+    sections = {key: recipe.pop(key) for key in TOP if key in recipe} | recipe
+    parts = [tomli_w.dumps(sections)] if sections else []
+    parts += [tomli_w.dumps({table: tables[table]}) for table in ("model", "data") if table in tables]
+    parts += ["[[phase]]\n" + tomli_w.dumps(phase) for phase in phases]
+    parts += [tomli_w.dumps({"train": tables["train"]})] if "train" in tables else []
+
+    write_whole("\n".join(parts), Path(path))
+
+
+def find_recipe_differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """`table.key: old -> new` for every value that differs, in the order of the old recipe; empty when none does."""
+    before, after = _flatten(old), _flatten(new)
+    return [
+        f"{key}: {_show_toml(before.get(key))} -> {_show_toml(after.get(key))}"
+        for key in before | after
+        if before.get(key) != after.get(key)
+    ]
+
+
+def list_decisive(recipe: Mapping[str, Any]) -> Recipe:
+    """A recipe without the keys that only fit it to a machine: what decides which run it is."""
+    train = {key: value for key, value in recipe.get("train", {}).items() if key not in FITTING}
+    return {**recipe, **({"train": train} if "train" in recipe else {})}
+
+
+def name_differences(differences: list[str]) -> str:
+    """The first two of `find_recipe_differences`, and how many more there are."""
+    more = f" and {len(differences) - 2} more" if len(differences) > 2 else ""
+    return "; ".join(differences[:2]) + more
+
+
+def list_lengths(recipe: Mapping[str, Any]) -> list[int]:
+    """The most tokens of a sequence: in each phase, or in all of the run; 0 where the task has no such length."""
+    return [phase["max_length"] for phase in recipe.get("phase", [])] or [recipe["data"].get("max_length", 0)]
+
+
+def split_batch(batch_size: int, *, processes: int, per_device: int | None = None) -> tuple[int, int]:
+    """`(per_device_train_batch_size, gradient_accumulation_steps)` of every process.
+
+    `batch_size` is the paper's: sequences per update over all processes. Without `per_device` a process takes its whole
+    share at once.
+
+    Raises:
+        UsageError: a remainder is left.
+    """
+    unit = processes * (1 if per_device is None else per_device)
+    steps, remainder = divmod(batch_size, unit)
+    if remainder:
+        parts = f"{processes} process" + ("es" if processes > 1 else "")
+        if per_device is not None:
+            parts += f" x {per_device} sequences (per_device_train_batch_size)"
+        nearest = " or ".join(str(size) for size in (steps * unit, (steps + 1) * unit) if size)
+        raise UsageError(f"batch_size {batch_size} cannot be divided among {parts}; set batch_size to {nearest}")
+    return (steps, 1) if per_device is None else (per_device, steps)
+
+
+def _list_fields(table: str, data_defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """Key -> type, for one table ("" is the top level)."""
+    if table == "model":
+        from bertkit.model.config import BertConfig
+
+        return inspect.get_annotations(BertConfig, eval_str=True) | {"attn_implementation": str}
+    if table == "train":
+        from transformers.training_args import OptimizerNames, TrainingArguments
+
+        fields = inspect.get_annotations(TrainingArguments, eval_str=True)
+        for field in dataclasses.fields(TrainingArguments):
+            if choices := field.metadata.get("choices"):
+                fields[field.name] = Literal[tuple(choices)]
+        fields["optim"] = Literal[("bert_adam", *(name.value for name in OptimizerNames))]
+        return {key: kind for key, kind in fields.items() if key not in RESERVED}
+    if table == "data":
+        return {
+            key: list[type(default[0]) if default else str] if isinstance(default, list) else type(default)
+            for key, default in data_defaults.items()
+        }
+    return {"": TOP, "phase": PHASE}[table]
+
+
+def _check_table(table: str, values: Any, data_defaults: Mapping[str, Any]) -> Recipe:
+    """The values of one table, in their types."""
+    if not isinstance(values, dict):
+        raise UsageError(
+            f"{table} = {_show_toml(values)} must be a table; write [{table}] on a line, and its keys below"
+        )
+    fields = _list_fields(table, data_defaults)
+    place = f"{_bracket(table)} " if table else ""
+    checked: Recipe = {}
+    for key, value in values.items():
+        if key not in fields:
+            if key in RESERVED:
+                raise UsageError(f"{place}{key} cannot be set here; {RESERVED[key]}")
+            raise UsageError(_explain_unknown_key(key, table, data_defaults))
+        checked[key] = check_value(key, value, fields[key], place)
+        if key in STEPS and math.isinf(checked[key]):  # of which transformers would make a whole number
+            raise UsageError(
+                f"{place}{key} = {_show_toml(value)} must be a number of updates, or a share of all of them"
+            )
+        least = LEAST.get((table, key))
+        if least is not None and checked[key] < least:
+            raise UsageError(f"{place}{key} = {value} must be at least {least}")
+    return checked
+
+
+def _check_phases(phases: Any, data_defaults: Mapping[str, Any]) -> list[Recipe]:
+    """The phases, in their types; their shares add up to one."""
+    if not isinstance(phases, list) or not all(isinstance(phase, dict) for phase in phases):
+        raise UsageError("phase must be a list of tables; write [[phase]] above the share and max_length of each")
+    checked = [_check_table("phase", phase, data_defaults) for phase in phases]
+    for number, phase in enumerate(checked, start=1):
+        if missing := PHASE.keys() - phase:
+            raise UsageError(f"[[phase]] {number} has no {min(missing)}; each phase needs {' and '.join(PHASE)}")
+        if phase["share"] <= 0:
+            raise UsageError(f"[[phase]] {number} has share = {phase['share']}; it must be above 0")
+    total = math.fsum(phase["share"] for phase in checked)
+    if checked and abs(total - 1) > 1e-6:
+        shares = " + ".join(str(phase["share"]) for phase in checked)
+        raise UsageError(f"the shares of the [[phase]] tables are {shares} = {total:g}; they must add up to 1")
+    return checked
+
+
+def _explain_unknown_key(key: str, table: str, data_defaults: Mapping[str, Any]) -> str:
+    """What is wrong with the key, and where it belongs or which key is nearest."""
+    problem = f"unknown key {key[:LONGEST_NAME]!r} {f'in {_bracket(table)}' if table else 'at the top level'}"
+    for home in ("", "data", "train", "model"):
+        if home != table and key in _list_fields(home, data_defaults):
+            return f"{problem}; it belongs {f'in [{home}]' if home else 'at the top level, above the first table'}"
+    names = {name: repr(name) for name in _list_fields(table, data_defaults)}
+    if not table:
+        names |= {name: _bracket(name) for name in (*TABLES, "phase")}
+    if nearest := difflib.get_close_matches(key, names, n=1):
+        return f"{problem}; did you mean {names[nearest[0]]}?"
+    source = {"model": "the fields of bertkit.BertConfig", "train": "the arguments of transformers.TrainingArguments"}
+    return f"{problem}; expected {source.get(table) or ', '.join(names.values())}"
+
+
+def _alternatives(annotation: Any) -> list[Any]:
+    """The types that a value may have. An enumeration stands for its values, and an annotation "enumeration or str" for
+    nothing else: the library turns the text into the enumeration. A float may be written as an int anyway."""
+    members = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
+    implied = {NoneType}
+    if any(isinstance(member, EnumType) for member in members):
+        implied.add(str)
+    if float in members:
+        implied.add(int)
+    return [
+        Literal[tuple(choice.value for choice in member)] if isinstance(member, EnumType) else member
+        for member in members
+        if member not in implied
+    ]
+
+
+def _convert(value: Any, annotation: Any) -> Any:
+    """The value in the annotation's type.
+
+    Raises:
+        TypeError: it has another; `_describe` and `_propose` say more.
+    """
+    for kind in _alternatives(annotation):
+        origin, arguments = get_origin(kind) or kind, get_args(kind)
+        if origin is Any:
+            return value
+        if origin is Literal and any(value == choice and type(value) is type(choice) for choice in arguments):
+            return value
+        if origin is float and type(value) is float and not math.isnan(value):
+            return value
+        if origin is float and type(value) is int and abs(value) <= sys.float_info.max:
+            return float(value)
+        if origin in (bool, int, str, list, dict) and type(value) is origin:  # not isinstance: True is no whole number
+            if origin is list and arguments:
+                return [_convert(item, arguments[0]) for item in value]
+            if origin is dict and arguments:
+                return {key: _convert(item, arguments[1]) for key, item in value.items()}
+            return value
+    raise TypeError
+
+
+def _describe(annotation: Any) -> str:
+    """The annotation in words."""
+    words = []
+    for kind in _alternatives(annotation):
+        origin, arguments = get_origin(kind) or kind, get_args(kind)
+        if origin is Literal:
+            words.append("one of " + ", ".join(map(str, arguments)))
+        elif origin is list and arguments:
+            words.append(f"a list, each item {_describe(arguments[0])}")
+        else:
+            words.append(NAMES.get(origin, str(kind)))
+    return " or ".join(words)
+
+
+def _propose(key: str, value: Any, annotation: Any) -> str:
+    """The remedy: the same value as it should have been written, or the nearest choice; empty when neither exists."""
+    for reading in _read_otherwise(value):
+        try:
+            fitting = _show_toml(_convert(reading, annotation))
+        except TypeError:
+            continue
+        unquoted = isinstance(value, str) and not isinstance(reading, str | list)
+        return f"; write it {'without quotes' if unquoted else 'so'}: {key} = {fitting}"
+    choices = [choice for kind in _alternatives(annotation) if get_origin(kind) is Literal for choice in get_args(kind)]
+    nearest = difflib.get_close_matches(str(value), map(str, choices), n=1)
+    return f"; did you mean {_show_toml(nearest[0])}?" if nearest else ""
+
+
+def _read_otherwise(value: Any) -> Iterator[Any]:
+    """What a value of the wrong type may have been meant to be."""
+    if isinstance(value, str):
+        yield _parse_value(value.strip().lower())  # "2e-5", "True"
+        with contextlib.suppress(ValueError):
+            yield float(value)  # ".5", which is no TOML
+    elif isinstance(value, float) and value.is_integer():
+        yield int(value)
+    if not isinstance(value, list | dict | str):
+        yield _show_toml(value)
+    yield [value]
+
+
+def _parse_value(text: str) -> Any:
+    """The TOML value, or the text itself where it is none or a date."""
+    try:
+        parsed = tomllib.loads(f"value = {text}")
+    except (ValueError, RecursionError):
+        return text
+    # A line break in the text would smuggle in more keys.
+    return text if len(parsed) > 1 or isinstance(parsed["value"], datetime.date | datetime.time) else parsed["value"]
+
+
+def _show_toml(value: Any) -> str:
+    """The value about as TOML writes it, on one line of moderate length."""
+    if value is None:
+        return "(not set)"
+    if isinstance(value, datetime.date | datetime.time):
+        return str(value)
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    text = text if len(text) <= LONGEST_TEXT else text[: LONGEST_TEXT - 3] + "..."
+    return "".join(character if character.isprintable() else repr(character)[1:-1] for character in text)
+
+
+def _bracket(table: str) -> str:
+    """A table's header."""
+    return "[[phase]]" if table == "phase" else f"[{table}]"
+
+
+def _copy(value: Any) -> Any:
+    """Return a deep copy without the keys whose value is None, with `~` and `~user` expanded in texts that begin so."""
+    if isinstance(value, str):
+        return os.path.expanduser(value) if "/" in value else value
+    if isinstance(value, Mapping):
+        return {key: _copy(item) for key, item in value.items() if item is not None}
+    return [_copy(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def _flatten(recipe: Mapping[str, Any]) -> dict[str, Any]:
+    """`key` or `table.key` -> value, in the recipe's order."""
+    flat: dict[str, Any] = {}
+    for key, value in _copy(recipe).items():
+        flat |= {f"{key}.{name}": item for name, item in value.items()} if isinstance(value, dict) else {key: value}
+    return flat

@@ -1,0 +1,142 @@
+"""A finished run, repeated from its directory and compared: scores, weights and predictions.
+
+On one machine with the same packages a run on a CPU comes out bit for bit. On another, or with others, sums are rounded
+in another order; what `environment.json` says of both is listed beside what differs.
+
+Left out: ensembles, which train nothing; best/, an earlier update of the same training.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from bertkit.data.pretraining.sources import ignore
+from bertkit.errors import UsageError, explain_refusal
+from bertkit.tasks import TASKS
+from bertkit.tasks.task import Report
+from bertkit.training.recipe import find_recipe_differences, read_recipe
+from bertkit.training.run import run
+from bertkit.training.run_dir import ENVIRONMENT, FIRST, METRICS, PREDICTIONS, RECIPE, read_environment, read_metrics
+from bertkit.training.trainer import Progress
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """How a run and its repetition differ; all empty when they do not.
+
+    scores: name -> both values.
+    weights: name -> the largest difference of a value; infinite where one of both lacks it or its size is another.
+    predictions: file -> how many of its lines differ, of how many.
+    environment: `key: before -> now`, of machine, software, data and the weights before the first update.
+    """
+
+    scores: dict[str, tuple[Any, Any]]
+    weights: dict[str, float]
+    predictions: dict[str, tuple[int, int]]
+    environment: list[str]
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether all that came out is the same; the machine need not be."""
+        return not (self.scores or self.weights or self.predictions)
+
+
+def reproduce(
+    folder: str | Path, output: str | Path, report: Report = ignore, progress: Progress = ignore
+) -> Comparison:
+    """What comes out when the run in `folder` is done again in `output`, beside what it was.
+
+    Paths in its recipe are relative to the working directory, as they were. A repetition that was stopped goes on, and
+    a finished one is not done again.
+
+    Raises:
+        UsageError: there is no finished run, or its data or its checkpoint are not there any more.
+        Interrupted: by SIGTERM or SIGINT, after a checkpoint.
+    """
+    folder, output = Path(folder), Path(output)
+    if not (folder / METRICS).is_file() or not (folder / RECIPE).is_file():
+        raise UsageError(
+            f"{folder} holds no finished run ({METRICS} and {RECIPE}); give the directory of one that training has made"
+        )
+    if output.resolve() == folder.resolve():
+        raise UsageError(f"{output} is the run itself; name another directory with --output")
+    recipe = read_recipe(folder / RECIPE)
+    if recipe.get("task") not in TASKS:
+        raise UsageError(f"{folder / RECIPE} is of the task {recipe.get('task')!r}, which there is not")
+    run(TASKS[recipe["task"]], recipe, output=output, report=report, progress=progress)
+    return compare_runs(folder, output)
+
+
+def compare_runs(before: Path, now: Path) -> Comparison:
+    """How two finished runs differ.
+
+    Raises:
+        UsageError: a file of theirs is damaged.
+    """
+    one, two = (read_metrics(folder / METRICS) for folder in (before, now))
+    scores = {name: (one.get(name), two.get(name)) for name in one | two if one.get(name) != two.get(name)}
+    return Comparison(
+        scores, compare_weights(before, now), compare_files(before, now), list(compare_environments(before, now))
+    )
+
+
+def compare_environments(before: Path, now: Path) -> Iterator[str]:
+    """How machine, software, data and first weights of two runs differ, and of those that came before them.
+
+    Raises:
+        UsageError: environment.json is damaged or lost.
+    """
+    if all((folder / FIRST / ENVIRONMENT).exists() for folder in (before, now)):
+        yield from (f"{FIRST}: {line}" for line in compare_environments(before / FIRST, now / FIRST))
+    found = []
+    for folder in (before, now):
+        with explain_refusal(str(folder / ENVIRONMENT)):
+            found.append(read_environment(folder))
+    one, two = found
+    for key in {"data", "weights_at_start"} & (one.keys() ^ two.keys()):  # a run of an earlier version does not know
+        one.pop(key, None)
+        two.pop(key, None)
+    yield from find_recipe_differences(one, two)
+
+
+def compare_weights(before: Path, now: Path) -> dict[str, float]:
+    """The weights of two models that differ in a bit, by name: how far apart they are at most."""
+    one, two = map(read_weights, (before, now))
+    found = {}
+    for name in one | two:
+        if name not in one or name not in two or one[name].shape != two[name].shape:
+            found[name] = math.inf
+        elif not torch.equal(one[name], two[name]):
+            found[name] = (one[name].double() - two[name].double()).abs().max().item()
+    return found
+
+
+def read_weights(folder: Path) -> dict[str, Tensor]:
+    """The weights of a finished run, of all its files."""
+    found: dict[str, Tensor] = {}
+    for path in sorted(folder.glob("model*.safetensors")):
+        with explain_refusal(str(path)):
+            found |= load_file(path)
+    return found
+
+
+def compare_files(before: Path, now: Path) -> dict[str, tuple[int, int]]:
+    """The prediction files of two runs that differ: how many lines do, of how many."""
+    found = {}
+    names = {path.name for folder in (before, now) for path in (folder / PREDICTIONS).glob("*")}
+    for name in sorted(names):
+        one, two = (
+            path.read_bytes().splitlines() if (path := folder / PREDICTIONS / name).is_file() else []
+            for folder in (before, now)
+        )
+        if one != two:
+            lines = list(zip_longest(one, two))
+            found[name] = (sum(left != right for left, right in lines), len(lines))
+    return found

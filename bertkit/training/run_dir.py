@@ -1,0 +1,393 @@
+"""The directory of a run: its files, whose it is, and how far it has come.
+
+`recipe.toml`, the tokenizer and `environment.json` come first, then checkpoints and the log, then the model with its
+card and predictions, and in `best/` that of an earlier update if it was better; `metrics.json` comes last, written at
+once, so its presence means done.
+"""
+
+import fcntl
+import json
+import os
+import platform
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import PartialState
+
+import bertkit
+from bertkit.data.pretraining.store import find_checksum, map_in_threads
+from bertkit.data.tokenizer import save_tokenizer
+from bertkit.errors import UsageError, explain_refusal, make_printable
+from bertkit.model.precision import choose_precision
+from bertkit.system.files import remove_unfinished, write_json, write_whole
+from bertkit.training.recipe import (
+    Recipe,
+    find_recipe_differences,
+    list_decisive,
+    name_differences,
+    read_recipe,
+    save_recipe,
+)
+
+METRICS = "metrics.json"
+RECIPE = "recipe.toml"
+VOCABULARY = "vocab.txt"
+LOG = "training_log.jsonl"
+PREDICTIONS = "predictions"
+ENVIRONMENT = "environment.json"
+LENGTHS = "lengths.json"  # of the sequences: how many have how many tokens
+FIRST = "first"  # the run that comes before this one
+EXAMPLES = "examples.txt"  # among the predictions
+FIGURES = ".figures.json"  # among the predictions, behind a split: what is to be seen in them (`bertkit.analysis.page`)
+BEST = "best"  # the model of an earlier update that was better than the last
+PACKAGES = (
+    "accelerate",
+    "datasets",
+    "numpy",
+    "scikit-learn",
+    "scipy",
+    "sentencex",
+    "tokenizers",
+    "torch",
+    "transformers",
+)
+FILES = {  # that a run writes in its directory
+    RECIPE,
+    ENVIRONMENT,
+    LOG,
+    LENGTHS,
+    METRICS,
+    VOCABULARY,
+    "README.md",
+    "config.json",
+    "curves.png",
+    "model.safetensors",
+    "tokenizer.json",
+    "tokenizer_config.json",
+}
+FOLDERS = (BEST, PREDICTIONS, "checkpoint-", f".{BEST}", ".tokenizer", ".step-")  # and how their names begin
+STUDY_RESULT = "study.json"  # beside the runs of a study
+COMPLETE = "complete"  # this file marks a checkpoint as fully written; it holds the checksums of the others
+
+
+def find_finished(output: Path, recipe: Recipe) -> dict[str, Any] | None:
+    """The metrics of a finished run in this directory, or None when there is work to do.
+
+    Raises:
+        UsageError: the directory cannot be written, belongs to another run that has begun, or holds something else.
+    """
+    with explain_refusal(f"the directory {output}"):
+        existing = next(path for path in (output, *output.absolute().parents) if path.exists())
+    if not existing.is_dir():
+        raise UsageError(f"{existing} is a file; name a directory with --output")
+    if not os.access(existing, os.W_OK):
+        raise UsageError(f"{existing} cannot be written; name another directory with --output")
+    if not output.exists():
+        return None
+    if not (output / RECIPE).exists():
+        # A hidden file may be what is left of a run that was killed in its first moment.
+        if any(not path.name.startswith(".") for path in output.iterdir()):
+            raise UsageError(f"{output} is not empty and holds no run; name another directory with --output")
+        return None
+    differences = find_recipe_differences(*map(list_decisive, (read_recipe(output / RECIPE), recipe)))
+    if differences and has_begun(output):
+        raise UsageError(
+            f"{output} belongs to another run ({name_differences(differences)}); name another directory with --output"
+        )
+    return read_metrics(output / METRICS) if (output / METRICS).exists() else None
+
+
+def read_metrics(path: Path) -> dict[str, Any]:
+    """The scores of a finished run.
+
+    Raises:
+        UsageError: the file is damaged.
+    """
+    try:
+        metrics = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(metrics, dict) or not isinstance(metrics.get("score", 0.0), int | float) or not metrics:
+            raise ValueError("no scores are in it")
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{path} is damaged ({error}); delete it, and the same command evaluates again") from None
+    return metrics
+
+
+@contextmanager
+def hold_directory(output: Path, patience: float = 5.0, check: Callable[[Path], None] | None = None) -> Iterator[None]:
+    """Makes a directory, unless it is there, and keeps other processes out of it; what stays empty is removed again.
+
+    So is what a process that was killed had begun to write there.
+
+    The system lets go of it when a process dies. Where it cannot hold any (some network disks), nothing is held.
+
+    Args:
+        patience: seconds to wait for another one that may be about to end.
+        check: raises a UsageError for what may not be there; `refuse_links` by default.
+
+    Raises:
+        UsageError: another process has it, or it has what it may not have.
+    """
+    made = [path for path in (output, *output.parents) if not path.exists()]
+    with explain_refusal(f"the directory {output}"):
+        output.mkdir(parents=True, exist_ok=True)
+    handle = os.open(output, os.O_RDONLY)
+    _held.add(handle)
+    try:
+        _lock(handle, output, patience)
+        (check or refuse_links)(output)
+        remove_unfinished(output)
+        yield
+    finally:
+        if handle in _held:
+            _held.remove(handle)
+            os.close(handle)
+        for path in made:
+            with suppress(OSError):  # it is not empty
+                path.rmdir()
+
+
+def refuse_links(folder: Path, own: tuple[str, ...] = ()) -> None:
+    """Check that nothing that is written in a directory goes through a link.
+
+    The directory itself may be a link. Folders of other programs are not looked into, nor are hidden links of theirs.
+
+    Args:
+        own: how the names of folders begin that are ours.
+
+    Raises:
+        UsageError: A file or a folder is a link.
+    """
+    for path in folder.iterdir():
+        is_own = path.name.startswith(own)
+        inside = path.rglob("*") if is_own and path.is_dir() and not path.is_symlink() else ()
+        checked = (path, *inside) if is_own or not path.name.startswith(".") else ()
+        if link := next((each for each in checked if each.is_symlink()), None):
+            raise UsageError(
+                f"{make_printable(str(link))} is a link, and what it leads to would be overwritten; put a copy in its "
+                "place, or delete it"
+            )
+
+
+def check_files(folder: Path) -> None:
+    """Check that a run's directory has no links, and no folders in the place of files.
+
+    Raises:
+        UsageError: it has one.
+    """
+    refuse_links(folder, FOLDERS)
+    for path in folder.iterdir():
+        if path.name in FILES and path.is_dir():
+            raise UsageError(f"{make_printable(str(path))} is a folder, and a file is to be written; delete it")
+
+
+def hold_run_dir(output: Path, patience: float = 5.0) -> AbstractContextManager[None]:
+    """Hold the directory of a run or a study, as `hold_directory` does, if `check_files` finds nothing."""
+    return hold_directory(output, patience, check_files)
+
+
+# Handles of the directories that this process keeps others out of. Only a process that is forked needs to know them:
+# the system ties the hold to the open file, which that one would share.
+_held: set[int] = set()
+
+
+def _let_go() -> None:
+    """In a forked process: a directory is its parent's alone, and free as soon as that one lets go of it or dies."""
+    while _held:
+        os.close(_held.pop())
+
+
+os.register_at_fork(after_in_child=_let_go)
+
+
+def _lock(handle: int, output: Path, patience: float) -> None:
+    end = time.monotonic() + patience
+    while True:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() > end:
+                raise UsageError(
+                    f"{output} is in use by another process; wait for it, or name another directory with --output"
+                ) from None
+            time.sleep(0.1)
+        except OSError:
+            return
+
+
+def holds_run(output: Path, recipe: Recipe) -> bool:
+    """Whether this directory has been started with this recipe, and holds its tokenizer."""
+    if not (output / RECIPE).exists() or not (output / VOCABULARY).exists():
+        return False
+    return list_decisive(read_recipe(output / RECIPE)) == list_decisive(recipe)
+
+
+def has_begun(output: Path) -> bool:
+    """Whether a run in this directory, or the one before it, has come as far as its first update."""
+    return (output / LOG).exists() or (output / FIRST / LOG).exists()
+
+
+def start_directory(output: Path, recipe: Recipe, tokenizer: Any) -> None:
+    """Writes what comes first in a run directory: recipe.toml and the tokenizer."""
+    with explain_refusal(f"the directory {output}"):
+        output.mkdir(parents=True, exist_ok=True)
+    # At no moment is there a whole tokenizer beside another run's recipe: vocab.txt is what is written last of it.
+    (output / VOCABULARY).unlink(missing_ok=True)
+    save_recipe(recipe, output / RECIPE)
+    save_tokenizer(tokenizer, output)
+
+
+def write_environment(output: Path, data: Mapping[str, str], weights: str, goes_on: bool) -> None:
+    """Writes environment.json: what may explain a difference between two runs, or between two parts of one.
+
+    Args:
+        data: the fingerprint of each split.
+        weights: that of the model before the first update.
+        goes_on: whether the run continues from a checkpoint, which has weights of its own.
+
+    Raises:
+        UsageError: it continues, and had other data before.
+    """
+    start = check_data(output, data).get("weights_at_start", weights) if goes_on else weights
+    write_json(describe_environment() | {"data": dict(data), "weights_at_start": start}, output / ENVIRONMENT)
+
+
+def check_data(output: Path, data: Mapping[str, str]) -> Mapping[str, Any]:
+    """What a run's environment.json says; nothing where it is damaged, or lost.
+
+    Args:
+        data: the fingerprint of each split.
+
+    Raises:
+        UsageError: the run has had other data.
+    """
+    found: Mapping[str, Any] = {}
+    with suppress(OSError, ValueError):
+        found = read_environment(output)
+    known = found.get("data") or data  # older runs do not say
+    if changed := sorted({split for split, _ in known.items() ^ data.items()}):
+        raise UsageError(
+            f"{output} was begun with other data ({', '.join(changed)}), or with packages that make something else of "
+            f"them ({ENVIRONMENT}); put them back, delete {output} to begin again, or name another directory with "
+            "--output"
+        )
+    return found
+
+
+def read_environment(output: Path) -> dict[str, Any]:
+    """What a run's environment.json says, but for the date.
+
+    Raises:
+        OSError: there is none.
+        ValueError: it is damaged.
+    """
+    found = json.loads((output / ENVIRONMENT).read_text(encoding="utf-8"))
+    if not isinstance(found, dict) or not isinstance(found.get("data", {}), dict):
+        raise ValueError(f"{ENVIRONMENT} is no table")
+    return {key: value for key, value in found.items() if key != "date"}
+
+
+def describe_environment() -> dict[str, Any]:
+    """Versions, hardware and, in a checkout, the commit: what may explain a difference between two runs; and when."""
+    return {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "bertkit": bertkit.__version__,
+        "commit": find_commit(),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "packages": {name: found for name in PACKAGES if (found := find_version(name))},
+        "processor": torch.cpu.get_capabilities().get("cpu_name", platform.processor()),
+        "instructions": torch.backends.cpu.get_cpu_capability(),
+        "auto_precision": choose_precision("auto"),
+        "threads": torch.get_num_threads(),
+        "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
+        "processes": PartialState().num_processes,
+    }
+
+
+def find_version(package: str) -> str | None:
+    """The version of an installed package; None if it is not."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def find_commit() -> str | None:
+    """The commit of the checkout that this package runs from, with "+" if files differ; None outside one."""
+    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--abbrev=40", "--dirty=+"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def find_checkpoint(output: Path, report: Callable[[str], None]) -> Path | None:
+    """The newest checkpoint that was written to its end and is still as it was."""
+    for _, path in sorted(list_checkpoints(output).items(), reverse=True):
+        if is_intact(path):
+            return path
+        report(f"{path.name} is damaged and passed over")
+    return None
+
+
+def is_intact(checkpoint: Path) -> bool:
+    """Whether the files of a checkpoint are what they were when it was complete; reads them (some GB a second)."""
+    try:
+        known = json.loads((checkpoint / COMPLETE).read_text(encoding="utf-8"))
+        return bool(known) and list(known.values()) == compute_checksums([checkpoint / name for name in known])
+    except (ValueError, AttributeError, TypeError, OSError):  # of a marker that is damaged itself, or of a lost file
+        return False
+
+
+def list_checkpoints(output: Path) -> dict[int, Path]:
+    """The checkpoints that were written to their end, by the number of updates."""
+    marked = [path.parent for path in output.glob(f"checkpoint-*/{COMPLETE}") if path.is_file()]
+    return {int(number): path for path in marked if (number := path.name.removeprefix("checkpoint-")).isdigit()}
+
+
+def mark_complete(checkpoint: Path) -> None:
+    """Says that a checkpoint has been written to its end, and what its files are, those of a sharded model included."""
+    files = sorted(path for path in checkpoint.rglob("*") if path.is_file() and path.name != COMPLETE)
+    names = [path.relative_to(checkpoint).as_posix() for path in files]
+    write_json(dict(zip(names, compute_checksums(files), strict=True)), checkpoint / COMPLETE)
+
+
+def compute_checksums(paths: Sequence[Path]) -> list[str]:
+    """The length and the CRC-32 of each of these files."""
+    found = zip(paths, map_in_threads(find_checksum, paths), strict=True)
+    return [f"{path.stat().st_size} bytes, {checksum:08x}" for path, checksum in found]
+
+
+def rotate_checkpoints(output: Path, update: int, keep: int, protected: Collection[int] = ()) -> None:
+    """Deletes the oldest checkpoints until `keep` are left, but neither that of `update` nor the protected ones.
+
+    What is no whole checkpoint goes first, and so do later ones: a run that continues after `update` has passed them
+    over as damaged.
+    """
+    whole = {number: path for number, path in list_checkpoints(output).items() if number <= update}
+    for path in output.glob("checkpoint-*"):
+        if path.name.removeprefix("checkpoint-").isdigit() and path not in whole.values():
+            shutil.rmtree(path, ignore_errors=True)
+    old = [number for number in sorted(whole) if number != update and number not in protected]
+    for number in old[: max(0, len(whole) - keep)]:
+        (whole[number] / COMPLETE).unlink()  # so that it is not taken for whole if this is interrupted
+        shutil.rmtree(whole[number], ignore_errors=True)
+
+
+def write_log(entries: Iterable[Mapping[str, float]], output: Path) -> None:
+    """Writes the training log, one JSON object a line."""
+    write_whole("".join(json.dumps(entry) + "\n" for entry in entries), output / LOG)
+
+
+def read_log(output: Path) -> list[dict[str, float]]:
+    """The entries of a run's training log."""
+    return [json.loads(line) for line in (output / LOG).read_text(encoding="utf-8").splitlines()]

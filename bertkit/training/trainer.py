@@ -1,0 +1,504 @@
+"""transformers' Trainer, with what bertkit adds to it.
+
+Losses are divided by the labels of the whole update, and their parts logged; what is logged is the same whether a run
+was stopped in between or not. A run reports how far it is, keeps its last and its best checkpoint, and stops on a
+signal, on a loss that is no number, or when another of its processes is lost. All the rest is the Trainer's.
+"""
+
+import json
+import logging
+import math
+import os
+import socket
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from pickle import UnpicklingError
+from threading import Event, Thread
+from typing import Any
+
+import torch
+from torch import Tensor, distributed, nn
+from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.trainer_utils import SaveStrategy
+
+from bertkit.errors import UsageError, join_lines
+from bertkit.system.files import write_json
+from bertkit.system.memory import LOOK_EVERY, Heap, keep_memory
+from bertkit.system.signals import leave_signals_to_parent, note_signals
+from bertkit.tasks.task import Report, Task
+from bertkit.training.run_dir import list_checkpoints, mark_complete, rotate_checkpoints, write_log
+
+SUMS = "loss_sums.json"  # in a checkpoint: of the losses since the last log
+SECONDS_OF_SILENCE = 15  # at least, while it predicts
+SECONDS_OF_WAITING = 60.0  # for a process that stands still, until it is named
+LOOKS = 20  # in that time
+Progress = Callable[[int, int, Mapping[str, float]], None]  # updates done, of how many, the latest log entry
+
+
+class Interrupted(Exception):
+    """The run was asked to stop (SIGTERM or Ctrl-C), and can be continued from its last checkpoint.
+
+    number: of the signal.
+
+    Args:
+        update: the last one done.
+        saved: that of the last checkpoint; 0 if there is none.
+    """
+
+    def __init__(self, number: int, update: int, saved: int) -> None:
+        where = "" if saved == update else f" after update {saved:,}" if saved else " from the beginning"
+        super().__init__(f"stopped after update {update:,}; the same command continues{where}")
+        self.number = number
+
+
+class Diverged(UsageError):
+    """The loss is no number any more; all processes of a run see it."""
+
+
+class ProcessLost(UsageError):
+    """Another process of the run has ended; each of those that are left sees it."""
+
+
+def train(trainer: "BertTrainer", checkpoint: Path | None, report: Report) -> None:
+    """Trains to the end, from a checkpoint if there is one.
+
+    Raises:
+        Interrupted: by SIGTERM or SIGINT, after a checkpoint.
+        Diverged: the loss or a weight has become no number.
+        UsageError: the checkpoint holds pickled code, which is not run.
+    """
+    if checkpoint:
+        report(f"continues after {checkpoint.name}")
+        trainer.args.eval_on_start = False  # that was another start
+    start = time.monotonic()
+    with stop_on_signal(trainer) as watcher:
+        try:
+            trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
+        except UnpicklingError as error:
+            raise UsageError(
+                f"{checkpoint} has a file that would run code of its own when it is read "
+                f"({join_lines(error)[:40]}); delete {checkpoint}, and the same command continues from the one before"
+            ) from None
+    if number := watcher.agreed or watcher.ask_all(trainer.args):  # a signal may come after the last update
+        update = trainer.state.global_step
+        # Later ones are damaged: a run that goes on has passed them over.
+        saved = [step for step in list_checkpoints(Path(trainer.args.output_dir)) if step <= update]
+        raise Interrupted(number, update, max(saved, default=0))
+    trainer.check_numbers(trainer.add_up())
+    report(f"trained for {describe_duration(time.monotonic() - start)}")
+
+
+class PlacingCollator:
+    """A collator that also finds where the tokens are that a head computes on, while they still are in main memory.
+
+    Args:
+        collate: makes a batch of a list of rows.
+        head: the model's class, which says what it looks for.
+    """
+
+    def __init__(self, collate: Callable[[list], dict[str, Tensor]], head: type) -> None:
+        self.collate = collate
+        self.head = head
+
+    def __call__(self, rows: list) -> dict[str, Tensor]:
+        batch = self.collate(rows)
+        return batch | self.head.find_places(**batch) if "attention_mask" in batch else batch
+
+
+class BertTrainer(Trainer):
+    """The Trainer, with losses divided by the labels of the whole update and every part of the loss logged.
+
+    A head counts its own labels (`count_labels`); the counts of all micro-batches and processes are added before the
+    first of them is computed, so that no loss or gradient depends on how an update is cut.
+
+    Args:
+        keep: checkpoints, the last and the best always among them; all if it is 0.
+        milestones: the updates after which one is written and stays, whatever `keep` says.
+    """
+
+    def __init__(self, *args, task: Task, keep: int = 0, milestones: Collection[int] = (), **kwargs) -> None:
+        super().__init__(*args, **kwargs)
+        self.task = task
+        self.keep = keep
+        self.milestones = frozenset(milestones)
+        self.add_callback(Milestones(self.milestones))
+        self.sums: dict[str, Tensor] = {}  # of the loss and its parts since the last log, of this process
+        self.logged_at = 0  # the update of the last log
+        self.resumed_at = 0  # the update after which this process began
+        if self.is_fsdp_enabled:
+            drop_second_names(self.model)
+
+    def _run_epoch(self, **kwargs) -> None:
+        """Train an epoch as the Trainer, but none after the last update, from which a run may continue."""
+        if self.state.global_step < self.state.max_steps:
+            super()._run_epoch(**kwargs)
+
+    def get_batch_samples(self, epoch_iterator, num_batches, device) -> tuple[list, dict[str, Tensor]]:
+        """The micro-batches of one update, and the label counts of all of it."""
+        samples, _ = super().get_batch_samples(epoch_iterator, num_batches, device)
+        head = self.accelerator.unwrap_model(self.model)
+        counts: dict[str, Tensor] = {}
+        for sample in samples:
+            for name, count in head.count_labels(**sample).items():
+                counts[name] = counts.get(name, 0) + count
+        counts = {name: self.accelerator.reduce(count.to(device), "sum") for name, count in counts.items()}
+        return samples, {name: count.clamp(min=1) for name, count in counts.items()}
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None) -> Any:
+        """This micro-batch's share of the update's loss (times the processes, over which gradients are averaged)."""
+        outputs = model(**inputs, **(num_items_in_batch or {}))
+        for name, value in outputs.items():
+            if name.endswith("loss"):
+                self.sums[name] = self.sums.get(name, 0.0) + value.detach().float()
+        loss = outputs["loss"] * self.accelerator.num_processes
+        return (loss, outputs) if return_outputs else loss
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """The loss and its parts are means over the updates since the last log, of whichever start."""
+        if "loss" in logs:
+            updates = self.state.global_step - self.logged_at
+            logs |= {name: total / updates for name, total in self.add_up().items()}
+            self.sums, self.logged_at = {}, self.state.global_step
+        logs.pop("train_loss", None)  # the Trainer's mean, which begins at the last start
+        if "train_runtime" in logs and self.resumed_at:  # so does the time
+            logs["resumed_at"] = self.resumed_at
+        super().log(logs, start_time)
+
+    def add_up(self) -> dict[str, float]:
+        """The sums of the loss and its parts since the last log, over all processes; all of them have to ask."""
+        names = sorted(self.sums)
+        if not names:
+            return {}
+        totals = self.accelerator.reduce(torch.stack([self.sums[name] for name in names]), "sum")
+        return dict(zip(names, totals.tolist(), strict=True))
+
+    def _save_checkpoint(self, model, trial) -> None:
+        """As the Trainer, and marked complete once every process has written its part; then old ones are deleted.
+
+        Raises:
+            Diverged: a loss since the last log, or a weight, is no number; such a checkpoint would be no use.
+        """
+        sums = self.add_up()
+        self.check_numbers(sums)
+        super()._save_checkpoint(model, trial)
+        self.accelerator.wait_for_everyone()
+        if self.is_world_process_zero():
+            output = Path(self.args.output_dir)
+            checkpoint = output / f"checkpoint-{self.state.global_step}"
+            write_json({"logged_at": self.logged_at, "sums": sums}, checkpoint / SUMS)
+            write_log(self.state.log_history, output)
+            mark_complete(checkpoint)
+            if self.keep > 0:
+                protected = [*self.milestones, *([best["step"]] if (best := self.find_best()) else [])]
+                if loaded := self.state.best_model_checkpoint:  # at the end, by the Trainer
+                    protected.append(int(loaded.rpartition("-")[2]))
+                rotate_checkpoints(output, self.state.global_step, self.keep, protected)
+
+    def check_numbers(self, sums: Mapping[str, float]) -> None:
+        """Nothing, or Diverged: the losses' sums or the weights are no numbers; all processes have to ask."""
+        parts = (each.to_local() if hasattr(each, "to_local") else each for each in self.model.parameters())
+        sound = torch.stack([part.isfinite().all() for part in parts]).all() & all(map(math.isfinite, sums.values()))
+        if self.accelerator.reduce((~sound).float().to(self.args.device), "sum") > 0:
+            raise Diverged(explain_divergence("a loss or a weight is no number", self.state.global_step, self.args))
+
+    @property
+    def criterion(self) -> tuple[str, bool]:
+        """The score that decides which checkpoint is best, and whether lower is better."""
+        if given := self.args.metric_for_best_model:
+            return given.removeprefix("eval_"), not self.args.greater_is_better
+        return self.task.metric, self.task.lower_is_better
+
+    def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
+        """As the Trainer; of a sharded model, whose `state_dict` is given, tied weights are saved under one name."""
+        for second, first in self.model.all_tied_weights_keys.items():
+            if state_dict and second in state_dict:
+                state_dict[first] = state_dict.pop(second)
+        super()._save(output_dir, state_dict)
+
+    def find_best(self) -> dict[str, float] | None:
+        """The best of the checkpoints at hand that were evaluated, the first of equals: its `step` and its scores."""
+        metric, lower_is_better = self.criterion
+        saved = list_checkpoints(Path(self.args.output_dir))
+        scores = [
+            {key.removeprefix("eval_"): value for key, value in entry.items()}
+            for entry in self.state.log_history
+            if entry["step"] in saved and math.isfinite(entry.get(f"eval_{metric}", math.nan))
+        ]
+        sign = 1 if lower_is_better else -1
+        return min(scores, key=lambda entry: sign * entry[metric], default=None)
+
+    def _restore_sums(self, checkpoint: Path) -> None:
+        """Takes up the losses since the last log; the first process has those of all."""
+        self.logged_at = self.resumed_at = int(checkpoint.name.rpartition("-")[2])
+        self.sums = {}
+        if (checkpoint / SUMS).exists():  # older checkpoints have none
+            saved = json.loads((checkpoint / SUMS).read_text(encoding="utf-8"))
+            self.logged_at = saved["logged_at"]
+            own = float(self.is_world_process_zero())  # the others have the names alone: all of them are added up
+            self.sums = {name: torch.tensor(own * x, device=self.args.device) for name, x in saved["sums"].items()}
+
+    def get_train_dataloader(self) -> Any:
+        return guard_workers(super().get_train_dataloader())
+
+    def get_eval_dataloader(self, eval_dataset=None) -> Any:
+        return guard_workers(super().get_eval_dataloader(eval_dataset))
+
+    def get_test_dataloader(self, test_dataset) -> Any:
+        return guard_workers(super().get_test_dataloader(test_dataset))
+
+    def _get_eval_sampler(self, eval_dataset) -> None:
+        """None: in order, as scores and files take the predictions; the Trainer's own sorts with group_by_length."""
+
+    def prediction_step(self, model, inputs, prediction_loss_only, ignore_keys=None) -> tuple[None, Tensor, Tensor]:
+        """The task's summary of a batch; it stands for the labels too, which the Trainer wants to see."""
+        inputs = self._prepare_inputs(inputs)
+        with torch.no_grad(), self.compute_loss_context_manager():
+            outputs = model(**inputs, **self.task.evaluation_options)
+        summary = self.task.summarize(outputs, inputs)
+        return None, summary, summary[:, :1]
+
+    def train(self, resume_from_checkpoint=None, **kwargs) -> Any:
+        if resume_from_checkpoint is not None:
+            self._restore_sums(Path(resume_from_checkpoint))
+        return super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)
+
+
+def explain_divergence(what: str, update: int, args: TrainingArguments) -> str:
+    """What to do about a training that has come to infinities or NaN."""
+    kept = f"{args.output_dir} has no checkpoint yet"
+    if whole := list_checkpoints(Path(args.output_dir)):
+        kept = f"checkpoints in {args.output_dir} are kept, the last is of update {max(whole)}"
+    return (
+        f"{what} after update {update}; lower learning_rate or raise warmup_steps in [train], or set precision = "
+        f'"fp32"; {kept}'
+    )
+
+
+def guard_workers(loader: Any) -> Any:
+    """The loader; its worker processes leave signals to this one, which needs them for what it is about."""
+    inner = getattr(loader, "base_dataloader", loader)  # accelerate's wraps the one that starts the workers
+    if getattr(inner.worker_init_fn, "func", None) is not begin_worker:  # the Trainer may keep a loader
+        inner.worker_init_fn = partial(begin_worker, inner.worker_init_fn)
+    return loader
+
+
+def begin_worker(begin: Callable[[int], None] | None, number: int) -> None:
+    """What a data worker does first."""
+    leave_signals_to_parent()
+    if begin is not None:
+        begin(number)
+
+
+def drop_second_names(model: nn.Module) -> None:
+    """Leaves a decoder's bias its name in the decoder only.
+
+    FSDP puts the decoder into a group with the embeddings that it is tied to, and the rest into another; from torch
+    2.13 on it refuses a parameter that is in both.
+    """
+    for module in model.modules():
+        if isinstance(getattr(module, "decoder", None), nn.Linear) and getattr(module, "bias", None) is not None:
+            del module.bias
+
+
+class Watcher(TrainerCallback):
+    """Reports progress, stops on a signal or on a loss that is no number."""
+
+    def __init__(self, output: Path, progress: Progress) -> None:
+        self.output = output
+        self.progress = progress
+        self.signalled = 0  # the signal's number
+        self.agreed = 0  # the same, once all processes know
+        self.heap = Heap()
+
+    def on_log(self, args, state: TrainerState, control: TrainerControl, logs=None, **kwargs) -> None:
+        loss = (logs or {}).get("loss", 0.0)
+        if not math.isfinite(loss):
+            raise Diverged(explain_divergence(f"the loss is {loss}", state.global_step, args))
+        if state.is_world_process_zero:
+            self.progress(state.global_step, state.max_steps, logs or {})
+
+    def on_train_begin(self, args, state: TrainerState, control: TrainerControl, **kwargs) -> None:
+        if state.is_world_process_zero:
+            write_log(state.log_history, self.output)  # from now on the directory is this run's
+        if args.device.type == "cpu":
+            keep_memory()
+
+    def on_step_end(self, args, state: TrainerState, control: TrainerControl, **kwargs) -> None:
+        # All processes have to stop after the same update. On a GPU they ask each other less often: it waits for them.
+        if args.world_size == 1 or args.device.type == "cpu" or state.global_step % 16 == 0:
+            self.agreed = self.ask_all(args)
+        if self.agreed:
+            control.should_training_stop = control.should_save = True
+        elif state.is_world_process_zero and state.global_step % max(1, state.max_steps // 200) == 0:
+            self.progress(state.global_step, state.max_steps, {})
+        if args.device.type == "cpu" and state.global_step % LOOK_EVERY == 0:
+            self.heap.look()
+
+    def on_epoch_end(self, args, state: TrainerState, control: TrainerControl, **kwargs) -> None:
+        # The Trainer comes here too when it was stopped in the middle. An evaluation would move the random state, and
+        # the checkpoint that was just written would be written again with it.
+        if self.agreed and not is_at_end(state):
+            control.should_evaluate = control.should_save = False
+
+    def ask_all(self, args) -> int:
+        """The signal that any of the processes has got, or 0; all of them have to ask."""
+        if args.world_size == 1:
+            return self.signalled
+        flag = torch.tensor(self.signalled, device=args.device)
+        torch.distributed.all_reduce(flag, torch.distributed.ReduceOp.MAX)
+        return int(flag)
+
+
+def is_at_end(state: TrainerState) -> bool:
+    """Whether an epoch, but for rounding, or the training ends after this update."""
+    return state.global_step >= state.max_steps or abs(state.epoch - round(state.epoch)) < 1e-6
+
+
+def ends_epoch(args: TrainingArguments, state: TrainerState) -> bool:
+    """Return whether the checkpoint of this update is saved where the epoch ends, after its evaluation.
+
+    Saved before it, a run that goes on would do without that evaluation and its random numbers; saved before and after,
+    the second writing would put the first at risk. Whoever stops a run has to give it the time of an evaluation.
+    """
+    return args.save_strategy != SaveStrategy.BEST and is_at_end(state)
+
+
+class Herald(TrainerCallback):
+    """Says now and then how far a long prediction is, of the share of the first process."""
+
+    def __init__(self, report: Report) -> None:
+        self.report = report
+        self.batches = 0
+        self.begun = self.said = 0.0
+
+    def on_prediction_step(self, args, state: TrainerState, control: TrainerControl, **kwargs) -> None:
+        now, total = time.monotonic(), len(kwargs["eval_dataloader"])
+        self.batches += 1
+        if self.batches == 1:
+            self.begun = self.said = now  # the first batch takes longer than the others
+        elif state.is_world_process_zero and now - self.said >= SECONDS_OF_SILENCE:
+            self.said = now
+            left = (now - self.begun) / (self.batches - 1) * (total - self.batches)
+            self.report(f"  {self.batches / total:.0%} predicted, {describe_duration(left)} left")
+
+    def on_evaluate(self, args, state: TrainerState, control: TrainerControl, metrics, **kwargs) -> None:
+        self.batches = 0
+
+    on_predict = on_evaluate
+
+
+class Milestones(TrainerCallback):
+    """Save after certain updates, and every checkpoint where an epoch ends after its evaluation (see `ends_epoch`)."""
+
+    def __init__(self, updates: Collection[int]) -> None:
+        self.updates = updates
+        self.waits = False  # for the end of the epoch
+
+    def on_step_end(self, args, state: TrainerState, control: TrainerControl, **kwargs) -> None:
+        control.should_save |= state.global_step in self.updates
+        self.waits = control.should_save and ends_epoch(args, state)
+        control.should_save &= not self.waits
+
+    def on_epoch_end(self, args, state: TrainerState, control: TrainerControl, **kwargs) -> None:
+        control.should_save |= self.waits
+        self.waits = False
+
+
+@contextmanager
+def stop_on_signal(trainer: Trainer) -> Iterator[Watcher]:
+    """In this context SIGTERM and the first Ctrl-C let the update finish, write a checkpoint and end the training."""
+    watcher = next(x for x in trainer.callback_handler.callbacks if isinstance(x, Watcher))
+    with note_signals(partial(setattr, watcher, "signalled")):
+        yield watcher
+
+
+@contextmanager
+def explain_shortage(args: TrainingArguments) -> Iterator[None]:
+    """Want of memory, here or in an accelerator, and a dead data worker become a UsageError that says what to lower."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        words, keys = join_lines(error).rpartition("DefaultCPUAllocator: ")[2][:120], "--set train."
+        if "DataLoader worker" in words and ("killed by signal" in words or "exited unexpectedly" in words):
+            raise UsageError(
+                f"a data worker has died ({words}); the same command continues from the last checkpoint, and "
+                f"{keys}dataloader_num_workers=0 does without them if memory is too small"
+            ) from error
+        if not isinstance(error, torch.OutOfMemoryError | MemoryError) and "can't allocate memory" not in words:
+            raise
+        size = args.per_device_train_batch_size
+        less = f"{keys}per_device_train_batch_size={size // 2} (it is {size}; the update stays the same), "
+        raise UsageError(
+            f"memory is too small ({words}); take less of it with {less if size > 1 else ''}"
+            f"{keys}per_device_eval_batch_size={max(1, args.per_device_eval_batch_size // 2)} where it evaluates, "
+            f"{keys}gradient_checkpointing=true, a lower max_length or less data; the first three leave a begun run "
+            "the same, so with them the command continues from the last checkpoint"
+        ) from error
+
+
+@contextmanager
+def explain_lost_process(processes: int) -> Iterator[None]:
+    """What a process sees when another one of several has ended becomes a ProcessLost."""
+    try:
+        yield
+    except RuntimeError as error:
+        if processes == 1 or not (isinstance(error, torch.distributed.DistError) or "gloo" in str(error)):
+            raise
+        raise ProcessLost(
+            "another process of this run was lost; the same command continues from its last checkpoint"
+        ) from error
+
+
+@contextmanager
+def name_stopped_processes() -> Iterator[None]:
+    """Log one line in this context when a process of the run stands still, for which all others wait.
+
+    Every process counts in a store that they share; one that the system has stopped does not count. Of those that do,
+    the first one speaks.
+    """
+    over = Event()
+    if distributed.is_initialized() and distributed.get_world_size() > 1:
+        Thread(target=_watch_others, args=(over,), daemon=True).start()
+    try:
+        yield
+    finally:
+        over.set()
+
+
+def _watch_others(over: Event) -> None:
+    """Count in the store, and look whether the others do, until it is over or the store is gone."""
+    rank, ranks = distributed.get_rank(), range(distributed.get_world_size())
+    own, seen, still = f"{os.getpid()} {socket.gethostname()}", {}, {}
+    with suppress(distributed.DistError):
+        # A connection of its own: what waits at the run's would hold it.
+        address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        store = distributed.TCPStore(address, port, timeout=timedelta(seconds=SECONDS_OF_WAITING))
+        while not over.wait(SECONDS_OF_WAITING / LOOKS):
+            store.set(f"bertkit/{rank}", f"{time.monotonic()} {own}")
+            for other in set(ranks) - {rank}:
+                name = f"bertkit/{other}"
+                found = store.get(name).decode() if store.check([name]) else ""
+                if found != seen.setdefault(other, found):
+                    seen[other], still[other] = found, 0
+                elif other in still:  # it has counted while this one looked
+                    still[other] += 1
+            stopped = [other for other, looks in still.items() if looks >= LOOKS]
+            for other in stopped:
+                if still[other] == LOOKS and rank == min(set(ranks).difference(stopped)):
+                    _, number, host = seen[other].split()
+                    logging.getLogger("bertkit").warning(
+                        f"bertkit: process {other} (pid {number} on {host}) has stood still for "
+                        f"{SECONDS_OF_WAITING:.0f} s and the others wait for it; continue it (kill -CONT {number}), or "
+                        "end it: the same command continues from the last checkpoint"
+                    )
+
+
+def describe_duration(seconds: float) -> str:
+    """Seconds as a person says them: 42 s, 5 min 40 s, 3 h 12 min."""
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {seconds} s" if minutes else f"{seconds} s"

@@ -1,0 +1,856 @@
+"""The page of runs and studies: what is on it, what it escapes, that it loads nothing, and how a browser shows it."""
+
+import contextlib
+import itertools
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from html.parser import HTMLParser
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bertkit import cli
+from bertkit.analysis import page
+from bertkit.analysis.page import make_table, thin, write_page
+from bertkit.data.formats.tables import read_squad, read_tsv
+from bertkit.data.spans import Question
+from bertkit.data.tokenizer import load_tokenizer
+from bertkit.errors import UsageError
+from bertkit.metrics import score_squad2, score_types
+from bertkit.reports.tables import describe_size, explain_scores
+from bertkit.tasks import TASKS
+from bertkit.tasks.squad import VERSIONS, choose, collect_answers, rate, trace, tune
+from bertkit.training.recipe import read_recipe, save_recipe
+from bertkit.training.run import MEASURED, measure_lengths, run
+from bertkit.training.run_dir import read_log
+from tests.data.pretraining.test_build_faults import limit_files
+from tests.official import write_checkpoint, write_conll, write_glue, write_squad
+from tests.studies.test_tables import PAPER, make_results, score_by_hand
+from tests.studies.test_tables import TASKS as COLUMNS
+from tests.training.test_run import make_recipe, write_text
+
+HOSTILE = "<script>alert('1')</script> \"onload=\"x ]]> {{ 7*7 }} $\\frac"
+FINE_TUNED = {
+    "mrpc": {"max_length": 24},
+    "stsb": {"max_length": 24},
+    "squad2": {"max_length": 24, "max_query_length": 6, "doc_stride": 8},
+    "ner": {"max_length": 60},
+}
+VOID = ("meta", "link", "br")
+
+
+class Reader(HTMLParser):
+    """What stands on a page.
+
+    elements: (tag, attributes), in order; `text` of whole elements: [(tag, attributes, text)].
+    """
+
+    def __init__(self, text):
+        super().__init__()
+        self.elements, self.texts, self.open = [], [], []
+        self.feed(text)
+        assert not self.open, "an element is not closed"
+
+    def handle_starttag(self, tag, attributes):
+        assert len(dict(attributes)) == len(attributes), "an attribute comes twice"
+        self.elements.append((tag, dict(attributes)))
+        if tag not in VOID:
+            self.open.append([tag, dict(attributes), ""])
+
+    def handle_startendtag(self, tag, attributes):
+        self.handle_starttag(tag, attributes)
+        if tag not in VOID:
+            self.handle_endtag(tag)
+
+    def handle_data(self, data):
+        for element in self.open:
+            element[2] += data
+
+    def handle_endtag(self, tag):
+        assert self.open[-1][0] == tag
+        self.texts.append(tuple(self.open.pop()))
+
+    def find(self, tag, **attributes):
+        """The texts of the elements with a tag and attributes, blanks joined."""
+        return [
+            " ".join(text.split())
+            for name, values, text in self.texts
+            if name == tag and all(values.get(key) == value for key, value in attributes.items())
+        ]
+
+    def take(self, attribute):
+        """The values of an attribute."""
+        return [values[attribute] for _, values in self.elements if attribute in values]
+
+
+def read_page(path):
+    return Reader(path.read_text(encoding="utf-8"))
+
+
+def read_tables(text):
+    """Caption -> lines of cells, each the list of its words, the heads first; of a part of a page."""
+    tables = {}
+    for table in re.findall(r"<table>.*?</table>", text, re.DOTALL):
+        lines = [
+            [
+                Reader(f"<p>{cell}</p>").find("p")[0]
+                for cell in re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", line, re.DOTALL)
+            ]
+            for line in re.findall(r"<tr>(.*?)</tr>", table, re.DOTALL)
+        ]
+        tables[Reader(table).find("caption")[0]] = lines
+    return tables
+
+
+def find_part(path, name):
+    """The text of the part of a page with a name."""
+    parts = re.findall(r"<section.*?</section>", path.read_text(encoding="utf-8"), re.DOTALL)
+    (part,) = [part for part in parts if Reader(part).find("h2")[0].partition(" (")[0] == name]
+    return part
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    """Finished runs of a small model on small data, a pretraining, and a study."""
+    root = tmp_path_factory.mktemp("page")
+    start = write_checkpoint(root / "bert", num_hidden_layers=1, hidden_size=16, intermediate_size=16)
+    write_glue(root / "glue")
+    write_squad(root / "squad")
+    write_conll(root / "ner")
+    train = {"max_steps": 4, "logging_steps": 1, "eval_strategy": "steps", "eval_steps": 2, "learning_rate": 2e-2}
+    recipe = {"checkpoint": str(start), "precision": "fp32", "batch_size": 8, "train": train}
+    for name, options in FINE_TUNED.items():
+        data = {"dir": str(root / (TASKS[name].folder)), **options}
+        run(TASKS[name], recipe | {"data": data}, output=root / "runs" / name)
+    data = {"dir": str(root / "glue"), **FINE_TUNED["mrpc"]}
+    run(TASKS["mrpc"], recipe | {"data": data, "train": train | {"seed": 43}}, output=root / "runs" / "mrpc-43")
+    run(TASKS["pretrain"], make_recipe(write_text(root / "corpus.txt")), output=root / "runs" / "pretrain")
+    write_study(root / "runs" / "grid", root / "runs" / "mrpc")
+    return root / "runs"
+
+
+def write_study(folder, run):
+    """A study of a grid with a failure; its runs are not there but for a chosen one, which is a copy of `run`."""
+    grid = {"train.learning_rate": [2e-5, 5e-5], "batch_size": [16, 32]}
+    study = make_results(grid, COLUMNS, score_by_hand, ("small",), paper=PAPER, majority=0.55) | {"over": 16}
+    study["definition"]["note"] = "A small grid."
+    for done in (run for cell in study["cells"] for run in cell["runs"] if run["status"] == "finished"):
+        done["metrics"]["accuracy"] = done["metrics"]["score"]
+    folder.mkdir(parents=True)
+    (folder / "study.json").write_text(json.dumps(study), encoding="utf-8")
+    save_recipe(study["definition"], folder / "study.toml")
+    shutil.copytree(run, folder / study["chosen"][0]["run"])
+
+
+@pytest.fixture(scope="module")
+def whole(root):
+    """The page of all of them."""
+    path = root.parent / "report.html"
+    lines = []
+    write_page([root / name for name in (*FINE_TUNED, "mrpc-43", "pretrain", "grid")], path, lines.append)
+    assert lines == [f"7 runs and 1 study in {path}"], "nothing is left out"
+    return path
+
+
+@pytest.fixture
+def undrawn(monkeypatch):
+    """Pages without pictures, which take their time."""
+    monkeypatch.setattr(page, "draw", lambda *_: None)
+
+
+# --- What is on it ----------------------------------------------------------------------------------------------------
+
+
+def test_every_run_says_what_it_is_and_how_to_repeat_it(root, whole, monkeypatch, capsys):
+    for name in (*FINE_TUNED, "pretrain"):
+        part = find_part(whole, str(root / name))
+        found, recipe = Reader(part), read_recipe(root / name / "recipe.toml")
+        facts = dict(zip(found.find("dt"), found.find("dd"), strict=True))
+        environment = json.loads((root / name / "environment.json").read_text())
+        assert facts["Task"] == recipe["task"]
+        assert facts["Data"] == (recipe["data"].get("dir") or recipe["data"]["corpus"][0])
+        assert facts["Date"] == environment["date"][:10]
+        assert environment["processor"] in facts["Hardware"] or environment["gpus"]
+        assert f"torch {environment['packages']['torch']}" in facts["Versions"]
+        assert f"updates of {recipe['batch_size']} sequences" in facts["Training"]
+        assert ("1 layer, 16 hidden units" if name in FINE_TUNED else "new; 2 layers, 32 hidden units") in facts[
+            "Model"
+        ]
+        code = {values["id"].partition("-")[2][2:]: text for tag, values, text in found.texts if tag == "code"}
+        assert code["recipe"] == (root / name / "recipe.toml").read_text(encoding="utf-8")
+        monkeypatch.setattr(sys, "argv", [*shlex.split(code["command"]), "--dry-run"])
+        with pytest.raises(SystemExit) as stop:
+            cli.main()
+        assert not stop.value.code
+        printed = capsys.readouterr().out
+        assert f"output: {root / name}-again" in printed
+        for key in ("batch_size", "max_steps"):
+            assert re.search(f"^{key} = .*", code["recipe"], re.MULTILINE)[0] in printed
+
+
+def test_the_time_of_a_run_that_was_resumed_is_not_taken_for_all_of_it():
+    recipe = {"batch_size": 8, "train": {"learning_rate": 1e-4, "seed": 3}}
+    log = [{"step": 40, "loss": 1.0}, {"step": 1500, "train_runtime": 16.2}]
+    whole = "1,500 updates of 8 sequences, learning rate 0.0001, seed 3, 16 s"
+    assert page.describe_training(recipe, log) == whole
+    log[1]["resumed_at"] = 613
+    assert page.describe_training(recipe, log) == f"{whole} since it was resumed after update 613"
+
+
+def test_scores_stand_beside_the_paper_s_and_those_of_other_seeds(root, whole):
+    ours, other = (json.loads((root / name / "metrics.json").read_text()) for name in ("mrpc", "mrpc-43"))
+    heads, f1, accuracy = read_tables(find_part(whole, str(root / "mrpc")))["Scores on held-out data"]
+    assert heads == ["", "ours", "mean ± sd over 2 seeds", "the paper", "knowing nothing"]
+    mean, spread = (100 * found([ours["f1"], other["f1"]]) for found in (np.mean, lambda x: np.std(x, ddof=1)))
+    assert f1 == [
+        *("F1 (%)", f"{100 * ours['f1']:.1f}", f"{mean:.1f} ± {spread:.1f} (2)"),
+        *("88.9 BERT-base, test 89.3 BERT-large, test", f"{100 * ours['majority_f1']:.1f} the majority class"),
+    ]
+    assert accuracy[3] == "86.7 BERT-base, dev"
+    table = read_tables(find_part(whole, str(root / "squad2")))["Scores on held-out data"]
+    metrics = json.loads((root / "squad2" / "metrics.json").read_text())
+    shown = {line[0]: line[1] for line in table[1:]}
+    assert shown["F1 (%)"] == f"{metrics['f1']:.1f}"
+    assert shown["tau"] == f"{metrics['tau']:.3f}".replace("-", "−")
+    metrics = json.loads((root / "pretrain" / "metrics.json").read_text())
+    table = read_tables(find_part(whole, str(root / "pretrain")))["Scores on held-out data"]
+    assert table[0] == ["", "ours", "knowing nothing", "before"]
+    assert table[-1] == ["perplexity", f"{metrics['perplexity']:.3f}", "", f"{metrics['start_perplexity']:.3f}"]
+
+
+def test_curves_are_drawn_of_the_loss_and_of_every_logged_score(root, whole):
+    labels = Reader(find_part(whole, str(root / "mrpc"))).take("aria-label")
+    log = [entry for entry in read_log(root / "mrpc") if "loss" in entry]
+    first, last = f"{log[0]['loss']:.3f} at update 1", f"{log[-1]['loss']:.3f} at 4"
+    assert f"loss while training: {first}, {last}" in labels
+    assert any(label.startswith("F1 while training: ") and "at update 2" in label for label in labels)
+    drawn = [label for label in Reader(find_part(whole, str(root / "pretrain"))).take("aria-label") if "while" in label]
+    names = (
+        "loss",
+        "masked-LM loss",
+        "masked-LM accuracy",
+        "next-sentence loss",
+        "next-sentence accuracy",
+        "perplexity",
+    )
+    assert [label.partition(" while")[0] for label in drawn] == list(names)
+    part = Reader(find_part(whole, str(root / "pretrain")))
+    svg = [text for tag, _, text in part.texts if tag == "svg"][1]
+    assert all(word in svg for word in ("masked-LM loss", "training", "held out", "ln V", "update"))
+
+
+def test_the_confusion_matrix_counts_the_predictions(root, whole):
+    lines = (root / "mrpc" / "predictions" / "dev.tsv").read_text().splitlines()[1:]
+    gold = read_tsv(root.parent / "glue" / "MRPC" / "dev.tsv", {"label": "Quality"}).columns["label"]
+    pairs = Counter(zip(gold, (line.split("\t")[1] for line in lines), strict=True))
+    tables = read_tables(find_part(whole, str(root / "mrpc")))
+    heads, *rows = tables["Confusion matrix, dev"]
+    assert heads[1:] == ["not_equivalent", "equivalent"]
+    found = {(row, column): int(rows[int(row)][1 + int(column)].split()[0]) for row in "01" for column in "01"}
+    assert found == {pair: pairs[pair] for pair in found}
+    assert sum(found.values()) == 18
+    assert not any("Confusion" in caption for caption in read_tables(find_part(whole, str(root / "stsb"))))
+
+
+def test_the_tau_curve_marks_the_chosen_tau(root, whole):
+    metrics = json.loads((root / "squad2" / "metrics.json").read_text())
+    (figure,) = json.loads((root / "squad2" / "predictions" / "dev.figures.json").read_text())
+    place = figure["xs"].index(metrics["tau"])
+    assert figure["lines"]["F1"][place] == pytest.approx(metrics["f1"], abs=1e-3) == max(figure["lines"]["F1"])
+    assert figure["lines"]["exact match"][place] == pytest.approx(metrics["exact"], abs=1e-3)
+    found = Reader(find_part(whole, str(root / "squad2")))
+    tau = f"{metrics['tau']:.3f}".replace("-", "−")
+    assert any(f"tau = {tau}" in label and f"F1 {metrics['f1']:.1f}" in label for label in found.find("figcaption"))
+    assert any("the best tau" in text and "exact match" in text for text in found.find("svg"))
+
+
+@given(st.lists(st.tuples(st.integers(-4, 4), st.booleans(), st.sampled_from(["a", "a b", "c"])), min_size=1))
+def test_each_point_of_the_tau_curve_is_a_score(rows):
+    """Equal odds, questions without an answer, and answers that are half right among them."""
+    questions = [
+        Question(str(i), "?", "a b", ("a b",) if answerable else (), (0,) if answerable else ())
+        for i, (_, answerable, _) in enumerate(rows)
+    ]
+    odds, texts = [float(row[0]) for row in rows], [row[2] for row in rows]
+    tau = tune(questions, texts, odds)
+    figure = trace(questions, texts, odds, tau)
+    assert figure["mark"] == tau
+    assert tau in figure["xs"]
+    assert max(figure["lines"]["F1"]) == pytest.approx(rate(VERSIONS[1], questions, texts, odds)["f1"], abs=1e-3)
+    answers = [SimpleNamespace(best=SimpleNamespace(text=a), odds=b) for a, b in zip(texts, odds, strict=True)]
+    gold = collect_answers(questions)
+    for place, x in enumerate(figure["xs"]):
+        scores = score_squad2(gold, dict(zip(gold, choose(VERSIONS[1], answers, x), strict=True)))
+        assert figure["lines"]["exact match"][place] == pytest.approx(scores["exact"], abs=1e-3)
+        assert figure["lines"]["F1"][place] == pytest.approx(scores["f1"], abs=1e-3)
+
+
+def test_types_of_entities_have_scores_of_their_own(root, whole):
+    blocks = (root / "ner" / "predictions" / "dev.conll").read_text(encoding="utf-8").split("\n\n")
+    sentences = [[line.split(" ") for line in block.splitlines()] for block in blocks]
+    scores = score_types(*([[row[column] for row in rows] for rows in sentences] for column in (1, 2)))
+    tables = read_tables(find_part(whole, str(root / "ner")))
+    heads, *lines = tables["Types of entities, dev (%)"]
+    assert heads == ["type", "precision", "recall", "F1"]
+    assert {line[0]: line[3] for line in lines} == {kind: f"{100 * found['f1']:.1f}" for kind, found in scores.items()}
+    assert set(scores) >= {"PER", "LOC"}
+    assert "Types of entities, test (%)" in tables
+
+
+def test_the_predictions_to_look_at_are_in_a_table(root, whole):
+    for name in (*FINE_TUNED, "pretrain"):
+        lines = (root / name / "predictions" / "examples.txt").read_text(encoding="utf-8").splitlines()
+        tables = read_tables(find_part(whole, str(root / name)))
+        heads, *rows = tables.get("Some predictions on held-out data", [["input", "predicted", "true"]])
+        assert heads == ["input", "predicted", "true"]
+        assert [f"{a} → {b} ({c})" for a, b, c in rows] == [" ".join(line.split()) for line in lines]
+
+
+def test_lengths_are_those_of_the_sequences(root, whole):
+    tokenizer = load_tokenizer(str(root / "mrpc"))
+    for split, name in (("train", "train.tsv"), ("dev", "dev.tsv")):
+        columns = {"a": "#1 String", "b": "#2 String"}
+        table = read_tsv(root.parent / "glue" / "MRPC" / name, columns).columns
+        lengths = [len(ids) for ids in tokenizer(table["a"], table["b"])["input_ids"]]
+        found = json.loads((root / "mrpc" / "lengths.json").read_text())[split]
+        assert Counter(dict(zip(found["lengths"], found["counts"], strict=True))) == Counter(
+            min(n, 24) for n in lengths
+        )
+        cut = sum(n >= 24 for n in lengths)
+        (text,) = [
+            text for text in Reader(find_part(whole, str(root / "mrpc"))).find("figcaption") if text.startswith(split)
+        ]
+        assert f"{len(lengths)} sequences, " in text
+        assert f"{cut} ({cut / len(lengths):.1%}) fill max_length, 24" in text
+    found = json.loads((root / "pretrain" / "lengths.json").read_text())
+    assert list(found) == ["dev"], "where samples are drawn, those held out"
+    assert found["dev"]["max_length"] == 32
+    windows = json.loads((root / "squad2" / "lengths.json").read_text())
+    assert windows["dev"]["sequences"] > len(read_squad(root.parent / "squad" / "dev-v2.0.json", 2))
+
+
+def test_of_a_large_split_some_sequences_are_measured_all_over():
+    class Data:
+        def __len__(self):
+            return 3 * MEASURED
+
+        def __getitems__(self, places):
+            return places
+
+    def collate(places):
+        lengths = torch.tensor(places) // MEASURED + 1
+        mask = (torch.arange(3) < lengths[:, None]).long()
+        return {"input_ids": mask, "attention_mask": mask}
+
+    task = SimpleNamespace(splits={"dev": "{}"}, reusable=True, collate=collate)
+    recipe = {"data": {"max_length": 9}, "phase": [{"max_length": 3}, {"max_length": 9}]}
+    data = {"train": Data(), "other": Data()}
+    (found,) = measure_lengths(task, recipe, data).values()
+    assert (found["sequences"], found["max_length"], found["lengths"]) == (3 * MEASURED, 3, [1, 2, 3])
+    assert sum(found["counts"]) == MEASURED
+    assert max(found["counts"]) - min(found["counts"]) <= 2
+    task.collate = lambda places: {"features": torch.zeros(2), "attention_mask": torch.ones(2, 2)}
+    assert measure_lengths(task, recipe, data) == {}
+
+
+def test_a_study_has_its_tables_heat_maps_failures_and_links(root, whole):
+    study = json.loads((root / "grid" / "study.json").read_text())
+    part = find_part(whole, str(root / "grid"))
+    found, tables = Reader(part), read_tables(part)
+    words = " ".join(found.find("p"))
+    assert describe_size(study).replace(" x ", " × ") in words
+    assert explain_scores(study).replace("bold below", "outlined below") in words
+    assert "A small grid." in words
+    assert tables["Scores"] == [
+        ["", "rte: accuracy (%)", "cola: Matthews correlation (%)"],
+        ["small", "60.0 (1) 60.0 best of 6", "50.0 (1) † 50.0 best of 6"],
+        ["published: BERT-base, test", "66.4", "52.1"],
+        ["published: BERT-large, test", "70.1", "–"],
+    ]
+    assert tables["Grid: rte: accuracy (%), small"] == [
+        ["learning_rate →", "2e-05", "5e-05"],
+        ["batch_size 16", "51.0 ± 1.4 (2) †", "60.0 (1) 1 failed"],
+        ["batch_size 32", "51.0 ± 1.4 (2) †", "60.0 (1) 1 failed"],
+    ]
+    shares = re.findall(r'<td class="worded( chosen)?" style="--share: ([\d.]+)"', part)
+    assert shares[:4] == [("", "0.000"), (" chosen", "1.000"), ("", "0.000"), ("", "1.000")]
+    assert len(tables["Every run"]) == 17
+    assert [line[-2:] for line in tables["Every run"][1:5]] == [
+        ["finished", "50.0"],
+        ["finished", "52.0"],
+        ["finished", "50.0"],
+        ["finished", "52.0"],
+    ]
+    assert found.find("dt") == [run["directory"] for c in study["cells"] for run in c["runs"] if run["seed"] == 43][
+        2:4
+    ] + [run["directory"] for c in study["cells"][6:] for run in c["runs"] if run["seed"] == 43]
+    assert found.find("dd") == ["the loss is nan | lower it"] * 4
+    target = Reader(find_part(whole, str(root / "grid" / study["chosen"][0]["run"]))).elements[0][1]["id"]
+    links = [values["href"] for tag, values in found.elements if tag == "a"]
+    assert links == [f"#{target}"] * 3, "from the table, from the heat map, and from the list of runs"
+    (source,) = [text for tag, values, text in found.texts if tag == "code" and values["id"].endswith("recipe")]
+    assert source == (root / "grid" / "study.toml").read_text(encoding="utf-8")
+
+
+def test_rows_with_the_paper_s_values_pretrainings_averages_and_curves_are_shown(tmp_path):
+    rows = ("BERT, 10 steps", "BERT, 20 steps")
+    scores = {"BERT, 10 steps": 0.5, "BERT, 20 steps": 0.6}
+    study = make_results({}, COLUMNS, lambda row, task, setting, seed: scores[row] + seed / 1000, rows, select="mean")
+    study |= {"over": 8, "finished": False}
+    for step, (name, row) in zip((10, 20), study["rows"].items(), strict=True):
+        row |= {"paper": {"rte": 70.1, "Average": 71.2}, "pretraining": "pretrain", "step": step}
+        assert name
+    state = {"status": "finished", "metrics": {"updates": 20}}
+    origin = {"rows": list(rows), "directory": "pretrain", "steps": [10], "scores": []} | state
+    origin["scores"] = [{"name": "perplexity", "unit": "", "value": 12.5}]
+    study |= {"pretrainings": [origin], "runs": 9}
+    study["definition"]["average"] = list(COLUMNS)
+    for column in study["columns"].values():
+        column |= {"short": False, "paper": "dev"}
+    (tmp_path / "study.json").write_text(json.dumps(study), encoding="utf-8")
+    write_page([tmp_path], tmp_path / "page.html")
+    text = (tmp_path / "page.html").read_text(encoding="utf-8")
+    found, tables = Reader(text), read_tables(text)
+    assert tables["Scores"] == [
+        ["", "rte", "cola", "Average"],
+        ["BERT, 10 steps", "54.2 ± 0.1 (2) 70.1 the paper", "54.2 ± 0.1 (2)", "54.2 71.2 the paper"],
+        ["BERT, 20 steps", "64.2 ± 0.1 (2) 70.1 the paper", "64.2 ± 0.1 (2)", "64.2 71.2 the paper"],
+    ]
+    assert tables["Pretraining, on held-out text"] == [
+        ["pretraining", "of", "updates", "perplexity"],
+        ["pretrain", "BERT, 10 steps; BERT, 20 steps", "20", "12.500"],
+    ]
+    assert "rte over the updates of the pretraining" in found.take("aria-label")
+    assert any("the paper" in svg and "updates of the pretraining" in svg for svg in found.find("svg"))
+    assert "(unfinished, 8 of 9 runs so far)" in found.find("h2")[0]
+    assert "accuracy in percent; rte, dev; the paper: dev" in found.find("dd")
+
+
+def test_a_run_in_work_is_shown_as_such_with_what_there_is(root, tmp_path):
+    shutil.copytree(root / "mrpc", tmp_path / "run")
+    for name in ("metrics.json", "lengths.json", "config.json"):
+        (tmp_path / "run" / name).unlink()
+    shutil.rmtree(tmp_path / "run" / "predictions")
+    write_page([tmp_path / "run"], tmp_path / "page.html")
+    found = read_page(tmp_path / "page.html")
+    assert found.find("h2") == [f"{tmp_path / 'run'} (unfinished, 4 updates so far)"]
+    assert found.find("h3") == ["Scores", "Training", "Repeat it"]
+    latest = [entry for entry in read_log(root / "mrpc") if "eval_f1" in entry][-1]
+    table = read_tables((tmp_path / "page.html").read_text(encoding="utf-8"))["Scores on held-out data"]
+    assert table[0][1] == "at update 4"
+    assert table[1][1] == f"{100 * latest['eval_f1']:.1f}"
+    assert not found.find("nav"), "one part needs no contents"
+
+
+def test_a_run_of_before_lacks_only_what_it_did_not_keep(root, tmp_path):
+    shutil.copytree(root / "squad2", tmp_path / "run")
+    (tmp_path / "run" / "lengths.json").unlink()
+    (tmp_path / "run" / "predictions" / "dev.figures.json").unlink()
+    environment = json.loads((root / "squad2" / "environment.json").read_text())
+    del environment["date"]
+    (tmp_path / "run" / "environment.json").write_text(json.dumps(environment))
+    lines = []
+    write_page([tmp_path / "run"], tmp_path / "page.html", lines.append)
+    assert len(lines) == 1
+    found = read_page(tmp_path / "page.html")
+    assert found.find("h3") == ["Scores", "Training", "Predictions", "Repeat it"]
+    assert "Date" not in found.find("dt")
+
+
+DAMAGED = {
+    "empty": "",
+    "cut": "{",
+    "number": "3",
+    "list": "[1, 2]",
+    "bytes": "\udcff",
+    "other": '{"dev": 3, "definition": {}, "cells": [1]}',
+    "step": '{"step": "5", "loss": 1}\n{"step": null}',
+    "large": '{"step": 1, "loss": 1' + "0" * 400 + "}",
+    "deep": "[" * 100_000,
+}
+
+
+@pytest.mark.parametrize("content", DAMAGED.values(), ids=DAMAGED)
+def test_a_damaged_file_costs_its_own_part(root, tmp_path, content, undrawn):
+    shutil.copytree(root / "mrpc", tmp_path / "run")
+    names = ("metrics.json", "lengths.json", "environment.json", "config.json", "training_log.jsonl", "recipe.toml")
+    for name in (*names, "predictions/dev.figures.json", "predictions/examples.txt"):
+        damaged = tmp_path / "run" / name
+        whole = damaged.read_bytes()
+        damaged.write_bytes(content.encode("utf-8", "surrogateescape"))
+        write_page([tmp_path / "run"], tmp_path / "page.html")
+        assert len(read_page(tmp_path / "page.html").find("h3")) >= 2, name
+        damaged.write_bytes(whole)
+    (tmp_path / "study").mkdir()
+    (tmp_path / "study" / "study.json").write_bytes(content.encode("utf-8", "surrogateescape"))
+    lines = []
+    write_page([tmp_path / "study"], tmp_path / "page.html", lines.append)
+    assert len(lines) == 2
+    assert "study.json" in lines[0]
+    assert "is left out" in lines[0] or "are left out" in lines[0]
+    assert lines[0].partition(": ")[2] in read_page(tmp_path / "page.html").find("p")
+
+
+def test_a_source_that_is_neither_is_one_line_and_nothing_is_written(root, tmp_path, monkeypatch, capsys, undrawn):
+    (tmp_path / "page.html").write_text("as it was")
+    monkeypatch.setattr(sys, "argv", ["bertkit", "report", str(root / "mrpc"), str(tmp_path), "--output", "page.html"])
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as stop:
+        cli.main()
+    assert stop.value.code == 2
+    assert capsys.readouterr().err == f"bertkit: {tmp_path} is neither a run nor a study; name the --output of one\n"
+    assert (tmp_path / "page.html").read_text() == "as it was"
+    with pytest.raises(UsageError, match="there is nothing to report"):
+        write_page([], tmp_path / "page.html")
+    with pytest.raises(UsageError, match=f"the page {tmp_path} is refused: Is a directory; a folder is where"):
+        write_page([root / "mrpc"], tmp_path)
+
+
+def test_the_page_is_written_whole_or_not_at_all(root, tmp_path, monkeypatch, undrawn):
+    (tmp_path / "page.html").write_text("as it was")
+
+    def fail(*_):
+        raise OSError("No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", fail)
+        with pytest.raises(UsageError, match="No space left"):
+            write_page([root / "mrpc"], tmp_path / "page.html")
+    assert [path.name for path in tmp_path.iterdir()] == ["page.html"]
+    assert (tmp_path / "page.html").read_text() == "as it was"
+    write_page([root / "mrpc", root / "mrpc"], tmp_path / "below" / "page.html")
+    assert read_page(tmp_path / "below" / "page.html").find("h2") == [str(root / "mrpc")], "a source twice is one"
+
+
+def test_the_command_writes_the_page_and_says_where(root, tmp_path, monkeypatch, capsys, undrawn):
+    monkeypatch.chdir(root / "mrpc")
+    monkeypatch.setattr(sys, "argv", ["bertkit", "report", ".", "--output", str(tmp_path / "page.html")])
+    with pytest.raises(SystemExit) as stop:
+        cli.main()
+    assert not stop.value.code
+    assert capsys.readouterr().out == f"1 run and 0 studies in {tmp_path / 'page.html'}\n"
+    assert read_page(tmp_path / "page.html").find("h1") == [str(root / "mrpc")]
+
+
+def test_a_full_disk_is_one_line_and_leaves_no_page(root, call, tmp_path, undrawn):
+    call("report", root / "mrpc", "--output", "whole.html")
+    with limit_files((tmp_path / "whole.html").stat().st_size // 2):
+        code, _, err = call("report", root / "mrpc", "--output", "page.html")
+    assert (code, err.count("\n")) == (2, 1)
+    assert err.startswith("bertkit: the page page.html cannot be written to: the disk is full (")
+    assert [path.name for path in tmp_path.iterdir()] == ["whole.html"]
+
+
+# --- Whose words they are ---------------------------------------------------------------------------------------------
+
+
+def test_hostile_words_stay_words(root, tmp_path, whole):
+    folder = tmp_path / HOSTILE.replace("/", "∕")
+    shutil.copytree(root / "mrpc", folder)
+    save_recipe(read_recipe(folder / "recipe.toml") | {"checkpoint": HOSTILE}, folder / "recipe.toml")
+    figures = [
+        {"kind": "matrix", "title": HOSTILE, "labels": [HOSTILE, "b"], "counts": [[1, 2], [3, 4]]},
+        {
+            "kind": "lines",
+            "title": HOSTILE,
+            "xlabel": HOSTILE,
+            "ylabel": HOSTILE,
+            "xs": [0, 1],
+            "lines": {HOSTILE: [1, 2]},
+        }
+        | {"mark": 1, "marked": HOSTILE},
+        {"kind": HOSTILE},
+    ]
+    (folder / "predictions" / "dev.figures.json").write_text(json.dumps(figures))
+    (folder / "predictions" / "examples.txt").write_text(f"{HOSTILE}  →  {HOSTILE}  ({HOSTILE})\n{HOSTILE}\n")
+    (folder / "predictions" / "x.conll").write_text("a O I-<script>\n")
+    environment = json.loads((folder / "environment.json").read_text()) | {"processor": HOSTILE, "python": HOSTILE}
+    (folder / "environment.json").write_text(json.dumps(environment))
+    grid = {HOSTILE: [HOSTILE, "b"]}
+    study = make_results(
+        grid, {HOSTILE: HOSTILE}, lambda row, task, setting, seed: None if seed == 43 else 0.5, (HOSTILE,)
+    )
+    study |= {"over": 4}
+    study["definition"]["note"] = HOSTILE
+    study["cells"][0]["runs"][1]["failure"] = HOSTILE
+    (tmp_path / "study").mkdir()
+    (tmp_path / "study" / "study.json").write_text(json.dumps(study))
+    write_page([folder, tmp_path / "study"], tmp_path / "page.html")
+    found, usual = read_page(tmp_path / "page.html"), read_page(whole)
+    assert {tag for tag, _ in found.elements} <= {tag for tag, _ in usual.elements}
+    assert {name for _, values in found.elements for name in values} <= {
+        name for _, values in usual.elements for name in values
+    }
+    assert [tag for tag, _ in found.elements].count("script") == 1
+    plain = " ".join(HOSTILE.split())
+    for tag, times in {"th": 8, "td": 2, "p": 1, "dd": 2, "code": 0, "text": 3, "figcaption": 1}.items():
+        assert sum(plain in text for text in found.find(tag)) >= times, tag
+    assert "I-<script>" not in found.find("td")
+    assert "<script>" in found.find("th")
+    assert found.find("dd").count(plain) == 1, "the failure"
+    assert "49" not in " ".join(found.find("p"))
+
+
+def test_nothing_is_loaded_and_every_name_is_there_once(whole):
+    text, found = whole.read_text(encoding="utf-8"), read_page(whole)
+    ids = found.take("id")
+    assert len(set(ids)) == len(ids)
+    addresses = found.take("href")
+    assert addresses.count("data:,") == 1, "the icon"
+    assert {address.removeprefix("#") for address in addresses if address != "data:,"} <= set(ids)
+    assert not found.take("src")
+    assert not found.take("srcset")
+    assert "http:" not in text
+    assert "https:" not in text
+    assert "@import" not in text
+    assert set(re.findall(r"url\((.)", text)) <= {"#"}
+    assert set(re.findall(r"url\(#([^)]*)\)", text)) <= set(ids)
+    assert {tag for tag, _ in found.elements} & {"img", "iframe", "object", "embed", "base", "form"} == set()
+    (policy,) = [values["content"] for _, values in found.elements if "http-equiv" in values]
+    assert policy.startswith("default-src 'none'")
+    assert not any(name.startswith("on") for _, values in found.elements for name in values)
+
+
+def test_the_page_can_be_read_without_eyes(whole):
+    found = read_page(whole)
+    (html,) = [values for tag, values in found.elements if tag == "html"]
+    assert html["lang"] == "en"
+    levels = [int(tag[1]) for tag, _ in found.elements if re.fullmatch("h[1-6]", tag)]
+    assert levels[0] == 1
+    assert levels.count(1) == 1
+    assert all(after <= before + 1 for before, after in itertools.pairwise(levels))
+    assert all(values["role"] == "img" and values["aria-label"] for tag, values in found.elements if tag == "figure")
+    assert all(values["aria-hidden"] == "true" for tag, values in found.elements if tag == "svg")
+    assert all(values["scope"] in ("col", "row") for tag, values in found.elements if tag == "th")
+    assert len(found.find("caption")) == len(found.find("table")) == len(found.find("div", role="region"))
+    assert all(found.find("caption"))
+    assert set(found.take("aria-labelledby")) <= set(found.take("id"))
+    assert "viewport" in [values.get("name") for tag, values in found.elements if tag == "meta"]
+
+
+def measure_luminance(colour):
+    """WCAG 2's relative luminance of #rrggbb."""
+    parts = [int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5)]
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+@pytest.mark.parametrize("theme", [0, 1])
+def test_every_colour_stands_out(whole, theme):
+    """4.5 : 1 for words (WCAG 2, AA), 3 : 1 for lines of a plot; words on the darkest cell of a table too."""
+    colours = dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6});", whole.read_text(encoding="utf-8").split("@media")[theme]))
+
+    def compare(one, other):
+        lighter, darker = sorted((measure_luminance(one), measure_luminance(other)), reverse=True)
+        return (lighter + 0.05) / (darker + 0.05)
+
+    for name in ("ink", "muted", "link", "warning"):
+        assert compare(colours[name], colours["paper"]) >= 4.5, name
+        assert compare(colours[name], colours["faint"]) >= 4.5, name
+    for name in (f"c{number}" for number in range(6)):
+        assert compare(colours[name], colours["paper"]) >= 3, name
+    parts = [[int(colours[name][place : place + 2], 16) for place in (1, 3, 5)] for name in ("c0", "paper")]
+    darkest = "#" + "".join(f"{round(0.45 * a + 0.55 * b):02x}" for a, b in zip(*parts, strict=True))
+    assert compare(colours["ink"], darkest) >= 4.5
+
+
+def test_pictures_have_the_colours_of_the_page(whole):
+    svgs = re.findall(r"<svg.*?</svg>", whole.read_text(encoding="utf-8"), re.DOTALL)
+    assert len(svgs) > 20
+    for svg in svgs:
+        assert set(re.findall(r"(?:fill|stroke): ?(#\w+)", svg)) == set(), "a colour that no theme changes"
+        assert "font-family" not in svg
+        assert "<style" not in svg
+
+
+def test_any_letter_can_stand_in_a_picture(recwarn):
+    figure = {"title": "\x01名 & <b>", "xlabel": "$x$", "ylabel": "", "xs": [0, 1], "lines": {"a": [1, 2]}}
+    svg = page.draw("p-", page.plot_lines, ("dev", figure | {"mark": 1, "marked": "m"}))
+    assert ">名 &amp; &lt;b&gt;, dev</text>" in svg
+    assert ">$x$</text>" in svg
+    assert set(re.findall(r'id="([^"]*)"', svg)) == set(re.findall(r"#(p-[^\")]*)", svg))
+    assert not recwarn.list
+
+
+# --- Small parts ------------------------------------------------------------------------------------------------------
+
+
+def test_columns_of_numbers_stand_to_the_right():
+    table = make_table("a", ["", "n", "lr", "words", "mean", "few"], [
+        ["1", "-1.5", "5e-05", "1 two", "84.2 ± 0.3 (5) †", "failed"],
+        ["2", "–", "0.001", "a", "9.0 (1)", "failed"],
+        ["3", "2/3", "1,234", "b", "–", "1"],
+    ])  # fmt: skip
+    assert [column["style"] for column in table["columns"]] == ["", "number", "number", "", "number", ""]
+    assert table["rows"][0][1].lines == (("−1.5", ""),)
+    assert table["rows"][0][2].lines == (("5e-05", ""),)
+
+
+def test_a_long_log_is_thinned_but_for_its_evaluations():
+    log = [{"step": step, "loss": 1.0} for step in range(10_000)] + [{"step": 5, "eval_f1": 0.1}] * 700
+    thinned = thin(log)
+    assert sum("eval_f1" in entry for entry in thinned) == 700
+    training = [entry["step"] for entry in thinned if "loss" in entry]
+    assert 300 < len(training) <= page.POINTS + 1
+    assert (training[0], training[-1]) == (0, 9999)
+    assert thin([]) == []
+    assert thin(log[:5]) == log[:5]
+
+
+def test_curves_go_to_tensorboard_too(root, tmp_path):
+    events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    recipe = read_recipe(root / "mrpc" / "recipe.toml")
+    recipe["train"] |= {"report_to": ["tensorboard"]}
+    run(TASKS["mrpc"], recipe, output=tmp_path / "run")
+    (file,) = (tmp_path / "run").rglob("events.out.tfevents.*")
+    found = events.EventAccumulator(str(file))
+    found.Reload()
+    log = read_log(tmp_path / "run")
+    for tag, key in (("train/loss", "loss"), ("eval/f1", "eval_f1"), ("eval/accuracy", "eval_accuracy")):
+        written = [(event.step, pytest.approx(event.value, rel=1e-5)) for event in found.Scalars(tag)]
+        assert [(entry["step"], entry[key]) for entry in log if key in entry] == written
+    assert read_log(root / "mrpc")[0]["loss"] == log[0]["loss"], "and change nothing"
+
+
+# --- In a browser -----------------------------------------------------------------------------------------------------
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+PROBLEMS = ("Log.entryAdded", "Runtime.consoleAPICalled", "Runtime.exceptionThrown", "Network.loadingFailed")
+
+
+class Browser:
+    """Headless Chromium, spoken to through its DevTools pipe: JSON, each message ended by a NUL."""
+
+    def __init__(self, executable, folder):
+        theirs, self.sink = os.pipe()
+        self.source, ours = os.pipe()
+        flags = ["--headless", "--no-sandbox", "--disable-gpu", "--remote-debugging-pipe", f"--user-data-dir={folder}"]
+        move = f'exec "$0" "$@" 3</dev/fd/{theirs} 4>/dev/fd/{ours}'  # to the descriptors where Chromium expects them
+        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        self.process = subprocess.Popen(["sh", "-c", move, executable, *flags], pass_fds=(theirs, ours), **quiet)
+        os.close(theirs)
+        os.close(ours)
+        self.rest, self.number, self.events, self.session = b"", 0, [], {}
+        target = self.call("Target.createTarget", url="about:blank")["targetId"]
+        self.session = {"sessionId": self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]}
+        for domain in ("Page", "Runtime", "Log", "Network"):
+            self.call(f"{domain}.enable")
+
+    def receive(self):
+        while b"\0" not in self.rest:
+            data = os.read(self.source, 1 << 20)
+            assert data, "Chromium has ended"
+            self.rest += data
+        message, _, self.rest = self.rest.partition(b"\0")
+        return json.loads(message)
+
+    def call(self, method, **parameters):
+        self.number += 1
+        message = {"id": self.number, "method": method, "params": parameters} | self.session
+        os.write(self.sink, json.dumps(message).encode() + b"\0")
+        while (answer := self.receive()).get("id") != self.number:
+            self.events.append(answer)
+        assert "error" not in answer, answer
+        return answer["result"]
+
+    def open(self, path, width, scheme):
+        self.events = []
+        media = [{"name": "prefers-color-scheme", "value": scheme}]
+        size = {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": width < 600}
+        self.call("Emulation.setDeviceMetricsOverride", **size)
+        self.call("Emulation.setEmulatedMedia", features=media)
+        self.call("Page.navigate", url=path.as_uri())
+        while not any(event["method"] == "Page.loadEventFired" for event in self.events):
+            self.events.append(self.receive())
+
+    def ask(self, expression):
+        """The value of an expression, as if the reader had just clicked."""
+        options = {"returnByValue": True, "awaitPromise": True, "userGesture": True}
+        answer = self.call("Runtime.evaluate", expression=expression, **options)
+        assert "exceptionDetails" not in answer, answer
+        return answer["result"].get("value")
+
+    def close(self):
+        self.session = {}
+        with contextlib.suppress(AssertionError, OSError):
+            self.call("Browser.close")
+        self.process.wait(30)
+        os.close(self.sink)
+        os.close(self.source)
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    executable = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if executable is None:
+        pytest.skip(f"no Chromium on PATH ({', '.join(BROWSERS)})")
+    browser = Browser(executable, tmp_path_factory.mktemp("profile"))
+    yield browser
+    browser.close()
+
+
+# What reaches out of the window, but for what scrolls in a box of its own; what has no size although nothing hides it.
+# On a phone innerWidth grows with what is too wide; clientWidth does not.
+WIDE = """[...document.querySelectorAll('body *')].filter(e => !e.closest('.scroll table, pre, svg') &&
+  e.getBoundingClientRect().right > document.documentElement.clientWidth + 0.5).map(e => e.outerHTML.slice(0, 80))"""
+EMPTY = """[...document.querySelectorAll('section, h1, h2, h3, table, figure, svg, pre, p, dd')].filter(e =>
+  !e.closest('details:not([open])') && !(e.checkVisibility() && e.getBoundingClientRect().width > 20 &&
+  e.getBoundingClientRect().height > 8)).map(e => e.outerHTML.slice(0, 80))"""
+# Words of a picture that reach beyond it, by more than what another font may add.
+CUT = """[...document.querySelectorAll('svg text')].filter(e => { const t = e.getBoundingClientRect(),
+  s = e.closest('svg').getBoundingClientRect(); return t.right > s.right + 4 || t.left < s.left - 4; })
+  .map(e => e.textContent)"""
+SMALL = """[...document.querySelectorAll('body *')].filter(e => !e.closest('svg') && e.innerText &&
+  parseFloat(getComputedStyle(e).fontSize) < 12).length"""
+
+
+@pytest.mark.slow
+def test_a_browser_shows_it_all_on_a_phone_and_a_desk_light_and_dark(browser, whole, root):
+    colours = set()
+    for width, scheme in ((1280, "light"), (1280, "dark"), (360, "light"), (360, "dark")):
+        browser.open(whole, width, scheme)
+        requests = [event["params"]["request"]["url"] for event in browser.events if "request" in event["params"]]
+        assert requests == [whole.as_uri()], "nothing but the page itself is asked for"
+        assert [event for event in browser.events if event["method"] in PROBLEMS] == []
+        sizes = "[document.documentElement.scrollWidth, document.documentElement.clientWidth]"
+        across, room = browser.ask(sizes)
+        assert across <= room <= width, (width, scheme)
+        assert browser.ask(WIDE) == []
+        assert browser.ask(EMPTY) == []
+        assert browser.ask(CUT) == []
+        assert browser.ask(SMALL) == 0
+        assert browser.ask("document.querySelectorAll('section').length") == 8
+        assert browser.ask("[...document.querySelectorAll('nav a')].every(a => document.querySelector(a.hash))")
+        paper, line = browser.ask(
+            "[getComputedStyle(document.body).backgroundColor, "
+            "getComputedStyle(document.querySelector('svg path[style*=\"--c0\"]')).stroke]"
+        )
+        colours.add((scheme, paper, line))
+    assert len(colours) == 2
+    assert len({paper for _, paper, _ in colours}) == len({line for _, _, line in colours}) == 2, "also in pictures"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("has_clipboard", [True, False])
+def test_a_click_copies_the_recipe(browser, whole, root, has_clipboard):
+    browser.open(whole, 1280, "light")
+    browser.ask("addEventListener('copy', () => { window.copied = String(getSelection()); })")
+    stub = "{ writeText: async text => { window.copied = text; } }" if has_clipboard else "undefined"
+    browser.ask(f"Object.defineProperty(navigator, 'clipboard', {{ value: {stub} }})")
+    button = "document.querySelector('#run-1 button[data-copy$=recipe]')"
+    assert browser.ask(f"{button}.checkVisibility() && {button}.textContent") == "Copy"
+    assert (
+        browser.ask(f"{button}.click(), new Promise(r => setTimeout(() => r({button}.textContent), 200))") == "Copied"
+    )
+    assert browser.ask("window.copied").strip() == (root / "mrpc" / "recipe.toml").read_text().strip()
+    assert [event for event in browser.events if event["method"] in PROBLEMS] == []

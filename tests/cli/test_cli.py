@@ -1,0 +1,1119 @@
+"""The command line as a person meets it: help, mistakes in one line, and what a run prints."""
+
+import io
+import json
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import zipfile
+
+import pytest
+import torch
+from rich.console import Console
+
+from bertkit import cli
+from bertkit.inference.glue_submission import FILES
+from bertkit.reports.tables import write_table
+from tests.data.pretraining.test_build_faults import limit_files
+from tests.official import write_checkpoint, write_conll, write_glue, write_squad, write_swag
+from tests.studies.test_tables import make_results, score_by_hand
+from tests.training.test_run import write_text
+
+SMALL = [
+    *("--set", "batch_size=8", "--set", "model.hidden_size=16", "--set", "model.num_hidden_layers=1"),
+    *("--set", "model.num_attention_heads=2", "--set", "model.intermediate_size=32", "--set", "data.max_length=32"),
+    *("--set", "data.vocab_size=100", "--set", "data.heldout_share=0.2", "--set", "train.max_steps=2"),
+]
+
+
+COMMANDS = [
+    "pretrain",
+    "vocab",
+    "glue",
+    "squad",
+    "swag",
+    "ner",
+    "features",
+    "import-tf",
+    "predict",
+    "push",
+    "report",
+    "reproduce",
+    "sample",
+    "triviaqa",
+    "study",
+    "score glue",
+    "score squad",
+    "bench squad",
+    "bench corpus",
+    "bench predict",
+    "bench finetune",
+    "bench pretrain",
+    "corpus build",
+    "corpus stats",
+]
+
+
+def test_help_answers_within_half_a_second():
+    """On a slow or busy machine in not much more than it takes to import what parses the command line."""
+
+    def measure(*arguments):
+        start = time.perf_counter()
+        done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, check=True)
+        return time.perf_counter() - start, done.stdout
+
+    answers = [measure("-m", "bertkit", "--help") for _ in range(5)]
+    assert all("pretrain" in answer for _, answer in answers)
+    alone, _ = min(measure("-c", "import typer.rich_utils") for _ in range(5))
+    assert min(answers)[0] < max(0.5, 2.5 * alone)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_explains_itself_with_an_example(call, command):
+    code, out, _ = call(*command.split(), "--help")
+    assert code == 0
+    assert f"Example: bertkit {command}" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["ner", "--data", "no/ner", "--model", "bert"], ["no/ner"]),
+        (["ner", "--data", "NER", "--model", "bert", "--features", "first"], ["unknown layers 'first'", "sum-all"]),
+        (["ner", "--data", "BAD", "--model", "bert"], ["eng.train, line 3", "X-PER"]),
+        (["ner", "--data", "NER", "--model", "bert", "--set", "data.max_length=6"], ["line", "tokens", "max_length 6"]),
+        (["swag", "--data", "no/swag", "--model", "bert"], ["no/swag"]),
+        (["swag", "--data", "SWAG", "--model", "bert"], ["train.csv, line 2", "13 columns"]),
+        (["features", "bert", "--input", "no.txt", "--output", "a.npz"], ["no.txt"]),
+        (["features", "bert", "--input", "text.txt", "--layers", "first", "--output", "a.npz"], ["--layers first"]),
+        (["features", "bert", "--input", "text.txt", "--output", "a.txt"], [".jsonl or .npz"]),
+    ],
+)
+def test_a_mistake_with_names_endings_and_features_is_one_line(call, tmp_path, arguments, words):
+    write_checkpoint(tmp_path / "bert", max_position_embeddings=512)
+    write_conll(tmp_path / "NER")
+    write_conll(tmp_path / "BAD")
+    lines = (tmp_path / "BAD" / "eng.train").read_text().splitlines()
+    (tmp_path / "BAD" / "eng.train").write_text("\n".join([lines[0], "", "Ada NN I-NP X-PER", *lines[2:]]) + "\n")
+    write_swag(tmp_path / "SWAG")
+    rows = (tmp_path / "SWAG" / "train.csv").read_text().splitlines()
+    (tmp_path / "SWAG" / "train.csv").write_text("\n".join([rows[0], f"{rows[1]},one more", *rows[2:]]) + "\n")
+    (tmp_path / "text.txt").write_text("good\n")
+    call("--version")  # takes what writing the model has printed
+    code, _, err = call(*arguments, *(["--output", "run"] if arguments[0] != "features" else []))
+    assert code == 2
+    assert len(err.strip().splitlines()) == 1
+    assert all(word in err for word in words), err
+
+
+def test_features_prints_one_line_and_writes_the_file(call, tmp_path):
+    write_checkpoint(tmp_path / "bert")
+    (tmp_path / "text.txt").write_text("good bad\n")
+    code, out, err = call("features", "bert", "--input", "text.txt", "--output", "a.jsonl")
+    assert (code, out.strip(), err) == (0, "1 text in a.jsonl", "")
+    assert len(json.loads((tmp_path / "a.jsonl").read_text())["words"]) == 2
+
+
+def test_version(call):
+    import bertkit
+
+    assert call("--version")[1].strip() == bertkit.__version__
+
+
+@pytest.fixture
+def bad(tmp_path):
+    """Files that a run must refuse, by name."""
+    files = {
+        "empty.txt": b"",
+        "blank.txt": b"\n \n\t\n",
+        "single.txt": b"One sentence here.\nAnother sentence here.\nAnd a third one here.\n",
+        "binary.txt": b"some text\n\x00\x01\x02\x03\n",
+        "latin1.txt": b"a line\ncaf\xe9\n\nanother\n",
+        "long.txt": b"x" * 10_000_000 + b"\n\nshort line\n",
+        "broken.txt.gz": b"this is not gzip",
+        "broken.toml": b"[train\nlearning_rate = 1",
+        "unknown.toml": b"[train]\nlearning_rat = 1e-4\n",
+        "table.toml": b"[trian]\nlearning_rate = 1e-4\n",
+        "quoted.toml": b'[train]\nlearning_rate = "2e-5"\n',
+        "heads.toml": b"[model]\nhidden_size = 100\nnum_attention_heads = 3\n",
+        "long.toml": b"[data]\nmax_length = 1024\n",
+    }
+    for name, content in files.items():
+        (tmp_path / name).write_bytes(content)
+    (tmp_path / "nothing").mkdir()
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "notes.txt").write_text("mine")
+    write_text(tmp_path / "good.txt")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--corpus", "missing.txt"], ["missing.txt"]),
+        (["--corpus", "empty.txt"], ["empty.txt"]),
+        (["--corpus", "blank.txt"], ["blank.txt"]),
+        (["--corpus", "nothing"], ["nothing", ".txt"]),
+        (["--corpus", "single.txt"], ["1 document", "needs two", "blank line"]),
+        (["--corpus", "binary.txt"], ["binary.txt"]),
+        (["--corpus", "latin1.txt"], ["latin1.txt", "2", "UTF-8"]),
+        (["--corpus", "long.txt"], ["long.txt", "1"]),
+        (["--corpus", "broken.txt.gz"], ["broken.txt.gz", "gzip"]),
+        (["--corpus", "good.txt", "--vocab", "missing-vocab.txt"], ["missing-vocab.txt"]),
+        (["--corpus", "good.txt", "--set", "data.vocab_size=12"], ["alphabet", "12"]),
+        (["--corpus", "good.txt", "--recipe", "missing.toml"], ["missing.toml"]),
+        (["--corpus", "good.txt", "--recipe", "broken.toml"], ["broken.toml", "line 1"]),
+        (["--corpus", "good.txt", "--recipe", "unknown.toml"], ["unknown.toml", "learning_rat", "learning_rate"]),
+        (["--corpus", "good.txt", "--recipe", "table.toml"], ["table.toml", "trian", "train"]),
+        (["--corpus", "good.txt", "--recipe", "quoted.toml"], ["quoted.toml", "learning_rate", "quotes"]),
+        (["--corpus", "good.txt", "--recipe", "heads.toml"], ["hidden_size 100", "num_attention_heads 3"]),
+        (["--corpus", "good.txt", "--recipe", "long.toml"], ["1024", "512 positions"]),
+        (["--corpus", "good.txt", "--set", "train.learning_rate"], ["train.learning_rate", "key=value"]),
+        (["--corpus", "good.txt", "--set", "nonsense=1"], ["nonsense"]),
+        (["--corpus", "good.txt", "--output", "other"], ["other", "--output"]),
+        (["--corpus", "good.txt", "--model", "nothing"], ["nothing"]),
+        (["--corpus", "no-such/hub-data-set"], ["no-such/hub-data-set", "docs"]),
+    ],
+)
+def test_a_mistake_is_one_line_that_names_it_and_exit_code_2(call, bad, arguments, words):
+    before = {path: path.read_bytes() for path in bad.rglob("*") if path.is_file()}
+    code, _, err = call("pretrain", *arguments)
+    assert code == 2
+    assert len(err.splitlines()) == 1, err
+    assert err.startswith("bertkit: ")
+    for word in words:
+        assert word in err
+    assert "Traceback" not in err
+    assert {path: path.read_bytes() for path in before} == before
+    assert not list(bad.rglob("model.safetensors"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["pretrain", "--corpse", "x"], "No such option: --corpse"),
+        (["pretran"], "No such command 'pretran'"),
+        (["vocab", "--output", "x"], "Missing argument"),
+        (["vocab", "good.txt", "--output", "x", "--size", "many"], "--size"),
+    ],
+)
+def test_a_wrong_option_is_one_line_too(call, arguments, words):
+    code, _, err = call(*arguments)
+    assert code == 2
+    assert len(err.splitlines()) == 1
+    assert err.startswith("bertkit: ")
+    assert words in err
+    assert "bertkit --help" in err
+
+
+def test_a_run_prints_scores_beside_baselines_examples_and_what_to_try_next(call, tmp_path):
+    write_text(tmp_path / "good.txt")
+    code, out, err = call("pretrain", "--corpus", "good.txt", "--output", "runs/mine", *SMALL)
+    assert code == 0, err
+    for words in ("masked-LM loss", "ln V", "token frequencies", "next-sentence accuracy", "the larger class"):
+        assert words in out
+    assert "standard errors from the larger class" in out
+    assert "curves.png" in out
+    assert "bertkit pretrain --model runs/mine" in out
+    assert (tmp_path / "runs/mine/curves.png").read_bytes().startswith(b"\x89PNG")
+    code, again, _ = call("pretrain", "--corpus", "good.txt", "--output", "runs/mine", *SMALL)
+    assert code == 0
+    assert "is finished" in again
+
+
+def test_a_dry_run_writes_nothing(call, tmp_path):
+    write_text(tmp_path / "good.txt")
+    code, out, err = call("pretrain", "--corpus", "good.txt", "--dry-run", *SMALL)
+    assert code == 0, err
+    assert "[train]" in out
+    assert "parameters: " in out
+    assert "nothing was trained or written" in out
+    assert not (tmp_path / "runs").exists()
+
+
+def test_vocab_on_a_full_disk_leaves_nothing_that_it_refuses(call, tmp_path):
+    write_text(tmp_path / "good.txt")
+    command = ["vocab", "good.txt", "--size", "90", "--output", "made"]
+    with limit_files(3000):
+        code, _, err = call(*command)
+    assert (code, err.count("\n")) == (2, 1)
+    assert err.startswith("bertkit: made cannot be written to: the disk is full (")
+    assert list((tmp_path / "made").iterdir()) == []
+    assert call(*command)[0] == 0
+
+
+def test_vocab_writes_a_vocabulary_that_a_run_can_use(call, tmp_path):
+    write_text(tmp_path / "good.txt")
+    code, out, err = call("vocab", "good.txt", "--size", "90", "--output", "vocabulary")
+    assert code == 0, err
+    tokens = (tmp_path / "vocabulary" / "vocab.txt").read_text(encoding="utf-8").splitlines()
+    assert tokens[:5] == ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    assert f"{len(tokens)} tokens" in out
+    code, _, err = call("vocab", "good.txt", "--output", "vocabulary")
+    assert code == 2
+    assert "holds a tokenizer already" in err
+    assert call("vocab", "good.txt", "--output", "good.txt") == (
+        2,
+        "",
+        "bertkit: good.txt is a file; name a directory with --output\n",
+    )
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "tokenizer.json").write_text("mine")
+    code, _, err = call("vocab", "good.txt", "--output", "model")
+    assert code == 2
+    assert "holds a tokenizer already (tokenizer.json)" in err
+    assert (tmp_path / "model" / "tokenizer.json").read_text() == "mine"
+    code, _, err = call("pretrain", "--corpus", "good.txt", "--vocab", "vocabulary", *SMALL)
+    assert code == 0, err
+    assert (tmp_path / "runs/pretrain/vocab.txt").read_bytes() == (tmp_path / "vocabulary/vocab.txt").read_bytes()
+
+
+def test_no_color_and_no_terminal(tmp_path):
+    write_text(tmp_path / "good.txt")
+    done = subprocess.run(
+        [sys.executable, "-m", "bertkit", "pretrain", "--corpus", "good.txt", *SMALL],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env=os.environ | {"NO_COLOR": "1"},
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "\x1b" not in done.stdout + done.stderr
+    assert "update 2 of 2" in done.stdout
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_stops_a_run_and_the_same_command_finishes_it(tmp_path, number):
+    write_text(tmp_path / "good.txt")
+    settings = [*SMALL, "--set", "train.max_steps=200", "--set", "train.eval_steps=100"]
+    command = [sys.executable, "-m", "bertkit", "pretrain", "--corpus", "good.txt", *settings]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        for line in process.stdout:
+            if "update 1" in line:
+                process.send_signal(number)
+                break
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 128 + number
+    assert re.fullmatch(r"bertkit: stopped after update [\d,]+; the same command continues\n", err)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "continues after checkpoint-" in done.stdout
+    assert (tmp_path / "runs/pretrain/metrics.json").exists()
+
+
+def test_a_terminal_gets_a_progress_bar():
+    """What rich draws: the bar, how many updates of how many, the time that remains, and the losses."""
+    screen = cli.Screen()
+    screen.names |= {"mlm_loss": "masked-LM loss"}
+    screen.console = Console(file=io.StringIO(), force_terminal=True, width=120)
+    with screen:
+        screen.advance(0, 100, {})
+        screen.advance(50, 100, {"loss": 3.5, "mlm_loss": 3.0, "grad_norm": 9.0})
+        screen.bar.refresh()
+    drawn = screen.console.file.getvalue()
+    for words in ("50/100", "loss 3.500", "masked-LM loss 3.000", ":"):
+        assert words in drawn
+    assert "9.0" not in drawn
+    assert screen.bar is None
+
+
+def test_a_terminal_gets_the_table_of_a_study_as_it_fills():
+    results = make_results({"batch_size": [16, 32]}, {"rte": "accuracy"}, score_by_hand) | {"over": 3}
+    screen = cli.Screen()
+    screen.console = Console(file=io.StringIO(), force_terminal=True, width=120)
+    with screen:
+        screen.show_study(results)
+        table = screen.bar
+        table.refresh()
+        screen.show_study(results | {"over": 4})
+        table.refresh()
+        assert screen.bar is table, "it is drawn anew in its place"
+    drawn = screen.console.file.getvalue()
+    assert drawn.index("3 of 4 runs") < drawn.index("4 of 4 runs")
+    for words in ("batch_size", "mean ± sd (n)", "51.0 ± 1.4 (2) *"):
+        assert words in drawn
+    assert screen.bar is None
+
+
+def test_without_a_terminal_no_table_of_a_study_is_drawn():
+    screen = cli.Screen()
+    screen.console = Console(file=io.StringIO())
+    with screen:
+        screen.show_study({})
+    assert screen.bar is None
+    assert screen.console.file.getvalue() == ""
+
+
+@pytest.mark.slow
+def test_the_bare_command_learns_from_the_installed_documentation(call):
+    code, out, err = call(
+        "pretrain",
+        "--set",
+        "data.limit_characters=2000000",
+        "--set",
+        "train.max_steps=60",
+        "--set",
+        "train.eval_steps=60",
+        "--set",
+        "data.heldout_pairs=300",
+    )
+    assert code == 0, err
+    assert "docs: " in out
+    assert out.count("→") == 5
+
+
+def test_what_a_killed_start_had_begun_to_draw_goes_with_the_next_one(call, tmp_path):
+    write_text(tmp_path / "good.txt")
+    command = ["pretrain", "--corpus", "good.txt", "--output", "made", *SMALL]
+    assert call(*command)[0] == 0
+    (tmp_path / "made" / "curves.png").rename(tmp_path / "made" / ".curves.png.123.unfinished")
+    code, out, err = call(*command)
+    assert (code, err) == (0, "")
+    assert "made is finished" in out
+    assert [path.name for path in (tmp_path / "made").glob("*curves*")] == ["curves.png"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_before_training_is_one_line_too(tmp_path, number):
+    write_text(tmp_path / "good.txt", documents=20_000)
+    command = [sys.executable, "-m", "bertkit", "pretrain", "--corpus", "good.txt", *SMALL]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert "reading" in process.stdout.readline()
+        process.send_signal(number)
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 128 + number
+    assert err == "bertkit: stopped; what is finished is kept, and the same command goes on\n"
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_later_signal_ends_a_command_that_is_still_stopping(number):
+    """One that comes at once is the same one: `timeout` sends it to its child and to the group."""
+    code = f"""
+import signal, time
+from bertkit.system import signals
+from bertkit.cli import explain_mistakes
+with explain_mistakes():
+    try:
+        signal.raise_signal({int(signal.SIGTERM)})
+    finally:
+        signal.raise_signal({int(number)})
+        print("stopping", flush=True)
+        time.sleep(signals.SAME + 0.1)
+        signal.raise_signal({int(number)})
+        print("still here")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (-number, "stopping\n")
+    assert done.stderr == "bertkit: stopped; what is finished is kept, and the same command goes on\n"
+
+
+@pytest.mark.parametrize("start", [["-m", "bertkit"], ["-c", "from bertkit.__main__ import main; main()"]])
+def test_ctrl_c_in_the_first_moment_is_silent(tmp_path, start):
+    """While the command line itself is imported; here that takes longer than usual."""
+    (tmp_path / "typer.py").write_text("import time; print('importing', flush=True); time.sleep(60)")
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), *filter(None, sys.path)])}
+    command = ["env", "--default-signal=INT", sys.executable, *start, "vocab"]  # a background job has it ignored
+    options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "env": environment}
+    with subprocess.Popen(command, **options) as process:
+        assert process.stdout.readline() == "importing\n"
+        process.send_signal(signal.SIGINT)
+        assert process.communicate(timeout=30) == ("", "")
+    assert process.returncode == -signal.SIGINT
+
+
+def test_a_name_that_is_not_utf8_is_one_line(tmp_path):
+    """It would be written into recipes and logs, which are."""
+    command = [sys.executable, "-m", "bertkit", "vocab", b"caf\xe9.txt", "--output", "made"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, check=False)
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert done.stderr == b"bertkit: 'caf\\udce9.txt' is not UTF-8; write it so, or give the file another name\n"
+
+
+CAUGHT = f"""
+import signal, time
+try:
+    signal.raise_signal({int(signal.SIGTERM)})
+except BaseException:
+    pass
+"""
+
+
+LAUNCHED = {"RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}  # what a launcher sets beside WORLD_SIZE
+
+
+@pytest.mark.parametrize(
+    ("module", "then", "printed"),
+    [
+        (CAUGHT + "print('imported')", "time.sleep(10)", "imported\n"),  # after the import it stops
+        (CAUGHT + "print('imported')", "", "imported\n"),
+        (CAUGHT + "raise RecursionError('half of a module')", "", ""),
+        (CAUGHT + "time.sleep(10); print('imported')", "", ""),  # which is waited for no longer than a second
+        ("", CAUGHT, ""),
+        ("", CAUGHT + "raise ValueError('of something else')", ""),
+    ],
+)
+@pytest.mark.parametrize("processes", ["1", "2"])  # several end in another way
+def test_a_stop_that_a_library_catches_is_a_stop_all_the_same(tmp_path, module, then, printed, processes):
+    """accelerate's import has ended in a RecursionError of numpy's, for one of those below had caught the exit."""
+    (tmp_path / "careless.py").write_text(module)
+    (tmp_path / "command.py").write_text(f"import time, careless\n{then}")
+    code = "from bertkit import cli; cli.app = lambda **options: exec(open('command.py').read()); cli.main()"
+    command = [sys.executable, "-c", code]
+    several = os.environ | LAUNCHED | {"WORLD_SIZE": processes}
+    done = subprocess.run(command, cwd=tmp_path, env=several, capture_output=True, text=True, check=False, timeout=9)
+    assert (done.returncode, done.stdout) == (128 + signal.SIGTERM, printed)
+    assert done.stderr == "bertkit: stopped; what is finished is kept, and the same command goes on\n"
+
+
+# --- GLUE and studies -------------------------------------------------------------------------------------------------
+
+TINY = ["--set", "precision=fp32", "--set", "batch_size=8", "--set", "train.num_train_epochs=1.0"]
+
+
+@pytest.fixture
+def glue(tmp_path, capsys):
+    """The options that name the fixtures: a tiny BERT and a whole GLUE download beside the current directory."""
+    write_glue(tmp_path / "GLUE")
+    write_checkpoint(tmp_path / "bert")
+    capsys.readouterr()  # transformers' progress bars
+    return ["--data", "GLUE", "--model", "bert", *TINY]
+
+
+def spoil(path, line, change):
+    """Changes a line of a file."""
+    lines = path.read_text(encoding="utf-8").split("\n")
+    lines[line - 1] = change(lines[line - 1])
+    path.write_text("\n".join(lines), encoding="utf-8")
+
+
+SPOILT = {  # what is wrong -> how it comes about
+    "no train": lambda data: (data / "RTE" / "train.tsv").unlink(),
+    "no dev": lambda data: (data / "RTE" / "dev.tsv").unlink(),
+    "columns": lambda data: spoil(data / "RTE" / "train.tsv", 7, lambda line: line + "\tmore"),
+    "label": lambda data: spoil(data / "RTE" / "dev.tsv", 5, lambda line: line.rpartition("\t")[0] + "\tmaybe"),
+    "empty": lambda data: (data / "RTE" / "dev.tsv").write_text("index\tsentence1\tsentence2\tlabel\n"),
+    "no labels": lambda data: (data / "RTE" / "dev.tsv").write_bytes((data / "RTE" / "test.tsv").read_bytes()),
+}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ("no train", ["RTE/train.tsv", "does not exist"]),
+        ("no dev", ["RTE/dev.tsv", "does not exist"]),
+        ("columns", ["RTE/train.tsv", "line 7", "5 columns", "4 were"]),
+        ("label", ["RTE/dev.tsv", "line 5", "maybe", "entailment, not_entailment"]),
+        ("empty", ["RTE/dev.tsv", "no rows"]),
+        ("no labels", ["RTE/dev.tsv", "'label'"]),
+    ],
+)
+@pytest.mark.parametrize("more", [[], ["--restarts", "2"]])
+def test_wrong_files_are_one_line_and_nothing_is_written(call, glue, tmp_path, wrong, words, more):
+    SPOILT[wrong](tmp_path / "GLUE")
+    code, _, err = call("glue", "--task", "rte", *glue, *more)
+    assert code == 2
+    assert len(err.splitlines()) == 1, err
+    for word in words:
+        assert word in err
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["glue", "--task", "mnlii", "--data", "GLUE"], ["mnlii", "cola, sst2", "all"]),
+        (["glue", "--task", "rte", "--data", "nowhere", "--model", "bert"], ["nowhere", "--data"]),
+        (["glue", "--task", "rte", "--data", "GLUE", "--model", "GLUE"], ["GLUE"]),
+        (["glue", "--task", "rte", "--data", "GLUE", "--model", "gpt"], ["gpt2", "not bert"]),
+        (["glue", "--task", "rte", "--data", "GLUE"], ["google-bert/bert-base-uncased", "--model"]),
+        (["glue", "--task", "rte", "--submit", "x.zip"], ["--task all"]),
+        (["glue", "--task", "all", "--submit", "x.txt"], ["x.txt", "zip"]),
+        (["glue", "--task", "all", "--submit", "no/x.zip"], ["no"]),
+        (["glue", "--task", "all", "--submit", "x.zip"], ["google-bert/bert-base-uncased", "--model"]),
+        (["glue", "--task", "all", "--data", "GLUE/RTE", "--submit", "x.zip"], ["CoLA/train.tsv", "diagnostic.tsv"]),
+        (["glue", "--task", "rte", "--data", "GLUE", "--submit-partial"], ["--submit-partial is for --submit"]),
+        (["glue", "--task", "rte", "--data", "GLUE", "--workers", "2"], ["--workers is for"]),
+        (["glue", "--task", "all", "--push-to-hub", "me/bert"], ["one model"]),
+        (["glue", "--task", "ax", "--data", "GLUE"], ["ax", "MNLI", "--model"]),
+        (["glue", "--task", "ax", "--data", "GLUE", "--model", "bert"], ["no head", "entailment", "--model"]),
+        (["glue", "--task", "ax", "--data", "GLUE", "--model", "bert", "--grid"], ["ax", "no labels"]),
+        (["glue", "--task", "rte", "--data", "GLUE", "--model", "bert", "--set", "reinit_layers=3"], ["2 layers"]),
+        (
+            ["glue", "--task", "rte", "--data", "GLUE", "--model", "bert", "--set", "freeze=head"],
+            ["freeze", "must be one of encoder"],
+        ),
+        (["glue", "--task", "rte", "--data", "GLUE", "--model", "bert", "--restarts", "0"], ["--restarts"]),
+        (["glue", "--task", "rte", "--data", "GLUE", "--model", "bert", "--grid", "--workers", "some"], ["some"]),
+        (["study", "missing.toml"], ["missing.toml"]),
+        (["study", "odd.toml"], ["odd.toml", "taks", "tasks"]),
+        (["study", "good.toml", "--data", "GLUE", "--model", "bert"], ["GLUE/glue", "--data ROOT"]),
+        (["score", "glue", "--task", "rte", "GLUE/RTE/test.tsv", "answers.txt"], ["no labels", "RTE/dev.tsv"]),
+        (["score", "glue", "--task", "ax", "GLUE/RTE/test.tsv", "answers.txt"], ["ax", "no labels"]),
+        (["score", "glue", "--task", "rte", "GLUE/RTE/dev.tsv", "answers.txt"], ["2 answers", "18 labels"]),
+        (["score", "glue", "--task", "qnli", "GLUE/RTE/dev.tsv", "answers.txt"], ["question"]),
+        (["score", "glue", "--task", "rte", "GLUE/RTE/dev.tsv", "missing.txt"], ["missing.txt"]),
+    ],
+)
+def test_a_mistake_with_glue_is_one_line_and_nothing_is_written(call, glue, tmp_path, arguments, words):
+    (tmp_path / "gpt").mkdir()
+    (tmp_path / "gpt" / "config.json").write_text('{"model_type": "gpt2"}')
+    (tmp_path / "odd.toml").write_text('taks = ["rte"]\n')
+    (tmp_path / "good.toml").write_text('tasks = ["rte"]\n')
+    (tmp_path / "answers.txt").write_text("entailment\nnot_entailment\n")
+    before = sorted(tmp_path.rglob("*"))
+    code, _, err = call(*arguments)
+    assert code == 2
+    assert len(err.splitlines()) == 1, err
+    assert err.startswith("bertkit: ")
+    for word in words:
+        assert word in err
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_fine_tuned_task_is_shown_beside_the_majority_and_the_paper(call, glue, tmp_path):
+    code, out, err = call("glue", "--task", "SST-2", *glue, "--set", "train.learning_rate=0.0")
+    assert code == 0, err
+    assert err == ""
+    for words in ("accuracy (%)", "50.0 the majority class", "93.5 BERT-base, test", "warning: accuracy"):
+        assert words in out
+    code, out, err = call(
+        "score", "glue", "--task", "sst2", "--json", "GLUE/SST-2/dev.tsv", "runs/sst2/predictions/dev.tsv"
+    )
+    assert code == 0, err
+    metrics = json.loads((tmp_path / "runs/sst2/metrics.json").read_text())
+    assert json.loads(out) == {name: metrics[name] for name in ("accuracy", "score")}
+
+
+def test_a_grid_prints_its_table_and_a_dry_run_its_cells(call, glue, tmp_path):
+    grid = ["glue", "--task", "rte", *glue[:-4], "--grid", "--restarts", "2", "--set", "train.num_train_epochs=1.0"]
+    code, out, err = call(*grid, "--dry-run")
+    assert code == 0, err
+    assert "8 cells, 16 runs" in out
+    assert "rte/learning_rate-5e-05_batch_size-16, seeds 42, 43" in out
+    assert not (tmp_path / "runs").exists()
+    code, out, err = call(*grid, "--set", "train.learning_rate=[1e-3, 1e-4]", "--set", "batch_size=16")
+    assert code == 0, err
+    for words in ("BERT-base, test", "best of 4", "Chosen for rte: runs/rte/rte/learning_rate-", "heatmap.png"):
+        assert words in out
+    assert (tmp_path / "runs/rte/heatmap.png").read_bytes().startswith(b"\x89PNG")
+    assert len(list((tmp_path / "runs/rte").rglob("model.safetensors"))) == 1
+    assert "rte, 4 of 4 runs: warning: accuracy" in out
+
+
+def test_all_tasks_make_a_submission_and_so_do_finished_runs(call, glue, tmp_path):
+    for task in ("MNLI", "CoLA"):
+        assert call("glue", "--task", task, *glue, "--output", f"runs/glue/{task.lower()}")[0] == 0
+    code, out, err = call("glue", "--task", "all", "--submit", "some.zip", "--submit-partial", "--dry-run")
+    assert code == 0, err
+    assert "11 files would be in some.zip" in out
+    assert not (tmp_path / "some.zip").exists()
+    code, out, err = call("glue", "--task", "all", "--submit", "some.zip")
+    assert code == 2
+    assert "runs/glue lacks predictions: SST-2.tsv" in err
+    code, out, err = call("glue", "--task", "all", "--submit", "some.zip", "--submit-partial")
+    assert code == 0, err
+    assert "filled with the majority class: SST-2.tsv, MRPC.tsv, STS-B.tsv, QQP.tsv, QNLI.tsv, RTE.tsv" in out
+    assert "CoLA.tsv has 10 answers; the leaderboard expects 1,063" in out
+    with zipfile.ZipFile("some.zip") as archive:
+        assert len(archive.namelist()) == 11
+        mnli = (tmp_path / "runs/glue/mnli/predictions/MNLI-mm.tsv").read_bytes()
+        assert archive.read("MNLI-mm.tsv") == mnli
+        assert archive.read("RTE.tsv").count(b"\n") == 3001
+
+
+@pytest.mark.slow
+def test_every_task_at_once_makes_the_whole_submission(call, glue, tmp_path):
+    code, out, err = call("glue", "--task", "all", *glue, "--submit", "all.zip")
+    assert code == 0, err
+    assert "9 tasks" in out
+    with zipfile.ZipFile("all.zip") as archive:
+        assert sorted(archive.namelist()) == sorted(FILES)
+        for name in FILES:
+            lines = archive.read(name).decode().splitlines()
+            assert lines[0] == "index\tprediction"
+            assert len(lines) == (10 if name == "AX.tsv" else 11)
+    assert (tmp_path / "runs/glue/study.json").exists()
+
+
+def test_a_model_without_weights_is_refused_before_anything_is_written(call, glue, tmp_path):
+    (tmp_path / "bert" / "model.safetensors").rename(tmp_path / "bert" / "pytorch_model.bin")
+    for more in ([], ["--restarts", "2"]):
+        code, _, err = call("glue", "--task", "rte", *glue, *more)
+        assert code == 2
+        assert "bert has no weights in safetensors but pytorch_model.bin, a pickle, which can run any code; if" in err
+    (tmp_path / "bert" / "model.safetensors").write_bytes(b"\x10\0\0\0\0\0\0\0not a header")
+    code, _, err = call("glue", "--task", "rte", *glue)
+    assert code == 2
+    assert err.startswith("bertkit: bert/model.safetensors is refused: ")
+    assert not (tmp_path / "runs").exists()
+
+
+def test_what_a_kill_in_the_first_moment_leaves_is_no_obstacle(call, glue, tmp_path):
+    study = ["glue", "--task", "rte", *glue, "--restarts", "2"]
+    assert call(*study)[0] == 0
+    results = (tmp_path / "runs/rte/study.json").read_bytes()
+    run = tmp_path / "runs/rte/rte/seed-43"
+    shutil.rmtree(run)
+    run.mkdir()
+    (run / ".recipe.toml.123").write_text("half")
+    code, out, err = call(*study)
+    assert code == 0, err
+    assert "rte/seed-43: accuracy" in out
+    assert "rte/seed-42: accuracy" not in out
+    assert (tmp_path / "runs/rte/study.json").read_bytes() == results
+
+
+def test_a_study_of_which_a_run_fails_shows_the_others_and_ends_with_code_2(call, glue, tmp_path):
+    (tmp_path / "glue").symlink_to("GLUE")
+    (tmp_path / "odd.toml").write_text(
+        'tasks = ["rte"]\nseeds = [1]\ngrid = { "train.learning_rate" = [1e-3, 1e30] }\n'
+        'recipe = { precision = "fp32", train = { max_grad_norm = 0.0, max_steps = 4 } }\n'
+    )
+    code, out, err = call("study", "odd.toml", "--data", ".", "--model", "bert", "--output", "runs/odd")
+    assert code == 2
+    why = "1 of 2 runs failed; runs/odd/study.json says why, and the same command tries them again"
+    assert err == f"bertkit: {why}\n"
+    results = json.loads((tmp_path / "runs/odd/study.json").read_text())
+    assert [run["status"] for cell in results["cells"] for run in cell["runs"]] == ["finished", "failed"]
+    assert "accuracy" in out
+
+
+def test_a_study_of_which_every_run_fails_says_where_the_reasons_are(call, glue, tmp_path):
+    diverging = ["--set", "train.learning_rate=1e30", "--set", "train.max_grad_norm=0.0", "--set", "train.max_steps=4"]
+    code, _, err = call("glue", "--task", "rte", *glue, *diverging, "--restarts", "2")
+    assert (code, err) == (2, "bertkit: all 2 runs failed; runs/rte/study.json says why\n")
+    results = json.loads((tmp_path / "runs/rte/study.json").read_text())
+    for run in results["cells"][0]["runs"]:
+        assert run["status"] == "failed"
+        assert "lower" in run["failure"]
+
+
+@pytest.mark.slow
+def test_a_grid_killed_twice_ends_as_if_nothing_had_happened(glue, tmp_path):
+    axes = ["--set", "train.learning_rate=[1e-3, 1e-4]", "--set", "train.num_train_epochs=[2.0, 4.0]"]
+    command = [sys.executable, "-m", "bertkit", "glue", "--task", "rte", *glue[:-2], "--grid", *axes, "--output"]
+    kills = 0
+    while kills < 2:
+        with subprocess.Popen([*command, "killed"], cwd=tmp_path, stdout=subprocess.PIPE, text=True) as process:
+            for line in process.stdout:
+                if f"{2 * kills + 2} of 4 runs over" in line or (kills and "updates of" in line):
+                    process.kill()
+                    kills += 1
+                    break
+    finished = sorted(path.parent.name for path in (tmp_path / "killed").rglob("metrics.json"))
+    assert 2 <= len(finished) < 4
+    times = {path: path.stat().st_mtime_ns for path in (tmp_path / "killed").rglob("metrics.json")}
+    for output in ("killed", "straight"):
+        done = subprocess.run([*command, output], cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+    for name in ("study.json", "table.md"):
+        assert (tmp_path / "killed" / name).read_bytes() == (tmp_path / "straight" / name).read_bytes()
+    assert json.loads((tmp_path / "killed" / "study.json").read_text())["runs"] == 4
+    assert all(path.stat().st_mtime_ns == time for path, time in times.items()), "a finished run was repeated"
+
+
+# --- SQuAD
+
+
+@pytest.fixture
+def squad(tmp_path, capsys):
+    """What every call for SQuAD 2.0 needs: the files and a model, few updates and short windows."""
+    write_squad(tmp_path / "squad", 2)
+    write_squad(tmp_path / "squad", 1)
+    model = write_checkpoint(tmp_path / "bert")
+    lengths = {"max_length": 40, "doc_stride": 12, "max_query_length": 8}
+    settings = [word for key, value in lengths.items() for word in ("--set", f"data.{key}={value}")]
+    settings += ["--set", "batch_size=8", "--set", "train.max_steps=2"]
+    capsys.readouterr()  # what writing a model prints
+    return ["squad", "--data", str(tmp_path / "squad"), "--model", str(model), *settings]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--version", "3"], ["no SQuAD version 3", "1 (for 1.1) or 2 (for 2.0)"]),
+        (["--version", "two"], ["--version", "integer"]),
+        (["--version", "2", "runs/a"], ["runs/a", "--ensemble"]),
+        (["--version", "2", "--ensemble", "runs/a", "runs/b", "--set", "batch_size=8"], ["--model is for training"]),
+        (["--version", "2", "--extra-train", "no.json"], ["no.json is not there"]),
+        (["--version", "2", "--set", "data.doc_strid=3"], ["doc_strid", "doc_stride"]),
+        (["--version", "2", "--set", "data.max_length=11"], ["max_length 11 leaves no room"]),
+        (["--version", "2", "--set", "freeze=encoder", "--set", "reinit_layers=1"], ["freeze would leave"]),
+    ],
+)
+def test_a_mistake_with_squad_is_one_line_and_nothing_is_written(call, squad, tmp_path, arguments, words):
+    code, out, err = call(*squad, "--output", tmp_path / "run", *arguments)
+    assert code == 2
+    assert err.startswith("bertkit: ")
+    assert err.count("\n") == 1
+    assert all(word in err for word in words), err
+    assert "Traceback" not in out + err
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (lambda path: path.write_text(path.read_text()[:-20]), ["train-v2.0.json", "is not JSON", "line 1 column"]),
+        (lambda path: path.write_text('{"version": "v2.0"}'), ["has no key 'data'", "'version'"]),
+        (lambda path: path.write_text(path.with_name("train-v1.1.json").read_text()), ["use --version 1"]),
+        (lambda path: path.unlink(), ["train-v2.0.json does not exist"]),
+        (lambda path: path.write_text(path.read_text().replace("train-0-0-1", "train-0-0-0")), ["the same id"]),
+    ],
+)
+def test_wrong_squad_files_are_one_line_and_nothing_is_written(call, squad, tmp_path, spoil, words):
+    spoil(tmp_path / "squad" / "train-v2.0.json")
+    code, _, err = call(*squad, "--version", "2", "--output", tmp_path / "run")
+    assert code == 2
+    assert err.count("\n") == 1
+    assert all(word in err for word in words), err
+    assert not (tmp_path / "run").exists()
+
+
+def test_squad_is_shown_with_its_tau_and_scored_again(call, squad, tmp_path):
+    code, out, err = call(*squad, "--version", "2", "--output", tmp_path / "run")
+    assert (code, err.count("bertkit:")) == (0, 0)
+    for words in ("81.9 BERT-large, dev", "never answering", "F1, tau = 0", "null_score_diff_threshold = "):
+        assert words in out
+    metrics = json.loads((tmp_path / "run" / "metrics.json").read_text())
+    files = [tmp_path / "squad" / "dev-v2.0.json", tmp_path / "run" / "predictions" / "predictions.json"]
+    odds = tmp_path / "run" / "predictions" / "null_odds.json"
+    code, out, err = call("score", "squad", "--version", "2", *files, "--json")
+    assert (code, err) == (0, "")
+    scores = json.loads(out)
+    assert {key: scores[key] for key in ("exact", "f1", "HasAns_exact", "NoAns_f1")} == {
+        key: metrics[key] for key in ("exact", "f1", "HasAns_exact", "NoAns_f1")
+    }
+    assert list(scores)[:3] == ["exact", "f1", "total"]
+    code, out, _ = call("score", "squad", "--version", "2", *files, "--null-odds", odds, "--json")
+    assert set(json.loads(out)) - set(scores) == {"best_exact", "best_exact_thresh", "best_f1", "best_f1_thresh"}
+    code, out, _ = call("score", "squad", "--version", "2", *files)
+    assert out.splitlines()[0] == f"exact {metrics['exact']:g}"
+
+
+def test_runs_are_combined(call, squad, tmp_path):
+    for seed in (1, 2):
+        code, _, err = call(*squad, "--version", "1", "--output", f"runs/{seed}", "--set", f"train.seed={seed}")
+        assert code == 0, err
+    code, out, err = call("squad", "--version", "1", "--ensemble", "runs/1", "runs/2", "--output", "runs/both")
+    assert code == 0, err
+    assert "91.8" in out, "the paper's ensemble"
+    scores = json.loads((tmp_path / "runs" / "both" / "metrics.json").read_text())
+    predictions = tmp_path / "runs" / "both" / "predictions" / "predictions.json"
+    code, out, _ = call("score", "squad", "--version", "1", tmp_path / "squad" / "dev-v1.1.json", predictions, "--json")
+    assert json.loads(out) == {key: scores[key] for key in ("exact_match", "f1")}
+    code, _, err = call("squad", "--version", "2", "--ensemble", "runs/1", "runs/2", "--output", "runs/other")
+    assert (code, err.count("\n")) == (2, 1)
+
+
+def test_training_on_another_file_first_shows_both(call, squad, tmp_path):
+    (tmp_path / "extra.json").write_bytes((tmp_path / "squad" / "train-v1.1.json").read_bytes())
+    code, out, err = call(*squad, "--version", "2", "--extra-train", "extra.json", "--output", "run")
+    assert code == 0, err
+    first, second = out.split("then:")
+    assert "update 2 of 2" in first
+    assert "update 2 of 2" in second, "progress begins anew"
+
+
+def test_triviaqa_becomes_a_file_to_train_on(call, squad, tmp_path):
+    (tmp_path / "evidence").mkdir()
+    (tmp_path / "evidence" / "Page.txt").write_text("word1 good word2 .", encoding="utf-8")
+    question = {
+        "QuestionId": "tq_1",
+        "Question": "word1 ?",
+        "Answer": {"Value": "good", "Aliases": ["good"], "NormalizedValue": "good", "NormalizedAliases": ["good"]},
+        "EntityPages": [{"Filename": "Page.txt", "Title": "Page", "DocSource": "TagMe"}],
+        "SearchResults": [],
+    }
+    (tmp_path / "qa.json").write_text(json.dumps({"Data": [question], "Domain": "Wikipedia"}), encoding="utf-8")
+    code, out, err = call("triviaqa", "qa.json", "--evidence", "evidence", "--output", "trivia.json")
+    assert (code, err) == (0, "")
+    assert out
+    (article,) = json.loads((tmp_path / "trivia.json").read_text())["data"]
+    (paragraph,) = article["paragraphs"]
+    assert paragraph["qas"][0]["answers"] == [{"text": "good", "answer_start": 6}]
+    code, out, err = call(*squad, "--version", "1", "--extra-train", "trivia.json", "--output", "run")
+    assert code == 0, err
+    assert "train 1 questions" in out
+
+
+def test_the_bench_of_decoding_prints_and_writes_its_figures(call, tmp_path, monkeypatch):
+    from bertkit.bench import squad as bench
+
+    monkeypatch.setattr(bench, "QUESTIONS", 40)
+    code, out, err = call("bench", "squad", "--json", "figures.json")
+    assert (code, err) == (0, "")
+    assert "figures.json" in out
+    assert json.loads((tmp_path / "figures.json").read_text())
+
+
+@pytest.mark.parametrize("device", ["tpu", "cpu:1", "cuda:first", "cuda:-1", ""])
+def test_an_unknown_device_is_one_line(call, monkeypatch, device):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
+    code, _, err = call("bench", "finetune", "--device", device)
+    assert (code, err) == (2, f"bertkit: unknown device {device!r}; expected cpu, cuda or cuda:N\n")
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "7"
+
+
+@pytest.mark.parametrize("device", ["cuda", "cuda:3"])
+def test_a_device_that_is_not_there_is_one_line(call, monkeypatch, device):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    code, _, err = call("bench", "pretrain", "--device", device)
+    assert (code, err) == (2, f"bertkit: there is no {device} here; leave --device out, or give cpu\n")
+
+
+@pytest.mark.parametrize(("device", "seen"), [(None, "7"), ("cpu", ""), ("cuda", "0"), ("cuda:3", "3")])
+def test_a_device_hides_the_others(monkeypatch, device, seen):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    cli.choose_device(device)
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == seen
+
+
+def build_small(call, tmp_path, *options):
+    """What building a small corpus prints."""
+    if not (tmp_path / "good.txt").exists():
+        write_text(tmp_path / "good.txt")
+    if not (tmp_path / "vocab").exists():
+        assert call("vocab", "good.txt", "--size", 100, "--output", "vocab")[0] == 0
+    return call("corpus", "build", "good.txt", "--vocab", "vocab", "--output", "made", *options)
+
+
+def test_a_corpus_is_built_and_described(call, tmp_path):
+    code, out, err = build_small(call, tmp_path, "--workers", "1")
+    assert (code, err) == (0, "")
+    assert re.search(r"^1 pieces? of 0 MB$", out, re.MULTILINE)
+    assert re.search(r"^[\d,]+ tokens in [\d.]+ s: [\d,]+ tokens/s$", out, re.MULTILINE)
+    assert re.search(r"documents +│ 40 ", out)
+    assert "bertkit pretrain --corpus made" in out
+    code, again, err = build_small(call, tmp_path)
+    assert (code, err) == (0, "")
+    assert again.startswith("made is finished\n")
+    code, shown, err = call("corpus", "stats", "made")
+    assert (code, err) == (0, "")
+    assert shown in again
+    code, printed, err = call("corpus", "stats", "made", "--json")
+    assert (code, err) == (0, "")
+    assert json.loads(printed)["documents"] == 40
+
+
+def test_what_the_system_refuses_is_one_line_and_a_bug_a_traceback(monkeypatch, capsys, tmp_path):
+    def fail(error):
+        raise error
+
+    (tmp_path / "circle").symlink_to("circle")
+    for act in (lambda: (tmp_path / "circle").resolve(strict=True), lambda: fail(PermissionError(13, "No", "a/b"))):
+        with pytest.raises(SystemExit) as stop, cli.explain_mistakes():
+            act()
+        assert stop.value.code == 2
+        assert re.fullmatch(r"bertkit: \S+ is refused: .*; .* or name another path\n", capsys.readouterr().err)
+    with pytest.raises(PermissionError), cli.explain_mistakes():
+        fail(PermissionError(1, "Operation not permitted"))  # of a process
+
+
+def test_the_next_command_does_not_train_in_the_corpus(call, tmp_path):
+    _, out, _ = build_small(call, tmp_path, "--workers", "1", "--output", "runs/c")
+    assert out.endswith("bertkit pretrain --corpus runs/c --output runs/c-bert\n")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--workers", "none"], ["'none' workers; give a whole number above 0, or ray"]),
+        (["--deduplicate", "words"], ["deduplicate is 'words'; give documents or lines"]),
+        (["--cased"], ["vocab", "uncased"]),
+        (["--output", "other"], ["other is not empty and holds no corpus; name another directory with --output"]),
+        (["missing.txt"], ["missing.txt"]),
+    ],
+)
+def test_a_corpus_that_cannot_be_built_is_one_line(call, bad, options, words):
+    code, _, err = build_small(call, bad, *options)
+    assert code == 2
+    assert err.count("\n") == 1
+    assert "Traceback" not in err
+    for word in words:
+        assert word in err
+    assert not (bad / "made").exists()
+
+
+def test_a_damaged_corpus_is_named_and_the_same_command_mends_it(call, tmp_path):
+    build_small(call, tmp_path, "--workers", "1")
+    shard = next((tmp_path / "made" / "shards").iterdir())
+    whole = shard.read_bytes()
+    shard.write_bytes(whole[:-1])
+    code, _, err = call("corpus", "stats", "made")
+    assert code == 2
+    assert err.count("\n") == 1
+    assert f"{shard.name} is truncated" in err
+    code, out, err = build_small(call, tmp_path, "--workers", "1")
+    assert (code, err) == (0, "")
+    assert f"{shard.name} is truncated" in out
+    assert shard.read_bytes() == whole
+    assert call("corpus", "stats", "made")[0] == 0
+    code, _, err = call("corpus", "stats", "vocab")
+    assert (code, err) == (
+        2,
+        "bertkit: vocab holds no corpus (no corpus.json); make one: bertkit corpus build\n",
+    )
+
+
+def test_repeats_are_dropped_and_warned_of(call, tmp_path):
+    text = write_text(tmp_path / "good.txt").read_text()
+    (tmp_path / "good.txt").write_text(text + "\n" + text)
+    code, out, err = build_small(call, tmp_path, "--workers", "1")
+    assert (code, err) == (0, "")
+    assert "warning: lines that came before hold 50.0% of the tokens; drop them with --deduplicate lines" in out
+    code, out, err = build_small(call, tmp_path, "--workers", "1", "--deduplicate", "documents", "--output", "clean")
+    assert (code, err) == (0, "")
+    assert re.search(r"before removal: documents +│ 80 ", out)
+    assert re.search(r"│ repeated documents +│ 0 \(0.00% of the tokens\)", out)
+    assert "warning" not in out
+
+
+@pytest.mark.parametrize("total", [10**9, 0])
+def test_a_build_shows_a_line_every_twentieth_or_half_a_minute(capsys, monkeypatch, total):
+    screen, now = cli.Screen(), iter(range(100, 1200, 4))
+    monkeypatch.setattr(cli.time, "monotonic", lambda: next(now))
+    for done in range(0, 1001, 10):
+        screen.show_build(done * total // 1000, total, 100 * done)
+    lines = capsys.readouterr().out.splitlines()
+    assert 10 < len(lines) <= 21
+    if total:
+        assert lines[10] == "  500 of 1,000 MB, 50,000 tokens, 250 a second, 200 s left"
+    else:
+        assert lines[0].endswith(" tokens, 250 a second")
+
+
+def test_a_build_has_a_bar_on_a_terminal():
+    screen = cli.Screen()
+    screen.console = Console(file=io.StringIO(), force_terminal=True, width=120)
+    with screen:
+        for done in range(0, 101, 25):
+            screen.show_build(done * 10**6, 10**8, done * 10**5)
+        shown = screen.bar.tasks[0]
+        assert (shown.completed, shown.total) == (10**8, 10**8)
+        assert shown.fields["rate"].startswith("10,000,000 tokens, ")
+    assert screen.bar is None
+    assert "building" in screen.console.file.getvalue()
+
+
+def test_letters_that_the_terminal_has_not_are_written_as_escapes(tmp_path):
+    environment = os.environ | {"PYTHONIOENCODING": "latin-1"}
+    command = [sys.executable, "-m", "bertkit", "report", str(tmp_path / "我")]
+    done = subprocess.run(command, capture_output=True, env=environment)
+    assert done.returncode == 2
+    assert done.stderr.startswith(b"bertkit: ")
+    assert b"\\u6211" in done.stderr
+
+
+TEARDOWN = """
+import atexit, sys, threading, time
+from bertkit.cli import main
+
+atexit.register(print, "tracker closed")
+threading.Thread(target=time.sleep, args=(60,)).start()  # Python's teardown waits for it
+sys.argv = ["bertkit", "--version"]
+main()
+"""
+
+
+def test_one_of_several_processes_ends_without_pythons_teardown():
+    """In it, a thread of gloo's may abort the process when all is done; trackers are closed and lines printed first."""
+    command = [sys.executable, "-c", TEARDOWN]
+    environment = os.environ | LAUNCHED | {"WORLD_SIZE": "2"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=50, check=True)
+    version, closed = done.stdout.splitlines()
+    assert version[0].isdigit()
+    assert closed == "tracker closed"
+    assert done.stderr == ""
+
+
+HOSTILE = "[/x]\x1b[31m\x9b2J\u202e[link=http://a.b]c[/link]"
+SHOWN = r"[/x]\u001b[31m\u009b2J\u202e[link=http://a.b]c[/link]"
+
+
+def test_controls_in_data_are_escaped_and_json_stays_the_same(capsys):
+    cli.print_line(json.dumps({"label": HOSTILE + "\u2028"}, ensure_ascii=False))
+    out = capsys.readouterr().out
+    assert json.loads(out) == {"label": HOSTILE + "\u2028"}
+    cli.complain(f"no file {HOSTILE}\nforged")
+    assert capsys.readouterr().err == f"bertkit: no file {SHOWN}\\u000aforged\n"
+    assert not set(out) & set("\x1b\x9b\u202e\u2028")
+
+
+def test_data_in_tables_and_progress_is_neither_markup_nor_controls(capsys):
+    screen = cli.Screen()
+    screen.console = Console(file=io.StringIO(), force_terminal=True, width=200, color_system=None)
+    screen.show_table(HOSTILE, [f"1{HOSTILE}"], [[f"2{HOSTILE}\nmore"]])
+    with screen:
+        screen.names["x"] = "[/x][red]"
+        screen.advance(1, 2, {"x": 1.0})
+    assert "[/x][red] 1.000" in screen.console.file.getvalue()
+    drawn = capsys.readouterr().out
+    assert drawn.count(SHOWN) == 3
+    assert "\x9b" not in drawn
+    assert "more" in drawn
+
+
+def test_markup_in_the_names_of_a_study_is_shown_as_it_is(tmp_path, capsys):
+    results = make_results({}, {"rte": "accuracy"}, score_by_hand, rows=("[a](http://b.c) <i> `d`", HOSTILE))
+    (tmp_path / "table.md").write_text(write_table(results))
+    screen = cli.Screen()
+    screen.console = Console(file=io.StringIO(), force_terminal=True, width=200, color_system=None)
+    screen.show_study_results(results | {"cells": [], "chosen": []}, tmp_path)
+    drawn = capsys.readouterr().out
+    assert "[a](http://b.c) <i> `d`" in drawn
+    assert "http://b.c\x1b" not in drawn
+    assert "\u202e" not in drawn
+
+
+STREAMS = """
+from bertkit import cli
+with cli.explain_mistakes():
+    screen = cli.Screen()
+    screen.trains = {trains}
+    for number in range(3):
+        screen.say(f"update {{number}}")
+    cli.complain("the end")
+"""
+FULL = "bertkit: standard output cannot be written to (No space left on device)"
+
+
+@pytest.mark.parametrize(
+    ("where", "trains", "code", "said"),
+    [
+        ("nobody", True, 0, "bertkit: the end\n"),
+        ("nobody", False, 128 + signal.SIGPIPE, ""),
+        ("/dev/full", True, 0, f"{FULL}; the training goes on without it\nbertkit: the end\n"),
+        ("/dev/full", False, 2, f"{FULL}; free some space or send it elsewhere, and try again\n"),
+    ],
+)
+def test_a_training_goes_on_when_its_progress_cannot_be_written_and_other_commands_end(where, trains, code, said):
+    if where == "nobody":
+        read, stream = os.pipe()
+        os.close(read)
+    else:
+        stream = os.open(where, os.O_WRONLY)
+    command = [sys.executable, "-c", STREAMS.format(trains=trains)]
+    done = subprocess.run(command, stdout=stream, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(stream)
+    assert (done.returncode, done.stderr) == (code, said)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pipe", ["| head -1", "> /dev/full", "2>&1 | head -1"])
+def test_a_training_of_which_nobody_reads_comes_to_its_end(tmp_path, pipe):
+    write_text(tmp_path / "good.txt")
+    command = shlex.join([sys.executable, "-m", "bertkit", "pretrain", "--corpus", "good.txt", *SMALL])
+    done = subprocess.run(f"{command} {pipe}", shell=True, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.stderr in ("", f"{FULL}; the training goes on without it\n")
+    assert (tmp_path / "runs/pretrain/metrics.json").exists()

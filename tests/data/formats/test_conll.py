@@ -1,0 +1,254 @@
+"""CoNLL files: columns, documents, both kinds of IOB, bad files by line, which files of a folder, the Hub's copy."""
+
+from pathlib import Path
+
+import datasets
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bertkit.data.formats import tables
+from bertkit.data.formats.conll import HUB, detect_scheme, find_conll, read_conll, read_conll_copy, to_iob1, to_iob2
+from bertkit.errors import UsageError
+from bertkit.metrics import find_entities
+from tests.official import write_conll
+
+OFFICIAL = """-DOCSTART- -X- -X- O
+
+EU NNP I-NP I-ORG
+rejects VBZ I-VP O
+German JJ I-NP I-MISC
+call NN I-NP O
+
+Peter NNP I-NP I-PER
+Blackburn NNP I-NP I-PER
+
+-DOCSTART- -X- O O
+
+Paris NNP I-NP I-LOC
+London NNP B-NP B-LOC
+Germany NNP I-NP I-LOC
+"""
+TWITTER = "Empire\tB-location\nState\tI-location\n=\tO\n\t\nESB\tB-location\n\t\n\n"  # blank lines may have blanks
+tag_sequences = st.lists(st.sampled_from(["O", "B-X", "I-X", "B-Y-Z", "I-Y-Z"]), max_size=8)
+
+
+def write(path: Path, content: str | bytes) -> Path:
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return path
+
+
+# --- Files
+
+
+def test_the_official_form(tmp_path):
+    text = read_conll(write(tmp_path / "eng.train", OFFICIAL))
+    assert (text.documents, text.scheme, text.odd) == (2, "IOB1", 0)
+    assert [(x.words, x.tags) for x in text.sentences] == [
+        (["EU", "rejects", "German", "call"], ["B-ORG", "O", "B-MISC", "O"]),
+        (["Peter", "Blackburn"], ["B-PER", "I-PER"]),
+        (["Paris", "London", "Germany"], ["B-LOC", "B-LOC", "I-LOC"]),
+    ]
+    assert text.sentences[2].official == ["I-LOC", "B-LOC", "I-LOC"]
+    assert [(x.document, x.line) for x in text.sentences] == [(1, 3), (1, 8), (2, 13)]
+    assert text.locate(1) == f"{tmp_path / 'eng.train'}, line 8"
+    assert text.number_documents().tolist() == [1, 1, 2]
+
+
+def test_two_columns_with_tabs_and_without_documents(tmp_path):
+    text = read_conll(write(tmp_path / "train.conll", TWITTER))
+    assert (text.documents, text.scheme, text.odd) == (0, "IOB2", 0)
+    assert [x.words for x in text.sentences] == [["Empire", "State", "="], ["ESB"]]
+    assert all(x.tags is x.official for x in text.sentences)
+    assert text.number_documents().tolist() == [0, 1], "each is alone"
+
+
+def test_columns_are_cut_at_blanks_and_tabs_alone(tmp_path):
+    """A no-break space, U+2028, a form feed and U+0085 are in words."""
+    words = ["a\u00a0b", "c\u2028d", "e\x0cf", "\x85", "\u3000"]
+    text = read_conll(write(tmp_path / "x", "".join(f"{word} \t NN\t O\r\n" for word in words)))
+    assert text.sentences[0].words == words
+
+
+def test_words_before_the_first_document_are_one(tmp_path):
+    text = read_conll(write(tmp_path / "x", "a O\n\nb O\n-DOCSTART-\nc O\n\nd O"))
+    assert text.documents == 1
+    assert text.number_documents().tolist() == [0, 0, 1, 1]
+    assert [x.words for x in text.sentences] == [["a"], ["b"], ["c"], ["d"]]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("a O\nb B-\n", r"x, line 2: the tag 'B-' is not IOB, that is O, B-TYPE or I-TYPE; mend it, and convert IOBES"),
+        ("a O\n\nb X\n", r"x, line 3: the tag 'X' is not IOB"),
+        ("a S-PER\n", r"x, line 1: the tag 'S-PER' is not IOB"),
+        ("a B-PER\nb E-PER\n", r"x, line 2: the tag 'E-PER' is not IOB"),
+        ("a U-PER\n", r"x, line 1: the tag 'U-PER' is not IOB"),
+        ("a B\n", r"x, line 1: the tag 'B' is not IOB"),
+        ("a b-per\n", r"x, line 1: the tag 'b-per' is not IOB"),
+        ("a\n", r"x, line 1 has 1 column and at least 2 were expected, the word first and its tag last; mend it"),
+        ("a NN O\n\nO\n", r"x, line 3 has 1 column and 3 as in line 1 were expected"),
+        ("a O\n\tO\n", r"x, line 2 has 1 column and 2 as in line 1 were expected"),
+        ("a NN O\nb O\n", r"x, line 2 has 2 columns and 3 as in line 1 were expected"),
+        ("a O\nNew York B-LOC\n", r"x, line 2 has 3 columns and 2 as in line 1 were expected"),
+        ("-DOCSTART- O\n\n-DOCSTART- O\n\na O\n", r"x, line 1: the document that begins here has no sentence"),
+        ("a O\n\n-DOCSTART- O\n\n", r"x, line 3: the document that begins here has no sentence; leave the line out"),
+        ("", r"x has no sentences; mend it or get the file again"),
+        ("\n \n\t\n", r"x has no sentences"),
+        (b"a O\n\xff O\n", r"x, line 2 is not UTF-8 \(byte 0xff in place 1\)"),
+        (b"a O\nb\0 O\n", r"x, line 2 has a NUL byte"),
+    ],
+)
+def test_a_bad_file_is_one_line(tmp_path, content, message):
+    with pytest.raises(UsageError, match=message) as error:
+        read_conll(write(tmp_path / "x", content))
+    assert "\n" not in str(error.value)
+
+
+def test_a_missing_file(tmp_path):
+    with pytest.raises(UsageError, match=r"no\.conll does not exist; check the folder"):
+        read_conll(tmp_path / "no.conll")
+
+
+# --- Tags
+
+
+@pytest.mark.parametrize(
+    ("iob1", "iob2"),
+    [
+        ("I-X I-X O I-X", "B-X I-X O B-X"),
+        ("I-X B-X I-X", "B-X B-X I-X"),
+        ("I-X I-Y B-Y", "B-X B-Y B-Y"),
+        ("O", "O"),
+    ],
+)
+def test_both_kinds_say_the_same(iob1, iob2):
+    assert to_iob2(iob1.split()) == to_iob2(iob2.split()) == iob2.split()
+    assert to_iob1(iob2.split()) == to_iob1(iob1.split()) == iob1.split()
+
+
+@given(tag_sequences)
+def test_entities_stay_whatever_the_tags(tags):
+    assert find_entities(to_iob2(tags)) == find_entities(to_iob1(tags)) == find_entities(tags)
+    assert to_iob2(to_iob1(tags)) == to_iob2(tags) == to_iob2(to_iob2(tags))
+    assert to_iob1(to_iob2(tags)) == to_iob1(tags)
+    assert detect_scheme([to_iob2(tags)]) == ("IOB2", 0)
+    assert detect_scheme([to_iob1(tags)]) == (("IOB1" if set(tags) - {"O"} else "IOB2"), 0)
+
+
+def test_a_file_of_both_kinds_is_of_the_more_frequent_one():
+    """What follows an entity of its type is the same in both and does not count."""
+    assert detect_scheme([["B-X", "I-X", "O", "B-X"], ["O", "I-X"], ["B-Y", "B-Y"]]) == ("IOB2", 1)
+    assert detect_scheme([["I-X", "B-X", "B-X", "O", "I-X"], ["B-X"]]) == ("IOB1", 1)
+
+
+# --- Folders
+
+
+@pytest.mark.parametrize("names", [("eng.train", "eng.testa", "eng.testb"), ("train.txt", "dev.txt", "test.txt")])
+def test_the_files_of_a_folder(tmp_path, names):
+    for name in names:
+        write(tmp_path / name, "a O\n")
+    lines = []
+    expected = dict(zip(("train", "dev", "test"), (tmp_path / name for name in names), strict=True))
+    assert find_conll(tmp_path, lines.append) == expected
+    assert lines == []
+    (tmp_path / names[2]).unlink()
+    assert list(find_conll(tmp_path, lines.append)) == ["train", "dev"]
+    assert lines == [f"{tmp_path / names[2]} is not there and is passed over"]
+
+
+def test_the_only_folder_in_a_folder_will_do(tmp_path):
+    write_conll(tmp_path / "ner" / "conll2003")
+    (tmp_path / "ner" / "other").mkdir()
+    write(tmp_path / "ner" / "README", "about")
+    assert find_conll(tmp_path / "ner")["dev"] == tmp_path / "ner" / "conll2003" / "eng.testa"
+    write_conll(tmp_path / "ner" / "wnut17")
+    with pytest.raises(UsageError, match=r"ner has several data sets \(conll2003, wnut17\); give the folder that"):
+        find_conll(tmp_path / "ner")
+    write_conll(tmp_path / "ner")
+    assert find_conll(tmp_path / "ner")["dev"] == tmp_path / "ner" / "eng.testa", "files of its own come first"
+
+
+def test_of_two_kinds_one_is_taken_and_said(tmp_path):
+    for name in ("train.txt", "dev.txt", "train.conll"):
+        write(tmp_path / name, "a O\n")
+    lines = []
+    assert find_conll(tmp_path, lines.append)["train"].name == "train.txt", "the complete one"
+    write(tmp_path / "dev.conll", "a O\n")
+    lines.clear()
+    assert find_conll(tmp_path, lines.append)["train"].name == "train.conll"
+    assert f"{tmp_path} has train.conll and train.txt; train.conll and its like are taken" in lines
+
+
+def test_folders_that_will_not_do(tmp_path):
+    names = "eng.train and eng.testa or train.conll and dev.conll or train.txt and dev.txt: --data DIR"
+    for prepare, message in (
+        (lambda: None, f"{tmp_path / 'ner'} is no folder; give the one that holds {names}"),
+        (lambda: (tmp_path / "ner").mkdir(), f"{tmp_path / 'ner'} has no CoNLL files; give the folder that holds"),
+        (lambda: write(tmp_path / "ner" / "dev.conll", "a O"), f"{tmp_path / 'ner'} has no train.conll; give a folder"),
+    ):
+        prepare()
+        with pytest.raises(UsageError) as error:
+            find_conll(tmp_path / "ner")
+        assert str(error.value).startswith(message)
+        assert "\n" not in str(error.value)
+
+
+# --- The Hub
+
+NAMES = ["O", "B-PER", "I-PER"]
+
+
+def make_rows(words: list[list[str]], tags: list[list[int]], names: list[str] = NAMES) -> datasets.Dataset:
+    features = datasets.Features(
+        {
+            "tokens": datasets.Sequence(datasets.Value("string")),
+            "ner_tags": datasets.Sequence(datasets.ClassLabel(names=names)),
+        }
+    )
+    return datasets.Dataset.from_dict({"tokens": words, "ner_tags": tags}, features=features)
+
+
+@pytest.fixture
+def hub(monkeypatch):
+    """Makes a data set what the Hub serves."""
+
+    def serve(**splits: datasets.Dataset) -> None:
+        found = datasets.DatasetDict(splits)
+        monkeypatch.setattr(datasets, "load_dataset", lambda name, config: {(HUB, "default"): found}[name, config])
+
+    monkeypatch.setattr(tables, "find_hub_trouble", lambda *_: None)
+    return serve
+
+
+def test_the_hub_gives_what_a_file_does(hub, tmp_path):
+    words, tags = [["Peter", "Black", "!"], [], ["Ann"]], [[1, 2, 0], [], [1]]
+    make_rows(words, tags).to_parquet(tmp_path / "train.parquet")
+    train = datasets.Dataset.from_parquet(str(tmp_path / "train.parquet"), cache_dir=str(tmp_path))
+    hub(train=train, validation=make_rows(words[:1], tags[:1]))
+    texts = read_conll_copy()
+    assert list(texts) == ["train", "dev"], "test may be missing"
+    file = read_conll(write(tmp_path / "x", "Peter B-PER\nBlack I-PER\n! O\n\nAnn B-PER\n"))
+    assert [(x.words, x.tags) for x in texts["train"].sentences] == [(x.words, x.tags) for x in file.sentences]
+    assert texts["train"].documents == 0
+    assert texts["train"].locate(1) == f"{HUB}:default, train, line 3", "a row without words is none"
+
+
+def test_bad_rows_on_the_hub_are_one_line(hub):
+    fine = make_rows([["a"]], [[0]])
+    for rows, message in (
+        (make_rows([["a"], ["b", "c"]], [[0], [0]]), r"train, line 2 has 2 words and not a tag of each; give the off"),
+        (make_rows([["a"]], [[-1]]), r"train, line 1 has 1 words and not a tag of each"),
+        (make_rows([["a"]], [[0]], ["O", "S-PER"]), r"train: the tag 'S-PER' is not IOB"),
+        (fine.rename_column("ner_tags", "tags"), r"train has no rows of `tokens` and `ner_tags` by name; give"),
+        (fine.select([]), r"train has no rows of `tokens`"),
+    ):
+        hub(train=rows, validation=fine)
+        with pytest.raises(UsageError, match=message) as error:
+            read_conll_copy()
+        assert "\n" not in str(error.value)
+    hub(train=fine)
+    with pytest.raises(UsageError, match="has no split 'validation' but train"):
+        read_conll_copy()

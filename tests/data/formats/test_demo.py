@@ -1,0 +1,158 @@
+"""Data sets made of documentation: what is asked is there to be answered, in files that the tasks read."""
+
+import re
+import shutil
+from collections import Counter
+
+import pytest
+
+from bertkit.data.formats.demo import Function, Parameter, make_articles, make_pairs, parse_parameters, write_samples
+from bertkit.data.formats.tables import read_squad, read_tsv
+from bertkit.data.pretraining.sources import ignore
+from bertkit.errors import UsageError
+from bertkit.tasks import TASKS
+
+DOCSTRING = """Average something.
+
+    Parameters
+    ----------
+    a : array_like, optional
+        The numbers. They may be of any kind.
+    axis : {0, 1}, default: 0
+        Along which of `a`'s axes,
+        in :class:`numpy.ndarray` order.
+    *args : tuple of int
+    x, y : float
+        Two at once.
+    out
+        No type.
+    dtype : str or None, (optional, default=None)
+        Of the *result*.
+
+    Returns
+    -------
+    mean : float
+        The average.
+    """
+
+
+def test_parameters_are_what_numpydoc_means():
+    """Without what is optional or a default, markup, and those that have no type or no description."""
+    assert list(parse_parameters(DOCSTRING)) == [
+        Parameter("a", "array_like", "The numbers."),
+        Parameter("axis", "{0, 1}", "Along which of a's axes, in numpy.ndarray order."),
+        Parameter("dtype", "str or None", "Of the result."),
+    ]
+    assert list(parse_parameters("Average.\n\nReturns\n-------\na : int\n    One.")) == []
+
+
+def make_functions(count):
+    return [
+        Function(
+            f"p.f{number}",
+            tuple(Parameter(f"n{place}", f"t{number}", f"d{place}.") for place in range(number % 3 + 1)),
+        )
+        for number in range(count)
+    ]
+
+
+def test_questions_of_another_function_have_no_answer_and_the_others_have_theirs():
+    functions = {function.name: function for function in make_functions(40)}
+    counts = Counter()
+    for context, questions in make_articles(list(functions.values()), 1000):
+        for question in questions:
+            name, asked = re.fullmatch(
+                r"What type is the parameter (n\d) of (p\.f\d+)\?", question["question"]
+            ).groups()
+            counts[question["is_impossible"]] += 1
+            assert name in [parameter.name for parameter in functions[asked].parameters]
+            assert context.startswith(f"{asked} has") != question["is_impossible"]
+            assert bool(question["answers"]) != question["is_impossible"]
+            for answer in question["answers"]:
+                start = answer["answer_start"]
+                assert context[start:].startswith(answer["text"])
+                assert context[:start].endswith(f"{name} is ")
+    assert counts[True] / counts.total() == pytest.approx(1 / 3, abs=0.1)
+    assert sum(len(found) for _, found in make_articles(list(functions.values()), 10)) == 10
+
+
+def test_a_sentence_answers_the_question_or_is_of_another_parameter():
+    rows = make_pairs(make_functions(40), 60)
+    assert Counter(label for *_, label in rows) == {"entailment": 30, "not_entailment": 30}
+    for question, sentence, label in rows:
+        name, asked = re.search(r"parameter (n\d) of p\.f(\d+)\?", question).groups()
+        assert sentence.startswith(f"In p.f{asked}, {name} is t{asked}: ") == (label == "entailment")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Data sets of what is installed here: numpy, scipy and scikit-learn, which this package needs."""
+    folder = tmp_path_factory.mktemp("sample")
+    write_samples(folder, 1000)
+    return folder
+
+
+def test_the_files_are_what_the_tasks_read(folder):
+    questions = {split: read_squad(folder / "squad" / f"{split}-v2.0.json", 2) for split in ("train", "dev")}
+    assert {split: len(found) for split, found in questions.items()} == {"train": 1000, "dev": 100}
+    for found in questions.values():
+        assert all(question.context.startswith(answer, start) for question in found for answer, start in zip(
+            question.answers, question.starts, strict=True
+        ))  # fmt: skip
+        assert 0.2 < sum(not question.answers for question in found) / len(found) < 0.45
+    contexts = [{question.context for question in found} for found in questions.values()]
+    assert not contexts[0] & contexts[1], "no function is in both"
+    for split in ("train", "dev"):
+        columns = {"question": "question", "sentence": "sentence", "label": "label"}
+        table = read_tsv(folder / "glue" / "QNLI" / f"{split}.tsv", columns)
+        assert set(table.columns["label"]) == {"entailment", "not_entailment"}
+    examples = TASKS["qnli"].load(TASKS["qnli"].recipe["data"] | {"dir": str(folder / "glue")}, ignore)
+    assert len(examples["train"]["labels"]) == 1000
+
+
+def test_the_same_is_written_each_time_and_nothing_is_overwritten(folder, tmp_path):
+    write_samples(tmp_path, 1000)
+    for path in sorted(folder.rglob("*.*")):
+        assert (tmp_path / path.relative_to(folder)).read_bytes() == path.read_bytes()
+    with pytest.raises(UsageError, match=r"squad and .*glue are there already; name another directory"):
+        write_samples(tmp_path)
+    shutil.rmtree(tmp_path / "squad")
+    with pytest.raises(UsageError, match="glue is there already; delete it if it is of a command that was stopped, or"):
+        write_samples(tmp_path)
+
+
+def test_too_little_documentation_is_one_line(tmp_path, monkeypatch):
+    monkeypatch.setattr("bertkit.data.formats.demo.PACKAGES", ("no_such_package",))
+    with pytest.raises(UsageError, match="only 0 functions are documented here and 500 are needed; install"):
+        write_samples(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_stopped_leaves_nothing_and_is_done_again(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr("bertkit.data.formats.demo.write_qnli", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        write_samples(tmp_path, 1000)
+    assert list(tmp_path.iterdir()) == []
+    monkeypatch.undo()
+    write_samples(tmp_path, 1000)
+    assert {path.relative_to(tmp_path) for path in tmp_path.rglob("*.*")} == {
+        path.relative_to(folder) for path in folder.rglob("*.*")
+    }
+
+
+def test_what_another_has_written_in_the_meantime_is_one_line(tmp_path, monkeypatch):
+    def fill(folder, *_):
+        (folder / "squad").mkdir()
+        (tmp_path / "squad" / "theirs").mkdir(parents=True)
+
+    monkeypatch.setattr("bertkit.data.formats.demo.fill", fill)
+    with pytest.raises(UsageError, match="squad is refused"):
+        write_samples(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["squad"]
+
+
+def test_a_file_in_the_place_of_the_directory_is_one_line(call, tmp_path):
+    (tmp_path / "file").write_text("")
+    code, out, err = call("sample", "file")
+    assert (code, out) == (2, "")
+    assert re.fullmatch(r"bertkit: the directory file is refused: File exists; a file or a broken link is .*\n", err)

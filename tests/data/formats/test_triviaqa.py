@@ -1,0 +1,470 @@
+"""TriviaQA in its own form: the paragraphs that hold an answer, where it stands in them, and what cannot be used."""
+
+import json
+import os
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from bertkit.data.formats import triviaqa
+from bertkit.data.formats.tables import read_squad
+from bertkit.data.formats.triviaqa import convert, find_answers, fold, read_opening, read_questions
+from bertkit.errors import UsageError
+
+SINCLAIR = """Sinclair Lewis
+
+Harry Sinclair Lewis was an American novelist. In 1930, he became the first writer from the United States to
+receive the Nobel Prize in Literature."""
+SETTINGS = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+
+
+def make_entry(name: str, value: str, aliases: list[str], *filenames: str, **more: Any) -> dict[str, Any]:
+    """A question as wikipedia-train.json has it."""
+    pages = [
+        {"DocSource": "TagMe", "Filename": name, "Title": name.removesuffix(".txt").replace("_", " ")}
+        for name in filenames
+    ]
+    answer = {
+        "Aliases": aliases,
+        "MatchedWikiEntityName": value,
+        "NormalizedAliases": [alias.lower() for alias in aliases],
+        "NormalizedMatchedWikiEntityName": value.lower(),
+        "NormalizedValue": value.lower(),
+        "Type": "WikipediaEntity",
+        "Value": value,
+    }
+    question = f"What is {name}?"
+    entry = {"Answer": answer, "EntityPages": pages, "Question": question, "QuestionId": name, "SearchResults": []}
+    return entry | more
+
+
+def save(path: Path, *entries: dict[str, Any]) -> Path:
+    content = {"Data": list(entries), "Domain": "Wikipedia", "Split": "train", "VerifiedEval": False, "Version": 1.0}
+    path.write_text(json.dumps(content), encoding="utf-8")
+    return path
+
+
+def make_evidence(folder: Path, **documents: str | bytes) -> Path:
+    """A folder of documents; the names are given without .txt."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in documents.items():
+        (folder / f"{name}.txt").write_bytes(content if isinstance(content, bytes) else content.encode())
+    return folder
+
+
+def find(answers: list[str], context: str) -> list[tuple[str, int]]:
+    """The answers and their places, for names in their original spelling."""
+    entry = make_entry("q", answers[0], answers[1:])
+    found = find_answers(triviaqa._list_answers(entry, "here"), context)
+    return [(answer["text"], answer["answer_start"]) for answer in found]
+
+
+# --- the whole
+
+
+def test_a_file_in_squads_form(tmp_path):
+    evidence = make_evidence(
+        tmp_path / "evidence" / "wikipedia",
+        Sinclair_Lewis=SINCLAIR,
+        Nobel_Prize="The prize is given in Stockholm.",
+        Bad=b"caf\xe9 Sinclair Lewis",
+        Stockholm="STOCKHOLM is the capital of Sweden. Stockholm has islands.",
+    ).parent
+    qa = save(
+        tmp_path / "wikipedia-train.json",
+        make_entry(
+            "tc_1",
+            "Sinclair Lewis",
+            ["Harry Lewis", "(Harry) Sinclair Lewis", "lewis"],
+            "Sinclair_Lewis.txt",
+            "Gone.txt",
+        ),
+        make_entry("tc_2", "stockholm", [], "Nobel_Prize.txt", "Stockholm.txt", "Sinclair_Lewis.txt", "Bad.txt"),
+        make_entry("tc_3", "Nothing", []),
+    )
+    output = tmp_path / "triviaqa.json"
+    lines: list[str] = []
+    counts = convert(qa, evidence, output, lines.append)
+    assert counts == {
+        "questions": 3,
+        "documents": 6,
+        "paragraphs": 3,
+        "unanswered": 1,
+        "missing": 1,
+        "unreadable": 1,
+    }
+    assert lines == [
+        f"{qa}: 3 questions, 6 documents",
+        f"{output}: 3 questions, 6 documents, 3 paragraphs, 1 unanswered, 1 missing, 1 unreadable",
+    ]
+    questions = read_squad(output, version=1)
+    assert [(question.id, question.question, question.answers, question.starts) for question in questions] == [
+        ("tc_1--Sinclair_Lewis.txt", "What is tc_1?", ("Sinclair Lewis", "Lewis"), (0, 9)),
+        ("tc_2--Nobel_Prize.txt", "What is tc_2?", ("Stockholm",), (22,)),
+        ("tc_2--Stockholm.txt", "What is tc_2?", ("STOCKHOLM",), (0,)),
+    ]
+    assert questions[0].context == SINCLAIR
+    content = json.loads(output.read_text(encoding="utf-8"))
+    assert content["version"] == "1.1"
+    assert [article["title"] for article in content["data"]] == ["Sinclair Lewis", "Nobel Prize", "Stockholm"]
+    assert all(len(article["paragraphs"]) == 1 for article in content["data"])
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["evidence", "triviaqa.json", "wikipedia-train.json"]
+
+
+def test_documents_lie_in_the_folder_itself_before_the_one_below(tmp_path):
+    evidence = make_evidence(tmp_path / "evidence", A="Rouen, here")
+    make_evidence(evidence / "wikipedia", A="Rouen, there", B="Rouen, below")
+    qa = save(tmp_path / "qa.json", make_entry("q", "Rouen", [], "A.txt", "B.txt"))
+    convert(qa, evidence, tmp_path / "out.json")
+    assert [question.context for question in read_squad(tmp_path / "out.json")] == ["Rouen, here", "Rouen, below"]
+
+
+def test_a_page_named_twice_is_one_and_a_page_without_a_file_is_missing(tmp_path):
+    evidence = make_evidence(tmp_path / "evidence", A="Rouen")
+    entry = make_entry("q", "Rouen", [], "A.txt", "A.txt")
+    entry["EntityPages"] += [{"DocSource": "Search", "Title": "never fetched"}, {"Filename": "wikipedia"}]
+    (evidence / "wikipedia").mkdir()  # a folder is no document
+    counts = convert(save(tmp_path / "qa.json", entry), evidence, tmp_path / "out.json")
+    assert (counts["documents"], counts["paragraphs"], counts["missing"]) == (3, 1, 2)
+    assert [question.id for question in read_squad(tmp_path / "out.json")] == ["q--A.txt"]
+
+
+def test_search_results_are_left_out(tmp_path):
+    evidence = make_evidence(tmp_path / "evidence", A="Rouen", B="Rouen")
+    results = [{"Filename": "B.txt", "Title": "B", "Url": "http://b"}]
+    qa = save(tmp_path / "qa.json", make_entry("q", "Rouen", [], "A.txt", SearchResults=results))
+    assert convert(qa, evidence, tmp_path / "out.json")["documents"] == 1
+
+
+def test_progress_is_told(tmp_path, monkeypatch):
+    monkeypatch.setattr(triviaqa, "PROGRESS", 2)
+    evidence = make_evidence(tmp_path / "evidence", A="Rouen")
+    qa = save(tmp_path / "qa.json", *(make_entry(f"q{number}", "Rouen", [], "A.txt") for number in range(5)))
+    lines: list[str] = []
+    convert(qa, evidence, tmp_path / "out.json", lines.append)
+    assert lines[1:-1] == ["2 of 5 documents, 1 paragraphs", "4 of 5 documents, 3 paragraphs"]
+
+
+# --- the first 400 words
+
+
+def test_an_answer_after_400_words_is_not_found(tmp_path):
+    last, late = " ".join(["word"] * 399 + ["Rouen"]), " ".join(["word"] * 400 + ["Rouen"])
+    evidence = make_evidence(tmp_path / "evidence", Last=f"{last} and more", Late=late)
+    qa = save(tmp_path / "qa.json", make_entry("q", "Rouen", [], "Last.txt", "Late.txt"))
+    counts = convert(qa, evidence, tmp_path / "out.json")
+    assert (counts["paragraphs"], counts["unanswered"]) == (1, 1)
+    (question,) = read_squad(tmp_path / "out.json")
+    assert question.context == last
+    assert question.starts == (399 * 5,)
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ("", ""),
+        (" \n\t", ""),
+        ("  a  b\r\n\nc \n", "  a  b\r\n\nc"),
+        ("\ufeffa b", "a b"),
+        ("a\u00a0b\u2003c\u3000d", "a\u00a0b\u2003c"),
+        ("😀 é\u0301 İ d", "😀 é\u0301 İ"),
+    ],
+)
+def test_original_spacing_is_kept(tmp_path, monkeypatch, content, expected):
+    monkeypatch.setattr(triviaqa, "WORDS", 3)
+    make_evidence(tmp_path, A=content)
+    assert read_opening(tmp_path, "A.txt") == expected
+
+
+@given(
+    content=st.lists(st.sampled_from(["a", "é", "😀", " ", "\n", "\r\n", "\u2003"]), max_size=60).map("".join),
+    characters=st.integers(1, 9),
+    words=st.integers(1, 6),
+)
+@SETTINGS
+def test_where_a_document_is_cut_does_not_depend_on_how_it_is_read(tmp_path, content, characters, words):
+    make_evidence(tmp_path, A=content)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(triviaqa, "CHARACTERS", characters)
+        patch.setattr(triviaqa, "WORDS", words)
+        opening = read_opening(tmp_path, "A.txt")
+    assert opening.split() == content.split()[:words]
+    assert content.startswith(opening)
+    assert opening == opening.rstrip()
+
+
+def test_a_long_page_is_not_read_whole(tmp_path):
+    make_evidence(tmp_path, A=b"word " * 50_000 + b"\xff", B="x" * 1_000_000)  # whole, the first is not UTF-8
+    assert read_opening(tmp_path, "A.txt") == " ".join(["word"] * 400)
+    assert len(read_opening(tmp_path, "B.txt")) == 1_000_000
+
+
+# --- where an answer stands
+
+
+@pytest.mark.parametrize(
+    ("answers", "context", "expected"),
+    [
+        (["rouen"], "In ROUEN, Rouen.", [("ROUEN", 3)]),
+        (["Rouen"], "Rouennais of rouen", [("rouen", 13)]),
+        (["Rouen"], "Grouen", []),
+        (["Rouen", "Norse"], "Norse in Rouen", [("Norse", 0), ("Rouen", 9)]),
+        (["York", "New York City", "New York"], "New York City", [("New York City", 0), ("New York", 0), ("York", 4)]),
+        (["York", "york", " YORK "], "a York, a york", [("York", 2)]),
+        (["new  york"], "in New\nYork", [("New\nYork", 3)]),
+        (["New York"], "New\u00a0York", [("New\u00a0York", 0)]),
+        (["", "  ", "?!", "“”", "C"], "?! “” C", [("C", 6)]),
+        (["...", ""], "wait...", []),
+        (["England"], "England's", [("England", 0)]),
+        (["$12"], "US$12 and $123 for $12", [("$12", 2)]),
+        (["C++"], "C++11 or C++", [("C++", 0)]),
+        (["12"], "1200 _12 12_ 1,12", [("12", 15)]),
+        (["a-a"], "ba-a-a", [("a-a", 3)]),
+        (["a_b"], "a_bc a_b", [("a_b", 5)]),
+        (["Cafe"], "cafe\u0301 cafe", [("cafe", 6)]),
+        (["café"], "CAFÉ", [("CAFÉ", 0)]),
+        (["हिन्द"], "हिन्दी हिन्द", [("हिन्द", 7)]),
+        (["istanbul"], "😀 İİİ İSTANBUL", [("İSTANBUL", 6)]),
+        (["ΟΔΟΣ"], "οδος", [("οδος", 0)]),
+        (["ΟΔΟΣ"], "Οδοσ", [("Οδοσ", 0)]),
+        (["aa"], "aaa aa-aa", [("aa", 4)]),
+    ],
+)
+def test_where_answers_stand(answers, context, expected):
+    assert find(answers, context) == expected
+
+
+def test_folding_keeps_every_place():
+    changed = [code for code in range(sys.maxunicode + 1) if len(fold(chr(code))) != 1]
+    assert changed == []
+
+
+pieces = st.lists(
+    st.sampled_from(
+        ["a", "A", "b", "İ", "ı", "Σ", "ς", "ß", "é", "e\u0301", "1", "_", "'", ".", " ", "\n", "\u00a0", "😀"]
+    ),
+    max_size=12,
+).map("".join)
+
+
+def find_slowly(answers: list[str], context: str) -> list[tuple[str, int]]:
+    """The same from its definition: every span of the context, from the left, the longest first."""
+    names = {" ".join(fold(answer).split()) for answer in answers if any(map(str.isalnum, answer))}
+    found: dict[str, int] = {}
+    for start in range(len(context)):
+        for end in range(len(context), start, -1):
+            whole = not re.match(r"[\w\u0301]{2}", context[start - 1 : start + 1] if start else "")
+            whole = whole and not re.match(r"[\w\u0301]{2}", context[end - 1 : end + 1])
+            if whole and (name := fold(context[start:end])) in names:
+                names.discard(name)
+                found.setdefault(context[start:end], start)
+    return list(found.items())
+
+
+@given(context=pieces, data=st.data())
+@settings(max_examples=400, deadline=None)
+def test_answers_by_their_definition(context, data):
+    places = st.integers(0, len(context))
+    spans = st.tuples(places, places, st.sampled_from([str, str.upper, str.lower]))
+    answers = data.draw(st.lists(spans.map(lambda span: span[2](context[span[0] : span[1]])), min_size=1, max_size=4))
+    assert find(answers, context) == find_slowly(answers, context)
+
+
+any_text = st.text(st.characters(codec="utf-8"), max_size=12)
+names = st.text(
+    st.characters(codec="utf-8", exclude_characters="/\0", exclude_categories=["C"]), min_size=1, max_size=8
+)
+
+
+@given(
+    words=st.lists(any_text | st.sampled_from(["Rouen", "rouen", "İ", "\u2028"]), max_size=30),
+    answers=st.lists(any_text, max_size=4),
+    question=any_text,
+    title=any_text,
+)
+@SETTINGS
+def test_what_is_written_is_read_and_every_start_is_exact(tmp_path, words, answers, question, title):
+    document, output = " ".join(words), tmp_path / "out.json"
+    output.unlink(missing_ok=True)
+    evidence = make_evidence(tmp_path / "evidence", A=document, B="all of Rouen")
+    entry = make_entry("q", "Rouen", answers, "A.txt", "B.txt", Question=question)
+    entry["EntityPages"][0]["Title"] = title
+    counts = convert(save(tmp_path / "qa.json", entry), evidence, output)
+    questions = read_squad(output, version=1)
+    assert len(questions) == counts["paragraphs"] == 2 - counts["unanswered"]
+    folded = {" ".join(fold(name).split()) for name in ["Rouen", *answers]}
+    for found in questions:
+        assert found.question == question
+        assert len(set(found.answers)) == len(found.answers) > 0
+        assert list(found.starts) == sorted(found.starts)
+        for text, start in zip(found.answers, found.starts, strict=True):
+            assert found.context[start : start + len(text)] == text
+            assert fold(text) in folded
+    contexts = [found.context for found in questions]
+    assert contexts[-1] == "all of Rouen"
+    assert all(document.removeprefix("\ufeff").startswith(context) for context in contexts[:-1])
+
+
+# --- what cannot be used
+
+
+def refuse(tmp_path: Path, qa: Path, evidence: Path | None = None, output: Path | None = None) -> str:
+    """The line of a refusal, after which nothing is left behind."""
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(UsageError) as raised:
+        convert(qa, evidence or tmp_path, output or tmp_path / "out.json")
+    assert sorted(tmp_path.rglob("*")) == before
+    assert len(str(raised.value).splitlines()) == 1
+    return str(raised.value)
+
+
+WITHOUT_ANSWER = {key: value for key, value in make_entry("q", "a", [], "A.txt").items() if key != "Answer"}
+
+
+@pytest.mark.parametrize(
+    ("entries", "message"),
+    [
+        (
+            [WITHOUT_ANSWER],
+            "Data[0] has no key 'Answer', as in a test set; give one of TriviaQA-Wiki with answers, such",
+        ),
+        ([], "names no Wikipedia pages (EntityPages); give one of TriviaQA-Wiki with answers"),
+        ([make_entry("q", "a", [])], "names no Wikipedia pages (EntityPages); give one of TriviaQA-Wiki"),
+        ([{"Answer": {}}], "Data[0] has no key 'QuestionId' but 'Answer'; mend it or get the file again"),
+        ([make_entry("q", "a", [], QuestionId=1)], "Data[0].QuestionId is 1 and a text was expected"),
+        ([make_entry("q", "a", [], Question=None)], "Data[0].Question is null and a text was expected"),
+        ([make_entry("q", "a", [], Answer="a")], "Data[0].Answer is 'a' and an object was expected"),
+        ([make_entry("q", "a", [], Answer={"Aliases": []})], "Data[0].Answer has no key 'Value' but 'Aliases'"),
+        ([make_entry("q", "a", [], Answer={"Value": "a"})], "Data[0].Answer has no key 'Aliases' but 'Value'"),
+        ([make_entry("q", "a", [], Answer={"Value": "a", "Aliases": "b"})], "Data[0].Answer.Aliases is 'b' and a list"),
+        (
+            [make_entry("q", "a", [], Answer={"Value": "a", "Aliases": ["b", 2]})],
+            "Data[0].Answer.Aliases[1] is 2 and a text was expected",
+        ),
+        ([make_entry("q", "a", [], EntityPages={})], "Data[0].EntityPages is an object and a list was expected"),
+        (
+            [make_entry("q", "a", [], EntityPages=[{"Filename": 3}])],
+            "Data[0].EntityPages[0].Filename is 3 and a text was expected",
+        ),
+        (
+            [make_entry("q", "a", [], "A.txt"), make_entry("r", "a", [], "A.txt"), make_entry("q", "a", [], "A.txt")],
+            "Data[2] has the QuestionId and a document of",
+        ),
+        ([make_entry("q\ud800", "a", [], "A.txt")], "Data[0].QuestionId has '\\ud800' as character 2, half of a surr"),
+    ],
+)
+def test_file_that_is_not_triviaqas(tmp_path, entries, message):
+    assert message in refuse(tmp_path, save(tmp_path / "qa.json", *entries))
+
+
+@pytest.mark.parametrize("filename", ["../secret.txt", "a/../../secret.txt", "/etc/passwd", ".."])
+def test_documents_outside_of_the_evidence_are_refused(tmp_path, filename):
+    (tmp_path / "secret.txt").write_text("Rouen")
+    evidence = make_evidence(tmp_path / "evidence", A="Rouen")
+    qa = save(tmp_path / "qa.json", make_entry("q", "Rouen", [], "A.txt", filename))
+    message = f"Data[0].EntityPages[1].Filename is {filename!r}, which leads out of the evidence; mend"
+    assert message in refuse(tmp_path, qa, evidence)
+
+
+@pytest.mark.parametrize("filename", ["a..b.txt", "sub/A.txt", "Who's “Afraid”?.txt"])
+def test_odd_names_within_the_evidence(tmp_path, filename):
+    path = tmp_path / "evidence" / filename
+    path.parent.mkdir(parents=True)
+    path.write_text("Rouen")
+    qa = save(tmp_path / "qa.json", make_entry("q", "Rouen", [], filename))
+    assert convert(qa, tmp_path / "evidence", tmp_path / "out.json")["paragraphs"] == 1
+    assert read_squad(tmp_path / "out.json")[0].id == f"q--{filename}"
+
+
+@pytest.mark.parametrize(("filename", "count"), [("x" * 300, "unreadable"), ("a\0b", "missing"), (".", "missing")])
+def test_names_that_no_file_can_have_are_counted(tmp_path, filename, count):
+    evidence = make_evidence(tmp_path / "evidence", A="Rouen")
+    qa = save(tmp_path / "qa.json", make_entry("q", "Rouen", [], "A.txt", filename))
+    assert convert(qa, evidence, tmp_path / "out.json")[count] == 1
+
+
+def test_json_of_another_form(tmp_path):
+    qa = tmp_path / "qa.json"
+    qa.write_text('{"data": [], "version": "1.1"}')
+    message = refuse(tmp_path, qa)
+    assert message.startswith(f"{qa} has no key 'Data' but 'data', 'version' (nearest: 'data'); give one of TriviaQA-W")
+    qa.write_text('{"Data": [')
+    assert "is not JSON (Expecting value: line 1 column 11" in refuse(tmp_path, qa)
+    assert "gone.json does not exist" in refuse(tmp_path, tmp_path / "gone.json")
+
+
+def test_evidence_without_any_of_the_documents(tmp_path):
+    qa = save(tmp_path / "qa.json", make_entry("q", "Rouen", [], "A.txt", "B.txt"))
+    message = "has none of the 2 documents; give the folder that has them"
+    assert refuse(tmp_path, qa, make_evidence(tmp_path / "evidence")) == f"{tmp_path / 'evidence'} {message}"
+    assert "gone is not a folder; give that of TriviaQA's documents: --evidence DIR" in refuse(
+        tmp_path, qa, tmp_path / "gone"
+    )
+
+
+def test_documents_without_any_answer(tmp_path):
+    evidence = make_evidence(tmp_path / "evidence", A="Nothing", C=b"\xff")
+    qa = save(tmp_path / "qa.json", make_entry("q", "Rouen", [], "A.txt", "B.txt", "C.txt"))
+    message = r"no document in .* has an answer in its first 400 words \(1 of 3 are missing, 1 unreadable\); give"
+    assert re.match(message, refuse(tmp_path, qa, evidence))
+
+
+def test_output_is_never_overwritten_and_its_folder_must_be_there(tmp_path):
+    evidence = make_evidence(tmp_path / "evidence", A="Rouen")
+    qa = save(tmp_path / "qa.json", make_entry("q", "Rouen", [], "A.txt"))
+    output = tmp_path / "out.json"
+    output.write_text("mine")
+    message = "out.json exists already; delete it or name another file with --output"
+    assert refuse(tmp_path, qa, evidence, output).endswith(message)
+    assert output.read_text() == "mine"
+    assert "evidence exists already" in refuse(tmp_path, qa, evidence, evidence)
+    assert "is not there or cannot be written to; make it first" in refuse(
+        tmp_path, qa, evidence, tmp_path / "new" / "out.json"
+    )
+    assert "is refused: " in refuse(tmp_path, qa, evidence, tmp_path / ("x" * 300))
+    assert "is refused: " in refuse(tmp_path, qa, evidence, tmp_path / ("x" * 254))  # too long with our ending only
+
+
+def test_nothing_is_left_of_a_conversion_that_fails(tmp_path, monkeypatch):
+    evidence = make_evidence(tmp_path / "evidence", A="Rouen", B="Rouen")
+    qa = save(tmp_path / "qa.json", make_entry("q", "Rouen", [], "A.txt", "B.txt"))
+    before = sorted(tmp_path.rglob("*"))
+
+    def fail(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "replace", fail)
+    with pytest.raises(KeyboardInterrupt):
+        convert(qa, evidence, tmp_path / "out.json")
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+any_json = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+)
+near_pages = st.lists(any_json | st.fixed_dictionaries({}, optional={"Filename": any_json | names, "Title": any_json}))
+near_answers = st.fixed_dictionaries({"Value": any_json | names, "Aliases": any_json | st.lists(names)})
+near_entries = st.fixed_dictionaries(
+    {"QuestionId": any_json | names, "Question": any_json | names, "Answer": any_json | near_answers},
+    optional={"EntityPages": any_json | near_pages},
+)
+
+
+@given(content=any_json | st.fixed_dictionaries({"Data": any_json | st.lists(near_entries, max_size=3)}))
+@SETTINGS
+def test_any_file_is_read_or_refused_in_one_line(tmp_path, content):
+    qa = tmp_path / "qa.json"
+    qa.write_text(json.dumps(content))
+    try:
+        questions, message = read_questions(qa), ""
+    except UsageError as error:
+        questions, message = [], str(error)
+    assert len(message.splitlines()) == bool(message)
+    assert message.startswith(str(qa)) or not message
+    assert all(name == " ".join(name.split()) for question in questions for name in question.answers)

@@ -1,0 +1,324 @@
+"""Masks: exact counts, rates, purity, quality of the hash, whole words against a naive reading of the reference."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bertkit.data.pretraining.masking import default_max_predictions, mask_tokens
+from bertkit.data.pretraining.rng import draw_bits, draw_key
+from bertkit.errors import UsageError
+
+PAD, CLS, SEP, MASK = range(4)
+VOCAB = 1000
+PIECES = np.arange(VOCAB) >= 700  # ids from 700 on are ## pieces
+
+
+def batch_of(lengths: list[int] | np.ndarray, width: int | None = None, seed: int = 0) -> np.ndarray:
+    """(B, T) rows [CLS] A [SEP] B [SEP] of random words of `lengths` tokens in all, padded."""
+    lengths = np.asarray(lengths)
+    columns = np.arange(lengths.max() if width is None else width)
+    ids = np.random.default_rng(seed).integers(4, VOCAB, (len(lengths), len(columns)))
+    ids[:, 0] = CLS
+    for separator in (lengths // 2, lengths - 1):
+        ids[np.arange(len(lengths)), separator] = SEP
+    return np.where(columns < lengths[:, None], ids, PAD)
+
+
+def mask(input_ids: np.ndarray, lengths: list[int] | np.ndarray, **options) -> tuple[np.ndarray, np.ndarray]:
+    defaults = {"seed": 0, "epoch": 0, "index": np.arange(len(input_ids))}
+    constants = {"special_ids": (CLS, SEP), "mask_id": MASK, "vocab_size": VOCAB}
+    return mask_tokens(input_ids, np.asarray(lengths), **constants, **{**defaults, **options})
+
+
+def within(count: float, expected: float, variance: float) -> bool:
+    """Whether a count is within four standard errors of what it should be."""
+    return abs(count - expected) <= 4 * max(variance, 0) ** 0.5
+
+
+def is_uniform(counts: np.ndarray, shrink: float = 1.0) -> bool:
+    """Chi-square within four standard deviations of its mean; `shrink` is the variance of a count over its mean."""
+    chi_square = ((counts - counts.mean()) ** 2 / counts.mean()).sum() / shrink
+    freedom = counts.size - 1
+    return abs(chi_square - freedom) < 4 * (2 * freedom) ** 0.5
+
+
+# How many -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("max_predictions", [None, 20, 1])
+def test_counts_are_exact_for_every_length(max_predictions):
+    lengths = np.arange(5, 513)
+    ids = batch_of(lengths)
+    _, labels = mask(ids, lengths, max_predictions=max_predictions)
+    bound = max_predictions or 512
+    expected = [min(bound, max(1, round(0.15 * length)), length - 3) for length in lengths.tolist()]
+    assert (labels != -100).sum(axis=1).tolist() == expected
+
+
+@given(st.lists(st.integers(3, 60), min_size=1, max_size=8), st.floats(0.001, 1), st.none() | st.integers(1, 30))
+def test_counts_never_exceed_the_candidates(lengths, probability, max_predictions):
+    _, labels = mask(batch_of(lengths), lengths, probability=probability, max_predictions=max_predictions)
+    bound = max_predictions or 60
+    expected = [min(bound, max(1, round(probability * length)), max(0, length - 3)) for length in lengths]
+    assert (labels != -100).sum(axis=1).tolist() == expected
+
+
+def test_half_a_token_is_rounded_to_even():
+    """0.15 * 10 = 1.5 gives 2, 0.15 * 30 = 4.5 gives 4: Python's round, which the reference code calls."""
+    lengths = [10, 30]
+    _, labels = mask(batch_of(lengths), lengths)
+    assert (labels != -100).sum(axis=1).tolist() == [2, 4]
+
+
+def test_default_max_predictions_are_the_reference_values_and_never_bind():
+    assert default_max_predictions(128) == 20
+    assert default_max_predictions(512) == 77
+    for length, probability in itertools.product(range(1, 600), (0.1, 0.15, 0.2, 0.4)):
+        assert default_max_predictions(length, probability) >= max(1, round(probability * length))
+        assert default_max_predictions(length, probability) <= max(1, math.ceil(probability * length))
+
+
+# Which, and with what -------------------------------------------------------------------------------------------------
+
+
+def test_labels_are_the_original_ids_and_nothing_else_changes():
+    lengths = np.random.default_rng(1).integers(5, 129, 200)
+    ids = batch_of(lengths)
+    before = ids.copy()
+    masked, labels = mask(ids, lengths)
+    chosen = labels != -100
+    np.testing.assert_array_equal(ids, before)
+    np.testing.assert_array_equal(labels[chosen], ids[chosen])
+    np.testing.assert_array_equal(masked[~chosen], ids[~chosen])
+    assert not np.isin(ids[chosen], [PAD, CLS, SEP]).any()
+    assert masked.dtype == labels.dtype == np.int64
+
+
+def test_the_papers_example():
+    """In "my dog is hairy" each word is chosen one time in four; hairy becomes [MASK] 80 %, any word or itself 10 %."""
+    samples, hairy = 40_000, 7
+    ids = np.tile([CLS, 4, 5, 6, hairy, SEP], (samples, 1))
+    masked, labels = mask(ids, np.full(samples, 6))
+    chosen = labels != -100
+    assert np.all(chosen.sum(axis=1) == 1)
+    assert is_uniform(chosen.sum(axis=0)[1:5])
+    seen = masked[chosen[:, 4], 4]
+    n = len(seen)
+    for count, share in (
+        ((seen == MASK).sum(), 0.8 + 0.1 / VOCAB),
+        ((seen == hairy).sum(), 0.1 + 0.1 / VOCAB),
+        ((seen != hairy).sum() - (seen == MASK).sum(), 0.1 - 0.2 / VOCAB),
+    ):
+        assert within(count, n * share, n * share * (1 - share))
+
+
+@pytest.mark.parametrize(
+    ("mask_rate", "same_rate", "random_rate"),
+    [(0.8, 0.1, 0.1), (1, 0, 0), (0.8, 0, 0.2), (0.8, 0.2, 0), (0, 0.2, 0.8), (0, 0, 1)],
+)
+def test_rates_of_table_8(mask_rate, same_rate, random_rate):
+    samples, vocab = 5_000, 10**9  # a random token is never the original one
+    ids, lengths = batch_of(np.full(samples, 64)), np.full(samples, 64)
+    rates = {"mask_rate": mask_rate, "same_rate": same_rate, "random_rate": random_rate}
+    masked, labels = mask_tokens(
+        ids,
+        lengths,
+        seed=0,
+        epoch=0,
+        index=np.arange(samples),
+        special_ids=(CLS, SEP),
+        mask_id=MASK,
+        vocab_size=vocab,
+        **rates,
+    )
+    chosen = labels != -100
+    n = chosen.sum()
+    assert n == samples * 10
+    masks, same = (masked[chosen] == MASK).sum(), (masked[chosen] == ids[chosen]).sum()
+    for count, rate in ((masks, mask_rate), (same, same_rate), (n - masks - same, random_rate)):
+        assert within(count, n * rate, n * rate * (1 - rate))
+
+
+def test_random_tokens_are_uniform_over_the_whole_vocabulary():
+    samples = 20_000
+    ids = batch_of(np.full(samples, 64))
+    masked, labels = mask(ids, np.full(samples, 64), mask_rate=0, random_rate=1, same_rate=0)
+    counts = np.bincount(masked[labels != -100], minlength=VOCAB)
+    assert counts.size == VOCAB
+    assert is_uniform(counts)
+
+
+# A pure function of seed, epoch and sample ----------------------------------------------------------------------------
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.integers(4, 40), min_size=1, max_size=10),
+    st.integers(0, 30),
+    st.booleans(),
+    st.randoms(use_true_random=False),
+)
+def test_batches_and_padding_change_nothing(lengths, padding, whole, random):
+    ids, index = batch_of(lengths), np.arange(len(lengths)) + 10**10
+    options = {"seed": 5, "epoch": 3, "whole_words": PIECES if whole else None}
+    masked, labels = mask(ids, lengths, index=index, **options)
+    rows = random.sample(range(len(lengths)), random.randint(1, len(lengths)))  # some of the rows, in another order
+    part, part_labels = mask(
+        np.pad(ids[rows], ((0, 0), (0, padding)), constant_values=PAD),
+        np.array(lengths)[rows],
+        index=index[rows],
+        **options,
+    )
+    width = ids.shape[1]
+    np.testing.assert_array_equal(part[:, :width], masked[rows])
+    np.testing.assert_array_equal(part_labels[:, :width], labels[rows])
+    assert np.all(part[:, width:] == PAD)
+    assert np.all(part_labels[:, width:] == -100)
+
+
+def test_an_epoch_for_every_row():
+    lengths = np.full(6, 50)
+    ids, epochs = batch_of(lengths), np.array([0, 0, 1, 1, 2, 7])
+    _, labels = mask(ids, lengths, epoch=epochs)
+    for row, epoch in enumerate(epochs.tolist()):
+        _, alone = mask(ids[row : row + 1], lengths[:1], epoch=epoch, index=np.array([row]))
+        np.testing.assert_array_equal(alone[0], labels[row])
+
+
+@pytest.mark.parametrize("changed", [{"seed": 1}, {"seed": 2**40}, {"epoch": 1}, {"index": np.arange(1, 4001)}])
+def test_neighbouring_seeds_epochs_and_samples_are_independent(changed):
+    """Two independent choices of 10 of 61 positions share 100 / 61 on average."""
+    samples = 4_000
+    ids = np.tile(batch_of([64]), (samples, 1))
+    lengths = np.full(samples, 64)
+    (masked, labels), (other_masked, other_labels) = mask(ids, lengths), mask(ids, lengths, **changed)
+    both = (labels != -100) & (other_labels != -100)
+    shared = both.sum(axis=1)
+    mean, variance = 10 * 10 / 61, 10 * (10 / 61) * (51 / 61) * (51 / 60)  # hypergeometric
+    assert within(shared.mean(), mean, variance / samples)
+    assert abs(shared.var() / variance - 1) < 0.1
+    agree = (masked[both] == MASK) & (other_masked[both] == MASK)
+    assert within(agree.sum(), both.sum() * 0.64, both.sum() * 0.64 * 0.36)
+
+
+# Quality of the hash --------------------------------------------------------------------------------------------------
+
+
+def test_every_position_is_chosen_alike():
+    samples = 40_000
+    lengths = np.full(samples, 30)
+    chosen = mask(np.tile(batch_of([30]), (samples, 1)), lengths)[1] != -100
+    candidates = chosen[:, chosen.any(axis=0)].astype(float)
+    n, k = candidates.shape[1], 4
+    assert n == 27
+    assert is_uniform(candidates.sum(axis=0), shrink=(1 - k / n) * n / (n - 1))  # k of n without replacement
+    pairs = (candidates.T @ candidates)[np.triu_indices(n, 1)]
+    assert abs(pairs / (samples * k * (k - 1) / (n * (n - 1))) - 1).max() < 0.2  # about 680 each, five standard errors
+
+
+def test_place_kind_and_random_token_are_independent():
+    samples, vocab = 40_000, 8
+    lengths = np.full(samples, 11)  # two of eight candidates
+    ids = np.tile([CLS, *range(4, 8), SEP, *range(8, 12), SEP], (samples, 1))
+    options = {"seed": 0, "epoch": 0, "index": np.arange(samples), "special_ids": (CLS, SEP), "mask_id": 99}
+    rates = {"mask_rate": 0.5, "random_rate": 0.5, "same_rate": 0}
+    masked, labels = mask_tokens(ids, lengths, vocab_size=vocab, **options, **rates)
+    place, kind = labels[labels != -100] - 4, masked[labels != -100]
+    table = np.zeros((8, 2))
+    np.add.at(table, (place, (kind == 99).astype(int)), 1)
+    assert is_uniform(table)
+    table = np.zeros((8, vocab))
+    np.add.at(table, (place[kind != 99], kind[kind != 99]), 1)
+    assert is_uniform(table)
+
+
+# Whole words ----------------------------------------------------------------------------------------------------------
+
+
+def reference_words(ids: list[int], epoch: int, index: int, max_predictions: int) -> list[int]:
+    """Positions chosen in one row by the reference code's loop, with the words in the order of our draws."""
+    words: list[list[int]] = []
+    for position, token in enumerate(ids):
+        if token in (CLS, SEP):
+            continue
+        if words and PIECES[token]:
+            words[-1].append(position)
+        else:
+            words.append([position])
+    order = draw_bits(draw_key(0, epoch, index), np.arange(len(ids)))
+    words.sort(key=lambda word: order[word[0]])
+    count = min(max_predictions, max(1, round(0.15 * len(ids))))
+    chosen: list[int] = []
+    for word in words:
+        if len(chosen) + len(word) <= count:
+            chosen += word
+    return sorted(chosen)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.integers(3, 100), min_size=1, max_size=6), st.integers(0, 5), st.integers(1, 20))
+def test_whole_words_follow_the_reference_code(lengths, epoch, max_predictions):
+    ids = batch_of(lengths, seed=epoch)
+    _, labels = mask(ids, lengths, epoch=epoch, max_predictions=max_predictions, whole_words=PIECES)
+    for row, length in enumerate(lengths):
+        expected = reference_words(ids[row, :length].tolist(), epoch, row, max_predictions)
+        assert np.flatnonzero(labels[row] != -100).tolist() == expected
+
+
+def test_a_word_is_chosen_whole_or_not_at_all_and_replaced_by_the_piece():
+    lengths = np.full(500, 64)
+    ids = batch_of(lengths)
+    masked, labels = mask(ids, lengths, whole_words=PIECES)
+    chosen = labels != -100
+    partner = PIECES[ids[:, 1:]] & ~np.isin(ids[:, :-1], [CLS, SEP])
+    np.testing.assert_array_equal(chosen[:, 1:][partner], chosen[:, :-1][partner])
+    assert chosen.sum(axis=1).max() == 10
+    kept = masked == ids
+    assert (kept[:, 1:] != kept[:, :-1])[chosen[:, 1:] & chosen[:, :-1] & partner].any()
+
+
+def test_a_piece_after_a_separator_belongs_to_the_word_before_it():
+    """[CLS] 5 [SEP] ##700 [SEP]: as in the reference code one word, which exceeds the count of one, so none is chosen.
+
+    [CLS] ##700 [SEP] [SEP]: a piece without a candidate before it starts a word.
+    """
+    ids = np.array([[CLS, 5, SEP, 700, SEP], [CLS, 700, SEP, SEP, PAD]])
+    _, labels = mask(ids, [5, 4], whole_words=PIECES)
+    assert labels.tolist() == [[-100] * 5, [-100, 700, -100, -100, -100]]
+
+
+def test_words_of_one_piece_are_chosen_as_without_whole_words():
+    lengths = np.arange(5, 129)
+    ids = batch_of(lengths)
+    plain = mask(ids, lengths)
+    whole = mask(ids, lengths, whole_words=np.zeros(VOCAB, bool))
+    np.testing.assert_array_equal(plain[0], whole[0])
+    np.testing.assert_array_equal(plain[1], whole[1])
+
+
+# Bad input ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"mask_rate": 0.9}, "are 0.9, 0.1 and 0.1; .* must sum to 1"),
+        ({"mask_rate": 1.1, "random_rate": -0.2}, "must not be negative"),
+        ({"mask_rate": float("nan")}, "must sum to 1"),
+        ({"probability": 0}, "the masking probability is 0; "),
+        ({"probability": 15}, "the masking probability is 15; "),
+        ({"max_predictions": 0}, "max_predictions is 0; it must be at least 1"),
+    ],
+)
+def test_a_users_mistake_is_named_in_one_line(options, message):
+    with pytest.raises(UsageError, match=message) as caught:
+        mask(batch_of([10]), [10], **options)
+    assert "\n" not in str(caught.value)
+
+
+def test_rates_may_be_off_by_rounding():
+    mask(batch_of([10]), [10], mask_rate=0.8, random_rate=0.1 + 5e-7, same_rate=0.1)

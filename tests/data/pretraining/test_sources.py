@@ -1,0 +1,655 @@
+"""Sources, pieces and documents of sentences: worked examples, bad input, and that nothing is lost on the way."""
+
+import errno
+import gzip
+import json
+import os
+import pickle
+import re
+import subprocess
+import sys
+import threading
+import time
+from itertools import accumulate, chain
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from bertkit.data.pretraining import sources
+from bertkit.data.pretraining.sources import (
+    END,
+    LONGEST_DOCUMENT,
+    LONGEST_LINE,
+    Piece,
+    cut_sources,
+    find_hub_trouble,
+    read_documents,
+    read_piece,
+    split_paragraphs,
+)
+from bertkit.errors import UsageError
+
+TEXT = "My dog is hairy. He barks!\nA second paragraph.\n\nAnother document.\n"
+ROWS = '{"text": "My dog is hairy. He barks!\\n\\nA second paragraph."}\n{"id": 7, "text": "Another document."}\n'
+SENTENCES = [["My dog is hairy.", "He barks!", "A second paragraph."], ["Another document."]]
+
+
+def read(*sources: object, **options: object) -> list[list[str]]:
+    return list(read_documents([str(source) for source in sources], **options))
+
+
+def read_lines(pieces: list[Piece]) -> list[list[str]]:
+    return [document for piece in pieces for document in read_piece(piece, split_sentences=False)]
+
+
+def write(path: Path, content: str | bytes) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return path
+
+
+# --- text files
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        TEXT.encode(),
+        b"\xef\xbb\xbf" + TEXT.encode(),
+        TEXT.replace("\n", "\r\n").encode(),
+        b"\n \n" + TEXT.replace("\n\n", "\n\t\n\n").encode().rstrip(),
+    ],
+    ids=["plain", "byte order mark", "CRLF", "more blank lines and no last newline"],
+)
+def test_text_file(tmp_path, content):
+    assert read(write(tmp_path / "a.txt", content)) == SENTENCES
+    assert read(write(tmp_path / "a.txt.gz", gzip.compress(content))) == SENTENCES
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        ROWS.encode(),
+        b"\xef\xbb\xbf" + ROWS.encode(),
+        ROWS.replace("\n", "\r\n").encode(),
+        b"\n \n" + ROWS.replace("\n", '\n\t\n{"text": " \\n"}\n').encode().rstrip(),
+    ],
+    ids=["plain", "byte order mark", "CRLF", "blank lines, blank texts and no last newline"],
+)
+def test_jsonl_file(tmp_path, content):
+    assert read(write(tmp_path / "a.jsonl", content)) == SENTENCES
+    assert read(write(tmp_path / "a.jsonl.gz", gzip.compress(content))) == SENTENCES
+
+
+def test_escapes_in_jsonl(tmp_path):
+    text = "\U0001f600 café\nhalf \ud83d of one"
+    file = write(tmp_path / "a.jsonl", json.dumps({"text": text}))
+    assert "\\ud83d" in file.read_text()
+    assert read(file, split_sentences=False) == [["\U0001f600 café", "half  of one"]]
+
+
+def test_lines_stay_as_they_are_without_sentence_splitting(tmp_path):
+    file = write(tmp_path / "a.txt", TEXT)
+    assert read(file, split_sentences=False) == [
+        ["My dog is hairy. He barks!", "A second paragraph."],
+        ["Another document."],
+    ]
+
+
+def test_directory_is_read_in_the_order_of_its_paths(tmp_path):
+    write(tmp_path / "b.txt", "Third.\n")
+    write(tmp_path / "a" / "z.txt.gz", gzip.compress(b"Second.\n"))
+    write(tmp_path / "a" / "b" / "c.txt", "First.\n")
+    write(tmp_path / "a" / "empty.txt", "\n\n")
+    write(tmp_path / "a" / "nothing.txt", "")
+    write(tmp_path / "c.jsonl", '{"text": "Fourth."}')
+    write(tmp_path / "c.jsonl.gz", gzip.compress(b'{"text": "Fifth."}'))
+    os.symlink(tmp_path / "b.txt", tmp_path / "d 100 % \n.txt")
+    os.symlink(tmp_path, tmp_path / "loop")
+    os.symlink(tmp_path / "gone", tmp_path / "gone.txt")
+    (tmp_path / "folder.txt").mkdir()
+    write(tmp_path / "a.md", "Other names have to be given themselves.\n")
+    write(tmp_path / ".hidden.txt", "So have hidden files.\n")
+    write(tmp_path / ".cache" / "old.txt", "What other programs keep is no corpus.\n")
+    assert read(tmp_path) == [["First."], ["Second."], ["Third."], ["Fourth."], ["Fifth."], ["Third."]]
+    assert read(tmp_path / "b.txt", tmp_path / "a.md") == [["Third."], ["Other names have to be given themselves."]]
+    assert read(tmp_path / ".cache") == [["What other programs keep is no corpus."]]
+
+
+def test_same_source_twice_and_a_directory_called_docs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "docs" / "a.txt", "One.\n")
+    lines: list[str] = []
+    assert read("./docs", "./docs", report=lines.append) == [["One."], ["One."]]
+    assert lines == ["./docs: 1 document, 1 sentence, 4 characters"] * 2
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+def test_a_pipe_is_read_once(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    thread = threading.Thread(target=(tmp_path / "pipe").write_bytes, args=(b"One.\n\nTwo.\n\ncaf\xe9\n",), daemon=True)
+    thread.start()
+    documents = read_documents([str(tmp_path / "pipe")])
+    assert [next(documents), next(documents)] == [["One."], ["Two."]]
+    with pytest.raises(UsageError, match="pipe, line 5 is not UTF-8"):
+        next(documents)
+    thread.join()
+
+
+def test_limit_takes_whole_documents_of_each_source(tmp_path):
+    first = write(tmp_path / "a.txt", "One.\n\nTwo.\n\nThree.\n")
+    second = write(tmp_path / "b.txt", "Four.\n\nFive.\n")
+    lines: list[str] = []
+    assert read(first, second, limit_characters=5, report=lines.append) == [["One."], ["Two."], ["Four."]]
+    assert lines == [
+        f"{first}: 2 documents, 2 sentences, 8 characters",
+        f"{second}: 1 document, 1 sentence, 5 characters",
+    ]
+
+
+def bad_sources() -> list[tuple[str, bytes, str]]:
+    return [
+        ("empty.txt", b"", r"empty\.txt holds no text"),
+        ("blank.txt", b"\n \n\t\r\n", r"blank\.txt holds no text"),
+        ("nul.txt", b"One.\nTw\0o.\n", r"nul\.txt, line 2 has a NUL byte.*UTF-8"),
+        ("utf16.txt", TEXT.encode("utf-16"), r"utf16\.txt, line 1 has a NUL byte"),
+        ("latin1.txt", b"One.\n\ncaf\xe9.\n", r"latin1\.txt, line 3 is not UTF-8 \(byte 0xe9 in place 4\).*iconv"),
+        ("long.txt", b"One.\n" + b"a" * 10_000_000, r"long\.txt, line 2 has 10,000,000 bytes or more"),
+        ("long.txt.gz", gzip.compress(b"a" * 20_000_000, 1), r"long\.txt\.gz, line 1 has 10,000,000 bytes or more"),
+        ("bom.txt", b"\xef\xbb\xbf" + b"a" * 10_000_000, r"bom\.txt, line 1 has 10,000,000 bytes or more"),
+        ("bad.txt", b"\xef\xbb\xbfcaf\xe9", r"bad\.txt, line 1 is not UTF-8 \(byte 0xe9"),
+        ("plain.txt.gz", b"This is no gzip file.\n", r"plain\.txt\.gz is no complete gzip file"),
+        ("cut.txt.gz", gzip.compress(os.urandom(999))[:-99], r"cut\.txt\.gz, line 1|cut\.txt\.gz is no complete gzip"),
+        ("cut2.txt.gz", gzip.compress(TEXT.encode())[:-9], r"cut2\.txt\.gz is no complete gzip file"),
+        (
+            "a.jsonl",
+            b'{"text": "One."}\n\n{"title": "A", "id": 7}\n',
+            r"a\.jsonl, line 3 has no text but the keys title, id;",
+        ),
+        ("b.jsonl", b'{"text": "One."}\nTwo.\n', r"b\.jsonl, line 2 is no JSON \(column 1: Expecting value\)"),
+        ("c.jsonl", b'{\n  "text": "One."\n}\n', r"c\.jsonl, line 1 is no JSON \(column 2: "),
+        ("d.jsonl", b"[" * 100_000, r"d\.jsonl, line 1 is no JSON \(RecursionError\)"),
+        ("e.jsonl", b'["One."]\n', r"e\.jsonl, line 1 is no JSON object but list"),
+        ("f.jsonl", b'{"text": null}\n', r"f\.jsonl, line 1 has a text that is no string but NoneType"),
+        ("g.jsonl", b"{}", r"g\.jsonl, line 1 has no text but the keys \(none\)"),
+        ("h.jsonl", b'{"a\\nb": 1}', r"h\.jsonl, line 1 has no text but the keys a b;"),
+        ("h2.jsonl", b'{"a\\u001b[31m": 1}', r"h2\.jsonl, line 1 has no text but the keys a\[31m;"),
+        ("i.jsonl.gz", gzip.compress(b'\n{"text": "caf\xe9"}'), r"i\.jsonl\.gz, line 2 is not UTF-8 \(byte 0xe9"),
+        ("j.jsonl", b'{"text": "' + b"a" * 10_000_000, r"j\.jsonl, line 1 has 10,000,000 bytes or more.*JSONL"),
+        ("k.jsonl", b'{"text": "a\0"}', r"k\.jsonl, line 1 has a NUL byte"),
+        (
+            "folder/readme.md",
+            b"Text.\n",
+            r"none of the 1 files in .*folder is \.txt, \.txt\.gz, \.jsonl or \.jsonl\.gz;",
+        ),
+    ]
+
+
+@pytest.mark.parametrize(("name", "content", "message"), bad_sources(), ids=[name for name, _, _ in bad_sources()])
+def test_bad_file_is_one_line(tmp_path, name, content, message):
+    file = write(tmp_path / name, content)
+    with pytest.raises(UsageError, match=message) as raised:
+        read(file.parent if file.suffix == ".md" else file)
+    assert "\n" not in str(raised.value)
+
+
+def test_longest_line_that_is_read(tmp_path):
+    for end in (b"\n", b""):
+        file = write(tmp_path / "long.txt", b"a" * (LONGEST_LINE - 1) + end)
+        assert len(read(file)[0][0]) == LONGEST_LINE - 1
+
+
+def test_unreadable_file(tmp_path):
+    with pytest.raises(UsageError, match=r"gone\.txt cannot be read \(No such file"):
+        list(read_piece(Piece("gone.txt", "text", str(tmp_path / "gone.txt"))))
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "missing.txt",
+        "./missing",
+        "/missing/file",
+        "~/missing",
+        "~nobody-at-all/a",
+        "a/b/c",
+        "x.jsonl",
+        "a b",
+    ],
+)
+def test_missing_file_is_an_error_at_once_and_not_a_name_on_the_hub(source, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sources, "find_hub_trouble", lambda *_: pytest.fail("asked the Hub"))
+    with pytest.raises(UsageError, match="does not exist"):
+        read_documents([source])
+    with pytest.raises(UsageError, match="does not exist"):
+        cut_sources([source])
+
+
+def test_a_source_that_cannot_be_looked_at_is_not_called_missing(monkeypatch, tmp_path):
+    monkeypatch.setattr(sources, "find_hub_trouble", lambda *_: pytest.fail("asked the Hub"))
+    with pytest.raises(UsageError, match="refused: File name too long; give each name"):
+        cut_sources(["x" * 999])
+    write(tmp_path / "a.txt", b"a\n")
+    (tmp_path / "b.txt").symlink_to("b.txt")
+    with pytest.raises(UsageError, match=r"refused: Too many levels of symbolic links: \S+b.txt; its links"):
+        cut_sources([str(tmp_path)])
+
+
+def test_a_folder_of_somebody_else_is_not_left_out(monkeypatch, tmp_path):
+    write(tmp_path / "a.txt", b"a\n")
+    (tmp_path / "theirs").mkdir()
+    scan = os.scandir
+
+    def refuse(folder):
+        if str(folder).endswith("theirs"):
+            raise PermissionError(errno.EACCES, "Permission denied", folder)
+        return scan(folder)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    with pytest.raises(UsageError, match=r"refused: Permission denied: \S+theirs; change its permissions"):
+        cut_sources([str(tmp_path)])
+
+
+@pytest.mark.parametrize("sources", [[], [""]])
+def test_no_source(sources):
+    with pytest.raises(UsageError, match="no corpus given"):
+        read_documents(sources)
+    with pytest.raises(UsageError, match="no corpus given"):
+        cut_sources(sources)
+
+
+# --- pieces
+
+ENDS = ["\n", "\r\n", "\n\n", "\n \n", "\n\u3000\n", "\n\x1f\r\n", "\n\n\n"]
+CHARACTERS = [*ENDS, "\r", "a", "bc", "é", "\U0001f600", "\ufeff", " ", "\x85"]
+contents = st.lists(st.sampled_from(CHARACTERS), max_size=25).map("".join)
+rows = st.lists(st.tuples(contents, st.sampled_from(ENDS)))
+
+
+def check_pieces(file: Path, content: str, piece_bytes: int, block: int, expected: list[list[str]]) -> None:
+    size = write(file, content).stat().st_size
+    pieces = cut_sources([str(file)], piece_bytes)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sources, "BLOCK", block)  # bytes looked through at once for the end of a line
+        assert read_lines(pieces) == expected
+        assert read_lines(cut_sources([str(file)])) == expected
+    assert sum(piece.size for piece in pieces) == size
+    assert [piece.start for piece in pieces] == list(range(0, max(size, 1), piece_bytes))
+
+
+@given(contents, st.booleans(), st.integers(1, 40), st.integers(1, 8))
+@example("a\n\u3000\nb", False, 1, 1)
+@example("\n\na", True, 3, 1)
+def test_pieces_of_a_text_together_are_the_file(tmp_path_factory, content, mark, piece_bytes, block):
+    content = "\ufeff" * mark + content
+    documents: list[list[str]] = [[]]
+    for line in map(str.strip, content.removeprefix("\ufeff").split("\n")):
+        if line:
+            documents[-1].append(line)
+        else:
+            documents.append([])
+    file = tmp_path_factory.getbasetemp() / "pieces.txt"
+    check_pieces(file, content, piece_bytes, block, list(filter(None, documents)))
+
+
+@given(rows, st.booleans(), st.integers(1, 40), st.integers(1, 8))
+def test_pieces_of_jsonl_together_are_the_file(tmp_path_factory, texts, mark, piece_bytes, block):
+    lines = [json.dumps({"text": text}, ensure_ascii=False) + end for text, end in texts]
+    documents = [list(filter(None, map(str.strip, text.splitlines()))) for text, _ in texts]
+    file = tmp_path_factory.getbasetemp() / "pieces.jsonl"
+    check_pieces(file, "\ufeff" * mark + "".join(lines), piece_bytes, block, list(filter(None, documents)))
+
+
+def test_a_document_is_in_the_piece_of_its_first_byte(tmp_path):
+    file = write(tmp_path / "a.txt", "ab\ncd\n\nef\n\n\ngh")
+    #                                 0 2  3 5  6 7 9    12
+    pieces = cut_sources([str(file)], 7)
+    assert [(piece.start, piece.stop, piece.size) for piece in pieces] == [(0, 7, 7), (7, END, 7)]
+    assert [read_lines([piece]) for piece in pieces] == [[["ab", "cd"]], [["ef"], ["gh"]]]
+    pieces = cut_sources([str(file)], 3)
+    assert [read_lines([piece]) for piece in pieces] == [[["ab", "cd"]], [], [["ef"]], [], [["gh"]]]
+
+
+def read_until_error(pieces: list[Piece]) -> tuple[list[list[str]], str]:
+    found: list[list[str]] = []
+    with pytest.raises(UsageError) as raised:
+        found.extend(document for piece in pieces for document in read_piece(piece, split_sentences=False))
+    return found, str(raised.value)
+
+
+@given(
+    st.lists(st.sampled_from([b"a\n", b"bc\r\n", b"\n", b" \n", b"\xc3\xa9\n", b"12345678901\n"])),
+    st.sampled_from([b"\0", b"caf\xe9", b"\xc3", b"x" * 50]),
+    st.lists(st.sampled_from([b"a\n", b"\n", b"caf\xe9\n", b"x" * 70, b"\0"])),
+    st.integers(1, 30),
+)
+def test_pieces_name_the_line_of_a_mistake(tmp_path_factory, before, bad, after, piece_bytes):
+    file = write(tmp_path_factory.getbasetemp() / "mistake.txt", b"".join([*before, bad, b"\n", *after]))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sources, "LONGEST_LINE", 20)
+        patch.setattr(sources, "BLOCK", 7)
+        found, message = read_until_error(cut_sources([str(file)], piece_bytes))
+        assert (found, message) == read_until_error([Piece("whole", "text", str(file))])
+    assert f"mistake.txt, line {len(before) + 1} " in message
+
+
+def test_pieces_of_jsonl_name_the_line_of_a_mistake(tmp_path):
+    file = write(tmp_path / "a.jsonl", '{"text": "One."}\n' * 99 + '{"title": "A"}\n')
+    pieces = cut_sources([str(file)], 100)
+    assert read_lines(pieces[:-1]) == [["One."]] * 95  # of 17 bytes, those that begin before byte 1,600
+    with pytest.raises(UsageError, match="line 100 has no text but the keys title"):
+        read_lines(pieces[-1:])
+
+
+def test_a_line_too_long_is_seen_from_within(tmp_path):
+    file = write(tmp_path / "a.txt", b"One.\n" + b"a" * 2 * LONGEST_LINE + b"\n\nTwo.\n")
+    pieces = cut_sources([str(file)], LONGEST_LINE // 2)
+    assert len(pieces) == 5
+    for piece in pieces:
+        with pytest.raises(UsageError, match="line 2 has 10,000,000 bytes or more"):
+            read_lines([piece])
+
+
+def test_small_files_share_a_piece_and_compressed_ones_are_not_cut(tmp_path):
+    write(tmp_path / "a.txt", b"a" * 200)
+    for number in range(5):
+        write(tmp_path / f"b{number}.txt", f"{number}" * 30)
+    write(tmp_path / "c.jsonl", '{"text": "c"}')
+    write(tmp_path / "d.txt.gz", gzip.compress(os.urandom(3000).hex().encode()))
+    write(tmp_path / "e.txt", "e" * 2000)
+    pieces = cut_sources([str(tmp_path)], 1600)
+    names = [([Path(name).name for name in piece.files], piece.kind, piece.start) for piece in pieces]
+    assert names == [
+        (["a.txt"], "text", 0),
+        (["b0.txt", "b1.txt", "b2.txt", "b3.txt"], "text", 0),
+        (["b4.txt"], "text", 0),
+        (["c.jsonl"], "jsonl", 0),
+        (["d.txt.gz"], "text", 0),
+        (["e.txt"], "text", 0),
+        (["e.txt"], "text", 1600),
+    ]
+    assert sum(piece.size for piece in pieces) == sum(file.stat().st_size for file in tmp_path.iterdir())
+    assert read_lines(pieces) == read(tmp_path, split_sentences=False)
+    assert len(read_lines(pieces)) == 9  # files side by side do not run into each other
+
+
+def test_documents_are_those_of_the_pieces_of_all_sources(tmp_path, monkeypatch):
+    for number in range(3):
+        write(tmp_path / "folder" / f"{number}.txt", (TEXT + "\n") * 3)
+    sources = [str(tmp_path / "folder"), str(write(tmp_path / "b.jsonl", ROWS * 5))]
+    pieces = cut_sources(sources, 50)
+    assert len(pieces) > 10
+    assert pickle.loads(pickle.dumps(pieces)) == pieces
+    assert {piece.source for piece in pieces} == set(sources)
+    expected = read(*sources)
+    assert [document for piece in pieces for document in read_piece(piece)] == expected
+    monkeypatch.setattr(sources, "PIECE_BYTES", 50)
+    assert read(*sources) == expected == SENTENCES * 3 * 3 + SENTENCES * 5
+
+
+def test_docs_are_one_piece(monkeypatch):
+    monkeypatch.setattr(sources, "read_docs", lambda workers: iter_documents([["One. Two."], ["Three."]], workers))
+    (piece,) = cut_sources(["docs"])
+    assert (piece, piece.files) == (Piece("docs", "docs"), ())
+    assert list(read_piece(piece, workers=3)) == [["One.", "Two."], ["Three."], ["3 workers."]]
+
+
+def iter_documents(documents: list[list[str]], workers: int | None) -> object:
+    yield from documents
+    yield [f"{workers} workers."]
+
+
+# --- documents of bounded length
+
+
+@given(st.lists(st.lists(st.integers(1, 9), min_size=1)), st.integers(1, 12), st.sampled_from(["txt", "jsonl"]))
+def test_long_documents_are_cut_at_paragraphs(tmp_path_factory, lengths, longest, suffix):
+    documents = [["a" * length for length in document] for document in lengths]
+    text = "\n\n".join("\n".join(document) for document in documents)
+    lines = "".join(json.dumps({"text": "\n".join(document)}) + "\n" for document in documents)
+    file = write(tmp_path_factory.getbasetemp() / f"long.{suffix}", text if suffix == "txt" else lines)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sources, "LONGEST_DOCUMENT", longest)
+        found = read_lines([Piece("long", "text" if suffix == "txt" else "jsonl", str(file))])
+    assert list(chain(*found)) == list(chain(*documents))
+    assert all(len(document) == 1 or sum(map(len, document)) <= longest for document in found)
+    document_ends = set(accumulate(sum(map(len, document)) for document in documents))
+    found_ends = list(accumulate(sum(map(len, document)) for document in found))
+    assert document_ends <= set(found_ends)
+    for end, document, following in zip(found_ends, found, found[1:], strict=False):
+        assert end in document_ends or sum(map(len, document)) + len(following[0]) > longest
+
+
+def test_a_file_without_a_blank_line_is_told(tmp_path):
+    line = "The dog is hairy.\n" * 55_000
+    file = write(tmp_path / "a.txt", line * 11)
+    lines: list[str] = []
+    documents = read(file, split_sentences=False, report=lines.append)
+    assert [len(document) for document in documents] == [LONGEST_DOCUMENT // 17] * 2 + [
+        55_000 * 11 - 2 * (LONGEST_DOCUMENT // 17)
+    ]
+    assert lines == [
+        f"{file}: documents of more than 5,000,000 characters are cut at a paragraph, 2 times; "
+        "put a blank line between documents",
+        f"{file}: 3 documents, 605,000 lines, 10,285,000 characters",
+    ]
+
+
+# --- sentences
+
+
+@pytest.mark.parametrize(
+    ("paragraph", "sentences"),
+    [
+        ("Dr. Smith met Mr. J. K. Jones, e.g. on Jan. 5th. He left.", 2),
+        ('He said "It is over. We lost." Then he went home.', 2),
+        ("It is 3.14, version 2.0. See https://x.org/a.b?c=d for more.", 2),
+        ("我们今天去学校。你呢？然后他就走了！", 3),
+        ("Replaces torch.nn.Linear and pandas.Index. That is all.", 2),
+        ("`Are there nine?´ asked the Captain.´", 2),
+    ],
+)
+def test_sentences_are_those_of_a_reader(paragraph, sentences):
+    assert len(split_paragraphs([paragraph])) == sentences
+
+
+@given(st.lists(st.text(st.characters(codec="utf-8", exclude_characters="\n\r")).map(str.strip).filter(bool)))
+def test_splitting_loses_only_blanks(paragraphs):
+    sentences = split_paragraphs(paragraphs)
+    assert "".join("".join(sentences).split()) == "".join("".join(paragraphs).split())
+    assert all(sentence and sentence == sentence.strip() for sentence in sentences)
+
+
+def test_a_long_paragraph_without_blanks_is_split_in_linear_time():
+    chinese = "天地玄黄。" * 20_000
+    start = time.process_time()
+    assert sources.split_paragraphs([chinese]) == ["天地玄黄。"] * 20_000
+    assert time.process_time() - start < 5
+    start = time.process_time()
+    assert sum(map(len, sources._cut("The cat sat on the mat. " * 400_000))) == 9_600_000
+    assert time.process_time() - start < 1
+    english = "The cat sat on the mat. " * 2_000
+    assert sources.split_paragraphs([english]) == ["The cat sat on the mat."] * 2_000
+    long = "x" * 25_000
+    assert sources.split_paragraphs([f"{long}。{long}"]) == [f"{long}。", long]
+
+
+# --- the Hub
+
+
+@pytest.fixture(autouse=True)
+def forget_the_hub() -> None:
+    sources._load_hub.cache_clear()
+
+
+class Unreachable(Exception):
+    """What some HTTP library raises."""
+
+
+def test_unreachable_hub_is_one_line_and_fast(monkeypatch):
+    import datasets
+    import huggingface_hub
+
+    def fail(*_: object, **__: object) -> None:
+        raise Unreachable("[Errno -2] Name or service not known")
+
+    monkeypatch.setattr(huggingface_hub.HfApi, "repo_info", fail)
+    monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: pytest.fail("datasets tries again for 23 seconds"))
+    with pytest.raises(
+        UsageError, match=r"Hub cannot be reached for the dataset 'owner/name'.*text or JSONL file.*docs"
+    ) as raised:
+        read_documents(["owner/name:config"])
+    assert "\n" not in str(raised.value)
+
+
+def test_trouble_with_the_hub_is_told_apart(monkeypatch):
+    import huggingface_hub
+    from huggingface_hub import errors
+
+    def trouble(error: Exception | None) -> str | None:
+        def answer(*_: object, **__: object) -> None:
+            if error:
+                raise error
+
+        monkeypatch.setattr(huggingface_hub.HfApi, "repo_info", answer)
+        return find_hub_trouble("owner/name", "model")
+
+    def status(kind: type[Exception]) -> Exception:
+        response = SimpleNamespace(headers={}, status_code=500, request=None)
+        return kind("two\nlines", response=response)
+
+    assert trouble(None) is None
+    assert trouble(status(errors.RepositoryNotFoundError)) == "the Hub has no model 'owner/name'"
+    assert trouble(status(errors.GatedRepoError)) == "the model 'owner/name' on the Hub is open to approved users only"
+    assert trouble(status(errors.HfHubHTTPError)) == "the Hub does not serve the model 'owner/name' (two lines)"
+    assert trouble(errors.OfflineModeIsEnabled("offline")) == (
+        "the Hub cannot be reached for the model 'owner/name' (OfflineModeIsEnabled)"
+    )
+
+
+def serve(monkeypatch: pytest.MonkeyPatch, rows: list[dict[str, object]], shards: int = 1) -> list[object]:
+    """Makes every Hub data set consist of these rows; what `datasets` is asked for goes into the list."""
+    import datasets
+
+    asked: list[object] = []
+
+    def load(*arguments: object, **options: object) -> object:
+        asked.append((arguments, options))
+        return datasets.Dataset.from_list(rows).to_iterable_dataset(num_shards=shards)
+
+    sources._load_hub.cache_clear()
+    monkeypatch.setattr(sources, "find_hub_trouble", lambda name, kind: None)
+    monkeypatch.setattr(datasets, "load_dataset", load)
+    return asked
+
+
+def test_rows_of_a_hub_data_set_are_documents(monkeypatch):
+    asked = serve(monkeypatch, [{"text": "One. Two.\n\nThree."}, {"text": " \n"}, {"text": "Four."}])
+    assert read("owner/name:20220301.en") == [["One.", "Two.", "Three."], ["Four."]]
+    assert asked == [(("owner/name", "20220301.en"), {"split": "train", "streaming": True})]
+
+    serve(monkeypatch, [{"question": "Why?", "label": "1"}])
+    with pytest.raises(UsageError, match="has the columns question, label; choose one with a column text"):
+        read("name")
+
+
+def test_a_hub_data_set_that_cannot_be_loaded(monkeypatch):
+    import datasets
+
+    serve(monkeypatch, [])
+    monkeypatch.setattr(
+        datasets, "load_dataset", lambda *_, **__: (_ for _ in ()).throw(ValueError("Config\nname missing"))
+    )
+    with pytest.raises(UsageError, match=r"'name' cannot be loaded \(Config name missing\)"):
+        read("name")
+
+
+def test_a_hub_data_set_that_breaks_off_is_one_line(monkeypatch):
+    """The transport has exceptions of its own, which are no OSError."""
+
+    class ReadTimeout(Exception):
+        pass
+
+    class Rows:
+        num_shards = 1
+
+        def shard(self, **which):
+            yield {"text": "One."}
+            raise ReadTimeout("timed\nout")
+
+    serve(monkeypatch, [])
+    monkeypatch.setattr("datasets.load_dataset", lambda *_, **__: Rows())
+    with pytest.raises(UsageError, match=r"the data set 'owner/name' cannot be read \(timed out\); try again"):
+        read("owner/name")
+
+
+def test_shards_of_a_hub_data_set_are_pieces(monkeypatch):
+    asked = serve(monkeypatch, [{"text": f"Number {i}."} for i in range(10)], shards=3)
+    pieces = cut_sources(["owner/name"])
+    assert [(p.kind, p.path, p.start, p.stop, p.size) for p in pieces] == [
+        ("hub", "owner/name", number, 3, 0) for number in range(3)
+    ]
+    parts = [list(read_piece(piece)) for piece in pieces]
+    assert [len(documents) for documents in parts] == [4, 3, 3]
+    assert list(chain(*parts)) == read("owner/name") == [[f"Number {i}."] for i in range(10)]
+    assert len(asked) == 1
+
+    serve(monkeypatch, [{"text": "Other."}] * 2, shards=2)
+    with pytest.raises(UsageError, match="has 2 shards and not 3 as before"):
+        list(read_piece(pieces[0]))
+
+
+def test_a_hub_data_set_that_breaks_off(monkeypatch):
+    def fail() -> object:
+        yield {"text": "One."}
+        raise ConnectionError("Server\nDisconnected")
+
+    rows = SimpleNamespace(num_shards=1, shard=lambda **_: fail())
+    monkeypatch.setattr(sources, "_load_hub", lambda source: rows)
+    documents = read_piece(Piece("name", "hub", "name", 0, 1))
+    with pytest.raises(UsageError, match=r"data set 'name' cannot be read \(Server Disconnected\); try again"):
+        list(documents)
+
+
+# --- what a worker process needs
+
+
+def test_importing_is_light():
+    names = "bertkit.data.pretraining.sources, bertkit.data.pretraining.docstrings, bertkit.data.pretraining.tokenize, bertkit.data.tokenizer"
+    modules = run_python(f"import sys, {names}; print(*sys.modules)").split()
+    assert "numpy" in modules
+    assert not {"torch", "transformers", "tokenizers", "datasets", "huggingface_hub", "sentencex"} & set(modules)
+
+
+def test_reading_is_light(tmp_path):
+    file = write(tmp_path / "a.txt", TEXT)
+    program = f"""
+        import sys
+        from bertkit.data.pretraining.sources import cut_sources, read_piece
+        (piece,) = cut_sources([{str(file)!r}])
+        print(len(list(read_piece(piece))), *sys.modules)
+    """
+    count, *modules = run_python(re.sub("\n +", "\n", program)).split()
+    assert count == "2"
+    assert "sentencex" in modules
+    assert not {"torch", "transformers", "tokenizers", "datasets", "huggingface_hub"} & set(modules)
+
+
+def run_python(program: str) -> str:
+    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+
+
+def test_a_corpus_that_was_built_among_the_texts_is_no_text(tmp_path):
+    """So the same build command finds the same sources again."""
+    write(tmp_path / "texts" / "a.txt", TEXT)
+    write(tmp_path / "texts" / "made" / "vocab.txt", "[PAD]")
+    write(tmp_path / "texts" / "made" / "build.json", "{}")
+    assert len(read(tmp_path / "texts")) == 3  # somebody's folder with such a file
+    (tmp_path / "texts" / "made" / "shards").mkdir()
+    assert read(tmp_path / "texts") == SENTENCES
+    with pytest.raises(UsageError, match="made is a built corpus and no text"):
+        read(tmp_path / "texts" / "made")

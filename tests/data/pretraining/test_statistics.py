@@ -1,0 +1,249 @@
+"""Statistics of a corpus: worked by hand on a tiny one, and against a naive count on random ones."""
+
+import errno
+import os
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bertkit.data.pretraining import statistics
+from bertkit.data.pretraining.pairs import plan_pairs
+from bertkit.data.pretraining.statistics import (
+    choose_kept,
+    describe,
+    draw_histogram,
+    find_repeats,
+    hash_units,
+    list_rows,
+    list_warnings,
+    measure,
+    measure_pairs,
+    measure_repeats,
+    select_sentences,
+)
+from bertkit.errors import UsageError
+from tests.data.pretraining.test_store import list_documents, make_corpus
+
+# Few different tokens, so that lines and documents are repeated, and cut otherwise too.
+DOCUMENTS = st.lists(
+    st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=3), min_size=1, max_size=3), min_size=1, max_size=12
+)
+MANY = settings(max_examples=150, deadline=None)
+
+
+@pytest.fixture
+def small_blocks(monkeypatch):
+    """Blocks so small that units lie in several of them."""
+    for name, size in {"TOKENS_A_BLOCK": 4, "UNITS_A_BLOCK": 3, "HASHES_A_PASS": 5, "SENTENCES_A_BLOCK": 7}.items():
+        monkeypatch.setattr(statistics, name, size)
+    monkeypatch.setattr(statistics, "PAIRS_A_BLOCK", 2)
+
+
+def flatten(document):
+    return tuple(token for sentence in document for token in sentence)
+
+
+def drop_repeats(documents, unit):
+    """The documents that stay, naively."""
+    seen, kept = set(), []
+    for document in documents:
+        if flatten(document) not in seen:
+            seen.add(flatten(document))
+            kept.append(document)
+    if unit == "documents":
+        return kept
+    lines, cleaned = set(), []
+    for document in kept:
+        rest = []
+        for line in map(tuple, document):
+            if line not in lines:
+                lines.add(line)
+                rest.append(list(line))
+        if rest:
+            cleaned.append(rest)
+    return cleaned
+
+
+@MANY
+@given(documents=DOCUMENTS, unit=st.sampled_from(["documents", "lines"]))
+def test_repeats_go_as_a_naive_count_says(documents, unit):
+    corpus = make_corpus(documents)
+    assert list_documents(select_sentences(corpus, choose_kept(corpus, unit))) == drop_repeats(documents, unit)
+
+
+@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.parametrize("unit", ["documents", "lines"])
+@pytest.mark.parametrize("seed", range(5))
+def test_block_by_block_the_same_repeats_go(unit, seed, tmp_path):
+    draw = np.random.default_rng(seed)
+    sizes = [draw.integers(1, 9, draw.integers(1, 4)) for _ in range(30)]
+    documents = [[draw.integers(0, 2, size).tolist() for size in document] for document in sizes]
+    documents += [documents[place] for place in draw.integers(0, 30, 10)]
+    corpus = make_corpus(documents)
+    expected = drop_repeats(documents, unit)
+    assert len(expected) < len(documents)
+    assert list_documents(select_sentences(corpus, choose_kept(corpus, unit, tmp_path))) == expected
+    assert list(tmp_path.iterdir()) == [], "the file of the hashes has no name"
+
+
+@MANY
+@given(documents=DOCUMENTS)
+def test_repeats_are_counted_as_a_naive_count_does(documents):
+    corpus = make_corpus(documents)
+    found = measure_repeats(corpus)
+    for unit, items in (
+        ("documents", [flatten(document) for document in documents]),
+        ("lines", [tuple(line) for document in documents for line in document]),
+    ):
+        later = [item for place, item in enumerate(items) if item in items[:place]]
+        share = sum(map(len, later)) / len(corpus.ids)
+        assert found[unit] == {"count": len(later), "token_share": pytest.approx(share)}
+
+
+@MANY
+@given(documents=DOCUMENTS)
+def test_hashes_are_equal_where_tokens_are(documents):
+    corpus = make_corpus(documents)
+    hashes = hash_units(corpus.ids, corpus.sentence_ends).tolist()
+    lines = [tuple(line) for document in documents for line in document]
+    assert len(set(hashes)) == len(set(lines))
+    assert len(set(zip(hashes, lines, strict=True))) == len(set(lines))
+
+
+def test_hashes_of_many_short_lines_differ():
+    """All 27 + 729 + 19,683 lines of one to three of 27 tokens; order and number of tokens count."""
+    lines = [(a,) for a in range(27)] + [(a, b) for a in range(27) for b in range(27)]
+    lines += [(a, b, c) for a in range(27) for b in range(27) for c in range(27)]
+    corpus = make_corpus([[line] for line in lines])
+    hashes = hash_units(corpus.ids, corpus.sentence_ends)
+    assert len(np.unique(hashes)) == len(lines)
+    assert not find_repeats(hashes).any()
+
+
+def test_only_the_chosen_take_part():
+    hashes = np.array([5, 5, 7, 5, 7], np.uint64)
+    assert find_repeats(hashes).tolist() == [False, True, False, True, True]
+    chosen = np.array([False, True, True, True, False])
+    assert find_repeats(hashes, chosen).tolist() == [False, False, False, True, False]
+
+
+def test_lengths_worked_by_hand():
+    """1, 1, 2, 3, 4, 5, 8, 9, 16, 100: half are at most 4, nine of ten at most 16, 99 of 100 at most 100."""
+    found = describe(np.cumsum([9, 1, 3, 2, 100, 1, 8, 16, 4, 5]))
+    assert found == {
+        "mean": 14.9,
+        "median": 4,
+        "p90": 16,
+        "p99": 100,
+        "longest": 100,
+        "histogram": {"1": 2, "2": 1, "4": 2, "8": 2, "16": 2, "128": 1},
+    }
+    assert draw_histogram({"1": 1, "2": 199, "1024": 800}) == "≤2: 20%, ≤1,024: 80%"
+    assert describe(np.empty(0, np.int64))["longest"] == 0
+
+
+@MANY
+@given(lengths=st.lists(st.integers(1, 40), min_size=1, max_size=60))
+def test_lengths_agree_with_a_sorted_list(lengths):
+    found, ordered = describe(np.cumsum(lengths)), sorted(lengths)
+    for name, share in statistics.QUANTILES.items():
+        least = next(x for x in ordered if sum(y <= x for y in lengths) >= share * len(lengths) - 1e-9)
+        assert found[name] == least
+    assert found["mean"] == pytest.approx(np.mean(lengths))
+    assert sum(found["histogram"].values()) == len(lengths)
+
+
+def test_a_tiny_corpus_worked_by_hand():
+    """Three documents; the third is the first again, and the line 1 2 comes three times. [UNK] is 9."""
+    corpus = make_corpus([[[1, 2], [3]], [[9], [1, 2], [4, 5, 6, 7]], [[1, 2], [3]]])
+    found = measure(corpus, unknown_id=9)
+    assert (found["documents"], found["sentences"], found["tokens"]) == (3, 7, 13)
+    assert found["unknown_rate"] == 1 / 13
+    assert found["sentence_tokens"]["median"] == 2
+    assert found["document_sentences"] | {"histogram": None} == {
+        "mean": 7 / 3, "median": 2, "p90": 3, "p99": 3, "longest": 3, "histogram": None
+    }  # fmt: skip
+    assert found["document_tokens"]["histogram"] == {"4": 2, "8": 1}
+    assert found["repeated"] == {
+        "documents": {"count": 1, "token_share": 3 / 13},
+        "lines": {"count": 3, "token_share": 5 / 13},
+    }
+    # Every document fits into one pair of 128 tokens, and so it is of 512.
+    for length in ("128", "512"):
+        assert found["pairs"][length]["pairs"] >= 3
+        assert 0.8 < found["pairs"][length]["padding"] < 1
+
+
+@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.parametrize("max_length", [16, 128])
+def test_padding_is_that_of_the_planned_pairs(max_length):
+    draw = np.random.default_rng(1)
+    documents = [[[1] * draw.integers(1, 30) for _ in range(draw.integers(1, 20))] for _ in range(30)]
+    corpus = make_corpus(documents)
+    pairs = plan_pairs(corpus, max_length=max_length, seed=0)
+    tokens = (pairs[:, 1] - pairs[:, 0] + pairs[:, 3] - pairs[:, 2] + 3).sum()
+    assert measure_pairs(corpus, max_length) == {
+        "pairs": len(pairs),
+        "padding": 1 - tokens / (len(pairs) * max_length),
+        "random_next": pairs[:, 4].mean(),
+    }
+
+
+def test_what_cannot_be_measured_is_refused():
+    with pytest.raises(UsageError, match="needs at least two documents"):
+        measure(make_corpus([[[1, 2]]]), 0)
+    part = make_corpus([[[1]], [[2]], [[3]]]).select(np.array([True, False, True]))
+    with pytest.raises(ValueError, match="whole corpora"):
+        measure_repeats(part)
+
+
+def make_statistics(unknown=0.0, lines=0.0, documents=0):
+    corpus = make_corpus([[[1, 2], [3]], [[9], [1, 2], [4, 5, 6, 7]]])
+    found = measure(corpus, unknown_id=99) | {"characters": 40, "vocab_size": 1000, "unknown_rate": unknown}
+    found["repeated"] = {
+        "documents": {"count": documents, "token_share": 0.0},
+        "lines": {"count": 1, "token_share": lines},
+    }
+    return found | {"documents": 100}
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({}, []),
+        ({"unknown": 0.05, "lines": 0.1, "documents": 1}, []),
+        ({"unknown": 0.06}, ["6.0% of the tokens are [UNK]; train a vocabulary"]),
+        ({"lines": 0.11}, ["lines that came before hold 11.0% of the tokens; drop them with --deduplicate lines"]),
+        ({"documents": 2}, ["2.0% of the documents came before; drop them with --deduplicate documents"]),
+        ({"documents": 2, "lines": 0.5}, ["--deduplicate lines"]),
+    ],
+)
+def test_what_is_unusual_is_said_with_its_remedy(values, words):
+    lines = list(list_warnings(make_statistics(**values)))
+    assert len(lines) == len(words)
+    for line, word in zip(lines, words, strict=True):
+        assert line.startswith("warning: ")
+        assert word in line
+
+
+def test_the_table_says_everything_in_words():
+    found = make_statistics()
+    before = {"documents": 9, "sentences": 8, "tokens": 7777, "repeated": found["repeated"]}
+    rows = dict(list_rows(found | {"before": before}))
+    assert rows["sentences"] == "5"
+    assert rows["before removal: tokens"] == "7,777"
+    assert rows["unknown tokens"] == "0.000%"
+    assert rows["tokens of a document"] == "mean 5.0, median 3, p90 7, p99 7, longest 7"
+    assert "random next" in rows["pairs of 512 tokens"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the disk is not asked first")
+def test_a_disk_too_small_for_the_hashes_says_so_at_once(tmp_path, monkeypatch):
+    """A write to mapped memory could not: the system would end the process."""
+    monkeypatch.setattr(statistics, "HASHES_A_PASS", 10)
+    monkeypatch.setattr(os, "posix_fallocate", lambda *_: (_ for _ in ()).throw(OSError(errno.ENOSPC, "No space left")))
+    with pytest.raises(OSError, match="No space left"):
+        statistics.hash_units(np.arange(40, dtype=np.uint16), np.arange(2, 42, 2), tmp_path)

@@ -1,0 +1,245 @@
+"""Texts and pairs as the paper packs them, cut as the reference code cuts them, and batches that lose nothing."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader
+
+from bertkit.data.pretraining.tokenize import copy_backend
+from bertkit.data.sequences import TEXTS_A_BATCH, Choices, Sequences, encode_inputs, encode_texts, pad, pad_choices
+from bertkit.data.tokenizer import make_tokenizer
+
+SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+WORDS = ["my", "dog", "is", "cute", "he", "likes", "play", "##ing", "a", "b", "mask", "sep", "[", "]", ".", ",", "##s"]
+TOKENIZER = make_tokenizer(SPECIAL + WORDS, cased=False)
+TEXTS = st.lists(st.sampled_from(["my", "dogs", "Playing", "cute.", "É", "a, b", "he\u2028likes", "[x]"])).map(" ".join)
+
+
+def encode(*texts, labels=None, max_length=64):
+    """The sequences of one text or pair, or of columns of them."""
+    columns = [[text] if isinstance(text, str) else list(text) for text in texts]
+    return encode_texts(columns, labels, TOKENIZER, max_length)
+
+
+def show(item):
+    """(T,) tokens and segments."""
+    return TOKENIZER.convert_ids_to_tokens(item["input_ids"].tolist()), item["token_type_ids"].tolist()
+
+
+def test_the_pair_of_figure_2():
+    """Figure 2: [CLS] and the first [SEP] belong to A, the last [SEP] to B."""
+    tokens, segments = show(encode("my dog is cute", "he likes playing")[0])
+    assert " ".join(tokens) == "[CLS] my dog is cute [SEP] he likes play ##ing [SEP]"
+    assert segments == [0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1]
+
+
+def test_a_single_text_is_segment_a():
+    tokens, segments = show(encode("My dog is cute")[0])
+    assert " ".join(tokens) == "[CLS] my dog is cute [SEP]"
+    assert segments == [0] * 6
+
+
+def truncate(first, second, limit):
+    """The reference code's rule: B loses a token unless A is longer."""
+    while first + second > limit:
+        if first > second:
+            first -= 1
+        else:
+            second -= 1
+    return first, second
+
+
+@given(st.lists(st.one_of(TEXTS, st.tuples(TEXTS, TEXTS)), min_size=1, max_size=8), st.integers(5, 24))
+def test_sequences_are_those_of_tokenizers(inputs, max_length):
+    backend = copy_backend(TOKENIZER)
+    backend.enable_truncation(max_length, strategy="longest_first")
+    expected = [(one.ids, one.type_ids, bool(one.overflowing)) for one in backend.encode_batch(inputs)]
+    data = encode_inputs(inputs, None, TOKENIZER, max_length)
+    found = [(item["input_ids"].tolist(), item["token_type_ids"].tolist()) for item in data]
+    assert [(*item, cut) for item, cut in zip(found, data.shortened.tolist(), strict=True)] == expected
+
+
+LONG_PAIR = """
+import resource
+from bertkit.data.sequences import encode_inputs
+from bertkit.data.tokenizer import make_tokenizer
+tokenizer = make_tokenizer(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b"], cased=False)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+data = encode_inputs([("a " * 8000, "b " * 8000)], None, tokenizer, 128)
+print(len(data.ids), (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
+"""
+
+
+def test_two_long_texts_take_no_more_memory_than_their_tokens():
+    """Where tokenizers cuts them it keeps every combination of their pieces: over 1,000 MB here."""
+    done = subprocess.run([sys.executable, "-c", LONG_PAIR], capture_output=True, text=True, check=True)
+    tokens, megabytes = map(int, done.stdout.split())
+    assert tokens == 128
+    assert megabytes < 100
+
+
+@pytest.mark.parametrize("max_length", [5, 6, 9, 10, 13])
+def test_long_pairs_are_cut_as_in_the_reference_code(max_length):
+    """But for the odd token between two long texts, as the docstring says."""
+    sizes = [(first, second) for first in range(1, 13) for second in range(1, 13)]
+    data = encode(["a " * first for first, _ in sizes], ["b " * second for _, second in sizes], max_length=max_length)
+    room, ties = max_length - 3, 0
+    for (first, second), item in zip(sizes, data, strict=True):
+        tokens, segments = show(item)
+        found = tokens.count("a"), tokens.count("b")
+        assert tokens == ["[CLS]", *["a"] * found[0], "[SEP]", *["b"] * found[1], "[SEP]"]
+        assert segments.count(1) == found[1] + 1
+        expected = truncate(first, second, room)
+        if room % 2 and min(first, second) > room // 2 and first <= second:
+            assert expected == (room // 2 + 1, room // 2)
+            expected = expected[::-1]
+            ties += 1
+        assert found == expected
+    assert (ties > 0) == (room % 2 == 1)
+
+
+def test_a_long_text_loses_its_end():
+    assert show(encode("a b my dog is cute", max_length=5)[0])[0] == ["[CLS]", "a", "b", "my", "[SEP]"]
+
+
+@settings(deadline=None, max_examples=50)
+@given(
+    pairs=st.lists(st.tuples(TEXTS, TEXTS), min_size=1, max_size=4),
+    max_length=st.integers(5, 24),
+    alone=st.booleans(),
+)
+def test_equal_to_the_tokenizer_of_transformers(pairs, max_length, alone):
+    columns = [list(column) for column in zip(*pairs, strict=True)][: 1 if alone else 2]
+    expected = TOKENIZER(*columns, truncation=True, max_length=max_length)
+    for index, item in enumerate(encode(*columns, max_length=max_length)):
+        assert item["input_ids"].tolist() == expected["input_ids"][index]
+        assert item["token_type_ids"].tolist() == expected["token_type_ids"][index]
+
+
+@pytest.mark.parametrize("texts", [("[MASK] my [SEP]",), ("[MASK] my [SEP]", "[CLS] dog")])
+def test_special_tokens_written_out_are_letters(texts):
+    tokens, segments = show(encode(*texts)[0])
+    first = "[CLS] [ mask ] my [ sep ] [SEP]"
+    assert " ".join(tokens) == (first if len(texts) == 1 else f"{first} [ [UNK] ] dog [SEP]")
+    assert sum(segments) == (0 if len(texts) == 1 else 5)
+
+
+@pytest.mark.parametrize("prepared", [False, True])
+def test_the_callers_tokenizer_stays_as_it_is(prepared):
+    if prepared:
+        TOKENIZER(["a", "a b my"], padding="max_length", max_length=30, truncation=True)  # it remembers
+    before = TOKENIZER.backend_tokenizer.to_str()
+    assert [len(item["input_ids"]) for item in encode(["a", "a b my dog is"], max_length=5)] == [3, 5]
+    assert TOKENIZER.backend_tokenizer.to_str() == before
+    assert TOKENIZER.backend_tokenizer.encode_special_tokens is False
+    assert TOKENIZER("[MASK]")["input_ids"] == TOKENIZER.convert_tokens_to_ids(["[CLS]", "[MASK]", "[SEP]"])
+
+
+def test_more_texts_than_are_tokenized_at_once(monkeypatch):
+    texts = [["a " * (index % 5 + 1) for index in range(10)], ["b " * (index % 3 + 1) for index in range(10)]]
+    assert TEXTS_A_BATCH > 10
+    whole = encode(*texts, max_length=7)
+    monkeypatch.setattr("bertkit.data.sequences.TEXTS_A_BATCH", 3)
+    for one, other in zip(whole, encode(*texts, max_length=7), strict=True):
+        assert show(one) == show(other)
+
+
+def make_sequences(shapes, labels):
+    """Random tokens: `shapes` are (tokens, how many of them in segment B)."""
+    lengths, seconds = np.array(shapes).T
+    ids = np.random.default_rng(0).integers(1, 99, lengths.sum()).astype(np.int32)
+    return Sequences(ids, np.cumsum(lengths), seconds, labels)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    shapes=st.lists(st.integers(1, 12).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n))), min_size=1),
+    kind=st.sampled_from([None, np.int64, np.float32]),
+)
+def test_a_padded_batch_holds_every_sequence_and_nothing_else(shapes, kind):
+    labels = None if kind is None else np.arange(len(shapes)).astype(kind)
+    data = make_sequences(shapes, labels)
+    items = data.__getitems__(range(len(data)))
+    batch = pad(items)
+    longest = max(length for length, _ in shapes)
+    assert set(batch) == {"input_ids", "token_type_ids", "attention_mask"} | ({"labels"} if kind else set())
+    for name in ("input_ids", "token_type_ids", "attention_mask"):
+        assert batch[name].shape == (len(shapes), longest)
+        assert batch[name].dtype == torch.int64
+    for row, (length, second) in enumerate(shapes):
+        assert batch["attention_mask"][row].tolist() == [1] * length + [0] * (longest - length)
+        assert batch["input_ids"][row, :length].tolist() == items[row]["input_ids"].tolist()
+        assert batch["token_type_ids"][row, :length].tolist() == [0] * (length - second) + [1] * second
+        assert not batch["input_ids"][row, length:].any()
+        assert not batch["token_type_ids"][row, length:].any()
+    if kind is not None:
+        assert batch["labels"].tolist() == list(range(len(shapes)))
+        assert batch["labels"].dtype == (torch.int64 if kind is np.int64 else torch.float32)
+
+
+def test_every_other_column_is_a_number_a_sequence():
+    """Such as the positions of answers, which numpy gives one by one; each column keeps its kind."""
+    items = make_sequences([(3, 1), (7, 0), (2, 2)], None).__getitems__(range(3))
+    for item, start, end, weight in zip(items, np.array([2, 0, 1]), [2, 0, 2], np.float32([0.5, 1, 2]), strict=True):
+        item |= {"start_positions": start, "end_positions": end, "weights": weight}
+    batch = pad(items)
+    columns = {name: batch.pop(name) for name in ("start_positions", "end_positions", "weights")}
+    assert {name: (column.dtype, column.tolist()) for name, column in columns.items()} == {
+        "start_positions": (torch.int64, [2, 0, 1]),
+        "end_positions": (torch.int64, [2, 0, 2]),
+        "weights": (torch.float32, [0.5, 1.0, 2.0]),
+    }
+    assert {name: tuple(column.shape) for name, column in batch.items()} == dict.fromkeys(
+        ("input_ids", "token_type_ids", "attention_mask"), (3, 7)
+    )
+
+
+def test_sequences_through_torchs_loader():
+    """The loader asks for several at once; together its batches are the data set, in order."""
+    data = make_sequences([(3, 1), (7, 0), (2, 2), (5, 2), (4, 4)], np.arange(5))
+    batches = list(DataLoader(data, batch_size=2, collate_fn=pad, num_workers=0))
+    assert [tuple(batch["input_ids"].shape) for batch in batches] == [(2, 7), (2, 5), (1, 4)]
+    real = torch.cat([batch["input_ids"][batch["attention_mask"].bool()] for batch in batches])
+    assert real.tolist() == data.ids.tolist()
+    assert torch.cat([batch["labels"] for batch in batches]).tolist() == [0, 1, 2, 3, 4]
+
+
+# --- Choices
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    lengths=st.lists(st.lists(st.integers(2, 9), min_size=3, max_size=3), min_size=1, max_size=5),
+    labelled=st.booleans(),
+)
+def test_a_batch_of_choices_holds_every_sequence_in_its_place(lengths, labelled):
+    """Three sequences a question, padded to the longest of all."""
+    flat = make_sequences([(length, length // 2) for question in lengths for length in question], None)
+    labels = np.arange(len(lengths)) % 3 if labelled else None
+    data = Choices(flat, 3, labels)
+    assert len(data) == len(lengths)
+    batch = pad_choices(data.__getitems__(range(len(data))))
+    expected = pad(flat.__getitems__(range(len(flat))))
+    longest = max(map(max, lengths))
+    assert set(batch) == set(expected) | ({"labels"} if labelled else set())
+    for name, column in expected.items():
+        assert batch[name].shape == (len(lengths), 3, longest)
+        assert batch[name].dtype == torch.int64
+        assert torch.equal(batch[name].flatten(0, 1), column)
+    assert batch["attention_mask"].sum(dim=2).tolist() == lengths
+    if labelled:
+        assert torch.equal(batch["labels"], torch.from_numpy(labels))
+
+
+def test_choices_through_torchs_loader():
+    flat = make_sequences([(length, 1) for length in (3, 7, 2, 5, 4, 6)], None)
+    batches = list(DataLoader(Choices(flat, 2, np.array([1, 0, 1])), batch_size=2, collate_fn=pad_choices))
+    assert [tuple(batch["input_ids"].shape) for batch in batches] == [(2, 2, 7), (1, 2, 6)]
+    real = torch.cat([batch["input_ids"][batch["attention_mask"].bool()] for batch in batches])
+    assert real.tolist() == flat.ids.tolist()
+    assert torch.cat([batch["labels"] for batch in batches]).tolist() == [1, 0, 1]

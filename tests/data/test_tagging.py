@@ -1,0 +1,221 @@
+"""Words <-> tokens: what a sequence shows, which tokens are labelled, how much context there is."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bertkit.data.formats.conll import Sentence, TaggedText
+from bertkit.data.tagging import ABSENT, IGNORED, check_lengths, encode_words, fit_context, pad_words
+from bertkit.data.tokenizer import make_tokenizer
+from bertkit.errors import UsageError
+from tests.official import SPECIAL
+
+VOCABULARY = [*SPECIAL, "Jim", "Hen", "##son", "was", "a", "puppet", "##eer", "word", "##1", "##2"]
+TOKENIZER = make_tokenizer(VOCABULARY, cased=True, max_length=64)
+NAMES = ("O", "B-PER", "I-PER")
+DROPPED = "\u200b"  # a word of a control character: the tokenizer keeps nothing of it
+WORDS = ["a", "Henson", "word12", "puppeteer", "never seen", "[SEP]", DROPPED]
+
+
+def make_text(*documents: list[str], tags: dict[str, str] | None = None, silent: bool = False) -> TaggedText:
+    """A text of documents of sentences of words; a word's tag is that in `tags`, or O."""
+    sentences = []
+    for number, document in enumerate(documents, 1):
+        for sentence in document:
+            words = sentence if isinstance(sentence, list) else sentence.split()
+            found = [(tags or {}).get(word, "O") for word in words]
+            sentences.append(Sentence(words, found, found, 0 if silent else number, len(sentences) + 1))
+    return TaggedText("file", sentences, 0 if silent else len(documents), "IOB2", 0)
+
+
+def show(data, index):
+    """The tokens of a sequence."""
+    return TOKENIZER.convert_ids_to_tokens(data[index]["input_ids"])
+
+
+# --- Worked examples
+
+
+def test_each_word_is_labelled_on_its_first_token():
+    """Jim Hen ##son was a puppet ##eer, labels B-PER I-PER X O O O X, where X is the paper's "no prediction"."""
+    text = make_text(["Jim Henson was a puppeteer"], tags={"Jim": "B-PER", "Henson": "I-PER"})
+    data = encode_words(text, NAMES, TOKENIZER)
+    assert show(data, 0) == ["[CLS]", "Jim", "Hen", "##son", "was", "a", "puppet", "##eer", "[SEP]"]
+    item = data[0]
+    assert item["labels"].tolist() == [IGNORED, 1, 2, IGNORED, 0, 0, 0, IGNORED, IGNORED]
+    assert item["token_type_ids"].tolist() == [0] * 9
+    assert {column.dtype for column in item.values()} == {np.dtype(np.int64)}
+    assert data.locate(0).tolist() == [1, 2, 4, 5, 6]
+    assert data.name_tags(0, np.array([1, 2, 0, 0, 0])) == ["B-PER", "I-PER", "O", "O", "O"]
+
+
+def test_a_word_that_is_dropped_keeps_its_place():
+    text = make_text([f"Jim {DROPPED} was", DROPPED], tags={"Jim": "B-PER", DROPPED: "I-PER", "was": "I-PER"})
+    data = encode_words(text, NAMES, TOKENIZER)
+    assert data.locate(0).tolist() == [1, ABSENT, 2]
+    assert data[0]["labels"].tolist() == [IGNORED, 1, 2, IGNORED]
+    assert data.name_tags(0, np.array([1, 2])) == ["B-PER", "O", "I-PER"]
+    assert show(data, 1) == ["[CLS]", "Jim", "was", "[SEP]"], "there is context all the same"
+    assert (data[1]["labels"] == IGNORED).all()
+    assert data.name_tags(1, np.array([], np.int64)) == ["O"]
+
+
+def test_special_tokens_in_a_text_are_text():
+    data = encode_words(make_text(["[SEP] a"]), NAMES, TOKENIZER)
+    assert show(data, 0) == ["[CLS]", "[UNK]", "[UNK]", "[UNK]", "a", "[SEP]"]
+    assert data.locate(0).tolist() == [1, 4]
+
+
+def test_a_tag_that_training_lacks_is_labelled_o():
+    data = encode_words(make_text(["Jim a"], tags={"Jim": "B-ORG", "a": "I-PER"}), NAMES, TOKENIZER)
+    assert data[0]["labels"].tolist() == [IGNORED, 0, 2, IGNORED]
+
+
+def test_the_context_is_of_the_same_document_and_balanced():
+    """Room for 6 tokens: the sentence has one, half of the other five to its left, the rest to its right."""
+    text = make_text(["a"] * 9, ["was"] * 3)
+    data = encode_words(text, NAMES, TOKENIZER, max_length=8)
+    shown = [int(stop - start) for start, stop in zip(data.starts, data.stops, strict=True)]
+    assert shown == [6] * 9 + [3] * 3
+    own = [int(data.locate(index)[0]) for index in range(12)]
+    #  Sentences 0 to 8: in front there are 0, 1, then 2; near the end as many as are needed to fill the room.
+    assert own == [1, 2, 3, 3, 3, 3, 4, 5, 6, 1, 2, 3]
+    assert show(data, 9) == ["[CLS]", "was", "was", "was", "[SEP]"]
+
+
+def test_only_whole_neighbours_are_shown():
+    """Room for 7: `word ##1 ##2` (3) fits to the left only where half of what the sentence leaves holds it."""
+    text = make_text(["word12", "a", "was was was was", "a a"])
+    data = encode_words(text, NAMES, TOKENIZER, max_length=9)
+    # The second sentence leaves 6: 3 to the left, then 3 where the four of the third do not fit.
+    assert show(data, 1) == ["[CLS]", "word", "##1", "##2", "a", "[SEP]"]
+    # The third leaves 3: one half of it, 1, takes `a`, and 2 are left for `a a`.
+    assert show(data, 2) == ["[CLS]", "a", "was", "was", "was", "was", "a", "a", "[SEP]"]
+    # The last leaves 5, 2 for the left, where 4 stand; there is no right, so all 5 go to the left: `was was was was a`.
+    assert show(data, 3) == ["[CLS]", "a", "was", "was", "was", "was", "a", "a", "[SEP]"]
+
+
+def test_without_documents_or_context_a_sentence_is_alone():
+    lines = ["a a", "was", "Jim"]
+    for data in (
+        encode_words(make_text(lines, silent=True), NAMES, TOKENIZER),
+        encode_words(make_text(lines), NAMES, TOKENIZER, context=False),
+    ):
+        assert [show(data, index) for index in range(3)] == [["[CLS]", *line.split(), "[SEP]"] for line in lines]
+
+
+def test_a_sentence_that_is_too_long_is_named():
+    text = make_text(["a", "a a a a a a a"])
+    assert len(encode_words(text, NAMES, TOKENIZER, max_length=9)[1]["input_ids"]) == 9
+    with pytest.raises(UsageError) as error:
+        encode_words(text, NAMES, TOKENIZER, max_length=8)
+    message = "file, line 2: the sentence has 7 tokens and max_length 8 leaves room for 6; raise max_length or split"
+    assert str(error.value) == f"{message} the sentence"
+    check_lengths(text, np.array([6, 6]), 8)
+
+
+def test_a_batch_is_padded_to_its_longest():
+    data = encode_words(make_text(["Jim a"], ["word12 a"]), NAMES, TOKENIZER)
+    batch = pad_words(data.__getitems__([0, 1]))
+    assert {name: tuple(column.shape) for name, column in batch.items()} == dict.fromkeys(
+        ("attention_mask", "input_ids", "token_type_ids", "labels"), (2, 6)
+    )
+    assert batch["labels"].tolist() == [[-100, 0, 0, -100, -100, -100], [-100, 0, -100, -100, 0, -100]]
+    assert batch["attention_mask"].tolist() == [[1, 1, 1, 1, 0, 0], [1] * 6]
+
+
+# --- Properties
+
+documents = st.lists(
+    st.lists(st.lists(st.sampled_from(WORDS), min_size=1, max_size=3), min_size=1, max_size=6), min_size=1, max_size=3
+)
+
+
+@given(documents, st.integers(11, 40), st.booleans(), st.data())
+def test_what_every_sequence_keeps_to(found, max_length, context, draw):
+    """No sentence has more than 9 tokens: three words of three."""
+    text = make_text(*found)
+    names = ("O", "B-X", "I-X", "B-Y")
+    for sentence in text.sentences:
+        count = len(sentence.words)
+        sentence.tags[:] = draw.draw(st.lists(st.sampled_from(names), min_size=count, max_size=count))
+    data = encode_words(text, names, TOKENIZER, max_length, context)
+    own = [TOKENIZER.tokenize(" ".join(x.words), split_special_tokens=True) for x in text.sentences]
+    numbers = text.number_documents()
+    for index, sentence in enumerate(text.sentences):
+        item, places = data[index], data.locate(index)
+        tokens = show(data, index)
+        assert len(tokens) <= max_length
+        assert tokens[0] == "[CLS]"
+        assert tokens[-1] == "[SEP]"
+        # Each own word that has a token is labelled, exactly once, on the first token of it, and nothing else is.
+        has_token = [word != DROPPED for word in sentence.words]
+        assert (places != ABSENT).tolist() == has_token
+        assert np.flatnonzero(item["labels"] != IGNORED).tolist() == places[places != ABSENT].tolist()
+        for word, place in zip(sentence.words, places, strict=True):
+            pieces = TOKENIZER.tokenize(word, split_special_tokens=True)
+            assert place == ABSENT or tokens[place : place + len(pieces)] == pieces
+        # The tags come back.
+        labels = item["labels"][item["labels"] != IGNORED]
+        expected = [tag if has else "O" for tag, has in zip(sentence.tags, has_token, strict=True)]
+        assert data.name_tags(index, labels) == expected
+        # Whole sentences of the document, side by side, and none more would fit.
+        matching = [
+            (first, end)
+            for first in range(index + 1)
+            for end in range(index + 1, len(own) + 1)
+            if [*tokens[1:-1]] == [token for part in own[first:end] for token in part]
+            and len(set(numbers[first:end].tolist())) == 1
+            and sum(map(len, own[first:index])) == data.ends[index] - len(own[index]) - data.starts[index]
+        ]
+        assert matching
+        if not context:
+            assert tokens[1:-1] == own[index]
+            continue
+        first, end = min(matching)[0], max(end for _, end in matching)
+        spare = max_length - len(tokens)
+        for neighbour in (first - 1, end):
+            if 0 <= neighbour < len(own) and numbers[neighbour] == numbers[index]:
+                assert len(own[neighbour]) > spare
+
+
+@given(st.lists(st.integers(0, 6), min_size=1, max_size=30), st.integers(6, 40), st.data())
+def test_context_is_as_balanced_as_the_document_allows(lengths, room, draw):
+    """By its definition, sentence by sentence: half of the spare room to the left, the rest right, the rest left."""
+    documents = np.sort(draw.draw(st.lists(st.integers(0, 3), min_size=len(lengths), max_size=len(lengths))))
+    starts, stops = fit_context(np.cumsum(lengths), documents, room)
+
+    def fill(budget: int, sentences: list[int]) -> int:
+        total = 0
+        for sentence in sentences:
+            if total + lengths[sentence] > budget:
+                break
+            total += lengths[sentence]
+        return total
+
+    for index, length in enumerate(lengths):
+        same = [other for other in range(len(lengths)) if documents[other] == documents[index]]
+        before, after = [x for x in same if x < index][::-1], [x for x in same if x > index]
+        spare = room - length
+        right = fill(spare - fill(spare // 2, before), after)
+        left = fill(spare - right, before)
+        begin = sum(lengths[:index])
+        assert (starts[index], stops[index]) == (begin - left, begin + length + right)
+
+
+@given(documents, st.booleans())
+def test_all_words_and_sequences_together_are_those_of_each(found, context):
+    text = make_text(*found)
+    data = encode_words(text, NAMES, TOKENIZER, 40, context)
+    places, ends, labels = data.locate_all()
+    flat = data.flatten()
+    assert len(flat) == len(ends) == len(data)
+    for index, (start, end) in enumerate(zip([0, *ends[:-1]], ends, strict=True)):
+        own = data.locate(index)
+        assert places[start:end].tolist() == own[own != ABSENT].tolist()
+        item, same = data[index], flat[index]
+        assert labels[start:end].tolist() == item["labels"][item["labels"] != IGNORED].tolist()
+        assert same["input_ids"].tolist() == item["input_ids"].tolist()
+        assert same["token_type_ids"].tolist() == item["token_type_ids"].tolist()
+        assert "labels" not in same

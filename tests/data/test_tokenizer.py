@@ -1,0 +1,414 @@
+"""WordPiece vocabularies: the same in every run, complete, and read by transformers as they were written."""
+
+import errno
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import AutoTokenizer, BertTokenizerFast
+from transformers.models.bert.tokenization_bert_legacy import BertTokenizerLegacy
+
+from bertkit.data import tokenizer
+from bertkit.data.tokenizer import (
+    SPECIAL_TOKENS,
+    TOKENIZER_FILES,
+    choose_alphabet,
+    count_words,
+    load_tokenizer,
+    make_tokenizer,
+    save_tokenizer,
+    train_vocabulary,
+)
+from bertkit.errors import UsageError
+
+TEXTS = [
+    "The café's owner said: my dog is hairy, my dog's hair is curly!",
+    "They were walking, talking and barking; the walkers talked about walks. 他去了北京 in 1999.",
+    "Unwanted, unhappy, untold: the naïve Übermensch walked the hairy dog about the curly café.",
+]
+MIXED = (
+    "Ünïcode CAFÉ naïve hairy\tdogs 他去了北京。 ｶﾀｶﾅ 한국어 😀 don't x\u0000y\u200bz\ufffd ﬁ İ "
+    f"{'a' * 100} {'b' * 101} [MASK] [mask] 3.14 https://a.b/c_d «quote»"
+)
+
+
+@cache
+def vocabulary(cased: bool = False) -> list[str]:
+    return train_vocabulary(TEXTS, size=400, cased=cased)
+
+
+def write_tokens(path: Path, tokens: list[str]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes("".join(f"{token}\n" for token in tokens).encode())
+    return path
+
+
+# --- training
+
+
+def test_tokens_are_in_the_order_of_special_alphabet_inside_merged():
+    tokens = train_vocabulary(["ab ab abc!"], size=100)
+    assert tokens == [*SPECIAL_TOKENS, "!", "a", "b", "c", "##a", "##b", "##c", "ab"]
+
+
+def test_pieces_are_merged_by_frequency():
+    # The pairs: u g 19, u n 12, h u 10, m u 9, r u 8, s u 4; with u g and u n merged first, h ug 10 and so on.
+    text = " ".join(["hug"] * 10 + ["mug"] * 9 + ["run"] * 8 + ["sun"] * 4)
+    assert train_vocabulary([text], size=19 + 6)[-6:] == ["##ug", "##un", "hug", "mug", "run", "sun"]
+    assert train_vocabulary([text], size=100, min_frequency=9)[19:] == ["##ug", "##un", "hug", "mug"]
+
+
+def test_size_is_exact_and_a_smaller_text_is_reported():
+    lines: list[str] = []
+    smaller = train_vocabulary(TEXTS, size=80, report=lines.append)
+    assert len(smaller) == len(set(smaller)) == 80
+    assert not lines
+    complete = train_vocabulary(TEXTS, size=5000, report=lines.append)
+    assert complete[:80] == smaller
+    assert lines == [f"the text gives {len(complete)} tokens, not 5,000: no more pieces occur 2 times"]
+
+
+def test_cased_keeps_letters_and_accents():
+    uncased, cased = vocabulary(), vocabulary(cased=True)
+    assert "Ü" in cased
+    assert "é" in cased
+    assert all(token == token.lower() for token in uncased[5:])
+    assert not {"é", "ü", "ï"} & set(uncased)
+
+
+def test_chinese_is_split_at_every_character():
+    tokens = train_vocabulary(["他去了北京他去了北京"] * 9, size=100)
+    assert tokens == [*SPECIAL_TOKENS, *sorted("他去了北京")]
+    assert make_tokenizer(tokens, cased=False).tokenize("去北京了") == ["去", "北", "京", "了"]
+
+
+def test_vocabulary_smaller_than_the_alphabet():
+    needed = len(train_vocabulary(["a b c ! 京"], size=99))
+    assert needed == 5 + 5 + 3  # the special tokens; a b c ! 京; ##a ##b ##c
+    with pytest.raises(
+        UsageError, match=r"of 12 tokens is smaller .*: 5 characters.* make 13; ask for that many or more"
+    ) as raised:
+        train_vocabulary(["a b c ! 京"], size=12)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("texts", [[], [""], [" \n\t", "\u200b"]])
+def test_no_words(texts):
+    with pytest.raises(UsageError, match="no words"):
+        train_vocabulary(texts)
+
+
+def test_alphabet_is_the_fewest_characters_that_cover_the_text(monkeypatch):
+    counts = Counter({"aaa": 20, "b": 30, "c": 9, "d": 1})
+    assert choose_alphabet(counts) == ["a", "b", "c", "d"]
+    for coverage, alphabet in ((0.6, "a"), (0.61, "ab"), (0.9, "ab"), (0.99, "abc"), (1.0, "abcd")):
+        monkeypatch.setattr(tokenizer, "CHARACTER_COVERAGE", coverage)
+        assert choose_alphabet(counts) == list(alphabet)
+
+
+def test_words_that_will_be_unknown_are_not_trained_on(monkeypatch):
+    assert "a" * 50 not in train_vocabulary([f"{'a' * 101} " * 99 + "a"], size=999)
+    monkeypatch.setattr(tokenizer, "CHARACTER_COVERAGE", 0.9)
+    # Without the rare z in the middle the trainer would join the parts to xy.
+    assert train_vocabulary(["x y " * 99 + "xzy " * 2], size=99)[5:] == ["x", "y", "##x", "##y"]
+
+
+def test_the_words_that_are_held_are_bounded(monkeypatch):
+    monkeypatch.setattr(tokenizer, "MOST_WORDS", 500)
+    monkeypatch.setattr(tokenizer, "CHARACTERS_A_COUNT", 1_000)
+    texts = [f"often {'x' * 101} {number} also,{number}" for number in range(9_000)]
+    lines = []
+    words = count_words(texts, cased=False, report=lines.append)
+    assert 250 <= len(words) <= 500
+    assert (words["often"], words["also"]) == (9_000, 9_000)
+    assert max(map(len, words)) <= 100
+    assert lines == ["there are more than 500 different words; the rarest of them are not counted"]
+
+
+TRAIN = """
+import sys, hashlib
+from bertkit.data.tokenizer import train_vocabulary
+tokens = train_vocabulary(sys.stdin.read().splitlines(), size=1000)
+print(len(tokens), hashlib.sha256("\\n".join(tokens).encode()).hexdigest())
+"""
+
+
+def test_vocabulary_is_the_same_in_every_process_and_order_of_the_text():
+    # Random words are full of ties: here the trainer of tokenizers by itself gives another vocabulary in each run.
+    draw = random.Random(0)
+    texts = [" ".join("".join(draw.choices("abcdefgh", k=draw.randint(2, 9))) for _ in range(20)) for _ in range(200)]
+    results = set()
+    for seed in range(3):
+        draw.shuffle(texts)
+        command = [sys.executable, "-c", TRAIN]
+        result = subprocess.run(
+            command,
+            input="\n".join(texts),
+            text=True,
+            capture_output=True,
+            check=True,
+            env=os.environ | {"PYTHONHASHSEED": str(seed)},
+        )
+        results.add(result.stdout)
+    assert len(results) == 1
+    assert results.pop().startswith("1000 ")
+
+
+# --- words and pieces
+
+
+@given(st.lists(st.text(max_size=30)), st.booleans())
+def test_words_are_those_of_the_tokenizer(texts, cased):
+    tokenizer = make_tokenizer(SPECIAL_TOKENS, cased=cased).backend_tokenizer
+    expected = Counter(
+        word
+        for text in texts
+        for word, _ in tokenizer.pre_tokenizer.pre_tokenize_str(tokenizer.normalizer.normalize_str(text))
+    )
+    assert count_words(texts, cased=cased) == expected
+
+
+@settings(deadline=None)
+@given(st.data())
+def test_no_word_of_the_alphabet_is_unknown(data):
+    tokens = vocabulary(cased=True)
+    continuing = [token[2:] for token in tokens if token.startswith("##") and len(token) == 3]
+    assert set("ehéÜ1") <= set(continuing)
+    assert not set("京!,") & set(continuing)
+    word = data.draw(st.text(st.sampled_from(continuing), min_size=1, max_size=100))
+    pieces = make_tokenizer(tokens, cased=True).tokenize(word)
+    assert "".join(piece.removeprefix("##") for piece in pieces) == word
+
+
+@pytest.mark.parametrize("cased", [False, True])
+def test_tokens_are_those_of_transformers_and_of_the_reference_code(tmp_path, cased):
+    tokens = vocabulary(cased)
+    file = write_tokens(tmp_path / "vocab.txt", tokens)
+    ours = make_tokenizer(tokens, cased=cased)
+    stock = BertTokenizerFast(vocab=str(file), do_lower_case=not cased)
+    reference = BertTokenizerLegacy(str(file), do_lower_case=not cased)  # its Python, in transformers
+    for text in (*TEXTS, MIXED):
+        assert ours.tokenize(text) == reference.tokenize(text)
+    for text in (*TEXTS, MIXED, "e\u0301 \u1100\u1161 \u0627\u064b", "\ue000 \u00ad \u2028 \x85"):
+        assert ours(text, TEXTS[0])["input_ids"] == stock(text, TEXTS[0])["input_ids"]
+    assert ours(TEXTS[0], TEXTS[1])["token_type_ids"] == stock(TEXTS[0], TEXTS[1])["token_type_ids"]
+    assert "[UNK]" not in ours.tokenize(f"{'a' * 100}")
+    assert ours.tokenize("b" * 101) == ["[UNK]"]
+    assert ours.convert_tokens_to_ids(list(SPECIAL_TOKENS)) == [0, 1, 2, 3, 4]
+    assert ours.model_max_length == 512
+
+
+# --- files
+
+
+@pytest.mark.parametrize("cased", [False, True])
+def test_saved_tokenizer_is_the_same_for_us_and_for_plain_transformers(tmp_path, cased):
+    tokenizer = make_tokenizer(vocabulary(cased), cased=cased, max_length=64)
+    save_tokenizer(tokenizer, tmp_path / "new" / "folder")
+    folder = tmp_path / "new" / "folder"
+    assert {"vocab.txt", "tokenizer.json", "tokenizer_config.json"} <= {file.name for file in folder.iterdir()}
+    assert (folder / "vocab.txt").read_bytes().decode().split("\n") == [*vocabulary(cased), ""]
+    for read in (load_tokenizer, BertTokenizerFast.from_pretrained, AutoTokenizer.from_pretrained):
+        again = read(str(folder))
+        assert type(again) is BertTokenizerFast
+        assert again(MIXED, TEXTS[0]) == tokenizer(MIXED, TEXTS[0])
+        assert again.model_max_length == 64
+
+
+def test_a_tokenizer_that_cannot_be_written_leaves_nothing(tmp_path, monkeypatch):
+    tokenizer, write = make_tokenizer(vocabulary(), cased=False), Path.write_bytes
+
+    def fill_disk(path, content):
+        write(path, content[:10])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_bytes", fill_disk)
+        with pytest.raises(OSError, match="No space left"):
+            save_tokenizer(tokenizer, tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / ".tokenizer").mkdir()
+    (tmp_path / ".tokenizer" / "merges.txt").write_text("of a process that was killed")
+    save_tokenizer(tokenizer, tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == TOKENIZER_FILES
+
+
+@pytest.mark.parametrize("cased", [False, True])
+@pytest.mark.parametrize("kept", ["tokenizer.json", "vocab.txt"])
+def test_one_file_is_enough(tmp_path, kept, cased):
+    # Of tokenizer.json alone BertTokenizerFast makes an uncased tokenizer, whatever the file says.
+    tokenizer = make_tokenizer(vocabulary(cased), cased=cased)
+    save_tokenizer(tokenizer, tmp_path / "all")
+    (tmp_path / "one").mkdir()
+    shutil.copy(tmp_path / "all" / kept, tmp_path / "one")
+    again = load_tokenizer(tmp_path / "one")
+    assert again(MIXED) == tokenizer(MIXED)
+    assert again.model_max_length == 512
+    assert len(again) == len(tokenizer)
+
+
+def test_added_tokens_keep_their_ids(tmp_path):
+    tokenizer = make_tokenizer(vocabulary(), cased=False)
+    tokenizer.add_tokens(["[E1]"])
+    save_tokenizer(tokenizer, tmp_path)
+    again = load_tokenizer(tmp_path)
+    assert len(again) == len(vocabulary()) + 1
+    assert again.convert_tokens_to_ids("[E1]") == len(vocabulary())
+    assert (tmp_path / "vocab.txt").read_text().splitlines()[-1] == "[E1]"
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_bare_vocabulary_is_cased_if_it_has_a_capital(tmp_path, end):
+    for cased in (False, True):
+        file = tmp_path / f"{cased}.txt"
+        file.write_bytes(end.join([*vocabulary(cased), "[unused1]", ""]).encode())
+        expected = make_tokenizer([*vocabulary(cased), "[unused1]"], cased=cased)
+        assert load_tokenizer(file)(MIXED) == expected(MIXED)
+    with pytest.raises(UsageError, match="has no capital letter, so it is uncased"):
+        load_tokenizer(tmp_path / "False.txt", cased=True)
+
+
+def test_cased_contradicts_the_files(tmp_path):
+    save_tokenizer(make_tokenizer(vocabulary(), cased=False), tmp_path)
+    assert load_tokenizer(tmp_path, cased=False).tokenize("The dog") == ["the", "dog"]
+    with pytest.raises(UsageError, match="is uncased, cased was asked for"):
+        load_tokenizer(tmp_path, cased=True)
+
+
+def test_settings_in_tokenizer_config_come_before_those_in_tokenizer_json(tmp_path):
+    save_tokenizer(make_tokenizer(vocabulary(), cased=False), tmp_path)
+    config = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config | {"tokenize_chinese_chars": False}))
+    assert (
+        load_tokenizer(tmp_path).tokenize("北京")
+        == BertTokenizerFast.from_pretrained(tmp_path).tokenize("北京")
+        == ["[UNK]"]
+    )
+
+
+def make_numbered(index: int, **more: Any) -> str:
+    """A tokenizer.json whose last token has this id."""
+    ids = {token: number for number, token in enumerate(SPECIAL_TOKENS)} | {"a": index}
+    return json.dumps({"model": {"type": "WordPiece", "vocab": ids}} | more)
+
+
+ROBERTA = json.dumps({"model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}})
+BAD_FILES = [
+    ("vocab.txt", "\n".join(["a", *SPECIAL_TOKENS, "a"]), "has the token 'a' 2 times"),
+    ("vocab.txt", "\n".join(["", "a", *SPECIAL_TOKENS, "", "b"]), "has the token '' 2 times"),
+    ("vocab.txt", "[PAD]\n[UNK]\n[CLS]\nthe\n", r"is no BERT vocabulary: it has no \[SEP\], \[MASK\]"),
+    ("vocab.txt", "", r"it has no \[PAD\]"),
+    ("vocab.txt", b"[PAD]\xff", "is not UTF-8 text"),
+    ("tokenizer.json", "{", "is not JSON"),
+    ("tokenizer.json", "[]", "holds no JSON object"),
+    ("tokenizer.json", "{}", "has no table of tokens and their ids; save the tokenizer again"),
+    ("tokenizer.json", ROBERTA, "is a BPE tokenizer; BERT needs WordPiece"),
+    ("tokenizer.json", '{"model": {"type": "\\u001b"}}', r"is a '\\x1b' tokenizer; BERT needs WordPiece"),
+    ("tokenizer.json", "[" * 100_000, "is not JSON"),
+    ("tokenizer.json", '{"model": 1}', "has no table of tokens and their ids"),
+    ("tokenizer.json", '{"model": {"vocab": {"[PAD]": "0", "[UNK]": 1}}}', "has no table of tokens and their ids"),
+    ("tokenizer.json", make_numbered(2**31), "does not number its tokens from 0 without gaps"),
+    ("tokenizer.json", make_numbered(-1), "does not number its tokens from 0 without gaps"),
+    ("tokenizer.json", make_numbered(0), "does not number its tokens from 0 without gaps"),
+    ("tokenizer.json", make_numbered(5, normalizer=[1]), "has a normalizer that is no object"),
+    ("tokenizer.json", make_numbered(5, decoder=[1]), r"is damaged \(.*; save it again"),  # tokenizers' own Exception
+    ("tokenizer.json", json.dumps({"model": {"vocab": {"[PAD]": 0}}}), r"it has no \[UNK\], \[CLS\]"),
+    ("config.json", "{}", "has neither tokenizer.json nor vocab.txt"),
+]
+
+
+@pytest.mark.parametrize(("name", "content", "message"), BAD_FILES, ids=[message for _, _, message in BAD_FILES])
+def test_bad_vocabulary_is_one_line(tmp_path, name, content, message):
+    (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(UsageError, match=message) as raised:
+        load_tokenizer(tmp_path)
+    assert "\n" not in str(raised.value)
+    assert str(tmp_path) in str(raised.value)
+
+
+def test_an_unknown_word_that_the_vocabulary_does_not_have_is_told_before_a_text_has_one(tmp_path):
+    save_tokenizer(make_tokenizer(vocabulary(), cased=False), tmp_path)
+    config = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config | {"unk_token": "-1"}))
+    with pytest.raises(UsageError, match=r"is damaged \(.*\); save it again"):
+        load_tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["pad_token", "unk_token", "cls_token", "sep_token"])
+def test_a_tokenizer_that_names_no_special_token_is_refused(tmp_path, name):
+    save_tokenizer(make_tokenizer(vocabulary(), cased=False), tmp_path)
+    config = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config | {name: None}))
+    with pytest.raises(UsageError, match=rf"names no {name}; write it into its tokenizer_config.json|is damaged \("):
+        load_tokenizer(tmp_path)
+
+
+def test_a_folder_with_the_name_of_a_file_is_one_line(tmp_path):
+    for name in ("tokenizer.json", "vocab.txt"):
+        (tmp_path / name / name).mkdir(parents=True)
+        with pytest.raises(UsageError, match=r"cannot be read \(Is a directory\); "):
+            load_tokenizer(tmp_path / name)
+
+
+def test_a_directory_that_cannot_be_made_is_one_line(tmp_path):
+    (tmp_path / "file").write_text("mine")
+    for name, reason in (("file", "File exists"), ("file/deep", "Not a directory")):
+        with pytest.raises(UsageError) as error:
+            save_tokenizer(make_tokenizer(vocabulary(), cased=False), tmp_path / name)
+        assert str(error.value) == f"{tmp_path / name} cannot be made ({reason}); name another directory"
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_bad_tokens():
+    with pytest.raises(UsageError, match="'a' 2 times"):
+        make_tokenizer([*SPECIAL_TOKENS, "a", "a"], cased=False)
+    with pytest.raises(UsageError, match=r"has no \[MASK\]"):
+        make_tokenizer(SPECIAL_TOKENS[:4], cased=False)
+
+
+@pytest.mark.parametrize("source", ["missing/vocab.txt", "./missing", "/missing", "vocab.txt", "a/b/c"])
+def test_missing_file_is_not_looked_for_on_the_hub(source, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(tokenizer, "find_hub_trouble", lambda *_: pytest.fail("asked the Hub"))
+    with pytest.raises(UsageError, match=f"'{source}' does not exist"):
+        load_tokenizer(source)
+
+
+def test_unreachable_hub_falls_back_to_the_cache(monkeypatch, tmp_path):
+    import huggingface_hub
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    save_tokenizer(make_tokenizer(vocabulary(), cased=False), tmp_path)
+    asked: list[bool] = []
+    cached = True
+
+    def snapshot(name: str, *, allow_patterns: list[str], local_files_only: bool) -> str:
+        asked.append(local_files_only)
+        if not cached:
+            raise LocalEntryNotFoundError("two\nlines")
+        return str(tmp_path)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot)
+    monkeypatch.setattr(tokenizer, "find_hub_trouble", lambda name, kind: None)
+    assert len(load_tokenizer("owner/name")) == len(vocabulary())
+    monkeypatch.setattr(tokenizer, "find_hub_trouble", lambda name, kind: "the Hub cannot be reached")
+    assert len(load_tokenizer("owner/name")) == len(vocabulary())
+    assert asked == [False, True]
+    cached = False
+    with pytest.raises(
+        UsageError, match=r"^the Hub cannot be reached; name a directory with a vocabulary or train one"
+    ):
+        load_tokenizer("owner/name")
+    monkeypatch.setattr(tokenizer, "find_hub_trouble", lambda name, kind: None)
+    with pytest.raises(UsageError, match=r"'owner/name' cannot be downloaded \(two lines\)"):
+        load_tokenizer("owner/name")

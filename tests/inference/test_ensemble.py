@@ -1,0 +1,598 @@
+"""Ensembles of SQuAD runs: means worked by hand, what copies and orders must not change, the files, and mistakes."""
+
+import json
+import math
+import os
+import shutil
+from contextlib import contextmanager
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bertkit.data.spans import N_BEST, Answer, Question, Span
+from bertkit.errors import UsageError
+from bertkit.inference import ensemble
+from bertkit.inference.ensemble import average, combine, list_entries, list_lines
+from bertkit.tasks.squad import SQUAD, choose, find_version, rank, score_files
+from bertkit.training.recipe import save_recipe
+from bertkit.training.run import run as train
+from bertkit.training.run_dir import hold_run_dir
+from tests.official import write_checkpoint, write_squad
+
+ONE, TWO = find_version(1), find_version(2)
+FILES = {
+    1: ["nbest_predictions.json", "predictions.json"],
+    2: ["nbest_predictions.json", "null_odds.json", "predictions.json"],
+}
+
+GOLD = {1: {"q1": ["blue sky"], "q2": ["two cats"], "q3": ["Paris"]}, 2: {"q1": ["red"], "q2": [], "q3": ["Paris"]}}
+RUNS = {
+    1: [
+        {
+            "q1": {"red": 0.6, "blue": 0.4},
+            "q2": {"cats": 0.5, "two cats": 0.4, "two": 0.1},
+            "q3": {"Paris": 1.0},
+        },
+        {
+            "q1": {"blue": 0.5, "green": 0.3, "red": 0.2},
+            "q2": {"two cats": 0.7, "cats": 0.3},
+            "q3": {"in Paris": 0.9, "Paris": 0.1},
+        },
+    ],
+    2: [
+        {"q1": {"red": 0.6, "": 0.4}, "q2": {"": 0.8, "cats": 0.2}, "q3": {"Paris": 1.0, "": 0.0}},
+        {"q1": {"": 0.7, "red": 0.3}, "q2": {"": 0.5, "cats": 0.4, "two": 0.1}, "q3": {"Paris": 0.5, "": 0.5}},
+    ],
+}
+
+
+def write_gold(folder, version, gold=None):
+    """An official dev file; its context holds nothing but the answers."""
+    qas = [
+        {
+            "id": name,
+            "question": "What?",
+            "answers": [{"text": text, "answer_start": 0} for text in texts],
+            **({"is_impossible": not texts} if version is TWO else {}),
+        }
+        for name, texts in (gold or GOLD[version.number]).items()
+    ]
+    folder.mkdir(exist_ok=True)
+    path = folder / f"dev-v{version.release}.json"
+    content = {"version": version.release, "data": [{"title": "", "paragraphs": [{"context": "blue", "qas": qas}]}]}
+    path.write_text(json.dumps(content))
+    return path
+
+
+def write_run(folder, version, answers, data="", exact=50.0, f1=60.0):
+    """What an ensemble reads of a finished run. answers: question -> text -> probability."""
+    (folder / "predictions").mkdir(parents=True)
+    save_recipe({"task": version.name, "data": {"dir": str(data)}}, folder / "recipe.toml")
+    (folder / "metrics.json").write_text(json.dumps({version.exact: exact, "f1": f1, "score": f1}))
+    nbest = {
+        name: [
+            {"text": text, "probability": value, "start_logit": 0.0, "end_logit": 0.0} for text, value in best.items()
+        ]
+        for name, best in answers.items()
+    }
+    (folder / "predictions" / "nbest_predictions.json").write_text(json.dumps(nbest))
+    return folder
+
+
+@pytest.fixture(params=[ONE, TWO], ids=["1.1", "2.0"])
+def version(request):
+    return request.param
+
+
+@pytest.fixture
+def runs(tmp_path, version):
+    """The two runs above, beside their data."""
+    write_gold(tmp_path / "squad", version)
+    found = zip("ab", RUNS[version.number], strict=True)
+    return [write_run(tmp_path / name, version, answers, data=tmp_path / "squad") for name, answers in found]
+
+
+def join(version, runs, output, data=None):
+    """Combines them; gives results and lines."""
+    lines = []
+    return combine(version, runs, output, data, lines.append), lines
+
+
+def refuse(version, runs, output, data=None):
+    """The one line that combining them ends with."""
+    with pytest.raises(UsageError) as error:
+        combine(version, runs, output, data, lambda line: None)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def read(folder):
+    """The JSON files below a directory, by name; none holds a number that JSON has no word for."""
+
+    def refuse_constant(name):
+        raise AssertionError(name)
+
+    paths = sorted(folder.rglob("*.json"))
+    return {
+        str(path.relative_to(folder)): json.loads(path.read_text(), parse_constant=refuse_constant) for path in paths
+    }
+
+
+# --- Worked by hand
+
+
+def test_two_runs_of_1_1_worked_by_hand(tmp_path):
+    """q1: blue (0.4 + 0.5) / 2 = 0.45, red 0.4, green 0.15: half of "blue sky", F1 2/3.
+    q2: two cats 0.55, cats 0.4, two 0.05: right. q3: Paris 0.55, in Paris 0.45: right. EM 2/3, F1 8/9.
+    Alone either run has only one right.
+    """
+    write_gold(tmp_path / "squad", ONE)
+    runs = [write_run(tmp_path / name, ONE, RUNS[1][index]) for index, name in enumerate("ab")]
+    results, lines = join(ONE, runs, tmp_path / "both", tmp_path / "squad")
+    assert lines == [f"SQuAD 1.1: 3 questions of {tmp_path}/squad/dev-v1.1.json, answered by 2 runs"]
+    assert results["metrics"] == {
+        "exact_match": pytest.approx(200 / 3),
+        "f1": pytest.approx(800 / 9),
+        "score": results["metrics"]["f1"],
+        "runs": 2,
+    }
+    files = read(tmp_path / "both")
+    assert files["metrics.json"] == results["metrics"]
+    assert files["predictions/predictions.json"] == {"q1": "blue", "q2": "two cats", "q3": "Paris"}
+    means = {
+        name: {entry["text"]: pytest.approx(entry["probability"]) for entry in entries}
+        for name, entries in files["predictions/nbest_predictions.json"].items()
+    }
+    assert means == {
+        "q1": {"blue": 0.45, "red": 0.4, "green": 0.15},
+        "q2": {"two cats": 0.55, "cats": 0.4, "two": 0.05},
+        "q3": {"Paris": 0.55, "in Paris": 0.45},
+    }
+    assert [list(best) for best in means.values()] == [
+        ["blue", "red", "green"],
+        ["two cats", "cats", "two"],
+        ["Paris", "in Paris"],
+    ]
+
+
+def test_two_runs_of_2_0_worked_by_hand(tmp_path):
+    """No answer and the best: q1 0.55 and red 0.45, q2 0.65 and cats 0.3, q3 0.25 and Paris 0.75. At tau = 0 q1 is not
+    answered, which is wrong, q2 rightly not, and q3 is. All are right where -tau is between q1's and q2's odds.
+    """
+    write_gold(tmp_path / "squad", TWO)
+    runs = [write_run(tmp_path / name, TWO, RUNS[2][index]) for index, name in enumerate("ab")]
+    results, _ = join(TWO, runs, tmp_path / "both", tmp_path / "squad")
+    odds = {"q1": math.log(0.55 / 0.45), "q2": math.log(0.65 / 0.3), "q3": math.log(0.25 / 0.75)}
+    metrics = results["metrics"]
+    assert metrics["null_score_diff_threshold"] == -metrics["tau"] == pytest.approx((odds["q1"] + odds["q2"]) / 2)
+    assert {name: value for name, value in metrics.items() if "tau" not in name and "null" not in name} == {
+        **dict.fromkeys(["exact", "f1", "HasAns_exact", "HasAns_f1", "NoAns_exact", "NoAns_f1", "score"], 100.0),
+        "runs": 2,
+    }
+    assert (metrics["tau0_exact"], metrics["tau0_HasAns_exact"]) == (pytest.approx(200 / 3), 50.0)
+    files = read(tmp_path / "both")
+    assert files["metrics.json"] == metrics
+    assert files["predictions/predictions.json"] == {"q1": "red", "q2": "", "q3": "Paris"}
+    assert files["predictions/null_odds.json"] == pytest.approx(odds)
+    best = [[entry["text"] for entry in entries] for entries in files["predictions/nbest_predictions.json"].values()]
+    assert best == [["", "red"], ["", "cats", "two"], ["Paris", ""]]
+
+
+def test_equal_means_keep_the_order_of_the_runs():
+    """Added one after the other, 0.1 + 0.2 + 0.3 and 0.3 + 0.2 + 0.1 are not equal."""
+    lists = [[("a", 0.1), ("b", 0.3)], [("b", 0.2), ("a", 0.2)], [("a", 0.3), ("b", 0.1)]]
+    assert [span.text for span in average(lists).spans] == ["a", "b"]
+    assert [span.text for span in average([lists[1], lists[0], lists[2]]).spans] == ["b", "a"]
+
+
+def test_the_best_of_the_union_are_kept_and_no_answer_always():
+    """Two runs without a common text: 40 of them, of which 20 stay, and no answer behind them as in a single run."""
+    first = [(f"a{place}", 0.5 / 2**place) for place in range(N_BEST)]
+    second = [(f"b{place}", 0.4 / 2**place) for place in range(N_BEST)]
+    answer = average([[*first, ("", 1e-9)], [*second, ("", 3e-9)]])
+    assert [span.text for span in answer.spans] == [f"{run}{place}" for place in range(N_BEST // 2) for run in "ab"]
+    entries = list_entries(answer, with_null=True)
+    assert [entry["text"] for entry in entries] == [*(span.text for span in answer.spans), ""]
+    assert [entry["probability"] for entry in entries[::N_BEST]] == pytest.approx([0.25, 2e-9])
+    assert list_entries(answer, with_null=False) == entries[:-1]
+    assert len(list_entries(average([[*first, ("", 0.1)], second]), with_null=True)) == N_BEST
+
+
+def test_probabilities_of_zero_are_no_trouble(tmp_path, version):
+    gold = {"q1": ["red"], "q2": ["red"]} | ({"q3": []} if version is TWO else {})
+    path = write_gold(tmp_path / "squad", version, gold)
+    answers = {"q1": {"red": 0.0, "": 0.0}, "q2": {}, "q3": {"": 1.0}}
+    runs = [write_run(tmp_path / name, version, {name: answers[name] for name in gold}) for name in "ab"]
+    results, _ = join(version, runs, tmp_path / "both", path)
+    assert results["metrics"][version.exact] == pytest.approx(200 / 3 if version is TWO else 50.0)
+    files = read(tmp_path / "both")
+    assert files["predictions/predictions.json"]["q2"] == ""
+    entries = [entry for best in files["predictions/nbest_predictions.json"].values() for entry in best]
+    assert entries
+    assert all(0 <= entry["probability"] <= 1 for entry in entries)
+
+
+def test_an_empty_text_is_no_answer_of_1_1():
+    """A run writes it where it has found nothing at all."""
+    answer = average([[("", 1.0)], [("red", 0.3), ("blue", 0.2)]])
+    assert answer.best.text == "red"
+    assert [entry["text"] for entry in list_entries(answer, with_null=False)] == ["red", "blue"]
+    nothing = list_entries(average([[("", 1.0)], [("", 1.0)]]), with_null=False)
+    assert nothing == [{"text": "", "probability": 1.0, "start_logit": 0.0, "end_logit": 0.0}]
+
+
+# --- What must not change
+
+
+scores = st.floats(-15, 15)
+spans = st.lists(
+    st.builds(Span, st.text("ab cé", min_size=1, max_size=4), scores, scores),
+    min_size=1,
+    max_size=N_BEST,
+    unique_by=lambda span: span.text,
+)
+answers = st.builds(
+    lambda spans, null: Answer(sorted(spans, key=lambda span: span.start + span.end, reverse=True), null),
+    spans,
+    st.tuples(scores, scores),
+)
+probabilities = (
+    st.dictionaries(st.sampled_from(["", *"abcdefgh"]), st.floats(0, 0.1), max_size=8).map(dict.items).map(list)
+)
+
+
+def list_pairs(answer, version):
+    """What a run's file says of an answer."""
+    entries = json.loads(json.dumps(rank(answer, version.unanswerable)))
+    return [(entry["text"], entry["probability"]) for entry in entries]
+
+
+@given(answer=answers, copies=st.integers(2, 7), version=st.sampled_from([ONE, TWO]))
+def test_a_run_and_its_copies_answer_as_the_run_alone(answer, copies, version):
+    """But for what rounding makes of scores that are equal, or nearly."""
+    alone = list_pairs(answer, version)
+    found = average([alone] * copies)
+    assert [span.text for span in found.spans] == [text for text, _ in alone if text]
+    assert found.best.text == answer.best.text
+    entries = list_entries(found, version.unanswerable)
+    assert {entry["text"]: entry["probability"] for entry in entries} == pytest.approx(dict(alone), abs=1e-9)
+    if version is TWO:
+        assert found.odds == pytest.approx(answer.odds, abs=1e-9)
+        if abs(answer.odds) > 1e-9:
+            assert choose(TWO, [found], 0.0) == choose(TWO, [answer], 0.0)
+
+
+@given(lists=st.lists(probabilities, min_size=2, max_size=5), data=st.data())
+def test_the_order_of_the_runs_decides_between_equals_only(lists, data):
+    one, other = average(lists), average(data.draw(st.permutations(lists)))
+    assert one.null == other.null
+    assert sorted(one.spans) == sorted(other.spans)
+    assert [span.start for span in one.spans] == [span.start for span in other.spans]
+
+
+@given(lists=st.lists(probabilities, min_size=2, max_size=5))
+def test_every_mean_is_the_mean(lists):
+    answer = average(lists)
+    tables = [dict(pairs) for pairs in lists]
+    expected = {text: sum(table.get(text, 0.0) for table in tables) / len(lists) for table in tables for text in table}
+    found = {entry["text"]: entry["probability"] for entry in list_entries(answer, with_null=True)}
+    assert found == pytest.approx({"": 0.0} | expected, abs=1e-12)
+    assert all(span.start == span.end and math.isfinite(span.start) for span in answer.spans)
+    assert math.isfinite(answer.odds)
+
+
+# --- The files
+
+
+def test_the_files_score_the_same_when_they_are_read_back(tmp_path, version, runs):
+    results, _ = join(version, runs, tmp_path / "both")
+    folder, gold = tmp_path / "both" / "predictions", tmp_path / "squad" / f"dev-v{version.release}.json"
+    metrics = results["metrics"]
+    found = score_files(version, gold, folder / "predictions.json")
+    assert {name: value for name, value in found.items() if not name.endswith("total")} == {
+        name: metrics[name] for name in found if not name.endswith("total")
+    }
+    if version is TWO:
+        threshold = metrics["null_score_diff_threshold"]
+        found = score_files(TWO, gold, folder / "predictions.json", folder / "null_odds.json", threshold)
+        assert (found["exact"], found["f1"]) == (metrics["exact"], metrics["f1"])
+    assert sorted(path.name for path in folder.iterdir()) == FILES[version.number]
+
+
+def test_an_ensemble_is_as_good_as_its_n_best_says(tmp_path, version, runs):
+    """Who reads the official form finds log probability in the logits, and the answer at tau = 0 on top."""
+    join(version, runs, tmp_path / "both")
+    files = read(tmp_path / "both" / "predictions")
+    for name, entries in files["nbest_predictions.json"].items():
+        for entry in entries:
+            assert set(entry) == {"text", "probability", "start_logit", "end_logit"}
+            assert entry["start_logit"] == entry["end_logit"] == pytest.approx(math.log(entry["probability"]) / 2)
+        assert [entry["probability"] for entry in entries] == sorted(
+            (entry["probability"] for entry in entries), reverse=True
+        )
+        if version is TWO:
+            assert (files["null_odds.json"][name] < 0) == (entries[0]["text"] != "")
+
+
+def test_the_same_runs_may_be_combined_again_in_any_order(tmp_path, monkeypatch, version, runs):
+    join(version, runs, tmp_path / "both")
+    before = read(tmp_path / "both")
+    monkeypatch.chdir(tmp_path)
+    results, _ = join(version, [path.relative_to(tmp_path) for path in reversed(runs)], tmp_path / "both")
+    after = read(tmp_path / "both")
+    assert after.pop("ensemble.json")["runs"] == before.pop("ensemble.json")["runs"][::-1]
+    assert after == before
+    assert list(results["runs"]) == ["b", "a"]
+
+
+def test_killed_at_any_moment_there_are_no_scores_beside_other_answers(tmp_path, monkeypatch, version, runs):
+    """The last step fails; what was there before is not taken for the result, and the same command mends it."""
+    join(version, runs, tmp_path / "both")
+    complete = read(tmp_path / "both")
+    write = ensemble.write_json
+
+    def fail_at_the_end(value, path):
+        if path.name == "metrics.json":
+            raise KeyboardInterrupt
+        write(value, path)
+
+    for output in ("both", "new"):
+        with monkeypatch.context() as patch:
+            patch.setattr(ensemble, "write_json", fail_at_the_end)
+            with pytest.raises(KeyboardInterrupt):
+                join(version, runs, tmp_path / output)
+        assert set(complete) - set(read(tmp_path / output)) == {"metrics.json"}
+        join(version, runs, tmp_path / output)
+        assert read(tmp_path / output) == complete
+
+
+def test_what_is_left_of_the_first_moment_is_no_obstacle(tmp_path, version, runs):
+    (tmp_path / "both").mkdir()
+    (tmp_path / "both" / ".ensemble.json.123").write_text("{")
+    results, _ = join(version, runs, tmp_path / "both")
+    assert json.loads((tmp_path / "both" / "metrics.json").read_text()) == results["metrics"]
+
+
+def test_the_hubs_copy_is_the_data_of_runs_without_a_folder(tmp_path, monkeypatch, version):
+    runs = [
+        write_run(tmp_path / name, version, answers) for name, answers in zip("ab", RUNS[version.number], strict=True)
+    ]
+    asked = []
+
+    def read_copy(name, splits):
+        asked.append((name, splits))
+        return {
+            "dev": [
+                Question(key, "?", "blue", tuple(texts), (0,) * len(texts))
+                for key, texts in GOLD[version.number].items()
+            ]
+        }
+
+    monkeypatch.setattr(ensemble, "read_squad_copy", read_copy)
+    _, lines = join(version, runs, tmp_path / "both")
+    assert asked == [(version.hub, {"dev": "validation"})]
+    assert lines == [f"{version.title}: 3 questions of {version.hub}, answered by 2 runs"]
+
+
+def test_the_table(tmp_path, version, runs):
+    results, _ = join(version, runs, tmp_path / "both")
+    headings, lines = list_lines(version, results)
+    a, b = (str(path) for path in runs)
+    if version is ONE:
+        assert headings == ("run", "EM", "F1")
+        assert lines == [
+            (a, "50.0", "60.0"),
+            (b, "50.0", "60.0"),
+            ("ensemble of 2", "66.7", "88.9"),
+            ("the paper: BERT-base, dev", "80.8", "88.5"),
+            ("the paper: BERT-large, dev", "84.1", "90.9"),
+            ("the paper: BERT-large, TriviaQA first, dev", "84.2", "91.1"),
+            ("the paper: BERT-large, 7 models, dev", "85.8", "91.8"),
+            ("the paper: BERT-large, 7 models, TriviaQA first, dev", "86.2", "92.2"),
+        ]
+    else:
+        assert headings == ("run", "EM", "F1", "EM, tau = 0", "F1, tau = 0", "tau")
+        assert lines == [
+            (a, "50.0", "60.0", "", "", ""),
+            (b, "50.0", "60.0", "", "", ""),
+            ("ensemble of 2", "100.0", "100.0", "66.7", "66.7", "-0.487"),
+            ("the paper: BERT-large, dev", "78.7", "81.9", "", "", ""),
+        ]
+    assert results["runs"] == {path: {version.exact: 50.0, "f1": 60.0, "score": 60.0} for path in (a, b)}
+
+
+# --- Mistakes
+
+
+def test_members_that_cannot_be_combined(tmp_path, version, runs):
+    a, b = runs
+    out = tmp_path / "both"
+    assert refuse(version, [], out).startswith("an ensemble is made of at least two finished runs, not of none; name")
+    assert refuse(version, [a], out).startswith(f"an ensemble is made of at least two finished runs, not of {a} alone")
+    assert refuse(version, [a, b, a], out) == f"{a} is named twice; name every run once"
+    (tmp_path / "link").symlink_to(b)
+    assert refuse(version, [a, b, tmp_path / "link"], out) == (
+        f"{tmp_path}/link is named twice, also as {b}; name every run once"
+    )
+    for path in (tmp_path / "missing", tmp_path / "squad", a / "recipe.toml"):
+        line = refuse(version, [a, path], out)
+        assert line == f"{path} is no run, for it holds no recipe.toml; name the --output of a finished run"
+    join(version, runs, out)
+    assert refuse(version, [a, out], tmp_path / "more") == (
+        f"{out} is an ensemble itself; name its runs, which {out}/ensemble.json lists"
+    )
+    assert not (tmp_path / "more").exists()
+
+
+def test_runs_that_cannot_be_combined(tmp_path, version, runs):
+    a, b = runs
+    other = ONE if version is TWO else TWO
+    assert refuse(other, runs, tmp_path / "both") == (
+        f"{a} is a run of {version.name}, not of {other.name}; combine runs of {other.title} alone"
+    )
+    path = b / "predictions" / "nbest_predictions.json"
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps(content | {"q1": [{"text": "red", "probability": 0.8}] * 2}))
+    assert refuse(version, runs, tmp_path / "both") == (
+        f"{path}: the probabilities of 'q1' add up to 1.6 and at most 1 was expected; repeat the run"
+    )
+    path.write_text(json.dumps(content | {"q1": [{"text": "red"}]}))
+    assert f"{path}, 'q1'[0] has no key 'probability'" in refuse(version, runs, tmp_path / "both")
+    path.write_text("{")
+    assert f"{path} is not JSON" in refuse(version, runs, tmp_path / "both")
+    path.unlink()
+    assert f"{path} does not exist" in refuse(version, runs, tmp_path / "both")
+    (b / "metrics.json").write_text("{")
+    assert "metrics.json is damaged" in refuse(version, runs, tmp_path / "both")
+    (b / "metrics.json").write_text('{"score": 5.0, "f1": 5.0}')
+    assert f"{b}/metrics.json has no number as {version.exact}; delete it" in refuse(version, runs, tmp_path / "both")
+    (b / "metrics.json").unlink()
+    assert refuse(version, runs, tmp_path / "both") == (
+        f"{b} is not finished, for it holds no metrics.json; repeat its command, which continues it"
+    )
+    (b / "recipe.toml").write_text("[train")
+    assert f"recipe {b}/recipe.toml is not TOML" in refuse(version, runs, tmp_path / "both")
+    assert not (tmp_path / "both").exists()
+
+
+@pytest.mark.parametrize("data", ["", "data = 3", "[data]\nmax_length = 5"])
+def test_a_recipe_that_does_not_say_where_the_data_are(tmp_path, version, runs, data):
+    (runs[1] / "recipe.toml").write_text(f'task = "{version.name}"\n{data}')
+    assert refuse(version, runs, tmp_path / "both") == (
+        f"{runs[1]}/recipe.toml has no dir in [data]; name the --output of a finished run"
+    )
+
+
+def test_data_that_are_not_the_runs_own(tmp_path, version, runs):
+    a, b = runs
+    out = tmp_path / "both"
+    dev = f"dev-v{version.release}.json"
+    larger = write_gold(tmp_path / "larger", version, {**GOLD[version.number], "q4": ["red"]})
+    assert refuse(version, runs, out, larger) == (
+        f"{a} has answered other questions than those of {larger}: it lacks 1 of 4 and has 0 others; name the "
+        "dev set that the runs were scored on with --data DIR"
+    )
+    smaller = write_gold(
+        tmp_path / "smaller", version, {"q1": ["red"], "q9": ["red"]} | ({"q2": []} if version is TWO else {})
+    )
+    missing, strange = ("1 of 3", "1") if version is TWO else ("1 of 2", "2")
+    assert f"{smaller}: it lacks {missing} and has {strange} others;" in refuse(version, runs, out, smaller.parent)
+    part = write_gold(tmp_path / "part", version, {name: GOLD[version.number][name] for name in ("q1", "q2")})
+    assert f"{part}: it lacks 0 of 2 and has 1 others;" in refuse(version, runs, out, part)
+    assert f"{tmp_path}/nothing does not exist" in refuse(version, runs, out, tmp_path / "nothing")
+    assert f"{b}/{dev} does not exist" in refuse(version, runs, out, b)
+    c = write_run(tmp_path / "c", version, RUNS[version.number][0])
+    assert refuse(version, [*runs, c], out) == (
+        f"the runs were not scored on the same data ({b} on {tmp_path}/squad, {c} on {version.hub}); "
+        "name the dev set with --data DIR"
+    )
+    assert not out.exists()
+    assert join(version, [*runs, c], out, tmp_path / "squad")[0]["metrics"]["runs"] == 3
+    (tmp_path / "squad").rename(tmp_path / "moved")
+    assert refuse(version, runs, tmp_path / "again") == (
+        f"{tmp_path}/squad, where {a} had its data from, is not there; name the folder with --data DIR"
+    )
+    join(version, runs, tmp_path / "again", tmp_path / "moved" / dev)
+
+
+def test_directories_that_hold_something_else(tmp_path, monkeypatch, version, runs):
+    a, b = runs
+    kept = read_bytes(a)
+    assert refuse(version, runs, a) == f"{a} holds a run; name another directory with --output"
+    assert read_bytes(a) == kept
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "mine.txt").write_text("mine")
+    assert "notes is not empty" in refuse(version, runs, tmp_path / "notes")
+    assert "mine.txt is a file; name a directory" in refuse(version, runs, tmp_path / "notes" / "mine.txt")
+    assert "is refused: " in refuse(version, runs, tmp_path / ("x" * 300))
+    out = tmp_path / "both"
+    join(version, runs, out)
+    before = read(out)
+    c = write_run(tmp_path / "c", version, RUNS[version.number][0], data=tmp_path / "squad")
+    for others in ([a, c], [a, b, c]):
+        assert refuse(version, others, out) == (
+            f"{out} holds an ensemble of other runs ({a}, {b}); name another directory with --output"
+        )
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "access", lambda path, mode: False)
+        assert refuse(version, runs, out) == f"{out} cannot be written; name another directory with --output"
+    with hold_run_dir(out):
+        monkeypatch.setattr(ensemble, "hold_run_dir", lambda path: hold_run_dir(path, patience=0.1))
+        assert f"{out} is in use by another process" in refuse(version, runs, out)
+    assert read(out) == before
+    for content in ("{", "[]", "{}", '{"runs": 3}'):
+        (out / "ensemble.json").write_text(content)
+        assert refuse(version, runs, out) == f"{out}/ensemble.json is damaged; name another directory with --output"
+
+
+def test_a_directory_that_another_process_has_taken_meanwhile(tmp_path, monkeypatch, version, runs):
+    @contextmanager
+    def wait(path):
+        with hold_run_dir(path):
+            (path / "recipe.toml").write_text("")
+            yield
+
+    monkeypatch.setattr(ensemble, "hold_run_dir", wait)
+    assert refuse(version, runs, tmp_path / "both") == (
+        f"{tmp_path}/both holds a run; name another directory with --output"
+    )
+    assert [path.name for path in (tmp_path / "both").iterdir()] == ["recipe.toml"]
+
+
+def test_two_names_of_one_folder_are_the_same_data(tmp_path, monkeypatch, version, runs):
+    monkeypatch.chdir(tmp_path)
+    c = write_run(tmp_path / "c", version, RUNS[version.number][0], data="squad")
+    assert join(version, [*runs, c], tmp_path / "both")[0]["metrics"]["runs"] == 3
+
+
+def read_bytes(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+# --- The command line and real runs
+
+
+def test_the_command_line(call, tmp_path, version, runs):
+    squad = ("squad", "--version", version.number)
+    code, out, err = call(*squad, "--ensemble", "a", "b", "--output", "both")
+    assert (code, err) == (0, "")
+    assert "3 questions of" in out
+    shown = ["66.7", "88.9"] if version is ONE else ["100.0", "100.0", "66.7", "66.7", "-0.487"]
+    line = next(line for line in out.splitlines() if "ensemble of 2" in line)
+    assert [cell.strip() for cell in line.strip("│ ").split("│")] == ["ensemble of 2", *shown]
+    assert set(read(tmp_path / "both")) == {
+        "ensemble.json",
+        "metrics.json",
+        *(f"predictions/{name}" for name in FILES[version.number]),
+    }
+    code, out, err = call(*squad, "--ensemble", "a", "--output", "both")
+    assert (code, out) == (2, "")
+    assert err == (
+        "bertkit: an ensemble is made of at least two finished runs, not of a alone; name them: --ensemble A B\n"
+    )
+
+
+def test_real_runs(tmp_path, version):
+    """Two seeds; and a run beside its own copy, which must score what it scored alone."""
+    recipe = {
+        "checkpoint": str(write_checkpoint(tmp_path / "bert")),
+        "batch_size": 4,
+        "precision": "fp32",
+        "data": {"dir": str(write_squad(tmp_path / "squad", version.number)), "max_length": 64, "max_query_length": 8},
+    }
+    own = {}
+    for seed in (1, 2):
+        recipe["train"] = {"max_steps": 2, "save_strategy": "no", "seed": seed}
+        own[seed] = train(SQUAD[version.name], recipe, output=tmp_path / f"run-{seed}")
+    shutil.copytree(tmp_path / "run-1", tmp_path / "copy")
+    results, _ = join(version, [tmp_path / "run-1", tmp_path / "run-2"], tmp_path / "both")
+    assert list(results["runs"].values()) == [own[1], own[2]]
+    alone, _ = join(version, [tmp_path / "run-1", tmp_path / "copy"], tmp_path / "alone")
+    assert {key: own[1][key] for key in alone["metrics"] if key != "runs"} == pytest.approx(
+        {key: value for key, value in alone["metrics"].items() if key != "runs"}, abs=1e-9
+    )
+    one, same = (read(tmp_path / name / "predictions") for name in ("run-1", "alone"))
+    assert same["predictions.json"] == one["predictions.json"]
+    if version is TWO:
+        assert same["null_odds.json"] == pytest.approx(one["null_odds.json"], abs=1e-9)

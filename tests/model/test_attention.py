@@ -1,0 +1,344 @@
+"""Packed attention against attention written out for one sequence at a time; layouts and groups of packed batches."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from bertkit.model import attention
+from bertkit.model.attention import PACKED, Packed, Padded, attend_grouped, attend_jagged, attend_on_cpu, lay_out
+
+CPU = torch.device("cpu")
+KERNELS = {"grouped": attend_grouped, "jagged": attend_jagged, "on CPU": attend_on_cpu}
+
+lengths = st.lists(st.integers(1, 12), min_size=1, max_size=9)
+masks = st.integers(1, 9).flatmap(
+    lambda width: st.lists(st.lists(st.booleans(), min_size=width, max_size=width), min_size=1, max_size=6)
+)
+
+
+def lay_out_lengths(lengths: list[int], device: str | torch.device = CPU) -> Packed:
+    """The packed layout of sequences of these lengths, padded on the right."""
+    mask = torch.arange(max(lengths), device=device) < torch.tensor(lengths, device=device)[:, None]
+    return lay_out(tuple(mask.shape), mask, PACKED, mask.device)
+
+
+def attend_naively(
+    query: Tensor, key: Tensor, value: Tensor, lengths: list[int], scaling: float, causal: bool
+) -> Tensor:
+    """Attention (N, A, D), token by token of each sequence, as the formula says."""
+    mixed, start = [], 0
+    for length in lengths:
+        for i in range(start, start + length):
+            stop = i + 1 if causal else start + length
+            scores = (query[i] * key[start:stop]).sum(dim=-1) * scaling  # (tokens, A)
+            mixed.append((scores.softmax(dim=0)[..., None] * value[start:stop]).sum(dim=0))  # (A, D)
+        start += length
+    return torch.stack(mixed)
+
+
+def draw_states(count: int, heads: int, size: int, **options) -> list[Tensor]:
+    """Random query, key and value, each (N, A, D), that want a gradient."""
+    return [torch.randn(count, heads, size, requires_grad=True, **options) for _ in range(3)]
+
+
+# --- Kernels ----------------------------------------------------------------------------------------------------------
+
+
+@settings(deadline=None, max_examples=40)
+@given(lengths=lengths, heads=st.integers(1, 3), size=st.integers(1, 5), causal=st.booleans(), data=st.data())
+def test_kernels_are_attention_within_each_sequence(
+    lengths: list[int], heads: int, size: int, causal: bool, data: st.DataObject
+) -> None:
+    """Forward and backward; jagged tensors have no causal kernel on a CPU, so it is tested on CUDA below."""
+    attend = KERNELS[data.draw(st.sampled_from(["grouped", "on CPU"] if causal else sorted(KERNELS)))]
+    states = draw_states(sum(lengths), heads, size, dtype=torch.double)
+    mixed = attend(*states, lay_out_lengths(lengths), 0.0, 0.7, causal)
+    expected = attend_naively(*states, lengths, 0.7, causal)
+    torch.testing.assert_close(mixed, expected)
+    upstream = torch.randn_like(mixed)
+    for got, wanted in zip(
+        torch.autograd.grad(mixed, states, upstream), torch.autograd.grad(expected, states, upstream), strict=True
+    ):
+        torch.testing.assert_close(got, wanted)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_the_path_with_dropout_is_the_same_attention(causal: bool) -> None:
+    """At a rate too small to drop anything the hand-written product gives what the fused one gives."""
+    lengths = [3, 1, 7, 7, 2, 5]
+    states = draw_states(sum(lengths), 2, 4, dtype=torch.double)
+    mixed = attend_grouped(*states, lay_out_lengths(lengths), 1e-9, 0.5, causal)
+    torch.testing.assert_close(mixed, attend_naively(*states, lengths, 0.5, causal))
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.1])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("lengths", [[20, 20, 20, 20, 20, 20], [3, 1, 7, 7, 2, 5, 12, 30, 17]])
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"),
+    [(torch.double, 1e-14), (torch.float32, 2e-6), (torch.bfloat16, 1e-2), (torch.float16, 1e-3)],
+)
+def test_training_s_own_attention_is_the_grouped_one(
+    dtype: torch.dtype, tolerance: float, lengths: list[int], causal: bool, rate: float
+) -> None:
+    """Values and gradients, and with a seed the same probabilities are dropped; the other one in double precision."""
+    layout = lay_out_lengths(lengths)
+    states = [x.detach().to(dtype) for x in draw_states(sum(lengths), 2, 8)]
+    upstream = torch.randn(sum(lengths), 2, 8).to(dtype)
+    found = []
+    for attend, precision in ((attend_on_cpu, dtype), (attend_grouped, torch.double)):
+        torch.manual_seed(1)
+        given = [x.to(precision).requires_grad_() for x in states]
+        mixed = attend(*given, layout, rate, 0.4, causal)
+        found.append([mixed, *torch.autograd.grad(mixed, given, upstream.to(precision))])
+    for got, wanted in zip(*found, strict=True):
+        assert got.dtype == dtype
+        assert (got.double() - wanted).norm() < tolerance * wanted.norm()
+        share = (got.double() * wanted).sum() / wanted.square().sum()  # in which rounding averages out
+        assert abs(share - 1) < tolerance / 5
+
+
+def test_training_s_own_attention_stays_as_it_is_under_autocast() -> None:
+    """What is given in fp32 is not rounded in the one pass and exact in the other."""
+    layout, states = lay_out_lengths([5, 3, 5, 1, 8]), draw_states(22, 2, 4)
+    with torch.autocast("cpu", torch.bfloat16):
+        mixed = attend_on_cpu(*states, layout, 0.0, 0.5, False)
+        gradients = torch.autograd.grad(mixed.sum(), states)
+    wanted = attend_grouped(*states, layout, 0.0, 0.5, False)
+    assert mixed.dtype == torch.float32
+    torch.testing.assert_close(mixed, wanted)
+    for got, expected in zip(gradients, torch.autograd.grad(wanted.sum(), states), strict=True):
+        torch.testing.assert_close(got, expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_nothing_that_comes_with_training_s_attention_is_changed(dtype: torch.dtype) -> None:
+    """It works in place on what is its own alone."""
+    layout = lay_out_lengths([5, 3, 5, 1, 8])
+    states = [x.detach().to(dtype).requires_grad_() for x in draw_states(22, 2, 4)]
+    upstream = torch.randn(22, 2, 4).to(dtype)
+    shared = [*layout.find_moves(2), *(group.get_bias(False) for group in layout.groups)]
+    there = [*states, upstream, *(x for x in shared if x is not None)]
+    assert len(there) > 7, "some of the groups are padded"
+    before = [x.detach().clone() for x in there]
+    mixed = attend_on_cpu(*states, layout, 0.1, 0.5, False)
+    given = mixed.detach().clone()
+    torch.autograd.grad(mixed, states, upstream)
+    for x, was in zip((*there, mixed), (*before, given), strict=True):
+        assert torch.equal(x, was)
+
+
+def test_training_takes_its_own_attention_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With dropout or a gradient; otherwise torch's kernel is faster."""
+    taken = []
+    for name in ("attend_on_cpu", "attend_grouped"):
+        monkeypatch.setattr(attention, name, lambda query, *rest, name=name: taken.append(name) or query)
+    module = nn.Module()
+    module.is_causal = False
+    states = [torch.zeros(1, 2, 3, 8) for _ in range(3)]
+    for rate, gradient in ((0.1, False), (0.0, True), (0.0, False)):
+        query = states[0].clone().requires_grad_(gradient)
+        attention.attend_packed(module, query, *states[1:], None, dropout=rate, layout=lay_out_lengths([3]))
+    assert taken == ["attend_on_cpu", "attend_on_cpu", "attend_grouped"]
+
+
+def draw_probabilities(kernel: str, lengths: list[int], rate: float, **options) -> list[Tensor]:
+    """The dropped probabilities (A, length, length) of each sequence: zero queries, and unit vectors as values.
+
+    Undropped, every probability of a sequence is 1 / its length.
+    """
+    heads, size = 4, 64
+    states = torch.zeros(3, sum(lengths), heads, size, **options)
+    states[2] = torch.cat([torch.eye(size)[:length] for length in lengths])[:, None]  # (N, A, D)
+    mixed = KERNELS[kernel](*states, lay_out_lengths(lengths, states.device), rate, 1.0, False)  # (N, A, D)
+    return [x[..., : len(x)].transpose(0, 1) for x in mixed.split(lengths)]
+
+
+def check_dropout(kernel: str, lengths: list[int], rate: float, draws: int, slack: float, **options) -> None:
+    """Every probability is zero or 1 / (1 - rate) times itself, as often as the rate says, and its mean stays."""
+    drawn = [draw_probabilities(kernel, lengths, rate, **options) for _ in range(draws)]
+    dropped = count = 0
+    for length, *probabilities in zip(lengths, *drawn, strict=True):
+        x = torch.stack(probabilities).float() * length  # (draws, A, length, length)
+        kept = x[x != 0]
+        torch.testing.assert_close(kept, torch.full_like(kept, 1 / (1 - rate)), rtol=1e-2, atol=0)
+        assert (x.mean(dim=0) - 1).abs().max() < 6 * math.sqrt(rate / (1 - rate) / draws) + slack
+        dropped, count = dropped + int((x == 0).sum()), count + x.numel()
+    assert abs(dropped / count - rate) < 5 * math.sqrt(rate * (1 - rate) / count) + slack
+
+
+@pytest.mark.parametrize("kernel", sorted(KERNELS))
+def test_dropout_drops_probabilities_and_keeps_their_mean(kernel: str) -> None:
+    check_dropout(kernel, [9, 2, 30, 30, 17], rate=0.3, draws=60, slack=1e-4)
+
+
+def test_transformers_finds_packed_attention_by_its_name() -> None:
+    module = nn.Module()
+    module.is_causal = False
+    layout = lay_out_lengths([5, 3])
+    query, key, value = (torch.randn(1, 2, 8, 4) for _ in range(3))
+
+    def attend(rate: float) -> Tensor:
+        return ALL_ATTENTION_FUNCTIONS[PACKED](module, query, key, value, None, dropout=rate, layout=layout)[0]
+
+    assert attend(0.5).shape == (1, 8, 2, 4)
+    assert not torch.equal(attend(0.5), attend(0.5))
+    expected = attend_naively(*(x[0].transpose(0, 1) for x in (query, key, value)), [5, 3], 1.0, False)
+    torch.testing.assert_close(attend(0.0)[0], expected)
+
+
+# --- Groups -----------------------------------------------------------------------------------------------------------
+
+
+@given(lengths=lengths)
+def test_groups_cover_each_token_once(lengths: list[int]) -> None:
+    layout = lay_out_lengths(lengths)
+    assert len(layout.groups) <= attention._MAX_GROUPS
+    real = torch.cat([group.tokens[group.flag_real()] for group in layout.groups])
+    assert real.sort().values.tolist() == list(range(sum(lengths)))
+    for group in layout.groups:
+        rows = group.tokens.view(group.shape)
+        numbers = torch.bucketize(rows, layout.offsets[1:-1], right=True)  # the sequence each token belongs to
+        assert (numbers == numbers[:, :1]).all()  # one sequence a row, in its padded places too
+        assert (rows.diff(dim=1) >= 0).all()
+        assert group.flag_real().view(group.shape)[:, 0].all()
+
+
+@given(lengths=lengths)
+def test_what_moves_into_the_groups_comes_back(lengths: list[int]) -> None:
+    layout = lay_out_lengths(lengths)
+    tokens, places, real = layout.find_moves()
+    x = torch.randn(sum(lengths), 3)
+    assert torch.equal(x[tokens][places], x)
+    assert (real is None) == (len(tokens) == len(x))
+    if real is not None:
+        assert torch.equal(real.flatten().nonzero().flatten(), places.sort().values)
+
+
+@given(lengths=lengths)
+def test_groups_waste_no_more_than_padding_does(lengths: list[int]) -> None:
+    places = sum(math.prod(group.shape) for group in lay_out_lengths(lengths).groups)
+    assert sum(lengths) <= places <= len(lengths) * max(lengths)
+
+
+def test_a_worked_example_of_groups() -> None:
+    """Five sequences of 1, 4, 2, 4 and 1 tokens; sorted by length and cut in four: (1, 1), (2), (4), (4)."""
+    layout = lay_out_lengths([1, 4, 2, 4, 1])
+    assert layout.offsets.tolist() == [0, 1, 5, 7, 11, 12]
+    assert [group.shape for group in layout.groups] == [(2, 1), (1, 2), (1, 4), (1, 4)]
+    assert [group.tokens.tolist() for group in layout.groups] == [[0, 11], [5, 6], [1, 2, 3, 4], [7, 8, 9, 10]]
+    assert all(group.real is None for group in layout.groups)
+    tokens, places, real = layout.find_moves()
+    assert tokens.tolist() == [0, 11, 5, 6, 1, 2, 3, 4, 7, 8, 9, 10]
+    assert places.tolist() == [0, 4, 5, 6, 7, 2, 3, 8, 9, 10, 11, 1]
+    assert real is None
+
+
+def test_a_padded_place_repeats_the_last_token() -> None:
+    layout = lay_out_lengths([1, 3, 3, 3, 3])
+    assert layout.groups[0].tokens.tolist() == [0, 0, 0, 1, 2, 3]
+    assert layout.groups[0].real.tolist() == [[True, False, False], [True, True, True]]
+    assert layout.find_moves()[2].flatten().tolist() == [True, False, False] + [True] * 12
+
+
+@pytest.mark.parametrize("mask", [None, torch.ones(6, 7)])
+def test_equal_lengths_are_one_group_without_a_mask(mask: Tensor | None) -> None:
+    (group,) = lay_out((6, 7), mask, PACKED, CPU).groups
+    assert group.shape == (6, 7)
+    assert group.real is None
+
+
+# --- Layouts ----------------------------------------------------------------------------------------------------------
+
+
+@given(rows=masks)
+def test_what_is_packed_comes_back_in_its_place(rows: list[list[bool]]) -> None:
+    """Any mask: left padding, right padding, holes, and rows without a real token, which keep their first."""
+    mask = torch.tensor(rows)
+    kept = mask.clone()
+    kept[~mask.any(dim=1), 0] = True
+    layout = lay_out(tuple(mask.shape), mask.long(), PACKED, CPU)
+    x = torch.randn(*mask.shape, 3)
+    packed = layout.pack(x)
+    assert torch.equal(packed, x[kept])
+    assert torch.equal(layout.unpack(packed, fill=-7.0), x.masked_fill(~kept[..., None], -7.0))
+    assert torch.equal(layout.unpack(packed), x * kept[..., None])
+    assert layout.offsets.diff().tolist() == kept.sum(dim=1).tolist()
+    assert torch.equal(layout.first(packed), torch.stack([row[keep][0] for row, keep in zip(x, kept, strict=True)]))
+    assert torch.equal(layout.last(packed), torch.stack([row[keep][-1] for row, keep in zip(x, kept, strict=True)]))
+
+
+@given(rows=masks)
+def test_both_layouts_have_the_same_first_and_last_tokens(rows: list[list[bool]]) -> None:
+    mask = torch.tensor(rows)
+    x = torch.randn(*mask.shape, 3)
+    packed, padded = (lay_out(tuple(mask.shape), mask, name, CPU) for name in (PACKED, "sdpa"))
+    assert isinstance(packed, Packed)
+    assert isinstance(padded, Padded)
+    assert padded.pack(x) is x
+    assert torch.equal(packed.first(packed.pack(x)), padded.first(x))
+    assert torch.equal(packed.last(packed.pack(x)), padded.last(x))
+
+
+@pytest.mark.parametrize("kernel", [PACKED, "sdpa"])
+def test_without_a_mask_every_token_is_real(kernel: str) -> None:
+    layout, x = lay_out((2, 3), None, kernel, CPU), torch.randn(2, 3, 5)
+    packed = layout.pack(x)
+    assert torch.equal(layout.unpack(packed, fill=9.0), x)
+    assert torch.equal(layout.first(packed), x[:, 0])
+    assert torch.equal(layout.last(packed), x[:, -1])
+
+
+@pytest.mark.parametrize("shape", [(2, 1, 4, 4), (2, 3), (1, 4)])
+def test_packed_refuses_a_mask_of_another_shape(shape: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match=r"attention_mask has the shape .* packed attention takes \(2, 4\)"):
+        lay_out((2, 4), torch.ones(shape), PACKED, CPU)
+
+
+# --- CUDA -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.bfloat16, 2e-2), (torch.float16, 4e-3), (torch.float32, 1e-4)])
+def test_jagged_on_cuda_is_attention_within_each_sequence(causal: bool, dtype: torch.dtype, tolerance: float) -> None:
+    """Flash in half precision, the memory-efficient kernel in fp32; forward and backward."""
+    lengths = [2, 512, 37, 37, 1, 128]
+    states = draw_states(sum(lengths), 12, 64, dtype=dtype, device="cuda")
+    layout = lay_out_lengths(lengths, "cuda")
+    kernel = SDPBackend.EFFICIENT_ATTENTION if dtype == torch.float32 else SDPBackend.FLASH_ATTENTION
+    with sdpa_kernel(kernel):
+        mixed = attend_jagged(*states, layout, 0.0, 0.125, causal)
+    exact = [x.detach().double().requires_grad_() for x in states]
+    expected = attend_grouped(*exact, layout, 0.0, 0.125, causal)
+    upstream = torch.randn_like(mixed)
+    gradients = torch.autograd.grad(mixed, states, upstream), torch.autograd.grad(expected, exact, upstream.double())
+    for got, wanted in ((mixed, expected), *zip(*gradients, strict=True)):
+        assert (got.double() - wanted).abs().max() <= tolerance * wanted.abs().max()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_jagged_on_cuda_drops_probabilities_and_keeps_their_mean(dtype: torch.dtype) -> None:
+    """The slack is the flash kernel's own: it keeps eight bits of the rate."""
+    check_dropout("jagged", [9, 2, 30, 30, 17], rate=0.3, draws=60, slack=2e-2, dtype=dtype, device="cuda")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("size", [3, 12, 64])
+def test_any_head_size_runs_on_cuda(size: int) -> None:
+    """Sizes that no flash kernel takes fall back to groups."""
+    module = nn.Module().train()
+    module.is_causal = True
+    query, key, value = (torch.randn(1, 2, 8, size, device="cuda", dtype=torch.bfloat16) for _ in range(3))
+    layout = lay_out_lengths([5, 3], "cuda")
+    mixed, _ = attention.attend_packed(module, query, key, value, None, dropout=0.0, scaling=0.3, layout=layout)
+    exact = (x[0].transpose(0, 1).double() for x in (query, key, value))
+    expected = attend_naively(*exact, [5, 3], 0.3, True)
+    assert (mixed[0].double() - expected).abs().max() < 2e-2 * expected.abs().max()

@@ -1,0 +1,313 @@
+"""The last part of the model: a BiLSTM on top of the heads, a frozen encoder, and features of its layers (Table 7)."""
+
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from huggingface_hub.errors import StrictDataclassError
+from torch import Tensor, nn
+
+from bertkit.model import bert as ours
+from bertkit.model import bilstm
+from bertkit.model.attention import PACKED, Packed, lay_out
+from bertkit.model.bert import FEATURE_LAYERS, BertBiLSTM, BertLayerMix, select_features
+from bertkit.model.config import BertConfig
+from tests.conftest import TINY, collect, differ, make_batch, make_labels, make_model, shape_for
+
+KERNELS = ("packed", "eager", "sdpa")
+TOPS = (
+    "BertBiLSTMForSequenceClassification",
+    "BertBiLSTMForMultipleChoice",
+    "BertBiLSTMForTokenClassification",
+    "BertBiLSTMForQuestionAnswering",
+)
+FINE_TUNED = (*TOPS, *(name.replace("BiLSTM", "") for name in TOPS))
+LENGTHS = [17, 3, 40, 5]
+FEATURES = {"feature_layers": "sum-last-four", "bilstm_hidden_size": 6, "num_hidden_layers": 4}
+
+
+def prepare(head: str, lengths: list[int] = LENGTHS, **options) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """A batch as the head takes it, and labels."""
+    plain, batch = head.replace("BiLSTM", ""), make_batch(lengths, **options)
+    return shape_for(plain, batch), make_labels(plain, batch)
+
+
+def make_features_model(**values) -> ours.BertFeaturesForTokenClassification:
+    """A tiny feature-based model, every parameter random."""
+    return make_model("BertFeaturesForTokenClassification", **(FEATURES | values))
+
+
+# --- The BiLSTM -------------------------------------------------------------------------------------------------------
+
+
+def test_a_bilstm_reads_each_sequence_by_itself() -> None:
+    module, batch = BertBiLSTM(8, 5), make_batch(LENGTHS)
+    states = torch.randn(*batch["input_ids"].shape, 8)
+    layout = lay_out(tuple(states.shape[:2]), batch["attention_mask"], PACKED, states.device)
+    found = layout.unpack(module(layout.pack(states), layout))  # (B, T, 10)
+    for row, length in enumerate(LENGTHS):
+        alone, _ = module.lstm(states[row, :length])  # (T, 10)
+        torch.testing.assert_close(found[row, :length], alone)
+        assert found[row, length:].abs().sum() == 0
+
+
+def make_packed(lengths: list[int], size: int) -> tuple[Tensor, Packed]:
+    """Random tokens (N, size) of sequences of these lengths, and their layout."""
+    mask = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
+    tokens = torch.randn(sum(lengths), size, requires_grad=True)
+    return tokens, lay_out(tuple(mask.shape), mask, PACKED, tokens.device)
+
+
+def run_both(lstm: nn.LSTM, tokens: Tensor, layout: Packed, monkeypatch) -> list[list[Tensor]]:
+    """States, and gradients by tokens and every parameter, of the kernel for padded sequences and of `nn.LSTM`."""
+    results = []
+    for fast in (True, False):
+        monkeypatch.setattr(bilstm, "can_run_padded", lambda *_, fast=fast: fast)
+        states = bilstm.run_bilstm(lstm, tokens, layout)
+        results.append([states, *torch.autograd.grad(states.float().cos().sum(), [tokens, *lstm.parameters()])])
+    return results
+
+
+@pytest.mark.parametrize("layers", [1, 2])
+@pytest.mark.parametrize("lengths", [LENGTHS, [6], [4, 4, 4], [1, 1], [9, 1, 8, 2, 7, 3, 6, 4, 5, 11]])
+def test_the_kernel_for_padded_sequences_has_the_states_and_gradients_of_packed_ones(lengths, layers, monkeypatch):
+    lstm = nn.LSTM(6, 5, num_layers=layers, bidirectional=True)
+    fast, plain = run_both(lstm, *make_packed(lengths, 6), monkeypatch)
+    for one, other in zip(fast, plain, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_under_autocast_a_bilstm_on_a_cpu_computes_in_full_precision(monkeypatch) -> None:
+    lstm = nn.LSTM(6, 5, num_layers=2, bidirectional=True)
+    tokens, layout = make_packed(LENGTHS, 6)
+    exact, _ = run_both(lstm, tokens, layout, monkeypatch)
+    with torch.autocast("cpu", torch.bfloat16):
+        fast, plain = run_both(lstm, tokens, layout, monkeypatch)
+    assert all(torch.equal(one, other) for one, other in zip(fast, exact, strict=True))
+    assert (plain[0] - exact[0]).abs().max() > 1e-4
+
+
+@pytest.mark.parametrize(
+    ("sizes", "dtype", "expected"),
+    [
+        ((1024, 512), torch.float32, True),
+        ((1025, 4), torch.float32, False),
+        ((4, 513), torch.float32, False),
+        ((4, 4), torch.bfloat16, False),
+        ((4, 4), torch.float64, False),
+    ],
+)
+def test_which_kernel_a_bilstm_takes(sizes, dtype, expected, monkeypatch) -> None:
+    lstm = nn.LSTM(*sizes, num_layers=2, bidirectional=True).to(dtype)
+    tokens, layout = make_packed([3, 2], sizes[0])
+    taken = []
+    plain = bilstm.run_bilstm_on_cpu
+    monkeypatch.setattr(bilstm, "run_bilstm_on_cpu", lambda *given: taken.append(1) or plain(*given))
+    assert bilstm.run_bilstm(lstm, tokens.to(dtype), layout).shape == (5, 2 * sizes[1])
+    assert bool(taken) == expected
+
+
+@pytest.mark.parametrize("left", [False, True])
+@pytest.mark.parametrize("head", TOPS)
+def test_kernels_agree(head: str, left: bool) -> None:
+    batch, labels = prepare(head, left=left)
+    model = make_model(head)
+    expected = model(**batch, **labels)
+    for kernel in KERNELS[1:]:
+        model.set_attn_implementation(kernel)
+        found = collect(model(**batch, **labels), batch["attention_mask"])
+        for name, value in collect(expected, batch["attention_mask"]).items():
+            assert differ(found[name], value) < 1e-5, (kernel, name)
+
+
+@pytest.mark.parametrize("head", TOPS)
+def test_padding_changes_nothing(head: str) -> None:
+    batch, _ = prepare(head)
+    wider = {name: nn.functional.pad(column, (0, 9)) for name, column in batch.items()}
+    model = make_model(head)
+    found, expected = collect(model(**wider), wider["attention_mask"]), collect(model(**batch), batch["attention_mask"])
+    for name, value in expected.items():
+        assert differ(found[name][..., : value.shape[-1]], value) < 1e-5, name
+
+
+@pytest.mark.parametrize("head", TOPS)
+def test_the_bilstm_is_between_encoder_and_head(head: str) -> None:
+    batch, _ = prepare(head)
+    model = make_model(head)
+    before = collect(model(**batch), batch["attention_mask"])
+    plain = getattr(ours, head.replace("BiLSTM", ""))._from_config(model.config, attn_implementation="packed").eval()
+    left_out = plain.load_state_dict(model.state_dict(), strict=False)
+    assert {name.rpartition(".")[0] for name in left_out.unexpected_keys} == {"bilstm.lstm"}
+    assert not left_out.missing_keys
+    after = collect(plain(**batch), batch["attention_mask"])
+    assert all(differ(after[name], value) > 1e-3 for name, value in before.items() if name.endswith("logits"))
+
+
+@pytest.mark.parametrize("head", TOPS)
+def test_it_is_saved_and_loaded_and_stock_transformers_has_the_encoder(head: str, tmp_path: Path) -> None:
+    batch, _ = prepare(head)
+    model = make_model(head)
+    model.save_pretrained(tmp_path)
+    assert f'"{head}"' in (tmp_path / "config.json").read_text()
+    again, info = type(model).from_pretrained(tmp_path, output_loading_info=True)
+    assert not info["missing_keys"]
+    for name, value in model(**batch).items():
+        torch.testing.assert_close(again.eval()(**batch)[name], value)
+    flat = {name: column.view(-1, column.shape[-1]) for name, column in batch.items()}
+    stock = transformers.AutoModel.from_pretrained(tmp_path).eval()(**flat).last_hidden_state
+    real = flat["attention_mask"].bool()
+    assert differ(stock[real], model.bert(**flat).last_hidden_state[real]) < 1e-5
+
+
+@pytest.mark.parametrize("head", TOPS)
+def test_a_plain_bert_starts_it(head: str, tmp_path: Path) -> None:
+    make_model("BertModel").save_pretrained(tmp_path)
+    model, info = getattr(ours, head).from_pretrained(tmp_path, output_loading_info=True)
+    new = {name.partition(".")[0] for name in info["missing_keys"]}
+    assert new - {"classifier", "qa_outputs", "bert"} == {"bilstm"}
+    for parameter in model.bilstm.parameters():
+        assert 0.5 < parameter.abs().max() * model.bilstm.lstm.hidden_size**0.5 <= 1
+
+
+def test_a_sentence_is_read_where_each_direction_has_seen_all_of_it() -> None:
+    module, batch = BertBiLSTM(8, 5), make_batch(LENGTHS)
+    states = torch.randn(*batch["input_ids"].shape, 8)
+    for kernel in KERNELS:
+        layout = lay_out(tuple(states.shape[:2]), batch["attention_mask"], kernel, states.device)
+        found = module.read_sentence(module(layout.pack(states), layout), layout)  # (B, 10)
+        for row, length in enumerate(LENGTHS):
+            _, (last, _) = module.lstm(states[row, :length])  # (4, 5): two layers in two directions
+            torch.testing.assert_close(found[row], last[2:].flatten())
+
+
+def test_a_left_to_right_model_with_a_bilstm_tells_texts_apart() -> None:
+    model = make_model("BertBiLSTMForSequenceClassification", is_decoder=True)
+    batch, _ = prepare("BertBiLSTMForSequenceClassification", [9, 9])
+    batch["input_ids"][:] = batch["input_ids"][0].clone()
+    batch["token_type_ids"][:] = batch["token_type_ids"][0].clone()
+    batch["input_ids"][1, -1] += 1
+    first, second = model(**batch).logits
+    assert (first - second).abs().max() > 1e-3
+
+
+# --- A frozen encoder -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("head", FINE_TUNED)
+def test_a_frozen_encoder_does_not_learn_and_what_is_above_does(head: str) -> None:
+    batch, labels = prepare(head)
+    model = make_model(head)
+    model.freeze_encoder()
+    model.train()(**batch, **labels).loss.backward()
+    for name, parameter in model.named_parameters():
+        is_frozen = name.startswith(("bert.embeddings.", "bert.encoder."))
+        assert parameter.requires_grad != is_frozen, name
+        assert (parameter.grad is None) == is_frozen, name
+        shifts_all = head.endswith("ForMultipleChoice") and name == "classifier.bias"  # every choice alike
+        assert is_frozen or shifts_all or parameter.grad.abs().sum() > 0, name
+
+
+def test_a_frozen_encoder_has_no_dropout_and_the_head_keeps_its_own() -> None:
+    batch, _ = prepare("BertForTokenClassification")
+    model = make_model("BertForTokenClassification", hidden_dropout_prob=0.5, attention_probs_dropout_prob=0.5)
+    model.freeze_encoder()
+    model.train()
+    states = [model.bert(**batch).last_hidden_state for _ in range(2)]
+    assert torch.equal(*states)
+    assert not torch.equal(*(model(**batch).logits for _ in range(2)))
+    model.eval()
+    assert torch.equal(*(model(**batch).logits for _ in range(2)))
+
+
+# --- Features of layers -----------------------------------------------------------------------------------------------
+
+
+def test_the_six_rows_of_table_7_name_these_layers() -> None:
+    states = tuple(torch.full((1, 2, 3), float(number)) for number in range(13))  # the embeddings and twelve layers
+    found = {name: select_features(states, name)[0, 0, :, 0].tolist() for name in FEATURE_LAYERS}
+    assert found == {
+        "embeddings": [0],
+        "second-to-last": [11],
+        "last": [12],
+        "sum-last-four": [9, 10, 11, 12],
+        "concat-last-four": [9, 10, 11, 12],
+        "sum-all": [*range(1, 13)],
+    }
+
+
+def test_layers_are_mixed_as_named() -> None:
+    features = torch.arange(24.0).view(2, 4, 3)  # two tokens, four layers, H = 3
+    mixes = {
+        name: BertLayerMix(
+            BertConfig(**TINY | {"hidden_size": 3, "num_attention_heads": 3} | FEATURES | {"feature_layers": name})
+        )
+        for name in ("sum-last-four", "concat-last-four")
+    }
+    assert mixes["concat-last-four"](features).tolist() == features.flatten(-2).tolist()
+    torch.testing.assert_close(mixes["sum-last-four"](features), features.mean(dim=1))  # equal weights at first
+    with torch.no_grad():
+        mixes["sum-last-four"].weights.copy_(torch.tensor([0.0, 100.0, 0.0, 0.0]))
+    torch.testing.assert_close(mixes["sum-last-four"](features), features[:, 1])
+    assert [mix.size for mix in mixes.values()] == [3, 12]
+
+
+@pytest.mark.parametrize("layers", FEATURE_LAYERS)
+def test_features_that_were_computed_before_give_the_same(layers: str) -> None:
+    model = make_features_model(feature_layers=layers)
+    batch = make_batch(LENGTHS)
+    places = torch.tensor([[1, 4, 7], [1, 2, -1], [5, 6, 30], [2, -1, -1]])
+    labels = torch.tensor([[0, 1, 2], [1, 1, -100], [2, 0, 1], [2, -100, -100]])
+    expected = model(**batch, word_places=places, labels=labels)
+    states = model.bert(**batch, output_hidden_states=True).hidden_states
+    chosen = select_features(states, layers)[torch.arange(4)[:, None], places.clamp(min=0)]  # (B, W, K, H)
+    found = model(features=chosen, attention_mask=(places >= 0).long(), labels=labels)
+    torch.testing.assert_close(found.logits, expected.logits)
+    torch.testing.assert_close(found.loss, expected.loss)
+    assert expected.logits[places < 0].abs().sum() == 0
+
+
+def test_without_places_every_token_is_a_word() -> None:
+    model, batch = make_features_model(), make_batch(LENGTHS)
+    places = torch.where(batch["attention_mask"].bool(), torch.arange(max(LENGTHS)), -1)
+    torch.testing.assert_close(model(**batch).logits, model(**batch, word_places=places).logits)
+
+
+def test_the_encoder_of_a_feature_based_model_is_frozen_and_the_rest_learns(tmp_path: Path) -> None:
+    make_model("BertModel", num_hidden_layers=4).save_pretrained(tmp_path)
+    model = ours.BertFeaturesForTokenClassification.from_pretrained(tmp_path, **FEATURES, num_labels=3)
+    assert model.mix.weights.tolist() == [0.0] * 4
+    batch = make_batch(LENGTHS)
+    labels = torch.randint(3, batch["input_ids"].shape).masked_fill(batch["attention_mask"] == 0, -100)
+    model.train()(**batch, labels=labels).loss.backward()
+    learned = {name for name, parameter in model.named_parameters() if parameter.grad is not None}
+    assert learned == {name for name, _ in model.named_parameters() if not name.startswith("bert.")}
+    model.save_pretrained(tmp_path / "trained")
+    again = type(model).from_pretrained(tmp_path / "trained")
+    torch.testing.assert_close(again.eval()(**batch).logits, model.eval()(**batch).logits, rtol=0, atol=0)
+    assert again.is_frozen
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"feature_layers": "first"}, r"unknown layers 'first'; expected one of embeddings, second-to-last"),
+        ({"feature_layers": None}, r"unknown layers ''"),
+        ({"num_hidden_layers": 3}, r"sum-last-four needs 4 layers and the model has 3"),
+        ({"num_hidden_layers": 1, "feature_layers": "second-to-last"}, r"second-to-last needs 2 layers"),
+    ],
+)
+def test_layers_that_are_not_there_are_refused(values: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make_features_model(**values)
+
+
+def test_an_odd_hidden_size_has_no_two_halves() -> None:
+    with pytest.raises(ValueError, match="hidden_size is 15; a BiLSTM on top needs an even one"):
+        make_model("BertBiLSTMForTokenClassification", hidden_size=15, num_attention_heads=5)
+
+
+def test_a_bilstm_without_units_is_refused() -> None:
+    with pytest.raises(StrictDataclassError) as error:
+        BertConfig(bilstm_hidden_size=0)
+    assert "bilstm_hidden_size is 0" in str(error.value.__cause__ or error.value)

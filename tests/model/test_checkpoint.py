@@ -1,0 +1,207 @@
+"""What of a checkpoint becomes the model of another head, and what is drawn anew."""
+
+import json
+
+import pytest
+import torch
+from huggingface_hub import constants
+from safetensors.torch import load, load_file, save_file
+
+from bertkit import BertForMultipleChoice, BertForSequenceClassification
+from bertkit.data.tokenizer import load_tokenizer
+from bertkit.errors import UsageError
+from bertkit.model.checkpoint import check_weights, find_trouble, load_config, load_model, make_config
+from tests.hub import Repo
+from tests.official import write_checkpoint
+
+CLASSIFIER = ["classifier.bias", "classifier.weight"]
+
+
+@pytest.mark.parametrize("labels", [("yes", "no"), ("similarity",)])
+def test_a_classifier_does_not_become_the_vector_that_scores_endings(labels, tmp_path):
+    had = write_checkpoint(tmp_path, labels=labels)
+    model, new = load_model(BertForMultipleChoice, str(had), {})
+    assert new == CLASSIFIER
+    old = BertForSequenceClassification.from_pretrained(had).state_dict()
+    assert model.classifier.weight.shape == (1, 32)
+    assert not torch.equal(model.classifier.weight[0], old["classifier.weight"][0])
+    assert 0 < model.classifier.weight.abs().max() <= 0.04  # the truncated normal of a new model
+    for name, value in model.state_dict().items():
+        assert name in CLASSIFIER or torch.equal(value, old[name]), name
+
+
+def test_the_same_head_keeps_its_classifier(tmp_path):
+    torch.manual_seed(1)
+    first, _ = load_model(BertForMultipleChoice, str(write_checkpoint(tmp_path / "bert")), {})
+    first.save_pretrained(tmp_path / "swag")
+    again, new = load_model(BertForMultipleChoice, str(tmp_path / "swag"), {})
+    assert new == []
+    assert torch.equal(again.classifier.weight, first.classifier.weight)
+
+
+def test_the_type_of_a_problem_belongs_to_its_labels(tmp_path):
+    """A regression that becomes a classifier would otherwise take the squared error of its classes."""
+    model, _ = load_model(BertForSequenceClassification, str(write_checkpoint(tmp_path / "bert", labels=("a",))), {})
+    ids = torch.tensor([[1, 5, 2]])
+    model(ids, labels=torch.tensor([0.5]))
+    model.save_pretrained(tmp_path / "scores")
+    labels = {"id2label": {0: "yes", 1: "no"}}
+    again, _ = load_model(BertForSequenceClassification, str(tmp_path / "scores"), labels)
+    assert again.config.problem_type is None
+    again(ids, labels=torch.tensor([1]))
+    assert again.config.problem_type == "single_label_classification"
+    assert load_config(str(tmp_path / "scores")).problem_type == "regression"
+
+
+def test_an_encoder_of_another_size_than_its_configuration_says_is_damaged(tmp_path):
+    path = write_checkpoint(tmp_path) / "model.safetensors"
+    weights = load_file(path)
+    weights["encoder.layer.0.output.dense.weight"] = torch.zeros(32, 63)
+    save_file(weights, path, metadata={"format": "pt"})
+    with pytest.raises(UsageError, match=r"is damaged: bert.encoder.layer.0.output.dense.weight is not of the size"):
+        load_model(BertForMultipleChoice, str(tmp_path), {})
+
+
+def test_labels_that_differ_in_case_keep_their_own_weights(tmp_path):
+    had = str(write_checkpoint(tmp_path, labels=("O", "B-PER", "B-per")))
+    old = BertForSequenceClassification.from_pretrained(had).classifier.weight
+    same, new = load_model(BertForSequenceClassification, had, {"id2label": {0: "B-per", 1: "O", 2: "B-PER"}})
+    assert new == []
+    assert torch.equal(same.classifier.weight, old[[2, 0, 1]])
+    _, new = load_model(BertForSequenceClassification, had, {"id2label": {0: "o", 1: "b-per", 2: "B-per"}})
+    assert new == CLASSIFIER, "which of the two is meant, nobody can tell"
+
+
+def test_labels_in_another_spelling_are_the_same(tmp_path):
+    had = str(write_checkpoint(tmp_path, labels=("entailment", "neutral")))
+    old = BertForSequenceClassification.from_pretrained(had).classifier.weight
+    model, new = load_model(BertForSequenceClassification, had, {"id2label": {0: "NEUTRAL", 1: "Entailment"}})
+    assert new == []
+    assert torch.equal(model.classifier.weight, old[[1, 0]])
+
+
+# --- What is damaged --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"num_hidden_layers": 2**31}, "is damaged: num_hidden_layers cannot be right; give a directory with a BERT"),
+        ({"num_labels": 2**31}, "is damaged: num_labels cannot be right; give a directory"),
+        ({"id2label": ["yes", "no"]}, "is damaged: id2label cannot be right; give a directory"),
+        ({"architectures": {"0": "BertModel"}}, "is damaged: architectures cannot be right; give a directory"),
+        ({"architectures": ["\ud800"]}, "is damaged: architectures cannot be right; give a directory"),
+        ({"dtype": "-"}, r"is damaged \(.*\); give a directory"),
+        ({"dtype": float("-inf")}, r"is damaged \(.*\); give a directory"),
+        ({"position_embedding_type": "relative_key"}, "position_embedding_type is 'relative_key'; expected 'absolute'"),
+        ({"model_type": "\x1b[31m"}, r"is a model of type '\\x1b\[31m', not bert; give a directory"),
+    ],
+)
+def test_a_damaged_configuration_is_one_line(tmp_path, values, message):
+    path = write_checkpoint(tmp_path) / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+    with pytest.raises(UsageError, match=message):
+        load_config(str(tmp_path))
+
+
+@pytest.mark.parametrize("content", ["[]", '"bert"', "null", "3"])
+def test_a_configuration_that_is_no_object_is_damaged(tmp_path, content):
+    (write_checkpoint(tmp_path) / "config.json").write_text(content)
+    with pytest.raises(UsageError, match=r"^the configuration of .* is damaged; give a directory with a BERT"):
+        load_config(str(tmp_path))
+
+
+def test_a_run_that_is_not_finished_is_no_checkpoint_yet(tmp_path):
+    (tmp_path / "recipe.toml").touch()
+    with pytest.raises(UsageError, match=r"^the run in .* is not finished; the command that began it finishes it$"):
+        load_config(str(tmp_path))
+    write_checkpoint(tmp_path)
+    assert load_config(str(tmp_path)).hidden_size == 32
+
+
+@pytest.mark.parametrize(
+    ("size", "message"),
+    [
+        ("vocab_size", "bert.embeddings.word_embeddings.weight is not of the size"),
+        ("max_position_embeddings", "bert.embeddings.position_embeddings.weight is not of the size"),
+        ("type_vocab_size", "bert.embeddings.token_type_embeddings.weight is not of the size"),
+        ("intermediate_size", "bert.encoder.layer.0.intermediate.dense.weight is not of the size"),
+        ("hidden_size", "bert.embeddings.position_embeddings.weight is not of the size"),
+        ("num_hidden_layers", "its weights have 2 layers, not the 256"),
+    ],
+)
+def test_no_memory_is_asked_for_where_the_weights_are_smaller(tmp_path, monkeypatch, size, message):
+    """What a checkpoint lacks is drawn: of a vocabulary of 2**40 tokens all the memory that there is, and more."""
+    path = write_checkpoint(tmp_path, labels=("yes", "no")) / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {size: 256 if size == "num_hidden_layers" else 2**40}))
+    monkeypatch.setattr(BertForSequenceClassification, "from_pretrained", lambda *_, **__: pytest.fail("was begun"))
+    with pytest.raises(UsageError, match=rf"is damaged: {message} .*that its configuration says; put the config"):
+        load_model(BertForSequenceClassification, str(tmp_path), {})
+
+
+def test_fewer_layers_than_the_weights_have_are_refused(tmp_path):
+    path = write_checkpoint(tmp_path, labels=("yes", "no")) / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"num_hidden_layers": 1}))
+    with pytest.raises(UsageError, match=r"its weights have 2 layers, not the 1 that its configuration says; put the"):
+        load_model(BertForSequenceClassification, str(tmp_path), {})
+
+
+def test_a_name_in_damaged_weights_does_not_reach_the_terminal_as_it_is(tmp_path):
+    header = b'{"a": {"dtype": "\\u001b[31m", "shape": [1], "data_offsets": [0, 4]}}'
+    (tmp_path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
+    with pytest.raises(UsageError, match=r"model.safetensors is refused: .*\[31m.*; correct it") as error:
+        check_weights(tmp_path)
+    assert str(error.value).isprintable()
+
+
+def test_layers_beyond_reason_are_refused_before_they_are_made():
+    for count in (1001, 10**9, 10**400):
+        with pytest.raises(UsageError, match=r"^\[model\] is refused: num_hidden_layers is above 1,000, "):
+            make_config({"num_hidden_layers": count})
+
+
+# --- From the Hub -----------------------------------------------------------------------------------------------------
+
+LOADERS = {
+    "config.json": lambda: load_config("ada/bert").to_dict(),
+    "model.safetensors": lambda: load_model(BertForSequenceClassification, "ada/bert", {})[0].state_dict(),
+    "tokenizer.json": lambda: load_tokenizer("ada/bert").get_vocab(),
+}
+FAULTS = {
+    "cut off": {"sent": 10},
+    "silent": {"sent": 10, "stall": 1.0},
+    "in trouble": {"status": 503},
+}
+
+
+@pytest.fixture
+def served(hub, tmp_path, monkeypatch):
+    """A Hub with a BERT, ada/bert; what is silent for a third of a second is given up."""
+    folder = write_checkpoint(tmp_path / "bert", labels=("yes", "no"))
+    hub.repos["ada/bert"] = Repo(files={path.name: path.read_bytes() for path in folder.iterdir()})
+    monkeypatch.setattr(constants, "HF_HUB_DOWNLOAD_TIMEOUT", 0.3)
+    find_trouble.cache_clear()
+    yield hub
+    find_trouble.cache_clear()
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("name", LOADERS)
+def test_a_download_that_breaks_is_one_line_and_the_next_one_succeeds(served, name, fault):
+    served.fail("GET", f"/{name}$", times=100, **FAULTS[fault])
+    with pytest.raises(UsageError, match=r"did not come from the Hub \(|cannot be downloaded \(") as error:
+        LOADERS[name]()
+    assert "ada/bert" in str(error.value)
+    assert "\n" not in str(error.value)
+    served.faults.clear()
+    assert LOADERS[name]()
+
+
+def test_a_download_that_breaks_once_goes_on_where_it_was(served):
+    served.fail("GET", "/model.safetensors$", sent=5000)
+    found = LOADERS["model.safetensors"]()
+    whole = load(served.repos["ada/bert"].files["model.safetensors"])
+    assert whole
+    assert all(torch.equal(found[name], weight) for name, weight in whole.items())
+    asked = [one for one in served.asked if one.startswith("GET ") and one.endswith("/model.safetensors")]
+    assert len(asked) >= 2

@@ -1,0 +1,106 @@
+"""The configuration: BERT-base by default, refuses what does not fit together, and is transformers' own JSON."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from huggingface_hub.errors import StrictDataclassError
+
+from bertkit.model.bert import BertModel
+from bertkit.model.config import BertConfig
+from tests.conftest import TINY
+
+
+def test_defaults_are_the_papers_base_model() -> None:
+    """Section 3: L=12, H=768, A=12, feed-forward 4H, 110 M parameters; A.2: dropout 0.1."""
+    config = BertConfig()
+    assert (config.num_hidden_layers, config.hidden_size, config.num_attention_heads) == (12, 768, 12)
+    assert config.intermediate_size == 4 * config.hidden_size
+    assert config.hidden_dropout_prob == config.attention_probs_dropout_prob == 0.1
+    assert (config.initializer_range, config.layer_norm_eps, config.hidden_act) == (0.02, 1e-12, "gelu")
+
+
+@pytest.mark.parametrize(
+    ("sizes", "count"),
+    [
+        ({}, 109_482_240),
+        (
+            {"num_hidden_layers": 24, "hidden_size": 1024, "num_attention_heads": 16, "intermediate_size": 4096},
+            335_141_888,
+        ),
+    ],
+    ids=["base", "large"],
+)
+def test_sizes_give_the_published_number_of_parameters(sizes: dict[str, int], count: int) -> None:
+    """The paper rounds to 110 M and 340 M; the exact numbers are those of the released uncased checkpoints."""
+    with torch.device("meta"):
+        model = BertModel(BertConfig(**sizes))
+    assert sum(parameter.numel() for parameter in model.parameters()) == count
+
+
+def test_every_default_is_transformers_own() -> None:
+    stock = transformers.BertConfig().to_dict()
+    assert {key: BertConfig().to_dict().get(key) for key in stock} == stock
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"hidden_size": 30, "num_attention_heads": 4}, "hidden_size 30 is not divisible by num_attention_heads 4"),
+        ({"hidden_size": 0}, "hidden_size is 0; it must be at least 1"),
+        ({"num_attention_heads": 0}, "num_attention_heads is 0"),
+        ({"num_attention_heads": -1}, "num_attention_heads is -1"),
+        ({"vocab_size": 0}, "vocab_size is 0"),
+        ({"intermediate_size": -4}, "intermediate_size is -4"),
+        ({"max_position_embeddings": 0}, "max_position_embeddings is 0"),
+        ({"num_hidden_layers": -1}, "num_hidden_layers must be at least 0"),
+        ({"type_vocab_size": 0}, "type_vocab_size at least 1"),
+        ({"hidden_dropout_prob": 1.0}, "hidden_dropout_prob is 1.0; a dropout rate lies in [0, 1)"),
+        ({"attention_probs_dropout_prob": -0.1}, "attention_probs_dropout_prob is -0.1"),
+        ({"classifier_dropout": 1.5}, "classifier_dropout is 1.5"),
+        ({"initializer_range": 0.0}, "initializer_range is 0.0"),
+        ({"hidden_act": "gellu"}, "hidden_act 'gellu' is unknown; the paper's is 'gelu'"),
+        ({"add_cross_attention": True}, "bertkit has no cross-attention"),
+        ({"hidden_size": "768"}, "hidden_size"),
+        ({"hidden_dropout_prob": "0.1"}, "hidden_dropout_prob"),
+        ({"is_decoder": "yes"}, "is_decoder"),
+    ],
+)
+def test_what_does_not_fit_is_refused_by_name(values: dict, message: str) -> None:
+    with pytest.raises(StrictDataclassError) as error:
+        BertConfig(**values)
+    assert message in f"{error.value} {error.value.__cause__}"
+
+
+@pytest.mark.parametrize(
+    "values", [{"num_hidden_layers": 0}, {"hidden_dropout_prob": 0}, {"classifier_dropout": 0.0}, {"hidden_size": 12}]
+)
+def test_what_fits_is_taken(values: dict) -> None:
+    config = BertConfig(**values)
+    assert all(getattr(config, name) == value for name, value in values.items())
+
+
+def test_transformers_json_round_trips(tmp_path: Path) -> None:
+    values = TINY | {"is_decoder": True, "classifier_dropout": 0.3, "id2label": {0: "no", 1: "yes"}}
+    transformers.BertConfig(**values, use_cache=False).save_pretrained(tmp_path / "stock")
+    config = BertConfig.from_pretrained(tmp_path / "stock")
+    config.save_pretrained(tmp_path / "ours")
+    stock, mine = (json.loads((tmp_path / name / "config.json").read_text()) for name in ("stock", "ours"))
+    assert mine == stock
+    back = transformers.AutoConfig.from_pretrained(tmp_path / "ours")
+    assert type(back) is transformers.BertConfig
+    assert back.id2label == config.id2label == {0: "no", 1: "yes"}
+
+
+def test_keys_of_other_programs_survive(tmp_path: Path) -> None:
+    old = TINY | {"model_type": "bert", "position_embedding_type": "absolute", "transformers_version": "4.8.2"}
+    old |= {"gradient_checkpointing": False, "_name_or_path": "somewhere/else", "my_key": [1, 2]}
+    (tmp_path / "config.json").write_text(json.dumps(old))
+    BertConfig.from_pretrained(tmp_path).save_pretrained(tmp_path / "again")
+    written = json.loads((tmp_path / "again" / "config.json").read_text())
+    assert written["position_embedding_type"] == "absolute"
+    assert written["my_key"] == [1, 2]
+    assert {key: written[key] for key in TINY} == TINY
+    assert written["model_type"] == "bert"

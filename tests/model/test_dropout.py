@@ -1,0 +1,140 @@
+"""Dropout drawn sixteen bits an element: the same rate, mean and gradient as anyone's."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from bertkit.model.dropout import Dropout, dropout
+
+
+def scale_of(rate: float) -> float:
+    """What the kept elements are multiplied by: 1 / (1 - rate), the rate rounded to a multiple of 1/65536."""
+    return 65536 / (65536 - round(rate * 65536))
+
+
+@pytest.mark.parametrize("rate", [0.001, 0.1, 0.5, 0.9, 0.999])
+def test_the_share_of_zeros_is_the_rate(rate: float) -> None:
+    count = 1_000_003
+    dropped = (dropout(torch.ones(count), rate) == 0).sum().item()
+    deviation = math.sqrt(count * rate * (1 - rate))
+    assert abs(dropped - count * rate) < 5 * deviation + count / 65536
+
+
+def test_the_four_elements_of_one_draw_are_independent() -> None:
+    """One 64-bit draw serves four neighbours: each alone, and each pair together, is dropped as by chance."""
+    count, rate = 400_000, 0.3
+    dropped = (dropout(torch.ones(count, 4), rate) == 0).double()  # (count, 4)
+    together = dropped.T @ dropped / count  # (4, 4): the rate on the diagonal, its square elsewhere
+    expected = torch.full((4, 4), rate**2, dtype=torch.double).fill_diagonal_(rate)
+    assert (together - expected).abs().max() < 5 * math.sqrt(0.25 / count)
+    neighbours = (dropped[:-1] * dropped[1:]).mean(dim=0)  # one draw and the next
+    assert (neighbours - rate**2).abs().max() < 5 * math.sqrt(0.25 / count)
+
+
+@pytest.mark.parametrize("rate", [0.1, 0.5, 0.9])
+def test_what_is_kept_is_scaled_so_that_the_mean_stays(rate: float) -> None:
+    x = torch.randn(100_001, dtype=torch.double)
+    y = dropout(x, rate)
+    kept = y != 0
+    torch.testing.assert_close(y[kept], x[kept] * scale_of(rate))
+    draws = torch.stack([dropout(torch.ones(1000), rate).mean() for _ in range(400)])
+    assert abs(draws.mean().item() - 1) < 5 * math.sqrt(rate / (1 - rate) / 400_000)
+
+
+def test_the_gradient_passes_where_the_value_passed() -> None:
+    x = torch.randn(37, 11, requires_grad=True)
+    y = dropout(x, 0.4)
+    upstream = torch.randn_like(x)
+    y.backward(upstream)
+    kept = (y != 0).double() * scale_of(0.4)
+    assert 0 < (kept == 0).sum() < x.numel()
+    torch.testing.assert_close(x.grad, (upstream * kept).float())
+    torch.testing.assert_close(y.detach(), (x.detach() * kept).float())
+
+
+def test_the_gradient_has_a_gradient() -> None:
+    x = torch.randn(50, dtype=torch.double, requires_grad=True)
+    torch.manual_seed(2)
+    (gradient,) = torch.autograd.grad((dropout(x, 0.4) ** 3).sum(), x, create_graph=True)
+    (second,) = torch.autograd.grad(gradient.sum(), x)
+    torch.manual_seed(2)
+    kept = dropout(torch.ones_like(x), 0.4)
+    torch.testing.assert_close(second, 6 * x.detach() * kept**3)
+
+
+def test_a_seed_fixes_the_draw_and_the_next_draw_differs() -> None:
+    x = torch.ones(999)
+    torch.manual_seed(5)
+    first, second = dropout(x, 0.2), dropout(x, 0.2)
+    torch.manual_seed(5)
+    assert torch.equal(dropout(x, 0.2), first)
+    assert not torch.equal(first, second)
+
+
+@pytest.mark.parametrize(("rate", "training"), [(0.0, True), (0.5, False), (0.0, False)])
+def test_nothing_is_done_or_drawn_in_evaluation_or_at_rate_zero(rate: float, training: bool) -> None:
+    x, state = torch.randn(7), torch.get_rng_state()
+    assert dropout(x, rate, training) is x
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_the_dtype_stays(dtype: torch.dtype) -> None:
+    x = torch.ones(4096, dtype=dtype, requires_grad=True)
+    y = dropout(x, 0.25)
+    y.sum().backward()
+    assert y.dtype == x.grad.dtype == dtype
+    assert torch.equal(y.detach().unique(), torch.tensor([0, scale_of(0.25)], dtype=dtype))
+
+
+@settings(deadline=None, max_examples=60)
+@given(shape=st.lists(st.integers(0, 5), max_size=4), rate=st.floats(0, 1, exclude_max=True), turned=st.booleans())
+def test_any_shape_and_rate(shape: list[int], rate: float, turned: bool) -> None:
+    """Scalars, empty tensors, element counts that four does not divide, and views that are not contiguous."""
+    x = torch.ones(shape)
+    x = x.transpose(0, -1) if turned and x.dim() else x
+    x = x.requires_grad_()
+    y = dropout(x, rate)
+    (gradient,) = torch.autograd.grad(y.sum(), x)
+    assert y.shape == x.shape
+    assert torch.equal(gradient, y)
+    assert y.isfinite().all()
+
+
+def test_a_strided_view_keeps_its_places() -> None:
+    x = torch.arange(1.0, 61).view(6, 10)[::2, 1::3].T
+    assert not x.is_contiguous()
+    y = dropout(x, 0.5)
+    assert torch.equal(y, torch.where(y == 0, 0.0, x * 2))
+
+
+def test_a_checkpoint_replays_the_mask() -> None:
+    def run(x: Tensor) -> Tensor:
+        return (dropout(x, 0.5) * x).sum()
+
+    gradients = []
+    for wrap in (run, lambda x: checkpoint(run, x, use_reentrant=False)):
+        torch.manual_seed(3)
+        x = torch.arange(1.0, 200, requires_grad=True)
+        wrap(x).backward()
+        gradients.append(x.grad)
+    assert torch.equal(*gradients)
+    assert (gradients[0] == 0).any()
+
+
+def test_a_compiled_graph_drops_too() -> None:
+    y = torch.compile(dropout, backend="aot_eager", fullgraph=True)(torch.ones(100_000), 0.3)
+    assert abs((y == 0).float().mean().item() - 0.3) < 0.01
+    assert abs(y.mean().item() - 1) < 0.02
+
+
+def test_the_module_follows_the_mode() -> None:
+    module, x = Dropout(0.5), torch.ones(64)
+    assert (module(x) == 0).any()
+    assert module.eval()(x) is x
+    assert repr(module) == "Dropout(p=0.5, inplace=False)"

@@ -1,0 +1,210 @@
+"""Checkpoints that this package has trained, in other programs: transformers, sentence-transformers, ONNX; and back."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from accelerate import Accelerator
+from torch.utils.data import DataLoader
+
+import bertkit
+from bertkit.data.tokenizer import load_tokenizer
+from bertkit.training.run import run
+from tests.tasks.test_conformance import CASES
+
+STOCK = {
+    "pretrain": transformers.AutoModelForPreTraining,
+    "pretrain, mlm": transformers.AutoModelForMaskedLM,
+    "sst2": transformers.AutoModelForSequenceClassification,
+    "stsb": transformers.AutoModelForSequenceClassification,
+    "squad2": transformers.AutoModelForQuestionAnswering,
+    "swag": transformers.AutoModelForMultipleChoice,
+    "ner": transformers.AutoModelForTokenClassification,
+}
+PIPELINES = {
+    "pretrain": ("fill-mask", ["a [MASK] b", "[MASK] a"]),
+    "sst2": ("text-classification", ["a good film", "bad"]),
+    "ner": ("token-classification", ["a good word1", "bad bad"]),
+}
+LENGTHS = (5, 23, 11)
+
+
+@pytest.fixture(scope="module")
+def train(tmp_path_factory):
+    """Case of the conformance tests -> the directory of a run of six updates; each is trained once."""
+    done = {}
+
+    def train(case):
+        if case not in done:
+            folder = tmp_path_factory.mktemp("run")
+            task, make_recipe, _ = CASES[case]
+            recipe = make_recipe(folder)
+            steps = {"train": {"max_steps": 6, "learning_rate": 1e-3, "eval_strategy": "no"}}
+            run(task, recipe, steps, {"precision": "fp32"}, output=folder / "run")
+            done[case] = folder / "run"
+        return done[case]
+
+    return train
+
+
+def load_ours(folder, **options):
+    """The model of a run, as the class that its configuration names."""
+    head = json.loads((folder / "config.json").read_text())["architectures"][0]
+    return getattr(bertkit, head).from_pretrained(folder, **options).eval()
+
+
+def make_batch(folder, choices=0):
+    """Random tokens of different lengths, padded; (B, T), or (1, B, T) as choices."""
+    torch.manual_seed(0)
+    known = len(load_tokenizer(str(folder)))
+    mask = (torch.arange(max(LENGTHS)) < torch.tensor(LENGTHS)[:, None]).long()
+    ids = torch.randint(5, known, mask.shape) * mask
+    segments = (torch.arange(max(LENGTHS)) >= 3).long() * mask
+    batch = {"input_ids": ids, "attention_mask": mask, "token_type_ids": segments}
+    return {name: column[None] for name, column in batch.items()} if choices else batch
+
+
+def list_outputs(outputs, mask):
+    """The tensors of a model's answer, of token-wise ones only what is real."""
+    found = []
+    for value in outputs.to_tuple():
+        is_wise = value.shape[:2] == mask.shape and mask.dim() == 2
+        found.append(value[mask.bool()] if is_wise else value)
+    return found
+
+
+@pytest.mark.parametrize("case", STOCK)
+def test_plain_transformers_answers_the_same(case, train):
+    folder = train(case)
+    batch = make_batch(folder, choices=case == "swag")
+    with torch.no_grad():
+        ours, stock = load_ours(folder)(**batch), STOCK[case].from_pretrained(folder).eval()(**batch)
+    assert type(stock).__module__.startswith("transformers")
+    pairs = list(zip(*(list_outputs(outputs, batch["attention_mask"]) for outputs in (ours, stock)), strict=True))
+    assert pairs
+    for one, other in pairs:
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("case", PIPELINES)
+def test_a_stock_pipeline_runs_either_model_to_the_same_end(case, train):
+    folder, (name, texts) = train(case), PIPELINES[case]
+    # The pretrained model has two heads, of which a stock class is made that has one.
+    head = {"pretrain": bertkit.BertForMaskedLM}.get(case)
+    ours = head.from_pretrained(folder).eval() if head else load_ours(folder)
+    tokenizer = load_tokenizer(str(folder))
+    sides = [
+        transformers.pipeline(name, model=model, tokenizer=tokenizer, device="cpu")(texts)
+        for model in (ours, str(folder))
+    ]
+    assert len(sides[0]) == len(texts)
+    assert flatten(sides[0]) == pytest.approx(flatten(sides[1]), abs=1e-5)
+
+
+def flatten(found):
+    """Name and place -> number, of lists of mappings within each other; the texts are in the names."""
+    if isinstance(found, list):
+        return {f"{place}/{key}": value for place, part in enumerate(found) for key, value in flatten(part).items()}
+    words = ",".join(str(value) for value in found.values() if not isinstance(value, float | np.floating))
+    return {f"{words}/{key}": value for key, value in found.items() if isinstance(value, float | np.floating)}
+
+
+def test_sentence_transformers_encodes_with_it(train):
+    from sentence_transformers import SentenceTransformer
+
+    folder = train("pretrain")
+    texts = ["word1 word2", "word3 word1 word1 word4 word2", "word5"]
+    vectors = SentenceTransformer(str(folder), device="cpu").encode(texts, convert_to_tensor=True)
+    batch = load_tokenizer(str(folder))(texts, padding=True, return_tensors="pt")
+    with torch.no_grad():
+        hidden = bertkit.BertModel.from_pretrained(folder).eval()(**batch).last_hidden_state  # (B, T, H)
+    mask = batch["attention_mask"][..., None]
+    torch.testing.assert_close(vectors, (hidden * mask).sum(1) / mask.sum(1), rtol=1e-4, atol=1e-5)
+    assert (vectors[0] - vectors[1]).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_onnxruntime_runs_an_export_at_any_batch_size_and_length(attention, train, tmp_path):
+    """The plain padded path: the shapes of the packed one depend on the data, which a graph cannot have."""
+    onnxruntime = pytest.importorskip("onnxruntime")
+    folder = train("sst2")
+    model = load_ours(folder, attn_implementation=attention)
+    model.config.return_dict = False  # a graph gives tensors
+    batch = make_batch(folder)
+    axes = {0: torch.export.Dim("batch", min=1, max=64), 1: torch.export.Dim("tokens", min=2, max=48)}
+    torch.onnx.export(
+        model,
+        (),
+        tmp_path / "model.onnx",
+        kwargs=batch,
+        input_names=list(batch),
+        output_names=["logits"],
+        dynamic_shapes=dict.fromkeys(batch, axes),
+        dynamo=True,
+        verbose=False,
+    )
+    session = onnxruntime.InferenceSession(str(tmp_path / "model.onnx"), providers=["CPUExecutionProvider"])
+    short = {name: column[1:2, :7] for name, column in batch.items()}
+    for given in (batch, short, {name: column.repeat(3, 2)[:, :40] for name, column in batch.items()}):
+        (logits,) = session.run(None, {name: column.numpy() for name, column in given.items()})
+        with torch.no_grad():
+            expected = load_ours(folder)(**given).logits  # by the packed path
+        np.testing.assert_allclose(logits, expected.numpy(), rtol=1e-4, atol=1e-5)
+
+
+# --- Training by others -----------------------------------------------------------------------------------------------
+
+
+def make_data(folder, count=16):
+    """Texts of which one word decides the class."""
+    tokenizer = load_tokenizer(str(folder))
+    texts = [f"word{number} {'good' if number % 2 else 'bad'} word{number % 3}" for number in range(count)]
+    columns = tokenizer(texts, padding=True, return_tensors="pt")
+    labels = torch.arange(count) % 2
+    return [{name: column[row] for name, column in columns.items()} | {"labels": labels[row]} for row in range(count)]
+
+
+def score(model, data):
+    """The share of right classes."""
+    batch = torch.utils.data.default_collate(data)
+    with torch.no_grad():
+        return (model.eval()(**batch).logits.argmax(-1) == batch["labels"]).float().mean().item()
+
+
+def test_the_stock_trainer_trains_our_class(train, tmp_path):
+    data = make_data(train("sst2"))
+    model = load_ours(train("sst2"))
+    args = transformers.TrainingArguments(
+        output_dir=tmp_path,
+        max_steps=60,
+        learning_rate=3e-3,
+        per_device_train_batch_size=16,
+        report_to=[],
+        use_cpu=True,
+    )
+    trainer = transformers.Trainer(model=model, args=args, train_dataset=data)
+    trainer.train()
+    assert score(model, data) == 1.0
+    trainer.save_model(tmp_path / "saved")
+    again = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "saved")
+    assert score(again, data) == 1.0
+
+
+def test_a_bare_accelerate_loop_trains_our_class(train):
+    data = make_data(train("sst2"))
+    accelerator = Accelerator(cpu=True)
+    model = load_ours(train("sst2")).train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    model, optimizer, loader = accelerator.prepare(model, optimizer, DataLoader(data, batch_size=8, shuffle=True))
+    losses = []
+    for _ in range(30):
+        for batch in loader:
+            loss = model(**batch).loss
+            accelerator.backward(loss)
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.item())
+    assert losses[-1] < 0.1 * losses[0]
+    assert score(accelerator.unwrap_model(model), data) == 1.0

@@ -1,0 +1,572 @@
+"""Losses: transformers' values, the same gradients under every kernel, and no dependence on how an update is cut."""
+
+import copy
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from torch import Tensor, nn
+from torch.nn.utils import prune
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from bertkit.model import attention, dropout
+from bertkit.model.loss import BLOCK, IGNORED, can_decode_in_blocks, classify_loss, decode_loss, regress_loss
+from tests.conftest import HEADS, NO_DROPOUT, make_batch, make_labels, make_model, make_twin, shape_for
+
+LOSS_HEADS = HEADS[1:]
+LANGUAGE_MODELS = ("BertForPreTraining", "BertForMaskedLM", "BertLMHeadModel")
+TOKEN_HEADS = (*LANGUAGE_MODELS, "BertForTokenClassification")
+
+# What adds the same to all scores of a softmax changes nothing: the true gradient of these parameters is zero.
+UNMOVED = dict.fromkeys(LOSS_HEADS, ("key.bias",))
+UNMOVED["BertForMultipleChoice"] += ("classifier.bias",)
+UNMOVED["BertForQuestionAnswering"] += ("qa_outputs.bias", "layer.1.output.LayerNorm.bias")
+
+
+def make_inputs(head: str, lengths: list[int], num_labels: int = 3) -> dict[str, Tensor]:
+    """A batch with labels, as the head takes it."""
+    batch = make_batch(lengths)
+    return shape_for(head, batch) | make_labels(head, batch, num_labels)
+
+
+def take_gradients(model: nn.Module, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Every parameter's gradient of the loss."""
+    model.zero_grad()
+    model(**inputs).loss.backward()
+    return {name: p.grad.clone() for name, p in model.named_parameters()}
+
+
+# --- Values -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("head", LOSS_HEADS)
+def test_losses_equal_transformers_when_nothing_is_padded(head: str) -> None:
+    model, inputs = make_model(head), make_inputs(head, [9] * 4)
+    torch.testing.assert_close(model(**inputs).loss, make_twin(model)(**inputs).loss)
+
+
+@pytest.mark.parametrize("head", [head for head in LOSS_HEADS if head != "BertForQuestionAnswering"])
+def test_losses_equal_transformers_when_padded(head: str) -> None:
+    model, inputs = make_model(head), make_inputs(head, [3, 9, 5, 13])
+    torch.testing.assert_close(model(**inputs).loss, make_twin(model)(**inputs).loss)
+
+
+def test_scores_have_the_squared_error_of_transformers() -> None:
+    model, batch = make_model("BertForSequenceClassification", num_labels=1), make_batch([3, 9, 5, 13])
+    scores = torch.tensor([0.0, 2.5, -1.0, 5.0])
+    expected = make_twin(model)(**batch, labels=scores).loss
+    torch.testing.assert_close(model(**batch, labels=scores).loss, expected)
+    torch.testing.assert_close(model(**batch, labels=scores[:, None]).loss, expected)
+    torch.testing.assert_close(model(**batch, labels=scores.double()).loss, expected)
+
+
+@pytest.mark.parametrize("kernel", ["packed", "sdpa"])
+def test_an_answers_loss_does_not_depend_on_the_padding(kernel: str) -> None:
+    """The mean of stock's losses of each row alone: stock lets padding take part in the softmax."""
+    model, inputs = (
+        make_model("BertForQuestionAnswering", kernel),
+        make_inputs("BertForQuestionAnswering", [3, 9, 5, 13]),
+    )
+    twin = make_twin(model)
+    alone = [
+        twin(
+            **{name: x[row : row + 1, :length] if x.dim() == 2 else x[row : row + 1] for name, x in inputs.items()}
+        ).loss
+        for row, length in enumerate([3, 9, 5, 13])
+    ]
+    torch.testing.assert_close(model(**inputs).loss, torch.stack(alone).mean())
+    assert (twin(**inputs).loss - torch.stack(alone).mean()).abs() > 1e-3
+
+
+def test_an_answer_outside_of_the_window_is_not_counted() -> None:
+    model, batch = make_model("BertForQuestionAnswering"), make_batch([9, 9])
+    inside = model(
+        **{name: x[:1] for name, x in batch.items()}, start_positions=torch.tensor([2]), end_positions=torch.tensor([4])
+    )
+    for outside in (9, 100, -1):
+        start, end = torch.tensor([2, outside]), torch.tensor([4, outside])
+        torch.testing.assert_close(model(**batch, start_positions=start, end_positions=end).loss, inside.loss)
+    nothing = torch.tensor([9, 9])
+    assert model(**batch, start_positions=nothing, end_positions=nothing).loss == 0
+
+
+def test_the_left_to_right_loss_is_that_of_the_next_token() -> None:
+    """Three tokens a b c: the mean of -log p(b | a) and -log p(c | a b)."""
+    model, ids = make_model("BertLMHeadModel"), torch.tensor([[7, 8, 9]])
+    log_p = model(ids).logits.log_softmax(dim=-1)
+    torch.testing.assert_close(model(ids, labels=ids).loss, -(log_p[0, 0, 8] + log_p[0, 1, 9]) / 2)
+
+
+def test_the_pretraining_loss_is_the_sum_of_its_parts() -> None:
+    model, inputs = make_model("BertForPreTraining"), make_inputs("BertForPreTraining", [3, 9, 5, 13])
+    both = model(**inputs)
+    torch.testing.assert_close(both.loss, both.mlm_loss + both.nsp_loss)
+    nsp = inputs.pop("next_sentence_label")
+    alone = model(**inputs)
+    assert torch.equal(alone.loss, both.mlm_loss)
+    assert alone.nsp_loss is None
+    inputs.pop("labels")
+    alone = model(**inputs, next_sentence_label=nsp)
+    assert torch.equal(alone.loss, both.nsp_loss)
+    assert alone.mlm_loss is None
+    assert model(**inputs).loss is None
+
+
+@pytest.mark.parametrize("head", LANGUAGE_MODELS)
+def test_in_training_only_labelled_positions_are_decoded(head: str) -> None:
+    model, inputs = make_model(head, **NO_DROPOUT), make_inputs(head, [3, 9, 5, 13])
+    name = "prediction_logits" if head == "BertForPreTraining" else "logits"
+    labels = inputs["labels"]
+    if head == "BertLMHeadModel":
+        labels = nn.functional.pad(labels[:, 1:], (0, 1), value=IGNORED)
+    full = model(**inputs)
+    assert full[name].shape == (4, 13, 99)
+    few = model(**inputs, targets_only=True)
+    torch.testing.assert_close(few[name], full[name][labels != IGNORED])
+    trained = model.train()(**inputs)
+    assert trained.get(name) is None
+    assert model(**inputs, targets_only=False)[name].shape == (4, 13, 99)
+    for other in (few, trained, model(**inputs, targets_only=False)):
+        torch.testing.assert_close(other.loss, full.loss)
+    inputs = {key: x for key, x in inputs.items() if "label" not in key}
+    assert model(**inputs)[name].shape == (4, 13, 99)
+
+
+@pytest.mark.parametrize("count", [None, 0, torch.tensor(0)], ids=["unknown", "0", "tensor 0"])
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("head", TOKEN_HEADS)
+def test_without_a_label_the_loss_is_zero(head: str, training: bool, count: Tensor | int | None) -> None:
+    model, inputs = make_model(head, **NO_DROPOUT).train(training), make_inputs(head, [3, 9, 5, 13])
+    inputs["labels"].fill_(IGNORED)
+    outputs = model(**inputs, num_items_in_batch=count)
+    loss = outputs.get("mlm_loss", outputs.loss)
+    assert loss == 0
+    outputs.loss.backward()
+    assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
+
+
+def test_losses_are_computed_in_full_precision() -> None:
+    """In bfloat16 these two logits are equal, and their sum over many labels would stop growing at 256."""
+    logits = torch.zeros(4096, 2, dtype=torch.bfloat16)
+    loss = classify_loss(logits, torch.zeros(4096, dtype=torch.long))
+    assert loss.dtype == torch.float32
+    torch.testing.assert_close(loss, torch.tensor(2.0).log())
+    loss = regress_loss(torch.zeros(4096, 1, dtype=torch.bfloat16), torch.full((4096,), 0.1))
+    torch.testing.assert_close(loss, torch.tensor(0.01))
+
+
+# --- The decoder's ----------------------------------------------------------------------------------------------------
+
+
+def decode(
+    fast: bool, rows: int, vocabulary: int, dtype: torch.dtype | None = None, frozen: str = ""
+) -> tuple[Tensor, dict[str, Tensor | None]]:
+    """The loss of random rows under one of the two ways, and the gradients of seven times it."""
+    torch.manual_seed(0)
+    decoder, hidden = nn.Linear(24, vocabulary), torch.randn(rows, 24, requires_grad=True)
+    labels = torch.randint(vocabulary, (rows,))
+    wanted = {"hidden": hidden, "weight": decoder.weight, "bias": decoder.bias}
+    for name in frozen.split():
+        wanted[name].requires_grad_(False)
+    with torch.autocast("cpu", dtype, enabled=dtype is not None):
+        loss = decode_loss(hidden, decoder, labels, 3) if fast else classify_loss(decoder(hidden), labels, 3)
+    (7 * loss).backward()
+    return loss.detach(), {name: tensor.grad for name, tensor in wanted.items()}
+
+
+@pytest.mark.parametrize(
+    ("rows", "vocabulary", "frozen"),
+    [
+        (1, 5, ""),
+        (BLOCK, 300, ""),
+        (2 * BLOCK + 37, 700, ""),
+        (40, 300_000, ""),
+        (50, 300, "weight bias"),
+        (9, 9, "hidden"),
+    ],
+)
+def test_the_decoder_learns_the_same_with_its_loss(rows: int, vocabulary: int, frozen: str) -> None:
+    loss, gradients = decode(True, rows, vocabulary, frozen=frozen)
+    expected, plain = decode(False, rows, vocabulary, frozen=frozen)
+    torch.testing.assert_close(loss, expected)
+    for name, gradient in plain.items():
+        if name in frozen:
+            assert gradient is gradients[name] is None
+        else:
+            assert gradient.abs().max() > 0
+            explain = partial("{}: {}".format, name)
+            bound = 1e-5 * max(1, rows / 512)  # many are summed in another order: 1.5e-5 apart on one processor
+            torch.testing.assert_close(gradients[name], gradient, rtol=1.3e-6, atol=bound, msg=explain)
+
+
+def test_the_decoder_learns_in_the_precision_of_autocast() -> None:
+    """As far from exact gradients as torch's own bfloat16, within its rounding; parameters keep their precision."""
+    rows, vocabulary = BLOCK + 300, 600
+    _, exact = decode(False, rows, vocabulary)
+    for fast in (True, False):
+        loss, gradients = decode(fast, rows, vocabulary, torch.bfloat16)
+        assert loss.dtype == torch.float32
+        for name, gradient in gradients.items():
+            assert gradient.dtype == torch.float32
+            error = (gradient - exact[name]).norm() / exact[name].norm()
+            assert 1e-5 < error < 2e-2, (fast, name)
+
+
+def test_the_bias_learns_in_full_precision_though_the_model_has_half() -> None:
+    """Rows are added a few at a time: in bfloat16 the sum of many would stop growing."""
+    torch.manual_seed(0)
+    decoder, hidden, labels = nn.Linear(8, 40_000), torch.randn(3000, 8), torch.randint(100, (3000,))
+    classify_loss(decoder(hidden), labels).backward()
+    exact = decoder.bias.grad.clone()
+    decoder.zero_grad()
+    decoder.to(torch.bfloat16)
+    decode_loss(hidden.to(torch.bfloat16).requires_grad_(), decoder, labels).backward()
+    assert (decoder.bias.grad.float() - exact).norm() / exact.norm() < 0.01
+
+
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
+def test_the_decoder_has_second_derivatives(dtype: torch.dtype | None) -> None:
+    """Take a tied weight, which is behind the hidden states, too; under autocast, and without."""
+    decoder, labels = nn.Linear(8, 50), torch.randint(50, (20,))
+    vectors = [torch.randn_like(x) for x in decoder.parameters()]
+
+    def multiply(decode: Callable[[Tensor], Tensor]) -> tuple[Tensor, ...]:
+        hidden = decoder.weight[:20].tanh()
+        with torch.autocast("cpu", dtype, enabled=dtype is not None):
+            loss = 3 * decode(hidden)
+        gradients = torch.autograd.grad(loss, list(decoder.parameters()), create_graph=True)
+        return torch.autograd.grad(gradients, list(decoder.parameters()), vectors)
+
+    assert can_decode_in_blocks(decoder.weight[:20], decoder)
+    fast = multiply(lambda hidden: decode_loss(hidden, decoder, labels))
+    plain = multiply(lambda hidden: classify_loss(decoder(hidden), labels))
+    for got, wanted in zip(fast, plain, strict=True):
+        assert (got - wanted).norm() <= (1e-5 if dtype is None else 2e-2) * wanted.norm()
+
+
+@pytest.mark.parametrize("change", ["pre-hook", "hook", "forward", "pruned", "frozen", "few rows"])
+def test_whatever_hangs_on_a_decoder_has_its_say(change: str) -> None:
+    decoder, hidden, labels = nn.Linear(8, 50), torch.randn(6, 8, requires_grad=True), torch.arange(6)
+    called, forward = [], decoder.forward
+    assert can_decode_in_blocks(hidden, decoder)
+    if change == "pre-hook":
+        decoder.register_forward_pre_hook(lambda module, args: (2 * args[0],))
+    elif change == "hook":
+        decoder.register_full_backward_hook(lambda *args: called.append(1))
+    elif change == "forward":
+        decoder.forward = lambda x: 3 * forward(x)
+    elif change == "pruned":
+        prune.l1_unstructured(decoder, "weight", 0.5)
+    elif change == "frozen":
+        decoder.weight.requires_grad_(False)
+    else:
+        hidden, labels = hidden[:1], labels[:1]
+    assert not can_decode_in_blocks(hidden, decoder)
+    for _ in range(2):
+        loss = decode_loss(hidden, decoder, labels)
+        torch.testing.assert_close(loss, classify_loss(decoder(hidden), labels))
+        loss.backward()
+    assert len(called) == 2 * (change == "hook")
+
+
+def test_a_decoder_that_is_not_plain_is_called() -> None:
+    """Somebody may have put an adapter in its place."""
+
+    class Adapted(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) * 2
+
+    decoder, hidden, labels = Adapted(8, 30), torch.randn(5, 8), torch.arange(5)
+    torch.testing.assert_close(decode_loss(hidden, decoder, labels), classify_loss(decoder(hidden), labels))
+
+
+# --- Gradients --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("head", LOSS_HEADS)
+def test_kernels_have_the_same_gradients(head: str) -> None:
+    """Stock's too, where padding does not enter its loss; and every parameter learns."""
+    model, inputs = make_model(head, **NO_DROPOUT), make_inputs(head, [3, 9, 5, 13])
+    model.train()
+    gradients = {}
+    for kernel in ("packed", "sdpa", "eager"):
+        model.set_attn_implementation(kernel)
+        gradients[kernel] = take_gradients(model, inputs)
+    if head != "BertForQuestionAnswering":
+        gradients["stock"] = take_gradients(make_twin(model).train(), inputs)
+    packed = gradients.pop("packed")
+    largest = max(gradient.abs().max() for gradient in packed.values())
+    for name, gradient in packed.items():
+        scale = largest if name.endswith(UNMOVED[head]) else gradient.abs().max()
+        assert scale > 0, name
+        for kernel, other in gradients.items():
+            assert (gradient - other[name]).abs().max() <= 1e-5 * scale, f"{kernel}: {name}"
+
+
+@pytest.mark.parametrize("kernel", ["packed", "sdpa"])
+@pytest.mark.parametrize("head", LOSS_HEADS)
+def test_known_places_change_nothing(head: str, kernel: str) -> None:
+    model, inputs = make_model(head, kernel, **NO_DROPOUT), make_inputs(head, [3, 9, 5, 13])
+    model.train()
+    looked_for, known = (take_gradients(model, given) for given in (inputs, inputs | model.find_places(**inputs)))
+    assert all(torch.equal(gradient, known[name]) for name, gradient in looked_for.items())
+
+
+@pytest.mark.parametrize("left", [False, True])
+@pytest.mark.parametrize("head", LANGUAGE_MODELS)
+def test_known_places_are_of_real_tokens_though_padding_has_labels(head: str, left: bool) -> None:
+    model, batch = make_model(head, **NO_DROPOUT), make_batch([3, 9, 5], left=left)
+    inputs = batch | make_labels(head, batch)
+    inputs["labels"] = torch.randint(1, 20, batch["input_ids"].shape)
+    model.train()
+    looked_for, known = (model(**given).loss for given in (inputs, inputs | model.find_places(**inputs)))
+    assert torch.equal(looked_for, known)
+
+
+class Unhurried(TorchDispatchMode):
+    """In it what has to wait for an accelerator, as it asks for values or for a size that depends on them, raises."""
+
+    WAITS = ("_local_scalar_dense", "is_nonzero", "nonzero", "masked_select", "unique", "repeat_interleave.Tensor")
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        name = str(function)
+        masks = args[1] if name.startswith("aten.index") and len(args) > 1 and isinstance(args[1], list | tuple) else ()
+        if any(word in name for word in self.WAITS) or any(x is not None and x.dtype == torch.bool for x in masks):
+            raise AssertionError(f"{name} waits")
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("head", LOSS_HEADS)
+def test_an_update_waits_for_no_accelerator(head: str, monkeypatch) -> None:
+    """All but attention and dropout, which are a CPU's own here."""
+    monkeypatch.setattr(attention, "attend_on_cpu", lambda query, key, value, *options: query + key + value)
+    monkeypatch.setattr(dropout, "draw_mask", lambda shape, rate: torch.full(shape, -1, dtype=torch.int16))
+    model, inputs = make_model(head), make_inputs(head, [3, 9, 5, 13])
+    model.train()
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    counts, places = model.count_labels(**inputs), model.find_places(**inputs)
+    with Unhurried():
+        model(**inputs, **counts, **places).loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+    with pytest.raises(AssertionError, match=r"nonzero.* waits"), Unhurried():
+        model(**inputs)
+
+
+# --- How an update is cut ---------------------------------------------------------------------------------------------
+
+
+def cut(inputs: dict[str, Tensor], parts: int) -> list[dict[str, Tensor]]:
+    """The batch in equal parts, each trimmed to its longest sequence."""
+    pieces = [dict(zip(inputs, xs, strict=True)) for xs in zip(*(x.chunk(parts) for x in inputs.values()), strict=True)]
+    return [trim(piece) for piece in pieces]
+
+
+def trim(batch: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The batch without the columns that are padding in every row."""
+    width, longest = batch["input_ids"].shape[-1], int(batch["attention_mask"].sum(dim=-1).max())
+    return {name: x[..., :longest] if x.dim() > 1 and x.shape[-1] == width else x for name, x in batch.items()}
+
+
+@pytest.mark.parametrize("head", LOSS_HEADS)
+def test_parts_of_an_update_sum_to_the_whole(head: str) -> None:
+    """Told the labels of the whole update, the parts' losses and gradients are summands, whatever their lengths."""
+    model, inputs = make_model(head, **NO_DROPOUT).train(), make_inputs(head, [3, 9, 5, 13, 20, 2, 2, 6] * 2)
+    model.double()
+    whole = model(**inputs).loss
+    expected = take_gradients(model, inputs)
+    parts = cut(inputs, 4)
+    counts = [model.count_labels(**part) for part in parts]
+    total = {name: sum(count[name] for count in counts) for name in counts[0]}
+    assert total == model.count_labels(**inputs)
+    model.zero_grad()
+    losses = [model(**part, **total).loss for part in parts]
+    torch.testing.assert_close(sum(losses), whole)
+    sum(losses).backward()
+    for name, p in model.named_parameters():
+        torch.testing.assert_close(p.grad, expected[name])
+
+
+def test_each_head_counts_what_divides_its_losses() -> None:
+    """Four sequences, of which the third has no label and the second one on its first token."""
+    labels = torch.full((4, 9), IGNORED)
+    labels[0, [2, 3]] = labels[1, 0] = labels[3, 8] = 1
+    four = torch.zeros(4, dtype=torch.long)
+    expected = {
+        "BertForPreTraining": {"num_items_in_batch": 4, "num_sequences_in_batch": 4},
+        "BertForMaskedLM": {"num_items_in_batch": 4},
+        "BertLMHeadModel": {"num_items_in_batch": 3},
+        "BertForTokenClassification": {"num_items_in_batch": 4},
+    }
+    for head in LOSS_HEADS:
+        batch = make_batch([9] * 4) | {"labels": labels if head in TOKEN_HEADS else four}
+        batch |= {"next_sentence_label": four} if head == "BertForPreTraining" else {}
+        batch |= {"start_positions": four, "end_positions": four} if head == "BertForQuestionAnswering" else {}
+        assert make_model(head).count_labels(**batch) == expected.get(head, {"num_items_in_batch": 4})
+
+
+def test_without_a_count_of_sequences_each_part_weighs_as_its_tokens() -> None:
+    model, inputs = make_model("BertForPreTraining"), make_inputs("BertForPreTraining", [3, 9, 5, 13])
+    total = model.count_labels(**inputs)["num_items_in_batch"]
+    for part in cut(inputs, 2):
+        share = (part["labels"] != IGNORED).sum() / total
+        got, alone = model(**part, num_items_in_batch=total), model(**part)
+        torch.testing.assert_close(got.mlm_loss, alone.mlm_loss * share)
+        torch.testing.assert_close(got.nsp_loss, alone.nsp_loss * share)
+
+
+def collate(rows: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+    """Rows of equal width as a batch, trimmed."""
+    return trim({name: torch.stack([row[name] for row in rows]) for name in rows[0]})
+
+
+def make_rows(head: str) -> list[dict[str, Tensor]]:
+    """64 labelled rows of 4 to 24 tokens, as a Trainer's data set."""
+    inputs = make_inputs(head, torch.randint(4, 25, (128 if head == "BertForMultipleChoice" else 64,)).tolist())
+    return [{name: x[i] for name, x in inputs.items()} for i in range(64)]
+
+
+def train(model: nn.Module, rows: list[dict[str, Tensor]], parts: int, folder: Path) -> list[float]:
+    """The losses that transformers' own Trainer reports over two updates of 32 rows, each cut into `parts`."""
+    args = transformers.TrainingArguments(
+        output_dir=str(folder),
+        max_steps=2,
+        per_device_train_batch_size=32 // parts,
+        gradient_accumulation_steps=parts,
+        train_sampling_strategy="sequential",
+        learning_rate=0.05,
+        optim="sgd",
+        lr_scheduler_type="constant",
+        max_grad_norm=0.0,
+        logging_steps=1,
+        save_strategy="no",
+        report_to="none",
+        use_cpu=True,
+        disable_tqdm=True,
+        remove_unused_columns=False,
+    )
+    trainer = transformers.Trainer(model, args, train_dataset=rows, data_collator=collate)
+    trainer.train()
+    return [row["loss"] for row in trainer.state.log_history if "loss" in row]
+
+
+def check_runs(model: nn.Module, rows: list[dict[str, Tensor]], folder: Path) -> None:
+    """32 rows at once and 4 x 8 report the true mean, not a multiple of it, and end with the same weights."""
+    start = copy.deepcopy(model.state_dict())
+    expected = model(**collate(rows[:32])).loss.item()
+    other = copy.deepcopy(model)
+    losses, cut_losses = train(model, rows, 1, folder), train(other, rows, 4, folder)
+    assert losses[0] == pytest.approx(expected, rel=1e-4)
+    assert cut_losses == pytest.approx(losses, rel=1e-4)
+    for (name, p), q in zip(model.named_parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(p, q, rtol=1e-4, atol=1e-6)
+        assert not torch.equal(p, start[name]) or name.endswith(UNMOVED[type(model).__name__]), name
+
+
+@pytest.mark.parametrize("head", [head for head in LOSS_HEADS if head != "BertForPreTraining"])
+def test_accumulation_changes_nothing_under_transformers_trainer(head: str, tmp_path: Path) -> None:
+    """Micro-batches of unequal widths and label counts."""
+    check_runs(make_model(head, **NO_DROPOUT), make_rows(head), tmp_path)
+
+
+def test_accumulation_changes_nothing_for_scores(tmp_path: Path) -> None:
+    head = "BertForSequenceClassification"
+    rows = [row | {"labels": torch.rand(())} for row in make_rows(head)]
+    check_runs(make_model(head, num_labels=1, **NO_DROPOUT), rows, tmp_path)
+
+
+def test_accumulation_changes_nothing_in_pretraining_when_rows_have_equal_counts(tmp_path: Path) -> None:
+    """The stock Trainer counts one kind of label; `run` passes both counts, for rows as they come."""
+    rows = make_rows("BertForPreTraining")
+    for row in rows:
+        row["labels"] = row["input_ids"].masked_fill(torch.arange(24) // 2 != 1, IGNORED)  # two tokens a row
+    check_runs(make_model("BertForPreTraining", **NO_DROPOUT), rows, tmp_path)
+
+
+def test_pretraining_under_transformers_trainer_is_not_inflated(tmp_path: Path) -> None:
+    """Rows as they come: the masked-LM loss is exact, and the next-sentence loss a weighted mean, not a sum."""
+    model, rows = make_model("BertForPreTraining", **NO_DROPOUT), make_rows("BertForPreTraining")
+    whole = model(**collate(rows[:32]))
+    parts = [collate(rows[start : start + 8]) for start in range(0, 32, 8)]
+    weights = torch.stack([(part["labels"] != IGNORED).sum() for part in parts])
+    nsp_losses = torch.stack([model(**part).nsp_loss for part in parts])
+    expected = whole.mlm_loss + (weights * nsp_losses).sum() / weights.sum()
+    assert train(copy.deepcopy(model), rows, 1, tmp_path)[0] == pytest.approx(whole.loss.item(), rel=1e-4)
+    assert train(model, rows, 4, tmp_path)[0] == pytest.approx(expected.item(), rel=1e-4)
+
+
+@pytest.mark.parametrize("head", LOSS_HEADS)
+def test_transformers_trainer_evaluates_every_head(head: str, tmp_path: Path) -> None:
+    """It finds the labels by the names in `forward`, reports a loss, and hands the logits on."""
+    model, rows = make_model(head), make_rows(head)[:16]
+    args = transformers.TrainingArguments(
+        output_dir=str(tmp_path), per_device_eval_batch_size=16, report_to="none", use_cpu=True, disable_tqdm=True
+    )
+    trainer = transformers.Trainer(model, args, data_collator=collate)
+    answer = trainer.predict(rows)
+    with torch.no_grad():
+        expected = model(**collate(rows))
+    assert answer.metrics["test_loss"] == pytest.approx(expected.loss.item(), rel=1e-5)
+    names = [name for name in expected if name.endswith("logits")]
+    predictions = answer.predictions if len(names) > 1 else (answer.predictions,)
+    assert len(predictions) == len(names)
+    for name, prediction in zip(names, predictions, strict=True):
+        torch.testing.assert_close(torch.from_numpy(prediction), expected[name])
+
+
+TWO_PROCESSES = """
+import os, sys, torch, transformers
+from torch.utils.data import Dataset
+from bertkit import BertConfig, BertForSequenceClassification
+
+class Rows(Dataset):
+    def __len__(self): return 64
+    def __getitem__(self, i):
+        draw = torch.Generator().manual_seed(i)
+        length = 3 + i % 13
+        ids = torch.randint(5, 99, (16,), generator=draw)
+        mask = (torch.arange(16) < length).long()
+        return {"input_ids": ids * mask, "attention_mask": mask, "labels": torch.tensor(i % 3)}
+
+folder, per_device, accumulation = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+torch.manual_seed(0)
+model = BertForSequenceClassification(BertConfig(vocab_size=99, hidden_size=32, num_hidden_layers=2,
+    num_attention_heads=2, intermediate_size=64, max_position_embeddings=16, num_labels=3,
+    hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0))
+args = transformers.TrainingArguments(folder, per_device_train_batch_size=per_device, max_steps=2, use_cpu=True,
+    gradient_accumulation_steps=accumulation, train_sampling_strategy="sequential", optim="sgd", learning_rate=0.5,
+    report_to="none", logging_steps=1, disable_tqdm=True, save_strategy="no", ddp_find_unused_parameters=False)
+trainer = transformers.Trainer(model=model, args=args, train_dataset=Rows())
+trainer.train()
+trainer.accelerator.wait_for_everyone()
+if args.process_index == 0:
+    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    torch.save({"world": args.world_size, "losses": losses, "weights": model.state_dict()}, folder + ".pt")
+trainer.accelerator.end_training()
+os._exit(0)  # now and then a thread of gloo's outlives its owner while Python ends, and aborts the process
+"""
+
+
+def test_two_processes_under_the_stock_trainer_do_the_same_as_one(tmp_path):
+    """32 = 4 x 8 = 2 processes x 16, for a head with one denominator: reported losses and weights (plain SGD)."""
+    (tmp_path / "train.py").write_text(TWO_PROCESSES)
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    several = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    ways = {"whole": ([sys.executable], 32, 1), "cut": ([sys.executable], 8, 4), "two": (several, 16, 1)}
+    results = {}
+    for name, (launcher, per_device, accumulation) in ways.items():
+        command = [*launcher, str(tmp_path / "train.py"), str(tmp_path / name), str(per_device), str(accumulation)]
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+        assert done.returncode == 0, done.stderr[-2000:]
+        results[name] = torch.load(tmp_path / f"{name}.pt")
+    assert [results[name]["world"] for name in ways] == [1, 1, 2]
+    for name in ("cut", "two"):
+        assert results[name]["losses"] == pytest.approx(results["whole"]["losses"], rel=1e-5)
+        for key, weight in results["whole"]["weights"].items():
+            torch.testing.assert_close(results[name]["weights"][key], weight, rtol=1e-5, atol=1e-6, msg=key)

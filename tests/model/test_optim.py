@@ -1,0 +1,163 @@
+"""BERT's Adam against its formula, written out (PAPER: A.2; AdamWeightDecayOptimizer of the reference code)."""
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from bertkit.model.optim import BertAdam
+
+
+def write_out(
+    p: float, gradients: list[float], lr: float, betas: tuple[float, float], eps: float, weight_decay: float
+) -> float:
+    """One number after a step on each gradient: m and v without bias correction, decay beside them."""
+    m = v = 0.0
+    for g in gradients:
+        m = betas[0] * m + (1 - betas[0]) * g
+        v = betas[1] * v + (1 - betas[1]) * g * g
+        p = p - lr * (m / (math.sqrt(v) + eps) + weight_decay * p)
+    return p
+
+
+def walk(params: list[Tensor], optimizer: torch.optim.Optimizer, gradients: list[list[Tensor]]) -> None:
+    """One step on each row of gradients."""
+    for row in gradients:
+        for p, gradient in zip(params, row, strict=True):
+            p.grad = gradient.clone()
+        optimizer.step()
+
+
+@pytest.mark.parametrize("weight_decay", [0.0, 0.01, 0.5])
+@pytest.mark.parametrize("betas", [(0.9, 0.999), (0.0, 0.5)])
+def test_steps_are_the_formula_written_out(weight_decay: float, betas: tuple[float, float]) -> None:
+    values = {"lr": 0.05, "betas": betas, "eps": 1e-3, "weight_decay": weight_decay}
+    params = [torch.randn(shape, dtype=torch.double, requires_grad=True) for shape in ((3, 2), (4,), ())]
+    starts = [p.detach().clone() for p in params]
+    gradients = [[torch.randn_like(p) for p in params] for _ in range(7)]
+    walk(params, BertAdam(params, **values), gradients)
+    for i, p in enumerate(params):
+        columns = torch.stack([row[i].flatten() for row in gradients]).T.tolist()
+        expected = [
+            write_out(start, column, **values)
+            for start, column in zip(starts[i].flatten().tolist(), columns, strict=True)
+        ]
+        torch.testing.assert_close(p.detach().flatten(), torch.tensor(expected, dtype=torch.double))
+
+
+def test_the_defaults_are_the_papers() -> None:
+    """A.2: learning rate 1e-4, betas 0.9 and 0.999, decay 0.01; the reference code: epsilon 1e-6."""
+    defaults = BertAdam([torch.zeros(1, requires_grad=True)]).defaults
+    assert defaults == {"lr": 1e-4, "betas": (0.9, 0.999), "eps": 1e-6, "weight_decay": 0.01}
+
+
+def test_the_missing_correction_makes_the_first_steps_larger_than_adams() -> None:
+    """On a constant gradient AdamW moves by lr a step; here the t-th step is (1 - b1^t) / sqrt(1 - b2^t) times that.
+
+    That is sqrt(10) at the first step with the usual betas, grows to about 6.6 at the twelfth, then fades to 1.
+    """
+    ours, torchs = (torch.zeros(1, dtype=torch.double, requires_grad=True) for _ in range(2))
+    options = {"lr": 0.1, "eps": 0.0, "weight_decay": 0.0}
+    optimizers = BertAdam([ours], **options), torch.optim.AdamW([torchs], **options)
+    ratios = []
+    for _ in range(5000):
+        before = ours.item(), torchs.item()
+        for p, optimizer in zip((ours, torchs), optimizers, strict=True):
+            p.grad = torch.full_like(p, 7.0)
+            optimizer.step()
+        ratios.append((ours.item() - before[0]) / (torchs.item() - before[1]))
+    expected = [(1 - 0.9**t) / math.sqrt(1 - 0.999**t) for t in range(1, 5001)]
+    torch.testing.assert_close(torch.tensor(ratios), torch.tensor(expected), rtol=1e-5, atol=0)
+    assert ratios[0] == pytest.approx(math.sqrt(10))
+    assert 6 < max(ratios) < 7
+    assert ratios[-1] == pytest.approx(1, abs=0.01)
+
+
+def test_decay_is_beside_the_moments_not_through_them() -> None:
+    """With a zero gradient a weight only shrinks, by lr * decay a step, and the moments stay zero."""
+    p = torch.tensor([2.0, -3.0], dtype=torch.double, requires_grad=True)
+    optimizer = BertAdam([p], lr=0.1, weight_decay=0.5)
+    walk([p], optimizer, [[torch.zeros(2, dtype=torch.double)]] * 3)
+    torch.testing.assert_close(p.detach(), torch.tensor([2.0, -3.0], dtype=torch.double) * 0.95**3)
+    assert not optimizer.state[p]["exp_avg"].any()
+    assert not optimizer.state[p]["exp_avg_sq"].any()
+
+
+def test_groups_have_values_of_their_own_and_a_parameter_without_gradient_rests() -> None:
+    decayed, plain, resting = (torch.ones(2, requires_grad=True) for _ in range(3))
+    groups = [{"params": [decayed, resting], "weight_decay": 0.1}, {"params": [plain], "weight_decay": 0.0, "lr": 0.2}]
+    optimizer = BertAdam(groups, lr=0.1)
+    decayed.grad, plain.grad = torch.ones(2), torch.ones(2)
+    optimizer.step()
+    step = 0.1 / (math.sqrt(0.001) + 1e-6)
+    torch.testing.assert_close(decayed.detach(), torch.full((2,), 1 - 0.1 * (step + 0.1)))
+    torch.testing.assert_close(plain.detach(), torch.full((2,), 1 - 0.2 * step))
+    assert torch.equal(resting.detach(), torch.ones(2))
+    assert not optimizer.state[resting]
+
+
+def test_a_parameter_may_get_its_first_gradient_late() -> None:
+    early, late = (torch.ones(2, requires_grad=True) for _ in range(2))
+    optimizer = BertAdam([early, late], lr=0.1, weight_decay=0.0)
+    early.grad = torch.ones(2)
+    optimizer.step()
+    late.grad = torch.ones(2)
+    optimizer.step()
+    expected = write_out(1.0, [1.0], 0.1, (0.9, 0.999), 1e-6, 0.0)
+    torch.testing.assert_close(late.detach(), torch.full((2,), expected))
+
+
+def test_a_saved_state_resumes_exactly(tmp_path: Path) -> None:
+    gradients = [[torch.randn(5, 3), torch.randn(3)] for _ in range(9)]
+    straight, resumed = ([torch.ones(5, 3, requires_grad=True), torch.ones(3, requires_grad=True)] for _ in range(2))
+    walk(straight, BertAdam(straight, lr=0.1), gradients)
+    first = BertAdam(resumed, lr=0.1)
+    walk(resumed, first, gradients[:4])
+    torch.save(first.state_dict(), tmp_path / "optimizer.pt")
+    second = BertAdam(resumed, lr=123.0)
+    second.load_state_dict(torch.load(tmp_path / "optimizer.pt", weights_only=True))
+    walk(resumed, second, gradients[4:])
+    assert all(torch.equal(a, b) for a, b in zip(straight, resumed, strict=True))
+
+
+def test_a_schedule_drives_the_rate_and_a_closure_is_called() -> None:
+    p = torch.tensor([1.0], requires_grad=True)
+    optimizer = BertAdam([p], lr=0.1, weight_decay=0.0)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.0 if step == 0 else 1.0)
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = p.square().sum()
+        loss.backward()
+        return loss
+
+    assert optimizer.step(closure).item() == 1.0
+    assert p.item() == 1.0  # the rate was 0
+    schedule.step()
+    optimizer.step(closure)
+    assert p.item() < 1.0
+
+
+@pytest.mark.parametrize(
+    "values", [{"lr": -1.0}, {"eps": -1e-6}, {"weight_decay": -0.1}, {"betas": (1.0, 0.9)}, {"betas": (0.9, -0.1)}]
+)
+def test_values_out_of_range_are_refused(values: dict) -> None:
+    with pytest.raises(ValueError, match="must not be negative"):
+        BertAdam([torch.zeros(1, requires_grad=True)], **values)
+
+
+def test_a_sparse_gradient_is_refused() -> None:
+    table = nn.Embedding(4, 2, sparse=True)
+    table(torch.tensor([1])).sum().backward()
+    with pytest.raises(ValueError, match="no sparse gradients"):
+        BertAdam(table.parameters()).step()
+
+
+def test_low_precision_parameters_move() -> None:
+    p = torch.ones(8, dtype=torch.bfloat16, requires_grad=True)
+    p.grad = torch.ones_like(p)
+    BertAdam([p], lr=0.1).step()
+    assert p.dtype == torch.bfloat16
+    assert (p < 0.8).all()

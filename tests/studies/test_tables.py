@@ -1,0 +1,451 @@
+"""The curves of a run, and the tables and the heat map of a study."""
+
+import itertools
+import os
+import random
+import statistics
+import subprocess
+import sys
+
+import pytest
+from PIL import Image
+
+from bertkit.reports.tables import (
+    explain_scores,
+    list_progress,
+    name_axes,
+    plot_curve,
+    plot_heatmap,
+    plot_log,
+    show_value,
+    write_table,
+)
+from bertkit.tasks.task import Row
+from bertkit.training.run_dir import read_log
+
+ROWS = (
+    Row("loss", "mlm_loss", {"ln V": "uniform_loss"}),
+    Row("accuracy", "nsp_accuracy", {"the larger class": "nsp_majority"}, unit="fraction"),
+    Row("never logged", "clm_loss", {"ln V": "uniform_loss"}),
+)
+
+
+def test_curves_have_a_panel_for_every_score_that_was_logged(tmp_path):
+    (tmp_path / "training_log.jsonl").write_text(
+        '{"step": 0, "eval_mlm_loss": 9.0, "eval_nsp_accuracy": 0.5}\n'
+        '{"step": 1, "mlm_loss": 8.0}\n'
+        '{"step": 2, "eval_mlm_loss": 7.0, "eval_nsp_accuracy": 0.6}\n'
+    )
+    log = read_log(tmp_path)
+    assert [entry["step"] for entry in log] == [0, 1, 2]
+    metrics = {"uniform_loss": 9.0, "nsp_majority": 0.6}
+    plot_log(log, ROWS, metrics, tmp_path / "two.png")
+    plot_log(log, ROWS[:1], metrics, tmp_path / "one.png")
+    two, one = (Image.open(tmp_path / name) for name in ("two.png", "one.png"))
+    assert two.width == 2 * one.width
+    assert len(two.convert("L").getcolors()) > 50, "the picture is empty"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("module", ["report", "page"])
+def test_the_backend_of_a_notebook_that_is_not_installed_is_not_asked_for(module, tmp_path):
+    draw = f"from bertkit import {module}; {module}.load_pyplot().figure().savefig('a.svg')"
+    environment = os.environ | {"MPLBACKEND": "module://matplotlib_inline.backend_inline"}
+    subprocess.run([sys.executable, "-c", draw], cwd=tmp_path, env=environment, check=True)
+    assert (tmp_path / "a.svg").exists()
+
+
+def test_without_scores_the_loss_is_drawn_and_without_one_nothing(tmp_path):
+    log = [{"step": step, "loss": 5.0 - step} for step in range(4)]
+    plot_log(log, ROWS, {}, tmp_path / "loss.png")
+    assert len(Image.open(tmp_path / "loss.png").convert("L").getcolors()) > 50, "the picture is empty"
+    plot_log([{"step": 1, "epoch": 1.0}], ROWS, {}, tmp_path / "none.png")
+    assert not (tmp_path / "none.png").exists()
+
+
+# --- Studies ----------------------------------------------------------------------------------------------------------
+
+
+def make_results(grid, tasks, scores, rows=("",), seeds=(42, 43), select="best", paper=None, majority=None):
+    """What study.json would hold; `scores(row, task, setting, seed)`: a score, None for a failed run, or "waiting"."""
+    settings = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
+    cells, chosen = [], []
+    for row, task in itertools.product(rows, tasks):
+        group = []
+        for setting in settings:
+            directory = f"{row}/{task}/{len(group)}"
+            values = [scores(row, task, setting, seed) for seed in seeds]
+            runs = []
+            for seed, value in zip(seeds, values, strict=True):
+                state = {"status": "finished", "metrics": {"score": value}}
+                if value is None:
+                    state = {"status": "failed", "failure": "the loss is nan | lower it"}
+                if value == "waiting":
+                    state = {"status": "running", "update": 12, "updates": 1234, "loss": 0.6931}
+                runs.append({"seed": seed, "directory": f"{directory}/seed-{seed}"} | state)
+            done = [value for value in values if isinstance(value, float)]
+            statistic = {
+                "n": len(done),
+                "failed": values.count(None),
+                "mean": statistics.fmean(done) if done else None,
+                "sd": statistics.stdev(done) if len(done) > 1 else None,
+                "best": max(done, default=None),
+                "at_or_below_majority": None if majority is None else sum(value <= majority for value in done),
+            }
+            head = {"row": row, "column": task, "task": task, "setting": setting, "directory": directory, "runs": runs}
+            group.append(head | statistic | {"borrowed": False})
+        cells += group
+        scored = [cell for cell in group if cell["n"]]
+        if scored:
+            best = max(scored, key=lambda cell: cell["best" if select == "best" else "mean"])
+            run = max((r for r in best["runs"] if r["status"] == "finished"), key=lambda r: r["metrics"]["score"])
+            winner = {"row": row, "column": task, "task": task, "setting": best["setting"], "cell": best["directory"]}
+            winner |= {"run": run["directory"], "seed": run["seed"], "score": run["metrics"]["score"]}
+            winner |= {"value": run["metrics"]["score"]}
+            chosen.append(winner | {"of_settings": len(scored), "of_runs": sum(cell["n"] for cell in scored)})
+    columns = {
+        task: {"task": task, "metric": "accuracy", "name": name, "unit": "fraction", "lower_is_better": False}
+        | {"split": "dev", "published": (paper or {}).get(task, {}), "paper": "", "short": True}
+        for task, name in tasks.items()
+    }
+    definition = {"tasks": list(tasks), "seeds": list(seeds), "select": select}
+    return {
+        "definition": definition | ({"grid": {axis: list(values) for axis, values in grid.items()}} if grid else {}),
+        "finished": True,
+        "runs": len(cells) * len(seeds),
+        "failed": sum(cell["failed"] for cell in cells),
+        "columns": columns,
+        "rows": {row: {"paper": {}, "pretraining": None, "step": None} for row in rows},
+        "pretrainings": [],
+        "cells": cells,
+        "chosen": chosen,
+    }
+
+
+TASKS = {"rte": "accuracy", "cola": "Matthews correlation"}
+PAPER = {"rte": {"BERT-base, test": 0.664, "BERT-large, test": 0.701}, "cola": {"BERT-base, test": 0.521}}
+
+
+def score_by_hand(row, task, setting, seed):
+    """0.50 and 0.52 with the smaller learning rate; with the larger 0.60 and, for seed 43, a failure; cola 0.1 less."""
+    if setting.get("train.learning_rate") == 5e-5:
+        return None if seed == 43 else 0.60 - 0.1 * (task == "cola")
+    return (0.50 if seed == 42 else 0.52) - 0.1 * (task == "cola")
+
+
+def test_the_table_of_a_grid_is_this():
+    grid = {"train.learning_rate": [5e-5, 2e-5], "train.num_train_epochs": [3.0]}
+    results = make_results(grid, TASKS, score_by_hand, paper=PAPER, majority=0.5271)
+    assert write_table(results) == (
+        "# 1 row x 2 tasks x 2 settings x 2 seeds = 8 runs\n"
+        "\n"
+        "|  | rte: accuracy (%) | cola: Matthews correlation (%) |\n"
+        "|---|---|---|\n"
+        "| ours | 60.0 (1) | 50.0 (1) † |\n"
+        "| ours, best run | 60.0 (best of 3) | 50.0 (best of 3) |\n"
+        "| published: BERT-base, test | 66.4 | 52.1 |\n"
+        "| published: BERT-large, test | 70.1 | – |\n"
+        "\n"
+        "Ours: mean ± standard deviation over n finished runs (n), seeds 42, 43, on dev. "
+        "The setting shown (bold below) is the one whose best run is best of 2 settings; it is chosen on the very data "
+        "that it is scored on, so its score is optimistic. "
+        "The best run is the best of all 3 runs on that data: more optimistic still, and not to be compared with a "
+        "mean or a test score. "
+        "Whose a published value is and on which data, its line says. "
+        "† At least one run is no better than always giving the same answer.\n"
+        "\n"
+        "## rte: accuracy (%)\n"
+        "\n"
+        "| learning_rate | num_train_epochs | mean | sd | best | n | failed | at or below majority |\n"
+        "|---|---|---|---|---|---|---|---|\n"
+        "| **5e-05** | **3** | **60.0** | **–** | **60.0** | **1** | **1** | **0** |\n"
+        "| 2e-05 | 3 | 51.0 | 1.4 | 52.0 | 2 | 0 | 2 |\n"
+        "\n"
+        "## cola: Matthews correlation (%)\n"
+        "\n"
+        "| learning_rate | num_train_epochs | mean | sd | best | n | failed | at or below majority |\n"
+        "|---|---|---|---|---|---|---|---|\n"
+        "| **5e-05** | **3** | **50.0** | **–** | **50.0** | **1** | **1** | **1** |\n"
+        "| 2e-05 | 3 | 41.0 | 1.4 | 42.0 | 2 | 0 | 2 |\n"
+        "\n"
+        "## Failed: 2 of 8 runs\n"
+        "\n"
+        "- /rte/0/seed-43: the loss is nan | lower it\n"
+        "- /cola/0/seed-43: the loss is nan | lower it\n"
+    )
+
+
+def test_rows_stand_below_each_other_and_a_mean_says_of_how_many():
+    results = make_results({}, TASKS, score_by_hand, rows=("paper", "a | b"), select="mean")
+    lines = write_table(results).splitlines()
+    assert "| paper | 51.0 ± 1.4 (2) | 41.0 ± 1.4 (2) |" in lines
+    assert r"| a \| b | 51.0 ± 1.4 (2) | 41.0 ± 1.4 (2) |" in lines
+    assert r"| a \| b, best run | 52.0 (best of 2) | 42.0 (best of 2) |" in lines
+    assert "| row | task | mean | sd | best | n | failed |" in lines
+    assert "**" not in write_table(results), "without a grid nothing was chosen"
+    assert "setting" not in explain_scores(results)
+
+
+def test_a_single_run_is_no_mean():
+    results = make_results({}, {"rte": "accuracy"}, score_by_hand, seeds=[42])
+    assert explain_scores(results) == "Ours: one run (1), seed 42, on dev."
+    assert "| ours | 50.0 (1) |" in write_table(results)
+    assert "best run" not in write_table(results)
+    everything_failed = make_results({}, {"rte": "accuracy"}, lambda *_: None, seeds=[42])
+    assert "| ours | failed |" in write_table(everything_failed)
+
+
+def test_progress_shows_what_goes_on():
+    def score(row, task, setting, seed):
+        if task == "cola":
+            return None if seed == 42 else "waiting"
+        return 0.5 if seed == 42 else 0.6
+
+    results = make_results({"batch_size": [16]}, TASKS, score)
+    assert list_progress(results) == (
+        ["task", "batch_size", "runs", "mean ± sd (n)", "best", ""],
+        [
+            ["rte", "16", "2/2", "55.0 ± 7.1 (2) *", "60.0", ""],
+            ["cola", "16", "1/2", "–", "–", "seed 43: update 12 of 1,234, loss 0.693"],
+        ],
+    )
+    many = make_results({"batch_size": list(range(1, 100))}, {"rte": "accuracy"}, score_by_hand)
+    many["cells"][50]["runs"][0] = {"seed": 42, "status": "running", "update": 0, "updates": 0, "loss": None}
+    headings, lines = list_progress(many, limit=20)
+    assert headings[0] == "batch_size"
+    assert [line[0] for line in lines] == ["1", "51"], "the one that wins so far and the one in work"
+    failed = make_results({}, {"rte": "accuracy"}, lambda *_: None)
+    assert list_progress(failed)[1] == [["2/2", "–", "–", "2 failed: the loss is nan | lower it"]]
+    poor = make_results({}, {"rte": "accuracy"}, score_by_hand, majority=0.5)
+    assert list_progress(poor)[1][0][-1] == "1 at or below the majority class"
+
+
+def test_values_and_axes_are_short_where_they_can_be():
+    assert [show_value(value) for value in (2e-5, 3.0, 1e30, True, "bf16", [1, "é"])] == [
+        "2e-05",
+        "3",
+        "1e+30",
+        "true",
+        "bf16",
+        '[1, "é"]',
+    ]
+    assert name_axes(["train.learning_rate", "batch_size"]) == ["learning_rate", "batch_size"]
+    assert name_axes(["model.a", "data.a"]) == ["model.a", "data.a"]
+
+
+def size_heatmap(results, path):
+    """The size of the picture, and how many colours it has."""
+    plot_heatmap(results, path)
+    picture = Image.open(path)
+    return picture.width, picture.height, len(picture.convert("RGB").getcolors(1 << 24))
+
+
+def test_a_heat_map_has_a_square_for_every_setting(tmp_path):
+    def score(row, task, setting, seed):
+        return random.Random(f"{task} {setting} {seed}").random()
+
+    paper = {
+        "train.learning_rate": [5e-5, 4e-5, 3e-5, 2e-5],
+        "batch_size": [16, 32],
+        "train.num_train_epochs": [2, 3, 4],
+    }
+    four = {axis: values[:2] for axis, values in list(paper.items())[:2]}
+    small = size_heatmap(make_results(four, {"rte": "accuracy"}, score), tmp_path / "four.png")
+    large = size_heatmap(make_results(paper, {"rte": "accuracy"}, score), tmp_path / "paper.png")
+    two = size_heatmap(make_results(paper, TASKS, score), tmp_path / "two.png")
+    assert large[1] > 1.5 * small[1]
+    assert two[0] > 1.5 * large[0]
+    assert min(small[2], large[2], two[2]) > 50
+
+
+def test_a_heat_map_of_odd_shapes(tmp_path):
+    """Failed cells only, one axis, long names, no grid; a single cell has none."""
+    one = {"rte": "accuracy"}
+    long = {"checkpoint": ["google-bert/bert-base-uncased", "/a/very/long/path" * 9]}
+    for name, results in {
+        "failed": make_results({"batch_size": [1, 2]}, one, lambda *_: None),
+        "long": make_results(long, one, lambda row, task, setting, seed: 0.5, rows=("a", "a longer name " * 9)),
+        "rows": make_results({}, TASKS, score_by_hand, rows=("", "stable")),
+        # Between two of them matplotlib would read mathematics, and make none of this.
+        "dollars": make_results({}, TASKS, score_by_hand, rows=("cost $5^_$", "a $x_$^$ b")),
+    }.items():
+        width, height, colours = size_heatmap(results, tmp_path / f"{name}.png")
+        assert 400 < width < 2500
+        assert 200 < height < 2500
+        assert colours > 20
+    plot_heatmap(make_results({}, one, score_by_hand), tmp_path / "none.png")
+    plot_heatmap(make_results({"batch_size": [1]}, one, score_by_hand), tmp_path / "none.png")
+    assert not (tmp_path / "none.png").exists()
+
+
+# --- Tables of the paper ----------------------------------------------------------------------------------------------
+
+
+def make_ablation():
+    """Two rows with a pretraining each, of which one has failed; two columns in percent and a perplexity; an average.
+
+    BERT: 0.51 and 0.49 for MNLI-m, 0.6 and 0.7 for QNLI.
+    """
+    scores = {"MNLI-m": 0.5, "QNLI": 0.65}
+    results = make_results(
+        {},
+        {"MNLI-m": "accuracy", "QNLI": "accuracy"},
+        lambda row, column, setting, seed: (
+            None
+            if row == "LTR"
+            else scores[column] + (0.01 if column == "MNLI-m" else -0.05) * (1 if seed == 42 else -1)
+        ),
+        rows=("BERT", "LTR"),
+        select="mean",
+    )
+    for cell in results["cells"]:
+        for run in cell["runs"]:
+            if run["status"] == "failed":
+                run["failure"] = "its pretraining, pretrain/ltr, has failed"
+            else:
+                run["metrics"] |= {"majority_accuracy": 0.5}
+        if cell["column"] == "MNLI-m" and cell["n"]:
+            cell["at_or_below_majority"] = 1
+    for name, task, paper in (("MNLI-m", "mnli", "dev"), ("QNLI", "qnli", "MRPC, accuracy, dev")):
+        results["columns"][name] |= {"task": task, "paper": paper, "short": False, "published": {"others": 0.9}}
+    results["columns"]["LM (ppl)"] = results["columns"]["QNLI"] | {
+        "task": "pretrain",
+        "name": "perplexity",
+        "metric": "perplexity",
+        "unit": "",
+        "paper": "",
+        "lower_is_better": True,
+        "published": {},
+    }
+    metrics = {"perplexity": 12.3456, "updates": 6000, "heldout_pairs": 1000}
+    state = {"status": "finished", "metrics": metrics}
+    statistic = {"n": 1, "failed": 0, "mean": 12.3456, "sd": None, "best": 12.3456, "at_or_below_majority": None}
+    head = {"row": "BERT", "column": "LM (ppl)", "task": "pretrain", "setting": {}, "borrowed": True}
+    shown = (
+        head | statistic | {"directory": "pretrain/bert", "runs": [{"seed": 1, "directory": "pretrain/bert"} | state]}
+    )
+    scores = [
+        {"name": "perplexity", "unit": "", "value": 12.3456},
+        {"name": "masked-LM accuracy", "unit": "fraction", "value": 0.25},
+    ]
+    failed = {"status": "failed", "failure": "CUDA out of memory"}
+    return results | {
+        "definition": results["definition"] | {"average": ["MNLI-m", "QNLI"], "note": "RTE stands\nfor MRPC."},
+        "runs": 10,
+        "rows": {
+            "BERT": {"paper": {"MNLI-m": 84.4, "Average": 86}, "pretraining": "pretrain/bert", "step": None},
+            "LTR": {"paper": {"LM (ppl)": 3.99}, "pretraining": "pretrain/ltr", "step": None},
+        },
+        "pretrainings": [
+            {"rows": ["BERT"], "directory": "pretrain/bert", "steps": [], "scores": scores} | state,
+            {"rows": ["LTR"], "directory": "pretrain/ltr", "steps": [], "scores": []} | failed,
+        ],
+        "cells": [*results["cells"], shown],
+    }
+
+
+def test_the_table_of_the_paper_is_this():
+    assert write_table(make_ablation()) == (
+        "# 2 rows x 3 columns x 2 seeds: 10 runs, 2 pretrainings among them\n"
+        "\n"
+        "|  | MNLI-m | QNLI | LM (ppl) | Average |\n"
+        "|---|---|---|---|---|\n"
+        "| BERT | 50.0 ± 1.4 (2) † | 65.0 ± 7.1 (2) | 12.346 (1) | 57.5 |\n"
+        "| *the paper* | *84.4* |  |  | *86* |\n"
+        "| LTR | failed | failed | – | – |\n"
+        "| *the paper* |  |  | *3.99* |  |\n"
+        "\n"
+        "Ours: mean ± standard deviation over n finished runs (n), seeds 42, 43. In italics: the paper's value for the "
+        "row above. Average: of MNLI-m, QNLI. † At least one run is no better than always giving the same answer.\n"
+        "\n"
+        "RTE stands for MRPC.\n"
+        "\n"
+        "- MNLI-m: accuracy in percent; mnli, dev; always the same answer has 50.0; the paper: dev\n"
+        "- QNLI: accuracy in percent; qnli, dev; always the same answer has 50.0; the paper: MRPC, accuracy, dev\n"
+        "- LM (ppl): perplexity; pretrain, dev (1,000 pairs)\n"
+        "\n"
+        "## Pretraining\n"
+        "\n"
+        "| pretraining | of | updates | perplexity | masked-LM accuracy (%) |\n"
+        "|---|---|---|---|---|\n"
+        "| pretrain/bert | BERT | 6,000 | 12.346 | 25.0 |\n"
+        "| pretrain/ltr | LTR | failed | – | – |\n"
+        "\n"
+        "## Every cell\n"
+        "\n"
+        "| row | column | mean | sd | best | n | failed | at or below majority |\n"
+        "|---|---|---|---|---|---|---|---|\n"
+        "| BERT | MNLI-m | 50.0 | 1.4 | 51.0 | 2 | 0 | 1 |\n"
+        "| BERT | QNLI | 65.0 | 7.1 | 70.0 | 2 | 0 | – |\n"
+        "| LTR | MNLI-m | – | – | – | 0 | 2 | – |\n"
+        "| LTR | QNLI | – | – | – | 0 | 2 | – |\n"
+        "| BERT | LM (ppl) | 12.346 | – | 12.346 | 1 | 0 | – |\n"
+        "\n"
+        "## Failed: 5 of 10 runs\n"
+        "\n"
+        "- pretrain/ltr: CUDA out of memory\n"
+        "- LTR/MNLI-m/0/seed-42: its pretraining, pretrain/ltr, has failed\n"
+        "- LTR/MNLI-m/0/seed-43: its pretraining, pretrain/ltr, has failed\n"
+        "- LTR/QNLI/0/seed-42: its pretraining, pretrain/ltr, has failed\n"
+        "- LTR/QNLI/0/seed-43: its pretraining, pretrain/ltr, has failed\n"
+    )
+
+
+def test_pretrainings_are_shown_while_they_run():
+    results = make_ablation()
+    results["pretrainings"][1] |= {"status": "running", "update": 5, "updates": 6000, "loss": None}
+    headings, lines = list_progress(results)
+    assert headings == ["row", "column", "runs", "mean ± sd (n)", "best", ""]
+    assert lines[:2] == [
+        ["pretrain/bert", "", "1/1", "12.346 (1)", "12.346", ""],
+        ["pretrain/ltr", "", "0/1", "–", "–", "pretraining: update 5 of 6,000"],
+    ]
+    assert len(lines) == 6, "what is borrowed is no line of its own"
+
+
+def make_steps(paper=True):
+    """Two pretrainings, each with a row after three steps; the scores of the second one rise more slowly."""
+    steps = (300, 1000, 8000)
+    names = [f"{label}, {step:,}" for label in ("Masked LM", "Left to right") for step in steps]
+
+    def score(row, *_):
+        return 0.3 + 0.05 * steps.index(int(row.rpartition(" ")[2].replace(",", ""))) / (1 + row.startswith("Left"))
+
+    results = make_results({}, {"MNLI": "accuracy"}, score, rows=names, seeds=[42])
+    origins = [{"rows": names[:3], "directory": "a"}, {"rows": names[3:], "directory": "b"}]
+    published = dict(zip(names, (78.6, 80.5, 84.4, 79.4, 80.3, 82.2), strict=True))
+    rows = {
+        name: {"paper": {"MNLI": published[name]} if paper else {}, "step": steps[number % 3]}
+        for number, name in enumerate(names)
+    }
+    return results | {"pretrainings": origins, "rows": rows}
+
+
+def test_a_curve_has_a_line_for_each_pretraining(tmp_path, monkeypatch):
+    from matplotlib.axes import Axes
+
+    drawn, plot, bars = [], Axes.plot, Axes.errorbar
+    monkeypatch.setattr(Axes, "plot", lambda self, *a, **k: drawn.append((k.get("label"), *a)) or plot(self, *a, **k))
+    monkeypatch.setattr(Axes, "errorbar", lambda self, *a, **k: drawn.append((k["label"], *a)) or bars(self, *a, **k))
+    plot_curve(make_steps(), tmp_path / "curve.png")
+    lines = {label: data for label, *data in drawn if label and not label.startswith("_")}
+    assert list(lines) == ["Masked LM", "Masked LM: the paper", "Left to right", "Left to right: the paper"]
+    assert lines["Masked LM"][0] == (300, 1000, 8000)
+    assert [round(mean, 9) for mean in lines["Left to right"][1]] == [30.0, 32.5, 35.0]
+    assert lines["Left to right: the paper"][:2] == [(300, 1000, 8000), (79.4, 80.3, 82.2)]
+    assert len(Image.open(tmp_path / "curve.png").convert("L").getcolors()) > 50, "the picture is empty"
+    plot_curve(make_steps(paper=False), tmp_path / "ours.png")
+    assert (tmp_path / "ours.png").exists()
+
+
+def test_without_steps_there_is_no_curve(tmp_path):
+    plot_curve(make_ablation(), tmp_path / "none.png")
+    plot_curve(make_results({}, TASKS, score_by_hand), tmp_path / "none.png")
+    assert not (tmp_path / "none.png").exists()
+
+
+def test_the_heat_map_of_a_paper_table_has_a_column_for_each(tmp_path):
+    width, height, colours = size_heatmap(make_ablation(), tmp_path / "ablation.png")
+    assert 400 < width < 2500
+    assert 200 < height < 2500
+    assert colours > 50

@@ -1,0 +1,103 @@
+"""Files that are there whole or not at all, and what is left of those that were being written."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bertkit.system.files import name_machine, open_whole, remove_unfinished, write_whole
+from bertkit.training.run_dir import hold_directory
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from bertkit.system.files import open_whole
+
+with open_whole(Path(sys.argv[1])) as stream:
+    stream.write("half")
+    stream.flush()
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def kill_while_writing(path):
+    """The name of what a process has left that was killed while it wrote a file."""
+    before = set(path.parent.iterdir())
+    done = subprocess.run([sys.executable, "-c", KILLED, str(path)], check=False)
+    assert done.returncode == -signal.SIGKILL
+    (left,) = set(path.parent.iterdir()) - before
+    assert left.read_text() == "half"
+    return left
+
+
+@pytest.mark.parametrize("name", ["a.txt", "[a] *?.b.1", ".hidden"])
+def test_what_a_killed_process_has_left_goes_with_the_next_writing(tmp_path, name):
+    other = kill_while_writing(tmp_path / f"{name}.more")
+    left = kill_while_writing(tmp_path / name)
+    write_whole("whole", tmp_path / name)
+    assert (tmp_path / name).read_text() == "whole"
+    assert not left.exists()
+    assert other.exists()
+
+
+def test_what_another_process_is_writing_stays(tmp_path):
+    with subprocess.Popen(["sleep", "60"]) as process:
+        theirs = tmp_path / f".a.txt.{name_machine()}-{process.pid}.unfinished"
+        theirs.write_text("half")
+        elsewhere = tmp_path / ".a.txt.0000000f-999999999.unfinished"  # a disk that several machines share
+        elsewhere.write_text("half")
+        write_whole("whole", tmp_path / "a.txt")
+        assert theirs.exists()
+        process.kill()
+    write_whole("whole", tmp_path / "a.txt")
+    assert not theirs.exists()
+    assert elsewhere.exists()
+
+
+def test_what_cannot_be_removed_is_no_obstacle(tmp_path, monkeypatch):
+    """As another user's in /tmp."""
+    left = kill_while_writing(tmp_path / "a.txt")
+    unlink = Path.unlink
+
+    def refuse(path, missing_ok=False):
+        if path == left:
+            raise PermissionError(path)
+        unlink(path, missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", refuse)
+    write_whole("whole", tmp_path / "a.txt")
+    assert (tmp_path / "a.txt").read_text() == "whole"
+    assert left.exists()
+
+
+def test_only_what_is_ours_is_removed_from_a_directory(tmp_path):
+    """Somebody may keep hidden files and folders of other programs where a run goes."""
+    left = kill_while_writing(tmp_path / "model.json")
+    kept = [tmp_path / name for name in (".env.1", ".notes.2024", ".vimrc.7~", "a.3.unfinished")]
+    for path in kept:
+        path.write_text("mine")
+    (tmp_path / ".cache.1").mkdir()
+    (tmp_path / ".cache.1.unfinished").mkdir()
+    with hold_directory(tmp_path):
+        assert not left.exists()
+    remove_unfinished(tmp_path)
+    assert all(path.read_text() == "mine" for path in kept)
+    assert (tmp_path / ".cache.1").is_dir()
+    assert (tmp_path / ".cache.1.unfinished").is_dir()
+
+
+def test_a_file_that_cannot_be_finished_leaves_the_old_one(tmp_path):
+    write_whole("old", tmp_path / "a.txt")
+
+    def fail():
+        with open_whole(tmp_path / "a.txt") as stream:
+            stream.write("new")
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    assert os.listdir(tmp_path) == ["a.txt"]
+    assert (tmp_path / "a.txt").read_text() == "old"

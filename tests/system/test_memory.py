@@ -1,0 +1,102 @@
+"""What a CPU's process keeps of its memory, and gives back."""
+
+import ctypes
+import os
+import subprocess
+import sys
+
+import pytest
+
+from bertkit.system import memory
+from bertkit.system.memory import Heap, read_memory
+from bertkit.tasks import TASKS
+from bertkit.training.run import run
+from tests.training.test_run import make_recipe, write_text
+
+
+def test_the_heap_is_looked_after_while_it_trains(tmp_path, monkeypatch):
+    looks = []
+    monkeypatch.setattr(Heap, "look", lambda heap: looks.append(heap))
+    change = {"train": {"max_steps": 2 * memory.LOOK_EVERY + 1}}
+    run(TASKS["pretrain"], make_recipe(write_text(tmp_path / "text.txt")), change, output=tmp_path / "run")
+    assert len(looks) == 2
+    assert looks[0] is looks[1]
+
+
+def test_a_heap_is_trimmed_when_it_has_grown_by_a_quarter(monkeypatch):
+    sizes, trimmed = [], []
+    monkeypatch.setattr(memory, "read_memory", lambda key: sizes[-1])
+    monkeypatch.setattr(memory, "trim_memory", lambda: trimmed.append(len(sizes)))
+    heap = Heap()
+    for size in (100, 90, 120, 125, 126, 200, 249, 251, 100, 120):
+        sizes.append(size)
+        heap.look()
+    assert trimmed == [5, 8], "above 125; then above 250, for 200 was in use when it had been trimmed"
+
+
+def test_what_nobody_tells_is_nothing(tmp_path, monkeypatch):
+    assert read_memory("VmRSS") > 1 << 20 or not memory.STATUS.exists()
+    assert read_memory("VmNone") == 0
+    monkeypatch.setattr(memory, "STATUS", tmp_path / "none")
+    assert read_memory("VmRSS") == 0
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="another C library than glibc")
+def test_gaps_in_the_heap_go_back_to_the_system():
+    """Many small blocks are freed, but for the last: the heap stays as it is until it is trimmed."""
+    code = """
+import ctypes
+from bertkit.system.memory import trim_memory
+
+def measure():
+    return int(open("/proc/self/statm").read().split()[1]) * 4096 // 2**20
+
+libc = ctypes.CDLL(None)
+libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+blocks = []
+for _ in range(2000):
+    block = libc.malloc(100_000)
+    ctypes.memset(block, 1, 100_000)
+    blocks.append(block)
+for block in blocks[:-1]:  # the last one keeps the heap from shrinking by itself
+    libc.free(block)
+before = measure()
+trim_memory()
+print(before, measure())
+"""
+    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    before, after = map(int, printed.split())
+    assert after < before - 50
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="another C library than glibc")
+@pytest.mark.parametrize(
+    ("calls", "keep"), [([], False), (["keep_memory"], True), (["keep_memory", "restore_memory"], False)]
+)
+def test_blocks_of_an_update_are_kept_for_the_next_one(calls, keep):
+    """A page of a block that comes from the system is a fault when it is first written to."""
+    code = f"""
+import ctypes, resource
+from bertkit.system import memory
+
+for call in {calls}:
+    getattr(memory, call)()
+libc = ctypes.CDLL(None)
+libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+
+def use():
+    block = libc.malloc(100_000_000)  # the gradient of BERT-base's embeddings
+    ctypes.memset(block, 1, 100_000_000)
+    libc.free(block)
+
+libc.mallopt(-8, 1)  # one arena, as a thread's own is small
+use()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(10):
+    use()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("MALLOC")}
+    command = [sys.executable, "-c", code]
+    faults = int(subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout)
+    assert faults < 1000 if keep else faults > 7000

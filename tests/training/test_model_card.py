@@ -1,0 +1,733 @@
+"""The model card of a run, and its way to the Hub and back: the real huggingface_hub and a server that stands in."""
+
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import tomllib
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import tomli_w
+import torch
+from huggingface_hub import ModelCard, ModelCardData, constants
+from markdown_it import MarkdownIt
+from transformers import AutoTokenizer
+
+from bertkit.errors import UsageError
+from bertkit.inference.predictor import Predictor
+from bertkit.model import bert as models
+from bertkit.studies.runner import run_study
+from bertkit.studies.spec import make_study
+from bertkit.tasks import TASKS
+from bertkit.tasks.squad import VERSIONS
+from bertkit.training import model_card
+from bertkit.training.recipe import merge, read_recipe
+from bertkit.training.run import run
+from tests.hub import check_metadata
+from tests.official import write_checkpoint
+from tests.tasks.test_conformance import make_features, make_glue, make_pretraining, make_squad
+
+SHORT = {"train": {"max_steps": 2, "save_strategy": "no"}}
+
+
+def make_causal(folder):
+    return make_glue(folder, "rte") | {"checkpoint": str(write_checkpoint(folder / "causal", is_decoder=True))}
+
+
+RUNS = {  # name -> task and recipe
+    "pretrain": ("pretrain", make_pretraining),
+    "mnli": ("mnli", partial(make_glue, name="mnli")),
+    "mrpc": ("mrpc", partial(make_glue, name="mrpc")),
+    "bilstm": ("rte", lambda folder: make_glue(folder, "rte") | {"bilstm": True}),
+    "causal": ("rte", make_causal),
+    "squad2": ("squad2", partial(make_squad, version=VERSIONS[1])),
+    "features": ("ner", make_features),
+}
+
+
+@pytest.fixture(scope="module")
+def finish(tmp_path_factory):
+    """Gives the directory of a finished run; each is done once."""
+    done = {}
+
+    def finish(name):
+        if name not in done:
+            folder = tmp_path_factory.mktemp(name)
+            task, make = RUNS[name]
+            run(TASKS[task], make(folder), SHORT, output=folder / f"my-{name}")
+            done[name] = folder / f"my-{name}"
+        return done[name]
+
+    return finish
+
+
+@pytest.fixture
+def mrpc(finish, tmp_path):
+    """A finished run of its own for each test, with all that stays behind."""
+    folder = shutil.copytree(finish("mrpc"), tmp_path / "mrpc")
+    for stray in ("checkpoint-2", "first", "best", ".best", "predictions"):
+        (folder / stray).mkdir(exist_ok=True)
+        (folder / stray / "model.safetensors").write_bytes(b"stays behind")
+    for stray in (".model.safetensors.tmp", "notes.txt", ".env", "training_args.bin"):
+        (folder / stray).write_text("stays behind")
+    return folder
+
+
+def read_files(folder):
+    """Every file of a folder: when it was written, and what is in it."""
+    return {str(path): (path.stat().st_mtime_ns, path.read_bytes()) for path in folder.rglob("*") if path.is_file()}
+
+
+# --- The card ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_the_metadata_of_every_kind_of_card_are_valid_and_come_back(finish, name):
+    output = finish(name)
+    text = (output / "README.md").read_text()
+    assert check_metadata(text) == []
+    card = ModelCard.load(output / "README.md")
+    metrics = json.loads((output / "metrics.json").read_text())
+    assert card.data.eval_results
+    for result in card.data.eval_results:
+        assert result.metric_value in metrics.values()
+        assert result.task_type == card.data.pipeline_tag
+    assert ModelCardData(**card.data.to_dict()).to_dict() == card.data.to_dict()
+    assert ModelCard(str(card)).data.eval_results == card.data.eval_results
+    assert str(card) == text, "as huggingface_hub itself writes it"
+    assert card.data.metrics == list(dict.fromkeys(result.metric_type for result in card.data.eval_results))
+    assert card.data.get("language") is card.data.get("datasets") is card.data.get("base_model") is None
+    assert "\n\n\n" not in card.text
+    assert "{" not in card.text
+
+
+@pytest.mark.parametrize(
+    ("name", "pipeline", "library", "head", "words"),
+    [
+        ("pretrain", "fill-mask", "transformers", "BertForPreTraining", ["It started from random weights", "Text: `"]),
+        ("mnli", "text-classification", "transformers", "BertForSequenceClassification", ["`contradiction`"]),
+        ("bilstm", "text-classification", "bertkit", "BertBiLSTMForSequenceClassification", ["loads the encoder only"]),
+        ("causal", "text-classification", "bertkit", "BertForSequenceClassification", ["one answer for every text"]),
+        ("squad2", "question-answering", "transformers", "BertForQuestionAnswering", ["Tau is best for F1"]),
+        ("features", "token-classification", "bertkit", "BertFeaturesForTokenClassification", ["was left as it was"]),
+    ],
+)
+def test_the_card_says_how_to_load_each_head(finish, name, pipeline, library, head, words):
+    output = finish(name)
+    card = ModelCard.load(output / "README.md")
+    assert (card.data.pipeline_tag, card.data.library_name) == (pipeline, library)
+    assert set(card.data.tags) == {"bert", "bertkit", RUNS[name][0]}
+    assert all(word in card.text for word in words)
+    assert ("loads the encoder only" in card.text) == (name in ("bilstm", "features"))
+    assert ("from left to right" in card.text) == (name == "causal")
+    code = card.text.split("```python\n")[1].split("```")[0]
+    assert ("from transformers import AutoTokenizer, " in code) == (library == "transformers")
+    space = {}
+    exec(code, space)
+    assert type(space["model"]).__name__ == head
+    assert f"{space['model'].num_parameters():,} parameters" in card.text
+    stock = type(space["model"]).__module__.startswith("transformers.")
+    assert stock == (library == "transformers")
+
+
+def test_the_card_has_scores_data_limits_recipe_and_machine(finish):
+    output = finish("mnli")
+    card = ModelCard.load(output / "README.md").text
+    metrics = json.loads((output / "metrics.json").read_text())
+    accuracy, nothing = (f"{100 * metrics[key]:.1f}" for key in ("accuracy", "majority_accuracy"))
+    assert f"| accuracy (%) | {accuracy} | {nothing} (the majority class) | 84.6 (BERT-base, test), 86.7 (" in card
+    assert f"| accuracy, mismatched (%) | {100 * metrics['accuracy_mm']:.1f} |  | 83.4 (BERT-base, test)" in card
+    assert "Seed 42, after 2 updates." in card
+    assert "- MNLI, from local files in the official form (`glue`)." in card
+    assert "Inputs to the model: train 48, dev_matched 18, dev_mismatched 18, " in card
+    assert "- It takes up to 128 tokens, and this run used up to 40." in card
+    assert "- Whether the local files are the official ones, " in card
+    assert "`bertkit glue --task mnli --recipe recipe.toml` repeats the run. Of paths only the last" in card
+    environment = json.loads((output / "environment.json").read_text())
+    assert f"torch {environment['packages']['torch']}" in card
+    assert environment["processor"] in card
+    assert not environment["commit"] or environment["commit"] in card
+    recipe = read_recipe(output / "recipe.toml")
+    assert f"learning_rate = {recipe['train']['learning_rate']}" in card.split("```toml")[1]
+    assert str(output.parent) not in card.replace(f'("{output}")', ""), "but where to load it from"
+
+
+def test_what_the_recipe_leaves_out_is_among_the_limits(finish):
+    card = ModelCard.load(finish("pretrain") / "README.md").text
+    assert "This training has seen 16 sequences, 0.00% of the paper's 256,000,000." in card, "2 updates of 8"
+    recipe = {"batch_size": 8, "data": {"max_length": 40, "max_train_samples": 7}, "freeze": True}
+    config = SimpleNamespace(max_position_embeddings=128)
+    lines = model_card.list_limits(replace(TASKS["swag"], comment=lambda metrics: []), recipe, {"updates": 9}, config)
+    assert "Trained on the first 7 examples only." in lines
+    assert "The encoder was left as it was; only what is above it was trained." in lines
+
+
+@pytest.mark.parametrize(
+    ("task", "metrics", "expected"),
+    [
+        (
+            "mnli",
+            {"accuracy": 0.8, "accuracy_mm": 0.7},
+            [
+                ("nyu-mll/glue", "mnli", "validation_matched", "MNLI", "accuracy", 0.8),
+                ("nyu-mll/glue", "mnli", "validation_mismatched", "MNLI", "accuracy", 0.7),
+            ],
+        ),
+        (
+            "stsb",
+            {"pearson": 0.5, "spearmanr": 0.4},
+            [
+                ("nyu-mll/glue", "stsb", "validation", "STS-B", "spearmanr", 0.4),
+                ("nyu-mll/glue", "stsb", "validation", "STS-B", "pearsonr", 0.5),
+            ],
+        ),
+        (
+            "squad2",
+            {"exact": 70.0, "f1": 72.5, "tau": 1.5, "tau0_f1": 71.0, "HasAns_f1": 80.0},
+            [
+                ("rajpurkar/squad_v2", "squad_v2", "validation", "SQuAD 2.0", "exact_match", 70.0),
+                ("rajpurkar/squad_v2", "squad_v2", "validation", "SQuAD 2.0", "f1", 72.5),
+            ],
+        ),
+        ("swag", {"accuracy": 0.6}, [("allenai/swag", "regular", "validation", "SWAG", "accuracy", 0.6)]),
+        (
+            "ner",
+            {"f1": 0.9, "test_f1": 0.8},
+            [
+                ("lhoestq/conll2003", "default", "validation", "CoNLL-2003", "f1", 0.9),
+                ("lhoestq/conll2003", "default", "test", "CoNLL-2003", "f1", 0.8),
+            ],
+        ),
+    ],
+)
+def test_scores_on_the_hubs_data_name_its_data_sets(task, metrics, expected):
+    recipe = merge(TASKS[task].recipe)
+    data = model_card.make_metadata(
+        TASKS[task], "mine", recipe, metrics, "BertForSequenceClassification", "transformers"
+    )
+    found = [
+        (one.dataset_type, one.dataset_config, one.dataset_split, one.dataset_name, one.metric_type, one.metric_value)
+        for one in data.eval_results
+    ]
+    assert found == expected
+    assert data.datasets == [expected[0][0]]
+    assert data.language == "en"
+    assert data.base_model == f"google-bert/bert-base-{'cased' if task == 'ner' else 'uncased'}"
+    assert check_metadata(f"---\n{data.to_yaml()}\n---\n") == []
+
+
+def test_a_data_set_or_checkpoint_of_ones_own_is_not_taken_for_one_of_the_hub(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "ada" / "bert").mkdir(parents=True)
+    recipe = {"checkpoint": "ada/bert", "data": {"corpus": ["docs", "ada/bert", "text.txt", "ada/books:new", "/a/b"]}}
+    assert model_card.find_base(recipe) is None
+    assert model_card.find_base({"checkpoint": "eve/bert"}) == "eve/bert"
+    assert model_card.find_base({"checkpoint": str(tmp_path)}) is model_card.find_base({"checkpoint": ""}) is None
+    assert model_card.list_datasets(TASKS["pretrain"], recipe) == ["ada/books"]
+    trained_on_other = merge(TASKS["squad1"].recipe, {"data": {"train_file": "mine.json"}})
+    assert model_card.list_datasets(TASKS["squad1"], trained_on_other) == []
+
+
+def test_the_card_says_of_which_checkpoint_the_training_started(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert model_card.describe_start({"checkpoint": "eve/bert"}) == "[eve/bert](https://huggingface.co/eve/bert)"
+    (tmp_path / "eve" / "bert").mkdir(parents=True)
+    assert model_card.describe_start({"checkpoint": "eve/bert"}) == "`bert`"
+    assert model_card.describe_start({"checkpoint": "../clients/acme/bert"}) == "`bert`"
+    assert model_card.describe_start({"checkpoint": "/home/ada/bert"}) == "`bert`"
+    assert model_card.describe_start({"checkpoint": ""}) == model_card.describe_start({}) == "random weights"
+
+
+@pytest.mark.parametrize(
+    ("task", "options", "expected"),
+    [
+        ("mnli", {}, ["MNLI: [nyu-mll/glue](https://huggingface.co/datasets/nyu-mll/glue), configuration `mnli`."]),
+        (
+            "squad1",
+            {"train_file": "/home/ada/mine.json"},
+            [
+                "SQuAD 1.1: [rajpurkar/squad](https://huggingface.co/datasets/rajpurkar/squad), "
+                "configuration `plain_text`.",
+                "Trained on `mine.json` instead of the official training file.",
+            ],
+        ),
+        ("swag", {"dir": "/home/ada/SWAG"}, ["SWAG, from local files in the official form (`SWAG`)."]),
+        ("swag", {"dir": "../../clients/acme"}, ["SWAG, from local files in the official form (`acme`)."]),
+        ("pretrain", {"corpus": ["../clients/acme", "a/b/c.txt"]}, ["Text: `acme`, `c.txt`."]),
+        (
+            "pretrain",
+            {"corpus": ["docs", "ada/books"]},
+            [
+                "Text: `docs`, `ada/books`.",
+                "`docs` is the documentation of the Python packages that were installed there.",
+            ],
+        ),
+        ("pretrain", {"corpus": ["ada/books"]}, ["Text: `ada/books`."]),
+    ],
+)
+def test_the_card_says_where_the_data_are_from(task, options, expected):
+    recipe = merge(TASKS[task].recipe, {"data": options})
+    inputs = "Inputs to the model: train 1,234, dev 5."
+    assert model_card.describe_data(TASKS[task], recipe, {"train": 1234, "dev": 5}) == [*expected, inputs]
+
+
+def test_paths_shrink_to_their_last_part(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "clients" / "acme").mkdir(parents=True)
+    corpus = ["~/a", "b/c", "b/c:d", "docs", "../b/e", "./f", "g/h/i", "clients/acme", "text/j.txt"]
+    recipe = {"checkpoint": "google-bert/bert-base-cased", "data": {"dir": "/home/ada/GLUE", "corpus": corpus}}
+    shrunk = ["a", "b/c", "b/c:d", "docs", "e", "f", "i", "acme", "j.txt"]
+    assert model_card.hide_paths(recipe) == recipe | {"data": {"dir": "GLUE", "corpus": shrunk}}
+    files = {"dir": "../../clients/acme", "train_file": "gone/acme", "extra_train": "gone/b", "features_dir": "gone/c"}
+    assert model_card.hide_paths(files) == dict(zip(files, ["acme", "acme", "b", "c"], strict=True))
+    assert model_card.hide_paths({"seed": 42, "freeze": True, "path": "/"}) == {"seed": 42, "freeze": True, "path": "/"}
+
+
+def test_a_path_where_the_run_was_trained_is_no_name_where_it_is_pushed(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    recipe = {"task": "pretrain", "data": {"corpus": ["clients/acme", "ada/books"]}}
+    (tmp_path / "clients" / "acme").mkdir(parents=True)
+    (tmp_path / "recipe.toml").write_text(tomli_w.dumps(recipe))
+    (tmp_path / "README.md").write_text(f"## Recipe\n\n```toml\n{tomli_w.dumps(model_card.hide_paths(recipe))}```\n")
+    monkeypatch.chdir("/")
+    published = tomllib.loads(model_card.make_public_recipe(tmp_path / "recipe.toml").decode())
+    assert published["data"]["corpus"] == ["acme", "ada/books"]
+
+
+LABELS = ["`", "``a`b```", "a | b", "<script>alert(1)</script>", "a\n\n# b", "*a*_b_", "[a](b)", "\\`", "&lt;", ""]
+
+
+def test_labels_and_names_do_not_break_the_card(finish):
+    output = finish("mnli")
+    recipe, model = read_recipe(output / "recipe.toml"), models.BertForSequenceClassification.from_pretrained(output)
+    model.config.id2label = dict(enumerate(LABELS))
+    recipe["data"]["dir"] = "/home/ada/`<b>`"
+    metrics, environment = (json.loads((output / f"{name}.json").read_text()) for name in ("metrics", "environment"))
+    card = model_card.write_card(TASKS["mnli"], "run", recipe, metrics, environment, model, {"train": 1})
+    tokens = MarkdownIt().enable("table").parse(ModelCard(card).text)
+    lines = {token.content.split(":")[0]: token.children for token in tokens if token.type == "inline"}
+    found = [token.content for token in lines["Its labels"] if token.type == "code_inline"]
+    assert found == [" ".join(label.split()) or "  " for label in LABELS]
+    assert {token.type for token in lines["Its labels"]} == {"text", "code_inline"}
+    assert "(`` `<b>` ``)" in card
+    assert [token.type for token in tokens].count("heading_open") == 6
+
+
+# --- To the Hub and back ----------------------------------------------------------------------------------------------
+
+LOAD = """
+import json, sys
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+repo, texts = sys.argv[1], json.loads(sys.argv[2])
+model, tokenizer = AutoModelForSequenceClassification.from_pretrained(repo), AutoTokenizer.from_pretrained(repo)
+assert "bertkit" not in sys.modules
+logits = model.eval()(**tokenizer(*texts, padding=True, return_tensors="pt")).logits
+print(json.dumps([logits.tolist(), model.config.id2label[1], tokenizer.model_max_length]))
+"""
+
+
+def start_python(hub, home, *arguments):
+    """What a new process prints that finds the Hub by HF_ENDPOINT, and knows nothing else."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
+    environment |= {"HF_ENDPOINT": hub.address, "HF_HOME": str(home), "HF_HUB_DISABLE_XET": "1", "HF_TOKEN": "hf_ada"}
+    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, env=environment)
+
+
+def test_a_pushed_run_is_loaded_from_the_hub_by_plain_transformers(hub, mrpc, tmp_path):
+    done = start_python(hub, tmp_path / "a", "-m", "bertkit", "push", str(mrpc), "my-model", "--private")
+    assert (done.returncode, done.stderr) == (0, "")
+    files, pushed = done.stdout.splitlines()
+    assert files.endswith(f"MB, go to {hub.address}/ada/my-model")
+    assert pushed == f"Pushed: {hub.address}/ada/my-model"
+    repo = hub.repos["ada/my-model"]
+    assert repo.private
+    assert len(repo.commits) == 1, "all at once, or nothing"
+    weights, tokenizer = ["model.safetensors"], ["tokenizer.json", "tokenizer_config.json", "vocab.txt"]
+    scores = ["README.md", "config.json", "environment.json", "metrics.json", "recipe.toml", "training_log.jsonl"]
+    assert sorted(repo.files) == sorted(weights + tokenizer + scores)
+    assert "POST /api/validate-yaml" in hub.asked
+
+    texts = [["good word1", "bad"], ["bad", "word2 word3 good so"]]
+    done = start_python(hub, tmp_path / "b", "-c", LOAD, "ada/my-model", json.dumps(texts))
+    assert done.returncode == 0, done.stderr
+    logits, label, longest = json.loads(done.stdout)
+    batch = AutoTokenizer.from_pretrained(mrpc)(*texts, padding=True, return_tensors="pt")
+    ours = models.BertForSequenceClassification.from_pretrained(mrpc).eval()
+    assert torch.allclose(torch.tensor(logits), ours(**batch).logits, atol=1e-5)
+    assert (label, longest) == ("equivalent", 128)
+
+
+def test_a_pushed_run_predicts_from_the_hub_as_it_does_here(hub, mrpc, tmp_path):
+    """Pairs and their length are those of the run, whose recipe is among the files."""
+    model_card.push(mrpc, "ada/pairs")
+    pair = ["good word1", "bad " * 200]
+    said = start_python(hub, tmp_path / "home", "-m", "bertkit", "predict", "ada/pairs", *pair)
+    assert said.stderr == "bertkit: 1 of 1 inputs are too long for this model and were cut: number 1\n"
+    predictor = Predictor(mrpc)
+    assert said.stdout == predictor.describe(predictor([pair])[0]) + "\n"
+
+
+def test_the_card_leaves_the_recipe_as_it_is_though_the_run_is_called_as_its_task(hub, mrpc):
+    card = mrpc / "README.md"
+    card.write_text(re.sub(r'from_pretrained\("[^"]+"\)', 'from_pretrained("mrpc")', card.read_text()))
+    model_card.push(mrpc, "ada/pairs")
+    pushed = hub.repos["ada/pairs"].files["README.md"].decode()
+    assert '\ntask = "mrpc"\n' in pushed
+    assert pushed.count('from_pretrained("ada/pairs")') == 2
+
+
+def test_a_run_in_the_working_directory_has_the_name_of_that_directory(hub, finish, tmp_path, monkeypatch):
+    folder = shutil.copytree(finish("mrpc"), tmp_path / "here")
+    monkeypatch.chdir(folder)
+    for name in ("metrics.json", "README.md"):
+        Path(name).unlink()
+    run(TASKS["mrpc"], read_recipe("recipe.toml"), output=Path("."))
+    text = Path("README.md").read_text()
+    assert check_metadata(text) == []
+    assert "\n# here\n" in text
+    model_card.push(Path("."), "ada/pairs")
+    pushed = hub.repos["ada/pairs"].files["README.md"].decode()
+    assert check_metadata(pushed) == []
+    assert "\n# pairs\n" in pushed
+    assert ModelCard(pushed).data.model_name == "pairs"
+
+
+def test_the_card_in_the_repository_has_its_name_and_no_path_of_this_machine(hub, mrpc, monkeypatch):
+    monkeypatch.setenv("HOME", str(mrpc.parent))
+    card = mrpc / "README.md"
+    card.write_text(card.read_text() + f"\nEdited by hand in {mrpc.parent}/notes.\n")
+    before = read_files(mrpc)
+    model_card.push(mrpc, "engines/difference")
+    assert read_files(mrpc) == before
+    files = hub.repos["engines/difference"].files
+    assert not [name for name, data in files.items() if str(mrpc.parents[2]).encode() in data]
+    pushed = ModelCard(files["README.md"].decode())
+    assert pushed.data.model_name == "difference"
+    assert "\n# difference\n" in pushed.text
+    assert pushed.text.count('from_pretrained("engines/difference")') == 2
+    assert "Edited by hand in ~/notes." in pushed.text
+    assert "my-mrpc" not in files["README.md"].decode()
+    recipe, public = read_recipe(mrpc / "recipe.toml"), files["recipe.toml"].decode()
+    assert recipe["data"]["dir"] not in public
+    mrpc.joinpath("recipe.toml").write_text(public)
+    assert read_recipe(mrpc / "recipe.toml") == model_card.hide_paths(recipe)
+
+
+def test_pushed_again_nothing_is_sent_twice(hub, mrpc):
+    model_card.push(mrpc, "ada/bert")
+    hub.asked.clear()
+    model_card.push(mrpc, "ada/bert")
+    assert len(hub.repos["ada/bert"].commits) == 1
+    assert not [request for request in hub.asked if request.startswith("PUT")]
+    (mrpc / "README.md").write_text((mrpc / "README.md").read_text() + "\nMore.\n")
+    model_card.push(mrpc, "ada/bert")
+    assert len(hub.repos["ada/bert"].commits) == 2
+
+
+# --- What goes wrong --------------------------------------------------------------------------------------------------
+
+
+def set_token(token):
+    def spoil(hub, patch):
+        patch.setenv("HF_TOKEN", token)
+
+    return spoil
+
+
+def leave_network(hub, patch):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        patch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{free.getsockname()[1]}")
+
+
+def go_offline(hub, patch):
+    patch.setattr(constants, "HF_HUB_OFFLINE", True)
+
+
+def ask_for_xet(hub, patch):
+    patch.setattr(constants, "HF_HUB_DISABLE_XET", False)
+
+
+def fail(*request, **what):
+    return lambda hub, patch: hub.fail(*request, **what)
+
+
+def be_silent(*request):
+    def spoil(hub, patch):
+        hub.fail(*request, stall=0.8, times=9)
+        patch.setattr(model_card, "UPLOAD_TIMEOUT", 0.2)
+
+    return spoil
+
+
+FAILURES = {  # what is wrong -> how it comes about, and words of the message
+    "no token": (set_token(""), ["there is no token", "hf auth login"]),
+    "a wrong token": (set_token("hf_wrong"), ["(401)", "log in again: hf auth login --force"]),
+    "a token that only reads": (set_token("hf_reader"), ["may only read", "hf auth login --force"]),
+    "no network": (leave_network, ["(ConnectError)", "check the network, and the same command"]),
+    "offline by a variable": (go_offline, ["HF_HUB_OFFLINE is set; unset it"]),
+    "no repository for it": (fail("POST", "create", status=403), ["goes wrong on purpose (403)", "of your own"]),
+    "no right to write": (fail("POST", "preupload", status=403), ["(403)", "hf auth login --force"]),
+    "a server in trouble": (fail("POST", "create", status=500), ["(500)", "the same command tries again"]),
+    "trouble at the end": (fail("POST", "commit", status=500), ["(500)", "the same command tries again"]),
+    "cut off half-way": (fail("PUT", "storage", cut=50_000, times=9), ["the same command tries again"]),
+    "cut off before the end": (fail("POST", "commit", cut=10, times=9), ["the same command tries again"]),
+    "a silent Hub": (be_silent("GET", "whoami"), ["(ReadTimeout); check the network, and the same command"]),
+    "silent before the upload": (be_silent("POST", "create"), ["(ReadTimeout)"]),
+    "silent at the end": (be_silent("POST", "commit"), ["(ReadTimeout)"]),
+    "no xet storage": (ask_for_xet, ["set HF_HUB_DISABLE_XET=1"]),
+}
+
+
+@pytest.mark.parametrize("name", FAILURES)
+def test_a_failure_is_one_line_and_the_same_command_completes_it(hub, mrpc, capfd, name):
+    spoil, words = FAILURES[name]
+    before = read_files(mrpc)
+    with pytest.MonkeyPatch.context() as patch:
+        spoil(hub, patch)
+        with pytest.raises(UsageError) as error:
+            model_card.push(mrpc, "ada/bert")
+    message = str(error.value)
+    assert "\n" not in message
+    assert all(word in message for word in (*words, "ada/bert")), message
+    assert len(message) < 600
+    assert read_files(mrpc) == before
+    assert not hub.repos.get("ada/bert") or hub.repos["ada/bert"].files == {}, "nothing is half there"
+    assert "Traceback" not in capfd.readouterr().err
+    hub.faults.clear()
+    assert model_card.push(mrpc, "ada/bert") == f"{hub.address}/ada/bert"
+    assert hub.repos["ada/bert"].files["model.safetensors"] == (mrpc / "model.safetensors").read_bytes()
+    assert sum(request.startswith("PUT /storage") for request in hub.asked) == (7 if name == "cut off half-way" else 1)
+
+
+def test_an_upload_that_is_cut_off_once_goes_on_by_itself(hub, mrpc, capfd):
+    hub.fail("PUT", "storage", cut=50_000)
+    model_card.push(mrpc, "ada/bert")
+    assert len(hub.waits) == 1
+    assert "Retrying" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("token", "repo", "words"),
+    [
+        ("hf_ada", "eve/taken", ["it would belong to eve, not ada", "write ada/taken"]),
+        ("hf_fine", "eve/taken", ["eve/taken", "(403)", "name a repository of your own"]),
+        ("hf_fine", "eve/free", ["eve/free", "(403)", "name a repository of your own"]),
+        ("hf_ada", "a/b/c", ["'a/b/c' is no name", "write ada/c"]),
+        ("hf_ada", "ada/", ["'ada/' is no name", "write ada/my-bert"]),
+        ("hf_ada", "/bert", ["'/bert' is no name", "write ada/bert"]),
+        ("hf_ada", "", ["'' is no name", "write ada/my-bert"]),
+        ("hf_ada", "ada/my bert!", ["'ada/my bert!' is no name", "write ada/my-bert"]),
+        ("hf_ada", "ada/a--b", ["'ada/a--b' is no name", "write ada/a-b"]),
+    ],
+)
+def test_a_name_that_is_taken_or_none_is_refused(hub, mrpc, monkeypatch, token, repo, words):
+    monkeypatch.setenv("HF_TOKEN", token)
+    with pytest.raises(UsageError) as error:
+        model_card.push(mrpc, repo)
+    assert all(word in str(error.value) for word in words), error.value
+    assert list(hub.repos) == ["eve/taken"]
+    assert hub.repos["eve/taken"].files == {}
+
+
+@pytest.mark.parametrize(
+    ("repo", "whole"), [("bert", "ada/bert"), ("Ada/b", "Ada/b"), ("engines/x.1_y-z", "engines/x.1_y-z")]
+)
+def test_to_ask_is_not_to_make_it(hub, repo, whole):
+    assert model_card.check_push(repo) == whole
+    assert list(hub.repos) == ["eve/taken"]
+
+
+def test_what_is_public_does_not_become_private_by_asking(hub, mrpc):
+    model_card.push(mrpc, "ada/bert")
+    commits = list(hub.repos["ada/bert"].commits)
+    (mrpc / "README.md").write_text((mrpc / "README.md").read_text() + "\nSecret.\n")
+    with pytest.raises(UsageError, match=r"ada/bert is public already; leave out --private, .*ada/bert --private$"):
+        model_card.push(mrpc, "ada/bert", private=True)
+    assert hub.repos["ada/bert"].commits == commits
+    hub.repos["ada/bert"].private = True
+    model_card.push(mrpc, "ada/bert", private=True)
+    assert len(hub.repos["ada/bert"].commits) == 2
+
+
+@pytest.mark.parametrize(
+    ("missing", "words"),
+    [
+        ("metrics.json", "is not finished; the command that began it finishes it"),
+        ("recipe.toml", "there is no run in"),
+        ("model.safetensors", "has no model.safetensors here"),
+        ("vocab.txt", "has no vocab.txt"),
+        ("README.md", "has no README.md"),
+    ],
+)
+def test_what_is_no_finished_run_is_refused_before_the_hub_is_asked(hub, mrpc, missing, words):
+    (mrpc / missing).unlink()
+    with pytest.raises(UsageError, match=words):
+        model_card.push(mrpc, "ada/bert")
+    assert hub.asked == []
+
+
+@pytest.mark.parametrize("name", ["curves.png", "model.safetensors", "recipe.toml", "README.md"])
+def test_what_a_link_leads_to_is_not_published(hub, mrpc, name):
+    (mrpc / name).unlink(missing_ok=True)
+    (mrpc / name).symlink_to(shutil.copy(mrpc / "config.json", mrpc.parent / "secret"))
+    with pytest.raises(UsageError, match=rf"{name} is a link, .*; put a copy in its place$"):
+        model_card.push(mrpc, "ada/bert")
+    assert hub.asked == []
+
+
+def split_weights(folder):
+    """Saves a run's model again, in shards; gives their names."""
+    model = models.BertForSequenceClassification.from_pretrained(folder)
+    (folder / "model.safetensors").unlink()
+    model.save_pretrained(folder, max_shard_size="20KB")
+    return {path.name for path in folder.glob("model-*.safetensors")}
+
+
+def test_of_a_model_in_shards_those_of_the_index_are_published(hub, mrpc):
+    shards = split_weights(mrpc)
+    assert len(shards) > 1
+    for stray in ("model-00009-of-00009.safetensors", "model.old.safetensors"):
+        (mrpc / stray).write_bytes(b"stays behind")
+    link = shutil.move(mrpc, mrpc.parent / "disk")
+    mrpc.symlink_to(link)  # the run directory itself may be one
+    model_card.push(mrpc, "ada/bert")
+    found = {name for name in hub.repos["ada/bert"].files if name.startswith("model")}
+    assert found == shards | {"model.safetensors.index.json"}
+
+
+@pytest.mark.parametrize(
+    "content", ["{", "[]", "{}", '{"weight_map": {"a": ["b"]}}', '{"weight_map": {"a": "../model-1-of-1.safetensors"}}']
+)
+def test_an_index_that_lists_something_else_is_one_line(hub, mrpc, content):
+    (mrpc / "model.safetensors").rename(mrpc / "model-1-of-1.safetensors")
+    (mrpc / "model.safetensors.index.json").write_text(content)
+    with pytest.raises(UsageError, match=r"index\.json is damaged \(.*\); put back the run's own$"):
+        model_card.push(mrpc, "ada/bert")
+    assert hub.asked == []
+
+
+# --- Studies ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory):
+    """Two settings of MRPC with two seeds each, finished."""
+    folder = tmp_path_factory.mktemp("study")
+    recipe = merge(make_glue(folder, "mrpc"), SHORT)
+    definition = {"tasks": ["mrpc"], "restarts": 2, "recipe": recipe, "grid": {"train.learning_rate": [1e-3, 1e-4]}}
+    results = run_study(make_study(definition, where="test"), output=folder / "grid")
+    return folder / "grid", results
+
+
+def test_the_best_run_of_a_study_says_so_and_what_the_other_seeds_score(hub, study):
+    folder, results = study
+    chosen = results["chosen"][0]
+    cell = next(cell for cell in results["cells"] if cell["directory"] == chosen["cell"])
+    model_card.push(folder / chosen["run"], "ada/bert")
+    card = hub.repos["ada/bert"].files["README.md"].decode()
+    note = (
+        "The best of 4 runs on the very data that it is scored on: its score is optimistic. Over the 2 seeds "
+        f"{cell['runs'][0]['seed']}, {cell['runs'][1]['seed']}: F1 {100 * cell['mean']:.1f} ± {100 * cell['sd']:.1f} % "
+        "(mean and standard deviation)."
+    )
+    assert f"\n\n{note}\n\n## Data\n" in card
+    assert card.count(note) == 1
+
+
+def test_a_study_itself_names_its_runs(study):
+    folder, results = study
+    with pytest.raises(UsageError) as error:
+        model_card.push(folder, "ada/bert")
+    assert str(error.value) == f"{folder} is a study; push a run of it ({folder / results['chosen'][0]['run']})"
+
+
+STRANGE = '{"chosen": [], "cells": [{}], "columns": {}}'
+
+
+def test_a_damaged_study_is_one_line(mrpc):
+    (mrpc.parent / "study.json").write_text("{")
+    with pytest.raises(UsageError, match=r"study\.json is refused"):
+        model_card.describe_study(mrpc)
+
+
+@pytest.mark.parametrize("content", [b"\xe9 in Latin-1", b"---\na: [\n---\n"])
+def test_a_damaged_card_is_one_line(hub, mrpc, content):
+    (mrpc / "README.md").write_bytes(content)
+    with pytest.raises(UsageError, match=r"the card .*README\.md is refused"):
+        model_card.push(mrpc, "ada/bert")
+
+
+@pytest.mark.parametrize(
+    "content", ["{}", "[]", '{"chosen": []}', "3", '{"chosen": 3, "cells": [], "columns": {}}', STRANGE]
+)
+def test_somebody_else_s_study_json_says_nothing(hub, mrpc, content):
+    (mrpc.parent / "study.json").write_text(content)
+    assert model_card.describe_study(mrpc) == ""
+    with pytest.raises(UsageError, match="there is no run in"):
+        model_card.push(mrpc.parent, "ada/bert")
+
+
+# --- The command line -------------------------------------------------------------------------------------------------
+
+
+def test_the_command_says_in_one_line_what_is_wrong_and_pushes_when_it_is_mended(call, hub, mrpc, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "")
+    code, out, err = call("push", mrpc, "ada/bert")
+    assert (code, out) == (2, "")
+    remedy = "log in with hf auth login, or set HF_TOKEN"
+    assert err == f"bertkit: nothing can be pushed to ada/bert: there is no token; {remedy}\n"
+    monkeypatch.setenv("HF_TOKEN", "hf_ada")
+    code, out, err = call("push", mrpc, "ada/bert")
+    assert (code, err) == (0, "")
+    assert out.splitlines()[-1] == f"Pushed: {hub.address}/ada/bert"
+
+
+@pytest.mark.parametrize(
+    "command", [("pretrain",), ("glue", "--task", "mrpc"), ("squad", "--version", "1"), ("swag",), ("ner",)]
+)
+def test_every_training_command_asks_the_hub_before_it_begins(call, hub, tmp_path, command):
+    code, out, err = call(*command, "--push-to-hub", "eve/taken", "--output", tmp_path / "run")
+    assert (code, out) == (2, "")
+    assert err == "bertkit: nothing can be pushed to eve/taken: it would belong to eve, not ada; write ada/taken\n"
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_training_that_is_over_is_pushed_by_the_same_command(call, hub, tmp_path):
+    bert = write_checkpoint(tmp_path / "bert")
+    data = make_glue(tmp_path / "made", "rte")["data"]["dir"]
+    settings = ["--set", "train.max_steps=2", "--set", "batch_size=8"]
+    options = ["--model", bert, "--data", data, "--output", "run", *settings]
+    command = ["glue", "--task", "rte", *options, "--push-to-hub", "ada/rte"]
+    hub.fail("POST", "commit", status=500)
+    code, _, err = call(*command)
+    assert code == 2
+    assert err.startswith("bertkit: run is not on the Hub as ada/rte: this goes wrong on purpose (500)")
+    written = (tmp_path / "run" / "metrics.json").stat().st_mtime_ns
+    code, out, err = call(*command)
+    assert (code, err) == (0, "")
+    assert out.splitlines()[-1] == f"Pushed: {hub.address}/ada/rte"
+    assert (tmp_path / "run" / "metrics.json").stat().st_mtime_ns == written
+    assert ModelCard(hub.repos["ada/rte"].files["README.md"].decode()).data.model_name == "rte"
+
+
+def test_of_a_grid_the_chosen_run_is_pushed(call, hub, tmp_path):
+    bert = write_checkpoint(tmp_path / "bert")
+    data = make_glue(tmp_path / "made", "rte")["data"]["dir"]
+    options = ["--model", bert, "--data", data, "--output", "grid", "--push-to-hub", "ada/rte"]
+    axes = ("batch_size=[8]", "train.learning_rate=[5e-5, 1e-3]", "train.num_train_epochs=[1.0]")
+    settings = [part for axis in axes for part in ("--set", axis)]
+    code, out, err = call("glue", "--task", "rte", "--grid", *options, *settings)
+    assert (code, err) == (0, "")
+    assert out.splitlines()[-1] == f"Pushed: {hub.address}/ada/rte"
+    (chosen,) = json.loads((tmp_path / "grid" / "study.json").read_text())["chosen"]
+    files = hub.repos["ada/rte"].files
+    assert files["model.safetensors"] == (tmp_path / "grid" / chosen["run"] / "model.safetensors").read_bytes()
+    assert ModelCard(files["README.md"].decode()).data.model_name == "rte"

@@ -1,0 +1,291 @@
+"""Several processes as torchrun starts them (gloo, on a CPU): the same as one, one that is lost, and sharded models."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bertkit.tasks.ner import NER
+from bertkit.training.recipe import merge, save_recipe
+from bertkit.training.run import run
+from bertkit.training.run_dir import find_checkpoint, list_checkpoints, read_log
+from bertkit.training.trainer import Interrupted
+from tests.official import write_checkpoint, write_conll, write_squad
+from tests.tasks.test_squad import kill_after_first
+from tests.training.test_run import PRETRAIN, make_recipe, read_losses, read_weights, write_text
+
+TWO_PHASES = {"phase": [{"share": 0.5, "max_length": 16}, {"share": 0.5, "max_length": 32}]}
+
+
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory):
+    """Eight updates in two phases of a tiny model, without dropout."""
+    recipe = merge(make_recipe(write_text(tmp_path_factory.mktemp("text") / "corpus.txt")), TWO_PHASES)
+    del recipe["data"]["max_length"]
+    return recipe
+
+
+def start_two(recipe, folder, name, code="", command="pretrain"):
+    """Two processes that train into `folder / name`, as a user would start them, or with Python code run before."""
+    save_recipe(recipe, folder / "recipe.toml")
+    program = ["-m", "bertkit"]
+    if code:
+        (folder / "program.py").write_text(f"{code}\nfrom bertkit.cli import main\nmain()\n")
+        program = [str(folder / "program.py")]
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    files = ["--recipe", str(folder / "recipe.toml"), "--output", str(folder / name)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    return subprocess.Popen(
+        [*launcher, *program, *command.split(), *files],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+    )
+
+
+def finish_two(process):
+    """What two processes print until they end well."""
+    with process:
+        out, err = process.communicate(timeout=300)
+    assert process.returncode == 0, err[-2000:]
+    return out
+
+
+def count_processes(output):
+    return json.loads((output / "environment.json").read_text())["processes"]
+
+
+def test_two_processes_go_on_after_a_first_part_that_is_finished(tmp_path):
+    """Both read its data again: one alone would wait for the other, which trains already."""
+    start = write_checkpoint(tmp_path / "bert")
+    extra = write_squad(tmp_path / "extra", 1, seed=3) / "train-v1.1.json"
+    data = {"dir": str(write_squad(tmp_path / "squad", 1)), "max_length": 40, "max_query_length": 8, "doc_stride": 12}
+    recipe = {
+        "task": "squad1",
+        "checkpoint": str(start),
+        "batch_size": 8,
+        "data": data | {"extra_train": str(extra)},
+        "train": {"max_steps": 4},
+    }
+
+    kill_after_first(recipe, tmp_path / "run")
+    with start_two(recipe, tmp_path, "run", command="squad --version 1") as process:
+        try:
+            out, err = process.communicate(timeout=120)
+        finally:
+            process.kill()
+    assert process.returncode == 0, err[-2000:]
+    assert "run/first is finished" in out
+    assert (tmp_path / "run" / "metrics.json").exists()
+
+
+@pytest.mark.parametrize("per_device", [8, 4])
+def test_two_processes_do_the_same_as_one(recipe, tmp_path, per_device):
+    """16 = 2 x 8 = 2 x 2 x 4, in both phases: losses, scores and weights."""
+    run(PRETRAIN, recipe, output=tmp_path / "one")
+    recipe = merge(recipe, {"train": {"per_device_train_batch_size": per_device}})
+    out = finish_two(start_two(recipe, tmp_path, "two"))
+    assert count_processes(tmp_path / "two") == 2
+    assert f"(2 x {8 // per_device} x {per_device})" in out
+    assert out.count("masked-LM accuracy") == 1, "both processes speak"
+    np.testing.assert_allclose(read_losses(tmp_path / "two"), read_losses(tmp_path / "one"), rtol=1e-5)
+    scores = [json.loads((tmp_path / name / "metrics.json").read_text()) for name in ("one", "two")]
+    assert scores[0].keys() == scores[1].keys()
+    for key in scores[0]:
+        assert scores[1][key] == pytest.approx(scores[0][key], rel=1e-4), key
+    two = read_weights(tmp_path / "two")
+    for name, weight in read_weights(tmp_path / "one").items():
+        # Adam divides by the root of v: where a gradient is all but zero, rounding decides; hence the absolute part.
+        np.testing.assert_allclose(two[name].numpy(), weight.numpy(), rtol=1e-4, atol=2e-4, err_msg=name)
+
+
+def test_a_signal_to_one_of_two_processes_stops_both_and_the_run_can_go_on(recipe, tmp_path):
+    recipe = merge(recipe, {"train": {"max_steps": 400, "eval_steps": 400, "save_steps": 400}})
+    with start_two(recipe, tmp_path, "two") as process:
+        for line in process.stdout:
+            if "update 20" in line:
+                children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+                os.kill(int(children[-1]), signal.SIGTERM)
+                break
+        _, err = process.communicate(timeout=120)
+    assert err.count("bertkit: stopped after update") == 1, err[-2000:]
+    (stopped,) = list_checkpoints(tmp_path / "two")
+    assert 20 <= stopped < 400
+    assert run(PRETRAIN, recipe, output=tmp_path / "two")["updates"] == 400, "one process goes on where two have been"
+
+
+# --- Another number of processes, also because one is lost ------------------------------------------------------------
+
+LOST = """
+import os, signal
+from dataclasses import replace
+from bertkit import tasks
+
+seen = []
+
+def collate(batch):
+    seen.append(len(batch))
+    if os.environ["RANK"] == "{rank}" and len(seen) == 8:  # the next batch is fetched before an update
+        os.kill(os.getpid(), signal.SIGKILL)
+    return task.collate(batch)
+
+task = tasks.TASKS["pretrain"]
+tasks.TASKS["pretrain"] = replace(task, collate=collate)
+"""
+SPARSE = {"train": {"max_steps": 10, "logging_steps": 4, "eval_strategy": "no", "eval_on_start": False}}
+
+
+@pytest.mark.parametrize("rank", [1, pytest.param(0, marks=pytest.mark.slow)])
+def test_a_lost_process_ends_the_run_and_one_goes_on_where_two_have_been(recipe, tmp_path, rank):
+    """The loss of updates 5 to 8 is logged by another number of processes than have seen half of it."""
+    recipe = merge(recipe, SPARSE)
+    straight = run(PRETRAIN, recipe, output=tmp_path / "straight")
+    with start_two(recipe, tmp_path, "two", code=LOST.format(rank=rank)) as process:
+        for line in process.stdout:
+            if "updates of" in line:
+                break
+        start = time.monotonic()
+        _, err = process.communicate(timeout=120)
+    assert time.monotonic() - start < 60, "the others have waited"
+    assert process.returncode != 0
+    assert "exitcode  : -9" in err, err[-2000:]
+    line = "bertkit: another process of this run was lost; the same command continues from its last checkpoint\n"
+    assert err.count(line) == (rank != 0)  # the first process is the one that speaks
+    assert not re.search(r'File ".*/bertkit/', err), "a traceback"
+    assert find_checkpoint(tmp_path / "two", print).name == "checkpoint-6"
+    assert not (tmp_path / "two" / "metrics.json").exists()
+    metrics = run(PRETRAIN, recipe, output=tmp_path / "two")
+    assert metrics["perplexity"] == pytest.approx(straight["perplexity"], rel=1e-4)
+    np.testing.assert_allclose(read_losses(tmp_path / "two"), read_losses(tmp_path / "straight"), rtol=1e-5)
+
+
+def test_two_processes_go_on_where_one_has_been(recipe, tmp_path):
+    recipe = merge(recipe, SPARSE)
+    run(PRETRAIN, recipe, output=tmp_path / "straight")
+
+    def stop(done, total, log):
+        if done == 5:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(Interrupted, match="after update 6"):
+        run(PRETRAIN, recipe, output=tmp_path / "two", progress=stop)
+    out = finish_two(start_two(recipe, tmp_path, "two"))
+    assert "continues after checkpoint-6" in out
+    assert count_processes(tmp_path / "two") == 2
+    (tmp_path / "two" / "metrics.json").unlink()  # as if it had been lost between the last update and the scores
+    assert "continues after checkpoint-10" in finish_two(start_two(recipe, tmp_path, "two"))
+    np.testing.assert_allclose(read_losses(tmp_path / "two"), read_losses(tmp_path / "straight"), rtol=1e-5)
+
+
+# --- FSDP -------------------------------------------------------------------------------------------------------------
+
+# accelerate shards on accelerators only, though gloo could: so it is told that these processes have one each.
+ACCELERATED = """
+from accelerate import PartialState
+from accelerate.utils import DistributedType
+
+start = PartialState.__init__
+
+def init(self, *args, **kwargs):
+    start(self, *args, **kwargs)
+    if self.distributed_type == DistributedType.MULTI_CPU:
+        self.distributed_type = DistributedType.MULTI_GPU
+
+PartialState.__init__ = init
+"""
+SHAPES = """
+import json, os
+from bertkit.training import trainer
+
+step_end = trainer.Watcher.on_step_end
+
+def on_step_end(self, args, state, control, model=None, **kwargs):
+    shapes = {name: (list(x.shape), list(x.to_local().shape)) for name, x in model.named_parameters()}
+    with open(os.path.join(args.output_dir, f"shapes-{args.process_index}.json"), "w") as file:
+        json.dump(shapes, file)
+    return step_end(self, args, state, control, model=model, **kwargs)
+
+trainer.Watcher.on_step_end = on_step_end
+"""
+FSDP = {"train": {"fsdp": "full_shard", "fsdp_config": {"transformer_layer_cls_to_wrap": ["BertLayer"]}}}
+
+
+@pytest.mark.slow
+def test_a_sharded_model_learns_the_same(recipe, tmp_path):
+    """Each of two processes holds half of every parameter; checkpoints and the finished model are whole."""
+    from transformers import AutoModelForPreTraining
+
+    run(PRETRAIN, recipe, output=tmp_path / "one")
+    finish_two(start_two(merge(recipe, FSDP), tmp_path, "two", code=ACCELERATED + SHAPES))
+    assert count_processes(tmp_path / "two") == 2
+    shapes = [json.loads((tmp_path / "two" / f"shapes-{rank}.json").read_text()) for rank in (0, 1)]
+    for name, (whole, part) in shapes[0].items():
+        assert part[0] + shapes[1][name][1][0] == whole[0], name
+        assert part[0] == -(-whole[0] // 2), name
+    np.testing.assert_allclose(read_losses(tmp_path / "two"), read_losses(tmp_path / "one"), rtol=1e-4)
+    AutoModelForPreTraining.from_pretrained(tmp_path / "two")
+    one = read_weights(tmp_path / "one")
+    for folder in (tmp_path / "two", tmp_path / "two" / "checkpoint-8"):
+        two = read_weights(folder)
+        assert two.keys() == one.keys()
+        for name, weight in one.items():
+            np.testing.assert_allclose(two[name].numpy(), weight.numpy(), rtol=1e-4, atol=2e-4, err_msg=name)
+
+
+@pytest.mark.slow
+def test_a_sharded_run_resumes(recipe, tmp_path):
+    recipe = merge(recipe, FSDP)
+    finish_two(start_two(recipe, tmp_path, "two", code=ACCELERATED))
+    whole = read_log(tmp_path / "two")
+    (tmp_path / "two" / "metrics.json").unlink()
+    for path in (tmp_path / "two" / "checkpoint-8", tmp_path / "two" / "model.safetensors"):
+        path.rename(path.with_name(f"old-{path.name}"))
+    assert "continues after checkpoint-6" in finish_two(start_two(recipe, tmp_path, "two", code=ACCELERATED))
+    losses = [[entry["loss"] for entry in log if "loss" in entry] for log in (whole, read_log(tmp_path / "two"))]
+    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-5)
+
+
+@pytest.mark.slow
+def test_fsdp_that_would_shard_nothing_is_refused(recipe, tmp_path):
+    """accelerate would train without it and say nothing."""
+    with start_two(merge(recipe, FSDP), tmp_path, "two") as process:
+        _, err = process.communicate(timeout=300)
+    assert process.returncode != 0
+    assert re.search(r"^bertkit: fsdp in \[train\] would shard nothing here: .*; leave it out$", err, re.MULTILINE)
+
+
+# --- The feature-based approach ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_two_processes_share_the_features_and_learn_the_same(tmp_path):
+    """The first one writes each split's file, the other one finds it; what is learned from them does not change."""
+    data = {"dir": str(write_conll(tmp_path / "conll")), "features": "sum-all", "max_length": 48}
+    recipe = {
+        "checkpoint": str(write_checkpoint(tmp_path / "start")),
+        "batch_size": 8,
+        "precision": "fp32",
+        "data": data | {"features_dir": str(tmp_path / "kept")},
+        "model": {"bilstm_hidden_size": 16, "hidden_dropout_prob": 0.0},
+        "train": {"max_steps": 24, "learning_rate": 1e-2},
+    }
+    finish_two(start_two(recipe | {"task": "ner"}, tmp_path, "two", command="ner"))
+    assert count_processes(tmp_path / "two") == 2
+    kept = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "kept").iterdir()}
+    assert len(kept) == 3, "a file a split, and no temporary one"
+    run(NER, recipe, output=tmp_path / "one")
+    assert {path.name: path.stat().st_mtime_ns for path in (tmp_path / "kept").iterdir()} == kept
+    losses = [[entry["loss"] for entry in read_log(tmp_path / name) if "loss" in entry] for name in ("two", "one")]
+    assert len(losses[0]) == 24
+    np.testing.assert_allclose(*losses, rtol=1e-4)
+    two, one = (json.loads((tmp_path / name / "metrics.json").read_text()) for name in ("two", "one"))
+    assert two["f1"] == pytest.approx(one["f1"], abs=0.02)
+    assert two["f1"] > 0

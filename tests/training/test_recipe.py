@@ -1,0 +1,597 @@
+"""Recipes: worked examples of every error, properties of merging and saving, and every file under recipes/."""
+
+import copy
+import math
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bertkit.errors import UsageError
+from bertkit.training.recipe import (
+    RESERVED,
+    STEPS,
+    TABLES,
+    _alternatives,
+    _list_fields,
+    check,
+    find_recipe_differences,
+    merge,
+    parse_setting,
+    read_recipe,
+    save_recipe,
+    split_batch,
+)
+
+DATA_DEFAULTS = {
+    "corpus": [],
+    "vocab": "",
+    "vocab_size": 30522,
+    "cased": False,
+    "objective": "mlm+nsp",
+    "max_length": 128,
+    "short_seq_prob": 0.1,
+    "dupe_factor": 10,
+    "masked_lm_prob": 0.15,
+    "mask_rate": 0.8,
+    "random_rate": 0.1,
+    "same_rate": 0.1,
+    "whole_word_masking": False,
+    "split_sentences": True,
+    "heldout_share": 0.01,
+    "heldout_pairs": 5000,
+    "heldout_length": 0,
+    "limit_characters": 0,
+}
+ROOT = Path(__file__).parents[2]
+RECIPES = [path for path in sorted(ROOT.glob("recipes/**/*.toml")) if "studies" not in path.parts]
+PRETRAIN = {path.stem: path for path in RECIPES if path.parent.name == "pretrain"}
+
+
+def check_one(text: str) -> dict[str, Any]:
+    """The checked recipe of one `--set`."""
+    return check(parse_setting(text), data_defaults=DATA_DEFAULTS)
+
+
+def typed(value: Any) -> Any:
+    """The value with every type spelled out, since Python holds 1 == 1.0 == True."""
+    if isinstance(value, dict):
+        return {key: typed(item) for key, item in value.items()}
+    return [typed(item) for item in value] if isinstance(value, list) else (type(value).__name__, value)
+
+
+TEXT = st.text().filter(lambda text: not text.startswith("~"))  # that is a path
+
+
+def values_of(annotation: Any) -> st.SearchStrategy[Any]:
+    """Values as TOML gives them for an annotation."""
+    plain = {
+        bool: st.booleans(),
+        int: st.integers(-(2**63), 2**63 - 1),
+        float: st.floats(allow_nan=False),
+        str: TEXT,
+        dict: st.dictionaries(TEXT, TEXT | st.integers() | st.booleans() | st.lists(TEXT), max_size=3),
+        list: st.lists(TEXT, max_size=3),
+        Any: TEXT | st.integers(),
+    }
+    choices = []
+    for kind in _alternatives(annotation):
+        origin, arguments = get_origin(kind) or kind, get_args(kind)
+        if origin is Literal:
+            choices.append(st.sampled_from(arguments))
+        elif origin is list and arguments:
+            choices.append(st.lists(values_of(arguments[0]), max_size=3))
+        elif origin is dict and arguments:
+            choices.append(st.dictionaries(TEXT, values_of(arguments[1]), max_size=3))
+        else:
+            choices.append(plain[origin])
+    return st.one_of(choices)
+
+
+@st.composite
+def valid_recipes(draw: st.DrawFn) -> dict[str, Any]:
+    """Some keys of every table, each with some value of its type."""
+
+    def draw_table(table: str) -> dict[str, Any]:
+        fields = _list_fields(table, DATA_DEFAULTS)
+        keys = draw(st.lists(st.sampled_from(sorted(fields)), unique=True, max_size=6))
+        return {key: draw(values_of(fields[key])) for key in keys}
+
+    recipe = draw_table("")
+    for key in ("batch_size", "reinit_layers"):
+        if key in recipe:
+            recipe[key] = draw(st.integers(1, 2**40))
+    for table in draw(st.lists(st.sampled_from(TABLES), unique=True)):
+        recipe[table] = draw_table(table)
+    for key in ("per_device_train_batch_size", "per_device_eval_batch_size", "eval_accumulation_steps"):
+        if key in recipe.get("train", {}):
+            recipe["train"][key] = draw(st.integers(1, 2**20))
+    for key in STEPS:
+        if key in recipe.get("train", {}):
+            recipe["train"][key] = draw(st.floats(0, 1e9))
+    if draw(st.booleans()):
+        count = draw(st.integers(0, 4))
+        recipe["phase"] = [{"share": 1 / count, "max_length": draw(st.integers(5, 4096))} for _ in range(count)]
+    return recipe
+
+
+# Reading and --set
+
+
+def test_reads_the_nested_dictionary(tmp_path: Path) -> None:
+    path = tmp_path / "r.toml"
+    path.write_bytes(b"\xef\xbb\xbf" + b'batch_size = 8\r\n[data]\r\ncorpus = ["a"]\r\n[[phase]]\r\nshare = 1.0\r\n')
+    assert read_recipe(path) == {"batch_size": 8, "data": {"corpus": ["a"]}, "phase": [{"share": 1.0}]}
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"a = 1\nb = two\n", "is not TOML: .*line 2"),
+        (b"a = 1\na = 2\n", "is not TOML: .*line 2"),
+        (b"a = " + b"9" * 5000, "is not TOML: .*digits"),
+        (b"a = " + b"[" * 5000 + b"]" * 5000, "has lists or tables nested too deep to be read; "),
+        (b"a = 1\nb = '\xe9'\n", r"is not UTF-8 \(byte 11\); save it as UTF-8"),
+    ],
+)
+def test_a_broken_file_is_one_line_that_names_it(tmp_path: Path, content: bytes, message: str) -> None:
+    path = tmp_path / "broken.toml"
+    path.write_bytes(content)
+    with pytest.raises(UsageError, match=message) as caught:
+        read_recipe(path)
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_file_and_a_directory_are_named(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"nowhere\.toml does not exist; give the path of a TOML file"):
+        read_recipe(tmp_path / "nowhere.toml")
+    with pytest.raises(UsageError, match=re.escape(f"recipe {tmp_path} cannot be read (Is a directory)")):
+        read_recipe(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "recipe"),
+    [
+        ("train.learning_rate=1e-4", {"train": {"learning_rate": 1e-4}}),
+        (" batch_size = 16 ", {"batch_size": 16}),
+        ('data.corpus=["a","b=c"]', {"data": {"corpus": ["a", "b=c"]}}),
+        ("bilstm=true", {"bilstm": True}),
+        ("bilstm=True", {"bilstm": "True"}),
+        ("checkpoint=google-bert/bert-base-cased", {"checkpoint": "google-bert/bert-base-cased"}),
+        ("checkpoint='quoted'", {"checkpoint": "quoted"}),
+        ("checkpoint=2024-01-01", {"checkpoint": "2024-01-01"}),
+        ("checkpoint=07:32:00", {"checkpoint": "07:32:00"}),
+        ("checkpoint=", {"checkpoint": ""}),
+        ("checkpoint=1\nbatch_size = 2", {"checkpoint": "1\nbatch_size = 2"}),
+        ("checkpoint=" + "9" * 5000, {"checkpoint": "9" * 5000}),
+        ("train.optim_args=a=1,b=2", {"train": {"optim_args": "a=1,b=2"}}),
+        ("train.lr_scheduler_kwargs={num_cycles=3}", {"train": {"lr_scheduler_kwargs": {"num_cycles": 3}}}),
+        (
+            "phase=[{share=1.0, max_length=64}]",
+            {"phase": [{"share": 1.0, "max_length": 64}]},
+        ),
+    ],
+)
+def test_a_setting_is_toml_or_else_text(text: str, recipe: dict[str, Any]) -> None:
+    assert typed(parse_setting(text)) == typed(recipe)
+
+
+@pytest.mark.parametrize("text", ["batch_size", "=5", "train.=5", ".x=5", "train.a.b=5", ""])
+def test_a_setting_of_another_form_is_refused_with_an_example(text: str) -> None:
+    with pytest.raises(UsageError, match=r"write it like train\.learning_rate=1e-4"):
+        parse_setting(text)
+
+
+# Merging
+
+
+def test_later_recipes_win_and_tables_merge_key_by_key() -> None:
+    paper = {
+        "batch_size": 256,
+        "data": {"corpus": ["a", "b"], "cased": False},
+        "train": {"max_steps": 9, "lr_scheduler_kwargs": {"num_cycles": 2}},
+        "phase": [{"share": 0.9, "max_length": 128}, {"share": 0.1, "max_length": 512}],
+    }
+    file = {"data": {"corpus": ["c"]}, "train": {"lr_scheduler_kwargs": {"power": 2}}, "checkpoint": None}
+    options = {"batch_size": 8, "data": {"cased": None}, "phase": [{"share": 1.0, "max_length": 64}]}
+    arguments = [paper, file, options]
+    before = copy.deepcopy(arguments)
+    merged = merge(*arguments)
+    assert merged == {
+        "batch_size": 8,
+        "data": {"corpus": ["c"], "cased": False},
+        "train": {"max_steps": 9, "lr_scheduler_kwargs": {"power": 2}},
+        "phase": [{"share": 1.0, "max_length": 64}],
+    }
+    merged["data"]["corpus"].append("d")
+    merged["phase"][0]["share"] = 0.5
+    assert arguments == before
+    assert merge() == {}
+    assert merge({"train": 5}, {"train": {"seed": 1}}) == {"train": {"seed": 1}}
+
+
+def test_a_home_is_expanded_wherever_a_recipe_comes_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/ada")
+    (tmp_path / "recipe.toml").write_text('data.corpus = ["~/a", "b~", "~nobody-at-all/c", "$HOME"]\n')
+    assert read_recipe(tmp_path / "recipe.toml") == {
+        "data": {"corpus": ["/home/ada/a", "b~", "~nobody-at-all/c", "$HOME"]}
+    }
+    assert merge({"checkpoint": "~/bert"}, parse_setting("data.vocab=~/v")) == {
+        "checkpoint": "/home/ada/bert",
+        "data": {"vocab": "/home/ada/v"},
+    }
+
+
+@given(valid_recipes(), valid_recipes(), valid_recipes())
+@settings(max_examples=30, deadline=None)
+def test_merging_is_associative_and_repeatable(a: dict[str, Any], b: dict[str, Any], c: dict[str, Any]) -> None:
+    assert typed(merge(merge(a, b), c)) == typed(merge(a, merge(b, c)))
+    assert typed(merge(a, a)) == typed(a)
+
+
+# Checking
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        # Unknown keys: the nearest one, where it belongs, or the list.
+        ("train.learning_rat=1", "unknown key 'learning_rat' in [train]; did you mean 'learning_rate'?"),
+        ("batchsize=1", "unknown key 'batchsize' at the top level; did you mean 'batch_size'?"),
+        ("model.hidden_sizes=1", "unknown key 'hidden_sizes' in [model]; did you mean 'hidden_size'?"),
+        ("data.corpora=1", "unknown key 'corpora' in [data]; did you mean 'corpus'?"),
+        ("trian.seed=1", "unknown key 'trian' at the top level; did you mean [train]?"),
+        ("phases=[{share=1.0}]", "unknown key 'phases' at the top level; did you mean [[phase]]?"),
+        ("learning_rate=1e-4", "unknown key 'learning_rate' at the top level; it belongs in [train]"),
+        ("train.batch_size=8", "in [train]; it belongs at the top level, above the first table"),
+        ("train.vocab_size=8", "unknown key 'vocab_size' in [train]; it belongs in [data]"),
+        ("zzz=1", "unknown key 'zzz' at the top level; expected 'task', 'checkpoint', 'batch_size', "),
+        ("data.zzz=1", "unknown key 'zzz' in [data]; expected 'corpus', 'vocab', 'vocab_size', "),
+        ("train.zzz=1", "unknown key 'zzz' in [train]; expected the arguments of transformers.TrainingArguments"),
+        ("model.zzz=1", "unknown key 'zzz' in [model]; expected the fields of bertkit.BertConfig"),
+        ("phase=[{share=1.0, length=1}]", "unknown key 'length' in [[phase]]; did you mean 'max_length'?"),
+        # Keys that bertkit sets itself.
+        ("train.output_dir=x", "[train] output_dir cannot be set here; use --output"),
+        ("train.gradient_accumulation_steps=2", "set batch_size at the top level"),
+        ("train.bf16=true", 'set precision at the top level, for example precision = "bf16"'),
+        ("fp16=true", "fp16 cannot be set here; set precision at the top level"),
+        ("train.hub_token=x", "no place for a secret"),
+        ("train.ignore_data_skip=true", "a run that goes on would see other data"),
+        ("train.dataloader_persistent_workers=true", "would draw its data in another order"),
+        ("train.warmup_ratio=0.1", "write warmup_steps: below 1 it is a share of all steps"),
+        # Types.
+        (
+            "train.learning_rate='2e-5'",
+            '[train] learning_rate = "2e-5" must be a number; write it without quotes: learning_rate = 2e-05',
+        ),
+        ("train.weight_decay=.5", "write it without quotes: weight_decay = 0.5"),
+        ("model.pad_token_id='0'", "must be a whole number; write it without quotes: pad_token_id = 0"),
+        ("data.mask_rate='0.8'", '[data] mask_rate = "0.8" must be a number; write it without quotes: mask_rate = 0.8'),
+        ("model.hidden_dropout_prob='0.1'", "must be a number; write it without quotes: hidden_dropout_prob = 0.1"),
+        ("batch_size=true", "batch_size = true must be a whole number"),
+        ("train.learning_rate=true", "learning_rate = true must be a number"),
+        ("train.learning_rate=nan", "must be a number"),
+        ("train.save_steps=inf", "save_steps = Infinity must be a number of updates, or a share of all of them"),
+        ("train.learning_rate=1" + 400 * "0", "must be a number"),  # larger than any float
+        ("data.mask_rate=" + "[" * 5000, 'mask_rate = "[[[['),
+        ("batch_size='\u2028\x85'", r'batch_size = "\u2028\x85" must be a whole number'),  # line ends to a terminal
+        (f"{'x' * 999}=1", f"unknown key '{'x' * 40}' at the top level"),
+        ("train.max_steps=1e6", "must be a whole number; write it so: max_steps = 1000000"),
+        ("train.seed=1.5", "seed = 1.5 must be a whole number"),
+        ("data.cased=1", "cased = 1 must be true or false"),
+        ("bilstm=True", 'bilstm = "True" must be true or false; write it without quotes: bilstm = true'),
+        ("data.corpus=wiki", 'corpus = "wiki" must be a list, each item text; write it so: corpus = ["wiki"]'),
+        ("data.corpus=[1]", "corpus = [1] must be a list, each item text"),
+        ("data.vocab=12", 'vocab = 12 must be text; write it so: vocab = "12"'),
+        ("model.hidden_size=768.0", "write it so: hidden_size = 768"),
+        ("train.lr_scheduler_kwargs=3", "lr_scheduler_kwargs = 3 must be a table or text"),
+        ("train=5", "train = 5 must be a table; write [train] on a line, and its keys below"),
+        ("batch_size.x=1", 'batch_size = {"x": 1} must be a whole number'),
+        # Choices and ranges.
+        ("precision=half", 'precision = "half" must be one of auto, fp32, bf16, fp16'),
+        ("precision=BF16", 'write it so: precision = "bf16"'),
+        ("preset=stabel", 'must be one of paper, stable; did you mean "stable"?'),
+        ("train.optim=bert_adm", 'did you mean "bert_adam"?'),
+        ("train.lr_scheduler_type=lineer", 'did you mean "linear"?'),
+        ("train.eval_strategy=never", 'eval_strategy = "never" must be one of no, steps, epoch'),
+        ("train.eval_strategy=false", "eval_strategy = false must be one of no, steps, epoch"),
+        ("train.train_sampling_strategy=seq", "must be one of random, sequential, "),
+        ("batch_size=0", "batch_size = 0 must be at least 1"),
+        ("batch_size=-8", "batch_size = -8 must be at least 1"),
+        ("reinit_layers=-1", "reinit_layers = -1 must be at least 0"),
+        ("train.per_device_train_batch_size=0", "per_device_train_batch_size = 0 must be at least 1"),
+        ("train.eval_accumulation_steps=0", "eval_accumulation_steps = 0 must be at least 1"),
+        ("train.eval_do_concat_batches=false", "a score is of all batches together"),
+        # Phases.
+        ("phase=1", "phase must be a list of tables; write [[phase]]"),
+        ("phase.share=1", "phase must be a list of tables; write [[phase]]"),
+        ("phase=[{share=1.0}]", "[[phase]] 1 has no max_length; each phase needs share and max_length"),
+        ("phase=[{share=1.0, max_length=4}]", "max_length = 4 must be at least 5"),
+        ("phase=[{share=1.0, max_length=64.0}]", "write it so: max_length = 64"),
+        (
+            "phase=[{share=0.9, max_length=128}, {share=0.2, max_length=512}]",
+            "the shares of the [[phase]] tables are 0.9 + 0.2 = 1.1; they must add up to 1",
+        ),
+        ("phase=[{share=2.0, max_length=8}, {share=-1.0, max_length=8}]", "[[phase]] 2 has share = -1.0"),
+    ],
+)
+def test_a_mistake_is_one_line_with_the_remedy(text: str, message: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(message)) as caught:
+        check_one(text)
+    assert str(caught.value).startswith("recipe: ")
+    assert "\n" not in str(caught.value)
+
+
+def test_the_message_begins_with_the_place() -> None:
+    with pytest.raises(UsageError, match=r"^my\.toml: batch_size = 0 "):
+        check({"batch_size": 0}, data_defaults={}, where="my.toml")
+
+
+def test_a_date_in_a_file_wants_quotes(tmp_path: Path) -> None:
+    path = tmp_path / "r.toml"
+    path.write_text("checkpoint = 2024-01-01\n")
+    with pytest.raises(
+        UsageError, match='checkpoint = 2024-01-01 must be text; write it so: checkpoint = "2024-01-01"'
+    ):
+        check(read_recipe(path), data_defaults={})
+
+
+@pytest.mark.parametrize(
+    ("text", "recipe"),
+    [
+        ("train.num_train_epochs=3", {"train": {"num_train_epochs": 3.0}}),
+        ("train.eval_steps=5", {"train": {"eval_steps": 5.0}}),
+        ("model.initializer_range=1", {"model": {"initializer_range": 1.0}}),
+        ("model.attn_implementation=eager", {"model": {"attn_implementation": "eager"}}),
+        ("data.mask_rate=1", {"data": {"mask_rate": 1.0}}),
+        ("train.max_grad_norm=inf", {"train": {"max_grad_norm": math.inf}}),
+        ("train.max_steps=-1", {"train": {"max_steps": -1}}),
+        ("train.optim=bert_adam", {"train": {"optim": "bert_adam"}}),
+        ("train.lr_scheduler_type=cosine", {"train": {"lr_scheduler_type": "cosine"}}),
+        ('train.report_to=["none"]', {"train": {"report_to": ["none"]}}),
+        ("train.report_to=none", {"train": {"report_to": "none"}}),
+        ("train.lr_scheduler_kwargs={num_cycles=3}", {"train": {"lr_scheduler_kwargs": {"num_cycles": 3}}}),
+        ("train.per_device_train_batch_size=4", {"train": {"per_device_train_batch_size": 4}}),
+        ("phase=[]", {"phase": []}),
+        ("phase=[{share=1, max_length=5}]", {"phase": [{"share": 1.0, "max_length": 5}]}),
+    ],
+)
+def test_a_right_value_comes_back_in_its_type(text: str, recipe: dict[str, Any]) -> None:
+    assert typed(check_one(text)) == typed(recipe)
+
+
+def test_every_default_of_the_libraries_passes() -> None:
+    """The types are read from annotations; a default that fails would mean that one was read wrongly."""
+    from transformers import TrainingArguments
+
+    from bertkit.model.config import BertConfig
+
+    fields = {table: _list_fields(table, DATA_DEFAULTS) for table in TABLES}
+    assert {"learning_rate", "warmup_steps", "optim", "per_device_train_batch_size"} <= fields["train"].keys()
+    assert not fields["train"].keys() & RESERVED.keys()
+    config = BertConfig()
+    stock = {
+        "model": {key: getattr(config, key) for key in fields["model"] if key != "attn_implementation"},
+        "data": DATA_DEFAULTS,
+        "train": {key: getattr(TrainingArguments, key, None) for key in fields["train"]},
+    }
+    for key in ("optim", "lr_scheduler_type", "logging_strategy", "eval_strategy", "save_strategy", "hub_strategy"):
+        stock["train"][key] = getattr(stock["train"][key], "value", stock["train"][key])
+    checked = check(stock, data_defaults=DATA_DEFAULTS)
+    assert checked == merge(stock)
+    assert len(checked["model"]) >= 15
+    assert len(checked["train"]) >= 50
+
+
+@given(valid_recipes())
+@settings(max_examples=60, deadline=None)
+def test_a_checked_recipe_passes_unchanged(recipe: dict[str, Any]) -> None:
+    before = copy.deepcopy(recipe)
+    checked = check(recipe, data_defaults=DATA_DEFAULTS)
+    assert typed(recipe) == typed(before)
+    assert checked == recipe
+    assert typed(check(checked, data_defaults=DATA_DEFAULTS)) == typed(checked)
+
+
+def test_importing_recipe_imports_no_torch() -> None:
+    code = (
+        "import sys; import bertkit.training.recipe as r\n"
+        "r.check({'batch_size': 8, 'data': {'corpus': ['a']}}, data_defaults={'corpus': []})\n"
+        "print(sorted({'torch', 'transformers', 'datasets', 'tokenizers'} & set(sys.modules)))"
+    )
+    output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert output.strip() == "[]"
+
+
+# Saving and comparing
+
+
+@given(recipe=valid_recipes())
+@settings(max_examples=100, deadline=None)
+def test_a_saved_recipe_is_read_back_equal(tmp_path_factory: pytest.TempPathFactory, recipe: dict[str, Any]) -> None:
+    path = tmp_path_factory.getbasetemp() / "saved.toml"
+    save_recipe(recipe, path)
+    assert typed(read_recipe(path)) == typed(recipe)
+
+
+def test_a_saved_recipe_reads_well(tmp_path: Path) -> None:
+    recipe = {
+        "train": {"learning_rate": 1e-4, "lr_scheduler_kwargs": {"num_cycles": 3}, "run_name": None},
+        "phase": [{"share": 0.9, "max_length": 128}, {"share": 0.1, "max_length": 512}],
+        "data": {"corpus": ["a"]},
+        "batch_size": 256,
+        "checkpoint": None,
+        "task": "pretraining",
+    }
+    save_recipe(recipe, tmp_path / "recipe.toml")
+    assert (tmp_path / "recipe.toml").read_text() == (
+        'task = "pretraining"\nbatch_size = 256\n\n'
+        '[data]\ncorpus = [\n    "a",\n]\n\n'
+        "[[phase]]\nshare = 0.9\nmax_length = 128\n\n"
+        "[[phase]]\nshare = 0.1\nmax_length = 512\n\n"
+        "[train]\nlearning_rate = 0.0001\n\n[train.lr_scheduler_kwargs]\nnum_cycles = 3\n"
+    )
+
+
+def test_a_failed_save_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "recipe.toml"
+    save_recipe({"batch_size": 8}, path)
+    with pytest.raises(TypeError):
+        save_recipe({"batch_size": object()}, path)
+    with pytest.raises(UnicodeEncodeError):
+        save_recipe({"checkpoint": "\udce9"}, path)
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(OSError, match="folder"):  # found out only when the finished file is put in place
+        save_recipe({"batch_size": 8}, tmp_path / "folder")
+    assert path.read_text() == "batch_size = 8\n"
+    assert sorted(tmp_path.iterdir()) == [tmp_path / "folder", path]
+
+
+def test_saving_puts_a_new_file_in_place_of_the_old(tmp_path: Path) -> None:
+    """A second name of the old file keeps the old text: nobody ever reads a half-written recipe."""
+    path, second = tmp_path / "recipe.toml", tmp_path / "second.toml"
+    save_recipe({"batch_size": 8}, path)
+    second.hardlink_to(path)
+    save_recipe({"batch_size": 16}, path)
+    assert read_recipe(path) == {"batch_size": 16}
+    assert read_recipe(second) == {"batch_size": 8}
+
+
+def test_differences_name_the_key_and_both_values() -> None:
+    old = {"batch_size": 8, "data": {"corpus": ["a"], "cased": True}, "train": {"seed": 1}}
+    new = {"batch_size": 16, "data": {"corpus": ["b"], "cased": True}, "train": {"seed": 1, "max_steps": 5}}
+    assert find_recipe_differences(old, new) == [
+        "batch_size: 8 -> 16",
+        'data.corpus: ["a"] -> ["b"]',
+        "train.max_steps: (not set) -> 5",
+    ]
+    assert find_recipe_differences(new, old)[-1] == "train.max_steps: 5 -> (not set)"
+
+
+@given(valid_recipes(), valid_recipes())
+@settings(max_examples=30, deadline=None)
+def test_differences_are_empty_for_equal_recipes_only(a: dict[str, Any], b: dict[str, Any]) -> None:
+    assert find_recipe_differences(a, copy.deepcopy(a)) == []
+    same_but_for_empty_tables = {k: v for k, v in a.items() if v != {}} == {k: v for k, v in b.items() if v != {}}
+    assert (find_recipe_differences(a, b) == []) == same_but_for_empty_tables
+
+
+# Batches
+
+
+@given(st.integers(1, 64), st.integers(1, 64), st.integers(1, 16))
+def test_a_batch_is_split_without_remainder(per_device: int, processes: int, steps: int) -> None:
+    size = per_device * processes * steps
+    assert split_batch(size, processes=processes, per_device=per_device) == (per_device, steps)
+    assert split_batch(size, processes=processes) == (per_device * steps, 1)
+
+
+@pytest.mark.parametrize(
+    ("size", "processes", "per_device", "message"),
+    [
+        (32, 3, None, "batch_size 32 cannot be divided among 3 processes; set batch_size to 30 or 33"),
+        (32, 1, 5, "among 1 process x 5 sequences (per_device_train_batch_size); set batch_size to 30 or 35"),
+        (32, 2, 64, "among 2 processes x 64 sequences (per_device_train_batch_size); set batch_size to 128"),
+    ],
+)
+def test_a_remainder_names_the_nearest_sizes(size: int, processes: int, per_device: int | None, message: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(message)):
+        split_batch(size, processes=processes, per_device=per_device)
+
+
+# The files
+
+
+def test_the_recipe_files_are_there() -> None:
+    assert len(RECIPES) >= 4
+    assert {"base", "large", "small", "tiny"} <= PRETRAIN.keys()
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_recipe_file_is_checked_and_saved(path: Path, tmp_path: Path) -> None:
+    from bertkit.tasks import TASKS
+
+    recipe = read_recipe(path)
+    recipe = check(recipe, data_defaults=TASKS[recipe["task"]].recipe["data"], where=str(path))
+    save_recipe(recipe, tmp_path / "recipe.toml")
+    assert typed(read_recipe(tmp_path / "recipe.toml")) == typed(recipe)
+    assert path.read_text(encoding="utf-8").startswith("# ")
+
+
+@pytest.mark.parametrize("path", PRETRAIN.values(), ids=PRETRAIN)
+def test_a_pretraining_recipe_has_a_lab_note_and_a_sentence_for_every_value(path: Path) -> None:
+    note, _, body = path.read_text(encoding="utf-8").partition("\n\n")
+    for word in ("Command", "Hardware", "Time", "Expected"):
+        assert re.search(rf"^# {word} ", note, re.MULTILINE), word
+    values = [line for line in body.splitlines() if re.match(r"\w+ = ", line)]
+    assert len(values) >= 15
+    assert [line for line in values if not re.search(r" # \S", line)] == []
+
+
+@pytest.mark.parametrize("path", PRETRAIN.values(), ids=PRETRAIN)
+def test_a_pretraining_recipe_is_accepted_by_the_libraries(path: Path, tmp_path: Path) -> None:
+    from transformers import TrainingArguments
+
+    from bertkit.model.config import BertConfig
+
+    recipe = check(read_recipe(path), data_defaults=DATA_DEFAULTS)
+    config = BertConfig(**recipe["model"])
+    assert config.hidden_size / config.num_attention_heads == 64
+    assert config.intermediate_size == 4 * config.hidden_size
+    assert all(phase["max_length"] <= config.max_position_embeddings for phase in recipe.get("phase", []))
+    train = {key: value for key, value in recipe["train"].items() if key != "optim"}
+    arguments = TrainingArguments(output_dir=str(tmp_path), use_cpu=True, **train)
+    assert arguments.get_warmup_steps(arguments.max_steps) == recipe["train"]["warmup_steps"] < arguments.max_steps
+
+
+@pytest.mark.parametrize(
+    ("name", "layers", "hidden", "heads"),
+    [("base", 12, 768, 12), ("large", 24, 1024, 16), ("small", 4, 512, 8), ("tiny", 2, 128, 2)],
+)
+def test_the_sizes_are_the_published_ones(name: str, layers: int, hidden: int, heads: int) -> None:
+    model = read_recipe(PRETRAIN[name])["model"]
+    assert (model["num_hidden_layers"], model["hidden_size"], model["num_attention_heads"]) == (layers, hidden, heads)
+
+
+@pytest.mark.parametrize("name", ["base", "large"])
+def test_the_paper_values(name: str) -> None:
+    """Section 3.1 and A.2, and the epsilon, the clipping and the data of the reference code."""
+    recipe = read_recipe(PRETRAIN[name])
+    assert recipe["batch_size"] == 256
+    assert recipe["phase"] == [{"share": 0.9, "max_length": 128}, {"share": 0.1, "max_length": 512}]
+    paper = {
+        "max_steps": 1_000_000,
+        "learning_rate": 1e-4,
+        "lr_scheduler_type": "linear",
+        "warmup_steps": 10_000,
+        "optim": "bert_adam",
+        "adam_beta1": 0.9,
+        "adam_beta2": 0.999,
+        "adam_epsilon": 1e-6,
+        "weight_decay": 0.01,
+        "max_grad_norm": 1.0,
+    }
+    assert {key: recipe["train"][key] for key in paper} == paper
+    data = recipe["data"]
+    assert [data[key] for key in ("masked_lm_prob", "mask_rate", "random_rate", "same_rate")] == [0.15, 0.8, 0.1, 0.1]
+    assert (data["short_seq_prob"], data["dupe_factor"]) == (0.1, 10)
+
+
+def test_the_schedule_differs_by_the_stated_factor() -> None:
+    """base.toml: after the warm-up transformers' linear rate is 100 / 99 of the reference's, at every step."""
+    import torch
+    from transformers import get_linear_schedule_with_warmup
+
+    train = read_recipe(PRETRAIN["base"])["train"]
+    total, warmup = train["max_steps"], train["warmup_steps"]
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+    rate = get_linear_schedule_with_warmup(optimizer, warmup, total).lr_lambdas[0]
+    for step in (warmup, 500_000, total - 1):
+        assert rate(step) / (1 - step / total) == pytest.approx(100 / 99)
+    assert rate(warmup - 1) == pytest.approx((warmup - 1) / warmup)

@@ -1,0 +1,160 @@
+"""A run done again: the same bits for every task, and what is said when it is not."""
+
+import json
+import re
+from importlib.metadata import version
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from bertkit.errors import UsageError
+from bertkit.training.recipe import merge, read_recipe, save_recipe
+from bertkit.training.reproduce import compare_environments, compare_runs, reproduce
+from bertkit.training.run import run
+from bertkit.training.run_dir import describe_environment
+from tests.tasks.test_conformance import CASES
+from tests.training.test_run import PRETRAIN, make_recipe, write_text
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """The directory of a finished run, with dropout."""
+    folder = tmp_path_factory.mktemp("runs")
+    dropout = {"model": {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1}}
+    recipe = merge(make_recipe(write_text(folder / "corpus.txt")), dropout)
+    run(PRETRAIN, recipe, output=folder / "run")
+    return folder / "run"
+
+
+def test_a_run_comes_out_the_same_and_is_not_done_a_third_time(finished, call, tmp_path):
+    code, out, err = call("reproduce", finished, "--output", tmp_path / "again")
+    assert (code, err) == (0, "")
+    assert (
+        out.splitlines()[-1]
+        == f"{tmp_path / 'again'} is {finished} again, bit for bit: scores, weights and predictions"
+    )
+    steps = []
+    found = reproduce(finished, tmp_path / "again", progress=lambda *state: steps.append(state))
+    assert found.is_exact
+    assert found.environment == []
+    assert steps == []
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name in ("rte", "squad2", "ner, features") else pytest.param(name, marks=pytest.mark.slow)
+        for name in CASES
+    ],
+)
+def test_every_task_comes_out_the_same(tmp_path, name):
+    task, make, _ = CASES[name]
+    recipe = merge(make(tmp_path), {"precision": "fp32"})
+    if task.metric and not recipe["data"].get("features"):
+        recipe = merge(recipe, {"model": {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1}})
+    run(task, recipe, output=tmp_path / "run")
+    found = reproduce(tmp_path / "run", tmp_path / "again")
+    assert found.is_exact, found
+    assert found.environment == []
+    assert {path.name for path in (tmp_path / "again" / "predictions").iterdir()}
+
+
+def test_what_differs_is_listed_with_what_may_be_the_reason(finished, call, tmp_path):
+    again = tmp_path / "again"
+    reproduce(finished, again)
+    metrics = json.loads((again / "metrics.json").read_text())
+    (again / "metrics.json").write_text(json.dumps(metrics | {"mlm_loss": 1.5}))
+    weights = load_file(again / "model.safetensors")
+    weights["bert.pooler.dense.bias"][0] += 0.25
+    del weights["cls.seq_relationship.bias"]
+    save_file(weights, again / "model.safetensors")
+    examples = (again / "predictions" / "examples.txt").read_text().splitlines()
+    (again / "predictions" / "examples.txt").write_text("\n".join(["another", *examples[1:]]) + "\n")
+    machine = json.loads((again / "environment.json").read_text())
+    machine["packages"]["torch"] = "1.0"
+    (again / "environment.json").write_text(json.dumps(machine | {"threads": 99}))
+
+    found = compare_runs(finished, again)
+    assert found.scores == {"mlm_loss": (metrics["mlm_loss"], 1.5)}
+    apart = {"bert.pooler.dense.bias": pytest.approx(0.25), "cls.seq_relationship.bias": float("inf")}
+    assert found.weights == apart
+    assert found.predictions == {"examples.txt": (1, len(examples))}
+    assert not found.is_exact
+    code, out, err = call("reproduce", finished, "--output", again)
+    assert (code, err) == (1, "")
+    assert f"mlm_loss: {metrics['mlm_loss']} -> 1.5" in out
+    assert "2 weights differ, most of all cls.seq_relationship.bias: by inf" in out
+    assert f"predictions/examples.txt: 1 of {len(examples)} lines differ" in out
+    assert f'another machine, software or data: packages.torch: "{version("torch")}" -> "1.0"' in out
+    assert re.search(r"another machine, software or data: threads: \d+ -> 99", out)
+    assert "bit for bit" not in out
+
+
+def test_another_seed_is_another_run(finished, tmp_path):
+    """Which shows that the comparison sees what a run has learned."""
+    save_recipe(merge(read_recipe(finished / "recipe.toml"), {"train": {"seed": 43}}), tmp_path / "other.toml")
+    run(PRETRAIN, read_recipe(tmp_path / "other.toml"), output=tmp_path / "other")
+    found = compare_runs(finished, tmp_path / "other")
+    assert not found.is_exact
+    assert {"mlm_loss", "score"} <= found.scores.keys()
+    assert len(found.weights) > 20
+    assert [line.partition(":")[0] for line in found.environment] == ["weights_at_start"]
+
+
+def test_other_data_are_listed_as_the_reason(finished, tmp_path):
+    """The same recipe over a text in which one sentence has changed."""
+    text = finished.parent / "corpus.txt"
+    before = text.read_text()
+    sentence = next(line for line in before.splitlines() if line)
+    text.write_text(before.replace(sentence, " ".join(reversed(sentence.split())), 1))
+    try:
+        found = reproduce(finished, tmp_path / "again")
+    finally:
+        text.write_text(before)
+    assert not found.is_exact
+    changed = [line.partition(":")[0] for line in found.environment]
+    assert changed in (["data.train"], ["data.dev"])
+
+
+def test_the_environment_says_what_decides_the_rounding():
+    found = describe_environment()
+    assert found["instructions"] == torch.backends.cpu.get_cpu_capability()
+    assert found["auto_precision"] in ("fp32", "bf16", "fp16")
+    assert found["threads"] == torch.get_num_threads()
+    assert found["packages"]["torch"].startswith(torch.__version__.partition("+")[0])
+
+
+def test_what_came_before_a_run_is_compared_and_what_an_old_one_does_not_know_is_not(tmp_path):
+    machine = {"date": "today", "threads": 1, "data": {"train": "a"}, "weights_at_start": "b"}
+    other = {"date": "later", "threads": 1, "data": {"train": "c"}, "weights_at_start": "b"}
+    old = {"date": "before", "threads": 2}
+    for name, outer, first in (("new", machine, machine), ("other", machine, other), ("old", old, old)):
+        (tmp_path / name / "first").mkdir(parents=True)
+        (tmp_path / name / "environment.json").write_text(json.dumps(outer))
+        (tmp_path / name / "first" / "environment.json").write_text(json.dumps(first))
+    assert list(compare_environments(tmp_path / "new", tmp_path / "new")) == []
+    assert list(compare_environments(tmp_path / "new", tmp_path / "other")) == ['first: data.train: "a" -> "c"']
+    assert list(compare_environments(tmp_path / "old", tmp_path / "new")) == [
+        "first: threads: 2 -> 1",
+        "threads: 2 -> 1",
+    ]
+
+
+def test_what_is_no_finished_run_is_refused(finished, tmp_path):
+    with pytest.raises(UsageError, match=r"no holds no finished run .*give the directory"):
+        reproduce(tmp_path / "no", tmp_path / "again")
+    with pytest.raises(UsageError, match=r"run is the run itself; name another directory with --output"):
+        reproduce(finished, finished.parent / "." / "run")
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old" / "metrics.json").write_text('{"score": 1.0}')
+    (tmp_path / "old" / "recipe.toml").write_text('task = "poetry"\n')
+    with pytest.raises(UsageError, match=r"recipe.toml is of the task 'poetry', which there is not"):
+        reproduce(tmp_path / "old", tmp_path / "again")
+    save_recipe(
+        merge(read_recipe(finished / "recipe.toml"), {"data": {"corpus": ["gone.txt"]}}),
+        tmp_path / "old" / "recipe.toml",
+    )
+    with pytest.raises(UsageError, match=r"gone.txt"):
+        reproduce(tmp_path / "old", tmp_path / "again")
+    assert not (tmp_path / "again").exists()

@@ -1,0 +1,966 @@
+"""One run: what it writes, what it refuses, and the ways of running that must agree."""
+
+import dataclasses
+import json
+import math
+import multiprocessing
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from typing import get_type_hints
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import PreTrainedConfig, TrainingArguments
+from transformers.training_args import ParallelMode
+
+from bertkit import BertForPreTraining, BertModel, cli
+from bertkit.errors import UsageError
+from bertkit.model.checkpoint import find_trouble, load_config, load_model
+from bertkit.model.precision import choose_precision
+from bertkit.tasks import TASKS
+from bertkit.training import trainer
+from bertkit.training.recipe import RESERVED, merge, read_recipe, save_recipe
+from bertkit.training.run import dry_run, make_model, run
+from bertkit.training.trainer import Interrupted
+from tests.official import write_checkpoint, write_glue
+
+PRETRAIN = TASKS["pretrain"]
+
+
+def write_text(path, documents=40, seed=0):
+    """A corpus in which every document has a few words of its own, so that there is something to learn."""
+    draw = np.random.default_rng(seed)
+    words = ["".join(draw.choice(list("abcdefghij"), 4)) for _ in range(80)]
+    texts = []
+    for _ in range(documents):
+        own = draw.choice(words, 6, replace=False)
+        lines = [" ".join(draw.choice(own, draw.integers(4, 9))).capitalize() + "." for _ in range(draw.integers(4, 9))]
+        texts.append("\n".join(lines))
+    path.write_text("\n\n".join(texts) + "\n", encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    return write_text(tmp_path_factory.mktemp("text") / "corpus.txt")
+
+
+@pytest.fixture
+def recipe(text):
+    return make_recipe(text)
+
+
+def make_recipe(text):
+    """Eight updates of a tiny model on a text, without dropout, in fp32."""
+    return {
+        "batch_size": 16,
+        "precision": "fp32",
+        "model": {
+            "hidden_size": 32,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "intermediate_size": 64,
+            "max_position_embeddings": 32,
+            "hidden_dropout_prob": 0.0,
+            "attention_probs_dropout_prob": 0.0,
+        },
+        "data": {"corpus": [str(text)], "vocab_size": 120, "max_length": 32, "heldout_share": 0.2},
+        "train": {
+            "max_steps": 8,
+            "learning_rate": 1e-3,
+            "warmup_steps": 2,
+            "logging_steps": 1,
+            "eval_steps": 4,
+            "save_steps": 3,
+        },
+    }
+
+
+def read_losses(output):
+    """(updates, 3) the losses in a training log: total, masked LM, next sentence."""
+    entries = [json.loads(line) for line in (output / "training_log.jsonl").read_text().splitlines()]
+    return np.array([[e["loss"], e["mlm_loss"], e["nsp_loss"]] for e in entries if "loss" in e])
+
+
+def read_weights(output):
+    return load_file(output / "model.safetensors")
+
+
+def assert_same_bits(one, other):
+    assert one.keys() == other.keys()
+    for name in one:
+        assert torch.equal(one[name], other[name]), name
+
+
+def test_a_run_writes_what_is_needed_to_use_and_repeat_it(recipe, tmp_path):
+    from transformers import AutoModelForPreTraining, AutoTokenizer
+
+    output = tmp_path / "run"
+    lines, steps = [], []
+    metrics = run(PRETRAIN, recipe, output=output, report=lines.append, progress=lambda *state: steps.append(state[:2]))
+    files = {path.name for path in output.iterdir()}
+    assert files >= {
+        "recipe.toml",
+        "metrics.json",
+        "environment.json",
+        "training_log.jsonl",
+        "model.safetensors",
+        "config.json",
+        "vocab.txt",
+        "tokenizer.json",
+        "README.md",
+        "predictions",
+    }
+    assert not (output / "training_args.bin").exists()
+    assert json.loads((output / "metrics.json").read_text()) == metrics
+    assert metrics["score"] == metrics["perplexity"] == pytest.approx(np.exp(metrics["mlm_loss"]))
+    assert metrics["updates"] == 8
+    assert metrics["mlm_loss"] < metrics["start_mlm_loss"]
+    assert 0.5 <= metrics["nsp_majority"] < 1
+    assert steps[-1] == (8, 8)
+    assert any("parameters" in line for line in lines)
+    losses = read_losses(output)
+    assert losses.shape == (8, 3)
+    np.testing.assert_allclose(losses[:, 0], losses[:, 1] + losses[:, 2], rtol=1e-5)
+
+    model, info = AutoModelForPreTraining.from_pretrained(output, output_loading_info=True)
+    assert not info["missing_keys"]
+    assert not info["unexpected_keys"]
+    tokenizer = AutoTokenizer.from_pretrained(output)
+    assert len(tokenizer) == model.config.vocab_size
+    assert tokenizer.vocab_size == len((output / "vocab.txt").read_text(encoding="utf-8").splitlines())
+
+
+def test_the_saved_recipe_repeats_the_run(recipe, tmp_path):
+    first = run(PRETRAIN, recipe, output=tmp_path / "first")
+    again = run(PRETRAIN, read_recipe(tmp_path / "first" / "recipe.toml"), output=tmp_path / "again")
+    assert first == again
+    assert_same_bits(read_weights(tmp_path / "first"), read_weights(tmp_path / "again"))
+
+
+def test_a_home_is_expanded_for_the_whole_run(recipe, tmp_path, monkeypatch):
+    """transformers expands that of its checkpoints by itself."""
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    run(PRETRAIN, recipe, {"train": {"max_steps": 1, "save_steps": 1}}, output="~/run")
+    assert [path.name for path in tmp_path.iterdir()] == ["home"]
+    assert {path.name for path in (tmp_path / "home" / "run").iterdir()} >= {"checkpoint-1", "metrics.json"}
+
+
+# Of keys whose type does not say what else they may be.
+OTHERS = {
+    **dict.fromkeys(["eval_strategy", "logging_strategy", "save_strategy"], "epoch"),
+    **dict.fromkeys(["log_level", "log_level_replica"], "debug"),
+    "lr_scheduler_type": "cosine",
+    "train_sampling_strategy": "group_by_length",
+    "hub_strategy": "end",
+    "accelerator_config": {"split_batches": True},
+    "debug": "underflow_overflow",
+    "deepspeed": "file.json",
+    "activation_checkpointing_kwargs": {"use_reentrant": True},
+    "dataloader_multiprocessing_context": "fork",
+    "eval_steps": 2.0,
+    "fsdp": "full_shard",
+    "fsdp_config": {"min_num_params": 1},
+    "label_names": ["labels"],
+    "gradient_checkpointing_kwargs": {"use_reentrant": True},
+    "lr_scheduler_kwargs": {"num_cycles": 3},
+    "include_num_input_tokens_seen": "all",
+    "liger_kernel_config": {"rope": True},
+    "max_steps": 1,
+    "metric_for_best_model": "precision",
+    "num_train_epochs": 1.0,
+    "optim": "adafactor",
+    "report_to": "tensorboard",
+    "torch_compile_mode": "fast",
+    "warmup_steps": 1.0,
+    "include_for_metrics": ["inputs"],
+}
+# Several processes, and minutes of compilation.
+ELSEWHERE = {"ddp_backend", "torch_compile", "torch_compile_backend"}
+
+
+def list_other_values():
+    """A key of TrainingArguments and a value that is not its default, for each that a recipe may have."""
+    for field in dataclasses.fields(TrainingArguments):
+        if not field.init or field.name in RESERVED or field.name in ELSEWHERE:
+            continue
+        annotation, default = str(field.type), field.default
+        number = default if isinstance(default, int | float) and default > 0 else 1
+        kinds = {"bool": not default, "int": int(2 * number), "float": 0.5 * number, "str": "x"}
+        plain = (value for kind, value in kinds.items() if re.search(rf"\b{kind}\b", annotation))
+        yield field.name, OTHERS[field.name] if field.name in OTHERS else next(plain)
+
+
+@pytest.mark.slow
+def test_every_key_of_the_library_trains_or_is_refused_at_the_start(tmp_path):
+    data = {"dir": str(write_glue(tmp_path / "glue")), "max_length": 32}
+    recipe = {
+        "checkpoint": str(write_checkpoint(tmp_path / "bert")),
+        "batch_size": 8,
+        "precision": "fp32",
+        "data": data,
+    }
+    often = {"max_steps": 2, "logging_steps": 1, "eval_strategy": "steps", "eval_steps": 1, "save_steps": 1}
+    late, trained = {}, []
+    for key, value in list_other_values():
+        begun = []
+        try:
+            with mock.patch.dict(os.environ):  # in which transformers writes for accelerate
+                given = {"train": often | {key: value}}
+                run(
+                    TASKS["rte"],
+                    recipe,
+                    given,
+                    output=tmp_path / key,
+                    progress=lambda *now, begun=begun: begun.append(now),
+                )
+            trained.append(key)
+        except Exception as error:
+            if begun or not isinstance(error, UsageError) or "\n" in str(error):
+                late[key] = (value, repr(error))
+    assert late == {}
+    assert len(trained) > 60
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (
+            {"RANK": "1"},
+            "RANK = 1 .* but these are not set: MASTER_ADDR, MASTER_PORT, WORLD_SIZE; unset RANK, or start",
+        ),
+        ({"WORLD_SIZE": "2"}, "WORLD_SIZE = 2 .* but these are not set: MASTER_ADDR, MASTER_PORT, RANK;"),
+        ({"RANK": "1", "WORLD_SIZE": "2"}, "RANK = 1 .* but these are not set: MASTER_ADDR, MASTER_PORT;"),
+        ({"LOCAL_RANK": "0"}, "LOCAL_RANK = 0 .* these are not set: "),
+        ({"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "-1"}, ""),  # alone
+    ],
+)
+def test_half_a_launcher_is_one_line(call, monkeypatch, given, message):
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    code, _, err = call("--version")
+    assert code == (2 if message else 0)
+    assert re.fullmatch(f"bertkit: {message}.*\n" if message else "", err)
+
+
+def list_commands(app):
+    """The functions of a typer application and of those in it."""
+    yield from (command.callback for command in app.registered_commands)
+    for group in app.registered_groups:
+        yield from list_commands(group.typer_instance)
+
+
+def test_every_path_on_the_command_line_may_begin_with_a_home(call, monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    words = ["--corpus=~/text.txt", "--vocab=~/vocab", "--output=~/runs/mine", "--dry-run"]
+    code, out, _ = call("pretrain", *words)
+    assert code == 0
+    for path in ("text.txt", "vocab", "runs/mine"):
+        assert str(tmp_path / "home" / path) in out
+    for command in list_commands(cli.app):
+        for name, hint in get_type_hints(command, include_extras=True).items():
+            if hasattr(hint, "__metadata__") and "Path" in str(hint.__origin__):
+                assert hint.__metadata__[0].parser is cli.read_path, (command, name)
+
+
+def test_a_finished_run_is_not_repeated(recipe, tmp_path):
+    first = run(PRETRAIN, recipe, output=tmp_path / "run")
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")}
+    lines = []
+    assert run(PRETRAIN, recipe, output=tmp_path / "run", report=lines.append) == first
+    assert "is finished" in lines[0]
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")} == before
+
+
+@pytest.mark.parametrize("update", [2, 4, 7])
+def test_a_run_that_is_stopped_continues_bit_for_bit(recipe, tmp_path, update):
+    """SIGTERM lets the next update finish and writes a checkpoint; dropout is on, so the random state matters too."""
+    recipe = merge(recipe, {"model": {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1}})
+    straight, before = run(PRETRAIN, recipe, output=tmp_path / "straight"), signal.getsignal(signal.SIGTERM)
+
+    def stop(done, total, log):
+        if done == update and "loss" in log:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(Interrupted, match=f"after update {update + 1}; the same command continues"):
+        run(PRETRAIN, recipe, output=tmp_path / "stopped", progress=stop)
+    assert not (tmp_path / "stopped" / "metrics.json").exists()
+    assert signal.getsignal(signal.SIGTERM) == before
+    assert run(PRETRAIN, recipe, output=tmp_path / "stopped") == straight
+    assert_same_bits(read_weights(tmp_path / "stopped"), read_weights(tmp_path / "straight"))
+    np.testing.assert_array_equal(read_losses(tmp_path / "stopped"), read_losses(tmp_path / "straight"))
+
+
+def test_a_run_goes_on_with_its_own_data_alone(recipe, tmp_path):
+    """One word of the text is another: every later sample would be, while the log said that it is one run."""
+    corpus, output = tmp_path / "corpus.txt", tmp_path / "run"
+    shutil.copy(recipe["data"]["corpus"][0], corpus)
+    recipe = merge(recipe, {"data": {"corpus": [str(corpus)]}})
+
+    def stop(done, total, log):
+        if done == 5:  # behind the checkpoint of the third
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(PRETRAIN, recipe, output=output, progress=stop)
+    before = json.loads((output / "environment.json").read_text())
+    assert set(before["data"]) == {"train", "dev"}
+    text = corpus.read_text()
+    corpus.write_text(text.replace(text.split()[0], text.split()[1], 1))
+    with pytest.raises(
+        UsageError, match=r"run was begun with other data \((train|dev)\), .*put them back, delete .* or name"
+    ):
+        run(PRETRAIN, recipe, output=output)
+    assert json.loads((output / "environment.json").read_text())["data"] == before["data"]
+
+    corpus.write_text(text)
+    run(PRETRAIN, recipe, output=output)
+    after = json.loads((output / "environment.json").read_text())
+    assert after["data"] == before["data"]
+    assert after["weights_at_start"] == before["weights_at_start"]
+
+
+def test_a_run_without_a_checkpoint_begins_anew_with_the_text_that_is_there(recipe, tmp_path):
+    """As after Ctrl-C because the wrong file was named: its vocabulary must not stay."""
+    corpus = write_text(tmp_path / "corpus.txt", seed=1)
+    recipe = merge(recipe, {"data": {"corpus": [str(corpus)]}})
+
+    def stop(done, total, log):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(PRETRAIN, recipe, output=tmp_path / "run", progress=stop)
+    old = (tmp_path / "run" / "vocab.txt").read_bytes()
+    write_text(corpus, seed=2)
+    found = run(PRETRAIN, recipe, output=tmp_path / "run")
+    assert found == run(PRETRAIN, recipe, output=tmp_path / "fresh")
+    assert (tmp_path / "run" / "vocab.txt").read_bytes() == (tmp_path / "fresh" / "vocab.txt").read_bytes() != old
+
+
+def test_a_run_that_does_not_know_its_data_goes_on(recipe, tmp_path):
+    """As one that an earlier version began, or whose environment.json is damaged."""
+    output = tmp_path / "run"
+    straight = run(PRETRAIN, recipe, output=output)
+    for found in ('{"data": 7}', "{"):
+        (output / "metrics.json").unlink()
+        (output / "environment.json").write_text(found)
+        assert run(PRETRAIN, recipe, output=output) == straight
+        assert set(json.loads((output / "environment.json").read_text())["data"]) == {"train", "dev"}
+
+
+def test_a_run_killed_while_it_wrote_its_end_is_finished(recipe, tmp_path):
+    straight = run(PRETRAIN, recipe, output=tmp_path / "run")
+    for name in ("metrics.json", "model.safetensors"):
+        (tmp_path / "run" / name).unlink()
+    assert run(PRETRAIN, recipe, output=tmp_path / "run") == straight
+    assert (tmp_path / "run" / "model.safetensors").exists()
+
+
+def test_damaged_files_are_named_or_passed_over(recipe, tmp_path):
+    straight = run(PRETRAIN, recipe, output=tmp_path / "run")
+    (tmp_path / "run" / "metrics.json").write_text("{")
+    with pytest.raises(UsageError, match=r"metrics.json is damaged .*delete it"):
+        run(PRETRAIN, recipe, output=tmp_path / "run")
+    (tmp_path / "run" / "metrics.json").unlink()
+    weights = tmp_path / "run" / "checkpoint-8" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+    (tmp_path / "run" / "checkpoint-old").mkdir()
+    (tmp_path / "run" / "checkpoint-old" / "complete").touch()
+    lines = []
+    assert run(PRETRAIN, recipe, output=tmp_path / "run", report=lines.append) == straight
+    assert "checkpoint-8 is damaged and passed over" in lines
+    assert "continues after checkpoint-6" in lines
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.pt", "trainer_state.json", "complete"])
+def test_a_checkpoint_of_which_a_bit_has_changed_is_passed_over(recipe, tmp_path, name):
+    straight = run(PRETRAIN, recipe, output=tmp_path / "run")
+    (tmp_path / "run" / "metrics.json").unlink()
+    content = bytearray((tmp_path / "run" / "checkpoint-8" / name).read_bytes())
+    content[len(content) // 2] ^= 1
+    (tmp_path / "run" / "checkpoint-8" / name).write_bytes(content)
+    lines = []
+    assert run(PRETRAIN, recipe, output=tmp_path / "run", report=lines.append) == straight
+    assert "checkpoint-8 is damaged and passed over" in lines
+    assert "continues after checkpoint-6" in lines
+
+
+def test_a_full_disk_is_one_line_and_the_run_goes_on_when_there_is_room(recipe, tmp_path):
+    recipe = merge(recipe, {"model": {"hidden_size": 128, "intermediate_size": 512}})
+    save_recipe(recipe, tmp_path / "recipe.toml")
+    files = f"--recipe {tmp_path / 'recipe.toml'} --output {tmp_path / 'run'}"
+    command = f"ulimit -f 900; exec {sys.executable} -m bertkit pretrain {files}"  # blocks of 1024 bytes
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert done.returncode == 2, done.stderr[-2000:]
+    assert re.fullmatch(r"bertkit: .*run cannot be written to: the disk is full .*\n", done.stderr)
+    assert run(PRETRAIN, recipe, output=tmp_path / "run")["updates"] == 8
+
+
+def test_a_vocabulary_of_another_script_is_refused(recipe, tmp_path):
+    (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\n中\n国\n")
+    with pytest.raises(UsageError, match=r"\d+% of the text is \[UNK\] to this vocabulary.* leave --vocab out"):
+        run(PRETRAIN, recipe, {"data": {"vocab": str(tmp_path / "vocab.txt")}}, output=tmp_path / "run")
+
+
+def test_a_warm_up_longer_than_the_run_is_said(recipe, tmp_path):
+    lines = []
+    run(PRETRAIN, recipe, {"train": {"warmup_steps": 100}}, output=tmp_path / "run", report=lines.append)
+    assert any("never reaches its peak" in line for line in lines)
+
+
+def test_a_half_written_checkpoint_is_not_taken(recipe, tmp_path):
+    straight = run(PRETRAIN, recipe, output=tmp_path / "straight")
+
+    def stop(done, total, log):
+        if done == 5 and "loss" in log:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(Interrupted):
+        run(PRETRAIN, recipe, output=tmp_path / "run", progress=stop)
+    (tmp_path / "run" / "checkpoint-7").mkdir()
+    (tmp_path / "run" / "checkpoint-7" / "model.safetensors").write_bytes(b"half")
+    assert run(PRETRAIN, recipe, output=tmp_path / "run") == straight
+
+
+@pytest.mark.parametrize("per_device", [4, 8])
+def test_accumulation_changes_nothing(recipe, tmp_path, per_device):
+    """32 = 4 x 8 in the small: masked LM and next sentence have two denominators, over the whole update."""
+    whole = run(PRETRAIN, recipe, output=tmp_path / "whole")
+    cut = merge(recipe, {"train": {"per_device_train_batch_size": per_device}})
+    parts = run(PRETRAIN, cut, output=tmp_path / "parts")
+    np.testing.assert_allclose(read_losses(tmp_path / "parts"), read_losses(tmp_path / "whole"), rtol=2e-5)
+    assert parts["mlm_loss"] == pytest.approx(whole["mlm_loss"], rel=1e-4)
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_packing_changes_nothing(recipe, tmp_path, attention):
+    run(PRETRAIN, recipe, output=tmp_path / "packed")
+    run(PRETRAIN, merge(recipe, {"model": {"attn_implementation": attention}}), output=tmp_path / "padded")
+    np.testing.assert_allclose(read_losses(tmp_path / "padded"), read_losses(tmp_path / "packed"), rtol=2e-5)
+
+
+@pytest.mark.parametrize("setting", [{"gradient_checkpointing": True}, {"dataloader_num_workers": 2}])
+def test_checkpointing_and_workers_change_nothing(recipe, tmp_path, setting):
+    recipe = merge(recipe, {"model": {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1}})
+    run(PRETRAIN, recipe, output=tmp_path / "plain")
+    run(PRETRAIN, merge(recipe, {"train": setting}), output=tmp_path / "other")
+    np.testing.assert_allclose(read_losses(tmp_path / "other"), read_losses(tmp_path / "plain"), rtol=1e-6)
+
+
+def test_precisions_stay_close(recipe, tmp_path):
+    run(PRETRAIN, recipe, output=tmp_path / "fp32")
+    run(PRETRAIN, merge(recipe, {"precision": "bf16"}), output=tmp_path / "bf16")
+    np.testing.assert_allclose(read_losses(tmp_path / "bf16"), read_losses(tmp_path / "fp32"), rtol=0.03)
+    assert choose_precision("auto") in ("fp32", "bf16")
+
+
+@pytest.mark.parametrize(
+    ("cpu", "precision"),
+    [
+        ({}, "fp32"),
+        ({"cpu_name": "AMD EPYC", "avx512_bf16": False}, "fp32"),
+        ({"cpu_name": "AMD EPYC", "avx512_bf16": True}, "bf16"),
+        ({"cpu_name": "Intel Xeon", "avx512_bf16": True, "amx_bf16": False}, "fp32"),
+        ({"cpu_name": "INTEL(R) XEON(R) PLATINUM 8568Y+", "avx512_bf16": True, "amx_bf16": False}, "fp32"),
+        ({"cpu_name": "Intel Xeon", "avx512_bf16": True, "amx_bf16": True}, "bf16"),
+    ],
+)
+@pytest.mark.skipif(torch.accelerator.is_available(), reason="then it is the accelerator's precision")
+def test_a_processor_takes_bf16_only_where_that_is_faster(monkeypatch, cpu, precision):
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: cpu)
+    assert choose_precision("auto") == precision
+    assert choose_precision("bf16") == "bf16"
+    assert choose_precision("fp32") == "fp32"
+
+
+@pytest.mark.parametrize("asked", ["bf16", "fp8"])
+def test_another_precision_by_accelerate_launch_is_refused(recipe, tmp_path, monkeypatch, asked):
+    """It would win over the recipe's in silence."""
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", asked)
+    with pytest.raises(
+        UsageError, match=f"accelerate asks for {asked} .* and the recipe for fp32; remove --mixed_precision"
+    ):
+        run(PRETRAIN, recipe, output=tmp_path / "run")
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "no")  # which it sets where nothing is asked
+    assert dry_run(PRETRAIN, recipe, {"precision": "bf16"}, output=tmp_path / "run")["precision"] == "bf16"
+
+
+def test_noise_on_embeddings_is_added_and_the_same_for_every_kernel(recipe, tmp_path):
+    noise = {"train": {"neftune_noise_alpha": 5.0}}
+    recipe = merge(recipe, {"train": {"max_steps": 2}})
+    run(PRETRAIN, recipe, output=tmp_path / "plain")
+    run(PRETRAIN, recipe, noise, output=tmp_path / "packed")
+    run(PRETRAIN, recipe, noise, {"model": {"attn_implementation": "eager"}}, output=tmp_path / "eager")
+    plain, packed, eager = (read_losses(tmp_path / name) for name in ("plain", "packed", "eager"))
+    assert np.abs(packed - plain).max() > 1e-3
+    np.testing.assert_allclose(packed, eager, rtol=1e-4)
+
+
+def test_the_stable_preset_corrects_the_bias(recipe, tmp_path):
+    plan = dry_run(PRETRAIN, recipe, {"preset": "stable"}, output=tmp_path / "run")
+    assert plan["recipe"]["train"]["optim"] == "adamw_torch"
+    run(PRETRAIN, recipe, {"preset": "stable"}, output=tmp_path / "stable")
+    run(PRETRAIN, recipe, output=tmp_path / "paper")
+    stable, paper = read_losses(tmp_path / "stable"), read_losses(tmp_path / "paper")
+    np.testing.assert_allclose(stable[0], paper[0], rtol=1e-6)
+    assert not np.allclose(stable[-1], paper[-1], rtol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"train": {"learning_rat": 1e-4}}, r"learning_rat.*learning_rate"),
+        ({"train": {"learning_rate": "2e-5"}}, r"learning_rate.*2e-5"),
+        ({"model": {"num_attention_heads": 5}}, r"hidden_size 32 is not divisible by num_attention_heads 5"),
+        ({"data": {"max_length": 64}}, r"max_length 64 exceeds the model's 32 positions"),
+        ({"data": {"objective": "mlm+sop"}}, r"unknown objective 'mlm\+sop'.*mlm\+nsp, mlm, clm"),
+        ({"train": {"per_device_train_batch_size": 5}}, r"batch_size 16"),
+        ({"train": {"accelerator_config": {"dispatch_batches": True}}}, r"dispatch_batches .*; leave it out$"),
+        ({"task": "glue"}, r"the recipe is for the task 'glue'"),
+        ({"data": {"corpus": []}}, r"no corpus given"),
+        ({"data": {"mask_rate": 0.9}}, r"must sum to 1"),
+        ({"data": {"vocab_size": 8}}, r"alphabet"),
+        ({"train": {"learning_rate": -1.0}}, r"learning_rate is -1.0 in \[train\]; it must be at least 0"),
+        ({"train": {"adam_beta1": 1.0}}, r"adam_beta1 is 1.0 .* below 1"),
+        ({"train": {"optim": "adamw_bnb_8bit"}}, r"\[train\] is refused: .*bitsandbytes"),
+        ({"train": {"train_sampling_strategy": "random"}}, r"are in order already"),
+        ({"train": {"seed": -1}}, r"seed is -1"),
+        ({"train": {"max_steps": 10**18}}, r"max_steps is 1000000000000000000"),
+        ({"train": {"num_train_epochs": 3}}, r"set max_steps in \[train\], and no num_train_epochs"),
+        ({"train": {"lr_scheduler_type": "warmup_stable_decay"}}, r"\[train\] is refused: .*num_decay_steps"),
+        (
+            {"train": {"lr_scheduler_type": "reduce_lr_on_plateau"}},
+            r"= reduce_lr_on_plateau in \[train\] needs the loss",
+        ),
+        ({"train": {"lr_scheduler_type": "greedy"}}, r"= greedy in \[train\] needs the loss .*, such as linear"),
+        (
+            {"train": {"metric_for_best_model": "f1"}},
+            r"'f1' in \[train\] is no score of pretrain; expected perplexity, ",
+        ),
+        ({"train": {"dataloader_multiprocessing_context": "fork"}}, r"\[train\] is refused: .*\(num_workers > 0\)"),
+        ({"train": {"torch_compile_mode": "fast"}}, r"= 'fast' in \[train\] is unknown; expected one of default"),
+        ({"train": {"label_smoothing_factor": 0.1}}, r"label_smoothing_factor"),
+        ({"train": {"push_to_hub": True}}, r"hf upload"),
+        ({"model": {"type_vocab_size": 1}}, r"type_vocab_size is below 2"),
+        ({"model": {"attn_implementation": "flex_attention"}}, r"flex_attention has no dropout"),
+        ({"freeze": "encoder"}, r"freeze is for fine-tuning"),
+        ({"precision": "fp16"}, r"needs an accelerator"),
+    ],
+)
+def test_a_mistake_is_one_line_and_writes_nothing(recipe, tmp_path, change, message):
+    with pytest.raises(UsageError, match=message) as error:
+        run(PRETRAIN, recipe, change, output=tmp_path / "run")
+    assert "\n" not in str(error.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_fsdp_that_would_shard_nothing_is_refused(recipe, tmp_path, monkeypatch):
+    """transformers looks for other processes, and accelerate without an accelerator says nothing."""
+    monkeypatch.setattr(TrainingArguments, "parallel_mode", ParallelMode.DISTRIBUTED)
+    sharded = {"train": {"fsdp": "full_shard", "fsdp_config": {"transformer_layer_cls_to_wrap": ["BertLayer"]}}}
+    with (
+        mock.patch.dict(os.environ),  # in which transformers writes it down for accelerate
+        pytest.raises(UsageError, match=r"^fsdp in \[train\] would shard nothing here: .*; leave it out$"),
+    ):
+        run(PRETRAIN, recipe, sharded, output=tmp_path / "run")
+
+
+def write_model_of_mnli(folder, **config):
+    """A checkpoint that predicts AX, as far as its configuration says, and its recipe."""
+    path = write_checkpoint(folder, labels=("entailment", "neutral", "contradiction")) / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | config))
+    return {"checkpoint": str(folder), "precision": "fp32", "data": {"max_length": 32}}
+
+
+@pytest.mark.parametrize(
+    ("had", "wanted", "asked"),
+    [
+        ("BertBiLSTMForSequenceClassification", "BertForSequenceClassification", False),
+        ("BertForSequenceClassification", "BertBiLSTMForSequenceClassification", True),
+    ],
+)
+def test_a_model_that_only_predicts_is_taken_for_no_other(tmp_path, had, wanted, asked):
+    recipe = write_model_of_mnli(tmp_path / "mnli", architectures=[had]) | {"bilstm": asked}
+    with pytest.raises(UsageError) as error:
+        dry_run(TASKS["ax"], recipe, output=tmp_path / "run")
+    remedy = f"--set bilstm={'false' if asked else 'true'}"
+    assert str(error.value) == f"{tmp_path / 'mnli'} is a {had} and would be taken for a {wanted}; say so: {remedy}"
+    assert dry_run(TASKS["ax"], recipe | {"bilstm": not asked}, output=tmp_path / "run")
+
+
+def test_a_model_that_only_predicts_has_the_weights_that_its_configuration_says(tmp_path):
+    recipe = write_model_of_mnli(tmp_path / "mnli")
+    ax, settings = TASKS["ax"], TASKS["ax"].configure(recipe, None, None)
+    assert make_model(ax, dry_run(ax, recipe, output=tmp_path / "run")["recipe"], settings)
+    BertModel.from_pretrained(tmp_path / "mnli").save_pretrained(tmp_path / "encoder")
+    shutil.copy(tmp_path / "mnli" / "config.json", tmp_path / "encoder" / "config.json")
+    bare = dry_run(ax, recipe, {"checkpoint": str(tmp_path / "encoder")}, output=tmp_path / "run")["recipe"]
+    with pytest.raises(UsageError, match=r"^ax has no training data: .*encoder has no head for .*: --model RUN$"):
+        make_model(ax, bare, settings)
+
+
+def test_a_dry_run_names_the_training_before_it(tmp_path):
+    (tmp_path / "extra.json").touch()
+    recipe = {"checkpoint": str(write_checkpoint(tmp_path / "bert")), "data": {"max_length": 96}}
+    assert "before" not in dry_run(TASKS["squad1"], recipe, output=tmp_path / "run")
+    first = {"data": {"extra_train": str(tmp_path / "extra.json")}}
+    plan = dry_run(TASKS["squad1"], recipe, first, output=tmp_path / "run")
+    assert plan["before"] == f"another training, in {tmp_path / 'run' / 'first'}"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "table"),
+    [
+        ({"model": {"attn_implementation": "nonsense"}}, "model"),
+        ({"model": {"attn_implementation": "flash_attention_2"}}, "model"),
+        ({"train": {"report_to": "clearml"}}, "train"),  # which is not installed
+    ],
+)
+def test_a_failure_before_the_first_update_does_not_block_the_directory(recipe, tmp_path, wrong, table):
+    """The vocabulary is in the directory by then; a corrected recipe may take its place, and is not given it."""
+    with pytest.raises(UsageError, match=rf"\[{table}\] is refused") as error:
+        run(PRETRAIN, recipe, {"data": {"vocab_size": 90}}, wrong, output=tmp_path / "run")
+    assert "\n" not in str(error.value)
+    metrics = run(PRETRAIN, recipe, output=tmp_path / "run")
+    assert metrics["uniform_loss"] == pytest.approx(np.log(120))
+
+
+def test_a_run_killed_while_it_started_its_directory_starts_again(recipe, tmp_path):
+    """Only recipe.toml is there, or also a tokenizer without its last file."""
+    straight = run(PRETRAIN, recipe, output=tmp_path / "straight")
+    for files in (["recipe.toml"], ["recipe.toml", "tokenizer.json"]):
+        folder = tmp_path / str(len(files))
+        folder.mkdir()
+        for name in files:
+            shutil.copy(tmp_path / "straight" / name, folder / name)
+        assert run(PRETRAIN, recipe, output=folder) == straight
+
+
+def test_a_directory_of_another_run_is_left_alone(recipe, tmp_path):
+    run(PRETRAIN, recipe, output=tmp_path / "run")
+    before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    with pytest.raises(UsageError, match=r"belongs to another run \(train.learning_rate: 0.001 -> 0.002\)"):
+        run(PRETRAIN, recipe, {"train": {"learning_rate": 2e-3}}, output=tmp_path / "run")
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis" / "chapter.txt").write_text("precious")
+    with pytest.raises(UsageError, match="is not empty and holds no run"):
+        run(PRETRAIN, recipe, output=tmp_path / "thesis")
+    for inside in ("chapter.txt", "chapter.txt/run"):
+        with pytest.raises(UsageError, match=r"chapter.txt is a file"):
+            run(PRETRAIN, recipe, output=tmp_path / "thesis" / inside)
+    assert {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()} == before
+
+
+def test_a_loss_that_is_no_number_stops_the_run(recipe, tmp_path):
+    with pytest.raises(UsageError, match=r"the loss is (nan|inf) after update \d+; lower learning_rate"):
+        run(PRETRAIN, recipe, {"train": {"learning_rate": 1e30, "max_grad_norm": 0.0}}, output=tmp_path / "run")
+
+
+def poison(monkeypatch, update):
+    """Makes every training loss from an update on a NaN."""
+    compute = trainer.BertTrainer.compute_loss
+
+    def multiply(self, *args, **kwargs):
+        return compute(self, *args, **kwargs) * (math.nan if self.state.global_step >= update else 1.0)
+
+    monkeypatch.setattr(trainer.BertTrainer, "compute_loss", multiply)
+
+
+def test_no_checkpoint_is_written_after_a_loss_that_is_no_number(recipe, tmp_path, monkeypatch):
+    """The fifth loss is a NaN, which is logged after the eighth update; the checkpoint of the sixth would have it."""
+    recipe = merge(recipe, {"train": {"logging_steps": 8, "eval_strategy": "no"}})
+    straight = run(PRETRAIN, recipe, output=tmp_path / "straight")
+    with monkeypatch.context() as patch:
+        poison(patch, 4)
+        with pytest.raises(UsageError, match=r"no number after update 6; lower .*are kept, the last is of update 3$"):
+            run(PRETRAIN, recipe, output=tmp_path / "run")
+    assert not (tmp_path / "run" / "checkpoint-6").exists()
+    assert run(PRETRAIN, recipe, output=tmp_path / "run") == straight
+    assert_same_bits(read_weights(tmp_path / "run"), read_weights(tmp_path / "straight"))
+
+
+def test_a_model_without_numbers_is_not_a_finished_run(recipe, tmp_path, monkeypatch):
+    quiet = {"train": {"logging_strategy": "no", "eval_strategy": "no", "save_strategy": "no"}}
+    poison(monkeypatch, 7)
+    with pytest.raises(UsageError, match=r"no number after update 8; lower .*run has no checkpoint yet$"):
+        run(PRETRAIN, recipe, quiet, output=tmp_path / "run")
+    assert not (tmp_path / "run" / "metrics.json").exists()
+    assert not (tmp_path / "run" / "model.safetensors").exists()
+
+
+@pytest.mark.parametrize(
+    ("train", "where"),
+    [
+        ({"save_strategy": "no"}, " from the beginning"),
+        ({"save_strategy": "steps", "save_steps": 5}, ""),  # the Trainer saves after the last one, too
+    ],
+)
+def test_a_signal_after_the_last_update_says_where_the_command_goes_on(recipe, tmp_path, train, where):
+    recipe = merge(recipe, {"train": train})
+
+    def stop(done, total, log):
+        if "train_runtime" in log:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(Interrupted, match=f"^stopped after update 8; the same command continues{where}$"):
+        run(PRETRAIN, recipe, output=tmp_path / "run", progress=stop)
+    lines = []
+    assert run(PRETRAIN, recipe, output=tmp_path / "run", report=lines.append)["updates"] == 8
+    assert any("continues after checkpoint-8" in line for line in lines) == (not where)
+    assert (
+        str(Interrupted(15, 1200, 1000)) == "stopped after update 1,200; the same command continues after update 1,000"
+    )
+
+
+@pytest.mark.parametrize("strategy", ["epoch", "steps", "no"])
+def test_a_milestone_is_written_once(recipe, tmp_path, monkeypatch, strategy):
+    """Also where an epoch ends, which has a checkpoint of its own: the second writing would put the first at risk."""
+    written, save = [], trainer.BertTrainer._save_checkpoint
+
+    def note(self, *arguments):
+        written.append(self.state.global_step)
+        save(self, *arguments)
+
+    monkeypatch.setattr(trainer.BertTrainer, "_save_checkpoint", note)
+    recipe = merge(recipe, {"train": {"save_strategy": strategy, "save_steps": 6, "eval_strategy": "epoch"}})
+    run(PRETRAIN, recipe, output=tmp_path / "run", milestones=(3, 8))
+    assert written == ([3, 6, 8] if strategy == "steps" else [3, 8])
+
+
+def test_a_stop_does_not_count_on_a_damaged_checkpoint(recipe, tmp_path):
+    """A run has passed it over, and stops before it."""
+    recipe = merge(recipe, {"train": {"save_steps": 3, "save_total_limit": 0}})
+    run(PRETRAIN, recipe, output=tmp_path / "run")
+    (tmp_path / "run" / "metrics.json").unlink()
+    for number in (6, 8):
+        (tmp_path / "run" / f"checkpoint-{number}" / "model.safetensors").write_bytes(b"")
+
+    def stop(done, total, log):
+        if done == 4:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(Interrupted, match=r"^stopped after update 5; the same command continues$"):
+        run(PRETRAIN, recipe, output=tmp_path / "run", progress=stop)
+
+
+def allocate():
+    torch.empty(1 << 50)  # a petabyte, of which torch's own words are
+
+
+def lack():
+    raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate 2 GiB")
+
+
+@pytest.mark.parametrize(("demand", "words"), [(allocate, "can't allocate"), (lack, "CUDA out of memory. Tried")])
+def test_want_of_memory_says_what_to_lower_and_with_that_the_run_goes_on(recipe, tmp_path, monkeypatch, demand, words):
+    straight = run(PRETRAIN, recipe, output=tmp_path / "straight")
+    compute = trainer.BertTrainer.compute_loss
+
+    def compute_or_fail(self, *args, **kwargs):
+        if self.state.global_step == 4:
+            demand()
+        return compute(self, *args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(trainer.BertTrainer, "compute_loss", compute_or_fail)
+        with pytest.raises(
+            UsageError, match=r"^memory is too small \(.*per_device_train_batch_size=8 \(it is 16"
+        ) as error:
+            run(PRETRAIN, recipe, output=tmp_path / "run")
+    assert words in str(error.value)
+    assert "\n" not in str(error.value)
+    less = {"train": {"per_device_train_batch_size": 8, "gradient_checkpointing": True}}
+    lines = []
+    found = run(PRETRAIN, recipe, less, output=tmp_path / "run", report=lines.append)
+    assert "continues after checkpoint-3" in lines
+    assert any("16 sequences (1 x 2 x 8)" in line for line in lines)
+    assert not any("vocabulary" in line for line in lines), "it is there"
+    assert found["mlm_loss"] == pytest.approx(straight["mlm_loss"], rel=1e-4)
+
+
+def test_a_dead_data_worker_is_one_line_and_the_run_goes_on(recipe, tmp_path):
+    straight = run(PRETRAIN, recipe, output=tmp_path / "straight")
+
+    def kill(done, total, log):
+        if done == 4:
+            multiprocessing.active_children()[0].kill()
+            time.sleep(60)  # torch raises here; within a fork, logging would stay locked for all other threads
+
+    with pytest.raises(UsageError, match=r"^a data worker has died \(.*dataloader_num_workers=0") as error:
+        run(PRETRAIN, recipe, {"train": {"dataloader_num_workers": 2}}, output=tmp_path / "run", progress=kill)
+    assert "\n" not in str(error.value)
+    lines = []
+    assert run(PRETRAIN, recipe, output=tmp_path / "run", report=lines.append) == straight
+    assert "continues after checkpoint-3" in lines
+    assert_same_bits(read_weights(tmp_path / "run"), read_weights(tmp_path / "straight"))
+
+
+def test_signals_of_others_do_not_reach_workers_that_feed_a_prediction(recipe, tmp_path, monkeypatch):
+    recipe = merge(recipe, {"train": {"per_device_eval_batch_size": 4}})
+    straight = run(PRETRAIN, recipe, output=tmp_path / "straight")
+    predict, seen, signalled = trainer.BertTrainer.prediction_step, [], []
+
+    def predict_and_signal(self, *args, **kwargs):
+        workers = [str(child.pid) for child in multiprocessing.active_children()]
+        if workers and seen.count(workers) == 2:  # so many batches have come, one of each: both have begun
+            subprocess.run(["kill", "-TERM", *workers], check=True)
+            signalled.extend(workers)
+        seen.append(workers)
+        return predict(self, *args, **kwargs)
+
+    monkeypatch.setattr(trainer.BertTrainer, "prediction_step", predict_and_signal)
+    assert run(PRETRAIN, recipe, {"train": {"dataloader_num_workers": 2}}, output=tmp_path / "run") == straight
+    assert len(signalled) >= 2
+
+
+FAILING = """
+import sys
+from bertkit.training.recipe import read_recipe
+from bertkit.training.run import run
+from bertkit.tasks import TASKS
+
+def fail(done, total, log):
+    if done == 4:
+        raise RuntimeError("not bertkit's")
+
+run(TASKS["pretrain"], read_recipe(sys.argv[1]), output=sys.argv[2], progress=fail)
+"""
+
+
+def test_a_program_that_fails_beside_data_workers_ends(recipe, tmp_path):
+    """They are deaf to signals of others, and obey their parent's."""
+    save_recipe(merge(recipe, {"task": "pretrain", "train": {"dataloader_num_workers": 2}}), tmp_path / "recipe.toml")
+    command = [sys.executable, "-c", FAILING, tmp_path / "recipe.toml", tmp_path / "run"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1
+    assert done.stderr.endswith("RuntimeError: not bertkit's\n")
+
+
+def test_training_goes_on_from_a_checkpoint(recipe, tmp_path):
+    run(PRETRAIN, recipe, output=tmp_path / "first")
+    more = {**recipe, "model": {}, "checkpoint": str(tmp_path / "first")}
+    metrics = run(PRETRAIN, more, output=tmp_path / "second")
+    first = json.loads((tmp_path / "first" / "metrics.json").read_text())
+    assert metrics["start_mlm_loss"] == pytest.approx(first["mlm_loss"], rel=1e-5)
+    assert metrics["mlm_loss"] < first["mlm_loss"]
+    larger = {"checkpoint": str(tmp_path / "first"), "model": {"hidden_size": 64}}
+    with pytest.raises(UsageError, match=r"\[model\] asks for hidden_size 64, but .*first has other sizes"):
+        run(PRETRAIN, recipe, larger, output=tmp_path / "third")
+
+
+def test_a_checkpoint_in_half_precision_is_trained_in_full(recipe, tmp_path):
+    run(PRETRAIN, recipe, output=tmp_path / "first")
+    half = BertForPreTraining.from_pretrained(tmp_path / "first", dtype=torch.bfloat16)
+    half.save_pretrained(tmp_path / "half")
+    for name in ("vocab.txt", "tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(tmp_path / "first" / name, tmp_path / "half" / name)
+    run(PRETRAIN, {**recipe, "model": {}, "checkpoint": str(tmp_path / "half")}, output=tmp_path / "second")
+    assert {weight.dtype for weight in read_weights(tmp_path / "second").values()} == {torch.float32}
+
+
+def test_a_new_head_on_an_encoder_is_reported(recipe, tmp_path):
+    run(PRETRAIN, recipe, output=tmp_path / "first")
+    BertModel.from_pretrained(tmp_path / "first").save_pretrained(tmp_path / "encoder")
+    for name in ("vocab.txt", "tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(tmp_path / "first" / name, tmp_path / "encoder" / name)
+    lines = []
+    encoder = {**recipe, "model": {}, "checkpoint": str(tmp_path / "encoder")}
+    run(PRETRAIN, encoder, output=tmp_path / "second", report=lines.append)
+    assert any("cls.seq_relationship.weight" in line and line.startswith("new, because") for line in lines)
+
+
+def test_the_best_checkpoint_can_be_loaded_at_the_end(recipe, tmp_path):
+    metrics = run(
+        PRETRAIN, recipe, {"train": {"load_best_model_at_end": True, "save_steps": 4}}, output=tmp_path / "run"
+    )
+    entries = [json.loads(line) for line in (tmp_path / "run" / "training_log.jsonl").read_text().splitlines()]
+    assert metrics["perplexity"] == pytest.approx(min(e["eval_perplexity"] for e in entries if "eval_perplexity" in e))
+
+
+def test_weight_decay_spares_layer_norms_and_biases(recipe, tmp_path):
+    """Two runs without a gradient to speak of: only decay moves the weights."""
+    still = {"train": {"learning_rate": 0.5, "max_grad_norm": 1e-12, "adam_epsilon": 1.0, "warmup_steps": 0}}
+    weights = {}
+    for decay in (0.0, 0.01):
+        run(PRETRAIN, merge(recipe, still, {"train": {"weight_decay": decay}}), output=tmp_path / str(decay))
+        weights[decay] = read_weights(tmp_path / str(decay))
+    for name, weight in weights[0.0].items():
+        spared = name.endswith("bias") or "LayerNorm" in name
+        assert torch.allclose(weight, weights[0.01][name], rtol=1e-4) == spared, name
+
+
+def test_a_checkpoint_that_is_none(recipe, tmp_path):
+    (tmp_path / "empty").mkdir()
+    for checkpoint in (tmp_path / "empty", tmp_path / "nothing"):
+        with pytest.raises(UsageError) as error:
+            run(PRETRAIN, {**recipe, "model": {}, "checkpoint": str(checkpoint)}, output=tmp_path / "run")
+        assert str(checkpoint) in str(error.value)
+        assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(("trouble", "offline"), [(None, False), ("the Hub cannot be reached", True)])
+def test_a_hub_model_is_downloaded_whole_or_taken_from_the_cache_whole(recipe, tmp_path, monkeypatch, trouble, offline):
+    """That its configuration is in the cache does not mean that its weights are: only the Hub's state decides."""
+    first = tmp_path / "first"
+    run(PRETRAIN, recipe, output=first)
+    asked = []
+    get_config, from_pretrained = PreTrainedConfig.get_config_dict, BertForPreTraining.from_pretrained
+
+    def take_config(name, **settings):
+        asked.append(settings["local_files_only"])
+        return get_config(first if name == "owner/bert" else name, **settings)
+
+    def take_model(name, **settings):
+        asked.append(settings.pop("local_files_only"))
+        return from_pretrained(first, **settings)
+
+    find_trouble.cache_clear()
+    monkeypatch.setattr("bertkit.model.checkpoint.find_hub_trouble", lambda name, kind: trouble)
+    monkeypatch.setattr(PreTrainedConfig, "get_config_dict", take_config)
+    monkeypatch.setattr(BertForPreTraining, "from_pretrained", take_model)
+    assert load_config("owner/bert").hidden_size == 32
+    assert load_model(BertForPreTraining, "owner/bert", {})[0].config.hidden_size == 32
+    assert asked[0] == asked[1] == offline
+
+
+@pytest.mark.parametrize("objective", ["mlm", "clm"])
+def test_the_other_objectives_learn_and_load_in_plain_transformers(recipe, tmp_path, objective):
+    import transformers
+
+    metrics = run(PRETRAIN, recipe, {"data": {"objective": objective}}, output=tmp_path / "run")
+    assert metrics[f"{objective}_loss"] < metrics[f"start_{objective}_loss"]
+    assert "nsp_loss" not in metrics
+    head = {"mlm": "BertForMaskedLM", "clm": "BertLMHeadModel"}[objective]
+    model, info = getattr(transformers, head).from_pretrained(tmp_path / "run", output_loading_info=True)
+    assert model.config.is_decoder == (objective == "clm")
+    assert not info["missing_keys"]
+    assert not info["unexpected_keys"]
+
+
+def test_a_signal_after_the_last_update_stops_too(recipe, tmp_path):
+    """It comes in the evaluation at the end of training, after which there is no update to stop at."""
+    straight = run(PRETRAIN, recipe, output=tmp_path / "straight")
+    evaluated = []
+
+    def score(summaries, data):
+        evaluated.append(len(summaries))
+        if len(evaluated) == 3:  # before the first update, after 4, after 8: the last
+            os.kill(os.getpid(), signal.SIGTERM)
+        return PRETRAIN.score(summaries, data)
+
+    with pytest.raises(Interrupted) as stop:
+        run(replace(PRETRAIN, score=score), recipe, output=tmp_path / "run")
+    assert stop.value.number == signal.SIGTERM
+    assert not (tmp_path / "run" / "metrics.json").exists()
+    assert run(PRETRAIN, recipe, output=tmp_path / "run") == straight
+    assert_same_bits(read_weights(tmp_path / "run"), read_weights(tmp_path / "straight"))

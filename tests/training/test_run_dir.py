@@ -1,0 +1,111 @@
+"""The directory of a run: who holds it, and what is taken for its scores."""
+
+import json
+import os
+import signal
+import time
+
+import pytest
+
+from bertkit.errors import UsageError
+from bertkit.training.run_dir import (
+    find_checkpoint,
+    find_finished,
+    hold_directory,
+    read_environment,
+    read_metrics,
+    write_environment,
+)
+
+
+def test_a_directory_is_held_by_one_at_a_time(tmp_path):
+    """The system ties the hold to an open file, so that a second one in this process is refused like another's."""
+    with hold_directory(tmp_path / "runs" / "mine"):
+        (tmp_path / "runs" / "mine" / "recipe.toml").touch()
+        with (
+            pytest.raises(UsageError, match=r"runs/mine is in use by another process; wait for it, or name another"),
+            hold_directory(tmp_path / "runs" / "mine", patience=0.2),
+        ):
+            pass
+        with hold_directory(tmp_path / "runs" / "other"):
+            pass
+    with hold_directory(tmp_path / "runs" / "mine", patience=0.0):
+        assert (tmp_path / "runs" / "mine" / "recipe.toml").exists()
+
+
+def test_a_forked_process_does_not_hold_its_parents_directory(tmp_path):
+    (tmp_path / "run").mkdir()
+    with hold_directory(tmp_path / "run"):
+        child = os.fork()
+        if child == 0:
+            time.sleep(60)
+            os._exit(0)
+    try:
+        with hold_directory(tmp_path / "run"):  # though the child is still there
+            assert os.waitpid(child, os.WNOHANG) == (0, 0)
+    finally:
+        os.kill(child, signal.SIGKILL)
+    assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL
+
+
+def test_a_run_that_goes_on_has_the_data_and_the_weights_that_it_began_with(tmp_path):
+    write_environment(tmp_path, {"train": "a", "dev": "b"}, "first", goes_on=False)
+    write_environment(tmp_path, {"train": "a", "dev": "b"}, "second", goes_on=True)
+    found = read_environment(tmp_path)
+    assert (found["data"], found["weights_at_start"]) == ({"train": "a", "dev": "b"}, "first")
+    for splits, other in (({"dev": "c"}, "dev"), ({}, "dev"), ({"dev": "b", "test": "new"}, "test")):
+        with pytest.raises(
+            UsageError, match=rf"was begun with other data \({other}\), .*; put them back, delete /.* or"
+        ):
+            write_environment(tmp_path, {"train": "a"} | splits, "second", goes_on=True)
+        assert read_environment(tmp_path) == found
+    write_environment(
+        tmp_path, {"train": "a", "dev": "c"}, "second", goes_on=False
+    )  # without a checkpoint it begins anew
+    found = read_environment(tmp_path)
+    assert (found["data"], found["weights_at_start"]) == ({"train": "a", "dev": "c"}, "second")
+
+
+def test_what_stays_empty_is_removed_again(tmp_path):
+    with pytest.raises(UsageError, match="a mistake"), hold_directory(tmp_path / "runs" / "deep" / "mine"):
+        raise UsageError("a mistake")
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "there").mkdir()
+    with hold_directory(tmp_path / "there"):
+        pass
+    assert (tmp_path / "there").is_dir()
+
+
+def test_a_directory_that_cannot_be_written_is_one_line(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "access", lambda path, mode: (path, mode) != (tmp_path, os.W_OK))
+    for output in (tmp_path, tmp_path / "runs" / "mine"):
+        with pytest.raises(UsageError) as error:
+            find_finished(output, {})
+        assert str(error.value) == f"{tmp_path} cannot be written; name another directory with --output"
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "{}", "5", "null", '{"score": null}', '{"score": "good"}'])
+def test_metrics_that_are_none_are_one_line(tmp_path, content):
+    (tmp_path / "metrics.json").write_text(content)
+    with pytest.raises(
+        UsageError, match=r"metrics\.json is damaged .*; delete it, and the same command evaluates again"
+    ):
+        read_metrics(tmp_path / "metrics.json")
+
+
+def test_a_folder_where_a_file_belongs_is_one_line_before_the_training(tmp_path):
+    (tmp_path / "metrics.json").mkdir()
+    with pytest.raises(UsageError, match=r"metrics\.json is damaged .*; delete it"):
+        read_metrics(tmp_path / "metrics.json")
+    (tmp_path / "metrics.json").rename(tmp_path / "README.md")
+    with pytest.raises(UsageError, match=r"README\.md is a folder, and a file is to be written; delete it$"):
+        hold_directory(tmp_path).__enter__()
+    (tmp_path / "README.md").rename(tmp_path / "predictions")
+    (tmp_path / "checkpoint-1" / "complete").mkdir(parents=True)
+    with hold_directory(tmp_path):
+        assert find_checkpoint(tmp_path, pytest.fail) is None
+
+
+def test_metrics_of_data_without_labels_have_no_score(tmp_path):
+    (tmp_path / "metrics.json").write_text(json.dumps({"updates": 0}))
+    assert read_metrics(tmp_path / "metrics.json") == {"updates": 0}

@@ -1,0 +1,489 @@
+"""Training that is interrupted and goes on: the same curve and weights, and which checkpoints are there on the way."""
+
+import json
+import math
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+from safetensors.torch import load_file
+
+from bertkit.tasks import TASKS
+from bertkit.training import trainer
+from bertkit.training.recipe import merge, read_recipe, save_recipe
+from bertkit.training.run import run
+from bertkit.training.run_dir import find_checkpoint, list_checkpoints, mark_complete, read_log, rotate_checkpoints
+from bertkit.training.trainer import SUMS, Interrupted
+from tests.official import write_checkpoint, write_glue
+from tests.training.test_run import PRETRAIN, assert_same_bits, make_recipe, read_weights, write_text
+
+TIMINGS = ("runtime", "per_second", "preparation_time", "resumed_at")
+
+
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory):
+    """Two phases of eight updates, with dropout; what is logged, saved and evaluated never meets."""
+    text = write_text(tmp_path_factory.mktemp("text") / "corpus.txt")
+    recipe = merge(
+        make_recipe(text),
+        {
+            "phase": [{"share": 0.5, "max_length": 16}, {"share": 0.5, "max_length": 32}],
+            "model": {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1},
+            "train": {"max_steps": 16, "logging_steps": 3, "eval_steps": 7, "save_steps": 5},
+        },
+    )
+    del recipe["data"]["max_length"]
+    return recipe
+
+
+@pytest.fixture(scope="module")
+def straight(recipe, tmp_path_factory):
+    """The directory of a run that nothing has stopped."""
+    output = tmp_path_factory.mktemp("straight") / "run"
+    run(PRETRAIN, recipe, output=output)
+    return output
+
+
+def read_curve(output):
+    """The training log without its timings."""
+    return [{key: value for key, value in entry.items() if not key.endswith(TIMINGS)} for entry in read_log(output)]
+
+
+def assert_same_run(output, straight):
+    assert read_curve(output) == read_curve(straight)
+    assert json.loads((output / "metrics.json").read_text()) == json.loads((straight / "metrics.json").read_text())
+    assert_same_bits(read_weights(output), read_weights(straight))
+
+
+def stop_at(update):
+    """A progress function that asks the run to stop after `update` updates."""
+
+    def stop(done, total, log):
+        if done == update - 1 and not log:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    return stop
+
+
+def stop_at_once():
+    """PRETRAIN; its first batch asks the run to stop."""
+    batches = []
+
+    def collate(batch):
+        batches.append(batch)
+        if len(batches) == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return PRETRAIN.collate(batch)
+
+    return replace(PRETRAIN, collate=collate)
+
+
+def test_the_curve_has_what_a_resume_could_change(recipe, straight):
+    """Losses in two parts, rates, norms and evaluations; the epochs of the data end inside both phases."""
+    curve = read_curve(straight)
+    losses = [entry for entry in curve if "loss" in entry]
+    assert [entry["step"] for entry in losses] == [3, 6, 9, 12, 15]
+    for entry in losses:
+        assert entry.keys() == {"loss", "mlm_loss", "nsp_loss", "grad_norm", "learning_rate", "epoch", "step"}
+        assert entry["loss"] == pytest.approx(entry["mlm_loss"] + entry["nsp_loss"], rel=1e-5)
+    assert [entry["step"] for entry in curve if "eval_perplexity" in entry] == [0, 7, 14, 16]
+
+
+@pytest.mark.parametrize(
+    ("update", "workers"),
+    [
+        (4, 0),
+        (10, 2),
+        pytest.param(4, 2, marks=pytest.mark.slow),
+        pytest.param(8, 0, marks=pytest.mark.slow),
+        pytest.param(8, 2, marks=pytest.mark.slow),
+        pytest.param(10, 0, marks=pytest.mark.slow),
+    ],
+)
+def test_a_signal_changes_nothing_of_curve_and_weights(recipe, straight, tmp_path, update, workers):
+    """Before, at and after the phases' boundary, never where the loss is logged."""
+    recipe = merge(recipe, {"train": {"dataloader_num_workers": workers}})
+    with pytest.raises(Interrupted, match=f"after update {update}; the same command continues"):
+        run(PRETRAIN, recipe, output=tmp_path / "run", progress=stop_at(update))
+    assert max(list_checkpoints(tmp_path / "run")) == update
+    run(PRETRAIN, recipe, output=tmp_path / "run")
+    assert_same_run(tmp_path / "run", straight)
+    (last,) = [entry for entry in read_log(tmp_path / "run") if "train_runtime" in entry]
+    assert last["resumed_at"] == update, "the time is that from here on"
+
+
+def test_several_signals_change_nothing(recipe, straight, tmp_path):
+    """Twice between two logs, and once where nothing has been seen since the last log."""
+    with pytest.raises(Interrupted, match="after update 4"):
+        run(PRETRAIN, recipe, output=tmp_path / "run", progress=stop_at(4))
+    for update in (5, 6):
+        with pytest.raises(Interrupted, match=f"after update {update}"):
+            run(stop_at_once(), recipe, output=tmp_path / "run")
+    run(PRETRAIN, recipe, output=tmp_path / "run")
+    assert_same_run(tmp_path / "run", straight)
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+import torch
+from bertkit.training.recipe import read_recipe
+from bertkit.training.run import run
+from bertkit.tasks import TASKS
+
+def kill(done, total, log):
+    if done == int(sys.argv[3]):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+torch.set_num_threads(1)
+run(TASKS["pretrain"], read_recipe(Path(sys.argv[1])), output=sys.argv[2], progress=kill)
+"""
+
+
+@pytest.mark.parametrize(
+    ("update", "workers"),
+    [
+        (7, 0),
+        (12, 2),
+        pytest.param(9, 2, marks=pytest.mark.slow),
+        pytest.param(13, 0, marks=pytest.mark.slow),
+    ],
+)
+def test_kill_9_changes_nothing_of_curve_and_weights(recipe, straight, tmp_path, update, workers):
+    """The checkpoints are of updates 5 and 10; neither is logged."""
+    recipe = merge(recipe, {"train": {"dataloader_num_workers": workers}})
+    save_recipe(recipe, tmp_path / "recipe.toml")
+    command = [sys.executable, "-c", KILLED, str(tmp_path / "recipe.toml"), str(tmp_path / "run"), str(update)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == -signal.SIGKILL, done.stderr[-2000:]
+    lines = []
+    run(PRETRAIN, recipe, output=tmp_path / "run", report=lines.append)
+    assert f"continues after checkpoint-{5 * (update // 5)}" in lines
+    assert_same_run(tmp_path / "run", straight)
+
+
+def make_short_recipe(folder, **train):
+    """A fine-tuning that ends within an epoch; a constant rate lets one update more move the weights."""
+    return {
+        "checkpoint": str(write_checkpoint(folder / "bert", hidden_dropout_prob=0.1)),
+        "batch_size": 4,
+        "precision": "fp32",
+        "data": {"dir": str(write_glue(folder / "glue")), "max_length": 32},
+        "train": {"lr_scheduler_type": "constant", "save_steps": 100, **train},
+    }
+
+
+def test_a_run_that_dies_in_its_last_evaluation_does_it_again(tmp_path, monkeypatch):
+    """The checkpoint of the last update is written behind the evaluation, although it is also one of `save_steps`."""
+    recipe = make_short_recipe(tmp_path, max_steps=4, save_strategy="steps", save_steps=2, eval_strategy="epoch")
+    metrics = run(TASKS["rte"], recipe, output=tmp_path / "straight")
+    monkeypatch.setattr(trainer.BertTrainer, "evaluate", lambda self, *args, **kwargs: {}["dies"])
+    with pytest.raises(KeyError):
+        run(TASKS["rte"], recipe, output=tmp_path / "run")
+    monkeypatch.undo()
+    assert run(TASKS["rte"], recipe, output=tmp_path / "run") == metrics
+    assert_same_run(tmp_path / "run", tmp_path / "straight")
+    assert any("eval_accuracy" in entry for entry in read_curve(tmp_path / "run"))
+
+
+@pytest.mark.parametrize(
+    "train", [{"max_steps": 4, "eval_strategy": "epoch"}, {"num_train_epochs": 0.4, "eval_strategy": "no"}]
+)
+def test_a_stop_after_the_last_update_changes_nothing(tmp_path, train):
+    """In the middle of an epoch, where the Trainer would train on."""
+    recipe = make_short_recipe(tmp_path, **train)
+    metrics = run(TASKS["rte"], recipe, output=tmp_path / "straight")
+    last = metrics["updates"]
+    assert last in (4, 5)
+    with pytest.raises(Interrupted, match=f"after update {last}; the same command continues"):
+        run(TASKS["rte"], recipe, output=tmp_path / "run", progress=stop_at(last))
+    assert run(TASKS["rte"], recipe, output=tmp_path / "run") == metrics
+    assert_same_run(tmp_path / "run", tmp_path / "straight")
+
+
+def test_a_checkpoint_of_an_older_version_resumes(recipe, straight, tmp_path):
+    """It has no sums: the first loss after it is the mean since then, all the rest is the same."""
+    with pytest.raises(Interrupted):
+        run(PRETRAIN, recipe, output=tmp_path / "run", progress=stop_at(4))
+    (tmp_path / "run" / "checkpoint-4" / SUMS).unlink()
+    mark_complete(tmp_path / "run" / "checkpoint-4")
+    run(PRETRAIN, recipe, output=tmp_path / "run")
+    assert_same_bits(read_weights(tmp_path / "run"), read_weights(straight))
+    different = [a["step"] for a, b in zip(read_curve(tmp_path / "run"), read_curve(straight), strict=True) if a != b]
+    assert different == [6]
+
+
+# --- Which checkpoints are there --------------------------------------------------------------------------------------
+
+
+def make_checkpoints(output, whole, half=()):
+    for number in (*whole, *half):
+        (output / f"checkpoint-{number}").mkdir()
+        (output / f"checkpoint-{number}" / "model.safetensors").write_bytes(b"weights")
+        if number in whole:
+            mark_complete(output / f"checkpoint-{number}")
+
+
+@pytest.mark.parametrize(
+    ("whole", "half", "update", "keep", "protected", "left"),
+    [
+        ([3, 6, 9], [], 9, 2, [], [6, 9]),
+        ([3, 6, 9], [], 9, 2, [3], [3, 9]),
+        ([3, 6, 9], [], 9, 1, [], [9]),
+        ([3, 6, 9], [], 9, 1, [3], [3, 9]),
+        ([3, 6, 9], [], 9, 1, [9], [9]),
+        ([3, 6, 9], [], 9, 5, [], [3, 6, 9]),
+        ([3, 6], [4, 9], 6, 2, [], [3, 6]),  # half written, before and after
+        ([3, 6, 9], [], 6, 2, [], [3, 6]),  # passed over as damaged
+    ],
+)
+def test_rotation_keeps_the_last_and_the_protected(tmp_path, whole, half, update, keep, protected, left):
+    make_checkpoints(tmp_path, whole, half)
+    (tmp_path / "checkpoint-mine").mkdir()
+    rotate_checkpoints(tmp_path, update, keep, protected)
+    assert {path.name for path in tmp_path.iterdir()} == {"checkpoint-mine", *(f"checkpoint-{n}" for n in left)}
+
+
+def test_an_old_checkpoint_is_deleted_only_when_the_new_one_is_whole(recipe, straight, tmp_path, monkeypatch):
+    """Killed while it writes the second one, a run that keeps one checkpoint has the first one still."""
+    recipe = merge(recipe, {"train": {"save_total_limit": 1}})
+    marked = []
+
+    def mark(checkpoint):
+        marked.append(checkpoint.name)
+        if len(marked) == 2:
+            raise KeyboardInterrupt
+        mark_complete(checkpoint)
+
+    monkeypatch.setattr("bertkit.training.trainer.mark_complete", mark)
+    with pytest.raises(KeyboardInterrupt):
+        run(PRETRAIN, recipe, output=tmp_path / "run")
+    assert (tmp_path / "run" / "checkpoint-10").exists()
+    assert find_checkpoint(tmp_path / "run", print).name == "checkpoint-5"
+    run(PRETRAIN, recipe, output=tmp_path / "run")
+    assert_same_run(tmp_path / "run", straight)
+    assert sorted(list_checkpoints(tmp_path / "run")) == [16]
+
+
+def score_in_turn(perplexities):
+    """PRETRAIN with these scores for its evaluations in turn; the last one is that of the finished model."""
+    rest = iter(perplexities)
+    return replace(
+        PRETRAIN,
+        score=lambda summaries, data: PRETRAIN.score(summaries, data) | {"perplexity": next(rest)},
+        settle=lambda metrics: {"tau": metrics["perplexity"]},
+    )
+
+
+EVERY_TWO = {"train": {"max_steps": 8, "eval_steps": 2, "save_steps": 2, "eval_on_start": False}}
+
+
+@pytest.mark.parametrize("keep", [1, 2, 3])
+def test_the_best_is_kept_beside_the_last(recipe, tmp_path, keep):
+    from transformers import AutoModelForPreTraining, AutoTokenizer
+
+    lines, output = [], tmp_path / "run"
+    task = score_in_turn([5.0, 3.0, 4.0, 6.0, 6.0])
+    metrics = run(task, recipe, EVERY_TWO, {"train": {"save_total_limit": keep}}, output=output, report=lines.append)
+    assert sorted(list_checkpoints(output)) == ([4, 6, 8] if keep == 3 else [4, 8])
+    assert (metrics["best_update"], metrics["best_perplexity"], metrics["perplexity"]) == (4, 3.0, 6.0)
+    assert json.loads((output / "metrics.json").read_text()) == metrics
+    assert f"update 4 was better (perplexity 3, at the end 6); its model is in {output / 'best'}" in lines
+    assert_same_bits(load_file(output / "best" / "model.safetensors"), read_weights(output / "checkpoint-4"))
+    assert_same_bits(read_weights(output), read_weights(output / "checkpoint-8"))
+    model, info = AutoModelForPreTraining.from_pretrained(output / "best", output_loading_info=True)
+    assert not info["missing_keys"]
+    assert not info["unexpected_keys"]
+    assert model.config.tau == 3.0, "what its own evaluation has decided"
+    assert (
+        AutoTokenizer.from_pretrained(output / "best").get_vocab() == AutoTokenizer.from_pretrained(output).get_vocab()
+    )
+    assert not (output / ".best").exists()
+
+
+def test_a_damaged_checkpoint_is_no_best_model(recipe, tmp_path):
+    lines, weights = [], tmp_path / "run" / "checkpoint-4" / "model.safetensors"
+
+    def damage(done, total, log):
+        if done == 7:
+            weights.write_bytes(weights.read_bytes()[:-1] + b"?")
+
+    metrics = run(
+        score_in_turn([5.0, 3.0, 4.0, 6.0, 6.0]),
+        recipe,
+        EVERY_TWO,
+        output=tmp_path / "run",
+        report=lines.append,
+        progress=damage,
+    )
+    assert "checkpoint-4, which was better, is damaged and left out" in lines
+    assert not [name for name in metrics if name.startswith("best_")]
+    assert not (tmp_path / "run" / "best").exists()
+
+
+@pytest.mark.parametrize(
+    ("perplexities", "change"),
+    [
+        ([5.0, 4.0, 3.0, 2.0, 2.0], {}),  # the last is the best
+        ([5.0, 2.0, 3.0, 2.0, 2.0], {}),  # an earlier one is as good
+        ([math.nan, 4.0, 3.0, 2.0, 2.0], {}),  # the first one has no score
+        ([1.0, 5.0, 4.0, 4.0], {"eval_steps": 3}),  # better ones were not saved
+        ([2.0], {"eval_strategy": "no"}),
+        ([5.0, 3.0, 4.0, 6.0, 3.0], {"load_best_model_at_end": True}),  # the best is what is saved at the top
+    ],
+)
+def test_there_is_no_best_model_beside_the_last_if_that_is_the_best(recipe, tmp_path, perplexities, change):
+    metrics = run(score_in_turn(perplexities), recipe, EVERY_TWO, {"train": change}, output=tmp_path / "run")
+    assert not (tmp_path / "run" / "best").exists()
+    assert not [name for name in metrics if name.startswith("best_")]
+
+
+def test_a_stop_keeps_best_and_last_and_the_rest_of_the_run_knows_the_best(recipe, tmp_path):
+    recipe = merge(recipe, EVERY_TWO, {"train": {"save_total_limit": 1}})
+    with pytest.raises(Interrupted):
+        run(score_in_turn([3.0, 4.0]), recipe, output=tmp_path / "run", progress=stop_at(5))
+    assert sorted(list_checkpoints(tmp_path / "run")) == [2, 5]
+    metrics = run(score_in_turn([5.0, 6.0, 6.0]), recipe, output=tmp_path / "run")
+    assert (metrics["best_update"], metrics["best_perplexity"]) == (2, 3.0)
+    assert sorted(list_checkpoints(tmp_path / "run")) == [2, 8]
+
+
+def test_another_score_may_decide_which_is_best(recipe, tmp_path):
+    choice = {"train": {"metric_for_best_model": "mlm_accuracy", "greater_is_better": True}}
+    metrics = run(PRETRAIN, recipe, EVERY_TWO, choice, output=tmp_path / "run")
+    found = {e["step"]: e["eval_mlm_accuracy"] for e in read_log(tmp_path / "run") if "eval_mlm_accuracy" in e}
+    assert metrics.get("best_mlm_accuracy", metrics["mlm_accuracy"]) == max(found.values())
+
+
+def test_a_long_prediction_says_how_far_it_is(recipe, tmp_path, monkeypatch):
+    lines = []
+    monkeypatch.setattr(trainer, "SECONDS_OF_SILENCE", 0)
+    change = {"train": {"max_steps": 1, "per_device_eval_batch_size": 8}}
+    run(PRETRAIN, recipe, change, output=tmp_path / "run", report=lines.append)
+    first = next(place for place, line in enumerate(lines) if line.startswith("predicting "))
+    count = int(re.search(r"([\d,]+) sequences", lines[first])[1].replace(",", ""))
+    batches = -(-count // 8)
+    shares = [re.fullmatch(r"  (\d+)% predicted, \d+ s left", line) for line in lines[first + 1 : first + batches]]
+    assert batches > 2
+    assert [int(share[1]) for share in shares] == [round(100 * done / batches) for done in range(2, batches + 1)]
+
+
+# --- Seeking ----------------------------------------------------------------------------------------------------------
+
+FAR = 1_000_000
+SEEK = """
+import sys, time
+from dataclasses import replace
+from pathlib import Path
+import torch
+from bertkit.training.recipe import read_recipe
+from bertkit.training.run import run
+from bertkit.tasks import TASKS
+
+class Counted(torch.utils.data.Dataset):
+    # A run's samples, in turn those of the first updates; notes which were asked for.
+    def __init__(self, data):
+        self.data = data
+    def __len__(self):
+        return len(self.data)
+    def fingerprint(self):
+        return self.data.fingerprint()
+    def __getitems__(self, positions):
+        with open(sys.argv[3], "a") as file:
+            file.write(f"{min(positions)} {max(positions)}\\n")
+        return self.data.__getitems__([position % 1024 for position in positions])
+
+def encode(examples, tokenizer, recipe, split):
+    data = task.encode(examples, tokenizer, recipe, split)
+    return Counted(data) if split == "train" else data
+
+def note(done, total, log):
+    if done == int(sys.argv[4]):
+        print(f"after {time.process_time() - start:.1f} s", flush=True)
+
+torch.set_num_threads(1)
+task = TASKS["pretrain"]
+start = time.process_time()  # its own: on a busy machine others have a part of the minute
+run(replace(task, encode=encode, baseline=lambda train, dev: {}), read_recipe(Path(sys.argv[1])), output=sys.argv[2],
+    progress=note)
+"""
+
+
+@pytest.fixture(scope="module")
+def far(recipe, tmp_path_factory):
+    """A run of one more update than a million, its checkpoint of update 1 said to be of the millionth."""
+    output = tmp_path_factory.mktemp("far") / "run"
+    steps = {"max_steps": FAR + 1, "eval_strategy": "no", "eval_on_start": False, "save_steps": FAR * 10}
+    recipe = merge(recipe, {"batch_size": 256, "train": steps | {"logging_steps": 1}})
+    recipe["phase"] = [{"share": 1.0, "max_length": 16}]
+    with pytest.raises(Interrupted, match="after update 1"):
+        run(stop_at_once(), recipe, output=output)
+    checkpoint = (output / "checkpoint-1").rename(output / f"checkpoint-{FAR}")
+    state = json.loads((checkpoint / "trainer_state.json").read_text())
+    (checkpoint / "trainer_state.json").write_text(json.dumps(state | {"global_step": FAR, "log_history": []}))
+    (checkpoint / SUMS).write_text(json.dumps({"logged_at": FAR, "sums": {}}))
+    mark_complete(checkpoint)
+    return output
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("processes", "workers"), [(1, 0), (1, 2), (2, 0)])
+def test_seeking_takes_less_than_a_minute_and_reads_nothing(far, tmp_path, processes, workers):
+    """Resumed at update 1,000,000 of 256 sequences, the data set is asked for the next 256 only."""
+    shutil.copytree(far, tmp_path / "run")
+    recipe = merge(read_recipe(far / "recipe.toml"), {"train": {"dataloader_num_workers": workers}})
+    save_recipe(recipe, tmp_path / "run" / "recipe.toml")
+    (tmp_path / "seek.py").write_text(SEEK)
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes)]
+    files = [tmp_path / "seek.py", tmp_path / "run" / "recipe.toml", tmp_path / "run", tmp_path / "asked", FAR + 1]
+    command = [sys.executable, *(launcher if processes > 1 else []), *map(str, files)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 0, done.stderr[-2000:]
+    seconds = float(re.search(r"after (\d+\.\d) s", done.stdout).group(1))
+    print(f"{processes} processes, {workers} workers: {seconds} s")
+    assert seconds < 60
+    asked = [int(number) for number in (tmp_path / "asked").read_text().split()]
+    assert min(asked) == FAR * 256
+    assert max(asked) == FAR * 256 + 255
+
+
+GROUP = """
+import os, subprocess, sys
+from pathlib import Path
+import torch
+from bertkit.training.recipe import read_recipe
+from bertkit.training.run import run
+from bertkit.tasks import TASKS
+from bertkit.training.trainer import Interrupted
+
+def stop(done, total, log):
+    if done == 3 and log:
+        command = ["kill", "-TERM", "--", f"-{os.getpgrp()}"]
+        subprocess.run(command, start_new_session=True, check=True)  # from outside of the group
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)  # as the run that it is compared with
+    try:
+        run(TASKS["pretrain"], read_recipe(sys.argv[1]), output=sys.argv[2], progress=stop)
+    except Interrupted as stopped:
+        sys.exit(128 + stopped.number)
+"""
+
+
+def test_a_signal_to_a_whole_group_leaves_the_data_workers_to_the_process_that_trains(recipe, straight, tmp_path):
+    """As schedulers send it, and a terminal its Ctrl-C: the update ends, and the checkpoint is written."""
+    recipe = merge(recipe, {"train": {"dataloader_num_workers": 2}})
+    save_recipe(recipe, tmp_path / "recipe.toml")
+    (tmp_path / "program.py").write_text(GROUP)
+    command = [sys.executable, "program.py", "recipe.toml", "run"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, start_new_session=True, timeout=200)
+    assert done.returncode == 128 + signal.SIGTERM, done.stderr
+    assert [path.parent.name for path in tmp_path.glob("run/checkpoint-*/complete")] == ["checkpoint-4"]
+    run(PRETRAIN, recipe, output=tmp_path / "run")
+    assert_same_run(tmp_path / "run", straight)
