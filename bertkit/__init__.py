@@ -10,24 +10,26 @@ from typing import Any
 __version__ = version("bertkit")
 
 _HOMES = {
-    "bertkit.model.attention": ("Packed", "Padded"),
     "bertkit.model.config": ("BertConfig",),
     "bertkit.errors": ("UsageError",),
-    "bertkit.model.bert": (
+    "bertkit.model.bert": ("BertModel",),
+    "bertkit.model.heads": (
         "BertBiLSTMForMultipleChoice",
         "BertBiLSTMForQuestionAnswering",
         "BertBiLSTMForSequenceClassification",
         "BertBiLSTMForTokenClassification",
         "BertFeaturesForTokenClassification",
-        "BertForMaskedLM",
         "BertForMultipleChoice",
-        "BertForNextSentencePrediction",
-        "BertForPreTraining",
         "BertForQuestionAnswering",
         "BertForSequenceClassification",
         "BertForTokenClassification",
+    ),
+    "bertkit.model.packing": ("Packed", "Padded"),
+    "bertkit.model.pretraining_heads": (
+        "BertForMaskedLM",
+        "BertForNextSentencePrediction",
+        "BertForPreTraining",
         "BertLMHeadModel",
-        "BertModel",
     ),
     "bertkit.model.optim": ("BertAdam",),
     "bertkit.inference.predictor": ("Predictor",),

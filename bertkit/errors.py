@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-LONGEST = 500  # characters of what a library says
+LONGEST_MESSAGE = 500  # characters of what a library says
 # Libraries that carry bytes over a network; huggingface_hub has changed from one to another more than once.
 TRANSPORTS = ("aiohttp", "httpcore", "httpcore2", "httpx", "httpx2", "requests", "urllib3")
 
@@ -94,7 +94,7 @@ def find_broken_download(error: BaseException | None) -> BaseException | None:
 
 
 @contextmanager
-def explain_full_disk(where: object) -> Iterator[None]:
+def explain_disk_error(where: object) -> Iterator[None]:
     """Turn the errors of a full, read-only or failing disk into a UsageError about `where`."""
     try:
         yield
@@ -151,7 +151,7 @@ def find_path(error: BaseException) -> str:
 
 def join_lines(error: BaseException) -> str:
     """An exception's message as one line that can be printed, at most LONGEST characters of it."""
-    return make_printable(str(error))[:LONGEST]
+    return make_printable(str(error))[:LONGEST_MESSAGE]
 
 
 def make_printable(text: str) -> str:

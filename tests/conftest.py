@@ -14,8 +14,8 @@ import transformers
 from huggingface_hub import constants
 from torch import Tensor
 
+import bertkit
 from bertkit import cli
-from bertkit.model import bert as ours
 from bertkit.model.config import BertConfig
 from tests.hub import serve
 
@@ -61,7 +61,7 @@ def make_model(head: str, kernel: str = "packed", **values) -> transformers.PreT
     values = TINY | {"num_labels": 3} | {"is_decoder": head == "BertLMHeadModel"} | values
     if head == "BertForQuestionAnswering":
         values["num_labels"] = 2
-    model = getattr(ours, head)._from_config(BertConfig(**values), attn_implementation=kernel)
+    model = getattr(bertkit, head)._from_config(BertConfig(**values), attn_implementation=kernel)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.normal_(std=0.2).add_(1.0 if name.endswith("LayerNorm.weight") else 0.0)

@@ -18,7 +18,8 @@ from bertkit.model.optim import BertAdam
 from bertkit.model.precision import choose_precision
 from bertkit.tasks import TASKS
 from bertkit.tasks.ner import place_words
-from bertkit.training.run import complete, make_model
+from bertkit.training.arguments import complete
+from bertkit.training.run import make_model
 
 
 def run_epoch(model, batches, optimizer):

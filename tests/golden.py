@@ -104,6 +104,8 @@ def write_data(root: Path, folder: Path) -> None:
     for name, data in (("pretrain", {}), ("clm", {"objective": "clm"})):
         recipe = PRETRAIN | {"precision": "fp32", "data": PRETRAIN["data"] | data}
         (folder / f"{name}.toml").write_text(tomli_w.dumps(recipe))
+    for path in folder.rglob("*"):  # a built corpus notes when its sources were changed
+        os.utime(path, (0, 0))
 
 
 def make_commands() -> dict[str, str]:
@@ -180,14 +182,14 @@ def strip(value: Any) -> Any:
     return [strip(part) for part in value] if isinstance(value, list) else value
 
 
-def read_result(path: Path) -> bytes:
+def read_result(path: Path, folder: Path) -> bytes:
     """The content of a file that must be the same every time."""
     if path.suffix == ".png":
         return matplotlib.image.imread(path).tobytes()
     if path.suffix in (".json", ".jsonl"):
         text = path.read_text(encoding="utf-8")
         values = [json.loads(text)] if path.suffix == ".json" else list(map(json.loads, text.splitlines()))
-        return json.dumps(strip(values)).encode()
+        return json.dumps(strip(values)).replace(str(folder), "DIR").encode()
     if path.suffix in (".md", ".html", ".txt", ".log"):
         return clean(path.read_text(encoding="utf-8")).encode()
     return path.read_bytes()
@@ -206,7 +208,7 @@ def compute_hashes(folder: Path, printed: dict[str, str]) -> dict[str, str]:
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
         if path.is_file() and not re.match(r"data/|model/|cache/|golden\.json|printed/|.*checkpoint-\d+/", name):
-            contents[name] = read_result(path)
+            contents[name] = read_result(path, folder)
     return {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
 
 
@@ -230,7 +232,7 @@ def main() -> None:
             command = command.replace("rte/{best}", study["chosen"][0]["run"])
         text = run_command(command, folder)
         (folder / "printed" / f"{name}.txt").write_text(text)
-        if name != "grid":  # it says what was there already
+        if name not in ("grid", "corpus"):  # they say what was there already, and how fast it goes
             printed[name] = text
         print(f"{time.monotonic() - began:5.1f} s  bertkit {command}", flush=True)
     hashes = compute_hashes(folder, printed)

@@ -7,7 +7,7 @@ import zipfile
 
 import pytest
 
-from bertkit.errors import UsageError, explain_full_disk, explain_os_error, explain_refusal
+from bertkit.errors import UsageError, explain_disk_error, explain_os_error, explain_refusal
 
 LONG = "n" * 300
 
@@ -63,19 +63,19 @@ def test_a_path_that_the_system_refuses_is_one_line(tmp_path):
 def test_a_disk_that_cannot_be_written_to_is_one_line(number, words):
     assert explain_os_error(make_error(number)).startswith(words)
     use = "read or written" if number == errno.EIO else "written to"
-    for explain in (explain_full_disk, explain_refusal):
+    for explain in (explain_disk_error, explain_refusal):
         with pytest.raises(UsageError, match=re.escape(f"a.html cannot be {use}: {words}")), explain("a.html"):
             raise make_error(number)
 
 
 def test_a_library_without_numbers_says_in_words_what_the_disk_is_like():
-    with pytest.raises(UsageError, match="a cannot be written to: the disk is read-only"), explain_full_disk("a"):
+    with pytest.raises(UsageError, match="a cannot be written to: the disk is read-only"), explain_disk_error("a"):
         raise RuntimeError("PytorchStreamWriter failed: Read-only file system")
 
 
 def test_the_path_is_named_once_and_as_the_file_will_be_called():
     error = make_error(errno.EROFS, "runs/a/.model.json.01234567-89.unfinished")
-    with pytest.raises(UsageError) as refusal, explain_full_disk("runs/a"):
+    with pytest.raises(UsageError) as refusal, explain_disk_error("runs/a"):
         raise error
     assert "runs/a cannot be written to: the disk is read-only (Read-only file system: runs/a/model.json); " in str(
         refusal.value
@@ -114,5 +114,5 @@ def make_bug():
 )
 def test_a_bug_is_not_explained(error):
     assert explain_os_error(error) is None
-    with pytest.raises(type(error)), explain_full_disk("runs/a"):
+    with pytest.raises(type(error)), explain_disk_error("runs/a"):
         raise error

@@ -24,7 +24,7 @@ import pytest
 
 from bertkit.data.pretraining.store import SHARD_NAME
 from bertkit.data.tokenizer import make_tokenizer, save_tokenizer, train_vocabulary
-from bertkit.training.run_dir import COMPLETE, ENVIRONMENT, LOG, METRICS
+from bertkit.training.run_dir import COMPLETE, ENVIRONMENT, LOG, METRICS_FILE
 from tests.data.pretraining.test_build_faults import SCRIPT
 from tests.official import write_checkpoint, write_glue, write_squad
 from tests.studies.test_workers import list_children
@@ -82,7 +82,7 @@ CORPUS = (
     *("PLACE/script.py", "corpus", "build", "PLACE/long.txt", "--vocab", "PLACE/vocab", "--output", MADE),
     *("--workers", "2"),
 )
-RUN = ("vocab.txt", "checkpoint-*", "checkpoint-*/optimizer.pt", ".*", "model.safetensors", "predictions", METRICS)
+RUN = ("vocab.txt", "checkpoint-*", "checkpoint-*/optimizer.pt", ".*", "model.safetensors", "predictions", METRICS_FILE)
 COMMANDS = [
     Command("pretrain", PRETRAIN, 16, RUN),
     Command("squad", SQUAD, 12, RUN),
@@ -222,7 +222,7 @@ def list_finished(made: Path) -> dict[str, tuple[int, int]]:
     """The files of whole checkpoints, of finished runs but for weights, and whole shards."""
     found = scan(made)
     folders = {path.rpartition("/")[0] for path in found if fnmatch(path, f"*checkpoint-*/{COMPLETE}")}
-    runs = {path.rpartition("/")[0] for path in found if path.rpartition("/")[2] == METRICS}
+    runs = {path.rpartition("/")[0] for path in found if path.rpartition("/")[2] == METRICS_FILE}
     is_finished = {}
     for path in found:
         folder, _, name = path.rpartition("/")
@@ -241,7 +241,7 @@ def find_lost(before: dict[str, tuple[int, int]], made: Path) -> Iterator[str]:
         if new is None and (found := CHECKPOINT.fullmatch(path)):
             run, step = found.groups()
             later = (CHECKPOINT.fullmatch(other) for other in now)
-            if f"{run}{METRICS}" in now or any(x and x[1] == run and int(x[2]) > int(step) for x in later):
+            if f"{run}{METRICS_FILE}" in now or any(x and x[1] == run and int(x[2]) > int(step) for x in later):
                 continue  # needed no more, or rotated
         if new is None and path.startswith("parts/") and (made / "corpus.json").exists():
             continue  # what it was made of
@@ -362,9 +362,9 @@ def test_killed_at_any_moment_nothing_finished_is_lost_and_the_end_is_the_same(c
 
 IMPATIENT = """
 from bertkit import cli
-from bertkit.training import trainer
+from bertkit.training import processes
 
-trainer.SECONDS_OF_WAITING = 3.0
+processes.SECONDS_OF_WAITING = 3.0
 cli.main()
 """
 

@@ -35,8 +35,9 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from bertkit.data.formats import triviaqa
+from bertkit.data.formats.glue import read_gold
 from bertkit.data.formats.inputs import read_inputs
-from bertkit.data.formats.tables import read_nbest
+from bertkit.data.formats.squad import read_nbest
 from bertkit.data.pretraining import store
 from bertkit.data.pretraining.sources import read_documents
 from bertkit.data.pretraining.statistics import list_rows
@@ -44,7 +45,7 @@ from bertkit.data.pretraining.tokenize import tokenize_documents
 from bertkit.data.sequences import encode_texts
 from bertkit.data.tokenizer import TOKENIZER_FILES, load_tokenizer
 from bertkit.errors import UsageError
-from bertkit.inference import features
+from bertkit.inference.features import describe_texts, read_texts
 from bertkit.inference.predictor import Predictor
 from bertkit.model.tf_release import (
     choose_head,
@@ -57,10 +58,13 @@ from bertkit.model.tf_release import (
     read_table,
     read_tokenizer,
 )
-from bertkit.studies.spec import define, describe_plan, make_study
+from bertkit.studies.cells import describe_plan
+from bertkit.studies.spec import define, make_study
+from bertkit.system.files import find_checksum, write_json
 from bertkit.tasks import TASKS, glue, squad
+from bertkit.tasks.features import load_encoder
+from bertkit.training.plan import dry_run
 from bertkit.training.recipe import check, merge, parse_setting, read_recipe
-from bertkit.training.run import dry_run
 from tests import official
 from tests.conftest import make_model as make_head
 from tests.model.test_tf_release import WRITTEN, make_block, make_table
@@ -465,12 +469,12 @@ def prepare_predict(folder: Path) -> Reader:
 
 def prepare_features(folder: Path) -> Reader:
     checkpoint = official.write_checkpoint(folder / "bert", num_hidden_layers=1)
-    tokenizer, model = load_tokenizer(checkpoint), features.load_encoder(str(checkpoint), "last")
+    tokenizer, model = load_tokenizer(checkpoint), load_encoder(str(checkpoint), "last")
     file = folder / "texts.txt"
     file.write_text("word1 good.\nso, bad\n日本語 so\n", encoding="utf-8")
 
     def read(file: Path) -> None:
-        found = features.describe_texts(model, tokenizer, features.read_texts(file), "last", "words", str(file))
+        found = describe_texts(model, tokenizer, read_texts(file), "last", "words", str(file))
         for text in found:
             assert all(text["text"][word["start"] : word["end"]] == word["word"] for word in text["words"])
 
@@ -505,7 +509,7 @@ def prepare_score(folder: Path) -> Reader:
         files += [folder / name / "dev.tsv", folder / name / "answers.tsv", folder / name / "lines.txt"]
         shorten(files[-3:-2], 7)
         row = glue.find_benchmark(task)
-        labels = glue.read_gold(row, "dev", files[-3]).columns["label"]
+        labels = read_gold(row, "dev", files[-3]).columns["label"]
         files[-2].write_text(glue.write_predictions(labels))
         files[-1].write_text("\n".join(labels) + "\n")
     for version in (1, 2):
@@ -797,9 +801,9 @@ def seal_again(made: Path, file: Path) -> Iterator[None]:
     before = path.read_bytes()
     if name in TOKENIZER_FILES:
         manifest = json.loads(before)
-        manifest["files"][name] = [file.stat().st_size, f"{store.find_checksum(file):08x}"]
+        manifest["files"][name] = [file.stat().st_size, f"{find_checksum(file):08x}"]
         del manifest["checksum"]
-        store.write_json({"checksum": store._seal(manifest), **manifest}, path)
+        write_json({"checksum": store._seal(manifest), **manifest}, path)
     try:
         yield
     finally:

@@ -15,12 +15,12 @@ from bertkit import cli
 from bertkit.data.tokenizer import load_tokenizer
 from bertkit.errors import UsageError
 from bertkit.inference.predictor import Predictor
-from bertkit.model.bert import BertForSequenceClassification
 from bertkit.model.checkpoint import load_config, load_model, make_config
+from bertkit.model.heads import BertForSequenceClassification
 from bertkit.tasks import TASKS
+from bertkit.training.callbacks import Interrupted
 from bertkit.training.run import run
 from bertkit.training.run_dir import hold_run_dir, mark_complete
-from bertkit.training.trainer import Interrupted
 from tests.official import write_checkpoint, write_glue
 from tests.training.test_run import PRETRAIN, make_recipe, write_text
 from tests.training.test_trainer import stop_at

@@ -11,19 +11,23 @@ import pytest
 import typer
 
 import bertkit
-from bertkit.cli import app
+from bertkit.cli.options import app
 from bertkit.data.formats.conll import read_conll
-from bertkit.data.formats.tables import read_squad, read_swag
+from bertkit.data.formats.glue import read_labels, read_split
+from bertkit.data.formats.squad import read_squad
+from bertkit.data.formats.swag import read_swag
 from bertkit.data.pretraining.sources import read_documents
 from bertkit.data.spans import is_placed
 from bertkit.errors import UsageError
 from bertkit.inference.features import extract
-from bertkit.studies.spec import OPTIONS, list_cells, make_study, read_study
+from bertkit.studies.cells import list_cells
+from bertkit.studies.spec import OPTIONS, make_study, read_study
 from bertkit.tasks import TASKS
-from bertkit.tasks.glue import BASE, BENCHMARKS, GRID, LARGE, WORDS, find_benchmark, read_labels, read_split
+from bertkit.tasks.glue import BASE_TEST, BENCHMARKS, GRID, LARGE_TEST, SCORE_NAMES, find_benchmark
 from bertkit.tasks.pretraining import STARTER
+from bertkit.training.plan import dry_run
 from bertkit.training.recipe import check, merge, parse_setting, read_recipe
-from bertkit.training.run import dry_run, run
+from bertkit.training.run import run
 from tests.official import write_checkpoint
 from tests.tasks.test_conformance import make_pretraining
 
@@ -234,7 +238,7 @@ VALUES = {  # page -> column -> the recipes that have its values
     "SWAG": {"value": [TASKS["swag"].recipe]},
     "Named entities": {
         "fine-tuned": [TASKS["ner"].recipe],
-        "features": [merge(TASKS["ner"].recipe, TASKS["ner"].adapt(FEATURES), FEATURES)],
+        "features": [merge(TASKS["ner"].recipe, TASKS["ner"].overrides(FEATURES), FEATURES)],
     },
 }
 
@@ -277,10 +281,10 @@ def test_the_page_of_glue_has_its_tasks_as_they_are():
         assert cells["folder"] == f"`{row.splits['train'].file.partition('/')[0]}`"
         if not row.bare:
             assert find_spans(cells["columns"]) == [*row.texts.values(), row.label]
-        assert cells["metrics, the paper's first"].startswith(", ".join(WORDS[metric] for metric in row.metrics))
+        assert cells["metrics, the paper's first"].startswith(", ".join(SCORE_NAMES[metric] for metric in row.metrics))
         paper = row.paper.get(row.metrics[0])
         assert cells["paper, test: base, large"] == (
-            f"{100 * paper[BASE]:.1f}, {100 * paper[LARGE]:.1f}" if paper else "left out there"
+            f"{100 * paper[BASE_TEST]:.1f}, {100 * paper[LARGE_TEST]:.1f}" if paper else "left out there"
         )
     grid = re.search(r"`--grid` tries (.*?);", page, re.DOTALL).group(1)
     numbers = [float(text) for text in re.findall(r"(?<![.(A\d])\d+(?:e-\d)?(?![.\d])", grid)]

@@ -5,7 +5,7 @@ is, but for a stub in place of tensorflow, of which it needs only flags and file
 
 Timed on both sides: a file with a sentence a line, blank lines between documents, is read and tokenized, and all copies
 of it become pairs of at most 128 tokens with their masks, in random order. Here that is the whole way of a pretraining:
-`bertkit.data.pretraining.build` writes the token ids to disk, and `PretrainingData` gives every sample of the epochs as batches.
+`bertkit corpus build` writes the token ids to disk, and `PretrainingData` gives every sample of the epochs as batches.
 
 Left out: sentence splitting, on neither side, and what comes after: the reference's TFRecords, of which the writing and
 the reading would cost it more time still, and training.
@@ -29,26 +29,27 @@ from typing import Any
 
 import numpy as np
 
-from bertkit.bench.measure import OURS, REFERENCE, alternate, compare
+from bertkit.bench.measure import BERTKIT, REFERENCE, alternate, compare
 from bertkit.bench.reference import load_module
 from bertkit.data.pretraining.build import build
+from bertkit.data.pretraining.dataset import Phase, PretrainingData
 from bertkit.data.pretraining.docstrings import count_cores
-from bertkit.data.pretraining.sources import DOCS, ignore, read_documents
+from bertkit.data.pretraining.sources import DOCS, read_documents
 from bertkit.data.pretraining.store import open_corpus
 from bertkit.data.tokenizer import load_tokenizer, make_tokenizer, save_tokenizer, train_vocabulary
 from bertkit.errors import UsageError, join_lines
-from bertkit.tasks.pretraining import RECIPE, Phase, PretrainingData
-from bertkit.tasks.task import Report
+from bertkit.system.progress import Report, ignore
+from bertkit.tasks.pretraining import PRETRAINING_RECIPE
 from bertkit.training.run_dir import describe_environment
 
-SEED = 12345  # as in the reference
-CHARACTERS = 4_000_000  # of text: about half a minute of the reference
-COPIES = RECIPE["data"]["dupe_factor"]
+REFERENCE_SEED = 12345  # as in the reference
+CORPUS_CHARACTERS = 4_000_000  # of text: about half a minute of the reference
+COPIES = PRETRAINING_RECIPE["data"]["dupe_factor"]
 MAX_LENGTH, MAX_PREDICTIONS = 128, 20
-BATCH = RECIPE["batch_size"]
-TOLERANCE = 0.01  # by which the two sides may differ in how much they make and of what kind
+SAMPLES_A_BATCH = PRETRAINING_RECIPE["batch_size"]
+COUNT_TOLERANCE = 0.01  # by which the two sides may differ in how much they make and of what kind
 COUNTS = ("text_tokens", "samples", "tokens")
-REMEDY = "give a checkout of github.com/google-research/bert: --reference DIR"
+REFERENCE_REMEDY = "give a checkout of github.com/google-research/bert: --reference DIR"
 
 # --- The input --------------------------------------------------------------------------------------------------------
 
@@ -71,7 +72,9 @@ def choose_tokenizer(vocab: str | None, text: Path, report: Report) -> Any:
     if vocab is not None:
         return load_tokenizer(vocab, cased=False)
     with text.open(encoding="utf-8") as lines:
-        return make_tokenizer(train_vocabulary(lines, size=RECIPE["data"]["vocab_size"], report=report), cased=False)
+        return make_tokenizer(
+            train_vocabulary(lines, size=PRETRAINING_RECIPE["data"]["vocab_size"], report=report), cased=False
+        )
 
 
 @dataclass(frozen=True)
@@ -104,12 +107,12 @@ def make_samples(text: Path, tokenizer: Any, output: Path, copies: int, cores: i
     corpus = open_corpus(output)
     tokenizing = time.perf_counter() - start
 
-    options = RECIPE["data"] | {"dupe_factor": copies}
-    data = PretrainingData(corpus, tokenizer, [], options, SEED)
+    options = PRETRAINING_RECIPE["data"] | {"dupe_factor": copies}
+    data = PretrainingData(corpus, tokenizer, [], options, REFERENCE_SEED)
     by_copy = [data.count_pairs(MAX_LENGTH, copy) for copy in range(copies)]
     count = sum(by_copy)
     data.phases = [Phase(count, MAX_LENGTH)]
-    batches = [range(first, min(first + BATCH, count)) for first in range(0, count, BATCH)]
+    batches = [range(first, min(first + SAMPLES_A_BATCH, count)) for first in range(0, count, SAMPLES_A_BATCH)]
     shares = [batches[number::cores] for number in range(cores)]
     with ProcessPoolExecutor(cores, get_context("fork" if sys.platform == "linux" else "spawn")) as pool:
         tokens, random_next = np.sum(list(pool.map(partial(count_samples, data), shares)), axis=0).tolist()
@@ -140,13 +143,15 @@ def load_reference(folder: Path) -> tuple[Callable[..., list[Any]], Callable[...
         UsageError: it is none, or the package `six`, which it needs, is not installed.
     """
     if not folder.is_dir():
-        raise UsageError(f"{folder} is no folder; {REMEDY}")
+        raise UsageError(f"{folder} is no folder; {REFERENCE_REMEDY}")
     if find_spec("six") is None:
         raise UsageError("the reference needs the package six, which is not installed; pip install six")
     beside = {"tensorflow": make_tensorflow()}
-    beside["tokenization"] = load_module(folder / "tokenization.py", "FullTokenizer", remedy=REMEDY, beside=beside)
+    beside["tokenization"] = load_module(
+        folder / "tokenization.py", "FullTokenizer", remedy=REFERENCE_REMEDY, beside=beside
+    )
     path = folder / "create_pretraining_data.py"
-    module = load_module(path, "create_training_instances", remedy=REMEDY, beside=beside)
+    module = load_module(path, "create_training_instances", remedy=REFERENCE_REMEDY, beside=beside)
     return module.create_training_instances, beside["tokenization"].FullTokenizer
 
 
@@ -180,10 +185,12 @@ def make_instances(
 ) -> tuple[list[Any], Timed]:
     """The reference's samples, and the tokenizer that it used."""
     timed = Timed(tokenizer)
-    options = RECIPE["data"]
+    options = PRETRAINING_RECIPE["data"]
     rates = options["short_seq_prob"], options["masked_lm_prob"]
     with explain_failure("create_training_instances"):
-        instances = create([str(text)], timed, MAX_LENGTH, copies, *rates, MAX_PREDICTIONS, random.Random(SEED))
+        instances = create(
+            [str(text)], timed, MAX_LENGTH, copies, *rates, MAX_PREDICTIONS, random.Random(REFERENCE_SEED)
+        )
     return instances, timed
 
 
@@ -202,7 +209,7 @@ def explain_failure(function: str) -> Iterator[None]:
         yield
     except Exception as error:  # another's code
         raise UsageError(
-            f"the reference's {function} fails ({type(error).__name__}: {join_lines(error)}); {REMEDY}"
+            f"the reference's {function} fails ({type(error).__name__}: {join_lines(error)}); {REFERENCE_REMEDY}"
         ) from None
 
 
@@ -216,7 +223,7 @@ def bench_corpus(
     report: Report = ignore,
     *,
     repeats: int = 3,
-    characters: int = CHARACTERS,
+    characters: int = CORPUS_CHARACTERS,
     copies: int = COPIES,
 ) -> dict[str, Any]:
     """From text to all masked pairs: tokens of samples a second, padding not counted, beside the reference's.
@@ -251,7 +258,7 @@ def bench_corpus(
             f"{row['vocabulary']:,} tokens in the vocabulary, {copies} copies; {cores} cores"
         )
         sides: dict[str, Callable[[], Any]] = {
-            OURS: lambda: make_samples(text, tokenizer, Path(mkdtemp(dir=folder), "corpus"), copies, cores)
+            BERTKIT: lambda: make_samples(text, tokenizer, Path(mkdtemp(dir=folder), "corpus"), copies, cores)
         }
         if loaded is not None:
             create, make_their_tokenizer = loaded
@@ -290,7 +297,7 @@ def measure(sides: Mapping[str, Callable[[], Any]], repeats: int, report: Report
         "tokens_per_second": {name: one.tokens / middle[name] for name, one in first.items()},
         "stages": {name: split_seconds(seconds[name], found) for name, found in made.items()},
     }
-    return row | {"differ": list_differences(row, first[OURS].spread)} if REFERENCE in sides else row
+    return row | {"differ": list_differences(row, first[BERTKIT].spread)} if REFERENCE in sides else row
 
 
 def split_seconds(seconds: Sequence[float], made: Sequence[Made]) -> dict[str, float]:
@@ -302,22 +309,24 @@ def split_seconds(seconds: Sequence[float], made: Sequence[Made]) -> dict[str, f
 
 
 def list_differences(row: Mapping[str, Any], spread: float) -> list[str]:
-    """The figures in which the sides differ by more than `TOLERANCE`: of a count, or from share to share.
+    """The figures in which the sides differ by more than `COUNT_TOLERANCE`: of a count, or from share to share.
 
     How many samples a text gives, and so how full they are, is left to chance where it has few documents: one in ten is
     cut into short samples throughout. Of these two, three standard errors are allowed if that is more.
     """
-    ours, theirs = row["made"][OURS], row["made"][REFERENCE]
+    ours, theirs = row["made"][BERTKIT], row["made"][REFERENCE]
     distances = {key: abs(ours[key] / theirs[key] - 1) for key in COUNTS}
-    distances |= {key: abs(row[key][OURS] - row[key][REFERENCE]) for key in ("random_next", "fill")}
+    distances |= {key: abs(row[key][BERTKIT] - row[key][REFERENCE]) for key in ("random_next", "fill")}
     by_chance = 3 * 2**0.5 * spread
-    allowed = {key: max(TOLERANCE, by_chance) if key in ("samples", "fill") else TOLERANCE for key in distances}
+    allowed = {
+        key: max(COUNT_TOLERANCE, by_chance) if key in ("samples", "fill") else COUNT_TOLERANCE for key in distances
+    }
     return [key for key, distance in distances.items() if distance > allowed[key]]
 
 
 def compare_rates(row: Mapping[str, Any]) -> float:
     """How many times as many tokens a second as the reference."""
-    return compare(row["seconds"]) * row["made"][OURS]["tokens"] / row["made"][REFERENCE]["tokens"]
+    return compare(row["seconds"]) * row["made"][BERTKIT]["tokens"] / row["made"][REFERENCE]["tokens"]
 
 
 def describe(row: Mapping[str, Any]) -> list[str]:

@@ -18,15 +18,15 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForSequenceClassification, DataCollatorWithPadding
 
-from bertkit.bench.measure import OURS
+from bertkit.bench.measure import BERTKIT
 from bertkit.bench.training import (
     COMPILED,
     EXAMPLE,
-    SAME,
+    SAME_BATCHES,
     SCORES,
-    SEED,
+    SMALL_VOCABULARY,
     SORTED,
-    VOCABULARY,
+    TRAINING_SEED,
     Side,
     choose_size,
     compare_sides,
@@ -36,7 +36,7 @@ from bertkit.bench.training import (
     make_stock,
     measure_sides,
 )
-from bertkit.data.pretraining.sources import Document, ignore, read_documents
+from bertkit.data.pretraining.sources import Document, read_documents
 from bertkit.data.pretraining.tokenize import tokenize_documents
 from bertkit.data.sequences import Sequences
 from bertkit.data.tokenizer import load_tokenizer, make_tokenizer, save_tokenizer, train_vocabulary
@@ -44,15 +44,16 @@ from bertkit.errors import UsageError
 from bertkit.model.bert import BertModel
 from bertkit.model.checkpoint import make_config
 from bertkit.model.precision import choose_precision
+from bertkit.system.progress import Report, ignore
 from bertkit.tasks import TASKS
-from bertkit.tasks.task import Report, Task
+from bertkit.tasks.task import Task
+from bertkit.training.arguments import complete
 from bertkit.training.recipe import Recipe
-from bertkit.training.run import complete
 
-PAIRS = "mrpc"  # the task whose lengths made-up pairs have
-LENGTH, SPREAD, LEAST, MOST = 53.0, 16.0, 8, 128  # its tokens: mean, deviation, least, most
-CHARACTERS = 4_000_000  # of documentation that pairs are made of
-STOCK = AutoModelForSequenceClassification
+PAIR_TASK = "mrpc"  # the task whose lengths made-up pairs have
+PAIR_LENGTH, PAIR_SPREAD, SHORTEST_PAIR, LONGEST_PAIR = 53.0, 16.0, 8, 128  # its tokens: mean, deviation, least, most
+PAIR_CHARACTERS = 4_000_000  # of documentation that pairs are made of
+STOCK_CLASS = AutoModelForSequenceClassification
 
 
 def bench_finetune(
@@ -83,10 +84,12 @@ def bench_finetune(
     """
     if bool(data) != bool(task):
         raise UsageError("--task and --data go together: the folder of the official files, and which of its tasks")
-    chosen = find_task(task or PAIRS)
+    chosen = find_task(task or PAIR_TASK)
     with TemporaryDirectory() as folder:
         sizes = choose_size(size)
-        documents = [] if model and data else list(read_documents(["docs"], limit_characters=CHARACTERS, report=report))
+        documents = (
+            [] if model and data else list(read_documents(["docs"], limit_characters=PAIR_CHARACTERS, report=report))
+        )
         start = model or make_start(Path(folder), sizes, documents)
         tokenizer = load_tokenizer(start)
         recipe = complete(chosen, {"checkpoint": start, "batch_size": batch_size, "data": {"dir": str(data or "")}})
@@ -99,7 +102,7 @@ def bench_finetune(
         precision = choose_precision(recipe["precision"])
         report(f"{len(rows):,} rows in {updates:,} updates of {batch_size}, {precision}; {describe_rows(rows)}")
         report(f"model: {model or f'random weights, {sizes}'}")
-        losses = compare_sides(chosen, recipe, settings, STOCK, rows, PadLists(tokenizer), updates, report)
+        losses = compare_sides(chosen, recipe, settings, STOCK_CLASS, rows, PadLists(tokenizer), updates, report)
         sides = make_sides(chosen, recipe, settings, rows, tokenizer, compiled, report)
         found = measure_sides(sides, updates, repeats, report)
     return found | {"losses": losses, "model": model, "task": task, "batch_size": batch_size}
@@ -130,13 +133,13 @@ def read_rows(task: Task, recipe: Recipe, tokenizer: Any, report: Report) -> tup
 def make_pairs(documents: Sequence[Document], tokenizer: Any) -> Sequences:
     """Pairs of MRPC's lengths from some text: half of them go on where the first part ends, which is the label."""
     ids = np.asarray(tokenize_documents(documents, tokenizer).ids[:], np.int32)
-    random = np.random.default_rng(SEED)
-    count = len(ids) // int(LENGTH)
-    lengths = random.normal(LENGTH, SPREAD, count).round().clip(LEAST, MOST).astype(int) - 3
+    random = np.random.default_rng(TRAINING_SEED)
+    count = len(ids) // int(PAIR_LENGTH)
+    lengths = random.normal(PAIR_LENGTH, PAIR_SPREAD, count).round().clip(SHORTEST_PAIR, LONGEST_PAIR).astype(int) - 3
     firsts, labels = lengths // 2, random.integers(0, 2, count)
     parts, seconds = [], lengths - firsts + 1
     cls, sep = (np.array([token], np.int32) for token in (tokenizer.cls_token_id, tokenizer.sep_token_id))
-    places = random.integers(0, len(ids) - MOST, (2, count))
+    places = random.integers(0, len(ids) - LONGEST_PAIR, (2, count))
     for length, first, label, (place, other) in zip(lengths, firsts, labels, places.T, strict=True):
         second = place + first if label else other
         parts += [cls, ids[place : place + first], sep, ids[second : second + length - first], sep]
@@ -157,7 +160,7 @@ def check_counts(rows: int, updates: int, batch_size: int) -> int:
 
 def choose_rows(rows: Sequences, count: int) -> list[dict[str, Any]]:
     """So many rows, drawn at random, in memory as both sides take them."""
-    chosen = np.random.default_rng(SEED).permutation(len(rows))[:count].tolist()
+    chosen = np.random.default_rng(TRAINING_SEED).permutation(len(rows))[:count].tolist()
     return rows.__getitems__(chosen)
 
 
@@ -180,8 +183,8 @@ class PadLists(DataCollatorWithPadding):
 
 def make_start(folder: Path, sizes: Mapping[str, int], documents: Iterable[Document]) -> str:
     """A directory with an encoder of random weights, V = 30,522, and a smaller vocabulary of some text."""
-    tokens = train_vocabulary(chain.from_iterable(documents), size=VOCABULARY)
-    torch.manual_seed(SEED)
+    tokens = train_vocabulary(chain.from_iterable(documents), size=SMALL_VOCABULARY)
+    torch.manual_seed(TRAINING_SEED)
     BertModel(make_config({**sizes, "vocab_size": SCORES})).save_pretrained(folder)
     save_tokenizer(make_tokenizer(tokens, cased=False), folder)
     return str(folder)
@@ -198,16 +201,16 @@ def make_sides(
 ) -> dict[str, Side]:
     """Ours and stock's."""
     pad, full = PadLists(tokenizer), PadLists(tokenizer, padding="max_length", max_length=recipe["data"]["max_length"])
-    ours, stock = load_both(task, recipe, settings, STOCK)
+    ours, stock = load_both(task, recipe, settings, STOCK_CLASS)
     make = partial(make_stock, recipe, rows=rows)
     sides = {
-        OURS: make_ours(task, recipe, ours, rows),
-        SAME: make(stock, collate=pad),
+        BERTKIT: make_ours(task, recipe, ours, rows),
+        SAME_BATCHES: make(stock, collate=pad),
         SORTED: make(stock, collate=pad, strategy="group_by_length"),
         EXAMPLE: make(stock, collate=full, precision="fp32"),
     }
     if compiled:
-        _, other = load_both(task, recipe, settings, STOCK)
+        _, other = load_both(task, recipe, settings, STOCK_CLASS)
         if compile_model(other, report, dynamic=True):
             sides[COMPILED] = make(other, collate=pad, strategy="group_by_length")
     return sides

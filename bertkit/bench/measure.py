@@ -11,13 +11,13 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from bertkit.data.pretraining.sources import ignore
 from bertkit.system.memory import read_memory, trim_memory
+from bertkit.system.progress import ignore
 
 if TYPE_CHECKING:
     import torch
 
-OURS, REFERENCE = "bertkit", "reference"  # sides
+BERTKIT, REFERENCE = "bertkit", "reference"  # sides
 CLEAR = Path("/proc/self/clear_refs")
 
 
@@ -96,6 +96,6 @@ def measure_growth(call: Callable[[], Any], device: "torch.device") -> int | Non
     return read_memory("VmHWM") - before
 
 
-def compare(seconds: Mapping[str, Sequence[float]], side: str = OURS) -> float:
+def compare(seconds: Mapping[str, Sequence[float]], side: str = BERTKIT) -> float:
     """How many times as fast as the reference a side is: the median of the rounds' ratios."""
     return median(slow / fast for slow, fast in zip(seconds[REFERENCE], seconds[side], strict=True))

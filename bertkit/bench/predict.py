@@ -17,18 +17,21 @@ from typing import Any
 
 import numpy as np
 
-from bertkit.bench.measure import OURS, REFERENCE, alternate, compare
-from bertkit.bench.synthetic_text import SEED, draw_words, make_words
+from bertkit.bench.measure import BERTKIT, REFERENCE, alternate, compare
+from bertkit.bench.synthetic_text import TEXT_SEED, draw_words, make_words
 from bertkit.data.formats.inputs import read_inputs
-from bertkit.data.pretraining.sources import ignore
 from bertkit.data.tokenizer import make_tokenizer, save_tokenizer
 from bertkit.errors import UsageError
-from bertkit.tasks.task import Report
+from bertkit.system.progress import Report, ignore
 from bertkit.training.run_dir import describe_environment
 
 BATCH_SIZES = (1, 8, 32)  # of the pipeline
-WORDS = 8_000  # different ones in made-up text
-LENGTH, SPREAD, LONGEST = 30.0, 0.9, 400  # words of a made-up text: the median, of logarithms the deviation, the most
+TEXT_VARIETY = 8_000  # different ones in made-up text
+TEXT_LENGTH, TEXT_SPREAD, LONGEST_TEXT_WORDS = (
+    30.0,
+    0.9,
+    400,
+)  # words of a made-up text: the median, of logarithms the deviation, the most
 
 
 def bench_predict(
@@ -55,7 +58,8 @@ def time_sides(name: str, texts: Sequence[str], repeats: int, report: Report) ->
     import torch
     from transformers import pipeline
 
-    from bertkit.inference.predictor import CLASSES, Predictor
+    from bertkit.inference.answers import CLASSES
+    from bertkit.inference.predictor import Predictor
     from bertkit.model.precision import DTYPES
 
     figures: dict[str, Any] = {}
@@ -69,7 +73,7 @@ def time_sides(name: str, texts: Sequence[str], repeats: int, report: Report) ->
         dtype = DTYPES.get(precision, torch.float32)
         stock = pipeline("text-classification", model=name, device=device, dtype=dtype)
         options = {"truncation": True, "max_length": predictor.setting.max_length}
-        sides: dict[str, Callable[[], Any]] = {OURS: partial(predictor, texts)}
+        sides: dict[str, Callable[[], Any]] = {BERTKIT: partial(predictor, texts)}
         sides |= {f"pipeline of {size}": partial(stock, texts, batch_size=size, **options) for size in BATCH_SIZES}
         report(f"{len(texts):,} texts on {device}, {torch.get_num_threads()} threads, {precision}")
         figures[precision] = measure_sides(sides, repeats, report)
@@ -78,7 +82,7 @@ def time_sides(name: str, texts: Sequence[str], repeats: int, report: Report) ->
     found = {
         "figures": figures,
         "ratio": exact["ratio"],
-        "ratio_of_fastest_to_plain": fast["texts_per_second"][OURS] / exact["texts_per_second"][exact["best"]],
+        "ratio_of_fastest_to_plain": fast["texts_per_second"][BERTKIT] / exact["texts_per_second"][exact["best"]],
         **compare_answers(exact.pop("answers"), plain),
         "texts": len(texts),
         "tokens": sum(len(ids) for ids in predictor.setting.tokenizer(list(texts), **options)["input_ids"]),
@@ -106,13 +110,13 @@ def measure_sides(sides: Mapping[str, Callable[[], Any]], repeats: int, report: 
     """Seconds, texts a second, the pipeline's best batch size and the ratio to it, and what both say."""
     made = {side: call() for side, call in sides.items()}  # once off the clock: what is made once is not measured
     seconds = alternate(sides, repeats, report)
-    best = min((side for side in sides if side != OURS), key=lambda side: median(seconds[side]))
+    best = min((side for side in sides if side != BERTKIT), key=lambda side: median(seconds[side]))
     return {
         "seconds": seconds,
         "texts_per_second": {side: len(made[side]) / median(found) for side, found in seconds.items()},
         "best": best,
-        "ratio": compare({OURS: seconds[OURS], REFERENCE: seconds[best]}),
-        "answers": made[OURS],
+        "ratio": compare({BERTKIT: seconds[BERTKIT], REFERENCE: seconds[best]}),
+        "answers": made[BERTKIT],
         "stock": made[best],
     }
 
@@ -147,8 +151,10 @@ def read_texts(source: str, count: int) -> list[str]:
 
 def make_texts(count: int) -> list[str]:
     """Texts of made-up words, of lengths as reviews and sentences have them: the logarithms are normal."""
-    random, words = np.random.default_rng(SEED), make_words(WORDS)
-    lengths = np.exp(random.normal(math.log(LENGTH), SPREAD, count)).round().clip(1, LONGEST).astype(int)
+    random, words = np.random.default_rng(TEXT_SEED), make_words(TEXT_VARIETY)
+    lengths = (
+        np.exp(random.normal(math.log(TEXT_LENGTH), TEXT_SPREAD, count)).round().clip(1, LONGEST_TEXT_WORDS).astype(int)
+    )
     return [" ".join(draw_words(words, length, random)) for length in lengths]
 
 
@@ -156,12 +162,12 @@ def make_classifier(folder: Path) -> str:
     """A directory with BERT-base of random weights, which knows the made-up words."""
     import torch
 
-    from bertkit.model.bert import BertForSequenceClassification
     from bertkit.model.config import BertConfig
+    from bertkit.model.heads import BertForSequenceClassification
 
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-    tokenizer = make_tokenizer([*special, *make_words(WORDS).tolist()], cased=False)
-    torch.manual_seed(SEED)
+    tokenizer = make_tokenizer([*special, *make_words(TEXT_VARIETY).tolist()], cased=False)
+    torch.manual_seed(TEXT_SEED)
     BertForSequenceClassification(BertConfig()).save_pretrained(folder)
     save_tokenizer(tokenizer, folder)
     return str(folder)

@@ -16,13 +16,13 @@ from torch.nn import functional as F
 from torch.utils.data import Dataset
 from transformers import BertForPreTraining as StockBertForPreTraining
 
-from bertkit.bench.measure import OURS
+from bertkit.bench.measure import BERTKIT
 from bertkit.bench.training import (
     COMPILED,
     EXAMPLE,
-    SAME,
+    SAME_BATCHES,
     SCORES,
-    VOCABULARY,
+    SMALL_VOCABULARY,
     Side,
     choose_size,
     compare_sides,
@@ -33,14 +33,15 @@ from bertkit.bench.training import (
     measure_sides,
 )
 from bertkit.data.pretraining.masking import IGNORED
-from bertkit.data.pretraining.sources import ignore
 from bertkit.model.precision import choose_precision
+from bertkit.system.progress import Report, ignore
 from bertkit.tasks import TASKS
-from bertkit.tasks.task import Report, Task
+from bertkit.tasks.task import Task
+from bertkit.training.arguments import complete
 from bertkit.training.recipe import Recipe
-from bertkit.training.run import complete, prepare
+from bertkit.training.run import prepare
 
-CHARACTERS = 8_000_000  # of documentation, or of the text that is given
+PRETRAIN_CHARACTERS = 8_000_000  # of documentation, or of the text that is given
 
 
 def bench_pretrain(
@@ -72,8 +73,8 @@ def bench_pretrain(
         "model": {**sizes, "max_position_embeddings": max(length, 128), "vocab_size": SCORES},
         "data": {
             "corpus": [str(data or "docs")],
-            "vocab_size": VOCABULARY,
-            "limit_characters": CHARACTERS,
+            "vocab_size": SMALL_VOCABULARY,
+            "limit_characters": PRETRAIN_CHARACTERS,
             "max_length": length,
         },
         "train": {"max_steps": updates, "warmup_steps": 0.1},
@@ -93,7 +94,7 @@ def bench_pretrain(
 
 def compare_memory(sides: Mapping[str, Mapping[str, Any]]) -> float | None:
     """What ours takes as a share of what stock does on the same batches; None where memory cannot be seen."""
-    ours, stock = (sides[name]["peak_bytes"] for name in (OURS, SAME))
+    ours, stock = (sides[name]["peak_bytes"] for name in (BERTKIT, SAME_BATCHES))
     return ours / stock if ours and stock else None
 
 
@@ -118,8 +119,8 @@ def make_sides(
     make = partial(make_stock, recipe, rows=rows)
     full = partial(fill, length=recipe["data"]["max_length"])
     sides = {
-        OURS: make_ours(task, recipe, ours, rows),
-        SAME: make(stock, collate=task.collate),
+        BERTKIT: make_ours(task, recipe, ours, rows),
+        SAME_BATCHES: make(stock, collate=task.collate),
         EXAMPLE: make(stock, collate=full, precision="fp32"),
     }
     if compiled:

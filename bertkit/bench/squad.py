@@ -15,26 +15,25 @@ from typing import Any
 import numpy as np
 import torch
 
-from bertkit.bench.measure import OURS, REFERENCE, alternate, compare, measure_peak
+from bertkit.bench.measure import BERTKIT, REFERENCE, alternate, compare, measure_peak
 from bertkit.bench.reference import load_module
-from bertkit.bench.synthetic_text import SEED, draw_words, make_words
-from bertkit.data.formats.tables import read_squad
-from bertkit.data.pretraining.sources import ignore
+from bertkit.bench.synthetic_text import TEXT_SEED, draw_words, make_words
+from bertkit.data.formats.squad import read_squad
 from bertkit.data.spans import N_BEST, Question, Windows, cut, decode, decode_best, encode_questions, keep_top
 from bertkit.data.tokenizer import make_tokenizer, train_vocabulary
 from bertkit.errors import UsageError, join_lines
+from bertkit.system.progress import Report, ignore
 from bertkit.tasks.squad import DATA, VERSIONS, Version, name_file, score
-from bertkit.tasks.task import Report
 from bertkit.training.run_dir import describe_environment
 
 # --- The input --------------------------------------------------------------------------------------------------------
 
 QUESTIONS = 10_570  # of the dev set of SQuAD 1.1
 LISTS = "bertkit_n_best"  # a third side: as many answers to each question as the reference finds, but no scores
-BATCH = 32  # windows at a time, as in evaluation
-VOCABULARY = 8_000  # tokens; trained on the contexts
-WORDS = 20_000  # different ones in made-up text
-CONTEXT_WORDS, SPREAD, FEWEST = 120, 50, 20  # of a made-up context: the mean, the standard deviation, the least
+WINDOWS_A_BATCH = 32  # windows at a time, as in evaluation
+CONTEXT_VOCABULARY = 8_000  # tokens; trained on the contexts
+CONTEXT_VARIETY = 20_000  # different ones in made-up text
+CONTEXT_WORDS, CONTEXT_SPREAD, FEWEST = 120, 50, 20  # of a made-up context: the mean, the standard deviation, the least
 LONG_WORDS, LONG_EVERY = 700, 50  # every 50th is so long that it takes several windows
 SHARED_BY = 5  # questions about a context
 BUMP, BUMP_SPREAD = 5.0, 2.0  # the gold span's scores above the noise, of standard deviation 1: about half are found
@@ -42,13 +41,13 @@ BUMP, BUMP_SPREAD = 5.0, 2.0  # the gold span's scores above the noise, of stand
 
 def make_questions(count: int) -> list[Question]:
     """Questions in made-up words about contexts of SQuAD's lengths, the same in every run; answers are 1 to 5 words."""
-    random = np.random.default_rng(SEED)
-    words = make_words(WORDS)
+    random = np.random.default_rng(TEXT_SEED)
+    words = make_words(CONTEXT_VARIETY)
     questions: list[Question] = []
     while len(questions) < count:
         if len(questions) % SHARED_BY == 0:
             is_long = len(questions) // SHARED_BY % LONG_EVERY == 0
-            length = LONG_WORDS if is_long else max(FEWEST, round(random.normal(CONTEXT_WORDS, SPREAD)))
+            length = LONG_WORDS if is_long else max(FEWEST, round(random.normal(CONTEXT_WORDS, CONTEXT_SPREAD)))
             chosen = draw_words(words, length, random)
             chosen = np.char.add(chosen, np.where(random.random(length) < 0.1, ",", "")).tolist()
             context = " ".join(chosen) + "."
@@ -82,12 +81,12 @@ def drop_answers(questions: Sequence[Question]) -> list[Question]:
 def make_tokenizer_for(questions: Sequence[Question]) -> Any:
     """A tokenizer trained on the contexts, which is all that is at hand."""
     contexts = dict.fromkeys(question.context for question in questions)
-    return make_tokenizer(train_vocabulary(contexts, size=VOCABULARY), cased=False)
+    return make_tokenizer(train_vocabulary(contexts, size=CONTEXT_VOCABULARY), cased=False)
 
 
 def make_logits(windows: Windows) -> tuple[np.ndarray, np.ndarray]:
     """(W, 384) scores of starts and of ends, float32: noise, more at the answer or [CLS], least behind the window."""
-    random = np.random.default_rng(SEED)
+    random = np.random.default_rng(TEXT_SEED)
     shape = len(windows), DATA["max_length"]
     behind = np.arange(shape[1]) > (windows.find_first() + windows.lengths)[:, None]  # the last [SEP]
     logits = []
@@ -105,8 +104,8 @@ def make_logits(windows: Windows) -> tuple[np.ndarray, np.ndarray]:
 def keep(start_logits: np.ndarray, end_logits: np.ndarray) -> np.ndarray:
     """(W, 4 * N_BEST + 2) what evaluation keeps of the scores, a batch at a time."""
     kept = np.empty((len(start_logits), 4 * N_BEST + 2), np.float32)
-    for begin in range(0, len(kept), BATCH):
-        rows = slice(begin, begin + BATCH)
+    for begin in range(0, len(kept), WINDOWS_A_BATCH):
+        rows = slice(begin, begin + WINDOWS_A_BATCH)
         kept[rows] = keep_top(torch.from_numpy(start_logits[rows]), torch.from_numpy(end_logits[rows])).numpy()
     return kept
 
@@ -114,7 +113,7 @@ def keep(start_logits: np.ndarray, end_logits: np.ndarray) -> np.ndarray:
 # --- The reference ----------------------------------------------------------------------------------------------------
 
 
-class Examples(list[dict[str, str]]):
+class EncodedExamples(list[dict[str, str]]):
     """Rows as the reference reads them: one by one, and a column by its name."""
 
     def __getitem__(self, column: Any) -> Any:
@@ -134,7 +133,7 @@ def load_reference(path: Path) -> Callable[..., Mapping[str, str]]:
     return module.postprocess_qa_predictions
 
 
-def describe_windows(windows: Windows) -> tuple[Examples, list[dict[str, Any]]]:
+def describe_windows(windows: Windows) -> tuple[EncodedExamples, list[dict[str, Any]]]:
     """Questions and windows as the reference takes them, as plain lists and dicts, its fastest form.
 
     A window's offset_mapping has None outside the context; token_is_max_context names the positions that are.
@@ -156,7 +155,7 @@ def describe_windows(windows: Windows) -> tuple[Examples, list[dict[str, Any]]]:
                 "token_is_max_context": dict.fromkeys(names[begin:end], True),
             }
         )
-    return Examples({"id": question.id, "context": question.context} for question in windows.questions), features
+    return EncodedExamples({"id": question.id, "context": question.context} for question in windows.questions), features
 
 
 def count_differences(best: Sequence[str], texts: Sequence[str], theirs: Sequence[str]) -> tuple[int, int]:
@@ -226,19 +225,19 @@ def measure_version(
     """A version's row."""
     logits = make_logits(windows)
     sides: dict[str, Callable[[], Any]] = {
-        OURS: lambda: score(version, keep(*logits), windows),
+        BERTKIT: lambda: score(version, keep(*logits), windows),
         LISTS: lambda: decode(keep(*logits), windows),
     }
     if postprocess is not None:
         sides[REFERENCE] = prepare(version, windows, logits, postprocess)
-    row = {"questions": len(windows.questions), "windows": len(windows), "scores": sides[OURS]()}
+    row = {"questions": len(windows.questions), "windows": len(windows), "scores": sides[BERTKIT]()}
     row |= compare_answers(version, windows, logits, sides.get(REFERENCE))
     seconds = alternate(sides, repeats, report)
     middle = {name: median(found) for name, found in seconds.items()}
     row |= {
         "seconds": seconds,
         "median_seconds": middle,
-        "questions_per_second": row["questions"] / middle[OURS],
+        "questions_per_second": row["questions"] / middle[BERTKIT],
         "bytes": {
             "kept": keep(*logits).nbytes,
             "logits": sum(scores.nbytes for scores in logits),
@@ -301,10 +300,10 @@ def describe(row: Mapping[str, Any]) -> list[str]:
     middle, seconds = row["median_seconds"], row["seconds"]
     megabytes = {name: size / 1e6 for name, size in (row["bytes"] | row["bytes"]["peak"]).items() if name != "peak"}
     lines = [
-        f"  decoded and scored in {middle[OURS]:.2f} s: {row['questions_per_second']:,.0f} questions a second; the "
+        f"  decoded and scored in {middle[BERTKIT]:.2f} s: {row['questions_per_second']:,.0f} questions a second; the "
         f"{N_BEST} best answers to each in {middle[LISTS]:.2f} s",
         f"  kept for decoding: {megabytes['kept']:.1f} MB, not {megabytes['logits']:.1f} MB; at the peak "
-        f"{megabytes[OURS]:.0f} MB, with the {N_BEST} best {megabytes[LISTS]:.0f} MB",
+        f"{megabytes[BERTKIT]:.0f} MB, with the {N_BEST} best {megabytes[LISTS]:.0f} MB",
     ]
     if REFERENCE not in middle:
         return lines

@@ -4,12 +4,12 @@ from string import ascii_lowercase
 
 import numpy as np
 
-SEED = 0
+TEXT_SEED = 0
 
 
 def make_words(count: int) -> np.ndarray:
     """(count,) different words of 2 to 9 letters, the same in every run."""
-    random = np.random.default_rng(SEED)
+    random = np.random.default_rng(TEXT_SEED)
     letters = random.choice(list(ascii_lowercase), (2 * count, 9))
     lengths = random.integers(2, 10, 2 * count)
     words = dict.fromkeys("".join(row[:length]) for row, length in zip(letters, lengths, strict=True))

@@ -32,25 +32,29 @@ from transformers import (
     set_seed,
 )
 
-from bertkit.bench.measure import OURS, REFERENCE, alternate, compare, measure_growth
-from bertkit.data.pretraining.sources import ignore
+from bertkit.bench.measure import BERTKIT, REFERENCE, alternate, compare, measure_growth
 from bertkit.errors import UsageError
 from bertkit.model.precision import DTYPES, choose_precision, find_device
 from bertkit.system.memory import restore_memory
-from bertkit.tasks.task import Report, Task
+from bertkit.system.progress import Report, ignore
+from bertkit.tasks.task import Task
+from bertkit.training.arguments import make_arguments
 from bertkit.training.recipe import Recipe, merge
-from bertkit.training.run import make_arguments, make_model, make_trainer
+from bertkit.training.run import make_model, make_trainer
 from bertkit.training.run_dir import describe_environment
 
-SAME, SORTED, COMPILED, EXAMPLE = "same", "sorted", "compiled", "example"  # stock's sides
-SEED = 0
-VOCABULARY, SCORES = 8192, 30_522  # tokens that are trained for random weights, and the rows their embeddings have
+SAME_BATCHES, SORTED, COMPILED, EXAMPLE = "same", "sorted", "compiled", "example"  # stock's sides
+TRAINING_SEED = 0
+SMALL_VOCABULARY, SCORES = (
+    8192,
+    30_522,
+)  # tokens that are trained for random weights, and the rows their embeddings have
 WARM_UP = 8  # updates of each side before the clock runs
 MEMORY = 4  # updates whose memory is measured
 COMPARED = 50  # updates whose losses are compared
 # Of the losses of an update, on average: rounding, which bf16 has much of.
-TOLERANCE = {"fp32": 1e-3, "bf16": 2e-2, "fp16": 2e-2}
-SIZES = {  # Google's release: layers, hidden size
+LOSS_TOLERANCE = {"fp32": 1e-3, "bf16": 2e-2, "fp16": 2e-2}
+RELEASED_SIZES = {  # Google's release: layers, hidden size
     "tiny": (2, 128),
     "mini": (4, 256),
     "small": (4, 512),
@@ -65,12 +69,12 @@ QUIET = {  # for either side: train, and nothing else
     "report_to": "none",
     "disable_tqdm": True,
     "num_train_epochs": 1.0,
-    "seed": SEED,
+    "seed": TRAINING_SEED,
 }
 
 
 @dataclass(frozen=True)
-class Work:
+class Epochs:
     """What was trained: sequences, their real tokens, and the floating-point operations that a model needs for them."""
 
     sequences: int
@@ -83,7 +87,7 @@ class Epoch:
     """One side's way through the rows: how long it took, what was done, and each update's loss if it was logged."""
 
     seconds: float
-    work: Work
+    work: Epochs
     losses: list[float]
 
 
@@ -120,10 +124,10 @@ class Meter:
 
         return count
 
-    def measure(self, config: PreTrainedConfig) -> Work:
+    def measure(self, config: PreTrainedConfig) -> Epochs:
         """What has gone through the collator."""
         lengths = torch.cat(self.lengths)
-        return Work(len(lengths), int(lengths.sum()), count_flops(config, lengths, self.targets))
+        return Epochs(len(lengths), int(lengths.sum()), count_flops(config, lengths, self.targets))
 
 
 def count_flops(config: PreTrainedConfig, lengths: Tensor, targets: int) -> float:
@@ -226,7 +230,7 @@ def load_both(
     task: Task, recipe: Recipe, settings: Mapping[str, Any], stock: Any
 ) -> tuple[PreTrainedModel, PreTrainedModel]:
     """This package's model and that of `stock`, a class of plain transformers, with the same weights."""
-    torch.manual_seed(SEED)
+    torch.manual_seed(TRAINING_SEED)
     ours = make_model(task, recipe, settings)
     with TemporaryDirectory() as folder:
         ours.save_pretrained(folder)
@@ -247,7 +251,7 @@ def train_epoch(side: Side, updates: int, *, logs: bool = False) -> Epoch:
     restore_memory()  # what we keep, we ask for when a training begins
     clock, meter = Clock(), Meter()
     with TemporaryDirectory() as folder:
-        set_seed(SEED)
+        set_seed(TRAINING_SEED)
         trainer = side.build(Path(folder), updates, logs, meter)
         trainer.add_callback(clock)
         trainer.train()
@@ -284,21 +288,21 @@ def compare_losses(ours: Side, stock: Side, updates: int, report: Report) -> dic
     """
     one, two = (train_epoch(side, updates, logs=True).losses for side in (ours, stock))
     apart = [abs(left - right) for left, right in zip(one, two, strict=True)]
-    found = {OURS: one, "stock": two, "mean_difference": fmean(apart), "largest_difference": max(apart)}
+    found = {BERTKIT: one, "stock": two, "mean_difference": fmean(apart), "largest_difference": max(apart)}
     report(
         f"losses of {updates} updates without dropout: {fmean(one):.4f}, stock {fmean(two):.4f}; "
         f"apart by {found['mean_difference']:.1e} on average, at most {found['largest_difference']:.1e}"
     )
-    if not found["mean_difference"] <= TOLERANCE[ours.precision]:
+    if not found["mean_difference"] <= LOSS_TOLERANCE[ours.precision]:
         raise UsageError(
             f"the losses of both sides are {found['mean_difference']:.1e} apart on average, where rounding explains "
-            f"{TOLERANCE[ours.precision]:.0e}: they do not train the same; report it with this line"
+            f"{LOSS_TOLERANCE[ours.precision]:.0e}: they do not train the same; report it with this line"
         )
     return found
 
 
 def measure_sides(sides: Mapping[str, Side], updates: int, repeats: int, report: Report) -> dict[str, Any]:
-    """Rates, memory and ratios of sides that train the same rows; `OURS`, `SAME` and `EXAMPLE` are among them."""
+    """Rates, memory and ratios of sides that train the same rows; BERTKIT, SAME_BATCHES, EXAMPLE are among them."""
     memory = {}
     for name, side in sides.items():
         report(f"  {name}: warming up, measuring memory")
@@ -323,9 +327,9 @@ def measure_sides(sides: Mapping[str, Side], updates: int, repeats: int, report:
             "peak_bytes": memory[name],
         }
         report(f"  {name}: {describe(figures[name])}")
-    best = min((name for name in sides if name not in (OURS, EXAMPLE)), key=lambda name: median(seconds[name]))
-    sides_of = {"stock_same": SAME, "stock_best": best, "stock_example": EXAMPLE}
-    ratios = {name: compare({OURS: seconds[OURS], REFERENCE: seconds[side]}) for name, side in sides_of.items()}
+    best = min((name for name in sides if name not in (BERTKIT, EXAMPLE)), key=lambda name: median(seconds[name]))
+    sides_of = {"stock_same": SAME_BATCHES, "stock_best": best, "stock_example": EXAMPLE}
+    ratios = {name: compare({BERTKIT: seconds[BERTKIT], REFERENCE: seconds[side]}) for name, side in sides_of.items()}
     for name, ratio in ratios.items():
         report(f"{name}: {ratio:.2f} times" + (f" ({best})" if name == "stock_best" else ""))
     return {
@@ -333,8 +337,8 @@ def measure_sides(sides: Mapping[str, Side], updates: int, repeats: int, report:
         "best": best,
         "ratios": ratios,
         "products": speeds,
-        "tokens": done[OURS].work.tokens,
-        "sequences": done[OURS].work.sequences,
+        "tokens": done[BERTKIT].work.tokens,
+        "sequences": done[BERTKIT].work.sequences,
         "updates": updates,
         "device": str(find_device()),
         "threads": torch.get_num_threads(),
@@ -395,9 +399,9 @@ def choose_size(name: str | None) -> dict[str, int]:
         UsageError: there is none of that name.
     """
     name = name or ("base" if torch.accelerator.is_available() else "small")
-    if name not in SIZES:
-        raise UsageError(f"unknown size {name!r}; expected one of {', '.join(SIZES)}")
-    layers, hidden = SIZES[name]
+    if name not in RELEASED_SIZES:
+        raise UsageError(f"unknown size {name!r}; expected one of {', '.join(RELEASED_SIZES)}")
+    layers, hidden = RELEASED_SIZES[name]
     return {
         "num_hidden_layers": layers,
         "hidden_size": hidden,

@@ -1,1 +1,1 @@
-"""Pure functions from strings, lists and arrays to arrays: no model, no Trainer."""
+"""Texts and tokens: pure functions over strings, lists and arrays, and the only readers of files."""

@@ -4,7 +4,7 @@ Packed as in pre-training: [CLS] A [SEP], or [CLS] A [SEP] B [SEP]; several of t
 batch is padded to its own longest sequence, and the model takes even that out again. Left out: what the labels mean.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import Any
 
@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from bertkit.data.pretraining.tokenize import Words, copy_backend, take_fingerprint
+from bertkit.data.pretraining.tokenize import Words, copy_backend
+from bertkit.system.files import take_fingerprint
 
 TEXTS_A_BATCH = 10_000  # tokenized at once
 
@@ -172,3 +173,16 @@ def pad_choices(items: Sequence[dict[str, Any]]) -> dict[str, Tensor]:
     batch = {name: column.unflatten(0, (len(items), -1)) for name, column in flat.items()}  # (B, C, T)
     others = [name for name in items[0] if name not in names]
     return batch | {name: torch.from_numpy(np.array([item[name] for item in items])) for name in others}
+
+
+TOKENS_A_BATCH = 8192
+
+
+def batch_by_length(lengths: np.ndarray) -> Iterator[np.ndarray]:
+    """The numbers of sequences of similar length, together about TOKENS_A_BATCH tokens; the longest ones first."""
+    order = np.argsort(-lengths, kind="stable")
+    start = 0
+    while start < len(order):
+        count = max(1, TOKENS_A_BATCH // int(lengths[order[start]]))
+        yield order[start : start + count]
+        start += count

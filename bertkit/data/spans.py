@@ -17,14 +17,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from torch.utils.data import Dataset
 
-from bertkit.data.pretraining.tokenize import copy_backend, take_fingerprint
+from bertkit.data.pretraining.tokenize import copy_backend
 from bertkit.errors import UsageError
+from bertkit.system.files import take_fingerprint
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 N_BEST = 20  # starts and ends of a window that are kept, and answers of a question (reference code)
-TEXTS_A_BATCH = 1_000  # tokenized at once
+CONTEXTS_A_BATCH = 1_000  # tokenized at once
 WINDOWS_A_CHUNK = 512  # decoded at once, which a processor's cache can hold
 LENGTH_WEIGHT = 0.01  # how much a longer window counts as more context (reference code)
 
@@ -245,8 +246,8 @@ def tokenize(
     backend = copy_backend(tokenizer)
     encode = backend.encode_batch if with_offsets else backend.encode_batch_fast
     ids, offsets, lengths = [np.zeros(0, np.int32)], [np.zeros((0, 2), np.int32)], []
-    for start in range(0, len(texts), TEXTS_A_BATCH):
-        for encoding in encode(texts[start : start + TEXTS_A_BATCH], add_special_tokens=False):
+    for start in range(0, len(texts), CONTEXTS_A_BATCH):
+        for encoding in encode(texts[start : start + CONTEXTS_A_BATCH], add_special_tokens=False):
             ids.append(np.array(encoding.ids, np.int32))
             lengths.append(len(encoding.ids))
             if with_offsets:

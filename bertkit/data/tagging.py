@@ -18,9 +18,10 @@ import torch
 from torch.utils.data import Dataset
 
 from bertkit.data.pretraining.masking import IGNORED
-from bertkit.data.pretraining.tokenize import Words, copy_backend, take_fingerprint
+from bertkit.data.pretraining.tokenize import Words, copy_backend
 from bertkit.data.sequences import Sequences, pad
 from bertkit.errors import UsageError
+from bertkit.system.files import take_fingerprint
 
 if TYPE_CHECKING:
     from torch import Tensor

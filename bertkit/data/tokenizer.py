@@ -19,8 +19,9 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bertkit.data.pretraining.sources import find_hub_trouble, ignore, is_hub_name
 from bertkit.errors import UsageError, join_lines
+from bertkit.system.hub import find_hub_trouble, is_hub_name
+from bertkit.system.progress import ignore
 
 if TYPE_CHECKING:
     from transformers import BertTokenizerFast

@@ -17,17 +17,17 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bertkit.data.formats.tables import read_nbest, read_squad, read_squad_copy
+from bertkit.data.formats.squad import read_nbest, read_squad, read_squad_copy
 from bertkit.data.spans import N_BEST, Answer, Question, Span
 from bertkit.errors import UsageError, explain_refusal
 from bertkit.system.files import write_json
 from bertkit.tasks.squad import NBEST, Version, choose, list_rows, name_file, rank, rate, write_answers
 from bertkit.training.recipe import read_recipe
-from bertkit.training.run_dir import METRICS, PREDICTIONS, RECIPE, find_finished, hold_run_dir, read_metrics
+from bertkit.training.run_dir import METRICS_FILE, PREDICTIONS, RECIPE_FILE, find_finished, hold_run_dir, read_metrics
 
 MEMBERS = "ensemble.json"  # in an ensemble's directory: its runs
-LEAST = sys.float_info.min  # stands for a probability of 0, whose logarithm would not be finite
-MOST = 1.001  # of a question's probabilities added up, rounded as they may be
+LEAST_PROBABILITY = sys.float_info.min  # stands for a probability of 0, whose logarithm would not be finite
+MOST_PROBABILITY = 1.001  # of a question's probabilities added up, rounded as they may be
 
 Candidates = list[tuple[str, float]]  # texts with their probabilities
 
@@ -86,7 +86,7 @@ def average(candidates: Sequence[Candidates]) -> Answer:
 
 def halve(probability: float) -> tuple[float, float]:
     """Two equal numbers that add up to its logarithm; finite."""
-    half = math.log(max(probability, LEAST)) / 2
+    half = math.log(max(probability, LEAST_PROBABILITY)) / 2
     return half, half
 
 
@@ -124,29 +124,31 @@ def read_run(version: Version, run: Path) -> tuple[str, dict[str, Any]]:
         UsageError: it is none, or of another task.
     """
     with explain_refusal(str(run)):
-        is_ensemble, is_run = ((run / name).is_file() for name in (MEMBERS, RECIPE))
-        is_finished = (run / METRICS).is_file()
+        is_ensemble, is_run = ((run / name).is_file() for name in (MEMBERS, RECIPE_FILE))
+        is_finished = (run / METRICS_FILE).is_file()
     if is_ensemble:
         raise UsageError(f"{run} is an ensemble itself; name its runs, which {run / MEMBERS} lists")
     if not is_run:
-        raise UsageError(f"{run} is no run, for it holds no {RECIPE}; name the --output of a finished run")
-    recipe = read_recipe(run / RECIPE)
+        raise UsageError(f"{run} is no run, for it holds no {RECIPE_FILE}; name the --output of a finished run")
+    recipe = read_recipe(run / RECIPE_FILE)
     if (task := recipe.get("task", "another task")) != version.name:
         raise UsageError(f"{run} is a run of {task}, not of {version.name}; combine runs of {version.title} alone")
     if not is_finished:
-        raise UsageError(f"{run} is not finished, for it holds no {METRICS}; repeat its command, which continues it")
-    metrics = read_metrics(run / METRICS)
+        raise UsageError(
+            f"{run} is not finished, for it holds no {METRICS_FILE}; repeat its command, which continues it"
+        )
+    metrics = read_metrics(run / METRICS_FILE)
     needed = [version.exact, "f1", *(row.key for row in list_rows(version) if row.key in metrics)]
     if wrong := [
         key for key in needed if type(metrics.get(key)) not in (int, float) or not math.isfinite(metrics[key])
     ]:
         raise UsageError(
-            f"{run / METRICS} has no number as {wrong[0]}; delete it, and the same command evaluates again"
+            f"{run / METRICS_FILE} has no number as {wrong[0]}; delete it, and the same command evaluates again"
         )
     try:
         return str(recipe["data"]["dir"]), metrics
     except (KeyError, TypeError):
-        raise UsageError(f"{run / RECIPE} has no dir in [data]; name the --output of a finished run") from None
+        raise UsageError(f"{run / RECIPE_FILE} has no dir in [data]; name the --output of a finished run") from None
 
 
 def read_gold(
@@ -191,7 +193,7 @@ def read_candidates(run: Path, questions: Sequence[Question], source: str) -> di
             f"has {others:,} others; name the dev set that the runs were scored on with --data DIR"
         )
     for name, pairs in found.items():
-        if (total := sum(probability for _, probability in pairs)) > MOST:
+        if (total := sum(probability for _, probability in pairs)) > MOST_PROBABILITY:
             raise UsageError(
                 f"{path}: the probabilities of {name!r} add up to {total:g} and at most 1 was expected; repeat the run"
             )
@@ -205,7 +207,7 @@ def check_output(output: Path, runs: Sequence[Path]) -> None:
     """Nothing, or a UsageError: the directory cannot be written, or holds anything but an ensemble of these runs."""
     remedy = "name another directory with --output"
     with explain_refusal(f"the directory {output}"):
-        is_run, is_ensemble = ((output / name).exists() for name in (RECIPE, MEMBERS))
+        is_run, is_ensemble = ((output / name).exists() for name in (RECIPE_FILE, MEMBERS))
     if is_run:
         raise UsageError(f"{output} holds a run; {remedy}")
     if not is_ensemble:
@@ -228,12 +230,12 @@ def name_members(runs: Iterable[Path]) -> list[str]:
 
 def write_output(output: Path, runs: Sequence[Path], files: Mapping[str, str], metrics: Mapping[str, Any]) -> None:
     """Writes the directory, so that at no moment there are metrics beside other predictions."""
-    (output / METRICS).unlink(missing_ok=True)
+    (output / METRICS_FILE).unlink(missing_ok=True)
     write_json({"runs": name_members(runs)}, output / MEMBERS)
     (output / PREDICTIONS).mkdir(exist_ok=True)
     for name, text in files.items():
         (output / PREDICTIONS / name).write_text(text, encoding="utf-8")
-    write_json(metrics, output / METRICS)
+    write_json(metrics, output / METRICS_FILE)
 
 
 # --- The table --------------------------------------------------------------------------------------------------------

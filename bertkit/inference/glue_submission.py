@@ -9,15 +9,15 @@ import zipfile
 from collections.abc import Iterable
 from pathlib import Path
 
-from bertkit.data.pretraining.sources import ignore
+from bertkit.data.formats.glue import read_answers
 from bertkit.errors import UsageError, explain_refusal
-from bertkit.system.files import open_whole
-from bertkit.tasks.glue import BENCHMARKS, find_benchmark, read_answers, spell_majority, write_predictions
-from bertkit.tasks.task import Report
-from bertkit.training.run_dir import METRICS, PREDICTIONS, STUDY_RESULT
+from bertkit.system.files import atomic_open
+from bertkit.system.progress import Report, ignore
+from bertkit.tasks.glue import BENCHMARKS, find_benchmark, spell_majority, write_predictions
+from bertkit.training.run_dir import METRICS_FILE, PREDICTIONS, STUDY_RESULT
 
 # File of the submission -> its split and the row of the task whose model predicts it: for AX that is MNLI.
-FILES = {
+SUBMITTED = {
     split.submission: (row, split)
     for row in BENCHMARKS
     for split in row.splits.values()
@@ -66,7 +66,7 @@ def find_runs(folder: Path, report: Report = ignore) -> list[Path]:
         if not results.get("finished"):
             report(f"the study in {folder} is not finished; what it has chosen so far is taken")
         return runs
-    return [folder / row.name for row in BENCHMARKS if (folder / row.name / METRICS).exists()]
+    return [folder / row.name for row in BENCHMARKS if (folder / row.name / METRICS_FILE).exists()]
 
 
 def find_gaps(names: Iterable[str], data: Path, *, tested: bool) -> list[str]:
@@ -108,13 +108,13 @@ def gather_files(runs: Iterable[Path], *, where: Path, fill: bool, report: Repor
     """
     found: dict[str, str] = {}
     for run in runs:
-        for name in FILES.keys() - found.keys():
+        for name in SUBMITTED.keys() - found.keys():
             if (path := run / PREDICTIONS / name).exists():
-                read_answers(FILES[name][0], path)  # refuses what is no prediction
+                read_answers(SUBMITTED[name][0], path)  # refuses what is no prediction
                 found[name] = path.read_text(encoding="utf-8")
-    missing = [name for name, (row, _) in FILES.items() if name not in found and not row.submits_majority]
+    missing = [name for name, (row, _) in SUBMITTED.items() if name not in found and not row.submits_majority]
     if missing and not fill:
-        tasks = ", ".join(dict.fromkeys(FILES[name][0].name for name in missing))
+        tasks = ", ".join(dict.fromkeys(SUBMITTED[name][0].name for name in missing))
         raise UsageError(
             f"{where} lacks predictions: {', '.join(missing)}; fine-tune {tasks} with test files, name the folder of "
             "the finished runs with --output, or fill in the majority class: --submit-partial"
@@ -122,7 +122,7 @@ def gather_files(runs: Iterable[Path], *, where: Path, fill: bool, report: Repor
     if missing:
         report(f"filled with the majority class: {', '.join(missing)}")
     files: dict[str, str] = {}
-    for name, (row, split) in FILES.items():
+    for name, (row, split) in SUBMITTED.items():
         rows = count_rows(found[name]) if name in found else split.rows
         if rows != split.rows:
             report(f"{name} has {rows:,} answers; the leaderboard expects {split.rows:,}")
@@ -140,7 +140,7 @@ def write_zip(files: dict[str, str], path: Path) -> None:
     """Writes the zip, at once or not at all; equal files make equal bytes."""
     with (
         explain_refusal(str(path)),
-        open_whole(path, "wb") as stream,
+        atomic_open(path, "wb") as stream,
         zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive,
     ):
         for name, text in files.items():

@@ -8,118 +8,39 @@ Left out: vectors (`bertkit.inference.features`), and the files that leaderboard
 """
 
 import json
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from scipy.special import expit, softmax
-from torch import Tensor, nn
 
-from bertkit.data.formats.conll import IOB, Sentence, TaggedText
+import bertkit
 from bertkit.data.formats.inputs import Input, Line, cut_into_chunks
-from bertkit.data.pretraining.masking import IGNORED
-from bertkit.data.pretraining.sources import ignore
-from bertkit.data.pretraining.tokenize import Words, copy_backend
-from bertkit.data.sequences import Sequences, encode_inputs, pad
-from bertkit.data.spans import Question, Windows, encode_questions, find_best, keep_top
-from bertkit.data.tagging import WordWindows, encode_words, pad_words, split_words
+from bertkit.data.sequences import batch_by_length
 from bertkit.data.tokenizer import load_tokenizer
-from bertkit.errors import UsageError, explain_full_disk, make_printable
-from bertkit.inference.features import batch_by_length
-from bertkit.metrics import find_entities
-from bertkit.model import bert as models
+from bertkit.errors import UsageError, explain_disk_error
+from bertkit.inference.answers import (
+    NAMED,
+    QUESTION_LENGTHS,
+    TOP_WORDS,
+    USES,
+    HeadUse,
+    PredictionSettings,
+    Result,
+    check_encodable,
+    name_texts,
+)
 from bertkit.model.checkpoint import check_weights, find_file, load_config, load_model
 from bertkit.model.precision import choose_precision, find_device, use_precision
-from bertkit.system.files import open_whole
+from bertkit.system.files import atomic_open
+from bertkit.system.progress import ignore
 from bertkit.tasks import TASKS
-from bertkit.tasks.finetuning import DIVERGED
-from bertkit.tasks.ner import UNDECIDED, place_words, summarize
 from bertkit.training.recipe import list_lengths, read_recipe
-from bertkit.training.run_dir import RECIPE
+from bertkit.training.run_dir import RECIPE_FILE
 
 INPUTS_A_CHUNK = 2048  # read, encoded and answered at a time
 CHARACTERS_A_CHUNK = 4_000_000  # at which a chunk ends, however few its inputs; some 500 MB of tokens and scores
-LONGEST_NAMES = 100  # characters of the names of an input, in a message
-MASK = "[MASK]"
-TOP = 5  # words for each mask
-NAMED = 10  # inputs that were cut
 PRECISIONS = ("auto", "fp32", "bf16", "fp16")
-PAIRS = (  # names of two texts that belong together: ours, which are transformers', and GLUE's
-    ("text", "text_pair"),
-    ("sentence1", "sentence2"),
-    ("premise", "hypothesis"),
-    ("question1", "question2"),
-    ("question", "sentence"),
-)
-SINGLES = ("text", "sentence")
-ENDING = re.compile(r"ending\d+")
-LENGTHS = {"max_length": 384, "doc_stride": 128, "max_query_length": 64, "max_answer_length": 30}  # of questions
-
-Result = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Setting:
-    """A model and what belongs to it.
-
-    lengths: `[data]` of the run's recipe; empty without a run. pairs: whether an input is a pair of texts; None: either
-    will do. top: words for each mask.
-    """
-
-    model: nn.Module
-    tokenizer: Any
-    lengths: Mapping[str, Any]
-    pairs: bool | None
-    top: int
-
-    @cached_property
-    def max_length(self) -> int:
-        """Tokens of the longest sequence."""
-        return min(self.lengths.get("max_length", 1 << 30), self.model.config.max_position_embeddings)
-
-    @cached_property
-    def labels(self) -> list[str]:
-        """The names of the classes."""
-        return [self.model.config.id2label[index] for index in range(self.model.config.num_labels)]
-
-    @cached_property
-    def words(self) -> Words:
-        """The tokenizer of single texts."""
-        return Words(copy_backend(self.tokenizer))
-
-
-@dataclass(frozen=True)
-class Use:
-    """What a head is for.
-
-    fields: what the texts of one input are, as the command line takes them.
-    read: (input, setting) -> an example. Raises UsageError for an input that is none.
-    encode: (examples, setting) -> a data set of sequences, and (S,) the tokens of each.
-    keep: (outputs, batch, setting) -> what `conclude` needs of each sequence.
-    conclude: (what was kept of each sequence, the data set, the examples, setting) -> a result an example.
-    describe: a result in words.
-    find_shortened: (the data set, the examples) -> (examples,) bool, which of them lost their end.
-    collate: (the data set, numbers of its sequences, setting) -> a batch of tensors.
-    options: more arguments for the head.
-    """
-
-    fields: Callable[[Setting], tuple[str, ...]]
-    read: Callable[[Mapping[str, Any], Setting], Any]
-    encode: Callable[[Sequence[Any], Setting], tuple[Any, np.ndarray]]
-    keep: Callable[[Any, Mapping[str, Tensor], Setting], Sequence[Any]]
-    conclude: Callable[[Sequence[Any], Any, Sequence[Any], Setting], list[Result]]
-    describe: Callable[[Result], str]
-    find_shortened: Callable[[Any, Sequence[Any]], Sequence[bool]] = lambda _, examples: [False] * len(examples)
-    collate: Callable[[Any, list[int], Setting], dict[str, Tensor]] = lambda data, numbers, _: pad(
-        data.__getitems__(numbers)
-    )
-    options: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Predictor:
@@ -156,14 +77,16 @@ class Predictor:
         UsageError: it cannot be loaded, has no head, or lacks some of its weights.
     """
 
-    def __init__(self, run: str | Path, *, pairs: bool | None = None, top: int = TOP, precision: str = "auto") -> None:
+    def __init__(
+        self, run: str | Path, *, pairs: bool | None = None, top: int = TOP_WORDS, precision: str = "auto"
+    ) -> None:
         if precision not in PRECISIONS:
             raise UsageError(f"precision {precision!r} is unknown; expected one of {', '.join(PRECISIONS)}")
         self.precision = choose_precision(precision)
         name = str(run)
         config = load_config(name)
         head = str((config.architectures or ["none"])[0])
-        if (use := USES.get(head.replace("BiLSTM", ""))) is None or not hasattr(models, head):
+        if (use := USES.get(head.replace("BiLSTM", ""))) is None or not hasattr(bertkit, head):
             raise UsageError(
                 f"{name} has the head {head}, which predicts none of classes, answers, tags, endings or masked words; "
                 "give a fine-tuned run (for vectors: bertkit features)"
@@ -171,7 +94,7 @@ class Predictor:
         check_weights(Path(name))
         tokenizer = load_tokenizer(name)
         settings = {"tau": config.tau, "vocab_size": len(tokenizer)}
-        model, missing = load_model(getattr(models, head), name, settings)
+        model, missing = load_model(getattr(bertkit, head), name, settings)
         if missing:
             raise UsageError(f"{name} lacks weights of its {head}: {', '.join(missing[:3])}; give a trained one")
         labels = config.id2label
@@ -183,8 +106,8 @@ class Predictor:
         recipe = read_run_recipe(name)
         if pairs is None and str(recipe.get("task")) in TASKS:
             pairs = TASKS[recipe["task"]].pairs
-        self.use: Use = use
-        self.setting = Setting(
+        self.use: HeadUse = use
+        self.setting = PredictionSettings(
             model.eval().requires_grad_(False).to(find_device()),
             tokenizer,
             find_lengths(recipe),
@@ -286,50 +209,32 @@ class Predictor:
 
 def read_run_recipe(run: str) -> dict[str, Any]:
     """The recipe of a run, here or on the Hub; empty for another checkpoint."""
-    path = find_file(run, RECIPE)
+    path = find_file(run, RECIPE_FILE)
     return {} if path is None else read_recipe(path)
 
 
 def find_lengths(recipe: Mapping[str, Any]) -> dict[str, int]:
-    """The lengths of a run: those of LENGTHS that its recipe says; of several phases the longest.
+    """The lengths of a run: those of QUESTION_LENGTHS that its recipe says; of several phases the longest.
 
     Raises:
         UsageError: one is no whole number from 1 on.
     """
     data, phases = recipe.get("data", {}), recipe.get("phase", [])
     try:
-        lengths = {name: data[name] for name in LENGTHS if name in data}
+        lengths = {name: data[name] for name in QUESTION_LENGTHS if name in data}
         if phases:
             lengths["max_length"] = max(list_lengths(recipe))
         wrong = [name for name, value in lengths.items() if type(value) is not int or value < 1]
     except (LookupError, TypeError):
         wrong = ["phase" if isinstance(data, Mapping) else "data"]
     if wrong:
-        raise UsageError(f"{wrong[0]} in the run's {RECIPE} is damaged; put the file back that the run was made with")
+        raise UsageError(
+            f"{wrong[0]} in the run's {RECIPE_FILE} is damaged; put the file back that the run was made with"
+        )
     return lengths
 
 
-def check_encodable(given: Any) -> None:
-    """Nothing, or a UsageError: half of a surrogate pair, which JSON can write and no text has."""
-    try:
-        json.dumps(given, ensure_ascii=False, default=str, skipkeys=True).encode()
-    except UnicodeEncodeError:
-        raise UsageError("it has half of a surrogate pair, which is no character; write it whole") from None
-
-
-def name_texts(texts: Sequence[str], fields: Sequence[str]) -> dict[str, Any]:
-    """The mapping of texts that come without names; the last field takes all that is left if it ends in …."""
-    if fields[-1].endswith("…"):
-        head = len(fields) - 1
-        return dict(zip(fields, texts[:head], strict=False)) | {fields[-1].rstrip("…"): list(texts[head:])}
-    if len(texts) == 2 and fields == ("text",):
-        fields = PAIRS[0]
-    if len(texts) != len(fields):
-        raise UsageError(f"{len(texts)} texts where {' and '.join(fields)} are expected; give as many")
-    return dict(zip(fields, texts, strict=True))
-
-
-class Tally:
+class Counts:
     """Results as they pass by: how many there are, how many are errors, and which inputs were cut."""
 
     def __init__(self) -> None:
@@ -354,17 +259,17 @@ class Tally:
         return f"{self.cut:,} of {self.count:,} inputs are too long for this model and were cut: number {places}"
 
 
-def write_results(results: Iterable[Result], output: Path, report: Callable[[str], None] = ignore) -> Tally:
+def write_results(results: Iterable[Result], output: Path, report: Callable[[str], None] = ignore) -> Counts:
     """Writes a line of JSON a result, all or none, and gives their tally; errors are reported.
 
     Raises:
         UsageError: the file cannot be written.
     """
-    tally = Tally()
+    tally = Counts()
     try:
-        with explain_full_disk(output):
+        with explain_disk_error(output):
             output.parent.mkdir(parents=True, exist_ok=True)
-            with open_whole(output) as file:
+            with atomic_open(output) as file:
                 for result in tally.watch(results):
                     file.write(json.dumps(result, ensure_ascii=False) + "\n")
                     if "error" in result:
@@ -374,469 +279,3 @@ def write_results(results: Iterable[Result], output: Path, report: Callable[[str
     none = f", and {tally.errors:,} inputs that are none" if tally.errors else ""
     report(f"{tally.count - tally.errors:,} results in {output}{none}")
     return tally
-
-
-# --- Reading ----------------------------------------------------------------------------------------------------------
-
-
-def take_text(given: Mapping[str, Any], name: str) -> str:
-    """A text of an input.
-
-    Raises:
-        UsageError: it is missing, or no text.
-    """
-    if not isinstance(text := given.get(name), str):
-        has = "is missing" if name not in given else f"is {str(text)[:40]!r}, which is no text"
-        raise UsageError(f"{name} {has}; the input has {list_names(given)}: name it so")
-    return text
-
-
-def list_names(given: Mapping[str, Any]) -> str:
-    """The names in an input as a message has them."""
-    return make_printable(", ".join(map(str, given)))[:LONGEST_NAMES] or "nothing"
-
-
-def read_texts(given: Mapping[str, Any], setting: Setting) -> tuple[str, ...]:
-    """A text, or two."""
-    for first, second in PAIRS:
-        if given.get(first) is not None and given.get(second) is not None:
-            if setting.pairs is False:
-                raise UsageError(f"{second} is one text too many; this model takes one: leave it out")
-            return take_text(given, first), take_text(given, second)
-    if setting.pairs:
-        raise UsageError(f"the input has {list_names(given)}; this model takes two: give text and text_pair")
-    return (take_text(given, next((name for name in SINGLES if name in given), SINGLES[0])),)
-
-
-def read_question(given: Mapping[str, Any], setting: Setting) -> Question:
-    """A question about a context."""
-    question, context = take_text(given, "question"), take_text(given, "context")
-    if not context.strip():
-        raise UsageError("context is empty, so there is no answer in it; give the text to search")
-    return Question("", question, context, (), ())
-
-
-def read_choice(given: Mapping[str, Any], setting: Setting) -> tuple[str, list[str]]:
-    """A context, and what may follow it; also by SWAG's names of columns."""
-    context = take_text(given, "sent1" if "sent1" in given and "context" not in given else "context")
-    start = given.get("start", given.get("sent2")) or ""
-    numbered = sorted((name for name in given if ENDING.fullmatch(str(name))), key=lambda name: int(name[6:]))
-    endings = given.get("endings", [given[name] for name in numbered])
-    if not isinstance(endings, list) or len(endings) < 2 or not all(isinstance(x, str) for x in (start, *endings)):
-        raise UsageError("endings must be two texts or more, and start a text, if there is one; give a list")
-    return context, [f"{start} {ending}".strip() for ending in endings]
-
-
-def read_masked(given: Mapping[str, Any], setting: Setting, with_pair: bool) -> dict[str, np.ndarray]:
-    """The sequence of one or two texts with masks, `labels` (T,) being IGNORED but for the masks.
-
-    with_pair: whether the head says of two texts if one follows the other.
-    """
-    texts = read_texts(given, setting)
-    if not any(MASK in text for text in texts) and not (with_pair and len(texts) == 2):
-        also = ", and no text_pair to follow" if with_pair else ""
-        raise UsageError(f"there is no {MASK} to fill in{also}; write one where a word is missing")
-    if setting.tokenizer.mask_token_id is None:
-        raise UsageError(f"this model's tokenizer has no mask; name {MASK} as mask_token in its tokenizer_config.json")
-    parts = [[*encode_masked(text, setting), setting.tokenizer.sep_token_id] for text in texts]
-    ids = [setting.tokenizer.cls_token_id, *(token for part in parts for token in part)]
-    if len(ids) > setting.max_length:
-        raise UsageError(f"the input has {len(ids):,} tokens and the model takes {setting.max_length:,}; shorten it")
-    tokens = np.array(ids, np.int64)
-    segments = np.zeros_like(tokens)
-    segments[len(parts[0]) + 1 :] = 1
-    labels = np.where(tokens == setting.tokenizer.mask_token_id, tokens, IGNORED)
-    return {"input_ids": tokens, "token_type_ids": segments, "labels": labels}
-
-
-def encode_masked(text: str, setting: Setting) -> list[int]:
-    """The tokens of a text, [MASK] being the mask; other special tokens written out are ordinary text."""
-    ids: list[int] = []
-    for number, piece in enumerate(text.split(MASK)):
-        ids += [setting.tokenizer.mask_token_id] * bool(number)
-        ids += setting.words.encode([piece], np.int64)[0].tolist()
-    return ids
-
-
-@dataclass(frozen=True)
-class Tagged:
-    """The words of a text, and where each begins and ends: in characters, or in words if they came as words."""
-
-    words: list[str]
-    places: list[tuple[int, int]]
-    text: str | None
-
-
-def read_words(given: Mapping[str, Any], setting: Setting) -> Tagged:
-    """The words of a text, or words as they are."""
-    if "words" in given:
-        words = given["words"]
-        if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
-            raise UsageError("words must be a list of texts; for one text use the name text")
-        tagged = Tagged(words, [(place, place + 1) for place in range(len(words))], None)
-    else:
-        text = take_text(given, "text")
-        places = split_words(text)
-        tagged = Tagged([text[start:end] for start, end in places], places, text)
-    room = measure_room(setting)
-    for word in tagged.words:
-        # A character is a few tokens at most, so a short word need not be counted.
-        if len(word) * 4 > room and (count := len(setting.words.encode([word], np.int64)[0])) > room:
-            raise UsageError(f"the word {word[:20]!r}… has {count:,} tokens and there is room for {room:,}; split it")
-    return tagged
-
-
-def measure_room(setting: Setting) -> int:
-    """How many tokens of a text that is too long are tagged at once: half of a sequence, the rest is context."""
-    return max(1, (setting.max_length - 2) // 2)
-
-
-# --- Encoding ---------------------------------------------------------------------------------------------------------
-
-
-def measure(data: Sequences) -> np.ndarray:
-    """(S,) the tokens of each sequence."""
-    return np.diff(data.ends, prepend=0)
-
-
-def encode_examples(examples: Sequence[tuple[str, ...]], setting: Setting) -> tuple[Sequences, np.ndarray]:
-    """The sequences of texts and pairs."""
-    inputs = [texts if len(texts) == 2 else texts[0] for texts in examples]
-    data = encode_inputs(inputs, None, setting.tokenizer, setting.max_length)
-    return data, measure(data)
-
-
-def encode_choices(examples: Sequence[tuple[str, list[str]]], setting: Setting) -> tuple[Sequences, np.ndarray]:
-    """A sequence for each ending of each example, in order."""
-    return encode_examples([(context, ending) for context, endings in examples for ending in endings], setting)
-
-
-def encode_contexts(examples: Sequence[Question], setting: Setting) -> tuple[Windows, np.ndarray]:
-    """The windows of the questions."""
-    lengths = {name: setting.lengths.get(name, value) for name, value in LENGTHS.items()}
-    lengths["max_length"] = min(lengths["max_length"], setting.model.config.max_position_embeddings)
-    lengths["max_query_length"] = min(lengths["max_query_length"], lengths["max_length"] // 2)
-    data = encode_questions(examples, setting.tokenizer, **lengths)
-    return data, data.find_first() + data.lengths + 1
-
-
-def encode_masks(examples: Sequence[dict[str, np.ndarray]], setting: Setting) -> tuple[Any, np.ndarray]:
-    """The sequences of texts with masks, which `read_masked` has made."""
-    return examples, np.array([len(example["input_ids"]) for example in examples])
-
-
-def collate_masks(data: Sequence[dict[str, np.ndarray]], numbers: list[int], setting: Setting) -> dict[str, Tensor]:
-    """A batch whose `labels` (B, T) mark the masks, so that only these are decoded."""
-    return pad_words([data[number] for number in numbers])
-
-
-def collate_choices(data: Sequences, numbers: list[int], setting: Setting) -> dict[str, Tensor]:
-    """A batch (B, 1, T) of single endings."""
-    return {name: column[:, None] for name, column in pad(data.__getitems__(numbers)).items()}
-
-
-def encode_tagged(examples: Sequence[Tagged], setting: Setting) -> tuple[WordWindows, np.ndarray]:
-    """A sequence for each text; of a text that is too long for one, several, each with the others as its context."""
-    room, longest = measure_room(setting), setting.max_length - 2
-    sentences = []
-    for document, example in enumerate(examples, 1):
-        counts = setting.words.encode(example.words, np.int64)[1].tolist()
-        is_long = sum(counts) > longest
-        start = used = 0
-        for place, count in enumerate(counts):
-            if is_long and used + count > room:
-                sentences.append(make_sentence(example.words[start:place], document))
-                start, used = place, 0
-            used += count
-        sentences.append(make_sentence(example.words[start:], document))
-    text = TaggedText("the input", sentences, len(examples), "IOB2", 0)
-    data = encode_words(text, setting.labels, setting.tokenizer, setting.max_length)
-    return data, data.stops - data.starts + 2
-
-
-def make_sentence(words: Sequence[str], document: int) -> Sentence:
-    """Words without tags."""
-    tags = ["O"] * len(words)
-    return Sentence(words, tags, tags, document, 0)
-
-
-def collate_words(data: WordWindows, numbers: list[int], setting: Setting) -> dict[str, Tensor]:
-    """A batch whose `labels` say where the words are that are tagged; for a head that reads words as `ner` gives it."""
-    batch = pad_words(data.__getitems__(numbers))
-    is_featured = isinstance(setting.model, models.BertFeaturesForTokenClassification)
-    return batch | place_words(data, numbers) if is_featured else batch
-
-
-# --- What is said -----------------------------------------------------------------------------------------------------
-
-
-def check_finite(logits: np.ndarray) -> np.ndarray:
-    """The logits.
-
-    Raises:
-        UsageError: some are no numbers, as those of a model that has diverged.
-    """
-    if not np.isfinite(logits).all():
-        raise UsageError(DIVERGED)
-    return logits
-
-
-def keep_logits(outputs: Any, batch: Mapping[str, Tensor], setting: Setting) -> np.ndarray:
-    """(B, L), or (B, C) of choices."""
-    return check_finite(outputs.logits.float().cpu().numpy())
-
-
-def conclude_classes(kept: Sequence[np.ndarray], data: Any, examples: Any, setting: Setting) -> list[Result]:
-    """Return the class of each example, its several labels, or its scores, as the `problem_type` says."""
-    logits = np.stack(kept)  # (S, L)
-    kind = setting.model.config.problem_type
-    if kind == "multi_label_classification":
-        results = [dict(zip(setting.labels, row, strict=True)) for row in expit(logits).tolist()]
-        return [
-            {"labels": [label for label, value in row.items() if value > 0.5], "probabilities": row} for row in results
-        ]
-    if len(setting.labels) == 1:
-        return [{"score": value} for value in logits[:, 0].tolist()]
-    if kind == "regression":
-        return [{"scores": dict(zip(setting.labels, row, strict=True))} for row in logits.tolist()]
-    return [
-        {
-            "label": setting.labels[best],
-            "probability": row[best],
-            "probabilities": dict(zip(setting.labels, row, strict=True)),
-        }
-        for best, row in zip(logits.argmax(1).tolist(), softmax(logits, axis=1).tolist(), strict=True)
-    ]
-
-
-def describe_class(result: Result) -> str:
-    """Return the class or the labels and how likely they are, or the scores."""
-    if "label" in result:
-        return f"{result['label']}  ({result['probability']:.1%})"
-    if "labels" in result:
-        found = (f"{label} ({result['probabilities'][label]:.1%})" for label in result["labels"])
-        return ", ".join(found) or "(no label)"
-    if "scores" in result:
-        return ", ".join(f"{label} {value:.3f}" for label, value in result["scores"].items())
-    return f"{result['score']:.3f}"
-
-
-def conclude_choices(
-    kept: Sequence[np.ndarray], data: Any, examples: Sequence[tuple[str, list[str]]], setting: Setting
-) -> list[Result]:
-    """The likeliest ending of each example."""
-    results, scores = [], iter(np.concatenate(kept))
-    for _, endings in examples:
-        logits = np.fromiter(islice(scores, len(endings)), np.float64)
-        results.append({"ending": int(logits.argmax()), "probabilities": softmax(logits).tolist()})
-    return results
-
-
-def find_shortened_choices(data: Sequences, examples: Sequence[tuple[str, list[str]]]) -> list[bool]:
-    """Of each example whether the context with any of its endings was cut."""
-    flags = iter(data.shortened.tolist())
-    return [any(list(islice(flags, len(endings)))) for _, endings in examples]
-
-
-def describe_choice(result: Result) -> str:
-    """The number of the ending, from 1, and how likely it is."""
-    return f"ending {result['ending'] + 1}  ({result['probabilities'][result['ending']]:.1%})"
-
-
-def keep_spans(outputs: Any, batch: Mapping[str, Tensor], setting: Setting) -> np.ndarray:
-    """(B, 4 * N_BEST + 2), as `decode` needs it."""
-    kept = keep_top(outputs.start_logits, outputs.end_logits).cpu().numpy()
-    check_finite(kept[:, -2:])
-    return kept
-
-
-def conclude_answers(
-    kept: Sequence[np.ndarray], data: Windows, examples: Sequence[Question], setting: Setting
-) -> list[Result]:
-    """The answer to each question, given if its best span is good enough (section 4.3)."""
-    tau = setting.model.config.tau
-    results = []
-    columns = (column.tolist() for column in find_best(np.stack(kept), data))
-    for question, start, end, score, null in zip(examples, *columns, strict=True):
-        text = question.context[start:end]
-        is_answer = tau is None or null - score < -tau
-        result = {
-            "answer": text if is_answer else "",
-            "best": {"text": text, "start": start, "end": end, "score": score},
-        }
-        results.append(result if tau is None else result | {"null_score": null, "tau": tau})
-    return results
-
-
-def describe_answer(result: Result) -> str:
-    """The answer, and how far it is from none."""
-    text = result["answer"] or "(no answer)"
-    if "tau" not in result:
-        return f"{text}  (score {result['best']['score']:.2f})"
-    margin = result["best"]["score"] - result["null_score"] - result["tau"]
-    best = "" if result["answer"] else f", best span {result['best']['text']!r}"
-    return f"{text}  ({abs(margin):.2f} {'above' if margin > 0 else 'below'} the threshold{best})"
-
-
-def keep_tags(outputs: Any, batch: Mapping[str, Tensor], setting: Setting) -> list[np.ndarray]:
-    """Of each sequence the labels of its own words that have a token."""
-    rows = summarize(outputs, batch).cpu().numpy()
-    if (rows == UNDECIDED).any():
-        raise UsageError(DIVERGED)
-    return [row[row != IGNORED] for row in rows]
-
-
-def conclude_tags(
-    kept: Sequence[np.ndarray], data: WordWindows, examples: Sequence[Tagged], setting: Setting
-) -> list[Result]:
-    """The tags of each text, and its entities if the tags are IOB."""
-    tags: list[list[str]] = [[] for _ in examples]
-    for index, (sentence, row) in enumerate(zip(data.text.sentences, kept, strict=True)):
-        tags[sentence.document - 1] += data.name_tags(index, row)
-    is_iob = all(IOB.fullmatch(label) for label in setting.labels)
-    results = []
-    for example, found in zip(examples, tags, strict=True):
-        result = {"entities": list_entities(example, found)} if is_iob else {}
-        places = {} if example.text is None else {"places": [list(place) for place in example.places]}
-        results.append(result | {"tags": found} | places)
-    return results
-
-
-def list_entities(example: Tagged, tags: Sequence[str]) -> list[dict[str, Any]]:
-    """The entities of a text: what they are, and where."""
-    entities = []
-    for first, behind, kind in find_entities(tags):
-        start, end = example.places[first][0], example.places[behind - 1][1]
-        text = " ".join(example.words[first:behind]) if example.text is None else example.text[start:end]
-        entities.append({"text": text, "type": kind, "start": start, "end": end})
-    return entities
-
-
-def describe_tags(result: Result) -> str:
-    """The entities, or all tags."""
-    if "entities" not in result:
-        return " ".join(result["tags"])
-    return ", ".join(f"{found['text']}: {found['type']}" for found in result["entities"]) or "(nothing)"
-
-
-def keep_masks(outputs: Any, batch: Mapping[str, Tensor], setting: Setting) -> list[tuple[Any, Any, Any]]:
-    """Of each sequence the likeliest tokens of its masks, their probabilities, and what follows: None, or (2,)."""
-    logits = outputs.logits if "logits" in outputs else outputs.prediction_logits  # (M, V)
-    chances = logits.float().softmax(-1)[:, : len(setting.tokenizer)]  # the model may have room for more
-    best = chances.topk(min(setting.top, chances.shape[-1]))  # (M, top)
-    check_finite(best.values.cpu().numpy())
-    counts = (batch["labels"] != IGNORED).sum(1).tolist()
-    tokens, chances = best.indices.cpu().split(counts), best.values.cpu().split(counts)
-    follows = outputs.get("seq_relationship_logits")
-    pairs = [None] * len(counts) if follows is None else check_finite(follows.float().cpu().numpy())
-    return list(zip(tokens, chances, pairs, strict=True))
-
-
-def conclude_masks(kept: Sequence[tuple[Any, Any, Any]], data: Any, examples: Any, setting: Setting) -> list[Result]:
-    """The likeliest words of each mask, and of two texts the probability that one follows the other."""
-    results = []
-    for (tokens, chances, pair), example in zip(kept, examples, strict=True):
-        masks = [
-            {
-                "words": [
-                    {"word": word, "probability": chance}
-                    for word, chance in zip(setting.tokenizer.convert_ids_to_tokens(row), found, strict=True)
-                ]
-            }
-            for row, found in zip(tokens.tolist(), chances.tolist(), strict=True)
-        ]
-        follows = {} if pair is None or not example["token_type_ids"].any() else {"next_sentence": judge(pair)}
-        results.append({"masks": masks} | follows)
-    return results
-
-
-def judge(logits: np.ndarray) -> float:
-    """The probability that the second text follows the first, of next-sentence logits (2,)."""
-    return float(softmax(logits)[0])
-
-
-def conclude_pairs(kept: Sequence[np.ndarray], data: Any, examples: Any, setting: Setting) -> list[Result]:
-    """Whether the second text of each example follows the first."""
-    return [{"next_sentence": judge(row)} for row in kept]
-
-
-def describe_masks(result: Result) -> str:
-    """The words of each mask, and whether a text follows."""
-    parts = [
-        ", ".join(f"{found['word']} {found['probability']:.0%}" for found in mask["words"])
-        for mask in result.get("masks", [])
-    ]
-    if "next_sentence" in result:
-        parts.append(f"follows: {result['next_sentence']:.1%}")
-    return "; ".join(parts)
-
-
-# --- The heads --------------------------------------------------------------------------------------------------------
-
-
-def name_pair(setting: Setting) -> tuple[str, ...]:
-    """One text or two, as the run's task has it."""
-    return PAIRS[0] if setting.pairs else SINGLES[:1]
-
-
-CLASSES = Use(
-    name_pair,
-    read_texts,
-    encode_examples,
-    keep_logits,
-    conclude_classes,
-    describe_class,
-    find_shortened=lambda data, _: data.shortened,
-)
-MASKS = Use(
-    name_pair,
-    partial(read_masked, with_pair=False),
-    encode_masks,
-    keep_masks,
-    conclude_masks,
-    describe_masks,
-    collate=collate_masks,
-    options={"targets_only": True},
-)
-TAGS = Use(
-    lambda setting: ("text",),
-    read_words,
-    encode_tagged,
-    keep_tags,
-    conclude_tags,
-    describe_tags,
-    collate=collate_words,
-)
-USES = {
-    "BertForSequenceClassification": CLASSES,
-    "BertForNextSentencePrediction": replace(
-        CLASSES,
-        fields=lambda setting: PAIRS[0],
-        read=lambda given, setting: read_texts(given, replace(setting, pairs=True)),
-        conclude=conclude_pairs,
-        describe=describe_masks,
-    ),
-    "BertForPreTraining": replace(MASKS, read=partial(read_masked, with_pair=True)),
-    "BertForMaskedLM": MASKS,
-    "BertForTokenClassification": TAGS,
-    "BertFeaturesForTokenClassification": TAGS,
-    "BertForQuestionAnswering": Use(
-        lambda setting: ("question", "context"),
-        read_question,
-        encode_contexts,
-        keep_spans,
-        conclude_answers,
-        describe_answer,
-        find_shortened=lambda data, _: data.shortened,
-    ),
-    "BertForMultipleChoice": Use(
-        lambda setting: ("context", "endings…"),
-        read_choice,
-        encode_choices,
-        keep_logits,
-        conclude_choices,
-        describe_choice,
-        find_shortened=find_shortened_choices,
-        collate=collate_choices,
-    ),
-}

@@ -1,21 +1,15 @@
-"""A BiLSTM over packed sequences (sections 5.1 and 5.3, Tables 5 and 7).
+"""The heads beyond the paper's fine-tuning: a BiLSTM on top (Table 5), and one on a frozen encoder (Table 7).
 
-torch steps through packed sequences on a CPU in dozens of small operations a token. Its kernel for padded ones takes a
-whole direction at once, several times as fast, but knows no lengths. So each direction is a forward one here, the other
-over sequences that were turned around: what pads comes after all real tokens, and reaches none of them. Sequences of
-similar length share one call, as in `attention.py`. The mathematics is the same; other devices, compiled graphs, other
-precisions than fp32 weights and wide inputs use `nn.LSTM`.
-
-Shape letters: N packed tokens, F features of an input, U units of a direction.
+Shape letters: N packed tokens, F features of an input, U units of a direction, W words, K layers.
 """
 
 import torch
 from torch import Tensor, nn
 
-from bertkit.model.attention import Packed, move
-from bertkit.model.precision import is_adapted, runs_at_once_on_cpu
-
-WIDEST = 1024  # features; the products of wider inputs gain more from autocast's precision than they lose in steps
+from bertkit.model.bert import StartsAtZero
+from bertkit.model.config import BertConfig
+from bertkit.model.cpu import can_run_padded, run_bilstm_on_cpu
+from bertkit.model.packing import PACKED, Packed, Padded, lay_out
 
 
 def run_bilstm(lstm: nn.LSTM, tokens: Tensor, layout: Packed) -> Tensor:
@@ -31,53 +25,77 @@ def run_bilstm(lstm: nn.LSTM, tokens: Tensor, layout: Packed) -> Tensor:
     return torch.cat(nn.utils.rnn.unpack_sequence(states))
 
 
-def can_run_padded(lstm: nn.LSTM, tokens: Tensor) -> bool:
-    """Whether torch's kernel for padded sequences serves, and faster."""
-    return (
-        runs_at_once_on_cpu(tokens)
-        and lstm.weight_ih_l0.dtype == torch.float32
-        and max(lstm.input_size, 2 * lstm.hidden_size) <= WIDEST
-        and not is_adapted(lstm)
-    )
+# --- A BiLSTM on top, and features of a frozen encoder (sections 5.1 and 5.3, Tables 5 and 7) -------------------------
+
+# Table 7: what is taken of the recorded states (0 are the embeddings' output), and what becomes of several.
+FEATURE_LAYERS = {
+    "embeddings": (slice(0, 1), "one"),
+    "second-to-last": (slice(-2, -1), "one"),
+    "last": (slice(-1, None), "one"),
+    "sum-last-four": (slice(-4, None), "sum"),
+    "concat-last-four": (slice(-4, None), "concatenation"),
+    "sum-all": (slice(1, None), "sum"),
+}
 
 
-def run_bilstm_on_cpu(lstm: nn.LSTM, tokens: Tensor, layout: Packed) -> Tensor:
-    """`run_bilstm` of fp32 tokens (N, F), every direction a forward one over groups of padded sequences."""
-    there, back, real = layout.find_moves()  # (M,), (N,), (M, 1); M places in all groups
-    turn = find_mirrored(layout)  # (N,)
-    directions = (there, back), (turn[there], back[turn])
-    for layer in range(lstm.num_layers):
-        states = []
-        for weights, (there, back) in zip(lstm.all_weights[2 * layer : 2 * layer + 2], directions, strict=True):
-            moved = move(tokens, there, back)  # (M, F)
-            states.append(move(_run_forward(moved, weights, layout), back, there, real))  # (N, U)
-        tokens = torch.cat(states, dim=-1)  # (N, 2U), the next layer's input
-    return tokens
+def check_feature_layers(name: str, config: BertConfig) -> None:
+    """Nothing, when a model of these sizes has the layers that `name` names.
+
+    Raises:
+        ValueError: no such name, or too few layers.
+    """
+    if name not in FEATURE_LAYERS:
+        raise ValueError(f"unknown layers {name!r}; expected one of {', '.join(FEATURE_LAYERS)}")
+    least = abs(FEATURE_LAYERS[name][0].start)  # counted from either end it is how many there have to be
+    if config.num_hidden_layers < least:
+        raise ValueError(f"{name} needs {least} layers and the model has {config.num_hidden_layers}; choose others")
 
 
-def find_mirrored(layout: Packed) -> Tensor:
-    """(N,) for each token the one that is as far from the other end of its sequence."""
-    lengths = layout.offsets.diff()  # (B,)
-    ends = (layout.offsets[:-1] + layout.offsets[1:] - 1).repeat_interleave(lengths)  # (N,) first plus last place
-    return ends - torch.arange(len(ends), device=ends.device)
+def select_features(hidden_states: tuple[Tensor, ...], name: str) -> Tensor:
+    """(..., K, H) the states of the K layers that `name` names, from the embeddings' output and every layer's."""
+    chosen = hidden_states[FEATURE_LAYERS[name][0]]
+    return torch.stack([states.to(chosen[-1].device) for states in chosen], dim=-2)  # (..., K, H)
 
 
-def _run_forward(moved: Tensor, weights: list[Tensor], layout: Packed) -> Tensor:
-    """The states (M, U) of one layer in one direction over the places (M, F) of all groups."""
-    states = []
-    for group, part in zip(layout.groups, layout.divide(moved), strict=True):
-        zero = moved.new_zeros(1, group.shape[0], weights[1].shape[1])  # (1, b, U)
-        with torch.autocast("cpu", enabled=False):  # the kernel learns in fp32 only
-            out, _, _ = torch.lstm(
-                part.view(*group.shape, -1),  # (b, t, F)
-                (zero, zero),
-                weights,
-                has_biases=True,
-                num_layers=1,
-                dropout=0.0,
-                train=torch.is_grad_enabled(),
-                bidirectional=False,
-                batch_first=True,
-            )  # (b, t, U)
-        states.append(out.flatten(0, 1))
-    return torch.cat(states)
+class BertBiLSTM(nn.Module):
+    """Two layers of LSTM in both directions, `units` each, randomly initialised (sections 5.1 and 5.3)."""
+
+    def __init__(self, input_size: int, units: int) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(input_size, units, num_layers=2, bidirectional=True)
+
+    def forward(self, states: Tensor, layout: Packed | Padded) -> Tensor:
+        """(packed, 2 * units) from (packed, `input_size`); a sequence's states depend on its real tokens only."""
+        packed = layout if isinstance(layout, Packed) else lay_out(layout.shape, layout.mask, PACKED, states.device)
+        tokens = states if isinstance(layout, Packed) else packed.pack(states)  # (N, F)
+        tokens = run_bilstm(self.lstm, tokens, packed)  # (N, 2 * units)
+        return tokens if isinstance(layout, Packed) else packed.unpack(tokens)  # (packed, 2 * units)
+
+    def read_sentence(self, states: Tensor, layout: Packed | Padded) -> Tensor:
+        """(B, 2 * units) where each direction has read all: the forward one at the last token, the other at the first.
+
+        Differs from the paper: it does not say what a sentence head reads of the BiLSTM.
+        """
+        units = self.lstm.hidden_size
+        return torch.cat([layout.last(states)[:, :units], layout.first(states)[:, units:]], dim=1)
+
+
+class BertLayerMix(StartsAtZero):
+    """One vector of the activations of K layers: of the only one, a learned sum, or their concatenation (Table 7).
+
+    Differs from the paper: it does not say how the sum is weighted; here by a softmax, as in ELMo (Peters et al. 2018),
+    but without its scale.
+    """
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__()
+        layers, self.kind = FEATURE_LAYERS[config.feature_layers]
+        count = len(range(config.num_hidden_layers + 1)[layers])
+        self.size = config.hidden_size * (count if self.kind == "concatenation" else 1)
+        self.weights = nn.Parameter(torch.zeros(count)) if self.kind == "sum" else None
+
+    def forward(self, features: Tensor) -> Tensor:
+        """(..., `size`) from (..., K, H)."""
+        if self.weights is None:
+            return features.flatten(-2)  # (..., K * H)
+        return (features * self.weights.softmax(dim=0)[:, None]).sum(dim=-2)  # (..., H)

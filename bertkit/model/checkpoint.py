@@ -16,10 +16,10 @@ from torch import nn
 from transformers import PreTrainedConfig
 from transformers.utils import cached_file
 
-from bertkit.data.pretraining.sources import find_hub_trouble
-from bertkit.data.pretraining.tokenize import take_fingerprint
 from bertkit.errors import UsageError, explain_refusal, join_lines
 from bertkit.model.config import BertConfig, check_attention
+from bertkit.system.files import take_fingerprint
+from bertkit.system.hub import find_hub_trouble
 
 MOST_LABELS, MOST_LAYERS = 100_000, 1_000  # a file that asks for more is damaged
 SHAPES = {  # parameter of the encoder -> its sizes by their names in a configuration

@@ -20,7 +20,7 @@ ATTENTION = (  # names of implementations; transformers takes any other for a re
     "flash_attention_3",
     "flash_attention_4",
 )
-OURS = ("tau", "feature_layers", "bilstm_hidden_size")  # that no other program knows
+OWN_VALUES = ("tau", "feature_layers", "bilstm_hidden_size")  # that no other program knows
 
 
 @strict
@@ -80,7 +80,7 @@ class BertConfig(PreTrainedConfig):
 
     def to_dict(self) -> dict[str, Any]:
         """All values by name; those of ours only if they are set, so that files are as transformers writes them."""
-        unset = {name for name in OURS if getattr(self, name) is None}
+        unset = {name for name in OWN_VALUES if getattr(self, name) is None}
         return {name: value for name, value in super().to_dict().items() if name not in unset}
 
     def validate_architecture(self) -> None:

@@ -1,10 +1,9 @@
-"""Choose where a model runs, in which precision, and whether a kernel of ours may take a module's place.
+"""Choose where a model runs, and in which precision.
 
 Left out: several devices, which are accelerate's.
 """
 
 import torch
-from torch import Tensor, nn
 
 from bertkit.errors import UsageError
 
@@ -37,22 +36,6 @@ def choose_precision(asked: str) -> str:
     capabilities = torch.cpu.get_capabilities()
     is_fast = capabilities.get("avx512_bf16") and "intel" not in capabilities.get("cpu_name", "").lower()
     return "bf16" if is_fast or capabilities.get("amx_bf16") else "fp32"
-
-
-def runs_at_once_on_cpu(x: Tensor) -> bool:
-    """Return whether operations on x run at once on a CPU: no graph is compiled, nothing is transformed."""
-    return x.device.type == "cpu" and not torch.compiler.is_compiling() and not is_transformed()
-
-
-def is_transformed() -> bool:
-    """Return whether a `torch.func` transform is active, which needs rules that our autograd functions lack."""
-    return torch._C._are_functorch_transforms_active()
-
-
-def is_adapted(module: nn.Module) -> bool:
-    """Return whether a hook is registered on the module itself, or its `forward` was replaced."""
-    hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-    return "forward" in vars(module) or any(getattr(module, name) for name in hooks)
 
 
 def use_precision(precision: str, device: torch.device) -> torch.autocast:

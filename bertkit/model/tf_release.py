@@ -20,17 +20,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bertkit.data.pretraining.sources import ignore
 from bertkit.data.tokenizer import load_tokenizer, make_tokenizer, save_tokenizer
-from bertkit.errors import UsageError, explain_full_disk, explain_refusal
+from bertkit.errors import UsageError, explain_disk_error, explain_refusal
+from bertkit.system.progress import ignore
 
 if TYPE_CHECKING:
     from transformers import BertTokenizerFast, PreTrainedModel
 
     from bertkit.model.config import BertConfig
 
-CONFIG = "bert_config.json"
-VOCABULARY = "vocab.txt"
+RELEASED_CONFIG = "bert_config.json"
+RELEASED_VOCABULARY = "vocab.txt"
 
 # --- Checksums: CRC-32C, whose remainders are linear, so that numpy can fold a long text in halves --------------------
 
@@ -103,7 +103,7 @@ def _make_tables(level: int) -> tuple[np.ndarray, np.ndarray]:
 MAGIC = bytes.fromhex("57fb808b247547db")
 FOOTER = 48  # bytes: two places of blocks, zeros, MAGIC
 LARGEST_INDEX = 16 << 20  # bytes; that of BERT-large with its optimizer has 0.1 MB
-LONGEST_NAME = 1000  # bytes
+LONGEST_VARIABLE = 1000  # bytes
 
 
 def read_table(data: bytes) -> dict[bytes, bytes]:
@@ -180,7 +180,7 @@ def _list_records(block: bytes) -> Iterator[tuple[bytes, bytes]]:
         added, at = _read_number(block, at)
         length, at = _read_number(block, at)
         value = at + added
-        if shared > len(key) or value + length > end or shared + added > LONGEST_NAME:
+        if shared > len(key) or value + length > end or shared + added > LONGEST_VARIABLE:
             raise ValueError("a name or its value lies outside of its block")
         key = key[:shared] + block[at:value]
         at = value + length
@@ -191,11 +191,11 @@ def _list_records(block: bytes) -> Iterator[tuple[bytes, bytes]]:
 
 # The fields of a message by their tag, 8 * number + form; the forms are 0 a number, 2 bytes and 5 four bytes.
 HEADER = {0x08: "parts", 0x10: "endianness", 0x1A: "version"}
-ENTRY = {0x08: "dtype", 0x12: "shape", 0x18: "part", 0x20: "offset", 0x28: "size", 0x35: "checksum", 0x3A: "slices"}
+TF_ENTRY = {0x08: "dtype", 0x12: "shape", 0x18: "part", 0x20: "offset", 0x28: "size", 0x35: "checksum", 0x3A: "slices"}
 SHAPE = {0x12: "sizes", 0x18: "unknown_rank"}
 DIMENSION = {0x08: "size", 0x12: "name"}
 BFLOAT16 = "<u2"  # the upper half of a float32, which numpy has no name for
-DTYPES = {1: "<f4", 9: "<i8", 14: BFLOAT16, 19: "<f2"}
+TF_DTYPES = {1: "<f4", 9: "<i8", 14: BFLOAT16, 19: "<f2"}
 MOST_DIMENSIONS = 8
 OBJECTS = b"_CHECKPOINTABLE_OBJECT_GRAPH"
 
@@ -204,7 +204,7 @@ OBJECTS = b"_CHECKPOINTABLE_OBJECT_GRAPH"
 class Variable:
     """A variable that has not been read: its sizes, and where its bytes are.
 
-    dtype: one of the values of `DTYPES`.
+    dtype: one of the values of `TF_DTYPES`.
     """
 
     shape: tuple[int, ...]
@@ -289,24 +289,24 @@ def _pick(message: Mapping[str, list[Any]], field: str) -> int:
 
 
 def _read_entry(value: bytes, prefix: Path, parts: int) -> Variable:
-    entry = _read_message(value, ENTRY)
+    entry = _read_message(value, TF_ENTRY)
     if "slices" in entry:
         raise UsageError("it has a variable in slices, as those of the release are not; save it again whole")
     dtype = _pick(entry, "dtype")
-    if dtype not in DTYPES:
+    if dtype not in TF_DTYPES:
         raise UsageError(f"it has a variable of type {dtype}; expected float32, float16, bfloat16 or int64")
     shape = _read_message(entry.get("shape", [b""])[-1], SHAPE)
     if len(shape.get("sizes", [])) > MOST_DIMENSIONS or "unknown_rank" in shape:
         raise ValueError("a variable has no shape")
     sizes = tuple(_pick(_read_message(size, DIMENSION), "size") for size in shape.get("sizes", []))
     size, part = _pick(entry, "size"), _pick(entry, "part")
-    if size != math.prod(sizes) * np.dtype(DTYPES[dtype]).itemsize or size == 0:
+    if size != math.prod(sizes) * np.dtype(TF_DTYPES[dtype]).itemsize or size == 0:
         raise ValueError(f"a variable of {size:,} bytes has the shape {sizes}")
     if part >= parts:
         raise ValueError(f"a variable is in part {part} of {parts}")
     path = prefix.with_name(f"{prefix.name}.data-{part:05}-of-{parts:05}")
     checksum = int.from_bytes(entry.get("checksum", [b""])[-1], "little")
-    return Variable(sizes, DTYPES[dtype], path, _pick(entry, "offset"), size, checksum)
+    return Variable(sizes, TF_DTYPES[dtype], path, _pick(entry, "offset"), size, checksum)
 
 
 def _check_files(variables: Collection[Variable]) -> None:
@@ -328,7 +328,7 @@ def _check_files(variables: Collection[Variable]) -> None:
 # --- From the release to ours -----------------------------------------------------------------------------------------
 
 # What of a parameter's name is another in the release, in this order; a matrix called kernel is transposed there.
-NAMES = (
+VARIABLE_NAMES = (
     ("encoder.layer.", "encoder.layer_"),
     ("LayerNorm.weight", "LayerNorm.gamma"),
     ("LayerNorm.bias", "LayerNorm.beta"),
@@ -344,7 +344,7 @@ NAMES = (
 POOLER = ("bert/pooler/dense/kernel", "bert/pooler/dense/bias")
 # What an optimizer adds: the reference code's, and TensorFlow's own Adam.
 OPTIMIZER = re.compile(r"global_step|beta[12]_power|(.+)/(?:adam_[mv]|(?:Adam|AdamWeightDecayOptimizer)(?:_1)?)")
-SIZES = (  # and rates that the reference code reads in bert_config.json; it reads no others
+RELEASED_VALUES = (  # and rates that the reference code reads in bert_config.json; it reads no others
     "vocab_size",
     "hidden_size",
     "num_hidden_layers",
@@ -385,8 +385,8 @@ def import_checkpoint(
     if output.resolve() == Path.cwd():
         raise UsageError(f"{output} is the directory that you are in and would be replaced; name another one")
     variables = read_bundle(prefix)
-    config = read_config(prefix.with_name(CONFIG), variables)
-    tokenizer = read_tokenizer(prefix.with_name(VOCABULARY), config, cased, report)
+    config = read_config(prefix.with_name(RELEASED_CONFIG), variables)
+    tokenizer = read_tokenizer(prefix.with_name(RELEASED_VOCABULARY), config, cased, report)
     model = make_model(choose_head(variables), config, variables, prefix)
     wanted = match_variables(model, variables, prefix)
     fill(model, wanted, variables)
@@ -399,7 +399,7 @@ def import_checkpoint(
     if hasattr(model, "classifier"):
         report(f"its {model.config.num_labels} labels have no names; write them into id2label in config.json")
     save(model, tokenizer, output)
-    report(f"In {output}: config.json, model.safetensors, {VOCABULARY} and the tokenizer")
+    report(f"In {output}: config.json, model.safetensors, {RELEASED_VOCABULARY} and the tokenizer")
 
 
 def find_prefix(source: Path) -> Path:
@@ -415,7 +415,8 @@ def find_prefix(source: Path) -> Path:
         found = [prefix] if prefix.with_name(f"{prefix.name}.index").is_file() else []
     if not found:
         raise UsageError(
-            f"{source} is no checkpoint of TensorFlow; name a folder with {CONFIG}, {VOCABULARY} and bert_model.ckpt.*"
+            f"{source} is no checkpoint of TensorFlow; name a folder with {RELEASED_CONFIG}, {RELEASED_VOCABULARY} and "
+            "bert_model.ckpt.*"
         )
     if len(found) > 1:
         names = ", ".join(path.name for path in found)
@@ -439,12 +440,12 @@ def read_config(path: Path, names: Collection[str]) -> "BertConfig":
         values = json.loads(path.read_bytes())
         if not isinstance(values, dict):
             raise ValueError("it holds no JSON object")
-        config = BertConfig(**{"type_vocab_size": 16} | {key: values[key] for key in SIZES if key in values})
+        config = BertConfig(**{"type_vocab_size": 16} | {key: values[key] for key in RELEASED_VALUES if key in values})
     layers = {found[1] for name in names if (found := re.match(r"bert/encoder/layer_(\d+)/", name))}
     if len(layers) != config.num_hidden_layers:
         raise UsageError(
             f"{path} says {config.num_hidden_layers} layers and the checkpoint has {len(layers)}; "
-            f"take the {CONFIG} that belongs to it"
+            f"take the {RELEASED_CONFIG} that belongs to it"
         )
     return config
 
@@ -494,12 +495,12 @@ def make_model(head: str, config: "BertConfig", variables: Mapping[str, Variable
     """A model without memory for its weights, with as many labels as the checkpoint has."""
     import torch
 
-    from bertkit.model import bert
+    import bertkit
 
     if "output_weights" in variables and (shape := variables["output_weights"].shape):
         config.num_labels = shape[0]
-    with explain_refusal(str(prefix.with_name(CONFIG))), torch.device("meta"):
-        return getattr(bert, head)(config)
+    with explain_refusal(str(prefix.with_name(RELEASED_CONFIG))), torch.device("meta"):
+        return getattr(bertkit, head)(config)
 
 
 def match_variables(model: "PreTrainedModel", variables: Mapping[str, Variable], prefix: Path) -> dict[str, str]:
@@ -523,7 +524,8 @@ def match_variables(model: "PreTrainedModel", variables: Mapping[str, Variable],
         expected = parameters[parameter][:: -1 if name.endswith("/kernel") else 1]
         if variables[name].shape != expected:
             raise UsageError(
-                f"{name} has the shape {variables[name].shape} and {prefix.with_name(CONFIG)} asks for {expected}; "
+                f"{name} has the shape {variables[name].shape} and {prefix.with_name(RELEASED_CONFIG)} asks for "
+                f"{expected}; "
                 "take the one that belongs to it"
             )
         if variables[name].dtype == "<i8":
@@ -533,7 +535,7 @@ def match_variables(model: "PreTrainedModel", variables: Mapping[str, Variable],
 
 def name_variable(parameter: str) -> str:
     """What a parameter of ours is called in the release."""
-    for ours, theirs in NAMES:
+    for ours, theirs in VARIABLE_NAMES:
         parameter = parameter.replace(ours, theirs)
     return parameter
 
@@ -558,7 +560,7 @@ def fill(model: "PreTrainedModel", wanted: Mapping[str, str], variables: Mapping
 
 def save(model: "PreTrainedModel", tokenizer: "BertTokenizerFast", output: Path) -> None:
     """Writes a checkpoint, so that it is never there in part."""
-    with explain_refusal(f"the directory {output}"), explain_full_disk(output):
+    with explain_refusal(f"the directory {output}"), explain_disk_error(output):
         output.parent.mkdir(parents=True, exist_ok=True)
         with TemporaryDirectory(prefix=f".{output.name}.", dir=output.parent) as folder:
             whole = Path(folder) / output.name

@@ -1,0 +1,1 @@
+"""Tables and plots, and their renderers; they know no run."""

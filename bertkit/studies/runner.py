@@ -7,9 +7,7 @@ result looks like that of `report.py`.
 """
 
 import json
-import math
 import shutil
-import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext, suppress
@@ -17,40 +15,26 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from bertkit.data.pretraining.sources import ignore
 from bertkit.data.tokenizer import load_tokenizer, save_tokenizer
 from bertkit.errors import UsageError, explain_refusal
-from bertkit.reports.tables import describe_size, plot_curve, plot_heatmap, write_table
-from bertkit.studies.spec import (
-    HARDWARE,
-    PRETRAIN,
-    Cell,
-    Column,
-    Pretraining,
-    Study,
-    define,
-    list_cells,
-    list_pretrainings,
-    make_study,
-    name_step,
-)
-from bertkit.studies.workers import Job, State, execute, read_workers
-from bertkit.system.files import write_json, write_whole
+from bertkit.studies.cells import Cell, Pretraining, list_cells, list_pretrainings, name_step
+from bertkit.studies.plots import plot_curve, plot_heatmap
+from bertkit.studies.results import choose, describe_score, find_states, group_cells, judge, list_scores, summarize
+from bertkit.studies.spec import HARDWARE, PRETRAIN, Study, define, make_study
+from bertkit.studies.tables import describe_size, write_table
+from bertkit.studies.workers import RunJob, State, execute
+from bertkit.system.differences import find_recipe_differences, name_differences
+from bertkit.system.files import atomic_write, write_json
+from bertkit.system.parallel import read_workers
+from bertkit.system.progress import Report, ignore
 from bertkit.tasks import TASKS
 from bertkit.tasks.pretraining import estimate_cost
-from bertkit.tasks.task import Report
-from bertkit.training.recipe import (
-    Recipe,
-    find_recipe_differences,
-    list_decisive,
-    merge,
-    name_differences,
-    read_recipe,
-    save_recipe,
-)
-from bertkit.training.run import Prepared, join_processes, make_arguments, name_data, prepare
-from bertkit.training.run_dir import BEST, FIRST, STUDY_RESULT, check_data, find_finished, hold_run_dir
-from bertkit.training.trainer import Interrupted
+from bertkit.training.arguments import make_arguments
+from bertkit.training.callbacks import Interrupted
+from bertkit.training.processes import join_processes
+from bertkit.training.recipe import Recipe, list_decisive, merge, read_recipe, save_recipe
+from bertkit.training.run import Prepared, name_data, prepare
+from bertkit.training.run_dir import BEST, FIRST, STUDY_RESULT, check_data, hold_run_dir
 
 STUDY_FILE = "study.toml"
 TABLE = "table.md"
@@ -102,7 +86,7 @@ def run_study(
     check_directory(study, output)
     first, rest = make_jobs(study, pretrainings, cells, output)
     states, left = find_states(first | rest, output)
-    board = Board(study, pretrainings, cells, states, output, report, progress, is_main=processes.is_main_process)
+    board = StudyState(study, pretrainings, cells, states, output, report, progress, is_main=processes.is_main_process)
     report(f"{describe_size(board.summarize())}, {len(states) - len(left)} of them finished")
     if count:  # a cluster may have what this machine lacks
         check_arguments(left)
@@ -127,7 +111,7 @@ def run_study(
         return board.finish(number)
 
 
-class Board:
+class StudyState:
     """What is known of the runs while they are done; everything it hears is shown, and what matters written.
 
     states: directory of a run below the study's -> how far it is.
@@ -168,7 +152,7 @@ class Board:
         """The pretraining that a run starts from; empty without one."""
         return self.find_cell(directory).origin
 
-    def waits(self, directory: str, job: Job, first: Mapping[str, Job]) -> bool:
+    def waits(self, directory: str, job: RunJob, first: Mapping[str, RunJob]) -> bool:
         """Whether what a run starts from is still to be made."""
         origin = self.find_origin(directory)
         return bool(origin) and (origin in first or not holds_weights(Path(job.recipe["checkpoint"])))
@@ -183,7 +167,7 @@ class Board:
                 prune(self.study, group, self.states, self.output)
         self.save()
 
-    def work(self, jobs: Mapping[str, Job], prepared: Mapping[str, Prepared], workers: int) -> int:
+    def work(self, jobs: Mapping[str, RunJob], prepared: Mapping[str, Prepared], workers: int) -> int:
         """The signal by which the jobs were stopped, or 0 when every one is over."""
         places = list(jobs)
         resources = {"num_cpus": self.study.num_cpus, "num_gpus": self.study.num_gpus}
@@ -193,7 +177,7 @@ class Board:
 
         return execute(list(jobs.values()), prepared, hear, workers, resources)
 
-    def keep_models(self, jobs: Mapping[str, Job]) -> None:
+    def keep_models(self, jobs: Mapping[str, RunJob]) -> None:
         """Keeps of the pretrainings what the runs to come start from, and nothing else."""
         every = {cell.recipe["checkpoint"] for cell in self.cells if cell.origin}
         needed = {job.recipe["checkpoint"] for place, job in jobs.items() if self.find_origin(place)}
@@ -201,13 +185,13 @@ class Board:
             if self.is_main and self.states[directory].status == "finished":
                 keep_models(origin, self.output, every if self.study.keep == "all" else needed)
 
-    def give_up(self, jobs: Mapping[str, Job]) -> None:
+    def give_up(self, jobs: Mapping[str, RunJob]) -> None:
         """Fails the runs whose pretraining has left nothing to start from."""
         for directory, job in jobs.items():
             if (origin := self.find_origin(directory)) and (reason := self.explain_missing(origin, job)):
                 self.take(directory, State("failed", reason=reason))
 
-    def explain_missing(self, origin: str, job: Job) -> str:
+    def explain_missing(self, origin: str, job: RunJob) -> str:
         """Why a run has nothing to start from; empty if it has."""
         start = Path(job.recipe["checkpoint"])
         if self.states[origin].status == "failed":
@@ -275,7 +259,7 @@ class Board:
             over = sum(state.status != "waiting" for state in self.states.values())
             raise StudyInterrupted(number, over, len(self.states))
         if self.is_main:
-            write_whole(write_table(results), self.output / TABLE)
+            atomic_write(write_table(results), self.output / TABLE)
             plot_heatmap(results, self.output / PICTURE)
             plot_curve(results, self.output / CURVE)
         return results
@@ -322,14 +306,14 @@ def list_parts(study: Study) -> dict[str, Recipe]:
 
 def make_jobs(
     study: Study, pretrainings: Sequence[Pretraining], cells: Sequence[Cell], output: Path
-) -> tuple[dict[str, Job], dict[str, Job]]:
+) -> tuple[dict[str, RunJob], dict[str, RunJob]]:
     """The jobs of the pretrainings and of all other runs, by the run's directory below the study's."""
     first = {
-        origin.directory: Job(PRETRAIN, origin.recipe, str(output / origin.directory), milestones=origin.steps)
+        origin.directory: RunJob(PRETRAIN, origin.recipe, str(output / origin.directory), milestones=origin.steps)
         for origin in pretrainings
     }
     rest = {
-        directory: Job(cell.column.task, merge(cell.recipe, {"train": {"seed": seed}}), str(output / directory))
+        directory: RunJob(cell.column.task, merge(cell.recipe, {"train": {"seed": seed}}), str(output / directory))
         for cell in cells
         if not cell.borrowed
         for seed, directory in cell.runs.items()
@@ -337,34 +321,12 @@ def make_jobs(
     return first, rest
 
 
-def order_longest_first(jobs: Mapping[str, Job]) -> dict[str, Job]:
+def order_longest_first(jobs: Mapping[str, RunJob]) -> dict[str, RunJob]:
     """Pretrainings, those first that will take longest: several workers are then done at about the same time."""
     return dict(sorted(jobs.items(), key=lambda item: -estimate_cost(item[1].recipe)))
 
 
-def find_states(jobs: Mapping[str, Job], output: Path) -> tuple[dict[str, State], dict[str, Job]]:
-    """How far every run is, and the jobs that are left.
-
-    Raises:
-        UsageError: a directory holds something else, or its metrics are damaged.
-    """
-    states, left = {}, {}
-    for directory, job in jobs.items():
-        metrics = find_finished(output / directory, job.recipe)
-        states[directory] = State() if metrics is None else judge(State("finished", metrics=metrics))
-        if metrics is None:
-            left[directory] = job
-    return states, left
-
-
-def judge(state: State) -> State:
-    """The state, failed if it has finished with a score that is no number."""
-    if state.status == "finished" and not math.isfinite(state.metrics["score"]):
-        return replace(state, status="failed", reason=f"the score is {state.metrics['score']}")
-    return state
-
-
-def check_arguments(jobs: Mapping[str, Job]) -> None:
+def check_arguments(jobs: Mapping[str, RunJob]) -> None:
     """Nothing, or a UsageError about what the Trainer would refuse."""
     for directory, job in jobs.items():
         try:
@@ -374,8 +336,8 @@ def check_arguments(jobs: Mapping[str, Job]) -> None:
 
 
 def prepare_data(
-    jobs: Mapping[str, Job], report: Report, refuse: Callable[[str, str], None] | None = None
-) -> tuple[dict[str, Job], dict[str, Prepared]]:
+    jobs: Mapping[str, RunJob], report: Report, refuse: Callable[[str, str], None] | None = None
+) -> tuple[dict[str, RunJob], dict[str, Prepared]]:
     """The jobs with the names of their data, those with the same data together, and the data by name.
 
     Every data set is read and encoded once. Where the data depend on more of the recipe (pretraining: seed, length of
@@ -390,7 +352,7 @@ def prepare_data(
     seen: dict[str, int] = {}
     refused: dict[str, str] = {}
     prepared: dict[str, Prepared] = {}
-    ordered: list[tuple[int, str, Job]] = []
+    ordered: list[tuple[int, str, RunJob]] = []
     for directory, job in jobs.items():
         task = TASKS[job.task]
         name = name_data(replace(task, reusable=True), job.recipe)
@@ -413,7 +375,7 @@ def prepare_data(
     return {directory: job for _, directory, job in ordered}, prepared
 
 
-def check_finished(board: Board, prepared: Mapping[str, Prepared], output: Path) -> None:
+def check_finished(board: StudyState, prepared: Mapping[str, Prepared], output: Path) -> None:
     """Nothing, or a UsageError: runs that are finished had other data than these, and stand in the same table.
 
     Left out: pretrainings, whose data depend on more than their text.
@@ -425,7 +387,7 @@ def check_finished(board: Board, prepared: Mapping[str, Prepared], output: Path)
                 check_data(output / directory, data.fingerprints)
 
 
-def rehearse(first: Mapping[str, Job], later: Iterable[Job], report: Report) -> None:
+def rehearse(first: Mapping[str, RunJob], later: Iterable[RunJob], report: Report) -> None:
     """Nothing, or a UsageError: texts to pretrain on, or data of the runs that come after, that cannot be read.
 
     Of pretrainings on the same texts one is rehearsed; what comes after has no tokenizer yet, and its files are read.
@@ -445,40 +407,6 @@ def rehearse(first: Mapping[str, Job], later: Iterable[Job], report: Report) -> 
         if (name := json.dumps(source, sort_keys=True)) not in seen:
             seen.add(name)
             prepare(TASKS[PRETRAIN], job.recipe, report)
-
-
-# --- What is kept -----------------------------------------------------------------------------------------------------
-
-
-def group_cells(cells: Iterable[Cell]) -> list[list[Cell]]:
-    """The cells of each row and column, but for borrowed ones."""
-    groups: dict[tuple[str, str], list[Cell]] = {}
-    for cell in cells:
-        if not cell.borrowed:
-            groups.setdefault((cell.row, cell.column.name), []).append(cell)
-    return list(groups.values())
-
-
-def list_scores(cell: Cell, states: Mapping[str, State]) -> dict[str, float]:
-    """Directory -> the task's score of the cell's finished runs."""
-    done = {directory: states[directory] for directory in cell.runs.values()}
-    return {directory: state.metrics["score"] for directory, state in done.items() if state.status == "finished"}
-
-
-def choose(study: Study, group: Sequence[Cell], states: Mapping[str, State]) -> tuple[Cell, str] | None:
-    """The winner among the cells of a row and column, with its best run's directory; None if no run has finished.
-
-    It is the task's score that decides, whatever the column shows, so columns that share runs share the winner. Of
-    equals the first wins, so that the order in which runs finish decides nothing.
-    """
-    sign = -1 if group and TASKS[group[0].column.task].lower_is_better else 1
-    summary = max if study.select == "best" else statistics.fmean
-    winner, most = None, -math.inf
-    for cell in group:
-        scores = {directory: sign * score for directory, score in list_scores(cell, states).items()}
-        if scores and (value := summary(scores.values())) > most:
-            winner, most = (cell, max(scores, key=scores.__getitem__)), value
-    return winner
 
 
 def prune(study: Study, group: Sequence[Cell], states: Mapping[str, State], output: Path) -> None:
@@ -546,134 +474,3 @@ def drop_steps(origin: Pretraining, cells: Iterable[Cell], states: Mapping[str, 
         folder = output / origin.directory / name_step(step)
         if str(folder) not in used:
             shutil.rmtree(folder, ignore_errors=True)
-
-
-# --- The results ------------------------------------------------------------------------------------------------------
-
-
-def summarize(
-    study: Study, pretrainings: Sequence[Pretraining], cells: Sequence[Cell], states: Mapping[str, State]
-) -> dict[str, Any]:
-    """What study.json holds: plain values that repeat exactly, without times and hardware.
-
-    definition: as in study.toml.
-    finished: whether every run is finished or failed; runs, over, failed: how many there are, how many are finished or
-        failed, and how many have failed.
-    columns: name -> its task and metric, the metric's name and unit, the data it is measured on, the scores that the
-        task knows as published, words on the paper's values, and whether it is written in its short form.
-    rows: name -> the paper's value of each column, the pretraining that it begins with and the step, null without.
-    pretrainings: each with its rows, directory, steps kept, scores as tables show them, and the state of a run.
-    cells: row, column, task, setting, directory, whether it is borrowed (shows the row's pretraining); runs: each with
-        seed, directory, status and metrics, failure, or update, updates and loss; over the finished ones n, failed,
-        mean, sd (n - 1), best and at_or_below_majority, null where there is none.
-    chosen: for each row and column the winning cell and run, and of how many settings and runs it is the best.
-    """
-    winners = [(group, choose(study, group, states)) for group in group_cells(cells)]
-    status = [state.status for state in states.values()]
-    over = sum(name in ("finished", "failed") for name in status)
-    origins = {row: origin.directory for origin in pretrainings for row in origin.rows}
-    return {
-        "definition": define(study),
-        "finished": over == len(status),
-        "runs": len(status),
-        "over": over,
-        "failed": status.count("failed"),
-        "columns": {column.name: describe_column(column, study.is_short) for column in study.columns},
-        "rows": {
-            name: {"paper": dict(row.paper), "pretraining": origins.get(name), "step": row.step or None}
-            for name, row in study.rows.items()
-        },
-        "pretrainings": [describe_pretraining(origin, states) for origin in pretrainings],
-        "cells": [summarize_cell(cell, states) for cell in cells],
-        "chosen": [describe_winner(group, *winner, states) for group, winner in winners if winner],
-    }
-
-
-def describe_column(column: Column, short: bool) -> dict[str, Any]:
-    """What can be said of a column."""
-    return {
-        "task": column.task,
-        "metric": column.row.key,
-        "name": column.row.name,
-        "unit": column.row.unit,
-        "lower_is_better": column.lower_is_better,
-        "split": column.split,
-        "published": dict(column.row.paper),
-        "paper": column.paper,
-        "short": short,
-    }
-
-
-def describe_pretraining(origin: Pretraining, states: Mapping[str, State]) -> dict[str, Any]:
-    """A pretraining, its scores by name as far as it has them, and in which unit they are."""
-    state = states[origin.directory]
-    task, metrics = TASKS[PRETRAIN], state.metrics or {}
-    rows = [task.find_row(task.metric), *task.table]
-    scores = [{"name": row.name, "unit": row.unit, "value": metrics[row.key]} for row in rows if row.key in metrics]
-    words = {"rows": list(origin.rows), "directory": origin.directory, "steps": list(origin.steps), "scores": scores}
-    return words | describe_state(state)
-
-
-def summarize_cell(cell: Cell, states: Mapping[str, State]) -> dict[str, Any]:
-    """A cell with its runs and the statistics over those that have finished."""
-    runs = [{"seed": seed, "directory": path} | describe_state(states[path]) for seed, path in cell.runs.items()]
-    done = [states[path].metrics for path in cell.runs.values() if states[path].status == "finished"]
-    values = [metrics[cell.column.key] for metrics in done if cell.column.key in metrics]
-    poor = [is_poor(metrics) for metrics in done if "majority_score" in metrics]
-    return {
-        "row": cell.row,
-        "column": cell.column.name,
-        "task": cell.column.task,
-        "setting": dict(cell.setting),
-        "directory": cell.directory,
-        "borrowed": cell.borrowed,
-        "runs": runs,
-        "n": len(values),
-        "failed": sum(states[path].status == "failed" for path in cell.runs.values()),
-        "mean": statistics.fmean(values) if values else None,
-        "sd": statistics.stdev(values) if len(values) > 1 else None,
-        "best": (min if cell.column.lower_is_better else max)(values, default=None),
-        "at_or_below_majority": sum(poor) if poor else None,
-    }
-
-
-def is_poor(metrics: Mapping[str, Any]) -> bool:
-    """Whether one of a run's scores is no better than what the majority class has (`majority_…`)."""
-    least = {key.removeprefix("majority_"): value for key, value in metrics.items() if key.startswith("majority_")}
-    return any(metrics[key] <= value for key, value in least.items())
-
-
-def describe_state(state: State) -> dict[str, Any]:
-    """A run's state as study.json has it."""
-    if state.status == "finished":
-        return {"status": state.status, "metrics": dict(state.metrics)}
-    if state.status == "failed":
-        return {"status": state.status, "failure": state.reason}
-    if state.status == "running":
-        return {"status": state.status, "update": state.done, "updates": state.total, "loss": state.loss}
-    return {"status": state.status}
-
-
-def describe_winner(group: Sequence[Cell], cell: Cell, run: str, states: Mapping[str, State]) -> dict[str, Any]:
-    """The chosen cell and run of a row and column, and what they were chosen from; `value` is what the column shows."""
-    scored = [scores for other in group if (scores := list_scores(other, states))]
-    metrics = states[run].metrics
-    return {
-        "row": cell.row,
-        "column": cell.column.name,
-        "task": cell.column.task,
-        "setting": dict(cell.setting),
-        "cell": cell.directory,
-        "run": run,
-        "seed": next(seed for seed, directory in cell.runs.items() if directory == run),
-        "score": metrics["score"],
-        "value": metrics.get(cell.column.key),
-        "of_settings": len(scored),
-        "of_runs": sum(map(len, scored)),
-    }
-
-
-def describe_score(name: str, state: State) -> str:
-    """A finished run's score in words."""
-    row = TASKS[name].find_row(TASKS[name].metric)
-    return f"{row.name} {row.show(state.metrics['score'])}{' %' if row.unit else ''}"

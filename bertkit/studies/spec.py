@@ -39,7 +39,6 @@ with pretrainings, a column of the task pretrain shows these and has no runs.
 """
 
 import difflib
-import itertools
 import json
 import math
 import re
@@ -50,23 +49,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from bertkit.errors import UsageError, make_printable
-from bertkit.model.checkpoint import make_config
-from bertkit.model.config import BertConfig
-from bertkit.reports.tables import AVERAGE, count, name_axes, show_value
+from bertkit.reports.tables import ScoreRow
+from bertkit.studies.tables import AVERAGE
+from bertkit.system.differences import LONGEST_NAME, LONGEST_TEXT
 from bertkit.tasks import TASKS
-from bertkit.tasks.task import Row, Task
-from bertkit.training.recipe import (
-    LONGEST_NAME,
-    LONGEST_TEXT,
-    TABLES,
-    TOP,
-    Recipe,
-    check,
-    check_value,
-    merge,
-    read_recipe,
-)
-from bertkit.training.run import complete
+from bertkit.tasks.task import Task
+from bertkit.training.recipe import TABLES, TOP_KEYS, Recipe, check, check_value, merge, read_recipe
 
 PRETRAIN = "pretrain"  # the task, the keys, and the folder of the pretrainings
 OPTIONS = {  # the keys that the command line reaches too
@@ -80,13 +68,12 @@ OPTIONS = {  # the keys that the command line reaches too
     "data_root": str,
     PRETRAIN: dict,
 }
-PARTS = {"note": str, "average": list[str], "recipe": dict, "grid": dict, "column": list[dict], "row": list[dict]}
-COLUMN = {"name": str, "task": str, "metric": str, "paper": str, "recipe": dict}
-ROW = {"name": str, "step": int, "paper": dict[str, float], PRETRAIN: dict, "recipe": dict}
+SPEC_KEYS = {"note": str, "average": list[str], "recipe": dict, "grid": dict, "column": list[dict], "row": list[dict]}
+COLUMN_KEYS = {"name": str, "task": str, "metric": str, "paper": str, "recipe": dict}
+ROW_KEYS = {"name": str, "step": int, "paper": dict[str, float], PRETRAIN: dict, "recipe": dict}
 HARDWARE = ("num_cpus", "num_gpus")  # with others it is still the same study
-TEXT = "text"  # the corpus, below data_root
 MOST_RESTARTS = 1000
-LONGEST = 150  # letters of the name of a row's or column's directory, bytes of that of a setting
+LONGEST_DIRECTORY = 150  # letters of the name of a row's or column's directory, bytes of that of a setting
 MOST_BYTES = 255  # of the name of any directory: the limit of the file systems in use
 
 
@@ -111,7 +98,7 @@ class Column:
         return self.metric or "score"
 
     @property
-    def row(self) -> Row:
+    def row(self) -> ScoreRow:
         """How its values are shown."""
         return TASKS[self.task].find_row(self.metric or TASKS[self.task].metric)
 
@@ -184,43 +171,6 @@ class Study:
         return all(column == Column(column.task, column.task) for column in self.columns)
 
 
-@dataclass(frozen=True)
-class Pretraining:
-    """A run that rows begin with.
-
-    recipe: complete.
-    directory: below the study's.
-    steps: the updates before the last that rows start from.
-    """
-
-    rows: tuple[str, ...]
-    recipe: Recipe
-    directory: str
-    steps: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True)
-class Cell:
-    """A row, a column and a setting, with one run a seed.
-
-    setting: axis -> value.
-    recipe: complete, but with the first seed.
-    directory: below the study's.
-    runs: seed -> its directory below the study's; columns may share them.
-    origin: the directory below the study's of the pretraining that the runs start from; empty without one.
-    borrowed: whether the only run is that pretraining itself.
-    """
-
-    row: str
-    column: Column
-    setting: Mapping[str, Any]
-    recipe: Recipe
-    directory: str
-    runs: Mapping[int, str]
-    origin: str = ""
-    borrowed: bool = False
-
-
 # --- Reading and checking ---------------------------------------------------------------------------------------------
 
 
@@ -284,7 +234,7 @@ def define(study: Study) -> dict[str, Any]:
     if study.is_short:
         given["tasks"] = [column.task for column in study.columns]
     else:
-        given["column"] = [drop_empty({key: getattr(column, key) for key in COLUMN}) for column in study.columns]
+        given["column"] = [drop_empty({key: getattr(column, key) for key in COLUMN_KEYS}) for column in study.columns]
     rows = []
     for name, row in study.rows.items():
         values = drop_empty({"step": row.step, "paper": row.paper, "recipe": row.recipe})
@@ -302,10 +252,10 @@ def drop_empty(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def check_keys(definition: Mapping[str, Any]) -> dict[str, Any]:
     """The definition with every key known and every value of its type and in its range."""
-    kinds = OPTIONS | PARTS
+    kinds = OPTIONS | SPEC_KEYS
     for key in definition:
         if key not in kinds:
-            belongs = key in TABLES or key in TOP
+            belongs = key in TABLES or key in TOP_KEYS
             raise UsageError(
                 f"unknown key {key[:LONGEST_NAME]!r}; {'it belongs in [recipe]' if belongs else propose(key, kinds)}"
             )
@@ -343,9 +293,10 @@ def check_names(names: Sequence[str], place: str) -> None:
         raise UsageError(f"a {place} has a name without letters and digits, of which its directory is made; change it")
     for name in names:
         letters, size = len(name_directory(name)), len(name_directory(name).encode())
-        if letters > LONGEST or size > MOST_BYTES:
+        if letters > LONGEST_DIRECTORY or size > MOST_BYTES:
             raise UsageError(
-                f"the name {name[:40]!r}… of a {place} has {letters} letters of {size} bytes; shorten it to {LONGEST} "
+                f"the name {name[:40]!r}… of a {place} has {letters} letters of {size} bytes; shorten it to "
+                f"{LONGEST_DIRECTORY} "
                 f"letters and {MOST_BYTES} bytes, the limit for the name of a directory"
             )
     if twice := find_twice([name_directory(name) for name in names]):
@@ -377,7 +328,7 @@ def read_columns(values: Mapping[str, Any]) -> list[Column]:
     columns = []
     for number, table in enumerate(values["column"], start=1):
         place = f"[[column]] {number}"
-        checked = check_table(table, COLUMN, place)
+        checked = check_table(table, COLUMN_KEYS, place)
         if "task" not in checked:
             raise UsageError(f"{place} has no task; each column needs one")
         task = TASKS[check_task(checked["task"], place)]
@@ -449,7 +400,7 @@ def read_rows(values: Mapping[str, Any], asked: Recipe, columns: Sequence[Column
     rows: dict[str, Variant] = {}
     for number, table in enumerate(tables, start=1):
         place = f"[[row]] {number}"
-        checked = check_table(table, ROW, place)
+        checked = check_table(table, ROW_KEYS, place)
         rows[checked["name"]] = read_row(checked, place, values.get(PRETRAIN), asked)
     check_names([table["name"] for table in tables], "[[row]]")
     begun = [name for name, row in rows.items() if row.pretrain is not None]
@@ -618,169 +569,6 @@ def check_root(values: Mapping[str, Any], recipes: Iterable[Recipe], axes: Mappi
         raise UsageError("both the root of all data (--data, data_root) and data.dir are given; leave one out")
 
 
-# --- Pretrainings -----------------------------------------------------------------------------------------------------
-
-
-def list_pretrainings(study: Study) -> list[Pretraining]:
-    """The pretrainings that rows begin with, those with the same recipe once.
-
-    Raises:
-        UsageError: a recipe that cannot be, or there is no corpus below the root.
-    """
-    groups: dict[str, tuple[Recipe, list[str]]] = {}
-    for name, row in study.rows.items():
-        if row.pretrain is None:
-            continue
-        try:
-            recipe = complete(TASKS[PRETRAIN], row.pretrain, locate_text(study.data_root, row.pretrain))
-        except UsageError as error:
-            raise UsageError(f"{join(PRETRAIN, name)}: {error}") from None
-        groups.setdefault(json.dumps(recipe, sort_keys=True), (recipe, []))[1].append(name)
-    found = []
-    for recipe, names in groups.values():
-        steps = {study.rows[name].step for name in names} - {0, recipe["train"]["max_steps"]}
-        found.append(Pretraining(tuple(names), recipe, join(PRETRAIN, names[0]), tuple(sorted(steps))))
-    return found
-
-
-def locate_text(root: str, recipe: Recipe) -> Recipe:
-    """The recipe that names the corpus below the root, where a pretraining names none.
-
-    Raises:
-        UsageError: it is not there.
-    """
-    if not root or recipe.get("data", {}).get("corpus"):
-        return {}
-    folder = Path(root) / TEXT
-    if not folder.is_dir():
-        raise UsageError(
-            f"there is no folder {folder} to pretrain on; name the folder that holds it: --data ROOT, or a corpus: "
-            "corpus in [pretrain.data]"
-        )
-    return {"data": {"corpus": [str(folder)]}}
-
-
-def start_from(origin: Pretraining, step: int, output: Path) -> tuple[Recipe, BertConfig]:
-    """The recipe that starts from a pretraining, and the configuration that its model will have."""
-    checkpoint = output / origin.directory / (name_step(step) if step in origin.steps else "")
-    settings = TASKS[PRETRAIN].configure(origin.recipe, None, None)
-    return {"checkpoint": str(checkpoint)}, make_config(origin.recipe["model"] | settings)
-
-
-def name_step(step: int) -> str:
-    """The folder in a pretraining's directory that keeps its model after so many updates."""
-    return f"step-{step}"
-
-
-# --- Cells ------------------------------------------------------------------------------------------------------------
-
-
-def list_cells(study: Study, output: str | Path = "") -> list[Cell]:
-    """Every cell, rows first, then columns, then settings with the last axis changing fastest.
-
-    Args:
-        output: the study's directory, in which the recipes look for their pretrainings.
-
-    Raises:
-        UsageError: a recipe that cannot be, or a task's folder is missing.
-    """
-    origins = {row: origin for origin in list_pretrainings(study) for row in origin.rows}
-    pairs = itertools.product(study.rows, study.columns)
-    return [cell for row, column in pairs for cell in list_group(study, row, column, origins.get(row), Path(output))]
-
-
-def list_group(study: Study, name: str, column: Column, origin: Pretraining | None, output: Path) -> list[Cell]:
-    """The cells of a row and a column, one for each setting; none for a pretraining that the row does without."""
-    if study.pretrains and column.task == PRETRAIN:
-        if origin is None:
-            return []
-        runs = {origin.recipe["train"]["seed"]: origin.directory}
-        return [Cell(name, column, {}, origin.recipe, origin.directory, runs, borrowed=True)]
-    row, data = study.rows[name], locate_data(study.data_root, TASKS[column.task])
-    start, config = start_from(origin, row.step, output) if origin else ({}, None)
-    settings = [dict(zip(study.grid, values, strict=True)) for values in itertools.product(*study.grid.values())]
-    place = (name if len(study.rows) > 1 else "", find_home(study, row, column))
-    first = {"train": {"seed": study.seeds[0]}}
-    cells = []
-    for setting, setting_name in zip(settings, name_settings(settings), strict=True):
-        directory = "/".join(part for part in (join(*place), setting_name) if part)
-        axes = [set_axis(axis, value) for axis, value in setting.items()]
-        parts = (study.recipe, column.recipe, row.recipe, *axes, first, data, start)
-        try:
-            recipe = complete(TASKS[column.task], *parts, config=config)
-        except UsageError as error:
-            raise UsageError(f"{directory}: {error}") from None
-        runs = {seed: f"{directory}/seed-{seed}" for seed in study.seeds}
-        if len(study.seeds) == 1:
-            runs = dict.fromkeys(study.seeds, directory)
-        cells.append(Cell(name, column, setting, recipe, directory, runs, origin.directory if origin else ""))
-    return cells
-
-
-def find_home(study: Study, row: Variant, column: Column) -> str:
-    """The first column whose runs in a row are those of this one too: of the same task, with the same recipe."""
-
-    def identify(other: Column) -> tuple[str, Recipe]:
-        return other.task, merge(other.recipe, row.recipe)
-
-    return next(other.name for other in study.columns if identify(other) == identify(column))
-
-
-def locate_data(root: str, task: Task) -> Recipe:
-    """The recipe that names a task's folder below the root.
-
-    Raises:
-        UsageError: it is not there.
-    """
-    if not root or not task.folder:
-        return {}
-    folder = Path(root) / task.folder
-    if not folder.is_dir():
-        raise UsageError(f"there is no folder {folder} for {task.name}; name the folder that holds it: --data ROOT")
-    return {"data": {"dir": str(folder)}}
-
-
-def join(*names: str) -> str:
-    """The directory of a row's and a column's name, or what there is of them."""
-    return "/".join(name_directory(name) for name in names if name_directory(name))
-
-
 def name_directory(name: str) -> str:
     """A row's or a column's name as that of a directory."""
     return re.sub(r"[^\w+-]+", "-", name).rstrip("-").lstrip("+-").lower()
-
-
-def name_settings(settings: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The directory of each setting, such as `learning_rate-5e-05_batch_size-16`; numbers where that would not do."""
-    keys = name_axes(list(settings[0]))
-    words = [
-        [re.sub(r"[^\w.+-]+", "-", show_value(value)).lower() for value in setting.values()] for setting in settings
-    ]
-    names = ["_".join(f"{key}-{word}" for key, word in zip(keys, some, strict=True)) for some in words]
-    if len(set(names)) < len(names) or max(len(name.encode()) for name in names) > LONGEST:
-        return [f"setting-{number}" for number in range(1, len(names) + 1)]
-    return names
-
-
-def describe_plan(study: Study) -> list[str]:
-    """What the study would run: a line for each pretraining and each cell with runs of its own, and how many there are.
-
-    Raises:
-        UsageError: as `list_cells`.
-    """
-    pretrainings, cells = list_pretrainings(study), list_cells(study)
-    lines = []
-    for origin in pretrainings:
-        kept = f", kept after {', '.join(f'{step:,}' for step in origin.steps)}" if origin.steps else ""
-        rows = f", for {'; '.join(origin.rows)}" if origin.rows != ("",) else ""
-        lines.append(f"{origin.directory}: {origin.recipe['train']['max_steps']:,} updates{kept}{rows}")
-    own: dict[str, Cell] = {}
-    for cell in cells:
-        if not cell.borrowed:
-            own.setdefault(cell.directory, cell)
-    for directory, cell in own.items():
-        start = f", from {cell.recipe['checkpoint']}" if cell.origin else ""
-        lines.append(f"{directory}, seeds {', '.join(map(str, cell.runs))}{start}")
-    runs = sum(len(cell.runs) for cell in own.values()) + len(pretrainings)
-    before = f", {len(pretrainings)} of them pretrainings" if pretrainings else ""
-    return [*lines, f"{count(len(cells), 'cell')}, {count(runs, 'run')}{before}"]

@@ -9,42 +9,28 @@ queues and schedulers; Ray has them.
 """
 
 import contextlib
-import logging
-import multiprocessing
 import multiprocessing.connection
 import os
 import pickle
-import signal
-import socket
-import subprocess
-import sys
-import threading
-import time
 import traceback
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, Literal
 
 from bertkit.errors import UsageError, explain_os_error, join_lines
-from bertkit.system.files import open_whole
+from bertkit.system.files import atomic_open
+from bertkit.system.parallel import LONGEST_REASON, POLL, TRIES, ClusterWatch, count_processes, join_cluster, list_gpus
 from bertkit.system.signals import follow, keep_from_interrupts, note_signals
 from bertkit.training.recipe import Recipe
 
-TRIES = 3  # of a run whose workers die
 GRACE = 60.0  # seconds for a worker to finish an update and write a checkpoint
-LONGEST = 300  # characters of a reason
-GOES_ON = "the same command goes on (a cluster that RAY_ADDRESS names has to be started again first)"
-ENDED = f"bertkit: this process was ended, as Ray does when its head or raylet has died; {GOES_ON}\n"
-LAST_WORDS = f"import sys; sys.stdin.read() or sys.stderr.write({ENDED!r})"
-POLL = 0.2  # seconds between two looks at the runs
-PATIENCE = 20.0  # seconds for a cluster's head to come back; after 60 Ray ends this process
 
 
 @dataclass(frozen=True)
-class Job:
+class RunJob:
     """One run to do.
 
     task: a name in TASKS.
@@ -77,7 +63,9 @@ class State:
 Handle = Callable[[int, State | str], None]
 
 
-def execute(jobs: Sequence[Job], prepared: Mapping[str, Any], handle: Handle, workers: int, resources: Recipe) -> int:
+def execute(
+    jobs: Sequence[RunJob], prepared: Mapping[str, Any], handle: Handle, workers: int, resources: Recipe
+) -> int:
     """The signal by which it was stopped, or 0 when every job is finished or failed.
 
     Args:
@@ -94,44 +82,18 @@ def execute(jobs: Sequence[Job], prepared: Mapping[str, Any], handle: Handle, wo
     return run_in_processes(jobs, prepared, handle, min(workers, len(jobs)))
 
 
-def read_workers(text: str | int) -> int:
-    """The number of processes that `--workers` asks for; 0 stands for Ray.
-
-    Raises:
-        UsageError: neither a number nor "ray", several processes inside of several, or Ray is not installed.
-    """
-    if str(text) == "ray":
-        import_ray()
-        workers = 0
-    elif str(text).isdecimal() and int(text) > 0:
-        workers = int(text)
-    else:
-        raise UsageError(f"{text!r} workers; give a whole number above 0, or ray: --workers 2")
-    if workers != 1 and (processes := count_processes()) > 1:
-        raise UsageError(
-            f"--workers {text} inside of {processes} processes that share each run; leave --workers out, or start the "
-            "study without torchrun and accelerate launch"
-        )
-    return workers
-
-
-def count_processes() -> int:
-    """How many processes share each run, as torchrun and accelerate launch say; 1 without them."""
-    return int(os.environ.get("WORLD_SIZE", "1"))
-
-
 # --- One run ----------------------------------------------------------------------------------------------------------
 
 
-def do(job: Job, prepared: Any, tell: Callable[[State | str], None]) -> State:
+def do(job: RunJob, prepared: Any, tell: Callable[[State | str], None]) -> State:
     """How a job has ended; while it runs, `tell` gets its states and lines.
 
     Raises:
         Interrupted: by SIGTERM or SIGINT, after a checkpoint.
     """
     from bertkit.tasks import TASKS
+    from bertkit.training.callbacks import Diverged, Interrupted
     from bertkit.training.run import run
-    from bertkit.training.trainer import Diverged, Interrupted
 
     loss = None
 
@@ -170,7 +132,7 @@ def explain_failure(error: Exception) -> str:
         return line
     frames = traceback.extract_tb(error.__traceback__)
     place = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
-    return f"{type(error).__name__}: {join_lines(error)[:LONGEST]}{place}"
+    return f"{type(error).__name__}: {join_lines(error)[:LONGEST_REASON]}{place}"
 
 
 def free_memory() -> None:
@@ -187,9 +149,9 @@ def free_memory() -> None:
 # --- This process -----------------------------------------------------------------------------------------------------
 
 
-def run_here(jobs: Sequence[Job], prepared: Mapping[str, Any], handle: Handle) -> int:
+def run_here(jobs: Sequence[RunJob], prepared: Mapping[str, Any], handle: Handle) -> int:
     """Does the jobs one after the other. The answer as of `execute`."""
-    from bertkit.training.trainer import Interrupted
+    from bertkit.training.callbacks import Interrupted
 
     for number, job in enumerate(jobs):
         try:
@@ -221,12 +183,12 @@ class Worker:
     began: bool = False
 
 
-def run_in_processes(jobs: Sequence[Job], prepared: Mapping[str, Any], handle: Handle, count: int) -> int:
+def run_in_processes(jobs: Sequence[RunJob], prepared: Mapping[str, Any], handle: Handle, count: int) -> int:
     """Does the jobs in `count` spawned processes. The answer as of `execute`.
 
     They end by themselves when this process dies. Each gets its share of the threads, and one GPU if there are any.
     """
-    crew = Crew(jobs, prepared, handle, count)
+    crew = WorkerPool(jobs, prepared, handle, count)
     try:
         with note_signals(crew.noted.append):
             crew.work()
@@ -235,13 +197,13 @@ def run_in_processes(jobs: Sequence[Job], prepared: Mapping[str, Any], handle: H
     return crew.noted[0] if crew.noted else 0
 
 
-class Crew:
+class WorkerPool:
     """The processes that do the jobs, and the jobs that wait.
 
     noted: the signal to stop, once it has come.
     """
 
-    def __init__(self, jobs: Sequence[Job], prepared: Mapping[str, Any], handle: Handle, count: int) -> None:
+    def __init__(self, jobs: Sequence[RunJob], prepared: Mapping[str, Any], handle: Handle, count: int) -> None:
         import torch
 
         self.jobs = jobs
@@ -350,7 +312,7 @@ def serve(pipe: Pipe, threads: int, gpu: str | None) -> None:
     follow(multiprocessing.parent_process().sentinel)
     import torch
 
-    from bertkit.training.trainer import Interrupted
+    from bertkit.training.callbacks import Interrupted
 
     torch.set_num_threads(threads)
     silence_libraries()
@@ -375,16 +337,6 @@ def dismiss(processes: Sequence[multiprocessing.process.BaseProcess]) -> None:
             process.join()
 
 
-def list_gpus() -> list[str]:
-    """The names of the GPUs that this process may use, as CUDA_VISIBLE_DEVICES has them."""
-    import torch
-
-    if not torch.cuda.is_available():
-        return []
-    given = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return given.split(",") if given else [str(index) for index in range(torch.cuda.device_count())]
-
-
 def silence_libraries() -> None:
     """No progress bars and warnings of transformers: a worker reports through its study."""
     from transformers.utils import logging
@@ -393,134 +345,8 @@ def silence_libraries() -> None:
     logging.disable_progress_bar()
 
 
-# --- Ray --------------------------------------------------------------------------------------------------------------
-
-
-def import_ray() -> Any:
-    """Ray, told to keep to itself.
-
-    Raises:
-        UsageError: it is not installed.
-    """
-    quiet = {
-        "RAY_USAGE_STATS_ENABLED": "0",  # it would report to its makers
-        "RAY_DEDUP_LOGS_SKIP_REGEX": ".",  # the lost workers, which we report
-        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # it would announce that this becomes the default
-    }
-    for name, value in quiet.items():
-        os.environ.setdefault(name, value)
-    try:
-        import ray
-    except ImportError:
-        raise UsageError("Ray is not installed; install it with: pip install 'bertkit[ray]'") from None
-    return ray
-
-
-def knock(address: str) -> None:
-    """Nothing, or a UsageError: nobody listens at the address of a cluster. Ray would ask for twelve minutes."""
-    host, _, port = address.rpartition("://")[2].rpartition(":")
-    if not port.isdecimal():
-        return
-    try:
-        socket.create_connection((host, int(port)), timeout=10).close()
-    except (OSError, OverflowError) as error:
-        raise UsageError(
-            f"the Ray cluster {address} does not answer ({error}); correct RAY_ADDRESS, or unset it for a cluster on "
-            "this machine"
-        ) from None
-
-
-@contextlib.contextmanager
-def join_cluster(num_cpus: float, num_gpus: float) -> Iterator[Any]:
-    """Give Ray, connected to the cluster that RAY_ADDRESS names, or to a new one on this machine alone.
-
-    Raises:
-        UsageError: Ray is not installed, no cluster is there, or a job asks for more than this machine has.
-    """
-    ray = import_ray()
-    if ray.is_initialized():
-        yield ray
-        return
-    # A thread of Ray's ends this process without a word if it notices a lost raylet first; then another one speaks.
-    command = [sys.executable, "-I", "-S", "-c", LAST_WORDS]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True) as speaker:
-        try:
-            connect(ray, num_cpus, num_gpus)
-            yield ray
-        except OSError as error:
-            if error.errno is not None:  # of a file
-                raise
-            raise UsageError(f"the Ray cluster has lost this machine ({error}); {GOES_ON}") from None
-        finally:
-            ray.shutdown()
-            speaker.communicate(b"over")
-
-
-def connect(ray: Any, num_cpus: float, num_gpus: float) -> None:
-    """Start Ray as `join_cluster` says."""
-    address = os.environ.get("RAY_ADDRESS") or "local"
-    alone = {"include_dashboard": False} if address == "local" else {}
-    knock(address)
-    handler = signal.getsignal(signal.SIGTERM)
-    try:
-        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **alone)
-    except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
-        reason = str(error.__cause__ or error).strip().splitlines()[-1]  # above it stands a traceback of Ray's
-        raise UsageError(f"the Ray cluster {address} refuses: {reason[: 2 * LONGEST]}; RAY_ADDRESS names it") from None
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, handler)  # which Ray has replaced
-    if address == "local":
-        there = ray.cluster_resources()
-        for kind, asked in (("CPU", num_cpus), ("GPU", num_gpus)):
-            if asked > there.get(kind, 0):
-                raise UsageError(
-                    f"num_{kind.lower()}s is {asked:g}, but this machine has {there.get(kind, 0):g}; lower it, "
-                    "or name a cluster in RAY_ADDRESS"
-                )
-
-
-class ClusterWatch:
-    """Notice that a Ray cluster is lost: Ray itself would wait for ever, or end this process after a minute.
-
-    A client (`ray://`) cannot reach the addresses within its cluster, and is left to Ray.
-    """
-
-    def __init__(self, ray: Any) -> None:
-        self.is_client = os.environ.get("RAY_ADDRESS", "").startswith("ray://")
-        if self.is_client:
-            return
-        context = ray.get_runtime_context()
-        (node,) = (node for node in ray.nodes() if node["NodeID"] == context.get_node_id())
-        self.head = context.gcs_address
-        self.raylet = f"{node['NodeManagerAddress']}:{node['NodeManagerPort']}"
-        self.answered = time.monotonic()
-
-    def check(self) -> bool:
-        """Return whether the head of the cluster answers; without it a call of Ray's would not return.
-
-        Raises:
-            UsageError: The head or this machine's part of the cluster has died.
-        """
-        if self.is_client:
-            return True
-        now = time.monotonic()
-        try:
-            knock(self.head)
-        except UsageError:
-            if now - self.answered < PATIENCE:
-                time.sleep(POLL)
-                return False
-            raise UsageError(f"the head of the Ray cluster ({self.head}) has died; {GOES_ON}") from None
-        self.answered = now
-        try:
-            knock(self.raylet)
-        except UsageError:
-            raise UsageError(f"the Ray cluster has lost this machine (its raylet has died); {GOES_ON}") from None
-        return True
-
-
 def run_on_ray(
-    jobs: Sequence[Job], prepared: Mapping[str, Any], handle: Handle, num_cpus: float, num_gpus: float
+    jobs: Sequence[RunJob], prepared: Mapping[str, Any], handle: Handle, num_cpus: float, num_gpus: float
 ) -> int:
     """Does the jobs as Ray tasks. The answer as of `execute`.
 
@@ -531,7 +357,7 @@ def run_on_ray(
 
 
 def work_on_cluster(
-    ray: Any, jobs: Sequence[Job], prepared: Mapping[str, Any], handle: Handle, num_cpus: float, num_gpus: float
+    ray: Any, jobs: Sequence[RunJob], prepared: Mapping[str, Any], handle: Handle, num_cpus: float, num_gpus: float
 ) -> int:
     """Does the jobs on the cluster that this process is connected to. The answer as of `execute`."""
     from ray.util.queue import Queue
@@ -556,7 +382,7 @@ def work_on_cluster(
         except ray.exceptions.RayError as error:
             cause = f"its worker was lost ({type(error).__name__})"
             if not noted and tries[number] == TRIES:
-                handle(number, State("failed", reason=f"{cause}: {join_lines(error)[:LONGEST]}"))
+                handle(number, State("failed", reason=f"{cause}: {join_lines(error)[:LONGEST_REASON]}"))
             elif not noted:
                 handle(number, State())
                 handle(number, f"{cause}; another one takes it up")
@@ -588,7 +414,7 @@ def work_on_cluster(
 
 
 def do_on_ray(
-    number: int, job: Job, data: bytes, queue: Any, folder: str, threads: int
+    number: int, job: RunJob, data: bytes, queue: Any, folder: str, threads: int
 ) -> tuple[State, dict[str, bytes]]:
     """What a Ray worker does: one job, with the prepared data `data`; how it ended, and the files that it has written.
 
@@ -596,7 +422,7 @@ def do_on_ray(
     """
     import torch
 
-    from bertkit.training.trainer import Interrupted
+    from bertkit.training.callbacks import Interrupted
 
     if Path(folder).is_dir():
         os.chdir(folder)
@@ -623,11 +449,11 @@ def read_files(output: Path) -> dict[str, bytes]:
 
 def write_files(files: Mapping[str, bytes], output: Path) -> None:
     """Writes what a run has written elsewhere, its recipe first and its metrics last; nothing if they are here."""
-    from bertkit.training.run_dir import METRICS, RECIPE
+    from bertkit.training.run_dir import METRICS_FILE, RECIPE_FILE
 
-    if METRICS in files and not (output / METRICS).exists():
-        for name in sorted(files, key=lambda name: (name == METRICS, name != RECIPE)):
+    if METRICS_FILE in files and not (output / METRICS_FILE).exists():
+        for name in sorted(files, key=lambda name: (name == METRICS_FILE, name != RECIPE_FILE)):
             path = output / name
             path.parent.mkdir(parents=True, exist_ok=True)
-            with open_whole(path, "wb") as stream:
+            with atomic_open(path, "wb") as stream:
                 stream.write(files[name])

@@ -1,0 +1,1 @@
+"""The machine: files, processes, signals, the Hub."""

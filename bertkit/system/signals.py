@@ -17,9 +17,9 @@ from types import FrameType
 from typing import Any
 
 STOPS = (signal.SIGTERM, signal.SIGINT)
-SAME = 1.0  # seconds after the first one in which others are the same
-PATIENCE = 1.0  # seconds for an import to end
-LOOK_EVERY = 0.02  # seconds
+SAME_SIGNAL = 1.0  # seconds after the first one in which others are the same
+IMPORT_PATIENCE = 1.0  # seconds for an import to end
+SECONDS_BETWEEN_LOOKS = 0.02  # seconds
 
 _obeyed: list[int] = []  # the first signals of the contexts that are open
 
@@ -62,9 +62,9 @@ def note_signals(note: Callable[[int], None], again: Any = None) -> Iterator[Non
 
 def await_note(noted: Sequence[int]) -> bool:
     """Whether a signal comes into `noted` within SAME seconds: one to a group reaches its processes in any order."""
-    end = time.monotonic() + SAME
+    end = time.monotonic() + SAME_SIGNAL
     while not noted and time.monotonic() < end:
-        time.sleep(LOOK_EVERY)
+        time.sleep(SECONDS_BETWEEN_LOOKS)
     return bool(noted)
 
 
@@ -74,7 +74,7 @@ def act_outside_imports(act: Callable[[], None], otherwise: Callable[[], None]) 
     Libraries catch whatever ends an import of theirs, and modules stay half-made. An import is waited for PATIENCE
     seconds; then comes `otherwise`, which must not raise but end the process. Uses SIGALRM.
     """
-    end = time.monotonic() + PATIENCE
+    end = time.monotonic() + IMPORT_PATIENCE
 
     def look(number: int, frame: Any) -> None:
         is_late = time.monotonic() > end
@@ -85,7 +85,7 @@ def act_outside_imports(act: Callable[[], None], otherwise: Callable[[], None]) 
 
     if _is_importing(sys._getframe()):
         signal.signal(signal.SIGALRM, look)
-        signal.setitimer(signal.ITIMER_REAL, LOOK_EVERY, LOOK_EVERY)
+        signal.setitimer(signal.ITIMER_REAL, SECONDS_BETWEEN_LOOKS, SECONDS_BETWEEN_LOOKS)
     else:
         act()
 
@@ -153,6 +153,6 @@ def await_end() -> None:
 
 def _pass_on(number: int, first: float, handler: Any) -> None:
     """Gives a signal to a handler, unless it is the same as the one that came at the time `first`."""
-    if time.monotonic() - first > SAME:
+    if time.monotonic() - first > SAME_SIGNAL:
         signal.signal(number, handler)
         signal.raise_signal(number)

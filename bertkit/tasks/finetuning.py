@@ -5,11 +5,11 @@ from typing import Any
 
 from bertkit.data.tokenizer import load_tokenizer
 from bertkit.errors import UsageError
-from bertkit.tasks.task import Report
+from bertkit.system.progress import Report
 
 DIVERGED = "the model answers with NaN: training has diverged; lower train.learning_rate"
 
-RECIPE = {
+FINETUNING_RECIPE = {
     "checkpoint": "google-bert/bert-base-uncased",
     "precision": "auto",
     "preset": "paper",

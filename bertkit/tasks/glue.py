@@ -8,8 +8,8 @@ the submission (`bertkit.inference.glue_submission`) follows the paper.
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from shlex import quote
@@ -20,38 +20,28 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bertkit.data.formats.tables import Table, read_hub, read_tsv
+from bertkit.data.formats.glue import (
+    GLUE_HUB,
+    Benchmark,
+    SentenceExamples,
+    Split,
+    read_answers,
+    read_copy,
+    read_examples,
+    read_folder,
+    read_gold,
+    read_labels,
+)
 from bertkit.data.sequences import Sequences, encode_texts, pad
 from bertkit.errors import UsageError
-from bertkit.metrics import compute_scores
+from bertkit.metrics.glue import compute_scores
+from bertkit.reports.tables import ScoreRow
+from bertkit.system.progress import Report
 from bertkit.tasks import finetuning
-from bertkit.tasks.task import LONGEST_SHOWN, Report, Row, Task, repeat_run, use_transformers
+from bertkit.tasks.task import LONGEST_SHOWN, Task, repeat_run, use_transformers
 
-HUB = "nyu-mll/glue"
-LONGEST_LABEL = 80  # characters of one in a message
-
-BASE, LARGE = "BERT-base, test", "BERT-large, test"  # Table 1
-DEV = "BERT-base, dev"  # Table 5
-
-
-@dataclass(frozen=True)
-class Split:
-    """One file of a task.
-
-    file: below the folder of the download.
-    hub: the Hub's configuration and split.
-    needed: whether there is nothing to do without it.
-    scores: how its scores are called, "{}" standing for the score's name; empty if it is not evaluated.
-    submission: the leaderboard's file of its predictions; such a split has no labels.
-    rows: how many the leaderboard expects.
-    """
-
-    file: str
-    hub: tuple[str, str]
-    needed: bool = False
-    scores: str = ""
-    submission: str = ""
-    rows: int = 0
+BASE_TEST, LARGE_TEST = "BERT-base, test", "BERT-large, test"  # Table 1
+BASE_DEV = "BERT-base, dev"  # Table 5
 
 
 def list_splits(folder: str, config: str, rows: int) -> dict[str, Split]:
@@ -61,37 +51,6 @@ def list_splits(folder: str, config: str, rows: int) -> dict[str, Split]:
         "dev": Split(f"{folder}/dev.tsv", (config, "validation"), needed=True, scores="{}"),
         "test": Split(f"{folder}/test.tsv", (config, "test"), submission=f"{folder}.tsv", rows=rows),
     }
-
-
-@dataclass(frozen=True)
-class Benchmark:
-    """A row of the table below.
-
-    texts: the Hub's name of a column -> its name in the official files.
-    label: the official name of the labels' column.
-    labels: official spelling -> the Hub's name, in the Hub's order; empty for a score from 0 to 5.
-    metrics: as `bertkit.metrics` names them; the first one is the paper's.
-    paper: metric -> whose, on what -> the published score.
-    majority: what a submission holds where there is no model: the most frequent label in training, or the mean score.
-    bare: whether train and dev have no line of names, so that columns go by number, and how many there are.
-    broken: whether rows of another width are passed over; a few are in the official file and not in the Hub's.
-    submits_majority: whether the paper submits that, whatever the model says.
-    note: what a score that is no better than the majority's may also mean.
-    """
-
-    name: str
-    title: str
-    texts: Mapping[str, str | int]
-    label: str | int
-    labels: Mapping[str, str]
-    metrics: tuple[str, ...]
-    splits: Mapping[str, Split]
-    majority: str
-    paper: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    bare: int = 0
-    broken: bool = False
-    submits_majority: bool = False
-    note: str = ""
 
 
 PAIR = {"sentence1": "sentence1", "sentence2": "sentence2"}
@@ -110,7 +69,7 @@ BENCHMARKS = (
         metrics=("matthews_correlation",),
         splits=list_splits("CoLA", "cola", 1063),
         majority="acceptable",
-        paper={"matthews_correlation": {BASE: 0.521, LARGE: 0.605}},
+        paper={"matthews_correlation": {BASE_TEST: 0.521, LARGE_TEST: 0.605}},
         bare=4,
     ),
     Benchmark(
@@ -122,7 +81,7 @@ BENCHMARKS = (
         metrics=("accuracy",),
         splits=list_splits("SST-2", "sst2", 1821),
         majority="positive",
-        paper={"accuracy": {BASE: 0.935, LARGE: 0.949, DEV: 0.927}},
+        paper={"accuracy": {BASE_TEST: 0.935, LARGE_TEST: 0.949, BASE_DEV: 0.927}},
     ),
     Benchmark(
         name="mrpc",
@@ -133,7 +92,7 @@ BENCHMARKS = (
         metrics=("f1", "accuracy"),
         splits=list_splits("MRPC", "mrpc", 1725),
         majority="equivalent",
-        paper={"f1": {BASE: 0.889, LARGE: 0.893}, "accuracy": {DEV: 0.867}},
+        paper={"f1": {BASE_TEST: 0.889, LARGE_TEST: 0.893}, "accuracy": {BASE_DEV: 0.867}},
     ),
     Benchmark(
         name="stsb",
@@ -144,7 +103,7 @@ BENCHMARKS = (
         metrics=("spearmanr", "pearson"),
         splits=list_splits("STS-B", "stsb", 1379),
         majority="2.701",
-        paper={"spearmanr": {BASE: 0.858, LARGE: 0.865}},
+        paper={"spearmanr": {BASE_TEST: 0.858, LARGE_TEST: 0.865}},
     ),
     Benchmark(
         name="qqp",
@@ -155,7 +114,7 @@ BENCHMARKS = (
         metrics=("f1", "accuracy"),
         splits=list_splits("QQP", "qqp", 390_965),
         majority="not_duplicate",
-        paper={"f1": {BASE: 0.712, LARGE: 0.721}},
+        paper={"f1": {BASE_TEST: 0.712, LARGE_TEST: 0.721}},
         broken=True,
     ),
     Benchmark(
@@ -179,8 +138,8 @@ BENCHMARKS = (
         },
         majority="contradiction",
         paper={
-            "accuracy": {BASE: 0.846, LARGE: 0.867, DEV: 0.844},
-            "accuracy_mm": {BASE: 0.834, LARGE: 0.859},
+            "accuracy": {BASE_TEST: 0.846, LARGE_TEST: 0.867, BASE_DEV: 0.844},
+            "accuracy_mm": {BASE_TEST: 0.834, LARGE_TEST: 0.859},
         },
     ),
     Benchmark(
@@ -192,7 +151,7 @@ BENCHMARKS = (
         metrics=("accuracy",),
         splits=list_splits("QNLI", "qnli", 5463),
         majority="not_entailment",
-        paper={"accuracy": {BASE: 0.905, LARGE: 0.927, DEV: 0.884}},
+        paper={"accuracy": {BASE_TEST: 0.905, LARGE_TEST: 0.927, BASE_DEV: 0.884}},
     ),
     Benchmark(
         name="rte",
@@ -203,7 +162,7 @@ BENCHMARKS = (
         metrics=("accuracy",),
         splits=list_splits("RTE", "rte", 3000),
         majority="entailment",
-        paper={"accuracy": {BASE: 0.664, LARGE: 0.701}},
+        paper={"accuracy": {BASE_TEST: 0.664, LARGE_TEST: 0.701}},
     ),
     Benchmark(
         name="wnli",
@@ -229,7 +188,7 @@ BENCHMARKS = (
     ),
 )
 
-RECIPE = finetuning.RECIPE | {
+GLUE_RECIPE = finetuning.FINETUNING_RECIPE | {
     "batch_size": 32,  # section 4.1
     "data": {
         "dir": "",  # empty: the Hub's data set
@@ -252,8 +211,6 @@ GRID = {
     "train.num_train_epochs": [2.0, 3.0, 4.0],
 }
 
-Examples = dict[str, Any]  # "texts": one or two columns of S texts; "labels": (S,) numbers, or None
-
 
 def find_benchmark(name: str) -> Benchmark:
     """The row of a task in any spelling: `mnli`, `MNLI`, `SST-2`.
@@ -271,7 +228,7 @@ def find_benchmark(name: str) -> Benchmark:
 # --- The data ---------------------------------------------------------------------------------------------------------
 
 
-def load(row: Benchmark, options: Mapping[str, Any], report: Report) -> dict[str, Examples]:
+def load(row: Benchmark, options: Mapping[str, Any], report: Report) -> dict[str, SentenceExamples]:
     """The examples of every split there is; one that is missing and not needed is named."""
     folder = Path(options["dir"])
     tables = read_folder(row, folder) if options["dir"] else read_copy(row, report)
@@ -288,101 +245,7 @@ def load(row: Benchmark, options: Mapping[str, Any], report: Report) -> dict[str
     return examples
 
 
-def read_folder(row: Benchmark, folder: Path) -> dict[str, Table]:
-    """The official files below a folder."""
-    if not folder.is_dir():
-        first = next(iter(row.splits.values())).file
-        raise UsageError(f"{folder} is no folder; give the one that holds {first}: --data DIR")
-    files = [Path(split.file) for split in row.splits.values()]
-    own = any((folder / file.name).exists() and folder.resolve().name == str(file.parent) for file in files)
-    if own and not any((folder / file).exists() for file in files):
-        raise UsageError(
-            f"{folder} is {row.title}'s own folder; give the one above: --data {quote(str(folder.resolve().parent))}"
-        )
-    return {
-        name: read_split(row, name, folder / split.file)
-        for name, split in row.splits.items()
-        if split.needed or (folder / split.file).exists()
-    }
-
-
-def read_split(row: Benchmark, name: str, path: Path) -> Table:
-    """An official file: its texts, and `label` unless the split has none."""
-    if row.splits[name].submission:
-        return read_unlabelled(row, path)
-    return read_tsv(path, {**row.texts, "label": row.label}, width=row.bare or None, skip_broken=row.broken)
-
-
-def read_unlabelled(row: Benchmark, path: Path) -> Table:
-    """The texts of a file without labels; such a file always has a line of names."""
-    return read_tsv(path, {text: text if row.bare else column for text, column in row.texts.items()})
-
-
-def read_copy(row: Benchmark, report: Report) -> dict[str, Table]:
-    """The splits of the Hub's copy."""
-    tables: dict[str, Table] = {}
-    columns = {text: text for text in row.texts} | {"label": "label"}
-    for config in dict.fromkeys(split.hub[0] for split in row.splits.values()):
-        splits = {name: split for name, split in row.splits.items() if split.hub[0] == config}
-        optional = [name for name, split in splits.items() if not split.needed]
-        try:
-            found = {name: split.hub[1] for name, split in splits.items()}
-            tables |= read_hub(HUB, config, found, columns, optional=optional)
-        except UsageError as error:
-            if len(optional) < len(splits):
-                raise
-            report(f"{row.title}: {error}")
-    return tables
-
-
-def read_examples(row: Benchmark, table: Table, labelled: bool) -> Examples:
-    """The texts and the labels of a table."""
-    texts = [table.columns[text] for text in row.texts]
-    return {"texts": texts, "labels": read_labels(row, table) if labelled else None}
-
-
-def read_labels(row: Benchmark, table: Table) -> np.ndarray:
-    """(S,) the column `label`: int64 places among the labels, or float32 scores.
-
-    Raises:
-        UsageError: there is none, or one that the task does not have.
-    """
-    if "label" not in table.columns:
-        raise UsageError(f"{table.source} has no labels; only splits with labels can be learned or scored")
-    read = parse_score if not row.labels else index_labels(row).__getitem__
-    expected = f"one of {', '.join(row.labels)}" if row.labels else "a score from 0 to 5"
-    values = convert_labels(table, read, "label {} must be " + expected + "; mend the line")
-    return np.array(values, np.int64 if row.labels else np.float32)
-
-
-def convert_labels(table: Table, read: Callable[[str], float], message: str) -> list[float]:
-    """What `read` makes of the column `label`.
-
-    Raises:
-        UsageError: a text that it does not know (KeyError, ValueError); `message` has "{}" in its place.
-    """
-    values = []
-    for place, text in enumerate(table.columns["label"]):
-        try:
-            values.append(read(text))
-        except (KeyError, ValueError):
-            raise UsageError(f"{table.locate(place)}: {message.format(repr(text[:LONGEST_LABEL]))}") from None
-    return values
-
-
-def index_labels(row: Benchmark) -> dict[str, int]:
-    """Label, in the official spelling or by name -> its place."""
-    return {text: index for index, (spelling, name) in enumerate(row.labels.items()) for text in (spelling, name)}
-
-
-def parse_score(text: str) -> float:
-    """A similarity from 0 to 5."""
-    if not 0 <= (value := float(text)) <= 5:
-        raise ValueError(text)
-    return value
-
-
-def encode(examples: Examples, tokenizer: Any, recipe: Mapping[str, Any], split: str) -> Sequences:
+def encode(examples: SentenceExamples, tokenizer: Any, recipe: Mapping[str, Any], split: str) -> Sequences:
     """The sequences of a split."""
     return encode_texts(examples["texts"], examples["labels"], tokenizer, recipe["data"]["max_length"])
 
@@ -436,7 +299,7 @@ def baseline(row: Benchmark, train: Sequences, dev: Sequences) -> dict[str, floa
     return {f"majority_{name}": value for name, value in (scores | {"score": scores[row.metrics[0]]}).items()}
 
 
-def comment(row: Benchmark, metrics: Mapping[str, Any]) -> list[str]:
+def diagnose(row: Benchmark, metrics: Mapping[str, Any]) -> list[str]:
     """A warning where knowing nothing has as much of one of the task's metrics, with its likely causes."""
     lines = [line for line in list_rows(row) if line.baselines]
     low = next((line for line in lines if metrics[line.key] <= metrics[f"majority_{line.key}"]), None)
@@ -490,8 +353,8 @@ def write_predictions(answers: Sequence[str]) -> str:
 
 
 @torch.no_grad()
-def illustrate(
-    row: Benchmark, model: nn.Module, tokenizer: Any, examples: Mapping[str, Examples], count: int = 5
+def show_examples(
+    row: Benchmark, model: nn.Module, tokenizer: Any, examples: Mapping[str, SentenceExamples], count: int = 5
 ) -> list[str]:
     """The first examples of the evaluated split, with the model's answer and the right one."""
     split = next((name for name in examples if row.splits[name].scores), None)
@@ -502,9 +365,10 @@ def illustrate(
     batch = {name: column.to(model.device) for name, column in pad(data.__getitems__(range(len(data)))).items()}
     answers = decide(row, model(**batch).logits.float().cpu().numpy())
     show = list(row.labels.values()).__getitem__ if row.labels else "{:.1f}".format
+    shown = [[shorten(text, LONGEST_SHOWN, placeholder="…") for text in column] for column in texts]
     return [
-        f"{'  |  '.join(shorten(part, LONGEST_SHOWN, placeholder='…') for part in text)}  →  {show(answer)}  ({show(label)})"
-        for text, answer, label in zip(zip(*texts, strict=True), answers, data.labels, strict=True)
+        f"{'  |  '.join(text)}  →  {show(answer)}  ({show(label)})"
+        for text, answer, label in zip(zip(*shown, strict=True), answers, data.labels, strict=True)
     ]
 
 
@@ -533,46 +397,9 @@ def score_files(row: Benchmark, gold: Path, predictions: Path) -> dict[str, floa
     return scores | {"score": scores[row.metrics[0]]}
 
 
-def read_gold(row: Benchmark, split: str, path: Path) -> Table:
-    """An official file with labels."""
-    try:
-        return read_split(row, split, path)
-    except UsageError:
-        try:
-            read_unlabelled(row, path)
-        except UsageError:
-            pass
-        else:
-            raise UsageError(f"{path} has no labels, as test files have none; give {row.splits[split].file}") from None
-        raise
-
-
-def read_answers(row: Benchmark, path: Path) -> np.ndarray:
-    """(S,) the answers of a file in the leaderboard's form, in the order of their index, or of one an answer a line."""
-    try:
-        table = read_tsv(path, {"index": "index", "label": "prediction"})
-    except UsageError as error:
-        try:
-            table = read_tsv(path, {"label": 0}, width=1)
-        except UsageError:
-            raise error from None
-    read = float if not row.labels else index_labels(row).__getitem__
-    expected = f"one of {', '.join(index_labels(row))}" if row.labels else "a number"
-    answers = convert_labels(table, read, "the answer {} must be " + expected)
-    if "index" not in table.columns:
-        return np.array(answers)
-    places = {text: place for place, text in enumerate(table.columns["index"])}
-    try:
-        return np.array([answers[places[str(number)]] for number in range(len(answers))])
-    except KeyError as error:
-        raise UsageError(
-            f"{path} has no answer with the index {error.args[0]}; number them from 0 without gaps"
-        ) from None
-
-
 # --- The tasks --------------------------------------------------------------------------------------------------------
 
-WORDS = {
+SCORE_NAMES = {
     "accuracy": "accuracy",
     "f1": "F1",
     "matthews_correlation": "Matthews correlation",
@@ -581,15 +408,15 @@ WORDS = {
 }
 
 
-def list_rows(row: Benchmark) -> tuple[Row, ...]:
+def list_rows(row: Benchmark) -> tuple[ScoreRow, ...]:
     """The lines of a task's table: each metric on each evaluated split."""
     rows = []
     for name, split in row.splits.items():
         for metric in row.metrics if split.scores else ():
             key, first = split.scores.format(metric), split.scores == "{}"
             rows.append(
-                Row(
-                    WORDS[metric] if first else f"{WORDS[metric]}, {name.rpartition('_')[2]}",
+                ScoreRow(
+                    SCORE_NAMES[metric] if first else f"{SCORE_NAMES[metric]}, {name.rpartition('_')[2]}",
                     key,
                     {"the majority class" if row.labels else "a constant": f"majority_{metric}"} if first else {},
                     "fraction",
@@ -618,11 +445,11 @@ def suggest(row: Benchmark, output: Path, recipe: Mapping[str, Any]) -> list[str
 def make_task(row: Benchmark) -> Task:
     """The Task of a row."""
     trains = "train" in row.splits
-    settings = {"checkpoint": RECIPE["checkpoint"]} if trains else {"checkpoint": ""}
-    train = RECIPE["train"] if trains else RECIPE["train"] | {"eval_strategy": "no"}
+    settings = {"checkpoint": GLUE_RECIPE["checkpoint"]} if trains else {"checkpoint": ""}
+    train = GLUE_RECIPE["train"] if trains else GLUE_RECIPE["train"] | {"eval_strategy": "no"}
     return Task(
         name=row.name,
-        recipe={"task": row.name} | RECIPE | settings | {"train": train},
+        recipe={"task": row.name} | GLUE_RECIPE | settings | {"train": train},
         stable=finetuning.STABLE,
         metric=row.metrics[0] if row.metrics else "",
         check=partial(check, row),
@@ -636,15 +463,15 @@ def make_task(row: Benchmark) -> Task:
         score=partial(score, row),
         baseline=partial(baseline, row),
         table=list_rows(row),
-        illustrate=partial(illustrate, row),
-        comment=partial(comment, row),
+        examples=partial(show_examples, row),
+        diagnose=partial(diagnose, row),
         suggest=partial(suggest, row),
         splits={name: split.scores for name, split in row.splits.items() if split.scores},
         unlabelled=tuple(name for name, split in row.splits.items() if split.submission),
         predict=partial(predict, row),
         command=f"glue --task {row.name}",
         title=row.title,
-        copies={name: (HUB, *split.hub) for name, split in row.splits.items()},
+        copies={name: (GLUE_HUB, *split.hub) for name, split in row.splits.items()},
         folder="glue",
         pairs=len(row.texts) == 2,
     )

@@ -21,10 +21,10 @@ import torch
 from torch import Tensor, nn
 
 from bertkit.data.formats.conll import (
-    CONFIG,
     DOCSTART,
-    HUB,
-    HUB_SPLITS,
+    NER_CONFIG,
+    NER_HUB,
+    NER_HUB_SPLITS,
     Sentence,
     TaggedText,
     find_conll,
@@ -32,24 +32,27 @@ from bertkit.data.formats.conll import (
     read_conll_copy,
     to_iob1,
 )
-from bertkit.data.pretraining.tokenize import take_fingerprint
 from bertkit.data.tagging import ABSENT, IGNORED, WordWindows, encode_words, pad_words
 from bertkit.errors import UsageError
-from bertkit.inference.features import Features, cache_features, pad_features
-from bertkit.metrics import find_entities, score_entities
-from bertkit.model.bert import FEATURE_LAYERS, BertFeaturesForTokenClassification
+from bertkit.metrics.ner import find_entities, score_entities
+from bertkit.model.bilstm import FEATURE_LAYERS
+from bertkit.model.heads import BertFeaturesForTokenClassification
+from bertkit.reports.tables import ScoreRow
+from bertkit.system.files import take_fingerprint
+from bertkit.system.progress import Report
 from bertkit.tasks import finetuning
-from bertkit.tasks.task import LONGEST_SHOWN, Report, Row, Task, repeat_run
+from bertkit.tasks.features import Features, cache_features, pad_features
+from bertkit.tasks.task import LONGEST_SHOWN, Task, repeat_run
 
 UNDECIDED = -1  # instead of a label, where the logits are no numbers
-METRICS = ("precision", "recall", "f1")
-SPLITS = {"dev": "{}", "test": "test_{}"}
-PAPER = {  # Table 7
+ENTITY_SCORES = ("precision", "recall", "f1")
+NER_SCORES = {"dev": "{}", "test": "test_{}"}
+NER_PAPER = {  # Table 7
     "f1": {"BERT-base, dev": 0.964, "BERT-large, dev": 0.966},
     "test_f1": {"BERT-base, test": 0.924, "BERT-large, test": 0.928},
 }
 
-RECIPE = finetuning.RECIPE | {
+NER_RECIPE = finetuning.FINETUNING_RECIPE | {
     "checkpoint": "google-bert/bert-base-cased",  # section 5.3: a case-preserving WordPiece model
     "batch_size": 32,  # A.3's grid, as the three below; section 5.3 does not say which
     "data": {
@@ -74,7 +77,9 @@ RECIPE = finetuning.RECIPE | {
 FEATURE_BASED = {"train": {"learning_rate": 1e-3, "num_train_epochs": 10.0}}
 BILSTM_SIZE = 768  # units a direction: section 5.3's "two-layer 768-dimensional BiLSTM"
 
-Examples = dict[str, Any]  # "text": a TaggedText; "labels": the tags of training, O first; two of `[data]`'s options
+TaggedExamples = dict[
+    str, Any
+]  # "text": a TaggedText; "labels": the tags of training, O first; two of `[data]`'s options
 
 
 # --- The data ---------------------------------------------------------------------------------------------------------
@@ -92,7 +97,7 @@ def check(recipe: Mapping[str, Any]) -> None:
             raise UsageError(f"{key} is for fine-tuning: features leave the encoder as it is; leave {key} out")
 
 
-def adapt(given: Mapping[str, Any]) -> Mapping[str, Any]:
+def overrides(given: Mapping[str, Any]) -> Mapping[str, Any]:
     """What the feature-based approach changes in the recipe."""
     return FEATURE_BASED if given.get("data", {}).get("features") else {}
 
@@ -102,7 +107,7 @@ def name_head(options: Mapping[str, Any]) -> str:
     return "BertFeaturesForTokenClassification" if options["features"] else "BertForTokenClassification"
 
 
-def load(options: Mapping[str, Any], report: Report) -> dict[str, Examples]:
+def load(options: Mapping[str, Any], report: Report) -> dict[str, TaggedExamples]:
     """The examples of train, dev and, if it is there, test."""
     if options["dir"]:
         texts = {split: read_conll(path) for split, path in find_conll(options["dir"], report).items()}
@@ -139,7 +144,9 @@ class FeaturedWords(Features):
         return take_fingerprint(self.words.fingerprint().encode(), self.path.stem.encode())
 
 
-def encode(examples: Examples, tokenizer: Any, recipe: Mapping[str, Any], split: str) -> WordWindows | FeaturedWords:
+def encode(
+    examples: TaggedExamples, tokenizer: Any, recipe: Mapping[str, Any], split: str
+) -> WordWindows | FeaturedWords:
     """The sequences of a split, or their features."""
     options = recipe["data"]
     words = encode_words(examples["text"], examples["labels"], tokenizer, options["max_length"], options["context"])
@@ -182,7 +189,9 @@ def describe(data: WordWindows | FeaturedWords, split: str) -> list[str]:
     return [line]
 
 
-def configure(recipe: Mapping[str, Any], tokenizer: Any, examples: Mapping[str, Examples] | None) -> dict[str, Any]:
+def configure(
+    recipe: Mapping[str, Any], tokenizer: Any, examples: Mapping[str, TaggedExamples] | None
+) -> dict[str, Any]:
     """The labels by name; the vocabulary has to hold the tokenizer's tokens."""
     if tokenizer is None or examples is None:
         return {}
@@ -231,16 +240,16 @@ def score(kept: np.ndarray, data: WordWindows | FeaturedWords) -> dict[str, floa
     An entity of a type that training does not have counts as well.
     """
     scores = score_entities(list_tags(data), decide(kept, data))
-    return {name: scores[name] for name in METRICS}
+    return {name: scores[name] for name in ENTITY_SCORES}
 
 
 def baseline(train: WordWindows | FeaturedWords, dev: WordWindows | FeaturedWords) -> dict[str, float]:
     """What never tagging anything, which is O for most words, scores on the dev set: `majority_…`."""
     scores = score_entities(list_tags(dev), [["O"] * len(tags) for tags in list_tags(dev)])
-    return {f"majority_{name}": scores[name] for name in METRICS} | {"majority_score": scores["f1"]}
+    return {f"majority_{name}": scores[name] for name in ENTITY_SCORES} | {"majority_score": scores["f1"]}
 
 
-def comment(metrics: Mapping[str, Any]) -> list[str]:
+def diagnose(metrics: Mapping[str, Any]) -> list[str]:
     """A warning where never tagging anything scores as much."""
     if metrics["f1"] > metrics["majority_f1"]:
         return []
@@ -274,7 +283,9 @@ def write_conll(text: TaggedText, predicted: Sequence[Sequence[str]]) -> str:
 
 
 @torch.no_grad()
-def illustrate(model: nn.Module, tokenizer: Any, examples: Mapping[str, Examples], count: int = 5) -> list[str]:
+def show_examples(
+    model: nn.Module, tokenizer: Any, examples: Mapping[str, TaggedExamples], count: int = 5
+) -> list[str]:
     """The first sentences of the dev set that have an entity, with those that the model finds and the right ones."""
     text, names, longest, context = (examples["dev"][key] for key in ("text", "labels", "max_length", "context"))
     data = encode_words(text, names, tokenizer, longest, context)
@@ -325,26 +336,26 @@ def suggest(output: Path, recipe: Mapping[str, Any]) -> list[str]:
 # --- The task ---------------------------------------------------------------------------------------------------------
 
 
-def list_rows() -> tuple[Row, ...]:
+def list_rows() -> tuple[ScoreRow, ...]:
     """The lines of the table: each metric on each split."""
     words = {"precision": "precision", "recall": "recall", "f1": "F1"}
     nothing = {"f1": {"never tagging": "majority_f1"}}
     rows = []
-    for split, name in SPLITS.items():
+    for split, name in NER_SCORES.items():
         for metric, word in words.items():
             key, title = name.format(metric), word if split == "dev" else f"{word}, {split}"
-            rows.append(Row(title, key, nothing.get(key, {}), "fraction", PAPER.get(key, {})))
+            rows.append(ScoreRow(title, key, nothing.get(key, {}), "fraction", NER_PAPER.get(key, {})))
     return tuple(rows)
 
 
 NER = Task(
     name="ner",
-    recipe={"task": "ner"} | RECIPE,
+    recipe={"task": "ner"} | NER_RECIPE,
     stable=finetuning.STABLE,
     metric="f1",
     check=check,
     head=name_head,
-    adapt=adapt,
+    overrides=overrides,
     load=load,
     tokenize=finetuning.tokenize,
     configure=configure,
@@ -355,12 +366,12 @@ NER = Task(
     score=score,
     baseline=baseline,
     table=list_rows(),
-    illustrate=illustrate,
-    comment=comment,
+    examples=show_examples,
+    diagnose=diagnose,
     suggest=suggest,
-    splits=SPLITS,
+    splits=NER_SCORES,
     predict=predict,
     title="CoNLL-2003",
-    copies={name: (HUB, CONFIG, split) for name, split in HUB_SPLITS.items()},
+    copies={name: (NER_HUB, NER_CONFIG, split) for name, split in NER_HUB_SPLITS.items()},
     folder="ner",
 )

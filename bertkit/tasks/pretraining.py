@@ -11,8 +11,6 @@ import json
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import lru_cache
 from itertools import compress
 from pathlib import Path
 from shlex import quote
@@ -21,26 +19,19 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset
 
-from bertkit.data.pretraining.masking import IGNORED, check_rates, default_max_predictions, mask_tokens
-from bertkit.data.pretraining.pair_index import find_chunks
-from bertkit.data.pretraining.pairs import Pairing, assemble_pairs
-from bertkit.data.pretraining.rng import draw_key, permute
+from bertkit.data.pretraining.dataset import Phase, PretrainingData, take
+from bertkit.data.pretraining.masking import IGNORED, check_rates
 from bertkit.data.pretraining.sources import Document, is_built, read_documents
-from bertkit.data.pretraining.store import fingerprint_files, open_corpus, read_manifest
-from bertkit.data.pretraining.tokenize import (
-    TokenizedCorpus,
-    choose_held_out,
-    start_of,
-    take_fingerprint,
-    tokenize_documents,
-)
+from bertkit.data.pretraining.store import open_corpus, read_manifest
+from bertkit.data.pretraining.tokenize import TokenizedCorpus, choose_held_out, start_of, tokenize_documents
 from bertkit.data.tokenizer import describe_vocabulary, load_tokenizer, make_tokenizer, train_vocabulary
 from bertkit.errors import UsageError
 from bertkit.model.config import BertConfig
+from bertkit.reports.tables import ScoreRow
+from bertkit.system.progress import Report
 from bertkit.tasks import finetuning
-from bertkit.tasks.task import Report, Row, Task, use_transformers
+from bertkit.tasks.task import Task, use_transformers
 
 HEADS = {  # objective -> head; the second and third are rows of Table 5
     "mlm+nsp": "BertForPreTraining",
@@ -48,7 +39,7 @@ HEADS = {  # objective -> head; the second and third are rows of Table 5
     "clm": "BertLMHeadModel",
 }
 
-RECIPE = {
+PRETRAINING_RECIPE = {
     "task": "pretrain",
     "batch_size": 256,  # A.2
     "precision": "auto",
@@ -97,7 +88,7 @@ RECIPE = {
 }
 
 
-MOST_UNKNOWN = 0.3  # of the tokens; above it a vocabulary is for another script
+FOREIGN_SHARE = 0.3  # of the tokens; above it a vocabulary is for another script
 DOCUMENTS_SHOWN = 100  # of a built corpus, among which the predictions to look at are chosen
 
 # What `bertkit pretrain` does when nobody names a recipe or a model: the recipe of `make demo`,
@@ -122,167 +113,6 @@ STARTER = {
     ],
     "train": {"max_steps": 3000, "learning_rate": 7e-4, "warmup_steps": 0.05, "eval_steps": 1500, "save_steps": 1500},
 }
-
-
-@dataclass(frozen=True)
-class Phase:
-    """A part of the run at one length (A.2: 90 % of the steps at 128 tokens, the rest at 512)."""
-
-    samples: int
-    max_length: int
-
-
-class PretrainingData(Dataset):
-    """Every sample of a run, in the order of training: a pure function of the position (and of what is passed here).
-
-    A pair is drawn from the copy `epoch % dupe_factor` of the corpus, in an order permuted anew in every epoch. Nothing
-    that comes before a position has to be read or drawn for it.
-
-    Args:
-        corpus: token ids with sentence and document ends.
-        tokenizer: for the ids of the special tokens, the vocabulary's size and its `##` pieces.
-        phases: in order; a batch lies in one phase.
-        options: the `[data]` table.
-        seed: of pairs, order and masks.
-    """
-
-    def __init__(
-        self, corpus: TokenizedCorpus, tokenizer: Any, phases: Sequence[Phase], options: Mapping[str, Any], seed: int
-    ) -> None:
-        self.corpus = corpus
-        self.phases = list(phases)
-        self.options = dict(options)
-        self.seed = seed
-        self.special = {
-            "cls_id": tokenizer.cls_token_id,
-            "sep_id": tokenizer.sep_token_id,
-            "pad_id": tokenizer.pad_token_id,
-        }
-        self.mask_id = tokenizer.mask_token_id
-        self.vocab_size = len(tokenizer)
-        self.continues = None  # (V,) bool, True for ## pieces
-        if options["whole_word_masking"]:
-            tokens = tokenizer.convert_ids_to_tokens(range(self.vocab_size))
-            self.continues = np.array([token.startswith("##") for token in tokens])
-        self.plan = lru_cache(maxsize=2)(self._plan)
-        self.copy_ends: dict[int, list[int]] = {}  # max_length -> pairs up to the end of each copy, as far as needed
-
-    def __len__(self) -> int:
-        return sum(phase.samples for phase in self.phases)
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Without the cache, which a worker process fills for itself, and without what it can map from files."""
-        state = {key: value for key, value in self.__dict__.items() if key != "plan"}
-        if self.corpus.directory is not None:
-            state["corpus"] = replace(self.corpus, ids=None, sentence_ends=None)
-        return state
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__ |= state
-        self.plan = lru_cache(maxsize=2)(self._plan)
-        if self.corpus.directory is not None:
-            whole = open_corpus(self.corpus.directory, verify=False)
-            self.corpus = replace(self.corpus, ids=whole.ids, sentence_ends=whole.sentence_ends)
-
-    def fingerprint(self) -> str:
-        """What tells its text, as this vocabulary sees it, from any other."""
-        corpus = self.corpus
-        if corpus.directory is None:
-            text = take_fingerprint(corpus.ids, corpus.sentence_ends)
-        else:  # whose checksums are known
-            text = fingerprint_files(corpus.directory)
-        return take_fingerprint(text.encode(), corpus.document_starts, corpus.document_ends)
-
-    def _plan(self, max_length: int, copy: int) -> tuple[Pairing, np.ndarray]:
-        """How one copy of the corpus is cut into pairs, and the sentences (P,) that its pairs begin with."""
-        pairing = Pairing(self.corpus, max_length, self.seed, copy, self.options["short_seq_prob"])
-        return pairing, find_chunks(pairing)
-
-    def count_pairs(self, max_length: int, copy: int = 0) -> int:
-        """The pairs of one copy of the corpus."""
-        return len(self.plan(max_length, copy)[1])
-
-    def locate(self, phase: int, samples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The epochs of a phase's samples (B,), and their places in those epochs."""
-        copies, max_length = self.options["dupe_factor"], self.phases[phase].max_length
-        ends = self.copy_ends.setdefault(max_length, [])
-        while len(ends) < copies and (not ends or ends[-1] <= samples.max()):
-            ends.append((ends[-1] if ends else 0) + self.count_pairs(max_length, len(ends)))
-        rounds, rest = np.divmod(samples, ends[-1]) if len(ends) == copies else (np.zeros_like(samples), samples)
-        copy = np.searchsorted(ends, rest, side="right")
-        return rounds * copies + copy, rest - np.concatenate([[0], ends])[copy]
-
-    def __getitem__(self, position: int) -> dict[str, Tensor]:
-        """One sample, each column with a batch dimension of 1."""
-        return self.__getitems__([position])
-
-    def __getitems__(self, positions: Sequence[int]) -> dict[str, Tensor]:
-        """The batch of some positions of one phase: `input_ids`, `token_type_ids`, `attention_mask`, `labels` (B, T).
-
-        T is the longest of the batch. `next_sentence_label` (B,): 0 where B follows A, 1 where B is random; only for
-        the objective "mlm+nsp". int64 all of them.
-
-        Raises:
-            IndexError: a position outside the run, or in another phase than the others.
-        """
-        number, samples = self._find_phase(np.asarray(positions, np.int64))
-        max_length = self.phases[number].max_length
-        epochs, places = self.locate(number, samples)
-        pairs, index = np.empty((len(samples), 5), np.int64), np.empty(len(samples), np.int64)
-        for epoch in np.unique(epochs):
-            rows = epochs == epoch
-            pairing, chunks = self.plan(max_length, int(epoch) % self.options["dupe_factor"])
-            index[rows] = permute(draw_key(self.seed, number, epoch), places[rows], len(chunks))
-            pairs[rows] = pairing.draw_pairs(chunks[index[rows]])
-        batch = assemble_pairs(self.corpus.ids, pairs, **self.special)
-        lengths = batch.pop("lengths")
-        self._add_labels(batch, lengths, pairs, epochs + (number << 32), index, max_length)
-        return {name: torch.from_numpy(column) for name, column in batch.items()}
-
-    def _find_phase(self, positions: np.ndarray) -> tuple[int, np.ndarray]:
-        """The phase that the positions (B,) lie in, and their places in it."""
-        least, most = int(positions.min()), int(positions.max())
-        if not 0 <= least <= most < len(self):
-            raise IndexError(f"positions {least} to {most} are not all in a run of {len(self)} samples")
-        ends = np.cumsum([phase.samples for phase in self.phases])
-        number = int(np.searchsorted(ends, least, side="right"))
-        if most >= ends[number]:
-            raise IndexError(f"positions {least} to {most} are not all in one phase; it ends at {ends[number]}")
-        return number, positions - (ends[number] - self.phases[number].samples)
-
-    def _add_labels(
-        self,
-        batch: dict[str, np.ndarray],
-        lengths: np.ndarray,
-        pairs: np.ndarray,
-        epochs: np.ndarray,
-        index: np.ndarray,
-        max_length: int,
-    ) -> None:
-        """The objective's labels; for a masked objective also the masks, in place."""
-        if self.options["objective"] == "clm":
-            labels = np.where(batch["attention_mask"] == 1, batch["input_ids"], IGNORED)
-            labels[:, 0] = IGNORED  # nothing predicts [CLS]
-            batch["labels"] = labels
-            return
-        batch["input_ids"], batch["labels"] = mask_tokens(
-            batch["input_ids"],
-            lengths,
-            seed=self.seed,
-            epoch=epochs,
-            index=index,
-            special_ids=(self.special["cls_id"], self.special["sep_id"]),
-            mask_id=self.mask_id,
-            vocab_size=self.vocab_size,
-            probability=self.options["masked_lm_prob"],
-            max_predictions=default_max_predictions(max_length, self.options["masked_lm_prob"]),
-            mask_rate=self.options["mask_rate"],
-            random_rate=self.options["random_rate"],
-            same_rate=self.options["same_rate"],
-            whole_words=self.continues,
-        )
-        if self.options["objective"] == "mlm+nsp":
-            batch["next_sentence_label"] = pairs[:, 4]
 
 
 def list_phases(recipe: Mapping[str, Any]) -> list[Phase]:
@@ -329,7 +159,7 @@ def check(recipe: Mapping[str, Any]) -> None:
     for key in ("short_seq_prob", "heldout_share"):
         if not 0 <= options[key] < 1:
             raise UsageError(f"{key} is {options[key]} in [data]; it must be at least 0 and below 1")
-    if recipe.get("phase") and options["max_length"] != RECIPE["data"]["max_length"]:
+    if recipe.get("phase") and options["max_length"] != PRETRAINING_RECIPE["data"]["max_length"]:
         raise UsageError(
             f"max_length is {options['max_length']} in [data], but the recipe has phases with lengths of their own; "
             f"set 'phase=[{{share=1.0, max_length={options['max_length']}}}]' instead"
@@ -459,17 +289,12 @@ def encode(
         unknown = read_manifest(corpus.directory)["statistics"]["unknown_rate"]
     else:
         unknown = np.count_nonzero(corpus.ids[:] == tokenizer.unk_token_id) / max(len(corpus.ids), 1)
-    if unknown > MOST_UNKNOWN:
+    if unknown > FOREIGN_SHARE:
         raise UsageError(
             f"{unknown:.0%} of the text is {tokenizer.unk_token} to this vocabulary; "
             "give one that was made for such text, or none, and it is trained: leave --vocab out"
         )
     return PretrainingData(corpus, tokenizer, phases, options, seed)
-
-
-def take(batch: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The batch: the data set has already made it."""
-    return batch
 
 
 # The columns of a summary, one row a sequence.
@@ -555,7 +380,7 @@ def baseline(train: PretrainingData, dev: PretrainingData) -> dict[str, float]:
     return baselines
 
 
-def illustrate(model: nn.Module, tokenizer: Any, examples: Mapping[str, Any], count: int = 5) -> list[str]:
+def show_examples(model: nn.Module, tokenizer: Any, examples: Mapping[str, Any], count: int = 5) -> list[str]:
     """Some held-out sentences, a word of each masked, with the model's three likeliest words; none left to right."""
     if model.config.is_decoder:
         return []
@@ -621,7 +446,7 @@ def fill_masks(model: nn.Module, tokenizer: Any, texts: list[str], top: int = 3)
     ]
 
 
-def comment(metrics: Mapping[str, Any]) -> list[str]:
+def diagnose(metrics: Mapping[str, Any]) -> list[str]:
     """How sure it is that the model has learned to tell sentences that follow from random ones."""
     if not metrics.get("nsp_majority_error"):
         return []
@@ -661,7 +486,7 @@ def start_small(given: Mapping[str, Any]) -> Mapping[str, Any]:
 
 PRETRAINING = Task(
     name="pretrain",
-    recipe=RECIPE,
+    recipe=PRETRAINING_RECIPE,
     stable={"train": {"optim": "adamw_torch"}},
     metric="perplexity",
     lower_is_better=True,
@@ -675,17 +500,21 @@ PRETRAINING = Task(
     summarize=summarize,
     score=score,
     baseline=baseline,
-    illustrate=illustrate,
-    comment=comment,
+    examples=show_examples,
+    diagnose=diagnose,
     suggest=suggest,
     starter=start_small,
     table=(
-        Row("masked-LM loss", "mlm_loss", {"ln V": "uniform_loss", "token frequencies": "unigram_loss"}),
-        Row("masked-LM accuracy", "mlm_accuracy", {"the most frequent token": "unigram_accuracy"}, unit="fraction"),
-        Row("left-to-right loss", "clm_loss", {"ln V": "uniform_loss", "token frequencies": "unigram_loss"}),
-        Row("left-to-right accuracy", "clm_accuracy", {"the most frequent token": "unigram_accuracy"}, unit="fraction"),
-        Row("next-sentence loss", "nsp_loss"),
-        Row("next-sentence accuracy", "nsp_accuracy", {"the larger class": "nsp_majority"}, unit="fraction"),
+        ScoreRow("masked-LM loss", "mlm_loss", {"ln V": "uniform_loss", "token frequencies": "unigram_loss"}),
+        ScoreRow(
+            "masked-LM accuracy", "mlm_accuracy", {"the most frequent token": "unigram_accuracy"}, unit="fraction"
+        ),
+        ScoreRow("left-to-right loss", "clm_loss", {"ln V": "uniform_loss", "token frequencies": "unigram_loss"}),
+        ScoreRow(
+            "left-to-right accuracy", "clm_accuracy", {"the most frequent token": "unigram_accuracy"}, unit="fraction"
+        ),
+        ScoreRow("next-sentence loss", "nsp_loss"),
+        ScoreRow("next-sentence accuracy", "nsp_accuracy", {"the larger class": "nsp_majority"}, unit="fraction"),
     ),
     evaluation_options={"targets_only": True},
     reusable=False,  # the samples depend on the seed, the batch size and the length of the run

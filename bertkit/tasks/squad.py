@@ -22,8 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bertkit.data.formats.tables import HUB_SQUAD, read_answers, read_odds, read_squad, read_squad_copy
-from bertkit.data.pretraining.sources import ignore
+from bertkit.data.formats.squad import HUB_SQUAD, read_answers, read_odds, read_squad, read_squad_copy
 from bertkit.data.sequences import pad
 from bertkit.data.spans import (
     N_BEST,
@@ -39,16 +38,18 @@ from bertkit.data.spans import (
     keep_top,
 )
 from bertkit.errors import UsageError
-from bertkit.metrics import average_scores, find_tau, score_answers, score_silence, score_squad1, score_squad2
+from bertkit.metrics.squad import average_scores, find_tau, score_answers, score_silence, score_squad1, score_squad2
+from bertkit.reports.tables import ScoreRow
+from bertkit.system.progress import Report, ignore
 from bertkit.tasks import finetuning
-from bertkit.tasks.task import LONGEST_SHOWN, Report, Row, Task, repeat_run
+from bertkit.tasks.task import LONGEST_SHOWN, Task, repeat_run
 
-HUB_SPLITS = {"train": "train", "dev": "validation"}
+SQUAD_SPLITS = {"train": "train", "dev": "validation"}
 CUTS = 201  # values of tau in a curve
-BASE, LARGE = "BERT-base, dev", "BERT-large, dev"  # Tables 2 and 3
+SQUAD_BASE, SQUAD_LARGE = "BERT-base, dev", "BERT-large, dev"  # Tables 2 and 3
 ENSEMBLE = "BERT-large, 7 models, dev"  # Table 2
 TRIVIAQA, BOTH = "BERT-large, TriviaQA first, dev", "BERT-large, 7 models, TriviaQA first, dev"  # Table 2
-PREDICTIONS, NBEST, ODDS = "predictions.json", "nbest_predictions.json", "null_odds.json"  # the reference code's
+ANSWERS, NBEST, ODDS = "predictions.json", "nbest_predictions.json", "null_odds.json"  # the reference code's
 
 
 @dataclass(frozen=True)
@@ -93,8 +94,8 @@ VERSIONS = (
         unanswerable=False,
         exact="exact_match",
         paper={
-            "exact_match": {BASE: 80.8, LARGE: 84.1, TRIVIAQA: 84.2},
-            "f1": {BASE: 88.5, LARGE: 90.9, TRIVIAQA: 91.1},
+            "exact_match": {SQUAD_BASE: 80.8, SQUAD_LARGE: 84.1, TRIVIAQA: 84.2},
+            "f1": {SQUAD_BASE: 88.5, SQUAD_LARGE: 90.9, TRIVIAQA: 91.1},
         },
         combined={"exact_match": {ENSEMBLE: 85.8, BOTH: 86.2}, "f1": {ENSEMBLE: 91.8, BOTH: 92.2}},
     ),
@@ -106,7 +107,7 @@ VERSIONS = (
         epochs=2.0,
         unanswerable=True,
         exact="exact",
-        paper={"exact": {LARGE: 78.7}, "f1": {LARGE: 81.9}},
+        paper={"exact": {SQUAD_LARGE: 78.7}, "f1": {SQUAD_LARGE: 81.9}},
     ),
 )
 
@@ -175,7 +176,7 @@ def read_examples(version: Version, options: Mapping[str, Any]) -> dict[str, lis
     examples = {}
     if options["train_file"]:
         examples["train"] = read_training(version, options["train_file"])
-    wanted = {name: hub for name, hub in HUB_SPLITS.items() if name not in examples}
+    wanted = {name: hub for name, hub in SQUAD_SPLITS.items() if name not in examples}
     if not options["dir"]:
         return examples | read_squad_copy(version.hub, wanted)
     folder = Path(options["dir"])
@@ -225,7 +226,7 @@ def describe(data: Windows, split: str) -> list[str]:
     return [line]
 
 
-def precede(recipe: Mapping[str, Any]) -> dict[str, Any]:
+def pretrain_on(recipe: Mapping[str, Any]) -> dict[str, Any]:
     """The recipe of the training that comes first, on `extra_train`; empty if there is none (section 4.2, TriviaQA)."""
     if not recipe["data"]["extra_train"]:
         return {}
@@ -299,7 +300,7 @@ def score(version: Version, kept: np.ndarray, data: Windows) -> dict[str, float]
     return rate(version, data.questions, *decode_best(kept, data))
 
 
-def settle(metrics: Mapping[str, Any]) -> dict[str, Any]:
+def tuned_config(metrics: Mapping[str, Any]) -> dict[str, Any]:
     """What the evaluation decides of the model's configuration: tau."""
     return {"tau": metrics["tau"]} if "tau" in metrics else {}
 
@@ -313,7 +314,7 @@ def baseline(version: Version, train: Windows, dev: Windows) -> dict[str, float]
     return {"majority_exact": found["exact"], "majority_f1": found["f1"], "majority_score": found["f1"]}
 
 
-def comment(version: Version, metrics: Mapping[str, Any]) -> list[str]:
+def diagnose(version: Version, metrics: Mapping[str, Any]) -> list[str]:
     """What tau means, and a warning where never answering scores as much."""
     if not version.unanswerable:
         return []
@@ -353,7 +354,7 @@ def predict(version: Version, kept: np.ndarray, data: Windows, split: str) -> di
 
 
 def trace(questions: Sequence[Question], texts: Sequence[str], odds: Sequence[float], tau: float) -> dict[str, Any]:
-    """The figure of the scores over tau, at values that part the questions evenly and at the best (`bertkit.analysis.page`)."""
+    """The figure of the scores over tau, at values that part the questions evenly and at the best (`list_figures`)."""
     gold = collect_answers(questions)
     silent = np.array(list(score_silence(gold).values()), float)
     order = np.argsort(odds)
@@ -373,7 +374,7 @@ def write_answers(
     version: Version, ids: Sequence[str], texts: Sequence[str], ranked: Sequence[Any], odds: Sequence[float]
 ) -> dict[str, str]:
     """The files of some answers: name -> JSON."""
-    files = {PREDICTIONS: texts, NBEST: ranked} | ({ODDS: odds} if version.unanswerable else {})
+    files = {ANSWERS: texts, NBEST: ranked} | ({ODDS: odds} if version.unanswerable else {})
     return {
         name: json.dumps(dict(zip(ids, column, strict=True)), indent=4, ensure_ascii=False) + "\n"
         for name, column in files.items()
@@ -439,7 +440,7 @@ def score_files(
 
 
 @torch.no_grad()
-def illustrate(
+def show_examples(
     version: Version, model: nn.Module, tokenizer: Any, examples: Mapping[str, Sequence[Question]], count: int = 5
 ) -> list[str]:
     """The first questions of the dev set, with the model's answer and a right one."""
@@ -465,21 +466,21 @@ def illustrate(
 # --- The tasks --------------------------------------------------------------------------------------------------------
 
 
-def list_rows(version: Version) -> tuple[Row, ...]:
+def list_rows(version: Version) -> tuple[ScoreRow, ...]:
     """The lines of a version's table."""
     nothing = {"never answering": "majority_{}"} if version.unanswerable else {}
     rows = []
     for name, key in (("EM", version.exact), ("F1", "f1")):
         baselines = {words: found.format(key) for words, found in nothing.items()}
-        rows.append(Row(name, key, baselines, "percent", version.paper[key]))
+        rows.append(ScoreRow(name, key, baselines, "percent", version.paper[key]))
     if version.unanswerable:
         rows += [
-            Row("EM, tau = 0", "tau0_exact", unit="percent"),
-            Row("F1, tau = 0", "tau0_f1", unit="percent"),
-            Row("EM, answerable", "HasAns_exact", unit="percent"),
-            Row("F1, answerable", "HasAns_f1", unit="percent"),
-            Row("EM, unanswerable", "NoAns_exact", unit="percent"),
-            Row("tau", "tau"),
+            ScoreRow("EM, tau = 0", "tau0_exact", unit="percent"),
+            ScoreRow("F1, tau = 0", "tau0_f1", unit="percent"),
+            ScoreRow("EM, answerable", "HasAns_exact", unit="percent"),
+            ScoreRow("F1, answerable", "HasAns_f1", unit="percent"),
+            ScoreRow("EM, unanswerable", "NoAns_exact", unit="percent"),
+            ScoreRow("tau", "tau"),
         ]
     return tuple(rows)
 
@@ -491,7 +492,7 @@ def suggest(version: Version, output: Path, recipe: Mapping[str, Any]) -> list[s
     again = repeat_run(output, "43", "train.seed=43")
     return [
         f"bertkit score squad --version {version.number} {quote(str(gold))} "
-        f"{quote(str(output / 'predictions' / PREDICTIONS))}",
+        f"{quote(str(output / 'predictions' / ANSWERS))}",
         f"bertkit squad --version {version.number} {again}  # another seed",
         f"bertkit squad --version {version.number} --ensemble {run} {other} --output {both}",
     ]
@@ -506,14 +507,14 @@ def make_task(version: Version) -> Task:
         "save_strategy": "steps",
         "save_steps": 0.1,  # a share of all updates
     }
-    recipe = finetuning.RECIPE | {"batch_size": version.batch_size, "data": DATA, "train": train}
+    recipe = finetuning.FINETUNING_RECIPE | {"batch_size": version.batch_size, "data": DATA, "train": train}
     return Task(
         name=version.name,
         recipe={"task": version.name} | recipe,
         stable=finetuning.STABLE,
         metric="f1",
         check=partial(check, version),
-        precede=precede,
+        pretrain_on=pretrain_on,
         head=lambda options: "BertForQuestionAnswering",
         load=partial(load, version),
         tokenize=finetuning.tokenize,
@@ -523,16 +524,16 @@ def make_task(version: Version) -> Task:
         collate=pad,
         summarize=summarize,
         score=partial(score, version),
-        settle=settle,
+        tuned_config=tuned_config,
         baseline=partial(baseline, version),
         table=list_rows(version),
-        illustrate=partial(illustrate, version),
-        comment=partial(comment, version),
+        examples=partial(show_examples, version),
+        diagnose=partial(diagnose, version),
         suggest=partial(suggest, version),
         predict=partial(predict, version),
         command=f"squad --version {version.number}",
         title=version.title,
-        copies={name: (version.hub, HUB_SQUAD[version.hub], split) for name, split in HUB_SPLITS.items()},
+        copies={name: (version.hub, HUB_SQUAD[version.hub], split) for name, split in SQUAD_SPLITS.items()},
         folder="squad",
     )
 

@@ -15,19 +15,21 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bertkit.data.formats.tables import ENDINGS, HUB_SWAG, Situation, read_swag, read_swag_copy
+from bertkit.data.formats.swag import ENDINGS, HUB_SWAG, Situation, read_swag, read_swag_copy
 from bertkit.data.sequences import Choices, encode_texts, pad_choices
 from bertkit.errors import UsageError
-from bertkit.metrics import compute_scores
+from bertkit.metrics.glue import compute_scores
+from bertkit.reports.tables import ScoreRow
+from bertkit.system.progress import Report
 from bertkit.tasks import finetuning
-from bertkit.tasks.task import LONGEST_SHOWN, Report, Row, Task, repeat_run, use_transformers
+from bertkit.tasks.task import LONGEST_SHOWN, Task, repeat_run, use_transformers
 
-FILES = {"train": "train.csv", "dev": "val.csv", "test": "test.csv"}
-HUB = {"train": "train", "dev": "validation", "test": "test"}
+SWAG_FILES = {"train": "train.csv", "dev": "val.csv", "test": "test.csv"}
+SWAG_SPLITS = {"train": "train", "dev": "validation", "test": "test"}
 UNLABELLED = ("test",)
-PAPER = {"BERT-base, dev": 0.816, "BERT-large, dev": 0.866, "BERT-large, test": 0.863}  # Table 4
+SWAG_PAPER = {"BERT-base, dev": 0.816, "BERT-large, dev": 0.866, "BERT-large, test": 0.863}  # Table 4
 
-RECIPE = finetuning.RECIPE | {
+SWAG_RECIPE = finetuning.FINETUNING_RECIPE | {
     "batch_size": 16,  # section 4.4
     "data": {
         "dir": "",  # empty: the Hub's data set
@@ -55,8 +57,8 @@ def check(recipe: Mapping[str, Any]) -> None:
 def load(options: Mapping[str, Any], report: Report) -> dict[str, list[Situation]]:
     """The questions of train, dev and, if it is there, test; one that is not is named."""
     folder = Path(options["dir"])
-    examples = read_folder(folder) if options["dir"] else read_swag_copy(HUB, UNLABELLED)
-    for name, file in FILES.items():
+    examples = read_folder(folder) if options["dir"] else read_swag_copy(SWAG_SPLITS, UNLABELLED)
+    for name, file in SWAG_FILES.items():
         if name not in examples:
             report(f"SWAG: {folder / file if options['dir'] else name} is not there and is passed over")
     examples["train"] = examples["train"][: options["max_train_samples"] or None]
@@ -67,10 +69,10 @@ def load(options: Mapping[str, Any], report: Report) -> dict[str, list[Situation
 def read_folder(folder: Path) -> dict[str, list[Situation]]:
     """The official files in a folder."""
     if not folder.is_dir():
-        raise UsageError(f"{folder} is no folder; give the one that holds {FILES['train']}: --data DIR")
+        raise UsageError(f"{folder} is no folder; give the one that holds {SWAG_FILES['train']}: --data DIR")
     return {
         name: read_swag(folder / file, labelled=name not in UNLABELLED)
-        for name, file in FILES.items()
+        for name, file in SWAG_FILES.items()
         if name not in UNLABELLED or (folder / file).exists()
     }
 
@@ -133,7 +135,7 @@ def baseline(train: Choices, dev: Choices) -> dict[str, float]:
     return {"majority_accuracy": value, "majority_score": value}
 
 
-def comment(metrics: Mapping[str, Any]) -> list[str]:
+def diagnose(metrics: Mapping[str, Any]) -> list[str]:
     """A warning where always the same place scores as much."""
     if metrics["accuracy"] > metrics["majority_accuracy"]:
         return []
@@ -151,11 +153,11 @@ def comment(metrics: Mapping[str, Any]) -> list[str]:
 def predict(logits: np.ndarray, data: Choices, split: str) -> dict[str, str]:
     """A file named as the split's: number of the question and place of the ending, as CSV."""
     rows = "".join(f"{index},{place}\n" for index, place in enumerate(decide(logits)))
-    return {FILES[split]: f"index,pred\n{rows}"}
+    return {SWAG_FILES[split]: f"index,pred\n{rows}"}
 
 
 @torch.no_grad()
-def illustrate(
+def show_examples(
     model: nn.Module, tokenizer: Any, examples: Mapping[str, Sequence[Situation]], count: int = 5
 ) -> list[str]:
     """The first questions of the dev set, with the model's ending and the right one."""
@@ -176,7 +178,7 @@ def cut(text: str) -> str:
 
 # --- The task ---------------------------------------------------------------------------------------------------------
 
-ACCURACY = Row("accuracy", "accuracy", {"the majority ending": "majority_accuracy"}, "fraction", PAPER)
+ACCURACY = ScoreRow("accuracy", "accuracy", {"the majority ending": "majority_accuracy"}, "fraction", SWAG_PAPER)
 
 
 def suggest(output: Path, recipe: Mapping[str, Any]) -> list[str]:
@@ -192,7 +194,7 @@ def suggest(output: Path, recipe: Mapping[str, Any]) -> list[str]:
 
 SWAG = Task(
     name="swag",
-    recipe={"task": "swag"} | RECIPE,
+    recipe={"task": "swag"} | SWAG_RECIPE,
     stable=finetuning.STABLE,
     metric="accuracy",
     check=check,
@@ -207,12 +209,12 @@ SWAG = Task(
     score=score,
     baseline=baseline,
     table=(ACCURACY,),
-    illustrate=illustrate,
-    comment=comment,
+    examples=show_examples,
+    diagnose=diagnose,
     suggest=suggest,
     unlabelled=UNLABELLED,
     predict=predict,
     title="SWAG",
-    copies={name: (*HUB_SWAG, split) for name, split in HUB.items()},
+    copies={name: (*HUB_SWAG, split) for name, split in SWAG_SPLITS.items()},
     folder="swag",
 )

@@ -8,35 +8,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from shlex import quote
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from torch import Tensor
 
+from bertkit.reports.tables import ScoreRow
+from bertkit.system.progress import Report
+
 LONGEST_SHOWN = 80  # characters of a text among the examples
-Report = Callable[[str], None]  # takes one line for the person who waits
-
-
-@dataclass(frozen=True)
-class Row:
-    """One line of the table that a run ends with.
-
-    key: of the score in metrics.json; `start_<key>` is its value before training.
-    baselines: what knowing less would score: words for it -> its key.
-    unit: of the value in metrics.json; tables show a fraction in percent.
-    paper: the published scores in the same unit: whose and on which data -> value.
-    """
-
-    name: str
-    key: str
-    baselines: Mapping[str, str] = field(default_factory=dict)
-    unit: Literal["", "fraction", "percent"] = ""
-    paper: Mapping[str, float] = field(default_factory=dict)
-
-    def show(self, value: float) -> str:
-        """The value as tables show it."""
-        scaled = 100 * value if self.unit == "fraction" else value
-        return f"{scaled:.1f}" if self.unit else f"{value:.3f}"
 
 
 def repeat_run(output: Path, ending: str, *settings: str) -> str:
@@ -65,9 +45,9 @@ class Task:
     metric: the key in `score`'s answer that the paper reports; metrics.json repeats it as `score`. Empty for data
         without labels, which are only predicted.
     check: (recipe) -> nothing. Raises UsageError for options that make no sense, before anything is read.
-    adapt: (what is given of a recipe) -> what this changes in the task's own: other options may need another rate.
-    precede: (recipe) -> the recipe of a training that comes before this one, which then starts from its model; empty if
-        there is none.
+    overrides: (what is given of a recipe) -> what this changes in the task's own: other options may need another rate.
+    pretrain_on: (recipe) -> the recipe of a training that comes before this one, which then starts from its model;
+        empty if there is none.
     head: `[data]` options -> the name of a head class in `bertkit.model`.
     load: (`[data]` options, report) -> split name -> examples: "train" (a task without it is only predicted), the first
         of `splits`, and what there is of the others and of `unlabelled`. Raises UsageError for wrong files.
@@ -80,11 +60,11 @@ class Task:
     collate: a list of the data set's items (or what its `__getitems__` gives) -> a batch of tensors.
     summarize: (the head's outputs, batch) -> (B, ...) what `score` needs of each sequence.
     score: (summaries (S, ...) of a split in order, its data set) -> named scores.
-    settle: (metrics) -> values for BertConfig that the evaluation decides.
+    tuned_config: (metrics) -> values for BertConfig that the evaluation decides.
     baseline: (training data set, evaluation data set) -> named scores of knowing nothing.
     table: the scores to show at the end.
-    illustrate: (model, tokenizer, examples by split) -> some predictions to look at, one line each.
-    comment: (metrics) -> lines to print below the table.
+    examples: (model, tokenizer, examples by split) -> some predictions to look at, one line each.
+    diagnose: (metrics) -> lines to print below the table.
     suggest: (run directory, its recipe) -> commands to try next, as a shell takes them.
     starter: (what the command line gave) -> the recipe where nobody names one, small enough for a laptop.
     splits: evaluated at the end, the first one also during training; split name -> how its scores are called, "{}"
@@ -114,14 +94,14 @@ class Task:
     collate: Callable[[Any], dict[str, Tensor]]
     summarize: Callable[[Any, Mapping[str, Tensor]], Tensor]
     score: Callable[[np.ndarray, Any], dict[str, float]]
-    adapt: Callable[[Mapping[str, Any]], Mapping[str, Any]] = accept_nothing
-    precede: Callable[[Mapping[str, Any]], dict[str, Any]] = accept_nothing
+    overrides: Callable[[Mapping[str, Any]], Mapping[str, Any]] = accept_nothing
+    pretrain_on: Callable[[Mapping[str, Any]], dict[str, Any]] = accept_nothing
     describe: Callable[[Any, str], list[str]] = lambda data, split: []
-    settle: Callable[[Mapping[str, Any]], dict[str, Any]] = accept_nothing
+    tuned_config: Callable[[Mapping[str, Any]], dict[str, Any]] = accept_nothing
     baseline: Callable[[Any, Any], dict[str, float]] = accept_nothing
-    table: tuple[Row, ...] = ()
-    illustrate: Callable[[Any, Any, Mapping[str, Any]], list[str]] | None = None
-    comment: Callable[[Mapping[str, Any]], list[str]] = lambda metrics: []
+    table: tuple[ScoreRow, ...] = ()
+    examples: Callable[[Any, Any, Mapping[str, Any]], list[str]] | None = None
+    diagnose: Callable[[Mapping[str, Any]], list[str]] = lambda metrics: []
     suggest: Callable[[Path, Mapping[str, Any]], list[str]] = lambda output, recipe: []
     starter: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None
     splits: Mapping[str, str] = field(default_factory=lambda: {"dev": "{}"})
@@ -137,11 +117,11 @@ class Task:
     evaluation_options: Mapping[str, Any] = field(default_factory=dict)
     lower_is_better: bool = False
 
-    def find_row(self, key: str) -> Row:
+    def find_row(self, key: str) -> ScoreRow:
         """The line of the table with this score."""
-        return next((row for row in self.table if row.key == key), Row(key, key))
+        return next((row for row in self.table if row.key == key), ScoreRow(key, key))
 
-    def list_rows(self, metrics: Mapping[str, Any]) -> list[Row]:
+    def list_rows(self, metrics: Mapping[str, Any]) -> list[ScoreRow]:
         """The lines of the table that there are scores for, the paper's metric among them, with known baselines."""
         rows = {row.key: row for row in self.table}
         if self.metric:

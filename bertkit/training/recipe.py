@@ -6,7 +6,7 @@ pretraining the `[[phase]]` tables (paper A.2: a length and its share of the ste
 name, and the library's annotations are the types checked here. A merged and checked recipe holds all that a run needs:
 saved, it repeats the run.
 
-Left out: what the values do (the task's and `bertkit.training.run`'s business), whether the sizes in `[model]` fit together
+Left out: what the values do (the task's and `run.py`'s business), whether the sizes in `[model]` fit together
 (`bertkit.model.config`), and every command-line option but `--set`.
 """
 
@@ -15,9 +15,7 @@ import dataclasses
 import datetime
 import difflib
 import inspect
-import json
 import math
-import os
 import sys
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -27,11 +25,12 @@ from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
 from bertkit.errors import UsageError
-from bertkit.system.files import write_whole
+from bertkit.system.differences import LONGEST_NAME, LONGEST_TEXT, copy, show_toml
+from bertkit.system.files import atomic_write
 
 Recipe = dict[str, Any]
 
-TOP = {
+TOP_KEYS = {
     "task": str,
     "checkpoint": str,
     "batch_size": int,
@@ -44,7 +43,7 @@ TOP = {
 TABLES = ("model", "data", "train")
 PHASE = {"share": float, "max_length": int}
 STEPS = ("eval_steps", "logging_steps", "save_steps")
-LEAST = {
+LEAST_VALUES = {
     ("", "batch_size"): 1,
     ("", "reinit_layers"): 0,
     ("phase", "max_length"): 5,  # [CLS] a [SEP] b [SEP]
@@ -93,10 +92,15 @@ RESERVED = {
     "warmup_ratio": "write warmup_steps: below 1 it is a share of all steps",
     "group_by_length": 'write train_sampling_strategy = "group_by_length"',
 }
-
-LONGEST_NAME, LONGEST_TEXT = 40, 100  # characters of what was given, in a message
 TOO_DEEP = "nested too deep to be read; no key of a recipe needs that"
-NAMES = {bool: "true or false", int: "a whole number", float: "a number", str: "text", list: "a list", dict: "a table"}
+TYPE_NAMES = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    str: "text",
+    list: "a list",
+    dict: "a table",
+}
 
 
 def read_recipe(path: str | Path) -> Recipe:
@@ -149,7 +153,7 @@ def merge(*recipes: Mapping[str, Any]) -> Recipe:
     or `~user` is a path, and is expanded.
     """
     merged: Recipe = {}
-    for recipe in map(_copy, recipes):
+    for recipe in map(copy, recipes):
         for key, value in recipe.items():
             if key in TABLES and isinstance(value, dict) and isinstance(merged.get(key), dict):
                 merged[key] |= value
@@ -198,7 +202,7 @@ def check_value(key: str, value: Any, annotation: Any, place: str = "") -> Any:
         return _convert(value, annotation)
     except TypeError:
         remedy = _propose(key, value, annotation)
-        raise UsageError(f"{place}{key} = {_show_toml(value)} must be {_describe(annotation)}{remedy}") from None
+        raise UsageError(f"{place}{key} = {show_toml(value)} must be {_describe(annotation)}{remedy}") from None
 
 
 def save_recipe(recipe: Mapping[str, Any], path: str | Path) -> None:
@@ -208,38 +212,22 @@ def save_recipe(recipe: Mapping[str, Any], path: str | Path) -> None:
     """
     import tomli_w
 
-    recipe = _copy(recipe)
+    recipe = copy(recipe)
     tables = {table: recipe.pop(table) for table in TABLES if table in recipe}
     phases = recipe.pop("phase") if recipe.get("phase") else []  # an empty list stays a top-level key
-    sections = {key: recipe.pop(key) for key in TOP if key in recipe} | recipe
+    sections = {key: recipe.pop(key) for key in TOP_KEYS if key in recipe} | recipe
     parts = [tomli_w.dumps(sections)] if sections else []
     parts += [tomli_w.dumps({table: tables[table]}) for table in ("model", "data") if table in tables]
     parts += ["[[phase]]\n" + tomli_w.dumps(phase) for phase in phases]
     parts += [tomli_w.dumps({"train": tables["train"]})] if "train" in tables else []
 
-    write_whole("\n".join(parts), Path(path))
-
-
-def find_recipe_differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """`table.key: old -> new` for every value that differs, in the order of the old recipe; empty when none does."""
-    before, after = _flatten(old), _flatten(new)
-    return [
-        f"{key}: {_show_toml(before.get(key))} -> {_show_toml(after.get(key))}"
-        for key in before | after
-        if before.get(key) != after.get(key)
-    ]
+    atomic_write("\n".join(parts), Path(path))
 
 
 def list_decisive(recipe: Mapping[str, Any]) -> Recipe:
     """A recipe without the keys that only fit it to a machine: what decides which run it is."""
     train = {key: value for key, value in recipe.get("train", {}).items() if key not in FITTING}
     return {**recipe, **({"train": train} if "train" in recipe else {})}
-
-
-def name_differences(differences: list[str]) -> str:
-    """The first two of `find_recipe_differences`, and how many more there are."""
-    more = f" and {len(differences) - 2} more" if len(differences) > 2 else ""
-    return "; ".join(differences[:2]) + more
 
 
 def list_lengths(recipe: Mapping[str, Any]) -> list[int]:
@@ -287,14 +275,14 @@ def _list_fields(table: str, data_defaults: Mapping[str, Any]) -> dict[str, Any]
             key: list[type(default[0]) if default else str] if isinstance(default, list) else type(default)
             for key, default in data_defaults.items()
         }
-    return {"": TOP, "phase": PHASE}[table]
+    return {"": TOP_KEYS, "phase": PHASE}[table]
 
 
 def _check_table(table: str, values: Any, data_defaults: Mapping[str, Any]) -> Recipe:
     """The values of one table, in their types."""
     if not isinstance(values, dict):
         raise UsageError(
-            f"{table} = {_show_toml(values)} must be a table; write [{table}] on a line, and its keys below"
+            f"{table} = {show_toml(values)} must be a table; write [{table}] on a line, and its keys below"
         )
     fields = _list_fields(table, data_defaults)
     place = f"{_bracket(table)} " if table else ""
@@ -307,9 +295,9 @@ def _check_table(table: str, values: Any, data_defaults: Mapping[str, Any]) -> R
         checked[key] = check_value(key, value, fields[key], place)
         if key in STEPS and math.isinf(checked[key]):  # of which transformers would make a whole number
             raise UsageError(
-                f"{place}{key} = {_show_toml(value)} must be a number of updates, or a share of all of them"
+                f"{place}{key} = {show_toml(value)} must be a number of updates, or a share of all of them"
             )
-        least = LEAST.get((table, key))
+        least = LEAST_VALUES.get((table, key))
         if least is not None and checked[key] < least:
             raise UsageError(f"{place}{key} = {value} must be at least {least}")
     return checked
@@ -398,7 +386,7 @@ def _describe(annotation: Any) -> str:
         elif origin is list and arguments:
             words.append(f"a list, each item {_describe(arguments[0])}")
         else:
-            words.append(NAMES.get(origin, str(kind)))
+            words.append(TYPE_NAMES.get(origin, str(kind)))
     return " or ".join(words)
 
 
@@ -406,14 +394,14 @@ def _propose(key: str, value: Any, annotation: Any) -> str:
     """The remedy: the same value as it should have been written, or the nearest choice; empty when neither exists."""
     for reading in _read_otherwise(value):
         try:
-            fitting = _show_toml(_convert(reading, annotation))
+            fitting = show_toml(_convert(reading, annotation))
         except TypeError:
             continue
         unquoted = isinstance(value, str) and not isinstance(reading, str | list)
         return f"; write it {'without quotes' if unquoted else 'so'}: {key} = {fitting}"
     choices = [choice for kind in _alternatives(annotation) if get_origin(kind) is Literal for choice in get_args(kind)]
     nearest = difflib.get_close_matches(str(value), map(str, choices), n=1)
-    return f"; did you mean {_show_toml(nearest[0])}?" if nearest else ""
+    return f"; did you mean {show_toml(nearest[0])}?" if nearest else ""
 
 
 def _read_otherwise(value: Any) -> Iterator[Any]:
@@ -425,7 +413,7 @@ def _read_otherwise(value: Any) -> Iterator[Any]:
     elif isinstance(value, float) and value.is_integer():
         yield int(value)
     if not isinstance(value, list | dict | str):
-        yield _show_toml(value)
+        yield show_toml(value)
     yield [value]
 
 
@@ -439,34 +427,6 @@ def _parse_value(text: str) -> Any:
     return text if len(parsed) > 1 or isinstance(parsed["value"], datetime.date | datetime.time) else parsed["value"]
 
 
-def _show_toml(value: Any) -> str:
-    """The value about as TOML writes it, on one line of moderate length."""
-    if value is None:
-        return "(not set)"
-    if isinstance(value, datetime.date | datetime.time):
-        return str(value)
-    text = json.dumps(value, ensure_ascii=False, default=str)
-    text = text if len(text) <= LONGEST_TEXT else text[: LONGEST_TEXT - 3] + "..."
-    return "".join(character if character.isprintable() else repr(character)[1:-1] for character in text)
-
-
 def _bracket(table: str) -> str:
     """A table's header."""
     return "[[phase]]" if table == "phase" else f"[{table}]"
-
-
-def _copy(value: Any) -> Any:
-    """Return a deep copy without the keys whose value is None, with `~` and `~user` expanded in texts that begin so."""
-    if isinstance(value, str):
-        return os.path.expanduser(value) if "/" in value else value
-    if isinstance(value, Mapping):
-        return {key: _copy(item) for key, item in value.items() if item is not None}
-    return [_copy(item) for item in value] if isinstance(value, list | tuple) else value
-
-
-def _flatten(recipe: Mapping[str, Any]) -> dict[str, Any]:
-    """`key` or `table.key` -> value, in the recipe's order."""
-    flat: dict[str, Any] = {}
-    for key, value in _copy(recipe).items():
-        flat |= {f"{key}.{name}": item for name, item in value.items()} if isinstance(value, dict) else {key: value}
-    return flat

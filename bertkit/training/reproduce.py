@@ -17,14 +17,22 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from bertkit.data.pretraining.sources import ignore
 from bertkit.errors import UsageError, explain_refusal
+from bertkit.system.differences import find_recipe_differences
+from bertkit.system.progress import Report, ignore
 from bertkit.tasks import TASKS
-from bertkit.tasks.task import Report
-from bertkit.training.recipe import find_recipe_differences, read_recipe
+from bertkit.training.callbacks import Progress
+from bertkit.training.recipe import read_recipe
 from bertkit.training.run import run
-from bertkit.training.run_dir import ENVIRONMENT, FIRST, METRICS, PREDICTIONS, RECIPE, read_environment, read_metrics
-from bertkit.training.trainer import Progress
+from bertkit.training.run_dir import (
+    ENVIRONMENT,
+    FIRST,
+    METRICS_FILE,
+    PREDICTIONS,
+    RECIPE_FILE,
+    read_environment,
+    read_metrics,
+)
 
 
 @dataclass(frozen=True)
@@ -61,15 +69,16 @@ def reproduce(
         Interrupted: by SIGTERM or SIGINT, after a checkpoint.
     """
     folder, output = Path(folder), Path(output)
-    if not (folder / METRICS).is_file() or not (folder / RECIPE).is_file():
+    if not (folder / METRICS_FILE).is_file() or not (folder / RECIPE_FILE).is_file():
         raise UsageError(
-            f"{folder} holds no finished run ({METRICS} and {RECIPE}); give the directory of one that training has made"
+            f"{folder} holds no finished run ({METRICS_FILE} and {RECIPE_FILE}); give the directory of one that "
+            "training has made"
         )
     if output.resolve() == folder.resolve():
         raise UsageError(f"{output} is the run itself; name another directory with --output")
-    recipe = read_recipe(folder / RECIPE)
+    recipe = read_recipe(folder / RECIPE_FILE)
     if recipe.get("task") not in TASKS:
-        raise UsageError(f"{folder / RECIPE} is of the task {recipe.get('task')!r}, which there is not")
+        raise UsageError(f"{folder / RECIPE_FILE} is of the task {recipe.get('task')!r}, which there is not")
     run(TASKS[recipe["task"]], recipe, output=output, report=report, progress=progress)
     return compare_runs(folder, output)
 
@@ -80,7 +89,7 @@ def compare_runs(before: Path, now: Path) -> Comparison:
     Raises:
         UsageError: a file of theirs is damaged.
     """
-    one, two = (read_metrics(folder / METRICS) for folder in (before, now))
+    one, two = (read_metrics(folder / METRICS_FILE) for folder in (before, now))
     scores = {name: (one.get(name), two.get(name)) for name in one | two if one.get(name) != two.get(name)}
     return Comparison(
         scores, compare_weights(before, now), compare_files(before, now), list(compare_environments(before, now))

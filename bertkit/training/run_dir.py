@@ -5,15 +5,13 @@ card and predictions, and in `best/` that of an earlier update if it was better;
 once, so its presence means done.
 """
 
-import fcntl
 import json
 import os
 import platform
 import shutil
 import subprocess
-import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -23,32 +21,25 @@ import torch
 from accelerate import PartialState
 
 import bertkit
-from bertkit.data.pretraining.store import find_checksum, map_in_threads
 from bertkit.data.tokenizer import save_tokenizer
 from bertkit.errors import UsageError, explain_refusal, make_printable
 from bertkit.model.precision import choose_precision
-from bertkit.system.files import remove_unfinished, write_json, write_whole
-from bertkit.training.recipe import (
-    Recipe,
-    find_recipe_differences,
-    list_decisive,
-    name_differences,
-    read_recipe,
-    save_recipe,
-)
+from bertkit.system.differences import find_recipe_differences, name_differences
+from bertkit.system.files import atomic_write, find_checksum, hold_directory, map_in_threads, refuse_links, write_json
+from bertkit.training.recipe import Recipe, list_decisive, read_recipe, save_recipe
 
-METRICS = "metrics.json"
-RECIPE = "recipe.toml"
+METRICS_FILE = "metrics.json"
+RECIPE_FILE = "recipe.toml"
 VOCABULARY = "vocab.txt"
 LOG = "training_log.jsonl"
 PREDICTIONS = "predictions"
 ENVIRONMENT = "environment.json"
-LENGTHS = "lengths.json"  # of the sequences: how many have how many tokens
+LENGTHS_FILE = "lengths.json"  # of the sequences: how many have how many tokens
 FIRST = "first"  # the run that comes before this one
 EXAMPLES = "examples.txt"  # among the predictions
 FIGURES = ".figures.json"  # among the predictions, behind a split: what is to be seen in them (`bertkit.analysis.page`)
 BEST = "best"  # the model of an earlier update that was better than the last
-PACKAGES = (
+NOTED_PACKAGES = (
     "accelerate",
     "datasets",
     "numpy",
@@ -59,12 +50,12 @@ PACKAGES = (
     "torch",
     "transformers",
 )
-FILES = {  # that a run writes in its directory
-    RECIPE,
+RUN_FILES = {  # that a run writes in its directory
+    RECIPE_FILE,
     ENVIRONMENT,
     LOG,
-    LENGTHS,
-    METRICS,
+    LENGTHS_FILE,
+    METRICS_FILE,
     VOCABULARY,
     "README.md",
     "config.json",
@@ -73,7 +64,7 @@ FILES = {  # that a run writes in its directory
     "tokenizer.json",
     "tokenizer_config.json",
 }
-FOLDERS = (BEST, PREDICTIONS, "checkpoint-", f".{BEST}", ".tokenizer", ".step-")  # and how their names begin
+RUN_FOLDERS = (BEST, PREDICTIONS, "checkpoint-", f".{BEST}", ".tokenizer", ".step-")  # and how their names begin
 STUDY_RESULT = "study.json"  # beside the runs of a study
 COMPLETE = "complete"  # this file marks a checkpoint as fully written; it holds the checksums of the others
 
@@ -92,17 +83,17 @@ def find_finished(output: Path, recipe: Recipe) -> dict[str, Any] | None:
         raise UsageError(f"{existing} cannot be written; name another directory with --output")
     if not output.exists():
         return None
-    if not (output / RECIPE).exists():
+    if not (output / RECIPE_FILE).exists():
         # A hidden file may be what is left of a run that was killed in its first moment.
         if any(not path.name.startswith(".") for path in output.iterdir()):
             raise UsageError(f"{output} is not empty and holds no run; name another directory with --output")
         return None
-    differences = find_recipe_differences(*map(list_decisive, (read_recipe(output / RECIPE), recipe)))
+    differences = find_recipe_differences(*map(list_decisive, (read_recipe(output / RECIPE_FILE), recipe)))
     if differences and has_begun(output):
         raise UsageError(
             f"{output} belongs to another run ({name_differences(differences)}); name another directory with --output"
         )
-    return read_metrics(output / METRICS) if (output / METRICS).exists() else None
+    return read_metrics(output / METRICS_FILE) if (output / METRICS_FILE).exists() else None
 
 
 def read_metrics(path: Path) -> dict[str, Any]:
@@ -120,71 +111,15 @@ def read_metrics(path: Path) -> dict[str, Any]:
     return metrics
 
 
-@contextmanager
-def hold_directory(output: Path, patience: float = 5.0, check: Callable[[Path], None] | None = None) -> Iterator[None]:
-    """Makes a directory, unless it is there, and keeps other processes out of it; what stays empty is removed again.
-
-    So is what a process that was killed had begun to write there.
-
-    The system lets go of it when a process dies. Where it cannot hold any (some network disks), nothing is held.
-
-    Args:
-        patience: seconds to wait for another one that may be about to end.
-        check: raises a UsageError for what may not be there; `refuse_links` by default.
-
-    Raises:
-        UsageError: another process has it, or it has what it may not have.
-    """
-    made = [path for path in (output, *output.parents) if not path.exists()]
-    with explain_refusal(f"the directory {output}"):
-        output.mkdir(parents=True, exist_ok=True)
-    handle = os.open(output, os.O_RDONLY)
-    _held.add(handle)
-    try:
-        _lock(handle, output, patience)
-        (check or refuse_links)(output)
-        remove_unfinished(output)
-        yield
-    finally:
-        if handle in _held:
-            _held.remove(handle)
-            os.close(handle)
-        for path in made:
-            with suppress(OSError):  # it is not empty
-                path.rmdir()
-
-
-def refuse_links(folder: Path, own: tuple[str, ...] = ()) -> None:
-    """Check that nothing that is written in a directory goes through a link.
-
-    The directory itself may be a link. Folders of other programs are not looked into, nor are hidden links of theirs.
-
-    Args:
-        own: how the names of folders begin that are ours.
-
-    Raises:
-        UsageError: A file or a folder is a link.
-    """
-    for path in folder.iterdir():
-        is_own = path.name.startswith(own)
-        inside = path.rglob("*") if is_own and path.is_dir() and not path.is_symlink() else ()
-        checked = (path, *inside) if is_own or not path.name.startswith(".") else ()
-        if link := next((each for each in checked if each.is_symlink()), None):
-            raise UsageError(
-                f"{make_printable(str(link))} is a link, and what it leads to would be overwritten; put a copy in its "
-                "place, or delete it"
-            )
-
-
 def check_files(folder: Path) -> None:
     """Check that a run's directory has no links, and no folders in the place of files.
 
     Raises:
         UsageError: it has one.
     """
-    refuse_links(folder, FOLDERS)
+    refuse_links(folder, RUN_FOLDERS)
     for path in folder.iterdir():
-        if path.name in FILES and path.is_dir():
+        if path.name in RUN_FILES and path.is_dir():
             raise UsageError(f"{make_printable(str(path))} is a folder, and a file is to be written; delete it")
 
 
@@ -193,41 +128,11 @@ def hold_run_dir(output: Path, patience: float = 5.0) -> AbstractContextManager[
     return hold_directory(output, patience, check_files)
 
 
-# Handles of the directories that this process keeps others out of. Only a process that is forked needs to know them:
-# the system ties the hold to the open file, which that one would share.
-_held: set[int] = set()
-
-
-def _let_go() -> None:
-    """In a forked process: a directory is its parent's alone, and free as soon as that one lets go of it or dies."""
-    while _held:
-        os.close(_held.pop())
-
-
-os.register_at_fork(after_in_child=_let_go)
-
-
-def _lock(handle: int, output: Path, patience: float) -> None:
-    end = time.monotonic() + patience
-    while True:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
-        except BlockingIOError:
-            if time.monotonic() > end:
-                raise UsageError(
-                    f"{output} is in use by another process; wait for it, or name another directory with --output"
-                ) from None
-            time.sleep(0.1)
-        except OSError:
-            return
-
-
 def holds_run(output: Path, recipe: Recipe) -> bool:
     """Whether this directory has been started with this recipe, and holds its tokenizer."""
-    if not (output / RECIPE).exists() or not (output / VOCABULARY).exists():
+    if not (output / RECIPE_FILE).exists() or not (output / VOCABULARY).exists():
         return False
-    return list_decisive(read_recipe(output / RECIPE)) == list_decisive(recipe)
+    return list_decisive(read_recipe(output / RECIPE_FILE)) == list_decisive(recipe)
 
 
 def has_begun(output: Path) -> bool:
@@ -241,7 +146,7 @@ def start_directory(output: Path, recipe: Recipe, tokenizer: Any) -> None:
         output.mkdir(parents=True, exist_ok=True)
     # At no moment is there a whole tokenizer beside another run's recipe: vocab.txt is what is written last of it.
     (output / VOCABULARY).unlink(missing_ok=True)
-    save_recipe(recipe, output / RECIPE)
+    save_recipe(recipe, output / RECIPE_FILE)
     save_tokenizer(tokenizer, output)
 
 
@@ -303,7 +208,7 @@ def describe_environment() -> dict[str, Any]:
         "commit": find_commit(),
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "packages": {name: found for name in PACKAGES if (found := find_version(name))},
+        "packages": {name: found for name in NOTED_PACKAGES if (found := find_version(name))},
         "processor": torch.cpu.get_capabilities().get("cpu_name", platform.processor()),
         "instructions": torch.backends.cpu.get_cpu_capability(),
         "auto_precision": choose_precision("auto"),
@@ -385,7 +290,7 @@ def rotate_checkpoints(output: Path, update: int, keep: int, protected: Collecti
 
 def write_log(entries: Iterable[Mapping[str, float]], output: Path) -> None:
     """Writes the training log, one JSON object a line."""
-    write_whole("".join(json.dumps(entry) + "\n" for entry in entries), output / LOG)
+    atomic_write("".join(json.dumps(entry) + "\n" for entry in entries), output / LOG)
 
 
 def read_log(output: Path) -> list[dict[str, float]]:

@@ -6,61 +6,36 @@ signal, on a loss that is no number, or when another of its processes is lost. A
 """
 
 import json
-import logging
 import math
-import os
-import socket
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager, suppress
-from datetime import timedelta
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from pickle import UnpicklingError
-from threading import Event, Thread
 from typing import Any
 
 import torch
-from torch import Tensor, distributed, nn
-from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
-from transformers.trainer_utils import SaveStrategy
+from torch import Tensor, nn
+from transformers import Trainer, TrainingArguments
 
 from bertkit.errors import UsageError, join_lines
 from bertkit.system.files import write_json
-from bertkit.system.memory import LOOK_EVERY, Heap, keep_memory
-from bertkit.system.signals import leave_signals_to_parent, note_signals
-from bertkit.tasks.task import Report, Task
+from bertkit.system.progress import Report
+from bertkit.system.signals import note_signals
+from bertkit.tasks.task import Task
+from bertkit.training.callbacks import (
+    Diverged,
+    Interrupted,
+    Milestones,
+    StopOnSignal,
+    describe_duration,
+    explain_divergence,
+)
+from bertkit.training.processes import guard_workers
 from bertkit.training.run_dir import list_checkpoints, mark_complete, rotate_checkpoints, write_log
 
 SUMS = "loss_sums.json"  # in a checkpoint: of the losses since the last log
-SECONDS_OF_SILENCE = 15  # at least, while it predicts
-SECONDS_OF_WAITING = 60.0  # for a process that stands still, until it is named
-LOOKS = 20  # in that time
-Progress = Callable[[int, int, Mapping[str, float]], None]  # updates done, of how many, the latest log entry
-
-
-class Interrupted(Exception):
-    """The run was asked to stop (SIGTERM or Ctrl-C), and can be continued from its last checkpoint.
-
-    number: of the signal.
-
-    Args:
-        update: the last one done.
-        saved: that of the last checkpoint; 0 if there is none.
-    """
-
-    def __init__(self, number: int, update: int, saved: int) -> None:
-        where = "" if saved == update else f" after update {saved:,}" if saved else " from the beginning"
-        super().__init__(f"stopped after update {update:,}; the same command continues{where}")
-        self.number = number
-
-
-class Diverged(UsageError):
-    """The loss is no number any more; all processes of a run see it."""
-
-
-class ProcessLost(UsageError):
-    """Another process of the run has ended; each of those that are left sees it."""
 
 
 def train(trainer: "BertTrainer", checkpoint: Path | None, report: Report) -> None:
@@ -267,32 +242,6 @@ class BertTrainer(Trainer):
         return super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)
 
 
-def explain_divergence(what: str, update: int, args: TrainingArguments) -> str:
-    """What to do about a training that has come to infinities or NaN."""
-    kept = f"{args.output_dir} has no checkpoint yet"
-    if whole := list_checkpoints(Path(args.output_dir)):
-        kept = f"checkpoints in {args.output_dir} are kept, the last is of update {max(whole)}"
-    return (
-        f"{what} after update {update}; lower learning_rate or raise warmup_steps in [train], or set precision = "
-        f'"fp32"; {kept}'
-    )
-
-
-def guard_workers(loader: Any) -> Any:
-    """The loader; its worker processes leave signals to this one, which needs them for what it is about."""
-    inner = getattr(loader, "base_dataloader", loader)  # accelerate's wraps the one that starts the workers
-    if getattr(inner.worker_init_fn, "func", None) is not begin_worker:  # the Trainer may keep a loader
-        inner.worker_init_fn = partial(begin_worker, inner.worker_init_fn)
-    return loader
-
-
-def begin_worker(begin: Callable[[int], None] | None, number: int) -> None:
-    """What a data worker does first."""
-    leave_signals_to_parent()
-    if begin is not None:
-        begin(number)
-
-
 def drop_second_names(model: nn.Module) -> None:
     """Leaves a decoder's bias its name in the decoder only.
 
@@ -304,114 +253,10 @@ def drop_second_names(model: nn.Module) -> None:
             del module.bias
 
 
-class Watcher(TrainerCallback):
-    """Reports progress, stops on a signal or on a loss that is no number."""
-
-    def __init__(self, output: Path, progress: Progress) -> None:
-        self.output = output
-        self.progress = progress
-        self.signalled = 0  # the signal's number
-        self.agreed = 0  # the same, once all processes know
-        self.heap = Heap()
-
-    def on_log(self, args, state: TrainerState, control: TrainerControl, logs=None, **kwargs) -> None:
-        loss = (logs or {}).get("loss", 0.0)
-        if not math.isfinite(loss):
-            raise Diverged(explain_divergence(f"the loss is {loss}", state.global_step, args))
-        if state.is_world_process_zero:
-            self.progress(state.global_step, state.max_steps, logs or {})
-
-    def on_train_begin(self, args, state: TrainerState, control: TrainerControl, **kwargs) -> None:
-        if state.is_world_process_zero:
-            write_log(state.log_history, self.output)  # from now on the directory is this run's
-        if args.device.type == "cpu":
-            keep_memory()
-
-    def on_step_end(self, args, state: TrainerState, control: TrainerControl, **kwargs) -> None:
-        # All processes have to stop after the same update. On a GPU they ask each other less often: it waits for them.
-        if args.world_size == 1 or args.device.type == "cpu" or state.global_step % 16 == 0:
-            self.agreed = self.ask_all(args)
-        if self.agreed:
-            control.should_training_stop = control.should_save = True
-        elif state.is_world_process_zero and state.global_step % max(1, state.max_steps // 200) == 0:
-            self.progress(state.global_step, state.max_steps, {})
-        if args.device.type == "cpu" and state.global_step % LOOK_EVERY == 0:
-            self.heap.look()
-
-    def on_epoch_end(self, args, state: TrainerState, control: TrainerControl, **kwargs) -> None:
-        # The Trainer comes here too when it was stopped in the middle. An evaluation would move the random state, and
-        # the checkpoint that was just written would be written again with it.
-        if self.agreed and not is_at_end(state):
-            control.should_evaluate = control.should_save = False
-
-    def ask_all(self, args) -> int:
-        """The signal that any of the processes has got, or 0; all of them have to ask."""
-        if args.world_size == 1:
-            return self.signalled
-        flag = torch.tensor(self.signalled, device=args.device)
-        torch.distributed.all_reduce(flag, torch.distributed.ReduceOp.MAX)
-        return int(flag)
-
-
-def is_at_end(state: TrainerState) -> bool:
-    """Whether an epoch, but for rounding, or the training ends after this update."""
-    return state.global_step >= state.max_steps or abs(state.epoch - round(state.epoch)) < 1e-6
-
-
-def ends_epoch(args: TrainingArguments, state: TrainerState) -> bool:
-    """Return whether the checkpoint of this update is saved where the epoch ends, after its evaluation.
-
-    Saved before it, a run that goes on would do without that evaluation and its random numbers; saved before and after,
-    the second writing would put the first at risk. Whoever stops a run has to give it the time of an evaluation.
-    """
-    return args.save_strategy != SaveStrategy.BEST and is_at_end(state)
-
-
-class Herald(TrainerCallback):
-    """Says now and then how far a long prediction is, of the share of the first process."""
-
-    def __init__(self, report: Report) -> None:
-        self.report = report
-        self.batches = 0
-        self.begun = self.said = 0.0
-
-    def on_prediction_step(self, args, state: TrainerState, control: TrainerControl, **kwargs) -> None:
-        now, total = time.monotonic(), len(kwargs["eval_dataloader"])
-        self.batches += 1
-        if self.batches == 1:
-            self.begun = self.said = now  # the first batch takes longer than the others
-        elif state.is_world_process_zero and now - self.said >= SECONDS_OF_SILENCE:
-            self.said = now
-            left = (now - self.begun) / (self.batches - 1) * (total - self.batches)
-            self.report(f"  {self.batches / total:.0%} predicted, {describe_duration(left)} left")
-
-    def on_evaluate(self, args, state: TrainerState, control: TrainerControl, metrics, **kwargs) -> None:
-        self.batches = 0
-
-    on_predict = on_evaluate
-
-
-class Milestones(TrainerCallback):
-    """Save after certain updates, and every checkpoint where an epoch ends after its evaluation (see `ends_epoch`)."""
-
-    def __init__(self, updates: Collection[int]) -> None:
-        self.updates = updates
-        self.waits = False  # for the end of the epoch
-
-    def on_step_end(self, args, state: TrainerState, control: TrainerControl, **kwargs) -> None:
-        control.should_save |= state.global_step in self.updates
-        self.waits = control.should_save and ends_epoch(args, state)
-        control.should_save &= not self.waits
-
-    def on_epoch_end(self, args, state: TrainerState, control: TrainerControl, **kwargs) -> None:
-        control.should_save |= self.waits
-        self.waits = False
-
-
 @contextmanager
-def stop_on_signal(trainer: Trainer) -> Iterator[Watcher]:
+def stop_on_signal(trainer: Trainer) -> Iterator[StopOnSignal]:
     """In this context SIGTERM and the first Ctrl-C let the update finish, write a checkpoint and end the training."""
-    watcher = next(x for x in trainer.callback_handler.callbacks if isinstance(x, Watcher))
+    watcher = next(x for x in trainer.callback_handler.callbacks if isinstance(x, StopOnSignal))
     with note_signals(partial(setattr, watcher, "signalled")):
         yield watcher
 
@@ -438,67 +283,3 @@ def explain_shortage(args: TrainingArguments) -> Iterator[None]:
             f"{keys}gradient_checkpointing=true, a lower max_length or less data; the first three leave a begun run "
             "the same, so with them the command continues from the last checkpoint"
         ) from error
-
-
-@contextmanager
-def explain_lost_process(processes: int) -> Iterator[None]:
-    """What a process sees when another one of several has ended becomes a ProcessLost."""
-    try:
-        yield
-    except RuntimeError as error:
-        if processes == 1 or not (isinstance(error, torch.distributed.DistError) or "gloo" in str(error)):
-            raise
-        raise ProcessLost(
-            "another process of this run was lost; the same command continues from its last checkpoint"
-        ) from error
-
-
-@contextmanager
-def name_stopped_processes() -> Iterator[None]:
-    """Log one line in this context when a process of the run stands still, for which all others wait.
-
-    Every process counts in a store that they share; one that the system has stopped does not count. Of those that do,
-    the first one speaks.
-    """
-    over = Event()
-    if distributed.is_initialized() and distributed.get_world_size() > 1:
-        Thread(target=_watch_others, args=(over,), daemon=True).start()
-    try:
-        yield
-    finally:
-        over.set()
-
-
-def _watch_others(over: Event) -> None:
-    """Count in the store, and look whether the others do, until it is over or the store is gone."""
-    rank, ranks = distributed.get_rank(), range(distributed.get_world_size())
-    own, seen, still = f"{os.getpid()} {socket.gethostname()}", {}, {}
-    with suppress(distributed.DistError):
-        # A connection of its own: what waits at the run's would hold it.
-        address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-        store = distributed.TCPStore(address, port, timeout=timedelta(seconds=SECONDS_OF_WAITING))
-        while not over.wait(SECONDS_OF_WAITING / LOOKS):
-            store.set(f"bertkit/{rank}", f"{time.monotonic()} {own}")
-            for other in set(ranks) - {rank}:
-                name = f"bertkit/{other}"
-                found = store.get(name).decode() if store.check([name]) else ""
-                if found != seen.setdefault(other, found):
-                    seen[other], still[other] = found, 0
-                elif other in still:  # it has counted while this one looked
-                    still[other] += 1
-            stopped = [other for other, looks in still.items() if looks >= LOOKS]
-            for other in stopped:
-                if still[other] == LOOKS and rank == min(set(ranks).difference(stopped)):
-                    _, number, host = seen[other].split()
-                    logging.getLogger("bertkit").warning(
-                        f"bertkit: process {other} (pid {number} on {host}) has stood still for "
-                        f"{SECONDS_OF_WAITING:.0f} s and the others wait for it; continue it (kill -CONT {number}), or "
-                        "end it: the same command continues from the last checkpoint"
-                    )
-
-
-def describe_duration(seconds: float) -> str:
-    """Seconds as a person says them: 42 s, 5 min 40 s, 3 h 12 min."""
-    minutes, seconds = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes} min" if hours else f"{minutes} min {seconds} s" if minutes else f"{seconds} s"

@@ -21,17 +21,22 @@ from hypothesis import strategies as st
 
 from bertkit import cli
 from bertkit.analysis import page
-from bertkit.analysis.page import make_table, thin, write_page
-from bertkit.data.formats.tables import read_squad, read_tsv
+from bertkit.analysis.page import thin, write_page
+from bertkit.data.formats.squad import read_squad
+from bertkit.data.formats.tables import read_tsv
 from bertkit.data.spans import Question
 from bertkit.data.tokenizer import load_tokenizer
 from bertkit.errors import UsageError
-from bertkit.metrics import score_squad2, score_types
-from bertkit.reports.tables import describe_size, explain_scores
+from bertkit.metrics.ner import score_types
+from bertkit.metrics.squad import score_squad2
+from bertkit.reports import html
+from bertkit.reports.html import make_table
+from bertkit.studies.tables import describe_size, explain_scores
 from bertkit.tasks import TASKS
 from bertkit.tasks.squad import VERSIONS, choose, collect_answers, rate, trace, tune
+from bertkit.training.outputs import MEASURED, measure_lengths
 from bertkit.training.recipe import read_recipe, save_recipe
-from bertkit.training.run import MEASURED, measure_lengths, run
+from bertkit.training.run import run
 from bertkit.training.run_dir import read_log
 from tests.data.pretraining.test_build_faults import limit_files
 from tests.official import write_checkpoint, write_conll, write_glue, write_squad
@@ -165,7 +170,7 @@ def whole(root):
 @pytest.fixture
 def undrawn(monkeypatch):
     """Pages without pictures, which take their time."""
-    monkeypatch.setattr(page, "draw", lambda *_: None)
+    monkeypatch.setattr(html, "draw", lambda *_: None)
 
 
 # --- What is on it ----------------------------------------------------------------------------------------------------
@@ -675,7 +680,7 @@ def test_pictures_have_the_colours_of_the_page(whole):
 
 def test_any_letter_can_stand_in_a_picture(recwarn):
     figure = {"title": "\x01名 & <b>", "xlabel": "$x$", "ylabel": "", "xs": [0, 1], "lines": {"a": [1, 2]}}
-    svg = page.draw("p-", page.plot_lines, ("dev", figure | {"mark": 1, "marked": "m"}))
+    svg = html.draw("p-", html.plot_lines, ("dev", figure | {"mark": 1, "marked": "m"}))
     assert ">名 &amp; &lt;b&gt;, dev</text>" in svg
     assert ">$x$</text>" in svg
     assert set(re.findall(r'id="([^"]*)"', svg)) == set(re.findall(r"#(p-[^\")]*)", svg))

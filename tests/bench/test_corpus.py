@@ -8,11 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bertkit import cli
 from bertkit.bench import corpus as bench
 from bertkit.bench import measure
 from bertkit.bench.corpus import Made, bench_corpus, make_samples, write_text
-from bertkit.bench.measure import OURS, REFERENCE
+from bertkit.bench.measure import BERTKIT, REFERENCE
 from bertkit.data.pretraining.pairs import plan_pairs
 from bertkit.data.pretraining.sources import read_documents
 from bertkit.data.pretraining.tokenize import tokenize_documents
@@ -127,8 +126,8 @@ def test_beside_a_reference_all_figures_are_there(checkout, source):
     assert set(row) == ROW | MEASURED | {"differ"}
     assert (row["documents"], row["sentences"], row["copies"]) == (40, sum(n % 16 + 2 for n in range(40)), 3)
     for key in MEASURED:
-        assert set(row[key]) == {OURS, REFERENCE}
-    ours, theirs = row["made"][OURS], row["made"][REFERENCE]
+        assert set(row[key]) == {BERTKIT, REFERENCE}
+    ours, theirs = row["made"][BERTKIT], row["made"][REFERENCE]
     assert ours["text_tokens"] == theirs["text_tokens"]  # the same text and vocabulary
     assert theirs["samples"] == row["sentences"] // 2 * 3
     assert theirs["tokens"] == 3 * (theirs["text_tokens"] + 3 * (row["sentences"] // 2))
@@ -138,7 +137,7 @@ def test_beside_a_reference_all_figures_are_there(checkout, source):
         assert 0 < row["stages"][side]["tokenizing"] < row["median_seconds"][side]
         assert sum(row["stages"][side].values()) == pytest.approx(row["median_seconds"][side])
     rates = {side: made["tokens"] / np.array(row["seconds"][side]) for side, made in row["made"].items()}
-    assert found["ratios"] == {"corpus": pytest.approx(np.mean(rates[OURS] / rates[REFERENCE]))}  # the median of two
+    assert found["ratios"] == {"corpus": pytest.approx(np.mean(rates[BERTKIT] / rates[REFERENCE]))}  # the median of two
     assert "tokens" in row["differ"]  # the stand-in makes pairs of two sentences, however short
     assert sum("times as fast as the reference" in line for line in lines) == 1
     assert "warning" in lines[-1]
@@ -154,8 +153,8 @@ def test_without_a_reference_there_is_our_own_rate_and_no_ratio(source):
     assert found["ratios"] == {}
     row = found["rows"]["corpus"]
     assert set(row) == ROW | MEASURED
-    assert set(row["made"]) == set(row["seconds"]) == {OURS}
-    assert row["tokens_per_second"][OURS] > 0
+    assert set(row["made"]) == set(row["seconds"]) == {BERTKIT}
+    assert row["tokens_per_second"][BERTKIT] > 0
     assert sum("tokens a second" in line for line in lines) == 1
     assert not any("times as fast" in line or "warning" in line for line in lines)
 
@@ -163,19 +162,19 @@ def test_without_a_reference_there_is_our_own_rate_and_no_ratio(source):
 def test_the_ratio_is_of_tokens_a_second(monkeypatch):
     clock = [0.0]
     monkeypatch.setattr(measure.time, "perf_counter", lambda: clock[0])
-    took = {OURS: iter((1.0, 4.0, 2.0)), REFERENCE: iter((10.0, 12.0, 12.0))}
-    made = {OURS: Made(1000, 100, 12_000, 51, 0.5), REFERENCE: Made(1000, 100, 11_900, 51, 9.0)}
+    took = {BERTKIT: iter((1.0, 4.0, 2.0)), REFERENCE: iter((10.0, 12.0, 12.0))}
+    made = {BERTKIT: Made(1000, 100, 12_000, 51, 0.5), REFERENCE: Made(1000, 100, 11_900, 51, 9.0)}
 
     def run(side: str) -> Made:
         clock[0] += next(took[side])
         return made[side]
 
     monkeypatch.setattr(bench, "count_instances", lambda found: found)
-    sides = {OURS: lambda: run(OURS), REFERENCE: lambda: (run(REFERENCE),)}
+    sides = {BERTKIT: lambda: run(BERTKIT), REFERENCE: lambda: (run(REFERENCE),)}
     row = bench.measure(sides, 3, lambda _: None)
-    assert row["seconds"] == {OURS: [1, 4, 2], REFERENCE: [10, 12, 12]}
-    assert row["tokens_per_second"] == {OURS: 6000, REFERENCE: pytest.approx(11_900 / 12)}
-    assert row["stages"][OURS] == {"tokenizing": 0.5, "pairs_and_masks": 1.5}
+    assert row["seconds"] == {BERTKIT: [1, 4, 2], REFERENCE: [10, 12, 12]}
+    assert row["tokens_per_second"] == {BERTKIT: 6000, REFERENCE: pytest.approx(11_900 / 12)}
+    assert row["stages"][BERTKIT] == {"tokenizing": 0.5, "pairs_and_masks": 1.5}
     assert row["stages"][REFERENCE] == {"tokenizing": 9, "pairs_and_masks": 3}
     assert bench.compare_rates(row) == pytest.approx(6 * 12_000 / 11_900)  # of 10, 3 and 6
     assert row["differ"] == []
@@ -197,7 +196,7 @@ def test_the_ratio_is_of_tokens_a_second(monkeypatch):
 def test_sides_that_do_another_job_are_told(monkeypatch, theirs, differ):
     ours = Made(1000, 1000, 110_000, 515, 0.1)
     monkeypatch.setattr(bench, "count_instances", lambda found: found)
-    row = bench.measure({OURS: lambda: ours, REFERENCE: lambda: (theirs,)}, 1, lambda _: None)
+    row = bench.measure({BERTKIT: lambda: ours, REFERENCE: lambda: (theirs,)}, 1, lambda _: None)
     assert row["differ"] == differ
     assert any("warning" in line for line in bench.describe(row)) == bool(differ)
 
@@ -205,9 +204,9 @@ def test_sides_that_do_another_job_are_told(monkeypatch, theirs, differ):
 def test_how_many_samples_there_are_may_be_chance():
     theirs = {"text_tokens": 1000, "samples": 982, "tokens": 110_000}
     row = {
-        "made": {OURS: theirs | {"samples": 1000}, REFERENCE: theirs},
-        "random_next": {OURS: 0.51, REFERENCE: 0.53},
-        "fill": {OURS: 0.859, REFERENCE: 0.875},
+        "made": {BERTKIT: theirs | {"samples": 1000}, REFERENCE: theirs},
+        "random_next": {BERTKIT: 0.51, REFERENCE: 0.53},
+        "fill": {BERTKIT: 0.859, REFERENCE: 0.875},
     }
     assert bench.list_differences(row, 0.001) == ["samples", "random_next", "fill"]
     assert bench.list_differences(row, 0.005) == ["random_next"]  # 2.1 % by chance
@@ -235,7 +234,7 @@ def test_every_pair_of_every_copy_is_made_once(source, tmp_path, cores):
     made = make_samples(Path(source), tokenizer, tmp_path / "corpus", 2, cores)
 
     corpus = tokenize_documents(documents, tokenizer)
-    options = {"max_length": 128, "seed": bench.SEED, "short_seq_prob": 0.1}
+    options = {"max_length": 128, "seed": bench.REFERENCE_SEED, "short_seq_prob": 0.1}
     pairs = np.concatenate([plan_pairs(corpus, copy=copy, **options) for copy in (0, 1)])
     lengths = 3 + pairs[:, 1] - pairs[:, 0] + pairs[:, 3] - pairs[:, 2]
     assert made.text_tokens == corpus.token_count
@@ -303,5 +302,5 @@ def test_the_command_writes_its_figures_and_refuses_a_wrong_folder(call, checkou
 
 def test_the_command_has_the_defaults_of_the_function():
     options = {name: one.default for name, one in inspect.signature(bench_corpus).parameters.items()}
-    command = {name: one.default for name, one in inspect.signature(cli.bench_corpus).parameters.items()}
+    command = {name: one.default for name, one in inspect.signature(bench.bench_corpus).parameters.items()}
     assert {name: value for name, value in command.items() if name != "as_json"}.items() <= options.items()

@@ -6,16 +6,16 @@ import numpy as np
 import pytest
 
 from bertkit.bench import measure
-from bertkit.bench.measure import OURS, REFERENCE, alternate, compare, measure_peak, measure_seconds
+from bertkit.bench.measure import BERTKIT, REFERENCE, alternate, compare, measure_peak, measure_seconds
 
 
 def test_the_sides_take_turns_without_garbage_collection():
     calls = []
-    sides = {name: lambda name=name: calls.append((name, gc.isenabled())) for name in (OURS, REFERENCE)}
+    sides = {name: lambda name=name: calls.append((name, gc.isenabled())) for name in (BERTKIT, REFERENCE)}
     seconds = alternate(sides, 3)
-    assert calls == [(OURS, False), (REFERENCE, False)] * 3
+    assert calls == [(BERTKIT, False), (REFERENCE, False)] * 3
     assert gc.isenabled()
-    assert {name: len(found) for name, found in seconds.items()} == {OURS: 3, REFERENCE: 3}
+    assert {name: len(found) for name, found in seconds.items()} == {BERTKIT: 3, REFERENCE: 3}
 
 
 def test_what_a_side_makes_is_taken_and_freed_off_the_clock(monkeypatch):
@@ -36,8 +36,8 @@ def test_what_a_side_makes_is_taken_and_freed_off_the_clock(monkeypatch):
         clock[0] += 30
         taken.append((name, type(made), gc.isenabled()))
 
-    assert alternate({OURS: make}, 2, take=take) == {OURS: [2, 2]}
-    assert taken == [(OURS, Slow, True)] * 2
+    assert alternate({BERTKIT: make}, 2, take=take) == {BERTKIT: [2, 2]}
+    assert taken == [(BERTKIT, Slow, True)] * 2
     assert clock == [2 * 132]
 
 
@@ -48,7 +48,7 @@ def test_a_side_that_fails_leaves_garbage_collection_on():
 
 
 def test_the_ratio_is_the_median_of_the_rounds():
-    seconds = {OURS: [1.0, 2.0, 4.0], "another": [2.0, 2.0, 2.0], REFERENCE: [9.0, 10.0, 8.0]}
+    seconds = {BERTKIT: [1.0, 2.0, 4.0], "another": [2.0, 2.0, 2.0], REFERENCE: [9.0, 10.0, 8.0]}
     assert compare(seconds) == 5.0  # of 9, 5 and 2
     assert compare(seconds, "another") == 4.5
 

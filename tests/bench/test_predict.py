@@ -5,7 +5,7 @@ import json
 import pytest
 
 from bertkit.bench import predict as bench
-from bertkit.bench.measure import OURS
+from bertkit.bench.measure import BERTKIT
 from bertkit.bench.synthetic_text import make_words
 from bertkit.errors import UsageError
 from tests.inference.test_predictor import write_head
@@ -25,7 +25,7 @@ def test_both_sides_are_timed_on_the_same_texts_and_agree(classifier, tmp_path):
     assert found["other_labels"] == 0
     assert found["largest_difference"] < 1e-5
     exact = found["figures"]["fp32"]
-    assert exact["seconds"].keys() == {OURS, *(f"pipeline of {size}" for size in bench.BATCH_SIZES)}
+    assert exact["seconds"].keys() == {BERTKIT, *(f"pipeline of {size}" for size in bench.BATCH_SIZES)}
     assert all(len(seconds) == 2 for seconds in exact["seconds"].values())
     assert exact["best"] in exact["seconds"]
     assert found["ratio"] == exact["ratio"] > 0
@@ -35,8 +35,8 @@ def test_both_sides_are_timed_on_the_same_texts_and_agree(classifier, tmp_path):
 def test_made_up_texts_are_of_mixed_length_and_known_words():
     texts = bench.make_texts(300)
     lengths = [len(text.split()) for text in texts]
-    assert (min(lengths) < 10, max(lengths) > 100, max(lengths) <= bench.LONGEST) == (True, True, True)
-    assert {word for text in texts for word in text.split()} <= set(make_words(bench.WORDS))
+    assert (min(lengths) < 10, max(lengths) > 100, max(lengths) <= bench.LONGEST_TEXT_WORDS) == (True, True, True)
+    assert {word for text in texts for word in text.split()} <= set(make_words(bench.TEXT_VARIETY))
     assert texts == bench.make_texts(300)
 
 

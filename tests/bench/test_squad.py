@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from bertkit.bench import squad as bench
-from bertkit.bench.measure import OURS, REFERENCE
+from bertkit.bench.measure import BERTKIT, REFERENCE
 from bertkit.bench.squad import LISTS, bench_squad
 from bertkit.data.spans import N_BEST, cut, decode, encode_questions, is_placed
 from bertkit.errors import UsageError
@@ -75,15 +75,15 @@ def test_beside_a_reference_the_answers_are_equal_and_all_figures_are_there(stan
         assert set(row) == ROW | {"different", "no_span"}
         assert (row["questions"], row["different"], row["no_span"]) == (40, 0, 0)
         assert row["windows"] > 40  # some contexts take several
-        assert {side: len(seconds) for side, seconds in row["seconds"].items()} == {OURS: 2, LISTS: 2, REFERENCE: 2}
-        ratios = np.divide(row["seconds"][REFERENCE], row["seconds"][OURS])
+        assert {side: len(seconds) for side, seconds in row["seconds"].items()} == {BERTKIT: 2, LISTS: 2, REFERENCE: 2}
+        ratios = np.divide(row["seconds"][REFERENCE], row["seconds"][BERTKIT])
         assert found["ratios"][name] == pytest.approx(np.mean(ratios))  # the median of two
-        assert row["questions_per_second"] == 40 / row["median_seconds"][OURS]
+        assert row["questions_per_second"] == 40 / row["median_seconds"][BERTKIT]
         size = row["bytes"]
         assert size["kept"] == row["windows"] * (4 * N_BEST + 2) * 4
         assert size["logits"] == row["windows"] * 2 * 384 * 4
-        assert set(size["peak"]) == {OURS, LISTS, REFERENCE}
-        assert size["peak"][OURS] > size["kept"]
+        assert set(size["peak"]) == {BERTKIT, LISTS, REFERENCE}
+        assert size["peak"][BERTKIT] > size["kept"]
     assert 20 < found["rows"]["squad1"]["scores"]["f1"] < 100
     assert found["rows"]["squad2"]["scores"]["f1"] >= found["rows"]["squad2"]["scores"]["tau0_f1"]
     assert sum("0 of 40 answers differ" in line for line in lines) == 2
@@ -96,7 +96,7 @@ def test_without_a_reference_there_is_our_own_rate_and_no_ratio():
     assert found["ratios"] == {}
     for row in found["rows"].values():
         assert set(row) == ROW
-        assert set(row["seconds"]) == {OURS, LISTS}
+        assert set(row["seconds"]) == {BERTKIT, LISTS}
         assert row["questions_per_second"] > 0
     assert sum("questions a second" in line for line in lines) == 2
     assert not any("reference" in line for line in lines)
@@ -179,7 +179,7 @@ def test_the_windows_are_described_as_they_are(windows):
 def test_what_is_kept_is_decoded_to_the_same_whatever_the_batch(windows, monkeypatch):
     logits = bench.make_logits(windows)
     kept = bench.keep(*logits)
-    monkeypatch.setattr(bench, "BATCH", 7)
+    monkeypatch.setattr(bench, "WINDOWS_A_BATCH", 7)
     assert decode(bench.keep(*logits), windows) == decode(kept, windows)
 
 

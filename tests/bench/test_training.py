@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from bertkit.bench import finetune, pretrain, training
-from bertkit.bench.measure import OURS, measure_growth
-from bertkit.bench.training import EXAMPLE, SAME, SORTED, Meter, Side, choose_size, count_flops, train_epoch
+from bertkit.bench.measure import BERTKIT, measure_growth
+from bertkit.bench.training import EXAMPLE, SAME_BATCHES, SORTED, Meter, Side, choose_size, count_flops, train_epoch
 from bertkit.data.sequences import pad
 from bertkit.data.tokenizer import load_tokenizer
 from bertkit.errors import UsageError
@@ -42,7 +42,7 @@ def tiny(monkeypatch):
     """Few updates before the clock runs, and the least size."""
     monkeypatch.setattr(training, "WARM_UP", 1)
     monkeypatch.setattr(training, "MEMORY", 1)
-    monkeypatch.setitem(training.SIZES, "tiny", (1, 64))
+    monkeypatch.setitem(training.RELEASED_SIZES, "tiny", (1, 64))
 
 
 def check_figures(found, sides):
@@ -55,9 +55,9 @@ def check_figures(found, sides):
         rate = found["sequences"] / figures["samples_per_second"]
         assert min(figures["seconds"]) <= rate <= max(figures["seconds"]), name
     assert found["ratios"].keys() == {"stock_same", "stock_best", "stock_example"}
-    assert found["best"] not in (OURS, EXAMPLE)
+    assert found["best"] not in (BERTKIT, EXAMPLE)
     assert found["losses"]["mean_difference"] < 1e-4
-    assert len(found["losses"][OURS]) == len(found["losses"]["stock"]) == found["updates"]
+    assert len(found["losses"][BERTKIT]) == len(found["losses"]["stock"]) == found["updates"]
 
 
 # --- What is counted --------------------------------------------------------------------------------------------------
@@ -120,15 +120,15 @@ def test_fine_tuning_on_official_files(bert, glue, tiny):
     found = finetune.bench_finetune(
         bert, glue, task="rte", batch_size=8, updates=2, repeats=2, compiled=False, report=lines.append
     )
-    check_figures(found, [OURS, SAME, SORTED, EXAMPLE])
+    check_figures(found, [BERTKIT, SAME_BATCHES, SORTED, EXAMPLE])
     assert found["sequences"] == 16
     assert any(line.startswith("stock_best: ") for line in lines)
 
 
 def test_fine_tuning_on_pairs_of_documentation(tiny, monkeypatch):
-    monkeypatch.setattr(finetune, "CHARACTERS", 100_000)
+    monkeypatch.setattr(finetune, "PAIR_CHARACTERS", 100_000)
     found = finetune.bench_finetune(size="tiny", batch_size=4, updates=2, repeats=2, compiled=False)
-    check_figures(found, [OURS, SAME, SORTED, EXAMPLE])
+    check_figures(found, [BERTKIT, SAME_BATCHES, SORTED, EXAMPLE])
     assert 30 < found["tokens"] / found["sequences"] < 80
 
 
@@ -138,9 +138,9 @@ def test_made_up_pairs_have_mrpcs_lengths_and_half_of_them_go_on(bert):
     documents = [[f"{sentence}{number}" for number in range(4000)]]
     rows = finetune.make_pairs(documents, tokenizer)
     lengths = np.diff(rows.ends, prepend=0)
-    assert abs(lengths.mean() - finetune.LENGTH) < 1
-    assert abs(lengths.std() - finetune.SPREAD) < 1
-    assert finetune.LEAST <= lengths.min() < lengths.max() <= finetune.MOST
+    assert abs(lengths.mean() - finetune.PAIR_LENGTH) < 1
+    assert abs(lengths.std() - finetune.PAIR_SPREAD) < 1
+    assert finetune.SHORTEST_PAIR <= lengths.min() < lengths.max() <= finetune.LONGEST_PAIR
     assert abs(rows.labels.mean() - 0.5) < 0.05
     ids = finetune.tokenize_documents(documents, tokenizer).ids[:].tolist()
     text = " ".join(map(str, ids))
@@ -203,7 +203,7 @@ def test_pretraining_on_text(text, tiny):
     found = pretrain.bench_pretrain(
         text, size="tiny", batch_size=4, length=32, updates=2, repeats=2, compiled=False, report=lines.append
     )
-    check_figures(found, [OURS, SAME, EXAMPLE])
+    check_figures(found, [BERTKIT, SAME_BATCHES, EXAMPLE])
     if found["memory"] is not None:
         assert any(line.startswith("memory above the weights: ") for line in lines)
 
@@ -227,10 +227,10 @@ def test_sides_that_do_not_train_the_same_are_refused(bert, glue, tiny):
     rows, settings = finetune.read_rows(task, recipe, load_tokenizer(bert), lambda line: None)
     rows = finetune.choose_rows(rows, 16)
     sides = finetune.make_sides(task, recipe, settings, rows, load_tokenizer(bert), False, lambda line: None)
-    wrong = {name: weight + 0.3 for name, weight in sides[SAME].weights.items()}
-    stock = Side("fp32", sides[SAME].model, wrong, sides[SAME].build)
+    wrong = {name: weight + 0.3 for name, weight in sides[SAME_BATCHES].weights.items()}
+    stock = Side("fp32", sides[SAME_BATCHES].model, wrong, sides[SAME_BATCHES].build)
     with pytest.raises(UsageError, match="they do not train the same; report it with this line"):
-        training.compare_losses(sides[OURS], stock, 2, lambda line: None)
+        training.compare_losses(sides[BERTKIT], stock, 2, lambda line: None)
 
 
 def test_every_epoch_begins_from_the_same_weights(bert, glue, tiny):
@@ -240,6 +240,6 @@ def test_every_epoch_begins_from_the_same_weights(bert, glue, tiny):
     sides = finetune.make_sides(
         task, recipe, settings, finetune.choose_rows(rows, 16), load_tokenizer(bert), False, print
     )
-    for side in (sides[OURS], sides[SAME]):
+    for side in (sides[BERTKIT], sides[SAME_BATCHES]):
         train = partial(train_epoch, side, 2, logs=True)
         assert train().losses == train().losses

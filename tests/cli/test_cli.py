@@ -16,9 +16,9 @@ import pytest
 import torch
 from rich.console import Console
 
-from bertkit import cli
-from bertkit.inference.glue_submission import FILES
-from bertkit.reports.tables import write_table
+from bertkit.cli import console, options
+from bertkit.inference.glue_submission import SUBMITTED
+from bertkit.studies.tables import write_table
 from tests.data.pretraining.test_build_faults import limit_files
 from tests.official import write_checkpoint, write_conll, write_glue, write_squad, write_swag
 from tests.studies.test_tables import make_results, score_by_hand
@@ -310,7 +310,7 @@ def test_a_signal_stops_a_run_and_the_same_command_finishes_it(tmp_path, number)
 
 def test_a_terminal_gets_a_progress_bar():
     """What rich draws: the bar, how many updates of how many, the time that remains, and the losses."""
-    screen = cli.Screen()
+    screen = console.Screen()
     screen.names |= {"mlm_loss": "masked-LM loss"}
     screen.console = Console(file=io.StringIO(), force_terminal=True, width=120)
     with screen:
@@ -326,7 +326,7 @@ def test_a_terminal_gets_a_progress_bar():
 
 def test_a_terminal_gets_the_table_of_a_study_as_it_fills():
     results = make_results({"batch_size": [16, 32]}, {"rte": "accuracy"}, score_by_hand) | {"over": 3}
-    screen = cli.Screen()
+    screen = console.Screen()
     screen.console = Console(file=io.StringIO(), force_terminal=True, width=120)
     with screen:
         screen.show_study(results)
@@ -343,7 +343,7 @@ def test_a_terminal_gets_the_table_of_a_study_as_it_fills():
 
 
 def test_without_a_terminal_no_table_of_a_study_is_drawn():
-    screen = cli.Screen()
+    screen = console.Screen()
     screen.console = Console(file=io.StringIO())
     with screen:
         screen.show_study({})
@@ -399,7 +399,7 @@ def test_a_later_signal_ends_a_command_that_is_still_stopping(number):
     code = f"""
 import signal, time
 from bertkit.system import signals
-from bertkit.cli import explain_mistakes
+from bertkit.cli.console import explain_mistakes
 with explain_mistakes():
     try:
         signal.raise_signal({int(signal.SIGTERM)})
@@ -635,8 +635,8 @@ def test_every_task_at_once_makes_the_whole_submission(call, glue, tmp_path):
     assert code == 0, err
     assert "9 tasks" in out
     with zipfile.ZipFile("all.zip") as archive:
-        assert sorted(archive.namelist()) == sorted(FILES)
-        for name in FILES:
+        assert sorted(archive.namelist()) == sorted(SUBMITTED)
+        for name in SUBMITTED:
             lines = archive.read(name).decode().splitlines()
             assert lines[0] == "index\tprediction"
             assert len(lines) == (10 if name == "AX.tsv" else 11)
@@ -875,7 +875,7 @@ def test_a_device_that_is_not_there_is_one_line(call, monkeypatch, device):
 def test_a_device_hides_the_others(monkeypatch, device, seen):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    cli.choose_device(device)
+    options.choose_device(device)
     assert os.environ["CUDA_VISIBLE_DEVICES"] == seen
 
 
@@ -912,11 +912,11 @@ def test_what_the_system_refuses_is_one_line_and_a_bug_a_traceback(monkeypatch, 
 
     (tmp_path / "circle").symlink_to("circle")
     for act in (lambda: (tmp_path / "circle").resolve(strict=True), lambda: fail(PermissionError(13, "No", "a/b"))):
-        with pytest.raises(SystemExit) as stop, cli.explain_mistakes():
+        with pytest.raises(SystemExit) as stop, console.explain_mistakes():
             act()
         assert stop.value.code == 2
         assert re.fullmatch(r"bertkit: \S+ is refused: .*; .* or name another path\n", capsys.readouterr().err)
-    with pytest.raises(PermissionError), cli.explain_mistakes():
+    with pytest.raises(PermissionError), console.explain_mistakes():
         fail(PermissionError(1, "Operation not permitted"))  # of a process
 
 
@@ -981,8 +981,8 @@ def test_repeats_are_dropped_and_warned_of(call, tmp_path):
 
 @pytest.mark.parametrize("total", [10**9, 0])
 def test_a_build_shows_a_line_every_twentieth_or_half_a_minute(capsys, monkeypatch, total):
-    screen, now = cli.Screen(), iter(range(100, 1200, 4))
-    monkeypatch.setattr(cli.time, "monotonic", lambda: next(now))
+    screen, now = console.Screen(), iter(range(100, 1200, 4))
+    monkeypatch.setattr(console.time, "monotonic", lambda: next(now))
     for done in range(0, 1001, 10):
         screen.show_build(done * total // 1000, total, 100 * done)
     lines = capsys.readouterr().out.splitlines()
@@ -994,7 +994,7 @@ def test_a_build_shows_a_line_every_twentieth_or_half_a_minute(capsys, monkeypat
 
 
 def test_a_build_has_a_bar_on_a_terminal():
-    screen = cli.Screen()
+    screen = console.Screen()
     screen.console = Console(file=io.StringIO(), force_terminal=True, width=120)
     with screen:
         for done in range(0, 101, 25):
@@ -1042,16 +1042,16 @@ SHOWN = r"[/x]\u001b[31m\u009b2J\u202e[link=http://a.b]c[/link]"
 
 
 def test_controls_in_data_are_escaped_and_json_stays_the_same(capsys):
-    cli.print_line(json.dumps({"label": HOSTILE + "\u2028"}, ensure_ascii=False))
+    console.print_line(json.dumps({"label": HOSTILE + "\u2028"}, ensure_ascii=False))
     out = capsys.readouterr().out
     assert json.loads(out) == {"label": HOSTILE + "\u2028"}
-    cli.complain(f"no file {HOSTILE}\nforged")
+    console.complain(f"no file {HOSTILE}\nforged")
     assert capsys.readouterr().err == f"bertkit: no file {SHOWN}\\u000aforged\n"
     assert not set(out) & set("\x1b\x9b\u202e\u2028")
 
 
 def test_data_in_tables_and_progress_is_neither_markup_nor_controls(capsys):
-    screen = cli.Screen()
+    screen = console.Screen()
     screen.console = Console(file=io.StringIO(), force_terminal=True, width=200, color_system=None)
     screen.show_table(HOSTILE, [f"1{HOSTILE}"], [[f"2{HOSTILE}\nmore"]])
     with screen:
@@ -1067,7 +1067,7 @@ def test_data_in_tables_and_progress_is_neither_markup_nor_controls(capsys):
 def test_markup_in_the_names_of_a_study_is_shown_as_it_is(tmp_path, capsys):
     results = make_results({}, {"rte": "accuracy"}, score_by_hand, rows=("[a](http://b.c) <i> `d`", HOSTILE))
     (tmp_path / "table.md").write_text(write_table(results))
-    screen = cli.Screen()
+    screen = console.Screen()
     screen.console = Console(file=io.StringIO(), force_terminal=True, width=200, color_system=None)
     screen.show_study_results(results | {"cells": [], "chosen": []}, tmp_path)
     drawn = capsys.readouterr().out
@@ -1077,13 +1077,13 @@ def test_markup_in_the_names_of_a_study_is_shown_as_it_is(tmp_path, capsys):
 
 
 STREAMS = """
-from bertkit import cli
-with cli.explain_mistakes():
-    screen = cli.Screen()
+from bertkit.cli import console
+with console.explain_mistakes():
+    screen = console.Screen()
     screen.trains = {trains}
     for number in range(3):
         screen.say(f"update {{number}}")
-    cli.complain("the end")
+    console.complain("the end")
 """
 FULL = "bertkit: standard output cannot be written to (No space left on device)"
 

@@ -448,7 +448,7 @@ def test_a_context_is_kept_once():
 def test_more_texts_than_are_tokenized_at_once(monkeypatch):
     questions = [ask("The best ab. " * (index % 4), (4, 8), question="the " * (index % 5)) for index in range(11)]
     whole = encode_questions(questions, UNCASED, max_length=12, doc_stride=3, max_query_length=4)
-    monkeypatch.setattr(spans, "TEXTS_A_BATCH", 3)
+    monkeypatch.setattr(spans, "CONTEXTS_A_BATCH", 3)
     again = encode_questions(questions, UNCASED, max_length=12, doc_stride=3, max_query_length=4)
     assert len(whole) == len(again) > 11
     for one, other in zip(whole, again, strict=True):

@@ -11,13 +11,16 @@ import numpy as np
 import pytest
 import torch
 
+from bertkit.data import sequences as batching
 from bertkit.data.sequences import Sequences, encode_texts
 from bertkit.data.tokenizer import load_tokenizer
 from bertkit.errors import UsageError
 from bertkit.inference import features as module
-from bertkit.inference.features import Features, cache_features, extract, load_encoder, pad_features
-from bertkit.model.bert import FEATURE_LAYERS, select_features
-from bertkit.system.files import open_whole
+from bertkit.inference.features import extract
+from bertkit.model.bilstm import FEATURE_LAYERS, select_features
+from bertkit.system.files import atomic_open
+from bertkit.tasks import features
+from bertkit.tasks.features import Features, cache_features, load_encoder, pad_features
 from tests.official import write_checkpoint
 
 TEXTS = ["word1 good", "bad word12 so word3 word4", "good", "word1 bad word2 好 so"]
@@ -73,7 +76,7 @@ def test_features_on_disk_are_those_of_each_text_by_itself(layers, checkpoint, s
 
 def test_what_was_computed_is_not_computed_again(checkpoint, sequences, tmp_path, monkeypatch):
     first = cache(checkpoint, sequences, tmp_path / "kept")
-    monkeypatch.setattr(module, "run_encoder", refuse)
+    monkeypatch.setattr(features, "run_encoder", refuse)
     second = cache(checkpoint, sequences, tmp_path / "kept")
     assert first.path == second.path
     with pytest.raises(AssertionError, match="asked again"):
@@ -104,17 +107,17 @@ def test_half_precision_takes_half_the_room(checkpoint, sequences, tmp_path):
 
 
 def test_a_killed_computation_leaves_nothing_that_is_taken_for_whole(checkpoint, sequences, tmp_path, monkeypatch):
-    compute = module.run_encoder
+    compute = features.run_encoder
 
     def stop(*arguments):
         yield from list(compute(*arguments))[:0]
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(module, "run_encoder", stop)
+    monkeypatch.setattr(features, "run_encoder", stop)
     with pytest.raises(KeyboardInterrupt):
         cache(checkpoint, sequences, tmp_path / "kept")
     assert list((tmp_path / "kept").iterdir()) == []
-    monkeypatch.setattr(module, "run_encoder", compute)
+    monkeypatch.setattr(features, "run_encoder", compute)
     np.testing.assert_allclose(
         cache(checkpoint, sequences, tmp_path / "kept")[0]["features"], gather(checkpoint, "sum-all")[0], atol=1e-5
     )
@@ -143,7 +146,7 @@ def test_what_a_killed_run_has_left_half_written_goes_after_a_day(checkpoint, se
     (tmp_path / "kept").mkdir()
     remains = []
     for name in ("old", "fresh"):
-        with open_whole(tmp_path / f"{name}.npy", "wb"):
+        with atomic_open(tmp_path / f"{name}.npy", "wb"):
             (path,) = tmp_path.glob(f".{name}*")  # what a kill now would leave
         remains.append(tmp_path / "kept" / path.name)
         remains[-1].write_bytes(b"x")
@@ -164,7 +167,7 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(checkpoint, sequences, tmp_p
     def fill(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(module, "write_features", fill)
+    monkeypatch.setattr(features, "write_features", fill)
     with pytest.raises(UsageError, match="the disk is full"):
         cache(checkpoint, sequences, tmp_path / "kept")
     assert list((tmp_path / "kept").iterdir()) == []
@@ -174,7 +177,7 @@ def test_a_cache_that_cannot_be_written_names_the_key_for_another(checkpoint, se
     def refuse(*_):
         raise OSError(errno.EROFS, "Read-only file system", str(tmp_path / "kept" / "a.npy"))
 
-    monkeypatch.setattr(module, "write_features", refuse)
+    monkeypatch.setattr(features, "write_features", refuse)
     with pytest.raises(UsageError, match=r"kept cannot be written to: .* --set data.features_dir=DIR$"):
         cache(checkpoint, sequences, tmp_path / "kept")
     (tmp_path / "file").touch()
@@ -189,7 +192,7 @@ def test_without_a_home_the_key_for_a_folder_is_named(monkeypatch):
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setattr(Path, "home", fail)
     with pytest.raises(UsageError, match=r"no home directory .* --set data.features_dir=DIR"):
-        module.find_cache()
+        features.find_cache()
 
 
 def test_sums_and_concatenations_share_a_file_and_other_ends_do_not(checkpoint, sequences, tmp_path):
@@ -350,7 +353,7 @@ def test_a_link_stays_one(checkpoint, source, tmp_path):
 
 def test_many_texts_are_read_some_at_a_time(checkpoint, tmp_path, monkeypatch):
     monkeypatch.setattr(module, "TEXTS_A_CHUNK", 7)
-    monkeypatch.setattr(module, "TOKENS_A_BATCH", 20)
+    monkeypatch.setattr(batching, "TOKENS_A_BATCH", 20)
     source = tmp_path / "many.txt"
     source.write_text("".join(f"{'word1 ' * (1 + number % 5)}good\n" for number in range(40)))
     assert extract(checkpoint, source, "last", tmp_path / "many.jsonl") == 40

@@ -23,9 +23,10 @@ from bertkit.data.formats.inputs import Line, check_output, count_characters, cu
 from bertkit.data.tagging import split_words
 from bertkit.data.tokenizer import load_tokenizer
 from bertkit.errors import UsageError
+from bertkit.inference import answers
 from bertkit.inference import predictor as module
 from bertkit.inference.predictor import Predictor, write_results
-from bertkit.model import bert as models
+from bertkit.model import heads, pretraining_heads
 from bertkit.model.config import BertConfig
 from bertkit.tasks.ner import NER
 from bertkit.tasks.squad import SQUAD
@@ -42,7 +43,7 @@ def write_head(folder, head, seed=3, **values):
     sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
     torch.manual_seed(seed)
     size = {"vocab_size": len(load_tokenizer(str(folder))), "max_position_embeddings": 128}
-    model = getattr(models, head)(BertConfig(**sizes | size | {"initializer_range": 0.3} | values))
+    model = getattr(bertkit, head)(BertConfig(**sizes | size | {"initializer_range": 0.3} | values))
     model.save_pretrained(folder)
     return folder
 
@@ -74,7 +75,7 @@ def test_classes_are_those_of_the_stock_pipeline_in_the_order_of_the_inputs(clas
         assert result["probabilities"] == pytest.approx(scores, abs=1e-5)
 
 
-@pytest.mark.parametrize("names", module.PAIRS)
+@pytest.mark.parametrize("names", answers.PAIR_NAMES)
 def test_pairs_are_those_of_the_stock_pipeline_by_any_of_their_names(names, classifier):
     pairs = list(zip(make_texts(12), make_texts(12, seed=1), strict=True))
     inputs = [dict(zip(names, pair, strict=True)) for pair in pairs]
@@ -135,7 +136,7 @@ def test_a_regression_on_several_scores_names_each(tmp_path):
 def test_a_text_that_is_too_long_is_cut_as_in_training(classifier):
     text = " ".join(FILLERS * 40)
     cut = AutoTokenizer.from_pretrained(classifier)(text, truncation=True, max_length=128, return_tensors="pt")
-    logits = models.BertForSequenceClassification.from_pretrained(classifier).eval()(**cut).logits
+    logits = heads.BertForSequenceClassification.from_pretrained(classifier).eval()(**cut).logits
     (result,) = Exact(classifier)([text])
     assert list(result["probabilities"].values()) == pytest.approx(logits.softmax(-1)[0].tolist(), abs=1e-5)
 
@@ -277,7 +278,7 @@ def test_a_long_text_is_tagged_whole_and_each_part_sees_its_neighbours(ner_run):
     predictor = Exact(ner_run[0])
     (result,) = predictor([" ".join(words)])
     assert len(result["tags"]) == len(words)
-    data, lengths = module.encode_tagged([predictor.read(" ".join(words))], predictor.setting)
+    data, lengths = answers.encode_tagged([predictor.read(" ".join(words))], predictor.setting)
     assert len(data) > 3
     assert (lengths <= 40).all()
     assert (lengths > np.diff(data.ends, prepend=0) + 2).all(), "none stands alone"
@@ -310,7 +311,7 @@ def test_a_word_longer_than_the_model_is_one_input_s_error(ner_run):
 
 def test_endings_are_scored_as_by_the_model_whatever_their_number(tmp_path):
     folder = write_head(tmp_path, "BertForMultipleChoice")
-    model, tokenizer = models.BertForMultipleChoice.from_pretrained(folder).eval(), load_tokenizer(str(folder))
+    model, tokenizer = heads.BertForMultipleChoice.from_pretrained(folder).eval(), load_tokenizer(str(folder))
     endings = make_texts(6, 12)
     inputs = [
         {"context": FILLERS[0], "start": FILLERS[1], "endings": endings[:4]},
@@ -357,7 +358,7 @@ def test_a_pretraining_s_model_takes_texts_as_long_as_its_longest_phase(tmp_path
 def test_a_mask_is_filled_with_a_token_that_there_is(tmp_path):
     """Vocabularies are often rounded up: the model has scores for tokens that the tokenizer lacks."""
     folder = write_head(tmp_path, "BertForMaskedLM", vocab_size=500)
-    model = models.BertForMaskedLM.from_pretrained(folder)
+    model = pretraining_heads.BertForMaskedLM.from_pretrained(folder)
     with torch.no_grad():
         model.cls.predictions.bias[450:] += 9.0
     model.save_pretrained(folder)
@@ -481,7 +482,7 @@ def test_a_tokenizer_without_a_mask_is_one_line(tmp_path):
 def test_a_model_that_has_diverged_says_so(head, given, tmp_path):
     folder = write_head(tmp_path, head)
     assert Exact(folder)([given])
-    model = getattr(models, head).from_pretrained(folder)
+    model = getattr(bertkit, head).from_pretrained(folder)
     model.bert.encoder.layer[1].output.dense.bias.data.fill_(float("nan"))
     model.save_pretrained(folder)
     with pytest.raises(UsageError, match=r"^the model answers with NaN: training has diverged; lower"):

@@ -16,23 +16,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from bertkit import metrics
 from bertkit.errors import UsageError
-from bertkit.metrics import (
-    METRICS,
+from bertkit.metrics import squad
+from bertkit.metrics.glue import GLUE_SCORES, compute_scores, make_metric
+from bertkit.metrics.ner import find_entities, make_ner_metric, score_entities, score_types
+from bertkit.metrics.squad import (
     average_scores,
-    compute_scores,
-    find_entities,
     find_tau,
-    make_metric,
-    make_ner_metric,
     make_squad_metric,
     normalize_answer,
     score_answers,
-    score_entities,
     score_squad1,
     score_squad2,
-    score_types,
 )
 
 CLASSES = ("accuracy", "f1", "matthews_correlation")
@@ -134,7 +129,7 @@ def test_correlations_follow_from_their_definitions(pairs):
     assert scores["spearmanr"] == pytest.approx(correlate(rank(predictions), rank(references)), abs=1e-9)
 
 
-@pytest.mark.parametrize("name", METRICS)
+@pytest.mark.parametrize("name", GLUE_SCORES)
 def test_gold_answers_score_one_and_values_are_plain_floats(name):
     gold = [0, 1, 1, 0, 1] if name in CLASSES else SCORES
     assert score(name, gold, gold) == pytest.approx(1.0, abs=1e-12)
@@ -209,7 +204,7 @@ def _no_network(monkeypatch):
 
 
 @pytest.mark.usefixtures("_no_network")
-@pytest.mark.parametrize("names", [*[(name,) for name in METRICS], ("accuracy", "f1"), NUMBERS])
+@pytest.mark.parametrize("names", [*[(name,) for name in GLUE_SCORES], ("accuracy", "f1"), NUMBERS])
 def test_module_in_two_batches_is_the_pure_function(names):
     generator = np.random.default_rng(0)
     if set(names) <= set(CLASSES):
@@ -397,7 +392,7 @@ def test_best_scores_cut_between_ties_as_the_official_script_does_and_tau_does_n
 
 def test_each_text_is_normalized_once(monkeypatch):
     seen = []
-    monkeypatch.setattr(metrics, "normalize_answer", lambda text: (seen.append(text), normalize_answer(text))[1])
+    monkeypatch.setattr(squad, "normalize_answer", lambda text: (seen.append(text), normalize_answer(text))[1])
     score_squad2({"q1": ["x", "x", "y"], "q2": ["x"], "q3": []}, {"q1": "y", "q2": "x", "q3": ""})
     assert sorted(seen) == ["", "x", "y"]
 

@@ -10,8 +10,10 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from bertkit.model import attention
-from bertkit.model.attention import PACKED, Packed, Padded, attend_grouped, attend_jagged, attend_on_cpu, lay_out
+from bertkit.model import attention, packing
+from bertkit.model.attention import attend_grouped, attend_jagged
+from bertkit.model.cpu import attend_on_cpu
+from bertkit.model.packing import PACKED, Packed, Padded, lay_out
 
 CPU = torch.device("cpu")
 KERNELS = {"grouped": attend_grouped, "jagged": attend_jagged, "on CPU": attend_on_cpu}
@@ -199,7 +201,7 @@ def test_transformers_finds_packed_attention_by_its_name() -> None:
 @given(lengths=lengths)
 def test_groups_cover_each_token_once(lengths: list[int]) -> None:
     layout = lay_out_lengths(lengths)
-    assert len(layout.groups) <= attention._MAX_GROUPS
+    assert len(layout.groups) <= packing._MAX_GROUPS
     real = torch.cat([group.tokens[group.flag_real()] for group in layout.groups])
     assert real.sort().values.tolist() == list(range(sum(lengths)))
     for group in layout.groups:

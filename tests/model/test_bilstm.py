@@ -8,11 +8,11 @@ import transformers
 from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor, nn
 
-from bertkit.model import bert as ours
-from bertkit.model import bilstm
-from bertkit.model.attention import PACKED, Packed, lay_out
-from bertkit.model.bert import FEATURE_LAYERS, BertBiLSTM, BertLayerMix, select_features
+import bertkit
+from bertkit.model import bilstm, cpu, heads
+from bertkit.model.bilstm import FEATURE_LAYERS, BertBiLSTM, BertLayerMix, select_features
 from bertkit.model.config import BertConfig
+from bertkit.model.packing import PACKED, Packed, lay_out
 from tests.conftest import TINY, collect, differ, make_batch, make_labels, make_model, shape_for
 
 KERNELS = ("packed", "eager", "sdpa")
@@ -33,7 +33,7 @@ def prepare(head: str, lengths: list[int] = LENGTHS, **options) -> tuple[dict[st
     return shape_for(plain, batch), make_labels(plain, batch)
 
 
-def make_features_model(**values) -> ours.BertFeaturesForTokenClassification:
+def make_features_model(**values) -> heads.BertFeaturesForTokenClassification:
     """A tiny feature-based model, every parameter random."""
     return make_model("BertFeaturesForTokenClassification", **(FEATURES | values))
 
@@ -102,7 +102,7 @@ def test_which_kernel_a_bilstm_takes(sizes, dtype, expected, monkeypatch) -> Non
     lstm = nn.LSTM(*sizes, num_layers=2, bidirectional=True).to(dtype)
     tokens, layout = make_packed([3, 2], sizes[0])
     taken = []
-    plain = bilstm.run_bilstm_on_cpu
+    plain = cpu.run_bilstm_on_cpu
     monkeypatch.setattr(bilstm, "run_bilstm_on_cpu", lambda *given: taken.append(1) or plain(*given))
     assert bilstm.run_bilstm(lstm, tokens.to(dtype), layout).shape == (5, 2 * sizes[1])
     assert bool(taken) == expected
@@ -136,7 +136,7 @@ def test_the_bilstm_is_between_encoder_and_head(head: str) -> None:
     batch, _ = prepare(head)
     model = make_model(head)
     before = collect(model(**batch), batch["attention_mask"])
-    plain = getattr(ours, head.replace("BiLSTM", ""))._from_config(model.config, attn_implementation="packed").eval()
+    plain = getattr(bertkit, head.replace("BiLSTM", ""))._from_config(model.config, attn_implementation="packed").eval()
     left_out = plain.load_state_dict(model.state_dict(), strict=False)
     assert {name.rpartition(".")[0] for name in left_out.unexpected_keys} == {"bilstm.lstm"}
     assert not left_out.missing_keys
@@ -163,7 +163,7 @@ def test_it_is_saved_and_loaded_and_stock_transformers_has_the_encoder(head: str
 @pytest.mark.parametrize("head", TOPS)
 def test_a_plain_bert_starts_it(head: str, tmp_path: Path) -> None:
     make_model("BertModel").save_pretrained(tmp_path)
-    model, info = getattr(ours, head).from_pretrained(tmp_path, output_loading_info=True)
+    model, info = getattr(bertkit, head).from_pretrained(tmp_path, output_loading_info=True)
     new = {name.partition(".")[0] for name in info["missing_keys"]}
     assert new - {"classifier", "qa_outputs", "bert"} == {"bilstm"}
     for parameter in model.bilstm.parameters():
@@ -275,7 +275,7 @@ def test_without_places_every_token_is_a_word() -> None:
 
 def test_the_encoder_of_a_feature_based_model_is_frozen_and_the_rest_learns(tmp_path: Path) -> None:
     make_model("BertModel", num_hidden_layers=4).save_pretrained(tmp_path)
-    model = ours.BertFeaturesForTokenClassification.from_pretrained(tmp_path, **FEATURES, num_labels=3)
+    model = heads.BertFeaturesForTokenClassification.from_pretrained(tmp_path, **FEATURES, num_labels=3)
     assert model.mix.weights.tolist() == [0.0] * 4
     batch = make_batch(LENGTHS)
     labels = torch.randint(3, batch["input_ids"].shape).masked_fill(batch["attention_mask"] == 0, -100)

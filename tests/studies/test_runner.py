@@ -17,23 +17,14 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from bertkit.errors import UsageError
+from bertkit.reports.tables import ScoreRow
 from bertkit.studies import runner as studies
-from bertkit.studies.runner import StudyInterrupted, choose, make_jobs, order_longest_first, prune, run_study, summarize
-from bertkit.studies.spec import (
-    Cell,
-    Column,
-    Study,
-    Variant,
-    define,
-    list_cells,
-    list_pretrainings,
-    make_study,
-    name_settings,
-    read_study,
-)
+from bertkit.studies.cells import Cell, list_cells, list_pretrainings, name_settings
+from bertkit.studies.results import choose, summarize
+from bertkit.studies.runner import StudyInterrupted, make_jobs, order_longest_first, prune, run_study
+from bertkit.studies.spec import Column, Study, Variant, define, make_study, read_study
 from bertkit.studies.workers import State
 from bertkit.tasks import TASKS
-from bertkit.tasks.task import Row
 from bertkit.training.recipe import merge, read_recipe, save_recipe
 from tests.official import write_checkpoint, write_conll, write_glue
 from tests.tasks.test_conformance import make_pretraining
@@ -56,7 +47,7 @@ def recipe(tmp_path_factory):
 def fake(monkeypatch):
     """A task "fake": pretraining, but a larger score is better, its data serve every run, the paper has a value."""
     task = TASKS["pretrain"]
-    row = Row("next sentence", "nsp_accuracy", unit="fraction", paper={"BERT-base, held out": 0.97})
+    row = ScoreRow("next sentence", "nsp_accuracy", unit="fraction", paper={"BERT-base, held out": 0.97})
     changes = {"metric": "nsp_accuracy", "lower_is_better": False, "reusable": True, "table": (row,), "folder": "fakes"}
     task = replace(task, name="fake", check=lambda recipe: None, recipe={**task.recipe, "task": "fake"}, **changes)
     monkeypatch.setitem(TASKS, "fake", task)

@@ -5,7 +5,8 @@ import math
 import pytest
 
 from bertkit.errors import UsageError
-from bertkit.studies.spec import Column, define, describe_plan, list_cells, list_pretrainings, make_study, read_study
+from bertkit.studies.cells import describe_plan, list_cells, list_pretrainings
+from bertkit.studies.spec import Column, define, make_study, read_study
 from bertkit.training.recipe import merge, save_recipe
 from tests.official import write_checkpoint
 

@@ -10,23 +10,16 @@ import sys
 import pytest
 from PIL import Image
 
-from bertkit.reports.tables import (
-    explain_scores,
-    list_progress,
-    name_axes,
-    plot_curve,
-    plot_heatmap,
-    plot_log,
-    show_value,
-    write_table,
-)
-from bertkit.tasks.task import Row
+from bertkit.reports.plots import plot_log
+from bertkit.reports.tables import ScoreRow
+from bertkit.studies.plots import plot_curve, plot_heatmap
+from bertkit.studies.tables import explain_scores, list_progress, name_axes, show_value, write_table
 from bertkit.training.run_dir import read_log
 
 ROWS = (
-    Row("loss", "mlm_loss", {"ln V": "uniform_loss"}),
-    Row("accuracy", "nsp_accuracy", {"the larger class": "nsp_majority"}, unit="fraction"),
-    Row("never logged", "clm_loss", {"ln V": "uniform_loss"}),
+    ScoreRow("loss", "mlm_loss", {"ln V": "uniform_loss"}),
+    ScoreRow("accuracy", "nsp_accuracy", {"the larger class": "nsp_majority"}, unit="fraction"),
+    ScoreRow("never logged", "clm_loss", {"ln V": "uniform_loss"}),
 )
 
 

@@ -19,22 +19,20 @@ import torch
 from bertkit.errors import UsageError
 from bertkit.studies.runner import StudyInterrupted, make_study, run_study
 from bertkit.studies.workers import (
-    ClusterWatch,
-    Job,
+    RunJob,
     State,
     execute,
     explain_failure,
-    knock,
-    list_gpus,
     read_files,
-    read_workers,
     run_here,
     run_in_processes,
     write_files,
 )
+from bertkit.system.parallel import ClusterWatch, check_address, list_gpus, read_workers
 from bertkit.tasks import TASKS
+from bertkit.training.arguments import complete
 from bertkit.training.recipe import merge
-from bertkit.training.run import complete, prepare
+from bertkit.training.run import prepare
 from tests.studies.test_runner import list_runs, read_result, start_study
 from tests.tasks.test_conformance import make_pretraining
 
@@ -51,7 +49,7 @@ def recipe(tmp_path_factory):
 
 def make_jobs(recipe, folder, seeds, data="", **train):
     recipes = [complete(PRETRAIN, recipe, {"train": {"seed": seed} | train}) for seed in seeds]
-    return [Job("pretrain", some, str(folder / f"seed-{some['train']['seed']}"), data) for some in recipes]
+    return [RunJob("pretrain", some, str(folder / f"seed-{some['train']['seed']}"), data) for some in recipes]
 
 
 class Record:
@@ -125,9 +123,9 @@ def test_ray_that_is_not_installed_is_one_line(monkeypatch):
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "ray://127.0.0.1:1"])
 def test_a_cluster_that_does_not_answer_is_one_line(address):
     with pytest.raises(UsageError, match=rf"the Ray cluster {address} does not answer \(.*\); correct RAY_ADDRESS"):
-        knock(address)
-    knock("auto")
-    knock("local")
+        check_address(address)
+    check_address("auto")
+    check_address("local")
 
 
 def test_a_failure_is_one_line_with_its_place():

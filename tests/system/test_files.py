@@ -8,15 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from bertkit.system.files import name_machine, open_whole, remove_unfinished, write_whole
-from bertkit.training.run_dir import hold_directory
+from bertkit.system.files import atomic_open, atomic_write, hold_directory, name_machine, remove_unfinished
 
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from bertkit.system.files import open_whole
+from bertkit.system.files import atomic_open
 
-with open_whole(Path(sys.argv[1])) as stream:
+with atomic_open(Path(sys.argv[1])) as stream:
     stream.write("half")
     stream.flush()
     os.kill(os.getpid(), signal.SIGKILL)
@@ -37,7 +36,7 @@ def kill_while_writing(path):
 def test_what_a_killed_process_has_left_goes_with_the_next_writing(tmp_path, name):
     other = kill_while_writing(tmp_path / f"{name}.more")
     left = kill_while_writing(tmp_path / name)
-    write_whole("whole", tmp_path / name)
+    atomic_write("whole", tmp_path / name)
     assert (tmp_path / name).read_text() == "whole"
     assert not left.exists()
     assert other.exists()
@@ -49,10 +48,10 @@ def test_what_another_process_is_writing_stays(tmp_path):
         theirs.write_text("half")
         elsewhere = tmp_path / ".a.txt.0000000f-999999999.unfinished"  # a disk that several machines share
         elsewhere.write_text("half")
-        write_whole("whole", tmp_path / "a.txt")
+        atomic_write("whole", tmp_path / "a.txt")
         assert theirs.exists()
         process.kill()
-    write_whole("whole", tmp_path / "a.txt")
+    atomic_write("whole", tmp_path / "a.txt")
     assert not theirs.exists()
     assert elsewhere.exists()
 
@@ -68,7 +67,7 @@ def test_what_cannot_be_removed_is_no_obstacle(tmp_path, monkeypatch):
         unlink(path, missing_ok)
 
     monkeypatch.setattr(Path, "unlink", refuse)
-    write_whole("whole", tmp_path / "a.txt")
+    atomic_write("whole", tmp_path / "a.txt")
     assert (tmp_path / "a.txt").read_text() == "whole"
     assert left.exists()
 
@@ -90,10 +89,10 @@ def test_only_what_is_ours_is_removed_from_a_directory(tmp_path):
 
 
 def test_a_file_that_cannot_be_finished_leaves_the_old_one(tmp_path):
-    write_whole("old", tmp_path / "a.txt")
+    atomic_write("old", tmp_path / "a.txt")
 
     def fail():
-        with open_whole(tmp_path / "a.txt") as stream:
+        with atomic_open(tmp_path / "a.txt") as stream:
             stream.write("new")
             raise ZeroDivisionError
 

@@ -17,7 +17,7 @@ from tests.training.test_run import make_recipe, write_text
 def test_the_heap_is_looked_after_while_it_trains(tmp_path, monkeypatch):
     looks = []
     monkeypatch.setattr(Heap, "look", lambda heap: looks.append(heap))
-    change = {"train": {"max_steps": 2 * memory.LOOK_EVERY + 1}}
+    change = {"train": {"max_steps": 2 * memory.UPDATES_BETWEEN_LOOKS + 1}}
     run(TASKS["pretrain"], make_recipe(write_text(tmp_path / "text.txt")), change, output=tmp_path / "run")
     assert len(looks) == 2
     assert looks[0] is looks[1]

@@ -63,7 +63,7 @@ def linger():
     os.kill(os.getpid(), {int(later)})
     print("lingering", flush=True)
     if len(sys.argv) > 1:
-        time.sleep(signals.SAME + 0.1)
+        time.sleep(signals.SAME_SIGNAL + 0.1)
         os.kill(os.getpid(), {int(later)})
     print("done", flush=True)
 

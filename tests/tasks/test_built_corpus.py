@@ -42,7 +42,8 @@ def test_a_corpus_is_known_by_its_tokens(recipe, built, text, tmp_path):
     """Built again of a copy it is the same; of a text in which a word has changed it is another."""
     from bertkit.data.pretraining import build as builder
     from bertkit.data.tokenizer import load_tokenizer
-    from bertkit.training.run import complete, prepare
+    from bertkit.training.arguments import complete
+    from bertkit.training.run import prepare
 
     content = text.read_text(encoding="utf-8")
     (tmp_path / "copy.txt").write_text(content)
@@ -76,7 +77,8 @@ def test_a_built_corpus_gives_the_run_that_its_text_gives(recipe, built, tmp_pat
 
 def test_a_built_corpus_is_small_in_the_hands_of_a_worker(recipe, built):
     """It is pickled for a data worker that is not forked: without the tokens, which it maps again."""
-    from bertkit.training.run import complete, prepare
+    from bertkit.training.arguments import complete
+    from bertkit.training.run import prepare
 
     data = recipe["data"] | {"corpus": [str(built / "several")]}
     train = prepare(PRETRAIN, complete(PRETRAIN, recipe | {"data": data})).data["train"]
@@ -152,7 +154,7 @@ def test_a_run_that_continues_sees_that_its_corpus_was_built_anew_with_another_v
 ):
     from bertkit.data.pretraining.build import build
     from bertkit.data.tokenizer import make_tokenizer, train_vocabulary
-    from bertkit.training.trainer import Interrupted
+    from bertkit.training.callbacks import Interrupted
 
     shutil.copytree(built / "one", tmp_path / "corpus")
     given = recipe | {"data": recipe["data"] | {"corpus": [str(tmp_path / "corpus")]}}

@@ -15,17 +15,19 @@ import transformers
 from safetensors.torch import load_file
 
 from bertkit import BertForSequenceClassification, BertModel
-from bertkit.data.formats import tables
+from bertkit.data.formats import hub as hub_format
 from bertkit.data.sequences import Sequences, encode_texts, pad
 from bertkit.data.tokenizer import load_tokenizer
 from bertkit.errors import UsageError
 from bertkit.tasks import TASKS
-from bertkit.tasks.glue import BENCHMARKS, GLUE, RECIPE, find_benchmark, make_task, score_files
+from bertkit.tasks.glue import BENCHMARKS, GLUE, GLUE_RECIPE, find_benchmark, make_task, score_files
 from bertkit.training import trainer
+from bertkit.training.arguments import complete
+from bertkit.training.callbacks import Interrupted
+from bertkit.training.plan import dry_run
 from bertkit.training.recipe import merge
-from bertkit.training.run import complete, dry_run, make_model, prepare, run
+from bertkit.training.run import make_model, prepare, run
 from bertkit.training.run_dir import mark_complete, read_log
-from bertkit.training.trainer import Interrupted
 from tests.official import write_checkpoint, write_glue
 from tests.training.test_trainer import read_curve
 
@@ -167,7 +169,7 @@ def hub(monkeypatch, glue):
                     splits[form.hub[1]] = make_rows(row, read[row.name][split])
         return datasets.DatasetDict(splits)
 
-    monkeypatch.setattr(tables, "find_hub_trouble", lambda *_: None)
+    monkeypatch.setattr(hub_format, "find_hub_trouble", lambda *_: None)
     monkeypatch.setattr(datasets, "load_dataset", serve)
 
 
@@ -183,7 +185,7 @@ def make_rows(row, examples):
 
 
 def load(name, folder, **options):
-    return GLUE[name].load(RECIPE["data"] | {"dir": str(folder)} | options, lambda line: None)
+    return GLUE[name].load(GLUE_RECIPE["data"] | {"dir": str(folder)} | options, lambda line: None)
 
 
 def assert_same_examples(one, other):
@@ -238,7 +240,7 @@ def test_the_first_training_samples(glue, count, found):
 def test_missing_splits_that_are_not_needed_are_named_and_passed_over(tmp_path):
     skip = ("MNLI/dev_mismatched.tsv", "MNLI/test_matched.tsv", "diagnostic/diagnostic.tsv")
     folder, lines = write_glue(tmp_path, skip=skip), []
-    examples = GLUE["mnli"].load(RECIPE["data"] | {"dir": str(folder)}, lines.append)
+    examples = GLUE["mnli"].load(GLUE_RECIPE["data"] | {"dir": str(folder)}, lines.append)
     assert list(examples) == ["train", "dev_matched", "test_mismatched"]
     assert lines[:3] == [f"MNLI: {folder / file} is not there and is passed over" for file in skip]
     assert lines[3] == "MNLI: train 48, dev_matched 18, test_mismatched 10"
@@ -260,7 +262,7 @@ def lack(monkeypatch, *missing):
 def test_splits_that_the_hubs_copy_lacks_are_named_and_passed_over(hub, monkeypatch):
     lack(monkeypatch, "test_matched", "ax")
     lines = []
-    examples = GLUE["mnli"].load(RECIPE["data"], lines.append)
+    examples = GLUE["mnli"].load(GLUE_RECIPE["data"], lines.append)
     assert list(examples) == ["train", "dev_matched", "dev_mismatched", "test_mismatched"]
     assert lines[0].startswith("MNLI: the data set nyu-mll/glue:ax cannot be loaded (BuilderConfig 'ax' not found); ")
     assert lines[1:3] == [f"MNLI: {split} is not there and is passed over" for split in ("test_matched", "ax")]
@@ -287,7 +289,7 @@ def test_broken_rows_of_qqp_are_passed_over_and_reported(files_of):
     lines.insert(3, "402555\t536040\t536041\tHow do I control my\n")  # a line break in a question makes two
     (qqp / "train.tsv").write_text("\n".join(lines))
     said = []
-    examples = GLUE["qqp"].load(RECIPE["data"] | {"dir": str(folder)}, said.append)
+    examples = GLUE["qqp"].load(GLUE_RECIPE["data"] | {"dir": str(folder)}, said.append)
     assert len(examples["train"]["texts"][0]) == 48
     assert said[0] == f"{qqp / 'train.tsv'}: 2 broken rows are passed over"
 
@@ -359,7 +361,7 @@ def test_the_hubs_test_labels_are_none(hub):
     row = find_benchmark("rte")
     spoilt = replace(row, splits=row.splits | {"dev": replace(row.splits["dev"], hub=("rte", "test"))})
     with pytest.raises(UsageError, match=r"nyu-mll/glue:rte, test has no labels; only splits with labels can be"):
-        make_task(spoilt).load(RECIPE["data"], lambda line: None)
+        make_task(spoilt).load(GLUE_RECIPE["data"], lambda line: None)
 
 
 MISTAKES = [
@@ -440,7 +442,7 @@ def test_a_run_learns_and_its_metrics_are_fractions(finish, name):
     assert metrics["score"] > 0.7
     assert metrics.get("accuracy_mm", 1.0) > 0.7
     assert any("new, because" in line and "classifier.weight" in line for line in lines)
-    assert GLUE[name].comment(metrics) == []
+    assert GLUE[name].diagnose(metrics) == []
 
 
 def test_the_baseline_is_the_most_frequent_label_of_the_dev_set():
@@ -529,7 +531,7 @@ def test_a_score_no_better_than_the_majority_is_warned_of():
         ("mnli", {"accuracy": 0.4, "accuracy_mm": 0.3}, {"accuracy": 0.35}, ""),
         ("ax", {}, {}, ""),
     ]:
-        lines = GLUE[name].comment(found | {f"majority_{key}": value for key, value in majority.items()})
+        lines = GLUE[name].diagnose(found | {f"majority_{key}": value for key, value in majority.items()})
         assert bool(lines) == bool(warned)
         if warned:
             assert lines[0].startswith(f"warning: {warned}")

@@ -16,11 +16,12 @@ from bertkit.data.formats.conll import find_conll, read_conll, to_iob2
 from bertkit.data.tagging import ABSENT, IGNORED, encode_words, pad_words
 from bertkit.data.tokenizer import load_tokenizer
 from bertkit.errors import UsageError
-from bertkit.metrics import find_entities, score_entities
+from bertkit.metrics.ner import find_entities, score_entities
 from bertkit.tasks import ner
 from bertkit.tasks.ner import NER
-from bertkit.training.run import complete, run
-from bertkit.training.trainer import Interrupted
+from bertkit.training.arguments import complete
+from bertkit.training.callbacks import Interrupted
+from bertkit.training.run import run
 from tests.official import write_checkpoint, write_conll
 
 SMALL = {"max_length": 40}
@@ -214,8 +215,8 @@ def test_never_tagging_is_what_a_model_has_to_beat(folder, start):
     data = encode(examples["dev"], start)
     nothing = NER.baseline(data, data)
     assert nothing == dict.fromkeys(("majority_precision", "majority_recall", "majority_f1", "majority_score"), 0.0)
-    assert NER.comment({"f1": 0.1} | nothing) == []
-    (line,) = NER.comment({"f1": 0.0} | nothing)
+    assert NER.diagnose({"f1": 0.1} | nothing) == []
+    (line,) = NER.diagnose({"f1": 0.0} | nothing)
     assert line.startswith("warning: no entity is found. Likely causes: ")
 
 
@@ -333,9 +334,9 @@ def make_features_recipe(tmp_path, folder, start, layers="sum-all", **train):
 
 
 def test_the_rate_and_the_epochs_of_a_bilstm_are_its_own():
-    assert NER.adapt({}) == {}
-    assert NER.adapt({"data": {"features": ""}}) == {}
-    changed = NER.adapt({"data": {"features": "last"}})["train"]
+    assert NER.overrides({}) == {}
+    assert NER.overrides({"data": {"features": ""}}) == {}
+    changed = NER.overrides({"data": {"features": "last"}})["train"]
     assert changed["learning_rate"] > 10 * NER.recipe["train"]["learning_rate"]
     assert changed["num_train_epochs"] > NER.recipe["train"]["num_train_epochs"]
 
@@ -402,7 +403,7 @@ def test_the_encoder_runs_once_for_all_seeds(tmp_path, folder, start, monkeypatc
     def refuse(*_):
         raise AssertionError("the encoder was asked again")
 
-    monkeypatch.setattr("bertkit.inference.features.run_encoder", refuse)
+    monkeypatch.setattr("bertkit.tasks.features.run_encoder", refuse)
     again = run(NER, recipe, output=tmp_path / "again")
     assert again["f1"] == first["f1"]
     run(NER, recipe, {"train": {"seed": 2}}, output=tmp_path / "other")

@@ -12,23 +12,22 @@ import pytest
 import torch
 
 from bertkit import BertConfig, BertForMaskedLM, BertForPreTraining
+from bertkit.data.pretraining.dataset import Phase, PretrainingData
 from bertkit.data.pretraining.tokenize import TokenizedCorpus
 from bertkit.data.tokenizer import make_tokenizer
 from bertkit.errors import UsageError
 from bertkit.tasks.pretraining import (
     PRETRAINING,
-    RECIPE,
+    PRETRAINING_RECIPE,
     STARTER,
-    Phase,
-    PretrainingData,
     baseline,
     check,
     choose_masked,
     encode,
     fill_masks,
-    illustrate,
     list_phases,
     score,
+    show_examples,
     start_small,
 )
 from bertkit.training.recipe import merge
@@ -57,7 +56,7 @@ TWO_PHASES = (Phase(400, 32), Phase(80, 64))
 
 
 def make_data(corpus, tokenizer, phases=TWO_PHASES, seed=3, **options):
-    return PretrainingData(corpus, tokenizer, phases, RECIPE["data"] | options, seed)
+    return PretrainingData(corpus, tokenizer, phases, PRETRAINING_RECIPE["data"] | options, seed)
 
 
 def get_rows(batch):
@@ -178,7 +177,7 @@ def test_the_phases_follow_one_another(corpus, tokenizer):
 def test_phases_are_whole_updates():
     recipe = {
         "batch_size": 256,
-        "data": RECIPE["data"],
+        "data": PRETRAINING_RECIPE["data"],
         "train": {"max_steps": 1_000_000},
         "phase": [{"share": 0.9, "max_length": 128}, {"share": 0.1, "max_length": 512}],
     }
@@ -215,21 +214,23 @@ def test_objectives(corpus, tokenizer):
 )
 def test_options_that_make_no_sense_are_refused(change, message):
     with pytest.raises(UsageError, match=message):
-        check({**RECIPE, "data": RECIPE["data"] | change})
+        check({**PRETRAINING_RECIPE, "data": PRETRAINING_RECIPE["data"] | change})
 
 
 def test_pretraining_is_measured_in_updates():
-    epochs = {key: value for key, value in RECIPE["train"].items() if key != "max_steps"} | {"num_train_epochs": 3}
+    epochs = {key: value for key, value in PRETRAINING_RECIPE["train"].items() if key != "max_steps"} | {
+        "num_train_epochs": 3
+    }
     with pytest.raises(UsageError, match="set max_steps"):
-        check({**RECIPE, "train": epochs})
-    check(RECIPE)
+        check({**PRETRAINING_RECIPE, "train": epochs})
+    check(PRETRAINING_RECIPE)
 
 
 def test_a_length_beside_phases_is_refused():
     phases = [{"share": 1.0, "max_length": 64}]
-    check({**RECIPE, "phase": phases})
+    check({**PRETRAINING_RECIPE, "phase": phases})
     with pytest.raises(UsageError, match=r"set 'phase=\[\{share=1.0, max_length=32\}\]' instead"):
-        check({**RECIPE, "phase": phases, "data": RECIPE["data"] | {"max_length": 32}})
+        check({**PRETRAINING_RECIPE, "phase": phases, "data": PRETRAINING_RECIPE["data"] | {"max_length": 32}})
 
 
 def test_whole_words_are_masked_together(corpus, tokenizer):
@@ -309,7 +310,7 @@ def test_the_likeliest_words_are_shown_beside_the_right_one(head):
     assert all(len(guesses) == 3 for guesses in fill_masks(model, words, texts))
     assert fill_masks(model, words, []) == []
     sentence = "Aa " + "aa " * 10 + "abcd bb " + "bb " * 6 + "bb."
-    lines = illustrate(model, words, {"dev": [[sentence]] * 7})
+    lines = show_examples(model, words, {"dev": [[sentence]] * 7})
     assert len(lines) == 5
     assert lines[0].startswith(sentence.replace("abcd", "[MASK]"))
     assert "bb 100%" in lines[0]
@@ -358,7 +359,7 @@ def test_lengths_given_to_the_starter_are_those_of_the_run(lengths, checkpoint):
 def test_pairs_held_out_are_as_long_as_asked(corpus, tokenizer):
     phases = [{"share": 0.9, "max_length": 16}, {"share": 0.1, "max_length": 64}]
     for length, longest in {0: 16, 48: 48}.items():
-        recipe = merge(RECIPE, {"phase": phases, "data": {"heldout_length": length, "heldout_pairs": 50}})
+        recipe = merge(PRETRAINING_RECIPE, {"phase": phases, "data": {"heldout_length": length, "heldout_pairs": 50}})
         data = encode(corpus, tokenizer, recipe, "dev")
         assert len(data) == 50
         lengths = data.__getitems__(range(50))["attention_mask"].sum(1)

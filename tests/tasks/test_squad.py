@@ -9,11 +9,11 @@ import torch
 from transformers import AutoModelForQuestionAnswering
 
 from bertkit import BertForQuestionAnswering
-from bertkit.data.formats.tables import read_squad
+from bertkit.data.formats.squad import read_squad
 from bertkit.data.spans import Answer, Question, Span, cut, decode, encode_questions, express, locate_answer
 from bertkit.data.tokenizer import load_tokenizer
 from bertkit.errors import UsageError
-from bertkit.metrics import score_squad1, score_squad2
+from bertkit.metrics.squad import score_squad1, score_squad2
 from bertkit.tasks import TASKS
 from bertkit.tasks.squad import (
     SQUAD,
@@ -26,9 +26,9 @@ from bertkit.tasks.squad import (
     score_files,
     tune,
 )
+from bertkit.training.callbacks import Interrupted
 from bertkit.training.run import run
 from bertkit.training.run_dir import FIRST, read_metrics
-from bertkit.training.trainer import Interrupted
 from tests.official import write_checkpoint, write_glue, write_squad
 
 ONE, TWO = VERSIONS
@@ -359,7 +359,7 @@ def test_examples_are_answered_by_the_saved_tau(tmp_path, start):
     shown = {}
     for tau in (1e6, -1e6):
         model.config.tau = tau
-        shown[tau] = TASKS["squad2"].illustrate(model, load_tokenizer(str(tmp_path / "run")), examples)
+        shown[tau] = TASKS["squad2"].examples(model, load_tokenizer(str(tmp_path / "run")), examples)
     assert len(shown[1e6]) == 5
     assert all("→  (no answer)" in line for line in shown[1e6])
     assert not any("→  (no answer)" in line for line in shown[-1e6])
@@ -457,11 +457,11 @@ def test_a_run_killed_after_its_first_part_goes_on(tmp_path, start):
 
 def test_never_answering_is_warned_of():
     metrics = {"f1": 50.0, "majority_f1": 50.0, "tau": 2.5}
-    meaning, line = TASKS["squad2"].comment(metrics)
+    meaning, line = TASKS["squad2"].diagnose(metrics)
     assert "more than 2.500 above no answer (in the reference code null_score_diff_threshold = -2.500)" in meaning
     assert line.startswith("warning: F1 (50.0) is not above that of never answering (50.0)")
-    assert TASKS["squad2"].comment(metrics | {"f1": 50.1}) == [meaning]
-    assert TASKS["squad1"].comment({"f1": 0.0}) == []
+    assert TASKS["squad2"].diagnose(metrics | {"f1": 50.1}) == [meaning]
+    assert TASKS["squad1"].diagnose({"f1": 0.0}) == []
 
 
 # --- Texts that are not as one expects them

@@ -15,16 +15,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bertkit import BertForMultipleChoice
-from bertkit.data.formats import tables
-from bertkit.data.formats.tables import Situation
+from bertkit.data.formats import hub
+from bertkit.data.formats.swag import Situation
 from bertkit.data.sequences import pad_choices
 from bertkit.data.tokenizer import load_tokenizer, make_tokenizer
 from bertkit.errors import UsageError
 from bertkit.tasks import TASKS
-from bertkit.tasks.swag import FILES, RECIPE, SWAG, encode_situations
+from bertkit.tasks.swag import SWAG, SWAG_FILES, SWAG_RECIPE, encode_situations
+from bertkit.training.arguments import complete
+from bertkit.training.callbacks import Interrupted
 from bertkit.training.recipe import merge
-from bertkit.training.run import complete, make_model, run
-from bertkit.training.trainer import Interrupted
+from bertkit.training.run import make_model, run
 from tests.official import write_checkpoint, write_swag
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -61,7 +62,7 @@ def make_recipe(checkpoint, folder, **train):
 
 def load(folder, **options):
     lines = []
-    return SWAG.load(RECIPE["data"] | {"dir": str(folder)} | options, lines.append), lines
+    return SWAG.load(SWAG_RECIPE["data"] | {"dir": str(folder)} | options, lines.append), lines
 
 
 # --- The data ---------------------------------------------------------------------------------------------------------
@@ -138,11 +139,11 @@ def test_the_hubs_copy_gives_what_the_official_files_give(swag, monkeypatch):
     official, _ = load(swag)
     text, served = datasets.Value("string"), datasets.DatasetDict()
     for split, hub_split in (("train", "train"), ("dev", "validation"), ("test", "test")):
-        with (swag / FILES[split]).open(newline="", encoding="utf-8") as file:
+        with (swag / SWAG_FILES[split]).open(newline="", encoding="utf-8") as file:
             rows = [row | {"label": int(row.get("label", -1))} for row in csv.DictReader(file)]
         features = dict.fromkeys(rows[0], text) | {"label": datasets.ClassLabel(names=list("0123"))}
         served[hub_split] = datasets.Dataset.from_list(rows, features=datasets.Features(features))
-    monkeypatch.setattr(tables, "find_hub_trouble", lambda *_: None)
+    monkeypatch.setattr(hub, "find_hub_trouble", lambda *_: None)
     monkeypatch.setattr(datasets, "load_dataset", lambda name, config: served)
     assert load("") == (official, ["SWAG: train 48, dev 18, test 10"])
     del served["test"]
@@ -291,18 +292,18 @@ def test_predictions_are_a_place_for_every_question():
 
 
 def test_a_score_no_better_than_the_majority_is_warned_of():
-    (line,) = SWAG.comment({"accuracy": 0.26, "majority_accuracy": 0.276})
+    (line,) = SWAG.diagnose({"accuracy": 0.26, "majority_accuracy": 0.276})
     assert line.startswith(
         "warning: accuracy (26.0) is not above the majority ending (27.6). Likely causes: a learning"
     )
-    assert SWAG.comment({"accuracy": 0.276, "majority_accuracy": 0.276})
-    assert SWAG.comment({"accuracy": 0.28, "majority_accuracy": 0.276}) == []
+    assert SWAG.diagnose({"accuracy": 0.276, "majority_accuracy": 0.276})
+    assert SWAG.diagnose({"accuracy": 0.28, "majority_accuracy": 0.276}) == []
 
 
 def test_what_is_shown_of_a_question_is_one_short_line(made):
     _, _, model, tokenizer = made
     long = Situation("word1 \n" * 90, "word2", ("good\n.", "bad " * 90, "so", "word3"), 2)
-    lines = SWAG.illustrate(model, tokenizer, {"dev": [long] * 7})
+    lines = SWAG.examples(model, tokenizer, {"dev": [long] * 7})
     assert len(lines) == 5
     for line in lines:
         assert line.startswith("word1 word1 ")

@@ -22,12 +22,12 @@ from transformers import AutoTokenizer
 
 from bertkit.errors import UsageError
 from bertkit.inference.predictor import Predictor
-from bertkit.model import bert as models
+from bertkit.model import heads
 from bertkit.studies.runner import run_study
 from bertkit.studies.spec import make_study
 from bertkit.tasks import TASKS
 from bertkit.tasks.squad import VERSIONS
-from bertkit.training import model_card
+from bertkit.training import model_card, push
 from bertkit.training.recipe import merge, read_recipe
 from bertkit.training.run import run
 from tests.hub import check_metadata
@@ -164,7 +164,7 @@ def test_what_the_recipe_leaves_out_is_among_the_limits(finish):
     assert "This training has seen 16 sequences, 0.00% of the paper's 256,000,000." in card, "2 updates of 8"
     recipe = {"batch_size": 8, "data": {"max_length": 40, "max_train_samples": 7}, "freeze": True}
     config = SimpleNamespace(max_position_embeddings=128)
-    lines = model_card.list_limits(replace(TASKS["swag"], comment=lambda metrics: []), recipe, {"updates": 9}, config)
+    lines = model_card.list_limits(replace(TASKS["swag"], diagnose=lambda metrics: []), recipe, {"updates": 9}, config)
     assert "Trained on the first 7 examples only." in lines
     assert "The encoder was left as it was; only what is above it was trained." in lines
 
@@ -297,7 +297,7 @@ def test_a_path_where_the_run_was_trained_is_no_name_where_it_is_pushed(tmp_path
     (tmp_path / "recipe.toml").write_text(tomli_w.dumps(recipe))
     (tmp_path / "README.md").write_text(f"## Recipe\n\n```toml\n{tomli_w.dumps(model_card.hide_paths(recipe))}```\n")
     monkeypatch.chdir("/")
-    published = tomllib.loads(model_card.make_public_recipe(tmp_path / "recipe.toml").decode())
+    published = tomllib.loads(push.make_public_recipe(tmp_path / "recipe.toml").decode())
     assert published["data"]["corpus"] == ["acme", "ada/books"]
 
 
@@ -306,7 +306,7 @@ LABELS = ["`", "``a`b```", "a | b", "<script>alert(1)</script>", "a\n\n# b", "*a
 
 def test_labels_and_names_do_not_break_the_card(finish):
     output = finish("mnli")
-    recipe, model = read_recipe(output / "recipe.toml"), models.BertForSequenceClassification.from_pretrained(output)
+    recipe, model = read_recipe(output / "recipe.toml"), heads.BertForSequenceClassification.from_pretrained(output)
     model.config.id2label = dict(enumerate(LABELS))
     recipe["data"]["dir"] = "/home/ada/`<b>`"
     metrics, environment = (json.loads((output / f"{name}.json").read_text()) for name in ("metrics", "environment"))
@@ -359,14 +359,14 @@ def test_a_pushed_run_is_loaded_from_the_hub_by_plain_transformers(hub, mrpc, tm
     assert done.returncode == 0, done.stderr
     logits, label, longest = json.loads(done.stdout)
     batch = AutoTokenizer.from_pretrained(mrpc)(*texts, padding=True, return_tensors="pt")
-    ours = models.BertForSequenceClassification.from_pretrained(mrpc).eval()
+    ours = heads.BertForSequenceClassification.from_pretrained(mrpc).eval()
     assert torch.allclose(torch.tensor(logits), ours(**batch).logits, atol=1e-5)
     assert (label, longest) == ("equivalent", 128)
 
 
 def test_a_pushed_run_predicts_from_the_hub_as_it_does_here(hub, mrpc, tmp_path):
     """Pairs and their length are those of the run, whose recipe is among the files."""
-    model_card.push(mrpc, "ada/pairs")
+    push.push(mrpc, "ada/pairs")
     pair = ["good word1", "bad " * 200]
     said = start_python(hub, tmp_path / "home", "-m", "bertkit", "predict", "ada/pairs", *pair)
     assert said.stderr == "bertkit: 1 of 1 inputs are too long for this model and were cut: number 1\n"
@@ -377,7 +377,7 @@ def test_a_pushed_run_predicts_from_the_hub_as_it_does_here(hub, mrpc, tmp_path)
 def test_the_card_leaves_the_recipe_as_it_is_though_the_run_is_called_as_its_task(hub, mrpc):
     card = mrpc / "README.md"
     card.write_text(re.sub(r'from_pretrained\("[^"]+"\)', 'from_pretrained("mrpc")', card.read_text()))
-    model_card.push(mrpc, "ada/pairs")
+    push.push(mrpc, "ada/pairs")
     pushed = hub.repos["ada/pairs"].files["README.md"].decode()
     assert '\ntask = "mrpc"\n' in pushed
     assert pushed.count('from_pretrained("ada/pairs")') == 2
@@ -392,7 +392,7 @@ def test_a_run_in_the_working_directory_has_the_name_of_that_directory(hub, fini
     text = Path("README.md").read_text()
     assert check_metadata(text) == []
     assert "\n# here\n" in text
-    model_card.push(Path("."), "ada/pairs")
+    push.push(Path("."), "ada/pairs")
     pushed = hub.repos["ada/pairs"].files["README.md"].decode()
     assert check_metadata(pushed) == []
     assert "\n# pairs\n" in pushed
@@ -404,7 +404,7 @@ def test_the_card_in_the_repository_has_its_name_and_no_path_of_this_machine(hub
     card = mrpc / "README.md"
     card.write_text(card.read_text() + f"\nEdited by hand in {mrpc.parent}/notes.\n")
     before = read_files(mrpc)
-    model_card.push(mrpc, "engines/difference")
+    push.push(mrpc, "engines/difference")
     assert read_files(mrpc) == before
     files = hub.repos["engines/difference"].files
     assert not [name for name, data in files.items() if str(mrpc.parents[2]).encode() in data]
@@ -421,13 +421,13 @@ def test_the_card_in_the_repository_has_its_name_and_no_path_of_this_machine(hub
 
 
 def test_pushed_again_nothing_is_sent_twice(hub, mrpc):
-    model_card.push(mrpc, "ada/bert")
+    push.push(mrpc, "ada/bert")
     hub.asked.clear()
-    model_card.push(mrpc, "ada/bert")
+    push.push(mrpc, "ada/bert")
     assert len(hub.repos["ada/bert"].commits) == 1
     assert not [request for request in hub.asked if request.startswith("PUT")]
     (mrpc / "README.md").write_text((mrpc / "README.md").read_text() + "\nMore.\n")
-    model_card.push(mrpc, "ada/bert")
+    push.push(mrpc, "ada/bert")
     assert len(hub.repos["ada/bert"].commits) == 2
 
 
@@ -462,7 +462,7 @@ def fail(*request, **what):
 def be_silent(*request):
     def spoil(hub, patch):
         hub.fail(*request, stall=0.8, times=9)
-        patch.setattr(model_card, "UPLOAD_TIMEOUT", 0.2)
+        patch.setattr(hub, "UPLOAD_TIMEOUT", 0.2)
 
     return spoil
 
@@ -493,7 +493,7 @@ def test_a_failure_is_one_line_and_the_same_command_completes_it(hub, mrpc, capf
     with pytest.MonkeyPatch.context() as patch:
         spoil(hub, patch)
         with pytest.raises(UsageError) as error:
-            model_card.push(mrpc, "ada/bert")
+            push.push(mrpc, "ada/bert")
     message = str(error.value)
     assert "\n" not in message
     assert all(word in message for word in (*words, "ada/bert")), message
@@ -502,14 +502,14 @@ def test_a_failure_is_one_line_and_the_same_command_completes_it(hub, mrpc, capf
     assert not hub.repos.get("ada/bert") or hub.repos["ada/bert"].files == {}, "nothing is half there"
     assert "Traceback" not in capfd.readouterr().err
     hub.faults.clear()
-    assert model_card.push(mrpc, "ada/bert") == f"{hub.address}/ada/bert"
+    assert push.push(mrpc, "ada/bert") == f"{hub.address}/ada/bert"
     assert hub.repos["ada/bert"].files["model.safetensors"] == (mrpc / "model.safetensors").read_bytes()
     assert sum(request.startswith("PUT /storage") for request in hub.asked) == (7 if name == "cut off half-way" else 1)
 
 
 def test_an_upload_that_is_cut_off_once_goes_on_by_itself(hub, mrpc, capfd):
     hub.fail("PUT", "storage", cut=50_000)
-    model_card.push(mrpc, "ada/bert")
+    push.push(mrpc, "ada/bert")
     assert len(hub.waits) == 1
     assert "Retrying" not in capfd.readouterr().err
 
@@ -531,7 +531,7 @@ def test_an_upload_that_is_cut_off_once_goes_on_by_itself(hub, mrpc, capfd):
 def test_a_name_that_is_taken_or_none_is_refused(hub, mrpc, monkeypatch, token, repo, words):
     monkeypatch.setenv("HF_TOKEN", token)
     with pytest.raises(UsageError) as error:
-        model_card.push(mrpc, repo)
+        push.push(mrpc, repo)
     assert all(word in str(error.value) for word in words), error.value
     assert list(hub.repos) == ["eve/taken"]
     assert hub.repos["eve/taken"].files == {}
@@ -541,19 +541,19 @@ def test_a_name_that_is_taken_or_none_is_refused(hub, mrpc, monkeypatch, token, 
     ("repo", "whole"), [("bert", "ada/bert"), ("Ada/b", "Ada/b"), ("engines/x.1_y-z", "engines/x.1_y-z")]
 )
 def test_to_ask_is_not_to_make_it(hub, repo, whole):
-    assert model_card.check_push(repo) == whole
+    assert push.check_push(repo) == whole
     assert list(hub.repos) == ["eve/taken"]
 
 
 def test_what_is_public_does_not_become_private_by_asking(hub, mrpc):
-    model_card.push(mrpc, "ada/bert")
+    push.push(mrpc, "ada/bert")
     commits = list(hub.repos["ada/bert"].commits)
     (mrpc / "README.md").write_text((mrpc / "README.md").read_text() + "\nSecret.\n")
     with pytest.raises(UsageError, match=r"ada/bert is public already; leave out --private, .*ada/bert --private$"):
-        model_card.push(mrpc, "ada/bert", private=True)
+        push.push(mrpc, "ada/bert", private=True)
     assert hub.repos["ada/bert"].commits == commits
     hub.repos["ada/bert"].private = True
-    model_card.push(mrpc, "ada/bert", private=True)
+    push.push(mrpc, "ada/bert", private=True)
     assert len(hub.repos["ada/bert"].commits) == 2
 
 
@@ -570,7 +570,7 @@ def test_what_is_public_does_not_become_private_by_asking(hub, mrpc):
 def test_what_is_no_finished_run_is_refused_before_the_hub_is_asked(hub, mrpc, missing, words):
     (mrpc / missing).unlink()
     with pytest.raises(UsageError, match=words):
-        model_card.push(mrpc, "ada/bert")
+        push.push(mrpc, "ada/bert")
     assert hub.asked == []
 
 
@@ -579,13 +579,13 @@ def test_what_a_link_leads_to_is_not_published(hub, mrpc, name):
     (mrpc / name).unlink(missing_ok=True)
     (mrpc / name).symlink_to(shutil.copy(mrpc / "config.json", mrpc.parent / "secret"))
     with pytest.raises(UsageError, match=rf"{name} is a link, .*; put a copy in its place$"):
-        model_card.push(mrpc, "ada/bert")
+        push.push(mrpc, "ada/bert")
     assert hub.asked == []
 
 
 def split_weights(folder):
     """Saves a run's model again, in shards; gives their names."""
-    model = models.BertForSequenceClassification.from_pretrained(folder)
+    model = heads.BertForSequenceClassification.from_pretrained(folder)
     (folder / "model.safetensors").unlink()
     model.save_pretrained(folder, max_shard_size="20KB")
     return {path.name for path in folder.glob("model-*.safetensors")}
@@ -598,7 +598,7 @@ def test_of_a_model_in_shards_those_of_the_index_are_published(hub, mrpc):
         (mrpc / stray).write_bytes(b"stays behind")
     link = shutil.move(mrpc, mrpc.parent / "disk")
     mrpc.symlink_to(link)  # the run directory itself may be one
-    model_card.push(mrpc, "ada/bert")
+    push.push(mrpc, "ada/bert")
     found = {name for name in hub.repos["ada/bert"].files if name.startswith("model")}
     assert found == shards | {"model.safetensors.index.json"}
 
@@ -610,7 +610,7 @@ def test_an_index_that_lists_something_else_is_one_line(hub, mrpc, content):
     (mrpc / "model.safetensors").rename(mrpc / "model-1-of-1.safetensors")
     (mrpc / "model.safetensors.index.json").write_text(content)
     with pytest.raises(UsageError, match=r"index\.json is damaged \(.*\); put back the run's own$"):
-        model_card.push(mrpc, "ada/bert")
+        push.push(mrpc, "ada/bert")
     assert hub.asked == []
 
 
@@ -631,7 +631,7 @@ def test_the_best_run_of_a_study_says_so_and_what_the_other_seeds_score(hub, stu
     folder, results = study
     chosen = results["chosen"][0]
     cell = next(cell for cell in results["cells"] if cell["directory"] == chosen["cell"])
-    model_card.push(folder / chosen["run"], "ada/bert")
+    push.push(folder / chosen["run"], "ada/bert")
     card = hub.repos["ada/bert"].files["README.md"].decode()
     note = (
         "The best of 4 runs on the very data that it is scored on: its score is optimistic. Over the 2 seeds "
@@ -645,7 +645,7 @@ def test_the_best_run_of_a_study_says_so_and_what_the_other_seeds_score(hub, stu
 def test_a_study_itself_names_its_runs(study):
     folder, results = study
     with pytest.raises(UsageError) as error:
-        model_card.push(folder, "ada/bert")
+        push.push(folder, "ada/bert")
     assert str(error.value) == f"{folder} is a study; push a run of it ({folder / results['chosen'][0]['run']})"
 
 
@@ -655,14 +655,14 @@ STRANGE = '{"chosen": [], "cells": [{}], "columns": {}}'
 def test_a_damaged_study_is_one_line(mrpc):
     (mrpc.parent / "study.json").write_text("{")
     with pytest.raises(UsageError, match=r"study\.json is refused"):
-        model_card.describe_study(mrpc)
+        push.describe_study(mrpc)
 
 
 @pytest.mark.parametrize("content", [b"\xe9 in Latin-1", b"---\na: [\n---\n"])
 def test_a_damaged_card_is_one_line(hub, mrpc, content):
     (mrpc / "README.md").write_bytes(content)
     with pytest.raises(UsageError, match=r"the card .*README\.md is refused"):
-        model_card.push(mrpc, "ada/bert")
+        push.push(mrpc, "ada/bert")
 
 
 @pytest.mark.parametrize(
@@ -670,9 +670,9 @@ def test_a_damaged_card_is_one_line(hub, mrpc, content):
 )
 def test_somebody_else_s_study_json_says_nothing(hub, mrpc, content):
     (mrpc.parent / "study.json").write_text(content)
-    assert model_card.describe_study(mrpc) == ""
+    assert push.describe_study(mrpc) == ""
     with pytest.raises(UsageError, match="there is no run in"):
-        model_card.push(mrpc.parent, "ada/bert")
+        push.push(mrpc.parent, "ada/bert")
 
 
 # --- The command line -------------------------------------------------------------------------------------------------

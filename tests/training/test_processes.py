@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 from bertkit.tasks.ner import NER
+from bertkit.training.callbacks import Interrupted
 from bertkit.training.recipe import merge, save_recipe
 from bertkit.training.run import run
 from bertkit.training.run_dir import find_checkpoint, list_checkpoints, read_log
-from bertkit.training.trainer import Interrupted
 from tests.official import write_checkpoint, write_conll, write_squad
 from tests.tasks.test_squad import kill_after_first
 from tests.training.test_run import PRETRAIN, make_recipe, read_losses, read_weights, write_text
@@ -203,9 +203,9 @@ PartialState.__init__ = init
 """
 SHAPES = """
 import json, os
-from bertkit.training import trainer
+from bertkit.training import callbacks
 
-step_end = trainer.Watcher.on_step_end
+step_end = callbacks.Watcher.on_step_end
 
 def on_step_end(self, args, state, control, model=None, **kwargs):
     shapes = {name: (list(x.shape), list(x.to_local().shape)) for name, x in model.named_parameters()}
@@ -213,7 +213,7 @@ def on_step_end(self, args, state, control, model=None, **kwargs):
         json.dump(shapes, file)
     return step_end(self, args, state, control, model=model, **kwargs)
 
-trainer.Watcher.on_step_end = on_step_end
+callbacks.Watcher.on_step_end = on_step_end
 """
 FSDP = {"train": {"fsdp": "full_shard", "fsdp_config": {"transformer_layer_cls_to_wrap": ["BertLayer"]}}}
 

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bertkit.errors import UsageError
+from bertkit.system.differences import find_recipe_differences
 from bertkit.training.recipe import (
     RESERVED,
     STEPS,
@@ -20,7 +21,6 @@ from bertkit.training.recipe import (
     _alternatives,
     _list_fields,
     check,
-    find_recipe_differences,
     merge,
     parse_setting,
     read_recipe,

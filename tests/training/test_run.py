@@ -22,15 +22,17 @@ from safetensors.torch import load_file
 from transformers import PreTrainedConfig, TrainingArguments
 from transformers.training_args import ParallelMode
 
-from bertkit import BertForPreTraining, BertModel, cli
+from bertkit import BertForPreTraining, BertModel
+from bertkit.cli import options
 from bertkit.errors import UsageError
 from bertkit.model.checkpoint import find_trouble, load_config, load_model
 from bertkit.model.precision import choose_precision
 from bertkit.tasks import TASKS
 from bertkit.training import trainer
+from bertkit.training.callbacks import Interrupted
+from bertkit.training.plan import dry_run
 from bertkit.training.recipe import RESERVED, merge, read_recipe, save_recipe
-from bertkit.training.run import dry_run, make_model, run
-from bertkit.training.trainer import Interrupted
+from bertkit.training.run import make_model, run
 from tests.official import write_checkpoint, write_glue
 
 PRETRAIN = TASKS["pretrain"]
@@ -267,10 +269,10 @@ def test_every_path_on_the_command_line_may_begin_with_a_home(call, monkeypatch,
     assert code == 0
     for path in ("text.txt", "vocab", "runs/mine"):
         assert str(tmp_path / "home" / path) in out
-    for command in list_commands(cli.app):
+    for command in list_commands(options.app):
         for name, hint in get_type_hints(command, include_extras=True).items():
             if hasattr(hint, "__metadata__") and "Path" in str(hint.__origin__):
-                assert hint.__metadata__[0].parser is cli.read_path, (command, name)
+                assert hint.__metadata__[0].parser is options.read_path, (command, name)
 
 
 def test_a_finished_run_is_not_repeated(recipe, tmp_path):

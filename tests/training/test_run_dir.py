@@ -8,14 +8,8 @@ import time
 import pytest
 
 from bertkit.errors import UsageError
-from bertkit.training.run_dir import (
-    find_checkpoint,
-    find_finished,
-    hold_directory,
-    read_environment,
-    read_metrics,
-    write_environment,
-)
+from bertkit.system.files import hold_directory
+from bertkit.training.run_dir import find_checkpoint, find_finished, read_environment, read_metrics, write_environment
 
 
 def test_a_directory_is_held_by_one_at_a_time(tmp_path):

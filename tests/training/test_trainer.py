@@ -14,11 +14,12 @@ import pytest
 from safetensors.torch import load_file
 
 from bertkit.tasks import TASKS
-from bertkit.training import trainer
+from bertkit.training import callbacks, trainer
+from bertkit.training.callbacks import Interrupted
 from bertkit.training.recipe import merge, read_recipe, save_recipe
 from bertkit.training.run import run
 from bertkit.training.run_dir import find_checkpoint, list_checkpoints, mark_complete, read_log, rotate_checkpoints
-from bertkit.training.trainer import SUMS, Interrupted
+from bertkit.training.trainer import SUMS
 from tests.official import write_checkpoint, write_glue
 from tests.training.test_run import PRETRAIN, assert_same_bits, make_recipe, read_weights, write_text
 
@@ -276,7 +277,7 @@ def score_in_turn(perplexities):
     return replace(
         PRETRAIN,
         score=lambda summaries, data: PRETRAIN.score(summaries, data) | {"perplexity": next(rest)},
-        settle=lambda metrics: {"tau": metrics["perplexity"]},
+        tuned_config=lambda metrics: {"tau": metrics["perplexity"]},
     )
 
 
@@ -362,7 +363,7 @@ def test_another_score_may_decide_which_is_best(recipe, tmp_path):
 
 def test_a_long_prediction_says_how_far_it_is(recipe, tmp_path, monkeypatch):
     lines = []
-    monkeypatch.setattr(trainer, "SECONDS_OF_SILENCE", 0)
+    monkeypatch.setattr(callbacks, "SECONDS_OF_SILENCE", 0)
     change = {"train": {"max_steps": 1, "per_device_eval_batch_size": 8}}
     run(PRETRAIN, recipe, change, output=tmp_path / "run", report=lines.append)
     first = next(place for place, line in enumerate(lines) if line.startswith("predicting "))
@@ -460,7 +461,7 @@ import torch
 from bertkit.training.recipe import read_recipe
 from bertkit.training.run import run
 from bertkit.tasks import TASKS
-from bertkit.training.trainer import Interrupted
+from bertkit.training.callbacks import Interrupted
 
 def stop(done, total, log):
     if done == 3 and log:

@@ -1,0 +1,1 @@
+"""The only readers of files and of data sets on the Hub."""

@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bertkit.data.formats.tables import AGAIN, REMEDY, load_splits, read_lines
-from bertkit.data.pretraining.sources import ignore
+from bertkit.data.formats.hub import load_splits
+from bertkit.data.formats.tables import AGAIN, FILE_REMEDY, read_lines
 from bertkit.errors import UsageError
+from bertkit.system.progress import ignore
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,17 +28,17 @@ if TYPE_CHECKING:
     import datasets
 
 DOCSTART = "-DOCSTART-"
-IOB = re.compile(r"O|[BI]-\S+")
-SPLITS = ("train", "dev", "test")
+TAG = re.compile(r"O|[BI]-\S+")
+NER_SPLITS = ("train", "dev", "test")
 NEEDED = 2  # of these
-NAMES = (  # of their files, those to prefer first
+NER_FILES = (  # of their files, those to prefer first
     ("eng.train", "eng.testa", "eng.testb"),
     ("train.conll", "dev.conll", "test.conll"),
     ("train.txt", "dev.txt", "test.txt"),
 )
 # The Hub's first copy, eriktks/conll2003, is a script, which `datasets` no longer runs; this is the same in parquet.
-HUB, CONFIG = "lhoestq/conll2003", "default"
-HUB_SPLITS = {"train": "train", "dev": "validation", "test": "test"}
+NER_HUB, NER_CONFIG = "lhoestq/conll2003", "default"
+NER_HUB_SPLITS = {"train": "train", "dev": "validation", "test": "test"}
 ROWS_A_BATCH = 1_000  # of a data set on the Hub, in memory at once
 
 
@@ -132,20 +133,20 @@ def find_conll(folder: str | Path, report: "Callable[[str], None]" = ignore) -> 
     taken, *others = complete
     if others:
         report(f"{folder} has {' and '.join(names[0] for names in complete)}; {taken[0]} and its like are taken")
-    found = {split: folder / name for split, name in zip(SPLITS, taken, strict=True) if (folder / name).is_file()}
-    for split, name in zip(SPLITS, taken, strict=True):
+    found = {split: folder / name for split, name in zip(NER_SPLITS, taken, strict=True) if (folder / name).is_file()}
+    for split, name in zip(NER_SPLITS, taken, strict=True):
         if split not in found:
             report(f"{folder / name} is not there and is passed over")
     return found
 
 
 def _find_kinds(folder: Path) -> list[tuple[str, ...]]:
-    """Those of NAMES of which it has a file that is needed."""
-    return [names for names in NAMES if any((folder / name).is_file() for name in names[:NEEDED])]
+    """Those of NER_FILES of which it has a file that is needed."""
+    return [names for names in NER_FILES if any((folder / name).is_file() for name in names[:NEEDED])]
 
 
 def _list_names() -> str:
-    return " or ".join(f"{train} and {dev}" for train, dev, _ in NAMES)
+    return " or ".join(f"{train} and {dev}" for train, dev, _ in NER_FILES)
 
 
 def read_conll(path: str | Path) -> TaggedText:
@@ -202,7 +203,7 @@ def _check_document(path: Path, opened: int) -> None:
 
 
 def _check_tag(tag: str, place: str) -> str:
-    if not IOB.fullmatch(tag):
+    if not TAG.fullmatch(tag):
         raise UsageError(
             f"{place}: the tag {tag[:40]!r} is not IOB, that is O, B-TYPE or I-TYPE; mend it, and convert IOBES or "
             "BILOU to IOB first"
@@ -231,7 +232,7 @@ def read_conll_copy() -> dict[str, TaggedText]:
     Raises:
         UsageError: the Hub cannot serve the data set and no copy is at hand, or it has another form.
     """
-    found = load_splits(HUB, CONFIG, HUB_SPLITS, optional=("test",))
+    found = load_splits(NER_HUB, NER_CONFIG, NER_HUB_SPLITS, optional=("test",))
     return {split: _gather(source, list(_walk_rows(source, rows))) for split, source, rows in found}
 
 
@@ -242,7 +243,7 @@ def _walk_rows(source: str, rows: "datasets.Dataset") -> Iterator[tuple[list[str
     pairs = chain.from_iterable(zip(batch["tokens"], batch["ner_tags"], strict=True) for batch in batches)
     for number, (words, numbers) in enumerate(pairs, 1):
         if len(words) != len(numbers) or not all(0 <= tag < len(names) for tag in numbers):
-            raise UsageError(f"{source}, line {number} has {len(words)} words and not a tag of each; {REMEDY}")
+            raise UsageError(f"{source}, line {number} has {len(words)} words and not a tag of each; {FILE_REMEDY}")
         if words:
             yield words, [names[tag] for tag in numbers], 0, number
 
@@ -252,5 +253,5 @@ def _find_names(source: str, rows: "datasets.Dataset") -> list[str]:
     features: dict[str, Any] = rows.features
     names = getattr(getattr(features.get("ner_tags"), "feature", None), "names", None)
     if "tokens" not in features or names is None or not len(rows):
-        raise UsageError(f"{source} has no rows of `tokens` and `ner_tags` by name; {REMEDY}")
+        raise UsageError(f"{source} has no rows of `tokens` and `ner_tags` by name; {FILE_REMEDY}")
     return [_check_tag(name, source) for name in names]

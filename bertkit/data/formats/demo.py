@@ -24,21 +24,21 @@ from typing import Any
 import numpy as np
 
 from bertkit.data.pretraining.docstrings import parse_module
-from bertkit.data.pretraining.sources import ignore
-from bertkit.errors import UsageError, explain_full_disk, explain_refusal
+from bertkit.errors import UsageError, explain_disk_error, explain_refusal
+from bertkit.system.progress import ignore
 
-PACKAGES = ("numpy", "scipy", "sklearn", "pandas")
-LEAST = 500  # functions: fewer are no data set
+DOCUMENTED_PACKAGES = ("numpy", "scipy", "sklearn", "pandas")
+LEAST_FUNCTIONS = 500  # functions: fewer are no data set
 SECTION = re.compile(r"^(?:Other )?Parameters\n-{3,}\n", re.MULTILINE)
 NEXT_SECTION = re.compile(r"^\S.*\n-{3,}$", re.MULTILINE)
-ENTRY = re.compile(r"^(\*{0,2}[A-Za-z_]\w*) ?: (\S.*)$")
+PARAMETER_ENTRY = re.compile(r"^(\*{0,2}[A-Za-z_]\w*) ?: (\S.*)$")
 # What may stand behind a type and is none.
 BEHIND = re.compile(r"\s*(?:,\s*)?(?:\(?\b(?:optional|default|keyword[- ]only)\b.*)$", re.IGNORECASE)
 LONGEST_TYPE, LONGEST_DESCRIPTION = 80, 160  # characters
 MOST_PARAMETERS = 8  # of a function that are described in a context
 UNANSWERABLE = 1 / 3  # of SQuAD 2.0's training questions
-DEV = 0.1  # of the functions
-SEED = 0
+DEV_SHARE = 0.1  # of the functions
+SAMPLE_SEED = 0
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Function:
     @property
     def is_held_out(self) -> bool:
         """Decided by the name alone, so that other packages beside it do not change it."""
-        return int.from_bytes(blake2b(self.name.encode(), digest_size=4).digest()) < DEV * 2**32
+        return int.from_bytes(blake2b(self.name.encode(), digest_size=4).digest()) < DEV_SHARE * 2**32
 
     def describe(self) -> tuple[str, dict[str, int]]:
         """The context of questions, and where in it the type of each parameter begins."""
@@ -78,7 +78,7 @@ class Function:
 def read_functions() -> list[Function]:
     """The functions of the packages that are installed, in the order of their names; of equal ones the first."""
     found: dict[str, Function] = {}
-    for package in PACKAGES:
+    for package in DOCUMENTED_PACKAGES:
         spec = find_spec(package)  # which imports nothing
         root = Path(spec.submodule_search_locations[0]) if spec and spec.submodule_search_locations else None
         for path in sorted(root.rglob("*.py")) if root else []:
@@ -120,7 +120,7 @@ def parse_parameters(docstring: str) -> Iterator[Parameter]:
         description = clean(" ".join(lines).partition(". ")[0].rstrip("."))
         if kind and description and len(kind) <= LONGEST_TYPE:
             yield Parameter(name, kind, f"{description[:LONGEST_DESCRIPTION].rstrip()}.")
-        found = ENTRY.match(line)
+        found = PARAMETER_ENTRY.match(line)
         name, kind = (found[1].lstrip("*"), BEHIND.sub("", clean(found[2]))) if found else ("", "")
         lines = []
 
@@ -145,7 +145,7 @@ def write_samples(output: Path, questions: int = 12_000, report: Callable[[str],
     if there := [str(output / name) for name in ("squad", "glue") if (output / name).exists()]:
         half = "delete it if it is of a command that was stopped, or " if len(there) == 1 else ""
         raise UsageError(f"{' and '.join(there)} {'is' if half else 'are'} there already; {half}name another directory")
-    with explain_full_disk(output), make_directory(output) as folder:
+    with explain_disk_error(output), make_directory(output) as folder:
         fill(folder, questions, report)
     report(f"In {output}: squad/, glue/")
 
@@ -153,10 +153,10 @@ def write_samples(output: Path, questions: int = 12_000, report: Callable[[str],
 def fill(folder: Path, questions: int, report: Callable[[str], None]) -> None:
     """Writes the data sets into an empty folder."""
     functions = read_functions()
-    if len(functions) < LEAST:
+    if len(functions) < LEAST_FUNCTIONS:
         raise UsageError(
-            f"only {len(functions):,} functions are documented here and {LEAST:,} are needed; install "
-            f"{', '.join(PACKAGES)}"
+            f"only {len(functions):,} functions are documented here and {LEAST_FUNCTIONS:,} are needed; install "
+            f"{', '.join(DOCUMENTED_PACKAGES)}"
         )
     count = sum(len(function.parameters) for function in functions)
     report(f"{len(functions):,} functions with {count:,} parameters are documented here")
@@ -197,12 +197,12 @@ def ask(function: Function, parameter: Parameter) -> str:
 
 def order(functions: Sequence[Function]) -> list[Function]:
     """The functions in a random order, the same each time."""
-    return [functions[place] for place in np.random.default_rng(SEED).permutation(len(functions))]
+    return [functions[place] for place in np.random.default_rng(SAMPLE_SEED).permutation(len(functions))]
 
 
 def make_articles(functions: Sequence[Function], limit: int) -> list[tuple[str, list[dict[str, Any]]]]:
     """(context, questions in SQuAD's form) of some functions, until there are `limit` questions."""
-    random, articles, count = np.random.default_rng(SEED), [], 0
+    random, articles, count = np.random.default_rng(SAMPLE_SEED), [], 0
     for function in order(functions):
         context, places = function.describe()
         found = []
@@ -238,7 +238,7 @@ def write_squad(articles: Sequence[tuple[str, list[dict[str, Any]]]], path: Path
 
 def make_pairs(functions: Sequence[Function], limit: int) -> list[tuple[str, str, str]]:
     """(question, sentence, label): every other sentence is of another parameter, of this or another function."""
-    random, rows = np.random.default_rng(SEED), []
+    random, rows = np.random.default_rng(SAMPLE_SEED), []
     for function in order(functions):
         for parameter in function.parameters:
             if len(rows) == limit:

@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 from bertkit.errors import UsageError
 
 STDIN = "-"
-SUFFIXES = (".jsonl", ".tsv", ".txt")
+INPUT_SUFFIXES = (".jsonl", ".tsv", ".txt")
 SHOWN = 60  # characters of a line that is wrong
 LONGEST_LINE = 1_000_000  # characters; as tokens and words, each takes some hundred times its room
 
@@ -41,8 +41,8 @@ def check_source(source: str) -> None:
         return
     if not Path(source).is_file():
         raise UsageError(f"there is no file {source}; name one with --input, or - for standard input")
-    if Path(source).suffix not in SUFFIXES:
-        raise UsageError(f"{source} must end in {', '.join(SUFFIXES)}; rename it, or give its lines to --input -")
+    if Path(source).suffix not in INPUT_SUFFIXES:
+        raise UsageError(f"{source} must end in {', '.join(INPUT_SUFFIXES)}; rename it, or give its lines to --input -")
 
 
 def check_output(source: str, output: Path) -> None:

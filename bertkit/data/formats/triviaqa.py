@@ -21,17 +21,17 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from bertkit.data.formats.tables import AGAIN, check_kind, read_objects, take, walk_objects
-from bertkit.data.pretraining.sources import ignore
 from bertkit.errors import UsageError, explain_refusal
-from bertkit.system.files import open_whole
+from bertkit.system.files import atomic_open
+from bertkit.system.progress import ignore
 
-WORDS = 400  # of a document that make its paragraph (§4.2)
-WORD = re.compile(r"\S+")
+PARAGRAPH_WORDS = 400  # of a document that make its paragraph (§4.2)
+EVIDENCE_WORD = re.compile(r"\S+")
 SPACE = re.compile(r"\s")
-FOLDERS = ("", "wikipedia")  # of the evidence in which a document may lie; the download has the second
-CHARACTERS = 4_096  # of a document, read at first
+EVIDENCE_FOLDERS = ("", "wikipedia")  # of the evidence in which a document may lie; the download has the second
+CHARACTERS_READ = 4_096  # of a document, read at first
 PROGRESS = 10_000  # documents between two lines of the report
-REMEDY = "give one of TriviaQA-Wiki with answers, such as wikipedia-train.json"
+TRIVIAQA_REMEDY = "give one of TriviaQA-Wiki with answers, such as wikipedia-train.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ def convert(qa: Path, evidence: Path, output: Path, report: Callable[[str], None
     questions = read_questions(qa)
     documents = sum(len(question.documents) for question in questions)
     if not documents:
-        raise UsageError(f"{qa} names no Wikipedia pages (EntityPages); {REMEDY}")
+        raise UsageError(f"{qa} names no Wikipedia pages (EntityPages); {TRIVIAQA_REMEDY}")
     report(f"{qa}: {len(questions):,} questions, {documents:,} documents")
     counts = {"questions": len(questions), "documents": documents}
     counts |= dict.fromkeys(("paragraphs", "unanswered", "missing", "unreadable"), 0)
@@ -93,9 +93,9 @@ def read_questions(qa: Path) -> list[Trivia]:
     """
     questions: list[Trivia] = []
     places: dict[str, str] = {}
-    for place, entry in read_objects(qa, "Data", REMEDY):
+    for place, entry in read_objects(qa, "Data", TRIVIAQA_REMEDY):
         if "Answer" not in entry:
-            raise UsageError(f"{place} has no key 'Answer', as in a test set; {REMEDY}")
+            raise UsageError(f"{place} has no key 'Answer', as in a test set; {TRIVIAQA_REMEDY}")
         name, text = (take(entry, key, str, place) for key in ("QuestionId", "Question"))
         question = Trivia(name, text, _list_answers(entry, place), _list_documents(entry, place))
         for filename in question.documents:
@@ -158,7 +158,7 @@ def _make_articles(
         raise UsageError(f"{evidence} has none of the {counts['documents']:,} documents; give the folder that has them")
     if not counts["paragraphs"]:
         raise UsageError(
-            f"no document in {evidence} has an answer in its first {WORDS} words ({counts['missing']:,} of "
+            f"no document in {evidence} has an answer in its first {PARAGRAPH_WORDS} words ({counts['missing']:,} of "
             f"{counts['documents']:,} are missing, {counts['unreadable']:,} unreadable); give TriviaQA's own documents"
         )
 
@@ -169,17 +169,17 @@ def read_opening(evidence: Path, filename: str) -> str:
     Raises:
         OSError, UnicodeDecodeError: there is no such file (FileNotFoundError), or it cannot be read.
     """
-    path = next((path for folder in FOLDERS if (path := evidence / folder / filename).is_file()), None)
+    path = next((path for folder in EVIDENCE_FOLDERS if (path := evidence / folder / filename).is_file()), None)
     if path is None:
         raise FileNotFoundError(filename)
     text = ""
     ends: list[int] = []
     with path.open(encoding="utf-8-sig", newline="") as stream:
         # The 400th word has come to its end only where another one follows, or nothing.
-        while len(ends) <= WORDS and (more := stream.read(len(text) or CHARACTERS)):
+        while len(ends) <= PARAGRAPH_WORDS and (more := stream.read(len(text) or CHARACTERS_READ)):
             text += more
-            ends = [word.end() for word in islice(WORD.finditer(text), WORDS + 1)]
-    return text[: ends[:WORDS][-1]] if ends else ""
+            ends = [word.end() for word in islice(EVIDENCE_WORD.finditer(text), PARAGRAPH_WORDS + 1)]
+    return text[: ends[:PARAGRAPH_WORDS][-1]] if ends else ""
 
 
 def find_answers(answers: Iterable[str], context: str) -> list[dict[str, Any]]:
@@ -221,7 +221,7 @@ def _write(articles: Iterable[dict[str, Any]], output: Path) -> None:
     """Writes the file, at once or not at all; one article is in memory at a time."""
     with ExitStack() as stack:
         with explain_refusal(str(output)):
-            stream = stack.enter_context(open_whole(output))
+            stream = stack.enter_context(atomic_open(output))
         stream.write('{"version": "1.1", "data": [')
         for number, article in enumerate(articles):
             stream.write((",\n" if number else "\n") + json.dumps(article, ensure_ascii=False))

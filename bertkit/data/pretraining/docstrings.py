@@ -24,7 +24,7 @@ from bertkit.errors import UsageError
 from bertkit.system.signals import leave_signals_to_parent
 
 Paragraphs = list[str]  # a document before its sentences are split
-Item = TypeVar("Item")
+Mapped = TypeVar("Mapped")
 
 SKIPPED_FOLDERS = frozenset({"__pycache__", "dist-packages", "node_modules", "site-packages", "test", "tests"})
 LARGEST_MODULE = 2_000_000  # bytes; larger ones are generated tables, and a syntax tree takes a hundred times as much
@@ -71,7 +71,7 @@ def count_cores() -> int:
     return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 
-def _map_in_order(function: Callable[[Any], Item], arguments: Iterable[Any], workers: int | None) -> Iterator[Item]:
+def _map_in_order(function: Callable[[Any], Mapped], arguments: Iterable[Any], workers: int | None) -> Iterator[Mapped]:
     """`map` by forked processes, a few arguments ahead of the consumer, who may stop at any time.
 
     Forked, because a spawned process runs the caller's script again and fails where that has no `__main__` guard.
@@ -82,7 +82,7 @@ def _map_in_order(function: Callable[[Any], Item], arguments: Iterable[Any], wor
         return
     pool = ProcessPoolExecutor(workers, get_context("fork"), initializer=_begin)
     try:
-        pending: deque[Future[Item]] = deque()
+        pending: deque[Future[Mapped]] = deque()
         for argument in arguments:
             pending.append(pool.submit(function, argument))
             if len(pending) > 4 * workers:

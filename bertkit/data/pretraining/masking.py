@@ -17,7 +17,7 @@ IGNORED = -100  # the label of a position without a loss, as in torch.nn.functio
 
 # What a random number decides. Counters of one sample are position + stream * STREAM.
 ORDER, REPLACEMENT, RANDOM_TOKEN = range(3)
-STREAM = 1 << 32
+MASK_STREAM = 1 << 32
 POSITION_BITS = np.uint64(24)  # the longest row has 2 ** 24 tokens
 
 
@@ -77,7 +77,7 @@ def mask_tokens(
         counts = np.minimum(counts, max_predictions)
 
     keys = draw_key(seed, epoch, index)  # (B,)
-    order = draw_bits(keys[:, None], positions + ORDER * STREAM)  # (B, T)
+    order = draw_bits(keys[:, None], positions + ORDER * MASK_STREAM)  # (B, T)
     # The position in the lowest bits makes the numbers of a row distinct, so that sorting them meets the exact count.
     order = (order >> POSITION_BITS << POSITION_BITS) | positions.astype(np.uint64)
     if whole_words is None:
@@ -87,8 +87,8 @@ def mask_tokens(
 
     rows, columns = np.nonzero(chosen)
     originals = input_ids[rows, columns]
-    replacement = draw_uniform(keys[rows], columns + REPLACEMENT * STREAM)
-    random_tokens = draw_below(keys[rows], columns + RANDOM_TOKEN * STREAM, vocab_size)
+    replacement = draw_uniform(keys[rows], columns + REPLACEMENT * MASK_STREAM)
+    random_tokens = draw_below(keys[rows], columns + RANDOM_TOKEN * MASK_STREAM, vocab_size)
     kept_or_random = np.where(replacement >= 1 - same_rate, originals, random_tokens)
     masked_ids = input_ids.copy()
     masked_ids[rows, columns] = np.where(replacement < mask_rate, mask_id, kept_or_random)

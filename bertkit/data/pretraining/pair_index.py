@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from bertkit.data.pretraining.pairs import Pairing
-from bertkit.data.pretraining.store import INDEX
+from bertkit.data.pretraining.store import CORPUS_INDEX
 from bertkit.system.files import open_unfinished, remove_lost
 
 FOLDER = "plans"
@@ -26,7 +26,9 @@ def find_chunks(pairing: Pairing) -> np.ndarray:
     directory = pairing.corpus.directory
     if directory is None:
         return pairing.find_chunks()
-    index = "".join(path.stem.rpartition("-")[2] for path in directory.glob(f"{INDEX}-*"))  # the corpus's checksum
+    index = "".join(
+        path.stem.rpartition("-")[2] for path in directory.glob(f"{CORPUS_INDEX}-*")
+    )  # the corpus's checksum
     documents = zlib.crc32(pairing.corpus.document_ends, zlib.crc32(pairing.corpus.document_starts))
     options = f"{pairing.max_length}-{pairing.short_seq_prob}-{pairing.seed}-{pairing.copy}"
     return keep_array(directory / FOLDER, f"{VERSION}-{index}-{documents:08x}-{options}", pairing.find_chunks)

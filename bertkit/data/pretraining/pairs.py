@@ -8,7 +8,7 @@ every document can be planned apart; each chunk begins later than the one before
 chunk of a sentence ends and the next begins is worked out for all sentences at once, before it is known which of them
 begin a chunk; and the sentence that a chunk begins with is all that has to be kept of a pair until it is wanted.
 
-Left out: masks (`bertkit.data.pretraining.masking`), and the shuffling of documents and pairs, which is the data set's work.
+Left out: masks (`masking.py`), and the shuffling of documents and pairs, which is the data set's work.
 """
 
 from dataclasses import dataclass
@@ -19,12 +19,12 @@ from bertkit.data.pretraining.rng import draw_below, draw_bits, draw_key, draw_u
 from bertkit.data.pretraining.tokenize import LEAST_DOCUMENTS, Ids, TokenizedCorpus, start_of
 from bertkit.errors import UsageError
 
-SPECIAL_TOKENS = 3  # [CLS] A [SEP] B [SEP]
+SPECIAL_TOKENS_OF_PAIR = 3  # [CLS] A [SEP] B [SEP]
 DOCUMENT_DRAWS = 10  # attempts to find another document than A's
-BLOCK = 1 << 15  # sentences that are planned at once: their arrays stay in the cache
+SENTENCES_A_BLOCK_PLANNED = 1 << 15  # sentences that are planned at once: their arrays stay in the cache
 
 # What a random number decides. Counters of one document: its target length, then one key for each of its sentences.
-SHORT, SHORT_LENGTH, FIRST_SENTENCE = range(3)
+SHORT_DRAW, SHORT_LENGTH, FIRST_SENTENCE = range(3)
 # Counters of one chunk. The words of fair bits that cut A and B alternate from CUT on, as many as are needed.
 A_END, RANDOM_NEXT, B_SENTENCE, B_DOCUMENT = range(4)
 CUT = B_DOCUMENT + DOCUMENT_DRAWS
@@ -52,7 +52,7 @@ class Pairing:
                 f"the corpus has {len(ends)} document{'s' * (len(ends) != 1)}; "
                 "next-sentence prediction needs at least two documents; separate documents by a blank line"
             )
-        if self.max_length < SPECIAL_TOKENS + 2:
+        if self.max_length < SPECIAL_TOKENS_OF_PAIR + 2:
             raise UsageError(f"max_length is {self.max_length}; a pair with its three special tokens needs at least 5")
         if not 0 <= self.short_seq_prob <= 1:
             raise UsageError(
@@ -64,7 +64,7 @@ class Pairing:
     @property
     def budget(self) -> int:
         """The tokens of both segments together, at most."""
-        return self.max_length - SPECIAL_TOKENS
+        return self.max_length - SPECIAL_TOKENS_OF_PAIR
 
     def find_chunks(self, documents: range | None = None) -> np.ndarray:
         """(P,), the sentence that each chunk begins with, in the order of the corpus; a chunk gives a pair.
@@ -81,7 +81,7 @@ class Pairing:
         chunks = [np.empty(0, dtype)]
         first = documents.start
         while first < documents.stop:
-            full = np.searchsorted(sizes, start_of(sizes, first) + BLOCK, side="right")
+            full = np.searchsorted(sizes, start_of(sizes, first) + SENTENCES_A_BLOCK_PLANNED, side="right")
             stop = min(max(first + 1, int(full)), documents.stop)
             chunks.append(self._find_in_block(np.arange(first, stop)).astype(dtype))
             first = stop
@@ -109,7 +109,7 @@ class Pairing:
     def _draw_targets(self, documents: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Of each document (K,) its key and the tokens that its chunks are meant to have."""
         keys = draw_bits(draw_key(self.seed, self.max_length, self.copy), documents)
-        short = draw_uniform(keys, SHORT) < self.short_seq_prob
+        short = draw_uniform(keys, SHORT_DRAW) < self.short_seq_prob
         return keys, np.where(short, 2 + draw_below(keys, SHORT_LENGTH, self.budget - 1), self.budget)
 
     def draw_pairs(self, chunks: np.ndarray) -> np.ndarray:

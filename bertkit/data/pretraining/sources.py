@@ -32,6 +32,8 @@ from typing import Any, BinaryIO, Literal, TypeVar
 
 from bertkit.data.pretraining.docstrings import read_docs
 from bertkit.errors import UsageError, explain_refusal, join_lines, make_printable
+from bertkit.system.hub import find_hub_trouble, is_hub_name
+from bertkit.system.progress import ignore
 
 Document = list[str]  # its sentences
 Paragraphs = list[str]  # a document before its sentences are split
@@ -40,24 +42,17 @@ Parsed = TypeVar("Parsed")
 DOCS = "docs"
 BUILT_FILES, BUILT_FOLDERS = ("build.json", "corpus.json"), ("shards", "parts")  # of a corpus on disk
 JSONL_SUFFIXES = (".jsonl", ".jsonl.gz")
-SUFFIXES = (".txt", ".txt.gz", *JSONL_SUFFIXES)  # what is read of a directory
+TEXT_SUFFIXES = (".txt", ".txt.gz", *JSONL_SUFFIXES)  # what is read of a directory
 PIECE_BYTES = 1 << 26  # of a large file
 SMALL = 16  # small files share a piece up to this part of PIECE_BYTES: a million files are not a million pieces
 END = sys.maxsize  # to the end of a file
-BLOCK = 1 << 16  # bytes looked through at once for the end of a line
+BYTES_A_LOOK = 1 << 16  # bytes looked through at once for the end of a line
 LONGEST_DOCUMENT = 5_000_000  # characters; a longer one is cut
 LONGEST_PARAGRAPH = 10_000  # characters that the sentence splitter is given at once
 SENTENCE_ENDS = (". ", "! ", "? ", "。", "！", "？")
-LONGEST_LINE = 10_000_000  # bytes without the line's end; a line of as many is refused
-ROW = 'a line of JSONL is a document, {"text": "..."}'  # the remedy
+LONGEST_SOURCE_LINE = 10_000_000  # bytes without the line's end; a line of as many is refused
+JSONL_REMEDY = 'a line of JSONL is a document, {"text": "..."}'  # the remedy
 SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")  # half of a character in JSON
-HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?(:[\w.-]+)?")  # name or owner/name, :config may follow
-FILE_NAME = re.compile(r"[.~].*|.*\.(bz2|csv|gz|html?|jsonl?|md|parquet|text|tsv|txt|xml|xz|zip|zst)")
-METADATA_TIMEOUT = 10  # seconds
-
-
-def ignore(*_: Any) -> None:
-    """Report to nobody."""
 
 
 @dataclass(frozen=True)
@@ -293,12 +288,12 @@ def _list_files(directory: str) -> list[str]:
     for folder, folders, names in os.walk(directory, onerror=refuse):
         folders[:] = [name for name in folders if name[0] != "." and not is_built(os.path.join(folder, name))]
         files += [os.path.join(folder, name) for name in names]
-    texts = [file for file in files if file.endswith(SUFFIXES) and os.path.basename(file)[0] != "."]
+    texts = [file for file in files if file.endswith(TEXT_SUFFIXES) and os.path.basename(file)[0] != "."]
     texts = [file for file in texts if exists(file) and os.path.isfile(file)]
     texts = sorted(texts, key=lambda file: file.replace(os.sep, "\0"))
     if not texts:
         raise UsageError(
-            f"none of the {len(files)} files in {directory} is {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}; "
+            f"none of the {len(files)} files in {directory} is {', '.join(TEXT_SUFFIXES[:-1])} or {TEXT_SUFFIXES[-1]}; "
             "rename the texts or name each of them"
         )
     return texts
@@ -374,15 +369,15 @@ def _parse_row(line: str) -> Paragraphs:
     except (ValueError, RecursionError) as error:
         known = isinstance(error, json.JSONDecodeError)
         reason = f"column {error.colno}: {error.msg}" if known else type(error).__name__
-        raise UsageError(f"is no JSON ({reason}); {ROW}") from None
+        raise UsageError(f"is no JSON ({reason}); {JSONL_REMEDY}") from None
     if not isinstance(row, dict):
-        raise UsageError(f"is no JSON object but {type(row).__name__}; {ROW}")
+        raise UsageError(f"is no JSON object but {type(row).__name__}; {JSONL_REMEDY}")
     if "text" not in row:
         keys = make_printable(", ".join(row))
-        raise UsageError(f"has no text but the keys {keys[:200] or '(none)'}; {ROW}")
+        raise UsageError(f"has no text but the keys {keys[:200] or '(none)'}; {JSONL_REMEDY}")
     text = row["text"]
     if not isinstance(text, str):
-        raise UsageError(f"has a text that is no string but {type(text).__name__}; {ROW}")
+        raise UsageError(f"has a text that is no string but {type(text).__name__}; {JSONL_REMEDY}")
     return _list_paragraphs(text.encode(errors="ignore").decode() if SURROGATE.search(line) else text)
 
 
@@ -393,11 +388,11 @@ def _list_paragraphs(text: str) -> Paragraphs:
 def _read_lines(path: str, start: int, parse: Callable[[str], Parsed]) -> Iterator[tuple[int, Parsed]]:
     """The place of each line and what `parse` makes of it, from the line on that holds the byte before `start`.
 
-    So whoever begins at `start` knows what is before it. At most `LONGEST_LINE` bytes are read at once.
+    So whoever begins at `start` knows what is before it. At most `LONGEST_SOURCE_LINE` bytes are read at once.
     """
     with _open(path) as stream:
         first = place = _seek_line(stream, start) if start else 0
-        for number, line in enumerate(iter(partial(stream.readline, LONGEST_LINE), b""), 1):
+        for number, line in enumerate(iter(partial(stream.readline, LONGEST_SOURCE_LINE), b""), 1):
             try:
                 parsed = parse(_decode(line, "utf-8" if place else "utf-8-sig"))
             except UsageError as error:
@@ -420,12 +415,12 @@ def _open(path: str) -> Iterator[BinaryIO]:
 def _seek_line(stream: BinaryIO, start: int) -> int:
     """Where the line begins that holds the byte before `start`, which is where the stream is now.
 
-    Of a line that is too long `LONGEST_LINE` bytes are before that one, enough to see it.
+    Of a line that is too long `LONGEST_SOURCE_LINE` bytes are before that one, enough to see it.
     """
     stop = start - 1  # a newline there is the line's own
-    least = max(stop - LONGEST_LINE, 0)
+    least = max(stop - LONGEST_SOURCE_LINE, 0)
     while stop > least:
-        place = max(stop - BLOCK, least)
+        place = max(stop - BYTES_A_LOOK, least)
         stream.seek(place)
         if found := stream.read(stop - place).rfind(b"\n") + 1:
             return stream.seek(place + found)
@@ -438,15 +433,16 @@ def _count_lines(path: str, stop: int) -> int:
     if not stop:  # a pipe cannot be opened again
         return 0
     with open(path, "rb") as stream:
-        return sum(stream.read(min(BLOCK, stop - place)).count(b"\n") for place in range(0, stop, BLOCK))
+        return sum(stream.read(min(BYTES_A_LOOK, stop - place)).count(b"\n") for place in range(0, stop, BYTES_A_LOOK))
 
 
 def _decode(line: bytes, encoding: str) -> str:
     if b"\0" in line:
         raise UsageError("has a NUL byte, as binary files and UTF-16 have; give text in UTF-8")
-    if len(line) == LONGEST_LINE and not line.endswith(b"\n"):
+    if len(line) == LONGEST_SOURCE_LINE and not line.endswith(b"\n"):
         raise UsageError(
-            f"has {LONGEST_LINE:,} bytes or more; put a sentence or a paragraph on a line, a shorter document in JSONL"
+            f"has {LONGEST_SOURCE_LINE:,} bytes or more; put a sentence or a paragraph on a line, a shorter document "
+            "in JSONL"
         )
     try:
         return line.decode(encoding)
@@ -455,36 +451,6 @@ def _decode(line: bytes, encoding: str) -> str:
             f"is not UTF-8 (byte {error.object[error.start]:#04x} in place {error.start + 1}); "
             "convert the file, for instance with iconv -f latin1 -t utf-8"
         ) from None
-
-
-# --- the Hugging Face Hub
-
-
-def is_hub_name(source: str) -> bool:
-    """Whether it can be a name on the Hub, rather than the path of a file that does not exist."""
-    return bool(HUB_NAME.fullmatch(source)) and not FILE_NAME.fullmatch(source)
-
-
-def find_hub_trouble(name: str, kind: str) -> str | None:
-    """Why the Hub cannot serve the `kind` ("dataset" or "model") `name`; None if it can.
-
-    Asked once before `datasets` and `transformers` are: without a network they try again and again, for 23 seconds and
-    for more than two minutes.
-    """
-    from huggingface_hub import HfApi
-    from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, HFValidationError, RepositoryNotFoundError
-
-    try:
-        HfApi().repo_info(name, repo_type=kind, timeout=METADATA_TIMEOUT)
-    except GatedRepoError:
-        return f"the {kind} {name!r} on the Hub is open to approved users only"
-    except (RepositoryNotFoundError, HFValidationError):
-        return f"the Hub has no {kind} {name!r}"
-    except HfHubHTTPError as error:
-        return f"the Hub does not serve the {kind} {name!r} ({join_lines(error)})"
-    except Exception as error:  # the transport's: huggingface_hub has changed its HTTP library more than once
-        return f"the Hub cannot be reached for the {kind} {name!r} ({type(error).__name__})"
-    return None
 
 
 @lru_cache(maxsize=1)  # asked again for each of its shards

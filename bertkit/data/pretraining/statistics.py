@@ -18,16 +18,16 @@ from typing import Any, Literal
 
 import numpy as np
 
-from bertkit.data.pretraining.pairs import SPECIAL_TOKENS, Pairing
+from bertkit.data.pretraining.pairs import SPECIAL_TOKENS_OF_PAIR, Pairing
 from bertkit.data.pretraining.rng import draw_bits
 from bertkit.data.pretraining.tokenize import Ids, TokenizedCorpus, start_of
 
-TOKENS_A_BLOCK = 1 << 18  # hashed at once: their arrays stay in the cache
+TOKENS_A_HASH = 1 << 18  # hashed at once: their arrays stay in the cache
 UNITS_A_BLOCK = 1 << 20  # sentences or documents whose lengths are looked at
 SENTENCES_A_BLOCK = 1 << 22  # whose chunks are found at once
 PAIRS_A_BLOCK = 1 << 16  # drawn at once
 HASHES_A_PASS = 1 << 23  # sorted at once; a third of a gigabyte
-LENGTHS = (128, 512)  # of the paper's phases (A.2)
+PHASE_LENGTHS = (128, 512)  # of the paper's phases (A.2)
 QUANTILES = {"median": 0.5, "p90": 0.9, "p99": 0.99}
 MOST_UNKNOWN = 0.05  # of the tokens, before a warning
 MOST_REPEATED = {"documents": 0.01, "lines": 0.10}  # documents of the documents, lines of the tokens
@@ -44,7 +44,7 @@ def measure(corpus: TokenizedCorpus, unknown_id: int, folder: Path | None = None
         UsageError: fewer than two documents.
     """
     token_ends, sizes = find_token_ends(corpus), corpus.document_ends
-    pairs = {str(length): measure_pairs(corpus, length) for length in LENGTHS}
+    pairs = {str(length): measure_pairs(corpus, length) for length in PHASE_LENGTHS}
     return {
         "documents": corpus.document_count,
         "sentences": len(corpus.sentence_ends),
@@ -155,8 +155,8 @@ def hash_units(ids: Ids, ends: np.ndarray, folder: Path | None = None) -> np.nda
     The sum of a random number for each (token, position), mixed with the length.
     """
     hashes = _make_array(len(ends), np.uint64, folder)
-    for start in range(0, len(ids), TOKENS_A_BLOCK):
-        block = ids[start : start + TOKENS_A_BLOCK]
+    for start in range(0, len(ids), TOKENS_A_HASH):
+        block = ids[start : start + TOKENS_A_HASH]
         first = np.searchsorted(ends, start, side="right")  # the unit of the block's first token
         stop = np.searchsorted(ends, start + len(block) - 1, side="right") + 1
         begins = start_of(ends, np.arange(first, stop)) - start  # below 0 where the unit began in an earlier block
@@ -212,7 +212,7 @@ def measure_pairs(corpus: TokenizedCorpus, max_length: int) -> dict[str, Any]:
         for start in range(0, len(chunks), PAIRS_A_BLOCK):
             a_start, a_stop, b_start, b_stop, is_random = pairing.draw_pairs(chunks[start : start + PAIRS_A_BLOCK]).T
             count += len(is_random)
-            tokens += int((a_stop - a_start + b_stop - b_start + SPECIAL_TOKENS).sum())
+            tokens += int((a_stop - a_start + b_stop - b_start + SPECIAL_TOKENS_OF_PAIR).sum())
             random_next += int(is_random.sum())
     return {
         "pairs": count,

@@ -20,7 +20,6 @@ import struct
 import zlib
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
@@ -28,21 +27,21 @@ from typing import Any
 
 import numpy as np
 
-from bertkit.data.pretraining.sources import BUILT_FILES, BUILT_FOLDERS, ignore, is_built
-from bertkit.data.pretraining.tokenize import TokenizedCorpus, take_fingerprint
+from bertkit.data.pretraining.sources import BUILT_FILES, BUILT_FOLDERS, is_built
+from bertkit.data.pretraining.tokenize import TokenizedCorpus
 from bertkit.errors import UsageError
-from bertkit.system.files import flush, open_unfinished, write_json
+from bertkit.system.files import find_checksum, flush, map_in_threads, open_unfinished, take_fingerprint, write_json
+from bertkit.system.progress import ignore
 
 FORMAT = 1  # of the directory
 RECORD, MANIFEST = BUILT_FILES
-SHARDS, PARTS = BUILT_FOLDERS  # the latter: shards from which repeats have not gone yet
-INDEX = "index"
-SUFFIX = ".safetensors"
+SHARDS, PART_FOLDER = BUILT_FOLDERS  # the latter: shards from which repeats have not gone yet
+CORPUS_INDEX = "index"
+SHARD_SUFFIX = ".safetensors"
 SHARD_NAME = re.compile(r"(\d{5,})-(\d{4,})-([0-9a-f]{8})\.safetensors")
-DTYPES = {"U16": np.dtype("<u2"), "U32": np.dtype("<u4"), "I64": np.dtype("<i8")}  # safetensors' names
+STORED_DTYPES = {"U16": np.dtype("<u2"), "U32": np.dtype("<u4"), "I64": np.dtype("<i8")}  # safetensors' names
 LONGEST_HEADER = 1 << 20  # bytes
-BYTES_A_READ = 1 << 20
-REMEDY = "the same bertkit corpus build command again writes it anew"
+BUILD_REMEDY = "the same bertkit corpus build command again writes it anew"
 
 # The elements of an array that is written block by block: their type, their number and the blocks.
 Blocks = tuple[np.dtype, int, Iterable[np.ndarray]]
@@ -144,7 +143,7 @@ def write_arrays(folder: Path, stem: str, arrays: Mapping[str, Blocks], note: Ma
     The largest type of element comes first in `arrays`, so that all of them are aligned.
     """
     header: dict[str, Any] = {"__metadata__": {"bertkit": json.dumps(note)}}  # one entry: several have no fixed order
-    names = {dtype: name for name, dtype in DTYPES.items()}
+    names = {dtype: name for name, dtype in STORED_DTYPES.items()}
     end = 0
     for name, (dtype, length, _) in arrays.items():
         start, end = end, end + length * dtype.itemsize
@@ -157,7 +156,7 @@ def write_arrays(folder: Path, stem: str, arrays: Mapping[str, Blocks], note: Ma
             stream.write(content)
             checksum = zlib.crc32(content, checksum)
         flush(stream)
-        path = folder / f"{stem}-{checksum:08x}{SUFFIX}"
+        path = folder / f"{stem}-{checksum:08x}{SHARD_SUFFIX}"
         os.replace(temporary, path)
     return path
 
@@ -191,12 +190,12 @@ def write_index(directory: Path, shards: Sequence[Shard]) -> Path:
             yield shard.map(name) + before
             before += shard.count(of)
 
-    integer = DTYPES["I64"]
+    integer = STORED_DTYPES["I64"]
     arrays = {
         name: (integer, sum(shard.count(name) for shard in shards), shift(name, of))
         for name, of in (("sentence_ends", "ids"), ("document_ends", "sentence_ends"))
     }
-    return write_arrays(directory, INDEX, arrays, {"shards": len(shards)})
+    return write_arrays(directory, CORPUS_INDEX, arrays, {"shards": len(shards)})
 
 
 def write_manifest(directory: Path, names: Iterable[str], content: Mapping[str, Any]) -> None:
@@ -240,7 +239,7 @@ def read_manifest(directory: str | Path) -> dict[str, Any]:
         if manifest["format"] == FORMAT and checksum != _seal(manifest):
             raise ValueError("its checksum differs")
     except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
-        raise UsageError(f"{path} is truncated or corrupted ({error}); {REMEDY}") from None
+        raise UsageError(f"{path} is truncated or corrupted ({error}); {BUILD_REMEDY}") from None
     if manifest["format"] != FORMAT:
         raise UsageError(
             f"{path} has format {json.dumps(manifest['format'])[:40]}, not {FORMAT}; build the corpus anew"
@@ -267,16 +266,18 @@ def open_corpus(
     if damaged := find_damage(directory, manifest, verify):
         name, trouble = next(iter(damaged.items()))
         more = f", and {len(damaged) - 1} more files are damaged" if len(damaged) > 1 else ""
-        raise UsageError(f"{directory / name} is {trouble}{more}; {REMEDY}")
+        raise UsageError(f"{directory / name} is {trouble}{more}; {BUILD_REMEDY}")
     shards = [read_shard(directory / name) for name in files if name.startswith(f"{SHARDS}/")]
-    index = next(directory / name for name in files if name.startswith(INDEX))
+    index = next(directory / name for name in files if name.startswith(CORPUS_INDEX))
     return replace(join_shards(shards, index, np.dtype(manifest["dtype"]), mapped), directory=directory)
 
 
 def fingerprint_files(directory: Path) -> str:
     """What tells the tokens of a finished corpus from any others: the checksums of their files."""
     files = read_manifest(directory)["files"]
-    return take_fingerprint(json.dumps({name: files[name] for name in sorted(files) if name.endswith(SUFFIX)}).encode())
+    return take_fingerprint(
+        json.dumps({name: files[name] for name in sorted(files) if name.endswith(SHARD_SUFFIX)}).encode()
+    )
 
 
 def join_shards(shards: Sequence[Shard], index: Path, dtype: np.dtype, mapped: bool = True) -> TokenizedCorpus:
@@ -302,24 +303,9 @@ def find_damage(directory: Path, manifest: Mapping[str, Any], verify: bool = Tru
     return {name: trouble for name, trouble in zip(files, map_in_threads(examine, list(files)), strict=True) if trouble}
 
 
-def find_checksum(path: Path) -> int:
-    """The CRC-32 of a file."""
-    checksum = 0
-    with path.open("rb", buffering=0) as stream:
-        while content := stream.read(BYTES_A_READ):
-            checksum = zlib.crc32(content, checksum)
-    return checksum
-
-
-def map_in_threads(function: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
-    """`map` by a few threads, for what waits for the disk or lets others run."""
-    with ThreadPoolExecutor(4) as pool:
-        return list(pool.map(function, items))
-
-
 def list_shards(folder: Path) -> dict[tuple[int, int], Path]:
     """(piece, part) -> file, in this order."""
-    found = [(match, path) for path in folder.glob(f"*{SUFFIX}") if (match := SHARD_NAME.fullmatch(path.name))]
+    found = [(match, path) for path in folder.glob(f"*{SHARD_SUFFIX}") if (match := SHARD_NAME.fullmatch(path.name))]
     return dict(sorted(((int(match[1]), int(match[2])), path) for match, path in found))
 
 
@@ -344,9 +330,9 @@ def read_shard(path: Path) -> Shard:
         arrays, end = {}, 0
         for name, array in header.items():
             start, end = array["data_offsets"]
-            arrays[name] = (DTYPES[array["dtype"]], 8 + size + start, array["shape"][0])
+            arrays[name] = (STORED_DTYPES[array["dtype"]], 8 + size + start, array["shape"][0])
         if path.stat().st_size != 8 + size + end:
             raise ValueError("its size is not what its header says")
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError, struct.error) as error:
-        raise UsageError(f"{path} is truncated or corrupted ({error}); {REMEDY}") from None
+        raise UsageError(f"{path} is truncated or corrupted ({error}); {BUILD_REMEDY}") from None
     return Shard(path, arrays, note)

@@ -1,9 +1,8 @@
 """Documents of sentences -> flat arrays of token ids, and which of the documents are held out (paper §3.1).
 
-Left out: the arrays on disk (`bertkit.data.pretraining.store`), pairs (`bertkit.data.pretraining.pairs`) and masks (`bertkit.data.pretraining.masking`).
+Left out: the arrays on disk (`store.py`), pairs (`pairs.py`) and masks (`masking.py`).
 """
 
-import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 Document = list[str]  # its sentences
 
 CHARACTERS_A_BATCH = 1_000_000  # tokenized at once
-MOST_WORDS = 1 << 18  # remembered; some 50 MB
+WORDS_REMEMBERED = 1 << 18  # remembered; some 50 MB
 TOKENS_A_BLOCK = 1 << 24  # counted at once
 LEAST_DOCUMENTS = 2  # of a part: a random next segment comes from another document
 
@@ -98,15 +97,6 @@ class TokenizedCorpus:
         return counts
 
 
-def take_fingerprint(*parts: np.ndarray | bytes | None) -> str:
-    """What tells data from others: a CRC-32 of their parts one after the other, eight hexadecimal digits."""
-    found = 0
-    for part in parts:
-        if part is not None and len(part):
-            found = zlib.crc32(part if isinstance(part, bytes) else np.ascontiguousarray(part), found)
-    return f"{found:08x}"
-
-
 def start_of(ends: np.ndarray, index: np.ndarray | int) -> np.ndarray:
     """Where element `index` starts: the end of the one before it, 0 for the first."""
     return np.where(np.asarray(index) > 0, ends[index - 1], 0)
@@ -175,7 +165,7 @@ class Words:
     def encode(self, texts: list[str], dtype: type[np.unsignedinteger]) -> tuple[np.ndarray, np.ndarray]:
         """The token ids of the texts side by side (N,), and how many each has (S,) int64."""
         words = [text.split(self.separator) if self.separator else [text] for text in texts]
-        if len(self.ids) > MOST_WORDS:
+        if len(self.ids) > WORDS_REMEMBERED:
             self.ids.clear()
         new = list(set(chain.from_iterable(words)) - self.ids.keys())
         encodings = self.backend.encode_batch_fast(new, add_special_tokens=False)

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bertkit.data.formats import tables
-from bertkit.data.formats.conll import HUB, detect_scheme, find_conll, read_conll, read_conll_copy, to_iob1, to_iob2
+from bertkit.data.formats import hub as hub_format
+from bertkit.data.formats.conll import NER_HUB, detect_scheme, find_conll, read_conll, read_conll_copy, to_iob1, to_iob2
 from bertkit.errors import UsageError
-from bertkit.metrics import find_entities
+from bertkit.metrics.ner import find_entities
 from tests.official import write_conll
 
 OFFICIAL = """-DOCSTART- -X- -X- O
@@ -217,9 +217,9 @@ def hub(monkeypatch):
 
     def serve(**splits: datasets.Dataset) -> None:
         found = datasets.DatasetDict(splits)
-        monkeypatch.setattr(datasets, "load_dataset", lambda name, config: {(HUB, "default"): found}[name, config])
+        monkeypatch.setattr(datasets, "load_dataset", lambda name, config: {(NER_HUB, "default"): found}[name, config])
 
-    monkeypatch.setattr(tables, "find_hub_trouble", lambda *_: None)
+    monkeypatch.setattr(hub_format, "find_hub_trouble", lambda *_: None)
     return serve
 
 
@@ -233,7 +233,7 @@ def test_the_hub_gives_what_a_file_does(hub, tmp_path):
     file = read_conll(write(tmp_path / "x", "Peter B-PER\nBlack I-PER\n! O\n\nAnn B-PER\n"))
     assert [(x.words, x.tags) for x in texts["train"].sentences] == [(x.words, x.tags) for x in file.sentences]
     assert texts["train"].documents == 0
-    assert texts["train"].locate(1) == f"{HUB}:default, train, line 3", "a row without words is none"
+    assert texts["train"].locate(1) == f"{NER_HUB}:default, train, line 3", "a row without words is none"
 
 
 def test_bad_rows_on_the_hub_are_one_line(hub):

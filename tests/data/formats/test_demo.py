@@ -7,9 +7,10 @@ from collections import Counter
 import pytest
 
 from bertkit.data.formats.demo import Function, Parameter, make_articles, make_pairs, parse_parameters, write_samples
-from bertkit.data.formats.tables import read_squad, read_tsv
-from bertkit.data.pretraining.sources import ignore
+from bertkit.data.formats.squad import read_squad
+from bertkit.data.formats.tables import read_tsv
 from bertkit.errors import UsageError
+from bertkit.system.progress import ignore
 from bertkit.tasks import TASKS
 
 DOCSTRING = """Average something.
@@ -122,7 +123,7 @@ def test_the_same_is_written_each_time_and_nothing_is_overwritten(folder, tmp_pa
 
 
 def test_too_little_documentation_is_one_line(tmp_path, monkeypatch):
-    monkeypatch.setattr("bertkit.data.formats.demo.PACKAGES", ("no_such_package",))
+    monkeypatch.setattr("bertkit.data.formats.demo.DOCUMENTED_PACKAGES", ("no_such_package",))
     with pytest.raises(UsageError, match="only 0 functions are documented here and 500 are needed; install"):
         write_samples(tmp_path)
     assert list(tmp_path.iterdir()) == []

@@ -16,21 +16,11 @@ from datasets.packaged_modules.parquet.parquet import Parquet
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from bertkit.data.formats import tables
-from bertkit.data.formats.tables import (
-    Situation,
-    Table,
-    read_answers,
-    read_hub,
-    read_json,
-    read_nbest,
-    read_odds,
-    read_squad,
-    read_squad_copy,
-    read_swag,
-    read_swag_copy,
-    read_tsv,
-)
+from bertkit.data.formats import hub
+from bertkit.data.formats.hub import read_hub
+from bertkit.data.formats.squad import read_answers, read_nbest, read_odds, read_squad, read_squad_copy
+from bertkit.data.formats.swag import Situation, read_swag, read_swag_copy
+from bertkit.data.formats.tables import Table, read_json, read_tsv
 from bertkit.data.spans import Question
 from bertkit.errors import UsageError
 
@@ -287,7 +277,7 @@ def _hub(monkeypatch):
             raise ValueError(f"BuilderConfig '{config}' not found.\nAvailable: ['mnli']")
         return found
 
-    monkeypatch.setattr(tables, "find_hub_trouble", lambda *_: None)
+    monkeypatch.setattr(hub, "find_hub_trouble", lambda *_: None)
     monkeypatch.setattr(datasets, "load_dataset", load)
 
 
@@ -357,7 +347,7 @@ def test_bad_hub_data_is_one_line(monkeypatch):
 
 
 def test_datasets_is_not_installed(monkeypatch):
-    monkeypatch.setattr(tables, "find_hub_trouble", lambda *_: None)
+    monkeypatch.setattr(hub, "find_hub_trouble", lambda *_: None)
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(UsageError, match=r"glue:mnli cannot be loaded \(.*datasets.*; give the official files"):
         read_hub("nyu-mll/glue", "mnli", {"train": "train"}, COLUMNS)
@@ -374,7 +364,7 @@ def _cache(tmp_path, monkeypatch):
     cache = tmp_path / "cache"
     shutil.move(next((tmp_path / "glue").glob("mnli*")), cache / "nyu-mll___glue" / "mnli")
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(cache))
-    monkeypatch.setattr(tables, "find_hub_trouble", lambda *_: "the Hub cannot be reached (ConnectError)")
+    monkeypatch.setattr(hub, "find_hub_trouble", lambda *_: "the Hub cannot be reached (ConnectError)")
     monkeypatch.setattr(datasets, "load_dataset", lambda *_: pytest.fail("asked the Hub"))
 
 
@@ -833,7 +823,7 @@ def make_squad_rows(content: dict[str, Any], **changed: list[Any]) -> datasets.D
 def squad_hub(monkeypatch):
     """What the stand-in for the Hub serves, to be filled."""
     found: dict[tuple[str, str], datasets.DatasetDict] = {}
-    monkeypatch.setattr(tables, "find_hub_trouble", lambda *_: None)
+    monkeypatch.setattr(hub, "find_hub_trouble", lambda *_: None)
     monkeypatch.setattr(datasets, "load_dataset", lambda name, config: found[name, config])
     return found
 
@@ -854,7 +844,7 @@ def test_squad_files_and_the_hub_give_equal_questions(tmp_path, squad_hub, name,
 
 
 def test_rows_beyond_a_batch(tmp_path, squad_hub, monkeypatch):
-    monkeypatch.setattr(tables, "ROWS_A_BATCH", 2)
+    monkeypatch.setattr(hub, "ROWS_A_BATCH", 2)
     squad_hub["rajpurkar/squad", "plain_text"] = datasets.DatasetDict({"train": make_squad_rows(V1)})
     found = read_squad_copy("rajpurkar/squad", {"train": "train"})["train"]
     assert found == read_squad(save(tmp_path / "a.json", V1))
@@ -910,7 +900,7 @@ def test_copy_of_squad_in_the_cache_does_where_the_hub_cannot(tmp_path, monkeypa
     cache = tmp_path / "cache"
     shutil.move(next((tmp_path / "squad_v2").glob("squad_v2*")), cache / "rajpurkar___squad_v2" / "squad_v2")
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(cache))
-    monkeypatch.setattr(tables, "find_hub_trouble", lambda *_: "the Hub cannot be reached (ConnectError)")
+    monkeypatch.setattr(hub, "find_hub_trouble", lambda *_: "the Hub cannot be reached (ConnectError)")
     monkeypatch.setattr(datasets, "load_dataset", lambda *_: pytest.fail("asked the Hub"))
     found = read_squad_copy("rajpurkar/squad_v2", {"train": "train"})["train"]
     assert found == read_squad(save(tmp_path / "a.json", V2), 2)
@@ -1070,7 +1060,7 @@ def make_swag_rows(found: list[Situation], labels: list[int] | None = None, **ch
 def swag_hub(monkeypatch):
     """What the stand-in for the Hub serves, to be filled."""
     found = datasets.DatasetDict()
-    monkeypatch.setattr(tables, "find_hub_trouble", lambda *_: None)
+    monkeypatch.setattr(hub, "find_hub_trouble", lambda *_: None)
     monkeypatch.setattr(datasets, "load_dataset", lambda *name: {("allenai/swag", "regular"): found}[name])
     return found
 

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bertkit.data.formats import triviaqa
-from bertkit.data.formats.tables import read_squad
+from bertkit.data.formats.squad import read_squad
 from bertkit.data.formats.triviaqa import convert, find_answers, fold, read_opening, read_questions
 from bertkit.errors import UsageError
 
@@ -176,7 +176,7 @@ def test_an_answer_after_400_words_is_not_found(tmp_path):
     ],
 )
 def test_original_spacing_is_kept(tmp_path, monkeypatch, content, expected):
-    monkeypatch.setattr(triviaqa, "WORDS", 3)
+    monkeypatch.setattr(triviaqa, "PARAGRAPH_WORDS", 3)
     make_evidence(tmp_path, A=content)
     assert read_opening(tmp_path, "A.txt") == expected
 
@@ -190,8 +190,8 @@ def test_original_spacing_is_kept(tmp_path, monkeypatch, content, expected):
 def test_where_a_document_is_cut_does_not_depend_on_how_it_is_read(tmp_path, content, characters, words):
     make_evidence(tmp_path, A=content)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(triviaqa, "CHARACTERS", characters)
-        patch.setattr(triviaqa, "WORDS", words)
+        patch.setattr(triviaqa, "CHARACTERS_READ", characters)
+        patch.setattr(triviaqa, "PARAGRAPH_WORDS", words)
         opening = read_opening(tmp_path, "A.txt")
     assert opening.split() == content.split()[:words]
     assert content.startswith(opening)

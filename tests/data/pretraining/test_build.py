@@ -10,11 +10,13 @@ import numpy as np
 import pytest
 
 import bertkit.data.pretraining.build
+import bertkit.data.pretraining.pieces
 from bertkit.data.pretraining import store, tokenize
-from bertkit.data.pretraining.build import PARTS, RECORD, build, describe_source
+from bertkit.data.pretraining.build import RECORD, build, describe_source
 from bertkit.data.pretraining.sources import cut_sources, read_documents
 from bertkit.data.pretraining.store import (
     MANIFEST,
+    PART_FOLDER,
     SHARD_NAME,
     SHARDS,
     list_shards,
@@ -126,7 +128,7 @@ def test_repeats_are_dropped_and_what_there_was_is_told(text, tokenizer, tmp_pat
     assert statistics["before"]["repeated"]["documents"]["count"] >= 4
     assert statistics["repeated"]["documents"]["count"] == 0
     assert (statistics["repeated"]["lines"]["count"] == 0) == (unit == "lines")
-    assert not (tmp_path / "made" / PARTS).exists()
+    assert not (tmp_path / "made" / PART_FOLDER).exists()
 
 
 # --- The same command again -------------------------------------------------------------------------------------------
@@ -238,7 +240,7 @@ def test_killed_at_any_file_it_goes_on_and_ends_with_the_same_bytes(text, tokeni
         now = stamp(made)
         finished = {path for path in there if SHARD_NAME.fullmatch(path.name)}
         assert all(now[path] == there[path] for path in finished & now.keys())
-        assert all(path.parent.name == PARTS for path in finished - now.keys())
+        assert all(path.parent.name == PART_FOLDER for path in finished - now.keys())
         if process.exitcode == 0:
             break
         kills += 1
@@ -261,7 +263,7 @@ def test_of_an_unfinished_piece_only_what_is_missing_is_tokenized(text, tokenize
     written = []
     write = store.write_shard
     monkeypatch.setattr(
-        bertkit.data.pretraining.build, "write_shard", lambda *given: written.append(given[1:3]) or write(*given)
+        bertkit.data.pretraining.pieces, "write_shard", lambda *given: written.append(given[1:3]) or write(*given)
     )
     build([str(text)], tokenizer, made)
     assert written == [(lost, 1)]

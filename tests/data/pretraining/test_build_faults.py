@@ -31,9 +31,8 @@ from tests.training.test_run import write_text
 # The command with small pieces and shards; what stands above the guard holds in the worker processes too.
 SCRIPT = """
 import sys
-import bertkit.data.pretraining.build
-from bertkit.data.pretraining import tokenize
-bertkit.data.pretraining.build.PIECE_BYTES, bertkit.data.pretraining.build.TOKENS_A_SHARD = {piece_bytes}, {shard_tokens}
+from bertkit.data.pretraining import build, tokenize
+build.PIECE_BYTES, build.TOKENS_A_SHARD = {piece_bytes}, {shard_tokens}
 tokenize.CHARACTERS_A_BATCH = {batch}
 if __name__ == "__main__":
     from bertkit.cli import main

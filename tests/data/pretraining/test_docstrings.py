@@ -35,7 +35,7 @@ def write(path: Path, content: str | bytes) -> None:
 
 READING = """
 import os, time
-from bertkit.cli import explain_mistakes
+from bertkit.cli.console import explain_mistakes
 from bertkit.data.pretraining import docstrings
 
 def read(number):

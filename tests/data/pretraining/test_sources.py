@@ -22,15 +22,15 @@ from bertkit.data.pretraining import sources
 from bertkit.data.pretraining.sources import (
     END,
     LONGEST_DOCUMENT,
-    LONGEST_LINE,
+    LONGEST_SOURCE_LINE,
     Piece,
     cut_sources,
-    find_hub_trouble,
     read_documents,
     read_piece,
     split_paragraphs,
 )
 from bertkit.errors import UsageError
+from bertkit.system.hub import find_hub_trouble
 
 TEXT = "My dog is hairy. He barks!\nA second paragraph.\n\nAnother document.\n"
 ROWS = '{"text": "My dog is hairy. He barks!\\n\\nA second paragraph."}\n{"id": 7, "text": "Another document."}\n'
@@ -198,8 +198,8 @@ def test_bad_file_is_one_line(tmp_path, name, content, message):
 
 def test_longest_line_that_is_read(tmp_path):
     for end in (b"\n", b""):
-        file = write(tmp_path / "long.txt", b"a" * (LONGEST_LINE - 1) + end)
-        assert len(read(file)[0][0]) == LONGEST_LINE - 1
+        file = write(tmp_path / "long.txt", b"a" * (LONGEST_SOURCE_LINE - 1) + end)
+        assert len(read(file)[0][0]) == LONGEST_SOURCE_LINE - 1
 
 
 def test_unreadable_file(tmp_path):
@@ -274,7 +274,7 @@ def check_pieces(file: Path, content: str, piece_bytes: int, block: int, expecte
     size = write(file, content).stat().st_size
     pieces = cut_sources([str(file)], piece_bytes)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sources, "BLOCK", block)  # bytes looked through at once for the end of a line
+        patch.setattr(sources, "BYTES_A_LOOK", block)  # bytes looked through at once for the end of a line
         assert read_lines(pieces) == expected
         assert read_lines(cut_sources([str(file)])) == expected
     assert sum(piece.size for piece in pieces) == size
@@ -330,8 +330,8 @@ def read_until_error(pieces: list[Piece]) -> tuple[list[list[str]], str]:
 def test_pieces_name_the_line_of_a_mistake(tmp_path_factory, before, bad, after, piece_bytes):
     file = write(tmp_path_factory.getbasetemp() / "mistake.txt", b"".join([*before, bad, b"\n", *after]))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sources, "LONGEST_LINE", 20)
-        patch.setattr(sources, "BLOCK", 7)
+        patch.setattr(sources, "LONGEST_SOURCE_LINE", 20)
+        patch.setattr(sources, "BYTES_A_LOOK", 7)
         found, message = read_until_error(cut_sources([str(file)], piece_bytes))
         assert (found, message) == read_until_error([Piece("whole", "text", str(file))])
     assert f"mistake.txt, line {len(before) + 1} " in message
@@ -346,8 +346,8 @@ def test_pieces_of_jsonl_name_the_line_of_a_mistake(tmp_path):
 
 
 def test_a_line_too_long_is_seen_from_within(tmp_path):
-    file = write(tmp_path / "a.txt", b"One.\n" + b"a" * 2 * LONGEST_LINE + b"\n\nTwo.\n")
-    pieces = cut_sources([str(file)], LONGEST_LINE // 2)
+    file = write(tmp_path / "a.txt", b"One.\n" + b"a" * 2 * LONGEST_SOURCE_LINE + b"\n\nTwo.\n")
+    pieces = cut_sources([str(file)], LONGEST_SOURCE_LINE // 2)
     assert len(pieces) == 5
     for piece in pieces:
         with pytest.raises(UsageError, match="line 2 has 10,000,000 bytes or more"):
@@ -387,7 +387,7 @@ def test_documents_are_those_of_the_pieces_of_all_sources(tmp_path, monkeypatch)
     assert {piece.source for piece in pieces} == set(sources)
     expected = read(*sources)
     assert [document for piece in pieces for document in read_piece(piece)] == expected
-    monkeypatch.setattr(sources, "PIECE_BYTES", 50)
+    monkeypatch.setattr("bertkit.data.pretraining.sources.PIECE_BYTES", 50)
     assert read(*sources) == expected == SENTENCES * 3 * 3 + SENTENCES * 5
 
 
@@ -619,7 +619,8 @@ def test_a_hub_data_set_that_breaks_off(monkeypatch):
 
 
 def test_importing_is_light():
-    names = "bertkit.data.pretraining.sources, bertkit.data.pretraining.docstrings, bertkit.data.pretraining.tokenize, bertkit.data.tokenizer"
+    inner = ", ".join(f"bertkit.data.pretraining.{name}" for name in ("sources", "docstrings", "tokenize"))
+    names = f"{inner}, bertkit.data.tokenizer"
     modules = run_python(f"import sys, {names}; print(*sys.modules)").split()
     assert "numpy" in modules
     assert not {"torch", "transformers", "tokenizers", "datasets", "huggingface_hub", "sentencex"} & set(modules)

@@ -37,7 +37,7 @@ MANY = settings(max_examples=150, deadline=None)
 @pytest.fixture
 def small_blocks(monkeypatch):
     """Blocks so small that units lie in several of them."""
-    for name, size in {"TOKENS_A_BLOCK": 4, "UNITS_A_BLOCK": 3, "HASHES_A_PASS": 5, "SENTENCES_A_BLOCK": 7}.items():
+    for name, size in {"TOKENS_A_HASH": 4, "UNITS_A_BLOCK": 3, "HASHES_A_PASS": 5, "SENTENCES_A_BLOCK": 7}.items():
         monkeypatch.setattr(statistics, name, size)
     monkeypatch.setattr(statistics, "PAIRS_A_BLOCK", 2)
 

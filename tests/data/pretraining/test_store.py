@@ -13,7 +13,6 @@ from bertkit.data.pretraining.store import (
     MANIFEST,
     SHARDS,
     Part,
-    find_checksum,
     is_corpus,
     join_shards,
     list_shards,
@@ -27,6 +26,7 @@ from bertkit.data.pretraining.store import (
 )
 from bertkit.data.pretraining.tokenize import TokenizedCorpus, choose_dtype
 from bertkit.errors import UsageError
+from bertkit.system.files import find_checksum
 
 # Parts of documents of sentences of token ids; a part may be empty.
 PARTS = st.lists(

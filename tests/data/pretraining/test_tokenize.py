@@ -162,7 +162,7 @@ def test_remembered_words_give_what_whole_sentences_give(batches, cased, most):
     backend = copy_backend(make_tokenizer([*special, *pieces], cased=cased))
     remembering = Words(backend)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tokenize, "MOST_WORDS", most)
+        patch.setattr(tokenize, "WORDS_REMEMBERED", most)
         for texts in batches:
             ids, lengths = remembering.encode(texts, np.uint16)
             plain = [encoding.ids for encoding in backend.encode_batch(texts, add_special_tokens=False)]

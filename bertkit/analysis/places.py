@@ -1,0 +1,144 @@
+"""The runs and studies that are looked at, and what can be read of their files."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bertkit.errors import UsageError, join_lines
+from bertkit.reports.html import attempt
+from bertkit.studies.runner import STUDY_FILE, STUDY_RESULT
+from bertkit.training.recipe import read_recipe
+from bertkit.training.run_dir import METRICS_FILE, RECIPE_FILE, read_log, read_metrics
+
+
+@dataclass(frozen=True)
+class Place:
+    """A run or a study that has a part of the page.
+
+    name: as it was given. study: what study.json holds, empty if there is none; None for a run. is_part: whether it is
+    there because of its study.
+    """
+
+    path: Path
+    name: str
+    id: str
+    study: Mapping[str, Any] | None = None
+    is_part: bool = False
+
+
+# --- What is shown ----------------------------------------------------------------------------------------------------
+
+
+def list_places(sources: Sequence[Path]) -> list[Place]:
+    """The sources, each once; after a study its pretrainings and the runs that it chose.
+
+    Raises:
+        UsageError: a source that is neither run nor study.
+    """
+    places: dict[Path, Place] = {}
+
+    def add(path: Path, study: Mapping[str, Any] | None = None, is_part: bool = False) -> None:
+        number = sum((place.study is None) == (study is None) for place in places.values()) + 1
+        name = f"{'run' if study is None else 'study'}-{number}"
+        places.setdefault(path.resolve(), Place(path, str(path), name, study, is_part))
+
+    for source in sources:
+        if source.name in ("", ".."):  # of the working directory, or of one above it, the name is to be seen
+            source = source.resolve()
+        if is_run(source):
+            add(source)
+        elif (source / STUDY_RESULT).is_file() or (source / STUDY_FILE).is_file():
+            study = read_part(read_object, source / STUDY_RESULT, []) or {}
+            add(source, study)
+            found = attempt(list_chosen, study) or []
+            for path in (source / directory for directory in found):
+                if is_run(path):
+                    add(path, is_part=True)
+        else:
+            raise UsageError(f"{source} is neither a run nor a study; name the --output of one")
+    return list(places.values())
+
+
+def is_run(path: Path) -> bool:
+    """Whether a directory holds a run, or an ensemble of them."""
+    return (path / RECIPE_FILE).is_file() or (path / METRICS_FILE).is_file()
+
+
+def list_chosen(study: Mapping[str, Any]) -> list[str]:
+    """The directories of a study's pretrainings and of the runs that it chose."""
+    pretrainings = [origin["directory"] for origin in study.get("pretrainings", [])]
+    return list(dict.fromkeys([*pretrainings, *(winner["run"] for winner in study.get("chosen", []))]))
+
+
+def read_part(read: Callable[[Path], Any], path: Path, notes: list[str]) -> Any:
+    """What `read` makes of a file; None without one, and, with a note, if it is damaged."""
+    if not path.is_file():
+        return None
+    try:
+        return read(path)
+    except (OSError, AttributeError, LookupError, TypeError, ValueError, RecursionError) as error:
+        notes.append(f"{path.name} cannot be read and is left out ({join_lines(error)[:200]})")
+        return None
+
+
+def read_text(path: Path) -> str:
+    """The text of a file."""
+    return path.read_text(encoding="utf-8")
+
+
+def read_json(path: Path) -> Any:
+    """The value in a JSON file."""
+    return json.loads(read_text(path))
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The object in a JSON file."""
+    if not isinstance(found := read_json(path), dict):
+        raise ValueError("no object is in it")
+    return found
+
+
+def read_entries(path: Path) -> list[dict[str, float]]:
+    """The numbers in the entries of a training log."""
+    return [entry for entry in map(keep_numbers, read_log(path.parent)) if "step" in entry]
+
+
+def find_others(places: Sequence[Place]) -> dict[Path, list[dict[str, Any]]]:
+    """Run -> the metrics of all finished runs that differ from it in their seed alone, it among them.
+
+    In a study these are the runs of its cell; else those of the sources that have the same recipe.
+    """
+    groups: dict[str, list[Path]] = {}
+    for place in places:
+        if place.study is None and not place.is_part:
+            recipe = read_part(read_recipe, place.path / RECIPE_FILE, [])
+            groups.setdefault(attempt(drop_seed, recipe) or place.id, []).append(place.path)
+    found: dict[Path, list[dict[str, Any]]] = {}
+    for group in groups.values():
+        metrics = [read_part(read_metrics, path / METRICS_FILE, []) for path in group]
+        found |= {path.resolve(): [scores for scores in metrics if scores is not None] for path in group}
+    for place in places:
+        found |= attempt(group_runs, place) or {}
+    return found
+
+
+def group_runs(place: Place) -> dict[Path, list[dict[str, Any]]]:
+    """Run of a study -> the metrics of the finished runs of its cell."""
+    found = {}
+    for cell in (place.study or {}).get("cells", []):
+        done = [run["metrics"] for run in cell["runs"] if run["status"] == "finished"]
+        found |= {(place.path / run["directory"]).resolve(): done for run in cell["runs"]}
+    return found
+
+
+def drop_seed(recipe: Mapping[str, Any]) -> str:
+    """A name that recipes share which differ in their seed alone."""
+    return json.dumps(recipe | {"train": {**recipe["train"], "seed": None}}, sort_keys=True, default=str)
+
+
+def keep_numbers(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of the values that are numbers."""
+    numbers = {key: value for key, value in values.items() if isinstance(value, int | float)}
+    return {key: value for key, value in numbers.items() if isinstance(value, float) or value.bit_length() < 1000}

@@ -1,0 +1,159 @@
+"""The commands under `bertkit bench`."""
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from bertkit.cli.console import Screen
+from bertkit.cli.options import (
+    Compile,
+    Data,
+    Device,
+    JsonFile,
+    PathOption,
+    PlaceArgument,
+    PlaceOption,
+    Repeats,
+    Size,
+    benches,
+    choose_device,
+)
+from bertkit.errors import UsageError, explain_disk_error
+
+
+@benches.command("squad")
+def bench_squad(
+    data: Data = None,
+    reference: Annotated[
+        Path | None,
+        PathOption("--reference", help="A copy of transformers' utils_qa.py to compare with.", metavar="FILE"),
+    ] = None,
+    as_json: JsonFile = None,
+) -> None:
+    """Time the decoding and scoring of SQuAD's answers beside the stock example's.
+
+    Example: bertkit bench squad --data SQUAD --reference utils_qa.py --json squad.json
+    """
+    from bertkit.bench import squad
+
+    run_bench(squad.bench_squad, as_json, reference, data)
+
+
+@benches.command("corpus")
+def bench_corpus(
+    data: Annotated[
+        str | None,
+        PlaceOption("--data", help="The text: as a corpus of pretrain; docs if not given.", metavar="FILE|DIR"),
+    ] = None,
+    reference: Annotated[
+        Path | None,
+        PathOption("--reference", help="A checkout of google-research/bert to compare with.", metavar="DIR"),
+    ] = None,
+    vocab: Annotated[
+        str | None,
+        PlaceOption("--vocab", help="A lower-case vocabulary; trained on the text if not given.", metavar="DIR|FILE"),
+    ] = None,
+    characters: Annotated[int, typer.Option("--characters", help="Of text, about.", min=1)] = 4_000_000,
+    copies: Annotated[int, typer.Option("--copies", help="Of the text, each with pairs of its own.", min=1)] = 10,
+    as_json: JsonFile = None,
+) -> None:
+    """Time the way from text to masked next-sentence pairs beside the reference code's.
+
+    Example: bertkit bench corpus --data text/ --reference bert/ --json corpus.json
+    """
+    from bertkit.bench import corpus
+
+    run_bench(corpus.bench_corpus, as_json, reference, data, vocab, characters=characters, copies=copies)
+
+
+@benches.command("predict")
+def bench_predict(
+    run: Annotated[
+        str | None, PlaceArgument(help="A classifier; BERT-base of random weights if not given.", metavar="RUN")
+    ] = None,
+    source: Annotated[
+        str | None, PlaceOption("--input", help="Texts, as predict reads them; made up if not given.", metavar="FILE")
+    ] = None,
+    count: Annotated[int, typer.Option("--texts", help="The first so many.", min=1)] = 512,
+    repeats: Repeats = 3,
+    as_json: JsonFile = None,
+) -> None:
+    """Time predictions beside the pipeline of transformers, at its best of batch sizes 1, 8 and 32.
+
+    Example: bertkit bench predict runs/sst2 --input reviews.txt --json predict.json
+    """
+    from bertkit.bench import predict
+
+    run_bench(predict.bench_predict, as_json, run, source, count, repeats)
+
+
+@benches.command("finetune")
+def bench_finetune(
+    model: Annotated[
+        str | None, PlaceOption("--model", help="A checkpoint; random weights if not given.", metavar="NAME|RUN")
+    ] = None,
+    data: Annotated[
+        Path | None,
+        PathOption("--data", help="The official GLUE files; pairs of documentation if not given.", metavar="DIR"),
+    ] = None,
+    task: Annotated[str, typer.Option("--task", help="Which GLUE task of --data.", metavar="NAME")] = "",
+    size: Size = None,
+    batch_size: Annotated[int, typer.Option("--batch-size", help="Rows an update.", min=1)] = 32,
+    updates: Annotated[int, typer.Option("--updates", help="Of each side in a round.", min=1)] = 50,
+    repeats: Repeats = 3,
+    compiled: Compile = True,
+    device: Device = None,
+    as_json: JsonFile = None,
+) -> None:
+    """Time fine-tuning beside plain transformers: on the same batches, at its best, and as its examples do.
+
+    Example: bertkit bench finetune --model MINILM --data GLUE --task rte --json finetune.json
+    """
+    choose_device(device)
+    from bertkit.bench import finetune
+
+    options = {"task": task, "size": size, "batch_size": batch_size, "updates": updates, "repeats": repeats}
+    run_bench(finetune.bench_finetune, as_json, model, data, compiled=compiled, **options)
+
+
+@benches.command("pretrain")
+def bench_pretrain(
+    data: Annotated[
+        str | None,
+        PlaceOption("--data", help="The text: as a corpus of pretrain; docs if not given.", metavar="FILE|DIR"),
+    ] = None,
+    size: Size = None,
+    batch_size: Annotated[int, typer.Option("--batch-size", help="Pairs an update.", min=1)] = 64,
+    length: Annotated[int, typer.Option("--length", help="Tokens of a pair, at most.", min=16)] = 128,
+    updates: Annotated[int, typer.Option("--updates", help="Of each side in a round.", min=1)] = 20,
+    repeats: Repeats = 3,
+    compiled: Compile = True,
+    device: Device = None,
+    as_json: JsonFile = None,
+) -> None:
+    """Time pretraining from random weights beside plain transformers: speed and memory.
+
+    Example: bertkit bench pretrain --size small --json pretrain.json
+    """
+    choose_device(device)
+    from bertkit.bench import pretrain
+
+    options = {"size": size, "batch_size": batch_size, "length": length, "updates": updates, "repeats": repeats}
+    run_bench(pretrain.bench_pretrain, as_json, data, compiled=compiled, **options)
+
+
+def run_bench(bench: Callable[..., Mapping[str, Any]], as_json: Path | None, *arguments: Any, **options: Any) -> None:
+    """Runs a bench, and writes its figures where they are wanted."""
+    from bertkit.system.files import write_json
+
+    if as_json is not None and (as_json.is_dir() or not os.access(as_json.parent, os.W_OK)):
+        raise UsageError(f"{as_json} cannot be written; name a file in a folder that is there with --json")
+    with Screen() as screen, explain_disk_error(as_json or "."):
+        screen.start()
+        found = bench(*arguments, report=screen.say, **options)
+        if as_json is not None:
+            write_json(found, as_json)
+            screen.say(f"Figures: {as_json}")

@@ -1,0 +1,393 @@
+"""What the command line says and how it ends: progress and tables on the screen, a mistake as one line, signals."""
+
+import atexit
+import os
+import re
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from bertkit.errors import UsageError, explain_os_error
+from bertkit.system.signals import act_outside_imports, note_signals
+
+# Control characters, line and paragraph separators, and marks that turn the direction of writing.
+TERMINAL_CONTROLS = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+LAUNCHED = {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}  # the variables of one of several processes
+
+
+class Screen:
+    """What a person sees: lines, a progress bar if this is a terminal, tables at the end."""
+
+    def __init__(self) -> None:
+        self.quiet = not is_first_process()
+        self.names: dict[str, str] = {"loss": "loss"}  # log entry -> words for it
+        self.console: Any = None
+        self.bar: Any = None
+        self.shown = -1
+        self.began: tuple[float, int] | None = None  # when a build did, and with how many bytes
+        self.done = 0
+        self.latest: dict[str, float] = {}
+        self.trains = False  # goes on when nobody reads its progress any more
+
+    def __enter__(self) -> "Screen":
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        self.finish_progress()
+
+    def start(self) -> None:
+        """Makes the console; libraries then report through this program and not beside it."""
+        from rich.console import Console
+
+        self.console = Console(highlight=False, soft_wrap=True)
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
+        from transformers.utils import logging
+
+        logging.set_verbosity_error()
+        logging.disable_progress_bar()
+
+    def say(self, line: str) -> None:
+        """Prints one line."""
+        if not self.quiet:
+            print_line(line, goes_on=self.trains)
+
+    def show(self, renderable: Any) -> None:
+        """Prints what rich draws."""
+        with self.console.capture() as drawn:
+            self.console.print(renderable)
+        write(drawn.get(), goes_on=self.trains)
+
+    def show_table(self, title: str, headings: Iterable[str], lines: Iterable[Sequence[str]], **options: Any) -> None:
+        """Prints a table of texts."""
+        self.show(make_table(title, headings, lines, **options))
+
+    def advance(self, done: int, total: int, log: Mapping[str, float]) -> None:
+        """Shows how far the training is, and the latest losses."""
+        if done < self.done:  # another training has begun
+            self.finish_progress()
+            self.shown, self.latest = -1, {}
+        self.done = done
+        self.latest |= {self.names[key]: value for key, value in log.items() if key in self.names}
+        state = ", ".join(f"{name} {value:.3f}" for name, value in self.latest.items())
+        if self.console is not None and self.console.is_terminal:
+            from rich.progress import MofNCompleteColumn
+
+            self._move_bar("training", done, total, MofNCompleteColumn(), state=state)
+        elif done * 20 // max(total, 1) > self.shown:
+            self.shown = done * 20 // max(total, 1)
+            self.say(f"  update {done:,} of {total:,}  {state}")
+
+    def _move_bar(self, name: str, done: int, total: int | None, count: Any, **state: str) -> None:
+        """Moves the progress bar; `count` is rich's column for how much is done, `state` what stands behind it."""
+        if self.bar is None:
+            from rich import progress
+
+            self.bar = progress.Progress(
+                progress.TextColumn(name),
+                progress.BarColumn(),
+                count,
+                progress.TimeRemainingColumn(),
+                *(progress.TextColumn(f"{{task.fields[{key}]}}", markup=False) for key in state),
+                console=self.console,
+            )
+            self.bar.start()
+            self.bar.add_task(name, total=total, **state)
+        self.bar.update(self.bar.task_ids[0], completed=done, **state)
+
+    def show_build(self, done: int, total: int, tokens: int) -> None:
+        """Shows how far the building of a corpus is, in bytes of text; where their total is unknown, the tokens."""
+        now = time.monotonic()
+        self.began = self.began or (now, done)
+        seconds, read = now - self.began[0], done - self.began[1]
+        rate = f"{tokens:,} tokens, {tokens / max(seconds, 1):,.0f} a second" if tokens else ""
+        if self.console is not None and self.console.is_terminal:
+            from rich.progress import DownloadColumn
+
+            self._move_bar("building", done, total or None, DownloadColumn(), rate=rate)
+        elif rate and (done * 20 // total > self.shown if total else seconds > self.shown + 30):
+            self.shown = done * 20 // total if total else int(seconds)
+            left = f", {seconds * (total - done) / read:,.0f} s left" if total and read else ""
+            digits = int(total < 1e7)
+            share = f"{done / 1e6:,.{digits}f} of {total / 1e6:,.{digits}f} MB, " if total else ""
+            self.say(f"  {share}{rate}{left}")
+
+    def show_statistics(self, statistics: Mapping[str, Any], directory: Path) -> None:
+        """Prints what a corpus is like, and what is unusual about it."""
+        from bertkit.data.pretraining.statistics import list_rows, list_warnings
+
+        self.show_table(f"{directory}", ["", ""], list_rows(statistics), show_header=False)
+        for line in list_warnings(statistics):
+            self.say(line)
+
+    @contextmanager
+    def watch_training(self) -> Iterator[None]:
+        """For what trains: its progress, and the other processes, end with it; stopped by a signal, so does this one.
+
+        Exits with 128 + the signal's number then.
+        """
+        from bertkit.training.callbacks import Interrupted
+        from bertkit.training.processes import leave_processes
+
+        self.trains = True
+        try:
+            yield
+        except Interrupted as stop:
+            self.finish_progress()
+            complain(str(stop))
+            sys.exit(128 + stop.number)
+        self.finish_progress()
+        leave_processes()
+
+    def finish_progress(self) -> None:
+        """Ends the progress bar or the live table."""
+        if self.bar is not None:
+            self.bar.stop()
+            self.bar = None
+
+    def show_ensemble(self, version: Any, results: Mapping[str, Any], output: Path) -> None:
+        """Prints the scores of runs and of their ensemble, beside the paper's."""
+        from bertkit.inference.ensemble import list_lines
+
+        self.show_table(f"{output}", *list_lines(version, results))
+        self.say(f"In {output}: metrics.json, predictions/")
+
+    def show_study(self, results: Mapping[str, Any]) -> None:
+        """Shows the table of a study as it fills; only on a terminal, for every finished run has its line as well."""
+        if self.quiet or not self.console.is_terminal:
+            return
+        from rich.live import Live
+
+        from bertkit.studies.tables import list_progress
+
+        headings, lines = list_progress(results, limit=max(self.console.height - 8, 4))
+        table = make_table(f"{results['over']} of {results['runs']} runs", headings, lines)
+        if self.bar is None:
+            self.bar = Live(console=self.console, transient=True, refresh_per_second=4)
+            self.bar.start()
+        self.bar.update(table)
+
+    def show_study_plan(self, lines: list[str]) -> None:
+        """Prints a dry run of a study."""
+        for line in lines:
+            self.say(line)
+        self.say("nothing was trained or written (--dry-run)")
+
+    def show_study_results(self, results: Mapping[str, Any], output: Path) -> None:
+        """Prints the tables of a study, and where everything is."""
+        from rich.markdown import Markdown
+
+        from bertkit.studies.runner import CURVE, PICTURE, STUDY_RESULT, TABLE
+
+        text = (output / TABLE).read_text(encoding="utf-8")
+        self.show(Markdown("\n".join(map(escape_controls, text.split("\n"))), hyperlinks=False))
+        for task in dict.fromkeys(column["task"] for column in results["columns"].values()):
+            self.warn(task, [cell for cell in results["cells"] if cell["task"] == task])
+        for chosen in results["chosen"]:
+            names = [name for name in (chosen["row"], chosen["column"]) if name]
+            self.say(f"Chosen for {', '.join(names)}: {output / chosen['run']}")
+        there = [name for name in (STUDY_RESULT, TABLE, PICTURE, CURVE) if (output / name).exists()]
+        self.say(f"In {output}: {', '.join(there)}")
+
+    def show_plan(self, plan: Mapping[str, Any]) -> None:
+        """Prints a dry run: the complete recipe, then the sizes."""
+        import tomli_w
+
+        plan = dict(plan)
+        for line in tomli_w.dumps(plan.pop("recipe")).split("\n"):
+            self.say(line)
+        for name, value in plan.items():
+            self.say(f"{name.replace('_', ' ')}: {value:,}" if isinstance(value, int) else f"{name}: {value}")
+        self.say("nothing was trained or written (--dry-run)")
+
+    def show_results(self, task: Any, metrics: Mapping[str, Any], output: Path) -> None:
+        """Prints the task's table of scores, some predictions, and where everything is."""
+        from bertkit.reports.plots import plot_log
+        from bertkit.training.recipe import read_recipe
+        from bertkit.training.run_dir import EXAMPLES, METRICS_FILE, PREDICTIONS, RECIPE_FILE, hold_run_dir, read_log
+
+        rows = task.list_rows(metrics)
+        columns = {  # heading -> the cell of a row
+            "held out": lambda row: row.name + (" (%)" if row.unit else ""),
+            "knowing nothing": lambda row: "\n".join(
+                f"{row.show(metrics[key])} {name}" for name, key in row.baselines.items()
+            ),
+            "before": lambda row: row.show(metrics[f"start_{row.key}"]) if f"start_{row.key}" in metrics else "",
+            "after": lambda row: row.show(metrics[row.key]),
+            "the paper": lambda row: "\n".join(f"{row.show(value)} {name}" for name, value in row.paper.items()),
+        }
+        cells = {heading: [make(row) for row in rows] for heading, make in columns.items()}
+        cells = {heading: column for heading, column in cells.items() if any(column)}
+        if rows:
+            self.show_table(f"{output}", cells, zip(*cells.values(), strict=True))
+        for line in task.diagnose(metrics):
+            self.say(line)
+        self.show_examples(output / PREDICTIONS / EXAMPLES)
+        curves = output / "curves.png"
+        with suppress(UsageError), hold_run_dir(output):  # another start of this run draws the same curves
+            plot_log(read_log(output), task.table, metrics, curves)
+        self.say(f"Scores: {output / METRICS_FILE}" + (f"; curves: {curves}" if curves.exists() else ""))
+        activate = "" if shutil.which("bertkit") else f" (after: source {Path(sys.prefix) / 'bin' / 'activate'})"
+        if commands := task.suggest(output, read_recipe(output / RECIPE_FILE)):
+            self.say(f"Next{activate}:")
+            for command in commands:
+                self.say(f"  {command}")
+
+    def warn(self, task: str, cells: list[Mapping[str, Any]]) -> None:
+        """Prints of a task's runs how many have learned nothing, with the likely causes."""
+        from bertkit.tasks import TASKS
+
+        # Columns may share runs.
+        found = {run["directory"]: run for cell in cells for run in cell["runs"]}
+        runs = [run for run in found.values() if run["status"] == "finished"]
+        lines = [line for run in runs for line in TASKS[task].diagnose(run["metrics"]) if line.startswith("warning: ")]
+        if lines:
+            self.say(f"{task}, {len(lines)} of {len(runs)} runs: {lines[0]}")
+
+    def show_reproduction(self, found: Any, run: Path, again: Path) -> None:
+        """Prints how a run and its repetition differ, and what may be the reason."""
+        from bertkit.training.run_dir import PREDICTIONS
+
+        for name, (before, now) in found.scores.items():
+            self.say(f"{name}: {before} -> {now}")
+        if found.weights:
+            name, apart = max(found.weights.items(), key=lambda item: item[1])
+            self.say(f"{len(found.weights)} weights differ, most of all {name}: by {apart:.3g}")
+        for name, (count, lines) in found.predictions.items():
+            self.say(f"{PREDICTIONS}/{name}: {count:,} of {lines:,} lines differ")
+        for difference in found.environment:
+            self.say(f"another machine, software or data: {difference}")
+        if found.is_exact:
+            self.say(f"{again} is {run} again, bit for bit: scores, weights and predictions")
+        elif not found.environment:
+            self.say("machine, software and data are the same; on a GPU train.full_determinism gives sums an order")
+
+    def show_examples(self, path: Path) -> None:
+        """Prints the predictions that a run has left to look at."""
+        if path.is_file() and (lines := path.read_text(encoding="utf-8").splitlines()):
+            self.say("Predictions on held-out text (the right answer in parentheses):")
+            for line in lines:
+                self.say(f"  {line}")
+
+
+def print_line(line: str, *, err: bool = False, goes_on: bool = False) -> None:
+    """Print one line; see `write`."""
+    write(f"{escape_controls(line)}\n", err=err, goes_on=goes_on)
+
+
+def write(text: str, *, err: bool = False, goes_on: bool = False) -> None:
+    """Write to standard output or error and flush it; everything but rich's progress comes this way.
+
+    A stream without a reader ends the command quietly, as is usual on Unix. With `goes_on`, and on standard error, the
+    command goes on in silence.
+
+    Raises:
+        UsageError: standard output is on a full disk, or broken in another way.
+    """
+    stream = sys.stderr if err else sys.stdout
+    try:
+        typer.echo(text, nl=False, err=err)
+        if stream is not None:  # closed
+            stream.flush()
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())  # for what is left in the buffer, and all that comes
+        if err:
+            return
+        trouble = f"standard output cannot be written to ({error.strerror})"
+        if not isinstance(error, BrokenPipeError):
+            if not goes_on:
+                raise UsageError(f"{trouble}; free some space or send it elsewhere, and try again") from None
+            complain(f"{trouble}; the training goes on without it")
+        elif not goes_on:
+            sys.exit(128 + signal.SIGPIPE)
+
+
+def escape_controls(line: str) -> str:
+    r"""Return a line with \uXXXX for characters that move the cursor, colour or reorder text; JSON stays the same."""
+    return TERMINAL_CONTROLS.sub(lambda match: f"\\u{ord(match[0]):04x}", line)
+
+
+def make_table(title: str, headings: Iterable[str], lines: Iterable[Sequence[str]], **options: Any) -> Any:
+    """Return rich's table of texts, in which nothing is read as markup."""
+    from rich.table import Table
+    from rich.text import Text
+
+    def show(text: str) -> Text:
+        return Text("\n".join(map(escape_controls, text.split("\n"))))
+
+    table = Table(title=show(title), title_justify="left", **options)
+    for heading in headings:
+        table.add_column(show(heading))
+    for line in lines:
+        table.add_row(*map(show, line))
+    return table
+
+
+def is_first_process() -> bool:
+    """Whether this is the one of several processes that speaks; alone it is."""
+    return os.environ.get("RANK", "0") == "0" or not os.environ.keys() >= LAUNCHED
+
+
+def complain(message: str) -> None:
+    """Prints one line on standard error."""
+    if is_first_process():
+        print_line(f"bertkit: {message}", err=True)
+
+
+@contextmanager
+def obey_signals() -> Iterator[None]:
+    """Being stopped by a signal, where nothing below has a better end for that, is one line and exit code 128 + it."""
+    code = 0
+
+    def stop(number: int) -> None:
+        nonlocal code
+        code = 128 + number
+        complain("stopped; what is finished is kept, and the same command goes on")
+        act_outside_imports(lambda: sys.exit(code), otherwise=lambda: os._exit(code))
+
+    try:
+        with note_signals(stop, again=signal.SIG_DFL):
+            yield
+    except BaseException:
+        if not code:
+            raise
+    if code:  # what was at work has caught the exit, and made something else of it
+        sys.exit(code)
+
+
+@contextmanager
+def explain_mistakes() -> Iterator[None]:
+    """A mistake of the user becomes one line and exit code 2."""
+    try:
+        with obey_signals():
+            yield
+    except UsageError as error:
+        complain(str(error))
+        sys.exit(2)
+    except Exception as error:
+        if line := explain_os_error(error):
+            complain(line)
+            sys.exit(2)
+        # typer's own refusals; which module their class lives in has changed with its versions.
+        if not hasattr(error, "format_message"):
+            raise
+        if message := " ".join(error.format_message().split()):
+            complain(f"{message.rstrip('.')}; bertkit --help says what there is")
+        sys.exit(error.exit_code)
+
+
+def leave_at_once(code: int) -> None:
+    """Ends this process without Python's teardown, in which a thread of gloo's may outlive its owner and abort it.
+
+    What libraries have registered for the end is done: trackers close their runs.
+    """
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(code)

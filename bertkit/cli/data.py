@@ -1,0 +1,164 @@
+"""The commands that make data and checkpoints: vocab, corpus, sample, triviaqa, import-tf."""
+
+import json
+from pathlib import Path
+from shlex import quote
+from typing import Annotated
+
+import typer
+
+from bertkit.cli.console import Screen, print_line
+from bertkit.cli.options import Builders, Cased, PathArgument, PathOption, PlaceOption, Sources, app, corpora
+from bertkit.errors import UsageError, explain_disk_error
+
+
+@app.command()
+def vocab(
+    sources: Sources,
+    output: Annotated[Path, PathOption("--output", help="Where vocab.txt and tokenizer.json go.", metavar="DIR")],
+    size: Annotated[int, typer.Option("--size", help="Tokens in the vocabulary.", min=1)] = 30522,
+    cased: Cased = False,
+) -> None:
+    """Train a WordPiece vocabulary.
+
+    Example: bertkit vocab corpus.txt --size 30522 --output my-vocab
+    """
+    from bertkit.data.pretraining.sources import read_documents
+    from bertkit.data.tokenizer import TOKENIZER_FILES, make_tokenizer, save_tokenizer, train_vocabulary
+
+    if output.is_file():
+        raise UsageError(f"{output} is a file; name a directory with --output")
+    for name in TOKENIZER_FILES:
+        if (output / name).exists():
+            raise UsageError(f"{output} holds a tokenizer already ({name}); name another directory with --output")
+    with Screen() as screen, explain_disk_error(output):
+        documents = read_documents(sources, split_sentences=False, report=screen.say)
+        lines = (line for document in documents for line in document)
+        tokens = train_vocabulary(lines, size=size, cased=cased, report=screen.say)
+        save_tokenizer(make_tokenizer(tokens, cased=cased), output)
+        screen.say(f"{len(tokens):,} tokens in {output / 'vocab.txt'}")
+
+
+@app.command()
+def sample(
+    output: Annotated[Path, PathArgument(help="Where squad/ and glue/ go.", metavar="DIR")],
+    questions: Annotated[int, typer.Option("--questions", help="Of each training set, at most.", min=100)] = 12_000,
+) -> None:
+    """Write small data sets in the forms of SQuAD 2.0 and GLUE, made of the documentation installed here.
+
+    Example: bertkit sample data
+    """
+    from bertkit.data.formats.demo import write_samples
+
+    with Screen() as screen:
+        write_samples(output, questions, screen.say)
+
+
+@app.command("import-tf")
+def import_tf(
+    source: Annotated[
+        Path, PathArgument(help="A folder with bert_config.json, vocab.txt, bert_model.ckpt.*.", metavar="DIR")
+    ],
+    output: Annotated[Path, PathArgument(help="A new directory.", metavar="OUT")],
+    cased: Annotated[
+        bool | None,
+        typer.Option("--cased/--uncased", help="Whether capital letters count; found out if not given."),
+    ] = None,
+) -> None:
+    """Make a checkpoint of the files that BERT was released in; TensorFlow is not needed.
+
+    Example: bertkit import-tf uncased_L-12_H-768_A-12 bert-base-uncased
+    """
+    from bertkit.model.tf_release import import_checkpoint
+
+    with Screen() as screen:
+        screen.start()
+        import_checkpoint(source, output, cased=cased, report=screen.say)
+
+
+@app.command()
+def triviaqa(
+    qa: Annotated[Path, PathArgument(help="TriviaQA's JSON, such as wikipedia-train.json.", metavar="QA.json")],
+    evidence: Annotated[Path, PathOption("--evidence", help="The folder of its documents.", metavar="DIR")],
+    output: Annotated[Path, PathOption("--output", help="The file to write, in SQuAD's form.", metavar="FILE")],
+) -> None:
+    """Make a training file of TriviaQA: paragraphs that hold an answer, for squad --extra-train.
+
+    Example: bertkit triviaqa qa/wikipedia-train.json --evidence evidence --output triviaqa.json
+    """
+    from bertkit.data.formats.triviaqa import convert
+
+    with Screen() as screen, explain_disk_error(output):
+        convert(qa, evidence, output, screen.say)
+
+
+@corpora.command("build")
+def build_corpus(
+    sources: Sources,
+    vocab: Annotated[str, PlaceOption("--vocab", help="A vocabulary.", metavar="DIR|FILE|NAME")],
+    output: Annotated[Path, PathOption("--output", help="Where the corpus goes.", metavar="DIR")],
+    workers: Builders = None,
+    cased: Cased = False,
+    language: Annotated[str, typer.Option("--language", help="Whose rules end sentences.", metavar="CODE")] = "en",
+    split_sentences: Annotated[
+        bool, typer.Option("--split-sentences/--no-split-sentences", help="Or leave every line as it is.")
+    ] = True,
+    deduplicate: Annotated[
+        str, typer.Option("--deduplicate", help="Drop what came before.", metavar="documents|lines")
+    ] = "",
+) -> None:
+    """Turn text into token ids on disk, which pretrain --corpus DIR reads.
+
+    Killed at any moment, the same command finishes it.
+
+    Example: bertkit corpus build texts docs --vocab my-vocab --output corpora/mine
+
+    Example: bertkit corpus build wikimedia/wikipedia:20231101.en --vocab my-vocab --output corpora/wikipedia
+    """
+    from bertkit.data.pretraining.build import build
+    from bertkit.data.pretraining.docstrings import count_cores
+    from bertkit.data.tokenizer import load_tokenizer
+    from bertkit.system.parallel import read_workers
+
+    count = read_workers(count_cores() if workers is None else workers)
+    with Screen() as screen, explain_disk_error(output):
+        screen.start()
+        statistics = build(
+            sources,
+            load_tokenizer(vocab, cased=cased or None),
+            output,
+            split_sentences=split_sentences,
+            language=language,
+            deduplicate=deduplicate,
+            workers=count,
+            report=screen.say,
+            progress=screen.show_build,
+        )
+        screen.finish_progress()
+        screen.show_statistics(statistics, output)
+        screen.say("Next:")
+        run = Path("runs", output.name)
+        if run.resolve() == output.resolve():
+            run = run.with_name(f"{run.name}-bert")
+        screen.say(f"  bertkit pretrain --corpus {quote(str(output))} --output {quote(str(run))}")
+
+
+@corpora.command("stats")
+def show_corpus(
+    directory: Annotated[Path, PathArgument(help="A corpus that corpus build has made.", metavar="DIR")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+) -> None:
+    """Check the files of a corpus, and say what it is like: sizes, lengths, repeats, padding.
+
+    Example: bertkit corpus stats corpora/mine
+    """
+    from bertkit.data.pretraining.store import open_corpus, read_manifest
+
+    open_corpus(directory)  # which checks
+    statistics = read_manifest(directory)["statistics"]
+    if as_json:
+        print_line(json.dumps(statistics))
+        return
+    with Screen() as screen:
+        screen.start()
+        screen.show_statistics(statistics, directory)

@@ -1,0 +1,164 @@
+"""The commands that put a run to work or show it: predict, features, report, score."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from bertkit.cli.console import Screen, complain, print_line
+from bertkit.cli.options import PathArgument, PathOption, PlaceArgument, PlaceOption, app, scores
+from bertkit.errors import UsageError, explain_disk_error
+
+
+@app.command()
+def features(
+    model: Annotated[str, PlaceArgument(help="A checkpoint or run.", metavar="MODEL")],
+    source: Annotated[Path, PathOption("--input", help="A text a line.", metavar="FILE")],
+    output: Annotated[Path, PathOption("--output", help="A .jsonl or .npz file.", metavar="FILE")],
+    layers: Annotated[
+        str,
+        typer.Option(
+            "--layers",
+            help="embeddings, second-to-last, last, sum-last-four, concat-last-four or sum-all.",
+            metavar="LAYERS",
+        ),
+    ] = "last",
+    pool: Annotated[
+        str, typer.Option("--pool", help="A vector a word, or one a text: that of [CLS], or the mean.")
+    ] = "words",
+) -> None:
+    """Write contextual vectors of any text: the same word in two contexts gets two.
+
+    Example: bertkit features runs/mine --input texts.txt --layers last --output vectors.npz
+
+    Example: bertkit features runs/mine --input texts.txt --pool mean --output vectors.jsonl
+    """
+    from bertkit.inference.features import extract
+
+    with Screen() as screen:
+        screen.start()
+        extract(model, source, layers, output, pool, screen.say)
+
+
+@app.command()
+def predict(
+    run: Annotated[str, PlaceArgument(help="A fine-tuned or pretrained run, or another checkpoint.", metavar="RUN")],
+    texts: Annotated[list[str] | None, typer.Argument(help="Inputs, or the parts of them.", metavar="TEXT…")] = None,
+    source: Annotated[
+        str | None,
+        PlaceOption("--input", help="Inputs, a line each: .jsonl, .tsv with names, or .txt.", metavar="FILE|-"),
+    ] = None,
+    output: Annotated[
+        Path | None, PathOption("--output", help="Write a line of JSON an input here.", metavar="FILE")
+    ] = None,
+    pair: Annotated[bool, typer.Option("--pair", help="An input is two texts; a run's task says so itself.")] = False,
+    top: Annotated[int, typer.Option("--top", help="Words for each [MASK].", min=1)] = 5,
+    precision: Annotated[
+        str, typer.Option("--precision", help="auto (bf16 where it is faster), fp32, bf16 or fp16.")
+    ] = "auto",
+) -> None:
+    """Predict with a trained model: a class, an answer, names, an ending, masked words, whatever its head is for.
+
+    TEXT: a text for a classifier (two for a pair), NER or [MASK]; question and context for SQuAD; context and endings
+    for SWAG. Names in JSON and of columns: text, text_pair; question, context; words; context, start, endings.
+
+    Example: bertkit predict runs/squad2 "Who wrote it?" "The book was written by Ada."
+
+    Example: bertkit predict runs/mnli --input pairs.jsonl --output predictions.jsonl
+    """
+    from bertkit.data.formats.inputs import STDIN, check_output, check_source, read_inputs
+    from bertkit.inference.predictor import Counts, Predictor, write_results
+
+    if bool(texts) == bool(source):
+        raise UsageError(
+            "give the inputs as TEXT or with --input FILE, one of the two (--input - reads standard input)"
+        )
+    if source is not None:
+        check_source(source)
+        if output is not None:
+            check_output(source, output)
+    with Screen() as screen:
+        screen.start()
+        predictor = Predictor(run, pairs=pair or None, top=top, precision=precision)
+        is_typed = source == STDIN and sys.stdin.isatty()  # by somebody who wants each answer
+        inputs = predictor.group(texts) if texts else read_inputs(source)
+        results = predictor.stream(inputs, at_once=1 if is_typed else None)
+        if output is not None:
+            tally = write_results(results, output, screen.say)
+        else:
+            tally = Counts()
+            for result in tally.watch(results):
+                if "error" in result and not texts and not screen.console.is_terminal:  # where it would stand twice
+                    complain(result["error"])
+                screen.say(predictor.describe(result) if texts else json.dumps(result, ensure_ascii=False))
+        if cut := tally.describe_cut():
+            complain(cut)
+        if tally.errors:
+            count = f"{tally.errors:,} input{'s' * (tally.errors > 1)}"
+            raise UsageError(f"{count} cannot be predicted; the reason stands in place of each result")
+
+
+@app.command()
+def report(
+    sources: Annotated[list[Path], PathArgument(help="Runs and studies, finished or not.", metavar="RUN|STUDY")],
+    output: Annotated[Path, PathOption("--output", help="The page to write.", metavar="FILE")] = Path("report.html"),
+) -> None:
+    """Show runs and studies on one page that needs no network: scores, curves, mistakes, recipes to copy.
+
+    Example: bertkit report runs/mrpc runs/squad2 --output report.html
+    """
+    from bertkit.analysis.page import write_page
+
+    with Screen() as screen, explain_disk_error(output):
+        screen.start()
+        write_page(sources, output, screen.say)
+
+
+@scores.command("glue")
+def score_glue(
+    gold: Annotated[Path, PathArgument(help="The official file with labels, such as RTE/dev.tsv.")],
+    predictions: Annotated[Path, PathArgument(help="The leaderboard's form (index, prediction), or an answer a line.")],
+    task: Annotated[str, typer.Option("--task", help="cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte or wnli.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+) -> None:
+    """Score predictions for a GLUE task.
+
+    Example: bertkit score glue --task rte RTE/dev.tsv runs/rte/predictions/dev.tsv
+    """
+    from bertkit.tasks.glue import find_benchmark, score_files
+
+    found = score_files(find_benchmark(task), gold, predictions)
+    for line in [json.dumps(found)] if as_json else [f"{name} {value:.4f}" for name, value in found.items()]:
+        print_line(line)
+
+
+@scores.command("squad")
+def score_squad(
+    gold: Annotated[Path, PathArgument(help="The official file, such as dev-v2.0.json.", metavar="DATA.json")],
+    predictions: Annotated[Path, PathArgument(help="Question id -> answer.", metavar="PREDICTIONS.json")],
+    version: Annotated[int, typer.Option("--version", help="1 (for 1.1) or 2 (for 2.0).", metavar="1|2")],
+    odds: Annotated[
+        Path | None,
+        PathOption("--null-odds", help="Question id -> how sure there is no answer (2.0).", metavar="FILE"),
+    ] = None,
+    threshold: Annotated[
+        float,
+        typer.Option(
+            "--na-prob-thresh", help="Odds above it count as no answer; the official 1.0 is meant for probabilities."
+        ),
+    ] = 1.0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+) -> None:
+    """Score answers to SQuAD, as the official scripts do.
+
+    Example: bertkit score squad --version 2 dev-v2.0.json runs/squad2/predictions/predictions.json
+
+    Example: bertkit score squad --version 2 dev-v2.0.json answers.json --null-odds na_prob.json --na-prob-thresh 0.5
+    """
+    from bertkit.tasks.squad import find_version, score_files
+
+    found = score_files(find_version(version), gold, predictions, odds, threshold, report=complain)
+    for line in [json.dumps(found)] if as_json else [f"{name} {value:g}" for name, value in found.items()]:
+        print_line(line)

@@ -1,0 +1,100 @@
+"""The options that several commands share, and the programs that commands belong to."""
+
+import os
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from bertkit.cli.console import print_line
+from bertkit.errors import UsageError
+
+app = typer.Typer(
+    name="bertkit",
+    help="Pretrain BERT on your own text, fine-tune it on everything the paper did, and know how close you came.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
+
+
+def read_path(text: str) -> Path:
+    """Return the path that an option names, `~` and `~user` expanded: a shell leaves them alone behind `--output=`."""
+    return Path(os.path.expanduser(text))
+
+
+# Of paths, and of what may be a path or a name.
+PathOption, PathArgument = (partial(kind, parser=read_path) for kind in (typer.Option, typer.Argument))
+PlaceOption, PlaceArgument = (partial(kind, parser=os.path.expanduser) for kind in (typer.Option, typer.Argument))
+
+Sources = Annotated[list[str], PlaceArgument(help="Text files, directories of them, a Hub data set, or docs.")]
+RecipeFile = Annotated[Path | None, PathOption("--recipe", help="A TOML file; see recipes/.", metavar="FILE")]
+Output = Annotated[Path | None, PathOption("--output", help="The run directory.", metavar="DIR")]
+Model = Annotated[str | None, PlaceOption("--model", help="Start from this checkpoint or run.", metavar="NAME|RUN")]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="Any key of the recipe, such as train.learning_rate=1e-4.", metavar="KEY=VALUE"),
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would be done, and stop.")]
+Data = Annotated[
+    Path | None,
+    PathOption("--data", help="The folder of the official files; the Hub's copy if not given.", metavar="DIR"),
+]
+Push = Annotated[
+    str | None, typer.Option("--push-to-hub", help="Upload the finished run to this repository.", metavar="REPO")
+]
+Workers = Annotated[
+    str, typer.Option("--workers", help="Processes that share the runs; ray: a Ray cluster.", metavar="N|ray")
+]
+JsonFile = Annotated[Path | None, PathOption("--json", help="Write the figures here.", metavar="FILE")]
+Builders = Annotated[
+    str | None,
+    typer.Option("--workers", help="Processes that build it, one a CPU if not given; ray: a cluster.", metavar="N|ray"),
+]
+Cased = Annotated[bool, typer.Option("--cased", help="Keep upper case and accents.")]
+Device = Annotated[
+    str | None, typer.Option("--device", help="cpu, cuda or cuda:N; the first accelerator if not given.", metavar="D")
+]
+Size = Annotated[
+    str | None,
+    typer.Option("--size", help="Of random weights: tiny, mini, small, medium, base, large.", metavar="NAME"),
+]
+Repeats = Annotated[int, typer.Option("--repeats", help="Rounds; the median counts.", min=1)]
+Compile = Annotated[bool, typer.Option("--compile/--no-compile", help="Try stock with torch.compile, too.")]
+
+
+@app.callback(invoke_without_command=True)
+def show_version(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and stop.", is_eager=True)] = False,
+) -> None:
+    """Nothing, or the version."""
+    if version:
+        import bertkit
+
+        print_line(bertkit.__version__)
+        raise typer.Exit
+
+
+scores = typer.Typer(no_args_is_help=True, help="Score files of predictions, made by anything.")
+app.add_typer(scores, name="score")
+corpora = typer.Typer(no_args_is_help=True, help="Build a corpus of any size on disk, and look at it.")
+app.add_typer(corpora, name="corpus")
+benches = typer.Typer(no_args_is_help=True, help="Time this package beside other code that does the same.")
+app.add_typer(benches, name="bench")
+
+
+def choose_device(device: str | None) -> None:
+    """Hides all accelerators but the one that is asked for; torch must not have looked for them yet."""
+    if device is None:
+        return
+    kind, _, number = device.partition(":")
+    if kind not in ("cpu", "cuda") or (number and not (kind == "cuda" and number.isdecimal())):
+        raise UsageError(f"unknown device {device!r}; expected cpu, cuda or cuda:N")
+    os.environ["CUDA_VISIBLE_DEVICES"] = "" if kind == "cpu" else number or "0"
+    if kind == "cuda":
+        import torch
+
+        if not torch.cuda.is_available():
+            raise UsageError(f"there is no {device} here; leave --device out, or give cpu")

@@ -1,0 +1,418 @@
+"""The commands that train: pretrain, glue, squad, swag, ner, study, and what follows a run: push, reproduce."""
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from bertkit.cli.console import Screen, is_first_process, print_line
+from bertkit.cli.options import (
+    Cased,
+    Data,
+    DryRun,
+    Model,
+    Output,
+    PathArgument,
+    PathOption,
+    PlaceOption,
+    Push,
+    RecipeFile,
+    Settings,
+    Workers,
+    app,
+)
+from bertkit.errors import UsageError, explain_disk_error
+
+
+@app.command()
+def pretrain(
+    recipe: RecipeFile = None,
+    corpus: Annotated[
+        list[str] | None,
+        PlaceOption("--corpus", help="A text file, a directory, a Hub data set, or docs.", metavar="PATH|docs|NAME"),
+    ] = None,
+    vocab: Annotated[
+        str | None, PlaceOption("--vocab", help="A vocabulary; trained if not given.", metavar="DIR|FILE|NAME")
+    ] = None,
+    cased: Cased = False,
+    model: Model = None,
+    output: Output = None,
+    settings: Settings = None,
+    dry_run: DryRun = False,
+    push_to: Push = None,
+) -> None:
+    """Pretrain BERT on raw text: masked LM and next sentence.
+
+    Bare, it trains a small BERT for some minutes on the documentation installed on this machine. With --model it
+    continues from a checkpoint (domain adaptation).
+
+    Example: bertkit pretrain --corpus corpus.txt --output runs/mine
+
+    Example: bertkit pretrain --model runs/mine --corpus more.txt --output runs/more
+    """
+    data = {"corpus": corpus or None, "vocab": vocab, "cased": cased or None}
+    given = {"checkpoint": model, "data": {key: value for key, value in data.items() if value is not None}}
+    execute("pretrain", recipe, given, output, settings, dry_run, push_to)
+
+
+@app.command()
+def glue(
+    task: Annotated[str, typer.Option("--task", help="cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte, wnli, ax or all.")],
+    recipe: RecipeFile = None,
+    model: Model = None,
+    data: Data = None,
+    output: Output = None,
+    settings: Settings = None,
+    grid: Annotated[bool, typer.Option("--grid", help="4 rates x 2 batch sizes x 3 epochs; best on dev wins.")] = False,
+    restarts: Annotated[int, typer.Option("--restarts", help="Runs with other seeds, of each setting.", min=1)] = 1,
+    workers: Workers = "1",
+    submit: Annotated[
+        Path | None,
+        PathOption("--submit", help="With --task all: the leaderboard's zip of test predictions.", metavar="FILE.zip"),
+    ] = None,
+    submit_partial: Annotated[
+        bool, typer.Option("--submit-partial", help="Fill what is missing in the zip with the majority class.")
+    ] = False,
+    push_to: Push = None,
+    dry_run: DryRun = False,
+) -> None:
+    """Fine-tune on a GLUE task, or on all of them.
+
+    --task all, --grid and --restarts make a study: a table of runs, which continues where it was stopped. ax is
+    predicted by a model of mnli (--model RUN). --submit with nothing but --output gathers the finished runs there.
+
+    Example: bertkit glue --task mnli --data GLUE --output runs/mnli
+
+    Example: bertkit glue --task rte --data GLUE --grid --restarts 5 --output runs/rte-grid
+
+    Example: bertkit glue --task all --data GLUE --output runs/glue --submit glue.zip
+    """
+    from bertkit.inference.glue_submission import check_target, find_runs, keep_complete, list_tasks
+    from bertkit.system.progress import ignore
+    from bertkit.tasks.glue import GRID
+    from bertkit.training.recipe import parse_setting, read_recipe
+
+    names, together = list_tasks(task), task.lower() == "all"
+    output = output or Path("runs") / ("glue" if together else names[0])
+    given = {"checkpoint": model, "data": {"dir": str(data)} if data else None}
+    if submit is not None:
+        check_target(submit)
+    several = together or grid or restarts > 1
+    refused = {
+        f"--submit is for --task all, not --task {task}": submit is not None and not together,
+        "--submit-partial is for --submit FILE.zip": submit_partial and submit is None,
+        "--push-to-hub takes one model; name one task": push_to is not None and together,
+        "--workers is for --task all, --grid and --restarts": workers != "1" and not several,
+    }
+    for message, is_so in refused.items():
+        if is_so:
+            raise UsageError(f"{message}; see bertkit glue --help")
+    if (
+        submit is not None
+        and not (any(given.values()) or recipe or settings or grid or restarts > 1)
+        and find_runs(output)
+    ):
+        write_submission(output, submit, submit_partial, dry_run)  # of what is there
+    elif several:
+        if together and data is not None:
+            say = print_line if is_first_process() else ignore
+            names = keep_complete(names, data, tested=submit is not None, partial=submit_partial, report=say)
+        written = read_recipe(recipe) if recipe else {}
+        if together:
+            written.pop("task", None)
+        definition = {"tasks": names, "restarts": restarts, "recipe": written, "grid": GRID if grid else {}}
+        options = [given, *map(parse_setting, settings or [])]
+        compare(definition, options, output, workers, dry_run, where=str(recipe or "glue"), push_to=push_to)
+        if submit is not None and not dry_run:
+            write_submission(output, submit, submit_partial)
+    else:
+        execute(names[0], recipe, given, output, settings, dry_run, push_to)
+
+
+@app.command()
+def squad(
+    version: Annotated[int, typer.Option("--version", help="1 (for 1.1) or 2 (for 2.0).", metavar="1|2")],
+    runs: Annotated[list[Path] | None, PathArgument(help="Finished runs, for --ensemble.", metavar="RUN")] = None,
+    recipe: RecipeFile = None,
+    model: Model = None,
+    data: Data = None,
+    output: Output = None,
+    settings: Settings = None,
+    extra_train: Annotated[
+        Path | None,
+        PathOption(
+            "--extra-train",
+            help="Fine-tune on this file in SQuAD's form first; triviaqa makes one as the paper did.",
+            metavar="FILE",
+        ),
+    ] = None,
+    ensemble: Annotated[
+        bool, typer.Option("--ensemble", help="Combine the answers of finished runs instead of training.")
+    ] = False,
+    push_to: Push = None,
+    dry_run: DryRun = False,
+) -> None:
+    """Fine-tune on SQuAD 1.1 or 2.0: find the answer to a question in a text, or that there is none.
+
+    For 2.0 the threshold tau is tuned on the dev set for best F1, and kept with the model.
+
+    Example: bertkit squad --version 2 --data SQUAD --output runs/squad2
+
+    Example: bertkit squad --version 2 --ensemble runs/squad2 runs/other --output runs/both
+    """
+    from bertkit.tasks.squad import find_version
+
+    found = find_version(version)
+    if runs and not ensemble:
+        raise UsageError(f"runs ({runs[0]}) are for --ensemble; see bertkit squad --help")
+    if ensemble:
+        unused = {
+            "--recipe": recipe,
+            "--model": model,
+            "--set": settings,
+            "--extra-train": extra_train,
+            "--push-to-hub": push_to,
+            "--dry-run": dry_run,
+        }
+        if given := [name for name, value in unused.items() if value]:
+            raise UsageError(f"{given[0]} is for training, not for --ensemble; leave it out")
+        combine(found, runs or [], data, output or Path("runs") / f"{found.name}-ensemble")
+        return
+    options = {"dir": data, "extra_train": extra_train}
+    given = {"checkpoint": model, "data": {key: str(value) for key, value in options.items() if value}}
+    execute(found.name, recipe, given, output, settings, dry_run, push_to)
+
+
+@app.command()
+def swag(
+    recipe: RecipeFile = None,
+    model: Model = None,
+    data: Data = None,
+    output: Output = None,
+    settings: Settings = None,
+    push_to: Push = None,
+    dry_run: DryRun = False,
+) -> None:
+    """Fine-tune on SWAG: which of four endings follows.
+
+    Example: bertkit swag --data SWAG --output runs/swag
+    """
+    given = {"checkpoint": model, "data": {"dir": str(data)} if data else None}
+    execute("swag", recipe, given, output, settings, dry_run, push_to)
+
+
+@app.command()
+def ner(
+    recipe: RecipeFile = None,
+    model: Model = None,
+    data: Data = None,
+    output: Output = None,
+    settings: Settings = None,
+    layers: Annotated[
+        str | None,
+        typer.Option(
+            "--features",
+            help="The feature-based approach: the encoder stays as it is, and a BiLSTM learns from these layers.",
+            metavar="LAYERS",
+        ),
+    ] = None,
+    push_to: Push = None,
+    dry_run: DryRun = False,
+) -> None:
+    """Find names in text: fine-tune on CoNLL-2003 or other files in its form, or learn from BERT's features.
+
+    LAYERS: embeddings, second-to-last, last, sum-last-four, concat-last-four or sum-all, as in Table 7.
+
+    Example: bertkit ner --data CONLL --output runs/ner
+
+    Example: bertkit ner --data CONLL --features concat-last-four --output runs/ner-features
+    """
+    options = {"dir": data, "features": layers}
+    given = {"checkpoint": model, "data": {key: str(value) for key, value in options.items() if value is not None}}
+    execute("ner", recipe, given, output, settings, dry_run, push_to)
+
+
+@app.command()
+def push(
+    run: Annotated[Path, PathArgument(help="The directory of a finished run.", metavar="RUN")],
+    repo: Annotated[str, typer.Argument(help="The repository: owner/name, or a name of yours.", metavar="REPO")],
+    private: Annotated[bool, typer.Option("--private", help="Make it a private one.")] = False,
+) -> None:
+    """Upload a finished run to the Hugging Face Hub: weights, tokenizer, scores and model card.
+
+    Log in first, with a token that may write: hf auth login. Broken off, the same command completes it.
+
+    Example: bertkit push runs/mine ada/my-bert --private
+    """
+    with Screen() as screen:
+        screen.start()
+        upload(screen, run, repo, private)
+
+
+@app.command()
+def reproduce(
+    run: Annotated[Path, PathArgument(help="The directory of a finished run.", metavar="RUN")],
+    output: Output = None,
+) -> None:
+    """Do a finished run again from what its directory says, and compare scores, weights and predictions.
+
+    Exit code 0: the same to the last bit. 1: not; then it is listed how, and in what the two machines differ. The
+    repetition is in RUN-again if --output names no other place. Start it where the run was started: paths of data in
+    its recipe may be relative.
+
+    Example: bertkit reproduce runs/rte
+    """
+    with Screen() as screen:
+        screen.start()
+        from bertkit.training import reproduce as reproduction
+
+        again = output or Path(f"{run}-again")
+        with screen.watch_training():
+            found = reproduction.reproduce(run, again, report=screen.say, progress=screen.advance)
+        screen.show_reproduction(found, run, again)
+        sys.exit(0 if found.is_exact else 1)
+
+
+@app.command()
+def study(
+    file: Annotated[Path, PathArgument(help="A TOML file; see recipes/studies/.", metavar="FILE")],
+    data: Annotated[
+        Path | None, PathOption("--data", help="A folder that holds glue/, squad/, swag/, ner/.", metavar="ROOT")
+    ] = None,
+    model: Model = None,
+    output: Output = None,
+    settings: Settings = None,
+    workers: Workers = "1",
+    dry_run: DryRun = False,
+) -> None:
+    """Run a table of runs: recipe variants x tasks x a grid, with seeds, beside the paper's values.
+
+    Killed at any moment, the same command finishes it.
+
+    Example: bertkit study recipes/studies/glue-grid.toml --data ROOT --workers 2
+    """
+    from bertkit.training.recipe import parse_setting, read_recipe
+
+    given = [{"checkpoint": model, "data_root": str(data) if data else None}, *map(parse_setting, settings or [])]
+    compare(read_recipe(file), given, output or Path("runs") / file.stem, workers, dry_run, where=str(file))
+
+
+def execute(
+    name: str,
+    recipe: Path | None,
+    given: dict[str, Any],
+    output: Path | None,
+    settings: list[str] | None,
+    dry_run: bool,
+    push_to: str | None = None,
+) -> None:
+    """Runs a task with what the command line gave, and prints what came of it."""
+    from bertkit.training.recipe import check, merge, parse_setting, read_recipe
+
+    given = {key: value for key, value in given.items() if value}
+    options = [parse_setting(setting) for setting in settings or []]
+    written = read_recipe(recipe) if recipe else None
+    with Screen() as screen:
+        screen.start()
+        from bertkit.tasks import TASKS
+        from bertkit.training import plan, push
+        from bertkit.training import run as runs
+
+        task = TASKS[name]
+        screen.names |= {row.key: row.name for row in task.table}
+        if written is not None:
+            check(written, data_defaults=task.recipe["data"], where=str(recipe))
+        elif task.starter is not None:
+            written = task.starter(merge(given, *options))
+        recipes = (written or {}, given, *options)
+        output = output or Path("runs") / name
+        if push_to is not None:
+            push.check_push(push_to)
+        if dry_run:
+            screen.show_plan(plan.dry_run(task, *recipes, output=output))
+            return
+        with screen.watch_training():
+            metrics = runs.run(task, *recipes, output=output, report=screen.say, progress=screen.advance)
+        if not screen.quiet:
+            screen.show_results(task, metrics, output)
+            if push_to is not None:
+                upload(screen, output, push_to)
+
+
+def compare(
+    definition: Mapping[str, Any],
+    given: list[Mapping[str, Any]],
+    output: Path,
+    workers: str,
+    dry_run: bool,
+    *,
+    where: str,
+    push_to: str | None = None,
+) -> None:
+    """Runs a study with what the command line gave, and prints what came of it."""
+    with Screen() as screen:
+        screen.start()
+        from bertkit.studies import runner as studies
+        from bertkit.studies.cells import describe_plan
+        from bertkit.training import push
+
+        made = studies.make_study(definition, *given, where=where)
+        if push_to is not None:
+            push.check_push(push_to)
+        if dry_run:
+            screen.show_study_plan(describe_plan(made))
+            return
+        with screen.watch_training(), explain_disk_error(output):
+            results = studies.run_study(
+                made, output=output, workers=workers, report=screen.say, progress=screen.show_study
+            )
+        if screen.quiet:
+            return
+        screen.show_study_results(results, output)
+        if not results["chosen"]:
+            raise UsageError(f"all {results['runs']} runs failed; {output / studies.STUDY_RESULT} says why")
+        if push_to is not None:
+            upload(screen, output / results["chosen"][0]["run"], push_to)
+        if failed := results["failed"]:
+            why = f"{output / studies.STUDY_RESULT} says why, and the same command tries them again"
+            raise UsageError(f"{failed:,} of {results['runs']:,} runs failed; {why}")
+
+
+def upload(screen: "Screen", run: Path, repo: str, private: bool = False) -> None:
+    """Uploads a finished run, with a progress bar if this is a terminal, and prints where it is."""
+    from huggingface_hub.utils import enable_progress_bars
+
+    from bertkit.training import push
+
+    if screen.console.is_terminal:
+        enable_progress_bars()
+    screen.say(f"Pushed: {push.push(run, repo, private=private, report=screen.say)}")
+
+
+def combine(version: Any, runs: list[Path], data: Path | None, output: Path) -> None:
+    """Combines the answers of finished runs, and prints what came of it."""
+    with Screen() as screen:
+        screen.start()
+        from bertkit.inference import ensemble
+
+        if is_first_process():
+            with explain_disk_error(output):
+                results = ensemble.combine(version, runs, output, data, screen.say)
+            screen.show_ensemble(version, results, output)
+
+
+def write_submission(folder: Path, path: Path, fill: bool, dry_run: bool = False) -> None:
+    """Writes the leaderboard's zip from the finished runs in a folder."""
+    from bertkit.inference.glue_submission import find_runs, gather_files, write_zip
+
+    if not is_first_process():
+        return
+    runs = find_runs(folder, print_line)
+    files = gather_files(runs, where=folder, fill=fill, report=print_line)
+    if dry_run:
+        print_line(f"{len(files)} files would be in {path}, from {', '.join(map(str, runs))} (--dry-run)")
+        return
+    write_zip(files, path)
+    print_line(f"{len(files)} files in {path}")

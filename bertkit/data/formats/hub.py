@@ -1,0 +1,91 @@
+"""Data sets on the Hub, or their copy in the cache of `datasets` -> columns of texts."""
+
+from collections.abc import Container, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from bertkit.data.formats.tables import FILE_REMEDY, Table, find_column
+from bertkit.errors import UsageError, join_lines
+from bertkit.system.hub import find_hub_trouble
+
+if TYPE_CHECKING:
+    import datasets
+
+ROWS_A_BATCH = 1_000  # of a data set on the Hub, in memory at once
+
+
+# --- the Hugging Face Hub
+
+
+def read_hub(
+    name: str,
+    config: str,
+    splits: Mapping[str, str],
+    columns: Mapping[str, str],
+    *,
+    optional: Container[str] = (),
+) -> dict[str, Table]:
+    """Split -> its columns, for a data set on the Hub; `splits` and `columns` map the wanted names to the Hub's.
+
+    A class label becomes its name and a number its shortest text in the column's own precision: a float32 that holds
+    the official file's 3.800 is "3.8". A missing value is "". A column of labels or numbers in which all are missing,
+    or -1 as the Hub writes it, is left out of that split: so are the labels of GLUE's test sets. So is an `optional`
+    split that the data set does not have.
+
+    Without the Hub, the copy in the cache of `datasets` does.
+
+    Raises:
+        UsageError: the Hub cannot serve the data set and no copy is at hand, or a split or a column is missing.
+    """
+    found = load_splits(name, config, splits, optional)
+    return {split: _convert(rows, source, columns) for split, source, rows in found}
+
+
+def load_splits(
+    name: str, config: str, splits: Mapping[str, str], optional: Container[str] = ()
+) -> Iterator[tuple[str, str, "datasets.Dataset"]]:
+    """Every wanted split, what messages call it, and its rows."""
+    source = f"{name}:{config}"
+    found = _load(name, config)
+    for split, hub_split in splits.items():
+        if hub_split in found:
+            yield split, f"{source}, {hub_split}", found[hub_split]
+        elif split not in optional:
+            raise UsageError(f"the data set {source} has no split {hub_split!r} but {', '.join(found)}; {FILE_REMEDY}")
+
+
+def _load(name: str, config: str) -> "datasets.DatasetDict":
+    trouble = find_hub_trouble(name, "dataset")
+    try:
+        import datasets
+        from datasets.packaged_modules.cache.cache import Cache
+
+        if not trouble:
+            return datasets.load_dataset(name, config)
+        # What load_dataset itself turns to in the end; without a network it would try for long before.
+        copy = {"config_name": config, "version": "auto", "hash": "auto"}  # auto: the latest in the cache
+        return Cache(repo_id=name, dataset_name=name.rpartition("/")[2], **copy).as_dataset()
+    except Exception as error:  # also the transport's: huggingface_hub has changed its HTTP library more than once
+        trouble = trouble or f"the data set {name}:{config} cannot be loaded ({join_lines(error)})"
+    raise UsageError(f"{trouble}; {FILE_REMEDY}")
+
+
+def _convert(rows: "datasets.Dataset", source: str, columns: Mapping[str, str]) -> Table:
+    if not len(rows):
+        raise UsageError(f"{source} has no rows; {FILE_REMEDY}")
+    texts: dict[str, list[str]] = {}
+    for name, hub_name in columns.items():
+        find_column(source, rows.column_names, hub_name, FILE_REMEDY)
+        feature, values = rows.features[hub_name], rows[hub_name][:]
+        if "string" in feature.dtype or any(value not in (None, -1) for value in values):
+            texts[name] = _write(feature, values)
+    return Table(source, texts, range(1, len(rows) + 1))
+
+
+def _write(feature: Any, values: list[Any]) -> list[str]:
+    """The values as an official file has them."""
+    if hasattr(feature, "names"):  # of a class label
+        return ["" if value in (None, -1) else feature.names[value] for value in values]
+    kind = str if "string" in feature.dtype else np.dtype(feature.dtype).type
+    return ["" if value is None else str(kind(value)) for value in values]

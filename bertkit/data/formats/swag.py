@@ -1,0 +1,110 @@
+"""SWAG: its official files, or the copy on the Hub -> questions with four endings."""
+
+import csv
+import re
+from collections.abc import Container, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from bertkit.data.formats.hub import read_hub
+from bertkit.data.formats.tables import LONGEST_COLUMN, MOST_NAMES, NAME_REMEDY, Table, fill, find_column, read_lines
+from bertkit.errors import UsageError, join_lines
+
+HUB_SWAG = ("allenai/swag", "regular")  # its configuration with four endings and a label, as the official files
+ENDINGS = ("ending0", "ending1", "ending2", "ending3")
+SWAG_COLUMNS = {"context": "sent1", "start": "sent2"} | {name: name for name in ENDINGS}
+
+
+# --- SWAG
+
+
+@dataclass(frozen=True)
+class Situation:
+    """A question of SWAG: which of four endings goes on from here.
+
+    context: a sentence. start: the first words of the next one. endings: four ways in which it may go on.
+    answer: the place of the right one, 0 to 3; None in a split without labels.
+    """
+
+    context: str
+    start: str
+    endings: tuple[str, ...]
+    answer: int | None
+
+
+def read_swag(path: str | Path, labelled: bool = True) -> list[Situation]:
+    """The questions of an official SWAG file (train.csv, val.csv, test.csv) in its order; columns go by their names.
+
+    labelled: whether there must be labels; if not, as in test.csv, no column of them is looked at.
+
+    Raises:
+        UsageError: a file that is missing, not UTF-8, not CSV or without rows, a missing column, a row of another
+            width, other than four endings, one that is empty, or a label that is not 0 to 3.
+    """
+    rows = _walk_csv(Path(path))
+    number, names = next(rows, (0, []))
+    if not names:
+        raise UsageError(f"{path} is empty; download the official file again")
+    where, columns = f"{path}, line {number}", SWAG_COLUMNS | ({"label": "label"} if labelled else {})
+    endings = [name for name in names if re.fullmatch(r"ending\d+", name)]
+    if endings and len(endings) != len(ENDINGS):
+        listed = ", ".join(endings[:MOST_NAMES])
+        raise UsageError(
+            f"{where} names {len(endings)} endings ({listed}) and {len(ENDINGS)} were expected; {NAME_REMEDY}"
+        )
+    places = [find_column(where, names, column, NAME_REMEDY) for column in columns.values()]
+    table = Table(str(path), {name: [] for name in columns}, [])
+    fill(table, rows, places, len(names))
+    return _make_situations(table, labelled)
+
+
+def _walk_csv(path: Path) -> Iterator[tuple[int, list[str]]]:
+    """The line in which each row begins, and its cells; a blank line is no row."""
+    reader = csv.reader((f"{line}\n" for line in read_lines(path)), strict=True)
+    while True:
+        number = reader.line_num + 1
+        try:
+            cells = next(reader, None)
+        except csv.Error as error:
+            trouble = join_lines(error).partition(" - ")[0]  # behind it is advice for programmers
+            raise UsageError(
+                f"{path}, line {number} begins no row of CSV ({trouble}); check its quotes or get the file again"
+            ) from None
+        if cells is None:
+            return
+        if cells:
+            yield number, cells
+
+
+def _make_situations(table: Table, labelled: bool) -> list[Situation]:
+    if labelled and "label" not in table.columns:
+        raise UsageError(f"{table.source} has no labels; only splits with labels can be learned or scored")
+    places = {str(place): place for place in range(len(ENDINGS))}
+    labels = table.columns["label"] if labelled else [None] * len(table.lines)
+    texts = zip(*(table.columns[name] for name in SWAG_COLUMNS), strict=True)
+    situations = []
+    for row, ((context, start, *endings), label) in enumerate(zip(texts, labels, strict=True)):
+        if not all(map(str.strip, endings)):
+            empty = next(name for name, ending in zip(ENDINGS, endings, strict=True) if not ending.strip())
+            raise UsageError(f"{table.locate(row)}: {empty} is empty and four endings were expected; mend the line")
+        if label is not None and label not in places:
+            expected = ", ".join(places)
+            raise UsageError(
+                f"{table.locate(row)}: label {label[:LONGEST_COLUMN]!r} must be one of {expected}; mend the line"
+            )
+        situations.append(Situation(context, start, tuple(endings), None if label is None else places[label]))
+    return situations
+
+
+def read_swag_copy(splits: Mapping[str, str], unlabelled: Container[str] = ()) -> dict[str, list[Situation]]:
+    """Split -> its questions, as `read_swag` gives them, for SWAG's copy on the Hub.
+
+    `splits` maps the wanted names to the Hub's; those in `unlabelled` have no labels, and may be missing.
+
+    Without the Hub, the copy in the cache of `datasets` does.
+
+    Raises:
+        UsageError: as `read_hub`; a split without labels, an ending that is empty, or a label that is not 0 to 3.
+    """
+    tables = read_hub(*HUB_SWAG, splits, SWAG_COLUMNS | {"label": "label"}, optional=unlabelled)
+    return {split: _make_situations(table, split not in unlabelled) for split, table in tables.items()}

@@ -1,0 +1,133 @@
+"""The scores of named entities (paper section 5.3, Table 7), as functions and as a module of `evaluate`.
+
+Precision, recall and F1 are those of conlleval, the official script of CoNLL-2003, as fractions.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from itertools import chain, pairwise
+from typing import TYPE_CHECKING
+
+from bertkit.errors import UsageError
+from bertkit.metrics.glue import make_quiet
+
+if TYPE_CHECKING:
+    import evaluate
+
+# --- NER --------------------------------------------------------------------------------------------------------------
+
+NER_DESCRIPTION = "Scores of entities in tagged sentences, equal to those of conlleval, the script of CoNLL-2003."
+NER_INPUTS = """
+Args:
+    predictions: the tags of each sentence: O, B-TYPE and I-TYPE, in IOB1 or IOB2.
+    references: the right ones, in the same order.
+Returns:
+    Fractions: precision, recall and f1 of the entities, and accuracy, the share of tags that are right.
+"""
+NER_CITATION = """\
+@inproceedings{tjong2003conll,
+  title={Introduction to the {CoNLL}-2003 Shared Task: Language-Independent Named Entity Recognition},
+  author={Tjong Kim Sang, Erik F. and De Meulder, Fien},
+  booktitle={Conference on Computational Natural Language Learning},
+  year={2003}
+}
+"""
+IOB = re.compile("O|[BI]-.+")
+Entity = tuple[int, int, str]  # first word, end, type
+
+
+def find_entities(tags: Sequence[str]) -> list[Entity]:
+    """The entities of a sentence in order, from tags in IOB1 or IOB2.
+
+    As conlleval reads them, sequences that are neither included: an entity begins with each B-, and with an I- that
+    comes first, after O, or after another type; it ends before the next one, before O, and with the sentence.
+    """
+    entities: list[Entity] = []
+    start = 0
+    for place, (tag, after) in enumerate(pairwise([*tags, "O"])):
+        if after[0] == "I" and after[2:] == tag[2:]:
+            continue
+        if tag != "O":
+            entities.append((start, place + 1, tag[2:]))
+        start = place + 1
+    return entities
+
+
+def score_entities(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]) -> dict[str, float]:
+    """`precision`, `recall` and `f1` of all entities, and `accuracy` of the tags, as fractions; 0 where undefined.
+
+    An entity is right if its words and its type are; a sentence's end ends it.
+
+    gold, predicted: the tags of each sentence.
+
+    Raises:
+        UsageError: other sentences on one side than on the other, or a tag that is not IOB.
+    """
+    _check_tags(gold, predicted)
+    right, found, wanted = (counts.total() for counts in _count_entities(gold, predicted))
+    pairs = [pair for tags in zip(gold, predicted, strict=True) for pair in zip(*tags, strict=True)]
+    accuracy = sum(tag == guess for tag, guess in pairs) / max(len(pairs), 1)
+    return _rate_entities(right, found, wanted) | {"accuracy": accuracy}
+
+
+def score_types(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]) -> dict[str, dict[str, float]]:
+    """Type -> `precision`, `recall` and `f1` of its entities, for the types on either side in alphabetical order.
+
+    Arguments and errors are those of `score_entities`.
+    """
+    _check_tags(gold, predicted)
+    right, found, wanted = _count_entities(gold, predicted)
+    return {kind: _rate_entities(right[kind], found[kind], wanted[kind]) for kind in sorted(found | wanted)}
+
+
+def _count_entities(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]) -> tuple[Counter[str], ...]:
+    """By type: the predicted entities that are right, all predicted ones, and all right ones."""
+    right, found, wanted = Counter(), Counter(), Counter()
+    for tags, guesses in zip(gold, predicted, strict=True):
+        entities, guessed = set(find_entities(tags)), set(find_entities(guesses))
+        for counts, chosen in ((right, entities & guessed), (found, guessed), (wanted, entities)):
+            counts.update(kind for _, _, kind in chosen)
+    return right, found, wanted
+
+
+def _rate_entities(right: int, found: int, wanted: int) -> dict[str, float]:
+    precision, recall = right / max(found, 1), right / max(wanted, 1)
+    f1 = 2 * precision * recall / (precision + recall) if right else 0.0
+    return {"precision": precision, "recall": recall, "f1": f1}
+
+
+def _check_tags(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]) -> None:
+    if len(gold) != len(predicted):
+        raise UsageError(f"{len(predicted):,} sentences were predicted and {len(gold):,} are right; give one for each")
+    for number, (tags, guesses) in enumerate(zip(gold, predicted, strict=True), 1):
+        if len(tags) != len(guesses):
+            raise UsageError(
+                f"sentence {number} has {len(tags)} tags and {len(guesses)} predicted ones; give one for each word"
+            )
+    for sentences in (gold, predicted):
+        if wrong := [tag for tag in set(chain.from_iterable(sentences)) if not IOB.fullmatch(tag)]:
+            raise UsageError(
+                f"the tag {min(wrong)!r} is not IOB, that is O, B-TYPE or I-TYPE; convert IOBES or BILOU to IOB first"
+            )
+
+
+def make_ner_metric() -> "evaluate.Metric":
+    """A module of `evaluate` whose `compute` is `score_entities`; it keeps what is added in memory."""
+    import datasets
+    import evaluate
+
+    class Ner(evaluate.Metric):
+        def _info(self) -> evaluate.MetricInfo:
+            tags = datasets.Sequence(datasets.Value("string"))
+            return evaluate.MetricInfo(
+                description=NER_DESCRIPTION,
+                citation=NER_CITATION,
+                inputs_description=NER_INPUTS,
+                features=datasets.Features({"predictions": tags, "references": tags}),
+            )
+
+        def _compute(self, predictions: list[list[str]], references: list[list[str]]) -> dict[str, float]:
+            return score_entities(references, predictions)
+
+    return make_quiet(Ner, "conlleval")

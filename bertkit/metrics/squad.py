@@ -1,0 +1,342 @@
+"""The scores of SQuAD and the paper's tau (sections 4.2 and 4.3, Tables 2 and 3), as functions and `evaluate` modules.
+
+The names are those of the official scripts evaluate-v1.1.py and evaluate-v2.0.py, the values percentages equal to
+theirs to the last digit.
+"""
+
+import math
+import re
+import string
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from itertools import compress
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from bertkit.errors import UsageError
+from bertkit.metrics.glue import describe_shape, make_quiet
+
+if TYPE_CHECKING:
+    import evaluate
+
+# --- SQuAD ------------------------------------------------------------------------------------------------------------
+
+SQUAD_VERSIONS = (1, 2)  # 1.1 and 2.0
+SQUAD_DESCRIPTION = "Scores of the Stanford Question Answering Dataset, equal to the official evaluation scripts'."
+SQUAD_INPUTS = """
+Args:
+    predictions: {"id", "prediction_text"} of each question; for SQuAD 2.0 also "no_answer_probability", and the text is
+        "" for no answer.
+    references: {"id", "answers": {"text": [...], "answer_start": [...]}} of each question, in any order; no text where
+        the question has no answer (2.0). The starts are not looked at.
+    no_answer_threshold: a prediction whose no_answer_probability is greater counts as "" (2.0; 1.0 if not given).
+Returns:
+    Percentages under the names of the official script: exact_match and f1 (1.1), exact, f1, total and more (2.0).
+"""
+SQUAD_CITATION = """\
+@inproceedings{rajpurkar2016squad,
+  title={{SQuAD}: 100,000+ Questions for Machine Comprehension of Text},
+  author={Rajpurkar, Pranav and Zhang, Jian and Lopyrev, Konstantin and Liang, Percy},
+  booktitle={Conference on Empirical Methods in Natural Language Processing},
+  year={2016}
+}
+@inproceedings{rajpurkar2018know,
+  title={Know What You Don't Know: Unanswerable Questions for {SQuAD}},
+  author={Rajpurkar, Pranav and Jia, Robin and Liang, Percy},
+  booktitle={Annual Meeting of the Association for Computational Linguistics},
+  year={2018}
+}
+"""
+PUNCTUATION = re.compile(f"[{re.escape(string.punctuation)}]+")  # ASCII's: “ and – stay, as officially
+LONGEST_ID = 40  # characters of a question's id in a message
+SHORT_TOKENS = 100  # tokens, which are counted fastest one by one
+ARTICLES = re.compile(r"\b(a|an|the)\b")
+
+
+def normalize_answer(text: str) -> str:
+    """The text in lower case, without ASCII punctuation and English articles, one space between words."""
+    return " ".join(ARTICLES.sub(" ", PUNCTUATION.sub("", text.lower())).split())
+
+
+def score_answers(
+    gold: Mapping[str, Sequence[str]], predictions: Mapping[str, str], version: int
+) -> tuple[dict[str, int], dict[str, float]]:
+    """Question id -> exact match, 0 or 1, and question id -> F1 of the tokens, from 0 to 1; in the order of `gold`.
+
+    Each is the best over the references. Version 2 leaves out references that normalise to nothing, and takes "" if
+    none is left; only there an answer and a reference without tokens have F1 1.
+
+    gold: question id -> texts of its references. predictions: of other questions are ignored; in version 1 a question
+        without one scores 0.
+    version: 1 for SQuAD 1.1, 2 for 2.0.
+
+    Raises:
+        UsageError: another version, no question, in version 1 a question without a reference, in version 2 one without
+            a prediction.
+    """
+    _check_version(version)
+    _check_questions(gold, predictions, version)
+    normalize = cache(normalize_answer)  # the same texts come again and again
+    split = cache(str.split)
+    exact: dict[str, int] = {}
+    f1: dict[str, float] = {}
+    for question, texts in gold.items():
+        if question not in predictions:
+            exact[question] = f1[question] = 0
+            continue
+        answer = normalize(predictions[question])
+        if answer and predictions[question] in texts:  # word for word: the others need not be looked at
+            exact[question], f1[question] = 1, 1.0
+        elif version == 2 and not answer:
+            exact[question] = f1[question] = int(not any(map(normalize, texts)))
+        elif not texts:
+            exact[question] = f1[question] = 0
+        else:
+            references = set(map(normalize, texts))
+            if version == 2:
+                references = references - {""} or {""}
+            exact[question] = int(answer in references)
+            f1[question] = max(_compare(split(answer), split(reference)) for reference in references)
+    return exact, f1
+
+
+def score_silence(gold: Mapping[str, Sequence[str]]) -> dict[str, int]:
+    """Question id -> exact match and F1, which are the same, of the answer "" in version 2."""
+    normalize = cache(normalize_answer)
+    return {question: int(not any(map(normalize, texts))) for question, texts in gold.items()}
+
+
+def _compare(answer: list[str], reference: list[str]) -> float:
+    # In the order of the official scripts' operations, which are rounded; 0 is an int there, too.
+    if len(answer) + len(reference) < SHORT_TOKENS:
+        shared = sum(min(answer.count(token), reference.count(token)) for token in {*answer} & {*reference})
+    else:
+        shared = (Counter(answer) & Counter(reference)).total()
+    if not shared:
+        return 0
+    precision, recall = shared / len(answer), shared / len(reference)
+    return 2 * precision * recall / (precision + recall)
+
+
+def _check_version(version: int) -> None:
+    if version not in SQUAD_VERSIONS:
+        raise UsageError(f"unknown SQuAD version {version!r}; give 1 for SQuAD 1.1 or 2 for 2.0")
+
+
+def _check_questions(gold: Mapping[str, Sequence[str]], predictions: Mapping[str, str], version: int) -> None:
+    if not gold:
+        raise UsageError("there are no questions to score; give a SQuAD file that holds at least one")
+    if version == 2:
+        _check_complete(gold, predictions, "prediction", 'predict "" where there is no answer')
+    elif empty := [question for question, texts in gold.items() if not texts]:
+        raise UsageError(
+            f"{len(empty):,} of {len(gold):,} questions have no reference answer, the first is "
+            f"{empty[0][:LONGEST_ID]!r}; SQuAD 1.1 has answers to all, score this file as version 2"
+        )
+
+
+def _check_complete(gold: Mapping[str, Any], given: Mapping[str, Any], what: str, remedy: str) -> None:
+    if missing := [question for question in gold if question not in given]:
+        raise UsageError(
+            f"{len(missing):,} of {len(gold):,} questions have no {what}, the first is {missing[0][:LONGEST_ID]!r}; "
+            f"{remedy}"
+        )
+
+
+def score_squad1(gold: Mapping[str, Sequence[str]], predictions: Mapping[str, str]) -> dict[str, float]:
+    """`exact_match` and `f1` in percent, as evaluate-v1.1.py gives them for the questions in the order of `gold`.
+
+    Arguments and errors are those of `score_answers` in version 1.
+    """
+    exact, f1 = score_answers(gold, predictions, 1)
+    exact_total = f1_total = 0.0
+    for question in gold:  # not sum(): from Python 3.12 on it makes up for rounding, which the official += does not
+        exact_total += exact[question]
+        f1_total += f1[question]
+    return {"exact_match": 100.0 * exact_total / len(gold), "f1": 100.0 * f1_total / len(gold)}
+
+
+def score_squad2(
+    gold: Mapping[str, Sequence[str]],
+    predictions: Mapping[str, str],
+    null_odds: Mapping[str, float] | None = None,
+    threshold: float = 1.0,
+) -> dict[str, float]:
+    """The scores of evaluate-v2.0.py under its names and in its order, in percent; the totals are whole numbers.
+
+    HasAns are the questions with a reference, NoAns the others; a group without a question has no scores. With
+    `null_odds` also the best scores over all thresholds, and these thresholds.
+
+    gold, predictions: as in `score_answers`.
+    null_odds: question id -> probability or log-odds that it has no answer (--na-prob-file); of other questions they
+        are ignored.
+    threshold: questions with greater odds count as answered by "" (--na-prob-thresh). The default is the official one,
+        which means to answer always where the odds are probabilities, but not where they are log-odds.
+
+    Raises:
+        UsageError: no question, or one without a prediction or without odds, where the official script crashes; odds
+            that are NaN.
+    """
+    exact, f1 = score_answers(gold, predictions, 2)
+    odds = dict.fromkeys(gold, 0.0) if null_odds is None else null_odds
+    _check_odds(gold, odds)
+    kept = (
+        [float(not gold[question]) if odds[question] > threshold else score for question, score in scores.items()]
+        for scores in (exact, f1)
+    )
+    result = average_scores(gold, *kept)
+    if null_odds is not None:
+        for name, scores in (("best_exact", exact), ("best_f1", f1)):
+            result[name], result[f"{name}_thresh"] = _find_best(gold, predictions, scores, null_odds)
+    return result
+
+
+def _check_odds(gold: Mapping[str, Any], odds: Mapping[str, float]) -> None:
+    _check_complete(gold, odds, "null odds", "give the odds of all of them")
+    if wrong := [question for question in gold if math.isnan(odds[question])]:
+        raise UsageError(
+            f"{len(wrong):,} of {len(gold):,} null odds are NaN, the first of question {wrong[0][:LONGEST_ID]!r}; a "
+            "model whose training diverged predicts such values: try a lower learning rate"
+        )
+
+
+def average_scores(gold: Mapping[str, Sequence[str]], exact: Iterable[float], f1: Iterable[float]) -> dict[str, float]:
+    """Scores of the questions in the order of `gold`, from 0 to 1, as evaluate-v2.0.py's percentages."""
+    exact, f1 = list(exact), list(f1)
+    answerable = [bool(texts) for texts in gold.values()]
+    groups = {"": [True] * len(gold), "HasAns_": answerable, "NoAns_": [not value for value in answerable]}
+    result: dict[str, float] = {}
+    for prefix, chosen in groups.items():
+        if count := sum(chosen):
+            result[f"{prefix}exact"] = 100.0 * sum(compress(exact, chosen)) / count
+            result[f"{prefix}f1"] = 100.0 * sum(compress(f1, chosen)) / count
+            result[f"{prefix}total"] = count
+    return result
+
+
+def _find_best(
+    gold: Mapping[str, Sequence[str]],
+    predictions: Mapping[str, str],
+    scores: Mapping[str, float],
+    odds: Mapping[str, float],
+) -> tuple[float, float]:
+    # As the official script: questions of equal odds, which no threshold tells apart, are answered one by one in the
+    # order of `odds`, so the best score may be out of reach. `find_tau` does not.
+    total = best = sum(not texts for texts in gold.values())
+    threshold = 0.0
+    for question in sorted(filter(gold.__contains__, odds), key=odds.__getitem__):
+        if gold[question]:
+            total += scores[question]
+        elif predictions[question]:
+            total -= 1
+        if total > best:
+            best, threshold = total, odds[question]
+    return 100.0 * best / len(gold), threshold
+
+
+def find_tau(odds: ArrayLike, answered: ArrayLike, unanswered: ArrayLike) -> float:
+    """The tau of section 4.3 with the highest total score: question q is answered where `odds[q] < -tau`.
+
+    -tau, the reference code's `null_score_diff_threshold`, is midway between the last odds that are answered and the
+    first that are not, or 1.0 below or above all of them; the tau nearest to 0 is taken of those with equal totals, and
+    of two as near the positive one. Infinite odds have no say: no tau changes what becomes of them.
+
+    odds: (Q,) s_null - the best non-null score.
+    answered, unanswered: (Q,) the score of each question with its best non-null answer, and with "".
+
+    Raises:
+        UsageError: no question, other numbers of scores than of odds, or odds that are NaN.
+    """
+    odds, answered, unanswered = (np.asarray(values, np.float64) for values in (odds, answered, unanswered))
+    _check_columns(odds, answered, unanswered)
+    order = np.argsort(odds, kind="stable")
+    order = order[np.isfinite(odds[order])]
+    if not len(order):
+        return 0.0
+    ranked = odds[order]
+    # Cut k answers the first k questions; only between different odds can one cut. Totals are above that of cut 0, and
+    # equal if they differ by no more than their additions may have rounded.
+    cuts = np.flatnonzero(np.concatenate([[True], ranked[1:] > ranked[:-1], [True]]))
+    totals = np.cumsum(np.concatenate([[0.0], (answered - unanswered)[order]]))[cuts]
+    equal = totals >= totals.max() - len(order) ** 2 * np.finfo(np.float64).eps
+    taus = -_place_thresholds(ranked, cuts)[equal]
+    return float(taus[np.abs(taus).argmin()]) + 0.0  # never -0.0
+
+
+def _check_columns(odds: np.ndarray, answered: np.ndarray, unanswered: np.ndarray) -> None:
+    if not (odds.ndim == 1 and odds.shape == answered.shape == unanswered.shape):
+        shapes = ", ".join(map(describe_shape, (odds, answered, unanswered)))
+        raise UsageError(f"odds, answered and unanswered {shapes} do not fit; give one of each for every question")
+    if not len(odds):
+        raise UsageError("there are no questions to find tau on; give at least one")
+    if len(places := np.flatnonzero(np.isnan(odds))):
+        raise UsageError(
+            f"{len(places):,} of {len(odds):,} odds are NaN, the first at place {places[0] + 1}; a model whose "
+            "training diverged predicts such values: try a lower learning rate"
+        )
+
+
+def _place_thresholds(ranked: np.ndarray, cuts: np.ndarray) -> np.ndarray:
+    # What is smaller is answered. A step of 1.0 may be lost to rounding; between neighbours there is no number, and
+    # their middle is one of them: then it is the upper one, so that the lower one alone is smaller.
+    below = min(ranked[0] - 1.0, np.nextafter(ranked[0], -np.inf))
+    above = max(ranked[-1] + 1.0, np.nextafter(ranked[-1], np.inf))
+    last, first = ranked[cuts[1:-1] - 1], ranked[cuts[1:-1]]
+    middle = last / 2 + first / 2  # their sum may overflow
+    return np.concatenate([[below], np.where(middle > last, middle, first), [above]])
+
+
+def make_squad_metric(version: int) -> "evaluate.Metric":
+    """A module of `evaluate` that takes and gives what the Hub's `squad` (version 1) or `squad_v2` (2) does.
+
+    Like these it takes "no_answer_probability" as float32, so `best_exact_thresh` and `best_f1_thresh` are rounded.
+
+    Raises:
+        UsageError: another version.
+    """
+    _check_version(version)
+    import datasets
+    import evaluate
+
+    class Squad(evaluate.Metric):
+        def _info(self) -> evaluate.MetricInfo:
+            text = datasets.Value("string")
+            prediction = {"id": text, "prediction_text": text}
+            if version == 2:
+                prediction["no_answer_probability"] = datasets.Value("float32")
+            answers = datasets.Sequence({"text": text, "answer_start": datasets.Value("int32")})
+            reference = {"id": text, "answers": answers}
+            return evaluate.MetricInfo(
+                description=SQUAD_DESCRIPTION,
+                citation=SQUAD_CITATION,
+                inputs_description=SQUAD_INPUTS,
+                features=datasets.Features({"predictions": prediction, "references": reference}),
+            )
+
+        def _compute(
+            self,
+            predictions: list[dict[str, Any]],
+            references: list[dict[str, Any]],
+            no_answer_threshold: float | None = None,
+        ) -> dict[str, float]:
+            gold = {question: answers["text"] for question, answers in _index(references, "answers").items()}
+            texts = _index(predictions, "prediction_text")
+            if version == 2:
+                odds = _index(predictions, "no_answer_probability")
+                return score_squad2(gold, texts, odds, 1.0 if no_answer_threshold is None else no_answer_threshold)
+            if no_answer_threshold is not None:
+                raise UsageError("SQuAD 1.1 has no no_answer_threshold; leave it out, or score as version 2")
+            return score_squad1(gold, texts)
+
+    return make_quiet(Squad, ("squad", "squad_v2")[version - 1])
+
+
+def _index(rows: Sequence[Mapping[str, Any]], column: str) -> dict[str, Any]:
+    index = {row["id"]: row[column] for row in rows}
+    if len(index) < len(rows):
+        twice, _ = Counter(row["id"] for row in rows).most_common(1)[0]
+        raise UsageError(f"question {twice!r} comes with {column} more than once; give each question once")
+    return index

@@ -1,0 +1,352 @@
+"""The kernels that are written by hand for a CPU, each equal to a plain form that other devices use.
+
+A kernel takes over only where operations run at once: compiled graphs and `torch.func` transforms use torch's own
+functions, as do modules that somebody has adapted. The mathematics is always the same.
+
+- Dropout (section A.2: rate 0.1 on hidden states and on attention). `torch.nn.functional.dropout` spends most of its
+  time drawing one random number an element. Here one 64-bit number serves four of them, and numpy's SFC64 draws it;
+  torch's own generator gives a seed for each mask, so a seed still fixes everything and checkpointing replays it. The
+  rate is rounded to a multiple of 1/65536 (0.1 becomes 0.100006) and the scale follows the rounded rate, so that the
+  mean stays exact. What is drawn becomes a mask of bits, which a CPU applies to whole vectors.
+- Attention in training: fewer passes over states and scores than `attend_grouped`.
+- The masked-LM decoder: a few rows of scores at a time become their own gradient while they are in the cache.
+- The BiLSTM: torch steps through packed sequences in dozens of small operations a token. Its kernel for padded ones
+  takes a whole direction at once, but knows no lengths. So each direction is a forward one here, the other over
+  sequences that were turned around: what pads comes after all real tokens, and reaches none of them.
+"""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from bertkit.model.packing import Packed
+
+# --- When a kernel takes over -----------------------------------------------------------------------------------------
+
+
+def runs_at_once_on_cpu(x: Tensor) -> bool:
+    """Return whether operations on x run at once on a CPU: no graph is compiled, nothing is transformed."""
+    return x.device.type == "cpu" and not torch.compiler.is_compiling() and not is_transformed()
+
+
+def is_transformed() -> bool:
+    """Return whether a `torch.func` transform is active, which needs rules that our autograd functions lack."""
+    return torch._C._are_functorch_transforms_active()
+
+
+def is_adapted(module: nn.Module) -> bool:
+    """Return whether a hook is registered on the module itself, or its `forward` was replaced."""
+    hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    return "forward" in vars(module) or any(getattr(module, name) for name in hooks)
+
+
+# --- Dropout ----------------------------------------------------------------------------------------------------------
+
+_LEVELS = 1 << 16  # a 16-bit mask value an element
+_INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes an element
+
+
+def draw_mask(shape: torch.Size, rate: float) -> Tensor:
+    """A mask (shape) int16 on the CPU: a value has no bit set with the probability `rate`, rounded, else all."""
+    generator = np.random.SFC64(int(torch.randint(1 << 62, (), device="cpu")))
+    draws = torch.from_numpy(generator.random_raw((shape.numel() + 3) // 4).view(np.int16))
+    return draws[: shape.numel()].view(shape).ge_(_count_dropped(rate) - _LEVELS // 2).neg_()
+
+
+def find_scale(rate: float) -> float:
+    """What the elements that a mask keeps are multiplied by, so that the mean stays."""
+    return _LEVELS / (_LEVELS - _count_dropped(rate))
+
+
+def _count_dropped(rate: float) -> int:
+    """How many of the values that a mask is drawn from set no bit."""
+    return min(round(rate * _LEVELS), _LEVELS - 1)
+
+
+def apply_mask(x: Tensor, mask: Tensor | None) -> Tensor:
+    """x where the mask has its bits set, else 0; without a mask x itself."""
+    if mask is None:
+        return x
+    return (x.view(_INTEGERS[x.element_size()]) & mask).view(x.dtype)  # which widens the mask by its sign
+
+
+class _Mask(torch.autograd.Function):
+    """scale * x where the mask has its bits set, else 0; saves the mask, two bytes an element."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor, mask: Tensor, scale: float) -> Tensor:
+        ctx.scale = scale
+        ctx.save_for_backward(mask)
+        return apply_mask(x, mask).mul_(scale)
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor) -> tuple[Tensor, None, None]:
+        return _Mask.apply(gradient, *ctx.saved_tensors, ctx.scale), None, None
+
+
+def dropout(x: Tensor, rate: float, training: bool = True) -> Tensor:
+    """x, in training with each element zeroed with probability `rate` and the rest divided by 1 - `rate`; any shape.
+
+    Randomness: torch's default generator of x's device.
+    """
+    if not training or rate == 0.0:
+        return x
+    if rate == 1.0 or not runs_at_once_on_cpu(x):
+        return nn.functional.dropout(x, rate)
+    return _Mask.apply(x, draw_mask(x.shape, rate), find_scale(rate))
+
+
+class Dropout(nn.Dropout):
+    """Apply `dropout` at the rate `p`, which may be changed, while the module is in training mode."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return dropout(x, self.p, self.training)
+
+
+# --- Attention --------------------------------------------------------------------------------------------------------
+
+
+def trains_on_cpu(dropout: float, *states: Tensor) -> bool:
+    """Whether `attend_on_cpu` should take the place of `attend_grouped`."""
+    learns = any(x.requires_grad for x in states)
+    return (0.0 < dropout < 1.0 or (learns and dropout == 0.0)) and runs_at_once_on_cpu(states[0])
+
+
+def attend_on_cpu(
+    query: Tensor, key: Tensor, value: Tensor, layout: "Packed", dropout: float, scaling: float, causal: bool
+) -> Tensor:
+    """`attend_grouped` for training on a CPU, in fewer passes over states and scores.
+
+    Rows that move are those of a head, so that nothing has to be transposed; the scores are scaled by way of the query,
+    and what is kept by way of the values; and the softmax is in fp32, which on a CPU is faster than in bf16.
+    Randomness: that of `bertkit.model.cpu`.
+
+    Raises:
+        RuntimeError: in the backward pass, if its own derivative is wanted (`create_graph=True`).
+    """
+    return _AttendOnCPU.apply(query, key, value, layout, dropout, scaling, causal)
+
+
+class _AttendOnCPU(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx, query: Tensor, key: Tensor, value: Tensor, layout: "Packed", dropout: float, scaling: float, causal: bool
+    ) -> Tensor:
+        shape, dtype = query.shape, query.dtype
+        there, back, _ = layout.find_moves(shape[1])
+        with torch.autocast("cpu", enabled=False):
+            query, key, value = (x.reshape(-1, shape[2]).index_select(0, there) for x in (query, key, value))
+            query.mul_(scaling)  # (M * A, D), as the others
+            value.mul_(find_scale(dropout))
+            mixed, kept = torch.empty_like(value), []
+            for group, *parts in _divide_heads(layout, shape[1], query, key, value, mixed):
+                queries, keys, values, out = parts  # (b * A, t, D) each
+                scores = torch.bmm(queries, keys.transpose(1, 2))  # (b * A, t, t)
+                scores = scores.to(torch.promote_types(dtype, torch.float32))
+                if (bias := group.get_bias(causal)) is not None:
+                    scores.view(group.shape[0], shape[1], *scores.shape[1:]).add_(bias)
+                probabilities = scores.softmax(dim=-1).to(dtype)
+                mask = draw_mask(probabilities.shape, dropout) if dropout > 0.0 else None
+                torch.bmm(apply_mask(probabilities, mask), values, out=out)
+                kept += [probabilities, mask]
+            mixed = mixed.index_select(0, back).view(shape)  # (N, A, D)
+        ctx.layout, ctx.scaling, ctx.dropout = layout, scaling, dropout
+        ctx.save_for_backward(query, key, value, *kept)
+        return mixed
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():
+            raise RuntimeError(
+                "packed attention has no second derivatives on a CPU (create_graph=True); load the model with "
+                "attn_implementation='eager'"
+            )
+        query, key, value, *kept = ctx.saved_tensors
+        shape = gradient.shape
+        there, back, real = ctx.layout.find_moves(shape[1])
+        with torch.autocast("cpu", enabled=False):
+            gradient = gradient.reshape(-1, shape[2]).index_select(0, there)  # (M * A, D)
+            if real is not None:  # padded places have no gradient
+                gradient.mul_(real.to(gradient.dtype))
+            gradients = [torch.empty_like(x) for x in (query, key, value)]  # (M * A, D) each
+            parts = _divide_heads(ctx.layout, shape[1], query, key, value, gradient, *gradients)
+            for number, (_, queries, keys, values, upstream, *outs) in enumerate(parts):
+                probabilities, mask = kept[2 * number : 2 * number + 2]  # (b * A, t, t) each
+                torch.bmm(apply_mask(probabilities, mask).transpose(1, 2), upstream, out=outs[2])
+                scores = apply_mask(torch.bmm(upstream, values.transpose(1, 2)), mask)
+                scores = torch._softmax_backward_data(scores, probabilities, -1, probabilities.dtype)
+                torch.bmm(scores, keys, out=outs[0])
+                torch.bmm(scores.transpose(1, 2), queries, out=outs[1])
+            to_query, to_key, to_value = (x.index_select(0, back).view(shape) for x in gradients)  # (N, A, D) each
+            to_query.mul_(ctx.scaling)
+            to_value.mul_(find_scale(ctx.dropout))
+        return to_query, to_key, to_value, None, None, None, None
+
+
+def _divide_heads(layout: "Packed", heads: int, *states: Tensor) -> Iterator[tuple[Any, ...]]:
+    """Each group, and of each of the states (M * A, F) its part (b * A, t, F)."""
+    start = 0
+    for group in layout.groups:
+        stop = start + heads * len(group.tokens)
+        yield group, *(x[start:stop].view(-1, group.shape[1], x.shape[1]) for x in states)
+        start = stop
+
+
+# --- The decoder of masked LM -----------------------------------------------------------------------------------------
+
+ROWS_A_BLOCK = 1024  # rows of scores that one matrix product makes; what is kept of them is (BLOCK, V)
+CACHED = 1 << 17  # fp32 scores, half a megabyte: a softmax of so many does not leave a core's cache
+
+
+def can_decode_in_blocks(hidden: Tensor, decoder: nn.Module) -> bool:
+    """Whether all gradients of many rows are wanted on a CPU, by a decoder that is a matrix, a bias and nothing else.
+
+    For fewer rows than H / 2 what the gradient of the matrix costs beside them is more than what is saved.
+    """
+    return (
+        runs_at_once_on_cpu(hidden)
+        and 2 * len(hidden) >= hidden.shape[1]
+        and torch.is_grad_enabled()
+        and is_plain_decoder(decoder)
+        and all(tensor.requires_grad for tensor in (hidden, decoder.weight, decoder.bias))
+    )
+
+
+def is_plain_decoder(decoder: nn.Module) -> bool:
+    """Whether a decoder is a matrix and a bias; not if somebody has adapted, sharded, pruned or hooked it."""
+    return (
+        type(decoder) is nn.Linear
+        and type(decoder.weight) is type(decoder.bias) is nn.Parameter
+        and not is_adapted(decoder)
+    )
+
+
+class DecodeOnCPU(torch.autograd.Function):
+    """The sum of the cross-entropies of a linear decoder's scores; its gradients are computed on the way."""
+
+    @staticmethod
+    def forward(ctx, hidden: Tensor, weight: Tensor, bias: Tensor, labels: Tensor, dtype: torch.dtype) -> Tensor:
+        with torch.autocast("cpu", enabled=False):
+            weight_, bias_ = weight.to(dtype), bias.to(dtype)
+            to_hidden, to_bias = torch.empty_like(hidden), torch.zeros_like(bias, dtype=torch.float32)
+            to_weight, total = None, torch.zeros((), dtype=torch.float32)
+            for begin in range(0, len(hidden), ROWS_A_BLOCK):
+                block = hidden[begin : begin + ROWS_A_BLOCK].to(dtype)  # (BLOCK, H)
+                scores = torch.addmm(bias_, block, weight_.t())  # (BLOCK, V), soon their own gradient
+                total += turn_to_gradient(scores, labels[begin : begin + ROWS_A_BLOCK], to_bias)
+                to_hidden[begin : begin + ROWS_A_BLOCK] = scores @ weight_
+                part = (scores.t() @ block).to(weight.dtype)
+                to_weight = part if to_weight is None else to_weight.add_(part)
+        ctx.dtype = dtype
+        ctx.save_for_backward(hidden, weight, bias, to_hidden, to_weight, to_bias.to(bias.dtype), labels)
+        return total
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        given, kept, labels = ctx.saved_tensors[:3], ctx.saved_tensors[3:6], ctx.saved_tensors[6]
+        if torch.is_grad_enabled():  # create_graph=True: what was kept is not differentiable
+            given = [each.view_as(each) for each in given]  # a tied weight is also behind `hidden`
+            with torch.autocast("cpu", enabled=False):
+                scores = nn.functional.linear(*(each.to(ctx.dtype) for each in given))  # (M, V)
+                total = nn.functional.cross_entropy(scores.float(), labels, reduction="sum")
+            return (*torch.autograd.grad(total, given, gradient, create_graph=True), None, None)
+        return (*(each * gradient.to(each.dtype) for each in kept), None, None)
+
+
+def turn_to_gradient(scores: Tensor, labels: Tensor, to_bias: Tensor) -> Tensor:
+    """The sum of the cross-entropies of scores (M, V), which become its gradient; theirs is added to `to_bias` (V,)."""
+    total = torch.zeros((), dtype=torch.float32)
+    step = max(CACHED // scores.shape[1], 1)
+    for begin in range(0, len(scores), step):
+        rows, targets = scores[begin : begin + step].float(), labels[begin : begin + step, None]
+        norms = rows.logsumexp(1, keepdim=True)
+        total += (norms - rows.gather(1, targets)).sum()
+        rows = rows.sub(norms).exp_()
+        rows.scatter_add_(1, targets, rows.new_full(targets.shape, -1.0))
+        to_bias += rows.sum(0)
+        scores[begin : begin + step] = rows
+    return total
+
+
+# --- The BiLSTM -------------------------------------------------------------------------------------------------------
+
+WIDEST = 1024  # features; the products of wider inputs gain more from autocast's precision than they lose in steps
+
+
+def can_run_padded(lstm: nn.LSTM, tokens: Tensor) -> bool:
+    """Whether torch's kernel for padded sequences serves, and faster."""
+    return (
+        runs_at_once_on_cpu(tokens)
+        and lstm.weight_ih_l0.dtype == torch.float32
+        and max(lstm.input_size, 2 * lstm.hidden_size) <= WIDEST
+        and not is_adapted(lstm)
+    )
+
+
+def run_bilstm_on_cpu(lstm: nn.LSTM, tokens: Tensor, layout: "Packed") -> Tensor:
+    """`run_bilstm` of fp32 tokens (N, F), every direction a forward one over groups of padded sequences."""
+    there, back, real = layout.find_moves()  # (M,), (N,), (M, 1); M places in all groups
+    turn = find_mirrored(layout)  # (N,)
+    directions = (there, back), (turn[there], back[turn])
+    for layer in range(lstm.num_layers):
+        states = []
+        for weights, (there, back) in zip(lstm.all_weights[2 * layer : 2 * layer + 2], directions, strict=True):
+            moved = move(tokens, there, back)  # (M, F)
+            states.append(move(_run_forward(moved, weights, layout), back, there, real))  # (N, U)
+        tokens = torch.cat(states, dim=-1)  # (N, 2U), the next layer's input
+    return tokens
+
+
+def find_mirrored(layout: "Packed") -> Tensor:
+    """(N,) for each token the one that is as far from the other end of its sequence."""
+    lengths = layout.offsets.diff()  # (B,)
+    ends = (layout.offsets[:-1] + layout.offsets[1:] - 1).repeat_interleave(lengths)  # (N,) first plus last place
+    return ends - torch.arange(len(ends), device=ends.device)
+
+
+def _run_forward(moved: Tensor, weights: list[Tensor], layout: "Packed") -> Tensor:
+    """The states (M, U) of one layer in one direction over the places (M, F) of all groups."""
+    states = []
+    for group, part in zip(layout.groups, layout.divide(moved), strict=True):
+        zero = moved.new_zeros(1, group.shape[0], weights[1].shape[1])  # (1, b, U)
+        with torch.autocast("cpu", enabled=False):  # the kernel learns in fp32 only
+            out, _, _ = torch.lstm(
+                part.view(*group.shape, -1),  # (b, t, F)
+                (zero, zero),
+                weights,
+                has_biases=True,
+                num_layers=1,
+                dropout=0.0,
+                train=torch.is_grad_enabled(),
+                bidirectional=False,
+                batch_first=True,
+            )  # (b, t, U)
+        states.append(out.flatten(0, 1))
+    return torch.cat(states)
+
+
+def move(x: Tensor, there: Tensor, back: Tensor, kept: Tensor | None = None) -> Tensor:
+    """Return the rows x[there]; the gradient moves back by a gather, which a CPU does much faster than a scatter.
+
+    Args:
+        back: the place of each row of x in the result.
+        kept: (rows, 1) of the result, True where its gradient counts: at padded places it does not.
+    """
+    return x.index_select(0, there) if is_transformed() else _Move.apply(x, there, back, kept)
+
+
+class _Move(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x: Tensor, there: Tensor, back: Tensor, kept: Tensor | None) -> Tensor:
+        ctx.save_for_backward(back, kept)
+        return x.index_select(0, there)
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+        back, kept = ctx.saved_tensors
+        gradient = gradient.index_select(0, back)
+        return gradient if kept is None else gradient * kept.to(gradient.dtype), None, None, None

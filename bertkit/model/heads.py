@@ -1,0 +1,423 @@
+"""The fine-tuning heads of section 4: a sentence, one of several endings, each token, the span of an answer.
+
+Classes, arguments and outputs are those of plain transformers; hidden states and attentions are given when asked for.
+"""
+
+import torch
+from torch import Tensor, nn
+from transformers.modeling_outputs import (
+    BaseModelOutputWithPooling,
+    MultipleChoiceModelOutput,
+    QuestionAnsweringModelOutput,
+    SequenceClassifierOutput,
+    TokenClassifierOutput,
+)
+from transformers.utils.generic import can_return_tuple
+
+from bertkit.model.bert import BertModel, BertPreTrainedModel, unpack_all
+from bertkit.model.bilstm import BertBiLSTM, BertLayerMix, check_feature_layers, select_features
+from bertkit.model.config import BertConfig
+from bertkit.model.cpu import Dropout
+from bertkit.model.loss import IGNORE_INDEX, classify_each_loss, classify_loss, regress_loss
+from bertkit.model.packing import PACKED, Packed, Padded, find_places, keep_first, lay_out
+
+
+class BertHead(BertPreTrainedModel):
+    """What the classes with a head share: the encoder under the name `bert`, and how its batch is laid out.
+
+    All of them take the arguments of `BertModel.forward`, and with labels also
+
+    num_items_in_batch: how many labels the whole update has, over all micro-batches and processes; None: those of this
+    batch.
+    """
+
+    bert: BertModel
+    has_bilstm = False  # between the encoder and the head
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__(config)
+        self.is_frozen = False
+        if self.has_bilstm:
+            if config.hidden_size % 2:
+                raise ValueError(f"hidden_size is {config.hidden_size}; a BiLSTM on top needs an even one")
+            self.bilstm = BertBiLSTM(config.hidden_size, config.hidden_size // 2)
+
+    def freeze_encoder(self) -> None:
+        """Leaves embeddings and layers as they are: only what is above them learns, the pooler included.
+
+        Without dropout, too: what the head is given is what the feature-based approach would give it (section 5.3).
+        """
+        self.is_frozen = True
+        for module in (self.bert.embeddings, self.bert.encoder):
+            module.requires_grad_(False)
+        self.train(self.training)
+
+    def train(self, mode: bool = True) -> "BertHead":
+        """Training or evaluation; a frozen encoder is always in evaluation."""
+        super().train(mode)
+        if self.is_frozen:
+            self.bert.embeddings.eval()
+            self.bert.encoder.eval()
+        return self
+
+    def count_labels(self, labels: Tensor, **batch: Tensor) -> dict[str, Tensor]:
+        """What a batch adds to the counts that divide this head's losses, under the names `forward` takes them by."""
+        return {"num_items_in_batch": (labels != IGNORE_INDEX).sum()}
+
+    @classmethod
+    def find_places(cls, attention_mask: Tensor, **batch: Tensor) -> dict[str, Tensor]:
+        """Where a batch's real tokens are, under the name `forward` takes it by.
+
+        Without it `forward` looks itself, and on an accelerator waits for the answer in the middle of an update.
+        """
+        return {"real_places": find_places(keep_first(attention_mask.flatten(0, -2).bool()))}  # (N,)
+
+    def encode(
+        self,
+        input_ids: Tensor | None,
+        attention_mask: Tensor | None,
+        inputs_embeds: Tensor | None,
+        real_places: Tensor | None = None,
+        **kwargs,
+    ) -> tuple[BaseModelOutputWithPooling, Packed | Padded]:
+        """The encoder's outputs, packed (recorded hidden states as (B, T, H)), and the layout to unpack with."""
+        layout = self.bert.lay_out(input_ids, attention_mask, inputs_embeds, real_places)
+        outputs = self.bert(
+            input_ids, attention_mask, inputs_embeds=inputs_embeds, layout=layout, return_dict=True, **kwargs
+        )
+        outputs.hidden_states = unpack_all(outputs.hidden_states, layout)
+        if self.has_bilstm:
+            outputs.last_hidden_state = self.bilstm(outputs.last_hidden_state, layout)  # (packed, H)
+            if self.bert.pooler is not None:
+                sentence = self.bilstm.read_sentence(outputs.last_hidden_state, layout)  # (B, H)
+                outputs.pooler_output = self.bert.pooler(sentence[:, None])  # (B, H)
+        return outputs, layout
+
+
+# --- Heads for fine-tuning (section 4, Figure 4) ----------------------------------------------------------------------
+
+
+def make_head_dropout(config: BertConfig) -> Dropout:
+    """The dropout before a classifier: `classifier_dropout`, or the hidden rate if that is not set."""
+    return Dropout(config.hidden_dropout_prob if config.classifier_dropout is None else config.classifier_dropout)
+
+
+SENTENCE_LOSSES = {  # problem_type in a configuration -> loss
+    "regression": regress_loss,
+    "single_label_classification": classify_loss,
+    "multi_label_classification": classify_each_loss,
+}
+
+
+class BertForSequenceClassification(BertHead):
+    """Predict a class of a text or a pair, several, or scores, as `config.problem_type` says (section 4.1, GLUE)."""
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__(config)
+        self.bert = BertModel(config)
+        self.dropout = make_head_dropout(config)
+        self.classifier = nn.Linear(config.hidden_size, config.num_labels)
+        self.post_init()
+
+    def set_problem_type(self, labels: Tensor) -> str:
+        """Return the configuration's `problem_type`; set it first if it is unset, as transformers does.
+
+        One label is a regression, several with whole numbers are classes, others are yes or no for each label.
+
+        Raises:
+            ValueError: the configuration has an unknown one.
+        """
+        if self.config.problem_type is None:
+            if self.config.num_labels == 1:
+                self.config.problem_type = "regression"
+            elif labels.dtype in (torch.int64, torch.int32):
+                self.config.problem_type = "single_label_classification"
+            else:
+                self.config.problem_type = "multi_label_classification"
+        if self.config.problem_type not in SENTENCE_LOSSES:
+            known = ", ".join(SENTENCE_LOSSES)
+            raise ValueError(f"problem_type {self.config.problem_type!r} is unknown; expected one of {known}")
+        return self.config.problem_type
+
+    def count_labels(self, labels: Tensor, **batch: Tensor) -> dict[str, Tensor]:
+        """Count sequences, or with several scores or labels for each of them B * L."""
+        if self.set_problem_type(labels) == "single_label_classification":
+            return super().count_labels(labels)
+        return {"num_items_in_batch": torch.tensor(labels.numel(), device=labels.device)}
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        num_items_in_batch: Tensor | int | None = None,
+        **kwargs,
+    ) -> SequenceClassifierOutput:
+        """Return logits (B, L), and with labels the loss of the problem type.
+
+        Args:
+            labels: (B,) classes; (B, L) scores, or (B,) with L = 1; or (B, L) 0 or 1 for each of several labels.
+        """
+        outputs, _ = self.encode(
+            input_ids,
+            attention_mask,
+            inputs_embeds,
+            token_type_ids=token_type_ids,
+            position_ids=position_ids,
+            **kwargs,
+        )
+        logits = self.classifier(self.dropout(outputs.pooler_output))  # (B, L)
+        loss = None
+        if labels is not None:
+            loss = SENTENCE_LOSSES[self.set_problem_type(labels)](logits, labels, num_items_in_batch)
+        return SequenceClassifierOutput(
+            loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
+        )
+
+
+class BertForMultipleChoice(BertHead):
+    """The best of C continuations: one scoring vector, softmax over the choices (section 4.4, SWAG)."""
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__(config)
+        self.bert = BertModel(config)
+        self.dropout = make_head_dropout(config)
+        self.classifier = nn.Linear(config.hidden_size, 1)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        num_items_in_batch: Tensor | int | None = None,
+        **kwargs,
+    ) -> MultipleChoiceModelOutput:
+        """Logits (B, C) from inputs (B, C, T); `labels` (B,): the number of the right choice."""
+        choices = (input_ids if input_ids is not None else inputs_embeds).shape[1]
+        flat = [
+            None if x is None else x.flatten(0, 1)
+            for x in (input_ids, attention_mask, inputs_embeds, token_type_ids, position_ids)
+        ]  # each (B * C, T, ...)
+        outputs, _ = self.encode(*flat[:3], token_type_ids=flat[3], position_ids=flat[4], **kwargs)
+        logits = self.classifier(self.dropout(outputs.pooler_output)).view(-1, choices)  # (B, C)
+        return MultipleChoiceModelOutput(
+            loss=None if labels is None else classify_loss(logits, labels, num_items_in_batch),
+            logits=logits,
+            hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
+        )
+
+
+class BertForTokenClassification(BertHead):
+    """A label a token (section 5.3, named entities)."""
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__(config)
+        self.bert = BertModel(config, add_pooling_layer=False)
+        self.dropout = make_head_dropout(config)
+        self.classifier = nn.Linear(config.hidden_size, config.num_labels)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        num_items_in_batch: Tensor | int | None = None,
+        **kwargs,
+    ) -> TokenClassifierOutput:
+        """Logits (B, T, L), zero at padding when packed; `labels` (B, T), -100 where a token has none."""
+        outputs, layout = self.encode(
+            input_ids,
+            attention_mask,
+            inputs_embeds,
+            token_type_ids=token_type_ids,
+            position_ids=position_ids,
+            **kwargs,
+        )
+        logits = self.classifier(self.dropout(outputs.last_hidden_state))  # (packed, L)
+        return TokenClassifierOutput(
+            loss=None if labels is None else classify_loss(logits, layout.pack(labels), num_items_in_batch),
+            logits=layout.unpack(logits),  # (B, T, L)
+            hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
+        )
+
+
+class BertForQuestionAnswering(BertHead):
+    """The start and the end of an answer: a start vector S and an end vector E (section 4.2, SQuAD)."""
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__(config)
+        self.bert = BertModel(config, add_pooling_layer=False)
+        self.qa_outputs = nn.Linear(config.hidden_size, 2)
+        self.post_init()
+
+    def count_labels(self, start_positions: Tensor, **batch: Tensor) -> dict[str, Tensor]:
+        """Sequences."""
+        return {"num_items_in_batch": start_positions.new_full((), len(start_positions))}
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        start_positions: Tensor | None = None,
+        end_positions: Tensor | None = None,
+        num_items_in_batch: Tensor | int | None = None,
+        **kwargs,
+    ) -> QuestionAnsweringModelOutput:
+        """S.T_i and E.T_i for every token, each (B, T), the dtype's least value at padding, under every kernel.
+
+        Stock BERT lets padding take part in the softmax; here a loss does not depend on how far a batch is padded.
+
+        Args:
+            start_positions: (B,), the answer's first token; one outside [0, T) is not counted.
+            end_positions: (B,), its last.
+        """
+        outputs, layout = self.encode(
+            input_ids,
+            attention_mask,
+            inputs_embeds,
+            token_type_ids=token_type_ids,
+            position_ids=position_ids,
+            **kwargs,
+        )
+        logits = self.qa_outputs(outputs.last_hidden_state)  # (packed, 2)
+        logits = layout.unpack(logits, fill=torch.finfo(logits.dtype).min)  # (B, T, 2)
+        start_logits, end_logits = (x.squeeze(-1).contiguous() for x in logits.split(1, dim=-1))  # (B, T) each
+        loss = None
+        if start_positions is not None and end_positions is not None:
+            losses = [
+                classify_loss(scores, ignore_outside(positions, scores.shape[1]), num_items_in_batch)
+                for scores, positions in ((start_logits, start_positions), (end_logits, end_positions))
+            ]
+            loss = sum(losses) / 2
+        return QuestionAnsweringModelOutput(
+            loss=loss,
+            start_logits=start_logits,
+            end_logits=end_logits,
+            hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
+        )
+
+
+def ignore_outside(positions: Tensor, length: int) -> Tensor:
+    """Positions (B,), those outside [0, length) replaced by IGNORED."""
+    positions = positions.view(-1)
+    return positions.masked_fill((positions < 0) | (positions >= length), IGNORE_INDEX)
+
+
+class BertBiLSTMForSequenceClassification(BertForSequenceClassification):
+    """With a BiLSTM between the encoder and the pooler (Table 5); plain transformers loads its encoder only."""
+
+    has_bilstm = True
+
+
+class BertBiLSTMForMultipleChoice(BertForMultipleChoice):
+    """With a BiLSTM between the encoder and the pooler; plain transformers loads its encoder only."""
+
+    has_bilstm = True
+
+
+class BertBiLSTMForTokenClassification(BertForTokenClassification):
+    """With a BiLSTM between the encoder and the classifier; plain transformers loads its encoder only."""
+
+    has_bilstm = True
+
+
+class BertBiLSTMForQuestionAnswering(BertForQuestionAnswering):
+    """With a BiLSTM between the encoder and the two vectors; plain transformers loads its encoder only."""
+
+    has_bilstm = True
+
+
+class BertFeaturesForTokenClassification(BertHead):
+    """A label a word from the activations of a frozen encoder: a BiLSTM and a classifier (section 5.3, feature-based).
+
+    Differs from the paper: it does not say over what the BiLSTM runs; here over the words of a sentence, each with the
+    activations of its first token. `bilstm_hidden_size` is the number of units in each direction.
+    """
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__(config)
+        check_feature_layers(config.feature_layers or "", config)
+        self.bert = BertModel(config, add_pooling_layer=False)
+        self.mix = BertLayerMix(config)
+        self.bilstm = BertBiLSTM(self.mix.size, config.bilstm_hidden_size)
+        self.dropout = make_head_dropout(config)
+        self.classifier = nn.Linear(2 * config.bilstm_hidden_size, config.num_labels)
+        self.freeze_encoder()
+        self.post_init()
+
+    @classmethod
+    def find_places(cls, **batch: Tensor) -> dict[str, Tensor]:
+        """Nothing: most batches hold features of words, and no tokens."""
+        return {}
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        word_places: Tensor | None = None,
+        features: Tensor | None = None,
+        labels: Tensor | None = None,
+        num_items_in_batch: Tensor | int | None = None,
+        **kwargs,
+    ) -> TokenClassifierOutput:
+        """Logits (B, W, L), of no meaning where a sequence has fewer words than W.
+
+        Args:
+            word_places: (B, W) the place of each word's first token in `input_ids`, -1 where there is no word; None:
+                every token is a word.
+            features: (B, W, K, H) activations that were computed before (`tasks/features.py`), instead of `input_ids`;
+                then `attention_mask` (B, W) is nonzero at words.
+            labels: (B, W), -100 where there is no word.
+        """
+        self.bert.check_request(kwargs)
+        words = attention_mask
+        if features is None:
+            with torch.no_grad():
+                outputs = self.bert(
+                    input_ids,
+                    attention_mask,
+                    token_type_ids,
+                    position_ids,
+                    inputs_embeds,
+                    output_hidden_states=True,
+                    return_dict=True,
+                    **kwargs,
+                )
+            features = select_features(outputs.hidden_states, self.config.feature_layers)  # (B, T, K, H)
+            if word_places is not None:
+                word_places = word_places.to(features.device)
+                words = word_places >= 0  # (B, W)
+                rows = torch.arange(len(word_places), device=features.device)[:, None]
+                features = features[rows, word_places.clamp(min=0)]  # (B, W, K, H)
+        layout = lay_out(tuple(features.shape[:2]), words, PACKED, features.device)
+        states = self.dropout(self.mix(layout.pack(features).to(self.classifier.weight.dtype)))  # (N, F)
+        logits = self.classifier(self.dropout(self.bilstm(states, layout)))  # (N, L)
+        return TokenClassifierOutput(
+            loss=None if labels is None else classify_loss(logits, layout.pack(labels), num_items_in_batch),
+            logits=layout.unpack(logits),  # (B, W, L)
+        )

@@ -1,0 +1,262 @@
+"""Where the real tokens of a batch are: `Packed` keeps those alone, `Padded` leaves the batch as it came.
+
+The model is written once against what both offer; see `bertkit.model.attention`.
+
+Shape letters: B batch, T tokens, N packed tokens, H hidden, A heads; M places in all groups of similar length.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+
+PACKED = "packed"
+
+# Sequences of similar length share one padded product on a CPU. More groups waste less, but make smaller products.
+_MAX_GROUPS = 4
+
+
+@dataclass(frozen=True)
+class Padded:
+    """The plain layout: states stay (B, T, ...), padding included."""
+
+    shape: tuple[int, int]
+    mask: Tensor | None  # (B, T) bool, True at real tokens; None: all are real
+
+    def pack(self, x: Tensor) -> Tensor:
+        """x (B, T, ...) as the layers take it: unchanged."""
+        return x
+
+    def unpack(self, x: Tensor, fill: float | None = None) -> Tensor:
+        """x (B, T, ...), with `fill` at padding if one is given."""
+        if fill is None or self.mask is None:
+            return x
+        mask = self.mask.to(x.device).view(*self.shape, *[1] * (x.dim() - 2))  # (B, T, 1...)
+        return x.masked_fill(~mask, fill)
+
+    def select(self, x: Tensor, places: Tensor) -> Tensor:
+        """x (B, T, ...) at some places (M,) of the flattened batch: (M, ...)."""
+        return x.flatten(0, 1).index_select(0, places.to(x.device))  # (M, ...)
+
+    def first(self, hidden: Tensor) -> Tensor:
+        """The states (B, H) of the first real token, [CLS] (stock BERT takes the first place, real or not)."""
+        if self.mask is None:
+            return hidden[:, 0]  # (B, H)
+        return self._select(hidden, self.mask.to(hidden.device).int().argmax(dim=1))  # (B, H)
+
+    def last(self, hidden: Tensor) -> Tensor:
+        """The states (B, H) of the last real token, the final [SEP]."""
+        if self.mask is None:
+            return hidden[:, -1]  # (B, H)
+        columns = torch.arange(self.shape[1], device=hidden.device)
+        return self._select(hidden, (self.mask.to(hidden.device) * columns).argmax(dim=1))  # (B, H)
+
+    def _select(self, hidden: Tensor, places: Tensor) -> Tensor:
+        """The states (B, H) at one place (B,) of each sequence."""
+        return hidden[torch.arange(self.shape[0], device=hidden.device), places]  # (B, H)
+
+
+@dataclass(frozen=True)
+class Group:
+    """Sequences of similar length that share one padded product: b of them, at most t tokens long."""
+
+    tokens: Tensor  # (b * t,) packed token numbers; a padded place repeats its sequence's last token
+    shape: tuple[int, int]  # (b, t)
+    real: Tensor | None  # (b, t) bool; None: all b are t long
+
+    def spread(self, x: Tensor, heads: int) -> Tensor:
+        """x (b * t,) for each of the heads: (b, A, t)."""
+        return x.view(self.shape[0], 1, -1).expand(-1, heads, -1)
+
+    def flag_real(self) -> Tensor:
+        """(b * t,) bool, False where a place only pads."""
+        return torch.ones_like(self.tokens, dtype=torch.bool) if self.real is None else self.real.flatten()
+
+    def find_visible(self, causal: bool) -> Tensor | None:
+        """Which tokens each token may attend to, broadcastable to (b, 1, t, t); None: all of them."""
+        visible = None if self.real is None else self.real[:, None, None, :]  # (b, 1, 1, t)
+        if causal:
+            length = self.shape[1]
+            past = torch.ones(length, length, dtype=torch.bool, device=self.tokens.device).tril()  # (t, t)
+            visible = past if visible is None else visible & past  # (b, 1, t, t)
+        return visible
+
+    def get_bias(self, causal: bool) -> Tensor | None:
+        """`find_visible` as fp32 that is added to scores: 0, or the lowest number there is; shared by all layers."""
+        return self._bias_of_causal if causal else self._bias
+
+    @cached_property
+    def _bias(self) -> Tensor | None:
+        return _make_bias(self.find_visible(causal=False))
+
+    @cached_property
+    def _bias_of_causal(self) -> Tensor | None:
+        return _make_bias(self.find_visible(causal=True))
+
+
+def _make_bias(visible: Tensor | None) -> Tensor | None:
+    """0 where it is True, else the lowest number of fp32."""
+    if visible is None:
+        return None
+    return torch.zeros_like(visible, dtype=torch.float32).masked_fill_(~visible, torch.finfo(torch.float32).min)
+
+
+@dataclass(frozen=True)
+class Packed:
+    """The packed layout: states are (N, ...), the real tokens of all sequences, one sequence after the other.
+
+    The states may lie on another device than the layout, because a model's layers may be divided over several.
+    """
+
+    shape: tuple[int, int]
+    indices: Tensor | None  # (N,) places in the flattened (B * T); None: all are real
+    offsets: Tensor  # (B + 1,) int64; sequence b is tokens offsets[b] to offsets[b + 1]
+
+    def to(self, device: torch.device | str | int) -> "Packed":
+        """Return the layout on `device`; each copy is made once. accelerate's hooks call it, too."""
+        device = torch.device(device)
+        if device == self.offsets.device:
+            return self
+        if device not in self._copies:
+            indices = None if self.indices is None else self.indices.to(device)
+            self._copies[device] = Packed(self.shape, indices, self.offsets.to(device))
+        return self._copies[device]
+
+    @cached_property
+    def _copies(self) -> dict[torch.device, "Packed"]:
+        return {}
+
+    def pack(self, x: Tensor) -> Tensor:
+        """The real tokens (N, ...) of x (B, T, ...)."""
+        if x.shape[:2] != self.shape:
+            raise ValueError(f"got a tensor of shape {tuple(x.shape)} in a batch of {self.shape}; make them agree")
+        flat, indices = x.flatten(0, 1), self.to(x.device).indices  # (B * T, ...)
+        return flat if indices is None else flat.index_select(0, indices)  # (N, ...)
+
+    def unpack(self, x: Tensor, fill: float | None = None) -> Tensor:
+        """x (N, ...) put back into (B, T, ...), with `fill` (default 0) at padding."""
+        if (indices := self.to(x.device).indices) is not None:
+            flat = x.new_full((self.shape[0] * self.shape[1], *x.shape[1:]), fill or 0.0)
+            x = flat.index_copy(0, indices, x)  # (B * T, ...)
+        return x.unflatten(0, self.shape)  # (B, T, ...)
+
+    def select(self, x: Tensor, places: Tensor) -> Tensor:
+        """x (N, ...) at some places (M,) of the flattened batch, all of them real: (M, ...)."""
+        if self.indices is not None:
+            places = torch.searchsorted(self.indices, places.to(self.indices.device))
+        return x.index_select(0, places.to(x.device))  # (M, ...)
+
+    def first(self, hidden: Tensor) -> Tensor:
+        """The states (B, H) of each sequence's first token, [CLS]."""
+        return hidden.index_select(0, self.to(hidden.device).offsets[:-1])  # (B, H)
+
+    def last(self, hidden: Tensor) -> Tensor:
+        """The states (B, H) of each sequence's last token, the final [SEP]."""
+        return hidden.index_select(0, self.to(hidden.device).offsets[1:] - 1)  # (B, H)
+
+    @cached_property
+    def groups(self) -> list[Group]:
+        """The sequences, sorted by length and cut into groups of similar length (reads the lengths on the host)."""
+        lengths = self.offsets.diff()  # (B,)
+        order = lengths.argsort(stable=True)
+        if int(lengths.min()) == int(lengths.max()):
+            return [_make_group(self.offsets, lengths, order)]
+        return [
+            _make_group(self.offsets, lengths, members) for members in order.tensor_split(_MAX_GROUPS) if len(members)
+        ]
+
+    def find_moves(self, heads: int = 1) -> tuple[Tensor, Tensor, Tensor | None]:
+        """How rows move into the groups and back, a row being that of a token or of one of its heads.
+
+        A group has (b, A, t) of them, M is the number of places in all groups, padded ones included.
+
+        Returns:
+            (M * A,) the packed row at each place; (N * A,) the place of each packed row; (M * A, 1) whether a place
+            holds a row and does not only pad, or None if all do.
+        """
+        if heads not in self._moves:
+            head = torch.arange(heads, device=self.offsets.device)[:, None]  # (A, 1)
+            firsts = [group.spread(group.tokens * heads, heads) for group in self.groups]  # (b, A, t) each
+            rows = torch.cat([(first + head).flatten() for first in firsts])  # (M * A,)
+            real = torch.cat([group.spread(group.flag_real(), heads).flatten() for group in self.groups])  # (M * A,)
+            places = rows.new_empty(int(self.offsets[-1]) * heads)  # (N * A,)
+            places[rows[real]] = real.nonzero().squeeze(1)
+            self._moves[heads] = rows, places, None if len(places) == len(rows) else real[:, None]
+        return self._moves[heads]
+
+    @cached_property
+    def _moves(self) -> dict[int, tuple[Tensor, Tensor, Tensor | None]]:
+        return {}
+
+    def divide(self, x: Tensor) -> tuple[Tensor, ...]:
+        """Of x (M, ...), the places in all groups, those of each group (b * t, ...)."""
+        return x.split([len(group.tokens) for group in self.groups])
+
+
+def _make_group(offsets: Tensor, lengths: Tensor, members: Tensor) -> Group:
+    """The group of the sequences numbered `members` (b,)."""
+    lengths = lengths[members]  # (b,)
+    longest = int(lengths.max())
+    columns = torch.arange(longest, device=offsets.device)
+    tokens = offsets[members, None] + columns.minimum(lengths[:, None] - 1)  # (b, t)
+    real = None if int(lengths.min()) == longest else columns < lengths[:, None]
+    return Group(tokens.flatten(), (len(members), longest), real)
+
+
+def lay_out(
+    shape: tuple[int, int],
+    mask: Tensor | None,
+    implementation: str,
+    device: torch.device,
+    places: Tensor | None = None,
+) -> Packed | Padded:
+    """The layout of a batch of `shape` (B, T) under an attention implementation.
+
+    A row of the mask without a single real token keeps its first one, so that every sequence has a [CLS].
+
+    Args:
+        places: (N,), of the real tokens, as `find_places` gives them; without, an accelerator has to be waited for.
+
+    Raises:
+        ValueError: packed, and the mask is not (B, T), `torch.func.vmap` maps over it, or the model is exported or
+            traced: the shapes depend on the data.
+    """
+    if mask is not None and mask.dim() == 2:
+        mask = mask.bool()
+    if implementation != PACKED:
+        return Padded(shape, mask if mask is not None and mask.dim() == 2 else None)
+    if torch.compiler.is_exporting() or torch.jit.is_tracing():
+        raise ValueError(
+            "packed attention can be neither exported nor traced, nor can a BiLSTM; load a model without a BiLSTM with "
+            "attn_implementation='sdpa', or call set_attn_implementation('sdpa')"
+        )
+    if mask is None:
+        return Packed(shape, None, torch.arange(shape[0] + 1, device=device) * shape[1])
+    if tuple(mask.shape) != shape:
+        raise ValueError(
+            f"attention_mask has the shape {tuple(mask.shape)}; packed attention takes {shape}: "
+            "choose attn_implementation='sdpa' for other masks"
+        )
+    mask = keep_first(mask)
+    offsets = nn.functional.pad(mask.sum(dim=1).cumsum(0), (1, 0))  # (B + 1,)
+    return Packed(shape, find_places(mask) if places is None else places, offsets)
+
+
+def keep_first(mask: Tensor) -> Tensor:
+    """The mask (B, T) bool, with the first place of every row that has no other."""
+    first = torch.arange(mask.shape[1], device=mask.device) == 0
+    return mask | (first & ~mask.any(dim=1, keepdim=True))  # (B, T)
+
+
+def find_places(mask: Tensor) -> Tensor:
+    """Where a mask (B, T) is True: places (N,) in the flattened batch."""
+    try:
+        return mask.flatten().nonzero().squeeze(1)  # (N,)
+    except RuntimeError as error:
+        if "vmap" not in str(error):
+            raise
+        raise ValueError(
+            "vmap cannot map over attention_mask: each example would have another number of tokens; loop over the "
+            "examples, or give examples of one length without a mask"
+        ) from error

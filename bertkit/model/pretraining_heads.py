@@ -1,0 +1,424 @@
+"""The heads of pretraining: masked LM, next sentence, both, and a left-to-right LM (paper section 3.1).
+
+The decoder shares its matrix with the word embeddings. In training it sees the labelled positions alone.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import GenerationMixin
+from transformers.activations import ACT2FN
+from transformers.modeling_outputs import CausalLMOutput, MaskedLMOutput, NextSentencePredictorOutput
+from transformers.utils import ModelOutput
+from transformers.utils.generic import can_return_tuple
+
+from bertkit.model.bert import BertModel, StartsAtZero, logger
+from bertkit.model.config import BertConfig
+from bertkit.model.cpu import is_adapted, is_transformed
+from bertkit.model.heads import BertHead
+from bertkit.model.loss import IGNORE_INDEX, classify_loss, decode_loss
+from bertkit.model.packing import Packed, Padded, find_places, keep_first
+
+# --- Heads for pre-training (section 3.1) -----------------------------------------------------------------------------
+
+
+@dataclass
+class BertForPreTrainingOutput(ModelOutput):
+    """The two predictions and their losses.
+
+    loss: masked LM + next sentence, each a mean (A.2); `mlm_loss` and `nsp_loss` are its parts.
+    prediction_logits: (B, T, V), or (M, V) at the M labelled positions, or None (see `BertForPreTraining.forward`).
+    seq_relationship_logits: (B, 2), for "B follows A" and "B is random".
+    """
+
+    loss: Tensor | None = None
+    prediction_logits: Tensor | None = None
+    seq_relationship_logits: Tensor | None = None
+    hidden_states: tuple[Tensor, ...] | None = None
+    attentions: tuple[Tensor, ...] | None = None
+    mlm_loss: Tensor | None = None
+    nsp_loss: Tensor | None = None
+
+
+class BertPredictionHeadTransform(nn.Module):
+    """Dense, GELU and LayerNorm before the decoder."""
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__()
+        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
+        self.activation = ACT2FN[config.hidden_act]
+        self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return self.LayerNorm(self.activation(self.dense(hidden)))  # (..., H)
+
+
+class BertLMPredictionHead(StartsAtZero):
+    """Scores over the vocabulary; the decoder is tied to the token embeddings and has a bias of its own."""
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__()
+        self.transform = BertPredictionHeadTransform(config)
+        self.decoder = nn.Linear(config.hidden_size, config.vocab_size)
+        self.bias = nn.Parameter(torch.zeros(config.vocab_size))  # the decoder's, under the name old checkpoints have
+
+    def forward(self, hidden: Tensor, labels: Tensor | None = None, count: Tensor | int | None = None) -> Tensor:
+        """Scores (..., V) of hidden (..., H); with labels (M,) of hidden (M, H) the loss alone, as of `decode_loss`."""
+        hidden = self.transform(hidden)
+        return self.decoder(hidden) if labels is None else decode_loss(hidden, self.decoder, labels, count)
+
+
+class BertOnlyMLMHead(nn.Module):
+    """The masked-LM head alone."""
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__()
+        self.predictions = BertLMPredictionHead(config)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return self.predictions(hidden)  # (..., V)
+
+
+class BertOnlyNSPHead(nn.Module):
+    """The next-sentence head alone."""
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__()
+        self.seq_relationship = nn.Linear(config.hidden_size, 2)
+
+    def forward(self, pooled: Tensor) -> Tensor:
+        return self.seq_relationship(pooled)  # (B, 2)
+
+
+class BertPreTrainingHeads(nn.Module):
+    """Both heads."""
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__()
+        self.predictions = BertLMPredictionHead(config)
+        self.seq_relationship = nn.Linear(config.hidden_size, 2)
+
+    def forward(self, hidden: Tensor, pooled: Tensor) -> tuple[Tensor, Tensor]:
+        return self.predictions(hidden), self.seq_relationship(pooled)  # (..., V), (B, 2)
+
+
+class BertLMHead(BertHead):
+    """What the classes with a decoder over the vocabulary share."""
+
+    _tied_weights_keys = {
+        "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
+        "cls.predictions.decoder.bias": "cls.predictions.bias",
+    }
+
+    def get_output_embeddings(self) -> nn.Linear:
+        return self.cls.predictions.decoder
+
+    def set_output_embeddings(self, new_embeddings: nn.Linear) -> None:
+        self.cls.predictions.decoder = new_embeddings
+        self.cls.predictions.bias = new_embeddings.bias
+
+    @staticmethod
+    def align(labels: Tensor) -> Tensor:
+        """The labels (B, T), each where it is predicted."""
+        return labels
+
+    @classmethod
+    def find_places(cls, attention_mask: Tensor, labels: Tensor | None = None, **batch: Tensor) -> dict[str, Tensor]:
+        """Where a batch's real tokens are, and those that are predicted, under the names `forward` takes them by."""
+        places = super().find_places(attention_mask)
+        if labels is not None:
+            targets = keep_first(attention_mask.bool()) & (cls.align(labels) != IGNORE_INDEX)  # (B, T)
+            places["target_places"] = find_places(targets)  # (M,)
+        return places
+
+    def call_hooked_head(self, hidden: Tensor, layout: Packed | Padded, *pooled: Tensor) -> Any:
+        """Return the output of `cls` for all places (B, T, H), as in transformers, if it is hooked or replaced.
+
+        Training then decodes all places, not the labelled ones alone. Otherwise return None.
+        """
+        is_ours = isinstance(self.cls, BertOnlyMLMHead | BertPreTrainingHeads) and not is_adapted(self.cls)
+        if is_ours and type(self.cls.predictions) is BertLMPredictionHead and not is_adapted(self.cls.predictions):
+            return None
+        return self.cls(layout.unpack(hidden), *pooled)
+
+    def predict_tokens(
+        self,
+        hidden: Tensor,
+        labels: Tensor | None,
+        layout: Packed | Padded,
+        targets_only: bool | None,
+        count: Tensor | int | None,
+        places: Tensor | None,
+        scores: Tensor | None = None,
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """Logits (B, T, V) and with labels (B, T) the loss.
+
+        targets_only: logits (M, V) of the labelled positions alone; None: in training. Training then has no logits at
+        all: nobody reads them, and to make M * V of them is what it saves.
+        places: (M,), from `find_places`; None: they are looked for.
+        scores: (B, T, V), if a hooked head has computed them already.
+        """
+        if labels is not None:
+            labels = layout.pack(self.align(labels))  # (packed)
+        few = self.training if targets_only is None else targets_only
+        if scores is not None or labels is None or not few or is_transformed():  # no transform takes a mask as an index
+            logits = self.cls.predictions(hidden) if scores is None else layout.pack(scores)  # (packed, V)
+            if labels is None:
+                return layout.unpack(logits), None
+            loss = classify_loss(logits, labels, count)
+            if few:
+                return None if self.training else logits[labels.to(logits.device) != IGNORE_INDEX], loss  # (M, V)
+            return layout.unpack(logits), loss
+        if places is None:
+            labelled = labels != IGNORE_INDEX
+            hidden, labels = hidden[labelled.to(hidden.device)], labels[labelled]  # (M, H), (M)
+        else:
+            hidden, labels = layout.select(hidden, places), layout.select(labels, places)  # (M, H), (M)
+        if self.training:
+            return None, self.cls.predictions(hidden, labels, count)
+        logits = self.cls.predictions(hidden)  # (M, V)
+        return logits, classify_loss(logits, labels, count)
+
+
+class BertForPreTraining(BertLMHead):
+    """Masked LM and next sentence, as BERT is pre-trained (section 3.1)."""
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__(config)
+        self.bert = BertModel(config)
+        self.cls = BertPreTrainingHeads(config)
+        self.post_init()
+
+    def count_labels(self, labels: Tensor, next_sentence_label: Tensor, **batch: Tensor) -> dict[str, Tensor]:
+        """Masked tokens and sequences."""
+        sequences = labels.new_full((), len(next_sentence_label))
+        return super().count_labels(labels) | {"num_sequences_in_batch": sequences}
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        next_sentence_label: Tensor | None = None,
+        targets_only: bool | None = None,
+        target_places: Tensor | None = None,
+        num_items_in_batch: Tensor | int | None = None,
+        num_sequences_in_batch: Tensor | int | None = None,
+        **kwargs,
+    ) -> BertForPreTrainingOutput:
+        """Both predictions; with labels also their losses.
+
+        Args:
+            labels: (B, T), the original token at masked positions and -100 elsewhere; packed, those at padding do not
+                count.
+            next_sentence_label: (B,), 0 where B follows A, 1 where B is random.
+            targets_only: decode only the labelled positions; None: in training. Training then returns no token logits.
+            real_places, target_places: (N,) and (M,), from `find_places`, where they are known.
+            num_items_in_batch: labelled tokens of the whole update; divides the masked-LM loss.
+            num_sequences_in_batch: sequences of the whole update; divides the next-sentence loss. If only the tokens
+                are known (stock Trainer), this batch weighs as much as its share of the labelled tokens.
+        """
+        outputs, layout = self.encode(
+            input_ids,
+            attention_mask,
+            inputs_embeds,
+            token_type_ids=token_type_ids,
+            position_ids=position_ids,
+            **kwargs,
+        )
+        hidden, pooled = outputs.last_hidden_state, outputs.pooler_output
+        hooked = self.call_hooked_head(hidden, layout, pooled)
+        scores, relationship = hooked or (None, self.cls.seq_relationship(pooled))  # (B, 2)
+        logits, mlm_loss = self.predict_tokens(
+            hidden, labels, layout, targets_only, num_items_in_batch, target_places, scores
+        )
+        nsp_loss = None
+        if next_sentence_label is not None:
+            nsp_loss = classify_loss(relationship, next_sentence_label, num_sequences_in_batch)
+            if num_sequences_in_batch is None and num_items_in_batch is not None and labels is not None:
+                count = torch.as_tensor(num_items_in_batch, device=labels.device)
+                share = (labels != IGNORE_INDEX).sum() / count.clamp(min=1)
+                nsp_loss = nsp_loss * share.to(nsp_loss.device)
+        losses = [loss for loss in (mlm_loss, nsp_loss) if loss is not None]
+        return BertForPreTrainingOutput(
+            loss=sum(losses) if losses else None,
+            prediction_logits=logits,
+            seq_relationship_logits=relationship,
+            hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
+            mlm_loss=mlm_loss,
+            nsp_loss=nsp_loss,
+        )
+
+
+class BertForMaskedLM(BertLMHead):
+    """Masked LM alone (section 3.1, task 1; Table 5 "No NSP")."""
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__(config)
+        self.bert = BertModel(config, add_pooling_layer=False)
+        self.cls = BertOnlyMLMHead(config)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        targets_only: bool | None = None,
+        target_places: Tensor | None = None,
+        num_items_in_batch: Tensor | int | None = None,
+        **kwargs,
+    ) -> MaskedLMOutput:
+        """Token logits, and with labels the masked-LM loss; arguments as in `BertForPreTraining.forward`."""
+        outputs, layout = self.encode(
+            input_ids,
+            attention_mask,
+            inputs_embeds,
+            token_type_ids=token_type_ids,
+            position_ids=position_ids,
+            **kwargs,
+        )
+        hidden = outputs.last_hidden_state
+        scores = self.call_hooked_head(hidden, layout)
+        logits, loss = self.predict_tokens(
+            hidden, labels, layout, targets_only, num_items_in_batch, target_places, scores
+        )
+        return MaskedLMOutput(
+            loss=loss,
+            logits=logits,
+            hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
+        )
+
+
+class BertLMHeadModel(BertLMHead, GenerationMixin):
+    """The left-to-right language model of Table 5 and Figure 5: every token is predicted from those before it.
+
+    Needs `config.is_decoder=True`. `generate` works, without a cache: each new token recomputes the whole text.
+    """
+
+    _is_stateful = True  # transformers' word for a model without a cache to shorten, which assisted generation needs
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__(config)
+        self.loss_type = "ForCausalLM"  # tells a Trainer that the first token is no target
+        if not config.is_decoder:
+            logger.warning("BertLMHeadModel without is_decoder=True sees the token it should predict; set it")
+        self.bert = BertModel(config, add_pooling_layer=False)
+        self.cls = BertOnlyMLMHead(config)
+        self.post_init()
+
+    def prepare_inputs_for_generation(
+        self, input_ids: Tensor, next_sequence_length: int | None = None, past_key_values: object = None, **kwargs
+    ) -> dict:
+        """Arguments of `forward` for the next token: the whole text so far, as there is no cache to continue from."""
+        return super().prepare_inputs_for_generation(input_ids, **kwargs)
+
+    @staticmethod
+    def align(labels: Tensor) -> Tensor:
+        """The labels (B, T), each where it is predicted: at the token before."""
+        return nn.functional.pad(labels[:, 1:], (0, 1), value=IGNORE_INDEX)  # (B, T)
+
+    def count_labels(self, labels: Tensor, **batch: Tensor) -> dict[str, Tensor]:
+        """Tokens that are predicted: never the first."""
+        return super().count_labels(self.align(labels))
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        targets_only: bool | None = None,
+        target_places: Tensor | None = None,
+        num_items_in_batch: Tensor | int | None = None,
+        logits_to_keep: int | Tensor = 0,
+        **kwargs,
+    ) -> CausalLMOutput:
+        """Logits (B, T, V) for the token after each one, and with labels (B, T), not shifted, the mean loss.
+
+        Args: as in `BertForPreTraining.forward`; `labels` usually are `input_ids` with -100 at padding.
+            logits_to_keep: without labels, how many places at the end have logits, or their numbers (K,); 0: all.
+
+        Raises:
+            ValueError: `logits_to_keep` together with labels, or of two dimensions.
+        """
+        keeps_all = isinstance(logits_to_keep, int) and logits_to_keep == 0
+        if not keeps_all and (labels is not None or getattr(logits_to_keep, "ndim", 1) != 1):
+            raise ValueError("logits_to_keep is a number or a vector (K,), and only without labels; leave it out")
+        outputs, layout = self.encode(
+            input_ids,
+            attention_mask,
+            inputs_embeds,
+            token_type_ids=token_type_ids,
+            position_ids=position_ids,
+            **kwargs,
+        )
+        hidden = outputs.last_hidden_state
+        if keeps_all:
+            scores = self.call_hooked_head(hidden, layout)
+            logits, loss = self.predict_tokens(
+                hidden, labels, layout, targets_only, num_items_in_batch, target_places, scores
+            )
+        else:
+            kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+            logits, loss = self.cls(layout.unpack(hidden)[:, kept]), None  # (B, K, V)
+        return CausalLMOutput(
+            loss=loss,
+            logits=logits,
+            hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
+        )
+
+
+class BertForNextSentencePrediction(BertHead):
+    """Next sentence alone (section 3.1, task 2)."""
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__(config)
+        self.bert = BertModel(config)
+        self.cls = BertOnlyNSPHead(config)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        num_items_in_batch: Tensor | int | None = None,
+        **kwargs,
+    ) -> NextSentencePredictorOutput:
+        """Logits (B, 2); `labels` (B,): 0 where B follows A, 1 where B is random."""
+        outputs, _ = self.encode(
+            input_ids,
+            attention_mask,
+            inputs_embeds,
+            token_type_ids=token_type_ids,
+            position_ids=position_ids,
+            **kwargs,
+        )
+        logits = self.cls(outputs.pooler_output)  # (B, 2)
+        return NextSentencePredictorOutput(
+            loss=None if labels is None else classify_loss(logits, labels, num_items_in_batch),
+            logits=logits,
+            hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
+        )

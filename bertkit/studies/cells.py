@@ -1,0 +1,222 @@
+"""The cells of a study: which runs a specification asks for, where each is kept, and what it starts from."""
+
+import itertools
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bertkit.errors import UsageError
+from bertkit.model.checkpoint import make_config
+from bertkit.model.config import BertConfig
+from bertkit.reports.tables import count
+from bertkit.studies.spec import LONGEST_DIRECTORY, PRETRAIN, Column, Study, Variant, name_directory, set_axis
+from bertkit.studies.tables import name_axes, show_value
+from bertkit.tasks import TASKS
+from bertkit.tasks.task import Task
+from bertkit.training.arguments import complete
+from bertkit.training.recipe import Recipe, merge
+
+TEXT_FOLDER = "text"  # the corpus, below data_root
+
+
+@dataclass(frozen=True)
+class Pretraining:
+    """A run that rows begin with.
+
+    recipe: complete.
+    directory: below the study's.
+    steps: the updates before the last that rows start from.
+    """
+
+    rows: tuple[str, ...]
+    recipe: Recipe
+    directory: str
+    steps: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A row, a column and a setting, with one run a seed.
+
+    setting: axis -> value.
+    recipe: complete, but with the first seed.
+    directory: below the study's.
+    runs: seed -> its directory below the study's; columns may share them.
+    origin: the directory below the study's of the pretraining that the runs start from; empty without one.
+    borrowed: whether the only run is that pretraining itself.
+    """
+
+    row: str
+    column: Column
+    setting: Mapping[str, Any]
+    recipe: Recipe
+    directory: str
+    runs: Mapping[int, str]
+    origin: str = ""
+    borrowed: bool = False
+
+
+# --- Pretrainings -----------------------------------------------------------------------------------------------------
+
+
+def list_pretrainings(study: Study) -> list[Pretraining]:
+    """The pretrainings that rows begin with, those with the same recipe once.
+
+    Raises:
+        UsageError: a recipe that cannot be, or there is no corpus below the root.
+    """
+    groups: dict[str, tuple[Recipe, list[str]]] = {}
+    for name, row in study.rows.items():
+        if row.pretrain is None:
+            continue
+        try:
+            recipe = complete(TASKS[PRETRAIN], row.pretrain, locate_text(study.data_root, row.pretrain))
+        except UsageError as error:
+            raise UsageError(f"{join(PRETRAIN, name)}: {error}") from None
+        groups.setdefault(json.dumps(recipe, sort_keys=True), (recipe, []))[1].append(name)
+    found = []
+    for recipe, names in groups.values():
+        steps = {study.rows[name].step for name in names} - {0, recipe["train"]["max_steps"]}
+        found.append(Pretraining(tuple(names), recipe, join(PRETRAIN, names[0]), tuple(sorted(steps))))
+    return found
+
+
+def locate_text(root: str, recipe: Recipe) -> Recipe:
+    """The recipe that names the corpus below the root, where a pretraining names none.
+
+    Raises:
+        UsageError: it is not there.
+    """
+    if not root or recipe.get("data", {}).get("corpus"):
+        return {}
+    folder = Path(root) / TEXT_FOLDER
+    if not folder.is_dir():
+        raise UsageError(
+            f"there is no folder {folder} to pretrain on; name the folder that holds it: --data ROOT, or a corpus: "
+            "corpus in [pretrain.data]"
+        )
+    return {"data": {"corpus": [str(folder)]}}
+
+
+def start_from(origin: Pretraining, step: int, output: Path) -> tuple[Recipe, BertConfig]:
+    """The recipe that starts from a pretraining, and the configuration that its model will have."""
+    checkpoint = output / origin.directory / (name_step(step) if step in origin.steps else "")
+    settings = TASKS[PRETRAIN].configure(origin.recipe, None, None)
+    return {"checkpoint": str(checkpoint)}, make_config(origin.recipe["model"] | settings)
+
+
+def name_step(step: int) -> str:
+    """The folder in a pretraining's directory that keeps its model after so many updates."""
+    return f"step-{step}"
+
+
+# --- Cells ------------------------------------------------------------------------------------------------------------
+
+
+def list_cells(study: Study, output: str | Path = "") -> list[Cell]:
+    """Every cell, rows first, then columns, then settings with the last axis changing fastest.
+
+    Args:
+        output: the study's directory, in which the recipes look for their pretrainings.
+
+    Raises:
+        UsageError: a recipe that cannot be, or a task's folder is missing.
+    """
+    origins = {row: origin for origin in list_pretrainings(study) for row in origin.rows}
+    pairs = itertools.product(study.rows, study.columns)
+    return [cell for row, column in pairs for cell in list_group(study, row, column, origins.get(row), Path(output))]
+
+
+def list_group(study: Study, name: str, column: Column, origin: Pretraining | None, output: Path) -> list[Cell]:
+    """The cells of a row and a column, one for each setting; none for a pretraining that the row does without."""
+    if study.pretrains and column.task == PRETRAIN:
+        if origin is None:
+            return []
+        runs = {origin.recipe["train"]["seed"]: origin.directory}
+        return [Cell(name, column, {}, origin.recipe, origin.directory, runs, borrowed=True)]
+    row, data = study.rows[name], locate_data(study.data_root, TASKS[column.task])
+    start, config = start_from(origin, row.step, output) if origin else ({}, None)
+    settings = [dict(zip(study.grid, values, strict=True)) for values in itertools.product(*study.grid.values())]
+    place = (name if len(study.rows) > 1 else "", find_home(study, row, column))
+    first = {"train": {"seed": study.seeds[0]}}
+    cells = []
+    for setting, setting_name in zip(settings, name_settings(settings), strict=True):
+        directory = "/".join(part for part in (join(*place), setting_name) if part)
+        axes = [set_axis(axis, value) for axis, value in setting.items()]
+        parts = (study.recipe, column.recipe, row.recipe, *axes, first, data, start)
+        try:
+            recipe = complete(TASKS[column.task], *parts, config=config)
+        except UsageError as error:
+            raise UsageError(f"{directory}: {error}") from None
+        runs = {seed: f"{directory}/seed-{seed}" for seed in study.seeds}
+        if len(study.seeds) == 1:
+            runs = dict.fromkeys(study.seeds, directory)
+        cells.append(Cell(name, column, setting, recipe, directory, runs, origin.directory if origin else ""))
+    return cells
+
+
+def find_home(study: Study, row: Variant, column: Column) -> str:
+    """The first column whose runs in a row are those of this one too: of the same task, with the same recipe."""
+
+    def identify(other: Column) -> tuple[str, Recipe]:
+        return other.task, merge(other.recipe, row.recipe)
+
+    return next(other.name for other in study.columns if identify(other) == identify(column))
+
+
+def locate_data(root: str, task: Task) -> Recipe:
+    """The recipe that names a task's folder below the root.
+
+    Raises:
+        UsageError: it is not there.
+    """
+    if not root or not task.folder:
+        return {}
+    folder = Path(root) / task.folder
+    if not folder.is_dir():
+        raise UsageError(f"there is no folder {folder} for {task.name}; name the folder that holds it: --data ROOT")
+    return {"data": {"dir": str(folder)}}
+
+
+def join(*names: str) -> str:
+    """The directory of a row's and a column's name, or what there is of them."""
+    return "/".join(name_directory(name) for name in names if name_directory(name))
+
+
+def name_settings(settings: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The directory of each setting, such as `learning_rate-5e-05_batch_size-16`; numbers where that would not do."""
+    keys = name_axes(list(settings[0]))
+    words = [
+        [re.sub(r"[^\w.+-]+", "-", show_value(value)).lower() for value in setting.values()] for setting in settings
+    ]
+    names = ["_".join(f"{key}-{word}" for key, word in zip(keys, some, strict=True)) for some in words]
+    if len(set(names)) < len(names) or max(len(name.encode()) for name in names) > LONGEST_DIRECTORY:
+        return [f"setting-{number}" for number in range(1, len(names) + 1)]
+    return names
+
+
+def describe_plan(study: Study) -> list[str]:
+    """What the study would run: a line for each pretraining and each cell with runs of its own, and how many there are.
+
+    Raises:
+        UsageError: as `list_cells`.
+    """
+    pretrainings, cells = list_pretrainings(study), list_cells(study)
+    lines = []
+    for origin in pretrainings:
+        kept = f", kept after {', '.join(f'{step:,}' for step in origin.steps)}" if origin.steps else ""
+        rows = f", for {'; '.join(origin.rows)}" if origin.rows != ("",) else ""
+        lines.append(f"{origin.directory}: {origin.recipe['train']['max_steps']:,} updates{kept}{rows}")
+    own: dict[str, Cell] = {}
+    for cell in cells:
+        if not cell.borrowed:
+            own.setdefault(cell.directory, cell)
+    for directory, cell in own.items():
+        start = f", from {cell.recipe['checkpoint']}" if cell.origin else ""
+        lines.append(f"{directory}, seeds {', '.join(map(str, cell.runs))}{start}")
+    runs = sum(len(cell.runs) for cell in own.values()) + len(pretrainings)
+    before = f", {len(pretrainings)} of them pretrainings" if pretrainings else ""
+    return [*lines, f"{count(len(cells), 'cell')}, {count(runs, 'run')}{before}"]

@@ -1,0 +1,336 @@
+"""A study in words: its table, and how far it is.
+
+A study is the plain dictionary that study.json holds (`bertkit.studies.results`). Wherever scores of ours stand beside
+published ones it is said what they are: a mean or the best of how many runs, and on which data.
+"""
+
+import json
+import math
+import statistics
+import textwrap
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from bertkit.reports.tables import MISSING, ScoreRow, count, format_table
+
+AVERAGE = "Average"  # the head of the column that is a mean of others
+MARK = " †"  # on a score of which a run is no better than knowing nothing
+
+
+# --- Studies in words -------------------------------------------------------------------------------------------------
+
+
+def write_table(study: Mapping[str, Any]) -> str:
+    """The text of table.md: the chosen scores beside the paper's, what they are, every cell, and what failed."""
+    parts = [f"# {describe_size(study)}", *_write_summary(study), "", explain_scores(study)]
+    if note := study["definition"].get("note"):
+        parts += ["", " ".join(note.split())]
+    if not _is_short(study):
+        parts += ["", *(f"- {name}: {words}" for name, words in list_columns(study))]
+    if study["pretrainings"]:
+        parts += ["", "## Pretraining", "", *_write_pretrainings(study)]
+    if study["definition"].get("grid"):
+        for name in study["columns"]:
+            if any(cell["column"] == name and not cell["borrowed"] for cell in study["cells"]):
+                parts += ["", f"## {head_column(study, name)}", "", *_write_cells(study, [name])]
+    else:
+        parts += ["", "## Every cell", "", *_write_cells(study, list(study["columns"]))]
+    runs = [*study["pretrainings"], *(run for cell in study["cells"] for run in cell["runs"])]
+    failures = {run["directory"]: run["failure"] for run in runs if run["status"] == "failed"}
+    if failures:
+        lines = [f"- {directory}: {failure}" for directory, failure in failures.items()]
+        parts += ["", f"## Failed: {len(failures)} of {study['runs']} runs", "", *lines]
+    return "\n".join(parts) + "\n"
+
+
+def describe_size(study: Mapping[str, Any]) -> str:
+    """How many runs the study has, and why."""
+    counts = {
+        "row": len(study["rows"]),
+        "task" if _is_short(study) else "column": len(study["columns"]),
+        "setting": math.prod(len(values) for values in study["definition"].get("grid", {}).values()),
+        "seed": len(study["definition"]["seeds"]),
+    }
+    if not _is_short(study) and not study["definition"].get("grid"):
+        del counts["setting"]
+    words = " x ".join(count(number, name) for name, number in counts.items())
+    before = f", {count(len(study['pretrainings']), 'pretraining')} among them" if study["pretrainings"] else ""
+    # Columns may share their runs: then the product is not how many there are.
+    return (
+        f"{words}{' =' if math.prod(counts.values()) == study['runs'] else ':'} {count(study['runs'], 'run')}{before}"
+    )
+
+
+def explain_scores(study: Mapping[str, Any]) -> str:
+    """What our scores and the published ones are, in a sentence or six."""
+    seeds = study["definition"]["seeds"]
+    settings = max((winner["of_settings"] for winner in study["chosen"]), default=0)
+    runs = max((winner["of_runs"] for winner in study["chosen"]), default=0)
+    on = f", on {name_splits(study)}" if _is_short(study) else ""
+    if len(seeds) > 1:
+        many = ", ".join(map(str, seeds))
+        sentences = [f"Ours: mean ± standard deviation over n finished runs (n), seeds {many}{on}."]
+    else:
+        sentences = [f"Ours: one run (1), seed {seeds[0]}{on}."]
+    if settings > 1:
+        rule = "best run" if study["definition"]["select"] == "best" else "mean"
+        sentences.append(
+            f"The setting shown (bold below) is the one whose {rule} is best of {settings} settings; it is chosen on "
+            "the very data that it is scored on, so its score is optimistic."
+        )
+    if runs > 1 and shows_best(study):
+        sentences.append(
+            f"The best run is the best of all {runs} runs on that data: more optimistic still, and not to be compared "
+            "with a mean or a test score."
+        )
+    if has_paper(study):
+        sentences.append("In italics: the paper's value for the row above.")
+    elif any(column["published"] for column in study["columns"].values()):
+        sentences.append("Whose a published value is and on which data, its line says.")
+    if names := study["definition"].get("average"):
+        sentences.append(f"{AVERAGE}: of {', '.join(names)}.")
+    if any(cell["at_or_below_majority"] for cell in study["cells"]):
+        sentences.append(f"{MARK.strip()} At least one run is no better than always giving the same answer.")
+    return " ".join(sentences)
+
+
+def name_splits(study: Mapping[str, Any]) -> str:
+    """The data that the columns are measured on."""
+    return " and ".join(sorted({column["split"] for column in study["columns"].values()}))
+
+
+def _is_short(study: Mapping[str, Any]) -> bool:
+    """Whether the columns are tasks and no more."""
+    return all(column["short"] for column in study["columns"].values())
+
+
+def has_paper(study: Mapping[str, Any]) -> bool:
+    """Whether the study says what the paper has in its place."""
+    return any(row["paper"] for row in study["rows"].values())
+
+
+def shows_best(study: Mapping[str, Any]) -> bool:
+    """Whether the best runs have lines of their own; not where means stand beside the paper's means."""
+    return study["definition"]["select"] == "best" or not has_paper(study)
+
+
+def list_progress(study: Mapping[str, Any], limit: int = 40) -> tuple[list[str], list[list[str]]]:
+    """The headings and lines of the table to show while a study runs, a line a cell.
+
+    With more cells than `limit` only those in work and those that win so far.
+    """
+    cells = [_show_as_cell(origin) for origin in study["pretrainings"]]
+    cells += [cell for cell in study["cells"] if not cell["borrowed"]]
+    best = {winner["cell"] for winner in study["chosen"]}
+    if len(cells) > limit:
+        busy = {cell["directory"] for cell in cells if any(run["status"] == "running" for run in cell["runs"])}
+        cells = [cell for cell in cells if cell["directory"] in busy | best]
+    axes = list(study["definition"].get("grid", {}))
+    kind = "task" if _is_short(study) else "column"
+    leading = {"row": [cell["row"] for cell in cells], kind: [cell["column"] for cell in cells]}
+    leading = {name: column for name, column in leading.items() if len(set(column)) > 1}
+    lines = []
+    for place, cell in enumerate(cells):
+        row = find_row(study, cell["column"])
+        mark = " *" if cell["directory"] in best else ""
+        lines.append(
+            [
+                *(column[place] for column in leading.values()),
+                *_show_setting(cell, axes),
+                f"{cell['n'] + cell['failed']}/{len(cell['runs'])}",
+                show_mean(row, cell, MISSING) + mark,
+                MISSING if cell["best"] is None else row.show(cell["best"]),
+                _describe_work(cell),
+            ]
+        )
+    return [*leading, *name_axes(axes), "runs", "mean ± sd (n)", "best", ""], lines
+
+
+def _show_as_cell(origin: Mapping[str, Any]) -> dict[str, Any]:
+    """A pretraining as a cell without a column."""
+    values = [score["value"] for score in origin["scores"][:1]]
+    value = values[0] if values else None
+    figures = {"n": len(values), "mean": value, "sd": None, "best": value, "at_or_below_majority": None}
+    run = {"seed": "pretraining"} | {key: origin[key] for key in origin if key not in ("rows", "steps", "scores")}
+    words = {"row": origin["directory"], "column": "", "setting": {}, "directory": origin["directory"]}
+    return words | figures | {"failed": int(origin["status"] == "failed"), "runs": [run]}
+
+
+def name_axes(axes: Sequence[str]) -> list[str]:
+    """The axes without their tables, where they can be told apart so."""
+    short = [axis.rpartition(".")[2] for axis in axes]
+    return short if len(set(short)) == len(short) else list(axes)
+
+
+def show_value(value: Any) -> str:
+    """A value of an axis, on one line."""
+    if isinstance(value, float) and value.is_integer() and abs(value) < 1e6:
+        value = int(value)  # 3 epochs, not 3.0
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _show_setting(cell: Mapping[str, Any], axes: Sequence[str]) -> list[str]:
+    """The values of a cell's axes."""
+    return [show_value(cell["setting"][axis]) if axis in cell["setting"] else MISSING for axis in axes]
+
+
+def _name_seed(run: Mapping[str, Any]) -> str:
+    """Which of a cell's runs it is."""
+    return run["seed"] if isinstance(run["seed"], str) else f"seed {run['seed']}"
+
+
+def _describe_work(cell: Mapping[str, Any]) -> str:
+    """What goes on in a cell, or what went wrong."""
+    for run in cell["runs"]:
+        if run["status"] == "running" and not run["updates"]:
+            return f"{_name_seed(run)}: begins"
+        if run["status"] == "running":
+            loss = "" if run["loss"] is None else f", loss {run['loss']:.3f}"
+            return f"{_name_seed(run)}: update {run['update']:,} of {run['updates']:,}{loss}"
+    reasons = [run["failure"] for run in cell["runs"] if run["status"] == "failed"]
+    if reasons:
+        return textwrap.shorten(f"{len(reasons)} failed: {reasons[0]}", 70, placeholder=" …")
+    if cell["at_or_below_majority"]:
+        return f"{cell['at_or_below_majority']} at or below the majority class"
+    return "" if cell["n"] else "waiting"
+
+
+def find_row(study: Mapping[str, Any], name: str) -> ScoreRow:
+    """How a column's scores are shown; those of pretrainings stand in none."""
+    column = study["columns"].get(name) or {"name": "", "metric": "", "unit": "", "published": {}}
+    return ScoreRow(column["name"], column["metric"], unit=column["unit"], paper=column["published"])
+
+
+def head_column(study: Mapping[str, Any], name: str) -> str:
+    """A column's name; of a task that stands for itself also its metric."""
+    column = study["columns"][name]
+    return f"{name}: {column['name']}{' (%)' if column['unit'] else ''}" if column["short"] else name
+
+
+def show_mean(row: ScoreRow, cell: Mapping[str, Any], empty: str = "failed") -> str:
+    """A cell's `mean ± sd (n)`."""
+    if cell["mean"] is None:
+        return empty if cell["failed"] else MISSING
+    spread = "" if cell["sd"] is None else f" ± {row.show(cell['sd'])}"
+    return f"{row.show(cell['mean'])}{spread} ({cell['n']}){MARK if cell['at_or_below_majority'] else ''}"
+
+
+def find_shown(study: Mapping[str, Any], name: str) -> dict[str, tuple[Mapping[str, Any], Mapping[str, Any] | None]]:
+    """Column -> the cell that the summary shows of a row, and how it was chosen: None if there is only that one."""
+    winners = {winner["column"]: winner for winner in study["chosen"] if winner["row"] == name}
+    found = {}
+    for column in study["columns"]:
+        cells = [cell for cell in study["cells"] if cell["row"] == name and cell["column"] == column]
+        winner = winners.get(column)
+        chosen = [cell for cell in cells if winner and cell["directory"] == winner["cell"]] or cells[:1]
+        if chosen:
+            found[column] = (chosen[0], winner)
+    return found
+
+
+def _write_summary(study: Mapping[str, Any]) -> list[str]:
+    """The lines of the table like the paper's: rows by columns, below each row the paper's values if there are any.
+
+    Without any, the scores that the tasks know as published come last.
+    """
+    rows = {name: find_row(study, name) for name in study["columns"]}
+    averaged = study["definition"].get("average", [])
+    lines = [["", *(head_column(study, name) for name in rows), *[AVERAGE] * bool(averaged)]]
+    for name, own in study["rows"].items():
+        found = find_shown(study, name)
+        means = [show_mean(rows[column], found[column][0]) if column in found else MISSING for column in rows]
+        lines.append([name or "ours", *means, *average(rows, found, averaged)])
+        if own["paper"]:
+            heads = [*rows, *[AVERAGE] * bool(averaged)]
+            lines.append(
+                ["*the paper*", *(f"*{own['paper'][head]}*" if head in own["paper"] else "" for head in heads)]
+            )
+        winners = {column: winner for column, (_, winner) in found.items() if winner and winner["value"] is not None}
+        if shows_best(study) and any(winner["of_runs"] > 1 for winner in winners.values()):
+            bests = [
+                f"{rows[column].show(winners[column]['value'])} (best of {winners[column]['of_runs']})"
+                if column in winners
+                else MISSING
+                for column in rows
+            ]
+            lines.append([f"{name or 'ours'}, best run", *bests, *[MISSING] * bool(averaged)])
+    if not has_paper(study):
+        for label in dict.fromkeys(label for row in rows.values() for label in row.paper):
+            published = [row.show(row.paper[label]) if label in row.paper else MISSING for row in rows.values()]
+            lines.append([f"published: {label}", *published, *[MISSING] * bool(averaged)])
+    return ["", *format_table(lines)]
+
+
+def average(
+    rows: Mapping[str, ScoreRow], found: Mapping[str, tuple[Mapping[str, Any], Any]], names: Sequence[str]
+) -> list[str]:
+    """The mean of some of a row's means in percent, if any are named; none if one of them is missing."""
+    if not names:
+        return []
+    means = [found[name][0]["mean"] if name in found else None for name in names]
+    if any(mean is None for mean in means):
+        return [MISSING]
+    return [f"{statistics.fmean(scale(rows[name], mean) for name, mean in zip(names, means, strict=True)):.1f}"]
+
+
+def scale(row: ScoreRow, value: float) -> float:
+    """A value in the unit of the table."""
+    return 100 * value if row.unit == "fraction" else value
+
+
+def list_columns(study: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """(name, what it is) of each column: metric, task and data, what knowing nothing scores, the paper's data."""
+    found = []
+    for name, column in study["columns"].items():
+        row = find_row(study, name)
+        runs = [run for cell in study["cells"] if cell["column"] == name for run in cell["runs"]]
+        metrics = next((run["metrics"] for run in runs if run["status"] == "finished"), {})
+        parts = [f"{column['name']}{' in percent' if column['unit'] else ''}; {column['task']}, {column['split']}"]
+        if "heldout_pairs" in metrics:
+            parts.append(f" ({metrics['heldout_pairs']:,} pairs)")
+        if (least := metrics.get(f"majority_{column['metric']}")) is not None:
+            parts.append(f"; always the same answer has {row.show(least)}")
+        parts += [f"; the paper: {column['paper']}"] if column["paper"] else []
+        found.append((name, "".join(parts)))
+    return found
+
+
+def _write_pretrainings(study: Mapping[str, Any]) -> list[str]:
+    """The lines of the table of the pretrainings' own scores on held-out text."""
+    heads: dict[str, str] = {}
+    for origin in study["pretrainings"]:
+        heads |= {score["name"]: f"{score['name']}{' (%)' if score['unit'] else ''}" for score in origin["scores"]}
+    lines = [["pretraining", "of", "updates", *heads.values()]]
+    for origin in study["pretrainings"]:
+        shown = {score["name"]: ScoreRow("", "", unit=score["unit"]).show(score["value"]) for score in origin["scores"]}
+        updates = f"{origin['metrics']['updates']:,}" if origin["status"] == "finished" else origin["status"]
+        rows = "; ".join(origin["rows"]) or "ours"
+        lines.append([origin["directory"], rows, updates, *(shown.get(name, MISSING) for name in heads)])
+    return format_table(lines)
+
+
+def _write_cells(study: Mapping[str, Any], names: Sequence[str]) -> list[str]:
+    """The lines of the table of some columns' cells; in a grid the chosen ones are bold."""
+    cells = [cell for cell in study["cells"] if cell["column"] in names]
+    axes = list(study["definition"].get("grid", {}))
+    best = {winner["cell"] for winner in study["chosen"]}
+    counted = any(cell["at_or_below_majority"] is not None for cell in cells)
+    leading = {"row": [cell["row"] for cell in cells]} if len({cell["row"] for cell in cells}) > 1 else {}
+    if not axes:
+        kind = "task" if _is_short(study) else "column"
+        leading[kind] = [head_column(study, cell["column"]) for cell in cells]
+    figures = ["mean", "sd", "best", "n", "failed", *["at or below majority"] * counted]
+    lines = [[*leading, *name_axes(axes), *figures]]
+    for place, cell in enumerate(cells):
+        row = find_row(study, cell["column"])
+        scores = [MISSING if cell[key] is None else row.show(cell[key]) for key in ("mean", "sd", "best")]
+        poor = MISSING if cell["at_or_below_majority"] is None else str(cell["at_or_below_majority"])
+        line = [column[place] for column in leading.values()] + _show_setting(cell, axes)
+        line += [*scores, str(cell["n"]), str(cell["failed"]), *[poor] * counted]
+        lines.append([f"**{text}**" for text in line] if axes and cell["directory"] in best else line)
+    return format_table(lines)
+
+
+def find_chosen(squares: Mapping[tuple[int, int], Mapping[str, Any]], best: set[str]) -> list[tuple[int, int]]:
+    """Where the chosen cells are."""
+    return [place for place, cell in squares.items() if cell["directory"] in best]

@@ -1,0 +1,53 @@
+"""How two nested tables differ, in words: recipes, records of a build, environments."""
+
+import datetime
+import json
+import os
+from collections.abc import Mapping
+from typing import Any
+
+LONGEST_NAME, LONGEST_TEXT = 40, 100  # characters of what was given, in a message
+
+
+def find_recipe_differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """`table.key: old -> new` for every value that differs, in the order of the old recipe; empty when none does."""
+    before, after = _flatten(old), _flatten(new)
+    return [
+        f"{key}: {show_toml(before.get(key))} -> {show_toml(after.get(key))}"
+        for key in before | after
+        if before.get(key) != after.get(key)
+    ]
+
+
+def name_differences(differences: list[str]) -> str:
+    """The first two of `find_recipe_differences`, and how many more there are."""
+    more = f" and {len(differences) - 2} more" if len(differences) > 2 else ""
+    return "; ".join(differences[:2]) + more
+
+
+def show_toml(value: Any) -> str:
+    """The value about as TOML writes it, on one line of moderate length."""
+    if value is None:
+        return "(not set)"
+    if isinstance(value, datetime.date | datetime.time):
+        return str(value)
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    text = text if len(text) <= LONGEST_TEXT else text[: LONGEST_TEXT - 3] + "..."
+    return "".join(character if character.isprintable() else repr(character)[1:-1] for character in text)
+
+
+def copy(value: Any) -> Any:
+    """Return a deep copy without the keys whose value is None, with `~` and `~user` expanded in texts that begin so."""
+    if isinstance(value, str):
+        return os.path.expanduser(value) if "/" in value else value
+    if isinstance(value, Mapping):
+        return {key: copy(item) for key, item in value.items() if item is not None}
+    return [copy(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def _flatten(recipe: Mapping[str, Any]) -> dict[str, Any]:
+    """`key` or `table.key` -> value, in the recipe's order."""
+    flat: dict[str, Any] = {}
+    for key, value in copy(recipe).items():
+        flat |= {f"{key}.{name}": item for name, item in value.items()} if isinstance(value, dict) else {key: value}
+    return flat

@@ -1,0 +1,104 @@
+"""The Hugging Face Hub: names on it, whether it can be reached, and what its errors mean."""
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from textwrap import shorten
+
+from bertkit.errors import UsageError, join_lines
+
+HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?(:[\w.-]+)?")  # name or owner/name, :config may follow
+FILE_NAME = re.compile(r"[.~].*|.*\.(bz2|csv|gz|html?|jsonl?|md|parquet|text|tsv|txt|xml|xz|zip|zst)")
+METADATA_TIMEOUT = 10  # seconds
+
+
+# --- the Hugging Face Hub
+
+
+def is_hub_name(source: str) -> bool:
+    """Whether it can be a name on the Hub, rather than the path of a file that does not exist."""
+    return bool(HUB_NAME.fullmatch(source)) and not FILE_NAME.fullmatch(source)
+
+
+def find_hub_trouble(name: str, kind: str) -> str | None:
+    """Why the Hub cannot serve the `kind` ("dataset" or "model") `name`; None if it can.
+
+    Asked once before `datasets` and `transformers` are: without a network they try again and again, for 23 seconds and
+    for more than two minutes.
+    """
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, HFValidationError, RepositoryNotFoundError
+
+    try:
+        HfApi().repo_info(name, repo_type=kind, timeout=METADATA_TIMEOUT)
+    except GatedRepoError:
+        return f"the {kind} {name!r} on the Hub is open to approved users only"
+    except (RepositoryNotFoundError, HFValidationError):
+        return f"the Hub has no {kind} {name!r}"
+    except HfHubHTTPError as error:
+        return f"the Hub does not serve the {kind} {name!r} ({join_lines(error)})"
+    except Exception as error:  # the transport's: huggingface_hub has changed its HTTP library more than once
+        return f"the Hub cannot be reached for the {kind} {name!r} ({type(error).__name__})"
+    return None
+
+
+CARD = "README.md"
+UPLOAD_TIMEOUT = 30.0  # seconds without an answer of the Hub
+LOGIN = "hf auth login --force"
+REMEDIES = (  # status of the Hub's answer -> what to do
+    ((400,), f"mend what it names; the card is {CARD} in the run's directory"),
+    ((401,), f"log in again: {LOGIN}"),
+    ((402, 403), f"name a repository of your own, or log in with a token that may write there: {LOGIN}"),
+    ((404,), f"write its name anew, or log in with a token that may see it: {LOGIN}"),
+    ((429,), "wait some minutes, and the same command tries again"),
+)
+
+
+# --- What goes wrong --------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def explain_hub(what: str) -> Iterator[None]:
+    """What huggingface_hub raises becomes a UsageError that begins with `what`; it says nothing of what it retries.
+
+    It waits up to UPLOAD_TIMEOUT for each answer, and not without end.
+    """
+    from huggingface_hub.utils import get_session, logging
+
+    verbosity, session = logging.get_verbosity(), get_session()
+    timeout, session.timeout = session.timeout, UPLOAD_TIMEOUT
+    logging.set_verbosity_error()
+    try:
+        yield
+    except UsageError:
+        raise
+    except Exception as error:  # also the transport's: huggingface_hub has changed its HTTP library more than once
+        raise UsageError(f"{what}: {explain_failure(error)}") from None
+    finally:
+        session.timeout = timeout
+        logging.set_verbosity(verbosity)
+
+
+def explain_failure(error: BaseException) -> str:
+    """The reason and the remedy."""
+    from huggingface_hub.errors import LocalTokenNotFoundError, OfflineModeIsEnabled
+
+    while not hasattr(error, "response") and error.__cause__ is not None:
+        error = error.__cause__
+    if isinstance(error, LocalTokenNotFoundError):
+        return "there is no token; log in with hf auth login, or set HF_TOKEN"
+    if isinstance(error, OfflineModeIsEnabled):
+        return "HF_HUB_OFFLINE is set; unset it"
+    words = getattr(error, "server_message", None) or join_lines(error)
+    reason = shorten(" ".join(words.split()), 200, placeholder="…")
+    if "xet-write-token" in words and "404" in words:
+        return "this server has no xet storage, which huggingface_hub uses; set HF_HUB_DISABLE_XET=1"
+    # The errors of xet have no response, only words.
+    found = re.search(r"\b([45]\d\d) [A-Z]", words)
+    status = getattr(getattr(error, "response", None), "status_code", None) or int(found[1] if found else 0)
+    for statuses, remedy in REMEDIES:
+        if status in statuses:
+            return f"{reason} ({status}); {remedy}"
+    if status:
+        return f"{reason} ({status}); the same command tries again"
+    return f"{reason} ({type(error).__name__}); check the network, and the same command tries again"

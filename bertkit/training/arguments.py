@@ -1,0 +1,217 @@
+"""A recipe, completed and checked, as `TrainingArguments`."""
+
+import math
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+from transformers import PreTrainedConfig, Trainer, TrainingArguments, get_scheduler
+
+from bertkit.errors import UsageError, explain_refusal
+from bertkit.model import bilstm
+from bertkit.model.checkpoint import check_weights, load_config, make_config
+from bertkit.model.optim import NAME as BERT_ADAM
+from bertkit.model.precision import choose_precision
+from bertkit.tasks.task import Task
+from bertkit.training.processes import join_processes
+from bertkit.training.recipe import Recipe, check, list_lengths, merge, split_batch
+
+CHECKPOINT_SIZES = (  # what a checkpoint decides
+    "vocab_size",
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "intermediate_size",
+    "max_position_embeddings",
+    "type_vocab_size",
+)
+
+
+# --- The recipe, complete ---------------------------------------------------------------------------------------------
+
+
+def complete(task: Task, *recipes: Mapping[str, Any], config: PreTrainedConfig | None = None) -> Recipe:
+    """The whole recipe of a run: paper < preset < what the options change < `recipes`, checked.
+
+    Args:
+        config: what the checkpoint will be like, where it is still to be made.
+
+    Raises:
+        UsageError: an unknown key, a wrong type, a recipe of another task.
+    """
+    given = merge(*recipes)
+    if given.get("task", task.name) != task.name:
+        raise UsageError(
+            f"the recipe is for the task {str(given['task'])[:40]!r}, not {task.name!r}; use the command of that task"
+        )
+    preset = task.stable if given.get("preset") == "stable" else {}
+    recipe = check(merge(task.recipe, preset, task.overrides(given), given), data_defaults=task.recipe["data"])
+    task.check(recipe)
+    check_ranges(recipe["train"])
+    check_model(task, recipe, config)
+    return recipe
+
+
+def check_ranges(train: Mapping[str, Any]) -> None:
+    """Nothing, or a UsageError about a number in `[train]` that no optimizer can use."""
+    ranges = {
+        "learning_rate": (0.0, math.inf),
+        "weight_decay": (0.0, math.inf),
+        "adam_epsilon": (0.0, math.inf),
+        "max_grad_norm": (0.0, math.inf),
+        "warmup_steps": (0.0, math.inf),
+        "adam_beta1": (0.0, 1.0),
+        "adam_beta2": (0.0, 1.0),
+        "seed": (0, 2**32),
+        "max_steps": (-1, 10**9),
+        "dataloader_num_workers": (0, 1024),
+        "num_train_epochs": (0, 10**6),
+    }
+    for key, (least, bound) in ranges.items():
+        if key in train and not least <= train[key] < bound:
+            raise UsageError(f"{key} is {train[key]} in [train]; it must be at least {least:g} and below {bound:g}")
+    if train.get("max_steps") == 0:
+        raise UsageError("max_steps is 0 in [train]; it must be above 0, or -1 for num_train_epochs to decide")
+
+
+def check_model(task: Task, recipe: Recipe, config: PreTrainedConfig | None = None) -> None:
+    """Nothing, or a UsageError: no such checkpoint, sizes that do not fit, texts longer than the positions."""
+    if recipe.get("checkpoint"):
+        if config is None:
+            config = load_config(recipe["checkpoint"])
+            check_weights(Path(recipe["checkpoint"]))
+        if not task.metric:
+            labels = task.configure(recipe, None, None)["id2label"].values()
+            if {label.lower() for label in labels} != {str(label).lower() for label in config.id2label.values()}:
+                raise UsageError(explain_missing_head(task, recipe, labels))
+            if (name := name_head(task, recipe)) != (had := (config.architectures or [name])[0]):
+                raise UsageError(
+                    f"{recipe['checkpoint']} is a {had} and would be taken for a {name}; say so: --set bilstm="
+                    f"{str('BiLSTM' in had).lower()}"
+                )
+        given = {key: value for key, value in recipe["model"].items() if key in CHECKPOINT_SIZES}
+        if other := [f"{key} {value}" for key, value in given.items() if value != getattr(config, key)]:
+            raise UsageError(
+                f"[model] asks for {', '.join(other)}, but {recipe['checkpoint']} has other sizes; leave them out"
+            )
+    else:
+        config = make_config(recipe["model"])
+    own = {"feature_layers"} if recipe["data"].get("features") else {"feature_layers", "bilstm_hidden_size"}
+    if unused := sorted(own & recipe["model"].keys()):
+        raise UsageError(
+            f"{unused[0]} in [model] belongs to the feature-based approach (bertkit ner --features LAYERS); "
+            "leave it out"
+        )
+    if layers := recipe["data"].get("features"):
+        with explain_refusal(f"features = {layers!r}"):
+            bilstm.check_feature_layers(layers, config)
+    if recipe["model"].get("attn_implementation") == "flex_attention":
+        raise UsageError("flex_attention has no dropout, with which BERT is trained; use packed, sdpa or eager")
+    longest = max(*list_lengths(recipe), recipe["data"].get("heldout_length", 0))
+    if recipe.get("reinit_layers", 0) > config.num_hidden_layers:
+        raise UsageError(
+            f"reinit_layers is {recipe['reinit_layers']}, but the model has {config.num_hidden_layers} layers; lower it"
+        )
+    if longest > config.max_position_embeddings:
+        raise UsageError(
+            f"max_length {longest} exceeds the model's {config.max_position_embeddings} positions; lower it"
+            + ("" if recipe.get("checkpoint") else " or raise max_position_embeddings in [model]")
+        )
+
+
+def make_arguments(task: Task, recipe: Recipe, output: Path) -> TrainingArguments:
+    """TrainingArguments of `[train]`, with what follows from the other keys.
+
+    Raises:
+        UsageError: transformers refuses a value, something it needs is not installed, the batch cannot be divided, or
+            one process would cut it for the others.
+    """
+    train = dict(recipe["train"])
+    per_device, accumulation = split_batch(
+        recipe["batch_size"],
+        processes=join_processes(recipe).num_processes,
+        per_device=train.pop("per_device_train_batch_size", None),
+    )
+    precision = choose_precision(recipe["precision"])
+    if (asked := os.environ.get("ACCELERATE_MIXED_PRECISION", "no")) not in ("no", precision):  # which would win
+        raise UsageError(
+            f"accelerate asks for {asked} (--mixed_precision, ACCELERATE_MIXED_PRECISION) and the recipe for "
+            f"{precision}; remove --mixed_precision, and set precision in the recipe"
+        )
+    if train.get("optim") == BERT_ADAM:
+        del train["optim"]  # ours, which `make_trainer` hands over
+    train.pop("save_total_limit", None)  # BertTrainer's: the Trainer deletes before the new checkpoint is whole
+    defaults = {
+        "report_to": "none",
+        "disable_tqdm": True,
+        "log_level_replica": "error",  # of several processes one speaks
+        "logging_nan_inf_filter": False,  # it would hide a NaN loss
+        "use_cpu": not torch.accelerator.is_available(),  # bf16 on a CPU has to be allowed by it
+        "ddp_find_unused_parameters": False,  # a head uses all it has
+        "remove_unused_columns": False,  # a task's columns all are arguments of its head
+        "per_device_eval_batch_size": max(per_device, 32),
+    }
+    if train.get("load_best_model_at_end") or train.get("save_strategy") == "best":  # else the last one is kept
+        defaults |= {"metric_for_best_model": task.metric, "greater_is_better": not task.lower_is_better}
+    if "activation_checkpointing" in TrainingArguments.__dataclass_fields__ and "gradient_checkpointing" in train:
+        train["activation_checkpointing"] = train.pop("gradient_checkpointing")  # its newer name
+    with explain_refusal("[train]"):
+        args = TrainingArguments(
+            **defaults
+            | train
+            | {
+                "output_dir": str(output),
+                "per_device_train_batch_size": per_device,
+                "gradient_accumulation_steps": accumulation,
+                "bf16": precision == "bf16",
+                "fp16": precision == "fp16",
+            }
+        )
+        Trainer.get_optimizer_cls_and_kwargs(args)  # whether it is installed
+        nobody = torch.optim.SGD([torch.zeros(1)])
+        get_scheduler(args.lr_scheduler_type, nobody, 0, 1, scheduler_specific_kwargs=args.lr_scheduler_kwargs)
+        context = args.dataloader_multiprocessing_context
+        DataLoader([], num_workers=args.dataloader_num_workers, multiprocessing_context=context)
+    if (mode := args.torch_compile_mode) and mode not in (modes := torch._inductor.list_mode_options()):
+        raise UsageError(
+            f"torch_compile_mode = {mode[:40]!r} in [train] is unknown; expected one of {', '.join(modes)}"
+        )
+    if args.lr_scheduler_type in ("reduce_lr_on_plateau", "greedy"):
+        raise UsageError(
+            f"lr_scheduler_type = {args.lr_scheduler_type.value} in [train] needs the loss of an evaluation, which "
+            "bertkit does not compute; take one that depends on the update alone, such as linear, cosine or constant"
+        )
+    names, given = list_scores(task), (train.get("metric_for_best_model") or task.metric).removeprefix("eval_")
+    if given not in names:
+        raise UsageError(
+            f"metric_for_best_model = {given[:40]!r} in [train] is no score of {task.name}; expected "
+            f"{', '.join(names) or 'none, for it has no labels'}"
+        )
+    if args.accelerator_config.dispatch_batches:
+        raise UsageError("dispatch_batches in [train] would cut a batch's places like its rows; leave it out")
+    args._n_gpu = min(args.n_gpu, 1)  # several GPUs are several processes (accelerate launch), never DataParallel
+    return args
+
+
+def list_scores(task: Task) -> list[str]:
+    """Return the names of the scores by which the first split, which is evaluated during training, can be judged."""
+    names = dict.fromkeys([task.metric, *(row.key for row in task.table)])
+    others = [pattern for pattern in task.splits.values() if pattern != "{}"]
+    return [name for name in names if name not in {pattern.format(key) for pattern in others for key in names}]
+
+
+def name_head(task: Task, recipe: Recipe) -> str:
+    """The class of `bertkit.model.bert` that a run trains: the task's head, or its sibling with a BiLSTM."""
+    name = task.head(recipe["data"])
+    return name.replace("BertFor", "BertBiLSTMFor") if recipe.get("bilstm") else name
+
+
+def explain_missing_head(task: Task, recipe: Recipe, labels: Iterable[str]) -> str:
+    """What is wrong with a model that should predict a task without training data, and cannot."""
+    return (
+        f"{task.name} has no training data: a fine-tuned model predicts it, and {recipe['checkpoint']} has no head for "
+        f"the labels {', '.join(labels)}; give the run of one that has: --model RUN"
+    )

@@ -1,0 +1,109 @@
+"""What a finished run leaves beside its weights: predictions, sequence lengths, the best model."""
+
+import shutil
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from transformers import PreTrainedModel
+
+from bertkit.data.tokenizer import save_tokenizer
+from bertkit.system.files import write_json
+from bertkit.system.progress import Report
+from bertkit.tasks.task import Task
+from bertkit.training.model_card import write_card
+from bertkit.training.recipe import Recipe, list_lengths
+from bertkit.training.run_dir import (
+    BEST,
+    EXAMPLES,
+    LENGTHS_FILE,
+    METRICS_FILE,
+    PREDICTIONS,
+    describe_environment,
+    is_intact,
+    write_log,
+)
+from bertkit.training.trainer import BertTrainer
+
+if TYPE_CHECKING:
+    from bertkit.training.run import Prepared
+
+MEASURED = 4096  # sequences of a split, whose lengths are kept
+
+
+def write_results(
+    task: Task,
+    recipe: Recipe,
+    trainer: BertTrainer,
+    metrics: dict[str, Any],
+    files: Mapping[str, str],
+    prepared: "Prepared",
+    output: Path,
+) -> None:
+    """Writes log, card and predictions beside the saved model, and last the metrics."""
+    (output / "training_args.bin").unlink(missing_ok=True)  # a pickle; recipe.toml says the same
+    write_log(trainer.state.log_history, output)
+    # What was saved is what is shown, and it is whole where training has sharded it.
+    model = type(trainer.accelerator.unwrap_model(trainer.model)).from_pretrained(output).eval()
+    sizes = {split: len(data) for split, data in prepared.data.items()}
+    card = write_card(task, str(output), recipe, metrics, describe_environment(), model, sizes)
+    (output / "README.md").write_text(card, encoding="utf-8")
+    if task.examples is not None:
+        lines = task.examples(model, prepared.tokenizer, prepared.examples)
+        files = {**files, EXAMPLES: "".join(f"{line}\n" for line in lines)}
+    (output / PREDICTIONS).mkdir(exist_ok=True)
+    for name, text in files.items():
+        (output / PREDICTIONS / name).write_text(text, encoding="utf-8")
+    write_json(measure_lengths(task, recipe, prepared.data), output / LENGTHS_FILE)
+    write_json(metrics, output / METRICS_FILE)
+
+
+def measure_lengths(task: Task, recipe: Recipe, data: Mapping[str, Any]) -> dict[str, Any]:
+    """Split -> how many of its `sequences` have how many tokens, `counts` and `lengths`, and the most they may have.
+
+    Of a large split, of MEASURED sequences, evenly spread. Where samples are drawn for each run, of those held out.
+    """
+    first = next(iter(task.splits), "")
+    longest = recipe["data"].get("heldout_length") or list_lengths(recipe)[0]
+    found = {}
+    for split in [split for split in ("train", first) if split in data and (task.reusable or split == first)]:
+        places = np.linspace(0, len(data[split]) - 1, min(len(data[split]), MEASURED)).astype(int).tolist()
+        counts: Counter[int] = Counter()
+        for start in range(0, len(places), 64):
+            batch = task.collate(data[split].__getitems__(places[start : start + 64]))
+            if "input_ids" not in batch:  # but features of words
+                break
+            counts.update(batch["attention_mask"].sum(-1).flatten().tolist())
+        if counts:
+            lengths = sorted(counts)
+            found[split] = {"sequences": len(data[split]), "max_length": longest, "lengths": lengths}
+            found[split]["counts"] = [counts[length] for length in lengths]
+    return found
+
+
+def find_better(trainer: BertTrainer, metrics: Mapping[str, Any], report: Report) -> dict[str, float]:
+    """The `step` and scores of an earlier checkpoint that is better than the model at the end; empty if none is."""
+    name, lower_is_better = trainer.criterion
+    best = None if trainer.args.load_best_model_at_end else trainer.find_best()
+    if not best or best["step"] == trainer.state.global_step:
+        return {}
+    if not is_intact(Path(trainer.args.output_dir) / f"checkpoint-{best['step']}"):
+        report(f"checkpoint-{best['step']}, which was better, is damaged and left out")
+        return {}
+    better = best[name] < metrics[name] if lower_is_better else best[name] > metrics[name]
+    return best if better else {}
+
+
+def save_best(task: Task, head: type[PreTrainedModel], best: Mapping[str, float], tokenizer: Any, output: Path) -> None:
+    """Writes `output/best` at once: the model of an earlier checkpoint, saved as the last one is, and the tokenizer."""
+    model = head.from_pretrained(output / f"checkpoint-{best['step']}")
+    for name, value in task.tuned_config(best).items():
+        setattr(model.config, name, value)
+    temporary = output / f".{BEST}"
+    shutil.rmtree(temporary, ignore_errors=True)
+    model.save_pretrained(temporary)
+    save_tokenizer(tokenizer, temporary)
+    shutil.rmtree(output / BEST, ignore_errors=True)
+    temporary.rename(output / BEST)

@@ -1,0 +1,238 @@
+"""A finished run -> a repository on the Hub.
+
+What is uploaded is named here, file by file: weights, configuration, tokenizer, recipe, scores, log and card. All else
+stays behind: checkpoints and earlier models, and the predictions, which may repeat the words of data that are not ours
+to publish. The folders of the machine that trained stay behind as well: of a path only its last part is published.
+
+Left out: licences, of which a run knows nothing, and pull requests.
+"""
+
+import json
+import os
+import re
+import tomllib
+from contextlib import suppress
+from pathlib import Path
+from textwrap import shorten
+from typing import Any
+
+import tomli_w
+from huggingface_hub import CommitOperationAdd, HfApi, ModelCard
+from huggingface_hub.errors import HFValidationError
+from huggingface_hub.utils import validate_repo_id
+
+import bertkit
+from bertkit.errors import UsageError, explain_refusal, join_lines
+from bertkit.reports.tables import ScoreRow
+from bertkit.system.hub import CARD, LOGIN, explain_hub
+from bertkit.system.progress import Report, ignore
+from bertkit.training.model_card import hide_paths
+from bertkit.training.run_dir import ENVIRONMENT, LOG, METRICS_FILE, RECIPE_FILE, STUDY_RESULT, VOCABULARY
+
+WEIGHTS, WEIGHTS_INDEX = "model.safetensors", "model.safetensors.index.json"
+SHARD = re.compile(r"model-\d+-of-\d+\.safetensors")
+PUBLISHED = (
+    "config.json",
+    "generation_config.json",
+    VOCABULARY,
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    RECIPE_FILE,
+    ENVIRONMENT,
+    LOG,
+    "curves.png",
+    METRICS_FILE,
+)
+
+
+# --- The upload -------------------------------------------------------------------------------------------------------
+
+
+def check_push(repo: str) -> str:
+    """The whole name of a repository that can be pushed to, as far as is known without trying; asked before training.
+
+    Raises:
+        UsageError: no token, one that may only read, no Hub, a name that is none or in a namespace of others.
+    """
+    with explain_hub(f"nothing can be pushed to {repo}"):
+        me = HfApi().whoami()
+        user, role = me["name"], me.get("auth", {}).get("accessToken", {}).get("role")
+        proposed = f"{user}/{re.sub('[^A-Za-z0-9_]+', '-', repo.rpartition('/')[2]).strip('-') or 'my-bert'}"
+        try:
+            validate_repo_id(repo)
+        except HFValidationError:
+            raise UsageError(f"{repo!r} is no name of a repository; write {proposed}") from None
+        if role == "read":
+            raise UsageError(
+                f"nothing can be pushed to {repo}: the token of {user} may only read; log in with one that may write: "
+                f"{LOGIN}"
+            )
+        owner, _, name = repo.rpartition("/")
+        known = [user, *(organization["name"] for organization in me.get("orgs", []))]
+        # A fine-grained token does not tell all organizations.
+        if owner and role == "write" and owner.lower() not in map(str.lower, known):
+            raise UsageError(
+                f"nothing can be pushed to {repo}: it would belong to {owner}, not {user}; write {proposed}"
+            )
+    return f"{owner or user}/{name}"
+
+
+def push(output: Path, repo: str, *, private: bool = False, report: Report = ignore) -> str:
+    """Uploads a finished run to a repository that is made if need be, in one commit, and gives its address.
+
+    What has been uploaded when something fails is not uploaded again. The card gets the repository's name, and of a run
+    in a study what the study knows.
+
+    Args:
+        private: make the repository private; one that is public already is refused.
+
+    Raises:
+        UsageError: the run is not finished or has no weights, the Hub refuses or cannot be reached; the run stays as it
+            is, and nothing is half there.
+    """
+    files = gather_files(output)
+    repo = check_push(repo)
+    files |= {CARD: make_public_card(output, repo).encode(), RECIPE_FILE: make_public_recipe(output / RECIPE_FILE)}
+    with explain_hub(f"{output} is not on the Hub as {repo}"):
+        address = HfApi().create_repo(repo, private=private or None, exist_ok=True)
+        if private and not HfApi().repo_info(repo).private:
+            raise UsageError(
+                f"{output} is not pushed: {repo} is public already; leave out --private, choose another name, or make "
+                f"it private first: hf repos settings {repo} --private"
+            )
+        size = sum(len(file) if isinstance(file, bytes) else file.stat().st_size for file in files.values())
+        report(f"{len(files)} files, {size / 1e6:,.1f} MB, go to {address}")
+        operations = [CommitOperationAdd(name, file) for name, file in files.items()]
+        HfApi().create_commit(
+            repo, operations, commit_message=f"bertkit {bertkit.__version__}: {output.resolve().name}"
+        )
+    return str(address)
+
+
+def gather_files(output: Path) -> dict[str, Path | bytes]:
+    """Name -> the file of a finished run that is published, but for its card.
+
+    Raises:
+        UsageError: there is no run, it is not finished, it lacks weights, tokenizer or card, or one of them is a link.
+    """
+    if not (output / RECIPE_FILE).is_file():
+        if study := read_study(output):
+            chosen = dict.fromkeys(str(output / one["run"]) for one in study["chosen"])
+            runs = shorten(", ".join(chosen), 200, placeholder="…") or "none has finished"
+            raise UsageError(f"{output} is a study; push a run of it ({runs})")
+        raise UsageError(f"there is no run in {output}; give the directory of a finished one")
+    if not (output / METRICS_FILE).is_file():
+        raise UsageError(f"the run in {output} is not finished; the command that began it finishes it")
+    weights = list_weights(output)
+    if missing := [name for name in weights if not (output / name).is_file()]:
+        raise UsageError(f"{output} has no {missing[0]} here, so nothing can be pushed; push from where it was trained")
+    for name in (VOCABULARY, CARD):
+        if not (output / name).is_file():
+            raise UsageError(
+                f"{output} has no {name}; delete {METRICS_FILE}, and the command that began the run writes it"
+            )
+    files = {name: output / name for name in (*weights, *PUBLISHED) if (output / name).is_file()}
+    if link := next((path for path in (*files.values(), output / CARD) if path.is_symlink()), None):
+        raise UsageError(f"{link} is a link, and what it leads to may be no part of the run; put a copy in its place")
+    return files
+
+
+def list_weights(output: Path) -> list[str]:
+    """Return the names of a run's files of weights: one, or an index and the shards that it lists.
+
+    Raises:
+        UsageError: the index is damaged, or lists something else.
+    """
+    if (output / WEIGHTS).is_file() or not (output / WEIGHTS_INDEX).is_file():
+        return [WEIGHTS]
+    try:
+        names = sorted(set(json.loads((output / WEIGHTS_INDEX).read_text(encoding="utf-8"))["weight_map"].values()))
+        if other := [name for name in names if not SHARD.fullmatch(name)]:
+            raise ValueError(f"{other[0]!r} is no shard of a model")
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise UsageError(f"{output / WEIGHTS_INDEX} is damaged ({join_lines(error)}); put back the run's own") from None
+    return [WEIGHTS_INDEX, *names]
+
+
+def make_public_card(output: Path, repo: str) -> str:
+    """A run's card, as it is now, with the name of the repository instead of the run's, and what its study knows."""
+    name = repo.rpartition("/")[2]
+    with explain_refusal(f"the card {output / CARD}"):
+        card = ModelCard((output / CARD).read_text(encoding="utf-8"))
+        if card.data.get("model_name"):
+            card.data.model_name = name
+        text = str(card)
+    if found := re.search(r'from_pretrained\("([^"\n]+)"\)', text):
+        text = text.replace(found[0], f'from_pretrained("{repo}")')
+        titles = "|".join(re.escape(path.name) for path in (Path(found[1]), output.resolve()) if path.name)
+        text = re.sub(rf"^# ({titles})$", f"# {name}", text, count=1, flags=re.MULTILINE)
+    if note := describe_study(output):
+        parts = re.split(r"(?<=\n)(?=## )", text)
+        scores = next((place for place, part in enumerate(parts) if part.startswith("## Scores")), -1)
+        parts[scores] = f"{parts[scores].rstrip()}\n\n{note}\n\n"
+        text = "".join(parts)
+    home = os.path.expanduser("~")
+    return re.sub(rf"{re.escape(home)}\b", "~", text) if home != "/" else text
+
+
+def make_public_recipe(path: Path) -> bytes:
+    """Return the recipe without the folders of this machine, as the card has it since the training.
+
+    Where the run was trained it could be seen which names are paths; a card without a recipe is decided on here.
+    """
+    with explain_refusal(str(path)):
+        recipe = tomllib.loads(path.read_text(encoding="utf-8"))
+    hidden = hide_paths(recipe)
+    with suppress(OSError, ValueError, TypeError):
+        card = path.with_name(CARD).read_text(encoding="utf-8")
+        shown = tomllib.loads(re.search(r"^```toml\n(.*?)^```$", card, re.DOTALL | re.MULTILINE)[1])
+        hidden = hide_paths(shown) if shown.keys() == recipe.keys() else hidden
+    return path.read_bytes() if hidden == recipe else tomli_w.dumps(hidden).encode()
+
+
+def describe_study(output: Path) -> str:
+    """What the study that a run belongs to says of it: of how many it is the best, and what its other seeds score.
+
+    Empty where it belongs to none.
+    """
+    run = output.resolve()
+    studies = ((folder, read_study(folder)) for folder in run.parents)
+    folder, study = next(((folder, study) for folder, study in studies if study), (None, None))
+    if study is None:
+        return ""
+    place = run.relative_to(folder).as_posix()
+    lines = [
+        f"The best of {one['of_runs']} runs on the very data that it is scored on: its score is optimistic."
+        for one in study["chosen"]
+        if one["run"] == place and one["of_runs"] > 1
+    ][:1]
+    for cell in study["cells"]:
+        seeds = [str(one["seed"]) for one in cell["runs"] if one["status"] == "finished"]
+        if cell["n"] > 1 and place in [one["directory"] for one in cell["runs"]]:
+            column = study["columns"][cell["column"]]
+            row = ScoreRow(column["name"], column["metric"], unit=column["unit"])
+            lines.append(
+                f"Over the {cell['n']} seeds {', '.join(seeds)}: {row.name} {row.show(cell['mean'])} ± "
+                f"{row.show(cell['sd'])}{' %' * bool(row.unit)} (mean and standard deviation)."
+            )
+    return " ".join(dict.fromkeys(lines))
+
+
+def read_study(folder: Path) -> dict[str, Any] | None:
+    """The results of the study in a directory; None where there is none, or a study.json of somebody else's.
+
+    Raises:
+        UsageError: the file is damaged.
+    """
+    if not (folder / STUDY_RESULT).is_file():
+        return None
+    with explain_refusal(str(folder / STUDY_RESULT)):
+        found = json.loads((folder / STUDY_RESULT).read_text(encoding="utf-8"))
+    if not isinstance(found, dict) or not isinstance(found.get("columns"), dict):
+        return None
+    for name, keys in (("chosen", {"run", "of_runs"}), ("cells", {"n", "column", "runs"})):
+        parts = found.get(name)
+        if not isinstance(parts, list) or not all(isinstance(part, dict) and keys <= part.keys() for part in parts):
+            return None
+    return found
