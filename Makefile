@@ -37,9 +37,10 @@ demo: $(INSTALLED) ## the whole way in 10 to 20 minutes: data from documentation
 	  $(ASKED) "In pandas.Index, dtype is str: What it is stored as."
 	$(BIN)/bertkit report runs/demo runs/demo-squad runs/demo-qnli --output runs/demo.html
 
-check: $(INSTALLED) ## lint and formatting, as CI runs them
+check: $(INSTALLED) ## lint, formatting and who imports whom, as CI runs them
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports --no-cache --no-timing
 
 format: $(INSTALLED) ## format the code and mend what ruff can
 	$(BIN)/ruff check --fix .
@@ -54,7 +55,7 @@ browser: ## install Chromium where there is none, as root of a Debian
 	DEBIAN_FRONTEND=noninteractive timeout 600 apt-get install --yes --quiet=2 --no-install-recommends chromium; }
 
 test-browser: $(INSTALLED) ## open the report in Chromium
-	HF_HUB_OFFLINE=1 $(BIN)/pytest -m slow tests/test_page.py
+	HF_HUB_OFFLINE=1 $(BIN)/pytest -m slow tests/analysis/test_page.py
 
 test-all: $(INSTALLED) ## also the slow ones
 	HF_HUB_OFFLINE=1 $(BIN)/pytest --numprocesses 2 --timeout 7200 -m "not network and not gpu and not clients"

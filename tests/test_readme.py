@@ -368,9 +368,13 @@ def test_the_make_targets_that_are_named_exist():
 
 def test_the_tree_names_every_module_and_nothing_else():
     tree = re.search(r"```\n(bertkit/\n.*?)```", README, re.DOTALL).group(1)
-    named = set(re.findall(r"─ (\S+\.py)", tree))
+    named, folder = [], ""
+    for line in tree.splitlines():
+        if found := re.match(r"(│   )?├── (\w+)/", line):
+            folder = f"{folder.split('/')[0]}/{found[2]}" if found[1] else found[2]
+        named += [f"{folder}/{name}".lstrip("/") for name in re.findall(r"\w+\.py", line)]
     there = {str(path.relative_to(ROOT / "bertkit")) for path in (ROOT / "bertkit").rglob("*.py")}
-    assert named == {name for name in there if not name.endswith(("__init__.py", "__main__.py"))}
+    assert sorted(named) == sorted(name for name in there if not name.endswith(("__init__.py", "__main__.py")))
 
 
 EXAMPLES = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
