@@ -40,7 +40,7 @@ demo: $(INSTALLED) ## the whole way in 10 to 20 minutes: data from documentation
 check: $(INSTALLED) ## lint, formatting and who imports whom, as CI runs them
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/lint-imports --no-cache --no-timing
+	$(BIN)/lint-imports --no-cache --no-logo
 
 format: $(INSTALLED) ## format the code and mend what ruff can
 	$(BIN)/ruff check --fix .

@@ -40,7 +40,7 @@ VARYING = re.compile(
 )
 TAKEN_OUT = [
     (r"\d{4}-\d\d-\d\d[T ][\d:]+(\+00:00)?", "DATE"),
-    (r"\b[0-9a-f]{40}\+?", "COMMIT"),
+    (r"\b[0-9a-f]{40}\+?|\b[0-9a-f]{10}( with changes)?(?=\))", "COMMIT"),
     (r"(\d+ (h|min) )?\d[\d.,]* (ms|s|seconds?|min)\b", "TIME"),
     (r"\b\d[\d.,]* (\w+ )?(a|per) second", "RATE"),
     (r"\b\d+\.\d+\.\d+([.+-]\w+)*", "VERSION"),

@@ -32,7 +32,7 @@ from bertkit.bench.training import (
     make_stock,
     measure_sides,
 )
-from bertkit.data.pretraining.masking import IGNORED
+from bertkit.data.sequences import IGNORED
 from bertkit.model.precision import choose_precision
 from bertkit.system.progress import Report, ignore
 from bertkit.tasks import TASKS

@@ -6,7 +6,6 @@ A user's mistake is one line on standard error and exit code 2; a run stopped by
 import os
 import sys
 
-from bertkit.cli import bench, data, inference, train  # noqa: F401 (they add their commands to app)
 from bertkit.cli.console import LAUNCHED, explain_mistakes, leave_at_once
 from bertkit.cli.options import app
 from bertkit.errors import UsageError

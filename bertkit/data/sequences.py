@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from bertkit.data.pretraining.tokenize import Words, copy_backend
+from bertkit.data.tokenizer import Words, copy_backend
 from bertkit.system.files import take_fingerprint
 
 TEXTS_A_BATCH = 10_000  # tokenized at once
@@ -186,3 +186,6 @@ def batch_by_length(lengths: np.ndarray) -> Iterator[np.ndarray]:
         count = max(1, TOKENS_A_BATCH // int(lengths[order[start]]))
         yield order[start : start + count]
         start += count
+
+
+IGNORED = -100  # the label of a position without a loss, as in torch.nn.functional.cross_entropy

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from torch.utils.data import Dataset
 
-from bertkit.data.pretraining.tokenize import copy_backend
+from bertkit.data.tokenizer import copy_backend
 from bertkit.errors import UsageError
 from bertkit.system.files import take_fingerprint
 

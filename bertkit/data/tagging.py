@@ -17,16 +17,14 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from bertkit.data.pretraining.masking import IGNORED
-from bertkit.data.pretraining.tokenize import Words, copy_backend
-from bertkit.data.sequences import Sequences, pad
+from bertkit.data.sequences import IGNORED, Sequences, pad
+from bertkit.data.tokenizer import Words, copy_backend
 from bertkit.errors import UsageError
 from bertkit.system.files import take_fingerprint
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from bertkit.data.formats.conll import TaggedText
 
 ABSENT = -1  # the place of a word without a token
 # What BERT's normalizer sets blanks around: each is a word.
@@ -37,6 +35,45 @@ IDEOGRAPH = (
 PART = rf"(?:(?![{IDEOGRAPH}])\w)+"
 # A few marks inside of a word belong to it, as in "U.N" and "O'Neill's"; each other mark is a word.
 WORD = re.compile(rf"[{IDEOGRAPH}]|{PART}(?:[^\w\s]{{1,3}}{PART}){{0,8}}|[^\w\s]")
+
+
+@dataclass(frozen=True, slots=True)
+class Sentence:
+    """Some words, the tag of each in IOB2, and the same as its file has them.
+
+    document: how many -DOCSTART- lines come before it. line: of its first word; on the Hub its row; from 1.
+    """
+
+    words: Sequence[str]
+    tags: Sequence[str]
+    official: Sequence[str]
+    document: int
+    line: int
+
+
+@dataclass(frozen=True, eq=False)
+class TaggedText:
+    """The sentences of a file or of a split on the Hub.
+
+    documents: its -DOCSTART- lines; without any it does not say where documents end.
+    scheme: IOB1 or IOB2. odd: how many entities begin as in the other one.
+    """
+
+    source: str
+    sentences: Sequence[Sentence]
+    documents: int
+    scheme: str
+    odd: int
+
+    def locate(self, index: int) -> str:
+        """What a message calls a sentence: the file and the line."""
+        return f"{self.source}, line {self.sentences[index].line}"
+
+    def number_documents(self) -> np.ndarray:
+        """(S,) int64, rising: sentences with equal numbers are of one document. Each is alone if nothing is said."""
+        if not self.documents:
+            return np.arange(len(self.sentences))
+        return np.array([sentence.document for sentence in self.sentences], np.int64)
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,7 +89,7 @@ class WordWindows(Dataset):
     starts, stops: (S,) the tokens of `ids` that each sequence shows.
     """
 
-    text: "TaggedText"
+    text: TaggedText
     names: Sequence[str]
     cls: int
     sep: int
@@ -120,7 +157,7 @@ def split_words(text: str) -> list[tuple[int, int]]:
 
 
 def encode_words(
-    text: "TaggedText", names: Sequence[str], tokenizer: Any, max_length: int = 512, context: bool = True
+    text: TaggedText, names: Sequence[str], tokenizer: Any, max_length: int = 512, context: bool = True
 ) -> WordWindows:
     """A sequence of at most `max_length` tokens for each sentence of a text.
 
@@ -159,7 +196,7 @@ def encode_words(
     )
 
 
-def check_lengths(text: "TaggedText", lengths: np.ndarray, max_length: int) -> None:
+def check_lengths(text: TaggedText, lengths: np.ndarray, max_length: int) -> None:
     """Nothing, or a UsageError: a sentence with more tokens (S,) than there is room for beside [CLS] and [SEP]."""
     if len(long := np.flatnonzero(lengths > max_length - 2)):
         raise UsageError(

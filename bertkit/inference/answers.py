@@ -16,12 +16,11 @@ import numpy as np
 from scipy.special import expit, softmax
 from torch import Tensor, nn
 
-from bertkit.data.formats.conll import TAG, Sentence, TaggedText
-from bertkit.data.pretraining.masking import IGNORED
-from bertkit.data.pretraining.tokenize import Words, copy_backend
-from bertkit.data.sequences import Sequences, encode_inputs, pad
+from bertkit.data.formats.conll import TAG
+from bertkit.data.sequences import IGNORED, Sequences, encode_inputs, pad
 from bertkit.data.spans import Question, Windows, encode_questions, find_best, keep_top
-from bertkit.data.tagging import WordWindows, encode_words, pad_words, split_words
+from bertkit.data.tagging import Sentence, TaggedText, WordWindows, encode_words, pad_words, split_words
+from bertkit.data.tokenizer import Words, copy_backend
 from bertkit.errors import UsageError, make_printable
 from bertkit.metrics.ner import find_entities
 from bertkit.model import heads

@@ -20,9 +20,8 @@ import numpy as np
 from torch import Tensor
 
 from bertkit.data.formats.inputs import check_output, cut_into_chunks, walk_lines
-from bertkit.data.pretraining.tokenize import copy_backend
 from bertkit.data.sequences import encode_texts
-from bertkit.data.tokenizer import load_tokenizer
+from bertkit.data.tokenizer import copy_backend, load_tokenizer
 from bertkit.errors import UsageError, explain_disk_error, explain_refusal
 from bertkit.model.bert import BertModel
 from bertkit.model.bilstm import FEATURE_LAYERS

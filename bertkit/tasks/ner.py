@@ -25,14 +25,12 @@ from bertkit.data.formats.conll import (
     NER_CONFIG,
     NER_HUB,
     NER_HUB_SPLITS,
-    Sentence,
-    TaggedText,
     find_conll,
     read_conll,
     read_conll_copy,
     to_iob1,
 )
-from bertkit.data.tagging import ABSENT, IGNORED, WordWindows, encode_words, pad_words
+from bertkit.data.tagging import ABSENT, IGNORED, Sentence, TaggedText, WordWindows, encode_words, pad_words
 from bertkit.errors import UsageError
 from bertkit.metrics.ner import find_entities, score_entities
 from bertkit.model.bilstm import FEATURE_LAYERS

@@ -21,10 +21,11 @@ import torch
 from torch import Tensor, nn
 
 from bertkit.data.pretraining.dataset import Phase, PretrainingData, take
-from bertkit.data.pretraining.masking import IGNORED, check_rates
+from bertkit.data.pretraining.masking import check_rates
 from bertkit.data.pretraining.sources import Document, is_built, read_documents
 from bertkit.data.pretraining.store import open_corpus, read_manifest
 from bertkit.data.pretraining.tokenize import TokenizedCorpus, choose_held_out, start_of, tokenize_documents
+from bertkit.data.sequences import IGNORED
 from bertkit.data.tokenizer import describe_vocabulary, load_tokenizer, make_tokenizer, train_vocabulary
 from bertkit.errors import UsageError
 from bertkit.model.config import BertConfig

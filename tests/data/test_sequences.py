@@ -10,9 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
-from bertkit.data.pretraining.tokenize import copy_backend
 from bertkit.data.sequences import TEXTS_A_BATCH, Choices, Sequences, encode_inputs, encode_texts, pad, pad_choices
-from bertkit.data.tokenizer import make_tokenizer
+from bertkit.data.tokenizer import copy_backend, make_tokenizer
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 WORDS = ["my", "dog", "is", "cute", "he", "likes", "play", "##ing", "a", "b", "mask", "sep", "[", "]", ".", ",", "##s"]

@@ -5,8 +5,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bertkit.data.formats.conll import Sentence, TaggedText
-from bertkit.data.tagging import ABSENT, IGNORED, check_lengths, encode_words, fit_context, pad_words
+from bertkit.data.tagging import (
+    ABSENT,
+    IGNORED,
+    Sentence,
+    TaggedText,
+    check_lengths,
+    encode_words,
+    fit_context,
+    pad_words,
+)
 from bertkit.data.tokenizer import make_tokenizer
 from bertkit.errors import UsageError
 from tests.official import SPECIAL

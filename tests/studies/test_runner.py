@@ -721,7 +721,7 @@ def test_the_rows_of_a_pretraining_that_fails_fail_with_it_and_are_tried_again(a
     table = (tmp_path / "study" / "table.md").read_text()
     assert "| LTR | failed | failed | failed | – |" in table
     assert "## Failed: 5 of 8 runs" in table
-    assert "- pretrain/ltr: RuntimeError: the device is gone for good (test_study.py:" in table
+    assert "- pretrain/ltr: RuntimeError: the device is gone for good (test_runner.py:" in table
     repaired.append(True)
     again = run_study(make_study(ablation), output=tmp_path / "study")
     assert (again["failed"], again["over"]) == (0, 8)

@@ -346,7 +346,7 @@ class Cluster:
 def test_a_cluster_that_is_lost_is_one_line(monkeypatch):
     clock = itertools.count(0.0, 10.0)
     monkeypatch.setattr(
-        "bertkit.studies.workers.time", SimpleNamespace(monotonic=lambda: next(clock), sleep=lambda _: None)
+        "bertkit.system.parallel.time", SimpleNamespace(monotonic=lambda: next(clock), sleep=lambda _: None)
     )
     dead = "127.0.0.1:1"
     with socket.create_server(("127.0.0.1", 0)) as server:

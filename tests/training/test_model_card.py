@@ -462,7 +462,7 @@ def fail(*request, **what):
 def be_silent(*request):
     def spoil(hub, patch):
         hub.fail(*request, stall=0.8, times=9)
-        patch.setattr(hub, "UPLOAD_TIMEOUT", 0.2)
+        patch.setattr("bertkit.system.hub.UPLOAD_TIMEOUT", 0.2)
 
     return spoil
 

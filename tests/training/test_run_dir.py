@@ -9,7 +9,14 @@ import pytest
 
 from bertkit.errors import UsageError
 from bertkit.system.files import hold_directory
-from bertkit.training.run_dir import find_checkpoint, find_finished, read_environment, read_metrics, write_environment
+from bertkit.training.run_dir import (
+    find_checkpoint,
+    find_finished,
+    hold_run_dir,
+    read_environment,
+    read_metrics,
+    write_environment,
+)
 
 
 def test_a_directory_is_held_by_one_at_a_time(tmp_path):
@@ -93,7 +100,7 @@ def test_a_folder_where_a_file_belongs_is_one_line_before_the_training(tmp_path)
         read_metrics(tmp_path / "metrics.json")
     (tmp_path / "metrics.json").rename(tmp_path / "README.md")
     with pytest.raises(UsageError, match=r"README\.md is a folder, and a file is to be written; delete it$"):
-        hold_directory(tmp_path).__enter__()
+        hold_run_dir(tmp_path).__enter__()
     (tmp_path / "README.md").rename(tmp_path / "predictions")
     (tmp_path / "checkpoint-1" / "complete").mkdir(parents=True)
     with hold_directory(tmp_path):

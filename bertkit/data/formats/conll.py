@@ -10,15 +10,13 @@ Left out: what becomes of words in tokens (`bertkit.data.tagging`), and scores (
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import chain, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from bertkit.data.formats.hub import load_splits
 from bertkit.data.formats.tables import AGAIN, FILE_REMEDY, read_lines
+from bertkit.data.tagging import Sentence, TaggedText
 from bertkit.errors import UsageError
 from bertkit.system.progress import ignore
 
@@ -40,45 +38,6 @@ NER_FILES = (  # of their files, those to prefer first
 NER_HUB, NER_CONFIG = "lhoestq/conll2003", "default"
 NER_HUB_SPLITS = {"train": "train", "dev": "validation", "test": "test"}
 ROWS_A_BATCH = 1_000  # of a data set on the Hub, in memory at once
-
-
-@dataclass(frozen=True, slots=True)
-class Sentence:
-    """Some words, the tag of each in IOB2, and the same as its file has them.
-
-    document: how many -DOCSTART- lines come before it. line: of its first word; on the Hub its row; from 1.
-    """
-
-    words: Sequence[str]
-    tags: Sequence[str]
-    official: Sequence[str]
-    document: int
-    line: int
-
-
-@dataclass(frozen=True, eq=False)
-class TaggedText:
-    """The sentences of a file or of a split on the Hub.
-
-    documents: its -DOCSTART- lines; without any it does not say where documents end.
-    scheme: IOB1 or IOB2. odd: how many entities begin as in the other one.
-    """
-
-    source: str
-    sentences: Sequence[Sentence]
-    documents: int
-    scheme: str
-    odd: int
-
-    def locate(self, index: int) -> str:
-        """What a message calls a sentence: the file and the line."""
-        return f"{self.source}, line {self.sentences[index].line}"
-
-    def number_documents(self) -> np.ndarray:
-        """(S,) int64, rising: sentences with equal numbers are of one document. Each is alone if nothing is said."""
-        if not self.documents:
-            return np.arange(len(self.sentences))
-        return np.array([sentence.document for sentence in self.sentences], np.int64)
 
 
 # --- Tags -------------------------------------------------------------------------------------------------------------

@@ -50,8 +50,8 @@ from bertkit.data.pretraining.store import (
     write_manifest,
     write_shard,
 )
-from bertkit.data.pretraining.tokenize import TokenizedCorpus, choose_dtype, copy_backend
-from bertkit.data.tokenizer import TOKENIZER_FILES, save_tokenizer
+from bertkit.data.pretraining.tokenize import TokenizedCorpus, choose_dtype
+from bertkit.data.tokenizer import TOKENIZER_FILES, copy_backend, save_tokenizer
 from bertkit.errors import UsageError, explain_disk_error
 from bertkit.system.differences import find_recipe_differences, name_differences
 from bertkit.system.files import map_in_threads, remove_unfinished, write_json

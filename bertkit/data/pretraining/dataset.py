@@ -13,12 +13,13 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from bertkit.data.pretraining.masking import IGNORED, default_max_predictions, mask_tokens
+from bertkit.data.pretraining.masking import default_max_predictions, mask_tokens
 from bertkit.data.pretraining.pair_index import find_chunks
 from bertkit.data.pretraining.pairs import Pairing, assemble_pairs
 from bertkit.data.pretraining.rng import draw_key, permute
 from bertkit.data.pretraining.store import fingerprint_files, open_corpus
 from bertkit.data.pretraining.tokenize import TokenizedCorpus
+from bertkit.data.sequences import IGNORED
 from bertkit.system.files import take_fingerprint
 
 

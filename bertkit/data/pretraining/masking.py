@@ -11,9 +11,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from bertkit.data.pretraining.rng import draw_below, draw_bits, draw_key, draw_uniform
+from bertkit.data.sequences import IGNORED
 from bertkit.errors import UsageError
-
-IGNORED = -100  # the label of a position without a loss, as in torch.nn.functional.cross_entropy
 
 # What a random number decides. Counters of one sample are position + stream * STREAM.
 ORDER, REPLACEMENT, RANDOM_TOKEN = range(3)

@@ -5,12 +5,12 @@ Left out: the arrays on disk (`store.py`), pairs (`pairs.py`) and masks (`maskin
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from bertkit.data.tokenizer import Words, copy_backend
 from bertkit.errors import UsageError
 
 if TYPE_CHECKING:
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 Document = list[str]  # its sentences
 
 CHARACTERS_A_BATCH = 1_000_000  # tokenized at once
-WORDS_REMEMBERED = 1 << 18  # remembered; some 50 MB
 TOKENS_A_BLOCK = 1 << 24  # counted at once
 LEAST_DOCUMENTS = 2  # of a part: a random next segment comes from another document
 
@@ -107,20 +106,6 @@ def choose_dtype(vocab_size: int) -> type[np.unsignedinteger]:
     return np.uint16 if vocab_size <= 1 << 16 else np.uint32
 
 
-def copy_backend(tokenizer: Any) -> Any:
-    """A copy of its `tokenizers.Tokenizer`, so that the caller's stays as it is: without padding and truncation.
-
-    Special tokens written out in a text are ordinary text for it.
-    """
-    from tokenizers import Tokenizer
-
-    backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
-    backend.no_padding()
-    backend.no_truncation()
-    backend.encode_special_tokens = True
-    return backend
-
-
 def tokenize_documents(documents: Iterable[Document], tokenizer: "BertTokenizerFast") -> TokenizedCorpus:
     """The token ids of the documents; sentences without a token and documents without a sentence are left out.
 
@@ -147,33 +132,6 @@ def tokenize_in_parts(
             yield part.finish(), part.documents
             part = Growing(dtype)
     yield part.finish(), part.documents
-
-
-class Words:
-    """A tokenizer that remembers the words of a text: most come again, and looking one up costs a fifth.
-
-    A word is what stands between blanks. That is exact, for nothing in BERT's normalizer and pre-tokenizer reaches
-    across a blank; where a vocabulary has added tokens with blanks in them, sentences are tokenized whole.
-    """
-
-    def __init__(self, backend: Any) -> None:
-        self.backend = backend
-        self.ids: dict[str, list[int]] = {}
-        added = backend.get_added_tokens_decoder().values()
-        self.separator = None if any(not token.special and " " in token.content for token in added) else " "
-
-    def encode(self, texts: list[str], dtype: type[np.unsignedinteger]) -> tuple[np.ndarray, np.ndarray]:
-        """The token ids of the texts side by side (N,), and how many each has (S,) int64."""
-        words = [text.split(self.separator) if self.separator else [text] for text in texts]
-        if len(self.ids) > WORDS_REMEMBERED:
-            self.ids.clear()
-        new = list(set(chain.from_iterable(words)) - self.ids.keys())
-        encodings = self.backend.encode_batch_fast(new, add_special_tokens=False)
-        self.ids.update((word, encoding.ids) for word, encoding in zip(new, encodings, strict=True))
-        look_up = self.ids.__getitem__
-        found = [list(chain.from_iterable(map(look_up, line))) for line in words]
-        lengths = np.fromiter(map(len, found), np.int64, len(found))
-        return np.fromiter(chain.from_iterable(found), dtype, lengths.sum()), lengths
 
 
 class Growing:

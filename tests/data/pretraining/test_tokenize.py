@@ -7,18 +7,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bertkit.data import tokenizer
 from bertkit.data.pretraining import tokenize
 from bertkit.data.pretraining.tokenize import (
     TokenizedCorpus,
-    Words,
     choose_dtype,
     choose_held_out,
-    copy_backend,
     start_of,
     tokenize_documents,
     tokenize_in_parts,
 )
-from bertkit.data.tokenizer import make_tokenizer
+from bertkit.data.tokenizer import Words, copy_backend, make_tokenizer
 from bertkit.errors import UsageError
 
 VOCABULARY = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "[", "]", "mask", "my", "dog", "is", "hair", "##y", "."]
@@ -162,7 +161,7 @@ def test_remembered_words_give_what_whole_sentences_give(batches, cased, most):
     backend = copy_backend(make_tokenizer([*special, *pieces], cased=cased))
     remembering = Words(backend)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tokenize, "WORDS_REMEMBERED", most)
+        patch.setattr(tokenizer, "WORDS_REMEMBERED", most)
         for texts in batches:
             ids, lengths = remembering.encode(texts, np.uint16)
             plain = [encoding.ids for encoding in backend.encode_batch(texts, add_special_tokens=False)]
