@@ -6,10 +6,13 @@ A user's mistake is one line on standard error and exit code 2; a run stopped by
 import os
 import sys
 
+from bertkit.cli import bench, data, inference, train
 from bertkit.cli.console import LAUNCHED, explain_mistakes, leave_at_once
 from bertkit.cli.options import app
 from bertkit.errors import UsageError
 from bertkit.system.signals import await_end
+
+COMMAND_MODULES = (train, inference, data, bench)  # they add their commands to `app` when they are imported
 
 
 def check_words(words: list[str]) -> None:

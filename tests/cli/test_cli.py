@@ -406,7 +406,7 @@ with explain_mistakes():
     finally:
         signal.raise_signal({int(number)})
         print("stopping", flush=True)
-        time.sleep(signals.SAME + 0.1)
+        time.sleep(signals.SAME_SIGNAL + 0.1)
         signal.raise_signal({int(number)})
         print("still here")
 """
