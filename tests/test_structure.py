@@ -44,10 +44,8 @@ def test_every_module_and_public_function_has_a_docstring(name):
         ("import bertkit.cli", ("torch", "transformers", "numpy", "rich.table")),
         ("import bertkit.training.recipe", ("torch", "transformers")),
         ("import bertkit.model.bert", ("datasets", "evaluate")),
-        (
-            "import bertkit.training.run",
-            ("evaluate", "matplotlib"),
-        ),  # transformers' Trainer imports datasets if it is there
+        # transformers' Trainer imports datasets if it is there
+        pytest.param("import bertkit.training.run", ("evaluate", "matplotlib"), marks=pytest.mark.slow),
     ],
 )
 def test_an_import_stays_light(statement, absent):
@@ -56,6 +54,7 @@ def test_an_import_stays_light(statement, absent):
     assert printed.strip() == "[]"
 
 
+@pytest.mark.slow
 def test_training_works_where_datasets_and_evaluate_are_not_installed():
     block = "import sys; sys.modules['datasets'] = sys.modules['evaluate'] = None"
     imports = "from bertkit.training.run import run; from bertkit.training.run_dir import describe_environment"

@@ -125,6 +125,7 @@ def test_fine_tuning_on_official_files(bert, glue, tiny):
     assert any(line.startswith("stock_best: ") for line in lines)
 
 
+@pytest.mark.slow
 def test_fine_tuning_on_pairs_of_documentation(tiny, monkeypatch):
     monkeypatch.setattr(finetune, "PAIR_CHARACTERS", 100_000)
     found = finetune.bench_finetune(size="tiny", batch_size=4, updates=2, repeats=2, compiled=False)
@@ -198,6 +199,7 @@ def text(tmp_path_factory):
     return path
 
 
+@pytest.mark.slow
 def test_pretraining_on_text(text, tiny):
     lines = []
     found = pretrain.bench_pretrain(

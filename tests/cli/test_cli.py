@@ -273,6 +273,7 @@ def test_vocab_writes_a_vocabulary_that_a_run_can_use(call, tmp_path):
     assert (tmp_path / "runs/pretrain/vocab.txt").read_bytes() == (tmp_path / "vocabulary/vocab.txt").read_bytes()
 
 
+@pytest.mark.slow
 def test_no_color_and_no_terminal(tmp_path):
     write_text(tmp_path / "good.txt")
     done = subprocess.run(
@@ -289,7 +290,7 @@ def test_no_color_and_no_terminal(tmp_path):
     assert done.stderr == ""
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_a_signal_stops_a_run_and_the_same_command_finishes_it(tmp_path, number):
     write_text(tmp_path / "good.txt")
     settings = [*SMALL, "--set", "train.max_steps=200", "--set", "train.eval_steps=100"]
@@ -380,7 +381,7 @@ def test_what_a_killed_start_had_begun_to_draw_goes_with_the_next_one(call, tmp_
     assert [path.name for path in (tmp_path / "made").glob("*curves*")] == ["curves.png"]
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_a_signal_before_training_is_one_line_too(tmp_path, number):
     write_text(tmp_path / "good.txt", documents=20_000)
     command = [sys.executable, "-m", "bertkit", "pretrain", "--corpus", "good.txt", *SMALL]
@@ -1008,7 +1009,7 @@ def test_a_build_has_a_bar_on_a_terminal():
 
 def test_letters_that_the_terminal_has_not_are_written_as_escapes(tmp_path):
     environment = os.environ | {"PYTHONIOENCODING": "latin-1"}
-    command = [sys.executable, "-m", "bertkit", "report", str(tmp_path / "我")]
+    command = [sys.executable, "-m", "bertkit", "vocab", str(tmp_path / "我"), "--output", "made"]
     done = subprocess.run(command, capture_output=True, env=environment)
     assert done.returncode == 2
     assert done.stderr.startswith(b"bertkit: ")

@@ -119,7 +119,10 @@ def test_outputs_equal_transformers(head: str, size: str) -> None:
 
 @pytest.mark.parametrize(
     "head",
-    [pytest.param(x, marks=pytest.mark.slow if x in ("BertForMaskedLM", "BertLMHeadModel") else ()) for x in HEADS],
+    [
+        pytest.param(x, marks=() if x in ("BertModel", "BertForSequenceClassification") else pytest.mark.slow)
+        for x in HEADS
+    ],
 )
 def test_a_real_checkpoint_gives_what_it_gives_in_transformers(head: str) -> None:
     model = load_real(head)
@@ -743,7 +746,7 @@ def test_a_model_loads_in_half_precision(kernel: str, dtype: torch.dtype, tmp_pa
     assert max(differ(got[name].float(), expected[name]) for name in expected) < 5e-2
 
 
-@pytest.mark.parametrize("kernel", ["packed", "sdpa"])
+@pytest.mark.parametrize("kernel", ["packed", pytest.param("sdpa", marks=pytest.mark.slow)])
 def test_a_compiled_model_gives_the_same(kernel: str) -> None:
     model, batch = make_model("BertForSequenceClassification", kernel, num_hidden_layers=1), make_batch([2, 9, 5, 13])
     compiled = torch.compile(model, backend="aot_eager")

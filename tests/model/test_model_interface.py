@@ -506,7 +506,7 @@ def test_an_export_by_tracing_takes_batches_of_any_size_and_length(kernel: str, 
         assert differ(torch.from_numpy(states)[real], model(**batch)[0][real]) < 2e-6
 
 
-@pytest.mark.parametrize("strict", [True, False])
+@pytest.mark.parametrize("strict", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_an_export_takes_batches_of_any_size_and_length(strict: bool) -> None:
     """`make clients` exports every head."""
     head = "BertForSequenceClassification"

@@ -458,6 +458,7 @@ def test_sentences_without_a_token_are_not_shown(tmp_path, start):
     assert (tmp_path / "run" / "predictions" / "examples.txt").read_text().strip() == ""
 
 
+@pytest.mark.slow
 def test_half_precision_features_score_about_the_same(tmp_path, folder, start):
     recipe = make_features_recipe(tmp_path, folder, start)
     whole = run(NER, recipe, output=tmp_path / "whole")

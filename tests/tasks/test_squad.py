@@ -542,6 +542,7 @@ def test_predictions_belong_to_their_questions_however_training_is_ordered(tmp_p
     assert metrics["f1"] == task.score(np.concatenate(kept), data)["f1"]
 
 
+@pytest.mark.slow
 def test_a_study_compares_both_versions(tmp_path, start):
     from bertkit.studies.runner import make_study, run_study
 

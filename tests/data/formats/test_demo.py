@@ -129,6 +129,7 @@ def test_too_little_documentation_is_one_line(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_what_is_stopped_leaves_nothing_and_is_done_again(folder, tmp_path, monkeypatch):
     monkeypatch.setattr("bertkit.data.formats.demo.write_qnli", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):

@@ -387,7 +387,7 @@ def test_trouble_without_a_copy(name, config):
 
 def test_offline_answer_is_quick(tmp_path):
     code = (
-        "from bertkit.data.formats.tables import read_hub\nfrom bertkit.errors import UsageError\n"
+        "from bertkit.data.formats.hub import read_hub\nfrom bertkit.errors import UsageError\n"
         "try:\n    read_hub('nyu-mll/glue', 'mrpc', {'train': 'train'}, {'label': 'label'})\n"
         "except UsageError as error:\n    print(error)\n"
     )

@@ -145,7 +145,11 @@ def test_a_full_disk_is_one_line_and_the_build_goes_on_when_there_is_room(place,
 
 @pytest.mark.parametrize(
     ("number", "to_workers"),
-    [(signal.SIGTERM, False), (signal.SIGTERM, True), (signal.SIGINT, True)],
+    [
+        (signal.SIGTERM, True),
+        pytest.param(signal.SIGTERM, False, marks=pytest.mark.slow),
+        pytest.param(signal.SIGINT, True, marks=pytest.mark.slow),
+    ],
 )
 def test_a_signal_ends_a_build_and_its_workers_within_seconds(place, tmp_path, number, to_workers):
     """Also one to the whole group, as a service manager sends it, that the workers get first."""
@@ -172,7 +176,8 @@ def test_a_signal_ends_a_build_and_its_workers_within_seconds(place, tmp_path, n
 # A signal that comes while the main thread holds the locks of the pool's futures, as `wait` does for a moment.
 HELD = """
 import os, signal
-real, waited = bertkit.data.pretraining.build.wait, []
+from bertkit.data.pretraining import build_workers
+real, waited = build_workers.wait, []
 
 def wait_with_locks(futures, *rest):
     waited.append(True)
@@ -185,7 +190,7 @@ def wait_with_locks(futures, *rest):
         lock.release()
     return real(futures, *rest)
 
-bertkit.data.pretraining.build.wait = wait_with_locks
+build_workers.wait = wait_with_locks
 """
 
 
