@@ -47,7 +47,7 @@ format: $(INSTALLED) ## format the code and mend what ruff can
 	$(BIN)/ruff format .
 
 test: $(INSTALLED) ## the fast tests, offline
-	HF_HUB_OFFLINE=1 $(BIN)/pytest --numprocesses 2
+	HF_HUB_OFFLINE=1 $(BIN)/pytest --numprocesses 2 --dist loadfile
 
 browser: ## install Chromium where there is none, as root of a Debian
 	command -v chromium || command -v chromium-browser || command -v google-chrome || { \
@@ -74,7 +74,7 @@ $(CLIENTS)/installed: pyproject.toml # apart, because a library that is there ch
 
 coverage: $(INSTALLED) ## which lines of bertkit no fast test runs
 	rm -f .coverage .coverage.*
-	HF_HUB_OFFLINE=1 $(BIN)/coverage run -m pytest --numprocesses 2
+	HF_HUB_OFFLINE=1 $(BIN)/coverage run -m pytest --numprocesses 2 --dist loadfile
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report
 

@@ -19,17 +19,8 @@ from bertkit.data.formats.inputs import Input, Line, cut_into_chunks
 from bertkit.data.sequences import batch_by_length
 from bertkit.data.tokenizer import load_tokenizer
 from bertkit.errors import UsageError, explain_disk_error
-from bertkit.inference.answers import (
-    NAMED,
-    QUESTION_LENGTHS,
-    TOP_WORDS,
-    USES,
-    HeadUse,
-    PredictionSettings,
-    Result,
-    check_encodable,
-    name_texts,
-)
+from bertkit.inference.answers import NAMED, QUESTION_LENGTHS, TOP_WORDS, USES, HeadUse, Result
+from bertkit.inference.inputs import PredictionSettings, check_encodable, name_texts
 from bertkit.model.checkpoint import check_weights, find_file, load_config, load_model
 from bertkit.model.precision import choose_precision, find_device, use_precision
 from bertkit.system.files import atomic_open

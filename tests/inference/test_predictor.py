@@ -23,7 +23,7 @@ from bertkit.data.formats.inputs import Line, check_output, count_characters, cu
 from bertkit.data.tagging import split_words
 from bertkit.data.tokenizer import load_tokenizer
 from bertkit.errors import UsageError
-from bertkit.inference import answers
+from bertkit.inference import answers, inputs
 from bertkit.inference import predictor as module
 from bertkit.inference.predictor import Predictor, write_results
 from bertkit.model import heads, pretraining_heads
@@ -75,7 +75,7 @@ def test_classes_are_those_of_the_stock_pipeline_in_the_order_of_the_inputs(clas
         assert result["probabilities"] == pytest.approx(scores, abs=1e-5)
 
 
-@pytest.mark.parametrize("names", answers.PAIR_NAMES)
+@pytest.mark.parametrize("names", inputs.PAIR_NAMES)
 def test_pairs_are_those_of_the_stock_pipeline_by_any_of_their_names(names, classifier):
     pairs = list(zip(make_texts(12), make_texts(12, seed=1), strict=True))
     inputs = [dict(zip(names, pair, strict=True)) for pair in pairs]
@@ -678,6 +678,7 @@ def test_nothing_is_left_of_an_output_that_fails(tmp_path, classifier):
         write_results([], tmp_path / "file" / "out.jsonl")
 
 
+@pytest.mark.slow
 def test_a_stream_is_written_behind_what_is_there(classifier, tmp_path):
     log = tmp_path / "log.txt"
     for output in ("/dev/stdout", "/proc/self/fd/1", "/dev/fd/1"):
@@ -691,6 +692,7 @@ def test_a_stream_is_written_behind_what_is_there(classifier, tmp_path):
         assert said == f"1 results in {output}"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no /dev/full")
 def test_standard_output_that_is_full_or_closed_is_no_traceback(classifier):
     command = [sys.executable, "-m", "bertkit", "predict", str(classifier), "good"]
@@ -796,6 +798,7 @@ def test_the_command_reads_standard_input(call, classifier, monkeypatch):
     assert [json.loads(line) for line in out.splitlines()] == Predictor(classifier)(["good", "bad"])
 
 
+@pytest.mark.slow
 def test_what_somebody_types_is_answered_line_by_line(classifier):
     """A terminal: the second line is written when the answer to the first one is there."""
     ours, theirs = os.openpty()

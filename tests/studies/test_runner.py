@@ -672,6 +672,7 @@ def test_data_that_the_new_tokenizer_shows_to_be_wrong_cost_only_their_own_runs(
     assert "raise max_length" in (tmp_path / "study" / "table.md").read_text()
 
 
+@pytest.mark.slow
 def test_a_study_that_dies_in_either_stage_ends_as_if_it_had_not(ablation, tmp_path, monkeypatch):
     monkeypatch.setattr(studies, "SHOWN_EVERY", 0.0)
     study = make_study(ablation)

@@ -249,6 +249,7 @@ def test_a_signal_lets_the_workers_write_checkpoints(recipe, tmp_path, number):
     assert [run["status"] for run in list_runs(read_result(tmp_path / "study"))] == ["waiting"] * 3
 
 
+@pytest.mark.slow
 def test_ctrl_c_while_workers_start_is_theirs_at_no_moment(recipe, tmp_path):
     """A terminal sends it to all of a group, and they take seconds to import what they need."""
     definition = {"tasks": ["pretrain"], "recipe": recipe, "seeds": [1, 2]}

@@ -340,6 +340,7 @@ def start_python(hub, home, *arguments):
     return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, env=environment)
 
 
+@pytest.mark.slow
 def test_a_pushed_run_is_loaded_from_the_hub_by_plain_transformers(hub, mrpc, tmp_path):
     done = start_python(hub, tmp_path / "a", "-m", "bertkit", "push", str(mrpc), "my-model", "--private")
     assert (done.returncode, done.stderr) == (0, "")

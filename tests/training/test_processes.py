@@ -63,6 +63,7 @@ def count_processes(output):
     return json.loads((output / "environment.json").read_text())["processes"]
 
 
+@pytest.mark.slow
 def test_two_processes_go_on_after_a_first_part_that_is_finished(tmp_path):
     """Both read its data again: one alone would wait for the other, which trains already."""
     start = write_checkpoint(tmp_path / "bert")
@@ -87,7 +88,7 @@ def test_two_processes_go_on_after_a_first_part_that_is_finished(tmp_path):
     assert (tmp_path / "run" / "metrics.json").exists()
 
 
-@pytest.mark.parametrize("per_device", [8, 4])
+@pytest.mark.parametrize("per_device", [8, pytest.param(4, marks=pytest.mark.slow)])
 def test_two_processes_do_the_same_as_one(recipe, tmp_path, per_device):
     """16 = 2 x 8 = 2 x 2 x 4, in both phases: losses, scores and weights."""
     run(PRETRAIN, recipe, output=tmp_path / "one")
@@ -107,6 +108,7 @@ def test_two_processes_do_the_same_as_one(recipe, tmp_path, per_device):
         np.testing.assert_allclose(two[name].numpy(), weight.numpy(), rtol=1e-4, atol=2e-4, err_msg=name)
 
 
+@pytest.mark.slow
 def test_a_signal_to_one_of_two_processes_stops_both_and_the_run_can_go_on(recipe, tmp_path):
     recipe = merge(recipe, {"train": {"max_steps": 400, "eval_steps": 400, "save_steps": 400}})
     with start_two(recipe, tmp_path, "two") as process:
@@ -143,7 +145,8 @@ tasks.TASKS["pretrain"] = replace(task, collate=collate)
 SPARSE = {"train": {"max_steps": 10, "logging_steps": 4, "eval_strategy": "no", "eval_on_start": False}}
 
 
-@pytest.mark.parametrize("rank", [1, pytest.param(0, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 1])
 def test_a_lost_process_ends_the_run_and_one_goes_on_where_two_have_been(recipe, tmp_path, rank):
     """The loss of updates 5 to 8 is logged by another number of processes than have seen half of it."""
     recipe = merge(recipe, SPARSE)
@@ -167,6 +170,7 @@ def test_a_lost_process_ends_the_run_and_one_goes_on_where_two_have_been(recipe,
     np.testing.assert_allclose(read_losses(tmp_path / "two"), read_losses(tmp_path / "straight"), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_two_processes_go_on_where_one_has_been(recipe, tmp_path):
     recipe = merge(recipe, SPARSE)
     run(PRETRAIN, recipe, output=tmp_path / "straight")

@@ -397,6 +397,7 @@ def test_a_checkpoint_of_which_a_bit_has_changed_is_passed_over(recipe, tmp_path
     assert "continues after checkpoint-6" in lines
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_one_line_and_the_run_goes_on_when_there_is_room(recipe, tmp_path):
     recipe = merge(recipe, {"model": {"hidden_size": 128, "intermediate_size": 512}})
     save_recipe(recipe, tmp_path / "recipe.toml")
@@ -807,6 +808,7 @@ def test_a_dead_data_worker_is_one_line_and_the_run_goes_on(recipe, tmp_path):
     assert_same_bits(read_weights(tmp_path / "run"), read_weights(tmp_path / "straight"))
 
 
+@pytest.mark.slow
 def test_signals_of_others_do_not_reach_workers_that_feed_a_prediction(recipe, tmp_path, monkeypatch):
     recipe = merge(recipe, {"train": {"per_device_eval_batch_size": 4}})
     straight = run(PRETRAIN, recipe, output=tmp_path / "straight")
@@ -839,6 +841,7 @@ run(TASKS["pretrain"], read_recipe(sys.argv[1]), output=sys.argv[2], progress=fa
 """
 
 
+@pytest.mark.slow
 def test_a_program_that_fails_beside_data_workers_ends(recipe, tmp_path):
     """They are deaf to signals of others, and obey their parent's."""
     save_recipe(merge(recipe, {"task": "pretrain", "train": {"dataloader_num_workers": 2}}), tmp_path / "recipe.toml")

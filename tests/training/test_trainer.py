@@ -150,7 +150,7 @@ run(TASKS["pretrain"], read_recipe(Path(sys.argv[1])), output=sys.argv[2], progr
     ("update", "workers"),
     [
         (7, 0),
-        (12, 2),
+        pytest.param(12, 2, marks=pytest.mark.slow),
         pytest.param(9, 2, marks=pytest.mark.slow),
         pytest.param(13, 0, marks=pytest.mark.slow),
     ],
@@ -477,6 +477,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_a_signal_to_a_whole_group_leaves_the_data_workers_to_the_process_that_trains(recipe, straight, tmp_path):
     """As schedulers send it, and a terminal its Ctrl-C: the update ends, and the checkpoint is written."""
     recipe = merge(recipe, {"train": {"dataloader_num_workers": 2}})
