@@ -14,9 +14,8 @@ LONGEST_MESSAGE = 500  # characters of what a library says
 # Libraries that carry bytes over a network; huggingface_hub has changed from one to another more than once.
 TRANSPORTS = ("aiohttp", "httpcore", "httpcore2", "httpx", "httpx2", "requests", "urllib3")
 
-UNFINISHED = re.compile(
-    r"\.([^/]+)\.[0-9a-f]{8}-\d+\.unfinished$"
-)  # the name while it is written (`bertkit.system.files`)
+# A file's name while it is written (`bertkit.system.files`).
+UNFINISHED = re.compile(r"\.([^/]+)\.[0-9a-f]{8}-\d+\.unfinished$")
 DENIED = "change its permissions or those of the folders above it, or name another path"
 PATHS = {  # what the system says of a path -> the next step
     errno.EACCES: DENIED,
@@ -150,7 +149,7 @@ def find_path(error: BaseException) -> str:
 
 
 def join_lines(error: BaseException) -> str:
-    """An exception's message as one line that can be printed, at most LONGEST characters of it."""
+    """An exception's message as one line that can be printed, at most LONGEST_MESSAGE characters of it."""
     return make_printable(str(error))[:LONGEST_MESSAGE]
 
 

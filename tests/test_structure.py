@@ -1,4 +1,4 @@
-"""The rules of the house that can be executed: who may import whom, and what stays out of an import."""
+"""The rules of the house that can be executed: who may print, and what stays out of an import."""
 
 import ast
 import subprocess

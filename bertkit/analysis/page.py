@@ -1,15 +1,15 @@
 """One HTML page of runs and studies: scores beside the paper's, curves, what the predictions show, recipes to copy.
 
 The page needs nothing but itself: its pictures are drawn by matplotlib as SVG inside it, in colours that follow the
-reader's theme. A part is a plain dictionary, made here of the files in its directory and laid out by page.html.jinja;
-a file that is not there, or cannot be read, costs its own part and no more.
+reader's theme. A part is a plain dictionary, made of the files in its directory: a run's here, a study's in
+`study_page.py`. A file that is not there, or cannot be read, costs its own part and no more.
 
 A task says what is to be seen in its predictions by files `<split>.figures.json` among them, each a list of
 `{"kind": "matrix", "title", "labels", "counts"}`, right labels down and predicted ones across, and
 `{"kind": "lines", "title", "xlabel", "ylabel", "xs", "lines": {name: ys}, "mark", "marked"}`, `mark` being an x.
 Predictions in conlleval's form (`*.conll`) are scored by type.
 
-Left out: tables and pictures of a study as such (`bertkit.studies`), and every number that no run has written.
+Left out: every number that no run has written.
 """
 
 import math
@@ -49,10 +49,9 @@ from bertkit.reports.html import (
 from bertkit.reports.plots import load_pyplot, plot_log
 from bertkit.reports.tables import MISSING, ScoreRow, count
 from bertkit.system.files import atomic_write
-from bertkit.system.progress import Report, ignore
+from bertkit.system.progress import Report, describe_duration, ignore
 from bertkit.tasks import TASKS
 from bertkit.tasks.task import Task, repeat_run
-from bertkit.training.callbacks import describe_duration
 from bertkit.training.recipe import read_recipe
 from bertkit.training.run_dir import (
     ENVIRONMENT,
@@ -93,9 +92,6 @@ def write_page(sources: Sequence[Path], output: Path, report: Report = ignore) -
         atomic_write(page, output)
     counts = [sum(place.study is None for place in places), sum(place.study is not None for place in places)]
     report(f"{count(counts[0], 'run')} and {count(counts[1], 'study', 'studies')} in {output}")
-
-
-# --- A run ------------------------------------------------------------------------------------------------------------
 
 
 def describe_run(place: Place, others: Mapping[Path, Sequence[Mapping[str, Any]]]) -> dict[str, Any]:

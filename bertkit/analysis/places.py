@@ -8,9 +8,9 @@ from typing import Any
 
 from bertkit.errors import UsageError, join_lines
 from bertkit.reports.html import attempt
-from bertkit.studies.runner import STUDY_FILE, STUDY_RESULT
+from bertkit.studies.spec import STUDY_FILE
 from bertkit.training.recipe import read_recipe
-from bertkit.training.run_dir import METRICS_FILE, RECIPE_FILE, read_log, read_metrics
+from bertkit.training.run_dir import METRICS_FILE, RECIPE_FILE, STUDY_RESULT, read_log, read_metrics
 
 
 @dataclass(frozen=True)
@@ -26,9 +26,6 @@ class Place:
     id: str
     study: Mapping[str, Any] | None = None
     is_part: bool = False
-
-
-# --- What is shown ----------------------------------------------------------------------------------------------------
 
 
 def list_places(sources: Sequence[Path]) -> list[Place]:

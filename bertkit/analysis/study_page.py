@@ -9,7 +9,7 @@ from bertkit.analysis.places import Place, read_object, read_part, read_text
 from bertkit.reports.html import EMPTY, Picture, TableCell, attempt, draw_all, make_table
 from bertkit.reports.tables import MISSING, ScoreRow
 from bertkit.studies.plots import grade_cells, plot_curve
-from bertkit.studies.runner import STUDY_FILE, STUDY_RESULT
+from bertkit.studies.spec import STUDY_FILE
 from bertkit.studies.tables import (
     AVERAGE,
     average,
@@ -26,8 +26,7 @@ from bertkit.studies.tables import (
     show_value,
     shows_best,
 )
-
-# --- A study ----------------------------------------------------------------------------------------------------------
+from bertkit.training.run_dir import STUDY_RESULT
 
 
 def describe_study(place: Place, links: Mapping[Path, str]) -> dict[str, Any]:

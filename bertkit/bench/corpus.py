@@ -33,11 +33,11 @@ from bertkit.bench.measure import BERTKIT, REFERENCE, alternate, compare
 from bertkit.bench.reference import load_module
 from bertkit.data.pretraining.build import build
 from bertkit.data.pretraining.dataset import Phase, PretrainingData
-from bertkit.data.pretraining.docstrings import count_cores
 from bertkit.data.pretraining.sources import DOCS, read_documents
 from bertkit.data.pretraining.store import open_corpus
 from bertkit.data.tokenizer import load_tokenizer, make_tokenizer, save_tokenizer, train_vocabulary
 from bertkit.errors import UsageError, join_lines
+from bertkit.system.parallel import count_cores
 from bertkit.system.progress import Report, ignore
 from bertkit.tasks.pretraining import PRETRAINING_RECIPE
 from bertkit.training.run_dir import describe_environment

@@ -21,9 +21,9 @@ from transformers import AutoModelForSequenceClassification, DataCollatorWithPad
 from bertkit.bench.measure import BERTKIT
 from bertkit.bench.training import (
     COMPILED,
+    EMBEDDING_ROWS,
     EXAMPLE,
     SAME_BATCHES,
-    SCORES,
     SMALL_VOCABULARY,
     SORTED,
     TRAINING_SEED,
@@ -74,7 +74,7 @@ def bench_finetune(
         model: a checkpoint; None: random weights.
         data: the folder of the official GLUE files; None: pairs of MRPC's lengths from the documentation at hand.
         task: a GLUE task with training data, of `data`.
-        size: of the random weights, a key of `SIZES`.
+        size: of the random weights, a key of `RELEASED_SIZES`.
         updates: of each side in a round, and of the comparison at most 50. With few of them stock has little
             to sort: it does so within a quarter of the rows, or 50 batches.
         compiled: whether stock is tried with torch.compile as well.
@@ -185,7 +185,7 @@ def make_start(folder: Path, sizes: Mapping[str, int], documents: Iterable[Docum
     """A directory with an encoder of random weights, V = 30,522, and a smaller vocabulary of some text."""
     tokens = train_vocabulary(chain.from_iterable(documents), size=SMALL_VOCABULARY)
     torch.manual_seed(TRAINING_SEED)
-    BertModel(make_config({**sizes, "vocab_size": SCORES})).save_pretrained(folder)
+    BertModel(make_config({**sizes, "vocab_size": EMBEDDING_ROWS})).save_pretrained(folder)
     save_tokenizer(make_tokenizer(tokens, cased=False), folder)
     return str(folder)
 

@@ -27,11 +27,8 @@ from bertkit.training.run_dir import describe_environment
 
 BATCH_SIZES = (1, 8, 32)  # of the pipeline
 TEXT_VARIETY = 8_000  # different ones in made-up text
-TEXT_LENGTH, TEXT_SPREAD, LONGEST_TEXT_WORDS = (
-    30.0,
-    0.9,
-    400,
-)  # words of a made-up text: the median, of logarithms the deviation, the most
+# Words of a made-up text: the median, of logarithms the deviation, the most.
+TEXT_LENGTH, TEXT_SPREAD, LONGEST_TEXT_WORDS = 30.0, 0.9, 400
 
 
 def bench_predict(

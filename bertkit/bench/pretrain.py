@@ -19,9 +19,9 @@ from transformers import BertForPreTraining as StockBertForPreTraining
 from bertkit.bench.measure import BERTKIT
 from bertkit.bench.training import (
     COMPILED,
+    EMBEDDING_ROWS,
     EXAMPLE,
     SAME_BATCHES,
-    SCORES,
     SMALL_VOCABULARY,
     Side,
     choose_size,
@@ -38,8 +38,8 @@ from bertkit.system.progress import Report, ignore
 from bertkit.tasks import TASKS
 from bertkit.tasks.task import Task
 from bertkit.training.arguments import complete
+from bertkit.training.prepare import prepare
 from bertkit.training.recipe import Recipe
-from bertkit.training.run import prepare
 
 PRETRAIN_CHARACTERS = 8_000_000  # of documentation, or of the text that is given
 
@@ -59,7 +59,7 @@ def bench_pretrain(
 
     Args:
         data: text as a corpus of pretrain; None: the documentation at hand.
-        size: a key of `SIZES`.
+        size: a key of `RELEASED_SIZES`.
         length: tokens of a pair, at most.
         updates: of each side in a round, and of the comparison at most 50.
         compiled: whether stock is tried with torch.compile as well.
@@ -70,7 +70,7 @@ def bench_pretrain(
     task, sizes = TASKS["pretrain"], choose_size(size)
     given = {
         "batch_size": batch_size,
-        "model": {**sizes, "max_position_embeddings": max(length, 128), "vocab_size": SCORES},
+        "model": {**sizes, "max_position_embeddings": max(length, 128), "vocab_size": EMBEDDING_ROWS},
         "data": {
             "corpus": [str(data or "docs")],
             "vocab_size": SMALL_VOCABULARY,

@@ -3,7 +3,7 @@
 The reference is `postprocess_qa_predictions` of transformers' examples/pytorch/question-answering/utils_qa.py, of which
 the user brings a copy.
 
-Left out: the models, whose scores are made up here (`bertkit.training.run` times training and evaluation).
+Left out: the models, whose scores are made up here (`bertkit bench finetune` times training).
 """
 
 from collections.abc import Callable, Mapping, Sequence

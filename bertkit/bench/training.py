@@ -45,10 +45,8 @@ from bertkit.training.run_dir import describe_environment
 
 SAME_BATCHES, SORTED, COMPILED, EXAMPLE = "same", "sorted", "compiled", "example"  # stock's sides
 TRAINING_SEED = 0
-SMALL_VOCABULARY, SCORES = (
-    8192,
-    30_522,
-)  # tokens that are trained for random weights, and the rows their embeddings have
+# Tokens that are trained for random weights, and the rows that their embeddings have.
+SMALL_VOCABULARY, EMBEDDING_ROWS = 8192, 30_522
 WARM_UP = 8  # updates of each side before the clock runs
 MEMORY = 4  # updates whose memory is measured
 COMPARED = 50  # updates whose losses are compared

@@ -19,7 +19,6 @@ from bertkit.cli.options import (
     Repeats,
     Size,
     benches,
-    choose_device,
 )
 from bertkit.errors import UsageError, explain_disk_error
 
@@ -157,3 +156,18 @@ def run_bench(bench: Callable[..., Mapping[str, Any]], as_json: Path | None, *ar
         if as_json is not None:
             write_json(found, as_json)
             screen.say(f"Figures: {as_json}")
+
+
+def choose_device(device: str | None) -> None:
+    """Hides all accelerators but the one that is asked for; torch must not have looked for them yet."""
+    if device is None:
+        return
+    kind, _, number = device.partition(":")
+    if kind not in ("cpu", "cuda") or (number and not (kind == "cuda" and number.isdecimal())):
+        raise UsageError(f"unknown device {device!r}; expected cpu, cuda or cuda:N")
+    os.environ["CUDA_VISIBLE_DEVICES"] = "" if kind == "cpu" else number or "0"
+    if kind == "cuda":
+        import torch
+
+        if not torch.cuda.is_available():
+            raise UsageError(f"there is no {device} here; leave --device out, or give cpu")

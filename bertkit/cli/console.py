@@ -183,7 +183,8 @@ class Screen:
         """Prints the tables of a study, and where everything is."""
         from rich.markdown import Markdown
 
-        from bertkit.studies.runner import CURVE, PICTURE, STUDY_RESULT, TABLE
+        from bertkit.studies.spec import CURVE, PICTURE, TABLE
+        from bertkit.training.run_dir import STUDY_RESULT
 
         text = (output / TABLE).read_text(encoding="utf-8")
         self.show(Markdown("\n".join(map(escape_controls, text.split("\n"))), hyperlinks=False))

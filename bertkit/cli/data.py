@@ -116,9 +116,8 @@ def build_corpus(
     Example: bertkit corpus build wikimedia/wikipedia:20231101.en --vocab my-vocab --output corpora/wikipedia
     """
     from bertkit.data.pretraining.build import build
-    from bertkit.data.pretraining.docstrings import count_cores
     from bertkit.data.tokenizer import load_tokenizer
-    from bertkit.system.parallel import read_workers
+    from bertkit.system.parallel import count_cores, read_workers
 
     count = read_workers(count_cores() if workers is None else workers)
     with Screen() as screen, explain_disk_error(output):

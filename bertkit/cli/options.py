@@ -8,7 +8,6 @@ from typing import Annotated
 import typer
 
 from bertkit.cli.console import print_line
-from bertkit.errors import UsageError
 
 app = typer.Typer(
     name="bertkit",
@@ -83,18 +82,3 @@ corpora = typer.Typer(no_args_is_help=True, help="Build a corpus of any size on 
 app.add_typer(corpora, name="corpus")
 benches = typer.Typer(no_args_is_help=True, help="Time this package beside other code that does the same.")
 app.add_typer(benches, name="bench")
-
-
-def choose_device(device: str | None) -> None:
-    """Hides all accelerators but the one that is asked for; torch must not have looked for them yet."""
-    if device is None:
-        return
-    kind, _, number = device.partition(":")
-    if kind not in ("cpu", "cuda") or (number and not (kind == "cuda" and number.isdecimal())):
-        raise UsageError(f"unknown device {device!r}; expected cpu, cuda or cuda:N")
-    os.environ["CUDA_VISIBLE_DEVICES"] = "" if kind == "cpu" else number or "0"
-    if kind == "cuda":
-        import torch
-
-        if not torch.cuda.is_available():
-            raise UsageError(f"there is no {device} here; leave --device out, or give cpu")

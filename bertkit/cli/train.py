@@ -380,7 +380,7 @@ def compare(
             raise UsageError(f"{failed:,} of {results['runs']:,} runs failed; {why}")
 
 
-def upload(screen: "Screen", run: Path, repo: str, private: bool = False) -> None:
+def upload(screen: Screen, run: Path, repo: str, private: bool = False) -> None:
     """Uploads a finished run, with a progress bar if this is a terminal, and prints where it is."""
     from huggingface_hub.utils import enable_progress_bars
 

@@ -17,6 +17,8 @@ from bertkit.data.tokenizer import Words, copy_backend
 from bertkit.system.files import take_fingerprint
 
 TEXTS_A_BATCH = 10_000  # tokenized at once
+TOKENS_A_BATCH = 8192
+IGNORED = -100  # the label of a position without a loss, as in torch.nn.functional.cross_entropy
 
 
 class Sequences(Dataset):
@@ -175,9 +177,6 @@ def pad_choices(items: Sequence[dict[str, Any]]) -> dict[str, Tensor]:
     return batch | {name: torch.from_numpy(np.array([item[name] for item in items])) for name in others}
 
 
-TOKENS_A_BATCH = 8192
-
-
 def batch_by_length(lengths: np.ndarray) -> Iterator[np.ndarray]:
     """The numbers of sequences of similar length, together about TOKENS_A_BATCH tokens; the longest ones first."""
     order = np.argsort(-lengths, kind="stable")
@@ -186,6 +185,3 @@ def batch_by_length(lengths: np.ndarray) -> Iterator[np.ndarray]:
         count = max(1, TOKENS_A_BATCH // int(lengths[order[start]]))
         yield order[start : start + count]
         start += count
-
-
-IGNORED = -100  # the label of a position without a loss, as in torch.nn.functional.cross_entropy

@@ -4,7 +4,7 @@ A sequence is [CLS] question [SEP] window [SEP]. Windows advance by a *step*, th
 `stride` of tokenizers is how far two windows overlap, another thing. Question and context are tokenized once each, and
 every answer is cut out of the original context by characters, never joined again from tokens.
 
-Left out: the files (`bertkit.data.formats.tables`), the scores of texts (`bertkit.metrics`), when to answer at all
+Left out: the files (`bertkit.data.formats.squad`), the scores of texts (`bertkit.metrics`), when to answer at all
 (`bertkit.tasks.squad`).
 """
 

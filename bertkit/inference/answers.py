@@ -1,7 +1,7 @@
-"""What a head needs of an input and what its scores mean, for every head that predicts.
+"""How inputs become batches, and outputs become answers, for every head that predicts.
 
-`USES` maps how the name of a head ends to a `HeadUse`: how an input is read and encoded, what is kept of the
-outputs, and what the answer is.
+`USES` maps the name of a head to a `HeadUse`: how an input is read and encoded, what is kept of the outputs, and what
+the answer is.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -36,9 +36,8 @@ from bertkit.model import heads
 from bertkit.tasks.finetuning import DIVERGED
 from bertkit.tasks.ner import UNDECIDED, place_words, summarize
 
-TOP_WORDS = 5  # words for each mask
-NAMED = 10  # inputs that were cut
-
+# Of questions, where no run says otherwise.
+QUESTION_LENGTHS = {"max_length": 384, "doc_stride": 128, "max_query_length": 64, "max_answer_length": 30}
 Result = dict[str, Any]
 
 
@@ -425,11 +424,3 @@ USES = {
         collate=collate_choices,
     ),
 }
-
-
-QUESTION_LENGTHS = {
-    "max_length": 384,
-    "doc_stride": 128,
-    "max_query_length": 64,
-    "max_answer_length": 30,
-}  # of questions

@@ -1,11 +1,4 @@
-"""Contextual vectors: activations of a frozen encoder (paper section 5.3), of words for training and of any text.
-
-For training the encoder runs once: the activations of every word's first token are kept on disk, under a name made of
-the weights, the tokens and the layers, so that another seed or another study finds them there. They are mapped into
-memory, and an epoch costs only what is trained on them.
-
-Left out: training (`BertFeaturesForTokenClassification` learns from them).
-"""
+"""Contextual vectors of any text: activations of an encoder, of each word or pooled (paper section 5.3)."""
 
 import json
 import zipfile
@@ -30,12 +23,9 @@ from bertkit.system.progress import ignore
 from bertkit.tasks.features import load_encoder, run_encoder
 
 TEXTS_A_CHUNK = 1024  # read, encoded and written at a time
-CHARACTERS_OF_TEXTS = 200_000  # at which a chunk ends, however few its texts; some 150 MB of vectors of BERT-base
+CHARACTERS_A_TEXT_CHUNK = 200_000  # at which a chunk ends, however few its texts; some 150 MB of vectors of BERT-base
 POOLS = ("words", "cls", "mean")
 FEATURE_SUFFIXES = (".jsonl", ".npz")
-
-
-# --- Of any text ------------------------------------------------------------------------------------------------------
 
 
 def extract(
@@ -109,7 +99,7 @@ def describe_texts(
     longest = model.config.max_position_embeddings
     backend = copy_backend(tokenizer)  # special tokens written out in a text are ordinary text, as for the encoder
     done = 0
-    for chunk in cut_into_chunks(texts, TEXTS_A_CHUNK, CHARACTERS_OF_TEXTS):
+    for chunk in cut_into_chunks(texts, TEXTS_A_CHUNK, CHARACTERS_A_TEXT_CHUNK):
         sequences = encode_texts([chunk], None, tokenizer, 1 << 30)
         lengths = np.diff(sequences.ends, prepend=0)
         if (lengths > longest).any():

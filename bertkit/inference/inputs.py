@@ -79,9 +79,6 @@ def name_texts(texts: Sequence[str], fields: Sequence[str]) -> dict[str, Any]:
     return dict(zip(fields, texts, strict=True))
 
 
-# --- Reading ----------------------------------------------------------------------------------------------------------
-
-
 def take_text(given: Mapping[str, Any], name: str) -> str:
     """A text of an input.
 

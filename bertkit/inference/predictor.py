@@ -19,7 +19,7 @@ from bertkit.data.formats.inputs import Input, Line, cut_into_chunks
 from bertkit.data.sequences import batch_by_length
 from bertkit.data.tokenizer import load_tokenizer
 from bertkit.errors import UsageError, explain_disk_error
-from bertkit.inference.answers import NAMED, QUESTION_LENGTHS, TOP_WORDS, USES, HeadUse, Result
+from bertkit.inference.answers import QUESTION_LENGTHS, USES, HeadUse, Result
 from bertkit.inference.inputs import PredictionSettings, check_encodable, name_texts
 from bertkit.model.checkpoint import check_weights, find_file, load_config, load_model
 from bertkit.model.precision import choose_precision, find_device, use_precision
@@ -31,6 +31,8 @@ from bertkit.training.run_dir import RECIPE_FILE
 
 INPUTS_A_CHUNK = 2048  # read, encoded and answered at a time
 CHARACTERS_A_CHUNK = 4_000_000  # at which a chunk ends, however few its inputs; some 500 MB of tokens and scores
+TOP_WORDS = 5  # words for each mask
+MOST_NAMED = 10  # inputs that were cut
 PRECISIONS = ("auto", "fp32", "bf16", "fp16")
 
 
@@ -238,7 +240,7 @@ class Counts:
             self.errors += "error" in result
             if "cut" in result:
                 self.cut += 1
-                if len(self.places) < NAMED:
+                if len(self.places) < MOST_NAMED:
                     self.places.append(self.count)
             yield result
 
@@ -246,27 +248,27 @@ class Counts:
         """How many inputs were cut, and the first of them; empty if none was."""
         if not self.cut:
             return ""
-        places = ", ".join(f"{place:,}" for place in self.places) + (", …" if self.cut > NAMED else "")
+        places = ", ".join(f"{place:,}" for place in self.places) + (", …" if self.cut > MOST_NAMED else "")
         return f"{self.cut:,} of {self.count:,} inputs are too long for this model and were cut: number {places}"
 
 
 def write_results(results: Iterable[Result], output: Path, report: Callable[[str], None] = ignore) -> Counts:
-    """Writes a line of JSON a result, all or none, and gives their tally; errors are reported.
+    """Writes a line of JSON a result, all or none, and gives their counts; errors are reported.
 
     Raises:
         UsageError: the file cannot be written.
     """
-    tally = Counts()
+    counts = Counts()
     try:
         with explain_disk_error(output):
             output.parent.mkdir(parents=True, exist_ok=True)
             with atomic_open(output) as file:
-                for result in tally.watch(results):
+                for result in counts.watch(results):
                     file.write(json.dumps(result, ensure_ascii=False) + "\n")
                     if "error" in result:
                         report(result["error"])
     except OSError as error:
         raise UsageError(f"{output} cannot be written ({error.strerror}); name another file with --output") from None
-    none = f", and {tally.errors:,} inputs that are none" if tally.errors else ""
-    report(f"{tally.count - tally.errors:,} results in {output}{none}")
-    return tally
+    none = f", and {counts.errors:,} inputs that are none" if counts.errors else ""
+    report(f"{counts.count - counts.errors:,} results in {output}{none}")
+    return counts

@@ -16,8 +16,6 @@ from bertkit.errors import UsageError
 if TYPE_CHECKING:
     import evaluate
 
-# --- GLUE -------------------------------------------------------------------------------------------------------------
-
 GLUE_DESCRIPTION = "Scores of the GLUE benchmark, computed by scikit-learn and scipy."
 GLUE_INPUTS = """
 Args:

@@ -15,8 +15,6 @@ from bertkit.metrics.glue import make_quiet
 if TYPE_CHECKING:
     import evaluate
 
-# --- NER --------------------------------------------------------------------------------------------------------------
-
 NER_DESCRIPTION = "Scores of entities in tagged sentences, equal to those of conlleval, the script of CoNLL-2003."
 NER_INPUTS = """
 Args:

@@ -22,8 +22,6 @@ from bertkit.metrics.glue import describe_shape, make_quiet
 if TYPE_CHECKING:
     import evaluate
 
-# --- SQuAD ------------------------------------------------------------------------------------------------------------
-
 SQUAD_VERSIONS = (1, 2)  # 1.1 and 2.0
 SQUAD_DESCRIPTION = "Scores of the Stanford Question Answering Dataset, equal to the official evaluation scripts'."
 SQUAD_INPUTS = """

@@ -1,13 +1,7 @@
-"""Attention without padding: where the real tokens of a batch are, and attention over them (paper section 3, "Model").
+"""Attention over packed sequences, in which nothing is computed on padding, and plain attention as the reference.
 
-A batch arrives as (B, T) token ids and a mask. `Packed` keeps only its N real tokens, one sequence after the other, so
-that every layer works on (N, H); `Padded` leaves it as it came. The model is written once against what both offer.
-Which of the two it is follows from the attention implementation's name, in transformers' own place: `packed` (ours,
-registered below, the default) or `eager`, `sdpa` and the flash names, which run as in stock BERT and are the reference
-of the tests.
-
-Shape letters, here and in `model.py`: B batch, T tokens, N packed tokens, H hidden, A heads, D head size, V vocabulary,
-L labels, C choices. Left out: cached decoding, cross-attention and masks that are not a plain (B, T).
+Shape letters are defined in `packing.py`. Left out: cached decoding, cross-attention and masks that are not a plain
+(B, T).
 """
 
 import torch

@@ -1,10 +1,10 @@
-"""BERT: the network and its heads, in the order of the paper (sections 3, 3.1 and 4).
+"""BERT: the encoder (paper section 3); its heads are in `pretraining_heads.py` and `heads.py`.
 
 Parameter names, head classes, outputs and the `PreTrainedModel` API are those of transformers' BERT, so that weights
 travel both ways and Trainer, accelerate and pipelines work. What differs: nothing is computed on padding
-(`attention.py`), the masked-LM decoder sees only the masked positions in training, weights start from a truncated
+(`packing.py`), the masked-LM decoder sees only the masked positions in training, weights start from a truncated
 normal as in the reference code, and no loss depends on how a batch is cut into micro-batches. Shape letters are defined
-in `attention.py`; "packed" is (N, ...) under packed attention and (B, T, ...) under the others.
+in `packing.py`; "packed" is (N, ...) under packed attention and (B, T, ...) under the others.
 
 Left out: cross-attention, cached decoding, chunked feed-forward layers.
 """
@@ -25,7 +25,6 @@ from transformers.masking_utils import create_bidirectional_mask, create_causal_
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-from transformers.utils import logging
 from transformers.utils.generic import can_return_tuple
 from transformers.utils.output_capturing import capture_outputs
 
@@ -33,10 +32,6 @@ from bertkit.model.attention import attend_eagerly
 from bertkit.model.config import BertConfig
 from bertkit.model.cpu import Dropout, is_adapted
 from bertkit.model.packing import PACKED, Packed, Padded, lay_out
-
-logger = logging.get_logger(__name__)
-
-# --- The encoder (section 3, "Model Architecture" and "Input/Output Representations") ---------------------------------
 
 
 class BertEmbeddings(nn.Module):

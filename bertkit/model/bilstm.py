@@ -1,6 +1,6 @@
-"""The heads beyond the paper's fine-tuning: a BiLSTM on top (Table 5), and one on a frozen encoder (Table 7).
+"""The BiLSTM on top of an encoder (Table 5), and the layers of a frozen encoder that one reads (Table 7).
 
-Shape letters: N packed tokens, F features of an input, U units of a direction, W words, K layers.
+The heads with it are in `heads.py`. Shape letters: N packed tokens, F features of an input, U units of a direction.
 """
 
 import torch
@@ -24,8 +24,6 @@ def run_bilstm(lstm: nn.LSTM, tokens: Tensor, layout: Packed) -> Tensor:
     states, _ = lstm(nn.utils.rnn.pack_sequence(sequences, enforce_sorted=False))
     return torch.cat(nn.utils.rnn.unpack_sequence(states))
 
-
-# --- A BiLSTM on top, and features of a frozen encoder (sections 5.1 and 5.3, Tables 5 and 7) -------------------------
 
 # Table 7: what is taken of the recorded states (0 are the embeddings' output), and what becomes of several.
 FEATURE_LAYERS = {

@@ -198,7 +198,7 @@ def _divide_heads(layout: "Packed", heads: int, *states: Tensor) -> Iterator[tup
 
 # --- The decoder of masked LM -----------------------------------------------------------------------------------------
 
-ROWS_A_BLOCK = 1024  # rows of scores that one matrix product makes; what is kept of them is (BLOCK, V)
+ROWS_A_BLOCK = 1024  # rows of scores that one matrix product makes; what is kept of them is (ROWS_A_BLOCK, V)
 CACHED = 1 << 17  # fp32 scores, half a megabyte: a softmax of so many does not leave a core's cache
 
 
@@ -236,7 +236,7 @@ class DecodeOnCPU(torch.autograd.Function):
             to_weight, total = None, torch.zeros((), dtype=torch.float32)
             for begin in range(0, len(hidden), ROWS_A_BLOCK):
                 block = hidden[begin : begin + ROWS_A_BLOCK].to(dtype)  # (BLOCK, H)
-                scores = torch.addmm(bias_, block, weight_.t())  # (BLOCK, V), soon their own gradient
+                scores = torch.addmm(bias_, block, weight_.t())  # (ROWS_A_BLOCK, V), soon their own gradient
                 total += turn_to_gradient(scores, labels[begin : begin + ROWS_A_BLOCK], to_bias)
                 to_hidden[begin : begin + ROWS_A_BLOCK] = scores @ weight_
                 part = (scores.t() @ block).to(weight.dtype)

@@ -94,9 +94,6 @@ class BertHead(BertPreTrainedModel):
         return outputs, layout
 
 
-# --- Heads for fine-tuning (section 4, Figure 4) ----------------------------------------------------------------------
-
-
 def make_head_dropout(config: BertConfig) -> Dropout:
     """The dropout before a classifier: `classifier_dropout`, or the hidden rate if that is not set."""
     return Dropout(config.hidden_dropout_prob if config.classifier_dropout is None else config.classifier_dropout)
@@ -319,7 +316,7 @@ class BertForQuestionAnswering(BertHead):
 
 
 def ignore_outside(positions: Tensor, length: int) -> Tensor:
-    """Positions (B,), those outside [0, length) replaced by IGNORED."""
+    """Positions (B,), those outside [0, length) replaced by IGNORE_INDEX."""
     positions = positions.view(-1)
     return positions.masked_fill((positions < 0) | (positions >= length), IGNORE_INDEX)
 

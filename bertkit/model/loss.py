@@ -27,7 +27,7 @@ def sum_over_count(losses: Tensor, labelled: Tensor, count: Tensor | int | None)
 
 
 def classify_loss(logits: Tensor, labels: Tensor, count: Tensor | int | None = None) -> Tensor:
-    """The mean cross-entropy of logits (..., L) against labels (...); IGNORED labels do not count. In fp32."""
+    """The mean cross-entropy of logits (..., L) against labels (...); IGNORE_INDEX labels do not count. In fp32."""
     logits, labels = logits.flatten(0, -2).float(), labels.flatten().to(logits.device)
     losses = nn.functional.cross_entropy(logits, labels, ignore_index=IGNORE_INDEX, reduction="none")
     return sum_over_count(losses, labels != IGNORE_INDEX, count)
@@ -60,7 +60,7 @@ def match_labels(labels: Tensor, logits: Tensor) -> Tensor:
 
 
 def decode_loss(hidden: Tensor, decoder: nn.Module, labels: Tensor, count: Tensor | int | None = None) -> Tensor:
-    """`classify_loss(decoder(hidden), labels, count)` of hidden (M, H) and labels (M,), none of them IGNORED."""
+    """`classify_loss(decoder(hidden), labels, count)` of hidden (M, H) and labels (M,), none of them IGNORE_INDEX."""
     labels = labels.to(hidden.device)
     if not can_decode_in_blocks(hidden, decoder):
         return classify_loss(decoder(hidden), labels, count)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor
 
-NAME = "bert_adam"  # under this name `[train] optim` reaches it, beside TrainingArguments' own
+BERT_ADAM = "bert_adam"  # under this name `[train] optim` reaches it, beside TrainingArguments' own
 LATE = 1e9  # a step at which a power of either beta is 0
 
 

@@ -1,8 +1,13 @@
-"""Where the real tokens of a batch are: `Packed` keeps those alone, `Padded` leaves the batch as it came.
+"""Where the real tokens of a batch are (paper section 3, "Model").
 
-The model is written once against what both offer; see `bertkit.model.attention`.
+A batch arrives as (B, T) token ids and a mask. `Packed` keeps only its N real tokens, one sequence after the other, so
+that every layer works on (N, H); `Padded` leaves it as it came. The model is written once against what both offer.
+Which of the two it is follows from the attention implementation's name, in transformers' own place: `packed` (ours,
+registered in `attention.py`, the default) or `eager`, `sdpa` and the flash names, which run as in stock BERT and are
+the reference of the tests.
 
-Shape letters: B batch, T tokens, N packed tokens, H hidden, A heads; M places in all groups of similar length.
+Shape letters, here and in the other files of this package: B batch, T tokens, N packed tokens, H hidden, A heads, D
+head size, V vocabulary, L labels, C choices; M places in all groups of sequences of similar length.
 """
 
 from dataclasses import dataclass

@@ -11,17 +11,17 @@ from torch import Tensor, nn
 from transformers import GenerationMixin
 from transformers.activations import ACT2FN
 from transformers.modeling_outputs import CausalLMOutput, MaskedLMOutput, NextSentencePredictorOutput
-from transformers.utils import ModelOutput
+from transformers.utils import ModelOutput, logging
 from transformers.utils.generic import can_return_tuple
 
-from bertkit.model.bert import BertModel, StartsAtZero, logger
+from bertkit.model.bert import BertModel, StartsAtZero
 from bertkit.model.config import BertConfig
 from bertkit.model.cpu import is_adapted, is_transformed
 from bertkit.model.heads import BertHead
 from bertkit.model.loss import IGNORE_INDEX, classify_loss, decode_loss
 from bertkit.model.packing import Packed, Padded, find_places, keep_first
 
-# --- Heads for pre-training (section 3.1) -----------------------------------------------------------------------------
+logger = logging.get_logger(__name__)
 
 
 @dataclass

@@ -18,7 +18,7 @@ from bertkit.reports.plots import load_pyplot
 from bertkit.reports.tables import MISSING
 
 TEMPLATE = "page.html.jinja"
-SIZE = (4.6, 3.6)  # inches, as `bertkit.reports.tables.plot_log` draws a panel
+SIZE = (4.6, 3.6)  # inches, as `bertkit.reports.plots.plot_log` draws a panel
 LINES_SHOWN = 30  # of a list that can be folded; a longer one is
 XML_CONTROLS = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\ufffe\uffff]")  # which no XML can have
 NUMBER = re.compile(r"[-−+]?\d[\d.,:/]*(e[-+]?\d+)?( ± [\d.,]+)?( \(\d+\))?( [†*])*")
@@ -35,7 +35,7 @@ COLOURS = {
     "#0d0d08": "var(--line)",
     "#0d0d09": "var(--ink)",
     "#000000": "var(--ink)",
-    "#808080": "var(--muted)",  # the greys that `bertkit.reports.tables` draws with
+    "#808080": "var(--muted)",  # the greys that `bertkit.reports.plots` draws with
     "#666666": "var(--muted)",
 }
 SERIES, MUTED, LINE, INK = list(COLOURS)[:6], "#0d0d07", "#0d0d08", "#0d0d09"

@@ -11,7 +11,6 @@ from typing import Any
 from bertkit.reports.plots import load_pyplot, save_figure
 from bertkit.reports.tables import MISSING
 from bertkit.studies.tables import (
-    find_chosen,
     find_row,
     find_shown,
     has_paper,
@@ -226,3 +225,8 @@ def _finish_curve(axis: Any, paper: Any, title: str, percent: bool) -> None:
         more = paper.get_legend_handles_labels()
         handles, labels = handles + more[0], labels + more[1]
     axis.legend(handles, labels, fontsize="small", frameon=False, loc="lower right")
+
+
+def find_chosen(squares: Mapping[tuple[int, int], Mapping[str, Any]], best: set[str]) -> list[tuple[int, int]]:
+    """Where the chosen cells are."""
+    return [place for place, cell in squares.items() if cell["directory"] in best]

@@ -2,8 +2,8 @@
 
 The paper's grid (section A.3), its random restarts (section 4.1) and every table of its ablations (sections 5 and C)
 are studies. First come the pretrainings that rows begin with, then all other runs. The directories of the runs are the
-truth about what is done; `study.json` is made of them. Who does the runs is the business of `workers.py`, what the
-result looks like that of `report.py`.
+truth about what is done; `study.json` is made of them. `workers.py` does the runs, `results.py`
+says what came of them, `tables.py` and `plots.py` show it.
 """
 
 import json
@@ -20,10 +20,10 @@ from bertkit.errors import UsageError, explain_refusal
 from bertkit.studies.cells import Cell, Pretraining, list_cells, list_pretrainings, name_step
 from bertkit.studies.plots import plot_curve, plot_heatmap
 from bertkit.studies.results import choose, describe_score, find_states, group_cells, judge, list_scores, summarize
-from bertkit.studies.spec import HARDWARE, PRETRAIN, Study, define, make_study
+from bertkit.studies.spec import CURVE, HARDWARE, PICTURE, PRETRAIN, STUDY_FILE, TABLE, Study, define, make_study
 from bertkit.studies.tables import describe_size, write_table
 from bertkit.studies.workers import RunJob, State, execute
-from bertkit.system.differences import find_recipe_differences, name_differences
+from bertkit.system.differences import find_differences, name_differences
 from bertkit.system.files import atomic_write, write_json
 from bertkit.system.parallel import read_workers
 from bertkit.system.progress import Report, ignore
@@ -31,15 +31,10 @@ from bertkit.tasks import TASKS
 from bertkit.tasks.pretraining import estimate_cost
 from bertkit.training.arguments import make_arguments
 from bertkit.training.callbacks import Interrupted
+from bertkit.training.prepare import Prepared, name_data, prepare
 from bertkit.training.processes import join_processes
 from bertkit.training.recipe import Recipe, list_decisive, merge, read_recipe, save_recipe
-from bertkit.training.run import Prepared, name_data, prepare
 from bertkit.training.run_dir import BEST, FIRST, STUDY_RESULT, check_data, hold_run_dir
-
-STUDY_FILE = "study.toml"
-TABLE = "table.md"
-PICTURE = "heatmap.png"
-CURVE = "curve.png"
 
 SHOWN_EVERY = 0.1  # seconds
 
@@ -86,29 +81,29 @@ def run_study(
     check_directory(study, output)
     first, rest = make_jobs(study, pretrainings, cells, output)
     states, left = find_states(first | rest, output)
-    board = StudyState(study, pretrainings, cells, states, output, report, progress, is_main=processes.is_main_process)
-    report(f"{describe_size(board.summarize())}, {len(states) - len(left)} of them finished")
+    state = StudyState(study, pretrainings, cells, states, output, report, progress, is_main=processes.is_main_process)
+    report(f"{describe_size(state.summarize())}, {len(states) - len(left)} of them finished")
     if count:  # a cluster may have what this machine lacks
         check_arguments(left)
     first, rest = ({place: job for place, job in jobs.items() if place in left} for jobs in (first, rest))
-    later = [place for place, job in rest.items() if board.waits(place, job, first)]
+    later = [place for place, job in rest.items() if state.waits(place, job, first)]
     rehearse(first, [rest[place] for place in later], report)
     ready, prepared = prepare_data({place: job for place, job in rest.items() if place not in later}, report)
-    check_finished(board, prepared, output)
+    check_finished(state, prepared, output)
     processes.wait_for_everyone()  # all have to find the same directories
     with hold_run_dir(output) if processes.is_main_process else nullcontext():
-        board.start()
-        number = board.work(first if count == 1 else order_longest_first(first), {}, count)
+        state.start()
+        number = state.work(first if count == 1 else order_longest_first(first), {}, count)
         if not number:
-            board.keep_models(rest)
+            state.keep_models(rest)
             processes.wait_for_everyone()  # the first one has kept them
-            board.give_up(rest)
+            state.give_up(rest)
             able = {place: rest[place] for place in later if states[place].status != "failed"}
-            more, data = prepare_data(able, report, board.refuse)
-            check_finished(board, data, output)
+            more, data = prepare_data(able, report, state.refuse)
+            check_finished(state, data, output)
             ready = {place: job for place, job in ready.items() if states[place].status != "failed"}
-            number = board.work(ready | more, prepared | data, count)
-        return board.finish(number)
+            number = state.work(ready | more, prepared | data, count)
+        return state.finish(number)
 
 
 class StudyState:
@@ -277,7 +272,7 @@ def check_directory(study: Study, output: Path) -> None:
     differences = [
         f"{place}{difference}"
         for place in old | new
-        for difference in find_recipe_differences(old.get(place, {}), new.get(place, {}))
+        for difference in find_differences(old.get(place, {}), new.get(place, {}))
     ]
     if list(old) != list(new) and not differences:
         differences = ["the order of the rows"]
@@ -375,15 +370,15 @@ def prepare_data(
     return {directory: job for _, directory, job in ordered}, prepared
 
 
-def check_finished(board: StudyState, prepared: Mapping[str, Prepared], output: Path) -> None:
+def check_finished(state: StudyState, prepared: Mapping[str, Prepared], output: Path) -> None:
     """Nothing, or a UsageError: runs that are finished had other data than these, and stand in the same table.
 
     Left out: pretrainings, whose data depend on more than their text.
     """
-    for cell in board.cells:
+    for cell in state.cells:
         data = prepared.get(name_data(TASKS[cell.column.task], cell.recipe))
         for directory in cell.runs.values() if data else ():
-            if board.states[directory].status == "finished":
+            if state.states[directory].status == "finished":
                 check_data(output / directory, data.fingerprints)
 
 
@@ -407,6 +402,9 @@ def rehearse(first: Mapping[str, RunJob], later: Iterable[RunJob], report: Repor
         if (name := json.dumps(source, sort_keys=True)) not in seen:
             seen.add(name)
             prepare(TASKS[PRETRAIN], job.recipe, report)
+
+
+# --- What is kept -----------------------------------------------------------------------------------------------------
 
 
 def prune(study: Study, group: Sequence[Cell], states: Mapping[str, State], output: Path) -> None:

@@ -296,8 +296,7 @@ def check_names(names: Sequence[str], place: str) -> None:
         if letters > LONGEST_DIRECTORY or size > MOST_BYTES:
             raise UsageError(
                 f"the name {name[:40]!r}… of a {place} has {letters} letters of {size} bytes; shorten it to "
-                f"{LONGEST_DIRECTORY} "
-                f"letters and {MOST_BYTES} bytes, the limit for the name of a directory"
+                f"{LONGEST_DIRECTORY} letters and {MOST_BYTES} bytes, the limit for the name of a directory"
             )
     if twice := find_twice([name_directory(name) for name in names]):
         raise UsageError(f"two of the {place} tables are called {twice[0]!r}; give each its own name")
@@ -572,3 +571,9 @@ def check_root(values: Mapping[str, Any], recipes: Iterable[Recipe], axes: Mappi
 def name_directory(name: str) -> str:
     """A row's or a column's name as that of a directory."""
     return re.sub(r"[^\w+-]+", "-", name).rstrip("-").lstrip("+-").lower()
+
+
+STUDY_FILE = "study.toml"
+TABLE = "table.md"
+PICTURE = "heatmap.png"
+CURVE = "curve.png"

@@ -17,9 +17,6 @@ AVERAGE = "Average"  # the head of the column that is a mean of others
 MARK = " †"  # on a score of which a run is no better than knowing nothing
 
 
-# --- Studies in words -------------------------------------------------------------------------------------------------
-
-
 def write_table(study: Mapping[str, Any]) -> str:
     """The text of table.md: the chosen scores beside the paper's, what they are, every cell, and what failed."""
     parts = [f"# {describe_size(study)}", *_write_summary(study), "", explain_scores(study)]
@@ -329,8 +326,3 @@ def _write_cells(study: Mapping[str, Any], names: Sequence[str]) -> list[str]:
         line += [*scores, str(cell["n"]), str(cell["failed"]), *[poor] * counted]
         lines.append([f"**{text}**" for text in line] if axes and cell["directory"] in best else line)
     return format_table(lines)
-
-
-def find_chosen(squares: Mapping[tuple[int, int], Mapping[str, Any]], best: set[str]) -> list[tuple[int, int]]:
-    """Where the chosen cells are."""
-    return [place for place, cell in squares.items() if cell["directory"] in best]

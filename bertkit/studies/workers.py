@@ -188,13 +188,13 @@ def run_in_processes(jobs: Sequence[RunJob], prepared: Mapping[str, Any], handle
 
     They end by themselves when this process dies. Each gets its share of the threads, and one GPU if there are any.
     """
-    crew = WorkerPool(jobs, prepared, handle, count)
+    pool = WorkerPool(jobs, prepared, handle, count)
     try:
-        with note_signals(crew.noted.append):
-            crew.work()
+        with note_signals(pool.noted.append):
+            pool.work()
     finally:
-        dismiss(crew.hired)
-    return crew.noted[0] if crew.noted else 0
+        dismiss(pool.started)
+    return pool.noted[0] if pool.noted else 0
 
 
 class WorkerPool:
@@ -215,9 +215,9 @@ class WorkerPool:
         self.waiting = deque(range(len(jobs)))
         self.tries = Counter[int]()
         self.workers: dict[Pipe, Worker] = {}
-        self.hired: list[multiprocessing.process.BaseProcess] = []
+        self.started: list[multiprocessing.process.BaseProcess] = []
         self.noted: list[int] = []
-        self.stillborn = 0
+        self.failed_starts = 0
 
     def work(self) -> None:
         """Does the jobs; after a signal, only what a checkpoint needs."""
@@ -240,7 +240,7 @@ class WorkerPool:
         except (EOFError, OSError):
             pipe.close()
             del self.workers[pipe]
-            self.bury(worker)
+            self.handle_death(worker)
             return
         worker.began = True
         if message is not None:
@@ -248,7 +248,7 @@ class WorkerPool:
             if isinstance(message, State) and message.status in ("finished", "failed"):
                 worker.job = None
         elif self.waiting and not self.noted:
-            self.employ(worker, pipe)
+            self.assign(worker, pipe)
         else:
             pipe.close()  # with which it ends
             del self.workers[pipe]
@@ -261,11 +261,11 @@ class WorkerPool:
         process = context.Process(target=serve, args=(there, self.threads, gpu))
         with keep_from_interrupts():
             process.start()
-        self.hired.append(process)
+        self.started.append(process)
         there.close()  # so that its death closes the pipe
         self.workers[here] = Worker(process, slot)
 
-    def employ(self, worker: Worker, pipe: Pipe) -> None:
+    def assign(self, worker: Worker, pipe: Pipe) -> None:
         """Gives a worker the next job, and its data unless it has them."""
         worker.job = self.waiting.popleft()
         self.tries[worker.job] += 1
@@ -276,7 +276,7 @@ class WorkerPool:
                 pipe.send_bytes(self.pack(job.data))
                 worker.data = job.data
 
-    def bury(self, worker: Worker) -> None:
+    def handle_death(self, worker: Worker) -> None:
         """After a worker's death: its job goes to another one, unless too many have died of it.
 
         Raises:
@@ -285,8 +285,8 @@ class WorkerPool:
         worker.process.join()
         if self.noted:
             return
-        self.stillborn += not worker.began
-        if self.stillborn == TRIES:
+        self.failed_starts += not worker.began
+        if self.failed_starts == TRIES:
             raise UsageError(
                 f"worker processes end before they begin (exit code {worker.process.exitcode}); use one worker, or, in "
                 'a script of your own, start the study below: if __name__ == "__main__"'
@@ -343,6 +343,9 @@ def silence_libraries() -> None:
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
+
+
+# --- Ray --------------------------------------------------------------------------------------------------------------
 
 
 def run_on_ray(

@@ -9,7 +9,7 @@ from typing import Any
 LONGEST_NAME, LONGEST_TEXT = 40, 100  # characters of what was given, in a message
 
 
-def find_recipe_differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+def find_differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     """`table.key: old -> new` for every value that differs, in the order of the old recipe; empty when none does."""
     before, after = _flatten(old), _flatten(new)
     return [
@@ -20,7 +20,7 @@ def find_recipe_differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> l
 
 
 def name_differences(differences: list[str]) -> str:
-    """The first two of `find_recipe_differences`, and how many more there are."""
+    """The first two of `find_differences`, and how many more there are."""
     more = f" and {len(differences) - 2} more" if len(differences) > 2 else ""
     return "; ".join(differences[:2]) + more
 
@@ -36,18 +36,18 @@ def show_toml(value: Any) -> str:
     return "".join(character if character.isprintable() else repr(character)[1:-1] for character in text)
 
 
-def copy(value: Any) -> Any:
+def expand_recipe(value: Any) -> Any:
     """Return a deep copy without the keys whose value is None, with `~` and `~user` expanded in texts that begin so."""
     if isinstance(value, str):
         return os.path.expanduser(value) if "/" in value else value
     if isinstance(value, Mapping):
-        return {key: copy(item) for key, item in value.items() if item is not None}
-    return [copy(item) for item in value] if isinstance(value, list | tuple) else value
+        return {key: expand_recipe(item) for key, item in value.items() if item is not None}
+    return [expand_recipe(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def _flatten(recipe: Mapping[str, Any]) -> dict[str, Any]:
     """`key` or `table.key` -> value, in the recipe's order."""
     flat: dict[str, Any] = {}
-    for key, value in copy(recipe).items():
+    for key, value in expand_recipe(recipe).items():
         flat |= {f"{key}.{name}": item for name, item in value.items()} if isinstance(value, dict) else {key: value}
     return flat

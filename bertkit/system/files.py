@@ -1,8 +1,8 @@
-"""Files that are there whole or not at all, whenever a process is killed.
+"""Atomic writes: a killed process never leaves a partial file; locks and checksums.
 
 What is being written has a hidden name of its own beside the name that it will have: `.NAME.MACHINE-PID.unfinished`.
 Nothing else is called so, and what a killed process has left goes when its file is written again on the same machine,
-or its directory is held again (`bertkit.training.run_dir`).
+or its directory is held again (`hold_directory`).
 """
 
 import errno

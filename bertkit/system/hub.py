@@ -12,9 +12,6 @@ FILE_NAME = re.compile(r"[.~].*|.*\.(bz2|csv|gz|html?|jsonl?|md|parquet|text|tsv
 METADATA_TIMEOUT = 10  # seconds
 
 
-# --- the Hugging Face Hub
-
-
 def is_hub_name(source: str) -> bool:
     """Whether it can be a name on the Hub, rather than the path of a file that does not exist."""
     return bool(HUB_NAME.fullmatch(source)) and not FILE_NAME.fullmatch(source)

@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 STATUS = Path("/proc/self/status")
-UPDATES_BETWEEN_LOOKS = 20  # updates
+UPDATES_BETWEEN_LOOKS = 20
 GROWTH = 1.25  # of the memory in use, before it is trimmed
 
 

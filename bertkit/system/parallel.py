@@ -185,3 +185,8 @@ class ClusterWatch:
         except UsageError:
             raise UsageError(f"the Ray cluster has lost this machine (its raylet has died); {GOES_ON}") from None
         return True
+
+
+def count_cores() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1

@@ -1,4 +1,4 @@
-"""How long work reports to its caller."""
+"""Reporting the progress of long work."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,3 +9,10 @@ def ignore(*_: Any) -> None:
 
 
 Report = Callable[[str], None]  # takes one line for the person who waits
+
+
+def describe_duration(seconds: float) -> str:
+    """Seconds as a person says them: 42 s, 5 min 40 s, 3 h 12 min."""
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {seconds} s" if minutes else f"{seconds} s"

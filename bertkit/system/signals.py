@@ -61,7 +61,7 @@ def note_signals(note: Callable[[int], None], again: Any = None) -> Iterator[Non
 
 
 def await_note(noted: Sequence[int]) -> bool:
-    """Whether a signal comes into `noted` within SAME seconds: one to a group reaches its processes in any order."""
+    """Whether a signal comes into `noted` within SAME_SIGNAL seconds: one to a group comes in any order."""
     end = time.monotonic() + SAME_SIGNAL
     while not noted and time.monotonic() < end:
         time.sleep(SECONDS_BETWEEN_LOOKS)
@@ -71,8 +71,8 @@ def await_note(noted: Sequence[int]) -> bool:
 def act_outside_imports(act: Callable[[], None], otherwise: Callable[[], None]) -> None:
     """For a signal's handler that raises: `act` now, or when the import has ended that this thread is in the middle of.
 
-    Libraries catch whatever ends an import of theirs, and modules stay half-made. An import is waited for PATIENCE
-    seconds; then comes `otherwise`, which must not raise but end the process. Uses SIGALRM.
+    Libraries catch whatever ends an import of theirs, and modules stay half-made. An import is waited for
+    IMPORT_PATIENCE seconds; then comes `otherwise`, which must not raise but end the process. Uses SIGALRM.
     """
     end = time.monotonic() + IMPORT_PATIENCE
 

@@ -1,4 +1,11 @@
-"""The activations of a frozen encoder, computed once and kept on disk (paper section 5.3)."""
+"""The activations of a frozen encoder (paper section 5.3), computed once and kept on disk.
+
+The encoder runs once: the activations of every word's first token are kept under a name made of the weights, the tokens
+and the layers, so that another seed or another study finds them there. They are mapped into memory, and an epoch costs
+only what is trained on them.
+
+Left out: training (`BertFeaturesForTokenClassification` learns from them).
+"""
 
 import hashlib
 import json

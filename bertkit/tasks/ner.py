@@ -5,7 +5,7 @@ CRF: nothing keeps a sequence of tags well-formed, and conlleval says how it is 
 tags in IOB will do; the labels are those of its training file, matched by name.
 
 With `features` it is the feature-based approach: the encoder stays as it is and runs once, and a BiLSTM learns from
-what it has said of each word's first sub-token, which is kept on disk (`bertkit.inference.features`).
+what it has said of each word's first sub-token, which is kept on disk (`bertkit.tasks.features`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,7 +30,8 @@ from bertkit.data.formats.conll import (
     read_conll_copy,
     to_iob1,
 )
-from bertkit.data.tagging import ABSENT, IGNORED, Sentence, TaggedText, WordWindows, encode_words, pad_words
+from bertkit.data.sequences import IGNORED
+from bertkit.data.tagging import ABSENT, Sentence, TaggedText, WordWindows, encode_words, pad_words
 from bertkit.errors import UsageError
 from bertkit.metrics.ner import find_entities, score_entities
 from bertkit.model.bilstm import FEATURE_LAYERS
@@ -75,9 +76,8 @@ NER_RECIPE = finetuning.FINETUNING_RECIPE | {
 FEATURE_BASED = {"train": {"learning_rate": 1e-3, "num_train_epochs": 10.0}}
 BILSTM_SIZE = 768  # units a direction: section 5.3's "two-layer 768-dimensional BiLSTM"
 
-TaggedExamples = dict[
-    str, Any
-]  # "text": a TaggedText; "labels": the tags of training, O first; two of `[data]`'s options
+# "text": a TaggedText; "labels": the tags of training, O first; and two of `[data]`'s options.
+TaggedExamples = dict[str, Any]
 
 
 # --- The data ---------------------------------------------------------------------------------------------------------

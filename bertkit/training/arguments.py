@@ -13,7 +13,7 @@ from transformers import PreTrainedConfig, Trainer, TrainingArguments, get_sched
 from bertkit.errors import UsageError, explain_refusal
 from bertkit.model import bilstm
 from bertkit.model.checkpoint import check_weights, load_config, make_config
-from bertkit.model.optim import NAME as BERT_ADAM
+from bertkit.model.optim import BERT_ADAM
 from bertkit.model.precision import choose_precision
 from bertkit.tasks.task import Task
 from bertkit.training.processes import join_processes
@@ -28,9 +28,6 @@ CHECKPOINT_SIZES = (  # what a checkpoint decides
     "max_position_embeddings",
     "type_vocab_size",
 )
-
-
-# --- The recipe, complete ---------------------------------------------------------------------------------------------
 
 
 def complete(task: Task, *recipes: Mapping[str, Any], config: PreTrainedConfig | None = None) -> Recipe:
@@ -204,7 +201,7 @@ def list_scores(task: Task) -> list[str]:
 
 
 def name_head(task: Task, recipe: Recipe) -> str:
-    """The class of `bertkit.model.bert` that a run trains: the task's head, or its sibling with a BiLSTM."""
+    """The class that a run trains: the task's head, or its sibling with a BiLSTM."""
     name = task.head(recipe["data"])
     return name.replace("BertFor", "BertBiLSTMFor") if recipe.get("bilstm") else name
 

@@ -11,11 +11,10 @@ from transformers.trainer_utils import SaveStrategy
 
 from bertkit.errors import UsageError
 from bertkit.system.memory import UPDATES_BETWEEN_LOOKS, Heap, keep_memory
-from bertkit.system.progress import Report
+from bertkit.system.progress import Report, describe_duration
 from bertkit.training.run_dir import list_checkpoints, write_log
 
 SECONDS_OF_SILENCE = 15  # at least, while it predicts
-LOOKS = 20  # in that time
 Progress = Callable[[int, int, Mapping[str, float]], None]  # updates done, of how many, the latest log entry
 
 
@@ -152,10 +151,3 @@ class Milestones(TrainerCallback):
     def on_epoch_end(self, args, state: TrainerState, control: TrainerControl, **kwargs) -> None:
         control.should_save |= self.waits
         self.waits = False
-
-
-def describe_duration(seconds: float) -> str:
-    """Seconds as a person says them: 42 s, 5 min 40 s, 3 h 12 min."""
-    minutes, seconds = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes} min" if hours else f"{minutes} min {seconds} s" if minutes else f"{seconds} s"

@@ -4,7 +4,7 @@ import shutil
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from transformers import PreTrainedModel
@@ -14,6 +14,7 @@ from bertkit.system.files import write_json
 from bertkit.system.progress import Report
 from bertkit.tasks.task import Task
 from bertkit.training.model_card import write_card
+from bertkit.training.prepare import Prepared
 from bertkit.training.recipe import Recipe, list_lengths
 from bertkit.training.run_dir import (
     BEST,
@@ -27,9 +28,6 @@ from bertkit.training.run_dir import (
 )
 from bertkit.training.trainer import BertTrainer
 
-if TYPE_CHECKING:
-    from bertkit.training.run import Prepared
-
 MEASURED = 4096  # sequences of a split, whose lengths are kept
 
 
@@ -39,7 +37,7 @@ def write_results(
     trainer: BertTrainer,
     metrics: dict[str, Any],
     files: Mapping[str, str],
-    prepared: "Prepared",
+    prepared: Prepared,
     output: Path,
 ) -> None:
     """Writes log, card and predictions beside the saved model, and last the metrics."""

@@ -17,8 +17,10 @@ from torch import distributed
 
 from bertkit.errors import UsageError
 from bertkit.system.signals import leave_signals_to_parent
-from bertkit.training.callbacks import LOOKS
 from bertkit.training.recipe import Recipe
+
+SECONDS_OF_WAITING = 60.0  # for a process that stands still, until it is named
+LOOKS = 20  # in that time
 
 
 def join_processes(recipe: Recipe) -> PartialState:
@@ -34,9 +36,6 @@ def join_processes(recipe: Recipe) -> PartialState:
 def leave_processes() -> None:
     """Ends the connection to the other processes, if there are any: without it one may abort while others still end."""
     PartialState().destroy_process_group()
-
-
-SECONDS_OF_WAITING = 60.0  # for a process that stands still, until it is named
 
 
 class ProcessLost(UsageError):

@@ -46,9 +46,6 @@ PUBLISHED = (
 )
 
 
-# --- The upload -------------------------------------------------------------------------------------------------------
-
-
 def check_push(repo: str) -> str:
     """The whole name of a repository that can be pushed to, as far as is known without trying; asked before training.
 

@@ -25,7 +25,7 @@ from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
 from bertkit.errors import UsageError
-from bertkit.system.differences import LONGEST_NAME, LONGEST_TEXT, copy, show_toml
+from bertkit.system.differences import LONGEST_NAME, LONGEST_TEXT, expand_recipe, show_toml
 from bertkit.system.files import atomic_write
 
 Recipe = dict[str, Any]
@@ -153,7 +153,7 @@ def merge(*recipes: Mapping[str, Any]) -> Recipe:
     or `~user` is a path, and is expanded.
     """
     merged: Recipe = {}
-    for recipe in map(copy, recipes):
+    for recipe in map(expand_recipe, recipes):
         for key, value in recipe.items():
             if key in TABLES and isinstance(value, dict) and isinstance(merged.get(key), dict):
                 merged[key] |= value
@@ -212,7 +212,7 @@ def save_recipe(recipe: Mapping[str, Any], path: str | Path) -> None:
     """
     import tomli_w
 
-    recipe = copy(recipe)
+    recipe = expand_recipe(recipe)
     tables = {table: recipe.pop(table) for table in TABLES if table in recipe}
     phases = recipe.pop("phase") if recipe.get("phase") else []  # an empty list stays a top-level key
     sections = {key: recipe.pop(key) for key in TOP_KEYS if key in recipe} | recipe

@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from bertkit.errors import UsageError, explain_refusal
-from bertkit.system.differences import find_recipe_differences
+from bertkit.system.differences import find_differences
 from bertkit.system.progress import Report, ignore
 from bertkit.tasks import TASKS
 from bertkit.training.callbacks import Progress
@@ -112,7 +112,7 @@ def compare_environments(before: Path, now: Path) -> Iterator[str]:
     for key in {"data", "weights_at_start"} & (one.keys() ^ two.keys()):  # a run of an earlier version does not know
         one.pop(key, None)
         two.pop(key, None)
-    yield from find_recipe_differences(one, two)
+    yield from find_differences(one, two)
 
 
 def compare_weights(before: Path, now: Path) -> dict[str, float]:

@@ -1,9 +1,9 @@
 """One run of one task: from a recipe to a directory with model, tokenizer, scores and everything needed to repeat it.
 
-The same for every task, and with `trainer.py` the only place that touches the Trainer. What the Trainer does stays with
-it: the loop, precision, clipping, accumulation, several processes, checkpoints. Added here: how losses are divided
-(over the whole update, not a micro-batch), what is logged of them (`trainer.py`), and the run directory
-(`directory.py`).
+The same for every task, and with `trainer.py` and `arguments.py` the only place that touches the Trainer. What the
+Trainer does stays with it: the loop, precision, clipping, accumulation, several processes, checkpoints. Added here: how
+losses are divided (over the whole update, not a micro-batch), what is logged of them (`trainer.py`), and the run
+directory (`run_dir.py`).
 
 Several processes repeat some sequences to fill the last batch of an epoch, where it does not divide among them: that is
 accelerate's way to keep them in step.
@@ -12,13 +12,10 @@ Differs from the paper: the learning rate decays linearly from its peak at the e
 "linear"), where the reference code multiplies the warm-up's end by 1 - step / total.
 """
 
-import json
 import math
 import os
 from collections.abc import Collection, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -26,16 +23,15 @@ from torch import nn
 from transformers import PrinterCallback, ProgressCallback, TrainingArguments, set_seed
 
 import bertkit
-from bertkit.data.tokenizer import load_tokenizer
 from bertkit.errors import UsageError, explain_disk_error, explain_refusal
 from bertkit.model.checkpoint import fingerprint_weights, load_model, make_config, reinitialize
-from bertkit.model.optim import NAME as BERT_ADAM
-from bertkit.model.optim import BertAdam
+from bertkit.model.optim import BERT_ADAM, BertAdam
 from bertkit.system.progress import Report, ignore
 from bertkit.tasks.task import Task
 from bertkit.training.arguments import complete, explain_missing_head, make_arguments, name_head
 from bertkit.training.callbacks import PredictionProgress, Progress, StopOnSignal
 from bertkit.training.outputs import find_better, save_best, write_results
+from bertkit.training.prepare import Prepared, prepare
 from bertkit.training.processes import explain_lost_process, join_processes, name_stopped_processes
 from bertkit.training.recipe import Recipe
 from bertkit.training.run_dir import (
@@ -46,7 +42,6 @@ from bertkit.training.run_dir import (
     find_checkpoint,
     find_finished,
     hold_run_dir,
-    holds_run,
     start_directory,
     write_environment,
 )
@@ -146,66 +141,6 @@ def train_first(task: Task, recipe: Recipe, output: Path, report: Report, progre
             check_data(output / FIRST, prepared.fingerprints)
     report("then:")
     return recipe | {"checkpoint": str(output / FIRST), "reinit_layers": 0}
-
-
-# --- The data ---------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """What training needs beside the model; it serves every run of the same `name_data`.
-
-    examples: as the task's `load` gives them, but for "train", whose text may be large.
-    data: split -> the encoded data set.
-    settings: BertConfig's values that the data decide.
-    """
-
-    examples: Mapping[str, Any]
-    tokenizer: Any
-    data: Mapping[str, Any]
-    settings: Mapping[str, Any]
-
-    @cached_property
-    def fingerprints(self) -> dict[str, str]:
-        """Split -> what tells its data from any others."""
-        return {split: data.fingerprint() for split, data in self.data.items()}
-
-
-def prepare(
-    task: Task, recipe: Recipe, report: Report = ignore, output: Path | None = None, goes_on: bool = False
-) -> Prepared:
-    """The data of a complete recipe, read and encoded; with `output` the run directory is begun as soon as it can be.
-
-    Args:
-        goes_on: whether the run there continues from a checkpoint, and so with its own tokenizer.
-
-    Raises:
-        UsageError: wrong or missing files, or a tokenizer that cannot be loaded.
-    """
-    processes = join_processes(recipe)
-    examples = task.load(recipe["data"], report)
-    with processes.main_process_first():  # the others read the first one's vocabulary
-        # What another start has left may be of another text, unless the run has come to a checkpoint with it.
-        if output is not None and (goes_on or not processes.is_main_process) and holds_run(output, recipe):
-            tokenizer = load_tokenizer(str(output))
-        else:
-            tokenizer = task.tokenize(recipe, examples, report)
-        if output is not None and processes.is_main_process:
-            start_directory(output, recipe, tokenizer)
-    data = {}
-    for split in ("train", *task.splits, *task.unlabelled):
-        if split in examples:
-            data[split] = task.encode(examples[split], tokenizer, recipe, split)
-            for line in task.describe(data[split], split):
-                report(line)
-    settings = task.configure(recipe, tokenizer, examples)
-    return Prepared({split: texts for split, texts in examples.items() if split != "train"}, tokenizer, data, settings)
-
-
-def name_data(task: Task, recipe: Recipe) -> str:
-    """A name that two complete recipes share if what `prepare` makes of one serves the other."""
-    parts = {"task": task.name} | {key: recipe.get(key) for key in ("checkpoint", "data", "model")}
-    return json.dumps(parts if task.reusable else recipe, sort_keys=True)
 
 
 # --- The model --------------------------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ import bertkit
 from bertkit.data.tokenizer import save_tokenizer
 from bertkit.errors import UsageError, explain_refusal, make_printable
 from bertkit.model.precision import choose_precision
-from bertkit.system.differences import find_recipe_differences, name_differences
+from bertkit.system.differences import find_differences, name_differences
 from bertkit.system.files import atomic_write, find_checksum, hold_directory, map_in_threads, refuse_links, write_json
 from bertkit.training.recipe import Recipe, list_decisive, read_recipe, save_recipe
 
@@ -88,7 +88,7 @@ def find_finished(output: Path, recipe: Recipe) -> dict[str, Any] | None:
         if any(not path.name.startswith(".") for path in output.iterdir()):
             raise UsageError(f"{output} is not empty and holds no run; name another directory with --output")
         return None
-    differences = find_recipe_differences(*map(list_decisive, (read_recipe(output / RECIPE_FILE), recipe)))
+    differences = find_differences(*map(list_decisive, (read_recipe(output / RECIPE_FILE), recipe)))
     if differences and has_begun(output):
         raise UsageError(
             f"{output} belongs to another run ({name_differences(differences)}); name another directory with --output"

@@ -21,17 +21,10 @@ from transformers import Trainer, TrainingArguments
 
 from bertkit.errors import UsageError, join_lines
 from bertkit.system.files import write_json
-from bertkit.system.progress import Report
+from bertkit.system.progress import Report, describe_duration
 from bertkit.system.signals import note_signals
 from bertkit.tasks.task import Task
-from bertkit.training.callbacks import (
-    Diverged,
-    Interrupted,
-    Milestones,
-    StopOnSignal,
-    describe_duration,
-    explain_divergence,
-)
+from bertkit.training.callbacks import Diverged, Interrupted, Milestones, StopOnSignal, explain_divergence
 from bertkit.training.processes import guard_workers
 from bertkit.training.run_dir import list_checkpoints, mark_complete, rotate_checkpoints, write_log
 
@@ -50,7 +43,7 @@ def train(trainer: "BertTrainer", checkpoint: Path | None, report: Report) -> No
         report(f"continues after {checkpoint.name}")
         trainer.args.eval_on_start = False  # that was another start
     start = time.monotonic()
-    with stop_on_signal(trainer) as watcher:
+    with stop_on_signal(trainer) as stopper:
         try:
             trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
         except UnpicklingError as error:
@@ -58,7 +51,7 @@ def train(trainer: "BertTrainer", checkpoint: Path | None, report: Report) -> No
                 f"{checkpoint} has a file that would run code of its own when it is read "
                 f"({join_lines(error)[:40]}); delete {checkpoint}, and the same command continues from the one before"
             ) from None
-    if number := watcher.agreed or watcher.ask_all(trainer.args):  # a signal may come after the last update
+    if number := stopper.agreed or stopper.ask_all(trainer.args):  # a signal may come after the last update
         update = trainer.state.global_step
         # Later ones are damaged: a run that goes on has passed them over.
         saved = [step for step in list_checkpoints(Path(trainer.args.output_dir)) if step <= update]
@@ -256,9 +249,9 @@ def drop_second_names(model: nn.Module) -> None:
 @contextmanager
 def stop_on_signal(trainer: Trainer) -> Iterator[StopOnSignal]:
     """In this context SIGTERM and the first Ctrl-C let the update finish, write a checkpoint and end the training."""
-    watcher = next(x for x in trainer.callback_handler.callbacks if isinstance(x, StopOnSignal))
-    with note_signals(partial(setattr, watcher, "signalled")):
-        yield watcher
+    stopper = next(x for x in trainer.callback_handler.callbacks if isinstance(x, StopOnSignal))
+    with note_signals(partial(setattr, stopper, "signalled")):
+        yield stopper
 
 
 @contextmanager

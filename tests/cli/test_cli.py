@@ -16,7 +16,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from bertkit.cli import console, options
+from bertkit.cli import bench, console
 from bertkit.inference.glue_submission import SUBMITTED
 from bertkit.studies.tables import write_table
 from tests.data.pretraining.test_build_faults import limit_files
@@ -876,7 +876,7 @@ def test_a_device_that_is_not_there_is_one_line(call, monkeypatch, device):
 def test_a_device_hides_the_others(monkeypatch, device, seen):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    options.choose_device(device)
+    bench.choose_device(device)
     assert os.environ["CUDA_VISIBLE_DEVICES"] == seen
 
 

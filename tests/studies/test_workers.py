@@ -31,8 +31,8 @@ from bertkit.studies.workers import (
 from bertkit.system.parallel import ClusterWatch, check_address, list_gpus, read_workers
 from bertkit.tasks import TASKS
 from bertkit.training.arguments import complete
+from bertkit.training.prepare import prepare
 from bertkit.training.recipe import merge
-from bertkit.training.run import prepare
 from tests.studies.test_runner import list_runs, read_result, start_study
 from tests.tasks.test_conformance import make_pretraining
 

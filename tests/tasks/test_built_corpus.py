@@ -43,7 +43,7 @@ def test_a_corpus_is_known_by_its_tokens(recipe, built, text, tmp_path):
     from bertkit.data.pretraining import build as builder
     from bertkit.data.tokenizer import load_tokenizer
     from bertkit.training.arguments import complete
-    from bertkit.training.run import prepare
+    from bertkit.training.prepare import prepare
 
     content = text.read_text(encoding="utf-8")
     (tmp_path / "copy.txt").write_text(content)
@@ -78,7 +78,7 @@ def test_a_built_corpus_gives_the_run_that_its_text_gives(recipe, built, tmp_pat
 def test_a_built_corpus_is_small_in_the_hands_of_a_worker(recipe, built):
     """It is pickled for a data worker that is not forked: without the tokens, which it maps again."""
     from bertkit.training.arguments import complete
-    from bertkit.training.run import prepare
+    from bertkit.training.prepare import prepare
 
     data = recipe["data"] | {"corpus": [str(built / "several")]}
     train = prepare(PRETRAIN, complete(PRETRAIN, recipe | {"data": data})).data["train"]

@@ -25,8 +25,9 @@ from bertkit.training import trainer
 from bertkit.training.arguments import complete
 from bertkit.training.callbacks import Interrupted
 from bertkit.training.plan import dry_run
+from bertkit.training.prepare import prepare
 from bertkit.training.recipe import merge
-from bertkit.training.run import make_model, prepare, run
+from bertkit.training.run import make_model, run
 from bertkit.training.run_dir import mark_complete, read_log
 from tests.official import write_checkpoint, write_glue
 from tests.training.test_trainer import read_curve

@@ -209,7 +209,7 @@ SHAPES = """
 import json, os
 from bertkit.training import callbacks
 
-step_end = callbacks.Watcher.on_step_end
+step_end = callbacks.StopOnSignal.on_step_end
 
 def on_step_end(self, args, state, control, model=None, **kwargs):
     shapes = {name: (list(x.shape), list(x.to_local().shape)) for name, x in model.named_parameters()}
@@ -217,7 +217,7 @@ def on_step_end(self, args, state, control, model=None, **kwargs):
         json.dump(shapes, file)
     return step_end(self, args, state, control, model=model, **kwargs)
 
-callbacks.Watcher.on_step_end = on_step_end
+callbacks.StopOnSignal.on_step_end = on_step_end
 """
 FSDP = {"train": {"fsdp": "full_shard", "fsdp_config": {"transformer_layer_cls_to_wrap": ["BertLayer"]}}}
 

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bertkit.errors import UsageError
-from bertkit.system.differences import find_recipe_differences
+from bertkit.system.differences import find_differences
 from bertkit.training.recipe import (
     RESERVED,
     STEPS,
@@ -466,20 +466,20 @@ def test_saving_puts_a_new_file_in_place_of_the_old(tmp_path: Path) -> None:
 def test_differences_name_the_key_and_both_values() -> None:
     old = {"batch_size": 8, "data": {"corpus": ["a"], "cased": True}, "train": {"seed": 1}}
     new = {"batch_size": 16, "data": {"corpus": ["b"], "cased": True}, "train": {"seed": 1, "max_steps": 5}}
-    assert find_recipe_differences(old, new) == [
+    assert find_differences(old, new) == [
         "batch_size: 8 -> 16",
         'data.corpus: ["a"] -> ["b"]',
         "train.max_steps: (not set) -> 5",
     ]
-    assert find_recipe_differences(new, old)[-1] == "train.max_steps: 5 -> (not set)"
+    assert find_differences(new, old)[-1] == "train.max_steps: 5 -> (not set)"
 
 
 @given(valid_recipes(), valid_recipes())
 @settings(max_examples=30, deadline=None)
 def test_differences_are_empty_for_equal_recipes_only(a: dict[str, Any], b: dict[str, Any]) -> None:
-    assert find_recipe_differences(a, copy.deepcopy(a)) == []
+    assert find_differences(a, copy.deepcopy(a)) == []
     same_but_for_empty_tables = {k: v for k, v in a.items() if v != {}} == {k: v for k, v in b.items() if v != {}}
-    assert (find_recipe_differences(a, b) == []) == same_but_for_empty_tables
+    assert (find_differences(a, b) == []) == same_but_for_empty_tables
 
 
 # Batches

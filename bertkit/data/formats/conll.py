@@ -14,7 +14,7 @@ from itertools import chain, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bertkit.data.formats.hub import load_splits
+from bertkit.data.formats.hub import ROWS_A_BATCH, load_splits
 from bertkit.data.formats.tables import AGAIN, FILE_REMEDY, read_lines
 from bertkit.data.tagging import Sentence, TaggedText
 from bertkit.errors import UsageError
@@ -37,7 +37,6 @@ NER_FILES = (  # of their files, those to prefer first
 # The Hub's first copy, eriktks/conll2003, is a script, which `datasets` no longer runs; this is the same in parquet.
 NER_HUB, NER_CONFIG = "lhoestq/conll2003", "default"
 NER_HUB_SPLITS = {"train": "train", "dev": "validation", "test": "test"}
-ROWS_A_BATCH = 1_000  # of a data set on the Hub, in memory at once
 
 
 # --- Tags -------------------------------------------------------------------------------------------------------------

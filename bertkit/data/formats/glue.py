@@ -1,6 +1,7 @@
-"""GLUE: its official files, or the copy on the Hub -> texts and labels; files of predictions.
+"""GLUE (Wang et al. 2019; paper section 4.1): its official files, or the copy on the Hub -> texts and labels by name.
 
-A `Benchmark` says what a data set's files and columns are called; the table of them is in `bertkit.tasks.glue`.
+Both sources give the same values. Files of predictions are read as well. A `Benchmark` says what a data set's files and
+columns are called; the table of them is in `bertkit.tasks.glue`.
 """
 
 from collections.abc import Callable, Mapping
@@ -42,7 +43,7 @@ class Split:
 
 @dataclass(frozen=True)
 class Benchmark:
-    """A row of the table below.
+    """A row of the table in `bertkit.tasks.glue`.
 
     texts: the Hub's name of a column -> its name in the official files.
     label: the official name of the labels' column.

@@ -15,9 +15,6 @@ if TYPE_CHECKING:
 ROWS_A_BATCH = 1_000  # of a data set on the Hub, in memory at once
 
 
-# --- the Hugging Face Hub
-
-
 def read_hub(
     name: str,
     config: str,

@@ -1,4 +1,9 @@
-"""SQuAD: its official files, or the copy on the Hub -> questions; files of predictions in the official form."""
+"""SQuAD (Rajpurkar et al. 2016, 2018; paper sections 4.2 and 4.3): its official files or
+the copy on the Hub -> questions.
+
+Both sources give the same values. The files of predictions that the official scripts take are read too. Left out:
+windows and answers in tokens (`bertkit.data.spans`), and whether an answer stands where its file says.
+"""
 
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
@@ -9,7 +14,7 @@ from bertkit.data.formats.hub import ROWS_A_BATCH, load_splits
 from bertkit.data.formats.tables import (
     AGAIN,
     FILE_REMEDY,
-    LONGEST_COLUMN,
+    LONGEST_QUOTED,
     check_kind,
     find_column,
     read_json,
@@ -17,20 +22,16 @@ from bertkit.data.formats.tables import (
     take,
     walk_objects,
 )
+from bertkit.data.spans import Question
 from bertkit.errors import UsageError
 
 if TYPE_CHECKING:
     import datasets
 
-    from bertkit.data.spans import Question
-
 HUB_SQUAD = {"rajpurkar/squad": "plain_text", "rajpurkar/squad_v2": "squad_v2"}  # its one configuration
 
 
-# --- SQuAD
-
-
-def read_squad(path: str | Path, version: int | None = None) -> list["Question"]:
+def read_squad(path: str | Path, version: int | None = None) -> list[Question]:
     """The questions of an official SQuAD file in its order; those about one paragraph share its text.
 
     version: 1 wants an answer to every question; 2 wants the file to say `is_impossible`, and truly. None takes both
@@ -58,9 +59,7 @@ def _walk_paragraphs(articles: Iterable[tuple[str, dict[str, Any]]]) -> Iterator
                 yield qa_place, context, qa
 
 
-def _gather(source: str, entries: Iterable[tuple[str, str, dict[str, Any]]], version: int | None) -> list["Question"]:
-    from bertkit.data.spans import Question  # which needs torch; GLUE's files do not
-
+def _gather(source: str, entries: Iterable[tuple[str, str, dict[str, Any]]], version: int | None) -> list[Question]:
     questions: list[Question] = []
     places: dict[str, str] = {}
     says_impossible = False
@@ -70,7 +69,7 @@ def _gather(source: str, entries: Iterable[tuple[str, str, dict[str, Any]]], ver
             raise UsageError(f"{place}.id is empty; {AGAIN}")
         if name in places:
             first = places[name].removeprefix(f"{source}, ")
-            raise UsageError(f"{place} has the same id {name[:LONGEST_COLUMN]!r} as {first}; {AGAIN}")
+            raise UsageError(f"{place} has the same id {name[:LONGEST_QUOTED]!r} as {first}; {AGAIN}")
         places[name] = place
         questions.append(Question(name, question, context, *_list_answers(qa, place, version)))
         says_impossible = says_impossible or "is_impossible" in qa
@@ -138,11 +137,11 @@ def read_nbest(path: str | Path) -> dict[str, list[dict[str, Any]]]:
 def _walk_ids(path: str | Path) -> Iterator[tuple[str, str, Any]]:
     """Place, id and value of every entry of a file of predictions."""
     for name, value in check_kind(read_json(path), dict, str(path)).items():
-        place = f"{path}, {name[:LONGEST_COLUMN]!r}"
+        place = f"{path}, {name[:LONGEST_QUOTED]!r}"
         yield place, check_kind(name, str, place), value
 
 
-def read_squad_copy(name: str, splits: Mapping[str, str]) -> dict[str, list["Question"]]:
+def read_squad_copy(name: str, splits: Mapping[str, str]) -> dict[str, list[Question]]:
     """Split -> its questions, as `read_squad` gives them, for SQuAD's copies on the Hub; equal contexts are one text.
 
     name: `rajpurkar/squad` (1.1) or `rajpurkar/squad_v2` (2.0). `splits` maps the wanted names to the Hub's.

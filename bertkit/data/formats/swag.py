@@ -1,4 +1,4 @@
-"""SWAG: its official files, or the copy on the Hub -> questions with four endings."""
+"""SWAG (Zellers et al. 2018; paper section 4.4): its official files, or the Hub -> questions with four endings."""
 
 import csv
 import re
@@ -7,15 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bertkit.data.formats.hub import read_hub
-from bertkit.data.formats.tables import LONGEST_COLUMN, MOST_NAMES, NAME_REMEDY, Table, fill, find_column, read_lines
+from bertkit.data.formats.tables import LONGEST_QUOTED, MOST_NAMES, NAME_REMEDY, Table, fill, find_column, read_lines
 from bertkit.errors import UsageError, join_lines
 
 HUB_SWAG = ("allenai/swag", "regular")  # its configuration with four endings and a label, as the official files
 ENDINGS = ("ending0", "ending1", "ending2", "ending3")
 SWAG_COLUMNS = {"context": "sent1", "start": "sent2"} | {name: name for name in ENDINGS}
-
-
-# --- SWAG
 
 
 @dataclass(frozen=True)
@@ -90,7 +87,7 @@ def _make_situations(table: Table, labelled: bool) -> list[Situation]:
         if label is not None and label not in places:
             expected = ", ".join(places)
             raise UsageError(
-                f"{table.locate(row)}: label {label[:LONGEST_COLUMN]!r} must be one of {expected}; mend the line"
+                f"{table.locate(row)}: label {label[:LONGEST_QUOTED]!r} must be one of {expected}; mend the line"
             )
         situations.append(Situation(context, start, tuple(endings), None if label is None else places[label]))
     return situations

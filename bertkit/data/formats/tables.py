@@ -1,13 +1,6 @@
-"""Official data files -> columns of texts (GLUE) or questions (SQuAD, SWAG), from a download or its copy on the Hub.
+"""What the readers of official files share: lines, tab-separated tables, JSON.
 
-Both sources give the same values, so that whoever reads them need not know where they came from. GLUE (Wang et al.
-2019; paper §4.1) becomes a `Table`: texts as they stand in the official files, labels by name. Its files look like CSV
-and are not: a `"` is an ordinary character that nobody closes, and so is U+2028. SQuAD 1.1 and 2.0 (Rajpurkar et al.
-2016, 2018; paper §4.2, §4.3) become `Question`s; the files of predictions that its official scripts take are read too.
-SWAG (Zellers et al. 2018; paper §4.4) becomes `Situation`s; its files are CSV indeed.
-
-Left out: what the columns mean (`bertkit.tasks`), windows and answers in tokens (`bertkit.data.spans`), and whether an
-answer stands where its file says (training passes over those that do not).
+A table looks like CSV and is not: a `"` is an ordinary character that nobody closes, and so is U+2028.
 """
 
 import difflib
@@ -25,7 +18,7 @@ from bertkit.errors import UsageError, join_lines
 FILE_REMEDY = "give the official files with --data DIR"
 AGAIN = "mend it or get the file again"
 NAME_REMEDY = "its first line must name the columns as the official file's does"
-MOST_NAMES, LONGEST_COLUMN = 20, 40  # columns or keys in a message, and characters of each
+MOST_NAMES, LONGEST_QUOTED = 20, 40  # columns or keys in a message, and characters of each
 LARGEST_NUMBER = sys.float_info.max
 KINDS = {  # of values in JSON, and what a message calls them; a finite number may be whole
     dict: "an object",
@@ -124,7 +117,7 @@ def find_column(source: str, names: Sequence[str], wanted: str, remedy: str) -> 
 
 def _name_missing(source: str, kind: str, names: Sequence[str], wanted: str, remedy: str) -> UsageError:
     nearest = "".join(f" (nearest: {name!r})" for name in difflib.get_close_matches(wanted, names, n=1))
-    listed = ", ".join(repr(name[:LONGEST_COLUMN]) for name in names[:MOST_NAMES])  # it can be a line of text
+    listed = ", ".join(repr(name[:LONGEST_QUOTED]) for name in names[:MOST_NAMES])  # it can be a line of text
     return UsageError(f"{source} has no {kind} {wanted!r} but {listed or 'nothing'}{nearest}; {remedy}")
 
 
@@ -244,5 +237,5 @@ def _describe(value: Any) -> str:
     if isinstance(value, dict | list):
         return KINDS[type(value)]
     if isinstance(value, str):
-        return repr(value[:LONGEST_COLUMN])
-    return json.dumps(value, default=repr)[:LONGEST_COLUMN]
+        return repr(value[:LONGEST_QUOTED])
+    return json.dumps(value, default=repr)[:LONGEST_QUOTED]

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bertkit.data.pretraining.build_workers import build_in_processes, build_on_ray
-from bertkit.data.pretraining.pair_index import FOLDER as PLANS
+from bertkit.data.pretraining.pair_index import PLAN_FOLDER
 from bertkit.data.pretraining.pieces import BuildProgress, BuildWork, PieceJob, Tracker, build_piece
 from bertkit.data.pretraining.sources import PIECE_BYTES, Piece, cut_sources
 from bertkit.data.pretraining.statistics import choose_kept, measure, measure_repeats, select_sentences
@@ -53,8 +53,8 @@ from bertkit.data.pretraining.store import (
 from bertkit.data.pretraining.tokenize import TokenizedCorpus, choose_dtype
 from bertkit.data.tokenizer import TOKENIZER_FILES, copy_backend, save_tokenizer
 from bertkit.errors import UsageError, explain_disk_error
-from bertkit.system.differences import find_recipe_differences, name_differences
-from bertkit.system.files import map_in_threads, remove_unfinished, write_json
+from bertkit.system.differences import find_differences, name_differences
+from bertkit.system.files import hold_directory, map_in_threads, remove_unfinished, write_json
 from bertkit.system.progress import ignore
 
 if TYPE_CHECKING:
@@ -94,14 +94,12 @@ def build(
     asked = describe_build(pieces, backend, options)
     if output.exists() and not output.is_dir():
         raise UsageError(f"{output} is a file; name a directory with --output")
-    from bertkit.system.files import hold_directory
-
     with hold_directory(output), explain_disk_error(output):
         if (finished := find_finished(output, asked, report)) is not None:
             return finished
         write_json(asked, output / RECORD)
         save_tokenizer(tokenizer, output)
-        shutil.rmtree(output / PLANS, ignore_errors=True)  # of what was there before
+        shutil.rmtree(output / PLAN_FOLDER, ignore_errors=True)  # of what was there before
         folder = output / (PART_FOLDER if deduplicate else SHARDS)
         folder.mkdir(exist_ok=True)
         work = BuildWork(backend, choose_dtype(len(tokenizer)), split_sentences, language, TOKENS_A_SHARD, folder)
@@ -153,7 +151,7 @@ def find_finished(output: Path, asked: Mapping[str, Any], report: Callable[[str]
         UsageError: the directory holds another build or something else.
     """
     if (output / RECORD).exists() or is_corpus(output):
-        differences = find_recipe_differences(read_record(output), asked)
+        differences = find_differences(read_record(output), asked)
         has_begun = is_corpus(output) or any(any((output / name).glob("[!.]*")) for name in (SHARDS, PART_FOLDER))
         if differences and has_begun:  # before the first shard there is nothing to lose
             raise UsageError(

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from bertkit.errors import UsageError
+from bertkit.system.parallel import count_cores
 from bertkit.system.signals import leave_signals_to_parent
 
 Paragraphs = list[str]  # a document before its sentences are split
@@ -64,11 +65,6 @@ def _list_modules() -> list[Path]:
             for path in (Path(folder, name) for name in names if name.endswith(".py")):
                 modules[blake2b(path.relative_to(root).as_posix().encode(), digest_size=16).digest()] = path
     return [modules[digest] for digest in sorted(modules)]
-
-
-def count_cores() -> int:
-    """The cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 
 def _map_in_order(function: Callable[[Any], Mapped], arguments: Iterable[Any], workers: int | None) -> Iterator[Mapped]:

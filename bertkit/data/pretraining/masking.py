@@ -14,7 +14,7 @@ from bertkit.data.pretraining.rng import draw_below, draw_bits, draw_key, draw_u
 from bertkit.data.sequences import IGNORED
 from bertkit.errors import UsageError
 
-# What a random number decides. Counters of one sample are position + stream * STREAM.
+# What a random number decides. Counters of one sample are position + stream * MASK_STREAM.
 ORDER, REPLACEMENT, RANDOM_TOKEN = range(3)
 MASK_STREAM = 1 << 32
 POSITION_BITS = np.uint64(24)  # the longest row has 2 ** 24 tokens

@@ -17,8 +17,9 @@ from bertkit.data.pretraining.pairs import Pairing
 from bertkit.data.pretraining.store import CORPUS_INDEX
 from bertkit.system.files import open_unfinished, remove_lost
 
-FOLDER = "plans"
-VERSION = 1  # of the algorithm in `bertkit.data.pretraining.pairs`: another one must not find the plans of this one
+PLAN_FOLDER = "plans"
+# Of the algorithm in `pairs.py`: another one must not find the plans of this one.
+PLAN_VERSION = 1
 
 
 def find_chunks(pairing: Pairing) -> np.ndarray:
@@ -31,7 +32,7 @@ def find_chunks(pairing: Pairing) -> np.ndarray:
     )  # the corpus's checksum
     documents = zlib.crc32(pairing.corpus.document_ends, zlib.crc32(pairing.corpus.document_starts))
     options = f"{pairing.max_length}-{pairing.short_seq_prob}-{pairing.seed}-{pairing.copy}"
-    return keep_array(directory / FOLDER, f"{VERSION}-{index}-{documents:08x}-{options}", pairing.find_chunks)
+    return keep_array(directory / PLAN_FOLDER, f"{PLAN_VERSION}-{index}-{documents:08x}-{options}", pairing.find_chunks)
 
 
 def keep_array(folder: Path, name: str, make: Callable[[], np.ndarray]) -> np.ndarray:

@@ -21,7 +21,7 @@ from bertkit.errors import UsageError
 
 SPECIAL_TOKENS_OF_PAIR = 3  # [CLS] A [SEP] B [SEP]
 DOCUMENT_DRAWS = 10  # attempts to find another document than A's
-SENTENCES_A_BLOCK_PLANNED = 1 << 15  # sentences that are planned at once: their arrays stay in the cache
+SENTENCES_PLANNED_AT_ONCE = 1 << 15  # sentences that are planned at once: their arrays stay in the cache
 
 # What a random number decides. Counters of one document: its target length, then one key for each of its sentences.
 SHORT_DRAW, SHORT_LENGTH, FIRST_SENTENCE = range(3)
@@ -81,7 +81,7 @@ class Pairing:
         chunks = [np.empty(0, dtype)]
         first = documents.start
         while first < documents.stop:
-            full = np.searchsorted(sizes, start_of(sizes, first) + SENTENCES_A_BLOCK_PLANNED, side="right")
+            full = np.searchsorted(sizes, start_of(sizes, first) + SENTENCES_PLANNED_AT_ONCE, side="right")
             stop = min(max(first + 1, int(full)), documents.stop)
             chunks.append(self._find_in_block(np.arange(first, stop)).astype(dtype))
             first = stop

@@ -30,13 +30,12 @@ from itertools import accumulate, chain, groupby
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, TypeVar
 
-from bertkit.data.pretraining.docstrings import read_docs
+from bertkit.data.pretraining.docstrings import Paragraphs, read_docs
 from bertkit.errors import UsageError, explain_refusal, join_lines, make_printable
 from bertkit.system.hub import find_hub_trouble, is_hub_name
 from bertkit.system.progress import ignore
 
 Document = list[str]  # its sentences
-Paragraphs = list[str]  # a document before its sentences are split
 Parsed = TypeVar("Parsed")
 
 DOCS = "docs"
@@ -51,7 +50,7 @@ LONGEST_DOCUMENT = 5_000_000  # characters; a longer one is cut
 LONGEST_PARAGRAPH = 10_000  # characters that the sentence splitter is given at once
 SENTENCE_ENDS = (". ", "! ", "? ", "。", "！", "？")
 LONGEST_SOURCE_LINE = 10_000_000  # bytes without the line's end; a line of as many is refused
-JSONL_REMEDY = 'a line of JSONL is a document, {"text": "..."}'  # the remedy
+JSONL_REMEDY = 'a line of JSONL is a document, {"text": "..."}'
 SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")  # half of a character in JSON
 
 

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from bertkit.data.pretraining.sources import Document
 from bertkit.data.tokenizer import Words, copy_backend
 from bertkit.errors import UsageError
 
 if TYPE_CHECKING:
     from transformers import BertTokenizerFast
 
-Document = list[str]  # its sentences
 
 CHARACTERS_A_BATCH = 1_000_000  # tokenized at once
 TOKENS_A_BLOCK = 1 << 24  # counted at once

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from bertkit.data.pretraining import pair_index
-from bertkit.data.pretraining.pair_index import FOLDER, find_chunks
+from bertkit.data.pretraining.pair_index import PLAN_FOLDER, find_chunks
 from bertkit.data.pretraining.pairs import Pairing
 from bertkit.data.pretraining.tokenize import TokenizedCorpus
 
@@ -35,7 +35,7 @@ def test_a_plan_is_made_once_and_mapped(corpus, monkeypatch):
         np.testing.assert_array_equal(found, expected)
         assert (found.dtype, isinstance(found, np.memmap)) == (np.uint32, True)
     assert len(calls) == 1
-    assert len(list((corpus.directory / FOLDER).iterdir())) == 1
+    assert len(list((corpus.directory / PLAN_FOLDER).iterdir())) == 1
 
 
 def test_each_plan_has_its_own_file(corpus, monkeypatch):
@@ -45,7 +45,7 @@ def test_each_plan_has_its_own_file(corpus, monkeypatch):
     pairings += [Pairing(corpus.select(np.arange(30) % 3 > 0), 32, seed=1)]
     for pairing in [*pairings, *pairings]:
         np.testing.assert_array_equal(find_chunks(pairing), pairing.find_chunks())
-    assert len(list((corpus.directory / FOLDER).iterdir())) == len(pairings)
+    assert len(list((corpus.directory / PLAN_FOLDER).iterdir())) == len(pairings)
     assert len(calls) == 3 * len(pairings)  # each made once, and compared twice here
 
 
@@ -62,7 +62,7 @@ def test_a_corpus_that_was_built_anew_has_plans_of_its_own(corpus):
 def test_in_memory_nothing_is_kept(corpus):
     found = find_chunks(Pairing(replace(corpus, directory=None), 32, seed=1))
     assert not isinstance(found, np.memmap)
-    assert not (corpus.directory / FOLDER).exists()
+    assert not (corpus.directory / PLAN_FOLDER).exists()
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_in_memory_nothing_is_kept(corpus):
 )
 def test_a_damaged_plan_is_made_anew(corpus, damage):
     expected = np.array(find_chunks(Pairing(corpus, 32, seed=1)))
-    (file,) = (corpus.directory / FOLDER).iterdir()
+    (file,) = (corpus.directory / PLAN_FOLDER).iterdir()
     file.write_bytes(damage(file.read_bytes()))
     np.testing.assert_array_equal(find_chunks(Pairing(corpus, 32, seed=1)), expected)
     assert np.load(file).tolist() == expected.tolist()

@@ -172,7 +172,7 @@ def test_documents_that_are_left_out_are_as_good_as_absent(lengths, max_length, 
 def test_the_size_of_blocks_changes_nothing(block, monkeypatch):
     corpus = corpus_of(random_lengths(documents=20, sentences=15, mean=10))
     whole = plan_pairs(corpus, max_length=40, seed=0)
-    monkeypatch.setattr(pairs_module, "SENTENCES_A_BLOCK_PLANNED", block)
+    monkeypatch.setattr(pairs_module, "SENTENCES_PLANNED_AT_ONCE", block)
     np.testing.assert_array_equal(plan_pairs(corpus, max_length=40, seed=0), whole)
 
 

@@ -1,4 +1,4 @@
-"""Writes the checkpoints of tests/test_tensorflow.py with TensorFlow and the paper's own code, google-research/bert.
+"""Writes the checkpoints of ../test_tf_release.py with TensorFlow and the paper's own code, google-research/bert.
 
     git clone https://github.com/google-research/bert BERT
     pip install tensorflow-cpu            # 2.21.0 wrote what is here
