@@ -1,1 +1,60 @@
+"""The command line: parses, calls, prints. The only package that knows typer, prints or exits.
 
+A user's mistake is one line on standard error and exit code 2; a run stopped by a signal ends with 128 + its number.
+"""
+
+import os
+import sys
+from importlib import import_module
+
+from bertkit.cli.console import LAUNCHED, explain_mistakes, leave_at_once
+from bertkit.cli.options import app
+from bertkit.errors import UsageError
+from bertkit.system.signals import await_end
+
+for _part in ("train", "inference", "data", "bench"):  # they add their commands to `app`, in the order of --help
+    import_module(f"bertkit.cli.{_part}")
+
+
+def check_words(words: list[str]) -> None:
+    """Nothing, or a UsageError: a word of the command cannot be written down in a recipe or a log."""
+    for word in words:
+        try:
+            word.encode()
+        except UnicodeEncodeError:
+            raise UsageError(f"{word!a} is not UTF-8; write it so, or give the file another name") from None
+
+
+def check_launcher() -> None:
+    """Check that the environment says all or nothing of other processes, as torchrun and accelerate launch do.
+
+    Raises:
+        UsageError: a variable says that this is one of several processes, and another one is missing.
+    """
+    alone = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "-1"}
+    said = [name for name, value in alone.items() if os.environ.get(name, value) != value]
+    missing = sorted(LAUNCHED - os.environ.keys())
+    if said and missing:
+        raise UsageError(
+            f"{said[0]} = {os.environ[said[0]]} in the environment means several processes, but these are not set: "
+            f"{', '.join(missing)}; unset {said[0]}, or start them with torchrun or accelerate launch"
+        )
+
+
+def main() -> None:
+    """The console command."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):  # what a terminal's encoding does not have is written as an escape
+            stream.reconfigure(errors="backslashreplace")
+    try:
+        with explain_mistakes():
+            check_words(sys.argv)
+            check_launcher()
+            code = app(standalone_mode=False)
+        if os.environ.get("WORLD_SIZE", "1") != "1":  # as torchrun and accelerate launch say
+            leave_at_once(code or 0)
+        sys.exit(code)
+    except SystemExit as end:
+        if (end.code or 0) > 128:  # by a signal
+            await_end()
+        raise
