@@ -1,6 +1,6 @@
 """The model beside transformers' BERT: the same numbers from the same weights, and the same files, both ways.
 
-`python -m tests.test_model` prints how far every head under every kernel is from stock BERT.
+`python -m tests.model.test_model` prints how far every head under every kernel is from stock BERT.
 """
 
 import copy
