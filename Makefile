@@ -47,7 +47,7 @@ format: $(INSTALLED) ## format the code and mend what ruff can
 	$(BIN)/ruff format .
 
 test: $(INSTALLED) ## the fast tests, offline
-	HF_HUB_OFFLINE=1 $(BIN)/pytest --numprocesses 2 --dist loadfile
+	HF_HUB_OFFLINE=1 $(BIN)/pytest --numprocesses 2 --dist worksteal
 
 browser: ## install Chromium where there is none, as root of a Debian
 	command -v chromium || command -v chromium-browser || command -v google-chrome || { \
@@ -58,7 +58,7 @@ test-browser: $(INSTALLED) ## open the report in Chromium
 	HF_HUB_OFFLINE=1 $(BIN)/pytest -m slow tests/analysis/test_page.py
 
 test-all: $(INSTALLED) ## also the slow ones
-	HF_HUB_OFFLINE=1 $(BIN)/pytest --numprocesses 2 --timeout 7200 -m "not network and not gpu and not clients"
+	HF_HUB_OFFLINE=1 $(BIN)/pytest --numprocesses 2 --dist worksteal --hypothesis-profile thorough --timeout 7200 -m "not network and not gpu and not clients"
 
 peer: $(INSTALLED) ## transformers' own tests of models, on ours and on stock BERT (downloads its source distribution)
 	$(BIN)/python -m tests.peer
@@ -74,7 +74,7 @@ $(CLIENTS)/installed: pyproject.toml # apart, because a library that is there ch
 
 coverage: $(INSTALLED) ## which lines of bertkit no fast test runs
 	rm -f .coverage .coverage.*
-	HF_HUB_OFFLINE=1 $(BIN)/coverage run -m pytest --numprocesses 2 --dist loadfile
+	HF_HUB_OFFLINE=1 $(BIN)/coverage run -m pytest --numprocesses 2 --dist worksteal
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report
 

@@ -41,8 +41,10 @@ HEADS = (
 )
 
 
-hypothesis.settings.register_profile("any machine", deadline=None)  # a busy one may take a second for what takes 10 ms
-hypothesis.settings.load_profile("any machine")
+# No deadline: a busy machine may take a second for what takes 10 ms. `make test-all` asks for the thorough profile.
+hypothesis.settings.register_profile("fast", deadline=None, max_examples=25)
+hypothesis.settings.register_profile("thorough", deadline=None, max_examples=300)
+hypothesis.settings.load_profile("fast")
 torch.set_num_threads(1)  # the models are too small for more, and several test processes share the cores
 
 

@@ -43,7 +43,7 @@ def test_every_module_and_public_function_has_a_docstring(name):
         ("import bertkit", ("torch", "transformers", "numpy", "typer")),
         ("import bertkit.cli", ("torch", "transformers", "numpy", "rich.table")),
         ("import bertkit.training.recipe", ("torch", "transformers")),
-        ("import bertkit.model.bert", ("datasets", "evaluate")),
+        pytest.param("import bertkit.model.bert", ("datasets", "evaluate"), marks=pytest.mark.slow),
         # transformers' Trainer imports datasets if it is there
         pytest.param("import bertkit.training.run", ("evaluate", "matplotlib"), marks=pytest.mark.slow),
     ],

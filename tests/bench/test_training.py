@@ -115,6 +115,7 @@ def test_an_unknown_size_lists_those_there_are():
 # --- Fine-tuning ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_fine_tuning_on_official_files(bert, glue, tiny):
     lines = []
     found = finetune.bench_finetune(

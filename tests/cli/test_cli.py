@@ -381,7 +381,8 @@ def test_what_a_killed_start_had_begun_to_draw_goes_with_the_next_one(call, tmp_
     assert [path.name for path in (tmp_path / "made").glob("*curves*")] == ["curves.png"]
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_before_training_is_one_line_too(tmp_path, number):
     write_text(tmp_path / "good.txt", documents=20_000)
     command = [sys.executable, "-m", "bertkit", "pretrain", "--corpus", "good.txt", *SMALL]

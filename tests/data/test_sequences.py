@@ -6,7 +6,7 @@ import sys
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
@@ -74,6 +74,7 @@ print(len(data.ids), (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - befor
 """
 
 
+@pytest.mark.slow
 def test_two_long_texts_take_no_more_memory_than_their_tokens():
     """Where tokenizers cuts them it keeps every combination of their pieces: over 1,000 MB here."""
     done = subprocess.run([sys.executable, "-c", LONG_PAIR], capture_output=True, text=True, check=True)
@@ -106,7 +107,6 @@ def test_a_long_text_loses_its_end():
     assert show(encode("a b my dog is cute", max_length=5)[0])[0] == ["[CLS]", "a", "b", "my", "[SEP]"]
 
 
-@settings(deadline=None, max_examples=50)
 @given(
     pairs=st.lists(st.tuples(TEXTS, TEXTS), min_size=1, max_size=4),
     max_length=st.integers(5, 24),
@@ -155,7 +155,6 @@ def make_sequences(shapes, labels):
     return Sequences(ids, np.cumsum(lengths), seconds, labels)
 
 
-@settings(deadline=None, max_examples=60)
 @given(
     shapes=st.lists(st.integers(1, 12).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n))), min_size=1),
     kind=st.sampled_from([None, np.int64, np.float32]),
@@ -211,7 +210,6 @@ def test_sequences_through_torchs_loader():
 # --- Choices
 
 
-@settings(deadline=None, max_examples=40)
 @given(
     lengths=st.lists(st.lists(st.integers(2, 9), min_size=3, max_size=3), min_size=1, max_size=5),
     labelled=st.booleans(),

@@ -8,7 +8,7 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
-from hypothesis import assume, example, given, settings
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
@@ -126,7 +126,6 @@ def test_windows_of_384_advance_by_128():
     assert cut_windows(700, 372, 128) == [(0, 372), (128, 372), (256, 372), (384, 316)]
 
 
-@settings(deadline=None, max_examples=300)
 @given(count=COUNTS, room=ROOMS, step=STEPS)
 @example(count=0, room=3, step=1)
 @example(count=9, room=3, step=5)
@@ -146,7 +145,6 @@ def test_a_token_belongs_to_the_window_that_shows_it_in_most_context():
     assert divide_context([(0, 10), (3, 10), (6, 8)]) == [(0, 7), (7, 10), (10, 14)]
 
 
-@settings(deadline=None, max_examples=250)
 @given(count=COUNTS, room=ROOMS, step=STEPS)
 @example(count=600, room=317, step=128)
 @example(count=400, room=320, step=180)  # a hundred tokens fewer weigh as much as one of context
@@ -193,7 +191,6 @@ def test_an_answer_of_no_characters_shares_none_with_a_token():
     assert [locate_answer(offsets, place, place) for place in range(7)] == [None] * 7
 
 
-@settings(deadline=None, max_examples=150)
 @given(tokenizer=st.sampled_from(TOKENIZERS), text=TEXTS, start=st.integers(0, 60), length=st.integers(1, 60))
 def test_located_tokens_are_those_that_share_a_character(tokenizer, text, start, length):
     assume(text)
@@ -208,7 +205,6 @@ def test_located_tokens_are_those_that_share_a_character(tokenizer, text, start,
         assert characters <= set(range(offsets[found[0]][0], offsets[found[1]][1]))
 
 
-@settings(deadline=None, max_examples=150)
 @given(
     tokenizer=st.sampled_from(TOKENIZERS),
     context=CONTEXTS,
@@ -287,7 +283,6 @@ def test_an_answer_without_a_place_has_no_text():
     assert express(encode_questions([question], UNCASED), 0) == ["The"]
 
 
-@settings(deadline=None, max_examples=60)
 @given(
     tokenizer=st.sampled_from(TOKENIZERS),
     context=TEXTS,
@@ -370,7 +365,6 @@ def test_the_question_is_segment_a_and_the_window_segment_b():
     assert [(item["start_positions"], item["end_positions"]) for item in data] == [(6, 7), (0, 0), (0, 0)]
 
 
-@settings(deadline=None, max_examples=100)
 @given(
     tokenizer=st.sampled_from(TOKENIZERS),
     contexts=st.lists(CONTEXTS, min_size=1, max_size=2),
@@ -535,7 +529,6 @@ def split(rows, owners, index):
     return [row for row, owner in zip(rows, owners, strict=True) if owner == index]
 
 
-@settings(deadline=None, max_examples=200)
 @given(
     tokenizer=st.sampled_from(TOKENIZERS),
     texts=st.lists(st.tuples(CONTEXTS, TEXTS), min_size=1, max_size=4),
@@ -591,7 +584,6 @@ def make_gold_scores(data, seed):
     return scores
 
 
-@settings(deadline=None, max_examples=120)
 @given(
     tokenizer=st.sampled_from(TOKENIZERS),
     context=CONTEXTS,
@@ -689,7 +681,6 @@ def test_no_answer_scores_as_in_the_window_that_is_least_sure_of_it():
     assert decode(keep_top(starts, ends).numpy(), data)[0].null == (-2.0, 4.0)  # before (1, 1), which is as low
 
 
-@settings(deadline=None, max_examples=100)
 @given(rows=st.lists(st.lists(st.tuples(st.integers(-3, 3), st.integers(-3, 3)), min_size=1, max_size=5), min_size=1))
 def test_the_least_null_score_of_every_question(rows):
     owners = np.repeat(np.arange(len(rows)), [len(row) for row in rows])
@@ -697,7 +688,6 @@ def test_the_least_null_score_of_every_question(rows):
     assert find_least(null, owners, len(rows)).tolist() == [list(min(row, key=sum)) for row in rows]
 
 
-@settings(deadline=None, max_examples=100)
 @given(counts=st.lists(st.integers(1, 9), max_size=12), chunk=st.integers(1, 12))
 def test_chunks_leave_the_windows_of_a_question_together(counts, chunk):
     owners = np.repeat(np.arange(len(counts)), counts)

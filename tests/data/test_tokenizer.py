@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer, BertTokenizerFast
 from transformers.models.bert.tokenization_bert_legacy import BertTokenizerLegacy
@@ -178,7 +178,6 @@ def test_words_are_those_of_the_tokenizer(texts, cased):
     assert count_words(texts, cased=cased) == expected
 
 
-@settings(deadline=None)
 @given(st.data())
 def test_no_word_of_the_alphabet_is_unknown(data):
     tokens = vocabulary(cased=True)

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -52,7 +52,6 @@ def draw_states(count: int, heads: int, size: int, **options) -> list[Tensor]:
 # --- Kernels ----------------------------------------------------------------------------------------------------------
 
 
-@settings(deadline=None, max_examples=40)
 @given(lengths=lengths, heads=st.integers(1, 3), size=st.integers(1, 5), causal=st.booleans(), data=st.data())
 def test_kernels_are_attention_within_each_sequence(
     lengths: list[int], heads: int, size: int, causal: bool, data: st.DataObject

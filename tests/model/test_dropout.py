@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
@@ -92,7 +92,6 @@ def test_the_dtype_stays(dtype: torch.dtype) -> None:
     assert torch.equal(y.detach().unique(), torch.tensor([0, scale_of(0.25)], dtype=dtype))
 
 
-@settings(deadline=None, max_examples=60)
 @given(shape=st.lists(st.integers(0, 5), max_size=4), rate=st.floats(0, 1, exclude_max=True), turned=st.booleans())
 def test_any_shape_and_rate(shape: list[int], rate: float, turned: bool) -> None:
     """Scalars, empty tensors, element counts that four does not divide, and views that are not contiguous."""

@@ -125,7 +125,8 @@ def test_sentence_transformers_encodes_with_it(train):
     assert (vectors[0] - vectors[1]).abs().max() > 1e-3
 
 
-@pytest.mark.parametrize("attention", ["sdpa", pytest.param("eager", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
 def test_onnxruntime_runs_an_export_at_any_batch_size_and_length(attention, train, tmp_path):
     """The plain padded path: the shapes of the packed one depend on the data, which a graph cannot have."""
     onnxruntime = pytest.importorskip("onnxruntime")

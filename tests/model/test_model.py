@@ -746,7 +746,8 @@ def test_a_model_loads_in_half_precision(kernel: str, dtype: torch.dtype, tmp_pa
     assert max(differ(got[name].float(), expected[name]) for name in expected) < 5e-2
 
 
-@pytest.mark.parametrize("kernel", ["packed", pytest.param("sdpa", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("kernel", ["packed", "sdpa"])
 def test_a_compiled_model_gives_the_same(kernel: str) -> None:
     model, batch = make_model("BertForSequenceClassification", kernel, num_hidden_layers=1), make_batch([2, 9, 5, 13])
     compiled = torch.compile(model, backend="aot_eager")

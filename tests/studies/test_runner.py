@@ -334,7 +334,6 @@ def test_the_statistics_are_those_of_a_textbook(fake):
     order=st.randoms(use_true_random=False),
     select=st.sampled_from(["best", "mean"]),
 )
-@settings(max_examples=40, deadline=None)
 def test_the_winner_keeps_its_weights_in_whatever_order_runs_finish(scores, order, select):
     """pretrain: smaller is better. At the end nobody else has weights, or a checkpoint."""
     cells, final = make_cells(scores, task="pretrain")
@@ -775,6 +774,7 @@ def test_rows_start_from_steps_of_one_pretraining(figure5, tmp_path, monkeypatch
     assert {path.name for path in (tmp_path / "all").rglob("step-*")} == {"step-1", "step-3"}
 
 
+@pytest.mark.slow
 def test_steps_are_there_after_a_death_at_any_moment(figure5, tmp_path, monkeypatch):
     """In the pretraining after the first of them; before they are kept; and while runs start from them."""
     monkeypatch.setattr(studies, "SHOWN_EVERY", 0.0)

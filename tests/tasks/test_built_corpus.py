@@ -57,6 +57,7 @@ def test_a_corpus_is_known_by_its_tokens(recipe, built, text, tmp_path):
     assert found["copy"] == found["built"] != found["other"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["one", "several"])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_built_corpus_gives_the_run_that_its_text_gives(recipe, built, tmp_path, name, workers):

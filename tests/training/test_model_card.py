@@ -365,6 +365,7 @@ def test_a_pushed_run_is_loaded_from_the_hub_by_plain_transformers(hub, mrpc, tm
     assert (label, longest) == ("equivalent", 128)
 
 
+@pytest.mark.slow
 def test_a_pushed_run_predicts_from_the_hub_as_it_does_here(hub, mrpc, tmp_path):
     """Pairs and their length are those of the run, whose recipe is among the files."""
     push.push(mrpc, "ada/pairs")

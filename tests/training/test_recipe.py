@@ -390,7 +390,6 @@ def test_every_default_of_the_libraries_passes() -> None:
 
 
 @given(valid_recipes())
-@settings(max_examples=60, deadline=None)
 def test_a_checked_recipe_passes_unchanged(recipe: dict[str, Any]) -> None:
     before = copy.deepcopy(recipe)
     checked = check(recipe, data_defaults=DATA_DEFAULTS)
@@ -413,7 +412,6 @@ def test_importing_recipe_imports_no_torch() -> None:
 
 
 @given(recipe=valid_recipes())
-@settings(max_examples=100, deadline=None)
 def test_a_saved_recipe_is_read_back_equal(tmp_path_factory: pytest.TempPathFactory, recipe: dict[str, Any]) -> None:
     path = tmp_path_factory.getbasetemp() / "saved.toml"
     save_recipe(recipe, path)

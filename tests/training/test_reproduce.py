@@ -43,10 +43,7 @@ def test_a_run_comes_out_the_same_and_is_not_done_a_third_time(finished, call, t
 
 @pytest.mark.parametrize(
     "name",
-    [
-        name if name in ("rte", "squad2", "ner, features") else pytest.param(name, marks=pytest.mark.slow)
-        for name in CASES
-    ],
+    [name if name == "rte" else pytest.param(name, marks=pytest.mark.slow) for name in CASES],
 )
 def test_every_task_comes_out_the_same(tmp_path, name):
     task, make, _ = CASES[name]

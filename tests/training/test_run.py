@@ -384,7 +384,13 @@ def test_damaged_files_are_named_or_passed_over(recipe, tmp_path):
     assert "continues after checkpoint-6" in lines
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.pt", "trainer_state.json", "complete"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "model.safetensors",
+        *(pytest.param(x, marks=pytest.mark.slow) for x in ("optimizer.pt", "trainer_state.json", "complete")),
+    ],
+)
 def test_a_checkpoint_of_which_a_bit_has_changed_is_passed_over(recipe, tmp_path, name):
     straight = run(PRETRAIN, recipe, output=tmp_path / "run")
     (tmp_path / "run" / "metrics.json").unlink()
@@ -452,7 +458,9 @@ def test_packing_changes_nothing(recipe, tmp_path, attention):
     np.testing.assert_allclose(read_losses(tmp_path / "padded"), read_losses(tmp_path / "packed"), rtol=2e-5)
 
 
-@pytest.mark.parametrize("setting", [{"gradient_checkpointing": True}, {"dataloader_num_workers": 2}])
+@pytest.mark.parametrize(
+    "setting", [{"gradient_checkpointing": True}, pytest.param({"dataloader_num_workers": 2}, marks=pytest.mark.slow)]
+)
 def test_checkpointing_and_workers_change_nothing(recipe, tmp_path, setting):
     recipe = merge(recipe, {"model": {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1}})
     run(PRETRAIN, recipe, output=tmp_path / "plain")

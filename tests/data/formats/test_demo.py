@@ -111,6 +111,7 @@ def test_the_files_are_what_the_tasks_read(folder):
     assert len(examples["train"]["labels"]) == 1000
 
 
+@pytest.mark.slow
 def test_the_same_is_written_each_time_and_nothing_is_overwritten(folder, tmp_path):
     write_samples(tmp_path, 1000)
     for path in sorted(folder.rglob("*.*")):

@@ -1021,7 +1021,7 @@ situations = st.builds(Situation, cells, cells, st.tuples(*[cells.filter(str.str
 
 
 @given(expected=st.lists(situations, min_size=1), end=st.sampled_from(["\n", "\r\n"]), quoting=st.sampled_from([0, 1]))
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=60)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 def test_swag_that_is_written_is_read(tmp_path, expected, end, quoting):
     with (tmp_path / "train.csv").open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator=end, quoting=quoting)
@@ -1031,7 +1031,7 @@ def test_swag_that_is_written_is_read(tmp_path, expected, end, quoting):
 
 
 @given(content=st.text() | st.text(st.sampled_from('a",\n0 ')).map(lambda text: SWAG_HEADER + text) | st.binary())
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=60)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 def test_any_file_of_swag_is_read_or_refused_in_one_line(tmp_path, content):
     file = write(tmp_path / "a.csv", content if isinstance(content, bytes) else content.encode(errors="replace"))
     try:

@@ -267,7 +267,6 @@ def find_slowly(answers: list[str], context: str) -> list[tuple[str, int]]:
 
 
 @given(context=pieces, data=st.data())
-@settings(max_examples=400, deadline=None)
 def test_answers_by_their_definition(context, data):
     places = st.integers(0, len(context))
     spans = st.tuples(places, places, st.sampled_from([str, str.upper, str.lower]))

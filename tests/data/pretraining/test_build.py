@@ -222,8 +222,9 @@ def kill_at(number, before, *arguments):
     build(*arguments[:3], deduplicate=arguments[3])
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small")
-@pytest.mark.parametrize("unit", ["", pytest.param("lines", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("unit", ["", "lines"])
 def test_killed_at_any_file_it_goes_on_and_ends_with_the_same_bytes(text, tokenizer, tmp_path, unit):
     """Killed again and again in one build, each time a little further; nothing that is finished is written again."""
     straight, made = tmp_path / "straight", tmp_path / "made"

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bertkit.data.pretraining import docstrings
@@ -274,7 +274,6 @@ MARKUP = [
 ]
 
 
-@settings(deadline=None)
 @given(st.lists(st.sampled_from(MARKUP), max_size=60).map("".join))
 def test_prose_of_anything(docstring):
     for paragraph in extract_prose(docstring):

@@ -5,7 +5,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bertkit.data.pretraining.masking import default_max_predictions, mask_tokens
@@ -155,7 +155,6 @@ def test_random_tokens_are_uniform_over_the_whole_vocabulary():
 # A pure function of seed, epoch and sample ----------------------------------------------------------------------------
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.integers(4, 40), min_size=1, max_size=10),
     st.integers(0, 30),
@@ -259,7 +258,6 @@ def reference_words(ids: list[int], epoch: int, index: int, max_predictions: int
     return sorted(chosen)
 
 
-@settings(max_examples=50, deadline=None)
 @given(st.lists(st.integers(3, 100), min_size=1, max_size=6), st.integers(0, 5), st.integers(1, 20))
 def test_whole_words_follow_the_reference_code(lengths, epoch, max_predictions):
     ids = batch_of(lengths, seed=epoch)

@@ -4,7 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bertkit.data.pretraining import pairs as pairs_module
@@ -125,7 +125,6 @@ sizes = st.integers(5, 70)
 # The algorithm --------------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=300, deadline=None)
 @given(corpora, sizes, st.sampled_from([0.0, 0.1, 0.5, 1.0]), st.integers(0, 2**40), st.integers(0, 9))
 def test_pairs_are_those_of_the_reference_algorithm(lengths, max_length, short_seq_prob, seed, copy):
     plan = plan_pairs(corpus_of(lengths), max_length=max_length, short_seq_prob=short_seq_prob, seed=seed, copy=copy)
@@ -371,7 +370,6 @@ def test_assemble_pairs_reads_a_memory_map(tmp_path):
         np.testing.assert_array_equal(mapped[name], array)
 
 
-@settings(deadline=None)
 @given(corpora, sizes)
 def test_a_planned_batch_holds_the_tokens_of_its_pairs(lengths, max_length):
     plan = plan_pairs(corpus_of(lengths), max_length=max_length, seed=0)

@@ -31,7 +31,7 @@ from tests.data.pretraining.test_store import list_documents, make_corpus
 DOCUMENTS = st.lists(
     st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=3), min_size=1, max_size=3), min_size=1, max_size=12
 )
-MANY = settings(max_examples=150, deadline=None)
+MANY = settings(deadline=None)
 
 
 @pytest.fixture

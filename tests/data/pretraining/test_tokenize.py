@@ -4,7 +4,7 @@ from itertools import accumulate, chain, pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bertkit.data import tokenizer
@@ -60,7 +60,6 @@ words = st.sampled_from(["my", "dog", "hairy", "unknown", ".", "[MASK]", "", "\u
 texts = st.lists(st.lists(st.lists(words, max_size=6).map(" ".join), max_size=5), max_size=6)
 
 
-@settings(deadline=None)
 @given(texts, st.integers(1, 40))
 def test_token_arrays_are_the_tokens_of_each_sentence(documents, characters):
     tokenizer = make_tokenizer(VOCABULARY, cased=False)
@@ -74,7 +73,6 @@ def test_token_arrays_are_the_tokens_of_each_sentence(documents, characters):
     assert list_ids(tokenized) == [document for document in expected if document]
 
 
-@settings(deadline=None)
 @given(texts, st.integers(1, 40), st.integers(1, 30))
 def test_parts_side_by_side_are_the_whole_and_no_document_lies_in_two(documents, characters, tokens_a_part):
     backend = copy_backend(make_tokenizer(VOCABULARY, cased=False))
@@ -152,7 +150,6 @@ characters = "abAB9 .-'ßİıΣσς́é中文\u00a0\u3000\u2028\x00\x1c\t\n\r\u2
 nasty = st.lists(st.text(st.sampled_from(characters), max_size=20) | st.text(max_size=10), max_size=8)
 
 
-@settings(deadline=None, max_examples=300)
 @given(st.lists(nasty, max_size=4), st.booleans(), st.integers(0, 30))
 def test_remembered_words_give_what_whole_sentences_give(batches, cased, most):
     """Control characters, blanks of all kinds, accents that combine, letters whose lower case depends on the place."""
