@@ -108,7 +108,10 @@ def test_a_pickled_checkpoint_is_refused_with_the_remedy(tmp_path, mark, call):
     assert mark.exists(), "it would have worked"
 
 
-@pytest.mark.parametrize("name", ["optimizer.pt", "scheduler.pt", "rng_state.pth"])
+@pytest.mark.parametrize(
+    "name",
+    ["optimizer.pt", *(pytest.param(name, marks=pytest.mark.slow) for name in ("scheduler.pt", "rng_state.pth"))],
+)
 def test_a_pickle_among_the_files_of_a_checkpoint_is_not_run(tmp_path, mark, name):
     """Somebody else's run directory, to go on with."""
     recipe = make_recipe(write_text(tmp_path / "corpus.txt"))

@@ -13,6 +13,7 @@ import subprocess
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from datetime import UTC, datetime
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -218,6 +219,7 @@ def describe_environment() -> dict[str, Any]:
     }
 
 
+@cache
 def find_version(package: str) -> str | None:
     """The version of an installed package; None if it is not."""
     try:
@@ -226,6 +228,7 @@ def find_version(package: str) -> str | None:
         return None
 
 
+@cache
 def find_commit() -> str | None:
     """The commit of the checkout that this package runs from, with "+" if files differ; None outside one."""
     command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--abbrev=40", "--dirty=+"]

@@ -485,7 +485,13 @@ DAMAGED = {
 }
 
 
-@pytest.mark.parametrize("content", DAMAGED.values(), ids=DAMAGED)
+@pytest.mark.parametrize(
+    "content",
+    [
+        pytest.param(content, id=name, marks=() if name in ("cut", "other", "step") else pytest.mark.slow)
+        for name, content in DAMAGED.items()
+    ],
+)
 def test_a_damaged_file_costs_its_own_part(root, tmp_path, content, undrawn):
     shutil.copytree(root / "mrpc", tmp_path / "run")
     names = ("metrics.json", "lengths.json", "environment.json", "config.json", "training_log.jsonl", "recipe.toml")

@@ -290,7 +290,8 @@ def test_no_color_and_no_terminal(tmp_path):
     assert done.stderr == ""
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_stops_a_run_and_the_same_command_finishes_it(tmp_path, number):
     write_text(tmp_path / "good.txt")
     settings = [*SMALL, "--set", "train.max_steps=200", "--set", "train.eval_steps=100"]
@@ -395,6 +396,7 @@ def test_a_signal_before_training_is_one_line_too(tmp_path, number):
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_later_signal_ends_a_command_that_is_still_stopping(number):
     """One that comes at once is the same one: `timeout` sends it to its child and to the group."""
@@ -451,6 +453,7 @@ except BaseException:
 LAUNCHED = {"RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}  # what a launcher sets beside WORLD_SIZE
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("module", "then", "printed"),
     [

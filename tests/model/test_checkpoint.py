@@ -185,8 +185,14 @@ def served(hub, tmp_path, monkeypatch):
     find_trouble.cache_clear()
 
 
-@pytest.mark.parametrize("fault", FAULTS)
-@pytest.mark.parametrize("name", LOADERS)
+@pytest.mark.parametrize(
+    ("name", "fault"),
+    [
+        pytest.param(name, fault, marks=() if name == "model.safetensors" or fault == "cut off" else pytest.mark.slow)
+        for name in LOADERS
+        for fault in FAULTS
+    ],
+)
 def test_a_download_that_breaks_is_one_line_and_the_next_one_succeeds(served, name, fault):
     served.fail("GET", f"/{name}$", times=100, **FAULTS[fault])
     with pytest.raises(UsageError, match=r"did not come from the Hub \(|cannot be downloaded \(") as error:

@@ -225,6 +225,7 @@ def test_second_derivatives_of_packed_attention_are_refused(wrt: str) -> None:
 # --- Off-loading and several devices ----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kernel", ["packed", "sdpa"])
 @pytest.mark.parametrize("head", [*HEADS, "BertBiLSTMForSequenceClassification", "BertFeaturesForTokenClassification"])
 def test_off_loaded_weights_give_the_same(head: str, kernel: str, tmp_path) -> None:
@@ -258,7 +259,7 @@ def test_a_model_loads_with_its_weights_on_disk(head: str, kernel: str, tmp_path
 
 @pytest.mark.parametrize("head_on", [FIRST, SECOND])  # accelerate puts a tied decoder beside the embeddings
 @pytest.mark.parametrize("training", [True, False])
-@pytest.mark.parametrize("kernel", ["packed", "sdpa"])
+@pytest.mark.parametrize("kernel", ["packed", pytest.param("sdpa", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("head", HEADS)
 @torch.no_grad()
 def test_layers_may_be_divided_over_two_devices(head: str, kernel: str, training: bool, head_on: torch.device) -> None:
@@ -470,7 +471,7 @@ def test_assisted_generation_is_refused(options: dict) -> None:
         model.generate(torch.tensor([[1, 5, 7]]), max_new_tokens=3, do_sample=False, **options)
 
 
-@pytest.mark.parametrize("how", ["export", "strict export", "trace", "onnx"])
+@pytest.mark.parametrize("how", ["export", pytest.param("strict export", marks=pytest.mark.slow), "trace", "onnx"])
 def test_an_export_of_a_packed_model_names_the_remedy(how: str, tmp_path) -> None:
     model, batch = make_model("BertForSequenceClassification"), make_batch(LENGTHS)
     export = {

@@ -477,6 +477,7 @@ def uninterrupted(recipe, tmp_path_factory):
     return output
 
 
+@pytest.mark.slow
 def test_a_study_that_dies_twice_ends_as_if_it_had_not(recipe, tmp_path, monkeypatch, uninterrupted):
     """In the first run between two checkpoints, then in the second one after its first."""
     monkeypatch.setattr(studies, "SHOWN_EVERY", 0.0)
@@ -701,6 +702,7 @@ def test_a_study_that_dies_in_either_stage_ends_as_if_it_had_not(ablation, tmp_p
     assert_same_results(tmp_path / "whole" / "study", tmp_path / "study")
 
 
+@pytest.mark.slow
 def test_the_rows_of_a_pretraining_that_fails_fail_with_it_and_are_tried_again(ablation, tmp_path, monkeypatch):
     import bertkit.training.run
 
@@ -743,6 +745,7 @@ def figure5(recipe, glue):
     }
 
 
+@pytest.mark.slow
 def test_rows_start_from_steps_of_one_pretraining(figure5, tmp_path, monkeypatch):
     """What is kept of each is a whole model, and gone when nothing starts from it any more."""
     import bertkit.studies.workers

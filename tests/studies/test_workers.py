@@ -162,6 +162,7 @@ def test_every_gpu_that_may_be_used_is_listed(monkeypatch):
     assert list_gpus() == []
 
 
+@pytest.mark.slow
 def test_one_process_and_two_and_a_run_of_its_own_give_the_same_bits(recipe, tmp_path):
     """One thread each. In one process the second run comes after another; in two, data and task are handed over."""
     prepared = {"text": prepare(PRETRAIN, complete(PRETRAIN, recipe))}  # for seed 42

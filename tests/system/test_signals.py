@@ -50,6 +50,7 @@ def test_what_a_later_one_does_can_be_chosen(monkeypatch):
     assert (noted, later) == ([signal.SIGTERM], [signal.SIGTERM])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", STOPS)
 @pytest.mark.parametrize("later", STOPS)
 def test_a_process_that_a_signal_ends_takes_the_same_one_no_second_time(number, later):

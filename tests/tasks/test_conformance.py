@@ -1,7 +1,7 @@
 """What every Task promises. A new task is tested the moment it is declared: it only needs a small recipe here."""
 
 import inspect
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -104,14 +104,28 @@ def test_every_task_is_covered():
     assert {task.name for task, _, _ in CASES.values()} == set(TASKS)
 
 
+@pytest.fixture(scope="module")
+def prepare(tmp_path_factory):
+    """A case's name -> its complete small recipe, examples, tokenizer and data sets, all made once."""
+
+    @cache
+    def prepare(name):
+        torch.manual_seed(0)  # for the checkpoint to start from
+        task, make_recipe, _ = CASES[name]
+        recipe = complete(task, make_recipe(tmp_path_factory.mktemp("case")))
+        examples = task.load(recipe["data"], lambda line: None)
+        tokenizer = task.tokenize(recipe, examples, lambda line: None)
+        data = {split: task.encode(examples[split], tokenizer, recipe, split) for split in examples}
+        return recipe, examples, tokenizer, data
+
+    return prepare
+
+
 @pytest.fixture(params=CASES)
-def case(request, tmp_path):
+def case(request, prepare):
     """A task, its complete small recipe, examples, tokenizer, data sets and a fresh model."""
-    task, make_recipe, wrong = CASES[request.param]
-    recipe = complete(task, make_recipe(tmp_path))
-    examples = task.load(recipe["data"], lambda line: None)
-    tokenizer = task.tokenize(recipe, examples, lambda line: None)
-    data = {split: task.encode(examples[split], tokenizer, recipe, split) for split in examples}
+    task, _, wrong = CASES[request.param]
+    recipe, examples, tokenizer, data = prepare(request.param)
     torch.manual_seed(0)
     model = make_model(task, recipe, task.configure(recipe, tokenizer, examples))
     return task, recipe, examples, tokenizer, data, model, wrong
@@ -151,6 +165,7 @@ def test_data_are_known_by_their_fingerprint(case):
                 array[(0,) * array.ndim] += 1
                 assert found.fingerprint() not in seen
                 seen.add(found.fingerprint())
+                array[(0,) * array.ndim] -= 1  # the data are everybody's
     assert len({found.fingerprint() for found in data.values()}) == len(data)
 
 

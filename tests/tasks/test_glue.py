@@ -765,7 +765,14 @@ def test_stopping_keeps_what_was_done_since_the_best_epoch(straight, tmp_path):
     assert_same_bits(*(load_file(tmp_path / name / "model.safetensors") for name in ("straight", "run")))
 
 
-@pytest.mark.parametrize(("strategy", "expected"), [("epoch", [6, 12, 18]), ("steps", [6, 12, 18]), ("no", [6])])
+@pytest.mark.parametrize(
+    ("strategy", "expected"),
+    [
+        ("epoch", [6, 12, 18]),
+        pytest.param("steps", [6, 12, 18], marks=pytest.mark.slow),
+        pytest.param("no", [6], marks=pytest.mark.slow),
+    ],
+)
 def test_a_stop_at_the_end_of_an_epoch_comes_after_its_evaluation(straight, tmp_path, monkeypatch, strategy, expected):
     """To evaluate draws random numbers; and the checkpoint is written once."""
     change = {"save_strategy": strategy, "save_steps": 6, "eval_strategy": "epoch"}

@@ -436,6 +436,7 @@ def kill_after_first(recipe, output):
         run(TASKS["squad1"], recipe, output=output, report=kill)
 
 
+@pytest.mark.slow
 def test_a_run_killed_after_its_first_part_goes_on(tmp_path, start):
     extra = write_squad(tmp_path / "extra", 1, seed=3) / "train-v1.1.json"
     recipe = make_recipe(tmp_path, start, ONE, extra_train=str(extra))

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import get_type_hints
 from unittest import mock
 
@@ -59,6 +60,13 @@ def text(tmp_path_factory):
 @pytest.fixture
 def recipe(text):
     return make_recipe(text)
+
+
+@pytest.fixture(scope="module")
+def straight(text, tmp_path_factory):
+    """The metrics and the directory of a run of the recipe that nothing disturbs; tests that damage it copy it."""
+    output = tmp_path_factory.mktemp("straight") / "run"
+    return SimpleNamespace(metrics=run(PRETRAIN, make_recipe(text), output=output), output=output)
 
 
 def make_recipe(text):
@@ -275,16 +283,16 @@ def test_every_path_on_the_command_line_may_begin_with_a_home(call, monkeypatch,
                 assert hint.__metadata__[0].parser is options.read_path, (command, name)
 
 
-def test_a_finished_run_is_not_repeated(recipe, tmp_path):
-    first = run(PRETRAIN, recipe, output=tmp_path / "run")
+def test_a_finished_run_is_not_repeated(recipe, straight, tmp_path):
+    shutil.copytree(straight.output, tmp_path / "run")
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")}
     lines = []
-    assert run(PRETRAIN, recipe, output=tmp_path / "run", report=lines.append) == first
+    assert run(PRETRAIN, recipe, output=tmp_path / "run", report=lines.append) == straight.metrics
     assert "is finished" in lines[0]
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")} == before
 
 
-@pytest.mark.parametrize("update", [2, 4, 7])
+@pytest.mark.parametrize("update", [4, *(pytest.param(x, marks=pytest.mark.slow) for x in (2, 7))])
 def test_a_run_that_is_stopped_continues_bit_for_bit(recipe, tmp_path, update):
     """SIGTERM lets the next update finish and writes a checkpoint; dropout is on, so the random state matters too."""
     recipe = merge(recipe, {"model": {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1}})
@@ -349,27 +357,27 @@ def test_a_run_without_a_checkpoint_begins_anew_with_the_text_that_is_there(reci
     assert (tmp_path / "run" / "vocab.txt").read_bytes() == (tmp_path / "fresh" / "vocab.txt").read_bytes() != old
 
 
-def test_a_run_that_does_not_know_its_data_goes_on(recipe, tmp_path):
+def test_a_run_that_does_not_know_its_data_goes_on(recipe, straight, tmp_path):
     """As one that an earlier version began, or whose environment.json is damaged."""
     output = tmp_path / "run"
-    straight = run(PRETRAIN, recipe, output=output)
+    shutil.copytree(straight.output, output)
     for found in ('{"data": 7}', "{"):
         (output / "metrics.json").unlink()
         (output / "environment.json").write_text(found)
-        assert run(PRETRAIN, recipe, output=output) == straight
+        assert run(PRETRAIN, recipe, output=output) == straight.metrics
         assert set(json.loads((output / "environment.json").read_text())["data"]) == {"train", "dev"}
 
 
-def test_a_run_killed_while_it_wrote_its_end_is_finished(recipe, tmp_path):
-    straight = run(PRETRAIN, recipe, output=tmp_path / "run")
+def test_a_run_killed_while_it_wrote_its_end_is_finished(recipe, straight, tmp_path):
+    shutil.copytree(straight.output, tmp_path / "run")
     for name in ("metrics.json", "model.safetensors"):
         (tmp_path / "run" / name).unlink()
-    assert run(PRETRAIN, recipe, output=tmp_path / "run") == straight
+    assert run(PRETRAIN, recipe, output=tmp_path / "run") == straight.metrics
     assert (tmp_path / "run" / "model.safetensors").exists()
 
 
-def test_damaged_files_are_named_or_passed_over(recipe, tmp_path):
-    straight = run(PRETRAIN, recipe, output=tmp_path / "run")
+def test_damaged_files_are_named_or_passed_over(recipe, straight, tmp_path):
+    shutil.copytree(straight.output, tmp_path / "run")
     (tmp_path / "run" / "metrics.json").write_text("{")
     with pytest.raises(UsageError, match=r"metrics.json is damaged .*delete it"):
         run(PRETRAIN, recipe, output=tmp_path / "run")
@@ -379,7 +387,7 @@ def test_damaged_files_are_named_or_passed_over(recipe, tmp_path):
     (tmp_path / "run" / "checkpoint-old").mkdir()
     (tmp_path / "run" / "checkpoint-old" / "complete").touch()
     lines = []
-    assert run(PRETRAIN, recipe, output=tmp_path / "run", report=lines.append) == straight
+    assert run(PRETRAIN, recipe, output=tmp_path / "run", report=lines.append) == straight.metrics
     assert "checkpoint-8 is damaged and passed over" in lines
     assert "continues after checkpoint-6" in lines
 
@@ -391,14 +399,14 @@ def test_damaged_files_are_named_or_passed_over(recipe, tmp_path):
         *(pytest.param(x, marks=pytest.mark.slow) for x in ("optimizer.pt", "trainer_state.json", "complete")),
     ],
 )
-def test_a_checkpoint_of_which_a_bit_has_changed_is_passed_over(recipe, tmp_path, name):
-    straight = run(PRETRAIN, recipe, output=tmp_path / "run")
+def test_a_checkpoint_of_which_a_bit_has_changed_is_passed_over(recipe, straight, tmp_path, name):
+    shutil.copytree(straight.output, tmp_path / "run")
     (tmp_path / "run" / "metrics.json").unlink()
     content = bytearray((tmp_path / "run" / "checkpoint-8" / name).read_bytes())
     content[len(content) // 2] ^= 1
     (tmp_path / "run" / "checkpoint-8" / name).write_bytes(content)
     lines = []
-    assert run(PRETRAIN, recipe, output=tmp_path / "run", report=lines.append) == straight
+    assert run(PRETRAIN, recipe, output=tmp_path / "run", report=lines.append) == straight.metrics
     assert "checkpoint-8 is damaged and passed over" in lines
     assert "continues after checkpoint-6" in lines
 
@@ -427,8 +435,7 @@ def test_a_warm_up_longer_than_the_run_is_said(recipe, tmp_path):
     assert any("never reaches its peak" in line for line in lines)
 
 
-def test_a_half_written_checkpoint_is_not_taken(recipe, tmp_path):
-    straight = run(PRETRAIN, recipe, output=tmp_path / "straight")
+def test_a_half_written_checkpoint_is_not_taken(recipe, straight, tmp_path):
 
     def stop(done, total, log):
         if done == 5 and "loss" in log:
@@ -438,24 +445,22 @@ def test_a_half_written_checkpoint_is_not_taken(recipe, tmp_path):
         run(PRETRAIN, recipe, output=tmp_path / "run", progress=stop)
     (tmp_path / "run" / "checkpoint-7").mkdir()
     (tmp_path / "run" / "checkpoint-7" / "model.safetensors").write_bytes(b"half")
-    assert run(PRETRAIN, recipe, output=tmp_path / "run") == straight
+    assert run(PRETRAIN, recipe, output=tmp_path / "run") == straight.metrics
 
 
 @pytest.mark.parametrize("per_device", [4, 8])
-def test_accumulation_changes_nothing(recipe, tmp_path, per_device):
+def test_accumulation_changes_nothing(recipe, straight, tmp_path, per_device):
     """32 = 4 x 8 in the small: masked LM and next sentence have two denominators, over the whole update."""
-    whole = run(PRETRAIN, recipe, output=tmp_path / "whole")
     cut = merge(recipe, {"train": {"per_device_train_batch_size": per_device}})
     parts = run(PRETRAIN, cut, output=tmp_path / "parts")
-    np.testing.assert_allclose(read_losses(tmp_path / "parts"), read_losses(tmp_path / "whole"), rtol=2e-5)
-    assert parts["mlm_loss"] == pytest.approx(whole["mlm_loss"], rel=1e-4)
+    np.testing.assert_allclose(read_losses(tmp_path / "parts"), read_losses(straight.output), rtol=2e-5)
+    assert parts["mlm_loss"] == pytest.approx(straight.metrics["mlm_loss"], rel=1e-4)
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
-def test_packing_changes_nothing(recipe, tmp_path, attention):
-    run(PRETRAIN, recipe, output=tmp_path / "packed")
+def test_packing_changes_nothing(recipe, straight, tmp_path, attention):
     run(PRETRAIN, merge(recipe, {"model": {"attn_implementation": attention}}), output=tmp_path / "padded")
-    np.testing.assert_allclose(read_losses(tmp_path / "padded"), read_losses(tmp_path / "packed"), rtol=2e-5)
+    np.testing.assert_allclose(read_losses(tmp_path / "padded"), read_losses(straight.output), rtol=2e-5)
 
 
 @pytest.mark.parametrize(
@@ -468,10 +473,9 @@ def test_checkpointing_and_workers_change_nothing(recipe, tmp_path, setting):
     np.testing.assert_allclose(read_losses(tmp_path / "other"), read_losses(tmp_path / "plain"), rtol=1e-6)
 
 
-def test_precisions_stay_close(recipe, tmp_path):
-    run(PRETRAIN, recipe, output=tmp_path / "fp32")
+def test_precisions_stay_close(recipe, straight, tmp_path):
     run(PRETRAIN, merge(recipe, {"precision": "bf16"}), output=tmp_path / "bf16")
-    np.testing.assert_allclose(read_losses(tmp_path / "bf16"), read_losses(tmp_path / "fp32"), rtol=0.03)
+    np.testing.assert_allclose(read_losses(tmp_path / "bf16"), read_losses(straight.output), rtol=0.03)
     assert choose_precision("auto") in ("fp32", "bf16")
 
 
@@ -646,19 +650,18 @@ def test_a_failure_before_the_first_update_does_not_block_the_directory(recipe, 
     assert metrics["uniform_loss"] == pytest.approx(np.log(120))
 
 
-def test_a_run_killed_while_it_started_its_directory_starts_again(recipe, tmp_path):
+def test_a_run_killed_while_it_started_its_directory_starts_again(recipe, straight, tmp_path):
     """Only recipe.toml is there, or also a tokenizer without its last file."""
-    straight = run(PRETRAIN, recipe, output=tmp_path / "straight")
     for files in (["recipe.toml"], ["recipe.toml", "tokenizer.json"]):
         folder = tmp_path / str(len(files))
         folder.mkdir()
         for name in files:
-            shutil.copy(tmp_path / "straight" / name, folder / name)
-        assert run(PRETRAIN, recipe, output=folder) == straight
+            shutil.copy(straight.output / name, folder / name)
+        assert run(PRETRAIN, recipe, output=folder) == straight.metrics
 
 
-def test_a_directory_of_another_run_is_left_alone(recipe, tmp_path):
-    run(PRETRAIN, recipe, output=tmp_path / "run")
+def test_a_directory_of_another_run_is_left_alone(recipe, straight, tmp_path):
+    shutil.copytree(straight.output, tmp_path / "run")
     before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
     with pytest.raises(UsageError, match=r"belongs to another run \(train.learning_rate: 0.001 -> 0.002\)"):
         run(PRETRAIN, recipe, {"train": {"learning_rate": 2e-3}}, output=tmp_path / "run")
@@ -733,7 +736,7 @@ def test_a_signal_after_the_last_update_says_where_the_command_goes_on(recipe, t
     )
 
 
-@pytest.mark.parametrize("strategy", ["epoch", "steps", "no"])
+@pytest.mark.parametrize("strategy", ["epoch", *(pytest.param(x, marks=pytest.mark.slow) for x in ("steps", "no"))])
 def test_a_milestone_is_written_once(recipe, tmp_path, monkeypatch, strategy):
     """Also where an epoch ends, which has a checkpoint of its own: the second writing would put the first at risk."""
     written, save = [], trainer.BertTrainer._save_checkpoint
@@ -772,9 +775,13 @@ def lack():
     raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate 2 GiB")
 
 
-@pytest.mark.parametrize(("demand", "words"), [(allocate, "can't allocate"), (lack, "CUDA out of memory. Tried")])
-def test_want_of_memory_says_what_to_lower_and_with_that_the_run_goes_on(recipe, tmp_path, monkeypatch, demand, words):
-    straight = run(PRETRAIN, recipe, output=tmp_path / "straight")
+@pytest.mark.parametrize(
+    ("demand", "words"),
+    [pytest.param(allocate, "can't allocate", marks=pytest.mark.slow), (lack, "CUDA out of memory. Tried")],
+)
+def test_want_of_memory_says_what_to_lower_and_with_that_the_run_goes_on(
+    recipe, straight, tmp_path, monkeypatch, demand, words
+):
     compute = trainer.BertTrainer.compute_loss
 
     def compute_or_fail(self, *args, **kwargs):
@@ -796,11 +803,11 @@ def test_want_of_memory_says_what_to_lower_and_with_that_the_run_goes_on(recipe,
     assert "continues after checkpoint-3" in lines
     assert any("16 sequences (1 x 2 x 8)" in line for line in lines)
     assert not any("vocabulary" in line for line in lines), "it is there"
-    assert found["mlm_loss"] == pytest.approx(straight["mlm_loss"], rel=1e-4)
+    assert found["mlm_loss"] == pytest.approx(straight.metrics["mlm_loss"], rel=1e-4)
 
 
-def test_a_dead_data_worker_is_one_line_and_the_run_goes_on(recipe, tmp_path):
-    straight = run(PRETRAIN, recipe, output=tmp_path / "straight")
+@pytest.mark.slow
+def test_a_dead_data_worker_is_one_line_and_the_run_goes_on(recipe, straight, tmp_path):
 
     def kill(done, total, log):
         if done == 4:
@@ -811,9 +818,9 @@ def test_a_dead_data_worker_is_one_line_and_the_run_goes_on(recipe, tmp_path):
         run(PRETRAIN, recipe, {"train": {"dataloader_num_workers": 2}}, output=tmp_path / "run", progress=kill)
     assert "\n" not in str(error.value)
     lines = []
-    assert run(PRETRAIN, recipe, output=tmp_path / "run", report=lines.append) == straight
+    assert run(PRETRAIN, recipe, output=tmp_path / "run", report=lines.append) == straight.metrics
     assert "continues after checkpoint-3" in lines
-    assert_same_bits(read_weights(tmp_path / "run"), read_weights(tmp_path / "straight"))
+    assert_same_bits(read_weights(tmp_path / "run"), read_weights(straight.output))
 
 
 @pytest.mark.slow
@@ -859,24 +866,21 @@ def test_a_program_that_fails_beside_data_workers_ends(recipe, tmp_path):
     assert done.stderr.endswith("RuntimeError: not bertkit's\n")
 
 
-def test_training_goes_on_from_a_checkpoint(recipe, tmp_path):
-    run(PRETRAIN, recipe, output=tmp_path / "first")
-    more = {**recipe, "model": {}, "checkpoint": str(tmp_path / "first")}
+def test_training_goes_on_from_a_checkpoint(recipe, straight, tmp_path):
+    more = {**recipe, "model": {}, "checkpoint": str(straight.output)}
     metrics = run(PRETRAIN, more, output=tmp_path / "second")
-    first = json.loads((tmp_path / "first" / "metrics.json").read_text())
-    assert metrics["start_mlm_loss"] == pytest.approx(first["mlm_loss"], rel=1e-5)
-    assert metrics["mlm_loss"] < first["mlm_loss"]
-    larger = {"checkpoint": str(tmp_path / "first"), "model": {"hidden_size": 64}}
-    with pytest.raises(UsageError, match=r"\[model\] asks for hidden_size 64, but .*first has other sizes"):
+    assert metrics["start_mlm_loss"] == pytest.approx(straight.metrics["mlm_loss"], rel=1e-5)
+    assert metrics["mlm_loss"] < straight.metrics["mlm_loss"]
+    larger = {"checkpoint": str(straight.output), "model": {"hidden_size": 64}}
+    with pytest.raises(UsageError, match=r"\[model\] asks for hidden_size 64, but .*run has other sizes"):
         run(PRETRAIN, recipe, larger, output=tmp_path / "third")
 
 
-def test_a_checkpoint_in_half_precision_is_trained_in_full(recipe, tmp_path):
-    run(PRETRAIN, recipe, output=tmp_path / "first")
-    half = BertForPreTraining.from_pretrained(tmp_path / "first", dtype=torch.bfloat16)
+def test_a_checkpoint_in_half_precision_is_trained_in_full(recipe, straight, tmp_path):
+    half = BertForPreTraining.from_pretrained(straight.output, dtype=torch.bfloat16)
     half.save_pretrained(tmp_path / "half")
     for name in ("vocab.txt", "tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(tmp_path / "first" / name, tmp_path / "half" / name)
+        shutil.copy(straight.output / name, tmp_path / "half" / name)
     run(PRETRAIN, {**recipe, "model": {}, "checkpoint": str(tmp_path / "half")}, output=tmp_path / "second")
     assert {weight.dtype for weight in read_weights(tmp_path / "second").values()} == {torch.float32}
 
@@ -960,9 +964,8 @@ def test_the_other_objectives_learn_and_load_in_plain_transformers(recipe, tmp_p
     assert not info["unexpected_keys"]
 
 
-def test_a_signal_after_the_last_update_stops_too(recipe, tmp_path):
+def test_a_signal_after_the_last_update_stops_too(recipe, straight, tmp_path):
     """It comes in the evaluation at the end of training, after which there is no update to stop at."""
-    straight = run(PRETRAIN, recipe, output=tmp_path / "straight")
     evaluated = []
 
     def score(summaries, data):
@@ -975,5 +978,5 @@ def test_a_signal_after_the_last_update_stops_too(recipe, tmp_path):
         run(replace(PRETRAIN, score=score), recipe, output=tmp_path / "run")
     assert stop.value.number == signal.SIGTERM
     assert not (tmp_path / "run" / "metrics.json").exists()
-    assert run(PRETRAIN, recipe, output=tmp_path / "run") == straight
-    assert_same_bits(read_weights(tmp_path / "run"), read_weights(tmp_path / "straight"))
+    assert run(PRETRAIN, recipe, output=tmp_path / "run") == straight.metrics
+    assert_same_bits(read_weights(tmp_path / "run"), read_weights(straight.output))

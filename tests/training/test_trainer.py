@@ -118,6 +118,7 @@ def test_a_signal_changes_nothing_of_curve_and_weights(recipe, straight, tmp_pat
     assert last["resumed_at"] == update, "the time is that from here on"
 
 
+@pytest.mark.slow
 def test_several_signals_change_nothing(recipe, straight, tmp_path):
     """Twice between two logs, and once where nothing has been seen since the last log."""
     with pytest.raises(Interrupted, match="after update 4"):
@@ -331,10 +332,10 @@ def test_a_damaged_checkpoint_is_no_best_model(recipe, tmp_path):
     ("perplexities", "change"),
     [
         ([5.0, 4.0, 3.0, 2.0, 2.0], {}),  # the last is the best
-        ([5.0, 2.0, 3.0, 2.0, 2.0], {}),  # an earlier one is as good
+        pytest.param([5.0, 2.0, 3.0, 2.0, 2.0], {}, marks=pytest.mark.slow),  # an earlier one is as good
         ([math.nan, 4.0, 3.0, 2.0, 2.0], {}),  # the first one has no score
-        ([1.0, 5.0, 4.0, 4.0], {"eval_steps": 3}),  # better ones were not saved
-        ([2.0], {"eval_strategy": "no"}),
+        pytest.param([1.0, 5.0, 4.0, 4.0], {"eval_steps": 3}, marks=pytest.mark.slow),  # better ones were not saved
+        pytest.param([2.0], {"eval_strategy": "no"}, marks=pytest.mark.slow),
         ([5.0, 3.0, 4.0, 6.0, 3.0], {"load_best_model_at_end": True}),  # the best is what is saved at the top
     ],
 )

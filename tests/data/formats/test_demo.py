@@ -93,6 +93,7 @@ def folder(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_the_files_are_what_the_tasks_read(folder):
     questions = {split: read_squad(folder / "squad" / f"{split}-v2.0.json", 2) for split in ("train", "dev")}
     assert {split: len(found) for split, found in questions.items()} == {"train": 1000, "dev": 100}

@@ -94,6 +94,7 @@ def list_finished(output):
     return {path: value for path, value in stamp(output).items() if SHARD_NAME.fullmatch(path.name)}
 
 
+@pytest.mark.slow
 def test_a_dead_worker_is_one_line_and_the_same_command_goes_on(place, tokenizer, tmp_path, monkeypatch):
     monkeypatch.setattr(bertkit.data.pretraining.build, "PIECE_BYTES", 8000)
     texts, made = [str(place / "texts.txt")], tmp_path / "made"
@@ -194,6 +195,7 @@ build_workers.wait = wait_with_locks
 """
 
 
+@pytest.mark.slow
 def test_a_signal_that_comes_within_a_lock_of_the_pool_does_not_hang_it(place, tmp_path):
     held = tmp_path / "held.py"
     script = (place / "script.py").read_text()

@@ -338,6 +338,7 @@ def test_docs_are_the_same_for_any_number_of_workers(installation, monkeypatch):
     assert read(limit_characters=1, workers=2) == documents[:1]
 
 
+@pytest.mark.slow
 def test_installed_documentation_is_prose():
     part = read(limit_characters=30_000)
     sentences = [sentence for document in part for sentence in document]
