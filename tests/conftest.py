@@ -1,5 +1,6 @@
 """What the tests of the model share: tiny random models, their twins in plain transformers, and padded batches."""
 
+import copy
 import gc
 import os
 import sys
@@ -17,6 +18,7 @@ from torch import Tensor
 import bertkit
 from bertkit import cli
 from bertkit.model.config import BertConfig
+from bertkit.tasks import Task
 from tests.hub import serve
 
 TINY = {
@@ -56,6 +58,13 @@ def pytest_collection_finish() -> None:
 @pytest.fixture(autouse=True)
 def _seed() -> None:
     torch.manual_seed(0)
+
+
+def change_task(task: Task, **values) -> Task:
+    """Return the task with other attributes or methods; a method is a function without self."""
+    other = copy.copy(task)
+    vars(other).update(values)
+    return other
 
 
 def make_model(head: str, kernel: str = "packed", **values) -> transformers.PreTrainedModel:

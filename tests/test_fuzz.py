@@ -508,8 +508,7 @@ def prepare_score(folder: Path) -> Reader:
     for name, task in names.items():
         files += [folder / name / "dev.tsv", folder / name / "answers.tsv", folder / name / "lines.txt"]
         shorten(files[-3:-2], 7)
-        row = glue.find_benchmark(task)
-        labels = read_gold(row, "dev", files[-3]).columns["label"]
+        labels = read_gold(glue.GLUE[task].row, "dev", files[-3]).columns["label"]
         files[-2].write_text(glue.write_predictions(labels))
         files[-1].write_text("\n".join(labels) + "\n")
     for version in (1, 2):
@@ -525,16 +524,15 @@ def prepare_score(folder: Path) -> Reader:
     def read(file: Path) -> None:
         home = file.parent
         if home.name in names:
-            row = glue.find_benchmark(names[home.name])
             answers = home / ("lines.txt" if file.name == "lines.txt" else "answers.tsv")
-            scores = glue.score_files(row, home / "dev.tsv", answers)
+            scores = glue.GLUE[names[home.name]].score_files(home / "dev.tsv", answers)
         elif file.name == "nbest.json":
             read_nbest(file)
             return
         else:
-            version = squad.find_version(int(home.name[-1]))
-            odds = home / "odds.json" if version.unanswerable else None
-            scores = squad.score_files(version, next(home.glob("dev-*")), home / "predictions.json", odds)
+            task = squad.SQUAD[home.name]
+            odds = home / "odds.json" if task.version.unanswerable else None
+            scores = task.score_files(next(home.glob("dev-*")), home / "predictions.json", odds)
         json.dumps(scores, allow_nan=False)
 
     return Reader(files, read)

@@ -23,7 +23,7 @@ from bertkit.inference.features import extract
 from bertkit.studies.cells import list_cells
 from bertkit.studies.spec import OPTIONS, make_study, read_study
 from bertkit.tasks import TASKS
-from bertkit.tasks.glue import BASE_TEST, BENCHMARKS, GRID, LARGE_TEST, SCORE_NAMES, find_benchmark
+from bertkit.tasks.glue import BASE_TEST, BENCHMARKS, GRID, LARGE_TEST, SCORE_NAMES, find_glue
 from bertkit.tasks.pretraining import STARTER
 from bertkit.training.plan import dry_run
 from bertkit.training.recipe import check, merge, parse_setting, read_recipe
@@ -277,7 +277,7 @@ def test_the_page_of_glue_has_its_tasks_as_they_are():
     rows = {row["task"].strip("`"): row for row in read_table(page, "task")}
     assert list(rows) == [row.name for row in BENCHMARKS if row.metrics]
     for name, cells in rows.items():
-        row = find_benchmark(name)
+        row = find_glue(name).row
         assert cells["folder"] == f"`{row.splits['train'].file.partition('/')[0]}`"
         if not row.bare:
             assert find_spans(cells["columns"]) == [*row.texts.values(), row.label]
@@ -319,7 +319,7 @@ def test_the_samples_on_the_pages_are_what_is_read(tmp_path):
 
     documents = list(read_documents([str(write("Pretraining", "text", "corpus.txt"))]))
     assert [len(document) for document in documents] == [3, 1]
-    rte = find_benchmark("rte")
+    rte = find_glue("rte").row
     table = read_split(rte, "train", write("GLUE", "tsv", "train.tsv"))
     assert read_labels(rte, table).tolist() == [1, 0]
     questions = read_squad(write("SQuAD 1.1 and 2.0", "json", "train-v2.0.json"), 2)

@@ -122,7 +122,7 @@ def describe_run(place: Place, others: Mapping[Path, Sequence[Mapping[str, Any]]
         "tables": [*tables, *list_types(path, notes), *list_examples(path, notes)],
         "source": read_part(read_text, path / RECIPE_FILE, notes) or "",
         "file": RECIPE_FILE,
-        "command": f"bertkit {task.command or task.name} {repeat_run(path, 'again')}" if task else "",
+        "command": f"bertkit {task.command} {repeat_run(path, 'again')}" if task else "",
         "notes": notes,
     }
 

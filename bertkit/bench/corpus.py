@@ -39,14 +39,14 @@ from bertkit.data.tokenizer import load_tokenizer, make_tokenizer, save_tokenize
 from bertkit.errors import UsageError, join_lines
 from bertkit.system.parallel import count_cores
 from bertkit.system.progress import Report, ignore
-from bertkit.tasks.pretraining import PRETRAINING_RECIPE
+from bertkit.tasks.pretraining import PRETRAINING
 from bertkit.training.run_dir import describe_environment
 
 REFERENCE_SEED = 12345  # as in the reference
 CORPUS_CHARACTERS = 4_000_000  # of text: about half a minute of the reference
-COPIES = PRETRAINING_RECIPE["data"]["dupe_factor"]
+COPIES = PRETRAINING.recipe["data"]["dupe_factor"]
 MAX_LENGTH, MAX_PREDICTIONS = 128, 20
-SAMPLES_A_BATCH = PRETRAINING_RECIPE["batch_size"]
+SAMPLES_A_BATCH = PRETRAINING.recipe["batch_size"]
 COUNT_TOLERANCE = 0.01  # by which the two sides may differ in how much they make and of what kind
 COUNTS = ("text_tokens", "samples", "tokens")
 REFERENCE_REMEDY = "give a checkout of github.com/google-research/bert: --reference DIR"
@@ -73,7 +73,7 @@ def choose_tokenizer(vocab: str | None, text: Path, report: Report) -> Any:
         return load_tokenizer(vocab, cased=False)
     with text.open(encoding="utf-8") as lines:
         return make_tokenizer(
-            train_vocabulary(lines, size=PRETRAINING_RECIPE["data"]["vocab_size"], report=report), cased=False
+            train_vocabulary(lines, size=PRETRAINING.recipe["data"]["vocab_size"], report=report), cased=False
         )
 
 
@@ -107,7 +107,7 @@ def make_samples(text: Path, tokenizer: Any, output: Path, copies: int, cores: i
     corpus = open_corpus(output)
     tokenizing = time.perf_counter() - start
 
-    options = PRETRAINING_RECIPE["data"] | {"dupe_factor": copies}
+    options = PRETRAINING.recipe["data"] | {"dupe_factor": copies}
     data = PretrainingData(corpus, tokenizer, [], options, REFERENCE_SEED)
     by_copy = [data.count_pairs(MAX_LENGTH, copy) for copy in range(copies)]
     count = sum(by_copy)
@@ -185,7 +185,7 @@ def make_instances(
 ) -> tuple[list[Any], Timed]:
     """The reference's samples, and the tokenizer that it used."""
     timed = Timed(tokenizer)
-    options = PRETRAINING_RECIPE["data"]
+    options = PRETRAINING.recipe["data"]
     rates = options["short_seq_prob"], options["masked_lm_prob"]
     with explain_failure("create_training_instances"):
         instances = create(

@@ -55,21 +55,21 @@ def time_sides(name: str, texts: Sequence[str], repeats: int, report: Report) ->
     import torch
     from transformers import pipeline
 
-    from bertkit.inference.answers import CLASSES
     from bertkit.inference.predictor import Predictor
     from bertkit.model.precision import DTYPES
+    from bertkit.tasks import ANSWERING
 
     figures: dict[str, Any] = {}
     for asked in ("fp32", "auto"):
         predictor = Predictor(name, pairs=False, precision=asked)
-        if predictor.use is not CLASSES or len(predictor.setting.labels) < 2:
+        if predictor.task is not ANSWERING["BertForSequenceClassification"] or len(predictor.settings.labels) < 2:
             raise UsageError(f"{name} is no classifier of texts; give one, or none for random weights")
-        device, precision = predictor.setting.model.device, predictor.precision
+        device, precision = predictor.settings.model.device, predictor.precision
         if precision in figures:
             break
         dtype = DTYPES.get(precision, torch.float32)
         stock = pipeline("text-classification", model=name, device=device, dtype=dtype)
-        options = {"truncation": True, "max_length": predictor.setting.max_length}
+        options = {"truncation": True, "max_length": predictor.settings.max_length}
         sides: dict[str, Callable[[], Any]] = {BERTKIT: partial(predictor, texts)}
         sides |= {f"pipeline of {size}": partial(stock, texts, batch_size=size, **options) for size in BATCH_SIZES}
         report(f"{len(texts):,} texts on {device}, {torch.get_num_threads()} threads, {precision}")
@@ -82,7 +82,7 @@ def time_sides(name: str, texts: Sequence[str], repeats: int, report: Report) ->
         "ratio_of_fastest_to_plain": fast["texts_per_second"][BERTKIT] / exact["texts_per_second"][exact["best"]],
         **compare_answers(exact.pop("answers"), plain),
         "texts": len(texts),
-        "tokens": sum(len(ids) for ids in predictor.setting.tokenizer(list(texts), **options)["input_ids"]),
+        "tokens": sum(len(ids) for ids in predictor.settings.tokenizer(list(texts), **options)["input_ids"]),
         "device": str(device),
         "threads": torch.get_num_threads(),
         "environment": describe_environment(),

@@ -19,11 +19,11 @@ from bertkit.bench.measure import BERTKIT, REFERENCE, alternate, compare, measur
 from bertkit.bench.reference import load_module
 from bertkit.bench.synthetic_text import TEXT_SEED, draw_words, make_words
 from bertkit.data.formats.squad import read_squad
-from bertkit.data.spans import N_BEST, Question, Windows, cut, decode, decode_best, encode_questions, keep_top
+from bertkit.data.spans import LENGTHS, N_BEST, Question, Windows, cut, decode, decode_best, encode_questions, keep_top
 from bertkit.data.tokenizer import make_tokenizer, train_vocabulary
 from bertkit.errors import UsageError, join_lines
 from bertkit.system.progress import Report, ignore
-from bertkit.tasks.squad import DATA, VERSIONS, Version, name_file, score
+from bertkit.tasks.squad import SQUAD, SquadTask
 from bertkit.training.run_dir import describe_environment
 
 # --- The input --------------------------------------------------------------------------------------------------------
@@ -62,11 +62,13 @@ def make_questions(count: int) -> list[Question]:
 def read_questions(folder: Path, count: int) -> list[Question]:
     """The first questions of the official files of SQuAD 1.1, dev before train."""
     if not folder.is_dir():
-        raise UsageError(f"{folder} is no folder; give the one that holds {name_file(VERSIONS[0], 'dev')}: --data DIR")
+        raise UsageError(
+            f"{folder} is no folder; give the one that holds {SQUAD['squad1'].name_file('dev')}: --data DIR"
+        )
     questions: dict[str, Question] = {}
     for split in ("dev", "train"):
         if len(questions) < count:
-            found = read_squad(folder / name_file(VERSIONS[0], split), VERSIONS[0].number)
+            found = read_squad(folder / SQUAD["squad1"].name_file(split), 1)
             questions |= {question.id: question for question in found if question.id not in questions}
     return list(questions.values())[:count]
 
@@ -87,7 +89,7 @@ def make_tokenizer_for(questions: Sequence[Question]) -> Any:
 def make_logits(windows: Windows) -> tuple[np.ndarray, np.ndarray]:
     """(W, 384) scores of starts and of ends, float32: noise, more at the answer or [CLS], least behind the window."""
     random = np.random.default_rng(TEXT_SEED)
-    shape = len(windows), DATA["max_length"]
+    shape = len(windows), LENGTHS["max_length"]
     behind = np.arange(shape[1]) > (windows.find_first() + windows.lengths)[:, None]  # the last [SEP]
     logits = []
     for places in windows.answers.T:
@@ -138,7 +140,7 @@ def describe_windows(windows: Windows) -> tuple[EncodedExamples, list[dict[str, 
 
     A window's offset_mapping has None outside the context; token_is_max_context names the positions that are.
     """
-    names = [str(place) for place in range(DATA["max_length"])]
+    names = [str(place) for place in range(LENGTHS["max_length"])]
     characters = [
         list(map(tuple, cut(windows.offsets, windows.context_ends, index).tolist()))
         for index in range(len(windows.context_ends))
@@ -201,11 +203,11 @@ def bench_squad(
     tokenizer = make_tokenizer_for(asked)
     source = "made-up questions" if data is None else "questions"
     rows: dict[str, dict[str, Any]] = {}
-    for version in VERSIONS:
-        windows = encode_questions(drop_answers(asked) if version.unanswerable else asked, tokenizer)
+    for task in SQUAD.values():
+        windows = encode_questions(drop_answers(asked) if task.version.unanswerable else asked, tokenizer)
         mean = np.mean(windows.find_first() + windows.lengths + 1)
-        report(f"{version.title}: {len(asked):,} {source}, {len(windows):,} windows of {mean:.0f} tokens on average")
-        rows[version.name] = measure_version(version, windows, postprocess, repeats, report)
+        report(f"{task.title}: {len(asked):,} {source}, {len(windows):,} windows of {mean:.0f} tokens on average")
+        rows[task.name] = measure_version(task, windows, postprocess, repeats, report)
     return {
         "bench": "squad",
         "machine": describe_environment(),
@@ -216,7 +218,7 @@ def bench_squad(
 
 
 def measure_version(
-    version: Version,
+    task: SquadTask,
     windows: Windows,
     postprocess: Callable[..., Mapping[str, str]] | None,
     repeats: int,
@@ -225,13 +227,13 @@ def measure_version(
     """A version's row."""
     logits = make_logits(windows)
     sides: dict[str, Callable[[], Any]] = {
-        BERTKIT: lambda: score(version, keep(*logits), windows),
+        BERTKIT: lambda: task.score(keep(*logits), windows),
         LISTS: lambda: decode(keep(*logits), windows),
     }
     if postprocess is not None:
-        sides[REFERENCE] = prepare(version, windows, logits, postprocess)
+        sides[REFERENCE] = prepare(task, windows, logits, postprocess)
     row = {"questions": len(windows.questions), "windows": len(windows), "scores": sides[BERTKIT]()}
-    row |= compare_answers(version, windows, logits, sides.get(REFERENCE))
+    row |= compare_answers(task, windows, logits, sides.get(REFERENCE))
     seconds = alternate(sides, repeats, report)
     middle = {name: median(found) for name, found in seconds.items()}
     row |= {
@@ -250,7 +252,7 @@ def measure_version(
 
 
 def prepare(
-    version: Version,
+    task: SquadTask,
     windows: Windows,
     logits: tuple[np.ndarray, np.ndarray],
     postprocess: Callable[..., Mapping[str, str]],
@@ -261,14 +263,14 @@ def prepare(
         examples,
         features,
         logits,
-        version_2_with_negative=version.unanswerable,
+        version_2_with_negative=task.version.unanswerable,
         n_best_size=N_BEST,
         max_answer_length=windows.max_answer_length,
     )
 
 
 def compare_answers(
-    version: Version,
+    task: SquadTask,
     windows: Windows,
     logits: tuple[np.ndarray, np.ndarray],
     ask: Callable[[], Mapping[str, str]] | None,
@@ -289,7 +291,7 @@ def compare_answers(
             "give transformers' own utils_qa.py: --reference FILE"
         ) from None
     best, odds = decode_best(keep(*logits), windows)
-    answered = odds < 0 if version.unanswerable else np.ones(len(best), bool)  # tau = 0
+    answered = odds < 0 if task.version.unanswerable else np.ones(len(best), bool)  # tau = 0
     texts = [text if given else "" for text, given in zip(best, answered, strict=True)]
     different, no_span = count_differences(best, texts, theirs)
     return {"different": different, "no_span": no_span}

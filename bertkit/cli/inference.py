@@ -127,9 +127,9 @@ def score_glue(
 
     Example: bertkit score glue --task rte RTE/dev.tsv runs/rte/predictions/dev.tsv
     """
-    from bertkit.tasks.glue import find_benchmark, score_files
+    from bertkit.tasks.glue import find_glue
 
-    found = score_files(find_benchmark(task), gold, predictions)
+    found = find_glue(task).score_files(gold, predictions)
     for line in [json.dumps(found)] if as_json else [f"{name} {value:.4f}" for name, value in found.items()]:
         print_line(line)
 
@@ -157,8 +157,8 @@ def score_squad(
 
     Example: bertkit score squad --version 2 dev-v2.0.json answers.json --null-odds na_prob.json --na-prob-thresh 0.5
     """
-    from bertkit.tasks.squad import find_version, score_files
+    from bertkit.tasks.squad import find_squad
 
-    found = score_files(find_version(version), gold, predictions, odds, threshold, report=complain)
+    found = find_squad(version).score_files(gold, predictions, odds, threshold, report=complain)
     for line in [json.dumps(found)] if as_json else [f"{name} {value:g}" for name, value in found.items()]:
         print_line(line)

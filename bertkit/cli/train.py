@@ -162,9 +162,9 @@ def squad(
 
     Example: bertkit squad --version 2 --ensemble runs/squad2 runs/other --output runs/both
     """
-    from bertkit.tasks.squad import find_version
+    from bertkit.tasks.squad import find_squad
 
-    found = find_version(version)
+    found = find_squad(version)
     if runs and not ensemble:
         raise UsageError(f"runs ({runs[0]}) are for --ensemble; see bertkit squad --help")
     if ensemble:
@@ -324,7 +324,7 @@ def execute(
         screen.names |= {row.key: row.name for row in task.table}
         if written is not None:
             check(written, data_defaults=task.recipe["data"], where=str(recipe))
-        elif task.starter is not None:
+        else:
             written = task.starter(merge(given, *options))
         recipes = (written or {}, given, *options)
         output = output or Path("runs") / name

@@ -21,7 +21,7 @@ from bertkit.data.formats.squad import read_nbest, read_squad, read_squad_copy
 from bertkit.data.spans import N_BEST, Answer, Question, Span
 from bertkit.errors import UsageError, explain_refusal
 from bertkit.system.files import write_json
-from bertkit.tasks.squad import NBEST, Version, choose, list_rows, name_file, rank, rate, write_answers
+from bertkit.tasks.squad import NBEST, SquadTask, rank
 from bertkit.training.recipe import read_recipe
 from bertkit.training.run_dir import METRICS_FILE, PREDICTIONS, RECIPE_FILE, find_finished, hold_run_dir, read_metrics
 
@@ -33,7 +33,7 @@ Candidates = list[tuple[str, float]]  # texts with their probabilities
 
 
 def combine(
-    version: Version, runs: Sequence[Path], output: Path, data: Path | None, report: Callable[[str], None]
+    task: SquadTask, runs: Sequence[Path], output: Path, data: Path | None, report: Callable[[str], None]
 ) -> dict[str, dict[str, Any]]:
     """The ensemble's `metrics`, as written to `output/metrics.json`, and of the `runs` name -> metrics.
 
@@ -48,19 +48,19 @@ def combine(
             or `output` holds something else.
     """
     check_members(runs)
-    folders, scores = zip(*(read_run(version, run) for run in runs), strict=True)
+    folders, scores = zip(*(read_run(task, run) for run in runs), strict=True)
     check_output(output, runs)
-    source, questions = read_gold(version, data, runs, folders)
-    report(f"{version.title}: {len(questions):,} questions of {source}, answered by {len(runs)} runs")
+    source, questions = read_gold(task, data, runs, folders)
+    report(f"{task.title}: {len(questions):,} questions of {source}, answered by {len(runs)} runs")
     columns = [read_candidates(run, questions, source) for run in runs]
     answers = [average([column[question.id] for column in columns]) for question in questions]
 
     texts, odds = [answer.best.text for answer in answers], [answer.odds for answer in answers]
-    metrics = rate(version, questions, texts, odds)
+    metrics = task.rate(questions, texts, odds)
     metrics |= {"score": metrics["f1"], "runs": len(runs)}
-    chosen = choose(version, answers, metrics.get("tau", 0.0))
-    ranked = [list_entries(answer, version.unanswerable) for answer in answers]
-    files = write_answers(version, [question.id for question in questions], chosen, ranked, odds)
+    chosen = task.choose(answers, metrics.get("tau", 0.0))
+    ranked = [list_entries(answer, task.version.unanswerable) for answer in answers]
+    files = task.write_answers([question.id for question in questions], chosen, ranked, odds)
     with hold_run_dir(output):
         check_output(output, runs)  # again: now nobody else writes there
         write_output(output, runs, files, metrics)
@@ -117,7 +117,7 @@ def check_members(runs: Sequence[Path]) -> None:
         seen[run.resolve()] = run
 
 
-def read_run(version: Version, run: Path) -> tuple[str, dict[str, Any]]:
+def read_run(task: SquadTask, run: Path) -> tuple[str, dict[str, Any]]:
     """The folder that a finished run had its data from, empty for the Hub's copy, and its metrics.
 
     Raises:
@@ -131,14 +131,14 @@ def read_run(version: Version, run: Path) -> tuple[str, dict[str, Any]]:
     if not is_run:
         raise UsageError(f"{run} is no run, for it holds no {RECIPE_FILE}; name the --output of a finished run")
     recipe = read_recipe(run / RECIPE_FILE)
-    if (task := recipe.get("task", "another task")) != version.name:
-        raise UsageError(f"{run} is a run of {task}, not of {version.name}; combine runs of {version.title} alone")
+    if (own := recipe.get("task", "another task")) != task.name:
+        raise UsageError(f"{run} is a run of {own}, not of {task.name}; combine runs of {task.title} alone")
     if not is_finished:
         raise UsageError(
             f"{run} is not finished, for it holds no {METRICS_FILE}; repeat its command, which continues it"
         )
     metrics = read_metrics(run / METRICS_FILE)
-    needed = [version.exact, "f1", *(row.key for row in list_rows(version) if row.key in metrics)]
+    needed = [task.version.exact, "f1", *(row.key for row in task.table if row.key in metrics)]
     if wrong := [
         key for key in needed if type(metrics.get(key)) not in (int, float) or not math.isfinite(metrics[key])
     ]:
@@ -152,7 +152,7 @@ def read_run(version: Version, run: Path) -> tuple[str, dict[str, Any]]:
 
 
 def read_gold(
-    version: Version, data: Path | None, runs: Sequence[Path], folders: Sequence[str]
+    task: SquadTask, data: Path | None, runs: Sequence[Path], folders: Sequence[str]
 ) -> tuple[str, list[Question]]:
     """What the dev set is called, and its questions: of `data`, else of the folder that all runs had theirs from.
 
@@ -160,19 +160,21 @@ def read_gold(
         UsageError: they had them from different ones, or the file cannot be read.
     """
     if data is None:
-        places = {Path(name).resolve() if name else version.hub: run for name, run in zip(folders, runs, strict=True)}
+        places = {
+            Path(name).resolve() if name else task.version.hub: run for name, run in zip(folders, runs, strict=True)
+        }
         if len(places) > 1:
             listed = ", ".join(f"{run} on {place}" for place, run in list(places.items())[:2])
             raise UsageError(f"the runs were not scored on the same data ({listed}); name the dev set with --data DIR")
         if not folders[0]:
-            return version.hub, read_squad_copy(version.hub, {"dev": "validation"})["dev"]
+            return task.version.hub, read_squad_copy(task.version.hub, {"dev": "validation"})["dev"]
         data = Path(folders[0])
         if not data.is_dir():
             raise UsageError(
                 f"{data}, where {runs[0]} had its data from, is not there; name the folder with --data DIR"
             )
-    path = data / name_file(version, "dev") if data.is_dir() else data
-    return str(path), read_squad(path, version.number)
+    path = data / task.name_file("dev") if data.is_dir() else data
+    return str(path), read_squad(path, task.version.number)
 
 
 def read_candidates(run: Path, questions: Sequence[Question], source: str) -> dict[str, Candidates]:
@@ -242,13 +244,13 @@ def write_output(output: Path, runs: Sequence[Path], files: Mapping[str, str], m
 
 
 def list_lines(
-    version: Version, results: Mapping[str, Mapping[str, Any]]
+    task: SquadTask, results: Mapping[str, Mapping[str, Any]]
 ) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """Headings and lines of a table of what `combine` gives: the runs, the ensemble, the paper's systems."""
-    keys = (version.exact, "f1", "tau0_exact", "tau0_f1", "tau")
-    rows = [row for row in list_rows(version) if row.key in keys]
+    keys = (task.version.exact, "f1", "tau0_exact", "tau0_f1", "tau")
+    rows = [row for row in task.table if row.key in keys]
     published: dict[str, dict[str, float]] = {}
-    for key, values in (*version.paper.items(), *version.combined.items()):
+    for key, values in (*task.version.paper.items(), *task.version.combined.items()):
         for whose, value in values.items():
             published.setdefault(f"the paper: {whose}", {})[key] = value
     metrics = results["metrics"]

@@ -13,7 +13,7 @@ from bertkit.data.formats.glue import read_answers
 from bertkit.errors import UsageError, explain_refusal
 from bertkit.system.files import atomic_open
 from bertkit.system.progress import Report, ignore
-from bertkit.tasks.glue import BENCHMARKS, find_benchmark, spell_majority, write_predictions
+from bertkit.tasks.glue import BENCHMARKS, find_glue, spell_majority, write_predictions
 from bertkit.training.run_dir import METRICS_FILE, PREDICTIONS, STUDY_RESULT
 
 # File of the submission -> its split and the row of the task whose model predicts it: for AX that is MNLI.
@@ -43,7 +43,7 @@ def list_tasks(name: str) -> list[str]:
     if name.lower() == "all":
         return [row.name for row in BENCHMARKS if row.metrics]
     try:
-        return [find_benchmark(name).name]
+        return [find_glue(name).name]
     except UsageError as error:
         raise UsageError(f"{error}, or all") from None
 

@@ -12,20 +12,19 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-
 import bertkit
 from bertkit.data.formats.inputs import Input, Line, cut_into_chunks
-from bertkit.data.sequences import batch_by_length
+from bertkit.data.spans import LENGTHS
 from bertkit.data.tokenizer import load_tokenizer
 from bertkit.errors import UsageError, explain_disk_error
-from bertkit.inference.answers import QUESTION_LENGTHS, USES, HeadUse, Result
-from bertkit.inference.inputs import PredictionSettings, check_encodable, name_texts
 from bertkit.model.checkpoint import check_weights, find_file, load_config, load_model
-from bertkit.model.precision import choose_precision, find_device, use_precision
+from bertkit.model.precision import choose_precision, find_device
 from bertkit.system.files import atomic_open
 from bertkit.system.progress import ignore
-from bertkit.tasks import TASKS
+from bertkit.tasks import ANSWERING, TASKS
+from bertkit.tasks.prediction import predict
+from bertkit.tasks.task import PredictionSettings, Result
+from bertkit.tasks.texts import PAIR_NAMES
 from bertkit.training.recipe import list_lengths, read_recipe
 from bertkit.training.run_dir import RECIPE_FILE
 
@@ -79,7 +78,7 @@ class Predictor:
         name = str(run)
         config = load_config(name)
         head = str((config.architectures or ["none"])[0])
-        if (use := USES.get(head.replace("BiLSTM", ""))) is None or not hasattr(bertkit, head):
+        if (task := ANSWERING.get(head.replace("BiLSTM", ""))) is None or not hasattr(bertkit, head):
             raise UsageError(
                 f"{name} has the head {head}, which predicts none of classes, answers, tags, endings or masked words; "
                 "give a fine-tuned run (for vectors: bertkit features)"
@@ -99,8 +98,8 @@ class Predictor:
         recipe = read_run_recipe(name)
         if pairs is None and str(recipe.get("task")) in TASKS:
             pairs = TASKS[recipe["task"]].pairs
-        self.use: HeadUse = use
-        self.setting = PredictionSettings(
+        self.task = task
+        self.settings = PredictionSettings(
             model.eval().requires_grad_(False).to(find_device()),
             tokenizer,
             find_lengths(recipe),
@@ -140,7 +139,9 @@ class Predictor:
                     examples[place] = self.read(given)
                 except UsageError as error:
                     results[place]["error"] = f"{line.place}: {error}" if isinstance(line, Line) else str(error)
-            for place, found in zip(examples, self.answer(list(examples.values())), strict=True):
+            for place, found in zip(
+                examples, predict(self.task, list(examples.values()), self.settings, self.precision), strict=True
+            ):
                 results[place] |= found
             yield from results
 
@@ -157,33 +158,14 @@ class Predictor:
         if not isinstance(given, Mapping | list | tuple):
             raise UsageError(f"it is one {type(given).__name__}; give a text, a list of texts or a mapping")
         if not isinstance(given, Mapping):
-            given = name_texts(list(given), self.use.fields(self.setting))
-        return self.use.read(given, self.setting)
-
-    @torch.inference_mode()
-    def answer(self, examples: Sequence[Any]) -> list[Result]:
-        """The results of some examples."""
-        if not examples:
-            return []
-        use, setting = self.use, self.setting
-        data, lengths = use.encode(examples, setting)
-        kept: list[Any] = [None] * len(data)
-        for numbers in batch_by_length(lengths):
-            batch = use.collate(data, numbers.tolist(), setting)
-            batch = {name: column.to(setting.model.device) for name, column in batch.items()}
-            with use_precision(self.precision, setting.model.device):
-                outputs = setting.model(**batch, **use.options)
-            for number, row in zip(numbers.tolist(), use.keep(outputs, batch, setting), strict=True):
-                kept[number] = row
-        shortened = use.find_shortened(data, examples)
-        results = use.conclude(kept, data, examples, setting)
-        return [result | {"cut": True} if cut else result for result, cut in zip(results, shortened, strict=True)]
+            given = name_texts(list(given), self.task.list_fields(self.settings))
+        return self.task.read_input(given, self.settings)
 
     def describe(self, result: Result) -> str:
         """A result in words, in one line."""
         if "error" in result:
             return f"error: {result['error']}"
-        said = self.use.describe(result) + ("  (the input was cut)" if "cut" in result else "")
+        said = self.task.describe_result(result) + ("  (the input was cut)" if "cut" in result else "")
         return " ".join(said.splitlines())
 
     def group(self, texts: Sequence[str]) -> list[Sequence[str]]:
@@ -192,12 +174,32 @@ class Predictor:
         Raises:
             UsageError: one is missing.
         """
-        fields = self.use.fields(self.setting)
+        fields = self.task.list_fields(self.settings)
         if fields[-1].endswith("…"):
             return [texts]
         if len(texts) % len(fields):
             raise UsageError(f"{len(texts)} texts are no inputs of {' and '.join(fields)}; give them in this order")
         return [texts[start : start + len(fields)] for start in range(0, len(texts), len(fields))]
+
+
+def check_encodable(given: Any) -> None:
+    """Nothing, or a UsageError: half of a surrogate pair, which JSON can write and no text has."""
+    try:
+        json.dumps(given, ensure_ascii=False, default=str, skipkeys=True).encode()
+    except UnicodeEncodeError:
+        raise UsageError("it has half of a surrogate pair, which is no character; write it whole") from None
+
+
+def name_texts(texts: Sequence[str], fields: Sequence[str]) -> dict[str, Any]:
+    """The mapping of texts that come without names; the last field takes all that is left if it ends in …."""
+    if fields[-1].endswith("…"):
+        head = len(fields) - 1
+        return dict(zip(fields, texts[:head], strict=False)) | {fields[-1].rstrip("…"): list(texts[head:])}
+    if len(texts) == 2 and fields == ("text",):
+        fields = PAIR_NAMES[0]
+    if len(texts) != len(fields):
+        raise UsageError(f"{len(texts)} texts where {' and '.join(fields)} are expected; give as many")
+    return dict(zip(fields, texts, strict=True))
 
 
 def read_run_recipe(run: str) -> dict[str, Any]:
@@ -207,14 +209,14 @@ def read_run_recipe(run: str) -> dict[str, Any]:
 
 
 def find_lengths(recipe: Mapping[str, Any]) -> dict[str, int]:
-    """The lengths of a run: those of QUESTION_LENGTHS that its recipe says; of several phases the longest.
+    """The lengths of a run: those of LENGTHS that its recipe says; of several phases the longest.
 
     Raises:
         UsageError: one is no whole number from 1 on.
     """
     data, phases = recipe.get("data", {}), recipe.get("phase", [])
     try:
-        lengths = {name: data[name] for name in QUESTION_LENGTHS if name in data}
+        lengths = {name: data[name] for name in LENGTHS if name in data}
         if phases:
             lengths["max_length"] = max(list_lengths(recipe))
         wrong = [name for name, value in lengths.items() if type(value) is not int or value < 1]

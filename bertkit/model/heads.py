@@ -3,6 +3,8 @@
 Classes, arguments and outputs are those of plain transformers; hidden states and attentions are given when asked for.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from transformers.modeling_outputs import (
@@ -12,6 +14,7 @@ from transformers.modeling_outputs import (
     SequenceClassifierOutput,
     TokenClassifierOutput,
 )
+from transformers.utils import ModelOutput
 from transformers.utils.generic import can_return_tuple
 
 from bertkit.model.bert import BertModel, BertPreTrainedModel, unpack_all
@@ -20,6 +23,11 @@ from bertkit.model.config import BertConfig
 from bertkit.model.cpu import Dropout
 from bertkit.model.loss import IGNORE_INDEX, classify_each_loss, classify_loss, regress_loss
 from bertkit.model.packing import PACKED, Packed, Padded, find_places, keep_first, lay_out
+
+Encoded = BaseModelOutputWithPooling
+Layout = Packed | Padded
+Count = Tensor | int | None  # how many labels the whole update has, over all micro-batches and processes
+Scored = tuple[Tensor, Tensor | None]  # logits, and with labels the loss
 
 
 class BertHead(BertPreTrainedModel):
@@ -32,6 +40,7 @@ class BertHead(BertPreTrainedModel):
     """
 
     bert: BertModel
+    output_class: type[ModelOutput]
     has_bilstm = False  # between the encoder and the head
 
     def __init__(self, config: BertConfig) -> None:
@@ -76,14 +85,23 @@ class BertHead(BertPreTrainedModel):
         self,
         input_ids: Tensor | None,
         attention_mask: Tensor | None,
+        token_type_ids: Tensor | None,
+        position_ids: Tensor | None,
         inputs_embeds: Tensor | None,
         real_places: Tensor | None = None,
         **kwargs,
-    ) -> tuple[BaseModelOutputWithPooling, Packed | Padded]:
-        """The encoder's outputs, packed (recorded hidden states as (B, T, H)), and the layout to unpack with."""
+    ) -> tuple[Encoded, Layout]:
+        """Return the encoder's outputs, packed (recorded hidden states as (B, T, H)), and the layout to unpack with."""
         layout = self.bert.lay_out(input_ids, attention_mask, inputs_embeds, real_places)
         outputs = self.bert(
-            input_ids, attention_mask, inputs_embeds=inputs_embeds, layout=layout, return_dict=True, **kwargs
+            input_ids,
+            attention_mask,
+            token_type_ids,
+            position_ids,
+            inputs_embeds,
+            layout=layout,
+            return_dict=True,
+            **kwargs,
         )
         outputs.hidden_states = unpack_all(outputs.hidden_states, layout)
         if self.has_bilstm:
@@ -92,6 +110,32 @@ class BertHead(BertPreTrainedModel):
                 sentence = self.bilstm.read_sentence(outputs.last_hidden_state, layout)  # (B, H)
                 outputs.pooler_output = self.bert.pooler(sentence[:, None])  # (B, H)
         return outputs, layout
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        num_items_in_batch: Count = None,
+        **kwargs,
+    ) -> ModelOutput:
+        """Return `logits`, and with `labels` also `loss`; their shapes are those of the class's `predict`."""
+        outputs, layout = self.encode(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
+        logits, loss = self.predict(outputs, layout, labels, num_items_in_batch)
+        return finish(self.output_class, outputs, loss=loss, logits=logits)
+
+    def predict(self, outputs: Encoded, layout: Layout, labels: Tensor | None, count: Count) -> Scored:
+        """Return the logits, and with labels the loss, divided by `count`."""
+        raise NotImplementedError
+
+
+def finish(output_class: type[ModelOutput], encoded: Encoded, **values: Any) -> ModelOutput:
+    """Return a head's outputs, with the encoder's hidden states and attentions."""
+    return output_class(hidden_states=encoded.hidden_states, attentions=encoded.attentions, **values)
 
 
 def make_head_dropout(config: BertConfig) -> Dropout:
@@ -108,6 +152,8 @@ SENTENCE_LOSSES = {  # problem_type in a configuration -> loss
 
 class BertForSequenceClassification(BertHead):
     """Predict a class of a text or a pair, several, or scores, as `config.problem_type` says (section 4.1, GLUE)."""
+
+    output_class = SequenceClassifierOutput
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__(config)
@@ -142,42 +188,22 @@ class BertForSequenceClassification(BertHead):
             return super().count_labels(labels)
         return {"num_items_in_batch": torch.tensor(labels.numel(), device=labels.device)}
 
-    @can_return_tuple
-    def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        token_type_ids: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        inputs_embeds: Tensor | None = None,
-        labels: Tensor | None = None,
-        num_items_in_batch: Tensor | int | None = None,
-        **kwargs,
-    ) -> SequenceClassifierOutput:
+    def predict(self, outputs: Encoded, layout: Layout, labels: Tensor | None, count: Count) -> Scored:
         """Return logits (B, L), and with labels the loss of the problem type.
 
         Args:
             labels: (B,) classes; (B, L) scores, or (B,) with L = 1; or (B, L) 0 or 1 for each of several labels.
         """
-        outputs, _ = self.encode(
-            input_ids,
-            attention_mask,
-            inputs_embeds,
-            token_type_ids=token_type_ids,
-            position_ids=position_ids,
-            **kwargs,
-        )
         logits = self.classifier(self.dropout(outputs.pooler_output))  # (B, L)
-        loss = None
-        if labels is not None:
-            loss = SENTENCE_LOSSES[self.set_problem_type(labels)](logits, labels, num_items_in_batch)
-        return SequenceClassifierOutput(
-            loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
-        )
+        if labels is None:
+            return logits, None
+        return logits, SENTENCE_LOSSES[self.set_problem_type(labels)](logits, labels, count)
 
 
 class BertForMultipleChoice(BertHead):
     """The best of C continuations: one scoring vector, softmax over the choices (section 4.4, SWAG)."""
+
+    output_class = MultipleChoiceModelOutput
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__(config)
@@ -186,36 +212,25 @@ class BertForMultipleChoice(BertHead):
         self.classifier = nn.Linear(config.hidden_size, 1)
         self.post_init()
 
-    @can_return_tuple
-    def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        token_type_ids: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        inputs_embeds: Tensor | None = None,
-        labels: Tensor | None = None,
-        num_items_in_batch: Tensor | int | None = None,
-        **kwargs,
-    ) -> MultipleChoiceModelOutput:
-        """Logits (B, C) from inputs (B, C, T); `labels` (B,): the number of the right choice."""
-        choices = (input_ids if input_ids is not None else inputs_embeds).shape[1]
-        flat = [
-            None if x is None else x.flatten(0, 1)
-            for x in (input_ids, attention_mask, inputs_embeds, token_type_ids, position_ids)
-        ]  # each (B * C, T, ...)
-        outputs, _ = self.encode(*flat[:3], token_type_ids=flat[3], position_ids=flat[4], **kwargs)
-        logits = self.classifier(self.dropout(outputs.pooler_output)).view(-1, choices)  # (B, C)
-        return MultipleChoiceModelOutput(
-            loss=None if labels is None else classify_loss(logits, labels, num_items_in_batch),
-            logits=logits,
-            hidden_states=outputs.hidden_states,
-            attentions=outputs.attentions,
-        )
+    def encode(self, input_ids: Tensor | None, *rest: Tensor | None, **kwargs) -> tuple[Encoded, Layout]:
+        """Return the outputs for inputs (B, C, T), with the pooled ones as (B, C, H)."""
+        inputs = (input_ids, *rest)
+        choices = next(x for x in (input_ids, rest[-1]) if x is not None).shape[1]
+        flat = [None if x is None else x.flatten(0, 1) for x in inputs]  # each (B * C, T, ...)
+        outputs, layout = super().encode(*flat, **kwargs)
+        outputs.pooler_output = outputs.pooler_output.unflatten(0, (-1, choices))  # (B, C, H)
+        return outputs, layout
+
+    def predict(self, outputs: Encoded, layout: Layout, labels: Tensor | None, count: Count) -> Scored:
+        """Return logits (B, C), and with labels (B,), the number of the right choice, the loss."""
+        logits = self.classifier(self.dropout(outputs.pooler_output)).squeeze(-1)  # (B, C)
+        return logits, None if labels is None else classify_loss(logits, labels, count)
 
 
 class BertForTokenClassification(BertHead):
     """A label a token (section 5.3, named entities)."""
+
+    output_class = TokenClassifierOutput
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__(config)
@@ -224,34 +239,11 @@ class BertForTokenClassification(BertHead):
         self.classifier = nn.Linear(config.hidden_size, config.num_labels)
         self.post_init()
 
-    @can_return_tuple
-    def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        token_type_ids: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        inputs_embeds: Tensor | None = None,
-        labels: Tensor | None = None,
-        num_items_in_batch: Tensor | int | None = None,
-        **kwargs,
-    ) -> TokenClassifierOutput:
-        """Logits (B, T, L), zero at padding when packed; `labels` (B, T), -100 where a token has none."""
-        outputs, layout = self.encode(
-            input_ids,
-            attention_mask,
-            inputs_embeds,
-            token_type_ids=token_type_ids,
-            position_ids=position_ids,
-            **kwargs,
-        )
+    def predict(self, outputs: Encoded, layout: Layout, labels: Tensor | None, count: Count) -> Scored:
+        """Return logits (B, T, L), zero at padding when packed; labels (B, T) are -100 where a token has none."""
         logits = self.classifier(self.dropout(outputs.last_hidden_state))  # (packed, L)
-        return TokenClassifierOutput(
-            loss=None if labels is None else classify_loss(logits, layout.pack(labels), num_items_in_batch),
-            logits=layout.unpack(logits),  # (B, T, L)
-            hidden_states=outputs.hidden_states,
-            attentions=outputs.attentions,
-        )
+        loss = None if labels is None else classify_loss(logits, layout.pack(labels), count)
+        return layout.unpack(logits), loss  # (B, T, L)
 
 
 class BertForQuestionAnswering(BertHead):
@@ -277,7 +269,7 @@ class BertForQuestionAnswering(BertHead):
         inputs_embeds: Tensor | None = None,
         start_positions: Tensor | None = None,
         end_positions: Tensor | None = None,
-        num_items_in_batch: Tensor | int | None = None,
+        num_items_in_batch: Count = None,
         **kwargs,
     ) -> QuestionAnsweringModelOutput:
         """S.T_i and E.T_i for every token, each (B, T), the dtype's least value at padding, under every kernel.
@@ -288,14 +280,7 @@ class BertForQuestionAnswering(BertHead):
             start_positions: (B,), the answer's first token; one outside [0, T) is not counted.
             end_positions: (B,), its last.
         """
-        outputs, layout = self.encode(
-            input_ids,
-            attention_mask,
-            inputs_embeds,
-            token_type_ids=token_type_ids,
-            position_ids=position_ids,
-            **kwargs,
-        )
+        outputs, layout = self.encode(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
         logits = self.qa_outputs(outputs.last_hidden_state)  # (packed, 2)
         logits = layout.unpack(logits, fill=torch.finfo(logits.dtype).min)  # (B, T, 2)
         start_logits, end_logits = (x.squeeze(-1).contiguous() for x in logits.split(1, dim=-1))  # (B, T) each
@@ -306,12 +291,8 @@ class BertForQuestionAnswering(BertHead):
                 for scores, positions in ((start_logits, start_positions), (end_logits, end_positions))
             ]
             loss = sum(losses) / 2
-        return QuestionAnsweringModelOutput(
-            loss=loss,
-            start_logits=start_logits,
-            end_logits=end_logits,
-            hidden_states=outputs.hidden_states,
-            attentions=outputs.attentions,
+        return finish(
+            QuestionAnsweringModelOutput, outputs, loss=loss, start_logits=start_logits, end_logits=end_logits
         )
 
 
@@ -379,7 +360,7 @@ class BertFeaturesForTokenClassification(BertHead):
         word_places: Tensor | None = None,
         features: Tensor | None = None,
         labels: Tensor | None = None,
-        num_items_in_batch: Tensor | int | None = None,
+        num_items_in_batch: Count = None,
         **kwargs,
     ) -> TokenClassifierOutput:
         """Logits (B, W, L), of no meaning where a sequence has fewer words than W.

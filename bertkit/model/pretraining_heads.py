@@ -10,16 +10,20 @@ import torch
 from torch import Tensor, nn
 from transformers import GenerationMixin
 from transformers.activations import ACT2FN
-from transformers.modeling_outputs import CausalLMOutput, MaskedLMOutput, NextSentencePredictorOutput
+from transformers.modeling_outputs import (
+    CausalLMOutput,
+    MaskedLMOutput,
+    NextSentencePredictorOutput,
+)
 from transformers.utils import ModelOutput, logging
 from transformers.utils.generic import can_return_tuple
 
 from bertkit.model.bert import BertModel, StartsAtZero
 from bertkit.model.config import BertConfig
 from bertkit.model.cpu import is_adapted, is_transformed
-from bertkit.model.heads import BertHead
+from bertkit.model.heads import BertHead, Count, Encoded, Layout, Scored, finish
 from bertkit.model.loss import IGNORE_INDEX, classify_loss, decode_loss
-from bertkit.model.packing import Packed, Padded, find_places, keep_first
+from bertkit.model.packing import find_places, keep_first
 
 logger = logging.get_logger(__name__)
 
@@ -64,7 +68,7 @@ class BertLMPredictionHead(StartsAtZero):
         self.decoder = nn.Linear(config.hidden_size, config.vocab_size)
         self.bias = nn.Parameter(torch.zeros(config.vocab_size))  # the decoder's, under the name old checkpoints have
 
-    def forward(self, hidden: Tensor, labels: Tensor | None = None, count: Tensor | int | None = None) -> Tensor:
+    def forward(self, hidden: Tensor, labels: Tensor | None = None, count: Count = None) -> Tensor:
         """Scores (..., V) of hidden (..., H); with labels (M,) of hidden (M, H) the loss alone, as of `decode_loss`."""
         hidden = self.transform(hidden)
         return self.decoder(hidden) if labels is None else decode_loss(hidden, self.decoder, labels, count)
@@ -133,7 +137,7 @@ class BertLMHead(BertHead):
             places["target_places"] = find_places(targets)  # (M,)
         return places
 
-    def call_hooked_head(self, hidden: Tensor, layout: Packed | Padded, *pooled: Tensor) -> Any:
+    def call_hooked_head(self, hidden: Tensor, layout: Layout, *pooled: Tensor) -> Any:
         """Return the output of `cls` for all places (B, T, H), as in transformers, if it is hooked or replaced.
 
         Training then decodes all places, not the labelled ones alone. Otherwise return None.
@@ -147,9 +151,9 @@ class BertLMHead(BertHead):
         self,
         hidden: Tensor,
         labels: Tensor | None,
-        layout: Packed | Padded,
+        layout: Layout,
         targets_only: bool | None,
-        count: Tensor | int | None,
+        count: Count,
         places: Tensor | None,
         scores: Tensor | None = None,
     ) -> tuple[Tensor | None, Tensor | None]:
@@ -208,8 +212,8 @@ class BertForPreTraining(BertLMHead):
         next_sentence_label: Tensor | None = None,
         targets_only: bool | None = None,
         target_places: Tensor | None = None,
-        num_items_in_batch: Tensor | int | None = None,
-        num_sequences_in_batch: Tensor | int | None = None,
+        num_items_in_batch: Count = None,
+        num_sequences_in_batch: Count = None,
         **kwargs,
     ) -> BertForPreTrainingOutput:
         """Both predictions; with labels also their losses.
@@ -224,14 +228,7 @@ class BertForPreTraining(BertLMHead):
             num_sequences_in_batch: sequences of the whole update; divides the next-sentence loss. If only the tokens
                 are known (stock Trainer), this batch weighs as much as its share of the labelled tokens.
         """
-        outputs, layout = self.encode(
-            input_ids,
-            attention_mask,
-            inputs_embeds,
-            token_type_ids=token_type_ids,
-            position_ids=position_ids,
-            **kwargs,
-        )
+        outputs, layout = self.encode(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
         hidden, pooled = outputs.last_hidden_state, outputs.pooler_output
         hooked = self.call_hooked_head(hidden, layout, pooled)
         scores, relationship = hooked or (None, self.cls.seq_relationship(pooled))  # (B, 2)
@@ -246,12 +243,12 @@ class BertForPreTraining(BertLMHead):
                 share = (labels != IGNORE_INDEX).sum() / count.clamp(min=1)
                 nsp_loss = nsp_loss * share.to(nsp_loss.device)
         losses = [loss for loss in (mlm_loss, nsp_loss) if loss is not None]
-        return BertForPreTrainingOutput(
+        return finish(
+            BertForPreTrainingOutput,
+            outputs,
             loss=sum(losses) if losses else None,
             prediction_logits=logits,
             seq_relationship_logits=relationship,
-            hidden_states=outputs.hidden_states,
-            attentions=outputs.attentions,
             mlm_loss=mlm_loss,
             nsp_loss=nsp_loss,
         )
@@ -277,29 +274,17 @@ class BertForMaskedLM(BertLMHead):
         labels: Tensor | None = None,
         targets_only: bool | None = None,
         target_places: Tensor | None = None,
-        num_items_in_batch: Tensor | int | None = None,
+        num_items_in_batch: Count = None,
         **kwargs,
     ) -> MaskedLMOutput:
         """Token logits, and with labels the masked-LM loss; arguments as in `BertForPreTraining.forward`."""
-        outputs, layout = self.encode(
-            input_ids,
-            attention_mask,
-            inputs_embeds,
-            token_type_ids=token_type_ids,
-            position_ids=position_ids,
-            **kwargs,
-        )
+        outputs, layout = self.encode(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
         hidden = outputs.last_hidden_state
         scores = self.call_hooked_head(hidden, layout)
         logits, loss = self.predict_tokens(
             hidden, labels, layout, targets_only, num_items_in_batch, target_places, scores
         )
-        return MaskedLMOutput(
-            loss=loss,
-            logits=logits,
-            hidden_states=outputs.hidden_states,
-            attentions=outputs.attentions,
-        )
+        return finish(MaskedLMOutput, outputs, loss=loss, logits=logits)
 
 
 class BertLMHeadModel(BertLMHead, GenerationMixin):
@@ -345,7 +330,7 @@ class BertLMHeadModel(BertLMHead, GenerationMixin):
         labels: Tensor | None = None,
         targets_only: bool | None = None,
         target_places: Tensor | None = None,
-        num_items_in_batch: Tensor | int | None = None,
+        num_items_in_batch: Count = None,
         logits_to_keep: int | Tensor = 0,
         **kwargs,
     ) -> CausalLMOutput:
@@ -360,14 +345,7 @@ class BertLMHeadModel(BertLMHead, GenerationMixin):
         keeps_all = isinstance(logits_to_keep, int) and logits_to_keep == 0
         if not keeps_all and (labels is not None or getattr(logits_to_keep, "ndim", 1) != 1):
             raise ValueError("logits_to_keep is a number or a vector (K,), and only without labels; leave it out")
-        outputs, layout = self.encode(
-            input_ids,
-            attention_mask,
-            inputs_embeds,
-            token_type_ids=token_type_ids,
-            position_ids=position_ids,
-            **kwargs,
-        )
+        outputs, layout = self.encode(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
         hidden = outputs.last_hidden_state
         if keeps_all:
             scores = self.call_hooked_head(hidden, layout)
@@ -377,16 +355,13 @@ class BertLMHeadModel(BertLMHead, GenerationMixin):
         else:
             kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
             logits, loss = self.cls(layout.unpack(hidden)[:, kept]), None  # (B, K, V)
-        return CausalLMOutput(
-            loss=loss,
-            logits=logits,
-            hidden_states=outputs.hidden_states,
-            attentions=outputs.attentions,
-        )
+        return finish(CausalLMOutput, outputs, loss=loss, logits=logits)
 
 
 class BertForNextSentencePrediction(BertHead):
     """Next sentence alone (section 3.1, task 2)."""
+
+    output_class = NextSentencePredictorOutput
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__(config)
@@ -394,31 +369,7 @@ class BertForNextSentencePrediction(BertHead):
         self.cls = BertOnlyNSPHead(config)
         self.post_init()
 
-    @can_return_tuple
-    def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        token_type_ids: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        inputs_embeds: Tensor | None = None,
-        labels: Tensor | None = None,
-        num_items_in_batch: Tensor | int | None = None,
-        **kwargs,
-    ) -> NextSentencePredictorOutput:
-        """Logits (B, 2); `labels` (B,): 0 where B follows A, 1 where B is random."""
-        outputs, _ = self.encode(
-            input_ids,
-            attention_mask,
-            inputs_embeds,
-            token_type_ids=token_type_ids,
-            position_ids=position_ids,
-            **kwargs,
-        )
+    def predict(self, outputs: Encoded, layout: Layout, labels: Tensor | None, count: Count) -> Scored:
+        """Return logits (B, 2), and with labels (B,), 0 where B follows A and 1 where B is random, the loss."""
         logits = self.cls(outputs.pooler_output)  # (B, 2)
-        return NextSentencePredictorOutput(
-            loss=None if labels is None else classify_loss(logits, labels, num_items_in_batch),
-            logits=logits,
-            hidden_states=outputs.hidden_states,
-            attentions=outputs.attentions,
-        )
+        return logits, None if labels is None else classify_loss(logits, labels, count)

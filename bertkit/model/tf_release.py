@@ -13,11 +13,11 @@ import math
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
+import google_crc32c
 import numpy as np
 
 from bertkit.data.tokenizer import load_tokenizer, make_tokenizer, save_tokenizer
@@ -32,70 +32,10 @@ if TYPE_CHECKING:
 RELEASED_CONFIG = "bert_config.json"
 RELEASED_VOCABULARY = "vocab.txt"
 
-# --- Checksums: CRC-32C, whose remainders are linear, so that numpy can fold a long text in halves --------------------
-
-POLYNOMIAL = 0x82F63B78  # Castagnoli's, lowest bit first
-WORDS_AT_ONCE = 1 << 18  # of 32 bits
-
-
-def find_checksum(data: bytes | np.ndarray) -> int:
-    """The CRC-32C of bytes, at some 500 MB a second."""
-    words = np.frombuffer(data, "<u4", len(data) // 4)
-    remainder = 0xFFFFFFFF
-    for start in range(0, len(words), WORDS_AT_ONCE):
-        piece = words[start : start + WORDS_AT_ONCE].copy()
-        piece[0] ^= remainder
-        remainder = _fold(piece)
-    for byte in bytes(data[4 * len(words) :]):
-        remainder = _shift(remainder ^ byte, 8)
-    return remainder ^ 0xFFFFFFFF
-
 
 def mask_checksum(checksum: int) -> int:
-    """A checksum as it is stored: turned, so that the checksum of a text with checksums in it stays a good one."""
+    """Return a CRC-32C as it is stored: rotated, so that a text with checksums in it has a good one, too."""
     return ((checksum >> 15 | checksum << 17) + 0xA282EAD8) & 0xFFFFFFFF
-
-
-def _fold(words: np.ndarray) -> int:
-    """The remainder of words; zeros in front do not change it, so their number is made a power of two."""
-    level = (len(words) - 1).bit_length()
-    folded = np.zeros(1 << level, "<u4")
-    folded[-len(words) :] = words
-    while level:
-        level -= 1
-        folded = _shift_words(folded[: 1 << level], level) ^ folded[1 << level :]
-    return _shift(int(folded[0]), 32)
-
-
-def _shift(remainder: int, bits: int) -> int:
-    """The remainder after as many more zero bits."""
-    for _ in range(bits):
-        remainder = remainder >> 1 ^ POLYNOMIAL * (remainder & 1)
-    return remainder
-
-
-def _shift_words(words: np.ndarray, level: int) -> np.ndarray:
-    """Each word's remainder after 2 ** `level` more words of zeros."""
-    low, high = _make_tables(level)
-    halves = words.view("<u2").reshape(-1, 2)
-    return low.take(halves[:, 0]) ^ high.take(halves[:, 1])
-
-
-@cache
-def _make_tables(level: int) -> tuple[np.ndarray, np.ndarray]:
-    """What `_shift_words` makes of the lower and of the upper halves of words; a level is the one before it, twice."""
-    if level == 0:
-        images = np.array([_shift(1 << bit, 32) for bit in range(32)], "<u4")
-    else:
-        bits = np.left_shift(np.uint32(1), np.arange(32, dtype="<u4"))
-        images = _shift_words(_shift_words(bits, level - 1), level - 1)
-    tables = []
-    for half in (images[:16], images[16:]):
-        table = np.zeros(1, "<u4")
-        for image in half:
-            table = np.concatenate([table, table ^ image])
-        tables.append(table)
-    return tables[0], tables[1]
 
 
 # --- The table: names in order, in blocks (LevelDB's format, without compression) -------------------------------------
@@ -159,7 +99,7 @@ def _read_block(data: bytes, offset: int, size: int) -> bytes:
     end = offset + size
     if end + 5 > len(data):
         raise ValueError("a block lies outside of it")
-    if mask_checksum(find_checksum(data[offset : end + 1])) != int.from_bytes(data[end + 1 : end + 5], "little"):
+    if mask_checksum(google_crc32c.value(data[offset : end + 1])) != int.from_bytes(data[end + 1 : end + 5], "little"):
         raise ValueError("a block does not have its checksum")
     if data[end]:
         raise UsageError("its index is compressed, which those of the release are not; save it again with TensorFlow")
@@ -255,7 +195,7 @@ def read_variable(name: str, variable: Variable) -> np.ndarray:
     """
     with explain_refusal(str(variable.path)):
         data = np.fromfile(variable.path, np.uint8, variable.size, offset=variable.offset)
-    if len(data) != variable.size or mask_checksum(find_checksum(data)) != variable.checksum:
+    if len(data) != variable.size or mask_checksum(google_crc32c.value(bytes(data))) != variable.checksum:
         raise UsageError(f"{variable.path} is damaged: {name} does not have its checksum; download it again")
     values = data.view(variable.dtype).reshape(variable.shape)
     if variable.dtype == BFLOAT16:

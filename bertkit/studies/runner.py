@@ -31,7 +31,7 @@ from bertkit.tasks import TASKS
 from bertkit.tasks.pretraining import estimate_cost
 from bertkit.training.arguments import make_arguments
 from bertkit.training.callbacks import Interrupted
-from bertkit.training.prepare import Prepared, name_data, prepare
+from bertkit.training.prepare import Prepared, name_data, name_examples, prepare
 from bertkit.training.processes import join_processes
 from bertkit.training.recipe import Recipe, list_decisive, merge, read_recipe, save_recipe
 from bertkit.training.run_dir import BEST, FIRST, STUDY_RESULT, check_data, hold_run_dir
@@ -350,7 +350,7 @@ def prepare_data(
     ordered: list[tuple[int, str, RunJob]] = []
     for directory, job in jobs.items():
         task = TASKS[job.task]
-        name = name_data(replace(task, reusable=True), job.recipe)
+        name = name_examples(task, job.recipe)
         if name not in seen:
             seen[name] = len(seen)
             try:

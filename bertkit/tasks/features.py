@@ -21,6 +21,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import torch
 from accelerate import PartialState
+from huggingface_hub import cached_assets_path
 from torch import Tensor
 from torch.utils.data import Dataset
 
@@ -147,7 +148,7 @@ def cache_features(
     Args:
         places: (M,) where in its sequence each word's first token is.
         ends: (S,) the words up to each sequence's end.
-        folder: where files of features are kept; empty: `bertkit/features` in the user's cache.
+        folder: where files of features are kept; empty: `bertkit/features` among the assets of huggingface_hub's cache.
         half: 16 bits a number instead of 32.
 
     Raises:
@@ -202,13 +203,13 @@ def find_cache() -> Path:
     """Return the folder of features where the recipe names none.
 
     Raises:
-        UsageError: This user has no home directory.
+        UsageError: It cannot be made.
     """
     try:
-        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "bertkit" / "features"
-    except RuntimeError:
+        return cached_assets_path("bertkit", namespace="features")
+    except (OSError, ValueError) as error:
         raise UsageError(
-            "there is no home directory to keep features in; name a folder for them: --set data.features_dir=DIR"
+            f"there is no cache to keep features in ({error}); name a folder for them: --set data.features_dir=DIR"
         ) from None
 
 

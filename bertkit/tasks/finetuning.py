@@ -1,4 +1,4 @@
-"""What all fine-tuning tasks share: the recipe's common part (paper A.3), its checks, the checkpoint's tokenizer."""
+"""What all fine-tuning tasks share: the recipe's common part (paper A.3), its check, the checkpoint's tokenizer."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -6,15 +6,8 @@ from typing import Any
 from bertkit.data.tokenizer import load_tokenizer
 from bertkit.errors import UsageError
 from bertkit.system.progress import Report
+from bertkit.tasks.task import Option, Task
 
-DIVERGED = "the model answers with NaN: training has diverged; lower train.learning_rate"
-
-FINETUNING_RECIPE = {
-    "checkpoint": "google-bert/bert-base-uncased",
-    "precision": "auto",
-    "preset": "paper",
-    "model": {},
-}
 TRAIN = {  # A.3: as in pre-training, but for batch size, learning rate and epochs, which are the task's
     "adam_beta1": 0.9,
     "adam_beta2": 0.999,
@@ -28,34 +21,45 @@ TRAIN = {  # A.3: as in pre-training, but for batch size, learning rate and epoc
     "logging_steps": 0.01,  # a share of all updates
     "seed": 42,
 }
-# Mosbach et al. 2021: bias correction and more epochs, against runs that never leave the majority class.
-STABLE = {"train": {"optim": "adamw_torch", "num_train_epochs": 20.0, "learning_rate": 2e-5}}
+EVERY_EPOCH = {"eval_strategy": "epoch", "save_strategy": "epoch"}
+DIR = Option("", help="folder of the official files; empty: the Hub's data set")
 
 
-def check_recipe(name: str, recipe: Mapping[str, Any], least: Mapping[str, int], start: str = "a BERT") -> None:
-    """Nothing.
+class FineTuningTask(Task):
+    """A task that starts from a checkpoint."""
 
-    Args:
-        name: the task's.
-        least: option of `[data]` -> the least it can be.
-        start: what the task starts from.
+    # Mosbach et al. 2021: bias correction and more epochs, against runs that never leave the majority class.
+    stable: Mapping[str, Any] = {"train": {"optim": "adamw_torch", "num_train_epochs": 20.0, "learning_rate": 2e-5}}
+    start = "a BERT to fine-tune"  # what it starts from
 
-    Raises:
-        UsageError: nothing to start from, options of other tasks, or a number out of its range.
-    """
-    if not recipe.get("checkpoint"):
-        raise UsageError(f"{name} needs {start}; name one with --model")
-    if recipe.get("freeze") and recipe.get("reinit_layers"):
-        raise UsageError("freeze would leave the layers of reinit_layers as they are drawn; leave one of the two out")
-    if recipe.get("phase"):
-        raise UsageError(f"[[phase]] is for pretraining; leave it out of a recipe for {name}")
-    for key, bound in least.items():
-        if recipe["data"][key] < bound:
-            raise UsageError(f"{key} is {recipe['data'][key]} in [data]; it must be at least {bound}")
-    if recipe["train"].get("max_steps", -1) <= 0 and recipe["train"]["num_train_epochs"] <= 0:
-        raise UsageError(f"num_train_epochs is {recipe['train']['num_train_epochs']:g} in [train]; it must be above 0")
+    def make_recipe(self, batch_size: int, checkpoint: str = "google-bert/bert-base-uncased", **train: Any) -> dict:
+        """Return the task's recipe: the common part and its own batch size, checkpoint and keys of `[train]`."""
+        return {
+            "task": self.name,
+            "checkpoint": checkpoint,
+            "precision": "auto",
+            "preset": "paper",
+            "model": {},
+            "batch_size": batch_size,
+            "data": {key: option.default for key, option in self.options.items()},
+            "train": TRAIN | train,
+        }
 
+    def check(self, recipe: Mapping[str, Any]) -> None:
+        """Check that there is something to start from, no option of other tasks, and every number in its range."""
+        if not recipe.get("checkpoint"):
+            raise UsageError(f"{self.name} needs {self.start}; name one with --model")
+        if recipe.get("freeze") and recipe.get("reinit_layers"):
+            raise UsageError(
+                "freeze would leave the layers of reinit_layers as they are drawn; leave one of the two out"
+            )
+        if recipe.get("phase"):
+            raise UsageError(f"[[phase]] is for pretraining; leave it out of a recipe for {self.name}")
+        super().check(recipe)
+        train = recipe["train"]
+        if train.get("max_steps", -1) <= 0 and train["num_train_epochs"] <= 0:
+            raise UsageError(f"num_train_epochs is {train['num_train_epochs']:g} in [train]; it must be above 0")
 
-def tokenize(recipe: Mapping[str, Any], examples: Mapping[str, Any], report: Report) -> Any:
-    """The checkpoint's tokenizer."""
-    return load_tokenizer(recipe["checkpoint"])
+    def tokenize(self, recipe: Mapping[str, Any], examples: Mapping[str, Any], report: Report) -> Any:
+        """Return the checkpoint's tokenizer."""
+        return load_tokenizer(recipe["checkpoint"])

@@ -8,17 +8,13 @@ the submission (`bertkit.inference.glue_submission`) follows the paper.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from shlex import quote
-from textwrap import shorten
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor, nn
 
 from bertkit.data.formats.glue import (
     GLUE_HUB,
@@ -32,13 +28,21 @@ from bertkit.data.formats.glue import (
     read_gold,
     read_labels,
 )
-from bertkit.data.sequences import Sequences, encode_texts, pad
+from bertkit.data.sequences import Sequences, encode_texts
 from bertkit.errors import UsageError
 from bertkit.metrics.glue import compute_scores
 from bertkit.reports.tables import ScoreRow
 from bertkit.system.progress import Report
-from bertkit.tasks import finetuning
-from bertkit.tasks.task import LONGEST_SHOWN, Task, repeat_run, use_transformers
+from bertkit.tasks.finetuning import DIR, EVERY_EPOCH
+from bertkit.tasks.task import (
+    Option,
+    PredictionSettings,
+    check_finite,
+    repeat_run,
+    shorten_text,
+    use_transformers,
+)
+from bertkit.tasks.texts import TextTask
 
 BASE_TEST, LARGE_TEST = "BERT-base, test", "BERT-large, test"  # Table 1
 BASE_DEV = "BERT-base, dev"  # Table 5
@@ -188,22 +192,6 @@ BENCHMARKS = (
     ),
 )
 
-GLUE_RECIPE = finetuning.FINETUNING_RECIPE | {
-    "batch_size": 32,  # section 4.1
-    "data": {
-        "dir": "",  # empty: the Hub's data set
-        "max_length": 128,
-        "max_train_samples": 0,  # the first so many; 0: all
-    },
-    "train": finetuning.TRAIN
-    | {
-        "num_train_epochs": 3.0,  # section 4.1
-        "learning_rate": 2e-5,  # the least of section 4.1's four; --grid tries all
-        "eval_strategy": "epoch",
-        "save_strategy": "epoch",
-    },
-}
-
 # The grid of `--grid`: section 4.1's learning rates, A.3's batch sizes and epochs.
 GRID = {
     "train.learning_rate": [5e-5, 4e-5, 3e-5, 2e-5],
@@ -211,193 +199,6 @@ GRID = {
     "train.num_train_epochs": [2.0, 3.0, 4.0],
 }
 
-
-def find_benchmark(name: str) -> Benchmark:
-    """The row of a task in any spelling: `mnli`, `MNLI`, `SST-2`.
-
-    Raises:
-        UsageError: there is none.
-    """
-    plain = name.lower().replace("-", "").replace("_", "")
-    for row in BENCHMARKS:
-        if row.name == plain:
-            return row
-    raise UsageError(f"unknown task {name!r}; the GLUE tasks are {', '.join(row.name for row in BENCHMARKS)}")
-
-
-# --- The data ---------------------------------------------------------------------------------------------------------
-
-
-def load(row: Benchmark, options: Mapping[str, Any], report: Report) -> dict[str, SentenceExamples]:
-    """The examples of every split there is; one that is missing and not needed is named."""
-    folder = Path(options["dir"])
-    tables = read_folder(row, folder) if options["dir"] else read_copy(row, report)
-    for name, split in row.splits.items():
-        if name not in tables:
-            report(f"{row.title}: {folder / split.file if options['dir'] else name} is not there and is passed over")
-        elif tables[name].broken:
-            report(f"{tables[name].source}: {len(tables[name].broken):,} broken rows are passed over")
-    examples = {name: read_examples(row, table, not row.splits[name].submission) for name, table in tables.items()}
-    if (count := options["max_train_samples"]) and "train" in examples:
-        texts, labels = examples["train"]["texts"], examples["train"]["labels"]
-        examples["train"] = {"texts": [column[:count] for column in texts], "labels": labels[:count]}
-    report(f"{row.title}: " + ", ".join(f"{name} {len(found['texts'][0]):,}" for name, found in examples.items()))
-    return examples
-
-
-def encode(examples: SentenceExamples, tokenizer: Any, recipe: Mapping[str, Any], split: str) -> Sequences:
-    """The sequences of a split."""
-    return encode_texts(examples["texts"], examples["labels"], tokenizer, recipe["data"]["max_length"])
-
-
-# --- The model --------------------------------------------------------------------------------------------------------
-
-
-def check(row: Benchmark, recipe: Mapping[str, Any]) -> None:
-    """Nothing, or a UsageError about an option."""
-    start = "a BERT to fine-tune" if row.metrics else "a model that was fine-tuned on MNLI"
-    finetuning.check_recipe(row.name, recipe, {"max_length": 5, "max_train_samples": 0}, start)
-
-
-def configure(row: Benchmark, recipe: Mapping[str, Any], tokenizer: Any, examples: Any) -> dict[str, Any]:
-    """The labels by name; a score is one label. The vocabulary has to hold the tokenizer's tokens."""
-    names = list(row.labels.values()) or ["similarity"]
-    # The type is for plain transformers, whose pipeline would show a sigmoid of a score.
-    kind = "single_label_classification" if row.labels else "regression"
-    settings: dict[str, Any] = {"id2label": dict(enumerate(names)), "problem_type": kind}
-    return settings if tokenizer is None else settings | {"vocab_size": len(tokenizer)}
-
-
-# --- Scores -----------------------------------------------------------------------------------------------------------
-
-
-def summarize(outputs: Any, batch: Mapping[str, Tensor]) -> Tensor:
-    """(B, L) the logits."""
-    return outputs.logits.float()
-
-
-def decide(row: Benchmark, logits: np.ndarray) -> np.ndarray:
-    """(S,) the likeliest label's place, or the score, of logits (S, L)."""
-    return logits.argmax(axis=1) if row.labels else logits[:, 0]
-
-
-def score(row: Benchmark, logits: np.ndarray, data: Sequences) -> dict[str, float]:
-    """The task's metrics, as fractions.
-
-    Raises:
-        UsageError: the logits are no numbers, as those of a model that has diverged.
-    """
-    if not np.isfinite(logits).all():
-        raise UsageError(finetuning.DIVERGED)
-    return compute_scores(row.metrics, decide(row, logits), data.labels)
-
-
-def baseline(row: Benchmark, train: Sequences, dev: Sequences) -> dict[str, float]:
-    """What the most frequent label of the dev set scores on it, or any constant: `majority_…` for every metric."""
-    constant = np.bincount(dev.labels).argmax() if row.labels else 0.0
-    scores = compute_scores(row.metrics, np.full(len(dev), constant), dev.labels)
-    return {f"majority_{name}": value for name, value in (scores | {"score": scores[row.metrics[0]]}).items()}
-
-
-def diagnose(row: Benchmark, metrics: Mapping[str, Any]) -> list[str]:
-    """A warning where knowing nothing has as much of one of the task's metrics, with its likely causes."""
-    lines = [line for line in list_rows(row) if line.baselines]
-    low = next((line for line in lines if metrics[line.key] <= metrics[f"majority_{line.key}"]), None)
-    if low is None:
-        return []
-    value, least = low.show(metrics[low.key]), low.show(metrics[f"majority_{low.key}"])
-    constant = f"{'the majority class' if row.labels else 'a constant'} ({least})"
-    note = f"; {row.note}" if row.note else ""
-    return [
-        f"warning: {low.name} ({value}) is not above {constant}. Likely causes: a learning rate that "
-        "is too high, too few updates or an unlucky seed (try --set train.learning_rate=1e-5, --set preset=stable or "
-        f"--restarts 5), or labels in another order than the model's{note}"
-    ]
-
-
-def spell(row: Benchmark, values: np.ndarray, clip: bool) -> list[str]:
-    """Decisions in the official spelling; scores to their last digit, or clipped to 0 to 5 as the leaderboard wants."""
-    if not row.labels:
-        return [f"{min(max(float(value), 0.0), 5.0):.3f}" if clip else repr(float(value)) for value in values]
-    spellings = list(row.labels)
-    return [spellings[value] for value in values]
-
-
-def spell_majority(row: Benchmark) -> str:
-    """The answer of a submission without a model."""
-    spellings = {name: spelling for spelling, name in row.labels.items()}
-    return spellings.get(row.majority, row.majority)
-
-
-def predict(row: Benchmark, logits: np.ndarray, data: Sequences, split: str) -> dict[str, str]:
-    """The file of a split's predictions, in the leaderboard's form, and of classes also their confusion matrix."""
-    submission, answers = row.splits[split].submission, decide(row, logits)
-    name = submission or Path(row.splits[split].file).name
-    files = {name: write_predictions(spell(row, answers, clip=bool(submission)))}
-    if row.labels and not submission:
-        files[f"{split}.figures.json"] = json.dumps([confuse(row, answers, data.labels)]) + "\n"
-    return files
-
-
-def confuse(row: Benchmark, answers: np.ndarray, labels: np.ndarray) -> dict[str, Any]:
-    """The figure of how often each label, down, was taken for each, across (see `bertkit.analysis.page`)."""
-    counts = np.zeros((len(row.labels), len(row.labels)), int)
-    np.add.at(counts, (labels, answers), 1)
-    names = list(row.labels.values())
-    return {"kind": "matrix", "title": "Confusion matrix", "labels": names, "counts": counts.tolist()}
-
-
-def write_predictions(answers: Sequence[str]) -> str:
-    """The leaderboard's form: a line of names, then number and answer."""
-    return "index\tprediction\n" + "".join(f"{index}\t{answer}\n" for index, answer in enumerate(answers))
-
-
-@torch.no_grad()
-def show_examples(
-    row: Benchmark, model: nn.Module, tokenizer: Any, examples: Mapping[str, SentenceExamples], count: int = 5
-) -> list[str]:
-    """The first examples of the evaluated split, with the model's answer and the right one."""
-    split = next((name for name in examples if row.splits[name].scores), None)
-    if split is None:
-        return []
-    texts = [column[:count] for column in examples[split]["texts"]]
-    data = encode_texts(texts, examples[split]["labels"][:count], tokenizer, model.config.max_position_embeddings)
-    batch = {name: column.to(model.device) for name, column in pad(data.__getitems__(range(len(data)))).items()}
-    answers = decide(row, model(**batch).logits.float().cpu().numpy())
-    show = list(row.labels.values()).__getitem__ if row.labels else "{:.1f}".format
-    shown = [[shorten(text, LONGEST_SHOWN, placeholder="…") for text in column] for column in texts]
-    return [
-        f"{'  |  '.join(text)}  →  {show(answer)}  ({show(label)})"
-        for text, answer, label in zip(zip(*shown, strict=True), answers, data.labels, strict=True)
-    ]
-
-
-# --- Scoring files of anything ----------------------------------------------------------------------------------------
-
-
-def score_files(row: Benchmark, gold: Path, predictions: Path) -> dict[str, float]:
-    """The scores of a file of predictions beside an official file with labels; `score` is the paper's metric.
-
-    Predictions are in the leaderboard's form, or an answer a line; labels in the official spelling or by name.
-
-    Raises:
-        UsageError: a file that cannot be read, a gold file without labels, an answer the task does not have, or another
-            number of answers.
-    """
-    labelled = next((name for name, split in row.splits.items() if split.scores), None)
-    if labelled is None:
-        raise UsageError(f"{row.name} has no labels, so nothing can be scored; submit it to the leaderboard")
-    labels = read_labels(row, read_gold(row, labelled, gold))
-    answers = read_answers(row, predictions)
-    if len(answers) != len(labels):
-        raise UsageError(
-            f"{predictions} has {len(answers):,} answers and {gold} {len(labels):,} labels; give one for each"
-        )
-    scores = compute_scores(row.metrics, answers, labels)
-    return scores | {"score": scores[row.metrics[0]]}
-
-
-# --- The tasks --------------------------------------------------------------------------------------------------------
 
 SCORE_NAMES = {
     "accuracy": "accuracy",
@@ -408,8 +209,156 @@ SCORE_NAMES = {
 }
 
 
+class GlueTask(TextTask):
+    """The task of a row of the table."""
+
+    folder = "glue"
+    options: Mapping[str, Option] = {
+        "dir": DIR,
+        "max_length": Option(128, 5, "reference code", "tokens of a sequence; the longer text is truncated first"),
+        "max_train_samples": Option(0, 0, "", "the first so many; 0: all"),
+    }
+
+    def __init__(self, row: Benchmark) -> None:
+        self.row = row
+        self.name, self.title, self.command = row.name, row.title, f"glue --task {row.name}"
+        self.metric = row.metrics[0] if row.metrics else ""
+        self.pairs = len(row.texts) == 2
+        self.splits = {name: split.scores for name, split in row.splits.items() if split.scores}
+        self.unlabelled = tuple(name for name, split in row.splits.items() if split.submission)
+        self.copies = {name: (GLUE_HUB, *split.hub) for name, split in row.splits.items()}
+        self.table = list_rows(row)
+        train = {"num_train_epochs": 3.0, "learning_rate": 2e-5} | EVERY_EPOCH  # section 4.1; its least rate
+        if row.metrics:
+            self.recipe = self.make_recipe(32, **train)  # section 4.1
+        else:
+            self.start = "a model that was fine-tuned on MNLI"
+            self.recipe = self.make_recipe(32, checkpoint="", **train | {"eval_strategy": "no"})
+
+    # --- The data -----------------------------------------------------------------------------------------------------
+
+    def load(self, options: Mapping[str, Any], report: Report) -> dict[str, SentenceExamples]:
+        """Read the examples of every split there is; one that is missing and not needed is named."""
+        row, folder = self.row, Path(options["dir"])
+        tables = read_folder(row, folder) if options["dir"] else read_copy(row, report)
+        for name, split in row.splits.items():
+            if name not in tables:
+                place = folder / split.file if options["dir"] else name
+                report(f"{row.title}: {place} is not there and is passed over")
+            elif tables[name].broken:
+                report(f"{tables[name].source}: {len(tables[name].broken):,} broken rows are passed over")
+        examples = {name: read_examples(row, table, not row.splits[name].submission) for name, table in tables.items()}
+        if (count := options["max_train_samples"]) and "train" in examples:
+            examples["train"] = take_first(examples["train"], count)
+        report(f"{row.title}: " + ", ".join(f"{name} {len(found['texts'][0]):,}" for name, found in examples.items()))
+        return examples
+
+    def encode(self, examples: SentenceExamples, tokenizer: Any, recipe: Mapping[str, Any], split: str) -> Sequences:
+        """Return the sequences of a split."""
+        return encode_texts(examples["texts"], examples["labels"], tokenizer, recipe["data"]["max_length"])
+
+    def configure(self, recipe: Mapping[str, Any], tokenizer: Any, examples: Any) -> dict[str, Any]:
+        """Return the labels by name; a score is one label."""
+        names = list(self.row.labels.values()) or ["similarity"]
+        # The type is for plain transformers, whose pipeline would show a sigmoid of a score.
+        kind = "single_label_classification" if self.row.labels else "regression"
+        settings = {"id2label": dict(enumerate(names)), "problem_type": kind}
+        return settings | super().configure(recipe, tokenizer, examples)
+
+    def list_samples(
+        self, examples: SentenceExamples, settings: PredictionSettings
+    ) -> Iterable[tuple[str, tuple[str, ...], str]]:
+        """Return the texts, and the right label or score."""
+        names = list(self.row.labels.values())
+        for texts, label in zip(zip(*examples["texts"], strict=True), examples["labels"], strict=True):
+            right = names[label] if names else f"{label:.1f}"
+            yield "  |  ".join(map(shorten_text, texts)), texts, right
+
+    # --- Scores -------------------------------------------------------------------------------------------------------
+
+    def decide(self, logits: np.ndarray) -> np.ndarray:
+        """Return (S,) the likeliest label's place, or the score, of logits (S, L)."""
+        return logits.argmax(axis=1) if self.row.labels else logits[:, 0]
+
+    def score(self, summaries: np.ndarray, data: Sequences) -> dict[str, float]:
+        """Return the task's metrics, as fractions."""
+        return compute_scores(self.row.metrics, self.decide(check_finite(summaries)), data.labels)
+
+    def baseline(self, train: Sequences, dev: Sequences) -> dict[str, float]:
+        """Return what the dev set's most frequent label, or any constant, scores: `majority_…` for every metric."""
+        constant = np.bincount(dev.labels).argmax() if self.row.labels else 0.0
+        scores = compute_scores(self.row.metrics, np.full(len(dev), constant), dev.labels)
+        return {f"majority_{name}": value for name, value in (scores | {"score": scores[self.metric]}).items()}
+
+    def diagnose(self, metrics: Mapping[str, Any]) -> list[str]:
+        """Warn where knowing nothing has as much of one of the task's metrics, with its likely causes."""
+        lines = [line for line in self.table if line.baselines]
+        low = next((line for line in lines if metrics[line.key] <= metrics[f"majority_{line.key}"]), None)
+        if low is None:
+            return []
+        value, least = low.show(metrics[low.key]), low.show(metrics[f"majority_{low.key}"])
+        constant = f"{'the majority class' if self.row.labels else 'a constant'} ({least})"
+        note = f"; {self.row.note}" if self.row.note else ""
+        return [
+            f"warning: {low.name} ({value}) is not above {constant}. Likely causes: a learning rate that "
+            "is too high, too few updates or an unlucky seed (try --set train.learning_rate=1e-5, --set preset=stable "
+            f"or --restarts 5), or labels in another order than the model's{note}"
+        ]
+
+    # --- Files --------------------------------------------------------------------------------------------------------
+
+    def predict(self, summaries: np.ndarray, data: Sequences, split: str) -> dict[str, str]:
+        """Return the file of a split's predictions, in the leaderboard's form, and of classes the confusion matrix."""
+        submission, answers = self.row.splits[split].submission, self.decide(summaries)
+        name = submission or Path(self.row.splits[split].file).name
+        files = {name: write_predictions(spell(self.row, answers, clip=bool(submission)))}
+        if self.row.labels and not submission:
+            files[f"{split}.figures.json"] = json.dumps([confuse(self.row, answers, data.labels)]) + "\n"
+        return files
+
+    def score_files(self, gold: Path, predictions: Path) -> dict[str, float]:
+        """Return the scores of a file of predictions beside an official file; `score` is the metric.
+
+        Predictions are in the leaderboard's form, or an answer a line; labels in the official spelling or by name.
+
+        Raises:
+            UsageError: a file that cannot be read, a gold file without labels, an answer the task does not have, or
+                another number of answers.
+        """
+        if not self.splits:
+            raise UsageError(f"{self.name} has no labels, so nothing can be scored; submit it to the leaderboard")
+        labels = read_labels(self.row, read_gold(self.row, next(iter(self.splits)), gold))
+        answers = read_answers(self.row, predictions)
+        if len(answers) != len(labels):
+            raise UsageError(
+                f"{predictions} has {len(answers):,} answers and {gold} {len(labels):,} labels; give one for each"
+            )
+        scores = compute_scores(self.row.metrics, answers, labels)
+        return scores | {"score": scores[self.metric]}
+
+    def suggest(self, output: Path, recipe: Mapping[str, Any]) -> list[str]:
+        """Return what to do with a fine-tuned model."""
+        if not self.splits:
+            return []
+        dev = self.row.splits[next(iter(self.splits))].file
+        gold, ours = Path(recipe["data"].get("dir") or "GLUE", dev), output / "predictions" / Path(dev).name
+        given = 'dict(text="A man eats.", text_pair="Somebody eats.")' if self.pairs else '"A man eats."'
+        call = f'pipeline("text-classification", {json.dumps(str(output))})({given})'
+        grid = [f"bertkit {self.command} {repeat_run(output, 'grid')} --grid  # the paper's"]
+        return [
+            *(grid if recipe["train"].get("max_steps", -1) <= 0 else []),  # else the grid's epochs would mean nothing
+            f"bertkit score {self.command} {quote(str(gold))} {quote(str(ours))}  # the scores, again",
+            use_transformers(f"from transformers import pipeline; print({call})"),
+        ]
+
+
+def take_first(examples: SentenceExamples, count: int) -> SentenceExamples:
+    """Return the first `count` examples."""
+    return {"texts": [column[:count] for column in examples["texts"]], "labels": examples["labels"][:count]}
+
+
 def list_rows(row: Benchmark) -> tuple[ScoreRow, ...]:
-    """The lines of a task's table: each metric on each evaluated split."""
+    """Return the lines of a task's table: each metric on each evaluated split."""
     rows = []
     for name, split in row.splits.items():
         for metric in row.metrics if split.scores else ():
@@ -426,55 +375,43 @@ def list_rows(row: Benchmark) -> tuple[ScoreRow, ...]:
     return tuple(rows)
 
 
-def suggest(row: Benchmark, output: Path, recipe: Mapping[str, Any]) -> list[str]:
-    """What to do with a fine-tuned model."""
-    dev = next((split.file for split in row.splits.values() if split.scores), None)
-    if dev is None:
-        return []
-    gold, ours = Path(recipe["data"].get("dir") or "GLUE", dev), output / "predictions" / Path(dev).name
-    given = 'dict(text="A man eats.", text_pair="Somebody eats.")' if len(row.texts) > 1 else '"A man eats."'
-    call = f'pipeline("text-classification", {json.dumps(str(output))})({given})'
-    grid = [f"bertkit glue --task {row.name} {repeat_run(output, 'grid')} --grid  # the paper's"]
-    return [
-        *(grid if recipe["train"].get("max_steps", -1) <= 0 else []),  # by which the grid's epochs would mean nothing
-        f"bertkit score glue --task {row.name} {quote(str(gold))} {quote(str(ours))}  # the scores, again",
-        use_transformers(f"from transformers import pipeline; print({call})"),
-    ]
+def spell(row: Benchmark, values: np.ndarray, clip: bool) -> list[str]:
+    """Return decisions in the official spelling; scores in full, or clipped to 0 to 5 as the leaderboard wants."""
+    if not row.labels:
+        return [f"{min(max(float(value), 0.0), 5.0):.3f}" if clip else repr(float(value)) for value in values]
+    spellings = list(row.labels)
+    return [spellings[value] for value in values]
 
 
-def make_task(row: Benchmark) -> Task:
-    """The Task of a row."""
-    trains = "train" in row.splits
-    settings = {"checkpoint": GLUE_RECIPE["checkpoint"]} if trains else {"checkpoint": ""}
-    train = GLUE_RECIPE["train"] if trains else GLUE_RECIPE["train"] | {"eval_strategy": "no"}
-    return Task(
-        name=row.name,
-        recipe={"task": row.name} | GLUE_RECIPE | settings | {"train": train},
-        stable=finetuning.STABLE,
-        metric=row.metrics[0] if row.metrics else "",
-        check=partial(check, row),
-        head=lambda options: "BertForSequenceClassification",
-        load=partial(load, row),
-        tokenize=finetuning.tokenize,
-        configure=partial(configure, row),
-        encode=encode,
-        collate=pad,
-        summarize=summarize,
-        score=partial(score, row),
-        baseline=partial(baseline, row),
-        table=list_rows(row),
-        examples=partial(show_examples, row),
-        diagnose=partial(diagnose, row),
-        suggest=partial(suggest, row),
-        splits={name: split.scores for name, split in row.splits.items() if split.scores},
-        unlabelled=tuple(name for name, split in row.splits.items() if split.submission),
-        predict=partial(predict, row),
-        command=f"glue --task {row.name}",
-        title=row.title,
-        copies={name: (GLUE_HUB, *split.hub) for name, split in row.splits.items()},
-        folder="glue",
-        pairs=len(row.texts) == 2,
-    )
+def spell_majority(row: Benchmark) -> str:
+    """Return the answer of a submission without a model."""
+    spellings = {name: spelling for spelling, name in row.labels.items()}
+    return spellings.get(row.majority, row.majority)
 
 
-GLUE = {row.name: make_task(row) for row in BENCHMARKS}
+def confuse(row: Benchmark, answers: np.ndarray, labels: np.ndarray) -> dict[str, Any]:
+    """Return the figure of how often each label, down, was taken for each, across (see `bertkit.analysis.page`)."""
+    counts = np.zeros((len(row.labels), len(row.labels)), int)
+    np.add.at(counts, (labels, answers), 1)
+    names = list(row.labels.values())
+    return {"kind": "matrix", "title": "Confusion matrix", "labels": names, "counts": counts.tolist()}
+
+
+def write_predictions(answers: Sequence[str]) -> str:
+    """Return the leaderboard's form: a line of names, then number and answer."""
+    return "index\tprediction\n" + "".join(f"{index}\t{answer}\n" for index, answer in enumerate(answers))
+
+
+GLUE = {row.name: GlueTask(row) for row in BENCHMARKS}
+
+
+def find_glue(name: str) -> GlueTask:
+    """Return a task by its name in any spelling: `mnli`, `MNLI`, `SST-2`.
+
+    Raises:
+        UsageError: there is none.
+    """
+    task = GLUE.get(name.lower().replace("-", "").replace("_", ""))
+    if task is None:
+        raise UsageError(f"unknown task {name!r}; the GLUE tasks are {', '.join(GLUE)}")
+    return task

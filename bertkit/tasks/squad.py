@@ -10,21 +10,19 @@ earlier, by as much as there are more windows than questions.
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from shlex import quote
-from textwrap import shorten
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from bertkit.data.formats.squad import HUB_SQUAD, read_answers, read_odds, read_squad, read_squad_copy
 from bertkit.data.sequences import pad
 from bertkit.data.spans import (
+    LENGTHS,
     N_BEST,
     Answer,
     Question,
@@ -34,6 +32,7 @@ from bertkit.data.spans import (
     decode_best,
     encode_questions,
     express,
+    find_best,
     is_placed,
     keep_top,
 )
@@ -41,8 +40,9 @@ from bertkit.errors import UsageError
 from bertkit.metrics.squad import average_scores, find_tau, score_answers, score_silence, score_squad1, score_squad2
 from bertkit.reports.tables import ScoreRow
 from bertkit.system.progress import Report, ignore
-from bertkit.tasks import finetuning
-from bertkit.tasks.task import LONGEST_SHOWN, Task, repeat_run
+from bertkit.tasks.finetuning import DIR, FineTuningTask
+from bertkit.tasks.task import DIVERGED, Option, PredictionSettings, Result, check_finite, repeat_run, shorten_text
+from bertkit.tasks.texts import take_text
 
 SQUAD_SPLITS = {"train": "train", "dev": "validation"}
 CUTS = 201  # values of tau in a curve
@@ -80,7 +80,7 @@ class Version:
 
     @property
     def name(self) -> str:
-        """The task's."""
+        """Return the task's name."""
         return f"squad{self.number}"
 
 
@@ -111,246 +111,367 @@ VERSIONS = (
     ),
 )
 
-DATA = {
-    "dir": "",  # empty: the Hub's data set
-    "train_file": "",  # empty: the official one
-    "extra_train": "",  # trained on first: a file in SQuAD's form
-    "max_train_samples": 0,  # the first so many questions; 0: all
-    "max_length": 384,  # these four: the reference code
-    "doc_stride": 128,
-    "max_query_length": 64,
-    "max_answer_length": 30,
-}
+
+class SquadTask(FineTuningTask):
+    """The task of a version."""
+
+    head = "BertForQuestionAnswering"
+    metric = "f1"
+    folder = "squad"
+    options: Mapping[str, Option] = {
+        "dir": DIR,
+        "train_file": Option("", help="a training file in SQuAD's form; empty: the official one"),
+        "extra_train": Option("", help="trained on first: a file in SQuAD's form"),
+        "max_train_samples": Option(0, 0, "", "the first so many questions; 0: all"),
+        "max_length": Option(LENGTHS["max_length"], None, "reference code", "tokens of a window, with its question"),
+        "doc_stride": Option(LENGTHS["doc_stride"], 1, "reference code", "tokens between the starts of two windows"),
+        "max_query_length": Option(LENGTHS["max_query_length"], 1, "reference code", "tokens of a question"),
+        "max_answer_length": Option(LENGTHS["max_answer_length"], 1, "reference code", "tokens of an answer"),
+    }
+
+    def __init__(self, version: Version) -> None:
+        self.version = version
+        self.name, self.title = version.name, version.title
+        self.command = f"squad --version {version.number}"
+        self.copies = {name: (version.hub, HUB_SQUAD[version.hub], split) for name, split in SQUAD_SPLITS.items()}
+        self.table = list_rows(version)
+        self.recipe = self.make_recipe(
+            version.batch_size,
+            num_train_epochs=version.epochs,
+            learning_rate=5e-5,  # sections 4.2, 4.3
+            eval_strategy="no",
+            save_strategy="steps",
+            save_steps=0.1,  # a share of all updates
+        )
+
+    # --- The data -----------------------------------------------------------------------------------------------------
+
+    def check(self, recipe: Mapping[str, Any]) -> None:
+        """Check also that a question leaves room for its context, and that the named files exist."""
+        super().check(recipe)
+        options = recipe["data"]
+        if options["max_length"] < options["max_query_length"] + 4:
+            raise UsageError(
+                f"max_length {options['max_length']} leaves no room for the context beside a question of "
+                f"max_query_length {options['max_query_length']} and three special tokens; raise it"
+            )
+        for key in ("train_file", "extra_train"):
+            if options[key] and not Path(options[key]).is_file():
+                raise UsageError(f"{key} {options[key]} is not there; give a file in SQuAD's form")
+
+    def load(self, options: Mapping[str, Any], report: Report) -> dict[str, list[Question]]:
+        """Read the questions of train and dev; for training without those whose answer is not where the file says."""
+        if options["extra_train"]:
+            self.read_training(options["extra_train"])  # what is wrong with it is told at once, not when it is due
+        examples = self.read_examples(options)
+        train = [question for question in examples["train"] if is_placed(question)]
+        if lost := len(examples["train"]) - len(train):
+            report(f"{self.title}: {lost:,} training questions are left out, whose answer is not where the file says")
+        misplaced = sum(not is_placed(question) for question in examples["dev"])
+        if misplaced:
+            report(f"{self.title}: {misplaced:,} dev questions have an answer that is not where the file says")
+        if not train:
+            raise UsageError(f"{self.title} has no question to train on; give the official files with --data DIR")
+        examples["train"] = train[: options["max_train_samples"] or None]
+        report(f"{self.title}: " + ", ".join(f"{name} {len(found):,} questions" for name, found in examples.items()))
+        return examples
+
+    def read_examples(self, options: Mapping[str, Any]) -> dict[str, list[Question]]:
+        """Read the official files or the Hub's copy; of `train_file`, if there is one."""
+        examples = {}
+        if options["train_file"]:
+            examples["train"] = self.read_training(options["train_file"])
+        wanted = {name: hub for name, hub in SQUAD_SPLITS.items() if name not in examples}
+        if not options["dir"]:
+            return examples | read_squad_copy(self.version.hub, wanted)
+        folder = Path(options["dir"])
+        if not folder.is_dir():
+            raise UsageError(f"{folder} is no folder; give the one that holds {self.name_file('train')}: --data DIR")
+        number = self.version.number
+        return examples | {name: read_squad(folder / self.name_file(name), number) for name in wanted}
+
+    def read_training(self, file: str) -> list[Question]:
+        """Read a file in SQuAD's form; for 2.0 its questions may all have answers.
+
+        Raises:
+            UsageError: it cannot be read, or has no answer where it says.
+        """
+        questions = read_squad(file, None if self.version.unanswerable else self.version.number)
+        if not any(question.answers and is_placed(question) for question in questions):
+            raise UsageError(f"no answer in {file} stands where the file says; mend its answer_start")
+        return questions
+
+    def name_file(self, split: str) -> str:
+        """Return the official name of a split's file."""
+        return f"{split}-v{self.version.release}.json"
+
+    def pretrain_on(self, recipe: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the recipe of the training on `extra_train`, if there is one (section 4.2, TriviaQA)."""
+        if not recipe["data"]["extra_train"]:
+            return {}
+        data = {"train_file": recipe["data"]["extra_train"], "extra_train": "", "max_train_samples": 0}
+        return {**recipe, "data": recipe["data"] | data}
+
+    def encode(self, examples: Sequence[Question], tokenizer: Any, recipe: Mapping[str, Any], split: str) -> Windows:
+        """Return the windows of a split."""
+        return encode_questions(examples, tokenizer, **{key: recipe["data"][key] for key in LENGTHS})
+
+    def collate(self, items: Sequence[dict[str, Any]]) -> dict[str, Tensor]:
+        """Return the batch of some windows."""
+        return pad(items)
+
+    def describe(self, data: Windows, split: str) -> list[str]:
+        """Return what became of the questions."""
+        questions = data.questions
+        line = f"{split}: {len(data):,} windows of {len(questions):,} questions"
+        if shortened := int(data.shortened.sum()):
+            line += f"; {shortened:,} questions are cut at their last tokens"
+        placed = [index for index, question in enumerate(questions) if question.answers and is_placed(question)]
+        found = set(data.owners[data.answers[:, 1] > 0].tolist())
+        if lost := sum(index not in found for index in placed):
+            line += f"; {lost:,} answers are in no window"
+        if inexact := sum(not set(express(data, index)) & set(questions[index].answers) for index in placed):
+            line += (
+                f"; {inexact:,} answers cannot be given exactly: they begin or end within a token, or have more than "
+                f"{data.max_answer_length}"
+            )
+        return [line]
+
+    # --- Scores -------------------------------------------------------------------------------------------------------
+
+    def summarize(self, outputs: Any, batch: Mapping[str, Tensor]) -> Tensor:
+        """Return (B, 4 * N_BEST + 2): the best starts and ends, and the scores of [CLS]."""
+        return keep_top(outputs.start_logits, outputs.end_logits)
+
+    def choose(self, answers: Sequence[Answer], tau: float) -> list[str]:
+        """Return the text for each question; with 2.0 an empty one where no span is above s_null + tau."""
+        if not self.version.unanswerable:
+            return [answer.best.text for answer in answers]
+        return [answer.best.text if answer.odds < -tau else "" for answer in answers]
+
+    def rate(self, questions: Sequence[Question], texts: Sequence[str], odds: Sequence[float]) -> dict[str, Any]:
+        """Return the scores of some answers in percent; for 2.0 at the tau with the best F1, and as `tau0_…` at 0."""
+        gold = collect_answers(questions)
+        if not self.version.unanswerable:
+            return score_squad1(gold, dict(zip(gold, texts, strict=True)))
+        exact, f1 = score_answers(gold, dict(zip(gold, texts, strict=True)), 2)
+        answered, silent = [list(exact.values()), list(f1.values())], list(score_silence(gold).values())
+        tau = find_tau(odds, answered[1], silent)
+        scores: dict[str, Any] = {}
+        for prefix, value in (("", tau), ("tau0_", 0.0)):
+            given = (np.asarray(odds) < -value).tolist()
+            chosen = (
+                [score if is_given else none for is_given, score, none in zip(given, part, silent, strict=True)]
+                for part in answered
+            )
+            found = average_scores(gold, *chosen)
+            scores |= {f"{prefix}{name}": score for name, score in found.items() if not name.endswith("total")}
+        return scores | {"tau": tau, "null_score_diff_threshold": -tau}
+
+    def score(self, summaries: np.ndarray, data: Windows) -> dict[str, float]:
+        """Return the scores of all questions; see `rate`."""
+        return self.rate(data.questions, *decode_best(check_answers(summaries), data))
+
+    def tuned_config(self, metrics: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what the evaluation decides of the model's configuration: tau."""
+        return {"tau": metrics["tau"]} if "tau" in metrics else {}
+
+    def baseline(self, train: Windows, dev: Windows) -> dict[str, float]:
+        """Return what never answering scores on the dev set of 2.0: `majority_…`."""
+        if not self.version.unanswerable:
+            return {}
+        gold = collect_answers(dev.questions)
+        found = score_squad2(gold, dict.fromkeys(gold, ""))
+        return {"majority_exact": found["exact"], "majority_f1": found["f1"], "majority_score": found["f1"]}
+
+    def diagnose(self, metrics: Mapping[str, Any]) -> list[str]:
+        """Say what tau means, and warn where never answering scores as much."""
+        if not self.version.unanswerable:
+            return []
+        tau, least = metrics["tau"], f"{metrics['majority_f1']:.1f}"
+        line = (
+            "tau is best for F1 on these very data: a question is answered when its best span scores more than "
+            f"{tau:.3f} above no answer (in the reference code null_score_diff_threshold = {-tau:.3f})"
+        )
+        if metrics["f1"] > metrics["majority_f1"]:
+            return [line]
+        return [
+            line,
+            f"warning: F1 ({metrics['f1']:.1f}) is not above that of never answering ({least}). Likely causes: too few "
+            "questions or updates, a learning rate that is too high or an unlucky seed (try --set train.seed=43 or "
+            "--set train.learning_rate=3e-5)",
+        ]
+
+    # --- Files --------------------------------------------------------------------------------------------------------
+
+    def predict(self, summaries: np.ndarray, data: Windows, split: str) -> dict[str, str]:
+        """Return the reference code's files: answers at the best tau, the best answers of each question, and the odds.
+
+        The odds are s_null - best. For 2.0 also the scores over tau.
+        """
+        answers = decode(check_answers(summaries), data)
+        texts, odds = [x.best.text for x in answers], [x.odds for x in answers]
+        ids = [question.id for question in data.questions]
+        tau = tune(data.questions, texts, odds) if self.version.unanswerable else 0.0
+        ranked = [rank(answer, self.version.unanswerable) for answer in answers]
+        files = self.write_answers(ids, self.choose(answers, tau), ranked, odds)
+        if self.version.unanswerable:
+            files[f"{split}.figures.json"] = json.dumps([trace(data.questions, texts, odds, tau)]) + "\n"
+        return files
+
+    def write_answers(
+        self, ids: Sequence[str], texts: Sequence[str], ranked: Sequence[Any], odds: Sequence[float]
+    ) -> dict[str, str]:
+        """Return the files of some answers: name -> JSON."""
+        files = {ANSWERS: texts, NBEST: ranked} | ({ODDS: odds} if self.version.unanswerable else {})
+        return {
+            name: json.dumps(dict(zip(ids, column, strict=True)), indent=4, ensure_ascii=False) + "\n"
+            for name, column in files.items()
+        }
+
+    def score_files(
+        self, gold: Path, predictions: Path, odds: Path | None = None, threshold: float = 1.0, report: Report = ignore
+    ) -> dict[str, Any]:
+        """Return the official script's scores of a file of answers beside an official file.
+
+        Args:
+            odds: for 2.0: how much rather each question would not be answered (null_odds.json).
+            threshold: an answer counts as none where its odds are above it; the official script's na_prob_thresh.
+
+        Raises:
+            UsageError: a file that cannot be read or is of the other version, or answers that are missing.
+        """
+        can_be_none = self.version.unanswerable
+        if math.isnan(threshold):
+            raise UsageError("--na-prob-thresh is nan; give a number")
+        if (odds is not None or threshold != 1.0) and not can_be_none:
+            raise UsageError("SQuAD 1.1 has no unanswerable questions; leave out --null-odds and --na-prob-thresh")
+        # The official script for 2.0 looks at the answers only, and so takes files of both versions.
+        questions = read_squad(gold, None if can_be_none else self.version.number)
+        references, answers = collect_answers(questions), read_answers(predictions)
+        if not can_be_none:
+            if missing := len(references.keys() - answers):
+                report(f"{missing:,} of {len(references):,} questions have no answer in {predictions} and score 0")
+            return score_squad1(references, answers)
+        doubts = None if odds is None else read_odds(odds)
+        if doubts is not None and threshold == 1.0 and (logs := sum(not 0 <= value <= 1 for value in doubts.values())):
+            report(
+                f"{logs:,} of {len(doubts):,} odds in {odds} are no probabilities; as in the official script those "
+                "above 1 count as no answer, unless --na-prob-thresh says otherwise"
+            )
+        return score_squad2(references, answers, doubts, threshold)
+
+    def suggest(self, output: Path, recipe: Mapping[str, Any]) -> list[str]:
+        """Return what to do with a fine-tuned model."""
+        gold = Path(recipe["data"].get("dir") or "SQUAD", self.name_file("dev"))
+        run, other, both = (quote(f"{output}{behind}") for behind in ("", "-43", "-both"))
+        again = repeat_run(output, "43", "train.seed=43")
+        answers = quote(str(output / "predictions" / ANSWERS))
+        return [
+            f"bertkit score {self.command} {quote(str(gold))} {answers}",
+            f"bertkit {self.command} {again}  # another seed",
+            f"bertkit {self.command} --ensemble {run} {other} --output {both}",
+        ]
+
+    # --- Answers ------------------------------------------------------------------------------------------------------
+
+    def list_fields(self, settings: PredictionSettings) -> tuple[str, ...]:
+        """Return the names of a question and a context."""
+        return "question", "context"
+
+    def read_input(self, given: Mapping[str, Any], settings: PredictionSettings) -> Question:
+        """Return a question about a context."""
+        question, context = take_text(given, "question"), take_text(given, "context")
+        if not context.strip():
+            raise UsageError("context is empty, so there is no answer in it; give the text to search")
+        return Question("", question, context, (), ())
+
+    def encode_inputs(self, examples: Sequence[Question], settings: PredictionSettings) -> tuple[Windows, np.ndarray]:
+        """Return the windows of the questions, and their tokens."""
+        lengths = {name: settings.lengths.get(name, default) for name, default in LENGTHS.items()}
+        lengths["max_length"] = min(lengths["max_length"], settings.model.config.max_position_embeddings)
+        lengths["max_query_length"] = min(lengths["max_query_length"], lengths["max_length"] // 2)
+        data = encode_questions(examples, settings.tokenizer, **lengths)
+        return data, data.find_first() + data.lengths + 1
+
+    def keep(self, outputs: Any, batch: Mapping[str, Tensor], settings: PredictionSettings) -> np.ndarray:
+        """Return (B, 4 * N_BEST + 2), as `decode` needs it."""
+        return check_answers(self.summarize(outputs, batch).cpu().numpy())
+
+    def answer(
+        self, kept: Sequence[np.ndarray], data: Windows, examples: Sequence[Question], settings: PredictionSettings
+    ) -> list[Result]:
+        """Return the answer to each question, given if its best span is good enough (section 4.3)."""
+        tau = settings.model.config.tau
+        results = []
+        columns = (column.tolist() for column in find_best(np.stack(kept), data))
+        for question, start, end, score, null in zip(examples, *columns, strict=True):
+            text = question.context[start:end]
+            is_answer = tau is None or null - score < -tau
+            best = {"text": text, "start": start, "end": end, "score": score}
+            result = {"answer": text if is_answer else "", "best": best}
+            results.append(result if tau is None else result | {"null_score": null, "tau": tau})
+        return results
+
+    def describe_result(self, result: Result) -> str:
+        """Return the answer, and how far it is from none."""
+        text = result["answer"] or "(no answer)"
+        if "tau" not in result:
+            return f"{text}  (score {result['best']['score']:.2f})"
+        margin = result["best"]["score"] - result["null_score"] - result["tau"]
+        best = "" if result["answer"] else f", best span {result['best']['text']!r}"
+        return f"{text}  ({abs(margin):.2f} {'above' if margin > 0 else 'below'} the threshold{best})"
+
+    def list_samples(
+        self, examples: Sequence[Question], settings: PredictionSettings
+    ) -> Iterable[tuple[str, Question, str]]:
+        """Return the questions, and a right answer to each."""
+        for question in examples:
+            right = shorten_text(question.answers[0]) if question.answers else "no answer"
+            yield shorten_text(question.question) or "(no question)", question, right
 
 
-def find_version(number: int) -> Version:
-    """The row of 1 or 2.
+def list_rows(version: Version) -> tuple[ScoreRow, ...]:
+    """Return the lines of a version's table."""
+    nothing = {"never answering": "majority_{}"} if version.unanswerable else {}
+    rows = []
+    for name, key in (("EM", version.exact), ("F1", "f1")):
+        baselines = {words: found.format(key) for words, found in nothing.items()}
+        rows.append(ScoreRow(name, key, baselines, "percent", version.paper[key]))
+    if version.unanswerable:
+        rows += [
+            ScoreRow("EM, tau = 0", "tau0_exact", unit="percent"),
+            ScoreRow("F1, tau = 0", "tau0_f1", unit="percent"),
+            ScoreRow("EM, answerable", "HasAns_exact", unit="percent"),
+            ScoreRow("F1, answerable", "HasAns_f1", unit="percent"),
+            ScoreRow("EM, unanswerable", "NoAns_exact", unit="percent"),
+            ScoreRow("tau", "tau"),
+        ]
+    return tuple(rows)
+
+
+def check_answers(summaries: np.ndarray) -> np.ndarray:
+    """Return the summaries (S, 4 * N_BEST + 2), of which those of [CLS] are finite and none is NaN.
 
     Raises:
-        UsageError: there is none.
+        UsageError: they are not, as those of a model that has diverged.
     """
-    for version in VERSIONS:
-        if version.number == number:
-            return version
-    raise UsageError(f"there is no SQuAD version {number}; --version takes 1 (for 1.1) or 2 (for 2.0)")
-
-
-# --- The data ---------------------------------------------------------------------------------------------------------
-
-
-def check(version: Version, recipe: Mapping[str, Any]) -> None:
-    """Nothing, or a UsageError about an option."""
-    least = {"max_train_samples": 0, "doc_stride": 1, "max_query_length": 1, "max_answer_length": 1}
-    finetuning.check_recipe(version.name, recipe, least)
-    options = recipe["data"]
-    if options["max_length"] < options["max_query_length"] + 4:
-        raise UsageError(
-            f"max_length {options['max_length']} leaves no room for the context beside a question of "
-            f"max_query_length {options['max_query_length']} and three special tokens; raise it"
-        )
-    for key in ("train_file", "extra_train"):
-        if options[key] and not Path(options[key]).is_file():
-            raise UsageError(f"{key} {options[key]} is not there; give a file in SQuAD's form")
-
-
-def load(version: Version, options: Mapping[str, Any], report: Report) -> dict[str, list[Question]]:
-    """The questions of train and dev; for training without those whose answer is not where the file says."""
-    if options["extra_train"]:
-        read_training(version, options["extra_train"])  # what is wrong with it is told at once, not when it is due
-    examples = read_examples(version, options)
-    train = [question for question in examples["train"] if is_placed(question)]
-    if lost := len(examples["train"]) - len(train):
-        report(f"{version.title}: {lost:,} training questions are left out, whose answer is not where the file says")
-    misplaced = sum(not is_placed(question) for question in examples["dev"])
-    if misplaced:
-        report(f"{version.title}: {misplaced:,} dev questions have an answer that is not where the file says")
-    if not train:
-        raise UsageError(f"{version.title} has no question to train on; give the official files with --data DIR")
-    examples["train"] = train[: options["max_train_samples"] or None]
-    report(f"{version.title}: " + ", ".join(f"{name} {len(found):,} questions" for name, found in examples.items()))
-    return examples
-
-
-def read_examples(version: Version, options: Mapping[str, Any]) -> dict[str, list[Question]]:
-    """The questions of the official files or the Hub's copy; of `train_file`, if there is one."""
-    examples = {}
-    if options["train_file"]:
-        examples["train"] = read_training(version, options["train_file"])
-    wanted = {name: hub for name, hub in SQUAD_SPLITS.items() if name not in examples}
-    if not options["dir"]:
-        return examples | read_squad_copy(version.hub, wanted)
-    folder = Path(options["dir"])
-    if not folder.is_dir():
-        raise UsageError(f"{folder} is no folder; give the one that holds {name_file(version, 'train')}: --data DIR")
-    return examples | {name: read_squad(folder / name_file(version, name), version.number) for name in wanted}
-
-
-def read_training(version: Version, file: str) -> list[Question]:
-    """The questions of a file in SQuAD's form; for 2.0 they may all have answers.
-
-    Raises:
-        UsageError: it cannot be read, or has no answer where it says.
-    """
-    questions = read_squad(file, None if version.unanswerable else version.number)
-    if not any(question.answers and is_placed(question) for question in questions):
-        raise UsageError(f"no answer in {file} stands where the file says; mend its answer_start")
-    return questions
-
-
-def name_file(version: Version, split: str) -> str:
-    """The official name of a split's file."""
-    return f"{split}-v{version.release}.json"
-
-
-def encode(examples: Sequence[Question], tokenizer: Any, recipe: Mapping[str, Any], split: str) -> Windows:
-    """The windows of a split."""
-    lengths = ("max_length", "doc_stride", "max_query_length", "max_answer_length")
-    return encode_questions(examples, tokenizer, **{key: recipe["data"][key] for key in lengths})
-
-
-def describe(data: Windows, split: str) -> list[str]:
-    """What became of the questions."""
-    questions = data.questions
-    line = f"{split}: {len(data):,} windows of {len(questions):,} questions"
-    if shortened := int(data.shortened.sum()):
-        line += f"; {shortened:,} questions are cut at their last tokens"
-    placed = [index for index, question in enumerate(questions) if question.answers and is_placed(question)]
-    found = set(data.owners[data.answers[:, 1] > 0].tolist())
-    if lost := sum(index not in found for index in placed):
-        line += f"; {lost:,} answers are in no window"
-    if inexact := sum(not set(express(data, index)) & set(questions[index].answers) for index in placed):
-        line += (
-            f"; {inexact:,} answers cannot be given exactly: they begin or end within a token, or have more than "
-            f"{data.max_answer_length}"
-        )
-    return [line]
-
-
-def pretrain_on(recipe: Mapping[str, Any]) -> dict[str, Any]:
-    """The recipe of the training that comes first, on `extra_train`; empty if there is none (section 4.2, TriviaQA)."""
-    if not recipe["data"]["extra_train"]:
-        return {}
-    data = {"train_file": recipe["data"]["extra_train"], "extra_train": "", "max_train_samples": 0}
-    return {**recipe, "data": recipe["data"] | data}
-
-
-def configure(recipe: Mapping[str, Any], tokenizer: Any, examples: Any) -> dict[str, Any]:
-    """The vocabulary has to hold the tokenizer's tokens."""
-    return {} if tokenizer is None else {"vocab_size": len(tokenizer)}
-
-
-# --- Answers ----------------------------------------------------------------------------------------------------------
-
-
-def summarize(outputs: Any, batch: Mapping[str, Tensor]) -> Tensor:
-    """(B, 4 * N_BEST + 2) the best starts and ends, and the scores of [CLS]."""
-    return keep_top(outputs.start_logits, outputs.end_logits)
-
-
-def check_finite(kept: np.ndarray) -> None:
-    """Nothing, or a UsageError: the scores are no numbers, as those of a model that has diverged."""
-    if np.isnan(kept).any() or not np.isfinite(kept[:, -2:]).all():
-        raise UsageError(finetuning.DIVERGED)
-
-
-def choose(version: Version, answers: Sequence[Answer], tau: float) -> list[str]:
-    """The text for each question; with 2.0 an empty one where no span is above s_null + tau."""
-    if not version.unanswerable:
-        return [answer.best.text for answer in answers]
-    return [answer.best.text if answer.odds < -tau else "" for answer in answers]
-
-
-def tune(questions: Sequence[Question], texts: Sequence[str], odds: Sequence[float]) -> float:
-    """The tau with the best F1, when the questions' answers are `texts` or none (section 4.3)."""
-    gold = collect_answers(questions)
-    _, f1 = score_answers(gold, dict(zip(gold, texts, strict=True)), 2)
-    return find_tau(odds, list(f1.values()), list(score_silence(gold).values()))
+    check_finite(summaries[:, -2:])
+    if np.isnan(summaries).any():
+        raise UsageError(DIVERGED)
+    return summaries
 
 
 def collect_answers(questions: Sequence[Question]) -> dict[str, tuple[str, ...]]:
-    """Question's id -> its right answers."""
+    """Return question's id -> its right answers."""
     return {question.id: question.answers for question in questions}
 
 
-def rate(
-    version: Version, questions: Sequence[Question], texts: Sequence[str], odds: Sequence[float]
-) -> dict[str, Any]:
-    """The scores of some answers in percent; for 2.0 at the tau with the best F1, and as `tau0_…` at 0."""
+def tune(questions: Sequence[Question], texts: Sequence[str], odds: Sequence[float]) -> float:
+    """Return the tau with the best F1, when the questions' answers are `texts` or none (section 4.3)."""
     gold = collect_answers(questions)
-    if not version.unanswerable:
-        return score_squad1(gold, dict(zip(gold, texts, strict=True)))
-    exact, f1 = score_answers(gold, dict(zip(gold, texts, strict=True)), 2)
-    answered, silent = [list(exact.values()), list(f1.values())], list(score_silence(gold).values())
-    tau = find_tau(odds, answered[1], silent)
-    scores: dict[str, Any] = {}
-    for prefix, value in (("", tau), ("tau0_", 0.0)):
-        given = (np.asarray(odds) < -value).tolist()
-        chosen = (
-            [score if is_given else none for is_given, score, none in zip(given, part, silent, strict=True)]
-            for part in answered
-        )
-        found = average_scores(gold, *chosen)
-        scores |= {f"{prefix}{name}": score for name, score in found.items() if not name.endswith("total")}
-    return scores | {"tau": tau, "null_score_diff_threshold": -tau}
-
-
-def score(version: Version, kept: np.ndarray, data: Windows) -> dict[str, float]:
-    """The scores of all questions; see `rate`."""
-    check_finite(kept)
-    return rate(version, data.questions, *decode_best(kept, data))
-
-
-def tuned_config(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """What the evaluation decides of the model's configuration: tau."""
-    return {"tau": metrics["tau"]} if "tau" in metrics else {}
-
-
-def baseline(version: Version, train: Windows, dev: Windows) -> dict[str, float]:
-    """What never answering scores on the dev set of 2.0: `majority_…`."""
-    if not version.unanswerable:
-        return {}
-    gold = collect_answers(dev.questions)
-    found = score_squad2(gold, dict.fromkeys(gold, ""))
-    return {"majority_exact": found["exact"], "majority_f1": found["f1"], "majority_score": found["f1"]}
-
-
-def diagnose(version: Version, metrics: Mapping[str, Any]) -> list[str]:
-    """What tau means, and a warning where never answering scores as much."""
-    if not version.unanswerable:
-        return []
-    tau, least = metrics["tau"], f"{metrics['majority_f1']:.1f}"
-    line = (
-        f"tau is best for F1 on these very data: a question is answered when its best span scores more than {tau:.3f} "
-        f"above no answer (in the reference code null_score_diff_threshold = {-tau:.3f})"
-    )
-    if metrics["f1"] > metrics["majority_f1"]:
-        return [line]
-    return [
-        line,
-        f"warning: F1 ({metrics['f1']:.1f}) is not above that of never answering ({least}). Likely causes: too few "
-        "questions or updates, a learning rate that is too high or an unlucky seed (try --set train.seed=43 or "
-        "--set train.learning_rate=3e-5)",
-    ]
-
-
-# --- Files ------------------------------------------------------------------------------------------------------------
-
-
-def predict(version: Version, kept: np.ndarray, data: Windows, split: str) -> dict[str, str]:
-    """The reference code's files: answers at the best tau, the best answers of each question, and s_null - best.
-
-    For 2.0 also the scores over tau.
-    """
-    check_finite(kept)
-    answers = decode(kept, data)
-    texts, odds = [x.best.text for x in answers], [x.odds for x in answers]
-    ids = [question.id for question in data.questions]
-    tau = tune(data.questions, texts, odds) if version.unanswerable else 0.0
-    ranked = [rank(answer, version.unanswerable) for answer in answers]
-    files = write_answers(version, ids, choose(version, answers, tau), ranked, odds)
-    if version.unanswerable:
-        files[f"{split}.figures.json"] = json.dumps([trace(data.questions, texts, odds, tau)]) + "\n"
-    return files
+    _, f1 = score_answers(gold, dict(zip(gold, texts, strict=True)), 2)
+    return find_tau(odds, list(f1.values()), list(score_silence(gold).values()))
 
 
 def trace(questions: Sequence[Question], texts: Sequence[str], odds: Sequence[float], tau: float) -> dict[str, Any]:
@@ -368,17 +489,6 @@ def trace(questions: Sequence[Question], texts: Sequence[str], odds: Sequence[fl
         lines[name] = (100 * (silent.sum() + gains[given]) / len(gold)).round(4).tolist()
     words = {"title": "Scores over tau", "xlabel": "tau", "ylabel": "%", "mark": tau, "marked": "the best tau"}
     return {"kind": "lines", "xs": taus.tolist(), "lines": lines} | words
-
-
-def write_answers(
-    version: Version, ids: Sequence[str], texts: Sequence[str], ranked: Sequence[Any], odds: Sequence[float]
-) -> dict[str, str]:
-    """The files of some answers: name -> JSON."""
-    files = {ANSWERS: texts, NBEST: ranked} | ({ODDS: odds} if version.unanswerable else {})
-    return {
-        name: json.dumps(dict(zip(ids, column, strict=True)), indent=4, ensure_ascii=False) + "\n"
-        for name, column in files.items()
-    }
 
 
 def rank(answer: Answer, with_null: bool) -> list[dict[str, Any]]:
@@ -402,140 +512,16 @@ def rank(answer: Answer, with_null: bool) -> list[dict[str, Any]]:
     ]
 
 
-def score_files(
-    version: Version,
-    gold: Path,
-    predictions: Path,
-    odds: Path | None = None,
-    threshold: float = 1.0,
-    report: Report = ignore,
-) -> dict[str, Any]:
-    """The official script's scores of a file of answers beside an official file.
+SQUAD = {task.name: task for task in map(SquadTask, VERSIONS)}
 
-    Args:
-        odds: for 2.0: how much rather each question would not be answered (null_odds.json).
-        threshold: an answer counts as none where its odds are above it; the official script's na_prob_thresh.
+
+def find_squad(number: int) -> SquadTask:
+    """Return the task of version 1 or 2.
 
     Raises:
-        UsageError: a file that cannot be read or is of the other version, or answers that are missing.
+        UsageError: there is none.
     """
-    if math.isnan(threshold):
-        raise UsageError("--na-prob-thresh is nan; give a number")
-    if (odds is not None or threshold != 1.0) and not version.unanswerable:
-        raise UsageError("SQuAD 1.1 has no unanswerable questions; leave out --null-odds and --na-prob-thresh")
-    # The official script for 2.0 looks at the answers only, and so takes files of both versions.
-    questions = read_squad(gold, None if version.unanswerable else version.number)
-    references, answers = collect_answers(questions), read_answers(predictions)
-    if not version.unanswerable:
-        if missing := len(references.keys() - answers):
-            report(f"{missing:,} of {len(references):,} questions have no answer in {predictions} and score 0")
-        return score_squad1(references, answers)
-    doubts = None if odds is None else read_odds(odds)
-    if doubts is not None and threshold == 1.0 and (logs := sum(not 0 <= value <= 1 for value in doubts.values())):
-        report(
-            f"{logs:,} of {len(doubts):,} odds in {odds} are no probabilities; as in the official script those above 1 "
-            "count as no answer, unless --na-prob-thresh says otherwise"
-        )
-    return score_squad2(references, answers, doubts, threshold)
-
-
-@torch.no_grad()
-def show_examples(
-    version: Version, model: nn.Module, tokenizer: Any, examples: Mapping[str, Sequence[Question]], count: int = 5
-) -> list[str]:
-    """The first questions of the dev set, with the model's answer and a right one."""
-    questions = examples["dev"][:count]
-    longest = min(DATA["max_length"], model.config.max_position_embeddings)
-    data = encode_questions(
-        questions, tokenizer, max_length=longest, max_query_length=min(DATA["max_query_length"], longest // 2)
-    )
-    kept = []
-    for start in range(0, len(data), 32):
-        batch = pad(data.__getitems__(range(start, min(start + 32, len(data)))))
-        outputs = model(**{name: column.to(model.device) for name, column in batch.items()})
-        kept.append(keep_top(outputs.start_logits, outputs.end_logits).cpu().numpy())
-    texts = choose(version, decode(np.concatenate(kept), data), model.config.tau or 0.0)
-    return [
-        f"{shorten(question.question, LONGEST_SHOWN, placeholder='…') or '(no question)'}  →  "
-        f"{shorten(text, LONGEST_SHOWN, placeholder='…') or '(no answer)'}  "
-        f"({shorten(question.answers[0], LONGEST_SHOWN, placeholder='…') if question.answers else 'no answer'})"
-        for question, text in zip(questions, texts, strict=True)
-    ]
-
-
-# --- The tasks --------------------------------------------------------------------------------------------------------
-
-
-def list_rows(version: Version) -> tuple[ScoreRow, ...]:
-    """The lines of a version's table."""
-    nothing = {"never answering": "majority_{}"} if version.unanswerable else {}
-    rows = []
-    for name, key in (("EM", version.exact), ("F1", "f1")):
-        baselines = {words: found.format(key) for words, found in nothing.items()}
-        rows.append(ScoreRow(name, key, baselines, "percent", version.paper[key]))
-    if version.unanswerable:
-        rows += [
-            ScoreRow("EM, tau = 0", "tau0_exact", unit="percent"),
-            ScoreRow("F1, tau = 0", "tau0_f1", unit="percent"),
-            ScoreRow("EM, answerable", "HasAns_exact", unit="percent"),
-            ScoreRow("F1, answerable", "HasAns_f1", unit="percent"),
-            ScoreRow("EM, unanswerable", "NoAns_exact", unit="percent"),
-            ScoreRow("tau", "tau"),
-        ]
-    return tuple(rows)
-
-
-def suggest(version: Version, output: Path, recipe: Mapping[str, Any]) -> list[str]:
-    """What to do with a fine-tuned model."""
-    gold = Path(recipe["data"].get("dir") or "SQUAD", name_file(version, "dev"))
-    run, other, both = (quote(f"{output}{behind}") for behind in ("", "-43", "-both"))
-    again = repeat_run(output, "43", "train.seed=43")
-    return [
-        f"bertkit score squad --version {version.number} {quote(str(gold))} "
-        f"{quote(str(output / 'predictions' / ANSWERS))}",
-        f"bertkit squad --version {version.number} {again}  # another seed",
-        f"bertkit squad --version {version.number} --ensemble {run} {other} --output {both}",
-    ]
-
-
-def make_task(version: Version) -> Task:
-    """The Task of a version."""
-    train = finetuning.TRAIN | {
-        "num_train_epochs": version.epochs,
-        "learning_rate": 5e-5,  # sections 4.2, 4.3
-        "eval_strategy": "no",
-        "save_strategy": "steps",
-        "save_steps": 0.1,  # a share of all updates
-    }
-    recipe = finetuning.FINETUNING_RECIPE | {"batch_size": version.batch_size, "data": DATA, "train": train}
-    return Task(
-        name=version.name,
-        recipe={"task": version.name} | recipe,
-        stable=finetuning.STABLE,
-        metric="f1",
-        check=partial(check, version),
-        pretrain_on=pretrain_on,
-        head=lambda options: "BertForQuestionAnswering",
-        load=partial(load, version),
-        tokenize=finetuning.tokenize,
-        configure=configure,
-        encode=encode,
-        describe=describe,
-        collate=pad,
-        summarize=summarize,
-        score=partial(score, version),
-        tuned_config=tuned_config,
-        baseline=partial(baseline, version),
-        table=list_rows(version),
-        examples=partial(show_examples, version),
-        diagnose=partial(diagnose, version),
-        suggest=partial(suggest, version),
-        predict=partial(predict, version),
-        command=f"squad --version {version.number}",
-        title=version.title,
-        copies={name: (version.hub, HUB_SQUAD[version.hub], split) for name, split in SQUAD_SPLITS.items()},
-        folder="squad",
-    )
-
-
-SQUAD = {version.name: make_task(version) for version in VERSIONS}
+    for task in SQUAD.values():
+        if task.version.number == number:
+            return task
+    raise UsageError(f"there is no SQuAD version {number}; --version takes 1 (for 1.1) or 2 (for 2.0)")

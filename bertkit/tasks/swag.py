@@ -6,215 +6,201 @@ nothing. Left out: the files train_full.csv and val_full.csv, and scoring predic
 """
 
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
-from textwrap import shorten
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor, nn
+from scipy.special import softmax
+from torch import Tensor
 
 from bertkit.data.formats.swag import ENDINGS, HUB_SWAG, Situation, read_swag, read_swag_copy
-from bertkit.data.sequences import Choices, encode_texts, pad_choices
+from bertkit.data.sequences import Choices, Sequences, encode_inputs, pad, pad_choices
 from bertkit.errors import UsageError
 from bertkit.metrics.glue import compute_scores
 from bertkit.reports.tables import ScoreRow
 from bertkit.system.progress import Report
-from bertkit.tasks import finetuning
-from bertkit.tasks.task import LONGEST_SHOWN, Task, repeat_run, use_transformers
+from bertkit.tasks.finetuning import DIR, EVERY_EPOCH, FineTuningTask
+from bertkit.tasks.task import (
+    Option,
+    PredictionSettings,
+    Result,
+    check_finite,
+    repeat_run,
+    shorten_text,
+    use_transformers,
+)
+from bertkit.tasks.texts import take_text
 
 SWAG_FILES = {"train": "train.csv", "dev": "val.csv", "test": "test.csv"}
 SWAG_SPLITS = {"train": "train", "dev": "validation", "test": "test"}
-UNLABELLED = ("test",)
 SWAG_PAPER = {"BERT-base, dev": 0.816, "BERT-large, dev": 0.866, "BERT-large, test": 0.863}  # Table 4
-
-SWAG_RECIPE = finetuning.FINETUNING_RECIPE | {
-    "batch_size": 16,  # section 4.4
-    "data": {
-        "dir": "",  # empty: the Hub's data set
-        "max_length": 128,  # of each of the four; the paper names none
-        "max_train_samples": 0,  # the first so many questions; 0: all
-    },
-    "train": finetuning.TRAIN
-    | {
-        "num_train_epochs": 3.0,  # section 4.4
-        "learning_rate": 2e-5,  # section 4.4
-        "eval_strategy": "epoch",
-        "save_strategy": "epoch",
-    },
-}
+ACCURACY = ScoreRow("accuracy", "accuracy", {"the majority ending": "majority_accuracy"}, "fraction", SWAG_PAPER)
+NUMBERED_ENDING = re.compile(r"ending\d+")
 
 
-# --- The data ---------------------------------------------------------------------------------------------------------
+class SwagTask(FineTuningTask):
+    """A context, the first words of the next sentence, and four endings."""
 
-
-def check(recipe: Mapping[str, Any]) -> None:
-    """Nothing, or a UsageError about an option."""
-    finetuning.check_recipe("swag", recipe, {"max_length": 5, "max_train_samples": 0}, "a BERT to fine-tune")
-
-
-def load(options: Mapping[str, Any], report: Report) -> dict[str, list[Situation]]:
-    """The questions of train, dev and, if it is there, test; one that is not is named."""
-    folder = Path(options["dir"])
-    examples = read_folder(folder) if options["dir"] else read_swag_copy(SWAG_SPLITS, UNLABELLED)
-    for name, file in SWAG_FILES.items():
-        if name not in examples:
-            report(f"SWAG: {folder / file if options['dir'] else name} is not there and is passed over")
-    examples["train"] = examples["train"][: options["max_train_samples"] or None]
-    report("SWAG: " + ", ".join(f"{name} {len(found):,}" for name, found in examples.items()))
-    return examples
-
-
-def read_folder(folder: Path) -> dict[str, list[Situation]]:
-    """The official files in a folder."""
-    if not folder.is_dir():
-        raise UsageError(f"{folder} is no folder; give the one that holds {SWAG_FILES['train']}: --data DIR")
-    return {
-        name: read_swag(folder / file, labelled=name not in UNLABELLED)
-        for name, file in SWAG_FILES.items()
-        if name not in UNLABELLED or (folder / file).exists()
+    name = command = folder = "swag"
+    title = "SWAG"
+    head = "BertForMultipleChoice"
+    metric = "accuracy"
+    table = (ACCURACY,)
+    unlabelled = ("test",)
+    copies: Mapping[str, tuple[str, str, str]] = {name: (*HUB_SWAG, split) for name, split in SWAG_SPLITS.items()}
+    options: Mapping[str, Option] = {
+        "dir": DIR,
+        "max_length": Option(128, 5, "ours: the paper names none", "tokens of each of the four sequences"),
+        "max_train_samples": Option(0, 0, "", "the first so many questions; 0: all"),
     }
 
+    def __init__(self) -> None:
+        self.recipe = self.make_recipe(16, num_train_epochs=3.0, learning_rate=2e-5, **EVERY_EPOCH)  # section 4.4
 
-def encode(examples: Sequence[Situation], tokenizer: Any, recipe: Mapping[str, Any], split: str) -> Choices:
-    """The questions of a split, four sequences each."""
-    return encode_situations(examples, tokenizer, recipe["data"]["max_length"])
+    # --- The data -----------------------------------------------------------------------------------------------------
+
+    def load(self, options: Mapping[str, Any], report: Report) -> dict[str, list[Situation]]:
+        """Read the questions of train, dev and, if it is there, test; one that is not is named."""
+        folder = Path(options["dir"])
+        examples = self.read_folder(folder) if options["dir"] else read_swag_copy(SWAG_SPLITS, self.unlabelled)
+        for name, file in SWAG_FILES.items():
+            if name not in examples:
+                report(f"SWAG: {folder / file if options['dir'] else name} is not there and is passed over")
+        examples["train"] = examples["train"][: options["max_train_samples"] or None]
+        report("SWAG: " + ", ".join(f"{name} {len(found):,}" for name, found in examples.items()))
+        return examples
+
+    def read_folder(self, folder: Path) -> dict[str, list[Situation]]:
+        """Read the official files in a folder."""
+        if not folder.is_dir():
+            raise UsageError(f"{folder} is no folder; give the one that holds {SWAG_FILES['train']}: --data DIR")
+        return {
+            name: read_swag(folder / file, labelled=name not in self.unlabelled)
+            for name, file in SWAG_FILES.items()
+            if name not in self.unlabelled or (folder / file).exists()
+        }
+
+    def encode(self, examples: Sequence[Situation], tokenizer: Any, recipe: Mapping[str, Any], split: str) -> Choices:
+        """Return the questions of a split, four sequences each: A is the context, B the start and one ending."""
+        pairs = [(one.context, f"{one.start} {ending}") for one in examples for ending in one.endings]
+        answers = [one.answer for one in examples]
+        sequences = encode_inputs(pairs, None, tokenizer, recipe["data"]["max_length"])
+        return Choices(sequences, len(ENDINGS), None if None in answers else np.array(answers, np.int64))
+
+    def collate(self, items: Sequence[dict[str, Any]]) -> dict[str, Tensor]:
+        """Return the batch (B, C, T) of some questions."""
+        return pad_choices(items)
+
+    def describe(self, data: Choices, split: str) -> list[str]:
+        """Return how long the sequences are."""
+        lengths = np.diff(data.sequences.ends, prepend=0)
+        return [
+            f"{split}: {len(data):,} questions of {data.count} sequences; "
+            f"{lengths.mean():.1f} tokens on average, {lengths.max():,} in the longest"
+        ]
+
+    # --- Scores -------------------------------------------------------------------------------------------------------
+
+    def summarize(self, outputs: Any, batch: Mapping[str, Tensor]) -> Tensor:
+        """Return (B, C): the logits."""
+        return outputs.logits.float()
+
+    def score(self, summaries: np.ndarray, data: Choices) -> dict[str, float]:
+        """Return the accuracy, a fraction."""
+        return compute_scores(("accuracy",), check_finite(summaries).argmax(axis=1), data.labels)
+
+    def baseline(self, train: Choices, dev: Choices) -> dict[str, float]:
+        """Return what the place that is most often right in the dev set scores on it."""
+        places = np.full(len(dev), np.bincount(dev.labels).argmax())
+        value = compute_scores(("accuracy",), places, dev.labels)["accuracy"]
+        return {"majority_accuracy": value, "majority_score": value}
+
+    def diagnose(self, metrics: Mapping[str, Any]) -> list[str]:
+        """Warn where always the same place scores as much."""
+        if metrics["accuracy"] > metrics["majority_accuracy"]:
+            return []
+        found, least = (ACCURACY.show(metrics[key]) for key in ("accuracy", "majority_accuracy"))
+        return [
+            f"warning: accuracy ({found}) is not above the majority ending ({least}). Likely causes: a learning rate "
+            "that is too high, too few questions or updates, or an unlucky seed (try --set train.learning_rate=1e-5, "
+            "--set preset=stable or --set train.seed=43)"
+        ]
+
+    def predict(self, summaries: np.ndarray, data: Choices, split: str) -> dict[str, str]:
+        """Return a file named as the split's: number of the question and place of the ending, as CSV."""
+        rows = "".join(f"{index},{place}\n" for index, place in enumerate(check_finite(summaries).argmax(axis=1)))
+        return {SWAG_FILES[split]: f"index,pred\n{rows}"}
+
+    def suggest(self, output: Path, recipe: Mapping[str, Any]) -> list[str]:
+        """Return what to do with a fine-tuned model."""
+        path = json.dumps(str(output))
+        call = f"from transformers import AutoModelForMultipleChoice as M; print(M.from_pretrained({path}))"
+        return [f"bertkit swag {repeat_run(output, '43', 'train.seed=43')}  # another seed", use_transformers(call)]
+
+    # --- Answers ------------------------------------------------------------------------------------------------------
+
+    def list_fields(self, settings: PredictionSettings) -> tuple[str, ...]:
+        """Return the names of a context and its endings."""
+        return "context", "endings…"
+
+    def read_input(self, given: Mapping[str, Any], settings: PredictionSettings) -> tuple[str, list[str]]:
+        """Return a context, and what may follow it; also by SWAG's names of columns."""
+        context = take_text(given, "sent1" if "sent1" in given and "context" not in given else "context")
+        start = given.get("start", given.get("sent2")) or ""
+        numbered = sorted(
+            (name for name in given if NUMBERED_ENDING.fullmatch(str(name))), key=lambda name: int(name[6:])
+        )
+        endings = given.get("endings", [given[name] for name in numbered])
+        if not isinstance(endings, list) or len(endings) < 2 or not all(isinstance(x, str) for x in (start, *endings)):
+            raise UsageError("endings must be two texts or more, and start a text, if there is one; give a list")
+        return context, [f"{start} {ending}".strip() for ending in endings]
+
+    def encode_inputs(
+        self, examples: Sequence[tuple[str, list[str]]], settings: PredictionSettings
+    ) -> tuple[Sequences, np.ndarray]:
+        """Return a sequence for each ending of each example, in order, and its tokens."""
+        pairs = [(context, ending) for context, endings in examples for ending in endings]
+        data = encode_inputs(pairs, None, settings.tokenizer, settings.max_length)
+        return data, np.diff(data.ends, prepend=0)
+
+    def collate_inputs(self, data: Sequences, numbers: list[int], settings: PredictionSettings) -> dict[str, Tensor]:
+        """Return a batch (B, 1, T) of single endings."""
+        return {name: column[:, None] for name, column in pad(data.__getitems__(numbers)).items()}
+
+    def answer(
+        self,
+        kept: Sequence[np.ndarray],
+        data: Any,
+        examples: Sequence[tuple[str, list[str]]],
+        settings: PredictionSettings,
+    ) -> list[Result]:
+        """Return the likeliest ending of each example."""
+        results, scores = [], iter(np.concatenate(kept))
+        for _, endings in examples:
+            logits = np.fromiter(islice(scores, len(endings)), np.float64)
+            results.append({"ending": int(logits.argmax()), "probabilities": softmax(logits).tolist()})
+        return results
+
+    def find_truncated(self, data: Sequences, examples: Sequence[tuple[str, list[str]]]) -> list[bool]:
+        """Return of each example whether the context with any of its endings was truncated."""
+        flags = iter(data.shortened.tolist())
+        return [any(list(islice(flags, len(endings)))) for _, endings in examples]
+
+    def describe_result(self, result: Result) -> str:
+        """Return the number of the ending, from 1, and how likely it is."""
+        return f"ending {result['ending'] + 1}  ({result['probabilities'][result['ending']]:.1%})"
+
+    def list_samples(
+        self, examples: Sequence[Situation], settings: PredictionSettings
+    ) -> Iterable[tuple[str, tuple[str, list[str]], str]]:
+        """Return the questions, and the right ending."""
+        for one in examples:
+            words = f"{shorten_text(one.context)}  |  {shorten_text(one.start)}"
+            right = f"ending {one.answer + 1}: {shorten_text(one.endings[one.answer])}"
+            yield words, (one.context, [f"{one.start} {ending}".strip() for ending in one.endings]), right
 
 
-def encode_situations(situations: Sequence[Situation], tokenizer: Any, max_length: int) -> Choices:
-    """Four sequences a question: A is the context, B the start and one of the endings."""
-    pairs = [(one.context, f"{one.start} {ending}") for one in situations for ending in one.endings]
-    answers = [one.answer for one in situations]
-    sequences = encode_texts(list(zip(*pairs, strict=True)), None, tokenizer, max_length)
-    return Choices(sequences, len(ENDINGS), None if None in answers else np.array(answers, np.int64))
-
-
-def describe(data: Choices, split: str) -> list[str]:
-    """How long the sequences are."""
-    lengths = np.diff(data.sequences.ends, prepend=0)
-    return [
-        f"{split}: {len(data):,} questions of {data.count} sequences; "
-        f"{lengths.mean():.1f} tokens on average, {lengths.max():,} in the longest"
-    ]
-
-
-def configure(recipe: Mapping[str, Any], tokenizer: Any, examples: Any) -> dict[str, Any]:
-    """The vocabulary has to hold the tokenizer's tokens."""
-    return {} if tokenizer is None else {"vocab_size": len(tokenizer)}
-
-
-# --- Scores -----------------------------------------------------------------------------------------------------------
-
-
-def summarize(outputs: Any, batch: Mapping[str, Tensor]) -> Tensor:
-    """(B, C) the logits."""
-    return outputs.logits.float()
-
-
-def decide(logits: np.ndarray) -> np.ndarray:
-    """(S,) the place of the likeliest ending, of logits (S, C).
-
-    Raises:
-        UsageError: the logits are no numbers, as those of a model that has diverged.
-    """
-    if not np.isfinite(logits).all():
-        raise UsageError(finetuning.DIVERGED)
-    return logits.argmax(axis=1)
-
-
-def score(logits: np.ndarray, data: Choices) -> dict[str, float]:
-    """The accuracy, a fraction; a UsageError as `decide`."""
-    return compute_scores(("accuracy",), decide(logits), data.labels)
-
-
-def baseline(train: Choices, dev: Choices) -> dict[str, float]:
-    """What the place that is most often right in the dev set scores on it."""
-    places = np.full(len(dev), np.bincount(dev.labels).argmax())
-    value = compute_scores(("accuracy",), places, dev.labels)["accuracy"]
-    return {"majority_accuracy": value, "majority_score": value}
-
-
-def diagnose(metrics: Mapping[str, Any]) -> list[str]:
-    """A warning where always the same place scores as much."""
-    if metrics["accuracy"] > metrics["majority_accuracy"]:
-        return []
-    found, least = (ACCURACY.show(metrics[key]) for key in ("accuracy", "majority_accuracy"))
-    return [
-        f"warning: accuracy ({found}) is not above the majority ending ({least}). Likely causes: a learning rate that "
-        "is too high, too few questions or updates, or an unlucky seed (try --set train.learning_rate=1e-5, "
-        "--set preset=stable or --set train.seed=43)"
-    ]
-
-
-# --- Files ------------------------------------------------------------------------------------------------------------
-
-
-def predict(logits: np.ndarray, data: Choices, split: str) -> dict[str, str]:
-    """A file named as the split's: number of the question and place of the ending, as CSV."""
-    rows = "".join(f"{index},{place}\n" for index, place in enumerate(decide(logits)))
-    return {SWAG_FILES[split]: f"index,pred\n{rows}"}
-
-
-@torch.no_grad()
-def show_examples(
-    model: nn.Module, tokenizer: Any, examples: Mapping[str, Sequence[Situation]], count: int = 5
-) -> list[str]:
-    """The first questions of the dev set, with the model's ending and the right one."""
-    situations = examples["dev"][:count]
-    data = encode_situations(situations, tokenizer, model.config.max_position_embeddings)
-    batch = pad_choices(data.__getitems__(range(len(data))))
-    logits = model(**{name: column.to(model.device) for name, column in batch.items()}).logits
-    return [
-        f"{cut(one.context)}  |  {cut(one.start)}  →  {cut(one.endings[place])}  ({cut(one.endings[one.answer])})"
-        for one, place in zip(situations, decide(logits.float().cpu().numpy()), strict=True)
-    ]
-
-
-def cut(text: str) -> str:
-    """The text in one line that is not too long."""
-    return shorten(text, LONGEST_SHOWN, placeholder="…")
-
-
-# --- The task ---------------------------------------------------------------------------------------------------------
-
-ACCURACY = ScoreRow("accuracy", "accuracy", {"the majority ending": "majority_accuracy"}, "fraction", SWAG_PAPER)
-
-
-def suggest(output: Path, recipe: Mapping[str, Any]) -> list[str]:
-    """What to do with a fine-tuned model."""
-    path = json.dumps(str(output))
-    call = f"from transformers import AutoModelForMultipleChoice as M; print(M.from_pretrained({path}))"
-    again = repeat_run(output, "43", "train.seed=43")
-    return [
-        f"bertkit swag {again}  # another seed",
-        use_transformers(call),
-    ]
-
-
-SWAG = Task(
-    name="swag",
-    recipe={"task": "swag"} | SWAG_RECIPE,
-    stable=finetuning.STABLE,
-    metric="accuracy",
-    check=check,
-    head=lambda options: "BertForMultipleChoice",
-    load=load,
-    tokenize=finetuning.tokenize,
-    configure=configure,
-    encode=encode,
-    describe=describe,
-    collate=pad_choices,
-    summarize=summarize,
-    score=score,
-    baseline=baseline,
-    table=(ACCURACY,),
-    examples=show_examples,
-    diagnose=diagnose,
-    suggest=suggest,
-    unlabelled=UNLABELLED,
-    predict=predict,
-    title="SWAG",
-    copies={name: (*HUB_SWAG, split) for name, split in SWAG_SPLITS.items()},
-    folder="swag",
-)
+SWAG = SwagTask()

@@ -1,22 +1,302 @@
-"""What is learned: the contract that every task fulfils and that `bertkit.training.run` works with.
+"""What is learned and what is answered: the base class of every task.
 
-A Task is a frozen value made of plain functions; there is no class to inherit from. It binds data, head, score and the
-paper's hyper-parameters, and never builds a Trainer.
+A task binds data, head, score and the paper's hyper-parameters, which `bertkit.training.run` works with, and says how
+a person's input is read, encoded and answered by a model with its head, which `bertkit.tasks.prediction` works with.
+It never builds a Trainer.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from shlex import quote
+from textwrap import shorten
 from typing import Any
 
 import numpy as np
-from torch import Tensor
+from torch import Tensor, nn
 
+from bertkit.data.tokenizer import Words, copy_backend
+from bertkit.errors import UsageError
 from bertkit.reports.tables import ScoreRow
 from bertkit.system.progress import Report
 
 LONGEST_SHOWN = 80  # characters of a text among the examples
+DIVERGED = "the model answers with NaN: training has diverged; lower train.learning_rate"
+
+Result = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Option:
+    """An option of `[data]`.
+
+    default: the paper's value, or ours where it has none.
+    least: the smallest number it may be; None: anything.
+    source: where the default is from.
+    help: what it does.
+    """
+
+    default: Any
+    least: int | None = None
+    source: str = ""
+    help: str = ""
+
+
+@dataclass(frozen=True)
+class PredictionSettings:
+    """A model and what belongs to it.
+
+    lengths: `[data]` of the run's recipe; empty without a run. pairs: whether an input is a pair of texts; None: either
+    will do. top: words for each mask.
+    """
+
+    model: nn.Module
+    tokenizer: Any
+    lengths: Mapping[str, Any]
+    pairs: bool | None
+    top: int
+
+    @cached_property
+    def max_length(self) -> int:
+        """Tokens of the longest sequence."""
+        return min(self.lengths.get("max_length", 1 << 30), self.model.config.max_position_embeddings)
+
+    @cached_property
+    def labels(self) -> list[str]:
+        """The names of the classes."""
+        return [self.model.config.id2label[index] for index in range(self.model.config.num_labels)]
+
+    @cached_property
+    def words(self) -> Words:
+        """The tokenizer of single texts."""
+        return Words(copy_backend(self.tokenizer))
+
+
+class Task:
+    """One task of the paper. A method that a task does not override says that there is nothing of the kind.
+
+    Attributes:
+        name: as in `recipe.task` and on the command line.
+        title: what its data are called.
+        head: the name of a class in `bertkit.model`.
+        options: those of `[data]`.
+        recipe: the paper's recipe, complete; its `[data]` table has the defaults of `options`.
+        stable: what `preset = "stable"` changes in it.
+        metric: the key in `score`'s answer that the paper reports; metrics.json repeats it as `score`. Empty for data
+            without labels, which are only predicted.
+        lower_is_better: whether a smaller `metric` is better.
+        table: the scores to show at the end.
+        splits: evaluated at the end, the first one also during training; split name -> how its scores are called, "{}"
+            standing for a score's name.
+        unlabelled: splits that are predicted at the end.
+        copies: split -> data set, configuration and split of its copy on the Hub.
+        command: what runs it, after `bertkit`.
+        folder: of the task's data below the root that a study is given.
+        pairs: whether an input is a pair of texts; None where that is not for the task to say.
+        reusable: whether encoded data serve every run with the same `[data]`, `[model]` and checkpoint.
+        evaluation_options: arguments for the head's `forward` in evaluation.
+    """
+
+    name: str
+    title = "held-out text"
+    head: str
+    options: Mapping[str, Option]
+    recipe: Mapping[str, Any]
+    stable: Mapping[str, Any] = {}
+    metric = ""
+    lower_is_better = False
+    table: tuple[ScoreRow, ...] = ()
+    splits: Mapping[str, str] = {"dev": "{}"}
+    unlabelled: tuple[str, ...] = ()
+    copies: Mapping[str, tuple[str, str, str]] = {}
+    command: str
+    folder = ""
+    pairs: bool | None = None
+    reusable = True
+    evaluation_options: Mapping[str, Any] = {}
+
+    # --- The recipe ---------------------------------------------------------------------------------------------------
+
+    def check(self, recipe: Mapping[str, Any]) -> None:
+        """Check a complete recipe before anything is read.
+
+        Raises:
+            UsageError: options that make no sense, or a number below the least.
+        """
+        for key, option in self.options.items():
+            if option.least is not None and recipe["data"][key] < option.least:
+                raise UsageError(f"{key} is {recipe['data'][key]} in [data]; it must be at least {option.least}")
+
+    def overrides(self, given: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return what the given part of a recipe changes in the task's own: other options may need another rate."""
+        return {}
+
+    def pretrain_on(self, recipe: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the recipe of a training that comes first, from whose model this one starts; empty: there is none."""
+        return {}
+
+    def starter(self, given: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the recipe for somebody who names none, small enough for a laptop; empty: the task's own."""
+        return {}
+
+    def choose_head(self, options: Mapping[str, Any]) -> str:
+        """Return the name of the head that `[data]` asks for."""
+        return self.head
+
+    # --- The data -----------------------------------------------------------------------------------------------------
+
+    def load(self, options: Mapping[str, Any], report: Report) -> dict[str, Any]:
+        """Read the examples of every split there is, by name.
+
+        "train" is among them, unless the task is only predicted, and the first of `splits`.
+
+        Raises:
+            UsageError: wrong or missing files.
+        """
+        raise NotImplementedError
+
+    def tokenize(self, recipe: Mapping[str, Any], examples: Mapping[str, Any], report: Report) -> Any:
+        """Return the tokenizer."""
+        raise NotImplementedError
+
+    def configure(self, recipe: Mapping[str, Any], tokenizer: Any, examples: Any) -> dict[str, Any]:
+        """Return values for BertConfig beside those of `[model]`, such as labels.
+
+        Tokenizer and examples are None in a dry run.
+        """
+        return {} if tokenizer is None else {"vocab_size": len(tokenizer)}  # which has to hold all tokens
+
+    def encode(self, examples: Any, tokenizer: Any, recipe: Mapping[str, Any], split: str) -> Any:
+        """Return a split's map-style data set, whose columns are arguments of the head's `forward`.
+
+        Its `fingerprint()` is a text that tells it from other data.
+        """
+        raise NotImplementedError
+
+    def collate(self, items: Any) -> dict[str, Tensor]:
+        """Return the batch of a list of the data set's items, or of what its `__getitems__` gives."""
+        raise NotImplementedError
+
+    def describe(self, data: Any, split: str) -> list[str]:
+        """Return lines about what became of a split's examples."""
+        return []
+
+    # --- Scores -------------------------------------------------------------------------------------------------------
+
+    def summarize(self, outputs: Any, batch: Mapping[str, Tensor]) -> Tensor:
+        """Return (B, ...): what `score` needs of each sequence."""
+        raise NotImplementedError
+
+    def score(self, summaries: np.ndarray, data: Any) -> dict[str, float]:
+        """Return the scores by name, from the summaries (S, ...) of a split in order, and its data set.
+
+        Raises:
+            UsageError: the model's answers are NaN.
+        """
+        raise NotImplementedError
+
+    def baseline(self, train: Any, dev: Any) -> dict[str, float]:
+        """Return the scores of knowing nothing, by name."""
+        return {}
+
+    def tuned_config(self, metrics: Mapping[str, Any]) -> dict[str, Any]:
+        """Return values for BertConfig that the evaluation decides."""
+        return {}
+
+    def predict(self, summaries: np.ndarray, data: Any, split: str) -> dict[str, str]:
+        """Return the files of a split's predictions: name below `predictions/` -> text."""
+        return {}
+
+    def diagnose(self, metrics: Mapping[str, Any]) -> list[str]:
+        """Return lines to print below the table of scores."""
+        return []
+
+    def suggest(self, output: Path, recipe: Mapping[str, Any]) -> list[str]:
+        """Return commands to try after a run, as a shell takes them."""
+        return []
+
+    def find_row(self, key: str) -> ScoreRow:
+        """Return the line of the table with this score."""
+        return next((row for row in self.table if row.key == key), ScoreRow(key, key))
+
+    def list_rows(self, metrics: Mapping[str, Any]) -> list[ScoreRow]:
+        """Return the lines of the table that there are scores for, the metric's among them, with known baselines."""
+        rows = {row.key: row for row in self.table}
+        if self.metric:
+            rows.setdefault(self.metric, self.find_row(self.metric))
+        return [
+            replace(row, baselines={words: known for words, known in row.baselines.items() if known in metrics})
+            for key, row in rows.items()
+            if key in metrics
+        ]
+
+    # --- Answers ------------------------------------------------------------------------------------------------------
+
+    def list_fields(self, settings: PredictionSettings) -> tuple[str, ...]:
+        """Return what the texts of one input are called, in order; a last name that ends in "…" takes all the rest."""
+        raise NotImplementedError
+
+    def read_input(self, given: Mapping[str, Any], settings: PredictionSettings) -> Any:
+        """Return the example of an input.
+
+        Raises:
+            UsageError: it has not what this task needs.
+        """
+        raise NotImplementedError
+
+    def encode_inputs(self, examples: Sequence[Any], settings: PredictionSettings) -> tuple[Any, np.ndarray]:
+        """Return a data set of the examples' sequences, and (S,) the tokens of each."""
+        raise NotImplementedError
+
+    def collate_inputs(self, data: Any, numbers: list[int], settings: PredictionSettings) -> dict[str, Tensor]:
+        """Return the batch of some sequences of such a data set."""
+        return self.collate(data.__getitems__(numbers))
+
+    def keep(self, outputs: Any, batch: Mapping[str, Tensor], settings: PredictionSettings) -> Sequence[Any]:
+        """Return what `answer` needs of each of the batch's sequences.
+
+        Raises:
+            UsageError: the model's answers are NaN.
+        """
+        return check_finite(self.summarize(outputs, batch).cpu().numpy())
+
+    def answer(
+        self, kept: Sequence[Any], data: Any, examples: Sequence[Any], settings: PredictionSettings
+    ) -> list[Result]:
+        """Return the result of each example, from what was kept of each sequence."""
+        raise NotImplementedError
+
+    def find_truncated(self, data: Any, examples: Sequence[Any]) -> Sequence[bool]:
+        """Return which of the examples were truncated."""
+        return data.shortened
+
+    def describe_result(self, result: Result) -> str:
+        """Return a result in words."""
+        raise NotImplementedError
+
+    def list_samples(self, examples: Any, settings: PredictionSettings) -> Iterable[tuple[str, Any, str]]:
+        """Return examples to look at, of those of a split as `load` gives them.
+
+        Each is its text in short, the example as `read_input` gives it, and the right answer in words.
+        """
+        raise NotImplementedError
+
+
+def check_finite(values: np.ndarray) -> np.ndarray:
+    """Return the values of a model.
+
+    Raises:
+        UsageError: some are NaN or infinite, as those of a model that has diverged.
+    """
+    if not np.isfinite(values).all():
+        raise UsageError(DIVERGED)
+    return values
+
+
+def shorten_text(text: str) -> str:
+    """Return a text in one line of at most LONGEST_SHOWN characters."""
+    return shorten(text, LONGEST_SHOWN, placeholder="…")
 
 
 def repeat_run(output: Path, ending: str, *settings: str) -> str:
@@ -28,106 +308,3 @@ def repeat_run(output: Path, ending: str, *settings: str) -> str:
 def use_transformers(program: str) -> str:
     """The command that runs a line of Python in which plain transformers loads what a run has made."""
     return f"python -c {quote(program)}  # plain transformers loads it"
-
-
-def accept_nothing(*_: Any) -> dict:
-    """An empty dictionary: what an optional function of a Task gives when there is nothing to say."""
-    return {}
-
-
-@dataclass(frozen=True)
-class Task:
-    """One task of the paper.
-
-    name: as in `recipe.task` and on the command line.
-    recipe: the paper's recipe, complete; its `[data]` table lists every option of the task with its default.
-    stable: what `preset = "stable"` changes in it.
-    metric: the key in `score`'s answer that the paper reports; metrics.json repeats it as `score`. Empty for data
-        without labels, which are only predicted.
-    check: (recipe) -> nothing. Raises UsageError for options that make no sense, before anything is read.
-    overrides: (what is given of a recipe) -> what this changes in the task's own: other options may need another rate.
-    pretrain_on: (recipe) -> the recipe of a training that comes before this one, which then starts from its model;
-        empty if there is none.
-    head: `[data]` options -> the name of a head class in `bertkit.model`.
-    load: (`[data]` options, report) -> split name -> examples: "train" (a task without it is only predicted), the first
-        of `splits`, and what there is of the others and of `unlabelled`. Raises UsageError for wrong files.
-    tokenize: (recipe, examples by split, report) -> the tokenizer.
-    configure: (recipe, tokenizer, examples by split) -> values for BertConfig beside those of `[model]`, labels for
-        example; tokenizer and examples are None in a dry run.
-    encode: (examples of a split, tokenizer, recipe, split) -> a map-style data set whose columns are arguments of the
-        head's `forward`; its `fingerprint()` is a text that tells it from other data.
-    describe: (the data set of a split, split) -> lines about what became of the examples.
-    collate: a list of the data set's items (or what its `__getitems__` gives) -> a batch of tensors.
-    summarize: (the head's outputs, batch) -> (B, ...) what `score` needs of each sequence.
-    score: (summaries (S, ...) of a split in order, its data set) -> named scores.
-    tuned_config: (metrics) -> values for BertConfig that the evaluation decides.
-    baseline: (training data set, evaluation data set) -> named scores of knowing nothing.
-    table: the scores to show at the end.
-    examples: (model, tokenizer, examples by split) -> some predictions to look at, one line each.
-    diagnose: (metrics) -> lines to print below the table.
-    suggest: (run directory, its recipe) -> commands to try next, as a shell takes them.
-    starter: (what the command line gave) -> the recipe where nobody names one, small enough for a laptop.
-    splits: evaluated at the end, the first one also during training; split name -> how its scores are called, "{}"
-        standing for a score's name.
-    unlabelled: splits that are predicted at the end.
-    predict: (summaries, data set, split) -> name of a file below `predictions/` -> its text; for `splits` and
-        `unlabelled`.
-    title: what its data are called.
-    copies: split -> data set, configuration and split of its copy on the Hub.
-    command: what runs it, after `bertkit`; the task's name if empty.
-    folder: of the task's data below the root that a study is given.
-    pairs: whether an input is a pair of texts; None where that is not for the task to say.
-    reusable: whether encoded data serve every run with the same `[data]`, `[model]` and checkpoint.
-    evaluation_options: arguments for the head's `forward` in evaluation.
-    lower_is_better: whether a smaller `metric` is better.
-    """
-
-    name: str
-    recipe: Mapping[str, Any]
-    metric: str
-    check: Callable[[Mapping[str, Any]], None]
-    head: Callable[[Mapping[str, Any]], str]
-    load: Callable[[Mapping[str, Any], Report], dict[str, Any]]
-    tokenize: Callable[[Mapping[str, Any], Mapping[str, Any], Report], Any]
-    configure: Callable[[Mapping[str, Any], Any, Mapping[str, Any]], dict[str, Any]]
-    encode: Callable[[Any, Any, Mapping[str, Any], str], Any]
-    collate: Callable[[Any], dict[str, Tensor]]
-    summarize: Callable[[Any, Mapping[str, Tensor]], Tensor]
-    score: Callable[[np.ndarray, Any], dict[str, float]]
-    overrides: Callable[[Mapping[str, Any]], Mapping[str, Any]] = accept_nothing
-    pretrain_on: Callable[[Mapping[str, Any]], dict[str, Any]] = accept_nothing
-    describe: Callable[[Any, str], list[str]] = lambda data, split: []
-    tuned_config: Callable[[Mapping[str, Any]], dict[str, Any]] = accept_nothing
-    baseline: Callable[[Any, Any], dict[str, float]] = accept_nothing
-    table: tuple[ScoreRow, ...] = ()
-    examples: Callable[[Any, Any, Mapping[str, Any]], list[str]] | None = None
-    diagnose: Callable[[Mapping[str, Any]], list[str]] = lambda metrics: []
-    suggest: Callable[[Path, Mapping[str, Any]], list[str]] = lambda output, recipe: []
-    starter: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None
-    splits: Mapping[str, str] = field(default_factory=lambda: {"dev": "{}"})
-    unlabelled: tuple[str, ...] = ()
-    predict: Callable[[np.ndarray, Any, str], dict[str, str]] = accept_nothing
-    title: str = "held-out text"
-    copies: Mapping[str, tuple[str, str, str]] = field(default_factory=dict)
-    command: str = ""
-    folder: str = ""
-    pairs: bool | None = None
-    reusable: bool = True
-    stable: Mapping[str, Any] = field(default_factory=dict)
-    evaluation_options: Mapping[str, Any] = field(default_factory=dict)
-    lower_is_better: bool = False
-
-    def find_row(self, key: str) -> ScoreRow:
-        """The line of the table with this score."""
-        return next((row for row in self.table if row.key == key), ScoreRow(key, key))
-
-    def list_rows(self, metrics: Mapping[str, Any]) -> list[ScoreRow]:
-        """The lines of the table that there are scores for, the paper's metric among them, with known baselines."""
-        rows = {row.key: row for row in self.table}
-        if self.metric:
-            rows.setdefault(self.metric, self.find_row(self.metric))
-        return [
-            replace(row, baselines={words: known for words, known in row.baselines.items() if known in metrics})
-            for key, row in rows.items()
-            if key in metrics
-        ]

@@ -202,7 +202,7 @@ def list_scores(task: Task) -> list[str]:
 
 def name_head(task: Task, recipe: Recipe) -> str:
     """The class that a run trains: the task's head, or its sibling with a BiLSTM."""
-    name = task.head(recipe["data"])
+    name = task.choose_head(recipe["data"])
     return name.replace("BertFor", "BertBiLSTMFor") if recipe.get("bilstm") else name
 
 

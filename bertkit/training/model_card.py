@@ -124,7 +124,7 @@ def write_card(
         name=name,
         version=bertkit.__version__,
         task=task.name,
-        command=task.command or task.name,
+        command=task.command,
         head=head,
         size=f"{model.num_parameters():,} parameters ({shape})",
         start=describe_start(recipe),

@@ -12,7 +12,8 @@ from transformers import PreTrainedModel
 from bertkit.data.tokenizer import save_tokenizer
 from bertkit.system.files import write_json
 from bertkit.system.progress import Report
-from bertkit.tasks.task import Task
+from bertkit.tasks.prediction import show_examples
+from bertkit.tasks.task import PredictionSettings, Task
 from bertkit.training.model_card import write_card
 from bertkit.training.prepare import Prepared
 from bertkit.training.recipe import Recipe, list_lengths
@@ -28,6 +29,7 @@ from bertkit.training.run_dir import (
 )
 from bertkit.training.trainer import BertTrainer
 
+SHOWN_WORDS = 3  # of each mask among the examples
 MEASURED = 4096  # sequences of a split, whose lengths are kept
 
 
@@ -48,9 +50,9 @@ def write_results(
     sizes = {split: len(data) for split, data in prepared.data.items()}
     card = write_card(task, str(output), recipe, metrics, describe_environment(), model, sizes)
     (output / "README.md").write_text(card, encoding="utf-8")
-    if task.examples is not None:
-        lines = task.examples(model, prepared.tokenizer, prepared.examples)
-        files = {**files, EXAMPLES: "".join(f"{line}\n" for line in lines)}
+    settings = PredictionSettings(model, prepared.tokenizer, recipe["data"], task.pairs, SHOWN_WORDS)
+    lines = show_examples(task, prepared.examples, settings)
+    files = {**files, EXAMPLES: "".join(f"{line}\n" for line in lines)}
     (output / PREDICTIONS).mkdir(exist_ok=True)
     for name, text in files.items():
         (output / PREDICTIONS / name).write_text(text, encoding="utf-8")

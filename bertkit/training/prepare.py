@@ -69,6 +69,11 @@ def prepare(
 
 
 def name_data(task: Task, recipe: Recipe) -> str:
-    """A name that two complete recipes share if what `prepare` makes of one serves the other."""
+    """Return a name that two complete recipes share if what `prepare` makes of one serves the other."""
+    return name_examples(task, recipe) if task.reusable else json.dumps(recipe, sort_keys=True)
+
+
+def name_examples(task: Task, recipe: Recipe) -> str:
+    """Return a name that two complete recipes share if they read the same examples and make the same tokenizer."""
     parts = {"task": task.name} | {key: recipe.get(key) for key in ("checkpoint", "data", "model")}
-    return json.dumps(parts if task.reusable else recipe, sort_keys=True)
+    return json.dumps(parts, sort_keys=True)

@@ -33,7 +33,7 @@ from bertkit.reports import html
 from bertkit.reports.html import make_table
 from bertkit.studies.tables import describe_size, explain_scores
 from bertkit.tasks import TASKS
-from bertkit.tasks.squad import VERSIONS, choose, collect_answers, rate, trace, tune
+from bertkit.tasks.squad import SQUAD, collect_answers, trace, tune
 from bertkit.training.outputs import MEASURED, measure_lengths
 from bertkit.training.recipe import read_recipe, save_recipe
 from bertkit.training.run import run
@@ -291,11 +291,11 @@ def test_each_point_of_the_tau_curve_is_a_score(rows):
     figure = trace(questions, texts, odds, tau)
     assert figure["mark"] == tau
     assert tau in figure["xs"]
-    assert max(figure["lines"]["F1"]) == pytest.approx(rate(VERSIONS[1], questions, texts, odds)["f1"], abs=1e-3)
+    assert max(figure["lines"]["F1"]) == pytest.approx(SQUAD["squad2"].rate(questions, texts, odds)["f1"], abs=1e-3)
     answers = [SimpleNamespace(best=SimpleNamespace(text=a), odds=b) for a, b in zip(texts, odds, strict=True)]
     gold = collect_answers(questions)
     for place, x in enumerate(figure["xs"]):
-        scores = score_squad2(gold, dict(zip(gold, choose(VERSIONS[1], answers, x), strict=True)))
+        scores = score_squad2(gold, dict(zip(gold, SQUAD["squad2"].choose(answers, x), strict=True)))
         assert figure["lines"]["exact match"][place] == pytest.approx(scores["exact"], abs=1e-3)
         assert figure["lines"]["F1"][place] == pytest.approx(scores["f1"], abs=1e-3)
 

@@ -14,13 +14,13 @@ from bertkit.data.spans import N_BEST, Answer, Question, Span
 from bertkit.errors import UsageError
 from bertkit.inference import ensemble
 from bertkit.inference.ensemble import average, combine, list_entries, list_lines
-from bertkit.tasks.squad import SQUAD, choose, find_version, rank, score_files
+from bertkit.tasks.squad import SQUAD, rank
 from bertkit.training.recipe import save_recipe
 from bertkit.training.run import run as train
 from bertkit.training.run_dir import hold_run_dir
 from tests.official import write_checkpoint, write_squad
 
-ONE, TWO = find_version(1), find_version(2)
+ONE, TWO = SQUAD.values()
 FILES = {
     1: ["nbest_predictions.json", "predictions.json"],
     2: ["nbest_predictions.json", "null_odds.json", "predictions.json"],
@@ -47,29 +47,32 @@ RUNS = {
 }
 
 
-def write_gold(folder, version, gold=None):
+def write_gold(folder, task, gold=None):
     """An official dev file; its context holds nothing but the answers."""
     qas = [
         {
             "id": name,
             "question": "What?",
             "answers": [{"text": text, "answer_start": 0} for text in texts],
-            **({"is_impossible": not texts} if version is TWO else {}),
+            **({"is_impossible": not texts} if task is TWO else {}),
         }
-        for name, texts in (gold or GOLD[version.number]).items()
+        for name, texts in (gold or GOLD[task.version.number]).items()
     ]
     folder.mkdir(exist_ok=True)
-    path = folder / f"dev-v{version.release}.json"
-    content = {"version": version.release, "data": [{"title": "", "paragraphs": [{"context": "blue", "qas": qas}]}]}
+    path = folder / f"dev-v{task.version.release}.json"
+    content = {
+        "version": task.version.release,
+        "data": [{"title": "", "paragraphs": [{"context": "blue", "qas": qas}]}],
+    }
     path.write_text(json.dumps(content))
     return path
 
 
-def write_run(folder, version, answers, data="", exact=50.0, f1=60.0):
+def write_run(folder, task, answers, data="", exact=50.0, f1=60.0):
     """What an ensemble reads of a finished run. answers: question -> text -> probability."""
     (folder / "predictions").mkdir(parents=True)
-    save_recipe({"task": version.name, "data": {"dir": str(data)}}, folder / "recipe.toml")
-    (folder / "metrics.json").write_text(json.dumps({version.exact: exact, "f1": f1, "score": f1}))
+    save_recipe({"task": task.name, "data": {"dir": str(data)}}, folder / "recipe.toml")
+    (folder / "metrics.json").write_text(json.dumps({task.version.exact: exact, "f1": f1, "score": f1}))
     nbest = {
         name: [
             {"text": text, "probability": value, "start_logit": 0.0, "end_logit": 0.0} for text, value in best.items()
@@ -81,28 +84,28 @@ def write_run(folder, version, answers, data="", exact=50.0, f1=60.0):
 
 
 @pytest.fixture(params=[ONE, TWO], ids=["1.1", "2.0"])
-def version(request):
+def task(request):
     return request.param
 
 
 @pytest.fixture
-def runs(tmp_path, version):
+def runs(tmp_path, task):
     """The two runs above, beside their data."""
-    write_gold(tmp_path / "squad", version)
-    found = zip("ab", RUNS[version.number], strict=True)
-    return [write_run(tmp_path / name, version, answers, data=tmp_path / "squad") for name, answers in found]
+    write_gold(tmp_path / "squad", task)
+    found = zip("ab", RUNS[task.version.number], strict=True)
+    return [write_run(tmp_path / name, task, answers, data=tmp_path / "squad") for name, answers in found]
 
 
-def join(version, runs, output, data=None):
+def join(task, runs, output, data=None):
     """Combines them; gives results and lines."""
     lines = []
-    return combine(version, runs, output, data, lines.append), lines
+    return combine(task, runs, output, data, lines.append), lines
 
 
-def refuse(version, runs, output, data=None):
+def refuse(task, runs, output, data=None):
     """The one line that combining them ends with."""
     with pytest.raises(UsageError) as error:
-        combine(version, runs, output, data, lambda line: None)
+        combine(task, runs, output, data, lambda line: None)
     assert "\n" not in str(error.value)
     return str(error.value)
 
@@ -199,13 +202,13 @@ def test_the_best_of_the_union_are_kept_and_no_answer_always():
     assert len(list_entries(average([[*first, ("", 0.1)], second]), with_null=True)) == N_BEST
 
 
-def test_probabilities_of_zero_are_no_trouble(tmp_path, version):
-    gold = {"q1": ["red"], "q2": ["red"]} | ({"q3": []} if version is TWO else {})
-    path = write_gold(tmp_path / "squad", version, gold)
+def test_probabilities_of_zero_are_no_trouble(tmp_path, task):
+    gold = {"q1": ["red"], "q2": ["red"]} | ({"q3": []} if task is TWO else {})
+    path = write_gold(tmp_path / "squad", task, gold)
     answers = {"q1": {"red": 0.0, "": 0.0}, "q2": {}, "q3": {"": 1.0}}
-    runs = [write_run(tmp_path / name, version, {name: answers[name] for name in gold}) for name in "ab"]
-    results, _ = join(version, runs, tmp_path / "both", path)
-    assert results["metrics"][version.exact] == pytest.approx(200 / 3 if version is TWO else 50.0)
+    runs = [write_run(tmp_path / name, task, {name: answers[name] for name in gold}) for name in "ab"]
+    results, _ = join(task, runs, tmp_path / "both", path)
+    assert results["metrics"][task.version.exact] == pytest.approx(200 / 3 if task is TWO else 50.0)
     files = read(tmp_path / "both")
     assert files["predictions/predictions.json"]["q2"] == ""
     entries = [entry for best in files["predictions/nbest_predictions.json"].values() for entry in best]
@@ -242,25 +245,25 @@ probabilities = (
 )
 
 
-def list_pairs(answer, version):
+def list_pairs(answer, task):
     """What a run's file says of an answer."""
-    entries = json.loads(json.dumps(rank(answer, version.unanswerable)))
+    entries = json.loads(json.dumps(rank(answer, task.version.unanswerable)))
     return [(entry["text"], entry["probability"]) for entry in entries]
 
 
-@given(answer=answers, copies=st.integers(2, 7), version=st.sampled_from([ONE, TWO]))
-def test_a_run_and_its_copies_answer_as_the_run_alone(answer, copies, version):
+@given(answer=answers, copies=st.integers(2, 7), task=st.sampled_from([ONE, TWO]))
+def test_a_run_and_its_copies_answer_as_the_run_alone(answer, copies, task):
     """But for what rounding makes of scores that are equal, or nearly."""
-    alone = list_pairs(answer, version)
+    alone = list_pairs(answer, task)
     found = average([alone] * copies)
     assert [span.text for span in found.spans] == [text for text, _ in alone if text]
     assert found.best.text == answer.best.text
-    entries = list_entries(found, version.unanswerable)
+    entries = list_entries(found, task.version.unanswerable)
     assert {entry["text"]: entry["probability"] for entry in entries} == pytest.approx(dict(alone), abs=1e-9)
-    if version is TWO:
+    if task is TWO:
         assert found.odds == pytest.approx(answer.odds, abs=1e-9)
         if abs(answer.odds) > 1e-9:
-            assert choose(TWO, [found], 0.0) == choose(TWO, [answer], 0.0)
+            assert TWO.choose([found], 0.0) == TWO.choose([answer], 0.0)
 
 
 @given(lists=st.lists(probabilities, min_size=2, max_size=5), data=st.data())
@@ -285,24 +288,24 @@ def test_every_mean_is_the_mean(lists):
 # --- The files
 
 
-def test_the_files_score_the_same_when_they_are_read_back(tmp_path, version, runs):
-    results, _ = join(version, runs, tmp_path / "both")
-    folder, gold = tmp_path / "both" / "predictions", tmp_path / "squad" / f"dev-v{version.release}.json"
+def test_the_files_score_the_same_when_they_are_read_back(tmp_path, task, runs):
+    results, _ = join(task, runs, tmp_path / "both")
+    folder, gold = tmp_path / "both" / "predictions", tmp_path / "squad" / f"dev-v{task.version.release}.json"
     metrics = results["metrics"]
-    found = score_files(version, gold, folder / "predictions.json")
+    found = task.score_files(gold, folder / "predictions.json")
     assert {name: value for name, value in found.items() if not name.endswith("total")} == {
         name: metrics[name] for name in found if not name.endswith("total")
     }
-    if version is TWO:
+    if task is TWO:
         threshold = metrics["null_score_diff_threshold"]
-        found = score_files(TWO, gold, folder / "predictions.json", folder / "null_odds.json", threshold)
+        found = TWO.score_files(gold, folder / "predictions.json", folder / "null_odds.json", threshold)
         assert (found["exact"], found["f1"]) == (metrics["exact"], metrics["f1"])
-    assert sorted(path.name for path in folder.iterdir()) == FILES[version.number]
+    assert sorted(path.name for path in folder.iterdir()) == FILES[task.version.number]
 
 
-def test_an_ensemble_is_as_good_as_its_n_best_says(tmp_path, version, runs):
+def test_an_ensemble_is_as_good_as_its_n_best_says(tmp_path, task, runs):
     """Who reads the official form finds log probability in the logits, and the answer at tau = 0 on top."""
-    join(version, runs, tmp_path / "both")
+    join(task, runs, tmp_path / "both")
     files = read(tmp_path / "both" / "predictions")
     for name, entries in files["nbest_predictions.json"].items():
         for entry in entries:
@@ -311,24 +314,24 @@ def test_an_ensemble_is_as_good_as_its_n_best_says(tmp_path, version, runs):
         assert [entry["probability"] for entry in entries] == sorted(
             (entry["probability"] for entry in entries), reverse=True
         )
-        if version is TWO:
+        if task is TWO:
             assert (files["null_odds.json"][name] < 0) == (entries[0]["text"] != "")
 
 
-def test_the_same_runs_may_be_combined_again_in_any_order(tmp_path, monkeypatch, version, runs):
-    join(version, runs, tmp_path / "both")
+def test_the_same_runs_may_be_combined_again_in_any_order(tmp_path, monkeypatch, task, runs):
+    join(task, runs, tmp_path / "both")
     before = read(tmp_path / "both")
     monkeypatch.chdir(tmp_path)
-    results, _ = join(version, [path.relative_to(tmp_path) for path in reversed(runs)], tmp_path / "both")
+    results, _ = join(task, [path.relative_to(tmp_path) for path in reversed(runs)], tmp_path / "both")
     after = read(tmp_path / "both")
     assert after.pop("ensemble.json")["runs"] == before.pop("ensemble.json")["runs"][::-1]
     assert after == before
     assert list(results["runs"]) == ["b", "a"]
 
 
-def test_killed_at_any_moment_there_are_no_scores_beside_other_answers(tmp_path, monkeypatch, version, runs):
+def test_killed_at_any_moment_there_are_no_scores_beside_other_answers(tmp_path, monkeypatch, task, runs):
     """The last step fails; what was there before is not taken for the result, and the same command mends it."""
-    join(version, runs, tmp_path / "both")
+    join(task, runs, tmp_path / "both")
     complete = read(tmp_path / "both")
     write = ensemble.write_json
 
@@ -341,22 +344,22 @@ def test_killed_at_any_moment_there_are_no_scores_beside_other_answers(tmp_path,
         with monkeypatch.context() as patch:
             patch.setattr(ensemble, "write_json", fail_at_the_end)
             with pytest.raises(KeyboardInterrupt):
-                join(version, runs, tmp_path / output)
+                join(task, runs, tmp_path / output)
         assert set(complete) - set(read(tmp_path / output)) == {"metrics.json"}
-        join(version, runs, tmp_path / output)
+        join(task, runs, tmp_path / output)
         assert read(tmp_path / output) == complete
 
 
-def test_what_is_left_of_the_first_moment_is_no_obstacle(tmp_path, version, runs):
+def test_what_is_left_of_the_first_moment_is_no_obstacle(tmp_path, task, runs):
     (tmp_path / "both").mkdir()
     (tmp_path / "both" / ".ensemble.json.123").write_text("{")
-    results, _ = join(version, runs, tmp_path / "both")
+    results, _ = join(task, runs, tmp_path / "both")
     assert json.loads((tmp_path / "both" / "metrics.json").read_text()) == results["metrics"]
 
 
-def test_the_hubs_copy_is_the_data_of_runs_without_a_folder(tmp_path, monkeypatch, version):
+def test_the_hubs_copy_is_the_data_of_runs_without_a_folder(tmp_path, monkeypatch, task):
     runs = [
-        write_run(tmp_path / name, version, answers) for name, answers in zip("ab", RUNS[version.number], strict=True)
+        write_run(tmp_path / name, task, answers) for name, answers in zip("ab", RUNS[task.version.number], strict=True)
     ]
     asked = []
 
@@ -365,21 +368,21 @@ def test_the_hubs_copy_is_the_data_of_runs_without_a_folder(tmp_path, monkeypatc
         return {
             "dev": [
                 Question(key, "?", "blue", tuple(texts), (0,) * len(texts))
-                for key, texts in GOLD[version.number].items()
+                for key, texts in GOLD[task.version.number].items()
             ]
         }
 
     monkeypatch.setattr(ensemble, "read_squad_copy", read_copy)
-    _, lines = join(version, runs, tmp_path / "both")
-    assert asked == [(version.hub, {"dev": "validation"})]
-    assert lines == [f"{version.title}: 3 questions of {version.hub}, answered by 2 runs"]
+    _, lines = join(task, runs, tmp_path / "both")
+    assert asked == [(task.version.hub, {"dev": "validation"})]
+    assert lines == [f"{task.title}: 3 questions of {task.version.hub}, answered by 2 runs"]
 
 
-def test_the_table(tmp_path, version, runs):
-    results, _ = join(version, runs, tmp_path / "both")
-    headings, lines = list_lines(version, results)
+def test_the_table(tmp_path, task, runs):
+    results, _ = join(task, runs, tmp_path / "both")
+    headings, lines = list_lines(task, results)
     a, b = (str(path) for path in runs)
-    if version is ONE:
+    if task is ONE:
         assert headings == ("run", "EM", "F1")
         assert lines == [
             (a, "50.0", "60.0"),
@@ -399,134 +402,134 @@ def test_the_table(tmp_path, version, runs):
             ("ensemble of 2", "100.0", "100.0", "66.7", "66.7", "-0.487"),
             ("the paper: BERT-large, dev", "78.7", "81.9", "", "", ""),
         ]
-    assert results["runs"] == {path: {version.exact: 50.0, "f1": 60.0, "score": 60.0} for path in (a, b)}
+    assert results["runs"] == {path: {task.version.exact: 50.0, "f1": 60.0, "score": 60.0} for path in (a, b)}
 
 
 # --- Mistakes
 
 
-def test_members_that_cannot_be_combined(tmp_path, version, runs):
+def test_members_that_cannot_be_combined(tmp_path, task, runs):
     a, b = runs
     out = tmp_path / "both"
-    assert refuse(version, [], out).startswith("an ensemble is made of at least two finished runs, not of none; name")
-    assert refuse(version, [a], out).startswith(f"an ensemble is made of at least two finished runs, not of {a} alone")
-    assert refuse(version, [a, b, a], out) == f"{a} is named twice; name every run once"
+    assert refuse(task, [], out).startswith("an ensemble is made of at least two finished runs, not of none; name")
+    assert refuse(task, [a], out).startswith(f"an ensemble is made of at least two finished runs, not of {a} alone")
+    assert refuse(task, [a, b, a], out) == f"{a} is named twice; name every run once"
     (tmp_path / "link").symlink_to(b)
-    assert refuse(version, [a, b, tmp_path / "link"], out) == (
+    assert refuse(task, [a, b, tmp_path / "link"], out) == (
         f"{tmp_path}/link is named twice, also as {b}; name every run once"
     )
     for path in (tmp_path / "missing", tmp_path / "squad", a / "recipe.toml"):
-        line = refuse(version, [a, path], out)
+        line = refuse(task, [a, path], out)
         assert line == f"{path} is no run, for it holds no recipe.toml; name the --output of a finished run"
-    join(version, runs, out)
-    assert refuse(version, [a, out], tmp_path / "more") == (
+    join(task, runs, out)
+    assert refuse(task, [a, out], tmp_path / "more") == (
         f"{out} is an ensemble itself; name its runs, which {out}/ensemble.json lists"
     )
     assert not (tmp_path / "more").exists()
 
 
-def test_runs_that_cannot_be_combined(tmp_path, version, runs):
+def test_runs_that_cannot_be_combined(tmp_path, task, runs):
     a, b = runs
-    other = ONE if version is TWO else TWO
+    other = ONE if task is TWO else TWO
     assert refuse(other, runs, tmp_path / "both") == (
-        f"{a} is a run of {version.name}, not of {other.name}; combine runs of {other.title} alone"
+        f"{a} is a run of {task.name}, not of {other.name}; combine runs of {other.title} alone"
     )
     path = b / "predictions" / "nbest_predictions.json"
     content = json.loads(path.read_text())
     path.write_text(json.dumps(content | {"q1": [{"text": "red", "probability": 0.8}] * 2}))
-    assert refuse(version, runs, tmp_path / "both") == (
+    assert refuse(task, runs, tmp_path / "both") == (
         f"{path}: the probabilities of 'q1' add up to 1.6 and at most 1 was expected; repeat the run"
     )
     path.write_text(json.dumps(content | {"q1": [{"text": "red"}]}))
-    assert f"{path}, 'q1'[0] has no key 'probability'" in refuse(version, runs, tmp_path / "both")
+    assert f"{path}, 'q1'[0] has no key 'probability'" in refuse(task, runs, tmp_path / "both")
     path.write_text("{")
-    assert f"{path} is not JSON" in refuse(version, runs, tmp_path / "both")
+    assert f"{path} is not JSON" in refuse(task, runs, tmp_path / "both")
     path.unlink()
-    assert f"{path} does not exist" in refuse(version, runs, tmp_path / "both")
+    assert f"{path} does not exist" in refuse(task, runs, tmp_path / "both")
     (b / "metrics.json").write_text("{")
-    assert "metrics.json is damaged" in refuse(version, runs, tmp_path / "both")
+    assert "metrics.json is damaged" in refuse(task, runs, tmp_path / "both")
     (b / "metrics.json").write_text('{"score": 5.0, "f1": 5.0}')
-    assert f"{b}/metrics.json has no number as {version.exact}; delete it" in refuse(version, runs, tmp_path / "both")
+    assert f"{b}/metrics.json has no number as {task.version.exact}; delete it" in refuse(task, runs, tmp_path / "both")
     (b / "metrics.json").unlink()
-    assert refuse(version, runs, tmp_path / "both") == (
+    assert refuse(task, runs, tmp_path / "both") == (
         f"{b} is not finished, for it holds no metrics.json; repeat its command, which continues it"
     )
     (b / "recipe.toml").write_text("[train")
-    assert f"recipe {b}/recipe.toml is not TOML" in refuse(version, runs, tmp_path / "both")
+    assert f"recipe {b}/recipe.toml is not TOML" in refuse(task, runs, tmp_path / "both")
     assert not (tmp_path / "both").exists()
 
 
 @pytest.mark.parametrize("data", ["", "data = 3", "[data]\nmax_length = 5"])
-def test_a_recipe_that_does_not_say_where_the_data_are(tmp_path, version, runs, data):
-    (runs[1] / "recipe.toml").write_text(f'task = "{version.name}"\n{data}')
-    assert refuse(version, runs, tmp_path / "both") == (
+def test_a_recipe_that_does_not_say_where_the_data_are(tmp_path, task, runs, data):
+    (runs[1] / "recipe.toml").write_text(f'task = "{task.name}"\n{data}')
+    assert refuse(task, runs, tmp_path / "both") == (
         f"{runs[1]}/recipe.toml has no dir in [data]; name the --output of a finished run"
     )
 
 
-def test_data_that_are_not_the_runs_own(tmp_path, version, runs):
+def test_data_that_are_not_the_runs_own(tmp_path, task, runs):
     a, b = runs
     out = tmp_path / "both"
-    dev = f"dev-v{version.release}.json"
-    larger = write_gold(tmp_path / "larger", version, {**GOLD[version.number], "q4": ["red"]})
-    assert refuse(version, runs, out, larger) == (
+    dev = f"dev-v{task.version.release}.json"
+    larger = write_gold(tmp_path / "larger", task, {**GOLD[task.version.number], "q4": ["red"]})
+    assert refuse(task, runs, out, larger) == (
         f"{a} has answered other questions than those of {larger}: it lacks 1 of 4 and has 0 others; name the "
         "dev set that the runs were scored on with --data DIR"
     )
     smaller = write_gold(
-        tmp_path / "smaller", version, {"q1": ["red"], "q9": ["red"]} | ({"q2": []} if version is TWO else {})
+        tmp_path / "smaller", task, {"q1": ["red"], "q9": ["red"]} | ({"q2": []} if task is TWO else {})
     )
-    missing, strange = ("1 of 3", "1") if version is TWO else ("1 of 2", "2")
-    assert f"{smaller}: it lacks {missing} and has {strange} others;" in refuse(version, runs, out, smaller.parent)
-    part = write_gold(tmp_path / "part", version, {name: GOLD[version.number][name] for name in ("q1", "q2")})
-    assert f"{part}: it lacks 0 of 2 and has 1 others;" in refuse(version, runs, out, part)
-    assert f"{tmp_path}/nothing does not exist" in refuse(version, runs, out, tmp_path / "nothing")
-    assert f"{b}/{dev} does not exist" in refuse(version, runs, out, b)
-    c = write_run(tmp_path / "c", version, RUNS[version.number][0])
-    assert refuse(version, [*runs, c], out) == (
-        f"the runs were not scored on the same data ({b} on {tmp_path}/squad, {c} on {version.hub}); "
+    missing, strange = ("1 of 3", "1") if task is TWO else ("1 of 2", "2")
+    assert f"{smaller}: it lacks {missing} and has {strange} others;" in refuse(task, runs, out, smaller.parent)
+    part = write_gold(tmp_path / "part", task, {name: GOLD[task.version.number][name] for name in ("q1", "q2")})
+    assert f"{part}: it lacks 0 of 2 and has 1 others;" in refuse(task, runs, out, part)
+    assert f"{tmp_path}/nothing does not exist" in refuse(task, runs, out, tmp_path / "nothing")
+    assert f"{b}/{dev} does not exist" in refuse(task, runs, out, b)
+    c = write_run(tmp_path / "c", task, RUNS[task.version.number][0])
+    assert refuse(task, [*runs, c], out) == (
+        f"the runs were not scored on the same data ({b} on {tmp_path}/squad, {c} on {task.version.hub}); "
         "name the dev set with --data DIR"
     )
     assert not out.exists()
-    assert join(version, [*runs, c], out, tmp_path / "squad")[0]["metrics"]["runs"] == 3
+    assert join(task, [*runs, c], out, tmp_path / "squad")[0]["metrics"]["runs"] == 3
     (tmp_path / "squad").rename(tmp_path / "moved")
-    assert refuse(version, runs, tmp_path / "again") == (
+    assert refuse(task, runs, tmp_path / "again") == (
         f"{tmp_path}/squad, where {a} had its data from, is not there; name the folder with --data DIR"
     )
-    join(version, runs, tmp_path / "again", tmp_path / "moved" / dev)
+    join(task, runs, tmp_path / "again", tmp_path / "moved" / dev)
 
 
-def test_directories_that_hold_something_else(tmp_path, monkeypatch, version, runs):
+def test_directories_that_hold_something_else(tmp_path, monkeypatch, task, runs):
     a, b = runs
     kept = read_bytes(a)
-    assert refuse(version, runs, a) == f"{a} holds a run; name another directory with --output"
+    assert refuse(task, runs, a) == f"{a} holds a run; name another directory with --output"
     assert read_bytes(a) == kept
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes" / "mine.txt").write_text("mine")
-    assert "notes is not empty" in refuse(version, runs, tmp_path / "notes")
-    assert "mine.txt is a file; name a directory" in refuse(version, runs, tmp_path / "notes" / "mine.txt")
-    assert "is refused: " in refuse(version, runs, tmp_path / ("x" * 300))
+    assert "notes is not empty" in refuse(task, runs, tmp_path / "notes")
+    assert "mine.txt is a file; name a directory" in refuse(task, runs, tmp_path / "notes" / "mine.txt")
+    assert "is refused: " in refuse(task, runs, tmp_path / ("x" * 300))
     out = tmp_path / "both"
-    join(version, runs, out)
+    join(task, runs, out)
     before = read(out)
-    c = write_run(tmp_path / "c", version, RUNS[version.number][0], data=tmp_path / "squad")
+    c = write_run(tmp_path / "c", task, RUNS[task.version.number][0], data=tmp_path / "squad")
     for others in ([a, c], [a, b, c]):
-        assert refuse(version, others, out) == (
+        assert refuse(task, others, out) == (
             f"{out} holds an ensemble of other runs ({a}, {b}); name another directory with --output"
         )
     with monkeypatch.context() as patch:
         patch.setattr(os, "access", lambda path, mode: False)
-        assert refuse(version, runs, out) == f"{out} cannot be written; name another directory with --output"
+        assert refuse(task, runs, out) == f"{out} cannot be written; name another directory with --output"
     with hold_run_dir(out):
         monkeypatch.setattr(ensemble, "hold_run_dir", lambda path: hold_run_dir(path, patience=0.1))
-        assert f"{out} is in use by another process" in refuse(version, runs, out)
+        assert f"{out} is in use by another process" in refuse(task, runs, out)
     assert read(out) == before
     for content in ("{", "[]", "{}", '{"runs": 3}'):
         (out / "ensemble.json").write_text(content)
-        assert refuse(version, runs, out) == f"{out}/ensemble.json is damaged; name another directory with --output"
+        assert refuse(task, runs, out) == f"{out}/ensemble.json is damaged; name another directory with --output"
 
 
-def test_a_directory_that_another_process_has_taken_meanwhile(tmp_path, monkeypatch, version, runs):
+def test_a_directory_that_another_process_has_taken_meanwhile(tmp_path, monkeypatch, task, runs):
     @contextmanager
     def wait(path):
         with hold_run_dir(path):
@@ -534,16 +537,16 @@ def test_a_directory_that_another_process_has_taken_meanwhile(tmp_path, monkeypa
             yield
 
     monkeypatch.setattr(ensemble, "hold_run_dir", wait)
-    assert refuse(version, runs, tmp_path / "both") == (
+    assert refuse(task, runs, tmp_path / "both") == (
         f"{tmp_path}/both holds a run; name another directory with --output"
     )
     assert [path.name for path in (tmp_path / "both").iterdir()] == ["recipe.toml"]
 
 
-def test_two_names_of_one_folder_are_the_same_data(tmp_path, monkeypatch, version, runs):
+def test_two_names_of_one_folder_are_the_same_data(tmp_path, monkeypatch, task, runs):
     monkeypatch.chdir(tmp_path)
-    c = write_run(tmp_path / "c", version, RUNS[version.number][0], data="squad")
-    assert join(version, [*runs, c], tmp_path / "both")[0]["metrics"]["runs"] == 3
+    c = write_run(tmp_path / "c", task, RUNS[task.version.number][0], data="squad")
+    assert join(task, [*runs, c], tmp_path / "both")[0]["metrics"]["runs"] == 3
 
 
 def read_bytes(folder):
@@ -553,18 +556,18 @@ def read_bytes(folder):
 # --- The command line and real runs
 
 
-def test_the_command_line(call, tmp_path, version, runs):
-    squad = ("squad", "--version", version.number)
+def test_the_command_line(call, tmp_path, task, runs):
+    squad = ("squad", "--version", task.version.number)
     code, out, err = call(*squad, "--ensemble", "a", "b", "--output", "both")
     assert (code, err) == (0, "")
     assert "3 questions of" in out
-    shown = ["66.7", "88.9"] if version is ONE else ["100.0", "100.0", "66.7", "66.7", "-0.487"]
+    shown = ["66.7", "88.9"] if task is ONE else ["100.0", "100.0", "66.7", "66.7", "-0.487"]
     line = next(line for line in out.splitlines() if "ensemble of 2" in line)
     assert [cell.strip() for cell in line.strip("│ ").split("│")] == ["ensemble of 2", *shown]
     assert set(read(tmp_path / "both")) == {
         "ensemble.json",
         "metrics.json",
-        *(f"predictions/{name}" for name in FILES[version.number]),
+        *(f"predictions/{name}" for name in FILES[task.version.number]),
     }
     code, out, err = call(*squad, "--ensemble", "a", "--output", "both")
     assert (code, out) == (2, "")
@@ -573,26 +576,30 @@ def test_the_command_line(call, tmp_path, version, runs):
     )
 
 
-def test_real_runs(tmp_path, version):
+def test_real_runs(tmp_path, task):
     """Two seeds; and a run beside its own copy, which must score what it scored alone."""
     recipe = {
         "checkpoint": str(write_checkpoint(tmp_path / "bert")),
         "batch_size": 4,
         "precision": "fp32",
-        "data": {"dir": str(write_squad(tmp_path / "squad", version.number)), "max_length": 64, "max_query_length": 8},
+        "data": {
+            "dir": str(write_squad(tmp_path / "squad", task.version.number)),
+            "max_length": 64,
+            "max_query_length": 8,
+        },
     }
     own = {}
     for seed in (1, 2):
         recipe["train"] = {"max_steps": 2, "save_strategy": "no", "seed": seed}
-        own[seed] = train(SQUAD[version.name], recipe, output=tmp_path / f"run-{seed}")
+        own[seed] = train(SQUAD[task.name], recipe, output=tmp_path / f"run-{seed}")
     shutil.copytree(tmp_path / "run-1", tmp_path / "copy")
-    results, _ = join(version, [tmp_path / "run-1", tmp_path / "run-2"], tmp_path / "both")
+    results, _ = join(task, [tmp_path / "run-1", tmp_path / "run-2"], tmp_path / "both")
     assert list(results["runs"].values()) == [own[1], own[2]]
-    alone, _ = join(version, [tmp_path / "run-1", tmp_path / "copy"], tmp_path / "alone")
+    alone, _ = join(task, [tmp_path / "run-1", tmp_path / "copy"], tmp_path / "alone")
     assert {key: own[1][key] for key in alone["metrics"] if key != "runs"} == pytest.approx(
         {key: value for key, value in alone["metrics"].items() if key != "runs"}, abs=1e-9
     )
     one, same = (read(tmp_path / name / "predictions") for name in ("run-1", "alone"))
     assert same["predictions.json"] == one["predictions.json"]
-    if version is TWO:
+    if task is TWO:
         assert same["null_odds.json"] == pytest.approx(one["null_odds.json"], abs=1e-9)

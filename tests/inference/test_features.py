@@ -185,13 +185,10 @@ def test_a_cache_that_cannot_be_written_names_the_key_for_another(checkpoint, se
         cache(checkpoint, sequences, tmp_path / "file" / "kept")
 
 
-def test_without_a_home_the_key_for_a_folder_is_named(monkeypatch):
-    def fail():
-        raise RuntimeError("Could not determine home directory.")
-
-    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    monkeypatch.setattr(Path, "home", fail)
-    with pytest.raises(UsageError, match=r"no home directory .* --set data.features_dir=DIR"):
+def test_without_a_cache_the_key_for_a_folder_is_named(tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setattr("huggingface_hub.utils._cache_assets.HF_ASSETS_CACHE", str(tmp_path / "file"))
+    with pytest.raises(UsageError, match=r"no cache .* --set data.features_dir=DIR"):
         features.find_cache()
 
 
@@ -233,8 +230,8 @@ def test_no_word_at_all_is_a_file_without_rows(checkpoint, sequences, tmp_path):
 
 
 def test_the_users_cache_is_the_default(checkpoint, sequences, tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    assert cache(checkpoint, sequences, "").path.parent == tmp_path / "cache" / "bertkit" / "features"
+    monkeypatch.setattr("huggingface_hub.utils._cache_assets.HF_ASSETS_CACHE", str(tmp_path / "cache"))
+    assert cache(checkpoint, sequences, "").path.parent == tmp_path / "cache" / "bertkit" / "features" / "default"
 
 
 # --- Of text ----------------------------------------------------------------------------------------------------------

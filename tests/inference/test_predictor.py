@@ -23,11 +23,11 @@ from bertkit.data.formats.inputs import Line, check_output, count_characters, cu
 from bertkit.data.tagging import split_words
 from bertkit.data.tokenizer import load_tokenizer
 from bertkit.errors import UsageError
-from bertkit.inference import answers, inputs
 from bertkit.inference import predictor as module
 from bertkit.inference.predictor import Predictor, write_results
 from bertkit.model import heads, pretraining_heads
 from bertkit.model.config import BertConfig
+from bertkit.tasks import texts
 from bertkit.tasks.ner import NER
 from bertkit.tasks.squad import SQUAD
 from bertkit.training.run import run
@@ -75,7 +75,7 @@ def test_classes_are_those_of_the_stock_pipeline_in_the_order_of_the_inputs(clas
         assert result["probabilities"] == pytest.approx(scores, abs=1e-5)
 
 
-@pytest.mark.parametrize("names", inputs.PAIR_NAMES)
+@pytest.mark.parametrize("names", texts.PAIR_NAMES)
 def test_pairs_are_those_of_the_stock_pipeline_by_any_of_their_names(names, classifier):
     pairs = list(zip(make_texts(12), make_texts(12, seed=1), strict=True))
     inputs = [dict(zip(names, pair, strict=True)) for pair in pairs]
@@ -278,7 +278,7 @@ def test_a_long_text_is_tagged_whole_and_each_part_sees_its_neighbours(ner_run):
     predictor = Exact(ner_run[0])
     (result,) = predictor([" ".join(words)])
     assert len(result["tags"]) == len(words)
-    data, lengths = answers.encode_tagged([predictor.read(" ".join(words))], predictor.setting)
+    data, lengths = NER.encode_inputs([predictor.read(" ".join(words))], predictor.settings)
     assert len(data) > 3
     assert (lengths <= 40).all()
     assert (lengths > np.diff(data.ends, prepend=0) + 2).all(), "none stands alone"

@@ -8,6 +8,7 @@ import sys
 from functools import cache
 from pathlib import Path
 
+import google_crc32c
 import numpy as np
 import pytest
 import torch
@@ -22,7 +23,6 @@ from bertkit.errors import UsageError
 from bertkit.model import tf_release
 from bertkit.model.checkpoint import load_model
 from bertkit.model.tf_release import (
-    find_checksum,
     import_checkpoint,
     mask_checksum,
     read_bundle,
@@ -53,7 +53,7 @@ def number(value):
 def seal(block, compression=0):
     """A block with its compression and checksum."""
     block += bytes([compression])
-    return block + mask_checksum(find_checksum(block)).to_bytes(4, "little")
+    return block + mask_checksum(google_crc32c.value(block)).to_bytes(4, "little")
 
 
 def make_block(records):
@@ -360,7 +360,7 @@ def test_integers_are_no_weights(copy, tmp_path):
     data = source / "model.ckpt-1.data-00000-of-00001"
     values, size = np.zeros(2, "<i8").tobytes(), data.stat().st_size
     data.write_bytes(data.read_bytes() + values)
-    records[b"cls/squad/output_bias"] = make_entry([2], 9, offset=size, size=16, checksum=find_checksum(values))
+    records[b"cls/squad/output_bias"] = make_entry([2], 9, offset=size, size=16, checksum=google_crc32c.value(values))
     index.write_bytes(make_table(make_block(sorted(records.items()))))
     with pytest.raises(UsageError, match=r"cls/squad/output_bias in .* has integers, expected weights"):
         import_checkpoint(source, tmp_path / "out")
@@ -464,40 +464,13 @@ def test_a_table_whose_end_says_what_cannot_be_is_damaged(footer, message, tmp_p
 def test_weights_of_16_bits_are_read_in_full(dtype, code, tmp_path):
     values = torch.tensor([[0.5, -2.0, 3.140625], [1e-4, 0.0, 65504.0]]).to(getattr(torch, dtype))
     data = values.view(torch.uint8 if dtype == "float32" else torch.int16).numpy().tobytes()
-    entry = make_entry([2, 3], code, offset=3, size=len(data), checksum=find_checksum(data))
+    entry = make_entry([2, 3], code, offset=3, size=len(data), checksum=google_crc32c.value(data))
     found = read_variable("a", read_bundle(write_bundle(tmp_path, {"a": entry}, b"abc" + data))["a"])
     assert found.dtype == np.float32
     assert np.array_equal(found, values.float().numpy())
 
 
 # --- Checksums, and damage of every kind ------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("data", "checksum"),  # RFC 3720, B.4, and the check value of the catalogue of CRCs
-    [
-        (b"", 0),
-        (b"123456789", 0xE3069283),
-        (bytes(32), 0x8A9136AA),
-        (b"\xff" * 32, 0x62A8AB43),
-        (bytes(range(32)), 0x46DD794E),
-        (bytes(range(31, -1, -1)), 0x113FDB5C),
-    ],
-)
-def test_the_published_checksums(data, checksum):
-    assert find_checksum(data) == checksum
-
-
-@given(st.binary(max_size=200), st.integers(1, 9))
-def test_a_checksum_is_the_remainder_of_a_division(data, at_once):
-    remainder = 0xFFFFFFFF
-    for byte in data:
-        remainder ^= byte
-        for _ in range(8):
-            remainder = remainder >> 1 ^ (0x82F63B78 if remainder & 1 else 0)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tf_release, "WORDS_AT_ONCE", at_once)
-        assert find_checksum(data) == remainder ^ 0xFFFFFFFF
 
 
 @cache

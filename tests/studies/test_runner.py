@@ -26,6 +26,7 @@ from bertkit.studies.spec import Column, Study, Variant, define, make_study, rea
 from bertkit.studies.workers import State
 from bertkit.tasks import TASKS
 from bertkit.training.recipe import merge, read_recipe, save_recipe
+from tests.conftest import change_task
 from tests.official import write_checkpoint, write_conll, write_glue
 from tests.tasks.test_conformance import make_pretraining
 
@@ -49,7 +50,7 @@ def fake(monkeypatch):
     task = TASKS["pretrain"]
     row = ScoreRow("next sentence", "nsp_accuracy", unit="fraction", paper={"BERT-base, held out": 0.97})
     changes = {"metric": "nsp_accuracy", "lower_is_better": False, "reusable": True, "table": (row,), "folder": "fakes"}
-    task = replace(task, name="fake", check=lambda recipe: None, recipe={**task.recipe, "task": "fake"}, **changes)
+    task = change_task(task, name="fake", check=lambda recipe: None, recipe={**task.recipe, "task": "fake"}, **changes)
     monkeypatch.setitem(TASKS, "fake", task)
     return task
 
@@ -215,14 +216,14 @@ def test_a_mistake_in_a_cell_names_the_cell(fake, monkeypatch):
     study = make_study({"tasks": ["fake"], "grid": {"reinit_layers": [1, 99]}})
     with pytest.raises(UsageError, match=r"fake/reinit_layers-99: reinit_layers is 99, but the model has 12 layers"):
         list_cells(study)
-    monkeypatch.setitem(TASKS, "fake", replace(fake, metric=""))
+    monkeypatch.setitem(TASKS, "fake", change_task(fake, metric=""))
     with pytest.raises(UsageError, match="fake has no labels and so no score"):
         make_study({"tasks": ["fake"]})
 
 
 def test_every_task_finds_its_folder_below_the_root(fake, monkeypatch, tmp_path):
     options = {**fake.recipe["data"], "dir": ""}
-    monkeypatch.setitem(TASKS, "fake", replace(fake, recipe={**fake.recipe, "data": options}))
+    monkeypatch.setitem(TASKS, "fake", change_task(fake, recipe={**fake.recipe, "data": options}))
     study = make_study({"tasks": ["fake", "pretrain"]}, {"data_root": str(tmp_path)})
     with pytest.raises(UsageError, match=r"there is no folder .*fakes for fake; .*--data ROOT"):
         list_cells(study)
@@ -366,7 +367,7 @@ def test_a_study_runs_its_cells_and_is_not_repeated(recipe, fake, tmp_path, monk
     for name in ("load", "encode", "tokenize"):
         function = getattr(fake, name)
         counted = {name: lambda *args, name=name, function=function: calls.append(name) or function(*args)}
-        monkeypatch.setitem(TASKS, "fake", replace(TASKS["fake"], **counted))
+        monkeypatch.setitem(TASKS, "fake", change_task(TASKS["fake"], **counted))
     study = make_study({"tasks": ["fake"], "recipe": recipe, "grid": {"train.max_steps": [3, 4]}, "restarts": 2})
     output, lines, shown = tmp_path / "study", [], []
     results = run_study(study, output=output, report=lines.append, progress=shown.append)
@@ -455,7 +456,7 @@ def test_a_study_of_which_nothing_succeeds_still_says_so(recipe, tmp_path):
 
 
 def test_a_score_that_is_no_number_is_a_failure(recipe, fake, tmp_path, monkeypatch):
-    monkeypatch.setitem(TASKS, "fake", replace(fake, score=lambda *_: {"nsp_accuracy": float("nan")}))
+    monkeypatch.setitem(TASKS, "fake", change_task(fake, score=lambda *_: {"nsp_accuracy": float("nan")}))
     study = make_study({"tasks": ["fake"], "recipe": recipe})
     for _ in range(2):
         (run,) = list_runs(run_study(study, output=tmp_path / "study"))

@@ -12,7 +12,9 @@ import bertkit
 from bertkit.errors import UsageError
 from bertkit.tasks import TASKS
 from bertkit.tasks.glue import GLUE
+from bertkit.tasks.prediction import show_examples
 from bertkit.tasks.squad import SQUAD, VERSIONS
+from bertkit.tasks.task import PredictionSettings
 from bertkit.training.arguments import complete
 from bertkit.training.run import make_model
 from tests.official import write_checkpoint, write_conll, write_glue, write_squad, write_swag
@@ -144,7 +146,7 @@ def test_what_is_loaded_is_declared(case):
 
 def test_columns_are_arguments_of_the_head(case):
     task, recipe, _, _, data, model, _ = case
-    assert type(model) is getattr(bertkit, task.head(recipe["data"]))
+    assert type(model) is getattr(bertkit, task.choose_head(recipe["data"]))
     arguments = inspect.signature(type(model).forward).parameters
     for split in data.values():
         batch = take_batch(task, split)
@@ -203,7 +205,9 @@ def test_every_fine_tuned_task_can_freeze_its_encoder_and_have_a_bilstm(case, bi
     task, recipe, examples, tokenizer, data, _, _ = case
     settings = task.configure(recipe, tokenizer, examples)
     model = make_model(task, complete(task, recipe, {"freeze": "encoder", "bilstm": bilstm}), settings)
-    assert type(model) is getattr(bertkit, task.head(recipe["data"]).replace("For", "BiLSTMFor" if bilstm else "For"))
+    assert type(model) is getattr(
+        bertkit, task.choose_head(recipe["data"]).replace("For", "BiLSTMFor" if bilstm else "For")
+    )
     loss = model.train()(**take_batch(task, data["train"])).loss
     assert loss.isfinite()
     loss.backward()
@@ -286,8 +290,9 @@ def test_predictions_are_texts_in_files_of_their_own(case):
 
 
 def test_what_is_shown_of_a_model_is_a_line_each(case):
-    task, _, examples, tokenizer, _, model, _ = case
-    lines = task.examples(model.eval(), tokenizer, {split: examples[split] for split in examples if split != "train"})
+    task, recipe, examples, tokenizer, _, model, _ = case
+    settings = PredictionSettings(model.eval(), tokenizer, recipe["data"], task.pairs, 3)
+    lines = show_examples(task, {split: examples[split] for split in examples if split != "train"}, settings)
     assert task.splits or not lines
     assert all(line and "\n" not in line for line in lines)
 

@@ -20,7 +20,7 @@ from bertkit.data.sequences import Sequences, encode_texts, pad
 from bertkit.data.tokenizer import load_tokenizer
 from bertkit.errors import UsageError
 from bertkit.tasks import TASKS
-from bertkit.tasks.glue import BENCHMARKS, GLUE, GLUE_RECIPE, find_benchmark, make_task, score_files
+from bertkit.tasks.glue import BENCHMARKS, GLUE, GlueTask, find_glue
 from bertkit.training import trainer
 from bertkit.training.arguments import complete
 from bertkit.training.callbacks import Interrupted
@@ -118,14 +118,14 @@ def test_the_submission_has_eleven_files():
     [("SST-2", "sst2"), ("MNLI", "mnli"), ("mnli", "mnli"), ("STS-B", "stsb"), ("sts_b", "stsb"), ("CoLA", "cola")],
 )
 def test_official_spellings_are_understood(spelling, name):
-    assert find_benchmark(spelling).name == name
+    assert find_glue(spelling).name == name
 
 
 @pytest.mark.parametrize("spelling", ["mnlii", "", "squad", "all"])
 def test_an_unknown_task_lists_those_there_are(spelling):
     message = f"unknown task {spelling!r}; the GLUE tasks are {', '.join(NAMES)}"
     with pytest.raises(UsageError) as error:
-        find_benchmark(spelling)
+        find_glue(spelling)
     assert str(error.value) == message
 
 
@@ -149,7 +149,7 @@ def files_of(glue, tmp_path):
     """Makes a copy of a task's files, to be spoilt: (folder of the download, folder of the task)."""
 
     def copy(name):
-        folder = find_benchmark(name).splits["train"].file.partition("/")[0]
+        folder = find_glue(name).row.splits["train"].file.partition("/")[0]
         shutil.copytree(glue / folder, tmp_path / "glue" / folder)
         return tmp_path / "glue", tmp_path / "glue" / folder
 
@@ -186,7 +186,7 @@ def make_rows(row, examples):
 
 
 def load(name, folder, **options):
-    return GLUE[name].load(GLUE_RECIPE["data"] | {"dir": str(folder)} | options, lambda line: None)
+    return GLUE[name].load(GLUE["rte"].recipe["data"] | {"dir": str(folder)} | options, lambda line: None)
 
 
 def assert_same_examples(one, other):
@@ -203,7 +203,7 @@ def assert_same_examples(one, other):
 @pytest.mark.parametrize("name", NAMES)
 def test_the_hubs_copy_gives_what_the_official_files_give(name, glue, hub, bert):
     official, copy = load(name, glue), load(name, "")
-    assert list(official) == list(find_benchmark(name).splits)
+    assert list(official) == list(find_glue(name).row.splits)
     assert_same_examples(official, copy)
     tokenizer = load_tokenizer(bert)
     recipe = {"data": {"max_length": 12}}
@@ -216,7 +216,7 @@ def test_the_hubs_copy_gives_what_the_official_files_give(name, glue, hub, bert)
 @pytest.mark.parametrize("name", NAMES)
 def test_texts_and_labels_are_the_ones_in_the_files(name, glue):
     """Every text is a cell of its line, in the order of the texts, and so is the label in its official spelling."""
-    row = find_benchmark(name)
+    row = find_glue(name).row
     for split, examples in load(name, glue).items():
         lines = (glue / row.splits[split].file).read_text(encoding="utf-8-sig").split("\n")[:-1]
         count = len(examples["texts"][0])
@@ -241,7 +241,7 @@ def test_the_first_training_samples(glue, count, found):
 def test_missing_splits_that_are_not_needed_are_named_and_passed_over(tmp_path):
     skip = ("MNLI/dev_mismatched.tsv", "MNLI/test_matched.tsv", "diagnostic/diagnostic.tsv")
     folder, lines = write_glue(tmp_path, skip=skip), []
-    examples = GLUE["mnli"].load(GLUE_RECIPE["data"] | {"dir": str(folder)}, lines.append)
+    examples = GLUE["mnli"].load(GLUE["rte"].recipe["data"] | {"dir": str(folder)}, lines.append)
     assert list(examples) == ["train", "dev_matched", "test_mismatched"]
     assert lines[:3] == [f"MNLI: {folder / file} is not there and is passed over" for file in skip]
     assert lines[3] == "MNLI: train 48, dev_matched 18, test_mismatched 10"
@@ -263,7 +263,7 @@ def lack(monkeypatch, *missing):
 def test_splits_that_the_hubs_copy_lacks_are_named_and_passed_over(hub, monkeypatch):
     lack(monkeypatch, "test_matched", "ax")
     lines = []
-    examples = GLUE["mnli"].load(GLUE_RECIPE["data"], lines.append)
+    examples = GLUE["mnli"].load(GLUE["rte"].recipe["data"], lines.append)
     assert list(examples) == ["train", "dev_matched", "dev_mismatched", "test_mismatched"]
     assert lines[0].startswith("MNLI: the data set nyu-mll/glue:ax cannot be loaded (BuilderConfig 'ax' not found); ")
     assert lines[1:3] == [f"MNLI: {split} is not there and is passed over" for split in ("test_matched", "ax")]
@@ -290,7 +290,7 @@ def test_broken_rows_of_qqp_are_passed_over_and_reported(files_of):
     lines.insert(3, "402555\t536040\t536041\tHow do I control my\n")  # a line break in a question makes two
     (qqp / "train.tsv").write_text("\n".join(lines))
     said = []
-    examples = GLUE["qqp"].load(GLUE_RECIPE["data"] | {"dir": str(folder)}, said.append)
+    examples = GLUE["qqp"].load(GLUE["rte"].recipe["data"] | {"dir": str(folder)}, said.append)
     assert len(examples["train"]["texts"][0]) == 48
     assert said[0] == f"{qqp / 'train.tsv'}: 2 broken rows are passed over"
 
@@ -359,10 +359,10 @@ def test_a_tasks_own_folder_is_not_the_one_to_name(files_of, bert, tmp_path):
 
 def test_the_hubs_test_labels_are_none(hub):
     """Its test sets have the label -1, so a split of them cannot be learned."""
-    row = find_benchmark("rte")
+    row = find_glue("rte").row
     spoilt = replace(row, splits=row.splits | {"dev": replace(row.splits["dev"], hub=("rte", "test"))})
     with pytest.raises(UsageError, match=r"nyu-mll/glue:rte, test has no labels; only splits with labels can be"):
-        make_task(spoilt).load(GLUE_RECIPE["data"], lambda line: None)
+        GlueTask(spoilt).load(GLUE["rte"].recipe["data"], lambda line: None)
 
 
 MISTAKES = [
@@ -471,11 +471,11 @@ def make_labels(labels):
 @pytest.mark.parametrize("name", SCORES)
 def test_the_written_predictions_score_what_the_run_scored(finish, glue, name):
     output, metrics, _ = finish(name)
-    row = find_benchmark(name)
+    row = find_glue(name).row
     for split in row.splits.values():
         if split.scores:
             gold = glue / split.file
-            scores = score_files(row, gold, output / "predictions" / gold.name)
+            scores = GLUE[row.name].score_files(gold, output / "predictions" / gold.name)
             assert scores.pop("score") == scores[row.metrics[0]]
             assert {split.scores.format(key): value for key, value in scores.items()} == {
                 split.scores.format(key): metrics[split.scores.format(key)] for key in row.metrics
@@ -485,7 +485,7 @@ def test_the_written_predictions_score_what_the_run_scored(finish, glue, name):
 @pytest.mark.parametrize("name", SCORES)
 def test_predictions_for_the_leaderboard(finish, name):
     output, _, _ = finish(name)
-    row = find_benchmark(name)
+    row = find_glue(name).row
     for split in row.splits.values():
         if split.submission:
             head, *lines = (output / "predictions" / split.submission).read_text().splitlines()
@@ -556,7 +556,7 @@ def test_length_groups_and_the_stable_preset_run(glue, bert, tmp_path):
 
 def test_plain_transformers_loads_a_finished_run(finish, glue):
     output, _, _ = finish("mrpc")
-    row, examples = find_benchmark("mrpc"), load("mrpc", glue)["dev"]
+    row, examples = find_glue("mrpc").row, load("mrpc", glue)["dev"]
     stock = transformers.AutoModelForSequenceClassification.from_pretrained(output, dtype=torch.float64).eval()
     assert type(stock) is transformers.BertForSequenceClassification
     assert stock.config.id2label == {0: "not_equivalent", 1: "equivalent"}
@@ -855,15 +855,15 @@ def gold(tmp_path):
 )
 def test_files_of_anything_are_scored(gold, tmp_path, answers):
     """Two of four are right; of class 1, two of three were found and two of three answers are right."""
-    found = score_files(find_benchmark("MRPC"), gold, write(tmp_path / "answers.tsv", *answers))
+    found = find_glue("MRPC").score_files(gold, write(tmp_path / "answers.tsv", *answers))
     assert found == pytest.approx({"f1": 2 / 3, "accuracy": 0.5, "score": 2 / 3})
 
 
 def test_scores_are_correlated(tmp_path, glue):
-    row = find_benchmark("STS-B")
+    row = find_glue("STS-B").row
     labels = load("stsb", glue)["dev"]["labels"]
     answers = write(tmp_path / "answers.tsv", *(f"{-2.5 * label + 100:.6f}" for label in labels))
-    assert score_files(row, glue / "STS-B/dev.tsv", answers) == pytest.approx(
+    assert GLUE[row.name].score_files(glue / "STS-B/dev.tsv", answers) == pytest.approx(
         {"spearmanr": -1.0, "pearson": -1.0, "score": -1.0}
     )
 
@@ -886,7 +886,7 @@ def test_scores_are_correlated(tmp_path, glue):
 )
 def test_answers_that_cannot_be_scored(gold, tmp_path, answers, message):
     with pytest.raises(UsageError, match=message) as error:
-        score_files(find_benchmark("mrpc"), gold, write(tmp_path / "answers.tsv", *answers))
+        find_glue("mrpc").score_files(gold, write(tmp_path / "answers.tsv", *answers))
     assert "\n" not in str(error.value)
 
 
@@ -916,17 +916,19 @@ def test_answers_that_cannot_be_scored(gold, tmp_path, answers, message):
 def test_gold_files_and_answers_of_other_tasks(glue, tmp_path, name, file, answer, message):
     answers = write(tmp_path / "answers.tsv", *[answer] * 18)
     with pytest.raises(UsageError, match=message) as error:
-        score_files(find_benchmark(name), glue / file, answers)
+        find_glue(name).score_files(glue / file, answers)
     assert "\n" not in str(error.value)
 
 
 def test_missing_answers(gold, tmp_path):
     with pytest.raises(UsageError, match=r"nothing\.tsv does not exist"):
-        score_files(find_benchmark("mrpc"), gold, tmp_path / "nothing.tsv")
+        find_glue("mrpc").score_files(gold, tmp_path / "nothing.tsv")
 
 
 def test_both_of_mnlis_dev_files_are_scored_under_the_plain_name(glue, tmp_path):
-    row = find_benchmark("mnli")
+    row = find_glue("mnli").row
     for file in ("dev_matched.tsv", "dev_mismatched.tsv"):
         answers = write(tmp_path / "answers.tsv", *["neutral"] * 18)
-        assert score_files(row, glue / "MNLI" / file, answers) == pytest.approx({"accuracy": 1 / 3, "score": 1 / 3})
+        assert GLUE[row.name].score_files(glue / "MNLI" / file, answers) == pytest.approx(
+            {"accuracy": 1 / 3, "score": 1 / 3}
+        )

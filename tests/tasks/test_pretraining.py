@@ -16,20 +16,9 @@ from bertkit.data.pretraining.dataset import Phase, PretrainingData
 from bertkit.data.pretraining.tokenize import TokenizedCorpus
 from bertkit.data.tokenizer import make_tokenizer
 from bertkit.errors import UsageError
-from bertkit.tasks.pretraining import (
-    PRETRAINING,
-    PRETRAINING_RECIPE,
-    STARTER,
-    baseline,
-    check,
-    choose_masked,
-    encode,
-    fill_masks,
-    list_phases,
-    score,
-    show_examples,
-    start_small,
-)
+from bertkit.tasks.prediction import show_examples
+from bertkit.tasks.pretraining import PRETRAINING, STARTER, choose_masked, list_phases
+from bertkit.tasks.task import PredictionSettings
 from bertkit.training.recipe import merge
 
 LETTERS = [a + b for a in "abcdefgh" for b in "abcdefgh"]
@@ -56,7 +45,7 @@ TWO_PHASES = (Phase(400, 32), Phase(80, 64))
 
 
 def make_data(corpus, tokenizer, phases=TWO_PHASES, seed=3, **options):
-    return PretrainingData(corpus, tokenizer, phases, PRETRAINING_RECIPE["data"] | options, seed)
+    return PretrainingData(corpus, tokenizer, phases, PRETRAINING.recipe["data"] | options, seed)
 
 
 def get_rows(batch):
@@ -177,7 +166,7 @@ def test_the_phases_follow_one_another(corpus, tokenizer):
 def test_phases_are_whole_updates():
     recipe = {
         "batch_size": 256,
-        "data": PRETRAINING_RECIPE["data"],
+        "data": PRETRAINING.recipe["data"],
         "train": {"max_steps": 1_000_000},
         "phase": [{"share": 0.9, "max_length": 128}, {"share": 0.1, "max_length": 512}],
     }
@@ -214,23 +203,25 @@ def test_objectives(corpus, tokenizer):
 )
 def test_options_that_make_no_sense_are_refused(change, message):
     with pytest.raises(UsageError, match=message):
-        check({**PRETRAINING_RECIPE, "data": PRETRAINING_RECIPE["data"] | change})
+        PRETRAINING.check({**PRETRAINING.recipe, "data": PRETRAINING.recipe["data"] | change})
 
 
 def test_pretraining_is_measured_in_updates():
-    epochs = {key: value for key, value in PRETRAINING_RECIPE["train"].items() if key != "max_steps"} | {
+    epochs = {key: value for key, value in PRETRAINING.recipe["train"].items() if key != "max_steps"} | {
         "num_train_epochs": 3
     }
     with pytest.raises(UsageError, match="set max_steps"):
-        check({**PRETRAINING_RECIPE, "train": epochs})
-    check(PRETRAINING_RECIPE)
+        PRETRAINING.check({**PRETRAINING.recipe, "train": epochs})
+    PRETRAINING.check(PRETRAINING.recipe)
 
 
 def test_a_length_beside_phases_is_refused():
     phases = [{"share": 1.0, "max_length": 64}]
-    check({**PRETRAINING_RECIPE, "phase": phases})
+    PRETRAINING.check({**PRETRAINING.recipe, "phase": phases})
     with pytest.raises(UsageError, match=r"set 'phase=\[\{share=1.0, max_length=32\}\]' instead"):
-        check({**PRETRAINING_RECIPE, "phase": phases, "data": PRETRAINING_RECIPE["data"] | {"max_length": 32}})
+        PRETRAINING.check(
+            {**PRETRAINING.recipe, "phase": phases, "data": PRETRAINING.recipe["data"] | {"max_length": 32}}
+        )
 
 
 def test_whole_words_are_masked_together(corpus, tokenizer):
@@ -249,7 +240,7 @@ def test_baselines_by_hand(tokenizer):
     ids = np.array([7, 7, 8, 9, 7, 10, 11, 12], np.uint16)
     corpus = TokenizedCorpus(ids, np.array([2, 4, 6, 8]), np.array([2, 4]))
     data = make_data(corpus, tokenizer, [Phase(2, 16)])
-    known = baseline(data, data)
+    known = PRETRAINING.baseline(data, data)
     batch = data.__getitems__(range(2))
     targets = batch["labels"][batch["labels"] != -100].tolist()
     chances = {token: (np.sum(ids == token) + 1) / (len(ids) + len(TOKENS)) for token in targets}
@@ -265,7 +256,7 @@ def test_baselines_by_hand(tokenizer):
 def test_scores_weigh_every_token_and_every_pair_once(corpus, tokenizer):
     """Two sequences with one and three masked tokens: the loss is the mean over four tokens, not over two means."""
     summaries = np.array([[2.0, 1, 0, 0.5, 1], [3.0, 3, 2, 1.5, 0]])
-    scores = score(summaries, make_data(corpus, tokenizer))
+    scores = PRETRAINING.score(summaries, make_data(corpus, tokenizer))
     assert scores == pytest.approx(
         {
             "mlm_loss": 5 / 4,
@@ -275,13 +266,14 @@ def test_scores_weigh_every_token_and_every_pair_once(corpus, tokenizer):
             "nsp_accuracy": 0.5,
         }
     )
-    assert set(score(summaries, make_data(corpus, tokenizer, objective="clm"))) == {
+    assert set(PRETRAINING.score(summaries, make_data(corpus, tokenizer, objective="clm"))) == {
         "clm_loss",
         "clm_accuracy",
         "perplexity",
     }
 
 
+SMALL = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "abcd", ".", *LETTERS, "rare"]
 
 
@@ -291,36 +283,35 @@ def test_a_sentence_to_fill_has_one_ordinary_word_masked():
     taken = good.replace("rare", "[MASK]")  # it has a mask already
     long = good.replace("aa aa", "x-y-z-x-y-z-x-y-z-x-y-z-x-y-z-x-y-z")  # too many tokens, few letters
     documents = [["Too short."], [taken], [long], ["No ordinary word: rare."], [good], [good]]
-    assert choose_masked(documents, words, 1, longest=40) == [(good.replace("abcd", "[MASK]"), "abcd")]
-    assert len(choose_masked(documents, words, 5, longest=40)) == 2
-    assert choose_masked(documents, words, 5, longest=10) == []
+    model = BertForMaskedLM(BertConfig(**SMALL, vocab_size=len(words)))
+    found = {longest: PredictionSettings(model, words, {"max_length": longest}, None, 3) for longest in (40, 10)}
+    assert list(choose_masked(documents, found[40])) == [(good.replace("abcd", "[MASK]"), "abcd")] * 2
+    assert list(choose_masked(documents, found[10])) == []
 
 
 @pytest.mark.parametrize("head", [BertForPreTraining, BertForMaskedLM])
 def test_the_likeliest_words_are_shown_beside_the_right_one(head):
     """A model whose decoder's bias makes it say "bb" whatever it reads."""
     words = make_tokenizer(WORDS, cased=False, max_length=40)
-    sizes = {"vocab_size": len(words) + 3, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
-    model = head(BertConfig(**sizes)).eval()
+    model = head(BertConfig(**SMALL, vocab_size=len(words) + 3)).eval()
     with torch.no_grad():
         model.cls.predictions.bias[words.convert_tokens_to_ids("bb")] = 50.0
         model.cls.predictions.bias[-3:] = 40.0  # of no token
-    texts = ["Aa [MASK] aa.", "[MASK] is a longer one, aa aa aa aa."]
-    assert [guesses[0][0] for guesses in fill_masks(model, words, texts)] == ["bb", "bb"]
-    assert all(len(guesses) == 3 for guesses in fill_masks(model, words, texts))
-    assert fill_masks(model, words, []) == []
     sentence = "Aa " + "aa " * 10 + "abcd bb " + "bb " * 6 + "bb."
-    lines = show_examples(model, words, {"dev": [[sentence]] * 7})
+    settings = PredictionSettings(model, words, {}, None, 3)
+    lines = show_examples(PRETRAINING, {"dev": [[sentence]] * 7}, settings)
     assert len(lines) == 5
     assert lines[0].startswith(sentence.replace("abcd", "[MASK]"))
     assert "bb 100%" in lines[0]
     assert lines[0].endswith("(abcd)")
+    assert lines[0].count("%") == 3
+    assert show_examples(PRETRAINING, {"dev": []}, settings) == []
 
 
 def test_the_left_to_right_baseline_counts_separators(tokenizer, corpus):
     """Two of a pair's targets are [SEP], which no corpus contains."""
     data = make_data(corpus, tokenizer, [Phase(100, 32)], objective="clm")
-    known = baseline(data, data)
+    known = PRETRAINING.baseline(data, data)
     labels = data.__getitems__(range(100))["labels"]
     share = (labels[labels != -100] == tokenizer.sep_token_id).float().mean().item()
     assert share > 0.04
@@ -335,7 +326,7 @@ def test_the_starter_is_the_recipe_of_the_demo():
     demo = read_recipe(Path(__file__).parents[2] / "recipes" / "demo" / "pretrain.toml")
     assert demo.pop("task") == "pretrain"
     assert json.loads(json.dumps(demo)) == STARTER
-    continued = start_small({"checkpoint": "some/model"})
+    continued = PRETRAINING.starter({"checkpoint": "some/model"})
     assert "model" not in continued
     assert "vocab_size" not in continued["data"]
     assert "phase" not in continued
@@ -349,7 +340,7 @@ def test_the_starter_is_the_recipe_of_the_demo():
 )
 def test_lengths_given_to_the_starter_are_those_of_the_run(lengths, checkpoint):
     given = lengths | checkpoint
-    made = merge(PRETRAINING.recipe, start_small(given), given)
+    made = merge(PRETRAINING.recipe, PRETRAINING.starter(given), given)
     assert made.get("phase", []) == lengths.get("phase", [])
     assert made["data"]["heldout_length"] == 0
     if "data" in lengths:
@@ -359,8 +350,8 @@ def test_lengths_given_to_the_starter_are_those_of_the_run(lengths, checkpoint):
 def test_pairs_held_out_are_as_long_as_asked(corpus, tokenizer):
     phases = [{"share": 0.9, "max_length": 16}, {"share": 0.1, "max_length": 64}]
     for length, longest in {0: 16, 48: 48}.items():
-        recipe = merge(PRETRAINING_RECIPE, {"phase": phases, "data": {"heldout_length": length, "heldout_pairs": 50}})
-        data = encode(corpus, tokenizer, recipe, "dev")
+        recipe = merge(PRETRAINING.recipe, {"phase": phases, "data": {"heldout_length": length, "heldout_pairs": 50}})
+        data = PRETRAINING.encode(corpus, tokenizer, recipe, "dev")
         assert len(data) == 50
         lengths = data.__getitems__(range(50))["attention_mask"].sum(1)
         assert longest - 8 < lengths.max() <= longest
@@ -369,7 +360,7 @@ def test_pairs_held_out_are_as_long_as_asked(corpus, tokenizer):
 def test_a_model_that_answers_with_no_numbers_has_no_score():
     data = SimpleNamespace(options={"objective": "mlm"})
     with pytest.raises(UsageError, match=r"training has diverged; lower train.learning_rate"):
-        score(np.full((3, 8), np.nan), data)
+        PRETRAINING.score(np.full((3, 8), np.nan), data)
 
 
 @pytest.mark.parametrize(

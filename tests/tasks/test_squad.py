@@ -15,17 +15,9 @@ from bertkit.data.tokenizer import load_tokenizer
 from bertkit.errors import UsageError
 from bertkit.metrics.squad import score_squad1, score_squad2
 from bertkit.tasks import TASKS
-from bertkit.tasks.squad import (
-    SQUAD,
-    VERSIONS,
-    choose,
-    encode,
-    find_version,
-    rank,
-    rate,
-    score_files,
-    tune,
-)
+from bertkit.tasks.prediction import show_examples
+from bertkit.tasks.squad import SQUAD, VERSIONS, find_squad, rank, tune
+from bertkit.tasks.task import PredictionSettings
 from bertkit.training.callbacks import Interrupted
 from bertkit.training.run import run
 from bertkit.training.run_dir import FIRST, read_metrics
@@ -86,7 +78,7 @@ def test_the_paper_s_numbers():
         lengths = ("max_length", "doc_stride", "max_query_length", "max_answer_length")
         assert [task.recipe["data"][key] for key in lengths] == [384, 128, 64, 30]
     with pytest.raises(UsageError, match="no SQuAD version 3; --version takes 1"):
-        find_version(3)
+        find_squad(3)
 
 
 def test_both_files_are_read(tmp_path, version):
@@ -183,7 +175,7 @@ def test_what_became_of_the_questions_is_said(start, tmp_path):
         Question("window", "word1 ?", context, (context,), (0,)),
     ]
     recipe = {"data": TASKS["squad1"].recipe["data"] | SMALL | {"max_answer_length": 5}}
-    data = encode(questions, tokenizer, recipe, "train")
+    data = SQUAD["squad1"].encode(questions, tokenizer, recipe, "train")
     (line,) = TASKS["squad1"].describe(data, "train")
     assert line == (
         f"train: {len(data)} windows of 4 questions; 1 questions are cut at their last tokens; 1 answers are in no "
@@ -196,7 +188,9 @@ def test_what_became_of_the_questions_is_said(start, tmp_path):
 
 def test_answers_of_an_oracle_are_perfect(tmp_path, start, version):
     examples, _ = load(version, write_squad(tmp_path, version.number))
-    data = encode(examples["dev"], load_tokenizer(start), {"data": TASKS["squad1"].recipe["data"] | SMALL}, "dev")
+    data = SQUAD["squad1"].encode(
+        examples["dev"], load_tokenizer(start), {"data": TASKS["squad1"].recipe["data"] | SMALL}, "dev"
+    )
     assert len(data) > len(examples["dev"]), "several windows for some"
     metrics = SQUAD[version.name].score(make_kept(data, data.answers), data)
     assert metrics[version.exact] == metrics["f1"] == 100.0
@@ -261,9 +255,9 @@ def test_tau_is_the_paper_s_and_the_flag_its_opposite():
     assert [answer.odds for answer in answers] == [-2.0, 0.0, 1.0, 3.0]
     tau = tune(questions, ["x"] * 4, [answer.odds for answer in answers])
     assert tau == -0.5
-    assert choose(TWO, answers, tau) == ["x", "x", "", ""]
-    assert choose(TWO, answers, 0.0) == ["x", "", "", ""]
-    metrics = rate(TWO, questions, ["x"] * 4, [answer.odds for answer in answers])
+    assert SQUAD["squad2"].choose(answers, tau) == ["x", "x", "", ""]
+    assert SQUAD["squad2"].choose(answers, 0.0) == ["x", "", "", ""]
+    metrics = SQUAD["squad2"].rate(questions, ["x"] * 4, [answer.odds for answer in answers])
     assert metrics == {
         "exact": 100.0,
         "f1": 100.0,
@@ -321,7 +315,7 @@ def test_a_run_leaves_what_the_official_scripts_take(tmp_path, start, version):
     found = {name: json.loads((output / "predictions" / name).read_text(encoding="utf-8")) for name in names}
     ids = [question.id for question in read_squad(gold)]
     assert all(list(content) == ids for content in found.values())
-    again = score_files(version, gold, output / "predictions" / "predictions.json")
+    again = SQUAD[version.name].score_files(gold, output / "predictions" / "predictions.json")
     assert {key: metrics[key] for key in (version.exact, "f1")} == {key: again[key] for key in (version.exact, "f1")}
     assert metrics["score"] == metrics["f1"]
     for question, answer in found["predictions.json"].items():
@@ -356,10 +350,11 @@ def test_examples_are_answered_by_the_saved_tau(tmp_path, start):
     run(TASKS["squad2"], make_recipe(tmp_path, start, TWO), output=tmp_path / "run")
     model = BertForQuestionAnswering.from_pretrained(tmp_path / "run").eval()
     examples = {"dev": read_squad(tmp_path / "squad" / "dev-v2.0.json")}
+    settings = PredictionSettings(model, load_tokenizer(str(tmp_path / "run")), SMALL, None, 1)
     shown = {}
     for tau in (1e6, -1e6):
         model.config.tau = tau
-        shown[tau] = TASKS["squad2"].examples(model, load_tokenizer(str(tmp_path / "run")), examples)
+        shown[tau] = show_examples(SQUAD["squad2"], examples, settings)
     assert len(shown[1e6]) == 5
     assert all("→  (no answer)" in line for line in shown[1e6])
     assert not any("→  (no answer)" in line for line in shown[-1e6])
@@ -530,7 +525,7 @@ def test_predictions_belong_to_their_questions_however_training_is_ordered(tmp_p
     metrics = run(TASKS["squad1"], recipe, output=tmp_path / "run")
     model = BertForQuestionAnswering.from_pretrained(tmp_path / "run").eval()
     questions = read_squad(tmp_path / "squad" / "dev-v1.1.json")
-    data = encode(questions, load_tokenizer(start), json_of(tmp_path / "run"), "dev")
+    data = SQUAD["squad1"].encode(questions, load_tokenizer(start), json_of(tmp_path / "run"), "dev")
     task, kept = TASKS["squad1"], []
     for index in range(len(data)):
         batch = task.collate([data[index]])
@@ -581,13 +576,13 @@ def test_scoring_says_what_is_missing(tmp_path):
     gold = write_squad(tmp_path, 1) / "dev-v1.1.json"
     (tmp_path / "some.json").write_text(json.dumps({"dev-0-0-0": "x"}))
     lines = []
-    assert score_files(ONE, gold, tmp_path / "some.json", report=lines.append)["exact_match"] == 0.0
+    assert SQUAD["squad1"].score_files(gold, tmp_path / "some.json", report=lines.append)["exact_match"] == 0.0
     assert lines == [f"23 of 24 questions have no answer in {tmp_path / 'some.json'} and score 0"]
     with pytest.raises(UsageError, match="23 of 24 questions have no prediction"):
-        score_files(TWO, gold, tmp_path / "some.json")
+        SQUAD["squad2"].score_files(gold, tmp_path / "some.json")
     for options in ({"odds": tmp_path / "some.json"}, {"threshold": 0.5}):
         with pytest.raises(UsageError, match="leave out --null-odds and --na-prob-thresh"):
-            score_files(ONE, gold, tmp_path / "some.json", **options)
+            SQUAD["squad1"].score_files(gold, tmp_path / "some.json", **options)
 
 
 def test_log_odds_beside_the_official_threshold_are_pointed_out(tmp_path):
@@ -597,10 +592,12 @@ def test_log_odds_beside_the_official_threshold_are_pointed_out(tmp_path):
     for odds, threshold, said in ((2.5, 1.0, 1), (0.5, 1.0, 0), (2.5, 3.0, 0)):
         (tmp_path / "odds.json").write_text(json.dumps(dict.fromkeys(ids, odds)))
         lines = []
-        score_files(TWO, gold, tmp_path / "answers.json", tmp_path / "odds.json", threshold, report=lines.append)
+        SQUAD["squad2"].score_files(
+            gold, tmp_path / "answers.json", tmp_path / "odds.json", threshold, report=lines.append
+        )
         assert len(lines) == said
     with pytest.raises(UsageError, match="--na-prob-thresh is nan"):
-        score_files(TWO, gold, tmp_path / "answers.json", tmp_path / "odds.json", float("nan"))
+        SQUAD["squad2"].score_files(gold, tmp_path / "answers.json", tmp_path / "odds.json", float("nan"))
 
 
 def test_an_extra_file_without_a_fitting_answer_is_named(tmp_path, start):

@@ -21,7 +21,9 @@ from bertkit.data.sequences import pad_choices
 from bertkit.data.tokenizer import load_tokenizer, make_tokenizer
 from bertkit.errors import UsageError
 from bertkit.tasks import TASKS
-from bertkit.tasks.swag import SWAG, SWAG_FILES, SWAG_RECIPE, encode_situations
+from bertkit.tasks.prediction import show_examples
+from bertkit.tasks.swag import SWAG, SWAG_FILES
+from bertkit.tasks.task import PredictionSettings
 from bertkit.training.arguments import complete
 from bertkit.training.callbacks import Interrupted
 from bertkit.training.recipe import merge
@@ -60,9 +62,13 @@ def make_recipe(checkpoint, folder, **train):
     }
 
 
+def encode(situations, tokenizer, longest):
+    return SWAG.encode(situations, tokenizer, {"data": {"max_length": longest}}, "dev")
+
+
 def load(folder, **options):
     lines = []
-    return SWAG.load(SWAG_RECIPE["data"] | {"dir": str(folder)} | options, lines.append), lines
+    return SWAG.load(SWAG.recipe["data"] | {"dir": str(folder)} | options, lines.append), lines
 
 
 # --- The data ---------------------------------------------------------------------------------------------------------
@@ -81,7 +87,7 @@ def test_the_papers_numbers():
 
 def test_a_question_is_four_sequences():
     """[CLS] and the first [SEP] belong to A, the context; B is the start and one ending: "un ##lock ##s" are pieces."""
-    data = encode_situations([PIANO], TOKENIZER, 64)
+    data = encode([PIANO], TOKENIZER, 64)
     batch = pad_choices(data.__getitems__([0]))
     found = [TOKENIZER.convert_ids_to_tokens(ids[mask.bool()]) for ids, mask in zip(*take(batch), strict=True)]
     assert [" ".join(tokens) for tokens in found] == [
@@ -252,7 +258,7 @@ def test_permuted_endings_permute_the_logits(made, order):
     permuted = [
         Situation(x.context, x.start, tuple(x.endings[i] for i in order), order.index(x.answer)) for x in situations
     ]
-    one, other = (compute(model, encode_situations(found, tokenizer, 32)) for found in (situations, permuted))
+    one, other = (compute(model, encode(found, tokenizer, 32)) for found in (situations, permuted))
     torch.testing.assert_close(other.logits, one.logits[:, list(order)], rtol=0, atol=1e-12)
     assert other.loss.item() == pytest.approx(one.loss.item(), rel=1e-6)
 
@@ -303,12 +309,12 @@ def test_a_score_no_better_than_the_majority_is_warned_of():
 def test_what_is_shown_of_a_question_is_one_short_line(made):
     _, _, model, tokenizer = made
     long = Situation("word1 \n" * 90, "word2", ("good\n.", "bad " * 90, "so", "word3"), 2)
-    lines = SWAG.examples(model, tokenizer, {"dev": [long] * 7})
+    lines = show_examples(SWAG, {"dev": [long] * 7}, PredictionSettings(model, tokenizer, {}, None, 1))
     assert len(lines) == 5
     for line in lines:
         assert line.startswith("word1 word1 ")
-        assert "…  |  word2  →  " in line
-        assert line.endswith("  (so)")
+        assert "…  |  word2  →  ending " in line
+        assert line.endswith("  (ending 3: so)")
         assert "\n" not in line
         assert len(line) < 350
 
@@ -356,7 +362,7 @@ def test_plain_transformers_loads_a_finished_run(finished, swag):
     stock = transformers.AutoModelForMultipleChoice.from_pretrained(output, dtype=torch.float64).eval()
     assert type(stock) is transformers.BertForMultipleChoice
     ours = BertForMultipleChoice.from_pretrained(output, dtype=torch.float64).eval()
-    data = encode_situations(load(swag)[0]["test"], load_tokenizer(output), 32)
+    data = encode(load(swag)[0]["test"], load_tokenizer(output), 32)
     logits = compute(ours, data).logits
     torch.testing.assert_close(compute(stock, data).logits, logits, rtol=0, atol=1e-10)
     predicted = [int(row["pred"]) for row in read_rows(output / "predictions" / "test.csv")]

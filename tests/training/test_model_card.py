@@ -8,7 +8,6 @@ import socket
 import subprocess
 import sys
 import tomllib
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -30,6 +29,7 @@ from bertkit.tasks.squad import VERSIONS
 from bertkit.training import model_card, push
 from bertkit.training.recipe import merge, read_recipe
 from bertkit.training.run import run
+from tests.conftest import change_task
 from tests.hub import check_metadata
 from tests.official import write_checkpoint
 from tests.tasks.test_conformance import make_features, make_glue, make_pretraining, make_squad
@@ -164,7 +164,9 @@ def test_what_the_recipe_leaves_out_is_among_the_limits(finish):
     assert "This training has seen 16 sequences, 0.00% of the paper's 256,000,000." in card, "2 updates of 8"
     recipe = {"batch_size": 8, "data": {"max_length": 40, "max_train_samples": 7}, "freeze": True}
     config = SimpleNamespace(max_position_embeddings=128)
-    lines = model_card.list_limits(replace(TASKS["swag"], diagnose=lambda metrics: []), recipe, {"updates": 9}, config)
+    lines = model_card.list_limits(
+        change_task(TASKS["swag"], diagnose=lambda metrics: []), recipe, {"updates": 9}, config
+    )
     assert "Trained on the first 7 examples only." in lines
     assert "The encoder was left as it was; only what is above it was trained." in lines
 

@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import get_type_hints
 from unittest import mock
@@ -34,6 +33,7 @@ from bertkit.training.callbacks import Interrupted
 from bertkit.training.plan import dry_run
 from bertkit.training.recipe import RESERVED, merge, read_recipe, save_recipe
 from bertkit.training.run import make_model, run
+from tests.conftest import change_task
 from tests.official import write_checkpoint, write_glue
 
 PRETRAIN = TASKS["pretrain"]
@@ -975,7 +975,7 @@ def test_a_signal_after_the_last_update_stops_too(recipe, straight, tmp_path):
         return PRETRAIN.score(summaries, data)
 
     with pytest.raises(Interrupted) as stop:
-        run(replace(PRETRAIN, score=score), recipe, output=tmp_path / "run")
+        run(change_task(PRETRAIN, score=score), recipe, output=tmp_path / "run")
     assert stop.value.number == signal.SIGTERM
     assert not (tmp_path / "run" / "metrics.json").exists()
     assert run(PRETRAIN, recipe, output=tmp_path / "run") == straight.metrics

@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-from dataclasses import replace
 
 import pytest
 from safetensors.torch import load_file
@@ -20,6 +19,7 @@ from bertkit.training.recipe import merge, read_recipe, save_recipe
 from bertkit.training.run import run
 from bertkit.training.run_dir import find_checkpoint, list_checkpoints, mark_complete, read_log, rotate_checkpoints
 from bertkit.training.trainer import SUMS
+from tests.conftest import change_task
 from tests.official import write_checkpoint, write_glue
 from tests.training.test_run import PRETRAIN, assert_same_bits, make_recipe, read_weights, write_text
 
@@ -81,7 +81,7 @@ def stop_at_once():
             os.kill(os.getpid(), signal.SIGTERM)
         return PRETRAIN.collate(batch)
 
-    return replace(PRETRAIN, collate=collate)
+    return change_task(PRETRAIN, collate=collate)
 
 
 def test_the_curve_has_what_a_resume_could_change(recipe, straight):
@@ -275,7 +275,7 @@ def test_an_old_checkpoint_is_deleted_only_when_the_new_one_is_whole(recipe, str
 def score_in_turn(perplexities):
     """PRETRAIN with these scores for its evaluations in turn; the last one is that of the finished model."""
     rest = iter(perplexities)
-    return replace(
+    return change_task(
         PRETRAIN,
         score=lambda summaries, data: PRETRAIN.score(summaries, data) | {"perplexity": next(rest)},
         tuned_config=lambda metrics: {"tau": metrics["perplexity"]},
@@ -380,7 +380,6 @@ def test_a_long_prediction_says_how_far_it_is(recipe, tmp_path, monkeypatch):
 FAR = 1_000_000
 SEEK = """
 import sys, time
-from dataclasses import replace
 from pathlib import Path
 import torch
 from bertkit.training.recipe import read_recipe
@@ -401,7 +400,7 @@ class Counted(torch.utils.data.Dataset):
         return self.data.__getitems__([position % 1024 for position in positions])
 
 def encode(examples, tokenizer, recipe, split):
-    data = task.encode(examples, tokenizer, recipe, split)
+    data = encode_all(examples, tokenizer, recipe, split)
     return Counted(data) if split == "train" else data
 
 def note(done, total, log):
@@ -410,8 +409,9 @@ def note(done, total, log):
 
 torch.set_num_threads(1)
 task = TASKS["pretrain"]
+encode_all, task.encode, task.baseline = task.encode, encode, lambda train, dev: {}
 start = time.process_time()  # its own: on a busy machine others have a part of the minute
-run(replace(task, encode=encode, baseline=lambda train, dev: {}), read_recipe(Path(sys.argv[1])), output=sys.argv[2],
+run(task, read_recipe(Path(sys.argv[1])), output=sys.argv[2],
     progress=note)
 """
 

@@ -1,0 +1,46 @@
+"""The core of prediction: examples in, results out, for every task. `bertkit.inference` is its door."""
+
+from collections.abc import Mapping, Sequence
+from itertools import islice
+from typing import Any
+
+import torch
+
+from bertkit.data.sequences import batch_by_length
+from bertkit.model.precision import use_precision
+from bertkit.tasks.task import PredictionSettings, Result, Task
+
+SHOWN = 5  # examples of a run
+
+
+@torch.inference_mode()
+def predict(task: Task, examples: Sequence[Any], settings: PredictionSettings, precision: str = "fp32") -> list[Result]:
+    """Return the results of some examples, each with `cut` if it was truncated."""
+    if not examples:
+        return []
+    device = settings.model.device
+    data, lengths = task.encode_inputs(examples, settings)
+    kept: list[Any] = [None] * len(data)
+    for numbers in batch_by_length(lengths):
+        batch = task.collate_inputs(data, numbers.tolist(), settings)
+        batch = {name: column.to(device) for name, column in batch.items()}
+        with use_precision(precision, device):
+            outputs = settings.model(**batch, **task.evaluation_options)
+        for number, row in zip(numbers.tolist(), task.keep(outputs, batch, settings), strict=True):
+            kept[number] = row
+    results = task.answer(kept, data, examples, settings)
+    truncated = task.find_truncated(data, examples)
+    return [result | {"cut": True} if cut else result for result, cut in zip(results, truncated, strict=True)]
+
+
+def show_examples(task: Task, examples: Mapping[str, Any], settings: PredictionSettings) -> list[str]:
+    """Return lines of some examples of the first evaluated split: the input, the model's answer, and the right one."""
+    split = next((split for split in task.splits if split in examples), None)
+    if split is None:
+        return []
+    samples = list(islice(task.list_samples(examples[split], settings), SHOWN))
+    results = predict(task, [example for _, example, _ in samples], settings)
+    return [
+        f"{words}  →  {' '.join(task.describe_result(result).splitlines())}  ({right})"
+        for (words, _, right), result in zip(samples, results, strict=True)
+    ]
