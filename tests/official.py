@@ -3,14 +3,17 @@
 import csv
 import json
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from bertkit import BertForSequenceClassification, BertModel
+from bertkit.data import spans
 from bertkit.data.tokenizer import make_tokenizer, save_tokenizer
 from bertkit.model.config import BertConfig
 from bertkit.tasks.glue import BENCHMARKS, NLI
+from bertkit.tasks.option import WINDOW_OPTIONS, list_defaults
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 WORDS = {
@@ -23,6 +26,9 @@ WORDS = {
 }
 FILLERS = [f"word{number}" for number in range(20)]
 ROWS = {"train": 48, "dev": 18, "test": 10}
+
+
+encode_questions = partial(spans.encode_questions, **list_defaults(WINDOW_OPTIONS))
 
 
 def write_checkpoint(folder: Path, seed: int = 0, labels: Sequence[str] = (), **values) -> Path:

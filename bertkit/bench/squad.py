@@ -19,16 +19,18 @@ from bertkit.bench.measure import BERTKIT, REFERENCE, alternate, compare, measur
 from bertkit.bench.reference import load_module
 from bertkit.bench.synthetic_text import TEXT_SEED, draw_words, make_words
 from bertkit.data.formats.squad import read_squad
-from bertkit.data.spans import LENGTHS, N_BEST, Question, Windows, cut, decode, decode_best, encode_questions, keep_top
+from bertkit.data.spans import N_BEST, Question, Windows, cut, decode, decode_best, encode_questions, keep_top
 from bertkit.data.tokenizer import make_tokenizer, train_vocabulary
 from bertkit.errors import UsageError, join_lines
 from bertkit.system.progress import Report, ignore
+from bertkit.tasks.option import WINDOW_OPTIONS, list_defaults
 from bertkit.tasks.squad import SQUAD, SquadTask
 from bertkit.training.run_dir import describe_environment
 
 # --- The input --------------------------------------------------------------------------------------------------------
 
 QUESTIONS = 10_570  # of the dev set of SQuAD 1.1
+LENGTHS = list_defaults(WINDOW_OPTIONS)
 LISTS = "bertkit_n_best"  # a third side: as many answers to each question as the reference finds, but no scores
 WINDOWS_A_BATCH = 32  # windows at a time, as in evaluation
 CONTEXT_VOCABULARY = 8_000  # tokens; trained on the contexts
@@ -204,7 +206,7 @@ def bench_squad(
     source = "made-up questions" if data is None else "questions"
     rows: dict[str, dict[str, Any]] = {}
     for task in SQUAD.values():
-        windows = encode_questions(drop_answers(asked) if task.version.unanswerable else asked, tokenizer)
+        windows = encode_questions(drop_answers(asked) if task.version.unanswerable else asked, tokenizer, **LENGTHS)
         mean = np.mean(windows.find_first() + windows.lengths + 1)
         report(f"{task.title}: {len(asked):,} {source}, {len(windows):,} windows of {mean:.0f} tokens on average")
         rows[task.name] = measure_version(task, windows, postprocess, repeats, report)

@@ -16,6 +16,7 @@ import typer
 
 from bertkit.errors import UsageError, explain_os_error
 from bertkit.system.signals import act_outside_imports, note_signals
+from bertkit.tasks.option import Options
 
 # Control characters, line and paragraph separators, and marks that turn the direction of writing.
 TERMINAL_CONTROLS = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
@@ -196,13 +197,17 @@ class Screen:
         there = [name for name in (STUDY_RESULT, TABLE, PICTURE, CURVE) if (output / name).exists()]
         self.say(f"In {output}: {', '.join(there)}")
 
-    def show_plan(self, plan: Mapping[str, Any]) -> None:
-        """Prints a dry run: the complete recipe, then the sizes."""
+    def show_plan(self, plan: Mapping[str, Any], options: Options) -> None:
+        """Print a dry run: the complete recipe, with comments on the task's options, then the sizes."""
         import tomli_w
 
         plan = dict(plan)
-        for line in tomli_w.dumps(plan.pop("recipe")).split("\n"):
-            self.say(line)
+        recipe, table = plan.pop("recipe"), ""
+        for line in tomli_w.dumps(recipe).split("\n"):
+            table = line if line.startswith("[") else table
+            name = line.partition(" = ")[0]
+            option = options.get(name) if table == "[data]" else None
+            self.say(f"{line}  # {option.explain(recipe['data'][name])}" if option else line)
         for name, value in plan.items():
             self.say(f"{name.replace('_', ' ')}: {value:,}" if isinstance(value, int) else f"{name}: {value}")
         self.say("nothing was trained or written (--dry-run)")

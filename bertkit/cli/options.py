@@ -1,5 +1,6 @@
 """The options that several commands share, and the programs that commands belong to."""
 
+import json
 import os
 from functools import partial
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Annotated
 import typer
 
 from bertkit.cli.console import print_line
+from bertkit.tasks.option import DIR, PRETRAINING_OPTIONS, Options
 
 app = typer.Typer(
     name="bertkit",
@@ -39,7 +41,7 @@ Settings = Annotated[
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would be done, and stop.")]
 Data = Annotated[
     Path | None,
-    PathOption("--data", help="The folder of the official files; the Hub's copy if not given.", metavar="DIR"),
+    PathOption("--data", help=DIR.help, metavar="DIR"),
 ]
 Push = Annotated[
     str | None, typer.Option("--push-to-hub", help="Upload the finished run to this repository.", metavar="REPO")
@@ -52,7 +54,7 @@ Builders = Annotated[
     str | None,
     typer.Option("--workers", help="Processes that build it, one a CPU if not given; ray: a cluster.", metavar="N|ray"),
 ]
-Cased = Annotated[bool, typer.Option("--cased", help="Keep upper case and accents.")]
+Cased = Annotated[bool, typer.Option("--cased", help=PRETRAINING_OPTIONS["cased"].help)]
 Device = Annotated[
     str | None, typer.Option("--device", help="cpu, cuda or cuda:N; the first accelerator if not given.", metavar="D")
 ]
@@ -62,6 +64,14 @@ Size = Annotated[
 ]
 Repeats = Annotated[int, typer.Option("--repeats", help="Rounds; the median counts.", min=1)]
 Compile = Annotated[bool, typer.Option("--compile/--no-compile", help="Try stock with torch.compile, too.")]
+
+
+def list_options(options: Options) -> str:
+    """Return the end of a help text: what `--set data.KEY=VALUE` can change."""
+    lines = ["--set data.KEY=VALUE also changes:"]
+    for name, option in options.items():
+        lines.append(f"{name} = {json.dumps(option.default)}  {option.explain(option.default)}")
+    return "\n".join(lines).replace("[", r"\[")  # no markup
 
 
 @app.callback(invoke_without_command=True)

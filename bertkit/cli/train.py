@@ -22,19 +22,21 @@ from bertkit.cli.options import (
     Settings,
     Workers,
     app,
+    list_options,
 )
 from bertkit.errors import UsageError, explain_disk_error
+from bertkit.tasks.option import GLUE_OPTIONS, NER_OPTIONS, PRETRAINING_OPTIONS, SQUAD_OPTIONS, SWAG_OPTIONS
 
 
-@app.command()
+@app.command(epilog=list_options(PRETRAINING_OPTIONS))
 def pretrain(
     recipe: RecipeFile = None,
     corpus: Annotated[
         list[str] | None,
-        PlaceOption("--corpus", help="A text file, a directory, a Hub data set, or docs.", metavar="PATH|docs|NAME"),
+        PlaceOption("--corpus", help=PRETRAINING_OPTIONS["corpus"].help, metavar="PATH|docs|NAME"),
     ] = None,
     vocab: Annotated[
-        str | None, PlaceOption("--vocab", help="A vocabulary; trained if not given.", metavar="DIR|FILE|NAME")
+        str | None, PlaceOption("--vocab", help=PRETRAINING_OPTIONS["vocab"].help, metavar="DIR|FILE|NAME")
     ] = None,
     cased: Cased = False,
     model: Model = None,
@@ -57,7 +59,7 @@ def pretrain(
     execute("pretrain", recipe, given, output, settings, dry_run, push_to)
 
 
-@app.command()
+@app.command(epilog=list_options(GLUE_OPTIONS))
 def glue(
     task: Annotated[str, typer.Option("--task", help="cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte, wnli, ax or all.")],
     recipe: RecipeFile = None,
@@ -131,7 +133,7 @@ def glue(
         execute(names[0], recipe, given, output, settings, dry_run, push_to)
 
 
-@app.command()
+@app.command(epilog=list_options(SQUAD_OPTIONS))
 def squad(
     version: Annotated[int, typer.Option("--version", help="1 (for 1.1) or 2 (for 2.0).", metavar="1|2")],
     runs: Annotated[list[Path] | None, PathArgument(help="Finished runs, for --ensemble.", metavar="RUN")] = None,
@@ -144,7 +146,7 @@ def squad(
         Path | None,
         PathOption(
             "--extra-train",
-            help="Fine-tune on this file in SQuAD's form first; triviaqa makes one as the paper did.",
+            help=SQUAD_OPTIONS["extra_train"].help,
             metavar="FILE",
         ),
     ] = None,
@@ -185,7 +187,7 @@ def squad(
     execute(found.name, recipe, given, output, settings, dry_run, push_to)
 
 
-@app.command()
+@app.command(epilog=list_options(SWAG_OPTIONS))
 def swag(
     recipe: RecipeFile = None,
     model: Model = None,
@@ -203,7 +205,7 @@ def swag(
     execute("swag", recipe, given, output, settings, dry_run, push_to)
 
 
-@app.command()
+@app.command(epilog=list_options(NER_OPTIONS))
 def ner(
     recipe: RecipeFile = None,
     model: Model = None,
@@ -331,7 +333,7 @@ def execute(
         if push_to is not None:
             push.check_push(push_to)
         if dry_run:
-            screen.show_plan(plan.dry_run(task, *recipes, output=output))
+            screen.show_plan(plan.dry_run(task, *recipes, output=output), task.options)
             return
         with screen.watch_training():
             metrics = runs.run(task, *recipes, output=output, report=screen.say, progress=screen.advance)

@@ -24,8 +24,6 @@ from bertkit.system.files import take_fingerprint
 if TYPE_CHECKING:
     from torch import Tensor
 
-# Of windows, in tokens: the reference code's.
-LENGTHS = {"max_length": 384, "doc_stride": 128, "max_query_length": 64, "max_answer_length": 30}
 N_BEST = 20  # starts and ends of a window that are kept, and answers of a question (reference code)
 CONTEXTS_A_BATCH = 1_000  # tokenized at once
 WINDOWS_A_CHUNK = 512  # decoded at once, which a processor's cache can hold
@@ -183,10 +181,10 @@ def encode_questions(
     questions: Sequence[Question],
     tokenizer: Any,
     *,
-    max_length: int = LENGTHS["max_length"],
-    doc_stride: int = LENGTHS["doc_stride"],
-    max_query_length: int = LENGTHS["max_query_length"],
-    max_answer_length: int = LENGTHS["max_answer_length"],
+    max_length: int,
+    doc_stride: int,
+    max_query_length: int,
+    max_answer_length: int,
 ) -> Windows:
     """The windows of some questions, for training and evaluation alike; every question has one at least.
 

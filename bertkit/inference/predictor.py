@@ -14,7 +14,6 @@ from typing import Any
 
 import bertkit
 from bertkit.data.formats.inputs import Input, Line, cut_into_chunks
-from bertkit.data.spans import LENGTHS
 from bertkit.data.tokenizer import load_tokenizer
 from bertkit.errors import UsageError, explain_disk_error
 from bertkit.model.checkpoint import check_weights, find_file, load_config, load_model
@@ -22,6 +21,7 @@ from bertkit.model.precision import choose_precision, find_device
 from bertkit.system.files import atomic_open
 from bertkit.system.progress import ignore
 from bertkit.tasks import ANSWERING, TASKS
+from bertkit.tasks.option import WINDOW_OPTIONS
 from bertkit.tasks.prediction import predict
 from bertkit.tasks.task import PredictionSettings, Result
 from bertkit.tasks.texts import PAIR_NAMES
@@ -209,14 +209,14 @@ def read_run_recipe(run: str) -> dict[str, Any]:
 
 
 def find_lengths(recipe: Mapping[str, Any]) -> dict[str, int]:
-    """The lengths of a run: those of LENGTHS that its recipe says; of several phases the longest.
+    """The lengths of a run: those of WINDOW_OPTIONS that its recipe says; of several phases the longest.
 
     Raises:
         UsageError: one is no whole number from 1 on.
     """
     data, phases = recipe.get("data", {}), recipe.get("phase", [])
     try:
-        lengths = {name: data[name] for name in LENGTHS if name in data}
+        lengths = {name: data[name] for name in WINDOW_OPTIONS if name in data}
         if phases:
             lengths["max_length"] = max(list_lengths(recipe))
         wrong = [name for name, value in lengths.items() if type(value) is not int or value < 1]

@@ -6,7 +6,8 @@ from typing import Any
 from bertkit.data.tokenizer import load_tokenizer
 from bertkit.errors import UsageError
 from bertkit.system.progress import Report
-from bertkit.tasks.task import Option, Task
+from bertkit.tasks.option import list_defaults
+from bertkit.tasks.task import Task
 
 TRAIN = {  # A.3: as in pre-training, but for batch size, learning rate and epochs, which are the task's
     "adam_beta1": 0.9,
@@ -22,7 +23,6 @@ TRAIN = {  # A.3: as in pre-training, but for batch size, learning rate and epoc
     "seed": 42,
 }
 EVERY_EPOCH = {"eval_strategy": "epoch", "save_strategy": "epoch"}
-DIR = Option("", help="folder of the official files; empty: the Hub's data set")
 
 
 class FineTuningTask(Task):
@@ -41,7 +41,7 @@ class FineTuningTask(Task):
             "preset": "paper",
             "model": {},
             "batch_size": batch_size,
-            "data": {key: option.default for key, option in self.options.items()},
+            "data": list_defaults(self.options),
             "train": TRAIN | train,
         }
 

@@ -33,9 +33,9 @@ from bertkit.errors import UsageError
 from bertkit.metrics.glue import compute_scores
 from bertkit.reports.tables import ScoreRow
 from bertkit.system.progress import Report
-from bertkit.tasks.finetuning import DIR, EVERY_EPOCH
+from bertkit.tasks.finetuning import EVERY_EPOCH
+from bertkit.tasks.option import GLUE_OPTIONS
 from bertkit.tasks.task import (
-    Option,
     PredictionSettings,
     check_finite,
     repeat_run,
@@ -213,11 +213,7 @@ class GlueTask(TextTask):
     """The task of a row of the table."""
 
     folder = "glue"
-    options: Mapping[str, Option] = {
-        "dir": DIR,
-        "max_length": Option(128, 5, "reference code", "tokens of a sequence; the longer text is truncated first"),
-        "max_train_samples": Option(0, 0, "", "the first so many; 0: all"),
-    }
+    options = GLUE_OPTIONS
 
     def __init__(self, row: Benchmark) -> None:
         self.row = row

@@ -39,8 +39,9 @@ from bertkit.reports.tables import ScoreRow
 from bertkit.system.files import take_fingerprint
 from bertkit.system.progress import Report
 from bertkit.tasks.features import Features, cache_features, pad_features
-from bertkit.tasks.finetuning import DIR, EVERY_EPOCH, FineTuningTask
-from bertkit.tasks.task import DIVERGED, Option, PredictionSettings, Result, repeat_run, shorten_text
+from bertkit.tasks.finetuning import EVERY_EPOCH, FineTuningTask
+from bertkit.tasks.option import NER_OPTIONS
+from bertkit.tasks.task import DIVERGED, PredictionSettings, Result, repeat_run, shorten_text
 from bertkit.tasks.texts import take_text
 
 UNDECIDED = -1  # instead of a label, where the logits are NaN or infinite
@@ -91,15 +92,7 @@ class NerTask(FineTuningTask):
     copies: Mapping[str, tuple[str, str, str]] = {
         name: (NER_HUB, NER_CONFIG, split) for name, split in NER_HUB_SPLITS.items()
     }
-    options: Mapping[str, Option] = {
-        "dir": DIR,
-        "max_length": Option(512, 3, "5.3: maximal context", "tokens of a sequence"),
-        "context": Option(True, None, "5.3", "whether the sentences around are shown too"),
-        "features": Option("", None, "Table 7", "the layers of the feature-based approach; empty: fine-tuning"),
-        "half_features": Option(False, help="16 bits a number on disk instead of 32"),
-        "features_dir": Option("", help="where they are kept; empty: among the assets of huggingface_hub's cache"),
-        "max_train_samples": Option(0, 0, "", "the first so many sentences; 0: all"),
-    }
+    options = NER_OPTIONS
 
     def __init__(self) -> None:
         self.table = list_rows()

@@ -32,7 +32,8 @@ from bertkit.errors import UsageError
 from bertkit.model.config import BertConfig
 from bertkit.reports.tables import ScoreRow
 from bertkit.system.progress import Report
-from bertkit.tasks.task import DIVERGED, Option, PredictionSettings, Result, Task, check_finite, use_transformers
+from bertkit.tasks.option import PRETRAINING_OPTIONS, list_defaults
+from bertkit.tasks.task import DIVERGED, PredictionSettings, Result, Task, check_finite, use_transformers
 from bertkit.tasks.texts import PAIR_NAMES, SINGLES, describe_pair, judge_pair, read_texts
 
 HEADS = {  # objective -> head; the second and third are rows of Table 5
@@ -103,33 +104,14 @@ class PretrainingTask(Task):
     reusable = False  # the samples depend on the seed, the batch size and the length of the run
     evaluation_options: Mapping[str, Any] = {"targets_only": True}
     stable: Mapping[str, Any] = {"train": {"optim": "adamw_torch"}}
-    options: Mapping[str, Option] = {
-        "corpus": Option([], help="text files, directories, a Hub data set, docs, or one built corpus"),
-        "vocab": Option("", help="a vocabulary; empty: that of the corpus, the checkpoint, or trained"),
-        "vocab_size": Option(30522, 1, "reference code", "tokens of a vocabulary that is trained"),
-        "cased": Option(False, help="keep upper case and accents"),
-        "objective": Option("mlm+nsp", None, "3.1", "mlm+nsp, mlm, or clm: left to right"),
-        "max_length": Option(128, 5, "A.2", "tokens of a pair, where there is no [[phase]]"),
-        "short_seq_prob": Option(0.1, None, "reference code", "share of pairs that are made shorter"),
-        "dupe_factor": Option(10, 1, "reference code", "copies of the pairs, used in turn"),
-        "masked_lm_prob": Option(0.15, None, "3.1", "share of the tokens that is predicted"),
-        "mask_rate": Option(0.8, None, "3.1", "share of these that is [MASK]"),
-        "random_rate": Option(0.1, None, "3.1", "share of these that is a random token"),
-        "same_rate": Option(0.1, None, "3.1", "share of these that stays"),
-        "whole_word_masking": Option(False, None, "reference code", "mask all tokens of a word"),
-        "split_sentences": Option(True, help="split lines into sentences"),
-        "heldout_share": Option(0.01, help="documents that are evaluated and never trained on"),
-        "heldout_pairs": Option(5000, 1, "", "evaluated at most"),
-        "heldout_length": Option(0, help="tokens of those pairs, at most; 0: as in the first phase"),
-        "limit_characters": Option(0, 0, "", "of the corpus that are read; 0: all"),
-    }
+    options = PRETRAINING_OPTIONS
     recipe: Mapping[str, Any] = {
         "task": "pretrain",
         "batch_size": 256,  # A.2
         "precision": "auto",
         "preset": "paper",
         "model": {},  # BERT-base: BertConfig's defaults
-        "data": {key: option.default for key, option in options.items()},
+        "data": list_defaults(PRETRAINING_OPTIONS),
         "train": {
             "max_steps": 1_000_000,
             "learning_rate": 1e-4,

@@ -22,7 +22,6 @@ from torch import Tensor
 from bertkit.data.formats.squad import HUB_SQUAD, read_answers, read_odds, read_squad, read_squad_copy
 from bertkit.data.sequences import pad
 from bertkit.data.spans import (
-    LENGTHS,
     N_BEST,
     Answer,
     Question,
@@ -40,8 +39,9 @@ from bertkit.errors import UsageError
 from bertkit.metrics.squad import average_scores, find_tau, score_answers, score_silence, score_squad1, score_squad2
 from bertkit.reports.tables import ScoreRow
 from bertkit.system.progress import Report, ignore
-from bertkit.tasks.finetuning import DIR, FineTuningTask
-from bertkit.tasks.task import DIVERGED, Option, PredictionSettings, Result, check_finite, repeat_run, shorten_text
+from bertkit.tasks.finetuning import FineTuningTask
+from bertkit.tasks.option import SQUAD_OPTIONS, WINDOW_OPTIONS, list_defaults
+from bertkit.tasks.task import DIVERGED, PredictionSettings, Result, check_finite, repeat_run, shorten_text
 from bertkit.tasks.texts import take_text
 
 SQUAD_SPLITS = {"train": "train", "dev": "validation"}
@@ -118,16 +118,7 @@ class SquadTask(FineTuningTask):
     head = "BertForQuestionAnswering"
     metric = "f1"
     folder = "squad"
-    options: Mapping[str, Option] = {
-        "dir": DIR,
-        "train_file": Option("", help="a training file in SQuAD's form; empty: the official one"),
-        "extra_train": Option("", help="trained on first: a file in SQuAD's form"),
-        "max_train_samples": Option(0, 0, "", "the first so many questions; 0: all"),
-        "max_length": Option(LENGTHS["max_length"], None, "reference code", "tokens of a window, with its question"),
-        "doc_stride": Option(LENGTHS["doc_stride"], 1, "reference code", "tokens between the starts of two windows"),
-        "max_query_length": Option(LENGTHS["max_query_length"], 1, "reference code", "tokens of a question"),
-        "max_answer_length": Option(LENGTHS["max_answer_length"], 1, "reference code", "tokens of an answer"),
-    }
+    options = SQUAD_OPTIONS
 
     def __init__(self, version: Version) -> None:
         self.version = version
@@ -214,7 +205,7 @@ class SquadTask(FineTuningTask):
 
     def encode(self, examples: Sequence[Question], tokenizer: Any, recipe: Mapping[str, Any], split: str) -> Windows:
         """Return the windows of a split."""
-        return encode_questions(examples, tokenizer, **{key: recipe["data"][key] for key in LENGTHS})
+        return encode_questions(examples, tokenizer, **{key: recipe["data"][key] for key in WINDOW_OPTIONS})
 
     def collate(self, items: Sequence[dict[str, Any]]) -> dict[str, Tensor]:
         """Return the batch of some windows."""
@@ -388,7 +379,7 @@ class SquadTask(FineTuningTask):
 
     def encode_inputs(self, examples: Sequence[Question], settings: PredictionSettings) -> tuple[Windows, np.ndarray]:
         """Return the windows of the questions, and their tokens."""
-        lengths = {name: settings.lengths.get(name, default) for name, default in LENGTHS.items()}
+        lengths = {name: settings.lengths.get(name, value) for name, value in list_defaults(WINDOW_OPTIONS).items()}
         lengths["max_length"] = min(lengths["max_length"], settings.model.config.max_position_embeddings)
         lengths["max_query_length"] = min(lengths["max_query_length"], lengths["max_length"] // 2)
         data = encode_questions(examples, settings.tokenizer, **lengths)

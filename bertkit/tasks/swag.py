@@ -22,9 +22,9 @@ from bertkit.errors import UsageError
 from bertkit.metrics.glue import compute_scores
 from bertkit.reports.tables import ScoreRow
 from bertkit.system.progress import Report
-from bertkit.tasks.finetuning import DIR, EVERY_EPOCH, FineTuningTask
+from bertkit.tasks.finetuning import EVERY_EPOCH, FineTuningTask
+from bertkit.tasks.option import SWAG_OPTIONS
 from bertkit.tasks.task import (
-    Option,
     PredictionSettings,
     Result,
     check_finite,
@@ -51,11 +51,7 @@ class SwagTask(FineTuningTask):
     table = (ACCURACY,)
     unlabelled = ("test",)
     copies: Mapping[str, tuple[str, str, str]] = {name: (*HUB_SWAG, split) for name, split in SWAG_SPLITS.items()}
-    options: Mapping[str, Option] = {
-        "dir": DIR,
-        "max_length": Option(128, 5, "ours: the paper names none", "tokens of each of the four sequences"),
-        "max_train_samples": Option(0, 0, "", "the first so many questions; 0: all"),
-    }
+    options = SWAG_OPTIONS
 
     def __init__(self) -> None:
         self.recipe = self.make_recipe(16, num_train_epochs=3.0, learning_rate=2e-5, **EVERY_EPOCH)  # section 4.4

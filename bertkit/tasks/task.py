@@ -20,27 +20,12 @@ from bertkit.data.tokenizer import Words, copy_backend
 from bertkit.errors import UsageError
 from bertkit.reports.tables import ScoreRow
 from bertkit.system.progress import Report
+from bertkit.tasks.option import Options
 
 LONGEST_SHOWN = 80  # characters of a text among the examples
 DIVERGED = "the model answers with NaN: training has diverged; lower train.learning_rate"
 
 Result = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Option:
-    """An option of `[data]`.
-
-    default: the paper's value, or ours where it has none.
-    least: the smallest number it may be; None: anything.
-    source: where the default is from.
-    help: what it does.
-    """
-
-    default: Any
-    least: int | None = None
-    source: str = ""
-    help: str = ""
 
 
 @dataclass(frozen=True)
@@ -101,7 +86,7 @@ class Task:
     name: str
     title = "held-out text"
     head: str
-    options: Mapping[str, Option]
+    options: Options
     recipe: Mapping[str, Any]
     stable: Mapping[str, Any] = {}
     metric = ""

@@ -9,9 +9,10 @@ import pytest
 from bertkit.bench import squad as bench
 from bertkit.bench.measure import BERTKIT, REFERENCE
 from bertkit.bench.squad import LISTS, bench_squad
-from bertkit.data.spans import N_BEST, cut, decode, encode_questions, is_placed
+from bertkit.data.spans import N_BEST, cut, decode, is_placed
 from bertkit.errors import UsageError
 from bertkit.tasks.squad import VERSIONS
+from tests.official import encode_questions
 
 ROW = {"questions", "windows", "scores", "seconds", "median_seconds", "questions_per_second", "bytes"}
 STAND_IN = """

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+import tomllib
 import zipfile
 
 import pytest
@@ -234,6 +235,11 @@ def test_a_dry_run_writes_nothing(call, tmp_path):
     assert "parameters: " in out
     assert "nothing was trained or written" in out
     assert not (tmp_path / "runs").exists()
+    options = PRETRAINING_OPTIONS
+    assert f"short_seq_prob = 0.1  # {options['short_seq_prob'].help} (reference code)\n" in out
+    assert f"vocab_size = 100  # {options['vocab_size'].help}\n" in out, "this is not the reference code's"
+    recipe = tomllib.loads(out.partition("\noutput: ")[0])
+    assert recipe["data"].keys() == options.keys()
 
 
 def test_vocab_on_a_full_disk_leaves_nothing_that_it_refuses(call, tmp_path):

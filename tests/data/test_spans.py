@@ -23,7 +23,6 @@ from bertkit.data.spans import (
     decode_best,
     divide_context,
     divide_windows,
-    encode_questions,
     express,
     find_least,
     is_placed,
@@ -33,6 +32,7 @@ from bertkit.data.spans import (
 )
 from bertkit.data.tokenizer import SPECIAL_TOKENS, make_tokenizer
 from bertkit.errors import UsageError
+from tests.official import encode_questions
 
 LETTERS = [*"abcdehilmnopstABST129éßक中国😀", *unicodedata.normalize("NFD", "한국"), "\u0301", "\u093f"]
 TOKENS = [*SPECIAL_TOKENS, *LETTERS, *(f"##{letter}" for letter in LETTERS), *"[].,()-?'", "the", "##st", "ab", "##cd"]

@@ -12,6 +12,7 @@ import bertkit
 from bertkit.errors import UsageError
 from bertkit.tasks import TASKS
 from bertkit.tasks.glue import GLUE
+from bertkit.tasks.option import list_defaults
 from bertkit.tasks.prediction import show_examples
 from bertkit.tasks.squad import SQUAD, VERSIONS
 from bertkit.tasks.task import PredictionSettings
@@ -304,6 +305,8 @@ def test_the_recipe_of_the_paper_is_complete_and_passes_its_own_check(tmp_path):
         given = {"checkpoint": start} if "checkpoint" in task.recipe else {}
         recipe = complete(task, given)
         assert recipe["task"] == task.name
+        assert task.recipe["data"] == list_defaults(task.options)
+        assert all(option.help.endswith(".") for option in task.options.values())
         assert {"batch_size", "precision", "preset", "data", "train"} <= set(recipe)
         assert recipe["train"]["optim"] == "bert_adam"
         assert complete(task, given, {"preset": "stable"})["train"]["optim"] == "adamw_torch"

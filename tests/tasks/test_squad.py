@@ -10,7 +10,7 @@ from transformers import AutoModelForQuestionAnswering
 
 from bertkit import BertForQuestionAnswering
 from bertkit.data.formats.squad import read_squad
-from bertkit.data.spans import Answer, Question, Span, cut, decode, encode_questions, express, locate_answer
+from bertkit.data.spans import Answer, Question, Span, cut, decode, express, locate_answer
 from bertkit.data.tokenizer import load_tokenizer
 from bertkit.errors import UsageError
 from bertkit.metrics.squad import score_squad1, score_squad2
@@ -21,7 +21,7 @@ from bertkit.tasks.task import PredictionSettings
 from bertkit.training.callbacks import Interrupted
 from bertkit.training.run import run
 from bertkit.training.run_dir import FIRST, read_metrics
-from tests.official import write_checkpoint, write_glue, write_squad
+from tests.official import encode_questions, write_checkpoint, write_glue, write_squad
 
 ONE, TWO = VERSIONS
 SMALL = {"max_length": 40, "doc_stride": 12, "max_query_length": 8}

@@ -1,0 +1,93 @@
+"""The options of `[data]`, declared once: checks, dry runs and help texts are made from them.
+
+Nothing here imports more than the standard library, so that help is quick.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Option:
+    """An option of `[data]`.
+
+    default: the paper's value, or ours where it has none.
+    least: the smallest number it may be; None: anything.
+    source: where the default is from.
+    help: what it does.
+    """
+
+    default: Any
+    least: int | None = None
+    source: str = ""
+    help: str = ""
+
+    def explain(self, value: Any) -> str:
+        """Return what it does, and where the value is from if it is the default."""
+        return f"{self.help} ({self.source})" if self.source and value == self.default else self.help
+
+
+Options = Mapping[str, Option]
+
+CODE = "reference code"
+DIR = Option("", help="Folder of the official files; the Hub's data set if not given.")
+FIRST = Option(0, 0, help="Train on the first so many examples only; 0: all.")
+
+PRETRAINING_OPTIONS: Options = {
+    "corpus": Option([], help="Text files, directories, a Hub data set, docs; or one corpus that has been built."),
+    "vocab": Option("", help="Vocabulary; that of the corpus or the checkpoint, or a trained one, if not given."),
+    "vocab_size": Option(30522, 1, CODE, "Tokens of a vocabulary that is trained."),
+    "cased": Option(False, help="Keep upper case and accents."),
+    "objective": Option("mlm+nsp", None, "3.1", "mlm+nsp, mlm, or clm (left to right)."),
+    "max_length": Option(128, 5, "A.2", "Tokens of a pair, where there is no [[phase]]."),
+    "short_seq_prob": Option(0.1, None, CODE, "Share of the pairs that are made shorter."),
+    "dupe_factor": Option(10, 1, CODE, "Copies of the pairs, used in turn."),
+    "masked_lm_prob": Option(0.15, None, "3.1", "Share of the tokens that are predicted."),
+    "mask_rate": Option(0.8, None, "3.1", "Share of these that become [MASK]."),
+    "random_rate": Option(0.1, None, "3.1", "Share of these that become a random token."),
+    "same_rate": Option(0.1, None, "3.1", "Share of these that stay the same."),
+    "whole_word_masking": Option(False, None, CODE, "Mask all tokens of a word."),
+    "split_sentences": Option(True, help="Split lines into sentences."),
+    "heldout_share": Option(0.01, help="Share of the documents that are evaluated, and never trained on."),
+    "heldout_pairs": Option(5000, 1, help="Pairs of these that are evaluated, at most."),
+    "heldout_length": Option(0, help="Tokens of such a pair, at most; 0: as in the first phase."),
+    "limit_characters": Option(0, 0, help="Characters of each source that are read; 0: all."),
+}
+GLUE_OPTIONS: Options = {
+    "dir": DIR,
+    "max_length": Option(128, 5, CODE, "Tokens of a sequence; longer pairs are truncated, longest text first."),
+    "max_train_samples": FIRST,
+}
+WINDOW_OPTIONS: Options = {
+    "max_length": Option(384, None, CODE, "Tokens of a window, its question included."),
+    "doc_stride": Option(128, 1, CODE, "Tokens between the starts of two windows."),
+    "max_query_length": Option(64, 1, CODE, "Tokens of a question; longer ones are truncated."),
+    "max_answer_length": Option(30, 1, CODE, "Tokens of an answer."),
+}
+SQUAD_OPTIONS: Options = {
+    "dir": DIR,
+    "train_file": Option("", help="Training file in SQuAD's form; the official one if not given."),
+    "extra_train": Option("", help="Fine-tune on this file in SQuAD's form first; triviaqa makes one."),
+    "max_train_samples": FIRST,
+    **WINDOW_OPTIONS,
+}
+SWAG_OPTIONS: Options = {
+    "dir": DIR,
+    "max_length": Option(128, 5, "ours", "Tokens of each of the four sequences."),
+    "max_train_samples": FIRST,
+}
+NER_OPTIONS: Options = {
+    "dir": DIR,
+    "max_length": Option(512, 3, "5.3: maximal context", "Tokens of a sequence."),
+    "context": Option(True, None, "5.3", "Show the sentences around, too."),
+    "features": Option("", None, "Table 7", "Layers of the feature-based approach; fine-tuning if not given."),
+    "half_features": Option(False, help="Keep features in 16 bits a number instead of 32."),
+    "features_dir": Option("", help="Folder of kept features; among huggingface_hub's cached assets if not given."),
+    "max_train_samples": FIRST,
+}
+
+
+def list_defaults(options: Options) -> dict[str, Any]:
+    """Return the default of each option."""
+    return {name: option.default for name, option in options.items()}
