@@ -20,6 +20,7 @@ from rich.console import Console
 from bertkit.cli import bench, console
 from bertkit.inference.glue_submission import SUBMITTED
 from bertkit.studies.tables import write_table
+from bertkit.tasks.option import PRETRAINING_OPTIONS
 from tests.data.pretraining.test_build_faults import limit_files
 from tests.official import write_checkpoint, write_conll, write_glue, write_squad, write_swag
 from tests.studies.test_tables import make_results, score_by_hand
