@@ -115,7 +115,7 @@ def describe_run(place: Place, others: Mapping[Path, Sequence[Mapping[str, Any]]
         "summary": describe_score(task, metrics) if written is not None else "unfinished",
         "facts": list_facts(path, recipe, log, notes),
         "scores": [make_scores(rows, metrics, others.get(path.resolve(), []), label)] if rows else [],
-        "comments": (attempt(task.diagnose, metrics) or []) if task and written is not None else [],
+        "comments": (attempt(task.comment, metrics) or []) if task and written is not None else [],
         "curves": draw_all(f"{place.id}-curve", list_curves(task, log, metrics)),
         "lengths": draw_all(f"{place.id}-length", list_lengths(path, notes)),
         "predicted": draw_all(f"{place.id}-figure", pictures),

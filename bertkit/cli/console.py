@@ -232,7 +232,7 @@ class Screen:
         cells = {heading: column for heading, column in cells.items() if any(column)}
         if rows:
             self.show_table(f"{output}", cells, zip(*cells.values(), strict=True))
-        for line in task.diagnose(metrics):
+        for line in task.comment(metrics):
             self.say(line)
         self.show_examples(output / PREDICTIONS / EXAMPLES)
         curves = output / "curves.png"

@@ -49,9 +49,9 @@ def group_cells(cells: Iterable[Cell]) -> list[list[Cell]]:
 
 
 def list_scores(cell: Cell, states: Mapping[str, State]) -> dict[str, float]:
-    """Directory -> the task's score of the cell's finished runs."""
-    done = {directory: states[directory] for directory in cell.runs.values()}
-    return {directory: state.metrics["score"] for directory, state in done.items() if state.status == "finished"}
+    """Return directory -> the score that chooses among the cell's finished runs; of the rows that decide, if any do."""
+    done = {path: states[path].metrics for path in cell.runs.values() if states[path].status == "finished"}
+    return {path: metrics.get("tune_score", metrics["score"]) for path, metrics in done.items()}
 
 
 def choose(study: Study, group: Sequence[Cell], states: Mapping[str, State]) -> tuple[Cell, str] | None:

@@ -14,6 +14,7 @@ from typing import Any
 from bertkit.reports.tables import MISSING, ScoreRow, count, format_table
 
 AVERAGE = "Average"  # the head of the column that is a mean of others
+OPTIMISTIC = "the very data that it is scored on, so its score is optimistic."
 MARK = " †"  # on a score of which a run is no better than knowing nothing
 
 
@@ -73,9 +74,9 @@ def explain_scores(study: Mapping[str, Any]) -> str:
         rule = "best run" if study["definition"]["select"] == "best" else "mean"
         sentences.append(
             f"The setting shown (bold below) is the one whose {rule} is best of {settings} settings; it is chosen on "
-            "the very data that it is scored on, so its score is optimistic."
+            + ("rows that are not scored (data.tune_share)." if is_tuned_apart(study) else OPTIMISTIC)
         )
-    if runs > 1 and shows_best(study):
+    if runs > 1 and shows_best(study) and not is_tuned_apart(study):
         sentences.append(
             f"The best run is the best of all {runs} runs on that data: more optimistic still, and not to be compared "
             "with a mean or a test score."
@@ -89,6 +90,12 @@ def explain_scores(study: Mapping[str, Any]) -> str:
     if any(cell["at_or_below_majority"] for cell in study["cells"]):
         sentences.append(f"{MARK.strip()} At least one run is no better than always giving the same answer.")
     return " ".join(sentences)
+
+
+def is_tuned_apart(study: Mapping[str, Any]) -> bool:
+    """Return whether rows that are not scored choose among settings and runs."""
+    runs = (run for cell in study["cells"] for run in cell["runs"])
+    return any("tune_score" in run.get("metrics", {}) for run in runs)
 
 
 def name_splits(study: Mapping[str, Any]) -> str:

@@ -56,6 +56,8 @@ class FineTuningTask(Task):
         if recipe.get("phase"):
             raise UsageError(f"[[phase]] is for pretraining; leave it out of a recipe for {self.name}")
         super().check(recipe)
+        if (share := recipe["data"]["tune_share"]) >= 1:
+            raise UsageError(f"tune_share is {share:g} in [data]; it must be below 1")
         train = recipe["train"]
         if train.get("max_steps", -1) <= 0 and train["num_train_epochs"] <= 0:
             raise UsageError(f"num_train_epochs is {train['num_train_epochs']:g} in [train]; it must be above 0")

@@ -245,13 +245,22 @@ class GlueTask(TextTask):
                 report(f"{tables[name].source}: {len(tables[name].broken):,} broken rows are passed over")
         examples = {name: read_examples(row, table, not row.splits[name].submission) for name, table in tables.items()}
         if (count := options["max_train_samples"]) and "train" in examples:
-            examples["train"] = take_first(examples["train"], count)
+            examples["train"] = self.select(examples["train"], np.arange(min(count, len(examples["train"]["labels"]))))
         report(f"{row.title}: " + ", ".join(f"{name} {len(found['texts'][0]):,}" for name, found in examples.items()))
         return examples
 
     def encode(self, examples: SentenceExamples, tokenizer: Any, recipe: Mapping[str, Any], split: str) -> Sequences:
         """Return the sequences of a split."""
         return encode_texts(examples["texts"], examples["labels"], tokenizer, recipe["data"]["max_length"])
+
+    def list_groups(self, examples: SentenceExamples) -> Sequence[str]:
+        """Return the first texts."""
+        return examples["texts"][0]
+
+    def select(self, examples: SentenceExamples, numbers: np.ndarray) -> SentenceExamples:
+        """Return some of the examples."""
+        texts = [[column[number] for number in numbers.tolist()] for column in examples["texts"]]
+        return {"texts": texts, "labels": None if examples["labels"] is None else examples["labels"][numbers]}
 
     def configure(self, recipe: Mapping[str, Any], tokenizer: Any, examples: Any) -> dict[str, Any]:
         """Return the labels by name; a score is one label."""
@@ -276,7 +285,9 @@ class GlueTask(TextTask):
         """Return (S,) the likeliest label's place, or the score, of logits (S, L)."""
         return logits.argmax(axis=1) if self.row.labels else logits[:, 0]
 
-    def score(self, summaries: np.ndarray, data: Sequences) -> dict[str, float]:
+    def score(
+        self, summaries: np.ndarray, data: Sequences, decided: Mapping[str, Any] | None = None
+    ) -> dict[str, float]:
         """Return the task's metrics, as fractions."""
         return compute_scores(self.row.metrics, self.decide(check_finite(summaries)), data.labels)
 
@@ -303,7 +314,9 @@ class GlueTask(TextTask):
 
     # --- Files --------------------------------------------------------------------------------------------------------
 
-    def predict(self, summaries: np.ndarray, data: Sequences, split: str) -> dict[str, str]:
+    def predict(
+        self, summaries: np.ndarray, data: Sequences, split: str, decided: Mapping[str, Any] | None = None
+    ) -> dict[str, str]:
         """Return the file of a split's predictions, in the leaderboard's form, and of classes the confusion matrix."""
         submission, answers = self.row.splits[split].submission, self.decide(summaries)
         name = submission or Path(self.row.splits[split].file).name
@@ -346,11 +359,6 @@ class GlueTask(TextTask):
             f"bertkit score {self.command} {quote(str(gold))} {quote(str(ours))}  # the scores, again",
             use_transformers(f"from transformers import pipeline; print({call})"),
         ]
-
-
-def take_first(examples: SentenceExamples, count: int) -> SentenceExamples:
-    """Return the first `count` examples."""
-    return {"texts": [column[:count] for column in examples["texts"]], "labels": examples["labels"][:count]}
 
 
 def list_rows(row: Benchmark) -> tuple[ScoreRow, ...]:

@@ -72,6 +72,9 @@ class FeaturedWords(Features):
         return take_fingerprint(self.words.fingerprint().encode(), self.path.stem.encode())
 
 
+NerData = WordWindows | FeaturedWords
+
+
 @dataclass(frozen=True)
 class Tagged:
     """The words of a text, and where each begins and ends: in characters, or in words if they came as words."""
@@ -142,9 +145,7 @@ class NerTask(FineTuningTask):
         labels = list_labels(texts["train"])
         return {split: {"text": text, "labels": labels} for split, text in texts.items()}
 
-    def encode(
-        self, examples: TaggedExamples, tokenizer: Any, recipe: Mapping[str, Any], split: str
-    ) -> WordWindows | FeaturedWords:
+    def encode(self, examples: TaggedExamples, tokenizer: Any, recipe: Mapping[str, Any], split: str) -> NerData:
         """Return the sequences of a split, or their features."""
         options = recipe["data"]
         words = encode_words(examples["text"], examples["labels"], tokenizer, options["max_length"], options["context"])
@@ -160,11 +161,21 @@ class NerTask(FineTuningTask):
         )
         return FeaturedWords(path, *words.locate_all()[1:], words, is_renewed)
 
+    def list_groups(self, examples: TaggedExamples) -> list[int | tuple[int]]:
+        """Return the sentences' documents; without any, each sentence is alone."""
+        text = examples["text"]
+        return [x.document if text.documents else (number,) for number, x in enumerate(text.sentences)]
+
+    def select(self, examples: TaggedExamples, numbers: np.ndarray) -> TaggedExamples:
+        """Return some of the sentences."""
+        text = examples["text"]
+        return {**examples, "text": replace(text, sentences=[text.sentences[number] for number in numbers.tolist()])}
+
     def collate(self, items: Sequence[dict[str, Any]]) -> dict[str, Tensor]:
         """Return the batch of some sequences, of either approach."""
         return pad_features(items) if "features" in items[0] else pad_words(items)
 
-    def describe(self, data: WordWindows | FeaturedWords, split: str) -> list[str]:
+    def describe(self, data: NerData, split: str) -> list[str]:
         """Return how much context there is, and what cannot be predicted; of features, where they are."""
         if isinstance(data, FeaturedWords):
             kept = f"{data.path} ({data.path.stat().st_size / 1e6:,.1f} MB)"
@@ -204,7 +215,7 @@ class NerTask(FineTuningTask):
         places = torch.arange(max(int(counts.max()), 1), device=known.device) < counts  # (B, W)
         return torch.full(places.shape, IGNORED, device=known.device).masked_scatter(places, best[known])
 
-    def score(self, summaries: np.ndarray, data: WordWindows | FeaturedWords) -> dict[str, float]:
+    def score(self, summaries: np.ndarray, data: NerData, decided: Mapping[str, Any] | None = None) -> dict[str, float]:
         """Return precision, recall and F1 of the entities, as fractions.
 
         An entity of a type that training does not have counts as well.
@@ -212,7 +223,7 @@ class NerTask(FineTuningTask):
         scores = score_entities(list_tags(data), decide(summaries, data))
         return {name: scores[name] for name in ENTITY_SCORES}
 
-    def baseline(self, train: WordWindows | FeaturedWords, dev: WordWindows | FeaturedWords) -> dict[str, float]:
+    def baseline(self, train: NerData, dev: NerData) -> dict[str, float]:
         """Return what never tagging anything, which is O for most words, scores on the dev set: `majority_…`."""
         scores = score_entities(list_tags(dev), [["O"] * len(tags) for tags in list_tags(dev)])
         return {f"majority_{name}": scores[name] for name in ENTITY_SCORES} | {"majority_score": scores["f1"]}
@@ -226,7 +237,13 @@ class NerTask(FineTuningTask):
             "or too high, or an unlucky seed (try --set preset=stable or --set train.num_train_epochs=10)"
         ]
 
-    def predict(self, summaries: np.ndarray, data: WordWindows | FeaturedWords, split: str) -> dict[str, str]:
+    def predict(
+        self,
+        summaries: np.ndarray,
+        data: NerData,
+        split: str,
+        decided: Mapping[str, Any] | None = None,
+    ) -> dict[str, str]:
         """Return a file in conlleval's form: word, official tag and predicted tag, in the official file's scheme."""
         predicted, text = decide(summaries, data), get_words(data).text
         if text.scheme == "IOB1":
@@ -339,12 +356,12 @@ def list_labels(text: TaggedText) -> tuple[str, ...]:
     return ("O", *sorted(tags - {"O"}))
 
 
-def get_words(data: WordWindows | FeaturedWords) -> WordWindows:
+def get_words(data: NerData) -> WordWindows:
     """Return the sentences of a data set."""
     return data.words if isinstance(data, FeaturedWords) else data
 
 
-def list_tags(data: WordWindows | FeaturedWords) -> list[Sequence[str]]:
+def list_tags(data: NerData) -> list[Sequence[str]]:
     """Return the right tags of every sentence."""
     return [sentence.tags for sentence in get_words(data).text.sentences]
 
@@ -360,7 +377,7 @@ def check_decided(summaries: np.ndarray) -> np.ndarray:
     return summaries
 
 
-def decide(summaries: np.ndarray, data: WordWindows | FeaturedWords) -> list[list[str]]:
+def decide(summaries: np.ndarray, data: NerData) -> list[list[str]]:
     """Return the predicted tags of every sentence, from its summary (S, W)."""
     words = get_words(data)
     return [words.name_tags(index, row[row != IGNORED]) for index, row in enumerate(check_decided(summaries))]

@@ -34,6 +34,10 @@ CODE = "reference code"
 DIR = Option("", help="Folder of the official files; the Hub's data set if not given.")
 FIRST = Option(0, 0, help="Train on the first so many examples only; 0: all.")
 
+TUNE_SHARE = Option(
+    0.0, 0, help="Share of dev that decides (tau, the best checkpoint) and is not scored; 0: all of dev does both."
+)
+
 PRETRAINING_OPTIONS: Options = {
     "corpus": Option([], help="Text files, directories, a Hub data set, docs; or one corpus that has been built."),
     "vocab": Option("", help="Vocabulary; that of the corpus or the checkpoint, or a trained one, if not given."),
@@ -58,6 +62,7 @@ GLUE_OPTIONS: Options = {
     "dir": DIR,
     "max_length": Option(128, 5, CODE, "Tokens of a sequence; longer pairs are truncated, longest text first."),
     "max_train_samples": FIRST,
+    "tune_share": TUNE_SHARE,
 }
 WINDOW_OPTIONS: Options = {
     "max_length": Option(384, None, CODE, "Tokens of a window, its question included."),
@@ -70,12 +75,14 @@ SQUAD_OPTIONS: Options = {
     "train_file": Option("", help="Training file in SQuAD's form; the official one if not given."),
     "extra_train": Option("", help="Fine-tune on this file in SQuAD's form first; triviaqa makes one."),
     "max_train_samples": FIRST,
+    "tune_share": TUNE_SHARE,
     **WINDOW_OPTIONS,
 }
 SWAG_OPTIONS: Options = {
     "dir": DIR,
     "max_length": Option(128, 5, "ours", "Tokens of each of the four sequences."),
     "max_train_samples": FIRST,
+    "tune_share": TUNE_SHARE,
 }
 NER_OPTIONS: Options = {
     "dir": DIR,
@@ -85,6 +92,7 @@ NER_OPTIONS: Options = {
     "half_features": Option(False, help="Keep features in 16 bits a number instead of 32."),
     "features_dir": Option("", help="Folder of kept features; among huggingface_hub's cached assets if not given."),
     "max_train_samples": FIRST,
+    "tune_share": TUNE_SHARE,
 }
 
 

@@ -302,7 +302,9 @@ class PretrainingTask(Task):
             summary[:, NSP_RIGHT] = (relationship.argmax(-1) == label).float()
         return summary
 
-    def score(self, summaries: np.ndarray, data: PretrainingData) -> dict[str, float]:
+    def score(
+        self, summaries: np.ndarray, data: PretrainingData, decided: Mapping[str, Any] | None = None
+    ) -> dict[str, float]:
         """Return `mlm_loss` (nats a token), `perplexity`, `mlm_accuracy`; with pairs also `nsp_loss`, `nsp_accuracy`.
 
         Left to right the first ones are called `clm_loss` and `clm_accuracy`.

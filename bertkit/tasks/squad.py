@@ -207,6 +207,10 @@ class SquadTask(FineTuningTask):
         """Return the windows of a split."""
         return encode_questions(examples, tokenizer, **{key: recipe["data"][key] for key in WINDOW_OPTIONS})
 
+    def list_groups(self, examples: Sequence[Question]) -> list[str]:
+        """Return the questions' contexts."""
+        return [question.context for question in examples]
+
     def collate(self, items: Sequence[dict[str, Any]]) -> dict[str, Tensor]:
         """Return the batch of some windows."""
         return pad(items)
@@ -240,14 +244,19 @@ class SquadTask(FineTuningTask):
             return [answer.best.text for answer in answers]
         return [answer.best.text if answer.odds < -tau else "" for answer in answers]
 
-    def rate(self, questions: Sequence[Question], texts: Sequence[str], odds: Sequence[float]) -> dict[str, Any]:
-        """Return the scores of some answers in percent; for 2.0 at the tau with the best F1, and as `tau0_…` at 0."""
+    def rate(
+        self, questions: Sequence[Question], texts: Sequence[str], odds: Sequence[float], tau: float | None = None
+    ) -> dict[str, Any]:
+        """Return the scores of some answers in percent; for 2.0 at `tau`, and as `tau0_…` at 0.
+
+        tau: None: the one with the best F1.
+        """
         gold = collect_answers(questions)
         if not self.version.unanswerable:
             return score_squad1(gold, dict(zip(gold, texts, strict=True)))
         exact, f1 = score_answers(gold, dict(zip(gold, texts, strict=True)), 2)
         answered, silent = [list(exact.values()), list(f1.values())], list(score_silence(gold).values())
-        tau = find_tau(odds, answered[1], silent)
+        tau = find_tau(odds, answered[1], silent) if tau is None else tau
         scores: dict[str, Any] = {}
         for prefix, value in (("", tau), ("tau0_", 0.0)):
             given = (np.asarray(odds) < -value).tolist()
@@ -259,9 +268,9 @@ class SquadTask(FineTuningTask):
             scores |= {f"{prefix}{name}": score for name, score in found.items() if not name.endswith("total")}
         return scores | {"tau": tau, "null_score_diff_threshold": -tau}
 
-    def score(self, summaries: np.ndarray, data: Windows) -> dict[str, float]:
+    def score(self, summaries: np.ndarray, data: Windows, decided: Mapping[str, Any] | None = None) -> dict[str, float]:
         """Return the scores of all questions; see `rate`."""
-        return self.rate(data.questions, *decode_best(check_answers(summaries), data))
+        return self.rate(data.questions, *decode_best(check_answers(summaries), data), (decided or {}).get("tau"))
 
     def tuned_config(self, metrics: Mapping[str, Any]) -> dict[str, Any]:
         """Return what the evaluation decides of the model's configuration: tau."""
@@ -281,8 +290,8 @@ class SquadTask(FineTuningTask):
             return []
         tau, least = metrics["tau"], f"{metrics['majority_f1']:.1f}"
         line = (
-            "tau is best for F1 on these very data: a question is answered when its best span scores more than "
-            f"{tau:.3f} above no answer (in the reference code null_score_diff_threshold = {-tau:.3f})"
+            f"a question is answered when its best span scores more than tau = {tau:.3f} above no answer (in the "
+            f"reference code null_score_diff_threshold = {-tau:.3f})"
         )
         if metrics["f1"] > metrics["majority_f1"]:
             return [line]
@@ -295,15 +304,19 @@ class SquadTask(FineTuningTask):
 
     # --- Files --------------------------------------------------------------------------------------------------------
 
-    def predict(self, summaries: np.ndarray, data: Windows, split: str) -> dict[str, str]:
-        """Return the reference code's files: answers at the best tau, the best answers of each question, and the odds.
+    def predict(
+        self, summaries: np.ndarray, data: Windows, split: str, decided: Mapping[str, Any] | None = None
+    ) -> dict[str, str]:
+        """Return the reference code's files: answers at tau, the best answers of each question, and the odds.
 
         The odds are s_null - best. For 2.0 also the scores over tau.
         """
         answers = decode(check_answers(summaries), data)
         texts, odds = [x.best.text for x in answers], [x.odds for x in answers]
         ids = [question.id for question in data.questions]
-        tau = tune(data.questions, texts, odds) if self.version.unanswerable else 0.0
+        tau = (decided or {}).get("tau", 0.0)
+        if self.version.unanswerable and not decided:
+            tau = tune(data.questions, texts, odds)
         ranked = [rank(answer, self.version.unanswerable) for answer in answers]
         files = self.write_answers(ids, self.choose(answers, tau), ranked, odds)
         if self.version.unanswerable:

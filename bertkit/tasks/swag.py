@@ -86,6 +86,10 @@ class SwagTask(FineTuningTask):
         sequences = encode_inputs(pairs, None, tokenizer, recipe["data"]["max_length"])
         return Choices(sequences, len(ENDINGS), None if None in answers else np.array(answers, np.int64))
 
+    def list_groups(self, examples: Sequence[Situation]) -> list[str]:
+        """Return the questions' contexts."""
+        return [one.context for one in examples]
+
     def collate(self, items: Sequence[dict[str, Any]]) -> dict[str, Tensor]:
         """Return the batch (B, C, T) of some questions."""
         return pad_choices(items)
@@ -104,7 +108,7 @@ class SwagTask(FineTuningTask):
         """Return (B, C): the logits."""
         return outputs.logits.float()
 
-    def score(self, summaries: np.ndarray, data: Choices) -> dict[str, float]:
+    def score(self, summaries: np.ndarray, data: Choices, decided: Mapping[str, Any] | None = None) -> dict[str, float]:
         """Return the accuracy, a fraction."""
         return compute_scores(("accuracy",), check_finite(summaries).argmax(axis=1), data.labels)
 
@@ -125,7 +129,9 @@ class SwagTask(FineTuningTask):
             "--set preset=stable or --set train.seed=43)"
         ]
 
-    def predict(self, summaries: np.ndarray, data: Choices, split: str) -> dict[str, str]:
+    def predict(
+        self, summaries: np.ndarray, data: Choices, split: str, decided: Mapping[str, Any] | None = None
+    ) -> dict[str, str]:
         """Return a file named as the split's: number of the question and place of the ending, as CSV."""
         rows = "".join(f"{index},{place}\n" for index, place in enumerate(check_finite(summaries).argmax(axis=1)))
         return {SWAG_FILES[split]: f"index,pred\n{rows}"}

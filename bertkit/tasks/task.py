@@ -5,7 +5,7 @@ a person's input is read, encoded and answered by a model with its head, which `
 It never builds a Trainer.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -24,6 +24,9 @@ from bertkit.tasks.option import Options
 
 LONGEST_SHOWN = 80  # characters of a text among the examples
 DIVERGED = "the model answers with NaN: training has diverged; lower train.learning_rate"
+
+TUNE = "tune"  # the split that decides, where there is one
+CHOSEN_ON_DEV = "chosen_on_dev"  # in metrics.json: what the scored data have decided
 
 Result = dict[str, Any]
 
@@ -163,6 +166,31 @@ class Task:
         """Return the batch of a list of the data set's items, or of what its `__getitems__` gives."""
         raise NotImplementedError
 
+    def divide(self, examples: Any, share: float) -> tuple[Any, Any]:
+        """Return a share of a split's examples, which decide, and the others, which are scored.
+
+        The same for every seed. Those of one group (`list_groups`) stay together.
+
+        Raises:
+            UsageError: nothing is left for one of the two.
+        """
+        groups = self.list_groups(examples)
+        names = list(dict.fromkeys(groups))
+        count = round(share * len(names))
+        if not 0 < count < len(names):
+            raise UsageError(f"tune_share = {share:g} of {len(names):,} in dev leaves none to decide or none to score")
+        chosen = {names[place] for place in np.random.default_rng(0).permutation(len(names))[:count]}
+        decides = np.array([name in chosen for name in groups])
+        return self.select(examples, np.flatnonzero(decides)), self.select(examples, np.flatnonzero(~decides))
+
+    def list_groups(self, examples: Any) -> Sequence[Hashable]:
+        """Return for each of a split's examples what it shares with others: a text, a document."""
+        raise NotImplementedError
+
+    def select(self, examples: Any, numbers: np.ndarray) -> Any:
+        """Return some of a split's examples, by their numbers."""
+        return [examples[number] for number in numbers.tolist()]
+
     def describe(self, data: Any, split: str) -> list[str]:
         """Return lines about what became of a split's examples."""
         return []
@@ -173,8 +201,11 @@ class Task:
         """Return (B, ...): what `score` needs of each sequence."""
         raise NotImplementedError
 
-    def score(self, summaries: np.ndarray, data: Any) -> dict[str, float]:
+    def score(self, summaries: np.ndarray, data: Any, decided: Mapping[str, Any] | None = None) -> dict[str, float]:
         """Return the scores by name, from the summaries (S, ...) of a split in order, and its data set.
+
+        Args:
+            decided: what `tuned_config` has made of the scores of other data; None: these data decide.
 
         Raises:
             UsageError: the model's answers are NaN.
@@ -189,13 +220,22 @@ class Task:
         """Return values for BertConfig that the evaluation decides."""
         return {}
 
-    def predict(self, summaries: np.ndarray, data: Any, split: str) -> dict[str, str]:
-        """Return the files of a split's predictions: name below `predictions/` -> text."""
+    def predict(
+        self, summaries: np.ndarray, data: Any, split: str, decided: Mapping[str, Any] | None = None
+    ) -> dict[str, str]:
+        """Return the files of a split's predictions: name below `predictions/` -> text; `decided` as for `score`."""
         return {}
 
     def diagnose(self, metrics: Mapping[str, Any]) -> list[str]:
         """Return lines to print below the table of scores."""
         return []
+
+    def comment(self, metrics: Mapping[str, Any]) -> list[str]:
+        """Return `diagnose`'s lines, after one that marks scores on the data that have decided."""
+        if chosen := metrics.get(CHOSEN_ON_DEV):
+            remedy = "with --set data.tune_share=0.5 other rows decide"
+            return [f"the scores are optimistic: the same data decided {chosen}; {remedy}", *self.diagnose(metrics)]
+        return self.diagnose(metrics)
 
     def suggest(self, output: Path, recipe: Mapping[str, Any]) -> list[str]:
         """Return commands to try after a run, as a shell takes them."""

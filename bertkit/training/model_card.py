@@ -272,7 +272,7 @@ def list_limits(task: Task, recipe: Mapping[str, Any], metrics: Mapping[str, Any
         lines.append(
             "Whether the local files are the official ones, on which the paper's values are, nobody has checked."
         )
-    lines += [line[0].upper() + line[1:] + "." for line in task.diagnose(metrics)]
+    lines += [line[0].upper() + line[1:] + "." for line in task.comment(metrics)]
     return [*lines, "It was measured on the data named above, and on nothing else."]
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from bertkit.data.tokenizer import load_tokenizer
 from bertkit.system.progress import Report, ignore
-from bertkit.tasks.task import Task
+from bertkit.tasks.task import TUNE, Task
 from bertkit.training.processes import join_processes
 from bertkit.training.recipe import Recipe
 from bertkit.training.run_dir import holds_run, start_directory
@@ -50,6 +50,9 @@ def prepare(
     """
     processes = join_processes(recipe)
     examples = task.load(recipe["data"], report)
+    if (share := recipe["data"].get("tune_share")) and TUNE not in examples:
+        dev = next(iter(task.splits))
+        examples[TUNE], examples[dev] = task.divide(examples[dev], share)
     with processes.main_process_first():  # the others read the first one's vocabulary
         # What another start has left may be of another text, unless the run has come to a checkpoint with it.
         if output is not None and (goes_on or not processes.is_main_process) and holds_run(output, recipe):
@@ -59,7 +62,7 @@ def prepare(
         if output is not None and processes.is_main_process:
             start_directory(output, recipe, tokenizer)
     data = {}
-    for split in ("train", *task.splits, *task.unlabelled):
+    for split in ("train", TUNE, *task.splits, *task.unlabelled):
         if split in examples:
             data[split] = task.encode(examples[split], tokenizer, recipe, split)
             for line in task.describe(data[split], split):

@@ -199,8 +199,10 @@ def describe_study(output: Path) -> str:
     if study is None:
         return ""
     place = run.relative_to(folder).as_posix()
+    is_apart = any("tune_score" in one.get("metrics", {}) for cell in study["cells"] for one in cell["runs"])
+    on = "rows that are not scored." if is_apart else "the very data that it is scored on: its score is optimistic."
     lines = [
-        f"The best of {one['of_runs']} runs on the very data that it is scored on: its score is optimistic."
+        f"The best of {one['of_runs']} runs on {on}"
         for one in study["chosen"]
         if one["run"] == place and one["of_runs"] > 1
     ][:1]

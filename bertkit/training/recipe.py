@@ -60,6 +60,9 @@ FITTING = (
     "dataloader_num_workers",
 )
 
+# Options of [data] that earlier versions do not have -> what they do.
+ADDED = {"tune_share": 0.0}
+
 PRECISION = 'set precision at the top level, for example precision = "bf16"'
 RERUN = "run the same command again: an unfinished run continues by itself"
 COMMAND = "the command decides what is trained, evaluated and predicted"
@@ -225,9 +228,10 @@ def save_recipe(recipe: Mapping[str, Any], path: str | Path) -> None:
 
 
 def list_decisive(recipe: Mapping[str, Any]) -> Recipe:
-    """A recipe without the keys that only fit it to a machine: what decides which run it is."""
+    """Return a recipe without what only fits it to a machine or was always so: what decides which run it is."""
     train = {key: value for key, value in recipe.get("train", {}).items() if key not in FITTING}
-    return {**recipe, **({"train": train} if "train" in recipe else {})}
+    data = {key: value for key, value in recipe.get("data", {}).items() if key not in ADDED or value != ADDED[key]}
+    return {**recipe, **({"train": train} if "train" in recipe else {}), **({"data": data} if "data" in recipe else {})}
 
 
 def list_lengths(recipe: Mapping[str, Any]) -> list[int]:

@@ -27,7 +27,7 @@ from bertkit.errors import UsageError, explain_disk_error, explain_refusal
 from bertkit.model.checkpoint import fingerprint_weights, load_model, make_config, reinitialize
 from bertkit.model.optim import BERT_ADAM, BertAdam
 from bertkit.system.progress import Report, ignore
-from bertkit.tasks.task import Task
+from bertkit.tasks.task import CHOSEN_ON_DEV, TUNE, Task
 from bertkit.training.arguments import complete, explain_missing_head, make_arguments, name_head
 from bertkit.training.callbacks import PredictionProgress, Progress, StopOnSignal
 from bertkit.training.outputs import find_better, save_best, write_results
@@ -202,7 +202,7 @@ def make_trainer(
     if recipe["train"].get("optim") == BERT_ADAM:
         betas = (args.adam_beta1, args.adam_beta2)
         optimizer = (BertAdam, {"lr": args.learning_rate, "betas": betas, "eps": args.adam_epsilon})
-    dev = data.get(next(iter(task.splits), ""))
+    dev = data.get(TUNE, data.get(next(iter(task.splits), "")))
     with explain_refusal("[train]"):
         trainer = BertTrainer(
             model=model,
@@ -237,13 +237,19 @@ def finish(
     trainer.compute_metrics = None  # each split has its own labels
     metrics: dict[str, Any] = {}
     files: dict[str, str] = {}
+    tuned, decided = None, None  # the scores of the data that decide, where others are scored, and what follows
+    if TUNE in prepared.data:
+        report(f"predicting {TUNE}, {len(prepared.data[TUNE]):,} sequences")
+        tuned = task.score(trainer.predict(prepared.data[TUNE]).predictions, prepared.data[TUNE])
+        decided = task.tuned_config(tuned)
+        metrics["tune_score"] = tuned[task.metric]
     for split in (*task.splits, *task.unlabelled):
         if split in prepared.data:
             report(f"predicting {split}, {len(prepared.data[split]):,} sequences")
             summaries = trainer.predict(prepared.data[split]).predictions
-            files |= task.predict(summaries, prepared.data[split], split)
+            files |= task.predict(summaries, prepared.data[split], split, decided)
             if name := task.splits.get(split):
-                scores = task.score(summaries, prepared.data[split])
+                scores = task.score(summaries, prepared.data[split], decided)
                 metrics |= {name.format(key): value for key, value in scores.items()}
     metrics |= list_start(trainer.state.log_history)
     if task.metric:
@@ -251,13 +257,16 @@ def finish(
         metrics["score"] = metrics[task.metric]
     metrics["updates"] = trainer.state.global_step
     model = trainer.accelerator.unwrap_model(trainer.model)
-    for name, value in task.tuned_config(metrics).items():
+    chosen = task.tuned_config(metrics)
+    for name, value in chosen.items():
         setattr(model.config, name, value)
+    if names := [] if tuned else [*chosen, *["the checkpoint"] * trainer.args.load_best_model_at_end]:
+        metrics[CHOSEN_ON_DEV] = " and ".join(names)
     trainer.save_model(str(output))
-    if best := find_better(trainer, metrics, report):
+    if best := find_better(trainer, tuned or metrics, report):
         name, _ = trainer.criterion
         metrics |= {"best_update": best["step"], f"best_{name}": best[name]}
-        values = f"{name} {best[name]:.4g}, at the end {metrics[name]:.4g}"
+        values = f"{name} {best[name]:.4g}, at the end {(tuned or metrics)[name]:.4g}"
         report(f"update {best['step']:,} was better ({values}); its model is in {output / BEST}")
     if trainer.is_world_process_zero():
         if best:

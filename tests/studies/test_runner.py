@@ -23,6 +23,7 @@ from bertkit.studies.cells import Cell, list_cells, list_pretrainings, name_sett
 from bertkit.studies.results import choose, summarize
 from bertkit.studies.runner import StudyInterrupted, make_jobs, order_longest_first, prune, run_study
 from bertkit.studies.spec import Column, Study, Variant, define, make_study, read_study
+from bertkit.studies.tables import explain_scores
 from bertkit.studies.workers import State
 from bertkit.tasks import TASKS
 from bertkit.training.recipe import merge, read_recipe, save_recipe
@@ -300,6 +301,18 @@ def test_the_winner(fake, select, scores, winner):
     cell, run = choose(make_choice(select), cells, states)
     assert run == winner
     assert run in cell.runs.values()
+
+
+def test_rows_that_are_not_scored_choose_where_there_are_any(fake):
+    cells, states = make_cells([[0.9], [0.5]])
+    states["0/seed-0"].metrics["tune_score"] = 0.2
+    states["1/seed-0"].metrics["tune_score"] = 0.4
+    assert choose(make_choice("best"), cells, states)[1] == "1/seed-0"
+    study = replace(make_choice("best"), grid={"batch_size": (0, 1)})
+    results = summarize(study, [], cells, states)
+    assert results["chosen"][0]["score"] == 0.5, "what is shown is the score of the others"
+    assert "it is chosen on rows that are not scored (data.tune_share)." in explain_scores(results)
+    assert "optimistic" not in explain_scores(results)
 
 
 def test_a_smaller_perplexity_wins():

@@ -172,6 +172,27 @@ def test_data_are_known_by_their_fingerprint(case):
     assert len({found.fingerprint() for found in data.values()}) == len(data)
 
 
+@pytest.mark.parametrize("case", FINE_TUNED, indirect=True)
+def test_some_of_dev_decide_and_the_others_are_scored(case):
+    """Every example is on one side, in order, with all of its group; the same ones each time."""
+    task, _, examples, _, _, _, _ = case
+    dev = examples[next(iter(task.splits))]
+    groups = task.list_groups(dev)
+    numbers = {name: [at for at, group in enumerate(groups) if group == name] for name in groups}
+    decides, scored = task.divide(dev, 0.3)
+    found = [task.list_groups(part) for part in (decides, scored)]
+    assert len(found[0]) + len(found[1]) == len(groups)
+    if task.name != "ner":  # a document's number is its own; sentences without documents are numbered anew
+        assert not set(found[0]) & set(found[1])
+        assert all(part.count(name) == len(numbers[name]) for part in found for name in set(part))
+        assert found[1] == [group for group in groups if group in set(found[1])], "in order"
+    assert len(set(found[0])) == round(0.3 * len(numbers))
+    assert found == [task.list_groups(part) for part in task.divide(dev, 0.3)]
+    for share in (1e-6, 1 - 1e-6):
+        with pytest.raises(UsageError, match=r"leaves none to decide or none to score"):
+            task.divide(dev, share)
+
+
 @LEARNED
 def test_one_step_has_a_finite_loss_and_a_gradient_everywhere(case):
     task, _, _, _, data, model, _ = case

@@ -424,6 +424,25 @@ def finish(glue, bert, tmp_path_factory):
     return finish
 
 
+def test_rows_that_decide_choose_the_best_epoch_and_are_not_scored(bert, glue, tmp_path):
+    train = {"eval_strategy": "epoch", "save_strategy": "epoch", "load_best_model_at_end": True}
+    recipe = merge(make_recipe(bert, glue, **train), {"data": {"tune_share": 0.4}})
+    metrics = run(GLUE["rte"], recipe, output=tmp_path / "run")
+    evaluated = [entry["eval_accuracy"] for entry in read_log(tmp_path / "run") if "eval_accuracy" in entry]
+    dev = load("rte", glue)["dev"]
+    decides, scored = GLUE["rte"].divide(dev, 0.4)
+    assert len(evaluated) == 8
+    assert metrics["tune_score"] == max(evaluated)
+    written = (tmp_path / "run" / "predictions" / "dev.tsv").read_text().splitlines()[1:]
+    assert len(written) == len(scored["labels"]) == 18 - len(decides["labels"])
+    names = list(GLUE["rte"].row.labels)
+    right = [line.split("\t")[1] == names[label] for line, label in zip(written, scored["labels"], strict=True)]
+    assert metrics["accuracy"] == pytest.approx(sum(right) / len(right))
+    assert "chosen_on_dev" not in metrics
+    without = run(GLUE["rte"], make_recipe(bert, glue, **train), output=tmp_path / "whole")
+    assert without["chosen_on_dev"] == "the checkpoint"
+
+
 @pytest.mark.parametrize("name", SCORES)
 def test_a_run_learns_and_its_metrics_are_fractions(finish, name):
     output, metrics, lines = finish(name)

@@ -13,7 +13,7 @@ from bertkit.data.formats.squad import read_squad
 from bertkit.data.spans import Answer, Question, Span, cut, decode, express, locate_answer
 from bertkit.data.tokenizer import load_tokenizer
 from bertkit.errors import UsageError
-from bertkit.metrics.squad import score_squad1, score_squad2
+from bertkit.metrics.squad import score_answers, score_squad1, score_squad2
 from bertkit.tasks import TASKS
 from bertkit.tasks.prediction import show_examples
 from bertkit.tasks.squad import SQUAD, VERSIONS, find_squad, rank, tune
@@ -303,6 +303,34 @@ def test_the_best_answers_have_the_reference_s_form():
 
 
 # --- Runs
+
+
+def test_tau_is_that_of_the_rows_that_decide(tmp_path, start):
+    """The scores are those of the other rows at that tau; without such rows the scores are marked."""
+    recipe = make_recipe(tmp_path, start, TWO)
+    whole = run(TASKS["squad2"], recipe, output=tmp_path / "whole")
+    assert whole["chosen_on_dev"] == "tau"
+    card = (tmp_path / "whole" / "README.md").read_text()
+    assert "The scores are optimistic: the same data decided tau; with --set data.tune_share=0.5" in card
+    lines = []
+    found = run(TASKS["squad2"], recipe, {"data": {"tune_share": 0.5}}, output=tmp_path / "run", report=lines.append)
+    assert "chosen_on_dev" not in found
+    assert "optimistic" not in (tmp_path / "run" / "README.md").read_text()
+    gold, nbest, odds = (
+        json.loads((tmp_path / path).read_text())
+        for path in ("squad/dev-v2.0.json", "run/predictions/nbest_predictions.json", "run/predictions/null_odds.json")
+    )
+    answers = json.loads((tmp_path / "run" / "predictions" / "predictions.json").read_text())
+    assert 0 < len(answers) < 24 == sum(len(x["qas"]) for text in gold["data"] for x in text["paragraphs"])
+    for question, text in answers.items():
+        best = next(entry["text"] for entry in nbest[question] if entry["text"])
+        assert text == (best if odds[question] < -found["tau"] else "")
+    assert sum(line.startswith("tune: ") and "windows of" in line for line in lines) == 1
+    scored = [x for x in read_squad(tmp_path / "squad" / "dev-v2.0.json") if x.id in answers]
+    exact, f1 = score_answers({x.id: x.answers for x in scored}, answers, 2)
+    assert found["f1"] == pytest.approx(100 * sum(f1.values()) / len(f1))
+    assert found["exact"] == pytest.approx(100 * sum(exact.values()) / len(exact))
+    assert BertForQuestionAnswering.from_pretrained(tmp_path / "run").config.tau == found["tau"]
 
 
 def test_a_run_leaves_what_the_official_scripts_take(tmp_path, start, version):

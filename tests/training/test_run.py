@@ -968,7 +968,7 @@ def test_a_signal_after_the_last_update_stops_too(recipe, straight, tmp_path):
     """It comes in the evaluation at the end of training, after which there is no update to stop at."""
     evaluated = []
 
-    def score(summaries, data):
+    def score(summaries, data, decided=None):
         evaluated.append(len(summaries))
         if len(evaluated) == 3:  # before the first update, after 4, after 8: the last
             os.kill(os.getpid(), signal.SIGTERM)

@@ -277,7 +277,7 @@ def score_in_turn(perplexities):
     rest = iter(perplexities)
     return change_task(
         PRETRAIN,
-        score=lambda summaries, data: PRETRAIN.score(summaries, data) | {"perplexity": next(rest)},
+        score=lambda summaries, data, decided=None: PRETRAIN.score(summaries, data) | {"perplexity": next(rest)},
         tuned_config=lambda metrics: {"tau": metrics["perplexity"]},
     )
 
