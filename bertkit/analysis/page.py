@@ -13,8 +13,7 @@ Left out: every number that no run has written.
 """
 
 import math
-import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,17 +36,15 @@ from bertkit.reports.html import (
     MUTED,
     SIZE,
     Picture,
-    TableCell,
     attempt,
     draw_all,
     finish_plot,
-    make_table,
     plot_lines,
     render,
     show_minus,
 )
 from bertkit.reports.plots import load_pyplot, plot_log
-from bertkit.reports.tables import MISSING, ScoreRow, count
+from bertkit.reports.tables import ScoreRow, Table, TableCell, count, make_table, tabulate_scores
 from bertkit.system.files import atomic_write
 from bertkit.system.progress import Report, describe_duration, ignore
 from bertkit.tasks import TASKS
@@ -114,8 +111,8 @@ def describe_run(place: Place, others: Mapping[Path, Sequence[Mapping[str, Any]]
         "state": "" if written is not None else f"unfinished, {count(step, 'update')} so far",
         "summary": describe_score(task, metrics) if written is not None else "unfinished",
         "facts": list_facts(path, recipe, log, notes),
-        "scores": [make_scores(rows, metrics, others.get(path.resolve(), []), label)] if rows else [],
-        "comments": (attempt(task.comment, metrics) or []) if task and written is not None else [],
+        "scores": [tabulate_scores(rows, metrics, label, others.get(path.resolve(), []))] if rows else [],
+        "comments": (attempt(task.comment, written) or []) if task and written is not None else [],
         "curves": draw_all(f"{place.id}-curve", list_curves(task, log, metrics)),
         "lengths": draw_all(f"{place.id}-length", list_lengths(path, notes)),
         "predicted": draw_all(f"{place.id}-figure", pictures),
@@ -131,34 +128,6 @@ def find_latest(log: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """The scores that were logged last."""
     evaluated = [entry for entry in log if any(key.startswith("eval_") for key in entry)]
     return {key.removeprefix("eval_"): value for key, value in evaluated[-1].items()} if evaluated else {}
-
-
-def make_scores(
-    rows: Sequence[ScoreRow], metrics: Mapping[str, float], others: Sequence[Mapping[str, Any]], label: str
-) -> dict[str, Any]:
-    """The table of a run's scores beside those of knowing nothing, of its other seeds, and the paper's."""
-    seeds = f"mean ± sd over {len(others)} seeds"
-    columns: dict[str, Callable[[ScoreRow], list[tuple[str, str]]]] = {
-        label: lambda row: [(row.show(metrics[row.key]), "")],
-        seeds: lambda row: [(show_spread(row, [scores[row.key] for scores in others if row.key in scores]), "")],
-        "the paper": lambda row: [(row.show(value), words) for words, value in row.paper.items()],
-        "knowing nothing": lambda row: [(row.show(metrics[key]), words) for words, key in row.baselines.items()],
-        "before": lambda row: [(row.show(metrics[key]), "") for key in [f"start_{row.key}"] if key in metrics],
-    }
-    if len(others) < 2:
-        del columns[seeds]
-    cells = {head: [TableCell(tuple(make(row))) for row in rows] for head, make in columns.items()}
-    cells = {head: column for head, column in cells.items() if any(cell.lines for cell in column)}
-    names = [row.name + (" (%)" if row.unit else "") for row in rows]
-    return make_table("Scores on held-out data", ["", *cells], zip(names, *cells.values(), strict=True), "quiet")
-
-
-def show_spread(row: ScoreRow, values: Sequence[float]) -> str:
-    """`mean ± sd (n)` of some scores."""
-    if not values:
-        return MISSING
-    spread = f" ± {row.show(statistics.stdev(values))}" if len(values) > 1 else ""
-    return f"{row.show(statistics.fmean(values))}{spread} ({len(values)})"
 
 
 def describe_score(task: Task | None, metrics: Mapping[str, float]) -> str:
@@ -233,7 +202,7 @@ def describe_versions(found: Mapping[str, Any]) -> str:
     return ", ".join([own, f"Python {found['python']}", *packages])
 
 
-def list_examples(path: Path, notes: list[str]) -> Iterator[dict[str, Any]]:
+def list_examples(path: Path, notes: list[str]) -> Iterator[Table]:
     """The table of the predictions that a run has left to look at."""
     text = read_part(read_text, path / PREDICTIONS / EXAMPLES, notes)
     if not text:
@@ -246,7 +215,7 @@ def list_examples(path: Path, notes: list[str]) -> Iterator[dict[str, Any]]:
     yield make_table("Some predictions on held-out data", ["input", "predicted", "true"], lines, "text")
 
 
-def list_types(path: Path, notes: list[str]) -> Iterator[dict[str, Any]]:
+def list_types(path: Path, notes: list[str]) -> Iterator[Table]:
     """Tables of the scores of each type of entity, a table for each file in conlleval's form."""
     for file in sorted((path / PREDICTIONS).glob("*.conll")):
         columns = read_part(read_tags, file, notes)
@@ -320,7 +289,7 @@ def plot_lengths(split: str, found: Mapping[str, Any], path: Path) -> None:
     finish_plot(figure, axis, f"Length of the inputs, {split}", "tokens", "sequences", path)
 
 
-def list_figures(path: Path, notes: list[str]) -> tuple[list[Picture], list[dict[str, Any]]]:
+def list_figures(path: Path, notes: list[str]) -> tuple[list[Picture], list[Table]]:
     """The pictures and the tables that the task has left of its predictions; those of an unknown kind are left out."""
     pictures, tables = [], []
     for file in sorted((path / PREDICTIONS).glob(f"*{FIGURES}")):
@@ -343,7 +312,7 @@ def describe_lines(split: str, figure: Mapping[str, Any]) -> str:
     return f"{figure['title']}, {split}: at {figure['marked']}, {figure['xlabel']} = {mark}, {values}"
 
 
-def make_matrix(split: str, figure: Mapping[str, Any]) -> dict[str, Any]:
+def make_matrix(split: str, figure: Mapping[str, Any]) -> Table:
     """The table of a confusion matrix; a cell's shade is its share of the row."""
     lines = []
     for label, row in zip(figure["labels"], figure["counts"], strict=True):

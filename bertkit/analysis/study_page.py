@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from bertkit.analysis.places import Place, read_object, read_part, read_text
-from bertkit.reports.html import EMPTY, Picture, TableCell, attempt, draw_all, make_table
-from bertkit.reports.tables import MISSING, ScoreRow
+from bertkit.reports.html import EMPTY, Picture, attempt, draw_all
+from bertkit.reports.tables import MISSING, Table, TableCell, make_table
 from bertkit.studies.plots import grade_cells, plot_curve
 from bertkit.studies.spec import STUDY_FILE
 from bertkit.studies.tables import (
@@ -25,6 +25,7 @@ from bertkit.studies.tables import (
     show_mean,
     show_value,
     shows_best,
+    tabulate_pretrainings,
 )
 from bertkit.training.run_dir import STUDY_RESULT
 
@@ -57,6 +58,10 @@ def make_study_tables(path: Path, study: Mapping[str, Any], links: Mapping[Path,
     runs = [*study["pretrainings"], *(run for cell in study["cells"] for run in cell["runs"])]
     failures = {run["directory"]: run["failure"] for run in runs if run["status"] == "failed"}
     chosen = " (* chosen)" if study["chosen"] else ""
+
+    def find_link(directory: str) -> str:
+        return links.get((path / directory).resolve(), "")
+
     return {
         "summary": size,
         "state": "" if study["finished"] else f"unfinished, {study['over']} of {study['runs']} runs so far",
@@ -65,7 +70,7 @@ def make_study_tables(path: Path, study: Mapping[str, Any], links: Mapping[Path,
         "scores": [make_summary(path, study, links)],
         "columns": [] if all(c["short"] for c in study["columns"].values()) else list_columns(study),
         "tables": [
-            *([make_pretrainings(path, study, links)] if study["pretrainings"] else []),
+            *([tabulate_pretrainings(study, find_link)] if study["pretrainings"] else []),
             *make_heatmaps(path, study, links),
         ],
         "details": [
@@ -76,7 +81,7 @@ def make_study_tables(path: Path, study: Mapping[str, Any], links: Mapping[Path,
     }
 
 
-def make_summary(path: Path, study: Mapping[str, Any], links: Mapping[Path, str]) -> dict[str, Any]:
+def make_summary(path: Path, study: Mapping[str, Any], links: Mapping[Path, str]) -> Table:
     """The table like the paper's: rows by columns; in each cell ours, the paper's, and the best run of several."""
     averaged = study["definition"].get("average", [])
     columns, lines = {name: find_row(study, name) for name in study["columns"]}, []
@@ -117,21 +122,7 @@ def make_shown(
     return TableCell(tuple(lines), links.get((path / run).resolve(), "") if run else "")
 
 
-def make_pretrainings(path: Path, study: Mapping[str, Any], links: Mapping[Path, str]) -> dict[str, Any]:
-    """The table of the pretrainings' own scores."""
-    units = {score["name"]: score["unit"] for origin in study["pretrainings"] for score in origin["scores"]}
-    lines = []
-    for origin in study["pretrainings"]:
-        shown = {score["name"]: ScoreRow("", "", unit=score["unit"]).show(score["value"]) for score in origin["scores"]}
-        updates = f"{origin['metrics']['updates']:,}" if origin["status"] == "finished" else origin["status"]
-        name = TableCell(((origin["directory"], ""),), links.get((path / origin["directory"]).resolve(), ""))
-        rows = "; ".join(row for row in origin["rows"] if row) or "ours"
-        lines.append([name, rows, updates, *(shown.get(score, MISSING) for score in units)])
-    heads = [f"{name} (%)" if unit else name for name, unit in units.items()]
-    return make_table("Pretraining, on held-out text", ["pretraining", "of", "updates", *heads], lines)
-
-
-def make_runs(path: Path, study: Mapping[str, Any], links: Mapping[Path, str]) -> dict[str, Any]:
+def make_runs(path: Path, study: Mapping[str, Any], links: Mapping[Path, str]) -> Table:
     """The table of every run, with links to those on the page."""
     axes = list(study["definition"].get("grid", {}))
     lines = []
@@ -146,7 +137,7 @@ def make_runs(path: Path, study: Mapping[str, Any], links: Mapping[Path, str]) -
     return make_table("Every run", ["run", "column", *name_axes(axes), "seed", "state", "score"], lines, "quiet")
 
 
-def make_heatmaps(path: Path, study: Mapping[str, Any], links: Mapping[Path, str]) -> list[dict[str, Any]]:
+def make_heatmaps(path: Path, study: Mapping[str, Any], links: Mapping[Path, str]) -> list[Table]:
     """The heat map of each row and column of a grid: the learning rate, or else the first axis, goes across."""
     axes = list(study["definition"].get("grid", {}))
     if not axes:

@@ -7,14 +7,16 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import typer
 
 from bertkit.errors import UsageError, explain_os_error
+from bertkit.reports.tables import Table, make_table, tabulate_scores
 from bertkit.system.signals import act_outside_imports, note_signals
 from bertkit.tasks.option import Options
 
@@ -65,9 +67,9 @@ class Screen:
             self.console.print(renderable)
         write(drawn.get(), goes_on=self.trains)
 
-    def show_table(self, title: str, headings: Iterable[str], lines: Iterable[Sequence[str]], **options: Any) -> None:
-        """Prints a table of texts."""
-        self.show(make_table(title, headings, lines, **options))
+    def show_table(self, table: Table, **options: Any) -> None:
+        """Print a table."""
+        self.show(draw_table(table, **options))
 
     def advance(self, done: int, total: int, log: Mapping[str, float]) -> None:
         """Shows how far the training is, and the latest losses."""
@@ -123,7 +125,7 @@ class Screen:
         """Prints what a corpus is like, and what is unusual about it."""
         from bertkit.data.pretraining.statistics import list_rows, list_warnings
 
-        self.show_table(f"{directory}", ["", ""], list_rows(statistics), show_header=False)
+        self.show_table(make_table(f"{directory}", ["", ""], list_rows(statistics)), show_header=False)
         for line in list_warnings(statistics):
             self.say(line)
 
@@ -156,7 +158,7 @@ class Screen:
         """Prints the scores of runs and of their ensemble, beside the paper's."""
         from bertkit.inference.ensemble import list_lines
 
-        self.show_table(f"{output}", *list_lines(version, results))
+        self.show_table(make_table(f"{output}", *list_lines(version, results)))
         self.say(f"In {output}: metrics.json, predictions/")
 
     def show_study(self, results: Mapping[str, Any]) -> None:
@@ -168,7 +170,7 @@ class Screen:
         from bertkit.studies.tables import list_progress
 
         headings, lines = list_progress(results, limit=max(self.console.height - 8, 4))
-        table = make_table(f"{results['over']} of {results['runs']} runs", headings, lines)
+        table = draw_table(make_table(f"{results['over']} of {results['runs']} runs", headings, lines))
         if self.bar is None:
             self.bar = Live(console=self.console, transient=True, refresh_per_second=4)
             self.bar.start()
@@ -219,19 +221,8 @@ class Screen:
         from bertkit.training.run_dir import EXAMPLES, METRICS_FILE, PREDICTIONS, RECIPE_FILE, hold_run_dir, read_log
 
         rows = task.list_rows(metrics)
-        columns = {  # heading -> the cell of a row
-            "held out": lambda row: row.name + (" (%)" if row.unit else ""),
-            "knowing nothing": lambda row: "\n".join(
-                f"{row.show(metrics[key])} {name}" for name, key in row.baselines.items()
-            ),
-            "before": lambda row: row.show(metrics[f"start_{row.key}"]) if f"start_{row.key}" in metrics else "",
-            "after": lambda row: row.show(metrics[row.key]),
-            "the paper": lambda row: "\n".join(f"{row.show(value)} {name}" for name, value in row.paper.items()),
-        }
-        cells = {heading: [make(row) for row in rows] for heading, make in columns.items()}
-        cells = {heading: column for heading, column in cells.items() if any(column)}
         if rows:
-            self.show_table(f"{output}", cells, zip(*cells.values(), strict=True))
+            self.show_table(replace(tabulate_scores(rows, metrics, "after"), caption=f"{output}"))
         for line in task.comment(metrics):
             self.say(line)
         self.show_examples(output / PREDICTIONS / EXAMPLES)
@@ -319,20 +310,20 @@ def escape_controls(line: str) -> str:
     return TERMINAL_CONTROLS.sub(lambda match: f"\\u{ord(match[0]):04x}", line)
 
 
-def make_table(title: str, headings: Iterable[str], lines: Iterable[Sequence[str]], **options: Any) -> Any:
-    """Return rich's table of texts, in which nothing is read as markup."""
-    from rich.table import Table
+def draw_table(table: Table, **options: Any) -> Any:
+    """Return rich's form of a table, in which nothing is read as markup."""
+    from rich.table import Table as RichTable
     from rich.text import Text
 
-    def show(text: str) -> Text:
-        return Text("\n".join(map(escape_controls, text.split("\n"))))
+    def show(*lines: str) -> Text:
+        return Text("\n".join(escape_controls(part) for line in lines for part in line.split("\n")))
 
-    table = Table(title=show(title), title_justify="left", **options)
-    for heading in headings:
-        table.add_column(show(heading))
-    for line in lines:
-        table.add_row(*map(show, line))
-    return table
+    drawn = RichTable(title=show(table.caption), title_justify="left", **options)
+    for heading in table.heads:
+        drawn.add_column(show(heading))
+    for row in table.rows:
+        drawn.add_row(*(show(*(f"{text} {words}" if words else text for text, words in cell.lines)) for cell in row))
+    return drawn
 
 
 def is_first_process() -> bool:

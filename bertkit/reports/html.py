@@ -6,7 +6,6 @@ import warnings
 import xml.etree.ElementTree as ET
 from base64 import b64encode
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from hashlib import sha256
 from importlib.resources import files
@@ -15,7 +14,7 @@ from typing import Any
 
 import bertkit
 from bertkit.reports.plots import load_pyplot
-from bertkit.reports.tables import MISSING
+from bertkit.reports.tables import MISSING, Table
 
 TEMPLATE = "page.html.jinja"
 SIZE = (4.6, 3.6)  # inches, as `bertkit.reports.plots.plot_log` draws a panel
@@ -80,22 +79,13 @@ EMPTY: dict[str, Any] = {
 }
 
 
-@dataclass(frozen=True)
-class TableCell:
-    """What stands in a table: lines of a text and the words for it; where it leads; how dark it is, from 0 to 1."""
-
-    lines: tuple[tuple[str, str], ...] = ()
-    href: str = ""
-    share: float | None = None
-    is_chosen: bool = False
-
-
 def render(parts: Sequence[Mapping[str, Any]]) -> str:
     """The text of the page; whatever is no picture is escaped."""
     from jinja2 import Environment, StrictUndefined
 
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters["digest"] = lambda text: b64encode(sha256(text.encode()).digest()).decode()
+    environment.filters |= {"columns": style_columns, "minus": show_minus}
     template = environment.from_string(files("bertkit.reports").joinpath(TEMPLATE).read_text(encoding="utf-8"))
     return template.render(
         parts=parts,
@@ -197,22 +187,18 @@ def restyle(name: str, value: str, prefix: str) -> str:
 # --- Tables -----------------------------------------------------------------------------------------------------------
 
 
-def make_table(caption: str, heads: Sequence[str], lines: Iterable[Sequence[str | TableCell]], kind: str = "") -> Any:
-    """A table; a text stands for a cell of one line.
+def style_columns(table: Table) -> list[dict[str, str]]:
+    """Return the head of each column, and how it looks.
 
     A column of which most lines are numbers is one of numbers; it may have words beside them.
-
-    kind: "quiet", whose caption only a screen reader says, "matrix", "text", or none of these.
     """
-    rows = [[cell if isinstance(cell, TableCell) else TableCell(((cell, ""),)) for cell in line] for line in lines]
-    rows = [[replace(cell, lines=tuple((show_minus(a), b) for a, b in cell.lines)) for cell in row] for row in rows]
     columns = []
-    for place, head in enumerate(heads):
-        found = [line for row in rows for line in row[place].lines if line[0] not in ("", MISSING)]
+    for place, head in enumerate(table.heads):
+        found = [line for row in table.rows for line in row[place].lines if line[0] not in ("", MISSING)]
         numbers = sum(NUMBER.fullmatch(text) is not None for text, _ in found)
         style = ("worded" if any(words for _, words in found) else "number") if 2 * numbers > len(found) else ""
         columns.append({"head": head, "style": style if place else ""})
-    return {"caption": caption, "kind": kind, "columns": columns, "rows": rows}
+    return columns
 
 
 def show_minus(text: str) -> str:

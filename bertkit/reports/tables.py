@@ -1,9 +1,9 @@
-"""What the tables of runs share: a score with its line, and text in columns."""
+"""Tables as values: cells in rows, which a terminal, Markdown and HTML render; and what the tables of runs share."""
 
-import re
-from collections.abc import Mapping, Sequence
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 
 @dataclass(frozen=True)
@@ -29,15 +29,68 @@ class ScoreRow:
 
 
 MISSING = "–"
-MARKUP = re.compile(r"[\\\[<`|]")  # of Markdown: links, HTML, code, cells
+
+
+@dataclass(frozen=True)
+class TableCell:
+    """What stands in a table: lines of a text and the words for it; where it leads; how dark it is, from 0 to 1."""
+
+    lines: tuple[tuple[str, str], ...] = ()
+    href: str = ""
+    share: float | None = None
+    is_chosen: bool = False
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table, which a terminal, Markdown and HTML render.
+
+    kind: "quiet", whose caption only a screen reader says, "matrix", "text", or none of these.
+    """
+
+    caption: str
+    heads: tuple[str, ...]
+    rows: tuple[tuple[TableCell, ...], ...]
+    kind: str = ""
+
+
+def make_table(caption: str, heads: Iterable[str], lines: Iterable[Iterable[str | TableCell]], kind: str = "") -> Table:
+    """Return a table; a text stands for a cell of one line."""
+    rows = ((cell if isinstance(cell, TableCell) else TableCell(((cell, ""),)) for cell in line) for line in lines)
+    return Table(caption, tuple(heads), tuple(map(tuple, rows)), kind)
+
+
+def tabulate_scores(
+    rows: Sequence[ScoreRow], metrics: Mapping[str, float], label: str, others: Sequence[Mapping[str, Any]] = ()
+) -> Table:
+    """Return the table of a run's scores, as `label`, beside those of knowing nothing, of other seeds, and the paper's.
+
+    others: the metrics of all runs with other seeds, its own among them. Columns without a value are left out.
+    """
+    columns: dict[str, Callable[[ScoreRow], list[tuple[str, str]]]] = {
+        "knowing nothing": lambda row: [(row.show(metrics[key]), words) for words, key in row.baselines.items()],
+        "before": lambda row: [(row.show(metrics[key]), "") for key in [f"start_{row.key}"] if key in metrics],
+        label: lambda row: [(row.show(metrics[row.key]), "")],
+    }
+    if len(others) > 1:
+        columns[f"mean ± sd over {len(others)} seeds"] = lambda row: [(show_spread(row, others), "")]
+    columns["the paper"] = lambda row: [(row.show(value), words) for words, value in row.paper.items()]
+    cells = {head: [TableCell(tuple(make(row))) for row in rows] for head, make in columns.items()}
+    cells = {head: column for head, column in cells.items() if any(cell.lines for cell in column)}
+    names = [row.name + " (%)" * bool(row.unit) for row in rows]
+    lines = zip(names, *cells.values(), strict=True)
+    return make_table("Scores on held-out data", ["held out", *cells], lines, "quiet")
+
+
+def show_spread(row: ScoreRow, runs: Sequence[Mapping[str, Any]]) -> str:
+    """Return `mean ± sd (n)` of a score over runs."""
+    values = [scores[row.key] for scores in runs if row.key in scores]
+    if not values:
+        return MISSING
+    spread = f" ± {row.show(statistics.stdev(values))}" if len(values) > 1 else ""
+    return f"{row.show(statistics.fmean(values))}{spread} ({len(values)})"
 
 
 def count(number: int, name: str, names: str = "") -> str:
     """So many of them."""
     return f"{number:,} {name if number == 1 else names or f'{name}s'}"
-
-
-def format_table(lines: Sequence[Sequence[str]]) -> list[str]:
-    """The lines in Markdown, the first one the head."""
-    texts = ["| " + " | ".join(MARKUP.sub(r"\\\g<0>", text) for text in line) + " |" for line in lines]
-    return [texts[0], "|" + "---|" * len(lines[0]), *texts[1:]]

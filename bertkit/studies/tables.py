@@ -8,10 +8,11 @@ import json
 import math
 import statistics
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from bertkit.reports.tables import MISSING, ScoreRow, count, format_table
+from bertkit.reports.markdown import format_lines, format_table
+from bertkit.reports.tables import MISSING, ScoreRow, Table, TableCell, count, make_table
 
 AVERAGE = "Average"  # the head of the column that is a mean of others
 OPTIMISTIC = "the very data that it is scored on, so its score is optimistic."
@@ -26,7 +27,7 @@ def write_table(study: Mapping[str, Any]) -> str:
     if not _is_short(study):
         parts += ["", *(f"- {name}: {words}" for name, words in list_columns(study))]
     if study["pretrainings"]:
-        parts += ["", "## Pretraining", "", *_write_pretrainings(study)]
+        parts += ["", "## Pretraining", "", *format_table(tabulate_pretrainings(study))]
     if study["definition"].get("grid"):
         for name in study["columns"]:
             if any(cell["column"] == name and not cell["borrowed"] for cell in study["cells"]):
@@ -262,7 +263,7 @@ def _write_summary(study: Mapping[str, Any]) -> list[str]:
         for label in dict.fromkeys(label for row in rows.values() for label in row.paper):
             published = [row.show(row.paper[label]) if label in row.paper else MISSING for row in rows.values()]
             lines.append([f"published: {label}", *published, *[MISSING] * bool(averaged)])
-    return ["", *format_table(lines)]
+    return ["", *format_lines(lines)]
 
 
 def average(
@@ -299,18 +300,18 @@ def list_columns(study: Mapping[str, Any]) -> list[tuple[str, str]]:
     return found
 
 
-def _write_pretrainings(study: Mapping[str, Any]) -> list[str]:
-    """The lines of the table of the pretrainings' own scores on held-out text."""
-    heads: dict[str, str] = {}
-    for origin in study["pretrainings"]:
-        heads |= {score["name"]: f"{score['name']}{' (%)' if score['unit'] else ''}" for score in origin["scores"]}
-    lines = [["pretraining", "of", "updates", *heads.values()]]
+def tabulate_pretrainings(study: Mapping[str, Any], find_link: Callable[[str], str] = lambda directory: "") -> Table:
+    """Return the table of the pretrainings' own scores on held-out text; `find_link` says where a directory leads."""
+    units = {score["name"]: score["unit"] for origin in study["pretrainings"] for score in origin["scores"]}
+    lines = []
     for origin in study["pretrainings"]:
         shown = {score["name"]: ScoreRow("", "", unit=score["unit"]).show(score["value"]) for score in origin["scores"]}
         updates = f"{origin['metrics']['updates']:,}" if origin["status"] == "finished" else origin["status"]
-        rows = "; ".join(origin["rows"]) or "ours"
-        lines.append([origin["directory"], rows, updates, *(shown.get(name, MISSING) for name in heads)])
-    return format_table(lines)
+        name = TableCell(((origin["directory"], ""),), find_link(origin["directory"]))
+        rows = "; ".join(row for row in origin["rows"] if row) or "ours"
+        lines.append([name, rows, updates, *(shown.get(score, MISSING) for score in units)])
+    heads = [f"{name} (%)" if unit else name for name, unit in units.items()]
+    return make_table("Pretraining, on held-out text", ["pretraining", "of", "updates", *heads], lines)
 
 
 def _write_cells(study: Mapping[str, Any], names: Sequence[str]) -> list[str]:
@@ -332,4 +333,4 @@ def _write_cells(study: Mapping[str, Any], names: Sequence[str]) -> list[str]:
         line = [column[place] for column in leading.values()] + _show_setting(cell, axes)
         line += [*scores, str(cell["n"]), str(cell["failed"]), *[poor] * counted]
         lines.append([f"**{text}**" for text in line] if axes and cell["directory"] in best else line)
-    return format_table(lines)
+    return format_lines(lines)

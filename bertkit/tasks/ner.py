@@ -255,7 +255,8 @@ class NerTask(FineTuningTask):
         again = repeat_run(output, "43", "train.seed=43")
         return [
             f"bertkit ner {again}  # another seed",
-            f"bertkit features {quote(str(output))} --input texts.txt --layers last --output vectors.npz  # vectors",
+            f"bertkit features {quote(str(output))} --input texts.txt --layers last --output vectors.npz"
+            "  # its vectors",
         ]
 
     # --- Answers ------------------------------------------------------------------------------------------------------

@@ -383,7 +383,8 @@ class PretrainingTask(Task):
         run, more = quote(str(output)), quote(f"{output}-more")
         return [
             f"bertkit pretrain --model {run} --corpus your.txt{objective} --output {more}  # on your text",
-            "bertkit pretrain --recipe recipes/pretrain/small.toml --corpus your.txt --output runs/small  # larger",
+            "bertkit pretrain --recipe recipes/pretrain/small.toml --corpus your.txt --output runs/small"
+            "  # a larger model",
             use_transformers(call),
         ]
 

@@ -12,6 +12,8 @@ from huggingface_hub import EvalResult, ModelCardData
 import bertkit
 from bertkit.data.pretraining.sources import DOCS
 from bertkit.errors import make_printable
+from bertkit.reports.markdown import format_table
+from bertkit.reports.tables import tabulate_scores
 from bertkit.system.hub import is_hub_name
 from bertkit.tasks.task import Task
 from bertkit.training.recipe import list_lengths
@@ -226,12 +228,7 @@ def list_scores(task: Task, recipe: Mapping[str, Any], metrics: Mapping[str, Any
     rows = task.list_rows(metrics)
     if not rows:
         return ["The data have no labels, so nothing is scored."]
-    lines = ["| held out | this model | knowing nothing | the paper |", "|---|---|---|---|"]
-    for row in rows:
-        nothing = [f"{row.show(metrics[key])} ({name})" for name, key in row.baselines.items()]
-        paper = [f"{row.show(value)} ({name})" for name, value in row.paper.items()]
-        title = row.name + " (%)" * bool(row.unit)
-        lines.append(f"| {title} | {row.show(metrics[row.key])} | {', '.join(nothing)} | {', '.join(paper)} |")
+    lines = format_table(tabulate_scores(rows, metrics, "this model"))
     return [*lines, "", f"Seed {recipe['train']['seed']}, after {metrics['updates']:,} updates."]
 
 

@@ -19,6 +19,7 @@ from rich.console import Console
 
 from bertkit.cli import bench, console
 from bertkit.inference.glue_submission import SUBMITTED
+from bertkit.reports.tables import make_table
 from bertkit.studies.tables import write_table
 from bertkit.tasks.option import PRETRAINING_OPTIONS
 from tests.data.pretraining.test_build_faults import limit_files
@@ -1065,7 +1066,7 @@ def test_controls_in_data_are_escaped_and_json_stays_the_same(capsys):
 def test_data_in_tables_and_progress_is_neither_markup_nor_controls(capsys):
     screen = console.Screen()
     screen.console = Console(file=io.StringIO(), force_terminal=True, width=200, color_system=None)
-    screen.show_table(HOSTILE, [f"1{HOSTILE}"], [[f"2{HOSTILE}\nmore"]])
+    screen.show_table(make_table(HOSTILE, [f"1{HOSTILE}"], [[f"2{HOSTILE}\nmore"]]))
     with screen:
         screen.names["x"] = "[/x][red]"
         screen.advance(1, 2, {"x": 1.0})
