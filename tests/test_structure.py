@@ -37,6 +37,24 @@ def test_every_module_and_public_function_has_a_docstring(name):
     assert missing == []
 
 
+def list_names(tree: ast.Module) -> list[str]:
+    """The constants and classes of a module."""
+    found = [node.name for node in tree.body if isinstance(node, ast.ClassDef)]
+    for node in tree.body:
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+        found += [name.id for target in targets if target for name in ast.walk(target) if isinstance(name, ast.Name)]
+    return [name for name in found if not name.startswith("__")]
+
+
+def test_no_two_constants_or_classes_have_one_name():
+    homes = {}
+    for module, path in MODULES.items():
+        for name in set(list_names(ast.parse(path.read_text(encoding="utf-8")))):
+            homes.setdefault(name, []).append(module)
+    assert len(homes) > 300
+    assert {name: found for name, found in homes.items() if len(found) > 1} == {}
+
+
 @pytest.mark.parametrize(
     ("statement", "absent"),
     [

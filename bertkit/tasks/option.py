@@ -32,7 +32,7 @@ Options = Mapping[str, Option]
 
 CODE = "reference code"
 DIR = Option("", help="Folder of the official files; the Hub's data set if not given.")
-FIRST = Option(0, 0, help="Train on the first so many examples only; 0: all.")
+MAX_TRAIN_SAMPLES = Option(0, 0, help="Train on the first so many examples only; 0: all.")
 
 TUNE_SHARE = Option(
     0.0, 0, help="Share of dev that decides (tau, the best checkpoint) and is not scored; 0: all of dev does both."
@@ -61,7 +61,7 @@ PRETRAINING_OPTIONS: Options = {
 GLUE_OPTIONS: Options = {
     "dir": DIR,
     "max_length": Option(128, 5, CODE, "Tokens of a sequence; longer pairs are truncated, longest text first."),
-    "max_train_samples": FIRST,
+    "max_train_samples": MAX_TRAIN_SAMPLES,
     "tune_share": TUNE_SHARE,
 }
 WINDOW_OPTIONS: Options = {
@@ -74,14 +74,14 @@ SQUAD_OPTIONS: Options = {
     "dir": DIR,
     "train_file": Option("", help="Training file in SQuAD's form; the official one if not given."),
     "extra_train": Option("", help="Fine-tune on this file in SQuAD's form first; triviaqa makes one."),
-    "max_train_samples": FIRST,
+    "max_train_samples": MAX_TRAIN_SAMPLES,
     "tune_share": TUNE_SHARE,
     **WINDOW_OPTIONS,
 }
 SWAG_OPTIONS: Options = {
     "dir": DIR,
     "max_length": Option(128, 5, "ours", "Tokens of each of the four sequences."),
-    "max_train_samples": FIRST,
+    "max_train_samples": MAX_TRAIN_SAMPLES,
     "tune_share": TUNE_SHARE,
 }
 NER_OPTIONS: Options = {
@@ -91,7 +91,7 @@ NER_OPTIONS: Options = {
     "features": Option("", None, "Table 7", "Layers of the feature-based approach; fine-tuning if not given."),
     "half_features": Option(False, help="Keep features in 16 bits a number instead of 32."),
     "features_dir": Option("", help="Folder of kept features; among huggingface_hub's cached assets if not given."),
-    "max_train_samples": FIRST,
+    "max_train_samples": MAX_TRAIN_SAMPLES,
     "tune_share": TUNE_SHARE,
 }
 

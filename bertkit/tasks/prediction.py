@@ -10,7 +10,7 @@ from bertkit.data.sequences import batch_by_length
 from bertkit.model.precision import use_precision
 from bertkit.tasks.task import PredictionSettings, Result, Task
 
-SHOWN = 5  # examples of a run
+SAMPLES = 5  # examples of a run
 
 
 @torch.inference_mode()
@@ -38,7 +38,7 @@ def show_examples(task: Task, examples: Mapping[str, Any], settings: PredictionS
     split = next((split for split in task.splits if split in examples), None)
     if split is None:
         return []
-    samples = list(islice(task.list_samples(examples[split], settings), SHOWN))
+    samples = list(islice(task.list_samples(examples[split], settings), SAMPLES))
     results = predict(task, [example for _, example, _ in samples], settings)
     return [
         f"{words}  →  {' '.join(task.describe_result(result).splitlines())}  ({right})"

@@ -115,7 +115,13 @@ def test_the_metadata_of_every_kind_of_card_are_valid_and_come_back(finish, name
         ("mnli", "text-classification", "transformers", "BertForSequenceClassification", ["`contradiction`"]),
         ("bilstm", "text-classification", "bertkit", "BertBiLSTMForSequenceClassification", ["loads the encoder only"]),
         ("causal", "text-classification", "bertkit", "BertForSequenceClassification", ["one answer for every text"]),
-        ("squad2", "question-answering", "transformers", "BertForQuestionAnswering", ["the same data decided tau", "more than tau = "]),
+        (
+            "squad2",
+            "question-answering",
+            "transformers",
+            "BertForQuestionAnswering",
+            ["the same data decided tau", "more than tau = "],
+        ),
         ("features", "token-classification", "bertkit", "BertFeaturesForTokenClassification", ["was left as it was"]),
     ],
 )

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from bertkit.data.formats.hub import read_hub
-from bertkit.data.formats.tables import Table, read_tsv
+from bertkit.data.formats.tables import TextColumns, read_tsv
 from bertkit.errors import UsageError
 from bertkit.system.progress import Report
 
@@ -75,7 +75,7 @@ class Benchmark:
 SentenceExamples = dict[str, Any]  # "texts": one or two columns of S texts; "labels": (S,) numbers, or None
 
 
-def read_folder(row: Benchmark, folder: Path) -> dict[str, Table]:
+def read_folder(row: Benchmark, folder: Path) -> dict[str, TextColumns]:
     """The official files below a folder."""
     if not folder.is_dir():
         first = next(iter(row.splits.values())).file
@@ -93,21 +93,21 @@ def read_folder(row: Benchmark, folder: Path) -> dict[str, Table]:
     }
 
 
-def read_split(row: Benchmark, name: str, path: Path) -> Table:
+def read_split(row: Benchmark, name: str, path: Path) -> TextColumns:
     """An official file: its texts, and `label` unless the split has none."""
     if row.splits[name].submission:
         return read_unlabelled(row, path)
     return read_tsv(path, {**row.texts, "label": row.label}, width=row.bare or None, skip_broken=row.broken)
 
 
-def read_unlabelled(row: Benchmark, path: Path) -> Table:
+def read_unlabelled(row: Benchmark, path: Path) -> TextColumns:
     """The texts of a file without labels; such a file always has a line of names."""
     return read_tsv(path, {text: text if row.bare else column for text, column in row.texts.items()})
 
 
-def read_copy(row: Benchmark, report: Report) -> dict[str, Table]:
+def read_copy(row: Benchmark, report: Report) -> dict[str, TextColumns]:
     """The splits of the Hub's copy."""
-    tables: dict[str, Table] = {}
+    tables: dict[str, TextColumns] = {}
     columns = {text: text for text in row.texts} | {"label": "label"}
     for config in dict.fromkeys(split.hub[0] for split in row.splits.values()):
         splits = {name: split for name, split in row.splits.items() if split.hub[0] == config}
@@ -122,13 +122,13 @@ def read_copy(row: Benchmark, report: Report) -> dict[str, Table]:
     return tables
 
 
-def read_examples(row: Benchmark, table: Table, labelled: bool) -> SentenceExamples:
+def read_examples(row: Benchmark, table: TextColumns, labelled: bool) -> SentenceExamples:
     """The texts and the labels of a table."""
     texts = [table.columns[text] for text in row.texts]
     return {"texts": texts, "labels": read_labels(row, table) if labelled else None}
 
 
-def read_labels(row: Benchmark, table: Table) -> np.ndarray:
+def read_labels(row: Benchmark, table: TextColumns) -> np.ndarray:
     """(S,) the column `label`: int64 places among the labels, or float32 scores.
 
     Raises:
@@ -142,7 +142,7 @@ def read_labels(row: Benchmark, table: Table) -> np.ndarray:
     return np.array(values, np.int64 if row.labels else np.float32)
 
 
-def convert_labels(table: Table, read: Callable[[str], float], message: str) -> list[float]:
+def convert_labels(table: TextColumns, read: Callable[[str], float], message: str) -> list[float]:
     """What `read` makes of the column `label`.
 
     Raises:
@@ -169,7 +169,7 @@ def parse_score(text: str) -> float:
     return value
 
 
-def read_gold(row: Benchmark, split: str, path: Path) -> Table:
+def read_gold(row: Benchmark, split: str, path: Path) -> TextColumns:
     """An official file with labels."""
     try:
         return read_split(row, split, path)

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bertkit.data.formats.tables import FILE_REMEDY, Table, find_column
+from bertkit.data.formats.tables import FILE_REMEDY, TextColumns, find_column
 from bertkit.errors import UsageError, join_lines
 from bertkit.system.hub import find_hub_trouble
 
@@ -22,7 +22,7 @@ def read_hub(
     columns: Mapping[str, str],
     *,
     optional: Container[str] = (),
-) -> dict[str, Table]:
+) -> dict[str, TextColumns]:
     """Split -> its columns, for a data set on the Hub; `splits` and `columns` map the wanted names to the Hub's.
 
     A class label becomes its name and a number its shortest text in the column's own precision: a float32 that holds
@@ -68,7 +68,7 @@ def _load(name: str, config: str) -> "datasets.DatasetDict":
     raise UsageError(f"{trouble}; {FILE_REMEDY}")
 
 
-def _convert(rows: "datasets.Dataset", source: str, columns: Mapping[str, str]) -> Table:
+def _convert(rows: "datasets.Dataset", source: str, columns: Mapping[str, str]) -> TextColumns:
     if not len(rows):
         raise UsageError(f"{source} has no rows; {FILE_REMEDY}")
     texts: dict[str, list[str]] = {}
@@ -77,7 +77,7 @@ def _convert(rows: "datasets.Dataset", source: str, columns: Mapping[str, str]) 
         feature, values = rows.features[hub_name], rows[hub_name][:]
         if "string" in feature.dtype or any(value not in (None, -1) for value in values):
             texts[name] = _write(feature, values)
-    return Table(source, texts, range(1, len(rows) + 1))
+    return TextColumns(source, texts, range(1, len(rows) + 1))
 
 
 def _write(feature: Any, values: list[Any]) -> list[str]:

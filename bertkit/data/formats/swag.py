@@ -7,7 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bertkit.data.formats.hub import read_hub
-from bertkit.data.formats.tables import LONGEST_QUOTED, MOST_NAMES, NAME_REMEDY, Table, fill, find_column, read_lines
+from bertkit.data.formats.tables import (
+    LONGEST_QUOTED,
+    MOST_NAMES,
+    NAME_REMEDY,
+    TextColumns,
+    fill,
+    find_column,
+    read_lines,
+)
 from bertkit.errors import UsageError, join_lines
 
 HUB_SWAG = ("allenai/swag", "regular")  # its configuration with four endings and a label, as the official files
@@ -50,7 +58,7 @@ def read_swag(path: str | Path, labelled: bool = True) -> list[Situation]:
             f"{where} names {len(endings)} endings ({listed}) and {len(ENDINGS)} were expected; {NAME_REMEDY}"
         )
     places = [find_column(where, names, column, NAME_REMEDY) for column in columns.values()]
-    table = Table(str(path), {name: [] for name in columns}, [])
+    table = TextColumns(str(path), {name: [] for name in columns}, [])
     fill(table, rows, places, len(names))
     return _make_situations(table, labelled)
 
@@ -73,7 +81,7 @@ def _walk_csv(path: Path) -> Iterator[tuple[int, list[str]]]:
             yield number, cells
 
 
-def _make_situations(table: Table, labelled: bool) -> list[Situation]:
+def _make_situations(table: TextColumns, labelled: bool) -> list[Situation]:
     if labelled and "label" not in table.columns:
         raise UsageError(f"{table.source} has no labels; only splits with labels can be learned or scored")
     places = {str(place): place for place in range(len(ENDINGS))}

@@ -31,7 +31,7 @@ KINDS = {  # of values in JSON, and what a message calls them; a finite number m
 
 
 @dataclass(frozen=True, eq=False)
-class Table:
+class TextColumns:
     """Columns side by side: `columns[name][row]`, all texts.
 
     `lines[row]` is the row's line in its file, or the row itself on the Hub, from 1; `broken` are the lines that were
@@ -57,7 +57,7 @@ def read_tsv(
     *,
     width: int | None = None,
     skip_broken: bool = False,
-) -> Table:
+) -> TextColumns:
     """The columns of a file in UTF-8, under the names that `columns` gives them.
 
     Its values are the names in the file's first line or, for a file without such a line, the columns' numbers from 0;
@@ -81,13 +81,13 @@ def read_tsv(
     else:
         places = [find_column(str(path), cells, column, NAME_REMEDY) for column in columns.values()]
         width = len(cells)
-    table = Table(str(path), {name: [] for name in columns}, [], [])
+    table = TextColumns(str(path), {name: [] for name in columns}, [], [])
     fill(table, ((number, line.split("\t")) for number, line in lines), places, width, skip_broken)
     return table
 
 
 def fill(
-    table: Table, rows: Iterable[tuple[int, list[str]]], places: list[int], width: int, skip_broken: bool = False
+    table: TextColumns, rows: Iterable[tuple[int, list[str]]], places: list[int], width: int, skip_broken: bool = False
 ) -> None:
     """Put the cells of the rows into the columns of a table."""
     wanted = [(column.append, place) for column, place in zip(table.columns.values(), places, strict=True)]

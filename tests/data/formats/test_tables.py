@@ -20,7 +20,7 @@ from bertkit.data.formats import hub
 from bertkit.data.formats.hub import read_hub
 from bertkit.data.formats.squad import read_answers, read_nbest, read_odds, read_squad, read_squad_copy
 from bertkit.data.formats.swag import Situation, read_swag, read_swag_copy
-from bertkit.data.formats.tables import Table, read_json, read_tsv
+from bertkit.data.formats.tables import TextColumns, read_json, read_tsv
 from bertkit.data.spans import Question
 from bertkit.errors import UsageError
 
@@ -305,8 +305,8 @@ def test_files_and_the_hub_give_equal_columns(tmp_path):
     lines = ["first\tgold", "text 0\tneutral", "text 1\tentailment", "text 2\tcontradiction"]
     file = read_tsv(write(tmp_path / "a.tsv", "\n".join(lines)), {"a": "first", "b": "gold"})
     hub = read_hub("nyu-mll/glue", "mnli", {"train": "train"}, {"a": "sentence1", "b": "label"})["train"]
-    assert isinstance(file, Table)
-    assert isinstance(hub, Table)
+    assert isinstance(file, TextColumns)
+    assert isinstance(hub, TextColumns)
     assert file.columns == hub.columns
 
 
