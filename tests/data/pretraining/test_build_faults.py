@@ -394,6 +394,7 @@ def call_apart(arguments, folder):
                 sys.stdout, sys.stderr = io.StringIO(), os.fdopen(2, "w", closefd=False)
                 os.chdir(folder)
                 sys.argv = ["bertkit", *map(str, arguments)]
+                os.environ["TOKENIZERS_PARALLELISM"] = "false"  # a fork has no threads of the pool
                 drop_rights()
                 cli.main()
             except SystemExit as stop:
