@@ -354,9 +354,10 @@ class GlueTask(TextTask):
         given = 'dict(text="A man eats.", text_pair="Somebody eats.")' if self.pairs else '"A man eats."'
         call = f'pipeline("text-classification", {json.dumps(str(output))})({given})'
         grid = [f"bertkit {self.command} {repeat_run(output, 'grid')} --grid  # the paper's"]
+        again = [f"bertkit score {self.command} {quote(str(gold))} {quote(str(ours))}  # the scores, again"]
         return [
             *(grid if recipe["train"].get("max_steps", -1) <= 0 else []),  # else the grid's epochs would mean nothing
-            f"bertkit score {self.command} {quote(str(gold))} {quote(str(ours))}  # the scores, again",
+            *([] if recipe["data"].get("tune_share") else again),  # not all of the file's rows are predicted
             use_transformers(f"from transformers import pipeline; print({call})"),
         ]
 
