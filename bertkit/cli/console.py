@@ -154,11 +154,13 @@ class Screen:
             self.bar.stop()
             self.bar = None
 
-    def show_ensemble(self, version: Any, results: Mapping[str, Any], output: Path) -> None:
-        """Prints the scores of runs and of their ensemble, beside the paper's."""
+    def show_ensemble(self, task: Any, results: Mapping[str, Any], output: Path) -> None:
+        """Print the scores of runs and of their ensemble, beside the paper's."""
         from bertkit.inference.ensemble import list_lines
 
-        self.show_table(make_table(f"{output}", *list_lines(version, results)))
+        self.show_table(make_table(f"{output}", *list_lines(task, results)))
+        for line in task.mark(results["metrics"]):
+            self.say(line)
         self.say(f"In {output}: metrics.json, predictions/")
 
     def show_study(self, results: Mapping[str, Any]) -> None:

@@ -68,7 +68,7 @@ Compile = Annotated[bool, typer.Option("--compile/--no-compile", help="Try stock
 
 def list_options(options: Options) -> str:
     """Return the end of a help text: what `--set data.KEY=VALUE` can change."""
-    lines = ["--set data.KEY=VALUE also changes:"]
+    lines = ["Keys of --set data.KEY=VALUE:"]
     for name, option in options.items():
         lines.append(f"{name} = {json.dumps(option.default)}  {option.explain(option.default)}")
     return "\n".join(lines).replace("[", r"\[")  # no markup

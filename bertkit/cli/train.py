@@ -328,7 +328,7 @@ def execute(
             check(written, data_defaults=task.recipe["data"], where=str(recipe))
         else:
             written = task.starter(merge(given, *options))
-        recipes = (written or {}, given, *options)
+        recipes = (written, given, *options)
         output = output or Path("runs") / name
         if push_to is not None:
             push.check_push(push_to)
@@ -393,16 +393,16 @@ def upload(screen: Screen, run: Path, repo: str, private: bool = False) -> None:
     screen.say(f"Pushed: {push.push(run, repo, private=private, report=screen.say)}")
 
 
-def combine(version: Any, runs: list[Path], data: Path | None, output: Path) -> None:
-    """Combines the answers of finished runs, and prints what came of it."""
+def combine(task: Any, runs: list[Path], data: Path | None, output: Path) -> None:
+    """Combine the answers of finished runs, and print what came of it."""
     with Screen() as screen:
         screen.start()
         from bertkit.inference import ensemble
 
         if is_first_process():
             with explain_disk_error(output):
-                results = ensemble.combine(version, runs, output, data, screen.say)
-            screen.show_ensemble(version, results, output)
+                results = ensemble.combine(task, runs, output, data, screen.say)
+            screen.show_ensemble(task, results, output)
 
 
 def write_submission(folder: Path, path: Path, fill: bool, dry_run: bool = False) -> None:

@@ -22,6 +22,7 @@ from bertkit.data.spans import N_BEST, Answer, Question, Span
 from bertkit.errors import UsageError, explain_refusal
 from bertkit.system.files import write_json
 from bertkit.tasks.squad import NBEST, SquadTask, rank
+from bertkit.tasks.task import CHOSEN_ON_DEV
 from bertkit.training.recipe import read_recipe
 from bertkit.training.run_dir import METRICS_FILE, PREDICTIONS, RECIPE_FILE, find_finished, hold_run_dir, read_metrics
 
@@ -58,6 +59,8 @@ def combine(
     texts, odds = [answer.best.text for answer in answers], [answer.odds for answer in answers]
     metrics = task.rate(questions, texts, odds)
     metrics |= {"score": metrics["f1"], "runs": len(runs)}
+    if chosen := task.tuned_config(metrics):
+        metrics[CHOSEN_ON_DEV] = " and ".join(chosen)
     chosen = task.choose(answers, metrics.get("tau", 0.0))
     ranked = [list_entries(answer, task.version.unanswerable) for answer in answers]
     files = task.write_answers([question.id for question in questions], chosen, ranked, odds)
@@ -133,6 +136,8 @@ def read_run(task: SquadTask, run: Path) -> tuple[str, dict[str, Any]]:
     recipe = read_recipe(run / RECIPE_FILE)
     if (own := recipe.get("task", "another task")) != task.name:
         raise UsageError(f"{run} is a run of {own}, not of {task.name}; combine runs of {task.title} alone")
+    if recipe.get("data", {}).get("tune_share"):
+        raise UsageError(f"{run} was scored on a part of dev (tune_share); combine runs that were scored on all of it")
     if not is_finished:
         raise UsageError(
             f"{run} is not finished, for it holds no {METRICS_FILE}; repeat its command, which continues it"

@@ -57,7 +57,9 @@ def find_runs(folder: Path, report: Report = ignore) -> list[Path]:
         with explain_refusal(str(folder / STUDY_RESULT)):
             results = json.loads((folder / STUDY_RESULT).read_text(encoding="utf-8"))
         try:
-            chosen = sorted(results["chosen"], key=lambda winner: winner["score"], reverse=True)
+            chosen = sorted(
+                results["chosen"], key=lambda winner: winner.get("decided_by", winner["score"]), reverse=True
+            )
             runs = [folder / winner["run"] for winner in chosen]
         except (KeyError, TypeError):
             raise UsageError(

@@ -209,7 +209,7 @@ def read_run_recipe(run: str) -> dict[str, Any]:
 
 
 def find_lengths(recipe: Mapping[str, Any]) -> dict[str, int]:
-    """The lengths of a run: those of WINDOW_OPTIONS that its recipe says; of several phases the longest.
+    """Return the lengths of a run that its recipe says, of several phases the longest.
 
     Raises:
         UsageError: one is no whole number from 1 on.

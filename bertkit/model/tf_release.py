@@ -34,7 +34,7 @@ RELEASED_VOCABULARY = "vocab.txt"
 
 
 def mask_checksum(checksum: int) -> int:
-    """Return a CRC-32C as it is stored: rotated, so that a text with checksums in it has a good one, too."""
+    """Return a CRC-32C as it is stored, which is rotated: a text with checksums in it has a good one."""
     return ((checksum >> 15 | checksum << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
@@ -195,7 +195,7 @@ def read_variable(name: str, variable: Variable) -> np.ndarray:
     """
     with explain_refusal(str(variable.path)):
         data = np.fromfile(variable.path, np.uint8, variable.size, offset=variable.offset)
-    if len(data) != variable.size or mask_checksum(google_crc32c.value(bytes(data))) != variable.checksum:
+    if len(data) != variable.size or mask_checksum(google_crc32c.value(data)) != variable.checksum:
         raise UsageError(f"{variable.path} is damaged: {name} does not have its checksum; download it again")
     values = data.view(variable.dtype).reshape(variable.shape)
     if variable.dtype == BFLOAT16:

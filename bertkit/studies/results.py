@@ -49,7 +49,7 @@ def group_cells(cells: Iterable[Cell]) -> list[list[Cell]]:
 
 
 def list_scores(cell: Cell, states: Mapping[str, State]) -> dict[str, float]:
-    """Return directory -> the score that chooses among the cell's finished runs; of the rows that decide, if any do."""
+    """Return directory -> the score that chooses among the finished runs, of the rows that decide if there are any."""
     done = {path: states[path].metrics for path in cell.runs.values() if states[path].status == "finished"}
     return {path: metrics.get("tune_score", metrics["score"]) for path, metrics in done.items()}
 
@@ -189,6 +189,7 @@ def describe_winner(group: Sequence[Cell], cell: Cell, run: str, states: Mapping
         "run": run,
         "seed": next(seed for seed, directory in cell.runs.items() if directory == run),
         "score": metrics["score"],
+        "decided_by": list_scores(cell, states)[run],
         "value": metrics.get(cell.column.key),
         "of_settings": len(scored),
         "of_runs": sum(map(len, scored)),

@@ -13,6 +13,7 @@ from typing import Any
 
 from bertkit.reports.markdown import format_lines, format_table
 from bertkit.reports.tables import MISSING, ScoreRow, Table, TableCell, count, make_table
+from bertkit.tasks.task import CHOSEN_ON_DEV
 
 AVERAGE = "Average"  # the head of the column that is a mean of others
 OPTIMISTIC = "the very data that it is scored on, so its score is optimistic."
@@ -82,6 +83,8 @@ def explain_scores(study: Mapping[str, Any]) -> str:
             f"The best run is the best of all {runs} runs on that data: more optimistic still, and not to be compared "
             "with a mean or a test score."
         )
+    if chosen := sorted({metrics[CHOSEN_ON_DEV] for metrics in list_metrics(study) if CHOSEN_ON_DEV in metrics}):
+        sentences.append(f"The data that are scored have decided {', '.join(chosen)}, which is optimistic too.")
     if has_paper(study):
         sentences.append("In italics: the paper's value for the row above.")
     elif any(column["published"] for column in study["columns"].values()):
@@ -95,8 +98,13 @@ def explain_scores(study: Mapping[str, Any]) -> str:
 
 def is_tuned_apart(study: Mapping[str, Any]) -> bool:
     """Return whether rows that are not scored choose among settings and runs."""
-    runs = (run for cell in study["cells"] for run in cell["runs"])
-    return any("tune_score" in run.get("metrics", {}) for run in runs)
+    found = list_metrics(study)
+    return bool(found) and all("tune_score" in metrics for metrics in found)
+
+
+def list_metrics(study: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the metrics of every finished run."""
+    return [run["metrics"] for cell in study["cells"] for run in cell["runs"] if "metrics" in run]
 
 
 def name_splits(study: Mapping[str, Any]) -> str:

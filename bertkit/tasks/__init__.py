@@ -1,4 +1,4 @@
-"""The tasks of the paper, by name, and what answers for a model with a head; imported when first asked for."""
+"""The tasks of the paper by name, and those that answer for a head; imported at first use."""
 
 from typing import Any
 

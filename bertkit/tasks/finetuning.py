@@ -1,8 +1,11 @@
 """What all fine-tuning tasks share: the recipe's common part (paper A.3), its check, the checkpoint's tokenizer."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from torch import Tensor
+
+from bertkit.data.sequences import pad
 from bertkit.data.tokenizer import load_tokenizer
 from bertkit.errors import UsageError
 from bertkit.system.progress import Report
@@ -58,9 +61,15 @@ class FineTuningTask(Task):
         super().check(recipe)
         if (share := recipe["data"]["tune_share"]) >= 1:
             raise UsageError(f"tune_share is {share:g} in [data]; it must be below 1")
+        if share and not self.splits:
+            raise UsageError(f"{self.title} has no labels, so nothing of it can decide; leave tune_share out")
         train = recipe["train"]
         if train.get("max_steps", -1) <= 0 and train["num_train_epochs"] <= 0:
             raise UsageError(f"num_train_epochs is {train['num_train_epochs']:g} in [train]; it must be above 0")
+
+    def collate(self, items: Sequence[dict[str, Any]]) -> dict[str, Tensor]:
+        """Return the batch of some sequences."""
+        return pad(items)
 
     def tokenize(self, recipe: Mapping[str, Any], examples: Mapping[str, Any], report: Report) -> Any:
         """Return the checkpoint's tokenizer."""

@@ -162,9 +162,9 @@ class NerTask(FineTuningTask):
         return FeaturedWords(path, *words.locate_all()[1:], words, is_renewed)
 
     def list_groups(self, examples: TaggedExamples) -> list[int | tuple[int]]:
-        """Return the sentences' documents; without any, each sentence is alone."""
+        """Return the sentences' documents; where there are not several, each sentence is alone."""
         text = examples["text"]
-        return [x.document if text.documents else (number,) for number, x in enumerate(text.sentences)]
+        return [x.document if text.documents > 1 else (number,) for number, x in enumerate(text.sentences)]
 
     def select(self, examples: TaggedExamples, numbers: np.ndarray) -> TaggedExamples:
         """Return some of the sentences."""

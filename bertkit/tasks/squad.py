@@ -20,7 +20,6 @@ import numpy as np
 from torch import Tensor
 
 from bertkit.data.formats.squad import HUB_SQUAD, read_answers, read_odds, read_squad, read_squad_copy
-from bertkit.data.sequences import pad
 from bertkit.data.spans import (
     N_BEST,
     Answer,
@@ -211,10 +210,6 @@ class SquadTask(FineTuningTask):
         """Return the questions' contexts."""
         return [question.context for question in examples]
 
-    def collate(self, items: Sequence[dict[str, Any]]) -> dict[str, Tensor]:
-        """Return the batch of some windows."""
-        return pad(items)
-
     def describe(self, data: Windows, split: str) -> list[str]:
         """Return what became of the questions."""
         questions = data.questions
@@ -320,7 +315,8 @@ class SquadTask(FineTuningTask):
         ranked = [rank(answer, self.version.unanswerable) for answer in answers]
         files = self.write_answers(ids, self.choose(answers, tau), ranked, odds)
         if self.version.unanswerable:
-            files[f"{split}.figures.json"] = json.dumps([trace(data.questions, texts, odds, tau)]) + "\n"
+            figure = trace(data.questions, texts, odds, tau, "tau" if decided else "the best tau")
+            files[f"{split}.figures.json"] = json.dumps([figure]) + "\n"
         return files
 
     def write_answers(
@@ -481,7 +477,9 @@ def tune(questions: Sequence[Question], texts: Sequence[str], odds: Sequence[flo
     return find_tau(odds, list(f1.values()), list(score_silence(gold).values()))
 
 
-def trace(questions: Sequence[Question], texts: Sequence[str], odds: Sequence[float], tau: float) -> dict[str, Any]:
+def trace(
+    questions: Sequence[Question], texts: Sequence[str], odds: Sequence[float], tau: float, name: str = "the best tau"
+) -> dict[str, Any]:
     """The figure of the scores over tau, at values that part the questions evenly and at the best (`list_figures`)."""
     gold = collect_answers(questions)
     silent = np.array(list(score_silence(gold).values()), float)
@@ -494,7 +492,7 @@ def trace(questions: Sequence[Question], texts: Sequence[str], odds: Sequence[fl
     for name, scores in (("exact match", exact), ("F1", f1)):
         gains = np.cumsum(np.append(0.0, (np.array(list(scores.values())) - silent)[order]))
         lines[name] = (100 * (silent.sum() + gains[given]) / len(gold)).round(4).tolist()
-    words = {"title": "Scores over tau", "xlabel": "tau", "ylabel": "%", "mark": tau, "marked": "the best tau"}
+    words = {"title": "Scores over tau", "xlabel": "tau", "ylabel": "%", "mark": tau, "marked": name}
     return {"kind": "lines", "xs": taus.tolist(), "lines": lines} | words
 
 

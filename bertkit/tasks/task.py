@@ -1,8 +1,8 @@
-"""What is learned and what is answered: the base class of every task.
+"""The base class of every task: what is learned, and what is answered.
 
-A task binds data, head, score and the paper's hyper-parameters, which `bertkit.training.run` works with, and says how
-a person's input is read, encoded and answered by a model with its head, which `bertkit.tasks.prediction` works with.
-It never builds a Trainer.
+A task binds data, head, score and the paper's hyper-parameters, which `bertkit.training.run` works with. It also says
+how a person's input is read, encoded and answered, which `bertkit.tasks.prediction` works with. It never builds a
+Trainer.
 """
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
@@ -62,7 +62,7 @@ class PredictionSettings:
 
 
 class Task:
-    """One task of the paper. A method that a task does not override says that there is nothing of the kind.
+    """One task of the paper. Methods that return something empty here are those that not every task needs.
 
     Attributes:
         name: as in `recipe.task` and on the command line.
@@ -75,8 +75,8 @@ class Task:
             without labels, which are only predicted.
         lower_is_better: whether a smaller `metric` is better.
         table: the scores to show at the end.
-        splits: evaluated at the end, the first one also during training; split name -> how its scores are called, "{}"
-            standing for a score's name.
+        splits: evaluated at the end, the first one also during training unless other rows decide; split name -> how its
+            scores are called, "{}" standing for a score's name.
         unlabelled: splits that are predicted at the end.
         copies: split -> data set, configuration and split of its copy on the Hub.
         command: what runs it, after `bertkit`.
@@ -178,7 +178,10 @@ class Task:
         names = list(dict.fromkeys(groups))
         count = round(share * len(names))
         if not 0 < count < len(names):
-            raise UsageError(f"tune_share = {share:g} of {len(names):,} in dev leaves none to decide or none to score")
+            raise UsageError(
+                f"tune_share = {share:g} of {len(names):,} texts or documents in dev leaves none to decide or none to "
+                "score; give another share"
+            )
         chosen = {names[place] for place in np.random.default_rng(0).permutation(len(names))[:count]}
         decides = np.array([name in chosen for name in groups])
         return self.select(examples, np.flatnonzero(decides)), self.select(examples, np.flatnonzero(~decides))
@@ -232,10 +235,14 @@ class Task:
 
     def comment(self, metrics: Mapping[str, Any]) -> list[str]:
         """Return `diagnose`'s lines, after one that marks scores on the data that have decided."""
-        if chosen := metrics.get(CHOSEN_ON_DEV):
-            remedy = "with --set data.tune_share=0.5 other rows decide"
-            return [f"the scores are optimistic: the same data decided {chosen}; {remedy}", *self.diagnose(metrics)]
-        return self.diagnose(metrics)
+        return [*self.mark(metrics), *self.diagnose(metrics)]
+
+    def mark(self, metrics: Mapping[str, Any]) -> list[str]:
+        """Return a line on scores of the data that have decided, if they are so."""
+        if not (chosen := metrics.get(CHOSEN_ON_DEV)):
+            return []
+        remedy = "; with --set data.tune_share=0.5 other rows decide" if "tune_share" in self.options else ""
+        return [f"the scores are optimistic: the same data decided {chosen}{remedy}"]
 
     def suggest(self, output: Path, recipe: Mapping[str, Any]) -> list[str]:
         """Return commands to try after a run, as a shell takes them."""
@@ -259,7 +266,7 @@ class Task:
     # --- Answers ------------------------------------------------------------------------------------------------------
 
     def list_fields(self, settings: PredictionSettings) -> tuple[str, ...]:
-        """Return what the texts of one input are called, in order; a last name that ends in "…" takes all the rest."""
+        """Return the names of an input's texts, in order; a last one that ends in "…" takes all the rest."""
         raise NotImplementedError
 
     def read_input(self, given: Mapping[str, Any], settings: PredictionSettings) -> Any:

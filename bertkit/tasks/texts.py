@@ -7,7 +7,7 @@ import numpy as np
 from scipy.special import expit, softmax
 from torch import Tensor
 
-from bertkit.data.sequences import Sequences, encode_inputs, pad
+from bertkit.data.sequences import Sequences, encode_inputs
 from bertkit.errors import UsageError, make_printable
 from bertkit.tasks.finetuning import FineTuningTask
 from bertkit.tasks.task import PredictionSettings, Result
@@ -27,10 +27,6 @@ class TextTask(FineTuningTask):
     """Texts or pairs with a class, several, or a score, as the configuration's `problem_type` says."""
 
     head = "BertForSequenceClassification"
-
-    def collate(self, items: Sequence[dict[str, Any]]) -> dict[str, Tensor]:
-        """Return the batch of some sequences."""
-        return pad(items)
 
     def summarize(self, outputs: Any, batch: Mapping[str, Tensor]) -> Tensor:
         """Return (B, L): the logits."""
@@ -86,7 +82,7 @@ class TextTask(FineTuningTask):
 
 
 class NextSentenceTask(TextTask):
-    """Whether the second text follows the first, of a model with that head alone; it is never trained by itself."""
+    """Tell whether the second text follows the first, with that head alone; it is never trained by itself."""
 
     head = "BertForNextSentencePrediction"
 

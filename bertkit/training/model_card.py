@@ -202,6 +202,8 @@ def list_results(task: Task, recipe: Mapping[str, Any], metrics: Mapping[str, An
     title, copies = task.title, task.copies
     if recipe["data"].get("dir"):
         title, copies = f"{title}, local files", {}
+    if recipe["data"].get("tune_share"):
+        title, copies = f"{title}, a part of dev", {}
     results = []
     for row in task.list_rows(metrics):
         split, name = place_score(task, row.key)

@@ -21,7 +21,7 @@ from bertkit.training.run_dir import holds_run, start_directory
 class Prepared:
     """What training needs beside the model; it serves every run of the same `name_data`.
 
-    examples: as the task's `load` gives them, but for "train", whose text may be large.
+    examples: as the task's `load` and `divide` give them, but for "train", whose text may be large.
     data: split -> the encoded data set.
     settings: BertConfig's values that the data decide.
     """

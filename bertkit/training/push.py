@@ -199,7 +199,8 @@ def describe_study(output: Path) -> str:
     if study is None:
         return ""
     place = run.relative_to(folder).as_posix()
-    is_apart = any("tune_score" in one.get("metrics", {}) for cell in study["cells"] for one in cell["runs"])
+    found = [one["metrics"] for cell in study["cells"] for one in cell["runs"] if "metrics" in one]
+    is_apart = all("tune_score" in metrics for metrics in found)
     on = "rows that are not scored." if is_apart else "the very data that it is scored on: its score is optimistic."
     lines = [
         f"The best of {one['of_runs']} runs on {on}"

@@ -228,7 +228,7 @@ def save_recipe(recipe: Mapping[str, Any], path: str | Path) -> None:
 
 
 def list_decisive(recipe: Mapping[str, Any]) -> Recipe:
-    """Return a recipe without what only fits it to a machine or was always so: what decides which run it is."""
+    """Return what decides which run it is: no keys that fit it to a machine, no new ones at their defaults."""
     train = {key: value for key, value in recipe.get("train", {}).items() if key not in FITTING}
     data = {key: value for key, value in recipe.get("data", {}).items() if key not in ADDED or value != ADDED[key]}
     return {**recipe, **({"train": train} if "train" in recipe else {}), **({"data": data} if "data" in recipe else {})}

@@ -251,7 +251,8 @@ def finish(
             if name := task.splits.get(split):
                 scores = task.score(summaries, prepared.data[split], decided)
                 metrics |= {name.format(key): value for key, value in scores.items()}
-    metrics |= list_start(trainer.state.log_history)
+    if tuned is None:  # else they are of the rows that decide
+        metrics |= list_start(trainer.state.log_history)
     if task.metric:
         metrics |= task.baseline(prepared.data["train"], prepared.data[next(iter(task.splits))])
         metrics["score"] = metrics[task.metric]
@@ -265,7 +266,7 @@ def finish(
     trainer.save_model(str(output))
     if best := find_better(trainer, tuned or metrics, report):
         name, _ = trainer.criterion
-        metrics |= {"best_update": best["step"], f"best_{name}": best[name]}
+        metrics |= {"best_update": best["step"], f"best_{'tune_' * bool(tuned)}{name}": best[name]}
         values = f"{name} {best[name]:.4g}, at the end {(tuned or metrics)[name]:.4g}"
         report(f"update {best['step']:,} was better ({values}); its model is in {output / BEST}")
     if trainer.is_world_process_zero():
