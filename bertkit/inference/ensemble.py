@@ -136,8 +136,6 @@ def read_run(task: SquadTask, run: Path) -> tuple[str, dict[str, Any]]:
     recipe = read_recipe(run / RECIPE_FILE)
     if (own := recipe.get("task", "another task")) != task.name:
         raise UsageError(f"{run} is a run of {own}, not of {task.name}; combine runs of {task.title} alone")
-    if recipe.get("data", {}).get("tune_share"):
-        raise UsageError(f"{run} was scored on a part of dev (tune_share); combine runs that were scored on all of it")
     if not is_finished:
         raise UsageError(
             f"{run} is not finished, for it holds no {METRICS_FILE}; repeat its command, which continues it"
@@ -151,9 +149,12 @@ def read_run(task: SquadTask, run: Path) -> tuple[str, dict[str, Any]]:
             f"{run / METRICS_FILE} has no number as {wrong[0]}; delete it, and the same command evaluates again"
         )
     try:
-        return str(recipe["data"]["dir"]), metrics
+        folder, is_part = str(recipe["data"]["dir"]), recipe["data"].get("tune_share")
     except (KeyError, TypeError):
         raise UsageError(f"{run / RECIPE_FILE} has no dir in [data]; name the --output of a finished run") from None
+    if is_part:
+        raise UsageError(f"{run} was scored on a part of dev (tune_share); combine runs that were scored on all of it")
+    return folder, metrics
 
 
 def read_gold(

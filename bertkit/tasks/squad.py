@@ -478,7 +478,7 @@ def tune(questions: Sequence[Question], texts: Sequence[str], odds: Sequence[flo
 
 
 def trace(
-    questions: Sequence[Question], texts: Sequence[str], odds: Sequence[float], tau: float, name: str = "the best tau"
+    questions: Sequence[Question], texts: Sequence[str], odds: Sequence[float], tau: float, marked: str = "the best tau"
 ) -> dict[str, Any]:
     """The figure of the scores over tau, at values that part the questions evenly and at the best (`list_figures`)."""
     gold = collect_answers(questions)
@@ -492,7 +492,7 @@ def trace(
     for name, scores in (("exact match", exact), ("F1", f1)):
         gains = np.cumsum(np.append(0.0, (np.array(list(scores.values())) - silent)[order]))
         lines[name] = (100 * (silent.sum() + gains[given]) / len(gold)).round(4).tolist()
-    words = {"title": "Scores over tau", "xlabel": "tau", "ylabel": "%", "mark": tau, "marked": name}
+    words = {"title": "Scores over tau", "xlabel": "tau", "ylabel": "%", "mark": tau, "marked": marked}
     return {"kind": "lines", "xs": taus.tolist(), "lines": lines} | words
 
 

@@ -172,6 +172,7 @@ def test_two_runs_of_2_0_worked_by_hand(tmp_path):
     assert {name: value for name, value in metrics.items() if "tau" not in name and "null" not in name} == {
         **dict.fromkeys(["exact", "f1", "HasAns_exact", "HasAns_f1", "NoAns_exact", "NoAns_f1", "score"], 100.0),
         "runs": 2,
+        "chosen_on_dev": "tau",
     }
     assert (metrics["tau0_exact"], metrics["tau0_HasAns_exact"]) == (pytest.approx(200 / 3), 50.0)
     files = read(tmp_path / "both")
@@ -457,6 +458,11 @@ def test_runs_that_cannot_be_combined(tmp_path, task, runs):
     (b / "recipe.toml").write_text("[train")
     assert f"recipe {b}/recipe.toml is not TOML" in refuse(task, runs, tmp_path / "both")
     assert not (tmp_path / "both").exists()
+
+
+def test_a_run_that_was_scored_on_a_part_is_refused(runs, tmp_path, task):
+    save_recipe({"task": task.name, "data": {"dir": "x", "tune_share": 0.5}}, runs[1] / "recipe.toml")
+    assert f"{runs[1]} was scored on a part of dev (tune_share)" in refuse(task, runs, tmp_path / "both")
 
 
 @pytest.mark.parametrize("data", ["", "data = 3", "[data]\nmax_length = 5"])
