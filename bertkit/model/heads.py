@@ -123,12 +123,12 @@ class BertHead(BertPreTrainedModel):
         num_items_in_batch: Count = None,
         **kwargs,
     ) -> ModelOutput:
-        """Return `logits`, and with `labels` also `loss`; their shapes are those of the class's `predict`."""
+        """Return `logits`, and with `labels` also `loss`; their shapes are those of the class's `compute_scores`."""
         outputs, layout = self.encode(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
-        logits, loss = self.predict(outputs, layout, labels, num_items_in_batch)
+        logits, loss = self.compute_scores(outputs, layout, labels, num_items_in_batch)
         return finish(self.output_class, outputs, loss=loss, logits=logits)
 
-    def predict(self, outputs: Encoded, layout: Layout, labels: Tensor | None, count: Count) -> Scored:
+    def compute_scores(self, outputs: Encoded, layout: Layout, labels: Tensor | None, count: Count) -> Scored:
         """Return the logits, and with labels the loss, divided by `count`."""
         raise NotImplementedError
 
@@ -188,7 +188,7 @@ class BertForSequenceClassification(BertHead):
             return super().count_labels(labels)
         return {"num_items_in_batch": torch.tensor(labels.numel(), device=labels.device)}
 
-    def predict(self, outputs: Encoded, layout: Layout, labels: Tensor | None, count: Count) -> Scored:
+    def compute_scores(self, outputs: Encoded, layout: Layout, labels: Tensor | None, count: Count) -> Scored:
         """Return logits (B, L), and with labels the loss of the problem type.
 
         Args:
@@ -221,7 +221,7 @@ class BertForMultipleChoice(BertHead):
         outputs.pooler_output = outputs.pooler_output.unflatten(0, (-1, choices))  # (B, C, H)
         return outputs, layout
 
-    def predict(self, outputs: Encoded, layout: Layout, labels: Tensor | None, count: Count) -> Scored:
+    def compute_scores(self, outputs: Encoded, layout: Layout, labels: Tensor | None, count: Count) -> Scored:
         """Return logits (B, C), and with labels (B,), the number of the right choice, the loss."""
         logits = self.classifier(self.dropout(outputs.pooler_output)).squeeze(-1)  # (B, C)
         return logits, None if labels is None else classify_loss(logits, labels, count)
@@ -239,7 +239,7 @@ class BertForTokenClassification(BertHead):
         self.classifier = nn.Linear(config.hidden_size, config.num_labels)
         self.post_init()
 
-    def predict(self, outputs: Encoded, layout: Layout, labels: Tensor | None, count: Count) -> Scored:
+    def compute_scores(self, outputs: Encoded, layout: Layout, labels: Tensor | None, count: Count) -> Scored:
         """Return logits (B, T, L), zero at padding when packed; labels (B, T) are -100 where a token has none."""
         logits = self.classifier(self.dropout(outputs.last_hidden_state))  # (packed, L)
         loss = None if labels is None else classify_loss(logits, layout.pack(labels), count)

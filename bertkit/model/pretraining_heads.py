@@ -369,7 +369,7 @@ class BertForNextSentencePrediction(BertHead):
         self.cls = BertOnlyNSPHead(config)
         self.post_init()
 
-    def predict(self, outputs: Encoded, layout: Layout, labels: Tensor | None, count: Count) -> Scored:
+    def compute_scores(self, outputs: Encoded, layout: Layout, labels: Tensor | None, count: Count) -> Scored:
         """Return logits (B, 2), and with labels (B,), 0 where B follows A and 1 where B is random, the loss."""
         logits = self.cls(outputs.pooler_output)  # (B, 2)
         return logits, None if labels is None else classify_loss(logits, labels, count)
