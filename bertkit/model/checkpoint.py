@@ -112,9 +112,9 @@ def load_config(checkpoint: str) -> BertConfig:
         UsageError: there is none, or it is no BERT.
     """
     remedy = "give a directory with a BERT checkpoint"
-    if Path(checkpoint, "recipe.toml").is_file() and not Path(checkpoint, "config.json").is_file():
-        raise UsageError(f"the run in {checkpoint} is not finished; the command that began it finishes it")
     with explain_refusal(f"the model {checkpoint}"):
+        if Path(checkpoint, "recipe.toml").is_file() and not Path(checkpoint, "config.json").is_file():
+            raise UsageError(f"the run in {checkpoint} is not finished; the command that began it finishes it")
         trouble = find_trouble(checkpoint)
         try:
             values, _ = PreTrainedConfig.get_config_dict(checkpoint, local_files_only=trouble is not None)

@@ -39,6 +39,11 @@ def test_the_same_head_keeps_its_classifier(tmp_path):
     assert torch.equal(again.classifier.weight, first.classifier.weight)
 
 
+def test_a_name_that_is_too_long_for_a_file_is_one_line(tmp_path):
+    with pytest.raises(UsageError, match=r"give each name in the path at most \d+ bytes"):
+        load_config(str(tmp_path / ("x" * 300)))
+
+
 def test_the_type_of_a_problem_belongs_to_its_labels(tmp_path):
     """A regression that becomes a classifier would otherwise take the squared error of its classes."""
     model, _ = load_model(BertForSequenceClassification, str(write_checkpoint(tmp_path / "bert", labels=("a",))), {})
