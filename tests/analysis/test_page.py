@@ -489,7 +489,7 @@ DAMAGED = {
 @pytest.mark.parametrize(
     "content",
     [
-        pytest.param(content, id=name, marks=() if name in ("cut", "other", "step") else pytest.mark.slow)
+        pytest.param(content, id=name, marks=() if name in ("cut", "other") else pytest.mark.slow)
         for name, content in DAMAGED.items()
     ],
 )

@@ -379,6 +379,7 @@ def test_the_bare_command_learns_from_the_installed_documentation(call):
     assert out.count("→") == 5
 
 
+@pytest.mark.slow
 def test_what_a_killed_start_had_begun_to_draw_goes_with_the_next_one(call, tmp_path):
     write_text(tmp_path / "good.txt")
     command = ["pretrain", "--corpus", "good.txt", "--output", "made", *SMALL]

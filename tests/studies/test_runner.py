@@ -519,6 +519,7 @@ def test_a_study_with_its_rows_in_another_order_is_another_one(recipe, tmp_path)
         studies.check_directory(make_study(define_small(recipe, row=rows[::-1])), tmp_path / "study")
 
 
+@pytest.mark.slow
 def test_a_signal_stops_the_study_after_a_checkpoint(recipe, tmp_path, monkeypatch, uninterrupted):
     stopped = []
 
@@ -826,6 +827,7 @@ def test_steps_are_there_after_a_death_at_any_moment(figure5, tmp_path, monkeypa
     assert [cell["mean"] for cell in one["cells"]] == [cell["mean"] for cell in two["cells"]]
 
 
+@pytest.mark.slow
 def test_weights_that_are_not_there_are_a_reason(figure5, tmp_path):
     """As after a pretraining on a machine of a cluster that shares no disk, or when somebody has tidied up."""
     output = tmp_path / "study"

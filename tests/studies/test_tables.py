@@ -232,6 +232,7 @@ def size_heatmap(results, path):
     return picture.width, picture.height, len(picture.convert("RGB").getcolors(1 << 24))
 
 
+@pytest.mark.slow
 def test_a_heat_map_has_a_square_for_every_setting(tmp_path):
     def score(row, task, setting, seed):
         return random.Random(f"{task} {setting} {seed}").random()

@@ -758,6 +758,7 @@ def straight(dropping, glue, tmp_path_factory):
     return recipe, output, run(GLUE["rte"], recipe, output=output)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("update", [8, 12])
 def test_a_run_stopped_in_the_middle_of_an_epoch_continues_bit_for_bit(straight, tmp_path, update):
     """Six updates an epoch: the second one is stopped after its second and its last update."""
@@ -769,6 +770,7 @@ def test_a_run_stopped_in_the_middle_of_an_epoch_continues_bit_for_bit(straight,
     assert_same_bits(*(load_file(folder / "model.safetensors") for folder in (tmp_path / "run", output)))
 
 
+@pytest.mark.slow
 def test_stopping_keeps_what_was_done_since_the_best_epoch(straight, tmp_path):
     """The recipe keeps one checkpoint, the Trainer the best one, which is not where a stopped run continues."""
     recipe = merge(straight[0], {"train": {"save_strategy": "epoch", "eval_strategy": "epoch"}})

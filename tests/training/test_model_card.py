@@ -496,7 +496,10 @@ FAILURES = {  # what is wrong -> how it comes about, and words of the message
 }
 
 
-@pytest.mark.parametrize("name", FAILURES)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(x, marks=pytest.mark.slow if x.startswith(("cut off", "silent")) else ()) for x in FAILURES],
+)
 def test_a_failure_is_one_line_and_the_same_command_completes_it(hub, mrpc, capfd, name):
     spoil, words = FAILURES[name]
     before = read_files(mrpc)

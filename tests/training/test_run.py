@@ -712,6 +712,7 @@ def test_a_model_without_numbers_is_not_a_finished_run(recipe, tmp_path, monkeyp
     assert not (tmp_path / "run" / "model.safetensors").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("train", "where"),
     [

@@ -193,6 +193,7 @@ def test_a_run_that_dies_in_its_last_evaluation_does_it_again(tmp_path, monkeypa
     assert any("eval_accuracy" in entry for entry in read_curve(tmp_path / "run"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "train", [{"max_steps": 4, "eval_strategy": "epoch"}, {"num_train_epochs": 0.4, "eval_strategy": "no"}]
 )
