@@ -71,6 +71,10 @@ class FineTuningTask(Task):
         """Return the batch of some sequences."""
         return pad(items)
 
+    def summarize(self, outputs: Any, batch: Mapping[str, Tensor]) -> Tensor:
+        """Return (B, L), or (B, C) of choices: the logits."""
+        return outputs.logits.float()
+
     def tokenize(self, recipe: Mapping[str, Any], examples: Mapping[str, Any], report: Report) -> Any:
         """Return the checkpoint's tokenizer."""
         return load_tokenizer(recipe["checkpoint"])

@@ -104,10 +104,6 @@ class SwagTask(FineTuningTask):
 
     # --- Scores -------------------------------------------------------------------------------------------------------
 
-    def summarize(self, outputs: Any, batch: Mapping[str, Tensor]) -> Tensor:
-        """Return (B, C): the logits."""
-        return outputs.logits.float()
-
     def score(self, summaries: np.ndarray, data: Choices, decided: Mapping[str, Any] | None = None) -> dict[str, float]:
         """Return the accuracy, a fraction."""
         return compute_scores(("accuracy",), check_finite(summaries).argmax(axis=1), data.labels)

@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 from scipy.special import expit, softmax
-from torch import Tensor
 
 from bertkit.data.sequences import Sequences, encode_inputs
 from bertkit.errors import UsageError, make_printable
@@ -27,10 +26,6 @@ class TextTask(FineTuningTask):
     """Texts or pairs with a class, several, or a score, as the configuration's `problem_type` says."""
 
     head = "BertForSequenceClassification"
-
-    def summarize(self, outputs: Any, batch: Mapping[str, Tensor]) -> Tensor:
-        """Return (B, L): the logits."""
-        return outputs.logits.float()
 
     def list_fields(self, settings: PredictionSettings) -> tuple[str, ...]:
         """Return the name of one text or of two, as the run's task has it."""
