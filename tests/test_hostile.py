@@ -17,8 +17,8 @@ from bertkit.errors import UsageError
 from bertkit.inference.predictor import Predictor
 from bertkit.model.checkpoint import load_config, load_model, make_config
 from bertkit.model.heads import BertForSequenceClassification
+from bertkit.system.signals import Interrupted
 from bertkit.tasks import TASKS
-from bertkit.training.callbacks import Interrupted
 from bertkit.training.run import run
 from bertkit.training.run_dir import hold_run_dir, mark_complete
 from tests.official import write_checkpoint, write_glue

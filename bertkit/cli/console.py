@@ -17,7 +17,7 @@ import typer
 
 from bertkit.errors import UsageError, explain_os_error
 from bertkit.reports.tables import Table, make_table, tabulate_scores
-from bertkit.system.signals import act_outside_imports, note_signals
+from bertkit.system.signals import Interrupted, act_outside_imports, note_signals
 from bertkit.tasks.option import Options
 
 # Control characters, line and paragraph separators, and marks that turn the direction of writing.
@@ -135,7 +135,6 @@ class Screen:
 
         Exits with 128 + the signal's number then.
         """
-        from bertkit.training.callbacks import Interrupted
         from bertkit.training.processes import leave_processes
 
         self.trains = True

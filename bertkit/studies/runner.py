@@ -22,29 +22,21 @@ from bertkit.studies.plots import plot_curve, plot_heatmap
 from bertkit.studies.results import choose, describe_score, find_states, group_cells, judge, list_scores, summarize
 from bertkit.studies.spec import CURVE, HARDWARE, PICTURE, PRETRAIN, STUDY_FILE, TABLE, Study, define, make_study
 from bertkit.studies.tables import describe_size, write_table
-from bertkit.studies.workers import RunJob, State, execute
+from bertkit.studies.workers import RunJob, State, do_runs
 from bertkit.system.differences import find_differences, name_differences
 from bertkit.system.files import atomic_write, write_json
 from bertkit.system.parallel import read_workers
 from bertkit.system.progress import Report, ignore
+from bertkit.system.signals import Interrupted
 from bertkit.tasks import TASKS
 from bertkit.tasks.pretraining import estimate_cost
 from bertkit.training.arguments import make_arguments
-from bertkit.training.callbacks import Interrupted
 from bertkit.training.prepare import Prepared, name_data, name_examples, prepare
 from bertkit.training.processes import join_processes
 from bertkit.training.recipe import Recipe, list_decisive, merge, read_recipe, save_recipe
 from bertkit.training.run_dir import BEST, FIRST, STUDY_RESULT, check_data, hold_run_dir
 
 SHOWN_EVERY = 0.1  # seconds
-
-
-class StudyInterrupted(Interrupted):
-    """The study was asked to stop (SIGTERM or Ctrl-C); its runs have written checkpoints, and it can be continued."""
-
-    def __init__(self, number: int, over: int, runs: int) -> None:
-        Exception.__init__(self, f"stopped with {over} of {runs} runs over; the same command continues")
-        self.number = number
 
 
 # --- The runs ---------------------------------------------------------------------------------------------------------
@@ -71,7 +63,7 @@ def run_study(
 
     Raises:
         UsageError: a mistake in the study, the data or the directory.
-        StudyInterrupted: by SIGTERM or SIGINT.
+        Interrupted: by SIGTERM or SIGINT; its runs have written checkpoints.
     """
     output, count = Path(output), read_workers(workers)
     pretrainings, cells = list_pretrainings(study), list_cells(study, output)
@@ -165,12 +157,11 @@ class StudyState:
     def work(self, jobs: Mapping[str, RunJob], prepared: Mapping[str, Prepared], workers: int) -> int:
         """The signal by which the jobs were stopped, or 0 when every one is over."""
         places = list(jobs)
-        resources = {"num_cpus": self.study.num_cpus, "num_gpus": self.study.num_gpus}
 
         def hear(number: int, news: State | str) -> None:
             self.take(places[number], news)
 
-        return execute(list(jobs.values()), prepared, hear, workers, resources)
+        return do_runs(list(jobs.values()), prepared, hear, workers, self.study.num_cpus, self.study.num_gpus)
 
     def keep_models(self, jobs: Mapping[str, RunJob]) -> None:
         """Keeps of the pretrainings what the runs to come start from, and nothing else."""
@@ -244,7 +235,7 @@ class StudyState:
         """The results; writes the tables, unless a signal (its number, or 0) came before the end.
 
         Raises:
-            StudyInterrupted: it did.
+            Interrupted: it did.
         """
         for directory, state in self.states.items():
             if state.status == "running":
@@ -252,7 +243,9 @@ class StudyState:
         results = self.save()
         if number and not results["finished"]:
             over = sum(state.status != "waiting" for state in self.states.values())
-            raise StudyInterrupted(number, over, len(self.states))
+            raise Interrupted(
+                f"stopped with {over} of {len(self.states)} runs over; the same command continues", number
+            )
         if self.is_main:
             atomic_write(write_table(results), self.output / TABLE)
             plot_heatmap(results, self.output / PICTURE)

@@ -1,30 +1,384 @@
-"""Which processes share the work: how many, on which GPUs, or on which Ray cluster."""
+"""One executor for the jobs of builds and studies: this process, several on this machine, or a Ray cluster.
+
+A job tells messages while it is done, and its result at the end; both are handled in this process, so workers need not
+share its disk. A worker that dies costs only its current job, which starts again elsewhere, TRIES times at most.
+
+Left out: services, job queues and schedulers; Ray has them.
+"""
 
 import contextlib
-import logging
+import multiprocessing.connection
 import os
-import signal
-import socket
-import subprocess
+import pickle
 import sys
-import threading
-import time
-from collections.abc import Iterator
-from typing import Any
+import traceback
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+from pathlib import Path
+from typing import Any, Protocol
 
-from bertkit.errors import UsageError
+from bertkit.errors import UsageError, join_lines
+from bertkit.system.cluster import GOES_ON, LONGEST_REASON, POLL, ClusterWatch, import_ray, join_cluster
+from bertkit.system.progress import ignore
+from bertkit.system.signals import Interrupted, await_note, follow, keep_from_interrupts, note_signals
 
-TRIES = 3  # of a run whose workers die
-LONGEST_REASON = 300  # characters of a reason
-GOES_ON = "the same command goes on (a cluster that RAY_ADDRESS names has to be started again first)"
-ENDED = f"bertkit: this process was ended, as Ray does when its head or raylet has died; {GOES_ON}\n"
-LAST_WORDS = f"import sys; sys.stdin.read() or sys.stderr.write({ENDED!r})"
-POLL = 0.2  # seconds between two looks at the runs
-CLUSTER_PATIENCE = 20.0  # seconds for a cluster's head to come back; after 60 Ray ends this process
+TRIES = 3  # of a job whose workers die
+GRACE = 60.0  # seconds for a worker to finish an update and write a checkpoint
+
+Tell = Callable[[Any], None]
+Handle = Callable[[int, Any], None]  # takes the number of a job, and its message or result
+Pipe = multiprocessing.connection.Connection
+
+
+class Job(Protocol):
+    """What a worker gets. `data` names the entry of the shared data that it needs; empty: none."""
+
+    data: str
+
+
+@dataclass(frozen=True)
+class Work:
+    """What the jobs share.
+
+    Attributes:
+        do: Does a job: `do(job, data, tell) -> result`. It raises Interrupted where a signal stopped it.
+        begin: Called first in every worker process.
+        num_cpus, num_gpus: Of a job on Ray.
+        backlog: How many messages may wait on Ray until they are handled; 0: any number.
+    """
+
+    do: Callable[[Any, Any, Tell], Any]
+    begin: Callable[[], None] = ignore
+    num_cpus: float = 1
+    num_gpus: float = 0
+    backlog: int = 0
+
+
+@dataclass(frozen=True)
+class Lost:
+    """The message that a job's worker has died. It starts again elsewhere, unless it `is_final`."""
+
+    cause: str
+    is_final: bool
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a worker ended a job: its result, or the error."""
+
+    result: Any = None
+    error: Exception | None = None
+
+
+def execute(
+    work: Work, jobs: Sequence[Job], data: Mapping[str, Any], handle: Handle, workers: int, gpus: Sequence[str] = ()
+) -> int:
+    """Do the jobs, and return the signal by which they were stopped, or 0.
+
+    Args:
+        jobs: A try starts from the entry as it is then; `handle` may have replaced it.
+        data: Name -> what the jobs that name it get; a worker holds one entry at a time.
+        handle: Gets what jobs tell, their results (but None) and their `Lost`.
+        workers: How many processes; 1 is this one, 0 stands for Ray.
+        gpus: Names of the GPUs that the processes share, each process one.
+
+    Raises:
+        UsageError: A job or `handle` raised it, workers cannot begin, or the Ray cluster is lost.
+    """
+    if workers == 0 and jobs:
+        with join_cluster(work.num_cpus, work.num_gpus) as ray:
+            return execute_on_ray(ray, work, jobs, data, handle)
+    if workers > 1 and len(jobs) > 1:
+        return WorkerPool(work, jobs, data, handle, min(workers, len(jobs)), gpus).execute()
+    for number, job in enumerate(jobs):
+        try:
+            result = work.do(job, data.get(job.data), partial(handle, number))
+        except Interrupted as stop:
+            return stop.number
+        if result is not None:
+            handle(number, result)
+    return 0
+
+
+def attempt(work: Work, job: Job, data: Any, tell: Tell) -> Outcome:
+    """Do a job in a worker.
+
+    Raises:
+        Interrupted: A signal stopped it.
+    """
+    try:
+        return Outcome(work.do(job, data, tell))
+    except Interrupted:
+        raise
+    except UsageError as error:
+        return Outcome(error=error)
+    except Exception:  # which may refuse to be pickled
+        return Outcome(error=RuntimeError(f"a worker failed:\n{traceback.format_exc()}"))
+
+
+def pack(data: Mapping[str, Any], name: str) -> bytes:
+    """Return an entry of the shared data as it is handed over; of None without a name."""
+    return pickle.dumps(data[name] if name else None)
+
+
+class Tries:
+    """Count how often each job was started, and handle how its tries end."""
+
+    def __init__(self, handle: Handle) -> None:
+        self.handle = handle
+        self.counts = Counter[int]()
+
+    def take(self, number: int, outcome: Outcome) -> None:
+        """Handle the result of a job, or raise its error."""
+        if outcome.error is not None:
+            raise outcome.error
+        if outcome.result is not None:
+            self.handle(number, outcome.result)
+
+    def goes_on(self, number: int, cause: str) -> bool:
+        """Handle that a job has lost its worker, and return whether it is to start again."""
+        is_final = self.counts[number] == TRIES
+        self.handle(number, Lost(cause, is_final))
+        return not is_final
+
+
+# --- Several processes ------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Worker:
+    """A process that does jobs, seen from here.
+
+    Attributes:
+        slot: Its place among the others.
+        job: The number of its current one.
+        data: The name of the data that it holds.
+        began: Whether it has ever asked for a job.
+    """
+
+    process: multiprocessing.process.BaseProcess
+    slot: int
+    job: int | None = None
+    data: str = ""
+    began: bool = False
+
+
+class WorkerPool:
+    """Spawned processes that do the jobs, and the jobs that wait. They end when this process dies.
+
+    Attributes:
+        noted: The signal to stop, once it has come.
+    """
+
+    def __init__(
+        self,
+        work: Work,
+        jobs: Sequence[Job],
+        data: Mapping[str, Any],
+        handle: Handle,
+        count: int,
+        gpus: Sequence[str],
+    ) -> None:
+        self.work = work
+        self.jobs = jobs
+        self.handle = handle
+        self.count = count
+        self.gpus = gpus
+        self.pack = cache(partial(pack, data))
+        self.waiting = deque(range(len(jobs)))
+        self.tries = Tries(handle)
+        self.workers: dict[Pipe, Worker] = {}
+        self.started: list[multiprocessing.process.BaseProcess] = []
+        self.noted: list[int] = []
+        self.failed_starts = 0
+
+    def execute(self) -> int:
+        """Do the jobs, after a signal only what a checkpoint needs, and return as `execute` does."""
+        told = False
+        try:
+            with note_signals(self.noted.append):
+                for slot in range(self.count):
+                    self.hire(slot)
+                while self.workers:
+                    if self.noted and not told:
+                        told = True
+                        for worker in self.workers.values():
+                            worker.process.terminate()
+                    for pipe in multiprocessing.connection.wait(list(self.workers), timeout=0.5):
+                        self.hear(pipe)
+        finally:
+            dismiss(self.started)
+        return self.noted[0] if self.noted else 0
+
+    def hear(self, pipe: Pipe) -> None:
+        """Handle a worker's message. By None it asks for a job, and is let go if there is none."""
+        worker = self.workers[pipe]
+        try:
+            message = pipe.recv()
+        except (EOFError, OSError):
+            self.release(pipe)
+            self.handle_death(worker)
+            return
+        worker.began = True
+        if isinstance(message, Outcome):
+            number, worker.job = worker.job, None
+            self.tries.take(number, message)
+        elif message is not None:
+            self.handle(worker.job, message)
+        elif self.waiting and not self.noted:
+            self.assign(worker, pipe)
+        else:
+            self.release(pipe)
+
+    def hire(self, slot: int) -> None:
+        """Start a process."""
+        context = multiprocessing.get_context("spawn")
+        here, there = context.Pipe()
+        gpu = self.gpus[slot % len(self.gpus)] if self.gpus else None
+        process = context.Process(target=serve, args=(there, self.work, gpu))
+        with keep_from_interrupts():
+            process.start()
+        self.started.append(process)
+        there.close()  # so that its death closes the pipe
+        self.workers[here] = Worker(process, slot)
+
+    def release(self, pipe: Pipe) -> None:
+        """Close a worker's pipe, with which it ends."""
+        pipe.close()
+        del self.workers[pipe]
+
+    def assign(self, worker: Worker, pipe: Pipe) -> None:
+        """Give a worker the next job, and its data unless it has them."""
+        worker.job = self.waiting.popleft()
+        self.tries.counts[worker.job] += 1
+        job = self.jobs[worker.job]
+        with contextlib.suppress(OSError):  # it has just died; the next look at its pipe says so
+            pipe.send(job)
+            if job.data != worker.data:
+                pipe.send_bytes(self.pack(job.data))
+                worker.data = job.data
+
+    def handle_death(self, worker: Worker) -> None:
+        """Give a dead worker's job to another one, unless too many have died of it.
+
+        Raises:
+            UsageError: They die before they ask for a job.
+        """
+        worker.process.join()
+        if await_note(self.noted):  # a signal to the group may have reached the worker first
+            return
+        code = worker.process.exitcode
+        self.failed_starts += not worker.began
+        if self.failed_starts == TRIES:
+            raise UsageError(
+                f"worker processes end before they begin (exit code {code}); use --workers 1, or, in a script of your "
+                'own, start below: if __name__ == "__main__"'
+            )
+        if worker.job is not None and self.tries.goes_on(worker.job, f"its process died (exit code {code})"):
+            self.waiting.appendleft(worker.job)
+        if self.waiting:
+            self.hire(worker.slot)
+
+
+def serve(pipe: Pipe, work: Work, gpu: str | None) -> None:
+    """Do the jobs that come through the pipe until it is closed, asking for each by None."""
+    if gpu is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = gpu  # before CUDA is used
+    follow(multiprocessing.parent_process().sentinel)
+    work.begin()
+    name, data = "", None
+    with contextlib.suppress(EOFError, OSError, Interrupted):
+        while True:
+            pipe.send(None)
+            job = pipe.recv()
+            if job.data != name:
+                name, data = job.data, pickle.loads(pipe.recv_bytes())
+            pipe.send(attempt(work, job, data, pipe.send))
+
+
+def dismiss(processes: Sequence[multiprocessing.process.BaseProcess]) -> None:
+    """End the processes; those that train write a checkpoint first."""
+    for process in processes:
+        process.terminate()
+    for process in processes:
+        process.join(GRACE)
+        if process.is_alive():
+            process.kill()
+            process.join()
+
+
+# --- Ray --------------------------------------------------------------------------------------------------------------
+
+
+def execute_on_ray(ray: Any, work: Work, jobs: Sequence[Job], data: Mapping[str, Any], handle: Handle) -> int:
+    """Do the jobs as Ray tasks on the cluster that this process is connected to, and return as `execute` does."""
+    from ray.util.queue import Queue
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    queue = Queue(work.backlog, actor_options={"num_cpus": 0, "scheduling_strategy": here})
+    put = cache(lambda name: ray.put(pack(data, name)))
+    task = ray.remote(num_cpus=work.num_cpus, num_gpus=work.num_gpus, max_retries=0)(do_on_ray)
+    tries, running, noted = Tries(handle), {}, []
+
+    def submit(number: int) -> None:
+        tries.counts[number] += 1
+        job = jobs[number]
+        running[task.remote(number, job, work, put(job.data), queue, os.getcwd())] = number
+
+    def take(future: Any) -> None:
+        number = running.pop(future)
+        try:
+            outcome = ray.get(future)
+        except ray.exceptions.RayError as error:
+            cause = f"its worker was lost ({type(error).__name__}: {join_lines(error)[:LONGEST_REASON]})"
+            if not noted and tries.goes_on(number, cause):
+                submit(number)
+        else:
+            tries.take(number, outcome)
+
+    watch, told = ClusterWatch(ray), False
+    try:
+        with note_signals(noted.append):
+            for number in range(len(jobs)):
+                submit(number)
+            while running:
+                if not watch.check():
+                    continue
+                if noted and not told:
+                    told = True
+                    for future in running:
+                        ray.cancel(future)  # as Ctrl-C would
+                finished, _ = ray.wait(list(running), timeout=POLL)
+                watch.check()  # to take a result from a raylet that has died would end this process
+                while messages := queue.get_nowait_batch(queue.qsize()):
+                    for number, message in messages:
+                        handle(number, message)
+                for future in finished:
+                    take(future)
+    except ray.exceptions.RayActorError:
+        raise UsageError(f"the Ray cluster has lost the queue of this command's messages; {GOES_ON}") from None
+    finally:
+        for future in running:
+            ray.cancel(future)
+    return noted[0] if noted else 0
+
+
+def do_on_ray(number: int, job: Job, work: Work, data: bytes, queue: Any, folder: str) -> Outcome:
+    """Do one job in a Ray worker. Relative paths start from `folder`, where it is there."""
+    if Path(folder).is_dir():
+        os.chdir(folder)
+    work.begin()
+    return attempt(work, job, pickle.loads(data), lambda message: queue.put((number, message)))
+
+
+# --- How many ---------------------------------------------------------------------------------------------------------
 
 
 def read_workers(text: str | int) -> int:
-    """The number of processes that `--workers` asks for; 0 stands for Ray.
+    """Return the number of processes that `--workers` asks for; 0 stands for Ray.
 
     Raises:
         UsageError: neither a number nor "ray", several processes inside of several, or Ray is not installed.
@@ -57,134 +411,6 @@ def list_gpus() -> list[str]:
         return []
     given = os.environ.get("CUDA_VISIBLE_DEVICES")
     return given.split(",") if given else [str(index) for index in range(torch.cuda.device_count())]
-
-
-# --- Ray --------------------------------------------------------------------------------------------------------------
-
-
-def import_ray() -> Any:
-    """Ray, told to keep to itself.
-
-    Raises:
-        UsageError: it is not installed.
-    """
-    quiet = {
-        "RAY_USAGE_STATS_ENABLED": "0",  # it would report to its makers
-        "RAY_DEDUP_LOGS_SKIP_REGEX": ".",  # the lost workers, which we report
-        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # it would announce that this becomes the default
-    }
-    for name, value in quiet.items():
-        os.environ.setdefault(name, value)
-    try:
-        import ray
-    except ImportError:
-        raise UsageError("Ray is not installed; install it with: pip install 'bertkit[ray]'") from None
-    return ray
-
-
-def check_address(address: str) -> None:
-    """Nothing, or a UsageError: nobody listens at the address of a cluster. Ray would ask for twelve minutes."""
-    host, _, port = address.rpartition("://")[2].rpartition(":")
-    if not port.isdecimal():
-        return
-    try:
-        socket.create_connection((host, int(port)), timeout=10).close()
-    except (OSError, OverflowError) as error:
-        raise UsageError(
-            f"the Ray cluster {address} does not answer ({error}); correct RAY_ADDRESS, or unset it for a cluster on "
-            "this machine"
-        ) from None
-
-
-@contextlib.contextmanager
-def join_cluster(num_cpus: float, num_gpus: float) -> Iterator[Any]:
-    """Give Ray, connected to the cluster that RAY_ADDRESS names, or to a new one on this machine alone.
-
-    Raises:
-        UsageError: Ray is not installed, no cluster is there, or a job asks for more than this machine has.
-    """
-    ray = import_ray()
-    if ray.is_initialized():
-        yield ray
-        return
-    # A thread of Ray's ends this process without a word if it notices a lost raylet first; then another one speaks.
-    command = [sys.executable, "-I", "-S", "-c", LAST_WORDS]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True) as speaker:
-        try:
-            connect(ray, num_cpus, num_gpus)
-            yield ray
-        except OSError as error:
-            if error.errno is not None:  # of a file
-                raise
-            raise UsageError(f"the Ray cluster has lost this machine ({error}); {GOES_ON}") from None
-        finally:
-            ray.shutdown()
-            speaker.communicate(b"over")
-
-
-def connect(ray: Any, num_cpus: float, num_gpus: float) -> None:
-    """Start Ray as `join_cluster` says."""
-    address = os.environ.get("RAY_ADDRESS") or "local"
-    alone = {"include_dashboard": False} if address == "local" else {}
-    check_address(address)
-    handler = signal.getsignal(signal.SIGTERM)
-    try:
-        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **alone)
-    except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
-        reason = str(error.__cause__ or error).strip().splitlines()[-1]  # above it stands a traceback of Ray's
-        raise UsageError(
-            f"the Ray cluster {address} refuses: {reason[: 2 * LONGEST_REASON]}; RAY_ADDRESS names it"
-        ) from None
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, handler)  # which Ray has replaced
-    if address == "local":
-        there = ray.cluster_resources()
-        for kind, asked in (("CPU", num_cpus), ("GPU", num_gpus)):
-            if asked > there.get(kind, 0):
-                raise UsageError(
-                    f"num_{kind.lower()}s is {asked:g}, but this machine has {there.get(kind, 0):g}; lower it, "
-                    "or name a cluster in RAY_ADDRESS"
-                )
-
-
-class ClusterWatch:
-    """Notice that a Ray cluster is lost: Ray itself would wait for ever, or end this process after a minute.
-
-    A client (`ray://`) cannot reach the addresses within its cluster, and is left to Ray.
-    """
-
-    def __init__(self, ray: Any) -> None:
-        self.is_client = os.environ.get("RAY_ADDRESS", "").startswith("ray://")
-        if self.is_client:
-            return
-        context = ray.get_runtime_context()
-        (node,) = (node for node in ray.nodes() if node["NodeID"] == context.get_node_id())
-        self.head = context.gcs_address
-        self.raylet = f"{node['NodeManagerAddress']}:{node['NodeManagerPort']}"
-        self.answered = time.monotonic()
-
-    def check(self) -> bool:
-        """Return whether the head of the cluster answers; without it a call of Ray's would not return.
-
-        Raises:
-            UsageError: The head or this machine's part of the cluster has died.
-        """
-        if self.is_client:
-            return True
-        now = time.monotonic()
-        try:
-            check_address(self.head)
-        except UsageError:
-            if now - self.answered < CLUSTER_PATIENCE:
-                time.sleep(POLL)
-                return False
-            raise UsageError(f"the head of the Ray cluster ({self.head}) has died; {GOES_ON}") from None
-        self.answered = now
-        try:
-            check_address(self.raylet)
-        except UsageError:
-            raise UsageError(f"the Ray cluster has lost this machine (its raylet has died); {GOES_ON}") from None
-        return True
 
 
 def count_cores() -> int:

@@ -24,6 +24,18 @@ SECONDS_BETWEEN_LOOKS = 0.02  # seconds
 _obeyed: list[int] = []  # the first signals of the contexts that are open
 
 
+class Interrupted(Exception):
+    """Work was stopped by a signal (SIGTERM or Ctrl-C), and can be continued.
+
+    Args:
+        number: The signal's.
+    """
+
+    def __init__(self, message: str, number: int) -> None:
+        super().__init__(message)
+        self.number = number
+
+
 @contextmanager
 def note_signals(note: Callable[[int], None], again: Any = None) -> Iterator[None]:
     """In this context `note` gets the number of the first signal, wherever the main thread is.

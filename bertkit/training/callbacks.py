@@ -18,22 +18,6 @@ SECONDS_OF_SILENCE = 15  # at least, while it predicts
 Progress = Callable[[int, int, Mapping[str, float]], None]  # updates done, of how many, the latest log entry
 
 
-class Interrupted(Exception):
-    """The run was asked to stop (SIGTERM or Ctrl-C), and can be continued from its last checkpoint.
-
-    number: of the signal.
-
-    Args:
-        update: the last one done.
-        saved: that of the last checkpoint; 0 if there is none.
-    """
-
-    def __init__(self, number: int, update: int, saved: int) -> None:
-        where = "" if saved == update else f" after update {saved:,}" if saved else " from the beginning"
-        super().__init__(f"stopped after update {update:,}; the same command continues{where}")
-        self.number = number
-
-
 class Diverged(UsageError):
     """The loss is no number any more; all processes of a run see it."""
 
@@ -47,6 +31,12 @@ def explain_divergence(what: str, update: int, args: TrainingArguments) -> str:
         f"{what} after update {update}; lower learning_rate or raise warmup_steps in [train], or set precision = "
         f'"fp32"; {kept}'
     )
+
+
+def explain_stop(update: int, saved: int) -> str:
+    """Say after which update a run was stopped, and where it goes on: at the last checkpoint (0: there is none)."""
+    where = "" if saved == update else f" after update {saved:,}" if saved else " from the beginning"
+    return f"stopped after update {update:,}; the same command continues{where}"
 
 
 class StopOnSignal(TrainerCallback):

@@ -22,9 +22,9 @@ from transformers import Trainer, TrainingArguments
 from bertkit.errors import UsageError, join_lines
 from bertkit.system.files import write_json
 from bertkit.system.progress import Report, describe_duration
-from bertkit.system.signals import note_signals
+from bertkit.system.signals import Interrupted, note_signals
 from bertkit.tasks.task import Task
-from bertkit.training.callbacks import Diverged, Interrupted, Milestones, StopOnSignal, explain_divergence
+from bertkit.training.callbacks import Diverged, Milestones, StopOnSignal, explain_divergence, explain_stop
 from bertkit.training.processes import guard_workers
 from bertkit.training.run_dir import list_checkpoints, mark_complete, rotate_checkpoints, write_log
 
@@ -55,7 +55,7 @@ def train(trainer: "BertTrainer", checkpoint: Path | None, report: Report) -> No
         update = trainer.state.global_step
         # Later ones are damaged: a run that goes on has passed them over.
         saved = [step for step in list_checkpoints(Path(trainer.args.output_dir)) if step <= update]
-        raise Interrupted(number, update, max(saved, default=0))
+        raise Interrupted(explain_stop(update, max(saved, default=0)), number)
     trainer.check_numbers(trainer.add_up())
     report(f"trained for {describe_duration(time.monotonic() - start)}")
 

@@ -21,10 +21,11 @@ from bertkit.reports.tables import ScoreRow
 from bertkit.studies import runner as studies
 from bertkit.studies.cells import Cell, list_cells, list_pretrainings, name_settings
 from bertkit.studies.results import choose, summarize
-from bertkit.studies.runner import StudyInterrupted, make_jobs, order_longest_first, prune, run_study
+from bertkit.studies.runner import make_jobs, order_longest_first, prune, run_study
 from bertkit.studies.spec import Column, Study, Variant, define, make_study, read_study
 from bertkit.studies.tables import explain_scores
 from bertkit.studies.workers import State
+from bertkit.system.signals import Interrupted
 from bertkit.tasks import TASKS
 from bertkit.training.recipe import merge, read_recipe, save_recipe
 from tests.conftest import change_task
@@ -530,7 +531,7 @@ def test_a_signal_stops_the_study_after_a_checkpoint(recipe, tmp_path, monkeypat
 
     monkeypatch.setattr(studies, "SHOWN_EVERY", 0.0)
     study = make_study(make_grid(recipe))
-    with pytest.raises(StudyInterrupted) as error:
+    with pytest.raises(Interrupted) as error:
         run_study(study, output=tmp_path / "study", progress=stop)
     assert str(error.value) == "stopped with 0 of 2 runs over; the same command continues"
     assert error.value.number == signal.SIGTERM

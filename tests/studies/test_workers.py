@@ -17,18 +17,18 @@ import tomli_w
 import torch
 
 from bertkit.errors import UsageError
-from bertkit.studies.runner import StudyInterrupted, make_study, run_study
+from bertkit.studies.runner import make_study, run_study
 from bertkit.studies.workers import (
     RunJob,
     State,
-    execute,
+    do_runs,
     explain_failure,
     read_files,
-    run_here,
-    run_in_processes,
     write_files,
 )
-from bertkit.system.parallel import ClusterWatch, check_address, list_gpus, read_workers
+from bertkit.system.cluster import ClusterWatch, check_address
+from bertkit.system.parallel import list_gpus, read_workers
+from bertkit.system.signals import Interrupted
 from bertkit.tasks import TASKS
 from bertkit.training.arguments import complete
 from bertkit.training.prepare import prepare
@@ -167,10 +167,10 @@ def test_one_process_and_two_and_a_run_of_its_own_give_the_same_bits(recipe, tmp
     """One thread each. In one process the second run comes after another; in two, data and task are handed over."""
     prepared = {"text": prepare(PRETRAIN, complete(PRETRAIN, recipe))}  # for seed 42
     here, there, alone = Record(), Record(), Record()
-    assert run_here(make_jobs(recipe, tmp_path / "here", [41, 42]), prepared, here) == 0
-    assert run_here(make_jobs(recipe, tmp_path / "alone", [42]), {}, alone) == 0
+    assert do_runs(make_jobs(recipe, tmp_path / "here", [41, 42]), prepared, here, 1) == 0
+    assert do_runs(make_jobs(recipe, tmp_path / "alone", [42]), {}, alone, 1) == 0
     jobs = [*make_jobs(recipe, tmp_path / "there", [41]), *make_jobs(recipe, tmp_path / "there", [42], "text")]
-    assert execute(jobs, prepared, there, 2, {}) == 0
+    assert do_runs(jobs, prepared, there, 2) == 0
     assert [there.end(number) for number in (0, 1)] == [here.end(number) for number in (0, 1)]
     assert here.end(1) == alone.end(0)
     assert here.end(1).status == "finished"
@@ -189,7 +189,7 @@ def test_a_worker_that_is_killed_costs_only_its_current_run(recipe, tmp_path):
     """The run continues from its checkpoint in another process, and ends with the same bits."""
     straight, record, killed = Record(), Record(), []
     train = {"max_steps": 200, "save_steps": 20}
-    run_here(make_jobs(recipe, tmp_path / "straight", [1, 2, 3, 4], **train), {}, straight)
+    do_runs(make_jobs(recipe, tmp_path / "straight", [1, 2, 3, 4], **train), {}, straight, 1)
 
     def handle(number, news):
         record(number, news)
@@ -198,7 +198,7 @@ def test_a_worker_that_is_killed_costs_only_its_current_run(recipe, tmp_path):
             killed.append(multiprocessing.active_children()[0].pid)
             os.kill(killed[0], signal.SIGKILL)
 
-    assert run_in_processes(make_jobs(recipe, tmp_path / "many", [1, 2, 3, 4], **train), {}, handle, 2) == 0
+    assert do_runs(make_jobs(recipe, tmp_path / "many", [1, 2, 3, 4], **train), {}, handle, 2) == 0
     assert [record.end(number) for number in range(4)] == [straight.end(number) for number in range(4)]
     assert record.lines.count("its process died (exit code -9); another one takes it up") == 1
     assert any("continues after checkpoint-" in line for line in record.lines)
@@ -215,7 +215,7 @@ def test_a_run_whose_workers_all_die_fails_and_the_others_go_on(recipe, tmp_path
             for worker in multiprocessing.active_children():
                 worker.kill()
 
-    assert run_in_processes(make_jobs(recipe, tmp_path, [1, 2], max_steps=40), {}, handle, 1) == 0
+    assert do_runs(make_jobs(recipe, tmp_path, [1, 2], max_steps=40), {}, handle, 2) == 0
     assert record.end(0) == State(
         "failed", reason="its process died (exit code -9), as did 2 before; is the memory too small?"
     )
@@ -224,9 +224,9 @@ def test_a_run_whose_workers_all_die_fails_and_the_others_go_on(recipe, tmp_path
 
 @pytest.mark.slow
 def test_workers_that_cannot_begin_are_given_up(recipe, tmp_path, monkeypatch):
-    monkeypatch.setattr("bertkit.studies.workers.serve", int)  # which refuses the arguments at once
-    with pytest.raises(UsageError, match=r"worker processes end before they begin \(exit code 1\); use one worker"):
-        run_in_processes(make_jobs(recipe, tmp_path, [1, 2]), {}, Record(), 2)
+    monkeypatch.setattr("bertkit.system.parallel.serve", int)  # which refuses the arguments at once
+    with pytest.raises(UsageError, match=r"worker processes end before they begin \(exit code 1\); use --workers 1"):
+        do_runs(make_jobs(recipe, tmp_path, [1, 2]), {}, Record(), 2)
 
 
 @pytest.mark.slow
@@ -242,7 +242,7 @@ def test_a_signal_lets_the_workers_write_checkpoints(recipe, tmp_path, number):
             os.kill(os.getpid(), number)
 
     study = make_study(definition | {"seeds": [1, 2, 3]})
-    with pytest.raises(StudyInterrupted, match="stopped with 0 of 3 runs over") as stopped:
+    with pytest.raises(Interrupted, match="stopped with 0 of 3 runs over") as stopped:
         run_study(study, output=tmp_path / "study", workers=2, progress=stop)
     assert stopped.value.number == number
     assert len(list((tmp_path / "study").rglob("checkpoint-*/complete"))) == 2
@@ -348,7 +348,7 @@ class Cluster:
 def test_a_cluster_that_is_lost_is_one_line(monkeypatch):
     clock = itertools.count(0.0, 10.0)
     monkeypatch.setattr(
-        "bertkit.system.parallel.time", SimpleNamespace(monotonic=lambda: next(clock), sleep=lambda _: None)
+        "bertkit.system.cluster.time", SimpleNamespace(monotonic=lambda: next(clock), sleep=lambda _: None)
     )
     dead = "127.0.0.1:1"
     with socket.create_server(("127.0.0.1", 0)) as server:

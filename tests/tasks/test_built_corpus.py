@@ -155,7 +155,7 @@ def test_a_run_that_continues_sees_that_its_corpus_was_built_anew_with_another_v
 ):
     from bertkit.data.pretraining.build import build
     from bertkit.data.tokenizer import make_tokenizer, train_vocabulary
-    from bertkit.training.callbacks import Interrupted
+    from bertkit.system.signals import Interrupted
 
     shutil.copytree(built / "one", tmp_path / "corpus")
     given = recipe | {"data": recipe["data"] | {"corpus": [str(tmp_path / "corpus")]}}

@@ -19,11 +19,11 @@ from bertkit.data.formats import hub as hub_format
 from bertkit.data.sequences import Sequences, encode_texts, pad
 from bertkit.data.tokenizer import load_tokenizer
 from bertkit.errors import UsageError
+from bertkit.system.signals import Interrupted
 from bertkit.tasks import TASKS
 from bertkit.tasks.glue import BENCHMARKS, GLUE, GlueTask, find_glue
 from bertkit.training import trainer
 from bertkit.training.arguments import complete
-from bertkit.training.callbacks import Interrupted
 from bertkit.training.plan import dry_run
 from bertkit.training.prepare import prepare
 from bertkit.training.recipe import merge

@@ -17,10 +17,10 @@ from bertkit.data.tagging import ABSENT, IGNORED, encode_words, pad_words
 from bertkit.data.tokenizer import load_tokenizer
 from bertkit.errors import UsageError
 from bertkit.metrics.ner import find_entities, score_entities
+from bertkit.system.signals import Interrupted
 from bertkit.tasks import ner
 from bertkit.tasks.ner import NER
 from bertkit.training.arguments import complete
-from bertkit.training.callbacks import Interrupted
 from bertkit.training.run import run
 from tests.official import write_checkpoint, write_conll
 

@@ -14,11 +14,11 @@ from bertkit.data.spans import Answer, Question, Span, cut, decode, express, loc
 from bertkit.data.tokenizer import load_tokenizer
 from bertkit.errors import UsageError
 from bertkit.metrics.squad import score_answers, score_squad1, score_squad2
+from bertkit.system.signals import Interrupted
 from bertkit.tasks import TASKS
 from bertkit.tasks.prediction import show_examples
 from bertkit.tasks.squad import SQUAD, VERSIONS, find_squad, rank, tune
 from bertkit.tasks.task import PredictionSettings
-from bertkit.training.callbacks import Interrupted
 from bertkit.training.run import run
 from bertkit.training.run_dir import FIRST, read_metrics
 from tests.official import encode_questions, write_checkpoint, write_glue, write_squad
@@ -423,7 +423,7 @@ def test_another_recipe_does_not_overwrite_one_whose_first_part_has_begun(tmp_pa
     output = tmp_path / "run"
 
     def stop(done, *rest):
-        raise Interrupted(15, done, done)
+        raise Interrupted("stopped", 15)
 
     with pytest.raises(Interrupted):
         run(TASKS["squad1"], recipe, output=output, progress=stop)

@@ -20,12 +20,12 @@ from bertkit.data.formats.swag import Situation
 from bertkit.data.sequences import pad_choices
 from bertkit.data.tokenizer import load_tokenizer, make_tokenizer
 from bertkit.errors import UsageError
+from bertkit.system.signals import Interrupted
 from bertkit.tasks import TASKS
 from bertkit.tasks.prediction import show_examples
 from bertkit.tasks.swag import SWAG, SWAG_FILES
 from bertkit.tasks.task import PredictionSettings
 from bertkit.training.arguments import complete
-from bertkit.training.callbacks import Interrupted
 from bertkit.training.recipe import merge
 from bertkit.training.run import make_model, run
 from tests.official import write_checkpoint, write_swag

@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from bertkit.system.signals import Interrupted
 from bertkit.tasks.ner import NER
-from bertkit.training.callbacks import Interrupted
 from bertkit.training.recipe import merge, save_recipe
 from bertkit.training.run import run
 from bertkit.training.run_dir import find_checkpoint, list_checkpoints, read_log

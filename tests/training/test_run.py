@@ -27,9 +27,10 @@ from bertkit.cli import options
 from bertkit.errors import UsageError
 from bertkit.model.checkpoint import find_trouble, load_config, load_model
 from bertkit.model.precision import choose_precision
+from bertkit.system.signals import Interrupted
 from bertkit.tasks import TASKS
 from bertkit.training import trainer
-from bertkit.training.callbacks import Interrupted
+from bertkit.training.callbacks import explain_stop
 from bertkit.training.plan import dry_run
 from bertkit.training.recipe import RESERVED, merge, read_recipe, save_recipe
 from bertkit.training.run import make_model, run
@@ -732,9 +733,7 @@ def test_a_signal_after_the_last_update_says_where_the_command_goes_on(recipe, t
     lines = []
     assert run(PRETRAIN, recipe, output=tmp_path / "run", report=lines.append)["updates"] == 8
     assert any("continues after checkpoint-8" in line for line in lines) == (not where)
-    assert (
-        str(Interrupted(15, 1200, 1000)) == "stopped after update 1,200; the same command continues after update 1,000"
-    )
+    assert explain_stop(1200, 1000) == "stopped after update 1,200; the same command continues after update 1,000"
 
 
 @pytest.mark.parametrize("strategy", ["epoch", *(pytest.param(x, marks=pytest.mark.slow) for x in ("steps", "no"))])

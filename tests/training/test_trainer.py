@@ -12,9 +12,9 @@ import sys
 import pytest
 from safetensors.torch import load_file
 
+from bertkit.system.signals import Interrupted
 from bertkit.tasks import TASKS
 from bertkit.training import callbacks, trainer
-from bertkit.training.callbacks import Interrupted
 from bertkit.training.recipe import merge, read_recipe, save_recipe
 from bertkit.training.run import run
 from bertkit.training.run_dir import find_checkpoint, list_checkpoints, mark_complete, read_log, rotate_checkpoints
@@ -463,7 +463,7 @@ import torch
 from bertkit.training.recipe import read_recipe
 from bertkit.training.run import run
 from bertkit.tasks import TASKS
-from bertkit.training.callbacks import Interrupted
+from bertkit.system.signals import Interrupted
 
 def stop(done, total, log):
     if done == 3 and log:

@@ -15,10 +15,12 @@ import json
 import os
 import platform
 import shutil
+import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from datetime import UTC, datetime
 from hashlib import sha256
 from importlib.metadata import distributions
@@ -27,9 +29,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bertkit.data.pretraining.build_workers import build_in_processes, build_on_ray
 from bertkit.data.pretraining.pair_index import PLAN_FOLDER
-from bertkit.data.pretraining.pieces import BuildProgress, BuildWork, PieceJob, Tracker, build_piece
+from bertkit.data.pretraining.pieces import BuildWork, PieceJob, limit_threads, read_parts
 from bertkit.data.pretraining.sources import PIECE_BYTES, Piece, cut_sources
 from bertkit.data.pretraining.statistics import choose_kept, measure, measure_repeats, select_sentences
 from bertkit.data.pretraining.store import (
@@ -55,6 +56,7 @@ from bertkit.data.tokenizer import TOKENIZER_FILES, copy_backend, save_tokenizer
 from bertkit.errors import UsageError, explain_disk_error
 from bertkit.system.differences import find_differences, name_differences
 from bertkit.system.files import hold_directory, map_in_threads, remove_unfinished, write_json
+from bertkit.system.parallel import TRIES, Lost, Work, execute
 from bertkit.system.progress import ignore
 
 if TYPE_CHECKING:
@@ -62,6 +64,10 @@ if TYPE_CHECKING:
 
 TOKENS_A_SHARD = 1 << 24
 DEDUPLICATE = ("", "documents", "lines")
+PARTS_IN_WAITING = 8  # from Ray workers, until they are written: memory is bounded here, there and in between
+
+# Takes the bytes that are read, those that there are (0 if unknown) and the tokens that came of them.
+BuildProgress = Callable[[int, int, int], None]
 
 
 def build(
@@ -102,9 +108,9 @@ def build(
         shutil.rmtree(output / PLAN_FOLDER, ignore_errors=True)  # of what was there before
         folder = output / (PART_FOLDER if deduplicate else SHARDS)
         folder.mkdir(exist_ok=True)
-        work = BuildWork(backend, choose_dtype(len(tokenizer)), split_sentences, language, TOKENS_A_SHARD, folder)
-        build_pieces(work, pieces, workers, report, progress)
-        return finish(output, work, pieces, tokenizer, asked, report)
+        work = BuildWork(backend, choose_dtype(len(tokenizer)), split_sentences, language, TOKENS_A_SHARD)
+        build_pieces(work, folder, pieces, workers, report, progress)
+        return finish(output, folder, pieces, tokenizer, asked, report)
 
 
 def describe_build(pieces: Sequence[Piece], backend: str, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -236,28 +242,87 @@ def list_jobs(pieces: Sequence[Piece], shards: Mapping[tuple[int, int], Shard]) 
 # --- The pieces -------------------------------------------------------------------------------------------------------
 
 
+class PieceWriter:
+    """Writes the parts of pieces as they come from the workers, and tells how far the build is.
+
+    Attributes:
+        jobs: What is left to do.
+        tokens: How many were written.
+    """
+
+    def __init__(
+        self, folder: Path, pieces: Sequence[Piece], report: Callable[[str], None], progress: BuildProgress
+    ) -> None:
+        self.folder, self.pieces, self.report, self.progress = folder, pieces, report, progress
+        self.total = 0 if any(not piece.size for piece in pieces) else sum(piece.size for piece in pieces)
+        self.read = Counter[int]()
+        self.tokens = 0
+        shards = keep_whole(folder, report)
+        self.jobs = list_jobs(pieces, shards)
+        for (number, _), shard in shards.items():
+            self.count(number, shard.note["characters"], shard.note["is_last"])
+        self.tell()
+
+    def count(self, number: int, characters: int, is_last: bool) -> None:
+        """Count the text of a part of a piece as read."""
+        size = self.pieces[number].size
+        self.read[number] = size if is_last else min(self.read[number] + characters, size)
+
+    def tell(self) -> None:
+        """Tell how far the build is."""
+        self.progress(self.read.total(), self.total, self.tokens)
+
+    def take(self, place: int, news: tuple[int, Part] | str | Lost) -> None:
+        """Take in what comes of a job: a part with its number, a line, or that its worker has died.
+
+        Args:
+            place: The job's in `jobs`.
+
+        Raises:
+            UsageError: Too many workers have died of the job.
+        """
+        job = self.jobs[place]
+        if isinstance(news, str):
+            self.report(news)
+        elif isinstance(news, Lost):
+            if news.is_final:
+                raise UsageError(
+                    f"piece {job.number}: {news.cause}, as did {TRIES - 1} before (is the memory too small?); the same "
+                    "command continues from what is finished, with fewer --workers if need be"
+                )
+            self.report(f"piece {job.number}: {news.cause}; another one takes it up")
+        else:
+            number, part = news
+            write_shard(self.folder, job.number, number, part)
+            self.jobs[place] = replace(job, there={**job.there, number: part.documents})
+            self.tokens += len(part.corpus.ids)
+            self.count(job.number, part.characters, part.is_last)
+            self.tell()
+
+
 def build_pieces(
-    work: BuildWork, pieces: Sequence[Piece], workers: int, report: Callable[[str], None], progress: BuildProgress
+    work: BuildWork,
+    folder: Path,
+    pieces: Sequence[Piece],
+    workers: int,
+    report: Callable[[str], None],
+    progress: BuildProgress,
 ) -> None:
-    """Writes the shards that are missing."""
-    jobs = list_jobs(pieces, keep_whole(work.folder, report))
+    """Write the shards that are missing."""
+    writer = PieceWriter(folder, pieces, report, progress)
+    jobs = writer.jobs
     total = sum(piece.size for piece in pieces)
     done = len(pieces) - len(jobs)
     finished = f"; {done} of them {'is' if done == 1 else 'are'} finished" if done else ""
     report(f"{len(pieces)} piece{'s' * (len(pieces) != 1)} of {total / 1e6:,.0f} MB{finished}")
     start = time.monotonic()
-    tracker = Tracker(work.folder, pieces, progress)
-    if workers == 0:
-        build_on_ray(work, jobs, tracker, report)
-    elif workers == 1 or len(jobs) == 1:
-        for job in jobs:
-            build_piece(work, job, report, tracker.look)
-    elif jobs:
-        build_in_processes(work, jobs, min(workers, len(jobs)), tracker, report)
-    tracker.look()
+    shared = Work(read_parts, limit_threads, backlog=PARTS_IN_WAITING)
+    if number := execute(shared, jobs, {"build": work}, writer.take, workers):
+        signal.raise_signal(number)
+        raise KeyboardInterrupt  # whatever the handler has done: this build is not finished
     if jobs:
         seconds = time.monotonic() - start
-        report(f"{tracker.tokens:,} tokens in {seconds:,.1f} s: {tracker.tokens / seconds:,.0f} tokens/s")
+        report(f"{writer.tokens:,} tokens in {seconds:,.1f} s: {writer.tokens / seconds:,.0f} tokens/s")
 
 
 # --- The end ----------------------------------------------------------------------------------------------------------
@@ -265,24 +330,25 @@ def build_pieces(
 
 def finish(
     output: Path,
-    work: BuildWork,
+    folder: Path,
     pieces: Sequence[Piece],
     tokenizer: "BertTokenizerFast",
     asked: Mapping[str, Any],
     report: Callable[[str], None],
 ) -> dict[str, Any]:
-    """Drops the repeats if asked to, then writes the index and the manifest; the statistics."""
-    raw = {key: read_shard(path) for key, path in list_shards(work.folder).items()}
+    """Drop the repeats in `folder` if asked to, write the index and the manifest, and return the statistics."""
+    raw = {key: read_shard(path) for key, path in list_shards(folder).items()}
     check_sources(pieces, raw)
-    before = {}
+    dtype, before = np.dtype(choose_dtype(len(tokenizer))), {}
     if asked["deduplicate"]:
         (output / SHARDS).mkdir(exist_ok=True)
         report(f"dropping repeated {asked['deduplicate']}")
-        before = {"before": drop_repeats(output, work, raw, asked["deduplicate"], report)}
+        corpus = join_shards(list(raw.values()), renew_index(folder, list(raw.values())), dtype, mapped=False)
+        before = {"before": drop_repeats(output, corpus, raw, asked["deduplicate"], report)}
     shards = [read_shard(path) for path in list_shards(output / SHARDS).values()]
     index = renew_index(output, shards)
     report("measuring")
-    corpus = join_shards(shards, index, np.dtype(work.dtype), mapped=False)
+    corpus = join_shards(shards, index, dtype, mapped=False)
     statistics = {
         **measure(corpus, tokenizer.unk_token_id, output),
         **before,
@@ -291,7 +357,7 @@ def finish(
     }
     written = [RECORD, *(name for name in TOKENIZER_FILES if (output / name).exists()), index.name]
     names = [*written, *(f"{SHARDS}/{shard.path.name}" for shard in shards)]
-    content = {"dtype": np.dtype(work.dtype).name, "build": asked, "statistics": statistics}
+    content = {"dtype": dtype.name, "build": asked, "statistics": statistics}
     write_manifest(output, names, content)
     shutil.rmtree(output / PART_FOLDER, ignore_errors=True)
     return statistics
@@ -308,10 +374,17 @@ def check_sources(pieces: Sequence[Piece], shards: Mapping[tuple[int, int], Shar
 
 
 def drop_repeats(
-    output: Path, work: BuildWork, raw: Mapping[tuple[int, int], Shard], unit: Any, report: Callable[[str], None]
+    output: Path,
+    corpus: TokenizedCorpus,
+    raw: Mapping[tuple[int, int], Shard],
+    unit: Any,
+    report: Callable[[str], None],
 ) -> dict[str, Any]:
-    """Writes the shards without repeats that are not there yet; the statistics of what there was before."""
-    corpus = join_shards(list(raw.values()), renew_index(work.folder, list(raw.values())), np.dtype(work.dtype), False)
+    """Write the shards without repeats that are not there yet, and return the statistics of what there was before.
+
+    Args:
+        corpus: What the shards `raw` hold together.
+    """
     kept = choose_kept(corpus, unit, output)
     there = keep_whole(output / SHARDS, report)
     start = 0

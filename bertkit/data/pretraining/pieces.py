@@ -1,36 +1,28 @@
-"""A piece of a corpus -> its shards: the work that any process can do by itself."""
+"""A piece of a corpus -> its parts: the job of a worker of a build."""
 
 import gc
-from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import os
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import count, islice
-from pathlib import Path
 
 import numpy as np
 
 from bertkit.data.pretraining.sources import Document, Piece, read_piece
-from bertkit.data.pretraining.store import Part, list_shards, read_shard, write_shard
+from bertkit.data.pretraining.store import Part
 from bertkit.data.pretraining.tokenize import tokenize_in_parts
-from bertkit.errors import UsageError
-from bertkit.system.progress import ignore
-
-# Takes the bytes that are read, those that there are (0 if unknown) and the tokens that came of them.
-BuildProgress = Callable[[int, int, int], None]
-# What comes from a Ray worker: a part with its number, a line, or the user's mistake.
-BuildItem = tuple[int, Part] | str | UsageError
 
 
 @dataclass(frozen=True)
 class BuildWork:
-    """What is the same for every piece. `backend` is the tokenizer as JSON, `folder` where the shards go."""
+    """What is the same for every piece. `backend` is the tokenizer as JSON."""
 
     backend: str
     dtype: type[np.unsignedinteger]
     split_sentences: bool
     language: str
     shard_tokens: int
-    folder: Path
 
 
 @dataclass(frozen=True)
@@ -44,41 +36,16 @@ class PieceJob:
     piece: Piece
     there: Mapping[int, int]
     stop: int | None = None
+    data: str = "build"  # the name under which workers get the BuildWork
 
 
-class Tracker:
-    """How far a build is, by the shards that are there: the bytes of text, and the tokens since its start."""
-
-    def __init__(self, folder: Path, pieces: Sequence[Piece], progress: BuildProgress) -> None:
-        self.folder, self.pieces, self.progress = folder, pieces, progress
-        self.total = 0 if any(not piece.size for piece in pieces) else sum(piece.size for piece in pieces)
-        self.read = Counter[int]()
-        self.tokens = 0
-        self.seen: set[tuple[int, int]] = set()
-        self.look()
-        self.tokens = 0
-
-    def look(self) -> None:
-        """Takes in the shards that are new, and tells."""
-        shards = list_shards(self.folder)
-        for number, part in shards.keys() - self.seen:
-            shard = read_shard(shards[number, part])
-            size = self.pieces[number].size
-            self.read[number] = (
-                size if shard.note["is_last"] else min(self.read[number] + shard.note["characters"], size)
-            )
-            self.tokens += shard.count("ids")
-            self.seen.add((number, part))
-        self.progress(self.read.total(), self.total, self.tokens)
-
-
-def read_parts(work: BuildWork, job: PieceJob, report: Callable[[str], None] = ignore) -> Iterator[tuple[int, Part]]:
-    """The parts of a piece that are missing, with their numbers."""
+def read_parts(job: PieceJob, work: BuildWork, tell: Callable[[tuple[int, Part] | str], None]) -> None:
+    """Tell the parts of a piece that are missing, with their numbers, and lines about it."""
     from tokenizers import Tokenizer
 
     backend = Tokenizer.from_str(work.backend)
     backend.encode_special_tokens = True  # which the JSON does not say
-    read = read_piece(job.piece, split_sentences=work.split_sentences, language=work.language, workers=1, report=report)
+    read = read_piece(job.piece, split_sentences=work.split_sentences, language=work.language, workers=1, report=tell)
     characters, is_over = 0, False
 
     def observe() -> Iterator[Document]:
@@ -98,7 +65,7 @@ def read_parts(work: BuildWork, job: PieceJob, report: Callable[[str], None] = i
             else:
                 before = characters
                 corpus, size = next(tokenize_in_parts(documents, backend, work.dtype, work.shard_tokens))
-                yield number, Part(corpus, size, characters - before, is_over)
+                tell((number, Part(corpus, size, characters - before, is_over)))
             if is_over or number == job.stop:
                 return
     finally:
@@ -106,10 +73,7 @@ def read_parts(work: BuildWork, job: PieceJob, report: Callable[[str], None] = i
             gc.enable()
 
 
-def build_piece(
-    work: BuildWork, job: PieceJob, report: Callable[[str], None] = ignore, written: Callable[[], None] = ignore
-) -> None:
-    """Writes the shards of a piece that are missing; `written` is called after each."""
-    for number, part in read_parts(work, job, report):
-        write_shard(work.folder, job.number, number, part)
-        written()
+def limit_threads() -> None:
+    """Keep a worker to one thread of the tokenizer, which reads this when it is first used."""
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    os.environ["RAYON_NUM_THREADS"] = "1"

@@ -264,7 +264,7 @@ def test_of_an_unfinished_piece_only_what_is_missing_is_tokenized(text, tokenize
     written = []
     write = store.write_shard
     monkeypatch.setattr(
-        bertkit.data.pretraining.pieces, "write_shard", lambda *given: written.append(given[1:3]) or write(*given)
+        bertkit.data.pretraining.build, "write_shard", lambda *given: written.append(given[1:3]) or write(*given)
     )
     build([str(text)], tokenizer, made)
     assert written == [(lost, 1)]

@@ -1,0 +1,147 @@
+"""A Ray cluster: joined or started, watched, and left."""
+
+import contextlib
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from bertkit.errors import UsageError
+
+LONGEST_REASON = 300  # characters of a reason
+GOES_ON = "the same command goes on (a cluster that RAY_ADDRESS names has to be started again first)"
+ENDED = f"bertkit: this process was ended, as Ray does when its head or raylet has died; {GOES_ON}\n"
+LAST_WORDS = f"import sys; sys.stdin.read() or sys.stderr.write({ENDED!r})"
+POLL = 0.2  # seconds between two looks at the jobs
+CLUSTER_PATIENCE = 20.0  # seconds for a cluster's head to come back; after 60 Ray ends this process
+
+
+def import_ray() -> Any:
+    """Ray, told to keep to itself.
+
+    Raises:
+        UsageError: it is not installed.
+    """
+    quiet = {
+        "RAY_USAGE_STATS_ENABLED": "0",  # it would report to its makers
+        "RAY_DEDUP_LOGS_SKIP_REGEX": ".",  # the lost workers, which we report
+        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # it would announce that this becomes the default
+    }
+    for name, value in quiet.items():
+        os.environ.setdefault(name, value)
+    try:
+        import ray
+    except ImportError:
+        raise UsageError("Ray is not installed; install it with: pip install 'bertkit[ray]'") from None
+    return ray
+
+
+def check_address(address: str) -> None:
+    """Nothing, or a UsageError: nobody listens at the address of a cluster. Ray would ask for twelve minutes."""
+    host, _, port = address.rpartition("://")[2].rpartition(":")
+    if not port.isdecimal():
+        return
+    try:
+        socket.create_connection((host, int(port)), timeout=10).close()
+    except (OSError, OverflowError) as error:
+        raise UsageError(
+            f"the Ray cluster {address} does not answer ({error}); correct RAY_ADDRESS, or unset it for a cluster on "
+            "this machine"
+        ) from None
+
+
+@contextlib.contextmanager
+def join_cluster(num_cpus: float, num_gpus: float) -> Iterator[Any]:
+    """Give Ray, connected to the cluster that RAY_ADDRESS names, or to a new one on this machine alone.
+
+    Raises:
+        UsageError: Ray is not installed, no cluster is there, or a job asks for more than this machine has.
+    """
+    ray = import_ray()
+    if ray.is_initialized():
+        yield ray
+        return
+    # A thread of Ray's ends this process without a word if it notices a lost raylet first; then another one speaks.
+    command = [sys.executable, "-I", "-S", "-c", LAST_WORDS]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True) as speaker:
+        try:
+            connect(ray, num_cpus, num_gpus)
+            yield ray
+        except OSError as error:
+            if error.errno is not None:  # of a file
+                raise
+            raise UsageError(f"the Ray cluster has lost this machine ({error}); {GOES_ON}") from None
+        finally:
+            ray.shutdown()
+            speaker.communicate(b"over")
+
+
+def connect(ray: Any, num_cpus: float, num_gpus: float) -> None:
+    """Start Ray as `join_cluster` says."""
+    address = os.environ.get("RAY_ADDRESS") or "local"
+    alone = {"include_dashboard": False} if address == "local" else {}
+    check_address(address)
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **alone)
+    except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
+        reason = str(error.__cause__ or error).strip().splitlines()[-1]  # above it stands a traceback of Ray's
+        raise UsageError(
+            f"the Ray cluster {address} refuses: {reason[: 2 * LONGEST_REASON]}; RAY_ADDRESS names it"
+        ) from None
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, handler)  # which Ray has replaced
+    if address == "local":
+        there = ray.cluster_resources()
+        for kind, asked in (("CPU", num_cpus), ("GPU", num_gpus)):
+            if asked > there.get(kind, 0):
+                raise UsageError(
+                    f"num_{kind.lower()}s is {asked:g}, but this machine has {there.get(kind, 0):g}; lower it, "
+                    "or name a cluster in RAY_ADDRESS"
+                )
+
+
+class ClusterWatch:
+    """Notice that a Ray cluster is lost: Ray itself would wait for ever, or end this process after a minute.
+
+    A client (`ray://`) cannot reach the addresses within its cluster, and is left to Ray.
+    """
+
+    def __init__(self, ray: Any) -> None:
+        self.is_client = os.environ.get("RAY_ADDRESS", "").startswith("ray://")
+        if self.is_client:
+            return
+        context = ray.get_runtime_context()
+        (node,) = (node for node in ray.nodes() if node["NodeID"] == context.get_node_id())
+        self.head = context.gcs_address
+        self.raylet = f"{node['NodeManagerAddress']}:{node['NodeManagerPort']}"
+        self.answered = time.monotonic()
+
+    def check(self) -> bool:
+        """Return whether the head of the cluster answers; without it a call of Ray's would not return.
+
+        Raises:
+            UsageError: The head or this machine's part of the cluster has died.
+        """
+        if self.is_client:
+            return True
+        now = time.monotonic()
+        try:
+            check_address(self.head)
+        except UsageError:
+            if now - self.answered < CLUSTER_PATIENCE:
+                time.sleep(POLL)
+                return False
+            raise UsageError(f"the head of the Ray cluster ({self.head}) has died; {GOES_ON}") from None
+        self.answered = now
+        try:
+            check_address(self.raylet)
+        except UsageError:
+            raise UsageError(f"the Ray cluster has lost this machine (its raylet has died); {GOES_ON}") from None
+        return True
