@@ -1,20 +1,16 @@
-"""Who does the runs: that it makes no difference to them, and that whoever dies takes nothing along."""
+"""Runs done by workers: it makes no difference to them, and whoever dies takes nothing along."""
 
-import itertools
 import json
 import multiprocessing
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import tomli_w
-import torch
 
 from bertkit.errors import UsageError
 from bertkit.studies.runner import make_study, run_study
@@ -26,8 +22,6 @@ from bertkit.studies.workers import (
     read_files,
     write_files,
 )
-from bertkit.system.cluster import ClusterWatch, check_address
-from bertkit.system.parallel import list_gpus, read_workers
 from bertkit.system.signals import Interrupted
 from bertkit.tasks import TASKS
 from bertkit.training.arguments import complete
@@ -94,40 +88,6 @@ def list_children(pid):
     return children + [other for child in children for other in list_children(child)]
 
 
-@pytest.mark.parametrize(("text", "count"), [(1, 1), ("3", 3), ("ray", 0)])
-def test_the_number_of_workers_is_read(text, count):
-    assert read_workers(text) == count
-
-
-@pytest.mark.parametrize("text", ["0", "-1", "two", "1.5", ""])
-def test_other_numbers_of_workers_are_refused(text):
-    with pytest.raises(UsageError, match=f"{text!r} workers; give a whole number above 0, or ray: --workers 2"):
-        read_workers(text)
-
-
-def test_several_workers_inside_of_processes_that_share_a_run_are_refused(monkeypatch):
-    monkeypatch.setenv("WORLD_SIZE", "4")
-    assert read_workers(1) == 1
-    for text in ("2", "ray"):
-        with pytest.raises(UsageError, match=f"--workers {text} inside of 4 processes that share each run; leave"):
-            read_workers(text)
-
-
-def test_ray_that_is_not_installed_is_one_line(monkeypatch):
-    monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(UsageError) as error:
-        read_workers("ray")
-    assert str(error.value) == "Ray is not installed; install it with: pip install 'bertkit[ray]'"
-
-
-@pytest.mark.parametrize("address", ["127.0.0.1:1", "ray://127.0.0.1:1"])
-def test_a_cluster_that_does_not_answer_is_one_line(address):
-    with pytest.raises(UsageError, match=rf"the Ray cluster {address} does not answer \(.*\); correct RAY_ADDRESS"):
-        check_address(address)
-    check_address("auto")
-    check_address("local")
-
-
 def test_a_failure_is_one_line_with_its_place():
     assert explain_failure(UsageError("the loss is nan")) == "the loss is nan"
     try:
@@ -149,17 +109,6 @@ def test_files_come_back_from_elsewhere_but_for_weights_and_checkpoints(tmp_path
     assert found == {"metrics.json": "metrics.json", "predictions/dev.tsv": "predictions/dev.tsv"}
     write_files({"metrics.json": b"other"}, here)
     assert (here / "metrics.json").read_text() == "metrics.json", "what is here stays"
-
-
-def test_every_gpu_that_may_be_used_is_listed(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    assert list_gpus() == ["0", "1"]
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,GPU-8932")
-    assert list_gpus() == ["3", "GPU-8932"]
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert list_gpus() == []
 
 
 @pytest.mark.slow
@@ -220,13 +169,6 @@ def test_a_run_whose_workers_all_die_fails_and_the_others_go_on(recipe, tmp_path
         "failed", reason="its process died (exit code -9), as did 2 before; is the memory too small?"
     )
     assert record.end(1).status == "finished"
-
-
-@pytest.mark.slow
-def test_workers_that_cannot_begin_are_given_up(recipe, tmp_path, monkeypatch):
-    monkeypatch.setattr("bertkit.system.parallel.serve", int)  # which refuses the arguments at once
-    with pytest.raises(UsageError, match=r"worker processes end before they begin \(exit code 1\); use --workers 1"):
-        do_runs(make_jobs(recipe, tmp_path, [1, 2]), {}, Record(), 2)
 
 
 @pytest.mark.slow
@@ -328,40 +270,6 @@ def run_ray_script(definition, folder, victim):
     return subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=900)
 
 
-class Cluster:
-    """As much of Ray as a watch asks for."""
-
-    def __init__(self, head, raylet):
-        self.gcs_address, self.raylet = head, raylet
-
-    def get_runtime_context(self):
-        return self
-
-    def get_node_id(self):
-        return "here"
-
-    def nodes(self):
-        host, _, port = self.raylet.partition(":")
-        return [{"NodeID": "there"}, {"NodeID": "here", "NodeManagerAddress": host, "NodeManagerPort": int(port)}]
-
-
-def test_a_cluster_that_is_lost_is_one_line(monkeypatch):
-    clock = itertools.count(0.0, 10.0)
-    monkeypatch.setattr(
-        "bertkit.system.cluster.time", SimpleNamespace(monotonic=lambda: next(clock), sleep=lambda _: None)
-    )
-    dead = "127.0.0.1:1"
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        address = f"127.0.0.1:{server.getsockname()[1]}"
-        assert ClusterWatch(Cluster(address, address)).check()
-        with pytest.raises(UsageError, match=r"lost this machine \(its raylet has died\); the same command goes on"):
-            ClusterWatch(Cluster(address, dead)).check()
-        watch = ClusterWatch(Cluster(dead, address))
-        assert not watch.check()  # it may come back
-        with pytest.raises(UsageError, match=rf"the head .* \({dead}\) has died; the same command goes on"):
-            watch.check()
-
-
 def test_a_run_that_the_system_refuses_fails_with_the_remedy():
     line = explain_failure(PermissionError(13, "Permission denied", "a/b"))
     assert line.startswith("a/b is refused: Permission denied; change its permissions")
@@ -406,9 +314,3 @@ def test_more_than_this_machine_has_is_refused_by_ray(recipe, tmp_path, monkeypa
     definition = {"tasks": ["pretrain"], "recipe": recipe, "num_cpus": 4096}
     with pytest.raises(UsageError, match=r"num_cpus is 4096, but this machine has \d+; lower it, or name a cluster"):
         run_study(make_study(definition), output=tmp_path / "study", workers="ray")
-
-
-def test_a_cluster_that_is_reached_as_a_client_is_left_to_ray(monkeypatch):
-    """The addresses within it cannot be reached, so Ray is not even asked for them."""
-    monkeypatch.setenv("RAY_ADDRESS", "ray://127.0.0.1:10001")
-    assert ClusterWatch(ray=None).check()
