@@ -766,7 +766,7 @@ def test_rows_start_from_steps_of_one_pretraining(figure5, tmp_path, monkeypatch
     """What is kept of each is a whole model, and gone when nothing starts from it any more."""
     import bertkit.studies.workers
 
-    seen, do = {}, bertkit.studies.workers.do
+    seen, do = {}, bertkit.studies.workers.do_run
 
     def look(job, *rest):
         if job.task == "rte":
@@ -777,7 +777,7 @@ def test_rows_start_from_steps_of_one_pretraining(figure5, tmp_path, monkeypatch
             assert not list(folder.glob("optimizer*"))
         return do(job, *rest)
 
-    monkeypatch.setattr(bertkit.studies.workers, "do", look)
+    monkeypatch.setattr(bertkit.studies.workers, "do_run", look)
     output = tmp_path / "study"
     results = run_study(make_study(figure5), output=output)
     assert (results["runs"], results["failed"]) == (4, 0)
