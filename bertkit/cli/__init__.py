@@ -10,7 +10,6 @@ from importlib import import_module
 from bertkit.cli.console import LAUNCHED, explain_mistakes, leave_at_once
 from bertkit.cli.options import app
 from bertkit.errors import UsageError
-from bertkit.system.signals import await_end
 
 for _part in ("train", "inference", "data", "bench"):  # they add their commands to `app`, in the order of --help
     import_module(f"bertkit.cli.{_part}")
@@ -56,5 +55,5 @@ def main() -> None:
         sys.exit(code)
     except SystemExit as end:
         if (end.code or 0) > 128:  # by a signal
-            await_end()
+            leave_at_once(end.code)
         raise

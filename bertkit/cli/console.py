@@ -17,7 +17,7 @@ import typer
 
 from bertkit.errors import UsageError, explain_os_error
 from bertkit.reports.tables import Table, make_table, tabulate_scores
-from bertkit.system.signals import Interrupted, act_outside_imports, note_signals
+from bertkit.system.signals import STOPS, Interrupted, note_signals
 from bertkit.tasks.option import Options
 
 # Control characters, line and paragraph separators, and marks that turn the direction of writing.
@@ -338,32 +338,20 @@ def complain(message: str) -> None:
         print_line(f"bertkit: {message}", err=True)
 
 
-@contextmanager
-def obey_signals() -> Iterator[None]:
-    """Being stopped by a signal, where nothing below has a better end for that, is one line and exit code 128 + it."""
-    code = 0
+def stop_at_once(number: int) -> None:
+    """End this process at a signal, where nothing below has a better end for that, with one line and 128 + its number.
 
-    def stop(number: int) -> None:
-        nonlocal code
-        code = 128 + number
-        complain("stopped; what is finished is kept, and the same command goes on")
-        act_outside_imports(lambda: sys.exit(code), otherwise=lambda: os._exit(code))
-
-    try:
-        with note_signals(stop, again=signal.SIG_DFL):
-            yield
-    except BaseException:
-        if not code:
-            raise
-    if code:  # what was at work has caught the exit, and made something else of it
-        sys.exit(code)
+    Nothing is raised: libraries catch what ends an import of theirs, and modules stay half-made.
+    """
+    complain("stopped; what is finished is kept, and the same command goes on")
+    os._exit(128 + number)
 
 
 @contextmanager
 def explain_mistakes() -> Iterator[None]:
     """A mistake of the user becomes one line and exit code 2."""
     try:
-        with obey_signals():
+        with note_signals(stop_at_once):
             yield
     except UsageError as error:
         complain(str(error))
@@ -383,8 +371,10 @@ def explain_mistakes() -> Iterator[None]:
 def leave_at_once(code: int) -> None:
     """Ends this process without Python's teardown, in which a thread of gloo's may outlive its owner and abort it.
 
-    What libraries have registered for the end is done: trackers close their runs.
+    What libraries have registered for the end is done: trackers close their runs. A signal ends that.
     """
+    for number in STOPS:
+        signal.signal(number, signal.SIG_DFL)
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         stream.flush()

@@ -88,8 +88,10 @@ def execute(
         UsageError: A job or `handle` raised it, workers cannot begin, or the Ray cluster is lost.
     """
     if workers == 0 and jobs:
-        with join_cluster(work.num_cpus, work.num_gpus) as ray:
-            return execute_on_ray(ray, work, jobs, data, handle)
+        noted: list[int] = []
+        with note_signals(noted.append), join_cluster(work.num_cpus, work.num_gpus) as ray:
+            execute_on_ray(ray, work, jobs, data, handle, noted)
+        return noted[0] if noted else 0
     if workers > 1 and len(jobs) > 1:
         return WorkerPool(work, jobs, data, handle, min(workers, len(jobs)), gpus).execute()
     for number, job in enumerate(jobs):
@@ -312,8 +314,10 @@ def dismiss(processes: Sequence[multiprocessing.process.BaseProcess]) -> None:
 # --- Ray --------------------------------------------------------------------------------------------------------------
 
 
-def execute_on_ray(ray: Any, work: Work, jobs: Sequence[Job], data: Mapping[str, Any], handle: Handle) -> int:
-    """Do the jobs as Ray tasks on the cluster that this process is connected to, and return as `execute` does."""
+def execute_on_ray(
+    ray: Any, work: Work, jobs: Sequence[Job], data: Mapping[str, Any], handle: Handle, noted: Sequence[int]
+) -> None:
+    """Do the jobs as Ray tasks on the cluster that this process is connected to, until `noted` holds a signal."""
     from ray.util.queue import Queue
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -321,7 +325,7 @@ def execute_on_ray(ray: Any, work: Work, jobs: Sequence[Job], data: Mapping[str,
     queue = Queue(work.backlog, actor_options={"num_cpus": 0, "scheduling_strategy": here})
     put = cache(lambda name: ray.put(pack(data, name)))
     task = ray.remote(num_cpus=work.num_cpus, num_gpus=work.num_gpus, max_retries=0)(do_on_ray)
-    tries, running, noted = Tries(handle), {}, []
+    tries, running = Tries(handle), {}
 
     def submit(number: int) -> None:
         tries.counts[number] += 1
@@ -341,29 +345,27 @@ def execute_on_ray(ray: Any, work: Work, jobs: Sequence[Job], data: Mapping[str,
 
     watch, told = ClusterWatch(ray), False
     try:
-        with note_signals(noted.append):
-            for number in range(len(jobs)):
-                submit(number)
-            while running:
-                if not watch.check():
-                    continue
-                if noted and not told:
-                    told = True
-                    for future in running:
-                        ray.cancel(future)  # as Ctrl-C would
-                finished, _ = ray.wait(list(running), timeout=POLL)
-                watch.check()  # to take a result from a raylet that has died would end this process
-                while messages := queue.get_nowait_batch(queue.qsize()):
-                    for number, message in messages:
-                        handle(number, message)
-                for future in finished:
-                    take(future)
+        for number in range(len(jobs)):
+            submit(number)
+        while running:
+            if not watch.check():
+                continue
+            if noted and not told:
+                told = True
+                for future in running:
+                    ray.cancel(future)  # as Ctrl-C would
+            finished, _ = ray.wait(list(running), timeout=POLL)
+            watch.check()  # to take a result from a raylet that has died would end this process
+            while messages := queue.get_nowait_batch(queue.qsize()):
+                for number, message in messages:
+                    handle(number, message)
+            for future in finished:
+                take(future)
     except ray.exceptions.RayActorError:
         raise UsageError(f"the Ray cluster has lost the queue of this command's messages; {GOES_ON}") from None
     finally:
         for future in running:
             ray.cancel(future)
-    return noted[0] if noted else 0
 
 
 def do_on_ray(number: int, job: Job, work: Work, data: bytes, queue: Any, folder: str) -> Outcome:

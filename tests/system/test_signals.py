@@ -2,8 +2,6 @@
 
 import os
 import signal
-import subprocess
-import sys
 import threading
 
 import pytest
@@ -40,44 +38,6 @@ def test_the_first_signal_is_noted_and_a_later_one_is_not_held_back(number, othe
     assert all(signal.getsignal(each) is signal.default_int_handler for each in STOPS)
 
 
-def test_what_a_later_one_does_can_be_chosen(monkeypatch):
-    now, noted, later = [0.0], [], []
-    monkeypatch.setattr(signals.time, "monotonic", lambda: now[0])
-    with note_signals(noted.append, again=lambda number, frame: later.append(number)):
-        for _ in range(3):
-            os.kill(os.getpid(), signal.SIGTERM)
-            now[0] += 0.6
-    assert (noted, later) == ([signal.SIGTERM], [signal.SIGTERM])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("number", STOPS)
-@pytest.mark.parametrize("later", STOPS)
-def test_a_process_that_a_signal_ends_takes_the_same_one_no_second_time(number, later):
-    """Not even in its last moments; one that comes a second later ends it all the same."""
-    code = f"""
-import atexit, os, sys, time
-from bertkit import cli
-from bertkit.system import signals
-
-def linger():
-    os.kill(os.getpid(), {int(later)})
-    print("lingering", flush=True)
-    if len(sys.argv) > 1:
-        time.sleep(signals.SAME_SIGNAL + 0.1)
-        os.kill(os.getpid(), {int(later)})
-    print("done", flush=True)
-
-atexit.register(linger)
-cli.app = lambda **options: os.kill(os.getpid(), {int(number)})
-cli.main()
-"""
-    for late, status, printed in (([], 128 + number, "lingering\ndone\n"), (["late"], -later, "lingering\n")):
-        done = subprocess.run([sys.executable, "-c", code, *late], capture_output=True, text=True, check=False)
-        assert (done.returncode, done.stdout) == (status, printed)
-        assert done.stderr == "bertkit: stopped; what is finished is kept, and the same command goes on\n"
-
-
 def test_what_notes_may_raise(monkeypatch):
     def note(number):
         raise ZeroDivisionError
@@ -85,28 +45,6 @@ def test_what_notes_may_raise(monkeypatch):
     with pytest.raises(ZeroDivisionError), note_signals(note):
         os.kill(os.getpid(), signal.SIGTERM)
     assert signal.getsignal(signal.SIGTERM) is signal.default_int_handler
-
-
-def test_one_whose_exit_was_lost_is_noted_by_what_comes_next():
-    """As that of a handler that Python calls in a destructor: it prints the exception, and goes on."""
-    noted = []
-
-    class Careless:
-        def __del__(self):
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    def leave(number):
-        noted.append(number)
-        raise SystemExit(number)
-
-    with note_signals(leave):
-        before, sys.unraisablehook = sys.unraisablehook, lambda _: None
-        Careless()
-        sys.unraisablehook = before
-        with note_signals(lambda number: noted.append(-number)):
-            assert noted == [signal.SIGTERM, -signal.SIGTERM]
-    with note_signals(noted.append):
-        assert len(noted) == 2, "that one has been obeyed"
 
 
 def test_a_handler_that_is_not_pythons_is_no_obstacle(monkeypatch):
