@@ -101,8 +101,9 @@ def draw_plot(axis: Any, plot: Plot) -> None:
             axis.bar(xs, ys, width=0.9 * series.width, label=series.name)
             continue
         home, alpha = (right, 0.6) if series.is_published else (axis, 1)
-        spreads, look = series.spreads or None, {"markersize": 4, "capsize": 2, "alpha": alpha}
-        home.errorbar(xs, ys, yerr=spreads, fmt=series.style, label=series.name, **look)
+        home.plot(xs, ys, series.style, label=series.name, markersize=4, alpha=alpha)
+        if series.spreads:
+            home.errorbar(xs, ys, yerr=series.spreads, fmt="none", ecolor=series.style[:2], capsize=2)
     for number, (name, y) in enumerate(plot.levels.items()):
         axis.axhline(y, color="0.5", linestyle=("--", ":")[number % 2], label=name)
     for name, x in plot.marks.items():

@@ -7,7 +7,16 @@ from typing import Any
 
 from bertkit.reports.plots import Plot, Series, save_matrices, save_plots
 from bertkit.reports.tables import Table, TableCell, make_table
-from bertkit.studies.tables import find_row, find_shown, head_column, name_axes, name_splits, show_mean, show_value
+from bertkit.studies.tables import (
+    MARK,
+    find_row,
+    find_shown,
+    head_column,
+    name_axes,
+    name_splits,
+    show_mean,
+    show_value,
+)
 
 # --- Studies in a picture ---------------------------------------------------------------------------------------------
 
@@ -21,10 +30,12 @@ def plot_heatmap(study: Mapping[str, Any], path: Path) -> None:
 def _caption(study: Mapping[str, Any]) -> str:
     """What the squares are."""
     seeds = study["definition"]["seeds"]
-    spread = f"mean ± standard deviation over {len(seeds)} seeds" if len(seeds) > 1 else f"seed {seeds[0]}"
+    spread = f"mean ± standard deviation over {len(seeds)} seeds (n)" if len(seeds) > 1 else f"seed {seeds[0]}"
     rule = "best run" if study["definition"]["select"] == "best" else "mean"
     outline = f"; outlined: the setting whose {rule} is best" if study["definition"].get("grid") else ""
-    return f"{spread}, on {name_splits(study)}{outline}"
+    is_poor = any(cell["at_or_below_majority"] for cell in study["cells"])
+    poor = f";{MARK} a run is no better than always giving the same answer" if is_poor else ""
+    return f"{spread}, on {name_splits(study)}{outline}{poor}"
 
 
 def tabulate_grids(study: Mapping[str, Any], find_link: Callable[[str], str] = lambda directory: "") -> list[Table]:
@@ -53,7 +64,7 @@ def tabulate_grids(study: Mapping[str, Any], find_link: Callable[[str], str] = l
         across = list(dict.fromkeys(value for line in squares.values() for value in line))
         lines = [[down, *(line.get(value, TableCell()) for value in across)] for down, line in squares.items()]
         title = head_column(study, column) + (f", {name}" if name else "")
-        tables.append(make_table(f"Grid: {title}", [f"{names[first]} →", *across], lines, "matrix"))
+        tables.append(make_table(title, [f"{names[first]} →", *across], lines, "matrix"))
     return tables
 
 

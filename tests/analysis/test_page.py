@@ -384,7 +384,7 @@ def test_a_study_has_its_tables_heat_maps_failures_and_links(root, whole):
         ["published: BERT-base, test", "66.4", "52.1"],
         ["published: BERT-large, test", "70.1", "–"],
     ]
-    assert tables["Grid: rte: accuracy (%), small"] == [
+    assert tables["rte: accuracy (%), small"] == [
         ["learning_rate →", "2e-05", "5e-05"],
         ["batch_size 16", "51.0 ± 1.4 (2) †", "60.0 (1) 1 failed"],
         ["batch_size 32", "51.0 ± 1.4 (2) †", "60.0 (1) 1 failed"],
