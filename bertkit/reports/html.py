@@ -19,21 +19,14 @@ LINES_SHOWN = 30  # of a list that can be folded; a longer one is
 XML_CONTROLS = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\ufffe\uffff]")  # which no XML can have
 
 # What a plot is drawn with -> what the page colours it with.
-COLOURS = {
-    "#0d0d01": "var(--c0)",
-    "#0d0d02": "var(--c1)",
-    "#0d0d03": "var(--c2)",
-    "#0d0d04": "var(--c3)",
-    "#0d0d05": "var(--c4)",
-    "#0d0d06": "var(--c5)",
-    "#0d0d07": "var(--muted)",
-    "#0d0d08": "var(--line)",
-    "#0d0d09": "var(--ink)",
-    "#000000": "var(--ink)",
-    "#808080": "var(--muted)",  # the greys that `bertkit.reports.plots` draws with
-    "#666666": "var(--muted)",
+SERIES = [f"#0d0d0{number}" for number in range(6)]
+MUTED, LINE, INK = "#808080", "#0d0d06", "#000000"
+COLOURS = {colour: f"var(--c{number})" for number, colour in enumerate(SERIES)} | {
+    MUTED: "var(--muted)",
+    "#666666": "var(--muted)",  # the other grey of `bertkit.reports.plots`
+    LINE: "var(--line)",
+    INK: "var(--ink)",
 }
-SERIES, MUTED, LINE, INK = list(COLOURS)[:6], "#0d0d07", "#0d0d08", "#0d0d09"
 STYLE = {
     "axes.axisbelow": True,
     "axes.edgecolor": MUTED,
@@ -103,17 +96,14 @@ def draw(prefix: str, plot: Plot) -> str:
 
 
 def clean(svg: str, prefix: str) -> str:
-    """A picture fit to stand in a page: no names of its own but those used in it, colours of the page, no address."""
+    """A picture fit to stand in a page: its ids begin with `prefix`, its colours are the page's, it has no address."""
     root = ET.fromstring(XML_CONTROLS.sub("", svg))
     for parent in root.iter():
         for child in [child for child in parent if child.tag.rpartition("}")[2] in ("metadata", "style")]:
             parent.remove(child)
-    used = set(re.findall(r'(?:url\(#|href="#)([^")]+)', svg))
     for element in root.iter():
         element.tag = element.tag.rpartition("}")[2]
         values = {name.rpartition("}")[2]: value for name, value in element.items()}
-        if values.get("id") not in used:
-            values.pop("id", None)
         element.attrib.clear()
         element.attrib.update({name: restyle(name, value, prefix) for name, value in values.items()})
     width, height = root.get("viewBox").split()[2:]

@@ -143,11 +143,10 @@ def _list_lines(study: Mapping[str, Any]) -> dict[str, list[str]]:
     for origin in study["pretrainings"]:
         rows = [name for name in origin["rows"] if study["rows"][name]["step"]]
         if rows:
+            rows.sort(key=lambda name: study["rows"][name]["step"])
             same = itertools.takewhile(lambda letters: len(set(letters)) == 1, zip(*rows, strict=False))
             label = "".join(letters[0] for letters in same).rstrip(" 0123456789_,.;:-–(")
-            lines[label if label and label not in lines else origin["directory"]] = sorted(
-                rows, key=lambda name: study["rows"][name]["step"]
-            )
+            lines[label if label and label not in lines else origin["directory"]] = rows
     return lines
 
 

@@ -143,26 +143,32 @@ def tabulate_progress(study: Mapping[str, Any], limit: int) -> Table:
     if len(cells) > limit:
         busy = {cell["directory"] for cell in cells if any(run["status"] == "running" for run in cell["runs"])}
         cells = [cell for cell in cells if cell["directory"] in busy | best]
-    axes = list(study["definition"].get("grid", {}))
-    kind = "task" if _is_short(study) else "column"
-    leading = {"row": [cell["row"] for cell in cells], kind: [cell["column"] for cell in cells]}
-    leading = {name: column for name, column in leading.items() if len(set(column)) > 1}
-    lines = []
+    labels, lines = _label_cells(study, cells), []
     for place, cell in enumerate(cells):
         row = find_row(study, cell["column"])
-        mark = " *" if cell["directory"] in best else ""
-        lines.append(
-            [
-                *(column[place] for column in leading.values()),
-                *_show_setting(cell, axes),
-                f"{cell['n'] + cell['failed']}/{len(cell['runs'])}",
-                show_mean(row, cell, MISSING) + mark,
-                show_score(row, cell["best"]),
-                _describe_work(cell),
-            ]
-        )
-    heads = [*leading, *name_axes(axes), "runs", "mean ± sd (n)", "best", ""]
+        runs = f"{cell['n'] + cell['failed']}/{len(cell['runs'])}"
+        mean = show_mean(row, cell, MISSING) + (" *" if cell["directory"] in best else "")
+        figures = [runs, mean, show_score(row, cell["best"]), _describe_work(cell)]
+        lines.append([*(texts[place] for texts in labels.values()), *figures])
+    heads = [*labels, "runs", "mean ± sd (n)", "best", ""]
     return make_table(f"{study['over']} of {study['runs']} runs", heads, lines)
+
+
+def _label_cells(study: Mapping[str, Any], cells: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
+    """Return what tells cells apart, a text for each: rows and columns if there are several, and the axes.
+
+    Without axes the columns always stand there, for they say what the scores are.
+    """
+    axes = list(study["definition"].get("grid", {}))
+    labels, rows = {}, [cell["row"] for cell in cells]
+    columns = [head_column(study, cell["column"]) for cell in cells]
+    if len(set(rows)) > 1:
+        labels["row"] = rows
+    if len(set(columns)) > 1 or not axes:
+        labels["task" if _is_short(study) else "column"] = columns
+    for axis, head in zip(axes, name_axes(axes), strict=True):
+        labels[head] = [show_value(cell["setting"][axis]) if axis in cell["setting"] else MISSING for cell in cells]
+    return labels
 
 
 def _show_as_cell(origin: Mapping[str, Any]) -> dict[str, Any]:
@@ -186,11 +192,6 @@ def show_value(value: Any) -> str:
     if isinstance(value, float) and value.is_integer() and abs(value) < 1e6:
         value = int(value)  # 3 epochs, not 3.0
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-
-
-def _show_setting(cell: Mapping[str, Any], axes: Sequence[str]) -> list[str]:
-    """The values of a cell's axes."""
-    return [show_value(cell["setting"][axis]) if axis in cell["setting"] else MISSING for axis in axes]
 
 
 def _name_seed(run: Mapping[str, Any]) -> str:
@@ -222,7 +223,7 @@ def find_row(study: Mapping[str, Any], name: str) -> ScoreRow:
 
 def head_column(study: Mapping[str, Any], name: str) -> str:
     """A column's name; of a task that stands for itself also its metric."""
-    return f"{name}: {find_row(study, name).head}" if study["columns"][name]["short"] else name
+    return f"{name}: {find_row(study, name).head}" if name and study["columns"][name]["short"] else name
 
 
 def show_score(row: ScoreRow, value: float | None) -> str:
@@ -353,21 +354,16 @@ def tabulate_cells(study: Mapping[str, Any]) -> list[Table]:
 
 def _tabulate_cells(study: Mapping[str, Any], caption: str, cells: Sequence[Mapping[str, Any]]) -> Table:
     """Return the table of some cells."""
-    axes = list(study["definition"].get("grid", {}))
-    best = {winner["cell"] for winner in study["chosen"]} if axes else set()
+    best = {winner["cell"] for winner in study["chosen"]} if study["definition"].get("grid") else set()
     counted = any(cell["at_or_below_majority"] is not None for cell in cells)
-    leading = {"row": [cell["row"] for cell in cells]} if len({cell["row"] for cell in cells}) > 1 else {}
-    if not axes:
-        kind = "task" if _is_short(study) else "column"
-        leading[kind] = [head_column(study, cell["column"]) for cell in cells]
-    lines = []
+    labels, lines = _label_cells(study, cells), []
     for place, cell in enumerate(cells):
         row = find_row(study, cell["column"])
         scores = [show_score(row, cell[key]) for key in ("mean", "sd", "best")]
         poor = MISSING if cell["at_or_below_majority"] is None else str(cell["at_or_below_majority"])
-        texts = [column[place] for column in leading.values()] + _show_setting(cell, axes)
+        texts = [column[place] for column in labels.values()]
         texts += [*scores, str(cell["n"]), str(cell["failed"]), *[poor] * counted]
         kind = "chosen" if cell["directory"] in best else ""
         lines.append([TableCell(((text, ""),), kind=kind) for text in texts])
     figures = ["mean", "sd", "best", "n", "failed", *["at or below majority"] * counted]
-    return make_table(caption, [*leading, *name_axes(axes), *figures], lines, "quiet")
+    return make_table(caption, [*labels, *figures], lines, "quiet")

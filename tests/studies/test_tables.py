@@ -203,8 +203,8 @@ def test_progress_shows_what_goes_on():
     assert list_progress(results) == (
         ["task", "batch_size", "runs", "mean ± sd (n)", "best", ""],
         [
-            ["rte", "16", "2/2", "55.0 ± 7.1 (2) *", "60.0", ""],
-            ["cola", "16", "1/2", "–", "–", "seed 43: update 12 of 1,234, loss 0.693"],
+            ["rte: accuracy (%)", "16", "2/2", "55.0 ± 7.1 (2) *", "60.0", ""],
+            ["cola: Matthews correlation (%)", "16", "1/2", "–", "–", "seed 43: update 12 of 1,234, loss 0.693"],
         ],
     )
     many = make_results({"batch_size": list(range(1, 100))}, {"rte": "accuracy"}, score_by_hand)
@@ -213,7 +213,7 @@ def test_progress_shows_what_goes_on():
     assert headings[0] == "batch_size"
     assert [line[0] for line in lines] == ["1", "51"], "the one that wins so far and the one in work"
     failed = make_results({}, {"rte": "accuracy"}, lambda *_: None)
-    assert list_progress(failed)[1] == [["2/2", "–", "–", "2 failed: the loss is nan | lower it"]]
+    assert list_progress(failed)[1] == [["rte: accuracy (%)", "2/2", "–", "–", "2 failed: the loss is nan | lower it"]]
     poor = make_results({}, {"rte": "accuracy"}, score_by_hand, majority=0.5)
     assert list_progress(poor)[1][0][-1] == "1 at or below the majority class"
 
