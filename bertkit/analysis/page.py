@@ -39,6 +39,7 @@ from bertkit.system.files import atomic_write
 from bertkit.system.progress import Report, describe_duration, ignore
 from bertkit.tasks import TASKS
 from bertkit.tasks.task import Task, repeat_run
+from bertkit.training.model_card import describe_machine
 from bertkit.training.recipe import read_recipe
 from bertkit.training.run_dir import (
     ENVIRONMENT,
@@ -71,7 +72,7 @@ def write_page(sources: Sequence[Path], output: Path, report: Report = ignore) -
     for place in places:
         part = describe_run(place, others) if place.study is None else describe_study(place, links)
         for note in part["notes"]:
-            report(f"{place.name}: {note}")
+            report(f"{place.path}: {note}")
         parts.append(part)
     page = render(parts)
     with explain_refusal(f"the page {output}"):
@@ -96,7 +97,7 @@ def describe_run(place: Place, others: Mapping[Path, Sequence[Mapping[str, Any]]
     return {
         "kind": "run",
         "id": place.id,
-        "name": place.name,
+        "name": str(place.path),
         "is_part": place.is_part,
         "state": "" if written is not None else f"unfinished, {count(step, 'update')} so far",
         "summary": describe_score(task, metrics) if written is not None else "unfinished",
@@ -139,8 +140,7 @@ def list_facts(
         "Data": attempt(describe_data, recipe) if recipe else "",
         "Training": attempt(describe_training, recipe, log) if recipe else "",
         "Date": str(found.get("date", "")).partition("T")[0],
-        "Hardware": attempt(describe_hardware, found),
-        "Versions": attempt(describe_versions, found),
+        "Environment": (attempt(describe_machine, found) or "").replace("`", ""),
     }
     return [(name, text) for name, text in facts.items() if text]
 
@@ -176,21 +176,6 @@ def describe_training(recipe: Mapping[str, Any], log: Sequence[Mapping[str, floa
     return ", ".join(parts)
 
 
-def describe_hardware(found: Mapping[str, Any]) -> str:
-    """The machine of environment.json."""
-    machine = ", ".join(found["gpus"]) or f"{found['processor']}, {count(found['threads'], 'thread')}"
-    return machine + (f", {found['processes']} processes" if found["processes"] > 1 else "")
-
-
-def describe_versions(found: Mapping[str, Any]) -> str:
-    """The versions of environment.json."""
-    commit = found.get("commit") or ""
-    changed = " with changes" if commit.endswith("+") else ""
-    own = f"bertkit {found['bertkit']}" + (f" ({commit[:10]}{changed})" if commit else "")
-    packages = (f"{name} {version}" for name, version in found["packages"].items())
-    return ", ".join([own, f"Python {found['python']}", *packages])
-
-
 def list_examples(path: Path, notes: list[str]) -> Iterator[Table]:
     """The table of the predictions that a run has left to look at."""
     text = read_part(read_text, path / PREDICTIONS / EXAMPLES, notes)
@@ -224,8 +209,8 @@ def read_tags(path: Path) -> tuple[list[list[str]], list[list[str]]]:
 
 def list_curves(task: Task | None, log: Sequence[Mapping[str, float]], metrics: Mapping[str, float]) -> list[Plot]:
     """Return the loss while training, and every score of the task's table that was logged."""
-    rows = [LOSS, *(task.list_rows(metrics) if task else [])]
-    return [trace(thin(log), row, metrics) for row in list_logged(log, rows)]
+    log, rows = thin(log), [LOSS, *(task.list_rows(metrics) if task else [])]
+    return [trace(log, row, metrics) for row in list_logged(log, rows)]
 
 
 def thin(log: Sequence[Mapping[str, float]]) -> list[Mapping[str, float]]:

@@ -38,7 +38,7 @@ def describe_study(place: Place, links: Mapping[Path, str]) -> dict[str, Any]:
     words = {
         "kind": "study",
         "id": place.id,
-        "name": place.name,
+        "name": str(path),
         "predicted": draw_all(f"{place.id}-figure", attempt(list_curves, study) or []),
         "source": read_part(read_text, path / STUDY_FILE, notes) or "",
         "file": STUDY_FILE,

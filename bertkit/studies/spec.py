@@ -205,18 +205,12 @@ def make_study(definition: Mapping[str, Any], *given: Mapping[str, Any], where: 
         values = check_keys({**definition, **options})
         columns = read_columns(values)
         rows = read_rows(values, asked, columns)
-        own = find_own(columns, rows)
+        own = find_own(columns, rows) or columns
         axes, recipe = fix_axes(read_grid(values.get("grid", {})), recipe)
         shared = values.get("recipe", {})
-        everywhere = {"[recipe]": shared, "the command line": recipe}
-        of_columns = {f"[column.recipe] of {column.name!r}": column.recipe for column in own}
-        of_rows = {f"[row.recipe] of {name!r}": row.recipe for name, row in rows.items()}
-        for column, (where_column, part) in zip(own, of_columns.items(), strict=True):
-            check_recipes(TASKS[column.task], everywhere | {where_column: part} | of_rows, axes)
-        check_starts(everywhere | {"[grid]": axes} | of_columns, rows)
-        check_root(values, [*everywhere.values(), *of_columns.values(), *of_rows.values()], axes)
+        check_recipes({"[recipe]": shared, "the command line": recipe}, own, rows, axes, values.get("data_root", ""))
         check_average(values.get("average", []), columns)
-        first = TASKS[(own or columns)[0].task]
+        first = TASKS[own[0].task]
         seeds = choose_seeds(values, merge(shared, recipe), first)
         return Study(
             columns=tuple(columns),
@@ -239,12 +233,11 @@ def define(study: Study) -> dict[str, Any]:
         given["tasks"] = [column.task for column in study.columns]
     else:
         given["column"] = [drop_empty({key: getattr(column, key) for key in COLUMN_KEYS}) for column in study.columns]
-    if study.rows != {"": Variant()}:
-        given["row"] = []
-    for name, row in study.rows.items() if "row" in given else ():
+    rows = []
+    for name, row in study.rows.items():
         values = drop_empty({"step": row.step or None, "paper": row.paper, "recipe": row.recipe})
-        given["row"].append({"name": name} | values | {PRETRAIN: row.pretrain})
-    return drop_empty(given)
+        rows.append({"name": name} | values | {PRETRAIN: row.pretrain})
+    return drop_empty(given | {"row": [] if study.rows == {"": Variant()} else rows})
 
 
 def drop_empty(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -519,27 +512,33 @@ def choose_seeds(values: Mapping[str, Any], shared: Recipe, task: Task) -> tuple
 # --- What does not go together ----------------------------------------------------------------------------------------
 
 
-def check_recipes(task: Task, parts: Mapping[str, Recipe], axes: Mapping[str, Sequence[Any]]) -> None:
-    """Nothing, or a UsageError about a part of the definition: a key that a task does not know, or a wrong type."""
-    for where, part in parts.items():
-        check(part, data_defaults=task.recipe["data"], where=where)
-    for axis, values in axes.items():
-        for value in values:
-            convert(axis, value, task)
+def check_recipes(
+    shared: Mapping[str, Recipe],
+    columns: Sequence[Column],
+    rows: Mapping[str, Variant],
+    axes: Mapping[str, Sequence[Any]],
+    data_root: str,
+) -> None:
+    """Nothing, or a UsageError: a key that a task does not know, a wrong type, or recipes that do not go together.
 
-
-def check_starts(parts: Mapping[str, Mapping[str, Any]], rows: Mapping[str, Variant]) -> None:
-    """Nothing, or a UsageError: a checkpoint for all rows, of which some begin with a pretraining."""
+    shared: the recipes of all runs, by what a message calls them.
+    """
+    of_rows = {f"[row.recipe] of {name!r}": row.recipe for name, row in rows.items()}
+    of_columns = {f"[column.recipe] of {column.name!r}": column.recipe for column in columns}
+    for column, (name, recipe) in zip(columns, of_columns.items(), strict=True):
+        task = TASKS[column.task]
+        for where, part in {**shared, name: recipe, **of_rows}.items():
+            check(part, data_defaults=task.recipe["data"], where=where)
+        for axis, values in axes.items():
+            for value in values:
+                convert(axis, value, task)
     begun = next((name for name, row in rows.items() if row.pretrain is not None), None)
-    for where, part in parts.items():
+    for where, part in {**shared, "[grid]": axes, **of_columns}.items():
         if begun is not None and "checkpoint" in part:
             name = f"the row {begun!r}" if begun else "the study"
             raise UsageError(f"{where} gives a checkpoint, but {name} begins with a pretraining; leave one of them out")
-
-
-def check_root(values: Mapping[str, Any], recipes: Iterable[Recipe], axes: Mapping[str, Any]) -> None:
-    """Nothing, or a UsageError: two places say where the data are."""
-    if values.get("data_root") and ("data.dir" in axes or any("dir" in part.get("data", {}) for part in recipes)):
+    parts = [*shared.values(), *of_columns.values(), *of_rows.values()]
+    if data_root and ("data.dir" in axes or any("dir" in part.get("data", {}) for part in parts)):
         raise UsageError("both the root of all data (--data, data_root) and data.dir are given; leave one out")
 
 

@@ -186,8 +186,8 @@ def test_every_run_says_what_it_is_and_how_to_repeat_it(root, whole, monkeypatch
         assert facts["Task"] == recipe["task"]
         assert facts["Data"] == (recipe["data"].get("dir") or recipe["data"]["corpus"][0])
         assert facts["Date"] == environment["date"][:10]
-        assert environment["processor"] in facts["Hardware"] or environment["gpus"]
-        assert f"torch {environment['packages']['torch']}" in facts["Versions"]
+        assert environment["processor"] in facts["Environment"] or environment["gpus"]
+        assert f"torch {environment['packages']['torch']}" in facts["Environment"]
         assert f"updates of {recipe['batch_size']} sequences" in facts["Training"]
         assert ("1 layer, 16 hidden units" if name in FINE_TUNED else "new; 2 layers, 32 hidden units") in facts[
             "Model"
