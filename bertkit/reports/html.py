@@ -43,7 +43,6 @@ STYLE = {
     "svg.fonttype": "none",  # text stays text
     "svg.hashsalt": "bertkit",
     "text.color": INK,
-    "text.parse_math": False,
     "xtick.color": MUTED,
     "ytick.color": MUTED,
 }

@@ -70,12 +70,13 @@ def tabulate_grids(study: Mapping[str, Any], find_link: Callable[[str], str] = l
 
 def tabulate_overview(study: Mapping[str, Any]) -> Table:
     """Return the heat map of a study without a grid; each column has shades of its own."""
-    shades: dict[str, float] = {}
+    squares = {}
     for name in study["columns"]:
-        shades |= grade_cells(study, [cell for cell in study["cells"] if cell["column"] == name])
-    places = {(cell["row"], cell["column"]): make_square(study, cell, shades, {}) for cell in study["cells"]}
+        cells = [cell for cell in study["cells"] if cell["column"] == name]
+        shades = grade_cells(study, cells)
+        squares |= {(cell["row"], name): make_square(study, cell, shades, {}) for cell in cells}
     rows = dict.fromkeys(cell["row"] for cell in study["cells"])
-    lines = [[row, *(places.get((row, name), TableCell()) for name in study["columns"])] for row in rows]
+    lines = [[row, *(squares.get((row, name), TableCell()) for name in study["columns"])] for row in rows]
     return make_table("", ["", *(head_column(study, name) for name in study["columns"])], lines, "matrix")
 
 

@@ -12,7 +12,7 @@ from PIL import Image
 
 from bertkit.reports.plots import plot_log
 from bertkit.reports.tables import ScoreRow
-from bertkit.studies.plots import list_curves, plot_curve, plot_heatmap
+from bertkit.studies.plots import list_curves, plot_curve, plot_heatmap, tabulate_overview
 from bertkit.studies.tables import explain_scores, name_axes, show_value, tabulate_progress, write_table
 from bertkit.training.run_dir import read_log
 
@@ -275,6 +275,14 @@ def test_a_heat_map_of_odd_shapes(tmp_path):
     plot_heatmap(make_results({}, one, score_by_hand), tmp_path / "none.png")
     plot_heatmap(make_results({"batch_size": [1]}, one, score_by_hand), tmp_path / "none.png")
     assert not (tmp_path / "none.png").exists()
+
+
+def test_columns_that_share_runs_have_shades_of_their_own():
+    scores = {("a", "rte"): 0.4, ("b", "rte"): 0.5, ("a", "cola"): 0.5, ("b", "cola"): 0.4}
+    results = make_results({}, TASKS, lambda row, task, *_: scores[row, task], rows=("a", "b"))
+    for cell in results["cells"]:
+        cell["directory"] = cell["row"]
+    assert [[cell.share for cell in row[1:]] for row in tabulate_overview(results).rows] == [[0.0, 1.0], [1.0, 0.0]]
 
 
 # --- Tables of the paper ----------------------------------------------------------------------------------------------
