@@ -97,18 +97,18 @@ def locate_text(root: str, recipe: Recipe) -> Recipe:
     """The recipe that names the corpus below the root, where a pretraining names none."""
     if not root or recipe.get("data", {}).get("corpus"):
         return {}
-    return {"data": {"corpus": [find_folder(root, TEXT_FOLDER, "to pretrain on")]}}
+    return {"data": {"corpus": [find_folder(root, TEXT_FOLDER, PRETRAIN)]}}
 
 
-def find_folder(root: str, name: str, purpose: str) -> str:
-    """A folder below the root.
+def find_folder(root: str, name: str, task: str) -> str:
+    """A task's folder below the root.
 
     Raises:
         UsageError: it is not there.
     """
     folder = Path(root) / name
     if not folder.is_dir():
-        raise UsageError(f"there is no folder {folder} {purpose}; name the folder that holds it: --data ROOT")
+        raise UsageError(f"there is no folder {folder} for {task}; name the folder that holds it: --data ROOT")
     return str(folder)
 
 
@@ -179,7 +179,7 @@ def locate_data(root: str, task: Task) -> Recipe:
     """The recipe that names a task's folder below the root."""
     if not root or not task.folder:
         return {}
-    return {"data": {"dir": find_folder(root, task.folder, f"for {task.name}")}}
+    return {"data": {"dir": find_folder(root, task.folder, task.name)}}
 
 
 def join(*names: str) -> str:

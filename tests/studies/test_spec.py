@@ -109,8 +109,8 @@ def test_the_command_line_reaches_the_pretrainings():
 
 def test_data_are_found_below_the_root(tmp_path):
     study = make_study({"tasks": ["rte", "squad1"], "pretrain": SMALL}, {"data_root": str(tmp_path)})
-    for folder, message in (("text", "to pretrain on"), ("glue", "for rte"), ("squad", "for squad1")):
-        with pytest.raises(UsageError, match=rf"there is no folder .*{folder} {message}; .*--data ROOT"):
+    for folder, message in (("text", "pretrain"), ("glue", "rte"), ("squad", "squad1")):
+        with pytest.raises(UsageError, match=rf"there is no folder .*{folder} for {message}; .*--data ROOT"):
             list_cells(study)
         (tmp_path / folder).mkdir()
     one, two = list_cells(study)
