@@ -13,6 +13,7 @@ Left out: every number that no run has written.
 """
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -31,24 +32,14 @@ from bertkit.analysis.places import (
 from bertkit.analysis.study_page import describe_study
 from bertkit.errors import UsageError, explain_refusal
 from bertkit.metrics.ner import score_types
-from bertkit.reports.html import (
-    EMPTY,
-    MUTED,
-    SIZE,
-    Picture,
-    attempt,
-    draw_all,
-    finish_plot,
-    plot_lines,
-    render,
-    show_minus,
-)
-from bertkit.reports.plots import load_pyplot, plot_log
+from bertkit.reports.html import attempt, draw_all, render, show_minus
+from bertkit.reports.plots import LOSS, Plot, Series, list_logged, trace
 from bertkit.reports.tables import ScoreRow, Table, TableCell, count, make_table, tabulate_scores
 from bertkit.system.files import atomic_write
 from bertkit.system.progress import Report, describe_duration, ignore
 from bertkit.tasks import TASKS
 from bertkit.tasks.task import Task, repeat_run
+from bertkit.training.model_card import describe_machine
 from bertkit.training.recipe import read_recipe
 from bertkit.training.run_dir import (
     ENVIRONMENT,
@@ -81,7 +72,7 @@ def write_page(sources: Sequence[Path], output: Path, report: Report = ignore) -
     for place in places:
         part = describe_run(place, others) if place.study is None else describe_study(place, links)
         for note in part["notes"]:
-            report(f"{place.name}: {note}")
+            report(f"{place.path}: {note}")
         parts.append(part)
     page = render(parts)
     with explain_refusal(f"the page {output}"):
@@ -102,11 +93,11 @@ def describe_run(place: Place, others: Mapping[Path, Sequence[Mapping[str, Any]]
     step = max((entry.get("step", 0) for entry in log), default=0)
     rows = task.list_rows(metrics) if task else [ScoreRow(key, key) for key in metrics]
     label = "ours" if written is not None else f"at update {step:,}"
-    pictures, tables = list_figures(path, notes)
-    return EMPTY | {
+    plots, tables = list_figures(path, notes)
+    return {
         "kind": "run",
         "id": place.id,
-        "name": place.name,
+        "name": str(place.path),
         "is_part": place.is_part,
         "state": "" if written is not None else f"unfinished, {count(step, 'update')} so far",
         "summary": describe_score(task, metrics) if written is not None else "unfinished",
@@ -115,7 +106,7 @@ def describe_run(place: Place, others: Mapping[Path, Sequence[Mapping[str, Any]]
         "comments": (attempt(task.comment, written) or []) if task and written is not None else [],
         "curves": draw_all(f"{place.id}-curve", list_curves(task, log, metrics)),
         "lengths": draw_all(f"{place.id}-length", list_lengths(path, notes)),
-        "predicted": draw_all(f"{place.id}-figure", pictures),
+        "predicted": draw_all(f"{place.id}-figure", plots),
         "tables": [*tables, *list_types(path, notes), *list_examples(path, notes)],
         "source": read_part(read_text, path / RECIPE_FILE, notes) or "",
         "file": RECIPE_FILE,
@@ -134,8 +125,7 @@ def describe_score(task: Task | None, metrics: Mapping[str, float]) -> str:
     """A run's score in words."""
     if task is None or task.metric not in metrics:
         return task.name if task else ""
-    row = task.find_row(task.metric)
-    return f"{task.name}, {row.name} {row.show(metrics[row.key])}{' %' if row.unit else ''}"
+    return f"{task.name}, {task.find_row(task.metric).describe(metrics[task.metric])}"
 
 
 def list_facts(
@@ -150,8 +140,7 @@ def list_facts(
         "Data": attempt(describe_data, recipe) if recipe else "",
         "Training": attempt(describe_training, recipe, log) if recipe else "",
         "Date": str(found.get("date", "")).partition("T")[0],
-        "Hardware": attempt(describe_hardware, found),
-        "Versions": attempt(describe_versions, found),
+        "Environment": (attempt(describe_machine, found) or "").replace("`", ""),
     }
     return [(name, text) for name, text in facts.items() if text]
 
@@ -187,21 +176,6 @@ def describe_training(recipe: Mapping[str, Any], log: Sequence[Mapping[str, floa
     return ", ".join(parts)
 
 
-def describe_hardware(found: Mapping[str, Any]) -> str:
-    """The machine of environment.json."""
-    machine = ", ".join(found["gpus"]) or f"{found['processor']}, {count(found['threads'], 'thread')}"
-    return machine + (f", {found['processes']} processes" if found["processes"] > 1 else "")
-
-
-def describe_versions(found: Mapping[str, Any]) -> str:
-    """The versions of environment.json."""
-    commit = found.get("commit") or ""
-    changed = " with changes" if commit.endswith("+") else ""
-    own = f"bertkit {found['bertkit']}" + (f" ({commit[:10]}{changed})" if commit else "")
-    packages = (f"{name} {version}" for name, version in found["packages"].items())
-    return ", ".join([own, f"Python {found['python']}", *packages])
-
-
 def list_examples(path: Path, notes: list[str]) -> Iterator[Table]:
     """The table of the predictions that a run has left to look at."""
     text = read_part(read_text, path / PREDICTIONS / EXAMPLES, notes)
@@ -233,20 +207,10 @@ def read_tags(path: Path) -> tuple[list[list[str]], list[list[str]]]:
     return right, predicted
 
 
-def list_curves(task: Task | None, log: Sequence[Mapping[str, float]], metrics: Mapping[str, float]) -> list[Picture]:
-    """The loss while training, and every score of the task's table that was logged."""
-    pictures: list[Picture] = []
-    log = thin(log)
-    rows = task.list_rows(metrics) if task else []
-    rows = [row for row in rows if any(f"eval_{row.key}" in entry for entry in log)]
-    for row in [ScoreRow("loss", "loss"), *(row for row in rows if row.key != "loss")]:
-        key = "loss" if row.key == "loss" else f"eval_{row.key}"
-        points = [(entry["step"], entry[key]) for entry in log if key in entry]
-        if points:
-            (first, start), (last, end) = points[0], points[-1]
-            label = f"{row.name} while training: {row.show(start)} at update {first:,}, {row.show(end)} at {last:,}"
-            pictures.append((label, plot_log, (log, [row], metrics)))
-    return pictures
+def list_curves(task: Task | None, log: Sequence[Mapping[str, float]], metrics: Mapping[str, float]) -> list[Plot]:
+    """Return the loss while training, and every score of the task's table that was logged."""
+    log, rows = thin(log), [LOSS, *(task.list_rows(metrics) if task else [])]
+    return [trace(log, row, metrics) for row in list_logged(log, rows)]
 
 
 def thin(log: Sequence[Mapping[str, float]]) -> list[Mapping[str, float]]:
@@ -257,11 +221,11 @@ def thin(log: Sequence[Mapping[str, float]]) -> list[Mapping[str, float]]:
     return [entry for place, entry in enumerate(log) if place not in dropped]
 
 
-def list_lengths(path: Path, notes: list[str]) -> Iterator[Picture]:
-    """How long the sequences of each split are."""
-    for split, found in (read_part(read_object, path / LENGTHS_FILE, notes) or {}).items():
-        if label := attempt(describe_lengths, split, found):
-            yield label, plot_lengths, (split, found)
+def list_lengths(path: Path, notes: list[str]) -> list[Plot]:
+    """Return how long the sequences of each split are."""
+    found = read_part(read_object, path / LENGTHS_FILE, notes) or {}
+    plots = [attempt(plot_lengths, split, lengths) for split, lengths in found.items()]
+    return [plot for plot in plots if plot]
 
 
 def describe_lengths(split: str, found: Mapping[str, Any]) -> str:
@@ -277,21 +241,27 @@ def describe_lengths(split: str, found: Mapping[str, Any]) -> str:
     return f"{split}: {many}, {mean:.1f} tokens on average, {max(counts):,} in the longest; {cut}"
 
 
-def plot_lengths(split: str, found: Mapping[str, Any], path: Path) -> None:
-    """Draws how many sequences have how many tokens, and the most that they may have."""
-    pyplot = load_pyplot()
+def plot_lengths(split: str, found: Mapping[str, Any]) -> Plot:
+    """Return how many sequences have how many tokens, and the most that they may have."""
     most = max(found["max_length"], found["lengths"][-1])
     width = math.ceil(most / BARS)
-    figure, axis = pyplot.subplots(figsize=SIZE, layout="constrained")
-    edges = [edge + 0.5 for edge in range(-1, most + width, width)]
-    axis.hist(found["lengths"], bins=edges, weights=found["counts"], color="C0", rwidth=0.9)
-    axis.axvline(found["max_length"], color=MUTED, linestyle="--", linewidth=1, label="max_length")
-    finish_plot(figure, axis, f"Length of the inputs, {split}", "tokens", "sequences", path)
+    heights = Counter[int]()
+    for length, number in zip(found["lengths"], found["counts"], strict=True):
+        heights[length // width] += number
+    bars = [(width * place + (width - 1) / 2, heights[place]) for place in range(most // width + 1)]
+    return Plot(
+        f"Length of the inputs, {split}",
+        "tokens",
+        [Series("", bars, "", width=width)],
+        ylabel="sequences",
+        marks={"max_length": found["max_length"]},
+        words=describe_lengths(split, found),
+    )
 
 
-def list_figures(path: Path, notes: list[str]) -> tuple[list[Picture], list[Table]]:
-    """The pictures and the tables that the task has left of its predictions; those of an unknown kind are left out."""
-    pictures, tables = [], []
+def list_figures(path: Path, notes: list[str]) -> tuple[list[Plot], list[Table]]:
+    """Return the plots and the tables that the task has left of its predictions, but for those of unknown kinds."""
+    plots, tables = [], []
     for file in sorted((path / PREDICTIONS).glob(f"*{FIGURES}")):
         split = file.name.removesuffix(FIGURES)
         figures = read_part(read_json, file, notes)
@@ -299,17 +269,26 @@ def list_figures(path: Path, notes: list[str]) -> tuple[list[Picture], list[Tabl
             kind = attempt(lambda figure: figure["kind"], figure)
             if kind == "matrix" and (table := attempt(make_matrix, split, figure)):
                 tables.append(table)
-            if kind == "lines" and (label := attempt(describe_lines, split, figure)):
-                pictures.append((label, plot_lines, (split, figure)))
-    return pictures, tables
+            if kind == "lines" and (plot := attempt(plot_lines, split, figure)):
+                plots.append(plot)
+    return plots, tables
 
 
-def describe_lines(split: str, figure: Mapping[str, Any]) -> str:
-    """What lines show, in words."""
-    place = figure["xs"].index(figure["mark"])
-    values = ", ".join(f"{name} {ys[place]:.1f}" for name, ys in figure["lines"].items())
-    mark = show_minus(f"{figure['mark']:.3f}")
-    return f"{figure['title']}, {split}: at {figure['marked']}, {figure['xlabel']} = {mark}, {values}"
+def plot_lines(split: str, figure: Mapping[str, Any]) -> Plot:
+    """Return the lines of a figure, and a mark on them."""
+    xs, mark = figure["xs"], figure["mark"]
+    series, values = [], []
+    for number, (name, ys) in enumerate(figure["lines"].items()):
+        marked = ys[xs.index(mark)]
+        values.append(f"{name} {marked:.1f}")
+        series += [
+            Series(name, list(zip(xs, ys, strict=True)), f"C{number}-"),
+            Series("", [(mark, marked)], f"C{number}o"),
+        ]
+    title, place = f"{figure['title']}, {split}", show_minus(f"{mark:.3f}")
+    words = f"{title}: at {figure['marked']}, {figure['xlabel']} = {place}, {', '.join(values)}"
+    marks = {figure["marked"]: mark}
+    return Plot(title, figure["xlabel"], series, ylabel=figure["ylabel"], marks=marks, words=words)
 
 
 def make_matrix(split: str, figure: Mapping[str, Any]) -> Table:

@@ -17,12 +17,11 @@ from bertkit.training.run_dir import METRICS_FILE, RECIPE_FILE, STUDY_RESULT, re
 class Place:
     """A run or a study that has a part of the page.
 
-    name: as it was given. study: what study.json holds, empty if there is none; None for a run. is_part: whether it is
+    study: what study.json holds, empty if there is none; None for a run. is_part: whether it is
     there because of its study.
     """
 
     path: Path
-    name: str
     id: str
     study: Mapping[str, Any] | None = None
     is_part: bool = False
@@ -39,7 +38,7 @@ def list_places(sources: Sequence[Path]) -> list[Place]:
     def add(path: Path, study: Mapping[str, Any] | None = None, is_part: bool = False) -> None:
         number = sum((place.study is None) == (study is None) for place in places.values()) + 1
         name = f"{'run' if study is None else 'study'}-{number}"
-        places.setdefault(path.resolve(), Place(path, str(path), name, study, is_part))
+        places.setdefault(path.resolve(), Place(path, name, study, is_part))
 
     for source in sources:
         if source.name in ("", ".."):  # of the working directory, or of one above it, the name is to be seen

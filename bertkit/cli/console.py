@@ -168,10 +168,9 @@ class Screen:
             return
         from rich.live import Live
 
-        from bertkit.studies.tables import list_progress
+        from bertkit.studies.tables import tabulate_progress
 
-        headings, lines = list_progress(results, limit=max(self.console.height - 8, 4))
-        table = draw_table(make_table(f"{results['over']} of {results['runs']} runs", headings, lines))
+        table = draw_table(tabulate_progress(results, limit=max(self.console.height - 8, 4)))
         if self.bar is None:
             self.bar = Live(console=self.console, transient=True, refresh_per_second=4)
             self.bar.start()

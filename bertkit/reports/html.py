@@ -1,43 +1,32 @@
 """Tables and pictures in HTML, with the colours of the reader's theme."""
 
 import re
-import tempfile
-import warnings
 import xml.etree.ElementTree as ET
 from base64 import b64encode
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from hashlib import sha256
 from importlib.resources import files
-from pathlib import Path
+from io import BytesIO
 from typing import Any
 
 import bertkit
-from bertkit.reports.plots import load_pyplot
-from bertkit.reports.tables import MISSING, Table
+from bertkit.reports.plots import Plot, draw_plots, load_pyplot
+from bertkit.reports.tables import MISSING, NUMBER, Table, split_number
 
 TEMPLATE = "page.html.jinja"
-SIZE = (4.6, 3.6)  # inches, as `bertkit.reports.plots.plot_log` draws a panel
 LINES_SHOWN = 30  # of a list that can be folded; a longer one is
 XML_CONTROLS = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\ufffe\uffff]")  # which no XML can have
-NUMBER = re.compile(r"[-−+]?\d[\d.,:/]*(e[-+]?\d+)?( ± [\d.,]+)?( \(\d+\))?( [†*])*")
 
 # What a plot is drawn with -> what the page colours it with.
-COLOURS = {
-    "#0d0d01": "var(--c0)",
-    "#0d0d02": "var(--c1)",
-    "#0d0d03": "var(--c2)",
-    "#0d0d04": "var(--c3)",
-    "#0d0d05": "var(--c4)",
-    "#0d0d06": "var(--c5)",
-    "#0d0d07": "var(--muted)",
-    "#0d0d08": "var(--line)",
-    "#0d0d09": "var(--ink)",
-    "#000000": "var(--ink)",
-    "#808080": "var(--muted)",  # the greys that `bertkit.reports.plots` draws with
-    "#666666": "var(--muted)",
+SERIES = [f"#0d0d0{number}" for number in range(6)]
+MUTED, LINE, INK = "#808080", "#0d0d06", "#000000"
+COLOURS = {colour: f"var(--c{number})" for number, colour in enumerate(SERIES)} | {
+    MUTED: "var(--muted)",
+    "#666666": "var(--muted)",  # the other grey of `bertkit.reports.plots`
+    LINE: "var(--line)",
+    INK: "var(--ink)",
 }
-SERIES, MUTED, LINE, INK = list(COLOURS)[:6], "#0d0d07", "#0d0d08", "#0d0d09"
 STYLE = {
     "axes.axisbelow": True,
     "axes.edgecolor": MUTED,
@@ -54,38 +43,23 @@ STYLE = {
     "svg.fonttype": "none",  # text stays text
     "svg.hashsalt": "bertkit",
     "text.color": INK,
-    "text.parse_math": False,
     "xtick.color": MUTED,
     "ytick.color": MUTED,
 }
 
-# What a part of the page has: words, tables (`make_table`), pictures (`draw_all`) and pairs of a name and a text.
-EMPTY: dict[str, Any] = {
-    "is_part": False,
-    "state": "",
-    "summary": "",
-    "notes": [],
-    "facts": [],
-    "note": "",
-    "scores": [],
-    "comments": [],
-    "columns": [],
-    "curves": [],
-    "lengths": [],
-    "tables": [],
-    "predicted": [],
-    "details": [],
-    "failures": [],
-}
-
 
 def render(parts: Sequence[Mapping[str, Any]]) -> str:
-    """The text of the page; whatever is no picture is escaped."""
-    from jinja2 import Environment, StrictUndefined
+    """Return the text of the page; whatever is no picture is escaped.
 
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    Args:
+        parts: words, tables, pictures (`draw_all`) and pairs of a name and a text; what a part lacks is left out.
+    """
+    from jinja2 import Environment
+
+    environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     environment.filters["digest"] = lambda text: b64encode(sha256(text.encode()).digest()).decode()
     environment.filters |= {"columns": style_columns, "minus": show_minus}
+    environment.globals["split_number"] = split_number
     template = environment.from_string(files("bertkit.reports").joinpath(TEMPLATE).read_text(encoding="utf-8"))
     return template.render(
         parts=parts,
@@ -105,59 +79,30 @@ def attempt(make: Callable[..., Any], *arguments: Any) -> Any:
 
 # --- Pictures ---------------------------------------------------------------------------------------------------------
 
-Picture = tuple[str, Callable[..., None], tuple[Any, ...]]  # what it shows, in words; the plot; its arguments
 
-
-def plot_lines(split: str, found: Mapping[str, Any], path: Path) -> None:
-    """Draws the lines of a figure, and a mark on them."""
-    pyplot = load_pyplot()
-    figure, axis = pyplot.subplots(figsize=SIZE, layout="constrained")
-    for number, (name, ys) in enumerate(found["lines"].items()):
-        axis.plot(found["xs"], ys, color=f"C{number}", label=name, linewidth=1.4)
-        marked = [(x, y) for x, y in zip(found["xs"], ys, strict=True) if x == found["mark"]]
-        axis.plot(*zip(*marked, strict=True), "o", color=f"C{number}", markersize=5)
-    axis.axvline(found["mark"], color=MUTED, linestyle="--", linewidth=1, label=found["marked"])
-    finish_plot(figure, axis, f"{found['title']}, {split}", found["xlabel"], found["ylabel"], path)
-
-
-def finish_plot(figure: Any, axis: Any, title: str, xlabel: str, ylabel: str, path: Path) -> None:
-    """Writes a plot, with its words."""
-    pyplot = load_pyplot()
-    axis.set(title=title, xlabel=xlabel, ylabel=ylabel)
-    axis.spines[["top", "right"]].set_visible(False)
-    axis.legend(fontsize="small", frameon=False)
-    figure.savefig(path)
-    pyplot.close(figure)
-
-
-def draw_all(prefix: str, pictures: Iterable[Picture]) -> list[dict[str, Any]]:
-    """The pictures that could be drawn, with what they show in words."""
-    drawn = [(label, draw(f"{prefix}-{number}-", *rest)) for number, (label, *rest) in enumerate(pictures)]
+def draw_all(prefix: str, plots: Iterable[Plot]) -> list[dict[str, Any]]:
+    """Return the plots that can be drawn, with what they show in words."""
+    drawn = [(plot.words, attempt(draw, f"{prefix}-{number}-", plot)) for number, plot in enumerate(plots)]
     return [{"label": label, "svg": svg} for label, svg in drawn if svg]
 
 
-def draw(prefix: str, plot: Callable[..., None], arguments: Sequence[Any]) -> str | None:
-    """The SVG of a plot, its ids beginning with `prefix`; None if there was nothing to draw."""
-    context = load_pyplot().rc_context(STYLE)
-    with tempfile.TemporaryDirectory() as folder, context, warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of letters that the font lacks: the page's font is another
-        path = Path(folder) / "picture.svg"
-        attempt(plot, *arguments, path)
-        return clean(path.read_text(encoding="utf-8"), prefix) if path.exists() else None
+def draw(prefix: str, plot: Plot) -> str:
+    """Return the SVG of a plot, its ids beginning with `prefix`."""
+    stream = BytesIO()
+    with load_pyplot().rc_context(STYLE):
+        draw_plots([plot], stream, "svg")
+    return clean(stream.getvalue().decode(), prefix)
 
 
 def clean(svg: str, prefix: str) -> str:
-    """A picture fit to stand in a page: no names of its own but those used in it, colours of the page, no address."""
+    """A picture fit to stand in a page: its ids begin with `prefix`, its colours are the page's, it has no address."""
     root = ET.fromstring(XML_CONTROLS.sub("", svg))
     for parent in root.iter():
         for child in [child for child in parent if child.tag.rpartition("}")[2] in ("metadata", "style")]:
             parent.remove(child)
-    used = set(re.findall(r'(?:url\(#|href="#)([^")]+)', svg))
     for element in root.iter():
         element.tag = element.tag.rpartition("}")[2]
         values = {name.rpartition("}")[2]: value for name, value in element.items()}
-        if values.get("id") not in used:
-            values.pop("id", None)
         element.attrib.clear()
         element.attrib.update({name: restyle(name, value, prefix) for name, value in values.items()})
     width, height = root.get("viewBox").split()[2:]
@@ -196,7 +141,8 @@ def style_columns(table: Table) -> list[dict[str, str]]:
     for place, head in enumerate(table.heads):
         found = [line for row in table.rows for line in row[place].lines if line[0] not in ("", MISSING)]
         numbers = sum(NUMBER.fullmatch(text) is not None for text, _ in found)
-        style = ("worded" if any(words for _, words in found) else "number") if 2 * numbers > len(found) else ""
+        is_worded = any(split_number(*line)[1] for line in found)
+        style = ("worded" if is_worded else "number") if 2 * numbers > len(found) else ""
         columns.append({"head": head, "style": style if place else ""})
     return columns
 

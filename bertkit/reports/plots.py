@@ -1,12 +1,59 @@
-"""Curves of a training log."""
+"""Plots as values, and how matplotlib draws them and tables of shades; curves of a training log."""
 
 import os
-from collections.abc import Mapping, Sequence
+import textwrap
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
-from bertkit.reports.tables import ScoreRow
+from bertkit.reports.tables import ScoreRow, Table, TableCell, split_number
 from bertkit.system.files import atomic_open
+
+SIZE = (4.6, 3.6)  # inches of a plot
+DPI = 130
+LOSS = ScoreRow("loss", "loss")
+
+
+@dataclass(frozen=True)
+class Series:
+    """Points of a plot that belong together.
+
+    style: colour, marker and line, in matplotlib's letters.
+    spreads: what each point may be off, up and down.
+    width: of the bars that stand for the points; 0: these are a line.
+    is_published: whether the values are somebody else's, which have an axis of their own.
+    """
+
+    name: str
+    points: Sequence[tuple[float, float]]
+    style: str
+    spreads: Sequence[float] = ()
+    width: float = 0.0
+    is_published: bool = False
+
+
+@dataclass(frozen=True)
+class Plot:
+    """A plot.
+
+    levels, marks: words -> the y of a horizontal line, the x of a vertical one.
+    published_label: of the axis of published values.
+    words: what is to be seen, for those who cannot see it.
+    """
+
+    title: str
+    xlabel: str
+    series: Sequence[Series]
+    ylabel: str = ""
+    levels: Mapping[str, float] = field(default_factory=dict)
+    marks: Mapping[str, float] = field(default_factory=dict)
+    published_label: str = ""
+    words: str = ""
+
+
+# --- Drawing ----------------------------------------------------------------------------------------------------------
 
 
 def load_pyplot() -> Any:
@@ -21,36 +68,147 @@ def load_pyplot() -> Any:
     return pyplot
 
 
-def save_figure(figure: Any, path: Path, dpi: int) -> None:
-    """Writes a figure in the format that the suffix says, whole or not at all, and closes it."""
-    with atomic_open(path, "wb") as stream:
-        figure.savefig(stream, format=path.suffix[1:], dpi=dpi)
+def save_plots(plots: Sequence[Plot], path: Path) -> None:
+    """Write plots side by side, whole or not at all, in the format that the suffix says; nothing without any."""
+    if plots:
+        with atomic_open(path, "wb") as stream:
+            draw_plots(plots, stream, path.suffix[1:])
+
+
+def draw_plots(plots: Sequence[Plot], stream: IO[bytes], form: str) -> None:
+    """Draw plots side by side in a format of matplotlib's."""
+    size = (SIZE[0] * len(plots), SIZE[1])
+    figure, axes = load_pyplot().subplots(1, len(plots), figsize=size, squeeze=False, layout="constrained")
+    for axis, plot in zip(axes[0], plots, strict=True):
+        draw_plot(axis, plot)
+    save_figure(figure, stream, form)
+
+
+def save_figure(figure: Any, stream: IO[bytes], form: str) -> None:
+    """Write a figure and close it."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of letters that the font lacks
+        figure.savefig(stream, format=form, dpi=DPI)
     load_pyplot().close(figure)
+
+
+def draw_plot(axis: Any, plot: Plot) -> None:
+    """Draw a plot; models of other sizes are compared by their shape, so what is published has the right axis."""
+    right = axis.twinx() if any(series.is_published for series in plot.series) else None
+    for series in plot.series:
+        xs, ys = zip(*series.points, strict=True)
+        if series.width:
+            axis.bar(xs, ys, width=0.9 * series.width, label=series.name)
+            continue
+        home, alpha = (right, 0.6) if series.is_published else (axis, 1)
+        home.plot(xs, ys, series.style, label=series.name, markersize=4, alpha=alpha)
+        if series.spreads:
+            home.errorbar(xs, ys, yerr=series.spreads, fmt="none", ecolor=series.style[:2], capsize=2)
+    for number, (name, y) in enumerate(plot.levels.items()):
+        axis.axhline(y, color="0.5", linestyle=("--", ":")[number % 2], label=name)
+    for name, x in plot.marks.items():
+        axis.axvline(x, color="0.5", linestyle="--", label=name)
+    axis.set(title=plot.title, xlabel=plot.xlabel, ylabel=plot.ylabel)
+    axis.spines[["top", "right"]].set_visible(False)
+    handles, labels = axis.get_legend_handles_labels()
+    if right is not None:
+        right.set_ylabel(plot.published_label, color="0.4")
+        right.spines["top"].set_visible(False)
+        published = right.get_legend_handles_labels()
+        handles, labels = handles + published[0], labels + published[1]
+    axis.legend(handles, labels, fontsize="small", frameon=False, loc="best" if right is None else "lower right")
+
+
+# --- Tables of shades -------------------------------------------------------------------------------------------------
+
+
+def save_matrices(tables: Sequence[Table], caption: str, path: Path) -> None:
+    """Write tables as squares in their shades, whole or not at all, in the format that the suffix says."""
+    columns = 2 if len(tables) == 4 else min(len(tables), 3)
+    lines = -(-len(tables) // columns)
+    height = max(0.62 * len(table.rows) for table in tables) + 1.3
+    width = max(1.05 * len(table.heads[1:]) + 0.085 * max(map(len, list_heads(table))) for table in tables) + 0.9
+    size = (max(width * columns, 4.5), height * lines + 0.6)
+    figure, axes = load_pyplot().subplots(lines, columns, figsize=size, squeeze=False, layout="constrained")
+    for axis in axes.flat[len(tables) :]:
+        axis.set_visible(False)
+    for axis, table in zip(axes.flat, tables, strict=False):
+        draw_matrix(axis, table)
+    figure.supxlabel(textwrap.fill(caption, int(size[0] * 15)), fontsize="small", color="0.35")
+    with atomic_open(path, "wb") as stream:
+        save_figure(figure, stream, path.suffix[1:])
+
+
+def list_heads(table: Table) -> list[str]:
+    """Return the heads of the rows."""
+    return [row[0].lines[0][0] for row in table.rows]
+
+
+def draw_matrix(axis: Any, table: Table) -> None:
+    """Draw a table; a cell without lines has no square."""
+    for y, row in enumerate(table.rows):
+        for x, cell in enumerate(row[1:]):
+            if cell.lines:
+                draw_square(axis, x, y, cell)
+    across, down = shorten(table.heads[1:]), shorten(list_heads(table))
+    axis.set(xlim=(-0.5, len(across) - 0.5), ylim=(len(down) - 0.5, -0.5), xlabel=table.heads[0])
+    axis.set_xticks(range(len(across)), across, fontsize=9)
+    axis.set_yticks(range(len(down)), down, fontsize=9)
+    axis.set_title(textwrap.fill(table.caption, 34), fontsize=11)
+    axis.tick_params(length=0)
+    axis.spines[:].set_visible(False)
+
+
+def shorten(texts: Iterable[str]) -> list[str]:
+    """Return texts in lines; of a long one, a path for example, the end tells most."""
+    return [textwrap.fill(text if len(text) <= 50 else f"…{text[-49:]}", 18) for text in texts]
+
+
+def draw_square(axis: Any, x: int, y: int, cell: TableCell) -> None:
+    """Draw a square with its number large and all else small in it; one without a shade is hatched."""
+    from matplotlib import colormaps
+    from matplotlib.patches import Rectangle
+
+    face, ink, hatch = "0.93", "0.45", "////"
+    if cell.share is not None:
+        face, ink, hatch = colormaps["YlGnBu"](0.08 + 0.72 * cell.share), "white" if cell.share > 0.62 else "0.1", None
+    axis.add_patch(Rectangle((x - 0.5, y - 0.5), 1, 1, facecolor=face, edgecolor="white", linewidth=2, hatch=hatch))
+    number, words = split_number(*cell.lines[0])
+    rest = "\n".join([*([words] if words else []), *(f"{text} {words}".strip() for text, words in cell.lines[1:])])
+    axis.text(x, y, number, ha="center", va="bottom" if rest else "center", color=ink, fontsize=10)
+    axis.text(x, y + 0.02, rest, ha="center", va="top", color=ink, fontsize=7)
+    if cell.kind == "chosen":
+        axis.add_patch(Rectangle((x - 0.48, y - 0.48), 0.96, 0.96, fill=False, edgecolor="C3", linewidth=2.5))
+
+
+# --- Curves of a training log -----------------------------------------------------------------------------------------
 
 
 def plot_log(
     log: Sequence[Mapping[str, float]], rows: Sequence[ScoreRow], metrics: Mapping[str, Any], path: Path
 ) -> None:
-    """Draws one panel a row of the task's table: the score while training, on held-out data, and its baselines.
+    """Draw a plot a row of the task's table: the score while training, on held-out data, and its baselines.
 
-    Rows whose score was never logged are left out; without any the training loss is drawn, and without one nothing. The
-    suffix decides the format.
+    Rows whose score was never logged are left out; without any the training loss is drawn, and without one nothing.
     """
-    pyplot = load_pyplot()
-    rows = [row for row in rows if any(f"eval_{row.key}" in entry for entry in log)]
-    rows = rows or [ScoreRow("loss", "loss")] * any("loss" in entry for entry in log)
-    if not rows:
-        return
-    figure, axes = pyplot.subplots(1, len(rows), figsize=(4.6 * len(rows), 3.6), squeeze=False, layout="constrained")
-    for row, axis in zip(rows, axes[0], strict=True):
-        scale = 100 if row.unit == "fraction" else 1
-        for key, name, style in ((row.key, "training", "C0-"), (f"eval_{row.key}", "held out", "C1o-")):
-            points = [(entry["step"], scale * entry[key]) for entry in log if key in entry]
-            if points:
-                axis.plot(*zip(*points, strict=True), style, label=name, markersize=4)
-        for number, (name, key) in enumerate(row.baselines.items()):
-            axis.axhline(scale * metrics[key], color="0.5", linestyle=("--", ":")[number % 2], label=name)
-        axis.set(title=row.name + (" (%)" if row.unit else ""), xlabel="update")
-        axis.legend(fontsize="small", frameon=False)
-        axis.spines[["top", "right"]].set_visible(False)
-    save_figure(figure, path, dpi=120)
+    rows = list_logged(log, rows) or list_logged(log, [LOSS])
+    save_plots([trace(log, row, metrics) for row in rows], path)
+
+
+def list_logged(log: Sequence[Mapping[str, float]], rows: Iterable[ScoreRow]) -> list[ScoreRow]:
+    """Return the rows whose score on held-out data, or for the loss while training, was logged."""
+    keys = {key for entry in log for key in entry}
+    return [row for row in rows if (row.key if row is LOSS else f"eval_{row.key}") in keys]
+
+
+def trace(log: Sequence[Mapping[str, float]], row: ScoreRow, metrics: Mapping[str, Any]) -> Plot:
+    """Return the curves of a score that was logged."""
+    series = []
+    for key, name, style in ((row.key, "training", "C0-"), (f"eval_{row.key}", "held out", "C1o-")):
+        if points := [(entry["step"], row.scale(entry[key])) for entry in log if key in entry]:
+            series.append(Series(name, points, style))
+    levels = {name: row.scale(metrics[key]) for name, key in row.baselines.items()}
+    (first, start), (last, end) = series[-1].points[0], series[-1].points[-1]
+    digits = ".1f" if row.unit else ".3f"
+    words = f"{row.name} while training: {start:{digits}} at update {first:,}, {end:{digits}} at {last:,}"
+    return Plot(row.head, "update", series, levels=levels, words=words)

@@ -1,5 +1,6 @@
 """Tables as values: cells in rows, which a terminal, Markdown and HTML render; and what the tables of runs share."""
 
+import re
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,23 +23,44 @@ class ScoreRow:
     unit: Literal["", "fraction", "percent"] = ""
     paper: Mapping[str, float] = field(default_factory=dict)
 
+    @property
+    def head(self) -> str:
+        """Return the name with the unit of tables."""
+        return f"{self.name} (%)" if self.unit else self.name
+
+    def scale(self, value: float) -> float:
+        """Return the value in the unit of tables."""
+        return 100 * value if self.unit == "fraction" else value
+
     def show(self, value: float) -> str:
         """The value as tables show it."""
-        scaled = 100 * value if self.unit == "fraction" else value
-        return f"{scaled:.1f}" if self.unit else f"{value:.3f}"
+        return f"{self.scale(value):.1f}" if self.unit else f"{value:.3f}"
+
+    def show_mean(self, mean: float, sd: float | None, n: int) -> str:
+        """Return `mean ± sd (n)`."""
+        spread = "" if sd is None else f" ± {self.show(sd)}"
+        return f"{self.show(mean)}{spread} ({n})"
+
+    def describe(self, value: float) -> str:
+        """Return name, value and unit."""
+        return f"{self.name} {self.show(value)}{' %' if self.unit else ''}"
 
 
 MISSING = "–"
+NUMBER = re.compile(r"[-−+]?\d[\d.,:/]*(e[-+]?\d+)?( ± [\d.,]+)?( \(\d+\))?( [†*])*")
 
 
 @dataclass(frozen=True)
 class TableCell:
-    """What stands in a table: lines of a text and the words for it; where it leads; how dark it is, from 0 to 1."""
+    """What stands in a table: lines of a text and the words for it; where it leads; how dark it is, from 0 to 1.
+
+    kind: "chosen" stands out from the others, "published" is of somebody else.
+    """
 
     lines: tuple[tuple[str, str], ...] = ()
     href: str = ""
     share: float | None = None
-    is_chosen: bool = False
+    kind: Literal["", "chosen", "published"] = ""
 
 
 @dataclass(frozen=True)
@@ -77,8 +99,7 @@ def tabulate_scores(
     columns["the paper"] = lambda row: [(row.show(value), words) for words, value in row.paper.items()]
     cells = {head: [TableCell(tuple(make(row))) for row in rows] for head, make in columns.items()}
     cells = {head: column for head, column in cells.items() if any(cell.lines for cell in column)}
-    names = [row.name + " (%)" * bool(row.unit) for row in rows]
-    lines = zip(names, *cells.values(), strict=True)
+    lines = zip([row.head for row in rows], *cells.values(), strict=True)
     return make_table("Scores on held-out data", ["held out", *cells], lines, "quiet")
 
 
@@ -87,8 +108,16 @@ def show_spread(row: ScoreRow, runs: Sequence[Mapping[str, Any]]) -> str:
     values = [scores[row.key] for scores in runs if row.key in scores]
     if not values:
         return MISSING
-    spread = f" ± {row.show(statistics.stdev(values))}" if len(values) > 1 else ""
-    return f"{row.show(statistics.fmean(values))}{spread} ({len(values)})"
+    sd = statistics.stdev(values) if len(values) > 1 else None
+    return row.show_mean(statistics.fmean(values), sd, len(values))
+
+
+def split_number(text: str, words: str) -> tuple[str, str]:
+    """Return a number alone, and the words for it behind its spread and count; other texts as they are."""
+    if not NUMBER.fullmatch(text):
+        return text, words
+    number, _, rest = text.partition(" ")
+    return number, f"{rest} {words}".strip()
 
 
 def count(number: int, name: str, names: str = "") -> str:

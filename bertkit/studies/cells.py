@@ -72,10 +72,7 @@ def list_pretrainings(study: Study) -> list[Pretraining]:
     for name, row in study.rows.items():
         if row.pretrain is None:
             continue
-        try:
-            recipe = complete(TASKS[PRETRAIN], row.pretrain, locate_text(study.data_root, row.pretrain))
-        except UsageError as error:
-            raise UsageError(f"{join(PRETRAIN, name)}: {error}") from None
+        recipe = complete_at(join(PRETRAIN, name), PRETRAIN, row.pretrain, locate_text(study.data_root, row.pretrain))
         groups.setdefault(json.dumps(recipe, sort_keys=True), (recipe, []))[1].append(name)
     found = []
     for recipe, names in groups.values():
@@ -84,21 +81,35 @@ def list_pretrainings(study: Study) -> list[Pretraining]:
     return found
 
 
+def complete_at(directory: str, task: str, *parts: Recipe, config: BertConfig | None = None) -> Recipe:
+    """The complete recipe of what stands in a directory.
+
+    Raises:
+        UsageError: a recipe that cannot be; the message names the directory.
+    """
+    try:
+        return complete(TASKS[task], *parts, config=config)
+    except UsageError as error:
+        raise UsageError(f"{directory}: {error}") from None
+
+
 def locate_text(root: str, recipe: Recipe) -> Recipe:
-    """The recipe that names the corpus below the root, where a pretraining names none.
+    """The recipe that names the corpus below the root, where a pretraining names none."""
+    if not root or recipe.get("data", {}).get("corpus"):
+        return {}
+    return {"data": {"corpus": [find_folder(root, TEXT_FOLDER, PRETRAIN)]}}
+
+
+def find_folder(root: str, name: str, task: str) -> str:
+    """A task's folder below the root.
 
     Raises:
         UsageError: it is not there.
     """
-    if not root or recipe.get("data", {}).get("corpus"):
-        return {}
-    folder = Path(root) / TEXT_FOLDER
+    folder = Path(root) / name
     if not folder.is_dir():
-        raise UsageError(
-            f"there is no folder {folder} to pretrain on; name the folder that holds it: --data ROOT, or a corpus: "
-            "corpus in [pretrain.data]"
-        )
-    return {"data": {"corpus": [str(folder)]}}
+        raise UsageError(f"there is no folder {folder} for {task}; name the folder that holds it: --data ROOT")
+    return str(folder)
 
 
 def start_from(origin: Pretraining, step: int, output: Path) -> tuple[Recipe, BertConfig]:
@@ -147,10 +158,7 @@ def list_group(study: Study, name: str, column: Column, origin: Pretraining | No
         directory = "/".join(part for part in (join(*place), setting_name) if part)
         axes = [set_axis(axis, value) for axis, value in setting.items()]
         parts = (study.recipe, column.recipe, row.recipe, *axes, first, data, start)
-        try:
-            recipe = complete(TASKS[column.task], *parts, config=config)
-        except UsageError as error:
-            raise UsageError(f"{directory}: {error}") from None
+        recipe = complete_at(directory, column.task, *parts, config=config)
         runs = {seed: f"{directory}/seed-{seed}" for seed in study.seeds}
         if len(study.seeds) == 1:
             runs = dict.fromkeys(study.seeds, directory)
@@ -168,17 +176,10 @@ def find_home(study: Study, row: Variant, column: Column) -> str:
 
 
 def locate_data(root: str, task: Task) -> Recipe:
-    """The recipe that names a task's folder below the root.
-
-    Raises:
-        UsageError: it is not there.
-    """
+    """The recipe that names a task's folder below the root."""
     if not root or not task.folder:
         return {}
-    folder = Path(root) / task.folder
-    if not folder.is_dir():
-        raise UsageError(f"there is no folder {folder} for {task.name}; name the folder that holds it: --data ROOT")
-    return {"data": {"dir": str(folder)}}
+    return {"data": {"dir": find_folder(root, task.folder, task.name)}}
 
 
 def join(*names: str) -> str:

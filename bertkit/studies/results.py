@@ -198,5 +198,4 @@ def describe_winner(group: Sequence[Cell], cell: Cell, run: str, states: Mapping
 
 def describe_score(name: str, state: State) -> str:
     """A finished run's score in words."""
-    row = TASKS[name].find_row(TASKS[name].metric)
-    return f"{row.name} {row.show(state.metrics['score'])}{' %' if row.unit else ''}"
+    return TASKS[name].find_row(TASKS[name].metric).describe(state.metrics["score"])

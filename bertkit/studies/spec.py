@@ -44,14 +44,14 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from bertkit.errors import UsageError, make_printable
 from bertkit.reports.tables import ScoreRow
 from bertkit.studies.tables import AVERAGE
-from bertkit.system.differences import LONGEST_NAME, LONGEST_TEXT
+from bertkit.system.differences import LONGEST_NAME, LONGEST_TEXT, expand_recipe
 from bertkit.tasks import TASKS
 from bertkit.tasks.task import Task
 from bertkit.training.recipe import TABLES, TOP_KEYS, Recipe, check, check_value, merge, read_recipe
@@ -72,9 +72,9 @@ SPEC_KEYS = {"note": str, "average": list[str], "recipe": dict, "grid": dict, "c
 COLUMN_KEYS = {"name": str, "task": str, "metric": str, "paper": str, "recipe": dict}
 ROW_KEYS = {"name": str, "step": int, "paper": dict[str, float], PRETRAIN: dict, "recipe": dict}
 HARDWARE = ("num_cpus", "num_gpus")  # with others it is still the same study
+LEAST = {"restarts": 1, "num_cpus": 0, "num_gpus": 0}
 MOST_RESTARTS = 1000
-LONGEST_DIRECTORY = 150  # letters of the name of a row's or column's directory, bytes of that of a setting
-MOST_BYTES = 255  # of the name of any directory: the limit of the file systems in use
+LONGEST_DIRECTORY = 150  # bytes of the name of a directory, of the 255 that file systems in use allow
 
 
 @dataclass(frozen=True)
@@ -205,20 +205,18 @@ def make_study(definition: Mapping[str, Any], *given: Mapping[str, Any], where: 
         values = check_keys({**definition, **options})
         columns = read_columns(values)
         rows = read_rows(values, asked, columns)
-        own = find_own(columns, rows)
+        own = find_own(columns, rows) or columns
         axes, recipe = fix_axes(read_grid(values.get("grid", {})), recipe)
         shared = values.get("recipe", {})
-        check_recipes(own, {"[recipe]": shared, "command line": recipe}, rows, axes)
-        check_starts({"[recipe]": shared, "[grid]": axes, "the command line (--model)": recipe}, own, rows)
-        check_root(values, [shared, recipe, *(part.recipe for part in (*own, *rows.values()))], axes)
+        check_recipes({"[recipe]": shared, "the command line": recipe}, own, rows, axes, values.get("data_root", ""))
         check_average(values.get("average", []), columns)
-        first = TASKS[(own or columns)[0].task]
+        first = TASKS[own[0].task]
         seeds = choose_seeds(values, merge(shared, recipe), first)
         return Study(
             columns=tuple(columns),
             seeds=seeds,
-            rows={name: replace_recipe(row, recipe) for name, row in rows.items()},
-            grid=convert_axes(axes, first),
+            rows={name: replace(row, recipe=drop_seed(merge(row.recipe, recipe))) for name, row in rows.items()},
+            grid={axis: tuple(convert(axis, value, first) for value in items) for axis, items in axes.items()},
             recipe=drop_seed(merge(shared)),
             average=tuple(values.get("average", [])),
             **{key: values[key] for key in ("select", "keep", *HARDWARE, "data_root", "note") if key in values},
@@ -237,47 +235,52 @@ def define(study: Study) -> dict[str, Any]:
         given["column"] = [drop_empty({key: getattr(column, key) for key in COLUMN_KEYS}) for column in study.columns]
     rows = []
     for name, row in study.rows.items():
-        values = drop_empty({"step": row.step, "paper": row.paper, "recipe": row.recipe})
-        rows.append({"name": name} | values | ({} if row.pretrain is None else {PRETRAIN: row.pretrain}))
-    return drop_empty(given | ({} if rows == [{"name": ""}] else {"row": rows}))
+        values = drop_empty({"step": row.step or None, "paper": row.paper, "recipe": row.recipe})
+        rows.append({"name": name} | values | {PRETRAIN: row.pretrain})
+    return drop_empty(given | {"row": [] if study.rows == {"": Variant()} else rows})
 
 
 def drop_empty(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values as TOML has them, without empty texts, lists and tables, and without a step of 0."""
-    plain = {key: list(value) if isinstance(value, tuple) else value for key, value in values.items()}
-    if "grid" in plain:
-        plain["grid"] = {axis: list(items) for axis, items in plain["grid"].items()}
-    return {key: value for key, value in plain.items() if value not in ("", {}, []) and (key, value) != ("step", 0)}
+    """The values as TOML has them, without None and without empty texts, lists and tables."""
+    return {key: value for key, value in expand_recipe(values).items() if value not in ("", {}, [])}
 
 
 def check_keys(definition: Mapping[str, Any]) -> dict[str, Any]:
     """The definition with every key known and every value of its type and in its range."""
-    kinds = OPTIONS | SPEC_KEYS
     for key in definition:
-        if key not in kinds:
-            belongs = key in TABLES or key in TOP_KEYS
-            raise UsageError(
-                f"unknown key {key[:LONGEST_NAME]!r}; {'it belongs in [recipe]' if belongs else propose(key, kinds)}"
-            )
-    values = {key: check_value(key, value, kinds[key]) for key, value in definition.items()}
-    for key, least in (("restarts", 1), ("num_cpus", 0), ("num_gpus", 0)):
+        if key in TABLES or key in TOP_KEYS:
+            raise UsageError(f"unknown key {key!r}; it belongs in [recipe]")
+    values = check_table(definition, OPTIONS | SPEC_KEYS)
+    for key, least in LEAST.items():
         if values.get(key, least) < least:
             raise UsageError(f"{key} is {values[key]:g}; it must be at least {least}")
     return values
 
 
-def check_table(values: Mapping[str, Any], kinds: Mapping[str, Any], place: str) -> dict[str, Any]:
-    """A [[column]] or a [[row]] with every key known, every value of its type, and a name."""
+def check_table(values: Mapping[str, Any], kinds: Mapping[str, Any], place: str = "") -> dict[str, Any]:
+    """The table at a place, the top level without one, with every key known and every value of its type."""
     for key in values:
         if key not in kinds:
-            raise UsageError(f"unknown key {key[:LONGEST_NAME]!r} in {place}; {propose(key, kinds)}")
-    if "name" not in values:
-        raise UsageError(f"{place} has no name; each one needs its own")
-    checked = {key: check_value(key, value, kinds[key], f"{place} ") for key, value in values.items()}
-    train = checked.get("recipe", {}).get("train")
-    if isinstance(train, dict) and "seed" in train:
-        raise UsageError(f"{place} sets train.seed; seeds are the study's: write seeds above the tables")
-    return checked
+            home = f" in {place}" if place else ""
+            raise UsageError(f"unknown key {key[:LONGEST_NAME]!r}{home}; {propose(key, kinds)}")
+    return {key: check_value(key, value, kinds[key], place and f"{place} ") for key, value in values.items()}
+
+
+def read_tables(key: str, tables: Sequence[Mapping[str, Any]], kinds: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Place -> a [[column]] or a [[row]], checked, with a name of its own, and without a seed."""
+    if not tables:
+        raise UsageError(f"{key} = [] has no {key}s; leave it out")
+    found = {}
+    for number, table in enumerate(tables, start=1):
+        place = f"[[{key}]] {number}"
+        found[place] = checked = check_table(table, kinds, place)
+        if "name" not in checked:
+            raise UsageError(f"{place} has no name; each one needs its own")
+        train = checked.get("recipe", {}).get("train")
+        if isinstance(train, dict) and "seed" in train:
+            raise UsageError(f"{place} sets train.seed; seeds are the study's: write seeds above the tables")
+    check_names([table["name"] for table in found.values()], f"[[{key}]]")
+    return found
 
 
 def propose(name: str, names: Iterable[str]) -> str:
@@ -289,16 +292,16 @@ def propose(name: str, names: Iterable[str]) -> str:
 
 def check_names(names: Sequence[str], place: str) -> None:
     """Nothing, or a UsageError: names that cannot be told apart as directories, or that none can be made of."""
-    if len(names) > 1 and not all(map(name_directory, names)):
+    directories = [name_directory(name) for name in names]
+    if len(names) > 1 and not all(directories):
         raise UsageError(f"a {place} has a name without letters and digits, of which its directory is made; change it")
-    for name in names:
-        letters, size = len(name_directory(name)), len(name_directory(name).encode())
-        if letters > LONGEST_DIRECTORY or size > MOST_BYTES:
+    for name, directory in zip(names, directories, strict=True):
+        if (size := len(directory.encode())) > LONGEST_DIRECTORY:
             raise UsageError(
-                f"the name {name[:40]!r}… of a {place} has {letters} letters of {size} bytes; shorten it to "
-                f"{LONGEST_DIRECTORY} letters and {MOST_BYTES} bytes, the limit for the name of a directory"
+                f"the name {name[:40]!r}… of a {place} has {size} bytes; shorten it to {LONGEST_DIRECTORY}, the limit "
+                "for the name of a directory"
             )
-    if twice := find_twice([name_directory(name) for name in names]):
+    if twice := find_twice(directories):
         raise UsageError(f"two of the {place} tables are called {twice[0]!r}; give each its own name")
 
 
@@ -322,12 +325,8 @@ def read_columns(values: Mapping[str, Any]) -> list[Column]:
         if twice := find_twice(names):
             raise UsageError(f"tasks has {twice[0]!r} twice; leave one out")
         return [Column(name, check_task(name, "tasks")) for name in names]
-    if not values["column"]:
-        raise UsageError("column = [] has no columns; leave it out, and write tasks")
     columns = []
-    for number, table in enumerate(values["column"], start=1):
-        place = f"[[column]] {number}"
-        checked = check_table(table, COLUMN_KEYS, place)
+    for place, checked in read_tables("column", values["column"], COLUMN_KEYS).items():
         if "task" not in checked:
             raise UsageError(f"{place} has no task; each column needs one")
         task = TASKS[check_task(checked["task"], place)]
@@ -335,7 +334,6 @@ def read_columns(values: Mapping[str, Any]) -> list[Column]:
         if (metric := checked.get("metric", task.metric)) not in known:
             raise UsageError(f"unknown metric {metric!r} in {place}; {task.name} has {', '.join(known)}")
         columns.append(Column(**checked))
-    check_names([column.name for column in columns], "[[column]]")
     return columns
 
 
@@ -346,9 +344,7 @@ def check_task(name: str, place: str) -> str:
         UsageError: no such task, or one without a score.
     """
     if name not in TASKS:
-        nearest = difflib.get_close_matches(name.lower(), TASKS, n=1)
-        remedy = f"did you mean {nearest[0]!r}?" if nearest else f"the tasks are {', '.join(TASKS)}"
-        raise UsageError(f"unknown task {name!r} in {place}; {remedy}")
+        raise UsageError(f"unknown task {name!r} in {place}; {propose(name, TASKS)}")
     if not TASKS[name].metric:
         raise UsageError(f"{name} has no labels and so no score to compare; leave it out of {place}")
     return name
@@ -393,15 +389,8 @@ def check_average(names: Sequence[str], columns: Sequence[Column]) -> None:
 
 def read_rows(values: Mapping[str, Any], asked: Recipe, columns: Sequence[Column]) -> dict[str, Variant]:
     """The rows by name; `asked` is what the command line wants of their pretrainings."""
-    tables = values.get("row", [{"name": ""}])
-    if not tables:
-        raise UsageError("row = [] has no rows; leave it out")
-    rows: dict[str, Variant] = {}
-    for number, table in enumerate(tables, start=1):
-        place = f"[[row]] {number}"
-        checked = check_table(table, ROW_KEYS, place)
-        rows[checked["name"]] = read_row(checked, place, values.get(PRETRAIN), asked)
-    check_names([table["name"] for table in tables], "[[row]]")
+    tables = read_tables("row", values.get("row", [{"name": ""}]), ROW_KEYS)
+    rows = {table["name"]: read_row(table, place, values.get(PRETRAIN), asked) for place, table in tables.items()}
     begun = [name for name, row in rows.items() if row.pretrain is not None]
     if not begun and (asked or PRETRAIN in values):
         raise UsageError("pretrain is given, but no row begins with a pretraining; leave it out")
@@ -421,7 +410,7 @@ def read_rows(values: Mapping[str, Any], asked: Recipe, columns: Sequence[Column
 
 def read_row(table: Mapping[str, Any], place: str, shared: Recipe | None, asked: Recipe) -> Variant:
     """One row; `shared` is `[pretrain]`, None without it."""
-    recipe, own, step = table.get("recipe", {}), table.get(PRETRAIN), table.get("step", 0)
+    recipe, own, step = table.get("recipe", {}), table.get(PRETRAIN), table.get("step")
     if own is not None and "checkpoint" in recipe:
         raise UsageError(f"{place} has both a pretraining and a checkpoint to begin with; leave one out")
     begins = own is not None or (shared is not None and "checkpoint" not in recipe)
@@ -430,20 +419,13 @@ def read_row(table: Mapping[str, Any], place: str, shared: Recipe | None, asked:
         where = {"[pretrain]": shared, f"[row.pretrain] of {table['name']!r}": own, "command line, pretrain": asked}
         for name, part in where.items():
             check(part or {}, data_defaults=TASKS[PRETRAIN].recipe["data"], where=name)
-    if "step" in table and pretrain is None:
+    if step is not None and pretrain is None:
         raise UsageError(f"{place} has a step and no pretraining; write [row.pretrain], or leave step out")
-    if "step" in table:
+    if step is not None:
         last = merge(TASKS[PRETRAIN].recipe, pretrain)["train"]["max_steps"]
-        if last < 1:
-            raise UsageError(f"{place} has a step, but max_steps of its pretraining is {last}; it must be above 0")
         if not 1 <= step <= last:
-            raise UsageError(f"{place} has step = {step}; its pretraining has the steps 1 to {last}")
-    return Variant(recipe, pretrain, step, table.get("paper", {}))
-
-
-def replace_recipe(row: Variant, given: Recipe) -> Variant:
-    """The row with what the command line gave."""
-    return Variant(drop_seed(merge(row.recipe, given)), row.pretrain, row.step, row.paper)
+            raise UsageError(f"{place} has step = {step}, and its pretraining max_steps = {last}; write 1 to max_steps")
+    return Variant(recipe, pretrain, step or 0, table.get("paper", {}))
 
 
 def drop_seed(recipe: Recipe) -> Recipe:
@@ -490,7 +472,7 @@ def fix_axes(axes: Mapping[str, list[Any]], given: Recipe) -> tuple[dict[str, li
         if not isinstance(home, dict) or key not in home:
             continue
         value = home[key]
-        if isinstance(value, list) and not (isinstance(values[0], list) and not any(type(x) is list for x in value)):
+        if isinstance(value, list) and (not isinstance(values[0], list) or any(isinstance(x, list) for x in value)):
             check_axis(axis, value)
             left[axis] = home.pop(key)
         else:
@@ -504,14 +486,11 @@ def set_axis(axis: str, value: Any) -> Recipe:
     return {table: {key: value}} if table else {key: value}
 
 
-def convert_axes(axes: Mapping[str, Sequence[Any]], task: Task) -> dict[str, tuple[Any, ...]]:
-    """The axes with their values in the types of the recipe: 1 for a float is 1.0."""
-    converted = {}
-    for axis, values in axes.items():
-        table, _, key = axis.rpartition(".")
-        recipes = [check(set_axis(axis, value), data_defaults=task.recipe["data"]) for value in values]
-        converted[axis] = tuple(recipe[table][key] if table else recipe[key] for recipe in recipes)
-    return converted
+def convert(axis: str, value: Any, task: Task) -> Any:
+    """A value of an axis in the type of the recipe: 1 for a float is 1.0."""
+    table, _, key = axis.rpartition(".")
+    recipe = check(set_axis(axis, value), data_defaults=task.recipe["data"], where="[grid]")
+    return recipe[table][key] if table else recipe[key]
 
 
 def choose_seeds(values: Mapping[str, Any], shared: Recipe, task: Task) -> tuple[int, ...]:
@@ -534,37 +513,32 @@ def choose_seeds(values: Mapping[str, Any], shared: Recipe, task: Task) -> tuple
 
 
 def check_recipes(
-    columns: Sequence[Column],
     shared: Mapping[str, Recipe],
+    columns: Sequence[Column],
     rows: Mapping[str, Variant],
     axes: Mapping[str, Sequence[Any]],
+    data_root: str,
 ) -> None:
-    """Nothing, or a UsageError about a part of the definition: a key that a task does not know, or a wrong type."""
+    """Nothing, or a UsageError: a key that a task does not know, a wrong type, or recipes that do not go together.
+
+    shared: the recipes of all runs, by what a message calls them.
+    """
     of_rows = {f"[row.recipe] of {name!r}": row.recipe for name, row in rows.items()}
-    for column in columns:
-        options = TASKS[column.task].recipe["data"]
-        for where, part in {**shared, f"[column.recipe] of {column.name!r}": column.recipe, **of_rows}.items():
-            check(part, data_defaults=options, where=where)
+    of_columns = {f"[column.recipe] of {column.name!r}": column.recipe for column in columns}
+    for column, (name, recipe) in zip(columns, of_columns.items(), strict=True):
+        task = TASKS[column.task]
+        for where, part in {**shared, name: recipe, **of_rows}.items():
+            check(part, data_defaults=task.recipe["data"], where=where)
         for axis, values in axes.items():
             for value in values:
-                check(set_axis(axis, value), data_defaults=options, where="[grid]")
-
-
-def check_starts(
-    shared: Mapping[str, Mapping[str, Any]], columns: Sequence[Column], rows: Mapping[str, Variant]
-) -> None:
-    """Nothing, or a UsageError: a checkpoint for all rows, of which some begin with a pretraining."""
+                convert(axis, value, task)
     begun = next((name for name, row in rows.items() if row.pretrain is not None), None)
-    places = {**shared, **{f"[column.recipe] of {column.name!r}": column.recipe for column in columns}}
-    for where, part in places.items():
+    for where, part in {**shared, "[grid]": axes, **of_columns}.items():
         if begun is not None and "checkpoint" in part:
             name = f"the row {begun!r}" if begun else "the study"
             raise UsageError(f"{where} gives a checkpoint, but {name} begins with a pretraining; leave one of them out")
-
-
-def check_root(values: Mapping[str, Any], recipes: Iterable[Recipe], axes: Mapping[str, Any]) -> None:
-    """Nothing, or a UsageError: two places say where the data are."""
-    if values.get("data_root") and ("data.dir" in axes or any("dir" in part.get("data", {}) for part in recipes)):
+    parts = [*shared.values(), *of_columns.values(), *of_rows.values()]
+    if data_root and ("data.dir" in axes or any("dir" in part.get("data", {}) for part in parts)):
         raise UsageError("both the root of all data (--data, data_root) and data.dir are given; leave one out")
 
 

@@ -11,7 +11,7 @@ import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from bertkit.reports.markdown import format_lines, format_table
+from bertkit.reports.markdown import format_table
 from bertkit.reports.tables import MISSING, ScoreRow, Table, TableCell, count, make_table
 from bertkit.tasks.task import CHOSEN_ON_DEV
 
@@ -22,25 +22,30 @@ MARK = " †"  # on a score of which a run is no better than knowing nothing
 
 def write_table(study: Mapping[str, Any]) -> str:
     """The text of table.md: the chosen scores beside the paper's, what they are, every cell, and what failed."""
-    parts = [f"# {describe_size(study)}", *_write_summary(study), "", explain_scores(study)]
-    if note := study["definition"].get("note"):
-        parts += ["", " ".join(note.split())]
-    if not _is_short(study):
-        parts += ["", *(f"- {name}: {words}" for name, words in list_columns(study))]
+    parts = [f"# {describe_size(study)}", "", *format_table(tabulate_summary(study)), "", explain_scores(study)]
+    if note := join_note(study):
+        parts += ["", note]
+    if columns := list_columns(study):
+        parts += ["", *(f"- {name}: {words}" for name, words in columns)]
     if study["pretrainings"]:
         parts += ["", "## Pretraining", "", *format_table(tabulate_pretrainings(study))]
-    if study["definition"].get("grid"):
-        for name in study["columns"]:
-            if any(cell["column"] == name and not cell["borrowed"] for cell in study["cells"]):
-                parts += ["", f"## {head_column(study, name)}", "", *_write_cells(study, [name])]
-    else:
-        parts += ["", "## Every cell", "", *_write_cells(study, list(study["columns"]))]
-    runs = [*study["pretrainings"], *(run for cell in study["cells"] for run in cell["runs"])]
-    failures = {run["directory"]: run["failure"] for run in runs if run["status"] == "failed"}
-    if failures:
+    for table in tabulate_cells(study):
+        parts += ["", f"## {table.caption}", "", *format_table(table)]
+    if failures := list_failures(study):
         lines = [f"- {directory}: {failure}" for directory, failure in failures.items()]
         parts += ["", f"## Failed: {len(failures)} of {study['runs']} runs", "", *lines]
     return "\n".join(parts) + "\n"
+
+
+def join_note(study: Mapping[str, Any]) -> str:
+    """Return the study's note in one line."""
+    return " ".join(study["definition"].get("note", "").split())
+
+
+def list_failures(study: Mapping[str, Any]) -> dict[str, str]:
+    """Return directory -> why the run has failed."""
+    runs = [*study["pretrainings"], *(run for cell in study["cells"] for run in cell["runs"])]
+    return {run["directory"]: run["failure"] for run in runs if run["status"] == "failed"}
 
 
 def describe_size(study: Mapping[str, Any]) -> str:
@@ -127,8 +132,8 @@ def shows_best(study: Mapping[str, Any]) -> bool:
     return study["definition"]["select"] == "best" or not has_paper(study)
 
 
-def list_progress(study: Mapping[str, Any], limit: int = 40) -> tuple[list[str], list[list[str]]]:
-    """The headings and lines of the table to show while a study runs, a line a cell.
+def tabulate_progress(study: Mapping[str, Any], limit: int) -> Table:
+    """Return the table to show while a study runs, a line a cell.
 
     With more cells than `limit` only those in work and those that win so far.
     """
@@ -138,25 +143,32 @@ def list_progress(study: Mapping[str, Any], limit: int = 40) -> tuple[list[str],
     if len(cells) > limit:
         busy = {cell["directory"] for cell in cells if any(run["status"] == "running" for run in cell["runs"])}
         cells = [cell for cell in cells if cell["directory"] in busy | best]
-    axes = list(study["definition"].get("grid", {}))
-    kind = "task" if _is_short(study) else "column"
-    leading = {"row": [cell["row"] for cell in cells], kind: [cell["column"] for cell in cells]}
-    leading = {name: column for name, column in leading.items() if len(set(column)) > 1}
-    lines = []
+    labels, lines = _label_cells(study, cells), []
     for place, cell in enumerate(cells):
         row = find_row(study, cell["column"])
-        mark = " *" if cell["directory"] in best else ""
-        lines.append(
-            [
-                *(column[place] for column in leading.values()),
-                *_show_setting(cell, axes),
-                f"{cell['n'] + cell['failed']}/{len(cell['runs'])}",
-                show_mean(row, cell, MISSING) + mark,
-                MISSING if cell["best"] is None else row.show(cell["best"]),
-                _describe_work(cell),
-            ]
-        )
-    return [*leading, *name_axes(axes), "runs", "mean ± sd (n)", "best", ""], lines
+        runs = f"{cell['n'] + cell['failed']}/{len(cell['runs'])}"
+        mean = show_mean(row, cell, MISSING) + (" *" if cell["directory"] in best else "")
+        figures = [runs, mean, show_score(row, cell["best"]), _describe_work(cell)]
+        lines.append([*(texts[place] for texts in labels.values()), *figures])
+    heads = [*labels, "runs", "mean ± sd (n)", "best", ""]
+    return make_table(f"{study['over']} of {study['runs']} runs", heads, lines)
+
+
+def _label_cells(study: Mapping[str, Any], cells: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
+    """Return what tells cells apart, a text for each: rows and columns if there are several, and the axes.
+
+    Without axes the columns always stand there, for they say what the scores are.
+    """
+    axes = list(study["definition"].get("grid", {}))
+    labels, rows = {}, [cell["row"] for cell in cells]
+    columns = [head_column(study, cell["column"]) for cell in cells]
+    if len(set(rows)) > 1:
+        labels["row"] = rows
+    if len(set(columns)) > 1 or not axes:
+        labels["task" if _is_short(study) else "column"] = columns
+    for axis, head in zip(axes, name_axes(axes), strict=True):
+        labels[head] = [show_value(cell["setting"][axis]) if axis in cell["setting"] else MISSING for cell in cells]
+    return labels
 
 
 def _show_as_cell(origin: Mapping[str, Any]) -> dict[str, Any]:
@@ -180,11 +192,6 @@ def show_value(value: Any) -> str:
     if isinstance(value, float) and value.is_integer() and abs(value) < 1e6:
         value = int(value)  # 3 epochs, not 3.0
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-
-
-def _show_setting(cell: Mapping[str, Any], axes: Sequence[str]) -> list[str]:
-    """The values of a cell's axes."""
-    return [show_value(cell["setting"][axis]) if axis in cell["setting"] else MISSING for axis in axes]
 
 
 def _name_seed(run: Mapping[str, Any]) -> str:
@@ -216,16 +223,19 @@ def find_row(study: Mapping[str, Any], name: str) -> ScoreRow:
 
 def head_column(study: Mapping[str, Any], name: str) -> str:
     """A column's name; of a task that stands for itself also its metric."""
-    column = study["columns"][name]
-    return f"{name}: {column['name']}{' (%)' if column['unit'] else ''}" if column["short"] else name
+    return f"{name}: {find_row(study, name).head}" if name and study["columns"][name]["short"] else name
+
+
+def show_score(row: ScoreRow, value: float | None) -> str:
+    """Return a value as tables show it, or what stands for none."""
+    return MISSING if value is None else row.show(value)
 
 
 def show_mean(row: ScoreRow, cell: Mapping[str, Any], empty: str = "failed") -> str:
     """A cell's `mean ± sd (n)`."""
     if cell["mean"] is None:
         return empty if cell["failed"] else MISSING
-    spread = "" if cell["sd"] is None else f" ± {row.show(cell['sd'])}"
-    return f"{row.show(cell['mean'])}{spread} ({cell['n']}){MARK if cell['at_or_below_majority'] else ''}"
+    return row.show_mean(cell["mean"], cell["sd"], cell["n"]) + MARK * bool(cell["at_or_below_majority"])
 
 
 def find_shown(study: Mapping[str, Any], name: str) -> dict[str, tuple[Mapping[str, Any], Mapping[str, Any] | None]]:
@@ -241,37 +251,44 @@ def find_shown(study: Mapping[str, Any], name: str) -> dict[str, tuple[Mapping[s
     return found
 
 
-def _write_summary(study: Mapping[str, Any]) -> list[str]:
-    """The lines of the table like the paper's: rows by columns, below each row the paper's values if there are any.
+def tabulate_summary(study: Mapping[str, Any], find_link: Callable[[str], str] = lambda directory: "") -> Table:
+    """Return the table like the paper's: rows by columns, below each row the paper's values if there are any.
 
-    Without any, the scores that the tasks know as published come last.
+    Without any, the scores that the tasks know as published come last. `find_link` says where a run leads.
     """
     rows = {name: find_row(study, name) for name in study["columns"]}
     averaged = study["definition"].get("average", [])
-    lines = [["", *(head_column(study, name) for name in rows), *[AVERAGE] * bool(averaged)]]
+    heads, lines = [*rows, *[AVERAGE] * bool(averaged)], []
     for name, own in study["rows"].items():
         found = find_shown(study, name)
-        means = [show_mean(rows[column], found[column][0]) if column in found else MISSING for column in rows]
-        lines.append([name or "ours", *means, *average(rows, found, averaged)])
+        ours = [_show_cell(rows[column], *found[column], find_link) if column in found else MISSING for column in rows]
+        lines.append([name or "ours", *ours, *average(rows, found, averaged)])
         if own["paper"]:
-            heads = [*rows, *[AVERAGE] * bool(averaged)]
-            lines.append(
-                ["*the paper*", *(f"*{own['paper'][head]}*" if head in own["paper"] else "" for head in heads)]
-            )
+            values = ["the paper", *(str(own["paper"].get(head, "")) for head in heads)]
+            lines.append([TableCell(((text, ""),), kind="published") for text in values])
         winners = {column: winner for column, (_, winner) in found.items() if winner and winner["value"] is not None}
         if shows_best(study) and any(winner["of_runs"] > 1 for winner in winners.values()):
-            bests = [
-                f"{rows[column].show(winners[column]['value'])} (best of {winners[column]['of_runs']})"
-                if column in winners
-                else MISSING
-                for column in rows
-            ]
-            lines.append([f"{name or 'ours'}, best run", *bests, *[MISSING] * bool(averaged)])
+            best = [_show_best(rows[head], winners[head]) if head in winners else MISSING for head in heads]
+            lines.append([f"{name or 'ours'}, best run", *best])
     if not has_paper(study):
         for label in dict.fromkeys(label for row in rows.values() for label in row.paper):
-            published = [row.show(row.paper[label]) if label in row.paper else MISSING for row in rows.values()]
+            published = [show_score(row, row.paper.get(label)) for row in rows.values()]
             lines.append([f"published: {label}", *published, *[MISSING] * bool(averaged)])
-    return ["", *format_lines(lines)]
+    titles = [head_column(study, name) for name in rows] + heads[len(rows) :]
+    return make_table("Scores", ["", *titles], lines, "quiet")
+
+
+def _show_cell(
+    row: ScoreRow, cell: Mapping[str, Any], winner: Mapping[str, Any] | None, find_link: Callable[[str], str]
+) -> TableCell:
+    """Return a cell of the summary, which leads to the chosen run, or else to the first one."""
+    run = winner["run"] if winner else cell["runs"][0]["directory"]
+    return TableCell(((show_mean(row, cell), ""),), find_link(run))
+
+
+def _show_best(row: ScoreRow, winner: Mapping[str, Any]) -> TableCell:
+    """Return the score of a row's and column's best run."""
+    return TableCell(((row.show(winner["value"]), f"best of {winner['of_runs']}"),))
 
 
 def average(
@@ -283,17 +300,17 @@ def average(
     means = [found[name][0]["mean"] if name in found else None for name in names]
     if any(mean is None for mean in means):
         return [MISSING]
-    return [f"{statistics.fmean(scale(rows[name], mean) for name, mean in zip(names, means, strict=True)):.1f}"]
-
-
-def scale(row: ScoreRow, value: float) -> float:
-    """A value in the unit of the table."""
-    return 100 * value if row.unit == "fraction" else value
+    return [f"{statistics.fmean(rows[name].scale(mean) for name, mean in zip(names, means, strict=True)):.1f}"]
 
 
 def list_columns(study: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """(name, what it is) of each column: metric, task and data, what knowing nothing scores, the paper's data."""
+    """(name, what it is) of each column: metric, task and data, what knowing nothing scores, the paper's data.
+
+    None of columns that are tasks and no more.
+    """
     found = []
+    if _is_short(study):
+        return found
     for name, column in study["columns"].items():
         row = find_row(study, name)
         runs = [run for cell in study["cells"] if cell["column"] == name for run in cell["runs"]]
@@ -310,35 +327,43 @@ def list_columns(study: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 def tabulate_pretrainings(study: Mapping[str, Any], find_link: Callable[[str], str] = lambda directory: "") -> Table:
     """Return the table of the pretrainings' own scores on held-out text; `find_link` says where a directory leads."""
-    units = {score["name"]: score["unit"] for origin in study["pretrainings"] for score in origin["scores"]}
+    scores = [score for origin in study["pretrainings"] for score in origin["scores"]]
+    columns = {score["name"]: ScoreRow(score["name"], "", unit=score["unit"]) for score in scores}
     lines = []
     for origin in study["pretrainings"]:
-        shown = {score["name"]: ScoreRow("", "", unit=score["unit"]).show(score["value"]) for score in origin["scores"]}
+        values = {score["name"]: score["value"] for score in origin["scores"]}
         updates = f"{origin['metrics']['updates']:,}" if origin["status"] == "finished" else origin["status"]
         name = TableCell(((origin["directory"], ""),), find_link(origin["directory"]))
         rows = "; ".join(row for row in origin["rows"] if row) or "ours"
-        lines.append([name, rows, updates, *(shown.get(score, MISSING) for score in units)])
-    heads = [f"{name} (%)" if unit else name for name, unit in units.items()]
-    return make_table("Pretraining, on held-out text", ["pretraining", "of", "updates", *heads], lines)
+        lines.append([name, rows, updates, *(show_score(row, values.get(key)) for key, row in columns.items())])
+    heads = ["pretraining", "of", "updates", *(row.head for row in columns.values())]
+    return make_table("Pretraining, on held-out text", heads, lines)
 
 
-def _write_cells(study: Mapping[str, Any], names: Sequence[str]) -> list[str]:
-    """The lines of the table of some columns' cells; in a grid the chosen ones are bold."""
-    cells = [cell for cell in study["cells"] if cell["column"] in names]
-    axes = list(study["definition"].get("grid", {}))
-    best = {winner["cell"] for winner in study["chosen"]}
+def tabulate_cells(study: Mapping[str, Any]) -> list[Table]:
+    """Return the tables of all cells: of a grid one for each column, in which the chosen settings stand out."""
+    if not study["definition"].get("grid"):
+        return [_tabulate_cells(study, "Every cell", study["cells"])]
+    groups = {name: [cell for cell in study["cells"] if cell["column"] == name] for name in study["columns"]}
+    return [
+        _tabulate_cells(study, head_column(study, name), cells)
+        for name, cells in groups.items()
+        if not all(cell["borrowed"] for cell in cells)
+    ]
+
+
+def _tabulate_cells(study: Mapping[str, Any], caption: str, cells: Sequence[Mapping[str, Any]]) -> Table:
+    """Return the table of some cells."""
+    best = {winner["cell"] for winner in study["chosen"]} if study["definition"].get("grid") else set()
     counted = any(cell["at_or_below_majority"] is not None for cell in cells)
-    leading = {"row": [cell["row"] for cell in cells]} if len({cell["row"] for cell in cells}) > 1 else {}
-    if not axes:
-        kind = "task" if _is_short(study) else "column"
-        leading[kind] = [head_column(study, cell["column"]) for cell in cells]
-    figures = ["mean", "sd", "best", "n", "failed", *["at or below majority"] * counted]
-    lines = [[*leading, *name_axes(axes), *figures]]
+    labels, lines = _label_cells(study, cells), []
     for place, cell in enumerate(cells):
         row = find_row(study, cell["column"])
-        scores = [MISSING if cell[key] is None else row.show(cell[key]) for key in ("mean", "sd", "best")]
+        scores = [show_score(row, cell[key]) for key in ("mean", "sd", "best")]
         poor = MISSING if cell["at_or_below_majority"] is None else str(cell["at_or_below_majority"])
-        line = [column[place] for column in leading.values()] + _show_setting(cell, axes)
-        line += [*scores, str(cell["n"]), str(cell["failed"]), *[poor] * counted]
-        lines.append([f"**{text}**" for text in line] if axes and cell["directory"] in best else line)
-    return format_lines(lines)
+        texts = [column[place] for column in labels.values()]
+        texts += [*scores, str(cell["n"]), str(cell["failed"]), *[poor] * counted]
+        kind = "chosen" if cell["directory"] in best else ""
+        lines.append([TableCell(((text, ""),), kind=kind) for text in texts])
+    figures = ["mean", "sd", "best", "n", "failed", *["at or below majority"] * counted]
+    return make_table(caption, [*labels, *figures], lines, "quiet")

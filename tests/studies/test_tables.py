@@ -12,8 +12,8 @@ from PIL import Image
 
 from bertkit.reports.plots import plot_log
 from bertkit.reports.tables import ScoreRow
-from bertkit.studies.plots import plot_curve, plot_heatmap
-from bertkit.studies.tables import explain_scores, list_progress, name_axes, show_value, write_table
+from bertkit.studies.plots import list_curves, plot_curve, plot_heatmap, tabulate_overview
+from bertkit.studies.tables import explain_scores, name_axes, show_value, tabulate_progress, write_table
 from bertkit.training.run_dir import read_log
 
 ROWS = (
@@ -187,6 +187,12 @@ def test_a_single_run_is_no_mean():
     assert "| ours | failed |" in write_table(everything_failed)
 
 
+def list_progress(results, limit=40):
+    """The heads and the texts of the table of progress."""
+    table = tabulate_progress(results | {"over": 0}, limit)
+    return list(table.heads), [[text for cell in row for text, _ in cell.lines] for row in table.rows]
+
+
 def test_progress_shows_what_goes_on():
     def score(row, task, setting, seed):
         if task == "cola":
@@ -197,8 +203,8 @@ def test_progress_shows_what_goes_on():
     assert list_progress(results) == (
         ["task", "batch_size", "runs", "mean ± sd (n)", "best", ""],
         [
-            ["rte", "16", "2/2", "55.0 ± 7.1 (2) *", "60.0", ""],
-            ["cola", "16", "1/2", "–", "–", "seed 43: update 12 of 1,234, loss 0.693"],
+            ["rte: accuracy (%)", "16", "2/2", "55.0 ± 7.1 (2) *", "60.0", ""],
+            ["cola: Matthews correlation (%)", "16", "1/2", "–", "–", "seed 43: update 12 of 1,234, loss 0.693"],
         ],
     )
     many = make_results({"batch_size": list(range(1, 100))}, {"rte": "accuracy"}, score_by_hand)
@@ -207,7 +213,7 @@ def test_progress_shows_what_goes_on():
     assert headings[0] == "batch_size"
     assert [line[0] for line in lines] == ["1", "51"], "the one that wins so far and the one in work"
     failed = make_results({}, {"rte": "accuracy"}, lambda *_: None)
-    assert list_progress(failed)[1] == [["2/2", "–", "–", "2 failed: the loss is nan | lower it"]]
+    assert list_progress(failed)[1] == [["rte: accuracy (%)", "2/2", "–", "–", "2 failed: the loss is nan | lower it"]]
     poor = make_results({}, {"rte": "accuracy"}, score_by_hand, majority=0.5)
     assert list_progress(poor)[1][0][-1] == "1 at or below the majority class"
 
@@ -269,6 +275,14 @@ def test_a_heat_map_of_odd_shapes(tmp_path):
     plot_heatmap(make_results({}, one, score_by_hand), tmp_path / "none.png")
     plot_heatmap(make_results({"batch_size": [1]}, one, score_by_hand), tmp_path / "none.png")
     assert not (tmp_path / "none.png").exists()
+
+
+def test_columns_that_share_runs_have_shades_of_their_own():
+    scores = {("a", "rte"): 0.4, ("b", "rte"): 0.5, ("a", "cola"): 0.5, ("b", "cola"): 0.4}
+    results = make_results({}, TASKS, lambda row, task, *_: scores[row, task], rows=("a", "b"))
+    for cell in results["cells"]:
+        cell["directory"] = cell["row"]
+    assert [[cell.share for cell in row[1:]] for row in tabulate_overview(results).rows] == [[0.0, 1.0], [1.0, 0.0]]
 
 
 # --- Tables of the paper ----------------------------------------------------------------------------------------------
@@ -414,18 +428,13 @@ def make_steps(paper=True):
     return results | {"pretrainings": origins, "rows": rows}
 
 
-def test_a_curve_has_a_line_for_each_pretraining(tmp_path, monkeypatch):
-    from matplotlib.axes import Axes
-
-    drawn, plot, bars = [], Axes.plot, Axes.errorbar
-    monkeypatch.setattr(Axes, "plot", lambda self, *a, **k: drawn.append((k.get("label"), *a)) or plot(self, *a, **k))
-    monkeypatch.setattr(Axes, "errorbar", lambda self, *a, **k: drawn.append((k["label"], *a)) or bars(self, *a, **k))
-    plot_curve(make_steps(), tmp_path / "curve.png")
-    lines = {label: data for label, *data in drawn if label and not label.startswith("_")}
+def test_a_curve_has_a_line_for_each_pretraining(tmp_path):
+    (plot,) = list_curves(make_steps())
+    lines = {series.name: dict(series.points) for series in plot.series}
     assert list(lines) == ["Masked LM", "Masked LM: the paper", "Left to right", "Left to right: the paper"]
-    assert lines["Masked LM"][0] == (300, 1000, 8000)
-    assert [round(mean, 9) for mean in lines["Left to right"][1]] == [30.0, 32.5, 35.0]
-    assert lines["Left to right: the paper"][:2] == [(300, 1000, 8000), (79.4, 80.3, 82.2)]
+    assert lines["Left to right"] == {300: pytest.approx(30.0), 1000: pytest.approx(32.5), 8000: pytest.approx(35.0)}
+    assert lines["Left to right: the paper"] == {300: 79.4, 1000: 80.3, 8000: 82.2}
+    plot_curve(make_steps(), tmp_path / "curve.png")
     assert len(Image.open(tmp_path / "curve.png").convert("L").getcolors()) > 50, "the picture is empty"
     plot_curve(make_steps(paper=False), tmp_path / "ours.png")
     assert (tmp_path / "ours.png").exists()
