@@ -96,12 +96,12 @@ class BertSelfAttention(nn.Module):
         return mixed.reshape(hidden.shape).contiguous(), probabilities  # (packed, H)
 
 
-class BertSelfOutput(nn.Module):
-    """The output projection of attention, added to its input and normalised after it (post-LayerNorm)."""
+class BertOutput(nn.Module):
+    """The end of either half of a layer: projected to H, added to the half's input and normalised (post-LayerNorm)."""
 
-    def __init__(self, config: BertConfig) -> None:
+    def __init__(self, config: BertConfig, input_size: int) -> None:
         super().__init__()
-        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
+        self.dense = nn.Linear(input_size, config.hidden_size)
         self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.dropout = Dropout(config.hidden_dropout_prob)
 
@@ -115,7 +115,7 @@ class BertAttention(nn.Module):
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
         self.self = BertSelfAttention(config)
-        self.output = BertSelfOutput(config)
+        self.output = BertOutput(config, config.hidden_size)
 
     def forward(self, hidden: Tensor, attention_mask: Tensor | None, layout: Packed | Padded) -> Tensor:
         mixed, _ = self.self(hidden, attention_mask, layout)
@@ -134,19 +134,6 @@ class BertIntermediate(nn.Module):
         return self.activation(self.dense(hidden))  # (packed, 4H)
 
 
-class BertOutput(nn.Module):
-    """The second half of the feed-forward network: 4H to H, added to its input and normalised."""
-
-    def __init__(self, config: BertConfig) -> None:
-        super().__init__()
-        self.dense = nn.Linear(config.intermediate_size, config.hidden_size)
-        self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
-        self.dropout = Dropout(config.hidden_dropout_prob)
-
-    def forward(self, hidden: Tensor, residual: Tensor) -> Tensor:
-        return self.LayerNorm(self.dropout(self.dense(hidden)) + residual)  # (packed, H)
-
-
 class BertLayer(GradientCheckpointingLayer):
     """One Transformer block."""
 
@@ -154,7 +141,7 @@ class BertLayer(GradientCheckpointingLayer):
         super().__init__()
         self.attention = BertAttention(config)
         self.intermediate = BertIntermediate(config)
-        self.output = BertOutput(config)
+        self.output = BertOutput(config, config.intermediate_size)
 
     def forward(self, hidden: Tensor, attention_mask: Tensor | None, layout: Packed | Padded) -> Tensor:
         hidden = self.attention(hidden, attention_mask, layout)
@@ -251,7 +238,7 @@ UNSUPPORTED = {
         ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx"),
         "pass a batch (B, T) with an attention_mask: nothing is computed on its padding",
     ),
-    "logits_to_keep": "only BertLMHeadModel has it",
+    "logits_to_keep": "only BertLMHeadModel and BertForMaskedLM have it",
     "shift_labels": "pass labels, which BertLMHeadModel alone shifts",
 }
 

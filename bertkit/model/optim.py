@@ -26,7 +26,7 @@ class BertAdam(torch.optim.Optimizer):
         weight_decay: applied to the weight itself, not through the moments; 0.01 (A.2).
 
     Raises:
-        ValueError: a value out of its range, or a sparse gradient.
+        ValueError: a value out of its range.
     """
 
     def __init__(
@@ -61,9 +61,6 @@ class BertAdam(torch.optim.Optimizer):
 
         It divides the moments by 1 - beta ** step, which is 1 once the step is late enough.
         """
-        gradients = [p.grad for p in params]
-        if any(gradient.is_sparse for gradient in gradients):
-            raise ValueError("BertAdam takes no sparse gradients; use nn.Embedding(sparse=False)")
         for p in params:
             if not self.state[p]:
                 self.state[p]["exp_avg"] = torch.zeros_like(p)
@@ -72,7 +69,7 @@ class BertAdam(torch.optim.Optimizer):
         squares = [self.state[p]["exp_avg_sq"] for p in params]
         torch._fused_adamw_(
             params,
-            gradients,
+            [p.grad for p in params],
             means,
             squares,
             [],

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 PACKED = "packed"
+LOWEST = torch.finfo(torch.float32).min
 
 # Sequences of similar length share one padded product on a CPU. More groups waste less, but make smaller products.
 _MAX_GROUPS = 4
@@ -89,22 +90,16 @@ class Group:
 
     def get_bias(self, causal: bool) -> Tensor | None:
         """`find_visible` as fp32 that is added to scores: 0, or the lowest number there is; shared by all layers."""
-        return self._bias_of_causal if causal else self._bias
+        if causal not in self._biases:
+            visible = self.find_visible(causal)
+            if visible is not None:
+                visible = torch.zeros_like(visible, dtype=torch.float32).masked_fill_(~visible, LOWEST)
+            self._biases[causal] = visible
+        return self._biases[causal]
 
     @cached_property
-    def _bias(self) -> Tensor | None:
-        return _make_bias(self.find_visible(causal=False))
-
-    @cached_property
-    def _bias_of_causal(self) -> Tensor | None:
-        return _make_bias(self.find_visible(causal=True))
-
-
-def _make_bias(visible: Tensor | None) -> Tensor | None:
-    """0 where it is True, else the lowest number of fp32."""
-    if visible is None:
-        return None
-    return torch.zeros_like(visible, dtype=torch.float32).masked_fill_(~visible, torch.finfo(torch.float32).min)
+    def _biases(self) -> dict[bool, Tensor | None]:
+        return {}
 
 
 @dataclass(frozen=True)

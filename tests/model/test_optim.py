@@ -148,13 +148,6 @@ def test_values_out_of_range_are_refused(values: dict) -> None:
         BertAdam([torch.zeros(1, requires_grad=True)], **values)
 
 
-def test_a_sparse_gradient_is_refused() -> None:
-    table = nn.Embedding(4, 2, sparse=True)
-    table(torch.tensor([1])).sum().backward()
-    with pytest.raises(ValueError, match="no sparse gradients"):
-        BertAdam(table.parameters()).step()
-
-
 def test_low_precision_parameters_move() -> None:
     p = torch.ones(8, dtype=torch.bfloat16, requires_grad=True)
     p.grad = torch.ones_like(p)
