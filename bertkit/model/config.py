@@ -20,11 +20,16 @@ ATTENTION = (  # names of implementations; transformers takes any other for a re
     "flash_attention_3",
     "flash_attention_4",
 )
-LEAST = {"num_hidden_layers": 0} | dict.fromkeys(
-    ("vocab_size", "hidden_size", "num_attention_heads", "intermediate_size", "max_position_embeddings")
-    + ("type_vocab_size", "bilstm_hidden_size"),
-    1,
-)
+LEAST = {  # size -> the smallest it may be
+    "vocab_size": 1,
+    "hidden_size": 1,
+    "num_hidden_layers": 0,
+    "num_attention_heads": 1,
+    "intermediate_size": 1,
+    "max_position_embeddings": 1,
+    "type_vocab_size": 1,
+    "bilstm_hidden_size": 1,
+}
 OWN_VALUES = ("tau", "feature_layers", "bilstm_hidden_size")  # that no other program knows
 
 
