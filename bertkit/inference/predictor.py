@@ -4,7 +4,7 @@ What an input is, and what is said of it, the model's head decides; any BERT wit
 the lengths with which it was scored. Sequences are sorted by length and batched by tokens, some thousand inputs at a
 time, so that any number of inputs goes through bounded memory; results come in the order of the inputs.
 
-Left out: vectors (`bertkit.inference.features`), and the files that leaderboards want (`Task.predict`).
+Left out: vectors (`bertkit.inference.features`), and the files that leaderboards want (`Task.format_predictions`).
 """
 
 import json

@@ -24,14 +24,7 @@ from bertkit.reports.tables import ScoreRow
 from bertkit.system.progress import Report
 from bertkit.tasks.finetuning import EVERY_EPOCH, FineTuningTask
 from bertkit.tasks.option import SWAG_OPTIONS
-from bertkit.tasks.task import (
-    PredictionSettings,
-    Result,
-    check_finite,
-    repeat_run,
-    shorten_text,
-    use_transformers,
-)
+from bertkit.tasks.task import PredictionSettings, Result, check_finite, shorten_text, use_transformers
 from bertkit.tasks.texts import take_text
 
 SWAG_FILES = {"train": "train.csv", "dev": "val.csv", "test": "test.csv"}
@@ -108,24 +101,11 @@ class SwagTask(FineTuningTask):
         """Return the accuracy, a fraction."""
         return compute_scores(("accuracy",), check_finite(summaries).argmax(axis=1), data.labels)
 
-    def baseline(self, train: Choices, dev: Choices) -> dict[str, float]:
+    def score_nothing(self, dev: Choices) -> dict[str, float]:
         """Return what the place that is most often right in the dev set scores on it."""
-        places = np.full(len(dev), np.bincount(dev.labels).argmax())
-        value = compute_scores(("accuracy",), places, dev.labels)["accuracy"]
-        return {"majority_accuracy": value, "majority_score": value}
+        return compute_scores(("accuracy",), np.full(len(dev), np.bincount(dev.labels).argmax()), dev.labels)
 
-    def diagnose(self, metrics: Mapping[str, Any]) -> list[str]:
-        """Warn where always the same place scores as much."""
-        if metrics["accuracy"] > metrics["majority_accuracy"]:
-            return []
-        found, least = (ACCURACY.show(metrics[key]) for key in ("accuracy", "majority_accuracy"))
-        return [
-            f"warning: accuracy ({found}) is not above the majority ending ({least}). Likely causes: a learning rate "
-            "that is too high, too few questions or updates, or an unlucky seed (try --set train.learning_rate=1e-5, "
-            "--set preset=stable or --set train.seed=43)"
-        ]
-
-    def predict(
+    def format_predictions(
         self, summaries: np.ndarray, data: Choices, split: str, decided: Mapping[str, Any] | None = None
     ) -> dict[str, str]:
         """Return a file named as the split's: number of the question and place of the ending, as CSV."""
@@ -136,7 +116,7 @@ class SwagTask(FineTuningTask):
         """Return what to do with a fine-tuned model."""
         path = json.dumps(str(output))
         call = f"from transformers import AutoModelForMultipleChoice as M; print(M.from_pretrained({path}))"
-        return [f"bertkit swag {repeat_run(output, '43', 'train.seed=43')}  # another seed", use_transformers(call)]
+        return [*super().suggest(output, recipe), use_transformers(call)]
 
     # --- Answers ------------------------------------------------------------------------------------------------------
 

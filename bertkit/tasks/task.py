@@ -223,7 +223,7 @@ class Task:
         """Return values for BertConfig that the evaluation decides."""
         return {}
 
-    def predict(
+    def format_predictions(
         self, summaries: np.ndarray, data: Any, split: str, decided: Mapping[str, Any] | None = None
     ) -> dict[str, str]:
         """Return the files of a split's predictions: name below `predictions/` -> text; `decided` as for `score`."""
