@@ -96,8 +96,8 @@ class Predictor:
         if top < 1:
             raise UsageError(f"top is {top}; it must be at least 1")
         recipe = read_run_recipe(name)
-        if pairs is None and str(recipe.get("task")) in TASKS:
-            pairs = TASKS[recipe["task"]].pairs
+        if pairs is None:
+            pairs = TASKS.get(str(recipe.get("task")), task).pairs
         self.task = task
         self.settings = PredictionSettings(
             model.eval().requires_grad_(False).to(find_device()),

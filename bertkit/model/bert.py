@@ -311,16 +311,10 @@ class BertModel(BertPreTrainedModel):
             position_ids = self._number_positions(layout, input_ids if inputs_embeds is None else inputs_embeds)
         if token_type_ids is None:
             token_type_ids = position_ids.new_zeros(1, 1)
-        outputs = self.encode(
-            input_ids,
-            token_type_ids.expand(layout.shape),
-            position_ids.expand(layout.shape),
-            inputs_embeds,
-            attention_mask,
-            layout,
-            return_dict=True,
-            **{key: value for key, value in kwargs.items() if key.startswith("output_")},
-        )
+        segments, positions = token_type_ids.expand(layout.shape), position_ids.expand(layout.shape)  # (B, T) each
+        hidden = self.embed(input_ids, segments, positions, inputs_embeds, layout)  # (packed, H)
+        asked = {key: value for key, value in kwargs.items() if key.startswith("output_")}
+        outputs = self.encode(hidden, attention_mask, layout, return_dict=True, **asked)
         if unpacked:
             outputs.last_hidden_state = layout.unpack(outputs.last_hidden_state)  # (B, T, H)
             outputs.hidden_states = unpack_all(outputs.hidden_states, layout)
@@ -328,17 +322,9 @@ class BertModel(BertPreTrainedModel):
 
     @capture_outputs
     def encode(
-        self,
-        input_ids: Tensor | None,
-        token_type_ids: Tensor,
-        position_ids: Tensor,
-        inputs_embeds: Tensor | None,
-        attention_mask: Tensor | None,
-        layout: Packed | Padded,
-        **kwargs,
+        self, hidden: Tensor, attention_mask: Tensor | None, layout: Packed | Padded, **kwargs
     ) -> BaseModelOutputWithPooling:
-        """The encoder's outputs, packed: transformers' recorder stores what the layers return."""
-        hidden = self.embed(input_ids, token_type_ids, position_ids, inputs_embeds, layout)  # (packed, H)
+        """Return the encoder's outputs, packed: transformers' recorder stores what the layers return."""
         if isinstance(layout, Padded):
             make_mask = create_causal_mask if self.config.is_decoder else create_bidirectional_mask
             extra = {"past_key_values": None} if self.config.is_decoder else {}

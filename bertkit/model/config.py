@@ -30,6 +30,7 @@ LEAST = {  # size -> the smallest it may be
     "type_vocab_size": 1,
     "bilstm_hidden_size": 1,
 }
+MOST_LAYERS = 1_000  # a file that asks for more is damaged
 OWN_VALUES = ("tau", "feature_layers", "bilstm_hidden_size")  # that no other program knows
 
 
@@ -102,6 +103,8 @@ class BertConfig(PreTrainedConfig):
         for name, least in LEAST.items():
             if (value := getattr(self, name)) is not None and value < least:
                 raise ValueError(f"{name} is {value}; it must be at least {least}")
+        if self.num_hidden_layers > MOST_LAYERS:
+            raise ValueError(f"num_hidden_layers is above {MOST_LAYERS:,}, which no machine holds")
         if self.initializer_range <= 0:
             raise ValueError(f"initializer_range is {self.initializer_range}; a standard deviation is above 0")
         if self.hidden_act not in ACT2FN:

@@ -61,9 +61,7 @@ class FineTuningTask(Task):
         if recipe.get("phase"):
             raise UsageError(f"[[phase]] is for pretraining; leave it out of a recipe for {self.name}")
         super().check(recipe)
-        if (share := recipe["data"]["tune_share"]) >= 1:
-            raise UsageError(f"tune_share is {share:g} in [data]; it must be below 1")
-        if share and not self.splits:
+        if recipe["data"]["tune_share"] and not self.splits:
             raise UsageError(f"{self.title} has no labels, so nothing of it can decide; leave tune_share out")
         train = recipe["train"]
         if train.get("max_steps", -1) <= 0 and train["num_train_epochs"] <= 0:

@@ -247,10 +247,6 @@ class NerTask(FineTuningTask):
 
     # --- Answers ------------------------------------------------------------------------------------------------------
 
-    def list_fields(self, settings: PredictionSettings) -> tuple[str, ...]:
-        """Return the name of a text."""
-        return ("text",)
-
     def read_input(self, given: Mapping[str, Any], settings: PredictionSettings) -> Tagged:
         """Return the words of a text, or words as they are."""
         if "words" in given:

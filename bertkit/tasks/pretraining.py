@@ -34,7 +34,7 @@ from bertkit.reports.tables import ScoreRow
 from bertkit.system.progress import Report
 from bertkit.tasks.option import PRETRAINING_OPTIONS, list_defaults
 from bertkit.tasks.task import DIVERGED, PredictionSettings, Result, Task, check_finite, use_transformers
-from bertkit.tasks.texts import PAIR_NAMES, SINGLES, describe_pair, judge_pair, read_texts
+from bertkit.tasks.texts import describe_pair, judge_pair, read_texts
 
 HEADS = {  # objective -> head; the second and third are rows of Table 5
     "mlm+nsp": "BertForPreTraining",
@@ -162,9 +162,6 @@ class PretrainingTask(Task):
                 f"heldout_length is {options['heldout_length']} in [data]; it must be at least {shortest}, "
                 "or 0 for the length of the first phase"
             )
-        for key in ("short_seq_prob", "heldout_share"):
-            if not 0 <= options[key] < 1:
-                raise UsageError(f"{key} is {options[key]} in [data]; it must be at least 0 and below 1")
         if recipe.get("phase") and options["max_length"] != self.options["max_length"].default:
             raise UsageError(
                 f"max_length is {options['max_length']} in [data], but the recipe has phases with lengths of their "
@@ -389,10 +386,6 @@ class PretrainingTask(Task):
         ]
 
     # --- Answers ------------------------------------------------------------------------------------------------------
-
-    def list_fields(self, settings: PredictionSettings) -> tuple[str, ...]:
-        """Return the name of one text or of two."""
-        return PAIR_NAMES[0] if settings.pairs else SINGLES[:1]
 
     def read_input(self, given: Mapping[str, Any], settings: PredictionSettings) -> dict[str, np.ndarray]:
         """Return the sequence of one or two texts with masks; `labels` (T,) are IGNORED but for the masks."""

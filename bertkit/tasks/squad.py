@@ -516,7 +516,6 @@ def find_squad(number: int) -> SquadTask:
     Raises:
         UsageError: there is none.
     """
-    for task in SQUAD.values():
-        if task.version.number == number:
-            return task
-    raise UsageError(f"there is no SQuAD version {number}; --version takes 1 (for 1.1) or 2 (for 2.0)")
+    if (task := SQUAD.get(f"squad{number}")) is None:
+        raise UsageError(f"there is no SQuAD version {number}; --version takes 1 (for 1.1) or 2 (for 2.0)")
+    return task

@@ -5,6 +5,7 @@ how a person's input is read, encoded and answered, which `bertkit.tasks.predict
 Trainer.
 """
 
+import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -110,11 +111,12 @@ class Task:
         """Check a complete recipe before anything is read.
 
         Raises:
-            UsageError: options that make no sense, or a number below the least.
+            UsageError: options that make no sense, or a number out of its range.
         """
         for key, option in self.options.items():
-            if option.least is not None and recipe["data"][key] < option.least:
-                raise UsageError(f"{key} is {recipe['data'][key]} in [data]; it must be at least {option.least}")
+            if option.least is not None and not option.least <= recipe["data"][key] < option.below:
+                below = "" if option.below == math.inf else f" and below {option.below}"
+                raise UsageError(f"{key} is {recipe['data'][key]} in [data]; it must be at least {option.least}{below}")
 
     def overrides(self, given: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return what the given part of a recipe changes in the task's own: other options may need another rate."""
@@ -267,7 +269,7 @@ class Task:
 
     def list_fields(self, settings: PredictionSettings) -> tuple[str, ...]:
         """Return the names of an input's texts, in order; a last one that ends in "…" takes all the rest."""
-        raise NotImplementedError
+        return ("text", "text_pair") if settings.pairs else ("text",)
 
     def read_input(self, given: Mapping[str, Any], settings: PredictionSettings) -> Any:
         """Return the example of an input.
