@@ -38,7 +38,6 @@ SQUAD_CITATION = (
 )
 PUNCTUATION = re.compile(f"[{re.escape(string.punctuation)}]+")  # ASCII's: “ and – stay, as officially
 LONGEST_ID = 40  # characters of a question's id in a message
-SHORT_TOKENS = 100  # tokens, which are counted fastest one by one
 ARTICLES = re.compile(r"\b(a|an|the)\b")
 
 
@@ -67,34 +66,20 @@ def score_answers(
         if question not in predictions:
             exact[question] = f1[question] = 0
             continue
-        answer = normalize(predictions[question])
-        if answer and predictions[question] in texts:  # word for word: the others need not be looked at
-            exact[question], f1[question] = 1, 1.0
-        elif version == 2 and not answer:
-            exact[question] = f1[question] = int(not any(map(normalize, texts)))
-        elif not texts:
-            exact[question] = f1[question] = 0
+        answer, references = normalize(predictions[question]), set(map(normalize, texts))
+        if version == 2:
+            references = references - {""} or {""}
+        exact[question] = int(answer in references)
+        if version == 2 and not answer:
+            f1[question] = exact[question]
         else:
-            references = set(map(normalize, texts))
-            if version == 2:
-                references = references - {""} or {""}
-            exact[question] = int(answer in references)
             f1[question] = max(_compare(split(answer), split(reference)) for reference in references)
     return exact, f1
 
 
-def score_silence(gold: Mapping[str, Sequence[str]]) -> dict[str, int]:
-    """Question id -> exact match and F1, which are the same, of the answer "" in version 2."""
-    normalize = cache(normalize_answer)
-    return {question: int(not any(map(normalize, texts))) for question, texts in gold.items()}
-
-
 def _compare(answer: list[str], reference: list[str]) -> float:
     # In the order of the official scripts' operations, which are rounded; 0 is an int there, too.
-    if len(answer) + len(reference) < SHORT_TOKENS:
-        shared = sum(min(answer.count(token), reference.count(token)) for token in {*answer} & {*reference})
-    else:
-        shared = (Counter(answer) & Counter(reference)).total()
+    shared = (Counter(answer) & Counter(reference)).total()
     if not shared:
         return 0
     precision, recall = shared / len(answer), shared / len(reference)

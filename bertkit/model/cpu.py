@@ -211,17 +211,11 @@ def can_decode_in_blocks(hidden: Tensor, decoder: nn.Module) -> bool:
         runs_at_once_on_cpu(hidden)
         and 2 * len(hidden) >= hidden.shape[1]
         and torch.is_grad_enabled()
-        and is_plain_decoder(decoder)
-        and all(tensor.requires_grad for tensor in (hidden, decoder.weight, decoder.bias))
-    )
-
-
-def is_plain_decoder(decoder: nn.Module) -> bool:
-    """Whether a decoder is a matrix and a bias; not if somebody has adapted, sharded, pruned or hooked it."""
-    return (
-        type(decoder) is nn.Linear
+        # Nobody has adapted, sharded, pruned or hooked it.
+        and type(decoder) is nn.Linear
         and type(decoder.weight) is type(decoder.bias) is nn.Parameter
         and not is_adapted(decoder)
+        and all(tensor.requires_grad for tensor in (hidden, decoder.weight, decoder.bias))
     )
 
 

@@ -39,8 +39,8 @@ class BertHead(BertPreTrainedModel):
     batch.
     """
 
-    bert: BertModel
     output_class: type[ModelOutput]
+    has_pooler = False  # on the encoder
     has_bilstm = False  # between the encoder and the head
 
     def __init__(self, config: BertConfig) -> None:
@@ -50,6 +50,7 @@ class BertHead(BertPreTrainedModel):
             if config.hidden_size % 2:
                 raise ValueError(f"hidden_size is {config.hidden_size}; a BiLSTM on top needs an even one")
             self.bilstm = BertBiLSTM(config.hidden_size, config.hidden_size // 2)
+        self.bert = BertModel(config, add_pooling_layer=self.has_pooler)
 
     def freeze_encoder(self) -> None:
         """Leaves embeddings and layers as they are: only what is above them learns, the pooler included.
@@ -106,7 +107,7 @@ class BertHead(BertPreTrainedModel):
         outputs.hidden_states = unpack_all(outputs.hidden_states, layout)
         if self.has_bilstm:
             outputs.last_hidden_state = self.bilstm(outputs.last_hidden_state, layout)  # (packed, H)
-            if self.bert.pooler is not None:
+            if self.has_pooler:
                 sentence = self.bilstm.read_sentence(outputs.last_hidden_state, layout)  # (B, H)
                 outputs.pooler_output = self.bert.pooler(sentence[:, None])  # (B, H)
         return outputs, layout
@@ -143,6 +144,18 @@ def make_head_dropout(config: BertConfig) -> Dropout:
     return Dropout(config.hidden_dropout_prob if config.classifier_dropout is None else config.classifier_dropout)
 
 
+class BertClassifier(BertHead):
+    """What the heads with one classifier share: dropout before it, and a score for each label."""
+
+    score_count = 0  # of the classifier; 0: one for each label
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__(config)
+        self.dropout = make_head_dropout(config)
+        self.classifier = nn.Linear(config.hidden_size, self.score_count or config.num_labels)
+        self.post_init()
+
+
 SENTENCE_LOSSES = {  # problem_type in a configuration -> loss
     "regression": regress_loss,
     "single_label_classification": classify_loss,
@@ -150,17 +163,11 @@ SENTENCE_LOSSES = {  # problem_type in a configuration -> loss
 }
 
 
-class BertForSequenceClassification(BertHead):
+class BertForSequenceClassification(BertClassifier):
     """Predict a class of a text or a pair, several, or scores, as `config.problem_type` says (section 4.1, GLUE)."""
 
     output_class = SequenceClassifierOutput
-
-    def __init__(self, config: BertConfig) -> None:
-        super().__init__(config)
-        self.bert = BertModel(config)
-        self.dropout = make_head_dropout(config)
-        self.classifier = nn.Linear(config.hidden_size, config.num_labels)
-        self.post_init()
+    has_pooler = True
 
     def set_problem_type(self, labels: Tensor) -> str:
         """Return the configuration's `problem_type`; set it first if it is unset, as transformers does.
@@ -200,17 +207,12 @@ class BertForSequenceClassification(BertHead):
         return logits, SENTENCE_LOSSES[self.set_problem_type(labels)](logits, labels, count)
 
 
-class BertForMultipleChoice(BertHead):
+class BertForMultipleChoice(BertClassifier):
     """The best of C continuations: one scoring vector, softmax over the choices (section 4.4, SWAG)."""
 
     output_class = MultipleChoiceModelOutput
-
-    def __init__(self, config: BertConfig) -> None:
-        super().__init__(config)
-        self.bert = BertModel(config)
-        self.dropout = make_head_dropout(config)
-        self.classifier = nn.Linear(config.hidden_size, 1)
-        self.post_init()
+    has_pooler = True
+    score_count = 1
 
     def encode(self, input_ids: Tensor | None, *rest: Tensor | None, **kwargs) -> tuple[Encoded, Layout]:
         """Return the outputs for inputs (B, C, T), with the pooled ones as (B, C, H)."""
@@ -227,17 +229,10 @@ class BertForMultipleChoice(BertHead):
         return logits, None if labels is None else classify_loss(logits, labels, count)
 
 
-class BertForTokenClassification(BertHead):
+class BertForTokenClassification(BertClassifier):
     """A label a token (section 5.3, named entities)."""
 
     output_class = TokenClassifierOutput
-
-    def __init__(self, config: BertConfig) -> None:
-        super().__init__(config)
-        self.bert = BertModel(config, add_pooling_layer=False)
-        self.dropout = make_head_dropout(config)
-        self.classifier = nn.Linear(config.hidden_size, config.num_labels)
-        self.post_init()
 
     def compute_scores(self, outputs: Encoded, layout: Layout, labels: Tensor | None, count: Count) -> Scored:
         """Return logits (B, T, L), zero at padding when packed; labels (B, T) are -100 where a token has none."""
@@ -251,7 +246,6 @@ class BertForQuestionAnswering(BertHead):
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__(config)
-        self.bert = BertModel(config, add_pooling_layer=False)
         self.qa_outputs = nn.Linear(config.hidden_size, 2)
         self.post_init()
 
@@ -336,7 +330,6 @@ class BertFeaturesForTokenClassification(BertHead):
     def __init__(self, config: BertConfig) -> None:
         super().__init__(config)
         check_feature_layers(config.feature_layers or "", config)
-        self.bert = BertModel(config, add_pooling_layer=False)
         self.mix = BertLayerMix(config)
         self.bilstm = BertBiLSTM(self.mix.size, config.bilstm_hidden_size)
         self.dropout = make_head_dropout(config)

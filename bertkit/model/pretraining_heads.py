@@ -14,7 +14,7 @@ from transformers.modeling_outputs import CausalLMOutput, MaskedLMOutput, NextSe
 from transformers.utils import ModelOutput, logging
 from transformers.utils.generic import can_return_tuple
 
-from bertkit.model.bert import BertModel, StartsAtZero
+from bertkit.model.bert import StartsAtZero
 from bertkit.model.config import BertConfig
 from bertkit.model.cpu import is_adapted, is_transformed
 from bertkit.model.heads import BertHead, Count, Encoded, Layout, Scored, finish
@@ -224,9 +224,10 @@ class BertLMHead(BertHead):
 class BertForPreTraining(BertLMHead):
     """Masked LM and next sentence, as BERT is pre-trained (section 3.1)."""
 
+    has_pooler = True
+
     def __init__(self, config: BertConfig) -> None:
         super().__init__(config)
-        self.bert = BertModel(config)
         self.cls = BertPreTrainingHeads(config)
         self.post_init()
 
@@ -296,7 +297,6 @@ class BertForMaskedLM(BertLMHead):
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__(config)
-        self.bert = BertModel(config, add_pooling_layer=False)
         self.cls = BertOnlyMLMHead(config)
         self.post_init()
 
@@ -315,7 +315,6 @@ class BertLMHeadModel(BertLMHead, GenerationMixin):
         self.loss_type = "ForCausalLM"  # tells a Trainer that the first token is no target
         if not config.is_decoder:
             logger.warning("BertLMHeadModel without is_decoder=True sees the token it should predict; set it")
-        self.bert = BertModel(config, add_pooling_layer=False)
         self.cls = BertOnlyMLMHead(config)
         self.post_init()
 
@@ -339,10 +338,10 @@ class BertForNextSentencePrediction(BertHead):
     """Next sentence alone (section 3.1, task 2)."""
 
     output_class = NextSentencePredictorOutput
+    has_pooler = True
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__(config)
-        self.bert = BertModel(config)
         self.cls = BertOnlyNSPHead(config)
         self.post_init()
 

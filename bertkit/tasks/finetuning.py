@@ -11,20 +11,12 @@ from bertkit.data.tokenizer import load_tokenizer
 from bertkit.errors import UsageError
 from bertkit.system.progress import Report
 from bertkit.tasks.option import list_defaults
-from bertkit.tasks.task import Task, repeat_run
+from bertkit.tasks.task import BERT_TRAIN, Task, repeat_run
 
-TRAIN = {  # A.3: as in pre-training, but for batch size, learning rate and epochs, which are the task's
-    "adam_beta1": 0.9,
-    "adam_beta2": 0.999,
-    "adam_epsilon": 1e-6,
-    "weight_decay": 0.01,
+TRAIN = BERT_TRAIN | {  # A.3: as in pre-training, but for batch size, learning rate and epochs, which are the task's
     "warmup_steps": 0.1,  # a share of all updates
-    "lr_scheduler_type": "linear",
-    "max_grad_norm": 1.0,
-    "optim": "bert_adam",
     "save_total_limit": 1,
     "logging_steps": 0.01,  # a share of all updates
-    "seed": 42,
 }
 EVERY_EPOCH = {"eval_strategy": "epoch", "save_strategy": "epoch"}
 

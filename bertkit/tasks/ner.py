@@ -228,11 +228,7 @@ class NerTask(FineTuningTask):
         return dict.fromkeys(ENTITY_SCORES, 0.0)
 
     def format_predictions(
-        self,
-        summaries: np.ndarray,
-        data: NerData,
-        split: str,
-        decided: Mapping[str, Any] | None = None,
+        self, summaries: np.ndarray, data: NerData, split: str, decided: Mapping[str, Any] | None = None
     ) -> dict[str, str]:
         """Return a file in conlleval's form: word, official tag and predicted tag, in the official file's scheme."""
         predicted, text = decide(summaries, data), get_words(data).text

@@ -33,7 +33,7 @@ from bertkit.model.config import BertConfig
 from bertkit.reports.tables import ScoreRow
 from bertkit.system.progress import Report
 from bertkit.tasks.option import PRETRAINING_OPTIONS, list_defaults
-from bertkit.tasks.task import DIVERGED, PredictionSettings, Result, Task, check_finite, use_transformers
+from bertkit.tasks.task import BERT_TRAIN, DIVERGED, PredictionSettings, Result, Task, check_finite, use_transformers
 from bertkit.tasks.texts import describe_pair, judge_pair, read_texts
 
 HEADS = {  # objective -> head; the second and third are rows of Table 5
@@ -113,16 +113,10 @@ class PretrainingTask(Task):
         "model": {},  # BERT-base: BertConfig's defaults
         "data": list_defaults(PRETRAINING_OPTIONS),
         "train": {
+            **BERT_TRAIN,
             "max_steps": 1_000_000,
             "learning_rate": 1e-4,
-            "adam_beta1": 0.9,
-            "adam_beta2": 0.999,
-            "adam_epsilon": 1e-6,
-            "weight_decay": 0.01,
             "warmup_steps": 10_000,
-            "lr_scheduler_type": "linear",
-            "max_grad_norm": 1.0,
-            "optim": "bert_adam",
             "train_sampling_strategy": "sequential",  # the data set is in order already
             "eval_on_start": True,
             "eval_strategy": "steps",
@@ -130,7 +124,6 @@ class PretrainingTask(Task):
             "logging_steps": 100,
             "save_steps": 10_000,
             "save_total_limit": 2,
-            "seed": 42,
         },
     }
     table = (

@@ -35,7 +35,7 @@ from bertkit.data.spans import (
     keep_top,
 )
 from bertkit.errors import UsageError
-from bertkit.metrics.squad import average_scores, find_tau, score_answers, score_silence, score_squad1, score_squad2
+from bertkit.metrics.squad import average_scores, find_tau, score_answers, score_squad1, score_squad2
 from bertkit.reports.tables import ScoreRow
 from bertkit.system.progress import Report, ignore
 from bertkit.tasks.finetuning import FineTuningTask
@@ -137,7 +137,7 @@ class SquadTask(FineTuningTask):
     # --- The data -----------------------------------------------------------------------------------------------------
 
     def check(self, recipe: Mapping[str, Any]) -> None:
-        """Check also that a question leaves room for its context, and that the named files exist."""
+        """Check also that a question leaves room for its context."""
         super().check(recipe)
         options = recipe["data"]
         if options["max_length"] < options["max_query_length"] + 4:
@@ -145,9 +145,6 @@ class SquadTask(FineTuningTask):
                 f"max_length {options['max_length']} leaves no room for the context beside a question of "
                 f"max_query_length {options['max_query_length']} and three special tokens; raise it"
             )
-        for key in ("train_file", "extra_train"):
-            if options[key] and not Path(options[key]).is_file():
-                raise UsageError(f"{key} {options[key]} is not there; give a file in SQuAD's form")
 
     def load(self, options: Mapping[str, Any], report: Report) -> dict[str, list[Question]]:
         """Read the questions of train and dev; for training without those whose answer is not where the file says."""
@@ -462,8 +459,9 @@ def collect_answers(questions: Sequence[Question]) -> dict[str, tuple[str, ...]]
 def compare(questions: Sequence[Question], texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return exact match and F1 of each answer of 2.0, and what no answer would score as either; (Q,), from 0 to 1."""
     gold = collect_answers(questions)
-    columns = *score_answers(gold, dict(zip(gold, texts, strict=True)), 2), score_silence(gold)
-    exact, f1, silent = (np.array(list(scores.values()), np.float64) for scores in columns)
+    exact, f1 = score_answers(gold, dict(zip(gold, texts, strict=True)), 2)
+    silent, _ = score_answers(gold, dict.fromkeys(gold, ""), 2)
+    exact, f1, silent = (np.array(list(scores.values()), np.float64) for scores in (exact, f1, silent))
     return exact, f1, silent
 
 

@@ -33,6 +33,8 @@ SWAG_PAPER = {"BERT-base, dev": 0.816, "BERT-large, dev": 0.866, "BERT-large, te
 ACCURACY = ScoreRow("accuracy", "accuracy", {"the majority ending": "majority_accuracy"}, "fraction", SWAG_PAPER)
 NUMBERED_ENDING = re.compile(r"ending\d+")
 
+Continuations = tuple[str, list[str]]  # a context, and what may follow it
+
 
 class SwagTask(FineTuningTask):
     """A context, the first words of the next sentence, and four endings."""
@@ -124,7 +126,7 @@ class SwagTask(FineTuningTask):
         """Return the names of a context and its endings."""
         return "context", "endings…"
 
-    def read_input(self, given: Mapping[str, Any], settings: PredictionSettings) -> tuple[str, list[str]]:
+    def read_input(self, given: Mapping[str, Any], settings: PredictionSettings) -> Continuations:
         """Return a context, and what may follow it; also by SWAG's names of columns."""
         context = take_text(given, "sent1" if "sent1" in given and "context" not in given else "context")
         start = given.get("start", given.get("sent2")) or ""
@@ -137,7 +139,7 @@ class SwagTask(FineTuningTask):
         return context, [f"{start} {ending}".strip() for ending in endings]
 
     def encode_inputs(
-        self, examples: Sequence[tuple[str, list[str]]], settings: PredictionSettings
+        self, examples: Sequence[Continuations], settings: PredictionSettings
     ) -> tuple[Sequences, np.ndarray]:
         """Return a sequence for each ending of each example, in order, and its tokens."""
         pairs = [(context, ending) for context, endings in examples for ending in endings]
@@ -149,11 +151,7 @@ class SwagTask(FineTuningTask):
         return {name: column[:, None] for name, column in pad(data.__getitems__(numbers)).items()}
 
     def answer(
-        self,
-        kept: Sequence[np.ndarray],
-        data: Any,
-        examples: Sequence[tuple[str, list[str]]],
-        settings: PredictionSettings,
+        self, kept: Sequence[np.ndarray], data: Any, examples: Sequence[Continuations], settings: PredictionSettings
     ) -> list[Result]:
         """Return the likeliest ending of each example."""
         results, scores = [], iter(np.concatenate(kept))
@@ -162,7 +160,7 @@ class SwagTask(FineTuningTask):
             results.append({"ending": int(logits.argmax()), "probabilities": softmax(logits).tolist()})
         return results
 
-    def find_truncated(self, data: Sequences, examples: Sequence[tuple[str, list[str]]]) -> list[bool]:
+    def find_truncated(self, data: Sequences, examples: Sequence[Continuations]) -> list[bool]:
         """Return of each example whether the context with any of its endings was truncated."""
         flags = iter(data.shortened.tolist())
         return [any(list(islice(flags, len(endings)))) for _, endings in examples]
@@ -173,7 +171,7 @@ class SwagTask(FineTuningTask):
 
     def list_samples(
         self, examples: Sequence[Situation], settings: PredictionSettings
-    ) -> Iterable[tuple[str, tuple[str, list[str]], str]]:
+    ) -> Iterable[tuple[str, Continuations, str]]:
         """Return the questions, and the right ending."""
         for one in examples:
             words = f"{shorten_text(one.context)}  |  {shorten_text(one.start)}"

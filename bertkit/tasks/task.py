@@ -26,6 +26,16 @@ from bertkit.tasks.option import Options
 LONGEST_SHOWN = 80  # characters of a text among the examples
 DIVERGED = "the model answers with NaN: training has diverged; lower train.learning_rate"
 
+BERT_TRAIN = {  # `[train]` of the paper in pre-training (A.2) and fine-tuning (A.3) alike
+    "adam_beta1": 0.9,
+    "adam_beta2": 0.999,
+    "adam_epsilon": 1e-6,
+    "weight_decay": 0.01,
+    "lr_scheduler_type": "linear",
+    "max_grad_norm": 1.0,
+    "optim": "bert_adam",
+    "seed": 42,
+}
 TUNE = "tune"  # the split that decides, where there is one
 CHOSEN_ON_DEV = "chosen_on_dev"  # in metrics.json: what the scored data have decided
 
