@@ -52,26 +52,18 @@ def compute_matthews(predictions: np.ndarray, references: np.ndarray) -> float:
         return float(matthews_corrcoef(references, predictions))
 
 
-def compute_pearson(predictions: np.ndarray, references: np.ndarray) -> float:
-    """Pearson's correlation, from -1 to 1; 0 where it is undefined: one side is constant, or there is one example."""
-    from scipy.stats import pearsonr
+def correlate(name: str, predictions: np.ndarray, references: np.ndarray) -> float:
+    """Return the correlation that scipy has under a name, from -1 to 1.
 
-    return _correlate(pearsonr, predictions, references)
+    It is 0 where it is undefined: one side is constant, or there is one example.
+    """
+    from scipy import stats
 
-
-def compute_spearman(predictions: np.ndarray, references: np.ndarray) -> float:
-    """Spearman's correlation: Pearson's of the ranks, equal values having the mean of theirs."""
-    from scipy.stats import spearmanr
-
-    return _correlate(spearmanr, predictions, references)
-
-
-def _correlate(function: Callable[..., Any], predictions: np.ndarray, references: np.ndarray) -> float:
     if len(predictions) < 2:
         return 0.0
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of input that is constant, or nearly
-        value = float(function(predictions, references).statistic)
+        value = float(getattr(stats, name)(predictions, references).statistic)
     return 0.0 if math.isnan(value) else value
 
 
@@ -80,8 +72,8 @@ GLUE_SCORES: dict[str, Callable[[np.ndarray, np.ndarray], float]] = {
     "accuracy": compute_accuracy,
     "f1": compute_f1,
     "matthews_correlation": compute_matthews,
-    "pearson": compute_pearson,
-    "spearmanr": compute_spearman,
+    "pearson": partial(correlate, "pearsonr"),
+    "spearmanr": partial(correlate, "spearmanr"),  # that of the ranks, equal values having the mean of theirs
 }
 OF_NUMBERS = frozenset({"pearson", "spearmanr"})  # the others are of class ids
 

@@ -205,11 +205,7 @@ def _make_group(offsets: Tensor, lengths: Tensor, members: Tensor) -> Group:
 
 
 def lay_out(
-    shape: tuple[int, int],
-    mask: Tensor | None,
-    implementation: str,
-    device: torch.device,
-    places: Tensor | None = None,
+    shape: tuple[int, int], mask: Tensor | None, implementation: str, device: torch.device, places: Tensor | None = None
 ) -> Packed | Padded:
     """The layout of a batch of `shape` (B, T) under an attention implementation.
 
@@ -219,8 +215,8 @@ def lay_out(
         places: (N,), of the real tokens, as `find_places` gives them; without, an accelerator has to be waited for.
 
     Raises:
-        ValueError: packed, and the mask is not (B, T), `torch.func.vmap` maps over it, or the model is exported or
-            traced: the shapes depend on the data.
+        ValueError: packed, and the mask is not (B, T), or the model is exported or traced: the shapes depend on the
+            data.
     """
     if mask is not None and mask.dim() == 2:
         mask = mask.bool()
@@ -251,12 +247,4 @@ def keep_first(mask: Tensor) -> Tensor:
 
 def find_places(mask: Tensor) -> Tensor:
     """Where a mask (B, T) is True: places (N,) in the flattened batch."""
-    try:
-        return mask.flatten().nonzero().squeeze(1)  # (N,)
-    except RuntimeError as error:
-        if "vmap" not in str(error):
-            raise
-        raise ValueError(
-            "vmap cannot map over attention_mask: each example would have another number of tokens; loop over the "
-            "examples, or give examples of one length without a mask"
-        ) from error
+    return mask.flatten().nonzero().squeeze(1)  # (N,)

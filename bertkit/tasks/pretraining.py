@@ -42,6 +42,8 @@ HEADS = {  # objective -> head; the second and third are rows of Table 5
     "clm": "BertLMHeadModel",
 }
 MASK = "[MASK]"
+KNOWN_LOSSES = {"ln V": "uniform_loss", "token frequencies": "unigram_loss"}
+KNOWN_ACCURACY = {"the most frequent token": "unigram_accuracy"}
 FOREIGN_SHARE = 0.3  # of the tokens; above it a vocabulary is for another script
 DOCUMENTS_SHOWN = 100  # of a built corpus, among which the predictions to look at are chosen
 
@@ -127,14 +129,10 @@ class PretrainingTask(Task):
         },
     }
     table = (
-        ScoreRow("masked-LM loss", "mlm_loss", {"ln V": "uniform_loss", "token frequencies": "unigram_loss"}),
-        ScoreRow(
-            "masked-LM accuracy", "mlm_accuracy", {"the most frequent token": "unigram_accuracy"}, unit="fraction"
-        ),
-        ScoreRow("left-to-right loss", "clm_loss", {"ln V": "uniform_loss", "token frequencies": "unigram_loss"}),
-        ScoreRow(
-            "left-to-right accuracy", "clm_accuracy", {"the most frequent token": "unigram_accuracy"}, unit="fraction"
-        ),
+        ScoreRow("masked-LM loss", "mlm_loss", KNOWN_LOSSES),
+        ScoreRow("masked-LM accuracy", "mlm_accuracy", KNOWN_ACCURACY, unit="fraction"),
+        ScoreRow("left-to-right loss", "clm_loss", KNOWN_LOSSES),
+        ScoreRow("left-to-right accuracy", "clm_accuracy", KNOWN_ACCURACY, unit="fraction"),
         ScoreRow("next-sentence loss", "nsp_loss"),
         ScoreRow("next-sentence accuracy", "nsp_accuracy", {"the larger class": "nsp_majority"}, unit="fraction"),
     )

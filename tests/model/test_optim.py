@@ -140,14 +140,6 @@ def test_a_schedule_drives_the_rate_and_a_closure_is_called() -> None:
     assert p.item() < 1.0
 
 
-@pytest.mark.parametrize(
-    "values", [{"lr": -1.0}, {"eps": -1e-6}, {"weight_decay": -0.1}, {"betas": (1.0, 0.9)}, {"betas": (0.9, -0.1)}]
-)
-def test_values_out_of_range_are_refused(values: dict) -> None:
-    with pytest.raises(ValueError, match="must not be negative"):
-        BertAdam([torch.zeros(1, requires_grad=True)], **values)
-
-
 def test_low_precision_parameters_move() -> None:
     p = torch.ones(8, dtype=torch.bfloat16, requires_grad=True)
     p.grad = torch.ones_like(p)
