@@ -83,15 +83,9 @@ class BertSelfAttention(nn.Module):
             for project in (self.query, self.key, self.value)
         )  # (1, A, N, D) or (B, A, T, D)
         attend: Callable = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, attend_eagerly)
+        rate = self.dropout.p if self.training else 0.0
         mixed, probabilities = attend(
-            self,
-            query,
-            key,
-            value,
-            attention_mask,
-            dropout=self.dropout.p if self.training else 0.0,
-            scaling=self.scaling,
-            layout=layout,
+            self, query, key, value, attention_mask, dropout=rate, scaling=self.scaling, layout=layout
         )  # (1, N, A, D) or (B, T, A, D)
         return mixed.reshape(hidden.shape).contiguous(), probabilities  # (packed, H)
 

@@ -94,16 +94,8 @@ class BertHead(BertPreTrainedModel):
     ) -> tuple[Encoded, Layout]:
         """Return the encoder's outputs, packed (recorded hidden states as (B, T, H)), and the layout to unpack with."""
         layout = self.bert.lay_out(input_ids, attention_mask, inputs_embeds, real_places)
-        outputs = self.bert(
-            input_ids,
-            attention_mask,
-            token_type_ids,
-            position_ids,
-            inputs_embeds,
-            layout=layout,
-            return_dict=True,
-            **kwargs,
-        )
+        inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
+        outputs = self.bert(*inputs, layout=layout, return_dict=True, **kwargs)
         outputs.hidden_states = unpack_all(outputs.hidden_states, layout)
         if self.has_bilstm:
             outputs.last_hidden_state = self.bilstm(outputs.last_hidden_state, layout)  # (packed, H)
@@ -368,17 +360,9 @@ class BertFeaturesForTokenClassification(BertHead):
         self.bert.check_request(kwargs)
         words = attention_mask
         if features is None:
+            inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
             with torch.no_grad():
-                outputs = self.bert(
-                    input_ids,
-                    attention_mask,
-                    token_type_ids,
-                    position_ids,
-                    inputs_embeds,
-                    output_hidden_states=True,
-                    return_dict=True,
-                    **kwargs,
-                )
+                outputs = self.bert(*inputs, output_hidden_states=True, return_dict=True, **kwargs)
             features = select_features(outputs.hidden_states, self.config.feature_layers)  # (B, T, K, H)
             if word_places is not None:
                 word_places = word_places.to(features.device)

@@ -92,12 +92,11 @@ class BertOnlyNSPHead(nn.Module):
         return self.seq_relationship(pooled)  # (B, 2)
 
 
-class BertPreTrainingHeads(nn.Module):
+class BertPreTrainingHeads(BertOnlyMLMHead):
     """Both heads."""
 
     def __init__(self, config: BertConfig) -> None:
-        super().__init__()
-        self.predictions = BertLMPredictionHead(config)
+        super().__init__(config)
         self.seq_relationship = nn.Linear(config.hidden_size, 2)
 
     def forward(self, hidden: Tensor, pooled: Tensor) -> tuple[Tensor, Tensor]:
@@ -138,7 +137,7 @@ class BertLMHead(BertHead):
 
         Training then decodes all places, not the labelled ones alone. Otherwise return None.
         """
-        is_ours = isinstance(self.cls, BertOnlyMLMHead | BertPreTrainingHeads) and not is_adapted(self.cls)
+        is_ours = isinstance(self.cls, BertOnlyMLMHead) and not is_adapted(self.cls)
         if is_ours and type(self.cls.predictions) is BertLMPredictionHead and not is_adapted(self.cls.predictions):
             return None
         return self.cls(layout.unpack(hidden), *pooled)

@@ -15,19 +15,18 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import google_crc32c
 import numpy as np
+import torch
+from transformers import BertTokenizerFast, PreTrainedModel
 
+import bertkit
 from bertkit.data.tokenizer import load_tokenizer, make_tokenizer, save_tokenizer
 from bertkit.errors import UsageError, explain_disk_error, explain_refusal
+from bertkit.model.config import BertConfig
 from bertkit.system.progress import ignore
-
-if TYPE_CHECKING:
-    from transformers import BertTokenizerFast, PreTrainedModel
-
-    from bertkit.model.config import BertConfig
 
 RELEASED_CONFIG = "bert_config.json"
 RELEASED_VOCABULARY = "vocab.txt"
@@ -345,7 +344,7 @@ def find_prefix(source: Path) -> Path:
     return found[0]
 
 
-def read_config(path: Path, names: Collection[str]) -> "BertConfig":
+def read_config(path: Path, names: Collection[str]) -> BertConfig:
     """The sizes and rates in bert_config.json.
 
     names: of the variables; there must be as many layers, so that a model of absurd size is not even begun.
@@ -353,8 +352,6 @@ def read_config(path: Path, names: Collection[str]) -> "BertConfig":
     Raises:
         UsageError: it is missing, damaged, or does not fit.
     """
-    from bertkit.model.config import BertConfig
-
     if not path.is_file():
         raise UsageError(f"there is no {path}; copy it from the model that this one was trained from")
     with explain_refusal(str(path)):
@@ -372,8 +369,8 @@ def read_config(path: Path, names: Collection[str]) -> "BertConfig":
 
 
 def read_tokenizer(
-    path: Path, config: "BertConfig", cased: bool | None, report: Callable[[str], None]
-) -> "BertTokenizerFast":
+    path: Path, config: BertConfig, cased: bool | None, report: Callable[[str], None]
+) -> BertTokenizerFast:
     """The tokenizer of a vocabulary; whether it is cased, no file of the release says.
 
     Raises:
@@ -412,19 +409,15 @@ def choose_head(names: Collection[str]) -> str:
     return "BertForPreTraining" if any(name.startswith("cls/") for name in names) else "BertModel"
 
 
-def make_model(head: str, config: "BertConfig", variables: Mapping[str, Variable], prefix: Path) -> "PreTrainedModel":
+def make_model(head: str, config: BertConfig, variables: Mapping[str, Variable], prefix: Path) -> PreTrainedModel:
     """A model without memory for its weights, with as many labels as the checkpoint has."""
-    import torch
-
-    import bertkit
-
     if "output_weights" in variables and (shape := variables["output_weights"].shape):
         config.num_labels = shape[0]
     with explain_refusal(str(prefix.with_name(RELEASED_CONFIG))), torch.device("meta"):
         return getattr(bertkit, head)(config)
 
 
-def match_variables(model: "PreTrainedModel", variables: Mapping[str, Variable], prefix: Path) -> dict[str, str]:
+def match_variables(model: PreTrainedModel, variables: Mapping[str, Variable], prefix: Path) -> dict[str, str]:
     """The name of the variable that each parameter is filled with.
 
     Raises:
@@ -466,10 +459,8 @@ def _is_state(name: str, known: Collection[str]) -> bool:
     return bool(found) and (found[1] is None or found[1] in known)
 
 
-def fill(model: "PreTrainedModel", wanted: Mapping[str, str], variables: Mapping[str, Variable]) -> None:
+def fill(model: PreTrainedModel, wanted: Mapping[str, str], variables: Mapping[str, Variable]) -> None:
     """Gives each parameter the values of its variable."""
-    import torch
-
     weights = {}
     for parameter, name in wanted.items():
         values = read_variable(name, variables[name])
@@ -478,7 +469,7 @@ def fill(model: "PreTrainedModel", wanted: Mapping[str, str], variables: Mapping
     model.tie_weights()
 
 
-def save(model: "PreTrainedModel", tokenizer: "BertTokenizerFast", output: Path) -> None:
+def save(model: PreTrainedModel, tokenizer: BertTokenizerFast, output: Path) -> None:
     """Writes a checkpoint, so that it is never there in part."""
     with explain_refusal(f"the directory {output}"), explain_disk_error(output):
         output.parent.mkdir(parents=True, exist_ok=True)

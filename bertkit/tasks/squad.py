@@ -137,7 +137,7 @@ class SquadTask(FineTuningTask):
     # --- The data -----------------------------------------------------------------------------------------------------
 
     def check(self, recipe: Mapping[str, Any]) -> None:
-        """Check also that a question leaves room for its context."""
+        """Check also that a question leaves room for its context, and that the named files exist."""
         super().check(recipe)
         options = recipe["data"]
         if options["max_length"] < options["max_query_length"] + 4:
@@ -145,6 +145,9 @@ class SquadTask(FineTuningTask):
                 f"max_length {options['max_length']} leaves no room for the context beside a question of "
                 f"max_query_length {options['max_query_length']} and three special tokens; raise it"
             )
+        for key in ("train_file", "extra_train"):
+            if options[key] and not Path(options[key]).is_file():
+                raise UsageError(f"{key} {options[key]} is not there; give a file in SQuAD's form")
 
     def load(self, options: Mapping[str, Any], report: Report) -> dict[str, list[Question]]:
         """Read the questions of train and dev; for training without those whose answer is not where the file says."""
