@@ -1,4 +1,7 @@
-"""What all fine-tuning tasks share: the recipe's common part (paper A.3), its check, the checkpoint's tokenizer."""
+"""What all fine-tuning tasks share.
+
+The recipe's common part (paper A.3) and its check, the checkpoint's tokenizer, and the scores of knowing nothing.
+"""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -361,12 +361,9 @@ class PretrainingTask(Task):
 
     def suggest(self, output: Path, recipe: Mapping[str, Any]) -> list[str]:
         """Return what to do with a pretrained model; one that reads from left to right fills in no mask."""
-        config = output / "config.json"
-        is_causal = config.is_file() and json.loads(config.read_text()).get("is_decoder")
-        objective = " --set data.objective=clm" if is_causal else ""
-        use, text = (
-            ("text-generation", "This function") if is_causal else ("fill-mask", "This [MASK] returns the array.")
-        )
+        objective, use, text = "", "fill-mask", "This [MASK] returns the array."
+        if recipe["data"].get("objective") == "clm":
+            objective, use, text = " --set data.objective=clm", "text-generation", "This function"
         call = f'from transformers import pipeline; print(pipeline("{use}", {json.dumps(str(output))})("{text}"))'
         run, more = quote(str(output)), quote(f"{output}-more")
         return [
