@@ -61,9 +61,8 @@ def combine(
     metrics |= {"score": metrics["f1"], "runs": len(runs)}
     if chosen := task.tuned_config(metrics):
         metrics[CHOSEN_ON_DEV] = " and ".join(chosen)
-    chosen = task.choose(answers, metrics.get("tau", 0.0))
     ranked = [list_entries(answer, task.version.unanswerable) for answer in answers]
-    files = task.write_answers([question.id for question in questions], chosen, ranked, odds)
+    files = task.format_answers(questions, answers, ranked, metrics.get("tau", 0.0))
     with hold_run_dir(output):
         check_output(output, runs)  # again: now nobody else writes there
         write_output(output, runs, files, metrics)

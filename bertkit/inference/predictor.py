@@ -4,7 +4,7 @@ What an input is, and what is said of it, the model's head decides; any BERT wit
 the lengths with which it was scored. Sequences are sorted by length and batched by tokens, some thousand inputs at a
 time, so that any number of inputs goes through bounded memory; results come in the order of the inputs.
 
-Left out: vectors (`bertkit.inference.features`), and the files that leaderboards want (`Task.predict`).
+Left out: vectors (`bertkit.inference.features`), and the files that leaderboards want (`Task.format_predictions`).
 """
 
 import json
@@ -96,8 +96,8 @@ class Predictor:
         if top < 1:
             raise UsageError(f"top is {top}; it must be at least 1")
         recipe = read_run_recipe(name)
-        if pairs is None and str(recipe.get("task")) in TASKS:
-            pairs = TASKS[recipe["task"]].pairs
+        if pairs is None:
+            pairs = TASKS.get(str(recipe.get("task")), task).pairs
         self.task = task
         self.settings = PredictionSettings(
             model.eval().requires_grad_(False).to(find_device()),

@@ -7,6 +7,7 @@ import math
 import tempfile
 import warnings
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,14 +25,7 @@ Args:
 Returns:
     One fraction for each metric, under its name. f1 is that of class 1.
 """
-GLUE_CITATION = """\
-@inproceedings{wang2019glue,
-  title={{GLUE}: A Multi-Task Benchmark and Analysis Platform for Natural Language Understanding},
-  author={Wang, Alex and Singh, Amanpreet and Michael, Julian and Hill, Felix and Levy, Omer and Bowman, Samuel R.},
-  booktitle={International Conference on Learning Representations},
-  year={2019}
-}
-"""
+GLUE_CITATION = "Wang et al. (2019). GLUE: A Multi-Task Benchmark and Analysis Platform. ICLR."
 
 
 def compute_accuracy(predictions: np.ndarray, references: np.ndarray) -> float:
@@ -58,36 +52,28 @@ def compute_matthews(predictions: np.ndarray, references: np.ndarray) -> float:
         return float(matthews_corrcoef(references, predictions))
 
 
-def compute_pearson(predictions: np.ndarray, references: np.ndarray) -> float:
-    """Pearson's correlation, from -1 to 1; 0 where it is undefined: one side is constant, or there is one example."""
-    from scipy.stats import pearsonr
+def correlate(name: str, predictions: np.ndarray, references: np.ndarray) -> float:
+    """Return the correlation that scipy has under a name, from -1 to 1.
 
-    return _correlate(pearsonr, predictions, references)
+    It is 0 where it is undefined: one side is constant, or there is one example.
+    """
+    from scipy import stats
 
-
-def compute_spearman(predictions: np.ndarray, references: np.ndarray) -> float:
-    """Spearman's correlation: Pearson's of the ranks, equal values having the mean of theirs."""
-    from scipy.stats import spearmanr
-
-    return _correlate(spearmanr, predictions, references)
-
-
-def _correlate(function: Callable[..., Any], predictions: np.ndarray, references: np.ndarray) -> float:
     if len(predictions) < 2:
         return 0.0
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of input that is constant, or nearly
-        value = float(function(predictions, references).statistic)
+        value = float(getattr(stats, name)(predictions, references).statistic)
     return 0.0 if math.isnan(value) else value
 
 
-# Each takes predictions and references (N,), N at least 1, finite; `compute_scores` checks that.
+# Each takes predictions and references (N,), N at least 1, finite.
 GLUE_SCORES: dict[str, Callable[[np.ndarray, np.ndarray], float]] = {
     "accuracy": compute_accuracy,
     "f1": compute_f1,
     "matthews_correlation": compute_matthews,
-    "pearson": compute_pearson,
-    "spearmanr": compute_spearman,
+    "pearson": partial(correlate, "pearsonr"),
+    "spearmanr": partial(correlate, "spearmanr"),  # that of the ranks, equal values having the mean of theirs
 }
 OF_NUMBERS = frozenset({"pearson", "spearmanr"})  # the others are of class ids
 
@@ -96,39 +82,15 @@ def compute_scores(names: Sequence[str], predictions: Any, references: Any) -> d
     """Metric -> value, in the order of `names`; `predictions` and `references` (N,) are class ids or numbers.
 
     Raises:
-        UsageError: an unknown metric, no example, another number of predictions than of references, a NaN or an
-            infinity, or a class id that is not whole.
+        UsageError: a prediction is NaN or infinite.
     """
-    _check_names(names)
     predictions, references = np.asarray(predictions, np.float64), np.asarray(references, np.float64)
-    if predictions.ndim != 1 or predictions.shape != references.shape:
-        shapes = f"{describe_shape(predictions)} and references {describe_shape(references)}"
-        raise UsageError(f"predictions {shapes} do not fit; give one prediction for each reference")
-    if not len(predictions):
-        raise UsageError("there are no predictions to score; give at least one, with its reference")
-    for what, values in (("prediction", predictions), ("reference", references)):
-        if len(places := np.flatnonzero(~np.isfinite(values))):
-            raise UsageError(
-                f"{what} {places[0] + 1} of {len(values):,} is {values[places[0]]}, which cannot be scored; "
-                "a model whose training diverged predicts such values: try a lower learning rate"
-            )
-        if not OF_NUMBERS.issuperset(names) and len(places := np.flatnonzero(values % 1)):
-            raise UsageError(
-                f"{what} {places[0] + 1} of {len(values):,} is {values[places[0]]}, which is no class id; "
-                "give whole numbers, or score with pearson or spearmanr"
-            )
+    if len(places := np.flatnonzero(~np.isfinite(predictions))):
+        raise UsageError(
+            f"prediction {places[0] + 1} of {len(predictions):,} is {predictions[places[0]]}, which cannot be scored; "
+            "a model whose training diverged predicts such values: try a lower learning rate"
+        )
     return {name: GLUE_SCORES[name](predictions, references) for name in names}
-
-
-def _check_names(names: Sequence[str]) -> None:
-    for name in names:
-        if name not in GLUE_SCORES:
-            raise UsageError(f"unknown metric {name!r}; the metrics are {', '.join(GLUE_SCORES)}")
-
-
-def describe_shape(values: np.ndarray) -> str:
-    """Return the shape as messages show it."""
-    return f"({', '.join(map(str, values.shape))})"
 
 
 def make_metric(*names: str) -> "evaluate.Metric":
@@ -137,33 +99,49 @@ def make_metric(*names: str) -> "evaluate.Metric":
     It takes class ids as int64, and with `pearson` or `spearmanr` numbers as float64.
 
     Raises:
-        UsageError: no metric or an unknown one.
+        UsageError: No metric, or an unknown one.
     """
-    _check_names(names)
-    if not names:
-        raise UsageError(f"no metric given; the metrics are {', '.join(GLUE_SCORES)}")
+    if not names or not GLUE_SCORES.keys() >= set(names):
+        raise UsageError(f"unknown metric in {list(names)}; the metrics are {', '.join(GLUE_SCORES)}")
+    from datasets import Value
+
+    value = Value("int64" if OF_NUMBERS.isdisjoint(names) else "float64")
+    compute = partial(compute_scores, names)
+    return make_module("+".join(names), compute, value, value, GLUE_DESCRIPTION, GLUE_INPUTS, GLUE_CITATION)
+
+
+def make_module(
+    name: str,
+    compute: Callable[..., dict[str, float]],
+    prediction: Any,
+    reference: Any,
+    description: str,
+    inputs: str,
+    citation: str,
+) -> "evaluate.Metric":
+    """Return a module of `evaluate` whose `compute` is the given one; it writes no files.
+
+    Args:
+        compute: takes `predictions` and `references`, and what else the module's `compute` is given, by name.
+        prediction: the type of one, as `datasets` has it.
+        reference: that of a reference.
+    """
     import datasets
     import evaluate
 
-    class Glue(evaluate.Metric):
+    class Module(evaluate.Metric):
         def _info(self) -> evaluate.MetricInfo:
-            value = datasets.Value("int64" if OF_NUMBERS.isdisjoint(names) else "float64")
-            # Without format="numpy", which rounds to float32.
             return evaluate.MetricInfo(
-                description=GLUE_DESCRIPTION,
-                citation=GLUE_CITATION,
-                inputs_description=GLUE_INPUTS,
-                features=datasets.Features({"predictions": value, "references": value}),
+                description=description,
+                citation=citation,
+                inputs_description=inputs,
+                # Without format="numpy", which rounds to float32.
+                features=datasets.Features({"predictions": prediction, "references": reference}),
             )
 
-        def _compute(self, predictions: list[float], references: list[float]) -> dict[str, float]:
-            return compute_scores(names, predictions, references)
+        def _compute(self, **given: Any) -> dict[str, float]:
+            return compute(**given)
 
-    return make_quiet(Glue, "+".join(names))
-
-
-def make_quiet(module: type["evaluate.Metric"], name: str) -> "evaluate.Metric":
-    """Return a metric that writes no files."""
     # evaluate makes a folder for its files even where it writes none: in the user's cache if none is given.
     with tempfile.TemporaryDirectory() as folder:
-        return module(config_name=name, keep_in_memory=True, cache_dir=folder)
+        return Module(config_name=name, keep_in_memory=True, cache_dir=folder)

@@ -3,14 +3,12 @@
 Precision, recall and F1 are those of conlleval, the official script of CoNLL-2003, as fractions.
 """
 
-import re
 from collections import Counter
 from collections.abc import Sequence
-from itertools import chain, pairwise
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from bertkit.errors import UsageError
-from bertkit.metrics.glue import make_quiet
+from bertkit.metrics.glue import make_module
 
 if TYPE_CHECKING:
     import evaluate
@@ -23,15 +21,7 @@ Args:
 Returns:
     Fractions: precision, recall and f1 of the entities, and accuracy, the share of tags that are right.
 """
-NER_CITATION = """\
-@inproceedings{tjong2003conll,
-  title={Introduction to the {CoNLL}-2003 Shared Task: Language-Independent Named Entity Recognition},
-  author={Tjong Kim Sang, Erik F. and De Meulder, Fien},
-  booktitle={Conference on Computational Natural Language Learning},
-  year={2003}
-}
-"""
-IOB = re.compile("O|[BI]-.+")
+NER_CITATION = "Tjong Kim Sang and De Meulder (2003). Introduction to the CoNLL-2003 Shared Task. CoNLL."
 Entity = tuple[int, int, str]  # first word, end, type
 
 
@@ -58,11 +48,7 @@ def score_entities(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[s
     An entity is right if its words and its type are; a sentence's end ends it.
 
     gold, predicted: the tags of each sentence.
-
-    Raises:
-        UsageError: other sentences on one side than on the other, or a tag that is not IOB.
     """
-    _check_tags(gold, predicted)
     right, found, wanted = (counts.total() for counts in _count_entities(gold, predicted))
     pairs = [pair for tags in zip(gold, predicted, strict=True) for pair in zip(*tags, strict=True)]
     accuracy = sum(tag == guess for tag, guess in pairs) / max(len(pairs), 1)
@@ -72,9 +58,8 @@ def score_entities(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[s
 def score_types(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]) -> dict[str, dict[str, float]]:
     """Type -> `precision`, `recall` and `f1` of its entities, for the types on either side in alphabetical order.
 
-    Arguments and errors are those of `score_entities`.
+    Arguments are those of `score_entities`.
     """
-    _check_tags(gold, predicted)
     right, found, wanted = _count_entities(gold, predicted)
     return {kind: _rate_entities(right[kind], found[kind], wanted[kind]) for kind in sorted(found | wanted)}
 
@@ -95,37 +80,17 @@ def _rate_entities(right: int, found: int, wanted: int) -> dict[str, float]:
     return {"precision": precision, "recall": recall, "f1": f1}
 
 
-def _check_tags(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]) -> None:
-    if len(gold) != len(predicted):
-        raise UsageError(f"{len(predicted):,} sentences were predicted and {len(gold):,} are right; give one for each")
-    for number, (tags, guesses) in enumerate(zip(gold, predicted, strict=True), 1):
-        if len(tags) != len(guesses):
-            raise UsageError(
-                f"sentence {number} has {len(tags)} tags and {len(guesses)} predicted ones; give one for each word"
-            )
-    for sentences in (gold, predicted):
-        if wrong := [tag for tag in set(chain.from_iterable(sentences)) if not IOB.fullmatch(tag)]:
-            raise UsageError(
-                f"the tag {min(wrong)!r} is not IOB, that is O, B-TYPE or I-TYPE; convert IOBES or BILOU to IOB first"
-            )
-
-
 def make_ner_metric() -> "evaluate.Metric":
     """A module of `evaluate` whose `compute` is `score_entities`; it keeps what is added in memory."""
-    import datasets
-    import evaluate
+    from datasets import Sequence, Value
 
-    class Ner(evaluate.Metric):
-        def _info(self) -> evaluate.MetricInfo:
-            tags = datasets.Sequence(datasets.Value("string"))
-            return evaluate.MetricInfo(
-                description=NER_DESCRIPTION,
-                citation=NER_CITATION,
-                inputs_description=NER_INPUTS,
-                features=datasets.Features({"predictions": tags, "references": tags}),
-            )
-
-        def _compute(self, predictions: list[list[str]], references: list[list[str]]) -> dict[str, float]:
-            return score_entities(references, predictions)
-
-    return make_quiet(Ner, "conlleval")
+    tags = Sequence(Value("string"))
+    return make_module(
+        "conlleval",
+        lambda predictions, references: score_entities(references, predictions),
+        tags,
+        tags,
+        NER_DESCRIPTION,
+        NER_INPUTS,
+        NER_CITATION,
+    )

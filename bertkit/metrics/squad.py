@@ -4,7 +4,6 @@ The names are those of the official scripts evaluate-v1.1.py and evaluate-v2.0.p
 theirs to the last digit.
 """
 
-import math
 import re
 import string
 from collections import Counter
@@ -17,12 +16,11 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from bertkit.errors import UsageError
-from bertkit.metrics.glue import describe_shape, make_quiet
+from bertkit.metrics.glue import make_module
 
 if TYPE_CHECKING:
     import evaluate
 
-SQUAD_VERSIONS = (1, 2)  # 1.1 and 2.0
 SQUAD_DESCRIPTION = "Scores of the Stanford Question Answering Dataset, equal to the official evaluation scripts'."
 SQUAD_INPUTS = """
 Args:
@@ -34,23 +32,12 @@ Args:
 Returns:
     Percentages under the names of the official script: exact_match and f1 (1.1), exact, f1, total and more (2.0).
 """
-SQUAD_CITATION = """\
-@inproceedings{rajpurkar2016squad,
-  title={{SQuAD}: 100,000+ Questions for Machine Comprehension of Text},
-  author={Rajpurkar, Pranav and Zhang, Jian and Lopyrev, Konstantin and Liang, Percy},
-  booktitle={Conference on Empirical Methods in Natural Language Processing},
-  year={2016}
-}
-@inproceedings{rajpurkar2018know,
-  title={Know What You Don't Know: Unanswerable Questions for {SQuAD}},
-  author={Rajpurkar, Pranav and Jia, Robin and Liang, Percy},
-  booktitle={Annual Meeting of the Association for Computational Linguistics},
-  year={2018}
-}
-"""
+SQUAD_CITATION = (
+    "Rajpurkar et al. (2016). SQuAD: 100,000+ Questions for Machine Comprehension of Text. EMNLP. "
+    "Rajpurkar et al. (2018). Know What You Don't Know: Unanswerable Questions for SQuAD. ACL."
+)
 PUNCTUATION = re.compile(f"[{re.escape(string.punctuation)}]+")  # ASCII's: “ and – stay, as officially
 LONGEST_ID = 40  # characters of a question's id in a message
-SHORT_TOKENS = 100  # tokens, which are counted fastest one by one
 ARTICLES = re.compile(r"\b(a|an|the)\b")
 
 
@@ -67,16 +54,10 @@ def score_answers(
     Each is the best over the references. Version 2 leaves out references that normalise to nothing, and takes "" if
     none is left; only there an answer and a reference without tokens have F1 1.
 
-    gold: question id -> texts of its references. predictions: of other questions are ignored; in version 1 a question
-        without one scores 0.
+    gold: question id -> texts of its references. predictions: of other questions are ignored; a question without one
+        scores 0.
     version: 1 for SQuAD 1.1, 2 for 2.0.
-
-    Raises:
-        UsageError: another version, no question, in version 1 a question without a reference, in version 2 one without
-            a prediction.
     """
-    _check_version(version)
-    _check_questions(gold, predictions, version)
     normalize = cache(normalize_answer)  # the same texts come again and again
     split = cache(str.split)
     exact: dict[str, int] = {}
@@ -85,55 +66,24 @@ def score_answers(
         if question not in predictions:
             exact[question] = f1[question] = 0
             continue
-        answer = normalize(predictions[question])
-        if answer and predictions[question] in texts:  # word for word: the others need not be looked at
-            exact[question], f1[question] = 1, 1.0
-        elif version == 2 and not answer:
-            exact[question] = f1[question] = int(not any(map(normalize, texts)))
-        elif not texts:
-            exact[question] = f1[question] = 0
+        answer, references = normalize(predictions[question]), set(map(normalize, texts))
+        if version == 2:
+            references = references - {""} or {""}
+        exact[question] = int(answer in references)
+        if version == 2 and not answer:
+            f1[question] = exact[question]
         else:
-            references = set(map(normalize, texts))
-            if version == 2:
-                references = references - {""} or {""}
-            exact[question] = int(answer in references)
             f1[question] = max(_compare(split(answer), split(reference)) for reference in references)
     return exact, f1
 
 
-def score_silence(gold: Mapping[str, Sequence[str]]) -> dict[str, int]:
-    """Question id -> exact match and F1, which are the same, of the answer "" in version 2."""
-    normalize = cache(normalize_answer)
-    return {question: int(not any(map(normalize, texts))) for question, texts in gold.items()}
-
-
 def _compare(answer: list[str], reference: list[str]) -> float:
     # In the order of the official scripts' operations, which are rounded; 0 is an int there, too.
-    if len(answer) + len(reference) < SHORT_TOKENS:
-        shared = sum(min(answer.count(token), reference.count(token)) for token in {*answer} & {*reference})
-    else:
-        shared = (Counter(answer) & Counter(reference)).total()
+    shared = (Counter(answer) & Counter(reference)).total()
     if not shared:
         return 0
     precision, recall = shared / len(answer), shared / len(reference)
     return 2 * precision * recall / (precision + recall)
-
-
-def _check_version(version: int) -> None:
-    if version not in SQUAD_VERSIONS:
-        raise UsageError(f"unknown SQuAD version {version!r}; give 1 for SQuAD 1.1 or 2 for 2.0")
-
-
-def _check_questions(gold: Mapping[str, Sequence[str]], predictions: Mapping[str, str], version: int) -> None:
-    if not gold:
-        raise UsageError("there are no questions to score; give a SQuAD file that holds at least one")
-    if version == 2:
-        _check_complete(gold, predictions, "prediction", 'predict "" where there is no answer')
-    elif empty := [question for question, texts in gold.items() if not texts]:
-        raise UsageError(
-            f"{len(empty):,} of {len(gold):,} questions have no reference answer, the first is "
-            f"{empty[0][:LONGEST_ID]!r}; SQuAD 1.1 has answers to all, score this file as version 2"
-        )
 
 
 def _check_complete(gold: Mapping[str, Any], given: Mapping[str, Any], what: str, remedy: str) -> None:
@@ -147,7 +97,7 @@ def _check_complete(gold: Mapping[str, Any], given: Mapping[str, Any], what: str
 def score_squad1(gold: Mapping[str, Sequence[str]], predictions: Mapping[str, str]) -> dict[str, float]:
     """`exact_match` and `f1` in percent, as evaluate-v1.1.py gives them for the questions in the order of `gold`.
 
-    Arguments and errors are those of `score_answers` in version 1.
+    Arguments are those of `score_answers` in version 1.
     """
     exact, f1 = score_answers(gold, predictions, 1)
     exact_total = f1_total = 0.0
@@ -175,12 +125,12 @@ def score_squad2(
         which means to answer always where the odds are probabilities, but not where they are log-odds.
 
     Raises:
-        UsageError: no question, or one without a prediction or without odds, where the official script crashes; odds
-            that are NaN.
+        UsageError: A question without a prediction or without odds, where the official script crashes.
     """
-    exact, f1 = score_answers(gold, predictions, 2)
+    _check_complete(gold, predictions, "prediction", 'predict "" where there is no answer')
     odds = dict.fromkeys(gold, 0.0) if null_odds is None else null_odds
-    _check_odds(gold, odds)
+    _check_complete(gold, odds, "null odds", "give the odds of all of them")
+    exact, f1 = score_answers(gold, predictions, 2)
     kept = (
         [float(not gold[question]) if odds[question] > threshold else score for question, score in scores.items()]
         for scores in (exact, f1)
@@ -190,15 +140,6 @@ def score_squad2(
         for name, scores in (("best_exact", exact), ("best_f1", f1)):
             result[name], result[f"{name}_thresh"] = _find_best(gold, predictions, scores, null_odds)
     return result
-
-
-def _check_odds(gold: Mapping[str, Any], odds: Mapping[str, float]) -> None:
-    _check_complete(gold, odds, "null odds", "give the odds of all of them")
-    if wrong := [question for question in gold if math.isnan(odds[question])]:
-        raise UsageError(
-            f"{len(wrong):,} of {len(gold):,} null odds are NaN, the first of question {wrong[0][:LONGEST_ID]!r}; a "
-            "model whose training diverged predicts such values: try a lower learning rate"
-        )
 
 
 def average_scores(gold: Mapping[str, Sequence[str]], exact: Iterable[float], f1: Iterable[float]) -> dict[str, float]:
@@ -244,12 +185,8 @@ def find_tau(odds: ArrayLike, answered: ArrayLike, unanswered: ArrayLike) -> flo
 
     odds: (Q,) s_null - the best non-null score.
     answered, unanswered: (Q,) the score of each question with its best non-null answer, and with "".
-
-    Raises:
-        UsageError: no question, other numbers of scores than of odds, or odds that are NaN.
     """
     odds, answered, unanswered = (np.asarray(values, np.float64) for values in (odds, answered, unanswered))
-    _check_columns(odds, answered, unanswered)
     order = np.argsort(odds, kind="stable")
     order = order[np.isfinite(odds[order])]
     if not len(order):
@@ -262,19 +199,6 @@ def find_tau(odds: ArrayLike, answered: ArrayLike, unanswered: ArrayLike) -> flo
     equal = totals >= totals.max() - len(order) ** 2 * np.finfo(np.float64).eps
     taus = -_place_thresholds(ranked, cuts)[equal]
     return float(taus[np.abs(taus).argmin()]) + 0.0  # never -0.0
-
-
-def _check_columns(odds: np.ndarray, answered: np.ndarray, unanswered: np.ndarray) -> None:
-    if not (odds.ndim == 1 and odds.shape == answered.shape == unanswered.shape):
-        shapes = ", ".join(map(describe_shape, (odds, answered, unanswered)))
-        raise UsageError(f"odds, answered and unanswered {shapes} do not fit; give one of each for every question")
-    if not len(odds):
-        raise UsageError("there are no questions to find tau on; give at least one")
-    if len(places := np.flatnonzero(np.isnan(odds))):
-        raise UsageError(
-            f"{len(places):,} of {len(odds):,} odds are NaN, the first at place {places[0] + 1}; a model whose "
-            "training diverged predicts such values: try a lower learning rate"
-        )
 
 
 def _place_thresholds(ranked: np.ndarray, cuts: np.ndarray) -> np.ndarray:
@@ -293,43 +217,27 @@ def make_squad_metric(version: int) -> "evaluate.Metric":
     Like these it takes "no_answer_probability" as float32, so `best_exact_thresh` and `best_f1_thresh` are rounded.
 
     Raises:
-        UsageError: another version.
+        UsageError: Predictions or references that hold a question twice.
     """
-    _check_version(version)
-    import datasets
-    import evaluate
+    from datasets import Sequence, Value
 
-    class Squad(evaluate.Metric):
-        def _info(self) -> evaluate.MetricInfo:
-            text = datasets.Value("string")
-            prediction = {"id": text, "prediction_text": text}
-            if version == 2:
-                prediction["no_answer_probability"] = datasets.Value("float32")
-            answers = datasets.Sequence({"text": text, "answer_start": datasets.Value("int32")})
-            reference = {"id": text, "answers": answers}
-            return evaluate.MetricInfo(
-                description=SQUAD_DESCRIPTION,
-                citation=SQUAD_CITATION,
-                inputs_description=SQUAD_INPUTS,
-                features=datasets.Features({"predictions": prediction, "references": reference}),
-            )
+    text = Value("string")
+    prediction = {"id": text, "prediction_text": text}
+    if version == 2:
+        prediction["no_answer_probability"] = Value("float32")
+    reference = {"id": text, "answers": Sequence({"text": text, "answer_start": Value("int32")})}
 
-        def _compute(
-            self,
-            predictions: list[dict[str, Any]],
-            references: list[dict[str, Any]],
-            no_answer_threshold: float | None = None,
-        ) -> dict[str, float]:
-            gold = {question: answers["text"] for question, answers in _index(references, "answers").items()}
-            texts = _index(predictions, "prediction_text")
-            if version == 2:
-                odds = _index(predictions, "no_answer_probability")
-                return score_squad2(gold, texts, odds, 1.0 if no_answer_threshold is None else no_answer_threshold)
-            if no_answer_threshold is not None:
-                raise UsageError("SQuAD 1.1 has no no_answer_threshold; leave it out, or score as version 2")
+    def compute(
+        predictions: list[dict[str, Any]], references: list[dict[str, Any]], no_answer_threshold: float = 1.0
+    ) -> dict[str, float]:
+        gold = {question: answers["text"] for question, answers in _index(references, "answers").items()}
+        texts = _index(predictions, "prediction_text")
+        if version == 1:
             return score_squad1(gold, texts)
+        return score_squad2(gold, texts, _index(predictions, "no_answer_probability"), no_answer_threshold)
 
-    return make_quiet(Squad, ("squad", "squad_v2")[version - 1])
+    name = ("squad", "squad_v2")[version - 1]
+    return make_module(name, compute, prediction, reference, SQUAD_DESCRIPTION, SQUAD_INPUTS, SQUAD_CITATION)
 
 
 def _index(rows: Sequence[Mapping[str, Any]], column: str) -> dict[str, Any]:

@@ -83,25 +83,19 @@ class BertSelfAttention(nn.Module):
             for project in (self.query, self.key, self.value)
         )  # (1, A, N, D) or (B, A, T, D)
         attend: Callable = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, attend_eagerly)
+        rate = self.dropout.p if self.training else 0.0
         mixed, probabilities = attend(
-            self,
-            query,
-            key,
-            value,
-            attention_mask,
-            dropout=self.dropout.p if self.training else 0.0,
-            scaling=self.scaling,
-            layout=layout,
+            self, query, key, value, attention_mask, dropout=rate, scaling=self.scaling, layout=layout
         )  # (1, N, A, D) or (B, T, A, D)
         return mixed.reshape(hidden.shape).contiguous(), probabilities  # (packed, H)
 
 
-class BertSelfOutput(nn.Module):
-    """The output projection of attention, added to its input and normalised after it (post-LayerNorm)."""
+class BertOutput(nn.Module):
+    """The end of either half of a layer: projected to H, added to the half's input and normalised (post-LayerNorm)."""
 
-    def __init__(self, config: BertConfig) -> None:
+    def __init__(self, config: BertConfig, input_size: int) -> None:
         super().__init__()
-        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
+        self.dense = nn.Linear(input_size, config.hidden_size)
         self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.dropout = Dropout(config.hidden_dropout_prob)
 
@@ -115,7 +109,7 @@ class BertAttention(nn.Module):
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
         self.self = BertSelfAttention(config)
-        self.output = BertSelfOutput(config)
+        self.output = BertOutput(config, config.hidden_size)
 
     def forward(self, hidden: Tensor, attention_mask: Tensor | None, layout: Packed | Padded) -> Tensor:
         mixed, _ = self.self(hidden, attention_mask, layout)
@@ -134,19 +128,6 @@ class BertIntermediate(nn.Module):
         return self.activation(self.dense(hidden))  # (packed, 4H)
 
 
-class BertOutput(nn.Module):
-    """The second half of the feed-forward network: 4H to H, added to its input and normalised."""
-
-    def __init__(self, config: BertConfig) -> None:
-        super().__init__()
-        self.dense = nn.Linear(config.intermediate_size, config.hidden_size)
-        self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
-        self.dropout = Dropout(config.hidden_dropout_prob)
-
-    def forward(self, hidden: Tensor, residual: Tensor) -> Tensor:
-        return self.LayerNorm(self.dropout(self.dense(hidden)) + residual)  # (packed, H)
-
-
 class BertLayer(GradientCheckpointingLayer):
     """One Transformer block."""
 
@@ -154,7 +135,7 @@ class BertLayer(GradientCheckpointingLayer):
         super().__init__()
         self.attention = BertAttention(config)
         self.intermediate = BertIntermediate(config)
-        self.output = BertOutput(config)
+        self.output = BertOutput(config, config.intermediate_size)
 
     def forward(self, hidden: Tensor, attention_mask: Tensor | None, layout: Packed | Padded) -> Tensor:
         hidden = self.attention(hidden, attention_mask, layout)
@@ -251,7 +232,7 @@ UNSUPPORTED = {
         ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx"),
         "pass a batch (B, T) with an attention_mask: nothing is computed on its padding",
     ),
-    "logits_to_keep": "only BertLMHeadModel has it",
+    "logits_to_keep": "only BertLMHeadModel and BertForMaskedLM have it",
     "shift_labels": "pass labels, which BertLMHeadModel alone shifts",
 }
 
@@ -324,16 +305,10 @@ class BertModel(BertPreTrainedModel):
             position_ids = self._number_positions(layout, input_ids if inputs_embeds is None else inputs_embeds)
         if token_type_ids is None:
             token_type_ids = position_ids.new_zeros(1, 1)
-        outputs = self.encode(
-            input_ids,
-            token_type_ids.expand(layout.shape),
-            position_ids.expand(layout.shape),
-            inputs_embeds,
-            attention_mask,
-            layout,
-            return_dict=True,
-            **{key: value for key, value in kwargs.items() if key.startswith("output_")},
-        )
+        segments, positions = token_type_ids.expand(layout.shape), position_ids.expand(layout.shape)  # (B, T) each
+        hidden = self.embed(input_ids, segments, positions, inputs_embeds, layout)  # (packed, H)
+        asked = {key: value for key, value in kwargs.items() if key.startswith("output_")}
+        outputs = self.encode(hidden, attention_mask, layout, return_dict=True, **asked)
         if unpacked:
             outputs.last_hidden_state = layout.unpack(outputs.last_hidden_state)  # (B, T, H)
             outputs.hidden_states = unpack_all(outputs.hidden_states, layout)
@@ -341,17 +316,9 @@ class BertModel(BertPreTrainedModel):
 
     @capture_outputs
     def encode(
-        self,
-        input_ids: Tensor | None,
-        token_type_ids: Tensor,
-        position_ids: Tensor,
-        inputs_embeds: Tensor | None,
-        attention_mask: Tensor | None,
-        layout: Packed | Padded,
-        **kwargs,
+        self, hidden: Tensor, attention_mask: Tensor | None, layout: Packed | Padded, **kwargs
     ) -> BaseModelOutputWithPooling:
-        """The encoder's outputs, packed: transformers' recorder stores what the layers return."""
-        hidden = self.embed(input_ids, token_type_ids, position_ids, inputs_embeds, layout)  # (packed, H)
+        """Return the encoder's outputs, packed: transformers' recorder stores what the layers return."""
         if isinstance(layout, Padded):
             make_mask = create_causal_mask if self.config.is_decoder else create_bidirectional_mask
             extra = {"past_key_values": None} if self.config.is_decoder else {}

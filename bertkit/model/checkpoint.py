@@ -4,12 +4,13 @@ Weights are safetensors only. What a checkpoint lacks is drawn, as `_init_weight
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
 import torch
 from safetensors import safe_open
 from torch import nn
@@ -21,7 +22,7 @@ from bertkit.model.config import BertConfig, check_attention
 from bertkit.system.files import take_fingerprint
 from bertkit.system.hub import find_hub_trouble
 
-MOST_LABELS, MOST_LAYERS = 100_000, 1_000  # a file that asks for more is damaged
+MOST_LABELS = 100_000  # a file that asks for more is damaged
 SHAPES = {  # parameter of the encoder -> its sizes by their names in a configuration
     "embeddings.word_embeddings.weight": ("vocab_size", "hidden_size"),
     "embeddings.position_embeddings.weight": ("max_position_embeddings", "hidden_size"),
@@ -29,19 +30,16 @@ SHAPES = {  # parameter of the encoder -> its sizes by their names in a configur
     "encoder.layer.0.intermediate.dense.weight": ("intermediate_size", "hidden_size"),
 }
 LAYER = re.compile(r"(?:bert\.)?encoder\.layer\.(\d{1,9})\..*")
-# What transformers does not look at, or too late: value in a config.json -> whether it can be.
-FORMS: dict[str, Callable[[Any], bool]] = {
-    "architectures": lambda value: value is None or (isinstance(value, list) and all(map(is_name, value))),
-    "id2label": lambda value: value is None or isinstance(value, dict),
-    "num_labels": lambda value: value is None or (type(value) is int and 0 < value <= MOST_LABELS),
-    "num_hidden_layers": lambda value: type(value) is not int or value <= MOST_LAYERS,
-}
 RETURNED = {"return_dict": True, "output_attentions": False, "output_hidden_states": False}
 
 
-def is_name(value: Any) -> bool:
-    """Whether it can be the name of a class."""
-    return isinstance(value, str) and value.isidentifier()
+class ConfigFile(msgspec.Struct):
+    """What transformers does not look at in a config.json, or too late."""
+
+    model_type: Any = None
+    architectures: list[Annotated[str, msgspec.Meta(pattern=r"^\w+$")]] | None = None
+    id2label: dict[str, Any] | None = None
+    num_labels: Annotated[int, msgspec.Meta(ge=1, le=MOST_LABELS)] | None = None
 
 
 def check_weights(checkpoint: Path) -> None:
@@ -125,16 +123,12 @@ def load_config(checkpoint: str) -> BertConfig:
             raise UsageError(f"there is no directory {checkpoint!r}, and {trouble}; {remedy}{training}") from None
         except TypeError:  # by transformers, of what is no object
             values = None
-        if not isinstance(values, dict):
-            raise UsageError(f"the configuration of {checkpoint} is damaged; {remedy}")
-        if values.get("model_type") != "bert":
-            kind = str(values.get("model_type"))[:40]
-            raise UsageError(f"{checkpoint} is a model of type {kind!r}, not bert; {remedy}")
-        if wrong := next((name for name, fits in FORMS.items() if not fits(values.get(name))), ""):
-            raise UsageError(f"the configuration of {checkpoint} is damaged: {wrong} cannot be right; {remedy}")
         try:
+            kind = msgspec.convert(values, ConfigFile).model_type
+            if kind != "bert":
+                raise UsageError(f"{checkpoint} is a model of type {str(kind)[:40]!r}, not bert; {remedy}")
             return BertConfig.from_dict(values)
-        except (AttributeError, LookupError, RecursionError) as error:  # of values that transformers takes unseen
+        except (AttributeError, LookupError, RecursionError, msgspec.ValidationError) as error:  # of values unseen
             trouble = join_lines(error)[:100]
             raise UsageError(f"the configuration of {checkpoint} is damaged ({trouble!r}); {remedy}") from None
 
@@ -174,8 +168,6 @@ def make_config(values: Mapping[str, Any]) -> BertConfig:
         UsageError: they do not fit together.
     """
     with explain_refusal("[model]"):
-        if not FORMS["num_hidden_layers"](values.get("num_hidden_layers")):
-            raise ValueError(f"num_hidden_layers is above {MOST_LAYERS:,}, which no machine holds")
         check_attention(values.get("attn_implementation"))
         return BertConfig(**values)
 

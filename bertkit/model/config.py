@@ -20,6 +20,17 @@ ATTENTION = (  # names of implementations; transformers takes any other for a re
     "flash_attention_3",
     "flash_attention_4",
 )
+LEAST = {  # size -> the smallest it may be
+    "vocab_size": 1,
+    "hidden_size": 1,
+    "num_hidden_layers": 0,
+    "num_attention_heads": 1,
+    "intermediate_size": 1,
+    "max_position_embeddings": 1,
+    "type_vocab_size": 1,
+    "bilstm_hidden_size": 1,
+}
+MOST_LAYERS = 1_000  # a file that asks for more is damaged
 OWN_VALUES = ("tau", "feature_layers", "bilstm_hidden_size")  # that no other program knows
 
 
@@ -89,19 +100,11 @@ class BertConfig(PreTrainedConfig):
         Raises:
             ValueError: they do not.
         """
-        for name in (
-            "vocab_size",
-            "hidden_size",
-            "num_attention_heads",
-            "intermediate_size",
-            "max_position_embeddings",
-        ):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
-        if self.num_hidden_layers < 0 or self.type_vocab_size < 1:
-            raise ValueError("num_hidden_layers must be at least 0 and type_vocab_size at least 1")
-        if self.bilstm_hidden_size is not None and self.bilstm_hidden_size < 1:
-            raise ValueError(f"bilstm_hidden_size is {self.bilstm_hidden_size}; it must be at least 1")
+        for name, least in LEAST.items():
+            if (value := getattr(self, name)) is not None and value < least:
+                raise ValueError(f"{name} is {value}; it must be at least {least}")
+        if self.num_hidden_layers > MOST_LAYERS:
+            raise ValueError(f"num_hidden_layers is above {MOST_LAYERS:,}, which no machine holds")
         if self.initializer_range <= 0:
             raise ValueError(f"initializer_range is {self.initializer_range}; a standard deviation is above 0")
         if self.hidden_act not in ACT2FN:

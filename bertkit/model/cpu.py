@@ -16,14 +16,13 @@ functions, as do modules that somebody has adapted. The mathematics is always th
 """
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-if TYPE_CHECKING:
-    from bertkit.model.packing import Packed
+from bertkit.model.packing import Packed
 
 # --- When a kernel takes over -----------------------------------------------------------------------------------------
 
@@ -117,7 +116,7 @@ def trains_on_cpu(dropout: float, *states: Tensor) -> bool:
 
 
 def attend_on_cpu(
-    query: Tensor, key: Tensor, value: Tensor, layout: "Packed", dropout: float, scaling: float, causal: bool
+    query: Tensor, key: Tensor, value: Tensor, layout: Packed, dropout: float, scaling: float, causal: bool
 ) -> Tensor:
     """`attend_grouped` for training on a CPU, in fewer passes over states and scores.
 
@@ -134,7 +133,7 @@ def attend_on_cpu(
 class _AttendOnCPU(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx, query: Tensor, key: Tensor, value: Tensor, layout: "Packed", dropout: float, scaling: float, causal: bool
+        ctx, query: Tensor, key: Tensor, value: Tensor, layout: Packed, dropout: float, scaling: float, causal: bool
     ) -> Tensor:
         shape, dtype = query.shape, query.dtype
         there, back, _ = layout.find_moves(shape[1])
@@ -187,7 +186,7 @@ class _AttendOnCPU(torch.autograd.Function):
         return to_query, to_key, to_value, None, None, None, None
 
 
-def _divide_heads(layout: "Packed", heads: int, *states: Tensor) -> Iterator[tuple[Any, ...]]:
+def _divide_heads(layout: Packed, heads: int, *states: Tensor) -> Iterator[tuple[Any, ...]]:
     """Each group, and of each of the states (M * A, F) its part (b * A, t, F)."""
     start = 0
     for group in layout.groups:
@@ -211,17 +210,11 @@ def can_decode_in_blocks(hidden: Tensor, decoder: nn.Module) -> bool:
         runs_at_once_on_cpu(hidden)
         and 2 * len(hidden) >= hidden.shape[1]
         and torch.is_grad_enabled()
-        and is_plain_decoder(decoder)
-        and all(tensor.requires_grad for tensor in (hidden, decoder.weight, decoder.bias))
-    )
-
-
-def is_plain_decoder(decoder: nn.Module) -> bool:
-    """Whether a decoder is a matrix and a bias; not if somebody has adapted, sharded, pruned or hooked it."""
-    return (
-        type(decoder) is nn.Linear
+        # Nobody has adapted, sharded, pruned or hooked it.
+        and type(decoder) is nn.Linear
         and type(decoder.weight) is type(decoder.bias) is nn.Parameter
         and not is_adapted(decoder)
+        and all(tensor.requires_grad for tensor in (hidden, decoder.weight, decoder.bias))
     )
 
 
@@ -287,7 +280,7 @@ def can_run_padded(lstm: nn.LSTM, tokens: Tensor) -> bool:
     )
 
 
-def run_bilstm_on_cpu(lstm: nn.LSTM, tokens: Tensor, layout: "Packed") -> Tensor:
+def run_bilstm_on_cpu(lstm: nn.LSTM, tokens: Tensor, layout: Packed) -> Tensor:
     """`run_bilstm` of fp32 tokens (N, F), every direction a forward one over groups of padded sequences."""
     there, back, real = layout.find_moves()  # (M,), (N,), (M, 1); M places in all groups
     turn = find_mirrored(layout)  # (N,)
@@ -301,14 +294,14 @@ def run_bilstm_on_cpu(lstm: nn.LSTM, tokens: Tensor, layout: "Packed") -> Tensor
     return tokens
 
 
-def find_mirrored(layout: "Packed") -> Tensor:
+def find_mirrored(layout: Packed) -> Tensor:
     """(N,) for each token the one that is as far from the other end of its sequence."""
     lengths = layout.offsets.diff()  # (B,)
     ends = (layout.offsets[:-1] + layout.offsets[1:] - 1).repeat_interleave(lengths)  # (N,) first plus last place
     return ends - torch.arange(len(ends), device=ends.device)
 
 
-def _run_forward(moved: Tensor, weights: list[Tensor], layout: "Packed") -> Tensor:
+def _run_forward(moved: Tensor, weights: list[Tensor], layout: Packed) -> Tensor:
     """The states (M, U) of one layer in one direction over the places (M, F) of all groups."""
     states = []
     for group, part in zip(layout.groups, layout.divide(moved), strict=True):

@@ -39,8 +39,8 @@ class BertHead(BertPreTrainedModel):
     batch.
     """
 
-    bert: BertModel
     output_class: type[ModelOutput]
+    has_pooler = False  # on the encoder
     has_bilstm = False  # between the encoder and the head
 
     def __init__(self, config: BertConfig) -> None:
@@ -50,6 +50,7 @@ class BertHead(BertPreTrainedModel):
             if config.hidden_size % 2:
                 raise ValueError(f"hidden_size is {config.hidden_size}; a BiLSTM on top needs an even one")
             self.bilstm = BertBiLSTM(config.hidden_size, config.hidden_size // 2)
+        self.bert = BertModel(config, add_pooling_layer=self.has_pooler)
 
     def freeze_encoder(self) -> None:
         """Leaves embeddings and layers as they are: only what is above them learns, the pooler included.
@@ -93,20 +94,12 @@ class BertHead(BertPreTrainedModel):
     ) -> tuple[Encoded, Layout]:
         """Return the encoder's outputs, packed (recorded hidden states as (B, T, H)), and the layout to unpack with."""
         layout = self.bert.lay_out(input_ids, attention_mask, inputs_embeds, real_places)
-        outputs = self.bert(
-            input_ids,
-            attention_mask,
-            token_type_ids,
-            position_ids,
-            inputs_embeds,
-            layout=layout,
-            return_dict=True,
-            **kwargs,
-        )
+        inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
+        outputs = self.bert(*inputs, layout=layout, return_dict=True, **kwargs)
         outputs.hidden_states = unpack_all(outputs.hidden_states, layout)
         if self.has_bilstm:
             outputs.last_hidden_state = self.bilstm(outputs.last_hidden_state, layout)  # (packed, H)
-            if self.bert.pooler is not None:
+            if self.has_pooler:
                 sentence = self.bilstm.read_sentence(outputs.last_hidden_state, layout)  # (B, H)
                 outputs.pooler_output = self.bert.pooler(sentence[:, None])  # (B, H)
         return outputs, layout
@@ -143,6 +136,18 @@ def make_head_dropout(config: BertConfig) -> Dropout:
     return Dropout(config.hidden_dropout_prob if config.classifier_dropout is None else config.classifier_dropout)
 
 
+class BertClassifier(BertHead):
+    """What the heads with one classifier share: dropout before it, and a score for each label."""
+
+    score_count = 0  # of the classifier; 0: one for each label
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__(config)
+        self.dropout = make_head_dropout(config)
+        self.classifier = nn.Linear(config.hidden_size, self.score_count or config.num_labels)
+        self.post_init()
+
+
 SENTENCE_LOSSES = {  # problem_type in a configuration -> loss
     "regression": regress_loss,
     "single_label_classification": classify_loss,
@@ -150,25 +155,16 @@ SENTENCE_LOSSES = {  # problem_type in a configuration -> loss
 }
 
 
-class BertForSequenceClassification(BertHead):
+class BertForSequenceClassification(BertClassifier):
     """Predict a class of a text or a pair, several, or scores, as `config.problem_type` says (section 4.1, GLUE)."""
 
     output_class = SequenceClassifierOutput
-
-    def __init__(self, config: BertConfig) -> None:
-        super().__init__(config)
-        self.bert = BertModel(config)
-        self.dropout = make_head_dropout(config)
-        self.classifier = nn.Linear(config.hidden_size, config.num_labels)
-        self.post_init()
+    has_pooler = True
 
     def set_problem_type(self, labels: Tensor) -> str:
         """Return the configuration's `problem_type`; set it first if it is unset, as transformers does.
 
         One label is a regression, several with whole numbers are classes, others are yes or no for each label.
-
-        Raises:
-            ValueError: the configuration has an unknown one.
         """
         if self.config.problem_type is None:
             if self.config.num_labels == 1:
@@ -177,9 +173,6 @@ class BertForSequenceClassification(BertHead):
                 self.config.problem_type = "single_label_classification"
             else:
                 self.config.problem_type = "multi_label_classification"
-        if self.config.problem_type not in SENTENCE_LOSSES:
-            known = ", ".join(SENTENCE_LOSSES)
-            raise ValueError(f"problem_type {self.config.problem_type!r} is unknown; expected one of {known}")
         return self.config.problem_type
 
     def count_labels(self, labels: Tensor, **batch: Tensor) -> dict[str, Tensor]:
@@ -200,17 +193,12 @@ class BertForSequenceClassification(BertHead):
         return logits, SENTENCE_LOSSES[self.set_problem_type(labels)](logits, labels, count)
 
 
-class BertForMultipleChoice(BertHead):
+class BertForMultipleChoice(BertClassifier):
     """The best of C continuations: one scoring vector, softmax over the choices (section 4.4, SWAG)."""
 
     output_class = MultipleChoiceModelOutput
-
-    def __init__(self, config: BertConfig) -> None:
-        super().__init__(config)
-        self.bert = BertModel(config)
-        self.dropout = make_head_dropout(config)
-        self.classifier = nn.Linear(config.hidden_size, 1)
-        self.post_init()
+    has_pooler = True
+    score_count = 1
 
     def encode(self, input_ids: Tensor | None, *rest: Tensor | None, **kwargs) -> tuple[Encoded, Layout]:
         """Return the outputs for inputs (B, C, T), with the pooled ones as (B, C, H)."""
@@ -227,17 +215,10 @@ class BertForMultipleChoice(BertHead):
         return logits, None if labels is None else classify_loss(logits, labels, count)
 
 
-class BertForTokenClassification(BertHead):
+class BertForTokenClassification(BertClassifier):
     """A label a token (section 5.3, named entities)."""
 
     output_class = TokenClassifierOutput
-
-    def __init__(self, config: BertConfig) -> None:
-        super().__init__(config)
-        self.bert = BertModel(config, add_pooling_layer=False)
-        self.dropout = make_head_dropout(config)
-        self.classifier = nn.Linear(config.hidden_size, config.num_labels)
-        self.post_init()
 
     def compute_scores(self, outputs: Encoded, layout: Layout, labels: Tensor | None, count: Count) -> Scored:
         """Return logits (B, T, L), zero at padding when packed; labels (B, T) are -100 where a token has none."""
@@ -251,7 +232,6 @@ class BertForQuestionAnswering(BertHead):
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__(config)
-        self.bert = BertModel(config, add_pooling_layer=False)
         self.qa_outputs = nn.Linear(config.hidden_size, 2)
         self.post_init()
 
@@ -336,7 +316,6 @@ class BertFeaturesForTokenClassification(BertHead):
     def __init__(self, config: BertConfig) -> None:
         super().__init__(config)
         check_feature_layers(config.feature_layers or "", config)
-        self.bert = BertModel(config, add_pooling_layer=False)
         self.mix = BertLayerMix(config)
         self.bilstm = BertBiLSTM(self.mix.size, config.bilstm_hidden_size)
         self.dropout = make_head_dropout(config)
@@ -375,17 +354,9 @@ class BertFeaturesForTokenClassification(BertHead):
         self.bert.check_request(kwargs)
         words = attention_mask
         if features is None:
+            inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
             with torch.no_grad():
-                outputs = self.bert(
-                    input_ids,
-                    attention_mask,
-                    token_type_ids,
-                    position_ids,
-                    inputs_embeds,
-                    output_hidden_states=True,
-                    return_dict=True,
-                    **kwargs,
-                )
+                outputs = self.bert(*inputs, output_hidden_states=True, return_dict=True, **kwargs)
             features = select_features(outputs.hidden_states, self.config.feature_layers)  # (B, T, K, H)
             if word_places is not None:
                 word_places = word_places.to(features.device)

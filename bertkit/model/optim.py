@@ -24,9 +24,6 @@ class BertAdam(torch.optim.Optimizer):
         betas: decay rates of the moments m and v (A.2).
         eps: added to sqrt(v); 1e-6 in the reference code.
         weight_decay: applied to the weight itself, not through the moments; 0.01 (A.2).
-
-    Raises:
-        ValueError: a value out of its range, or a sparse gradient.
     """
 
     def __init__(
@@ -37,10 +34,6 @@ class BertAdam(torch.optim.Optimizer):
         eps: float = 1e-6,
         weight_decay: float = 0.01,
     ) -> None:
-        if lr < 0 or eps < 0 or weight_decay < 0 or not all(0 <= beta < 1 for beta in betas):
-            raise ValueError(
-                f"lr {lr}, eps {eps} and weight_decay {weight_decay} must not be negative, and betas {betas} in [0, 1)"
-            )
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
 
     @torch.no_grad()
@@ -61,9 +54,6 @@ class BertAdam(torch.optim.Optimizer):
 
         It divides the moments by 1 - beta ** step, which is 1 once the step is late enough.
         """
-        gradients = [p.grad for p in params]
-        if any(gradient.is_sparse for gradient in gradients):
-            raise ValueError("BertAdam takes no sparse gradients; use nn.Embedding(sparse=False)")
         for p in params:
             if not self.state[p]:
                 self.state[p]["exp_avg"] = torch.zeros_like(p)
@@ -72,7 +62,7 @@ class BertAdam(torch.optim.Optimizer):
         squares = [self.state[p]["exp_avg_sq"] for p in params]
         torch._fused_adamw_(
             params,
-            gradients,
+            [p.grad for p in params],
             means,
             squares,
             [],

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 PACKED = "packed"
+LOWEST = torch.finfo(torch.float32).min
 
 # Sequences of similar length share one padded product on a CPU. More groups waste less, but make smaller products.
 _MAX_GROUPS = 4
@@ -89,22 +90,16 @@ class Group:
 
     def get_bias(self, causal: bool) -> Tensor | None:
         """`find_visible` as fp32 that is added to scores: 0, or the lowest number there is; shared by all layers."""
-        return self._bias_of_causal if causal else self._bias
+        if causal not in self._biases:
+            visible = self.find_visible(causal)
+            if visible is not None:
+                visible = torch.zeros_like(visible, dtype=torch.float32).masked_fill_(~visible, LOWEST)
+            self._biases[causal] = visible
+        return self._biases[causal]
 
     @cached_property
-    def _bias(self) -> Tensor | None:
-        return _make_bias(self.find_visible(causal=False))
-
-    @cached_property
-    def _bias_of_causal(self) -> Tensor | None:
-        return _make_bias(self.find_visible(causal=True))
-
-
-def _make_bias(visible: Tensor | None) -> Tensor | None:
-    """0 where it is True, else the lowest number of fp32."""
-    if visible is None:
-        return None
-    return torch.zeros_like(visible, dtype=torch.float32).masked_fill_(~visible, torch.finfo(torch.float32).min)
+    def _biases(self) -> dict[bool, Tensor | None]:
+        return {}
 
 
 @dataclass(frozen=True)
@@ -210,11 +205,7 @@ def _make_group(offsets: Tensor, lengths: Tensor, members: Tensor) -> Group:
 
 
 def lay_out(
-    shape: tuple[int, int],
-    mask: Tensor | None,
-    implementation: str,
-    device: torch.device,
-    places: Tensor | None = None,
+    shape: tuple[int, int], mask: Tensor | None, implementation: str, device: torch.device, places: Tensor | None = None
 ) -> Packed | Padded:
     """The layout of a batch of `shape` (B, T) under an attention implementation.
 
@@ -224,8 +215,8 @@ def lay_out(
         places: (N,), of the real tokens, as `find_places` gives them; without, an accelerator has to be waited for.
 
     Raises:
-        ValueError: packed, and the mask is not (B, T), `torch.func.vmap` maps over it, or the model is exported or
-            traced: the shapes depend on the data.
+        ValueError: packed, and the mask is not (B, T), or the model is exported or traced: the shapes depend on the
+            data.
     """
     if mask is not None and mask.dim() == 2:
         mask = mask.bool()
@@ -256,12 +247,4 @@ def keep_first(mask: Tensor) -> Tensor:
 
 def find_places(mask: Tensor) -> Tensor:
     """Where a mask (B, T) is True: places (N,) in the flattened batch."""
-    try:
-        return mask.flatten().nonzero().squeeze(1)  # (N,)
-    except RuntimeError as error:
-        if "vmap" not in str(error):
-            raise
-        raise ValueError(
-            "vmap cannot map over attention_mask: each example would have another number of tokens; loop over the "
-            "examples, or give examples of one length without a mask"
-        ) from error
+    return mask.flatten().nonzero().squeeze(1)  # (N,)

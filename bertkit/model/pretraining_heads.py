@@ -10,15 +10,11 @@ import torch
 from torch import Tensor, nn
 from transformers import GenerationMixin
 from transformers.activations import ACT2FN
-from transformers.modeling_outputs import (
-    CausalLMOutput,
-    MaskedLMOutput,
-    NextSentencePredictorOutput,
-)
+from transformers.modeling_outputs import CausalLMOutput, MaskedLMOutput, NextSentencePredictorOutput
 from transformers.utils import ModelOutput, logging
 from transformers.utils.generic import can_return_tuple
 
-from bertkit.model.bert import BertModel, StartsAtZero
+from bertkit.model.bert import StartsAtZero
 from bertkit.model.config import BertConfig
 from bertkit.model.cpu import is_adapted, is_transformed
 from bertkit.model.heads import BertHead, Count, Encoded, Layout, Scored, finish
@@ -96,12 +92,11 @@ class BertOnlyNSPHead(nn.Module):
         return self.seq_relationship(pooled)  # (B, 2)
 
 
-class BertPreTrainingHeads(nn.Module):
+class BertPreTrainingHeads(BertOnlyMLMHead):
     """Both heads."""
 
     def __init__(self, config: BertConfig) -> None:
-        super().__init__()
-        self.predictions = BertLMPredictionHead(config)
+        super().__init__(config)
         self.seq_relationship = nn.Linear(config.hidden_size, 2)
 
     def forward(self, hidden: Tensor, pooled: Tensor) -> tuple[Tensor, Tensor]:
@@ -142,7 +137,7 @@ class BertLMHead(BertHead):
 
         Training then decodes all places, not the labelled ones alone. Otherwise return None.
         """
-        is_ours = isinstance(self.cls, BertOnlyMLMHead | BertPreTrainingHeads) and not is_adapted(self.cls)
+        is_ours = isinstance(self.cls, BertOnlyMLMHead) and not is_adapted(self.cls)
         if is_ours and type(self.cls.predictions) is BertLMPredictionHead and not is_adapted(self.cls.predictions):
             return None
         return self.cls(layout.unpack(hidden), *pooled)
@@ -185,13 +180,53 @@ class BertLMHead(BertHead):
         logits = self.cls.predictions(hidden)  # (M, V)
         return logits, classify_loss(logits, labels, count)
 
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        targets_only: bool | None = None,
+        target_places: Tensor | None = None,
+        num_items_in_batch: Count = None,
+        logits_to_keep: int | Tensor = 0,
+        **kwargs,
+    ) -> ModelOutput:
+        """Return token logits (B, T, V), and with labels (B, T) the mean loss.
+
+        Args: as in `BertForPreTraining.forward`; left to right, `labels` are not shifted, and usually are `input_ids`
+            with -100 at padding.
+            logits_to_keep: without labels, how many places at the end have logits, or their numbers (K,); 0: all.
+
+        Raises:
+            ValueError: `logits_to_keep` together with labels, or of two dimensions.
+        """
+        keeps_all = isinstance(logits_to_keep, int) and logits_to_keep == 0
+        if not keeps_all and (labels is not None or getattr(logits_to_keep, "ndim", 1) != 1):
+            raise ValueError("logits_to_keep is a number or a vector (K,), and only without labels; leave it out")
+        outputs, layout = self.encode(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
+        hidden = outputs.last_hidden_state
+        if keeps_all:
+            scores = self.call_hooked_head(hidden, layout)
+            logits, loss = self.predict_tokens(
+                hidden, labels, layout, targets_only, num_items_in_batch, target_places, scores
+            )
+        else:
+            kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+            logits, loss = self.cls(layout.unpack(hidden)[:, kept]), None  # (B, K, V)
+        return finish(self.output_class, outputs, loss=loss, logits=logits)
+
 
 class BertForPreTraining(BertLMHead):
     """Masked LM and next sentence, as BERT is pre-trained (section 3.1)."""
 
+    has_pooler = True
+
     def __init__(self, config: BertConfig) -> None:
         super().__init__(config)
-        self.bert = BertModel(config)
         self.cls = BertPreTrainingHeads(config)
         self.post_init()
 
@@ -257,34 +292,12 @@ class BertForPreTraining(BertLMHead):
 class BertForMaskedLM(BertLMHead):
     """Masked LM alone (section 3.1, task 1; Table 5 "No NSP")."""
 
+    output_class = MaskedLMOutput
+
     def __init__(self, config: BertConfig) -> None:
         super().__init__(config)
-        self.bert = BertModel(config, add_pooling_layer=False)
         self.cls = BertOnlyMLMHead(config)
         self.post_init()
-
-    @can_return_tuple
-    def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        token_type_ids: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        inputs_embeds: Tensor | None = None,
-        labels: Tensor | None = None,
-        targets_only: bool | None = None,
-        target_places: Tensor | None = None,
-        num_items_in_batch: Count = None,
-        **kwargs,
-    ) -> MaskedLMOutput:
-        """Token logits, and with labels the masked-LM loss; arguments as in `BertForPreTraining.forward`."""
-        outputs, layout = self.encode(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
-        hidden = outputs.last_hidden_state
-        scores = self.call_hooked_head(hidden, layout)
-        logits, loss = self.predict_tokens(
-            hidden, labels, layout, targets_only, num_items_in_batch, target_places, scores
-        )
-        return finish(MaskedLMOutput, outputs, loss=loss, logits=logits)
 
 
 class BertLMHeadModel(BertLMHead, GenerationMixin):
@@ -293,6 +306,7 @@ class BertLMHeadModel(BertLMHead, GenerationMixin):
     Needs `config.is_decoder=True`. `generate` works, without a cache: each new token recomputes the whole text.
     """
 
+    output_class = CausalLMOutput
     _is_stateful = True  # transformers' word for a model without a cache to shorten, which assisted generation needs
 
     def __init__(self, config: BertConfig) -> None:
@@ -300,7 +314,6 @@ class BertLMHeadModel(BertLMHead, GenerationMixin):
         self.loss_type = "ForCausalLM"  # tells a Trainer that the first token is no target
         if not config.is_decoder:
             logger.warning("BertLMHeadModel without is_decoder=True sees the token it should predict; set it")
-        self.bert = BertModel(config, add_pooling_layer=False)
         self.cls = BertOnlyMLMHead(config)
         self.post_init()
 
@@ -319,53 +332,15 @@ class BertLMHeadModel(BertLMHead, GenerationMixin):
         """Tokens that are predicted: never the first."""
         return super().count_labels(self.align(labels))
 
-    @can_return_tuple
-    def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        token_type_ids: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        inputs_embeds: Tensor | None = None,
-        labels: Tensor | None = None,
-        targets_only: bool | None = None,
-        target_places: Tensor | None = None,
-        num_items_in_batch: Count = None,
-        logits_to_keep: int | Tensor = 0,
-        **kwargs,
-    ) -> CausalLMOutput:
-        """Logits (B, T, V) for the token after each one, and with labels (B, T), not shifted, the mean loss.
-
-        Args: as in `BertForPreTraining.forward`; `labels` usually are `input_ids` with -100 at padding.
-            logits_to_keep: without labels, how many places at the end have logits, or their numbers (K,); 0: all.
-
-        Raises:
-            ValueError: `logits_to_keep` together with labels, or of two dimensions.
-        """
-        keeps_all = isinstance(logits_to_keep, int) and logits_to_keep == 0
-        if not keeps_all and (labels is not None or getattr(logits_to_keep, "ndim", 1) != 1):
-            raise ValueError("logits_to_keep is a number or a vector (K,), and only without labels; leave it out")
-        outputs, layout = self.encode(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
-        hidden = outputs.last_hidden_state
-        if keeps_all:
-            scores = self.call_hooked_head(hidden, layout)
-            logits, loss = self.predict_tokens(
-                hidden, labels, layout, targets_only, num_items_in_batch, target_places, scores
-            )
-        else:
-            kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-            logits, loss = self.cls(layout.unpack(hidden)[:, kept]), None  # (B, K, V)
-        return finish(CausalLMOutput, outputs, loss=loss, logits=logits)
-
 
 class BertForNextSentencePrediction(BertHead):
     """Next sentence alone (section 3.1, task 2)."""
 
     output_class = NextSentencePredictorOutput
+    has_pooler = True
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__(config)
-        self.bert = BertModel(config)
         self.cls = BertOnlyNSPHead(config)
         self.post_init()
 

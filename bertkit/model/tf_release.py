@@ -15,19 +15,18 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import google_crc32c
 import numpy as np
+import torch
+from transformers import BertTokenizerFast, PreTrainedModel
 
+import bertkit
 from bertkit.data.tokenizer import load_tokenizer, make_tokenizer, save_tokenizer
 from bertkit.errors import UsageError, explain_disk_error, explain_refusal
+from bertkit.model.config import BertConfig
 from bertkit.system.progress import ignore
-
-if TYPE_CHECKING:
-    from transformers import BertTokenizerFast, PreTrainedModel
-
-    from bertkit.model.config import BertConfig
 
 RELEASED_CONFIG = "bert_config.json"
 RELEASED_VOCABULARY = "vocab.txt"
@@ -56,19 +55,11 @@ def read_table(data: bytes) -> dict[bytes, bytes]:
     footer = data[-FOOTER:]
     if len(footer) < FOOTER or not footer.endswith(MAGIC):
         raise ValueError("its end is not that of a table")
-    about, at = _read_place(footer, 0)
-    index, at = _read_place(footer, at)
-    if any(footer[at : -len(MAGIC)]):
-        raise ValueError("its footer has more than two places")
-    _read_block(data, *about)  # nothing is in it
+    _, at = _read_place(footer, 0)  # of a block with nothing in it
+    index, _ = _read_place(footer, at)
     records: dict[bytes, bytes] = {}
-    last = None
     for _, place in _list_records(_read_block(data, *index)):
-        for key, value in _list_records(_read_block(data, *_read_place(place, 0)[0])):
-            if last is not None and key <= last:
-                raise ValueError("its names are not in order")
-            records[key] = value
-            last = key
+        records.update(_list_records(_read_block(data, *_read_place(place, 0)[0])))
     return records
 
 
@@ -87,8 +78,6 @@ def _read_number(data: bytes, at: int) -> tuple[int, int]:
         value |= (byte & 127) << shift
         at, shift = at + 1, shift + 7
         if byte < 128:
-            if shift > 7 and byte == 0:  # else a changed bit could leave the number as it is
-                raise ValueError("a number is longer than it needs to be")
             return value, at
         if shift > 63:
             raise ValueError("a number has no end")
@@ -132,11 +121,10 @@ def _list_records(block: bytes) -> Iterator[tuple[bytes, bytes]]:
 # The fields of a message by their tag, 8 * number + form; the forms are 0 a number, 2 bytes and 5 four bytes.
 HEADER = {0x08: "parts", 0x10: "endianness", 0x1A: "version"}
 TF_ENTRY = {0x08: "dtype", 0x12: "shape", 0x18: "part", 0x20: "offset", 0x28: "size", 0x35: "checksum", 0x3A: "slices"}
-SHAPE = {0x12: "sizes", 0x18: "unknown_rank"}
+SHAPE = {0x12: "sizes"}
 DIMENSION = {0x08: "size", 0x12: "name"}
 BFLOAT16 = "<u2"  # the upper half of a float32, which numpy has no name for
 TF_DTYPES = {1: "<f4", 9: "<i8", 14: BFLOAT16, 19: "<f2"}
-MOST_DIMENSIONS = 8
 OBJECTS = b"_CHECKPOINTABLE_OBJECT_GRAPH"
 
 
@@ -158,7 +146,7 @@ class Variable:
 def read_bundle(prefix: Path) -> dict[str, Variable]:
     """The variables of the checkpoint `prefix`.index, by name, none of them read.
 
-    They are as large as they say: their bytes lie inside of their files, apart from each other.
+    They are as large as they say: their bytes lie inside of their files.
 
     Raises:
         UsageError: a file is missing, damaged or cut off, or not as the release's are.
@@ -236,11 +224,9 @@ def _read_entry(value: bytes, prefix: Path, parts: int) -> Variable:
     if dtype not in TF_DTYPES:
         raise UsageError(f"it has a variable of type {dtype}; expected float32, float16, bfloat16 or int64")
     shape = _read_message(entry.get("shape", [b""])[-1], SHAPE)
-    if len(shape.get("sizes", [])) > MOST_DIMENSIONS or "unknown_rank" in shape:
-        raise ValueError("a variable has no shape")
     sizes = tuple(_pick(_read_message(size, DIMENSION), "size") for size in shape.get("sizes", []))
     size, part = _pick(entry, "size"), _pick(entry, "part")
-    if size != math.prod(sizes) * np.dtype(TF_DTYPES[dtype]).itemsize or size == 0:
+    if size != math.prod(sizes) * np.dtype(TF_DTYPES[dtype]).itemsize:
         raise ValueError(f"a variable of {size:,} bytes has the shape {sizes}")
     if part >= parts:
         raise ValueError(f"a variable is in part {part} of {parts}")
@@ -254,14 +240,8 @@ def _check_files(variables: Collection[Variable]) -> None:
     for path in sorted({variable.path for variable in variables}):
         if not path.is_file():
             raise UsageError(f"there is no {path}; copy all files of the checkpoint into one folder")
-        here, size, end = [variable for variable in variables if variable.path == path], path.stat().st_size, 0
-        for variable in sorted(here, key=lambda variable: variable.offset):
-            if variable.offset < end:
-                raise UsageError(
-                    f"the index of {path} is damaged: two variables have the same bytes; download it again"
-                )
-            end = variable.offset + variable.size
-        if end > size:
+        end = max(variable.offset + variable.size for variable in variables if variable.path == path)
+        if (size := path.stat().st_size) < end:
             raise UsageError(f"{path} is cut off: it has {size:,} of {end:,} bytes; download it again")
 
 
@@ -364,7 +344,7 @@ def find_prefix(source: Path) -> Path:
     return found[0]
 
 
-def read_config(path: Path, names: Collection[str]) -> "BertConfig":
+def read_config(path: Path, names: Collection[str]) -> BertConfig:
     """The sizes and rates in bert_config.json.
 
     names: of the variables; there must be as many layers, so that a model of absurd size is not even begun.
@@ -372,8 +352,6 @@ def read_config(path: Path, names: Collection[str]) -> "BertConfig":
     Raises:
         UsageError: it is missing, damaged, or does not fit.
     """
-    from bertkit.model.config import BertConfig
-
     if not path.is_file():
         raise UsageError(f"there is no {path}; copy it from the model that this one was trained from")
     with explain_refusal(str(path)):
@@ -391,8 +369,8 @@ def read_config(path: Path, names: Collection[str]) -> "BertConfig":
 
 
 def read_tokenizer(
-    path: Path, config: "BertConfig", cased: bool | None, report: Callable[[str], None]
-) -> "BertTokenizerFast":
+    path: Path, config: BertConfig, cased: bool | None, report: Callable[[str], None]
+) -> BertTokenizerFast:
     """The tokenizer of a vocabulary; whether it is cased, no file of the release says.
 
     Raises:
@@ -431,19 +409,15 @@ def choose_head(names: Collection[str]) -> str:
     return "BertForPreTraining" if any(name.startswith("cls/") for name in names) else "BertModel"
 
 
-def make_model(head: str, config: "BertConfig", variables: Mapping[str, Variable], prefix: Path) -> "PreTrainedModel":
+def make_model(head: str, config: BertConfig, variables: Mapping[str, Variable], prefix: Path) -> PreTrainedModel:
     """A model without memory for its weights, with as many labels as the checkpoint has."""
-    import torch
-
-    import bertkit
-
     if "output_weights" in variables and (shape := variables["output_weights"].shape):
         config.num_labels = shape[0]
     with explain_refusal(str(prefix.with_name(RELEASED_CONFIG))), torch.device("meta"):
         return getattr(bertkit, head)(config)
 
 
-def match_variables(model: "PreTrainedModel", variables: Mapping[str, Variable], prefix: Path) -> dict[str, str]:
+def match_variables(model: PreTrainedModel, variables: Mapping[str, Variable], prefix: Path) -> dict[str, str]:
     """The name of the variable that each parameter is filled with.
 
     Raises:
@@ -465,8 +439,7 @@ def match_variables(model: "PreTrainedModel", variables: Mapping[str, Variable],
         if variables[name].shape != expected:
             raise UsageError(
                 f"{name} has the shape {variables[name].shape} and {prefix.with_name(RELEASED_CONFIG)} asks for "
-                f"{expected}; "
-                "take the one that belongs to it"
+                f"{expected}; take the one that belongs to it"
             )
         if variables[name].dtype == "<i8":
             raise UsageError(f"{name} in {prefix} has integers, expected weights; name another checkpoint")
@@ -486,10 +459,8 @@ def _is_state(name: str, known: Collection[str]) -> bool:
     return bool(found) and (found[1] is None or found[1] in known)
 
 
-def fill(model: "PreTrainedModel", wanted: Mapping[str, str], variables: Mapping[str, Variable]) -> None:
+def fill(model: PreTrainedModel, wanted: Mapping[str, str], variables: Mapping[str, Variable]) -> None:
     """Gives each parameter the values of its variable."""
-    import torch
-
     weights = {}
     for parameter, name in wanted.items():
         values = read_variable(name, variables[name])
@@ -498,7 +469,7 @@ def fill(model: "PreTrainedModel", wanted: Mapping[str, str], variables: Mapping
     model.tie_weights()
 
 
-def save(model: "PreTrainedModel", tokenizer: "BertTokenizerFast", output: Path) -> None:
+def save(model: PreTrainedModel, tokenizer: BertTokenizerFast, output: Path) -> None:
     """Writes a checkpoint, so that it is never there in part."""
     with explain_refusal(f"the directory {output}"), explain_disk_error(output):
         output.parent.mkdir(parents=True, exist_ok=True)

@@ -155,12 +155,13 @@ def cache_features(
         UsageError: the checkpoint cannot be loaded or lacks the layers, or the disk is full.
     """
     model = load_encoder(checkpoint, layers)
-    kept = Path(folder) if folder else find_cache()
+    remedy = "name a folder for features: --set data.features_dir=DIR"
+    with explain_refusal("the cache of features (for another: --set data.features_dir=DIR)", remedy):
+        kept = Path(folder) if folder else cached_assets_path("bertkit", namespace="features")
     path = kept / f"{name_features(model, layers, sequences, places, ends, half)}.npy"
     # Of several processes on a machine the first one computes, and the others find its file.
-    remedy = "name a folder for features: --set data.features_dir=DIR"
     with PartialState().local_main_process_first(), explain_refusal(f"the folder {kept}", remedy):
-        if is_whole(path, describe_file(model, layers, places, half)):
+        if path.is_file() and find_checksum(path) == RESIDUE:
             return path, False
         is_damaged = path.exists()
         kept.mkdir(parents=True, exist_ok=True)
@@ -174,43 +175,12 @@ def cache_features(
     return path, is_damaged
 
 
-def describe_file(model: BertModel, layers: str, places: np.ndarray, half: bool) -> dict[str, Any]:
-    """The header of the file of M words' features, (M, K, H)."""
-    shape = (len(places), len(list_layers(model, layers)), model.config.hidden_size)
-    kind = np.dtype(np.float16 if half else np.float32)
-    return {"descr": np.lib.format.dtype_to_descr(kind), "fortran_order": False, "shape": shape}
-
-
-def is_whole(path: Path, form: Mapping[str, Any]) -> bool:
-    """Return whether there is a file of features with this header and the right checksum."""
-    try:
-        found = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, EOFError):
-        return False
-    is_same = found.shape == form["shape"] and np.lib.format.dtype_to_descr(found.dtype) == form["descr"]
-    return is_same and find_checksum(path) == RESIDUE
-
-
 def remove_remains(folder: Path) -> None:
     """Removes what killed runs have left half written, if nobody has written to it for a day."""
     for path in folder.glob(".*.npy.*"):
         with suppress(OSError):
             if time.time() - path.stat().st_mtime > DAY:
                 path.unlink()
-
-
-def find_cache() -> Path:
-    """Return the folder of features where the recipe names none.
-
-    Raises:
-        UsageError: It cannot be made.
-    """
-    try:
-        return cached_assets_path("bertkit", namespace="features")
-    except (OSError, ValueError) as error:
-        raise UsageError(
-            f"there is no cache to keep features in ({error}); name a folder for them: --set data.features_dir=DIR"
-        ) from None
 
 
 def name_features(
@@ -244,10 +214,11 @@ def write_features(
 
     Not through a mapped file: where the disk is full, the system would end the process.
     """
-    form = describe_file(model, layers, places, half)
+    kind = np.dtype(np.float16 if half else np.float32)
+    count, width = len(list_layers(model, layers)), model.config.hidden_size
+    form = {"descr": np.lib.format.dtype_to_descr(kind), "fortran_order": False, "shape": (len(places), count, width)}
     np.lib.format.write_array_header_1_0(file, form)
-    kind = np.dtype(form["descr"])
-    start, size = file.tell(), form["shape"][1] * form["shape"][2] * kind.itemsize
+    start, size = file.tell(), count * width * kind.itemsize
     starts = np.concatenate([[0], ends[:-1]])
     for numbers, states, _ in run_encoder(model, sequences, layers):
         for row, number in enumerate(numbers.tolist()):

@@ -35,13 +35,7 @@ from bertkit.reports.tables import ScoreRow
 from bertkit.system.progress import Report
 from bertkit.tasks.finetuning import EVERY_EPOCH
 from bertkit.tasks.option import GLUE_OPTIONS
-from bertkit.tasks.task import (
-    PredictionSettings,
-    check_finite,
-    repeat_run,
-    shorten_text,
-    use_transformers,
-)
+from bertkit.tasks.task import PredictionSettings, check_finite, repeat_run, shorten_text, use_transformers
 from bertkit.tasks.texts import TextTask
 
 BASE_TEST, LARGE_TEST = "BERT-base, test", "BERT-large, test"  # Table 1
@@ -80,9 +74,7 @@ BENCHMARKS = (
         name="sst2",
         title="SST-2",
         texts={"sentence": "sentence"},
-        label="label",
         labels={"0": "negative", "1": "positive"},
-        metrics=("accuracy",),
         splits=list_splits("SST-2", "sst2", 1821),
         majority="positive",
         paper={"accuracy": {BASE_TEST: 0.935, LARGE_TEST: 0.949, BASE_DEV: 0.927}},
@@ -127,7 +119,6 @@ BENCHMARKS = (
         texts=PREMISE,
         label="gold_label",
         labels=NLI,
-        metrics=("accuracy",),
         splits={
             "train": Split("MNLI/train.tsv", ("mnli", "train"), needed=True),
             "dev_matched": Split("MNLI/dev_matched.tsv", ("mnli", "validation_matched"), needed=True, scores="{}"),
@@ -150,9 +141,7 @@ BENCHMARKS = (
         name="qnli",
         title="QNLI",
         texts={"question": "question", "sentence": "sentence"},
-        label="label",
         labels=TWO_WAY,
-        metrics=("accuracy",),
         splits=list_splits("QNLI", "qnli", 5463),
         majority="not_entailment",
         paper={"accuracy": {BASE_TEST: 0.905, LARGE_TEST: 0.927, BASE_DEV: 0.884}},
@@ -161,9 +150,7 @@ BENCHMARKS = (
         name="rte",
         title="RTE",
         texts=PAIR,
-        label="label",
         labels=TWO_WAY,
-        metrics=("accuracy",),
         splits=list_splits("RTE", "rte", 3000),
         majority="entailment",
         paper={"accuracy": {BASE_TEST: 0.664, LARGE_TEST: 0.701}},
@@ -172,9 +159,7 @@ BENCHMARKS = (
         name="wnli",
         title="WNLI",
         texts=PAIR,
-        label="label",
         labels={"0": "not_entailment", "1": "entailment"},
-        metrics=("accuracy",),
         splits=list_splits("WNLI", "wnli", 146),
         majority="not_entailment",
         submits_majority=True,
@@ -219,6 +204,7 @@ class GlueTask(TextTask):
         self.row = row
         self.name, self.title, self.command = row.name, row.title, f"glue --task {row.name}"
         self.metric = row.metrics[0] if row.metrics else ""
+        self.other_causes = ", or labels in another order than the model's" + f"; {row.note}" * bool(row.note)
         self.pairs = len(row.texts) == 2
         self.splits = {name: split.scores for name, split in row.splits.items() if split.scores}
         self.unlabelled = tuple(name for name, split in row.splits.items() if split.submission)
@@ -291,30 +277,14 @@ class GlueTask(TextTask):
         """Return the task's metrics, as fractions."""
         return compute_scores(self.row.metrics, self.decide(check_finite(summaries)), data.labels)
 
-    def baseline(self, train: Sequences, dev: Sequences) -> dict[str, float]:
-        """Return what the dev set's most frequent label, or any constant, scores: `majority_…` for every metric."""
+    def score_nothing(self, dev: Sequences) -> dict[str, float]:
+        """Return what the dev set's most frequent label, or any constant, scores."""
         constant = np.bincount(dev.labels).argmax() if self.row.labels else 0.0
-        scores = compute_scores(self.row.metrics, np.full(len(dev), constant), dev.labels)
-        return {f"majority_{name}": value for name, value in (scores | {"score": scores[self.metric]}).items()}
-
-    def diagnose(self, metrics: Mapping[str, Any]) -> list[str]:
-        """Warn where knowing nothing has as much of one of the task's metrics, with its likely causes."""
-        lines = [line for line in self.table if line.baselines]
-        low = next((line for line in lines if metrics[line.key] <= metrics[f"majority_{line.key}"]), None)
-        if low is None:
-            return []
-        value, least = low.show(metrics[low.key]), low.show(metrics[f"majority_{low.key}"])
-        constant = f"{'the majority class' if self.row.labels else 'a constant'} ({least})"
-        note = f"; {self.row.note}" if self.row.note else ""
-        return [
-            f"warning: {low.name} ({value}) is not above {constant}. Likely causes: a learning rate that "
-            "is too high, too few updates or an unlucky seed (try --set train.learning_rate=1e-5, --set preset=stable "
-            f"or --restarts 5), or labels in another order than the model's{note}"
-        ]
+        return compute_scores(self.row.metrics, np.full(len(dev), constant), dev.labels)
 
     # --- Files --------------------------------------------------------------------------------------------------------
 
-    def predict(
+    def format_predictions(
         self, summaries: np.ndarray, data: Sequences, split: str, decided: Mapping[str, Any] | None = None
     ) -> dict[str, str]:
         """Return the file of a split's predictions, in the leaderboard's form, and of classes the confusion matrix."""

@@ -41,7 +41,7 @@ from bertkit.system.progress import Report
 from bertkit.tasks.features import Features, cache_features, pad_features
 from bertkit.tasks.finetuning import EVERY_EPOCH, FineTuningTask
 from bertkit.tasks.option import NER_OPTIONS
-from bertkit.tasks.task import DIVERGED, PredictionSettings, Result, repeat_run, shorten_text
+from bertkit.tasks.task import DIVERGED, PredictionSettings, Result, shorten_text
 from bertkit.tasks.texts import take_text
 
 UNDECIDED = -1  # instead of a label, where the logits are NaN or infinite
@@ -223,26 +223,12 @@ class NerTask(FineTuningTask):
         scores = score_entities(list_tags(data), decide(summaries, data))
         return {name: scores[name] for name in ENTITY_SCORES}
 
-    def baseline(self, train: NerData, dev: NerData) -> dict[str, float]:
-        """Return what never tagging anything, which is O for most words, scores on the dev set: `majority_…`."""
-        scores = score_entities(list_tags(dev), [["O"] * len(tags) for tags in list_tags(dev)])
-        return {f"majority_{name}": scores[name] for name in ENTITY_SCORES} | {"majority_score": scores["f1"]}
+    def score_nothing(self, dev: NerData) -> dict[str, float]:
+        """Return what never tagging anything, which is O for most words, scores on the dev set: 0."""
+        return dict.fromkeys(ENTITY_SCORES, 0.0)
 
-    def diagnose(self, metrics: Mapping[str, Any]) -> list[str]:
-        """Warn where never tagging anything scores as much."""
-        if metrics["f1"] > metrics["majority_f1"]:
-            return []
-        return [
-            "warning: no entity is found. Likely causes: too few sentences or updates, a learning rate that is too low "
-            "or too high, or an unlucky seed (try --set preset=stable or --set train.num_train_epochs=10)"
-        ]
-
-    def predict(
-        self,
-        summaries: np.ndarray,
-        data: NerData,
-        split: str,
-        decided: Mapping[str, Any] | None = None,
+    def format_predictions(
+        self, summaries: np.ndarray, data: NerData, split: str, decided: Mapping[str, Any] | None = None
     ) -> dict[str, str]:
         """Return a file in conlleval's form: word, official tag and predicted tag, in the official file's scheme."""
         predicted, text = decide(summaries, data), get_words(data).text
@@ -252,18 +238,10 @@ class NerTask(FineTuningTask):
 
     def suggest(self, output: Path, recipe: Mapping[str, Any]) -> list[str]:
         """Return what to do with a fine-tuned model."""
-        again = repeat_run(output, "43", "train.seed=43")
-        return [
-            f"bertkit ner {again}  # another seed",
-            f"bertkit features {quote(str(output))} --input texts.txt --layers last --output vectors.npz"
-            "  # its vectors",
-        ]
+        vectors = f"bertkit features {quote(str(output))} --input texts.txt --layers last --output vectors.npz"
+        return [*super().suggest(output, recipe), f"{vectors}  # its vectors"]
 
     # --- Answers ------------------------------------------------------------------------------------------------------
-
-    def list_fields(self, settings: PredictionSettings) -> tuple[str, ...]:
-        """Return the name of a text."""
-        return ("text",)
 
     def read_input(self, given: Mapping[str, Any], settings: PredictionSettings) -> Tagged:
         """Return the words of a text, or words as they are."""

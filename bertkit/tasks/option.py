@@ -3,6 +3,7 @@
 Nothing here imports more than the standard library, so that help is quick.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +14,7 @@ class Option:
     """An option of `[data]`.
 
     default: the paper's value, or ours where it has none.
-    least: the smallest number it may be; None: anything.
+    least: the smallest number it may be; None: anything. below: what such a number must be less than.
     source: where the default is from.
     help: what it does.
     """
@@ -22,6 +23,7 @@ class Option:
     least: int | None = None
     source: str = ""
     help: str = ""
+    below: float = math.inf
 
     def explain(self, value: Any) -> str:
         """Return what it does, and where the value is from if it is the default."""
@@ -35,7 +37,10 @@ DIR = Option("", help="Folder of the official files; the Hub's data set if not g
 MAX_TRAIN_SAMPLES = Option(0, 0, help="Train on the first so many examples only; 0: all.")
 
 TUNE_SHARE = Option(
-    0.0, 0, help="Share of dev that decides (tau, the best checkpoint) and is not scored; 0: all of dev does both."
+    0.0,
+    0,
+    help="Share of dev that decides (tau, the best checkpoint) and is not scored; 0: all of dev does both.",
+    below=1,
 )
 
 PRETRAINING_OPTIONS: Options = {
@@ -45,7 +50,7 @@ PRETRAINING_OPTIONS: Options = {
     "cased": Option(False, help="Keep upper case and accents."),
     "objective": Option("mlm+nsp", None, "3.1", "mlm+nsp, mlm, or clm (left to right)."),
     "max_length": Option(128, 5, "A.2", "Tokens of a pair, where there is no [[phase]]."),
-    "short_seq_prob": Option(0.1, None, CODE, "Share of the pairs that are made shorter."),
+    "short_seq_prob": Option(0.1, 0, CODE, "Share of the pairs that are made shorter.", below=1),
     "dupe_factor": Option(10, 1, CODE, "Copies of the pairs, used in turn."),
     "masked_lm_prob": Option(0.15, None, "3.1", "Share of the tokens that are predicted."),
     "mask_rate": Option(0.8, None, "3.1", "Share of these that become [MASK]."),
@@ -53,7 +58,7 @@ PRETRAINING_OPTIONS: Options = {
     "same_rate": Option(0.1, None, "3.1", "Share of these that stay the same."),
     "whole_word_masking": Option(False, None, CODE, "Mask all tokens of a word."),
     "split_sentences": Option(True, help="Split lines into sentences."),
-    "heldout_share": Option(0.01, help="Share of the documents that are evaluated, and never trained on."),
+    "heldout_share": Option(0.01, 0, help="Share of the documents that are evaluated, and never trained on.", below=1),
     "heldout_pairs": Option(5000, 1, help="Pairs of these that are evaluated, at most."),
     "heldout_length": Option(0, help="Tokens of such a pair, at most; 0: as in the first phase."),
     "limit_characters": Option(0, 0, help="Characters of each source that are read; 0: all."),

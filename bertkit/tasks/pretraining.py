@@ -33,8 +33,8 @@ from bertkit.model.config import BertConfig
 from bertkit.reports.tables import ScoreRow
 from bertkit.system.progress import Report
 from bertkit.tasks.option import PRETRAINING_OPTIONS, list_defaults
-from bertkit.tasks.task import DIVERGED, PredictionSettings, Result, Task, check_finite, use_transformers
-from bertkit.tasks.texts import PAIR_NAMES, SINGLES, describe_pair, judge_pair, read_texts
+from bertkit.tasks.task import BERT_TRAIN, DIVERGED, PredictionSettings, Result, Task, check_finite, use_transformers
+from bertkit.tasks.texts import describe_pair, judge_pair, read_texts
 
 HEADS = {  # objective -> head; the second and third are rows of Table 5
     "mlm+nsp": "BertForPreTraining",
@@ -42,6 +42,8 @@ HEADS = {  # objective -> head; the second and third are rows of Table 5
     "clm": "BertLMHeadModel",
 }
 MASK = "[MASK]"
+KNOWN_LOSSES = {"ln V": "uniform_loss", "token frequencies": "unigram_loss"}
+KNOWN_ACCURACY = {"the most frequent token": "unigram_accuracy"}
 FOREIGN_SHARE = 0.3  # of the tokens; above it a vocabulary is for another script
 DOCUMENTS_SHOWN = 100  # of a built corpus, among which the predictions to look at are chosen
 
@@ -113,16 +115,10 @@ class PretrainingTask(Task):
         "model": {},  # BERT-base: BertConfig's defaults
         "data": list_defaults(PRETRAINING_OPTIONS),
         "train": {
+            **BERT_TRAIN,
             "max_steps": 1_000_000,
             "learning_rate": 1e-4,
-            "adam_beta1": 0.9,
-            "adam_beta2": 0.999,
-            "adam_epsilon": 1e-6,
-            "weight_decay": 0.01,
             "warmup_steps": 10_000,
-            "lr_scheduler_type": "linear",
-            "max_grad_norm": 1.0,
-            "optim": "bert_adam",
             "train_sampling_strategy": "sequential",  # the data set is in order already
             "eval_on_start": True,
             "eval_strategy": "steps",
@@ -130,18 +126,13 @@ class PretrainingTask(Task):
             "logging_steps": 100,
             "save_steps": 10_000,
             "save_total_limit": 2,
-            "seed": 42,
         },
     }
     table = (
-        ScoreRow("masked-LM loss", "mlm_loss", {"ln V": "uniform_loss", "token frequencies": "unigram_loss"}),
-        ScoreRow(
-            "masked-LM accuracy", "mlm_accuracy", {"the most frequent token": "unigram_accuracy"}, unit="fraction"
-        ),
-        ScoreRow("left-to-right loss", "clm_loss", {"ln V": "uniform_loss", "token frequencies": "unigram_loss"}),
-        ScoreRow(
-            "left-to-right accuracy", "clm_accuracy", {"the most frequent token": "unigram_accuracy"}, unit="fraction"
-        ),
+        ScoreRow("masked-LM loss", "mlm_loss", KNOWN_LOSSES),
+        ScoreRow("masked-LM accuracy", "mlm_accuracy", KNOWN_ACCURACY, unit="fraction"),
+        ScoreRow("left-to-right loss", "clm_loss", KNOWN_LOSSES),
+        ScoreRow("left-to-right accuracy", "clm_accuracy", KNOWN_ACCURACY, unit="fraction"),
         ScoreRow("next-sentence loss", "nsp_loss"),
         ScoreRow("next-sentence accuracy", "nsp_accuracy", {"the larger class": "nsp_majority"}, unit="fraction"),
     )
@@ -162,9 +153,6 @@ class PretrainingTask(Task):
                 f"heldout_length is {options['heldout_length']} in [data]; it must be at least {shortest}, "
                 "or 0 for the length of the first phase"
             )
-        for key in ("short_seq_prob", "heldout_share"):
-            if not 0 <= options[key] < 1:
-                raise UsageError(f"{key} is {options[key]} in [data]; it must be at least 0 and below 1")
         if recipe.get("phase") and options["max_length"] != self.options["max_length"].default:
             raise UsageError(
                 f"max_length is {options['max_length']} in [data], but the recipe has phases with lengths of their "
@@ -373,12 +361,9 @@ class PretrainingTask(Task):
 
     def suggest(self, output: Path, recipe: Mapping[str, Any]) -> list[str]:
         """Return what to do with a pretrained model; one that reads from left to right fills in no mask."""
-        config = output / "config.json"
-        is_causal = config.is_file() and json.loads(config.read_text()).get("is_decoder")
-        objective = " --set data.objective=clm" if is_causal else ""
-        use, text = (
-            ("text-generation", "This function") if is_causal else ("fill-mask", "This [MASK] returns the array.")
-        )
+        objective, use, text = "", "fill-mask", "This [MASK] returns the array."
+        if recipe["data"].get("objective") == "clm":
+            objective, use, text = " --set data.objective=clm", "text-generation", "This function"
         call = f'from transformers import pipeline; print(pipeline("{use}", {json.dumps(str(output))})("{text}"))'
         run, more = quote(str(output)), quote(f"{output}-more")
         return [
@@ -389,10 +374,6 @@ class PretrainingTask(Task):
         ]
 
     # --- Answers ------------------------------------------------------------------------------------------------------
-
-    def list_fields(self, settings: PredictionSettings) -> tuple[str, ...]:
-        """Return the name of one text or of two."""
-        return PAIR_NAMES[0] if settings.pairs else SINGLES[:1]
 
     def read_input(self, given: Mapping[str, Any], settings: PredictionSettings) -> dict[str, np.ndarray]:
         """Return the sequence of one or two texts with masks; `labels` (T,) are IGNORED but for the masks."""

@@ -35,12 +35,12 @@ from bertkit.data.spans import (
     keep_top,
 )
 from bertkit.errors import UsageError
-from bertkit.metrics.squad import average_scores, find_tau, score_answers, score_silence, score_squad1, score_squad2
+from bertkit.metrics.squad import average_scores, find_tau, score_answers, score_squad1, score_squad2
 from bertkit.reports.tables import ScoreRow
 from bertkit.system.progress import Report, ignore
 from bertkit.tasks.finetuning import FineTuningTask
 from bertkit.tasks.option import SQUAD_OPTIONS, WINDOW_OPTIONS, list_defaults
-from bertkit.tasks.task import DIVERGED, PredictionSettings, Result, check_finite, repeat_run, shorten_text
+from bertkit.tasks.task import DIVERGED, PredictionSettings, Result, check_finite, shorten_text
 from bertkit.tasks.texts import take_text
 
 SQUAD_SPLITS = {"train": "train", "dev": "validation"}
@@ -249,16 +249,12 @@ class SquadTask(FineTuningTask):
         gold = collect_answers(questions)
         if not self.version.unanswerable:
             return score_squad1(gold, dict(zip(gold, texts, strict=True)))
-        exact, f1 = score_answers(gold, dict(zip(gold, texts, strict=True)), 2)
-        answered, silent = [list(exact.values()), list(f1.values())], list(score_silence(gold).values())
-        tau = find_tau(odds, answered[1], silent) if tau is None else tau
+        exact, f1, silent = compare(questions, texts)
+        tau = find_tau(odds, f1, silent) if tau is None else tau
         scores: dict[str, Any] = {}
         for prefix, value in (("", tau), ("tau0_", 0.0)):
-            given = (np.asarray(odds) < -value).tolist()
-            chosen = (
-                [score if is_given else none for is_given, score, none in zip(given, part, silent, strict=True)]
-                for part in answered
-            )
+            is_given = np.asarray(odds) < -value
+            chosen = (np.where(is_given, part, silent).tolist() for part in (exact, f1))
             found = average_scores(gold, *chosen)
             scores |= {f"{prefix}{name}": score for name, score in found.items() if not name.endswith("total")}
         return scores | {"tau": tau, "null_score_diff_threshold": -tau}
@@ -271,35 +267,28 @@ class SquadTask(FineTuningTask):
         """Return what the evaluation decides of the model's configuration: tau."""
         return {"tau": metrics["tau"]} if "tau" in metrics else {}
 
-    def baseline(self, train: Windows, dev: Windows) -> dict[str, float]:
-        """Return what never answering scores on the dev set of 2.0: `majority_…`."""
+    def score_nothing(self, dev: Windows) -> dict[str, float]:
+        """Return what never answering scores on the dev set of 2.0."""
         if not self.version.unanswerable:
             return {}
         gold = collect_answers(dev.questions)
         found = score_squad2(gold, dict.fromkeys(gold, ""))
-        return {"majority_exact": found["exact"], "majority_f1": found["f1"], "majority_score": found["f1"]}
+        return {"exact": found["exact"], "f1": found["f1"]}
 
     def diagnose(self, metrics: Mapping[str, Any]) -> list[str]:
-        """Say what tau means, and warn where never answering scores as much."""
+        """Say also what tau means."""
         if not self.version.unanswerable:
             return []
-        tau, least = metrics["tau"], f"{metrics['majority_f1']:.1f}"
+        tau = metrics["tau"]
         line = (
             f"a question is answered when its best span scores more than tau = {tau:.3f} above no answer (in the "
             f"reference code null_score_diff_threshold = {-tau:.3f})"
         )
-        if metrics["f1"] > metrics["majority_f1"]:
-            return [line]
-        return [
-            line,
-            f"warning: F1 ({metrics['f1']:.1f}) is not above that of never answering ({least}). Likely causes: too few "
-            "questions or updates, a learning rate that is too high or an unlucky seed (try --set train.seed=43 or "
-            "--set train.learning_rate=3e-5)",
-        ]
+        return [line, *super().diagnose(metrics)]
 
     # --- Files --------------------------------------------------------------------------------------------------------
 
-    def predict(
+    def format_predictions(
         self, summaries: np.ndarray, data: Windows, split: str, decided: Mapping[str, Any] | None = None
     ) -> dict[str, str]:
         """Return the reference code's files: answers at tau, the best answers of each question, and the odds.
@@ -307,23 +296,24 @@ class SquadTask(FineTuningTask):
         The odds are s_null - best. For 2.0 also the scores over tau.
         """
         answers = decode(check_answers(summaries), data)
-        texts, odds = [x.best.text for x in answers], [x.odds for x in answers]
-        ids = [question.id for question in data.questions]
-        tau = (decided or {}).get("tau", 0.0)
-        if self.version.unanswerable and not decided:
-            tau = tune(data.questions, texts, odds)
         ranked = [rank(answer, self.version.unanswerable) for answer in answers]
-        files = self.write_answers(ids, self.choose(answers, tau), ranked, odds)
-        if self.version.unanswerable:
-            figure = trace(data.questions, texts, odds, tau, "tau" if decided else "the best tau")
-            files[f"{split}.figures.json"] = json.dumps([figure]) + "\n"
-        return files
+        if not self.version.unanswerable:
+            return self.format_answers(data.questions, answers, ranked, 0.0)
+        odds = [answer.odds for answer in answers]
+        exact, f1, silent = compare(data.questions, [answer.best.text for answer in answers])
+        tau = decided["tau"] if decided else find_tau(odds, f1, silent)
+        figure = trace(exact, f1, silent, odds, tau, "tau" if decided else "the best tau")
+        files = self.format_answers(data.questions, answers, ranked, tau)
+        return files | {f"{split}.figures.json": json.dumps([figure]) + "\n"}
 
-    def write_answers(
-        self, ids: Sequence[str], texts: Sequence[str], ranked: Sequence[Any], odds: Sequence[float]
+    def format_answers(
+        self, questions: Sequence[Question], answers: Sequence[Answer], ranked: Sequence[Any], tau: float
     ) -> dict[str, str]:
-        """Return the files of some answers: name -> JSON."""
-        files = {ANSWERS: texts, NBEST: ranked} | ({ODDS: odds} if self.version.unanswerable else {})
+        """Return the files of the answers at `tau`: name -> JSON."""
+        ids = [question.id for question in questions]
+        files: dict[str, Sequence[Any]] = {ANSWERS: self.choose(answers, tau), NBEST: ranked}
+        if self.version.unanswerable:
+            files[ODDS] = [answer.odds for answer in answers]
         return {
             name: json.dumps(dict(zip(ids, column, strict=True)), indent=4, ensure_ascii=False) + "\n"
             for name, column in files.items()
@@ -365,14 +355,13 @@ class SquadTask(FineTuningTask):
         """Return what to do with a fine-tuned model."""
         gold = Path(recipe["data"].get("dir") or "SQUAD", self.name_file("dev"))
         run, other, both = (quote(f"{output}{behind}") for behind in ("", "-43", "-both"))
-        again = repeat_run(output, "43", "train.seed=43")
         answers = quote(str(output / "predictions" / ANSWERS))
-        another = f"bertkit {self.command} {again}  # another seed"
+        another = super().suggest(output, recipe)
         if recipe["data"].get("tune_share"):  # not all of the file's questions are answered
-            return [another]
+            return another
         return [
             f"bertkit score {self.command} {quote(str(gold))} {answers}",
-            another,
+            *another,
             f"bertkit {self.command} --ensemble {run} {other} --output {both}",
         ]
 
@@ -470,28 +459,30 @@ def collect_answers(questions: Sequence[Question]) -> dict[str, tuple[str, ...]]
     return {question.id: question.answers for question in questions}
 
 
-def tune(questions: Sequence[Question], texts: Sequence[str], odds: Sequence[float]) -> float:
-    """Return the tau with the best F1, when the questions' answers are `texts` or none (section 4.3)."""
+def compare(questions: Sequence[Question], texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return exact match and F1 of each answer of 2.0, and what no answer would score as either; (Q,), from 0 to 1."""
     gold = collect_answers(questions)
-    _, f1 = score_answers(gold, dict(zip(gold, texts, strict=True)), 2)
-    return find_tau(odds, list(f1.values()), list(score_silence(gold).values()))
+    exact, f1 = score_answers(gold, dict(zip(gold, texts, strict=True)), 2)
+    silent, _ = score_answers(gold, dict.fromkeys(gold, ""), 2)
+    exact, f1, silent = (np.array(list(scores.values()), np.float64) for scores in (exact, f1, silent))
+    return exact, f1, silent
 
 
 def trace(
-    questions: Sequence[Question], texts: Sequence[str], odds: Sequence[float], tau: float, marked: str = "the best tau"
+    exact: np.ndarray, f1: np.ndarray, silent: np.ndarray, odds: Sequence[float], tau: float, marked: str
 ) -> dict[str, Any]:
-    """The figure of the scores over tau, at values that part the questions evenly and at the best (`list_figures`)."""
-    gold = collect_answers(questions)
-    silent = np.array(list(score_silence(gold).values()), float)
+    """The figure of the scores over tau, at values that part the questions evenly and at the best (`list_figures`).
+
+    The first three are those of `compare`.
+    """
     order = np.argsort(odds)
     ranked = np.asarray(odds)[order]
     taus = np.unique(np.append(-np.quantile(ranked, np.linspace(0, 1, CUTS), method="nearest"), tau))
     given = np.searchsorted(ranked, -taus)  # how many are answered: their odds are below -tau
-    exact, f1 = score_answers(gold, dict(zip(gold, texts, strict=True)), 2)
     lines = {}
     for name, scores in (("exact match", exact), ("F1", f1)):
-        gains = np.cumsum(np.append(0.0, (np.array(list(scores.values())) - silent)[order]))
-        lines[name] = (100 * (silent.sum() + gains[given]) / len(gold)).round(4).tolist()
+        gains = np.cumsum(np.append(0.0, (scores - silent)[order]))
+        lines[name] = (100 * (silent.sum() + gains[given]) / len(odds)).round(4).tolist()
     words = {"title": "Scores over tau", "xlabel": "tau", "ylabel": "%", "mark": tau, "marked": marked}
     return {"kind": "lines", "xs": taus.tolist(), "lines": lines} | words
 
@@ -526,7 +517,6 @@ def find_squad(number: int) -> SquadTask:
     Raises:
         UsageError: there is none.
     """
-    for task in SQUAD.values():
-        if task.version.number == number:
-            return task
-    raise UsageError(f"there is no SQuAD version {number}; --version takes 1 (for 1.1) or 2 (for 2.0)")
+    if (task := SQUAD.get(f"squad{number}")) is None:
+        raise UsageError(f"there is no SQuAD version {number}; --version takes 1 (for 1.1) or 2 (for 2.0)")
+    return task

@@ -24,14 +24,7 @@ from bertkit.reports.tables import ScoreRow
 from bertkit.system.progress import Report
 from bertkit.tasks.finetuning import EVERY_EPOCH, FineTuningTask
 from bertkit.tasks.option import SWAG_OPTIONS
-from bertkit.tasks.task import (
-    PredictionSettings,
-    Result,
-    check_finite,
-    repeat_run,
-    shorten_text,
-    use_transformers,
-)
+from bertkit.tasks.task import PredictionSettings, Result, check_finite, shorten_text, use_transformers
 from bertkit.tasks.texts import take_text
 
 SWAG_FILES = {"train": "train.csv", "dev": "val.csv", "test": "test.csv"}
@@ -39,6 +32,8 @@ SWAG_SPLITS = {"train": "train", "dev": "validation", "test": "test"}
 SWAG_PAPER = {"BERT-base, dev": 0.816, "BERT-large, dev": 0.866, "BERT-large, test": 0.863}  # Table 4
 ACCURACY = ScoreRow("accuracy", "accuracy", {"the majority ending": "majority_accuracy"}, "fraction", SWAG_PAPER)
 NUMBERED_ENDING = re.compile(r"ending\d+")
+
+Continuations = tuple[str, list[str]]  # a context, and what may follow it
 
 
 class SwagTask(FineTuningTask):
@@ -108,24 +103,11 @@ class SwagTask(FineTuningTask):
         """Return the accuracy, a fraction."""
         return compute_scores(("accuracy",), check_finite(summaries).argmax(axis=1), data.labels)
 
-    def baseline(self, train: Choices, dev: Choices) -> dict[str, float]:
+    def score_nothing(self, dev: Choices) -> dict[str, float]:
         """Return what the place that is most often right in the dev set scores on it."""
-        places = np.full(len(dev), np.bincount(dev.labels).argmax())
-        value = compute_scores(("accuracy",), places, dev.labels)["accuracy"]
-        return {"majority_accuracy": value, "majority_score": value}
+        return compute_scores(("accuracy",), np.full(len(dev), np.bincount(dev.labels).argmax()), dev.labels)
 
-    def diagnose(self, metrics: Mapping[str, Any]) -> list[str]:
-        """Warn where always the same place scores as much."""
-        if metrics["accuracy"] > metrics["majority_accuracy"]:
-            return []
-        found, least = (ACCURACY.show(metrics[key]) for key in ("accuracy", "majority_accuracy"))
-        return [
-            f"warning: accuracy ({found}) is not above the majority ending ({least}). Likely causes: a learning rate "
-            "that is too high, too few questions or updates, or an unlucky seed (try --set train.learning_rate=1e-5, "
-            "--set preset=stable or --set train.seed=43)"
-        ]
-
-    def predict(
+    def format_predictions(
         self, summaries: np.ndarray, data: Choices, split: str, decided: Mapping[str, Any] | None = None
     ) -> dict[str, str]:
         """Return a file named as the split's: number of the question and place of the ending, as CSV."""
@@ -136,7 +118,7 @@ class SwagTask(FineTuningTask):
         """Return what to do with a fine-tuned model."""
         path = json.dumps(str(output))
         call = f"from transformers import AutoModelForMultipleChoice as M; print(M.from_pretrained({path}))"
-        return [f"bertkit swag {repeat_run(output, '43', 'train.seed=43')}  # another seed", use_transformers(call)]
+        return [*super().suggest(output, recipe), use_transformers(call)]
 
     # --- Answers ------------------------------------------------------------------------------------------------------
 
@@ -144,7 +126,7 @@ class SwagTask(FineTuningTask):
         """Return the names of a context and its endings."""
         return "context", "endings…"
 
-    def read_input(self, given: Mapping[str, Any], settings: PredictionSettings) -> tuple[str, list[str]]:
+    def read_input(self, given: Mapping[str, Any], settings: PredictionSettings) -> Continuations:
         """Return a context, and what may follow it; also by SWAG's names of columns."""
         context = take_text(given, "sent1" if "sent1" in given and "context" not in given else "context")
         start = given.get("start", given.get("sent2")) or ""
@@ -157,7 +139,7 @@ class SwagTask(FineTuningTask):
         return context, [f"{start} {ending}".strip() for ending in endings]
 
     def encode_inputs(
-        self, examples: Sequence[tuple[str, list[str]]], settings: PredictionSettings
+        self, examples: Sequence[Continuations], settings: PredictionSettings
     ) -> tuple[Sequences, np.ndarray]:
         """Return a sequence for each ending of each example, in order, and its tokens."""
         pairs = [(context, ending) for context, endings in examples for ending in endings]
@@ -169,11 +151,7 @@ class SwagTask(FineTuningTask):
         return {name: column[:, None] for name, column in pad(data.__getitems__(numbers)).items()}
 
     def answer(
-        self,
-        kept: Sequence[np.ndarray],
-        data: Any,
-        examples: Sequence[tuple[str, list[str]]],
-        settings: PredictionSettings,
+        self, kept: Sequence[np.ndarray], data: Any, examples: Sequence[Continuations], settings: PredictionSettings
     ) -> list[Result]:
         """Return the likeliest ending of each example."""
         results, scores = [], iter(np.concatenate(kept))
@@ -182,7 +160,7 @@ class SwagTask(FineTuningTask):
             results.append({"ending": int(logits.argmax()), "probabilities": softmax(logits).tolist()})
         return results
 
-    def find_truncated(self, data: Sequences, examples: Sequence[tuple[str, list[str]]]) -> list[bool]:
+    def find_truncated(self, data: Sequences, examples: Sequence[Continuations]) -> list[bool]:
         """Return of each example whether the context with any of its endings was truncated."""
         flags = iter(data.shortened.tolist())
         return [any(list(islice(flags, len(endings)))) for _, endings in examples]
@@ -193,7 +171,7 @@ class SwagTask(FineTuningTask):
 
     def list_samples(
         self, examples: Sequence[Situation], settings: PredictionSettings
-    ) -> Iterable[tuple[str, tuple[str, list[str]], str]]:
+    ) -> Iterable[tuple[str, Continuations, str]]:
         """Return the questions, and the right ending."""
         for one in examples:
             words = f"{shorten_text(one.context)}  |  {shorten_text(one.start)}"

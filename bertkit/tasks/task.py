@@ -5,6 +5,7 @@ how a person's input is read, encoded and answered, which `bertkit.tasks.predict
 Trainer.
 """
 
+import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -25,6 +26,16 @@ from bertkit.tasks.option import Options
 LONGEST_SHOWN = 80  # characters of a text among the examples
 DIVERGED = "the model answers with NaN: training has diverged; lower train.learning_rate"
 
+BERT_TRAIN = {  # `[train]` of the paper in pre-training (A.2) and fine-tuning (A.3) alike
+    "adam_beta1": 0.9,
+    "adam_beta2": 0.999,
+    "adam_epsilon": 1e-6,
+    "weight_decay": 0.01,
+    "lr_scheduler_type": "linear",
+    "max_grad_norm": 1.0,
+    "optim": "bert_adam",
+    "seed": 42,
+}
 TUNE = "tune"  # the split that decides, where there is one
 CHOSEN_ON_DEV = "chosen_on_dev"  # in metrics.json: what the scored data have decided
 
@@ -110,11 +121,12 @@ class Task:
         """Check a complete recipe before anything is read.
 
         Raises:
-            UsageError: options that make no sense, or a number below the least.
+            UsageError: options that make no sense, or a number out of its range.
         """
         for key, option in self.options.items():
-            if option.least is not None and recipe["data"][key] < option.least:
-                raise UsageError(f"{key} is {recipe['data'][key]} in [data]; it must be at least {option.least}")
+            if option.least is not None and not option.least <= recipe["data"][key] < option.below:
+                below = "" if option.below == math.inf else f" and below {option.below}"
+                raise UsageError(f"{key} is {recipe['data'][key]} in [data]; it must be at least {option.least}{below}")
 
     def overrides(self, given: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return what the given part of a recipe changes in the task's own: other options may need another rate."""
@@ -223,7 +235,7 @@ class Task:
         """Return values for BertConfig that the evaluation decides."""
         return {}
 
-    def predict(
+    def format_predictions(
         self, summaries: np.ndarray, data: Any, split: str, decided: Mapping[str, Any] | None = None
     ) -> dict[str, str]:
         """Return the files of a split's predictions: name below `predictions/` -> text; `decided` as for `score`."""
@@ -267,7 +279,7 @@ class Task:
 
     def list_fields(self, settings: PredictionSettings) -> tuple[str, ...]:
         """Return the names of an input's texts, in order; a last one that ends in "…" takes all the rest."""
-        raise NotImplementedError
+        return ("text", "text_pair") if settings.pairs else ("text",)
 
     def read_input(self, given: Mapping[str, Any], settings: PredictionSettings) -> Any:
         """Return the example of an input.

@@ -27,10 +27,6 @@ class TextTask(FineTuningTask):
 
     head = "BertForSequenceClassification"
 
-    def list_fields(self, settings: PredictionSettings) -> tuple[str, ...]:
-        """Return the name of one text or of two, as the run's task has it."""
-        return PAIR_NAMES[0] if settings.pairs else SINGLES[:1]
-
     def read_input(self, given: Mapping[str, Any], settings: PredictionSettings) -> tuple[str, ...]:
         """Return a text, or two."""
         return read_texts(given, settings.pairs)
@@ -80,14 +76,7 @@ class NextSentenceTask(TextTask):
     """Tell whether the second text follows the first, with that head alone; it is never trained by itself."""
 
     head = "BertForNextSentencePrediction"
-
-    def list_fields(self, settings: PredictionSettings) -> tuple[str, ...]:
-        """Return the names of two texts."""
-        return PAIR_NAMES[0]
-
-    def read_input(self, given: Mapping[str, Any], settings: PredictionSettings) -> tuple[str, ...]:
-        """Return two texts."""
-        return read_texts(given, pairs=True)
+    pairs = True
 
     def answer(
         self, kept: Sequence[np.ndarray], data: Any, examples: Any, settings: PredictionSettings

@@ -247,7 +247,7 @@ def finish(
         if split in prepared.data:
             report(f"predicting {split}, {len(prepared.data[split]):,} sequences")
             summaries = trainer.predict(prepared.data[split]).predictions
-            files |= task.predict(summaries, prepared.data[split], split, decided)
+            files |= task.format_predictions(summaries, prepared.data[split], split, decided)
             if name := task.splits.get(split):
                 scores = task.score(summaries, prepared.data[split], decided)
                 metrics |= {name.format(key): value for key, value in scores.items()}

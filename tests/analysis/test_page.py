@@ -34,7 +34,7 @@ from bertkit.reports.html import show_minus, style_columns
 from bertkit.reports.tables import make_table, split_number
 from bertkit.studies.tables import describe_size, explain_scores
 from bertkit.tasks import TASKS
-from bertkit.tasks.squad import SQUAD, collect_answers, trace, tune
+from bertkit.tasks.squad import SQUAD, collect_answers, compare, trace
 from bertkit.training.outputs import MEASURED, measure_lengths
 from bertkit.training.recipe import read_recipe, save_recipe
 from bertkit.training.run import run
@@ -288,11 +288,12 @@ def test_each_point_of_the_tau_curve_is_a_score(rows):
         for i, (_, answerable, _) in enumerate(rows)
     ]
     odds, texts = [float(row[0]) for row in rows], [row[2] for row in rows]
-    tau = tune(questions, texts, odds)
-    figure = trace(questions, texts, odds, tau)
+    metrics = SQUAD["squad2"].rate(questions, texts, odds)
+    tau = metrics["tau"]
+    figure = trace(*compare(questions, texts), odds, tau, "the best tau")
     assert figure["mark"] == tau
     assert tau in figure["xs"]
-    assert max(figure["lines"]["F1"]) == pytest.approx(SQUAD["squad2"].rate(questions, texts, odds)["f1"], abs=1e-3)
+    assert max(figure["lines"]["F1"]) == pytest.approx(metrics["f1"], abs=1e-3)
     answers = [SimpleNamespace(best=SimpleNamespace(text=a), odds=b) for a, b in zip(texts, odds, strict=True)]
     gold = collect_answers(questions)
     for place, x in enumerate(figure["xs"]):

@@ -185,11 +185,11 @@ def test_a_cache_that_cannot_be_written_names_the_key_for_another(checkpoint, se
         cache(checkpoint, sequences, tmp_path / "file" / "kept")
 
 
-def test_without_a_cache_the_key_for_a_folder_is_named(tmp_path, monkeypatch):
+def test_without_a_cache_the_key_for_a_folder_is_named(checkpoint, sequences, tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     monkeypatch.setattr("huggingface_hub.utils._cache_assets.HF_ASSETS_CACHE", str(tmp_path / "file"))
-    with pytest.raises(UsageError, match=r"no cache .* --set data.features_dir=DIR"):
-        features.find_cache()
+    with pytest.raises(UsageError, match=r"the cache of features .* --set data.features_dir=DIR.* is refused"):
+        cache(checkpoint, sequences, "")
 
 
 def test_sums_and_concatenations_share_a_file_and_other_ends_do_not(checkpoint, sequences, tmp_path):

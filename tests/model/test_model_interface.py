@@ -85,10 +85,11 @@ def test_a_rate_of_one_leaves_nothing(kernel: str) -> None:
 @pytest.mark.parametrize("name", sorted(ours.UNSUPPORTED))
 def test_an_argument_that_would_be_ignored_is_refused_by_name(name: str, head: str) -> None:
     model, batch = make_model(head), shape_for(head, make_batch(LENGTHS))
-    if (head, name) != ("BertLMHeadModel", "logits_to_keep"):
+    is_known = name == "logits_to_keep" and head in ("BertLMHeadModel", "BertForMaskedLM")
+    if not is_known:
         with pytest.raises(ValueError, match=rf"^bertkit's models do not take {name}; \w+"):
             model(**batch, **{name: torch.tensor([0, 4])})
-    model(**batch, **{name: 0 if name == "logits_to_keep" and head == "BertLMHeadModel" else None})
+    model(**batch, **{name: 0 if is_known else None})
 
 
 @pytest.mark.parametrize("head", [*LANGUAGE_MODELS, "BertForTokenClassification"])
@@ -165,14 +166,11 @@ def test_the_problem_type_means_what_it_means_in_transformers(case: str, is_name
     torch.testing.assert_close(*grads)
 
 
-def test_labels_or_problem_types_that_do_not_fit_are_refused() -> None:
+def test_labels_that_do_not_fit_are_refused() -> None:
     model, batch = make_model("BertForSequenceClassification", problem_type="regression"), make_batch(LENGTHS)
     for shape in ((3, 4), (4,), (4, 1)):
         with pytest.raises(ValueError, match=r"got labels of shape .* for logits of \(4, 3\)"):
             model(**batch, labels=torch.zeros(shape))
-    model.config.problem_type = "ranking"
-    with pytest.raises(ValueError, match="problem_type 'ranking' is unknown; expected one of regression, single"):
-        model(**batch, labels=torch.zeros(4, 3))
 
 
 @pytest.mark.parametrize("case", PROBLEMS)
@@ -423,7 +421,7 @@ def test_gradients_of_each_example_by_vmap(head: str) -> None:
     last = "cls.predictions.bias" if head == "BertForMaskedLM" else "classifier.weight"
     model, inputs = make_model(head, **NO_DROPOUT).train(), make_inputs(head, [7, 7, 7])
     values = {name: x.detach() for name, x in model.named_parameters()}
-    mask = inputs.pop("attention_mask")
+    del inputs["attention_mask"]  # with which each example could have another number of tokens
 
     def take(values: dict[str, Tensor], inputs: dict[str, Tensor]) -> Tensor:
         return take_loss(model, values, {name: x[None] for name, x in inputs.items()})
@@ -434,8 +432,6 @@ def test_gradients_of_each_example_by_vmap(head: str) -> None:
         model.zero_grad()
         model(**{name: x[row : row + 1] for name, x in inputs.items()}).loss.backward()
         torch.testing.assert_close(found[row], model.get_parameter(last).grad)
-    with pytest.raises(ValueError, match=r"vmap cannot map over attention_mask: .* loop over the examples"):
-        each(values, inputs | {"attention_mask": mask})
 
 
 # --- Messages ---------------------------------------------------------------------------------------------------------

@@ -297,7 +297,7 @@ BREAKS = {  # what is done to the pre-training checkpoint -> the words of the me
     "type": (lambda d: change_config(d, hidden_size="16"), r"bert_config.json is refused: .*hidden_size"),
     "heads": (lambda d: change_config(d, num_attention_heads=3), r"is refused: .*not divisible"),
     "activation": (lambda d: change_config(d, hidden_act="magic"), r"is refused: .*'magic' is unknown"),
-    "layers": (lambda d: change_config(d, num_hidden_layers=10**9), r"says 1000000000 layers and the checkpoint has 2"),
+    "layers": (lambda d: change_config(d, num_hidden_layers=10**9), r"num_hidden_layers is above 1,000"),
     "hidden": (lambda d: change_config(d, hidden_size=18), r"has the shape \(.*16.*\) and .* asks for \(.*18.*\)"),
     "inner": (
         lambda d: change_config(d, intermediate_size=16),
@@ -401,11 +401,8 @@ def test_a_full_disk_leaves_nothing(tmp_path, monkeypatch):
         ({"a": make_entry([2, 1 << 37])}, {}, r"is cut off: it has 64 of 1,099,511,627,776 bytes; download it again"),
         ({"a": make_entry([16], offset=1)}, {}, r"is cut off: it has 64 of 65 bytes"),
         ({"a": make_entry([16], offset=2**64 - 8)}, {}, r"is cut off"),
-        ({"a": make_entry([8]), "b": make_entry([8], offset=28)}, {}, r"two variables have the same bytes"),
         ({"a": make_entry([2**63, 2], size=0)}, {}, r"a variable of 0 bytes has the shape"),
         ({"a": make_entry([4], size=12)}, {}, r"a variable of 12 bytes has the shape \(4,\)"),
-        ({"a": make_entry([0])}, {}, r"a variable of 0 bytes has the shape \(0,\)"),
-        ({"a": make_entry([1] * 9)}, {}, r"a variable has no shape"),
         ({"a": make_entry([1], part=1)}, {}, r"a variable is in part 1 of 1"),
         ({"a": make_entry([1], dtype=7, size=4)}, {}, r"a variable of type 7; expected float32, float16"),
         ({"a": make_entry([1], more=b"\x3a\x00")}, {}, r"has a variable in slices"),
@@ -425,14 +422,12 @@ def test_an_index_that_says_what_cannot_be_is_refused(entries, options, message,
     assert "\n" not in str(refusal.value)
 
 
-def test_tables_that_are_compressed_or_out_of_order_are_refused(tmp_path, monkeypatch):
+def test_tables_that_are_compressed_or_damaged_are_refused(tmp_path, monkeypatch):
     path = tmp_path / "x.index"
     block = make_block([(b"a", b""), (b"b", b"")])
     assert read_table(make_table(block, make_block([(b"c", b"1")]))) == {b"a": b"", b"b": b"", b"c": b"1"}
     for table, message in (
         (make_table(block, compression=1), "its index is compressed"),
-        (make_table(block, block), r"damaged \(its names are not in order\)"),
-        (make_table(make_block([(b"b", b""), (b"a", b"")])), "names are not in order"),
         (make_table(block)[:-1] + b"\0", "its end is not that of a table"),
         (b"", "its end is not that of a table"),
         (make_table(b""), "a block is shorter than it says"),
@@ -448,9 +443,8 @@ def test_tables_that_are_compressed_or_out_of_order_are_refused(tmp_path, monkey
 @pytest.mark.parametrize(
     ("footer", "message"),
     [
-        (number(0) * 4 + b"\x01", "its footer has more than two places"),
         (b"\xff" * 40, "a number has no end"),
-        (number(0) + number(1 << 20) + number(0) * 2, "a block lies outside of it"),
+        (number(0) * 3 + number(1 << 20), "a block lies outside of it"),
     ],
 )
 def test_a_table_whose_end_says_what_cannot_be_is_damaged(footer, message, tmp_path):
@@ -501,11 +495,15 @@ def flip(data, draw):
 
 
 @given(st.data())
-def test_any_changed_byte_of_an_index_is_found(folder, data):
+def test_any_changed_byte_of_an_index_is_found_or_unused(folder, data):
     original = read_written(PRETRAINING)[INDEX]
-    (folder / INDEX).write_bytes(flip(original, data.draw)[0])
-    with pytest.raises(UsageError, match=r"\.index (is damaged|cannot be imported)"):
-        read_bundle(folder / "bert_model.ckpt")
+    changed, _ = flip(original, data.draw)
+    (folder / INDEX).write_bytes(changed)
+    try:
+        assert read_table(changed) == read_table(original)
+    except (ValueError, IndexError):
+        with pytest.raises(UsageError, match=r"\.index (is damaged|cannot be imported)"):
+            read_bundle(folder / "bert_model.ckpt")
     (folder / INDEX).write_bytes(original)
 
 

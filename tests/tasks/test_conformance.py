@@ -303,7 +303,7 @@ def test_predictions_are_texts_in_files_of_their_own(case):
         batch = take_batch(task, data[split], len(data[split]))
         with torch.no_grad():
             outputs = model.eval()(**batch, **task.evaluation_options)
-        files = task.predict(task.summarize(outputs, batch).numpy(), data[split], split)
+        files = task.format_predictions(task.summarize(outputs, batch).numpy(), data[split], split)
         assert split not in task.unlabelled or files
         assert all(text.endswith("\n") for text in files.values())
         names += files

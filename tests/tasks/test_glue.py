@@ -520,10 +520,10 @@ def test_predictions_for_the_leaderboard(finish, name):
 
 def test_scores_for_the_leaderboard_are_clipped_and_those_of_dev_are_not():
     logits = np.array([[-1.25], [0.1], [4.99994], [7.0]], np.float32)
-    predict = GLUE["stsb"].predict
-    text = predict(logits, None, "test")["STS-B.tsv"]
+    task = GLUE["stsb"]
+    text = task.format_predictions(logits, None, "test")["STS-B.tsv"]
     assert text == "index\tprediction\n0\t0.000\n1\t0.100\n2\t5.000\n3\t5.000\n"
-    lines = predict(logits, None, "dev")["dev.tsv"].splitlines()[1:]
+    lines = task.format_predictions(logits, None, "dev")["dev.tsv"].splitlines()[1:]
     assert [float(line.split("\t")[1]) for line in lines] == logits[:, 0].astype(float).tolist()
 
 

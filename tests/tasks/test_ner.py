@@ -205,7 +205,7 @@ def test_a_model_that_has_diverged_is_refused(folder, start, value):
     logits = torch.zeros(*batch["labels"].shape, len(data.names))
     logits[3, int(data.locate(3).max()), 1] = value
     kept = NER.summarize(SimpleNamespace(logits=logits), batch).numpy()
-    for call in (NER.score, lambda kept, data: NER.predict(kept, data, "dev")):
+    for call in (NER.score, lambda kept, data: NER.format_predictions(kept, data, "dev")):
         with pytest.raises(UsageError, match="training has diverged"):
             call(kept, data)
 
@@ -217,7 +217,7 @@ def test_never_tagging_is_what_a_model_has_to_beat(folder, start):
     assert nothing == dict.fromkeys(("majority_precision", "majority_recall", "majority_f1", "majority_score"), 0.0)
     assert NER.diagnose({"f1": 0.1} | nothing) == []
     (line,) = NER.diagnose({"f1": 0.0} | nothing)
-    assert line.startswith("warning: no entity is found. Likely causes: ")
+    assert line.startswith("warning: F1 (0.0) is not above never tagging (0.0). Likely causes: ")
 
 
 # --- conlleval's form
@@ -230,7 +230,7 @@ def test_predictions_are_in_the_form_and_the_scheme_of_the_file(tmp_path, start)
     examples, _ = load(tmp_path)
     data = encode(examples["dev"], start)
     kept = keep(data, [["B-X", "I-X"], ["B-X", "O"], ["I-X"]])
-    files = NER.predict(kept, data, "dev")
+    files = NER.format_predictions(kept, data, "dev")
     assert files == {
         "dev.conll": "-DOCSTART- O O\n\ngood I-X I-X\nbad B-X I-X\n\n-DOCSTART- O O\n\nso O I-X\n\u200b I-X O\n\n"
         "so O I-X\n"
@@ -238,7 +238,9 @@ def test_predictions_are_in_the_form_and_the_scheme_of_the_file(tmp_path, start)
     (tmp_path / "dev.txt").write_text("good B-X\nbad O\n", encoding="utf-8")
     examples, _ = load(tmp_path)
     data = encode(examples["dev"], start)
-    assert NER.predict(keep(data, [["O", "I-X"]]), data, "dev") == {"dev.conll": "good B-X O\nbad O I-X\n"}, "as it is"
+    assert NER.format_predictions(keep(data, [["O", "I-X"]]), data, "dev") == {
+        "dev.conll": "good B-X O\nbad O I-X\n"
+    }, "as it is"
 
 
 def test_the_files_say_what_was_scored(folder, start):
@@ -248,7 +250,7 @@ def test_the_files_say_what_was_scored(folder, start):
         data = encode(examples[split], start)
         tags = [draw.choice(data.names, len(sentence.words)).tolist() for sentence in data.text.sentences]
         kept = keep(data, tags)
-        (text,) = NER.predict(kept, data, split).values()
+        (text,) = NER.format_predictions(kept, data, split).values()
         columns = read_columns(text)
         sides = ([[row[place] for row in block] for block in columns] for place in (1, 2))
         found = score_entities(*sides)
@@ -391,7 +393,10 @@ def test_a_bilstm_learns_from_features_and_reads_text_by_itself(tmp_path, folder
     with torch.no_grad():
         kept = NER.summarize(model(**batch), batch).numpy()
     assert NER.score(kept, data)["f1"] == pytest.approx(metrics["f1"])
-    assert NER.predict(kept, data, "dev")["dev.conll"] == (tmp_path / "run" / "predictions" / "dev.conll").read_text()
+    assert (
+        NER.format_predictions(kept, data, "dev")["dev.conll"]
+        == (tmp_path / "run" / "predictions" / "dev.conll").read_text()
+    )
 
 
 def test_the_encoder_runs_once_for_all_seeds(tmp_path, folder, start, monkeypatch):

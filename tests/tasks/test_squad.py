@@ -17,7 +17,7 @@ from bertkit.metrics.squad import score_answers, score_squad1, score_squad2
 from bertkit.system.signals import Interrupted
 from bertkit.tasks import TASKS
 from bertkit.tasks.prediction import show_examples
-from bertkit.tasks.squad import SQUAD, VERSIONS, find_squad, rank, tune
+from bertkit.tasks.squad import SQUAD, VERSIONS, find_squad, rank
 from bertkit.tasks.task import PredictionSettings
 from bertkit.training.run import run
 from bertkit.training.run_dir import FIRST, read_metrics
@@ -253,9 +253,7 @@ def test_tau_is_the_paper_s_and_the_flag_its_opposite():
     ]
     answers = [Answer([Span("x", 1.0, 1.0)], (odds + 1.0, 1.0)) for odds in (-2.0, 0.0, 1.0, 3.0)]
     assert [answer.odds for answer in answers] == [-2.0, 0.0, 1.0, 3.0]
-    tau = tune(questions, ["x"] * 4, [answer.odds for answer in answers])
-    assert tau == -0.5
-    assert SQUAD["squad2"].choose(answers, tau) == ["x", "x", "", ""]
+    assert SQUAD["squad2"].choose(answers, -0.5) == ["x", "x", "", ""]
     assert SQUAD["squad2"].choose(answers, 0.0) == ["x", "", "", ""]
     metrics = SQUAD["squad2"].rate(questions, ["x"] * 4, [answer.odds for answer in answers])
     assert metrics == {
@@ -281,7 +279,7 @@ def test_answers_without_numbers_are_refused(start, version):
     kept = make_kept(data, data.answers)
     kept[0, 0] = np.nan
     task = SQUAD[version.name]
-    for call in (task.score, lambda kept, data: task.predict(kept, data, "dev")):
+    for call in (task.score, lambda kept, data: task.format_predictions(kept, data, "dev")):
         with pytest.raises(UsageError, match="training has diverged"):
             call(kept, data)
 
@@ -483,7 +481,7 @@ def test_never_answering_is_warned_of():
     metrics = {"f1": 50.0, "majority_f1": 50.0, "tau": 2.5}
     meaning, line = TASKS["squad2"].diagnose(metrics)
     assert "more than tau = 2.500 above no answer (in the reference code null_score_diff_threshold = -2.500)" in meaning
-    assert line.startswith("warning: F1 (50.0) is not above that of never answering (50.0)")
+    assert line.startswith("warning: F1 (50.0) is not above never answering (50.0). Likely causes: a learning rate")
     assert TASKS["squad2"].diagnose(metrics | {"f1": 50.1}) == [meaning]
     assert TASKS["squad1"].diagnose({"f1": 0.0}) == []
 
@@ -559,7 +557,7 @@ def test_predictions_belong_to_their_questions_however_training_is_ordered(tmp_p
         batch = task.collate([data[index]])
         with torch.no_grad():
             kept.append(task.summarize(model(**batch), batch).numpy())
-    files = task.predict(np.concatenate(kept), data, "dev")
+    files = task.format_predictions(np.concatenate(kept), data, "dev")
     written = json.loads((tmp_path / "run" / "predictions" / "predictions.json").read_text())
     assert written == json.loads(files["predictions.json"])
     assert len(set(written.values())) > 5

@@ -285,7 +285,7 @@ def test_logits_that_are_no_numbers_are_refused(made, bad):
     _, data, _, _ = made
     logits = np.zeros((18, 4), np.float32)
     logits[3, 2] = bad
-    for use in (lambda: SWAG.score(logits, data["dev"]), lambda: SWAG.predict(logits, data["dev"], "dev")):
+    for use in (lambda: SWAG.score(logits, data["dev"]), lambda: SWAG.format_predictions(logits, data["dev"], "dev")):
         with pytest.raises(UsageError, match=r"training has diverged; lower train\.learning_rate"):
             use()
 
@@ -293,8 +293,8 @@ def test_logits_that_are_no_numbers_are_refused(made, bad):
 def test_predictions_are_a_place_for_every_question():
     logits = np.array([[0.0, 1.0, -1.0, 0.5], [3.0, 1.0, 2.0, 0.0], [0.0, 0.0, 0.0, 1.0]])
     text = "index,pred\n0,1\n1,0\n2,3\n"
-    assert SWAG.predict(logits, None, "dev") == {"val.csv": text}
-    assert SWAG.predict(logits, None, "test") == {"test.csv": text}
+    assert SWAG.format_predictions(logits, None, "dev") == {"val.csv": text}
+    assert SWAG.format_predictions(logits, None, "test") == {"test.csv": text}
 
 
 def test_a_score_no_better_than_the_majority_is_warned_of():

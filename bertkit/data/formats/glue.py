@@ -60,11 +60,11 @@ class Benchmark:
     name: str
     title: str
     texts: Mapping[str, str | int]
-    label: str | int
     labels: Mapping[str, str]
-    metrics: tuple[str, ...]
     splits: Mapping[str, Split]
     majority: str
+    label: str | int = "label"
+    metrics: tuple[str, ...] = ("accuracy",)
     paper: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     bare: int = 0
     broken: bool = False
