@@ -190,9 +190,7 @@ def read_candidates(run: Path, questions: Sequence[Question], source: str) -> di
         UsageError: they are not those to `questions`, or have no probabilities.
     """
     path = run / PREDICTIONS / NBEST
-    found = {
-        name: [(entry["text"], entry["probability"]) for entry in entries] for name, entries in read_nbest(path).items()
-    }
+    found = {name: [(entry.text, entry.probability) for entry in entries] for name, entries in read_nbest(path).items()}
     wanted = {question.id for question in questions}
     missing, others = len(wanted - found.keys()), len(found.keys() - wanted)
     if missing or others:
