@@ -155,7 +155,7 @@ class PretrainingTask(Task):
             raise UsageError(
                 f"unknown objective {options['objective']!r} in [data]; the objectives are {', '.join(HEADS)}"
             )
-        check_rates(options["masked_lm_prob"], None, options["mask_rate"], options["random_rate"], options["same_rate"])
+        check_rates(options["masked_lm_prob"], options["mask_rate"], options["random_rate"], options["same_rate"])
         super().check(recipe)
         if 0 != options["heldout_length"] < shortest:
             raise UsageError(
