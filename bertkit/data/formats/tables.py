@@ -4,6 +4,7 @@ A table looks like CSV and is not: a `"` is an ordinary character that nobody cl
 """
 
 import difflib
+from codecs import BOM_UTF8
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -114,7 +115,10 @@ def read_lines(path: Path) -> Iterator[str]:
     blank = 0
     with _explain_opening(path), path.open("rb") as stream:
         for number, line in enumerate(stream, 1):
-            text = _decode(line, f"{path}, line {number}", "utf-8-sig" if number == 1 else "utf-8")
+            try:
+                text = decode_line(line.removesuffix(b"\n").removesuffix(b"\r"), is_first=number == 1)
+            except UsageError as error:
+                raise UsageError(f"{path}, line {number} {error}") from None
             if not text:
                 blank += 1
                 continue
@@ -135,14 +139,19 @@ def _explain_opening(path: Path) -> Iterator[None]:
         raise UsageError(f"{path} cannot be read ({error.strerror or error}); {remedy}") from None
 
 
-def _decode(line: bytes, where: str, encoding: str) -> str:
+def decode_line(line: bytes, *, is_first: bool) -> str:
+    """Return the text of a line; a byte order mark is no part of the first one.
+
+    Raises:
+        UsageError: What is wrong with it, without its place.
+    """
     if b"\0" in line:
-        raise UsageError(f"{where} has a NUL byte, as binary files and UTF-16 have; give text in UTF-8")
+        raise UsageError("has a NUL byte, as binary files and UTF-16 have; give text in UTF-8")
     try:
-        return line.removesuffix(b"\n").removesuffix(b"\r").decode(encoding)
+        return line.decode("utf-8-sig" if is_first else "utf-8")
     except UnicodeDecodeError as error:
         raise UsageError(
-            f"{where} is not UTF-8 (byte {error.object[error.start]:#04x} in place {error.start + 1}); "
+            f"is not UTF-8 (byte {error.object[error.start]:#04x} in place {error.start + 1}); "
             "convert the file, for instance with iconv -f latin1 -t utf-8"
         ) from None
 
@@ -160,7 +169,7 @@ def read_json(path: str | Path, form: type[Parsed], remedy: str = AGAIN) -> Pars
     with _explain_opening(path):
         content = path.read_bytes()
     with explain_form(str(path), remedy):
-        return msgspec.json.decode(_decode(content, str(path), "utf-8-sig"), type=form)
+        return msgspec.json.decode(content.removeprefix(BOM_UTF8), type=form)
 
 
 @contextmanager
@@ -168,5 +177,5 @@ def explain_form(place: str, remedy: str = AGAIN) -> Iterator[None]:
     """Turn what msgspec says of a value at `place` into a UsageError."""
     try:
         yield
-    except (msgspec.MsgspecError, RecursionError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise UsageError(f"{place}: {join_lines(error)}; {remedy}") from None
