@@ -21,7 +21,15 @@ TOKENS_A_BATCH = 8192
 IGNORED = -100  # the label of a position without a loss, as in torch.nn.functional.cross_entropy
 
 
-class Sequences(Dataset):
+class Items(Dataset):
+    """A data set that gives several items as it gives one."""
+
+    def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
+        """Several of them."""
+        return [self[index] for index in indices]
+
+
+class Sequences(Items):
     """S encoded sequences side by side in flat arrays.
 
     ids: (N,) token ids; `ends` (S,) the tokens up to each sequence's end; `seconds` (S,) how many tokens at each
@@ -56,16 +64,12 @@ class Sequences(Dataset):
         item = {"input_ids": ids, "token_type_ids": segments}
         return item if self.labels is None else item | {"labels": self.labels[index]}
 
-    def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
-        """Several of them."""
-        return [self[index] for index in indices]
-
     def fingerprint(self) -> str:
         """What tells its sequences and labels from any others."""
         return take_fingerprint(self.ids, self.ends, self.seconds, self.labels)
 
 
-class Choices(Dataset):
+class Choices(Items):
     """S questions, each a choice among C sequences.
 
     sequences: S * C of them, those of a question side by side.
@@ -85,10 +89,6 @@ class Choices(Dataset):
         found = self.sequences.__getitems__(range(index * self.count, (index + 1) * self.count))
         item = {name: [sequence[name] for sequence in found] for name in found[0]}
         return item if self.labels is None else item | {"labels": self.labels[index]}
-
-    def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
-        """Several of them."""
-        return [self[index] for index in indices]
 
     def fingerprint(self) -> str:
         """What tells its questions and labels from any others."""

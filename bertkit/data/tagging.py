@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch.utils.data import Dataset
 
-from bertkit.data.sequences import IGNORED, Sequences, pad
+from bertkit.data.sequences import IGNORED, Items, Sequences, pad
 from bertkit.data.tokenizer import Words, copy_backend
 from bertkit.errors import UsageError
 from bertkit.system.files import take_fingerprint
@@ -77,7 +76,7 @@ class TaggedText:
 
 
 @dataclass(frozen=True, eq=False)
-class WordWindows(Dataset):
+class WordWindows(Items):
     """The sequences of S sentences of M words, put together when they are asked for.
 
     text: the sentences. names: of the labels.
@@ -111,10 +110,6 @@ class WordWindows(Dataset):
         labels, places = np.full_like(ids, IGNORED), self.locate(index)
         labels[places[places != ABSENT]] = self.labels[self._find_words(index)][places != ABSENT]
         return {"input_ids": ids, "token_type_ids": np.zeros_like(ids), "labels": labels}
-
-    def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
-        """Several of them."""
-        return [self[index] for index in indices]
 
     def fingerprint(self) -> str:
         """What tells its sequences and labels from any others."""

@@ -10,7 +10,6 @@ Left out: the pages of web searches (`SearchResults`), and TriviaQA's own scores
 """
 
 import json
-import os
 import re
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator
@@ -90,7 +89,8 @@ def convert(qa: Path, evidence: Path, output: Path, report: Callable[[str], None
             no document is in `evidence`, or none has an answer.
     """
     with explain_refusal(str(output)):
-        _check_target(output)
+        if output.exists():
+            raise UsageError(f"{output} exists already; delete it or name another file with --output")
     if not evidence.is_dir():
         raise UsageError(f"{evidence} is not a folder; give that of TriviaQA's documents: --evidence DIR")
     questions = read_questions(qa)
@@ -103,14 +103,6 @@ def convert(qa: Path, evidence: Path, output: Path, report: Callable[[str], None
     _write(_make_articles(questions, evidence, counts, report), output)
     report(f"{output}: {', '.join(f'{count:,} {name}' for name, count in counts.items())}")
     return counts
-
-
-def _check_target(output: Path) -> None:
-    if output.exists():
-        raise UsageError(f"{output} exists already; delete it or name another file with --output")
-    folder = output.absolute().parent
-    if not folder.is_dir() or not os.access(folder, os.W_OK):
-        raise UsageError(f"the folder {folder} is not there or cannot be written to; make it first")
 
 
 # --- the questions

@@ -428,7 +428,7 @@ def test_output_is_never_overwritten_and_its_folder_must_be_there(tmp_path):
     assert refuse(tmp_path, qa, evidence, output).endswith(message)
     assert output.read_text() == "mine"
     assert "evidence exists already" in refuse(tmp_path, qa, evidence, evidence)
-    assert "is not there or cannot be written to; make it first" in refuse(
+    assert "is refused: [Errno 2] No such file or directory" in refuse(
         tmp_path, qa, evidence, tmp_path / "new" / "out.json"
     )
     assert "is refused: " in refuse(tmp_path, qa, evidence, tmp_path / ("x" * 300))
