@@ -194,14 +194,9 @@ def _repeat(words: dict[str, int]) -> Iterator[str]:
 
 
 def make_tokenizer(tokens: Sequence[str], *, cased: bool, max_length: int = 512) -> "BertTokenizerFast":
-    """The tokenizer in which the tokens have their places as ids.
-
-    Raises:
-        UsageError: a token occurs twice, or a special token is missing.
-    """
+    """The tokenizer in which the tokens, which differ, have their places as ids; the special ones are among them."""
     from transformers import BertTokenizerFast
 
-    _check_tokens(tokens, "the vocabulary")
     ids = {token: index for index, token in enumerate(tokens)}
     return BertTokenizerFast(vocab=ids, do_lower_case=not cased, model_max_length=max_length)
 

@@ -377,13 +377,6 @@ def test_a_directory_that_cannot_be_made_is_one_line(tmp_path):
     assert (tmp_path / "file").read_text() == "mine"
 
 
-def test_bad_tokens():
-    with pytest.raises(UsageError, match="'a' 2 times"):
-        make_tokenizer([*SPECIAL_TOKENS, "a", "a"], cased=False)
-    with pytest.raises(UsageError, match=r"has no \[MASK\]"):
-        make_tokenizer(SPECIAL_TOKENS[:4], cased=False)
-
-
 @pytest.mark.parametrize("source", ["missing/vocab.txt", "./missing", "/missing", "vocab.txt", "a/b/c"])
 def test_missing_file_is_not_looked_for_on_the_hub(source, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
