@@ -114,7 +114,7 @@ def read_conll(path: str | Path) -> TaggedText:
 
     Raises:
         UsageError: a file that is missing, not UTF-8 or without a sentence, a line of another number of columns than
-            the first, or of one, a tag that is not IOB, or a document without a sentence.
+            the first, or of one, or a tag that is not IOB.
     """
     found = []
     for line, document, rows in _walk_sentences(Path(path)):
@@ -127,7 +127,7 @@ def read_conll(path: str | Path) -> TaggedText:
 
 def _walk_sentences(path: Path) -> Iterator[tuple[int, int, list[tuple[str, str]]]]:
     """The line of its first word, the -DOCSTART- lines before it, and (word, tag) of each word."""
-    width = first = document = opened = start = 0  # opened: the -DOCSTART- line that nothing follows yet
+    width = first = document = 0
     rows: list[tuple[str, str]] = []
     for number, line in enumerate(chain(read_lines(path), [""]), 1):
         cells = [cell for cell in line.replace("\t", " ").split(" ") if cell]
@@ -140,21 +140,13 @@ def _walk_sentences(path: Path) -> Iterator[tuple[int, int, list[tuple[str, str]
                     f"{path}, line {number} has {len(cells)} column{'s' * (len(cells) != 1)} and {expected} were "
                     f"expected, the word first and its tag last; {AGAIN}"
                 )
-            start, opened = start if rows else number, 0
             rows.append((cells[0], cells[-1]))
             continue
         if rows:
-            yield start, document, rows
+            yield number - len(rows), document, rows
             rows = []
         if cells:
-            _check_document(path, opened)
-            opened, document = number, document + 1
-    _check_document(path, opened)
-
-
-def _check_document(path: Path, opened: int) -> None:
-    if opened:
-        raise UsageError(f"{path}, line {opened}: the document that begins here has no sentence; leave the line out")
+            document += 1
 
 
 def _check_tag(tag: str, place: str) -> str:

@@ -143,8 +143,7 @@ def write_samples(output: Path, questions: int = 12_000, report: Callable[[str],
         UsageError: too few functions are documented here; the directory holds such files already, or cannot be made.
     """
     if there := [str(output / name) for name in ("squad", "glue") if (output / name).exists()]:
-        half = "delete it if it is of a command that was stopped, or " if len(there) == 1 else ""
-        raise UsageError(f"{' and '.join(there)} {'is' if half else 'are'} there already; {half}name another directory")
+        raise UsageError(f"the directory has {' and '.join(there)} already; delete them, or name another directory")
     with explain_disk_error(output), make_directory(output) as folder:
         fill(folder, questions, report)
     report(f"In {output}: squad/, glue/")

@@ -135,38 +135,18 @@ def _list_answers(asked: SquadQuestion, place: str, version: int | None) -> tupl
     return tuple(answer.text for answer in answers), tuple(answer.answer_start for answer in answers)
 
 
-def read_answers(path: str | Path) -> dict[str, str]:
-    """Question's id -> answer, from an official file of predictions in its order; "" is no answer.
+def read_predictions(path: str | Path, form: type[Parsed]) -> dict[str, Parsed]:
+    """Read an official file of predictions: question's id -> value, in the order of the file.
+
+    Args:
+        form: `str` for answers, of which "" is none, `float` for the odds against any, `list[Candidate]` for the best.
 
     Raises:
-        UsageError: as `read_json`.
+        UsageError: as `read_json`, also for a number that is not finite and a probability below 0.
     """
-    return _read_predictions(path, str)
-
-
-def read_odds(path: str | Path) -> dict[str, float]:
-    """Question's id -> how much speaks against any answer, from an official file of odds in its order.
-
-    Raises:
-        UsageError: as `read_json`, also for a number that is not finite.
-    """
-    return _read_predictions(path, float)
-
-
-def read_nbest(path: str | Path) -> dict[str, list[Candidate]]:
-    """Question's id -> its candidates in the order of the file.
-
-    Raises:
-        UsageError: as `read_json`, also for a probability below 0.
-    """
-    return _read_predictions(path, list[Candidate])
-
-
-def _read_predictions(path: str | Path, form: type[Parsed]) -> dict[str, Parsed]:
-    """Read a file of predictions; each value is decoded by itself, so that a message can name its question."""
     found = {}
     for name, value in read_json(path, dict[str, msgspec.Raw]).items():
-        with explain_form(f"{path}, {name[:LONGEST_QUOTED]!r}"):
+        with explain_form(f"{path}, {name[:LONGEST_QUOTED]!r}"):  # each by itself: the message names its question
             found[name] = msgspec.json.decode(value, type=form)
     return found
 

@@ -32,7 +32,7 @@ from typing import Any, BinaryIO, Literal, TypeVar
 
 import msgspec
 
-from bertkit.data.formats.tables import decode_line
+from bertkit.data.formats.tables import decode_line, explain_form
 from bertkit.data.pretraining.docstrings import Paragraphs, read_docs
 from bertkit.errors import UsageError, explain_refusal, join_lines
 from bertkit.system.hub import find_hub_trouble, is_hub_name
@@ -57,8 +57,8 @@ JSONL_REMEDY = 'a line of JSONL is a document, {"text": "..."}'
 SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")  # half of a character in JSON
 
 
-class JsonlRow(msgspec.Struct):
-    """What is used of a line of JSONL."""
+class TextRow(msgspec.Struct):
+    """What is used of a line of JSONL, and of a row on the Hub."""
 
     text: str
 
@@ -372,7 +372,7 @@ def _parse_row(line: str) -> Paragraphs:
     if not line.strip():
         return []
     try:
-        text = msgspec.convert(json.loads(line), JsonlRow).text
+        text = msgspec.convert(json.loads(line), TextRow).text
     except (ValueError, RecursionError, msgspec.MsgspecError) as error:
         raise UsageError(f"is no document ({join_lines(error)}); {JSONL_REMEDY}") from None
     return _list_paragraphs(text.encode(errors="ignore").decode() if SURROGATE.search(line) else text)
@@ -461,12 +461,9 @@ def _read_hub(piece: Piece) -> Iterator[str]:
         )
     try:
         for row in rows.shard(num_shards=piece.stop, index=piece.start):
-            if not isinstance(row.get("text"), str):
-                columns = ", ".join(row)
-                raise UsageError(
-                    f"the data set {piece.source!r} has the columns {columns}; choose one with a column text"
-                )
-            yield from _list_paragraphs(row["text"])
+            with explain_form(f"the data set {piece.source!r}", "choose one with a column text"):
+                text = msgspec.convert(row, TextRow).text
+            yield from _list_paragraphs(text)
             yield ""
     except UsageError:
         raise

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from hypothesis import strategies as st
 
 from bertkit.data.formats import hub
 from bertkit.data.formats.hub import read_hub
-from bertkit.data.formats.squad import Candidate, read_answers, read_nbest, read_odds, read_squad, read_squad_copy
+from bertkit.data.formats.squad import Candidate, read_predictions, read_squad, read_squad_copy
 from bertkit.data.formats.swag import Situation, read_swag, read_swag_copy
 from bertkit.data.formats.tables import TextColumns, read_json, read_tsv
 from bertkit.data.spans import Question
@@ -402,6 +403,10 @@ def test_offline_answer_is_quick(tmp_path):
 
 # --- SQuAD
 
+
+read_answers = partial(read_predictions, form=str)
+read_odds = partial(read_predictions, form=float)
+read_nbest = partial(read_predictions, form=list[Candidate])
 
 CONTEXT = "The Norse settled in Rouen. The Normans (from “Norseman”) spoke French."
 DENVER = "Denver won. 😀 Café Denver lost."

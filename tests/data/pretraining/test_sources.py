@@ -559,7 +559,7 @@ def test_rows_of_a_hub_data_set_are_documents(monkeypatch):
     assert asked == [(("owner/name", "20220301.en"), {"split": "train", "streaming": True})]
 
     serve(monkeypatch, [{"question": "Why?", "label": "1"}])
-    with pytest.raises(UsageError, match="has the columns question, label; choose one with a column text"):
+    with pytest.raises(UsageError, match="missing required field `text`; choose one with a column text"):
         read("name")
 
 
