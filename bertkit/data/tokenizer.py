@@ -36,6 +36,7 @@ LONGEST_WORD = 100  # characters; the tokenizer makes longer ones [UNK], as the 
 CHARACTER_COVERAGE = 0.9999  # of a text's characters
 MOST_WORDS = 2_000_000  # different ones that are held
 CHARACTERS_A_COUNT = 20_000_000  # of text, after which its words are cut into pieces
+LEAST_FREQUENCY = 2  # of a merged piece
 REPEATS = 10_000  # of a word in one text for the trainer
 TOKENIZER_FILES = ["tokenizer.json", "tokenizer_config.json", "vocab.txt"]
 NORMALIZATION = {  # of tokenizers' BertNormalizer -> of transformers' BertTokenizerFast
@@ -69,13 +70,12 @@ def train_vocabulary(
     *,
     size: int = 30522,
     cased: bool = False,
-    min_frequency: int = 2,
     report: Callable[[str], None] = ignore,
 ) -> list[str]:
     """At most `size` tokens in the order of their ids, a function of the words and their counts alone.
 
     The special tokens come first, [PAD] at 0, then the alphabet, then its characters inside words (`##a`), then the
-    merged pieces, the most frequent first; pieces that occur less than `min_frequency` times are left out.
+    merged pieces, the most frequent first; pieces that occur less than `LEAST_FREQUENCY` times are left out.
 
     The alphabet is the fewest characters that cover 99.99 % of the text, so that rare ones of foreign scripts do not
     use up the vocabulary. A word with one of these is [UNK]; of the others, up to 100 characters long, none is. Longer
@@ -96,9 +96,9 @@ def train_vocabulary(
         )
     known = set(alphabet)
     usable = {word: n for word, n in words.items() if known.issuperset(word)}
-    tokens = _merge(usable, first, alphabet, size, min_frequency)
+    tokens = _merge(usable, first, alphabet, size)
     if len(tokens) < size:
-        report(f"the text gives {len(tokens):,} tokens, not {size:,}: no more pieces occur {min_frequency} times")
+        report(f"the text gives {len(tokens):,} tokens, not {size:,}: no more pieces occur {LEAST_FREQUENCY} times")
     return tokens
 
 
@@ -160,7 +160,7 @@ def _continues(character: str) -> bool:
     return len(count_words([f"a{character}"], cased=True)) == 1
 
 
-def _merge(words: dict[str, int], first: list[str], alphabet: list[str], size: int, min_frequency: int) -> list[str]:
+def _merge(words: dict[str, int], first: list[str], alphabet: list[str], size: int) -> list[str]:
     """`first` and the merged pieces.
 
     The trainer numbers the `##` characters in the order of a hash map that differs from run to run, and breaks ties
@@ -175,7 +175,7 @@ def _merge(words: dict[str, int], first: list[str], alphabet: list[str], size: i
     tokenizer.pre_tokenizer = WhitespaceSplit()
     trainer = WordPieceTrainer(
         vocab_size=size,
-        min_frequency=min_frequency,
+        min_frequency=LEAST_FREQUENCY,
         special_tokens=first,
         initial_alphabet=alphabet,
         limit_alphabet=len(alphabet),

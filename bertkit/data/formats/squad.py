@@ -27,15 +27,19 @@ SQUAD_REMEDY = 'mend it or give a file in SQuAD\'s form, {"data": [{"paragraphs"
 Id = Annotated[str, Meta(min_length=1)]
 
 
-# --- What is used of the files and of the rows on the Hub, by their own names -----------------------------------------
+# --- Records of what is used, by the names in the files and on the Hub ------------------------------------------------
 
 
 class SquadAnswer(Struct):
+    """An answer in an official file."""
+
     text: str
     answer_start: int = -1
 
 
 class SquadQuestion(Struct):
+    """A question in an official file."""
+
     id: Id
     question: str
     answers: list[SquadAnswer] | None = None
@@ -43,24 +47,34 @@ class SquadQuestion(Struct):
 
 
 class SquadParagraph(Struct):
+    """A paragraph in an official file."""
+
     context: str
     qas: list[SquadQuestion]
 
 
 class SquadArticle(Struct):
+    """An article in an official file."""
+
     paragraphs: list[SquadParagraph]
 
 
 class SquadFile(Struct):
+    """An official file."""
+
     data: list[SquadArticle]
 
 
 class HubAnswers(Struct):
+    """The answers in a row on the Hub."""
+
     text: list[str]
     answer_start: list[int]
 
 
 class HubRow(Struct):
+    """A row on the Hub."""
+
     id: Id
     question: str
     context: str
@@ -68,6 +82,8 @@ class HubRow(Struct):
 
 
 class Candidate(Struct):
+    """One of the best answers in an official file of predictions."""
+
     text: str
     probability: Annotated[float, Meta(ge=0)]
 

@@ -28,18 +28,17 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import accumulate, chain, groupby
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, TypeVar
+from typing import Any, BinaryIO, Literal
 
 import msgspec
 
-from bertkit.data.formats.tables import decode_line, explain_form
+from bertkit.data.formats.tables import Parsed, decode_line, explain_form
 from bertkit.data.pretraining.docstrings import Paragraphs, read_docs
 from bertkit.errors import UsageError, explain_refusal, join_lines
 from bertkit.system.hub import find_hub_trouble, is_hub_name
 from bertkit.system.progress import ignore
 
 Document = list[str]  # its sentences
-Parsed = TypeVar("Parsed")
 
 DOCS = "docs"
 BUILT_FILES, BUILT_FOLDERS = ("build.json", "corpus.json"), ("shards", "parts")  # of a corpus on disk

@@ -245,10 +245,8 @@ def read_manifest(directory: str | Path) -> dict[str, Any]:
     return manifest
 
 
-def open_corpus(
-    directory: str | Path, report: Callable[[str], None] = ignore, verify: bool = True, mapped: bool = True
-) -> TokenizedCorpus:
-    """The corpus of a finished directory, mapped from its files; `mapped` is that of `ShardedIds`.
+def open_corpus(directory: str | Path, report: Callable[[str], None] = ignore, verify: bool = True) -> TokenizedCorpus:
+    """The corpus of a finished directory, mapped from its files.
 
     Args:
         verify: compare the checksums first, which reads every file; the sizes are compared anyway.
@@ -267,7 +265,7 @@ def open_corpus(
         raise UsageError(f"{directory / name} is {trouble}{more}; {BUILD_REMEDY}")
     shards = [read_shard(directory / name) for name in files if name.startswith(f"{SHARDS}/")]
     index = next(directory / name for name in files if name.startswith(CORPUS_INDEX))
-    return replace(join_shards(shards, index, np.dtype(manifest["dtype"]), mapped), directory=directory)
+    return replace(join_shards(shards, index, np.dtype(manifest["dtype"])), directory=directory)
 
 
 def fingerprint_files(directory: Path) -> str:

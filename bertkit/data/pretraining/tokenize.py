@@ -107,8 +107,7 @@ def tokenize_documents(documents: Iterable[Document], tokenizer: "BertTokenizerF
     A special token that is written out in the text, as `[MASK]` is in the documentation of tokenizers, becomes the ids
     of its letters, as in the reference code; transformers would take it for a mask.
     """
-    parts = tokenize_in_parts(documents, copy_backend(tokenizer), choose_dtype(len(tokenizer)))
-    corpus, _ = next(parts)
+    corpus, _ = next(tokenize_in_parts(documents, copy_backend(tokenizer), choose_dtype(len(tokenizer))))
     return corpus
 
 
@@ -149,11 +148,10 @@ class Growing:
 
     def finish(self) -> TokenizedCorpus:
         """The corpus; nothing can be added any more."""
-        ids, sentence_ends, document_ends = self.ids, self.sentence_ends, self.document_ends
         return TokenizedCorpus(
-            np.frombuffer(ids, self.dtype),
-            np.frombuffer(sentence_ends, np.int64),
-            np.frombuffer(document_ends, np.int64),
+            np.frombuffer(self.ids, self.dtype),
+            np.frombuffer(self.sentence_ends, np.int64),
+            np.frombuffer(self.document_ends, np.int64),
         )
 
 
