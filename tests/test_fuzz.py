@@ -35,9 +35,9 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from bertkit.data.formats import triviaqa
-from bertkit.data.formats.glue import read_gold
+from bertkit.data.formats.glue import read_split
 from bertkit.data.formats.inputs import read_inputs
-from bertkit.data.formats.squad import read_nbest
+from bertkit.data.formats.squad import Candidate, read_predictions
 from bertkit.data.pretraining import store
 from bertkit.data.pretraining.sources import read_documents
 from bertkit.data.pretraining.statistics import list_rows
@@ -508,7 +508,7 @@ def prepare_score(folder: Path) -> Reader:
     for name, task in names.items():
         files += [folder / name / "dev.tsv", folder / name / "answers.tsv", folder / name / "lines.txt"]
         shorten(files[-3:-2], 7)
-        labels = read_gold(glue.GLUE[task].row, "dev", files[-3]).columns["label"]
+        labels = read_split(glue.GLUE[task].row, "dev", files[-3]).columns["label"]
         files[-2].write_text(glue.write_predictions(labels))
         files[-1].write_text("\n".join(labels) + "\n")
     for version in (1, 2):
@@ -527,7 +527,7 @@ def prepare_score(folder: Path) -> Reader:
             answers = home / ("lines.txt" if file.name == "lines.txt" else "answers.tsv")
             scores = glue.GLUE[names[home.name]].score_files(home / "dev.tsv", answers)
         elif file.name == "nbest.json":
-            read_nbest(file)
+            read_predictions(file, list[Candidate])
             return
         else:
             task = squad.SQUAD[home.name]

@@ -5,6 +5,7 @@ batch is padded to its own longest sequence, and the model takes even that out a
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
@@ -21,7 +22,16 @@ TOKENS_A_BATCH = 8192
 IGNORED = -100  # the label of a position without a loss, as in torch.nn.functional.cross_entropy
 
 
-class Sequences(Dataset):
+class Items(Dataset):
+    """A data set that gives several items as it gives one."""
+
+    def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
+        """Several of them."""
+        return [self[index] for index in indices]
+
+
+@dataclass(eq=False)
+class Sequences(Items):
     """S encoded sequences side by side in flat arrays.
 
     ids: (N,) token ids; `ends` (S,) the tokens up to each sequence's end; `seconds` (S,) how many tokens at each
@@ -30,19 +40,11 @@ class Sequences(Dataset):
     shortened: (S,) bool, whether a sequence's texts had more tokens than there is room for; None if that is not known.
     """
 
-    def __init__(
-        self,
-        ids: np.ndarray,
-        ends: np.ndarray,
-        seconds: np.ndarray,
-        labels: np.ndarray | None,
-        shortened: np.ndarray | None = None,
-    ) -> None:
-        self.ids = ids
-        self.ends = ends
-        self.seconds = seconds
-        self.labels = labels
-        self.shortened = shortened
+    ids: np.ndarray
+    ends: np.ndarray
+    seconds: np.ndarray
+    labels: np.ndarray | None
+    shortened: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.ends)
@@ -56,26 +58,22 @@ class Sequences(Dataset):
         item = {"input_ids": ids, "token_type_ids": segments}
         return item if self.labels is None else item | {"labels": self.labels[index]}
 
-    def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
-        """Several of them."""
-        return [self[index] for index in indices]
-
     def fingerprint(self) -> str:
         """What tells its sequences and labels from any others."""
         return take_fingerprint(self.ids, self.ends, self.seconds, self.labels)
 
 
-class Choices(Dataset):
+@dataclass(eq=False)
+class Choices(Items):
     """S questions, each a choice among C sequences.
 
-    sequences: S * C of them, those of a question side by side.
+    sequences: S * C of them, those of a question side by side; `count` is C.
     labels: (S,) int64, the place of the right one; None where it is not known.
     """
 
-    def __init__(self, sequences: Sequences, count: int, labels: np.ndarray | None) -> None:
-        self.sequences = sequences
-        self.count = count  # C
-        self.labels = labels
+    sequences: Sequences
+    count: int
+    labels: np.ndarray | None
 
     def __len__(self) -> int:
         return len(self.sequences) // self.count
@@ -85,10 +83,6 @@ class Choices(Dataset):
         found = self.sequences.__getitems__(range(index * self.count, (index + 1) * self.count))
         item = {name: [sequence[name] for sequence in found] for name in found[0]}
         return item if self.labels is None else item | {"labels": self.labels[index]}
-
-    def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
-        """Several of them."""
-        return [self[index] for index in indices]
 
     def fingerprint(self) -> str:
         """What tells its questions and labels from any others."""
@@ -149,18 +143,18 @@ def cut_longest(counts: Sequence[int], room: int) -> list[int]:
 
 
 def pad(items: Sequence[dict[str, Any]]) -> dict[str, Tensor]:
-    """The batch of some sequences: `input_ids`, `token_type_ids`, `attention_mask` (B, T), T the longest, and every
-    other column (B,), labels for example.
+    """The batch of some sequences: `attention_mask` and every column of one value a token (B, T), T the longest, and
+    every other column (B,).
 
-    Padding has id 0, whatever the vocabulary: nothing is computed on it.
+    `labels` of tokens are IGNORED at padding, all else is 0 there, whatever the vocabulary: nothing is computed on it.
     """
     lengths = torch.tensor([len(item["input_ids"]) for item in items])
     batch = {"attention_mask": (torch.arange(int(lengths.max())) < lengths[:, None]).long()}  # (B, T)
     places = batch["attention_mask"].bool()
     for name in items[0]:
         column = [item[name] for item in items]
-        if name in ("input_ids", "token_type_ids"):
-            batch[name] = torch.zeros(places.shape, dtype=torch.int64)
+        if np.ndim(column[0]):
+            batch[name] = torch.full(places.shape, IGNORED if name == "labels" else 0)
             batch[name][places] = torch.from_numpy(np.concatenate(column))  # (N,) -> (B, T)
         else:
             batch[name] = torch.from_numpy(np.array(column))  # (B,)

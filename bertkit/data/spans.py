@@ -15,10 +15,9 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from torch.utils.data import Dataset
 
+from bertkit.data.sequences import Items
 from bertkit.data.tokenizer import copy_backend
-from bertkit.errors import UsageError
 from bertkit.system.files import take_fingerprint
 
 if TYPE_CHECKING:
@@ -106,7 +105,7 @@ def locate_answer(offsets: np.ndarray, start: int, end: int) -> tuple[int, int] 
 
 
 @dataclass(frozen=True, eq=False)
-class Windows(Dataset):
+class Windows(Items):
     """W windows over the contexts of Q questions, put together when they are asked for.
 
     questions: Q of them, in order.
@@ -154,10 +153,6 @@ class Windows(Dataset):
         start, end = self.answers[index]
         return {"input_ids": ids, "token_type_ids": segments, "start_positions": start, "end_positions": end}
 
-    def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
-        """Several of them."""
-        return [self[index] for index in indices]
-
     def fingerprint(self) -> str:
         """What tells its windows, and the answers that are right, from any others."""
         contexts = list(dict.fromkeys(question.context for question in self.questions))  # answers are cut from these
@@ -188,10 +183,8 @@ def encode_questions(
 ) -> Windows:
     """The windows of some questions, for training and evaluation alike; every question has one at least.
 
-    The lengths are in tokens, and `max_length` is that of the whole sequence; `doc_stride` is the step.
-
-    Raises:
-        UsageError: the lengths leave no room for the context.
+    The lengths are in tokens, and `max_length` is that of the whole sequence, which leaves room for the context;
+    `doc_stride` is the step.
     """
     texts = dict.fromkeys(question.context for question in questions)
     places = {text: place for place, text in enumerate(texts)}
@@ -199,12 +192,6 @@ def encode_questions(
     ids, ends, _ = tokenize([question.question for question in questions], tokenizer)
     ids, ends, shortened = shorten(ids, ends, max_query_length)
     lengths = np.diff(ends, prepend=0)
-    if max_length < lengths.max(initial=0) + 4 or doc_stride < 1:
-        raise UsageError(
-            f"max_length {max_length} leaves no room for the context beside a question of {lengths.max(initial=0)} "
-            f"tokens and three special ones, or doc_stride {doc_stride} is below 1; raise it"
-        )
-
     contexts = np.array([places[question.context] for question in questions])
     owners, windows, shares, answers = [], [], [], []
     for index, question in enumerate(questions):

@@ -11,20 +11,14 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-import torch
-from torch.utils.data import Dataset
 
-from bertkit.data.sequences import IGNORED, Sequences, pad
+from bertkit.data.sequences import IGNORED, Items, Sequences
 from bertkit.data.tokenizer import Words, copy_backend
 from bertkit.errors import UsageError
 from bertkit.system.files import take_fingerprint
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
 
 ABSENT = -1  # the place of a word without a token
 # What BERT's normalizer sets blanks around: each is a word.
@@ -77,7 +71,7 @@ class TaggedText:
 
 
 @dataclass(frozen=True, eq=False)
-class WordWindows(Dataset):
+class WordWindows(Items):
     """The sequences of S sentences of M words, put together when they are asked for.
 
     text: the sentences. names: of the labels.
@@ -111,10 +105,6 @@ class WordWindows(Dataset):
         labels, places = np.full_like(ids, IGNORED), self.locate(index)
         labels[places[places != ABSENT]] = self.labels[self._find_words(index)][places != ABSENT]
         return {"input_ids": ids, "token_type_ids": np.zeros_like(ids), "labels": labels}
-
-    def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
-        """Several of them."""
-        return [self[index] for index in indices]
 
     def fingerprint(self) -> str:
         """What tells its sequences and labels from any others."""
@@ -227,12 +217,3 @@ def fit_context(ends: np.ndarray, documents: np.ndarray, room: int) -> tuple[np.
     spare = room - (end - begin)
     stops = reach_right(spare - (begin - reach_left(spare // 2)))
     return reach_left(spare - (stops - end)), stops
-
-
-def pad_words(items: Sequence[dict[str, Any]]) -> dict[str, "Tensor"]:
-    """The batch of some sequences, as `pad` makes it, with `labels` (B, T), which are IGNORED at padding."""
-    batch = pad([{name: column for name, column in item.items() if name != "labels"} for item in items])
-    places = batch["attention_mask"].bool()
-    batch["labels"] = torch.full(places.shape, IGNORED)
-    batch["labels"][places] = torch.from_numpy(np.concatenate([item["labels"] for item in items]))  # (N,) -> (B, T)
-    return batch

@@ -18,11 +18,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from hashlib import blake2b
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
+from msgspec import Struct
 
-from bertkit.errors import UsageError, join_lines
+from bertkit.data.formats.tables import read_json, read_lines
+from bertkit.errors import UsageError, explain_refusal, join_lines
 from bertkit.system.hub import find_hub_trouble, is_hub_name
 from bertkit.system.progress import ignore
 
@@ -34,6 +36,7 @@ LONGEST_WORD = 100  # characters; the tokenizer makes longer ones [UNK], as the 
 CHARACTER_COVERAGE = 0.9999  # of a text's characters
 MOST_WORDS = 2_000_000  # different ones that are held
 CHARACTERS_A_COUNT = 20_000_000  # of text, after which its words are cut into pieces
+LEAST_FREQUENCY = 2  # of a merged piece
 REPEATS = 10_000  # of a word in one text for the trainer
 TOKENIZER_FILES = ["tokenizer.json", "tokenizer_config.json", "vocab.txt"]
 NORMALIZATION = {  # of tokenizers' BertNormalizer -> of transformers' BertTokenizerFast
@@ -44,6 +47,22 @@ NORMALIZATION = {  # of tokenizers' BertNormalizer -> of transformers' BertToken
 LONGEST_TROUBLE = 200  # characters of a library's message
 UNKNOWN = "\U00013000"  # a hieroglyph, which hardly any vocabulary has
 UNLIMITED = 1e9  # tokenizers without a maximal length say 1e30
+TOKENIZER_REMEDY = "save the tokenizer again, or name one of BERT's form (WordPiece)"
+
+
+class TokenizerModel(Struct):
+    """What is used of the `model` in tokenizer.json."""
+
+    vocab: dict[str, int]
+    type: Literal["WordPiece"] = "WordPiece"
+
+
+class TokenizerFile(Struct):
+    """What is used of tokenizer.json."""
+
+    model: TokenizerModel
+    normalizer: dict[str, Any] | None = None
+    added_tokens: list[Any] | None = None
 
 
 def train_vocabulary(
@@ -51,13 +70,12 @@ def train_vocabulary(
     *,
     size: int = 30522,
     cased: bool = False,
-    min_frequency: int = 2,
     report: Callable[[str], None] = ignore,
 ) -> list[str]:
     """At most `size` tokens in the order of their ids, a function of the words and their counts alone.
 
     The special tokens come first, [PAD] at 0, then the alphabet, then its characters inside words (`##a`), then the
-    merged pieces, the most frequent first; pieces that occur less than `min_frequency` times are left out.
+    merged pieces, the most frequent first; pieces that occur less than `LEAST_FREQUENCY` times are left out.
 
     The alphabet is the fewest characters that cover 99.99 % of the text, so that rare ones of foreign scripts do not
     use up the vocabulary. A word with one of these is [UNK]; of the others, up to 100 characters long, none is. Longer
@@ -78,9 +96,9 @@ def train_vocabulary(
         )
     known = set(alphabet)
     usable = {word: n for word, n in words.items() if known.issuperset(word)}
-    tokens = _merge(usable, first, alphabet, size, min_frequency)
+    tokens = _merge(usable, first, alphabet, size)
     if len(tokens) < size:
-        report(f"the text gives {len(tokens):,} tokens, not {size:,}: no more pieces occur {min_frequency} times")
+        report(f"the text gives {len(tokens):,} tokens, not {size:,}: no more pieces occur {LEAST_FREQUENCY} times")
     return tokens
 
 
@@ -142,7 +160,7 @@ def _continues(character: str) -> bool:
     return len(count_words([f"a{character}"], cased=True)) == 1
 
 
-def _merge(words: dict[str, int], first: list[str], alphabet: list[str], size: int, min_frequency: int) -> list[str]:
+def _merge(words: dict[str, int], first: list[str], alphabet: list[str], size: int) -> list[str]:
     """`first` and the merged pieces.
 
     The trainer numbers the `##` characters in the order of a hash map that differs from run to run, and breaks ties
@@ -157,7 +175,7 @@ def _merge(words: dict[str, int], first: list[str], alphabet: list[str], size: i
     tokenizer.pre_tokenizer = WhitespaceSplit()
     trainer = WordPieceTrainer(
         vocab_size=size,
-        min_frequency=min_frequency,
+        min_frequency=LEAST_FREQUENCY,
         special_tokens=first,
         initial_alphabet=alphabet,
         limit_alphabet=len(alphabet),
@@ -176,14 +194,9 @@ def _repeat(words: dict[str, int]) -> Iterator[str]:
 
 
 def make_tokenizer(tokens: Sequence[str], *, cased: bool, max_length: int = 512) -> "BertTokenizerFast":
-    """The tokenizer in which the tokens have their places as ids.
-
-    Raises:
-        UsageError: a token occurs twice, or a special token is missing.
-    """
+    """The tokenizer in which the tokens, which differ, have their places as ids; the special ones are among them."""
     from transformers import BertTokenizerFast
 
-    _check_tokens(tokens, "the vocabulary")
     ids = {token: index for index, token in enumerate(tokens)}
     return BertTokenizerFast(vocab=ids, do_lower_case=not cased, model_max_length=max_length)
 
@@ -197,10 +210,8 @@ def save_tokenizer(tokenizer: "BertTokenizerFast", directory: str | Path) -> Non
         UsageError: the directory cannot be made.
     """
     directory = Path(directory)
-    try:
+    with explain_refusal(f"the directory {directory}"):
         directory.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"{directory} cannot be made ({error.strerror}); name another directory") from None
     for key in ("is_local", "local_files_only", "auto_map"):  # where it comes from, or whose code it would have run
         tokenizer.init_kwargs.pop(key, None)
     temporary = directory / ".tokenizer"
@@ -252,8 +263,9 @@ def describe_vocabulary(tokenizer: "BertTokenizerFast") -> str:
 def _load_directory(directory: Path, source: str, cased: bool | None) -> "BertTokenizerFast":
     from transformers import BertTokenizerFast
 
-    config = _read_json(directory / "tokenizer_config.json") if (directory / "tokenizer_config.json").exists() else {}
-    settings: dict[str, Any] = {}
+    config, settings = {}, {}
+    if (directory / "tokenizer_config.json").exists():
+        config = read_json(directory / "tokenizer_config.json", dict[str, Any], TOKENIZER_REMEDY)
     if (directory / "tokenizer.json").exists():
         tokens, settings = _read_tokenizer_json(directory / "tokenizer.json")
     elif (directory / "vocab.txt").exists():
@@ -297,49 +309,23 @@ def _download(name: str) -> Path:
         raise UsageError(f"{reason}; name a directory with a vocabulary or train one: bertkit vocab") from None
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_bytes())
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"{path} is not JSON ({error}); save the tokenizer again") from None
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read ({error.strerror}); save the tokenizer again") from None
-    if not isinstance(content, dict):
-        raise UsageError(f"{path} holds no JSON object; save the tokenizer again")
-    return content
-
-
 def _read_tokenizer_json(path: Path) -> tuple[list[str], dict[str, Any]]:
     """The tokens in the order of their ids, and the settings that `BertTokenizerFast` takes from elsewhere.
 
     Without tokenizer_config.json it makes every text lower-case, whatever tokenizer.json says.
     """
-    content = _read_json(path)
-    model, normalizer = content.get("model") or {}, content.get("normalizer") or {}
-    kind, ids = (model.get("type", "WordPiece"), model.get("vocab")) if isinstance(model, dict) else (None, None)
-    if isinstance(kind, str) and kind != "WordPiece":
-        kind = kind[:40] if kind.isidentifier() else repr(kind[:40])
-        raise UsageError(f"{path} is a {kind} tokenizer; BERT needs WordPiece, so name another vocabulary")
-    if not isinstance(ids, dict) or any(type(index) is not int for index in ids.values()):
-        raise UsageError(f"{path} has no table of tokens and their ids; save the tokenizer again")
+    content = read_json(path, TokenizerFile, TOKENIZER_REMEDY)
+    ids, normalizer = content.model.vocab, content.normalizer or {}
     # tokenizers writes down every id that is left out, which an id of two billions makes of 10 GB.
-    most = len(ids) + len(added if isinstance(added := content.get("added_tokens"), list) else [])
+    most = len(ids) + len(content.added_tokens or [])
     if len(set(ids.values())) < len(ids) or not all(0 <= index < most for index in ids.values()):
         raise UsageError(f"{path} does not number its tokens from 0 without gaps; save the tokenizer again")
-    if not isinstance(normalizer, dict):
-        raise UsageError(f"{path} has a normalizer that is no object; save the tokenizer again")
     settings = {name: normalizer[key] for key, name in NORMALIZATION.items() if key in normalizer}
     return sorted(ids, key=ids.__getitem__), settings
 
 
 def _read_tokens(path: Path) -> list[str]:
-    try:
-        text = path.read_bytes().decode("utf-8-sig")
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read ({error.strerror}); name a vocab.txt or its directory") from None
-    except UnicodeDecodeError:
-        raise UsageError(f"{path} is not UTF-8 text; name a vocab.txt with a token a line, or its directory") from None
-    return [line.rstrip() for line in text.rstrip().split("\n")]
+    return [line.rstrip() for line in read_lines(path)]
 
 
 def _check_tokens(tokens: Sequence[str], source: str) -> None:

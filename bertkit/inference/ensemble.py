@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bertkit.data.formats.squad import read_nbest, read_squad, read_squad_copy
+from bertkit.data.formats.squad import Candidate, read_predictions, read_squad, read_squad_copy
 from bertkit.data.spans import N_BEST, Answer, Question, Span
 from bertkit.errors import UsageError, explain_refusal
 from bertkit.system.files import write_json
@@ -189,9 +189,8 @@ def read_candidates(run: Path, questions: Sequence[Question], source: str) -> di
         UsageError: they are not those to `questions`, or have no probabilities.
     """
     path = run / PREDICTIONS / NBEST
-    found = {
-        name: [(entry["text"], entry["probability"]) for entry in entries] for name, entries in read_nbest(path).items()
-    }
+    entries = read_predictions(path, list[Candidate])
+    found = {name: [(entry.text, entry.probability) for entry in best] for name, best in entries.items()}
     wanted = {question.id for question in questions}
     missing, others = len(wanted - found.keys()), len(found.keys() - wanted)
     if missing or others:

@@ -84,11 +84,11 @@ def read_texts(source: Path) -> Iterator[str]:
         UsageError: it cannot be read, is not UTF-8, or has a line that is empty or too long.
     """
     with explain_refusal(str(source)), source.open("rb") as file:
-        for number, text in walk_lines(file):
+        for place, text in walk_lines(file, str(source)):
             if isinstance(text, UsageError):
-                raise UsageError(f"{source}, line {number} {text}")
+                raise UsageError(f"{place} {text}")
             if not text.strip():
-                raise UsageError(f"{source}, line {number} is empty; write a text a line")
+                raise UsageError(f"{place} is empty; write a text a line")
             yield text
 
 

@@ -46,23 +46,24 @@ def keep_memory() -> None:
 
     Otherwise it hands each large one back at once, and the system clears its pages anew when it is needed again.
     """
-    with suppress(OSError, AttributeError):  # another C library
-        mallopt = ctypes.CDLL(None).mallopt
-        mallopt(-4, 0)  # M_MMAP_MAX: all are of the heap
-        mallopt(-1, -1)  # M_TRIM_THRESHOLD: never
+    call_library("mallopt", -4, 0)  # M_MMAP_MAX: all are of the heap
+    call_library("mallopt", -1, -1)  # M_TRIM_THRESHOLD: never
 
 
 def restore_memory() -> None:
     """Has it do again what it does by itself once large blocks have come and gone: for what is measured beside us."""
-    with suppress(OSError, AttributeError):  # another C library
-        mallopt = ctypes.CDLL(None).mallopt
-        mallopt(-4, 65_536)  # M_MMAP_MAX: as it begins
-        mallopt(-3, 32 << 20)  # M_MMAP_THRESHOLD: the highest that it chooses
-        mallopt(-1, 64 << 20)  # M_TRIM_THRESHOLD: twice that
-        trim_memory()
+    call_library("mallopt", -4, 65_536)  # M_MMAP_MAX: as it begins
+    call_library("mallopt", -3, 32 << 20)  # M_MMAP_THRESHOLD: the highest that it chooses
+    call_library("mallopt", -1, 64 << 20)  # M_TRIM_THRESHOLD: twice that
+    trim_memory()
 
 
 def trim_memory() -> None:
     """Hands the free pages of the heap back to the system."""
-    with suppress(OSError, AttributeError):  # another C library
-        ctypes.CDLL(None).malloc_trim(0)
+    call_library("malloc_trim", 0)
+
+
+def call_library(name: str, *arguments: int) -> None:
+    """Call a function of glibc; nothing happens with another C library."""
+    with suppress(OSError, AttributeError):
+        getattr(ctypes.CDLL(None), name)(*arguments)

@@ -23,9 +23,8 @@ import torch
 from accelerate import PartialState
 from huggingface_hub import cached_assets_path
 from torch import Tensor
-from torch.utils.data import Dataset
 
-from bertkit.data.sequences import Sequences, batch_by_length, pad
+from bertkit.data.sequences import Items, Sequences, batch_by_length, pad
 from bertkit.errors import UsageError, explain_refusal
 from bertkit.model.bert import BertModel
 from bertkit.model.bilstm import FEATURE_LAYERS, check_feature_layers, select_features
@@ -83,7 +82,7 @@ def run_encoder(model: BertModel, sequences: Sequences, layers: str) -> Iterator
 
 
 @dataclass(frozen=True, eq=False)
-class Features(Dataset):
+class Features(Items):
     """S sequences of words, each word with the activations of its first token, on disk.
 
     path: a .npy file (M, K, H), its CRC-32 behind it. ends: (S,) the words up to each sequence's end. labels: (M,) of
@@ -110,10 +109,6 @@ class Features(Dataset):
         """One sequence: `features` (W, K, H) and `labels` (W,)."""
         words = slice(self.ends[index - 1] if index else 0, self.ends[index])
         return {"features": self.values[words], "labels": self.labels[words]}
-
-    def __getitems__(self, indices: Sequence[int]) -> list[dict[str, np.ndarray]]:
-        """Several of them."""
-        return [self[index] for index in indices]
 
 
 def pad_features(items: Sequence[Mapping[str, np.ndarray]]) -> dict[str, Tensor]:

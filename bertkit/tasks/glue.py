@@ -25,8 +25,8 @@ from bertkit.data.formats.glue import (
     read_copy,
     read_examples,
     read_folder,
-    read_gold,
     read_labels,
+    read_split,
 )
 from bertkit.data.sequences import Sequences, encode_texts
 from bertkit.errors import UsageError
@@ -306,7 +306,7 @@ class GlueTask(TextTask):
         """
         if not self.splits:
             raise UsageError(f"{self.name} has no labels, so nothing can be scored; submit it to the leaderboard")
-        labels = read_labels(self.row, read_gold(self.row, next(iter(self.splits)), gold))
+        labels = read_labels(self.row, read_split(self.row, next(iter(self.splits)), gold))
         answers = read_answers(self.row, predictions)
         if len(answers) != len(labels):
             raise UsageError(

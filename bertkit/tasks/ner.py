@@ -29,8 +29,8 @@ from bertkit.data.formats.conll import (
     read_conll_copy,
     to_iob1,
 )
-from bertkit.data.sequences import IGNORED
-from bertkit.data.tagging import ABSENT, Sentence, TaggedText, WordWindows, encode_words, pad_words, split_words
+from bertkit.data.sequences import IGNORED, pad
+from bertkit.data.tagging import ABSENT, Sentence, TaggedText, WordWindows, encode_words, split_words
 from bertkit.errors import UsageError
 from bertkit.metrics.ner import find_entities, score_entities
 from bertkit.model.bilstm import FEATURE_LAYERS
@@ -173,7 +173,7 @@ class NerTask(FineTuningTask):
 
     def collate(self, items: Sequence[dict[str, Any]]) -> dict[str, Tensor]:
         """Return the batch of some sequences, of either approach."""
-        return pad_features(items) if "features" in items[0] else pad_words(items)
+        return pad_features(items) if "features" in items[0] else pad(items)
 
     def describe(self, data: NerData, split: str) -> list[str]:
         """Return how much context there is, and what cannot be predicted; of features, where they are."""
@@ -286,7 +286,7 @@ class NerTask(FineTuningTask):
 
     def collate_inputs(self, data: WordWindows, numbers: list[int], settings: PredictionSettings) -> dict[str, Tensor]:
         """Return a batch whose `labels` say which words are tagged; for a head that reads words as `ner` gives it."""
-        batch = pad_words(data.__getitems__(numbers))
+        batch = pad(data.__getitems__(numbers))
         is_featured = isinstance(settings.model, BertFeaturesForTokenClassification)
         return batch | place_words(data, numbers) if is_featured else batch
 

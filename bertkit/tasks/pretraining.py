@@ -25,8 +25,7 @@ from bertkit.data.pretraining.masking import check_rates
 from bertkit.data.pretraining.sources import Document, is_built, read_documents
 from bertkit.data.pretraining.store import open_corpus, read_manifest
 from bertkit.data.pretraining.tokenize import TokenizedCorpus, choose_held_out, start_of, tokenize_documents
-from bertkit.data.sequences import IGNORED
-from bertkit.data.tagging import pad_words
+from bertkit.data.sequences import IGNORED, pad
 from bertkit.data.tokenizer import describe_vocabulary, load_tokenizer, make_tokenizer, train_vocabulary
 from bertkit.errors import UsageError
 from bertkit.model.config import BertConfig
@@ -146,7 +145,7 @@ class PretrainingTask(Task):
             raise UsageError(
                 f"unknown objective {options['objective']!r} in [data]; the objectives are {', '.join(HEADS)}"
             )
-        check_rates(options["masked_lm_prob"], None, options["mask_rate"], options["random_rate"], options["same_rate"])
+        check_rates(options["masked_lm_prob"], options["mask_rate"], options["random_rate"], options["same_rate"])
         super().check(recipe)
         if 0 != options["heldout_length"] < shortest:
             raise UsageError(
@@ -406,7 +405,7 @@ class PretrainingTask(Task):
 
     def collate_inputs(self, data: Any, numbers: list[int], settings: PredictionSettings) -> dict[str, Tensor]:
         """Return a batch whose `labels` (B, T) mark the masks, so that only these are decoded."""
-        return pad_words([data[number] for number in numbers])
+        return pad([data[number] for number in numbers])
 
     def keep(
         self, outputs: Any, batch: Mapping[str, Tensor], settings: PredictionSettings

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from bertkit.data.formats.squad import HUB_SQUAD, read_answers, read_odds, read_squad, read_squad_copy
+from bertkit.data.formats.squad import HUB_SQUAD, read_predictions, read_squad, read_squad_copy
 from bertkit.data.spans import (
     N_BEST,
     Answer,
@@ -338,12 +338,12 @@ class SquadTask(FineTuningTask):
             raise UsageError("SQuAD 1.1 has no unanswerable questions; leave out --null-odds and --na-prob-thresh")
         # The official script for 2.0 looks at the answers only, and so takes files of both versions.
         questions = read_squad(gold, None if can_be_none else self.version.number)
-        references, answers = collect_answers(questions), read_answers(predictions)
+        references, answers = collect_answers(questions), read_predictions(predictions, str)
         if not can_be_none:
             if missing := len(references.keys() - answers):
                 report(f"{missing:,} of {len(references):,} questions have no answer in {predictions} and score 0")
             return score_squad1(references, answers)
-        doubts = None if odds is None else read_odds(odds)
+        doubts = None if odds is None else read_predictions(odds, float)
         if doubts is not None and threshold == 1.0 and (logs := sum(not 0 <= value <= 1 for value in doubts.values())):
             report(
                 f"{logs:,} of {len(doubts):,} odds in {odds} are no probabilities; as in the official script those "

@@ -12,7 +12,7 @@ from bertkit.bench import corpus as bench
 from bertkit.bench import measure
 from bertkit.bench.corpus import Made, bench_corpus, make_samples, write_text
 from bertkit.bench.measure import BERTKIT, REFERENCE
-from bertkit.data.pretraining.pairs import plan_pairs
+from bertkit.data.pretraining.pairs import Pairing
 from bertkit.data.pretraining.sources import read_documents
 from bertkit.data.pretraining.tokenize import tokenize_documents
 from bertkit.data.tokenizer import make_tokenizer, train_vocabulary
@@ -235,7 +235,8 @@ def test_every_pair_of_every_copy_is_made_once(source, tmp_path, cores):
 
     corpus = tokenize_documents(documents, tokenizer)
     options = {"max_length": 128, "seed": bench.REFERENCE_SEED, "short_seq_prob": 0.1}
-    pairs = np.concatenate([plan_pairs(corpus, copy=copy, **options) for copy in (0, 1)])
+    pairings = [Pairing(corpus, copy=copy, **options) for copy in (0, 1)]
+    pairs = np.concatenate([pairing.draw_pairs(pairing.find_chunks()) for pairing in pairings])
     lengths = 3 + pairs[:, 1] - pairs[:, 0] + pairs[:, 3] - pairs[:, 2]
     assert made.text_tokens == corpus.token_count
     assert (made.samples, made.tokens) == (len(pairs), lengths.sum())

@@ -31,7 +31,6 @@ from bertkit.data.spans import (
     place_answer,
 )
 from bertkit.data.tokenizer import SPECIAL_TOKENS, make_tokenizer
-from bertkit.errors import UsageError
 from tests.official import encode_questions
 
 LETTERS = [*"abcdehilmnopstABST129éßक中国😀", *unicodedata.normalize("NFD", "한국"), "\u0301", "\u093f"]
@@ -421,15 +420,6 @@ def test_a_word_of_a_hundred_thousand_letters_is_one_unknown_token():
     assert data[0]["input_ids"].tolist()[-2:] == [UNCASED.unk_token_id, UNCASED.sep_token_id]
     assert data[0]["start_positions"] == data[0]["end_positions"] == len(data[0]["input_ids"]) - 2
     assert express(data, 0) == [question.context]
-
-
-@pytest.mark.parametrize(("length", "step"), [(8, 1), (9, 0), (9, -1)])
-def test_lengths_that_leave_no_room_for_the_context_are_refused(length, step):
-    question = ask("the ab", question="a b c d e")
-    assert len(encode_questions([question], UNCASED, max_length=9, doc_stride=1)) == 2
-    message = f"max_length {length} leaves no room .* a question of 5 tokens .* doc_stride {step} is below 1; raise it"
-    with pytest.raises(UsageError, match=message):
-        encode_questions([question], UNCASED, max_length=length, doc_stride=step)
 
 
 def test_a_context_is_kept_once():

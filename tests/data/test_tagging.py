@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bertkit.data.sequences import pad
 from bertkit.data.tagging import (
     ABSENT,
     IGNORED,
@@ -13,7 +14,6 @@ from bertkit.data.tagging import (
     check_lengths,
     encode_words,
     fit_context,
-    pad_words,
 )
 from bertkit.data.tokenizer import make_tokenizer
 from bertkit.errors import UsageError
@@ -125,7 +125,7 @@ def test_a_sentence_that_is_too_long_is_named():
 
 def test_a_batch_is_padded_to_its_longest():
     data = encode_words(make_text(["Jim a"], ["word12 a"]), NAMES, TOKENIZER)
-    batch = pad_words(data.__getitems__([0, 1]))
+    batch = pad(data.__getitems__([0, 1]))
     assert {name: tuple(column.shape) for name, column in batch.items()} == dict.fromkeys(
         ("attention_mask", "input_ids", "token_type_ids", "labels"), (2, 6)
     )

@@ -61,11 +61,12 @@ def test_tokens_are_in_the_order_of_special_alphabet_inside_merged():
     assert tokens == [*SPECIAL_TOKENS, "!", "a", "b", "c", "##a", "##b", "##c", "ab"]
 
 
-def test_pieces_are_merged_by_frequency():
+def test_pieces_are_merged_by_frequency(monkeypatch):
     # The pairs: u g 19, u n 12, h u 10, m u 9, r u 8, s u 4; with u g and u n merged first, h ug 10 and so on.
     text = " ".join(["hug"] * 10 + ["mug"] * 9 + ["run"] * 8 + ["sun"] * 4)
     assert train_vocabulary([text], size=19 + 6)[-6:] == ["##ug", "##un", "hug", "mug", "run", "sun"]
-    assert train_vocabulary([text], size=100, min_frequency=9)[19:] == ["##ug", "##un", "hug", "mug"]
+    monkeypatch.setattr(tokenizer, "LEAST_FREQUENCY", 9)
+    assert train_vocabulary([text], size=100)[19:] == ["##ug", "##un", "hug", "mug"]
 
 
 def test_size_is_exact_and_a_smaller_text_is_reported():
@@ -307,19 +308,27 @@ BAD_FILES = [
     ("vocab.txt", "\n".join(["", "a", *SPECIAL_TOKENS, "", "b"]), "has the token '' 2 times"),
     ("vocab.txt", "[PAD]\n[UNK]\n[CLS]\nthe\n", r"is no BERT vocabulary: it has no \[SEP\], \[MASK\]"),
     ("vocab.txt", "", r"it has no \[PAD\]"),
-    ("vocab.txt", b"[PAD]\xff", "is not UTF-8 text"),
-    ("tokenizer.json", "{", "is not JSON"),
-    ("tokenizer.json", "[]", "holds no JSON object"),
-    ("tokenizer.json", "{}", "has no table of tokens and their ids; save the tokenizer again"),
-    ("tokenizer.json", ROBERTA, "is a BPE tokenizer; BERT needs WordPiece"),
-    ("tokenizer.json", '{"model": {"type": "\\u001b"}}', r"is a '\\x1b' tokenizer; BERT needs WordPiece"),
-    ("tokenizer.json", "[" * 100_000, "is not JSON"),
-    ("tokenizer.json", '{"model": 1}', "has no table of tokens and their ids"),
-    ("tokenizer.json", '{"model": {"vocab": {"[PAD]": "0", "[UNK]": 1}}}', "has no table of tokens and their ids"),
+    ("vocab.txt", b"[PAD]\xff", r"vocab\.txt, line 1 is not UTF-8 \(byte 0xff"),
+    ("tokenizer.json", "{", "Input data was truncated; save the tokenizer again"),
+    ("tokenizer.json", "[]", "Expected `object`, got `array`"),
+    ("tokenizer.json", "{}", "Object missing required field `model`"),
+    ("tokenizer.json", ROBERTA, r"Invalid enum value 'BPE' - at `\$\.model\.type`; .*WordPiece"),
+    ("tokenizer.json", '{"model": {"type": "\\u001b"}}', "Invalid enum value"),
+    ("tokenizer.json", "[" * 100_000, "Expected `object`, got `array`"),
+    ("tokenizer.json", '{"model": 1}', r"Expected `object`, got `int` - at `\$\.model`"),
+    (
+        "tokenizer.json",
+        '{"model": {"vocab": {"[PAD]": "0", "[UNK]": 1}}}',
+        r"Expected `int`, got `str` - at `\$\.model\.vocab\[\.\.\.\]`",
+    ),
     ("tokenizer.json", make_numbered(2**31), "does not number its tokens from 0 without gaps"),
     ("tokenizer.json", make_numbered(-1), "does not number its tokens from 0 without gaps"),
     ("tokenizer.json", make_numbered(0), "does not number its tokens from 0 without gaps"),
-    ("tokenizer.json", make_numbered(5, normalizer=[1]), "has a normalizer that is no object"),
+    (
+        "tokenizer.json",
+        make_numbered(5, normalizer=[1]),
+        r"Expected `object \| null`, got `array` - at `\$\.normalizer`",
+    ),
     ("tokenizer.json", make_numbered(5, decoder=[1]), r"is damaged \(.*; save it again"),  # tokenizers' own Exception
     ("tokenizer.json", json.dumps({"model": {"vocab": {"[PAD]": 0}}}), r"it has no \[UNK\], \[CLS\]"),
     ("config.json", "{}", "has neither tokenizer.json nor vocab.txt"),
@@ -361,18 +370,12 @@ def test_a_folder_with_the_name_of_a_file_is_one_line(tmp_path):
 
 def test_a_directory_that_cannot_be_made_is_one_line(tmp_path):
     (tmp_path / "file").write_text("mine")
-    for name, reason in (("file", "File exists"), ("file/deep", "Not a directory")):
-        with pytest.raises(UsageError) as error:
+    for name in ("file", "file/deep"):
+        with pytest.raises(
+            UsageError, match=f"the directory {tmp_path / name} is refused: .*; a file .*is where a folder"
+        ):
             save_tokenizer(make_tokenizer(vocabulary(), cased=False), tmp_path / name)
-        assert str(error.value) == f"{tmp_path / name} cannot be made ({reason}); name another directory"
     assert (tmp_path / "file").read_text() == "mine"
-
-
-def test_bad_tokens():
-    with pytest.raises(UsageError, match="'a' 2 times"):
-        make_tokenizer([*SPECIAL_TOKENS, "a", "a"], cased=False)
-    with pytest.raises(UsageError, match=r"has no \[MASK\]"):
-        make_tokenizer(SPECIAL_TOKENS[:4], cased=False)
 
 
 @pytest.mark.parametrize("source", ["missing/vocab.txt", "./missing", "/missing", "vocab.txt", "a/b/c"])

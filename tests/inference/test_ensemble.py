@@ -442,9 +442,11 @@ def test_runs_that_cannot_be_combined(tmp_path, task, runs):
         f"{path}: the probabilities of 'q1' add up to 1.6 and at most 1 was expected; repeat the run"
     )
     path.write_text(json.dumps(content | {"q1": [{"text": "red"}]}))
-    assert f"{path}, 'q1'[0] has no key 'probability'" in refuse(task, runs, tmp_path / "both")
+    assert f"{path}, 'q1': Object missing required field `probability` - at `$[0]`; mend" in refuse(
+        task, runs, tmp_path / "both"
+    )
     path.write_text("{")
-    assert f"{path} is not JSON" in refuse(task, runs, tmp_path / "both")
+    assert f"{path}: Input data was truncated" in refuse(task, runs, tmp_path / "both")
     path.unlink()
     assert f"{path} does not exist" in refuse(task, runs, tmp_path / "both")
     (b / "metrics.json").write_text("{")

@@ -611,14 +611,18 @@ def test_a_line_that_is_too_long_is_an_error_in_its_place_and_never_held_whole(n
 
 BAD = [
     ("a.jsonl", b'"x"\n{"id": NaN}\n{"id": 1e999}\n"z"\n', {1: "line 2: is not JSON", 2: "line 3: is not JSON"}),
-    ("a.jsonl", b'{"text": "x"}\n{"text": \n"y"\n3\n', {1: "line 2: is not JSON", 3: "line 4: is neither an object"}),
+    (
+        "a.jsonl",
+        b'{"text": "x"}\n{"text": \n"y"\n3\n',
+        {1: "line 2: is not JSON", 3: "line 4: is not JSON of an object or a text"},
+    ),
     ("a.jsonl", b'"x"\n\xff\xfe\n"y"\n' + b"[" * 100_000, {1: "line 2: is not UTF-8", 3: "line 4: is not JSON"}),
     ("a.tsv", b"text\tid\nx\t1\ny\nz\t2\t3\nw\t4\n", {1: "line 3: has 1 columns and 2", 2: "line 4: has 3"}),
     ("a.jsonl", b'"x"\n\n\n{"txt": "y"}\n"z"\n{"text": "w"}\n', {1: "line 4: text is missing"}),
     (
         "a.jsonl",
         b'"x"\n{"id": "\\ud800", "text": "y"}\n"\\udc00"\n"z"\n',
-        {1: "line 2: it has half", 2: "line 3: it has"},
+        {1: "surrogate pair", 2: "line 3: is not JSON"},
     ),
 ]
 

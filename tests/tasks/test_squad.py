@@ -434,7 +434,7 @@ def test_another_recipe_does_not_overwrite_one_whose_first_part_has_begun(tmp_pa
 
 def test_a_broken_extra_file_is_told_before_anything_is_written(tmp_path, start):
     (tmp_path / "extra.json").write_text("{")
-    with pytest.raises(UsageError, match=r"extra\.json is not JSON"):
+    with pytest.raises(UsageError, match=r"extra\.json: Input data was truncated"):
         run(
             TASKS["squad1"],
             make_recipe(tmp_path, start, ONE, extra_train=str(tmp_path / "extra.json")),

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import chain, pairwise
 from pathlib import Path
+from sys import intern
 from typing import TYPE_CHECKING, Any
 
 from bertkit.data.formats.hub import ROWS_A_BATCH, load_splits
@@ -91,11 +92,10 @@ def find_conll(folder: str | Path, report: "Callable[[str], None]" = ignore) -> 
     taken, *others = complete
     if others:
         report(f"{folder} has {' and '.join(names[0] for names in complete)}; {taken[0]} and its like are taken")
-    found = {split: folder / name for split, name in zip(NER_SPLITS, taken, strict=True) if (folder / name).is_file()}
-    for split, name in zip(NER_SPLITS, taken, strict=True):
-        if split not in found:
-            report(f"{folder / name} is not there and is passed over")
-    return found
+    paths = {split: folder / name for split, name in zip(NER_SPLITS, taken, strict=True)}
+    for split in [split for split, path in paths.items() if not path.is_file()]:
+        report(f"{paths.pop(split)} is not there and is passed over")
+    return paths
 
 
 def _find_kinds(folder: Path) -> list[tuple[str, ...]]:
@@ -114,15 +114,12 @@ def read_conll(path: str | Path) -> TaggedText:
 
     Raises:
         UsageError: a file that is missing, not UTF-8 or without a sentence, a line of another number of columns than
-            the first, or of one, a tag that is not IOB, or a document without a sentence.
+            the first, or of one, or a tag that is not IOB.
     """
-    known: dict[str, str] = {}  # the tags so far; equal ones are one object
     found = []
     for line, document, rows in _walk_sentences(Path(path)):
-        for place, (_, tag) in enumerate(rows, line):
-            if tag not in known:
-                known[tag] = _check_tag(tag, f"{path}, line {place}")
-        found.append(([word for word, _ in rows], [known[tag] for _, tag in rows], document, line))
+        tags = [_check_tag(tag, f"{path}, line {place}") for place, (_, tag) in enumerate(rows, line)]
+        found.append(([word for word, _ in rows], tags, document, line))
     if not found:
         raise UsageError(f"{path} has no sentences; {AGAIN}")
     return _gather(str(path), found)
@@ -130,7 +127,7 @@ def read_conll(path: str | Path) -> TaggedText:
 
 def _walk_sentences(path: Path) -> Iterator[tuple[int, int, list[tuple[str, str]]]]:
     """The line of its first word, the -DOCSTART- lines before it, and (word, tag) of each word."""
-    width = first = document = opened = start = 0  # opened: the -DOCSTART- line that nothing follows yet
+    width = first = document = 0
     rows: list[tuple[str, str]] = []
     for number, line in enumerate(chain(read_lines(path), [""]), 1):
         cells = [cell for cell in line.replace("\t", " ").split(" ") if cell]
@@ -143,30 +140,23 @@ def _walk_sentences(path: Path) -> Iterator[tuple[int, int, list[tuple[str, str]
                     f"{path}, line {number} has {len(cells)} column{'s' * (len(cells) != 1)} and {expected} were "
                     f"expected, the word first and its tag last; {AGAIN}"
                 )
-            start, opened = start if rows else number, 0
             rows.append((cells[0], cells[-1]))
             continue
         if rows:
-            yield start, document, rows
+            yield number - len(rows), document, rows
             rows = []
         if cells:
-            _check_document(path, opened)
-            opened, document = number, document + 1
-    _check_document(path, opened)
-
-
-def _check_document(path: Path, opened: int) -> None:
-    if opened:
-        raise UsageError(f"{path}, line {opened}: the document that begins here has no sentence; leave the line out")
+            document += 1
 
 
 def _check_tag(tag: str, place: str) -> str:
+    """The tag; equal ones are one object."""
     if not TAG.fullmatch(tag):
         raise UsageError(
             f"{place}: the tag {tag[:40]!r} is not IOB, that is O, B-TYPE or I-TYPE; mend it, and convert IOBES or "
             "BILOU to IOB first"
         )
-    return tag
+    return intern(tag)
 
 
 def _gather(source: str, found: Sequence[tuple[list[str], list[str], int, int]]) -> TaggedText:

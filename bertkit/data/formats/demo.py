@@ -143,8 +143,7 @@ def write_samples(output: Path, questions: int = 12_000, report: Callable[[str],
         UsageError: too few functions are documented here; the directory holds such files already, or cannot be made.
     """
     if there := [str(output / name) for name in ("squad", "glue") if (output / name).exists()]:
-        half = "delete it if it is of a command that was stopped, or " if len(there) == 1 else ""
-        raise UsageError(f"{' and '.join(there)} {'is' if half else 'are'} there already; {half}name another directory")
+        raise UsageError(f"the directory has {' and '.join(there)} already; delete them, or name another directory")
     with explain_disk_error(output), make_directory(output) as folder:
         fill(folder, questions, report)
     report(f"In {output}: squad/, glue/")
@@ -166,10 +165,11 @@ def fill(folder: Path, questions: int, report: Callable[[str], None]) -> None:
         chosen = [function for function in functions if function.is_held_out == (split == "dev")]
         limit = questions if split == "train" else max(questions // 10, 100)
         articles = make_articles(chosen, limit)
-        write_squad(articles, folder / "squad" / f"{split}-v2.0.json")
+        squad = json.dumps({"version": "v2.0", "data": articles}) + "\n"
+        (folder / "squad" / f"{split}-v2.0.json").write_text(squad, encoding="utf-8")
         rows = make_pairs(chosen, limit)
         write_qnli(rows, folder / "glue" / "QNLI" / f"{split}.tsv")
-        asked = [question for _, found in articles for question in found]
+        asked = [question for article in articles for question in article["paragraphs"][0]["qas"]]
         silent = sum(not question["answers"] for question in asked)
         report(
             f"{split}: {len(asked):,} questions, {silent:,} of them without an answer; {len(rows):,} pairs, "
@@ -200,8 +200,8 @@ def order(functions: Sequence[Function]) -> list[Function]:
     return [functions[place] for place in np.random.default_rng(SAMPLE_SEED).permutation(len(functions))]
 
 
-def make_articles(functions: Sequence[Function], limit: int) -> list[tuple[str, list[dict[str, Any]]]]:
-    """(context, questions in SQuAD's form) of some functions, until there are `limit` questions."""
+def make_articles(functions: Sequence[Function], limit: int) -> list[dict[str, Any]]:
+    """SQuAD's articles of some functions, each of one paragraph, until there are `limit` questions."""
     random, articles, count = np.random.default_rng(SAMPLE_SEED), [], 0
     for function in order(functions):
         context, places = function.describe()
@@ -223,17 +223,8 @@ def make_articles(functions: Sequence[Function], limit: int) -> list[tuple[str, 
                 }
             )
         if found:
-            articles.append((context, found))
+            articles.append({"title": function.name, "paragraphs": [{"context": context, "qas": found}]})
     return articles
-
-
-def write_squad(articles: Sequence[tuple[str, list[dict[str, Any]]]], path: Path) -> None:
-    """Writes a file in the form of SQuAD 2.0."""
-    data = [
-        {"title": found[0]["id"].partition("/")[0], "paragraphs": [{"context": context, "qas": found}]}
-        for context, found in articles
-    ]
-    path.write_text(json.dumps({"version": "v2.0", "data": data}) + "\n", encoding="utf-8")
 
 
 def make_pairs(functions: Sequence[Function], limit: int) -> list[tuple[str, str, str]]:

@@ -94,15 +94,10 @@ def read_folder(row: Benchmark, folder: Path) -> dict[str, TextColumns]:
 
 
 def read_split(row: Benchmark, name: str, path: Path) -> TextColumns:
-    """An official file: its texts, and `label` unless the split has none."""
+    """An official file: its texts, and `label` unless the split has none; without labels it has a line of names."""
     if row.splits[name].submission:
-        return read_unlabelled(row, path)
+        return read_tsv(path, {text: text if row.bare else column for text, column in row.texts.items()})
     return read_tsv(path, {**row.texts, "label": row.label}, width=row.bare or None, skip_broken=row.broken)
-
-
-def read_unlabelled(row: Benchmark, path: Path) -> TextColumns:
-    """The texts of a file without labels; such a file always has a line of names."""
-    return read_tsv(path, {text: text if row.bare else column for text, column in row.texts.items()})
 
 
 def read_copy(row: Benchmark, report: Report) -> dict[str, TextColumns]:
@@ -167,20 +162,6 @@ def parse_score(text: str) -> float:
     if not 0 <= (value := float(text)) <= 5:
         raise ValueError(text)
     return value
-
-
-def read_gold(row: Benchmark, split: str, path: Path) -> TextColumns:
-    """An official file with labels."""
-    try:
-        return read_split(row, split, path)
-    except UsageError:
-        try:
-            read_unlabelled(row, path)
-        except UsageError:
-            pass
-        else:
-            raise UsageError(f"{path} has no labels, as test files have none; give {row.splits[split].file}") from None
-        raise
 
 
 def read_answers(row: Benchmark, path: Path) -> np.ndarray:

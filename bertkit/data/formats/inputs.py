@@ -4,8 +4,6 @@ A line that cannot be read is a mistake in its place, and those behind it are re
 needs of an input (`bertkit.inference.predictor`).
 """
 
-import json
-import math
 import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping
@@ -15,7 +13,9 @@ from itertools import count
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from bertkit.errors import UsageError
+import msgspec
+
+from bertkit.errors import UsageError, join_lines
 
 STDIN = "-"
 INPUT_SUFFIXES = (".jsonl", ".tsv", ".txt")
@@ -73,8 +73,7 @@ def read_inputs(source: str) -> Iterator[Line]:
 
 def read_lines(file: BinaryIO, source: str, kind: str) -> Iterator[Line]:
     """The inputs of a file without a line of names."""
-    for number, text in walk_lines(file):
-        place = name_place(source, number)
+    for place, text in walk_lines(file, source):
         if isinstance(text, UsageError):
             yield Line(text, place)
         elif text.strip():
@@ -85,8 +84,7 @@ def read_lines(file: BinaryIO, source: str, kind: str) -> Iterator[Line]:
 def read_columns(file: BinaryIO, source: str) -> Iterator[Line]:
     """The inputs of a file whose first line names its columns; quotes are ordinary characters."""
     names: list[str] | None = None
-    for number, text in walk_lines(file):
-        place = name_place(source, number)
+    for place, text in walk_lines(file, source):
         if isinstance(text, UsageError):
             if names is None:
                 raise UsageError(f"{place}: {text}")
@@ -104,13 +102,9 @@ def read_columns(file: BinaryIO, source: str) -> Iterator[Line]:
                 yield Line(UsageError(wrong), place)
 
 
-def name_place(source: str, number: int) -> str:
-    """Where a line stands."""
-    return f"{'standard input' if source == STDIN else source}, line {number}"
-
-
-def walk_lines(file: BinaryIO) -> Iterator[tuple[int, str | UsageError]]:
-    """The number of each line from 1, and its text or what is wrong; one that is too long is never held whole."""
+def walk_lines(file: BinaryIO, source: str) -> Iterator[tuple[str, str | UsageError]]:
+    """The place of each line, and its text or what is wrong; one that is too long is never held whole."""
+    name = "standard input" if source == STDIN else source
     most = 4 * LONGEST_LINE + len("\ufeff\r\n".encode())  # bytes
     for number in count(1):
         if not (line := file.readline(most + 1)):
@@ -121,7 +115,7 @@ def walk_lines(file: BinaryIO) -> Iterator[tuple[int, str | UsageError]]:
         text = decode_line(line, number) if not is_cut else ""
         if is_cut or (isinstance(text, str) and len(text) > LONGEST_LINE):
             text = UsageError(f"is longer than {LONGEST_LINE:,} characters; split it")
-        yield number, text
+        yield f"{name}, line {number}", text
 
 
 def decode_line(line: bytes, number: int) -> str | UsageError:
@@ -133,22 +127,14 @@ def decode_line(line: bytes, number: int) -> str | UsageError:
     return text.rstrip("\r\n")
 
 
-def read_number(text: str) -> float:
-    """The number; a ValueError for one that JSON has not, as NaN, or that is larger than any float."""
-    if math.isfinite(number := float(text)):
-        return number
-    raise ValueError(f"{text} is no number")
-
-
 def parse_line(text: str) -> Input | UsageError:
     """The object or text of a line of JSON."""
     try:
-        value = json.loads(text, parse_constant=read_number, parse_float=read_number)
-    except (ValueError, RecursionError):
-        return UsageError(f"is not JSON: {text[:SHOWN]!r}; write an object or a text in quotes")
-    if isinstance(value, str | dict):
-        return value
-    return UsageError(f"is neither an object nor a text: {text[:SHOWN]!r}; write one of them")
+        return msgspec.json.decode(text, type=str | dict[str, Any])
+    except (msgspec.MsgspecError, RecursionError) as error:
+        return UsageError(
+            f"is not JSON of an object or a text ({join_lines(error)}): {text[:SHOWN]!r}; write one of them"
+        )
 
 
 def cut_into_chunks(inputs: Iterable[Any], most: int, enough: int) -> Iterator[list[Any]]:

@@ -89,9 +89,9 @@ def _make_situations(table: TextColumns, labelled: bool) -> list[Situation]:
     texts = zip(*(table.columns[name] for name in SWAG_COLUMNS), strict=True)
     situations = []
     for row, ((context, start, *endings), label) in enumerate(zip(texts, labels, strict=True)):
-        if not all(map(str.strip, endings)):
-            empty = next(name for name, ending in zip(ENDINGS, endings, strict=True) if not ending.strip())
-            raise UsageError(f"{table.locate(row)}: {empty} is empty and four endings were expected; mend the line")
+        for name, ending in zip(ENDINGS, endings, strict=True):
+            if not ending.strip():
+                raise UsageError(f"{table.locate(row)}: {name} is empty and four endings were expected; mend the line")
         if label is not None and label not in places:
             expected = ", ".join(places)
             raise UsageError(

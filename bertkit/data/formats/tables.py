@@ -4,14 +4,15 @@ A table looks like CSV and is not: a `"` is an ordinary character that nobody cl
 """
 
 import difflib
-import json
-import sys
+from codecs import BOM_UTF8
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
+
+import msgspec
 
 from bertkit.errors import UsageError, join_lines
 
@@ -19,15 +20,7 @@ FILE_REMEDY = "give the official files with --data DIR"
 AGAIN = "mend it or get the file again"
 NAME_REMEDY = "its first line must name the columns as the official file's does"
 MOST_NAMES, LONGEST_QUOTED = 20, 40  # columns or keys in a message, and characters of each
-LARGEST_NUMBER = sys.float_info.max
-KINDS = {  # of values in JSON, and what a message calls them; a finite number may be whole
-    dict: "an object",
-    list: "a list",
-    str: "a text",
-    int: "a whole number",
-    float: "a finite number",
-    bool: "true or false",
-}
+Parsed = TypeVar("Parsed")
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,13 +105,9 @@ def find_column(source: str, names: Sequence[str], wanted: str, remedy: str) -> 
     """Its place among `names`."""
     if wanted in names:
         return names.index(wanted)
-    raise _name_missing(source, "column", names, wanted, remedy)
-
-
-def _name_missing(source: str, kind: str, names: Sequence[str], wanted: str, remedy: str) -> UsageError:
     nearest = "".join(f" (nearest: {name!r})" for name in difflib.get_close_matches(wanted, names, n=1))
     listed = ", ".join(repr(name[:LONGEST_QUOTED]) for name in names[:MOST_NAMES])  # it can be a line of text
-    return UsageError(f"{source} has no {kind} {wanted!r} but {listed or 'nothing'}{nearest}; {remedy}")
+    raise UsageError(f"{source} has no column {wanted!r} but {listed or 'nothing'}{nearest}; {remedy}")
 
 
 def read_lines(path: Path) -> Iterator[str]:
@@ -126,7 +115,10 @@ def read_lines(path: Path) -> Iterator[str]:
     blank = 0
     with _explain_opening(path), path.open("rb") as stream:
         for number, line in enumerate(stream, 1):
-            text = _decode(line, f"{path}, line {number}", "utf-8-sig" if number == 1 else "utf-8")
+            try:
+                text = decode_line(line.removesuffix(b"\n").removesuffix(b"\r"), is_first=number == 1)
+            except UsageError as error:
+                raise UsageError(f"{path}, line {number} {error}") from None
             if not text:
                 blank += 1
                 continue
@@ -147,14 +139,19 @@ def _explain_opening(path: Path) -> Iterator[None]:
         raise UsageError(f"{path} cannot be read ({error.strerror or error}); {remedy}") from None
 
 
-def _decode(line: bytes, where: str, encoding: str) -> str:
+def decode_line(line: bytes, *, is_first: bool) -> str:
+    """Return the text of a line; a byte order mark is no part of the first one.
+
+    Raises:
+        UsageError: What is wrong with it, without its place.
+    """
     if b"\0" in line:
-        raise UsageError(f"{where} has a NUL byte, as binary files and UTF-16 have; give text in UTF-8")
+        raise UsageError("has a NUL byte, as binary files and UTF-16 have; give text in UTF-8")
     try:
-        return line.removesuffix(b"\n").removesuffix(b"\r").decode(encoding)
+        return line.decode("utf-8-sig" if is_first else "utf-8")
     except UnicodeDecodeError as error:
         raise UsageError(
-            f"{where} is not UTF-8 (byte {error.object[error.start]:#04x} in place {error.start + 1}); "
+            f"is not UTF-8 (byte {error.object[error.start]:#04x} in place {error.start + 1}); "
             "convert the file, for instance with iconv -f latin1 -t utf-8"
         ) from None
 
@@ -162,80 +159,23 @@ def _decode(line: bytes, where: str, encoding: str) -> str:
 # --- JSON
 
 
-def read_json(path: str | Path) -> Any:
-    """What a JSON file in UTF-8 holds; it may begin with a byte order mark.
+def read_json(path: str | Path, form: type[Parsed], remedy: str = AGAIN) -> Parsed:
+    """Return what a JSON file in UTF-8 holds, in the form of a msgspec record; it may begin with a byte order mark.
 
     Raises:
-        UsageError: a file that is missing, not UTF-8, empty, or no JSON, with line and column.
+        UsageError: The file is missing, not UTF-8, no JSON, or of another form; `remedy` ends the message.
     """
     path = Path(path)
     with _explain_opening(path):
         content = path.read_bytes()
-    text = _decode(content, str(path), "utf-8-sig")
-    if not text.strip():
-        raise UsageError(f"{path} is empty; get the file again")
+    with explain_form(str(path), remedy):
+        return msgspec.json.decode(content.removeprefix(BOM_UTF8), type=form)
+
+
+@contextmanager
+def explain_form(place: str, remedy: str = AGAIN) -> Iterator[None]:
+    """Turn what msgspec says of a value at `place` into a UsageError."""
     try:
-        return json.loads(text)
-    except json.JSONDecodeError as error:
-        trouble = f"is not JSON ({join_lines(error)})"
-    except RecursionError:
-        trouble = "has lists or objects nested too deep to be read"
-    except ValueError:
-        trouble = f"has a whole number of more than {sys.get_int_max_str_digits():,} digits"
-    raise UsageError(f"{path} {trouble}; {AGAIN}")
-
-
-def read_objects(path: str | Path, key: str, remedy: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The objects in the list that a JSON file has under `key`, each with its place in the file.
-
-    Raises:
-        UsageError: as `read_json`; the file holds something else; `remedy` ends the message if there is no such key.
-    """
-    content = check_kind(read_json(path), dict, str(path))
-    if key not in content:
-        raise _name_missing(str(path), "key", list(content), key, remedy)
-    return walk_objects(content[key], f"{path}, {key}")
-
-
-def walk_objects(values: Any, place: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The items of what must be a list of objects, each with its place."""
-    for number, value in enumerate(check_kind(values, list, place)):
-        where = f"{place}[{number}]"
-        yield where, check_kind(value, dict, where)
-
-
-def take(holder: Mapping[str, Any], key: str, kind: type, place: str) -> Any:
-    """The value under a key of the object at `place`, which must be of that kind."""
-    if key not in holder:
-        raise _name_missing(place, "key", list(holder), key, AGAIN)
-    return check_kind(holder[key], kind, f"{place}.{key}")
-
-
-def check_kind(value: Any, kind: type, place: str) -> Any:
-    """The value, which must be of that kind, one of `KINDS`; a text must not hold half a surrogate pair."""
-    if kind is float:
-        fits = type(value) in (int, float) and -LARGEST_NUMBER <= value <= LARGEST_NUMBER
-    else:
-        fits = type(value) is kind  # not isinstance: true is no whole number
-    if not fits:
-        raise UsageError(f"{place} is {_describe(value)} and {KINDS[kind]} was expected; {AGAIN}")
-    if kind is str and not value.isascii():
-        _check_surrogates(value, place)
-    return value
-
-
-def _check_surrogates(text: str, place: str) -> None:
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        half = f"{text[error.start]!r} as character {error.start + 1}"
-        raise UsageError(f"{place} has {half}, half of a surrogate pair, which no tokenizer takes; {AGAIN}") from None
-
-
-def _describe(value: Any) -> str:
-    """What a message calls a value of the wrong kind."""
-    if isinstance(value, dict | list):
-        return KINDS[type(value)]
-    if isinstance(value, str):
-        return repr(value[:LONGEST_QUOTED])
-    return json.dumps(value, default=repr)[:LONGEST_QUOTED]
+        yield
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise UsageError(f"{place}: {join_lines(error)}; {remedy}") from None

@@ -10,7 +10,6 @@ Left out: the pages of web searches (`SearchResults`), and TriviaQA's own scores
 """
 
 import json
-import os
 import re
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator
@@ -20,7 +19,9 @@ from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from bertkit.data.formats.tables import AGAIN, check_kind, read_objects, take, walk_objects
+from msgspec import Struct
+
+from bertkit.data.formats.tables import AGAIN, read_json
 from bertkit.errors import UsageError, explain_refusal
 from bertkit.system.files import atomic_open
 from bertkit.system.progress import ignore
@@ -32,6 +33,35 @@ EVIDENCE_FOLDERS = ("", "wikipedia")  # of the evidence in which a document may 
 CHARACTERS_READ = 4_096  # of a document, read at first
 PROGRESS = 10_000  # documents between two lines of the report
 TRIVIAQA_REMEDY = "give one of TriviaQA-Wiki with answers, such as wikipedia-train.json"
+
+
+class TriviaAnswer(Struct, rename="pascal"):
+    """What is used of an answer in TriviaQA's file."""
+
+    value: str
+    aliases: list[str]
+
+
+class TriviaPage(Struct, rename="pascal"):
+    """What is used of a page in TriviaQA's file; one that was never fetched has no file name."""
+
+    filename: str = ""
+    title: str = ""
+
+
+class TriviaEntry(Struct, rename="pascal"):
+    """What is used of a question in TriviaQA's file."""
+
+    question_id: str
+    question: str
+    answer: TriviaAnswer
+    entity_pages: list[TriviaPage] = []
+
+
+class TriviaFile(Struct, rename="pascal"):
+    """What is used of TriviaQA's file."""
+
+    data: list[TriviaEntry]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +89,8 @@ def convert(qa: Path, evidence: Path, output: Path, report: Callable[[str], None
             no document is in `evidence`, or none has an answer.
     """
     with explain_refusal(str(output)):
-        _check_target(output)
+        if output.exists():
+            raise UsageError(f"{output} exists already; delete it or name another file with --output")
     if not evidence.is_dir():
         raise UsageError(f"{evidence} is not a folder; give that of TriviaQA's documents: --evidence DIR")
     questions = read_questions(qa)
@@ -74,14 +105,6 @@ def convert(qa: Path, evidence: Path, output: Path, report: Callable[[str], None
     return counts
 
 
-def _check_target(output: Path) -> None:
-    if output.exists():
-        raise UsageError(f"{output} exists already; delete it or name another file with --output")
-    folder = output.absolute().parent
-    if not folder.is_dir() or not os.access(folder, os.W_OK):
-        raise UsageError(f"the folder {folder} is not there or cannot be written to; make it first")
-
-
 # --- the questions
 
 
@@ -93,13 +116,13 @@ def read_questions(qa: Path) -> list[Trivia]:
     """
     questions: list[Trivia] = []
     places: dict[str, str] = {}
-    for place, entry in read_objects(qa, "Data", TRIVIAQA_REMEDY):
-        if "Answer" not in entry:
-            raise UsageError(f"{place} has no key 'Answer', as in a test set; {TRIVIAQA_REMEDY}")
-        name, text = (take(entry, key, str, place) for key in ("QuestionId", "Question"))
-        question = Trivia(name, text, _list_answers(entry, place), _list_documents(entry, place))
+    for number, entry in enumerate(read_json(qa, TriviaFile, TRIVIAQA_REMEDY).data):
+        place = f"{qa}, Data[{number}]"
+        question = Trivia(
+            entry.question_id, entry.question, _list_answers(entry.answer), _list_documents(entry.entity_pages, place)
+        )
         for filename in question.documents:
-            first = places.setdefault(join_id(name, filename), place)
+            first = places.setdefault(join_id(question.id, filename), place)
             if first != place:
                 raise UsageError(f"{place} has the QuestionId and a document of {first}; {AGAIN}")
         questions.append(question)
@@ -111,25 +134,19 @@ def join_id(question: str, filename: str) -> str:
     return f"{question}--{filename}"
 
 
-def _list_answers(entry: dict[str, Any], place: str) -> tuple[str, ...]:
+def _list_answers(answer: TriviaAnswer) -> tuple[str, ...]:
     """The answers in their original spellings, folded, but for those without a letter or digit."""
-    answer = take(entry, "Answer", dict, place)
-    where = f"{place}.Answer"
-    aliases = enumerate(take(answer, "Aliases", list, where))
-    names = [take(answer, "Value", str, where)]
-    names += [check_kind(alias, str, f"{where}.Aliases[{number}]") for number, alias in aliases]
-    folded = (" ".join(fold(name).split()) for name in names)
+    folded = (" ".join(fold(name).split()) for name in (answer.value, *answer.aliases))
     return tuple(dict.fromkeys(name for name in folded if any(map(str.isalnum, name))))
 
 
-def _list_documents(entry: dict[str, Any], place: str) -> dict[str, str]:
+def _list_documents(pages: Iterable[TriviaPage], place: str) -> dict[str, str]:
     """File name -> title of the Wikipedia pages; the name of one that was never fetched is ""."""
     documents: dict[str, str] = {}
-    for where, page in walk_objects(entry.get("EntityPages", []), f"{place}.EntityPages"):
-        filename = take(page, "Filename", str, where) if "Filename" in page else ""
-        if filename.startswith("/") or ".." in PurePosixPath(filename).parts:
-            raise UsageError(f"{where}.Filename is {filename[:80]!r}, which leads out of the evidence; {AGAIN}")
-        documents.setdefault(filename, take(page, "Title", str, where) if "Title" in page else filename)
+    for page in pages:
+        if page.filename.startswith("/") or ".." in PurePosixPath(page.filename).parts:
+            raise UsageError(f"{place} names {page.filename[:80]!r}, which leads out of the evidence; {AGAIN}")
+        documents.setdefault(page.filename, page.title or page.filename)
     return documents
 
 

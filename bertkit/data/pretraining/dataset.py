@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from bertkit.data.pretraining.masking import default_max_predictions, mask_tokens
+from bertkit.data.pretraining.masking import mask_tokens
 from bertkit.data.pretraining.pair_index import find_chunks
 from bertkit.data.pretraining.pairs import Pairing, assemble_pairs
 from bertkit.data.pretraining.rng import draw_key, permute
@@ -122,7 +122,7 @@ class PretrainingData(Dataset):
         the objective "mlm+nsp". int64 all of them.
 
         Raises:
-            IndexError: a position outside the run, or in another phase than the others.
+            IndexError: a position behind the run, or in another phase than the others.
         """
         number, samples = self._find_phase(np.asarray(positions, np.int64))
         max_length = self.phases[number].max_length
@@ -135,18 +135,17 @@ class PretrainingData(Dataset):
             pairs[rows] = pairing.draw_pairs(chunks[index[rows]])
         batch = assemble_pairs(self.corpus.ids, pairs, **self.special)
         lengths = batch.pop("lengths")
-        self._add_labels(batch, lengths, pairs, epochs + (number << 32), index, max_length)
+        self._add_labels(batch, lengths, pairs, epochs + (number << 32), index)
         return {name: torch.from_numpy(column) for name, column in batch.items()}
 
     def _find_phase(self, positions: np.ndarray) -> tuple[int, np.ndarray]:
         """The phase that the positions (B,) lie in, and their places in it."""
-        least, most = int(positions.min()), int(positions.max())
-        if not 0 <= least <= most < len(self):
-            raise IndexError(f"positions {least} to {most} are not all in a run of {len(self)} samples")
         ends = np.cumsum([phase.samples for phase in self.phases])
-        number = int(np.searchsorted(ends, least, side="right"))
-        if most >= ends[number]:
-            raise IndexError(f"positions {least} to {most} are not all in one phase; it ends at {ends[number]}")
+        number = int(np.searchsorted(ends, positions.min(), side="right"))
+        if positions.max() >= ends[number]:
+            raise IndexError(
+                f"position {positions.max()} is not in the phase of the others, which ends at {ends[number]}"
+            )
         return number, positions - (ends[number] - self.phases[number].samples)
 
     def _add_labels(
@@ -156,7 +155,6 @@ class PretrainingData(Dataset):
         pairs: np.ndarray,
         epochs: np.ndarray,
         index: np.ndarray,
-        max_length: int,
     ) -> None:
         """The objective's labels; for a masked objective also the masks, in place."""
         if self.options["objective"] == "clm":
@@ -174,7 +172,6 @@ class PretrainingData(Dataset):
             mask_id=self.mask_id,
             vocab_size=self.vocab_size,
             probability=self.options["masked_lm_prob"],
-            max_predictions=default_max_predictions(max_length, self.options["masked_lm_prob"]),
             mask_rate=self.options["mask_rate"],
             random_rate=self.options["random_rate"],
             same_rate=self.options["same_rate"],

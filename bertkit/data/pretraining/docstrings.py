@@ -11,9 +11,8 @@ import re
 import sys
 import sysconfig
 import warnings
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from hashlib import blake2b
 from multiprocessing import get_context
@@ -68,7 +67,7 @@ def _list_modules() -> list[Path]:
 
 
 def _map_in_order(function: Callable[[Any], Mapped], arguments: Iterable[Any], workers: int | None) -> Iterator[Mapped]:
-    """`map` by forked processes, a few arguments ahead of the consumer, who may stop at any time.
+    """`map` by forked processes; the consumer may stop at any time.
 
     Forked, because a spawned process runs the caller's script again and fails where that has no `__main__` guard.
     """
@@ -78,13 +77,7 @@ def _map_in_order(function: Callable[[Any], Mapped], arguments: Iterable[Any], w
         return
     pool = ProcessPoolExecutor(workers, get_context("fork"), initializer=_begin)
     try:
-        pending: deque[Future[Mapped]] = deque()
-        for argument in arguments:
-            pending.append(pool.submit(function, argument))
-            if len(pending) > 4 * workers:
-                yield pending.popleft().result()
-        while pending:
-            yield pending.popleft().result()
+        yield from pool.map(function, arguments)
     except BrokenProcessPool:
         raise UsageError(
             "a process that was reading the documentation has died (is the memory too small?); give the command again"

@@ -5,7 +5,6 @@ The masks of a sample are a pure function of (seed, epoch, sample number): see `
 Left out: the static masks of the reference code (its ten copies of the data keep theirs for the whole run).
 """
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -20,11 +19,6 @@ MASK_STREAM = 1 << 32
 POSITION_BITS = np.uint64(24)  # the longest row has 2 ** 24 tokens
 
 
-def default_max_predictions(max_length: int, probability: float = 0.15) -> int:
-    """A bound that no row of `max_length` tokens exceeds: 20 for 128 and 77 for 512, as in the reference code."""
-    return max(1, math.ceil(round(probability * max_length, 9)))
-
-
 def mask_tokens(
     input_ids: np.ndarray,
     lengths: np.ndarray,
@@ -36,7 +30,6 @@ def mask_tokens(
     mask_id: int,
     vocab_size: int,
     probability: float = 0.15,
-    max_predictions: int | None = None,
     mask_rate: float = 0.8,
     random_rate: float = 0.1,
     same_rate: float = 0.1,
@@ -48,8 +41,9 @@ def mask_tokens(
     `epoch` one number or (B,), for a batch in which one epoch ends and the next begins. `special_ids`, [CLS] and [SEP],
     are never chosen.
 
-    Exactly min(max_predictions, max(1, round(probability * length))) positions of a row are chosen, [CLS] and [SEP]
-    counted in its length, or all candidates where there are fewer; `max_predictions` None sets no bound of its own.
+    Exactly max(1, round(probability * length)) positions of a row are chosen, [CLS] and [SEP] counted in its length, or
+    all candidates where there are fewer. No row reaches the reference code's max_predictions_per_seq (20 for 128
+    tokens, 77 for 512), which is left out.
     Of the chosen, `mask_rate` become [MASK], `random_rate` a token drawn from the whole vocabulary, special ones
     included, and `same_rate` stay as they are (80, 10 and 10 % in §3.1; Table 8 tries others).
 
@@ -60,11 +54,7 @@ def mask_tokens(
     The paper's example, "my dog is hairy", has 6 tokens with [CLS] and [SEP], so max(1, round(0.9)) = 1 is chosen, any
     of the four words with equal chance. If it is hairy, the model sees "my dog is [MASK]" 80 % of the time, a random
     word as in "my dog is apple" 10 %, and "my dog is hairy" 10 %; the label is hairy each time.
-
-    Raises:
-        UsageError: rates that are negative or do not sum to 1, a probability outside 0..1, no prediction allowed.
     """
-    check_rates(probability, max_predictions, mask_rate, random_rate, same_rate)
     input_ids = np.asarray(input_ids, np.int64)
     lengths = np.asarray(lengths)
     positions = np.arange(input_ids.shape[1])  # (T,)
@@ -72,8 +62,6 @@ def mask_tokens(
     for special_id in special_ids:
         candidates &= input_ids != special_id
     counts = np.maximum(1, np.rint(probability * lengths)).astype(np.int64)  # (B,), half to even as Python's round
-    if max_predictions is not None:
-        counts = np.minimum(counts, max_predictions)
 
     keys = draw_key(seed, epoch, index)  # (B,)
     order = draw_bits(keys[:, None], positions + ORDER * MASK_STREAM)  # (B, T)
@@ -94,17 +82,15 @@ def mask_tokens(
     return masked_ids, np.where(chosen, input_ids, IGNORED)
 
 
-def check_rates(
-    probability: float, max_predictions: int | None, mask_rate: float, random_rate: float, same_rate: float
-) -> None:
-    """Raises UsageError where `mask_tokens` could not follow these rates."""
+def check_rates(probability: float, mask_rate: float, random_rate: float, same_rate: float) -> None:
+    """Check that `mask_tokens` can follow these rates.
+
+    Raises:
+        UsageError: A rate is negative, the rates do not sum to 1, or the probability is outside 0..1.
+    """
     if not 0 < probability <= 1:
         raise UsageError(
             f"the masking probability is {probability}; it must be above 0 and at most 1 (the paper's is 0.15)"
-        )
-    if max_predictions is not None and max_predictions < 1:
-        raise UsageError(
-            f"max_predictions is {max_predictions}; it must be at least 1 (the reference code's is 20 for 128)"
         )
     rates = (mask_rate, random_rate, same_rate)
     if min(rates) < 0 or not abs(sum(rates) - 1) <= 1e-6:

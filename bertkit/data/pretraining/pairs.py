@@ -16,8 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from bertkit.data.pretraining.rng import draw_below, draw_bits, draw_key, draw_uniform
-from bertkit.data.pretraining.tokenize import LEAST_DOCUMENTS, Ids, TokenizedCorpus, start_of
-from bertkit.errors import UsageError
+from bertkit.data.pretraining.tokenize import Ids, TokenizedCorpus, start_of
 
 SPECIAL_TOKENS_OF_PAIR = 3  # [CLS] A [SEP] B [SEP]
 DOCUMENT_DRAWS = 10  # attempts to find another document than A's
@@ -34,8 +33,7 @@ CUT = B_DOCUMENT + DOCUMENT_DRAWS
 class Pairing:
     """How one copy of a corpus is cut into pairs; `copy` counts the copies that the reference code makes of its data.
 
-    Raises:
-        UsageError: fewer than two documents, `max_length` below 5, or a `short_seq_prob` outside 0..1.
+    The corpus has at least two documents, and `max_length` is at least 5.
     """
 
     corpus: TokenizedCorpus
@@ -44,45 +42,22 @@ class Pairing:
     copy: int = 0
     short_seq_prob: float = 0.1
 
-    def __post_init__(self) -> None:
-        """Checks."""
-        starts, ends = self.corpus.document_starts, self.corpus.document_ends
-        if len(ends) < LEAST_DOCUMENTS:
-            raise UsageError(
-                f"the corpus has {len(ends)} document{'s' * (len(ends) != 1)}; "
-                "next-sentence prediction needs at least two documents; separate documents by a blank line"
-            )
-        if self.max_length < SPECIAL_TOKENS_OF_PAIR + 2:
-            raise UsageError(f"max_length is {self.max_length}; a pair with its three special tokens needs at least 5")
-        if not 0 <= self.short_seq_prob <= 1:
-            raise UsageError(
-                f"short_seq_prob is {self.short_seq_prob}; a probability from 0 to 1 was expected (the paper's is 0.1)"
-            )
-        if np.any(starts >= ends) or np.any(starts[1:] < ends[:-1]) or ends[-1] > len(self.corpus.sentence_ends):
-            raise ValueError("documents must grow strictly and end with the number of sentences")
-
     @property
     def budget(self) -> int:
         """The tokens of both segments together, at most."""
         return self.max_length - SPECIAL_TOKENS_OF_PAIR
 
-    def find_chunks(self, documents: range | None = None) -> np.ndarray:
+    def find_chunks(self) -> np.ndarray:
         """(P,), the sentence that each chunk begins with, in the order of the corpus; a chunk gives a pair.
 
         uint32, or int64 for a corpus of more than 4 billion sentences.
-        `documents`, a range of step 1, finds those of these documents alone: the same ones as among all.
         """
-        total = self.corpus.document_count
-        documents = range(total) if documents is None else documents
-        if documents != range(total)[documents.start : documents.stop]:
-            raise ValueError(f"{documents} is not a range of step 1 within {total} documents")
         sizes = np.cumsum(self.corpus.document_ends - self.corpus.document_starts)
         dtype = np.uint32 if len(self.corpus.sentence_ends) < 1 << 32 else np.int64
-        chunks = [np.empty(0, dtype)]
-        first = documents.start
-        while first < documents.stop:
+        first, chunks = 0, []
+        while first < len(sizes):
             full = np.searchsorted(sizes, start_of(sizes, first) + SENTENCES_PLANNED_AT_ONCE, side="right")
-            stop = min(max(first + 1, int(full)), documents.stop)
+            stop = max(first + 1, int(full))
             chunks.append(self._find_in_block(np.arange(first, stop)).astype(dtype))
             first = stop
         return np.concatenate(chunks)
@@ -97,8 +72,6 @@ class Pairing:
         offsets = places - (stops - sizes[owner])  # within the document
         sentences = starts[owner] + offsets
         token_ends, token_starts = self.corpus.sentence_ends[sentences], start_of(self.corpus.sentence_ends, sentences)
-        if np.any(token_starts >= token_ends):
-            raise ValueError("sentence_ends must grow strictly: a sentence has no token")
         keys, targets = self._draw_targets(documents)
         # For every sentence: the chunk that begins with it, and the sentence that the next chunk begins with.
         full = np.searchsorted(token_ends, token_starts + targets[owner]) + 1
@@ -139,12 +112,6 @@ class Pairing:
         a_start, a_stop = cut(a_start, a_stop, self.budget - kept_b, keys, CUT)
         b_start, b_stop = cut(b_start, b_stop, kept_b, keys, CUT + 1)
         return np.stack([a_start, a_stop, b_start, b_stop, random_next], axis=1)
-
-
-def plan_pairs(corpus: TokenizedCorpus, *, documents: range | None = None, **options: float) -> np.ndarray:
-    """(P, 5) int64, all pairs of one copy of a corpus, in its order; the arguments are those of `Pairing`."""
-    pairing = Pairing(corpus, **options)
-    return pairing.draw_pairs(pairing.find_chunks(documents))
 
 
 def draw_chunks(
@@ -200,10 +167,8 @@ def cut(
     return start + front, stop - (surplus - front)
 
 
-def assemble_pairs(
-    ids: Ids, pairs: np.ndarray, *, cls_id: int, sep_id: int, pad_id: int, pad_to: int | None = None
-) -> dict[str, np.ndarray]:
-    """[CLS] A [SEP] B [SEP] of `pairs` (B, 5), padded at the end to the longest row or to `pad_to` tokens.
+def assemble_pairs(ids: Ids, pairs: np.ndarray, *, cls_id: int, sep_id: int, pad_id: int) -> dict[str, np.ndarray]:
+    """[CLS] A [SEP] B [SEP] of `pairs` (B, 5), padded at the end to the longest row.
 
     `input_ids`, `token_type_ids` and `attention_mask` are (B, T) int64, `lengths` (B,). `ids` are all tokens side by
     side, of any integer type; only the ranges in use are read.
@@ -212,7 +177,7 @@ def assemble_pairs(
     a_sep = 1 + a_stop - a_start
     b_sep = a_sep + 1 + b_stop - b_start
     lengths = b_sep + 1
-    columns = np.arange(lengths.max() if pad_to is None else pad_to)  # (T,)
+    columns = np.arange(lengths.max())  # (T,)
     in_a = (columns > 0) & (columns < a_sep[:, None])  # (B, T)
     in_b = (columns > a_sep[:, None]) & (columns < b_sep[:, None])
     places = np.where(in_a, a_start[:, None] + columns - 1, b_start[:, None] + columns - a_sep[:, None] - 1)  # in `ids`

@@ -28,15 +28,17 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import accumulate, chain, groupby
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, TypeVar
+from typing import Any, BinaryIO, Literal
 
+import msgspec
+
+from bertkit.data.formats.tables import Parsed, decode_line, explain_form
 from bertkit.data.pretraining.docstrings import Paragraphs, read_docs
-from bertkit.errors import UsageError, explain_refusal, join_lines, make_printable
+from bertkit.errors import UsageError, explain_refusal, join_lines
 from bertkit.system.hub import find_hub_trouble, is_hub_name
 from bertkit.system.progress import ignore
 
 Document = list[str]  # its sentences
-Parsed = TypeVar("Parsed")
 
 DOCS = "docs"
 BUILT_FILES, BUILT_FOLDERS = ("build.json", "corpus.json"), ("shards", "parts")  # of a corpus on disk
@@ -52,6 +54,12 @@ SENTENCE_ENDS = (". ", "! ", "? ", "。", "！", "？")
 LONGEST_SOURCE_LINE = 10_000_000  # bytes without the line's end; a line of as many is refused
 JSONL_REMEDY = 'a line of JSONL is a document, {"text": "..."}'
 SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")  # half of a character in JSON
+
+
+class TextRow(msgspec.Struct):
+    """What is used of a line of JSONL, and of a row on the Hub."""
+
+    text: str
 
 
 @dataclass(frozen=True)
@@ -360,23 +368,12 @@ def _read_jsonl(path: str, start: int, stop: int) -> Iterator[str]:
 
 
 def _parse_row(line: str) -> Paragraphs:
-    line = line.rstrip()
-    if not line:
+    if not line.strip():
         return []
     try:
-        row = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        known = isinstance(error, json.JSONDecodeError)
-        reason = f"column {error.colno}: {error.msg}" if known else type(error).__name__
-        raise UsageError(f"is no JSON ({reason}); {JSONL_REMEDY}") from None
-    if not isinstance(row, dict):
-        raise UsageError(f"is no JSON object but {type(row).__name__}; {JSONL_REMEDY}")
-    if "text" not in row:
-        keys = make_printable(", ".join(row))
-        raise UsageError(f"has no text but the keys {keys[:200] or '(none)'}; {JSONL_REMEDY}")
-    text = row["text"]
-    if not isinstance(text, str):
-        raise UsageError(f"has a text that is no string but {type(text).__name__}; {JSONL_REMEDY}")
+        text = msgspec.convert(json.loads(line), TextRow).text
+    except (ValueError, RecursionError, msgspec.MsgspecError) as error:
+        raise UsageError(f"is no document ({join_lines(error)}); {JSONL_REMEDY}") from None
     return _list_paragraphs(text.encode(errors="ignore").decode() if SURROGATE.search(line) else text)
 
 
@@ -393,7 +390,12 @@ def _read_lines(path: str, start: int, parse: Callable[[str], Parsed]) -> Iterat
         first = place = _seek_line(stream, start) if start else 0
         for number, line in enumerate(iter(partial(stream.readline, LONGEST_SOURCE_LINE), b""), 1):
             try:
-                parsed = parse(_decode(line, "utf-8" if place else "utf-8-sig"))
+                if len(line) == LONGEST_SOURCE_LINE and not line.endswith(b"\n"):
+                    raise UsageError(
+                        f"has {LONGEST_SOURCE_LINE:,} bytes or more; put a sentence or a paragraph on a line, a "
+                        "shorter document in JSONL"
+                    )
+                parsed = parse(decode_line(line, is_first=place == 0))
             except UsageError as error:
                 raise UsageError(f"{path}, line {_count_lines(path, first) + number} {error}") from None
             yield place, parsed
@@ -435,23 +437,6 @@ def _count_lines(path: str, stop: int) -> int:
         return sum(stream.read(min(BYTES_A_LOOK, stop - place)).count(b"\n") for place in range(0, stop, BYTES_A_LOOK))
 
 
-def _decode(line: bytes, encoding: str) -> str:
-    if b"\0" in line:
-        raise UsageError("has a NUL byte, as binary files and UTF-16 have; give text in UTF-8")
-    if len(line) == LONGEST_SOURCE_LINE and not line.endswith(b"\n"):
-        raise UsageError(
-            f"has {LONGEST_SOURCE_LINE:,} bytes or more; put a sentence or a paragraph on a line, a shorter document "
-            "in JSONL"
-        )
-    try:
-        return line.decode(encoding)
-    except UnicodeDecodeError as error:
-        raise UsageError(
-            f"is not UTF-8 (byte {error.object[error.start]:#04x} in place {error.start + 1}); "
-            "convert the file, for instance with iconv -f latin1 -t utf-8"
-        ) from None
-
-
 @lru_cache(maxsize=1)  # asked again for each of its shards
 def _load_hub(source: str) -> Any:
     """Its rows, an `IterableDataset` that has not begun to read."""
@@ -475,12 +460,9 @@ def _read_hub(piece: Piece) -> Iterator[str]:
         )
     try:
         for row in rows.shard(num_shards=piece.stop, index=piece.start):
-            if not isinstance(row.get("text"), str):
-                columns = ", ".join(row)
-                raise UsageError(
-                    f"the data set {piece.source!r} has the columns {columns}; choose one with a column text"
-                )
-            yield from _list_paragraphs(row["text"])
+            with explain_form(f"the data set {piece.source!r}", "choose one with a column text"):
+                text = msgspec.convert(row, TextRow).text
+            yield from _list_paragraphs(text)
             yield ""
     except UsageError:
         raise

@@ -2,7 +2,8 @@
 
 Repeated text is the usual reason of a pretraining whose loss looks fine and whose model is not, and padding decides
 what phase 1 of the paper costs (A.2). Everything is exact, and computed block by block: of the tokens no more than a
-part is in memory, and of a sentence a byte. What stays of the one repeated is the first in the order of the corpus.
+part is in memory, of a sentence a byte and of a pair four. What stays of the one repeated is the first in the order of
+the corpus.
 
 Repeats are found by 64-bit hashes of token ids: among 200 million lines, two different ones have the same hash with a
 chance of 0.1 %.
@@ -20,11 +21,10 @@ import numpy as np
 
 from bertkit.data.pretraining.pairs import SPECIAL_TOKENS_OF_PAIR, Pairing
 from bertkit.data.pretraining.rng import draw_bits
-from bertkit.data.pretraining.tokenize import Ids, TokenizedCorpus, start_of
+from bertkit.data.pretraining.tokenize import Ids, TokenizedCorpus, check_documents, start_of
 
 TOKENS_A_HASH = 1 << 18  # hashed at once: their arrays stay in the cache
 UNITS_A_BLOCK = 1 << 20  # sentences or documents whose lengths are looked at
-SENTENCES_A_BLOCK = 1 << 22  # whose chunks are found at once
 PAIRS_A_BLOCK = 1 << 16  # drawn at once
 HASHES_A_PASS = 1 << 23  # sorted at once; a third of a gigabyte
 PHASE_LENGTHS = (128, 512)  # of the paper's phases (A.2)
@@ -43,25 +43,22 @@ def measure(corpus: TokenizedCorpus, unknown_id: int, folder: Path | None = None
     Raises:
         UsageError: fewer than two documents.
     """
-    token_ends, sizes = find_token_ends(corpus), corpus.document_ends
-    pairs = {str(length): measure_pairs(corpus, length) for length in PHASE_LENGTHS}
+    check_documents(corpus.document_count)
     return {
         "documents": corpus.document_count,
         "sentences": len(corpus.sentence_ends),
         "tokens": len(corpus.ids),
         "unknown_rate": count_unknown(corpus.ids, unknown_id) / max(len(corpus.ids), 1),
         "sentence_tokens": describe(corpus.sentence_ends),
-        "document_sentences": describe(sizes),
-        "document_tokens": describe(token_ends),
+        "document_sentences": describe(corpus.document_ends),
+        "document_tokens": describe(find_token_ends(corpus)),
         "repeated": measure_repeats(corpus, folder),
-        "pairs": pairs,
+        "pairs": {str(length): measure_pairs(corpus, length) for length in PHASE_LENGTHS},
     }
 
 
 def find_token_ends(corpus: TokenizedCorpus) -> np.ndarray:
     """(D,) int64, the tokens up to the end of each document of a whole corpus."""
-    if not np.array_equal(corpus.document_starts[1:], corpus.document_ends[:-1]):
-        raise ValueError("statistics are of whole corpora, none of whose documents is left out")
     return corpus.sentence_ends[corpus.document_ends - 1]
 
 
@@ -206,29 +203,17 @@ def _make_array(length: int, dtype: type, folder: Path | None) -> np.ndarray:
 def measure_pairs(corpus: TokenizedCorpus, max_length: int) -> dict[str, Any]:
     """How many pairs copy 0 has at this length, the share of padding in them, and of random next segments."""
     pairing = Pairing(corpus, max_length=max_length, seed=0)
-    count = tokens = random_next = 0
-    for documents in _list_blocks(corpus.document_ends):
-        chunks = pairing.find_chunks(documents)
-        for start in range(0, len(chunks), PAIRS_A_BLOCK):
-            a_start, a_stop, b_start, b_stop, is_random = pairing.draw_pairs(chunks[start : start + PAIRS_A_BLOCK]).T
-            count += len(is_random)
-            tokens += int((a_stop - a_start + b_stop - b_start + SPECIAL_TOKENS_OF_PAIR).sum())
-            random_next += int(is_random.sum())
+    chunks = pairing.find_chunks()
+    tokens = random_next = 0
+    for start in range(0, len(chunks), PAIRS_A_BLOCK):
+        a_start, a_stop, b_start, b_stop, is_random = pairing.draw_pairs(chunks[start : start + PAIRS_A_BLOCK]).T
+        tokens += int((a_stop - a_start + b_stop - b_start + SPECIAL_TOKENS_OF_PAIR).sum())
+        random_next += int(is_random.sum())
     return {
-        "pairs": count,
-        "padding": 1 - tokens / max(count * max_length, 1),
-        "random_next": random_next / max(count, 1),
+        "pairs": len(chunks),
+        "padding": 1 - tokens / (len(chunks) * max_length),
+        "random_next": random_next / len(chunks),
     }
-
-
-def _list_blocks(document_ends: np.ndarray) -> Iterator[range]:
-    """The documents in blocks of about `SENTENCES_A_BLOCK` sentences."""
-    first = 0
-    while first < len(document_ends):
-        full = start_of(document_ends, first) + SENTENCES_A_BLOCK
-        stop = max(first + 1, int(np.searchsorted(document_ends, full, side="right")))
-        yield range(first, stop)
-        first = stop
 
 
 # --- Words ------------------------------------------------------------------------------------------------------------

@@ -100,9 +100,7 @@ class ShardedIds:
         return self.ends[-1] if self.ends else 0
 
     def __getitem__(self, span: slice) -> np.ndarray:
-        start, stop, step = span.indices(len(self))
-        if step != 1:
-            raise ValueError("only slices of step 1 can be taken of the token ids of shards")
+        start, stop, _ = span.indices(len(self))
         if start >= stop:
             return np.empty(0, self.dtype)
         first, last = bisect_right(self.ends, start), bisect_left(self.ends, stop)
@@ -247,10 +245,8 @@ def read_manifest(directory: str | Path) -> dict[str, Any]:
     return manifest
 
 
-def open_corpus(
-    directory: str | Path, report: Callable[[str], None] = ignore, verify: bool = True, mapped: bool = True
-) -> TokenizedCorpus:
-    """The corpus of a finished directory, mapped from its files; `mapped` is that of `ShardedIds`.
+def open_corpus(directory: str | Path, report: Callable[[str], None] = ignore, verify: bool = True) -> TokenizedCorpus:
+    """The corpus of a finished directory, mapped from its files.
 
     Args:
         verify: compare the checksums first, which reads every file; the sizes are compared anyway.
@@ -269,7 +265,7 @@ def open_corpus(
         raise UsageError(f"{directory / name} is {trouble}{more}; {BUILD_REMEDY}")
     shards = [read_shard(directory / name) for name in files if name.startswith(f"{SHARDS}/")]
     index = next(directory / name for name in files if name.startswith(CORPUS_INDEX))
-    return replace(join_shards(shards, index, np.dtype(manifest["dtype"]), mapped), directory=directory)
+    return replace(join_shards(shards, index, np.dtype(manifest["dtype"])), directory=directory)
 
 
 def fingerprint_files(directory: Path) -> str:

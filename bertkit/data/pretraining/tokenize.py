@@ -64,11 +64,6 @@ class TokenizedCorpus:
         return len(self.document_ends)
 
     @property
-    def sentence_count(self) -> int:
-        """The sentences of its documents."""
-        return int((self.document_ends - self.document_starts).sum())
-
-    @property
     def token_count(self) -> int:
         """The tokens of its documents."""
         starts, ends = self.find_tokens()
@@ -112,8 +107,7 @@ def tokenize_documents(documents: Iterable[Document], tokenizer: "BertTokenizerF
     A special token that is written out in the text, as `[MASK]` is in the documentation of tokenizers, becomes the ids
     of its letters, as in the reference code; transformers would take it for a mask.
     """
-    parts = tokenize_in_parts(documents, copy_backend(tokenizer), choose_dtype(len(tokenizer)))
-    corpus, _ = next(parts)
+    corpus, _ = next(tokenize_in_parts(documents, copy_backend(tokenizer), choose_dtype(len(tokenizer))))
     return corpus
 
 
@@ -154,11 +148,10 @@ class Growing:
 
     def finish(self) -> TokenizedCorpus:
         """The corpus; nothing can be added any more."""
-        ids, sentence_ends, document_ends = self.ids, self.sentence_ends, self.document_ends
         return TokenizedCorpus(
-            np.frombuffer(ids, self.dtype),
-            np.frombuffer(sentence_ends, np.int64),
-            np.frombuffer(document_ends, np.int64),
+            np.frombuffer(self.ids, self.dtype),
+            np.frombuffer(self.sentence_ends, np.int64),
+            np.frombuffer(self.document_ends, np.int64),
         )
 
 
@@ -182,16 +175,23 @@ def choose_held_out(count: int, share: float, seed: int) -> np.ndarray:
     At least two are held out and two are not, as next-sentence prediction needs; so of fewer than four, none is.
 
     Raises:
-        UsageError: fewer than two documents, or a share outside [0, 1).
+        UsageError: as `check_documents`.
+    """
+    check_documents(count)
+    size = min(max(round(share * count), LEAST_DOCUMENTS), count - LEAST_DOCUMENTS) if share and count >= 4 else 0
+    chosen = np.zeros(count, bool)
+    chosen[np.random.default_rng(seed).permutation(count)[:size]] = True
+    return chosen
+
+
+def check_documents(count: int) -> None:
+    """Check that a corpus has enough documents.
+
+    Raises:
+        UsageError: It has fewer than two.
     """
     if count < LEAST_DOCUMENTS:
         raise UsageError(
             f"the corpus has {count} document{'s' * (count != 1)} and next-sentence prediction needs two; "
             "put a blank line between documents or name more sources"
         )
-    if not 0 <= share < 1:
-        raise UsageError(f"the held-out share is {share}; give 0 or more and less than 1")
-    size = min(max(round(share * count), LEAST_DOCUMENTS), count - LEAST_DOCUMENTS) if share and count >= 4 else 0
-    chosen = np.zeros(count, bool)
-    chosen[np.random.default_rng(seed).permutation(count)[:size]] = True
-    return chosen

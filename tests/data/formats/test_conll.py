@@ -92,8 +92,6 @@ def test_words_before_the_first_document_are_one(tmp_path):
         ("a O\n\tO\n", r"x, line 2 has 1 column and 2 as in line 1 were expected"),
         ("a NN O\nb O\n", r"x, line 2 has 2 columns and 3 as in line 1 were expected"),
         ("a O\nNew York B-LOC\n", r"x, line 2 has 3 columns and 2 as in line 1 were expected"),
-        ("-DOCSTART- O\n\n-DOCSTART- O\n\na O\n", r"x, line 1: the document that begins here has no sentence"),
-        ("a O\n\n-DOCSTART- O\n\n", r"x, line 3: the document that begins here has no sentence; leave the line out"),
         ("", r"x has no sentences; mend it or get the file again"),
         ("\n \n\t\n", r"x has no sentences"),
         (b"a O\n\xff O\n", r"x, line 2 is not UTF-8 \(byte 0xff in place 1\)"),

@@ -60,8 +60,11 @@ def make_functions(count):
 def test_questions_of_another_function_have_no_answer_and_the_others_have_theirs():
     functions = {function.name: function for function in make_functions(40)}
     counts = Counter()
-    for context, questions in make_articles(list(functions.values()), 1000):
-        for question in questions:
+    for article in make_articles(list(functions.values()), 1000):
+        (paragraph,), title = article["paragraphs"], article["title"]
+        context = paragraph["context"]
+        assert context.startswith(f"{title} has")
+        for question in paragraph["qas"]:
             name, asked = re.fullmatch(
                 r"What type is the parameter (n\d) of (p\.f\d+)\?", question["question"]
             ).groups()
@@ -74,7 +77,8 @@ def test_questions_of_another_function_have_no_answer_and_the_others_have_theirs
                 assert context[start:].startswith(answer["text"])
                 assert context[:start].endswith(f"{name} is ")
     assert counts[True] / counts.total() == pytest.approx(1 / 3, abs=0.1)
-    assert sum(len(found) for _, found in make_articles(list(functions.values()), 10)) == 10
+    articles = make_articles(list(functions.values()), 10)
+    assert sum(len(article["paragraphs"][0]["qas"]) for article in articles) == 10
 
 
 def test_a_sentence_answers_the_question_or_is_of_another_parameter():
@@ -117,10 +121,10 @@ def test_the_same_is_written_each_time_and_nothing_is_overwritten(folder, tmp_pa
     write_samples(tmp_path, 1000)
     for path in sorted(folder.rglob("*.*")):
         assert (tmp_path / path.relative_to(folder)).read_bytes() == path.read_bytes()
-    with pytest.raises(UsageError, match=r"squad and .*glue are there already; name another directory"):
+    with pytest.raises(UsageError, match=r"has .*squad and .*glue already; delete them, or name another"):
         write_samples(tmp_path)
     shutil.rmtree(tmp_path / "squad")
-    with pytest.raises(UsageError, match="glue is there already; delete it if it is of a command that was stopped, or"):
+    with pytest.raises(UsageError, match=r"has \S*glue already; delete them, or name another"):
         write_samples(tmp_path)
 
 

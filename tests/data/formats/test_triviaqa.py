@@ -59,8 +59,8 @@ def make_evidence(folder: Path, **documents: str | bytes) -> Path:
 
 def find(answers: list[str], context: str) -> list[tuple[str, int]]:
     """The answers and their places, for names in their original spelling."""
-    entry = make_entry("q", answers[0], answers[1:])
-    found = find_answers(triviaqa._list_answers(entry, "here"), context)
+    answer = triviaqa.TriviaAnswer(answers[0], answers[1:])
+    found = find_answers(triviaqa._list_answers(answer), context)
     return [(answer["text"], answer["answer_start"]) for answer in found]
 
 
@@ -330,31 +330,37 @@ WITHOUT_ANSWER = {key: value for key, value in make_entry("q", "a", [], "A.txt")
     [
         (
             [WITHOUT_ANSWER],
-            "Data[0] has no key 'Answer', as in a test set; give one of TriviaQA-Wiki with answers, such",
+            "missing required field `Answer` - at `$.Data[0]`; give one of TriviaQA-Wiki with answers, such",
         ),
         ([], "names no Wikipedia pages (EntityPages); give one of TriviaQA-Wiki with answers"),
         ([make_entry("q", "a", [])], "names no Wikipedia pages (EntityPages); give one of TriviaQA-Wiki"),
-        ([{"Answer": {}}], "Data[0] has no key 'QuestionId' but 'Answer'; mend it or get the file again"),
-        ([make_entry("q", "a", [], QuestionId=1)], "Data[0].QuestionId is 1 and a text was expected"),
-        ([make_entry("q", "a", [], Question=None)], "Data[0].Question is null and a text was expected"),
-        ([make_entry("q", "a", [], Answer="a")], "Data[0].Answer is 'a' and an object was expected"),
-        ([make_entry("q", "a", [], Answer={"Aliases": []})], "Data[0].Answer has no key 'Value' but 'Aliases'"),
-        ([make_entry("q", "a", [], Answer={"Value": "a"})], "Data[0].Answer has no key 'Aliases' but 'Value'"),
-        ([make_entry("q", "a", [], Answer={"Value": "a", "Aliases": "b"})], "Data[0].Answer.Aliases is 'b' and a list"),
+        ([{"Answer": {}}], "missing required field `Value` - at `$.Data[0].Answer`; give"),
+        ([make_entry("q", "a", [], QuestionId=1)], "Expected `str`, got `int` - at `$.Data[0].QuestionId`; give one"),
+        ([make_entry("q", "a", [], Question=None)], "Expected `str`, got `null` - at `$.Data[0].Question`"),
+        ([make_entry("q", "a", [], Answer="a")], "Expected `object`, got `str` - at `$.Data[0].Answer`"),
+        ([make_entry("q", "a", [], Answer={"Aliases": []})], "missing required field `Value` - at `$.Data[0].Answer`"),
+        ([make_entry("q", "a", [], Answer={"Value": "a"})], "missing required field `Aliases` - at `$.Data[0].Answer`"),
+        (
+            [make_entry("q", "a", [], Answer={"Value": "a", "Aliases": "b"})],
+            "got `str` - at `$.Data[0].Answer.Aliases`",
+        ),
         (
             [make_entry("q", "a", [], Answer={"Value": "a", "Aliases": ["b", 2]})],
-            "Data[0].Answer.Aliases[1] is 2 and a text was expected",
+            "Expected `str`, got `int` - at `$.Data[0].Answer.Aliases[1]`",
         ),
-        ([make_entry("q", "a", [], EntityPages={})], "Data[0].EntityPages is an object and a list was expected"),
+        ([make_entry("q", "a", [], EntityPages={})], "Expected `array`, got `object` - at `$.Data[0].EntityPages`"),
         (
             [make_entry("q", "a", [], EntityPages=[{"Filename": 3}])],
-            "Data[0].EntityPages[0].Filename is 3 and a text was expected",
+            "Expected `str`, got `int` - at `$.Data[0].EntityPages[0].Filename`",
         ),
         (
             [make_entry("q", "a", [], "A.txt"), make_entry("r", "a", [], "A.txt"), make_entry("q", "a", [], "A.txt")],
             "Data[2] has the QuestionId and a document of",
         ),
-        ([make_entry("q\ud800", "a", [], "A.txt")], "Data[0].QuestionId has '\\ud800' as character 2, half of a surr"),
+        (
+            [make_entry("q\ud800", "a", [], "A.txt")],
+            "JSON is malformed: unexpected end of escaped utf-16 surrogate pair",
+        ),
     ],
 )
 def test_file_that_is_not_triviaqas(tmp_path, entries, message):
@@ -366,7 +372,7 @@ def test_documents_outside_of_the_evidence_are_refused(tmp_path, filename):
     (tmp_path / "secret.txt").write_text("Rouen")
     evidence = make_evidence(tmp_path / "evidence", A="Rouen")
     qa = save(tmp_path / "qa.json", make_entry("q", "Rouen", [], "A.txt", filename))
-    message = f"Data[0].EntityPages[1].Filename is {filename!r}, which leads out of the evidence; mend"
+    message = f"Data[0] names {filename!r}, which leads out of the evidence; mend"
     assert message in refuse(tmp_path, qa, evidence)
 
 
@@ -391,9 +397,9 @@ def test_json_of_another_form(tmp_path):
     qa = tmp_path / "qa.json"
     qa.write_text('{"data": [], "version": "1.1"}')
     message = refuse(tmp_path, qa)
-    assert message.startswith(f"{qa} has no key 'Data' but 'data', 'version' (nearest: 'data'); give one of TriviaQA-W")
+    assert message.startswith(f"{qa}: Object missing required field `Data`; give one of TriviaQA-W")
     qa.write_text('{"Data": [')
-    assert "is not JSON (Expecting value: line 1 column 11" in refuse(tmp_path, qa)
+    assert "Input data was truncated" in refuse(tmp_path, qa)
     assert "gone.json does not exist" in refuse(tmp_path, tmp_path / "gone.json")
 
 
@@ -422,7 +428,7 @@ def test_output_is_never_overwritten_and_its_folder_must_be_there(tmp_path):
     assert refuse(tmp_path, qa, evidence, output).endswith(message)
     assert output.read_text() == "mine"
     assert "evidence exists already" in refuse(tmp_path, qa, evidence, evidence)
-    assert "is not there or cannot be written to; make it first" in refuse(
+    assert "is refused: [Errno 2] No such file or directory" in refuse(
         tmp_path, qa, evidence, tmp_path / "new" / "out.json"
     )
     assert "is refused: " in refuse(tmp_path, qa, evidence, tmp_path / ("x" * 300))

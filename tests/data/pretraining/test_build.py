@@ -337,7 +337,7 @@ def test_an_empty_source_is_refused(text, tokenizer, tmp_path):
     with pytest.raises(UsageError, match=r"blank.txt holds no text; name sources that do"):
         build([str(text), str(tmp_path / "blank.txt")], tokenizer, tmp_path / "made")
     (tmp_path / "single.txt").write_text("One.\nTwo.\n")
-    with pytest.raises(UsageError, match=r"needs at least two documents"):
+    with pytest.raises(UsageError, match=r"needs two; put a blank line"):
         build([str(tmp_path / "single.txt")], tokenizer, tmp_path / "other")
 
 

@@ -1,14 +1,11 @@
 """Masks: exact counts, rates, purity, quality of the hash, whole words against a naive reading of the reference."""
 
-import itertools
-import math
-
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bertkit.data.pretraining.masking import default_max_predictions, mask_tokens
+from bertkit.data.pretraining.masking import check_rates, mask_tokens
 from bertkit.data.pretraining.rng import draw_bits, draw_key
 from bertkit.errors import UsageError
 
@@ -49,21 +46,18 @@ def is_uniform(counts: np.ndarray, shrink: float = 1.0) -> bool:
 # How many -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("max_predictions", [None, 20, 1])
-def test_counts_are_exact_for_every_length(max_predictions):
+def test_counts_are_exact_for_every_length():
     lengths = np.arange(5, 513)
     ids = batch_of(lengths)
-    _, labels = mask(ids, lengths, max_predictions=max_predictions)
-    bound = max_predictions or 512
-    expected = [min(bound, max(1, round(0.15 * length)), length - 3) for length in lengths.tolist()]
+    _, labels = mask(ids, lengths)
+    expected = [min(max(1, round(0.15 * length)), length - 3) for length in lengths.tolist()]
     assert (labels != -100).sum(axis=1).tolist() == expected
 
 
-@given(st.lists(st.integers(3, 60), min_size=1, max_size=8), st.floats(0.001, 1), st.none() | st.integers(1, 30))
-def test_counts_never_exceed_the_candidates(lengths, probability, max_predictions):
-    _, labels = mask(batch_of(lengths), lengths, probability=probability, max_predictions=max_predictions)
-    bound = max_predictions or 60
-    expected = [min(bound, max(1, round(probability * length)), max(0, length - 3)) for length in lengths]
+@given(st.lists(st.integers(3, 60), min_size=1, max_size=8), st.floats(0.001, 1))
+def test_counts_never_exceed_the_candidates(lengths, probability):
+    _, labels = mask(batch_of(lengths), lengths, probability=probability)
+    expected = [min(max(1, round(probability * length)), max(0, length - 3)) for length in lengths]
     assert (labels != -100).sum(axis=1).tolist() == expected
 
 
@@ -74,12 +68,10 @@ def test_half_a_token_is_rounded_to_even():
     assert (labels != -100).sum(axis=1).tolist() == [2, 4]
 
 
-def test_default_max_predictions_are_the_reference_values_and_never_bind():
-    assert default_max_predictions(128) == 20
-    assert default_max_predictions(512) == 77
-    for length, probability in itertools.product(range(1, 600), (0.1, 0.15, 0.2, 0.4)):
-        assert default_max_predictions(length, probability) >= max(1, round(probability * length))
-        assert default_max_predictions(length, probability) <= max(1, math.ceil(probability * length))
+def test_no_row_reaches_the_bound_of_the_reference_code():
+    for length, bound in ((128, 20), (512, 77)):
+        _, labels = mask(batch_of([length]), [length])
+        assert (labels != -100).sum() <= bound
 
 
 # Which, and with what -------------------------------------------------------------------------------------------------
@@ -238,7 +230,7 @@ def test_place_kind_and_random_token_are_independent():
 # Whole words ----------------------------------------------------------------------------------------------------------
 
 
-def reference_words(ids: list[int], epoch: int, index: int, max_predictions: int) -> list[int]:
+def reference_words(ids: list[int], epoch: int, index: int, probability: float) -> list[int]:
     """Positions chosen in one row by the reference code's loop, with the words in the order of our draws."""
     words: list[list[int]] = []
     for position, token in enumerate(ids):
@@ -250,7 +242,7 @@ def reference_words(ids: list[int], epoch: int, index: int, max_predictions: int
             words.append([position])
     order = draw_bits(draw_key(0, epoch, index), np.arange(len(ids)))
     words.sort(key=lambda word: order[word[0]])
-    count = min(max_predictions, max(1, round(0.15 * len(ids))))
+    count = max(1, round(probability * len(ids)))
     chosen: list[int] = []
     for word in words:
         if len(chosen) + len(word) <= count:
@@ -258,12 +250,12 @@ def reference_words(ids: list[int], epoch: int, index: int, max_predictions: int
     return sorted(chosen)
 
 
-@given(st.lists(st.integers(3, 100), min_size=1, max_size=6), st.integers(0, 5), st.integers(1, 20))
-def test_whole_words_follow_the_reference_code(lengths, epoch, max_predictions):
+@given(st.lists(st.integers(3, 100), min_size=1, max_size=6), st.integers(0, 5), st.floats(0.01, 1))
+def test_whole_words_follow_the_reference_code(lengths, epoch, probability):
     ids = batch_of(lengths, seed=epoch)
-    _, labels = mask(ids, lengths, epoch=epoch, max_predictions=max_predictions, whole_words=PIECES)
+    _, labels = mask(ids, lengths, epoch=epoch, probability=probability, whole_words=PIECES)
     for row, length in enumerate(lengths):
-        expected = reference_words(ids[row, :length].tolist(), epoch, row, max_predictions)
+        expected = reference_words(ids[row, :length].tolist(), epoch, row, probability)
         assert np.flatnonzero(labels[row] != -100).tolist() == expected
 
 
@@ -300,6 +292,8 @@ def test_words_of_one_piece_are_chosen_as_without_whole_words():
 
 # Bad input ------------------------------------------------------------------------------------------------------------
 
+RATES = {"probability": 0.15, "mask_rate": 0.8, "random_rate": 0.1, "same_rate": 0.1}
+
 
 @pytest.mark.parametrize(
     ("options", "message"),
@@ -309,14 +303,13 @@ def test_words_of_one_piece_are_chosen_as_without_whole_words():
         ({"mask_rate": float("nan")}, "must sum to 1"),
         ({"probability": 0}, "the masking probability is 0; "),
         ({"probability": 15}, "the masking probability is 15; "),
-        ({"max_predictions": 0}, "max_predictions is 0; it must be at least 1"),
     ],
 )
 def test_a_users_mistake_is_named_in_one_line(options, message):
     with pytest.raises(UsageError, match=message) as caught:
-        mask(batch_of([10]), [10], **options)
+        check_rates(**RATES | options)
     assert "\n" not in str(caught.value)
 
 
 def test_rates_may_be_off_by_rounding():
-    mask(batch_of([10]), [10], mask_rate=0.8, random_rate=0.1 + 5e-7, same_rate=0.1)
+    check_rates(**RATES | {"random_rate": 0.1 + 5e-7})

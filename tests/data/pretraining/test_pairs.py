@@ -8,9 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bertkit.data.pretraining import pairs as pairs_module
-from bertkit.data.pretraining.pairs import Pairing, assemble_pairs, plan_pairs
+from bertkit.data.pretraining.pairs import Pairing, assemble_pairs
 from bertkit.data.pretraining.tokenize import TokenizedCorpus
-from bertkit.errors import UsageError
 
 MASK = (1 << 64) - 1
 
@@ -117,6 +116,12 @@ def within(count: float, expected: float, variance: float) -> bool:
     return abs(count - expected) <= 4 * variance**0.5
 
 
+def draw_all(corpus: TokenizedCorpus, **options: float) -> np.ndarray:
+    """All pairs of one copy of a corpus."""
+    pairing = Pairing(corpus, **options)
+    return pairing.draw_pairs(pairing.find_chunks())
+
+
 sentence_lengths = st.integers(1, 12) | st.integers(1, 300)
 corpora = st.lists(st.lists(sentence_lengths, min_size=1, max_size=12), min_size=2, max_size=6)
 sizes = st.integers(5, 70)
@@ -127,19 +132,9 @@ sizes = st.integers(5, 70)
 
 @given(corpora, sizes, st.sampled_from([0.0, 0.1, 0.5, 1.0]), st.integers(0, 2**40), st.integers(0, 9))
 def test_pairs_are_those_of_the_reference_algorithm(lengths, max_length, short_seq_prob, seed, copy):
-    plan = plan_pairs(corpus_of(lengths), max_length=max_length, short_seq_prob=short_seq_prob, seed=seed, copy=copy)
+    plan = draw_all(corpus_of(lengths), max_length=max_length, short_seq_prob=short_seq_prob, seed=seed, copy=copy)
     ours = [(list(range(a, b)), list(range(c, d)), bool(e)) for a, b, c, d, e in plan.tolist()]
     assert ours == reference_pairs(documents_of(lengths), max_length, short_seq_prob, seed, copy)
-
-
-@given(corpora, sizes, st.data())
-def test_any_documents_can_be_planned_apart(lengths, max_length, data):
-    corpus, total = corpus_of(lengths), len(lengths)
-    whole = plan_pairs(corpus, max_length=max_length, seed=3)
-    cuts = sorted(data.draw(st.lists(st.integers(0, total), max_size=3)))
-    parts = [range(a, b) for a, b in itertools.pairwise([0, *cuts, total])]
-    apart = [plan_pairs(corpus, max_length=max_length, seed=3, documents=part) for part in parts]
-    np.testing.assert_array_equal(np.concatenate(apart), whole)
 
 
 @given(corpora, sizes, st.data())
@@ -160,7 +155,7 @@ def test_documents_that_are_left_out_are_as_good_as_absent(lengths, max_length, 
     corpus = corpus_of(lengths).select(chosen)
     apart = corpus_of([document for document, kept in zip(lengths, chosen, strict=True) if kept])
     ids = np.concatenate([corpus.ids[a:b] for a, b in zip(*corpus.find_tokens(), strict=True)])  # those of `apart`
-    plan, expected = (plan_pairs(which, max_length=max_length, seed=3) for which in (corpus, apart))
+    plan, expected = (draw_all(which, max_length=max_length, seed=3) for which in (corpus, apart))
     for ours, other in zip(plan.tolist(), expected.tolist(), strict=True):
         assert list(range(*ours[:2])) == ids[slice(*other[:2])].tolist()
         assert list(range(*ours[2:4])) == ids[slice(*other[2:4])].tolist()
@@ -170,14 +165,14 @@ def test_documents_that_are_left_out_are_as_good_as_absent(lengths, max_length, 
 @pytest.mark.parametrize("block", [1, 7, 100])
 def test_the_size_of_blocks_changes_nothing(block, monkeypatch):
     corpus = corpus_of(random_lengths(documents=20, sentences=15, mean=10))
-    whole = plan_pairs(corpus, max_length=40, seed=0)
+    whole = draw_all(corpus, max_length=40, seed=0)
     monkeypatch.setattr(pairs_module, "SENTENCES_PLANNED_AT_ONCE", block)
-    np.testing.assert_array_equal(plan_pairs(corpus, max_length=40, seed=0), whole)
+    np.testing.assert_array_equal(draw_all(corpus, max_length=40, seed=0), whole)
 
 
 @given(corpora, sizes, st.integers(0, 2**32))
 def test_every_pair_fits_and_no_segment_is_empty(lengths, max_length, seed):
-    plan = plan_pairs(corpus_of(lengths), max_length=max_length, seed=seed)
+    plan = draw_all(corpus_of(lengths), max_length=max_length, seed=seed)
     a, b = plan[:, 1] - plan[:, 0], plan[:, 3] - plan[:, 2]
     assert a.min() >= 1
     assert b.min() >= 1
@@ -189,7 +184,7 @@ def test_every_pair_fits_and_no_segment_is_empty(lengths, max_length, seed):
 def test_segments_stay_inside_a_document(lengths, max_length, seed):
     corpus = corpus_of(lengths)
     _, token_ends = corpus.find_tokens()
-    plan = plan_pairs(corpus, max_length=max_length, seed=seed)
+    plan = draw_all(corpus, max_length=max_length, seed=seed)
     first, last = (
         np.searchsorted(token_ends, tokens, side="right") for tokens in (plan[:, [0, 2]], plan[:, [1, 3]] - 1)
     )
@@ -200,7 +195,7 @@ def test_segments_stay_inside_a_document(lengths, max_length, seed):
 def test_chunks_cover_a_document_in_order_and_unused_sentences_are_put_back():
     """With sentences of one token nothing is cut, so each A begins where A (random next) or B (real next) ended."""
     lengths = [[1] * 500, [1] * 300]
-    plan = plan_pairs(corpus_of(lengths), max_length=20, short_seq_prob=0, seed=1)
+    plan = draw_all(corpus_of(lengths), max_length=20, short_seq_prob=0, seed=1)
     used = np.where(plan[:, 4] == 1, plan[:, 1], plan[:, 3])
     np.testing.assert_array_equal(plan[1:, 0], used[:-1])
     assert plan[0, 0] == 0
@@ -211,7 +206,7 @@ def test_chunks_cover_a_document_in_order_and_unused_sentences_are_put_back():
 def test_copies_seeds_and_lengths_have_their_own_streams():
     corpus = corpus_of(random_lengths(documents=50, sentences=30, mean=5))
     options = [(0, 0, 32), (0, 1, 32), (1, 0, 32), (0, 0, 33)]
-    plans = [plan_pairs(corpus, max_length=length, seed=seed, copy=copy) for seed, copy, length in options]
+    plans = [draw_all(corpus, max_length=length, seed=seed, copy=copy) for seed, copy, length in options]
     for one, other in itertools.combinations(plans, 2):
         shared = {tuple(row) for row in one.tolist()} & {tuple(row) for row in other.tolist()}
         assert len(shared) < 0.05 * len(one)
@@ -223,7 +218,7 @@ def test_copies_seeds_and_lengths_have_their_own_streams():
 def test_a_real_next_fills_the_target_which_is_uniform_when_short():
     """Sentences of one token make a real pair as long as the target; 2..17 are 16 short ones, 17 also the full one."""
     documents, sentences = 4_000, 400
-    plan = plan_pairs(corpus_of([[1] * sentences] * documents), max_length=20, short_seq_prob=0.5, seed=0)
+    plan = draw_all(corpus_of([[1] * sentences] * documents), max_length=20, short_seq_prob=0.5, seed=0)
     real = plan[(plan[:, 4] == 0) & (plan[:, 3] % sentences > 0)]  # without the rest of a document
     document, length = real[:, 0] // sentences, real[:, 3] - real[:, 0]
     targets = np.zeros(documents, np.int64)
@@ -237,7 +232,7 @@ def test_a_real_next_fills_the_target_which_is_uniform_when_short():
 
 def test_a_ends_at_every_boundary_alike():
     """A chunk of 17 sentences of one token: A has 1 to 16 of them."""
-    plan = plan_pairs(corpus_of([[1] * 17] * 16_000), max_length=20, short_seq_prob=0, seed=0)
+    plan = draw_all(corpus_of([[1] * 17] * 16_000), max_length=20, short_seq_prob=0, seed=0)
     first = plan[plan[:, 0] % 17 == 0]
     assert len(first) == 16_000
     observed = np.bincount(first[:, 1] - first[:, 0], minlength=18)
@@ -248,7 +243,7 @@ def test_a_ends_at_every_boundary_alike():
 
 def test_random_segments_come_from_every_sentence_of_the_other_documents():
     corpus = corpus_of([[9] * 5] * 20)  # a sentence fills a chunk
-    plan = np.concatenate([plan_pairs(corpus, max_length=12, seed=seed) for seed in range(100)])
+    plan = np.concatenate([draw_all(corpus, max_length=12, seed=seed) for seed in range(100)])
     assert len(plan) == 10_000
     assert plan[:, 4].all()
     assert np.all(plan[:, 0] // 45 != plan[:, 2] // 45)  # chance 20 ** -10
@@ -260,7 +255,7 @@ def test_random_segments_come_from_every_sentence_of_the_other_documents():
 def test_random_segment_comes_from_the_own_document_when_all_ten_draws_hit_it():
     """Of two documents: 2 ** -10 of the random pairs, labelled random all the same."""
     lengths = [[30] * 100_000, [30] * 100_000]
-    plan = plan_pairs(corpus_of(lengths), max_length=20, short_seq_prob=0, seed=0)
+    plan = draw_all(corpus_of(lengths), max_length=20, short_seq_prob=0, seed=0)
     assert len(plan) == 200_000
     assert plan[:, 4].all()
     own = (plan[:, 0] < 3_000_000) == (plan[:, 2] < 3_000_000)
@@ -269,7 +264,7 @@ def test_random_segment_comes_from_the_own_document_when_all_ten_draws_hit_it():
 
 def test_tokens_are_cut_from_front_and_back_with_equal_chance():
     """A and B have 100 tokens and 17 fit: A keeps 9 and B, which loses ties, 8; Binomial(91, 1/2) from A's front."""
-    plan = plan_pairs(corpus_of([[100]] * 20_000), max_length=20, short_seq_prob=0, seed=0)
+    plan = draw_all(corpus_of([[100]] * 20_000), max_length=20, short_seq_prob=0, seed=0)
     a, b = plan[:, 0] % 100, plan[:, 2] % 100
     assert np.all(plan[:, 1] - plan[:, 0] == 9)
     assert np.all(plan[:, 3] - plan[:, 2] == 8)
@@ -288,48 +283,13 @@ def test_long_articles_give_the_known_share_of_random_next_and_fill():
     corpus = corpus_of(random_lengths(documents=400, sentences=300, mean=30))
     shares, fills = {}, {}
     for short_seq_prob in (0.0, 0.1):
-        plan = plan_pairs(corpus, max_length=128, short_seq_prob=short_seq_prob, seed=0)
+        plan = draw_all(corpus, max_length=128, short_seq_prob=short_seq_prob, seed=0)
         shares[short_seq_prob] = plan[:, 4].mean()
         fills[short_seq_prob] = (plan[:, 1] - plan[:, 0] + plan[:, 3] - plan[:, 2] + 3).mean() / 128
     assert 0.495 < shares[0.0] < 0.515
     assert fills[0.0] > 0.985
     assert 0.505 < shares[0.1] < 0.555
     assert 0.90 < fills[0.1] < 0.97
-
-
-# Bad input ------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("lengths", "options", "message"),
-    [
-        ([[5, 5]], {}, "needs at least two documents; separate documents by a blank line"),
-        ([[5], [5]], {"max_length": 4}, "max_length is 4; .* at least 5"),
-        ([[5], [5]], {"short_seq_prob": 1.5}, "short_seq_prob is 1.5"),
-        ([[5], [5]], {"short_seq_prob": float("nan")}, "short_seq_prob is nan"),
-    ],
-)
-def test_a_users_mistake_is_named_in_one_line(lengths, options, message):
-    with pytest.raises(UsageError, match=message) as caught:
-        plan_pairs(corpus_of(lengths), **{"max_length": 128, "seed": 0, **options})
-    assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("sentence_ends", "document_ends"),
-    [([3, 3, 5], [1, 3]), ([3, 4, 5], [0, 3]), ([3, 4, 5], [2, 2, 3]), ([3, 4], [1, 3])],
-)
-def test_an_empty_sentence_or_document_is_refused(sentence_ends, document_ends):
-    with pytest.raises(ValueError, match="must grow strictly"):
-        plan_pairs(
-            TokenizedCorpus(np.arange(5), np.array(sentence_ends), np.array(document_ends)), max_length=16, seed=0
-        )
-
-
-@pytest.mark.parametrize("documents", [range(0, 3, 2), range(-1, 2), range(2, 4)])
-def test_documents_out_of_range_are_refused(documents):
-    with pytest.raises(ValueError, match="within 3 documents"):
-        plan_pairs(corpus_of([[5], [5], [5]]), max_length=16, seed=0, documents=documents)
 
 
 # Batches --------------------------------------------------------------------------------------------------------------
@@ -347,21 +307,6 @@ def test_assemble_pairs_worked_example():
     assert all(array.dtype == np.int64 for array in batch.values())
 
 
-def test_assemble_pairs_pads_to_a_fixed_length():
-    longest = assemble_pairs(IDS, PAIRS, cls_id=1, sep_id=2, pad_id=7)
-    fixed = assemble_pairs(IDS, PAIRS, cls_id=1, sep_id=2, pad_id=7, pad_to=12)
-    for name, padding in {"input_ids": 7, "token_type_ids": 0, "attention_mask": 0}.items():
-        np.testing.assert_array_equal(fixed[name][:, :8], longest[name])
-        assert fixed[name].shape == (2, 12)
-        assert np.all(fixed[name][:, 8:] == padding)
-
-
-def test_assemble_pairs_refuses_a_length_that_cuts():
-    for pad_to in range(1, 8):
-        with pytest.raises((ValueError, IndexError)):
-            assemble_pairs(IDS, PAIRS, cls_id=1, sep_id=2, pad_id=0, pad_to=pad_to)
-
-
 def test_assemble_pairs_reads_a_memory_map(tmp_path):
     IDS.tofile(tmp_path / "ids")
     mapped = assemble_pairs(np.memmap(tmp_path / "ids", np.uint16), PAIRS, cls_id=1, sep_id=2, pad_id=0)
@@ -372,13 +317,15 @@ def test_assemble_pairs_reads_a_memory_map(tmp_path):
 
 @given(corpora, sizes)
 def test_a_planned_batch_holds_the_tokens_of_its_pairs(lengths, max_length):
-    plan = plan_pairs(corpus_of(lengths), max_length=max_length, seed=0)
+    plan = draw_all(corpus_of(lengths), max_length=max_length, seed=0)
     ids = np.arange(1000, 1000 + sum(map(sum, lengths)))
-    batch = assemble_pairs(ids, plan, cls_id=1, sep_id=2, pad_id=0, pad_to=max_length)
+    batch = assemble_pairs(ids, plan, cls_id=1, sep_id=2, pad_id=7)
+    width = batch["lengths"].max()
+    assert width <= max_length
     for row, (a, b, c, d, _) in enumerate(plan.tolist()):
         tokens = [1, *ids[a:b], 2, *ids[c:d], 2]
         segments = [0] * (b - a + 2) + [1] * (d - c + 1)
-        padding = [0] * (max_length - len(tokens))
-        assert batch["input_ids"][row].tolist() == tokens + padding
+        padding = [0] * (width - len(tokens))
+        assert batch["input_ids"][row].tolist() == tokens + [7] * len(padding)
         assert batch["token_type_ids"][row].tolist() == segments + padding
         assert batch["attention_mask"][row].tolist() == [1] * len(tokens) + padding

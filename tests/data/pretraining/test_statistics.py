@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bertkit.data.pretraining import statistics
-from bertkit.data.pretraining.pairs import plan_pairs
+from bertkit.data.pretraining.pairs import Pairing
 from bertkit.data.pretraining.statistics import (
     choose_kept,
     describe,
@@ -37,7 +37,7 @@ MANY = settings(deadline=None)
 @pytest.fixture
 def small_blocks(monkeypatch):
     """Blocks so small that units lie in several of them."""
-    for name, size in {"TOKENS_A_HASH": 4, "UNITS_A_BLOCK": 3, "HASHES_A_PASS": 5, "SENTENCES_A_BLOCK": 7}.items():
+    for name, size in {"TOKENS_A_HASH": 4, "UNITS_A_BLOCK": 3, "HASHES_A_PASS": 5}.items():
         monkeypatch.setattr(statistics, name, size)
     monkeypatch.setattr(statistics, "PAIRS_A_BLOCK", 2)
 
@@ -183,7 +183,8 @@ def test_padding_is_that_of_the_planned_pairs(max_length):
     draw = np.random.default_rng(1)
     documents = [[[1] * draw.integers(1, 30) for _ in range(draw.integers(1, 20))] for _ in range(30)]
     corpus = make_corpus(documents)
-    pairs = plan_pairs(corpus, max_length=max_length, seed=0)
+    pairing = Pairing(corpus, max_length=max_length, seed=0)
+    pairs = pairing.draw_pairs(pairing.find_chunks())
     tokens = (pairs[:, 1] - pairs[:, 0] + pairs[:, 3] - pairs[:, 2] + 3).sum()
     assert measure_pairs(corpus, max_length) == {
         "pairs": len(pairs),
@@ -192,12 +193,9 @@ def test_padding_is_that_of_the_planned_pairs(max_length):
     }
 
 
-def test_what_cannot_be_measured_is_refused():
-    with pytest.raises(UsageError, match="needs at least two documents"):
+def test_a_single_document_is_refused():
+    with pytest.raises(UsageError, match=r"has 1 document and .* needs two; put a blank line between"):
         measure(make_corpus([[[1, 2]]]), 0)
-    part = make_corpus([[[1]], [[2]], [[3]]]).select(np.array([True, False, True]))
-    with pytest.raises(ValueError, match="whole corpora"):
-        measure_repeats(part)
 
 
 def make_statistics(unknown=0.0, lines=0.0, documents=0):
