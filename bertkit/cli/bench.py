@@ -21,6 +21,7 @@ from bertkit.cli.options import (
     benches,
 )
 from bertkit.errors import UsageError, explain_disk_error
+from bertkit.reports.tables import Table
 
 
 @benches.command("squad")
@@ -144,15 +145,19 @@ def bench_pretrain(
     run_bench(pretrain.bench_pretrain, as_json, data, compiled=compiled, **options)
 
 
-def run_bench(bench: Callable[..., Mapping[str, Any]], as_json: Path | None, *arguments: Any, **options: Any) -> None:
-    """Runs a bench, and writes its figures where they are wanted."""
+def run_bench(
+    bench: Callable[..., tuple[Mapping[str, Any], list[Table]]], as_json: Path | None, *arguments: Any, **options: Any
+) -> None:
+    """Run a bench, show its tables, and write its figures where they are wanted."""
     from bertkit.system.files import write_json
 
     if as_json is not None and (as_json.is_dir() or not os.access(as_json.parent, os.W_OK)):
         raise UsageError(f"{as_json} cannot be written; name a file in a folder that is there with --json")
     with Screen() as screen, explain_disk_error(as_json or "."):
         screen.start()
-        found = bench(*arguments, report=screen.say, **options)
+        found, tables = bench(*arguments, report=screen.say, **options)
+        for table in tables:
+            screen.show_table(table)
         if as_json is not None:
             write_json(found, as_json)
             screen.say(f"Figures: {as_json}")
