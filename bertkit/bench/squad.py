@@ -15,15 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from bertkit.bench.measure import (
-    BERTKIT,
-    REFERENCE,
-    Measurement,
-    alternate,
-    measure_peak,
-    note_machine,
-    time_call,
-)
+from bertkit.bench.measure import BERTKIT, REFERENCE, Measurement, alternate, measure_peak, note_machine, time_call
 from bertkit.bench.reference import explain_failure, load_module
 from bertkit.bench.synthetic_text import TEXT_SEED, draw_words, make_words
 from bertkit.data.formats.squad import read_squad
@@ -230,7 +222,7 @@ def measure_version(
     repeats: int,
     report: Report,
 ) -> tuple[dict[str, Any], Measurement]:
-    """Return a version's row, and what it was made of."""
+    """Return a version's row, and the rounds that it was made of."""
     logits = make_logits(windows)
     kept = keep(*logits)
     calls: dict[str, Callable[[], Any]] = {

@@ -1,8 +1,9 @@
 """Training beside plain transformers: what the benches of fine-tuning and of pretraining share.
 
 Every side trains the same rows for one epoch through its Trainer, from the same weights, in turn with the others and in
-the same process, which keeps or returns freed memory as it would for that side alone. What is counted is counted of
-real tokens, so that padding is no work done: rates of sequences and tokens, the model's floating-point operations, and
+the same process, which keeps or returns freed memory as it would for that side alone. The task's collator makes the
+batches of every side, and the recipe gives all Trainers the same arguments; the seconds are those that a Trainer notes
+as `train_runtime`. What is counted is counted of real tokens, so that padding is no work done: rates of sequences and tokens, the model's floating-point operations, and
 their share of the rate at which the machine multiplies matrices, measured in between. The memory is what a side's
 updates add to the weights that are loaded: gradients, the optimizer's moments, activations.
 
@@ -11,7 +12,6 @@ With dropout off, both sides have to have the same losses, update by update; the
 Left out: several processes; loading; evaluation.
 """
 
-import time
 from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
@@ -25,6 +25,7 @@ import torch
 import transformers
 from torch import Tensor
 from torch.nn import functional as F
+from torch.utils.benchmark import Timer
 from torch.utils.data import DataLoader
 from transformers import PreTrainedConfig, PreTrainedModel, PrinterCallback, Trainer, set_seed
 
@@ -46,6 +47,7 @@ TRAINING_SEED = 0
 SMALL_VOCABULARY, EMBEDDING_ROWS = 8192, 30_522
 WARM_UP = 8  # updates of each side before the clock runs
 MEMORY = 4  # updates whose memory is measured
+PRODUCTS = 1.0  # seconds, at least, for which large products are measured
 COMPARED = 50  # updates whose losses are compared
 # Of the losses of an update, on average: rounding, which bf16 has much of.
 LOSS_TOLERANCE = {"fp32": 1e-3, "bf16": 2e-2, "fp16": 2e-2}
@@ -133,8 +135,7 @@ def make_side(
         trainer.remove_callback(PrinterCallback)
         return trainer
 
-    weights = {name: weight.detach().clone() for name, weight in model.state_dict().items()}
-    return Side(choose_precision(recipe["precision"]), model, weights, build)
+    return Side(choose_precision(recipe["precision"]), model, deepcopy(model.state_dict()), build)
 
 
 def load_both(task: Task, recipe: Recipe, settings: Mapping[str, Any]) -> tuple[PreTrainedModel, PreTrainedModel]:
@@ -182,9 +183,7 @@ def collate_full(task: Task, length: int, items: Any) -> dict[str, Tensor]:
 
 def train_epoch(side: Side, updates: int, *, logs: bool = False) -> Timed:
     """Train one side, from its first weights; what is kept are the losses of the updates if they are logged."""
-    with torch.no_grad():
-        for name, weight in side.model.state_dict().items():
-            weight.copy_(side.weights[name])
+    side.model.load_state_dict(side.weights)
     side.model.zero_grad(set_to_none=True)
     restore_memory()  # what we keep, we ask for when a training begins
     with TemporaryDirectory() as folder:
@@ -198,14 +197,7 @@ def train_epoch(side: Side, updates: int, *, logs: bool = False) -> Timed:
 
 
 def bench_training(
-    task: Task,
-    recipe: Recipe,
-    settings: Mapping[str, Any],
-    rows: Any,
-    *,
-    repeats: int,
-    compiled: bool,
-    report: Report,
+    task: Task, recipe: Recipe, settings: Mapping[str, Any], rows: Any, *, repeats: int, compiled: bool, report: Report
 ) -> tuple[dict[str, Any], list[Table]]:
     """Measure both sides on the rows, one batch an update, after their losses have been compared.
 
@@ -298,20 +290,8 @@ def measure_products(precision: str) -> float:
     device = find_device()
     size = 8192 if device.type == "cuda" else 2048
     one, two = torch.randn(2, size, size, device=device, dtype=DTYPES.get(precision, torch.float32))
-    seconds = []
-    for _ in range(9):
-        synchronize()
-        start = time.perf_counter()
-        one @ two
-        synchronize()
-        seconds.append(time.perf_counter() - start)
-    return 2 * size**3 / median(seconds)
-
-
-def synchronize() -> None:
-    """Waits for the accelerator, if there is one."""
-    if torch.accelerator.is_available():
-        torch.accelerator.synchronize()
+    timer = Timer("one @ two", globals={"one": one, "two": two}, num_threads=torch.get_num_threads())
+    return 2 * size**3 / timer.blocked_autorange(min_run_time=PRODUCTS).median
 
 
 def compile_model(model: PreTrainedModel, report: Report, *, dynamic: bool) -> bool:

@@ -23,6 +23,11 @@ from bertkit.cli.options import (
 from bertkit.errors import UsageError, explain_disk_error
 from bertkit.reports.tables import Table
 
+Text = Annotated[
+    str | None,
+    PlaceOption("--data", help="The text: as a corpus of pretrain; docs if not given.", metavar="FILE|DIR"),
+]
+
 
 @benches.command("squad")
 def bench_squad(
@@ -44,10 +49,7 @@ def bench_squad(
 
 @benches.command("corpus")
 def bench_corpus(
-    data: Annotated[
-        str | None,
-        PlaceOption("--data", help="The text: as a corpus of pretrain; docs if not given.", metavar="FILE|DIR"),
-    ] = None,
+    data: Text = None,
     reference: Annotated[
         Path | None,
         PathOption("--reference", help="A checkout of google-research/bert to compare with.", metavar="DIR"),
@@ -121,10 +123,7 @@ def bench_finetune(
 
 @benches.command("pretrain")
 def bench_pretrain(
-    data: Annotated[
-        str | None,
-        PlaceOption("--data", help="The text: as a corpus of pretrain; docs if not given.", metavar="FILE|DIR"),
-    ] = None,
+    data: Text = None,
     size: Size = None,
     batch_size: Annotated[int, typer.Option("--batch-size", help="Pairs an update.", min=1)] = 64,
     length: Annotated[int, typer.Option("--length", help="Tokens of a pair, at most.", min=16)] = 128,
