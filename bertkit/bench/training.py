@@ -3,9 +3,10 @@
 Every side trains the same rows for one epoch through its Trainer, from the same weights, in turn with the others and in
 the same process, which keeps or returns freed memory as it would for that side alone. The task's collator makes the
 batches of every side, and the recipe gives all Trainers the same arguments; the seconds are those that a Trainer notes
-as `train_runtime`. What is counted is counted of real tokens, so that padding is no work done: rates of sequences and tokens, the model's floating-point operations, and
-their share of the rate at which the machine multiplies matrices, measured in between. The memory is what a side's
-updates add to the weights that are loaded: gradients, the optimizer's moments, activations.
+as `train_runtime`. What is counted is counted of real tokens, so that padding is no work done: rates of sequences and
+tokens, the model's floating-point operations, and their share of the rate at which the machine multiplies matrices,
+measured in between. The memory is what a side's updates add to the weights that are loaded: gradients, the optimizer's
+moments, activations.
 
 With dropout off, both sides have to have the same losses, update by update; they are compared before anything is timed.
 
