@@ -12,7 +12,7 @@ from statistics import median
 
 import torch
 
-from bertkit.bench.measure import alternate
+from bertkit.bench.measure import alternate, time_call
 from bertkit.data.sequences import pad
 from bertkit.model.optim import BertAdam
 from bertkit.model.precision import choose_precision
@@ -84,10 +84,10 @@ def main():
         }
         print(f"loss of the first batch, without an update: {first}")
         sides = {
-            "on disk": lambda: run_epoch(model, batch_features(task, data, order), optimizer),
-            "computed": lambda: run_epoch(model, batch_tokens(data, order), optimizer),
+            "on disk": lambda: time_call(lambda: run_epoch(model, batch_features(task, data, order), optimizer)),
+            "computed": lambda: time_call(lambda: run_epoch(model, batch_tokens(data, order), optimizer)),
         }
-        seconds = alternate(sides, given.rounds, print)
+        seconds, _ = alternate(sides, given.rounds, print)
         rates = [slow / fast for slow, fast in zip(seconds["computed"], seconds["on disk"], strict=True)]
         medians = {name: round(median(found), 2) for name, found in seconds.items()}
         print(f"an epoch of {len(data):,} sentences, median: {medians} s; {median(rates):.2f} times as fast")

@@ -1,7 +1,7 @@
 """From text to masked next-sentence pairs (paper sections 3.1, A.2), beside the reference code.
 
 The reference is create_pretraining_data.py of google-research/bert, of which the user brings a checkout. It runs as it
-is, but for a stub in place of tensorflow, of which it needs only flags and files.
+is, but for stubs in place of tensorflow, of which it needs only flags and files, and of six.
 
 Timed on both sides: a file with a sentence a line, blank lines between documents, is read and tokenized, and all copies
 of it become pairs of at most 128 tokens with their masks, in random order. Here that is the whole way of a pretraining:
@@ -11,41 +11,37 @@ Left out: sentence splitting, on neither side, and what comes after: the referen
 the reading would cost it more time still, and training.
 """
 
-import random
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from importlib.util import find_spec
 from multiprocessing import get_context
 from pathlib import Path
+from random import Random
 from statistics import median
-from tempfile import TemporaryDirectory, mkdtemp
+from tempfile import TemporaryDirectory
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
 
-from bertkit.bench.measure import BERTKIT, REFERENCE, alternate, compare
-from bertkit.bench.reference import load_module
+from bertkit.bench.measure import BERTKIT, REFERENCE, Measurement, alternate, note_machine, time_call
+from bertkit.bench.reference import explain_failure, load_module
 from bertkit.data.pretraining.build import build
 from bertkit.data.pretraining.dataset import Phase, PretrainingData
 from bertkit.data.pretraining.sources import DOCS, read_documents
 from bertkit.data.pretraining.store import open_corpus
 from bertkit.data.tokenizer import load_tokenizer, make_tokenizer, save_tokenizer, train_vocabulary
-from bertkit.errors import UsageError, join_lines
+from bertkit.reports.tables import Table
 from bertkit.system.parallel import count_cores
 from bertkit.system.progress import Report, ignore
 from bertkit.tasks.pretraining import PRETRAINING
-from bertkit.training.run_dir import describe_environment
 
 REFERENCE_SEED = 12345  # as in the reference
-CORPUS_CHARACTERS = 4_000_000  # of text: about half a minute of the reference
-COPIES = PRETRAINING.recipe["data"]["dupe_factor"]
 MAX_LENGTH, MAX_PREDICTIONS = 128, 20
+OPTIONS = PRETRAINING.recipe["data"]
 SAMPLES_A_BATCH = PRETRAINING.recipe["batch_size"]
 COUNT_TOLERANCE = 0.01  # by which the two sides may differ in how much they make and of what kind
 COUNTS = ("text_tokens", "samples", "tokens")
@@ -72,9 +68,7 @@ def choose_tokenizer(vocab: str | None, text: Path, report: Report) -> Any:
     if vocab is not None:
         return load_tokenizer(vocab, cased=False)
     with text.open(encoding="utf-8") as lines:
-        return make_tokenizer(
-            train_vocabulary(lines, size=PRETRAINING.recipe["data"]["vocab_size"], report=report), cased=False
-        )
+        return make_tokenizer(train_vocabulary(lines, size=OPTIONS["vocab_size"], report=report), cased=False)
 
 
 @dataclass(frozen=True)
@@ -96,26 +90,26 @@ class Made:
 # --- This package -----------------------------------------------------------------------------------------------------
 
 
-def make_samples(text: Path, tokenizer: Any, output: Path, copies: int, cores: int) -> Made:
+def make_samples(text: Path, tokenizer: Any, copies: int, cores: int) -> Made:
     """Builds a corpus, opens it and makes every batch of as many epochs as there are copies.
 
     As in a training with several processes, each makes its own share of the batches and keeps them: to hand a batch
     over, as the workers of a DataLoader do, costs more than to make it.
     """
-    start = time.perf_counter()
-    build([str(text)], tokenizer, output, split_sentences=False, workers=cores)
-    corpus = open_corpus(output)
-    tokenizing = time.perf_counter() - start
+    with TemporaryDirectory(prefix="bertkit-bench-") as folder:
+        start = time.perf_counter()
+        build([str(text)], tokenizer, Path(folder, "corpus"), split_sentences=False, workers=cores)
+        corpus = open_corpus(Path(folder, "corpus"))
+        tokenizing = time.perf_counter() - start
 
-    options = PRETRAINING.recipe["data"] | {"dupe_factor": copies}
-    data = PretrainingData(corpus, tokenizer, [], options, REFERENCE_SEED)
-    by_copy = [data.count_pairs(MAX_LENGTH, copy) for copy in range(copies)]
-    count = sum(by_copy)
-    data.phases = [Phase(count, MAX_LENGTH)]
-    batches = [range(first, min(first + SAMPLES_A_BATCH, count)) for first in range(0, count, SAMPLES_A_BATCH)]
-    shares = [batches[number::cores] for number in range(cores)]
-    with ProcessPoolExecutor(cores, get_context("fork" if sys.platform == "linux" else "spawn")) as pool:
-        tokens, random_next = np.sum(list(pool.map(partial(count_samples, data), shares)), axis=0).tolist()
+        data = PretrainingData(corpus, tokenizer, [], OPTIONS | {"dupe_factor": copies}, REFERENCE_SEED)
+        by_copy = [data.count_pairs(MAX_LENGTH, copy) for copy in range(copies)]
+        count = sum(by_copy)
+        data.phases = [Phase(count, MAX_LENGTH)]
+        batches = [range(first, min(first + SAMPLES_A_BATCH, count)) for first in range(0, count, SAMPLES_A_BATCH)]
+        shares = [batches[number::cores] for number in range(cores)]
+        with ProcessPoolExecutor(cores, get_context("fork" if sys.platform == "linux" else "spawn")) as pool:
+            tokens, random_next = np.sum(list(pool.map(partial(count_samples, data), shares)), axis=0).tolist()
     return Made(corpus.token_count, count, tokens, random_next, tokenizing, measure_spread(by_copy))
 
 
@@ -140,13 +134,9 @@ def load_reference(folder: Path) -> tuple[Callable[..., list[Any]], Callable[...
     """`create_training_instances` and `FullTokenizer` of a checkout.
 
     Raises:
-        UsageError: it is none, or the package `six`, which it needs, is not installed.
+        UsageError: it is none.
     """
-    if not folder.is_dir():
-        raise UsageError(f"{folder} is no folder; {REFERENCE_REMEDY}")
-    if find_spec("six") is None:
-        raise UsageError("the reference needs the package six, which is not installed; pip install six")
-    beside = {"tensorflow": make_tensorflow()}
+    beside = make_libraries()
     beside["tokenization"] = load_module(
         folder / "tokenization.py", "FullTokenizer", remedy=REFERENCE_REMEDY, beside=beside
     )
@@ -155,16 +145,17 @@ def load_reference(folder: Path) -> tuple[Callable[..., list[Any]], Callable[...
     return module.create_training_instances, beside["tokenization"].FullTokenizer
 
 
-def make_tensorflow() -> ModuleType:
-    """What stands for tensorflow: its flags, with whole-word masking off, and its files."""
-    stub = ModuleType("tensorflow")
+def make_libraries() -> dict[str, ModuleType]:
+    """Return what stands for tensorflow, its flags, with whole-word masking off, and its files; and for six."""
+    tensorflow, six = ModuleType("tensorflow"), ModuleType("six")
     define = dict.fromkeys(("DEFINE_string", "DEFINE_bool", "DEFINE_integer", "DEFINE_float"), ignore)
-    stub.flags = SimpleNamespace(FLAGS=SimpleNamespace(do_whole_word_mask=False), **define)
-    stub.gfile = SimpleNamespace(GFile=partial(open, encoding="utf-8"))
-    return stub
+    tensorflow.flags = SimpleNamespace(FLAGS=SimpleNamespace(do_whole_word_mask=False), **define)
+    tensorflow.gfile = SimpleNamespace(GFile=partial(open, encoding="utf-8"))
+    six.PY3 = True  # all that it is asked
+    return {"tensorflow": tensorflow, "six": six}
 
 
-class Timed:
+class TimedTokenizer:
     """A tokenizer of the reference that keeps its seconds and counts its tokens."""
 
     def __init__(self, tokenizer: Any) -> None:
@@ -182,35 +173,21 @@ class Timed:
 
 def make_instances(
     create: Callable[..., list[Any]], text: Path, tokenizer: Any, copies: int
-) -> tuple[list[Any], Timed]:
+) -> tuple[list[Any], TimedTokenizer]:
     """The reference's samples, and the tokenizer that it used."""
-    timed = Timed(tokenizer)
-    options = PRETRAINING.recipe["data"]
-    rates = options["short_seq_prob"], options["masked_lm_prob"]
-    with explain_failure("create_training_instances"):
-        instances = create(
-            [str(text)], timed, MAX_LENGTH, copies, *rates, MAX_PREDICTIONS, random.Random(REFERENCE_SEED)
-        )
-    return instances, timed
+    timed, rates = TimedTokenizer(tokenizer), (OPTIONS["short_seq_prob"], OPTIONS["masked_lm_prob"])
+    with explain_failure("create_training_instances", REFERENCE_REMEDY):
+        random = Random(REFERENCE_SEED)
+        return create([str(text)], timed, MAX_LENGTH, copies, *rates, MAX_PREDICTIONS, random), timed
 
 
-def count_instances(instances: Sequence[Any], timed: Timed) -> Made:
+def count_instances(made: tuple[list[Any], TimedTokenizer]) -> Made:
     """What the reference made."""
-    with explain_failure("create_training_instances"):
+    instances, timed = made
+    with explain_failure("create_training_instances", REFERENCE_REMEDY):
         tokens = sum(len(instance.tokens) for instance in instances)
         random_next = sum(instance.is_random_next for instance in instances)
-    return Made(timed.tokens, len(instances), tokens, random_next, timed.seconds)
-
-
-@contextmanager
-def explain_failure(function: str) -> Iterator[None]:
-    """Whatever the reference's function does wrong becomes a UsageError."""
-    try:
-        yield
-    except Exception as error:  # another's code
-        raise UsageError(
-            f"the reference's {function} fails ({type(error).__name__}: {join_lines(error)}); {REFERENCE_REMEDY}"
-        ) from None
+        return Made(timed.tokens, len(instances), tokens, random_next, timed.seconds)
 
 
 # --- The bench --------------------------------------------------------------------------------------------------------
@@ -222,10 +199,10 @@ def bench_corpus(
     vocab: str | None = None,
     report: Report = ignore,
     *,
+    characters: int,
+    copies: int,
     repeats: int = 3,
-    characters: int = CORPUS_CHARACTERS,
-    copies: int = COPIES,
-) -> dict[str, Any]:
+) -> tuple[dict[str, Any], list[Table]]:
     """From text to all masked pairs: tokens of samples a second, padding not counted, beside the reference's.
 
     The one row, `corpus`, has the text's `documents`, `sentences` and `characters`, `vocabulary` (its size), `copies`
@@ -248,6 +225,7 @@ def bench_corpus(
     """
     loaded = None if reference is None else load_reference(reference)
     source, cores = data or DOCS, count_cores()
+    machine = note_machine(report)
     with TemporaryDirectory(prefix="bertkit-bench-") as folder:
         text = Path(folder, "text.txt")
         row: dict[str, Any] = write_text(source, text, characters)
@@ -257,47 +235,54 @@ def bench_corpus(
             f"{row['documents']:,} documents of {source}, {row['characters']:,} characters, "
             f"{row['vocabulary']:,} tokens in the vocabulary, {copies} copies; {cores} cores"
         )
-        sides: dict[str, Callable[[], Any]] = {
-            BERTKIT: lambda: make_samples(text, tokenizer, Path(mkdtemp(dir=folder), "corpus"), copies, cores)
-        }
+        ours = partial(make_samples, text, tokenizer, copies, cores)
+        sides = {BERTKIT: partial(time_call, ours, lambda made: made)}
         if loaded is not None:
             create, make_their_tokenizer = loaded
             save_tokenizer(tokenizer, Path(folder, "vocab"))
-            with explain_failure("FullTokenizer"):
+            with explain_failure("FullTokenizer", REFERENCE_REMEDY):
                 theirs = make_their_tokenizer(vocab_file=str(Path(folder, "vocab", "vocab.txt")), do_lower_case=True)
-            sides[REFERENCE] = lambda: make_instances(create, text, theirs, copies)
-        row |= measure(sides, repeats, report)
-    for line in describe(row):
-        report(line)
-    return {
+            call = partial(make_instances, create, text, theirs, copies)
+            sides[REFERENCE] = partial(time_call, call, count_instances)
+        figures, measured = summarize(*alternate(sides, repeats, report))
+    found = {
         "bench": "corpus",
-        "machine": describe_environment(),
+        "machine": machine,
         "data": source,
-        "rows": {"corpus": row},
-        "ratios": {"corpus": compare_rates(row)} if loaded else {},
+        "rows": {"corpus": row | figures},
+        "ratios": {"corpus": measured.compare(REFERENCE)} if loaded else {},
     }
+    for name, one in figures["made"].items():
+        report(
+            f"  {name}: {one['text_tokens']:,} tokens of text became {one['tokens']:,} in {one['samples']:,} samples, "
+            f"{figures['fill'][name]:.1%} of {MAX_LENGTH} in each; {figures['random_next'][name]:.1%} have a random B"
+        )
+    if differ := figures.get("differ"):
+        named = ", ".join(key.replace("_", " ") for key in differ)
+        report(f"  warning: the two do not make the same, by more than chance: {named}")
+    cells = {name: [f"{stage:.2f}" for stage in stages.values()] for name, stages in figures["stages"].items()}
+    table = measured.tabulate("Pretraining data", "tokens", ["tokenizing, s", "pairs and masks, s"], cells)
+    return found, [table]
 
 
-def measure(sides: Mapping[str, Callable[[], Any]], repeats: int, report: Report) -> dict[str, Any]:
-    """The part of the row that is measured."""
-    made: dict[str, list[Made]] = {name: [] for name in sides}
-
-    def count(name: str, result: Any) -> None:
-        made[name].append(count_instances(*result) if name == REFERENCE else result)
-
-    seconds = alternate(sides, repeats, report, count)
-    middle = {name: median(found) for name, found in seconds.items()}
+def summarize(
+    seconds: Mapping[str, list[float]], made: Mapping[str, Sequence[Made]]
+) -> tuple[dict[str, Any], Measurement]:
+    """Return the part of the row that is measured, and the measurement in tokens."""
     first = {name: found[0] for name, found in made.items()}  # the same in every round but for the seconds
-    row: dict[str, Any] = {
+    measured = Measurement(seconds, {name: one.tokens for name, one in first.items()})
+    figures: dict[str, Any] = {
         "made": {name: {key: getattr(one, key) for key in COUNTS} for name, one in first.items()},
         "random_next": {name: one.random_next / one.samples for name, one in first.items()},
         "fill": {name: one.tokens / one.samples / MAX_LENGTH for name, one in first.items()},
         "seconds": seconds,
-        "median_seconds": middle,
-        "tokens_per_second": {name: one.tokens / middle[name] for name, one in first.items()},
+        "median_seconds": measured.medians,
+        "tokens_per_second": measured.rates,
         "stages": {name: split_seconds(seconds[name], found) for name, found in made.items()},
     }
-    return row | {"differ": list_differences(row, first[BERTKIT].spread)} if REFERENCE in sides else row
+    if REFERENCE in first:
+        figures["differ"] = list_differences(figures, first[BERTKIT].spread)
+    return figures, measured
 
 
 def split_seconds(seconds: Sequence[float], made: Sequence[Made]) -> dict[str, float]:
@@ -317,32 +302,6 @@ def list_differences(row: Mapping[str, Any], spread: float) -> list[str]:
     ours, theirs = row["made"][BERTKIT], row["made"][REFERENCE]
     distances = {key: abs(ours[key] / theirs[key] - 1) for key in COUNTS}
     distances |= {key: abs(row[key][BERTKIT] - row[key][REFERENCE]) for key in ("random_next", "fill")}
-    by_chance = 3 * 2**0.5 * spread
-    allowed = {
-        key: max(COUNT_TOLERANCE, by_chance) if key in ("samples", "fill") else COUNT_TOLERANCE for key in distances
-    }
+    allowed = dict.fromkeys(distances, COUNT_TOLERANCE)
+    allowed["samples"] = allowed["fill"] = max(COUNT_TOLERANCE, 3 * 2**0.5 * spread)
     return [key for key, distance in distances.items() if distance > allowed[key]]
-
-
-def compare_rates(row: Mapping[str, Any]) -> float:
-    """How many times as many tokens a second as the reference."""
-    return compare(row["seconds"]) * row["made"][BERTKIT]["tokens"] / row["made"][REFERENCE]["tokens"]
-
-
-def describe(row: Mapping[str, Any]) -> list[str]:
-    """A row for a person."""
-    lines = []
-    for name, made in row["made"].items():
-        stages = row["stages"][name]
-        lines += [
-            f"  {name}: {row['tokens_per_second'][name]:,.0f} tokens a second; "
-            f"tokenizing {stages['tokenizing']:.2f} s, pairs and masks {stages['pairs_and_masks']:.2f} s",
-            f"    {made['text_tokens']:,} tokens of text became {made['tokens']:,} in {made['samples']:,} samples, "
-            f"{row['fill'][name]:.1%} of {MAX_LENGTH} in each; {row['random_next'][name]:.1%} have a random B",
-        ]
-    if REFERENCE in row["made"]:
-        lines.append(f"  {compare_rates(row):.1f} times as fast as the reference")
-    if row.get("differ"):
-        named = ", ".join(key.replace("_", " ") for key in row["differ"])
-        lines.append(f"  warning: the two do not make the same, by more than chance: {named}")
-    return lines

@@ -7,23 +7,29 @@ Left out: loading, and other heads: transformers has no pipeline for questions, 
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
+import torch
+from transformers import pipeline
 
-from bertkit.bench.measure import BERTKIT, REFERENCE, alternate, compare
+from bertkit.bench.measure import BERTKIT, Measurement, alternate, note_machine, time_call
 from bertkit.bench.synthetic_text import TEXT_SEED, draw_words, make_words
 from bertkit.data.formats.inputs import read_inputs
 from bertkit.data.tokenizer import make_tokenizer, save_tokenizer
 from bertkit.errors import UsageError
+from bertkit.inference.predictor import Predictor
+from bertkit.model.config import BertConfig
+from bertkit.model.heads import BertForSequenceClassification
+from bertkit.model.precision import DTYPES, choose_precision
+from bertkit.reports.tables import Table
 from bertkit.system.progress import Report, ignore
-from bertkit.training.run_dir import describe_environment
+from bertkit.tasks import ANSWERING
 
 BATCH_SIZES = (1, 8, 32)  # of the pipeline
 TEXT_VARIETY = 8_000  # different ones in made-up text
@@ -33,7 +39,7 @@ TEXT_LENGTH, TEXT_SPREAD, LONGEST_TEXT_WORDS = 30.0, 0.9, 400
 
 def bench_predict(
     run: str | None = None, source: str | None = None, count: int = 512, repeats: int = 3, *, report: Report = ignore
-) -> dict[str, Any]:
+) -> tuple[dict[str, Any], list[Table]]:
     """Texts a second of both sides, their ratio, and how far apart their answers are.
 
     Args:
@@ -47,75 +53,60 @@ def bench_predict(
     with TemporaryDirectory() as folder:
         name = run or make_classifier(Path(folder))
         texts = read_texts(source, count) if source else make_texts(count)
-        return time_sides(name, texts, repeats, report) | {"run": run or "BERT-base, random weights"}
+        found, tables = time_sides(name, texts, repeats, report)
+    return found | {"run": run or "BERT-base, random weights"}, tables
 
 
-def time_sides(name: str, texts: Sequence[str], repeats: int, report: Report) -> dict[str, Any]:
+def time_sides(name: str, texts: Sequence[str], repeats: int, report: Report) -> tuple[dict[str, Any], list[Table]]:
     """The figures of both sides, in fp32 and in the precision that the hardware is fastest in."""
-    import torch
-    from transformers import pipeline
-
-    from bertkit.inference.predictor import Predictor
-    from bertkit.model.precision import DTYPES
-    from bertkit.tasks import ANSWERING
-
-    figures: dict[str, Any] = {}
-    for asked in ("fp32", "auto"):
-        predictor = Predictor(name, pairs=False, precision=asked)
-        if predictor.task is not ANSWERING["BertForSequenceClassification"] or len(predictor.settings.labels) < 2:
+    environment = note_machine(report)
+    figures, answers, tables = {}, {}, []
+    for precision in dict.fromkeys(("fp32", choose_precision("auto"))):
+        predictor = Predictor(name, pairs=False, precision=precision)
+        settings = predictor.settings
+        if predictor.task is not ANSWERING["BertForSequenceClassification"] or len(settings.labels) < 2:
             raise UsageError(f"{name} is no classifier of texts; give one, or none for random weights")
-        device, precision = predictor.settings.model.device, predictor.precision
-        if precision in figures:
-            break
+        options = {"truncation": True, "max_length": settings.max_length}
         dtype = DTYPES.get(precision, torch.float32)
-        stock = pipeline("text-classification", model=name, device=device, dtype=dtype)
-        options = {"truncation": True, "max_length": predictor.settings.max_length}
-        sides: dict[str, Callable[[], Any]] = {BERTKIT: partial(predictor, texts)}
-        sides |= {f"pipeline of {size}": partial(stock, texts, batch_size=size, **options) for size in BATCH_SIZES}
-        report(f"{len(texts):,} texts on {device}, {torch.get_num_threads()} threads, {precision}")
-        figures[precision] = measure_sides(sides, repeats, report)
+        stock = pipeline("text-classification", model=name, device=settings.model.device, dtype=dtype)
+        calls = {BERTKIT: partial(predictor, texts)}
+        calls |= {f"pipeline of {size}": partial(stock, texts, batch_size=size, **options) for size in BATCH_SIZES}
+        report(f"{len(texts):,} texts on {settings.model.device}, {precision}")
+        answers[precision] = {side: call() for side, call in calls.items()}  # warms up, off the clock
+        seconds, _ = alternate({side: partial(time_call, call) for side, call in calls.items()}, repeats, report)
+        measured = Measurement(seconds, dict.fromkeys(calls, len(texts)))
+        best = measured.find_fastest(side for side in calls if side != BERTKIT)
+        figures[precision] = {
+            "seconds": seconds,
+            "texts_per_second": measured.rates,
+            "best": best,
+            "ratio": measured.compare(best),
+        }
+        tables.append(measured.tabulate(f"Predictions in {precision}", "texts"))
     exact, fast = figures["fp32"], figures[precision]
-    plain = exact.pop("stock")
+    plain = answers["fp32"][exact["best"]]
+    apart = {name: compare_answers(made[BERTKIT], plain) for name, made in answers.items()}
     found = {
         "figures": figures,
         "ratio": exact["ratio"],
         "ratio_of_fastest_to_plain": fast["texts_per_second"][BERTKIT] / exact["texts_per_second"][exact["best"]],
-        **compare_answers(exact.pop("answers"), plain),
+        **apart["fp32"],
         "texts": len(texts),
-        "tokens": sum(len(ids) for ids in predictor.settings.tokenizer(list(texts), **options)["input_ids"]),
-        "device": str(device),
+        "tokens": sum(len(ids) for ids in settings.tokenizer(list(texts), **options)["input_ids"]),
+        "device": str(settings.model.device),
         "threads": torch.get_num_threads(),
-        "environment": describe_environment(),
+        "environment": environment,
     }
-    report(
-        f"fp32: {found['ratio']:.2f} times the texts a second of the pipeline at its best ({exact['best']}); "
-        f"{found['other_labels']} of {len(texts):,} classes differ, probabilities by {found['largest_difference']:.1e}"
-    )
-    if fast is not exact:
-        fast.pop("stock")
-        apart = compare_answers(fast.pop("answers"), plain)
-        found["fastest"] = apart | {"precision": precision}
+    for name, differences in apart.items():
         report(
-            f"{precision}: {fast['ratio']:.2f} times the pipeline in {precision}, "
-            f"{found['ratio_of_fastest_to_plain']:.2f} times the pipeline in fp32, which it has by default; "
-            f"{apart['other_labels']} of {len(texts):,} classes differ from those in fp32"
+            f"{name}: {figures[name]['ratio']:.2f} times the texts a second of the pipeline at its best, "
+            f"{differences['other_labels']} of {len(texts):,} classes differ from the pipeline's in fp32, "
+            f"probabilities by {differences['largest_difference']:.1e}"
         )
-    return found
-
-
-def measure_sides(sides: Mapping[str, Callable[[], Any]], repeats: int, report: Report) -> dict[str, Any]:
-    """Seconds, texts a second, the pipeline's best batch size and the ratio to it, and what both say."""
-    made = {side: call() for side, call in sides.items()}  # once off the clock: what is made once is not measured
-    seconds = alternate(sides, repeats, report)
-    best = min((side for side in sides if side != BERTKIT), key=lambda side: median(seconds[side]))
-    return {
-        "seconds": seconds,
-        "texts_per_second": {side: len(made[side]) / median(found) for side, found in seconds.items()},
-        "best": best,
-        "ratio": compare({BERTKIT: seconds[BERTKIT], REFERENCE: seconds[best]}),
-        "answers": made[BERTKIT],
-        "stock": made[best],
-    }
+    if precision != "fp32":
+        found["fastest"] = apart[precision] | {"precision": precision}
+        report(f"{precision} is {found['ratio_of_fastest_to_plain']:.2f} times the pipeline in fp32, its default")
+    return found, tables
 
 
 def compare_answers(ours: Sequence[Mapping[str, Any]], stock: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -157,11 +148,6 @@ def make_texts(count: int) -> list[str]:
 
 def make_classifier(folder: Path) -> str:
     """A directory with BERT-base of random weights, which knows the made-up words."""
-    import torch
-
-    from bertkit.model.config import BertConfig
-    from bertkit.model.heads import BertForSequenceClassification
-
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
     tokenizer = make_tokenizer([*special, *make_words(TEXT_VARIETY).tolist()], cased=False)
     torch.manual_seed(TEXT_SEED)

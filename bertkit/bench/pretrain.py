@@ -6,40 +6,16 @@ torch.compile; and as its example scripts do, padded to the full length and in f
 Left out: other objectives; phases, for each is like this one at its own length.
 """
 
-from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-from torch.nn import functional as F
-from torch.utils.data import Dataset
-from transformers import BertForPreTraining as StockBertForPreTraining
-
-from bertkit.bench.measure import BERTKIT
-from bertkit.bench.training import (
-    COMPILED,
-    EMBEDDING_ROWS,
-    EXAMPLE,
-    SAME_BATCHES,
-    SMALL_VOCABULARY,
-    Side,
-    choose_size,
-    compare_sides,
-    compile_model,
-    load_both,
-    make_ours,
-    make_stock,
-    measure_sides,
-)
-from bertkit.data.sequences import IGNORED
+from bertkit.bench.training import EMBEDDING_ROWS, SMALL_VOCABULARY, bench_training, choose_size
 from bertkit.model.precision import choose_precision
+from bertkit.reports.tables import Table
 from bertkit.system.progress import Report, ignore
-from bertkit.tasks import TASKS
-from bertkit.tasks.task import Task
+from bertkit.tasks.pretraining import PRETRAINING
 from bertkit.training.arguments import complete
 from bertkit.training.prepare import prepare
-from bertkit.training.recipe import Recipe
 
 PRETRAIN_CHARACTERS = 8_000_000  # of documentation, or of the text that is given
 
@@ -54,7 +30,7 @@ def bench_pretrain(
     repeats: int = 3,
     compiled: bool = True,
     report: Report = ignore,
-) -> dict[str, Any]:
+) -> tuple[dict[str, Any], list[Table]]:
     """Rates of this package and of stock transformers from random weights, their ratios, and their losses.
 
     Args:
@@ -67,7 +43,7 @@ def bench_pretrain(
     Raises:
         UsageError: no such size or text, or losses that differ.
     """
-    task, sizes = TASKS["pretrain"], choose_size(size)
+    sizes = choose_size(size)
     given = {
         "batch_size": batch_size,
         "model": {**sizes, "max_position_embeddings": max(length, 128), "vocab_size": EMBEDDING_ROWS},
@@ -79,52 +55,14 @@ def bench_pretrain(
         },
         "train": {"max_steps": updates, "warmup_steps": 0.1},
     }
-    recipe = complete(task, given)
-    prepared = prepare(task, recipe, report)
-    rows, settings = prepared.data["train"], prepared.settings
+    recipe = complete(PRETRAINING, given)
+    prepared = prepare(PRETRAINING, recipe, report)
     precision = choose_precision(recipe["precision"])
     report(f"{updates:,} updates of {batch_size} pairs of at most {length} tokens, {precision}, {sizes}")
-    losses = compare_sides(task, recipe, settings, StockBertForPreTraining, rows, task.collate, updates, report)
-    found = measure_sides(make_sides(task, recipe, settings, rows, compiled, report), updates, repeats, report)
-    memory = compare_memory(found["sides"])
-    if memory is not None:
-        report(f"memory above the weights: {memory:.2f} of stock's on the same batches")
-    return found | {"memory": memory, "losses": losses, "length": length, "batch_size": batch_size, "size": sizes}
-
-
-def compare_memory(sides: Mapping[str, Mapping[str, Any]]) -> float | None:
-    """What ours takes as a share of what stock does on the same batches; None where memory cannot be seen."""
-    ours, stock = (sides[name]["peak_bytes"] for name in (BERTKIT, SAME_BATCHES))
-    return ours / stock if ours and stock else None
-
-
-# --- The sides --------------------------------------------------------------------------------------------------------
-
-
-def fill(batch: dict[str, Tensor], *, length: int) -> dict[str, Tensor]:
-    """The batch, padded on to (B, length) as example scripts do; nothing is labelled there."""
-    missing = length - batch["input_ids"].shape[1]
-    padding = {"labels": IGNORED}
-    return {
-        name: F.pad(column, (0, missing), value=padding.get(name, 0)) if column.dim() == 2 else column
-        for name, column in batch.items()
-    }
-
-
-def make_sides(
-    task: Task, recipe: Recipe, settings: Mapping[str, Any], rows: Dataset, compiled: bool, report: Report
-) -> dict[str, Side]:
-    """Ours and stock's."""
-    ours, stock = load_both(task, recipe, settings, StockBertForPreTraining)
-    make = partial(make_stock, recipe, rows=rows)
-    full = partial(fill, length=recipe["data"]["max_length"])
-    sides = {
-        BERTKIT: make_ours(task, recipe, ours, rows),
-        SAME_BATCHES: make(stock, collate=task.collate),
-        EXAMPLE: make(stock, collate=full, precision="fp32"),
-    }
-    if compiled:
-        _, other = load_both(task, recipe, settings, StockBertForPreTraining)
-        if compile_model(other, report, dynamic=False):
-            sides[COMPILED] = make(other, collate=full)
-    return sides
+    rows, settings = prepared.data["train"], prepared.settings
+    found, tables = bench_training(
+        PRETRAINING, recipe, settings, rows, repeats=repeats, compiled=compiled, report=report
+    )
+    if found["memory"] is not None:
+        report(f"memory above the weights: {found['memory']:.2f} of stock's on the same batches")
+    return found | {"length": length, "size": sizes}, tables

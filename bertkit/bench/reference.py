@@ -3,33 +3,43 @@
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from importlib.machinery import SourceFileLoader
-from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
 from types import ModuleType
 
 from bertkit.errors import UsageError, join_lines
 
 
-def load_module(path: Path, *functions: str, remedy: str, beside: Mapping[str, ModuleType] | None = None) -> ModuleType:
-    """The module that a file holds, with these functions; what it imports by a name in `beside` is what stands there.
+def load_module(
+    path: Path, function: str, *, remedy: str, beside: Mapping[str, ModuleType] | None = None
+) -> ModuleType:
+    """The module that a file holds, with this function; what it imports by a name in `beside` is what stands there.
 
     Raises:
-        UsageError: there is no such file, it cannot be imported, or it lacks a function; each with the remedy.
+        UsageError: there is no such file, it cannot be imported, or it lacks the function; each with the remedy.
     """
     if not path.is_file():
         raise UsageError(f"{path} is no file; {remedy}")
-    loader = SourceFileLoader(f"bertkit_bench_{path.stem}", str(path))
-    module = module_from_spec(spec_from_loader(loader.name, loader))
+    module = ModuleType(f"bertkit_bench_{path.stem}")
     try:
-        with put_modules(beside or {}), write_no_bytecode():
-            loader.exec_module(module)
+        with put_modules(beside or {}):
+            # Not by a loader, which would write bytecode beside the file: the folder is the user's.
+            exec(compile(path.read_bytes(), path, "exec"), vars(module))
     except Exception as error:  # whatever another's file may do
         raise UsageError(f"{path} cannot be imported ({join_lines(error)}); {remedy}") from None
-    for name in functions:
-        if not callable(getattr(module, name, None)):
-            raise UsageError(f"{path} has no function {name}; {remedy}")
+    if not callable(getattr(module, function, None)):
+        raise UsageError(f"{path} has no function {function}; {remedy}")
     return module
+
+
+@contextmanager
+def explain_failure(function: str, remedy: str) -> Iterator[None]:
+    """Turn whatever a function of the reference does wrong into a UsageError."""
+    try:
+        yield
+    except Exception as error:  # another's code
+        raise UsageError(
+            f"the reference's {function} fails ({type(error).__name__}: {join_lines(error)}); {remedy}"
+        ) from None
 
 
 @contextmanager
@@ -43,13 +53,3 @@ def put_modules(modules: Mapping[str, ModuleType]) -> Iterator[None]:
         for name in modules:
             del sys.modules[name]
         sys.modules.update(before)
-
-
-@contextmanager
-def write_no_bytecode() -> Iterator[None]:
-    """Meanwhile an import writes nothing beside the file that it reads: the folder is the user's."""
-    before, sys.dont_write_bytecode = sys.dont_write_bytecode, True
-    try:
-        yield
-    finally:
-        sys.dont_write_bytecode = before

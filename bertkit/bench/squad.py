@@ -8,24 +8,23 @@ Left out: the models, whose scores are made up here (`bertkit bench finetune` ti
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import numpy as np
 import torch
 
-from bertkit.bench.measure import BERTKIT, REFERENCE, alternate, compare, measure_peak
-from bertkit.bench.reference import load_module
+from bertkit.bench.measure import BERTKIT, REFERENCE, Measurement, alternate, measure_peak, note_machine, time_call
+from bertkit.bench.reference import explain_failure, load_module
 from bertkit.bench.synthetic_text import TEXT_SEED, draw_words, make_words
 from bertkit.data.formats.squad import read_squad
 from bertkit.data.spans import N_BEST, Question, Windows, cut, decode, decode_best, encode_questions, keep_top
 from bertkit.data.tokenizer import make_tokenizer, train_vocabulary
-from bertkit.errors import UsageError, join_lines
+from bertkit.reports.tables import Table
 from bertkit.system.progress import Report, ignore
 from bertkit.tasks.option import WINDOW_OPTIONS, list_defaults
 from bertkit.tasks.squad import SQUAD, SquadTask
-from bertkit.training.run_dir import describe_environment
 
 # --- The input --------------------------------------------------------------------------------------------------------
 
@@ -37,6 +36,7 @@ CONTEXT_VOCABULARY = 8_000  # tokens; trained on the contexts
 CONTEXT_VARIETY = 20_000  # different ones in made-up text
 CONTEXT_WORDS, CONTEXT_SPREAD, FEWEST = 120, 50, 20  # of a made-up context: the mean, the standard deviation, the least
 LONG_WORDS, LONG_EVERY = 700, 50  # every 50th is so long that it takes several windows
+REFERENCE_REMEDY = "give a copy of transformers' examples/pytorch/question-answering/utils_qa.py: --reference FILE"
 SHARED_BY = 5  # questions about a context
 BUMP, BUMP_SPREAD = 5.0, 2.0  # the gold span's scores above the noise, of standard deviation 1: about half are found
 
@@ -63,10 +63,6 @@ def make_questions(count: int) -> list[Question]:
 
 def read_questions(folder: Path, count: int) -> list[Question]:
     """The first questions of the official files of SQuAD 1.1, dev before train."""
-    if not folder.is_dir():
-        raise UsageError(
-            f"{folder} is no folder; give the one that holds {SQUAD['squad1'].name_file('dev')}: --data DIR"
-        )
     questions: dict[str, Question] = {}
     for split in ("dev", "train"):
         if len(questions) < count:
@@ -131,8 +127,7 @@ def load_reference(path: Path) -> Callable[..., Mapping[str, str]]:
     Raises:
         UsageError: there is no such file, it cannot be imported, or it has no such function.
     """
-    remedy = "give a copy of transformers' examples/pytorch/question-answering/utils_qa.py: --reference FILE"
-    module = load_module(path, "postprocess_qa_predictions", remedy=remedy)
+    module = load_module(path, "postprocess_qa_predictions", remedy=REFERENCE_REMEDY)
     module.tqdm = lambda rows: rows
     return module.postprocess_qa_predictions
 
@@ -175,12 +170,8 @@ def count_differences(best: Sequence[str], texts: Sequence[str], theirs: Sequenc
 
 
 def bench_squad(
-    reference: Path | None = None,
-    data: Path | None = None,
-    report: Report = ignore,
-    repeats: int = 3,
-    questions: int | None = None,
-) -> dict[str, Any]:
+    reference: Path | None = None, data: Path | None = None, report: Report = ignore, repeats: int = 3
+) -> tuple[dict[str, Any], list[Table]]:
     """From the scores of all tokens to EM and F1, for SQuAD 1.1 and 2.0, beside the reference's way to the texts alone.
 
     `rows` has for each version `questions`, `windows`, `scores`, `questions_per_second`, by side `seconds` and their
@@ -194,29 +185,34 @@ def bench_squad(
     Args:
         reference: a copy of transformers' utils_qa.py.
         data: a folder with the official files of SQuAD 1.1; without it texts are made up.
-        questions: so many at most; `QUESTIONS` if not given.
 
     Raises:
         UsageError: the reference or the data cannot be read.
     """
     postprocess = None if reference is None else load_reference(reference)
-    count = QUESTIONS if questions is None else questions
-    asked = make_questions(count) if data is None else read_questions(data, count)
+    asked = make_questions(QUESTIONS) if data is None else read_questions(data, QUESTIONS)
     tokenizer = make_tokenizer_for(asked)
-    source = "made-up questions" if data is None else "questions"
-    rows: dict[str, dict[str, Any]] = {}
+    found = {
+        "bench": "squad",
+        "machine": note_machine(report),
+        "data": "made up" if data is None else "official files",
+        "rows": {},
+        "ratios": {},
+    }
+    tables = []
     for task in SQUAD.values():
         windows = encode_questions(drop_answers(asked) if task.version.unanswerable else asked, tokenizer, **LENGTHS)
         mean = np.mean(windows.find_first() + windows.lengths + 1)
-        report(f"{task.title}: {len(asked):,} {source}, {len(windows):,} windows of {mean:.0f} tokens on average")
-        rows[task.name] = measure_version(task, windows, postprocess, repeats, report)
-    return {
-        "bench": "squad",
-        "machine": describe_environment(),
-        "data": "made up" if data is None else "official files",
-        "rows": rows,
-        "ratios": {name: compare(row["seconds"]) for name, row in rows.items() if postprocess},
-    }
+        report(
+            f"{task.title}: {len(asked):,} questions ({found['data']}), {len(windows):,} windows of {mean:.0f} tokens "
+            "on average"
+        )
+        found["rows"][task.name], measured = measure_version(task, windows, postprocess, repeats, report)
+        if postprocess is not None:
+            found["ratios"][task.name] = measured.compare(REFERENCE)
+        peaks = {name: [f"{size / 1e6:,.0f}"] for name, size in found["rows"][task.name]["bytes"]["peak"].items()}
+        tables.append(measured.tabulate(task.title, "questions", ["peak MB"], peaks))
+    return found, tables
 
 
 def measure_version(
@@ -225,96 +221,41 @@ def measure_version(
     postprocess: Callable[..., Mapping[str, str]] | None,
     repeats: int,
     report: Report,
-) -> dict[str, Any]:
-    """A version's row."""
+) -> tuple[dict[str, Any], Measurement]:
+    """Return a version's row, and the rounds that it was made of."""
     logits = make_logits(windows)
-    sides: dict[str, Callable[[], Any]] = {
+    kept = keep(*logits)
+    calls: dict[str, Callable[[], Any]] = {
         BERTKIT: lambda: task.score(keep(*logits), windows),
         LISTS: lambda: decode(keep(*logits), windows),
     }
+    row = {"questions": len(windows.questions), "windows": len(windows), "scores": task.score(kept, windows)}
+    row["bytes"] = {"kept": kept.nbytes, "logits": sum(scores.nbytes for scores in logits)}
+    report(f"  kept for decoding: {kept.nbytes / 1e6:.1f} MB, not {row['bytes']['logits'] / 1e6:.1f} MB")
     if postprocess is not None:
-        sides[REFERENCE] = prepare(task, windows, logits, postprocess)
-    row = {"questions": len(windows.questions), "windows": len(windows), "scores": sides[BERTKIT]()}
-    row |= compare_answers(task, windows, logits, sides.get(REFERENCE))
-    seconds = alternate(sides, repeats, report)
-    middle = {name: median(found) for name, found in seconds.items()}
+        calls[REFERENCE] = partial(
+            postprocess,
+            *describe_windows(windows),
+            logits,
+            version_2_with_negative=task.version.unanswerable,  # at a threshold of 0
+            n_best_size=N_BEST,
+            max_answer_length=windows.max_answer_length,
+        )
+        with explain_failure("postprocess_qa_predictions", REFERENCE_REMEDY):
+            answers = calls[REFERENCE]()
+            theirs = [answers[question.id] for question in windows.questions]
+        best, odds = decode_best(kept, windows)
+        answered = odds < 0 if task.version.unanswerable else np.ones(len(best), bool)  # tau = 0
+        texts = [text if given else "" for text, given in zip(best, answered, strict=True)]
+        different, no_span = count_differences(best, texts, theirs)
+        report(f"  {different:,} of {len(best):,} answers differ; {no_span:,} questions have no span")
+        row |= {"different": different, "no_span": no_span}
+    seconds, _ = alternate({name: partial(time_call, call) for name, call in calls.items()}, repeats, report)
+    measured = Measurement(seconds, dict.fromkeys(calls, len(windows.questions)))
+    row["bytes"]["peak"] = {name: measure_peak(call) for name, call in calls.items()}
     row |= {
         "seconds": seconds,
-        "median_seconds": middle,
-        "questions_per_second": row["questions"] / middle[BERTKIT],
-        "bytes": {
-            "kept": keep(*logits).nbytes,
-            "logits": sum(scores.nbytes for scores in logits),
-            "peak": {name: measure_peak(call) for name, call in sides.items()},
-        },
+        "median_seconds": measured.medians,
+        "questions_per_second": measured.rates[BERTKIT],
     }
-    for line in describe(row):
-        report(line)
-    return row
-
-
-def prepare(
-    task: SquadTask,
-    windows: Windows,
-    logits: tuple[np.ndarray, np.ndarray],
-    postprocess: Callable[..., Mapping[str, str]],
-) -> Callable[[], Mapping[str, str]]:
-    """The reference's side: question id -> text, at a threshold of 0 for 2.0."""
-    examples, features = describe_windows(windows)
-    return lambda: postprocess(
-        examples,
-        features,
-        logits,
-        version_2_with_negative=task.version.unanswerable,
-        n_best_size=N_BEST,
-        max_answer_length=windows.max_answer_length,
-    )
-
-
-def compare_answers(
-    task: SquadTask,
-    windows: Windows,
-    logits: tuple[np.ndarray, np.ndarray],
-    ask: Callable[[], Mapping[str, str]] | None,
-) -> dict[str, int]:
-    """`different` and `no_span`, by what is scored; nothing without a reference.
-
-    Raises:
-        UsageError: the reference fails, or does not answer all questions.
-    """
-    if ask is None:
-        return {}
-    try:
-        found = ask()
-        theirs = [found[question.id] for question in windows.questions]
-    except Exception as error:  # whatever another's function may do
-        raise UsageError(
-            f"the reference's postprocess_qa_predictions fails ({type(error).__name__}: {join_lines(error)}); "
-            "give transformers' own utils_qa.py: --reference FILE"
-        ) from None
-    best, odds = decode_best(keep(*logits), windows)
-    answered = odds < 0 if task.version.unanswerable else np.ones(len(best), bool)  # tau = 0
-    texts = [text if given else "" for text, given in zip(best, answered, strict=True)]
-    different, no_span = count_differences(best, texts, theirs)
-    return {"different": different, "no_span": no_span}
-
-
-def describe(row: Mapping[str, Any]) -> list[str]:
-    """A row for a person."""
-    middle, seconds = row["median_seconds"], row["seconds"]
-    megabytes = {name: size / 1e6 for name, size in (row["bytes"] | row["bytes"]["peak"]).items() if name != "peak"}
-    lines = [
-        f"  decoded and scored in {middle[BERTKIT]:.2f} s: {row['questions_per_second']:,.0f} questions a second; the "
-        f"{N_BEST} best answers to each in {middle[LISTS]:.2f} s",
-        f"  kept for decoding: {megabytes['kept']:.1f} MB, not {megabytes['logits']:.1f} MB; at the peak "
-        f"{megabytes[BERTKIT]:.0f} MB, with the {N_BEST} best {megabytes[LISTS]:.0f} MB",
-    ]
-    if REFERENCE not in middle:
-        return lines
-    return [
-        *lines,
-        f"  the reference decodes in {middle[REFERENCE]:.2f} s: {compare(seconds):.1f} times as fast here, with the "
-        f"{N_BEST} best {compare(seconds, LISTS):.1f} times",
-        f"  the reference's peak: {megabytes[REFERENCE]:.0f} MB beside the {megabytes['logits']:.1f} MB",
-        f"  {row['different']:,} of {row['questions']:,} answers differ; {row['no_span']:,} questions have no span",
-    ]
+    return row, measured

@@ -21,6 +21,12 @@ from bertkit.cli.options import (
     benches,
 )
 from bertkit.errors import UsageError, explain_disk_error
+from bertkit.reports.tables import Table
+
+Text = Annotated[
+    str | None,
+    PlaceOption("--data", help="The text: as a corpus of pretrain; docs if not given.", metavar="FILE|DIR"),
+]
 
 
 @benches.command("squad")
@@ -43,10 +49,7 @@ def bench_squad(
 
 @benches.command("corpus")
 def bench_corpus(
-    data: Annotated[
-        str | None,
-        PlaceOption("--data", help="The text: as a corpus of pretrain; docs if not given.", metavar="FILE|DIR"),
-    ] = None,
+    data: Text = None,
     reference: Annotated[
         Path | None,
         PathOption("--reference", help="A checkout of google-research/bert to compare with.", metavar="DIR"),
@@ -120,10 +123,7 @@ def bench_finetune(
 
 @benches.command("pretrain")
 def bench_pretrain(
-    data: Annotated[
-        str | None,
-        PlaceOption("--data", help="The text: as a corpus of pretrain; docs if not given.", metavar="FILE|DIR"),
-    ] = None,
+    data: Text = None,
     size: Size = None,
     batch_size: Annotated[int, typer.Option("--batch-size", help="Pairs an update.", min=1)] = 64,
     length: Annotated[int, typer.Option("--length", help="Tokens of a pair, at most.", min=16)] = 128,
@@ -144,15 +144,19 @@ def bench_pretrain(
     run_bench(pretrain.bench_pretrain, as_json, data, compiled=compiled, **options)
 
 
-def run_bench(bench: Callable[..., Mapping[str, Any]], as_json: Path | None, *arguments: Any, **options: Any) -> None:
-    """Runs a bench, and writes its figures where they are wanted."""
+def run_bench(
+    bench: Callable[..., tuple[Mapping[str, Any], list[Table]]], as_json: Path | None, *arguments: Any, **options: Any
+) -> None:
+    """Run a bench, show its tables, and write its figures where they are wanted."""
     from bertkit.system.files import write_json
 
     if as_json is not None and (as_json.is_dir() or not os.access(as_json.parent, os.W_OK)):
         raise UsageError(f"{as_json} cannot be written; name a file in a folder that is there with --json")
     with Screen() as screen, explain_disk_error(as_json or "."):
         screen.start()
-        found = bench(*arguments, report=screen.say, **options)
+        found, tables = bench(*arguments, report=screen.say, **options)
+        for table in tables:
+            screen.show_table(table)
         if as_json is not None:
             write_json(found, as_json)
             screen.say(f"Figures: {as_json}")

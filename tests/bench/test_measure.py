@@ -1,24 +1,30 @@
 """What every bench measures with."""
 
 import gc
+from functools import partial
 
 import numpy as np
 import pytest
 
 from bertkit.bench import measure
-from bertkit.bench.measure import BERTKIT, REFERENCE, alternate, compare, measure_peak, measure_seconds
+from bertkit.bench.measure import BERTKIT, REFERENCE, Measurement, Timed, alternate, measure_peak, time_call
+from bertkit.system.progress import ignore
 
 
 def test_the_sides_take_turns_without_garbage_collection():
     calls = []
-    sides = {name: lambda name=name: calls.append((name, gc.isenabled())) for name in (BERTKIT, REFERENCE)}
-    seconds = alternate(sides, 3)
+    sides = {
+        name: partial(time_call, lambda name=name: calls.append((name, gc.isenabled())))
+        for name in (BERTKIT, REFERENCE)
+    }
+    seconds, made = alternate(sides, 3, ignore)
     assert calls == [(BERTKIT, False), (REFERENCE, False)] * 3
     assert gc.isenabled()
     assert {name: len(found) for name, found in seconds.items()} == {BERTKIT: 3, REFERENCE: 3}
+    assert made == {BERTKIT: [None] * 3, REFERENCE: [None] * 3}
 
 
-def test_what_a_side_makes_is_taken_and_freed_off_the_clock(monkeypatch):
+def test_what_a_side_makes_is_counted_and_freed_off_the_clock(monkeypatch):
     clock = [0.0]
     monkeypatch.setattr(measure.time, "perf_counter", lambda: clock[0])
 
@@ -30,27 +36,35 @@ def test_what_a_side_makes_is_taken_and_freed_off_the_clock(monkeypatch):
         clock[0] += 2
         return Slow()
 
-    taken = []
-
-    def take(name: str, made: Slow) -> None:
+    def keep(made: Slow) -> tuple[type, bool]:
         clock[0] += 30
-        taken.append((name, type(made), gc.isenabled()))
+        return type(made), gc.isenabled()
 
-    assert alternate({BERTKIT: make}, 2, take=take) == {BERTKIT: [2, 2]}
-    assert taken == [(BERTKIT, Slow, True)] * 2
+    seconds, made = alternate({BERTKIT: partial(time_call, make, keep)}, 2, ignore)
+    assert seconds == {BERTKIT: [2, 2]}
+    assert made == {BERTKIT: [(Slow, True)] * 2}
     assert clock == [2 * 132]
+
+
+def test_a_side_may_have_a_clock_of_its_own():
+    assert alternate({BERTKIT: lambda: Timed(7.0, "made")}, 1, ignore) == ({BERTKIT: [7.0]}, {BERTKIT: ["made"]})
 
 
 def test_a_side_that_fails_leaves_garbage_collection_on():
     with pytest.raises(ZeroDivisionError):
-        measure_seconds(lambda: 1 / 0)
+        time_call(lambda: 1 / 0)
     assert gc.isenabled()
 
 
 def test_the_ratio_is_the_median_of_the_rounds():
     seconds = {BERTKIT: [1.0, 2.0, 4.0], "another": [2.0, 2.0, 2.0], REFERENCE: [9.0, 10.0, 8.0]}
-    assert compare(seconds) == 5.0  # of 9, 5 and 2
-    assert compare(seconds, "another") == 4.5
+    measured = Measurement(seconds, dict.fromkeys(seconds, 6))
+    assert measured.compare(REFERENCE) == 5.0  # of 9, 5 and 2
+    assert measured.compare("another") == 1.0
+    assert measured.rates == {BERTKIT: 3.0, "another": 3.0, REFERENCE: pytest.approx(6 / 9)}
+    assert measured.find_fastest(["another", REFERENCE]) == "another"
+    more = Measurement(seconds, {BERTKIT: 12, "another": 6, REFERENCE: 6})
+    assert more.compare(REFERENCE) == 10.0  # twice the work in the same seconds
 
 
 def test_the_peak_counts_what_numpy_held_at_a_time():

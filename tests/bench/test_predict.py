@@ -19,7 +19,9 @@ def classifier(tmp_path_factory):
 def test_both_sides_are_timed_on_the_same_texts_and_agree(classifier, tmp_path):
     (tmp_path / "texts.txt").write_text("good word1\nbad\n" * 4)
     lines = []
-    found = bench.bench_predict(classifier, str(tmp_path / "texts.txt"), count=6, repeats=2, report=lines.append)
+    found, tables = bench.bench_predict(
+        classifier, str(tmp_path / "texts.txt"), count=6, repeats=2, report=lines.append
+    )
     assert json.loads(json.dumps(found)) == found
     assert found["texts"] == 6
     assert found["other_labels"] == 0
@@ -30,6 +32,7 @@ def test_both_sides_are_timed_on_the_same_texts_and_agree(classifier, tmp_path):
     assert exact["best"] in exact["seconds"]
     assert found["ratio"] == exact["ratio"] > 0
     assert any("0 of 6 classes differ" in line for line in lines)
+    assert len(tables) == len(found["figures"])
 
 
 def test_made_up_texts_are_of_mixed_length_and_known_words():

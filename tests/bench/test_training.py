@@ -2,6 +2,7 @@
 
 import json
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,11 +10,25 @@ import torch
 
 from bertkit.bench import finetune, pretrain, training
 from bertkit.bench.measure import BERTKIT, measure_growth
-from bertkit.bench.training import EXAMPLE, SAME_BATCHES, SORTED, Meter, Side, choose_size, count_flops, train_epoch
-from bertkit.data.sequences import pad
+from bertkit.bench.training import (
+    EXAMPLE,
+    SAME_BATCHES,
+    SORTED,
+    Side,
+    choose_size,
+    collate_full,
+    count_flops,
+    count_tokens,
+    make_sides,
+    train_epoch,
+)
 from bertkit.data.tokenizer import load_tokenizer
 from bertkit.errors import UsageError
 from bertkit.model.checkpoint import make_config
+from bertkit.system.progress import ignore
+from bertkit.tasks import TASKS
+from bertkit.training.arguments import complete
+from bertkit.training.prepare import prepare
 from tests.official import write_checkpoint, write_glue
 
 FIGURES = {
@@ -83,19 +98,17 @@ def test_the_operations_of_a_worked_example():
     assert two < count_flops(config, torch.tensor([6]), 2) + 3 * pooler  # attention is quadratic in the length
 
 
-def test_the_meter_counts_real_tokens_and_labels_of_tokens():
-    meter = Meter()
-    collate = meter.wrap(pad)
+def test_real_tokens_are_counted_and_labels_of_tokens():
     rows = [
-        {"input_ids": np.arange(length), "token_type_ids": np.zeros(length, np.int64), "labels": 1} for length in (3, 5)
+        {"input_ids": np.arange(length), "token_type_ids": np.zeros(length, np.int64), "labels": 1}
+        for length in (3, 5, 4)
     ]
-    assert collate(rows)["input_ids"].shape == (2, 5)
-    collate(rows[:1])
-    work = meter.measure(make_config({}))
-    assert (work.sequences, work.tokens, meter.targets) == (3, 11, 0)
+    lengths, targets = count_tokens(TASKS["rte"], rows, 2)
+    assert (lengths.tolist(), targets) == ([3, 5, 4], 0)
     labels = torch.tensor([[-100, 7, -100], [4, -100, 0]])
-    meter.wrap(lambda batch: batch)({"attention_mask": torch.ones(2, 3), "labels": labels})
-    assert meter.targets == 3
+    task = SimpleNamespace(collate=lambda items: {"attention_mask": torch.ones(2, 3, dtype=int), "labels": labels})
+    lengths, targets = count_tokens(task, [None] * 4, 2)
+    assert (lengths.tolist(), targets) == ([3, 3, 3, 3], 6)
 
 
 def test_memory_is_what_a_call_adds():
@@ -117,20 +130,19 @@ def test_an_unknown_size_lists_those_there_are():
 
 @pytest.mark.slow
 def test_fine_tuning_on_official_files(bert, glue, tiny):
-    lines = []
-    found = finetune.bench_finetune(
-        bert, glue, task="rte", batch_size=8, updates=2, repeats=2, compiled=False, report=lines.append
+    found, (table,) = finetune.bench_finetune(
+        bert, glue, task="rte", batch_size=8, updates=2, repeats=2, compiled=False
     )
-    check_figures(found, [BERTKIT, SAME_BATCHES, SORTED, EXAMPLE])
+    check_figures(found, [BERTKIT, SAME_BATCHES, EXAMPLE, SORTED])
     assert found["sequences"] == 16
-    assert any(line.startswith("stock_best: ") for line in lines)
+    assert [row[0].lines[0][0] for row in table.rows] == list(found["sides"])
 
 
 @pytest.mark.slow
 def test_fine_tuning_on_pairs_of_documentation(tiny, monkeypatch):
     monkeypatch.setattr(finetune, "PAIR_CHARACTERS", 100_000)
-    found = finetune.bench_finetune(size="tiny", batch_size=4, updates=2, repeats=2, compiled=False)
-    check_figures(found, [BERTKIT, SAME_BATCHES, SORTED, EXAMPLE])
+    found, _ = finetune.bench_finetune(size="tiny", batch_size=4, updates=2, repeats=2, compiled=False)
+    check_figures(found, [BERTKIT, SAME_BATCHES, EXAMPLE, SORTED])
     assert 30 < found["tokens"] / found["sequences"] < 80
 
 
@@ -155,26 +167,13 @@ def test_made_up_pairs_have_mrpcs_lengths_and_half_of_them_go_on(bert):
             assert " ".join(map(str, [*first, *rest])) in text
 
 
-def test_stocks_collators_are_given_the_same_rows(bert):
-    tokenizer = load_tokenizer(bert)
-    rows = [
-        {"input_ids": np.arange(5, 5 + length), "token_type_ids": np.zeros(length, np.int64), "labels": np.int64(1)}
-        for length in (3, 5)
-    ]
-    ours, stock = pad(rows), finetune.PadLists(tokenizer)(rows)
-    assert ours.keys() == stock.keys()
-    assert all(torch.equal(ours[name], stock[name]) for name in ours)
-    full = finetune.PadLists(tokenizer, padding="max_length", max_length=16)(rows)
-    assert full["input_ids"].shape == (2, 16)
-
-
 @pytest.mark.parametrize(
     ("data", "task", "message"),
     [
         ("glue", "", "--task and --data go together"),
         (None, "rte", "--task and --data go together"),
-        ("glue", "squad1", "unknown task 'squad1'; expected one of cola, "),
-        ("glue", "ax", "unknown task 'ax'"),
+        ("glue", "squad1", "unknown task 'squad1'; the GLUE tasks are cola, "),
+        ("glue", "ax", "ax has no training data; name another GLUE task with --task"),
         ("nowhere", "rte", "nowhere is no folder"),
     ],
 )
@@ -203,7 +202,7 @@ def text(tmp_path_factory):
 @pytest.mark.slow
 def test_pretraining_on_text(text, tiny):
     lines = []
-    found = pretrain.bench_pretrain(
+    found, _ = pretrain.bench_pretrain(
         text, size="tiny", batch_size=4, length=32, updates=2, repeats=2, compiled=False, report=lines.append
     )
     check_figures(found, [BERTKIT, SAME_BATCHES, EXAMPLE])
@@ -213,7 +212,8 @@ def test_pretraining_on_text(text, tiny):
 
 def test_the_example_pads_to_the_full_length_and_labels_nothing_there():
     batch = {name: torch.ones(2, 3, dtype=torch.int64) for name in ("input_ids", "attention_mask", "labels")}
-    filled = pretrain.fill(batch | {"next_sentence_label": torch.ones(2)}, length=5)
+    batch["next_sentence_label"] = torch.ones(2)
+    filled = collate_full(SimpleNamespace(collate=lambda items: items), 5, batch)
     assert filled["input_ids"].tolist() == filled["attention_mask"].tolist() == [[1, 1, 1, 0, 0]] * 2
     assert filled["labels"].tolist() == [[1, 1, 1, -100, -100]] * 2
     assert filled["next_sentence_label"].shape == (2,)
@@ -222,27 +222,25 @@ def test_the_example_pads_to_the_full_length_and_labels_nothing_there():
 # --- Both sides -------------------------------------------------------------------------------------------------------
 
 
+def make_rte_sides(bert, glue, **given):
+    task = TASKS["rte"]
+    recipe = complete(task, {"checkpoint": bert, "batch_size": 8, "data": {"dir": str(glue)}} | given)
+    prepared = prepare(task, recipe)
+    rows = finetune.choose_rows(prepared.data["train"], 2, 8)
+    return make_sides(task, recipe, prepared.settings, rows, False, ignore)
+
+
 def test_sides_that_do_not_train_the_same_are_refused(bert, glue, tiny):
     """Stock with other weights; in fp32, where rounding explains the least."""
-    task = finetune.find_task("rte")
-    given = {"checkpoint": bert, "precision": "fp32", "batch_size": 8, "data": {"dir": str(glue)}}
-    recipe = finetune.complete(task, given)
-    rows, settings = finetune.read_rows(task, recipe, load_tokenizer(bert), lambda line: None)
-    rows = finetune.choose_rows(rows, 16)
-    sides = finetune.make_sides(task, recipe, settings, rows, load_tokenizer(bert), False, lambda line: None)
+    sides = make_rte_sides(bert, glue, precision="fp32")
     wrong = {name: weight + 0.3 for name, weight in sides[SAME_BATCHES].weights.items()}
     stock = Side("fp32", sides[SAME_BATCHES].model, wrong, sides[SAME_BATCHES].build)
     with pytest.raises(UsageError, match="they do not train the same; report it with this line"):
-        training.compare_losses(sides[BERTKIT], stock, 2, lambda line: None)
+        training.compare_losses(sides[BERTKIT], stock, 2, ignore)
 
 
 def test_every_epoch_begins_from_the_same_weights(bert, glue, tiny):
-    task = finetune.find_task("rte")
-    recipe = finetune.complete(task, {"checkpoint": bert, "batch_size": 8, "data": {"dir": str(glue)}})
-    rows, settings = finetune.read_rows(task, recipe, load_tokenizer(bert), lambda line: None)
-    sides = finetune.make_sides(
-        task, recipe, settings, finetune.choose_rows(rows, 16), load_tokenizer(bert), False, print
-    )
+    sides = make_rte_sides(bert, glue)
     for side in (sides[BERTKIT], sides[SAME_BATCHES]):
         train = partial(train_epoch, side, 2, logs=True)
-        assert train().losses == train().losses
+        assert train().made == train().made
