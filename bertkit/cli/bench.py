@@ -18,6 +18,8 @@ from bertkit.cli.options import (
     PlaceOption,
     Repeats,
     Size,
+    Text,
+    Updates,
     benches,
 )
 from bertkit.errors import UsageError, explain_disk_error
@@ -38,15 +40,12 @@ def bench_squad(
     """
     from bertkit.bench import squad
 
-    run_bench(squad.bench_squad, as_json, reference, data)
+    run_bench(squad.bench_squad, as_json, reference, Path(data) if data else None)
 
 
 @benches.command("corpus")
 def bench_corpus(
-    data: Annotated[
-        str | None,
-        PlaceOption("--data", help="The text: as a corpus of pretrain; docs if not given.", metavar="FILE|DIR"),
-    ] = None,
+    data: Text = None,
     reference: Annotated[
         Path | None,
         PathOption("--reference", help="A checkout of google-research/bert to compare with.", metavar="DIR"),
@@ -101,7 +100,7 @@ def bench_finetune(
     task: Annotated[str, typer.Option("--task", help="Which GLUE task of --data.", metavar="NAME")] = "",
     size: Size = None,
     batch_size: Annotated[int, typer.Option("--batch-size", help="Rows an update.", min=1)] = 32,
-    updates: Annotated[int, typer.Option("--updates", help="Of each side in a round.", min=1)] = 50,
+    updates: Updates = 50,
     repeats: Repeats = 3,
     compiled: Compile = True,
     device: Device = None,
@@ -120,14 +119,11 @@ def bench_finetune(
 
 @benches.command("pretrain")
 def bench_pretrain(
-    data: Annotated[
-        str | None,
-        PlaceOption("--data", help="The text: as a corpus of pretrain; docs if not given.", metavar="FILE|DIR"),
-    ] = None,
+    data: Text = None,
     size: Size = None,
     batch_size: Annotated[int, typer.Option("--batch-size", help="Pairs an update.", min=1)] = 64,
     length: Annotated[int, typer.Option("--length", help="Tokens of a pair, at most.", min=16)] = 128,
-    updates: Annotated[int, typer.Option("--updates", help="Of each side in a round.", min=1)] = 20,
+    updates: Updates = 20,
     repeats: Repeats = 3,
     compiled: Compile = True,
     device: Device = None,
@@ -151,7 +147,6 @@ def run_bench(bench: Callable[..., Mapping[str, Any]], as_json: Path | None, *ar
     if as_json is not None and (as_json.is_dir() or not os.access(as_json.parent, os.W_OK)):
         raise UsageError(f"{as_json} cannot be written; name a file in a folder that is there with --json")
     with Screen() as screen, explain_disk_error(as_json or "."):
-        screen.start()
         found = bench(*arguments, report=screen.say, **options)
         if as_json is not None:
             write_json(found, as_json)

@@ -1015,7 +1015,7 @@ def test_a_build_has_a_bar_on_a_terminal():
             screen.show_build(done * 10**6, 10**8, done * 10**5)
         shown = screen.bar.tasks[0]
         assert (shown.completed, shown.total) == (10**8, 10**8)
-        assert shown.fields["rate"].startswith("10,000,000 tokens, ")
+        assert shown.fields["state"].startswith("10,000,000 tokens, ")
     assert screen.bar is None
     assert "building" in screen.console.file.getvalue()
 

@@ -145,7 +145,9 @@ def test_a_broken_file_is_one_line_that_names_it(tmp_path: Path, content: bytes,
 
 
 def test_a_missing_file_and_a_directory_are_named(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"nowhere\.toml cannot be read \(No such file or directory\); give the path of a TOML file"):
+    with pytest.raises(
+        UsageError, match=r"nowhere\.toml cannot be read \(No such file or directory\); give the path of a TOML file"
+    ):
         read_recipe(tmp_path / "nowhere.toml")
     with pytest.raises(UsageError, match=re.escape(f"recipe {tmp_path} cannot be read (Is a directory)")):
         read_recipe(tmp_path)
