@@ -7,15 +7,15 @@ to publish. The folders of the machine that trained stay behind as well: of a pa
 Left out: licences, of which a run knows nothing, and pull requests.
 """
 
-import json
 import os
 import re
 import tomllib
 from contextlib import suppress
 from pathlib import Path
 from textwrap import shorten
-from typing import Any
+from typing import Annotated
 
+import msgspec
 import tomli_w
 from huggingface_hub import CommitOperationAdd, HfApi, ModelCard
 from huggingface_hub.errors import HFValidationError
@@ -27,10 +27,19 @@ from bertkit.reports.tables import ScoreRow
 from bertkit.system.hub import CARD, LOGIN, explain_hub
 from bertkit.system.progress import Report, ignore
 from bertkit.training.model_card import hide_paths
-from bertkit.training.run_dir import ENVIRONMENT, LOG, METRICS_FILE, RECIPE_FILE, STUDY_RESULT, VOCABULARY
+from bertkit.training.run_dir import (
+    ENVIRONMENT,
+    LOG,
+    METRICS_FILE,
+    RECIPE_FILE,
+    VOCABULARY,
+    StudyResult,
+    read_record,
+    read_study,
+)
 
 WEIGHTS, WEIGHTS_INDEX = "model.safetensors", "model.safetensors.index.json"
-SHARD = re.compile(r"model-\d+-of-\d+\.safetensors")
+Shard = Annotated[str, msgspec.Meta(pattern=r"^model-\d+-of-\d+\.safetensors$")]
 PUBLISHED = (
     "config.json",
     "generation_config.json",
@@ -44,6 +53,12 @@ PUBLISHED = (
     "curves.png",
     METRICS_FILE,
 )
+
+
+class WeightsIndex(msgspec.Struct):
+    """The index of weights in several files: the file of each of them."""
+
+    weight_map: dict[str, Shard]
 
 
 def check_push(repo: str) -> str:
@@ -114,8 +129,8 @@ def gather_files(output: Path) -> dict[str, Path | bytes]:
         UsageError: there is no run, it is not finished, it lacks weights, tokenizer or card, or one of them is a link.
     """
     if not (output / RECIPE_FILE).is_file():
-        if study := read_study(output):
-            chosen = dict.fromkeys(str(output / one["run"]) for one in study["chosen"])
+        if study := find_study(output):
+            chosen = dict.fromkeys(str(output / one.run) for one in study.chosen)
             runs = shorten(", ".join(chosen), 200, placeholder="…") or "none has finished"
             raise UsageError(f"{output} is a study; push a run of it ({runs})")
         raise UsageError(f"there is no run in {output}; give the directory of a finished one")
@@ -144,12 +159,10 @@ def list_weights(output: Path) -> list[str]:
     if (output / WEIGHTS).is_file() or not (output / WEIGHTS_INDEX).is_file():
         return [WEIGHTS]
     try:
-        names = sorted(set(json.loads((output / WEIGHTS_INDEX).read_text(encoding="utf-8"))["weight_map"].values()))
-        if other := [name for name in names if not SHARD.fullmatch(name)]:
-            raise ValueError(f"{other[0]!r} is no shard of a model")
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        index = read_record(output / WEIGHTS_INDEX, WeightsIndex)
+    except (OSError, ValueError) as error:
         raise UsageError(f"{output / WEIGHTS_INDEX} is damaged ({join_lines(error)}); put back the run's own") from None
-    return [WEIGHTS_INDEX, *names]
+    return [WEIGHTS_INDEX, *sorted(set(index.weight_map.values()))]
 
 
 def make_public_card(output: Path, repo: str) -> str:
@@ -194,45 +207,28 @@ def describe_study(output: Path) -> str:
     Empty where it belongs to none.
     """
     run = output.resolve()
-    studies = ((folder, read_study(folder)) for folder in run.parents)
+    studies = ((folder, find_study(folder)) for folder in run.parents)
     folder, study = next(((folder, study) for folder, study in studies if study), (None, None))
     if study is None:
         return ""
     place = run.relative_to(folder).as_posix()
-    found = [one["metrics"] for cell in study["cells"] for one in cell["runs"] if "metrics" in one]
-    is_apart = all("tune_score" in metrics for metrics in found)
+    is_apart = all("tune_score" in one.metrics for cell in study.cells for one in cell.runs if one.metrics)
     on = "rows that are not scored." if is_apart else "the very data that it is scored on: its score is optimistic."
-    lines = [
-        f"The best of {one['of_runs']} runs on {on}"
-        for one in study["chosen"]
-        if one["run"] == place and one["of_runs"] > 1
-    ][:1]
-    for cell in study["cells"]:
-        seeds = [str(one["seed"]) for one in cell["runs"] if one["status"] == "finished"]
-        if cell["n"] > 1 and place in [one["directory"] for one in cell["runs"]]:
-            column = study["columns"][cell["column"]]
-            row = ScoreRow(column["name"], column["metric"], unit=column["unit"])
+    most = max((winner.of_runs for winner in study.chosen if winner.run == place), default=0)
+    lines = [f"The best of {most} runs on {on}"] if most > 1 else []
+    for cell in study.cells:
+        if cell.n > 1 and place in [one.directory for one in cell.runs]:
+            seeds = ", ".join(str(one.seed) for one in cell.runs if one.status == "finished")
+            column = study.columns[cell.column]
+            row = ScoreRow(column.name, column.metric, unit=column.unit)
             lines.append(
-                f"Over the {cell['n']} seeds {', '.join(seeds)}: {row.name} {row.show(cell['mean'])} ± "
-                f"{row.show(cell['sd'])}{' %' * bool(row.unit)} (mean and standard deviation)."
+                f"Over the {cell.n} seeds {seeds}: {row.name} {row.show(cell.mean)} ± "
+                f"{row.show(cell.sd)}{' %' * bool(row.unit)} (mean and standard deviation)."
             )
     return " ".join(dict.fromkeys(lines))
 
 
-def read_study(folder: Path) -> dict[str, Any] | None:
-    """The results of the study in a directory; None where there is none, or a study.json of somebody else's.
-
-    Raises:
-        UsageError: the file is damaged.
-    """
-    if not (folder / STUDY_RESULT).is_file():
-        return None
-    with explain_refusal(str(folder / STUDY_RESULT)):
-        found = json.loads((folder / STUDY_RESULT).read_text(encoding="utf-8"))
-    if not isinstance(found, dict) or not isinstance(found.get("columns"), dict):
-        return None
-    for name, keys in (("chosen", {"run", "of_runs"}), ("cells", {"n", "column", "runs"})):
-        parts = found.get(name)
-        if not isinstance(parts, list) or not all(isinstance(part, dict) and keys <= part.keys() for part in parts):
-            return None
-    return found
+def find_study(folder: Path) -> StudyResult | None:
+    """Return the results of the study in a directory; None without one that can be read."""
+    with suppress(UsageError):
+        return read_study(folder)
