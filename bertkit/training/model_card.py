@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import tomli_w
-from huggingface_hub import EvalResult, ModelCardData
+from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
 import bertkit
 from bertkit.data.pretraining.sources import DOCS
@@ -49,52 +49,7 @@ ORIGINS = {  # an option that names data -> what was done with them
 }
 LOCAL = ("dir", "features_dir", "train_file", "extra_train")  # options whose value is a path, never a name on the Hub
 
-CARD_TEXT = """
-# {title}
-
-A BERT trained by bertkit {version} on the task `{task}`: {head}, {size}. It started from {start}.
-
-## Use it
-
-```python
-{imports}
-
-model = {head}.from_pretrained("{name}")
-tokenizer = AutoTokenizer.from_pretrained("{name}")
-```
-{use}
-## Scores
-
-{scores}
-
-## Data
-
-{data}
-
-## Limitations
-
-{limits}
-
-## Recipe
-
-`bertkit {command} --recipe recipe.toml` repeats the run.{hidden}
-
-```toml
-{recipe}```
-
-Trained with {environment}.
-"""
-STOCK_IMPORTS = "from transformers import AutoTokenizer, {head}"
-OUR_IMPORTS = "from bertkit import {head}  # not from transformers, see below\nfrom transformers import AutoTokenizer"
-WITH_BERTKIT = "\nWith bertkit, `from bertkit import {head}` loads the same weights and computes nothing on padding.\n"
-BILSTM_NOTE = (
-    "\nThere is a BiLSTM on top of the encoder, which plain transformers does not have: it loads the encoder only "
-    "(`AutoModel.from_pretrained`), and with one of its own heads the answers are wrong.\n"
-)
-LEFT_TO_RIGHT = (
-    "\nThis model reads from left to right, so its first token has seen nothing, and the head reads the last one. "
-    "Plain transformers' head would read the first one and give one answer for every text.\n"
-)
+TEMPLATE = Path(__file__).with_name("card.md.jinja")
 
 
 def write_card(
@@ -113,34 +68,34 @@ def write_card(
     head, config = type(model).__name__, model.config
     is_causal = config.is_decoder and bool(task.metric) and getattr(model.base_model, "pooler", None) is not None
     has_bilstm = hasattr(model, "bilstm")
-    is_ours = has_bilstm or is_causal
-    use = LEFT_TO_RIGHT * is_causal + BILSTM_NOTE * has_bilstm or WITH_BERTKIT.format(head=head)
     labels = [label for label in config.id2label.values() if not label.startswith("LABEL_")]
-    if labels and hasattr(model, "classifier"):
-        use += f"\nIts labels: {', '.join(map(quote_code, labels))}.\n"
     title = Path(name).resolve().name or "bert"
-    shape = f"{config.num_hidden_layers} layers of {config.hidden_size:,}, {config.num_attention_heads} heads"
     public = hide_paths(recipe)
-    text = CARD_TEXT.format(
+    rows = task.list_rows(metrics)
+    card = ModelCard.from_template(
+        make_metadata(task, title, recipe, metrics, head, "bertkit" if has_bilstm or is_causal else "transformers"),
+        TEMPLATE,
         title=title,
         name=name,
         version=bertkit.__version__,
-        task=task.name,
-        command=task.command,
+        task=task,
         head=head,
-        size=f"{model.num_parameters():,} parameters ({shape})",
+        model=model,
+        config=config,
         start=describe_start(recipe),
-        imports=(OUR_IMPORTS if is_ours else STOCK_IMPORTS).format(head=head),
-        use=use,
-        scores="\n".join(list_scores(task, recipe, metrics)),
-        data="\n".join(f"- {line}" for line in describe_data(task, recipe, sizes)),
-        limits="\n".join(f"- {line}" for line in list_limits(task, recipe, metrics, config)),
-        hidden="" if public == recipe else " Of paths only the last part is here: give your own.",
+        is_causal=is_causal,
+        has_bilstm=has_bilstm,
+        labels=[quote_code(label) for label in labels if hasattr(model, "classifier")],
+        scores=format_table(tabulate_scores(rows, metrics, "this model")) if rows else [],
+        seed=recipe["train"]["seed"],
+        updates=metrics["updates"],
+        data=describe_data(task, recipe, sizes),
+        limits=list_limits(task, recipe, metrics, config),
+        has_hidden_paths=public != recipe,
         recipe=tomli_w.dumps(public),
         environment=describe_machine(environment),
     )
-    metadata = make_metadata(task, title, recipe, metrics, head, "bertkit" if is_ours else "transformers")
-    return f"---\n{metadata.to_yaml()}\n---\n{text}"
+    return str(card)
 
 
 def make_metadata(
@@ -223,15 +178,6 @@ def list_results(task: Task, recipe: Mapping[str, Any], metrics: Mapping[str, An
             )
         )
     return results
-
-
-def list_scores(task: Task, recipe: Mapping[str, Any], metrics: Mapping[str, Any]) -> list[str]:
-    """The lines of a table: the scores beside what knowing nothing has and what the paper has; and the seed."""
-    rows = task.list_rows(metrics)
-    if not rows:
-        return ["The data have no labels, so nothing is scored."]
-    lines = format_table(tabulate_scores(rows, metrics, "this model"))
-    return [*lines, "", f"Seed {recipe['train']['seed']}, after {metrics['updates']:,} updates."]
 
 
 def describe_data(task: Task, recipe: Mapping[str, Any], sizes: Mapping[str, int]) -> list[str]:
