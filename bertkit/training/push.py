@@ -28,9 +28,8 @@ from bertkit.system.hub import CARD, LOGIN, explain_hub
 from bertkit.system.progress import Report, ignore
 from bertkit.training.model_card import hide_paths
 from bertkit.training.run_dir import (
-    ENVIRONMENT,
-    LOG,
     METRICS_FILE,
+    PUBLISHED,
     RECIPE_FILE,
     VOCABULARY,
     StudyResult,
@@ -40,19 +39,6 @@ from bertkit.training.run_dir import (
 
 WEIGHTS, WEIGHTS_INDEX = "model.safetensors", "model.safetensors.index.json"
 Shard = Annotated[str, msgspec.Meta(pattern=r"^model-\d+-of-\d+\.safetensors$")]
-PUBLISHED = (
-    "config.json",
-    "generation_config.json",
-    VOCABULARY,
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    RECIPE_FILE,
-    ENVIRONMENT,
-    LOG,
-    "curves.png",
-    METRICS_FILE,
-)
 
 
 class WeightsIndex(msgspec.Struct):

@@ -84,44 +84,29 @@ def run(
 
     held = hold_run_dir(output) if processes.is_main_process else nullcontext()
     with explain_disk_error(output), explain_shortage(args), explain_lost_process(processes.num_processes), held:
-        return carry_out(task, recipe, args, output, report, progress, prepared, milestones)
-
-
-def carry_out(
-    task: Task,
-    recipe: Recipe,
-    args: TrainingArguments,
-    output: Path,
-    report: Report,
-    progress: Progress,
-    prepared: "Prepared | None",
-    milestones: Collection[int],
-) -> dict[str, Any]:
-    """The scores of a run that is not finished; see `run`."""
-    processes = join_processes(recipe)
-    set_seed(args.seed)
-    checkpoint = find_checkpoint(output, report)
-    if prepared is None:
-        prepared = prepare(task, recipe, report, output, goes_on=checkpoint is not None)
-    else:
-        processes.wait_for_everyone()  # all have looked at the directory before the first one begins it
-        if processes.is_main_process:
-            start_directory(output, recipe, prepared.tokenizer)
-    start = train_first(task, recipe, output, report, progress)
-    set_seed(args.seed)  # again: a run must not depend on whether its data were at hand
-    model = make_model(task, start, prepared.settings, report)
-    if processes.is_main_process:
-        weights = fingerprint_weights(model)
-        write_environment(output, prepared.fingerprints, weights, goes_on=checkpoint is not None)
-    parameters = f"{model.num_parameters():,} parameters"
-    trainer = make_trainer(task, model, args, prepared.data, recipe, progress, report, milestones)
-    with name_stopped_processes():
-        if "train" in prepared.data:
-            report(f"{parameters}; {describe_training(args, recipe, prepared.data['train'])}")
-            train(trainer, checkpoint, report)
+        set_seed(args.seed)
+        checkpoint = find_checkpoint(output, report)
+        if prepared is None:
+            prepared = prepare(task, recipe, report, output, goes_on=checkpoint is not None)
         else:
-            report(f"{parameters}; nothing to train, only to predict")
-        return finish(task, recipe, trainer, prepared, output, report)
+            processes.wait_for_everyone()  # all have looked at the directory before the first one begins it
+            if processes.is_main_process:
+                start_directory(output, recipe, prepared.tokenizer)
+        start = train_first(task, recipe, output, report, progress)
+        set_seed(args.seed)  # again: a run must not depend on whether its data were at hand
+        model = make_model(task, start, prepared.settings, report)
+        if processes.is_main_process:
+            weights = fingerprint_weights(model)
+            write_environment(output, prepared.fingerprints, weights, goes_on=checkpoint is not None)
+        trainer = make_trainer(task, model, args, prepared.data, recipe, progress, report, milestones)
+        with name_stopped_processes():
+            parameters = f"{model.num_parameters():,} parameters"
+            if "train" in prepared.data:
+                report(f"{parameters}; {describe_training(args, recipe, prepared.data['train'])}")
+                train(trainer, checkpoint, report)
+            else:
+                report(f"{parameters}; nothing to train, only to predict")
+            return finish(task, recipe, trainer, prepared, output, report)
 
 
 def train_first(task: Task, recipe: Recipe, output: Path, report: Report, progress: Progress) -> Recipe:
@@ -238,19 +223,20 @@ def finish(
     metrics: dict[str, Any] = {}
     files: dict[str, str] = {}
     tuned, decided = None, None  # the scores of the data that decide, where others are scored, and what follows
-    if TUNE in prepared.data:
-        report(f"predicting {TUNE}, {len(prepared.data[TUNE]):,} sequences")
-        tuned = task.score(trainer.predict(prepared.data[TUNE]).predictions, prepared.data[TUNE])
-        decided = task.tuned_config(tuned)
-        metrics["tune_score"] = tuned[task.metric]
-    for split in (*task.splits, *task.unlabelled):
-        if split in prepared.data:
-            report(f"predicting {split}, {len(prepared.data[split]):,} sequences")
-            summaries = trainer.predict(prepared.data[split]).predictions
-            files |= task.predict(summaries, prepared.data[split], split, decided)
-            if name := task.splits.get(split):
-                scores = task.score(summaries, prepared.data[split], decided)
-                metrics |= {name.format(key): value for key, value in scores.items()}
+    for split in (TUNE, *task.splits, *task.unlabelled):
+        if (data := prepared.data.get(split)) is None:
+            continue
+        report(f"predicting {split}, {len(data):,} sequences")
+        summaries = trainer.predict(data).predictions
+        if split == TUNE:
+            tuned = task.score(summaries, data)
+            decided = task.tuned_config(tuned)
+            metrics["tune_score"] = tuned[task.metric]
+            continue
+        files |= task.predict(summaries, data, split, decided)
+        if name := task.splits.get(split):
+            scores = task.score(summaries, data, decided)
+            metrics |= {name.format(key): value for key, value in scores.items()}
     if tuned is None:  # else they are of the rows that decide
         metrics |= list_start(trainer.state.log_history)
     if task.metric:

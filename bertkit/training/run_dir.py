@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from datetime import UTC, datetime
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -52,20 +52,21 @@ NOTED_PACKAGES = (
     "torch",
     "transformers",
 )
-RUN_FILES = {  # that a run writes in its directory
+# What a run writes in its directory: what `bertkit push` publishes, and the rest.
+PUBLISHED = (
+    "config.json",
+    "generation_config.json",
+    VOCABULARY,
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
     RECIPE_FILE,
     ENVIRONMENT,
     LOG,
-    LENGTHS_FILE,
-    METRICS_FILE,
-    VOCABULARY,
-    "README.md",
-    "config.json",
     "curves.png",
-    "model.safetensors",
-    "tokenizer.json",
-    "tokenizer_config.json",
-}
+    METRICS_FILE,
+)
+RUN_FILES = (*PUBLISHED, LENGTHS_FILE, "README.md", "model.safetensors")
 RUN_FOLDERS = (BEST, PREDICTIONS, "checkpoint-", f".{BEST}", ".tokenizer", ".step-")  # and how their names begin
 STUDY_RESULT = "study.json"  # beside the runs of a study
 COMPLETE = "complete"  # this file marks a checkpoint as fully written; it holds the checksums of the others
@@ -222,7 +223,7 @@ def describe_environment() -> dict[str, Any]:
         "commit": find_commit(),
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "packages": {name: found for name in NOTED_PACKAGES if (found := find_version(name))},
+        "packages": {name: version(name) for name in NOTED_PACKAGES},
         "processor": torch.cpu.get_capabilities().get("cpu_name", platform.processor()),
         "instructions": torch.backends.cpu.get_cpu_capability(),
         "auto_precision": choose_precision("auto"),
@@ -230,15 +231,6 @@ def describe_environment() -> dict[str, Any]:
         "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
         "processes": PartialState().num_processes,
     }
-
-
-@cache
-def find_version(package: str) -> str | None:
-    """The version of an installed package; None if it is not."""
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
 
 
 @cache
