@@ -76,18 +76,14 @@ def keep_complete(names: list[str], data: Path, *, tested: bool, partial: bool, 
     Raises:
         UsageError: files are missing, and which; or there is no task left.
     """
-    if partial:
-        kept = [name for name in names if not find_gaps([name], data, tested=False)]
-        if left := [name for name in names if name not in kept]:
-            report(f"left out, for their files are not in {data}: {', '.join(left)}")
-        if kept:
-            return kept
-    elif not (gaps := find_gaps(names, data, tested=tested)):
-        return names
-    gaps = find_gaps(names, data, tested=tested)
-    raise UsageError(
-        f"{data} has no {', '.join(gaps)}; give them" + (" or fill the submission: --submit-partial" if tested else "")
-    )
+    kept = [name for name in names if not find_gaps([name], data, tested=tested and not partial)]
+    left = [name for name in names if name not in kept]
+    if left and not (partial and kept):
+        gaps = ", ".join(find_gaps(names, data, tested=tested))
+        raise UsageError(f"{data} has no {gaps}; give them" + " or fill the submission: --submit-partial" * tested)
+    if left:
+        report(f"left out, for their files are not in {data}: {', '.join(left)}")
+    return kept
 
 
 def gather_files(runs: Iterable[Path], *, where: Path, fill: bool, report: Report) -> dict[str, str]:

@@ -87,13 +87,16 @@ def write_card(
         has_bilstm=has_bilstm,
         labels=[quote_code(label) for label in labels if hasattr(model, "classifier")],
         scores=format_table(tabulate_scores(rows, metrics, "this model")) if rows else [],
-        seed=recipe["train"]["seed"],
         updates=metrics["updates"],
         data=describe_data(task, recipe, sizes),
-        limits=list_limits(task, recipe, metrics, config),
+        recipe=recipe,
+        longest=max(list_lengths(recipe)),
+        seen=metrics["updates"] * recipe["batch_size"],
+        whole=task.recipe["train"].get("max_steps", 0) * task.recipe["batch_size"],
+        comments=[line[0].upper() + line[1:] for line in task.comment(metrics)],
         has_hidden_paths=public != recipe,
-        recipe=tomli_w.dumps(public),
-        environment=describe_machine(environment),
+        public_recipe=tomli_w.dumps(public),
+        environment=environment,
     )
     return str(card)
 
@@ -197,38 +200,6 @@ def describe_data(task: Task, recipe: Mapping[str, Any], sizes: Mapping[str, int
     if DOCS in options.get("corpus", []):
         lines.append(f"`{DOCS}` is the documentation of the Python packages that were installed there.")
     return [*lines, "Inputs to the model: " + ", ".join(f"{split} {count:,}" for split, count in sizes.items()) + "."]
-
-
-def list_limits(task: Task, recipe: Mapping[str, Any], metrics: Mapping[str, Any], config: Any) -> list[str]:
-    """What the recipe and the scores say of what the model cannot be expected to do."""
-    options, updates = recipe["data"], metrics["updates"]
-    longest = max(list_lengths(recipe))
-    lines = [f"It takes up to {config.max_position_embeddings:,} tokens, and this run used up to {longest:,}."]
-    if recipe.get("freeze") or options.get("features"):
-        lines.append("The encoder was left as it was; only what is above it was trained.")
-    for key, words in (("max_train_samples", "examples"), ("limit_characters", "characters of each source")):
-        if options.get(key):
-            lines.append(f"Trained on the first {options[key]:,} {words} only.")
-    seen = updates * recipe["batch_size"]
-    whole = task.recipe["train"].get("max_steps", 0) * task.recipe["batch_size"]
-    if seen < whole:
-        lines.append(f"This training has seen {seen:,} sequences, {seen / whole:.2%} of the paper's {whole:,}.")
-    if options.get("dir"):
-        lines.append(
-            "Whether the local files are the official ones, on which the paper's values are, nobody has checked."
-        )
-    lines += [line[0].upper() + line[1:] + "." for line in task.comment(metrics)]
-    return [*lines, "It was measured on the data named above, and on nothing else."]
-
-
-def describe_machine(environment: Mapping[str, Any]) -> str:
-    """Versions, hardware and commit."""
-    packages = ", ".join(f"{package} {version}" for package, version in environment["packages"].items())
-    hardware = ", ".join(environment["gpus"]) or f"{environment['processor']}, {environment['threads']} threads"
-    count = f", {environment['processes']} processes" * (environment["processes"] > 1)
-    commit = f" (commit `{environment['commit']}`)" if environment.get("commit") else ""
-    system = f"Python {environment['python']} and bertkit {environment['bertkit']}{commit}"
-    return f"{packages}, {system}, on {hardware}{count}; {environment['platform']}"
 
 
 def quote_code(text: str) -> str:

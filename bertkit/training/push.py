@@ -123,13 +123,11 @@ def gather_files(output: Path) -> dict[str, Path | bytes]:
     if not (output / METRICS_FILE).is_file():
         raise UsageError(f"the run in {output} is not finished; the command that began it finishes it")
     weights = list_weights(output)
-    if missing := [name for name in weights if not (output / name).is_file()]:
-        raise UsageError(f"{output} has no {missing[0]} here, so nothing can be pushed; push from where it was trained")
-    for name in (VOCABULARY, CARD):
-        if not (output / name).is_file():
-            raise UsageError(
-                f"{output} has no {name}; delete {METRICS_FILE}, and the command that began the run writes it"
-            )
+    if missing := [name for name in (*weights, VOCABULARY, CARD) if not (output / name).is_file()]:
+        raise UsageError(
+            f"{output} has no {missing[0]} here; push from where it was trained, or delete {METRICS_FILE}, and the "
+            "command that began the run writes it"
+        )
     files = {name: output / name for name in (*weights, *PUBLISHED) if (output / name).is_file()}
     if link := next((path for path in (*files.values(), output / CARD) if path.is_symlink()), None):
         raise UsageError(f"{link} is a link, and what it leads to may be no part of the run; put a copy in its place")

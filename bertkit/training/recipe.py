@@ -71,23 +71,20 @@ FITTING = (
 # Options of [data] that earlier versions do not have -> what they do.
 ADDED = {"tune_share": 0.0}
 
-PRECISION = 'set precision at the top level, for example precision = "bf16"'
-RERUN = "run the same command again: an unfinished run continues by itself"
-COMMAND = "the command decides what is trained, evaluated and predicted"
 # Keys of [train] that the user may not set -> what to do instead. The last two are names of transformers 4.
 RESERVED = {
     "output_dir": "use --output",
     "gradient_accumulation_steps": "set batch_size at the top level: accumulation follows from it, "
     "per_device_train_batch_size and the number of processes",
     "auto_find_batch_size": "set batch_size at the top level, and per_device_train_batch_size to what the memory holds",
-    "bf16": PRECISION,
-    "fp16": PRECISION,
-    "bf16_full_eval": PRECISION,
-    "fp16_full_eval": PRECISION,
-    "resume_from_checkpoint": RERUN,
-    "do_train": COMMAND,
-    "do_eval": COMMAND,
-    "do_predict": COMMAND,
+    **dict.fromkeys(
+        ("bf16", "fp16", "bf16_full_eval", "fp16_full_eval"),
+        'set precision at the top level, for example precision = "bf16"',
+    ),
+    "resume_from_checkpoint": "run the same command again: an unfinished run continues by itself",
+    **dict.fromkeys(
+        ("do_train", "do_eval", "do_predict"), "the command decides what is trained, evaluated and predicted"
+    ),
     "ignore_data_skip": "a run that goes on would see other data than one that was not stopped",
     "dataloader_persistent_workers": "a run that goes on would draw its data in another order",
     "save_only_model": "a run could not continue as if it had not been stopped",

@@ -210,9 +210,10 @@ def read_environment(output: Path) -> dict[str, Any]:
         OSError: there is none.
         ValueError: it is damaged.
     """
-    found = read_record(output / ENVIRONMENT, dict[str, str | int | list[str] | dict[str, str] | None])
-    found.pop("date", None)
-    return found
+    found = read_record(output / ENVIRONMENT, dict[str, Any])
+    if not isinstance(found.get("data", {}), dict):
+        raise ValueError(f"{ENVIRONMENT} has no table data")
+    return {key: value for key, value in found.items() if key != "date"}
 
 
 def describe_environment() -> dict[str, Any]:

@@ -10,7 +10,6 @@ import sys
 import tomllib
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import tomli_w
@@ -29,7 +28,6 @@ from bertkit.tasks.squad import VERSIONS
 from bertkit.training import model_card, push
 from bertkit.training.recipe import merge, read_recipe
 from bertkit.training.run import run
-from tests.conftest import change_task
 from tests.hub import check_metadata
 from tests.official import write_checkpoint
 from tests.tasks.test_conformance import make_features, make_glue, make_pretraining, make_squad
@@ -168,13 +166,13 @@ def test_the_card_has_scores_data_limits_recipe_and_machine(finish):
 def test_what_the_recipe_leaves_out_is_among_the_limits(finish):
     card = ModelCard.load(finish("pretrain") / "README.md").text
     assert "This training has seen 16 sequences, 0.00% of the paper's 256,000,000." in card, "2 updates of 8"
-    recipe = {"batch_size": 8, "data": {"max_length": 40, "max_train_samples": 7}, "freeze": True}
-    config = SimpleNamespace(max_position_embeddings=128)
-    lines = model_card.list_limits(
-        change_task(TASKS["swag"], diagnose=lambda metrics: []), recipe, {"updates": 9}, config
-    )
-    assert "Trained on the first 7 examples only." in lines
-    assert "The encoder was left as it was; only what is above it was trained." in lines
+    output = finish("mrpc")
+    recipe, model = read_recipe(output / "recipe.toml"), heads.BertForSequenceClassification.from_pretrained(output)
+    recipe = merge(recipe, {"freeze": "encoder", "data": {"max_train_samples": 7}})
+    metrics, environment = (json.loads((output / f"{name}.json").read_text()) for name in ("metrics", "environment"))
+    card = model_card.write_card(TASKS["mrpc"], "run", recipe, metrics, environment, model, {"train": 7})
+    assert "\n- Trained on the first 7 examples only.\n" in card
+    assert "\n- The encoder was left as it was; only what is above it was trained.\n" in card
 
 
 @pytest.mark.parametrize(
