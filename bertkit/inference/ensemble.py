@@ -127,11 +127,8 @@ def check_members(runs: Sequence[Path]) -> None:
         raise UsageError(
             f"an ensemble is made of at least two finished runs, not of {given}; name them: --ensemble A B"
         )
-    seen: dict[Path, Path] = {}
-    for run in runs:
-        if other := seen.get(run.resolve()):
-            raise UsageError(f"{run} and {other} are the same run; name every run once")
-        seen[run.resolve()] = run
+    if len({run.resolve() for run in runs}) < len(runs):
+        raise UsageError(f"a run is named twice ({', '.join(map(str, runs))}); name every run once")
 
 
 def read_run(task: SquadTask, run: Path) -> tuple[str, dict[str, Any]]:

@@ -245,14 +245,14 @@ def split_batch(batch_size: int, *, processes: int, per_device: int | None = Non
     Raises:
         UsageError: a remainder is left.
     """
-    unit = processes * (1 if per_device is None else per_device)
+    unit = processes * (per_device or 1)
     steps, remainder = divmod(batch_size, unit)
     if remainder:
-        parts = f"{processes} process" + ("es" if processes > 1 else "")
-        if per_device is not None:
-            parts += f" x {per_device} sequences (per_device_train_batch_size)"
         nearest = " or ".join(str(size) for size in (steps * unit, (steps + 1) * unit) if size)
-        raise UsageError(f"batch_size {batch_size} cannot be divided among {parts}; set batch_size to {nearest}")
+        raise UsageError(
+            f"batch_size {batch_size} cannot be divided among {processes} processes x {per_device or 1} sequences "
+            f"(per_device_train_batch_size); set batch_size to {nearest}"
+        )
     return (steps, 1) if per_device is None else (per_device, steps)
 
 

@@ -16,6 +16,7 @@ import math
 import os
 from collections.abc import Collection, Mapping
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,7 @@ from bertkit.training.run_dir import (
     start_directory,
     write_environment,
 )
-from bertkit.training.trainer import BertTrainer, PlacingCollator, explain_shortage, train
+from bertkit.training.trainer import BertTrainer, collate_with_places, explain_shortage, train
 
 
 def run(
@@ -197,7 +198,7 @@ def make_trainer(
             milestones=milestones,
             train_dataset=data.get("train"),
             eval_dataset=dev,
-            data_collator=PlacingCollator(task.collate, type(model)),
+            data_collator=partial(collate_with_places, task.collate, type(model)),
             compute_metrics=lambda prediction: task.score(prediction.predictions, dev),
             optimizer_cls_and_kwargs=optimizer,
             callbacks=[StopOnSignal(Path(args.output_dir), progress), PredictionProgress(report)],

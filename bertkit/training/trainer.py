@@ -63,21 +63,12 @@ def train(trainer: "BertTrainer", checkpoint: Path | None, report: Report) -> No
     report(f"trained for {describe_duration(time.monotonic() - start)}")
 
 
-class PlacingCollator:
-    """A collator that also finds where the tokens are that a head computes on, while they still are in main memory.
-
-    Args:
-        collate: makes a batch of a list of rows.
-        head: the model's class, which says what it looks for.
-    """
-
-    def __init__(self, collate: Callable[[list], dict[str, Tensor]], head: type) -> None:
-        self.collate = collate
-        self.head = head
-
-    def __call__(self, rows: list) -> dict[str, Tensor]:
-        batch = self.collate(rows)
-        return batch | self.head.find_places(**batch) if "attention_mask" in batch else batch
+def collate_with_places(
+    collate: Callable[[list], dict[str, Tensor]], head: type[nn.Module], rows: list
+) -> dict[str, Tensor]:
+    """Return a batch of rows, with where the tokens are that a head computes on: found while still in main memory."""
+    batch = collate(rows)
+    return batch | head.find_places(**batch) if "attention_mask" in batch else batch
 
 
 class BertTrainer(Trainer):

@@ -414,10 +414,10 @@ def test_members_that_cannot_be_combined(tmp_path, task, runs):
     out = tmp_path / "both"
     assert refuse(task, [], out).startswith("an ensemble is made of at least two finished runs, not of none; name")
     assert refuse(task, [a], out).startswith(f"an ensemble is made of at least two finished runs, not of {a} alone")
-    assert refuse(task, [a, b, a], out) == f"{a} and {a} are the same run; name every run once"
+    assert refuse(task, [a, b, a], out) == f"a run is named twice ({a}, {b}, {a}); name every run once"
     (tmp_path / "link").symlink_to(b)
     assert refuse(task, [a, b, tmp_path / "link"], out) == (
-        f"{tmp_path}/link and {b} are the same run; name every run once"
+        f"a run is named twice ({a}, {b}, {tmp_path}/link); name every run once"
     )
     for path in (tmp_path / "missing", tmp_path / "squad", a / "recipe.toml"):
         line = refuse(task, [a, path], out)

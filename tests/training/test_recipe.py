@@ -491,8 +491,13 @@ def test_a_batch_is_split_without_remainder(per_device: int, processes: int, ste
 @pytest.mark.parametrize(
     ("size", "processes", "per_device", "message"),
     [
-        (32, 3, None, "batch_size 32 cannot be divided among 3 processes; set batch_size to 30 or 33"),
-        (32, 1, 5, "among 1 process x 5 sequences (per_device_train_batch_size); set batch_size to 30 or 35"),
+        (
+            32,
+            3,
+            None,
+            "batch_size 32 cannot be divided among 3 processes x 1 sequences (per_device_train_batch_size); set",
+        ),
+        (32, 1, 5, "among 1 processes x 5 sequences (per_device_train_batch_size); set batch_size to 30 or 35"),
         (32, 2, 64, "among 2 processes x 64 sequences (per_device_train_batch_size); set batch_size to 128"),
     ],
 )
