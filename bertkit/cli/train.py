@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -80,7 +81,6 @@ def glue(
     Example: bertkit glue --task all --data GLUE --output runs/glue --submit glue.zip
     """
     from bertkit.inference.glue_submission import check_target, find_runs, keep_complete, list_tasks
-    from bertkit.system.progress import ignore
     from bertkit.tasks.glue import GRID
     from bertkit.training.recipe import read_recipe
 
@@ -103,8 +103,8 @@ def glue(
         write_submission(output, submit, submit_partial, options.dry_run)  # of what is there
     elif several:
         if together and data is not None:
-            say = print_line if is_first_process() else ignore
-            names = keep_complete(names, Path(data), tested=submit is not None, partial=submit_partial, report=say)
+            tested = submit is not None
+            names = keep_complete(names, Path(data), tested=tested, partial=submit_partial, report=Screen().say)
         written = read_recipe(options.recipe) if options.recipe else {}
         if together:
             written.pop("task", None)
@@ -145,16 +145,8 @@ def squad(
     if runs and not ensemble:
         raise UsageError(f"runs ({runs[0]}) are for --ensemble; see bertkit squad --help")
     if ensemble:
-        unused = {
-            "--recipe": options.recipe,
-            "--model": options.model,
-            "--set": options.settings,
-            "--extra-train": extra_train,
-            "--push-to-hub": options.push_to,
-            "--dry-run": options.dry_run,
-        }
-        if given := [name for name, value in unused.items() if value]:
-            raise UsageError(f"{given[0]} is for training, not for --ensemble; leave it out")
+        if extra_train or any(vars(replace(options, output=None)).values()):
+            raise UsageError("--ensemble takes runs, --data and --output; leave the options of a training out")
         output = options.output or Path("runs") / f"{found.name}-ensemble"
         combine(found, runs or [], Path(data) if data else None, output)
         return

@@ -28,17 +28,11 @@ PIPELINES = {  # how the name of a head ends -> the Hub's word for what it does
     "ForTokenClassification": "token-classification",
     "ForQuestionAnswering": "question-answering",
 }
-MEASURES = {  # a score -> the Hub's word for it
-    "accuracy": "accuracy",
-    "f1": "f1",
-    "precision": "precision",
-    "recall": "recall",
-    "matthews_correlation": "matthews_correlation",
+SAME_NAMES = ("accuracy", "f1", "precision", "recall", "matthews_correlation", "exact_match", "perplexity")
+MEASURES = {name: name for name in SAME_NAMES} | {  # a score -> the Hub's word for it
     "pearson": "pearsonr",
     "spearmanr": "spearmanr",
     "exact": "exact_match",
-    "exact_match": "exact_match",
-    "perplexity": "perplexity",
     "mlm_accuracy": "accuracy",
     "clm_accuracy": "accuracy",
 }

@@ -266,9 +266,7 @@ def finish(
 
 def list_start(log: list[dict[str, float]]) -> dict[str, float]:
     """The scores before the first update (`eval_on_start`), as `start_…`."""
-    for entry in log:
-        if entry.get("step") == 0:
-            found = {key.removeprefix("eval_"): value for key, value in entry.items() if key.startswith("eval_")}
-            timings = ("runtime", "samples_per_second", "steps_per_second", "model_preparation_time")
-            return {f"start_{key}": value for key, value in sorted(found.items()) if key not in timings}
-    return {}
+    start = next((entry for entry in log if entry.get("step") == 0), {})
+    timings = ("runtime", "samples_per_second", "steps_per_second", "model_preparation_time")
+    found = {key.removeprefix("eval_"): value for key, value in sorted(start.items()) if key.startswith("eval_")}
+    return {f"start_{key}": value for key, value in found.items() if key not in timings}
