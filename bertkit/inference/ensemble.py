@@ -37,7 +37,6 @@ from bertkit.training.run_dir import (
 
 MEMBERS = "ensemble.json"  # in an ensemble's directory: its runs
 LEAST_PROBABILITY = sys.float_info.min  # stands for a probability of 0, whose logarithm would not be finite
-MOST_PROBABILITY = 1.001  # of a question's probabilities added up, rounded as they may be
 
 Candidates = list[tuple[str, float]]  # texts with their probabilities
 
@@ -203,11 +202,6 @@ def read_candidates(run: Path, questions: Sequence[Question], source: str) -> di
             f"{run} has answered other questions than those of {source}: it lacks {missing:,} of {len(wanted):,} and "
             f"has {others:,} others; name the dev set that the runs were scored on with --data DIR"
         )
-    for name, pairs in found.items():
-        if (total := sum(probability for _, probability in pairs)) > MOST_PROBABILITY:
-            raise UsageError(
-                f"{path}: the probabilities of {name!r} add up to {total:g} and at most 1 was expected; repeat the run"
-            )
     return found
 
 

@@ -9,7 +9,6 @@ from typing import Any
 import tomli_w
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
-import bertkit
 from bertkit.data.pretraining.sources import DOCS
 from bertkit.errors import make_printable
 from bertkit.reports.markdown import format_table
@@ -71,23 +70,20 @@ def write_card(
         TEMPLATE,
         title=title,
         name=name,
-        version=bertkit.__version__,
         task=task,
         head=head,
         model=model,
-        config=config,
         start=describe_start(recipe),
         is_causal=is_causal,
         has_bilstm=has_bilstm,
         labels=[quote_code(label) for label in labels if hasattr(model, "classifier")],
         scores=format_table(tabulate_scores(rows, metrics, "this model")) if rows else [],
-        updates=metrics["updates"],
+        metrics=metrics,
         data=describe_data(task, recipe, sizes),
         recipe=recipe,
         longest=max(list_lengths(recipe)),
         seen=metrics["updates"] * recipe["batch_size"],
         whole=task.recipe["train"].get("max_steps", 0) * task.recipe["batch_size"],
-        comments=[line[0].upper() + line[1:] for line in task.comment(metrics)],
         has_hidden_paths=public != recipe,
         public_recipe=tomli_w.dumps(public),
         environment=environment,
