@@ -8,7 +8,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ LAUNCHED = {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}  # the variables
 NOTHING_DONE = "nothing was trained or written (--dry-run)"
 
 
-class Screen:
+class Screen(AbstractContextManager):
     """What a person sees: lines, a progress bar if this is a terminal, tables at the end.
 
     Libraries report through this program and not beside it.
@@ -49,9 +49,6 @@ class Screen:
         self.done = 0
         self.latest: dict[str, float] = {}
         self.trains = False  # goes on when nobody reads its progress any more
-
-    def __enter__(self) -> "Screen":
-        return self
 
     def __exit__(self, *exception: Any) -> None:
         self.finish_progress()

@@ -154,11 +154,6 @@ def make_arguments(task: Task, recipe: Recipe, output: Path) -> TrainingArgument
         raise UsageError(
             f"torch_compile_mode = {mode[:40]!r} in [train] is unknown; expected one of {', '.join(modes)}"
         )
-    if args.lr_scheduler_type in ("reduce_lr_on_plateau", "greedy"):
-        raise UsageError(
-            f"lr_scheduler_type = {args.lr_scheduler_type.value} in [train] needs the loss of an evaluation, which "
-            "bertkit does not compute; take one that depends on the update alone, such as linear, cosine or constant"
-        )
     names, given = list_scores(task), (train.get("metric_for_best_model") or task.metric).removeprefix("eval_")
     if given not in names:
         raise UsageError(

@@ -61,17 +61,14 @@ def check_push(repo: str) -> str:
             validate_repo_id(repo)
         except HFValidationError:
             raise UsageError(f"{repo!r} is no name of a repository; write {proposed}") from None
-        if role == "read":
-            raise UsageError(
-                f"nothing can be pushed to {repo}: the token of {user} may only read; log in with one that may write: "
-                f"{LOGIN}"
-            )
         owner, _, name = repo.rpartition("/")
         known = [user, *(organization["name"] for organization in me.get("orgs", []))]
         # A fine-grained token does not tell all organizations.
-        if owner and role == "write" and owner.lower() not in map(str.lower, known):
+        is_foreign = owner and role == "write" and owner.lower() not in map(str.lower, known)
+        if role == "read" or is_foreign:
             raise UsageError(
-                f"nothing can be pushed to {repo}: it would belong to {owner}, not {user}; write {proposed}"
+                f"nothing can be pushed to {repo}: the token of {user} may not write there; write {proposed}, or log "
+                f"in with one that may: {LOGIN}"
             )
     return f"{owner or user}/{name}"
 

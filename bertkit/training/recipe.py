@@ -60,6 +60,9 @@ RANGES: dict[str, dict[str, tuple[float, float]]] = {
     },
 }
 
+# They need the loss of an evaluation, which is not computed.
+LEARNED_SCHEDULES = {"reduce_lr_on_plateau", "greedy"}
+
 # Keys of [train] that fit a run to a machine: with others it is the same run, but for rounding.
 FITTING = (
     "per_device_train_batch_size",
@@ -263,12 +266,15 @@ def _list_fields(table: str, data_defaults: Mapping[str, Any]) -> dict[str, Any]
 
         return inspect.get_annotations(BertConfig, eval_str=True) | {"attn_implementation": str}
     if table == "train":
+        from transformers.trainer_utils import SchedulerType
         from transformers.training_args import OptimizerNames, TrainingArguments
 
         fields = inspect.get_annotations(TrainingArguments, eval_str=True)
         for field in dataclasses.fields(TrainingArguments):
             if choices := field.metadata.get("choices"):
                 fields[field.name] = Literal[tuple(choices)]
+        schedules = {name.value for name in SchedulerType} - LEARNED_SCHEDULES
+        fields["lr_scheduler_type"] = Literal[tuple(sorted(schedules))]
         fields["optim"] = Literal[("bert_adam", *(name.value for name in OptimizerNames))]
         return {key: kind for key, kind in fields.items() if key not in RESERVED}
     if table == "data":
