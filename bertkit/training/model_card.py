@@ -42,7 +42,7 @@ ORIGINS = {  # an option that names data -> what was done with them
 }
 LOCAL = ("dir", "features_dir", "train_file", "extra_train")  # options whose value is a path, never a name on the Hub
 
-TEMPLATE = Path(__file__).with_name("card.md.jinja")
+CARD_TEMPLATE = Path(__file__).with_name("card.md.jinja")
 
 
 def write_card(
@@ -67,7 +67,7 @@ def write_card(
     rows = task.list_rows(metrics)
     card = ModelCard.from_template(
         make_metadata(task, title, recipe, metrics, head, "bertkit" if has_bilstm or is_causal else "transformers"),
-        TEMPLATE,
+        CARD_TEMPLATE,
         title=title,
         name=name,
         task=task,

@@ -38,13 +38,13 @@ from bertkit.training.run_dir import (
 )
 
 WEIGHTS, WEIGHTS_INDEX = "model.safetensors", "model.safetensors.index.json"
-Shard = Annotated[str, msgspec.Meta(pattern=r"^model-\d+-of-\d+\.safetensors$")]
+ShardName = Annotated[str, msgspec.Meta(pattern=r"^model-\d+-of-\d+\.safetensors$")]
 
 
 class WeightsIndex(msgspec.Struct):
     """The index of weights in several files: the file of each of them."""
 
-    weight_map: dict[str, Shard]
+    weight_map: dict[str, ShardName]
 
 
 def check_push(repo: str) -> str:
