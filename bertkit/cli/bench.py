@@ -18,15 +18,12 @@ from bertkit.cli.options import (
     PlaceOption,
     Repeats,
     Size,
+    Text,
+    Updates,
     benches,
 )
 from bertkit.errors import UsageError, explain_disk_error
 from bertkit.reports.tables import Table
-
-Text = Annotated[
-    str | None,
-    PlaceOption("--data", help="The text: as a corpus of pretrain; docs if not given.", metavar="FILE|DIR"),
-]
 
 
 @benches.command("squad")
@@ -44,7 +41,7 @@ def bench_squad(
     """
     from bertkit.bench import squad
 
-    run_bench(squad.bench_squad, as_json, reference, data)
+    run_bench(squad.bench_squad, as_json, reference, Path(data) if data else None)
 
 
 @benches.command("corpus")
@@ -104,7 +101,7 @@ def bench_finetune(
     task: Annotated[str, typer.Option("--task", help="Which GLUE task of --data.", metavar="NAME")] = "",
     size: Size = None,
     batch_size: Annotated[int, typer.Option("--batch-size", help="Rows an update.", min=1)] = 32,
-    updates: Annotated[int, typer.Option("--updates", help="Of each side in a round.", min=1)] = 50,
+    updates: Updates = 50,
     repeats: Repeats = 3,
     compiled: Compile = True,
     device: Device = None,
@@ -127,7 +124,7 @@ def bench_pretrain(
     size: Size = None,
     batch_size: Annotated[int, typer.Option("--batch-size", help="Pairs an update.", min=1)] = 64,
     length: Annotated[int, typer.Option("--length", help="Tokens of a pair, at most.", min=16)] = 128,
-    updates: Annotated[int, typer.Option("--updates", help="Of each side in a round.", min=1)] = 20,
+    updates: Updates = 20,
     repeats: Repeats = 3,
     compiled: Compile = True,
     device: Device = None,
@@ -153,7 +150,6 @@ def run_bench(
     if as_json is not None and (as_json.is_dir() or not os.access(as_json.parent, os.W_OK)):
         raise UsageError(f"{as_json} cannot be written; name a file in a folder that is there with --json")
     with Screen() as screen, explain_disk_error(as_json or "."):
-        screen.start()
         found, tables = bench(*arguments, report=screen.say, **options)
         for table in tables:
             screen.show_table(table)

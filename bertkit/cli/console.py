@@ -8,7 +8,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,15 +23,26 @@ from bertkit.tasks.option import Options
 # Control characters, line and paragraph separators, and marks that turn the direction of writing.
 TERMINAL_CONTROLS = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 LAUNCHED = {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}  # the variables of one of several processes
+NOTHING_DONE = "nothing was trained or written (--dry-run)"
 
 
-class Screen:
-    """What a person sees: lines, a progress bar if this is a terminal, tables at the end."""
+class Screen(AbstractContextManager):
+    """What a person sees: lines, a progress bar if this is a terminal, tables at the end.
+
+    Libraries report through this program and not beside it.
+    """
 
     def __init__(self) -> None:
+        from rich.console import Console
+
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
+        from transformers.utils import logging
+
+        logging.set_verbosity_error()
+        logging.disable_progress_bar()
+        self.console = Console(highlight=False, soft_wrap=True)
         self.quiet = not is_first_process()
         self.names: dict[str, str] = {"loss": "loss"}  # log entry -> words for it
-        self.console: Any = None
         self.bar: Any = None
         self.shown = -1
         self.began: tuple[float, int] | None = None  # when a build did, and with how many bytes
@@ -39,27 +50,14 @@ class Screen:
         self.latest: dict[str, float] = {}
         self.trains = False  # goes on when nobody reads its progress any more
 
-    def __enter__(self) -> "Screen":
-        return self
-
     def __exit__(self, *exception: Any) -> None:
         self.finish_progress()
 
-    def start(self) -> None:
-        """Makes the console; libraries then report through this program and not beside it."""
-        from rich.console import Console
-
-        self.console = Console(highlight=False, soft_wrap=True)
-        os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
-        from transformers.utils import logging
-
-        logging.set_verbosity_error()
-        logging.disable_progress_bar()
-
-    def say(self, line: str) -> None:
-        """Prints one line."""
+    def say(self, *lines: str) -> None:
+        """Print some lines."""
         if not self.quiet:
-            print_line(line, goes_on=self.trains)
+            for line in lines:
+                print_line(line, goes_on=self.trains)
 
     def show(self, renderable: Any) -> None:
         """Prints what rich draws."""
@@ -79,15 +77,15 @@ class Screen:
         self.done = done
         self.latest |= {self.names[key]: value for key, value in log.items() if key in self.names}
         state = ", ".join(f"{name} {value:.3f}" for name, value in self.latest.items())
-        if self.console is not None and self.console.is_terminal:
+        if self.console.is_terminal:
             from rich.progress import MofNCompleteColumn
 
-            self._move_bar("training", done, total, MofNCompleteColumn(), state=state)
+            self._move_bar("training", done, total, MofNCompleteColumn(), state)
         elif done * 20 // max(total, 1) > self.shown:
             self.shown = done * 20 // max(total, 1)
             self.say(f"  update {done:,} of {total:,}  {state}")
 
-    def _move_bar(self, name: str, done: int, total: int | None, count: Any, **state: str) -> None:
+    def _move_bar(self, name: str, done: int, total: int | None, count: Any, state: str) -> None:
         """Moves the progress bar; `count` is rich's column for how much is done, `state` what stands behind it."""
         if self.bar is None:
             from rich import progress
@@ -97,12 +95,12 @@ class Screen:
                 progress.BarColumn(),
                 count,
                 progress.TimeRemainingColumn(),
-                *(progress.TextColumn(f"{{task.fields[{key}]}}", markup=False) for key in state),
+                progress.TextColumn("{task.fields[state]}", markup=False),
                 console=self.console,
             )
             self.bar.start()
-            self.bar.add_task(name, total=total, **state)
-        self.bar.update(self.bar.task_ids[0], completed=done, **state)
+            self.bar.add_task(name, total=total, state=state)
+        self.bar.update(self.bar.task_ids[0], completed=done, state=state)
 
     def show_build(self, done: int, total: int, tokens: int) -> None:
         """Shows how far the building of a corpus is, in bytes of text; where their total is unknown, the tokens."""
@@ -110,10 +108,10 @@ class Screen:
         self.began = self.began or (now, done)
         seconds, read = now - self.began[0], done - self.began[1]
         rate = f"{tokens:,} tokens, {tokens / max(seconds, 1):,.0f} a second" if tokens else ""
-        if self.console is not None and self.console.is_terminal:
+        if self.console.is_terminal:
             from rich.progress import DownloadColumn
 
-            self._move_bar("building", done, total or None, DownloadColumn(), rate=rate)
+            self._move_bar("building", done, total or None, DownloadColumn(), rate)
         elif rate and (done * 20 // total > self.shown if total else seconds > self.shown + 30):
             self.shown = done * 20 // total if total else int(seconds)
             left = f", {seconds * (total - done) / read:,.0f} s left" if total and read else ""
@@ -126,8 +124,7 @@ class Screen:
         from bertkit.data.pretraining.statistics import list_rows, list_warnings
 
         self.show_table(make_table(f"{directory}", ["", ""], list_rows(statistics)), show_header=False)
-        for line in list_warnings(statistics):
-            self.say(line)
+        self.say(*list_warnings(statistics))
 
     @contextmanager
     def watch_training(self) -> Iterator[None]:
@@ -153,15 +150,6 @@ class Screen:
             self.bar.stop()
             self.bar = None
 
-    def show_ensemble(self, task: Any, results: Mapping[str, Any], output: Path) -> None:
-        """Print the scores of runs and of their ensemble, beside the paper's."""
-        from bertkit.inference.ensemble import list_lines
-
-        self.show_table(make_table(f"{output}", *list_lines(task, results)))
-        for line in task.mark(results["metrics"]):
-            self.say(line)
-        self.say(f"In {output}: metrics.json, predictions/")
-
     def show_study(self, results: Mapping[str, Any]) -> None:
         """Shows the table of a study as it fills; only on a terminal, for every finished run has its line as well."""
         if self.quiet or not self.console.is_terminal:
@@ -175,12 +163,6 @@ class Screen:
             self.bar = Live(console=self.console, transient=True, refresh_per_second=4)
             self.bar.start()
         self.bar.update(table)
-
-    def show_study_plan(self, lines: list[str]) -> None:
-        """Prints a dry run of a study."""
-        for line in lines:
-            self.say(line)
-        self.say("nothing was trained or written (--dry-run)")
 
     def show_study_results(self, results: Mapping[str, Any], output: Path) -> None:
         """Prints the tables of a study, and where everything is."""
@@ -212,7 +194,7 @@ class Screen:
             self.say(f"{line}  # {option.explain(recipe['data'][name])}" if option else line)
         for name, value in plan.items():
             self.say(f"{name.replace('_', ' ')}: {value:,}" if isinstance(value, int) else f"{name}: {value}")
-        self.say("nothing was trained or written (--dry-run)")
+        self.say(NOTHING_DONE)
 
     def show_results(self, task: Any, metrics: Mapping[str, Any], output: Path) -> None:
         """Prints the task's table of scores, some predictions, and where everything is."""
@@ -223,18 +205,18 @@ class Screen:
         rows = task.list_rows(metrics)
         if rows:
             self.show_table(replace(tabulate_scores(rows, metrics, "after"), caption=f"{output}"))
-        for line in task.comment(metrics):
-            self.say(line)
-        self.show_examples(output / PREDICTIONS / EXAMPLES)
+        self.say(*task.comment(metrics))
+        examples = output / PREDICTIONS / EXAMPLES
+        if examples.is_file() and (lines := examples.read_text(encoding="utf-8").splitlines()):
+            self.say("Predictions on held-out text (the right answer in parentheses):")
+            self.say(*(f"  {line}" for line in lines))
         curves = output / "curves.png"
         with suppress(UsageError), hold_run_dir(output):  # another start of this run draws the same curves
             plot_log(read_log(output), task.table, metrics, curves)
         self.say(f"Scores: {output / METRICS_FILE}" + (f"; curves: {curves}" if curves.exists() else ""))
         activate = "" if shutil.which("bertkit") else f" (after: source {Path(sys.prefix) / 'bin' / 'activate'})"
         if commands := task.suggest(output, read_recipe(output / RECIPE_FILE)):
-            self.say(f"Next{activate}:")
-            for command in commands:
-                self.say(f"  {command}")
+            self.say(f"Next{activate}:", *(f"  {command}" for command in commands))
 
     def warn(self, task: str, cells: list[Mapping[str, Any]]) -> None:
         """Prints of a task's runs how many have learned nothing, with the likely causes."""
@@ -251,26 +233,17 @@ class Screen:
         """Prints how a run and its repetition differ, and what may be the reason."""
         from bertkit.training.run_dir import PREDICTIONS
 
-        for name, (before, now) in found.scores.items():
-            self.say(f"{name}: {before} -> {now}")
+        self.say(*(f"{name}: {before} -> {now}" for name, (before, now) in found.scores.items()))
         if found.weights:
             name, apart = max(found.weights.items(), key=lambda item: item[1])
             self.say(f"{len(found.weights)} weights differ, most of all {name}: by {apart:.3g}")
         for name, (count, lines) in found.predictions.items():
             self.say(f"{PREDICTIONS}/{name}: {count:,} of {lines:,} lines differ")
-        for difference in found.environment:
-            self.say(f"another machine, software or data: {difference}")
+        self.say(*(f"another machine, software or data: {difference}" for difference in found.environment))
         if found.is_exact:
             self.say(f"{again} is {run} again, bit for bit: scores, weights and predictions")
         elif not found.environment:
             self.say("machine, software and data are the same; on a GPU train.full_determinism gives sums an order")
-
-    def show_examples(self, path: Path) -> None:
-        """Prints the predictions that a run has left to look at."""
-        if path.is_file() and (lines := path.read_text(encoding="utf-8").splitlines()):
-            self.say("Predictions on held-out text (the right answer in parentheses):")
-            for line in lines:
-                self.say(f"  {line}")
 
 
 def print_line(line: str, *, err: bool = False, goes_on: bool = False) -> None:

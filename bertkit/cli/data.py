@@ -72,7 +72,6 @@ def import_tf(
     from bertkit.model.tf_release import import_checkpoint
 
     with Screen() as screen:
-        screen.start()
         import_checkpoint(source, output, cased=cased, report=screen.say)
 
 
@@ -121,7 +120,6 @@ def build_corpus(
 
     count = read_workers(count_cores() if workers is None else workers)
     with Screen() as screen, explain_disk_error(output):
-        screen.start()
         statistics = build(
             sources,
             load_tokenizer(vocab, cased=cased or None),
@@ -135,11 +133,10 @@ def build_corpus(
         )
         screen.finish_progress()
         screen.show_statistics(statistics, output)
-        screen.say("Next:")
         run = Path("runs", output.name)
         if run.resolve() == output.resolve():
             run = run.with_name(f"{run.name}-bert")
-        screen.say(f"  bertkit pretrain --corpus {quote(str(output))} --output {quote(str(run))}")
+        screen.say("Next:", f"  bertkit pretrain --corpus {quote(str(output))} --output {quote(str(run))}")
 
 
 @corpora.command("stats")
@@ -159,5 +156,4 @@ def show_corpus(
         print_line(json.dumps(statistics))
         return
     with Screen() as screen:
-        screen.start()
         screen.show_statistics(statistics, directory)

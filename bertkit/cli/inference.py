@@ -38,7 +38,6 @@ def features(
     from bertkit.inference.features import extract
 
     with Screen() as screen:
-        screen.start()
         extract(model, source, layers, output, pool, screen.say)
 
 
@@ -80,7 +79,6 @@ def predict(
         if output is not None:
             check_output(source, output)
     with Screen() as screen:
-        screen.start()
         predictor = Predictor(run, pairs=pair or None, top=top, precision=precision)
         is_typed = source == STDIN and sys.stdin.isatty()  # by somebody who wants each answer
         inputs = predictor.group(texts) if texts else read_inputs(source)
@@ -112,7 +110,6 @@ def report(
     from bertkit.analysis.page import write_page
 
     with Screen() as screen, explain_disk_error(output):
-        screen.start()
         write_page(sources, output, screen.say)
 
 

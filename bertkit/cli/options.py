@@ -2,9 +2,12 @@
 
 import json
 import os
-from functools import partial
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial, wraps
+from inspect import Signature, signature
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -39,10 +42,7 @@ Settings = Annotated[
     typer.Option("--set", help="Any key of the recipe, such as train.learning_rate=1e-4.", metavar="KEY=VALUE"),
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would be done, and stop.")]
-Data = Annotated[
-    Path | None,
-    PathOption("--data", help=DIR.help, metavar="DIR"),
-]
+Data = Annotated[str | None, PlaceOption("--data", help=DIR.help, metavar="DIR")]
 Push = Annotated[
     str | None, typer.Option("--push-to-hub", help="Upload the finished run to this repository.", metavar="REPO")
 ]
@@ -62,6 +62,11 @@ Size = Annotated[
     str | None,
     typer.Option("--size", help="Of random weights: tiny, mini, small, medium, base, large.", metavar="NAME"),
 ]
+Text = Annotated[
+    str | None,
+    PlaceOption("--data", help="The text: as a corpus of pretrain; docs if not given.", metavar="FILE|DIR"),
+]
+Updates = Annotated[int, typer.Option("--updates", help="Of each side in a round.", min=1)]
 Repeats = Annotated[int, typer.Option("--repeats", help="Rounds; the median counts.", min=1)]
 Compile = Annotated[bool, typer.Option("--compile/--no-compile", help="Try stock with torch.compile, too.")]
 
@@ -72,6 +77,39 @@ def list_options(options: Options) -> str:
     for name, option in options.items():
         lines.append(f"{name} = {json.dumps(option.default)}  {option.explain(option.default)}")
     return "\n".join(lines).replace("[", r"\[")  # no markup
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """The options of every command that trains one task."""
+
+    recipe: RecipeFile = None
+    model: Model = None
+    output: Output = None
+    settings: Settings = None
+    push_to: Push = None
+    dry_run: DryRun = False
+
+
+def training_command(options: Options) -> Callable[[Callable[..., None]], None]:
+    """Return a decorator that adds a command to `app`; its first argument gets the `RunOptions`.
+
+    Args:
+        options: of `[data]`, which the help text lists.
+    """
+    shared = signature(RunOptions).parameters
+
+    def add(command: Callable[..., None]) -> None:
+        @wraps(command)
+        def call(**values: Any) -> None:
+            command(RunOptions(**{name: values.pop(name) for name in shared}), **values)
+
+        _, *own = signature(command).parameters.values()
+        call.__signature__ = Signature([*own, *shared.values()])  # what typer makes the options of
+        call.__annotations__ = {option.name: option.annotation for option in (*own, *shared.values())}
+        app.command(epilog=list_options(options))(call)
+
+    return add
 
 
 @app.callback(invoke_without_command=True)

@@ -2,12 +2,13 @@
 
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from bertkit.cli.console import Screen, is_first_process, print_line
+from bertkit.cli.console import NOTHING_DONE, Screen, is_first_process, print_line
 from bertkit.cli.options import (
     Cased,
     Data,
@@ -17,20 +18,20 @@ from bertkit.cli.options import (
     PathArgument,
     PathOption,
     PlaceOption,
-    Push,
-    RecipeFile,
+    RunOptions,
     Settings,
     Workers,
     app,
-    list_options,
+    training_command,
 )
 from bertkit.errors import UsageError, explain_disk_error
+from bertkit.reports.tables import make_table
 from bertkit.tasks.option import GLUE_OPTIONS, NER_OPTIONS, PRETRAINING_OPTIONS, SQUAD_OPTIONS, SWAG_OPTIONS
 
 
-@app.command(epilog=list_options(PRETRAINING_OPTIONS))
+@training_command(PRETRAINING_OPTIONS)
 def pretrain(
-    recipe: RecipeFile = None,
+    options: RunOptions,
     corpus: Annotated[
         list[str] | None,
         PlaceOption("--corpus", help=PRETRAINING_OPTIONS["corpus"].help, metavar="PATH|docs|NAME"),
@@ -39,11 +40,6 @@ def pretrain(
         str | None, PlaceOption("--vocab", help=PRETRAINING_OPTIONS["vocab"].help, metavar="DIR|FILE|NAME")
     ] = None,
     cased: Cased = False,
-    model: Model = None,
-    output: Output = None,
-    settings: Settings = None,
-    dry_run: DryRun = False,
-    push_to: Push = None,
 ) -> None:
     """Pretrain BERT on raw text: masked LM and next sentence.
 
@@ -54,19 +50,14 @@ def pretrain(
 
     Example: bertkit pretrain --model runs/mine --corpus more.txt --output runs/more
     """
-    data = {"corpus": corpus or None, "vocab": vocab, "cased": cased or None}
-    given = {"checkpoint": model, "data": {key: value for key, value in data.items() if value is not None}}
-    execute("pretrain", recipe, given, output, settings, dry_run, push_to)
+    execute("pretrain", options, {"corpus": corpus or None, "vocab": vocab, "cased": cased or None})
 
 
-@app.command(epilog=list_options(GLUE_OPTIONS))
+@training_command(GLUE_OPTIONS)
 def glue(
+    options: RunOptions,
     task: Annotated[str, typer.Option("--task", help="cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte, wnli, ax or all.")],
-    recipe: RecipeFile = None,
-    model: Model = None,
     data: Data = None,
-    output: Output = None,
-    settings: Settings = None,
     grid: Annotated[bool, typer.Option("--grid", help="4 rates x 2 batch sizes x 3 epochs; best on dev wins.")] = False,
     restarts: Annotated[int, typer.Option("--restarts", help="Runs with other seeds, of each setting.", min=1)] = 1,
     workers: Workers = "1",
@@ -77,8 +68,6 @@ def glue(
     submit_partial: Annotated[
         bool, typer.Option("--submit-partial", help="Fill what is missing in the zip with the majority class.")
     ] = False,
-    push_to: Push = None,
-    dry_run: DryRun = False,
 ) -> None:
     """Fine-tune on a GLUE task, or on all of them.
 
@@ -92,69 +81,55 @@ def glue(
     Example: bertkit glue --task all --data GLUE --output runs/glue --submit glue.zip
     """
     from bertkit.inference.glue_submission import check_target, find_runs, keep_complete, list_tasks
-    from bertkit.system.progress import ignore
     from bertkit.tasks.glue import GRID
-    from bertkit.training.recipe import parse_setting, read_recipe
+    from bertkit.training.recipe import read_recipe
 
     names, together = list_tasks(task), task.lower() == "all"
-    output = output or Path("runs") / ("glue" if together else names[0])
-    given = {"checkpoint": model, "data": {"dir": str(data)} if data else None}
+    output = options.output or Path("runs") / ("glue" if together else names[0])
     if submit is not None:
         check_target(submit)
     several = together or grid or restarts > 1
     refused = {
         f"--submit is for --task all, not --task {task}": submit is not None and not together,
         "--submit-partial is for --submit FILE.zip": submit_partial and submit is None,
-        "--push-to-hub takes one model; name one task": push_to is not None and together,
+        "--push-to-hub takes one model; name one task": options.push_to is not None and together,
         "--workers is for --task all, --grid and --restarts": workers != "1" and not several,
     }
     for message, is_so in refused.items():
         if is_so:
             raise UsageError(f"{message}; see bertkit glue --help")
-    if (
-        submit is not None
-        and not (any(given.values()) or recipe or settings or grid or restarts > 1)
-        and find_runs(output)
-    ):
-        write_submission(output, submit, submit_partial, dry_run)  # of what is there
+    trains = options.recipe or options.model or options.settings or data or grid or restarts > 1
+    if submit is not None and not trains and find_runs(output):
+        write_submission(output, submit, submit_partial, options.dry_run)  # of what is there
     elif several:
         if together and data is not None:
-            say = print_line if is_first_process() else ignore
-            names = keep_complete(names, data, tested=submit is not None, partial=submit_partial, report=say)
-        written = read_recipe(recipe) if recipe else {}
+            tested = submit is not None
+            names = keep_complete(names, Path(data), tested=tested, partial=submit_partial, report=Screen().say)
+        written = read_recipe(options.recipe) if options.recipe else {}
         if together:
             written.pop("task", None)
         definition = {"tasks": names, "restarts": restarts, "recipe": written, "grid": GRID if grid else {}}
-        options = [given, *map(parse_setting, settings or [])]
-        compare(definition, options, output, workers, dry_run, where=str(recipe or "glue"), push_to=push_to)
-        if submit is not None and not dry_run:
+        given = {"checkpoint": options.model, "data": {"dir": data} if data else None}
+        where = str(options.recipe or "glue")
+        compare(definition, given, options.settings, output, workers, options.dry_run, where, options.push_to)
+        if submit is not None and not options.dry_run:
             write_submission(output, submit, submit_partial)
     else:
-        execute(names[0], recipe, given, output, settings, dry_run, push_to)
+        execute(names[0], options, {"dir": data})
 
 
-@app.command(epilog=list_options(SQUAD_OPTIONS))
+@training_command(SQUAD_OPTIONS)
 def squad(
+    options: RunOptions,
     version: Annotated[int, typer.Option("--version", help="1 (for 1.1) or 2 (for 2.0).", metavar="1|2")],
     runs: Annotated[list[Path] | None, PathArgument(help="Finished runs, for --ensemble.", metavar="RUN")] = None,
-    recipe: RecipeFile = None,
-    model: Model = None,
     data: Data = None,
-    output: Output = None,
-    settings: Settings = None,
     extra_train: Annotated[
-        Path | None,
-        PathOption(
-            "--extra-train",
-            help=SQUAD_OPTIONS["extra_train"].help,
-            metavar="FILE",
-        ),
+        str | None, PlaceOption("--extra-train", help=SQUAD_OPTIONS["extra_train"].help, metavar="FILE")
     ] = None,
     ensemble: Annotated[
         bool, typer.Option("--ensemble", help="Combine the answers of finished runs instead of training.")
     ] = False,
-    push_to: Push = None,
-    dry_run: DryRun = False,
 ) -> None:
     """Fine-tune on SQuAD 1.1 or 2.0: find the answer to a question in a text, or that there is none.
 
@@ -170,48 +145,27 @@ def squad(
     if runs and not ensemble:
         raise UsageError(f"runs ({runs[0]}) are for --ensemble; see bertkit squad --help")
     if ensemble:
-        unused = {
-            "--recipe": recipe,
-            "--model": model,
-            "--set": settings,
-            "--extra-train": extra_train,
-            "--push-to-hub": push_to,
-            "--dry-run": dry_run,
-        }
-        if given := [name for name, value in unused.items() if value]:
-            raise UsageError(f"{given[0]} is for training, not for --ensemble; leave it out")
-        combine(found, runs or [], data, output or Path("runs") / f"{found.name}-ensemble")
+        if extra_train or any(vars(replace(options, output=None)).values()):
+            raise UsageError("--ensemble takes runs, --data and --output; leave the options of a training out")
+        output = options.output or Path("runs") / f"{found.name}-ensemble"
+        combine(found, runs or [], Path(data) if data else None, output)
         return
-    options = {"dir": data, "extra_train": extra_train}
-    given = {"checkpoint": model, "data": {key: str(value) for key, value in options.items() if value}}
-    execute(found.name, recipe, given, output, settings, dry_run, push_to)
+    execute(found.name, options, {"dir": data, "extra_train": extra_train})
 
 
-@app.command(epilog=list_options(SWAG_OPTIONS))
-def swag(
-    recipe: RecipeFile = None,
-    model: Model = None,
-    data: Data = None,
-    output: Output = None,
-    settings: Settings = None,
-    push_to: Push = None,
-    dry_run: DryRun = False,
-) -> None:
+@training_command(SWAG_OPTIONS)
+def swag(options: RunOptions, data: Data = None) -> None:
     """Fine-tune on SWAG: which of four endings follows.
 
     Example: bertkit swag --data SWAG --output runs/swag
     """
-    given = {"checkpoint": model, "data": {"dir": str(data)} if data else None}
-    execute("swag", recipe, given, output, settings, dry_run, push_to)
+    execute("swag", options, {"dir": data})
 
 
-@app.command(epilog=list_options(NER_OPTIONS))
+@training_command(NER_OPTIONS)
 def ner(
-    recipe: RecipeFile = None,
-    model: Model = None,
+    options: RunOptions,
     data: Data = None,
-    output: Output = None,
-    settings: Settings = None,
     layers: Annotated[
         str | None,
         typer.Option(
@@ -220,8 +174,6 @@ def ner(
             metavar="LAYERS",
         ),
     ] = None,
-    push_to: Push = None,
-    dry_run: DryRun = False,
 ) -> None:
     """Find names in text: fine-tune on CoNLL-2003 or other files in its form, or learn from BERT's features.
 
@@ -231,9 +183,7 @@ def ner(
 
     Example: bertkit ner --data CONLL --features concat-last-four --output runs/ner-features
     """
-    options = {"dir": data, "features": layers}
-    given = {"checkpoint": model, "data": {key: str(value) for key, value in options.items() if value is not None}}
-    execute("ner", recipe, given, output, settings, dry_run, push_to)
+    execute("ner", options, {"dir": data, "features": layers})
 
 
 @app.command()
@@ -249,7 +199,6 @@ def push(
     Example: bertkit push runs/mine ada/my-bert --private
     """
     with Screen() as screen:
-        screen.start()
         upload(screen, run, repo, private)
 
 
@@ -267,7 +216,6 @@ def reproduce(
     Example: bertkit reproduce runs/rte
     """
     with Screen() as screen:
-        screen.start()
         from bertkit.training import reproduce as reproduction
 
         again = output or Path(f"{run}-again")
@@ -281,7 +229,7 @@ def reproduce(
 def study(
     file: Annotated[Path, PathArgument(help="A TOML file; see recipes/studies/.", metavar="FILE")],
     data: Annotated[
-        Path | None, PathOption("--data", help="A folder that holds glue/, squad/, swag/, ner/.", metavar="ROOT")
+        str | None, PlaceOption("--data", help="A folder that holds glue/, squad/, swag/, ner/.", metavar="ROOT")
     ] = None,
     model: Model = None,
     output: Output = None,
@@ -295,29 +243,23 @@ def study(
 
     Example: bertkit study recipes/studies/glue-grid.toml --data ROOT --workers 2
     """
-    from bertkit.training.recipe import parse_setting, read_recipe
+    from bertkit.training.recipe import read_recipe
 
-    given = [{"checkpoint": model, "data_root": str(data) if data else None}, *map(parse_setting, settings or [])]
-    compare(read_recipe(file), given, output or Path("runs") / file.stem, workers, dry_run, where=str(file))
+    given, output = {"checkpoint": model, "data_root": data}, output or Path("runs") / file.stem
+    compare(read_recipe(file), given, settings, output, workers, dry_run, where=str(file))
 
 
-def execute(
-    name: str,
-    recipe: Path | None,
-    given: dict[str, Any],
-    output: Path | None,
-    settings: list[str] | None,
-    dry_run: bool,
-    push_to: str | None = None,
-) -> None:
-    """Runs a task with what the command line gave, and prints what came of it."""
+def execute(name: str, options: RunOptions, data: Mapping[str, Any]) -> None:
+    """Run a task with what the command line gave, and print what came of it.
+
+    Args:
+        data: of `[data]` in the recipe; None means "not given".
+    """
     from bertkit.training.recipe import check, merge, parse_setting, read_recipe
 
-    given = {key: value for key, value in given.items() if value}
-    options = [parse_setting(setting) for setting in settings or []]
-    written = read_recipe(recipe) if recipe else None
+    given = merge({"checkpoint": options.model or None, "data": data}, *map(parse_setting, options.settings or []))
+    written = read_recipe(options.recipe) if options.recipe else None
     with Screen() as screen:
-        screen.start()
         from bertkit.tasks import TASKS
         from bertkit.training import plan, push
         from bertkit.training import run as runs
@@ -325,46 +267,47 @@ def execute(
         task = TASKS[name]
         screen.names |= {row.key: row.name for row in task.table}
         if written is not None:
-            check(written, data_defaults=task.recipe["data"], where=str(recipe))
+            check(written, data_defaults=task.recipe["data"], where=str(options.recipe))
         else:
-            written = task.starter(merge(given, *options))
-        recipes = (written, given, *options)
-        output = output or Path("runs") / name
-        if push_to is not None:
-            push.check_push(push_to)
-        if dry_run:
-            screen.show_plan(plan.dry_run(task, *recipes, output=output), task.options)
+            written = task.starter(given)
+        output = options.output or Path("runs") / name
+        if options.push_to is not None:
+            push.check_push(options.push_to)
+        if options.dry_run:
+            screen.show_plan(plan.dry_run(task, written, given, output=output), task.options)
             return
         with screen.watch_training():
-            metrics = runs.run(task, *recipes, output=output, report=screen.say, progress=screen.advance)
+            metrics = runs.run(task, written, given, output=output, report=screen.say, progress=screen.advance)
         if not screen.quiet:
             screen.show_results(task, metrics, output)
-            if push_to is not None:
-                upload(screen, output, push_to)
+            if options.push_to is not None:
+                upload(screen, output, options.push_to)
 
 
 def compare(
     definition: Mapping[str, Any],
-    given: list[Mapping[str, Any]],
+    given: Mapping[str, Any],
+    settings: list[str] | None,
     output: Path,
     workers: str,
     dry_run: bool,
-    *,
     where: str,
     push_to: str | None = None,
 ) -> None:
-    """Runs a study with what the command line gave, and prints what came of it."""
+    """Run a study with what the command line gave, and print what came of it."""
+    from bertkit.training.recipe import parse_setting
+
+    options = [given, *map(parse_setting, settings or [])]
     with Screen() as screen:
-        screen.start()
         from bertkit.studies import runner as studies
         from bertkit.studies.cells import describe_plan
         from bertkit.training import push
 
-        made = studies.make_study(definition, *given, where=where)
+        made = studies.make_study(definition, *options, where=where)
         if push_to is not None:
             push.check_push(push_to)
         if dry_run:
-            screen.show_study_plan(describe_plan(made))
+            screen.say(*describe_plan(made), NOTHING_DONE)
             return
         with screen.watch_training(), explain_disk_error(output):
             results = studies.run_study(
@@ -396,13 +339,13 @@ def upload(screen: Screen, run: Path, repo: str, private: bool = False) -> None:
 def combine(task: Any, runs: list[Path], data: Path | None, output: Path) -> None:
     """Combine the answers of finished runs, and print what came of it."""
     with Screen() as screen:
-        screen.start()
         from bertkit.inference import ensemble
 
         if is_first_process():
             with explain_disk_error(output):
                 results = ensemble.combine(task, runs, output, data, screen.say)
-            screen.show_ensemble(task, results, output)
+            screen.show_table(make_table(f"{output}", *ensemble.list_lines(task, results)))
+            screen.say(*task.mark(results["metrics"]), f"In {output}: metrics.json, predictions/")
 
 
 def write_submission(folder: Path, path: Path, fill: bool, dry_run: bool = False) -> None:

@@ -9,13 +9,14 @@ Differs from the paper: it does not say how its seven systems, of other checkpoi
 Left out: training the runs, and ensembles of ensembles, in which the runs would not count alike.
 """
 
-import json
 import math
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from bertkit.data.formats.squad import Candidate, read_predictions, read_squad, read_squad_copy
 from bertkit.data.spans import N_BEST, Answer, Question, Span
@@ -24,13 +25,26 @@ from bertkit.system.files import write_json
 from bertkit.tasks.squad import NBEST, SquadTask, rank
 from bertkit.tasks.task import CHOSEN_ON_DEV
 from bertkit.training.recipe import read_recipe
-from bertkit.training.run_dir import METRICS_FILE, PREDICTIONS, RECIPE_FILE, find_finished, hold_run_dir, read_metrics
+from bertkit.training.run_dir import (
+    METRICS_FILE,
+    PREDICTIONS,
+    RECIPE_FILE,
+    find_finished,
+    hold_run_dir,
+    read_metrics,
+    read_record,
+)
 
 MEMBERS = "ensemble.json"  # in an ensemble's directory: its runs
 LEAST_PROBABILITY = sys.float_info.min  # stands for a probability of 0, whose logarithm would not be finite
-MOST_PROBABILITY = 1.001  # of a question's probabilities added up, rounded as they may be
 
 Candidates = list[tuple[str, float]]  # texts with their probabilities
+
+
+class Members(msgspec.Struct):
+    """What `MEMBERS` holds: the runs of an ensemble, as absolute paths."""
+
+    runs: list[str]
 
 
 def combine(
@@ -111,12 +125,8 @@ def check_members(runs: Sequence[Path]) -> None:
         raise UsageError(
             f"an ensemble is made of at least two finished runs, not of {given}; name them: --ensemble A B"
         )
-    seen: dict[Path, Path] = {}
-    for run in runs:
-        if other := seen.get(run.resolve()):
-            also = "" if other == run else f", also as {other}"
-            raise UsageError(f"{run} is named twice{also}; name every run once")
-        seen[run.resolve()] = run
+    if len({run.resolve() for run in runs}) < len(runs):
+        raise UsageError(f"a run is named twice ({', '.join(map(str, runs))}); name every run once")
 
 
 def read_run(task: SquadTask, run: Path) -> tuple[str, dict[str, Any]]:
@@ -126,12 +136,11 @@ def read_run(task: SquadTask, run: Path) -> tuple[str, dict[str, Any]]:
         UsageError: it is none, or of another task.
     """
     with explain_refusal(str(run)):
-        is_ensemble, is_run = ((run / name).is_file() for name in (MEMBERS, RECIPE_FILE))
-        is_finished = (run / METRICS_FILE).is_file()
-    if is_ensemble:
-        raise UsageError(f"{run} is an ensemble itself; name its runs, which {run / MEMBERS} lists")
+        is_run, is_finished = ((run / name).is_file() for name in (RECIPE_FILE, METRICS_FILE))
     if not is_run:
-        raise UsageError(f"{run} is no run, for it holds no {RECIPE_FILE}; name the --output of a finished run")
+        raise UsageError(
+            f"{run} is no run (nor is an ensemble), for it holds no {RECIPE_FILE}; name the --output of a finished run"
+        )
     recipe = read_recipe(run / RECIPE_FILE)
     if (own := recipe.get("task", "another task")) != task.name:
         raise UsageError(f"{run} is a run of {own}, not of {task.name}; combine runs of {task.title} alone")
@@ -140,13 +149,6 @@ def read_run(task: SquadTask, run: Path) -> tuple[str, dict[str, Any]]:
             f"{run} is not finished, for it holds no {METRICS_FILE}; repeat its command, which continues it"
         )
     metrics = read_metrics(run / METRICS_FILE)
-    needed = [task.version.exact, "f1", *(row.key for row in task.table if row.key in metrics)]
-    if wrong := [
-        key for key in needed if type(metrics.get(key)) not in (int, float) or not math.isfinite(metrics[key])
-    ]:
-        raise UsageError(
-            f"{run / METRICS_FILE} has no number as {wrong[0]}; delete it, and the same command evaluates again"
-        )
     try:
         folder, is_part = str(recipe["data"]["dir"]), recipe["data"].get("tune_share")
     except (KeyError, TypeError):
@@ -198,11 +200,6 @@ def read_candidates(run: Path, questions: Sequence[Question], source: str) -> di
             f"{run} has answered other questions than those of {source}: it lacks {missing:,} of {len(wanted):,} and "
             f"has {others:,} others; name the dev set that the runs were scored on with --data DIR"
         )
-    for name, pairs in found.items():
-        if (total := sum(probability for _, probability in pairs)) > MOST_PROBABILITY:
-            raise UsageError(
-                f"{path}: the probabilities of {name!r} add up to {total:g} and at most 1 was expected; repeat the run"
-            )
     return found
 
 
@@ -222,8 +219,8 @@ def check_output(output: Path, runs: Sequence[Path]) -> None:
     if not os.access(output, os.W_OK):
         raise UsageError(f"{output} cannot be written; {remedy}")
     try:
-        members = list(map(str, json.loads((output / MEMBERS).read_text(encoding="utf-8"))["runs"]))
-    except (ValueError, KeyError, TypeError):
+        members = read_record(output / MEMBERS, Members).runs
+    except (OSError, ValueError):
         raise UsageError(f"{output / MEMBERS} is damaged; {remedy}") from None
     if sorted(members) != sorted(name_members(runs)):
         raise UsageError(f"{output} holds an ensemble of other runs ({', '.join(members)}); {remedy}")

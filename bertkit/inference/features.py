@@ -1,10 +1,8 @@
 """Contextual vectors of any text: activations of an encoder, of each word or pooled (paper section 5.3)."""
 
 import json
-import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any, BinaryIO, TextIO
@@ -15,10 +13,10 @@ from torch import Tensor
 from bertkit.data.formats.inputs import check_output, cut_into_chunks, walk_lines
 from bertkit.data.sequences import encode_texts
 from bertkit.data.tokenizer import copy_backend, load_tokenizer
-from bertkit.errors import UsageError, explain_disk_error, explain_refusal
+from bertkit.errors import UsageError, explain_refusal
 from bertkit.model.bert import BertModel
 from bertkit.model.bilstm import FEATURE_LAYERS
-from bertkit.system.files import BYTES_A_READ, atomic_open
+from bertkit.system.files import atomic_open
 from bertkit.system.progress import ignore
 from bertkit.tasks.features import load_encoder, run_encoder
 
@@ -65,7 +63,7 @@ def extract(
         raise UsageError(
             f"{checkpoint} reads from left to right, so its [CLS] has seen nothing; take --pool mean or words"
         )
-    with explain_refusal(f"the file {output}"), explain_disk_error(output):
+    with explain_refusal(f"the file {output}"):
         output.parent.mkdir(parents=True, exist_ok=True)
         is_text = output.suffix == ".jsonl"
         with atomic_open(output, "w" if is_text else "wb") as file:
@@ -150,12 +148,11 @@ def write_lines(found: Iterable[Mapping[str, Any]], file: TextIO) -> int:
 
 def write_arrays(found: Iterable[Mapping[str, Any]], file: BinaryIO, folder: Path) -> int:
     """Writes a .npz file and gives the number of texts; the columns wait in files without a name in the folder."""
-    kinds = {"vectors": np.dtype(np.float32)}
     count = rows = width = longest = 0
+    numbers = ("texts", "starts", "ends")
     with ExitStack() as stack:
         columns = {
-            name: stack.enter_context(TemporaryFile(dir=folder))
-            for name in ("vectors", "texts", "starts", "ends", "words")
+            name: stack.enter_context(TemporaryFile(dir=folder)) for name in ("vectors", *numbers, "lines", "words")
         }
         for number, text in enumerate(found):
             count = number + 1
@@ -163,23 +160,17 @@ def write_arrays(found: Iterable[Mapping[str, Any]], file: BinaryIO, folder: Pat
                 columns["vectors"].write(row["vector"].tobytes())
                 rows, width = rows + 1, len(row["vector"])
                 if "word" in row:
-                    for name, value in (("texts", number), ("starts", row["start"]), ("ends", row["end"])):
+                    for name, value in zip(numbers, (number, row["start"], row["end"]), strict=True):
                         columns[name].write(np.int64(value).tobytes())
-                    columns["words"].write(row["word"].encode() + b"\n")
+                    columns["lines"].write(row["word"].encode() + b"\n")
                     longest = max(longest, len(row["word"]))
+        arrays = {"vectors": np.memmap(columns["vectors"], np.float32, "r+", shape=(rows, width))}
         if count and "words" in text:
-            kinds |= {name: np.dtype(np.int64) for name in ("texts", "starts", "ends")}
-            kinds["words"] = np.dtype((np.str_, max(longest, 1)))
-        with zipfile.ZipFile(file, "w") as archive:  # as numpy's savez does
-            for name, kind in kinds.items():
-                shape = (rows, width) if name == "vectors" else (rows,)
-                form = {"descr": np.lib.format.dtype_to_descr(kind), "fortran_order": False, "shape": shape}
-                columns[name].seek(0)
-                blocks = iter(partial(columns[name].read, BYTES_A_READ), b"")
-                if name == "words":
-                    blocks = (np.array(line[:-1].decode(), kind).tobytes() for line in columns[name])
-                with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
-                    np.lib.format.write_array_header_1_0(member, form)
-                    for block in blocks:
-                        member.write(block)
+            arrays |= {name: np.memmap(columns[name], np.int64, "r+", shape=rows) for name in numbers}
+            kind = np.dtype((np.str_, max(longest, 1)))
+            columns["lines"].seek(0)
+            for line in columns["lines"]:
+                columns["words"].write(np.array(line[:-1].decode(), kind).tobytes())
+            arrays["words"] = np.memmap(columns["words"], kind, "r+", shape=rows)
+        np.savez(file, **arrays)
     return count

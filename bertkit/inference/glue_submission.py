@@ -3,7 +3,6 @@
 As in the paper, WNLI is answered with the majority class, and AX by the model of MNLI. Nothing is trained here.
 """
 
-import json
 import os
 import zipfile
 from collections.abc import Iterable
@@ -14,7 +13,7 @@ from bertkit.errors import UsageError, explain_refusal
 from bertkit.system.files import atomic_open
 from bertkit.system.progress import Report, ignore
 from bertkit.tasks.glue import BENCHMARKS, find_glue, spell_majority, write_predictions
-from bertkit.training.run_dir import METRICS_FILE, PREDICTIONS, STUDY_RESULT
+from bertkit.training.run_dir import METRICS_FILE, PREDICTIONS, STUDY_RESULT, read_study
 
 # File of the submission -> its split and the row of the task whose model predicts it: for AX that is MNLI.
 SUBMITTED = {
@@ -53,22 +52,15 @@ def find_runs(folder: Path, report: Report = ignore) -> list[Path]:
 
     report: is told of a study that is not finished.
     """
-    if (folder / STUDY_RESULT).exists():
-        with explain_refusal(str(folder / STUDY_RESULT)):
-            results = json.loads((folder / STUDY_RESULT).read_text(encoding="utf-8"))
-        try:
-            chosen = sorted(
-                results["chosen"], key=lambda winner: winner.get("decided_by", winner["score"]), reverse=True
-            )
-            runs = [folder / winner["run"] for winner in chosen]
-        except (KeyError, TypeError):
-            raise UsageError(
-                f"{folder / STUDY_RESULT} is no result of a study; delete it, or name another folder"
-            ) from None
-        if not results.get("finished"):
-            report(f"the study in {folder} is not finished; what it has chosen so far is taken")
-        return runs
-    return [folder / row.name for row in BENCHMARKS if (folder / row.name / METRICS_FILE).exists()]
+    if not (folder / STUDY_RESULT).exists():
+        return [folder / row.name for row in BENCHMARKS if (folder / row.name / METRICS_FILE).exists()]
+    study = read_study(folder)
+    if not study.finished:
+        report(f"the study in {folder} is not finished; what it has chosen so far is taken")
+    best_first = sorted(
+        study.chosen, key=lambda winner: winner.score if winner.decided_by is None else winner.decided_by, reverse=True
+    )
+    return [folder / winner.run for winner in best_first]
 
 
 def find_gaps(names: Iterable[str], data: Path, *, tested: bool) -> list[str]:
@@ -84,18 +76,14 @@ def keep_complete(names: list[str], data: Path, *, tested: bool, partial: bool, 
     Raises:
         UsageError: files are missing, and which; or there is no task left.
     """
-    if partial:
-        kept = [name for name in names if not find_gaps([name], data, tested=False)]
-        if left := [name for name in names if name not in kept]:
-            report(f"left out, for their files are not in {data}: {', '.join(left)}")
-        if kept:
-            return kept
-    elif not (gaps := find_gaps(names, data, tested=tested)):
-        return names
-    gaps = find_gaps(names, data, tested=tested)
-    raise UsageError(
-        f"{data} has no {', '.join(gaps)}; give them" + (" or fill the submission: --submit-partial" if tested else "")
-    )
+    kept = [name for name in names if not find_gaps([name], data, tested=tested and not partial)]
+    left = [name for name in names if name not in kept]
+    if left and not (partial and kept):
+        gaps = ", ".join(find_gaps(names, data, tested=tested))
+        raise UsageError(f"{data} has no {gaps}; give them" + " or fill the submission: --submit-partial" * tested)
+    if left:
+        report(f"left out, for their files are not in {data}: {', '.join(left)}")
+    return kept
 
 
 def gather_files(runs: Iterable[Path], *, where: Path, fill: bool, report: Report) -> dict[str, str]:

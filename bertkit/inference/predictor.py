@@ -10,12 +10,14 @@ Left out: vectors (`bertkit.inference.features`), and the files that leaderboard
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
 
 import bertkit
 from bertkit.data.formats.inputs import Input, Line, cut_into_chunks
 from bertkit.data.tokenizer import load_tokenizer
-from bertkit.errors import UsageError, explain_disk_error
+from bertkit.errors import UsageError
 from bertkit.model.checkpoint import check_weights, find_file, load_config, load_model
 from bertkit.model.precision import choose_precision, find_device
 from bertkit.system.files import atomic_open
@@ -25,14 +27,14 @@ from bertkit.tasks.option import WINDOW_OPTIONS
 from bertkit.tasks.prediction import predict
 from bertkit.tasks.task import PredictionSettings, Result
 from bertkit.tasks.texts import PAIR_NAMES
-from bertkit.training.recipe import list_lengths, read_recipe
+from bertkit.training.recipe import TOP_KEYS, check_value, list_lengths, read_recipe
 from bertkit.training.run_dir import RECIPE_FILE
 
 INPUTS_A_CHUNK = 2048  # read, encoded and answered at a time
 CHARACTERS_A_CHUNK = 4_000_000  # at which a chunk ends, however few its inputs; some 500 MB of tokens and scores
 TOP_WORDS = 5  # words for each mask
 MOST_NAMED = 10  # inputs that were cut
-PRECISIONS = ("auto", "fp32", "bf16", "fp16")
+Length = Annotated[int, msgspec.Meta(ge=1)]
 
 
 class Predictor:
@@ -72,9 +74,7 @@ class Predictor:
     def __init__(
         self, run: str | Path, *, pairs: bool | None = None, top: int = TOP_WORDS, precision: str = "auto"
     ) -> None:
-        if precision not in PRECISIONS:
-            raise UsageError(f"precision {precision!r} is unknown; expected one of {', '.join(PRECISIONS)}")
-        self.precision = choose_precision(precision)
+        self.precision = choose_precision(check_value("precision", precision, TOP_KEYS["precision"]))
         name = str(run)
         config = load_config(name)
         head = str((config.architectures or ["none"])[0])
@@ -93,9 +93,8 @@ class Predictor:
         names = {label for label in labels.values() if isinstance(label, str)}
         if sorted(labels) != list(range(len(labels))) or len(names) < len(labels):
             raise UsageError(f"id2label in the config.json of {name} must name each class, differently; correct it")
-        if top < 1:
-            raise UsageError(f"top is {top}; it must be at least 1")
-        recipe = read_run_recipe(name)
+        path = find_file(name, RECIPE_FILE)
+        recipe = {} if path is None else read_recipe(path)
         if pairs is None:
             pairs = TASKS.get(str(recipe.get("task")), task).pairs
         self.task = task
@@ -202,31 +201,22 @@ def name_texts(texts: Sequence[str], fields: Sequence[str]) -> dict[str, Any]:
     return dict(zip(fields, texts, strict=True))
 
 
-def read_run_recipe(run: str) -> dict[str, Any]:
-    """The recipe of a run, here or on the Hub; empty for another checkpoint."""
-    path = find_file(run, RECIPE_FILE)
-    return {} if path is None else read_recipe(path)
-
-
 def find_lengths(recipe: Mapping[str, Any]) -> dict[str, int]:
     """Return the lengths of a run that its recipe says, of several phases the longest.
 
     Raises:
         UsageError: one is no whole number from 1 on.
     """
-    data, phases = recipe.get("data", {}), recipe.get("phase", [])
     try:
+        data = recipe.get("data", {})
         lengths = {name: data[name] for name in WINDOW_OPTIONS if name in data}
-        if phases:
+        if recipe.get("phase"):
             lengths["max_length"] = max(list_lengths(recipe))
-        wrong = [name for name, value in lengths.items() if type(value) is not int or value < 1]
-    except (LookupError, TypeError):
-        wrong = ["phase" if isinstance(data, Mapping) else "data"]
-    if wrong:
+        return msgspec.convert(lengths, dict[str, Length])
+    except (LookupError, TypeError, msgspec.ValidationError) as error:
         raise UsageError(
-            f"{wrong[0]} in the run's {RECIPE_FILE} is damaged; put the file back that the run was made with"
-        )
-    return lengths
+            f"the run's {RECIPE_FILE} is damaged ({error}); put the file back that the run was made with"
+        ) from None
 
 
 class Counts:
@@ -262,13 +252,12 @@ def write_results(results: Iterable[Result], output: Path, report: Callable[[str
     """
     counts = Counts()
     try:
-        with explain_disk_error(output):
-            output.parent.mkdir(parents=True, exist_ok=True)
-            with atomic_open(output) as file:
-                for result in counts.watch(results):
-                    file.write(json.dumps(result, ensure_ascii=False) + "\n")
-                    if "error" in result:
-                        report(result["error"])
+        output.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_open(output) as file:
+            for result in counts.watch(results):
+                file.write(json.dumps(result, ensure_ascii=False) + "\n")
+                if "error" in result:
+                    report(result["error"])
     except OSError as error:
         raise UsageError(f"{output} cannot be written ({error.strerror}); name another file with --output") from None
     none = f", and {counts.errors:,} inputs that are none" if counts.errors else ""

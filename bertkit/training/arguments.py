@@ -1,6 +1,5 @@
 """A recipe, completed and checked, as `TrainingArguments`."""
 
-import math
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -47,31 +46,10 @@ def complete(task: Task, *recipes: Mapping[str, Any], config: PreTrainedConfig |
     preset = task.stable if given.get("preset") == "stable" else {}
     recipe = check(merge(task.recipe, preset, task.overrides(given), given), data_defaults=task.recipe["data"])
     task.check(recipe)
-    check_ranges(recipe["train"])
+    if recipe["train"].get("max_steps") == 0:
+        raise UsageError("max_steps is 0 in [train]; it must be above 0, or -1 for num_train_epochs to decide")
     check_model(task, recipe, config)
     return recipe
-
-
-def check_ranges(train: Mapping[str, Any]) -> None:
-    """Nothing, or a UsageError about a number in `[train]` that no optimizer can use."""
-    ranges = {
-        "learning_rate": (0.0, math.inf),
-        "weight_decay": (0.0, math.inf),
-        "adam_epsilon": (0.0, math.inf),
-        "max_grad_norm": (0.0, math.inf),
-        "warmup_steps": (0.0, math.inf),
-        "adam_beta1": (0.0, 1.0),
-        "adam_beta2": (0.0, 1.0),
-        "seed": (0, 2**32),
-        "max_steps": (-1, 10**9),
-        "dataloader_num_workers": (0, 1024),
-        "num_train_epochs": (0, 10**6),
-    }
-    for key, (least, bound) in ranges.items():
-        if key in train and not least <= train[key] < bound:
-            raise UsageError(f"{key} is {train[key]} in [train]; it must be at least {least:g} and below {bound:g}")
-    if train.get("max_steps") == 0:
-        raise UsageError("max_steps is 0 in [train]; it must be above 0, or -1 for num_train_epochs to decide")
 
 
 def check_model(task: Task, recipe: Recipe, config: PreTrainedConfig | None = None) -> None:
@@ -175,11 +153,6 @@ def make_arguments(task: Task, recipe: Recipe, output: Path) -> TrainingArgument
     if (mode := args.torch_compile_mode) and mode not in (modes := torch._inductor.list_mode_options()):
         raise UsageError(
             f"torch_compile_mode = {mode[:40]!r} in [train] is unknown; expected one of {', '.join(modes)}"
-        )
-    if args.lr_scheduler_type in ("reduce_lr_on_plateau", "greedy"):
-        raise UsageError(
-            f"lr_scheduler_type = {args.lr_scheduler_type.value} in [train] needs the loss of an evaluation, which "
-            "bertkit does not compute; take one that depends on the update alone, such as linear, cosine or constant"
         )
     names, given = list_scores(task), (train.get("metric_for_best_model") or task.metric).removeprefix("eval_")
     if given not in names:

@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import tomli_w
-from huggingface_hub import EvalResult, ModelCardData
+from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
-import bertkit
 from bertkit.data.pretraining.sources import DOCS
 from bertkit.errors import make_printable
 from bertkit.reports.markdown import format_table
@@ -28,17 +27,11 @@ PIPELINES = {  # how the name of a head ends -> the Hub's word for what it does
     "ForTokenClassification": "token-classification",
     "ForQuestionAnswering": "question-answering",
 }
-MEASURES = {  # a score -> the Hub's word for it
-    "accuracy": "accuracy",
-    "f1": "f1",
-    "precision": "precision",
-    "recall": "recall",
-    "matthews_correlation": "matthews_correlation",
+SAME_NAMES = ("accuracy", "f1", "precision", "recall", "matthews_correlation", "exact_match", "perplexity")
+MEASURES = {name: name for name in SAME_NAMES} | {  # a score -> the Hub's word for it
     "pearson": "pearsonr",
     "spearmanr": "spearmanr",
     "exact": "exact_match",
-    "exact_match": "exact_match",
-    "perplexity": "perplexity",
     "mlm_accuracy": "accuracy",
     "clm_accuracy": "accuracy",
 }
@@ -49,52 +42,7 @@ ORIGINS = {  # an option that names data -> what was done with them
 }
 LOCAL = ("dir", "features_dir", "train_file", "extra_train")  # options whose value is a path, never a name on the Hub
 
-CARD_TEXT = """
-# {title}
-
-A BERT trained by bertkit {version} on the task `{task}`: {head}, {size}. It started from {start}.
-
-## Use it
-
-```python
-{imports}
-
-model = {head}.from_pretrained("{name}")
-tokenizer = AutoTokenizer.from_pretrained("{name}")
-```
-{use}
-## Scores
-
-{scores}
-
-## Data
-
-{data}
-
-## Limitations
-
-{limits}
-
-## Recipe
-
-`bertkit {command} --recipe recipe.toml` repeats the run.{hidden}
-
-```toml
-{recipe}```
-
-Trained with {environment}.
-"""
-STOCK_IMPORTS = "from transformers import AutoTokenizer, {head}"
-OUR_IMPORTS = "from bertkit import {head}  # not from transformers, see below\nfrom transformers import AutoTokenizer"
-WITH_BERTKIT = "\nWith bertkit, `from bertkit import {head}` loads the same weights and computes nothing on padding.\n"
-BILSTM_NOTE = (
-    "\nThere is a BiLSTM on top of the encoder, which plain transformers does not have: it loads the encoder only "
-    "(`AutoModel.from_pretrained`), and with one of its own heads the answers are wrong.\n"
-)
-LEFT_TO_RIGHT = (
-    "\nThis model reads from left to right, so its first token has seen nothing, and the head reads the last one. "
-    "Plain transformers' head would read the first one and give one answer for every text.\n"
-)
+CARD_TEMPLATE = Path(__file__).with_name("card.md.jinja")
 
 
 def write_card(
@@ -113,34 +61,34 @@ def write_card(
     head, config = type(model).__name__, model.config
     is_causal = config.is_decoder and bool(task.metric) and getattr(model.base_model, "pooler", None) is not None
     has_bilstm = hasattr(model, "bilstm")
-    is_ours = has_bilstm or is_causal
-    use = LEFT_TO_RIGHT * is_causal + BILSTM_NOTE * has_bilstm or WITH_BERTKIT.format(head=head)
     labels = [label for label in config.id2label.values() if not label.startswith("LABEL_")]
-    if labels and hasattr(model, "classifier"):
-        use += f"\nIts labels: {', '.join(map(quote_code, labels))}.\n"
     title = Path(name).resolve().name or "bert"
-    shape = f"{config.num_hidden_layers} layers of {config.hidden_size:,}, {config.num_attention_heads} heads"
     public = hide_paths(recipe)
-    text = CARD_TEXT.format(
+    rows = task.list_rows(metrics)
+    card = ModelCard.from_template(
+        make_metadata(task, title, recipe, metrics, head, "bertkit" if has_bilstm or is_causal else "transformers"),
+        CARD_TEMPLATE,
         title=title,
         name=name,
-        version=bertkit.__version__,
-        task=task.name,
-        command=task.command,
+        task=task,
         head=head,
-        size=f"{model.num_parameters():,} parameters ({shape})",
+        model=model,
         start=describe_start(recipe),
-        imports=(OUR_IMPORTS if is_ours else STOCK_IMPORTS).format(head=head),
-        use=use,
-        scores="\n".join(list_scores(task, recipe, metrics)),
-        data="\n".join(f"- {line}" for line in describe_data(task, recipe, sizes)),
-        limits="\n".join(f"- {line}" for line in list_limits(task, recipe, metrics, config)),
-        hidden="" if public == recipe else " Of paths only the last part is here: give your own.",
-        recipe=tomli_w.dumps(public),
-        environment=describe_machine(environment),
+        is_causal=is_causal,
+        has_bilstm=has_bilstm,
+        labels=[quote_code(label) for label in labels if hasattr(model, "classifier")],
+        scores=format_table(tabulate_scores(rows, metrics, "this model")) if rows else [],
+        metrics=metrics,
+        data=describe_data(task, recipe, sizes),
+        recipe=recipe,
+        longest=max(list_lengths(recipe)),
+        seen=metrics["updates"] * recipe["batch_size"],
+        whole=task.recipe["train"].get("max_steps", 0) * task.recipe["batch_size"],
+        has_hidden_paths=public != recipe,
+        public_recipe=tomli_w.dumps(public),
+        environment=environment,
     )
-    metadata = make_metadata(task, title, recipe, metrics, head, "bertkit" if is_ours else "transformers")
-    return f"---\n{metadata.to_yaml()}\n---\n{text}"
+    return str(card)
 
 
 def make_metadata(
@@ -225,15 +173,6 @@ def list_results(task: Task, recipe: Mapping[str, Any], metrics: Mapping[str, An
     return results
 
 
-def list_scores(task: Task, recipe: Mapping[str, Any], metrics: Mapping[str, Any]) -> list[str]:
-    """The lines of a table: the scores beside what knowing nothing has and what the paper has; and the seed."""
-    rows = task.list_rows(metrics)
-    if not rows:
-        return ["The data have no labels, so nothing is scored."]
-    lines = format_table(tabulate_scores(rows, metrics, "this model"))
-    return [*lines, "", f"Seed {recipe['train']['seed']}, after {metrics['updates']:,} updates."]
-
-
 def describe_data(task: Task, recipe: Mapping[str, Any], sizes: Mapping[str, int]) -> list[str]:
     """Where the data are from, and how many."""
     options, title, copies = recipe["data"], task.title, task.copies
@@ -251,38 +190,6 @@ def describe_data(task: Task, recipe: Mapping[str, Any], sizes: Mapping[str, int
     if DOCS in options.get("corpus", []):
         lines.append(f"`{DOCS}` is the documentation of the Python packages that were installed there.")
     return [*lines, "Inputs to the model: " + ", ".join(f"{split} {count:,}" for split, count in sizes.items()) + "."]
-
-
-def list_limits(task: Task, recipe: Mapping[str, Any], metrics: Mapping[str, Any], config: Any) -> list[str]:
-    """What the recipe and the scores say of what the model cannot be expected to do."""
-    options, updates = recipe["data"], metrics["updates"]
-    longest = max(list_lengths(recipe))
-    lines = [f"It takes up to {config.max_position_embeddings:,} tokens, and this run used up to {longest:,}."]
-    if recipe.get("freeze") or options.get("features"):
-        lines.append("The encoder was left as it was; only what is above it was trained.")
-    for key, words in (("max_train_samples", "examples"), ("limit_characters", "characters of each source")):
-        if options.get(key):
-            lines.append(f"Trained on the first {options[key]:,} {words} only.")
-    seen = updates * recipe["batch_size"]
-    whole = task.recipe["train"].get("max_steps", 0) * task.recipe["batch_size"]
-    if seen < whole:
-        lines.append(f"This training has seen {seen:,} sequences, {seen / whole:.2%} of the paper's {whole:,}.")
-    if options.get("dir"):
-        lines.append(
-            "Whether the local files are the official ones, on which the paper's values are, nobody has checked."
-        )
-    lines += [line[0].upper() + line[1:] + "." for line in task.comment(metrics)]
-    return [*lines, "It was measured on the data named above, and on nothing else."]
-
-
-def describe_machine(environment: Mapping[str, Any]) -> str:
-    """Versions, hardware and commit."""
-    packages = ", ".join(f"{package} {version}" for package, version in environment["packages"].items())
-    hardware = ", ".join(environment["gpus"]) or f"{environment['processor']}, {environment['threads']} threads"
-    count = f", {environment['processes']} processes" * (environment["processes"] > 1)
-    commit = f" (commit `{environment['commit']}`)" if environment.get("commit") else ""
-    system = f"Python {environment['python']} and bertkit {environment['bertkit']}{commit}"
-    return f"{packages}, {system}, on {hardware}{count}; {environment['platform']}"
 
 
 def quote_code(text: str) -> str:

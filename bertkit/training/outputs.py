@@ -1,7 +1,6 @@
 """What a finished run leaves beside its weights: predictions, sequence lengths, the best model."""
 
 import shutil
-from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -70,16 +69,16 @@ def measure_lengths(task: Task, recipe: Recipe, data: Mapping[str, Any]) -> dict
     found = {}
     for split in [split for split in ("train", first) if split in data and (task.reusable or split == first)]:
         places = np.linspace(0, len(data[split]) - 1, min(len(data[split]), MEASURED)).astype(int).tolist()
-        counts: Counter[int] = Counter()
+        lengths: list[int] = []
         for start in range(0, len(places), 64):
             batch = task.collate(data[split].__getitems__(places[start : start + 64]))
             if "input_ids" not in batch:  # but features of words
                 break
-            counts.update(batch["attention_mask"].sum(-1).flatten().tolist())
-        if counts:
-            lengths = sorted(counts)
-            found[split] = {"sequences": len(data[split]), "max_length": longest, "lengths": lengths}
-            found[split]["counts"] = [counts[length] for length in lengths]
+            lengths += batch["attention_mask"].sum(-1).flatten().tolist()
+        if lengths:
+            found[split] = {"sequences": len(data[split]), "max_length": longest}
+            values, counts = np.unique(lengths, return_counts=True)
+            found[split] |= {"lengths": values.tolist(), "counts": counts.tolist()}
     return found
 
 

@@ -7,9 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from functools import partial
 from threading import Event, Thread
-from typing import Any
 
 import torch
 from accelerate import PartialState
@@ -40,14 +38,6 @@ def leave_processes() -> None:
 
 class ProcessLost(UsageError):
     """Another process of the run has ended; each of those that are left sees it."""
-
-
-def guard_workers(loader: Any) -> Any:
-    """The loader; its worker processes leave signals to this one, which needs them for what it is about."""
-    inner = getattr(loader, "base_dataloader", loader)  # accelerate's wraps the one that starts the workers
-    if getattr(inner.worker_init_fn, "func", None) is not begin_worker:  # the Trainer may keep a loader
-        inner.worker_init_fn = partial(begin_worker, inner.worker_init_fn)
-    return loader
 
 
 def begin_worker(begin: Callable[[int], None] | None, number: int) -> None:

@@ -7,15 +7,15 @@ to publish. The folders of the machine that trained stay behind as well: of a pa
 Left out: licences, of which a run knows nothing, and pull requests.
 """
 
-import json
 import os
 import re
 import tomllib
 from contextlib import suppress
 from pathlib import Path
 from textwrap import shorten
-from typing import Any
+from typing import Annotated
 
+import msgspec
 import tomli_w
 from huggingface_hub import CommitOperationAdd, HfApi, ModelCard
 from huggingface_hub.errors import HFValidationError
@@ -27,23 +27,24 @@ from bertkit.reports.tables import ScoreRow
 from bertkit.system.hub import CARD, LOGIN, explain_hub
 from bertkit.system.progress import Report, ignore
 from bertkit.training.model_card import hide_paths
-from bertkit.training.run_dir import ENVIRONMENT, LOG, METRICS_FILE, RECIPE_FILE, STUDY_RESULT, VOCABULARY
+from bertkit.training.run_dir import (
+    METRICS_FILE,
+    PUBLISHED,
+    RECIPE_FILE,
+    VOCABULARY,
+    StudyResult,
+    read_record,
+    read_study,
+)
 
 WEIGHTS, WEIGHTS_INDEX = "model.safetensors", "model.safetensors.index.json"
-SHARD = re.compile(r"model-\d+-of-\d+\.safetensors")
-PUBLISHED = (
-    "config.json",
-    "generation_config.json",
-    VOCABULARY,
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    RECIPE_FILE,
-    ENVIRONMENT,
-    LOG,
-    "curves.png",
-    METRICS_FILE,
-)
+ShardName = Annotated[str, msgspec.Meta(pattern=r"^model-\d+-of-\d+\.safetensors$")]
+
+
+class WeightsIndex(msgspec.Struct):
+    """The index of weights in several files: the file of each of them."""
+
+    weight_map: dict[str, ShardName]
 
 
 def check_push(repo: str) -> str:
@@ -60,17 +61,14 @@ def check_push(repo: str) -> str:
             validate_repo_id(repo)
         except HFValidationError:
             raise UsageError(f"{repo!r} is no name of a repository; write {proposed}") from None
-        if role == "read":
-            raise UsageError(
-                f"nothing can be pushed to {repo}: the token of {user} may only read; log in with one that may write: "
-                f"{LOGIN}"
-            )
         owner, _, name = repo.rpartition("/")
         known = [user, *(organization["name"] for organization in me.get("orgs", []))]
         # A fine-grained token does not tell all organizations.
-        if owner and role == "write" and owner.lower() not in map(str.lower, known):
+        is_foreign = owner and role == "write" and owner.lower() not in map(str.lower, known)
+        if role == "read" or is_foreign:
             raise UsageError(
-                f"nothing can be pushed to {repo}: it would belong to {owner}, not {user}; write {proposed}"
+                f"nothing can be pushed to {repo}: the token of {user} may not write there; write {proposed}, or log "
+                f"in with one that may: {LOGIN}"
             )
     return f"{owner or user}/{name}"
 
@@ -114,21 +112,19 @@ def gather_files(output: Path) -> dict[str, Path | bytes]:
         UsageError: there is no run, it is not finished, it lacks weights, tokenizer or card, or one of them is a link.
     """
     if not (output / RECIPE_FILE).is_file():
-        if study := read_study(output):
-            chosen = dict.fromkeys(str(output / one["run"]) for one in study["chosen"])
+        if study := find_study(output):
+            chosen = dict.fromkeys(str(output / one.run) for one in study.chosen)
             runs = shorten(", ".join(chosen), 200, placeholder="…") or "none has finished"
             raise UsageError(f"{output} is a study; push a run of it ({runs})")
         raise UsageError(f"there is no run in {output}; give the directory of a finished one")
     if not (output / METRICS_FILE).is_file():
         raise UsageError(f"the run in {output} is not finished; the command that began it finishes it")
     weights = list_weights(output)
-    if missing := [name for name in weights if not (output / name).is_file()]:
-        raise UsageError(f"{output} has no {missing[0]} here, so nothing can be pushed; push from where it was trained")
-    for name in (VOCABULARY, CARD):
-        if not (output / name).is_file():
-            raise UsageError(
-                f"{output} has no {name}; delete {METRICS_FILE}, and the command that began the run writes it"
-            )
+    if missing := [name for name in (*weights, VOCABULARY, CARD) if not (output / name).is_file()]:
+        raise UsageError(
+            f"{output} has no {missing[0]} here; push from where it was trained, or delete {METRICS_FILE}, and the "
+            "command that began the run writes it"
+        )
     files = {name: output / name for name in (*weights, *PUBLISHED) if (output / name).is_file()}
     if link := next((path for path in (*files.values(), output / CARD) if path.is_symlink()), None):
         raise UsageError(f"{link} is a link, and what it leads to may be no part of the run; put a copy in its place")
@@ -144,12 +140,10 @@ def list_weights(output: Path) -> list[str]:
     if (output / WEIGHTS).is_file() or not (output / WEIGHTS_INDEX).is_file():
         return [WEIGHTS]
     try:
-        names = sorted(set(json.loads((output / WEIGHTS_INDEX).read_text(encoding="utf-8"))["weight_map"].values()))
-        if other := [name for name in names if not SHARD.fullmatch(name)]:
-            raise ValueError(f"{other[0]!r} is no shard of a model")
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        index = read_record(output / WEIGHTS_INDEX, WeightsIndex)
+    except (OSError, ValueError) as error:
         raise UsageError(f"{output / WEIGHTS_INDEX} is damaged ({join_lines(error)}); put back the run's own") from None
-    return [WEIGHTS_INDEX, *names]
+    return [WEIGHTS_INDEX, *sorted(set(index.weight_map.values()))]
 
 
 def make_public_card(output: Path, repo: str) -> str:
@@ -194,45 +188,28 @@ def describe_study(output: Path) -> str:
     Empty where it belongs to none.
     """
     run = output.resolve()
-    studies = ((folder, read_study(folder)) for folder in run.parents)
+    studies = ((folder, find_study(folder)) for folder in run.parents)
     folder, study = next(((folder, study) for folder, study in studies if study), (None, None))
     if study is None:
         return ""
     place = run.relative_to(folder).as_posix()
-    found = [one["metrics"] for cell in study["cells"] for one in cell["runs"] if "metrics" in one]
-    is_apart = all("tune_score" in metrics for metrics in found)
+    is_apart = all("tune_score" in one.metrics for cell in study.cells for one in cell.runs if one.metrics)
     on = "rows that are not scored." if is_apart else "the very data that it is scored on: its score is optimistic."
-    lines = [
-        f"The best of {one['of_runs']} runs on {on}"
-        for one in study["chosen"]
-        if one["run"] == place and one["of_runs"] > 1
-    ][:1]
-    for cell in study["cells"]:
-        seeds = [str(one["seed"]) for one in cell["runs"] if one["status"] == "finished"]
-        if cell["n"] > 1 and place in [one["directory"] for one in cell["runs"]]:
-            column = study["columns"][cell["column"]]
-            row = ScoreRow(column["name"], column["metric"], unit=column["unit"])
+    most = max((winner.of_runs for winner in study.chosen if winner.run == place), default=0)
+    lines = [f"The best of {most} runs on {on}"] if most > 1 else []
+    for cell in study.cells:
+        if cell.n > 1 and place in [one.directory for one in cell.runs]:
+            seeds = ", ".join(str(one.seed) for one in cell.runs if one.status == "finished")
+            column = study.columns[cell.column]
+            row = ScoreRow(column.name, column.metric, unit=column.unit)
             lines.append(
-                f"Over the {cell['n']} seeds {', '.join(seeds)}: {row.name} {row.show(cell['mean'])} ± "
-                f"{row.show(cell['sd'])}{' %' * bool(row.unit)} (mean and standard deviation)."
+                f"Over the {cell.n} seeds {seeds}: {row.name} {row.show(cell.mean)} ± "
+                f"{row.show(cell.sd)}{' %' * bool(row.unit)} (mean and standard deviation)."
             )
     return " ".join(dict.fromkeys(lines))
 
 
-def read_study(folder: Path) -> dict[str, Any] | None:
-    """The results of the study in a directory; None where there is none, or a study.json of somebody else's.
-
-    Raises:
-        UsageError: the file is damaged.
-    """
-    if not (folder / STUDY_RESULT).is_file():
-        return None
-    with explain_refusal(str(folder / STUDY_RESULT)):
-        found = json.loads((folder / STUDY_RESULT).read_text(encoding="utf-8"))
-    if not isinstance(found, dict) or not isinstance(found.get("columns"), dict):
-        return None
-    for name, keys in (("chosen", {"run", "of_runs"}), ("cells", {"n", "column", "runs"})):
-        parts = found.get(name)
-        if not isinstance(parts, list) or not all(isinstance(part, dict) and keys <= part.keys() for part in parts):
-            return None
-    return found
+def find_study(folder: Path) -> StudyResult | None:
+    """Return the results of the study in a directory; None without one that can be read."""
+    with suppress(UsageError):
+        return read_study(folder)

@@ -42,15 +42,26 @@ TOP_KEYS = {
 }
 TABLES = ("model", "data", "train")
 PHASE = {"share": float, "max_length": int}
-STEPS = ("eval_steps", "logging_steps", "save_steps")
-LEAST_VALUES = {
-    ("", "batch_size"): 1,
-    ("", "reinit_layers"): 0,
-    ("phase", "max_length"): 5,  # [CLS] a [SEP] b [SEP]
-    ("train", "per_device_train_batch_size"): 1,
-    ("train", "per_device_eval_batch_size"): 1,
-    ("train", "eval_accumulation_steps"): 1,
+# Table -> key -> the least number that it may be, and the first one above that it may not be.
+RANGES: dict[str, dict[str, tuple[float, float]]] = {
+    "": {"batch_size": (1, math.inf), "reinit_layers": (0, math.inf)},
+    "phase": {"max_length": (5, math.inf)},  # [CLS] a [SEP] b [SEP]
+    "train": {
+        **dict.fromkeys(("learning_rate", "weight_decay", "adam_epsilon", "max_grad_norm"), (0, math.inf)),
+        **dict.fromkeys(("adam_beta1", "adam_beta2"), (0, 1)),
+        # Steps: a whole number, or a share of all of them.
+        **dict.fromkeys(("warmup_steps", "eval_steps", "logging_steps", "save_steps"), (0, math.inf)),
+        **dict.fromkeys(("per_device_train_batch_size", "per_device_eval_batch_size"), (1, math.inf)),
+        "eval_accumulation_steps": (1, math.inf),
+        "seed": (0, 2**32),
+        "max_steps": (-1, 10**9),
+        "num_train_epochs": (0, 10**6),
+        "dataloader_num_workers": (0, 1024),
+    },
 }
+
+# They need the loss of an evaluation, which is not computed.
+LEARNED_SCHEDULES = {"reduce_lr_on_plateau", "greedy"}
 
 # Keys of [train] that fit a run to a machine: with others it is the same run, but for rounding.
 FITTING = (
@@ -63,23 +74,20 @@ FITTING = (
 # Options of [data] that earlier versions do not have -> what they do.
 ADDED = {"tune_share": 0.0}
 
-PRECISION = 'set precision at the top level, for example precision = "bf16"'
-RERUN = "run the same command again: an unfinished run continues by itself"
-COMMAND = "the command decides what is trained, evaluated and predicted"
 # Keys of [train] that the user may not set -> what to do instead. The last two are names of transformers 4.
 RESERVED = {
     "output_dir": "use --output",
     "gradient_accumulation_steps": "set batch_size at the top level: accumulation follows from it, "
     "per_device_train_batch_size and the number of processes",
     "auto_find_batch_size": "set batch_size at the top level, and per_device_train_batch_size to what the memory holds",
-    "bf16": PRECISION,
-    "fp16": PRECISION,
-    "bf16_full_eval": PRECISION,
-    "fp16_full_eval": PRECISION,
-    "resume_from_checkpoint": RERUN,
-    "do_train": COMMAND,
-    "do_eval": COMMAND,
-    "do_predict": COMMAND,
+    **dict.fromkeys(
+        ("bf16", "fp16", "bf16_full_eval", "fp16_full_eval"),
+        'set precision at the top level, for example precision = "bf16"',
+    ),
+    "resume_from_checkpoint": "run the same command again: an unfinished run continues by itself",
+    **dict.fromkeys(
+        ("do_train", "do_eval", "do_predict"), "the command decides what is trained, evaluated and predicted"
+    ),
     "ignore_data_skip": "a run that goes on would see other data than one that was not stopped",
     "dataloader_persistent_workers": "a run that goes on would draw its data in another order",
     "save_only_model": "a run could not continue as if it had not been stopped",
@@ -95,7 +103,6 @@ RESERVED = {
     "warmup_ratio": "write warmup_steps: below 1 it is a share of all steps",
     "group_by_length": 'write train_sampling_strategy = "group_by_length"',
 }
-TOO_DEEP = "nested too deep to be read; no key of a recipe needs that"
 TYPE_NAMES = {
     bool: "true or false",
     int: "a whole number",
@@ -110,20 +117,15 @@ def read_recipe(path: str | Path) -> Recipe:
     """The recipe in a TOML file, not yet checked, with `~` expanded as `merge` does.
 
     Raises:
-        UsageError: the file cannot be read, is not UTF-8 or not TOML.
+        UsageError: the file cannot be read, or is not TOML.
     """
     try:
         return merge(tomllib.loads(Path(path).read_bytes().decode("utf-8-sig")))
-    except FileNotFoundError:
-        raise UsageError(f"recipe {path} does not exist; give the path of a TOML file") from None
     except OSError as error:
         raise UsageError(f"recipe {path} cannot be read ({error.strerror}); give the path of a TOML file") from None
-    except UnicodeDecodeError as error:
-        raise UsageError(f"recipe {path} is not UTF-8 (byte {error.start}); save it as UTF-8") from None
-    except ValueError as error:  # TOMLDecodeError, and the plain ValueError of a number with too many digits
+    # TOMLDecodeError, another encoding than UTF-8, a number with too many digits; lists or tables nested too deep
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"recipe {path} is not TOML: {error}; correct it there (https://toml.io)") from None
-    except RecursionError:
-        raise UsageError(f"recipe {path} has lists or tables {TOO_DEEP}") from None
 
 
 def parse_setting(text: str) -> Recipe:
@@ -216,15 +218,13 @@ def save_recipe(recipe: Mapping[str, Any], path: str | Path) -> None:
     import tomli_w
 
     recipe = expand_recipe(recipe)
-    tables = {table: recipe.pop(table) for table in TABLES if table in recipe}
+    tables = {table: {table: recipe.pop(table)} for table in TABLES if table in recipe}
     phases = recipe.pop("phase") if recipe.get("phase") else []  # an empty list stays a top-level key
-    sections = {key: recipe.pop(key) for key in TOP_KEYS if key in recipe} | recipe
-    parts = [tomli_w.dumps(sections)] if sections else []
-    parts += [tomli_w.dumps({table: tables[table]}) for table in ("model", "data") if table in tables]
-    parts += ["[[phase]]\n" + tomli_w.dumps(phase) for phase in phases]
-    parts += [tomli_w.dumps({"train": tables["train"]})] if "train" in tables else []
-
-    atomic_write("\n".join(parts), Path(path))
+    train = tables.pop("train", {})
+    top = {key: recipe.pop(key) for key in TOP_KEYS if key in recipe} | recipe
+    parts = map(tomli_w.dumps, (top, *tables.values()))
+    listed = ["[[phase]]\n" + tomli_w.dumps(phase) for phase in phases]
+    atomic_write("\n".join(filter(None, [*parts, *listed, tomli_w.dumps(train)])), Path(path))
 
 
 def list_decisive(recipe: Mapping[str, Any]) -> Recipe:
@@ -248,14 +248,14 @@ def split_batch(batch_size: int, *, processes: int, per_device: int | None = Non
     Raises:
         UsageError: a remainder is left.
     """
-    unit = processes * (1 if per_device is None else per_device)
+    unit = processes * (per_device or 1)
     steps, remainder = divmod(batch_size, unit)
     if remainder:
-        parts = f"{processes} process" + ("es" if processes > 1 else "")
-        if per_device is not None:
-            parts += f" x {per_device} sequences (per_device_train_batch_size)"
         nearest = " or ".join(str(size) for size in (steps * unit, (steps + 1) * unit) if size)
-        raise UsageError(f"batch_size {batch_size} cannot be divided among {parts}; set batch_size to {nearest}")
+        raise UsageError(
+            f"batch_size {batch_size} cannot be divided among {processes} processes x {per_device or 1} sequences "
+            f"(per_device_train_batch_size); set batch_size to {nearest}"
+        )
     return (steps, 1) if per_device is None else (per_device, steps)
 
 
@@ -266,12 +266,15 @@ def _list_fields(table: str, data_defaults: Mapping[str, Any]) -> dict[str, Any]
 
         return inspect.get_annotations(BertConfig, eval_str=True) | {"attn_implementation": str}
     if table == "train":
+        from transformers.trainer_utils import SchedulerType
         from transformers.training_args import OptimizerNames, TrainingArguments
 
         fields = inspect.get_annotations(TrainingArguments, eval_str=True)
         for field in dataclasses.fields(TrainingArguments):
             if choices := field.metadata.get("choices"):
                 fields[field.name] = Literal[tuple(choices)]
+        schedules = {name.value for name in SchedulerType} - LEARNED_SCHEDULES
+        fields["lr_scheduler_type"] = Literal[tuple(sorted(schedules))]
         fields["optim"] = Literal[("bert_adam", *(name.value for name in OptimizerNames))]
         return {key: kind for key, kind in fields.items() if key not in RESERVED}
     if table == "data":
@@ -297,13 +300,9 @@ def _check_table(table: str, values: Any, data_defaults: Mapping[str, Any]) -> R
                 raise UsageError(f"{place}{key} cannot be set here; {RESERVED[key]}")
             raise UsageError(_explain_unknown_key(key, table, data_defaults))
         checked[key] = check_value(key, value, fields[key], place)
-        if key in STEPS and math.isinf(checked[key]):  # of which transformers would make a whole number
-            raise UsageError(
-                f"{place}{key} = {show_toml(value)} must be a number of updates, or a share of all of them"
-            )
-        least = LEAST_VALUES.get((table, key))
-        if least is not None and checked[key] < least:
-            raise UsageError(f"{place}{key} = {value} must be at least {least}")
+        limits = RANGES.get(table, {}).get(key)
+        if limits and not limits[0] <= checked[key] < limits[1]:
+            raise UsageError(f"{place}{key} = {show_toml(value)} must be at least {limits[0]} and below {limits[1]}")
     return checked
 
 

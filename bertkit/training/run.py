@@ -16,6 +16,7 @@ import math
 import os
 from collections.abc import Collection, Mapping
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,7 @@ from bertkit.training.run_dir import (
     start_directory,
     write_environment,
 )
-from bertkit.training.trainer import BertTrainer, PlacingCollator, explain_shortage, train
+from bertkit.training.trainer import BertTrainer, collate_with_places, explain_shortage, train
 
 
 def run(
@@ -84,44 +85,29 @@ def run(
 
     held = hold_run_dir(output) if processes.is_main_process else nullcontext()
     with explain_disk_error(output), explain_shortage(args), explain_lost_process(processes.num_processes), held:
-        return carry_out(task, recipe, args, output, report, progress, prepared, milestones)
-
-
-def carry_out(
-    task: Task,
-    recipe: Recipe,
-    args: TrainingArguments,
-    output: Path,
-    report: Report,
-    progress: Progress,
-    prepared: "Prepared | None",
-    milestones: Collection[int],
-) -> dict[str, Any]:
-    """The scores of a run that is not finished; see `run`."""
-    processes = join_processes(recipe)
-    set_seed(args.seed)
-    checkpoint = find_checkpoint(output, report)
-    if prepared is None:
-        prepared = prepare(task, recipe, report, output, goes_on=checkpoint is not None)
-    else:
-        processes.wait_for_everyone()  # all have looked at the directory before the first one begins it
-        if processes.is_main_process:
-            start_directory(output, recipe, prepared.tokenizer)
-    start = train_first(task, recipe, output, report, progress)
-    set_seed(args.seed)  # again: a run must not depend on whether its data were at hand
-    model = make_model(task, start, prepared.settings, report)
-    if processes.is_main_process:
-        weights = fingerprint_weights(model)
-        write_environment(output, prepared.fingerprints, weights, goes_on=checkpoint is not None)
-    parameters = f"{model.num_parameters():,} parameters"
-    trainer = make_trainer(task, model, args, prepared.data, recipe, progress, report, milestones)
-    with name_stopped_processes():
-        if "train" in prepared.data:
-            report(f"{parameters}; {describe_training(args, recipe, prepared.data['train'])}")
-            train(trainer, checkpoint, report)
+        set_seed(args.seed)
+        checkpoint = find_checkpoint(output, report)
+        if prepared is None:
+            prepared = prepare(task, recipe, report, output, goes_on=checkpoint is not None)
         else:
-            report(f"{parameters}; nothing to train, only to predict")
-        return finish(task, recipe, trainer, prepared, output, report)
+            processes.wait_for_everyone()  # all have looked at the directory before the first one begins it
+            if processes.is_main_process:
+                start_directory(output, recipe, prepared.tokenizer)
+        start = train_first(task, recipe, output, report, progress)
+        set_seed(args.seed)  # again: a run must not depend on whether its data were at hand
+        model = make_model(task, start, prepared.settings, report)
+        if processes.is_main_process:
+            weights = fingerprint_weights(model)
+            write_environment(output, prepared.fingerprints, weights, goes_on=checkpoint is not None)
+        trainer = make_trainer(task, model, args, prepared.data, recipe, progress, report, milestones)
+        with name_stopped_processes():
+            parameters = f"{model.num_parameters():,} parameters"
+            if "train" in prepared.data:
+                report(f"{parameters}; {describe_training(args, recipe, prepared.data['train'])}")
+                train(trainer, checkpoint, report)
+            else:
+                report(f"{parameters}; nothing to train, only to predict")
+            return finish(task, recipe, trainer, prepared, output, report)
 
 
 def train_first(task: Task, recipe: Recipe, output: Path, report: Report, progress: Progress) -> Recipe:
@@ -212,7 +198,7 @@ def make_trainer(
             milestones=milestones,
             train_dataset=data.get("train"),
             eval_dataset=dev,
-            data_collator=PlacingCollator(task.collate, type(model)),
+            data_collator=partial(collate_with_places, task.collate, type(model)),
             compute_metrics=lambda prediction: task.score(prediction.predictions, dev),
             optimizer_cls_and_kwargs=optimizer,
             callbacks=[StopOnSignal(Path(args.output_dir), progress), PredictionProgress(report)],
@@ -238,19 +224,20 @@ def finish(
     metrics: dict[str, Any] = {}
     files: dict[str, str] = {}
     tuned, decided = None, None  # the scores of the data that decide, where others are scored, and what follows
-    if TUNE in prepared.data:
-        report(f"predicting {TUNE}, {len(prepared.data[TUNE]):,} sequences")
-        tuned = task.score(trainer.predict(prepared.data[TUNE]).predictions, prepared.data[TUNE])
-        decided = task.tuned_config(tuned)
-        metrics["tune_score"] = tuned[task.metric]
-    for split in (*task.splits, *task.unlabelled):
-        if split in prepared.data:
-            report(f"predicting {split}, {len(prepared.data[split]):,} sequences")
-            summaries = trainer.predict(prepared.data[split]).predictions
-            files |= task.format_predictions(summaries, prepared.data[split], split, decided)
-            if name := task.splits.get(split):
-                scores = task.score(summaries, prepared.data[split], decided)
-                metrics |= {name.format(key): value for key, value in scores.items()}
+    for split in (TUNE, *task.splits, *task.unlabelled):
+        if (data := prepared.data.get(split)) is None:
+            continue
+        report(f"predicting {split}, {len(data):,} sequences")
+        summaries = trainer.predict(data).predictions
+        if split == TUNE:
+            tuned = task.score(summaries, data)
+            decided = task.tuned_config(tuned)
+            metrics["tune_score"] = tuned[task.metric]
+            continue
+        files |= task.format_predictions(summaries, data, split, decided)
+        if name := task.splits.get(split):
+            scores = task.score(summaries, data, decided)
+            metrics |= {name.format(key): value for key, value in scores.items()}
     if tuned is None:  # else they are of the rows that decide
         metrics |= list_start(trainer.state.log_history)
     if task.metric:
@@ -279,9 +266,7 @@ def finish(
 
 def list_start(log: list[dict[str, float]]) -> dict[str, float]:
     """The scores before the first update (`eval_on_start`), as `start_…`."""
-    for entry in log:
-        if entry.get("step") == 0:
-            found = {key.removeprefix("eval_"): value for key, value in entry.items() if key.startswith("eval_")}
-            timings = ("runtime", "samples_per_second", "steps_per_second", "model_preparation_time")
-            return {f"start_{key}": value for key, value in sorted(found.items()) if key not in timings}
-    return {}
+    start = next((entry for entry in log if entry.get("step") == 0), {})
+    timings = ("runtime", "samples_per_second", "steps_per_second", "model_preparation_time")
+    found = {key.removeprefix("eval_"): value for key, value in sorted(start.items()) if key.startswith("eval_")}
+    return {f"start_{key}": value for key, value in found.items() if key not in timings}

@@ -14,16 +14,17 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from datetime import UTC, datetime
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 from accelerate import PartialState
 
 import bertkit
 from bertkit.data.tokenizer import save_tokenizer
-from bertkit.errors import UsageError, explain_refusal, make_printable
+from bertkit.errors import UsageError, explain_refusal, join_lines, make_printable
 from bertkit.model.precision import choose_precision
 from bertkit.system.differences import find_differences, name_differences
 from bertkit.system.files import atomic_write, find_checksum, hold_directory, map_in_threads, refuse_links, write_json
@@ -51,20 +52,21 @@ NOTED_PACKAGES = (
     "torch",
     "transformers",
 )
-RUN_FILES = {  # that a run writes in its directory
+# What a run writes in its directory: what `bertkit push` publishes, and the rest.
+PUBLISHED = (
+    "config.json",
+    "generation_config.json",
+    VOCABULARY,
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
     RECIPE_FILE,
     ENVIRONMENT,
     LOG,
-    LENGTHS_FILE,
-    METRICS_FILE,
-    VOCABULARY,
-    "README.md",
-    "config.json",
     "curves.png",
-    "model.safetensors",
-    "tokenizer.json",
-    "tokenizer_config.json",
-}
+    METRICS_FILE,
+)
+RUN_FILES = (*PUBLISHED, LENGTHS_FILE, "README.md", "model.safetensors")
 RUN_FOLDERS = (BEST, PREDICTIONS, "checkpoint-", f".{BEST}", ".tokenizer", ".step-")  # and how their names begin
 STUDY_RESULT = "study.json"  # beside the runs of a study
 COMPLETE = "complete"  # this file marks a checkpoint as fully written; it holds the checksums of the others
@@ -104,12 +106,25 @@ def read_metrics(path: Path) -> dict[str, Any]:
         UsageError: the file is damaged.
     """
     try:
-        metrics = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(metrics, dict) or not isinstance(metrics.get("score", 0.0), int | float) or not metrics:
+        metrics = read_record(path, dict[str, Any])
+        if not isinstance(metrics.get("score", 0.0), int | float) or not metrics:
             raise ValueError("no scores are in it")
     except (OSError, ValueError) as error:
         raise UsageError(f"{path} is damaged ({error}); delete it, and the same command evaluates again") from None
     return metrics
+
+
+def read_record(path: Path, kind: Any) -> Any:
+    """Return what a JSON file holds, as a value of this type.
+
+    Raises:
+        OSError: It cannot be read.
+        ValueError: It is no JSON, or of another type.
+    """
+    try:
+        return msgspec.convert(json.loads(path.read_bytes()), kind)  # json reads a NaN among the scores, too
+    except (RecursionError, msgspec.ValidationError) as error:
+        raise ValueError(str(error)) from None
 
 
 def check_files(folder: Path) -> None:
@@ -195,9 +210,9 @@ def read_environment(output: Path) -> dict[str, Any]:
         OSError: there is none.
         ValueError: it is damaged.
     """
-    found = json.loads((output / ENVIRONMENT).read_text(encoding="utf-8"))
-    if not isinstance(found, dict) or not isinstance(found.get("data", {}), dict):
-        raise ValueError(f"{ENVIRONMENT} is no table")
+    found = read_record(output / ENVIRONMENT, dict[str, Any])
+    if not isinstance(found.get("data", {}), dict):
+        raise ValueError(f"{ENVIRONMENT} has no table data")
     return {key: value for key, value in found.items() if key != "date"}
 
 
@@ -209,7 +224,7 @@ def describe_environment() -> dict[str, Any]:
         "commit": find_commit(),
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "packages": {name: found for name in NOTED_PACKAGES if (found := find_version(name))},
+        "packages": {name: version(name) for name in NOTED_PACKAGES},
         "processor": torch.cpu.get_capabilities().get("cpu_name", platform.processor()),
         "instructions": torch.backends.cpu.get_cpu_capability(),
         "auto_precision": choose_precision("auto"),
@@ -217,15 +232,6 @@ def describe_environment() -> dict[str, Any]:
         "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
         "processes": PartialState().num_processes,
     }
-
-
-@cache
-def find_version(package: str) -> str | None:
-    """The version of an installed package; None if it is not."""
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
 
 
 @cache
@@ -250,9 +256,9 @@ def find_checkpoint(output: Path, report: Callable[[str], None]) -> Path | None:
 def is_intact(checkpoint: Path) -> bool:
     """Whether the files of a checkpoint are what they were when it was complete; reads them (some GB a second)."""
     try:
-        known = json.loads((checkpoint / COMPLETE).read_text(encoding="utf-8"))
+        known = read_record(checkpoint / COMPLETE, dict[str, str])
         return bool(known) and list(known.values()) == compute_checksums([checkpoint / name for name in known])
-    except (ValueError, AttributeError, TypeError, OSError):  # of a marker that is damaged itself, or of a lost file
+    except (ValueError, OSError):  # of a marker that is damaged itself, or of a lost file
         return False
 
 
@@ -299,3 +305,66 @@ def write_log(entries: Iterable[Mapping[str, float]], output: Path) -> None:
 def read_log(output: Path) -> list[dict[str, float]]:
     """The entries of a run's training log."""
     return [json.loads(line) for line in (output / LOG).read_text(encoding="utf-8").splitlines()]
+
+
+# --- The study that runs belong to ------------------------------------------------------------------------------------
+
+
+class StudyColumn(msgspec.Struct):
+    """The score that a column of a study shows."""
+
+    name: str
+    metric: str
+    unit: str
+
+
+class StudyRun(msgspec.Struct):
+    """A run of a study."""
+
+    seed: int
+    directory: str
+    status: str
+    metrics: dict[str, Any] = {}
+
+
+class StudyCell(msgspec.Struct):
+    """A setting of a study with its runs, and mean and deviation over the n of them that have the column's score."""
+
+    column: str
+    runs: list[StudyRun]
+    n: int
+    mean: float | None
+    sd: float | None
+
+
+class StudyWinner(msgspec.Struct):
+    """A run that a study has chosen, out of how many, and the score that was decisive (None: `score` was)."""
+
+    run: str
+    of_runs: int
+    score: float
+    decided_by: float | None = None
+
+
+class StudyResult(msgspec.Struct):
+    """What is read here of study.json (`bertkit.studies.results`)."""
+
+    finished: bool
+    columns: dict[str, StudyColumn]
+    cells: list[StudyCell]
+    chosen: list[StudyWinner]
+
+
+def read_study(folder: Path) -> StudyResult:
+    """Read the results of the study in a directory.
+
+    Raises:
+        UsageError: The file is lost, damaged, or somebody else's.
+    """
+    path = folder / STUDY_RESULT
+    try:
+        return read_record(path, StudyResult)
+    except (OSError, ValueError) as error:
+        raise UsageError(
+            f"{path} is no result of a study ({join_lines(error)}); delete it, or name another folder"
+        ) from None

@@ -25,7 +25,7 @@ from bertkit.system.progress import Report, describe_duration
 from bertkit.system.signals import Interrupted, note_signals
 from bertkit.tasks.task import Task
 from bertkit.training.callbacks import Diverged, Milestones, StopOnSignal, explain_divergence, explain_stop
-from bertkit.training.processes import guard_workers
+from bertkit.training.processes import begin_worker
 from bertkit.training.run_dir import list_checkpoints, mark_complete, rotate_checkpoints, write_log
 
 SUMS = "loss_sums.json"  # in a checkpoint: of the losses since the last log
@@ -41,9 +41,12 @@ def train(trainer: "BertTrainer", checkpoint: Path | None, report: Report) -> No
     """
     if checkpoint:
         report(f"continues after {checkpoint.name}")
+        trainer.restore_sums(checkpoint)
         trainer.args.eval_on_start = False  # that was another start
     start = time.monotonic()
-    with stop_on_signal(trainer) as stopper:
+    stopper = next(x for x in trainer.callback_handler.callbacks if isinstance(x, StopOnSignal))
+    # SIGTERM and the first Ctrl-C let the update finish, write a checkpoint and end the training.
+    with note_signals(partial(setattr, stopper, "signalled")):
         try:
             trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
         except UnpicklingError as error:
@@ -60,21 +63,12 @@ def train(trainer: "BertTrainer", checkpoint: Path | None, report: Report) -> No
     report(f"trained for {describe_duration(time.monotonic() - start)}")
 
 
-class PlacingCollator:
-    """A collator that also finds where the tokens are that a head computes on, while they still are in main memory.
-
-    Args:
-        collate: makes a batch of a list of rows.
-        head: the model's class, which says what it looks for.
-    """
-
-    def __init__(self, collate: Callable[[list], dict[str, Tensor]], head: type) -> None:
-        self.collate = collate
-        self.head = head
-
-    def __call__(self, rows: list) -> dict[str, Tensor]:
-        batch = self.collate(rows)
-        return batch | self.head.find_places(**batch) if "attention_mask" in batch else batch
+def collate_with_places(
+    collate: Callable[[list], dict[str, Tensor]], head: type[nn.Module], rows: list
+) -> dict[str, Tensor]:
+    """Return a batch of rows, with where the tokens are that a head computes on: found while still in main memory."""
+    batch = collate(rows)
+    return batch | head.find_places(**batch) if "attention_mask" in batch else batch
 
 
 class BertTrainer(Trainer):
@@ -199,7 +193,7 @@ class BertTrainer(Trainer):
         sign = 1 if lower_is_better else -1
         return min(scores, key=lambda entry: sign * entry[metric], default=None)
 
-    def _restore_sums(self, checkpoint: Path) -> None:
+    def restore_sums(self, checkpoint: Path) -> None:
         """Takes up the losses since the last log; the first process has those of all."""
         self.logged_at = self.resumed_at = int(checkpoint.name.rpartition("-")[2])
         self.sums = {}
@@ -209,14 +203,12 @@ class BertTrainer(Trainer):
             own = float(self.is_world_process_zero())  # the others have the names alone: all of them are added up
             self.sums = {name: torch.tensor(own * x, device=self.args.device) for name, x in saved["sums"].items()}
 
-    def get_train_dataloader(self) -> Any:
-        return guard_workers(super().get_train_dataloader())
-
-    def get_eval_dataloader(self, eval_dataset=None) -> Any:
-        return guard_workers(super().get_eval_dataloader(eval_dataset))
-
-    def get_test_dataloader(self, test_dataset) -> Any:
-        return guard_workers(super().get_test_dataloader(test_dataset))
+    def _get_dataloader(self, *args, **kwargs) -> Any:
+        """As the Trainer; worker processes leave signals to this one, which needs them for what it is about."""
+        loader = super()._get_dataloader(*args, **kwargs)
+        inner = getattr(loader, "base_dataloader", loader)  # accelerate's wraps the one that starts the workers
+        inner.worker_init_fn = partial(begin_worker, inner.worker_init_fn)
+        return loader
 
     def _get_eval_sampler(self, eval_dataset) -> None:
         """None: in order, as scores and files take the predictions; the Trainer's own sorts with group_by_length."""
@@ -229,11 +221,6 @@ class BertTrainer(Trainer):
         summary = self.task.summarize(outputs, inputs)
         return None, summary, summary[:, :1]
 
-    def train(self, resume_from_checkpoint=None, **kwargs) -> Any:
-        if resume_from_checkpoint is not None:
-            self._restore_sums(Path(resume_from_checkpoint))
-        return super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)
-
 
 def drop_second_names(model: nn.Module) -> None:
     """Leaves a decoder's bias its name in the decoder only.
@@ -244,14 +231,6 @@ def drop_second_names(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(getattr(module, "decoder", None), nn.Linear) and getattr(module, "bias", None) is not None:
             del module.bias
-
-
-@contextmanager
-def stop_on_signal(trainer: Trainer) -> Iterator[StopOnSignal]:
-    """In this context SIGTERM and the first Ctrl-C let the update finish, write a checkpoint and end the training."""
-    stopper = next(x for x in trainer.callback_handler.callbacks if isinstance(x, StopOnSignal))
-    with note_signals(partial(setattr, stopper, "signalled")):
-        yield stopper
 
 
 @contextmanager

@@ -713,7 +713,7 @@ def squad(tmp_path, capsys):
         (["--version", "3"], ["no SQuAD version 3", "1 (for 1.1) or 2 (for 2.0)"]),
         (["--version", "two"], ["--version", "integer"]),
         (["--version", "2", "runs/a"], ["runs/a", "--ensemble"]),
-        (["--version", "2", "--ensemble", "runs/a", "runs/b", "--set", "batch_size=8"], ["--model is for training"]),
+        (["--version", "2", "--ensemble", "runs/a", "runs/b", "--set", "batch_size=8"], ["--ensemble takes runs"]),
         (["--version", "2", "--extra-train", "no.json"], ["no.json is not there"]),
         (["--version", "2", "--set", "data.doc_strid=3"], ["doc_strid", "doc_stride"]),
         (["--version", "2", "--set", "data.max_length=11"], ["max_length 11 leaves no room"]),
@@ -972,7 +972,7 @@ def test_a_build_has_a_bar_on_a_terminal():
             screen.show_build(done * 10**6, 10**8, done * 10**5)
         shown = screen.bar.tasks[0]
         assert (shown.completed, shown.total) == (10**8, 10**8)
-        assert shown.fields["rate"].startswith("10,000,000 tokens, ")
+        assert shown.fields["state"].startswith("10,000,000 tokens, ")
     assert screen.bar is None
     assert "building" in screen.console.file.getvalue()
 

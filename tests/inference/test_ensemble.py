@@ -414,18 +414,16 @@ def test_members_that_cannot_be_combined(tmp_path, task, runs):
     out = tmp_path / "both"
     assert refuse(task, [], out).startswith("an ensemble is made of at least two finished runs, not of none; name")
     assert refuse(task, [a], out).startswith(f"an ensemble is made of at least two finished runs, not of {a} alone")
-    assert refuse(task, [a, b, a], out) == f"{a} is named twice; name every run once"
+    assert refuse(task, [a, b, a], out) == f"a run is named twice ({a}, {b}, {a}); name every run once"
     (tmp_path / "link").symlink_to(b)
     assert refuse(task, [a, b, tmp_path / "link"], out) == (
-        f"{tmp_path}/link is named twice, also as {b}; name every run once"
+        f"a run is named twice ({a}, {b}, {tmp_path}/link); name every run once"
     )
     for path in (tmp_path / "missing", tmp_path / "squad", a / "recipe.toml"):
         line = refuse(task, [a, path], out)
-        assert line == f"{path} is no run, for it holds no recipe.toml; name the --output of a finished run"
+        assert line.startswith(f"{path} is no run (nor is an ensemble), for it holds no recipe.toml; name the --output")
     join(task, runs, out)
-    assert refuse(task, [a, out], tmp_path / "more") == (
-        f"{out} is an ensemble itself; name its runs, which {out}/ensemble.json lists"
-    )
+    assert refuse(task, [a, out], tmp_path / "more").startswith(f"{out} is no run (nor is an ensemble)")
     assert not (tmp_path / "more").exists()
 
 
@@ -437,10 +435,6 @@ def test_runs_that_cannot_be_combined(tmp_path, task, runs):
     )
     path = b / "predictions" / "nbest_predictions.json"
     content = json.loads(path.read_text())
-    path.write_text(json.dumps(content | {"q1": [{"text": "red", "probability": 0.8}] * 2}))
-    assert refuse(task, runs, tmp_path / "both") == (
-        f"{path}: the probabilities of 'q1' add up to 1.6 and at most 1 was expected; repeat the run"
-    )
     path.write_text(json.dumps(content | {"q1": [{"text": "red"}]}))
     assert f"{path}, 'q1': Object missing required field `probability` - at `$[0]`; mend" in refuse(
         task, runs, tmp_path / "both"
@@ -451,8 +445,6 @@ def test_runs_that_cannot_be_combined(tmp_path, task, runs):
     assert f"{path} does not exist" in refuse(task, runs, tmp_path / "both")
     (b / "metrics.json").write_text("{")
     assert "metrics.json is damaged" in refuse(task, runs, tmp_path / "both")
-    (b / "metrics.json").write_text('{"score": 5.0, "f1": 5.0}')
-    assert f"{b}/metrics.json has no number as {task.version.exact}; delete it" in refuse(task, runs, tmp_path / "both")
     (b / "metrics.json").unlink()
     assert refuse(task, runs, tmp_path / "both") == (
         f"{b} is not finished, for it holds no metrics.json; repeat its command, which continues it"

@@ -97,16 +97,17 @@ def test_a_run_counts_once_it_is_finished(runs):
 
 
 def test_a_study_says_which_of_its_runs_count(runs):
-    chosen = [{"task": "rte", "run": "a/rte-3", "score": 0.5}, {"task": "rte", "run": "b/rte-1", "score": 0.9}]
-    (runs / "study.json").write_text(json.dumps({"chosen": chosen, "finished": True}))
+    chosen = [{"run": "a/rte-3", "of_runs": 1, "score": 0.5}, {"run": "b/rte-1", "of_runs": 1, "score": 0.9}]
+    results = {"columns": {}, "cells": [], "chosen": chosen}
+    (runs / "study.json").write_text(json.dumps(results | {"finished": True}))
     lines = []
     assert find_runs(runs, lines.append) == [runs / "b/rte-1", runs / "a/rte-3"], "the better row comes first"
     assert lines == []
-    (runs / "study.json").write_text(json.dumps({"chosen": chosen, "finished": False}))
+    (runs / "study.json").write_text(json.dumps(results | {"finished": False}))
     find_runs(runs, lines.append)
     assert "is not finished" in lines[0]
     (runs / "study.json").write_text("{")
-    with pytest.raises(UsageError, match=r"study\.json is refused") as error:
+    with pytest.raises(UsageError, match=r"study\.json is no result of a study") as error:
         find_runs(runs)
     assert "\n" not in str(error.value)
 
@@ -276,5 +277,5 @@ def test_what_is_no_prediction_is_refused(runs, content):
 @pytest.mark.parametrize("content", ["[]", "null", "5", "{}", '{"chosen": [{}]}', '{"chosen": 5}'])
 def test_a_result_that_is_none_is_refused(runs, content):
     (runs / "study.json").write_text(content)
-    with pytest.raises(UsageError, match=r"study\.json is no result of a study; delete it"):
+    with pytest.raises(UsageError, match=r"study\.json is no result of a study .*; delete it"):
         find_runs(runs)

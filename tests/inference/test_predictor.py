@@ -438,25 +438,23 @@ def test_a_vocabulary_larger_than_the_model_is_refused(classifier, tmp_path):
     folder = write_head(tmp_path, "BertForSequenceClassification", vocab_size=10)
     with pytest.raises(UsageError, match=r"the tokenizer has .* tokens and .* only 10; use the checkpoint's own"):
         Exact(folder)
-    with pytest.raises(UsageError, match="at least 1"):
-        Exact(classifier, top=0)
 
 
 @pytest.mark.parametrize(
     ("recipe", "named"),
     [
-        ("data = 3", "data"),
-        ('[data]\nmax_length = "x"', "max_length"),
-        ("[data]\nmax_length = 0", "max_length"),
-        ("[data]\ndoc_stride = 2.5", "doc_stride"),
-        ("phase = 3", "phase"),
-        ("[[phase]]\nx = 1", "phase"),
+        ("data = 3", "'int'"),
+        ('[data]\nmax_length = "x"', "`str`"),
+        ("[data]\nmax_length = 0", ">= 1"),
+        ("[data]\ndoc_stride = 2.5", "`float`"),
+        ("phase = 3", "'int'"),
+        ("[[phase]]\nx = 1", "max_length"),
     ],
 )
 def test_a_damaged_recipe_beside_the_weights_is_one_line(recipe, named, tmp_path):
     folder = write_head(tmp_path, "BertForSequenceClassification")
     (folder / "recipe.toml").write_text(recipe + "\n")
-    with pytest.raises(UsageError, match=f"^{named} in the run's recipe.toml is damaged"):
+    with pytest.raises(UsageError, match=rf"^the run's recipe.toml is damaged \(.*{named}"):
         Exact(folder)
 
 
@@ -828,7 +826,7 @@ def test_what_somebody_types_is_answered_line_by_line(classifier):
         (["good", "--input", "-"], "give the inputs as TEXT or with --input FILE, one of the two"),
         (["--input", "no.jsonl"], "there is no file no.jsonl; name one with --input, or - for standard input"),
         (["good", "--pair"], "1 texts are no inputs of text and text_pair; give them in this order"),
-        (["good", "--precision", "fp8"], "precision 'fp8' is unknown; expected one of auto, fp32, bf16, fp16"),
+        (["good", "--precision", "fp8"], 'precision = "fp8" must be one of auto, fp32, bf16, fp16'),
         (["\udc80"], "is not UTF-8; write it so, or give the file another name"),
     ],
 )
