@@ -11,7 +11,8 @@ import shutil
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +74,8 @@ def run_study(
     check_directory(study, output)
     first, rest = make_jobs(study, pretrainings, cells, output)
     states, left = find_states(first | rest, output)
-    state = StudyState(study, pretrainings, cells, states, output, report, progress, is_main=processes.is_main_process)
+    origins = {pretraining.directory: pretraining for pretraining in pretrainings}
+    state = StudyState(study, origins, cells, states, output, report, progress, processes.is_main_process)
     report(f"{describe_size(state.summarize())}, {len(states) - len(left)} of them finished")
     if count:  # a cluster may have what this machine lacks
         check_arguments(left)
@@ -98,34 +100,30 @@ def run_study(
         return state.finish(number)
 
 
+@dataclass(eq=False)
 class StudyState:
     """What is known of the runs while they are done; everything it hears is shown, and what matters written.
 
+    pretrainings: by directory.
     states: directory of a run below the study's -> how far it is.
     is_main: of several processes that share each run the one that writes.
+    shown: when progress was last told.
     """
 
-    def __init__(
-        self,
-        study: Study,
-        pretrainings: Sequence[Pretraining],
-        cells: Sequence[Cell],
-        states: dict[str, State],
-        output: Path,
-        report: Report,
-        progress: Callable[[dict[str, Any]], None],
-        is_main: bool,
-    ) -> None:
-        self.study = study
-        self.pretrainings = {pretraining.directory: pretraining for pretraining in pretrainings}
-        self.cells = cells
-        self.groups = group_cells(cells)
-        self.states = states
-        self.output = output
-        self.report = report
-        self.progress = progress
-        self.is_main = is_main
-        self.shown = 0.0  # when progress was last told
+    study: Study
+    pretrainings: Mapping[str, Pretraining]
+    cells: Sequence[Cell]
+    states: dict[str, State]
+    output: Path
+    report: Report
+    progress: Callable[[dict[str, Any]], None]
+    is_main: bool
+    shown: float = 0.0
+
+    @cached_property
+    def groups(self) -> list[list[Cell]]:
+        """The cells of each row and column."""
+        return group_cells(self.cells)
 
     def summarize(self) -> dict[str, Any]:
         """The results so far."""

@@ -14,7 +14,7 @@ import sys
 import traceback
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -167,6 +167,7 @@ class Worker:
     began: bool = False
 
 
+@dataclass(eq=False)
 class WorkerPool:
     """Spawned processes that do the jobs, and the jobs that wait. They end when this process dies.
 
@@ -174,27 +175,21 @@ class WorkerPool:
         noted: The signal to stop, once it has come.
     """
 
-    def __init__(
-        self,
-        work: Work,
-        jobs: Sequence[Job],
-        data: Mapping[str, Any],
-        handle: Handle,
-        count: int,
-        gpus: Sequence[str],
-    ) -> None:
-        self.work = work
-        self.jobs = jobs
-        self.handle = handle
-        self.count = count
-        self.gpus = gpus
-        self.pack = cache(partial(pack, data))
-        self.waiting = deque(range(len(jobs)))
-        self.tries = Tries(handle)
-        self.workers: dict[Pipe, Worker] = {}
-        self.started: list[multiprocessing.process.BaseProcess] = []
-        self.noted: list[int] = []
-        self.failed_starts = 0
+    work: Work
+    jobs: Sequence[Job]
+    data: Mapping[str, Any]
+    handle: Handle
+    count: int
+    gpus: Sequence[str]
+    workers: dict[Pipe, Worker] = field(default_factory=dict)
+    started: list[multiprocessing.process.BaseProcess] = field(default_factory=list)
+    noted: list[int] = field(default_factory=list)
+    failed_starts: int = 0
+
+    def __post_init__(self) -> None:
+        self.waiting = deque(range(len(self.jobs)))
+        self.tries = Tries(self.handle)
+        self.pack = cache(partial(pack, self.data))
 
     def execute(self) -> int:
         """Do the jobs, after a signal only what a checkpoint needs, and return as `execute` does."""
