@@ -72,7 +72,7 @@ SPEC_KEYS = {"note": str, "average": list[str], "recipe": dict, "grid": dict, "c
 COLUMN_KEYS = {"name": str, "task": str, "metric": str, "paper": str, "recipe": dict}
 ROW_KEYS = {"name": str, "step": int, "paper": dict[str, float], PRETRAIN: dict, "recipe": dict}
 HARDWARE = ("num_cpus", "num_gpus")  # with others it is still the same study
-LEAST = {"restarts": 1, "num_cpus": 0, "num_gpus": 0}
+LEAST_NUMBERS = {"restarts": 1, "num_cpus": 0, "num_gpus": 0}
 MOST_RESTARTS = 1000
 LONGEST_DIRECTORY = 150  # bytes of the name of a directory, of the 255 that file systems in use allow
 
@@ -251,7 +251,7 @@ def check_keys(definition: Mapping[str, Any]) -> dict[str, Any]:
         if key in TABLES or key in TOP_KEYS:
             raise UsageError(f"unknown key {key!r}; it belongs in [recipe]")
     values = check_table(definition, OPTIONS | SPEC_KEYS)
-    for key, least in LEAST.items():
+    for key, least in LEAST_NUMBERS.items():
         if values.get(key, least) < least:
             raise UsageError(f"{key} is {values[key]:g}; it must be at least {least}")
     return values

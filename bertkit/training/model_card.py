@@ -87,6 +87,7 @@ def write_card(
         has_hidden_paths=public != recipe,
         public_recipe=tomli_w.dumps(public),
         environment=environment,
+        machine=describe_machine(environment),
     )
     return str(card)
 
@@ -190,6 +191,16 @@ def describe_data(task: Task, recipe: Mapping[str, Any], sizes: Mapping[str, int
     if DOCS in options.get("corpus", []):
         lines.append(f"`{DOCS}` is the documentation of the Python packages that were installed there.")
     return [*lines, "Inputs to the model: " + ", ".join(f"{split} {count:,}" for split, count in sizes.items()) + "."]
+
+
+def describe_machine(environment: Mapping[str, Any]) -> str:
+    """Return the versions, the hardware and the commit of a run."""
+    packages = ", ".join(f"{package} {version}" for package, version in environment["packages"].items())
+    hardware = ", ".join(environment["gpus"]) or f"{environment['processor']}, {environment['threads']} threads"
+    count = f", {environment['processes']} processes" * (environment["processes"] > 1)
+    commit = f" (commit `{environment['commit']}`)" if environment.get("commit") else ""
+    system = f"Python {environment['python']} and bertkit {environment['bertkit']}{commit}"
+    return f"{packages}, {system}, on {hardware}{count}; {environment['platform']}"
 
 
 def quote_code(text: str) -> str:

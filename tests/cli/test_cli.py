@@ -526,7 +526,7 @@ def test_wrong_files_are_one_line_and_nothing_is_written(call, glue, tmp_path, w
         (["study", "missing.toml"], ["missing.toml"]),
         (["study", "odd.toml"], ["odd.toml", "taks", "tasks"]),
         (["study", "good.toml", "--data", "GLUE", "--model", "bert"], ["GLUE/glue", "--data ROOT"]),
-        (["score", "glue", "--task", "rte", "GLUE/RTE/test.tsv", "answers.txt"], ["no labels", "RTE/dev.tsv"]),
+        (["score", "glue", "--task", "rte", "GLUE/RTE/test.tsv", "answers.txt"], ["RTE/test.tsv", "no column 'label'"]),
         (["score", "glue", "--task", "ax", "GLUE/RTE/test.tsv", "answers.txt"], ["ax", "no labels"]),
         (["score", "glue", "--task", "rte", "GLUE/RTE/dev.tsv", "answers.txt"], ["2 answers", "18 labels"]),
         (["score", "glue", "--task", "qnli", "GLUE/RTE/dev.tsv", "answers.txt"], ["question"]),

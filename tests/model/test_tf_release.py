@@ -307,7 +307,7 @@ BREAKS = {  # what is done to the pre-training checkpoint -> the words of the me
     "huge": (lambda d: change_config(d, vocab_size=10**30), r"bert_config.json is refused"),
     "tokens": (lambda d: change_config(d, vocab_size=35), r"has 36 tokens and the model only 35; take the one"),
     "more tokens": (lambda d: change_config(d, vocab_size=37), r"word_embeddings has the shape \(36, 16\)"),
-    "no text": (lambda d: (d / "vocab.txt").write_bytes(b"\xff\n"), r"vocab.txt is not UTF-8"),
+    "no text": (lambda d: (d / "vocab.txt").write_bytes(b"\xff\n"), r"vocab.txt, line 1 is not UTF-8"),
     "other text": (lambda d: (d / "vocab.txt").write_text("a\n"), r"is no BERT vocabulary: it has no \[PAD\]"),
 }
 
