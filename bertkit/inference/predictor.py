@@ -18,7 +18,7 @@ import bertkit
 from bertkit.data.formats.inputs import Input, Line, cut_into_chunks
 from bertkit.data.tokenizer import load_tokenizer
 from bertkit.errors import UsageError
-from bertkit.model.checkpoint import check_weights, find_file, load_config, load_model
+from bertkit.model.checkpoint import find_file, load_config, load_model
 from bertkit.model.precision import choose_precision, find_device
 from bertkit.system.files import atomic_open
 from bertkit.system.progress import ignore
@@ -83,7 +83,6 @@ class Predictor:
                 f"{name} has the head {head}, which predicts none of classes, answers, tags, endings or masked words; "
                 "give a fine-tuned run (for vectors: bertkit features)"
             )
-        check_weights(Path(name))
         tokenizer = load_tokenizer(name)
         settings = {"tau": config.tau, "vocab_size": len(tokenizer)}
         model, missing = load_model(getattr(bertkit, head), name, settings)
@@ -132,7 +131,6 @@ class Predictor:
             for place, line in enumerate(chunk):
                 given = line.value if isinstance(line, Line) else line
                 try:
-                    check_encodable(given)
                     if isinstance(given, Mapping) and "id" in given:
                         results[place]["id"] = given["id"]
                     examples[place] = self.read(given)
@@ -179,14 +177,6 @@ class Predictor:
         if len(texts) % len(fields):
             raise UsageError(f"{len(texts)} texts are no inputs of {' and '.join(fields)}; give them in this order")
         return [texts[start : start + len(fields)] for start in range(0, len(texts), len(fields))]
-
-
-def check_encodable(given: Any) -> None:
-    """Nothing, or a UsageError: half of a surrogate pair, which JSON can write and no text has."""
-    try:
-        json.dumps(given, ensure_ascii=False, default=str, skipkeys=True).encode()
-    except UnicodeEncodeError:
-        raise UsageError("it has half of a surrogate pair, which is no character; write it whole") from None
 
 
 def name_texts(texts: Sequence[str], fields: Sequence[str]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""GLUE, SQuAD and NER scores: pure functions, and `evaluate.Metric` modules over them that need no network.
+"""GLUE, SQuAD and NER scores: pure functions, and for GLUE a module of `evaluate` that needs no network.
 
 `evaluate.load` would fetch the same functions from the Hub, a script each.
 
@@ -7,7 +7,5 @@ SQuAD 2.0.
 """
 
 from bertkit.metrics.glue import make_metric
-from bertkit.metrics.ner import make_ner_metric
-from bertkit.metrics.squad import make_squad_metric
 
-__all__ = ["make_metric", "make_ner_metric", "make_squad_metric"]
+__all__ = ["make_metric"]

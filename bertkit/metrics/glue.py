@@ -94,54 +94,34 @@ def compute_scores(names: Sequence[str], predictions: Any, references: Any) -> d
 
 
 def make_metric(*names: str) -> "evaluate.Metric":
-    """A module of `evaluate` whose `compute` is `compute_scores` of `names`; it keeps what is added in memory.
+    """Return a module of `evaluate` whose `compute` is `compute_scores` of `names`.
 
-    It takes class ids as int64, and with `pearson` or `spearmanr` numbers as float64.
+    It keeps what is added in memory and writes no files. It takes class ids as int64, and with `pearson` or `spearmanr`
+    numbers as float64.
 
     Raises:
         UsageError: No metric, or an unknown one.
     """
     if not names or not GLUE_SCORES.keys() >= set(names):
         raise UsageError(f"unknown metric in {list(names)}; the metrics are {', '.join(GLUE_SCORES)}")
-    from datasets import Value
-
-    value = Value("int64" if OF_NUMBERS.isdisjoint(names) else "float64")
-    compute = partial(compute_scores, names)
-    return make_module("+".join(names), compute, value, value, GLUE_DESCRIPTION, GLUE_INPUTS, GLUE_CITATION)
-
-
-def make_module(
-    name: str,
-    compute: Callable[..., dict[str, float]],
-    prediction: Any,
-    reference: Any,
-    description: str,
-    inputs: str,
-    citation: str,
-) -> "evaluate.Metric":
-    """Return a module of `evaluate` whose `compute` is the given one; it writes no files.
-
-    Args:
-        compute: takes `predictions` and `references`, and what else the module's `compute` is given, by name.
-        prediction: the type of one, as `datasets` has it.
-        reference: that of a reference.
-    """
     import datasets
     import evaluate
+
+    value = datasets.Value("int64" if OF_NUMBERS.isdisjoint(names) else "float64")
 
     class Module(evaluate.Metric):
         def _info(self) -> evaluate.MetricInfo:
             return evaluate.MetricInfo(
-                description=description,
-                citation=citation,
-                inputs_description=inputs,
+                description=GLUE_DESCRIPTION,
+                citation=GLUE_CITATION,
+                inputs_description=GLUE_INPUTS,
                 # Without format="numpy", which rounds to float32.
-                features=datasets.Features({"predictions": prediction, "references": reference}),
+                features=datasets.Features({"predictions": value, "references": value}),
             )
 
-        def _compute(self, **given: Any) -> dict[str, float]:
-            return compute(**given)
+        def _compute(self, predictions: Any, references: Any) -> dict[str, float]:
+            return compute_scores(names, predictions, references)
 
     # evaluate makes a folder for its files even where it writes none: in the user's cache if none is given.
     with tempfile.TemporaryDirectory() as folder:
-        return Module(config_name=name, keep_in_memory=True, cache_dir=folder)
+        return Module(config_name="+".join(names), keep_in_memory=True, cache_dir=folder)

@@ -1,4 +1,4 @@
-"""The scores of named entities (paper section 5.3, Table 7), as functions and as a module of `evaluate`.
+"""The scores of named entities (paper section 5.3, Table 7), as functions.
 
 Precision, recall and F1 are those of conlleval, the official script of CoNLL-2003, as fractions.
 """
@@ -6,22 +6,7 @@ Precision, recall and F1 are those of conlleval, the official script of CoNLL-20
 from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
-from bertkit.metrics.glue import make_module
-
-if TYPE_CHECKING:
-    import evaluate
-
-NER_DESCRIPTION = "Scores of entities in tagged sentences, equal to those of conlleval, the script of CoNLL-2003."
-NER_INPUTS = """
-Args:
-    predictions: the tags of each sentence: O, B-TYPE and I-TYPE, in IOB1 or IOB2.
-    references: the right ones, in the same order.
-Returns:
-    Fractions: precision, recall and f1 of the entities, and accuracy, the share of tags that are right.
-"""
-NER_CITATION = "Tjong Kim Sang and De Meulder (2003). Introduction to the CoNLL-2003 Shared Task. CoNLL."
 Entity = tuple[int, int, str]  # first word, end, type
 
 
@@ -78,19 +63,3 @@ def _rate_entities(right: int, found: int, wanted: int) -> dict[str, float]:
     precision, recall = right / max(found, 1), right / max(wanted, 1)
     f1 = 2 * precision * recall / (precision + recall) if right else 0.0
     return {"precision": precision, "recall": recall, "f1": f1}
-
-
-def make_ner_metric() -> "evaluate.Metric":
-    """A module of `evaluate` whose `compute` is `score_entities`; it keeps what is added in memory."""
-    from datasets import Sequence, Value
-
-    tags = Sequence(Value("string"))
-    return make_module(
-        "conlleval",
-        lambda predictions, references: score_entities(references, predictions),
-        tags,
-        tags,
-        NER_DESCRIPTION,
-        NER_INPUTS,
-        NER_CITATION,
-    )

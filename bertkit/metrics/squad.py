@@ -1,4 +1,4 @@
-"""The scores of SQuAD and the paper's tau (sections 4.2 and 4.3, Tables 2 and 3), as functions and `evaluate` modules.
+"""The scores of SQuAD and the paper's tau (sections 4.2 and 4.3, Tables 2 and 3), as functions.
 
 The names are those of the official scripts evaluate-v1.1.py and evaluate-v2.0.py, the values percentages equal to
 theirs to the last digit.
@@ -10,32 +10,13 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from itertools import compress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from bertkit.errors import UsageError
-from bertkit.metrics.glue import make_module
 
-if TYPE_CHECKING:
-    import evaluate
-
-SQUAD_DESCRIPTION = "Scores of the Stanford Question Answering Dataset, equal to the official evaluation scripts'."
-SQUAD_INPUTS = """
-Args:
-    predictions: {"id", "prediction_text"} of each question; for SQuAD 2.0 also "no_answer_probability", and the text is
-        "" for no answer.
-    references: {"id", "answers": {"text": [...], "answer_start": [...]}} of each question, in any order; no text where
-        the question has no answer (2.0). The starts are not looked at.
-    no_answer_threshold: a prediction whose no_answer_probability is greater counts as "" (2.0; 1.0 if not given).
-Returns:
-    Percentages under the names of the official script: exact_match and f1 (1.1), exact, f1, total and more (2.0).
-"""
-SQUAD_CITATION = (
-    "Rajpurkar et al. (2016). SQuAD: 100,000+ Questions for Machine Comprehension of Text. EMNLP. "
-    "Rajpurkar et al. (2018). Know What You Don't Know: Unanswerable Questions for SQuAD. ACL."
-)
 PUNCTUATION = re.compile(f"[{re.escape(string.punctuation)}]+")  # ASCII's: “ and – stay, as officially
 LONGEST_ID = 40  # characters of a question's id in a message
 ARTICLES = re.compile(r"\b(a|an|the)\b")
@@ -209,40 +190,3 @@ def _place_thresholds(ranked: np.ndarray, cuts: np.ndarray) -> np.ndarray:
     last, first = ranked[cuts[1:-1] - 1], ranked[cuts[1:-1]]
     middle = last / 2 + first / 2  # their sum may overflow
     return np.concatenate([[below], np.where(middle > last, middle, first), [above]])
-
-
-def make_squad_metric(version: int) -> "evaluate.Metric":
-    """A module of `evaluate` that takes and gives what the Hub's `squad` (version 1) or `squad_v2` (2) does.
-
-    Like these it takes "no_answer_probability" as float32, so `best_exact_thresh` and `best_f1_thresh` are rounded.
-
-    Raises:
-        UsageError: Predictions or references that hold a question twice.
-    """
-    from datasets import Sequence, Value
-
-    text = Value("string")
-    prediction = {"id": text, "prediction_text": text}
-    if version == 2:
-        prediction["no_answer_probability"] = Value("float32")
-    reference = {"id": text, "answers": Sequence({"text": text, "answer_start": Value("int32")})}
-
-    def compute(
-        predictions: list[dict[str, Any]], references: list[dict[str, Any]], no_answer_threshold: float = 1.0
-    ) -> dict[str, float]:
-        gold = {question: answers["text"] for question, answers in _index(references, "answers").items()}
-        texts = _index(predictions, "prediction_text")
-        if version == 1:
-            return score_squad1(gold, texts)
-        return score_squad2(gold, texts, _index(predictions, "no_answer_probability"), no_answer_threshold)
-
-    name = ("squad", "squad_v2")[version - 1]
-    return make_module(name, compute, prediction, reference, SQUAD_DESCRIPTION, SQUAD_INPUTS, SQUAD_CITATION)
-
-
-def _index(rows: Sequence[Mapping[str, Any]], column: str) -> dict[str, Any]:
-    index = {row["id"]: row[column] for row in rows}
-    if len(index) < len(rows):
-        twice, _ = Counter(row["id"] for row in rows).most_common(1)[0]
-        raise UsageError(f"question {twice!r} comes with {column} more than once; give each question once")
-    return index

@@ -4,8 +4,7 @@ Weights are safetensors only. What a checkpoint lacks is drawn, as `_init_weight
 """
 
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any
@@ -42,13 +41,6 @@ class ConfigFile(msgspec.Struct):
     num_labels: Annotated[int, msgspec.Meta(ge=1, le=MOST_LABELS)] | None = None
 
 
-def check_weights(checkpoint: Path) -> None:
-    """Nothing, or a UsageError: a directory without weights in safetensors, or with damaged ones."""
-    for file in find_weights(str(checkpoint)) if checkpoint.is_dir() else []:
-        with open_weights(file):
-            pass
-
-
 def find_weights(checkpoint: str) -> list[Path]:
     """The files of a checkpoint that hold weights; of one on the Hub in several files, none.
 
@@ -67,17 +59,6 @@ def find_weights(checkpoint: str) -> list[Path]:
             "save_pretrained it again"
         )
     raise UsageError(f"{checkpoint} has no weights in safetensors{remedy}")
-
-
-@contextmanager
-def open_weights(file: Path) -> Iterator[Any]:
-    """The weights of a file, by name.
-
-    Raises:
-        UsageError: it is damaged.
-    """
-    with explain_refusal(str(file)), safe_open(file, "pt") as weights:
-        yield weights
 
 
 @lru_cache(maxsize=8)  # a study asks for each of its cells
@@ -142,7 +123,7 @@ def check_sizes(checkpoint: str, config: BertConfig) -> None:
         return
     layers = {-1}
     for file in files:
-        with open_weights(file) as weights:
+        with explain_refusal(str(file)), safe_open(file, "pt") as weights:
             for name in weights.keys():  # noqa: SIM118 - it is no dictionary
                 if found := LAYER.fullmatch(name):
                     layers.add(int(found[1]))

@@ -8,7 +8,6 @@ Left out: what the release does not have, that is compressed tables, variables i
 objects, and the state of the optimizer.
 """
 
-import json
 import math
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -23,6 +22,7 @@ import torch
 from transformers import BertTokenizerFast, PreTrainedModel
 
 import bertkit
+from bertkit.data.formats.tables import read_json
 from bertkit.data.tokenizer import load_tokenizer, make_tokenizer, save_tokenizer
 from bertkit.errors import UsageError, explain_disk_error, explain_refusal
 from bertkit.model.config import BertConfig
@@ -183,7 +183,7 @@ def read_variable(name: str, variable: Variable) -> np.ndarray:
     """
     with explain_refusal(str(variable.path)):
         data = np.fromfile(variable.path, np.uint8, variable.size, offset=variable.offset)
-    if len(data) != variable.size or mask_checksum(google_crc32c.value(data)) != variable.checksum:
+    if mask_checksum(google_crc32c.value(data)) != variable.checksum:
         raise UsageError(f"{variable.path} is damaged: {name} does not have its checksum; download it again")
     values = data.view(variable.dtype).reshape(variable.shape)
     if variable.dtype == BFLOAT16:
@@ -300,13 +300,17 @@ def import_checkpoint(
         UsageError: something is missing, damaged, left over, or does not fit the rest.
     """
     prefix = find_prefix(source)
+    config_file, vocabulary = (prefix.with_name(name) for name in (RELEASED_CONFIG, RELEASED_VOCABULARY))
+    for path in (config_file, vocabulary):
+        if not path.is_file():
+            raise UsageError(f"there is no {path}; copy it from the model that this one was trained from")
     if output.exists() and not (output.is_dir() and not any(output.iterdir())):
         raise UsageError(f"{output} is there and is not an empty directory; name another one")
     if output.resolve() == Path.cwd():
         raise UsageError(f"{output} is the directory that you are in and would be replaced; name another one")
     variables = read_bundle(prefix)
-    config = read_config(prefix.with_name(RELEASED_CONFIG), variables)
-    tokenizer = read_tokenizer(prefix.with_name(RELEASED_VOCABULARY), config, cased, report)
+    config = read_config(config_file, variables)
+    tokenizer = read_tokenizer(vocabulary, config, cased, report)
     model = make_model(choose_head(variables), config, variables, prefix)
     wanted = match_variables(model, variables, prefix)
     fill(model, wanted, variables)
@@ -350,14 +354,10 @@ def read_config(path: Path, names: Collection[str]) -> BertConfig:
     names: of the variables; there must be as many layers, so that a model of absurd size is not even begun.
 
     Raises:
-        UsageError: it is missing, damaged, or does not fit.
+        UsageError: it is damaged, or does not fit.
     """
-    if not path.is_file():
-        raise UsageError(f"there is no {path}; copy it from the model that this one was trained from")
+    values = read_json(path, dict[str, Any])
     with explain_refusal(str(path)):
-        values = json.loads(path.read_bytes())
-        if not isinstance(values, dict):
-            raise ValueError("it holds no JSON object")
         config = BertConfig(**{"type_vocab_size": 16} | {key: values[key] for key in RELEASED_VALUES if key in values})
     layers = {found[1] for name in names if (found := re.match(r"bert/encoder/layer_(\d+)/", name))}
     if len(layers) != config.num_hidden_layers:
@@ -374,10 +374,8 @@ def read_tokenizer(
     """The tokenizer of a vocabulary; whether it is cased, no file of the release says.
 
     Raises:
-        UsageError: it is missing, damaged, larger than the model's, or the name of its folder contradicts it.
+        UsageError: it is damaged, larger than the model's, or the name of its folder contradicts it.
     """
-    if not path.is_file():
-        raise UsageError(f"there is no {path}; copy it from the model that this one was trained from")
     tokenizer = load_tokenizer(path, cased=cased)
     ids = tokenizer.get_vocab()
     if len(ids) > config.vocab_size:

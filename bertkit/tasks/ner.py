@@ -142,7 +142,8 @@ class NerTask(FineTuningTask):
         sentences = texts["train"].sentences[: options["max_train_samples"] or None]
         texts["train"] = replace(texts["train"], sentences=sentences)
         report("NER: " + ", ".join(f"{split} {len(text.sentences):,} sentences" for split, text in texts.items()))
-        labels = list_labels(texts["train"])
+        tags = {tag for sentence in sentences for tag in sentence.tags}
+        labels = ("O", *sorted(tags - {"O"}))
         return {split: {"text": text, "labels": labels} for split, text in texts.items()}
 
     def encode(self, examples: TaggedExamples, tokenizer: Any, recipe: Mapping[str, Any], split: str) -> NerData:
@@ -151,15 +152,17 @@ class NerTask(FineTuningTask):
         words = encode_words(examples["text"], examples["labels"], tokenizer, options["max_length"], options["context"])
         if not options["features"]:
             return words
+        places, ends, labels = words.locate_all()
         path, is_renewed = cache_features(
             recipe["checkpoint"],
             options["features"],
             words.flatten(),
-            *words.locate_all()[:2],
+            places,
+            ends,
             folder=options["features_dir"],
             half=options["half_features"],
         )
-        return FeaturedWords(path, *words.locate_all()[1:], words, is_renewed)
+        return FeaturedWords(path, ends, labels, words, is_renewed)
 
     def list_groups(self, examples: TaggedExamples) -> list[int | tuple[int]]:
         """Return the sentences' documents; where there are not several, each sentence is alone."""
@@ -220,7 +223,8 @@ class NerTask(FineTuningTask):
 
         An entity of a type that training does not have counts as well.
         """
-        scores = score_entities(list_tags(data), decide(summaries, data))
+        gold = [sentence.tags for sentence in get_words(data).text.sentences]
+        scores = score_entities(gold, decide(summaries, data))
         return {name: scores[name] for name in ENTITY_SCORES}
 
     def score_nothing(self, dev: NerData) -> dict[str, float]:
@@ -329,20 +333,9 @@ class NerTask(FineTuningTask):
 # --- Words and tags ---------------------------------------------------------------------------------------------------
 
 
-def list_labels(text: TaggedText) -> tuple[str, ...]:
-    """Return O and the other tags of a text in alphabetical order."""
-    tags = {tag for sentence in text.sentences for tag in sentence.tags}
-    return ("O", *sorted(tags - {"O"}))
-
-
 def get_words(data: NerData) -> WordWindows:
     """Return the sentences of a data set."""
     return data.words if isinstance(data, FeaturedWords) else data
-
-
-def list_tags(data: NerData) -> list[Sequence[str]]:
-    """Return the right tags of every sentence."""
-    return [sentence.tags for sentence in get_words(data).text.sentences]
 
 
 def check_decided(summaries: np.ndarray) -> np.ndarray:

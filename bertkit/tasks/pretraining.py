@@ -194,7 +194,7 @@ class PretrainingTask(Task):
                 "no corpus given; name a built corpus, text files, directories, a Hub data set or docs: --corpus PATH"
             )
         if any(is_built(source) for source in options["corpus"]):
-            return load_built(options, report)
+            return hold_out(open_built(options, report), options["heldout_share"], report)
         report(f"reading {', '.join(options['corpus'])}")
         documents = list(
             read_documents(
@@ -204,10 +204,7 @@ class PretrainingTask(Task):
                 report=report,
             )
         )
-        held_out = hold_out(len(documents), options["heldout_share"], report)
-        if not held_out.any():
-            return {"train": documents, "dev": documents}
-        return {"train": list(compress(documents, ~held_out)), "dev": list(compress(documents, held_out))}
+        return hold_out(documents, options["heldout_share"], report)
 
     def tokenize(self, recipe: Mapping[str, Any], examples: Mapping[str, Any], report: Report) -> Any:
         """Return the tokenizer: the built corpus's, `[data] vocab` if given, the checkpoint's else a trained one.
@@ -427,17 +424,13 @@ class PretrainingTask(Task):
         """Return the likeliest words of each mask, and of two texts the probability that one follows the other."""
         results = []
         for (tokens, chances, pair), example in zip(kept, examples, strict=True):
-            masks = [
-                {
-                    "words": [
-                        {"word": word, "probability": chance}
-                        for word, chance in zip(settings.tokenizer.convert_ids_to_tokens(row), found, strict=True)
-                    ]
-                }
-                for row, found in zip(tokens.tolist(), chances.tolist(), strict=True)
-            ]
-            follows = {} if pair is None or not example["token_type_ids"].any() else {"next_sentence": judge_pair(pair)}
-            results.append({"masks": masks} | follows)
+            result: Result = {"masks": []}
+            for ids, found in zip(tokens.tolist(), chances.tolist(), strict=True):
+                words = zip(settings.tokenizer.convert_ids_to_tokens(ids), found, strict=True)
+                result["masks"].append({"words": [{"word": word, "probability": chance} for word, chance in words]})
+            if pair is not None and example["token_type_ids"].any():
+                result["next_sentence"] = judge_pair(pair)
+            results.append(result)
         return results
 
     def find_truncated(self, data: Any, examples: Sequence[Any]) -> list[bool]:
@@ -464,8 +457,12 @@ class PretrainingTask(Task):
             yield text, self.read_input({"text": text}, settings), word
 
 
-def load_built(options: Mapping[str, Any], report: Report) -> dict[str, TokenizedCorpus]:
-    """As `load`, of a corpus that `bertkit corpus build` has made."""
+def open_built(options: Mapping[str, Any], report: Report) -> TokenizedCorpus:
+    """Open the corpus that `bertkit corpus build` has made.
+
+    Raises:
+        UsageError: it is damaged, or given together with something that is for text.
+    """
     path = options["corpus"][0]
     if len(options["corpus"]) > 1:
         raise UsageError(f"{path} is a built corpus and stands alone; build one of all sources: bertkit corpus build")
@@ -474,22 +471,24 @@ def load_built(options: Mapping[str, Any], report: Report) -> dict[str, Tokenize
             f"{path} is a built corpus; limit_characters and split_sentences are for text, so leave them out"
         )
     report(f"opening {path}")
-    corpus = open_corpus(path, report, verify=os.environ.get("LOCAL_RANK", "0") == "0")
-    held_out = hold_out(corpus.document_count, options["heldout_share"], report)
-    if not held_out.any():
-        return {"train": corpus, "dev": corpus}
-    return {"train": corpus.select(~held_out), "dev": corpus.select(held_out)}
+    return open_corpus(path, report, verify=os.environ.get("LOCAL_RANK", "0") == "0")
 
 
-def hold_out(count: int, share: float, report: Report) -> np.ndarray:
-    """(count,) bool, the documents that are held out; the same ones for every seed of a run."""
+def hold_out(documents: list[Document] | TokenizedCorpus, share: float, report: Report) -> dict[str, Any]:
+    """Return the documents of "train", and those held out as "dev"; the same ones for every seed of a run."""
+    is_tokenized = isinstance(documents, TokenizedCorpus)
+    count = documents.document_count if is_tokenized else len(documents)
     held_out = choose_held_out(count, share, seed=0)
-    if held_out.any():
-        report(f"{count - held_out.sum():,} documents to train on, {held_out.sum():,} held out")
-    else:
+    if not held_out.any():
         reason = "none are held out" if share == 0 else f"{count} are too few to hold any out"
         report(f"{count:,} documents; {reason}, so the scores are those of the training text")
-    return held_out
+        return {"train": documents, "dev": documents}
+    report(f"{count - held_out.sum():,} documents to train on, {held_out.sum():,} held out")
+    parts = {"train": ~held_out, "dev": held_out}
+    return {
+        name: documents.select(chosen) if is_tokenized else list(compress(documents, chosen))
+        for name, chosen in parts.items()
+    }
 
 
 def check_vocabulary(corpus: str | Path, tokenizer: Any, owner: str) -> None:

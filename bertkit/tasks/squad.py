@@ -73,11 +73,6 @@ class Version:
     combined: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
     @property
-    def title(self) -> str:
-        """SQuAD 1.1 or 2.0."""
-        return f"SQuAD {self.release}"
-
-    @property
     def name(self) -> str:
         """Return the task's name."""
         return f"squad{self.number}"
@@ -121,7 +116,7 @@ class SquadTask(FineTuningTask):
 
     def __init__(self, version: Version) -> None:
         self.version = version
-        self.name, self.title = version.name, version.title
+        self.name, self.title = version.name, f"SQuAD {version.release}"
         self.command = f"squad --version {version.number}"
         self.copies = {name: (version.hub, HUB_SQUAD[version.hub], split) for name, split in SQUAD_SPLITS.items()}
         self.table = list_rows(version)
@@ -425,10 +420,9 @@ class SquadTask(FineTuningTask):
 
 def list_rows(version: Version) -> tuple[ScoreRow, ...]:
     """Return the lines of a version's table."""
-    nothing = {"never answering": "majority_{}"} if version.unanswerable else {}
     rows = []
     for name, key in (("EM", version.exact), ("F1", "f1")):
-        baselines = {words: found.format(key) for words, found in nothing.items()}
+        baselines = {"never answering": f"majority_{key}"} if version.unanswerable else {}
         rows.append(ScoreRow(name, key, baselines, "percent", version.paper[key]))
     if version.unanswerable:
         rows += [

@@ -11,7 +11,7 @@ from transformers import PreTrainedConfig, Trainer, TrainingArguments, get_sched
 
 from bertkit.errors import UsageError, explain_refusal
 from bertkit.model import bilstm
-from bertkit.model.checkpoint import check_weights, load_config, make_config
+from bertkit.model.checkpoint import check_sizes, load_config, make_config
 from bertkit.model.optim import BERT_ADAM
 from bertkit.model.precision import choose_precision
 from bertkit.tasks.task import Task
@@ -57,7 +57,8 @@ def check_model(task: Task, recipe: Recipe, config: PreTrainedConfig | None = No
     if recipe.get("checkpoint"):
         if config is None:
             config = load_config(recipe["checkpoint"])
-            check_weights(Path(recipe["checkpoint"]))
+            if Path(recipe["checkpoint"]).is_dir():
+                check_sizes(recipe["checkpoint"], config)
         if not task.metric:
             labels = task.configure(recipe, None, None)["id2label"].values()
             if {label.lower() for label in labels} != {str(label).lower() for label in config.id2label.values()}:

@@ -19,11 +19,10 @@ from hypothesis.extra.numpy import arrays
 from bertkit.errors import UsageError
 from bertkit.metrics import squad
 from bertkit.metrics.glue import GLUE_SCORES, compute_scores, make_metric
-from bertkit.metrics.ner import find_entities, make_ner_metric, score_entities, score_types
+from bertkit.metrics.ner import find_entities, score_entities, score_types
 from bertkit.metrics.squad import (
     average_scores,
     find_tau,
-    make_squad_metric,
     normalize_answer,
     score_answers,
     score_squad1,
@@ -649,91 +648,6 @@ def test_bad_questions_are_one_line(function, arguments, message):
     assert "\n" not in str(raised.value)
 
 
-# --- SQuAD: modules of evaluate
-
-
-def make_rows(gold: dict, predictions: dict, odds: dict | None = None) -> tuple[list[dict], list[dict]]:
-    """Predictions and references as the Hub's metrics take them."""
-    given = [{"id": question, "prediction_text": predictions[question]} for question in gold]
-    for row in given if odds else ():
-        row["no_answer_probability"] = odds[row["id"]]
-    answers = {question: {"text": texts, "answer_start": [0] * len(texts)} for question, texts in gold.items()}
-    return given, [{"id": question, "answers": row} for question, row in answers.items()]
-
-
-def add_in_parts(metric: evaluate.Metric, predictions: list[dict], references: list[dict]) -> None:
-    """One alone and the others together, the predictions in another order than the references."""
-    predictions = predictions[::-1]
-    metric.add(prediction=predictions[0], reference=references[0])
-    metric.add_batch(predictions=predictions[1:], references=references[1:])
-
-
-@pytest.mark.usefixtures("_no_network")
-def test_squad1_module_is_the_pure_function():
-    gold = {"q1": ["Broncos", "Denver Broncos"], "q2": ["blue and white"], "q3": ["1976"]}
-    predictions = {"q1": "the broncos", "q2": "blue", "q3": ""}
-    rows, metric = make_rows(gold, predictions), make_squad_metric(1)
-    assert metric.compute(predictions=rows[0], references=rows[1]) == score_squad1(gold, predictions)
-    add_in_parts(metric, *rows)
-    assert metric.compute() == score_squad1(gold, predictions) == {"exact_match": 100 / 3, "f1": 50.0}
-
-
-@pytest.mark.usefixtures("_no_network")
-def test_squad2_module_is_the_pure_function():
-    odds = dict(zip(SQUAD2_GOLD, (0.25, 0.25, 2.0, 0.75, 0.0, 0.5), strict=True))
-    rows, metric = make_rows(SQUAD2_GOLD, SQUAD2_PREDICTIONS, odds), make_squad_metric(2)
-    expected = score_squad2(SQUAD2_GOLD, SQUAD2_PREDICTIONS, odds)
-    scores = metric.compute(predictions=rows[0], references=rows[1])
-    assert list(scores.items()) == list(expected.items())
-    expected = score_squad2(SQUAD2_GOLD, SQUAD2_PREDICTIONS, odds, 0.25)
-    assert metric.compute(predictions=rows[0], references=rows[1], no_answer_threshold=0.25) == expected
-    add_in_parts(metric, *rows)
-    assert metric.compute(no_answer_threshold=0.0)["exact"] == pytest.approx(100 / 3)
-
-
-def test_squad_module_rounds_odds_as_that_of_the_hub():
-    rows = make_rows({"q": ["x"]}, {"q": "x"}, {"q": 0.1})
-    scores = make_squad_metric(2).compute(predictions=rows[0], references=rows[1])
-    assert scores["best_f1_thresh"] == float(np.float32(0.1))
-
-
-def test_squad_modules_describe_themselves():
-    text, start = datasets.Value("string"), datasets.Value("int32")
-    references = {"id": text, "answers": datasets.Sequence({"text": text, "answer_start": start})}
-    predictions = {"id": text, "prediction_text": text}
-    first, second = make_squad_metric(1), make_squad_metric(2)
-    assert first.features == datasets.Features(predictions=predictions, references=references)
-    predictions["no_answer_probability"] = datasets.Value("float32")
-    assert second.features == datasets.Features(predictions=predictions, references=references)
-    for metric in (first, second):
-        assert isinstance(metric, evaluate.Metric)
-        assert "Stanford" in metric.description
-        assert "Rajpurkar" in metric.citation
-        assert "prediction_text" in metric.inputs_description
-    assert (first.info.config_name, second.info.config_name) == ("squad", "squad_v2")
-
-
-def test_squad_modules_leave_no_files(tmp_path, monkeypatch):
-    monkeypatch.setattr(evaluate.config, "HF_METRICS_CACHE", tmp_path / "cache")
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    rows = make_rows({"q": ["x"]}, {"q": "x"})
-    assert make_squad_metric(1).compute(predictions=rows[0], references=rows[1]) == {"exact_match": 100.0, "f1": 100.0}
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_bad_input_to_a_squad_module():
-    predictions, references = make_rows({"q": ["x"], "r": ["y"]}, {"q": "x", "r": "y"})
-    metric = make_squad_metric(1)
-    with pytest.raises(UsageError, match="question 'q' comes with prediction_text more than once; give each question"):
-        metric.compute(predictions=predictions[:1] * 2, references=references)
-    with pytest.raises(UsageError, match="question 'r' comes with answers more than once"):
-        metric.compute(predictions=predictions, references=references[1:] * 2)
-    predictions = [row | {"no_answer_probability": 0.5} for row in predictions]
-    predictions[1]["id"] = "s"
-    with pytest.raises(UsageError, match="1 of 2 questions have no prediction, the first is 'r'"):
-        make_squad_metric(2).compute(predictions=predictions, references=references)
-
-
 # --- NER
 
 
@@ -851,22 +765,3 @@ def test_gold_tags_score_1(sentences):
     gold = [[tag for tag, _ in sentence] for sentence in sentences]
     least = 1.0 if any(map(find_entities, gold)) else 0.0
     assert score_entities(gold, gold)["f1"] == least
-
-
-@pytest.mark.usefixtures("_no_network")
-def test_ner_module_is_the_pure_function():
-    gold, predicted = [["B-X", "I-X", "O"], ["I-Y"]], [["B-X", "O", "O"], ["B-Y"]]
-    metric = make_ner_metric()
-    assert metric.compute(predictions=predicted, references=gold) == score_entities(gold, predicted)
-    metric.add(prediction=predicted[0], reference=gold[0])
-    metric.add_batch(predictions=predicted[1:], references=gold[1:])
-    assert (
-        metric.compute()
-        == score_entities(gold, predicted)
-        == pytest.approx({"precision": 0.5, "recall": 0.5, "f1": 0.5, "accuracy": 0.5})
-    )
-    assert isinstance(metric, evaluate.Metric)
-    assert "conlleval" in metric.description
-    assert "Tjong" in metric.citation
-    assert "IOB1" in metric.inputs_description
-    assert metric.info.config_name == "conlleval"

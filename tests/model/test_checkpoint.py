@@ -7,10 +7,10 @@ import torch
 from huggingface_hub import constants
 from safetensors.torch import load, load_file, save_file
 
-from bertkit import BertForMultipleChoice, BertForSequenceClassification
+from bertkit import BertConfig, BertForMultipleChoice, BertForSequenceClassification
 from bertkit.data.tokenizer import load_tokenizer
 from bertkit.errors import UsageError
-from bertkit.model.checkpoint import check_weights, find_trouble, load_config, load_model, make_config
+from bertkit.model.checkpoint import check_sizes, find_trouble, load_config, load_model, make_config
 from tests.hub import Repo
 from tests.official import write_checkpoint
 
@@ -155,7 +155,7 @@ def test_a_name_in_damaged_weights_does_not_reach_the_terminal_as_it_is(tmp_path
     header = b'{"a": {"dtype": "\\u001b[31m", "shape": [1], "data_offsets": [0, 4]}}'
     (tmp_path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
     with pytest.raises(UsageError, match=r"model.safetensors is refused: .*\[31m.*; correct it") as error:
-        check_weights(tmp_path)
+        check_sizes(str(tmp_path), BertConfig())
     assert str(error.value).isprintable()
 
 

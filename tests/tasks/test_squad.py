@@ -85,7 +85,7 @@ def test_both_files_are_read(tmp_path, version):
     examples, lines = load(version, write_squad(tmp_path, version.number))
     assert [len(examples[split]) for split in ("train", "dev")] == [24, 24]
     assert sum(not question.answers for question in examples["dev"]) == (8 if version.unanswerable else 0)
-    assert lines == [f"{version.title}: train 24 questions, dev 24 questions"]
+    assert lines == [f"SQuAD {version.release}: train 24 questions, dev 24 questions"]
 
 
 def test_the_first_questions_are_taken(tmp_path):
