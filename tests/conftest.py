@@ -21,6 +21,8 @@ from bertkit.model.config import BertConfig
 from bertkit.tasks import Task
 from tests.hub import serve
 
+transformers.utils.logging.set_verbosity_error()  # as the command line has it
+transformers.utils.logging.disable_progress_bar()
 TINY = {
     "vocab_size": 99,
     "hidden_size": 32,

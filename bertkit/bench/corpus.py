@@ -21,7 +21,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from random import Random
 from statistics import median
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, mkdtemp
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -33,7 +33,7 @@ from bertkit.data.pretraining.build import build
 from bertkit.data.pretraining.dataset import Phase, PretrainingData
 from bertkit.data.pretraining.sources import DOCS, read_documents
 from bertkit.data.pretraining.store import open_corpus
-from bertkit.data.tokenizer import load_tokenizer, make_tokenizer, save_tokenizer, train_vocabulary
+from bertkit.data.tokenizer import load_tokenizer, save_tokenizer, train_tokenizer
 from bertkit.reports.tables import Table
 from bertkit.system.parallel import count_cores
 from bertkit.system.progress import Report, ignore
@@ -68,7 +68,7 @@ def choose_tokenizer(vocab: str | None, text: Path, report: Report) -> Any:
     if vocab is not None:
         return load_tokenizer(vocab, cased=False)
     with text.open(encoding="utf-8") as lines:
-        return make_tokenizer(train_vocabulary(lines, size=OPTIONS["vocab_size"], report=report), cased=False)
+        return train_tokenizer(lines, size=OPTIONS["vocab_size"], report=report)
 
 
 @dataclass(frozen=True)
@@ -96,20 +96,20 @@ def make_samples(text: Path, tokenizer: Any, copies: int, cores: int) -> Made:
     As in a training with several processes, each makes its own share of the batches and keeps them: to hand a batch
     over, as the workers of a DataLoader do, costs more than to make it.
     """
-    with TemporaryDirectory(prefix="bertkit-bench-") as folder:
-        start = time.perf_counter()
-        build([str(text)], tokenizer, Path(folder, "corpus"), split_sentences=False, workers=cores)
-        corpus = open_corpus(Path(folder, "corpus"))
-        tokenizing = time.perf_counter() - start
+    start = time.perf_counter()
+    folder = mkdtemp(dir=text.parent)  # deleted with the text, off the clock
+    build([str(text)], tokenizer, folder, split_sentences=False, workers=cores)
+    corpus = open_corpus(folder)
+    tokenizing = time.perf_counter() - start
 
-        data = PretrainingData(corpus, tokenizer, [], OPTIONS | {"dupe_factor": copies}, REFERENCE_SEED)
-        by_copy = [data.count_pairs(MAX_LENGTH, copy) for copy in range(copies)]
-        count = sum(by_copy)
-        data.phases = [Phase(count, MAX_LENGTH)]
-        batches = [range(first, min(first + SAMPLES_A_BATCH, count)) for first in range(0, count, SAMPLES_A_BATCH)]
-        shares = [batches[number::cores] for number in range(cores)]
-        with ProcessPoolExecutor(cores, get_context("fork" if sys.platform == "linux" else "spawn")) as pool:
-            tokens, random_next = np.sum(list(pool.map(partial(count_samples, data), shares)), axis=0).tolist()
+    data = PretrainingData(corpus, tokenizer, [], OPTIONS | {"dupe_factor": copies}, REFERENCE_SEED)
+    by_copy = [data.count_pairs(MAX_LENGTH, copy) for copy in range(copies)]
+    count = sum(by_copy)
+    data.phases = [Phase(count, MAX_LENGTH)]
+    batches = [range(first, min(first + SAMPLES_A_BATCH, count)) for first in range(0, count, SAMPLES_A_BATCH)]
+    shares = [batches[number::cores] for number in range(cores)]
+    with ProcessPoolExecutor(cores, get_context("fork" if sys.platform == "linux" else "spawn")) as pool:
+        tokens, random_next = np.sum(list(pool.map(partial(count_samples, data), shares)), axis=0).tolist()
     return Made(corpus.token_count, count, tokens, random_next, tokenizing, measure_spread(by_copy))
 
 

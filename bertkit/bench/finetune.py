@@ -19,7 +19,7 @@ from bertkit.bench.training import EMBEDDING_ROWS, SMALL_VOCABULARY, TRAINING_SE
 from bertkit.data.pretraining.sources import Document, read_documents
 from bertkit.data.pretraining.tokenize import tokenize_documents
 from bertkit.data.sequences import Sequences
-from bertkit.data.tokenizer import load_tokenizer, make_tokenizer, save_tokenizer, train_vocabulary
+from bertkit.data.tokenizer import load_tokenizer, save_tokenizer, train_tokenizer
 from bertkit.errors import UsageError
 from bertkit.model.bert import BertModel
 from bertkit.model.checkpoint import make_config
@@ -92,10 +92,9 @@ def bench_finetune(
 
 def make_start(folder: Path, sizes: Mapping[str, int], documents: Iterable[Document]) -> str:
     """A directory with an encoder of random weights, V = 30,522, and a smaller vocabulary of some text."""
-    tokens = train_vocabulary(chain.from_iterable(documents), size=SMALL_VOCABULARY)
+    save_tokenizer(train_tokenizer(chain.from_iterable(documents), size=SMALL_VOCABULARY), folder)
     torch.manual_seed(TRAINING_SEED)
     BertModel(make_config({**sizes, "vocab_size": EMBEDDING_ROWS})).save_pretrained(folder)
-    save_tokenizer(make_tokenizer(tokens, cased=False), folder)
     return str(folder)
 
 

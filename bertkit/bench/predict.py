@@ -21,7 +21,7 @@ from transformers import pipeline
 from bertkit.bench.measure import BERTKIT, Measurement, alternate, note_machine, time_call
 from bertkit.bench.synthetic_text import TEXT_SEED, draw_words, make_words
 from bertkit.data.formats.inputs import read_inputs
-from bertkit.data.tokenizer import make_tokenizer, save_tokenizer
+from bertkit.data.tokenizer import SPECIAL_TOKENS, make_tokenizer, save_tokenizer
 from bertkit.errors import UsageError
 from bertkit.inference.predictor import Predictor
 from bertkit.model.config import BertConfig
@@ -148,8 +148,7 @@ def make_texts(count: int) -> list[str]:
 
 def make_classifier(folder: Path) -> str:
     """A directory with BERT-base of random weights, which knows the made-up words."""
-    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-    tokenizer = make_tokenizer([*special, *make_words(TEXT_VARIETY).tolist()], cased=False)
+    tokenizer = make_tokenizer([*SPECIAL_TOKENS, *make_words(TEXT_VARIETY).tolist()], cased=False)
     torch.manual_seed(TEXT_SEED)
     BertForSequenceClassification(BertConfig()).save_pretrained(folder)
     save_tokenizer(tokenizer, folder)

@@ -20,7 +20,7 @@ from bertkit.bench.reference import explain_failure, load_module
 from bertkit.bench.synthetic_text import TEXT_SEED, draw_words, make_words
 from bertkit.data.formats.squad import read_squad
 from bertkit.data.spans import N_BEST, Question, Windows, cut, decode, decode_best, encode_questions, keep_top
-from bertkit.data.tokenizer import make_tokenizer, train_vocabulary
+from bertkit.data.tokenizer import train_tokenizer
 from bertkit.reports.tables import Table
 from bertkit.system.progress import Report, ignore
 from bertkit.tasks.option import WINDOW_OPTIONS, list_defaults
@@ -76,12 +76,6 @@ def drop_answers(questions: Sequence[Question]) -> list[Question]:
     return [
         question if index % 3 else replace(question, answers=(), starts=()) for index, question in enumerate(questions)
     ]
-
-
-def make_tokenizer_for(questions: Sequence[Question]) -> Any:
-    """A tokenizer trained on the contexts, which is all that is at hand."""
-    contexts = dict.fromkeys(question.context for question in questions)
-    return make_tokenizer(train_vocabulary(contexts, size=CONTEXT_VOCABULARY), cased=False)
 
 
 def make_logits(windows: Windows) -> tuple[np.ndarray, np.ndarray]:
@@ -191,7 +185,8 @@ def bench_squad(
     """
     postprocess = None if reference is None else load_reference(reference)
     asked = make_questions(QUESTIONS) if data is None else read_questions(data, QUESTIONS)
-    tokenizer = make_tokenizer_for(asked)
+    contexts = dict.fromkeys(question.context for question in asked)
+    tokenizer = train_tokenizer(contexts, size=CONTEXT_VOCABULARY)
     found = {
         "bench": "squad",
         "machine": note_machine(report),

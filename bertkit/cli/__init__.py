@@ -7,7 +7,7 @@ import os
 import sys
 from importlib import import_module
 
-from bertkit.cli.console import LAUNCHED, explain_mistakes, leave_at_once
+from bertkit.cli.console import LAUNCHED, explain_mistakes, leave_at_once, silence_libraries
 from bertkit.cli.options import app
 from bertkit.errors import UsageError
 
@@ -49,6 +49,7 @@ def main() -> None:
         with explain_mistakes():
             check_words(sys.argv)
             check_launcher()
+            silence_libraries()
             code = app(standalone_mode=False)
         if os.environ.get("WORLD_SIZE", "1") != "1":  # as torchrun and accelerate launch say
             leave_at_once(code or 0)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import typer
+from huggingface_hub.utils import disable_progress_bars
 
 from bertkit.errors import UsageError, explain_os_error
 from bertkit.reports.tables import Table, make_table, tabulate_scores
@@ -27,19 +28,11 @@ NOTHING_DONE = "nothing was trained or written (--dry-run)"
 
 
 class Screen(AbstractContextManager):
-    """What a person sees: lines, a progress bar if this is a terminal, tables at the end.
-
-    Libraries report through this program and not beside it.
-    """
+    """What a person sees: lines, a progress bar if this is a terminal, tables at the end."""
 
     def __init__(self) -> None:
         from rich.console import Console
 
-        os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
-        from transformers.utils import logging
-
-        logging.set_verbosity_error()
-        logging.disable_progress_bar()
         self.console = Console(highlight=False, soft_wrap=True)
         self.quiet = not is_first_process()
         self.names: dict[str, str] = {"loss": "loss"}  # log entry -> words for it
@@ -317,6 +310,13 @@ def stop_at_once(number: int) -> None:
     """
     complain("stopped; what is finished is kept, and the same command goes on")
     os._exit(128 + number)
+
+
+def silence_libraries() -> None:
+    """Keep warnings and progress bars of libraries off the screen; transformers looks here when it is imported."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    disable_progress_bars()
 
 
 @contextmanager

@@ -24,7 +24,7 @@ def vocab(
     Example: bertkit vocab corpus.txt --size 30522 --output my-vocab
     """
     from bertkit.data.pretraining.sources import read_documents
-    from bertkit.data.tokenizer import TOKENIZER_FILES, make_tokenizer, save_tokenizer, train_vocabulary
+    from bertkit.data.tokenizer import TOKENIZER_FILES, save_tokenizer, train_tokenizer
 
     if output.is_file():
         raise UsageError(f"{output} is a file; name a directory with --output")
@@ -34,9 +34,9 @@ def vocab(
     with Screen() as screen, explain_disk_error(output):
         documents = read_documents(sources, split_sentences=False, report=screen.say)
         lines = (line for document in documents for line in document)
-        tokens = train_vocabulary(lines, size=size, cased=cased, report=screen.say)
-        save_tokenizer(make_tokenizer(tokens, cased=cased), output)
-        screen.say(f"{len(tokens):,} tokens in {output / 'vocab.txt'}")
+        tokenizer = train_tokenizer(lines, size=size, cased=cased, report=screen.say)
+        save_tokenizer(tokenizer, output)
+        screen.say(f"{len(tokenizer):,} tokens in {output / 'vocab.txt'}")
 
 
 @app.command()
@@ -50,7 +50,7 @@ def sample(
     """
     from bertkit.data.formats.demo import write_samples
 
-    with Screen() as screen:
+    with Screen() as screen, explain_disk_error(output):
         write_samples(output, questions, screen.say)
 
 

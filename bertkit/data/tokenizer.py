@@ -24,7 +24,7 @@ import numpy as np
 from msgspec import Struct
 
 from bertkit.data.formats.tables import read_json, read_lines
-from bertkit.errors import UsageError, explain_refusal, join_lines
+from bertkit.errors import UsageError, join_lines
 from bertkit.system.hub import find_hub_trouble, is_hub_name
 from bertkit.system.progress import ignore
 
@@ -201,17 +201,20 @@ def make_tokenizer(tokens: Sequence[str], *, cased: bool, max_length: int = 512)
     return BertTokenizerFast(vocab=ids, do_lower_case=not cased, model_max_length=max_length)
 
 
+def train_tokenizer(
+    texts: Iterable[str], *, cased: bool = False, max_length: int = 512, **options: Any
+) -> "BertTokenizerFast":
+    """Return a tokenizer whose vocabulary is trained on the texts, with the `options` of `train_vocabulary`."""
+    return make_tokenizer(train_vocabulary(texts, cased=cased, **options), cased=cased, max_length=max_length)
+
+
 def save_tokenizer(tokenizer: "BertTokenizerFast", directory: str | Path) -> None:
     """Write vocab.txt, which transformers 5 does not, tokenizer.json and tokenizer_config.json.
 
     They are written in a hidden folder and moved when all are there, vocab.txt last.
-
-    Raises:
-        UsageError: the directory cannot be made.
     """
     directory = Path(directory)
-    with explain_refusal(f"the directory {directory}"):
-        directory.mkdir(parents=True, exist_ok=True)
+    directory.mkdir(parents=True, exist_ok=True)
     for key in ("is_local", "local_files_only", "auto_map"):  # where it comes from, or whose code it would have run
         tokenizer.init_kwargs.pop(key, None)
     temporary = directory / ".tokenizer"

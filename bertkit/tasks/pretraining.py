@@ -26,7 +26,7 @@ from bertkit.data.pretraining.sources import Document, is_built, read_documents
 from bertkit.data.pretraining.store import open_corpus, read_manifest
 from bertkit.data.pretraining.tokenize import TokenizedCorpus, choose_held_out, start_of, tokenize_documents
 from bertkit.data.sequences import IGNORED, pad
-from bertkit.data.tokenizer import describe_vocabulary, load_tokenizer, make_tokenizer, train_vocabulary
+from bertkit.data.tokenizer import describe_vocabulary, load_tokenizer, train_tokenizer
 from bertkit.errors import UsageError
 from bertkit.model.config import BertConfig
 from bertkit.reports.tables import ScoreRow
@@ -222,9 +222,9 @@ class PretrainingTask(Task):
             return load_tokenizer(asked, cased=options["cased"] or None)
         sentences = (sentence for document in examples["train"] for sentence in document)
         report(f"training a vocabulary of {options['vocab_size']:,} tokens")
-        tokens = train_vocabulary(sentences, size=options["vocab_size"], cased=options["cased"], report=report)
-        lengths = [phase.max_length for phase in list_phases(recipe)]
-        return make_tokenizer(tokens, cased=options["cased"], max_length=max(lengths))
+        longest = max(phase.max_length for phase in list_phases(recipe))
+        trained = {"size": options["vocab_size"], "cased": options["cased"], "max_length": longest}
+        return train_tokenizer(sentences, report=report, **trained)
 
     def configure(
         self, recipe: Mapping[str, Any], tokenizer: Any, examples: Mapping[str, Any] | None

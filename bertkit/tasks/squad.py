@@ -378,6 +378,11 @@ class SquadTask(FineTuningTask):
         lengths = {name: settings.lengths.get(name, value) for name, value in list_defaults(WINDOW_OPTIONS).items()}
         lengths["max_length"] = min(lengths["max_length"], settings.model.config.max_position_embeddings)
         lengths["max_query_length"] = min(lengths["max_query_length"], lengths["max_length"] // 2)
+        if lengths["max_length"] < lengths["max_query_length"] + 4:  # as `check` has it
+            raise UsageError(
+                f"the model takes {lengths['max_length']} tokens, which leaves no room for a context beside a "
+                "question; give one that takes more"
+            )
         data = encode_questions(examples, settings.tokenizer, **lengths)
         return data, data.find_first() + data.lengths + 1
 

@@ -13,7 +13,7 @@ from bertkit.bench.measure import BERTKIT, REFERENCE
 from bertkit.data.pretraining.pairs import Pairing
 from bertkit.data.pretraining.sources import read_documents
 from bertkit.data.pretraining.tokenize import tokenize_documents
-from bertkit.data.tokenizer import make_tokenizer, train_vocabulary
+from bertkit.data.tokenizer import train_tokenizer
 from bertkit.errors import UsageError
 
 TOKENIZATION = '''
@@ -209,8 +209,7 @@ def test_the_text_has_a_sentence_a_line_and_a_blank_line_after_each_document(tmp
 @pytest.mark.parametrize("cores", [1, 2])
 def test_every_pair_of_every_copy_is_made_once(source, cores):
     documents = list(read_documents([source], split_sentences=False))
-    vocabulary = train_vocabulary((line for document in documents for line in document), size=300)
-    tokenizer = make_tokenizer(vocabulary, cased=False)
+    tokenizer = train_tokenizer((line for document in documents for line in document), size=300)
     made = make_samples(Path(source), tokenizer, 2, cores)
 
     corpus = tokenize_documents(documents, tokenizer)

@@ -11,6 +11,7 @@ from bertkit.bench import squad as bench
 from bertkit.bench.measure import BERTKIT, REFERENCE
 from bertkit.bench.squad import LISTS, bench_squad
 from bertkit.data.spans import N_BEST, cut, decode, is_placed
+from bertkit.data.tokenizer import train_tokenizer
 from bertkit.errors import UsageError
 from bertkit.tasks.squad import VERSIONS
 from tests.official import encode_questions
@@ -66,7 +67,7 @@ def count(monkeypatch):
 @pytest.fixture(scope="module")
 def windows():
     questions = bench.make_questions(30)
-    return encode_questions(questions, bench.make_tokenizer_for(questions))
+    return encode_questions(questions, train_tokenizer([question.context for question in questions], size=8_000))
 
 
 def test_beside_a_reference_the_answers_are_equal_and_all_figures_are_there(stand_in, count):

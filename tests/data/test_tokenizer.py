@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -29,7 +30,7 @@ from bertkit.data.tokenizer import (
     save_tokenizer,
     train_vocabulary,
 )
-from bertkit.errors import UsageError
+from bertkit.errors import UsageError, explain_os_error
 
 TEXTS = [
     "The café's owner said: my dog is hairy, my dog's hair is curly!",
@@ -371,10 +372,9 @@ def test_a_folder_with_the_name_of_a_file_is_one_line(tmp_path):
 def test_a_directory_that_cannot_be_made_is_one_line(tmp_path):
     (tmp_path / "file").write_text("mine")
     for name in ("file", "file/deep"):
-        with pytest.raises(
-            UsageError, match=f"the directory {tmp_path / name} is refused: .*; a file .*is where a folder"
-        ):
+        with pytest.raises((FileExistsError, NotADirectoryError)) as error:
             save_tokenizer(make_tokenizer(vocabulary(), cased=False), tmp_path / name)
+        assert re.search(f"{tmp_path / name} is refused: .*; a file .*is where a folder", explain_os_error(error.value))
     assert (tmp_path / "file").read_text() == "mine"
 
 

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -643,3 +644,14 @@ def test_an_extra_file_without_a_fitting_answer_is_named(tmp_path, start):
 def test_no_update_at_all_is_refused(tmp_path, start):
     with pytest.raises(UsageError, match="max_steps is 0"):
         run(TASKS["squad1"], make_recipe(tmp_path, start, ONE) | {"train": {"max_steps": 0}}, output=tmp_path / "run")
+
+
+def test_a_model_without_room_for_a_context_is_refused_at_prediction():
+    def encode(positions):
+        config = SimpleNamespace(max_position_embeddings=positions)
+        return SQUAD["squad1"].encode_inputs([], SimpleNamespace(lengths={}, model=SimpleNamespace(config=config)))
+
+    with pytest.raises(UsageError, match=r"the model takes 6 tokens, .* give one that takes more"):
+        encode(6)
+    with pytest.raises(AttributeError, match="tokenizer"):  # which comes next
+        encode(7)

@@ -13,7 +13,6 @@ import inspect
 import json
 import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import blake2b
 from importlib.util import find_spec
@@ -24,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from bertkit.data.pretraining.docstrings import parse_module
-from bertkit.errors import UsageError, explain_disk_error, explain_refusal
+from bertkit.errors import UsageError, explain_refusal
 from bertkit.system.progress import ignore
 
 DOCUMENTED_PACKAGES = ("numpy", "scipy", "sklearn", "pandas")
@@ -140,12 +139,17 @@ def write_samples(output: Path, questions: int = 12_000, report: Callable[[str],
         questions: of each training set at most.
 
     Raises:
-        UsageError: too few functions are documented here; the directory holds such files already, or cannot be made.
+        UsageError: too few functions are documented here, or the directory holds such files already.
+        OSError: the directory cannot be made or written to.
     """
     if there := [str(output / name) for name in ("squad", "glue") if (output / name).exists()]:
         raise UsageError(f"the directory has {' and '.join(there)} already; delete them, or name another directory")
-    with explain_disk_error(output), make_directory(output) as folder:
-        fill(folder, questions, report)
+    output.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(dir=output) as folder:
+        fill(Path(folder), questions, report)
+        for part in sorted(Path(folder).iterdir()):  # now that all are complete
+            with explain_refusal(f"the directory {output / part.name}"):
+                part.rename(output / part.name)
     report(f"In {output}: squad/, glue/")
 
 
@@ -175,19 +179,6 @@ def fill(folder: Path, questions: int, report: Callable[[str], None]) -> None:
             f"{split}: {len(asked):,} questions, {silent:,} of them without an answer; {len(rows):,} pairs, "
             f"{sum(row[2] == 'entailment' for row in rows):,} of them entailed"
         )
-
-
-@contextmanager
-def make_directory(output: Path) -> Iterator[Path]:
-    """A folder whose parts move to `output` when all of them are complete."""
-    with explain_refusal(f"the directory {output}"):
-        output.mkdir(parents=True, exist_ok=True)
-        temporary = TemporaryDirectory(dir=output)
-    with temporary as folder:
-        yield Path(folder)
-        for part in sorted(Path(folder).iterdir()):
-            with explain_refusal(f"the directory {output / part.name}"):
-                part.rename(output / part.name)
 
 
 def ask(function: Function, parameter: Parameter) -> str:

@@ -4,7 +4,7 @@ Both sources give the same values. Files of predictions are read as well. A `Ben
 columns are called; the table of them is in `bertkit.tasks.glue`.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from shlex import quote
@@ -13,12 +13,11 @@ from typing import Any
 import numpy as np
 
 from bertkit.data.formats.hub import read_hub
-from bertkit.data.formats.tables import TextColumns, read_tsv
+from bertkit.data.formats.tables import TextColumns, convert_labels, read_tsv
 from bertkit.errors import UsageError
 from bertkit.system.progress import Report
 
 GLUE_HUB = "nyu-mll/glue"
-LONGEST_LABEL = 80  # characters of one in a message
 
 
 @dataclass(frozen=True)
@@ -129,27 +128,10 @@ def read_labels(row: Benchmark, table: TextColumns) -> np.ndarray:
     Raises:
         UsageError: there is none, or one that the task does not have.
     """
-    if "label" not in table.columns:
-        raise UsageError(f"{table.source} has no labels; only splits with labels can be learned or scored")
     read = parse_score if not row.labels else index_labels(row).__getitem__
     expected = f"one of {', '.join(row.labels)}" if row.labels else "a score from 0 to 5"
     values = convert_labels(table, read, "label {} must be " + expected + "; mend the line")
     return np.array(values, np.int64 if row.labels else np.float32)
-
-
-def convert_labels(table: TextColumns, read: Callable[[str], float], message: str) -> list[float]:
-    """What `read` makes of the column `label`.
-
-    Raises:
-        UsageError: a text that it does not know (KeyError, ValueError); `message` has "{}" in its place.
-    """
-    values = []
-    for place, text in enumerate(table.columns["label"]):
-        try:
-            values.append(read(text))
-        except (KeyError, ValueError):
-            raise UsageError(f"{table.locate(place)}: {message.format(repr(text[:LONGEST_LABEL]))}") from None
-    return values
 
 
 def index_labels(row: Benchmark) -> dict[str, int]:

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from bertkit.data.formats.hub import read_hub
 from bertkit.data.formats.tables import (
-    LONGEST_QUOTED,
     MOST_NAMES,
     NAME_REMEDY,
     TextColumns,
+    convert_labels,
     fill,
     find_column,
     read_lines,
@@ -82,22 +82,17 @@ def _walk_csv(path: Path) -> Iterator[tuple[int, list[str]]]:
 
 
 def _make_situations(table: TextColumns, labelled: bool) -> list[Situation]:
-    if labelled and "label" not in table.columns:
-        raise UsageError(f"{table.source} has no labels; only splits with labels can be learned or scored")
-    places = {str(place): place for place in range(len(ENDINGS))}
-    labels = table.columns["label"] if labelled else [None] * len(table.lines)
+    labels = [None] * len(table.lines)
+    if labelled:
+        places = {str(place): place for place in range(len(ENDINGS))}
+        labels = convert_labels(table, places.__getitem__, "label {} must be one of 0, 1, 2, 3; mend the line")
     texts = zip(*(table.columns[name] for name in SWAG_COLUMNS), strict=True)
     situations = []
     for row, ((context, start, *endings), label) in enumerate(zip(texts, labels, strict=True)):
         for name, ending in zip(ENDINGS, endings, strict=True):
             if not ending.strip():
                 raise UsageError(f"{table.locate(row)}: {name} is empty and four endings were expected; mend the line")
-        if label is not None and label not in places:
-            expected = ", ".join(places)
-            raise UsageError(
-                f"{table.locate(row)}: label {label[:LONGEST_QUOTED]!r} must be one of {expected}; mend the line"
-            )
-        situations.append(Situation(context, start, tuple(endings), None if label is None else places[label]))
+        situations.append(Situation(context, start, tuple(endings), label))
     return situations
 
 

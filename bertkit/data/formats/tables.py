@@ -5,7 +5,7 @@ A table looks like CSV and is not: a `"` is an ordinary character that nobody cl
 
 import difflib
 from codecs import BOM_UTF8
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
@@ -108,6 +108,24 @@ def find_column(source: str, names: Sequence[str], wanted: str, remedy: str) -> 
     nearest = "".join(f" (nearest: {name!r})" for name in difflib.get_close_matches(wanted, names, n=1))
     listed = ", ".join(repr(name[:LONGEST_QUOTED]) for name in names[:MOST_NAMES])  # it can be a line of text
     raise UsageError(f"{source} has no column {wanted!r} but {listed or 'nothing'}{nearest}; {remedy}")
+
+
+def convert_labels(table: TextColumns, read: Callable[[str], float], message: str) -> list[float]:
+    """What `read` makes of the column `label`.
+
+    Raises:
+        UsageError: there is no such column, or it has a text that `read` does not know (KeyError, ValueError);
+            `message` has "{}" in its place.
+    """
+    if "label" not in table.columns:
+        raise UsageError(f"{table.source} has no labels; only splits with labels can be learned or scored")
+    values = []
+    for row, text in enumerate(table.columns["label"]):
+        try:
+            values.append(read(text))
+        except (KeyError, ValueError):
+            raise UsageError(f"{table.locate(row)}: {message.format(repr(text[:LONGEST_QUOTED]))}") from None
+    return values
 
 
 def read_lines(path: Path) -> Iterator[str]:

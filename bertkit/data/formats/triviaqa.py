@@ -13,7 +13,6 @@ import json
 import re
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path, PurePosixPath
@@ -22,7 +21,7 @@ from typing import Any
 from msgspec import Struct
 
 from bertkit.data.formats.tables import AGAIN, read_json
-from bertkit.errors import UsageError, explain_refusal
+from bertkit.errors import UsageError
 from bertkit.system.files import atomic_open
 from bertkit.system.progress import ignore
 
@@ -85,12 +84,14 @@ def convert(qa: Path, evidence: Path, output: Path, report: Callable[[str], None
     `unanswered` in their first words, `missing` in the folder, and `unreadable` or not UTF-8.
 
     Raises:
-        UsageError: `qa` is no file of TriviaQA with answers and Wikipedia pages, `output` exists or cannot be written,
-            no document is in `evidence`, or none has an answer.
+        UsageError: `qa` is no file of TriviaQA with answers and Wikipedia pages, `output` exists or its folder does
+            not, no document is in `evidence`, or none has an answer.
+        OSError: `output` cannot be written.
     """
-    with explain_refusal(str(output)):
-        if output.exists():
-            raise UsageError(f"{output} exists already; delete it or name another file with --output")
+    if output.exists():
+        raise UsageError(f"{output} exists already; delete it or name another file with --output")
+    if not output.parent.is_dir():
+        raise UsageError(f"{output.parent} is not a folder; name a file in one that is there with --output")
     if not evidence.is_dir():
         raise UsageError(f"{evidence} is not a folder; give that of TriviaQA's documents: --evidence DIR")
     questions = read_questions(qa)
@@ -236,9 +237,7 @@ def _is_in_word(character: str) -> bool:
 
 def _write(articles: Iterable[dict[str, Any]], output: Path) -> None:
     """Writes the file, at once or not at all; one article is in memory at a time."""
-    with ExitStack() as stack:
-        with explain_refusal(str(output)):
-            stream = stack.enter_context(atomic_open(output))
+    with atomic_open(output) as stream:
         stream.write('{"version": "1.1", "data": [')
         for number, article in enumerate(articles):
             stream.write((",\n" if number else "\n") + json.dumps(article, ensure_ascii=False))

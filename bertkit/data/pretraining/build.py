@@ -11,7 +11,6 @@ processes load neither torch nor transformers.
 Where repeats are to go, the shards of all that was read are in `parts/` until the ones without repeats are finished.
 """
 
-import json
 import os
 import platform
 import shutil
@@ -29,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from bertkit.data.formats.tables import read_json
 from bertkit.data.pretraining.pair_index import PLAN_FOLDER
 from bertkit.data.pretraining.pieces import BuildWork, PieceJob, limit_threads, read_parts
 from bertkit.data.pretraining.sources import PIECE_BYTES, Piece, cut_sources
@@ -194,19 +194,11 @@ def read_record(output: Path) -> dict[str, Any]:
     """What the corpus in a directory was asked to be: the manifest says it too, and proves itself whole.
 
     Raises:
-        UsageError: there is no manifest yet, and the file is damaged.
+        UsageError: there is no manifest yet, and the file is missing or damaged.
     """
     with suppress(UsageError):
         return read_manifest(output)["build"]
-    try:
-        record = json.loads((output / RECORD).read_bytes())
-        if not isinstance(record, dict):
-            raise ValueError("it holds no JSON object")
-    except (ValueError, FileNotFoundError) as error:
-        raise UsageError(
-            f"{output / RECORD} is damaged ({error}); delete {output}, and the same command builds it"
-        ) from None
-    return record
+    return read_json(output / RECORD, dict[str, Any], f"delete {output}, and the same command builds it")
 
 
 def keep_whole(folder: Path, report: Callable[[str], None]) -> dict[tuple[int, int], Shard]:

@@ -51,15 +51,10 @@ def measure(corpus: TokenizedCorpus, unknown_id: int, folder: Path | None = None
         "unknown_rate": count_unknown(corpus.ids, unknown_id) / max(len(corpus.ids), 1),
         "sentence_tokens": describe(corpus.sentence_ends),
         "document_sentences": describe(corpus.document_ends),
-        "document_tokens": describe(find_token_ends(corpus)),
+        "document_tokens": describe(corpus.find_tokens()[1]),
         "repeated": measure_repeats(corpus, folder),
         "pairs": {str(length): measure_pairs(corpus, length) for length in PHASE_LENGTHS},
     }
-
-
-def find_token_ends(corpus: TokenizedCorpus) -> np.ndarray:
-    """(D,) int64, the tokens up to the end of each document of a whole corpus."""
-    return corpus.sentence_ends[corpus.document_ends - 1]
 
 
 def count_unknown(ids: Ids, unknown_id: int) -> int:
@@ -111,7 +106,7 @@ def measure_repeats(corpus: TokenizedCorpus, folder: Path | None = None) -> dict
     A line is a sentence as the corpus has it; those of repeated documents count too.
     """
     found: dict[str, Any] = {}
-    for unit, ends in (("documents", find_token_ends(corpus)), ("lines", corpus.sentence_ends)):
+    for unit, ends in (("documents", corpus.find_tokens()[1]), ("lines", corpus.sentence_ends)):
         repeated = find_repeats(hash_units(corpus.ids, ends, folder), folder=folder)
         places = range(0, len(ends), UNITS_A_BLOCK)
         tokens = sum(
@@ -129,7 +124,7 @@ def choose_kept(corpus: TokenizedCorpus, unit: Unit, folder: Path | None = None)
     sentence whose tokens came before.
     """
     ends = corpus.document_ends
-    repeated = find_repeats(hash_units(corpus.ids, find_token_ends(corpus), folder), folder=folder)
+    repeated = find_repeats(hash_units(corpus.ids, corpus.find_tokens()[1], folder), folder=folder)
     kept = np.repeat(~repeated, np.diff(ends, prepend=0))
     if unit == "lines":
         repeated = find_repeats(hash_units(corpus.ids, corpus.sentence_ends, folder), kept, folder)

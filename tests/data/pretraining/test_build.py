@@ -325,7 +325,7 @@ def test_a_damaged_record_of_an_unfinished_build_is_one_line(text, tokenizer, tm
     build([str(text)], tokenizer, made)
     (made / MANIFEST).unlink()
     (made / RECORD).write_text("[]")
-    with pytest.raises(UsageError, match=r"build.json is damaged \(it holds no JSON object\); delete .*made, and the"):
+    with pytest.raises(UsageError, match=r"build.json: Expected `object`, got `array`; delete .*made, and the"):
         build([str(text)], tokenizer, made)
 
 
