@@ -41,11 +41,11 @@ from bertkit.tasks.pretraining import PRETRAINING
 
 REFERENCE_SEED = 12345  # as in the reference
 MAX_LENGTH, MAX_PREDICTIONS = 128, 20
-OPTIONS = PRETRAINING.recipe["data"]
+DATA_DEFAULTS = PRETRAINING.recipe["data"]
 SAMPLES_A_BATCH = PRETRAINING.recipe["batch_size"]
 COUNT_TOLERANCE = 0.01  # by which the two sides may differ in how much they make and of what kind
 COUNTS = ("text_tokens", "samples", "tokens")
-REFERENCE_REMEDY = "give a checkout of github.com/google-research/bert: --reference DIR"
+CHECKOUT_REMEDY = "give a checkout of github.com/google-research/bert: --reference DIR"
 
 # --- The input --------------------------------------------------------------------------------------------------------
 
@@ -68,7 +68,7 @@ def choose_tokenizer(vocab: str | None, text: Path, report: Report) -> Any:
     if vocab is not None:
         return load_tokenizer(vocab, cased=False)
     with text.open(encoding="utf-8") as lines:
-        return train_tokenizer(lines, size=OPTIONS["vocab_size"], report=report)
+        return train_tokenizer(lines, size=DATA_DEFAULTS["vocab_size"], report=report)
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ def make_samples(text: Path, tokenizer: Any, copies: int, cores: int) -> Made:
     corpus = open_corpus(folder)
     tokenizing = time.perf_counter() - start
 
-    data = PretrainingData(corpus, tokenizer, [], OPTIONS | {"dupe_factor": copies}, REFERENCE_SEED)
+    data = PretrainingData(corpus, tokenizer, [], DATA_DEFAULTS | {"dupe_factor": copies}, REFERENCE_SEED)
     by_copy = [data.count_pairs(MAX_LENGTH, copy) for copy in range(copies)]
     count = sum(by_copy)
     data.phases = [Phase(count, MAX_LENGTH)]
@@ -138,10 +138,10 @@ def load_reference(folder: Path) -> tuple[Callable[..., list[Any]], Callable[...
     """
     beside = make_libraries()
     beside["tokenization"] = load_module(
-        folder / "tokenization.py", "FullTokenizer", remedy=REFERENCE_REMEDY, beside=beside
+        folder / "tokenization.py", "FullTokenizer", remedy=CHECKOUT_REMEDY, beside=beside
     )
     path = folder / "create_pretraining_data.py"
-    module = load_module(path, "create_training_instances", remedy=REFERENCE_REMEDY, beside=beside)
+    module = load_module(path, "create_training_instances", remedy=CHECKOUT_REMEDY, beside=beside)
     return module.create_training_instances, beside["tokenization"].FullTokenizer
 
 
@@ -175,8 +175,8 @@ def make_instances(
     create: Callable[..., list[Any]], text: Path, tokenizer: Any, copies: int
 ) -> tuple[list[Any], TimedTokenizer]:
     """The reference's samples, and the tokenizer that it used."""
-    timed, rates = TimedTokenizer(tokenizer), (OPTIONS["short_seq_prob"], OPTIONS["masked_lm_prob"])
-    with explain_failure("create_training_instances", REFERENCE_REMEDY):
+    timed, rates = TimedTokenizer(tokenizer), (DATA_DEFAULTS["short_seq_prob"], DATA_DEFAULTS["masked_lm_prob"])
+    with explain_failure("create_training_instances", CHECKOUT_REMEDY):
         random = Random(REFERENCE_SEED)
         return create([str(text)], timed, MAX_LENGTH, copies, *rates, MAX_PREDICTIONS, random), timed
 
@@ -184,7 +184,7 @@ def make_instances(
 def count_instances(made: tuple[list[Any], TimedTokenizer]) -> Made:
     """What the reference made."""
     instances, timed = made
-    with explain_failure("create_training_instances", REFERENCE_REMEDY):
+    with explain_failure("create_training_instances", CHECKOUT_REMEDY):
         tokens = sum(len(instance.tokens) for instance in instances)
         random_next = sum(instance.is_random_next for instance in instances)
         return Made(timed.tokens, len(instances), tokens, random_next, timed.seconds)
@@ -240,7 +240,7 @@ def bench_corpus(
         if loaded is not None:
             create, make_their_tokenizer = loaded
             save_tokenizer(tokenizer, Path(folder, "vocab"))
-            with explain_failure("FullTokenizer", REFERENCE_REMEDY):
+            with explain_failure("FullTokenizer", CHECKOUT_REMEDY):
                 theirs = make_their_tokenizer(vocab_file=str(Path(folder, "vocab", "vocab.txt")), do_lower_case=True)
             call = partial(make_instances, create, text, theirs, copies)
             sides[REFERENCE] = partial(time_call, call, count_instances)

@@ -36,7 +36,7 @@ CONTEXT_VOCABULARY = 8_000  # tokens; trained on the contexts
 CONTEXT_VARIETY = 20_000  # different ones in made-up text
 CONTEXT_WORDS, CONTEXT_SPREAD, FEWEST = 120, 50, 20  # of a made-up context: the mean, the standard deviation, the least
 LONG_WORDS, LONG_EVERY = 700, 50  # every 50th is so long that it takes several windows
-REFERENCE_REMEDY = "give a copy of transformers' examples/pytorch/question-answering/utils_qa.py: --reference FILE"
+SCRIPT_REMEDY = "give a copy of transformers' examples/pytorch/question-answering/utils_qa.py: --reference FILE"
 SHARED_BY = 5  # questions about a context
 BUMP, BUMP_SPREAD = 5.0, 2.0  # the gold span's scores above the noise, of standard deviation 1: about half are found
 
@@ -121,7 +121,7 @@ def load_reference(path: Path) -> Callable[..., Mapping[str, str]]:
     Raises:
         UsageError: there is no such file, it cannot be imported, or it has no such function.
     """
-    module = load_module(path, "postprocess_qa_predictions", remedy=REFERENCE_REMEDY)
+    module = load_module(path, "postprocess_qa_predictions", remedy=SCRIPT_REMEDY)
     module.tqdm = lambda rows: rows
     return module.postprocess_qa_predictions
 
@@ -236,7 +236,7 @@ def measure_version(
             n_best_size=N_BEST,
             max_answer_length=windows.max_answer_length,
         )
-        with explain_failure("postprocess_qa_predictions", REFERENCE_REMEDY):
+        with explain_failure("postprocess_qa_predictions", SCRIPT_REMEDY):
             answers = calls[REFERENCE]()
             theirs = [answers[question.id] for question in windows.questions]
         best, odds = decode_best(kept, windows)
