@@ -22,7 +22,7 @@ from typing import Any, Protocol
 from bertkit.errors import UsageError, join_lines
 from bertkit.system.cluster import GOES_ON, LONGEST_REASON, POLL, ClusterWatch, import_ray, join_cluster
 from bertkit.system.progress import ignore
-from bertkit.system.signals import Interrupted, await_note, follow, keep_from_interrupts, note_signals
+from bertkit.system.signals import Interrupted, await_note, follow_parent, keep_from_interrupts, note_signals
 
 TRIES = 3  # of a job whose workers die
 GRACE = 60.0  # seconds for a worker to finish an update and write a checkpoint
@@ -283,7 +283,7 @@ def serve(pipe: Pipe, work: Work, gpu: str | None) -> None:
     """Do the jobs that come through the pipe until it is closed, asking for each by None."""
     if gpu is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = gpu  # before CUDA is used
-    follow(multiprocessing.parent_process().sentinel)
+    follow_parent()
     work.begin()
     name, data = "", None
     with contextlib.suppress(EOFError, OSError, Interrupted):

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from multiprocessing import parent_process, resource_tracker
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import wait
 from threading import Thread
 from typing import Any
 
@@ -68,15 +68,11 @@ def await_note(noted: Sequence[int]) -> bool:
     return bool(noted)
 
 
-def follow(parent: int | Connection) -> None:
-    """From now on this process ends at once when its parent has died: nothing may write beside a command given again.
-
-    Args:
-        parent: what becomes readable then.
-    """
+def follow_parent() -> None:
+    """From now on this process ends at once when its parent has died: nothing may write beside a command given again."""
 
     def wait_and_end() -> None:
-        wait([parent])
+        wait([parent_process().sentinel])
         os.kill(os.getpid(), signal.SIGKILL)
 
     Thread(target=wait_and_end, daemon=True).start()
@@ -92,7 +88,7 @@ def leave_signals_to_parent() -> None:
         Thread(target=_obey_parent, daemon=True).start()
     for number in STOPS:  # SIGTERM for threads that were there before
         signal.signal(number, signal.SIG_IGN)
-    follow(parent_process().sentinel)
+    follow_parent()
 
 
 def _obey_parent() -> None:
