@@ -248,9 +248,5 @@ def measure_version(
     seconds, _ = alternate({name: partial(time_call, call) for name, call in calls.items()}, repeats, report)
     measured = Measurement(seconds, dict.fromkeys(calls, len(windows.questions)))
     row["bytes"]["peak"] = {name: measure_peak(call) for name, call in calls.items()}
-    row |= {
-        "seconds": seconds,
-        "median_seconds": measured.medians,
-        "questions_per_second": measured.rates[BERTKIT],
-    }
+    row |= {"seconds": seconds, "median_seconds": measured.medians, "questions_per_second": measured.rates[BERTKIT]}
     return row, measured

@@ -18,7 +18,7 @@ from huggingface_hub.utils import disable_progress_bars
 
 from bertkit.errors import UsageError, explain_os_error
 from bertkit.reports.tables import Table, make_table, tabulate_scores
-from bertkit.system.signals import STOPS, Interrupted, note_signals
+from bertkit.system.signals import STOPS, Interrupted, is_importing, note_signals
 from bertkit.tasks.option import Options
 
 # Control characters, line and paragraph separators, and marks that turn the direction of writing.
@@ -303,13 +303,25 @@ def complain(message: str) -> None:
         print_line(f"bertkit: {message}", err=True)
 
 
-def stop_at_once(number: int) -> None:
-    """End this process at a signal, where nothing below has a better end for that, with one line and 128 + its number.
+@contextmanager
+def obey_signals() -> Iterator[None]:
+    """End at a signal, where nothing below has a better end for that, with one line and exit code 128 + its number."""
+    code = 0
 
-    Nothing is raised: libraries catch what ends an import of theirs, and modules stay half-made.
-    """
-    complain("stopped; what is finished is kept, and the same command goes on")
-    os._exit(128 + number)
+    def stop(number: int) -> None:
+        nonlocal code
+        code = 128 + number
+        complain("stopped; what is finished is kept, and the same command goes on")
+        if is_importing():  # libraries catch what ends an import of theirs, and modules stay half-made
+            os._exit(code)
+        sys.exit(code)
+
+    try:
+        with note_signals(stop):
+            yield
+    finally:
+        if code:  # whatever came of the exit on its way
+            sys.exit(code)
 
 
 def silence_libraries() -> None:
@@ -323,7 +335,7 @@ def silence_libraries() -> None:
 def explain_mistakes() -> Iterator[None]:
     """A mistake of the user becomes one line and exit code 2."""
     try:
-        with note_signals(stop_at_once):
+        with obey_signals():
             yield
     except UsageError as error:
         complain(str(error))

@@ -61,8 +61,7 @@ def import_tf(
     ],
     output: Annotated[Path, PathArgument(help="A new directory.", metavar="OUT")],
     cased: Annotated[
-        bool | None,
-        typer.Option("--cased/--uncased", help="Whether capital letters count; found out if not given."),
+        bool | None, typer.Option("--cased/--uncased", help="Whether capital letters count; found out if not given.")
     ] = None,
 ) -> None:
     """Make a checkpoint of the files that BERT was released in; TensorFlow is not needed.

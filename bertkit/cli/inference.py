@@ -137,8 +137,7 @@ def score_squad(
     predictions: Annotated[Path, PathArgument(help="Question id -> answer.", metavar="PREDICTIONS.json")],
     version: Annotated[int, typer.Option("--version", help="1 (for 1.1) or 2 (for 2.0).", metavar="1|2")],
     odds: Annotated[
-        Path | None,
-        PathOption("--null-odds", help="Question id -> how sure there is no answer (2.0).", metavar="FILE"),
+        Path | None, PathOption("--null-odds", help="Question id -> how sure there is no answer (2.0).", metavar="FILE")
     ] = None,
     threshold: Annotated[
         float,

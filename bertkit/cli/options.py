@@ -63,8 +63,7 @@ Size = Annotated[
     typer.Option("--size", help="Of random weights: tiny, mini, small, medium, base, large.", metavar="NAME"),
 ]
 Text = Annotated[
-    str | None,
-    PlaceOption("--data", help="The text: as a corpus of pretrain; docs if not given.", metavar="FILE|DIR"),
+    str | None, PlaceOption("--data", help="The text: as a corpus of pretrain; docs if not given.", metavar="FILE|DIR")
 ]
 Updates = Annotated[int, typer.Option("--updates", help="Of each side in a round.", min=1)]
 Repeats = Annotated[int, typer.Option("--repeats", help="Rounds; the median counts.", min=1)]

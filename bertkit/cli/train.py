@@ -33,8 +33,7 @@ from bertkit.tasks.option import GLUE_OPTIONS, NER_OPTIONS, PRETRAINING_OPTIONS,
 def pretrain(
     options: RunOptions,
     corpus: Annotated[
-        list[str] | None,
-        PlaceOption("--corpus", help=PRETRAINING_OPTIONS["corpus"].help, metavar="PATH|docs|NAME"),
+        list[str] | None, PlaceOption("--corpus", help=PRETRAINING_OPTIONS["corpus"].help, metavar="PATH|docs|NAME")
     ] = None,
     vocab: Annotated[
         str | None, PlaceOption("--vocab", help=PRETRAINING_OPTIONS["vocab"].help, metavar="DIR|FILE|NAME")
@@ -167,12 +166,7 @@ def ner(
     options: RunOptions,
     data: Data = None,
     layers: Annotated[
-        str | None,
-        typer.Option(
-            "--features",
-            help="The feature-based approach: the encoder stays as it is, and a BiLSTM learns from these layers.",
-            metavar="LAYERS",
-        ),
+        str | None, typer.Option("--features", help=NER_OPTIONS["features"].help, metavar="LAYERS")
     ] = None,
 ) -> None:
     """Find names in text: fine-tune on CoNLL-2003 or other files in its form, or learn from BERT's features.
@@ -204,8 +198,7 @@ def push(
 
 @app.command()
 def reproduce(
-    run: Annotated[Path, PathArgument(help="The directory of a finished run.", metavar="RUN")],
-    output: Output = None,
+    run: Annotated[Path, PathArgument(help="The directory of a finished run.", metavar="RUN")], output: Output = None
 ) -> None:
     """Do a finished run again from what its directory says, and compare scores, weights and predictions.
 

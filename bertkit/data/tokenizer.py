@@ -66,11 +66,7 @@ class TokenizerFile(Struct):
 
 
 def train_vocabulary(
-    texts: Iterable[str],
-    *,
-    size: int = 30522,
-    cased: bool = False,
-    report: Callable[[str], None] = ignore,
+    texts: Iterable[str], *, size: int = 30522, cased: bool = False, report: Callable[[str], None] = ignore
 ) -> list[str]:
     """At most `size` tokens in the order of their ids, a function of the words and their counts alone.
 

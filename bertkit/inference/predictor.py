@@ -98,11 +98,7 @@ class Predictor:
             pairs = TASKS.get(str(recipe.get("task")), task).pairs
         self.task = task
         self.settings = PredictionSettings(
-            model.eval().requires_grad_(False).to(find_device()),
-            tokenizer,
-            find_lengths(recipe),
-            pairs,
-            top,
+            model.eval().requires_grad_(False).to(find_device()), tokenizer, find_lengths(recipe), pairs, top
         )
 
     def __call__(self, inputs: Sequence[Input | Sequence[str]]) -> list[Result]:

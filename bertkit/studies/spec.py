@@ -53,6 +53,7 @@ from bertkit.reports.tables import ScoreRow
 from bertkit.studies.tables import AVERAGE
 from bertkit.system.differences import LONGEST_NAME, LONGEST_TEXT, expand_recipe
 from bertkit.tasks import TASKS
+from bertkit.tasks.option import check_range
 from bertkit.tasks.task import Task
 from bertkit.training.recipe import TABLES, TOP_KEYS, Recipe, check, check_value, merge, read_recipe
 
@@ -252,8 +253,8 @@ def check_keys(definition: Mapping[str, Any]) -> dict[str, Any]:
             raise UsageError(f"unknown key {key!r}; it belongs in [recipe]")
     values = check_table(definition, OPTIONS | SPEC_KEYS)
     for key, least in LEAST_NUMBERS.items():
-        if values.get(key, least) < least:
-            raise UsageError(f"{key} is {values[key]:g}; it must be at least {least}")
+        if key in values:
+            check_range(f"{key} is {values[key]:g}", values[key], least)
     return values
 
 

@@ -89,10 +89,9 @@ def do_runs(
     import torch
 
     if workers == 0:
-        threads, gpus = max(1, int(num_cpus)), []
+        do, threads, gpus = do_elsewhere, max(1, int(num_cpus)), []
     else:
-        threads, gpus = max(1, torch.get_num_threads() // min(workers, max(1, len(jobs)))), list_gpus()
-    do = do_elsewhere if workers == 0 else do_run
+        do, threads, gpus = do_run, max(1, torch.get_num_threads() // min(workers, max(1, len(jobs)))), list_gpus()
     work = Work(do, partial(begin, threads), num_cpus=num_cpus, num_gpus=num_gpus)
     return execute(work, jobs, prepared, hear, workers, gpus)
 
@@ -100,8 +99,8 @@ def do_runs(
 # --- One run ----------------------------------------------------------------------------------------------------------
 
 
-def do_run(job: RunJob, prepared: Any, tell: Callable[[News], None]) -> State:
-    """Do a run, and return how it has ended; `tell` gets its states and lines.
+def do_run(job: RunJob, prepared: Any, tell: Callable[[News], None]) -> None:
+    """Do a run; `tell` gets its states, how it has ended at last, and its lines.
 
     Raises:
         Interrupted: by SIGTERM or SIGINT, after a checkpoint.
@@ -128,13 +127,14 @@ def do_run(job: RunJob, prepared: Any, tell: Callable[[News], None]) -> State:
             prepared=prepared,
             milestones=job.milestones,
         )
-        return State("finished", metrics=metrics)
     except Interrupted:
         raise
     except Exception as error:
         if count_processes() > 1 and not isinstance(error, Diverged):
             raise  # the other processes of this run do not know of it: to go on would be to wait for them for ever
-        return State("failed", reason=explain_failure(error))
+        tell(State("failed", reason=explain_failure(error)))
+    else:
+        tell(State("finished", metrics=metrics))
     finally:
         free_memory()
 
@@ -175,12 +175,15 @@ def begin(threads: int) -> None:
 # --- On another machine -----------------------------------------------------------------------------------------------
 
 
-def do_elsewhere(job: RunJob, prepared: Any, tell: Callable[[News], None]) -> State:
-    """Do a run as `do_run` does; tell the files that a finished one has written."""
-    state = do_run(job, prepared, tell)
-    if state.status == "finished":
-        tell(read_files(Path(job.output)))
-    return state
+def do_elsewhere(job: RunJob, prepared: Any, tell: Callable[[News], None]) -> None:
+    """Do a run as `do_run` does, and tell the files of a finished one before its end."""
+
+    def tell_all(news: News) -> None:
+        if isinstance(news, State) and news.status == "finished":
+            tell(read_files(Path(job.output)))
+        tell(news)
+
+    do_run(job, prepared, tell_all)
 
 
 def read_files(output: Path) -> dict[str, bytes]:

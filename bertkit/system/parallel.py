@@ -1,7 +1,7 @@
 """One executor for the jobs of builds and studies: this process, several on this machine, or a Ray cluster.
 
-A job tells messages while it is done, and its result at the end; both are handled in this process, so workers need not
-share its disk. A worker that dies costs only its current job, which starts again elsewhere, TRIES times at most.
+A job tells messages, which are handled in this process, so workers need not share its disk. A worker that dies costs
+only its current job, which starts again elsewhere, TRIES times at most.
 
 Left out: services, job queues and schedulers; Ray has them.
 """
@@ -28,7 +28,7 @@ TRIES = 3  # of a job whose workers die
 GRACE = 60.0  # seconds for a worker to finish an update and write a checkpoint
 
 Tell = Callable[[Any], None]
-Handle = Callable[[int, Any], None]  # takes the number of a job, and its message or result
+Handle = Callable[[int, Any], None]  # takes the number of a job, and its message
 Pipe = multiprocessing.connection.Connection
 
 
@@ -43,13 +43,13 @@ class Work:
     """What the jobs share.
 
     Attributes:
-        do: Does a job: `do(job, data, tell) -> result`. It raises Interrupted where a signal stopped it.
+        do: Does a job: `do(job, data, tell)`. It raises Interrupted where a signal stopped it.
         begin: Called first in every worker process.
         num_cpus, num_gpus: Of a job on Ray.
         backlog: How many messages may wait on Ray until they are handled; 0: any number.
     """
 
-    do: Callable[[Any, Any, Tell], Any]
+    do: Callable[[Any, Any, Tell], None]
     begin: Callable[[], None] = ignore
     num_cpus: float = 1
     num_gpus: float = 0
@@ -65,11 +65,15 @@ class Lost:
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """How a worker ended a job: its result, or the error."""
+class Done:
+    """The message that a worker has ended a job, perhaps by an error."""
 
-    result: Any = None
     error: Exception | None = None
+
+    def check(self) -> None:
+        """Raise the error."""
+        if self.error is not None:
+            raise self.error
 
 
 def execute(
@@ -80,7 +84,7 @@ def execute(
     Args:
         jobs: A try starts from the entry as it is then; `handle` may have replaced it.
         data: Name -> what the jobs that name it get; a worker holds one entry at a time.
-        handle: Gets what jobs tell, their results (but None) and their `Lost`.
+        handle: Gets what jobs tell, and their `Lost`.
         workers: How many processes; 1 is this one, 0 stands for Ray.
         gpus: Names of the GPUs that the processes share, each process one.
 
@@ -92,32 +96,31 @@ def execute(
         with note_signals(noted.append), join_cluster(work.num_cpus, work.num_gpus) as ray:
             execute_on_ray(ray, work, jobs, data, handle, noted)
         return noted[0] if noted else 0
-    if workers > 1 and len(jobs) > 1:
+    if workers > 1:
         return WorkerPool(work, jobs, data, handle, min(workers, len(jobs)), gpus).execute()
     for number, job in enumerate(jobs):
         try:
-            result = work.do(job, data.get(job.data), partial(handle, number))
+            work.do(job, data.get(job.data), partial(handle, number))
         except Interrupted as stop:
             return stop.number
-        if result is not None:
-            handle(number, result)
     return 0
 
 
-def attempt(work: Work, job: Job, data: Any, tell: Tell) -> Outcome:
+def attempt(work: Work, job: Job, data: Any, tell: Tell) -> Done:
     """Do a job in a worker.
 
     Raises:
         Interrupted: A signal stopped it.
     """
     try:
-        return Outcome(work.do(job, data, tell))
+        work.do(job, data, tell)
     except Interrupted:
         raise
     except UsageError as error:
-        return Outcome(error=error)
+        return Done(error)
     except Exception:  # which may refuse to be pickled
-        return Outcome(error=RuntimeError(f"a worker failed:\n{traceback.format_exc()}"))
+        return Done(RuntimeError(f"a worker failed:\n{traceback.format_exc()}"))
+    return Done()
 
 
 def pack(data: Mapping[str, Any], name: str) -> bytes:
@@ -125,25 +128,12 @@ def pack(data: Mapping[str, Any], name: str) -> bytes:
     return pickle.dumps(data[name] if name else None)
 
 
-class Tries:
-    """Count how often each job was started, and handle how its tries end."""
-
-    def __init__(self, handle: Handle) -> None:
-        self.handle = handle
-        self.counts = Counter[int]()
-
-    def take(self, number: int, outcome: Outcome) -> None:
-        """Handle the result of a job, or raise its error."""
-        if outcome.error is not None:
-            raise outcome.error
-        if outcome.result is not None:
-            self.handle(number, outcome.result)
-
-    def goes_on(self, number: int, cause: str) -> bool:
-        """Handle that a job has lost its worker, and return whether it is to start again."""
-        is_final = self.counts[number] == TRIES
-        self.handle(number, Lost(cause, is_final))
-        return not is_final
+def lose(lost: Counter[int], number: int, cause: str, handle: Handle) -> bool:
+    """Count that a job has lost its worker, handle it, and return whether the job is to start again."""
+    lost[number] += 1
+    is_final = lost[number] == TRIES
+    handle(number, Lost(cause, is_final))
+    return not is_final
 
 
 # --- Several processes ------------------------------------------------------------------------------------------------
@@ -184,11 +174,11 @@ class WorkerPool:
     workers: dict[Pipe, Worker] = field(default_factory=dict)
     started: list[multiprocessing.process.BaseProcess] = field(default_factory=list)
     noted: list[int] = field(default_factory=list)
+    lost: Counter[int] = field(default_factory=Counter)
     failed_starts: int = 0
 
     def __post_init__(self) -> None:
         self.waiting = deque(range(len(self.jobs)))
-        self.tries = Tries(self.handle)
         self.pack = cache(partial(pack, self.data))
 
     def execute(self) -> int:
@@ -219,9 +209,9 @@ class WorkerPool:
             self.handle_death(worker)
             return
         worker.began = True
-        if isinstance(message, Outcome):
-            number, worker.job = worker.job, None
-            self.tries.take(number, message)
+        if isinstance(message, Done):
+            message.check()
+            worker.job = None
         elif message is not None:
             self.handle(worker.job, message)
         elif self.waiting and not self.noted:
@@ -249,7 +239,6 @@ class WorkerPool:
     def assign(self, worker: Worker, pipe: Pipe) -> None:
         """Give a worker the next job, and its data unless it has them."""
         worker.job = self.waiting.popleft()
-        self.tries.counts[worker.job] += 1
         job = self.jobs[worker.job]
         with contextlib.suppress(OSError):  # it has just died; the next look at its pipe says so
             pipe.send(job)
@@ -273,7 +262,8 @@ class WorkerPool:
                 f"worker processes end before they begin (exit code {code}); use --workers 1, or, in a script of your "
                 'own, start below: if __name__ == "__main__"'
             )
-        if worker.job is not None and self.tries.goes_on(worker.job, f"its process died (exit code {code})"):
+        cause = f"its process died (exit code {code})"
+        if worker.job is not None and lose(self.lost, worker.job, cause, self.handle):
             self.waiting.appendleft(worker.job)
         if self.waiting:
             self.hire(worker.slot)
@@ -320,23 +310,20 @@ def execute_on_ray(
     queue = Queue(work.backlog, actor_options={"num_cpus": 0, "scheduling_strategy": here})
     put = cache(lambda name: ray.put(pack(data, name)))
     task = ray.remote(num_cpus=work.num_cpus, num_gpus=work.num_gpus, max_retries=0)(do_on_ray)
-    tries, running = Tries(handle), {}
+    lost, running = Counter[int](), {}
 
     def submit(number: int) -> None:
-        tries.counts[number] += 1
         job = jobs[number]
         running[task.remote(number, job, work, put(job.data), queue, os.getcwd())] = number
 
     def take(future: Any) -> None:
         number = running.pop(future)
         try:
-            outcome = ray.get(future)
+            ray.get(future).check()
         except ray.exceptions.RayError as error:
             cause = f"its worker was lost ({type(error).__name__}: {join_lines(error)[:LONGEST_REASON]})"
-            if not noted and tries.goes_on(number, cause):
+            if not noted and lose(lost, number, cause, handle):
                 submit(number)
-        else:
-            tries.take(number, outcome)
 
     watch, told = ClusterWatch(ray), False
     try:
@@ -363,7 +350,7 @@ def execute_on_ray(
             ray.cancel(future)
 
 
-def do_on_ray(number: int, job: Job, work: Work, data: bytes, queue: Any, folder: str) -> Outcome:
+def do_on_ray(number: int, job: Job, work: Work, data: bytes, queue: Any, folder: str) -> Done:
     """Do one job in a Ray worker. Relative paths start from `folder`, where it is there."""
     if Path(folder).is_dir():
         os.chdir(folder)
@@ -389,8 +376,8 @@ def read_workers(text: str | int) -> int:
         raise UsageError(f"{text!r} workers; give a whole number above 0, or ray: --workers 2")
     if workers != 1 and (processes := count_processes()) > 1:
         raise UsageError(
-            f"--workers {text} inside of {processes} processes that share each run; leave --workers out, or start the "
-            "study without torchrun and accelerate launch"
+            f"--workers {text} inside of {processes} processes that share each run; leave --workers out, or start "
+            "without torchrun and accelerate launch"
         )
     return workers
 

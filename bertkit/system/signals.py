@@ -7,6 +7,7 @@ is one. Processes that help another leave signals to it, and do not outlive it.
 import os
 import signal
 import time
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from multiprocessing import parent_process, resource_tracker
@@ -60,6 +61,11 @@ def note_signals(note: Callable[[int], None]) -> Iterator[None]:
             signal.signal(number, handler)
 
 
+def is_importing() -> bool:
+    """Return whether an import is under way in this thread."""
+    return any(frame.f_code.co_filename == "<frozen importlib._bootstrap>" for frame, _ in traceback.walk_stack(None))
+
+
 def await_note(noted: Sequence[int]) -> bool:
     """Whether a signal comes into `noted` within SAME_SIGNAL seconds: one to a group comes in any order."""
     end = time.monotonic() + SAME_SIGNAL
@@ -69,7 +75,7 @@ def await_note(noted: Sequence[int]) -> bool:
 
 
 def follow_parent() -> None:
-    """From now on this process ends at once when its parent has died: nothing may write beside a command given again."""
+    """End this process at once when its parent has died: nothing may write beside a command that is given again."""
 
     def wait_and_end() -> None:
         wait([parent_process().sentinel])

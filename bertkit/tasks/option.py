@@ -8,6 +8,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from bertkit.errors import UsageError
+
+
+def check_range(said: str, value: float, least: float, below: float = math.inf) -> None:
+    """Check that a number is at least `least`, and less than `below`.
+
+    Raises:
+        UsageError: It is not; the message begins with `said`.
+    """
+    if not least <= value < below:
+        limit = f" and below {below}" if value >= below else ""
+        raise UsageError(f"{said}; it must be at least {least}{limit}")
+
 
 @dataclass(frozen=True)
 class Option:
@@ -93,7 +106,7 @@ NER_OPTIONS: Options = {
     "dir": DIR,
     "max_length": Option(512, 3, "5.3: maximal context", "Tokens of a sequence."),
     "context": Option(True, None, "5.3", "Show the sentences around, too."),
-    "features": Option("", None, "Table 7", "Layers of the feature-based approach; fine-tuning if not given."),
+    "features": Option("", None, "Table 7", "Learn a BiLSTM from these layers of a fixed encoder."),
     "half_features": Option(False, help="Keep features in 16 bits a number instead of 32."),
     "features_dir": Option("", help="Folder of kept features; among huggingface_hub's cached assets if not given."),
     "max_train_samples": MAX_TRAIN_SAMPLES,

@@ -24,7 +24,13 @@ from bertkit.data.pretraining.dataset import Phase, PretrainingData, take
 from bertkit.data.pretraining.masking import check_rates
 from bertkit.data.pretraining.sources import Document, is_built, read_documents
 from bertkit.data.pretraining.store import open_corpus, read_manifest
-from bertkit.data.pretraining.tokenize import TokenizedCorpus, choose_held_out, start_of, tokenize_documents
+from bertkit.data.pretraining.tokenize import (
+    TokenizedCorpus,
+    check_documents,
+    choose_held_out,
+    start_of,
+    tokenize_documents,
+)
 from bertkit.data.sequences import IGNORED, pad
 from bertkit.data.tokenizer import describe_vocabulary, load_tokenizer, train_tokenizer
 from bertkit.errors import UsageError
@@ -242,6 +248,7 @@ class PretrainingTask(Task):
     ) -> PretrainingData:
         """Return every sample of the run; of a split held out, a fixed choice of at most `heldout_pairs` pairs."""
         corpus = documents if isinstance(documents, TokenizedCorpus) else tokenize_documents(documents, tokenizer)
+        check_documents(corpus.document_count)  # those without a token are gone
         options, seed, phases = recipe["data"], recipe["train"]["seed"], list_phases(recipe)
         if split != "train":
             data = PretrainingData(corpus, tokenizer, phases, options, seed=0)

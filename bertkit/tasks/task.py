@@ -5,7 +5,6 @@ how a person's input is read, encoded and answered, which `bertkit.tasks.predict
 Trainer.
 """
 
-import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -21,7 +20,7 @@ from bertkit.data.tokenizer import Words, copy_backend
 from bertkit.errors import UsageError
 from bertkit.reports.tables import ScoreRow
 from bertkit.system.progress import Report
-from bertkit.tasks.option import Options
+from bertkit.tasks.option import Options, check_range
 
 LONGEST_SHOWN = 80  # characters of a text among the examples
 DIVERGED = "the model answers with NaN: training has diverged; lower train.learning_rate"
@@ -124,9 +123,9 @@ class Task:
             UsageError: options that make no sense, or a number out of its range.
         """
         for key, option in self.options.items():
-            if option.least is not None and not option.least <= recipe["data"][key] < option.below:
-                below = "" if option.below == math.inf else f" and below {option.below}"
-                raise UsageError(f"{key} is {recipe['data'][key]} in [data]; it must be at least {option.least}{below}")
+            if option.least is not None:
+                value = recipe["data"][key]
+                check_range(f"{key} is {value} in [data]", value, option.least, option.below)
 
     def overrides(self, given: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return what the given part of a recipe changes in the task's own: other options may need another rate."""

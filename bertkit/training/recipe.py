@@ -27,6 +27,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 from bertkit.errors import UsageError
 from bertkit.system.differences import LONGEST_NAME, LONGEST_TEXT, expand_recipe, show_toml
 from bertkit.system.files import atomic_write
+from bertkit.tasks.option import check_range
 
 Recipe = dict[str, Any]
 
@@ -300,9 +301,8 @@ def _check_table(table: str, values: Any, data_defaults: Mapping[str, Any]) -> R
                 raise UsageError(f"{place}{key} cannot be set here; {RESERVED[key]}")
             raise UsageError(_explain_unknown_key(key, table, data_defaults))
         checked[key] = check_value(key, value, fields[key], place)
-        limits = RANGES.get(table, {}).get(key)
-        if limits and not limits[0] <= checked[key] < limits[1]:
-            raise UsageError(f"{place}{key} = {show_toml(value)} must be at least {limits[0]} and below {limits[1]}")
+        if limits := RANGES.get(table, {}).get(key):
+            check_range(f"{place}{key} = {show_toml(value)}", checked[key], *limits)
     return checked
 
 

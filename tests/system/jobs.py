@@ -18,12 +18,11 @@ class Sum:
 
 
 def add_up(job, data, tell):
-    """Tell every sum, and return the last."""
+    """Tell every sum."""
     value = data or 0
     for number in job.numbers:
         value += number
-        tell(f"{value}")
-    return value
+        tell(value)
 
 
 def fail(job, data, tell):
@@ -37,7 +36,7 @@ def die_at_one(job, data, tell):
     tell("begun")
     if job.numbers[-1] == 1:
         os.kill(os.getpid(), signal.SIGKILL)
-    return sum(job.numbers)
+    tell(sum(job.numbers))
 
 
 def stop(job, data, tell):

@@ -275,7 +275,7 @@ def test_merging_is_associative_and_repeatable(a: dict[str, Any], b: dict[str, A
         ("batch_size=true", "batch_size = true must be a whole number"),
         ("train.learning_rate=true", "learning_rate = true must be a number"),
         ("train.learning_rate=nan", "must be a number"),
-        ("train.save_steps=inf", "save_steps = Infinity must be at least 0 and below inf"),
+        ("train.save_steps=inf", "save_steps = Infinity; it must be at least 0 and below inf"),
         ("train.learning_rate=1" + 400 * "0", "must be a number"),  # larger than any float
         ("data.mask_rate=" + "[" * 5000, 'mask_rate = "[[[['),
         ("batch_size='\u2028\x85'", r'batch_size = "\u2028\x85" must be a whole number'),  # line ends to a terminal
@@ -300,17 +300,17 @@ def test_merging_is_associative_and_repeatable(a: dict[str, Any], b: dict[str, A
         ("train.eval_strategy=never", 'eval_strategy = "never" must be one of no, steps, epoch'),
         ("train.eval_strategy=false", "eval_strategy = false must be one of no, steps, epoch"),
         ("train.train_sampling_strategy=seq", "must be one of random, sequential, "),
-        ("batch_size=0", "batch_size = 0 must be at least 1"),
-        ("batch_size=-8", "batch_size = -8 must be at least 1"),
-        ("reinit_layers=-1", "reinit_layers = -1 must be at least 0"),
-        ("train.per_device_train_batch_size=0", "per_device_train_batch_size = 0 must be at least 1"),
-        ("train.eval_accumulation_steps=0", "eval_accumulation_steps = 0 must be at least 1"),
+        ("batch_size=0", "batch_size = 0; it must be at least 1"),
+        ("batch_size=-8", "batch_size = -8; it must be at least 1"),
+        ("reinit_layers=-1", "reinit_layers = -1; it must be at least 0"),
+        ("train.per_device_train_batch_size=0", "per_device_train_batch_size = 0; it must be at least 1"),
+        ("train.eval_accumulation_steps=0", "eval_accumulation_steps = 0; it must be at least 1"),
         ("train.eval_do_concat_batches=false", "a score is of all batches together"),
         # Phases.
         ("phase=1", "phase must be a list of tables; write [[phase]]"),
         ("phase.share=1", "phase must be a list of tables; write [[phase]]"),
         ("phase=[{share=1.0}]", "[[phase]] 1 has no max_length; each phase needs share and max_length"),
-        ("phase=[{share=1.0, max_length=4}]", "max_length = 4 must be at least 5"),
+        ("phase=[{share=1.0, max_length=4}]", "max_length = 4; it must be at least 5"),
         ("phase=[{share=1.0, max_length=64.0}]", "write it so: max_length = 64"),
         (
             "phase=[{share=0.9, max_length=128}, {share=0.2, max_length=512}]",
@@ -327,7 +327,7 @@ def test_a_mistake_is_one_line_with_the_remedy(text: str, message: str) -> None:
 
 
 def test_the_message_begins_with_the_place() -> None:
-    with pytest.raises(UsageError, match=r"^my\.toml: batch_size = 0 "):
+    with pytest.raises(UsageError, match=r"^my\.toml: batch_size = 0; "):
         check({"batch_size": 0}, data_defaults={}, where="my.toml")
 
 

@@ -130,7 +130,7 @@ def read_labels(row: Benchmark, table: TextColumns) -> np.ndarray:
     """
     read = parse_score if not row.labels else index_labels(row).__getitem__
     expected = f"one of {', '.join(row.labels)}" if row.labels else "a score from 0 to 5"
-    values = convert_labels(table, read, "label {} must be " + expected + "; mend the line")
+    values = convert_labels(table, read, expected)
     return np.array(values, np.int64 if row.labels else np.float32)
 
 
@@ -157,7 +157,7 @@ def read_answers(row: Benchmark, path: Path) -> np.ndarray:
             raise error from None
     read = float if not row.labels else index_labels(row).__getitem__
     expected = f"one of {', '.join(index_labels(row))}" if row.labels else "a number"
-    answers = convert_labels(table, read, "the answer {} must be " + expected)
+    answers = convert_labels(table, read, expected, "the answer")
     if "index" not in table.columns:
         return np.array(answers)
     places = {text: place for place, text in enumerate(table.columns["index"])}

@@ -16,12 +16,7 @@ ROWS_A_BATCH = 1_000  # of a data set on the Hub, in memory at once
 
 
 def read_hub(
-    name: str,
-    config: str,
-    splits: Mapping[str, str],
-    columns: Mapping[str, str],
-    *,
-    optional: Container[str] = (),
+    name: str, config: str, splits: Mapping[str, str], columns: Mapping[str, str], *, optional: Container[str] = ()
 ) -> dict[str, TextColumns]:
     """Split -> its columns, for a data set on the Hub; `splits` and `columns` map the wanted names to the Hub's.
 

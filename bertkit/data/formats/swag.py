@@ -85,7 +85,7 @@ def _make_situations(table: TextColumns, labelled: bool) -> list[Situation]:
     labels = [None] * len(table.lines)
     if labelled:
         places = {str(place): place for place in range(len(ENDINGS))}
-        labels = convert_labels(table, places.__getitem__, "label {} must be one of 0, 1, 2, 3; mend the line")
+        labels = convert_labels(table, places.__getitem__, "one of 0, 1, 2, 3")
     texts = zip(*(table.columns[name] for name in SWAG_COLUMNS), strict=True)
     situations = []
     for row, ((context, start, *endings), label) in enumerate(zip(texts, labels, strict=True)):

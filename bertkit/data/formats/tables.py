@@ -45,11 +45,7 @@ class TextColumns:
 
 
 def read_tsv(
-    path: str | Path,
-    columns: Mapping[str, str | int],
-    *,
-    width: int | None = None,
-    skip_broken: bool = False,
+    path: str | Path, columns: Mapping[str, str | int], *, width: int | None = None, skip_broken: bool = False
 ) -> TextColumns:
     """The columns of a file in UTF-8, under the names that `columns` gives them.
 
@@ -110,12 +106,11 @@ def find_column(source: str, names: Sequence[str], wanted: str, remedy: str) -> 
     raise UsageError(f"{source} has no column {wanted!r} but {listed or 'nothing'}{nearest}; {remedy}")
 
 
-def convert_labels(table: TextColumns, read: Callable[[str], float], message: str) -> list[float]:
+def convert_labels(table: TextColumns, read: Callable[[str], float], expected: str, what: str = "label") -> list[float]:
     """What `read` makes of the column `label`.
 
     Raises:
-        UsageError: there is no such column, or it has a text that `read` does not know (KeyError, ValueError);
-            `message` has "{}" in its place.
+        UsageError: there is no such column, or it has a text that `read` does not know (KeyError, ValueError).
     """
     if "label" not in table.columns:
         raise UsageError(f"{table.source} has no labels; only splits with labels can be learned or scored")
@@ -124,7 +119,8 @@ def convert_labels(table: TextColumns, read: Callable[[str], float], message: st
         try:
             values.append(read(text))
         except (KeyError, ValueError):
-            raise UsageError(f"{table.locate(row)}: {message.format(repr(text[:LONGEST_QUOTED]))}") from None
+            label = text[:LONGEST_QUOTED]
+            raise UsageError(f"{table.locate(row)}: {what} {label!r} must be {expected}; mend the line") from None
     return values
 
 

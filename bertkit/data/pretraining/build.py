@@ -286,7 +286,8 @@ class PieceWriter:
         else:
             number, part = news
             write_shard(self.folder, job.number, number, part)
-            self.jobs[place] = replace(job, there={**job.there, number: part.documents})
+            stop = number if part.is_last else job.stop
+            self.jobs[place] = replace(job, there={**job.there, number: part.documents}, stop=stop)
             self.tokens += len(part.corpus.ids)
             self.count(job.number, part.characters, part.is_last)
             self.tell()
@@ -309,7 +310,9 @@ def build_pieces(
     report(f"{len(pieces)} piece{'s' * (len(pieces) != 1)} of {total / 1e6:,.0f} MB{finished}")
     start = time.monotonic()
     shared = Work(read_parts, limit_threads, backlog=PARTS_IN_WAITING)
-    if number := execute(shared, jobs, {"build": work}, writer.take, workers):
+    if len(jobs) == 1:
+        workers = min(workers, 1)  # a process of its own would only be slower to start
+    if number := execute(shared, jobs, {PieceJob.data: work}, writer.take, workers):
         signal.raise_signal(number)
         raise KeyboardInterrupt  # whatever the handler has done: this build is not finished
     if jobs:

@@ -27,6 +27,7 @@ from bertkit.data.pretraining.store import (
 from bertkit.data.pretraining.tokenize import tokenize_documents
 from bertkit.data.tokenizer import load_tokenizer, make_tokenizer, train_vocabulary
 from bertkit.errors import UsageError
+from bertkit.system.parallel import Lost
 from tests.data.pretraining.test_statistics import drop_repeats
 from tests.data.pretraining.test_store import list_documents
 from tests.training.test_run import write_text
@@ -269,6 +270,27 @@ def test_of_an_unfinished_piece_only_what_is_missing_is_tokenized(text, tokenize
     build([str(text)], tokenizer, made)
     assert written == [(lost, 1)]
     assert read_files(made) == read_files(straight)
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("told", [1, 1000])  # the first part of a piece, or all of them
+def test_a_piece_whose_worker_has_died_goes_on_behind_the_parts_that_have_come(
+    text, tokenizer, tmp_path, monkeypatch, told
+):
+    def lose_workers(work, jobs, data, handle, workers):
+        for place in range(len(jobs)):
+            parts = []
+            work.do(jobs[place], data["build"], lambda part, parts=parts: len(parts) < told and parts.append(part))
+            for part in parts:
+                handle(place, part)
+            handle(place, Lost("its process died", is_final=False))
+            work.do(jobs[place], data["build"], lambda part, place=place: handle(place, part))
+        return 0
+
+    build([str(text)], tokenizer, tmp_path / "straight")
+    monkeypatch.setattr(bertkit.data.pretraining.build, "execute", lose_workers)
+    build([str(text)], tokenizer, tmp_path / "made")
+    assert read_files(tmp_path / "made") == read_files(tmp_path / "straight")
 
 
 # --- Damage -----------------------------------------------------------------------------------------------------------
