@@ -1,1 +1,1 @@
-"""Texts and tokens: pure functions over strings, lists and arrays, and the only readers of files."""
+"""Text and token processing, and the only modules that read data files and data sets on the Hub."""

@@ -1,7 +1,8 @@
-"""Texts and pairs of texts -> token sequences, and batches of them: what fine-tuning trains on (paper section 4).
+"""Texts and pairs of texts -> token sequences and batches for fine-tuning (paper section 4).
 
-Packed as in pre-training: [CLS] A [SEP], or [CLS] A [SEP] B [SEP]; several of them where one is to be chosen (4.4). A
-batch is padded to its own longest sequence, and the model takes even that out again. Left out: what the labels mean.
+The format is that of pre-training: [CLS] A [SEP], or [CLS] A [SEP] B [SEP]; several sequences per example for multiple
+choice (4.4). A batch is padded to its longest sequence, and the model removes the padding. Left out: the meaning of the
+labels.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,27 +18,29 @@ from torch.utils.data import Dataset
 from bertkit.data.tokenizer import Words, copy_backend
 from bertkit.system.files import take_fingerprint
 
-TEXTS_A_BATCH = 10_000  # tokenized at once
+TEXTS_A_BATCH = 10_000  # texts tokenized in one call
 TOKENS_A_BATCH = 8192
-IGNORED = -100  # the label of a position without a loss, as in torch.nn.functional.cross_entropy
+IGNORED = -100  # label of positions without a loss, as in torch.nn.functional.cross_entropy
 
 
 class Items(Dataset):
-    """A data set that gives several items as it gives one."""
+    """A data set that returns several items by indexing each of them."""
 
     def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
-        """Several of them."""
+        """Return several items."""
         return [self[index] for index in indices]
 
 
 @dataclass(eq=False)
 class Sequences(Items):
-    """S encoded sequences side by side in flat arrays.
+    """S encoded sequences, concatenated in flat arrays.
 
-    ids: (N,) token ids; `ends` (S,) the tokens up to each sequence's end; `seconds` (S,) how many tokens at each
-    sequence's end belong to segment B.
-    labels: (S,) int64 classes or float32 numbers; None where there are none.
-    shortened: (S,) bool, whether a sequence's texts had more tokens than there is room for; None if that is not known.
+    Attributes:
+        ids: (N,) token ids.
+        ends: (S,) the end offset of each sequence in `ids`.
+        seconds: (S,) the number of tokens of segment B, which is at the end of the sequence.
+        labels: (S,) int64 classes or float32 numbers; None without labels.
+        shortened: (S,) bool, whether a sequence was truncated; None if unknown.
     """
 
     ids: np.ndarray
@@ -50,7 +53,7 @@ class Sequences(Items):
         return len(self.ends)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        """One sequence: `input_ids` and `token_type_ids` (T,) int64, and its `labels` if there are any."""
+        """Return one sequence: `input_ids` and `token_type_ids` (T,) int64, and `labels` if there are any."""
         start = self.ends[index - 1] if index else 0
         ids = self.ids[start : self.ends[index]].astype(np.int64)
         segments = np.zeros_like(ids)
@@ -59,7 +62,7 @@ class Sequences(Items):
         return item if self.labels is None else item | {"labels": self.labels[index]}
 
     def fingerprint(self) -> str:
-        """What tells its sequences and labels from any others."""
+        """Return a fingerprint of the sequences and labels."""
         return take_fingerprint(self.ids, self.ends, self.seconds, self.labels)
 
 
@@ -67,8 +70,10 @@ class Sequences(Items):
 class Choices(Items):
     """S questions, each a choice among C sequences.
 
-    sequences: S * C of them, those of a question side by side; `count` is C.
-    labels: (S,) int64, the place of the right one; None where it is not known.
+    Attributes:
+        sequences: S * C sequences, those of a question side by side.
+        count: C.
+        labels: (S,) int64, the index of the right sequence; None if unknown.
     """
 
     sequences: Sequences
@@ -79,20 +84,20 @@ class Choices(Items):
         return len(self.sequences) // self.count
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        """One question: `input_ids` and `token_type_ids`, lists of C arrays (T,) int64, and its `labels` if any."""
+        """Return one question: `input_ids` and `token_type_ids`, lists of C arrays (T,) int64, and `labels` if any."""
         found = self.sequences.__getitems__(range(index * self.count, (index + 1) * self.count))
         item = {name: [sequence[name] for sequence in found] for name in found[0]}
         return item if self.labels is None else item | {"labels": self.labels[index]}
 
     def fingerprint(self) -> str:
-        """What tells its questions and labels from any others."""
+        """Return a fingerprint of the questions and labels."""
         return take_fingerprint(self.sequences.fingerprint().encode(), self.labels)
 
 
 def encode_texts(
     texts: Sequence[Sequence[str]], labels: np.ndarray | None, tokenizer: Any, max_length: int
 ) -> Sequences:
-    """The sequences of S texts, or of S pairs: `texts` holds one column of S texts or two. See `encode_inputs`."""
+    """Encode S texts or S pairs, given as one or two columns of S texts. See `encode_inputs`."""
     inputs = texts[0] if len(texts) == 1 else list(zip(*texts, strict=True))
     return encode_inputs(inputs, labels, tokenizer, max_length)
 
@@ -100,13 +105,13 @@ def encode_texts(
 def encode_inputs(
     inputs: Sequence[str | tuple[str, str]], labels: np.ndarray | None, tokenizer: Any, max_length: int
 ) -> Sequences:
-    """The sequences of S texts and pairs, of at most `max_length` tokens with [CLS] and [SEP].
+    """Encode S texts and pairs as sequences of at most `max_length` tokens, [CLS] and [SEP] included.
 
-    Of a pair that is too long, the longer text loses tokens at its end until both are as long, then both do. Special
-    tokens written out in a text are ordinary text there, as in the reference code.
+    Longer pairs are truncated at the end, the longer text first until both are equally long, then both. Special tokens
+    written out in a text are treated as ordinary text, as in the reference code.
 
-    Differs from the paper: where the room for a pair is odd and both texts are longer than its half, the reference code
-    leaves the odd token to A; here, as with tokenizers, the text that was longer has it, or B.
+    Differs from the paper: where the room for a pair is odd and both texts are longer than half of it, the reference
+    code gives the odd token to A; here, as in tokenizers, the longer text gets it, or B if both are equally long.
     """
     words = Words(copy_backend(tokenizer))
     cls, sep = (np.array([token], np.int32) for token in (tokenizer.cls_token_id, tokenizer.sep_token_id))
@@ -128,10 +133,10 @@ def encode_inputs(
 
 
 def cut_longest(counts: Sequence[int], room: int) -> list[int]:
-    """How many tokens one text or two keep that share `room`; the longer loses first, and of equals the first.
+    """Return how many tokens of one text or two fit into `room` when the longer one is truncated first.
 
-    That is `longest_first` of tokenizers, which itself keeps what it cuts off, in every combination: of two long texts
-    more than there is memory for.
+    The first text is truncated if both are equally long. This is `longest_first` of tokenizers, which itself keeps what
+    it truncates in every combination: for two long texts, more than fits into memory.
     """
     if sum(counts) <= room:
         return list(counts)
@@ -143,10 +148,10 @@ def cut_longest(counts: Sequence[int], room: int) -> list[int]:
 
 
 def pad(items: Sequence[dict[str, Any]]) -> dict[str, Tensor]:
-    """The batch of some sequences: `attention_mask` and every column of one value a token (B, T), T the longest, and
-    every other column (B,).
+    """Collate sequences into a batch, padded to the longest sequence.
 
-    `labels` of tokens are IGNORED at padding, all else is 0 there, whatever the vocabulary: nothing is computed on it.
+    Columns with one value per token and `attention_mask` become (B, T), other columns (B,). The padding value is
+    IGNORED for `labels` and 0 for all other columns, whatever the vocabulary: nothing is computed on padding.
     """
     lengths = torch.tensor([len(item["input_ids"]) for item in items])
     batch = {"attention_mask": (torch.arange(int(lengths.max())) < lengths[:, None]).long()}  # (B, T)
@@ -162,7 +167,7 @@ def pad(items: Sequence[dict[str, Any]]) -> dict[str, Tensor]:
 
 
 def pad_choices(items: Sequence[dict[str, Any]]) -> dict[str, Tensor]:
-    """The batch of some questions with C sequences each: as `pad`, but (B, C, T), T the longest of all."""
+    """Collate questions with C sequences each, as `pad` does, into columns of shape (B, C, T)."""
     names = ("input_ids", "token_type_ids")
     pairs = [pair for item in items for pair in zip(*(item[name] for name in names), strict=True)]
     flat = pad([dict(zip(names, pair, strict=True)) for pair in pairs])  # (B * C, T)
@@ -172,7 +177,7 @@ def pad_choices(items: Sequence[dict[str, Any]]) -> dict[str, Tensor]:
 
 
 def batch_by_length(lengths: np.ndarray) -> Iterator[np.ndarray]:
-    """The numbers of sequences of similar length, together about TOKENS_A_BATCH tokens; the longest ones first."""
+    """Yield the indices of sequences of similar length, about TOKENS_A_BATCH tokens per batch, longest first."""
     order = np.argsort(-lengths, kind="stable")
     start = 0
     while start < len(order):

@@ -1,11 +1,11 @@
 """Long contexts -> windows of tokens; answers <-> tokens; scores of tokens -> answer texts (paper sections 4.2, 4.3).
 
 A sequence is [CLS] question [SEP] window [SEP]. Windows advance by a *step*, the reference code's `doc_stride`; the
-`stride` of tokenizers is how far two windows overlap, another thing. Question and context are tokenized once each, and
-every answer is cut out of the original context by characters, never joined again from tokens.
+`stride` of tokenizers is instead the overlap of two windows. Question and context are tokenized once each, and every
+answer is sliced from the original context by character offsets, never rebuilt from tokens.
 
-Left out: the files (`bertkit.data.formats.squad`), the scores of texts (`bertkit.metrics`), when to answer at all
-(`bertkit.tasks.squad`).
+Left out: the files (`bertkit.data.formats.squad`), the scores of texts (`bertkit.metrics`), and the decision whether to
+answer (`bertkit.tasks.squad`).
 """
 
 import json
@@ -23,18 +23,19 @@ from bertkit.system.files import take_fingerprint
 if TYPE_CHECKING:
     from torch import Tensor
 
-N_BEST = 20  # starts and ends of a window that are kept, and answers of a question (reference code)
-CONTEXTS_A_BATCH = 1_000  # tokenized at once
-WINDOWS_A_CHUNK = 512  # decoded at once, which a processor's cache can hold
-LENGTH_WEIGHT = 0.01  # how much a longer window counts as more context (reference code)
+N_BEST = 20  # starts and ends kept per window, and answers per question (reference code)
+CONTEXTS_A_BATCH = 1_000  # texts tokenized in one call
+WINDOWS_A_CHUNK = 512  # windows decoded together; a processor's cache can hold them
+LENGTH_WEIGHT = 0.01  # weight of a window's length in a token's context score (reference code)
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
     """A question about a context.
 
-    answers: the right ones, as they stand in the context; none if it does not answer the question (SQuAD 2.0).
-    starts: the first character of each in the context; -1 where the file does not say.
+    Attributes:
+        answers: The right answers as they stand in the context; empty if it has none (SQuAD 2.0).
+        starts: The start offset of each answer in characters; -1 if the file does not give it.
     """
 
     id: str
@@ -45,12 +46,12 @@ class Question:
 
 
 def is_placed(question: Question) -> bool:
-    """Whether the first answer stands where the file says, or there is none."""
+    """Return whether the first answer is where the file says, or there is no answer."""
     return not question.answers or stands(question.context, question.answers[0], question.starts[0])
 
 
 def stands(context: str, answer: str, start: int) -> bool:
-    """Whether an answer, which is not empty, begins at that character."""
+    """Return whether a non-empty answer begins at the character `start`."""
     return bool(answer) and 0 <= start < len(context) and context.startswith(answer, start)
 
 
@@ -58,9 +59,9 @@ def stands(context: str, answer: str, start: int) -> bool:
 
 
 def cut_windows(count: int, room: int, step: int) -> list[tuple[int, int]]:
-    """(first token, tokens) of the windows over `count` tokens, `room` at a time; over nothing an empty one.
+    """Return (first token, number of tokens) of the windows of at most `room` tokens over `count` tokens.
 
-    The last one ends with the context; none begins behind it.
+    The last window ends with the context, and no window begins after it. An empty context has one empty window.
     """
     windows, start = [], 0
     while start + room < count:
@@ -70,18 +71,18 @@ def cut_windows(count: int, room: int, step: int) -> list[tuple[int, int]]:
 
 
 def divide_context(windows: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """For each window the tokens (first, end) of the context that it shows in most context; each token is in one.
+    """Return for each window the range (first, end) of the tokens that have most context in it.
 
-    The context of a token is the smaller number of tokens to its left and right in the window, and a hundredth of the
-    window's length; of equal windows the first has it (reference code). The tokens of a window are neighbours: two
-    windows' contexts differ by an amount that never grows from left to right.
+    Each token belongs to one window. The context of a token is the smaller number of tokens to its left and right in
+    the window, plus a hundredth of the window's length; the first of equal windows wins (reference code). The tokens of
+    a window are contiguous, because the difference between two windows' contexts never grows from left to right.
     """
     if len(windows) == 1:
         return [(0, windows[0][1])]
     starts, lengths = np.array(windows).T
     step = int(starts[1])
     tokens = np.arange(starts[-1] + lengths[-1])
-    latest = np.minimum(tokens // step, len(windows) - 1)  # of the windows that have begun
+    latest = np.minimum(tokens // step, len(windows) - 1)   # the last window that has begun at each token
     best, owner = np.full(len(tokens), -1.0), np.zeros(len(tokens), np.int64)
     for back in range(-(-int(lengths[0]) // step)):
         window = np.maximum(latest - back, 0)
@@ -95,9 +96,10 @@ def divide_context(windows: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def locate_answer(offsets: np.ndarray, start: int, end: int) -> tuple[int, int] | None:
-    """The first and the last token that share a character with [start, end); None if no token does.
+    """Return the first and last token that share a character with [start, end), or None if no token does.
 
-    offsets: (n, 2) first character and end of each token, in order.
+    Args:
+        offsets: (n, 2) start and end character of each token, in order.
     """
     first = int(np.searchsorted(offsets[:, 1], start, "right"))
     last = int(np.searchsorted(offsets[:, 0], end, "left")) - 1
@@ -106,19 +108,23 @@ def locate_answer(offsets: np.ndarray, start: int, end: int) -> tuple[int, int] 
 
 @dataclass(frozen=True, eq=False)
 class Windows(Items):
-    """W windows over the contexts of Q questions, put together when they are asked for.
+    """W windows over the contexts of Q questions, built on access.
 
-    questions: Q of them, in order.
-    cls, sep: the two special tokens.
-    ids, ends: (N,) tokens of all questions, side by side, and (Q,) up to where each one's go.
-    context_ids, context_ends, offsets: the same of the C different contexts, and (N, 2) the characters of each token.
-    contexts: (Q,) each question's context.
-    owners: (W,) each window's question, in order. starts, lengths: (W,) its tokens of the context.
-    shares: (W, 2) first and end of those that it shows in most context.
-    answers: (W, 2) first and last token of the answer in the sequence; 0, which is [CLS], for an answer that is not
-        all in the window, and for none.
-    max_answer_length: tokens of the longest answer that is given.
-    shortened: (Q,) bool, whether a question was longer than there is room for.
+    Attributes:
+        questions: Q questions, in order.
+        cls, sep: The ids of the two special tokens.
+        ids: (N,) tokens of all questions, concatenated.
+        ends: (Q,) the end offset of each question in `ids`.
+        context_ids, context_ends: The same for the C distinct contexts.
+        offsets: (N, 2) start and end character of each token of the contexts.
+        contexts: (Q,) the index of each question's context.
+        owners: (W,) the index of each window's question, ascending.
+        starts, lengths: (W,) the range of context tokens in each window.
+        shares: (W, 2) first and end of the tokens that have most context in this window.
+        answers: (W, 2) first and last token of the answer in the sequence; 0, which is [CLS], if the answer is not
+            completely in the window or there is none.
+        max_answer_length: Maximum length of a predicted answer, in tokens.
+        shortened: (Q,) bool, whether a question was truncated.
     """
 
     questions: Sequence[Question]
@@ -142,7 +148,7 @@ class Windows(Items):
         return len(self.owners)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        """One window: `input_ids` and `token_type_ids` (T,) int64, `start_positions` and `end_positions` in [0, T)."""
+        """Return one window: `input_ids`, `token_type_ids` (T,) int64, `start_positions` and `end_positions` in [0, T)."""
         owner = self.owners[index]
         question = cut(self.ids, self.ends, owner)
         context = cut(self.context_ids, self.context_ends, self.contexts[owner])
@@ -154,21 +160,21 @@ class Windows(Items):
         return {"input_ids": ids, "token_type_ids": segments, "start_positions": start, "end_positions": end}
 
     def fingerprint(self) -> str:
-        """What tells its windows, and the answers that are right, from any others."""
-        contexts = list(dict.fromkeys(question.context for question in self.questions))  # answers are cut from these
+        """Return a fingerprint of the windows and their right answers."""
+        contexts = list(dict.fromkeys(question.context for question in self.questions))  # predicted answers are slices of these
         texts = [contexts, [(question.id, question.answers) for question in self.questions]]
         tokens = (self.ids, self.ends, self.context_ids, self.context_ends, self.contexts)
         windows = (self.owners, self.starts, self.lengths, self.answers)
         return take_fingerprint(json.dumps(texts).encode(), *tokens, *windows)
 
     def find_first(self) -> np.ndarray:
-        """(W,) where a window's first token of the context stands in its sequence."""
+        """Return (W,) the position of each window's first context token in its sequence."""
         lengths = np.diff(self.ends, prepend=0)
         return lengths[self.owners] + 2
 
 
 def cut(flat: np.ndarray, ends: np.ndarray, index: int) -> np.ndarray:
-    """What belongs to one of those that lie side by side in `flat`."""
+    """Return the slice of `flat` that belongs to element `index`."""
     return flat[ends[index - 1] if index else 0 : ends[index]]
 
 
@@ -181,10 +187,13 @@ def encode_questions(
     max_query_length: int,
     max_answer_length: int,
 ) -> Windows:
-    """The windows of some questions, for training and evaluation alike; every question has one at least.
+    """Encode questions as windows for training and evaluation; every question has at least one window.
 
-    The lengths are in tokens, and `max_length` is that of the whole sequence, which leaves room for the context;
-    `doc_stride` is the step.
+    Args:
+        max_length: Tokens of the whole sequence; it leaves room for the context.
+        doc_stride: The step between windows, in tokens.
+        max_query_length: Tokens after which a question is truncated.
+        max_answer_length: Maximum length of a predicted answer, in tokens.
     """
     texts = dict.fromkeys(question.context for question in questions)
     places = {text: place for place, text in enumerate(texts)}
@@ -226,9 +235,13 @@ def encode_questions(
 def tokenize(
     texts: Sequence[str], tokenizer: Any, with_offsets: bool = False
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(N,) the tokens of some texts side by side, up to where each one's go, and (N, 2) the characters of each token.
+    """Tokenize texts into flat arrays.
 
-    Special tokens written out in a text are ordinary text there, as in the reference code.
+    Special tokens written out in a text are treated as ordinary text, as in the reference code.
+
+    Returns:
+        (N,) the tokens of all texts, the end offset of each text, and (N, 2) start and end character of each token,
+        which is empty without `with_offsets`.
     """
     backend = copy_backend(tokenizer)
     encode = backend.encode_batch if with_offsets else backend.encode_batch_fast
@@ -243,30 +256,39 @@ def tokenize(
 
 
 def shorten(ids: np.ndarray, ends: np.ndarray, limit: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Of each of T texts' tokens the first `limit`, up to where they go, and (T,) whether a text was longer."""
+    """Truncate each of T texts to `limit` tokens.
+
+    Returns:
+        The remaining tokens, the end offset of each text, and (T,) whether it was truncated.
+    """
     lengths = np.diff(ends, prepend=0)
-    places = np.arange(len(ids)) - np.repeat(ends - lengths, lengths)  # of each token in its text
+    places = np.arange(len(ids)) - np.repeat(ends - lengths, lengths)  # position of each token in its text
     return ids[places < limit], np.cumsum(np.minimum(lengths, limit)), lengths > limit
 
 
 def find_answer(question: Question, offsets: np.ndarray) -> tuple[int, int] | None:
-    """The first and the last token of the first answer in the context; None if there is none that can be found."""
+    """Return the first and last context token of the first answer, or None if it is missing or not found."""
     if not question.answers or not is_placed(question):
         return None
     return locate_answer(offsets, question.starts[0], question.starts[0] + len(question.answers[0]))
 
 
 def place_answer(answer: tuple[int, int] | None, start: int, length: int, *, first: int) -> tuple[int, int]:
-    """The answer in the sequence of a window whose context begins at `first`; [CLS] if it is not all in the window."""
+    """Return the answer's position in a window's sequence; [CLS] if it is not completely in the window.
+
+    Args:
+        first: The position of the window's first context token in the sequence.
+    """
     if answer is None or answer[0] < start or answer[1] >= start + length:
         return 0, 0
     return answer[0] - start + first, answer[1] - start + first
 
 
 def express(windows: Windows, index: int) -> list[str]:
-    """The texts that come nearest to a question's answers: what lies between tokens, and is not too long.
+    """Return the texts closest to a question's answers that can be predicted.
 
-    An answer that begins or ends within a token, or has too many, cannot be given as it is.
+    They begin and end at token boundaries and have at most `max_answer_length` tokens, so an answer that begins or ends
+    within a token, or is longer, cannot be predicted exactly.
     """
     question = windows.questions[index]
     offsets = cut(windows.offsets, windows.context_ends, windows.contexts[index])
@@ -291,10 +313,11 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a model says to a question.
+    """A model's answer to a question.
 
-    spans: the best answers, each text once, by S.T_i + E.T_j; at most `N_BEST`.
-    null: S.C and E.C of the window where their sum is least.
+    Attributes:
+        spans: At most `N_BEST` best answers with distinct texts, sorted by S.T_i + E.T_j.
+        null: S.C and E.C of the window with the smallest sum.
     """
 
     spans: list[Span]
@@ -302,20 +325,20 @@ class Answer:
 
     @property
     def best(self) -> Span:
-        """The best span; an empty text of score 0 if no token of the context is in the running."""
+        """The best span; an empty text with score 0 if no token of the context is a candidate."""
         return self.spans[0] if self.spans else Span("", 0.0, 0.0)
 
     @property
     def odds(self) -> float:
-        """s_null minus the best span's score: how much rather the model would not answer."""
+        """s_null minus the best span's score: the higher, the more the model prefers not to answer."""
         return self.null[0] + self.null[1] - (self.best.start + self.best.end)
 
 
 def keep_top(start_logits: "Tensor", end_logits: "Tensor") -> "Tensor":
-    """(B, 4 * N_BEST + 2) all that decoding needs of the scores (B, T) of all tokens, whatever T is.
+    """Reduce the scores (B, T) of all tokens to what decoding needs, (B, 4 * N_BEST + 2) for every T.
 
-    The best starts' scores and places, the best ends', and the two scores of [CLS]; where T is below N_BEST the rest is
-    -infinity.
+    The columns are scores and positions of the best starts, the same for the best ends, and the two scores of [CLS].
+    If T is below N_BEST, the remaining scores are -infinity.
     """
     import torch
 
@@ -330,14 +353,14 @@ def keep_top(start_logits: "Tensor", end_logits: "Tensor") -> "Tensor":
 
 
 def pick_top(logits: "Tensor", count: int) -> tuple["Tensor", "Tensor"]:
-    """What `topk` gives of (..., T) on a CPU, in a third of the time; of equal scores the first come first.
+    """Compute `topk` of (..., T) on a CPU in a third of the time; the first of equal scores come first.
 
-    A score and its place make one whole number, and numpy selects among those with vector instructions.
+    A score and its position are packed into one integer, and numpy selects among integers with vector instructions.
     """
     import torch
 
     scores = logits.detach().numpy() + np.float32(0)  # a copy without -0.0
-    scores[np.isnan(scores)] = np.nan  # without a sign: the greatest of all
+    scores[np.isnan(scores)] = np.nan  # without a sign: sorted as the greatest value
     last = scores.shape[-1] - 1
     bits = scores.view(np.int32)
     ranks = (bits ^ ((bits >> 31) & np.int32(2**31 - 1))).astype(np.int64)  # in the order of the scores
@@ -351,11 +374,11 @@ def pick_top(logits: "Tensor", count: int) -> tuple["Tensor", "Tensor"]:
 
 
 def decode(kept: np.ndarray, windows: Windows) -> list[Answer]:
-    """The answers to all questions, from what `keep_top` gives of each window (W, 4 * N_BEST + 2), in order.
+    """Decode the answers to all questions from the output of `keep_top` for each window (W, 4 * N_BEST + 2), in order.
 
-    A span begins at one of its window's best starts, which is in most context there, ends in the same window at one of
-    its best ends, and has at most `max_answer_length` tokens. Of equal scores, the earlier window and the better start
-    come first.
+    A span begins at one of its window's best starts, at a token that has most context in this window. It ends at one of
+    the best ends of the same window and has at most `max_answer_length` tokens. Of equal scores, the earlier window and
+    the better start come first.
     """
     least = find_least(kept[:, -2:].astype(np.float64), windows.owners, len(windows.questions))
     answers = [Answer([], (start, end)) for start, end in least.tolist()]
@@ -376,16 +399,16 @@ def decode(kept: np.ndarray, windows: Windows) -> list[Answer]:
 
 
 def decode_best(kept: np.ndarray, windows: Windows) -> tuple[list[str], np.ndarray]:
-    """The best answer to each question and (Q,) its odds, as `decode` finds them, in a fraction of the time."""
+    """Return the best answer to each question and (Q,) its odds, as `decode` does, in a fraction of the time."""
     firsts, ends, scores, null = find_best(kept, windows)
     places = zip(windows.questions, firsts.tolist(), ends.tolist(), strict=True)
     return [question.context[first:end] for question, first, end in places], null - scores
 
 
 def find_best(kept: np.ndarray, windows: Windows) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Of each question's best answer the first character and the end, its score, and s_null, (Q,) each.
+    """Return the start and end character of each question's best answer, its score, and s_null, (Q,) each.
 
-    0, 0 and a score of 0 if no token of the context is in the running.
+    Start, end and score are 0 if no token of the context is a candidate.
     """
     best, place = np.empty(len(kept)), np.empty(len(kept), np.int64)
     for chunk in divide_windows(windows.owners):
@@ -400,7 +423,10 @@ def find_best(kept: np.ndarray, windows: Windows) -> tuple[np.ndarray, np.ndarra
 
 
 def collect(spans: list[Span], context: str, rows: Sequence[tuple[float, float, int, int]]) -> None:
-    """Adds the texts of rows (start's score, end's score, first character, end) to `spans`, each once, up to N_BEST."""
+    """Add the texts of rows (start score, end score, start character, end character) to `spans`.
+
+    Each text is added once, and at most N_BEST of them.
+    """
     seen = set()
     for start, end, first, last in rows:
         if (text := context[first:last]) not in seen:
@@ -411,18 +437,18 @@ def collect(spans: list[Span], context: str, rows: Sequence[tuple[float, float, 
 
 
 def find_least(null: np.ndarray, owners: np.ndarray, count: int) -> np.ndarray:
-    """(Q, 2) of each question's rows of (W, 2) the first whose sum is least."""
+    """Return (Q, 2), for each question the row of `null` (W, 2) with the smallest sum, the first of equals."""
     return null[pick_least(null.sum(axis=1), owners, count)]
 
 
 def pick_least(values: np.ndarray, owners: np.ndarray, count: int) -> np.ndarray:
-    """(Q,) where each question's least of (W,) values stands, the first of equals."""
+    """Return (Q,) the index of each question's smallest value in `values` (W,), the first of equals."""
     order = np.lexsort((values, owners))  # stable
     return order[np.searchsorted(owners[order], np.arange(count))]
 
 
 def divide_windows(owners: np.ndarray) -> Iterator[slice]:
-    """Slices of about WINDOWS_A_CHUNK windows that leave the windows of a question together."""
+    """Yield slices of about WINDOWS_A_CHUNK windows that keep the windows of a question together."""
     begin = 0
     while begin < len(owners):
         end = min(begin + WINDOWS_A_CHUNK, len(owners))
@@ -432,7 +458,7 @@ def divide_windows(owners: np.ndarray) -> Iterator[slice]:
 
 
 def score_spans(kept: np.ndarray, windows: Windows, chunk: slice) -> np.ndarray:
-    """(W, N_BEST * N_BEST) S.T_i + E.T_j of every start and every end of some windows; -infinity if it is no answer."""
+    """Return (W, N_BEST * N_BEST) S.T_i + E.T_j of every start and end; -infinity for invalid spans."""
     start_scores, starts, end_scores, ends = kept[:, : 4 * N_BEST].reshape(-1, 4, N_BEST).swapaxes(0, 1)  # (W, K) each
     first, shares = windows.find_first()[chunk, None], windows.shares[chunk]
     shift, behind = first - windows.starts[chunk, None], first + windows.lengths[chunk, None]
@@ -441,7 +467,7 @@ def score_spans(kept: np.ndarray, windows: Windows, chunk: slice) -> np.ndarray:
     start_scores, end_scores = np.where(may_start, start_scores, -np.inf), np.where(may_end, end_scores, -np.inf)
     scores = np.add(start_scores[:, :, None], end_scores[:, None, :], dtype=np.float64)  # (W, K, K)
     further = ends.astype(np.int32)[:, None, :] - starts.astype(np.int32)[:, :, None]
-    refused = further.view(np.uint32) >= windows.max_answer_length  # also what is below 0
+    refused = further.view(np.uint32) >= windows.max_answer_length  # negative values too, as they are large when unsigned
     np.copyto(scores, -np.inf, where=refused)
     return scores.reshape(len(kept), -1)
 
@@ -449,11 +475,11 @@ def score_spans(kept: np.ndarray, windows: Windows, chunk: slice) -> np.ndarray:
 def find_characters(
     kept: np.ndarray, windows: Windows, window: np.ndarray, place: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(n,) the first character and (n,) the end of some spans; `place` is among the N_BEST * N_BEST of the window."""
+    """Return the start and end characters (n,) of spans; `place` is an index into the N_BEST * N_BEST spans of a window."""
     start, end = np.divmod(place, N_BEST)
     shift = windows.starts[window] - windows.find_first()[window]
     shift += np.concatenate([[0], windows.context_ends])[windows.contexts[windows.owners[window]]]
     first, last = kept[window, N_BEST + start].astype(np.int64), kept[window, 3 * N_BEST + end].astype(np.int64)
-    limit = max(len(windows.offsets) - 1, 0)  # what is no answer may be anywhere
+    limit = max(len(windows.offsets) - 1, 0)  # invalid spans may have any position
     padded = windows.offsets if len(windows.offsets) else np.zeros((1, 2), np.int32)
     return padded[np.clip(first + shift, 0, limit), 0], padded[np.clip(last + shift, 0, limit), 1]

@@ -1,8 +1,8 @@
-"""Words and tags <-> tokens, each sentence amid as much of its document as fits (paper section 5.3).
+"""Words and tags <-> tokens, each sentence with as much of its document as fits (paper section 5.3).
 
-A sequence is [CLS] context, sentence, context [SEP]: as many whole neighbouring sentences of the document as there is
-room for. Only the sentence's own words are labelled, each on its first sub-token; the context's are in sequences of
-their own. A word that the tokenizer drops, of control characters for example, keeps its place and has no token.
+A sequence is [CLS] context, sentence, context [SEP], with as many whole neighbouring sentences of the document as fit.
+Only the words of the sentence itself are labelled, each at its first sub-token; words of the context are labelled in
+their own sequences. A word that the tokenizer drops, such as control characters, keeps its place and has no token.
 
 Left out: files (`bertkit.data.formats.conll`) and scores (`bertkit.metrics`).
 """
@@ -20,22 +20,26 @@ from bertkit.data.tokenizer import Words, copy_backend
 from bertkit.errors import UsageError
 from bertkit.system.files import take_fingerprint
 
-ABSENT = -1  # the place of a word without a token
-# What BERT's normalizer sets blanks around: each is a word.
+ABSENT = -1  # position of a word without a token
+# Characters that BERT's normalizer puts spaces around: each is a word.
 IDEOGRAPH = (
     "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0002a6df\U0002a700-\U0002b73f"
     "\U0002b740-\U0002b81f\U0002b820-\U0002ceaf\U0002f800-\U0002fa1f"
 )
 PART = rf"(?:(?![{IDEOGRAPH}])\w)+"
-# A few marks inside of a word belong to it, as in "U.N" and "O'Neill's"; each other mark is a word.
+# Up to three marks inside a word belong to it, as in "U.N" and "O'Neill's"; every other mark is a word.
 WORD = re.compile(rf"[{IDEOGRAPH}]|{PART}(?:[^\w\s]{{1,3}}{PART}){{0,8}}|[^\w\s]")
 
 
 @dataclass(frozen=True, slots=True)
 class Sentence:
-    """Some words, the tag of each in IOB2, and the same as its file has them.
+    """A sentence of words with one tag per word.
 
-    document: how many -DOCSTART- lines come before it. line: of its first word; on the Hub its row; from 1.
+    Attributes:
+        tags: The tags in IOB2.
+        official: The tags as the file has them.
+        document: The number of -DOCSTART- lines before the sentence.
+        line: The line of its first word, or its row on the Hub, from 1.
     """
 
     words: Sequence[str]
@@ -49,8 +53,10 @@ class Sentence:
 class TaggedText:
     """The sentences of a file or of a split on the Hub.
 
-    documents: its -DOCSTART- lines; without any it does not say where documents end.
-    scheme: IOB1 or IOB2. odd: how many entities begin as in the other one.
+    Attributes:
+        documents: The number of -DOCSTART- lines; 0 if the source does not mark documents.
+        scheme: IOB1 or IOB2.
+        odd: The number of entities that begin as in the other scheme.
     """
 
     source: str
@@ -60,11 +66,11 @@ class TaggedText:
     odd: int
 
     def locate(self, index: int) -> str:
-        """What a message calls a sentence: the file and the line."""
+        """Return the file and line of a sentence, for messages."""
         return f"{self.source}, line {self.sentences[index].line}"
 
     def number_documents(self) -> np.ndarray:
-        """(S,) int64, rising: sentences with equal numbers are of one document. Each is alone if nothing is said."""
+        """Return (S,) int64, ascending document numbers; each sentence is its own document if the source marks none."""
         if not self.documents:
             return np.arange(len(self.sentences))
         return np.array([sentence.document for sentence in self.sentences], np.int64)
@@ -72,15 +78,18 @@ class TaggedText:
 
 @dataclass(frozen=True, eq=False)
 class WordWindows(Items):
-    """The sequences of S sentences of M words, put together when they are asked for.
+    """The sequences of S sentences of M words, built on access.
 
-    text: the sentences. names: of the labels.
-    cls, sep: the two special tokens.
-    ids, ends: (N,) tokens of all sentences, side by side, and (S,) up to where each one's go.
-    firsts, word_ends: (M,) where each word's first token is in `ids`, ABSENT if it has none, and (S,) up to where each
-        sentence's words go.
-    labels: (M,) each word's label; that of O for a tag which is not among `names`.
-    starts, stops: (S,) the tokens of `ids` that each sequence shows.
+    Attributes:
+        text: The sentences.
+        names: The label names.
+        cls, sep: The ids of the two special tokens.
+        ids: (N,) tokens of all sentences, concatenated.
+        ends: (S,) the end offset of each sentence in `ids`.
+        firsts: (M,) the index of each word's first token in `ids`, ABSENT if it has none.
+        word_ends: (S,) the end offset of each sentence's words.
+        labels: (M,) each word's label; that of O for a tag that is not among `names`.
+        starts, stops: (S,) the range of `ids` that each sequence shows.
     """
 
     text: TaggedText
@@ -99,7 +108,10 @@ class WordWindows(Items):
         return len(self.ends)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        """A sequence: `input_ids`, `token_type_ids` and `labels` (T,) int64, IGNORED but for words of the sentence."""
+        """Return one sequence: `input_ids`, `token_type_ids` and `labels` (T,) int64.
+
+        Labels are IGNORED except at the first tokens of the sentence's own words.
+        """
         shown = self.ids[self.starts[index] : self.stops[index]]
         ids = np.concatenate([[self.cls], shown, [self.sep]]).astype(np.int64)
         labels, places = np.full_like(ids, IGNORED), self.locate(index)
@@ -107,34 +119,38 @@ class WordWindows(Items):
         return {"input_ids": ids, "token_type_ids": np.zeros_like(ids), "labels": labels}
 
     def fingerprint(self) -> str:
-        """What tells its sequences and labels from any others."""
+        """Return a fingerprint of the sequences and labels."""
         words = (self.firsts, self.word_ends, self.labels)
         return take_fingerprint(json.dumps(self.names).encode(), self.ids, self.starts, self.stops, *words)
 
     def locate(self, index: int) -> np.ndarray:
-        """(words,) int64, where the first token of each word of the sentence is in its sequence, or ABSENT."""
+        """Return (words,) int64, the position of each word's first token in the sequence, or ABSENT."""
         firsts = self.firsts[self._find_words(index)]
         return np.where(firsts == ABSENT, ABSENT, firsts - self.starts[index] + 1)  # behind [CLS]
 
     def locate_all(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Of words with a token: (M,) places in their sequences, (S,) how many up to each sentence, (M,) labels."""
+        """Locate all words that have a token.
+
+        Returns:
+            (M,) positions in their sequences, (S,) cumulative number of words up to each sentence, and (M,) labels.
+        """
         known = self.firsts != ABSENT
         owners = np.repeat(np.arange(len(self)), np.diff(self.word_ends, prepend=0))[known]
         places = self.firsts[known] - self.starts[owners] + 1
         return places, np.cumsum(np.bincount(owners, minlength=len(self))), self.labels[known]
 
     def flatten(self) -> Sequences:
-        """The sequences, put together once and without labels."""
+        """Return all sequences in flat arrays, without labels."""
         parts = [self[index]["input_ids"].astype(np.int32) for index in range(len(self))]
         ends = np.cumsum([len(part) for part in parts])
         return Sequences(np.concatenate(parts), ends, np.zeros_like(ends), None)
 
     def _find_words(self, index: int) -> slice:
-        """The words of a sentence among all."""
+        """Return the slice of a sentence's words among all words."""
         return slice(self.word_ends[index - 1] if index else 0, self.word_ends[index])
 
     def name_tags(self, index: int, labels: np.ndarray) -> list[str]:
-        """The tag of each word of the sentence, from the labels of those that have a token; the others are O."""
+        """Return the tag of each word of a sentence from the labels of its words with a token; other words are O."""
         places = self.locate(index)
         tags = np.full(len(places), "O", object)
         tags[places != ABSENT] = [self.names[label] for label in labels]
@@ -142,23 +158,23 @@ class WordWindows(Items):
 
 
 def split_words(text: str) -> list[tuple[int, int]]:
-    """The first character and the end of each word of a text, about as CoNLL's files cut it."""
+    """Return the start and end offsets of each word of a text, split roughly as in CoNLL's files."""
     return [found.span() for found in WORD.finditer(text)]
 
 
 def encode_words(
     text: TaggedText, names: Sequence[str], tokenizer: Any, max_length: int = 512, context: bool = True
 ) -> WordWindows:
-    """A sequence of at most `max_length` tokens for each sentence of a text.
+    """Encode each sentence of a text as one sequence of at most `max_length` tokens.
 
-    Special tokens written out in a text are ordinary text there, as in the reference code.
+    Special tokens written out in a text are treated as ordinary text, as in the reference code.
 
     Args:
-        names: of the labels, O among them.
-        context: whether neighbouring sentences of the document are shown too.
+        names: The label names, O among them.
+        context: Whether to include neighbouring sentences of the document.
 
     Raises:
-        UsageError: a sentence that is too long by itself.
+        UsageError: A sentence does not fit by itself.
     """
     sentences = text.sentences
     words = [word for sentence in sentences for word in sentence.words]
@@ -187,7 +203,14 @@ def encode_words(
 
 
 def check_lengths(text: TaggedText, lengths: np.ndarray, max_length: int) -> None:
-    """Nothing, or a UsageError: a sentence with more tokens (S,) than there is room for beside [CLS] and [SEP]."""
+    """Check that every sentence fits into `max_length` together with [CLS] and [SEP].
+
+    Args:
+        lengths: (S,) tokens of each sentence.
+
+    Raises:
+        UsageError: A sentence is too long.
+    """
     if len(long := np.flatnonzero(lengths > max_length - 2)):
         raise UsageError(
             f"{text.locate(long[0])}: the sentence has {lengths[long[0]]:,} tokens and max_length {max_length} leaves "
@@ -196,13 +219,18 @@ def check_lengths(text: TaggedText, lengths: np.ndarray, max_length: int) -> Non
 
 
 def fit_context(ends: np.ndarray, documents: np.ndarray, room: int) -> tuple[np.ndarray, np.ndarray]:
-    """The first token and the end of what is shown with each sentence, (S,) each: whole sentences of its document.
+    """Find the tokens to show with each sentence: the sentence and whole neighbouring sentences of its document.
 
-    To the left go the sentences that fit half of the room which the sentence leaves, to the right those that fit the
-    rest, and to the left again what then still fits: so a sentence stands in the middle where its document reaches far
-    enough on both sides, and no neighbour more would fit on either.
+    Sentences to the left may fill half of the free room, sentences to the right the rest, and sentences to the left
+    again what is then still free. The sentence is therefore in the middle if its document reaches far enough on both
+    sides, and no further neighbour would fit on either side.
 
-    ends: (S,) the tokens up to each sentence's end, none longer than `room`. documents: (S,) rising numbers.
+    Args:
+        ends: (S,) the end offset of each sentence in tokens; no sentence is longer than `room`.
+        documents: (S,) ascending document numbers.
+
+    Returns:
+        The first token and the end of the range, (S,) each.
     """
     edges = np.append(0, ends)  # (S + 1,)
     begin, end = edges[:-1], edges[1:]

@@ -1,9 +1,9 @@
 """Text -> WordPiece vocabulary -> tokenizer (paper §3, "Input/Output Representations": "WordPiece embeddings").
 
-The reference code cleans the text, sets blanks around every Chinese character, lower-cases and strips accents if
-uncased, splits at blanks and around punctuation, and cuts each word greedily into the longest pieces of the vocabulary.
-`tokenizers` does all of this and trains the vocabulary; here are the alphabet, an order of tokens that is the same in
-every run, and the files.
+The reference code cleans the text, puts spaces around every Chinese character, lower-cases and strips accents if
+uncased, splits at whitespace and around punctuation, and splits each word greedily into the longest pieces of the
+vocabulary. `tokenizers` does all of this and trains the vocabulary. This module adds the choice of the alphabet, a
+token order that is the same in every run, and reading and writing of the files.
 
 Differs from the paper: its trainer was never published; that of `tokenizers` merges the most frequent pair of pieces.
 
@@ -34,31 +34,31 @@ if TYPE_CHECKING:
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 LONGEST_WORD = 100  # characters; the tokenizer makes longer ones [UNK], as the reference code does
 CHARACTER_COVERAGE = 0.9999  # of a text's characters
-MOST_WORDS = 2_000_000  # different ones that are held
-CHARACTERS_A_COUNT = 20_000_000  # of text, after which its words are cut into pieces
-LEAST_FREQUENCY = 2  # of a merged piece
-REPEATS = 10_000  # of a word in one text for the trainer
+MOST_WORDS = 2_000_000  # distinct words held in memory
+CHARACTERS_A_COUNT = 20_000_000  # characters of text counted before its words are split at punctuation
+LEAST_FREQUENCY = 2  # occurrences that a merged piece needs
+REPEATS = 10_000  # repetitions of a word in one text passed to the trainer
 TOKENIZER_FILES = ["tokenizer.json", "tokenizer_config.json", "vocab.txt"]
-NORMALIZATION = {  # of tokenizers' BertNormalizer -> of transformers' BertTokenizerFast
+NORMALIZATION = {  # option of tokenizers' BertNormalizer -> option of transformers' BertTokenizerFast
     "lowercase": "do_lower_case",
     "strip_accents": "strip_accents",
     "handle_chinese_chars": "tokenize_chinese_chars",
 }
-LONGEST_TROUBLE = 200  # characters of a library's message
-UNKNOWN = "\U00013000"  # a hieroglyph, which hardly any vocabulary has
-UNLIMITED = 1e9  # tokenizers without a maximal length say 1e30
+LONGEST_TROUBLE = 200  # characters quoted from a library's message
+UNKNOWN = "\U00013000"  # a hieroglyph that hardly any vocabulary contains
+UNLIMITED = 1e9  # tokenizers without a maximum length store 1e30
 TOKENIZER_REMEDY = "save the tokenizer again, or name one of BERT's form (WordPiece)"
 
 
 class TokenizerModel(Struct):
-    """What is used of the `model` in tokenizer.json."""
+    """The fields of `model` in tokenizer.json that are read."""
 
     vocab: dict[str, int]
     type: Literal["WordPiece"] = "WordPiece"
 
 
 class TokenizerFile(Struct):
-    """What is used of tokenizer.json."""
+    """The fields of tokenizer.json that are read."""
 
     model: TokenizerModel
     normalizer: dict[str, Any] | None = None
@@ -68,14 +68,18 @@ class TokenizerFile(Struct):
 def train_vocabulary(
     texts: Iterable[str], *, size: int = 30522, cased: bool = False, report: Callable[[str], None] = ignore
 ) -> list[str]:
-    """At most `size` tokens in the order of their ids, a function of the words and their counts alone.
+    """Train a WordPiece vocabulary and return its tokens in the order of their ids.
 
-    The special tokens come first, [PAD] at 0, then the alphabet, then its characters inside words (`##a`), then the
-    merged pieces, the most frequent first; pieces that occur less than `LEAST_FREQUENCY` times are left out.
+    The result depends only on the words and their counts. The special tokens come first, [PAD] at 0, then the alphabet,
+    then its characters inside words (`##a`), then the merged pieces, the most frequent first; pieces that occur less
+    than `LEAST_FREQUENCY` times are left out.
 
-    The alphabet is the fewest characters that cover 99.99 % of the text, so that rare ones of foreign scripts do not
-    use up the vocabulary. A word with one of these is [UNK]; of the others, up to 100 characters long, none is. Longer
-    words are always [UNK] and do not count.
+    The alphabet is the smallest set of characters that covers 99.99 % of the text, so that rare characters of foreign
+    scripts do not use up the vocabulary. Words with a character outside the alphabet become [UNK], as do words longer
+    than 100 characters, which are not counted; all other words can be represented.
+
+    Args:
+        size: Maximum number of tokens; there are fewer if the text does not give as many pieces.
 
     Raises:
         UsageError: `size` is smaller than the special tokens and the alphabet, or the texts have no words.
@@ -99,9 +103,10 @@ def train_vocabulary(
 
 
 def count_words(texts: Iterable[str], *, cased: bool, report: Callable[[str], None] = ignore) -> Counter[str]:
-    """How often each word occurs, a word being what the tokenizer cuts into pieces: 100 characters at most.
+    """Count how often each word of at most 100 characters occurs, with words split as BERT's pre-tokenizer does.
 
-    Of more than MOST_WORDS different words the most frequent half as many are kept, and the count goes on.
+    When there are more than MOST_WORDS distinct words, only the most frequent MOST_WORDS / 2 are kept and counting
+    continues.
     """
     from tokenizers.normalizers import BertNormalizer
     from tokenizers.pre_tokenizers import BertPreTokenizer
@@ -124,7 +129,10 @@ def count_words(texts: Iterable[str], *, cased: bool, report: Callable[[str], No
 
 
 def _count_unsplit(texts: Iterator[str], normalizer: Any) -> Counter[str]:
-    """How often what stands between blanks occurs in the next CHARACTERS_A_COUNT of the texts; empty at their end."""
+    """Count the whitespace-separated strings in the next CHARACTERS_A_COUNT characters of the texts.
+
+    The result is empty when the texts are exhausted.
+    """
     unsplit: Counter[str] = Counter()
     characters = 0
     for text in texts:
@@ -136,7 +144,7 @@ def _count_unsplit(texts: Iterator[str], normalizer: Any) -> Counter[str]:
 
 
 def choose_alphabet(words: Counter[str]) -> list[str]:
-    """The fewest characters that make up `CHARACTER_COVERAGE` of the words, in the order of their code points."""
+    """Return the fewest characters that cover `CHARACTER_COVERAGE` of the words, sorted by code point."""
     counts: Counter[str] = Counter()
     for word, count in words.items():
         for character in word:
@@ -152,15 +160,15 @@ def choose_alphabet(words: Counter[str]) -> list[str]:
 
 
 def _continues(character: str) -> bool:
-    """Whether it may stand inside a word; punctuation and Chinese characters are words of their own."""
+    """Return whether a character can continue a word; punctuation and Chinese characters are words by themselves."""
     return len(count_words([f"a{character}"], cased=True)) == 1
 
 
 def _merge(words: dict[str, int], first: list[str], alphabet: list[str], size: int) -> list[str]:
-    """`first` and the merged pieces.
+    """Return `first` followed by the merged pieces.
 
     The trainer numbers the `##` characters in the order of a hash map that differs from run to run, and breaks ties
-    between pairs by these numbers (tokenizers issue 1794); given as special tokens, they have their numbers before.
+    between pairs by these numbers (tokenizers issue 1794). Passing them as special tokens fixes their numbers.
     """
     from tokenizers import Tokenizer
     from tokenizers.models import WordPiece
@@ -183,14 +191,18 @@ def _merge(words: dict[str, int], first: list[str], alphabet: list[str], size: i
 
 
 def _repeat(words: dict[str, int]) -> Iterator[str]:
-    """Texts in which each word occurs as often as it was counted: the trainer takes no counts."""
+    """Yield texts in which each word occurs as often as it was counted, because the trainer takes no counts."""
     for word, count in words.items():
         for start in range(0, count, REPEATS):
             yield f"{word} " * min(REPEATS, count - start)
 
 
 def make_tokenizer(tokens: Sequence[str], *, cased: bool, max_length: int = 512) -> "BertTokenizerFast":
-    """The tokenizer in which the tokens, which differ, have their places as ids; the special ones are among them."""
+    """Build a tokenizer whose token ids are the positions in `tokens`.
+
+    Args:
+        tokens: Distinct tokens, the special ones included.
+    """
     from transformers import BertTokenizerFast
 
     ids = {token: index for index, token in enumerate(tokens)}
@@ -205,16 +217,16 @@ def train_tokenizer(
 
 
 def save_tokenizer(tokenizer: "BertTokenizerFast", directory: str | Path) -> None:
-    """Write vocab.txt, which transformers 5 does not, tokenizer.json and tokenizer_config.json.
+    """Write tokenizer.json, tokenizer_config.json and vocab.txt, which transformers 5 does not write.
 
-    They are written in a hidden folder and moved when all are there, vocab.txt last.
+    The files are written to a hidden folder and moved once all are complete, vocab.txt last.
     """
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
-    for key in ("is_local", "local_files_only", "auto_map"):  # where it comes from, or whose code it would have run
+    for key in ("is_local", "local_files_only", "auto_map"):   # its origin, and the remote code it would have run
         tokenizer.init_kwargs.pop(key, None)
     temporary = directory / ".tokenizer"
-    shutil.rmtree(temporary, ignore_errors=True)  # of a process that was killed
+    shutil.rmtree(temporary, ignore_errors=True)   # left by a process that was killed
     temporary.mkdir()
     try:
         tokenizer.save_pretrained(temporary)
@@ -228,15 +240,15 @@ def save_tokenizer(tokenizer: "BertTokenizerFast", directory: str | Path) -> Non
 
 
 def load_tokenizer(source: str | Path, *, cased: bool | None = None) -> "BertTokenizerFast":
-    """The tokenizer of a directory with tokenizer.json or vocab.txt, of a vocab.txt, or of a model on the Hub.
+    """Load a tokenizer from a directory with tokenizer.json or vocab.txt, a vocab.txt, or a model on the Hub.
 
-    Its files say whether it is cased; if they do not, `cased` does; without that a token with a capital letter does.
-    The maximal length is that of the files, or else 512.
+    The files decide whether it is cased. If they do not say, `cased` decides; without it, the tokenizer is cased if a
+    token has a capital letter. The maximum length comes from the files, with 512 as the default.
 
     Raises:
-        UsageError: it does not exist, is no BERT vocabulary, contradicts `cased`, or the Hub cannot be reached.
+        UsageError: It does not exist, is no BERT vocabulary, contradicts `cased`, or the Hub cannot be reached.
     """
-    path = Path(os.path.expanduser(source))  # unlike Path's own it never fails
+    path = Path(os.path.expanduser(source))  # unlike Path.expanduser, it never fails
     if path.is_file():
         tokens = _read_tokens(path)
         _check_tokens(tokens, str(path))
@@ -254,7 +266,7 @@ def load_tokenizer(source: str | Path, *, cased: bool | None = None) -> "BertTok
 
 
 def describe_vocabulary(tokenizer: "BertTokenizerFast") -> str:
-    """A digest that two tokenizers share if they make the same ids of every text."""
+    """Return a digest of vocabulary and normalizer; tokenizers with the same digest produce the same ids."""
     normalizer = json.loads(tokenizer.backend_tokenizer.to_str())["normalizer"]
     return blake2b(json.dumps([sorted(tokenizer.get_vocab().items()), normalizer]).encode(), digest_size=16).hexdigest()
 
@@ -286,8 +298,8 @@ def _load_directory(directory: Path, source: str, cased: bool | None) -> "BertTo
         settings["model_max_length"] = 512
     try:
         tokenizer = BertTokenizerFast.from_pretrained(directory, **settings)
-        tokenizer.backend_tokenizer.encode(UNKNOWN)  # which fails where the unknown word is none of the vocabulary
-    except Exception as error:  # what tokenizers refuses is a plain Exception
+        tokenizer.backend_tokenizer.encode(UNKNOWN)   # fails if the unknown token is not in the vocabulary
+    except Exception as error:   # tokenizers raises a plain Exception
         trouble = f"{type(error).__name__}: {join_lines(error)[:LONGEST_TROUBLE]}"
         raise UsageError(f"the tokenizer of {source} is damaged ({trouble!r}); save it again") from None
     needed = {name: getattr(tokenizer, name) for name in ("pad_token", "unk_token", "cls_token", "sep_token")}
@@ -297,25 +309,25 @@ def _load_directory(directory: Path, source: str, cased: bool | None) -> "BertTo
 
 
 def _download(name: str) -> Path:
-    """The folder of a model's tokenizer files, from the Hub, or from the cache where the Hub cannot be reached."""
+    """Download a model's tokenizer files and return their folder; fall back to the cache if the Hub is unreachable."""
     from huggingface_hub import snapshot_download
 
     trouble = find_hub_trouble(name, "model")
     try:
         return Path(snapshot_download(name, allow_patterns=TOKENIZER_FILES, local_files_only=trouble is not None))
-    except Exception as error:  # also the transport's: huggingface_hub has changed its HTTP library more than once
+    except Exception as error:  # includes HTTP errors: huggingface_hub has changed its HTTP library more than once
         reason = trouble or f"the tokenizer of {name!r} cannot be downloaded ({join_lines(error)})"
         raise UsageError(f"{reason}; name a directory with a vocabulary or train one: bertkit vocab") from None
 
 
 def _read_tokenizer_json(path: Path) -> tuple[list[str], dict[str, Any]]:
-    """The tokens in the order of their ids, and the settings that `BertTokenizerFast` takes from elsewhere.
+    """Return the tokens in the order of their ids, and the settings that `BertTokenizerFast` takes from elsewhere.
 
-    Without tokenizer_config.json it makes every text lower-case, whatever tokenizer.json says.
+    Without tokenizer_config.json, `BertTokenizerFast` lower-cases every text, whatever tokenizer.json says.
     """
     content = read_json(path, TokenizerFile, TOKENIZER_REMEDY)
     ids, normalizer = content.model.vocab, content.normalizer or {}
-    # tokenizers writes down every id that is left out, which an id of two billions makes of 10 GB.
+    # tokenizers stores every missing id: a single id of two billion would take 10 GB.
     most = len(ids) + len(content.added_tokens or [])
     if len(set(ids.values())) < len(ids) or not all(0 <= index < most for index in ids.values()):
         raise UsageError(f"{path} does not number its tokens from 0 without gaps; save the tokenizer again")
@@ -341,17 +353,17 @@ def _check_tokens(tokens: Sequence[str], source: str) -> None:
 
 
 def _guess_cased(tokens: Iterable[str]) -> bool:
-    """Whether a token has a capital letter; [UNK] and [unused1] do not count."""
+    """Return whether a token has a capital letter; tokens in brackets such as [UNK] and [unused1] do not count."""
     return any(token != token.lower() for token in tokens if not (token.startswith("[") and token.endswith("]")))
 
 
-WORDS_REMEMBERED = 1 << 18  # remembered; some 50 MB
+WORDS_REMEMBERED = 1 << 18  # entries of the cache; about 50 MB
 
 
 def copy_backend(tokenizer: Any) -> Any:
-    """A copy of its `tokenizers.Tokenizer`, so that the caller's stays as it is: without padding and truncation.
+    """Return a copy of the underlying `tokenizers.Tokenizer` without padding and truncation.
 
-    Special tokens written out in a text are ordinary text for it.
+    The caller's tokenizer is not changed. The copy treats special tokens written out in a text as ordinary text.
     """
     from tokenizers import Tokenizer
 
@@ -363,10 +375,10 @@ def copy_backend(tokenizer: Any) -> Any:
 
 
 class Words:
-    """A tokenizer that remembers the words of a text: most come again, and looking one up costs a fifth.
+    """A tokenizer with a cache of words: most words occur again, and a lookup costs a fifth of tokenizing.
 
-    A word is what stands between blanks. That is exact, for nothing in BERT's normalizer and pre-tokenizer reaches
-    across a blank; where a vocabulary has added tokens with blanks in them, sentences are tokenized whole.
+    Words are separated by spaces. This is exact, because nothing in BERT's normalizer and pre-tokenizer reaches across
+    a space. For a vocabulary with added tokens that contain spaces, each text is tokenized as a whole.
     """
 
     def __init__(self, backend: Any) -> None:
@@ -376,7 +388,7 @@ class Words:
         self.separator = None if any(not token.special and " " in token.content for token in added) else " "
 
     def encode(self, texts: list[str], dtype: type[np.unsignedinteger]) -> tuple[np.ndarray, np.ndarray]:
-        """The token ids of the texts side by side (N,), and how many each has (S,) int64."""
+        """Return the token ids of all texts concatenated (N,), and the number of tokens of each text (S,) int64."""
         words = [text.split(self.separator) if self.separator else [text] for text in texts]
         if len(self.ids) > WORDS_REMEMBERED:
             self.ids.clear()
