@@ -148,7 +148,10 @@ class Windows(Items):
         return len(self.owners)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        """Return one window: `input_ids`, `token_type_ids` (T,) int64, `start_positions` and `end_positions` in [0, T)."""
+        """Return one window.
+
+        `input_ids` and `token_type_ids` are (T,) int64; `start_positions` and `end_positions` are in [0, T).
+        """
         owner = self.owners[index]
         question = cut(self.ids, self.ends, owner)
         context = cut(self.context_ids, self.context_ends, self.contexts[owner])
@@ -161,7 +164,7 @@ class Windows(Items):
 
     def fingerprint(self) -> str:
         """Return a fingerprint of the windows and their right answers."""
-        contexts = list(dict.fromkeys(question.context for question in self.questions))  # predicted answers are slices of these
+        contexts = list(dict.fromkeys(question.context for question in self.questions))  # sources of all answers
         texts = [contexts, [(question.id, question.answers) for question in self.questions]]
         tokens = (self.ids, self.ends, self.context_ids, self.context_ends, self.contexts)
         windows = (self.owners, self.starts, self.lengths, self.answers)
@@ -467,7 +470,7 @@ def score_spans(kept: np.ndarray, windows: Windows, chunk: slice) -> np.ndarray:
     start_scores, end_scores = np.where(may_start, start_scores, -np.inf), np.where(may_end, end_scores, -np.inf)
     scores = np.add(start_scores[:, :, None], end_scores[:, None, :], dtype=np.float64)  # (W, K, K)
     further = ends.astype(np.int32)[:, None, :] - starts.astype(np.int32)[:, :, None]
-    refused = further.view(np.uint32) >= windows.max_answer_length  # negative values too, as they are large when unsigned
+    refused = further.view(np.uint32) >= windows.max_answer_length  # also negative ones, large when unsigned
     np.copyto(scores, -np.inf, where=refused)
     return scores.reshape(len(kept), -1)
 
@@ -475,7 +478,11 @@ def score_spans(kept: np.ndarray, windows: Windows, chunk: slice) -> np.ndarray:
 def find_characters(
     kept: np.ndarray, windows: Windows, window: np.ndarray, place: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the start and end characters (n,) of spans; `place` is an index into the N_BEST * N_BEST spans of a window."""
+    """Return the start and end characters (n,) of some spans.
+
+    Args:
+        place: The index of each span among the N_BEST * N_BEST of its window.
+    """
     start, end = np.divmod(place, N_BEST)
     shift = windows.starts[window] - windows.find_first()[window]
     shift += np.concatenate([[0], windows.context_ends])[windows.contexts[windows.owners[window]]]

@@ -1,1 +1,1 @@
-"""The only readers of files and of data sets on the Hub."""
+"""Readers of data files and of data sets on the Hub."""

@@ -1,10 +1,11 @@
 """CoNLL files, and the Hub's copy of CoNLL-2003 -> sentences of words and tags, in documents (paper section 5.3).
 
-A file has a word a line, the word in its first column and the tag in its last, a blank line between sentences, and a
-line that begins with -DOCSTART- before each document. Tags are IOB1, where an entity begins with B- only right behind
-another of its type, or IOB2, where each does; which of them a file has is seen from its tags, and all become IOB2.
+A file has one word per line, the word in its first column and the tag in its last, a blank line between sentences, and
+a line that begins with -DOCSTART- before each document. Tags are IOB1, where an entity begins with B- only directly
+after another of its type, or IOB2, where every entity does. The scheme is detected from the tags, and all tags become
+IOB2.
 
-Left out: what becomes of words in tokens (`bertkit.data.tagging`), and scores (`bertkit.metrics`).
+Left out: the tokens of words (`bertkit.data.tagging`), and scores (`bertkit.metrics`).
 """
 
 import re
@@ -29,13 +30,13 @@ if TYPE_CHECKING:
 DOCSTART = "-DOCSTART-"
 TAG = re.compile(r"O|[BI]-\S+")
 NER_SPLITS = ("train", "dev", "test")
-NEEDED = 2  # of these
-NER_FILES = (  # of their files, those to prefer first
+NEEDED = 2  # the first two splits are required
+NER_FILES = (  # file names of the splits, in the order of preference
     ("eng.train", "eng.testa", "eng.testb"),
     ("train.conll", "dev.conll", "test.conll"),
     ("train.txt", "dev.txt", "test.txt"),
 )
-# The Hub's first copy, eriktks/conll2003, is a script, which `datasets` no longer runs; this is the same in parquet.
+# The Hub's first copy, eriktks/conll2003, is a script, which `datasets` no longer runs; this one holds it as parquet.
 NER_HUB, NER_CONFIG = "lhoestq/conll2003", "default"
 NER_HUB_SPLITS = {"train": "train", "dev": "validation", "test": "test"}
 
@@ -44,7 +45,7 @@ NER_HUB_SPLITS = {"train": "train", "dev": "validation", "test": "test"}
 
 
 def to_iob2(tags: Sequence[str]) -> list[str]:
-    """The same entities in IOB2, from IOB1 or IOB2.
+    """Convert tags from IOB1 or IOB2 to IOB2, with the same entities.
 
     As in conlleval, an I- that does not continue an entity of its type begins one.
     """
@@ -52,14 +53,14 @@ def to_iob2(tags: Sequence[str]) -> list[str]:
 
 
 def to_iob1(tags: Sequence[str]) -> list[str]:
-    """The same entities in IOB1, from IOB1 or IOB2."""
+    """Convert tags from IOB1 or IOB2 to IOB1, with the same entities."""
     return ["I" + tag[1:] if tag[0] == "B" and before[2:] != tag[2:] else tag for before, tag in pairwise(["O", *tags])]
 
 
 def detect_scheme(sequences: Sequence[Sequence[str]]) -> tuple[str, int]:
-    """IOB1 or IOB2, and how many entities begin as in the other one.
+    """Return IOB1 or IOB2, and how many entities begin as in the other scheme.
 
-    What tells them apart are the entities that do not follow one of their type.
+    Only entities that do not follow one of their type distinguish the two schemes.
     """
     first = Counter(
         tag[0] for tags in sequences for before, tag in pairwise(["O", *tags]) if tag != "O" and before[2:] != tag[2:]
@@ -71,10 +72,11 @@ def detect_scheme(sequences: Sequence[Sequence[str]]) -> tuple[str, int]:
 
 
 def find_conll(folder: str | Path, report: "Callable[[str], None]" = ignore) -> dict[str, Path]:
-    """Split -> its file, in the folder or in the only one of its folders that has such files; test may be missing.
+    """Find the file of each split in a folder, or in its only subfolder with such files; test may be missing.
 
     Raises:
-        UsageError: no folder, no such files, no train or dev among them, or several folders that have some.
+        UsageError: The folder does not exist, has no such files or no train or dev file, or several subfolders have
+            such files.
     """
     folder = Path(folder)
     if not folder.is_dir():
@@ -99,7 +101,7 @@ def find_conll(folder: str | Path, report: "Callable[[str], None]" = ignore) -> 
 
 
 def _find_kinds(folder: Path) -> list[tuple[str, ...]]:
-    """Those of NER_FILES of which it has a file that is needed."""
+    """Return the rows of NER_FILES for which the folder has a train or dev file."""
     return [names for names in NER_FILES if any((folder / name).is_file() for name in names[:NEEDED])]
 
 
@@ -108,13 +110,13 @@ def _list_names() -> str:
 
 
 def read_conll(path: str | Path) -> TaggedText:
-    """The sentences of a CoNLL file in UTF-8; columns are cut at blanks and tabs alone.
+    """Read the sentences of a CoNLL file in UTF-8; columns are separated by spaces and tabs only.
 
     A -DOCSTART- line may have any columns.
 
     Raises:
-        UsageError: a file that is missing, not UTF-8 or without a sentence, a line of another number of columns than
-            the first, or of one, or a tag that is not IOB.
+        UsageError: The file is missing, not UTF-8 or has no sentence; a line has only one column, or not as many as the
+            first line; or a tag is not IOB.
     """
     found = []
     for line, document, rows in _walk_sentences(Path(path)):
@@ -126,7 +128,7 @@ def read_conll(path: str | Path) -> TaggedText:
 
 
 def _walk_sentences(path: Path) -> Iterator[tuple[int, int, list[tuple[str, str]]]]:
-    """The line of its first word, the -DOCSTART- lines before it, and (word, tag) of each word."""
+    """Yield for each sentence its first line, the number of -DOCSTART- lines before it, and its (word, tag) pairs."""
     width = first = document = 0
     rows: list[tuple[str, str]] = []
     for number, line in enumerate(chain(read_lines(path), [""]), 1):
@@ -150,7 +152,7 @@ def _walk_sentences(path: Path) -> Iterator[tuple[int, int, list[tuple[str, str]
 
 
 def _check_tag(tag: str, place: str) -> str:
-    """The tag; equal ones are one object."""
+    """Check that a tag is IOB and return it interned."""
     if not TAG.fullmatch(tag):
         raise UsageError(
             f"{place}: the tag {tag[:40]!r} is not IOB, that is O, B-TYPE or I-TYPE; mend it, and convert IOBES or "
@@ -160,7 +162,7 @@ def _check_tag(tag: str, place: str) -> str:
 
 
 def _gather(source: str, found: Sequence[tuple[list[str], list[str], int, int]]) -> TaggedText:
-    """The text of words, official tags, document and line of each sentence."""
+    """Make a text from the words, official tags, document and line of each sentence."""
     scheme, odd = detect_scheme([tags for _, tags, _, _ in found])
     sentences = []
     for words, official, document, line in found:
@@ -173,19 +175,19 @@ def _gather(source: str, found: Sequence[tuple[list[str], list[str], int, int]])
 
 
 def read_conll_copy() -> dict[str, TaggedText]:
-    """Split -> its sentences, as `read_conll` gives them, of CoNLL-2003's copy on the Hub, which has no documents.
+    """Read the splits of CoNLL-2003's copy on the Hub, in the form of `read_conll`; it has no documents.
 
-    Without the Hub, the copy in the cache of `datasets` does. test may be missing.
+    If the Hub is unreachable, the copy in the cache of `datasets` is used. test may be missing.
 
     Raises:
-        UsageError: the Hub cannot serve the data set and no copy is at hand, or it has another form.
+        UsageError: The Hub cannot serve the data set and no copy is cached, or it has another form.
     """
     found = load_splits(NER_HUB, NER_CONFIG, NER_HUB_SPLITS, optional=("test",))
     return {split: _gather(source, list(_walk_rows(source, rows))) for split, source, rows in found}
 
 
 def _walk_rows(source: str, rows: "datasets.Dataset") -> Iterator[tuple[list[str], list[str], int, int]]:
-    """Words, tags, no document and the number of each row that has words."""
+    """Yield words, tags, document 0 and the row number of each row that has words."""
     names = _find_names(source, rows)
     batches = rows.select_columns(["tokens", "ner_tags"]).iter(ROWS_A_BATCH)
     pairs = chain.from_iterable(zip(batch["tokens"], batch["ner_tags"], strict=True) for batch in batches)
@@ -197,7 +199,7 @@ def _walk_rows(source: str, rows: "datasets.Dataset") -> Iterator[tuple[list[str
 
 
 def _find_names(source: str, rows: "datasets.Dataset") -> list[str]:
-    """The tags by number."""
+    """Return the tags in the order of their numbers."""
     features: dict[str, Any] = rows.features
     names = getattr(getattr(features.get("ner_tags"), "feature", None), "names", None)
     if "tokens" not in features or names is None or not len(rows):

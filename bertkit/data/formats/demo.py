@@ -1,11 +1,11 @@
-"""Small data sets in the official forms, made of the documentation installed on this machine: nothing is downloaded.
+"""Small data sets in the official formats, made from the documentation installed on this machine without any download.
 
-numpy, scipy, scikit-learn and pandas describe the parameters of thousands of functions in one form (numpydoc's), which
-says what is a name, what a type and what a description. A question asks for the type of a parameter of a function. As
-in SQuAD 2.0 (section 4.3) some cannot be answered: they are asked of another function's description. As in QNLI
-(section 4.1) a sentence answers a question, or is another one. No function is in both train and dev.
+numpy, scipy, scikit-learn and pandas describe the parameters of thousands of functions in numpydoc's format, which
+separates name, type and description. A question asks for the type of a parameter of a function. As in SQuAD 2.0
+(section 4.3), some cannot be answered: they are asked about another function's description. As in QNLI (section 4.1), a
+sentence either answers a question or is about another parameter. No function is in both train and dev.
 
-Left out: every other form of documentation.
+Left out: every other documentation format.
 """
 
 import ast
@@ -27,22 +27,22 @@ from bertkit.errors import UsageError, explain_refusal
 from bertkit.system.progress import ignore
 
 DOCUMENTED_PACKAGES = ("numpy", "scipy", "sklearn", "pandas")
-LEAST_FUNCTIONS = 500  # functions: fewer are no data set
+LEAST_FUNCTIONS = 500  # minimum number of functions for a data set
 SECTION = re.compile(r"^(?:Other )?Parameters\n-{3,}\n", re.MULTILINE)
 NEXT_SECTION = re.compile(r"^\S.*\n-{3,}$", re.MULTILINE)
 PARAMETER_ENTRY = re.compile(r"^(\*{0,2}[A-Za-z_]\w*) ?: (\S.*)$")
-# What may stand behind a type and is none.
+# Text after a type that is not part of it.
 BEHIND = re.compile(r"\s*(?:,\s*)?(?:\(?\b(?:optional|default|keyword[- ]only)\b.*)$", re.IGNORECASE)
 LONGEST_TYPE, LONGEST_DESCRIPTION = 80, 160  # characters
-MOST_PARAMETERS = 8  # of a function that are described in a context
-UNANSWERABLE = 1 / 3  # of SQuAD 2.0's training questions
-DEV_SHARE = 0.1  # of the functions
+MOST_PARAMETERS = 8  # parameters of a function described in a context
+UNANSWERABLE = 1 / 3  # share of unanswerable questions, as in SQuAD 2.0's training set
+DEV_SHARE = 0.1  # share of the functions in dev
 SAMPLE_SEED = 0
 
 
 @dataclass(frozen=True)
 class Parameter:
-    """A parameter of a function: its type, without what is said of defaults, and what it is for."""
+    """A parameter of a function: its type, without remarks on defaults, and its description."""
 
     name: str
     type: str
@@ -51,18 +51,18 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Function:
-    """A documented function, or a class with parameters. is_held_out: whether it is in dev."""
+    """A documented function, or a class with parameters."""
 
     name: str
     parameters: tuple[Parameter, ...]
 
     @property
     def is_held_out(self) -> bool:
-        """Decided by the name alone, so that other packages beside it do not change it."""
+        """Whether the function is in dev; this depends on the name alone, not on other installed packages."""
         return int.from_bytes(blake2b(self.name.encode(), digest_size=4).digest()) < DEV_SHARE * 2**32
 
     def describe(self) -> tuple[str, dict[str, int]]:
-        """The context of questions, and where in it the type of each parameter begins."""
+        """Return the context of questions, and the offset of each parameter's type in it."""
         text, places = f"{self.name} has these parameters.", {}
         for parameter in self.parameters:
             text += f" {parameter.name} is "
@@ -75,10 +75,10 @@ class Function:
 
 
 def read_functions() -> list[Function]:
-    """The functions of the packages that are installed, in the order of their names; of equal ones the first."""
+    """Read the functions of all installed packages, sorted by name; the first of equal names is kept."""
     found: dict[str, Function] = {}
     for package in DOCUMENTED_PACKAGES:
-        spec = find_spec(package)  # which imports nothing
+        spec = find_spec(package)   # imports nothing
         root = Path(spec.submodule_search_locations[0]) if spec and spec.submodule_search_locations else None
         for path in sorted(root.rglob("*.py")) if root else []:
             parts = path.relative_to(root.parent).parts
@@ -92,7 +92,7 @@ def read_functions() -> list[Function]:
 
 
 def list_docstrings(path: Path) -> Iterator[tuple[str, str]]:
-    """The name within its module and the docstring of every public function and class in a file."""
+    """Yield the name within the module and the docstring of every public function and class in a file."""
     tree = parse_module(path)
     stack: list[tuple[str, Any]] = [] if tree is None else [("", node) for node in reversed(tree.body)]
     while stack:
@@ -106,7 +106,7 @@ def list_docstrings(path: Path) -> Iterator[tuple[str, str]]:
 
 
 def parse_parameters(docstring: str) -> Iterator[Parameter]:
-    """The parameters that a docstring describes in numpydoc's form, but for those without a type or a description."""
+    """Yield the parameters that a docstring describes in numpydoc's format, if they have a type and a description."""
     text = inspect.cleandoc(docstring)
     if not (begin := SECTION.search(text)):
         return
@@ -125,7 +125,7 @@ def parse_parameters(docstring: str) -> Iterator[Parameter]:
 
 
 def clean(text: str) -> str:
-    """Text without the marks of reStructuredText, in one line."""
+    """Remove reStructuredText markup and join the text into one line."""
     return " ".join(re.sub(r":\w+:(?=`)|[`*]+|\\", "", text).split())
 
 
@@ -133,28 +133,28 @@ def clean(text: str) -> str:
 
 
 def write_samples(output: Path, questions: int = 12_000, report: Callable[[str], None] = ignore) -> None:
-    """Writes `squad/`, two files of SQuAD 2.0, and `glue/QNLI/`, two files of GLUE, below a directory.
+    """Write `squad/` (two SQuAD 2.0 files) and `glue/QNLI/` (two GLUE files) below a directory.
 
     Args:
-        questions: of each training set at most.
+        questions: Maximum number of questions in each training set.
 
     Raises:
-        UsageError: too few functions are documented here, or the directory holds such files already.
-        OSError: the directory cannot be made or written to.
+        UsageError: Too few functions are documented here, or the directory already has one of these folders.
+        OSError: The directory cannot be made or written to.
     """
     if there := [str(output / name) for name in ("squad", "glue") if (output / name).exists()]:
         raise UsageError(f"the directory has {' and '.join(there)} already; delete them, or name another directory")
     output.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=output) as folder:
         fill(Path(folder), questions, report)
-        for part in sorted(Path(folder).iterdir()):  # now that all are complete
+        for part in sorted(Path(folder).iterdir()):  # moved only once all are complete
             with explain_refusal(f"the directory {output / part.name}"):
                 part.rename(output / part.name)
     report(f"In {output}: squad/, glue/")
 
 
 def fill(folder: Path, questions: int, report: Callable[[str], None]) -> None:
-    """Writes the data sets into an empty folder."""
+    """Write the data sets into an empty folder."""
     functions = read_functions()
     if len(functions) < LEAST_FUNCTIONS:
         raise UsageError(
@@ -182,17 +182,17 @@ def fill(folder: Path, questions: int, report: Callable[[str], None]) -> None:
 
 
 def ask(function: Function, parameter: Parameter) -> str:
-    """The question."""
+    """Return the question for the type of a parameter."""
     return f"What type is the parameter {parameter.name} of {function.name}?"
 
 
 def order(functions: Sequence[Function]) -> list[Function]:
-    """The functions in a random order, the same each time."""
+    """Return the functions in a random order that is the same on each call."""
     return [functions[place] for place in np.random.default_rng(SAMPLE_SEED).permutation(len(functions))]
 
 
 def make_articles(functions: Sequence[Function], limit: int) -> list[dict[str, Any]]:
-    """SQuAD's articles of some functions, each of one paragraph, until there are `limit` questions."""
+    """Return SQuAD articles of one paragraph each, until there are `limit` questions."""
     random, articles, count = np.random.default_rng(SAMPLE_SEED), [], 0
     for function in order(functions):
         context, places = function.describe()
@@ -219,7 +219,10 @@ def make_articles(functions: Sequence[Function], limit: int) -> list[dict[str, A
 
 
 def make_pairs(functions: Sequence[Function], limit: int) -> list[tuple[str, str, str]]:
-    """(question, sentence, label): every other sentence is of another parameter, of this or another function."""
+    """Return rows (question, sentence, label).
+
+    Every second sentence describes another parameter, of this or another function.
+    """
     random, rows = np.random.default_rng(SAMPLE_SEED), []
     for function in order(functions):
         for parameter in function.parameters:
@@ -241,6 +244,6 @@ def make_pairs(functions: Sequence[Function], limit: int) -> list[tuple[str, str
 
 
 def write_qnli(rows: Sequence[tuple[str, str, str]], path: Path) -> None:
-    """Writes a file in the form of QNLI."""
+    """Write a file in QNLI's format."""
     lines = ["index\tquestion\tsentence\tlabel", *("\t".join([str(n), *row]) for n, row in enumerate(rows))]
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")

@@ -1,7 +1,7 @@
 """GLUE (Wang et al. 2019; paper section 4.1): its official files, or the copy on the Hub -> texts and labels by name.
 
-Both sources give the same values. Files of predictions are read as well. A `Benchmark` says what a data set's files and
-columns are called; the table of them is in `bertkit.tasks.glue`.
+Both sources give the same values. Prediction files are read as well. A `Benchmark` names the files and columns of a
+data set; the table of them is in `bertkit.tasks.glue`.
 """
 
 from collections.abc import Mapping
@@ -24,12 +24,13 @@ GLUE_HUB = "nyu-mll/glue"
 class Split:
     """One file of a task.
 
-    file: below the folder of the download.
-    hub: the Hub's configuration and split.
-    needed: whether there is nothing to do without it.
-    scores: how its scores are called, "{}" standing for the score's name; empty if it is not evaluated.
-    submission: the leaderboard's file of its predictions; such a split has no labels.
-    rows: how many the leaderboard expects.
+    Attributes:
+        file: Path below the folder of the download.
+        hub: The Hub's configuration and split.
+        needed: Whether the split is required.
+        scores: The name pattern of its scores, with "{}" for the metric; empty if it is not evaluated.
+        submission: The leaderboard's file of its predictions; such a split has no labels.
+        rows: How many rows the leaderboard expects.
     """
 
     file: str
@@ -44,16 +45,17 @@ class Split:
 class Benchmark:
     """A row of the table in `bertkit.tasks.glue`.
 
-    texts: the Hub's name of a column -> its name in the official files.
-    label: the official name of the labels' column.
-    labels: official spelling -> the Hub's name, in the Hub's order; empty for a score from 0 to 5.
-    metrics: as `bertkit.metrics` names them; the first one is the paper's.
-    paper: metric -> whose, on what -> the published score.
-    majority: what a submission holds where there is no model: the most frequent label in training, or the mean score.
-    bare: whether train and dev have no line of names, so that columns go by number, and how many there are.
-    broken: whether rows of another width are passed over; a few are in the official file and not in the Hub's.
-    submits_majority: whether the paper submits that, whatever the model says.
-    note: what a score that is no better than the majority's may also mean.
+    Attributes:
+        texts: The Hub's name of a column -> its name in the official files.
+        label: The official name of the label column.
+        labels: Official spelling -> the Hub's name, in the Hub's order; empty for a score from 0 to 5.
+        metrics: Names in `bertkit.metrics`; the first one is the paper's.
+        paper: Metric -> model and split -> the published score.
+        majority: The answer in a submission without a model: the most frequent training label, or the mean score.
+        bare: The number of columns of train and dev if they have no header line; columns then go by number.
+        broken: Whether to skip rows with another number of columns; the official file has a few, the Hub's has none.
+        submits_majority: Whether the paper submits the majority, whatever the model predicts.
+        note: What a score that is no better than the majority's may also mean.
     """
 
     name: str
@@ -75,7 +77,7 @@ SentenceExamples = dict[str, Any]  # "texts": one or two columns of S texts; "la
 
 
 def read_folder(row: Benchmark, folder: Path) -> dict[str, TextColumns]:
-    """The official files below a folder."""
+    """Read the official files below a folder."""
     if not folder.is_dir():
         first = next(iter(row.splits.values())).file
         raise UsageError(f"{folder} is no folder; give the one that holds {first}: --data DIR")
@@ -93,14 +95,14 @@ def read_folder(row: Benchmark, folder: Path) -> dict[str, TextColumns]:
 
 
 def read_split(row: Benchmark, name: str, path: Path) -> TextColumns:
-    """An official file: its texts, and `label` unless the split has none; without labels it has a line of names."""
+    """Read the texts of an official file, and `label` unless the split has none; such a file has a header line."""
     if row.splits[name].submission:
         return read_tsv(path, {text: text if row.bare else column for text, column in row.texts.items()})
     return read_tsv(path, {**row.texts, "label": row.label}, width=row.bare or None, skip_broken=row.broken)
 
 
 def read_copy(row: Benchmark, report: Report) -> dict[str, TextColumns]:
-    """The splits of the Hub's copy."""
+    """Read the splits of the Hub's copy."""
     tables: dict[str, TextColumns] = {}
     columns = {text: text for text in row.texts} | {"label": "label"}
     for config in dict.fromkeys(split.hub[0] for split in row.splits.values()):
@@ -117,16 +119,16 @@ def read_copy(row: Benchmark, report: Report) -> dict[str, TextColumns]:
 
 
 def read_examples(row: Benchmark, table: TextColumns, labelled: bool) -> SentenceExamples:
-    """The texts and the labels of a table."""
+    """Return the texts and the labels of a table."""
     texts = [table.columns[text] for text in row.texts]
     return {"texts": texts, "labels": read_labels(row, table) if labelled else None}
 
 
 def read_labels(row: Benchmark, table: TextColumns) -> np.ndarray:
-    """(S,) the column `label`: int64 places among the labels, or float32 scores.
+    """Return the column `label` as (S,) int64 label indices, or float32 scores.
 
     Raises:
-        UsageError: there is none, or one that the task does not have.
+        UsageError: There is no such column, or a label that the task does not have.
     """
     read = parse_score if not row.labels else index_labels(row).__getitem__
     expected = f"one of {', '.join(row.labels)}" if row.labels else "a score from 0 to 5"
@@ -135,19 +137,22 @@ def read_labels(row: Benchmark, table: TextColumns) -> np.ndarray:
 
 
 def index_labels(row: Benchmark) -> dict[str, int]:
-    """Label, in the official spelling or by name -> its place."""
+    """Map each label, in the official spelling and by name, to its index."""
     return {text: index for index, (spelling, name) in enumerate(row.labels.items()) for text in (spelling, name)}
 
 
 def parse_score(text: str) -> float:
-    """A similarity from 0 to 5."""
+    """Parse a similarity from 0 to 5."""
     if not 0 <= (value := float(text)) <= 5:
         raise ValueError(text)
     return value
 
 
 def read_answers(row: Benchmark, path: Path) -> np.ndarray:
-    """(S,) the answers of a file in the leaderboard's form, in the order of their index, or of one an answer a line."""
+    """Read the answers (S,) of a prediction file.
+
+    The file has the leaderboard's format, and its answers are sorted by index, or it has one answer per line.
+    """
     try:
         table = read_tsv(path, {"index": "index", "label": "prediction"})
     except UsageError as error:

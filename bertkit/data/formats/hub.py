@@ -1,4 +1,4 @@
-"""Data sets on the Hub, or their copy in the cache of `datasets` -> columns of texts."""
+"""Data sets on the Hub, or their copies in the cache of `datasets` -> columns of texts."""
 
 from collections.abc import Container, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -12,23 +12,23 @@ from bertkit.system.hub import find_hub_trouble
 if TYPE_CHECKING:
     import datasets
 
-ROWS_A_BATCH = 1_000  # of a data set on the Hub, in memory at once
+ROWS_A_BATCH = 1_000  # rows of a Hub data set held in memory
 
 
 def read_hub(
     name: str, config: str, splits: Mapping[str, str], columns: Mapping[str, str], *, optional: Container[str] = ()
 ) -> dict[str, TextColumns]:
-    """Split -> its columns, for a data set on the Hub; `splits` and `columns` map the wanted names to the Hub's.
+    """Read the splits of a data set on the Hub; `splits` and `columns` map the wanted names to the Hub's.
 
     A class label becomes its name and a number its shortest text in the column's own precision: a float32 that holds
-    the official file's 3.800 is "3.8". A missing value is "". A column of labels or numbers in which all are missing,
-    or -1 as the Hub writes it, is left out of that split: so are the labels of GLUE's test sets. So is an `optional`
-    split that the data set does not have.
+    the official file's 3.800 is "3.8". A missing value is "". A column of labels or numbers with only missing values
+    (-1 on the Hub), such as the labels of GLUE's test sets, is left out of that split. An `optional` split that the
+    data set does not have is left out too.
 
-    Without the Hub, the copy in the cache of `datasets` does.
+    If the Hub is unreachable, the copy in the cache of `datasets` is used.
 
     Raises:
-        UsageError: the Hub cannot serve the data set and no copy is at hand, or a split or a column is missing.
+        UsageError: The Hub cannot serve the data set and no copy is cached, or a split or a column is missing.
     """
     found = load_splits(name, config, splits, optional)
     return {split: _convert(rows, source, columns) for split, source, rows in found}
@@ -37,7 +37,7 @@ def read_hub(
 def load_splits(
     name: str, config: str, splits: Mapping[str, str], optional: Container[str] = ()
 ) -> Iterator[tuple[str, str, "datasets.Dataset"]]:
-    """Every wanted split, what messages call it, and its rows."""
+    """Yield every wanted split with its name for messages and its rows."""
     source = f"{name}:{config}"
     found = _load(name, config)
     for split, hub_split in splits.items():
@@ -55,10 +55,10 @@ def _load(name: str, config: str) -> "datasets.DatasetDict":
 
         if not trouble:
             return datasets.load_dataset(name, config)
-        # What load_dataset itself turns to in the end; without a network it would try for long before.
-        copy = {"config_name": config, "version": "auto", "hash": "auto"}  # auto: the latest in the cache
+        # load_dataset falls back to this too, but only after retrying for a long time without a network.
+        copy = {"config_name": config, "version": "auto", "hash": "auto"}   # auto: the latest version in the cache
         return Cache(repo_id=name, dataset_name=name.rpartition("/")[2], **copy).as_dataset()
-    except Exception as error:  # also the transport's: huggingface_hub has changed its HTTP library more than once
+    except Exception as error:  # includes HTTP errors: huggingface_hub has changed its HTTP library more than once
         trouble = trouble or f"the data set {name}:{config} cannot be loaded ({join_lines(error)})"
     raise UsageError(f"{trouble}; {FILE_REMEDY}")
 
@@ -76,8 +76,8 @@ def _convert(rows: "datasets.Dataset", source: str, columns: Mapping[str, str]) 
 
 
 def _write(feature: Any, values: list[Any]) -> list[str]:
-    """The values as an official file has them."""
-    if hasattr(feature, "names"):  # of a class label
+    """Return the values as an official file has them."""
+    if hasattr(feature, "names"):  # a class label
         return ["" if value in (None, -1) else feature.names[value] for value in values]
     kind = str if "string" in feature.dtype else np.dtype(feature.dtype).type
     return ["" if value is None else str(kind(value)) for value in values]

@@ -1,7 +1,7 @@
-"""Inputs of a trained model, a line each, as somebody has them: JSON lines, tab-separated columns, or plain text.
+"""Inputs for a trained model, one per line: JSON lines, tab-separated columns, or plain text.
 
-A line that cannot be read is a mistake in its place, and those behind it are read all the same. Left out: what a model
-needs of an input (`bertkit.inference.predictor`).
+A line that cannot be read yields an error in its place, and the lines after it are still read. Left out: what a model
+requires of an input (`bertkit.inference.predictor`).
 """
 
 import os
@@ -19,22 +19,26 @@ from bertkit.errors import UsageError, join_lines
 
 STDIN = "-"
 INPUT_SUFFIXES = (".jsonl", ".tsv", ".txt")
-SHOWN = 60  # characters of a line that is wrong
-LONGEST_LINE = 1_000_000  # characters; as tokens and words, each takes some hundred times its room
+SHOWN = 60  # characters of an invalid line quoted in a message
+LONGEST_LINE = 1_000_000  # characters; as tokens and words, a line takes some hundred times its size
 
 Input = str | Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class Line:
-    """What a line holds, or what is wrong with it, and where it stands: the file and the number from 1."""
+    """The value of a line, or the error in it, and its place: the file and the line number from 1."""
 
     value: Input | UsageError
     place: str
 
 
 def check_source(source: str) -> None:
-    """Nothing, or a UsageError: there is no such file, or of another kind, or standard input is closed."""
+    """Check that the input is a file with a known suffix, or that standard input is open.
+
+    Raises:
+        UsageError: It is not.
+    """
     if source == STDIN:
         if sys.stdin is None:
             raise UsageError("standard input is closed; give the inputs to it, or name a file with --input")
@@ -46,21 +50,21 @@ def check_source(source: str) -> None:
 
 
 def check_output(source: str, output: Path) -> None:
-    """Check that the output is not the file of the inputs, by any of its names."""
-    with suppress(OSError):  # there is no such output yet, or standard input is no file
+    """Check that the output is not the file of the inputs under any of its names."""
+    with suppress(OSError):  # the output does not exist yet, or standard input is not a file
         read = sys.stdin.fileno() if source == STDIN else source
         if output.is_file() and os.path.samestat(os.stat(read), output.stat()):
             raise UsageError(f"{output} is also the input, and would be replaced; name another with --output")
 
 
 def read_inputs(source: str) -> Iterator[Line]:
-    """The lines that hold something, read when they are asked for.
+    """Yield the non-empty lines of a file or of standard input, read lazily.
 
-    .jsonl: an object or a text. .tsv: columns, whose names the first line has. .txt: a text. Standard input: a line
-    that begins with { or " is JSON, any other is a text. Empty lines are passed over.
+    The suffix decides the format. .jsonl: an object or a string per line. .tsv: columns named by the first line.
+    .txt: a text per line. On standard input, a line that begins with { or " is JSON, any other line is a text.
 
     Raises:
-        UsageError: a file that cannot be read, or a .tsv file without a line of names.
+        UsageError: The file cannot be read, or the first line of a .tsv file does not name its columns.
     """
     check_source(source)
     kind = Path(source).suffix if source != STDIN else STDIN
@@ -72,7 +76,7 @@ def read_inputs(source: str) -> Iterator[Line]:
 
 
 def read_lines(file: BinaryIO, source: str, kind: str) -> Iterator[Line]:
-    """The inputs of a file without a line of names."""
+    """Yield the inputs of a file without a header line."""
     for place, text in walk_lines(file, source):
         if isinstance(text, UsageError):
             yield Line(text, place)
@@ -82,7 +86,7 @@ def read_lines(file: BinaryIO, source: str, kind: str) -> Iterator[Line]:
 
 
 def read_columns(file: BinaryIO, source: str) -> Iterator[Line]:
-    """The inputs of a file whose first line names its columns; quotes are ordinary characters."""
+    """Yield the inputs of a file whose first line names its columns; quotes are ordinary characters."""
     names: list[str] | None = None
     for place, text in walk_lines(file, source):
         if isinstance(text, UsageError):
@@ -103,7 +107,7 @@ def read_columns(file: BinaryIO, source: str) -> Iterator[Line]:
 
 
 def walk_lines(file: BinaryIO, source: str) -> Iterator[tuple[str, str | UsageError]]:
-    """The place of each line, and its text or what is wrong; one that is too long is never held whole."""
+    """Yield the place of each line, and its text or the error in it; an overlong line is never held completely."""
     name = "standard input" if source == STDIN else source
     most = 4 * LONGEST_LINE + len("\ufeff\r\n".encode())  # bytes
     for number in count(1):
@@ -119,7 +123,7 @@ def walk_lines(file: BinaryIO, source: str) -> Iterator[tuple[str, str | UsageEr
 
 
 def decode_line(line: bytes, number: int) -> str | UsageError:
-    """The text of a line, without its end; a byte order mark is no part of the first one."""
+    """Decode a line without its line ending; a byte order mark is dropped from the first one."""
     try:
         text = line.decode("utf-8-sig" if number == 1 else "utf-8")
     except UnicodeDecodeError:
@@ -128,7 +132,7 @@ def decode_line(line: bytes, number: int) -> str | UsageError:
 
 
 def parse_line(text: str) -> Input | UsageError:
-    """The object or text of a line of JSON."""
+    """Parse a line of JSON into an object or a string."""
     try:
         return msgspec.json.decode(text, type=str | dict[str, Any])
     except (msgspec.MsgspecError, RecursionError) as error:
@@ -138,7 +142,7 @@ def parse_line(text: str) -> Input | UsageError:
 
 
 def cut_into_chunks(inputs: Iterable[Any], most: int, enough: int) -> Iterator[list[Any]]:
-    """Lists of inputs, each of `most` inputs or ending with the one that brings it to `enough` characters."""
+    """Yield lists of inputs; a list ends at `most` inputs, or when it reaches `enough` characters."""
     chunk, characters = [], 0
     for given in inputs:
         chunk.append(given)
@@ -151,7 +155,7 @@ def cut_into_chunks(inputs: Iterable[Any], most: int, enough: int) -> Iterator[l
 
 
 def count_characters(given: Any) -> int:
-    """The characters of the texts of an input, of a context once for each ending."""
+    """Count the characters of an input's texts; a context counts once per ending."""
     if isinstance(given, str):
         return len(given)
     if isinstance(given, Mapping):

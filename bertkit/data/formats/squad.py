@@ -1,8 +1,7 @@
-"""SQuAD (Rajpurkar et al. 2016, 2018; paper sections 4.2 and 4.3): its official files or
-the copy on the Hub -> questions.
+"""SQuAD (Rajpurkar et al. 2016, 2018; paper sections 4.2 and 4.3): its official files or the Hub's copy -> questions.
 
-Both sources give the same values. The files of predictions that the official scripts take are read too. Left out:
-windows and answers in tokens (`bertkit.data.spans`), and whether an answer stands where its file says.
+Both sources give the same values. The prediction files of the official scripts are read too. Left out: windows and
+answers in tokens (`bertkit.data.spans`), and whether an answer is where its file says.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -21,13 +20,13 @@ from bertkit.errors import UsageError
 if TYPE_CHECKING:
     import datasets
 
-HUB_SQUAD = {"rajpurkar/squad": "plain_text", "rajpurkar/squad_v2": "squad_v2"}  # its one configuration
+HUB_SQUAD = {"rajpurkar/squad": "plain_text", "rajpurkar/squad_v2": "squad_v2"}  # name -> its only configuration
 SQUAD_REMEDY = 'mend it or give a file in SQuAD\'s form, {"data": [{"paragraphs": …}]}'
 
 Id = Annotated[str, Meta(min_length=1)]
 
 
-# --- Records of what is used, by the names in the files and on the Hub ------------------------------------------------
+# --- Records of the fields in use, named as in the files and on the Hub -----------------------------------------------
 
 
 class SquadAnswer(Struct):
@@ -92,17 +91,18 @@ class Candidate(Struct):
 
 
 def read_squad(path: str | Path, version: int | None = None) -> list[Question]:
-    """The questions of an official SQuAD file in its order; those about one paragraph share its text.
+    """Read the questions of an official SQuAD file in order; those about one paragraph share its text.
 
-    version: 1 wants an answer to every question; 2 wants the file to say `is_impossible`, and truly. None takes both
-        forms and goes by the answers alone, as the official scripts do. `answers` may be missing where `is_impossible`
-        is true.
+    A missing `answer_start` becomes -1; one that does not fit its text, an empty context and an empty question are
+    accepted.
 
-    An `answer_start` that is missing becomes -1; one that does not fit its text, an empty context and an empty question
-    are taken as they are.
+    Args:
+        version: 1 requires an answer to every question; 2 requires a correct `is_impossible`. None accepts both forms
+            and goes by the answers alone, as the official scripts do. `answers` may be missing where `is_impossible`
+            is true.
 
     Raises:
-        UsageError: as `read_json`; the file is of the other version, or has an id twice or no question.
+        UsageError: As `read_json`; or the file is of the other version, has a duplicate id or no question.
     """
     found = list(_walk_questions(path, read_json(path, SquadFile, SQUAD_REMEDY).data))
     entries = (
@@ -116,7 +116,7 @@ def read_squad(path: str | Path, version: int | None = None) -> list[Question]:
 
 
 def _walk_questions(path: str | Path, articles: Sequence[SquadArticle]) -> Iterator[tuple[str, str, SquadQuestion]]:
-    """Place, context and record of every question."""
+    """Yield place, context and record of every question."""
     for i, article in enumerate(articles):
         for j, paragraph in enumerate(article.paragraphs):
             for k, asked in enumerate(paragraph.qas):
@@ -124,7 +124,7 @@ def _walk_questions(path: str | Path, articles: Sequence[SquadArticle]) -> Itera
 
 
 def _gather(source: str, entries: Iterable[tuple[str, Question]]) -> list[Question]:
-    """The questions; each has a place that messages call it by."""
+    """Collect the questions and check their ids; messages name a question by its place."""
     questions: list[Question] = []
     places: dict[str, str] = {}
     for place, question in entries:
@@ -138,7 +138,7 @@ def _gather(source: str, entries: Iterable[tuple[str, Question]]) -> list[Questi
 
 
 def _list_answers(asked: SquadQuestion, place: str, version: int | None) -> tuple[tuple[str, ...], tuple[int, ...]]:
-    """Texts and starts of the answers to a question."""
+    """Return texts and starts of the answers to a question."""
     answers = asked.answers or []
     if asked.answers is None and not asked.is_impossible:
         raise UsageError(f"{place} has no list of answers; {AGAIN}")
@@ -152,38 +152,41 @@ def _list_answers(asked: SquadQuestion, place: str, version: int | None) -> tupl
 
 
 def read_predictions(path: str | Path, form: type[Parsed]) -> dict[str, Parsed]:
-    """Read an official file of predictions: question's id -> value, in the order of the file.
+    """Read an official prediction file as question id -> value, in the order of the file.
 
     Args:
-        form: `str` for answers, of which "" is none, `float` for the odds against any, `list[Candidate]` for the best.
+        form: `str` for answers, where "" is no answer; `float` for the odds of no answer; `list[Candidate]` for the
+            best answers.
 
     Raises:
-        UsageError: as `read_json`, also for a number that is not finite and a probability below 0.
+        UsageError: As `read_json`; also for a number that is NaN or infinite, or a negative probability.
     """
     found = {}
     for name, value in read_json(path, dict[str, msgspec.Raw]).items():
-        with explain_form(f"{path}, {name[:LONGEST_QUOTED]!r}"):  # each by itself: the message names its question
+        with explain_form(f"{path}, {name[:LONGEST_QUOTED]!r}"):  # one by one, so that the message names the question
             found[name] = msgspec.json.decode(value, type=form)
     return found
 
 
 def read_squad_copy(name: str, splits: Mapping[str, str]) -> dict[str, list[Question]]:
-    """Split -> its questions, as `read_squad` gives them, for SQuAD's copies on the Hub; equal contexts are one text.
+    """Read the splits of a SQuAD copy on the Hub, in the form of `read_squad`; equal contexts share one text.
 
-    name: `rajpurkar/squad` (1.1) or `rajpurkar/squad_v2` (2.0). `splits` maps the wanted names to the Hub's.
+    If the Hub is unreachable, the copy in the cache of `datasets` is used.
 
-    Without the Hub, the copy in the cache of `datasets` does.
+    Args:
+        name: `rajpurkar/squad` (1.1) or `rajpurkar/squad_v2` (2.0).
+        splits: The wanted names -> the Hub's.
 
     Raises:
-        UsageError: the Hub cannot serve the data set and no copy is at hand, a split or a column is missing, or an id
-            is there twice.
+        UsageError: The Hub cannot serve the data set and no copy is cached, a split or a column is missing, or an id
+            occurs twice.
     """
     found = load_splits(name, HUB_SQUAD[name], splits)
     return {split: _gather(source, _walk_rows(source, rows)) for split, source, rows in found}
 
 
 def _walk_rows(source: str, rows: "datasets.Dataset") -> Iterator[tuple[str, Question]]:
-    """Place and question of every row."""
+    """Yield place and question of every row."""
     contexts: dict[str, str] = {}
     batches = rows.with_format("arrow").iter(ROWS_A_BATCH)
     for number, cells in enumerate(chain.from_iterable(batch.to_pylist() for batch in batches)):

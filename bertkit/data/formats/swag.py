@@ -18,17 +18,20 @@ from bertkit.data.formats.tables import (
 )
 from bertkit.errors import UsageError, join_lines
 
-HUB_SWAG = ("allenai/swag", "regular")  # its configuration with four endings and a label, as the official files
+HUB_SWAG = ("allenai/swag", "regular")  # configuration with four endings and a label, like the official files
 ENDINGS = ("ending0", "ending1", "ending2", "ending3")
 SWAG_COLUMNS = {"context": "sent1", "start": "sent2"} | {name: name for name in ENDINGS}
 
 
 @dataclass(frozen=True)
 class Situation:
-    """A question of SWAG: which of four endings goes on from here.
+    """A question of SWAG: which of four endings continues the text.
 
-    context: a sentence. start: the first words of the next one. endings: four ways in which it may go on.
-    answer: the place of the right one, 0 to 3; None in a split without labels.
+    Attributes:
+        context: A sentence.
+        start: The first words of the next sentence.
+        endings: Four ways to complete the next sentence.
+        answer: The index of the right ending, 0 to 3; None in a split without labels.
     """
 
     context: str
@@ -38,13 +41,15 @@ class Situation:
 
 
 def read_swag(path: str | Path, labelled: bool = True) -> list[Situation]:
-    """The questions of an official SWAG file (train.csv, val.csv, test.csv) in its order; columns go by their names.
+    """Read the questions of an official SWAG file in order; columns are found by name.
 
-    labelled: whether there must be labels; if not, as in test.csv, no column of them is looked at.
+    Args:
+        path: train.csv, val.csv or test.csv.
+        labelled: Whether labels are required; if not, as for test.csv, a label column is ignored.
 
     Raises:
-        UsageError: a file that is missing, not UTF-8, not CSV or without rows, a missing column, a row of another
-            width, other than four endings, one that is empty, or a label that is not 0 to 3.
+        UsageError: The file is missing, not UTF-8, not CSV or without rows; a column is missing; a row has another
+            number of columns; there are not four endings, or one is empty; or a label is not 0 to 3.
     """
     rows = _walk_csv(Path(path))
     number, names = next(rows, (0, []))
@@ -64,14 +69,14 @@ def read_swag(path: str | Path, labelled: bool = True) -> list[Situation]:
 
 
 def _walk_csv(path: Path) -> Iterator[tuple[int, list[str]]]:
-    """The line in which each row begins, and its cells; a blank line is no row."""
+    """Yield the line number and the cells of each row, without blank lines."""
     reader = csv.reader((f"{line}\n" for line in read_lines(path)), strict=True)
     while True:
         number = reader.line_num + 1
         try:
             cells = next(reader, None)
         except csv.Error as error:
-            trouble = join_lines(error).partition(" - ")[0]  # behind it is advice for programmers
+            trouble = join_lines(error).partition(" - ")[0]  # advice for programmers follows
             raise UsageError(
                 f"{path}, line {number} begins no row of CSV ({trouble}); check its quotes or get the file again"
             ) from None
@@ -97,14 +102,16 @@ def _make_situations(table: TextColumns, labelled: bool) -> list[Situation]:
 
 
 def read_swag_copy(splits: Mapping[str, str], unlabelled: Container[str] = ()) -> dict[str, list[Situation]]:
-    """Split -> its questions, as `read_swag` gives them, for SWAG's copy on the Hub.
+    """Read the splits of SWAG's copy on the Hub, in the form of `read_swag`.
 
-    `splits` maps the wanted names to the Hub's; those in `unlabelled` have no labels, and may be missing.
+    If the Hub is unreachable, the copy in the cache of `datasets` is used.
 
-    Without the Hub, the copy in the cache of `datasets` does.
+    Args:
+        splits: The wanted names -> the Hub's.
+        unlabelled: Splits without labels; they may be missing.
 
     Raises:
-        UsageError: as `read_hub`; a split without labels, an ending that is empty, or a label that is not 0 to 3.
+        UsageError: As `read_hub`; or a split has no labels, an ending is empty, or a label is not 0 to 3.
     """
     tables = read_hub(*HUB_SWAG, splits, SWAG_COLUMNS | {"label": "label"}, optional=unlabelled)
     return {split: _make_situations(table, split not in unlabelled) for split, table in tables.items()}

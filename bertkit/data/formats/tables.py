@@ -1,6 +1,6 @@
-"""What the readers of official files share: lines, tab-separated tables, JSON.
+"""Lines, tab-separated tables and JSON: the shared code of the readers of official files.
 
-A table looks like CSV and is not: a `"` is an ordinary character that nobody closes, and so is U+2028.
+Tables are not parsed as CSV: `"` is an ordinary character that need not be closed, and U+2028 does not end a line.
 """
 
 import difflib
@@ -25,10 +25,12 @@ Parsed = TypeVar("Parsed")
 
 @dataclass(frozen=True, eq=False)
 class TextColumns:
-    """Columns side by side: `columns[name][row]`, all texts.
+    """Columns of texts side by side.
 
-    `lines[row]` is the row's line in its file, or the row itself on the Hub, from 1; `broken` are the lines that were
-    passed over because they had another number of columns.
+    Attributes:
+        columns: `columns[name][row]`.
+        lines: `lines[row]` is the row's line in its file, or its number on the Hub, from 1.
+        broken: The lines that were skipped because they had another number of columns.
     """
 
     source: str
@@ -37,7 +39,7 @@ class TextColumns:
     broken: Sequence[int] = ()
 
     def locate(self, row: int) -> str:
-        """What a message calls this row: the file and the line."""
+        """Return the file and line of a row, for messages."""
         return f"{self.source}, line {self.lines[row]}"
 
 
@@ -47,16 +49,21 @@ class TextColumns:
 def read_tsv(
     path: str | Path, columns: Mapping[str, str | int], *, width: int | None = None, skip_broken: bool = False
 ) -> TextColumns:
-    """The columns of a file in UTF-8, under the names that `columns` gives them.
+    """Read columns of a tab-separated file in UTF-8.
 
-    Its values are the names in the file's first line or, for a file without such a line, the columns' numbers from 0;
-    then `width` is the number of columns of every row (that of the first row if not given). Cells are cut at tabs and
-    rows at \\n alone, and nothing is quoted; a byte order mark, \\r before \\n and blank lines at the end are dropped.
-    `skip_broken` passes over rows with another number of columns, as the Hub's copy of QQP does; a blank line in the
-    middle is such a row, except in a file of one column, where it is an empty text.
+    Cells are separated by tabs and rows by \\n only, and nothing is quoted. A byte order mark, \\r before \\n and blank
+    lines at the end are dropped.
+
+    Args:
+        columns: New name -> name in the file's first line or, for a file without a header line, the column's number
+            from 0.
+        width: The number of columns of a file without a header line; that of the first row if not given.
+        skip_broken: Whether to skip rows with another number of columns, as the Hub's copy of QQP does. A blank line in
+            the middle is such a row, except in a file of one column, where it is an empty text.
 
     Raises:
-        UsageError: a file that is missing, not UTF-8 or without rows, a missing column, or a row of another width.
+        UsageError: The file is missing, not UTF-8 or without rows, a column is missing, or a row has another number of
+            columns.
     """
     lines = enumerate(read_lines(Path(path)), 1)
     first = next(lines, None)
@@ -78,7 +85,7 @@ def read_tsv(
 def fill(
     table: TextColumns, rows: Iterable[tuple[int, list[str]]], places: list[int], width: int, skip_broken: bool = False
 ) -> None:
-    """Put the cells of the rows into the columns of a table."""
+    """Append the cells of the rows to the columns of a table."""
     wanted = [(column.append, place) for column, place in zip(table.columns.values(), places, strict=True)]
     for number, cells in rows:
         if len(cells) != width:
@@ -98,19 +105,19 @@ def fill(
 
 
 def find_column(source: str, names: Sequence[str], wanted: str, remedy: str) -> int:
-    """Its place among `names`."""
+    """Return the index of a column in `names`."""
     if wanted in names:
         return names.index(wanted)
     nearest = "".join(f" (nearest: {name!r})" for name in difflib.get_close_matches(wanted, names, n=1))
-    listed = ", ".join(repr(name[:LONGEST_QUOTED]) for name in names[:MOST_NAMES])  # it can be a line of text
+    listed = ", ".join(repr(name[:LONGEST_QUOTED]) for name in names[:MOST_NAMES])  # a name can be a whole line of text
     raise UsageError(f"{source} has no column {wanted!r} but {listed or 'nothing'}{nearest}; {remedy}")
 
 
 def convert_labels(table: TextColumns, read: Callable[[str], float], expected: str, what: str = "label") -> list[float]:
-    """What `read` makes of the column `label`.
+    """Convert the column `label` with `read`.
 
     Raises:
-        UsageError: there is no such column, or it has a text that `read` does not know (KeyError, ValueError).
+        UsageError: There is no such column, or `read` rejects a text (KeyError, ValueError).
     """
     if "label" not in table.columns:
         raise UsageError(f"{table.source} has no labels; only splits with labels can be learned or scored")
@@ -125,7 +132,7 @@ def convert_labels(table: TextColumns, read: Callable[[str], float], expected: s
 
 
 def read_lines(path: Path) -> Iterator[str]:
-    """Its lines, without the blank ones at its end."""
+    """Yield the lines of a file, without the blank lines at its end."""
     blank = 0
     with _explain_opening(path), path.open("rb") as stream:
         for number, line in enumerate(stream, 1):
@@ -143,7 +150,7 @@ def read_lines(path: Path) -> Iterator[str]:
 
 @contextmanager
 def _explain_opening(path: Path) -> Iterator[None]:
-    """A file that cannot be opened or read becomes a UsageError."""
+    """Turn the error of a file that cannot be opened or read into a UsageError."""
     try:
         yield
     except FileNotFoundError:
@@ -154,10 +161,10 @@ def _explain_opening(path: Path) -> Iterator[None]:
 
 
 def decode_line(line: bytes, *, is_first: bool) -> str:
-    """Return the text of a line; a byte order mark is no part of the first one.
+    """Decode a line; a byte order mark is dropped from the first one.
 
     Raises:
-        UsageError: What is wrong with it, without its place.
+        UsageError: The line has a NUL byte or is not UTF-8; the message does not name its place.
     """
     if b"\0" in line:
         raise UsageError("has a NUL byte, as binary files and UTF-16 have; give text in UTF-8")
@@ -174,10 +181,10 @@ def decode_line(line: bytes, *, is_first: bool) -> str:
 
 
 def read_json(path: str | Path, form: type[Parsed], remedy: str = AGAIN) -> Parsed:
-    """Return what a JSON file in UTF-8 holds, in the form of a msgspec record; it may begin with a byte order mark.
+    """Read a JSON file in UTF-8, with or without a byte order mark, into a msgspec type.
 
     Raises:
-        UsageError: The file is missing, not UTF-8, no JSON, or of another form; `remedy` ends the message.
+        UsageError: The file is missing, not UTF-8, not JSON, or of another form; `remedy` ends the message.
     """
     path = Path(path)
     with _explain_opening(path):
@@ -188,7 +195,7 @@ def read_json(path: str | Path, form: type[Parsed], remedy: str = AGAIN) -> Pars
 
 @contextmanager
 def explain_form(place: str, remedy: str = AGAIN) -> Iterator[None]:
-    """Turn what msgspec says of a value at `place` into a UsageError."""
+    """Turn msgspec's error about a value at `place` into a UsageError."""
     try:
         yield
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:

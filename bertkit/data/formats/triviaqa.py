@@ -1,8 +1,8 @@
-"""TriviaQA (Joshi et al. 2017) -> a training file in SQuAD's form, for `bertkit squad --extra-train` (paper §4.2).
+"""TriviaQA (Joshi et al. 2017) -> a training file in SQuAD's format, for `bertkit squad --extra-train` (paper §4.2).
 
 The paper's footnote: "The TriviaQA data we used consists of paragraphs from TriviaQA-Wiki formed of the first 400
-tokens in documents, that contain at least one of the provided possible answers." TriviaQA says what the answers are but
-not where they stand, so every place is found here.
+tokens in documents, that contain at least one of the provided possible answers." TriviaQA gives the answers but not
+their positions, so every position is searched here.
 
 Differs from the paper: it does not say what a token is; here it is a word, that is characters between white space.
 
@@ -25,31 +25,31 @@ from bertkit.errors import UsageError
 from bertkit.system.files import atomic_open
 from bertkit.system.progress import ignore
 
-PARAGRAPH_WORDS = 400  # of a document that make its paragraph (§4.2)
+PARAGRAPH_WORDS = 400  # first words of a document that form its paragraph (§4.2)
 EVIDENCE_WORD = re.compile(r"\S+")
 SPACE = re.compile(r"\s")
-EVIDENCE_FOLDERS = ("", "wikipedia")  # of the evidence in which a document may lie; the download has the second
-CHARACTERS_READ = 4_096  # of a document, read at first
-PROGRESS = 10_000  # documents between two lines of the report
+EVIDENCE_FOLDERS = ("", "wikipedia")  # subfolders searched for a document; the download has the second
+CHARACTERS_READ = 4_096  # characters of a document read first
+PROGRESS = 10_000  # documents between two progress lines
 TRIVIAQA_REMEDY = "give one of TriviaQA-Wiki with answers, such as wikipedia-train.json"
 
 
 class TriviaAnswer(Struct, rename="pascal"):
-    """What is used of an answer in TriviaQA's file."""
+    """The fields of an answer in TriviaQA's file that are read."""
 
     value: str
     aliases: list[str]
 
 
 class TriviaPage(Struct, rename="pascal"):
-    """What is used of a page in TriviaQA's file; one that was never fetched has no file name."""
+    """The fields of a page in TriviaQA's file that are read; a page that was never fetched has no file name."""
 
     filename: str = ""
     title: str = ""
 
 
 class TriviaEntry(Struct, rename="pascal"):
-    """What is used of a question in TriviaQA's file."""
+    """The fields of a question in TriviaQA's file that are read."""
 
     question_id: str
     question: str
@@ -58,7 +58,7 @@ class TriviaEntry(Struct, rename="pascal"):
 
 
 class TriviaFile(Struct, rename="pascal"):
-    """What is used of TriviaQA's file."""
+    """The fields of TriviaQA's file that are read."""
 
     data: list[TriviaEntry]
 
@@ -67,7 +67,9 @@ class TriviaFile(Struct, rename="pascal"):
 class Trivia:
     """A question of TriviaQA.
 
-    answers: the usable ones, folded. documents: file name -> title of the Wikipedia pages.
+    Attributes:
+        answers: The usable answers, folded.
+        documents: File name -> title of the Wikipedia pages.
     """
 
     id: str
@@ -77,11 +79,13 @@ class Trivia:
 
 
 def convert(qa: Path, evidence: Path, output: Path, report: Callable[[str], None] = ignore) -> dict[str, int]:
-    """Writes the SQuAD 1.1 file `output`, at once or not at all, and returns how many there were of what.
+    """Write the SQuAD 1.1 file `output` atomically and return counts.
 
-    The file has one paragraph for each pair of a question and a document whose first 400 words hold an answer. Of the
-    counts, `questions` is what `qa` has and `documents` are the pairs: those that became `paragraphs`, those
-    `unanswered` in their first words, `missing` in the folder, and `unreadable` or not UTF-8.
+    The file has one paragraph for each pair of a question and a document whose first 400 words contain an answer.
+
+    Returns:
+        `questions` in `qa` and `documents`, the number of pairs. These divide into `paragraphs`, `unanswered` (no
+        answer in the first words), `missing` (not in the folder), and `unreadable` or not UTF-8.
 
     Raises:
         UsageError: `qa` is no file of TriviaQA with answers and Wikipedia pages, `output` exists or its folder does
@@ -110,10 +114,10 @@ def convert(qa: Path, evidence: Path, output: Path, report: Callable[[str], None
 
 
 def read_questions(qa: Path) -> list[Trivia]:
-    """The questions of a file of TriviaQA's reading comprehension, in its order.
+    """Read the questions of a file of TriviaQA's reading comprehension in order.
 
     Raises:
-        UsageError: the file has another form, no answers, an id twice, or a document outside of the evidence.
+        UsageError: The file has another form or no answers, an id occurs twice, or a document is outside the evidence.
     """
     questions: list[Trivia] = []
     places: dict[str, str] = {}
@@ -131,18 +135,18 @@ def read_questions(qa: Path) -> list[Trivia]:
 
 
 def join_id(question: str, filename: str) -> str:
-    """The id of a question about one of its documents."""
+    """Return the id of a question about one of its documents."""
     return f"{question}--{filename}"
 
 
 def _list_answers(answer: TriviaAnswer) -> tuple[str, ...]:
-    """The answers in their original spellings, folded, but for those without a letter or digit."""
+    """Return the distinct answers and aliases, folded, without those that have no letter or digit."""
     folded = (" ".join(fold(name).split()) for name in (answer.value, *answer.aliases))
     return tuple(dict.fromkeys(name for name in folded if any(map(str.isalnum, name))))
 
 
 def _list_documents(pages: Iterable[TriviaPage], place: str) -> dict[str, str]:
-    """File name -> title of the Wikipedia pages; the name of one that was never fetched is ""."""
+    """Map file names of the Wikipedia pages to titles; a page that was never fetched has the name ""."""
     documents: dict[str, str] = {}
     for page in pages:
         if page.filename.startswith("/") or ".." in PurePosixPath(page.filename).parts:
@@ -157,7 +161,7 @@ def _list_documents(pages: Iterable[TriviaPage], place: str) -> dict[str, str]:
 def _make_articles(
     questions: Iterable[Trivia], evidence: Path, counts: dict[str, int], report: Callable[[str], None]
 ) -> Iterator[dict[str, Any]]:
-    """SQuAD's articles of one paragraph; adds to `counts`."""
+    """Yield SQuAD articles of one paragraph each, and update `counts`."""
     pairs = ((question, *document) for question in questions for document in question.documents.items())
     for number, (question, filename, title) in enumerate(pairs, 1):
         if number % PROGRESS == 0:
@@ -182,10 +186,11 @@ def _make_articles(
 
 
 def read_opening(evidence: Path, filename: str) -> str:
-    """The first 400 words of a document as they stand there; no more is read than a few thousand characters.
+    """Read the first 400 words of a document unchanged; only a few thousand characters are read.
 
     Raises:
-        OSError, UnicodeDecodeError: there is no such file (FileNotFoundError), or it cannot be read.
+        FileNotFoundError: There is no such file.
+        OSError, UnicodeDecodeError: It cannot be read.
     """
     path = next((path for folder in EVIDENCE_FOLDERS if (path := evidence / folder / filename).is_file()), None)
     if path is None:
@@ -193,7 +198,7 @@ def read_opening(evidence: Path, filename: str) -> str:
     text = ""
     ends: list[int] = []
     with path.open(encoding="utf-8-sig", newline="") as stream:
-        # The 400th word has come to its end only where another one follows, or nothing.
+        # The 400th word is complete only if another word or the end of the file follows.
         while len(ends) <= PARAGRAPH_WORDS and (more := stream.read(len(text) or CHARACTERS_READ)):
             text += more
             ends = [word.end() for word in islice(EVIDENCE_WORD.finditer(text), PARAGRAPH_WORDS + 1)]
@@ -201,9 +206,10 @@ def read_opening(evidence: Path, filename: str) -> str:
 
 
 def find_answers(answers: Iterable[str], context: str) -> list[dict[str, Any]]:
-    """The first place of each folded answer as whole words, as SQuAD has it: the earliest first, of equals the longest.
+    """Find the first occurrence of each folded answer as whole words, in SQuAD's form.
 
-    Texts are the context's own characters; upper and lower case are one, and so are all kinds of white space.
+    The earliest answer comes first, the longest of those at one place. The texts are slices of the original context;
+    the search ignores case and kinds of white space.
     """
     folded = fold(context)
     places = {(start, -len(answer)) for answer in answers if (start := _find_words(answer, folded)) >= 0}
@@ -212,13 +218,13 @@ def find_answers(answers: Iterable[str], context: str) -> list[dict[str, Any]]:
 
 
 def fold(text: str) -> str:
-    """The text in lower case with blanks for all white space, character for character, so that places stay."""
-    # İ alone has a lower case of two characters; ς is σ at the end of a word, but not if a text is cut there.
+    """Lower-case a text and replace white space by spaces, one character by one, so that offsets stay valid."""
+    # Only İ has a lower case of two characters. Python lower-cases Σ to ς at the end of a word, else to σ: all become σ.
     return SPACE.sub(" ", text.replace("İ", "i").lower().replace("ς", "σ"))
 
 
 def _find_words(answer: str, text: str) -> int:
-    """The first place that cuts no word; -1 if there is none."""
+    """Return the first offset of the answer as whole words, or -1."""
     start = text.find(answer)
     while start >= 0 and (_cuts_word(text, start) or _cuts_word(text, start + len(answer))):
         start = text.find(answer, start + 1)
@@ -226,17 +232,17 @@ def _find_words(answer: str, text: str) -> int:
 
 
 def _cuts_word(text: str, place: int) -> bool:
-    """Whether the characters on both sides of a place belong to one word."""
+    """Return whether the characters on both sides of an offset belong to one word."""
     return 0 < place < len(text) and _is_in_word(text[place - 1]) and _is_in_word(text[place])
 
 
 def _is_in_word(character: str) -> bool:
-    # Accents and vowel signs that combine with a letter are no letters to Python.
+    # Python does not count combining accents and vowel signs as letters.
     return character.isalnum() or character == "_" or unicodedata.category(character).startswith("M")
 
 
 def _write(articles: Iterable[dict[str, Any]], output: Path) -> None:
-    """Writes the file, at once or not at all; one article is in memory at a time."""
+    """Write the file atomically, with one article in memory at a time."""
     with atomic_open(output) as stream:
         stream.write('{"version": "1.1", "data": [')
         for number, article in enumerate(articles):
