@@ -219,7 +219,7 @@ def find_answers(answers: Iterable[str], context: str) -> list[dict[str, Any]]:
 
 def fold(text: str) -> str:
     """Lower-case a text and replace white space by spaces, one character by one, so that offsets stay valid."""
-    # Only İ has a lower case of two characters. Python lower-cases Σ to ς at the end of a word, else to σ: all become σ.
+    # Only İ has a lower case of two characters. Σ becomes ς at the end of a word and σ elsewhere, so ς is folded to σ.
     return SPACE.sub(" ", text.replace("İ", "i").lower().replace("ς", "σ"))
 
 

@@ -1,1 +1,1 @@
-"""Text -> token ids on disk -> masked pairs."""
+"""Pretraining data: text -> token ids on disk -> masked pairs."""

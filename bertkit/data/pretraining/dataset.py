@@ -32,17 +32,17 @@ class Phase:
 
 
 class PretrainingData(Dataset):
-    """Every sample of a run, in the order of training: a pure function of the position (and of what is passed here).
+    """All samples of a run in training order, a pure function of the position and the constructor's arguments.
 
-    A pair is drawn from the copy `epoch % dupe_factor` of the corpus, in an order permuted anew in every epoch. Nothing
-    that comes before a position has to be read or drawn for it.
+    A pair is taken from the copy `epoch % dupe_factor` of the corpus, in an order permuted anew in every epoch. No
+    earlier position has to be read or computed first.
 
     Args:
-        corpus: token ids with sentence and document ends.
-        tokenizer: for the ids of the special tokens, the vocabulary's size and its `##` pieces.
-        phases: in order; a batch lies in one phase.
-        options: the `[data]` table.
-        seed: of pairs, order and masks.
+        corpus: Token ids with sentence and document ends.
+        tokenizer: Source of the special token ids, the vocabulary size and the `##` pieces.
+        phases: The phases in order; a batch lies in one phase.
+        options: The `[data]` table.
+        seed: Seed of pairs, order and masks.
     """
 
     def __init__(
@@ -64,13 +64,13 @@ class PretrainingData(Dataset):
             tokens = tokenizer.convert_ids_to_tokens(range(self.vocab_size))
             self.continues = np.array([token.startswith("##") for token in tokens])
         self.plan = lru_cache(maxsize=2)(self._plan)
-        self.copy_ends: dict[int, list[int]] = {}  # max_length -> pairs up to the end of each copy, as far as needed
+        self.copy_ends: dict[int, list[int]] = {}  # max_length -> cumulative pairs of the copies used so far
 
     def __len__(self) -> int:
         return sum(phase.samples for phase in self.phases)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without the cache, which a worker process fills for itself, and without what it can map from files."""
+        """Return the state without the cache and without arrays that a worker process can map from files."""
         state = {key: value for key, value in self.__dict__.items() if key != "plan"}
         if self.corpus.directory is not None:
             state["corpus"] = replace(self.corpus, ids=None, sentence_ends=None)
@@ -84,25 +84,25 @@ class PretrainingData(Dataset):
             self.corpus = replace(self.corpus, ids=whole.ids, sentence_ends=whole.sentence_ends)
 
     def fingerprint(self) -> str:
-        """What tells its text, as this vocabulary sees it, from any other."""
+        """Return a fingerprint of the corpus as tokenized with this vocabulary."""
         corpus = self.corpus
         if corpus.directory is None:
             text = take_fingerprint(corpus.ids, corpus.sentence_ends)
-        else:  # whose checksums are known
+        else:  # the checksums are known
             text = fingerprint_files(corpus.directory)
         return take_fingerprint(text.encode(), corpus.document_starts, corpus.document_ends)
 
     def _plan(self, max_length: int, copy: int) -> tuple[Pairing, np.ndarray]:
-        """How one copy of the corpus is cut into pairs, and the sentences (P,) that its pairs begin with."""
+        """Plan the pairs of one copy of the corpus; also return the first sentences (P,) of its pairs."""
         pairing = Pairing(self.corpus, max_length, self.seed, copy, self.options["short_seq_prob"])
         return pairing, find_chunks(pairing)
 
     def count_pairs(self, max_length: int, copy: int = 0) -> int:
-        """The pairs of one copy of the corpus."""
+        """Return the number of pairs in one copy of the corpus."""
         return len(self.plan(max_length, copy)[1])
 
     def locate(self, phase: int, samples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The epochs of a phase's samples (B,), and their places in those epochs."""
+        """Return the epochs (B,) of a phase's samples (B,), and their positions in those epochs."""
         copies, max_length = self.options["dupe_factor"], self.phases[phase].max_length
         ends = self.copy_ends.setdefault(max_length, [])
         while len(ends) < copies and (not ends or ends[-1] <= samples.max()):
@@ -112,17 +112,18 @@ class PretrainingData(Dataset):
         return rounds * copies + copy, rest - np.concatenate([[0], ends])[copy]
 
     def __getitem__(self, position: int) -> dict[str, Tensor]:
-        """One sample, each column with a batch dimension of 1."""
+        """Return one sample; each column has a batch dimension of 1."""
         return self.__getitems__([position])
 
     def __getitems__(self, positions: Sequence[int]) -> dict[str, Tensor]:
-        """The batch of some positions of one phase: `input_ids`, `token_type_ids`, `attention_mask`, `labels` (B, T).
+        """Return a batch of positions of one phase.
 
-        T is the longest of the batch. `next_sentence_label` (B,): 0 where B follows A, 1 where B is random; only for
-        the objective "mlm+nsp". int64 all of them.
+        Returns:
+            `input_ids`, `token_type_ids`, `attention_mask` and `labels` (B, T) int64, T the longest of the batch;
+            `next_sentence_label` (B,) int64, only for the objective "mlm+nsp": 0 if B follows A, 1 if B is random.
 
         Raises:
-            IndexError: a position behind the run, or in another phase than the others.
+            IndexError: A position is beyond the end of the run, or in another phase than the others.
         """
         number, samples = self._find_phase(np.asarray(positions, np.int64))
         max_length = self.phases[number].max_length
@@ -139,7 +140,7 @@ class PretrainingData(Dataset):
         return {name: torch.from_numpy(column) for name, column in batch.items()}
 
     def _find_phase(self, positions: np.ndarray) -> tuple[int, np.ndarray]:
-        """The phase that the positions (B,) lie in, and their places in it."""
+        """Return the phase of the positions (B,), and their offsets in it."""
         ends = np.cumsum([phase.samples for phase in self.phases])
         number = int(np.searchsorted(ends, positions.min(), side="right"))
         if positions.max() >= ends[number]:
@@ -156,7 +157,7 @@ class PretrainingData(Dataset):
         epochs: np.ndarray,
         index: np.ndarray,
     ) -> None:
-        """The objective's labels; for a masked objective also the masks, in place."""
+        """Add the objective's labels to the batch in place, and for a masked objective apply the masks."""
         if self.options["objective"] == "clm":
             labels = np.where(batch["attention_mask"] == 1, batch["input_ids"], IGNORED)
             labels[:, 0] = IGNORED  # nothing predicts [CLS]
@@ -182,5 +183,5 @@ class PretrainingData(Dataset):
 
 
 def take(batch: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The batch: the data set has already made it."""
+    """Return the batch unchanged: the data set has already collated it."""
     return batch

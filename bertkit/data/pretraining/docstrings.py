@@ -1,4 +1,4 @@
-"""The documentation installed on this machine: the English prose of docstrings, as a corpus that needs no download.
+"""The documentation installed on this machine: the English prose of docstrings, as a corpus without a download.
 
 The standard library and every package installed for this interpreter are read, and nothing is imported.
 """
@@ -23,20 +23,20 @@ from bertkit.errors import UsageError
 from bertkit.system.parallel import count_cores
 from bertkit.system.signals import leave_signals_to_parent
 
-Paragraphs = list[str]  # a document before its sentences are split
+Paragraphs = list[str]  # a document before sentence splitting
 Mapped = TypeVar("Mapped")
 
 SKIPPED_FOLDERS = frozenset({"__pycache__", "dist-packages", "node_modules", "site-packages", "test", "tests"})
 LARGEST_MODULE = 2_000_000  # bytes; larger ones are generated tables, and a syntax tree takes a hundred times as much
-FILES_A_CHUNK = 32  # modules that a worker reads at once
+FILES_A_CHUNK = 32  # modules in one job of a worker
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 def read_docs(workers: int | None) -> Iterator[Paragraphs]:
-    """A document for each module with English prose in its docstrings; a paragraph comes only once.
+    """Yield one document per module with English prose in its docstrings, without repeated paragraphs.
 
-    Docstrings are vendored, inherited and copied from class to class: whole documents would come again, and what is
-    held out would be among what is trained on.
+    Docstrings are vendored, inherited and copied between classes. Without deduplication, whole documents would repeat,
+    and held-out text would also be in the training data.
     """
     files = _list_modules()
     chunks = [files[start : start + FILES_A_CHUNK] for start in range(0, len(files), FILES_A_CHUNK)]
@@ -54,7 +54,7 @@ def read_docs(workers: int | None) -> Iterator[Paragraphs]:
 
 
 def _list_modules() -> list[Path]:
-    """The source files in an order that mixes the packages: a hash of the path below its root."""
+    """List the source files sorted by a hash of the path below their root, which mixes the packages."""
     roots = [Path(sysconfig.get_path("stdlib"))]
     roots += [Path(entry) for entry in sys.path if Path(entry).name in {"site-packages", "dist-packages"}]
     modules: dict[bytes, Path] = {}
@@ -67,9 +67,10 @@ def _list_modules() -> list[Path]:
 
 
 def _map_in_order(function: Callable[[Any], Mapped], arguments: Iterable[Any], workers: int | None) -> Iterator[Mapped]:
-    """`map` by forked processes; the consumer may stop at any time.
+    """Apply `function` as `map` does, in forked processes; the consumer may stop at any time.
 
-    Forked, because a spawned process runs the caller's script again and fails where that has no `__main__` guard.
+    The processes are forked, because a spawned process runs the caller's script again and fails if that has no
+    `__main__` guard.
     """
     workers = workers or count_cores()
     if workers == 1 or sys.platform != "linux":
@@ -87,13 +88,13 @@ def _map_in_order(function: Callable[[Any], Mapped], arguments: Iterable[Any], w
 
 
 def _begin() -> None:
-    """What a forked process does first."""
+    """Initialise a forked process."""
     leave_signals_to_parent()
-    gc.disable()  # a syntax tree has no cycles, and looking for some takes longer than parsing
+    gc.disable()  # a syntax tree has no cycles, and searching for them takes longer than parsing
 
 
 def _read_docstrings(files: list[Path]) -> list[Paragraphs]:
-    """The prose of each module that has some."""
+    """Return the prose of each module that has some."""
     documents: list[Paragraphs] = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # invalid escapes in other people's code
@@ -107,7 +108,7 @@ def _read_docstrings(files: list[Path]) -> list[Paragraphs]:
 
 
 def parse_module(file: Path) -> ast.Module | None:
-    """The syntax tree of a source file; None if it is too large, cannot be read, or this Python cannot parse it."""
+    """Parse a source file; return None if it is too large or unreadable, or this Python cannot parse it."""
     try:
         return ast.parse(file.read_bytes()) if file.stat().st_size <= LARGEST_MODULE else None
     except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
@@ -123,8 +124,8 @@ def _list_docstrings(tree: ast.Module) -> Iterator[str]:
         stack += [child for child in reversed(node.body) if hasattr(child, "body")]
 
 
-# Docstring markup and what becomes of it, in this order. A paragraph that begins inside a block is set off by a blank
-# line and \0; _BODY are the lines that are indented deeper than the first group.
+# Docstring markup and its replacement, applied in this order. A paragraph that begins inside a block is marked by a
+# blank line and \0; _BODY matches the lines that are indented deeper than the first group.
 _SET_OFF = "\n\n\\1\0"
 _BODY = r"(?:\n(?:\1 +\S.*| *(?=\n|\Z)))*"
 _ADMONITION = "admonition|attention|caution|danger|hint|important|note|seealso|tip|topic|warning"
@@ -174,7 +175,10 @@ FUNCTION_WORDS = frozenset(_FUNCTION_WORDS.split())
 
 
 def extract_prose(docstring: str) -> Paragraphs:
-    """Its paragraphs of English, a line each, without code, doctests, tables, titles, types and markup."""
+    """Return the English paragraphs of a docstring, one line each.
+
+    Code, doctests, tables, titles, types and markup are removed.
+    """
     text = inspect.cleandoc(docstring).encode(errors="ignore").decode()  # without lone surrogates, which are no text
     for pattern, replacement in STRUCTURE:
         text = pattern.sub(replacement, text)
@@ -182,7 +186,10 @@ def extract_prose(docstring: str) -> Paragraphs:
 
 
 def _join_lines(text: str) -> Iterator[str]:
-    """Paragraphs: to a blank line or another indentation; those set off by \\0 to a smaller one."""
+    """Yield paragraphs as one line each.
+
+    A paragraph ends at a blank line or another indentation, one marked with \\0 only at a smaller indentation.
+    """
     for block in re.split(r"\n *\n", text):
         lines: list[str] = []
         start, set_off = 0, False
@@ -207,7 +214,7 @@ def _strip_markup(paragraph: str) -> str:
 
 
 def _is_prose(text: str) -> bool:
-    """Whether it has at least four words, mostly letters, few symbols, and a function word for every ten words."""
+    """Return whether a text has at least four words, mostly letters, few symbols and 10 % function words."""
     words = text.lower().split()
     return (
         len(words) >= 4

@@ -1,7 +1,8 @@
-"""Which sentences begin the pairs of a large corpus, kept beside it so that it is worked out once.
+"""The first sentences of a corpus's pairs, cached beside the corpus so that they are computed only once.
 
-A plan is four bytes a pair. That of a corpus on disk is written there, in `plans/`, by the first process that needs it,
-and mapped by all others: a cache, which may be deleted at any time. Where it cannot be written it stays in memory.
+A plan takes four bytes per pair. For a corpus on disk, the first process that needs the plan writes it to `plans/` in
+the corpus, and all others map it. This is a cache and may be deleted at any time. If it cannot be written, the plan
+stays in memory.
 """
 
 import fcntl
@@ -18,12 +19,12 @@ from bertkit.data.pretraining.store import CORPUS_INDEX
 from bertkit.system.files import open_unfinished, remove_lost
 
 PLAN_FOLDER = "plans"
-# Of the algorithm in `pairs.py`: another one must not find the plans of this one.
+# Version of the algorithm in `pairs.py`: a different algorithm must not reuse these plans.
 PLAN_VERSION = 1
 
 
 def find_chunks(pairing: Pairing) -> np.ndarray:
-    """(P,) `pairing.find_chunks()`, from the cache if it is there."""
+    """Return (P,) `pairing.find_chunks()`, from the cache if possible."""
     directory = pairing.corpus.directory
     if directory is None:
         return pairing.find_chunks()
@@ -36,9 +37,9 @@ def find_chunks(pairing: Pairing) -> np.ndarray:
 
 
 def keep_array(folder: Path, name: str, make: Callable[[], np.ndarray]) -> np.ndarray:
-    """The array of this name in a folder, mapped; what `make` gives, if it is not there or not whole.
+    """Return the named array in a folder, mapped; create it with `make` if it is missing or damaged.
 
-    The file's name ends with its checksum. Of several processes one makes it, and the others wait.
+    The file name ends with the array's checksum. One of several processes creates the file while the others wait.
     """
     if (found := read_array(folder, name)) is not None:
         return found
@@ -48,17 +49,17 @@ def keep_array(folder: Path, name: str, make: Callable[[], np.ndarray]) -> np.nd
             if (found := read_array(folder, name)) is None:
                 write_array(folder, name, make())
                 found = read_array(folder, name)
-    except OSError:  # a full disk, or one that is only read
+    except OSError:  # a full or read-only disk
         found = None
     return make() if found is None else found
 
 
 @contextmanager
 def alone(folder: Path):
-    """One process at a time is in this context."""
+    """Hold an exclusive lock on the folder."""
     handle = os.open(folder, os.O_RDONLY)
     try:
-        with suppress(OSError):  # some network disks cannot; then several do the same work
+        with suppress(OSError):  # some network disks cannot lock; then several processes do the same work
             fcntl.flock(handle, fcntl.LOCK_EX)
         yield
     finally:
@@ -66,7 +67,7 @@ def alone(folder: Path):
 
 
 def read_array(folder: Path, name: str) -> np.ndarray | None:
-    """The array of this name, mapped; None if there is none that is whole."""
+    """Return the named array, mapped; None if there is no undamaged file."""
     for path in folder.glob(f"{name}.*.npy"):
         with suppress(OSError, ValueError, EOFError):
             found = np.load(path, mmap_mode="r")
@@ -76,7 +77,7 @@ def read_array(folder: Path, name: str) -> np.ndarray | None:
 
 
 def write_array(folder: Path, name: str, array: np.ndarray) -> None:
-    """Writes an array at once or not at all."""
+    """Write an array atomically."""
     remove_lost(folder / name)
     with open_unfinished(folder / name, "wb") as (stream, temporary):
         np.save(stream, array)

@@ -1,17 +1,17 @@
 """Raw text -> documents of sentences (paper §3.1, "Pre-training data").
 
-The paper asks for "a document-level corpus rather than a shuffled sentence-level corpus", because segments are cut from
-long contiguous text. A source is a text file (a sentence or a paragraph a line, a blank line between documents), a
-JSONL file (a document a line, `{"text": "…"}`), a directory of them (both also as `.gz`), a data set on the Hugging
-Face Hub, or `docs`: the documentation installed on this machine (`bertkit.data.pretraining.docstrings`).
+The paper asks for "a document-level corpus rather than a shuffled sentence-level corpus", because segments are taken
+from long contiguous text. A source is a text file (a sentence or a paragraph per line, a blank line between documents),
+a JSONL file (a document per line, `{"text": "…"}`), a directory of such files (both also as `.gz`), a data set on the
+Hugging Face Hub, or `docs`: the documentation installed on this machine (`bertkit.data.pretraining.docstrings`).
 
-Sources are read in pieces, which many processes can do at once: together the pieces hold the documents of the sources
-read one after the other. A process finds where its piece of a large file begins by itself, without reading what is
-before it, and holds one document in memory, of bounded length.
+Sources are divided into pieces, which many processes can read in parallel; together, the pieces hold the documents of
+all sources in order. A process finds the start of its piece of a large file without reading what comes before it, and
+holds one document of bounded length in memory.
 
 Sentences are found by `sentencex` (Wikimedia): terminators and hand-compiled abbreviations of some 300 languages in one
 small wheel, nothing to download, above 100 MB/s. nltk's punkt has to be downloaded, spaCy is heavy, and pysbd, last
-released in 2021, takes three hundred times as long to cut English in the same places.
+released in 2021, takes three hundred times as long to split English in the same places.
 
 Left out: the vocabulary (`bertkit.data.tokenizer`) and the token ids (`bertkit.data.pretraining.tokenize`).
 """
@@ -41,23 +41,23 @@ from bertkit.system.progress import ignore
 Document = list[str]  # its sentences
 
 DOCS = "docs"
-BUILT_FILES, BUILT_FOLDERS = ("build.json", "corpus.json"), ("shards", "parts")  # of a corpus on disk
+BUILT_FILES, BUILT_FOLDERS = ("build.json", "corpus.json"), ("shards", "parts")  # files and folders of a built corpus
 JSONL_SUFFIXES = (".jsonl", ".jsonl.gz")
-TEXT_SUFFIXES = (".txt", ".txt.gz", *JSONL_SUFFIXES)  # what is read of a directory
-PIECE_BYTES = 1 << 26  # of a large file
-SMALL = 16  # small files share a piece up to this part of PIECE_BYTES: a million files are not a million pieces
-END = sys.maxsize  # to the end of a file
-BYTES_A_LOOK = 1 << 16  # bytes looked through at once for the end of a line
-LONGEST_DOCUMENT = 5_000_000  # characters; a longer one is cut
-LONGEST_PARAGRAPH = 10_000  # characters that the sentence splitter is given at once
+TEXT_SUFFIXES = (".txt", ".txt.gz", *JSONL_SUFFIXES)  # files read from a directory
+PIECE_BYTES = 1 << 26  # bytes of a large file in one piece
+SMALL = 16  # small files share a piece up to PIECE_BYTES / SMALL, so a million files do not make a million pieces
+END = sys.maxsize  # stop of a piece that extends to the end of its file
+BYTES_A_LOOK = 1 << 16  # bytes searched in one read for the end of a line
+LONGEST_DOCUMENT = 5_000_000  # characters; longer documents are split
+LONGEST_PARAGRAPH = 10_000  # characters passed to the sentence splitter in one call
 SENTENCE_ENDS = (". ", "! ", "? ", "。", "！", "？")
-LONGEST_SOURCE_LINE = 10_000_000  # bytes without the line's end; a line of as many is refused
+LONGEST_SOURCE_LINE = 10_000_000  # bytes without the line ending; a line of this length is an error
 JSONL_REMEDY = 'a line of JSONL is a document, {"text": "..."}'
 SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")  # half of a character in JSON
 
 
 class TextRow(msgspec.Struct):
-    """What is used of a line of JSONL, and of a row on the Hub."""
+    """The fields of a JSONL line, or of a row on the Hub, that are read."""
 
     text: str
 
@@ -66,12 +66,16 @@ class TextRow(msgspec.Struct):
 class Piece:
     """A part of a source that one process reads; it gives the same documents every time.
 
-    Of a file come the documents whose first byte is in `start` to `stop` - 1; the `more` files are read whole after it.
-    Of a data set on the Hub, `start` is the number of the shard and `stop` how many there are. `size` is the bytes that
-    will be read, 0 if unknown.
+    Attributes:
+        source: The source as the user gave it.
+        path: The first file, or the name of a data set on the Hub.
+        start, stop: Documents whose first byte is in `start` to `stop` - 1 belong to the piece. For a data set on the
+            Hub, the index of the shard and the number of shards.
+        size: The bytes to read, 0 if unknown.
+        more: Files read completely after the first one.
     """
 
-    source: str  # as the user gave it
+    source: str
     kind: Literal["text", "jsonl", "docs", "hub"]
     path: str = ""
     start: int = 0
@@ -81,7 +85,7 @@ class Piece:
 
     @property
     def files(self) -> tuple[str, ...]:
-        """Those that it reads, the first perhaps in part."""
+        """The files of the piece; the first may be read only in part."""
         return (self.path, *self.more) if self.kind in ("text", "jsonl") else ()
 
 
@@ -94,22 +98,27 @@ def read_documents(
     workers: int | None = None,
     report: Callable[[str], None] = ignore,
 ) -> Iterator[Document]:
-    """The documents of all sources, one after the other; only one of them is in memory at a time.
+    """Yield the documents of all sources in order, with only one document in memory at a time.
 
-    A source is a text or JSONL file, a directory (its .txt, .txt.gz, .jsonl and .jsonl.gz files at any depth, in the
-    order of their paths; hidden files and those of other names have to be given themselves, and the latter are text),
-    `docs`, or a data set on the Hub (`name` or `owner/name`, both also with `:config`) whose column `text` holds a
-    document a row. A directory that is called docs is given as `./docs`.
+    A directory is searched at any depth for .txt, .txt.gz, .jsonl and .jsonl.gz files, in the order of their paths.
+    Hidden files and files with other suffixes must be named themselves; the latter are read as text. A data set on the
+    Hub (`name` or `owner/name`, both also with `:config`) needs a column `text` with a document per row. A directory
+    called docs is given as `./docs`.
 
-    Of each source come the first documents that reach `limit_characters` together; for `docs`, whose files are in the
-    order of a hash, that is a fair mixture of the packages. `split_sentences=False` leaves each line as it is;
-    `language` is a code that sentencex knows; `workers` processes read `docs` (one a CPU if not given).
+    Documents of more than `LONGEST_DOCUMENT` characters are split before the paragraph that exceeds the limit: a file
+    without a blank line would otherwise be one document of any size.
 
-    A document of more than `LONGEST_DOCUMENT` characters becomes several, each cut before the paragraph that is too
-    much: a file without a blank line would be a single document, of any size.
+    Args:
+        sources: Text or JSONL files, directories, data sets on the Hub, or `docs`.
+        split_sentences: Whether to split lines into sentences.
+        language: Language code for `sentencex`.
+        limit_characters: Stop each source after the document that reaches this number of characters. For `docs`, whose
+            files are sorted by a hash, this is a fair mixture of the packages.
+        workers: Processes that read `docs`; one per CPU by default.
 
     Raises:
-        UsageError: at once if a source does not exist; while reading if a file is not UTF-8 text or a source is empty.
+        UsageError: Immediately if a source does not exist; while reading if a file is not UTF-8 text or a source is
+            empty.
     """
     _check_sources(sources)
     cut = [(source, _cut_source(source, PIECE_BYTES)) for source in sources]
@@ -118,13 +127,13 @@ def read_documents(
 
 
 def cut_sources(sources: Sequence[str], piece_bytes: int = PIECE_BYTES) -> list[Piece]:
-    """The pieces of all sources, in the order of the corpus.
+    """Divide all sources into pieces, in the order of the corpus.
 
-    Large files are cut into pieces of `piece_bytes` bytes, but for .gz, and small files side by side share a piece. A
-    data set on the Hub has a piece for each of its shards; `docs` is one.
+    Large files are divided into pieces of `piece_bytes` bytes, except .gz files; adjacent small files share a piece. A
+    data set on the Hub has a piece per shard; `docs` is one piece.
 
     Raises:
-        UsageError: a source does not exist, or a directory has no text.
+        UsageError: A source does not exist, or a directory has no text.
     """
     _check_sources(sources)
     return [piece for source in sources for piece in _cut_source(source, piece_bytes)]
@@ -138,10 +147,10 @@ def read_piece(
     workers: int | None = None,
     report: Callable[[str], None] = ignore,
 ) -> Iterator[Document]:
-    """The documents of a piece; the options are those of `read_documents`. A piece may have none.
+    """Yield the documents of a piece, possibly none; the options are those of `read_documents`.
 
     Raises:
-        UsageError: while reading, as `read_documents`, but for an empty source.
+        UsageError: As `read_documents` while reading, but not for an empty source.
     """
     documents = read_docs(workers) if piece.kind == "docs" else _gather(piece, report)
     with closing(documents):
@@ -172,10 +181,10 @@ def _stream(
 
 
 def _gather(piece: Piece, report: Callable[[str], None]) -> Iterator[Paragraphs]:
-    """Its documents, none of several paragraphs longer than `LONGEST_DOCUMENT`."""
+    """Yield the piece's documents; those of several paragraphs have at most `LONGEST_DOCUMENT` characters."""
     paragraphs: Paragraphs = []
     characters = cuts = 0
-    for line in _read_hub(piece) if piece.kind == "hub" else _read_files(piece):  # an empty one ends a document
+    for line in _read_hub(piece) if piece.kind == "hub" else _read_files(piece):  # an empty line ends a document
         too_long = characters + len(line) > LONGEST_DOCUMENT
         if paragraphs and (too_long or not line):
             yield paragraphs
@@ -197,10 +206,10 @@ def _gather(piece: Piece, report: Callable[[str], None]) -> Iterator[Paragraphs]
 
 
 def split_paragraphs(paragraphs: Paragraphs, language: str = "en") -> Document:
-    """The sentences, without surrounding blanks.
+    """Split paragraphs into sentences, without surrounding spaces.
 
-    Two kinds of cut are undone: at a full stop without a blank, as in `torch.nn.Linear`, and beside a piece without a
-    letter or digit, such as a closing quote of unusual form.
+    Two kinds of splits are undone: at a full stop without a following space, as in `torch.nn.Linear`, and next to a
+    piece without a letter or digit, such as an unusual closing quote.
     """
     from sentencex import segment
 
@@ -217,9 +226,9 @@ def split_paragraphs(paragraphs: Paragraphs, language: str = "en") -> Document:
 
 
 def _cut(paragraph: str) -> Iterator[str]:
-    """A paragraph in parts of about `LONGEST_PARAGRAPH` characters, each cut after what ends a sentence.
+    """Split a paragraph into parts of about `LONGEST_PARAGRAPH` characters, each after the end of a sentence.
 
-    The time of sentencex grows with the square of a paragraph's length where no blanks follow sentences (Chinese).
+    The running time of sentencex is quadratic in a paragraph's length if no spaces follow sentences (Chinese).
     """
     start = 0
     while (middle := start + LONGEST_PARAGRAPH) < len(paragraph):
@@ -238,7 +247,7 @@ def _has_word(text: str) -> bool:
     return any(map(str.isalnum, text))
 
 
-# --- what there is to read
+# --- sources and pieces
 
 
 def _check_sources(sources: Sequence[str]) -> None:
@@ -247,10 +256,10 @@ def _check_sources(sources: Sequence[str]) -> None:
 
 
 def _cut_source(source: str, piece_bytes: int) -> list[Piece]:
-    """Its pieces; that it exists is checked here."""
+    """Check that a source exists and divide it into pieces."""
     if source == DOCS:
         return [Piece(source, "docs")]
-    path = str(Path(os.path.expanduser(source)))  # these functions never fail, unlike those of Path
+    path = str(Path(os.path.expanduser(source)))  # unlike Path's methods, these functions never fail
     if is_built(path):
         raise UsageError(f"{source} is a built corpus and no text; name the text that it was built of")
     with explain_refusal(source):
@@ -268,28 +277,30 @@ def exists(path: str) -> bool:
     """Return whether a path exists.
 
     Raises:
-        OSError: It cannot be known: a folder above it is not ours, a name is too long, links lead in a circle.
+        OSError: It cannot be determined: a parent folder is not accessible, a name is too long, or links form a cycle.
     """
     try:
         os.stat(path)
-    except (FileNotFoundError, NotADirectoryError, ValueError):  # the last one: NUL in it
+    except (FileNotFoundError, NotADirectoryError, ValueError):  # ValueError: NUL in the path
         return False
     return True
 
 
 def is_built(path: str | Path) -> bool:
-    """Whether a directory holds token ids that `bertkit corpus build` has made, or is making, and no text."""
+    """Return whether a directory holds a corpus that `bertkit corpus build` has built or is building, not text."""
     files, folders = (Path(path, name) for name in BUILT_FILES), (Path(path, name) for name in BUILT_FOLDERS)
     return any(map(os.path.isfile, files)) and any(map(os.path.isdir, folders))
 
 
 def _list_files(directory: str) -> list[str]:
-    """The texts at any depth, in the order of the parts of their paths; strings, as there may be millions.
+    """List the text files at any depth, sorted by the parts of their paths.
 
-    What is hidden is passed over, and so is a corpus that has been built inside of the directory.
+    Hidden files and folders, and corpora built inside the directory, are skipped. The paths are strings, as there may
+    be millions of files.
 
     Raises:
-        OSError: A folder or a text below cannot be looked at.
+        OSError: A folder or a text file cannot be accessed.
+        UsageError: There are no text files.
     """
     files = []
     for folder, folders, names in os.walk(directory, onerror=refuse):
@@ -307,13 +318,13 @@ def _list_files(directory: str) -> list[str]:
 
 
 def refuse(error: OSError) -> None:
-    """Raise the error of a folder that `os.walk` would leave out."""
+    """Raise the error of a folder that `os.walk` would otherwise skip."""
     raise error
 
 
 def _cut_files(source: str, files: list[str], piece_bytes: int) -> list[Piece]:
     small = max(piece_bytes // SMALL, 1)
-    sizes = [os.path.getsize(file) for file in files]  # of a pipe 0
+    sizes = [os.path.getsize(file) for file in files]  # 0 for a pipe
 
     def find_group(item: tuple[str, int, int]) -> tuple[str, bool, int]:
         file, size, before = item
@@ -321,9 +332,9 @@ def _cut_files(source: str, files: list[str], piece_bytes: int) -> list[Piece]:
 
     pieces: list[Piece] = []
     for (kind, large, _), items in groupby(zip(files, sizes, accumulate(sizes, initial=0), strict=False), find_group):
-        group = [(file, size) for file, size, _ in items]  # one file, if it is large
+        group = [(file, size) for file, size, _ in items]  # a large file is alone in its group
         file, size = group[0]
-        if large and not file.endswith(".gz"):  # which cannot be read from the middle
+        if large and not file.endswith(".gz"):  # a .gz file cannot be read from the middle
             starts = range(0, size, piece_bytes)
             for start, stop in zip(starts, [*starts[1:], END], strict=True):
                 pieces.append(Piece(source, kind, file, start, stop, min(stop, size) - start))
@@ -345,8 +356,8 @@ def _read_files(piece: Piece) -> Iterator[str]:
 
 
 def _read_text(path: str, start: int, stop: int) -> Iterator[str]:
-    """The lines of the documents that begin in `start` to `stop` - 1, and empty ones between them."""
-    inside = mine = False  # a document; one that begins here
+    """Yield the lines of the documents that begin in `start` to `stop` - 1, with empty lines between documents."""
+    inside = mine = False  # inside a document; inside a document of this piece
     for place, line in _read_lines(path, start, str.strip):
         if not (inside and line):
             mine = bool(line) and start <= place < stop
@@ -358,7 +369,7 @@ def _read_text(path: str, start: int, stop: int) -> Iterator[str]:
 
 
 def _read_jsonl(path: str, start: int, stop: int) -> Iterator[str]:
-    """The paragraphs of the documents whose lines begin in `start` to `stop` - 1, and an empty one after each."""
+    """Yield the paragraphs of the documents whose lines begin in `start` to `stop` - 1, and an empty line each."""
     for place, paragraphs in _read_lines(path, start, _parse_row):
         if place >= stop:
             return
@@ -382,9 +393,9 @@ def _list_paragraphs(text: str) -> Paragraphs:
 
 
 def _read_lines(path: str, start: int, parse: Callable[[str], Parsed]) -> Iterator[tuple[int, Parsed]]:
-    """The place of each line and what `parse` makes of it, from the line on that holds the byte before `start`.
+    """Yield the offset of each line and its parsed value, beginning with the line that holds the byte before `start`.
 
-    So whoever begins at `start` knows what is before it. At most `LONGEST_SOURCE_LINE` bytes are read at once.
+    The caller therefore sees the line before `start`. At most `LONGEST_SOURCE_LINE` bytes are read in one call.
     """
     with _open(path) as stream:
         first = place = _seek_line(stream, start) if start else 0
@@ -414,11 +425,11 @@ def _open(path: str) -> Iterator[BinaryIO]:
 
 
 def _seek_line(stream: BinaryIO, start: int) -> int:
-    """Where the line begins that holds the byte before `start`, which is where the stream is now.
+    """Move the stream to the start of the line that holds the byte before `start`, and return this offset.
 
-    Of a line that is too long `LONGEST_SOURCE_LINE` bytes are before that one, enough to see it.
+    The search ends `LONGEST_SOURCE_LINE` bytes before that byte, enough to detect that the line is too long.
     """
-    stop = start - 1  # a newline there is the line's own
+    stop = start - 1  # a newline at this byte ends the line itself
     least = max(stop - LONGEST_SOURCE_LINE, 0)
     while stop > least:
         place = max(stop - BYTES_A_LOOK, least)
@@ -430,16 +441,16 @@ def _seek_line(stream: BinaryIO, start: int) -> int:
 
 
 def _count_lines(path: str, stop: int) -> int:
-    """The lines that end before the byte `stop`."""
+    """Count the lines that end before the byte `stop`."""
     if not stop:  # a pipe cannot be opened again
         return 0
     with open(path, "rb") as stream:
         return sum(stream.read(min(BYTES_A_LOOK, stop - place)).count(b"\n") for place in range(0, stop, BYTES_A_LOOK))
 
 
-@lru_cache(maxsize=1)  # asked again for each of its shards
+@lru_cache(maxsize=1)  # called for each shard of a data set
 def _load_hub(source: str) -> Any:
-    """Its rows, an `IterableDataset` that has not begun to read."""
+    """Return the rows as an `IterableDataset` that has not begun to read."""
     name, _, config = source.partition(":")
     remedy = "give a text or JSONL file, a directory of them or docs instead"
     if trouble := find_hub_trouble(name, "dataset"):
@@ -448,7 +459,7 @@ def _load_hub(source: str) -> Any:
 
     try:
         return datasets.load_dataset(name, config or None, split="train", streaming=True)
-    except Exception as error:  # also the transport's
+    except Exception as error:  # includes HTTP errors
         raise UsageError(f"the data set {source!r} cannot be loaded ({join_lines(error)}); {remedy}") from None
 
 
@@ -466,5 +477,5 @@ def _read_hub(piece: Piece) -> Iterator[str]:
             yield ""
     except UsageError:
         raise
-    except Exception as error:  # the transport's; datasets has tried again many times
+    except Exception as error:  # HTTP errors; datasets has already retried many times
         raise UsageError(f"the data set {piece.source!r} cannot be read ({join_lines(error)}); try again") from None

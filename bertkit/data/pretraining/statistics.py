@@ -1,12 +1,11 @@
-"""What a tokenized corpus is like: sizes, lengths, unknown tokens, what is repeated, and how full its pairs are.
+"""Statistics of a tokenized corpus: sizes, lengths, unknown tokens, repeats, and the padding of its pairs.
 
-Repeated text is the usual reason of a pretraining whose loss looks fine and whose model is not, and padding decides
-what phase 1 of the paper costs (A.2). Everything is exact, and computed block by block: of the tokens no more than a
-part is in memory, of a sentence a byte and of a pair four. What stays of the one repeated is the first in the order of
-the corpus.
+Repeated text is the usual cause of a pretraining with a good loss and a bad model, and padding determines the cost of
+the paper's phase 1 (A.2). All values are exact and computed block by block: only some of the tokens are in memory, one
+byte per sentence and four bytes per pair. Of repeated text, the first occurrence in the order of the corpus is kept.
 
 Repeats are found by 64-bit hashes of token ids: among 200 million lines, two different ones have the same hash with a
-chance of 0.1 %.
+probability of 0.1 %.
 """
 
 import os
@@ -23,25 +22,28 @@ from bertkit.data.pretraining.pairs import SPECIAL_TOKENS_OF_PAIR, Pairing
 from bertkit.data.pretraining.rng import draw_bits
 from bertkit.data.pretraining.tokenize import Ids, TokenizedCorpus, check_documents, start_of
 
-TOKENS_A_HASH = 1 << 18  # hashed at once: their arrays stay in the cache
-UNITS_A_BLOCK = 1 << 20  # sentences or documents whose lengths are looked at
-PAIRS_A_BLOCK = 1 << 16  # drawn at once
-HASHES_A_PASS = 1 << 23  # sorted at once; a third of a gigabyte
-PHASE_LENGTHS = (128, 512)  # of the paper's phases (A.2)
+TOKENS_A_HASH = 1 << 18  # tokens hashed in one block: their arrays stay in the cache
+UNITS_A_BLOCK = 1 << 20  # sentences or documents in one block
+PAIRS_A_BLOCK = 1 << 16  # pairs drawn in one block
+HASHES_A_PASS = 1 << 23  # hashes sorted in one pass; a third of a gigabyte
+PHASE_LENGTHS = (128, 512)  # tokens per sequence in the paper's phases (A.2)
 QUANTILES = {"median": 0.5, "p90": 0.9, "p99": 0.99}
-MOST_UNKNOWN = 0.05  # of the tokens, before a warning
-MOST_REPEATED = {"documents": 0.01, "lines": 0.10}  # documents of the documents, lines of the tokens
+MOST_UNKNOWN = 0.05  # share of the tokens above which a warning is given
+MOST_REPEATED = {"documents": 0.01, "lines": 0.10}  # share of the documents; share of the tokens
 
 Unit = Literal["documents", "lines"]
 
 
 def measure(corpus: TokenizedCorpus, unknown_id: int, folder: Path | None = None) -> dict[str, Any]:
-    """The statistics of a whole corpus; `folder` is where arrays go that do not fit into memory.
+    """Compute the statistics of a whole corpus.
 
     Rates and shares are fractions. `padding` is the share of [PAD] among all tokens of the pairs of copy 0, seed 0.
 
+    Args:
+        folder: Where to put temporary arrays that do not fit into memory.
+
     Raises:
-        UsageError: fewer than two documents.
+        UsageError: The corpus has fewer than two documents.
     """
     check_documents(corpus.document_count)
     return {
@@ -58,7 +60,7 @@ def measure(corpus: TokenizedCorpus, unknown_id: int, folder: Path | None = None
 
 
 def count_unknown(ids: Ids, unknown_id: int) -> int:
-    """How many tokens are [UNK]."""
+    """Count the [UNK] tokens."""
     blocks = (ids[start : start + UNITS_A_BLOCK] for start in range(0, len(ids), UNITS_A_BLOCK))
     return sum(int(np.count_nonzero(block == unknown_id)) for block in blocks)
 
@@ -67,17 +69,17 @@ def count_unknown(ids: Ids, unknown_id: int) -> int:
 
 
 def list_lengths(ends: np.ndarray) -> Iterator[np.ndarray]:
-    """The lengths of units that end at `ends` (U,), in blocks."""
+    """Yield the lengths of units that end at `ends` (U,), in blocks."""
     for start in range(0, len(ends), UNITS_A_BLOCK):
         block = ends[start : start + UNITS_A_BLOCK]
         yield np.diff(block, prepend=ends[start - 1] if start else 0)
 
 
 def describe(ends: np.ndarray) -> dict[str, Any]:
-    """Mean, quantiles, longest and a histogram of the lengths of units that end at `ends` (U,).
+    """Return mean, quantiles, maximum and a histogram of the lengths of units that end at `ends` (U,).
 
-    A quantile is the least length that so many of the units do not exceed. The histogram counts by powers of two: at
-    "8" the lengths 5 to 8.
+    A quantile is the smallest length that this share of the units does not exceed. The histogram has bins of powers of
+    two: "8" counts the lengths 5 to 8.
     """
     counter: Counter[int] = Counter()
     for block in list_lengths(ends):
@@ -101,9 +103,9 @@ def describe(ends: np.ndarray) -> dict[str, Any]:
 
 
 def measure_repeats(corpus: TokenizedCorpus, folder: Path | None = None) -> dict[str, Any]:
-    """How many documents and lines have come before, and their share of all tokens.
+    """Count the documents and lines that occurred before, and their share of all tokens.
 
-    A line is a sentence as the corpus has it; those of repeated documents count too.
+    A line is a sentence of the corpus; lines of repeated documents count too.
     """
     found: dict[str, Any] = {}
     for unit, ends in (("documents", corpus.find_tokens()[1]), ("lines", corpus.sentence_ends)):
@@ -118,10 +120,10 @@ def measure_repeats(corpus: TokenizedCorpus, folder: Path | None = None) -> dict
 
 
 def choose_kept(corpus: TokenizedCorpus, unit: Unit, folder: Path | None = None) -> np.ndarray:
-    """(S,) bool, the sentences that stay when repeats go.
+    """Return (S,) bool, the sentences that remain when repeats are removed.
 
-    "documents": those of documents whose tokens came before are left out. "lines": of what stays then, also each
-    sentence whose tokens came before.
+    "documents" removes documents whose tokens occurred before. "lines" also removes each remaining sentence whose
+    tokens occurred before.
     """
     ends = corpus.document_ends
     repeated = find_repeats(hash_units(corpus.ids, corpus.find_tokens()[1], folder), folder=folder)
@@ -133,7 +135,7 @@ def choose_kept(corpus: TokenizedCorpus, unit: Unit, folder: Path | None = None)
 
 
 def select_sentences(corpus: TokenizedCorpus, kept: np.ndarray) -> TokenizedCorpus:
-    """The corpus of the sentences for which `kept` (S,) is true; documents without any are left out."""
+    """Return the corpus of the sentences for which `kept` (S,) is true; documents without any are left out."""
     lengths = np.diff(corpus.sentence_ends, prepend=0)
     owners = np.repeat(np.arange(corpus.document_count), np.diff(corpus.document_ends, prepend=0))
     counts = np.bincount(owners[kept], minlength=corpus.document_count)
@@ -142,9 +144,10 @@ def select_sentences(corpus: TokenizedCorpus, kept: np.ndarray) -> TokenizedCorp
 
 
 def hash_units(ids: Ids, ends: np.ndarray, folder: Path | None = None) -> np.ndarray:
-    """(U,) uint64, a hash of the tokens of each unit that ends at `ends` (U,): equal ones have equal hashes.
+    """Return (U,) uint64, a hash of the tokens of each unit that ends at `ends` (U,).
 
-    The sum of a random number for each (token, position), mixed with the length.
+    The hash is the sum of a random number for each (token, position), mixed with the length. Equal units have equal
+    hashes.
     """
     hashes = _make_array(len(ends), np.uint64, folder)
     for start in range(0, len(ids), TOKENS_A_HASH):
@@ -161,20 +164,20 @@ def hash_units(ids: Ids, ends: np.ndarray, folder: Path | None = None) -> np.nda
 
 
 def find_repeats(hashes: np.ndarray, chosen: np.ndarray | None = None, folder: Path | None = None) -> np.ndarray:
-    """(U,) bool, the units whose hash an earlier one has; only the `chosen` (U,) take part."""
+    """Return (U,) bool, the units whose hash occurred before; only units with `chosen` (U,) are compared."""
     repeated = _make_array(len(hashes), np.bool_, folder)
     passes = -(-len(hashes) // HASHES_A_PASS)
     for number in range(passes):
         places = np.concatenate(list(_find_members(hashes, chosen, number, passes)))
         members = hashes[places]
-        order = np.argsort(members, kind="stable")  # equal ones in the order of the corpus
+        order = np.argsort(members, kind="stable")  # equal hashes stay in the order of the corpus
         members = members[order]
         repeated[places[order[1:][members[1:] == members[:-1]]]] = True
     return repeated
 
 
 def _find_members(hashes: np.ndarray, chosen: np.ndarray | None, number: int, passes: int) -> Iterator[np.ndarray]:
-    """The places of the hashes that are looked at in a pass, in blocks."""
+    """Yield the indices of the hashes compared in a pass, in blocks."""
     for start in range(0, len(hashes), UNITS_A_BLOCK):
         wanted = hashes[start : start + UNITS_A_BLOCK] % np.uint64(passes) == number
         if chosen is not None:
@@ -183,11 +186,11 @@ def _find_members(hashes: np.ndarray, chosen: np.ndarray | None, number: int, pa
 
 
 def _make_array(length: int, dtype: type, folder: Path | None) -> np.ndarray:
-    """Zeros; many of them in a file that has no name, so that nothing of it is left after a kill."""
+    """Return an array of zeros; a large one is mapped from a nameless file, so nothing remains after a kill."""
     if length <= HASHES_A_PASS:
         return np.zeros(length, dtype)
     with tempfile.TemporaryFile(dir=folder) as file:
-        if sys.platform == "linux":  # a disk that is full must say so now: a write to mapped memory cannot
+        if sys.platform == "linux":  # a full disk must fail here: a write to mapped memory cannot report it
             os.posix_fallocate(file.fileno(), 0, length * np.dtype(dtype).itemsize)
         return np.asarray(np.memmap(file, dtype, "w+", shape=(length,)))
 
@@ -196,7 +199,7 @@ def _make_array(length: int, dtype: type, folder: Path | None) -> np.ndarray:
 
 
 def measure_pairs(corpus: TokenizedCorpus, max_length: int) -> dict[str, Any]:
-    """How many pairs copy 0 has at this length, the share of padding in them, and of random next segments."""
+    """Return the number of pairs of copy 0 at this length, their share of padding, and of random next segments."""
     pairing = Pairing(corpus, max_length=max_length, seed=0)
     chunks = pairing.find_chunks()
     tokens = random_next = 0
@@ -211,11 +214,11 @@ def measure_pairs(corpus: TokenizedCorpus, max_length: int) -> dict[str, Any]:
     }
 
 
-# --- Words ------------------------------------------------------------------------------------------------------------
+# --- Text -------------------------------------------------------------------------------------------------------------
 
 
 def list_warnings(statistics: Mapping[str, Any]) -> Iterator[str]:
-    """What is unusual about a corpus, a line each, with the remedy."""
+    """Yield a line with the remedy for each unusual property of a corpus."""
     if (rate := statistics["unknown_rate"]) > MOST_UNKNOWN:
         yield (
             f"warning: {rate:.1%} of the tokens are [UNK]; train a vocabulary on this text (bertkit vocab) or name one "
@@ -231,7 +234,7 @@ def list_warnings(statistics: Mapping[str, Any]) -> Iterator[str]:
 
 
 def list_rows(statistics: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
-    """Name and value in words, for a table."""
+    """Yield names and formatted values, for a table."""
     yield from _list_sizes(statistics)
     if before := statistics.get("before"):
         yield from ((f"before removal: {name}", value) for name, value in _list_sizes(before))
@@ -263,6 +266,6 @@ def _list_sizes(statistics: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def draw_histogram(histogram: Mapping[str, int]) -> str:
-    """Shares by powers of two: "2: 3 %, 4: 10 %"; those below half a percent are left out."""
+    """Format shares by powers of two: "≤2: 3%, ≤4: 10%"; those below half a percent are left out."""
     total = sum(histogram.values())
     return ", ".join(f"≤{int(top):,}: {n / total:.0%}" for top, n in histogram.items() if n / total >= 0.005)

@@ -1,4 +1,4 @@
-"""Documents of sentences -> flat arrays of token ids, and which of the documents are held out (paper §3.1).
+"""Documents of sentences -> flat arrays of token ids, and the choice of held-out documents (paper §3.1).
 
 Left out: the arrays on disk (`store.py`), pairs (`pairs.py`) and masks (`masking.py`).
 """
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from transformers import BertTokenizerFast
 
 
-CHARACTERS_A_BATCH = 1_000_000  # tokenized at once
-TOKENS_A_BLOCK = 1 << 24  # counted at once
-LEAST_DOCUMENTS = 2  # of a part: a random next segment comes from another document
+CHARACTERS_A_BATCH = 1_000_000  # characters tokenized in one call
+TOKENS_A_BLOCK = 1 << 24  # tokens counted in one block
+LEAST_DOCUMENTS = 2  # minimum per part: a random next segment comes from another document
 
 
 class Ids(Protocol):
-    """What stands for a flat array of token ids: a numpy array, or several that are mapped from files."""
+    """A flat array of token ids: a numpy array, or several arrays mapped from files."""
 
     dtype: np.dtype
 
@@ -39,10 +39,13 @@ class Ids(Protocol):
 class TokenizedCorpus:
     """Documents of token ids, without special tokens; no sentence and no document is empty.
 
-    `ids` (N,) are all tokens side by side, uint16 for a vocabulary of at most 65,536 tokens, else uint32.
-    `sentence_ends` (S,) int64 are the tokens up to each sentence's end. Document d has the sentences from
-    `document_starts[d]` to `document_ends[d]` (D,) int64 each, in the order of the corpus; `select` leaves some out.
-    `directory` is where `ids` and `sentence_ends` are mapped from; None if they are in memory.
+    Document d has the sentences from `document_starts[d]` to `document_ends[d]`.
+
+    Attributes:
+        ids: (N,) all tokens, concatenated; uint16 for a vocabulary of at most 65,536 tokens, else uint32.
+        sentence_ends: (S,) int64, the end offset of each sentence in tokens.
+        document_ends, document_starts: (D,) int64 each, in the order of the corpus; `select` leaves some out.
+        directory: Where `ids` and `sentence_ends` are mapped from; None if they are in memory.
     """
 
     ids: Ids
@@ -52,7 +55,7 @@ class TokenizedCorpus:
     directory: Path | None = None
 
     def __post_init__(self) -> None:
-        """Without other starts, a document begins where the one before it ends."""
+        """Let each document begin where the one before it ends, if no starts are given."""
         if self.document_starts is None:
             object.__setattr__(
                 self, "document_starts", start_of(self.document_ends, np.arange(len(self.document_ends)))
@@ -60,28 +63,28 @@ class TokenizedCorpus:
 
     @property
     def document_count(self) -> int:
-        """D."""
+        """The number of documents, D."""
         return len(self.document_ends)
 
     @property
     def token_count(self) -> int:
-        """The tokens of its documents."""
+        """The number of tokens in the documents."""
         starts, ends = self.find_tokens()
         return int((ends - starts).sum())
 
     def find_tokens(self) -> tuple[np.ndarray, np.ndarray]:
-        """Where each document's tokens begin and end, (D,) int64 each."""
+        """Return the start and end offset of each document in tokens, (D,) int64 each."""
         return start_of(self.sentence_ends, self.document_starts), self.sentence_ends[self.document_ends - 1]
 
     def select(self, chosen: np.ndarray) -> "TokenizedCorpus":
-        """The documents for which `chosen` (D,) is true; the tokens of the others stay where they are, unused."""
+        """Return the documents for which `chosen` (D,) is true; the tokens of the others stay in `ids`, unused."""
         return replace(self, document_starts=self.document_starts[chosen], document_ends=self.document_ends[chosen])
 
     def count_tokens(self, vocab_size: int) -> np.ndarray:
-        """(V,) int64, how often each token occurs in its documents."""
+        """Return (V,) int64, how often each token occurs in the documents."""
         counts = np.zeros(vocab_size, np.int64)
         starts, ends = self.find_tokens()
-        # Documents side by side are counted together.
+        # Adjacent documents are counted together.
         apart = starts[1:] != ends[:-1]
         first, last = np.append(True, apart)[: len(starts)], np.append(apart, True)[: len(starts)]
         for start, end in zip(starts[first].tolist(), ends[last].tolist(), strict=True):
@@ -92,20 +95,20 @@ class TokenizedCorpus:
 
 
 def start_of(ends: np.ndarray, index: np.ndarray | int) -> np.ndarray:
-    """Where element `index` starts: the end of the one before it, 0 for the first."""
+    """Return the start of element `index`: the end of the one before it, 0 for the first."""
     return np.where(np.asarray(index) > 0, ends[index - 1], 0)
 
 
 def choose_dtype(vocab_size: int) -> type[np.unsignedinteger]:
-    """The type of token ids."""
+    """Return the data type of token ids."""
     return np.uint16 if vocab_size <= 1 << 16 else np.uint32
 
 
 def tokenize_documents(documents: Iterable[Document], tokenizer: "BertTokenizerFast") -> TokenizedCorpus:
-    """The token ids of the documents; sentences without a token and documents without a sentence are left out.
+    """Tokenize documents; sentences without tokens and documents without sentences are left out.
 
-    A special token that is written out in the text, as `[MASK]` is in the documentation of tokenizers, becomes the ids
-    of its letters, as in the reference code; transformers would take it for a mask.
+    A special token written out in the text, such as `[MASK]` in the documentation of tokenizers, is tokenized as
+    ordinary text, as in the reference code; transformers would treat it as a mask.
     """
     corpus, _ = next(tokenize_in_parts(documents, copy_backend(tokenizer), choose_dtype(len(tokenizer))))
     return corpus
@@ -114,9 +117,12 @@ def tokenize_documents(documents: Iterable[Document], tokenizer: "BertTokenizerF
 def tokenize_in_parts(
     documents: Iterable[Document], backend: Any, dtype: type[np.unsignedinteger], tokens_a_part: float = float("inf")
 ) -> Iterator[tuple[TokenizedCorpus, int]]:
-    """As `tokenize_documents`, a part whenever `tokens_a_part` are reached; beside it, how many documents were read.
+    """Tokenize documents as `tokenize_documents` does, and yield a part whenever it reaches `tokens_a_part` tokens.
 
-    At least one part, which may be empty. A document lies in one part whole.
+    At least one part is yielded, which may be empty. A document is never divided between parts.
+
+    Yields:
+        The part, and the number of documents read for it.
     """
     part, words = Growing(dtype), Words(backend)
     for batch in batch_documents(documents):
@@ -129,7 +135,12 @@ def tokenize_in_parts(
 
 
 class Growing:
-    """The arrays of a corpus while documents are added. `documents` are those added, `tokens` those in it."""
+    """The arrays of a corpus while documents are added.
+
+    Attributes:
+        documents: The number of documents added.
+        sentences, tokens: The number of sentences and tokens in the arrays.
+    """
 
     def __init__(self, dtype: type[np.unsignedinteger]) -> None:
         self.dtype = dtype
@@ -137,7 +148,7 @@ class Growing:
         self.documents = self.sentences = self.tokens = 0
 
     def add(self, ids: np.ndarray, lengths: np.ndarray, sizes: list[int]) -> None:
-        """Adds documents of `sizes` sentences, which have `lengths` tokens."""
+        """Add documents of `sizes` sentences each; sentences have `lengths` tokens each."""
         owners = np.repeat(np.arange(len(sizes)), sizes)  # the document of each sentence
         counts = np.bincount(owners[lengths > 0])
         self.ids += ids.astype(self.dtype, copy=False).tobytes()
@@ -147,7 +158,7 @@ class Growing:
         self.documents += len(sizes)
 
     def finish(self) -> TokenizedCorpus:
-        """The corpus; nothing can be added any more."""
+        """Return the corpus; nothing can be added afterwards."""
         return TokenizedCorpus(
             np.frombuffer(self.ids, self.dtype),
             np.frombuffer(self.sentence_ends, np.int64),
@@ -156,7 +167,7 @@ class Growing:
 
 
 def batch_documents(documents: Iterable[Document]) -> Iterator[list[Document]]:
-    """Documents of `CHARACTERS_A_BATCH` together, or a little more."""
+    """Yield lists of documents that together have at least `CHARACTERS_A_BATCH` characters."""
     batch: list[Document] = []
     characters = 0
     for document in documents:
@@ -170,12 +181,13 @@ def batch_documents(documents: Iterable[Document]) -> Iterator[list[Document]]:
 
 
 def choose_held_out(count: int, share: float, seed: int) -> np.ndarray:
-    """(count,) bool, true for the documents that are held out, drawn from the seed.
+    """Draw the held-out documents from the seed and return them as (count,) bool.
 
-    At least two are held out and two are not, as next-sentence prediction needs; so of fewer than four, none is.
+    At least two documents are held out and two are not, as next-sentence prediction needs two. With fewer than four
+    documents, none is held out.
 
     Raises:
-        UsageError: as `check_documents`.
+        UsageError: As `check_documents`.
     """
     check_documents(count)
     size = min(max(round(share * count), LEAST_DOCUMENTS), count - LEAST_DOCUMENTS) if share and count >= 4 else 0
