@@ -82,7 +82,7 @@ def divide_context(windows: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     starts, lengths = np.array(windows).T
     step = int(starts[1])
     tokens = np.arange(starts[-1] + lengths[-1])
-    latest = np.minimum(tokens // step, len(windows) - 1)   # the last window that has begun at each token
+    latest = np.minimum(tokens // step, len(windows) - 1)  # the last window that has begun at each token
     best, owner = np.full(len(tokens), -1.0), np.zeros(len(tokens), np.int64)
     for back in range(-(-int(lengths[0]) // step)):
         window = np.maximum(latest - back, 0)

@@ -223,10 +223,10 @@ def save_tokenizer(tokenizer: "BertTokenizerFast", directory: str | Path) -> Non
     """
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
-    for key in ("is_local", "local_files_only", "auto_map"):   # its origin, and the remote code it would have run
+    for key in ("is_local", "local_files_only", "auto_map"):  # its origin, and the remote code it would have run
         tokenizer.init_kwargs.pop(key, None)
     temporary = directory / ".tokenizer"
-    shutil.rmtree(temporary, ignore_errors=True)   # left by a process that was killed
+    shutil.rmtree(temporary, ignore_errors=True)  # left by a process that was killed
     temporary.mkdir()
     try:
         tokenizer.save_pretrained(temporary)
@@ -298,8 +298,8 @@ def _load_directory(directory: Path, source: str, cased: bool | None) -> "BertTo
         settings["model_max_length"] = 512
     try:
         tokenizer = BertTokenizerFast.from_pretrained(directory, **settings)
-        tokenizer.backend_tokenizer.encode(UNKNOWN)   # fails if the unknown token is not in the vocabulary
-    except Exception as error:   # tokenizers raises a plain Exception
+        tokenizer.backend_tokenizer.encode(UNKNOWN)  # fails if the unknown token is not in the vocabulary
+    except Exception as error:  # tokenizers raises a plain Exception
         trouble = f"{type(error).__name__}: {join_lines(error)[:LONGEST_TROUBLE]}"
         raise UsageError(f"the tokenizer of {source} is damaged ({trouble!r}); save it again") from None
     needed = {name: getattr(tokenizer, name) for name in ("pad_token", "unk_token", "cls_token", "sep_token")}

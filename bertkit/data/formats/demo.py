@@ -78,7 +78,7 @@ def read_functions() -> list[Function]:
     """Read the functions of all installed packages, sorted by name; the first of equal names is kept."""
     found: dict[str, Function] = {}
     for package in DOCUMENTED_PACKAGES:
-        spec = find_spec(package)   # imports nothing
+        spec = find_spec(package)  # imports nothing
         root = Path(spec.submodule_search_locations[0]) if spec and spec.submodule_search_locations else None
         for path in sorted(root.rglob("*.py")) if root else []:
             parts = path.relative_to(root.parent).parts

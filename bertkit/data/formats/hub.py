@@ -56,7 +56,7 @@ def _load(name: str, config: str) -> "datasets.DatasetDict":
         if not trouble:
             return datasets.load_dataset(name, config)
         # load_dataset falls back to this too, but only after retrying for a long time without a network.
-        copy = {"config_name": config, "version": "auto", "hash": "auto"}   # auto: the latest version in the cache
+        copy = {"config_name": config, "version": "auto", "hash": "auto"}  # auto: the latest version in the cache
         return Cache(repo_id=name, dataset_name=name.rpartition("/")[2], **copy).as_dataset()
     except Exception as error:  # includes HTTP errors: huggingface_hub has changed its HTTP library more than once
         trouble = trouble or f"the data set {name}:{config} cannot be loaded ({join_lines(error)})"

@@ -1,14 +1,14 @@
-"""Sources -> a tokenized corpus on disk (paper §3.1, "Pre-training data"), of any size and by any number of processes.
+"""Sources -> a tokenized corpus on disk (paper §3.1, "Pre-training data"), of any size, by any number of processes.
 
-A source is cut into pieces, and one process at a time reads a piece, finds its sentences, tokenizes them and writes its
-shards (`store.py`); then the index, the statistics and the manifest are made here. A shard is a function of
-its piece alone, so who did what when changes no byte, and killed at any moment the same command goes on: finished
-shards are not touched, and the documents of an unfinished piece that are in finished shards are only passed over.
+Sources are divided into pieces. One process at a time reads a piece, finds its sentences, tokenizes them and writes its
+shards (`store.py`); then this process writes the index, the statistics and the manifest. A shard is a function of its
+piece alone, so the schedule changes no byte. After a kill, the same command resumes: finished shards are not touched,
+and the documents of an unfinished piece that are in finished shards are skipped.
 
-Who does the pieces: this process, several spawned ones, or a Ray cluster, whose workers need not share our disk. Worker
-processes load neither torch nor transformers.
+Pieces are processed by this process, by several spawned ones, or by a Ray cluster, whose workers need not share the
+disk. Worker processes load neither torch nor transformers.
 
-Where repeats are to go, the shards of all that was read are in `parts/` until the ones without repeats are finished.
+If repeats are to be removed, the shards of all text are in `parts/` until the shards without repeats are finished.
 """
 
 import os
@@ -64,9 +64,9 @@ if TYPE_CHECKING:
 
 TOKENS_A_SHARD = 1 << 24
 DEDUPLICATE = ("", "documents", "lines")
-PARTS_IN_WAITING = 8  # from Ray workers, until they are written: memory is bounded here, there and in between
+PARTS_IN_WAITING = 8  # parts of Ray workers not yet written; bounds memory here, in the workers and in transit
 
-# Takes the bytes that are read, those that there are (0 if unknown) and the tokens that came of them.
+# Called with the bytes read, the total bytes (0 if unknown) and the number of tokens written.
 BuildProgress = Callable[[int, int, int], None]
 
 
@@ -82,15 +82,15 @@ def build(
     report: Callable[[str], None] = ignore,
     progress: BuildProgress = ignore,
 ) -> dict[str, Any]:
-    """The statistics of the corpus that is in `output` afterwards; what is finished there already is not done again.
+    """Build the corpus in `output`, continuing where an earlier build stopped, and return its statistics.
 
     Args:
-        sources, split_sentences, language: as of `bertkit.data.pretraining.sources.read_documents`.
-        deduplicate: "documents" drops those that came before, "lines" also every sentence that did; "" none.
-        workers: how many processes; 1 is this one, 0 stands for Ray.
+        sources, split_sentences, language: As in `bertkit.data.pretraining.sources.read_documents`.
+        deduplicate: "documents" drops documents that occurred before, "lines" also every such sentence; "" drops none.
+        workers: Number of processes; 1 is this process, 0 uses Ray.
 
     Raises:
-        UsageError: a source cannot be read or is empty, `output` holds another build or something else, the disk is
+        UsageError: A source cannot be read or is empty, `output` holds another build or something else, the disk is
             full, or a worker process died.
     """
     if deduplicate not in DEDUPLICATE:
@@ -105,7 +105,7 @@ def build(
             return finished
         write_json(asked, output / RECORD)
         save_tokenizer(tokenizer, output)
-        shutil.rmtree(output / PLAN_FOLDER, ignore_errors=True)  # of what was there before
+        shutil.rmtree(output / PLAN_FOLDER, ignore_errors=True)  # plans of an earlier corpus
         folder = output / (PART_FOLDER if deduplicate else SHARDS)
         folder.mkdir(exist_ok=True)
         work = BuildWork(backend, choose_dtype(len(tokenizer)), split_sentences, language, TOKENS_A_SHARD)
@@ -114,7 +114,7 @@ def build(
 
 
 def describe_build(pieces: Sequence[Piece], backend: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """What decides every byte of a corpus; what it was made of is described by the files' sizes and times."""
+    """Return everything that determines the bytes of a corpus; files are described by size and modification time."""
     return {
         "sources": {source: describe_source(source, pieces) for source in dict.fromkeys(p.source for p in pieces)},
         "pieces": f"{len(pieces)} in this order, {_digest([repr(piece) for piece in pieces])}",
@@ -126,7 +126,7 @@ def describe_build(pieces: Sequence[Piece], backend: str, options: Mapping[str, 
 
 
 def describe_source(source: str, pieces: Sequence[Piece]) -> str:
-    """In words that change when what would be read does."""
+    """Describe a source in a text that changes when its content does."""
     own = [piece for piece in pieces if piece.source == source]
     files = sorted({file for piece in own for file in piece.files})
     if own[0].kind == "docs":
@@ -151,10 +151,10 @@ def _digest(lines: Sequence[str]) -> str:
 
 
 def find_finished(output: Path, asked: Mapping[str, Any], report: Callable[[str], None]) -> dict[str, Any] | None:
-    """The statistics of a finished corpus, or None if there is work to do; what is damaged is deleted.
+    """Return the statistics of a finished corpus, or None if work remains; damaged files are deleted.
 
     Raises:
-        UsageError: the directory holds another build or something else.
+        UsageError: The directory holds another build or something else.
     """
     if (output / RECORD).exists() or is_corpus(output):
         differences = find_differences(read_record(output), asked)
@@ -177,10 +177,10 @@ def find_finished(output: Path, asked: Mapping[str, Any], report: Callable[[str]
         report(str(error))
         manifest, damaged = {}, {MANIFEST: ""}
     if not damaged:
-        shutil.rmtree(output / PART_FOLDER, ignore_errors=True)  # if the last process was killed just before
+        shutil.rmtree(output / PART_FOLDER, ignore_errors=True)  # left if the last process was killed just before
         report(f"{output} is finished")
         return manifest["statistics"]
-    write_json(asked, output / RECORD)  # first: without it and the manifest nobody would know the directory
+    write_json(asked, output / RECORD)  # first: without it and the manifest, the directory is not recognised
     (output / MANIFEST).unlink()
     for name, trouble in damaged.items():
         if trouble:
@@ -191,10 +191,10 @@ def find_finished(output: Path, asked: Mapping[str, Any], report: Callable[[str]
 
 
 def read_record(output: Path) -> dict[str, Any]:
-    """What the corpus in a directory was asked to be: the manifest says it too, and proves itself whole.
+    """Read the options of the corpus in a directory, from the manifest if it is intact.
 
     Raises:
-        UsageError: there is no manifest yet, and the file is missing or damaged.
+        UsageError: There is no manifest yet, and the file is missing or damaged.
     """
     with suppress(UsageError):
         return read_manifest(output)["build"]
@@ -202,7 +202,7 @@ def read_record(output: Path) -> dict[str, Any]:
 
 
 def keep_whole(folder: Path, report: Callable[[str], None]) -> dict[tuple[int, int], Shard]:
-    """(piece, part) -> shard; those that are not as their names say are deleted."""
+    """Return (piece, part) -> shard; files whose checksum differs from their name are deleted."""
     shards = list_shards(folder)
     whole: dict[tuple[int, int], Shard] = {}
     for (key, path), is_whole in zip(shards.items(), map_in_threads(proves_whole, list(shards.values())), strict=True):
@@ -215,7 +215,7 @@ def keep_whole(folder: Path, report: Callable[[str], None]) -> dict[tuple[int, i
 
 
 def list_jobs(pieces: Sequence[Piece], shards: Mapping[tuple[int, int], Shard]) -> list[PieceJob]:
-    """What is left to do."""
+    """List the jobs for the missing parts of all pieces."""
     there: dict[int, dict[int, int]] = {}
     last: dict[int, int] = {}
     for (number, part), shard in shards.items():
@@ -235,11 +235,11 @@ def list_jobs(pieces: Sequence[Piece], shards: Mapping[tuple[int, int], Shard]) 
 
 
 class PieceWriter:
-    """Writes the parts of pieces as they come from the workers, and tells how far the build is.
+    """Writes the parts of pieces as they come from the workers, and reports progress.
 
     Attributes:
-        jobs: What is left to do.
-        tokens: How many were written.
+        jobs: The jobs for the missing parts, updated as parts are written.
+        tokens: The number of tokens written.
     """
 
     def __init__(
@@ -261,14 +261,14 @@ class PieceWriter:
         self.read[number] = size if is_last else min(self.read[number] + characters, size)
 
     def tell(self) -> None:
-        """Tell how far the build is."""
+        """Report the progress."""
         self.progress(self.read.total(), self.total, self.tokens)
 
     def take(self, place: int, news: tuple[int, Part] | str | Lost) -> None:
-        """Take in what comes of a job: a part with its number, a line, or that its worker has died.
+        """Handle a message of a job: a part with its number, a line of text, or the loss of its worker.
 
         Args:
-            place: The job's in `jobs`.
+            place: The index of the job in `jobs`.
 
         Raises:
             UsageError: Too many workers have died of the job.
@@ -301,7 +301,7 @@ def build_pieces(
     report: Callable[[str], None],
     progress: BuildProgress,
 ) -> None:
-    """Write the shards that are missing."""
+    """Write the missing shards."""
     writer = PieceWriter(folder, pieces, report, progress)
     jobs = writer.jobs
     total = sum(piece.size for piece in pieces)
@@ -311,10 +311,10 @@ def build_pieces(
     start = time.monotonic()
     shared = Work(read_parts, limit_threads, backlog=PARTS_IN_WAITING)
     if len(jobs) == 1:
-        workers = min(workers, 1)  # a process of its own would only be slower to start
+        workers = min(workers, 1)  # a separate process would only start more slowly
     if number := execute(shared, jobs, {PieceJob.data: work}, writer.take, workers):
         signal.raise_signal(number)
-        raise KeyboardInterrupt  # whatever the handler has done: this build is not finished
+        raise KeyboardInterrupt  # whatever the signal handler did: this build is not finished
     if jobs:
         seconds = time.monotonic() - start
         report(f"{writer.tokens:,} tokens in {seconds:,.1f} s: {writer.tokens / seconds:,.0f} tokens/s")
@@ -331,7 +331,7 @@ def finish(
     asked: Mapping[str, Any],
     report: Callable[[str], None],
 ) -> dict[str, Any]:
-    """Drop the repeats in `folder` if asked to, write the index and the manifest, and return the statistics."""
+    """Drop the repeats in `folder` if requested, write the index and the manifest, and return the statistics."""
     raw = {key: read_shard(path) for key, path in list_shards(folder).items()}
     check_sources(pieces, raw)
     dtype, before = np.dtype(choose_dtype(len(tokenizer))), {}
@@ -359,7 +359,11 @@ def finish(
 
 
 def check_sources(pieces: Sequence[Piece], shards: Mapping[tuple[int, int], Shard]) -> None:
-    """Nothing, or a UsageError: a source has no document."""
+    """Check that every source has a document.
+
+    Raises:
+        UsageError: A source has none.
+    """
     documents = Counter[str]()
     for (number, _), shard in shards.items():
         documents[pieces[number].source] += shard.note["documents"]
@@ -375,10 +379,10 @@ def drop_repeats(
     unit: Any,
     report: Callable[[str], None],
 ) -> dict[str, Any]:
-    """Write the shards without repeats that are not there yet, and return the statistics of what there was before.
+    """Write the missing shards without repeats, and return the statistics from before the removal.
 
     Args:
-        corpus: What the shards `raw` hold together.
+        corpus: The corpus of the shards in `raw`.
     """
     kept = choose_kept(corpus, unit, output)
     there = keep_whole(output / SHARDS, report)
@@ -397,7 +401,7 @@ def drop_repeats(
 
 
 def renew_index(folder: Path, shards: Sequence[Shard]) -> Path:
-    """The index of the shards, in place of any other."""
+    """Write the index of the shards and delete any other."""
     index = write_index(folder, shards)
     for other in folder.glob("index-*"):
         if other != index:

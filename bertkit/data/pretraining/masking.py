@@ -1,4 +1,4 @@
-"""Which positions are masked, and with what (paper §3.1 and A.1).
+"""The choice and replacement of masked positions (paper §3.1 and A.1).
 
 The masks of a sample are a pure function of (seed, epoch, sample number): see `bertkit.data.pretraining.rng`.
 
@@ -13,10 +13,10 @@ from bertkit.data.pretraining.rng import draw_below, draw_bits, draw_key, draw_u
 from bertkit.data.sequences import IGNORED
 from bertkit.errors import UsageError
 
-# What a random number decides. Counters of one sample are position + stream * MASK_STREAM.
+# Streams of random numbers. The counters of one sample are position + stream * MASK_STREAM.
 ORDER, REPLACEMENT, RANDOM_TOKEN = range(3)
 MASK_STREAM = 1 << 32
-POSITION_BITS = np.uint64(24)  # the longest row has 2 ** 24 tokens
+POSITION_BITS = np.uint64(24)  # a row has at most 2 ** 24 tokens
 
 
 def mask_tokens(
@@ -35,25 +35,27 @@ def mask_tokens(
     same_rate: float = 0.1,
     whole_words: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The ids that the model sees and the labels, both (B, T) int64; labels are -100 except at the chosen positions.
+    """Mask a batch and return the model's input ids and the labels, both (B, T) int64.
 
-    `input_ids` (B, T) holds `lengths` (B,) tokens in each row, then padding. `index` (B,) are the sample numbers,
-    `epoch` one number or (B,), for a batch in which one epoch ends and the next begins. `special_ids`, [CLS] and [SEP],
-    are never chosen.
-
-    Exactly max(1, round(probability * length)) positions of a row are chosen, [CLS] and [SEP] counted in its length, or
-    all candidates where there are fewer. No row reaches the reference code's max_predictions_per_seq (20 for 128
-    tokens, 77 for 512), which is left out.
-    Of the chosen, `mask_rate` become [MASK], `random_rate` a token drawn from the whole vocabulary, special ones
-    included, and `same_rate` stay as they are (80, 10 and 10 % in §3.1; Table 8 tries others).
-
-    `whole_words` (V,) bool, true for the `##` pieces, chooses whole words instead: a token and the pieces after it. As
-    in the reference code a piece belongs to the candidate before it even when a [SEP] stands between, a word that would
-    exceed the count is skipped, so that fewer may be chosen, and the replacement is still drawn for every piece.
+    Exactly max(1, round(probability * length)) positions of a row are chosen, with [CLS] and [SEP] counted in its
+    length, or all candidates if there are fewer. The reference code's max_predictions_per_seq (20 for 128 tokens, 77
+    for 512) is left out, as no row reaches it. Labels are -100 except at the chosen positions.
+    Of these, `mask_rate` become [MASK], `random_rate` a token drawn from the whole vocabulary, special tokens included,
+    and `same_rate` stay unchanged (80, 10 and 10 % in §3.1; Table 8 tries others).
 
     The paper's example, "my dog is hairy", has 6 tokens with [CLS] and [SEP], so max(1, round(0.9)) = 1 is chosen, any
     of the four words with equal chance. If it is hairy, the model sees "my dog is [MASK]" 80 % of the time, a random
     word as in "my dog is apple" 10 %, and "my dog is hairy" 10 %; the label is hairy each time.
+
+    Args:
+        input_ids: (B, T) tokens, then padding.
+        lengths: (B,) tokens in each row.
+        epoch: One number, or (B,) for a batch in which one epoch ends and the next begins.
+        index: (B,) the sample numbers.
+        special_ids: [CLS] and [SEP], which are never chosen.
+        whole_words: (V,) bool, true for the `##` pieces. If given, whole words are chosen: a token and the pieces after
+            it. As in the reference code, a piece belongs to the candidate before it even across a [SEP], a word that
+            would exceed the count is skipped, so that fewer may be chosen, and every piece draws its own replacement.
     """
     input_ids = np.asarray(input_ids, np.int64)
     lengths = np.asarray(lengths)
@@ -65,7 +67,7 @@ def mask_tokens(
 
     keys = draw_key(seed, epoch, index)  # (B,)
     order = draw_bits(keys[:, None], positions + ORDER * MASK_STREAM)  # (B, T)
-    # The position in the lowest bits makes the numbers of a row distinct, so that sorting them meets the exact count.
+    # The position in the lowest bits makes the numbers of a row distinct, so that sorting gives the exact count.
     order = (order >> POSITION_BITS << POSITION_BITS) | positions.astype(np.uint64)
     if whole_words is None:
         chosen = choose_pieces(order, candidates, counts)  # (B, T)
@@ -83,10 +85,10 @@ def mask_tokens(
 
 
 def check_rates(probability: float, mask_rate: float, random_rate: float, same_rate: float) -> None:
-    """Check that `mask_tokens` can follow these rates.
+    """Check that `mask_tokens` can use these rates.
 
     Raises:
-        UsageError: A rate is negative, the rates do not sum to 1, or the probability is outside 0..1.
+        UsageError: A rate is negative, the rates do not sum to 1, or the probability is not above 0 and at most 1.
     """
     if not 0 < probability <= 1:
         raise UsageError(
@@ -101,9 +103,12 @@ def check_rates(probability: float, mask_rate: float, random_rate: float, same_r
 
 
 def choose_pieces(order: np.ndarray, candidates: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """(B, T) bool: in each row the `counts` (B,) candidates that come first in the random `order` (B, T) uint64.
+    """Choose in each row the `counts` (B,) candidates that come first in the random `order` (B, T) uint64.
 
-    The numbers of a row are distinct, `counts` at least 1.
+    The numbers of a row are distinct, and `counts` is at least 1.
+
+    Returns:
+        (B, T) bool.
     """
     ranks = np.sort(np.where(candidates, order, np.iinfo(np.uint64).max), axis=1)
     last = np.minimum(counts, candidates.sum(axis=1)).clip(1) - 1
@@ -111,18 +116,22 @@ def choose_pieces(order: np.ndarray, candidates: np.ndarray, counts: np.ndarray)
 
 
 def choose_words(order: np.ndarray, candidates: np.ndarray, counts: np.ndarray, continues: np.ndarray) -> np.ndarray:
-    """(B, T) bool: words in the random order of their first tokens, each whole, those that exceed `counts` skipped.
+    """Choose whole words in the random order of their first tokens, skipping those that would exceed `counts`.
 
-    `continues` (B, T) is true for a token that belongs to the word of the candidate before it.
+    Args:
+        continues: (B, T) true for a token that belongs to the word of the candidate before it.
+
+    Returns:
+        (B, T) bool.
     """
     batch, length = order.shape
     first = candidates & (np.cumsum(candidates, axis=1) == 1)
-    starts = first | (candidates & ~continues)  # (B, T), a word's first token
-    word = np.maximum.accumulate(np.where(starts, np.arange(length), 0), axis=1)  # (B, T), where its word starts
+    starts = first | (candidates & ~continues)  # (B, T), first tokens of words
+    word = np.maximum.accumulate(np.where(starts, np.arange(length), 0), axis=1)  # (B, T), start of the token's word
     flat = (word + length * np.arange(batch)[:, None])[candidates]
     sizes = np.bincount(flat, minlength=batch * length).reshape(batch, length)
 
-    sizes = np.where(starts, sizes, length + 1)  # what starts no word never fits
+    sizes = np.where(starts, sizes, length + 1)  # other positions never fit
     turns = np.argsort(np.where(starts, order, np.iinfo(np.uint64).max), axis=1)
     taken = np.zeros((batch, length), bool)
     rows, room = np.arange(batch), counts.copy()

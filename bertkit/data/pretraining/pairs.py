@@ -1,14 +1,14 @@
 """Next-sentence pairs (paper §3.1 and A.2), by the algorithm of the reference code's create_pretraining_data.py.
 
-Pairs are planned from the lengths of sentences alone: the sentences of a document lie side by side in one flat array of
-token ids, so both segments of a pair, cut or not, are ranges of that array.
+Pairs are planned from sentence lengths alone: the sentences of a document are contiguous in one flat array of token
+ids, so both segments of a pair, truncated or not, are ranges of that array.
 
 The random numbers of a chunk are a pure function of (seed, max_length, copy, document, the chunk's first sentence). So
-every document can be planned apart; each chunk begins later than the one before, so no number is used twice; where the
-chunk of a sentence ends and the next begins is worked out for all sentences at once, before it is known which of them
-begin a chunk; and the sentence that a chunk begins with is all that has to be kept of a pair until it is wanted.
+every document can be planned independently; each chunk begins later than the one before, so no number is used twice.
+The end of the chunk that would begin with a sentence is computed for all sentences in one vectorised step, before it is
+known which of them begin a chunk. Only the first sentence of each chunk has to be stored until its pair is needed.
 
-Left out: masks (`masking.py`), and the shuffling of documents and pairs, which is the data set's work.
+Left out: masks (`masking.py`), and the shuffling of documents and pairs, which the data set does.
 """
 
 from dataclasses import dataclass
@@ -20,20 +20,23 @@ from bertkit.data.pretraining.tokenize import Ids, TokenizedCorpus, start_of
 
 SPECIAL_TOKENS_OF_PAIR = 3  # [CLS] A [SEP] B [SEP]
 DOCUMENT_DRAWS = 10  # attempts to find another document than A's
-SENTENCES_PLANNED_AT_ONCE = 1 << 15  # sentences that are planned at once: their arrays stay in the cache
+SENTENCES_PLANNED_AT_ONCE = 1 << 15  # sentences planned in one block: their arrays stay in the cache
 
-# What a random number decides. Counters of one document: its target length, then one key for each of its sentences.
+# Counters of the random numbers of one document: its target length, then one key for each of its sentences.
 SHORT_DRAW, SHORT_LENGTH, FIRST_SENTENCE = range(3)
-# Counters of one chunk. The words of fair bits that cut A and B alternate from CUT on, as many as are needed.
+# Counters of one chunk. From CUT on, 64-bit words of fair bits truncate A and B alternately, as many as are needed.
 A_END, RANDOM_NEXT, B_SENTENCE, B_DOCUMENT = range(4)
 CUT = B_DOCUMENT + DOCUMENT_DRAWS
 
 
 @dataclass(frozen=True, eq=False)
 class Pairing:
-    """How one copy of a corpus is cut into pairs; `copy` counts the copies that the reference code makes of its data.
+    """The plan of one copy of a corpus: how it is divided into pairs.
 
-    The corpus has at least two documents, and `max_length` is at least 5.
+    Attributes:
+        corpus: At least two documents.
+        max_length: Tokens of a pair with special tokens, at least 5.
+        copy: The index of the copy, as the reference code makes several copies of its data.
     """
 
     corpus: TokenizedCorpus
@@ -44,13 +47,13 @@ class Pairing:
 
     @property
     def budget(self) -> int:
-        """The tokens of both segments together, at most."""
+        """Maximum number of tokens of both segments together."""
         return self.max_length - SPECIAL_TOKENS_OF_PAIR
 
     def find_chunks(self) -> np.ndarray:
-        """(P,), the sentence that each chunk begins with, in the order of the corpus; a chunk gives a pair.
+        """Return (P,) the first sentence of each chunk, in the order of the corpus; each chunk gives one pair.
 
-        uint32, or int64 for a corpus of more than 4 billion sentences.
+        The data type is uint32, or int64 for a corpus of more than 4 billion sentences.
         """
         sizes = np.cumsum(self.corpus.document_ends - self.corpus.document_starts)
         dtype = np.uint32 if len(self.corpus.sentence_ends) < 1 << 32 else np.int64
@@ -63,7 +66,7 @@ class Pairing:
         return np.concatenate(chunks)
 
     def _find_in_block(self, documents: np.ndarray) -> np.ndarray:
-        """As `find_chunks`, of some documents in a row."""
+        """Find the chunks of some consecutive documents, as `find_chunks` does."""
         starts, ends = self.corpus.document_starts[documents], self.corpus.document_ends[documents]
         sizes = ends - starts
         owner = np.repeat(np.arange(len(documents)), sizes)  # (S,) of this block
@@ -73,22 +76,23 @@ class Pairing:
         sentences = starts[owner] + offsets
         token_ends, token_starts = self.corpus.sentence_ends[sentences], start_of(self.corpus.sentence_ends, sentences)
         keys, targets = self._draw_targets(documents)
-        # For every sentence: the chunk that begins with it, and the sentence that the next chunk begins with.
+        # For every sentence: the end of the chunk that begins with it, and the first sentence of the next chunk.
         full = np.searchsorted(token_ends, token_starts + targets[owner]) + 1
         chunk_stops = np.minimum(full, stops)
         _, a_sizes, random_next = draw_chunks(keys[owner], offsets, chunk_stops - places)
         return sentences[follow(np.where(random_next, places + a_sizes, chunk_stops))]
 
     def _draw_targets(self, documents: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Of each document (K,) its key and the tokens that its chunks are meant to have."""
+        """Return the key of each document (K,), and the target length of its chunks in tokens (K,)."""
         keys = draw_bits(draw_key(self.seed, self.max_length, self.copy), documents)
         short = draw_uniform(keys, SHORT_DRAW) < self.short_seq_prob
         return keys, np.where(short, 2 + draw_below(keys, SHORT_LENGTH, self.budget - 1), self.budget)
 
     def draw_pairs(self, chunks: np.ndarray) -> np.ndarray:
-        """(P, 5) int64, a pair a row: a_start, a_stop, b_start, b_stop (offsets of tokens) and random_next (0 or 1).
+        """Draw the pairs of chunks (P,), which are some of those of `find_chunks` in any order and integer type.
 
-        `chunks` (P,) are some of those of `find_chunks`, in any order and of any integer type.
+        Returns:
+            (P, 5) int64: a_start, a_stop, b_start, b_stop (token offsets) and random_next (0 or 1).
         """
         sentence_ends = self.corpus.sentence_ends
         chunks = chunks.astype(np.int64)
@@ -107,7 +111,7 @@ class Pairing:
             self.corpus, keys[random_next], documents[random_next], wanted
         )
 
-        # One token at a time from the longer side, a tie from B: B keeps its half of the budget, or what A leaves free.
+        # Tokens are removed one by one from the longer side, from B in a tie: B keeps half the budget, or what A leaves.
         kept_b = np.minimum(b_stop - b_start, np.maximum(self.budget - (a_stop - a_start), self.budget // 2))
         a_start, a_stop = cut(a_start, a_stop, self.budget - kept_b, keys, CUT)
         b_start, b_stop = cut(b_start, b_stop, kept_b, keys, CUT + 1)
@@ -117,16 +121,20 @@ class Pairing:
 def draw_chunks(
     document_keys: np.ndarray, offsets: np.ndarray, sizes: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Of the chunks that begin `offsets` (P,) sentences into a document: keys, the sentences of A, whether B is random.
+    """Draw the random numbers of chunks that begin `offsets` (P,) sentences into their documents.
 
-    `sizes` (P,) are the sentences of the whole chunks.
+    Args:
+        sizes: (P,) the number of sentences in each chunk.
+
+    Returns:
+        The keys, the number of sentences in A, and whether B is random, (P,) each.
     """
     keys = draw_bits(document_keys, FIRST_SENTENCE + offsets)
     return keys, 1 + draw_below(keys, A_END, sizes - 1), (sizes == 1) | (draw_uniform(keys, RANDOM_NEXT) < 0.5)
 
 
 def follow(following: np.ndarray) -> np.ndarray:
-    """The path 0, following[0], following[following[0]] and so on, as far as `following` reaches."""
+    """Return the path 0, following[0], following[following[0]] and so on, until it leaves `following`."""
     following = following.tolist()
     visited, current = [], 0
     while current < len(following):
@@ -138,9 +146,13 @@ def follow(following: np.ndarray) -> np.ndarray:
 def draw_segments(
     corpus: TokenizedCorpus, keys: np.ndarray, own: np.ndarray, wanted: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Start and stop (P,) of a random B: sentences of another document than `own` (P,) until `wanted` (P,) tokens.
+    """Draw a random B for each pair: sentences of a document other than `own` (P,) until `wanted` (P,) tokens.
 
-    At least one sentence, and no more than the document has. All ten draws may hit the own document; then it serves.
+    B has at least one sentence and ends at the latest with its document. If all ten draws hit the own document, it is
+    used.
+
+    Returns:
+        Start and stop of B in tokens, (P,) each.
     """
     document = own.copy()
     for attempt in range(DOCUMENT_DRAWS):
@@ -156,22 +168,28 @@ def draw_segments(
 def cut(
     start: np.ndarray, stop: np.ndarray, kept: np.ndarray, keys: np.ndarray, counter: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Ranges of at most `kept` (P,) tokens: for each surplus token a fair bit says whether front or back loses it."""
+    """Truncate ranges to `kept` (P,) tokens.
+
+    For each surplus token, a fair bit decides whether it is removed at the front or at the back.
+    """
     surplus = np.maximum(stop - start - kept, 0)
-    words = -(-surplus // 64)  # draws of 64 bits
+    words = -(-surplus // 64)  # number of 64-bit words
     pair = np.repeat(np.arange(len(start)), words)
     word = np.arange(len(pair)) - np.repeat(np.cumsum(words) - words, words)
     bits = draw_bits(keys[pair], counter + 2 * word)
-    bits >>= (64 - np.minimum(surplus[pair] - 64 * word, 64)).astype(np.uint64)  # the last word has more than needed
+    bits >>= (64 - np.minimum(surplus[pair] - 64 * word, 64)).astype(np.uint64)  # the last word has surplus bits
     front = np.bincount(pair, np.bitwise_count(bits), len(start)).astype(np.int64)
     return start + front, stop - (surplus - front)
 
 
 def assemble_pairs(ids: Ids, pairs: np.ndarray, *, cls_id: int, sep_id: int, pad_id: int) -> dict[str, np.ndarray]:
-    """[CLS] A [SEP] B [SEP] of `pairs` (B, 5), padded at the end to the longest row.
+    """Assemble [CLS] A [SEP] B [SEP] of `pairs` (B, 5), padded at the end to the longest row.
 
-    `input_ids`, `token_type_ids` and `attention_mask` are (B, T) int64, `lengths` (B,). `ids` are all tokens side by
-    side, of any integer type; only the ranges in use are read.
+    Args:
+        ids: All tokens, concatenated, of any integer type; only the ranges in use are read.
+
+    Returns:
+        `input_ids`, `token_type_ids` and `attention_mask` (B, T) int64, and `lengths` (B,).
     """
     a_start, a_stop, b_start, b_stop = pairs[:, :4].T
     a_sep = 1 + a_stop - a_start

@@ -16,7 +16,12 @@ from bertkit.data.pretraining.tokenize import tokenize_in_parts
 
 @dataclass(frozen=True)
 class BuildWork:
-    """What is the same for every piece. `backend` is the tokenizer as JSON."""
+    """The options shared by all pieces.
+
+    Attributes:
+        backend: The tokenizer as JSON.
+        shard_tokens: The number of tokens at which a part ends.
+    """
 
     backend: str
     dtype: type[np.unsignedinteger]
@@ -27,24 +32,27 @@ class BuildWork:
 
 @dataclass(frozen=True)
 class PieceJob:
-    """A piece with what is left to do of it: `there` is part -> documents of the shards that are finished.
+    """A piece and its missing parts.
 
-    No part after `stop` is missing; without it, it is not known how many parts the piece has.
+    Attributes:
+        there: Part -> number of documents, for the shards that are finished.
+        stop: No part after this one is missing; None while the number of parts is unknown.
+        data: The name under which workers get the BuildWork.
     """
 
     number: int
     piece: Piece
     there: Mapping[int, int]
     stop: int | None = None
-    data: str = "build"  # the name under which workers get the BuildWork
+    data: str = "build"
 
 
 def read_parts(job: PieceJob, work: BuildWork, tell: Callable[[tuple[int, Part] | str], None]) -> None:
-    """Tell the parts of a piece that are missing, with their numbers, and lines about it."""
+    """Read the missing parts of a piece and pass them to `tell`, with their numbers, and messages about the piece."""
     from tokenizers import Tokenizer
 
     backend = Tokenizer.from_str(work.backend)
-    backend.encode_special_tokens = True  # which the JSON does not say
+    backend.encode_special_tokens = True  # not stored in the JSON
     read = read_piece(job.piece, split_sentences=work.split_sentences, language=work.language, workers=1, report=tell)
     characters, is_over = 0, False
 
@@ -57,7 +65,7 @@ def read_parts(job: PieceJob, work: BuildWork, tell: Callable[[tuple[int, Part] 
 
     documents = observe()
     collects = gc.isenabled()
-    gc.disable()  # nothing here has cycles, and to look for some takes longer than to parse documentation
+    gc.disable()  # nothing here has cycles, and searching for them takes longer than parsing documentation
     try:
         for number in count():
             if number in job.there:
@@ -74,6 +82,6 @@ def read_parts(job: PieceJob, work: BuildWork, tell: Callable[[tuple[int, Part] 
 
 
 def limit_threads() -> None:
-    """Keep a worker to one thread of the tokenizer, which reads this when it is first used."""
+    """Limit a worker's tokenizer to one thread; the tokenizer reads these variables on first use."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     os.environ["RAYON_NUM_THREADS"] = "1"

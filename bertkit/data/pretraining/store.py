@@ -1,16 +1,16 @@
-"""A tokenized corpus on disk (paper §3.1): shards of token ids, an index over them, and a manifest that seals them.
+"""A tokenized corpus on disk (paper §3.1): shards of token ids, an index over them, and a manifest with checksums.
 
     corpus.json                            the manifest: every file with its size and checksum, and the statistics
-    build.json                             what was asked for (`bertkit.data.pretraining.build`)
+    build.json                             the options of the build (`bertkit.data.pretraining.build`)
     vocab.txt, tokenizer.json, …           the tokenizer
     index-CCCCCCCC.safetensors             `sentence_ends` (S,) and `document_ends` (D,) of the whole corpus
     shards/PPPPP-NNNN-CCCCCCCC.safetensors `ids`, `sentence_ends` and `document_ends` of part N of piece P
 
-C is the CRC-32 of the file in hexadecimal digits, so that a shard proves itself whole at any moment. The corpus is its
-shards in the order of piece and part. Files appear under their names when they are whole, the manifest last of all: its
-presence means done. The arrays are aligned, so they are mapped into memory and not read.
+C is the CRC-32 of the file in hexadecimal digits, so that every shard can be verified by itself. The corpus is its
+shards in the order of piece and part. Writes are atomic, and the manifest is written last: its presence means that the
+corpus is complete. The arrays are aligned, so they are mapped into memory instead of being read.
 
-Left out: where the tokens come from and who writes them when (`bertkit.data.pretraining.build`).
+Left out: the source of the tokens and the order of writing (`bertkit.data.pretraining.build`).
 """
 
 import json
@@ -33,9 +33,9 @@ from bertkit.errors import UsageError
 from bertkit.system.files import find_checksum, flush, map_in_threads, open_unfinished, take_fingerprint, write_json
 from bertkit.system.progress import ignore
 
-FORMAT = 1  # of the directory
+FORMAT = 1  # version of the directory's format
 RECORD, MANIFEST = BUILT_FILES
-SHARDS, PART_FOLDER = BUILT_FOLDERS  # the latter: shards from which repeats have not gone yet
+SHARDS, PART_FOLDER = BUILT_FOLDERS  # the latter: shards before the removal of repeats
 CORPUS_INDEX = "index"
 SHARD_SUFFIX = ".safetensors"
 SHARD_NAME = re.compile(r"(\d{5,})-(\d{4,})-([0-9a-f]{8})\.safetensors")
@@ -43,15 +43,18 @@ STORED_DTYPES = {"U16": np.dtype("<u2"), "U32": np.dtype("<u4"), "I64": np.dtype
 LONGEST_HEADER = 1 << 20  # bytes
 BUILD_REMEDY = "the same bertkit corpus build command again writes it anew"
 
-# The elements of an array that is written block by block: their type, their number and the blocks.
+# An array that is written block by block: data type, number of elements, and the blocks.
 Blocks = tuple[np.dtype, int, Iterable[np.ndarray]]
 
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """A part of a piece: `documents` were read for it, `characters` were in them, and perhaps it is the last part.
+    """A part of a piece.
 
-    Documents without a token are counted as read, and are not in the corpus.
+    Attributes:
+        documents: The number of documents read for it; those without a token count, but are not in the corpus.
+        characters: The number of characters in these documents.
+        is_last: Whether it is the last part of its piece.
     """
 
     corpus: TokenizedCorpus
@@ -62,28 +65,33 @@ class Part:
 
 @dataclass(frozen=True)
 class Shard:
-    """A file of arrays: name -> type, offset in bytes and length of each; `note` is what stands beside them."""
+    """A file of arrays.
+
+    Attributes:
+        arrays: Name -> data type, offset in bytes and length.
+        note: Metadata stored beside the arrays.
+    """
 
     path: Path
     arrays: Mapping[str, tuple[np.dtype, int, int]]
     note: Mapping[str, Any]
 
     def map(self, name: str) -> np.ndarray:
-        """An array, mapped from the file."""
+        """Map an array from the file."""
         dtype, offset, length = self.arrays[name]
-        # Nothing cannot be mapped. A plain array is sliced in a fraction of the time that np.memmap takes.
+        # An empty array cannot be mapped. A plain array is sliced in a fraction of the time that np.memmap takes.
         return np.asarray(np.memmap(self.path, dtype, "r", offset, (length,))) if length else np.empty(0, dtype)
 
     def count(self, name: str) -> int:
-        """The length of an array."""
+        """Return the length of an array."""
         return self.arrays[name][2]
 
 
 class ShardedIds:
     """The token ids of shards as one flat array (`bertkit.data.pretraining.tokenize.Ids`).
 
-    A slice within a shard is a view of the mapped file, one across shards is put together. With `mapped=False` every
-    slice is read: slower, but a pass over the whole leaves no pages in memory.
+    A slice within a shard is a view of the mapped file; a slice across shards is concatenated. With `mapped=False`
+    every slice is read from the file: slower, but a pass over the whole corpus leaves no pages in memory.
     """
 
     def __init__(self, shards: Sequence[Shard], dtype: np.dtype, mapped: bool = True) -> None:
@@ -93,7 +101,7 @@ class ShardedIds:
         self.maps = [shard.map("ids") for shard in self.shards] if mapped else []
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickled without the tokens: another process maps the same files."""
+        """Pickle without the tokens: another process maps the same files."""
         return ShardedIds, (self.shards, self.dtype, self.mapped)
 
     def __len__(self) -> int:
@@ -111,7 +119,7 @@ class ShardedIds:
         return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
 
     def take(self, places: np.ndarray) -> np.ndarray:
-        """The tokens at `places` (M,), in any order."""
+        """Return the tokens at `places` (M,), in any order."""
         if len(self.shards) == 1 and self.mapped:
             return self.maps[0].take(places)
         ends = np.asarray(self.ends)
@@ -136,9 +144,10 @@ class ShardedIds:
 
 
 def write_arrays(folder: Path, stem: str, arrays: Mapping[str, Blocks], note: Mapping[str, Any]) -> Path:
-    """The file `stem`-CCCCCCCC.safetensors of `folder` with the arrays, written whole or not at all.
+    """Write arrays atomically to `stem`-CCCCCCCC.safetensors in `folder` and return the path.
 
-    The largest type of element comes first in `arrays`, so that all of them are aligned.
+    Args:
+        arrays: The arrays; the largest data type comes first, so that all of them are aligned.
     """
     header: dict[str, Any] = {"__metadata__": {"bertkit": json.dumps(note)}}  # one entry: several have no fixed order
     names = {dtype: name for name, dtype in STORED_DTYPES.items()}
@@ -167,7 +176,7 @@ def _list_contents(head: bytes, arrays: Mapping[str, Blocks]) -> Iterator[bytes 
 
 
 def write_shard(folder: Path, piece: int, number: int, part: Part) -> Path:
-    """The file of part `number` of piece `piece`."""
+    """Write part `number` of piece `piece` and return its path."""
     corpus = part.corpus
     columns = {
         "sentence_ends": corpus.sentence_ends,
@@ -180,7 +189,7 @@ def write_shard(folder: Path, piece: int, number: int, part: Part) -> Path:
 
 
 def write_index(directory: Path, shards: Sequence[Shard]) -> Path:
-    """The file with the ends of all sentences and documents; one shard after the other is in memory."""
+    """Write the ends of all sentences and documents to one file, with one shard in memory at a time."""
 
     def shift(name: str, of: str) -> Iterator[np.ndarray]:
         before = 0
@@ -197,7 +206,7 @@ def write_index(directory: Path, shards: Sequence[Shard]) -> Path:
 
 
 def write_manifest(directory: Path, names: Iterable[str], content: Mapping[str, Any]) -> None:
-    """Seals the directory: `content`, and the sizes and checksums of the files with these names."""
+    """Write the manifest: `content`, and the sizes and checksums of the named files."""
     paths = [directory / name for name in names]
     sizes = [path.stat().st_size for path in paths]
     files = {
@@ -216,15 +225,15 @@ def _seal(manifest: Mapping[str, Any]) -> str:
 
 
 def is_corpus(path: str | Path) -> bool:
-    """Whether the directory holds a finished corpus."""
+    """Return whether the directory holds a finished corpus."""
     return (Path(path) / MANIFEST).is_file()
 
 
 def read_manifest(directory: str | Path) -> dict[str, Any]:
-    """What corpus.json holds.
+    """Read and check corpus.json.
 
     Raises:
-        UsageError: there is none, it is damaged, or another version of bertkit wrote it.
+        UsageError: There is none, it is damaged, or another version of bertkit wrote it.
     """
     path = Path(directory) / MANIFEST
     if not path.is_file() and is_built(directory):
@@ -246,13 +255,13 @@ def read_manifest(directory: str | Path) -> dict[str, Any]:
 
 
 def open_corpus(directory: str | Path, report: Callable[[str], None] = ignore, verify: bool = True) -> TokenizedCorpus:
-    """The corpus of a finished directory, mapped from its files.
+    """Open the corpus of a finished directory, mapped from its files.
 
     Args:
-        verify: compare the checksums first, which reads every file; the sizes are compared anyway.
+        verify: Whether to compare the checksums first, which reads every file; sizes are always compared.
 
     Raises:
-        UsageError: there is none, or a file is missing, truncated or corrupted, which is named.
+        UsageError: There is no corpus, or a file is missing, truncated or corrupted; the message names it.
     """
     directory = Path(directory)
     manifest = read_manifest(directory)
@@ -269,7 +278,7 @@ def open_corpus(directory: str | Path, report: Callable[[str], None] = ignore, v
 
 
 def fingerprint_files(directory: Path) -> str:
-    """What tells the tokens of a finished corpus from any others: the checksums of their files."""
+    """Return a fingerprint of the tokens of a finished corpus, from the checksums of their files."""
     files = read_manifest(directory)["files"]
     return take_fingerprint(
         json.dumps({name: files[name] for name in sorted(files) if name.endswith(SHARD_SUFFIX)}).encode()
@@ -277,13 +286,13 @@ def fingerprint_files(directory: Path) -> str:
 
 
 def join_shards(shards: Sequence[Shard], index: Path, dtype: np.dtype, mapped: bool = True) -> TokenizedCorpus:
-    """The corpus of shards in their order and of the index over them."""
+    """Return the corpus of shards, given in order, and their index."""
     ends = read_shard(index)
     return TokenizedCorpus(ShardedIds(shards, dtype, mapped), ends.map("sentence_ends"), ends.map("document_ends"))
 
 
 def find_damage(directory: Path, manifest: Mapping[str, Any], verify: bool = True) -> dict[str, str]:
-    """Name -> "missing", "truncated …" or "corrupted …", for each file that is not as the manifest says."""
+    """Return name -> "missing", "truncated …" or "corrupted …" for each file that differs from the manifest."""
     files: Mapping[str, list[Any]] = manifest["files"]
 
     def examine(name: str) -> str:
@@ -300,21 +309,21 @@ def find_damage(directory: Path, manifest: Mapping[str, Any], verify: bool = Tru
 
 
 def list_shards(folder: Path) -> dict[tuple[int, int], Path]:
-    """(piece, part) -> file, in this order."""
+    """Return (piece, part) -> file, sorted."""
     found = [(match, path) for path in folder.glob(f"*{SHARD_SUFFIX}") if (match := SHARD_NAME.fullmatch(path.name))]
     return dict(sorted(((int(match[1]), int(match[2])), path) for match, path in found))
 
 
 def proves_whole(path: Path) -> bool:
-    """Whether a file has the checksum that its name says."""
+    """Return whether a file has the checksum in its name."""
     return f"{find_checksum(path):08x}" == path.stem.rpartition("-")[2]
 
 
 def read_shard(path: Path) -> Shard:
-    """What a file of arrays holds; the arrays themselves are not read.
+    """Read the header of a file of arrays; the arrays themselves are not read.
 
     Raises:
-        UsageError: its header is damaged, or the file does not end where that says.
+        UsageError: The header is damaged, or the file does not end where the header says.
     """
     try:
         with path.open("rb") as stream:
