@@ -338,7 +338,7 @@ class Answer:
 
 
 def keep_top(start_logits: "Tensor", end_logits: "Tensor") -> "Tensor":
-    """Reduce the scores (B, T) of all tokens to what decoding needs, (B, 4 * N_BEST + 2) for every T.
+    """Reduce the scores (B, T) of all tokens to what decoding needs, (B, 4 * N_BEST + 2).
 
     The columns are scores and positions of the best starts, the same for the best ends, and the two scores of [CLS].
     If T is below N_BEST, the remaining scores are -infinity.
@@ -356,9 +356,10 @@ def keep_top(start_logits: "Tensor", end_logits: "Tensor") -> "Tensor":
 
 
 def pick_top(logits: "Tensor", count: int) -> tuple["Tensor", "Tensor"]:
-    """Compute `topk` of (..., T) on a CPU in a third of the time; the first of equal scores come first.
+    """Compute `topk` of (..., T) on a CPU in a third of the time.
 
-    A score and its position are packed into one integer, and numpy selects among integers with vector instructions.
+    The first of equal scores come first. A score and its position are packed into one integer, and numpy selects among
+    integers with vector instructions.
     """
     import torch
 
@@ -377,11 +378,14 @@ def pick_top(logits: "Tensor", count: int) -> tuple["Tensor", "Tensor"]:
 
 
 def decode(kept: np.ndarray, windows: Windows) -> list[Answer]:
-    """Decode the answers to all questions from the output of `keep_top` for each window (W, 4 * N_BEST + 2), in order.
+    """Decode the answers to all questions from the output of `keep_top` for each window.
 
     A span begins at one of its window's best starts, at a token that has most context in this window. It ends at one of
-    the best ends of the same window and has at most `max_answer_length` tokens. Of equal scores, the earlier window and
-    the better start come first.
+    the best ends of the same window and has at most `max_answer_length` tokens. The earlier window and the better
+    start come first among equal scores.
+
+    Args:
+        kept: (W, 4 * N_BEST + 2), in the order of the windows.
     """
     least = find_least(kept[:, -2:].astype(np.float64), windows.owners, len(windows.questions))
     answers = [Answer([], (start, end)) for start, end in least.tolist()]

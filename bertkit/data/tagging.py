@@ -126,7 +126,7 @@ class WordWindows(Items):
     def locate(self, index: int) -> np.ndarray:
         """Return (words,) int64, the position of each word's first token in the sequence, or ABSENT."""
         firsts = self.firsts[self._find_words(index)]
-        return np.where(firsts == ABSENT, ABSENT, firsts - self.starts[index] + 1)  # behind [CLS]
+        return np.where(firsts == ABSENT, ABSENT, firsts - self.starts[index] + 1)  # after [CLS]
 
     def locate_all(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Locate all words that have a token.
@@ -150,7 +150,10 @@ class WordWindows(Items):
         return slice(self.word_ends[index - 1] if index else 0, self.word_ends[index])
 
     def name_tags(self, index: int, labels: np.ndarray) -> list[str]:
-        """Return the tag of each word of a sentence from the labels of its words with a token; other words are O."""
+        """Return the tag of each word of a sentence, from the labels of its words with a token.
+
+        Words without a token are O.
+        """
         places = self.locate(index)
         tags = np.full(len(places), "O", object)
         tags[places != ABSENT] = [self.names[label] for label in labels]

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 LONGEST_WORD = 100  # characters; the tokenizer makes longer ones [UNK], as the reference code does
-CHARACTER_COVERAGE = 0.9999  # of a text's characters
+CHARACTER_COVERAGE = 0.9999  # share of a text's characters in the alphabet
 MOST_WORDS = 2_000_000  # distinct words held in memory
 CHARACTERS_A_COUNT = 20_000_000  # characters of text counted before its words are split at punctuation
 LEAST_FREQUENCY = 2  # occurrences that a merged piece needs

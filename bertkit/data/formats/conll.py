@@ -72,7 +72,9 @@ def detect_scheme(sequences: Sequence[Sequence[str]]) -> tuple[str, int]:
 
 
 def find_conll(folder: str | Path, report: "Callable[[str], None]" = ignore) -> dict[str, Path]:
-    """Find the file of each split in a folder, or in its only subfolder with such files; test may be missing.
+    """Find the file of each split in a folder, or in its only subfolder with such files.
+
+    The test file may be missing.
 
     Raises:
         UsageError: The folder does not exist, has no such files or no train or dev file, or several subfolders have

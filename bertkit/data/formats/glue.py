@@ -95,7 +95,10 @@ def read_folder(row: Benchmark, folder: Path) -> dict[str, TextColumns]:
 
 
 def read_split(row: Benchmark, name: str, path: Path) -> TextColumns:
-    """Read the texts of an official file, and `label` unless the split has none; such a file has a header line."""
+    """Read the texts of an official file, and `label` unless the split has none.
+
+    A file without labels has a header line.
+    """
     if row.splits[name].submission:
         return read_tsv(path, {text: text if row.bare else column for text, column in row.texts.items()})
     return read_tsv(path, {**row.texts, "label": row.label}, width=row.bare or None, skip_broken=row.broken)

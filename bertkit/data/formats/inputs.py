@@ -27,7 +27,7 @@ Input = str | Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Line:
-    """The value of a line, or the error in it, and its place: the file and the line number from 1."""
+    """The value of a line, or the error in it, and its place: file and line number from 1."""
 
     value: Input | UsageError
     place: str
@@ -107,7 +107,10 @@ def read_columns(file: BinaryIO, source: str) -> Iterator[Line]:
 
 
 def walk_lines(file: BinaryIO, source: str) -> Iterator[tuple[str, str | UsageError]]:
-    """Yield the place of each line, and its text or the error in it; an overlong line is never held completely."""
+    """Yield the place of each line, and its text or the error in it.
+
+    An overlong line is never held in memory completely.
+    """
     name = "standard input" if source == STDIN else source
     most = 4 * LONGEST_LINE + len("\ufeff\r\n".encode())  # bytes
     for number in count(1):

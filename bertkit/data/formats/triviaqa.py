@@ -42,7 +42,7 @@ class TriviaAnswer(Struct, rename="pascal"):
 
 
 class TriviaPage(Struct, rename="pascal"):
-    """The fields of a page in TriviaQA's file that are read; a page that was never fetched has no file name."""
+    """The fields of a page in TriviaQA's file that are read; unfetched pages have no file name."""
 
     filename: str = ""
     title: str = ""

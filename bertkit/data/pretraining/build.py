@@ -265,7 +265,7 @@ class PieceWriter:
         self.progress(self.read.total(), self.total, self.tokens)
 
     def take(self, place: int, news: tuple[int, Part] | str | Lost) -> None:
-        """Handle a message of a job: a part with its number, a line of text, or the loss of its worker.
+        """Handle a message of a job: a numbered part, a line of text, or the loss of its worker.
 
         Args:
             place: The index of the job in `jobs`.

@@ -179,7 +179,7 @@ def extract_prose(docstring: str) -> Paragraphs:
 
     Code, doctests, tables, titles, types and markup are removed.
     """
-    text = inspect.cleandoc(docstring).encode(errors="ignore").decode()  # without lone surrogates, which are no text
+    text = inspect.cleandoc(docstring).encode(errors="ignore").decode()  # drops lone surrogates, which are invalid
     for pattern, replacement in STRUCTURE:
         text = pattern.sub(replacement, text)
     return [prose for paragraph in _join_lines(text) if _is_prose(prose := _strip_markup(paragraph))]

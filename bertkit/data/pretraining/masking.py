@@ -40,7 +40,7 @@ def mask_tokens(
     Exactly max(1, round(probability * length)) positions of a row are chosen, with [CLS] and [SEP] counted in its
     length, or all candidates if there are fewer. The reference code's max_predictions_per_seq (20 for 128 tokens, 77
     for 512) is left out, as no row reaches it. Labels are -100 except at the chosen positions.
-    Of these, `mask_rate` become [MASK], `random_rate` a token drawn from the whole vocabulary, special tokens included,
+    `mask_rate` of them become [MASK], `random_rate` a token drawn from the whole vocabulary, special tokens included,
     and `same_rate` stay unchanged (80, 10 and 10 % in §3.1; Table 8 tries others).
 
     The paper's example, "my dog is hairy", has 6 tokens with [CLS] and [SEP], so max(1, round(0.9)) = 1 is chosen, any

@@ -111,7 +111,7 @@ class Pairing:
             self.corpus, keys[random_next], documents[random_next], wanted
         )
 
-        # Tokens are removed one by one from the longer side, from B in a tie: B keeps half the budget, or what A leaves.
+        # Tokens are removed one by one from the longer side, B in a tie: B keeps half of the budget, or what A leaves.
         kept_b = np.minimum(b_stop - b_start, np.maximum(self.budget - (a_stop - a_start), self.budget // 2))
         a_start, a_stop = cut(a_start, a_stop, self.budget - kept_b, keys, CUT)
         b_start, b_stop = cut(b_start, b_stop, kept_b, keys, CUT + 1)
