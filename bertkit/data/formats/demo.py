@@ -58,7 +58,7 @@ class Function:
 
     @property
     def is_held_out(self) -> bool:
-        """Whether the function is in dev; this depends on the name alone, not on other installed packages."""
+        """Return whether the function is in dev; this depends on its name alone, not on other packages."""
         return int.from_bytes(blake2b(self.name.encode(), digest_size=4).digest()) < DEV_SHARE * 2**32
 
     def describe(self) -> tuple[str, dict[str, int]]:
