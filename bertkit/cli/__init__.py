@@ -16,7 +16,7 @@ for _part in ("train", "inference", "data", "bench"):  # they add their commands
 
 
 def check_words(words: list[str]) -> None:
-    """Check that each word of the command is UTF-8, so that it can be written to a recipe or a log.
+    """Check that each word of the command is UTF-8, for it may be written to a recipe or log.
 
     Raises:
         UsageError: A word is not UTF-8.

@@ -169,7 +169,7 @@ def read_run(task: SquadTask, run: Path) -> tuple[str, dict[str, Any]]:
 def read_gold(
     task: SquadTask, data: Path | None, runs: Sequence[Path], folders: Sequence[str]
 ) -> tuple[str, list[Question]]:
-    """Return the name of the dev set and its questions, from `data` or else from the data folder of all runs.
+    """Return the name and the questions of the dev set, from `data` or the data folder of all runs.
 
     Raises:
         UsageError: The runs had different data folders, or the file cannot be read.

@@ -53,7 +53,7 @@ def list_tasks(name: str) -> list[str]:
 
 
 def find_runs(folder: Path, report: Report = ignore) -> list[Path]:
-    """Return the finished runs of GLUE's tasks in a folder: those chosen by a study, best first, or one per task.
+    """Return the finished GLUE runs in a folder: those chosen by a study, best first, or one per task.
 
     Args:
         report: Called with a message if the study is not finished.

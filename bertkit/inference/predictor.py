@@ -38,7 +38,7 @@ Length = Annotated[int, msgspec.Meta(ge=1)]
 
 
 class Predictor:
-    """A trained model as a function that maps a list of inputs to a list of results in the same order.
+    """A trained model as a function from a list of inputs to a list of results in the same order.
 
     An input is a text, a list of texts, or a mapping with the following keys; other keys are ignored. A result has the
     key `cut` if the input was longer than the run's lengths allow and was truncated.
@@ -116,9 +116,9 @@ class Predictor:
         return results
 
     def stream(self, inputs: Iterable[Input | Sequence[str] | Line], at_once: int | None = None) -> Iterator[Result]:
-        """Yield the result of each input, in order; it has the key `error` if the input does not fit this model.
+        """Yield the result of each input, in order.
 
-        An input's `id` is repeated in its result.
+        A result has the key `error` if the input does not fit this model. An input's `id` is repeated in its result.
 
         Args:
             at_once: Maximum number of inputs read before the first of them is answered; None: INPUTS_A_CHUNK.

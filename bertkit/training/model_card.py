@@ -96,7 +96,7 @@ def write_card(
 def make_metadata(
     task: Task, name: str, recipe: Mapping[str, Any], metrics: Mapping[str, Any], head: str, library: str
 ) -> ModelCardData:
-    """Return the metadata for the Hub; the language is set only for data sets on the Hub, which are all English."""
+    """Return the metadata for the Hub, with a language only for data sets on the Hub, which are all English."""
     pipeline = next(word for end, word in PIPELINES.items() if head.endswith(end))
     results = list_results(task, recipe, metrics, pipeline)
     data = list_datasets(task, recipe)
@@ -213,9 +213,10 @@ def quote_code(text: str) -> str:
 
 
 def hide_paths(value: Any, key: str = "") -> Any:
-    """Return the value with every path in it shortened to its last part, because folders may name a person or a client.
+    """Return the value with every path in it shortened to its last part.
 
-    A possible Hub name that is no existing path is kept, unless its key takes only paths (LOCAL).
+    Folders may name a person or a client. A possible Hub name that is not an existing path is kept, unless its key
+    takes only paths (LOCAL).
     """
     if isinstance(value, Mapping):
         return {name: hide_paths(item, name) for name, item in value.items()}

@@ -184,7 +184,7 @@ def make_public_recipe(path: Path) -> bytes:
 
 
 def describe_study(output: Path) -> str:
-    """Return what a study says about its run: the number of runs it was the best of, and the scores over its seeds.
+    """Return sentences on the study of a run: how many runs it was selected from, and scores over seeds.
 
     Empty if the run belongs to no study.
     """

@@ -1,4 +1,4 @@
-"""One run of one task: from a recipe to a directory with model, tokenizer, scores and everything needed to repeat it.
+"""Run one task: from a recipe to a directory with model, tokenizer, scores and everything needed to repeat it.
 
 It is the same for every task, and with `trainer.py` and `arguments.py` the only place that touches the Trainer. The
 Trainer does the loop, precision, clipping, accumulation, several processes and checkpoints. bertkit adds the division
@@ -111,7 +111,7 @@ def run(
 
 
 def train_first(task: Task, recipe: Recipe, output: Path, report: Report, progress: Progress) -> Recipe:
-    """Run the training that comes before this one, if the task has one, and return a recipe that starts from it.
+    """Run the training that comes before this one, if any, and return a recipe that starts from it.
 
     It is a separate run in `output/first`, and is not repeated if it is finished and the data are the same.
     """
@@ -121,7 +121,7 @@ def train_first(task: Task, recipe: Recipe, output: Path, report: Report, progre
     report(f"first, in {output / FIRST}:")
     was_finished = find_finished(output / FIRST, earlier) is not None
     run(task, earlier, output=output / FIRST, report=report, progress=progress)
-    if was_finished:  # the same in all processes: none can finish the run without the others
+    if was_finished:  # equal in all processes: none can finish a run without the others
         prepared = prepare(task, earlier, report)
         if join_processes(recipe).is_main_process:
             check_data(output / FIRST, prepared.fingerprints)

@@ -39,7 +39,7 @@ ENVIRONMENT = "environment.json"
 LENGTHS_FILE = "lengths.json"  # the number of sequences of each length in tokens
 FIRST = "first"  # the run that comes before this one
 EXAMPLES = "examples.txt"  # among the predictions
-FIGURES = ".figures.json"  # among the predictions, after a split's name: data for plots (`bertkit.analysis.page`)
+FIGURES = ".figures.json"  # among the predictions, after a split's name: data of plots and tables
 BEST = "best"  # the model of an earlier update that was better than the last
 NOTED_PACKAGES = (
     "accelerate",
@@ -328,7 +328,7 @@ class StudyRun(msgspec.Struct):
 
 
 class StudyCell(msgspec.Struct):
-    """A setting of a study with its runs; mean and standard deviation are over the n runs with the column's score."""
+    """A setting of a study with its runs, and mean and standard deviation over the n with the column's score."""
 
     column: str
     runs: list[StudyRun]
