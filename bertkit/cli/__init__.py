@@ -1,6 +1,6 @@
-"""The command line: parses, calls, prints. The only package that knows typer, prints or exits.
+"""The command line: parse, call, print. No other package imports typer, prints or exits.
 
-A user's mistake is one line on standard error and exit code 2; a run stopped by a signal ends with 128 + its number.
+A user's mistake gives one line on standard error and exit code 2; a run stopped by a signal ends with 128 + its number.
 """
 
 import os
@@ -16,7 +16,11 @@ for _part in ("train", "inference", "data", "bench"):  # they add their commands
 
 
 def check_words(words: list[str]) -> None:
-    """Nothing, or a UsageError: a word of the command cannot be written down in a recipe or a log."""
+    """Check that each word of the command is UTF-8, for it may be written to a recipe or log.
+
+    Raises:
+        UsageError: A word is not UTF-8.
+    """
     for word in words:
         try:
             word.encode()
@@ -25,10 +29,10 @@ def check_words(words: list[str]) -> None:
 
 
 def check_launcher() -> None:
-    """Check that the environment says all or nothing of other processes, as torchrun and accelerate launch do.
+    """Check that the environment has all or none of the variables that torchrun and accelerate launch set.
 
     Raises:
-        UsageError: a variable says that this is one of several processes, and another one is missing.
+        UsageError: A variable indicates several processes, but another one is missing.
     """
     alone = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "-1"}
     said = [name for name, value in alone.items() if os.environ.get(name, value) != value]
@@ -41,9 +45,9 @@ def check_launcher() -> None:
 
 
 def main() -> None:
-    """The console command."""
+    """Run the console command."""
     for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):  # what a terminal's encoding does not have is written as an escape
+        if hasattr(stream, "reconfigure"):  # escapes characters that the terminal's encoding lacks
             stream.reconfigure(errors="backslashreplace")
     try:
         with explain_mistakes():
@@ -51,10 +55,10 @@ def main() -> None:
             check_launcher()
             silence_libraries()
             code = app(standalone_mode=False)
-        if os.environ.get("WORLD_SIZE", "1") != "1":  # as torchrun and accelerate launch say
+        if os.environ.get("WORLD_SIZE", "1") != "1":  # set by torchrun and accelerate launch
             leave_at_once(code or 0)
         sys.exit(code)
     except SystemExit as end:
-        if (end.code or 0) > 128:  # by a signal
+        if (end.code or 0) > 128:  # ended by a signal
             leave_at_once(end.code)
         raise

@@ -144,7 +144,7 @@ def bench_pretrain(
 def run_bench(
     bench: Callable[..., tuple[Mapping[str, Any], list[Table]]], as_json: Path | None, *arguments: Any, **options: Any
 ) -> None:
-    """Run a bench, show its tables, and write its figures where they are wanted."""
+    """Run a benchmark, show its tables, and write its figures to the file `as_json`, if given."""
     from bertkit.system.files import write_json
 
     if as_json is not None and (as_json.is_dir() or not os.access(as_json.parent, os.W_OK)):
@@ -159,7 +159,11 @@ def run_bench(
 
 
 def choose_device(device: str | None) -> None:
-    """Hides all accelerators but the one that is asked for; torch must not have looked for them yet."""
+    """Hide all accelerators but the given one. It must be called before torch initialises CUDA.
+
+    Raises:
+        UsageError: The device is unknown or not available.
+    """
     if device is None:
         return
     kind, _, number = device.partition(":")

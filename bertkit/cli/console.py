@@ -1,4 +1,4 @@
-"""What the command line says and how it ends: progress and tables on the screen, a mistake as one line, signals."""
+"""Output and exit of the command line: progress, tables, one line for a mistake, signals."""
 
 import atexit
 import os
@@ -21,27 +21,27 @@ from bertkit.reports.tables import Table, make_table, tabulate_scores
 from bertkit.system.signals import STOPS, Interrupted, is_importing, note_signals
 from bertkit.tasks.option import Options
 
-# Control characters, line and paragraph separators, and marks that turn the direction of writing.
+# Control characters, line and paragraph separators, and marks that change the text direction.
 TERMINAL_CONTROLS = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
-LAUNCHED = {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}  # the variables of one of several processes
+LAUNCHED = {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}  # the variables set for each of several processes
 NOTHING_DONE = "nothing was trained or written (--dry-run)"
 
 
 class Screen(AbstractContextManager):
-    """What a person sees: lines, a progress bar if this is a terminal, tables at the end."""
+    """The output of a command: lines, a progress bar if this is a terminal, tables at the end."""
 
     def __init__(self) -> None:
         from rich.console import Console
 
         self.console = Console(highlight=False, soft_wrap=True)
         self.quiet = not is_first_process()
-        self.names: dict[str, str] = {"loss": "loss"}  # log entry -> words for it
+        self.names: dict[str, str] = {"loss": "loss"}  # log entry -> its displayed name
         self.bar: Any = None
         self.shown = -1
-        self.began: tuple[float, int] | None = None  # when a build did, and with how many bytes
+        self.began: tuple[float, int] | None = None  # start time of a build, and the bytes already done
         self.done = 0
         self.latest: dict[str, float] = {}
-        self.trains = False  # goes on when nobody reads its progress any more
+        self.trains = False  # training continues when standard output is closed
 
     def __exit__(self, *exception: Any) -> None:
         self.finish_progress()
@@ -53,7 +53,7 @@ class Screen(AbstractContextManager):
                 print_line(line, goes_on=self.trains)
 
     def show(self, renderable: Any) -> None:
-        """Prints what rich draws."""
+        """Print a rich renderable."""
         with self.console.capture() as drawn:
             self.console.print(renderable)
         write(drawn.get(), goes_on=self.trains)
@@ -63,7 +63,7 @@ class Screen(AbstractContextManager):
         self.show(draw_table(table, **options))
 
     def advance(self, done: int, total: int, log: Mapping[str, float]) -> None:
-        """Shows how far the training is, and the latest losses."""
+        """Show the progress of the training and the latest losses."""
         if done < self.done:  # another training has begun
             self.finish_progress()
             self.shown, self.latest = -1, {}
@@ -79,7 +79,7 @@ class Screen(AbstractContextManager):
             self.say(f"  update {done:,} of {total:,}  {state}")
 
     def _move_bar(self, name: str, done: int, total: int | None, count: Any, state: str) -> None:
-        """Moves the progress bar; `count` is rich's column for how much is done, `state` what stands behind it."""
+        """Update the progress bar; `count` is rich's column for the amount done, `state` the text at the end."""
         if self.bar is None:
             from rich import progress
 
@@ -96,7 +96,7 @@ class Screen(AbstractContextManager):
         self.bar.update(self.bar.task_ids[0], completed=done, state=state)
 
     def show_build(self, done: int, total: int, tokens: int) -> None:
-        """Shows how far the building of a corpus is, in bytes of text; where their total is unknown, the tokens."""
+        """Show the progress of a corpus build in bytes of text; if the total is unknown (0), only the tokens."""
         now = time.monotonic()
         self.began = self.began or (now, done)
         seconds, read = now - self.began[0], done - self.began[1]
@@ -113,7 +113,7 @@ class Screen(AbstractContextManager):
             self.say(f"  {share}{rate}{left}")
 
     def show_statistics(self, statistics: Mapping[str, Any], directory: Path) -> None:
-        """Prints what a corpus is like, and what is unusual about it."""
+        """Print the statistics of a corpus, with warnings about unusual ones."""
         from bertkit.data.pretraining.statistics import list_rows, list_warnings
 
         self.show_table(make_table(f"{directory}", ["", ""], list_rows(statistics)), show_header=False)
@@ -121,9 +121,9 @@ class Screen(AbstractContextManager):
 
     @contextmanager
     def watch_training(self) -> Iterator[None]:
-        """For what trains: its progress, and the other processes, end with it; stopped by a signal, so does this one.
+        """End the progress bar and leave the other processes when the training in this context ends.
 
-        Exits with 128 + the signal's number then.
+        If a signal stopped the training, exit with 128 + the signal's number.
         """
         from bertkit.training.processes import leave_processes
 
@@ -138,13 +138,13 @@ class Screen(AbstractContextManager):
         leave_processes()
 
     def finish_progress(self) -> None:
-        """Ends the progress bar or the live table."""
+        """End the progress bar or the live table."""
         if self.bar is not None:
             self.bar.stop()
             self.bar = None
 
     def show_study(self, results: Mapping[str, Any]) -> None:
-        """Shows the table of a study as it fills; only on a terminal, for every finished run has its line as well."""
+        """Update the live table of a study, only on a terminal: each finished run also prints a line."""
         if self.quiet or not self.console.is_terminal:
             return
         from rich.live import Live
@@ -158,7 +158,7 @@ class Screen(AbstractContextManager):
         self.bar.update(table)
 
     def show_study_results(self, results: Mapping[str, Any], output: Path) -> None:
-        """Prints the tables of a study, and where everything is."""
+        """Print the tables of a study and the paths of its files."""
         from rich.markdown import Markdown
 
         from bertkit.studies.spec import CURVE, PICTURE, TABLE
@@ -190,7 +190,7 @@ class Screen(AbstractContextManager):
         self.say(NOTHING_DONE)
 
     def show_results(self, task: Any, metrics: Mapping[str, Any], output: Path) -> None:
-        """Prints the task's table of scores, some predictions, and where everything is."""
+        """Print the task's table of scores, some predictions, the paths of the files, and commands to try next."""
         from bertkit.reports.plots import plot_log
         from bertkit.training.recipe import read_recipe
         from bertkit.training.run_dir import EXAMPLES, METRICS_FILE, PREDICTIONS, RECIPE_FILE, hold_run_dir, read_log
@@ -212,7 +212,7 @@ class Screen(AbstractContextManager):
             self.say(f"Next{activate}:", *(f"  {command}" for command in commands))
 
     def warn(self, task: str, cells: list[Mapping[str, Any]]) -> None:
-        """Prints of a task's runs how many have learned nothing, with the likely causes."""
+        """Print how many of a task's runs have learned nothing, with the likely causes."""
         from bertkit.tasks import TASKS
 
         # Columns may share runs.
@@ -223,7 +223,7 @@ class Screen(AbstractContextManager):
             self.say(f"{task}, {len(lines)} of {len(runs)} runs: {lines[0]}")
 
     def show_reproduction(self, found: Any, run: Path, again: Path) -> None:
-        """Prints how a run and its repetition differ, and what may be the reason."""
+        """Print the differences between a run and its repetition, and possible reasons."""
         from bertkit.training.run_dir import PREDICTIONS
 
         self.say(*(f"{name}: {before} -> {now}" for name, (before, now) in found.scores.items()))
@@ -245,21 +245,21 @@ def print_line(line: str, *, err: bool = False, goes_on: bool = False) -> None:
 
 
 def write(text: str, *, err: bool = False, goes_on: bool = False) -> None:
-    """Write to standard output or error and flush it; everything but rich's progress comes this way.
+    """Write to standard output or error and flush it; all output but rich's progress passes here.
 
-    A stream without a reader ends the command quietly, as is usual on Unix. With `goes_on`, and on standard error, the
-    command goes on in silence.
+    If the stream has no reader, the command ends quietly, as is usual on Unix. With `goes_on`, and on standard error,
+    the command continues without output.
 
     Raises:
-        UsageError: standard output is on a full disk, or broken in another way.
+        UsageError: Standard output is on a full disk, or broken in another way.
     """
     stream = sys.stderr if err else sys.stdout
     try:
         typer.echo(text, nl=False, err=err)
-        if stream is not None:  # closed
+        if stream is not None:  # None if it is closed
             stream.flush()
     except OSError as error:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())  # for what is left in the buffer, and all that comes
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())  # discards the buffer and later output
         if err:
             return
         trouble = f"standard output cannot be written to ({error.strerror})"
@@ -277,7 +277,7 @@ def escape_controls(line: str) -> str:
 
 
 def draw_table(table: Table, **options: Any) -> Any:
-    """Return rich's form of a table, in which nothing is read as markup."""
+    """Return a table for rich, whose text is not parsed as markup."""
     from rich.table import Table as RichTable
     from rich.text import Text
 
@@ -293,26 +293,26 @@ def draw_table(table: Table, **options: Any) -> Any:
 
 
 def is_first_process() -> bool:
-    """Whether this is the one of several processes that speaks; alone it is."""
+    """Return whether this process prints: the only one, or the first of several."""
     return os.environ.get("RANK", "0") == "0" or not os.environ.keys() >= LAUNCHED
 
 
 def complain(message: str) -> None:
-    """Prints one line on standard error."""
+    """Print one line on standard error."""
     if is_first_process():
         print_line(f"bertkit: {message}", err=True)
 
 
 @contextmanager
 def obey_signals() -> Iterator[None]:
-    """End at a signal, where nothing below has a better end for that, with one line and exit code 128 + its number."""
+    """Exit at a signal with one line and code 128 + its number, unless inner code handles the signal."""
     code = 0
 
     def stop(number: int) -> None:
         nonlocal code
         code = 128 + number
         complain("stopped; what is finished is kept, and the same command goes on")
-        if is_importing():  # libraries catch what ends an import of theirs, and modules stay half-made
+        if is_importing():  # libraries may catch SystemExit in an import and stay half-imported
             os._exit(code)
         sys.exit(code)
 
@@ -320,12 +320,12 @@ def obey_signals() -> Iterator[None]:
         with note_signals(stop):
             yield
     finally:
-        if code:  # whatever came of the exit on its way
+        if code:  # even if other code has caught the exit
             sys.exit(code)
 
 
 def silence_libraries() -> None:
-    """Keep warnings and progress bars of libraries off the screen; transformers looks here when it is imported."""
+    """Disable warnings and progress bars of libraries; transformers reads these variables at its import."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     disable_progress_bars()
@@ -333,7 +333,7 @@ def silence_libraries() -> None:
 
 @contextmanager
 def explain_mistakes() -> Iterator[None]:
-    """A mistake of the user becomes one line and exit code 2."""
+    """Convert a user's mistake to one line and exit code 2."""
     try:
         with obey_signals():
             yield
@@ -344,7 +344,7 @@ def explain_mistakes() -> Iterator[None]:
         if line := explain_os_error(error):
             complain(line)
             sys.exit(2)
-        # typer's own refusals; which module their class lives in has changed with its versions.
+        # Errors of typer itself; the module of their class depends on its version.
         if not hasattr(error, "format_message"):
             raise
         if message := " ".join(error.format_message().split()):
@@ -353,9 +353,9 @@ def explain_mistakes() -> Iterator[None]:
 
 
 def leave_at_once(code: int) -> None:
-    """Ends this process without Python's teardown, in which a thread of gloo's may outlive its owner and abort it.
+    """Exit without Python's teardown, in which a thread of gloo may outlive its owner and abort the process.
 
-    What libraries have registered for the end is done: trackers close their runs. A signal ends that.
+    Exit functions registered by libraries are called, so trackers close their runs. A signal interrupts them.
     """
     for number in STOPS:
         signal.signal(number, signal.SIG_DFL)

@@ -149,7 +149,7 @@ def show_corpus(
     """
     from bertkit.data.pretraining.store import open_corpus, read_manifest
 
-    open_corpus(directory)  # which checks
+    open_corpus(directory)  # checks the files
     statistics = read_manifest(directory)["statistics"]
     if as_json:
         print_line(json.dumps(statistics))

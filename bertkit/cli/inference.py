@@ -1,4 +1,4 @@
-"""The commands that put a run to work or show it: predict, features, report, score."""
+"""The commands that use or show a finished run: predict, features, report, score."""
 
 import json
 import sys
@@ -80,7 +80,7 @@ def predict(
             check_output(source, output)
     with Screen() as screen:
         predictor = Predictor(run, pairs=pair or None, top=top, precision=precision)
-        is_typed = source == STDIN and sys.stdin.isatty()  # by somebody who wants each answer
+        is_typed = source == STDIN and sys.stdin.isatty()  # by a person who expects an answer to each line
         inputs = predictor.group(texts) if texts else read_inputs(source)
         results = predictor.stream(inputs, at_once=1 if is_typed else None)
         if output is not None:
@@ -88,7 +88,7 @@ def predict(
         else:
             tally = Counts()
             for result in tally.watch(results):
-                if "error" in result and not texts and not screen.console.is_terminal:  # where it would stand twice
+                if "error" in result and not texts and not screen.console.is_terminal:  # a terminal would show it twice
                     complain(result["error"])
                 screen.say(predictor.describe(result) if texts else json.dumps(result, ensure_ascii=False))
         if cut := tally.describe_cut():

@@ -1,4 +1,4 @@
-"""The options that several commands share, and the programs that commands belong to."""
+"""The options that several commands share, and the typer apps that commands are added to."""
 
 import json
 import os
@@ -25,11 +25,11 @@ app = typer.Typer(
 
 
 def read_path(text: str) -> Path:
-    """Return the path that an option names, `~` and `~user` expanded: a shell leaves them alone behind `--output=`."""
+    """Return a path with `~` and `~user` expanded, because a shell does not expand them after `--output=`."""
     return Path(os.path.expanduser(text))
 
 
-# Of paths, and of what may be a path or a name.
+# Options and arguments for paths (Path…), and for values that are a path or a name (Place…).
 PathOption, PathArgument = (partial(kind, parser=read_path) for kind in (typer.Option, typer.Argument))
 PlaceOption, PlaceArgument = (partial(kind, parser=os.path.expanduser) for kind in (typer.Option, typer.Argument))
 
@@ -71,11 +71,11 @@ Compile = Annotated[bool, typer.Option("--compile/--no-compile", help="Try stock
 
 
 def list_options(options: Options) -> str:
-    """Return the end of a help text: what `--set data.KEY=VALUE` can change."""
+    """Return the end of a help text, which lists the keys of `--set data.KEY=VALUE`."""
     lines = ["Keys of --set data.KEY=VALUE:"]
     for name, option in options.items():
         lines.append(f"{name} = {json.dumps(option.default)}  {option.explain(option.default)}")
-    return "\n".join(lines).replace("[", r"\[")  # no markup
+    return "\n".join(lines).replace("[", r"\[")  # escapes rich markup
 
 
 @dataclass(frozen=True)
@@ -91,10 +91,10 @@ class RunOptions:
 
 
 def training_command(options: Options) -> Callable[[Callable[..., None]], None]:
-    """Return a decorator that adds a command to `app`; its first argument gets the `RunOptions`.
+    """Return a decorator that adds a command to `app` and passes it `RunOptions` as first argument.
 
     Args:
-        options: of `[data]`, which the help text lists.
+        options: Options of `[data]`, which the help text lists.
     """
     shared = signature(RunOptions).parameters
 
@@ -104,7 +104,7 @@ def training_command(options: Options) -> Callable[[Callable[..., None]], None]:
             command(RunOptions(**{name: values.pop(name) for name in shared}), **values)
 
         _, *own = signature(command).parameters.values()
-        call.__signature__ = Signature([*own, *shared.values()])  # what typer makes the options of
+        call.__signature__ = Signature([*own, *shared.values()])  # typer derives its options from it
         call.__annotations__ = {option.name: option.annotation for option in (*own, *shared.values())}
         app.command(epilog=list_options(options))(call)
 
@@ -115,7 +115,7 @@ def training_command(options: Options) -> Callable[[Callable[..., None]], None]:
 def show_version(
     version: Annotated[bool, typer.Option("--version", help="Print the version and stop.", is_eager=True)] = False,
 ) -> None:
-    """Nothing, or the version."""
+    """Print the version and exit if `--version` is given."""
     if version:
         import bertkit
 

@@ -1,4 +1,4 @@
-"""The commands that train: pretrain, glue, squad, swag, ner, study, and what follows a run: push, reproduce."""
+"""The commands that train (pretrain, glue, squad, swag, ner, study) and those for finished runs (push, reproduce)."""
 
 import sys
 from collections.abc import Mapping
@@ -99,7 +99,7 @@ def glue(
             raise UsageError(f"{message}; see bertkit glue --help")
     trains = options.recipe or options.model or options.settings or data or grid or restarts > 1
     if submit is not None and not trains and find_runs(output):
-        write_submission(output, submit, submit_partial, options.dry_run)  # of what is there
+        write_submission(output, submit, submit_partial, options.dry_run)  # from the finished runs
     elif several:
         if together and data is not None:
             tested = submit is not None
@@ -243,10 +243,10 @@ def study(
 
 
 def execute(name: str, options: RunOptions, data: Mapping[str, Any]) -> None:
-    """Run a task with what the command line gave, and print what came of it.
+    """Run a task with the options of the command line, and print its results.
 
     Args:
-        data: of `[data]` in the recipe; None means "not given".
+        data: Values for `[data]` in the recipe; None means "not given".
     """
     from bertkit.training.recipe import check, merge, parse_setting, read_recipe
 
@@ -287,7 +287,7 @@ def compare(
     where: str,
     push_to: str | None = None,
 ) -> None:
-    """Run a study with what the command line gave, and print what came of it."""
+    """Run a study with the options of the command line, and print its results."""
     from bertkit.training.recipe import parse_setting
 
     options = [given, *map(parse_setting, settings or [])]
@@ -319,7 +319,7 @@ def compare(
 
 
 def upload(screen: Screen, run: Path, repo: str, private: bool = False) -> None:
-    """Uploads a finished run, with a progress bar if this is a terminal, and prints where it is."""
+    """Upload a finished run, with a progress bar if this is a terminal, and print its URL."""
     from huggingface_hub.utils import enable_progress_bars
 
     from bertkit.training import push
@@ -330,7 +330,7 @@ def upload(screen: Screen, run: Path, repo: str, private: bool = False) -> None:
 
 
 def combine(task: Any, runs: list[Path], data: Path | None, output: Path) -> None:
-    """Combine the answers of finished runs, and print what came of it."""
+    """Combine the answers of finished runs, and print the scores."""
     with Screen() as screen:
         from bertkit.inference import ensemble
 
@@ -342,7 +342,7 @@ def combine(task: Any, runs: list[Path], data: Path | None, output: Path) -> Non
 
 
 def write_submission(folder: Path, path: Path, fill: bool, dry_run: bool = False) -> None:
-    """Writes the leaderboard's zip from the finished runs in a folder."""
+    """Write the leaderboard's zip from the finished runs in a folder."""
     from bertkit.inference.glue_submission import find_runs, gather_files, write_zip
 
     if not is_first_process():

@@ -1,1 +1,1 @@
-"""A finished run at work."""
+"""Prediction with finished runs."""

@@ -1,12 +1,12 @@
-"""Several finished SQuAD runs as one system: the mean of their answers' probabilities (paper section 4.2, Table 2).
+"""Combine several finished SQuAD runs by the mean probability of their answers (paper section 4.2, Table 2).
 
-An answer is worth the mean, over the runs, of its probability among a run's best answers, 0 where it is not one of
-them. The logarithm of that mean takes the place of S.T_i + E.T_j; no answer (2.0) is an answer like the others, so the
-odds, the threshold tau and the files are those of a single run.
+An answer's weight is the mean, over the runs, of its probability among a run's best answers, 0 if it is not one of
+them. The logarithm of that mean takes the place of S.T_i + E.T_j. No answer (2.0) is treated as an answer, so the odds,
+the threshold tau and the files have the same form as those of a single run.
 
-Differs from the paper: it does not say how its seven systems, of other checkpoints and seeds, are combined.
+Differs from the paper: it does not say how its seven systems, of different checkpoints and seeds, are combined.
 
-Left out: training the runs, and ensembles of ensembles, in which the runs would not count alike.
+Left out: training the runs, and ensembles of ensembles, in which runs would not have equal weights.
 """
 
 import math
@@ -36,13 +36,13 @@ from bertkit.training.run_dir import (
 )
 
 MEMBERS = "ensemble.json"  # in an ensemble's directory: its runs
-LEAST_PROBABILITY = sys.float_info.min  # stands for a probability of 0, whose logarithm would not be finite
+LEAST_PROBABILITY = sys.float_info.min  # replaces a probability of 0, whose logarithm would be infinite
 
 Candidates = list[tuple[str, float]]  # texts with their probabilities
 
 
 class Members(msgspec.Struct):
-    """What `MEMBERS` holds: the runs of an ensemble, as absolute paths."""
+    """The content of `MEMBERS`: the runs of an ensemble, as absolute paths."""
 
     runs: list[str]
 
@@ -50,17 +50,20 @@ class Members(msgspec.Struct):
 def combine(
     task: SquadTask, runs: Sequence[Path], output: Path, data: Path | None, report: Callable[[str], None]
 ) -> dict[str, dict[str, Any]]:
-    """The ensemble's `metrics`, as written to `output/metrics.json`, and of the `runs` name -> metrics.
+    """Combine finished runs and write the result to `output`.
 
-    The metrics are what `rate` gives, `score`, which is F1, and how many `runs` there are. The same runs may be
-    combined again into the same directory.
+    The same runs may be combined again into the same directory.
 
     Args:
-        data: the folder of the official files or the dev file itself; None: what the runs were scored on.
+        data: The folder of the official files, or the dev file; None uses the data that the runs were scored on.
+
+    Returns:
+        `metrics` of the ensemble, as written to `output/metrics.json`, and `runs`, the metrics of each run by name. The
+        metrics are those of `rate`, `score` (F1) and the number of `runs`.
 
     Raises:
-        UsageError: less than two runs, one twice, one that is not finished, of another task or with other questions;
-            or `output` holds something else.
+        UsageError: There are fewer than two runs, a run is given twice, is not finished, or is of another task or other
+            questions, or `output` holds other files.
     """
     check_members(runs)
     folders, scores = zip(*(read_run(task, run) for run in runs), strict=True)
@@ -78,7 +81,7 @@ def combine(
     ranked = [list_entries(answer, task.version.unanswerable) for answer in answers]
     files = task.format_answers(questions, answers, ranked, metrics.get("tau", 0.0))
     with hold_run_dir(output):
-        check_output(output, runs)  # again: now nobody else writes there
+        check_output(output, runs)  # again: now no other process can write there
         write_output(output, runs, files, metrics)
     return {"metrics": metrics, "runs": {str(run): found for run, found in zip(runs, scores, strict=True)}}
 
@@ -87,29 +90,30 @@ def combine(
 
 
 def average(candidates: Sequence[Candidates]) -> Answer:
-    """The answer to a question, from what each run has among its best; half the logarithm of a mean at either end.
+    """Return the answer to a question from the best answers of each run, scored by the mean of their probabilities.
 
-    Of equal means, the text that comes first in the runs' lists is first; the order of the runs decides nothing else.
+    Start and end of a span each get half of the logarithm of the mean. If means are equal, the text that comes first in
+    the runs' lists comes first; nothing else depends on the order of the runs.
     """
     found: dict[str, list[float]] = {}
     for text, probability in (pair for pairs in candidates for pair in pairs):
         found.setdefault(text, []).append(probability / len(candidates))
-    means = {text: math.fsum(parts) for text, parts in found.items()}  # exact, in whatever order they come
+    means = {text: math.fsum(parts) for text, parts in found.items()}  # exact, in any order
     null = halve(means.pop("", 0.0))
     best = sorted(means.items(), key=lambda pair: pair[1], reverse=True)[:N_BEST]  # stable
     return Answer([Span(text, *halve(mean)) for text, mean in best], null)
 
 
 def halve(probability: float) -> tuple[float, float]:
-    """Two equal numbers that add up to its logarithm; finite."""
+    """Return two equal, finite numbers that add up to the logarithm of a probability."""
     half = math.log(max(probability, LEAST_PROBABILITY)) / 2
     return half, half
 
 
 def list_entries(answer: Answer, with_null: bool) -> list[dict[str, Any]]:
-    """The best answers in the reference code's form, the start's and end's logits adding up to log probability.
+    """Return the best answers in the reference code's form; start and end logits add up to the log probability.
 
-    The probabilities are the means themselves; they add up to less than 1 where texts were left out.
+    The probabilities are the means themselves; they add up to less than 1 if texts were left out.
     """
     entries = rank(answer, with_null)
     return [entry | {"probability": math.exp(entry["start_logit"] + entry["end_logit"])} for entry in entries]
@@ -119,7 +123,11 @@ def list_entries(answer: Answer, with_null: bool) -> list[dict[str, Any]]:
 
 
 def check_members(runs: Sequence[Path]) -> None:
-    """Nothing, or a UsageError: there are too few, or one is there twice."""
+    """Check that there are at least two runs, all different.
+
+    Raises:
+        UsageError: There are too few, or a run is given twice.
+    """
     if len(runs) < 2:
         given = f"{runs[0]} alone" if runs else "none"
         raise UsageError(
@@ -130,10 +138,10 @@ def check_members(runs: Sequence[Path]) -> None:
 
 
 def read_run(task: SquadTask, run: Path) -> tuple[str, dict[str, Any]]:
-    """The folder that a finished run had its data from, empty for the Hub's copy, and its metrics.
+    """Return the data folder of a finished run, empty for the Hub's copy, and the run's metrics.
 
     Raises:
-        UsageError: it is none, or of another task.
+        UsageError: It is not a finished run, is of another task, or was scored on a part of dev.
     """
     with explain_refusal(str(run)):
         is_run, is_finished = ((run / name).is_file() for name in (RECIPE_FILE, METRICS_FILE))
@@ -161,10 +169,10 @@ def read_run(task: SquadTask, run: Path) -> tuple[str, dict[str, Any]]:
 def read_gold(
     task: SquadTask, data: Path | None, runs: Sequence[Path], folders: Sequence[str]
 ) -> tuple[str, list[Question]]:
-    """What the dev set is called, and its questions: of `data`, else of the folder that all runs had theirs from.
+    """Return the name and the questions of the dev set, from `data` or the data folder of all runs.
 
     Raises:
-        UsageError: they had them from different ones, or the file cannot be read.
+        UsageError: The runs had different data folders, or the file cannot be read.
     """
     if data is None:
         places = {
@@ -185,10 +193,10 @@ def read_gold(
 
 
 def read_candidates(run: Path, questions: Sequence[Question], source: str) -> dict[str, Candidates]:
-    """Question's id -> a run's best answers to it.
+    """Read a run's best answers to each question, by the question's id.
 
     Raises:
-        UsageError: they are not those to `questions`, or have no probabilities.
+        UsageError: They do not match `questions`, or have no probabilities.
     """
     path = run / PREDICTIONS / NBEST
     entries = read_predictions(path, list[Candidate])
@@ -207,14 +215,18 @@ def read_candidates(run: Path, questions: Sequence[Question], source: str) -> di
 
 
 def check_output(output: Path, runs: Sequence[Path]) -> None:
-    """Nothing, or a UsageError: the directory cannot be written, or holds anything but an ensemble of these runs."""
+    """Check that the directory can be written, and is empty or holds an ensemble of these runs.
+
+    Raises:
+        UsageError: It cannot be written, or holds other files.
+    """
     remedy = "name another directory with --output"
     with explain_refusal(f"the directory {output}"):
         is_run, is_ensemble = ((output / name).exists() for name in (RECIPE_FILE, MEMBERS))
     if is_run:
         raise UsageError(f"{output} holds a run; {remedy}")
     if not is_ensemble:
-        find_finished(output, {})  # refuses what is not empty
+        find_finished(output, {})  # raises if the directory is not empty
         return
     if not os.access(output, os.W_OK):
         raise UsageError(f"{output} cannot be written; {remedy}")
@@ -227,12 +239,12 @@ def check_output(output: Path, runs: Sequence[Path]) -> None:
 
 
 def name_members(runs: Iterable[Path]) -> list[str]:
-    """The runs in a way that stays true in another working directory."""
+    """Return the absolute paths of the runs, which are valid in any working directory."""
     return [str(run.resolve()) for run in runs]
 
 
 def write_output(output: Path, runs: Sequence[Path], files: Mapping[str, str], metrics: Mapping[str, Any]) -> None:
-    """Writes the directory, so that at no moment there are metrics beside other predictions."""
+    """Write the directory in an order that never leaves metrics beside predictions of another ensemble."""
     (output / METRICS_FILE).unlink(missing_ok=True)
     write_json({"runs": name_members(runs)}, output / MEMBERS)
     (output / PREDICTIONS).mkdir(exist_ok=True)
@@ -247,7 +259,7 @@ def write_output(output: Path, runs: Sequence[Path], files: Mapping[str, str], m
 def list_lines(
     task: SquadTask, results: Mapping[str, Mapping[str, Any]]
 ) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """Headings and lines of a table of what `combine` gives: the runs, the ensemble, the paper's systems."""
+    """Return headings and lines of a table of `combine`'s results: the runs, the ensemble, the paper's systems."""
     keys = (task.version.exact, "f1", "tau0_exact", "tau0_f1", "tau")
     rows = [row for row in task.table if row.key in keys]
     published: dict[str, dict[str, float]] = {}
@@ -259,4 +271,4 @@ def list_lines(
     lines = [
         (name, *(row.show(scores[row.key]) if row.key in scores else "" for row in rows)) for name, scores in systems
     ]
-    return ("run", *(row.name.partition(" (")[0] for row in rows)), lines  # without what is said in parentheses
+    return ("run", *(row.name.partition(" (")[0] for row in rows)), lines  # without the part in parentheses

@@ -1,4 +1,4 @@
-"""Contextual vectors of any text: activations of an encoder, of each word or pooled (paper section 5.3)."""
+"""Contextual vectors of text: activations of an encoder, for each word or pooled (paper section 5.3)."""
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -20,8 +20,8 @@ from bertkit.system.files import atomic_open
 from bertkit.system.progress import ignore
 from bertkit.tasks.features import load_encoder, run_encoder
 
-TEXTS_A_CHUNK = 1024  # read, encoded and written at a time
-CHARACTERS_A_TEXT_CHUNK = 200_000  # at which a chunk ends, however few its texts; some 150 MB of vectors of BERT-base
+TEXTS_A_CHUNK = 1024  # texts read, encoded and written at a time
+CHARACTERS_A_TEXT_CHUNK = 200_000  # limit of a chunk with long texts; about 150 MB of vectors of BERT-base
 POOLS = ("words", "cls", "mean")
 FEATURE_SUFFIXES = (".jsonl", ".npz")
 
@@ -34,20 +34,21 @@ def extract(
     pool: str = "words",
     report: Callable[[str], None] = ignore,
 ) -> int:
-    """Writes the vectors of a file's texts, one a line, and gives their number.
+    """Write the vectors of a file's texts, one text per line, and return the number of texts.
 
-    The layers of a weighted sum weigh the same here, for nothing has been learned. Each line of a .jsonl file is an
-    object: `text`, and `vector` or else `words`, each with `word`, its `start` and `end` in characters, and `vector`.
-    A .npz file holds `vectors` (M, F), and with words also `texts` (M,) the number of each word's text, `starts` and
-    `ends` (M,) and `words` (M,).
+    The layers of a weighted sum have equal weights here, because no weights have been learned. Each line of a .jsonl
+    file is an object with `text`, and `vector` or `words`, each with `word`, its `start` and `end` in characters, and
+    `vector`. A .npz file holds `vectors` (M, F), and with words also `texts` (M,), the index of each word's text,
+    `starts` and `ends` (M,), and `words` (M,).
 
     Args:
-        pool: "words": a vector a word, that of its first token; a word is what BERT's tokenizer begins with, so each
-            Chinese character is one; "cls": that of [CLS]; "mean": the mean over all tokens, [CLS] and [SEP] included.
+        pool: "words": a vector for each word, that of its first token, with the words of BERT's tokenizer before
+            WordPiece, so each Chinese character is one; "cls": the vector of [CLS]; "mean": the mean over all tokens,
+            [CLS] and [SEP] included.
 
     Raises:
-        UsageError: an unknown pool, layer or suffix, a file that cannot be read, a text that is empty or longer than
-            the model's positions, or a model that cannot be loaded.
+        UsageError: The pool, layer or suffix is unknown, a file cannot be read, a text is empty or longer than the
+            model's positions, or the model cannot be loaded.
     """
     for option, value, known in (("--pool", pool, POOLS), ("--layers", layers, FEATURE_LAYERS)):
         if value not in known:
@@ -76,10 +77,10 @@ def extract(
 
 
 def read_texts(source: Path) -> Iterator[str]:
-    """The lines of a file.
+    """Yield the lines of a file.
 
     Raises:
-        UsageError: it cannot be read, is not UTF-8, or has a line that is empty or too long.
+        UsageError: The file cannot be read, is not UTF-8, or has a line that is empty or too long.
     """
     with explain_refusal(str(source)), source.open("rb") as file:
         for place, text in walk_lines(file, str(source)):
@@ -93,9 +94,9 @@ def read_texts(source: Path) -> Iterator[str]:
 def describe_texts(
     model: BertModel, tokenizer: Any, texts: Iterable[str], layers: str, pool: str, source: str
 ) -> Iterator[dict[str, Any]]:
-    """What there is to say of each text, in order: see `extract`; vectors are arrays here."""
+    """Yield the object for each text, in order, as in `extract`, with vectors as arrays."""
     longest = model.config.max_position_embeddings
-    backend = copy_backend(tokenizer)  # special tokens written out in a text are ordinary text, as for the encoder
+    backend = copy_backend(tokenizer)  # treats special tokens in a text as ordinary text, as the encoder does
     done = 0
     for chunk in cut_into_chunks(texts, TEXTS_A_CHUNK, CHARACTERS_A_TEXT_CHUNK):
         sequences = encode_texts([chunk], None, tokenizer, 1 << 30)
@@ -116,12 +117,12 @@ def describe_texts(
 
 
 def combine(states: Tensor, layers: str) -> Tensor:
-    """(..., F) one vector a token of the activations (..., K, H) of the chosen layers."""
+    """Combine the activations (..., K, H) of the chosen layers into one vector (..., F) per token."""
     return states.sum(dim=-2) if FEATURE_LAYERS[layers][1] == "sum" else states.flatten(-2)
 
 
 def pool_text(text: str, vectors: Tensor, backend: Any, pool: str) -> dict[str, Any]:
-    """What `extract` says of a text with the vectors (T, F) of its tokens."""
+    """Return the object of `extract` for a text with the vectors (T, F) of its tokens."""
     if pool != "words":
         return {"text": text, "vector": (vectors[0] if pool == "cls" else vectors.mean(dim=0)).cpu().numpy()}
     encoding = backend.encode(text)
@@ -138,7 +139,7 @@ def pool_text(text: str, vectors: Tensor, backend: Any, pool: str) -> dict[str, 
 
 
 def write_lines(found: Iterable[Mapping[str, Any]], file: TextIO) -> int:
-    """Writes one JSON object a text and gives their number."""
+    """Write one JSON object per text and return the number of texts."""
     count = 0
     for text in found:
         file.write(json.dumps(text, ensure_ascii=False, default=lambda vector: vector.tolist()) + "\n")
@@ -147,7 +148,7 @@ def write_lines(found: Iterable[Mapping[str, Any]], file: TextIO) -> int:
 
 
 def write_arrays(found: Iterable[Mapping[str, Any]], file: BinaryIO, folder: Path) -> int:
-    """Writes a .npz file and gives the number of texts; the columns wait in files without a name in the folder."""
+    """Write a .npz file and return the number of texts; columns are buffered in unnamed files in the folder."""
     count = rows = width = longest = 0
     numbers = ("texts", "starts", "ends")
     with ExitStack() as stack:

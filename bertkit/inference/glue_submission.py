@@ -1,6 +1,7 @@
-"""What GLUE's leaderboard takes: a zip of eleven files of test predictions, gathered from finished runs (section 4.1).
+"""Submissions to GLUE's leaderboard: a zip of eleven files of test predictions from finished runs (section 4.1).
 
-As in the paper, WNLI is answered with the majority class, and AX by the model of MNLI. Nothing is trained here.
+As in the paper, the predictions for WNLI are its majority class, and those for AX come from the model of MNLI. Nothing
+is trained here.
 """
 
 import os
@@ -15,18 +16,22 @@ from bertkit.system.progress import Report, ignore
 from bertkit.tasks.glue import BENCHMARKS, find_glue, spell_majority, write_predictions
 from bertkit.training.run_dir import METRICS_FILE, PREDICTIONS, STUDY_RESULT, read_study
 
-# File of the submission -> its split and the row of the task whose model predicts it: for AX that is MNLI.
+# File of the submission -> the row of the task whose model predicts it (for AX: MNLI), and its split.
 SUBMITTED = {
     split.submission: (row, split)
     for row in BENCHMARKS
     for split in row.splits.values()
     if row.metrics and split.submission
 }
-DATE = (1980, 1, 1, 0, 0, 0)  # of every file, so that equal predictions make equal zips
+DATE = (1980, 1, 1, 0, 0, 0)  # of every file, so that equal predictions give equal zips
 
 
 def check_target(path: Path) -> None:
-    """Nothing, or a UsageError: no zip can be written there."""
+    """Check that a zip can be written to this path.
+
+    Raises:
+        UsageError: The name does not end in .zip, or the folder does not exist or cannot be written.
+    """
     if path.suffix != ".zip" or path.is_dir():
         raise UsageError(f"{path} is not the name of a zip; write for instance --submit glue.zip")
     if not path.absolute().parent.is_dir() or not os.access(path.absolute().parent, os.W_OK):
@@ -34,10 +39,10 @@ def check_target(path: Path) -> None:
 
 
 def list_tasks(name: str) -> list[str]:
-    """The tasks of a name in any spelling: one, or for "all" those that are trained.
+    """Return the task with a name in any spelling, or for "all" the tasks that have training data.
 
     Raises:
-        UsageError: there is none of that name.
+        UsageError: There is no such task.
     """
     if name.lower() == "all":
         return [row.name for row in BENCHMARKS if row.metrics]
@@ -48,9 +53,10 @@ def list_tasks(name: str) -> list[str]:
 
 
 def find_runs(folder: Path, report: Report = ignore) -> list[Path]:
-    """The finished runs of GLUE's tasks in a folder: those that a study has chosen, best first, or else one a task.
+    """Return the finished GLUE runs in a folder: those chosen by a study, best first, or one per task.
 
-    report: is told of a study that is not finished.
+    Args:
+        report: Called with a message if the study is not finished.
     """
     if not (folder / STUDY_RESULT).exists():
         return [folder / row.name for row in BENCHMARKS if (folder / row.name / METRICS_FILE).exists()]
@@ -64,17 +70,17 @@ def find_runs(folder: Path, report: Report = ignore) -> list[Path]:
 
 
 def find_gaps(names: Iterable[str], data: Path, *, tested: bool) -> list[str]:
-    """The official files of some tasks that are not in a folder; with `tested` also those of the test sets."""
+    """Return the official files of these tasks that are missing in a folder; with `tested` also test sets."""
     splits = [split for row in BENCHMARKS if row.name in names for split in row.splits.values()]
     wanted = [split.file for split in splits if split.needed or (tested and split.submission)]
     return [name for name in dict.fromkeys(wanted) if not (data / name).exists()]
 
 
 def keep_complete(names: list[str], data: Path, *, tested: bool, partial: bool, report: Report = ignore) -> list[str]:
-    """The tasks whose files are in a folder; with `partial` the others are left out, else they are a mistake.
+    """Return the tasks whose files are in a folder; with `partial` the others are skipped.
 
     Raises:
-        UsageError: files are missing, and which; or there is no task left.
+        UsageError: Files are missing without `partial`, or no task is left.
     """
     kept = [name for name in names if not find_gaps([name], data, tested=tested and not partial)]
     left = [name for name in names if name not in kept]
@@ -87,20 +93,21 @@ def keep_complete(names: list[str], data: Path, *, tested: bool, partial: bool, 
 
 
 def gather_files(runs: Iterable[Path], *, where: Path, fill: bool, report: Report) -> dict[str, str]:
-    """Name -> text of the eleven files, from the predictions in finished runs.
+    """Return the text of each of the eleven files, by name, from the predictions of finished runs.
 
-    where: the folder of the runs, for messages.
-    fill: answers what no run has predicted with the majority class.
-    report: is told of what is filled, and of files of another length than the leaderboard's test set.
+    Args:
+        where: The folder of the runs, for messages.
+        fill: Whether missing predictions are replaced by the majority class.
+        report: Called with messages about replaced files, and files whose length differs from the leaderboard's.
 
     Raises:
-        UsageError: predictions are missing, and which.
+        UsageError: Predictions are missing.
     """
     found: dict[str, str] = {}
     for run in runs:
         for name in SUBMITTED.keys() - found.keys():
             if (path := run / PREDICTIONS / name).exists():
-                read_answers(SUBMITTED[name][0], path)  # refuses what is no prediction
+                read_answers(SUBMITTED[name][0], path)  # raises if it holds no predictions
                 found[name] = path.read_text(encoding="utf-8")
     missing = [name for name, (row, _) in SUBMITTED.items() if name not in found and not row.submits_majority]
     if missing and not fill:
@@ -122,12 +129,12 @@ def gather_files(runs: Iterable[Path], *, where: Path, fill: bool, report: Repor
 
 
 def count_rows(text: str) -> int:
-    """How many answers a file of predictions has."""
+    """Return the number of answers in a file of predictions."""
     return text.count("\n") - 1
 
 
 def write_zip(files: dict[str, str], path: Path) -> None:
-    """Writes the zip, at once or not at all; equal files make equal bytes."""
+    """Write the zip atomically; equal files give equal bytes."""
     with (
         explain_refusal(str(path)),
         atomic_open(path, "wb") as stream,

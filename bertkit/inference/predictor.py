@@ -1,8 +1,8 @@
-"""A trained model at work on new text: classes, answers, tags, endings, masked words (paper sections 3.1, 4 and 5.3).
+"""Predict with a trained model: classes, answers, tags, endings, masked words (paper sections 3.1, 4 and 5.3).
 
-What an input is, and what is said of it, the model's head decides; any BERT with such a head will do, and a run brings
-the lengths with which it was scored. Sequences are sorted by length and batched by tokens, some thousand inputs at a
-time, so that any number of inputs goes through bounded memory; results come in the order of the inputs.
+The model's head determines the form of inputs and results. Any BERT with such a head can be used; a run also provides
+the sequence lengths with which it was scored. Sequences are sorted by length and batched by tokens, a few thousand
+inputs at a time, so memory is bounded for any number of inputs; results keep the order of the inputs.
 
 Left out: vectors (`bertkit.inference.features`), and the files that leaderboards want (`Task.format_predictions`).
 """
@@ -30,45 +30,45 @@ from bertkit.tasks.texts import PAIR_NAMES
 from bertkit.training.recipe import TOP_KEYS, check_value, list_lengths, read_recipe
 from bertkit.training.run_dir import RECIPE_FILE
 
-INPUTS_A_CHUNK = 2048  # read, encoded and answered at a time
-CHARACTERS_A_CHUNK = 4_000_000  # at which a chunk ends, however few its inputs; some 500 MB of tokens and scores
+INPUTS_A_CHUNK = 2048  # inputs read, encoded and answered at a time
+CHARACTERS_A_CHUNK = 4_000_000  # limit of a chunk with long inputs; about 500 MB of tokens and scores
 TOP_WORDS = 5  # words for each mask
-MOST_NAMED = 10  # inputs that were cut
+MOST_NAMED = 10  # truncated inputs listed in a message
 Length = Annotated[int, msgspec.Meta(ge=1)]
 
 
 class Predictor:
-    """A trained model as a function: a list of inputs in, a list of results in the same order out.
+    """A trained model as a function from a list of inputs to a list of results in the same order.
 
-    An input is a text, a list of texts, or a mapping, whose names other than the following are ignored; `cut` in a
-    result says that the input was longer than the run's lengths allow and lost its end:
+    An input is a text, a list of texts, or a mapping with the following keys; other keys are ignored. A result has the
+    key `cut` if the input was longer than the run's lengths allow and was truncated.
 
-    - classification: `text`, or `text` and `text_pair` (also by GLUE's names). Result, by the configuration's
-      `problem_type`: `label`, its `probability` and all `probabilities` by label; with several labels a text `labels`,
-      those whose probability is above 0.5, and all `probabilities`; of a regression (STS-B) `score`, or `scores` by
-      label if there are several.
+    - Classification: `text`, or `text` and `text_pair` (also by GLUE's names). The result depends on the
+      configuration's `problem_type`: `label`, its `probability` and all `probabilities` by label; for multi-label
+      models `labels`, those with a probability above 0.5, and all `probabilities`; for regression (STS-B) `score`, or
+      `scores` by label if there are several.
     - SQuAD: `question` and `context`, of any length. Result: `answer`, empty if there is none; `best` with the `text`,
       `start` and `end` (characters of the context) of the best span and its `score` S.T_i + E.T_j; for 2.0 also
-      `null_score` s_null and `tau`: there is an answer where score > null_score + tau (section 4.3).
-    - named entities: `text`, or `words` as they are. Result: `entities` with `text`, `type`, `start` and `end`
-      (characters; with `words` the first word and the end), every word's tag, `tags`, and of a text `places`, where
-      each of these words starts and ends (characters).
-    - SWAG: `context`, `endings`, and perhaps `start`, the endings' first words. Result: `ending`, the place of the
-      likeliest, and all `probabilities`.
-    - masked LM: `text`, and perhaps `text_pair`, with [MASK] in it. Result: `masks`, for each one the likeliest
-      `words` with their probabilities. With two texts and a next-sentence head also `next_sentence`, the probability
-      that the second follows the first.
-    - next sentence: `text` and `text_pair`. Result: `next_sentence`.
+      `null_score` s_null and `tau`: there is an answer if score > null_score + tau (section 4.3).
+    - Named entities: `text`, or `words`, which are not split further. Result: `entities` with `text`, `type`, `start`
+      and `end` (characters; with `words` the first word and the end); `tags`, one for each word; for a text `places`,
+      the start and end of each of these words (characters).
+    - SWAG: `context`, `endings`, and optionally `start`, the first words of the endings. Result: `ending`, the index of
+      the most probable ending, and all `probabilities`.
+    - Masked LM: `text` and optionally `text_pair`, with [MASK] in them. Result: `masks`, for each mask the most
+      probable `words` with their probabilities. With two texts and a next-sentence head also `next_sentence`, the
+      probability that the second follows the first.
+    - Next sentence: `text` and `text_pair`. Result: `next_sentence`.
 
     Args:
-        run: a run directory, or another BERT checkpoint with a head.
-        pairs: whether an input is a pair of texts; None: as the run's task has it, else either.
-        top: words for each mask.
-        precision: "auto": bf16 where it is faster, as in training, several times as fast as fp32 and with
-            probabilities that differ in the third digit; or "fp32", "bf16" or "fp16".
+        run: A run directory, or another BERT checkpoint with a head.
+        pairs: Whether an input is a pair of texts; None: as in the run's task, or either without a run.
+        top: Number of words for each mask.
+        precision: "auto" (bf16 where it is faster, as in training: several times as fast as fp32, with probabilities
+            that differ in the third digit), "fp32", "bf16" or "fp16".
 
     Raises:
-        UsageError: it cannot be loaded, has no head, or lacks some of its weights.
+        UsageError: The model cannot be loaded, has no head, or lacks some of its weights.
     """
 
     def __init__(
@@ -102,10 +102,10 @@ class Predictor:
         )
 
     def __call__(self, inputs: Sequence[Input | Sequence[str]]) -> list[Result]:
-        """The result of each input.
+        """Return the result of each input.
 
         Raises:
-            UsageError: an input that is none for this model, by its place in the list, from 0; or no list.
+            UsageError: An input (named by its index, from 0) does not fit this model, or `inputs` is not a list.
         """
         if isinstance(inputs, str | Mapping):
             raise UsageError(f"inputs must be a list, and this is one {type(inputs).__name__}; write [input]")
@@ -116,10 +116,12 @@ class Predictor:
         return results
 
     def stream(self, inputs: Iterable[Input | Sequence[str] | Line], at_once: int | None = None) -> Iterator[Result]:
-        """The result of each input, in order; `error` says what is wrong with one that is none for this model.
+        """Yield the result of each input, in order.
 
-        An input's `id` is repeated in its result. `at_once` inputs at most, INPUTS_A_CHUNK if not given,
-        are read before the first of them is answered.
+        A result has the key `error` if the input does not fit this model. An input's `id` is repeated in its result.
+
+        Args:
+            at_once: Maximum number of inputs read before the first of them is answered; None: INPUTS_A_CHUNK.
         """
         for chunk in cut_into_chunks(inputs, at_once or INPUTS_A_CHUNK, CHARACTERS_A_CHUNK):
             results: list[Result] = [{} for _ in chunk]
@@ -139,10 +141,10 @@ class Predictor:
             yield from results
 
     def read(self, given: Input | Sequence[str] | UsageError) -> Any:
-        """The example of an input.
+        """Return the task's example of an input.
 
         Raises:
-            UsageError: it is none.
+            UsageError: The input does not fit this model.
         """
         if isinstance(given, UsageError):
             raise given
@@ -155,17 +157,17 @@ class Predictor:
         return self.task.read_input(given, self.settings)
 
     def describe(self, result: Result) -> str:
-        """A result in words, in one line."""
+        """Return a result in words, in one line."""
         if "error" in result:
             return f"error: {result['error']}"
         said = self.task.describe_result(result) + ("  (the input was cut)" if "cut" in result else "")
         return " ".join(said.splitlines())
 
     def group(self, texts: Sequence[str]) -> list[Sequence[str]]:
-        """Texts one after the other, as the command line has them, as inputs.
+        """Group the texts of a command line into inputs.
 
         Raises:
-            UsageError: one is missing.
+            UsageError: A text is missing.
         """
         fields = self.task.list_fields(self.settings)
         if fields[-1].endswith("…"):
@@ -176,7 +178,7 @@ class Predictor:
 
 
 def name_texts(texts: Sequence[str], fields: Sequence[str]) -> dict[str, Any]:
-    """The mapping of texts that come without names; the last field takes all that is left if it ends in …."""
+    """Assign unnamed texts to fields; a last field that ends in … takes all remaining texts."""
     if fields[-1].endswith("…"):
         head = len(fields) - 1
         return dict(zip(fields, texts[:head], strict=False)) | {fields[-1].rstrip("…"): list(texts[head:])}
@@ -188,10 +190,10 @@ def name_texts(texts: Sequence[str], fields: Sequence[str]) -> dict[str, Any]:
 
 
 def find_lengths(recipe: Mapping[str, Any]) -> dict[str, int]:
-    """Return the lengths of a run that its recipe says, of several phases the longest.
+    """Return the sequence lengths in a run's recipe, the longest if there are several phases.
 
     Raises:
-        UsageError: one is no whole number from 1 on.
+        UsageError: A length is not a positive integer.
     """
     try:
         data = recipe.get("data", {})
@@ -206,14 +208,14 @@ def find_lengths(recipe: Mapping[str, Any]) -> dict[str, int]:
 
 
 class Counts:
-    """Results as they pass by: how many there are, how many are errors, and which inputs were cut."""
+    """Counts of results and errors, and the positions of truncated inputs."""
 
     def __init__(self) -> None:
         self.count = self.errors = self.cut = 0
-        self.places: list[int] = []  # of the first inputs that were cut, from 1
+        self.places: list[int] = []  # positions of the first truncated inputs, from 1
 
     def watch(self, results: Iterable[Result]) -> Iterator[Result]:
-        """The results."""
+        """Yield the results unchanged and count them."""
         for self.count, result in enumerate(results, 1):
             self.errors += "error" in result
             if "cut" in result:
@@ -223,7 +225,7 @@ class Counts:
             yield result
 
     def describe_cut(self) -> str:
-        """How many inputs were cut, and the first of them; empty if none was."""
+        """Return a message with the number of truncated inputs and the first of them; empty if there are none."""
         if not self.cut:
             return ""
         places = ", ".join(f"{place:,}" for place in self.places) + (", …" if self.cut > MOST_NAMED else "")
@@ -231,10 +233,10 @@ class Counts:
 
 
 def write_results(results: Iterable[Result], output: Path, report: Callable[[str], None] = ignore) -> Counts:
-    """Writes a line of JSON a result, all or none, and gives their counts; errors are reported.
+    """Write results atomically, one JSON object per line, report errors, and return the counts.
 
     Raises:
-        UsageError: the file cannot be written.
+        UsageError: The file cannot be written.
     """
     counts = Counts()
     try:

@@ -1,4 +1,4 @@
-"""A recipe, completed and checked, as `TrainingArguments`."""
+"""Complete and check a recipe, and convert it to `TrainingArguments`."""
 
 import os
 from collections.abc import Iterable, Mapping
@@ -18,7 +18,7 @@ from bertkit.tasks.task import Task
 from bertkit.training.processes import join_processes
 from bertkit.training.recipe import Recipe, check, list_lengths, merge, split_batch
 
-CHECKPOINT_SIZES = (  # what a checkpoint decides
+CHECKPOINT_SIZES = (  # fixed by a checkpoint
     "vocab_size",
     "hidden_size",
     "num_hidden_layers",
@@ -30,13 +30,15 @@ CHECKPOINT_SIZES = (  # what a checkpoint decides
 
 
 def complete(task: Task, *recipes: Mapping[str, Any], config: PreTrainedConfig | None = None) -> Recipe:
-    """The whole recipe of a run: paper < preset < what the options change < `recipes`, checked.
+    """Return the complete, checked recipe of a run.
+
+    Precedence: the paper's recipe < the preset < the task's overrides < `recipes`.
 
     Args:
-        config: what the checkpoint will be like, where it is still to be made.
+        config: Configuration of the checkpoint, if that does not exist yet.
 
     Raises:
-        UsageError: an unknown key, a wrong type, a recipe of another task.
+        UsageError: A key is unknown, a type is wrong, or the recipe is for another task.
     """
     given = merge(*recipes)
     if given.get("task", task.name) != task.name:
@@ -53,7 +55,11 @@ def complete(task: Task, *recipes: Mapping[str, Any], config: PreTrainedConfig |
 
 
 def check_model(task: Task, recipe: Recipe, config: PreTrainedConfig | None = None) -> None:
-    """Nothing, or a UsageError: no such checkpoint, sizes that do not fit, texts longer than the positions."""
+    """Check that the checkpoint exists and its sizes fit, and that texts are no longer than its positions.
+
+    Raises:
+        UsageError: One of these is not the case, or `[model]` or `reinit_layers` does not fit the task or the model.
+    """
     if recipe.get("checkpoint"):
         if config is None:
             config = load_config(recipe["checkpoint"])
@@ -99,11 +105,11 @@ def check_model(task: Task, recipe: Recipe, config: PreTrainedConfig | None = No
 
 
 def make_arguments(task: Task, recipe: Recipe, output: Path) -> TrainingArguments:
-    """TrainingArguments of `[train]`, with what follows from the other keys.
+    """Return TrainingArguments from `[train]` and the other keys of a recipe.
 
     Raises:
-        UsageError: transformers refuses a value, something it needs is not installed, the batch cannot be divided, or
-            one process would cut it for the others.
+        UsageError: transformers rejects a value, a package is not installed, the batch cannot be divided, or one
+            process would split the batches for the others (`dispatch_batches`).
     """
     train = dict(recipe["train"])
     per_device, accumulation = split_batch(
@@ -112,25 +118,25 @@ def make_arguments(task: Task, recipe: Recipe, output: Path) -> TrainingArgument
         per_device=train.pop("per_device_train_batch_size", None),
     )
     precision = choose_precision(recipe["precision"])
-    if (asked := os.environ.get("ACCELERATE_MIXED_PRECISION", "no")) not in ("no", precision):  # which would win
+    if (asked := os.environ.get("ACCELERATE_MIXED_PRECISION", "no")) not in ("no", precision):  # it would win
         raise UsageError(
             f"accelerate asks for {asked} (--mixed_precision, ACCELERATE_MIXED_PRECISION) and the recipe for "
             f"{precision}; remove --mixed_precision, and set precision in the recipe"
         )
     if train.get("optim") == BERT_ADAM:
-        del train["optim"]  # ours, which `make_trainer` hands over
-    train.pop("save_total_limit", None)  # BertTrainer's: the Trainer deletes before the new checkpoint is whole
+        del train["optim"]  # bertkit's own, passed by `make_trainer`
+    train.pop("save_total_limit", None)  # BertTrainer rotates: the Trainer deletes before the new one is complete
     defaults = {
         "report_to": "none",
         "disable_tqdm": True,
-        "log_level_replica": "error",  # of several processes one speaks
+        "log_level_replica": "error",  # only the first of several processes logs
         "logging_nan_inf_filter": False,  # it would hide a NaN loss
-        "use_cpu": not torch.accelerator.is_available(),  # bf16 on a CPU has to be allowed by it
-        "ddp_find_unused_parameters": False,  # a head uses all it has
-        "remove_unused_columns": False,  # a task's columns all are arguments of its head
+        "use_cpu": not torch.accelerator.is_available(),  # required for bf16 on a CPU
+        "ddp_find_unused_parameters": False,  # a head uses all of its parameters
+        "remove_unused_columns": False,  # all columns of a task are arguments of its head
         "per_device_eval_batch_size": max(per_device, 32),
     }
-    if train.get("load_best_model_at_end") or train.get("save_strategy") == "best":  # else the last one is kept
+    if train.get("load_best_model_at_end") or train.get("save_strategy") == "best":  # otherwise the last one is kept
         defaults |= {"metric_for_best_model": task.metric, "greater_is_better": not task.lower_is_better}
     if "activation_checkpointing" in TrainingArguments.__dataclass_fields__ and "gradient_checkpointing" in train:
         train["activation_checkpointing"] = train.pop("gradient_checkpointing")  # its newer name
@@ -146,7 +152,7 @@ def make_arguments(task: Task, recipe: Recipe, output: Path) -> TrainingArgument
                 "fp16": precision == "fp16",
             }
         )
-        Trainer.get_optimizer_cls_and_kwargs(args)  # whether it is installed
+        Trainer.get_optimizer_cls_and_kwargs(args)  # checks that its package is installed
         nobody = torch.optim.SGD([torch.zeros(1)])
         get_scheduler(args.lr_scheduler_type, nobody, 0, 1, scheduler_specific_kwargs=args.lr_scheduler_kwargs)
         context = args.dataloader_multiprocessing_context
@@ -168,20 +174,20 @@ def make_arguments(task: Task, recipe: Recipe, output: Path) -> TrainingArgument
 
 
 def list_scores(task: Task) -> list[str]:
-    """Return the names of the scores by which the first split, which is evaluated during training, can be judged."""
+    """Return the names of the scores of the first split, which is evaluated during training."""
     names = dict.fromkeys([task.metric, *(row.key for row in task.table)])
     others = [pattern for pattern in task.splits.values() if pattern != "{}"]
     return [name for name in names if name not in {pattern.format(key) for pattern in others for key in names}]
 
 
 def name_head(task: Task, recipe: Recipe) -> str:
-    """The class that a run trains: the task's head, or its sibling with a BiLSTM."""
+    """Return the name of the class to train: the task's head, or its variant with a BiLSTM."""
     name = task.choose_head(recipe["data"])
     return name.replace("BertFor", "BertBiLSTMFor") if recipe.get("bilstm") else name
 
 
 def explain_missing_head(task: Task, recipe: Recipe, labels: Iterable[str]) -> str:
-    """What is wrong with a model that should predict a task without training data, and cannot."""
+    """Return the error message for a model without a head for a task that has no training data."""
     return (
         f"{task.name} has no training data: a fine-tuned model predicts it, and {recipe['checkpoint']} has no head for "
         f"the labels {', '.join(labels)}; give the run of one that has: --model RUN"

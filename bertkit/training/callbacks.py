@@ -1,4 +1,4 @@
-"""What happens between the updates of a training: progress, checkpoints, a stop by a signal, a NaN or infinite loss."""
+"""Trainer callbacks: progress, checkpoints, a stop by a signal, a NaN or infinite loss."""
 
 import math
 import time
@@ -14,16 +14,16 @@ from bertkit.system.memory import UPDATES_BETWEEN_LOOKS, Heap, keep_memory
 from bertkit.system.progress import Report, describe_duration
 from bertkit.training.run_dir import list_checkpoints, write_log
 
-SECONDS_OF_SILENCE = 15  # at least, while it predicts
-Progress = Callable[[int, int, Mapping[str, float]], None]  # updates done, of how many, the latest log entry
+SECONDS_OF_SILENCE = 15  # minimum between two messages while predicting
+Progress = Callable[[int, int, Mapping[str, float]], None]  # updates done, all updates, the latest log entry
 
 
 class Diverged(UsageError):
-    """The loss is no number any more; all processes of a run see it."""
+    """A loss or a weight is NaN or infinite; raised in all processes of a run."""
 
 
 def explain_divergence(what: str, update: int, args: TrainingArguments) -> str:
-    """What to do about a training that has come to infinities or NaN."""
+    """Return the error message for a training run that has reached NaN or infinite values, with remedies."""
     kept = f"{args.output_dir} has no checkpoint yet"
     if whole := list_checkpoints(Path(args.output_dir)):
         kept = f"checkpoints in {args.output_dir} are kept, the last is of update {max(whole)}"
@@ -34,13 +34,13 @@ def explain_divergence(what: str, update: int, args: TrainingArguments) -> str:
 
 
 def explain_stop(update: int, saved: int) -> str:
-    """Say after which update a run was stopped, and where it goes on: at the last checkpoint (0: there is none)."""
+    """Return the message for a run stopped after `update`, which continues from checkpoint `saved` (0: none)."""
     where = "" if saved == update else f" after update {saved:,}" if saved else " from the beginning"
     return f"stopped after update {update:,}; the same command continues{where}"
 
 
 class StopOnSignal(TrainerCallback):
-    """Reports progress, stops on a signal or on a loss that is no number."""
+    """Reports progress, and stops on a signal or on a NaN or infinite loss."""
 
     def __init__(self, output: Path, progress: Progress) -> None:
         self.output = output
@@ -58,12 +58,12 @@ class StopOnSignal(TrainerCallback):
 
     def on_train_begin(self, args, state: TrainerState, control: TrainerControl, **kwargs) -> None:
         if state.is_world_process_zero:
-            write_log(state.log_history, self.output)  # from now on the directory is this run's
+            write_log(state.log_history, self.output)  # from now on the directory belongs to this run
         if args.device.type == "cpu":
             keep_memory()
 
     def on_step_end(self, args, state: TrainerState, control: TrainerControl, **kwargs) -> None:
-        # All processes have to stop after the same update. On a GPU they ask each other less often: it waits for them.
+        # All processes have to stop after the same update. On a GPU the check makes the device wait, so it is rarer.
         if args.world_size == 1 or args.device.type == "cpu" or state.global_step % 16 == 0:
             self.agreed = self.ask_all(args)
         if self.agreed:
@@ -74,13 +74,13 @@ class StopOnSignal(TrainerCallback):
             self.heap.look()
 
     def on_epoch_end(self, args, state: TrainerState, control: TrainerControl, **kwargs) -> None:
-        # The Trainer comes here too when it was stopped in the middle. An evaluation would move the random state, and
-        # the checkpoint that was just written would be written again with it.
+        # The Trainer also calls this when it is stopped in the middle of an epoch. An evaluation would advance the
+        # random state, and the checkpoint that was just written would be overwritten with it.
         if self.agreed and not is_at_end(state):
             control.should_evaluate = control.should_save = False
 
     def ask_all(self, args) -> int:
-        """The signal that any of the processes has got, or 0; all of them have to ask."""
+        """Return the signal that any process has received, or 0. All processes must call this together."""
         if args.world_size == 1:
             return self.signalled
         flag = torch.tensor(self.signalled, device=args.device)
@@ -89,21 +89,22 @@ class StopOnSignal(TrainerCallback):
 
 
 def is_at_end(state: TrainerState) -> bool:
-    """Whether an epoch, but for rounding, or the training ends after this update."""
+    """Return whether an epoch (up to rounding) or the training ends after this update."""
     return state.global_step >= state.max_steps or abs(state.epoch - round(state.epoch)) < 1e-6
 
 
 def ends_epoch(args: TrainingArguments, state: TrainerState) -> bool:
-    """Return whether the checkpoint of this update is saved where the epoch ends, after its evaluation.
+    """Return whether the checkpoint of this update is saved at the end of the epoch, after its evaluation.
 
-    Saved before it, a run that goes on would do without that evaluation and its random numbers; saved before and after,
-    the second writing would put the first at risk. Whoever stops a run has to give it the time of an evaluation.
+    If it were saved before, a resumed run would skip that evaluation and the random numbers it draws; if it were saved
+    before and after, the second write would put the first at risk. A stopped run therefore may need the time of an
+    evaluation to end.
     """
     return args.save_strategy != SaveStrategy.BEST and is_at_end(state)
 
 
 class PredictionProgress(TrainerCallback):
-    """Says now and then how far a long prediction is, of the share of the first process."""
+    """Reports the progress of a long prediction, measured on the first process."""
 
     def __init__(self, report: Report) -> None:
         self.report = report
@@ -127,11 +128,11 @@ class PredictionProgress(TrainerCallback):
 
 
 class Milestones(TrainerCallback):
-    """Save after certain updates, and every checkpoint where an epoch ends after its evaluation (see `ends_epoch`)."""
+    """Saves checkpoints after given updates, and delays those at the end of an epoch (see `ends_epoch`)."""
 
     def __init__(self, updates: Collection[int]) -> None:
         self.updates = updates
-        self.waits = False  # for the end of the epoch
+        self.waits = False  # whether a save is delayed until the end of the epoch
 
     def on_step_end(self, args, state: TrainerState, control: TrainerControl, **kwargs) -> None:
         control.should_save |= state.global_step in self.updates

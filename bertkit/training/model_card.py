@@ -1,4 +1,4 @@
-"""The model card of a run, with metadata that the Hub reads. Of a path only its last part is published."""
+"""The model card of a run, with metadata for the Hub. Only the last part of each path is published."""
 
 import os
 import re
@@ -17,7 +17,7 @@ from bertkit.system.hub import is_hub_name
 from bertkit.tasks.task import Task
 from bertkit.training.recipe import list_lengths
 
-PIPELINES = {  # how the name of a head ends -> the Hub's word for what it does
+PIPELINES = {  # the end of a head's class name -> the pipeline tag on the Hub
     "ForPreTraining": "fill-mask",
     "ForMaskedLM": "fill-mask",
     "LMHeadModel": "text-generation",
@@ -28,14 +28,14 @@ PIPELINES = {  # how the name of a head ends -> the Hub's word for what it does
     "ForQuestionAnswering": "question-answering",
 }
 SAME_NAMES = ("accuracy", "f1", "precision", "recall", "matthews_correlation", "exact_match", "perplexity")
-MEASURES = {name: name for name in SAME_NAMES} | {  # a score -> the Hub's word for it
+MEASURES = {name: name for name in SAME_NAMES} | {  # a score -> its metric name on the Hub
     "pearson": "pearsonr",
     "spearmanr": "spearmanr",
     "exact": "exact_match",
     "mlm_accuracy": "accuracy",
     "clm_accuracy": "accuracy",
 }
-ORIGINS = {  # an option that names data -> what was done with them
+ORIGINS = {  # an option that names data -> a sentence about their use
     "corpus": "Text: {}.",
     "train_file": "Trained on {} instead of the official training file.",
     "extra_train": "Trained on {} first.",
@@ -54,9 +54,10 @@ def write_card(
     model: Any,
     sizes: Mapping[str, int],
 ) -> str:
-    """The text of the model card of a run in the directory `name`.
+    """Return the text of the model card of a run in the directory `name`.
 
-    sizes: split -> the number of inputs that it has.
+    Args:
+        sizes: Number of inputs of each split.
     """
     head, config = type(model).__name__, model.config
     is_causal = config.is_decoder and bool(task.metric) and getattr(model.base_model, "pooler", None) is not None
@@ -95,7 +96,7 @@ def write_card(
 def make_metadata(
     task: Task, name: str, recipe: Mapping[str, Any], metrics: Mapping[str, Any], head: str, library: str
 ) -> ModelCardData:
-    """What the Hub reads of a card; the language only where the data are the Hub's, which all are English."""
+    """Return the metadata for the Hub, with a language only for data sets on the Hub, which are all English."""
     pipeline = next(word for end, word in PIPELINES.items() if head.endswith(end))
     results = list_results(task, recipe, metrics, pipeline)
     data = list_datasets(task, recipe)
@@ -113,20 +114,20 @@ def make_metadata(
 
 
 def find_base(recipe: Mapping[str, Any]) -> str | None:
-    """The Hub's name of the checkpoint; None if it is a directory, or there is none."""
+    """Return the name of the checkpoint on the Hub; None if it is a directory, or there is none."""
     checkpoint = recipe.get("checkpoint") or ""
     return checkpoint if is_hub_name(checkpoint) and not Path(checkpoint).exists() else None
 
 
 def describe_start(recipe: Mapping[str, Any]) -> str:
-    """What the training started from."""
+    """Return the initial weights of the training as Markdown."""
     if base := find_base(recipe):
         return f"[{base}](https://huggingface.co/{base})"
     return quote_code(hide_paths(recipe["checkpoint"])) if recipe.get("checkpoint") else "random weights"
 
 
 def list_datasets(task: Task, recipe: Mapping[str, Any]) -> list[str]:
-    """The data sets of the Hub that were trained on."""
+    """Return the names of the training data sets on the Hub."""
     options, copies = recipe["data"], task.copies
     corpora = [source for source in options.get("corpus", []) if source != DOCS and is_hub_name(source)]
     found = [source.partition(":")[0] for source in corpora if not Path(source).exists()]
@@ -136,7 +137,7 @@ def list_datasets(task: Task, recipe: Mapping[str, Any]) -> list[str]:
 
 
 def place_score(task: Task, key: str) -> tuple[str, str]:
-    """The split that a score in metrics.json is of, and the score's name in every split."""
+    """Return the split of a score in metrics.json, and the score's name without the split."""
     found = []
     for split, form in task.splits.items():
         before, after = form.split("{}")
@@ -147,7 +148,7 @@ def place_score(task: Task, key: str) -> tuple[str, str]:
 
 
 def list_results(task: Task, recipe: Mapping[str, Any], metrics: Mapping[str, Any], pipeline: str) -> list[EvalResult]:
-    """The scores for which the Hub has a word, in their official unit, with the data that they are of."""
+    """Return the scores that have a metric name on the Hub, in their official unit, with their data sets."""
     title, copies = task.title, task.copies
     if recipe["data"].get("dir"):
         title, copies = f"{title}, local files", {}
@@ -175,7 +176,7 @@ def list_results(task: Task, recipe: Mapping[str, Any], metrics: Mapping[str, An
 
 
 def describe_data(task: Task, recipe: Mapping[str, Any], sizes: Mapping[str, int]) -> list[str]:
-    """Where the data are from, and how many."""
+    """Return lines about the sources of the data and the size of each split."""
     options, title, copies = recipe["data"], task.title, task.copies
     lines = []
     if options.get("dir"):
@@ -204,7 +205,7 @@ def describe_machine(environment: Mapping[str, Any]) -> str:
 
 
 def quote_code(text: str) -> str:
-    """Return a text of unknown origin as a Markdown code span, in which nothing has a meaning but longer backticks."""
+    """Return untrusted text as a Markdown code span, with a fence longer than any backticks in it."""
     text = make_printable(text)
     fence = "`" * (1 + max(map(len, re.findall("`+", text)), default=0))
     pad = " " * (not text or "`" in (text[0], text[-1]))
@@ -212,9 +213,10 @@ def quote_code(text: str) -> str:
 
 
 def hide_paths(value: Any, key: str = "") -> Any:
-    """Return the value with every path in it shortened to its last part: folders may name a person or a client.
+    """Return the value with every path in it shortened to its last part.
 
-    What can be a name on the Hub, and is no path here, stays, unless its key takes paths only.
+    Folders may name a person or a client. A possible Hub name that is not an existing path is kept, unless its key
+    takes only paths (LOCAL).
     """
     if isinstance(value, Mapping):
         return {name: hide_paths(item, name) for name, item in value.items()}

@@ -1,4 +1,4 @@
-"""What a finished run leaves beside its weights: predictions, sequence lengths, the best model."""
+"""The outputs of a finished run beside its weights: predictions, sequence lengths, the best model."""
 
 import shutil
 from collections.abc import Mapping
@@ -28,8 +28,8 @@ from bertkit.training.run_dir import (
 )
 from bertkit.training.trainer import BertTrainer
 
-SHOWN_WORDS = 3  # of each mask among the examples
-MEASURED = 4096  # sequences of a split, whose lengths are kept
+SHOWN_WORDS = 3  # for each mask in the examples
+MEASURED = 4096  # sequences of a split whose lengths are recorded
 
 
 def write_results(
@@ -41,10 +41,10 @@ def write_results(
     prepared: Prepared,
     output: Path,
 ) -> None:
-    """Writes log, card and predictions beside the saved model, and last the metrics."""
-    (output / "training_args.bin").unlink(missing_ok=True)  # a pickle; recipe.toml says the same
+    """Write log, card and predictions beside the saved model, then the metrics."""
+    (output / "training_args.bin").unlink(missing_ok=True)  # a pickle; recipe.toml holds the same
     write_log(trainer.state.log_history, output)
-    # What was saved is what is shown, and it is whole where training has sharded it.
+    # The examples come from the saved model, which is complete even where training has sharded it.
     model = type(trainer.accelerator.unwrap_model(trainer.model)).from_pretrained(output).eval()
     sizes = {split: len(data) for split, data in prepared.data.items()}
     card = write_card(task, str(output), recipe, metrics, describe_environment(), model, sizes)
@@ -60,9 +60,13 @@ def write_results(
 
 
 def measure_lengths(task: Task, recipe: Recipe, data: Mapping[str, Any]) -> dict[str, Any]:
-    """Split -> how many of its `sequences` have how many tokens, `counts` and `lengths`, and the most they may have.
+    """Return the distribution of sequence lengths of the training split and the first evaluated split.
 
-    Of a large split, of MEASURED sequences, evenly spread. Where samples are drawn for each run, of those held out.
+    Large splits are sampled at MEASURED evenly spaced places. Tasks that draw training samples for each run are
+    measured on held-out sequences only.
+
+    Returns:
+        Split -> `sequences` (its size), `max_length` (the limit), and `lengths` in tokens with their `counts`.
     """
     first = next(iter(task.splits), "")
     longest = recipe["data"].get("heldout_length") or list_lengths(recipe)[0]
@@ -72,7 +76,7 @@ def measure_lengths(task: Task, recipe: Recipe, data: Mapping[str, Any]) -> dict
         lengths: list[int] = []
         for start in range(0, len(places), 64):
             batch = task.collate(data[split].__getitems__(places[start : start + 64]))
-            if "input_ids" not in batch:  # but features of words
+            if "input_ids" not in batch:  # features of words instead of tokens
                 break
             lengths += batch["attention_mask"].sum(-1).flatten().tolist()
         if lengths:
@@ -83,7 +87,7 @@ def measure_lengths(task: Task, recipe: Recipe, data: Mapping[str, Any]) -> dict
 
 
 def find_better(trainer: BertTrainer, metrics: Mapping[str, Any], report: Report) -> dict[str, float]:
-    """The `step` and scores of an earlier checkpoint that is better than the model at the end; empty if none is."""
+    """Return `step` and scores of an earlier checkpoint that is better than the final model; empty if there is none."""
     name, lower_is_better = trainer.criterion
     best = None if trainer.args.load_best_model_at_end else trainer.find_best()
     if not best or best["step"] == trainer.state.global_step:
@@ -96,7 +100,10 @@ def find_better(trainer: BertTrainer, metrics: Mapping[str, Any], report: Report
 
 
 def save_best(task: Task, head: type[PreTrainedModel], best: Mapping[str, float], tokenizer: Any, output: Path) -> None:
-    """Writes `output/best` at once: the model of an earlier checkpoint, saved as the last one is, and the tokenizer."""
+    """Write the model of an earlier checkpoint, saved like the final one, and the tokenizer to `output/best`.
+
+    The directory is renamed into place when it is complete.
+    """
     model = head.from_pretrained(output / f"checkpoint-{best['step']}")
     for name, value in task.tuned_config(best).items():
         setattr(model.config, name, value)

@@ -1,4 +1,4 @@
-"""What a run would do, without doing it."""
+"""Dry runs: the plan of a run, without data or weights."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,10 +13,10 @@ from bertkit.training.run_dir import FIRST
 
 
 def dry_run(task: Task, *recipes: Mapping[str, Any], output: str | Path) -> dict[str, Any]:
-    """What `run` would do, without data, weights or a file written: the complete recipe and the sizes that follow.
+    """Return the complete recipe of a run and the sizes that follow, without reading data or writing files.
 
     Raises:
-        UsageError: as `run`, for what can be known without the data.
+        UsageError: As in `run`, for mistakes that can be found without the data.
     """
     recipe = complete(task, *recipes)
     args = make_arguments(task, recipe, Path(output))

@@ -1,4 +1,4 @@
-"""The data of a run, read and encoded, and the tokenizer and the settings that they decide."""
+"""Read and encode the data of a run, with the tokenizer and the settings that depend on them."""
 
 import json
 from collections.abc import Mapping
@@ -19,11 +19,12 @@ from bertkit.training.run_dir import holds_run, start_directory
 
 @dataclass(frozen=True)
 class Prepared:
-    """What training needs beside the model; it serves every run of the same `name_data`.
+    """The inputs of training beside the model, shared by all runs of the same `name_data`.
 
-    examples: as the task's `load` and `divide` give them, but for "train", whose text may be large.
-    data: split -> the encoded data set.
-    settings: BertConfig's values that the data decide.
+    Attributes:
+        examples: Examples from the task's `load` and `divide`, without "train", whose text may be large.
+        data: Encoded data set of each split.
+        settings: Values of BertConfig that depend on the data.
     """
 
     examples: Mapping[str, Any]
@@ -33,20 +34,21 @@ class Prepared:
 
     @cached_property
     def fingerprints(self) -> dict[str, str]:
-        """Split -> what tells its data from any others."""
+        """Return the fingerprint of each split's data."""
         return {split: data.fingerprint() for split, data in self.data.items()}
 
 
 def prepare(
     task: Task, recipe: Recipe, report: Report = ignore, output: Path | None = None, goes_on: bool = False
 ) -> Prepared:
-    """The data of a complete recipe, read and encoded; with `output` the run directory is begun as soon as it can be.
+    """Read and encode the data of a complete recipe.
 
     Args:
-        goes_on: whether the run there continues from a checkpoint, and so with its own tokenizer.
+        output: The run directory; if given, its first files are written as soon as the tokenizer exists.
+        goes_on: Whether the run there continues from a checkpoint, and therefore with its own tokenizer.
 
     Raises:
-        UsageError: wrong or missing files, or a tokenizer that cannot be loaded.
+        UsageError: Files are wrong or missing, or the tokenizer cannot be loaded.
     """
     processes = join_processes(recipe)
     examples = task.load(recipe["data"], report)
@@ -54,7 +56,7 @@ def prepare(
         dev = next(iter(task.splits))
         examples[TUNE], examples[dev] = task.divide(examples[dev], share)
     with processes.main_process_first():  # the others read the first one's vocabulary
-        # What another start has left may be of another text, unless the run has come to a checkpoint with it.
+        # A vocabulary left by an earlier start may be of other text, unless the run has a checkpoint with it.
         if output is not None and (goes_on or not processes.is_main_process) and holds_run(output, recipe):
             tokenizer = load_tokenizer(str(output))
         else:
@@ -72,7 +74,7 @@ def prepare(
 
 
 def name_data(task: Task, recipe: Recipe) -> str:
-    """Return a name that two complete recipes share if what `prepare` makes of one serves the other."""
+    """Return a name that two complete recipes share if they can use the same `Prepared` data."""
     return name_examples(task, recipe) if task.reusable else json.dumps(recipe, sort_keys=True)
 
 

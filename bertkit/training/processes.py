@@ -1,4 +1,4 @@
-"""The processes that share a run: how they are joined, and what is said when one is lost or stops."""
+"""The processes that share a run: how they join, and the messages when one is lost or stops."""
 
 import logging
 import os
@@ -17,31 +17,31 @@ from bertkit.errors import UsageError
 from bertkit.system.signals import leave_signals_to_parent
 from bertkit.training.recipe import Recipe
 
-SECONDS_OF_WAITING = 60.0  # for a process that stands still, until it is named
-LOOKS = 20  # in that time
+SECONDS_OF_WAITING = 60.0  # before a stopped process is reported
+LOOKS = 20  # checks in that time
 
 
 def join_processes(recipe: Recipe) -> PartialState:
-    """This process among those that torchrun or accelerate launch have started; alone if there are no others.
+    """Join the processes started by torchrun or accelerate launch, if any, and return this one's state.
 
-    They wait for each other up to `[train] ddp_timeout` seconds; two hours if not given, for the others wait while the
-    first one trains a vocabulary.
+    Processes wait for each other up to `[train] ddp_timeout` seconds. The default is two hours, because the others wait
+    while the first one trains a vocabulary.
     """
     timeout = timedelta(seconds=recipe["train"].get("ddp_timeout", 7200))
     return PartialState(cpu=not torch.accelerator.is_available(), timeout=timeout)
 
 
 def leave_processes() -> None:
-    """Ends the connection to the other processes, if there are any: without it one may abort while others still end."""
+    """Close the connection to the other processes, if any; otherwise one may abort while others are still ending."""
     PartialState().destroy_process_group()
 
 
 class ProcessLost(UsageError):
-    """Another process of the run has ended; each of those that are left sees it."""
+    """Another process of the run has ended; raised in each of the remaining ones."""
 
 
 def begin_worker(begin: Callable[[int], None] | None, number: int) -> None:
-    """What a data worker does first."""
+    """Initialise a data worker: leave signals to its parent, then call the loader's own function."""
     leave_signals_to_parent()
     if begin is not None:
         begin(number)
@@ -49,7 +49,7 @@ def begin_worker(begin: Callable[[int], None] | None, number: int) -> None:
 
 @contextmanager
 def explain_lost_process(processes: int) -> Iterator[None]:
-    """What a process sees when another one of several has ended becomes a ProcessLost."""
+    """Convert the errors that the end of another process causes in this one to ProcessLost."""
     try:
         yield
     except RuntimeError as error:
@@ -62,10 +62,10 @@ def explain_lost_process(processes: int) -> Iterator[None]:
 
 @contextmanager
 def name_stopped_processes() -> Iterator[None]:
-    """Log one line in this context when a process of the run stands still, for which all others wait.
+    """Log one line when a process of the run is stopped while the others wait for it.
 
-    Every process counts in a store that they share; one that the system has stopped does not count. Of those that do,
-    the first one speaks.
+    Every process writes a heartbeat to a shared store; one that the system has stopped does not. The first of the
+    others logs the line.
     """
     over = Event()
     if distributed.is_initialized() and distributed.get_world_size() > 1:
@@ -77,11 +77,11 @@ def name_stopped_processes() -> Iterator[None]:
 
 
 def _watch_others(over: Event) -> None:
-    """Count in the store, and look whether the others do, until it is over or the store is gone."""
+    """Write heartbeats to the store and check those of the others, until `over` is set or the store is gone."""
     rank, ranks = distributed.get_rank(), range(distributed.get_world_size())
     own, seen, still = f"{os.getpid()} {socket.gethostname()}", {}, {}
     with suppress(distributed.DistError):
-        # A connection of its own: what waits at the run's would hold it.
+        # A separate connection, because operations waiting on the run's own would block it.
         address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
         store = distributed.TCPStore(address, port, timeout=timedelta(seconds=SECONDS_OF_WAITING))
         while not over.wait(SECONDS_OF_WAITING / LOOKS):
@@ -91,7 +91,7 @@ def _watch_others(over: Event) -> None:
                 found = store.get(name).decode() if store.check([name]) else ""
                 if found != seen.setdefault(other, found):
                     seen[other], still[other] = found, 0
-                elif other in still:  # it has counted while this one looked
+                elif other in still:  # it has sent a heartbeat since this process began to check
                     still[other] += 1
             stopped = [other for other, looks in still.items() if looks >= LOOKS]
             for other in stopped:

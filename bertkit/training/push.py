@@ -1,10 +1,10 @@
-"""A finished run -> a repository on the Hub.
+"""Upload a finished run to a repository on the Hub.
 
-What is uploaded is named here, file by file: weights, configuration, tokenizer, recipe, scores, log and card. All else
-stays behind: checkpoints and earlier models, and the predictions, which may repeat the words of data that are not ours
-to publish. The folders of the machine that trained stay behind as well: of a path only its last part is published.
+Only named files are uploaded: weights, configuration, tokenizer, recipe, scores, log and card. Checkpoints, earlier
+models and predictions are not: predictions may repeat text that is not ours to publish. Only the last part of each path
+is published, so folders of the training machine stay private.
 
-Left out: licences, of which a run knows nothing, and pull requests.
+Left out: licences, which a run does not know, and pull requests.
 """
 
 import os
@@ -42,16 +42,17 @@ ShardName = Annotated[str, msgspec.Meta(pattern=r"^model-\d+-of-\d+\.safetensors
 
 
 class WeightsIndex(msgspec.Struct):
-    """The index of weights in several files: the file of each of them."""
+    """The index of sharded weights: the shard of each of them."""
 
     weight_map: dict[str, ShardName]
 
 
 def check_push(repo: str) -> str:
-    """The whole name of a repository that can be pushed to, as far as is known without trying; asked before training.
+    """Check, before training, that a repository can be pushed to, and return its name with the owner.
 
     Raises:
-        UsageError: no token, one that may only read, no Hub, a name that is none or in a namespace of others.
+        UsageError: There is no token, the token is read-only, the Hub cannot be reached, the name is invalid or its
+            namespace belongs to others.
     """
     with explain_hub(f"nothing can be pushed to {repo}"):
         me = HfApi().whoami()
@@ -63,7 +64,7 @@ def check_push(repo: str) -> str:
             raise UsageError(f"{repo!r} is no name of a repository; write {proposed}") from None
         owner, _, name = repo.rpartition("/")
         known = [user, *(organization["name"] for organization in me.get("orgs", []))]
-        # A fine-grained token does not tell all organizations.
+        # With a fine-grained token the Hub does not list all organizations.
         is_foreign = owner and role == "write" and owner.lower() not in map(str.lower, known)
         if role == "read" or is_foreign:
             raise UsageError(
@@ -74,17 +75,17 @@ def check_push(repo: str) -> str:
 
 
 def push(output: Path, repo: str, *, private: bool = False, report: Report = ignore) -> str:
-    """Uploads a finished run to a repository that is made if need be, in one commit, and gives its address.
+    """Upload a finished run in one commit, to a repository that is created if needed, and return its URL.
 
-    What has been uploaded when something fails is not uploaded again. The card gets the repository's name, and of a run
-    in a study what the study knows.
+    Files uploaded before a failure are not uploaded again. The card gets the repository's name and, for a run in a
+    study, the study's results.
 
     Args:
-        private: make the repository private; one that is public already is refused.
+        private: Make the repository private; a repository that is already public is an error.
 
     Raises:
-        UsageError: the run is not finished or has no weights, the Hub refuses or cannot be reached; the run stays as it
-            is, and nothing is half there.
+        UsageError: The run is not finished or has no weights, or the Hub refuses or cannot be reached; the run is
+            unchanged, and nothing is committed in part.
     """
     files = gather_files(output)
     repo = check_push(repo)
@@ -106,10 +107,10 @@ def push(output: Path, repo: str, *, private: bool = False, report: Report = ign
 
 
 def gather_files(output: Path) -> dict[str, Path | bytes]:
-    """Name -> the file of a finished run that is published, but for its card.
+    """Return the files of a finished run that are published, by name, without its card.
 
     Raises:
-        UsageError: there is no run, it is not finished, it lacks weights, tokenizer or card, or one of them is a link.
+        UsageError: There is no run, it is not finished, it lacks weights, tokenizer or card, or one of them is a link.
     """
     if not (output / RECIPE_FILE).is_file():
         if study := find_study(output):
@@ -132,10 +133,10 @@ def gather_files(output: Path) -> dict[str, Path | bytes]:
 
 
 def list_weights(output: Path) -> list[str]:
-    """Return the names of a run's files of weights: one, or an index and the shards that it lists.
+    """Return the names of a run's weight files: one file, or an index and its shards.
 
     Raises:
-        UsageError: the index is damaged, or lists something else.
+        UsageError: The index is damaged, or lists other files.
     """
     if (output / WEIGHTS).is_file() or not (output / WEIGHTS_INDEX).is_file():
         return [WEIGHTS]
@@ -147,7 +148,7 @@ def list_weights(output: Path) -> list[str]:
 
 
 def make_public_card(output: Path, repo: str) -> str:
-    """A run's card, as it is now, with the name of the repository instead of the run's, and what its study knows."""
+    """Return the current card of a run with the repository's name in place of the run's, and its study's results."""
     name = repo.rpartition("/")[2]
     with explain_refusal(f"the card {output / CARD}"):
         card = ModelCard((output / CARD).read_text(encoding="utf-8"))
@@ -168,9 +169,9 @@ def make_public_card(output: Path, repo: str) -> str:
 
 
 def make_public_recipe(path: Path) -> bytes:
-    """Return the recipe without the folders of this machine, as the card has it since the training.
+    """Return the recipe without the folders of this machine, as it stands in the card.
 
-    Where the run was trained it could be seen which names are paths; a card without a recipe is decided on here.
+    On the training machine existing paths were recognised; if the card has no recipe, paths are recognised here.
     """
     with explain_refusal(str(path)):
         recipe = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -183,9 +184,9 @@ def make_public_recipe(path: Path) -> bytes:
 
 
 def describe_study(output: Path) -> str:
-    """What the study that a run belongs to says of it: of how many it is the best, and what its other seeds score.
+    """Return sentences on the study of a run: how many runs it was selected from, and scores over seeds.
 
-    Empty where it belongs to none.
+    Empty if the run belongs to no study.
     """
     run = output.resolve()
     studies = ((folder, find_study(folder)) for folder in run.parents)
@@ -210,6 +211,6 @@ def describe_study(output: Path) -> str:
 
 
 def find_study(folder: Path) -> StudyResult | None:
-    """Return the results of the study in a directory; None without one that can be read."""
+    """Return the results of the study in a directory; None if there is none that can be read."""
     with suppress(UsageError):
         return read_study(folder)

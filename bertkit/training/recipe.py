@@ -3,10 +3,10 @@
 A recipe is the plain nested dictionary that `tomllib` returns: a few top-level keys, the tables `[model]` (BertConfig),
 `[data]` (the task's options) and `[train]` (`transformers.TrainingArguments`, plus BERT's own Adam), and for
 pretraining the `[[phase]]` tables (paper A.2: a length and its share of the steps). What a library names keeps its
-name, and the library's annotations are the types checked here. A merged and checked recipe holds all that a run needs:
+name, and values are checked against the library's annotations. A merged and checked recipe holds all that a run needs:
 saved, it repeats the run.
 
-Left out: what the values do (the task's and `run.py`'s business), whether the sizes in `[model]` fit together
+Left out: the effect of the values (the task's and `run.py`'s business), whether the sizes in `[model]` fit together
 (`bertkit.model.config`), and every command-line option but `--set`.
 """
 
@@ -43,14 +43,14 @@ TOP_KEYS = {
 }
 TABLES = ("model", "data", "train")
 PHASE = {"share": float, "max_length": int}
-# Table -> key -> the least number that it may be, and the first one above that it may not be.
+# Table -> key -> range of the value: lower bound (included), upper bound (excluded).
 RANGES: dict[str, dict[str, tuple[float, float]]] = {
     "": {"batch_size": (1, math.inf), "reinit_layers": (0, math.inf)},
     "phase": {"max_length": (5, math.inf)},  # [CLS] a [SEP] b [SEP]
     "train": {
         **dict.fromkeys(("learning_rate", "weight_decay", "adam_epsilon", "max_grad_norm"), (0, math.inf)),
         **dict.fromkeys(("adam_beta1", "adam_beta2"), (0, 1)),
-        # Steps: a whole number, or a share of all of them.
+        # Steps: a whole number, or a fraction of all steps.
         **dict.fromkeys(("warmup_steps", "eval_steps", "logging_steps", "save_steps"), (0, math.inf)),
         **dict.fromkeys(("per_device_train_batch_size", "per_device_eval_batch_size"), (1, math.inf)),
         "eval_accumulation_steps": (1, math.inf),
@@ -61,10 +61,10 @@ RANGES: dict[str, dict[str, tuple[float, float]]] = {
     },
 }
 
-# They need the loss of an evaluation, which is not computed.
+# These schedules need an evaluation loss, which is not computed.
 LEARNED_SCHEDULES = {"reduce_lr_on_plateau", "greedy"}
 
-# Keys of [train] that fit a run to a machine: with others it is the same run, but for rounding.
+# Keys of [train] that fit a run to a machine: changing them changes results only by rounding.
 FITTING = (
     "per_device_train_batch_size",
     "per_device_eval_batch_size",
@@ -72,10 +72,10 @@ FITTING = (
     "dataloader_num_workers",
 )
 
-# Options of [data] that earlier versions do not have -> what they do.
+# Options of [data] that earlier versions lack -> the value that matches their behaviour.
 ADDED = {"tune_share": 0.0}
 
-# Keys of [train] that the user may not set -> what to do instead. The last two are names of transformers 4.
+# Keys of [train] that the user may not set -> the remedy. The last two are names of transformers 4.
 RESERVED = {
     "output_dir": "use --output",
     "gradient_accumulation_steps": "set batch_size at the top level: accumulation follows from it, "
@@ -115,28 +115,28 @@ TYPE_NAMES = {
 
 
 def read_recipe(path: str | Path) -> Recipe:
-    """The recipe in a TOML file, not yet checked, with `~` expanded as `merge` does.
+    """Read a recipe from a TOML file without checking it, with `~` expanded as in `merge`.
 
     Raises:
-        UsageError: the file cannot be read, or is not TOML.
+        UsageError: The file cannot be read, or is not TOML.
     """
     try:
         return merge(tomllib.loads(Path(path).read_bytes().decode("utf-8-sig")))
     except OSError as error:
         raise UsageError(f"recipe {path} cannot be read ({error.strerror}); give the path of a TOML file") from None
-    # TOMLDecodeError, another encoding than UTF-8, a number with too many digits; lists or tables nested too deep
+    # TOMLDecodeError, an encoding other than UTF-8, a number with too many digits; lists or tables nested too deeply
     except (ValueError, RecursionError) as error:
         raise UsageError(f"recipe {path} is not TOML: {error}; correct it there (https://toml.io)") from None
 
 
 def parse_setting(text: str) -> Recipe:
-    """The recipe with the one key of a `--set [table.]key=value`.
+    """Return a recipe that holds the single key of a `--set [table.]key=value`.
 
-    The value is TOML; one that is not, or that would be a date, is taken as text. In a study the key may begin with
-    `pretrain.`: it is one of the pretrainings then.
+    The value is parsed as TOML; invalid TOML and dates are taken as text. In a study the key may begin with
+    `pretrain.`, and then belongs to the pretraining runs.
 
     Raises:
-        UsageError: no `=`, no key, or more than one dot in it.
+        UsageError: There is no `=`, no key, or more than one dot in the key.
     """
     name, equals, value = text.partition("=")
     keys = [key.strip() for key in name.split(".")]
@@ -152,11 +152,11 @@ def parse_setting(text: str) -> Recipe:
 
 
 def merge(*recipes: Mapping[str, Any]) -> Recipe:
-    """One recipe, in which the later ones win; the arguments are left as they are.
+    """Merge recipes into a new one; later recipes take precedence.
 
     `[model]`, `[data]` and `[train]` are merged key by key; any other value (a list, the phases, a table inside
-    `[train]`) replaces the earlier one whole. None means "not given" and replaces nothing. A text that begins with `~`
-    or `~user` is a path, and is expanded.
+    `[train]`) replaces the earlier one entirely. None means "not given" and replaces nothing. Text that begins with
+    `~` or `~user` is expanded as a path.
     """
     merged: Recipe = {}
     for recipe in map(expand_recipe, recipes):
@@ -169,20 +169,19 @@ def merge(*recipes: Mapping[str, Any]) -> Recipe:
 
 
 def check(recipe: Mapping[str, Any], *, data_defaults: Mapping[str, Any], where: str = "recipe") -> Recipe:
-    """A copy of the recipe with every key known and every value of its type: a whole number that stands for a float is
-    one.
+    """Check the keys, types and ranges of a recipe and return a copy with integers converted to float where needed.
 
-    No key is required, so a recipe file can be checked as well as the merged whole. transformers is imported only if
-    there is a `[model]` or a `[train]`; that takes a second or two.
+    No key is required, so a recipe file can be checked as well as a merged recipe. transformers is imported only if
+    there is a `[model]` or a `[train]`, which takes a second or two.
 
     Args:
-        data_defaults: the task's options with their defaults, whose types are the ones allowed in `[data]`; the items
-            of an empty list are text.
-        where: what the messages begin with, a file's name for example.
+        data_defaults: The task's options with their defaults, whose types are allowed in `[data]`; items of an empty
+            list are text.
+        where: Prefix of the messages, for example a file name.
 
     Raises:
-        UsageError: an unknown key or table, a key that bertkit sets itself, a value of another type or out of its
-            range, phases whose shares do not add up to one.
+        UsageError: A key or table is unknown, bertkit sets the key itself, a value has the wrong type or is out of
+            range, or the shares of the phases do not add up to one.
     """
     recipe = merge(recipe)
     tables = {table: recipe.pop(table) for table in TABLES if table in recipe}
@@ -199,10 +198,10 @@ def check(recipe: Mapping[str, Any], *, data_defaults: Mapping[str, Any], where:
 
 
 def check_value(key: str, value: Any, annotation: Any, place: str = "") -> Any:
-    """The value of a key in its type.
+    """Return the value of a key, converted to the annotated type.
 
     Raises:
-        UsageError: it has another; the message begins with `place`.
+        UsageError: The value has another type; the message begins with `place`.
     """
     try:
         return _convert(value, annotation)
@@ -212,9 +211,10 @@ def check_value(key: str, value: Any, annotation: Any, place: str = "") -> Any:
 
 
 def save_recipe(recipe: Mapping[str, Any], path: str | Path) -> None:
-    """Writes the file that `read_recipe` reads back equal, at once or not at all.
+    """Write a recipe atomically, so that `read_recipe` returns an equal one.
 
-    Order: top-level keys, `[model]`, `[data]`, `[[phase]]`, `[train]`. None is left out: TOML has no word for it.
+    Order: top-level keys, `[model]`, `[data]`, `[[phase]]`, `[train]`. TOML has no null, so keys that are None are left
+    out.
     """
     import tomli_w
 
@@ -229,25 +229,29 @@ def save_recipe(recipe: Mapping[str, Any], path: str | Path) -> None:
 
 
 def list_decisive(recipe: Mapping[str, Any]) -> Recipe:
-    """Return what decides which run it is: no keys that fit it to a machine, no new ones at their defaults."""
+    """Return the part of a recipe that identifies the run.
+
+    Keys that fit it to a machine (FITTING) and newer keys at their defaults (ADDED) are left out.
+    """
     train = {key: value for key, value in recipe.get("train", {}).items() if key not in FITTING}
     data = {key: value for key, value in recipe.get("data", {}).items() if key not in ADDED or value != ADDED[key]}
     return {**recipe, **({"train": train} if "train" in recipe else {}), **({"data": data} if "data" in recipe else {})}
 
 
 def list_lengths(recipe: Mapping[str, Any]) -> list[int]:
-    """The most tokens of a sequence: in each phase, or in all of the run; 0 where the task has no such length."""
+    """Return the maximum sequence length in tokens of each phase, or of the run; 0 if the task has none."""
     return [phase["max_length"] for phase in recipe.get("phase", [])] or [recipe["data"].get("max_length", 0)]
 
 
 def split_batch(batch_size: int, *, processes: int, per_device: int | None = None) -> tuple[int, int]:
-    """`(per_device_train_batch_size, gradient_accumulation_steps)` of every process.
+    """Return `(per_device_train_batch_size, gradient_accumulation_steps)` for each process.
 
-    `batch_size` is the paper's: sequences per update over all processes. Without `per_device` a process takes its whole
-    share at once.
+    Args:
+        batch_size: Sequences per update over all processes, as in the paper.
+        per_device: Sequences per micro-batch; None disables accumulation.
 
     Raises:
-        UsageError: a remainder is left.
+        UsageError: The batch size is not divisible.
     """
     unit = processes * (per_device or 1)
     steps, remainder = divmod(batch_size, unit)
@@ -261,7 +265,7 @@ def split_batch(batch_size: int, *, processes: int, per_device: int | None = Non
 
 
 def _list_fields(table: str, data_defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """Key -> type, for one table ("" is the top level)."""
+    """Return the type of each key of a table ("" is the top level)."""
     if table == "model":
         from bertkit.model.config import BertConfig
 
@@ -287,7 +291,7 @@ def _list_fields(table: str, data_defaults: Mapping[str, Any]) -> dict[str, Any]
 
 
 def _check_table(table: str, values: Any, data_defaults: Mapping[str, Any]) -> Recipe:
-    """The values of one table, in their types."""
+    """Check one table and return its values, converted to their types."""
     if not isinstance(values, dict):
         raise UsageError(
             f"{table} = {show_toml(values)} must be a table; write [{table}] on a line, and its keys below"
@@ -307,7 +311,7 @@ def _check_table(table: str, values: Any, data_defaults: Mapping[str, Any]) -> R
 
 
 def _check_phases(phases: Any, data_defaults: Mapping[str, Any]) -> list[Recipe]:
-    """The phases, in their types; their shares add up to one."""
+    """Check the phases, whose shares must add up to one, and return them converted to their types."""
     if not isinstance(phases, list) or not all(isinstance(phase, dict) for phase in phases):
         raise UsageError("phase must be a list of tables; write [[phase]] above the share and max_length of each")
     checked = [_check_table("phase", phase, data_defaults) for phase in phases]
@@ -324,7 +328,7 @@ def _check_phases(phases: Any, data_defaults: Mapping[str, Any]) -> list[Recipe]
 
 
 def _explain_unknown_key(key: str, table: str, data_defaults: Mapping[str, Any]) -> str:
-    """What is wrong with the key, and where it belongs or which key is nearest."""
+    """Return the error message for an unknown key, with the table it belongs to or the nearest key."""
     problem = f"unknown key {key[:LONGEST_NAME]!r} {f'in {_bracket(table)}' if table else 'at the top level'}"
     for home in ("", "data", "train", "model"):
         if home != table and key in _list_fields(home, data_defaults):
@@ -339,8 +343,11 @@ def _explain_unknown_key(key: str, table: str, data_defaults: Mapping[str, Any])
 
 
 def _alternatives(annotation: Any) -> list[Any]:
-    """The types that a value may have. An enumeration stands for its values, and an annotation "enumeration or str" for
-    nothing else: the library turns the text into the enumeration. A float may be written as an int anyway."""
+    """Return the types that a value may have.
+
+    An enumeration is replaced by its values. In "enumeration or str" the str is dropped, because the library converts
+    such text to the enumeration; next to a float an int is dropped, because a float may be written as an int anyway.
+    """
     members = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
     implied = {NoneType}
     if any(isinstance(member, EnumType) for member in members):
@@ -355,10 +362,10 @@ def _alternatives(annotation: Any) -> list[Any]:
 
 
 def _convert(value: Any, annotation: Any) -> Any:
-    """The value in the annotation's type.
+    """Return the value, converted to the annotated type.
 
     Raises:
-        TypeError: it has another; `_describe` and `_propose` say more.
+        TypeError: The value has another type; `_describe` and `_propose` make the message.
     """
     for kind in _alternatives(annotation):
         origin, arguments = get_origin(kind) or kind, get_args(kind)
@@ -370,7 +377,7 @@ def _convert(value: Any, annotation: Any) -> Any:
             return value
         if origin is float and type(value) is int and abs(value) <= sys.float_info.max:
             return float(value)
-        if origin in (bool, int, str, list, dict) and type(value) is origin:  # not isinstance: True is no whole number
+        if origin in (bool, int, str, list, dict) and type(value) is origin:  # not isinstance: True is not an int here
             if origin is list and arguments:
                 return [_convert(item, arguments[0]) for item in value]
             if origin is dict and arguments:
@@ -380,7 +387,7 @@ def _convert(value: Any, annotation: Any) -> Any:
 
 
 def _describe(annotation: Any) -> str:
-    """The annotation in words."""
+    """Return the annotation in words."""
     words = []
     for kind in _alternatives(annotation):
         origin, arguments = get_origin(kind) or kind, get_args(kind)
@@ -394,7 +401,7 @@ def _describe(annotation: Any) -> str:
 
 
 def _propose(key: str, value: Any, annotation: Any) -> str:
-    """The remedy: the same value as it should have been written, or the nearest choice; empty when neither exists."""
+    """Return a remedy: the value in its correct spelling, or the nearest choice; empty if there is neither."""
     for reading in _read_otherwise(value):
         try:
             fitting = show_toml(_convert(reading, annotation))
@@ -408,11 +415,11 @@ def _propose(key: str, value: Any, annotation: Any) -> str:
 
 
 def _read_otherwise(value: Any) -> Iterator[Any]:
-    """What a value of the wrong type may have been meant to be."""
+    """Yield values that a value of the wrong type may have been meant to be."""
     if isinstance(value, str):
         yield _parse_value(value.strip().lower())  # "2e-5", "True"
         with contextlib.suppress(ValueError):
-            yield float(value)  # ".5", which is no TOML
+            yield float(value)  # ".5", which is not TOML
     elif isinstance(value, float) and value.is_integer():
         yield int(value)
     if not isinstance(value, list | dict | str):
@@ -421,15 +428,15 @@ def _read_otherwise(value: Any) -> Iterator[Any]:
 
 
 def _parse_value(text: str) -> Any:
-    """The TOML value, or the text itself where it is none or a date."""
+    """Parse a TOML value; return the text itself if it is not TOML or a date."""
     try:
         parsed = tomllib.loads(f"value = {text}")
     except (ValueError, RecursionError):
         return text
-    # A line break in the text would smuggle in more keys.
+    # A line break in the text could add further keys.
     return text if len(parsed) > 1 or isinstance(parsed["value"], datetime.date | datetime.time) else parsed["value"]
 
 
 def _bracket(table: str) -> str:
-    """A table's header."""
+    """Return the header of a table."""
     return "[[phase]]" if table == "phase" else f"[{table}]"

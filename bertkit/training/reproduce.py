@@ -1,7 +1,8 @@
-"""A finished run, repeated from its directory and compared: scores, weights and predictions.
+"""Repeat a finished run from its directory and compare scores, weights and predictions.
 
-On one machine with the same packages a run on a CPU comes out bit for bit. On another, or with others, sums are rounded
-in another order; what `environment.json` says of both is listed beside what differs.
+On one machine with the same packages a run on a CPU is repeated bit for bit. On another machine, or with other
+packages, sums are rounded in another order; the differences between both `environment.json` are listed with the
+differing results.
 
 Left out: ensembles, which train nothing; best/, an earlier update of the same training.
 """
@@ -38,12 +39,13 @@ from bertkit.training.run_dir import (
 
 @dataclass(frozen=True)
 class Comparison:
-    """How a run and its repetition differ; all empty when they do not.
+    """The differences between a run and its repetition; all fields are empty if there are none.
 
-    scores: name -> both values.
-    weights: name -> the largest difference of a value; infinite where one of both lacks it or its size is another.
-    predictions: file -> how many of its lines differ, of how many.
-    environment: `key: before -> now`, of machine, software, data and the weights before the first update.
+    Attributes:
+        scores: Name -> both values.
+        weights: Name -> the largest absolute difference; infinite if it is missing in one run or the shapes differ.
+        predictions: File -> the number of differing lines, and of all lines.
+        environment: Lines `key: before -> now` on machine, software, data and the weights before the first update.
     """
 
     scores: dict[str, tuple[Any, Any]]
@@ -53,21 +55,21 @@ class Comparison:
 
     @property
     def is_exact(self) -> bool:
-        """Whether all that came out is the same; the machine need not be."""
+        """Return whether all results are the same, whatever the environment."""
         return not (self.scores or self.weights or self.predictions)
 
 
 def reproduce(
     folder: str | Path, output: str | Path, report: Report = ignore, progress: Progress = ignore
 ) -> Comparison:
-    """What comes out when the run in `folder` is done again in `output`, beside what it was.
+    """Repeat the run in `folder` in the directory `output`, and compare both.
 
-    Paths in its recipe are relative to the working directory, as they were. A repetition that was stopped goes on, and
-    a finished one is not done again.
+    Paths in the recipe are relative to the working directory, as in the first run. An interrupted repetition continues,
+    and a finished one is not repeated.
 
     Raises:
-        UsageError: there is no finished run, or its data or its checkpoint are not there any more.
-        Interrupted: by SIGTERM or SIGINT, after a checkpoint.
+        UsageError: There is no finished run, or its data or its checkpoint no longer exist.
+        Interrupted: SIGTERM or SIGINT was received; a checkpoint was saved.
     """
     folder, output = Path(folder), Path(output)
     if not (folder / METRICS_FILE).is_file() or not (folder / RECIPE_FILE).is_file():
@@ -85,13 +87,13 @@ def reproduce(
 
 
 def compare_runs(before: Path, now: Path) -> Comparison:
-    """How two finished runs differ.
+    """Compare two finished runs.
 
     Raises:
-        UsageError: a file of theirs is damaged.
+        UsageError: A file of one of them is damaged.
     """
     one, two = (read_metrics(folder / METRICS_FILE) for folder in (before, now))
-    names = [name for name in one | two if name != CHOSEN_ON_DEV]  # which runs of an earlier version do not have
+    names = [name for name in one | two if name != CHOSEN_ON_DEV]  # runs of earlier versions lack it
     scores = {name: (one.get(name), two.get(name)) for name in names if one.get(name) != two.get(name)}
     return Comparison(
         scores, compare_weights(before, now), compare_files(before, now), list(compare_environments(before, now))
@@ -99,10 +101,10 @@ def compare_runs(before: Path, now: Path) -> Comparison:
 
 
 def compare_environments(before: Path, now: Path) -> Iterator[str]:
-    """How machine, software, data and first weights of two runs differ, and of those that came before them.
+    """Yield the differences in machine, software, data and initial weights of two runs and those before them.
 
     Raises:
-        UsageError: environment.json is damaged or lost.
+        UsageError: An environment.json is damaged or lost.
     """
     if all((folder / FIRST / ENVIRONMENT).exists() for folder in (before, now)):
         yield from (f"{FIRST}: {line}" for line in compare_environments(before / FIRST, now / FIRST))
@@ -111,14 +113,14 @@ def compare_environments(before: Path, now: Path) -> Iterator[str]:
         with explain_refusal(str(folder / ENVIRONMENT)):
             found.append(read_environment(folder))
     one, two = found
-    for key in {"data", "weights_at_start"} & (one.keys() ^ two.keys()):  # a run of an earlier version does not know
+    for key in {"data", "weights_at_start"} & (one.keys() ^ two.keys()):  # runs of earlier versions lack them
         one.pop(key, None)
         two.pop(key, None)
     yield from find_differences(one, two)
 
 
 def compare_weights(before: Path, now: Path) -> dict[str, float]:
-    """The weights of two models that differ in a bit, by name: how far apart they are at most."""
+    """Return the largest absolute difference of each weight that is not equal in two models, by name."""
     one, two = map(read_weights, (before, now))
     found = {}
     for name in one | two:
@@ -130,7 +132,7 @@ def compare_weights(before: Path, now: Path) -> dict[str, float]:
 
 
 def read_weights(folder: Path) -> dict[str, Tensor]:
-    """The weights of a finished run, of all its files."""
+    """Read the weights of a finished run from all of its shards."""
     found: dict[str, Tensor] = {}
     for path in sorted(folder.glob("model*.safetensors")):
         with explain_refusal(str(path)):
@@ -139,7 +141,7 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
 
 
 def compare_files(before: Path, now: Path) -> dict[str, tuple[int, int]]:
-    """The prediction files of two runs that differ: how many lines do, of how many."""
+    """Return the number of differing lines, and of all lines, of each prediction file that differs."""
     found = {}
     names = {path.name for folder in (before, now) for path in (folder / PREDICTIONS).glob("*")}
     for name in sorted(names):

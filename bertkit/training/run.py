@@ -1,12 +1,12 @@
-"""One run of one task: from a recipe to a directory with model, tokenizer, scores and everything needed to repeat it.
+"""Run one task: from a recipe to a directory with model, tokenizer, scores and everything needed to repeat it.
 
-The same for every task, and with `trainer.py` and `arguments.py` the only place that touches the Trainer. What the
-Trainer does stays with it: the loop, precision, clipping, accumulation, several processes, checkpoints. Added here: how
-losses are divided (over the whole update, not a micro-batch), what is logged of them (`trainer.py`), and the run
-directory (`run_dir.py`).
+It is the same for every task, and with `trainer.py` and `arguments.py` the only place that touches the Trainer. The
+Trainer does the loop, precision, clipping, accumulation, several processes and checkpoints. bertkit adds the division
+of losses (over the whole update, not a micro-batch), their logging (`trainer.py`), and the run directory
+(`run_dir.py`).
 
-Several processes repeat some sequences to fill the last batch of an epoch, where it does not divide among them: that is
-accelerate's way to keep them in step.
+Where the last batch of an epoch does not divide among several processes, accelerate fills it with repeated sequences to
+keep the processes in step.
 
 Differs from the paper: the learning rate decays linearly from its peak at the end of the warm-up (transformers'
 "linear"), where the reference code multiplies the warm-up's end by 1 - step / total.
@@ -58,22 +58,22 @@ def run(
     prepared: "Prepared | None" = None,
     milestones: Collection[int] = (),
 ) -> dict[str, Any]:
-    """The scores of `task` after training, as written to `output/metrics.json`; a finished run is not repeated.
+    """Train `task` and return its scores, as written to `output/metrics.json`; a finished run is not repeated.
 
-    What can be checked is checked first; nothing is written before the data are read and the vocabulary is there.
+    All possible checks come first; nothing is written before the data are read and the vocabulary exists.
 
     Args:
-        recipes: merged over the task's own, the later ones winning.
-        output: the run directory, new, empty, or of the same run, which then continues.
-        report: gets one line now and then.
-        progress: called after every logged update.
-        prepared: the data, where `prepare` has made them already for a recipe of the same `name_data`.
-        milestones: the updates whose checkpoints are there at the end, whatever `[train]` says of saving.
+        recipes: Recipes merged over the task's own; later ones take precedence.
+        output: The run directory: new, empty, or of the same run, which then continues.
+        report: Called with a line of text now and then.
+        progress: Called after every logged update.
+        prepared: The data, if `prepare` has already made them for a recipe of the same `name_data`.
+        milestones: Updates whose checkpoints are kept, whatever the save settings in `[train]`.
 
     Raises:
-        UsageError: a mistake in the recipe, the data or the directory; nothing is overwritten.
-        Interrupted: by SIGTERM or SIGINT, after a checkpoint.
-        ProcessLost: one of several processes has ended.
+        UsageError: The recipe, the data or the directory is wrong; nothing is overwritten.
+        Interrupted: SIGTERM or SIGINT was received; a checkpoint was saved.
+        ProcessLost: One of several processes has ended.
     """
     recipe, output = complete(task, *recipes), Path(os.path.expanduser(output))  # as TrainingArguments does
     processes = join_processes(recipe)
@@ -90,11 +90,11 @@ def run(
         if prepared is None:
             prepared = prepare(task, recipe, report, output, goes_on=checkpoint is not None)
         else:
-            processes.wait_for_everyone()  # all have looked at the directory before the first one begins it
+            processes.wait_for_everyone()  # all check the directory before the first one writes to it
             if processes.is_main_process:
                 start_directory(output, recipe, prepared.tokenizer)
         start = train_first(task, recipe, output, report, progress)
-        set_seed(args.seed)  # again: a run must not depend on whether its data were at hand
+        set_seed(args.seed)  # again: a run must not depend on whether its data were prepared here
         model = make_model(task, start, prepared.settings, report)
         if processes.is_main_process:
             weights = fingerprint_weights(model)
@@ -111,9 +111,9 @@ def run(
 
 
 def train_first(task: Task, recipe: Recipe, output: Path, report: Report, progress: Progress) -> Recipe:
-    """The recipe, starting from the model of the training that comes before it, if the task has one.
+    """Run the training that comes before this one, if any, and return a recipe that starts from it.
 
-    That is a run of its own in `output/first`, and not repeated when it is finished, on the same data.
+    It is a separate run in `output/first`, and is not repeated if it is finished and the data are the same.
     """
     if not (given := task.pretrain_on(recipe)):
         return recipe
@@ -121,7 +121,7 @@ def train_first(task: Task, recipe: Recipe, output: Path, report: Report, progre
     report(f"first, in {output / FIRST}:")
     was_finished = find_finished(output / FIRST, earlier) is not None
     run(task, earlier, output=output / FIRST, report=report, progress=progress)
-    if was_finished:  # all processes saw the same: none can finish it without the others
+    if was_finished:  # equal in all processes: none can finish a run without the others
         prepared = prepare(task, earlier, report)
         if join_processes(recipe).is_main_process:
             check_data(output / FIRST, prepared.fingerprints)
@@ -133,12 +133,13 @@ def train_first(task: Task, recipe: Recipe, output: Path, report: Report, progre
 
 
 def make_model(task: Task, recipe: Recipe, settings: Mapping[str, Any], report: Report = ignore) -> nn.Module:
-    """The task's head, from the checkpoint if the recipe names one, else new.
+    """Return the task's head, loaded from the recipe's checkpoint or with random initialisation.
 
-    `settings` are BertConfig's values that the data decide.
+    Args:
+        settings: Values of BertConfig that depend on the data.
 
     Raises:
-        UsageError: sizes that do not fit together, or a checkpoint that cannot be loaded.
+        UsageError: Sizes do not fit together, or the checkpoint cannot be loaded.
     """
     head = getattr(bertkit, name_head(task, recipe))
     if not recipe.get("checkpoint"):
@@ -152,13 +153,13 @@ def make_model(task: Task, recipe: Recipe, settings: Mapping[str, Any], report: 
     if recipe.get("reinit_layers"):
         reinitialize(model, recipe["reinit_layers"])
         report(f"drawn anew: the pooler and the top {recipe['reinit_layers']} layers (reinit_layers)")
-    if recipe.get("freeze") or model.is_frozen:  # what is loaded forgets that it is
+    if recipe.get("freeze") or model.is_frozen:  # loading does not freeze the encoder
         model.freeze_encoder()
     return model
 
 
 def describe_training(args: TrainingArguments, recipe: Recipe, data: Any) -> str:
-    """One line: updates, sequences an update, how they are cut, precision."""
+    """Return one line with updates, sequences per update and their division, and precision."""
     steps = (
         args.max_steps
         if args.max_steps > 0
@@ -183,7 +184,7 @@ def make_trainer(
     report: Report,
     milestones: Collection[int] = (),
 ) -> BertTrainer:
-    """The Trainer of a run, its printing replaced by `progress` and, where it predicts, by `report`."""
+    """Return the Trainer of a run; training reports to `progress`, prediction to `report`, instead of printing."""
     optimizer = None
     if recipe["train"].get("optim") == BERT_ADAM:
         betas = (args.adam_beta1, args.adam_beta2)
@@ -219,11 +220,11 @@ def make_trainer(
 def finish(
     task: Task, recipe: Recipe, trainer: BertTrainer, prepared: Prepared, output: Path, report: Report
 ) -> dict[str, Any]:
-    """The scores of a trained model; saves it, and the first process writes the rest of the directory."""
+    """Score and save a trained model, and return its scores; the first process writes the rest of the directory."""
     trainer.compute_metrics = None  # each split has its own labels
     metrics: dict[str, Any] = {}
     files: dict[str, str] = {}
-    tuned, decided = None, None  # the scores of the data that decide, where others are scored, and what follows
+    tuned, decided = None, None  # scores of the tune split, and the config values tuned on it
     for split in (TUNE, *task.splits, *task.unlabelled):
         if (data := prepared.data.get(split)) is None:
             continue
@@ -238,7 +239,7 @@ def finish(
         if name := task.splits.get(split):
             scores = task.score(summaries, data, decided)
             metrics |= {name.format(key): value for key, value in scores.items()}
-    if tuned is None:  # else they are of the rows that decide
+    if tuned is None:  # otherwise the scores at the start are those of the tune split
         metrics |= list_start(trainer.state.log_history)
     if task.metric:
         metrics |= task.baseline(prepared.data["train"], prepared.data[next(iter(task.splits))])
@@ -265,7 +266,7 @@ def finish(
 
 
 def list_start(log: list[dict[str, float]]) -> dict[str, float]:
-    """The scores before the first update (`eval_on_start`), as `start_…`."""
+    """Return the scores before the first update (`eval_on_start`) as `start_…`."""
     start = next((entry for entry in log if entry.get("step") == 0), {})
     timings = ("runtime", "samples_per_second", "steps_per_second", "model_preparation_time")
     found = {key.removeprefix("eval_"): value for key, value in sorted(start.items()) if key.startswith("eval_")}

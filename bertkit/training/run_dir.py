@@ -1,8 +1,8 @@
-"""The directory of a run: its files, whose it is, and how far it has come.
+"""The directory of a run: its files, the run it belongs to, and its progress.
 
-`recipe.toml`, the tokenizer and `environment.json` come first, then checkpoints and the log, then the model with its
-card and predictions, and in `best/` that of an earlier update if it was better; `metrics.json` comes last, written at
-once, so its presence means done.
+`recipe.toml`, the tokenizer and `environment.json` are written first, then checkpoints and the log, then the model with
+its card and predictions, and in `best/` the model of an earlier update if that was better. `metrics.json` is written
+last and atomically, so its presence means that the run is finished.
 """
 
 import json
@@ -36,10 +36,10 @@ VOCABULARY = "vocab.txt"
 LOG = "training_log.jsonl"
 PREDICTIONS = "predictions"
 ENVIRONMENT = "environment.json"
-LENGTHS_FILE = "lengths.json"  # of the sequences: how many have how many tokens
+LENGTHS_FILE = "lengths.json"  # the number of sequences of each length in tokens
 FIRST = "first"  # the run that comes before this one
 EXAMPLES = "examples.txt"  # among the predictions
-FIGURES = ".figures.json"  # among the predictions, behind a split: what is to be seen in them (`bertkit.analysis.page`)
+FIGURES = ".figures.json"  # among the predictions, after a split's name: data of plots and tables
 BEST = "best"  # the model of an earlier update that was better than the last
 NOTED_PACKAGES = (
     "accelerate",
@@ -52,7 +52,7 @@ NOTED_PACKAGES = (
     "torch",
     "transformers",
 )
-# What a run writes in its directory: what `bertkit push` publishes, and the rest.
+# The files that a run writes in its directory: those that `bertkit push` publishes, then all of them.
 PUBLISHED = (
     "config.json",
     "generation_config.json",
@@ -67,16 +67,16 @@ PUBLISHED = (
     METRICS_FILE,
 )
 RUN_FILES = (*PUBLISHED, LENGTHS_FILE, "README.md", "model.safetensors")
-RUN_FOLDERS = (BEST, PREDICTIONS, "checkpoint-", f".{BEST}", ".tokenizer", ".step-")  # and how their names begin
+RUN_FOLDERS = (BEST, PREDICTIONS, "checkpoint-", f".{BEST}", ".tokenizer", ".step-")  # names or prefixes of names
 STUDY_RESULT = "study.json"  # beside the runs of a study
 COMPLETE = "complete"  # this file marks a checkpoint as fully written; it holds the checksums of the others
 
 
 def find_finished(output: Path, recipe: Recipe) -> dict[str, Any] | None:
-    """The metrics of a finished run in this directory, or None when there is work to do.
+    """Return the metrics of a finished run in this directory, or None if the run is not finished.
 
     Raises:
-        UsageError: the directory cannot be written, belongs to another run that has begun, or holds something else.
+        UsageError: The directory cannot be written, belongs to another run that has begun, or holds other files.
     """
     with explain_refusal(f"the directory {output}"):
         existing = next(path for path in (output, *output.absolute().parents) if path.exists())
@@ -87,7 +87,7 @@ def find_finished(output: Path, recipe: Recipe) -> dict[str, Any] | None:
     if not output.exists():
         return None
     if not (output / RECIPE_FILE).exists():
-        # A hidden file may be what is left of a run that was killed in its first moment.
+        # A hidden file may be left from a run that was killed right after its start.
         if any(not path.name.startswith(".") for path in output.iterdir()):
             raise UsageError(f"{output} is not empty and holds no run; name another directory with --output")
         return None
@@ -100,10 +100,10 @@ def find_finished(output: Path, recipe: Recipe) -> dict[str, Any] | None:
 
 
 def read_metrics(path: Path) -> dict[str, Any]:
-    """The scores of a finished run.
+    """Read the scores of a finished run.
 
     Raises:
-        UsageError: the file is damaged.
+        UsageError: The file is damaged.
     """
     try:
         metrics = read_record(path, dict[str, Any])
@@ -115,23 +115,23 @@ def read_metrics(path: Path) -> dict[str, Any]:
 
 
 def read_record(path: Path, kind: Any) -> Any:
-    """Return what a JSON file holds, as a value of this type.
+    """Read a JSON file as a value of the given type.
 
     Raises:
-        OSError: It cannot be read.
-        ValueError: It is no JSON, or of another type.
+        OSError: The file cannot be read.
+        ValueError: The file is not JSON, or its value has another type.
     """
     try:
-        return msgspec.convert(json.loads(path.read_bytes()), kind)  # json reads a NaN among the scores, too
+        return msgspec.convert(json.loads(path.read_bytes()), kind)  # json also accepts NaN, as in scores
     except (RecursionError, msgspec.ValidationError) as error:
         raise ValueError(str(error)) from None
 
 
 def check_files(folder: Path) -> None:
-    """Check that a run's directory has no links, and no folders in the place of files.
+    """Check that a run's directory has no symbolic links, and no folders in the place of files.
 
     Raises:
-        UsageError: it has one.
+        UsageError: It has one.
     """
     refuse_links(folder, RUN_FOLDERS)
     for path in folder.iterdir():
@@ -140,60 +140,60 @@ def check_files(folder: Path) -> None:
 
 
 def hold_run_dir(output: Path, patience: float = 5.0) -> AbstractContextManager[None]:
-    """Hold the directory of a run or a study, as `hold_directory` does, if `check_files` finds nothing."""
+    """Lock the directory of a run or a study with `hold_directory`, after `check_files`."""
     return hold_directory(output, patience, check_files)
 
 
 def holds_run(output: Path, recipe: Recipe) -> bool:
-    """Whether this directory has been started with this recipe, and holds its tokenizer."""
+    """Return whether this directory was started with this recipe and holds its tokenizer."""
     if not (output / RECIPE_FILE).exists() or not (output / VOCABULARY).exists():
         return False
     return list_decisive(read_recipe(output / RECIPE_FILE)) == list_decisive(recipe)
 
 
 def has_begun(output: Path) -> bool:
-    """Whether a run in this directory, or the one before it, has come as far as its first update."""
+    """Return whether training has started in this directory, or in that of the run that comes before it."""
     return (output / LOG).exists() or (output / FIRST / LOG).exists()
 
 
 def start_directory(output: Path, recipe: Recipe, tokenizer: Any) -> None:
-    """Writes what comes first in a run directory: recipe.toml and the tokenizer."""
+    """Write the first files of a run directory: recipe.toml and the tokenizer."""
     with explain_refusal(f"the directory {output}"):
         output.mkdir(parents=True, exist_ok=True)
-    # At no moment is there a whole tokenizer beside another run's recipe: vocab.txt is what is written last of it.
+    # A complete tokenizer must never lie beside another run's recipe; vocab.txt is its last file to be written.
     (output / VOCABULARY).unlink(missing_ok=True)
     save_recipe(recipe, output / RECIPE_FILE)
     save_tokenizer(tokenizer, output)
 
 
 def write_environment(output: Path, data: Mapping[str, str], weights: str, goes_on: bool) -> None:
-    """Writes environment.json: what may explain a difference between two runs, or between two parts of one.
+    """Write environment.json, which may explain a difference between two runs, or two parts of one.
 
     Args:
-        data: the fingerprint of each split.
-        weights: that of the model before the first update.
-        goes_on: whether the run continues from a checkpoint, which has weights of its own.
+        data: Fingerprint of each split.
+        weights: Fingerprint of the model before the first update.
+        goes_on: Whether the run continues from a checkpoint, whose weights replace the initial ones.
 
     Raises:
-        UsageError: it continues, and had other data before.
+        UsageError: The run continues with other data than before.
     """
     start = check_data(output, data).get("weights_at_start", weights) if goes_on else weights
     write_json(describe_environment() | {"data": dict(data), "weights_at_start": start}, output / ENVIRONMENT)
 
 
 def check_data(output: Path, data: Mapping[str, str]) -> Mapping[str, Any]:
-    """What a run's environment.json says; nothing where it is damaged, or lost.
+    """Check that a run's data are unchanged and return its environment.json, empty if damaged or lost.
 
     Args:
-        data: the fingerprint of each split.
+        data: Fingerprint of each split.
 
     Raises:
-        UsageError: the run has had other data.
+        UsageError: The run was started with other data.
     """
     found: Mapping[str, Any] = {}
     with suppress(OSError, ValueError):
         found = read_environment(output)
-    known = found.get("data") or data  # older runs do not say
+    known = found.get("data") or data  # older runs have no fingerprints
     if changed := sorted({split for split, _ in known.items() ^ data.items()}):
         raise UsageError(
             f"{output} was begun with other data ({', '.join(changed)}), or with packages that make something else of "
@@ -204,11 +204,11 @@ def check_data(output: Path, data: Mapping[str, str]) -> Mapping[str, Any]:
 
 
 def read_environment(output: Path) -> dict[str, Any]:
-    """What a run's environment.json says, but for the date.
+    """Read a run's environment.json, without the date.
 
     Raises:
-        OSError: there is none.
-        ValueError: it is damaged.
+        OSError: There is no such file.
+        ValueError: The file is damaged.
     """
     found = read_record(output / ENVIRONMENT, dict[str, Any])
     if not isinstance(found.get("data", {}), dict):
@@ -217,7 +217,7 @@ def read_environment(output: Path) -> dict[str, Any]:
 
 
 def describe_environment() -> dict[str, Any]:
-    """Versions, hardware and, in a checkout, the commit: what may explain a difference between two runs; and when."""
+    """Return the date, versions, hardware and, in a git checkout, the commit."""
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "bertkit": bertkit.__version__,
@@ -236,7 +236,7 @@ def describe_environment() -> dict[str, Any]:
 
 @cache
 def find_commit() -> str | None:
-    """The commit of the checkout that this package runs from, with "+" if files differ; None outside one."""
+    """Return the git commit of this package, with "+" if files differ; None outside a checkout."""
     command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--abbrev=40", "--dirty=+"]
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
@@ -245,7 +245,7 @@ def find_commit() -> str | None:
 
 
 def find_checkpoint(output: Path, report: Callable[[str], None]) -> Path | None:
-    """The newest checkpoint that was written to its end and is still as it was."""
+    """Return the newest checkpoint that is complete and undamaged."""
     for _, path in sorted(list_checkpoints(output).items(), reverse=True):
         if is_intact(path):
             return path
@@ -254,38 +254,38 @@ def find_checkpoint(output: Path, report: Callable[[str], None]) -> Path | None:
 
 
 def is_intact(checkpoint: Path) -> bool:
-    """Whether the files of a checkpoint are what they were when it was complete; reads them (some GB a second)."""
+    """Return whether the files of a checkpoint match their checksums; reads all of them (some GB/s)."""
     try:
         known = read_record(checkpoint / COMPLETE, dict[str, str])
         return bool(known) and list(known.values()) == compute_checksums([checkpoint / name for name in known])
-    except (ValueError, OSError):  # of a marker that is damaged itself, or of a lost file
+    except (ValueError, OSError):  # the marker itself is damaged, or a file is lost
         return False
 
 
 def list_checkpoints(output: Path) -> dict[int, Path]:
-    """The checkpoints that were written to their end, by the number of updates."""
+    """Return the checkpoints that were written completely, by the number of updates."""
     marked = [path.parent for path in output.glob(f"checkpoint-*/{COMPLETE}") if path.is_file()]
     return {int(number): path for path in marked if (number := path.name.removeprefix("checkpoint-")).isdigit()}
 
 
 def mark_complete(checkpoint: Path) -> None:
-    """Says that a checkpoint has been written to its end, and what its files are, those of a sharded model included."""
+    """Mark a checkpoint as complete, with the checksums of its files, shards included."""
     files = sorted(path for path in checkpoint.rglob("*") if path.is_file() and path.name != COMPLETE)
     names = [path.relative_to(checkpoint).as_posix() for path in files]
     write_json(dict(zip(names, compute_checksums(files), strict=True)), checkpoint / COMPLETE)
 
 
 def compute_checksums(paths: Sequence[Path]) -> list[str]:
-    """The length and the CRC-32 of each of these files."""
+    """Return the length and the CRC-32 of each file."""
     found = zip(paths, map_in_threads(find_checksum, paths), strict=True)
     return [f"{path.stat().st_size} bytes, {checksum:08x}" for path, checksum in found]
 
 
 def rotate_checkpoints(output: Path, update: int, keep: int, protected: Collection[int] = ()) -> None:
-    """Deletes the oldest checkpoints until `keep` are left, but neither that of `update` nor the protected ones.
+    """Delete the oldest checkpoints until `keep` are left, except that of `update` and the protected ones.
 
-    What is no whole checkpoint goes first, and so do later ones: a run that continues after `update` has passed them
-    over as damaged.
+    Incomplete checkpoints are deleted first, and so are checkpoints later than `update`: the resumed run has skipped
+    them as damaged.
     """
     whole = {number: path for number, path in list_checkpoints(output).items() if number <= update}
     for path in output.glob("checkpoint-*"):
@@ -293,17 +293,17 @@ def rotate_checkpoints(output: Path, update: int, keep: int, protected: Collecti
             shutil.rmtree(path, ignore_errors=True)
     old = [number for number in sorted(whole) if number != update and number not in protected]
     for number in old[: max(0, len(whole) - keep)]:
-        (whole[number] / COMPLETE).unlink()  # so that it is not taken for whole if this is interrupted
+        (whole[number] / COMPLETE).unlink()  # if this is interrupted, the rest must not count as complete
         shutil.rmtree(whole[number], ignore_errors=True)
 
 
 def write_log(entries: Iterable[Mapping[str, float]], output: Path) -> None:
-    """Writes the training log, one JSON object a line."""
+    """Write the training log, one JSON object per line."""
     atomic_write("".join(json.dumps(entry) + "\n" for entry in entries), output / LOG)
 
 
 def read_log(output: Path) -> list[dict[str, float]]:
-    """The entries of a run's training log."""
+    """Read the entries of a run's training log."""
     return [json.loads(line) for line in (output / LOG).read_text(encoding="utf-8").splitlines()]
 
 
@@ -311,7 +311,7 @@ def read_log(output: Path) -> list[dict[str, float]]:
 
 
 class StudyColumn(msgspec.Struct):
-    """The score that a column of a study shows."""
+    """The score in a column of a study."""
 
     name: str
     metric: str
@@ -328,7 +328,7 @@ class StudyRun(msgspec.Struct):
 
 
 class StudyCell(msgspec.Struct):
-    """A setting of a study with its runs, and mean and deviation over the n of them that have the column's score."""
+    """A setting of a study with its runs, and mean and standard deviation over the n with the column's score."""
 
     column: str
     runs: list[StudyRun]
@@ -338,7 +338,7 @@ class StudyCell(msgspec.Struct):
 
 
 class StudyWinner(msgspec.Struct):
-    """A run that a study has chosen, out of how many, and the score that was decisive (None: `score` was)."""
+    """A run that a study has selected out of `of_runs`, by the score `decided_by` (None: by `score`)."""
 
     run: str
     of_runs: int
@@ -347,7 +347,7 @@ class StudyWinner(msgspec.Struct):
 
 
 class StudyResult(msgspec.Struct):
-    """What is read here of study.json (`bertkit.studies.results`)."""
+    """The part of study.json (`bertkit.studies.results`) that is read here."""
 
     finished: bool
     columns: dict[str, StudyColumn]
@@ -359,7 +359,7 @@ def read_study(folder: Path) -> StudyResult:
     """Read the results of the study in a directory.
 
     Raises:
-        UsageError: The file is lost, damaged, or somebody else's.
+        UsageError: The file is lost, damaged, or written by another program.
     """
     path = folder / STUDY_RESULT
     try:

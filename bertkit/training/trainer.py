@@ -1,8 +1,8 @@
-"""transformers' Trainer, with what bertkit adds to it.
+"""The Trainer of transformers with bertkit's additions.
 
-Losses are divided by the labels of the whole update, and their parts logged; what is logged is the same whether a run
-was stopped in between or not. A run reports how far it is, keeps its last and its best checkpoint, and stops on a
-signal, on a loss that is no number, or when another of its processes is lost. All the rest is the Trainer's.
+Losses are divided by the labels of the whole update, and their parts are logged; the log does not depend on whether the
+run was interrupted. A run reports its progress, keeps its last and its best checkpoint, and stops on a signal, on a NaN
+or infinite loss, or when another of its processes is lost. Everything else is the Trainer's.
 """
 
 import json
@@ -28,21 +28,21 @@ from bertkit.training.callbacks import Diverged, Milestones, StopOnSignal, expla
 from bertkit.training.processes import begin_worker
 from bertkit.training.run_dir import list_checkpoints, mark_complete, rotate_checkpoints, write_log
 
-SUMS = "loss_sums.json"  # in a checkpoint: of the losses since the last log
+SUMS = "loss_sums.json"  # in a checkpoint: sums of the losses since the last log
 
 
 def train(trainer: "BertTrainer", checkpoint: Path | None, report: Report) -> None:
-    """Trains to the end, from a checkpoint if there is one.
+    """Train to the end, from a checkpoint if one is given.
 
     Raises:
-        Interrupted: by SIGTERM or SIGINT, after a checkpoint.
-        Diverged: the loss or a weight has become no number.
-        UsageError: the checkpoint holds pickled code, which is not run.
+        Interrupted: SIGTERM or SIGINT was received; a checkpoint was saved.
+        Diverged: The loss or a weight is NaN or infinite.
+        UsageError: The checkpoint holds pickled code, which is not executed.
     """
     if checkpoint:
         report(f"continues after {checkpoint.name}")
         trainer.restore_sums(checkpoint)
-        trainer.args.eval_on_start = False  # that was another start
+        trainer.args.eval_on_start = False  # it was done at the first start
     start = time.monotonic()
     stopper = next(x for x in trainer.callback_handler.callbacks if isinstance(x, StopOnSignal))
     # SIGTERM and the first Ctrl-C let the update finish, write a checkpoint and end the training.
@@ -56,7 +56,7 @@ def train(trainer: "BertTrainer", checkpoint: Path | None, report: Report) -> No
             ) from None
     if number := stopper.agreed or stopper.ask_all(trainer.args):  # a signal may come after the last update
         update = trainer.state.global_step
-        # Later ones are damaged: a run that goes on has passed them over.
+        # Later checkpoints are damaged: a resumed run has skipped them.
         saved = [step for step in list_checkpoints(Path(trainer.args.output_dir)) if step <= update]
         raise Interrupted(explain_stop(update, max(saved, default=0)), number)
     trainer.check_numbers(trainer.add_up())
@@ -66,20 +66,23 @@ def train(trainer: "BertTrainer", checkpoint: Path | None, report: Report) -> No
 def collate_with_places(
     collate: Callable[[list], dict[str, Tensor]], head: type[nn.Module], rows: list
 ) -> dict[str, Tensor]:
-    """Return a batch of rows, with where the tokens are that a head computes on: found while still in main memory."""
+    """Collate rows and add the positions of the tokens that the head computes on.
+
+    They are found here because the batch is still in main memory.
+    """
     batch = collate(rows)
     return batch | head.find_places(**batch) if "attention_mask" in batch else batch
 
 
 class BertTrainer(Trainer):
-    """The Trainer, with losses divided by the labels of the whole update and every part of the loss logged.
+    """A Trainer that divides losses by the labels of the whole update and logs every part of the loss.
 
     A head counts its own labels (`count_labels`); the counts of all micro-batches and processes are added before the
-    first of them is computed, so that no loss or gradient depends on how an update is cut.
+    first micro-batch is computed, so no loss or gradient depends on how an update is split.
 
     Args:
-        keep: checkpoints, the last and the best always among them; all if it is 0.
-        milestones: the updates after which one is written and stays, whatever `keep` says.
+        keep: Number of checkpoints to keep, the last and the best always among them; 0 keeps all.
+        milestones: Updates after which a checkpoint is saved and kept, whatever `keep` is.
     """
 
     def __init__(self, *args, task: Task, keep: int = 0, milestones: Collection[int] = (), **kwargs) -> None:
@@ -88,19 +91,19 @@ class BertTrainer(Trainer):
         self.keep = keep
         self.milestones = frozenset(milestones)
         self.add_callback(Milestones(self.milestones))
-        self.sums: dict[str, Tensor] = {}  # of the loss and its parts since the last log, of this process
+        self.sums: dict[str, Tensor] = {}  # of the loss and its parts since the last log, in this process
         self.logged_at = 0  # the update of the last log
         self.resumed_at = 0  # the update after which this process began
         if self.is_fsdp_enabled:
             drop_second_names(self.model)
 
     def _run_epoch(self, **kwargs) -> None:
-        """Train an epoch as the Trainer, but none after the last update, from which a run may continue."""
+        """Train an epoch, unless the run was resumed from a checkpoint after its last update."""
         if self.state.global_step < self.state.max_steps:
             super()._run_epoch(**kwargs)
 
     def get_batch_samples(self, epoch_iterator, num_batches, device) -> tuple[list, dict[str, Tensor]]:
-        """The micro-batches of one update, and the label counts of all of it."""
+        """Return the micro-batches of one update, and its label counts over all micro-batches and processes."""
         samples, _ = super().get_batch_samples(epoch_iterator, num_batches, device)
         head = self.accelerator.unwrap_model(self.model)
         counts: dict[str, Tensor] = {}
@@ -111,7 +114,10 @@ class BertTrainer(Trainer):
         return samples, {name: count.clamp(min=1) for name, count in counts.items()}
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None) -> Any:
-        """This micro-batch's share of the update's loss (times the processes, over which gradients are averaged)."""
+        """Return this micro-batch's share of the update's loss.
+
+        It is multiplied by the number of processes, over which gradients are averaged.
+        """
         outputs = model(**inputs, **(num_items_in_batch or {}))
         for name, value in outputs.items():
             if name.endswith("loss"):
@@ -120,18 +126,21 @@ class BertTrainer(Trainer):
         return (loss, outputs) if return_outputs else loss
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """The loss and its parts are means over the updates since the last log, of whichever start."""
+        """Log the means of the loss and its parts over the updates since the last log, across restarts."""
         if "loss" in logs:
             updates = self.state.global_step - self.logged_at
             logs |= {name: total / updates for name, total in self.add_up().items()}
             self.sums, self.logged_at = {}, self.state.global_step
-        logs.pop("train_loss", None)  # the Trainer's mean, which begins at the last start
-        if "train_runtime" in logs and self.resumed_at:  # so does the time
+        logs.pop("train_loss", None)  # the Trainer's mean covers only the updates since the last start
+        if "train_runtime" in logs and self.resumed_at:  # so does the runtime
             logs["resumed_at"] = self.resumed_at
         super().log(logs, start_time)
 
     def add_up(self) -> dict[str, float]:
-        """The sums of the loss and its parts since the last log, over all processes; all of them have to ask."""
+        """Return the sums of the loss and its parts since the last log, over all processes.
+
+        All processes must call this together.
+        """
         names = sorted(self.sums)
         if not names:
             return {}
@@ -139,10 +148,10 @@ class BertTrainer(Trainer):
         return dict(zip(names, totals.tolist(), strict=True))
 
     def _save_checkpoint(self, model, trial) -> None:
-        """As the Trainer, and marked complete once every process has written its part; then old ones are deleted.
+        """Save a checkpoint, mark it complete once every process has written its part, and delete old checkpoints.
 
         Raises:
-            Diverged: a loss since the last log, or a weight, is no number; such a checkpoint would be no use.
+            Diverged: A loss since the last log, or a weight, is NaN or infinite; such a checkpoint would be useless.
         """
         sums = self.add_up()
         self.check_numbers(sums)
@@ -161,7 +170,11 @@ class BertTrainer(Trainer):
                 rotate_checkpoints(output, self.state.global_step, self.keep, protected)
 
     def check_numbers(self, sums: Mapping[str, float]) -> None:
-        """Nothing, or Diverged: the losses' sums or the weights are no numbers; all processes have to ask."""
+        """Check that the loss sums and the weights are finite. All processes must call this together.
+
+        Raises:
+            Diverged: A value is NaN or infinite, in any process.
+        """
         parts = (each.to_local() if hasattr(each, "to_local") else each for each in self.model.parameters())
         sound = torch.stack([part.isfinite().all() for part in parts]).all() & all(map(math.isfinite, sums.values()))
         if self.accelerator.reduce((~sound).float().to(self.args.device), "sum") > 0:
@@ -169,20 +182,20 @@ class BertTrainer(Trainer):
 
     @property
     def criterion(self) -> tuple[str, bool]:
-        """The score that decides which checkpoint is best, and whether lower is better."""
+        """Return the name of the score that decides which checkpoint is best, and whether lower is better."""
         if given := self.args.metric_for_best_model:
             return given.removeprefix("eval_"), not self.args.greater_is_better
         return self.task.metric, self.task.lower_is_better
 
     def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
-        """As the Trainer; of a sharded model, whose `state_dict` is given, tied weights are saved under one name."""
+        """Save the model; tied weights of a sharded model, whose `state_dict` is given, are saved under one name."""
         for second, first in self.model.all_tied_weights_keys.items():
             if state_dict and second in state_dict:
                 state_dict[first] = state_dict.pop(second)
         super()._save(output_dir, state_dict)
 
     def find_best(self) -> dict[str, float] | None:
-        """The best of the checkpoints at hand that were evaluated, the first of equals: its `step` and its scores."""
+        """Return `step` and scores of the best evaluated checkpoint on disk, the first if several are equal."""
         metric, lower_is_better = self.criterion
         saved = list_checkpoints(Path(self.args.output_dir))
         scores = [
@@ -194,27 +207,30 @@ class BertTrainer(Trainer):
         return min(scores, key=lambda entry: sign * entry[metric], default=None)
 
     def restore_sums(self, checkpoint: Path) -> None:
-        """Takes up the losses since the last log; the first process has those of all."""
+        """Restore the loss sums since the last log; the first process takes those of all processes."""
         self.logged_at = self.resumed_at = int(checkpoint.name.rpartition("-")[2])
         self.sums = {}
         if (checkpoint / SUMS).exists():  # older checkpoints have none
             saved = json.loads((checkpoint / SUMS).read_text(encoding="utf-8"))
             self.logged_at = saved["logged_at"]
-            own = float(self.is_world_process_zero())  # the others have the names alone: all of them are added up
+            own = float(self.is_world_process_zero())  # the others have zeros: sums are added over processes
             self.sums = {name: torch.tensor(own * x, device=self.args.device) for name, x in saved["sums"].items()}
 
     def _get_dataloader(self, *args, **kwargs) -> Any:
-        """As the Trainer; worker processes leave signals to this one, which needs them for what it is about."""
+        """Return the Trainer's loader, with workers that leave signals to this process, which needs them to finish."""
         loader = super()._get_dataloader(*args, **kwargs)
-        inner = getattr(loader, "base_dataloader", loader)  # accelerate's wraps the one that starts the workers
+        inner = getattr(loader, "base_dataloader", loader)  # accelerate wraps the loader that starts the workers
         inner.worker_init_fn = partial(begin_worker, inner.worker_init_fn)
         return loader
 
     def _get_eval_sampler(self, eval_dataset) -> None:
-        """None: in order, as scores and files take the predictions; the Trainer's own sorts with group_by_length."""
+        """Return None to keep the order of the data, which scores and prediction files need.
+
+        With group_by_length the Trainer's own sampler would sort them.
+        """
 
     def prediction_step(self, model, inputs, prediction_loss_only, ignore_keys=None) -> tuple[None, Tensor, Tensor]:
-        """The task's summary of a batch; it stands for the labels too, which the Trainer wants to see."""
+        """Return the task's summary of a batch, also in place of the labels, which the Trainer requires."""
         inputs = self._prepare_inputs(inputs)
         with torch.no_grad(), self.compute_loss_context_manager():
             outputs = model(**inputs, **self.task.evaluation_options)
@@ -223,10 +239,10 @@ class BertTrainer(Trainer):
 
 
 def drop_second_names(model: nn.Module) -> None:
-    """Leaves a decoder's bias its name in the decoder only.
+    """Delete the second name of each decoder's bias, so that only the decoder holds it.
 
-    FSDP puts the decoder into a group with the embeddings that it is tied to, and the rest into another; from torch
-    2.13 on it refuses a parameter that is in both.
+    FSDP puts the decoder into a group with its tied embeddings, and the other modules into another group; since torch
+    2.13 it rejects a parameter that is in both.
     """
     for module in model.modules():
         if isinstance(getattr(module, "decoder", None), nn.Linear) and getattr(module, "bias", None) is not None:
@@ -235,7 +251,7 @@ def drop_second_names(model: nn.Module) -> None:
 
 @contextmanager
 def explain_shortage(args: TrainingArguments) -> Iterator[None]:
-    """Want of memory, here or in an accelerator, and a dead data worker become a UsageError that says what to lower."""
+    """Convert out-of-memory errors (CPU or accelerator) and dead data workers to a UsageError with remedies."""
     try:
         yield
     except (RuntimeError, MemoryError) as error:
