@@ -119,7 +119,7 @@ def plot_curve(study: Mapping[str, Any], path: Path) -> None:
 
 
 def list_curves(study: Mapping[str, Any]) -> list[Plot]:
-    """Return a plot a column: the scores of rows that start from steps of a pretraining, a line for each pretraining.
+    """Return one plot per column: scores over the steps that rows start from, one line per pretraining.
 
     The paper's values are dashed.
     """

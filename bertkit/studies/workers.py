@@ -2,7 +2,8 @@
 
 Every run sets its own seed and starts from the same prepared data, so its result depends neither on the worker nor on
 earlier runs. Only the usual causes can change the last bits: the number of threads (each of N processes gets an equal
-share of this process's threads) and the type of processor or GPU. A run whose worker died continues from its checkpoint.
+share of this process's threads) and the type of processor or GPU. A run whose worker has died continues from its
+checkpoint.
 """
 
 import os
