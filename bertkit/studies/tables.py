@@ -216,23 +216,23 @@ def _describe_work(cell: Mapping[str, Any]) -> str:
 
 
 def find_row(study: Mapping[str, Any], name: str) -> ScoreRow:
-    """How a column's scores are shown; those of pretrainings stand in none."""
+    """Return the score row that formats a column's scores; pretrainings have no column and an empty score row."""
     column = study["columns"].get(name) or {"name": "", "metric": "", "unit": "", "published": {}}
     return ScoreRow(column["name"], column["metric"], unit=column["unit"], paper=column["published"])
 
 
 def head_column(study: Mapping[str, Any], name: str) -> str:
-    """A column's name; of a task that stands for itself also its metric."""
+    """Return a column's heading: its name, with the metric if it is in its short form."""
     return f"{name}: {find_row(study, name).head}" if name and study["columns"][name]["short"] else name
 
 
 def show_score(row: ScoreRow, value: float | None) -> str:
-    """Return a value as tables show it, or what stands for none."""
+    """Format a value as tables show it, or MISSING without one."""
     return MISSING if value is None else row.show(value)
 
 
 def show_mean(row: ScoreRow, cell: Mapping[str, Any], empty: str = "failed") -> str:
-    """A cell's `mean ± sd (n)`."""
+    """Format a cell's `mean ± sd (n)`; `empty` if it has no mean because runs failed."""
     if cell["mean"] is None:
         return empty if cell["failed"] else MISSING
     return row.show_mean(cell["mean"], cell["sd"], cell["n"]) + MARK * bool(cell["at_or_below_majority"])
