@@ -171,7 +171,7 @@ def shorten(texts: Iterable[str]) -> list[str]:
 
 
 def draw_square(axis: Any, x: int, y: int, cell: TableCell) -> None:
-    """Draw a square with its number in large type and the rest in small type; without a shade it is hatched."""
+    """Draw a square with its number in large and the rest in small type; without a shade it is hatched."""
     from matplotlib import colormaps
     from matplotlib.patches import Rectangle
 

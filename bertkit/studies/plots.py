@@ -22,7 +22,7 @@ from bertkit.studies.tables import (
 
 
 def plot_heatmap(study: Mapping[str, Any], path: Path) -> None:
-    """Draw the mean scores as a heat map: one panel per row and task of a grid, else rows by tasks.
+    """Draw the mean scores as heat maps: a panel per row and task of a grid, else rows by tasks.
 
     Nothing is drawn for a single cell.
     """

@@ -1,4 +1,4 @@
-"""The definition of a study: rows (variants of a recipe) x columns (tasks) x settings (a grid), each with some seeds.
+"""Define a study: rows (variants of a recipe) x columns (tasks) x settings (a grid), each with some seeds.
 
 A study is a TOML file, or a dictionary of the same form:
 

@@ -239,7 +239,7 @@ def show_mean(row: ScoreRow, cell: Mapping[str, Any], empty: str = "failed") -> 
 
 
 def find_shown(study: Mapping[str, Any], name: str) -> dict[str, tuple[Mapping[str, Any], Mapping[str, Any] | None]]:
-    """Return the cell that the summary shows for a row by column, with its entry in `chosen`, or None without one."""
+    """Return, by column, the cell that the summary shows for a row, with its entry in `chosen` or None."""
     winners = {winner["column"]: winner for winner in study["chosen"] if winner["row"] == name}
     found = {}
     for column in study["columns"]:
@@ -294,9 +294,9 @@ def _show_best(row: ScoreRow, winner: Mapping[str, Any]) -> TableCell:
 def average(
     rows: Mapping[str, ScoreRow], found: Mapping[str, tuple[Mapping[str, Any], Any]], names: Sequence[str]
 ) -> list[str]:
-    """Return the mean of the named columns' means in percent, as a list of one text; empty if no column is named.
+    """Return the average of the named columns' means in percent, as a list of one text.
 
-    The text is MISSING if any of the means is.
+    The list is empty if no column is named; the text is MISSING if any of the means is.
     """
     if not names:
         return []

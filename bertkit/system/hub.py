@@ -13,7 +13,7 @@ METADATA_TIMEOUT = 10  # seconds
 
 
 def is_hub_name(source: str) -> bool:
-    """Return whether a source can be a name on the Hub, rather than the path of a file that does not exist."""
+    """Return whether a source can be a name on the Hub, rather than the path of a missing file."""
     return bool(HUB_NAME.fullmatch(source)) and not FILE_NAME.fullmatch(source)
 
 

@@ -1,4 +1,4 @@
-"""Memory of a process on a CPU: the C library keeps what the next update needs, and returns what only gaps hold.
+"""Memory of a process on a CPU: the C library keeps blocks for the next update, and returns unused gaps.
 
 This needs glibc and Linux; elsewhere nothing happens. Left out: the memory of accelerators, which torch manages.
 """

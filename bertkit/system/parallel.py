@@ -33,7 +33,7 @@ Pipe = multiprocessing.connection.Connection
 
 
 class Job(Protocol):
-    """A job for a worker; `data` names the entry of the shared data that it needs, and is empty without one."""
+    """A job for a worker; `data` names the shared data that it needs, and is empty without any."""
 
     data: str
 
