@@ -214,7 +214,7 @@ def list_curves(task: Task | None, log: Sequence[Mapping[str, float]], metrics: 
 
 
 def thin(log: Sequence[Mapping[str, float]]) -> list[Mapping[str, float]]:
-    """Return the log with all evaluations and about POINTS of the training entries at most, evenly spaced."""
+    """Return the log with all evaluations, at most POINTS evenly spaced training entries, and the last one."""
     plain = [place for place, entry in enumerate(log) if "loss" in entry]
     step = math.ceil(len(plain) / POINTS) or 1
     dropped = set(plain) - set(plain[::step]) - set(plain[-1:])

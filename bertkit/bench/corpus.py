@@ -52,7 +52,7 @@ CHECKOUT_REMEDY = "give a checkout of github.com/google-research/bert: --referen
 
 
 def write_text(source: str, path: Path, characters: int) -> dict[str, int]:
-    """Write the first documents of a source up to `characters`, one sentence per line, and return their counts."""
+    """Write the first documents of a source, about `characters` long, one sentence per line; return counts."""
     written = dict.fromkeys(("documents", "sentences", "characters"), 0)
     with path.open("w", encoding="utf-8", newline="\n") as stream:
         for document in read_documents([source], limit_characters=characters):

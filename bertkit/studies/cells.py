@@ -19,7 +19,7 @@ from bertkit.tasks.task import Task
 from bertkit.training.arguments import complete
 from bertkit.training.recipe import Recipe, merge
 
-TEXT_FOLDER = "text"  # the corpus, below data_root
+TEXT_FOLDER = "text"  # holds the corpus, below data_root
 
 
 @dataclass(frozen=True)

@@ -364,7 +364,7 @@ def find_own(columns: Sequence[Column], rows: Mapping[str, Variant]) -> list[Col
     """Return the columns that have runs of their own instead of showing the rows' pretrainings.
 
     Raises:
-        UsageError: A column that shows the pretrainings has a recipe, or a row starts from a step, which has no score.
+        UsageError: A column that shows the pretrainings has a recipe, or it would have to show a step's score.
     """
     if all(row.pretrain is None for row in rows.values()):
         return list(columns)

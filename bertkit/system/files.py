@@ -153,7 +153,7 @@ def hold_directory(output: Path, patience: float = 5.0, check: Callable[[Path], 
             _held.remove(handle)
             os.close(handle)
         for path in made:
-            with suppress(OSError):  # it is not empty
+            with suppress(OSError):  # the directory is not empty
                 path.rmdir()
 
 

@@ -365,8 +365,8 @@ def read_workers(text: str | int) -> int:
     """Return the number of processes that `--workers` asks for; 0 means Ray.
 
     Raises:
-        UsageError: The text is neither a positive number nor "ray", this process is itself one of several that share
-            each run, or Ray is not installed.
+        UsageError: The text is neither a positive number nor "ray", workers are asked for although several processes
+            already share each run, or Ray is not installed.
     """
     if str(text) == "ray":
         import_ray()
