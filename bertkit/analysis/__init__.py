@@ -1,1 +1,1 @@
-"""What runs and studies show."""
+"""Analysis of runs and studies."""

@@ -1,13 +1,13 @@
-"""One HTML page of runs and studies: scores beside the paper's, curves, what the predictions show, recipes to copy.
+"""Write one HTML page of runs and studies: scores beside the paper's, curves, figures of predictions, recipes to copy.
 
-The page needs nothing but itself: its pictures are drawn by matplotlib as SVG inside it, in colours that follow the
-reader's theme. A part is a plain dictionary, made of the files in its directory: a run's here, a study's in
-`study_page.py`. A file that is not there, or cannot be read, costs its own part and no more.
+The page is self-contained: matplotlib draws its pictures as inline SVG, in colours that follow the reader's theme. Each
+part is a plain dictionary made from the files of a directory: a run's here, a study's in `study_page.py`. A missing or
+unreadable file removes only what depends on it.
 
-A task says what is to be seen in its predictions by files `<split>.figures.json` among them, each a list of
-`{"kind": "matrix", "title", "labels", "counts"}`, right labels down and predicted ones across, and
-`{"kind": "lines", "title", "xlabel", "ylabel", "xs", "lines": {name: ys}, "mark", "marked"}`, `mark` being an x.
-Predictions in conlleval's form (`*.conll`) are scored by type.
+A task describes figures of its predictions in files `<split>.figures.json` beside them, each a list of
+`{"kind": "matrix", "title", "labels", "counts"}`, with true labels as rows and predicted ones as columns, and
+`{"kind": "lines", "title", "xlabel", "ylabel", "xs", "lines": {name: ys}, "mark", "marked"}`, where `mark` is an x.
+Predictions in conlleval's format (`*.conll`) are scored by entity type.
 
 Left out: every number that no run has written.
 """
@@ -53,15 +53,15 @@ from bertkit.training.run_dir import (
     read_metrics,
 )
 
-POINTS = 600  # of a curve, which is as many as a screen shows
-BARS = 48  # of a histogram, at most
+POINTS = 600  # per curve at most, about as many as a screen shows
+BARS = 48  # per histogram, at most
 
 
 def write_page(sources: Sequence[Path], output: Path, report: Report = ignore) -> None:
-    """Writes the page of some runs and studies, finished or not; of a study also the runs that it chose.
+    """Write the page of some runs and studies, finished or not; a study includes its chosen runs.
 
     Raises:
-        UsageError: a source that is neither, or the page cannot be written.
+        UsageError: A source is neither a run nor a study, or the page cannot be written.
     """
     places = list_places(sources)
     if not places:
@@ -83,7 +83,7 @@ def write_page(sources: Sequence[Path], output: Path, report: Report = ignore) -
 
 
 def describe_run(place: Place, others: Mapping[Path, Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
-    """The part of a run."""
+    """Return the page's part on a run; `others` is the result of `find_others`."""
     path, notes = place.path, []
     recipe = read_part(read_recipe, path / RECIPE_FILE, notes) or {}
     log = read_part(read_entries, path / LOG, notes) or []
@@ -116,13 +116,13 @@ def describe_run(place: Place, others: Mapping[Path, Sequence[Mapping[str, Any]]
 
 
 def find_latest(log: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """The scores that were logged last."""
+    """Return the scores of the last evaluation in the log."""
     evaluated = [entry for entry in log if any(key.startswith("eval_") for key in entry)]
     return {key.removeprefix("eval_"): value for key, value in evaluated[-1].items()} if evaluated else {}
 
 
 def describe_score(task: Task | None, metrics: Mapping[str, float]) -> str:
-    """A run's score in words."""
+    """Describe a run's score in words."""
     if task is None or task.metric not in metrics:
         return task.name if task else ""
     return f"{task.name}, {task.find_row(task.metric).describe(metrics[task.metric])}"
@@ -131,7 +131,7 @@ def describe_score(task: Task | None, metrics: Mapping[str, float]) -> str:
 def list_facts(
     path: Path, recipe: Mapping[str, Any], log: Sequence[Mapping[str, float]], notes: list[str]
 ) -> list[tuple[str, str]]:
-    """What a run is, as far as its files say."""
+    """Return the facts on a run that its files contain, as names and texts."""
     found = read_part(read_object, path / ENVIRONMENT, notes) or {}
     config = read_part(read_object, path / "config.json", notes) or {}
     facts = {
@@ -146,7 +146,7 @@ def list_facts(
 
 
 def describe_model(recipe: Mapping[str, Any], config: Mapping[str, Any]) -> str:
-    """What the model started from, and its sizes."""
+    """Describe the model's starting point and its sizes."""
     start = recipe.get("checkpoint") or ("new" if recipe else "")
     sizes = config or recipe.get("model", {})
     words = {"num_hidden_layers": "layer", "hidden_size": "hidden unit", "num_attention_heads": "head"}
@@ -156,13 +156,13 @@ def describe_model(recipe: Mapping[str, Any], config: Mapping[str, Any]) -> str:
 
 
 def describe_data(recipe: Mapping[str, Any]) -> str:
-    """Where the data came from."""
+    """Describe the source of the data."""
     options = recipe.get("data", {})
     return ", ".join(options.get("corpus", [])) or options.get("dir") or "the Hub’s data set"
 
 
 def describe_training(recipe: Mapping[str, Any], log: Sequence[Mapping[str, float]]) -> str:
-    """How it was trained, and for how long."""
+    """Describe how the model was trained, and for how long."""
     train, last = recipe["train"], max((entry.get("step", 0) for entry in log), default=0)
     times = [entry for entry in log if "train_runtime" in entry][-1:]
     spent = [describe_duration(entry["train_runtime"]) for entry in times]
@@ -177,7 +177,7 @@ def describe_training(recipe: Mapping[str, Any], log: Sequence[Mapping[str, floa
 
 
 def list_examples(path: Path, notes: list[str]) -> Iterator[Table]:
-    """The table of the predictions that a run has left to look at."""
+    """Yield the table of example predictions, if the run has written any."""
     text = read_part(read_text, path / PREDICTIONS / EXAMPLES, notes)
     if not text:
         return
@@ -190,7 +190,7 @@ def list_examples(path: Path, notes: list[str]) -> Iterator[Table]:
 
 
 def list_types(path: Path, notes: list[str]) -> Iterator[Table]:
-    """Tables of the scores of each type of entity, a table for each file in conlleval's form."""
+    """Yield a table of the scores of each entity type for each file in conlleval's format."""
     for file in sorted((path / PREDICTIONS).glob("*.conll")):
         columns = read_part(read_tags, file, notes)
         scores = attempt(score_types, *columns) if columns else None
@@ -201,20 +201,20 @@ def list_types(path: Path, notes: list[str]) -> Iterator[Table]:
 
 
 def read_tags(path: Path) -> tuple[list[list[str]], list[list[str]]]:
-    """The right and the predicted tags of each sentence of a file in conlleval's form."""
+    """Read the true and the predicted tags of each sentence of a file in conlleval's format."""
     sentences = [[line.split(" ")[-2:] for line in block.splitlines()] for block in read_text(path).split("\n\n")]
     right, predicted = ([[tags[column] for tags in sentence] for sentence in sentences] for column in (0, 1))
     return right, predicted
 
 
 def list_curves(task: Task | None, log: Sequence[Mapping[str, float]], metrics: Mapping[str, float]) -> list[Plot]:
-    """Return the loss while training, and every score of the task's table that was logged."""
+    """Return the plots of the training loss and of every logged score in the task's table."""
     log, rows = thin(log), [LOSS, *(task.list_rows(metrics) if task else [])]
     return [trace(log, row, metrics) for row in list_logged(log, rows)]
 
 
 def thin(log: Sequence[Mapping[str, float]]) -> list[Mapping[str, float]]:
-    """The log with all evaluations and at most POINTS of the other entries, evenly spread."""
+    """Return the log with all evaluations, at most POINTS evenly spaced training entries, and the last one."""
     plain = [place for place, entry in enumerate(log) if "loss" in entry]
     step = math.ceil(len(plain) / POINTS) or 1
     dropped = set(plain) - set(plain[::step]) - set(plain[-1:])
@@ -222,14 +222,14 @@ def thin(log: Sequence[Mapping[str, float]]) -> list[Mapping[str, float]]:
 
 
 def list_lengths(path: Path, notes: list[str]) -> list[Plot]:
-    """Return how long the sequences of each split are."""
+    """Return a histogram of the sequence lengths of each split."""
     found = read_part(read_object, path / LENGTHS_FILE, notes) or {}
     plots = [attempt(plot_lengths, split, lengths) for split, lengths in found.items()]
     return [plot for plot in plots if plot]
 
 
 def describe_lengths(split: str, found: Mapping[str, Any]) -> str:
-    """What a histogram of lengths shows, in words."""
+    """Describe a histogram of lengths in words."""
     counts = dict(zip(found["lengths"], found["counts"], strict=True))
     total, full = sum(counts.values()), counts.get(found["max_length"], 0)
     mean = sum(length * number for length, number in counts.items()) / total
@@ -242,7 +242,7 @@ def describe_lengths(split: str, found: Mapping[str, Any]) -> str:
 
 
 def plot_lengths(split: str, found: Mapping[str, Any]) -> Plot:
-    """Return how many sequences have how many tokens, and the most that they may have."""
+    """Return the histogram of a split's sequence lengths in tokens, with a mark at max_length."""
     most = max(found["max_length"], found["lengths"][-1])
     width = math.ceil(most / BARS)
     heights = Counter[int]()
@@ -260,7 +260,7 @@ def plot_lengths(split: str, found: Mapping[str, Any]) -> Plot:
 
 
 def list_figures(path: Path, notes: list[str]) -> tuple[list[Plot], list[Table]]:
-    """Return the plots and the tables that the task has left of its predictions, but for those of unknown kinds."""
+    """Return the plots and tables that the task has written of its predictions; unknown kinds are skipped."""
     plots, tables = [], []
     for file in sorted((path / PREDICTIONS).glob(f"*{FIGURES}")):
         split = file.name.removesuffix(FIGURES)
@@ -275,7 +275,7 @@ def list_figures(path: Path, notes: list[str]) -> tuple[list[Plot], list[Table]]
 
 
 def plot_lines(split: str, figure: Mapping[str, Any]) -> Plot:
-    """Return the lines of a figure, and a mark on them."""
+    """Return the plot of a figure's lines, with a mark on them."""
     xs, mark = figure["xs"], figure["mark"]
     series, values = [], []
     for number, (name, ys) in enumerate(figure["lines"].items()):
@@ -292,7 +292,7 @@ def plot_lines(split: str, figure: Mapping[str, Any]) -> Plot:
 
 
 def make_matrix(split: str, figure: Mapping[str, Any]) -> Table:
-    """The table of a confusion matrix; a cell's shade is its share of the row."""
+    """Return the table of a confusion matrix; a cell's shade is its share of the row."""
     lines = []
     for label, row in zip(figure["labels"], figure["counts"], strict=True):
         total = sum(row) or 1

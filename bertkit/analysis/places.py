@@ -1,4 +1,4 @@
-"""The runs and studies that are looked at, and what can be read of their files."""
+"""Find the runs and studies of a report page, and read their files."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -17,8 +17,9 @@ from bertkit.training.run_dir import METRICS_FILE, RECIPE_FILE, STUDY_RESULT, re
 class Place:
     """A run or a study that has a part of the page.
 
-    study: what study.json holds, empty if there is none; None for a run. is_part: whether it is
-    there because of its study.
+    Attributes:
+        study: The content of study.json, empty without one; None for a run.
+        is_part: Whether a run is included only because of its study.
     """
 
     path: Path
@@ -28,10 +29,10 @@ class Place:
 
 
 def list_places(sources: Sequence[Path]) -> list[Place]:
-    """The sources, each once; after a study its pretrainings and the runs that it chose.
+    """Return the sources, each once, and after each study its pretrainings and chosen runs.
 
     Raises:
-        UsageError: a source that is neither run nor study.
+        UsageError: A source is neither a run nor a study.
     """
     places: dict[Path, Place] = {}
 
@@ -41,7 +42,7 @@ def list_places(sources: Sequence[Path]) -> list[Place]:
         places.setdefault(path.resolve(), Place(path, name, study, is_part))
 
     for source in sources:
-        if source.name in ("", ".."):  # of the working directory, or of one above it, the name is to be seen
+        if source.name in ("", ".."):  # show the real name of the working directory, or of one above it
             source = source.resolve()
         if is_run(source):
             add(source)
@@ -58,18 +59,18 @@ def list_places(sources: Sequence[Path]) -> list[Place]:
 
 
 def is_run(path: Path) -> bool:
-    """Whether a directory holds a run, or an ensemble of them."""
+    """Return whether a directory holds a run, or an ensemble of runs."""
     return (path / RECIPE_FILE).is_file() or (path / METRICS_FILE).is_file()
 
 
 def list_chosen(study: Mapping[str, Any]) -> list[str]:
-    """The directories of a study's pretrainings and of the runs that it chose."""
+    """Return the directories of a study's pretrainings and chosen runs."""
     pretrainings = [origin["directory"] for origin in study.get("pretrainings", [])]
     return list(dict.fromkeys([*pretrainings, *(winner["run"] for winner in study.get("chosen", []))]))
 
 
 def read_part(read: Callable[[Path], Any], path: Path, notes: list[str]) -> Any:
-    """What `read` makes of a file; None without one, and, with a note, if it is damaged."""
+    """Read a file with `read`; return None if it does not exist or is damaged, which adds a note."""
     if not path.is_file():
         return None
     try:
@@ -80,31 +81,31 @@ def read_part(read: Callable[[Path], Any], path: Path, notes: list[str]) -> Any:
 
 
 def read_text(path: Path) -> str:
-    """The text of a file."""
+    """Read the text of a file."""
     return path.read_text(encoding="utf-8")
 
 
 def read_json(path: Path) -> Any:
-    """The value in a JSON file."""
+    """Read the value in a JSON file."""
     return json.loads(read_text(path))
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """The object in a JSON file."""
+    """Read the object in a JSON file."""
     if not isinstance(found := read_json(path), dict):
         raise ValueError("no object is in it")
     return found
 
 
 def read_entries(path: Path) -> list[dict[str, float]]:
-    """The numbers in the entries of a training log."""
+    """Read the entries of a training log, with their numbers only."""
     return [entry for entry in map(keep_numbers, read_log(path.parent)) if "step" in entry]
 
 
 def find_others(places: Sequence[Place]) -> dict[Path, list[dict[str, Any]]]:
-    """Run -> the metrics of all finished runs that differ from it in their seed alone, it among them.
+    """Return, for each run, the metrics of all finished runs with the same recipe except the seed, itself included.
 
-    In a study these are the runs of its cell; else those of the sources that have the same recipe.
+    In a study these are the runs of its cell; otherwise the sources with the same recipe.
     """
     groups: dict[str, list[Path]] = {}
     for place in places:
@@ -121,7 +122,7 @@ def find_others(places: Sequence[Place]) -> dict[Path, list[dict[str, Any]]]:
 
 
 def group_runs(place: Place) -> dict[Path, list[dict[str, Any]]]:
-    """Run of a study -> the metrics of the finished runs of its cell."""
+    """Return, for each run of a study, the metrics of the finished runs of its cell."""
     found = {}
     for cell in (place.study or {}).get("cells", []):
         done = [run["metrics"] for run in cell["runs"] if run["status"] == "finished"]
@@ -130,11 +131,11 @@ def group_runs(place: Place) -> dict[Path, list[dict[str, Any]]]:
 
 
 def drop_seed(recipe: Mapping[str, Any]) -> str:
-    """A name that recipes share which differ in their seed alone."""
+    """Return a key that is equal for recipes that differ only in their seed."""
     return json.dumps(recipe | {"train": {**recipe["train"], "seed": None}}, sort_keys=True, default=str)
 
 
 def keep_numbers(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of the values that are numbers."""
+    """Return the values that are numbers; integers of 1000 bits or more are left out."""
     numbers = {key: value for key, value in values.items() if isinstance(value, int | float)}
     return {key: value for key, value in numbers.items() if isinstance(value, float) or value.bit_length() < 1000}

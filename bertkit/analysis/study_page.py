@@ -1,4 +1,4 @@
-"""The part of the report page that shows a study."""
+"""The report page's part on a study."""
 
 import shlex
 from collections.abc import Callable, Mapping
@@ -28,7 +28,7 @@ from bertkit.training.run_dir import STUDY_RESULT
 
 
 def describe_study(place: Place, links: Mapping[Path, str]) -> dict[str, Any]:
-    """The part of a study."""
+    """Return the page's part on a study."""
     path, study, notes = place.path, place.study or {}, []
     read_part(read_object, path / STUDY_RESULT, notes)
     made = attempt(make_study_tables, path, study, links)
@@ -49,7 +49,7 @@ def describe_study(place: Place, links: Mapping[Path, str]) -> dict[str, Any]:
 
 
 def make_study_tables(path: Path, study: Mapping[str, Any], links: Mapping[Path, str]) -> dict[str, Any]:
-    """The words and the tables of a study."""
+    """Return the texts and tables of a study."""
     size = describe_size(study).replace(" x ", " × ")
 
     def find_link(directory: str) -> str:
@@ -70,7 +70,7 @@ def make_study_tables(path: Path, study: Mapping[str, Any], links: Mapping[Path,
 
 
 def tabulate_runs(study: Mapping[str, Any], find_link: Callable[[str], str]) -> Table:
-    """Return the table of every run, with links to those on the page."""
+    """Return the table of all runs, with links to those on the page."""
     axes = list(study["definition"].get("grid", {}))
     lines = []
     for cell in study["cells"]:

@@ -1,8 +1,7 @@
-"""This package beside other code that does the same, in one process and in turn: seconds, ratios, equal answers.
+"""Benchmarks of this package against other code for the same job, alternating in one process.
 
-A bench makes or reads its data, runs both sides on the same input, reports lines to the person who waits and gives the
-figures as one plain dict that JSON can hold, with the machine they were measured on, and as tables. How sides take
-turns and what their seconds give stands once, in `bertkit.bench.measure`; a bench says what its sides are, what it
-counts and what it reports besides.
-The other code, the reference, is never part of this package: the user brings a copy (`bertkit.bench.reference`).
+A benchmark makes or reads its data, runs both sides on the same input, compares their answers and reports lines to the
+user. It returns its figures as one plain dict for JSON, with the machine they were measured on, and as tables.
+`bertkit.bench.measure` alternates the sides and computes rates and ratios; each benchmark defines its sides, its counts
+and its other reports. Reference code is never part of this package: the user brings a copy (`bertkit.bench.reference`).
 """

@@ -1,14 +1,15 @@
-"""From text to masked next-sentence pairs (paper sections 3.1, A.2), beside the reference code.
+"""Benchmark from text to masked next-sentence pairs (paper sections 3.1, A.2), against the reference code.
 
-The reference is create_pretraining_data.py of google-research/bert, of which the user brings a checkout. It runs as it
-is, but for stubs in place of tensorflow, of which it needs only flags and files, and of six.
+The reference is create_pretraining_data.py in the user's checkout of google-research/bert. It runs unchanged, with
+stubs for six and for tensorflow, of which it needs only flags and files.
 
-Timed on both sides: a file with a sentence a line, blank lines between documents, is read and tokenized, and all copies
-of it become pairs of at most 128 tokens with their masks, in random order. Here that is the whole way of a pretraining:
-`bertkit corpus build` writes the token ids to disk, and `PretrainingData` gives every sample of the epochs as batches.
+Both sides are timed on the same job: read and tokenize a file with one sentence per line and blank lines between
+documents, and make pairs of at most 128 tokens with their masks from all copies of it, in random order. On this side
+that is the whole path of a pretraining: `bertkit corpus build` writes the token ids to disk, and `PretrainingData`
+returns every sample of the epochs in batches.
 
-Left out: sentence splitting, on neither side, and what comes after: the reference's TFRecords, of which the writing and
-the reading would cost it more time still, and training.
+Left out on both sides: sentence splitting, training, and the reference's TFRecords, which would cost it more time to
+write and read.
 """
 
 import sys
@@ -43,7 +44,7 @@ REFERENCE_SEED = 12345  # as in the reference
 MAX_LENGTH, MAX_PREDICTIONS = 128, 20
 DATA_DEFAULTS = PRETRAINING.recipe["data"]
 SAMPLES_A_BATCH = PRETRAINING.recipe["batch_size"]
-COUNT_TOLERANCE = 0.01  # by which the two sides may differ in how much they make and of what kind
+COUNT_TOLERANCE = 0.01  # allowed difference of the sides' counts and shares
 COUNTS = ("text_tokens", "samples", "tokens")
 CHECKOUT_REMEDY = "give a checkout of github.com/google-research/bert: --reference DIR"
 
@@ -51,7 +52,7 @@ CHECKOUT_REMEDY = "give a checkout of github.com/google-research/bert: --referen
 
 
 def write_text(source: str, path: Path, characters: int) -> dict[str, int]:
-    """Writes the first documents of a source that have so many `characters`, a sentence a line; how much that is."""
+    """Write the first documents of a source, about `characters` long, one sentence per line; return counts."""
     written = dict.fromkeys(("documents", "sentences", "characters"), 0)
     with path.open("w", encoding="utf-8", newline="\n") as stream:
         for document in read_documents([source], limit_characters=characters):
@@ -64,7 +65,7 @@ def write_text(source: str, path: Path, characters: int) -> dict[str, int]:
 
 
 def choose_tokenizer(vocab: str | None, text: Path, report: Report) -> Any:
-    """The tokenizer of a vocabulary, lower-casing, or of one trained on the text."""
+    """Return a lower-casing tokenizer, with a given vocabulary or one trained on the text."""
     if vocab is not None:
         return load_tokenizer(vocab, cased=False)
     with text.open(encoding="utf-8") as lines:
@@ -73,10 +74,15 @@ def choose_tokenizer(vocab: str | None, text: Path, report: Report) -> Any:
 
 @dataclass(frozen=True)
 class Made:
-    """What a side made of the text: its tokens, and of all copies the samples, their tokens, and how many B are random.
+    """The output of one side.
 
-    The tokens of samples are real ones, with [CLS] and [SEP] and without padding. `tokenizing` are the seconds until
-    the text was token ids, or tokens; `spread` the standard error of `samples` as a share of them, where it is known.
+    Attributes:
+        text_tokens: Tokens of the text.
+        samples: Samples of all copies.
+        tokens: Tokens of the samples, with [CLS] and [SEP] and without padding.
+        random_next: Samples whose segment B is random.
+        tokenizing: Seconds until the text was tokenized.
+        spread: Standard error of `samples` as a share of them, if known.
     """
 
     text_tokens: int
@@ -91,10 +97,10 @@ class Made:
 
 
 def make_samples(text: Path, tokenizer: Any, copies: int, cores: int) -> Made:
-    """Builds a corpus, opens it and makes every batch of as many epochs as there are copies.
+    """Build a corpus, open it, and make every batch of `copies` epochs.
 
-    As in a training with several processes, each makes its own share of the batches and keeps them: to hand a batch
-    over, as the workers of a DataLoader do, costs more than to make it.
+    As in training with several processes, each process makes its own share of the batches and keeps them: passing a
+    batch on, as the workers of a DataLoader do, costs more than making it.
     """
     start = time.perf_counter()
     folder = mkdtemp(dir=text.parent)  # deleted with the text, off the clock
@@ -114,7 +120,7 @@ def make_samples(text: Path, tokenizer: Any, copies: int, cores: int) -> Made:
 
 
 def count_samples(data: PretrainingData, batches: Sequence[range]) -> tuple[int, int]:
-    """The tokens of some batches, and how many of their samples have a random B."""
+    """Count the tokens of some batches, and the samples whose segment B is random."""
     tokens = random_next = 0
     for batch in map(data.__getitems__, batches):
         tokens += int(batch["attention_mask"].numpy().sum())
@@ -123,7 +129,7 @@ def count_samples(data: PretrainingData, batches: Sequence[range]) -> tuple[int,
 
 
 def measure_spread(by_copy: Sequence[int]) -> float:
-    """The standard error of the sum, as a share of it: how far chance alone moves the number of samples."""
+    """Return the relative standard error of the number of samples, from the counts of the copies."""
     return float(np.std(by_copy, ddof=1) / np.mean(by_copy) / np.sqrt(len(by_copy))) if len(by_copy) > 1 else 1.0
 
 
@@ -131,10 +137,10 @@ def measure_spread(by_copy: Sequence[int]) -> float:
 
 
 def load_reference(folder: Path) -> tuple[Callable[..., list[Any]], Callable[..., Any]]:
-    """`create_training_instances` and `FullTokenizer` of a checkout.
+    """Load `create_training_instances` and `FullTokenizer` from a checkout.
 
     Raises:
-        UsageError: it is none.
+        UsageError: The folder is not such a checkout.
     """
     beside = make_libraries()
     beside["tokenization"] = load_module(
@@ -146,24 +152,24 @@ def load_reference(folder: Path) -> tuple[Callable[..., list[Any]], Callable[...
 
 
 def make_libraries() -> dict[str, ModuleType]:
-    """Return what stands for tensorflow, its flags, with whole-word masking off, and its files; and for six."""
+    """Return stubs for tensorflow (its flags, with whole-word masking off, and its files) and for six."""
     tensorflow, six = ModuleType("tensorflow"), ModuleType("six")
     define = dict.fromkeys(("DEFINE_string", "DEFINE_bool", "DEFINE_integer", "DEFINE_float"), ignore)
     tensorflow.flags = SimpleNamespace(FLAGS=SimpleNamespace(do_whole_word_mask=False), **define)
     tensorflow.gfile = SimpleNamespace(GFile=partial(open, encoding="utf-8"))
-    six.PY3 = True  # all that it is asked
+    six.PY3 = True  # all that the reference uses
     return {"tensorflow": tensorflow, "six": six}
 
 
 class TimedTokenizer:
-    """A tokenizer of the reference that keeps its seconds and counts its tokens."""
+    """A wrapper of the reference's tokenizer that measures its seconds and counts its tokens."""
 
     def __init__(self, tokenizer: Any) -> None:
         self.inner, self.vocab = tokenizer, tokenizer.vocab
         self.seconds, self.tokens = 0.0, 0
 
     def tokenize(self, text: str) -> list[str]:
-        """The inner one's tokens."""
+        """Tokenize a text with the wrapped tokenizer."""
         start = time.perf_counter()
         tokens = self.inner.tokenize(text)
         self.seconds += time.perf_counter() - start
@@ -174,7 +180,7 @@ class TimedTokenizer:
 def make_instances(
     create: Callable[..., list[Any]], text: Path, tokenizer: Any, copies: int
 ) -> tuple[list[Any], TimedTokenizer]:
-    """The reference's samples, and the tokenizer that it used."""
+    """Return the reference's samples, and the tokenizer that it used."""
     timed, rates = TimedTokenizer(tokenizer), (DATA_DEFAULTS["short_seq_prob"], DATA_DEFAULTS["masked_lm_prob"])
     with explain_failure("create_training_instances", CHECKOUT_REMEDY):
         random = Random(REFERENCE_SEED)
@@ -182,7 +188,7 @@ def make_instances(
 
 
 def count_instances(made: tuple[list[Any], TimedTokenizer]) -> Made:
-    """What the reference made."""
+    """Count what the reference made."""
     instances, timed = made
     with explain_failure("create_training_instances", CHECKOUT_REMEDY):
         tokens = sum(len(instance.tokens) for instance in instances)
@@ -190,7 +196,7 @@ def count_instances(made: tuple[list[Any], TimedTokenizer]) -> Made:
         return Made(timed.tokens, len(instances), tokens, random_next, timed.seconds)
 
 
-# --- The bench --------------------------------------------------------------------------------------------------------
+# --- The benchmark ----------------------------------------------------------------------------------------------------
 
 
 def bench_corpus(
@@ -203,25 +209,26 @@ def bench_corpus(
     copies: int,
     repeats: int = 3,
 ) -> tuple[dict[str, Any], list[Table]]:
-    """From text to all masked pairs: tokens of samples a second, padding not counted, beside the reference's.
+    """Measure the way from text to masked pairs in sample tokens per second, without padding.
 
-    The one row, `corpus`, has the text's `documents`, `sentences` and `characters`, `vocabulary` (its size), `copies`
-    and `cores`; by side `made` (`COUNTS` of `Made`), `random_next` and `fill`, both shares, `seconds`,
-    their `median_seconds`, `tokens_per_second` by them, and `stages`, the medians of `tokenizing` and of the rest,
-    `pairs_and_masks`; with a reference also `differ`, the figures by which the sides do not do the same job.
-    `ratios.corpus` is the median of the rounds' ratios of tokens a second.
-
-    The reference has one process, and this package as many as there are `cores`.
+    The reference uses one process, and this package as many as there are `cores`.
 
     Args:
-        reference: a checkout of google-research/bert.
-        data: a source of text as `read_documents` takes it; `docs` if not given.
-        vocab: a lower-case vocabulary; trained on the text if not given.
-        characters: of text, or a little more.
-        copies: of the text, each with pairs and masks of its own.
+        reference: A checkout of google-research/bert; None measures this package alone.
+        data: A source of text for `read_documents`; `docs` by default.
+        vocab: A lower-case vocabulary; by default one is trained on the text.
+        characters: The length of the text, which may be a little longer.
+        copies: Copies of the text, each with pairs and masks of its own.
+
+    Returns:
+        The one row, `corpus`, has the text's `documents`, `sentences` and `characters`, `vocabulary` (its size),
+        `copies` and `cores`; by side `made` (`COUNTS` of `Made`), the shares `random_next` and `fill`, `seconds`, their
+        `median_seconds`, the resulting `tokens_per_second`, and `stages`, the medians of `tokenizing` and of the rest,
+        `pairs_and_masks`; with a reference also `differ`, the figures that show that the sides do different jobs.
+        `ratios.corpus` is the median over rounds of the ratio of tokens per second. The tables come second.
 
     Raises:
-        UsageError: the reference, the text or the vocabulary cannot be read.
+        UsageError: The reference, the text or the vocabulary cannot be read.
     """
     loaded = None if reference is None else load_reference(reference)
     source, cores = data or DOCS, count_cores()
@@ -268,8 +275,8 @@ def bench_corpus(
 def summarize(
     seconds: Mapping[str, list[float]], made: Mapping[str, Sequence[Made]]
 ) -> tuple[dict[str, Any], Measurement]:
-    """Return the part of the row that is measured, and the measurement in tokens."""
-    first = {name: found[0] for name, found in made.items()}  # the same in every round but for the seconds
+    """Return the measured part of the row, and the measurement in tokens."""
+    first = {name: found[0] for name, found in made.items()}  # only the seconds differ between rounds
     measured = Measurement(seconds, {name: one.tokens for name, one in first.items()})
     figures: dict[str, Any] = {
         "made": {name: {key: getattr(one, key) for key in COUNTS} for name, one in first.items()},
@@ -286,7 +293,7 @@ def summarize(
 
 
 def split_seconds(seconds: Sequence[float], made: Sequence[Made]) -> dict[str, float]:
-    """The stages of a side, medians."""
+    """Return the median seconds of a side's stages."""
     return {
         "tokenizing": median(one.tokenizing for one in made),
         "pairs_and_masks": median(whole - one.tokenizing for whole, one in zip(seconds, made, strict=True)),
@@ -294,10 +301,10 @@ def split_seconds(seconds: Sequence[float], made: Sequence[Made]) -> dict[str, f
 
 
 def list_differences(row: Mapping[str, Any], spread: float) -> list[str]:
-    """The figures in which the sides differ by more than `COUNT_TOLERANCE`: of a count, or from share to share.
+    """Return the figures whose difference exceeds `COUNT_TOLERANCE`: relative for counts, absolute for shares.
 
-    How many samples a text gives, and so how full they are, is left to chance where it has few documents: one in ten is
-    cut into short samples throughout. Of these two, three standard errors are allowed if that is more.
+    With few documents, the number of samples and so their fill vary by chance: one document in ten is cut into short
+    samples throughout. These two may differ by three standard errors if that is more.
     """
     ours, theirs = row["made"][BERTKIT], row["made"][REFERENCE]
     distances = {key: abs(ours[key] / theirs[key] - 1) for key in COUNTS}

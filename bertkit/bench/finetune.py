@@ -1,7 +1,7 @@
-"""Fine-tuning on sentences and pairs beside plain transformers, in four ways.
+"""Benchmark fine-tuning on sentences and pairs against plain transformers, in four ways.
 
-Batches are composed at random, as in the paper. Stock has the same batches; its best, which sorts rows by length, with
-and without torch.compile; and what its example scripts do, which is to pad to 128 tokens in fp32.
+Batches are composed at random, as in the paper. Stock transformers runs on the same batches; at its best, with rows
+sorted by length, with and without torch.compile; and as in its example scripts, padded to 128 tokens in fp32.
 
 Left out: other heads, whose encoder is the same.
 """
@@ -30,9 +30,9 @@ from bertkit.tasks.glue import find_glue
 from bertkit.training.arguments import complete
 from bertkit.training.prepare import prepare
 
-PAIR_TASK = "mrpc"  # the task whose lengths made-up pairs have
-PAIR_LENGTH, PAIR_SPREAD, SHORTEST_PAIR, LONGEST_PAIR = 53.0, 16.0, 8, 128  # its tokens: mean, deviation, least, most
-PAIR_CHARACTERS = 4_000_000  # of documentation that pairs are made of
+PAIR_TASK = "mrpc"  # the task whose lengths synthetic pairs have
+PAIR_LENGTH, PAIR_SPREAD, SHORTEST_PAIR, LONGEST_PAIR = 53.0, 16.0, 8, 128  # tokens: mean, deviation, least, most
+PAIR_CHARACTERS = 4_000_000  # of documentation from which pairs are made
 
 
 def bench_finetune(
@@ -47,19 +47,19 @@ def bench_finetune(
     compiled: bool = True,
     report: Report = ignore,
 ) -> tuple[dict[str, Any], list[Table]]:
-    """Rates of this package and of stock transformers, their ratios, and how far apart their losses are.
+    """Measure the rates of this package and of stock transformers, their ratios, and the difference of their losses.
 
     Args:
-        model: a checkpoint; None: random weights.
-        data: the folder of the official GLUE files; None: pairs of MRPC's lengths from the documentation at hand.
-        task: a GLUE task with training data, of `data`.
-        size: of the random weights, a key of `RELEASED_SIZES`.
-        updates: of each side in a round, and of the comparison at most 50. With few of them stock has little
-            to sort: it does so within a quarter of the rows, or 50 batches.
-        compiled: whether stock is tried with torch.compile as well.
+        model: A checkpoint; None uses random weights.
+        data: The folder of the official GLUE files; None makes pairs of MRPC's lengths from installed documentation.
+        task: A GLUE task with training data in `data`.
+        size: The size of the random weights, a key of `RELEASED_SIZES`.
+        updates: Updates of each side per round; at most 50 of them are compared. With few updates, stock has little to
+            sort: it sorts within a quarter of the rows, or 50 batches.
+        compiled: Whether stock is also tried with torch.compile.
 
     Raises:
-        UsageError: no such task, size, checkpoint or files, too few rows, or losses that differ.
+        UsageError: The task, size, checkpoint or files do not exist, there are too few rows, or the losses differ.
     """
     if bool(data) != bool(task):
         raise UsageError("--task and --data go together: the folder of the official files, and which of its tasks")
@@ -91,7 +91,7 @@ def bench_finetune(
 
 
 def make_start(folder: Path, sizes: Mapping[str, int], documents: Iterable[Document]) -> str:
-    """A directory with an encoder of random weights, V = 30,522, and a smaller vocabulary of some text."""
+    """Write an encoder with random weights, V = 30,522, and a smaller vocabulary trained on some text."""
     save_tokenizer(train_tokenizer(chain.from_iterable(documents), size=SMALL_VOCABULARY), folder)
     torch.manual_seed(TRAINING_SEED)
     BertModel(make_config({**sizes, "vocab_size": EMBEDDING_ROWS})).save_pretrained(folder)
@@ -102,7 +102,7 @@ def make_start(folder: Path, sizes: Mapping[str, int], documents: Iterable[Docum
 
 
 def make_pairs(documents: Sequence[Document], tokenizer: Any) -> Sequences:
-    """Pairs of MRPC's lengths from some text: half of them go on where the first part ends, which is the label."""
+    """Make pairs of MRPC's lengths from text; the second part continues the first in half of them (label 1)."""
     ids = np.asarray(tokenize_documents(documents, tokenizer).ids[:], np.int32)
     random = np.random.default_rng(TRAINING_SEED)
     count = len(ids) // int(PAIR_LENGTH)
@@ -118,10 +118,10 @@ def make_pairs(documents: Sequence[Document], tokenizer: Any) -> Sequences:
 
 
 def choose_rows(rows: Sequences, updates: int, batch_size: int) -> list[dict[str, Any]]:
-    """Return the rows of so many updates, or of as many as there are rows for, at random, in memory for both sides.
+    """Return random rows, in memory for both sides, for `updates` batches or as many as there are.
 
     Raises:
-        UsageError: they do not suffice for one.
+        UsageError: There are fewer rows than one batch needs.
     """
     count = min(updates, len(rows) // batch_size) * batch_size
     if not count:

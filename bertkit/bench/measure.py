@@ -1,6 +1,6 @@
-"""What every bench measures with: sides that take turns, their medians, rates, ratios and table, and a call's memory.
+"""Measurements for all benchmarks: alternating sides, their medians, rates, ratios and table, and a call's memory.
 
-Left out: what the sides are, what is counted of them, and what is reported besides, which each bench says itself.
+Left out: the sides, their counts and other reports, which each benchmark defines itself.
 """
 
 import gc
@@ -25,7 +25,7 @@ CLEAR = Path("/proc/self/clear_refs")
 
 @dataclass(frozen=True)
 class Timed:
-    """One run of a side: how long it took, and what is kept of what it made."""
+    """One run of a side: its duration, and the part of its result that is kept."""
 
     seconds: float
     made: Any = None
@@ -33,9 +33,11 @@ class Timed:
 
 @dataclass(frozen=True)
 class Measurement:
-    """What sides did in rounds in each of which every side ran once.
+    """The measurements of rounds in each of which every side ran once.
 
-    seconds: side -> of every round. amounts: side -> what it did in each round, counted in the bench's unit.
+    Attributes:
+        seconds: Mapping from side to the seconds of every round.
+        amounts: Mapping from side to the amount done per round, in the benchmark's unit.
     """
 
     seconds: Mapping[str, list[float]]
@@ -48,7 +50,7 @@ class Measurement:
 
     @property
     def rates(self) -> dict[str, float]:
-        """Return what each side did in a second, by its median."""
+        """Return the amount that each side does per second, from its median."""
         return {name: self.amounts[name] / middle for name, middle in self.medians.items()}
 
     def compare(self, other: str) -> float:
@@ -57,13 +59,13 @@ class Measurement:
         return median(ratios) * self.amounts[BERTKIT] / self.amounts[other]
 
     def find_fastest(self, names: Iterable[str]) -> str:
-        """Return that of some sides whose median is least."""
+        """Return the name of the side with the smallest median among `names`."""
         return min(names, key=self.medians.__getitem__)
 
     def tabulate(
         self, caption: str, unit: str, heads: Sequence[str] = (), cells: Mapping[str, Sequence[str]] | None = None
     ) -> Table:
-        """Return the table of the sides; `cells` holds what each side has in further columns, under `heads`."""
+        """Return the table of the sides; `cells` holds each side's texts for further columns, with headings `heads`."""
         lines = []
         for name, rate in self.rates.items():
             ratio = MISSING if name == BERTKIT else f"{self.compare(name):.2f}"
@@ -75,7 +77,7 @@ class Measurement:
 def alternate(
     sides: Mapping[str, Callable[[], Timed]], repeats: int, report: Report
 ) -> tuple[dict[str, list[float]], dict[str, list[Any]]]:
-    """Run every side once in each of `repeats` rounds; return side -> its seconds, and side -> what was kept."""
+    """Run every side once in each of `repeats` rounds, and return the seconds and the kept results by side."""
     seconds: dict[str, list[float]] = {name: [] for name in sides}
     made: dict[str, list[Any]] = {name: [] for name in sides}
     for number in range(1, repeats + 1):
@@ -89,9 +91,9 @@ def alternate(
 
 
 def time_call(call: Callable[[], Any], keep: Callable[[Any], Any] = ignore) -> Timed:
-    """Return how long a call takes, and what `keep` makes of its result, which is freed; both off the clock.
+    """Time a call, and keep what `keep` returns for its result; that and freeing the result are not timed.
 
-    Garbage collection is off meanwhile, as in timeit: it would bill the side that runs for the input of both.
+    Garbage collection is off during the call, as in timeit: it would charge the running side for the input of both.
     """
     was_on = gc.isenabled()
     gc.collect()
@@ -107,7 +109,7 @@ def time_call(call: Callable[[], Any], keep: Callable[[Any], Any] = ignore) -> T
 
 
 def note_machine(report: Report) -> dict[str, Any]:
-    """Report what the figures are measured on, and return it as the results hold it."""
+    """Report the machine, and return its description for the results."""
     machine = describe_environment()
     named = [machine["processor"], f"{machine['instructions']}, {machine['threads']} threads", *machine["gpus"]]
     report(f"on {'; '.join(named)}; torch {machine['packages']['torch']}, commit {machine['commit']}")
@@ -115,7 +117,7 @@ def note_machine(report: Report) -> dict[str, Any]:
 
 
 def measure_peak(call: Callable[[], Any]) -> int:
-    """The most bytes at a time that a call itself asked for: Python's and numpy's, not torch's. It runs slower."""
+    """Return the peak bytes that a call allocates in Python and NumPy, not in torch; the call runs slower."""
     tracemalloc.start()
     try:
         call()
@@ -125,9 +127,9 @@ def measure_peak(call: Callable[[], Any]) -> int:
 
 
 def measure_growth(call: Callable[[], Any], device: torch.device) -> int | None:
-    """The most bytes at a time that a call adds to what is there; None where that cannot be seen.
+    """Return the peak memory in bytes that a call adds, or None if it cannot be measured.
 
-    Of an accelerator its own memory, else all memory of this process, which Linux tells.
+    On CUDA this is the device's memory, otherwise all memory of this process, as Linux reports it.
     """
     gc.collect()
     if device.type == "cuda":
@@ -138,7 +140,7 @@ def measure_growth(call: Callable[[], Any], device: torch.device) -> int | None:
         return torch.cuda.max_memory_allocated(device) - before
     trim_memory()
     try:
-        CLEAR.write_text("5", encoding="ascii")  # the most so far is what it is now
+        CLEAR.write_text("5", encoding="ascii")  # resets the peak (VmHWM) to the current use
     except OSError:
         return None
     before = read_memory("VmRSS")

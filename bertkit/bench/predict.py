@@ -1,7 +1,7 @@
-"""Predictions of a classifier, beside the pipeline of plain transformers at its best of three batch sizes.
+"""Benchmark a classifier's predictions against the pipeline of plain transformers at the best of three batch sizes.
 
-Both get the same texts of mixed length, in the same process and on the same device; in fp32, which the pipeline has by
-default, and in the precision that the hardware is fastest in.
+Both sides get the same texts of mixed length, in the same process and on the same device: in fp32, the pipeline's
+default, and in the precision in which the hardware is fastest.
 
 Left out: loading, and other heads: transformers has no pipeline for questions, endings and next sentences.
 """
@@ -32,23 +32,23 @@ from bertkit.system.progress import Report, ignore
 from bertkit.tasks import ANSWERING
 
 BATCH_SIZES = (1, 8, 32)  # of the pipeline
-TEXT_VARIETY = 8_000  # different ones in made-up text
-# Words of a made-up text: the median, of logarithms the deviation, the most.
+TEXT_VARIETY = 8_000  # different words in synthetic text
+# Words of a synthetic text: the median, the standard deviation of the logarithm, the maximum.
 TEXT_LENGTH, TEXT_SPREAD, LONGEST_TEXT_WORDS = 30.0, 0.9, 400
 
 
 def bench_predict(
     run: str | None = None, source: str | None = None, count: int = 512, repeats: int = 3, *, report: Report = ignore
 ) -> tuple[dict[str, Any], list[Table]]:
-    """Texts a second of both sides, their ratio, and how far apart their answers are.
+    """Measure the texts per second of both sides, their ratio, and the difference of their answers.
 
     Args:
-        run: a classifier; None: BERT-base with random weights.
-        source: a file of texts, as `bertkit predict` reads it; None: made-up ones.
-        count: the first so many texts.
+        run: A classifier; None uses BERT-base with random weights.
+        source: A file of texts, as `bertkit predict` reads it; None makes synthetic texts.
+        count: The number of texts, from the beginning of the file.
 
     Raises:
-        UsageError: no classifier of single texts, or a line that is no text.
+        UsageError: The run does not classify single texts, or a line has no text.
     """
     with TemporaryDirectory() as folder:
         name = run or make_classifier(Path(folder))
@@ -58,7 +58,7 @@ def bench_predict(
 
 
 def time_sides(name: str, texts: Sequence[str], repeats: int, report: Report) -> tuple[dict[str, Any], list[Table]]:
-    """The figures of both sides, in fp32 and in the precision that the hardware is fastest in."""
+    """Measure both sides in fp32 and in the precision in which the hardware is fastest."""
     environment = note_machine(report)
     figures, answers, tables = {}, {}, []
     for precision in dict.fromkeys(("fp32", choose_precision("auto"))):
@@ -110,7 +110,7 @@ def time_sides(name: str, texts: Sequence[str], repeats: int, report: Report) ->
 
 
 def compare_answers(ours: Sequence[Mapping[str, Any]], stock: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """How many texts have another class, and the largest difference of a probability."""
+    """Return the number of texts whose classes differ, and the largest difference of a probability."""
     pairs = list(zip(ours, stock, strict=True))
     return {
         "other_labels": sum(one["label"] != other["label"] for one, other in pairs),
@@ -122,7 +122,7 @@ def compare_answers(ours: Sequence[Mapping[str, Any]], stock: Sequence[Mapping[s
 
 
 def read_texts(source: str, count: int) -> list[str]:
-    """The first texts of a file."""
+    """Read the first `count` texts of a file."""
     texts = []
     for line in islice(read_inputs(source), count):
         given = line.value
@@ -138,7 +138,7 @@ def read_texts(source: str, count: int) -> list[str]:
 
 
 def make_texts(count: int) -> list[str]:
-    """Texts of made-up words, of lengths as reviews and sentences have them: the logarithms are normal."""
+    """Make texts of synthetic words; lengths are log-normal, as those of reviews and sentences are."""
     random, words = np.random.default_rng(TEXT_SEED), make_words(TEXT_VARIETY)
     lengths = (
         np.exp(random.normal(math.log(TEXT_LENGTH), TEXT_SPREAD, count)).round().clip(1, LONGEST_TEXT_WORDS).astype(int)
@@ -147,7 +147,7 @@ def make_texts(count: int) -> list[str]:
 
 
 def make_classifier(folder: Path) -> str:
-    """A directory with BERT-base of random weights, which knows the made-up words."""
+    """Write BERT-base with random weights and a vocabulary of the synthetic words, and return the directory."""
     tokenizer = make_tokenizer([*SPECIAL_TOKENS, *make_words(TEXT_VARIETY).tolist()], cased=False)
     torch.manual_seed(TEXT_SEED)
     BertForSequenceClassification(BertConfig()).save_pretrained(folder)

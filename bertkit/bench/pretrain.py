@@ -1,9 +1,9 @@
-"""Pretraining, masked LM and next sentence, beside plain transformers on the same batches.
+"""Benchmark pretraining, masked LM and next sentence, against plain transformers on the same batches.
 
-Stock is its own BertForPreTraining under its Trainer, padded to the longest of a batch as ours is, with and without
-torch.compile; and as its example scripts do, padded to the full length and in fp32.
+Stock is transformers' BertForPreTraining under its Trainer: padded to the longest sequence of a batch as ours is, with
+and without torch.compile; and, as in its example scripts, padded to the full length and in fp32.
 
-Left out: other objectives; phases, for each is like this one at its own length.
+Left out: other objectives, and phases, because each is like this one at its own length.
 """
 
 from pathlib import Path
@@ -17,7 +17,7 @@ from bertkit.tasks.pretraining import PRETRAINING
 from bertkit.training.arguments import complete
 from bertkit.training.prepare import prepare
 
-PRETRAIN_CHARACTERS = 8_000_000  # of documentation, or of the text that is given
+PRETRAIN_CHARACTERS = 8_000_000  # of documentation, or of the given text
 
 
 def bench_pretrain(
@@ -31,17 +31,17 @@ def bench_pretrain(
     compiled: bool = True,
     report: Report = ignore,
 ) -> tuple[dict[str, Any], list[Table]]:
-    """Rates of this package and of stock transformers from random weights, their ratios, and their losses.
+    """Measure the rates of this package and of stock transformers from random weights, their ratios and losses.
 
     Args:
-        data: text as a corpus of pretrain; None: the documentation at hand.
-        size: a key of `RELEASED_SIZES`.
-        length: tokens of a pair, at most.
-        updates: of each side in a round, and of the comparison at most 50.
-        compiled: whether stock is tried with torch.compile as well.
+        data: Text as for the corpus of `bertkit pretrain`; None uses installed documentation.
+        size: A key of `RELEASED_SIZES`.
+        length: The maximum number of tokens in a pair.
+        updates: Updates of each side per round; at most 50 of them are compared.
+        compiled: Whether stock is also tried with torch.compile.
 
     Raises:
-        UsageError: no such size or text, or losses that differ.
+        UsageError: The size or the text does not exist, or the losses differ.
     """
     sizes = choose_size(size)
     given = {

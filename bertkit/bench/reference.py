@@ -1,4 +1,4 @@
-"""The code that this package is compared with: a file that the user brings, imported without leaving a trace."""
+"""Load the code that this package is compared with: a file of the user's, imported without side effects on disk."""
 
 import sys
 from collections.abc import Iterator, Mapping
@@ -12,19 +12,23 @@ from bertkit.errors import UsageError, join_lines
 def load_module(
     path: Path, function: str, *, remedy: str, beside: Mapping[str, ModuleType] | None = None
 ) -> ModuleType:
-    """The module that a file holds, with this function; what it imports by a name in `beside` is what stands there.
+    """Import a file as a module, and check that it has the function.
+
+    Args:
+        remedy: The end of every error message.
+        beside: Modules that replace the file's imports of these names.
 
     Raises:
-        UsageError: there is no such file, it cannot be imported, or it lacks the function; each with the remedy.
+        UsageError: The file does not exist, cannot be imported, or lacks the function.
     """
     if not path.is_file():
         raise UsageError(f"{path} is no file; {remedy}")
     module = ModuleType(f"bertkit_bench_{path.stem}")
     try:
         with put_modules(beside or {}):
-            # Not by a loader, which would write bytecode beside the file: the folder is the user's.
+            # A loader would write bytecode beside the file, in the user's folder.
             exec(compile(path.read_bytes(), path, "exec"), vars(module))
-    except Exception as error:  # whatever another's file may do
+    except Exception as error:  # the file is not ours and may raise anything
         raise UsageError(f"{path} cannot be imported ({join_lines(error)}); {remedy}") from None
     if not callable(getattr(module, function, None)):
         raise UsageError(f"{path} has no function {function}; {remedy}")
@@ -33,10 +37,10 @@ def load_module(
 
 @contextmanager
 def explain_failure(function: str, remedy: str) -> Iterator[None]:
-    """Turn whatever a function of the reference does wrong into a UsageError."""
+    """Turn any error of a function of the reference into a UsageError."""
     try:
         yield
-    except Exception as error:  # another's code
+    except Exception as error:  # the code is not ours and may raise anything
         raise UsageError(
             f"the reference's {function} fails ({type(error).__name__}: {join_lines(error)}); {remedy}"
         ) from None
@@ -44,7 +48,7 @@ def explain_failure(function: str, remedy: str) -> Iterator[None]:
 
 @contextmanager
 def put_modules(modules: Mapping[str, ModuleType]) -> Iterator[None]:
-    """Meanwhile an import of these names finds these modules; afterwards `sys.modules` has under them what it had."""
+    """Make imports of these names find these modules within the context, and restore `sys.modules` afterwards."""
     before = {name: sys.modules[name] for name in modules if name in sys.modules}
     sys.modules.update(modules)
     try:

@@ -1,9 +1,9 @@
-"""Decoding and scoring of SQuAD's answers (paper sections 4.2, 4.3), beside transformers' example.
+"""Benchmark the decoding and scoring of SQuAD's answers (paper sections 4.2, 4.3) against transformers' example.
 
-The reference is `postprocess_qa_predictions` of transformers' examples/pytorch/question-answering/utils_qa.py, of which
-the user brings a copy.
+The reference is `postprocess_qa_predictions` in the user's copy of transformers'
+examples/pytorch/question-answering/utils_qa.py.
 
-Left out: the models, whose scores are made up here (`bertkit bench finetune` times training).
+Left out: the models, whose logits are synthetic here (`bertkit bench finetune` times training).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -30,19 +30,22 @@ from bertkit.tasks.squad import SQUAD, SquadTask
 
 QUESTIONS = 10_570  # of the dev set of SQuAD 1.1
 LENGTHS = list_defaults(WINDOW_OPTIONS)
-LISTS = "bertkit_n_best"  # a third side: as many answers to each question as the reference finds, but no scores
-WINDOWS_A_BATCH = 32  # windows at a time, as in evaluation
+LISTS = "bertkit_n_best"  # a third side: lists as many answers per question as the reference, without EM and F1
+WINDOWS_A_BATCH = 32  # as in evaluation
 CONTEXT_VOCABULARY = 8_000  # tokens; trained on the contexts
-CONTEXT_VARIETY = 20_000  # different ones in made-up text
-CONTEXT_WORDS, CONTEXT_SPREAD, FEWEST = 120, 50, 20  # of a made-up context: the mean, the standard deviation, the least
-LONG_WORDS, LONG_EVERY = 700, 50  # every 50th is so long that it takes several windows
+CONTEXT_VARIETY = 20_000  # different words in synthetic text
+CONTEXT_WORDS, CONTEXT_SPREAD, FEWEST = 120, 50, 20  # words of a context: mean, standard deviation, minimum
+LONG_WORDS, LONG_EVERY = 700, 50  # every 50th context is long enough for several windows
 SCRIPT_REMEDY = "give a copy of transformers' examples/pytorch/question-answering/utils_qa.py: --reference FILE"
-SHARED_BY = 5  # questions about a context
-BUMP, BUMP_SPREAD = 5.0, 2.0  # the gold span's scores above the noise, of standard deviation 1: about half are found
+SHARED_BY = 5  # questions per context
+BUMP, BUMP_SPREAD = 5.0, 2.0  # added to the gold span's logits; the noise has deviation 1: about half are found
 
 
 def make_questions(count: int) -> list[Question]:
-    """Questions in made-up words about contexts of SQuAD's lengths, the same in every run; answers are 1 to 5 words."""
+    """Make questions in synthetic words about contexts of SQuAD's lengths, the same in every run.
+
+    Answers have 1 to 5 words.
+    """
     random = np.random.default_rng(TEXT_SEED)
     words = make_words(CONTEXT_VARIETY)
     questions: list[Question] = []
@@ -62,7 +65,7 @@ def make_questions(count: int) -> list[Question]:
 
 
 def read_questions(folder: Path, count: int) -> list[Question]:
-    """The first questions of the official files of SQuAD 1.1, dev before train."""
+    """Read the first questions of the official files of SQuAD 1.1, dev before train."""
     questions: dict[str, Question] = {}
     for split in ("dev", "train"):
         if len(questions) < count:
@@ -72,14 +75,17 @@ def read_questions(folder: Path, count: int) -> list[Question]:
 
 
 def drop_answers(questions: Sequence[Question]) -> list[Question]:
-    """The questions, every third without an answer, about as in SQuAD 2.0."""
+    """Return the questions, every third without an answer, approximately as in SQuAD 2.0."""
     return [
         question if index % 3 else replace(question, answers=(), starts=()) for index, question in enumerate(questions)
     ]
 
 
 def make_logits(windows: Windows) -> tuple[np.ndarray, np.ndarray]:
-    """(W, 384) scores of starts and of ends, float32: noise, more at the answer or [CLS], least behind the window."""
+    """Return synthetic logits of starts and of ends, each (W, 384) in float32.
+
+    They are noise, raised at the answer or [CLS] and set to the minimum after the end of the window.
+    """
     random = np.random.default_rng(TEXT_SEED)
     shape = len(windows), LENGTHS["max_length"]
     behind = np.arange(shape[1]) > (windows.find_first() + windows.lengths)[:, None]  # the last [SEP]
@@ -96,7 +102,7 @@ def make_logits(windows: Windows) -> tuple[np.ndarray, np.ndarray]:
 
 
 def keep(start_logits: np.ndarray, end_logits: np.ndarray) -> np.ndarray:
-    """(W, 4 * N_BEST + 2) what evaluation keeps of the scores, a batch at a time."""
+    """Return (W, 4 * N_BEST + 2), the part of the logits that evaluation keeps, computed batch by batch."""
     kept = np.empty((len(start_logits), 4 * N_BEST + 2), np.float32)
     for begin in range(0, len(kept), WINDOWS_A_BATCH):
         rows = slice(begin, begin + WINDOWS_A_BATCH)
@@ -108,18 +114,18 @@ def keep(start_logits: np.ndarray, end_logits: np.ndarray) -> np.ndarray:
 
 
 class EncodedExamples(list[dict[str, str]]):
-    """Rows as the reference reads them: one by one, and a column by its name."""
+    """Rows as the reference reads them: by iteration, and as columns by name."""
 
     def __getitem__(self, column: Any) -> Any:
-        """A column."""
+        """Return a column by its name."""
         return [row[column] for row in self]
 
 
 def load_reference(path: Path) -> Callable[..., Mapping[str, str]]:
-    """`postprocess_qa_predictions` of a copy of transformers' utils_qa.py, its progress bar silenced.
+    """Load `postprocess_qa_predictions` from a copy of transformers' utils_qa.py, without its progress bar.
 
     Raises:
-        UsageError: there is no such file, it cannot be imported, or it has no such function.
+        UsageError: The file does not exist, cannot be imported, or lacks the function.
     """
     module = load_module(path, "postprocess_qa_predictions", remedy=SCRIPT_REMEDY)
     module.tqdm = lambda rows: rows
@@ -127,9 +133,9 @@ def load_reference(path: Path) -> Callable[..., Mapping[str, str]]:
 
 
 def describe_windows(windows: Windows) -> tuple[EncodedExamples, list[dict[str, Any]]]:
-    """Questions and windows as the reference takes them, as plain lists and dicts, its fastest form.
+    """Return questions and windows in the reference's format, as plain lists and dicts, its fastest form.
 
-    A window's offset_mapping has None outside the context; token_is_max_context names the positions that are.
+    A window's offset_mapping is None outside the context; token_is_max_context names its positions of maximum context.
     """
     names = [str(place) for place in range(LENGTHS["max_length"])]
     characters = [
@@ -152,7 +158,7 @@ def describe_windows(windows: Windows) -> tuple[EncodedExamples, list[dict[str, 
 
 
 def count_differences(best: Sequence[str], texts: Sequence[str], theirs: Sequence[str]) -> tuple[int, int]:
-    """How many texts differ, and how many questions have no valid span; the best span's text of these is empty.
+    """Return the number of texts that differ, and of questions without a valid span, whose best text is empty.
 
     Without a valid span the reference answers "empty" and this package nothing; these do not count as different.
     """
@@ -160,28 +166,29 @@ def count_differences(best: Sequence[str], texts: Sequence[str], theirs: Sequenc
     return different, sum(not span for span in best)
 
 
-# --- The bench --------------------------------------------------------------------------------------------------------
+# --- The benchmark ----------------------------------------------------------------------------------------------------
 
 
 def bench_squad(
     reference: Path | None = None, data: Path | None = None, report: Report = ignore, repeats: int = 3
 ) -> tuple[dict[str, Any], list[Table]]:
-    """From the scores of all tokens to EM and F1, for SQuAD 1.1 and 2.0, beside the reference's way to the texts alone.
-
-    `rows` has for each version `questions`, `windows`, `scores`, `questions_per_second`, by side `seconds` and their
-    `median_seconds`, and `bytes`: `kept` by evaluation, all `logits`, and at the `peak` of each side, to which the
-    logits are to be added where it is the reference's, for it needs all of them at once. With a reference also
-    `different`, the answers that are not the same (in 2.0 at tau = 0), and `no_span` (see `count_differences`); without
-    one `ratios` is empty.
+    """Measure the way from logits to EM and F1 for SQuAD 1.1 and 2.0; the reference stops at texts.
 
     The reference also lists the 20 best answers to each question; `bertkit_n_best` is the time of these lists here.
 
     Args:
-        reference: a copy of transformers' utils_qa.py.
-        data: a folder with the official files of SQuAD 1.1; without it texts are made up.
+        reference: A copy of transformers' utils_qa.py.
+        data: A folder with the official files of SQuAD 1.1; None uses synthetic texts.
+
+    Returns:
+        `rows` has for each version `questions`, `windows`, `scores`, `questions_per_second`, by side `seconds` and
+        their `median_seconds`, and `bytes`: `kept` by evaluation, all `logits`, and the `peak` of each side, to which
+        the logits must be added for the reference, because it needs all of them at once. With a reference also
+        `different`, the number of different answers (in 2.0 at tau = 0), and `no_span` (see `count_differences`);
+        without one `ratios` is empty. The tables come second.
 
     Raises:
-        UsageError: the reference or the data cannot be read.
+        UsageError: The reference or the data cannot be read.
     """
     postprocess = None if reference is None else load_reference(reference)
     asked = make_questions(QUESTIONS) if data is None else read_questions(data, QUESTIONS)
@@ -217,7 +224,7 @@ def measure_version(
     repeats: int,
     report: Report,
 ) -> tuple[dict[str, Any], Measurement]:
-    """Return a version's row, and the rounds that it was made of."""
+    """Return a version's row, and the measurement that it comes from."""
     logits = make_logits(windows)
     kept = keep(*logits)
     calls: dict[str, Callable[[], Any]] = {

@@ -1,4 +1,4 @@
-"""Text of made-up words, for benches without data: the n-th word is as frequent as 1 / n."""
+"""Synthetic text for benchmarks without data: the frequency of the n-th word is proportional to 1 / n."""
 
 from string import ascii_lowercase
 
@@ -8,7 +8,7 @@ TEXT_SEED = 0
 
 
 def make_words(count: int) -> np.ndarray:
-    """(count,) different words of 2 to 9 letters, the same in every run."""
+    """Return (count,) different words of 2 to 9 letters, the same in every run."""
     random = np.random.default_rng(TEXT_SEED)
     letters = random.choice(list(ascii_lowercase), (2 * count, 9))
     lengths = random.integers(2, 10, 2 * count)
@@ -17,6 +17,6 @@ def make_words(count: int) -> np.ndarray:
 
 
 def draw_words(words: np.ndarray, count: int, random: np.random.Generator) -> np.ndarray:
-    """(count,) of the words, as text has them."""
+    """Draw (count,) of the words, with frequencies as in text."""
     shares = 1 / np.arange(1, len(words) + 1)
     return random.choice(words, count, p=shares / shares.sum())

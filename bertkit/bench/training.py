@@ -1,14 +1,13 @@
-"""Training beside plain transformers: what the benches of fine-tuning and of pretraining share.
+"""Benchmark training against plain transformers: the shared part of the fine-tuning and pretraining benchmarks.
 
-Every side trains the same rows for one epoch through its Trainer, from the same weights, in turn with the others and in
-the same process, which keeps or returns freed memory as it would for that side alone. The task's collator makes the
-batches of every side, and the recipe gives all Trainers the same arguments; the seconds are those that a Trainer notes
-as `train_runtime`. What is counted is counted of real tokens, so that padding is no work done: rates of sequences and
-tokens, the model's floating-point operations, and their share of the rate at which the machine multiplies matrices,
-measured in between. The memory is what a side's updates add to the weights that are loaded: gradients, the optimizer's
-moments, activations.
+Every side trains on the same rows for one epoch through its Trainer, from the same weights. The sides alternate in one
+process, which keeps or returns freed memory as it would for that side alone. The task's collator makes the batches of
+every side, and the recipe gives all Trainers the same arguments; the seconds are the Trainer's `train_runtime`. Only
+real tokens count, so padding is no work done: rates of sequences and tokens, the model's floating-point operations, and
+their share of the machine's rate of matrix multiplication, measured before and after the rounds. The memory is what a
+side's updates add to the loaded weights: gradients, the optimizer's moments, activations.
 
-With dropout off, both sides have to have the same losses, update by update; they are compared before anything is timed.
+Without dropout, both sides must have the same losses in every update; this is checked before anything is timed.
 
 Left out: several processes; loading; evaluation.
 """
@@ -44,13 +43,13 @@ from bertkit.training.run import make_model, make_trainer
 
 SAME_BATCHES, SORTED, COMPILED, EXAMPLE = "same", "sorted", "compiled", "example"  # stock's sides
 TRAINING_SEED = 0
-# Tokens that are trained for random weights, and the rows that their embeddings have.
+# For random weights: the tokens of the trained vocabulary, and the rows of the embeddings.
 SMALL_VOCABULARY, EMBEDDING_ROWS = 8192, 30_522
-WARM_UP = 8  # updates of each side before the clock runs
+WARM_UP = 8  # updates of each side before timing
 MEMORY = 4  # updates whose memory is measured
-PRODUCTS = 1.0  # seconds, at least, for which large products are measured
+PRODUCTS = 1.0  # minimum seconds for which large products are measured
 COMPARED = 50  # updates whose losses are compared
-# Of the losses of an update, on average: rounding, which bf16 has much of.
+# Allowed mean difference of an update's losses: rounding, which is large in bf16.
 LOSS_TOLERANCE = {"fp32": 1e-3, "bf16": 2e-2, "fp16": 2e-2}
 RELEASED_SIZES = {  # Google's release: layers, hidden size
     "tiny": (2, 128),
@@ -61,7 +60,7 @@ RELEASED_SIZES = {  # Google's release: layers, hidden size
     "large": (24, 1024),
 }
 STOCK_OPTIMIZER = {"optim": "adamw_torch_fused"}
-QUIET = {  # for either side: train, and nothing else
+QUIET = {  # for every side: only train
     "eval_strategy": "no",
     "eval_on_start": False,
     "save_strategy": "no",
@@ -74,10 +73,11 @@ QUIET = {  # for either side: train, and nothing else
 
 @dataclass(frozen=True)
 class Side:
-    """One of those that train.
+    """A side of the benchmark.
 
-    build: folder, updates, whether losses are logged -> a Trainer.
-    weights: of the model that `build` trains; they are put back before every epoch.
+    Attributes:
+        weights: The initial weights of the model that `build` trains, restored before every epoch.
+        build: Makes a Trainer from a folder, the number of updates, and whether losses are logged.
     """
 
     precision: str
@@ -87,7 +87,7 @@ class Side:
 
 
 def count_tokens(task: Task, rows: Any, batch_size: int) -> tuple[Tensor, int]:
-    """Return the lengths (S,) of all sequences, without padding, and how many of their tokens are decoded."""
+    """Return the lengths (S,) of all sequences, without padding, and the number of tokens that are decoded."""
     lengths, targets = [], 0
     for batch in DataLoader(rows, batch_size, collate_fn=task.collate):
         lengths.append(batch["attention_mask"].sum(-1))
@@ -97,13 +97,13 @@ def count_tokens(task: Task, rows: Any, batch_size: int) -> tuple[Tensor, int]:
 
 
 def count_flops(config: PreTrainedConfig, lengths: Tensor, targets: int) -> float:
-    """Floating-point operations of training on sequences of these lengths (S,), of which `targets` tokens are decoded.
+    """Return the floating-point operations of training on sequences of lengths (S,), with `targets` decoded tokens.
 
-    Matrix products alone, a multiplication and an addition each; the backward pass takes twice the forward one. The
-    pooler is counted, heads of a few classes are not.
+    Only matrix products count, with one multiplication and one addition each; the backward pass takes twice the
+    operations of the forward pass. The pooler is counted, heads with a few classes are not.
     """
     hidden, lengths = config.hidden_size, lengths.double()
-    layer = 8 * hidden**2 + 4 * hidden * config.intermediate_size  # a token: query, key, value, output; both dense
+    layer = 8 * hidden**2 + 4 * hidden * config.intermediate_size  # per token: query, key, value, output; both dense
     scores = 4 * hidden * float((lengths**2).sum())  # query times key, and probabilities times value
     encoder = config.num_hidden_layers * (layer * float(lengths.sum()) + scores)
     decoder = targets * (2 * hidden**2 + 2 * hidden * config.vocab_size)
@@ -120,10 +120,10 @@ def make_side(
     rows: Any,
     collate: Callable[[Any], dict[str, Tensor]] | None = None,
 ) -> Side:
-    """Return a side that trains as a run does; of the recipe nothing is changed but what is saved and logged.
+    """Return a side that trains as a run does, except for the keys of QUIET, its length and its logging.
 
     Args:
-        collate: stock's; plain transformers' Trainer trains then, and this package's without.
+        collate: The collator for plain transformers' Trainer; None uses this package's Trainer.
     """
 
     def build(folder: Path, updates: int, logs: bool) -> Trainer:
@@ -140,7 +140,7 @@ def make_side(
 
 
 def load_both(task: Task, recipe: Recipe, settings: Mapping[str, Any]) -> tuple[PreTrainedModel, PreTrainedModel]:
-    """This package's model and that of plain transformers, whose class has the same name, with the same weights."""
+    """Load this package's model and plain transformers' class of the same name, with the same weights."""
     torch.manual_seed(TRAINING_SEED)
     ours = make_model(task, recipe, settings)
     stock = getattr(transformers, type(ours).__name__)
@@ -152,7 +152,7 @@ def load_both(task: Task, recipe: Recipe, settings: Mapping[str, Any]) -> tuple[
 def make_sides(
     task: Task, recipe: Recipe, settings: Mapping[str, Any], rows: Any, compiled: bool, report: Report
 ) -> dict[str, Side]:
-    """Return this package's side and stock's, which at its best sorts rows where their order is free."""
+    """Return this package's side and stock's sides; at its best, stock sorts rows unless their order is fixed."""
     ours, stock = load_both(task, recipe, settings)
     plain = merge(recipe, {"train": STOCK_OPTIMIZER})
     full = partial(collate_full, task, recipe["data"]["max_length"])
@@ -162,7 +162,7 @@ def make_sides(
         EXAMPLE: make_side(task, merge(plain, {"precision": "fp32"}), stock, rows, full),
     }
     is_ordered = recipe["train"].get("train_sampling_strategy") == "sequential"
-    best, collate = plain, full  # of one length, which is compiled once
+    best, collate = plain, full  # one length, so that the model is compiled once
     if not is_ordered:
         best, collate = merge(plain, {"train": {"train_sampling_strategy": "group_by_length"}}), task.collate
         sides[SORTED] = make_side(task, best, stock, rows, collate)
@@ -172,7 +172,7 @@ def make_sides(
 
 
 def collate_full(task: Task, length: int, items: Any) -> dict[str, Tensor]:
-    """Return the batch, padded on to (B, length) as example scripts do; nothing is labelled there."""
+    """Return the batch, padded to (B, length) as in example scripts; the added padding has no labels."""
     batch = task.collate(items)
     missing = length - batch["input_ids"].shape[1]
     padding = {"labels": IGNORED}
@@ -183,27 +183,27 @@ def collate_full(task: Task, length: int, items: Any) -> dict[str, Tensor]:
 
 
 def train_epoch(side: Side, updates: int, *, logs: bool = False) -> Timed:
-    """Train one side, from its first weights; what is kept are the losses of the updates if they are logged."""
+    """Train one side from its initial weights, and keep the losses of the updates if they are logged."""
     side.model.load_state_dict(side.weights)
     side.model.zero_grad(set_to_none=True)
-    restore_memory()  # what we keep, we ask for when a training begins
+    restore_memory()  # our side asks to keep memory again when its training begins
     with TemporaryDirectory() as folder:
         set_seed(TRAINING_SEED)
         trainer = side.build(Path(folder), updates, logs)
-        seconds = trainer.train().metrics["train_runtime"]  # of the loop itself, without what the Trainer prepares
+        seconds = trainer.train().metrics["train_runtime"]  # of the loop itself, without the Trainer's preparation
     return Timed(seconds, [entry["loss"] for entry in trainer.state.log_history if "loss" in entry])
 
 
-# --- What is measured -------------------------------------------------------------------------------------------------
+# --- Measurements -----------------------------------------------------------------------------------------------------
 
 
 def bench_training(
     task: Task, recipe: Recipe, settings: Mapping[str, Any], rows: Any, *, repeats: int, compiled: bool, report: Report
 ) -> tuple[dict[str, Any], list[Table]]:
-    """Measure both sides on the rows, one batch an update, after their losses have been compared.
+    """Compare the losses of both sides, and then measure them on the rows, one batch per update.
 
     Raises:
-        UsageError: losses that differ.
+        UsageError: The losses differ.
     """
     environment = note_machine(report)
     updates = len(rows) // recipe["batch_size"]
@@ -220,10 +220,12 @@ def bench_training(
 
 
 def compare_losses(ours: Side, stock: Side, updates: int, report: Report) -> dict[str, Any]:
-    """The losses of both sides, update by update; they have to be without dropout, on the same batches.
+    """Compare the losses of both sides in every update, and return them with their differences.
+
+    Both sides must be without dropout and train on the same batches.
 
     Raises:
-        UsageError: they are further apart than rounding explains, so nothing that is timed would be the same.
+        UsageError: The losses differ by more than rounding explains, so timings would not be of the same training.
     """
     one, two = (train_epoch(side, updates, logs=True).made for side in (ours, stock))
     apart = [abs(left - right) for left, right in zip(one, two, strict=True)]
@@ -243,7 +245,10 @@ def compare_losses(ours: Side, stock: Side, updates: int, report: Report) -> dic
 def measure_sides(
     sides: Mapping[str, Side], updates: int, lengths: Tensor, flops: float, repeats: int, report: Report
 ) -> tuple[dict[str, Any], Table]:
-    """Rates, memory and ratios of sides that train the same rows; BERTKIT, SAME_BATCHES, EXAMPLE are among them."""
+    """Measure rates, memory and ratios of sides that train on the same rows.
+
+    The sides must include BERTKIT, SAME_BATCHES and EXAMPLE.
+    """
     memory, figures, cells = {}, {}, {}
     for name, side in sides.items():
         report(f"  {name}: warming up, measuring memory")
@@ -287,7 +292,7 @@ def measure_sides(
 
 
 def measure_products(precision: str) -> float:
-    """Floating-point operations a second of products of large square matrices: the median of some."""
+    """Return the floating-point operations per second of products of large square matrices, from the median time."""
     device = find_device()
     size = 8192 if device.type == "cuda" else 2048
     one, two = torch.randn(2, size, size, device=device, dtype=DTYPES.get(precision, torch.float32))
@@ -296,22 +301,25 @@ def measure_products(precision: str) -> float:
 
 
 def compile_model(model: PreTrainedModel, report: Report, *, dynamic: bool) -> bool:
-    """Whether torch could compile a model, in place; it needs a C++ compiler on a CPU, and Triton on a GPU."""
+    """Compile a model in place, and return whether that succeeded.
+
+    torch.compile needs a C++ compiler on a CPU, and Triton on a GPU.
+    """
     try:
         model.to(find_device()).compile(dynamic=dynamic)
         ids = torch.ones(2, 8, dtype=torch.int64, device=model.device)
         model(input_ids=ids, attention_mask=ids)
-    except Exception as error:  # whatever a compiler says
+    except Exception as error:  # compilers raise errors of many kinds
         report(f"torch.compile fails here, so no side uses it: {type(error).__name__}")
         return False
     return True
 
 
 def choose_size(name: str | None) -> dict[str, int]:
-    """BertConfig's sizes of one of Google's; BERT-base on an accelerator and BERT-small without if none is named.
+    """Return BertConfig's sizes for one of Google's models; the default is base on an accelerator, else small.
 
     Raises:
-        UsageError: there is none of that name.
+        UsageError: There is no model of that name.
     """
     name = name or ("base" if torch.accelerator.is_available() else "small")
     if name not in RELEASED_SIZES:

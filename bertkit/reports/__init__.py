@@ -1,1 +1,1 @@
-"""Tables and plots, and their renderers; they know no run."""
+"""Tables and plots as values, and their renderers, independent of runs."""

@@ -1,4 +1,4 @@
-"""Tables and pictures in HTML, with the colours of the reader's theme."""
+"""Render tables and plots in HTML, in the colours of the reader's theme."""
 
 import re
 import xml.etree.ElementTree as ET
@@ -15,10 +15,10 @@ from bertkit.reports.plots import Plot, draw_plots, load_pyplot
 from bertkit.reports.tables import MISSING, NUMBER, Table, split_number
 
 TEMPLATE = "page.html.jinja"
-LINES_SHOWN = 30  # of a list that can be folded; a longer one is
-XML_CONTROLS = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\ufffe\uffff]")  # which no XML can have
+LINES_SHOWN = 30  # longer lists are folded
+XML_CONTROLS = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\ufffe\uffff]")  # not allowed in XML
 
-# What a plot is drawn with -> what the page colours it with.
+# Colours that plots are drawn with, and the page's colours that replace them.
 SERIES = [f"#0d0d0{number}" for number in range(6)]
 MUTED, LINE, INK = "#808080", "#0d0d06", "#000000"
 COLOURS = {colour: f"var(--c{number})" for number, colour in enumerate(SERIES)} | {
@@ -49,10 +49,10 @@ STYLE = {
 
 
 def render(parts: Sequence[Mapping[str, Any]]) -> str:
-    """Return the text of the page; whatever is no picture is escaped.
+    """Return the HTML of the page; everything except pictures is escaped.
 
     Args:
-        parts: words, tables, pictures (`draw_all`) and pairs of a name and a text; what a part lacks is left out.
+        parts: Texts, tables, pictures (`draw_all`) and pairs of name and text; missing entries are left out.
     """
     from jinja2 import Environment
 
@@ -70,7 +70,7 @@ def render(parts: Sequence[Mapping[str, Any]]) -> str:
 
 
 def attempt(make: Callable[..., Any], *arguments: Any) -> Any:
-    """What `make` makes; None of values that have another form, as files of another version may."""
+    """Return the result of `make`, or None if the values have another form, as in files of another version."""
     try:
         return make(*arguments)
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
@@ -81,13 +81,13 @@ def attempt(make: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def draw_all(prefix: str, plots: Iterable[Plot]) -> list[dict[str, Any]]:
-    """Return the plots that can be drawn, with what they show in words."""
+    """Draw the plots as SVG, each with its description; plots that cannot be drawn are skipped."""
     drawn = [(plot.words, attempt(draw, f"{prefix}-{number}-", plot)) for number, plot in enumerate(plots)]
     return [{"label": label, "svg": svg} for label, svg in drawn if svg]
 
 
 def draw(prefix: str, plot: Plot) -> str:
-    """Return the SVG of a plot, its ids beginning with `prefix`."""
+    """Return the SVG of a plot whose ids begin with `prefix`."""
     stream = BytesIO()
     with load_pyplot().rc_context(STYLE):
         draw_plots([plot], stream, "svg")
@@ -95,7 +95,7 @@ def draw(prefix: str, plot: Plot) -> str:
 
 
 def clean(svg: str, prefix: str) -> str:
-    """A picture fit to stand in a page: its ids begin with `prefix`, its colours are the page's, it has no address."""
+    """Prepare an SVG for embedding: prefix its ids, use the page's colours, and remove namespaces and metadata."""
     root = ET.fromstring(XML_CONTROLS.sub("", svg))
     for parent in root.iter():
         for child in [child for child in parent if child.tag.rpartition("}")[2] in ("metadata", "style")]:
@@ -108,14 +108,14 @@ def clean(svg: str, prefix: str) -> str:
     width, height = root.get("viewBox").split()[2:]
     for name in ("width", "height", "version"):
         root.attrib.pop(name, None)
-    # As wide as it was drawn, or narrower; pt -> px.
+    # At most as wide as it was drawn; converted from pt to px.
     root.attrib |= {"aria-hidden": "true", "style": f"max-width: {float(width) * 4 / 3:.0f}px"}
     root.attrib["viewBox"] = f"0 0 {float(width):g} {float(height):g}"
     return ET.tostring(root, encoding="unicode")
 
 
 def restyle(name: str, value: str, prefix: str) -> str:
-    """The value of an attribute in the page's names and colours."""
+    """Return the value of an attribute with the page's ids and colours."""
     if name == "id":
         return prefix + value
     if name == "href":
@@ -123,7 +123,7 @@ def restyle(name: str, value: str, prefix: str) -> str:
     value = value.replace("url(#", f"url(#{prefix}")
     if name == "style":
         value = re.sub("#[0-9a-f]{6}", lambda found: COLOURS.get(found[0], found[0]), value)
-        # Of a font the size alone: the family is the page's. Older matplotlibs write both in one.
+        # Keep only the font's size: the page sets the family. Older versions of matplotlib write both in one property.
         value = re.sub(r"font: [^;]*?([\d.]+px)[^;]*", r"font-size: \1", value)
         value = re.sub(r"font-family: [^;]*;? ?", "", value)
     return value
@@ -133,9 +133,9 @@ def restyle(name: str, value: str, prefix: str) -> str:
 
 
 def style_columns(table: Table) -> list[dict[str, str]]:
-    """Return the head of each column, and how it looks.
+    """Return the heading and the style of each column.
 
-    A column of which most lines are numbers is one of numbers; it may have words beside them.
+    A column is numeric if most of its lines are numbers; these may have words beside them.
     """
     columns = []
     for place, head in enumerate(table.heads):
@@ -148,5 +148,5 @@ def style_columns(table: Table) -> list[dict[str, str]]:
 
 
 def show_minus(text: str) -> str:
-    """A number with a minus sign instead of a hyphen."""
+    """Replace the hyphen of a negative number by a minus sign."""
     return text.replace("-", "−", 1) if text.startswith("-") and NUMBER.fullmatch(text) else text

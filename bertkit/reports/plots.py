@@ -1,4 +1,4 @@
-"""Plots as values, and how matplotlib draws them and tables of shades; curves of a training log."""
+"""Plots as values; drawing them and heat maps with matplotlib; the curves of a training log."""
 
 import os
 import textwrap
@@ -11,19 +11,20 @@ from typing import IO, Any
 from bertkit.reports.tables import ScoreRow, Table, TableCell, split_number
 from bertkit.system.files import atomic_open
 
-SIZE = (4.6, 3.6)  # inches of a plot
+SIZE = (4.6, 3.6)  # of a plot, in inches
 DPI = 130
 LOSS = ScoreRow("loss", "loss")
 
 
 @dataclass(frozen=True)
 class Series:
-    """Points of a plot that belong together.
+    """A series of points in a plot.
 
-    style: colour, marker and line, in matplotlib's letters.
-    spreads: what each point may be off, up and down.
-    width: of the bars that stand for the points; 0: these are a line.
-    is_published: whether the values are somebody else's, which have an axis of their own.
+    Attributes:
+        style: Colour, marker and line as a matplotlib format string.
+        spreads: The half-length of each point's error bar.
+        width: The width of the bars; 0 draws a line.
+        is_published: Whether the values are published ones, which have an axis of their own.
     """
 
     name: str
@@ -38,9 +39,11 @@ class Series:
 class Plot:
     """A plot.
 
-    levels, marks: words -> the y of a horizontal line, the x of a vertical one.
-    published_label: of the axis of published values.
-    words: what is to be seen, for those who cannot see it.
+    Attributes:
+        levels: Horizontal lines, as a mapping from label to y.
+        marks: Vertical lines, as a mapping from label to x.
+        published_label: The label of the axis for published values.
+        words: A description for readers who cannot see the plot.
     """
 
     title: str
@@ -57,8 +60,8 @@ class Plot:
 
 
 def load_pyplot() -> Any:
-    """matplotlib's pyplot, without a window, and with a $ in a name being a $."""
-    os.environ["MPLBACKEND"] = "Agg"  # that of a notebook may not be installed here, and then the import fails
+    """Import pyplot with a backend without windows, and without parsing $ as mathematics."""
+    os.environ["MPLBACKEND"] = "Agg"  # a notebook's backend may not be installed here, and the import would fail
     import matplotlib
 
     matplotlib.use("Agg")
@@ -69,14 +72,14 @@ def load_pyplot() -> Any:
 
 
 def save_plots(plots: Sequence[Plot], path: Path) -> None:
-    """Write plots side by side, whole or not at all, in the format that the suffix says; nothing without any."""
+    """Write plots side by side, atomically, in the format of the path's suffix; without plots, write nothing."""
     if plots:
         with atomic_open(path, "wb") as stream:
             draw_plots(plots, stream, path.suffix[1:])
 
 
 def draw_plots(plots: Sequence[Plot], stream: IO[bytes], form: str) -> None:
-    """Draw plots side by side in a format of matplotlib's."""
+    """Draw plots side by side in one of matplotlib's formats."""
     size = (SIZE[0] * len(plots), SIZE[1])
     figure, axes = load_pyplot().subplots(1, len(plots), figsize=size, squeeze=False, layout="constrained")
     for axis, plot in zip(axes[0], plots, strict=True):
@@ -87,13 +90,16 @@ def draw_plots(plots: Sequence[Plot], stream: IO[bytes], form: str) -> None:
 def save_figure(figure: Any, stream: IO[bytes], form: str) -> None:
     """Write a figure and close it."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of letters that the font lacks
+        warnings.simplefilter("ignore")  # about characters that the font lacks
         figure.savefig(stream, format=form, dpi=DPI)
     load_pyplot().close(figure)
 
 
 def draw_plot(axis: Any, plot: Plot) -> None:
-    """Draw a plot; models of other sizes are compared by their shape, so what is published has the right axis."""
+    """Draw a plot; published values use the right axis.
+
+    The axes have their own scales, because curves of models of different sizes are compared by shape.
+    """
     right = axis.twinx() if any(series.is_published for series in plot.series) else None
     for series in plot.series:
         xs, ys = zip(*series.points, strict=True)
@@ -119,11 +125,11 @@ def draw_plot(axis: Any, plot: Plot) -> None:
     axis.legend(handles, labels, fontsize="small", frameon=False, loc="best" if right is None else "lower right")
 
 
-# --- Tables of shades -------------------------------------------------------------------------------------------------
+# --- Heat maps --------------------------------------------------------------------------------------------------------
 
 
 def save_matrices(tables: Sequence[Table], caption: str, path: Path) -> None:
-    """Write tables as squares in their shades, whole or not at all, in the format that the suffix says."""
+    """Write tables as heat maps, atomically, in the format of the path's suffix."""
     columns = 2 if len(tables) == 4 else min(len(tables), 3)
     lines = -(-len(tables) // columns)
     height = max(0.62 * len(table.rows) for table in tables) + 1.3
@@ -140,12 +146,12 @@ def save_matrices(tables: Sequence[Table], caption: str, path: Path) -> None:
 
 
 def list_heads(table: Table) -> list[str]:
-    """Return the heads of the rows."""
+    """Return the headings of the rows."""
     return [row[0].lines[0][0] for row in table.rows]
 
 
 def draw_matrix(axis: Any, table: Table) -> None:
-    """Draw a table; a cell without lines has no square."""
+    """Draw a table as a heat map; a cell without lines has no square."""
     for y, row in enumerate(table.rows):
         for x, cell in enumerate(row[1:]):
             if cell.lines:
@@ -160,12 +166,12 @@ def draw_matrix(axis: Any, table: Table) -> None:
 
 
 def shorten(texts: Iterable[str]) -> list[str]:
-    """Return texts in lines; of a long one, a path for example, the end tells most."""
+    """Wrap texts; of long ones, for example paths, only the end is kept, which tells most."""
     return [textwrap.fill(text if len(text) <= 50 else f"…{text[-49:]}", 18) for text in texts]
 
 
 def draw_square(axis: Any, x: int, y: int, cell: TableCell) -> None:
-    """Draw a square with its number large and all else small in it; one without a shade is hatched."""
+    """Draw a square with its number in large and the rest in small type; without a shade it is hatched."""
     from matplotlib import colormaps
     from matplotlib.patches import Rectangle
 
@@ -187,22 +193,22 @@ def draw_square(axis: Any, x: int, y: int, cell: TableCell) -> None:
 def plot_log(
     log: Sequence[Mapping[str, float]], rows: Sequence[ScoreRow], metrics: Mapping[str, Any], path: Path
 ) -> None:
-    """Draw a plot a row of the task's table: the score while training, on held-out data, and its baselines.
+    """Draw one plot per row of the task's table: the score in training and on held-out data, and its baselines.
 
-    Rows whose score was never logged are left out; without any the training loss is drawn, and without one nothing.
+    Rows whose score was never logged are left out. Without any such row the training loss is drawn, if it was logged.
     """
     rows = list_logged(log, rows) or list_logged(log, [LOSS])
     save_plots([trace(log, row, metrics) for row in rows], path)
 
 
 def list_logged(log: Sequence[Mapping[str, float]], rows: Iterable[ScoreRow]) -> list[ScoreRow]:
-    """Return the rows whose score on held-out data, or for the loss while training, was logged."""
+    """Return the rows that were logged: scores on held-out data, and the loss in training."""
     keys = {key for entry in log for key in entry}
     return [row for row in rows if (row.key if row is LOSS else f"eval_{row.key}") in keys]
 
 
 def trace(log: Sequence[Mapping[str, float]], row: ScoreRow, metrics: Mapping[str, Any]) -> Plot:
-    """Return the curves of a score that was logged."""
+    """Return the plot of a logged score, with a curve for training and one for held-out data."""
     series = []
     for key, name, style in ((row.key, "training", "C0-"), (f"eval_{row.key}", "held out", "C1o-")):
         if points := [(entry["step"], row.scale(entry[key])) for entry in log if key in entry]:

@@ -1,4 +1,4 @@
-"""Tables as values: cells in rows, which a terminal, Markdown and HTML render; and what the tables of runs share."""
+"""Tables as values, which renderers for the terminal, Markdown and HTML show, and the tables of scores."""
 
 import re
 import statistics
@@ -9,12 +9,13 @@ from typing import Any, Literal
 
 @dataclass(frozen=True)
 class ScoreRow:
-    """One line of the table that a run ends with.
+    """One line of a run's final table of scores.
 
-    key: of the score in metrics.json; `start_<key>` is its value before training.
-    baselines: what knowing less would score: words for it -> its key.
-    unit: of the value in metrics.json; tables show a fraction in percent.
-    paper: the published scores in the same unit: whose and on which data -> value.
+    Attributes:
+        key: The key of the score in metrics.json; `start_<key>` is its value before training.
+        baselines: Mapping from the description of a trivial baseline to the key of its score.
+        unit: The unit of the value in metrics.json; tables show fractions in percent.
+        paper: Published scores in the same unit; the keys name the model and the data.
     """
 
     name: str
@@ -25,15 +26,15 @@ class ScoreRow:
 
     @property
     def head(self) -> str:
-        """Return the name with the unit of tables."""
+        """Return the name with the unit that tables use."""
         return f"{self.name} (%)" if self.unit else self.name
 
     def scale(self, value: float) -> float:
-        """Return the value in the unit of tables."""
+        """Return the value in the unit that tables use."""
         return 100 * value if self.unit == "fraction" else value
 
     def show(self, value: float) -> str:
-        """The value as tables show it."""
+        """Format the value as tables show it."""
         return f"{self.scale(value):.1f}" if self.unit else f"{value:.3f}"
 
     def show_mean(self, mean: float, sd: float | None, n: int) -> str:
@@ -52,9 +53,13 @@ NUMBER = re.compile(r"[-−+]?\d[\d.,:/]*(e[-+]?\d+)?( ± [\d.,]+)?( \(\d+\))?( 
 
 @dataclass(frozen=True)
 class TableCell:
-    """What stands in a table: lines of a text and the words for it; where it leads; how dark it is, from 0 to 1.
+    """A cell of a table.
 
-    kind: "chosen" stands out from the others, "published" is of somebody else.
+    Attributes:
+        lines: Pairs of a text and the words that explain it.
+        href: The cell's link; empty without one.
+        share: The cell's shade, from 0 (light) to 1 (dark); None without one.
+        kind: "chosen" cells stand out from the others, "published" cells hold published values.
     """
 
     lines: tuple[tuple[str, str], ...] = ()
@@ -65,9 +70,10 @@ class TableCell:
 
 @dataclass(frozen=True)
 class Table:
-    """A table, which a terminal, Markdown and HTML render.
+    """A table.
 
-    kind: "quiet", whose caption only a screen reader says, "matrix", "text", or none of these.
+    Attributes:
+        kind: "quiet" (only screen readers read the caption), "matrix", "text", or empty.
     """
 
     caption: str
@@ -77,7 +83,7 @@ class Table:
 
 
 def make_table(caption: str, heads: Iterable[str], lines: Iterable[Iterable[str | TableCell]], kind: str = "") -> Table:
-    """Return a table; a text stands for a cell of one line."""
+    """Make a table; a string becomes a cell of one line."""
     rows = ((cell if isinstance(cell, TableCell) else TableCell(((cell, ""),)) for cell in line) for line in lines)
     return Table(caption, tuple(heads), tuple(map(tuple, rows)), kind)
 
@@ -85,9 +91,12 @@ def make_table(caption: str, heads: Iterable[str], lines: Iterable[Iterable[str 
 def tabulate_scores(
     rows: Sequence[ScoreRow], metrics: Mapping[str, float], label: str, others: Sequence[Mapping[str, Any]] = ()
 ) -> Table:
-    """Return the table of a run's scores, as `label`, beside those of knowing nothing, of other seeds, and the paper's.
+    """Return the table of a run's scores, in the column `label`, beside baselines, other seeds, and the paper's scores.
 
-    others: the metrics of all runs with other seeds, its own among them. Columns without a value are left out.
+    Columns without a value are left out.
+
+    Args:
+        others: The metrics of the runs with all seeds, this run included.
     """
     columns: dict[str, Callable[[ScoreRow], list[tuple[str, str]]]] = {
         "knowing nothing": lambda row: [(row.show(metrics[key]), words) for words, key in row.baselines.items()],
@@ -113,7 +122,7 @@ def show_spread(row: ScoreRow, runs: Sequence[Mapping[str, Any]]) -> str:
 
 
 def split_number(text: str, words: str) -> tuple[str, str]:
-    """Return a number alone, and the words for it behind its spread and count; other texts as they are."""
+    """Split a number from its spread and count, which are put before its words; return other texts unchanged."""
     if not NUMBER.fullmatch(text):
         return text, words
     number, _, rest = text.partition(" ")
@@ -121,5 +130,5 @@ def split_number(text: str, words: str) -> tuple[str, str]:
 
 
 def count(number: int, name: str, names: str = "") -> str:
-    """So many of them."""
+    """Format a number with its noun in the singular or plural."""
     return f"{number:,} {name if number == 1 else names or f'{name}s'}"

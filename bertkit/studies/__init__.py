@@ -1,1 +1,1 @@
-"""Tables of runs."""
+"""Studies: tables of runs."""

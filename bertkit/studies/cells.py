@@ -1,4 +1,4 @@
-"""The cells of a study: which runs a specification asks for, where each is kept, and what it starts from."""
+"""The cells of a study: the runs that a specification asks for, their directories, and where each one starts."""
 
 import itertools
 import json
@@ -19,16 +19,18 @@ from bertkit.tasks.task import Task
 from bertkit.training.arguments import complete
 from bertkit.training.recipe import Recipe, merge
 
-TEXT_FOLDER = "text"  # the corpus, below data_root
+TEXT_FOLDER = "text"  # holds the corpus, below data_root
 
 
 @dataclass(frozen=True)
 class Pretraining:
-    """A run that rows begin with.
+    """A pretraining that rows start from.
 
-    recipe: complete.
-    directory: below the study's.
-    steps: the updates before the last that rows start from.
+    Attributes:
+        rows: Names of these rows.
+        recipe: The complete recipe.
+        directory: The run directory, relative to the study's.
+        steps: Updates before the last one whose models rows start from.
     """
 
     rows: tuple[str, ...]
@@ -39,14 +41,15 @@ class Pretraining:
 
 @dataclass(frozen=True)
 class Cell:
-    """A row, a column and a setting, with one run a seed.
+    """A combination of row, column and setting, with one run per seed.
 
-    setting: axis -> value.
-    recipe: complete, but with the first seed.
-    directory: below the study's.
-    runs: seed -> its directory below the study's; columns may share them.
-    origin: the directory below the study's of the pretraining that the runs start from; empty without one.
-    borrowed: whether the only run is that pretraining itself.
+    Attributes:
+        setting: Mapping from axis to value.
+        recipe: The complete recipe, with the first seed.
+        directory: The cell's directory, relative to the study's.
+        runs: Mapping from seed to run directory, relative to the study's; columns may share runs.
+        origin: Directory of the pretraining that the runs start from, relative to the study's; empty without one.
+        borrowed: Whether the only run is that pretraining itself.
     """
 
     row: str
@@ -63,10 +66,10 @@ class Cell:
 
 
 def list_pretrainings(study: Study) -> list[Pretraining]:
-    """The pretrainings that rows begin with, those with the same recipe once.
+    """Return the pretrainings that rows start from; rows with the same recipe share one.
 
     Raises:
-        UsageError: a recipe that cannot be, or there is no corpus below the root.
+        UsageError: A recipe is invalid, or there is no corpus below the root.
     """
     groups: dict[str, tuple[Recipe, list[str]]] = {}
     for name, row in study.rows.items():
@@ -82,10 +85,10 @@ def list_pretrainings(study: Study) -> list[Pretraining]:
 
 
 def complete_at(directory: str, task: str, *parts: Recipe, config: BertConfig | None = None) -> Recipe:
-    """The complete recipe of what stands in a directory.
+    """Return the complete recipe of the runs in a directory.
 
     Raises:
-        UsageError: a recipe that cannot be; the message names the directory.
+        UsageError: The recipe is invalid; the message names the directory.
     """
     try:
         return complete(TASKS[task], *parts, config=config)
@@ -94,17 +97,17 @@ def complete_at(directory: str, task: str, *parts: Recipe, config: BertConfig | 
 
 
 def locate_text(root: str, recipe: Recipe) -> Recipe:
-    """The recipe that names the corpus below the root, where a pretraining names none."""
+    """Return a recipe that names the corpus below the root; empty if the pretraining names one itself."""
     if not root or recipe.get("data", {}).get("corpus"):
         return {}
     return {"data": {"corpus": [find_folder(root, TEXT_FOLDER, PRETRAIN)]}}
 
 
 def find_folder(root: str, name: str, task: str) -> str:
-    """A task's folder below the root.
+    """Return the path of a task's folder below the root.
 
     Raises:
-        UsageError: it is not there.
+        UsageError: The folder does not exist.
     """
     folder = Path(root) / name
     if not folder.is_dir():
@@ -113,14 +116,14 @@ def find_folder(root: str, name: str, task: str) -> str:
 
 
 def start_from(origin: Pretraining, step: int, output: Path) -> tuple[Recipe, BertConfig]:
-    """The recipe that starts from a pretraining, and the configuration that its model will have."""
+    """Return the recipe that starts from a pretraining, and the configuration that its model will have."""
     checkpoint = output / origin.directory / (name_step(step) if step in origin.steps else "")
     settings = TASKS[PRETRAIN].configure(origin.recipe, None, None)
     return {"checkpoint": str(checkpoint)}, make_config(origin.recipe["model"] | settings)
 
 
 def name_step(step: int) -> str:
-    """The folder in a pretraining's directory that keeps its model after so many updates."""
+    """Return the name of the folder that keeps a pretraining's model after `step` updates."""
     return f"step-{step}"
 
 
@@ -128,13 +131,13 @@ def name_step(step: int) -> str:
 
 
 def list_cells(study: Study, output: str | Path = "") -> list[Cell]:
-    """Every cell, rows first, then columns, then settings with the last axis changing fastest.
+    """Return all cells, ordered by row, column and setting; the last axis changes fastest.
 
     Args:
-        output: the study's directory, in which the recipes look for their pretrainings.
+        output: The study's directory, in which the recipes look for their pretrainings.
 
     Raises:
-        UsageError: a recipe that cannot be, or a task's folder is missing.
+        UsageError: A recipe is invalid, or a task's folder is missing.
     """
     origins = {row: origin for origin in list_pretrainings(study) for row in origin.rows}
     pairs = itertools.product(study.rows, study.columns)
@@ -142,7 +145,10 @@ def list_cells(study: Study, output: str | Path = "") -> list[Cell]:
 
 
 def list_group(study: Study, name: str, column: Column, origin: Pretraining | None, output: Path) -> list[Cell]:
-    """The cells of a row and a column, one for each setting; none for a pretraining that the row does without."""
+    """Return the cells of a row and a column, one for each setting.
+
+    A column of the pretraining task has one borrowed cell, or none if the row has no pretraining.
+    """
     if study.pretrains and column.task == PRETRAIN:
         if origin is None:
             return []
@@ -167,7 +173,7 @@ def list_group(study: Study, name: str, column: Column, origin: Pretraining | No
 
 
 def find_home(study: Study, row: Variant, column: Column) -> str:
-    """The first column whose runs in a row are those of this one too: of the same task, with the same recipe."""
+    """Return the name of the first column that shares this column's runs: same task, same recipe in this row."""
 
     def identify(other: Column) -> tuple[str, Recipe]:
         return other.task, merge(other.recipe, row.recipe)
@@ -176,19 +182,22 @@ def find_home(study: Study, row: Variant, column: Column) -> str:
 
 
 def locate_data(root: str, task: Task) -> Recipe:
-    """The recipe that names a task's folder below the root."""
+    """Return a recipe that names the task's folder below the root; empty if there is none to name."""
     if not root or not task.folder:
         return {}
     return {"data": {"dir": find_folder(root, task.folder, task.name)}}
 
 
 def join(*names: str) -> str:
-    """The directory of a row's and a column's name, or what there is of them."""
+    """Join names to a relative directory; names without usable characters are skipped."""
     return "/".join(name_directory(name) for name in names if name_directory(name))
 
 
 def name_settings(settings: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The directory of each setting, such as `learning_rate-5e-05_batch_size-16`; numbers where that would not do."""
+    """Return a directory name for each setting, such as `learning_rate-5e-05_batch_size-16`.
+
+    Settings are numbered instead if these names are not unique or are too long.
+    """
     keys = name_axes(list(settings[0]))
     words = [
         [re.sub(r"[^\w.+-]+", "-", show_value(value)).lower() for value in setting.values()] for setting in settings
@@ -200,10 +209,10 @@ def name_settings(settings: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def describe_plan(study: Study) -> list[str]:
-    """What the study would run: a line for each pretraining and each cell with runs of its own, and how many there are.
+    """Describe the plan in lines: each pretraining, each cell with runs of its own, and the totals.
 
     Raises:
-        UsageError: as `list_cells`.
+        UsageError: As for `list_cells`.
     """
     pretrainings, cells = list_pretrainings(study), list_cells(study)
     lines = []

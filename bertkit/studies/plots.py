@@ -1,4 +1,4 @@
-"""The pictures of a study: a heat map of its cells, and scores along its checkpoints."""
+"""Plots of a study: a heat map of its cells, and scores over the updates of a pretraining."""
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
@@ -22,13 +22,16 @@ from bertkit.studies.tables import (
 
 
 def plot_heatmap(study: Mapping[str, Any], path: Path) -> None:
-    """Draw the mean scores of a grid, one panel a row and task; without a grid, rows by tasks. Nothing for one cell."""
+    """Draw the mean scores as heat maps: a panel per row and task of a grid, else rows by tasks.
+
+    Nothing is drawn for a single cell.
+    """
     if len(study["cells"]) > 1:
         save_matrices(tabulate_grids(study) or [tabulate_overview(study)], _caption(study), path)
 
 
 def _caption(study: Mapping[str, Any]) -> str:
-    """What the squares are."""
+    """Return the caption, which explains the squares."""
     seeds = study["definition"]["seeds"]
     spread = f"mean ± standard deviation over {len(seeds)} seeds (n)" if len(seeds) > 1 else f"seed {seeds[0]}"
     rule = "best run" if study["definition"]["select"] == "best" else "mean"
@@ -39,9 +42,12 @@ def _caption(study: Mapping[str, Any]) -> str:
 
 
 def tabulate_grids(study: Mapping[str, Any], find_link: Callable[[str], str] = lambda directory: "") -> list[Table]:
-    """Return the heat map of each row and column of a grid; the chosen squares lead where `find_link` says.
+    """Return a heat map for each row and column of a grid.
 
-    The learning rate, or else the first axis, goes across, all others together go down.
+    The learning rate, or else the first axis, runs horizontally; all other axes together run vertically.
+
+    Args:
+        find_link: Returns the link of a run's directory, which the chosen squares get.
     """
     axes = list(study["definition"].get("grid", {}))
     if not axes:
@@ -69,7 +75,7 @@ def tabulate_grids(study: Mapping[str, Any], find_link: Callable[[str], str] = l
 
 
 def tabulate_overview(study: Mapping[str, Any]) -> Table:
-    """Return the heat map of a study without a grid; each column has shades of its own."""
+    """Return the heat map of a study without a grid; each column has its own colour scale."""
     squares = {}
     for name in study["columns"]:
         cells = [cell for cell in study["cells"] if cell["column"] == name]
@@ -83,7 +89,7 @@ def tabulate_overview(study: Mapping[str, Any]) -> Table:
 def make_square(
     study: Mapping[str, Any], cell: Mapping[str, Any], shades: Mapping[str, float], chosen: Mapping[str, str]
 ) -> TableCell:
-    """Return a cell of a heat map; `chosen` says where the chosen ones lead."""
+    """Return one square of a heat map; `chosen` maps the directories of chosen cells to their links."""
     lost = [("", f"{cell['failed']} failed")] if cell["failed"] and cell["n"] else []
     lines = ((show_mean(find_row(study, cell["column"]), cell), ""), *lost)
     place = cell["directory"]
@@ -91,7 +97,10 @@ def make_square(
 
 
 def grade_cells(study: Mapping[str, Any], cells: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Directory -> 0 for the worst mean of some cells of one column to 1 for the best; none where there is no mean."""
+    """Return the grade of each cell of one column by directory, from 0 (worst mean) to 1 (best mean).
+
+    Cells without a mean are left out.
+    """
     means = {cell["directory"]: cell["mean"] for cell in cells if cell["mean"] is not None}
     if not means:
         return {}
@@ -105,12 +114,12 @@ def grade_cells(study: Mapping[str, Any], cells: Sequence[Mapping[str, Any]]) ->
 
 
 def plot_curve(study: Mapping[str, Any], path: Path) -> None:
-    """Draw `list_curves` side by side; nothing for a study without steps."""
+    """Draw the plots of `list_curves` side by side; a study without steps has none."""
     save_plots(list_curves(study), path)
 
 
 def list_curves(study: Mapping[str, Any]) -> list[Plot]:
-    """Return a plot a column: the scores of rows that start from steps of a pretraining, a line for each pretraining.
+    """Return one plot per column: scores over the steps that rows start from, one line per pretraining.
 
     The paper's values are dashed.
     """
@@ -139,7 +148,10 @@ def list_curves(study: Mapping[str, Any]) -> list[Plot]:
 
 
 def _list_lines(study: Mapping[str, Any]) -> dict[str, list[str]]:
-    """What the rows of a pretraining with steps have in common in their names -> these rows, by step."""
+    """Return the rows of each pretraining with steps, ordered by step.
+
+    The keys are the common beginnings of the rows' names, or else the pretraining's directory.
+    """
     lines: dict[str, list[str]] = {}
     for origin in study["pretrainings"]:
         rows = [name for name in origin["rows"] if study["rows"][name]["step"]]
@@ -152,7 +164,7 @@ def _list_lines(study: Mapping[str, Any]) -> dict[str, list[str]]:
 
 
 def _list_series(study: Mapping[str, Any], name: str, label: str, rows: Sequence[str], colour: str) -> list[Series]:
-    """Return a column's means over some rows, by step, and the paper's values, as far as there are any."""
+    """Return a column's means by step and the paper's values; series without points are left out."""
     shown = find_row(study, name)
     ours, spreads, published = [], [], []
     for row in rows:

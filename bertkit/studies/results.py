@@ -1,4 +1,4 @@
-"""What study.json says: the runs of every cell, means and deviations, and which setting was chosen."""
+"""The content of study.json: the runs of every cell, means and deviations, and the chosen settings."""
 
 import math
 import statistics
@@ -15,10 +15,10 @@ from bertkit.training.run_dir import find_finished
 
 
 def find_states(jobs: Mapping[str, RunJob], output: Path) -> tuple[dict[str, State], dict[str, RunJob]]:
-    """How far every run is, and the jobs that are left.
+    """Return the state of every run, and the jobs that are not finished.
 
     Raises:
-        UsageError: a directory holds something else, or its metrics are damaged.
+        UsageError: A directory holds something else, or its metrics are damaged.
     """
     states, left = {}, {}
     for directory, job in jobs.items():
@@ -30,7 +30,7 @@ def find_states(jobs: Mapping[str, RunJob], output: Path) -> tuple[dict[str, Sta
 
 
 def judge(state: State) -> State:
-    """The state, failed if it has finished with a score that is no number."""
+    """Return the state; a finished run whose score is NaN or infinite becomes failed."""
     if state.status == "finished" and not math.isfinite(state.metrics["score"]):
         return replace(state, status="failed", reason=f"the score is {state.metrics['score']}")
     return state
@@ -40,7 +40,7 @@ def judge(state: State) -> State:
 
 
 def group_cells(cells: Iterable[Cell]) -> list[list[Cell]]:
-    """The cells of each row and column, but for borrowed ones."""
+    """Group the cells by row and column, without the borrowed ones."""
     groups: dict[tuple[str, str], list[Cell]] = {}
     for cell in cells:
         if not cell.borrowed:
@@ -49,16 +49,19 @@ def group_cells(cells: Iterable[Cell]) -> list[list[Cell]]:
 
 
 def list_scores(cell: Cell, states: Mapping[str, State]) -> dict[str, float]:
-    """Return directory -> the score that chooses among the finished runs, of the rows that decide if there are any."""
+    """Return the score used for selection by directory, for the finished runs of a cell.
+
+    The score is `tune_score` if the run has one.
+    """
     done = {path: states[path].metrics for path in cell.runs.values() if states[path].status == "finished"}
     return {path: metrics.get("tune_score", metrics["score"]) for path, metrics in done.items()}
 
 
 def choose(study: Study, group: Sequence[Cell], states: Mapping[str, State]) -> tuple[Cell, str] | None:
-    """The winner among the cells of a row and column, with its best run's directory; None if no run has finished.
+    """Return the winning cell of a row and column, and its best run's directory; None if no run has finished.
 
-    It is the task's score that decides, whatever the column shows, so columns that share runs share the winner. Of
-    equals the first wins, so that the order in which runs finish decides nothing.
+    The task's score decides, whichever metric the column shows, so columns that share runs share the winner. The first
+    of equal cells wins, so that the order in which runs finish does not matter.
     """
     sign = -1 if group and TASKS[group[0].column.task].lower_is_better else 1
     summary = max if study.select == "best" else statistics.fmean
@@ -76,19 +79,20 @@ def choose(study: Study, group: Sequence[Cell], states: Mapping[str, State]) -> 
 def summarize(
     study: Study, pretrainings: Sequence[Pretraining], cells: Sequence[Cell], states: Mapping[str, State]
 ) -> dict[str, Any]:
-    """What study.json holds: plain values that repeat exactly, without times and hardware.
+    """Return the content of study.json: plain, reproducible values, without times and hardware.
 
-    definition: as in study.toml.
-    finished: whether every run is finished or failed; runs, over, failed: how many there are, how many are finished or
-        failed, and how many have failed.
-    columns: name -> its task and metric, the metric's name and unit, the data it is measured on, the scores that the
-        task knows as published, words on the paper's values, and whether it is written in its short form.
-    rows: name -> the paper's value of each column, the pretraining that it begins with and the step, null without.
-    pretrainings: each with its rows, directory, steps kept, scores as tables show them, and the state of a run.
-    cells: row, column, task, setting, directory, whether it is borrowed (shows the row's pretraining); runs: each with
-        seed, directory, status and metrics, failure, or update, updates and loss; over the finished ones n, failed,
-        mean, sd (n - 1), best and at_or_below_majority, null where there is none.
-    chosen: for each row and column the winning cell and run, and of how many settings and runs it is the best.
+    Returns:
+        definition: As in study.toml.
+        finished: Whether every run is finished or failed.
+        runs, over, failed: The number of runs, of those finished or failed, and of those failed.
+        columns: By name: task, metric, its name and unit, the data it is measured on, the published scores that the
+            task knows, a note on the paper's values, and whether the column is written in its short form.
+        rows: By name: the paper's value of each column, the pretraining that the row starts from and the step, or null.
+        pretrainings: Each with its rows, directory, kept steps, scores as tables show them, and the state of a run.
+        cells: Row, column, task, setting, directory, and whether the cell is borrowed (shows the row's pretraining).
+            `runs`: each with seed, directory, status and metrics, failure, or update, updates and loss. Statistics over
+            the finished runs, null if undefined: n, failed, mean, sd (n - 1), best and at_or_below_majority.
+        chosen: For each row and column the winning cell and run, and the number of settings and runs compared.
     """
     winners = [(group, choose(study, group, states)) for group in group_cells(cells)]
     status = [state.status for state in states.values()]
@@ -112,7 +116,7 @@ def summarize(
 
 
 def describe_column(column: Column, short: bool) -> dict[str, Any]:
-    """What can be said of a column."""
+    """Describe a column for study.json."""
     return {
         "task": column.task,
         "metric": column.row.key,
@@ -127,7 +131,7 @@ def describe_column(column: Column, short: bool) -> dict[str, Any]:
 
 
 def describe_pretraining(origin: Pretraining, states: Mapping[str, State]) -> dict[str, Any]:
-    """A pretraining, its scores by name as far as it has them, and in which unit they are."""
+    """Describe a pretraining with its state and the scores that it has so far, each with name and unit."""
     state = states[origin.directory]
     task, metrics = TASKS[PRETRAIN], state.metrics or {}
     rows = [task.find_row(task.metric), *task.table]
@@ -137,7 +141,7 @@ def describe_pretraining(origin: Pretraining, states: Mapping[str, State]) -> di
 
 
 def summarize_cell(cell: Cell, states: Mapping[str, State]) -> dict[str, Any]:
-    """A cell with its runs and the statistics over those that have finished."""
+    """Describe a cell with its runs and the statistics over the finished ones."""
     runs = [{"seed": seed, "directory": path} | describe_state(states[path]) for seed, path in cell.runs.items()]
     done = [states[path].metrics for path in cell.runs.values() if states[path].status == "finished"]
     values = [metrics[cell.column.key] for metrics in done if cell.column.key in metrics]
@@ -160,13 +164,13 @@ def summarize_cell(cell: Cell, states: Mapping[str, State]) -> dict[str, Any]:
 
 
 def is_poor(metrics: Mapping[str, Any]) -> bool:
-    """Whether one of a run's scores is no better than what the majority class has (`majority_…`)."""
+    """Return whether any score of a run is at or below its majority-class baseline (`majority_…`)."""
     least = {key.removeprefix("majority_"): value for key, value in metrics.items() if key.startswith("majority_")}
     return any(metrics[key] <= value for key, value in least.items())
 
 
 def describe_state(state: State) -> dict[str, Any]:
-    """A run's state as study.json has it."""
+    """Describe a run's state for study.json."""
     if state.status == "finished":
         return {"status": state.status, "metrics": dict(state.metrics)}
     if state.status == "failed":
@@ -177,7 +181,7 @@ def describe_state(state: State) -> dict[str, Any]:
 
 
 def describe_winner(group: Sequence[Cell], cell: Cell, run: str, states: Mapping[str, State]) -> dict[str, Any]:
-    """The chosen cell and run of a row and column, and what they were chosen from; `value` is what the column shows."""
+    """Describe the chosen cell and run of a row and column; `value` is the metric that the column shows."""
     scored = [scores for other in group if (scores := list_scores(other, states))]
     metrics = states[run].metrics
     return {
@@ -197,5 +201,5 @@ def describe_winner(group: Sequence[Cell], cell: Cell, run: str, states: Mapping
 
 
 def describe_score(name: str, state: State) -> str:
-    """A finished run's score in words."""
+    """Describe a finished run's score in words."""
     return TASKS[name].find_row(TASKS[name].metric).describe(state.metrics["score"])

@@ -1,9 +1,9 @@
-"""A table of runs done: what `bertkit.studies.spec` describes, run, chosen from, kept and written down.
+"""Run a study as `bertkit.studies.spec` defines it: do its runs, choose among them, keep weights, write the results.
 
 The paper's grid (section A.3), its random restarts (section 4.1) and every table of its ablations (sections 5 and C)
-are studies. First come the pretrainings that rows begin with, then all other runs. The directories of the runs are the
-truth about what is done; `study.json` is made of them. `workers.py` does the runs, `results.py`
-says what came of them, `tables.py` and `plots.py` show it.
+are studies. The pretrainings that rows start from come first, then all other runs. The run directories decide which
+runs are done; `study.json` is made from them. `workers.py` does the runs, `results.py` summarises them, `tables.py`
+and `plots.py` show the results.
 """
 
 import json
@@ -51,20 +51,23 @@ def run_study(
     report: Report = ignore,
     progress: Callable[[dict[str, Any]], None] = ignore,
 ) -> dict[str, Any]:
-    """The results of all runs, as written to `output/study.json`; see `summarize`. What is finished is not repeated.
+    """Do all runs that are not finished, and return the results as written to `output/study.json`.
 
-    Recipes and data are checked first; until then nothing is written. A run that fails is recorded, the others go on,
-    and the same command tries it again.
+    Recipes and data are checked before anything is written. A failed run is recorded and the others continue; the same
+    command tries it again.
 
     Args:
-        output: new, empty, or of the same study, which then continues.
-        workers: 1: this process; more: so many processes; "ray": the cluster of RAY_ADDRESS, or else a local one.
-        report: gets one line now and then.
-        progress: gets the results so far, a new dictionary each time.
+        output: A new or empty directory, or one of the same study, which then continues.
+        workers: 1 for this process, N > 1 for N processes, "ray" for the cluster of RAY_ADDRESS or else a local one.
+        report: Receives single lines.
+        progress: Receives the results so far, a new dictionary each time.
+
+    Returns:
+        The results as described in `summarize`.
 
     Raises:
-        UsageError: a mistake in the study, the data or the directory.
-        Interrupted: by SIGTERM or SIGINT; its runs have written checkpoints.
+        UsageError: There is a mistake in the study, the data or the directory.
+        Interrupted: SIGTERM or SIGINT stopped the study; its runs have written checkpoints.
     """
     output, count = Path(output), read_workers(workers)
     pretrainings, cells = list_pretrainings(study), list_cells(study, output)
@@ -77,20 +80,20 @@ def run_study(
     origins = {pretraining.directory: pretraining for pretraining in pretrainings}
     state = StudyState(study, origins, cells, states, output, report, progress, processes.is_main_process)
     report(f"{describe_size(state.summarize())}, {len(states) - len(left)} of them finished")
-    if count:  # a cluster may have what this machine lacks
+    if count:  # a Ray cluster may have hardware that this machine lacks
         check_arguments(left)
     first, rest = ({place: job for place, job in jobs.items() if place in left} for jobs in (first, rest))
     later = [place for place, job in rest.items() if state.waits(place, job, first)]
     rehearse(first, [rest[place] for place in later], report)
     ready, prepared = prepare_data({place: job for place, job in rest.items() if place not in later}, report)
     check_finished(state, prepared, output)
-    processes.wait_for_everyone()  # all have to find the same directories
+    processes.wait_for_everyone()  # so that all find the same directories
     with hold_run_dir(output) if processes.is_main_process else nullcontext():
         state.start()
         number = state.work(first if count == 1 else order_longest_first(first), {}, count)
         if not number:
             state.keep_models(rest)
-            processes.wait_for_everyone()  # the first one has kept them
+            processes.wait_for_everyone()  # until the main process has kept them
             state.give_up(rest)
             able = {place: rest[place] for place in later if states[place].status != "failed"}
             more, data = prepare_data(able, report, state.refuse)
@@ -102,12 +105,13 @@ def run_study(
 
 @dataclass(eq=False)
 class StudyState:
-    """What is known of the runs while they are done; everything it hears is shown, and what matters written.
+    """The state of a study while it runs: shows every message, and writes the results.
 
-    pretrainings: by directory.
-    states: directory of a run below the study's -> how far it is.
-    is_main: of several processes that share each run the one that writes.
-    shown: when progress was last told.
+    Attributes:
+        pretrainings: Pretrainings by directory.
+        states: Mapping from run directory, relative to the study's, to the run's state.
+        is_main: Whether this process writes, if several processes share each run.
+        shown: The time of the last progress report.
     """
 
     study: Study
@@ -122,28 +126,28 @@ class StudyState:
 
     @cached_property
     def groups(self) -> list[list[Cell]]:
-        """The cells of each row and column."""
+        """Return the cells of each row and column."""
         return group_cells(self.cells)
 
     def summarize(self) -> dict[str, Any]:
-        """The results so far."""
+        """Return the results so far."""
         return summarize(self.study, list(self.pretrainings.values()), self.cells, self.states)
 
     def find_cell(self, directory: str) -> Cell:
-        """The first cell that a run belongs to."""
+        """Return the first cell that a run belongs to."""
         return next(cell for cell in self.cells if not cell.borrowed and directory in cell.runs.values())
 
     def find_origin(self, directory: str) -> str:
-        """The pretraining that a run starts from; empty without one."""
+        """Return the directory of the pretraining that a run starts from; empty without one."""
         return self.find_cell(directory).origin
 
     def waits(self, directory: str, job: RunJob, first: Mapping[str, RunJob]) -> bool:
-        """Whether what a run starts from is still to be made."""
+        """Return whether the model that a run starts from does not exist yet."""
         origin = self.find_origin(directory)
         return bool(origin) and (origin in first or not holds_weights(Path(job.recipe["checkpoint"])))
 
     def start(self) -> None:
-        """Begins the directory."""
+        """Create the directory, write study.toml, and remove models that are no longer needed."""
         if self.is_main:
             with explain_refusal(f"the directory {self.output}"):
                 self.output.mkdir(parents=True, exist_ok=True)
@@ -153,7 +157,7 @@ class StudyState:
         self.save()
 
     def work(self, jobs: Mapping[str, RunJob], prepared: Mapping[str, Prepared], workers: int) -> int:
-        """The signal by which the jobs were stopped, or 0 when every one is over."""
+        """Do the jobs, and return the signal that stopped them, or 0 when all are over."""
         places = list(jobs)
 
         def hear(number: int, news: State | str) -> None:
@@ -162,7 +166,7 @@ class StudyState:
         return do_runs(list(jobs.values()), prepared, hear, workers, self.study.num_cpus, self.study.num_gpus)
 
     def keep_models(self, jobs: Mapping[str, RunJob]) -> None:
-        """Keeps of the pretrainings what the runs to come start from, and nothing else."""
+        """Keep only those models of the pretrainings that later runs start from."""
         every = {cell.recipe["checkpoint"] for cell in self.cells if cell.origin}
         needed = {job.recipe["checkpoint"] for place, job in jobs.items() if self.find_origin(place)}
         for directory, origin in self.pretrainings.items():
@@ -170,13 +174,13 @@ class StudyState:
                 keep_models(origin, self.output, every if self.study.keep == "all" else needed)
 
     def give_up(self, jobs: Mapping[str, RunJob]) -> None:
-        """Fails the runs whose pretraining has left nothing to start from."""
+        """Mark runs as failed whose pretraining has left no model to start from."""
         for directory, job in jobs.items():
             if (origin := self.find_origin(directory)) and (reason := self.explain_missing(origin, job)):
                 self.take(directory, State("failed", reason=reason))
 
     def explain_missing(self, origin: str, job: RunJob) -> str:
-        """Why a run has nothing to start from; empty if it has."""
+        """Return why a run has no model to start from; empty if it has one."""
         start = Path(job.recipe["checkpoint"])
         if self.states[origin].status == "failed":
             again = f"; delete {origin} to pretrain again" if self.states[origin].metrics is not None else ""
@@ -189,11 +193,11 @@ class StudyState:
         return ""
 
     def refuse(self, directory: str, reason: str) -> None:
-        """Takes in that a run cannot begin."""
+        """Record that a run cannot begin."""
         self.take(directory, State("failed", reason=reason))
 
     def take(self, directory: str, news: State | str) -> None:
-        """Takes in what a run says: its state, or a line."""
+        """Handle a run's message: its state, or a line."""
         if isinstance(news, str):
             self.report(f"{directory}: {news}")
             return
@@ -212,7 +216,7 @@ class StudyState:
             self.progress(self.summarize())
 
     def clean(self, directory: str) -> None:
-        """Removes what is needed no more now that a run is over; of a pretraining, `keep_models` does."""
+        """Remove models that are no longer needed after a run; `keep_models` does this for pretrainings."""
         if directory in self.pretrainings:
             return
         group = next(group for group in self.groups if any(directory in cell.runs.values() for cell in group))
@@ -222,7 +226,7 @@ class StudyState:
             drop_steps(self.pretrainings[origin], self.cells, self.states, self.output)
 
     def save(self) -> dict[str, Any]:
-        """The results so far, written and shown."""
+        """Write, show and return the results so far."""
         results = self.summarize()
         if self.is_main:
             write_json(results, self.output / STUDY_RESULT)
@@ -230,10 +234,13 @@ class StudyState:
         return results
 
     def finish(self, number: int) -> dict[str, Any]:
-        """The results; writes the tables, unless a signal (its number, or 0) came before the end.
+        """Return the results, after writing the table and the plots.
+
+        Args:
+            number: The signal that stopped the runs, or 0.
 
         Raises:
-            Interrupted: it did.
+            Interrupted: A signal stopped the study before its end.
         """
         for directory, state in self.states.items():
             if state.status == "running":
@@ -252,9 +259,9 @@ class StudyState:
 
 
 def check_directory(study: Study, output: Path) -> None:
-    """Nothing, or a UsageError: the directory holds another study, or something else."""
+    """Check that the directory holds the same study, or nothing."""
     if not (output / STUDY_FILE).exists():
-        # A hidden file may be what is left of a study that was killed in its first moment.
+        # A study that is killed in its first moments may leave a hidden file.
         if output.is_dir() and any(not path.name.startswith(".") for path in output.iterdir()):
             raise UsageError(f"{output} is not empty and holds no study; name another directory with --output")
         return
@@ -275,7 +282,10 @@ def check_directory(study: Study, output: Path) -> None:
 
 
 def list_parts(study: Study) -> dict[str, Recipe]:
-    """What decides the results of a study, by what a message calls it; not words, and not where a key was written."""
+    """Return the parts of a study that decide its results, by their names in messages.
+
+    Notes are left out, and it does not matter which table of the study sets a key.
+    """
     words = ("note", "average", "column", "row", "recipe", *HARDWARE)
     parts = {"": {key: value for key, value in define(study).items() if key not in words}}
     parts[""]["columns"] = [[column.name, column.task, column.key] for column in study.columns]
@@ -293,7 +303,7 @@ def list_parts(study: Study) -> dict[str, Recipe]:
 def make_jobs(
     study: Study, pretrainings: Sequence[Pretraining], cells: Sequence[Cell], output: Path
 ) -> tuple[dict[str, RunJob], dict[str, RunJob]]:
-    """The jobs of the pretrainings and of all other runs, by the run's directory below the study's."""
+    """Return the jobs of the pretrainings and those of all other runs, by run directory relative to the study's."""
     first = {
         origin.directory: RunJob(PRETRAIN, origin.recipe, str(output / origin.directory), milestones=origin.steps)
         for origin in pretrainings
@@ -308,12 +318,12 @@ def make_jobs(
 
 
 def order_longest_first(jobs: Mapping[str, RunJob]) -> dict[str, RunJob]:
-    """Pretrainings, those first that will take longest: several workers are then done at about the same time."""
+    """Sort pretrainings by estimated cost, longest first, so that workers finish at about the same time."""
     return dict(sorted(jobs.items(), key=lambda item: -estimate_cost(item[1].recipe)))
 
 
 def check_arguments(jobs: Mapping[str, RunJob]) -> None:
-    """Nothing, or a UsageError about what the Trainer would refuse."""
+    """Check that the Trainer accepts the arguments of every job."""
     for directory, job in jobs.items():
         try:
             make_arguments(TASKS[job.task], job.recipe, Path(job.output))
@@ -324,16 +334,19 @@ def check_arguments(jobs: Mapping[str, RunJob]) -> None:
 def prepare_data(
     jobs: Mapping[str, RunJob], report: Report, refuse: Callable[[str, str], None] | None = None
 ) -> tuple[dict[str, RunJob], dict[str, Prepared]]:
-    """The jobs with the names of their data, those with the same data together, and the data by name.
+    """Prepare the data of the jobs, each data set once.
 
-    Every data set is read and encoded once. Where the data depend on more of the recipe (pretraining: seed, length of
-    the run), this is a rehearsal, for mistakes to come to light now, and each run prepares its own.
+    If the data depend on more of the recipe (pretraining: seed, length of the run), they are prepared here only to find
+    mistakes early, and each run prepares its own.
 
     Args:
-        refuse: gets the directory and the reason of each job whose data cannot be used, which is then left out.
+        refuse: Receives the directory and the reason of each job whose data cannot be used; the job is left out.
+
+    Returns:
+        The jobs with the names of their data, grouped by data, and the data by name.
 
     Raises:
-        UsageError: wrong or missing files, or a tokenizer that cannot be loaded, and nobody to tell.
+        UsageError: Files are wrong or missing, or a tokenizer cannot be loaded, and `refuse` is None.
     """
     seen: dict[str, int] = {}
     refused: dict[str, str] = {}
@@ -362,9 +375,9 @@ def prepare_data(
 
 
 def check_finished(state: StudyState, prepared: Mapping[str, Prepared], output: Path) -> None:
-    """Nothing, or a UsageError: runs that are finished had other data than these, and stand in the same table.
+    """Check that finished runs used the same data as the runs to come, because one table shows both.
 
-    Left out: pretrainings, whose data depend on more than their text.
+    Pretrainings are left out: their data depend on more than their text.
     """
     for cell in state.cells:
         data = prepared.get(name_data(TASKS[cell.column.task], cell.recipe))
@@ -374,12 +387,13 @@ def check_finished(state: StudyState, prepared: Mapping[str, Prepared], output: 
 
 
 def rehearse(first: Mapping[str, RunJob], later: Iterable[RunJob], report: Report) -> None:
-    """Nothing, or a UsageError: texts to pretrain on, or data of the runs that come after, that cannot be read.
+    """Check that the pretraining texts, and the data of the runs that follow, can be read.
 
-    Of pretrainings on the same texts one is rehearsed; what comes after has no tokenizer yet, and its files are read.
+    One of several pretrainings on the same texts is prepared in full. The files of the runs that follow are only read,
+    because there is no tokenizer yet.
     """
     seen: set[str] = set()
-    for job in later:  # before the pretrainings, for files are read in seconds, and vocabularies trained in minutes
+    for job in later:  # before the pretrainings: reading files takes seconds, training vocabularies takes minutes
         if (name := json.dumps([job.task, job.recipe["data"]], sort_keys=True)) not in seen:
             seen.add(name)
             TASKS[job.task].load(job.recipe["data"], report)
@@ -395,13 +409,13 @@ def rehearse(first: Mapping[str, RunJob], later: Iterable[RunJob], report: Repor
             prepare(TASKS[PRETRAIN], job.recipe, report)
 
 
-# --- What is kept -----------------------------------------------------------------------------------------------------
+# --- Keeping weights --------------------------------------------------------------------------------------------------
 
 
 def prune(study: Study, group: Sequence[Cell], states: Mapping[str, State], output: Path) -> None:
-    """Removes what the finished runs of a row and column need no more, and the weights of those that can win no more.
+    """Remove the checkpoints of finished runs of a row and column, and the weights of those that cannot win.
 
-    Where means are compared, a cell with a run to come, or to be tried again, can still win with its best run.
+    If means are compared, a cell whose runs are not all finished can still win with its best run.
     """
     runs = [directory for cell in group for directory in cell.runs.values()]
     ended = [directory for directory in runs if states[directory].metrics is not None]
@@ -419,22 +433,23 @@ def prune(study: Study, group: Sequence[Cell], states: Mapping[str, State], outp
 
 
 def drop_checkpoints(run: Path) -> None:
-    """Removes all models from a finished run's directory but the last."""
+    """Remove all models from a finished run's directory except the last."""
     for model in (*run.glob("checkpoint-*"), run / FIRST, run / BEST):
         shutil.rmtree(model, ignore_errors=True)
 
 
 def holds_weights(folder: Path) -> bool:
-    """Whether there is a model to start from."""
+    """Return whether the folder has a model's weights."""
     return any(folder.glob("model*.safetensors"))
 
 
 def keep_models(origin: Pretraining, output: Path, needed: Iterable[str]) -> None:
-    """Leaves of a finished pretraining's checkpoints those that runs to come start from, fit to be started from.
+    """Keep those checkpoints of a finished pretraining that later runs start from, as loadable models.
 
-    A checkpoint has no tokenizer, which is the run's, and an optimizer, which is twice as large as the model.
+    The run's tokenizer is added, which a checkpoint lacks, and the optimizer, twice as large as the model, is dropped.
 
-    needed: the directories that runs start from.
+    Args:
+        needed: Directories that runs start from.
     """
     run = output / origin.directory
     for step in origin.steps:
@@ -445,7 +460,7 @@ def keep_models(origin: Pretraining, output: Path, needed: Iterable[str]) -> Non
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir()
         for path in (source / "config.json", *source.glob("model*.safetensors*")):
-            with suppress(FileNotFoundError):  # of a model that is saved in another way; `explain_missing` says so
+            with suppress(FileNotFoundError):  # a model saved in another form; `explain_missing` reports it
                 shutil.copy2(path, temporary)
         save_tokenizer(load_tokenizer(run), temporary)
         temporary.rename(target)
@@ -453,7 +468,7 @@ def keep_models(origin: Pretraining, output: Path, needed: Iterable[str]) -> Non
 
 
 def drop_steps(origin: Pretraining, cells: Iterable[Cell], states: Mapping[str, State], output: Path) -> None:
-    """Removes the kept models that no run to come, or to be tried again, starts from."""
+    """Remove the kept models that no unfinished run starts from."""
     used = {
         cell.recipe["checkpoint"]
         for cell in cells

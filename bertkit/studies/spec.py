@@ -1,41 +1,41 @@
-"""What a study is: rows (variants of a recipe) x columns (tasks) x settings (a grid), each with some seeds.
+"""Define a study: rows (variants of a recipe) x columns (tasks) x settings (a grid), each with some seeds.
 
-A study is a TOML file, or the dictionary that one holds:
+A study is a TOML file, or a dictionary of the same form:
 
-    note = "RTE stands for MRPC."  # what the reader of the table has to know
+    note = "RTE stands for MRPC."  # a note for the reader of the table
     tasks = ["rte", "mrpc"]        # the columns, in their short form
-    average = ["rte", "mrpc"]      # a last column, of the table only: the mean of these
-    seeds = [42, 43, 44]           # or restarts = 3: so many, from the recipe's seed on
-    select = "best"                # the setting whose best run is best on dev (4.1), or whose "mean" is
-    keep = "chosen"                # whose weights are kept: those of the chosen run of each row and column, or "all"
-    num_cpus = 1                   # of a run on Ray
+    average = ["rte", "mrpc"]      # adds a last column to the table: the mean of these columns
+    seeds = [42, 43, 44]           # or restarts = 3: three consecutive seeds, beginning with the recipe's
+    select = "best"                # choose the setting with the best run on dev (4.1), or with the best "mean"
+    keep = "chosen"                # keep the weights of the chosen run of each row and column, or of "all" runs
+    num_cpus = 1                   # for each run on Ray
     num_gpus = 0                   # may be a fraction
     data_root = "data"             # holds the folder of each task, and text/ for pretrainings that name no corpus
-    [recipe]                       # what all runs share
+    [recipe]                       # shared by all runs
     batch_size = 32
     [grid]                         # every combination is a setting
     "train.learning_rate" = [5e-5, 3e-5, 2e-5]
     [[column]]                     # the columns, in their long form
-    name = "SQuAD"                 # the head
+    name = "SQuAD"                 # the column's heading
     task = "squad1"
-    metric = "f1"                  # in metrics.json; the task's score if not given
-    paper = "dev"                  # words on the paper's values
+    metric = "f1"                  # a key of metrics.json; the task's score by default
+    paper = "dev"                  # a note on the paper's values
     [column.recipe]
-    [pretrain]                     # the recipe of the pretraining that rows begin with
+    [pretrain]                     # the recipe of the pretraining that rows start from
     batch_size = 256
-    [[row]]                        # a variant; without any there is one, without a name
+    [[row]]                        # a variant; without any, the study has one unnamed row
     name = "No NSP"
-    paper = { "SQuAD" = 87.9 }     # the paper's values, in percent where the table is
-    step = 30_000                  # starts from this update of the pretraining and not from its end (Figure 5)
-    [row.pretrain]                 # what is different in this row's pretraining
+    paper = { "SQuAD" = 87.9 }     # the paper's values, in the table's unit (percent for most metrics)
+    step = 30_000                  # start from this update of the pretraining instead of its end (Figure 5)
+    [row.pretrain]                 # changes to this row's pretraining
     data.objective = "mlm"
-    [row.recipe]                   # may name a checkpoint: then the row begins with that, and not with a pretraining
+    [row.recipe]                   # may name a checkpoint: then the row starts from it, not from a pretraining
     bilstm = true
 
 A run's recipe is the task's < `[recipe]` < `[column.recipe]` < `[row.recipe]` < the setting < the command line; that of
 a pretraining is the task's < `[pretrain]` < `[row.pretrain]` < `pretrain` of the command line. Rows whose pretrainings
-have the same recipe share one, and columns of the same task with the same recipe share their runs. Where rows begin
-with pretrainings, a column of the task pretrain shows these and has no runs.
+have the same recipe share one, and columns of the same task with the same recipe share their runs. If rows start from
+pretrainings, a column of the task pretrain shows these and has no runs of its own.
 """
 
 import difflib
@@ -72,19 +72,20 @@ OPTIONS = {  # the keys that the command line reaches too
 SPEC_KEYS = {"note": str, "average": list[str], "recipe": dict, "grid": dict, "column": list[dict], "row": list[dict]}
 COLUMN_KEYS = {"name": str, "task": str, "metric": str, "paper": str, "recipe": dict}
 ROW_KEYS = {"name": str, "step": int, "paper": dict[str, float], PRETRAIN: dict, "recipe": dict}
-HARDWARE = ("num_cpus", "num_gpus")  # with others it is still the same study
+HARDWARE = ("num_cpus", "num_gpus")  # keys that may change without making it another study
 LEAST_NUMBERS = {"restarts": 1, "num_cpus": 0, "num_gpus": 0}
 MOST_RESTARTS = 1000
-LONGEST_DIRECTORY = 150  # bytes of the name of a directory, of the 255 that file systems in use allow
+LONGEST_DIRECTORY = 150  # bytes in a directory's name; common file systems allow 255
 
 
 @dataclass(frozen=True)
 class Column:
-    """What is measured.
+    """A column of the table: a metric of a task.
 
-    name: the head.
-    metric: a key of metrics.json; empty: the task's score.
-    paper: words on the paper's values.
+    Attributes:
+        name: The column's heading.
+        metric: A key of metrics.json; empty for the task's score.
+        paper: A note on the paper's values.
     """
 
     name: str
@@ -95,17 +96,17 @@ class Column:
 
     @property
     def key(self) -> str:
-        """Of its value in metrics.json."""
+        """Return the key of the column's value in metrics.json."""
         return self.metric or "score"
 
     @property
     def row(self) -> ScoreRow:
-        """How its values are shown."""
+        """Return the score row that formats the column's values."""
         return TASKS[self.task].find_row(self.metric or TASKS[self.task].metric)
 
     @property
     def split(self) -> str:
-        """The data that its values are measured on; "{}_mm", for example, is how a split calls accuracy_mm."""
+        """Return the split that the values are measured on; a split named "{}_mm", for example, has accuracy_mm."""
         splits = TASKS[self.task].splits
         ends = {split: form.partition("{}") for split, form in splits.items() if form != "{}"}
         fits = (s for s, (a, _, b) in ends.items() if self.metric.startswith(a) and self.metric.endswith(b))
@@ -113,18 +114,19 @@ class Column:
 
     @property
     def lower_is_better(self) -> bool:
-        """Whether a smaller value is better: that of a loss or a perplexity, not of the accuracy beside it."""
+        """Return whether a smaller value is better, as for a loss or a perplexity."""
         return TASKS[self.task].lower_is_better and not self.row.unit
 
 
 @dataclass(frozen=True)
 class Variant:
-    """A row.
+    """A row of the table: a variant of the recipe.
 
-    recipe: what is its own, the command line included.
-    pretrain: the recipe of the pretraining that it begins with, not yet complete; None without one.
-    step: the update of that pretraining that it starts from; 0: the last.
-    paper: column -> the paper's value, in the table's unit.
+    Attributes:
+        recipe: The row's own keys, including those of the command line.
+        pretrain: The recipe of the pretraining that the row starts from, not yet complete; None without one.
+        step: The update of that pretraining to start from; 0 means the last.
+        paper: Mapping from column to the paper's value, in the table's unit.
     """
 
     recipe: Recipe = field(default_factory=dict)
@@ -135,17 +137,18 @@ class Variant:
 
 @dataclass(frozen=True)
 class Study:
-    """The definition of a study, checked.
+    """The checked definition of a study.
 
-    rows: by name.
-    grid: axis, such as "train.learning_rate" or "batch_size" -> its values.
-    recipe: what all runs share.
-    select: the setting whose best run is best, or whose mean is.
-    keep: whose weights are kept: those of the chosen run of each row and column, or all.
-    num_cpus, num_gpus: of a run on Ray.
-    data_root: holds the folder of each task; empty: the recipes say where the data are.
-    average: the columns whose mean is the last one of the table.
-    note: what the reader of the table has to know.
+    Attributes:
+        rows: Rows by name.
+        grid: Mapping from axis, such as "train.learning_rate" or "batch_size", to its values.
+        recipe: Keys that all runs share.
+        select: Chooses the setting with the best run ("best") or with the best mean ("mean").
+        keep: Keeps the weights of the chosen run of each row and column ("chosen"), or of every run ("all").
+        num_cpus, num_gpus: Resources of each run on Ray.
+        data_root: The folder that holds each task's folder; empty if the recipes name the data.
+        average: The columns whose mean is the table's last column.
+        note: A note for the reader of the table.
     """
 
     columns: tuple[Column, ...]
@@ -163,12 +166,12 @@ class Study:
 
     @property
     def pretrains(self) -> bool:
-        """Whether any row begins with a pretraining."""
+        """Return whether any row starts from a pretraining."""
         return any(row.pretrain is not None for row in self.rows.values())
 
     @property
     def is_short(self) -> bool:
-        """Whether no column says more than its task."""
+        """Return whether every column can be written in the short form, `tasks`."""
         return all(column == Column(column.task, column.task) for column in self.columns)
 
 
@@ -176,25 +179,25 @@ class Study:
 
 
 def read_study(path: str | Path, *given: Mapping[str, Any]) -> Study:
-    """The study in a TOML file, with what the command line gave.
+    """Read a study from a TOML file, with the values of the command line.
 
     Raises:
-        UsageError: as `make_study`, or the file cannot be read.
+        UsageError: As for `make_study`, or the file cannot be read.
     """
     return make_study(read_recipe(path), *given, where=str(path))
 
 
 def make_study(definition: Mapping[str, Any], *given: Mapping[str, Any], where: str = "study") -> Study:
-    """The study of a definition, with what the command line gave: recipes, which win over all others, and OPTIONS.
-
-    A given value for an axis of the grid takes the axis' place; a list of values replaces its own.
+    """Make and check the study of a definition.
 
     Args:
-        where: what the messages begin with.
+        given: Values of the command line: recipes, which override all others, and OPTIONS. A single value for an axis
+            of the grid removes the axis; a list replaces its values.
+        where: The beginning of the messages.
 
     Raises:
-        UsageError: an unknown key, task, metric or column, a wrong type, an axis without values, something twice, seeds
-            or columns said twice, a step without a pretraining.
+        UsageError: There is an unknown key, task, metric or column, a wrong type, an axis without values, a duplicate,
+            seeds or columns given in two ways, or a step without a pretraining.
     """
     recipe = merge(*given)
     options = {key: recipe.pop(key) for key in OPTIONS if key in recipe}
@@ -227,7 +230,7 @@ def make_study(definition: Mapping[str, Any], *given: Mapping[str, Any], where: 
 
 
 def define(study: Study) -> dict[str, Any]:
-    """The definition that `make_study` makes the study of."""
+    """Return the definition from which `make_study` makes this study."""
     given = {key: getattr(study, key) for key in ("note", "average", "seeds", "select", "keep", *HARDWARE, "data_root")}
     given |= {"grid": study.grid, "recipe": study.recipe}
     if study.is_short:
@@ -242,12 +245,12 @@ def define(study: Study) -> dict[str, Any]:
 
 
 def drop_empty(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values as TOML has them, without None and without empty texts, lists and tables."""
+    """Return the values for TOML, without None and without empty strings, lists and tables."""
     return {key: value for key, value in expand_recipe(values).items() if value not in ("", {}, [])}
 
 
 def check_keys(definition: Mapping[str, Any]) -> dict[str, Any]:
-    """The definition with every key known and every value of its type and in its range."""
+    """Check that every key is known and every value has its type and is in its range; return the definition."""
     for key in definition:
         if key in TABLES or key in TOP_KEYS:
             raise UsageError(f"unknown key {key!r}; it belongs in [recipe]")
@@ -259,7 +262,10 @@ def check_keys(definition: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_table(values: Mapping[str, Any], kinds: Mapping[str, Any], place: str = "") -> dict[str, Any]:
-    """The table at a place, the top level without one, with every key known and every value of its type."""
+    """Check that a table's keys are known and its values have their types; return the table.
+
+    `place` is for the messages and is empty at the top level.
+    """
     for key in values:
         if key not in kinds:
             home = f" in {place}" if place else ""
@@ -268,7 +274,10 @@ def check_table(values: Mapping[str, Any], kinds: Mapping[str, Any], place: str 
 
 
 def read_tables(key: str, tables: Sequence[Mapping[str, Any]], kinds: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Place -> a [[column]] or a [[row]], checked, with a name of its own, and without a seed."""
+    """Check the [[column]] or [[row]] tables, and return them by place.
+
+    Each table must have a name of its own and no seed.
+    """
     if not tables:
         raise UsageError(f"{key} = [] has no {key}s; leave it out")
     found = {}
@@ -285,14 +294,14 @@ def read_tables(key: str, tables: Sequence[Mapping[str, Any]], kinds: Mapping[st
 
 
 def propose(name: str, names: Iterable[str]) -> str:
-    """The remedy for a name that is none of these."""
+    """Return the remedy for an unknown name: the nearest of these names, or all of them."""
     names = list(names)
     nearest = difflib.get_close_matches(name, names, n=1) or difflib.get_close_matches(name.lower(), names, n=1)
     return f"did you mean {nearest[0]!r}?" if nearest else f"expected {', '.join(names)}"
 
 
 def check_names(names: Sequence[str], place: str) -> None:
-    """Nothing, or a UsageError: names that cannot be told apart as directories, or that none can be made of."""
+    """Check that every name gives a valid directory name, and that no two give the same one."""
     directories = [name_directory(name) for name in names]
     if len(names) > 1 and not all(directories):
         raise UsageError(f"a {place} has a name without letters and digits, of which its directory is made; change it")
@@ -307,7 +316,7 @@ def check_names(names: Sequence[str], place: str) -> None:
 
 
 def find_twice(items: Sequence[Any]) -> list[Any]:
-    """The items that stand in the sequence more than once."""
+    """Return the items that occur in the sequence more than once."""
     counts = Counter(json.dumps(item, default=str, sort_keys=True) for item in items)
     return [item for item in items if counts[json.dumps(item, default=str, sort_keys=True)] > 1]
 
@@ -316,7 +325,7 @@ def find_twice(items: Sequence[Any]) -> list[Any]:
 
 
 def read_columns(values: Mapping[str, Any]) -> list[Column]:
-    """The columns, in whichever form they are written."""
+    """Read the columns, in their short or long form."""
     if "tasks" in values and "column" in values:
         raise UsageError("both tasks and [[column]] are given; leave one out")
     if "column" not in values:
@@ -339,10 +348,10 @@ def read_columns(values: Mapping[str, Any]) -> list[Column]:
 
 
 def check_task(name: str, place: str) -> str:
-    """The name of a task.
+    """Check that a task exists and has a score, and return its name.
 
     Raises:
-        UsageError: no such task, or one without a score.
+        UsageError: There is no such task, or it has no score.
     """
     if name not in TASKS:
         raise UsageError(f"unknown task {name!r} in {place}; {propose(name, TASKS)}")
@@ -352,10 +361,10 @@ def check_task(name: str, place: str) -> str:
 
 
 def find_own(columns: Sequence[Column], rows: Mapping[str, Variant]) -> list[Column]:
-    """The columns that have runs of their own, and do not show the rows' pretrainings.
+    """Return the columns that have runs of their own instead of showing the rows' pretrainings.
 
     Raises:
-        UsageError: a column that does has a recipe, or is to show a step, of which there is no score.
+        UsageError: A column that shows the pretrainings has a recipe, or it would have to show a step's score.
     """
     if all(row.pretrain is None for row in rows.values()):
         return list(columns)
@@ -372,7 +381,7 @@ def find_own(columns: Sequence[Column], rows: Mapping[str, Variant]) -> list[Col
 
 
 def check_average(names: Sequence[str], columns: Sequence[Column]) -> None:
-    """Nothing, or a UsageError: the mean of something that is no column or not in percent, or of too few."""
+    """Check that the average is over at least two different columns, all in percent."""
     known = {column.name: column for column in columns}
     for name in names:
         if name not in known:
@@ -389,7 +398,7 @@ def check_average(names: Sequence[str], columns: Sequence[Column]) -> None:
 
 
 def read_rows(values: Mapping[str, Any], asked: Recipe, columns: Sequence[Column]) -> dict[str, Variant]:
-    """The rows by name; `asked` is what the command line wants of their pretrainings."""
+    """Read the rows by name; `asked` is the command line's recipe for their pretrainings."""
     tables = read_tables("row", values.get("row", [{"name": ""}]), ROW_KEYS)
     rows = {table["name"]: read_row(table, place, values.get(PRETRAIN), asked) for place, table in tables.items()}
     begun = [name for name, row in rows.items() if row.pretrain is not None]
@@ -410,7 +419,7 @@ def read_rows(values: Mapping[str, Any], asked: Recipe, columns: Sequence[Column
 
 
 def read_row(table: Mapping[str, Any], place: str, shared: Recipe | None, asked: Recipe) -> Variant:
-    """One row; `shared` is `[pretrain]`, None without it."""
+    """Read one row; `shared` is the table `[pretrain]`, or None without it."""
     recipe, own, step = table.get("recipe", {}), table.get(PRETRAIN), table.get("step")
     if own is not None and "checkpoint" in recipe:
         raise UsageError(f"{place} has both a pretraining and a checkpoint to begin with; leave one out")
@@ -430,7 +439,7 @@ def read_row(table: Mapping[str, Any], place: str, shared: Recipe | None, asked:
 
 
 def drop_seed(recipe: Recipe) -> Recipe:
-    """The recipe without its seed."""
+    """Return the recipe without its seed."""
     train = {key: value for key, value in recipe.get("train", {}).items() if key != "seed"}
     rest = {key: value for key, value in recipe.items() if key != "train"}
     return rest | ({"train": train} if train else {})
@@ -440,7 +449,7 @@ def drop_seed(recipe: Recipe) -> Recipe:
 
 
 def read_grid(grid: Mapping[str, Any]) -> dict[str, list[Any]]:
-    """Axis -> its values; `train.learning_rate` may be written with quotes or without."""
+    """Return the values of each axis; `train.learning_rate` may be written with or without quotes."""
     axes: dict[str, Any] = {}
     for key, values in grid.items():
         nested = key in TABLES and isinstance(values, dict)
@@ -455,7 +464,7 @@ def read_grid(grid: Mapping[str, Any]) -> dict[str, list[Any]]:
 
 
 def check_axis(axis: str, values: Any) -> None:
-    """Nothing, or a UsageError: no list, an empty one, or something twice in it."""
+    """Check that an axis has a list of values without duplicates, and at least one."""
     name = make_printable(axis)[:LONGEST_NAME]
     if not isinstance(values, list) or not values:
         shown = json.dumps(values, default=str)[:LONGEST_TEXT]
@@ -465,7 +474,13 @@ def check_axis(axis: str, values: Any) -> None:
 
 
 def fix_axes(axes: Mapping[str, list[Any]], given: Recipe) -> tuple[dict[str, list[Any]], Recipe]:
-    """The axes that the command line leaves, with its values if it gives lists, and the rest of what it gives."""
+    """Apply the command line's values to the axes.
+
+    A list replaces an axis' values; a single value removes the axis and stays in the recipe.
+
+    Returns:
+        The remaining axes, and the rest of the command line's recipe.
+    """
     left, rest = dict(axes), merge(given)
     for axis, values in axes.items():
         table, _, key = axis.rpartition(".")
@@ -482,20 +497,20 @@ def fix_axes(axes: Mapping[str, list[Any]], given: Recipe) -> tuple[dict[str, li
 
 
 def set_axis(axis: str, value: Any) -> Recipe:
-    """The recipe in which an axis has a value."""
+    """Return the recipe in which an axis has a value."""
     table, _, key = axis.rpartition(".")
     return {table: {key: value}} if table else {key: value}
 
 
 def convert(axis: str, value: Any, task: Task) -> Any:
-    """A value of an axis in the type of the recipe: 1 for a float is 1.0."""
+    """Convert a value of an axis to the recipe's type: 1 becomes 1.0 for a float."""
     table, _, key = axis.rpartition(".")
     recipe = check(set_axis(axis, value), data_defaults=task.recipe["data"], where="[grid]")
     return recipe[table][key] if table else recipe[key]
 
 
 def choose_seeds(values: Mapping[str, Any], shared: Recipe, task: Task) -> tuple[int, ...]:
-    """The seeds of every cell: as given, or `restarts` ones from the recipe's seed on."""
+    """Return the seeds of every cell: those given, or `restarts` consecutive ones from the recipe's seed on."""
     first = shared.get("train", {}).get("seed")
     if "seeds" in values and ("restarts" in values or first is not None):
         other = "restarts" if "restarts" in values else "train.seed"
@@ -510,7 +525,7 @@ def choose_seeds(values: Mapping[str, Any], shared: Recipe, task: Task) -> tuple
     return tuple(seeds)
 
 
-# --- What does not go together ----------------------------------------------------------------------------------------
+# --- Conflicts between recipes ----------------------------------------------------------------------------------------
 
 
 def check_recipes(
@@ -520,9 +535,10 @@ def check_recipes(
     axes: Mapping[str, Sequence[Any]],
     data_root: str,
 ) -> None:
-    """Nothing, or a UsageError: a key that a task does not know, a wrong type, or recipes that do not go together.
+    """Check that the tasks know every key, that every value has its type, and that the recipes do not conflict.
 
-    shared: the recipes of all runs, by what a message calls them.
+    Args:
+        shared: The recipes of all runs, by their names in messages.
     """
     of_rows = {f"[row.recipe] of {name!r}": row.recipe for name, row in rows.items()}
     of_columns = {f"[column.recipe] of {column.name!r}": column.recipe for column in columns}
@@ -544,7 +560,7 @@ def check_recipes(
 
 
 def name_directory(name: str) -> str:
-    """A row's or a column's name as that of a directory."""
+    """Return the directory name of a row's or a column's name."""
     return re.sub(r"[^\w+-]+", "-", name).rstrip("-").lstrip("+-").lower()
 
 

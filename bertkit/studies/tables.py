@@ -1,7 +1,7 @@
-"""A study in words: its table, and how far it is.
+"""A study as text: its tables, and its progress.
 
-A study is the plain dictionary that study.json holds (`bertkit.studies.results`). Wherever scores of ours stand beside
-published ones it is said what they are: a mean or the best of how many runs, and on which data.
+A study is the plain dictionary that study.json holds (`bertkit.studies.results`). Wherever our scores stand beside
+published ones, the text says what they are: a mean or the best of how many runs, and on which data.
 """
 
 import json
@@ -15,13 +15,13 @@ from bertkit.reports.markdown import format_table
 from bertkit.reports.tables import MISSING, ScoreRow, Table, TableCell, count, make_table
 from bertkit.tasks.task import CHOSEN_ON_DEV
 
-AVERAGE = "Average"  # the head of the column that is a mean of others
+AVERAGE = "Average"  # the heading of the column that is a mean of others
 OPTIMISTIC = "the very data that it is scored on, so its score is optimistic."
-MARK = " †"  # on a score of which a run is no better than knowing nothing
+MARK = " †"  # on a score with a run that is no better than the majority class
 
 
 def write_table(study: Mapping[str, Any]) -> str:
-    """The text of table.md: the chosen scores beside the paper's, what they are, every cell, and what failed."""
+    """Return the text of table.md: the chosen scores beside the paper's, explanations, every cell, and failures."""
     parts = [f"# {describe_size(study)}", "", *format_table(tabulate_summary(study)), "", explain_scores(study)]
     if note := join_note(study):
         parts += ["", note]
@@ -43,13 +43,13 @@ def join_note(study: Mapping[str, Any]) -> str:
 
 
 def list_failures(study: Mapping[str, Any]) -> dict[str, str]:
-    """Return directory -> why the run has failed."""
+    """Return the reason of each failed run by directory."""
     runs = [*study["pretrainings"], *(run for cell in study["cells"] for run in cell["runs"])]
     return {run["directory"]: run["failure"] for run in runs if run["status"] == "failed"}
 
 
 def describe_size(study: Mapping[str, Any]) -> str:
-    """How many runs the study has, and why."""
+    """Describe the number of runs as a product of rows, columns, settings and seeds."""
     counts = {
         "row": len(study["rows"]),
         "task" if _is_short(study) else "column": len(study["columns"]),
@@ -60,14 +60,14 @@ def describe_size(study: Mapping[str, Any]) -> str:
         del counts["setting"]
     words = " x ".join(count(number, name) for name, number in counts.items())
     before = f", {count(len(study['pretrainings']), 'pretraining')} among them" if study["pretrainings"] else ""
-    # Columns may share their runs: then the product is not how many there are.
+    # Columns may share their runs; then the product is not the number of runs.
     return (
         f"{words}{' =' if math.prod(counts.values()) == study['runs'] else ':'} {count(study['runs'], 'run')}{before}"
     )
 
 
 def explain_scores(study: Mapping[str, Any]) -> str:
-    """What our scores and the published ones are, in a sentence or six."""
+    """Explain in a few sentences what our scores and the published ones are."""
     seeds = study["definition"]["seeds"]
     settings = max((winner["of_settings"] for winner in study["chosen"]), default=0)
     runs = max((winner["of_runs"] for winner in study["chosen"]), default=0)
@@ -102,7 +102,7 @@ def explain_scores(study: Mapping[str, Any]) -> str:
 
 
 def is_tuned_apart(study: Mapping[str, Any]) -> bool:
-    """Return whether rows that are not scored choose among settings and runs."""
+    """Return whether settings and runs are chosen on rows that are not scored."""
     found = list_metrics(study)
     return bool(found) and all("tune_score" in metrics for metrics in found)
 
@@ -113,29 +113,29 @@ def list_metrics(study: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def name_splits(study: Mapping[str, Any]) -> str:
-    """The data that the columns are measured on."""
+    """Return the names of the splits that the columns are measured on."""
     return " and ".join(sorted({column["split"] for column in study["columns"].values()}))
 
 
 def _is_short(study: Mapping[str, Any]) -> bool:
-    """Whether the columns are tasks and no more."""
+    """Return whether all columns are in their short form, a task each."""
     return all(column["short"] for column in study["columns"].values())
 
 
 def has_paper(study: Mapping[str, Any]) -> bool:
-    """Whether the study says what the paper has in its place."""
+    """Return whether the study gives the paper's values."""
     return any(row["paper"] for row in study["rows"].values())
 
 
 def shows_best(study: Mapping[str, Any]) -> bool:
-    """Whether the best runs have lines of their own; not where means stand beside the paper's means."""
+    """Return whether best runs have lines of their own; they do not if means stand beside the paper's means."""
     return study["definition"]["select"] == "best" or not has_paper(study)
 
 
 def tabulate_progress(study: Mapping[str, Any], limit: int) -> Table:
-    """Return the table to show while a study runs, a line a cell.
+    """Return the table to show while a study runs, one line per cell.
 
-    With more cells than `limit` only those in work and those that win so far.
+    With more cells than `limit`, only those running and those currently best are shown.
     """
     cells = [_show_as_cell(origin) for origin in study["pretrainings"]]
     cells += [cell for cell in study["cells"] if not cell["borrowed"]]
@@ -155,9 +155,9 @@ def tabulate_progress(study: Mapping[str, Any], limit: int) -> Table:
 
 
 def _label_cells(study: Mapping[str, Any], cells: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
-    """Return what tells cells apart, a text for each: rows and columns if there are several, and the axes.
+    """Return the labels that distinguish cells, by heading: rows and columns if there are several, and the axes.
 
-    Without axes the columns always stand there, for they say what the scores are.
+    Without axes the columns are always included, because they say what the scores are.
     """
     axes = list(study["definition"].get("grid", {}))
     labels, rows = {}, [cell["row"] for cell in cells]
@@ -172,7 +172,7 @@ def _label_cells(study: Mapping[str, Any], cells: Sequence[Mapping[str, Any]]) -
 
 
 def _show_as_cell(origin: Mapping[str, Any]) -> dict[str, Any]:
-    """A pretraining as a cell without a column."""
+    """Return a pretraining as a cell without a column."""
     values = [score["value"] for score in origin["scores"][:1]]
     value = values[0] if values else None
     figures = {"n": len(values), "mean": value, "sd": None, "best": value, "at_or_below_majority": None}
@@ -182,25 +182,25 @@ def _show_as_cell(origin: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def name_axes(axes: Sequence[str]) -> list[str]:
-    """The axes without their tables, where they can be told apart so."""
+    """Return the axes' names without their tables, if these are unique."""
     short = [axis.rpartition(".")[2] for axis in axes]
     return short if len(set(short)) == len(short) else list(axes)
 
 
 def show_value(value: Any) -> str:
-    """A value of an axis, on one line."""
+    """Return a value of an axis on one line."""
     if isinstance(value, float) and value.is_integer() and abs(value) < 1e6:
         value = int(value)  # 3 epochs, not 3.0
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def _name_seed(run: Mapping[str, Any]) -> str:
-    """Which of a cell's runs it is."""
+    """Return the name of a run within its cell."""
     return run["seed"] if isinstance(run["seed"], str) else f"seed {run['seed']}"
 
 
 def _describe_work(cell: Mapping[str, Any]) -> str:
-    """What goes on in a cell, or what went wrong."""
+    """Describe a cell's running or failed runs."""
     for run in cell["runs"]:
         if run["status"] == "running" and not run["updates"]:
             return f"{_name_seed(run)}: begins"
@@ -216,30 +216,30 @@ def _describe_work(cell: Mapping[str, Any]) -> str:
 
 
 def find_row(study: Mapping[str, Any], name: str) -> ScoreRow:
-    """How a column's scores are shown; those of pretrainings stand in none."""
+    """Return the score row that formats a column's scores; pretrainings have no column and an empty score row."""
     column = study["columns"].get(name) or {"name": "", "metric": "", "unit": "", "published": {}}
     return ScoreRow(column["name"], column["metric"], unit=column["unit"], paper=column["published"])
 
 
 def head_column(study: Mapping[str, Any], name: str) -> str:
-    """A column's name; of a task that stands for itself also its metric."""
+    """Return a column's heading: its name, with the metric if it is in its short form."""
     return f"{name}: {find_row(study, name).head}" if name and study["columns"][name]["short"] else name
 
 
 def show_score(row: ScoreRow, value: float | None) -> str:
-    """Return a value as tables show it, or what stands for none."""
+    """Format a value as tables show it, or MISSING without one."""
     return MISSING if value is None else row.show(value)
 
 
 def show_mean(row: ScoreRow, cell: Mapping[str, Any], empty: str = "failed") -> str:
-    """A cell's `mean ± sd (n)`."""
+    """Format a cell's `mean ± sd (n)`; `empty` if it has no mean because runs failed."""
     if cell["mean"] is None:
         return empty if cell["failed"] else MISSING
     return row.show_mean(cell["mean"], cell["sd"], cell["n"]) + MARK * bool(cell["at_or_below_majority"])
 
 
 def find_shown(study: Mapping[str, Any], name: str) -> dict[str, tuple[Mapping[str, Any], Mapping[str, Any] | None]]:
-    """Column -> the cell that the summary shows of a row, and how it was chosen: None if there is only that one."""
+    """Return, by column, the cell that the summary shows for a row, with its entry in `chosen` or None."""
     winners = {winner["column"]: winner for winner in study["chosen"] if winner["row"] == name}
     found = {}
     for column in study["columns"]:
@@ -252,9 +252,9 @@ def find_shown(study: Mapping[str, Any], name: str) -> dict[str, tuple[Mapping[s
 
 
 def tabulate_summary(study: Mapping[str, Any], find_link: Callable[[str], str] = lambda directory: "") -> Table:
-    """Return the table like the paper's: rows by columns, below each row the paper's values if there are any.
+    """Return a table like the paper's: rows by columns, with the paper's values below each row if there are any.
 
-    Without any, the scores that the tasks know as published come last. `find_link` says where a run leads.
+    Without any, the published scores that the tasks know come last. `find_link` returns the link of a run.
     """
     rows = {name: find_row(study, name) for name in study["columns"]}
     averaged = study["definition"].get("average", [])
@@ -281,20 +281,23 @@ def tabulate_summary(study: Mapping[str, Any], find_link: Callable[[str], str] =
 def _show_cell(
     row: ScoreRow, cell: Mapping[str, Any], winner: Mapping[str, Any] | None, find_link: Callable[[str], str]
 ) -> TableCell:
-    """Return a cell of the summary, which leads to the chosen run, or else to the first one."""
+    """Return a cell of the summary, linked to the chosen run, or else to the first one."""
     run = winner["run"] if winner else cell["runs"][0]["directory"]
     return TableCell(((show_mean(row, cell), ""),), find_link(run))
 
 
 def _show_best(row: ScoreRow, winner: Mapping[str, Any]) -> TableCell:
-    """Return the score of a row's and column's best run."""
+    """Return a cell with the score of the best run of a row and column."""
     return TableCell(((row.show(winner["value"]), f"best of {winner['of_runs']}"),))
 
 
 def average(
     rows: Mapping[str, ScoreRow], found: Mapping[str, tuple[Mapping[str, Any], Any]], names: Sequence[str]
 ) -> list[str]:
-    """The mean of some of a row's means in percent, if any are named; none if one of them is missing."""
+    """Return the average of the named columns' means in percent, as a list of one text.
+
+    The list is empty if no column is named; the text is MISSING if any of the means is.
+    """
     if not names:
         return []
     means = [found[name][0]["mean"] if name in found else None for name in names]
@@ -304,9 +307,9 @@ def average(
 
 
 def list_columns(study: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """(name, what it is) of each column: metric, task and data, what knowing nothing scores, the paper's data.
+    """Return name and description of each column: metric, task and data, the majority baseline, the paper's data.
 
-    None of columns that are tasks and no more.
+    The list is empty if all columns are in their short form.
     """
     found = []
     if _is_short(study):
@@ -326,7 +329,7 @@ def list_columns(study: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def tabulate_pretrainings(study: Mapping[str, Any], find_link: Callable[[str], str] = lambda directory: "") -> Table:
-    """Return the table of the pretrainings' own scores on held-out text; `find_link` says where a directory leads."""
+    """Return the table of the pretrainings' own scores on held-out text, with the links that `find_link` returns."""
     scores = [score for origin in study["pretrainings"] for score in origin["scores"]]
     columns = {score["name"]: ScoreRow(score["name"], "", unit=score["unit"]) for score in scores}
     lines = []
@@ -341,7 +344,7 @@ def tabulate_pretrainings(study: Mapping[str, Any], find_link: Callable[[str], s
 
 
 def tabulate_cells(study: Mapping[str, Any]) -> list[Table]:
-    """Return the tables of all cells: of a grid one for each column, in which the chosen settings stand out."""
+    """Return the tables of all cells; a grid has one per column, in which the chosen settings stand out."""
     if not study["definition"].get("grid"):
         return [_tabulate_cells(study, "Every cell", study["cells"])]
     groups = {name: [cell for cell in study["cells"] if cell["column"] == name] for name in study["columns"]}

@@ -1,8 +1,9 @@
-"""The runs of a study as jobs: what a worker does, and what comes back from it.
+"""The runs of a study as jobs: how a worker does one, and the messages and files that it returns.
 
-Every run seeds itself and starts from the same prepared data, so its result does not depend on who does it, nor on what
-was done before. What may change the last bits is what does so anywhere: the number of threads (each of N processes gets
-its share of this one's), the kind of processor or GPU. A run whose worker has died continues from its checkpoint.
+Every run sets its own seed and starts from the same prepared data, so its result depends neither on the worker nor on
+earlier runs. Only the usual causes can change the last bits: the number of threads (each of N processes gets an equal
+share of this process's threads) and the type of processor or GPU. A run whose worker has died continues from its
+checkpoint.
 """
 
 import os
@@ -25,11 +26,12 @@ from bertkit.training.recipe import Recipe
 class RunJob:
     """One run to do.
 
-    task: a name in TASKS.
-    recipe: complete.
-    output: the run directory.
-    data: the name of its prepared data; empty if the run is to prepare its own.
-    milestones: the updates whose checkpoints are to be there at the end.
+    Attributes:
+        task: A name in TASKS.
+        recipe: The complete recipe.
+        output: The run directory.
+        data: The name of its prepared data; empty if the run prepares its own.
+        milestones: Updates whose checkpoints must exist at the end.
     """
 
     task: str
@@ -41,7 +43,15 @@ class RunJob:
 
 @dataclass(frozen=True)
 class State:
-    """How far a run is: updates `done` of `total` and the latest `loss`; at the end its metrics, or why it failed."""
+    """The state of a run.
+
+    Attributes:
+        done: Updates done.
+        total: Updates in all.
+        loss: The latest training loss.
+        metrics: Metrics of a finished run.
+        reason: Why the run failed.
+    """
 
     status: Literal["waiting", "running", "finished", "failed"] = "waiting"
     done: int = 0
@@ -51,7 +61,7 @@ class State:
     reason: str = ""
 
 
-# What a run's worker says: its state, a line, or the files that it has written where our disk may not be.
+# A message from a run's worker: its state, a line, or the files that it wrote on a disk that may not be ours.
 News = State | str | Mapping[str, bytes]
 
 
@@ -63,14 +73,14 @@ def do_runs(
     num_cpus: float = 1,
     num_gpus: float = 0,
 ) -> int:
-    """Do the runs, and return the signal by which they were stopped, or 0 when every one is finished or failed.
+    """Do the runs, and return the signal that stopped them, or 0 when all are finished or failed.
 
-    Where a worker does not share our disk, what a run has written comes back, but for checkpoints and weights.
+    If a worker does not share this process's disk, a run's files are sent back, except checkpoints and weights.
 
     Args:
-        prepared: Name -> `bertkit.training.prepare.Prepared`.
-        workers: How many processes; 1 is this one, 0 stands for Ray.
-        num_cpus, num_gpus: Of a run on Ray.
+        prepared: Mapping from name to `bertkit.training.prepare.Prepared`.
+        workers: The number of processes; 1 means this process, 0 means Ray.
+        num_cpus, num_gpus: Resources of each run on Ray.
     """
 
     def hear(number: int, news: News | Lost) -> None:
@@ -100,10 +110,10 @@ def do_runs(
 
 
 def do_run(job: RunJob, prepared: Any, tell: Callable[[News], None]) -> None:
-    """Do a run; `tell` gets its states, how it has ended at last, and its lines.
+    """Do a run, and report its states, its final state last, and its lines to `tell`.
 
     Raises:
-        Interrupted: by SIGTERM or SIGINT, after a checkpoint.
+        Interrupted: SIGTERM or SIGINT stopped the run after a checkpoint was written.
     """
     from bertkit.tasks import TASKS
     from bertkit.training.callbacks import Diverged
@@ -131,7 +141,7 @@ def do_run(job: RunJob, prepared: Any, tell: Callable[[News], None]) -> None:
         raise
     except Exception as error:
         if count_processes() > 1 and not isinstance(error, Diverged):
-            raise  # the other processes of this run do not know of it: to go on would be to wait for them for ever
+            raise  # the other processes of this run do not see the error, so continuing would wait for them forever
         tell(State("failed", reason=explain_failure(error)))
     else:
         tell(State("finished", metrics=metrics))
@@ -140,7 +150,7 @@ def do_run(job: RunJob, prepared: Any, tell: Callable[[News], None]) -> None:
 
 
 def explain_failure(error: Exception) -> str:
-    """Why a run failed, as one line."""
+    """Return one line that says why a run failed."""
     if isinstance(error, UsageError):
         return str(error)
     if line := explain_os_error(error):
@@ -151,7 +161,7 @@ def explain_failure(error: Exception) -> str:
 
 
 def free_memory() -> None:
-    """Gives back what the last model has held."""
+    """Release the memory of the last model."""
     import gc
 
     import torch
@@ -162,7 +172,7 @@ def free_memory() -> None:
 
 
 def begin(threads: int) -> None:
-    """Prepare a worker process: its share of the threads, and no progress bars and warnings of transformers."""
+    """Prepare a worker process: set its number of threads, and silence transformers' warnings and progress bars."""
     os.environ["OMP_NUM_THREADS"] = str(threads)
     import torch
     from transformers.utils import logging
@@ -176,7 +186,7 @@ def begin(threads: int) -> None:
 
 
 def do_elsewhere(job: RunJob, prepared: Any, tell: Callable[[News], None]) -> None:
-    """Do a run as `do_run` does, and tell the files of a finished one before its end."""
+    """Do a run as `do_run` does, and send the files of a finished run before its final state."""
 
     def tell_all(news: News) -> None:
         if isinstance(news, State) and news.status == "finished":
@@ -187,14 +197,14 @@ def do_elsewhere(job: RunJob, prepared: Any, tell: Callable[[News], None]) -> No
 
 
 def read_files(output: Path) -> dict[str, bytes]:
-    """What a finished run has written but for checkpoints and weights, by path."""
+    """Return the files of a finished run by relative path, without checkpoints and weights."""
     paths = [path for path in output.rglob("*") if path.is_file() and path.suffix != ".safetensors"]
     names = {path.relative_to(output).as_posix(): path for path in paths}
     return {name: path.read_bytes() for name, path in names.items() if not name.startswith("checkpoint-")}
 
 
 def write_files(files: Mapping[str, bytes], output: Path) -> None:
-    """Writes what a run has written elsewhere, its recipe first and its metrics last; nothing if they are here."""
+    """Write the files of a run done elsewhere, recipe first and metrics last, unless its metrics exist here."""
     from bertkit.training.run_dir import METRICS_FILE, RECIPE_FILE
 
     if METRICS_FILE in files and not (output / METRICS_FILE).exists():

@@ -1,1 +1,1 @@
-"""The machine: files, processes, signals, the Hub."""
+"""The system layer: files, processes, signals, the Hub."""

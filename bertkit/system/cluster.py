@@ -1,4 +1,4 @@
-"""A Ray cluster: joined or started, watched, and left."""
+"""Join or start a Ray cluster, watch it, and leave it."""
 
 import contextlib
 import logging
@@ -14,24 +14,24 @@ from typing import Any
 
 from bertkit.errors import UsageError
 
-LONGEST_REASON = 300  # characters of a reason
+LONGEST_REASON = 300  # characters
 GOES_ON = "the same command goes on (a cluster that RAY_ADDRESS names has to be started again first)"
 ENDED = f"bertkit: this process was ended, as Ray does when its head or raylet has died; {GOES_ON}\n"
 LAST_WORDS = f"import sys; sys.stdin.read() or sys.stderr.write({ENDED!r})"
-POLL = 0.2  # seconds between two looks at the jobs
-CLUSTER_PATIENCE = 20.0  # seconds for a cluster's head to come back; after 60 Ray ends this process
+POLL = 0.2  # seconds between two checks of the jobs
+CLUSTER_PATIENCE = 20.0  # seconds to wait for a cluster's head to answer again; after 60, Ray ends this process
 
 
 def import_ray() -> Any:
-    """Ray, told to keep to itself.
+    """Import Ray, without its usage reports and notices.
 
     Raises:
-        UsageError: it is not installed.
+        UsageError: Ray is not installed.
     """
     quiet = {
-        "RAY_USAGE_STATS_ENABLED": "0",  # it would report to its makers
-        "RAY_DEDUP_LOGS_SKIP_REGEX": ".",  # the lost workers, which we report
-        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # it would announce that this becomes the default
+        "RAY_USAGE_STATS_ENABLED": "0",  # no usage reports to Ray's developers
+        "RAY_DEDUP_LOGS_SKIP_REGEX": ".",  # no messages about lost workers, which we report
+        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # no notice that this becomes the default
     }
     for name, value in quiet.items():
         os.environ.setdefault(name, value)
@@ -43,7 +43,7 @@ def import_ray() -> Any:
 
 
 def check_address(address: str) -> None:
-    """Nothing, or a UsageError: nobody listens at the address of a cluster. Ray would ask for twelve minutes."""
+    """Check that something listens at a cluster's address, because Ray itself would retry for twelve minutes."""
     host, _, port = address.rpartition("://")[2].rpartition(":")
     if not port.isdecimal():
         return
@@ -58,23 +58,23 @@ def check_address(address: str) -> None:
 
 @contextlib.contextmanager
 def join_cluster(num_cpus: float, num_gpus: float) -> Iterator[Any]:
-    """Give Ray, connected to the cluster that RAY_ADDRESS names, or to a new one on this machine alone.
+    """Yield Ray, connected to the cluster that RAY_ADDRESS names, or to a new one on this machine alone.
 
     Raises:
-        UsageError: Ray is not installed, no cluster is there, or a job asks for more than this machine has.
+        UsageError: Ray is not installed, the cluster does not answer, or a job asks for more than this machine has.
     """
     ray = import_ray()
     if ray.is_initialized():
         yield ray
         return
-    # A thread of Ray's ends this process without a word if it notices a lost raylet first; then another one speaks.
+    # If a thread of Ray notices a lost raylet first, it ends this process silently; this child process then says so.
     command = [sys.executable, "-I", "-S", "-c", LAST_WORDS]
     with subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True) as speaker:
         try:
             connect(ray, num_cpus, num_gpus)
             yield ray
         except OSError as error:
-            if error.errno is not None:  # of a file
+            if error.errno is not None:  # an error of a file, not of Ray
                 raise
             raise UsageError(f"the Ray cluster has lost this machine ({error}); {GOES_ON}") from None
         finally:
@@ -83,7 +83,7 @@ def join_cluster(num_cpus: float, num_gpus: float) -> Iterator[Any]:
 
 
 def connect(ray: Any, num_cpus: float, num_gpus: float) -> None:
-    """Start Ray as `join_cluster` says."""
+    """Connect Ray as described in `join_cluster`."""
     address = os.environ.get("RAY_ADDRESS") or "local"
     alone = {"include_dashboard": False} if address == "local" else {}
     check_address(address)
@@ -91,12 +91,12 @@ def connect(ray: Any, num_cpus: float, num_gpus: float) -> None:
     try:
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **alone)
     except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
-        reason = str(error.__cause__ or error).strip().splitlines()[-1]  # above it stands a traceback of Ray's
+        reason = str(error.__cause__ or error).strip().splitlines()[-1]  # the lines before are a traceback of Ray
         raise UsageError(
             f"the Ray cluster {address} refuses: {reason[: 2 * LONGEST_REASON]}; RAY_ADDRESS names it"
         ) from None
     if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, handler)  # which Ray has replaced
+        signal.signal(signal.SIGTERM, handler)  # Ray has replaced it
     if address == "local":
         there = ray.cluster_resources()
         for kind, asked in (("CPU", num_cpus), ("GPU", num_gpus)):
@@ -108,9 +108,9 @@ def connect(ray: Any, num_cpus: float, num_gpus: float) -> None:
 
 
 class ClusterWatch:
-    """Notice that a Ray cluster is lost: Ray itself would wait for ever, or end this process after a minute.
+    """A check for a lost Ray cluster; Ray itself would wait forever, or end this process after a minute.
 
-    A client (`ray://`) cannot reach the addresses within its cluster, and is left to Ray.
+    A client (`ray://`) cannot reach the addresses inside its cluster, so its connection is not checked.
     """
 
     def __init__(self, ray: Any) -> None:
@@ -124,10 +124,10 @@ class ClusterWatch:
         self.answered = time.monotonic()
 
     def check(self) -> bool:
-        """Return whether the head of the cluster answers; without it a call of Ray's would not return.
+        """Return whether the head of the cluster answers; if it does not, a call of Ray would not return.
 
         Raises:
-            UsageError: The head or this machine's part of the cluster has died.
+            UsageError: The head or this machine's raylet has died.
         """
         if self.is_client:
             return True

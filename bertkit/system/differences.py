@@ -1,4 +1,4 @@
-"""How two nested tables differ, in words: recipes, records of a build, environments."""
+"""Describe the differences between two nested tables: recipes, records of a build, environments."""
 
 import datetime
 import json
@@ -6,11 +6,11 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-LONGEST_NAME, LONGEST_TEXT = 40, 100  # characters of what was given, in a message
+LONGEST_NAME, LONGEST_TEXT = 40, 100  # characters of a user's input that a message shows
 
 
 def find_differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """`table.key: old -> new` for every value that differs, in the order of the old recipe; empty when none does."""
+    """Return `table.key: old -> new` for every value that differs, in the order of the old recipe."""
     before, after = _flatten(old), _flatten(new)
     return [
         f"{key}: {show_toml(before.get(key))} -> {show_toml(after.get(key))}"
@@ -20,13 +20,13 @@ def find_differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str
 
 
 def name_differences(differences: list[str]) -> str:
-    """The first two of `find_differences`, and how many more there are."""
+    """Join the first two of `find_differences`, and say how many more there are."""
     more = f" and {len(differences) - 2} more" if len(differences) > 2 else ""
     return "; ".join(differences[:2]) + more
 
 
 def show_toml(value: Any) -> str:
-    """The value about as TOML writes it, on one line of moderate length."""
+    """Format a value approximately as TOML, on one line; long values are truncated."""
     if value is None:
         return "(not set)"
     if isinstance(value, datetime.date | datetime.time):
@@ -37,7 +37,7 @@ def show_toml(value: Any) -> str:
 
 
 def expand_recipe(value: Any) -> Any:
-    """Return a deep copy without the keys whose value is None, with `~` and `~user` expanded in texts that begin so."""
+    """Return a deep copy without keys whose value is None, with `~` and `~user` expanded at the start of paths."""
     if isinstance(value, str):
         return os.path.expanduser(value) if "/" in value else value
     if isinstance(value, Mapping):
@@ -46,7 +46,7 @@ def expand_recipe(value: Any) -> Any:
 
 
 def _flatten(recipe: Mapping[str, Any]) -> dict[str, Any]:
-    """`key` or `table.key` -> value, in the recipe's order."""
+    """Return the values by `key` or `table.key`, in the recipe's order."""
     flat: dict[str, Any] = {}
     for key, value in expand_recipe(recipe).items():
         flat |= {f"{key}.{name}": item for name, item in value.items()} if isinstance(value, dict) else {key: value}

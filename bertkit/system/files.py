@@ -1,8 +1,8 @@
 """Atomic writes: a killed process never leaves a partial file; locks and checksums.
 
-What is being written has a hidden name of its own beside the name that it will have: `.NAME.MACHINE-PID.unfinished`.
-Nothing else is called so, and what a killed process has left goes when its file is written again on the same machine,
-or its directory is held again (`hold_directory`).
+A file is written under a hidden name beside its own, `.NAME.MACHINE-PID.unfinished`, which nothing else uses. The
+leftovers of a killed process are removed when the file is written again on the same machine, or when its directory is
+locked again (`hold_directory`).
 """
 
 import errno
@@ -31,21 +31,22 @@ OWN_STREAM = re.compile(r"/dev/(stdout|stderr)|/(?:dev|proc/self)/fd/(\d+)")  # 
 
 
 def write_json(value: Any, path: Path) -> None:
-    """Writes a JSON file whole or not at all."""
+    """Write a JSON file atomically."""
     atomic_write(json.dumps(value, indent=2, ensure_ascii=False) + "\n", path)
 
 
 def atomic_write(text: str, path: Path) -> None:
-    """Writes a file so that it is never there in part."""
+    """Write a text file atomically."""
     with atomic_open(path) as stream:
         stream.write(text)
 
 
 @contextmanager
 def atomic_open(path: Path, mode: Literal["w", "wb"] = "w") -> Iterator[IO[Any]]:
-    """A file to write that is there once all of it is; what is no ordinary file (a pipe, a device) is written to.
+    """Open a file for writing that appears under its name only when it is complete; text is UTF-8.
 
-    So is a stream of this process (/dev/stdout), behind what is in it already, wherever it leads. Text is UTF-8.
+    Special files (a pipe, a device) are written directly. So are streams of this process (/dev/stdout), after what they
+    already contain, wherever they lead.
     """
     encoding = None if mode == "wb" else "utf-8"
     if found := OWN_STREAM.fullmatch(str(path.absolute())):
@@ -53,8 +54,8 @@ def atomic_open(path: Path, mode: Literal["w", "wb"] = "w") -> Iterator[IO[Any]]
         with open(os.dup(number), mode, encoding=encoding) as stream:
             yield stream
         return
-    with suppress(RuntimeError):  # a link to itself; from Python 3.13 on it is left as it is
-        path = path.resolve()  # a link stays one
+    with suppress(RuntimeError):  # a link to itself; from Python 3.13 on, resolve() returns it unchanged
+        path = path.resolve()  # so that a link remains a link
     if path.is_symlink():
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
     if path.exists() and not path.is_file():
@@ -70,7 +71,7 @@ def atomic_open(path: Path, mode: Literal["w", "wb"] = "w") -> Iterator[IO[Any]]
 
 @contextmanager
 def open_unfinished(path: Path, mode: Literal["w", "wb"]) -> Iterator[tuple[IO[Any], Path]]:
-    """A file to write, and its hidden name, which the caller changes when it is whole; else it is removed again."""
+    """Yield a file to write and its hidden path, which the caller renames when complete; otherwise it is removed."""
     temporary = path.with_name(f".{path.name}.{name_machine()}-{os.getpid()}.{UNFINISHED_SUFFIX}")
     try:
         with temporary.open(mode, encoding=None if mode == "wb" else "utf-8") as stream:
@@ -81,18 +82,18 @@ def open_unfinished(path: Path, mode: Literal["w", "wb"]) -> Iterator[tuple[IO[A
 
 
 def remove_lost(path: Path) -> None:
-    """Deletes what processes of this machine that are no more have left of a file; looks through its folder."""
+    """Delete unfinished versions of a file that dead processes of this machine left in its folder."""
     start = f".{path.name}.{name_machine()}-"
     for lost in path.parent.glob(f"{escape(start)}*.{UNFINISHED_SUFFIX}"):
         number = lost.name.removeprefix(start).removesuffix(f".{UNFINISHED_SUFFIX}")
         if number.isdecimal() and not _is_alive(int(number)):
-            with suppress(OSError):  # somebody else's
+            with suppress(OSError):  # another user's file
                 lost.unlink()
 
 
 @cache
 def name_machine() -> str:
-    """Eight digits for this machine, or the container: where the number of a process means what it does here."""
+    """Return eight hexadecimal digits for this machine or container, within which process numbers are unique."""
     try:
         space = os.readlink("/proc/self/ns/pid")
     except OSError:  # not Linux
@@ -105,38 +106,37 @@ def _is_alive(process: int) -> bool:
         os.kill(process, 0)
     except (ProcessLookupError, OverflowError):
         return False
-    except PermissionError:  # somebody else's
+    except PermissionError:  # another user's process
         return True
     return True
 
 
 def remove_unfinished(folder: Path) -> None:
-    """Deletes what was being written in a folder when a process was killed; nobody may be writing there."""
+    """Delete the unfinished files of a folder; no process may be writing there."""
     for path in folder.glob(f".*.{UNFINISHED_SUFFIX}"):
         if path.is_file():
             path.unlink()
 
 
 def flush(stream: Any) -> None:
-    """What has been written is on the disk: a name must not survive a power cut that its content does not."""
+    """Flush a file to disk: after a power cut, a name must not exist without its content."""
     stream.flush()
     os.fsync(stream.fileno())
 
 
 @contextmanager
 def hold_directory(output: Path, patience: float = 5.0, check: Callable[[Path], None] | None = None) -> Iterator[None]:
-    """Makes a directory, unless it is there, and keeps other processes out of it; what stays empty is removed again.
+    """Lock a directory against other processes, creating it if necessary.
 
-    So is what a process that was killed had begun to write there.
-
-    The system lets go of it when a process dies. Where it cannot hold any (some network disks), nothing is held.
+    Unfinished files of killed processes are deleted at the start, and created directories that stay empty at the end.
+    The system releases the lock when a process dies. File systems without locks (some network disks) are not locked.
 
     Args:
-        patience: seconds to wait for another one that may be about to end.
-        check: raises a UsageError for what may not be there; `refuse_links` by default.
+        patience: Seconds to wait for another process that may be about to end.
+        check: Raises a UsageError for content that is not allowed; `refuse_links` by default.
 
     Raises:
-        UsageError: another process has it, or it has what it may not have.
+        UsageError: Another process has locked the directory, or its content is not allowed.
     """
     made = [path for path in (output, *output.parents) if not path.exists()]
     with explain_refusal(f"the directory {output}"):
@@ -153,17 +153,17 @@ def hold_directory(output: Path, patience: float = 5.0, check: Callable[[Path], 
             _held.remove(handle)
             os.close(handle)
         for path in made:
-            with suppress(OSError):  # it is not empty
+            with suppress(OSError):  # the directory is not empty
                 path.rmdir()
 
 
 def refuse_links(folder: Path, own: tuple[str, ...] = ()) -> None:
-    """Check that nothing that is written in a directory goes through a link.
+    """Check that a directory contains no link through which a file could be overwritten.
 
-    The directory itself may be a link. Folders of other programs are not looked into, nor are hidden links of theirs.
+    The directory itself may be a link. The folders and the hidden links of other programs are not checked.
 
     Args:
-        own: how the names of folders begin that are ours.
+        own: Prefixes of the names of our own folders.
 
     Raises:
         UsageError: A file or a folder is a link.
@@ -179,13 +179,13 @@ def refuse_links(folder: Path, own: tuple[str, ...] = ()) -> None:
             )
 
 
-# Handles of the directories that this process keeps others out of. Only a process that is forked needs to know them:
-# the system ties the hold to the open file, which that one would share.
+# Handles of the directories that this process has locked. Only forked processes need them: the system ties the lock to
+# the open file, which a forked process would share.
 _held: set[int] = set()
 
 
 def _let_go() -> None:
-    """In a forked process: a directory is its parent's alone, and free as soon as that one lets go of it or dies."""
+    """Close the handles in a forked process, so that only the parent holds the locks."""
     while _held:
         os.close(_held.pop())
 
@@ -213,7 +213,7 @@ BYTES_A_READ = 1 << 20
 
 
 def find_checksum(path: Path) -> int:
-    """The CRC-32 of a file."""
+    """Return the CRC-32 of a file."""
     checksum = 0
     with path.open("rb", buffering=0) as stream:
         while content := stream.read(BYTES_A_READ):
@@ -222,13 +222,13 @@ def find_checksum(path: Path) -> int:
 
 
 def map_in_threads(function: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
-    """`map` by a few threads, for what waits for the disk or lets others run."""
+    """Map a function over items in four threads, for work that waits for the disk or releases the GIL."""
     with ThreadPoolExecutor(4) as pool:
         return list(pool.map(function, items))
 
 
 def take_fingerprint(*parts: np.ndarray | bytes | None) -> str:
-    """What tells data from others: a CRC-32 of their parts one after the other, eight hexadecimal digits."""
+    """Return a fingerprint of data: the CRC-32 of its parts in order, eight hexadecimal digits."""
     found = 0
     for part in parts:
         if part is not None and len(part):

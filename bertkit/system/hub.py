@@ -1,4 +1,4 @@
-"""The Hugging Face Hub: names on it, whether it can be reached, and what its errors mean."""
+"""The Hugging Face Hub: its names, a check that it can be reached, and explanations of its errors."""
 
 import re
 from collections.abc import Iterator
@@ -13,15 +13,15 @@ METADATA_TIMEOUT = 10  # seconds
 
 
 def is_hub_name(source: str) -> bool:
-    """Whether it can be a name on the Hub, rather than the path of a file that does not exist."""
+    """Return whether a source can be a name on the Hub, rather than the path of a missing file."""
     return bool(HUB_NAME.fullmatch(source)) and not FILE_NAME.fullmatch(source)
 
 
 def find_hub_trouble(name: str, kind: str) -> str | None:
-    """Why the Hub cannot serve the `kind` ("dataset" or "model") `name`; None if it can.
+    """Return why the Hub cannot serve the `kind` ("dataset" or "model") `name`; None if it can.
 
-    Asked once before `datasets` and `transformers` are: without a network they try again and again, for 23 seconds and
-    for more than two minutes.
+    This is checked before `datasets` and `transformers` are called: without a network they retry for 23 seconds and for
+    more than two minutes.
     """
     from huggingface_hub import HfApi
     from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, HFValidationError, RepositoryNotFoundError
@@ -34,15 +34,15 @@ def find_hub_trouble(name: str, kind: str) -> str | None:
         return f"the Hub has no {kind} {name!r}"
     except HfHubHTTPError as error:
         return f"the Hub does not serve the {kind} {name!r} ({join_lines(error)})"
-    except Exception as error:  # the transport's: huggingface_hub has changed its HTTP library more than once
+    except Exception as error:  # errors of the transport: huggingface_hub has changed its HTTP library more than once
         return f"the Hub cannot be reached for the {kind} {name!r} ({type(error).__name__})"
     return None
 
 
 CARD = "README.md"
-UPLOAD_TIMEOUT = 30.0  # seconds without an answer of the Hub
+UPLOAD_TIMEOUT = 30.0  # seconds without an answer from the Hub
 LOGIN = "hf auth login --force"
-REMEDIES = (  # status of the Hub's answer -> what to do
+REMEDIES = (  # HTTP status -> remedy
     ((400,), f"mend what it names; the card is {CARD} in the run's directory"),
     ((401,), f"log in again: {LOGIN}"),
     ((402, 403), f"name a repository of your own, or log in with a token that may write there: {LOGIN}"),
@@ -51,14 +51,14 @@ REMEDIES = (  # status of the Hub's answer -> what to do
 )
 
 
-# --- What goes wrong --------------------------------------------------------------------------------------------------
+# --- Errors -----------------------------------------------------------------------------------------------------------
 
 
 @contextmanager
 def explain_hub(what: str) -> Iterator[None]:
-    """What huggingface_hub raises becomes a UsageError that begins with `what`; it says nothing of what it retries.
+    """Turn errors of huggingface_hub into a UsageError that begins with `what`, and silence its retry messages.
 
-    It waits up to UPLOAD_TIMEOUT for each answer, and not without end.
+    Each answer is awaited for at most UPLOAD_TIMEOUT seconds.
     """
     from huggingface_hub.utils import get_session, logging
 
@@ -69,7 +69,7 @@ def explain_hub(what: str) -> Iterator[None]:
         yield
     except UsageError:
         raise
-    except Exception as error:  # also the transport's: huggingface_hub has changed its HTTP library more than once
+    except Exception as error:  # also of the transport: huggingface_hub has changed its HTTP library more than once
         raise UsageError(f"{what}: {explain_failure(error)}") from None
     finally:
         session.timeout = timeout
@@ -77,7 +77,7 @@ def explain_hub(what: str) -> Iterator[None]:
 
 
 def explain_failure(error: BaseException) -> str:
-    """The reason and the remedy."""
+    """Return the reason for an error and its remedy."""
     from huggingface_hub.errors import LocalTokenNotFoundError, OfflineModeIsEnabled
 
     while not hasattr(error, "response") and error.__cause__ is not None:
@@ -90,7 +90,7 @@ def explain_failure(error: BaseException) -> str:
     reason = shorten(" ".join(words.split()), 200, placeholder="…")
     if "xet-write-token" in words and "404" in words:
         return "this server has no xet storage, which huggingface_hub uses; set HF_HUB_DISABLE_XET=1"
-    # The errors of xet have no response, only words.
+    # Errors of xet have no response, only a message.
     found = re.search(r"\b([45]\d\d) [A-Z]", words)
     status = getattr(getattr(error, "response", None), "status_code", None) or int(found[1] if found else 0)
     for statuses, remedy in REMEDIES:

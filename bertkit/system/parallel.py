@@ -1,7 +1,7 @@
 """One executor for the jobs of builds and studies: this process, several on this machine, or a Ray cluster.
 
-A job tells messages, which are handled in this process, so workers need not share its disk. A worker that dies costs
-only its current job, which starts again elsewhere, TRIES times at most.
+Jobs send messages, which this process handles, so workers need not share its disk. If a worker dies, only its current
+job is lost; it starts again on another worker and is tried at most TRIES times.
 
 Left out: services, job queues and schedulers; Ray has them.
 """
@@ -24,29 +24,29 @@ from bertkit.system.cluster import GOES_ON, LONGEST_REASON, POLL, ClusterWatch, 
 from bertkit.system.progress import ignore
 from bertkit.system.signals import Interrupted, await_note, follow_parent, keep_from_interrupts, note_signals
 
-TRIES = 3  # of a job whose workers die
+TRIES = 3  # for a job whose workers die
 GRACE = 60.0  # seconds for a worker to finish an update and write a checkpoint
 
 Tell = Callable[[Any], None]
-Handle = Callable[[int, Any], None]  # takes the number of a job, and its message
+Handle = Callable[[int, Any], None]  # receives the number of a job, and its message
 Pipe = multiprocessing.connection.Connection
 
 
 class Job(Protocol):
-    """What a worker gets. `data` names the entry of the shared data that it needs; empty: none."""
+    """A job for a worker; `data` names the shared data that it needs, and is empty without any."""
 
     data: str
 
 
 @dataclass(frozen=True)
 class Work:
-    """What the jobs share.
+    """The settings that all jobs share.
 
     Attributes:
-        do: Does a job: `do(job, data, tell)`. It raises Interrupted where a signal stopped it.
+        do: Does a job: `do(job, data, tell)`. It raises Interrupted when a signal stops it.
         begin: Called first in every worker process.
-        num_cpus, num_gpus: Of a job on Ray.
-        backlog: How many messages may wait on Ray until they are handled; 0: any number.
+        num_cpus, num_gpus: Resources of a job on Ray.
+        backlog: The number of unhandled messages that may wait on Ray; 0 for no limit.
     """
 
     do: Callable[[Any, Any, Tell], None]
@@ -58,7 +58,7 @@ class Work:
 
 @dataclass(frozen=True)
 class Lost:
-    """The message that a job's worker has died. It starts again elsewhere, unless it `is_final`."""
+    """A message: a job's worker has died. The job starts again on another worker, unless `is_final`."""
 
     cause: str
     is_final: bool
@@ -66,12 +66,12 @@ class Lost:
 
 @dataclass(frozen=True)
 class Done:
-    """The message that a worker has ended a job, perhaps by an error."""
+    """A message: a worker has ended a job, possibly with an error."""
 
     error: Exception | None = None
 
     def check(self) -> None:
-        """Raise the error."""
+        """Raise the error, if any."""
         if self.error is not None:
             raise self.error
 
@@ -79,17 +79,17 @@ class Done:
 def execute(
     work: Work, jobs: Sequence[Job], data: Mapping[str, Any], handle: Handle, workers: int, gpus: Sequence[str] = ()
 ) -> int:
-    """Do the jobs, and return the signal by which they were stopped, or 0.
+    """Do the jobs, and return the signal that stopped them, or 0.
 
     Args:
-        jobs: A try starts from the entry as it is then; `handle` may have replaced it.
-        data: Name -> what the jobs that name it get; a worker holds one entry at a time.
-        handle: Gets what jobs tell, and their `Lost`.
-        workers: How many processes; 1 is this one, 0 stands for Ray.
-        gpus: Names of the GPUs that the processes share, each process one.
+        jobs: Each try uses the current entry, which `handle` may have replaced.
+        data: Shared data by name; a worker holds one entry at a time.
+        handle: Receives the messages of jobs, and a `Lost` for each lost worker.
+        workers: The number of processes; 1 means this process, 0 means Ray.
+        gpus: Names of the GPUs, one per process, used in turn.
 
     Raises:
-        UsageError: A job or `handle` raised it, workers cannot begin, or the Ray cluster is lost.
+        UsageError: A job or `handle` raised it, workers cannot start, or the Ray cluster is lost.
     """
     if workers == 0 and jobs:
         noted: list[int] = []
@@ -107,10 +107,10 @@ def execute(
 
 
 def attempt(work: Work, job: Job, data: Any, tell: Tell) -> Done:
-    """Do a job in a worker.
+    """Do a job in a worker, and return its outcome.
 
     Raises:
-        Interrupted: A signal stopped it.
+        Interrupted: A signal stopped the job.
     """
     try:
         work.do(job, data, tell)
@@ -118,18 +118,18 @@ def attempt(work: Work, job: Job, data: Any, tell: Tell) -> Done:
         raise
     except UsageError as error:
         return Done(error)
-    except Exception:  # which may refuse to be pickled
+    except Exception:  # formatted here, because it may not be picklable
         return Done(RuntimeError(f"a worker failed:\n{traceback.format_exc()}"))
     return Done()
 
 
 def pack(data: Mapping[str, Any], name: str) -> bytes:
-    """Return an entry of the shared data as it is handed over; of None without a name."""
+    """Return the pickled entry of the shared data; without a name, None is pickled."""
     return pickle.dumps(data[name] if name else None)
 
 
 def lose(lost: Counter[int], number: int, cause: str, handle: Handle) -> bool:
-    """Count that a job has lost its worker, handle it, and return whether the job is to start again."""
+    """Count and report that a job has lost its worker, and return whether the job starts again."""
     lost[number] += 1
     is_final = lost[number] == TRIES
     handle(number, Lost(cause, is_final))
@@ -141,11 +141,11 @@ def lose(lost: Counter[int], number: int, cause: str, handle: Handle) -> bool:
 
 @dataclass
 class Worker:
-    """A process that does jobs, seen from here.
+    """A worker process, as the parent sees it.
 
     Attributes:
-        slot: Its place among the others.
-        job: The number of its current one.
+        slot: Its index among the workers.
+        job: The number of its current job.
         data: The name of the data that it holds.
         began: Whether it has ever asked for a job.
     """
@@ -159,10 +159,10 @@ class Worker:
 
 @dataclass(eq=False)
 class WorkerPool:
-    """Spawned processes that do the jobs, and the jobs that wait. They end when this process dies.
+    """A pool of spawned processes and the waiting jobs; the processes end when this process dies.
 
     Attributes:
-        noted: The signal to stop, once it has come.
+        noted: The signal to stop, once it has arrived.
     """
 
     work: Work
@@ -182,7 +182,7 @@ class WorkerPool:
         self.pack = cache(partial(pack, self.data))
 
     def execute(self) -> int:
-        """Do the jobs, after a signal only what a checkpoint needs, and return as `execute` does."""
+        """Do the jobs, and return as `execute` does; after a signal, workers only write their checkpoints."""
         told = False
         try:
             with note_signals(self.noted.append):
@@ -200,7 +200,7 @@ class WorkerPool:
         return self.noted[0] if self.noted else 0
 
     def hear(self, pipe: Pipe) -> None:
-        """Handle a worker's message. By None it asks for a job, and is let go if there is none."""
+        """Handle a worker's message; None asks for a job, and releases the worker if there is none."""
         worker = self.workers[pipe]
         try:
             message = pipe.recv()
@@ -220,7 +220,7 @@ class WorkerPool:
             self.release(pipe)
 
     def hire(self, slot: int) -> None:
-        """Start a process."""
+        """Start a worker process."""
         context = multiprocessing.get_context("spawn")
         here, there = context.Pipe()
         gpu = self.gpus[slot % len(self.gpus)] if self.gpus else None
@@ -228,29 +228,29 @@ class WorkerPool:
         with keep_from_interrupts():
             process.start()
         self.started.append(process)
-        there.close()  # so that its death closes the pipe
+        there.close()  # so that the worker's death closes the pipe
         self.workers[here] = Worker(process, slot)
 
     def release(self, pipe: Pipe) -> None:
-        """Close a worker's pipe, with which it ends."""
+        """Close a worker's pipe, which ends the worker."""
         pipe.close()
         del self.workers[pipe]
 
     def assign(self, worker: Worker, pipe: Pipe) -> None:
-        """Give a worker the next job, and its data unless it has them."""
+        """Send a worker the next job, and its data unless the worker holds them."""
         worker.job = self.waiting.popleft()
         job = self.jobs[worker.job]
-        with contextlib.suppress(OSError):  # it has just died; the next look at its pipe says so
+        with contextlib.suppress(OSError):  # the worker has just died; the next read of its pipe shows that
             pipe.send(job)
             if job.data != worker.data:
                 pipe.send_bytes(self.pack(job.data))
                 worker.data = job.data
 
     def handle_death(self, worker: Worker) -> None:
-        """Give a dead worker's job to another one, unless too many have died of it.
+        """Give a dead worker's job to another one, unless too many workers have died of it.
 
         Raises:
-            UsageError: They die before they ask for a job.
+            UsageError: Workers die before they ask for a job.
         """
         worker.process.join()
         if await_note(self.noted):  # a signal to the group may have reached the worker first
@@ -270,7 +270,7 @@ class WorkerPool:
 
 
 def serve(pipe: Pipe, work: Work, gpu: str | None) -> None:
-    """Do the jobs that come through the pipe until it is closed, asking for each by None."""
+    """Ask for jobs through the pipe by sending None, and do them until the pipe is closed."""
     if gpu is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = gpu  # before CUDA is used
     follow_parent()
@@ -286,7 +286,7 @@ def serve(pipe: Pipe, work: Work, gpu: str | None) -> None:
 
 
 def dismiss(processes: Sequence[multiprocessing.process.BaseProcess]) -> None:
-    """End the processes; those that train write a checkpoint first."""
+    """End the processes; those that train write a checkpoint first, within GRACE seconds."""
     for process in processes:
         process.terminate()
     for process in processes:
@@ -337,7 +337,7 @@ def execute_on_ray(
                 for future in running:
                     ray.cancel(future)  # as Ctrl-C would
             finished, _ = ray.wait(list(running), timeout=POLL)
-            watch.check()  # to take a result from a raylet that has died would end this process
+            watch.check()  # taking a result from a dead raylet would end this process
             while messages := queue.get_nowait_batch(queue.qsize()):
                 for number, message in messages:
                     handle(number, message)
@@ -351,21 +351,22 @@ def execute_on_ray(
 
 
 def do_on_ray(number: int, job: Job, work: Work, data: bytes, queue: Any, folder: str) -> Done:
-    """Do one job in a Ray worker. Relative paths start from `folder`, where it is there."""
+    """Do one job in a Ray worker, with `folder` as the working directory if it exists there."""
     if Path(folder).is_dir():
         os.chdir(folder)
     work.begin()
     return attempt(work, job, pickle.loads(data), lambda message: queue.put((number, message)))
 
 
-# --- How many ---------------------------------------------------------------------------------------------------------
+# --- Numbers of processes, GPUs and cores -----------------------------------------------------------------------------
 
 
 def read_workers(text: str | int) -> int:
-    """Return the number of processes that `--workers` asks for; 0 stands for Ray.
+    """Return the number of processes that `--workers` asks for; 0 means Ray.
 
     Raises:
-        UsageError: neither a number nor "ray", several processes inside of several, or Ray is not installed.
+        UsageError: The text is neither a positive number nor "ray", workers are asked for although several processes
+            already share each run, or Ray is not installed.
     """
     if str(text) == "ray":
         import_ray()
@@ -383,12 +384,12 @@ def read_workers(text: str | int) -> int:
 
 
 def count_processes() -> int:
-    """How many processes share each run, as torchrun and accelerate launch say; 1 without them."""
+    """Return the number of processes that share each run, as set by torchrun or accelerate launch; 1 by default."""
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def list_gpus() -> list[str]:
-    """The names of the GPUs that this process may use, as CUDA_VISIBLE_DEVICES has them."""
+    """Return the names of the GPUs that this process may use, as in CUDA_VISIBLE_DEVICES."""
     import torch
 
     if not torch.cuda.is_available():
@@ -398,5 +399,5 @@ def list_gpus() -> list[str]:
 
 
 def count_cores() -> int:
-    """The cores that this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1

@@ -5,14 +5,14 @@ from typing import Any
 
 
 def ignore(*_: Any) -> None:
-    """Report to nobody."""
+    """Ignore all arguments; the default for callbacks."""
 
 
-Report = Callable[[str], None]  # takes one line for the person who waits
+Report = Callable[[str], None]  # receives one line for the user
 
 
 def describe_duration(seconds: float) -> str:
-    """Seconds as a person says them: 42 s, 5 min 40 s, 3 h 12 min."""
+    """Format seconds for a person: 42 s, 5 min 40 s, 3 h 12 min."""
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {seconds} s" if minutes else f"{seconds} s"

@@ -1,7 +1,7 @@
-"""SIGTERM and Ctrl-C: the first one is noted, so that what runs comes to its own end; a later one is not held back.
+"""SIGTERM and Ctrl-C: the first signal is noted, so that work can end by itself; a later one takes effect.
 
-Some senders send a signal twice at once: `timeout` to its child and to the group, `torchrun` beside the terminal. That
-is one. Processes that help another leave signals to it, and do not outlive it.
+Some senders send a signal twice within moments: `timeout` to its child and to the group, `torchrun` beside the
+terminal. These count as one signal. Helper processes leave signals to their parent, and do not outlive it.
 """
 
 import os
@@ -16,15 +16,15 @@ from threading import Thread
 from typing import Any
 
 STOPS = (signal.SIGTERM, signal.SIGINT)
-SAME_SIGNAL = 1.0  # seconds after the first one in which others are the same
-SECONDS_BETWEEN_LOOKS = 0.02  # seconds
+SAME_SIGNAL = 1.0  # seconds after the first signal in which others count as the same
+SECONDS_BETWEEN_LOOKS = 0.02
 
 
 class Interrupted(Exception):
     """Work was stopped by a signal (SIGTERM or Ctrl-C), and can be continued.
 
     Args:
-        number: The signal's.
+        number: The number of the signal.
     """
 
     def __init__(self, message: str, number: int) -> None:
@@ -34,10 +34,10 @@ class Interrupted(Exception):
 
 @contextmanager
 def note_signals(note: Callable[[int], None]) -> Iterator[None]:
-    """Call `note` with the number of the first signal, wherever the main thread is in this context.
+    """Call `note` with the number of the first signal that arrives in this context.
 
-    A later one goes to the handler that there was before. Outside of the main thread, where signals cannot be caught,
-    nothing happens.
+    A later signal goes to the previous handler. Outside the main thread, where signals cannot be caught, this does
+    nothing.
     """
     previous: dict[int, Any] = {}
     first = None
@@ -54,7 +54,7 @@ def note_signals(note: Callable[[int], None]) -> Iterator[None]:
     try:
         for number in STOPS:
             with suppress(ValueError):
-                previous[number] = signal.signal(number, handle) or signal.SIG_DFL  # None: one that is not Python's
+                previous[number] = signal.signal(number, handle) or signal.SIG_DFL  # None: not set by Python
         yield
     finally:
         for number, handler in previous.items():
@@ -67,7 +67,10 @@ def is_importing() -> bool:
 
 
 def await_note(noted: Sequence[int]) -> bool:
-    """Whether a signal comes into `noted` within SAME_SIGNAL seconds: one to a group comes in any order."""
+    """Return whether `noted` gets a signal within SAME_SIGNAL seconds.
+
+    A signal to a group reaches its processes in any order.
+    """
     end = time.monotonic() + SAME_SIGNAL
     while not noted and time.monotonic() < end:
         time.sleep(SECONDS_BETWEEN_LOOKS)
@@ -75,7 +78,7 @@ def await_note(noted: Sequence[int]) -> bool:
 
 
 def follow_parent() -> None:
-    """End this process at once when its parent has died: nothing may write beside a command that is given again."""
+    """Kill this process as soon as its parent has died, so that it cannot write beside a restarted command."""
 
     def wait_and_end() -> None:
         wait([parent_process().sentinel])
@@ -85,20 +88,20 @@ def follow_parent() -> None:
 
 
 def leave_signals_to_parent() -> None:
-    """For a process that helps another: signals to all of a group are that one's business; it ends when that one dies.
+    """Make this helper process ignore signals to its group, and end when its parent dies.
 
-    That one ends it by SIGTERM too, which it obeys where the system says who has sent it.
+    SIGTERM from the parent still ends it where `sigwaitinfo` tells the sender.
     """
     if hasattr(signal, "sigwaitinfo"):
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
         Thread(target=_obey_parent, daemon=True).start()
-    for number in STOPS:  # SIGTERM for threads that were there before
+    for number in STOPS:  # SIGTERM too: threads that already exist do not block it
         signal.signal(number, signal.SIG_IGN)
     follow_parent()
 
 
 def _obey_parent() -> None:
-    """Ends this process at a SIGTERM from the one that has asked for it, and at no other."""
+    """End this process at a SIGTERM from its parent, and at no other."""
     while signal.sigwaitinfo({signal.SIGTERM}).si_pid != parent_process().pid:
         pass
     os._exit(0)
@@ -106,8 +109,8 @@ def _obey_parent() -> None:
 
 @contextmanager
 def keep_from_interrupts() -> Iterator[None]:
-    """Processes that are spawned in this context never get Ctrl-C, which is their parent's business, from the first."""
-    resource_tracker.ensure_running()  # would else be started here, and unblocks what it blocks
+    """Block Ctrl-C from the start in processes that are spawned in this context; their parent handles it."""
+    resource_tracker.ensure_running()  # otherwise started in this context, where it would unblock SIGINT again
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
