@@ -1,4 +1,4 @@
-"""GLUE by plain transformers: the other half of the comparison in recipes/README.md. It uses bertkit's optimizer only.
+"""GLUE by plain transformers: the other half of the comparison in recipes/RESULTS.md. It uses bertkit's optimizer only.
 
     python -m tests.stock --task rte --data glue --model DIR --seeds 42 43 44 45 46
 

@@ -1,4 +1,4 @@
-"""SQuAD by plain transformers: the other half of the comparison in recipes/README.md.
+"""SQuAD by plain transformers: the other half of the comparison in recipes/RESULTS.md.
 
     python -m tests.stock_squad --version 2 --data SQUAD --model DIR --seeds 42
 
