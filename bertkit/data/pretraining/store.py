@@ -149,9 +149,8 @@ def write_arrays(folder: Path, stem: str, arrays: Mapping[str, Blocks], note: Ma
     Args:
         arrays: The arrays; the largest data type comes first, so that all of them are aligned.
     """
-    header: dict[str, Any] = {
-        "__metadata__": {"bertkit": json.dumps(note)}
-    }  # one entry: several would have no fixed order
+    # One entry: several would have no fixed order.
+    header: dict[str, Any] = {"__metadata__": {"bertkit": json.dumps(note)}}
     names = {dtype: name for name, dtype in STORED_DTYPES.items()}
     end = 0
     for name, (dtype, length, _) in arrays.items():
