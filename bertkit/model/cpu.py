@@ -298,7 +298,7 @@ def run_bilstm_on_cpu(lstm: nn.LSTM, tokens: Tensor, layout: Packed) -> Tensor:
 
 
 def find_mirrored(layout: Packed) -> Tensor:
-    """Return (N,) the place of each token's mirror image in its reversed sequence."""
+    """Return for each token the one (N,) at the mirrored position of its sequence."""
     lengths = layout.offsets.diff()  # (B,)
     ends = (layout.offsets[:-1] + layout.offsets[1:] - 1).repeat_interleave(lengths)  # (N,) first plus last place
     return ends - torch.arange(len(ends), device=ends.device)

@@ -18,8 +18,8 @@ IGNORE_INDEX = -100  # the label that losses ignore, as in transformers
 def sum_over_count(losses: Tensor, labelled: Tensor, count: Tensor | int | None) -> Tensor:
     """Return the sum of `losses` divided by `count`, or by the number of `labelled` entries if it is None.
 
-    A Trainer passes the count over all micro-batches and processes of an update, so that a loss does not depend on their
-    number.
+    A Trainer passes the count over all micro-batches and processes of an update, so that a loss does not depend on
+    their number.
     """
     if count is None:
         count = labelled.sum()

@@ -66,7 +66,7 @@ class BertAdam(torch.optim.Optimizer):
             means,
             squares,
             [],
-            [torch.full((), LATE, device=params[0].device)] * len(params),  # created on the device: no copy, no synchronisation
+            [torch.full((), LATE, device=params[0].device)] * len(params),  # on the device: no copy, no waiting
             amsgrad=False,
             lr=group["lr"],
             beta1=group["betas"][0],

@@ -19,8 +19,8 @@ def find_device() -> torch.device:
 def choose_precision(asked: str) -> str:
     """Return fp32, bf16 or fp16, resolving "auto".
 
-    "auto" takes bf16 where it is faster. Elsewhere it is emulated and slow. Intel processors gain only with AMX: their
-    AVX-512 matrix products in bf16 are slower than in fp32.
+    "auto" takes bf16 where it is faster, fp16 on CUDA without bf16, else fp32. Emulated bf16 is slow. Intel processors
+    gain only with AMX: their AVX-512 matrix products in bf16 are slower than in fp32.
 
     Raises:
         UsageError: fp16 is requested without an accelerator.
