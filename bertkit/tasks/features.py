@@ -33,7 +33,7 @@ from bertkit.model.loss import IGNORE_INDEX
 from bertkit.model.precision import find_device
 from bertkit.system.files import atomic_open, find_checksum
 
-COUNTED = ("hidden_size", "num_attention_heads", "hidden_act", "layer_norm_eps", "is_decoder")  # hashed with the weights
+COUNTED = ("hidden_size", "num_attention_heads", "hidden_act", "layer_norm_eps", "is_decoder")  # besides the weights
 DAY = 86_400.0  # seconds
 RESIDUE = 0x2144DF1C  # the CRC-32 of any data followed by its own CRC-32
 

@@ -210,7 +210,7 @@ class GlueTask(TextTask):
         self.unlabelled = tuple(name for name, split in row.splits.items() if split.submission)
         self.copies = {name: (GLUE_HUB, *split.hub) for name, split in row.splits.items()}
         self.table = list_rows(row)
-        train = {"num_train_epochs": 3.0, "learning_rate": 2e-5} | EVERY_EPOCH  # section 4.1, with the lowest of its rates
+        train = {"num_train_epochs": 3.0, "learning_rate": 2e-5} | EVERY_EPOCH  # section 4.1, its lowest rate
         if row.metrics:
             self.recipe = self.make_recipe(32, **train)  # section 4.1
         else:
@@ -287,7 +287,7 @@ class GlueTask(TextTask):
     def format_predictions(
         self, summaries: np.ndarray, data: Sequences, split: str, decided: Mapping[str, Any] | None = None
     ) -> dict[str, str]:
-        """Return a split's predictions in the leaderboard's form, and for dev splits the confusion matrix of classes."""
+        """Return a split's predictions in the leaderboard's form, and the confusion matrix of a dev split."""
         submission, answers = self.row.splits[split].submission, self.decide(summaries)
         name = submission or Path(self.row.splits[split].file).name
         files = {name: write_predictions(spell(self.row, answers, clip=bool(submission)))}
@@ -327,7 +327,7 @@ class GlueTask(TextTask):
         again = [f"bertkit score {self.command} {quote(str(gold))} {quote(str(ours))}  # the scores, again"]
         return [
             *(grid if recipe["train"].get("max_steps", -1) <= 0 else []),  # max_steps would override the grid's epochs
-            *([] if recipe["data"].get("tune_share") else again),  # with tune_share some rows of the file have no prediction
+            *([] if recipe["data"].get("tune_share") else again),  # some rows have no prediction
             use_transformers(f"from transformers import pipeline; print({call})"),
         ]
 

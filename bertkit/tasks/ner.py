@@ -4,8 +4,8 @@ Each word is classified by the final vector of its first sub-token, among as muc
 CRF: nothing keeps a sequence of tags well-formed, and conlleval says how it is read all the same. Any CoNLL file with
 tags in IOB will do; the labels are those of its training file, matched by name.
 
-With `features` it is the feature-based approach: the encoder stays as it is and runs once, and a BiLSTM learns from
-what it has said of each word's first sub-token, which is kept on disk (`bertkit.tasks.features`).
+With `features` it is the feature-based approach: the frozen encoder runs once, and a BiLSTM is trained on the
+activations of each word's first sub-token, which are cached on disk (`bertkit.tasks.features`).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -68,7 +68,7 @@ class FeaturedWords(Features):
     is_renewed: bool
 
     def fingerprint(self) -> str:
-        """What tells its sentences and their features from any others; the file is named after what made them."""
+        """Return a fingerprint of the sentences and their features; the file's name is a hash of their inputs."""
         return take_fingerprint(self.words.fingerprint().encode(), self.path.stem.encode())
 
 
@@ -314,7 +314,7 @@ class NerTask(FineTuningTask):
         return results
 
     def find_truncated(self, data: WordWindows, examples: Sequence[Tagged]) -> list[bool]:
-        """Return that no text is: a long one has several sequences."""
+        """Return False for every text: a long one has several sequences."""
         return [False] * len(examples)
 
     def describe_result(self, result: Result) -> str:
@@ -342,7 +342,7 @@ def check_decided(summaries: np.ndarray) -> np.ndarray:
     """Return the summaries (S, W).
 
     Raises:
-        UsageError: the logits were NaN or infinite, as those of a model that has diverged.
+        UsageError: The logits were NaN or infinite, as after diverged training.
     """
     if (summaries == UNDECIDED).any():
         raise UsageError(DIVERGED)
@@ -356,7 +356,7 @@ def decide(summaries: np.ndarray, data: NerData) -> list[list[str]]:
 
 
 def write_conll(text: TaggedText, predicted: Sequence[Sequence[str]]) -> str:
-    """The lines of a text with predicted tags, and its -DOCSTART- lines."""
+    """Return the lines of a text with predicted tags and -DOCSTART- lines."""
     parts, document = [], 0
     for sentence, tags in zip(text.sentences, predicted, strict=True):
         if sentence.document > document:
@@ -368,7 +368,7 @@ def write_conll(text: TaggedText, predicted: Sequence[Sequence[str]]) -> str:
 
 
 def place_words(data: WordWindows, chosen: Sequence[int]) -> dict[str, Tensor]:
-    """`word_places` and `labels` (B, W) of some sentences, for a head that reads words."""
+    """Return `word_places` and `labels` (B, W) of some sentences, for a head that reads words."""
     places, labels = [], []
     for index in chosen:
         found = data.locate(index)

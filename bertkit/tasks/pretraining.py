@@ -3,8 +3,8 @@
 One map-style data set covers the whole run: a position gives a phase, an epoch, a pair and its masks, all computed from
 the seed. So the Trainer reads it in order, and a resumed run continues with exactly the batch it would have seen.
 
-Differs from the paper: the reference code draws the masks of its ten copies of the data once; here every epoch draws
-anew (the pairs still come from `dupe_factor` copies, used in turn).
+Differs from the paper: the reference code draws the masks of its ten copies of the data once; here masks are drawn
+afresh in every epoch (the pairs still come from `dupe_factor` copies, used in turn).
 """
 
 import json
@@ -77,7 +77,7 @@ STARTER = {
 
 
 def list_phases(recipe: Mapping[str, Any]) -> list[Phase]:
-    """The phases of a recipe; each is a whole number of updates."""
+    """Return the phases of a recipe, each a whole number of updates."""
     steps, batch_size = recipe["train"]["max_steps"], recipe["batch_size"]
     given = recipe.get("phase") or [{"share": 1.0, "max_length": recipe["data"]["max_length"]}]
     bounds = [round(steps * share) for share in np.cumsum([0.0, *(phase["share"] for phase in given)])]
@@ -89,7 +89,7 @@ def list_phases(recipe: Mapping[str, Any]) -> list[Phase]:
 
 
 def estimate_cost(recipe: Mapping[str, Any]) -> float:
-    """Multiplications of a run, roughly: the encoder's matrices at every token, the decoder's where it decodes."""
+    """Estimate a run's multiplications: the encoder's matrices at every token, the decoder's at predicted tokens."""
     model, options = BertConfig(**recipe["model"]), recipe["data"]
     hidden, decoded = model.hidden_size, 1.0 if options["objective"] == "clm" else options["masked_lm_prob"]
     layer = 4 * hidden**2 + 2 * hidden * model.intermediate_size
@@ -103,7 +103,7 @@ TOKEN_LOSS, TOKENS, TOKENS_RIGHT, NSP_LOSS, NSP_RIGHT = range(5)
 
 
 class PretrainingTask(Task):
-    """Text, of which tokens are hidden, and pairs of which the second text follows or does not."""
+    """Predict masked tokens, and whether the second text of a pair follows the first."""
 
     name = command = "pretrain"
     metric = "perplexity"
@@ -145,7 +145,7 @@ class PretrainingTask(Task):
     # --- The recipe ---------------------------------------------------------------------------------------------------
 
     def check(self, recipe: Mapping[str, Any]) -> None:
-        """Check also the objective, the rates, the shares, and that nothing of fine-tuning is asked for."""
+        """Check also the objective, the rates, the shares, and the absence of fine-tuning options."""
         options, shortest = recipe["data"], self.options["max_length"].least
         if options["objective"] not in HEADS:
             raise UsageError(
@@ -216,7 +216,7 @@ class PretrainingTask(Task):
         """Return the tokenizer: the built corpus's, `[data] vocab` if given, the checkpoint's else a trained one.
 
         Raises:
-            UsageError: a built corpus has another vocabulary than was asked for.
+            UsageError: A built corpus has another vocabulary than the requested one.
         """
         options = recipe["data"]
         asked = options["vocab"] or recipe.get("checkpoint")
@@ -246,7 +246,7 @@ class PretrainingTask(Task):
     def encode(
         self, documents: list[Document] | TokenizedCorpus, tokenizer: Any, recipe: Mapping[str, Any], split: str
     ) -> PretrainingData:
-        """Return every sample of the run; of a split held out, a fixed choice of at most `heldout_pairs` pairs."""
+        """Return all samples of the run, or of a held-out split a fixed choice of at most `heldout_pairs` pairs."""
         corpus = documents if isinstance(documents, TokenizedCorpus) else tokenize_documents(documents, tokenizer)
         check_documents(corpus.document_count)  # those without a token are gone
         options, seed, phases = recipe["data"], recipe["train"]["seed"], list_phases(recipe)
@@ -318,7 +318,7 @@ class PretrainingTask(Task):
         return {name: float(value) for name, value in scores.items()}
 
     def baseline(self, train: PretrainingData, dev: PretrainingData) -> dict[str, float]:
-        """Return what knowing nothing, or only frequencies, scores on the held-out pairs.
+        """Return the scores of uniform and of frequency-based predictions on the held-out pairs.
 
         `uniform_loss` is ln V; `unigram_loss` the cross-entropy of the training text's token frequencies (plus one),
         and `unigram_accuracy` that of always naming the most frequent token; `nsp_majority` the larger class, and
@@ -468,7 +468,7 @@ def open_built(options: Mapping[str, Any], report: Report) -> TokenizedCorpus:
     """Open the corpus that `bertkit corpus build` has made.
 
     Raises:
-        UsageError: it is damaged, or given together with something that is for text.
+        UsageError: The corpus is damaged, or given together with other sources or options for text.
     """
     path = options["corpus"][0]
     if len(options["corpus"]) > 1:
@@ -499,7 +499,7 @@ def hold_out(documents: list[Document] | TokenizedCorpus, share: float, report: 
 
 
 def check_vocabulary(corpus: str | Path, tokenizer: Any, owner: str) -> None:
-    """Nothing, or a UsageError: a built corpus has another vocabulary than the tokenizer of `owner`."""
+    """Check that a built corpus has the vocabulary of the tokenizer of `owner`, else raise a UsageError."""
     if describe_vocabulary(load_tokenizer(corpus)) != describe_vocabulary(tokenizer):
         raise UsageError(
             f"{corpus} was built with another vocabulary than that of {owner}; build a corpus with it: "
@@ -508,7 +508,7 @@ def check_vocabulary(corpus: str | Path, tokenizer: Any, owner: str) -> None:
 
 
 def read_sentences(corpus: TokenizedCorpus, tokenizer: Any, count: int) -> list[Document]:
-    """The first `count` documents, put together again from their tokens."""
+    """Decode the first `count` documents from their tokens."""
     documents = []
     for start, end in zip(corpus.document_starts[:count], corpus.document_ends[:count], strict=True):
         sentences = np.arange(start, end)

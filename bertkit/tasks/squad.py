@@ -55,11 +55,16 @@ ANSWERS, NBEST, ODDS = "predictions.json", "nbest_predictions.json", "null_odds.
 class Version:
     """A row of the table below.
 
-    number: as on the command line. release: as in the names of the files. hub: the Hub's copy.
-    batch_size, epochs: the paper's.
-    unanswerable: whether a context may have no answer.
-    exact: the name of exact match in metrics.json.
-    paper: metric -> whose -> the published score. combined: the same of an ensemble.
+    Attributes:
+        number: The version on the command line.
+        release: The version in the names of the files.
+        hub: The copy on the Hub.
+        batch_size: The paper's.
+        epochs: The paper's.
+        unanswerable: Whether a context may have no answer.
+        exact: The name of exact match in metrics.json.
+        paper: Metric -> model -> published score.
+        combined: The same for ensembles.
     """
 
     number: int
@@ -147,7 +152,7 @@ class SquadTask(FineTuningTask):
     def load(self, options: Mapping[str, Any], report: Report) -> dict[str, list[Question]]:
         """Read the questions of train and dev; for training without those whose answer is not where the file says."""
         if options["extra_train"]:
-            self.read_training(options["extra_train"])  # what is wrong with it is told at once, not when it is due
+            self.read_training(options["extra_train"])  # reports its errors before any training
         examples = self.read_examples(options)
         train = [question for question in examples["train"] if is_placed(question)]
         if lost := len(examples["train"]) - len(train):
@@ -179,7 +184,7 @@ class SquadTask(FineTuningTask):
         """Read a file in SQuAD's form; for 2.0 its questions may all have answers.
 
         Raises:
-            UsageError: it cannot be read, or has no answer where it says.
+            UsageError: It cannot be read, or no answer is at its stated position.
         """
         questions = read_squad(file, None if self.version.unanswerable else self.version.number)
         if not any(question.answers and is_placed(question) for question in questions):
@@ -239,7 +244,8 @@ class SquadTask(FineTuningTask):
     ) -> dict[str, Any]:
         """Return the scores of some answers in percent; for 2.0 at `tau`, and as `tau0_…` at 0.
 
-        tau: None: the one with the best F1.
+        Args:
+            tau: The threshold; None: the one with the best F1.
         """
         gold = collect_answers(questions)
         if not self.version.unanswerable:
@@ -320,11 +326,11 @@ class SquadTask(FineTuningTask):
         """Return the official script's scores of a file of answers beside an official file.
 
         Args:
-            odds: for 2.0: how much rather each question would not be answered (null_odds.json).
-            threshold: an answer counts as none where its odds are above it; the official script's na_prob_thresh.
+            odds: For 2.0: the odds of each question having no answer (null_odds.json).
+            threshold: Answers with odds above it count as none; the official script's na_prob_thresh.
 
         Raises:
-            UsageError: a file that cannot be read or is of the other version, or answers that are missing.
+            UsageError: A file cannot be read or has the other version, or answers are missing.
         """
         can_be_none = self.version.unanswerable
         if math.isnan(threshold):
@@ -445,7 +451,7 @@ def check_answers(summaries: np.ndarray) -> np.ndarray:
     """Return the summaries (S, 4 * N_BEST + 2), of which those of [CLS] are finite and none is NaN.
 
     Raises:
-        UsageError: they are not, as those of a model that has diverged.
+        UsageError: They are not, as after diverged training.
     """
     check_finite(summaries[:, -2:])
     if np.isnan(summaries).any():
@@ -470,9 +476,9 @@ def compare(questions: Sequence[Question], texts: Sequence[str]) -> tuple[np.nda
 def trace(
     exact: np.ndarray, f1: np.ndarray, silent: np.ndarray, odds: Sequence[float], tau: float, marked: str
 ) -> dict[str, Any]:
-    """The figure of the scores over tau, at values that part the questions evenly and at the best (`list_figures`).
+    """Return the figure of the scores over tau, at quantiles of the odds and at `tau` (`list_figures`).
 
-    The first three are those of `compare`.
+    The first three arguments are the results of `compare`.
     """
     order = np.argsort(odds)
     ranked = np.asarray(odds)[order]
@@ -487,10 +493,10 @@ def trace(
 
 
 def rank(answer: Answer, with_null: bool) -> list[dict[str, Any]]:
-    """The best answers as the reference code writes them; `with_null` also no answer, an empty text, among them.
+    """Return the best answers in the reference code's form; `with_null` includes no answer, as an empty text.
 
-    Their probabilities are a softmax over these alone. Where there is no answer at all, the reference code writes the
-    word "empty" and this an empty text.
+    Probabilities are a softmax over these answers alone. If there is none, the reference code writes the word "empty",
+    here an empty text is written.
     """
     spans = list(answer.spans)
     if with_null:
@@ -514,7 +520,7 @@ def find_squad(number: int) -> SquadTask:
     """Return the task of version 1 or 2.
 
     Raises:
-        UsageError: there is none.
+        UsageError: The version is unknown.
     """
     if (task := SQUAD.get(f"squad{number}")) is None:
         raise UsageError(f"there is no SQuAD version {number}; --version takes 1 (for 1.1) or 2 (for 2.0)")

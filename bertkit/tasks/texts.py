@@ -103,7 +103,7 @@ def take_text(given: Mapping[str, Any], name: str) -> str:
     """Return a text of an input.
 
     Raises:
-        UsageError: it is missing, or no text.
+        UsageError: It is missing, or not text.
     """
     if not isinstance(text := given.get(name), str):
         has = "is missing" if name not in given else f"is {str(text)[:40]!r}, which is no text"
