@@ -49,10 +49,10 @@ HEADS = {  # objective -> head; the second and third are rows of Table 5
 MASK = "[MASK]"
 KNOWN_LOSSES = {"ln V": "uniform_loss", "token frequencies": "unigram_loss"}
 KNOWN_ACCURACY = {"the most frequent token": "unigram_accuracy"}
-FOREIGN_SHARE = 0.3  # of the tokens; above it a vocabulary is for another script
-DOCUMENTS_SHOWN = 100  # of a built corpus, among which the predictions to look at are chosen
+FOREIGN_SHARE = 0.3  # share of unknown tokens; above it a vocabulary is for another script
+DOCUMENTS_SHOWN = 100  # documents of a built corpus from which the shown predictions are chosen
 
-# What `bertkit pretrain` does when nobody names a recipe or a model: the recipe of `make demo`,
+# The defaults of `bertkit pretrain` without a recipe or a model: the recipe of `make demo`,
 # recipes/demo/pretrain.toml.
 STARTER = {
     "batch_size": 128,
@@ -268,7 +268,7 @@ class PretrainingTask(Task):
         return PretrainingData(corpus, tokenizer, phases, options, seed)
 
     def collate(self, items: Any) -> dict[str, Tensor]:
-        """Return the batch, which the data set has made already."""
+        """Return the batch, which the data set has already collated."""
         return take(items)
 
     # --- Scores -------------------------------------------------------------------------------------------------------
@@ -278,7 +278,7 @@ class PretrainingTask(Task):
 
         The model has decoded the labelled positions only (`targets_only`).
         """
-        # Left to right the first token never is labelled, so the order of labels is that of the logits.
+        # Left to right the first token is never labelled, so labels and logits have the same order.
         labelled = batch["labels"] != IGNORED  # (B, T)
         rows, labels = labelled.nonzero()[:, 0], batch["labels"][labelled]  # (M,) each
         logits = (outputs.prediction_logits if "prediction_logits" in outputs else outputs.logits).float()  # (M, V)
@@ -353,7 +353,7 @@ class PretrainingTask(Task):
         return baselines
 
     def diagnose(self, metrics: Mapping[str, Any]) -> list[str]:
-        """Say how sure it is that the model has learned to tell sentences that follow from random ones."""
+        """Return a line on the significance of the next-sentence accuracy."""
         if not metrics.get("nsp_majority_error"):
             return []
         distance = (metrics["nsp_accuracy"] - metrics["nsp_majority"]) / metrics["nsp_majority_error"]
@@ -363,7 +363,7 @@ class PretrainingTask(Task):
         ]
 
     def suggest(self, output: Path, recipe: Mapping[str, Any]) -> list[str]:
-        """Return what to do with a pretrained model; one that reads from left to right fills in no mask."""
+        """Return commands that use the pretrained model; a left-to-right one generates text."""
         objective, use, text = "", "fill-mask", "This [MASK] returns the array."
         if recipe["data"].get("objective") == "clm":
             objective, use, text = " --set data.objective=clm", "text-generation", "This function"
@@ -414,7 +414,7 @@ class PretrainingTask(Task):
     def keep(
         self, outputs: Any, batch: Mapping[str, Tensor], settings: PredictionSettings
     ) -> list[tuple[Any, Any, Any]]:
-        """Return of each sequence its masks' likeliest tokens, their probabilities, and what follows: None, or (2,)."""
+        """Return for each sequence its masks' likeliest tokens, their probabilities, and NSP logits (2,) or None."""
         logits = outputs.logits if "logits" in outputs else outputs.prediction_logits  # (M, V)
         chances = logits.float().softmax(-1)[:, : len(settings.tokenizer)]  # the model may have room for more
         best = chances.topk(min(settings.top, chances.shape[-1]))  # (M, top)
@@ -441,7 +441,7 @@ class PretrainingTask(Task):
         return results
 
     def find_truncated(self, data: Any, examples: Sequence[Any]) -> list[bool]:
-        """Return that no input is: one that is too long is refused."""
+        """Return False for every input: one that is too long is rejected."""
         return [False] * len(examples)
 
     def describe_result(self, result: Result) -> str:

@@ -4,8 +4,8 @@ A span's score is S.T_i + E.T_j, that of no answer s_null = S.C + E.C. In 2.0 a 
 span's score is above s_null + tau; tau is tuned on the dev set for best F1, as in the paper, and kept in the model's
 configuration. The reference code's flag for it has the other sign: null_score_diff_threshold = -tau.
 
-Differs from the paper: an epoch is one pass over all windows, where the reference code counts questions and stops
-earlier, by as much as there are more windows than questions.
+Differs from the paper: an epoch is one pass over all windows; the reference code counts questions, so its epoch stops
+after as many windows as there are questions.
 """
 
 import json
@@ -150,7 +150,7 @@ class SquadTask(FineTuningTask):
                 raise UsageError(f"{key} {options[key]} is not there; give a file in SQuAD's form")
 
     def load(self, options: Mapping[str, Any], report: Report) -> dict[str, list[Question]]:
-        """Read the questions of train and dev; for training without those whose answer is not where the file says."""
+        """Read the questions of train and dev; training questions with a misplaced answer are left out."""
         if options["extra_train"]:
             self.read_training(options["extra_train"])  # reports its errors before any training
         examples = self.read_examples(options)
@@ -167,7 +167,7 @@ class SquadTask(FineTuningTask):
         return examples
 
     def read_examples(self, options: Mapping[str, Any]) -> dict[str, list[Question]]:
-        """Read the official files or the Hub's copy; of `train_file`, if there is one."""
+        """Read the official files or the Hub's copy, with `train_file` for training if given."""
         examples = {}
         if options["train_file"]:
             examples["train"] = self.read_training(options["train_file"])
@@ -211,7 +211,7 @@ class SquadTask(FineTuningTask):
         return [question.context for question in examples]
 
     def describe(self, data: Windows, split: str) -> list[str]:
-        """Return what became of the questions."""
+        """Return a line on windows, truncated questions and answers that cannot be given."""
         questions = data.questions
         line = f"{split}: {len(data):,} windows of {len(questions):,} questions"
         if shortened := int(data.shortened.sum()):
@@ -265,11 +265,11 @@ class SquadTask(FineTuningTask):
         return self.rate(data.questions, *decode_best(check_answers(summaries), data), (decided or {}).get("tau"))
 
     def tuned_config(self, metrics: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what the evaluation decides of the model's configuration: tau."""
+        """Return the tuned value of the model's configuration: tau."""
         return {"tau": metrics["tau"]} if "tau" in metrics else {}
 
     def score_nothing(self, dev: Windows) -> dict[str, float]:
-        """Return what never answering scores on the dev set of 2.0."""
+        """Return the scores of never answering on the dev set of 2.0."""
         if not self.version.unanswerable:
             return {}
         gold = collect_answers(dev.questions)
@@ -277,7 +277,7 @@ class SquadTask(FineTuningTask):
         return {"exact": found["exact"], "f1": found["f1"]}
 
     def diagnose(self, metrics: Mapping[str, Any]) -> list[str]:
-        """Say also what tau means."""
+        """Return also a line that explains tau."""
         if not self.version.unanswerable:
             return []
         tau = metrics["tau"]
@@ -353,12 +353,12 @@ class SquadTask(FineTuningTask):
         return score_squad2(references, answers, doubts, threshold)
 
     def suggest(self, output: Path, recipe: Mapping[str, Any]) -> list[str]:
-        """Return what to do with a fine-tuned model."""
+        """Return commands that use the fine-tuned model."""
         gold = Path(recipe["data"].get("dir") or "SQUAD", self.name_file("dev"))
         run, other, both = (quote(f"{output}{behind}") for behind in ("", "-43", "-both"))
         answers = quote(str(output / "predictions" / ANSWERS))
         another = super().suggest(output, recipe)
-        if recipe["data"].get("tune_share"):  # not all of the file's questions are answered
+        if recipe["data"].get("tune_share"):  # some questions of the file have no answer
             return another
         return [
             f"bertkit score {self.command} {quote(str(gold))} {answers}",
@@ -399,7 +399,7 @@ class SquadTask(FineTuningTask):
     def answer(
         self, kept: Sequence[np.ndarray], data: Windows, examples: Sequence[Question], settings: PredictionSettings
     ) -> list[Result]:
-        """Return the answer to each question, given if its best span is good enough (section 4.3)."""
+        """Return the answer to each question; with tau it is empty unless the best span exceeds it (section 4.3)."""
         tau = settings.model.config.tau
         results = []
         columns = (column.tolist() for column in find_best(np.stack(kept), data))
@@ -412,7 +412,7 @@ class SquadTask(FineTuningTask):
         return results
 
     def describe_result(self, result: Result) -> str:
-        """Return the answer, and how far it is from none."""
+        """Return the answer and its score, or its distance from the threshold."""
         text = result["answer"] or "(no answer)"
         if "tau" not in result:
             return f"{text}  (score {result['best']['score']:.2f})"
@@ -423,7 +423,7 @@ class SquadTask(FineTuningTask):
     def list_samples(
         self, examples: Sequence[Question], settings: PredictionSettings
     ) -> Iterable[tuple[str, Question, str]]:
-        """Return the questions, and a right answer to each."""
+        """Yield the questions with a correct answer each."""
         for question in examples:
             right = shorten_text(question.answers[0]) if question.answers else "no answer"
             yield shorten_text(question.question) or "(no question)", question, right
@@ -448,7 +448,7 @@ def list_rows(version: Version) -> tuple[ScoreRow, ...]:
 
 
 def check_answers(summaries: np.ndarray) -> np.ndarray:
-    """Return the summaries (S, 4 * N_BEST + 2), of which those of [CLS] are finite and none is NaN.
+    """Check that no summary (S, 4 * N_BEST + 2) is NaN and those of [CLS] are finite, and return them.
 
     Raises:
         UsageError: They are not, as after diverged training.
@@ -465,7 +465,7 @@ def collect_answers(questions: Sequence[Question]) -> dict[str, tuple[str, ...]]
 
 
 def compare(questions: Sequence[Question], texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return exact match and F1 of each answer of 2.0, and what no answer would score as either; (Q,), from 0 to 1."""
+    """Return exact match and F1 of each answer of 2.0, and the score of no answer; (Q,) each, from 0 to 1."""
     gold = collect_answers(questions)
     exact, f1 = score_answers(gold, dict(zip(gold, texts, strict=True)), 2)
     silent, _ = score_answers(gold, dict.fromkeys(gold, ""), 2)

@@ -199,7 +199,7 @@ class Task:
         return self.select(examples, np.flatnonzero(decides)), self.select(examples, np.flatnonzero(~decides))
 
     def list_groups(self, examples: Any) -> Sequence[Hashable]:
-        """Return for each of a split's examples what it shares with others: a text, a document."""
+        """Return the group of each of a split's examples, such as a shared text or document."""
         raise NotImplementedError
 
     def select(self, examples: Any, numbers: np.ndarray) -> Any:
@@ -207,13 +207,13 @@ class Task:
         return [examples[number] for number in numbers.tolist()]
 
     def describe(self, data: Any, split: str) -> list[str]:
-        """Return lines about what became of a split's examples."""
+        """Return lines about the encoding of a split's examples."""
         return []
 
     # --- Scores -------------------------------------------------------------------------------------------------------
 
     def summarize(self, outputs: Any, batch: Mapping[str, Tensor]) -> Tensor:
-        """Return (B, ...): what `score` needs of each sequence."""
+        """Return the values (B, ...) that `score` needs of each sequence."""
         raise NotImplementedError
 
     def score(self, summaries: np.ndarray, data: Any, decided: Mapping[str, Any] | None = None) -> dict[str, float]:
@@ -250,7 +250,7 @@ class Task:
         return [*self.mark(metrics), *self.diagnose(metrics)]
 
     def mark(self, metrics: Mapping[str, Any]) -> list[str]:
-        """Return a line on scores of the data that have decided, if they are so."""
+        """Return a warning if the scored data have also decided (tau, best checkpoint)."""
         if not (chosen := metrics.get(CHOSEN_ON_DEV)):
             return []
         remedy = "; with --set data.tune_share=0.5 other rows decide" if "tune_share" in self.options else ""
