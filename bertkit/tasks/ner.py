@@ -402,7 +402,7 @@ def take_words(words: Sequence[str]) -> Tagged:
 
 
 def list_entities(example: Tagged, tags: Sequence[str]) -> list[dict[str, Any]]:
-    """Return the entities of a text: what they are, and where."""
+    """Return the entities of a text, each with its text, type, start and end."""
     entities = []
     for first, behind, kind in find_entities(tags):
         start, end = example.places[first][0], example.places[behind - 1][1]

@@ -177,7 +177,7 @@ class PretrainingTask(Task):
             raise UsageError("pretraining is measured in updates; set max_steps in [train], and no num_train_epochs")
 
     def starter(self, given: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return STARTER, without what is given: phases where lengths are, sizes where a checkpoint has its own."""
+        """Return STARTER without phases if a length is given, and without sizes if a checkpoint is given."""
         if given.get("checkpoint"):
             data = {key: STARTER["data"][key] for key in ("corpus", "heldout_share")}
             length = {} if given.get("phase") else {"max_length": 64}

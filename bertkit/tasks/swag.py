@@ -33,7 +33,7 @@ SWAG_PAPER = {"BERT-base, dev": 0.816, "BERT-large, dev": 0.866, "BERT-large, te
 ACCURACY = ScoreRow("accuracy", "accuracy", {"the majority ending": "majority_accuracy"}, "fraction", SWAG_PAPER)
 NUMBERED_ENDING = re.compile(r"ending\d+")
 
-Continuations = tuple[str, list[str]]  # a context, and what may follow it
+Continuations = tuple[str, list[str]]  # a context and its possible continuations
 
 
 class SwagTask(FineTuningTask):
@@ -127,7 +127,7 @@ class SwagTask(FineTuningTask):
         return "context", "endings…"
 
     def read_input(self, given: Mapping[str, Any], settings: PredictionSettings) -> Continuations:
-        """Return a context, and what may follow it; also by SWAG's names of columns."""
+        """Return a context and its possible continuations; SWAG's column names are accepted, too."""
         context = take_text(given, "sent1" if "sent1" in given and "context" not in given else "context")
         start = given.get("start", given.get("sent2")) or ""
         numbered = sorted(
@@ -172,7 +172,7 @@ class SwagTask(FineTuningTask):
     def list_samples(
         self, examples: Sequence[Situation], settings: PredictionSettings
     ) -> Iterable[tuple[str, Continuations, str]]:
-        """Return the questions, and the right ending."""
+        """Yield the questions with their correct ending."""
         for one in examples:
             words = f"{shorten_text(one.context)}  |  {shorten_text(one.start)}"
             right = f"ending {one.answer + 1}: {shorten_text(one.endings[one.answer])}"

@@ -35,7 +35,7 @@ BERT_TRAIN = {  # `[train]` of the paper in pre-training (A.2) and fine-tuning (
     "seed": 42,
 }
 TUNE = "tune"  # the split that decides, where there is one
-CHOSEN_ON_DEV = "chosen_on_dev"  # in metrics.json: what the scored data have decided
+CHOSEN_ON_DEV = "chosen_on_dev"  # in metrics.json: choices made on the scored data
 
 Result = dict[str, Any]
 
@@ -175,7 +175,7 @@ class Task:
         raise NotImplementedError
 
     def collate(self, items: Any) -> dict[str, Tensor]:
-        """Return the batch of a list of the data set's items, or of what its `__getitems__` gives."""
+        """Return the batch of a list of items, or of the result of the data set's `__getitems__`."""
         raise NotImplementedError
 
     def divide(self, examples: Any, share: float) -> tuple[Any, Any]:
@@ -298,7 +298,7 @@ class Task:
         return self.collate(data.__getitems__(numbers))
 
     def keep(self, outputs: Any, batch: Mapping[str, Tensor], settings: PredictionSettings) -> Sequence[Any]:
-        """Return what `answer` needs of each of the batch's sequences.
+        """Return the values that `answer` needs of each sequence of the batch.
 
         Raises:
             UsageError: The model's outputs are NaN.
@@ -308,7 +308,7 @@ class Task:
     def answer(
         self, kept: Sequence[Any], data: Any, examples: Sequence[Any], settings: PredictionSettings
     ) -> list[Result]:
-        """Return the result of each example, from what was kept of each sequence."""
+        """Return the result of each example, from the values that `keep` returned for each sequence."""
         raise NotImplementedError
 
     def find_truncated(self, data: Any, examples: Sequence[Any]) -> Sequence[bool]:
@@ -320,9 +320,9 @@ class Task:
         raise NotImplementedError
 
     def list_samples(self, examples: Any, settings: PredictionSettings) -> Iterable[tuple[str, Any, str]]:
-        """Return examples to look at, of those of a split as `load` gives them.
+        """Yield samples of a split as returned by `load`.
 
-        Each is its text in short, the example as `read_input` gives it, and the right answer in words.
+        Each has a shortened text, the example in the form of `read_input`, and the correct answer in words.
         """
         raise NotImplementedError
 
