@@ -1,6 +1,6 @@
 """bertkit: pretrain BERT on your own text, fine-tune it on everything the paper did, and know how close you came.
 
-The public names, imported when first used: `import bertkit` alone loads neither torch nor transformers.
+Public names are imported on first use: `import bertkit` alone loads neither torch nor transformers.
 """
 
 from importlib import import_module
@@ -42,7 +42,7 @@ __all__ = sorted(_HOME)
 
 
 def __getattr__(name: str) -> Any:
-    """The public name, from the module that defines it."""
+    """Import a public name from the module that defines it."""
     if name not in _HOME:
         raise AttributeError(f"module 'bertkit' has no attribute {name!r}")
     return getattr(import_module(_HOME[name]), name)

@@ -1,10 +1,13 @@
-"""The program: `bertkit`, or `python -m bertkit`, so that `torchrun -m bertkit …` and `accelerate launch -m …` work."""
+"""Run the program: `bertkit`, `python -m bertkit`, `torchrun -m bertkit …` or `accelerate launch -m bertkit …`."""
 
 import signal
 
 
 def main() -> None:
-    """Runs the command line; until that is imported, Ctrl-C ends the process without a word, as SIGTERM does."""
+    """Run the command line.
+
+    Until `bertkit.cli` is imported, Ctrl-C ends the process without a message, as SIGTERM does.
+    """
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     from bertkit import cli

@@ -1,7 +1,7 @@
-"""Mistakes that the user can mend: the one exception for them, and how a library's refusal becomes it.
+"""`UsageError`, the exception for mistakes the user can fix, and the translation of library and system errors into it.
 
-Everything below the command line raises it with a message of one line that says what was got, what was expected and the
-next step; `bertkit.cli` turns it into that line and exit code 2. A bug stays an ordinary exception with a traceback.
+Everything below the command line raises it with a one-line message that says what was got, what was expected and the
+next step; `bertkit.cli` prints that line and exits with code 2. A bug stays an ordinary exception with a traceback.
 """
 
 import errno
@@ -10,14 +10,14 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-LONGEST_MESSAGE = 500  # characters of what a library says
-# Libraries that carry bytes over a network; huggingface_hub has changed from one to another more than once.
+LONGEST_MESSAGE = 500  # characters of a library's message
+# HTTP libraries; huggingface_hub has switched between them more than once.
 TRANSPORTS = ("aiohttp", "httpcore", "httpcore2", "httpx", "httpx2", "requests", "urllib3")
 
-# A file's name while it is written (`bertkit.system.files`).
+# The name of a file while it is being written (`bertkit.system.files`).
 UNFINISHED = re.compile(r"\.([^/]+)\.[0-9a-f]{8}-\d+\.unfinished$")
 DENIED = "change its permissions or those of the folders above it, or name another path"
-PATHS = {  # what the system says of a path -> the next step
+PATHS = {  # errno of an unusable path -> the next step
     errno.EACCES: DENIED,
     errno.EPERM: DENIED,
     errno.ENAMETOOLONG: "give each name in the path at most 220 bytes, and the whole path at most 4,000",
@@ -26,8 +26,8 @@ PATHS = {  # what the system says of a path -> the next step
     errno.EISDIR: "a folder is where a file has to be; move it away or name another path",
     errno.ELOOP: "its links lead in a circle; remove them or name another path",
 }
-# What is wrong with a disk, the next step, and what says so: the system's numbers, and words of libraries that have
-# code of their own to write with (torch, safetensors), whose errors have no number.
+# State of a disk, next step, errno codes, and message fragments. The fragments match errors without an errno, raised by
+# libraries that write files with their own code (torch, safetensors).
 DISKS = (
     (
         "read-only",
@@ -51,15 +51,15 @@ DISKS = (
 
 
 class UsageError(ValueError):
-    """A wrong file, option, recipe or text; its message is one line that names the thing and the remedy."""
+    """A wrong file, option, recipe or text; the message is one line that names the problem and the remedy."""
 
 
 @contextmanager
 def explain_refusal(what: str, remedy: str = "") -> Iterator[None]:
-    """Turn a refusal by a library or the system, or a broken download, into a UsageError about `what`.
+    """Convert a library error, a system error or a broken download into a UsageError about `what`.
 
     Args:
-        remedy: The next step for a path that cannot be used, where the caller knows a better one.
+        remedy: The next step for an unusable path, replacing the default of this module.
     """
     try:
         yield
@@ -84,7 +84,7 @@ def explain_refusal(what: str, remedy: str = "") -> Iterator[None]:
 
 
 def find_broken_download(error: BaseException | None) -> BaseException | None:
-    """What a network library has said, among an exception and those that led to it; None if none has."""
+    """Return the first network error in an exception's chain of causes, or None."""
     while error is not None:
         if type(error).__name__ == "HfHubHTTPError" or type(error).__module__.partition(".")[0] in TRANSPORTS:
             return error
@@ -94,7 +94,7 @@ def find_broken_download(error: BaseException | None) -> BaseException | None:
 
 @contextmanager
 def explain_disk_error(where: object) -> Iterator[None]:
-    """Turn the errors of a full, read-only or failing disk into a UsageError about `where`."""
+    """Convert the errors of a full, read-only or failing disk into a UsageError about `where`."""
     try:
         yield
     except UsageError:
@@ -106,25 +106,25 @@ def explain_disk_error(where: object) -> Iterator[None]:
 
 
 def explain_os_error(error: BaseException, what: str = "", remedy: str = "") -> str | None:
-    """Return one line on a path that cannot be used, or None for any other error.
+    """Return a one-line message about an unusable path or disk, or None for any other error.
 
     Args:
-        what: What could not be read or written; the path alone if not given.
-        remedy: The next step, where the caller knows a better one than this module.
+        what: The thing that could not be read or written; the path if not given.
+        remedy: The next step, replacing the default of this module.
     """
     if isinstance(error, RuntimeError) and "Symlink loop" in str(error) and isinstance(error.__context__, OSError):
-        error = error.__context__  # a circle of links, as pathlib reports it before Python 3.13
+        error = error.__context__  # a loop of symbolic links, as pathlib reports it before Python 3.13
     if not isinstance(error, OSError):
         return None
     path = find_path(error)
-    is_folder = error.errno == errno.EEXIST and os.path.isdir(path)  # then it is no mistake in the path
+    is_folder = error.errno == errno.EEXIST and os.path.isdir(path)  # then the path is not at fault
     if error.errno in PATHS and path and not is_folder:
         return f"{what or path} is refused: {describe_reason(error, what or path)}; {remedy or PATHS[error.errno]}"
     return explain_disk(error, what or path, remedy)
 
 
 def explain_disk(error: BaseException, where: str, remedy: str = "") -> str | None:
-    """Return one line on a disk that cannot be written to, or None for any other error."""
+    """Return a one-line message about a full, read-only or failing disk, or None for any other error."""
     number = getattr(error, "errno", None)
     for state, step, codes, words in DISKS:
         if number in codes or (number is None and any(word in str(error) for word in words)):
@@ -135,24 +135,24 @@ def explain_disk(error: BaseException, where: str, remedy: str = "") -> str | No
 
 
 def describe_reason(error: BaseException, where: str) -> str:
-    """Return the system's words, with the path unless `where` names it."""
+    """Return the system's message, followed by the path unless `where` contains it."""
     path = find_path(error)
     reason = getattr(error, "strerror", None) or join_lines(error)[:80]
     return reason if path in where else f"{reason}: {path}"
 
 
 def find_path(error: BaseException) -> str:
-    """Return the path of an operating system's error; empty without one."""
+    """Return the path that an operating system error names, or an empty string."""
     name = getattr(error, "filename", None)
     is_path = isinstance(name, str | bytes | os.PathLike)
     return make_printable(UNFINISHED.sub(r"\1", os.fsdecode(name))) if is_path else ""
 
 
 def join_lines(error: BaseException) -> str:
-    """An exception's message as one line that can be printed, at most LONGEST_MESSAGE characters of it."""
+    """Return an exception's message as one printable line, truncated to LONGEST_MESSAGE characters."""
     return make_printable(str(error))[:LONGEST_MESSAGE]
 
 
 def make_printable(text: str) -> str:
-    """A text of unknown origin as one line that can be printed, without what moves a terminal's cursor or colours."""
+    """Return an untrusted text as one printable line, without terminal control characters."""
     return "".join(filter(str.isprintable, " ".join(text.split())))

@@ -1,9 +1,9 @@
-"""GLUE, SQuAD and NER scores: pure functions, and for GLUE a module of `evaluate` that needs no network.
+"""GLUE, SQuAD and NER scores as pure functions, and for GLUE an `evaluate` module that needs no network.
 
-`evaluate.load` would fetch the same functions from the Hub, a script each.
+`evaluate.load` would download each of these metrics as a script from the Hub.
 
-Left out: which task has which metric (`bertkit.tasks`), the files (`bertkit.data.formats`), precision-recall curves of
-SQuAD 2.0.
+Left out: the choice of metric per task (`bertkit.tasks`), reading files (`bertkit.data.formats`), precision-recall
+curves of SQuAD 2.0.
 """
 
 from bertkit.metrics.glue import make_metric

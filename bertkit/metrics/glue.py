@@ -1,6 +1,6 @@
-"""The scores of GLUE (paper section 4.1, Table 1), as functions and as a module of `evaluate`.
+"""GLUE scores (paper section 4.1, Table 1), as functions and as an `evaluate` module.
 
-The names are those of `evaluate`, the values fractions as plain floats; scikit-learn and scipy do the arithmetic.
+Names are those of `evaluate`, values are fractions as plain floats. scikit-learn and scipy compute them.
 """
 
 import math
@@ -29,60 +29,67 @@ GLUE_CITATION = "Wang et al. (2019). GLUE: A Multi-Task Benchmark and Analysis P
 
 
 def compute_accuracy(predictions: np.ndarray, references: np.ndarray) -> float:
-    """The share of the predictions that equal their reference."""
+    """Return the share of predictions that equal their reference."""
     from sklearn.metrics import accuracy_score
 
     return float(accuracy_score(references, predictions))
 
 
 def compute_f1(predictions: np.ndarray, references: np.ndarray) -> float:
-    """The harmonic mean of precision and recall of class 1; 0 if nothing is or was predicted to be of class 1."""
+    """Return the F1 of class 1, or 0 if class 1 occurs neither in predictions nor in references."""
     from sklearn.metrics import f1_score
 
-    # With one label the macro average is that label's F1; unlike average="binary" it takes other ids than 0 and 1.
+    # With one label the macro average is that label's F1; unlike average="binary" it accepts ids other than 0 and 1.
     return float(f1_score(references, predictions, labels=[1], average="macro", zero_division=0))
 
 
 def compute_matthews(predictions: np.ndarray, references: np.ndarray) -> float:
-    """Matthews' correlation of the classes, from -1 to 1; 0 where it is undefined: one side has only one class."""
+    """Return the Matthews correlation of the classes, from -1 to 1.
+
+    It is 0 where it is undefined: predictions or references contain a single class.
+    """
     from sklearn.metrics import matthews_corrcoef
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # of one class on both sides
+        warnings.simplefilter("ignore", UserWarning)  # raised for a single class on both sides
         return float(matthews_corrcoef(references, predictions))
 
 
 def correlate(name: str, predictions: np.ndarray, references: np.ndarray) -> float:
-    """Return the correlation that scipy has under a name, from -1 to 1.
+    """Return the scipy correlation of this name, from -1 to 1.
 
-    It is 0 where it is undefined: one side is constant, or there is one example.
+    It is 0 where it is undefined: one side is constant, or there is only one example.
     """
     from scipy import stats
 
     if len(predictions) < 2:
         return 0.0
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of input that is constant, or nearly
+        warnings.simplefilter("ignore")  # raised for constant or nearly constant input
         value = float(getattr(stats, name)(predictions, references).statistic)
     return 0.0 if math.isnan(value) else value
 
 
-# Each takes predictions and references (N,), N at least 1, finite.
+# Each function takes finite predictions and references of shape (N,), N at least 1.
 GLUE_SCORES: dict[str, Callable[[np.ndarray, np.ndarray], float]] = {
     "accuracy": compute_accuracy,
     "f1": compute_f1,
     "matthews_correlation": compute_matthews,
     "pearson": partial(correlate, "pearsonr"),
-    "spearmanr": partial(correlate, "spearmanr"),  # that of the ranks, equal values having the mean of theirs
+    "spearmanr": partial(correlate, "spearmanr"),  # Pearson correlation of the ranks; ties share their mean rank
 }
-OF_NUMBERS = frozenset({"pearson", "spearmanr"})  # the others are of class ids
+OF_NUMBERS = frozenset({"pearson", "spearmanr"})  # the other metrics take class ids
 
 
 def compute_scores(names: Sequence[str], predictions: Any, references: Any) -> dict[str, float]:
-    """Metric -> value, in the order of `names`; `predictions` and `references` (N,) are class ids or numbers.
+    """Compute the named metrics and return them by name, in the order of `names`.
+
+    Args:
+        predictions: (N,) class ids or numbers.
+        references: (N,) class ids or numbers.
 
     Raises:
-        UsageError: a prediction is NaN or infinite.
+        UsageError: A prediction is NaN or infinite.
     """
     predictions, references = np.asarray(predictions, np.float64), np.asarray(references, np.float64)
     if len(places := np.flatnonzero(~np.isfinite(predictions))):
@@ -94,13 +101,13 @@ def compute_scores(names: Sequence[str], predictions: Any, references: Any) -> d
 
 
 def make_metric(*names: str) -> "evaluate.Metric":
-    """Return a module of `evaluate` whose `compute` is `compute_scores` of `names`.
+    """Return an `evaluate` module that computes the named metrics.
 
-    It keeps what is added in memory and writes no files. It takes class ids as int64, and with `pearson` or `spearmanr`
-    numbers as float64.
+    It keeps its examples in memory and writes no files. Values are float64 with `pearson` or `spearmanr`, otherwise
+    int64 class ids.
 
     Raises:
-        UsageError: No metric, or an unknown one.
+        UsageError: No metric is given, or one is unknown.
     """
     if not names or not GLUE_SCORES.keys() >= set(names):
         raise UsageError(f"unknown metric in {list(names)}; the metrics are {', '.join(GLUE_SCORES)}")
@@ -115,13 +122,13 @@ def make_metric(*names: str) -> "evaluate.Metric":
                 description=GLUE_DESCRIPTION,
                 citation=GLUE_CITATION,
                 inputs_description=GLUE_INPUTS,
-                # Without format="numpy", which rounds to float32.
+                # No format="numpy": it rounds to float32.
                 features=datasets.Features({"predictions": value, "references": value}),
             )
 
         def _compute(self, predictions: Any, references: Any) -> dict[str, float]:
             return compute_scores(names, predictions, references)
 
-    # evaluate makes a folder for its files even where it writes none: in the user's cache if none is given.
+    # evaluate creates a cache folder even if it writes no file, by default in the user's cache.
     with tempfile.TemporaryDirectory() as folder:
         return Module(config_name="+".join(names), keep_in_memory=True, cache_dir=folder)

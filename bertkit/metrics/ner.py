@@ -1,6 +1,6 @@
-"""The scores of named entities (paper section 5.3, Table 7), as functions.
+"""Scores of named entity recognition (paper section 5.3, Table 7), as functions.
 
-Precision, recall and F1 are those of conlleval, the official script of CoNLL-2003, as fractions.
+Precision, recall and F1 equal those of conlleval, the official script of CoNLL-2003, as fractions.
 """
 
 from collections import Counter
@@ -11,10 +11,10 @@ Entity = tuple[int, int, str]  # first word, end, type
 
 
 def find_entities(tags: Sequence[str]) -> list[Entity]:
-    """The entities of a sentence in order, from tags in IOB1 or IOB2.
+    """Return the entities of a sentence in order, from tags in IOB1 or IOB2.
 
-    As conlleval reads them, sequences that are neither included: an entity begins with each B-, and with an I- that
-    comes first, after O, or after another type; it ends before the next one, before O, and with the sentence.
+    Tags are read as by conlleval, also those that are valid in neither scheme. An entity begins at each B-, and at an
+    I- that comes first, after O, or after another type. It ends before the next entity or O, or with the sentence.
     """
     entities: list[Entity] = []
     start = 0
@@ -28,11 +28,14 @@ def find_entities(tags: Sequence[str]) -> list[Entity]:
 
 
 def score_entities(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]) -> dict[str, float]:
-    """`precision`, `recall` and `f1` of all entities, and `accuracy` of the tags, as fractions; 0 where undefined.
+    """Return `precision`, `recall` and `f1` of all entities, and `accuracy` of the tags.
 
-    An entity is right if its words and its type are; a sentence's end ends it.
+    Scores are fractions, 0 where undefined. An entity is correct if both its words and its type are; no entity
+    continues across sentences.
 
-    gold, predicted: the tags of each sentence.
+    Args:
+        gold: The correct tags of each sentence.
+        predicted: The predicted tags of each sentence.
     """
     right, found, wanted = (counts.total() for counts in _count_entities(gold, predicted))
     pairs = [pair for tags in zip(gold, predicted, strict=True) for pair in zip(*tags, strict=True)]
@@ -41,16 +44,16 @@ def score_entities(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[s
 
 
 def score_types(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]) -> dict[str, dict[str, float]]:
-    """Type -> `precision`, `recall` and `f1` of its entities, for the types on either side in alphabetical order.
+    """Return `precision`, `recall` and `f1` of each entity type, in alphabetical order.
 
-    Arguments are those of `score_entities`.
+    Types come from the gold and the predicted tags. Arguments are those of `score_entities`.
     """
     right, found, wanted = _count_entities(gold, predicted)
     return {kind: _rate_entities(right[kind], found[kind], wanted[kind]) for kind in sorted(found | wanted)}
 
 
 def _count_entities(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]) -> tuple[Counter[str], ...]:
-    """By type: the predicted entities that are right, all predicted ones, and all right ones."""
+    """Count correct, predicted and gold entities, each by type."""
     right, found, wanted = Counter(), Counter(), Counter()
     for tags, guesses in zip(gold, predicted, strict=True):
         entities, guessed = set(find_entities(tags)), set(find_entities(guesses))

@@ -1,7 +1,7 @@
-"""The scores of SQuAD and the paper's tau (sections 4.2 and 4.3, Tables 2 and 3), as functions.
+"""SQuAD scores and the paper's tau (sections 4.2 and 4.3, Tables 2 and 3), as functions.
 
-The names are those of the official scripts evaluate-v1.1.py and evaluate-v2.0.py, the values percentages equal to
-theirs to the last digit.
+Names are those of the official scripts evaluate-v1.1.py and evaluate-v2.0.py. Values are percentages and equal theirs
+to the last digit.
 """
 
 import re
@@ -17,29 +17,33 @@ from numpy.typing import ArrayLike
 
 from bertkit.errors import UsageError
 
-PUNCTUATION = re.compile(f"[{re.escape(string.punctuation)}]+")  # ASCII's: “ and – stay, as officially
-LONGEST_ID = 40  # characters of a question's id in a message
+PUNCTUATION = re.compile(f"[{re.escape(string.punctuation)}]+")  # ASCII only: “ and – stay, as in the official scripts
+LONGEST_ID = 40  # characters of a question id in a message
 ARTICLES = re.compile(r"\b(a|an|the)\b")
 
 
 def normalize_answer(text: str) -> str:
-    """The text in lower case, without ASCII punctuation and English articles, one space between words."""
+    """Lower-case a text, remove ASCII punctuation and English articles, and collapse white space."""
     return " ".join(ARTICLES.sub(" ", PUNCTUATION.sub("", text.lower())).split())
 
 
 def score_answers(
     gold: Mapping[str, Sequence[str]], predictions: Mapping[str, str], version: int
 ) -> tuple[dict[str, int], dict[str, float]]:
-    """Question id -> exact match, 0 or 1, and question id -> F1 of the tokens, from 0 to 1; in the order of `gold`.
+    """Return exact match and F1 of each question, the best over its references.
 
-    Each is the best over the references. Version 2 leaves out references that normalise to nothing, and takes "" if
-    none is left; only there an answer and a reference without tokens have F1 1.
+    Version 2 drops references that are empty after normalisation, and uses "" if none is left. Only in version 2 do an
+    empty answer and an empty reference have an F1 of 1.
 
-    gold: question id -> texts of its references. predictions: of other questions are ignored; a question without one
-        scores 0.
-    version: 1 for SQuAD 1.1, 2 for 2.0.
+    Args:
+        gold: The reference texts by question id.
+        predictions: The answer by question id. Other questions are ignored; a question without an answer scores 0.
+        version: 1 for SQuAD 1.1, 2 for SQuAD 2.0.
+
+    Returns:
+        Exact match (0 or 1) and token F1 (0 to 1), each by question id in the order of `gold`.
     """
-    normalize = cache(normalize_answer)  # the same texts come again and again
+    normalize = cache(normalize_answer)  # many texts repeat
     split = cache(str.split)
     exact: dict[str, int] = {}
     f1: dict[str, float] = {}
@@ -59,7 +63,7 @@ def score_answers(
 
 
 def _compare(answer: list[str], reference: list[str]) -> float:
-    # In the order of the official scripts' operations, which are rounded; 0 is an int there, too.
+    # The order of operations is that of the official scripts, for equal rounding; 0 is an int there as well.
     shared = (Counter(answer) & Counter(reference)).total()
     if not shared:
         return 0
@@ -76,13 +80,13 @@ def _check_complete(gold: Mapping[str, Any], given: Mapping[str, Any], what: str
 
 
 def score_squad1(gold: Mapping[str, Sequence[str]], predictions: Mapping[str, str]) -> dict[str, float]:
-    """`exact_match` and `f1` in percent, as evaluate-v1.1.py gives them for the questions in the order of `gold`.
+    """Return `exact_match` and `f1` in percent, as computed by evaluate-v1.1.py.
 
-    Arguments are those of `score_answers` in version 1.
+    Questions are summed in the order of `gold`. Arguments are those of `score_answers` in version 1.
     """
     exact, f1 = score_answers(gold, predictions, 1)
     exact_total = f1_total = 0.0
-    for question in gold:  # not sum(): from Python 3.12 on it makes up for rounding, which the official += does not
+    for question in gold:  # not sum(): it compensates rounding from Python 3.12 on, unlike the official +=
         exact_total += exact[question]
         f1_total += f1[question]
     return {"exact_match": 100.0 * exact_total / len(gold), "f1": 100.0 * f1_total / len(gold)}
@@ -94,19 +98,21 @@ def score_squad2(
     null_odds: Mapping[str, float] | None = None,
     threshold: float = 1.0,
 ) -> dict[str, float]:
-    """The scores of evaluate-v2.0.py under its names and in its order, in percent; the totals are whole numbers.
+    """Return the scores of evaluate-v2.0.py in percent, under its names and in its order.
 
-    HasAns are the questions with a reference, NoAns the others; a group without a question has no scores. With
-    `null_odds` also the best scores over all thresholds, and these thresholds.
+    Totals are counts. HasAns groups the questions with a reference, NoAns the others; an empty group has no scores.
+    `null_odds` adds the best scores over all thresholds, and these thresholds.
 
-    gold, predictions: as in `score_answers`.
-    null_odds: question id -> probability or log-odds that it has no answer (--na-prob-file); of other questions they
-        are ignored.
-    threshold: questions with greater odds count as answered by "" (--na-prob-thresh). The default is the official one,
-        which means to answer always where the odds are probabilities, but not where they are log-odds.
+    Args:
+        gold: As in `score_answers`.
+        predictions: As in `score_answers`.
+        null_odds: Probability or log-odds of having no answer, by question id (--na-prob-file). Other questions are
+            ignored.
+        threshold: Questions with greater odds count as answered by "" (--na-prob-thresh). The official default of 1.0
+            keeps every answer if the odds are probabilities, but not if they are log-odds.
 
     Raises:
-        UsageError: A question without a prediction or without odds, where the official script crashes.
+        UsageError: A question has no prediction or no odds; the official script crashes there.
     """
     _check_complete(gold, predictions, "prediction", 'predict "" where there is no answer')
     odds = dict.fromkeys(gold, 0.0) if null_odds is None else null_odds
@@ -124,7 +130,13 @@ def score_squad2(
 
 
 def average_scores(gold: Mapping[str, Sequence[str]], exact: Iterable[float], f1: Iterable[float]) -> dict[str, float]:
-    """Scores of the questions in the order of `gold`, from 0 to 1, as evaluate-v2.0.py's percentages."""
+    """Average scores from 0 to 1 into the percentages of evaluate-v2.0.py.
+
+    Args:
+        gold: The references by question id.
+        exact: Exact match of each question, in the order of `gold`.
+        f1: F1 of each question, in the same order.
+    """
     exact, f1 = list(exact), list(f1)
     answerable = [bool(texts) for texts in gold.values()]
     groups = {"": [True] * len(gold), "HasAns_": answerable, "NoAns_": [not value for value in answerable]}
@@ -143,8 +155,8 @@ def _find_best(
     scores: Mapping[str, float],
     odds: Mapping[str, float],
 ) -> tuple[float, float]:
-    # As the official script: questions of equal odds, which no threshold tells apart, are answered one by one in the
-    # order of `odds`, so the best score may be out of reach. `find_tau` does not.
+    # As in the official script, questions of equal odds are answered one by one in the order of `odds`, although no
+    # threshold separates them. The best score may therefore be unreachable. `find_tau` avoids this.
     total = best = sum(not texts for texts in gold.values())
     threshold = 0.0
     for question in sorted(filter(gold.__contains__, odds), key=odds.__getitem__):
@@ -158,14 +170,16 @@ def _find_best(
 
 
 def find_tau(odds: ArrayLike, answered: ArrayLike, unanswered: ArrayLike) -> float:
-    """The tau of section 4.3 with the highest total score: question q is answered where `odds[q] < -tau`.
+    """Return the tau of section 4.3 with the highest total score.
 
-    -tau, the reference code's `null_score_diff_threshold`, is midway between the last odds that are answered and the
-    first that are not, or 1.0 below or above all of them; the tau nearest to 0 is taken of those with equal totals, and
-    of two as near the positive one. Infinite odds have no say: no tau changes what becomes of them.
+    Question q is answered if `odds[q] < -tau`. -tau, the reference code's `null_score_diff_threshold`, lies midway
+    between the last odds that are answered and the first that are not, or 1.0 below or above all of them. Ties go to
+    the tau nearest to 0, then to the positive one. Infinite odds are ignored, because no tau changes their outcome.
 
-    odds: (Q,) s_null - the best non-null score.
-    answered, unanswered: (Q,) the score of each question with its best non-null answer, and with "".
+    Args:
+        odds: (Q,) s_null minus the best non-null score.
+        answered: (Q,) score of each question with its best non-null answer.
+        unanswered: (Q,) score of each question with "".
     """
     odds, answered, unanswered = (np.asarray(values, np.float64) for values in (odds, answered, unanswered))
     order = np.argsort(odds, kind="stable")
@@ -173,8 +187,8 @@ def find_tau(odds: ArrayLike, answered: ArrayLike, unanswered: ArrayLike) -> flo
     if not len(order):
         return 0.0
     ranked = odds[order]
-    # Cut k answers the first k questions; only between different odds can one cut. Totals are above that of cut 0, and
-    # equal if they differ by no more than their additions may have rounded.
+    # Cut k answers the first k questions; a cut is possible only between different odds. Totals are relative to that of
+    # cut 0, and count as equal if they differ by no more than the rounding error of their sums.
     cuts = np.flatnonzero(np.concatenate([[True], ranked[1:] > ranked[:-1], [True]]))
     totals = np.cumsum(np.concatenate([[0.0], (answered - unanswered)[order]]))[cuts]
     equal = totals >= totals.max() - len(order) ** 2 * np.finfo(np.float64).eps
@@ -183,8 +197,8 @@ def find_tau(odds: ArrayLike, answered: ArrayLike, unanswered: ArrayLike) -> flo
 
 
 def _place_thresholds(ranked: np.ndarray, cuts: np.ndarray) -> np.ndarray:
-    # What is smaller is answered. A step of 1.0 may be lost to rounding; between neighbours there is no number, and
-    # their middle is one of them: then it is the upper one, so that the lower one alone is smaller.
+    # Smaller odds are answered. A step of 1.0 may be lost to rounding, hence nextafter. The mean of two adjacent floats
+    # is one of the two: then take the upper one, so that only the lower one is smaller.
     below = min(ranked[0] - 1.0, np.nextafter(ranked[0], -np.inf))
     above = max(ranked[-1] + 1.0, np.nextafter(ranked[-1], np.inf))
     last, first = ranked[cuts[1:-1] - 1], ranked[cuts[1:-1]]

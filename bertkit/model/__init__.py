@@ -1,1 +1,1 @@
-"""The network, and what makes it fast."""
+"""The network and its fast kernels."""

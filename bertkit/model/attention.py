@@ -1,7 +1,6 @@
-"""Attention over packed sequences, in which nothing is computed on padding, and plain attention as the reference.
+"""Attention over packed sequences, which computes nothing on padding, and plain attention as the reference.
 
-Shape letters are defined in `packing.py`. Left out: cached decoding, cross-attention and masks that are not a plain
-(B, T).
+Shape letters are defined in `packing.py`. Left out: cached decoding, cross-attention and masks other than (B, T).
 """
 
 import torch
@@ -23,9 +22,14 @@ def attend_eagerly(
     scaling: float = 1.0,
     **kwargs,
 ) -> tuple[Tensor, Tensor]:
-    """Plain attention: the mixed values (B, T, A, D) and the probabilities (B, A, T, T).
+    """Compute plain attention.
 
-    query, key and value are (B, A, T, D); `attention_mask` is added to the scores, (B, 1, T, T) or None.
+    Args:
+        query: (B, A, T, D), as `key` and `value`.
+        attention_mask: (B, 1, T, T), added to the scores, or None.
+
+    Returns:
+        The mixed values (B, T, A, D) and the probabilities (B, A, T, T).
     """
     scores = query @ key.transpose(-1, -2) * scaling  # (B, A, T, T)
     if attention_mask is not None:
@@ -45,14 +49,19 @@ def attend_packed(
     layout: Packed | None = None,
     **kwargs,
 ) -> tuple[Tensor, None]:
-    """Attention of every token to the tokens of its own sequence: the mixed values (1, N, A, D), and None.
+    """Compute the attention of every token to the tokens of its own sequence.
 
-    query, key and value are (1, A, N, D), as transformers' kernels over packed sequences take them. On CUDA the flash
-    kernel runs over the cumulative lengths (it takes head sizes that are multiples of 8), elsewhere plain attention
-    over groups of similar length, which for training on a CPU is written out.
+    On CUDA the flash kernel runs over the cumulative lengths, for head sizes that are multiples of 8. Elsewhere plain
+    attention runs over groups of similar length, with a hand-written kernel for training on a CPU.
+
+    Args:
+        query: (1, A, N, D), as `key` and `value`: the form of transformers' kernels over packed sequences.
+
+    Returns:
+        The mixed values (1, N, A, D), and None.
 
     Raises:
-        ValueError: a model of transformers was made from a configuration of this package.
+        ValueError: A transformers model was built from a configuration of this package.
     """
     if layout is None:
         raise ValueError(
@@ -72,9 +81,9 @@ def attend_packed(
 def attend_jagged(
     query: Tensor, key: Tensor, value: Tensor, layout: Packed, dropout: float, scaling: float, causal: bool
 ) -> Tensor:
-    """Packed attention (N, A, D) through jagged tensors, for which torch has a flash kernel with dropout.
+    """Compute packed attention (N, A, D) with jagged tensors, for which torch has a flash kernel with dropout.
 
-    `torch.nn.attention.varlen.varlen_attn` reaches the same kernel but knows no dropout, which BERT trains with.
+    `torch.nn.attention.varlen.varlen_attn` reaches the same kernel without dropout, which BERT trains with.
     """
 
     def jag(x: Tensor) -> Tensor:
@@ -90,7 +99,7 @@ def attend_jagged(
 def attend_grouped(
     query: Tensor, key: Tensor, value: Tensor, layout: Packed, dropout: float, scaling: float, causal: bool
 ) -> Tensor:
-    """Packed attention (N, A, D) through plain attention over groups of similar length."""
+    """Compute packed attention (N, A, D) by plain attention over groups of similar length."""
     shape = query.shape
     tokens, places, real = layout.find_moves()
     # A padded place repeats a token. No gradient reaches it, because it is masked as a key and left out of the result.
@@ -105,10 +114,10 @@ def attend_grouped(
 def _attend_group(
     query: Tensor, key: Tensor, value: Tensor, group: Group, dropout: float, scaling: float, causal: bool
 ) -> Tensor:
-    """The mixed values (b * t, H) of one group, of query, key and value (b, A, t, D).
+    """Return the mixed values (b * t, H) of one group from query, key and value (b, A, t, D).
 
-    Without dropout and gradients torch's kernel is faster. Its backward pass is not: in bf16 on a CPU it takes three
-    times as long as that of the plain one.
+    Torch's kernel is used only without dropout and gradients: in bf16 on a CPU its backward pass takes three times as
+    long as that of plain attention.
     """
     visible = group.find_visible(causal)
     if dropout == 0.0 and not query.requires_grad and not is_transformed():

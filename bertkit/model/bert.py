@@ -1,10 +1,10 @@
 """BERT: the encoder (paper section 3); its heads are in `pretraining_heads.py` and `heads.py`.
 
 Parameter names, head classes, outputs and the `PreTrainedModel` API are those of transformers' BERT, so that weights
-travel both ways and Trainer, accelerate and pipelines work. What differs: nothing is computed on padding
-(`packing.py`), the masked-LM decoder sees only the masked positions in training, weights start from a truncated
-normal as in the reference code, and no loss depends on how a batch is cut into micro-batches. Shape letters are defined
-in `packing.py`; "packed" is (N, ...) under packed attention and (B, T, ...) under the others.
+load in both directions and Trainer, accelerate and pipelines work. It differs in four ways: nothing is computed on
+padding (`packing.py`), the masked-LM decoder sees only the masked positions in training, weights start from a truncated
+normal as in the reference code, and no loss depends on the division into micro-batches. Shape letters are defined in
+`packing.py`; "packed" is (N, ...) under packed attention and (B, T, ...) under the others.
 
 Left out: cross-attention, cached decoding, chunked feed-forward layers.
 """
@@ -39,7 +39,7 @@ class BertEmbeddings(nn.Module):
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
-        # No padding_idx: [PAD] is a token like others in the reference code, and no padding is computed on here.
+        # No padding_idx: [PAD] is an ordinary token in the reference code, and nothing is computed on padding here.
         self.word_embeddings = nn.Embedding(config.vocab_size, config.hidden_size)
         self.position_embeddings = nn.Embedding(config.max_position_embeddings, config.hidden_size)
         self.token_type_embeddings = nn.Embedding(config.type_vocab_size, config.hidden_size)
@@ -53,14 +53,14 @@ class BertEmbeddings(nn.Module):
         position_ids: Tensor,
         inputs_embeds: Tensor | None = None,
     ) -> Tensor:
-        """Return the first layer's input (packed, H), from ids (packed) or token embeddings (packed, H)."""
+        """Return the input of the first layer (packed, H) from ids (packed) or token embeddings (packed, H)."""
         embedded = self.word_embeddings(input_ids) if inputs_embeds is None else inputs_embeds
         embedded = embedded + self.token_type_embeddings(token_type_ids) + self.position_embeddings(position_ids)
         return self.dropout(self.LayerNorm(embedded))
 
 
 class BertSelfAttention(nn.Module):
-    """Multi-head attention; the kernel is looked up under the name `config._attn_implementation`."""
+    """Multi-head attention; `config._attn_implementation` names the kernel."""
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
@@ -76,7 +76,7 @@ class BertSelfAttention(nn.Module):
     def forward(
         self, hidden: Tensor, attention_mask: Tensor | None, layout: Packed | Padded, **kwargs
     ) -> tuple[Tensor, Tensor | None]:
-        """The mixed values (packed, H), and the probabilities (B, A, T, T) if the kernel has them."""
+        """Return the mixed values (packed, H), and the probabilities (B, A, T, T) if the kernel has them."""
         states = hidden[None] if isinstance(layout, Packed) else hidden  # (1, N, H) or (B, T, H)
         query, key, value = (
             project(states).view(*states.shape[:-1], -1, self.attention_head_size).transpose(1, 2)
@@ -91,7 +91,7 @@ class BertSelfAttention(nn.Module):
 
 
 class BertOutput(nn.Module):
-    """The end of either half of a layer: projected to H, added to the half's input and normalised (post-LayerNorm)."""
+    """The output of a layer's attention or feed-forward half: projection to H, residual sum, LayerNorm (post-norm)."""
 
     def __init__(self, config: BertConfig, input_size: int) -> None:
         super().__init__()
@@ -156,7 +156,7 @@ class BertEncoder(nn.Module):
 
 
 class BertPooler(nn.Module):
-    """Dense and tanh on the sentence vector C, the states of the first token."""
+    """Dense and tanh on the sentence vector C, the state of the first token."""
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
@@ -173,7 +173,7 @@ class StartsAtZero(nn.Module):
 
 
 class BertPreTrainedModel(PreTrainedModel):
-    """What all classes below share: configuration, initialisation, and the choice of an attention implementation."""
+    """Base class of all models: configuration, initialisation, and choice of the attention implementation."""
 
     config: BertConfig
     config_class = BertConfig
@@ -184,26 +184,26 @@ class BertPreTrainedModel(PreTrainedModel):
     _supports_flex_attn = True
     _supports_attention_backend = True
     _can_record_outputs = {"hidden_states": BertLayer, "attentions": BertSelfAttention}
-    _no_split_modules = ["BertLayer"]  # not the embeddings, whose table the decoder reads
-    # A buffer in old checkpoints, and what another head had: parts of a pre-trained BERT that this class does not use.
+    _no_split_modules = ["BertLayer"]  # not the embeddings: the decoder shares their table
+    # A buffer of old checkpoints, and the parts of a pre-trained BERT that this head does not use.
     _keys_to_ignore_on_load_unexpected = [r"position_ids", r"^cls\.", r"^(bert\.)?pooler\."]
 
     def get_correct_attn_implementation(self, requested_attention: str | None, is_init_check: bool = False) -> str:
-        """Return the implementation's name: unless one is asked for, packed, or eager if attentions are to come out."""
+        """Return the requested implementation; by default packed, or eager if `output_attentions` is set."""
         default = "eager" if self.config.output_attentions else PACKED
         return super().get_correct_attn_implementation(requested_attention or default, is_init_check)
 
     def save_pretrained(self, save_directory: str | os.PathLike, *args: Any, **kwargs: Any) -> None:
-        """As in transformers; who may read config.json may read the weights, which safetensors 0.8 denies."""
+        """Save as in transformers, but give the weights config.json's file mode, which safetensors 0.8 restricts."""
         super().save_pretrained(save_directory, *args, **kwargs)
         folder = Path(save_directory)
         for weights in folder.glob("*.safetensors"):
-            with suppress(OSError):  # somebody else's, or a disk without modes
+            with suppress(OSError):  # another owner's file, or a file system without modes
                 shutil.copymode(folder / "config.json", weights)
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        """Truncated normal, deviation `initializer_range`, cut at two deviations, as in the reference code."""
+        """Initialise from a normal with deviation `initializer_range`, truncated at two deviations (reference code)."""
         if isinstance(module, nn.Linear | nn.Embedding):
             deviation = self.config.initializer_range
             init.trunc_normal_(module.weight, std=deviation, a=-2 * deviation, b=2 * deviation)
@@ -213,13 +213,13 @@ class BertPreTrainedModel(PreTrainedModel):
             for parameter in module.parameters(recurse=False):
                 init.zeros_(parameter)
         elif isinstance(module, nn.LSTM):
-            for parameter in module.parameters():  # as torch draws them
+            for parameter in module.parameters():  # torch's own initialisation
                 init.uniform_(parameter, -(module.hidden_size**-0.5), module.hidden_size**-0.5)
         else:
             super()._init_weights(module)
 
 
-# Arguments of transformers' models that would change a result, and what to do instead.
+# Arguments of transformers' models that would change a result -> the alternative, for the message.
 UNSUPPORTED = {
     **dict.fromkeys(
         ("encoder_hidden_states", "encoder_attention_mask"),
@@ -238,7 +238,7 @@ UNSUPPORTED = {
 
 
 class BertModel(BertPreTrainedModel):
-    """The encoder, with the pooler unless a head needs none."""
+    """The encoder, with a pooler unless the head needs none."""
 
     def __init__(self, config: BertConfig, add_pooling_layer: bool = True) -> None:
         super().__init__(config)
@@ -261,10 +261,11 @@ class BertModel(BertPreTrainedModel):
         inputs_embeds: Tensor | None = None,
         real_places: Tensor | None = None,
     ) -> Packed | Padded:
-        """The layout of a batch, for a head that wants the states as they are computed.
+        """Return the layout of a batch, for a head that works on packed states.
 
         Raises:
-            ValueError: both or none of `input_ids` and `inputs_embeds`; a batch that packed attention cannot take.
+            ValueError: Both or none of `input_ids` and `inputs_embeds` are given, or packed attention cannot take the
+                batch.
         """
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("pass exactly one of input_ids and inputs_embeds")
@@ -283,20 +284,24 @@ class BertModel(BertPreTrainedModel):
         layout: Packed | Padded | None = None,
         **kwargs,
     ) -> BaseModelOutputWithPooling:
-        """`last_hidden_state` (B, T, H), `pooler_output` (B, H), and on request `hidden_states` and `attentions`.
+        """Encode a batch.
 
         Args:
-            input_ids: (B, T); or `inputs_embeds` (B, T, H).
+            input_ids: (B, T); or give `inputs_embeds` (B, T, H).
             attention_mask: (B, T), nonzero at real tokens; None: all are real. States at padding are zero when packed.
             token_type_ids: (B, T), the segment of each token: 0 for A, 1 for B; None: all 0.
             position_ids: (B, T) or (1, T), each below `max_position_embeddings`; None: 0 to T - 1.
-            layout: from `lay_out`; then all states come back packed, as they were computed.
-            output_hidden_states: the embeddings' and every layer's output, L + 1 of them.
-            output_attentions: probabilities (B, A, T, T) a layer; only with `attn_implementation="eager"`.
+            layout: Result of `lay_out`; with it all states are returned packed.
+            output_hidden_states: Whether to return the outputs of the embeddings and of every layer, L + 1 in all.
+            output_attentions: Whether to return the probabilities (B, A, T, T) of each layer; needs
+                `attn_implementation="eager"`.
+
+        Returns:
+            `last_hidden_state` (B, T, H), `pooler_output` (B, H), and on request `hidden_states` and `attentions`.
 
         Raises:
-            ValueError: attention probabilities asked of another implementation; T above `max_position_embeddings`
-                without `position_ids`; an argument of `UNSUPPORTED`.
+            ValueError: Attention probabilities are requested of another implementation, T exceeds
+                `max_position_embeddings` without `position_ids`, or an argument is in `UNSUPPORTED`.
         """
         unpacked = layout is None
         layout = layout or self.lay_out(input_ids, attention_mask, inputs_embeds)
@@ -318,7 +323,7 @@ class BertModel(BertPreTrainedModel):
     def encode(
         self, hidden: Tensor, attention_mask: Tensor | None, layout: Packed | Padded, **kwargs
     ) -> BaseModelOutputWithPooling:
-        """Return the encoder's outputs, packed: transformers' recorder stores what the layers return."""
+        """Return the encoder's outputs, packed because transformers' recorder stores what the layers return."""
         if isinstance(layout, Padded):
             make_mask = create_causal_mask if self.config.is_decoder else create_bidirectional_mask
             extra = {"past_key_values": None} if self.config.is_decoder else {}
@@ -350,7 +355,11 @@ class BertModel(BertPreTrainedModel):
         return self.embeddings(**{name: None if x is None else layout.pack(x) for name, x in given.items()})
 
     def check_request(self, kwargs: dict) -> None:
-        """Raise a ValueError about what this model cannot take or give."""
+        """Check for unsupported arguments and outputs.
+
+        Raises:
+            ValueError: An argument is in `UNSUPPORTED`, or attentions are requested without eager attention.
+        """
         for name in sorted(UNSUPPORTED.keys() & kwargs.keys()):
             if kwargs[name] is not None:
                 raise ValueError(f"bertkit's models do not take {name}; {UNSUPPORTED[name]}")
@@ -362,7 +371,7 @@ class BertModel(BertPreTrainedModel):
             )
 
     def _number_positions(self, layout: Packed | Padded, given: Tensor) -> Tensor:
-        """Return the positions (1, T) of a batch on the device of what was given, or raise a ValueError."""
+        """Return the positions (1, T) on the device of `given`, or raise a ValueError if T is too large."""
         if layout.shape[1] > self.config.max_position_embeddings:
             raise ValueError(
                 f"a sequence has {layout.shape[1]} tokens, but the model has {self.config.max_position_embeddings} "
@@ -372,5 +381,5 @@ class BertModel(BertPreTrainedModel):
 
 
 def unpack_all(states: tuple[Tensor, ...] | None, layout: Packed | Padded) -> tuple[Tensor | None, ...] | None:
-    """Recorded states, each (packed, H), as (B, T, H)."""
+    """Return recorded states, each (packed, H), as (B, T, H)."""
     return None if states is None else tuple(None if state is None else layout.unpack(state) for state in states)

@@ -1,6 +1,6 @@
-"""The BiLSTM on top of an encoder (Table 5), and the layers of a frozen encoder that one reads (Table 7).
+"""The BiLSTM on top of an encoder (Table 5), and the selection of a frozen encoder's layers as its input (Table 7).
 
-The heads with it are in `heads.py`. Shape letters: N packed tokens, F features of an input, U units of a direction.
+The heads that use it are in `heads.py`. Shape letters: N packed tokens, F input features, U units per direction.
 """
 
 import torch
@@ -13,9 +13,14 @@ from bertkit.model.packing import PACKED, Packed, Padded, lay_out
 
 
 def run_bilstm(lstm: nn.LSTM, tokens: Tensor, layout: Packed) -> Tensor:
-    """(N, 2U) from tokens (N, F), each sequence by itself; `lstm` is in both directions, with biases, without dropout.
+    """Run a bidirectional LSTM over each sequence separately, in fp32 on a CPU even under autocast.
 
-    In fp32 on a CPU, also under autocast.
+    Args:
+        lstm: Bidirectional, with biases, without dropout.
+        tokens: (N, F).
+
+    Returns:
+        The states (N, 2U).
     """
     layout = layout.to(tokens.device)
     if can_run_padded(lstm, tokens):
@@ -25,7 +30,7 @@ def run_bilstm(lstm: nn.LSTM, tokens: Tensor, layout: Packed) -> Tensor:
     return torch.cat(nn.utils.rnn.unpack_sequence(states))
 
 
-# Table 7: what is taken of the recorded states (0 are the embeddings' output), and what becomes of several.
+# Table 7: the slice of the recorded states (0 is the embeddings' output), and how several are combined.
 FEATURE_LAYERS = {
     "embeddings": (slice(0, 1), "one"),
     "second-to-last": (slice(-2, -1), "one"),
@@ -37,49 +42,49 @@ FEATURE_LAYERS = {
 
 
 def check_feature_layers(name: str, config: BertConfig) -> None:
-    """Nothing, when a model of these sizes has the layers that `name` names.
+    """Check that a model of this configuration has the layers that `name` selects.
 
     Raises:
-        ValueError: no such name, or too few layers.
+        ValueError: The name is unknown, or the model has too few layers.
     """
     if name not in FEATURE_LAYERS:
         raise ValueError(f"unknown layers {name!r}; expected one of {', '.join(FEATURE_LAYERS)}")
-    least = abs(FEATURE_LAYERS[name][0].start)  # counted from either end it is how many there have to be
+    least = abs(FEATURE_LAYERS[name][0].start)  # from either end, the number of layers needed
     if config.num_hidden_layers < least:
         raise ValueError(f"{name} needs {least} layers and the model has {config.num_hidden_layers}; choose others")
 
 
 def select_features(hidden_states: tuple[Tensor, ...], name: str) -> Tensor:
-    """(..., K, H) the states of the K layers that `name` names, from the embeddings' output and every layer's."""
+    """Select the states (..., K, H) of the K layers called `name` from the outputs of embeddings and layers."""
     chosen = hidden_states[FEATURE_LAYERS[name][0]]
     return torch.stack([states.to(chosen[-1].device) for states in chosen], dim=-2)  # (..., K, H)
 
 
 class BertBiLSTM(nn.Module):
-    """Two layers of LSTM in both directions, `units` each, randomly initialised (sections 5.1 and 5.3)."""
+    """Two layers of bidirectional LSTM with `units` per direction, randomly initialised (sections 5.1 and 5.3)."""
 
     def __init__(self, input_size: int, units: int) -> None:
         super().__init__()
         self.lstm = nn.LSTM(input_size, units, num_layers=2, bidirectional=True)
 
     def forward(self, states: Tensor, layout: Packed | Padded) -> Tensor:
-        """(packed, 2 * units) from (packed, `input_size`); a sequence's states depend on its real tokens only."""
+        """Return (packed, 2 * units) from (packed, `input_size`); states depend only on real tokens."""
         packed = layout if isinstance(layout, Packed) else lay_out(layout.shape, layout.mask, PACKED, states.device)
         tokens = states if isinstance(layout, Packed) else packed.pack(states)  # (N, F)
         tokens = run_bilstm(self.lstm, tokens, packed)  # (N, 2 * units)
         return tokens if isinstance(layout, Packed) else packed.unpack(tokens)  # (packed, 2 * units)
 
     def read_sentence(self, states: Tensor, layout: Packed | Padded) -> Tensor:
-        """(B, 2 * units) where each direction has read all: the forward one at the last token, the other at the first.
+        """Return each direction's final states (B, 2 * units): forward at the last token, backward at the first.
 
-        Differs from the paper: it does not say what a sentence head reads of the BiLSTM.
+        Differs from the paper: it does not say which states of the BiLSTM a sentence head reads.
         """
         units = self.lstm.hidden_size
         return torch.cat([layout.last(states)[:, :units], layout.first(states)[:, units:]], dim=1)
 
 
 class BertLayerMix(StartsAtZero):
-    """One vector of the activations of K layers: of the only one, a learned sum, or their concatenation (Table 7).
+    """Combine the activations of K layers: a single layer, a learned weighted sum, or a concatenation (Table 7).
 
     Differs from the paper: it does not say how the sum is weighted; here by a softmax, as in ELMo (Peters et al. 2018),
     but without its scale.
@@ -93,7 +98,7 @@ class BertLayerMix(StartsAtZero):
         self.weights = nn.Parameter(torch.zeros(count)) if self.kind == "sum" else None
 
     def forward(self, features: Tensor) -> Tensor:
-        """(..., `size`) from (..., K, H)."""
+        """Return (..., `size`) from (..., K, H)."""
         if self.weights is None:
             return features.flatten(-2)  # (..., K * H)
         return (features * self.weights.softmax(dim=0)[:, None]).sum(dim=-2)  # (..., H)

@@ -1,6 +1,6 @@
-"""A checkpoint -> a configuration and a model: a directory, or a name on the Hub, whose cached copy will do.
+"""Load a configuration and a model from a checkpoint: a directory, or a name on the Hub, cached or not.
 
-Weights are safetensors only. What a checkpoint lacks is drawn, as `_init_weights` says, and named.
+Weights are safetensors only. Parameters that a checkpoint lacks are initialised by `_init_weights`, and listed.
 """
 
 import re
@@ -21,8 +21,8 @@ from bertkit.model.config import BertConfig, check_attention
 from bertkit.system.files import take_fingerprint
 from bertkit.system.hub import find_hub_trouble
 
-MOST_LABELS = 100_000  # a file that asks for more is damaged
-SHAPES = {  # parameter of the encoder -> its sizes by their names in a configuration
+MOST_LABELS = 100_000  # a file with more is damaged
+SHAPES = {  # parameter of the encoder -> the configuration's names of its sizes
     "embeddings.word_embeddings.weight": ("vocab_size", "hidden_size"),
     "embeddings.position_embeddings.weight": ("max_position_embeddings", "hidden_size"),
     "embeddings.token_type_embeddings.weight": ("type_vocab_size", "hidden_size"),
@@ -33,7 +33,7 @@ RETURNED = {"return_dict": True, "output_attentions": False, "output_hidden_stat
 
 
 class ConfigFile(msgspec.Struct):
-    """What transformers does not look at in a config.json, or too late."""
+    """Values of a config.json that transformers validates too late or not at all."""
 
     model_type: Any = None
     architectures: list[Annotated[str, msgspec.Meta(pattern=r"^\w+$")]] | None = None
@@ -42,10 +42,10 @@ class ConfigFile(msgspec.Struct):
 
 
 def find_weights(checkpoint: str) -> list[Path]:
-    """The files of a checkpoint that hold weights; of one on the Hub in several files, none.
+    """Return the safetensors files of a checkpoint; empty for one on the Hub with several shards.
 
     Raises:
-        UsageError: a directory has none in safetensors.
+        UsageError: A directory has no weights in safetensors.
     """
     folder = Path(checkpoint)
     if not folder.is_dir():
@@ -61,17 +61,17 @@ def find_weights(checkpoint: str) -> list[Path]:
     raise UsageError(f"{checkpoint} has no weights in safetensors{remedy}")
 
 
-@lru_cache(maxsize=8)  # a study asks for each of its cells
+@lru_cache(maxsize=8)  # a study calls it for each of its cells
 def find_trouble(checkpoint: str) -> str | None:
-    """Why the Hub cannot serve a checkpoint that is no path here; None if nothing stands in the way.
+    """Return why the Hub cannot serve a checkpoint that is not a local path, or None if it can.
 
-    With such a trouble the cache is asked alone: a Hub model that was downloaded before will do.
+    If it cannot, callers use only the cache, which may hold a copy downloaded before.
     """
     return None if Path(checkpoint).exists() else find_hub_trouble(checkpoint, "model")
 
 
 def find_file(checkpoint: str, name: str) -> Path | None:
-    """A file of a checkpoint, here or on the Hub, whose cached copy will do; None if it has none."""
+    """Return a file of a checkpoint, local, cached or from the Hub; None if the checkpoint lacks it."""
     if Path(checkpoint).exists():
         return path if (path := Path(checkpoint, name)).is_file() else None
     with explain_refusal(f"{name} of {checkpoint}"):
@@ -85,10 +85,10 @@ def find_file(checkpoint: str, name: str) -> Path | None:
 
 
 def load_config(checkpoint: str) -> BertConfig:
-    """The configuration of a checkpoint: a directory, or a name on the Hub, whose cached copy will do.
+    """Load the configuration of a checkpoint: a directory, or a name on the Hub, cached or not.
 
     Raises:
-        UsageError: there is none, or it is no BERT.
+        UsageError: There is no configuration, or the model is not a BERT.
     """
     remedy = "give a directory with a BERT checkpoint"
     with explain_refusal(f"the model {checkpoint}"):
@@ -102,29 +102,32 @@ def load_config(checkpoint: str) -> BertConfig:
                 raise
             training = "; to train from one: --model DIR"
             raise UsageError(f"there is no directory {checkpoint!r}, and {trouble}; {remedy}{training}") from None
-        except TypeError:  # by transformers, of what is no object
+        except TypeError:  # raised by transformers if the JSON is not an object
             values = None
         try:
             kind = msgspec.convert(values, ConfigFile).model_type
             if kind != "bert":
                 raise UsageError(f"{checkpoint} is a model of type {str(kind)[:40]!r}, not bert; {remedy}")
             return BertConfig.from_dict(values)
-        except (AttributeError, LookupError, RecursionError, msgspec.ValidationError) as error:  # of values unseen
+        except (AttributeError, LookupError, RecursionError, msgspec.ValidationError) as error:  # of unchecked values
             trouble = join_lines(error)[:100]
             raise UsageError(f"the configuration of {checkpoint} is damaged ({trouble!r}); {remedy}") from None
 
 
 def check_sizes(checkpoint: str, config: BertConfig) -> None:
-    """Nothing, or a UsageError: damaged weights, or of another size than the configuration's; before any is read.
+    """Check that a checkpoint's weights have the sizes in its configuration, before reading any of them.
 
-    What is not there is drawn, so a damaged size could take all the memory that there is, or all the time.
+    Missing weights are initialised, so a damaged size could take all memory or time.
+
+    Raises:
+        UsageError: The weights are damaged or of other sizes.
     """
     if not (files := find_weights(checkpoint)):
         return
     layers = {-1}
     for file in files:
         with explain_refusal(str(file)), safe_open(file, "pt") as weights:
-            for name in weights.keys():  # noqa: SIM118 - it is no dictionary
+            for name in weights.keys():  # noqa: SIM118 - not a dictionary
                 if found := LAYER.fullmatch(name):
                     layers.add(int(found[1]))
                 sizes = SHAPES.get(name.removeprefix("bert."))
@@ -136,17 +139,17 @@ def check_sizes(checkpoint: str, config: BertConfig) -> None:
 
 
 def describe_mismatch(checkpoint: str, trouble: str) -> str:
-    """What is wrong with a checkpoint whose weights are not those of its configuration."""
+    """Return the message for a checkpoint whose weights do not match its configuration."""
     return (
         f"{checkpoint} is damaged: {trouble} that its configuration says; put the config.json back that belongs to it"
     )
 
 
 def make_config(values: Mapping[str, Any]) -> BertConfig:
-    """BertConfig of `values`.
+    """Return the BertConfig with these values.
 
     Raises:
-        UsageError: they do not fit together.
+        UsageError: The values do not fit together.
     """
     with explain_refusal("[model]"):
         check_attention(values.get("attn_implementation"))
@@ -154,18 +157,21 @@ def make_config(values: Mapping[str, Any]) -> BertConfig:
 
 
 def load_model(head: type, checkpoint: str, settings: Mapping[str, Any]) -> tuple[nn.Module, list[str]]:
-    """A model in fp32 with the weights of a checkpoint, and the names of those it lacks, which are drawn.
+    """Load a model in fp32 with the weights of a checkpoint.
 
-    Labels are matched by name: a classifier for the same labels in another order is put in ours, one for other labels,
-    or of another head that has none, is drawn anew.
+    Labels are matched by name: a classifier for the same labels in another order is permuted. A classifier for other
+    labels, or of another head if `settings` has no labels, is randomly initialised.
+
+    Returns:
+        The model, and the names of the weights that are randomly initialised.
 
     Raises:
-        UsageError: there is none in safetensors, or its vocabulary is smaller than the tokenizer's.
+        UsageError: There are no weights in safetensors, or the vocabulary is smaller than the tokenizer's.
     """
-    # A tau belongs to the model that it was tuned for; what a model returns is the business of who calls it.
+    # A tau belongs to the model that it was tuned for; the caller decides what a model returns.
     settings = {"tau": None, **RETURNED, **settings}
     tokens, labels = settings.pop("vocab_size", 0), settings.pop("id2label", None)
-    if labels is not None:  # and the type of a problem to its labels
+    if labels is not None:  # a problem type belongs to the checkpoint's own labels
         settings.setdefault("problem_type", None)
     check_sizes(checkpoint, load_config(checkpoint))
     with explain_refusal(f"the model {checkpoint} (in safetensors)"):
@@ -197,15 +203,19 @@ def load_model(head: type, checkpoint: str, settings: Mapping[str, Any]) -> tupl
 
 
 def adopt_labels(model: nn.Module, labels: list[str], known: bool) -> set[str]:
-    """Gives the model a classifier for these labels in this order; the names of its weights if they are new.
+    """Give the model a classifier for these labels in this order.
 
-    known: whether the classifier comes from the checkpoint, with the labels of its configuration.
+    Args:
+        known: Whether the classifier comes from the checkpoint, with the labels of its configuration.
+
+    Returns:
+        The names of the classifier's weights if they are randomly initialised, else an empty set.
     """
     had = [str(model.config.id2label[index]) for index in range(model.config.num_labels)]
     model.config.id2label = dict(enumerate(labels))
     model.config.label2id = {label: index for index, label in enumerate(labels)}
     wanted = labels
-    if sorted(had) != sorted(wanted):  # the same in another spelling, as long as that is one to one
+    if sorted(had) != sorted(wanted):  # compare without case; accepted below only if one to one
         had, wanted = ([label.lower() for label in names] for names in (had, labels))
     if known and sorted(had) == sorted(wanted) and len(set(had)) == len(had):
         order = [had.index(label) for label in wanted]
@@ -218,13 +228,13 @@ def adopt_labels(model: nn.Module, labels: list[str], known: bool) -> set[str]:
 
 
 def fingerprint_weights(model: nn.Module) -> str:
-    """What tells a model's weights from any others: the CRC-32 of their bytes, eight hexadecimal digits."""
+    """Return the fingerprint of a model's weights: the CRC-32 of their bytes as eight hexadecimal digits."""
     values = (each.detach().cpu().contiguous().flatten().view(torch.uint8) for each in model.parameters())
     return take_fingerprint(*(value.numpy() for value in values))
 
 
 def reinitialize(model: nn.Module, count: int) -> None:
-    """Draws the pooler and the top `count` layers of the encoder anew (Zhang et al. 2021)."""
+    """Reinitialise the pooler and the top `count` layers of the encoder at random (Zhang et al. 2021)."""
     modules = list(model.base_model.encoder.layer[-count:])
     if model.base_model.pooler is not None:
         modules.append(model.base_model.pooler)
@@ -233,7 +243,7 @@ def reinitialize(model: nn.Module, count: int) -> None:
 
 
 def draw_anew(model: nn.Module, module: nn.Module) -> None:
-    """Draws the weights of a part of the model as those of a new one."""
+    """Reinitialise the weights of a module of the model at random, as in a new model."""
     for parameter in module.parameters():
-        parameter._is_hf_initialized = False  # else transformers spares what comes from a checkpoint
+        parameter._is_hf_initialized = False  # else transformers keeps weights loaded from a checkpoint
     module.apply(model._init_weights)

@@ -1,7 +1,7 @@
-"""The architecture's sizes and rates (paper section 3).
+"""The configuration of a model: sizes and rates (paper section 3).
 
-A checkpoint's `config.json` is the one plain `transformers` writes for BERT (`model_type: "bert"`, the same keys), so
-every BERT on the Hub loads here and everything saved here loads there. Left out, because the paper has none of it:
+`config.json` has the form that plain `transformers` writes for BERT (`model_type: "bert"`, the same keys), so every
+BERT on the Hub loads here and every model saved here loads there. Left out, because the paper has none of it:
 cross-attention, cached decoding, chunked feed-forward layers and relative positions.
 """
 
@@ -11,7 +11,7 @@ from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 from transformers.activations import ACT2FN
 
-ATTENTION = (  # names of implementations; transformers takes any other for a repository of the Hub, whose code it runs
+ATTENTION = (  # names of implementations; transformers treats any other as a Hub repository and runs its code
     "packed",
     "eager",
     "sdpa",
@@ -20,7 +20,7 @@ ATTENTION = (  # names of implementations; transformers takes any other for a re
     "flash_attention_3",
     "flash_attention_4",
 )
-LEAST = {  # size -> the smallest it may be
+LEAST = {  # size -> its minimum
     "vocab_size": 1,
     "hidden_size": 1,
     "num_hidden_layers": 0,
@@ -30,23 +30,27 @@ LEAST = {  # size -> the smallest it may be
     "type_vocab_size": 1,
     "bilstm_hidden_size": 1,
 }
-MOST_LAYERS = 1_000  # a file that asks for more is damaged
-OWN_VALUES = ("tau", "feature_layers", "bilstm_hidden_size")  # that no other program knows
+MOST_LAYERS = 1_000  # a file with more is damaged
+OWN_VALUES = ("tau", "feature_layers", "bilstm_hidden_size")  # unknown to other programs
 
 
 @strict
 class BertConfig(PreTrainedConfig):
-    """Sizes and rates of one BERT; the defaults are BERT-base, uncased (section 3).
+    """Sizes and rates of a BERT; the defaults are BERT-base, uncased (section 3).
 
     L = `num_hidden_layers`, H = `hidden_size`, A = `num_attention_heads`; the feed-forward size is 4H in the paper.
-    `is_decoder=True` makes attention left-to-right (the ablation of Table 5 and Figure 5). `tau` is the least by which
-    an answer's score must exceed s_null to be given (section 4.3), tuned by whoever trained on SQuAD 2.0.
-    `feature_layers` and `bilstm_hidden_size` (units a direction) belong to the feature-based approach (section 5.3).
+
+    Attributes:
+        is_decoder: Whether attention is left-to-right (the ablation of Table 5 and Figure 5).
+        tau: The margin by which an answer's score must exceed s_null to be given (section 4.3), tuned in training on
+            SQuAD 2.0.
+        feature_layers: The layers that the feature-based approach reads (section 5.3).
+        bilstm_hidden_size: Units per direction of the feature-based approach's BiLSTM (section 5.3).
 
     Raises:
-        huggingface_hub.errors.StrictDataclassError: a value of the wrong type, H not divisible by A, a size below 1, a
-            rate outside [0, 1), an initial deviation not above 0, an activation that transformers does not have, or
-            positions other than absolute ones.
+        huggingface_hub.errors.StrictDataclassError: A value has the wrong type, H is not divisible by A, a size is
+            below its minimum, a rate is outside [0, 1), the initial deviation is not above 0, transformers lacks the
+            activation, or positions are not absolute.
     """
 
     model_type = "bert"
@@ -72,7 +76,7 @@ class BertConfig(PreTrainedConfig):
     feature_layers: str | None = None
     bilstm_hidden_size: int | None = None
 
-    # Written by other programs and kept as they are; this package neither caches nor cross-attends.
+    # Written by other programs and kept unchanged; this package has neither a cache nor cross-attention.
     use_cache: bool = True
     add_cross_attention: bool = False
     bos_token_id: int | None = None
@@ -80,25 +84,25 @@ class BertConfig(PreTrainedConfig):
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs) -> "BertConfig":
-        """As transformers', without `auto_map`: it names code beside the weights, which never runs here.
+        """Build the configuration as in transformers, without `auto_map`: code beside the weights never runs here.
 
         Raises:
-            ValueError: the attention implementation that it names, unlike one in `kwargs`, is unknown.
+            ValueError: `config_dict` names an unknown attention implementation; one in `kwargs` is not checked.
         """
         for key in ("attn_implementation", "_attn_implementation"):
             check_attention(config_dict.get(key))
         return super().from_dict({key: value for key, value in config_dict.items() if key != "auto_map"}, **kwargs)
 
     def to_dict(self) -> dict[str, Any]:
-        """All values by name; those of ours only if they are set, so that files are as transformers writes them."""
+        """Return all values by name; ours only if set, so that files are the same as those of transformers."""
         unset = {name for name in OWN_VALUES if getattr(self, name) is None}
         return {name: value for name, value in super().to_dict().items() if name not in unset}
 
     def validate_architecture(self) -> None:
-        """Nothing, when the sizes fit together; called by `@strict` at construction.
+        """Check that the values are in range and fit together; called by `@strict` at construction.
 
         Raises:
-            ValueError: they do not.
+            ValueError: They are not.
         """
         for name, least in LEAST.items():
             if (value := getattr(self, name)) is not None and value < least:
@@ -126,10 +130,10 @@ class BertConfig(PreTrainedConfig):
 
 
 def check_attention(name: Any) -> None:
-    """Check that the name of an attention implementation, or None, is one that bertkit knows.
+    """Check that the name of an attention implementation is known to bertkit, or None.
 
     Raises:
-        ValueError: it is not.
+        ValueError: The name is unknown.
     """
     if name is not None and name not in ATTENTION:
         raise ValueError(f"attn_implementation {name!r} is unknown; expected one of {', '.join(ATTENTION)}")

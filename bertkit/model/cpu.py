@@ -1,18 +1,18 @@
-"""The kernels that are written by hand for a CPU, each equal to a plain form that other devices use.
+"""Hand-written kernels for the CPU, each equal to the plain form that other devices use.
 
-A kernel takes over only where operations run at once: compiled graphs and `torch.func` transforms use torch's own
-functions, as do modules that somebody has adapted. The mathematics is always the same.
+A kernel is used only where operations run eagerly: compiled graphs, `torch.func` transforms and modules with hooks or a
+replaced `forward` use torch's own functions. The mathematics is always the same.
 
 - Dropout (section A.2: rate 0.1 on hidden states and on attention). `torch.nn.functional.dropout` spends most of its
-  time drawing one random number an element. Here one 64-bit number serves four of them, and numpy's SFC64 draws it;
-  torch's own generator gives a seed for each mask, so a seed still fixes everything and checkpointing replays it. The
-  rate is rounded to a multiple of 1/65536 (0.1 becomes 0.100006) and the scale follows the rounded rate, so that the
-  mean stays exact. What is drawn becomes a mask of bits, which a CPU applies to whole vectors.
+  time drawing one random number per element. Here numpy's SFC64 draws one 64-bit number for every four elements, seeded
+  for each mask by torch's generator, so a seed still fixes everything and checkpointing replays it. The rate is rounded
+  to a multiple of 1/65536 (0.1 becomes 0.100006) and the scale follows the rounded rate, so that the mean stays exact.
+  The result is a bit mask, which a CPU applies to whole vectors.
 - Attention in training: fewer passes over states and scores than `attend_grouped`.
-- The masked-LM decoder: a few rows of scores at a time become their own gradient while they are in the cache.
-- The BiLSTM: torch steps through packed sequences in dozens of small operations a token. Its kernel for padded ones
-  takes a whole direction at once, but knows no lengths. So each direction is a forward one here, the other over
-  sequences that were turned around: what pads comes after all real tokens, and reaches none of them.
+- The masked-LM decoder: scores are overwritten by their gradient a few rows at a time, while they are in the cache.
+- The BiLSTM: on packed sequences torch runs dozens of small operations per token. Its kernel for padded sequences runs
+  a whole direction in one call, but does not know lengths. So both directions run forwards here, one of them over
+  reversed sequences: padding then follows all real tokens and affects none of them.
 """
 
 from collections.abc import Iterator
@@ -28,12 +28,12 @@ from bertkit.model.packing import Packed
 
 
 def runs_at_once_on_cpu(x: Tensor) -> bool:
-    """Return whether operations on x run at once on a CPU: no graph is compiled, nothing is transformed."""
+    """Return whether operations on x run eagerly on a CPU, neither compiled nor under a `torch.func` transform."""
     return x.device.type == "cpu" and not torch.compiler.is_compiling() and not is_transformed()
 
 
 def is_transformed() -> bool:
-    """Return whether a `torch.func` transform is active, which needs rules that our autograd functions lack."""
+    """Return whether a `torch.func` transform is active; our autograd functions lack the rules for it."""
     return torch._C._are_functorch_transforms_active()
 
 
@@ -45,36 +45,36 @@ def is_adapted(module: nn.Module) -> bool:
 
 # --- Dropout ----------------------------------------------------------------------------------------------------------
 
-_LEVELS = 1 << 16  # a 16-bit mask value an element
-_INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes an element
+_LEVELS = 1 << 16  # one 16-bit mask value per element
+_INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes per element
 
 
 def draw_mask(shape: torch.Size, rate: float) -> Tensor:
-    """A mask (shape) int16 on the CPU: a value has no bit set with the probability `rate`, rounded, else all."""
+    """Draw an int16 mask on the CPU; each value is 0 with the rounded probability `rate`, else has all bits set."""
     generator = np.random.SFC64(int(torch.randint(1 << 62, (), device="cpu")))
     draws = torch.from_numpy(generator.random_raw((shape.numel() + 3) // 4).view(np.int16))
     return draws[: shape.numel()].view(shape).ge_(_count_dropped(rate) - _LEVELS // 2).neg_()
 
 
 def find_scale(rate: float) -> float:
-    """What the elements that a mask keeps are multiplied by, so that the mean stays."""
+    """Return the factor for the elements that a mask keeps, which preserves the mean."""
     return _LEVELS / (_LEVELS - _count_dropped(rate))
 
 
 def _count_dropped(rate: float) -> int:
-    """How many of the values that a mask is drawn from set no bit."""
+    """Return how many of the _LEVELS random values drop an element."""
     return min(round(rate * _LEVELS), _LEVELS - 1)
 
 
 def apply_mask(x: Tensor, mask: Tensor | None) -> Tensor:
-    """x where the mask has its bits set, else 0; without a mask x itself."""
+    """Return x where the mask has its bits set, else 0; return x itself without a mask."""
     if mask is None:
         return x
-    return (x.view(_INTEGERS[x.element_size()]) & mask).view(x.dtype)  # which widens the mask by its sign
+    return (x.view(_INTEGERS[x.element_size()]) & mask).view(x.dtype)  # the mask is sign-extended
 
 
 class _Mask(torch.autograd.Function):
-    """scale * x where the mask has its bits set, else 0; saves the mask, two bytes an element."""
+    """Return scale * x where the mask has its bits set, else 0; save the mask, two bytes per element."""
 
     @staticmethod
     def forward(ctx, x: Tensor, mask: Tensor, scale: float) -> Tensor:
@@ -88,9 +88,9 @@ class _Mask(torch.autograd.Function):
 
 
 def dropout(x: Tensor, rate: float, training: bool = True) -> Tensor:
-    """x, in training with each element zeroed with probability `rate` and the rest divided by 1 - `rate`; any shape.
+    """Apply dropout to x of any shape: zero elements with probability `rate`, divide the others by 1 - `rate`.
 
-    Randomness: torch's default generator of x's device.
+    Returns x itself unless `training`. Randomness: torch's default generator of x's device.
     """
     if not training or rate == 0.0:
         return x
@@ -100,7 +100,7 @@ def dropout(x: Tensor, rate: float, training: bool = True) -> Tensor:
 
 
 class Dropout(nn.Dropout):
-    """Apply `dropout` at the rate `p`, which may be changed, while the module is in training mode."""
+    """Apply `dropout` with the rate `p` in training mode; `p` may be changed."""
 
     def forward(self, x: Tensor) -> Tensor:
         return dropout(x, self.p, self.training)
@@ -110,7 +110,7 @@ class Dropout(nn.Dropout):
 
 
 def trains_on_cpu(dropout: float, *states: Tensor) -> bool:
-    """Whether `attend_on_cpu` should take the place of `attend_grouped`."""
+    """Return whether to use `attend_on_cpu` instead of `attend_grouped`."""
     learns = any(x.requires_grad for x in states)
     return (0.0 < dropout < 1.0 or (learns and dropout == 0.0)) and runs_at_once_on_cpu(states[0])
 
@@ -118,14 +118,14 @@ def trains_on_cpu(dropout: float, *states: Tensor) -> bool:
 def attend_on_cpu(
     query: Tensor, key: Tensor, value: Tensor, layout: Packed, dropout: float, scaling: float, causal: bool
 ) -> Tensor:
-    """`attend_grouped` for training on a CPU, in fewer passes over states and scores.
+    """Compute `attend_grouped` for training on a CPU, in fewer passes over states and scores.
 
-    Rows that move are those of a head, so that nothing has to be transposed; the scores are scaled by way of the query,
-    and what is kept by way of the values; and the softmax is in fp32, which on a CPU is faster than in bf16.
-    Randomness: that of `bertkit.model.cpu`.
+    Rows are gathered per head, so that nothing is transposed. The query is scaled instead of the scores, and the values
+    instead of the probabilities that dropout keeps. The softmax is in fp32, which is faster than bf16 on a CPU.
+    Randomness: see the module docstring.
 
     Raises:
-        RuntimeError: in the backward pass, if its own derivative is wanted (`create_graph=True`).
+        RuntimeError: A second derivative is requested in the backward pass (`create_graph=True`).
     """
     return _AttendOnCPU.apply(query, key, value, layout, dropout, scaling, causal)
 
@@ -187,7 +187,7 @@ class _AttendOnCPU(torch.autograd.Function):
 
 
 def _divide_heads(layout: Packed, heads: int, *states: Tensor) -> Iterator[tuple[Any, ...]]:
-    """Each group, and of each of the states (M * A, F) its part (b * A, t, F)."""
+    """Yield each group with its part (b * A, t, F) of each of the states (M * A, F)."""
     start = 0
     for group in layout.groups:
         stop = start + heads * len(group.tokens)
@@ -197,20 +197,20 @@ def _divide_heads(layout: Packed, heads: int, *states: Tensor) -> Iterator[tuple
 
 # --- The decoder of masked LM -----------------------------------------------------------------------------------------
 
-ROWS_A_BLOCK = 1024  # rows of scores that one matrix product makes; what is kept of them is (ROWS_A_BLOCK, V)
-CACHED = 1 << 17  # fp32 scores, half a megabyte: a softmax of so many does not leave a core's cache
+ROWS_A_BLOCK = 1024  # rows of scores per matrix product; only (ROWS_A_BLOCK, V) scores exist at a time
+CACHED = 1 << 17  # fp32 scores, half a megabyte: a softmax over so many stays in a core's cache
 
 
 def can_decode_in_blocks(hidden: Tensor, decoder: nn.Module) -> bool:
-    """Whether all gradients of many rows are wanted on a CPU, by a decoder that is a matrix, a bias and nothing else.
+    """Return whether `DecodeOnCPU` applies: many rows, all gradients needed, a plain linear decoder on a CPU.
 
-    For fewer rows than H / 2 what the gradient of the matrix costs beside them is more than what is saved.
+    Below H / 2 rows the gradient of the matrix costs more than the kernel saves.
     """
     return (
         runs_at_once_on_cpu(hidden)
         and 2 * len(hidden) >= hidden.shape[1]
         and torch.is_grad_enabled()
-        # Nobody has adapted, sharded, pruned or hooked it.
+        # It is not adapted, sharded, pruned or hooked.
         and type(decoder) is nn.Linear
         and type(decoder.weight) is type(decoder.bias) is nn.Parameter
         and not is_adapted(decoder)
@@ -219,7 +219,7 @@ def can_decode_in_blocks(hidden: Tensor, decoder: nn.Module) -> bool:
 
 
 class DecodeOnCPU(torch.autograd.Function):
-    """The sum of the cross-entropies of a linear decoder's scores; its gradients are computed on the way."""
+    """Sum the cross-entropies of a linear decoder's scores; the forward pass also computes the gradients."""
 
     @staticmethod
     def forward(ctx, hidden: Tensor, weight: Tensor, bias: Tensor, labels: Tensor, dtype: torch.dtype) -> Tensor:
@@ -241,8 +241,8 @@ class DecodeOnCPU(torch.autograd.Function):
     @staticmethod
     def backward(ctx, gradient: Tensor) -> tuple[Tensor | None, ...]:
         given, kept, labels = ctx.saved_tensors[:3], ctx.saved_tensors[3:6], ctx.saved_tensors[6]
-        if torch.is_grad_enabled():  # create_graph=True: what was kept is not differentiable
-            given = [each.view_as(each) for each in given]  # a tied weight is also behind `hidden`
+        if torch.is_grad_enabled():  # create_graph=True: the saved gradients are not differentiable
+            given = [each.view_as(each) for each in given]  # views: `hidden` may depend on a tied weight, too
             with torch.autocast("cpu", enabled=False):
                 scores = nn.functional.linear(*(each.to(ctx.dtype) for each in given))  # (M, V)
                 total = nn.functional.cross_entropy(scores.float(), labels, reduction="sum")
@@ -251,7 +251,10 @@ class DecodeOnCPU(torch.autograd.Function):
 
 
 def turn_to_gradient(scores: Tensor, labels: Tensor, to_bias: Tensor) -> Tensor:
-    """The sum of the cross-entropies of scores (M, V), which become its gradient; theirs is added to `to_bias` (V,)."""
+    """Overwrite scores (M, V) with the gradient of their summed cross-entropy, and return that sum.
+
+    The gradient of the bias is added to `to_bias` (V,).
+    """
     total = torch.zeros((), dtype=torch.float32)
     step = max(CACHED // scores.shape[1], 1)
     for begin in range(0, len(scores), step):
@@ -267,11 +270,11 @@ def turn_to_gradient(scores: Tensor, labels: Tensor, to_bias: Tensor) -> Tensor:
 
 # --- The BiLSTM -------------------------------------------------------------------------------------------------------
 
-WIDEST = 1024  # features; the products of wider inputs gain more from autocast's precision than they lose in steps
+WIDEST = 1024  # features; wider inputs gain more from autocast's precision than they lose by many small operations
 
 
 def can_run_padded(lstm: nn.LSTM, tokens: Tensor) -> bool:
-    """Whether torch's kernel for padded sequences serves, and faster."""
+    """Return whether torch's kernel for padded sequences can be used and is faster."""
     return (
         runs_at_once_on_cpu(tokens)
         and lstm.weight_ih_l0.dtype == torch.float32
@@ -281,7 +284,7 @@ def can_run_padded(lstm: nn.LSTM, tokens: Tensor) -> bool:
 
 
 def run_bilstm_on_cpu(lstm: nn.LSTM, tokens: Tensor, layout: Packed) -> Tensor:
-    """`run_bilstm` of fp32 tokens (N, F), every direction a forward one over groups of padded sequences."""
+    """Compute `run_bilstm` of fp32 tokens (N, F), with both directions run forwards over groups of padded sequences."""
     there, back, real = layout.find_moves()  # (M,), (N,), (M, 1); M places in all groups
     turn = find_mirrored(layout)  # (N,)
     directions = (there, back), (turn[there], back[turn])
@@ -295,18 +298,18 @@ def run_bilstm_on_cpu(lstm: nn.LSTM, tokens: Tensor, layout: Packed) -> Tensor:
 
 
 def find_mirrored(layout: Packed) -> Tensor:
-    """(N,) for each token the one that is as far from the other end of its sequence."""
+    """Return for each token the one (N,) at the mirrored position of its sequence."""
     lengths = layout.offsets.diff()  # (B,)
     ends = (layout.offsets[:-1] + layout.offsets[1:] - 1).repeat_interleave(lengths)  # (N,) first plus last place
     return ends - torch.arange(len(ends), device=ends.device)
 
 
 def _run_forward(moved: Tensor, weights: list[Tensor], layout: Packed) -> Tensor:
-    """The states (M, U) of one layer in one direction over the places (M, F) of all groups."""
+    """Return the states (M, U) of one layer in one direction over the places (M, F) of all groups."""
     states = []
     for group, part in zip(layout.groups, layout.divide(moved), strict=True):
         zero = moved.new_zeros(1, group.shape[0], weights[1].shape[1])  # (1, b, U)
-        with torch.autocast("cpu", enabled=False):  # the kernel learns in fp32 only
+        with torch.autocast("cpu", enabled=False):  # the kernel trains in fp32 only
             out, _, _ = torch.lstm(
                 part.view(*group.shape, -1),  # (b, t, F)
                 (zero, zero),
@@ -323,11 +326,11 @@ def _run_forward(moved: Tensor, weights: list[Tensor], layout: Packed) -> Tensor
 
 
 def move(x: Tensor, there: Tensor, back: Tensor, kept: Tensor | None = None) -> Tensor:
-    """Return the rows x[there]; the gradient moves back by a gather, which a CPU does much faster than a scatter.
+    """Return the rows x[there]; the backward pass is a gather, which is much faster than a scatter on a CPU.
 
     Args:
-        back: the place of each row of x in the result.
-        kept: (rows, 1) of the result, True where its gradient counts: at padded places it does not.
+        back: The place of each row of x in the result.
+        kept: (rows, 1) of the result, True where its gradient counts, which excludes padded places.
     """
     return x.index_select(0, there) if is_transformed() else _Move.apply(x, there, back, kept)
 

@@ -1,6 +1,6 @@
-"""The fine-tuning heads of section 4: a sentence, one of several endings, each token, the span of an answer.
+"""The fine-tuning heads of section 4: sentence, multiple choice, token, and answer span.
 
-Classes, arguments and outputs are those of plain transformers; hidden states and attentions are given when asked for.
+Classes, arguments and outputs are those of plain transformers; hidden states and attentions are returned on request.
 """
 
 from typing import Any
@@ -26,17 +26,15 @@ from bertkit.model.packing import PACKED, Packed, Padded, find_places, keep_firs
 
 Encoded = BaseModelOutputWithPooling
 Layout = Packed | Padded
-Count = Tensor | int | None  # how many labels the whole update has, over all micro-batches and processes
-Scored = tuple[Tensor, Tensor | None]  # logits, and with labels the loss
+Count = Tensor | int | None  # number of labels of the whole update, over all micro-batches and processes
+Scored = tuple[Tensor, Tensor | None]  # logits, and the loss if labels are given
 
 
 class BertHead(BertPreTrainedModel):
-    """What the classes with a head share: the encoder under the name `bert`, and how its batch is laid out.
+    """Base class of all models with a head: the encoder, named `bert`, and the layout of its batch.
 
-    All of them take the arguments of `BertModel.forward`, and with labels also
-
-    num_items_in_batch: how many labels the whole update has, over all micro-batches and processes; None: those of this
-    batch.
+    `forward` takes the arguments of `BertModel.forward`, `labels`, and `num_items_in_batch`: the number of labels of
+    the whole update, over all micro-batches and processes; None: those of this batch.
     """
 
     output_class: type[ModelOutput]
@@ -53,9 +51,9 @@ class BertHead(BertPreTrainedModel):
         self.bert = BertModel(config, add_pooling_layer=self.has_pooler)
 
     def freeze_encoder(self) -> None:
-        """Leaves embeddings and layers as they are: only what is above them learns, the pooler included.
+        """Freeze embeddings and layers, so that only the head and the pooler are trained.
 
-        Without dropout, too: what the head is given is what the feature-based approach would give it (section 5.3).
+        Their dropout is off, too: the head reads the same states as in the feature-based approach (section 5.3).
         """
         self.is_frozen = True
         for module in (self.bert.embeddings, self.bert.encoder):
@@ -63,7 +61,7 @@ class BertHead(BertPreTrainedModel):
         self.train(self.training)
 
     def train(self, mode: bool = True) -> "BertHead":
-        """Training or evaluation; a frozen encoder is always in evaluation."""
+        """Set training or evaluation mode; a frozen encoder stays in evaluation mode."""
         super().train(mode)
         if self.is_frozen:
             self.bert.embeddings.eval()
@@ -71,14 +69,14 @@ class BertHead(BertPreTrainedModel):
         return self
 
     def count_labels(self, labels: Tensor, **batch: Tensor) -> dict[str, Tensor]:
-        """What a batch adds to the counts that divide this head's losses, under the names `forward` takes them by."""
+        """Return a batch's share of the counts that divide this head's losses, by argument name of `forward`."""
         return {"num_items_in_batch": (labels != IGNORE_INDEX).sum()}
 
     @classmethod
     def find_places(cls, attention_mask: Tensor, **batch: Tensor) -> dict[str, Tensor]:
-        """Where a batch's real tokens are, under the name `forward` takes it by.
+        """Return the places of a batch's real tokens, by argument name of `forward`.
 
-        Without it `forward` looks itself, and on an accelerator waits for the answer in the middle of an update.
+        Without them `forward` finds the places itself, and synchronises with an accelerator in the middle of an update.
         """
         return {"real_places": find_places(keep_first(attention_mask.flatten(0, -2).bool()))}  # (N,)
 
@@ -92,7 +90,7 @@ class BertHead(BertPreTrainedModel):
         real_places: Tensor | None = None,
         **kwargs,
     ) -> tuple[Encoded, Layout]:
-        """Return the encoder's outputs, packed (recorded hidden states as (B, T, H)), and the layout to unpack with."""
+        """Return the encoder's outputs, packed, and their layout; recorded hidden states are (B, T, H)."""
         layout = self.bert.lay_out(input_ids, attention_mask, inputs_embeds, real_places)
         inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
         outputs = self.bert(*inputs, layout=layout, return_dict=True, **kwargs)
@@ -116,13 +114,13 @@ class BertHead(BertPreTrainedModel):
         num_items_in_batch: Count = None,
         **kwargs,
     ) -> ModelOutput:
-        """Return `logits`, and with `labels` also `loss`; their shapes are those of the class's `compute_scores`."""
+        """Return `logits`, and `loss` if `labels` are given; `compute_scores` says their shapes."""
         outputs, layout = self.encode(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
         logits, loss = self.compute_scores(outputs, layout, labels, num_items_in_batch)
         return finish(self.output_class, outputs, loss=loss, logits=logits)
 
     def compute_scores(self, outputs: Encoded, layout: Layout, labels: Tensor | None, count: Count) -> Scored:
-        """Return the logits, and with labels the loss, divided by `count`."""
+        """Return the logits, and the loss divided by `count` if labels are given."""
         raise NotImplementedError
 
 
@@ -132,14 +130,14 @@ def finish(output_class: type[ModelOutput], encoded: Encoded, **values: Any) -> 
 
 
 def make_head_dropout(config: BertConfig) -> Dropout:
-    """The dropout before a classifier: `classifier_dropout`, or the hidden rate if that is not set."""
+    """Return the dropout before a classifier: `classifier_dropout`, or the hidden rate if it is unset."""
     return Dropout(config.hidden_dropout_prob if config.classifier_dropout is None else config.classifier_dropout)
 
 
 class BertClassifier(BertHead):
-    """What the heads with one classifier share: dropout before it, and a score for each label."""
+    """Base class of the heads with one linear classifier after dropout."""
 
-    score_count = 0  # of the classifier; 0: one for each label
+    score_count = 0  # outputs of the classifier; 0: one for each label
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__(config)
@@ -156,15 +154,15 @@ SENTENCE_LOSSES = {  # problem_type in a configuration -> loss
 
 
 class BertForSequenceClassification(BertClassifier):
-    """Predict a class of a text or a pair, several, or scores, as `config.problem_type` says (section 4.1, GLUE)."""
+    """Predict classes or scores of a text or a pair; `config.problem_type` says which (section 4.1, GLUE)."""
 
     output_class = SequenceClassifierOutput
     has_pooler = True
 
     def set_problem_type(self, labels: Tensor) -> str:
-        """Return the configuration's `problem_type`; set it first if it is unset, as transformers does.
+        """Return the configuration's `problem_type`; if it is unset, set it first, as transformers does.
 
-        One label is a regression, several with whole numbers are classes, others are yes or no for each label.
+        One label means regression, several with integer labels a single class, others independent labels.
         """
         if self.config.problem_type is None:
             if self.config.num_labels == 1:
@@ -176,16 +174,16 @@ class BertForSequenceClassification(BertClassifier):
         return self.config.problem_type
 
     def count_labels(self, labels: Tensor, **batch: Tensor) -> dict[str, Tensor]:
-        """Count sequences, or with several scores or labels for each of them B * L."""
+        """Count B sequences for a single class, otherwise B * L labels."""
         if self.set_problem_type(labels) == "single_label_classification":
             return super().count_labels(labels)
         return {"num_items_in_batch": torch.tensor(labels.numel(), device=labels.device)}
 
     def compute_scores(self, outputs: Encoded, layout: Layout, labels: Tensor | None, count: Count) -> Scored:
-        """Return logits (B, L), and with labels the loss of the problem type.
+        """Return logits (B, L), and the loss of the problem type if labels are given.
 
         Args:
-            labels: (B,) classes; (B, L) scores, or (B,) with L = 1; or (B, L) 0 or 1 for each of several labels.
+            labels: (B,) classes; (B, L) scores, or (B,) if L = 1; or (B, L), 0 or 1 for each independent label.
         """
         logits = self.classifier(self.dropout(outputs.pooler_output))  # (B, L)
         if labels is None:
@@ -194,14 +192,14 @@ class BertForSequenceClassification(BertClassifier):
 
 
 class BertForMultipleChoice(BertClassifier):
-    """The best of C continuations: one scoring vector, softmax over the choices (section 4.4, SWAG)."""
+    """Choose the best of C continuations: one scoring vector, softmax over the choices (section 4.4, SWAG)."""
 
     output_class = MultipleChoiceModelOutput
     has_pooler = True
     score_count = 1
 
     def encode(self, input_ids: Tensor | None, *rest: Tensor | None, **kwargs) -> tuple[Encoded, Layout]:
-        """Return the outputs for inputs (B, C, T), with the pooled ones as (B, C, H)."""
+        """Return the encoder's outputs for inputs (B, C, T), with `pooler_output` (B, C, H)."""
         inputs = (input_ids, *rest)
         choices = next(x for x in (input_ids, rest[-1]) if x is not None).shape[1]
         flat = [None if x is None else x.flatten(0, 1) for x in inputs]  # each (B * C, T, ...)
@@ -210,25 +208,29 @@ class BertForMultipleChoice(BertClassifier):
         return outputs, layout
 
     def compute_scores(self, outputs: Encoded, layout: Layout, labels: Tensor | None, count: Count) -> Scored:
-        """Return logits (B, C), and with labels (B,), the number of the right choice, the loss."""
+        """Return logits (B, C), and the loss if labels (B,), the numbers of the correct choices, are given."""
         logits = self.classifier(self.dropout(outputs.pooler_output)).squeeze(-1)  # (B, C)
         return logits, None if labels is None else classify_loss(logits, labels, count)
 
 
 class BertForTokenClassification(BertClassifier):
-    """A label a token (section 5.3, named entities)."""
+    """Predict one label per token (section 5.3, named entities)."""
 
     output_class = TokenClassifierOutput
 
     def compute_scores(self, outputs: Encoded, layout: Layout, labels: Tensor | None, count: Count) -> Scored:
-        """Return logits (B, T, L), zero at padding when packed; labels (B, T) are -100 where a token has none."""
+        """Return logits (B, T, L), zero at padding when packed, and the loss if labels are given.
+
+        Args:
+            labels: (B, T), -100 at tokens without a label.
+        """
         logits = self.classifier(self.dropout(outputs.last_hidden_state))  # (packed, L)
         loss = None if labels is None else classify_loss(logits, layout.pack(labels), count)
         return layout.unpack(logits), loss  # (B, T, L)
 
 
 class BertForQuestionAnswering(BertHead):
-    """The start and the end of an answer: a start vector S and an end vector E (section 4.2, SQuAD)."""
+    """Predict the start and the end of an answer with a start vector S and an end vector E (section 4.2, SQuAD)."""
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__(config)
@@ -236,7 +238,7 @@ class BertForQuestionAnswering(BertHead):
         self.post_init()
 
     def count_labels(self, start_positions: Tensor, **batch: Tensor) -> dict[str, Tensor]:
-        """Sequences."""
+        """Count sequences."""
         return {"num_items_in_batch": start_positions.new_full((), len(start_positions))}
 
     @can_return_tuple
@@ -252,13 +254,14 @@ class BertForQuestionAnswering(BertHead):
         num_items_in_batch: Count = None,
         **kwargs,
     ) -> QuestionAnsweringModelOutput:
-        """S.T_i and E.T_i for every token, each (B, T), the dtype's least value at padding, under every kernel.
+        """Return `start_logits` S.T_i and `end_logits` E.T_i, each (B, T), and `loss` if positions are given.
 
-        Stock BERT lets padding take part in the softmax; here a loss does not depend on how far a batch is padded.
+        At padding the logits are the dtype's lowest value, with every kernel. In stock BERT padding takes part in the
+        softmax; here the loss does not depend on the amount of padding.
 
         Args:
-            start_positions: (B,), the answer's first token; one outside [0, T) is not counted.
-            end_positions: (B,), its last.
+            start_positions: (B,), the first token of the answer; positions outside [0, T) are ignored.
+            end_positions: (B,), the last token of the answer, treated likewise.
         """
         outputs, layout = self.encode(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
         logits = self.qa_outputs(outputs.last_hidden_state)  # (packed, 2)
@@ -277,40 +280,40 @@ class BertForQuestionAnswering(BertHead):
 
 
 def ignore_outside(positions: Tensor, length: int) -> Tensor:
-    """Positions (B,), those outside [0, length) replaced by IGNORE_INDEX."""
+    """Return positions (B,) with those outside [0, length) replaced by IGNORE_INDEX."""
     positions = positions.view(-1)
     return positions.masked_fill((positions < 0) | (positions >= length), IGNORE_INDEX)
 
 
 class BertBiLSTMForSequenceClassification(BertForSequenceClassification):
-    """With a BiLSTM between the encoder and the pooler (Table 5); plain transformers loads its encoder only."""
+    """Sequence classifier with a BiLSTM before the pooler (Table 5); plain transformers loads its encoder only."""
 
     has_bilstm = True
 
 
 class BertBiLSTMForMultipleChoice(BertForMultipleChoice):
-    """With a BiLSTM between the encoder and the pooler; plain transformers loads its encoder only."""
+    """Multiple choice with a BiLSTM before the pooler; plain transformers loads its encoder only."""
 
     has_bilstm = True
 
 
 class BertBiLSTMForTokenClassification(BertForTokenClassification):
-    """With a BiLSTM between the encoder and the classifier; plain transformers loads its encoder only."""
+    """Token classifier with a BiLSTM before the classifier; plain transformers loads its encoder only."""
 
     has_bilstm = True
 
 
 class BertBiLSTMForQuestionAnswering(BertForQuestionAnswering):
-    """With a BiLSTM between the encoder and the two vectors; plain transformers loads its encoder only."""
+    """Question answering with a BiLSTM before the two vectors; plain transformers loads its encoder only."""
 
     has_bilstm = True
 
 
 class BertFeaturesForTokenClassification(BertHead):
-    """A label a word from the activations of a frozen encoder: a BiLSTM and a classifier (section 5.3, feature-based).
+    """Predict one label per word from a frozen encoder's activations, with a BiLSTM (section 5.3, feature-based).
 
-    Differs from the paper: it does not say over what the BiLSTM runs; here over the words of a sentence, each with the
-    activations of its first token. `bilstm_hidden_size` is the number of units in each direction.
+    Differs from the paper: it does not say which sequence the BiLSTM reads; here the words of a sentence, each with the
+    activations of its first token. `bilstm_hidden_size` is the number of units per direction.
     """
 
     def __init__(self, config: BertConfig) -> None:
@@ -325,7 +328,7 @@ class BertFeaturesForTokenClassification(BertHead):
 
     @classmethod
     def find_places(cls, **batch: Tensor) -> dict[str, Tensor]:
-        """Nothing: most batches hold features of words, and no tokens."""
+        """Return an empty dict: most batches hold features of words instead of tokens."""
         return {}
 
     @can_return_tuple
@@ -342,13 +345,13 @@ class BertFeaturesForTokenClassification(BertHead):
         num_items_in_batch: Count = None,
         **kwargs,
     ) -> TokenClassifierOutput:
-        """Logits (B, W, L), of no meaning where a sequence has fewer words than W.
+        """Return `logits` (B, W, L), undefined beyond a sequence's words, and `loss` if labels are given.
 
         Args:
             word_places: (B, W) the place of each word's first token in `input_ids`, -1 where there is no word; None:
                 every token is a word.
-            features: (B, W, K, H) activations that were computed before (`tasks/features.py`), instead of `input_ids`;
-                then `attention_mask` (B, W) is nonzero at words.
+            features: (B, W, K, H) precomputed activations (`tasks/features.py`) instead of `input_ids`; then
+                `attention_mask` (B, W) is nonzero at words.
             labels: (B, W), -100 where there is no word.
         """
         self.bert.check_request(kwargs)

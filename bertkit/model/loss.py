@@ -1,8 +1,8 @@
-"""The losses of training (sections 3.1 and 4), none of which depends on how an update is cut into micro-batches.
+"""The losses of training (sections 3.1 and 4), none of which depends on the division of an update into micro-batches.
 
-`decode_loss` is the masked-LM head's: decoder, softmax and cross-entropy at once. One after the other, on a CPU, they
-spend most of their time on carrying (M, V) logits, their fp32 copy and its gradients through memory; there a kernel of
-`cpu.py` takes their place.
+`decode_loss`, for the masked-LM head, fuses decoder, softmax and cross-entropy. Run separately on a CPU, they spend
+most of their time moving (M, V) logits, their fp32 copy and its gradients through memory; a kernel of `cpu.py` avoids
+this.
 
 Shape letters: M labelled tokens, H hidden units, V the vocabulary, L labels, B a batch.
 """
@@ -12,14 +12,14 @@ from torch import Tensor, nn
 
 from bertkit.model.cpu import DecodeOnCPU, can_decode_in_blocks
 
-IGNORE_INDEX = -100  # a label that no loss counts, as in all of transformers
+IGNORE_INDEX = -100  # the label that losses ignore, as in transformers
 
 
 def sum_over_count(losses: Tensor, labelled: Tensor, count: Tensor | int | None) -> Tensor:
-    """The sum of `losses` over `count` labels: those of the whole update if known, else the `labelled` here.
+    """Return the sum of `losses` divided by `count`, or by the number of `labelled` entries if it is None.
 
-    A Trainer passes the count over all micro-batches and processes, so that a loss does not depend on how an update is
-    cut.
+    A Trainer passes the count over all micro-batches and processes of an update, so that a loss does not depend on
+    their number.
     """
     if count is None:
         count = labelled.sum()
@@ -27,20 +27,20 @@ def sum_over_count(losses: Tensor, labelled: Tensor, count: Tensor | int | None)
 
 
 def classify_loss(logits: Tensor, labels: Tensor, count: Tensor | int | None = None) -> Tensor:
-    """The mean cross-entropy of logits (..., L) against labels (...); IGNORE_INDEX labels do not count. In fp32."""
+    """Return the mean cross-entropy in fp32 of logits (..., L) against labels (...), ignoring IGNORE_INDEX."""
     logits, labels = logits.flatten(0, -2).float(), labels.flatten().to(logits.device)
     losses = nn.functional.cross_entropy(logits, labels, ignore_index=IGNORE_INDEX, reduction="none")
     return sum_over_count(losses, labels != IGNORE_INDEX, count)
 
 
 def regress_loss(logits: Tensor, labels: Tensor, count: Tensor | int | None = None) -> Tensor:
-    """Return the mean squared error of logits (B, L) against labels (B, L), or (B,) with L = 1. In fp32."""
+    """Return the mean squared error in fp32 of logits (B, L) against labels (B, L), or (B,) if L = 1."""
     losses = (logits.float() - match_labels(labels, logits)).square()
     return sum_over_count(losses, torch.ones_like(losses), count)
 
 
 def classify_each_loss(logits: Tensor, labels: Tensor, count: Tensor | int | None = None) -> Tensor:
-    """Return the mean binary cross-entropy of logits (B, L) against labels (B, L), 0 or 1 each. In fp32."""
+    """Return the mean binary cross-entropy in fp32 of logits (B, L) against labels (B, L), each 0 or 1."""
     labels = match_labels(labels, logits)
     losses = nn.functional.binary_cross_entropy_with_logits(logits.float(), labels, reduction="none")
     return sum_over_count(losses, torch.ones_like(losses), count)
@@ -50,7 +50,7 @@ def match_labels(labels: Tensor, logits: Tensor) -> Tensor:
     """Return labels as fp32 in the shape (B, L) and on the device of the logits.
 
     Raises:
-        ValueError: they are neither (B, L), nor (B,) with L = 1.
+        ValueError: They are neither (B, L), nor (B,) with L = 1.
     """
     if logits.shape[1] == 1 and labels.numel() == len(logits):
         labels = labels.view_as(logits)
@@ -60,7 +60,12 @@ def match_labels(labels: Tensor, logits: Tensor) -> Tensor:
 
 
 def decode_loss(hidden: Tensor, decoder: nn.Module, labels: Tensor, count: Tensor | int | None = None) -> Tensor:
-    """`classify_loss(decoder(hidden), labels, count)` of hidden (M, H) and labels (M,), none of them IGNORE_INDEX."""
+    """Compute `classify_loss(decoder(hidden), labels, count)`.
+
+    Args:
+        hidden: (M, H).
+        labels: (M,), without IGNORE_INDEX.
+    """
     labels = labels.to(hidden.device)
     if not can_decode_in_blocks(hidden, decoder):
         return classify_loss(decoder(hidden), labels, count)

@@ -1,9 +1,9 @@
 """BERT's Adam: no bias correction, decoupled weight decay (paper section A.2; AdamWeightDecayOptimizer in its code).
 
-Without the correction the first steps are larger than Adam's, which a warm-up hides in pre-training, and which makes
-fine-tuning on small sets unstable (Mosbach et al. 2021); torch's AdamW, which corrects, is the `stable` preset.
-Which parameters decay (all but LayerNorm and biases) is the Trainer's choice of parameter groups, and the learning
-rate's schedule is transformers' linear one.
+Without bias correction the first steps are larger than Adam's. Warm-up hides this in pre-training, but fine-tuning on
+small sets becomes unstable (Mosbach et al. 2021); the `stable` preset uses torch's AdamW, which corrects the bias. The
+Trainer chooses the parameters that decay (all but LayerNorm and biases); the learning rate follows transformers' linear
+schedule.
 """
 
 from collections.abc import Callable, Iterable
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor
 
-BERT_ADAM = "bert_adam"  # under this name `[train] optim` reaches it, beside TrainingArguments' own
+BERT_ADAM = "bert_adam"  # its name in `[train] optim`, beside those of TrainingArguments
 LATE = 1e9  # a step at which a power of either beta is 0
 
 
@@ -19,11 +19,11 @@ class BertAdam(torch.optim.Optimizer):
     """Adam without bias correction: p -= lr * (m / (sqrt(v) + eps) + weight_decay * p).
 
     Args:
-        params: parameters or groups of them; a group may set any of the values below.
-        lr: learning rate; 1e-4 in pre-training (A.2).
-        betas: decay rates of the moments m and v (A.2).
-        eps: added to sqrt(v); 1e-6 in the reference code.
-        weight_decay: applied to the weight itself, not through the moments; 0.01 (A.2).
+        params: Parameters or groups of them; a group may set any of the values below.
+        lr: Learning rate; 1e-4 in pre-training (A.2).
+        betas: Decay rates of the moments m and v (A.2).
+        eps: Added to sqrt(v); 1e-6 in the reference code.
+        weight_decay: Applied to the weight itself, not through the moments; 0.01 (A.2).
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class BertAdam(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Tensor] | None = None) -> Tensor | None:
-        """One update of every parameter that has a gradient; the closure's loss if there is one."""
+        """Update every parameter that has a gradient, and return the closure's loss if there is one."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -50,9 +50,9 @@ class BertAdam(torch.optim.Optimizer):
         return loss
 
     def _update(self, params: list[Tensor], group: dict) -> None:
-        """The update of one group in one pass over its values, by the kernel of torch's fused AdamW.
+        """Update one group in one pass over its values, with the kernel of torch's fused AdamW.
 
-        It divides the moments by 1 - beta ** step, which is 1 once the step is late enough.
+        The kernel divides the moments by 1 - beta ** step, which is 1 at the step LATE.
         """
         for p in params:
             if not self.state[p]:
@@ -66,7 +66,7 @@ class BertAdam(torch.optim.Optimizer):
             means,
             squares,
             [],
-            [torch.full((), LATE, device=params[0].device)] * len(params),  # filled there: no copy, no waiting
+            [torch.full((), LATE, device=params[0].device)] * len(params),  # on the device: no copy, no waiting
             amsgrad=False,
             lr=group["lr"],
             beta1=group["betas"][0],

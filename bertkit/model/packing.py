@@ -1,10 +1,10 @@
-"""Where the real tokens of a batch are (paper section 3, "Model").
+"""The layout of a batch: the positions of its real tokens (paper section 3, "Model").
 
 A batch arrives as (B, T) token ids and a mask. `Packed` keeps only its N real tokens, one sequence after the other, so
-that every layer works on (N, H); `Padded` leaves it as it came. The model is written once against what both offer.
-Which of the two it is follows from the attention implementation's name, in transformers' own place: `packed` (ours,
-registered in `attention.py`, the default) or `eager`, `sdpa` and the flash names, which run as in stock BERT and are
-the reference of the tests.
+that every layer works on (N, H); `Padded` leaves it unchanged. The model is written against their common interface.
+The attention implementation's name, as transformers sets it, chooses between them: `packed` (ours, registered in
+`attention.py`, the default), or `eager`, `sdpa` and the flash names, which run as in stock BERT and are the reference
+of the tests.
 
 Shape letters, here and in the other files of this package: B batch, T tokens, N packed tokens, H hidden, A heads, D
 head size, V vocabulary, L labels, C choices; M places in all groups of sequences of similar length.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 PACKED = "packed"
 LOWEST = torch.finfo(torch.float32).min
 
-# Sequences of similar length share one padded product on a CPU. More groups waste less, but make smaller products.
+# Sequences of similar length share one padded product on a CPU. More groups waste less, but have smaller products.
 _MAX_GROUPS = 4
 
 
@@ -31,35 +31,35 @@ class Padded:
     mask: Tensor | None  # (B, T) bool, True at real tokens; None: all are real
 
     def pack(self, x: Tensor) -> Tensor:
-        """x (B, T, ...) as the layers take it: unchanged."""
+        """Return x (B, T, ...) unchanged."""
         return x
 
     def unpack(self, x: Tensor, fill: float | None = None) -> Tensor:
-        """x (B, T, ...), with `fill` at padding if one is given."""
+        """Return x (B, T, ...), with `fill` at padding if given."""
         if fill is None or self.mask is None:
             return x
         mask = self.mask.to(x.device).view(*self.shape, *[1] * (x.dim() - 2))  # (B, T, 1...)
         return x.masked_fill(~mask, fill)
 
     def select(self, x: Tensor, places: Tensor) -> Tensor:
-        """x (B, T, ...) at some places (M,) of the flattened batch: (M, ...)."""
+        """Return x (B, T, ...) at places (M,) of the flattened batch, as (M, ...)."""
         return x.flatten(0, 1).index_select(0, places.to(x.device))  # (M, ...)
 
     def first(self, hidden: Tensor) -> Tensor:
-        """The states (B, H) of the first real token, [CLS] (stock BERT takes the first place, real or not)."""
+        """Return the states (B, H) of the first real token, [CLS]; stock BERT takes the first token, real or not."""
         if self.mask is None:
             return hidden[:, 0]  # (B, H)
         return self._select(hidden, self.mask.to(hidden.device).int().argmax(dim=1))  # (B, H)
 
     def last(self, hidden: Tensor) -> Tensor:
-        """The states (B, H) of the last real token, the final [SEP]."""
+        """Return the states (B, H) of the last real token, the final [SEP]."""
         if self.mask is None:
             return hidden[:, -1]  # (B, H)
         columns = torch.arange(self.shape[1], device=hidden.device)
         return self._select(hidden, (self.mask.to(hidden.device) * columns).argmax(dim=1))  # (B, H)
 
     def _select(self, hidden: Tensor, places: Tensor) -> Tensor:
-        """The states (B, H) at one place (B,) of each sequence."""
+        """Return the states (B, H) at one place (B,) of each sequence."""
         return hidden[torch.arange(self.shape[0], device=hidden.device), places]  # (B, H)
 
 
@@ -72,15 +72,15 @@ class Group:
     real: Tensor | None  # (b, t) bool; None: all b are t long
 
     def spread(self, x: Tensor, heads: int) -> Tensor:
-        """x (b * t,) for each of the heads: (b, A, t)."""
+        """Repeat x (b * t,) for each head, as (b, A, t)."""
         return x.view(self.shape[0], 1, -1).expand(-1, heads, -1)
 
     def flag_real(self) -> Tensor:
-        """(b * t,) bool, False where a place only pads."""
+        """Return (b * t,) bool, False at padded places."""
         return torch.ones_like(self.tokens, dtype=torch.bool) if self.real is None else self.real.flatten()
 
     def find_visible(self, causal: bool) -> Tensor | None:
-        """Which tokens each token may attend to, broadcastable to (b, 1, t, t); None: all of them."""
+        """Return which tokens each token may attend to, broadcastable to (b, 1, t, t), or None for all."""
         visible = None if self.real is None else self.real[:, None, None, :]  # (b, 1, 1, t)
         if causal:
             length = self.shape[1]
@@ -89,7 +89,7 @@ class Group:
         return visible
 
     def get_bias(self, causal: bool) -> Tensor | None:
-        """`find_visible` as fp32 that is added to scores: 0, or the lowest number there is; shared by all layers."""
+        """Return `find_visible` as an fp32 bias for the scores: 0 or the lowest fp32 number; shared by all layers."""
         if causal not in self._biases:
             visible = self.find_visible(causal)
             if visible is not None:
@@ -106,7 +106,7 @@ class Group:
 class Packed:
     """The packed layout: states are (N, ...), the real tokens of all sequences, one sequence after the other.
 
-    The states may lie on another device than the layout, because a model's layers may be divided over several.
+    States may be on another device than the layout, because a model's layers may be spread over several devices.
     """
 
     shape: tuple[int, int]
@@ -114,7 +114,7 @@ class Packed:
     offsets: Tensor  # (B + 1,) int64; sequence b is tokens offsets[b] to offsets[b + 1]
 
     def to(self, device: torch.device | str | int) -> "Packed":
-        """Return the layout on `device`; each copy is made once. accelerate's hooks call it, too."""
+        """Return the layout on `device`, copied once per device. accelerate's hooks call it, too."""
         device = torch.device(device)
         if device == self.offsets.device:
             return self
@@ -128,36 +128,36 @@ class Packed:
         return {}
 
     def pack(self, x: Tensor) -> Tensor:
-        """The real tokens (N, ...) of x (B, T, ...)."""
+        """Return the real tokens (N, ...) of x (B, T, ...)."""
         if x.shape[:2] != self.shape:
             raise ValueError(f"got a tensor of shape {tuple(x.shape)} in a batch of {self.shape}; make them agree")
         flat, indices = x.flatten(0, 1), self.to(x.device).indices  # (B * T, ...)
         return flat if indices is None else flat.index_select(0, indices)  # (N, ...)
 
     def unpack(self, x: Tensor, fill: float | None = None) -> Tensor:
-        """x (N, ...) put back into (B, T, ...), with `fill` (default 0) at padding."""
+        """Return x (N, ...) as (B, T, ...), with `fill` (default 0) at padding."""
         if (indices := self.to(x.device).indices) is not None:
             flat = x.new_full((self.shape[0] * self.shape[1], *x.shape[1:]), fill or 0.0)
             x = flat.index_copy(0, indices, x)  # (B * T, ...)
         return x.unflatten(0, self.shape)  # (B, T, ...)
 
     def select(self, x: Tensor, places: Tensor) -> Tensor:
-        """x (N, ...) at some places (M,) of the flattened batch, all of them real: (M, ...)."""
+        """Return x (N, ...) at places (M,) of the flattened batch, all of them real, as (M, ...)."""
         if self.indices is not None:
             places = torch.searchsorted(self.indices, places.to(self.indices.device))
         return x.index_select(0, places.to(x.device))  # (M, ...)
 
     def first(self, hidden: Tensor) -> Tensor:
-        """The states (B, H) of each sequence's first token, [CLS]."""
+        """Return the states (B, H) of each sequence's first token, [CLS]."""
         return hidden.index_select(0, self.to(hidden.device).offsets[:-1])  # (B, H)
 
     def last(self, hidden: Tensor) -> Tensor:
-        """The states (B, H) of each sequence's last token, the final [SEP]."""
+        """Return the states (B, H) of each sequence's last token, the final [SEP]."""
         return hidden.index_select(0, self.to(hidden.device).offsets[1:] - 1)  # (B, H)
 
     @cached_property
     def groups(self) -> list[Group]:
-        """The sequences, sorted by length and cut into groups of similar length (reads the lengths on the host)."""
+        """Return the sequences sorted by length and split into groups (reads the lengths on the host)."""
         lengths = self.offsets.diff()  # (B,)
         order = lengths.argsort(stable=True)
         if int(lengths.min()) == int(lengths.max()):
@@ -167,13 +167,14 @@ class Packed:
         ]
 
     def find_moves(self, heads: int = 1) -> tuple[Tensor, Tensor, Tensor | None]:
-        """How rows move into the groups and back, a row being that of a token or of one of its heads.
+        """Return the indices that move rows into the groups and back.
 
-        A group has (b, A, t) of them, M is the number of places in all groups, padded ones included.
+        A row belongs to a token, or with `heads` > 1 to one head of a token. A group has (b, A, t) rows; M is the
+        number of places in all groups, padding included.
 
         Returns:
-            (M * A,) the packed row at each place; (N * A,) the place of each packed row; (M * A, 1) whether a place
-            holds a row and does not only pad, or None if all do.
+            (M * A,) the packed row at each place, (N * A,) the place of each packed row, and (M * A, 1) whether a place
+            is real, or None if all are.
         """
         if heads not in self._moves:
             head = torch.arange(heads, device=self.offsets.device)[:, None]  # (A, 1)
@@ -190,12 +191,12 @@ class Packed:
         return {}
 
     def divide(self, x: Tensor) -> tuple[Tensor, ...]:
-        """Of x (M, ...), the places in all groups, those of each group (b * t, ...)."""
+        """Split x (M, ...), the places of all groups, into the parts (b * t, ...) of each group."""
         return x.split([len(group.tokens) for group in self.groups])
 
 
 def _make_group(offsets: Tensor, lengths: Tensor, members: Tensor) -> Group:
-    """The group of the sequences numbered `members` (b,)."""
+    """Return the group of the sequences with the numbers `members` (b,)."""
     lengths = lengths[members]  # (b,)
     longest = int(lengths.max())
     columns = torch.arange(longest, device=offsets.device)
@@ -207,16 +208,16 @@ def _make_group(offsets: Tensor, lengths: Tensor, members: Tensor) -> Group:
 def lay_out(
     shape: tuple[int, int], mask: Tensor | None, implementation: str, device: torch.device, places: Tensor | None = None
 ) -> Packed | Padded:
-    """The layout of a batch of `shape` (B, T) under an attention implementation.
+    """Return the layout of a batch of `shape` (B, T) for an attention implementation.
 
-    A row of the mask without a single real token keeps its first one, so that every sequence has a [CLS].
+    A row of the mask without a real token keeps its first one, so that every sequence has a [CLS].
 
     Args:
-        places: (N,), of the real tokens, as `find_places` gives them; without, an accelerator has to be waited for.
+        places: (N,) the real tokens, from `find_places`; without them the host waits for an accelerator.
 
     Raises:
-        ValueError: packed, and the mask is not (B, T), or the model is exported or traced: the shapes depend on the
-            data.
+        ValueError: Attention is packed, and the mask is not (B, T), or the model is exported or traced, where shapes
+            cannot depend on data.
     """
     if mask is not None and mask.dim() == 2:
         mask = mask.bool()
@@ -240,11 +241,11 @@ def lay_out(
 
 
 def keep_first(mask: Tensor) -> Tensor:
-    """The mask (B, T) bool, with the first place of every row that has no other."""
+    """Return the mask (B, T) bool, with the first place set in every row that has no real token."""
     first = torch.arange(mask.shape[1], device=mask.device) == 0
     return mask | (first & ~mask.any(dim=1, keepdim=True))  # (B, T)
 
 
 def find_places(mask: Tensor) -> Tensor:
-    """Where a mask (B, T) is True: places (N,) in the flattened batch."""
+    """Return the places (N,) in the flattened batch where a mask (B, T) is True."""
     return mask.flatten().nonzero().squeeze(1)  # (N,)

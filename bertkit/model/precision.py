@@ -1,6 +1,6 @@
-"""Choose where a model runs, and in which precision.
+"""Choose the device and the precision of a model.
 
-Left out: several devices, which are accelerate's.
+Left out: several devices, which accelerate manages.
 """
 
 import torch
@@ -11,19 +11,19 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def find_device() -> torch.device:
-    """The accelerator, or the CPU if there is none."""
+    """Return the accelerator, or the CPU if there is none."""
     found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     return found or torch.device("cpu")
 
 
 def choose_precision(asked: str) -> str:
-    """fp32, bf16 or fp16; "auto" takes bf16 where it is faster.
+    """Return fp32, bf16 or fp16, resolving "auto".
 
-    Elsewhere it is emulated and slow; and Intel's processors gain by AMX alone, for their AVX-512 form of such products
-    takes longer than fp32 does.
+    "auto" takes bf16 where it is faster, fp16 on CUDA without bf16, else fp32. Emulated bf16 is slow. Intel processors
+    gain only with AMX: their AVX-512 matrix products in bf16 are slower than in fp32.
 
     Raises:
-        UsageError: fp16 without an accelerator.
+        UsageError: fp16 is requested without an accelerator.
     """
     if asked == "fp16" and not torch.accelerator.is_available():
         raise UsageError('precision = "fp16" needs an accelerator and there is none; use "auto", "bf16" or "fp32"')
@@ -39,5 +39,5 @@ def choose_precision(asked: str) -> str:
 
 
 def use_precision(precision: str, device: torch.device) -> torch.autocast:
-    """A context in which matrix products have that precision, as in training."""
+    """Return the autocast context of a precision, as used in training."""
     return torch.autocast(device.type, DTYPES.get(precision), enabled=precision in DTYPES)

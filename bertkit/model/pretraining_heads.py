@@ -1,6 +1,6 @@
 """The heads of pretraining: masked LM, next sentence, both, and a left-to-right LM (paper section 3.1).
 
-The decoder shares its matrix with the word embeddings. In training it sees the labelled positions alone.
+The decoder shares its matrix with the word embeddings. In training it sees only the labelled positions.
 """
 
 from dataclasses import dataclass
@@ -28,9 +28,10 @@ logger = logging.get_logger(__name__)
 class BertForPreTrainingOutput(ModelOutput):
     """The two predictions and their losses.
 
-    loss: masked LM + next sentence, each a mean (A.2); `mlm_loss` and `nsp_loss` are its parts.
-    prediction_logits: (B, T, V), or (M, V) at the M labelled positions, or None (see `BertForPreTraining.forward`).
-    seq_relationship_logits: (B, 2), for "B follows A" and "B is random".
+    Attributes:
+        loss: The sum of `mlm_loss` and `nsp_loss`, each a mean (A.2).
+        prediction_logits: (B, T, V), or (M, V) at the M labelled positions, or None (see `BertForPreTraining.forward`).
+        seq_relationship_logits: (B, 2), for "B follows A" and "B is random".
     """
 
     loss: Tensor | None = None
@@ -62,16 +63,16 @@ class BertLMPredictionHead(StartsAtZero):
         super().__init__()
         self.transform = BertPredictionHeadTransform(config)
         self.decoder = nn.Linear(config.hidden_size, config.vocab_size)
-        self.bias = nn.Parameter(torch.zeros(config.vocab_size))  # the decoder's, under the name old checkpoints have
+        self.bias = nn.Parameter(torch.zeros(config.vocab_size))  # the decoder's, with the name in old checkpoints
 
     def forward(self, hidden: Tensor, labels: Tensor | None = None, count: Count = None) -> Tensor:
-        """Scores (..., V) of hidden (..., H); with labels (M,) of hidden (M, H) the loss alone, as of `decode_loss`."""
+        """Return logits (..., V) from hidden (..., H), or with labels (M,) the `decode_loss` of hidden (M, H)."""
         hidden = self.transform(hidden)
         return self.decoder(hidden) if labels is None else decode_loss(hidden, self.decoder, labels, count)
 
 
 class BertOnlyMLMHead(nn.Module):
-    """The masked-LM head alone."""
+    """The masked-LM head."""
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
@@ -82,7 +83,7 @@ class BertOnlyMLMHead(nn.Module):
 
 
 class BertOnlyNSPHead(nn.Module):
-    """The next-sentence head alone."""
+    """The next-sentence head."""
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
@@ -104,7 +105,7 @@ class BertPreTrainingHeads(BertOnlyMLMHead):
 
 
 class BertLMHead(BertHead):
-    """What the classes with a decoder over the vocabulary share."""
+    """Base class of the models with a decoder over the vocabulary."""
 
     _tied_weights_keys = {
         "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
@@ -120,12 +121,12 @@ class BertLMHead(BertHead):
 
     @staticmethod
     def align(labels: Tensor) -> Tensor:
-        """The labels (B, T), each where it is predicted."""
+        """Return the labels (B, T) at the positions that predict them."""
         return labels
 
     @classmethod
     def find_places(cls, attention_mask: Tensor, labels: Tensor | None = None, **batch: Tensor) -> dict[str, Tensor]:
-        """Where a batch's real tokens are, and those that are predicted, under the names `forward` takes them by."""
+        """Return the places of a batch's real and predicted tokens, by argument name of `forward`."""
         places = super().find_places(attention_mask)
         if labels is not None:
             targets = keep_first(attention_mask.bool()) & (cls.align(labels) != IGNORE_INDEX)  # (B, T)
@@ -133,9 +134,9 @@ class BertLMHead(BertHead):
         return places
 
     def call_hooked_head(self, hidden: Tensor, layout: Layout, *pooled: Tensor) -> Any:
-        """Return the output of `cls` for all places (B, T, H), as in transformers, if it is hooked or replaced.
+        """Return the output of `cls` for all positions (B, T, H), as in transformers, if it is hooked or replaced.
 
-        Training then decodes all places, not the labelled ones alone. Otherwise return None.
+        Training then decodes all positions, not only the labelled ones. Otherwise return None.
         """
         is_ours = isinstance(self.cls, BertOnlyMLMHead) and not is_adapted(self.cls)
         if is_ours and type(self.cls.predictions) is BertLMPredictionHead and not is_adapted(self.cls.predictions):
@@ -152,17 +153,18 @@ class BertLMHead(BertHead):
         places: Tensor | None,
         scores: Tensor | None = None,
     ) -> tuple[Tensor | None, Tensor | None]:
-        """Logits (B, T, V) and with labels (B, T) the loss.
+        """Return logits (B, T, V), and the loss if labels (B, T) are given.
 
-        targets_only: logits (M, V) of the labelled positions alone; None: in training. Training then has no logits at
-        all: nobody reads them, and to make M * V of them is what it saves.
-        places: (M,), from `find_places`; None: they are looked for.
-        scores: (B, T, V), if a hooked head has computed them already.
+        Args:
+            targets_only: Whether to return only the logits (M, V) of the labelled positions; None: in training.
+                Training then returns no logits: nobody reads them, and not computing M * V of them is the gain.
+            places: (M,) the labelled positions, from `find_places`; None: they are computed here.
+            scores: (B, T, V), if a hooked head has already computed them.
         """
         if labels is not None:
             labels = layout.pack(self.align(labels))  # (packed)
         few = self.training if targets_only is None else targets_only
-        if scores is not None or labels is None or not few or is_transformed():  # no transform takes a mask as an index
+        if scores is not None or labels is None or not few or is_transformed():  # transforms cannot index with a mask
             logits = self.cls.predictions(hidden) if scores is None else layout.pack(scores)  # (packed, V)
             if labels is None:
                 return layout.unpack(logits), None
@@ -195,14 +197,17 @@ class BertLMHead(BertHead):
         logits_to_keep: int | Tensor = 0,
         **kwargs,
     ) -> ModelOutput:
-        """Return token logits (B, T, V), and with labels (B, T) the mean loss.
+        """Return token logits (B, T, V), and the mean loss if labels (B, T) are given.
 
-        Args: as in `BertForPreTraining.forward`; left to right, `labels` are not shifted, and usually are `input_ids`
-            with -100 at padding.
-            logits_to_keep: without labels, how many places at the end have logits, or their numbers (K,); 0: all.
+        Other arguments are those of `BertForPreTraining.forward`.
+
+        Args:
+            labels: Left to right they are not shifted, usually `input_ids` with -100 at padding.
+            logits_to_keep: The number of last positions to return logits for, or the positions (K,); 0: all. Without
+                labels only.
 
         Raises:
-            ValueError: `logits_to_keep` together with labels, or of two dimensions.
+            ValueError: `logits_to_keep` is given together with labels, or has two dimensions.
         """
         keeps_all = isinstance(logits_to_keep, int) and logits_to_keep == 0
         if not keeps_all and (labels is not None or getattr(logits_to_keep, "ndim", 1) != 1):
@@ -221,7 +226,7 @@ class BertLMHead(BertHead):
 
 
 class BertForPreTraining(BertLMHead):
-    """Masked LM and next sentence, as BERT is pre-trained (section 3.1)."""
+    """Predict masked tokens and the next sentence, as BERT is pre-trained (section 3.1)."""
 
     has_pooler = True
 
@@ -231,7 +236,7 @@ class BertForPreTraining(BertLMHead):
         self.post_init()
 
     def count_labels(self, labels: Tensor, next_sentence_label: Tensor, **batch: Tensor) -> dict[str, Tensor]:
-        """Masked tokens and sequences."""
+        """Count masked tokens and sequences."""
         sequences = labels.new_full((), len(next_sentence_label))
         return super().count_labels(labels) | {"num_sequences_in_batch": sequences}
 
@@ -251,17 +256,18 @@ class BertForPreTraining(BertLMHead):
         num_sequences_in_batch: Count = None,
         **kwargs,
     ) -> BertForPreTrainingOutput:
-        """Both predictions; with labels also their losses.
+        """Return both predictions, and their losses if labels are given.
 
         Args:
-            labels: (B, T), the original token at masked positions and -100 elsewhere; packed, those at padding do not
-                count.
-            next_sentence_label: (B,), 0 where B follows A, 1 where B is random.
-            targets_only: decode only the labelled positions; None: in training. Training then returns no token logits.
-            real_places, target_places: (N,) and (M,), from `find_places`, where they are known.
-            num_items_in_batch: labelled tokens of the whole update; divides the masked-LM loss.
-            num_sequences_in_batch: sequences of the whole update; divides the next-sentence loss. If only the tokens
-                are known (stock Trainer), this batch weighs as much as its share of the labelled tokens.
+            labels: (B, T), the original token at masked positions and -100 elsewhere; labels at padding are ignored
+                when packed.
+            next_sentence_label: (B,), 0 if B follows A, 1 if B is random.
+            targets_only: Whether to decode only the labelled positions; None: in training. Training then returns no
+                token logits.
+            target_places: (M,) the labelled positions, and `real_places` (N,) the real tokens, from `find_places`.
+            num_items_in_batch: Labelled tokens of the whole update, which divide the masked-LM loss.
+            num_sequences_in_batch: Sequences of the whole update, which divide the next-sentence loss. If only the
+                tokens are known (stock Trainer), the batch is weighted by its share of the labelled tokens.
         """
         outputs, layout = self.encode(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
         hidden, pooled = outputs.last_hidden_state, outputs.pooler_output
@@ -290,7 +296,7 @@ class BertForPreTraining(BertLMHead):
 
 
 class BertForMaskedLM(BertLMHead):
-    """Masked LM alone (section 3.1, task 1; Table 5 "No NSP")."""
+    """Predict only masked tokens (section 3.1, task 1; Table 5 "No NSP")."""
 
     output_class = MaskedLMOutput
 
@@ -301,17 +307,17 @@ class BertForMaskedLM(BertLMHead):
 
 
 class BertLMHeadModel(BertLMHead, GenerationMixin):
-    """The left-to-right language model of Table 5 and Figure 5: every token is predicted from those before it.
+    """Predict every token from those before it: the left-to-right language model of Table 5 and Figure 5.
 
-    Needs `config.is_decoder=True`. `generate` works, without a cache: each new token recomputes the whole text.
+    It needs `config.is_decoder=True`. `generate` works without a cache: each new token recomputes the whole text.
     """
 
     output_class = CausalLMOutput
-    _is_stateful = True  # transformers' word for a model without a cache to shorten, which assisted generation needs
+    _is_stateful = True  # marks that there is no cache to shorten, which assisted generation needs
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__(config)
-        self.loss_type = "ForCausalLM"  # tells a Trainer that the first token is no target
+        self.loss_type = "ForCausalLM"  # tells a Trainer that the first token is not a target
         if not config.is_decoder:
             logger.warning("BertLMHeadModel without is_decoder=True sees the token it should predict; set it")
         self.cls = BertOnlyMLMHead(config)
@@ -320,21 +326,21 @@ class BertLMHeadModel(BertLMHead, GenerationMixin):
     def prepare_inputs_for_generation(
         self, input_ids: Tensor, next_sequence_length: int | None = None, past_key_values: object = None, **kwargs
     ) -> dict:
-        """Arguments of `forward` for the next token: the whole text so far, as there is no cache to continue from."""
+        """Return the arguments of `forward` for the next token: the whole text so far, as there is no cache."""
         return super().prepare_inputs_for_generation(input_ids, **kwargs)
 
     @staticmethod
     def align(labels: Tensor) -> Tensor:
-        """The labels (B, T), each where it is predicted: at the token before."""
+        """Return the labels (B, T) shifted to the preceding token, which predicts them."""
         return nn.functional.pad(labels[:, 1:], (0, 1), value=IGNORE_INDEX)  # (B, T)
 
     def count_labels(self, labels: Tensor, **batch: Tensor) -> dict[str, Tensor]:
-        """Tokens that are predicted: never the first."""
+        """Count predicted tokens, which never include the first."""
         return super().count_labels(self.align(labels))
 
 
 class BertForNextSentencePrediction(BertHead):
-    """Next sentence alone (section 3.1, task 2)."""
+    """Predict only the next sentence (section 3.1, task 2)."""
 
     output_class = NextSentencePredictorOutput
     has_pooler = True
@@ -345,6 +351,6 @@ class BertForNextSentencePrediction(BertHead):
         self.post_init()
 
     def compute_scores(self, outputs: Encoded, layout: Layout, labels: Tensor | None, count: Count) -> Scored:
-        """Return logits (B, 2), and with labels (B,), 0 where B follows A and 1 where B is random, the loss."""
+        """Return logits (B, 2), and the loss if labels (B,) are given: 0 if B follows A, 1 if B is random."""
         logits = self.cls(outputs.pooler_output)  # (B, 2)
         return logits, None if labels is None else classify_loss(logits, labels, count)

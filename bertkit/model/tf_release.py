@@ -1,11 +1,11 @@
-"""A checkpoint in the form BERT was released in (github.com/google-research/bert) -> one that loads everywhere.
+"""Import a checkpoint in BERT's original TensorFlow format (github.com/google-research/bert).
 
 The release is a folder with `bert_config.json`, `vocab.txt` and TensorFlow's `bert_model.ckpt.index` and `.data-…`.
-TensorFlow itself is not needed: an index is a table as LevelDB writes it, blocks of sorted keys with a checksum each,
-from the name of a variable to where its bytes are. Every byte that is used is checked against its checksum.
+TensorFlow itself is not needed: the index is a LevelDB table, made of blocks of sorted keys with a checksum each, that
+maps variable names to the location of their bytes. Every byte that is used is verified against its checksum.
 
-Left out: what the release does not have, that is compressed tables, variables in slices, TensorFlow 2's checkpoints of
-objects, and the state of the optimizer.
+Left out, because the release has none of it: compressed tables, sliced variables, TensorFlow 2's object-based
+checkpoints. The optimizer's state is not imported.
 """
 
 import math
@@ -33,29 +33,30 @@ RELEASED_VOCABULARY = "vocab.txt"
 
 
 def mask_checksum(checksum: int) -> int:
-    """Return a CRC-32C as it is stored, which is rotated: a text with checksums in it has a good one."""
+    """Return a CRC-32C in its stored, masked form, so that data that contains checksums is checked reliably."""
     return ((checksum >> 15 | checksum << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
-# --- The table: names in order, in blocks (LevelDB's format, without compression) -------------------------------------
+# --- The table: sorted names in blocks (LevelDB's format, without compression) ----------------------------------------
 
 MAGIC = bytes.fromhex("57fb808b247547db")
-FOOTER = 48  # bytes: two places of blocks, zeros, MAGIC
-LARGEST_INDEX = 16 << 20  # bytes; that of BERT-large with its optimizer has 0.1 MB
+FOOTER = 48  # bytes: two block handles, zeros, MAGIC
+LARGEST_INDEX = 16 << 20  # bytes; the index of BERT-large with its optimizer has 0.1 MB
 LONGEST_VARIABLE = 1000  # bytes
 
 
 def read_table(data: bytes) -> dict[bytes, bytes]:
-    """The values of a table by key.
+    """Read the values of a table by key.
 
     Raises:
-        ValueError, IndexError: it is damaged.
-        UsageError: it is compressed.
+        ValueError: The table is damaged.
+        IndexError: The table is damaged.
+        UsageError: The table is compressed.
     """
     footer = data[-FOOTER:]
     if len(footer) < FOOTER or not footer.endswith(MAGIC):
         raise ValueError("its end is not that of a table")
-    _, at = _read_place(footer, 0)  # of a block with nothing in it
+    _, at = _read_place(footer, 0)  # of an empty block
     index, _ = _read_place(footer, at)
     records: dict[bytes, bytes] = {}
     for _, place in _list_records(_read_block(data, *index)):
@@ -64,14 +65,14 @@ def read_table(data: bytes) -> dict[bytes, bytes]:
 
 
 def _read_place(data: bytes, at: int) -> tuple[tuple[int, int], int]:
-    """Where a block begins and its size, and where the next thing is."""
+    """Read a block handle (offset and size), and return it with the position after it."""
     offset, at = _read_number(data, at)
     size, at = _read_number(data, at)
     return (offset, size), at
 
 
 def _read_number(data: bytes, at: int) -> tuple[int, int]:
-    """A number in sevens of bits, the lowest first, and where the next thing is."""
+    """Read a varint (seven bits per byte, lowest first), and return it with the position after it."""
     value = shift = 0
     while True:
         byte = data[at]
@@ -84,7 +85,7 @@ def _read_number(data: bytes, at: int) -> tuple[int, int]:
 
 
 def _read_block(data: bytes, offset: int, size: int) -> bytes:
-    """The content of a block; behind it are a byte that names its compression, and the checksum of both."""
+    """Return the content of a block, which is followed by a compression byte and the checksum of both."""
     end = offset + size
     if end + 5 > len(data):
         raise ValueError("a block lies outside of it")
@@ -96,9 +97,9 @@ def _read_block(data: bytes, offset: int, size: int) -> bytes:
 
 
 def _list_records(block: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """Keys and values; of a key only what differs from the start of the one before is there.
+    """Yield the keys and values of a block; a key is stored without the prefix it shares with its predecessor.
 
-    At the end of a block are the places of keys that are there in full, for who looks for one, and their number.
+    A block ends with the positions of the keys stored in full, for binary search, and their number.
     """
     end = len(block) - 4 - 4 * int.from_bytes(block[-4:], "little")
     if len(block) < 4 or end < 0:
@@ -116,23 +117,24 @@ def _list_records(block: bytes) -> Iterator[tuple[bytes, bytes]]:
         yield key, block[value:at]
 
 
-# --- The bundle: what the values say (TensorFlow's tensor_bundle.proto) ----------------------------------------------
+# --- The bundle: the meaning of the values (TensorFlow's tensor_bundle.proto) ----------------------------------------
 
-# The fields of a message by their tag, 8 * number + form; the forms are 0 a number, 2 bytes and 5 four bytes.
+# The fields of a message by tag, 8 * number + wire type; the wire types are 0 varint, 2 bytes, 5 four bytes.
 HEADER = {0x08: "parts", 0x10: "endianness", 0x1A: "version"}
 TF_ENTRY = {0x08: "dtype", 0x12: "shape", 0x18: "part", 0x20: "offset", 0x28: "size", 0x35: "checksum", 0x3A: "slices"}
 SHAPE = {0x12: "sizes"}
 DIMENSION = {0x08: "size", 0x12: "name"}
-BFLOAT16 = "<u2"  # the upper half of a float32, which numpy has no name for
+BFLOAT16 = "<u2"  # the upper half of a float32; numpy has no dtype for it
 TF_DTYPES = {1: "<f4", 9: "<i8", 14: BFLOAT16, 19: "<f2"}
 OBJECTS = b"_CHECKPOINTABLE_OBJECT_GRAPH"
 
 
 @dataclass(frozen=True)
 class Variable:
-    """A variable that has not been read: its sizes, and where its bytes are.
+    """The shape of a variable and the location of its bytes.
 
-    dtype: one of the values of `TF_DTYPES`.
+    Attributes:
+        dtype: One of the values of `TF_DTYPES`.
     """
 
     shape: tuple[int, ...]
@@ -144,12 +146,12 @@ class Variable:
 
 
 def read_bundle(prefix: Path) -> dict[str, Variable]:
-    """The variables of the checkpoint `prefix`.index, by name, none of them read.
+    """Return the variables of the checkpoint `prefix`.index by name, without reading their values.
 
-    They are as large as they say: their bytes lie inside of their files.
+    All of them lie within their files.
 
     Raises:
-        UsageError: a file is missing, damaged or cut off, or not as the release's are.
+        UsageError: A file is missing, damaged or truncated, or differs from the release's format.
     """
     index = prefix.with_name(f"{prefix.name}.index")
     with explain_refusal(str(index)):
@@ -164,7 +166,7 @@ def read_bundle(prefix: Path) -> dict[str, Variable]:
         if _pick(header, "endianness"):
             raise UsageError("its numbers have their highest byte first; save it again on another machine")
         found = {key: _read_entry(value, prefix, _pick(header, "parts")) for key, value in records.items()}
-        variables = {key.decode(): variable for key, variable in found.items()}  # the names of slices are no text
+        variables = {key.decode(): variable for key, variable in found.items()}  # the names of slices are not text
         if not all(name.isprintable() for name in variables):
             raise ValueError("a name is not text")
     except UsageError as error:
@@ -176,10 +178,10 @@ def read_bundle(prefix: Path) -> dict[str, Variable]:
 
 
 def read_variable(name: str, variable: Variable) -> np.ndarray:
-    """The values of a variable, those of 16 bits as float32.
+    """Read the values of a variable, with 16-bit values as float32.
 
     Raises:
-        UsageError: they do not have their checksum.
+        UsageError: The checksum is wrong.
     """
     with explain_refusal(str(variable.path)):
         data = np.fromfile(variable.path, np.uint8, variable.size, offset=variable.offset)
@@ -192,7 +194,7 @@ def read_variable(name: str, variable: Variable) -> np.ndarray:
 
 
 def _read_message(data: bytes, fields: Mapping[int, str]) -> dict[str, list[Any]]:
-    """The values of a protobuf message by the name of their field, of which there may be several."""
+    """Return the values of a protobuf message by field name; a field may be repeated."""
     found: dict[str, list[Any]] = {}
     at = 0
     while at < len(data):
@@ -212,7 +214,7 @@ def _read_message(data: bytes, fields: Mapping[int, str]) -> dict[str, list[Any]
 
 
 def _pick(message: Mapping[str, list[Any]], field: str) -> int:
-    """The number in a field, 0 if it is not there."""
+    """Return the number in a field, 0 if it is missing."""
     return message.get(field, [0])[-1]
 
 
@@ -236,7 +238,11 @@ def _read_entry(value: bytes, prefix: Path, parts: int) -> Variable:
 
 
 def _check_files(variables: Collection[Variable]) -> None:
-    """Nothing, or a UsageError: a file is missing, or too small for what the index says is in it."""
+    """Check that every file exists and is large enough for its variables.
+
+    Raises:
+        UsageError: A file is missing or too small.
+    """
     for path in sorted({variable.path for variable in variables}):
         if not path.is_file():
             raise UsageError(f"there is no {path}; copy all files of the checkpoint into one folder")
@@ -247,7 +253,7 @@ def _check_files(variables: Collection[Variable]) -> None:
 
 # --- From the release to ours -----------------------------------------------------------------------------------------
 
-# What of a parameter's name is another in the release, in this order; a matrix called kernel is transposed there.
+# Parts of parameter names, ours and the release's, replaced in this order; a matrix named kernel is transposed there.
 VARIABLE_NAMES = (
     ("encoder.layer.", "encoder.layer_"),
     ("LayerNorm.weight", "LayerNorm.gamma"),
@@ -262,9 +268,9 @@ VARIABLE_NAMES = (
     (".", "/"),
 )
 POOLER = ("bert/pooler/dense/kernel", "bert/pooler/dense/bias")
-# What an optimizer adds: the reference code's, and TensorFlow's own Adam.
+# Variables of an optimizer: the reference code's, and TensorFlow's own Adam.
 OPTIMIZER = re.compile(r"global_step|beta[12]_power|(.+)/(?:adam_[mv]|(?:Adam|AdamWeightDecayOptimizer)(?:_1)?)")
-RELEASED_VALUES = (  # and rates that the reference code reads in bert_config.json; it reads no others
+RELEASED_VALUES = (  # all that the reference code reads from bert_config.json
     "vocab_size",
     "hidden_size",
     "num_hidden_layers",
@@ -282,22 +288,22 @@ RELEASED_VALUES = (  # and rates that the reference code reads in bert_config.js
 def import_checkpoint(
     source: Path, output: Path, *, cased: bool | None = None, report: Callable[[str], None] = ignore
 ) -> None:
-    """Writes a checkpoint that plain transformers and this package load, with its tokenizer.
+    """Convert a TensorFlow checkpoint and its tokenizer to the form that transformers and this package load.
 
-    A pre-trained model becomes `BertForPreTraining`, or `BertModel` if it has no head; a fine-tuned one what
-    run_classifier.py or run_squad.py trained. Every variable is used but those of the optimizer, and of a pooler that
-    no answer depends on; every parameter is filled.
+    A pre-trained model becomes `BertForPreTraining`, or `BertModel` if it has no head. A fine-tuned one becomes the
+    class of the head that run_classifier.py or run_squad.py trained. All variables are used except those of the
+    optimizer and of a pooler that the head does not read; every parameter is filled.
 
-    Differs from the reference code: its GELU is an approximation by tanh (transformers' `gelu_new`). The `gelu` of
+    Differs from the reference code: its GELU is the tanh approximation (transformers' `gelu_new`). The `gelu` of
     bert_config.json stays `gelu`, the exact one, as in every copy of these models on the Hub.
 
     Args:
-        source: the folder, or the one checkpoint in it that is meant, such as `folder/model.ckpt-1000`.
-        output: a directory that is new or empty; it is there in full or not at all.
-        cased: whether capital letters count; None: as the name of the folder and the vocabulary say.
+        source: The folder, or one of its checkpoints, such as `folder/model.ckpt-1000`.
+        output: A new or empty directory, written atomically.
+        cased: Whether upper case is kept; None: inferred from the vocabulary, which the folder's name may contradict.
 
     Raises:
-        UsageError: something is missing, damaged, left over, or does not fit the rest.
+        UsageError: Something is missing, damaged, left over, or inconsistent.
     """
     prefix = find_prefix(source)
     config_file, vocabulary = (prefix.with_name(name) for name in (RELEASED_CONFIG, RELEASED_VOCABULARY))
@@ -327,10 +333,10 @@ def import_checkpoint(
 
 
 def find_prefix(source: Path) -> Path:
-    """The only checkpoint in a folder, or the one that is named; without `.index`.
+    """Return the prefix of the only checkpoint in a folder, or of the named one, without `.index`.
 
     Raises:
-        UsageError: there is none, or several.
+        UsageError: There is no checkpoint, or several.
     """
     if source.is_dir():
         found = sorted(path.with_suffix("") for path in source.glob("*.index"))
@@ -349,12 +355,13 @@ def find_prefix(source: Path) -> Path:
 
 
 def read_config(path: Path, names: Collection[str]) -> BertConfig:
-    """The sizes and rates in bert_config.json.
+    """Read the configuration in bert_config.json.
 
-    names: of the variables; there must be as many layers, so that a model of absurd size is not even begun.
+    Args:
+        names: The names of the variables. The layers must agree, so that no model of absurd size is built.
 
     Raises:
-        UsageError: it is damaged, or does not fit.
+        UsageError: The file is damaged, or does not fit the variables.
     """
     values = read_json(path, dict[str, Any])
     with explain_refusal(str(path)):
@@ -371,10 +378,10 @@ def read_config(path: Path, names: Collection[str]) -> BertConfig:
 def read_tokenizer(
     path: Path, config: BertConfig, cased: bool | None, report: Callable[[str], None]
 ) -> BertTokenizerFast:
-    """The tokenizer of a vocabulary; whether it is cased, no file of the release says.
+    """Return the tokenizer of a vocabulary, inferring its case, which no file of the release states.
 
     Raises:
-        UsageError: it is damaged, larger than the model's, or the name of its folder contradicts it.
+        UsageError: The vocabulary is damaged, larger than the model's, or contradicts the name of its folder.
     """
     tokenizer = load_tokenizer(path, cased=cased)
     ids = tokenizer.get_vocab()
@@ -385,7 +392,7 @@ def read_tokenizer(
     if len(ids) < config.vocab_size:
         report(f"{path.name} has {len(ids):,} tokens and the model {config.vocab_size:,}; the others have no text")
     if cased is None:
-        cased = not tokenizer.backend_tokenizer.normalizer.lowercase  # as the vocabulary is
+        cased = not tokenizer.backend_tokenizer.normalizer.lowercase  # inferred from the vocabulary
         letters = f"{path.name} has {'' if cased else 'no '}capital letters"
         folder = path.absolute().parent.name
         if "cased" in folder.lower() and cased is ("uncased" in folder.lower()):
@@ -395,12 +402,12 @@ def read_tokenizer(
 
 
 def choose_head(names: Collection[str]) -> str:
-    """The class of ours that has the head whose variables are there."""
+    """Return the name of our class for the head that the variables belong to."""
     if "cls/squad/output_weights" in names:
         return "BertForQuestionAnswering"
     if "output_weights" in names:
-        # run_classifier.py reads C, other programs with the same names the tokens. Nothing flows back into a pooler
-        # that is not read, and the optimizer has no state of what nothing flows back into.
+        # run_classifier.py reads C; other programs use the same names for a token classifier. An unused pooler gets no
+        # gradient, so the optimizer has no state for it.
         learned = {found[1] for name in names if (found := OPTIMIZER.fullmatch(name))}
         reads_tokens = "output_weights" in learned and POOLER[0] not in learned
         return "BertForTokenClassification" if reads_tokens else "BertForSequenceClassification"
@@ -408,7 +415,7 @@ def choose_head(names: Collection[str]) -> str:
 
 
 def make_model(head: str, config: BertConfig, variables: Mapping[str, Variable], prefix: Path) -> PreTrainedModel:
-    """A model without memory for its weights, with as many labels as the checkpoint has."""
+    """Return a model on the meta device (no memory for weights), with the checkpoint's number of labels."""
     if "output_weights" in variables and (shape := variables["output_weights"].shape):
         config.num_labels = shape[0]
     with explain_refusal(str(prefix.with_name(RELEASED_CONFIG))), torch.device("meta"):
@@ -416,10 +423,10 @@ def make_model(head: str, config: BertConfig, variables: Mapping[str, Variable],
 
 
 def match_variables(model: PreTrainedModel, variables: Mapping[str, Variable], prefix: Path) -> dict[str, str]:
-    """The name of the variable that each parameter is filled with.
+    """Map each parameter name to the name of its variable.
 
     Raises:
-        UsageError: one is missing, left over, or of another size or type.
+        UsageError: A variable is missing, left over, or of another shape or type.
     """
     parameters = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
     wanted = {name: name_variable(name if hasattr(model, "bert") else f"bert.{name}") for name in parameters}
@@ -445,30 +452,30 @@ def match_variables(model: PreTrainedModel, variables: Mapping[str, Variable], p
 
 
 def name_variable(parameter: str) -> str:
-    """What a parameter of ours is called in the release."""
+    """Return the release's name of one of our parameters."""
     for ours, theirs in VARIABLE_NAMES:
         parameter = parameter.replace(ours, theirs)
     return parameter
 
 
 def _is_state(name: str, known: Collection[str]) -> bool:
-    """Whether a variable is the state of an optimizer, of one of the `known` variables if it is of any."""
+    """Return whether a variable is optimizer state, global or belonging to one of the `known` variables."""
     found = OPTIMIZER.fullmatch(name)
     return bool(found) and (found[1] is None or found[1] in known)
 
 
 def fill(model: PreTrainedModel, wanted: Mapping[str, str], variables: Mapping[str, Variable]) -> None:
-    """Gives each parameter the values of its variable."""
+    """Fill each parameter with the values of its variable."""
     weights = {}
     for parameter, name in wanted.items():
         values = read_variable(name, variables[name])
         weights[parameter] = torch.from_numpy(np.ascontiguousarray(values.T) if name.endswith("/kernel") else values)
-    model.load_state_dict(weights, strict=False, assign=True)  # not strict, for what is tied has one name of two
+    model.load_state_dict(weights, strict=False, assign=True)  # not strict: tied weights have two names
     model.tie_weights()
 
 
 def save(model: PreTrainedModel, tokenizer: BertTokenizerFast, output: Path) -> None:
-    """Writes a checkpoint, so that it is never there in part."""
+    """Write a checkpoint atomically."""
     with explain_refusal(f"the directory {output}"), explain_disk_error(output):
         output.parent.mkdir(parents=True, exist_ok=True)
         with TemporaryDirectory(prefix=f".{output.name}.", dir=output.parent) as folder:

@@ -1,4 +1,4 @@
-"""The tasks of the paper by name, and those that answer for a head; imported at first use."""
+"""The tasks of the paper by name, and the tasks that predict with each head; imported on first use."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ def __getattr__(name: str) -> Any:
     from bertkit.tasks.texts import NextSentenceTask, TextTask
 
     tasks = {task.name: task for task in (PRETRAINING, *GLUE.values(), *SQUAD.values(), SWAG, NER)}
-    answering = {  # head -> the task that reads its inputs and answers them
+    answering = {  # head -> the task that encodes its inputs and decodes its outputs
         "BertForSequenceClassification": TextTask(),
         "BertForNextSentencePrediction": NextSentenceTask(),
         "BertForPreTraining": PRETRAINING,

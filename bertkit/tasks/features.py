@@ -1,8 +1,8 @@
-"""The activations of a frozen encoder (paper section 5.3), computed once and kept on disk.
+"""The activations of a frozen encoder (paper section 5.3), computed once and cached on disk.
 
-The encoder runs once: the activations of every word's first token are kept under a name made of the weights, the tokens
-and the layers, so that another seed or another study finds them there. They are mapped into memory, and an epoch costs
-only what is trained on them.
+The encoder runs once: the activations of every word's first token are stored under a hash of the weights, the tokens
+and the layers, so that another seed or study reuses them. The file is memory-mapped, and an epoch costs only the
+training of the layers above.
 
 Left out: training (`BertFeaturesForTokenClassification` learns from them).
 """
@@ -35,19 +35,20 @@ from bertkit.system.files import atomic_open, find_checksum
 
 COUNTED = ("hidden_size", "num_attention_heads", "hidden_act", "layer_norm_eps", "is_decoder")  # besides the weights
 DAY = 86_400.0  # seconds
-RESIDUE = 0x2144DF1C  # the CRC-32 of anything with its own CRC-32 behind it
+RESIDUE = 0x2144DF1C  # the CRC-32 of any data followed by its own CRC-32
 
 
-# --- The encoder at work ----------------------------------------------------------------------------------------------
+# --- The encoder ------------------------------------------------------------------------------------------------------
 
 
 def load_encoder(checkpoint: str, layers: str, tokens: int = 0) -> BertModel:
-    """The encoder of a checkpoint, frozen, on the accelerator if there is one.
+    """Load the encoder of a checkpoint, frozen, on the accelerator if there is one.
 
-    tokens: how many there are in the vocabulary.
+    Args:
+        tokens: The size of the tokenizer's vocabulary.
 
     Raises:
-        UsageError: it cannot be loaded, or has no such layers, or not so many tokens.
+        UsageError: The checkpoint cannot be loaded, lacks the layers, or has a smaller vocabulary.
     """
     with explain_refusal(f"the model {checkpoint}"):
         check_feature_layers(layers, load_config(checkpoint))
@@ -57,12 +58,16 @@ def load_encoder(checkpoint: str, layers: str, tokens: int = 0) -> BertModel:
 
 @torch.no_grad()
 def run_encoder(model: BertModel, sequences: Sequences, layers: str) -> Iterator[tuple[np.ndarray, Tensor, Tensor]]:
-    """The activations of all sequences, some at a time: their numbers (B,), (B, T, K, H), and (B, T) real tokens.
+    """Yield the activations of all sequences in batches.
 
-    sequences: without labels.
+    Args:
+        sequences: Without labels.
+
+    Yields:
+        The numbers of the sequences (B,), their activations (B, T, K, H), and their attention mask (B, T).
 
     Raises:
-        UsageError: activations are NaN or infinite.
+        UsageError: Activations are NaN or infinite.
     """
     lengths = np.diff(sequences.ends, prepend=0)
     for numbers in batch_by_length(lengths):
@@ -83,10 +88,12 @@ def run_encoder(model: BertModel, sequences: Sequences, layers: str) -> Iterator
 
 @dataclass(frozen=True, eq=False)
 class Features(Items):
-    """S sequences of words, each word with the activations of its first token, on disk.
+    """S sequences of words with the activations of each word's first token, on disk.
 
-    path: a .npy file (M, K, H), its CRC-32 behind it. ends: (S,) the words up to each sequence's end. labels: (M,) of
-    the words.
+    Attributes:
+        path: A .npy file (M, K, H), followed by its CRC-32.
+        ends: (S,) the number of words up to each sequence's end.
+        labels: (M,) the labels of the words.
     """
 
     path: Path
@@ -95,24 +102,24 @@ class Features(Items):
 
     @cached_property
     def values(self) -> np.ndarray:
-        """(M, K, H), mapped from the file."""
+        """Return the activations (M, K, H), memory-mapped from the file."""
         return np.load(self.path, mmap_mode="r")
 
     def __getstate__(self) -> dict[str, Any]:
-        """Everything but the mapped file, which another process maps for itself."""
+        """Return the state without the memory map, which every process opens itself."""
         return {name: value for name, value in self.__dict__.items() if name != "values"}
 
     def __len__(self) -> int:
         return len(self.ends)
 
     def __getitem__(self, index: int) -> dict[str, np.ndarray]:
-        """One sequence: `features` (W, K, H) and `labels` (W,)."""
+        """Return one sequence: `features` (W, K, H) and `labels` (W,)."""
         words = slice(self.ends[index - 1] if index else 0, self.ends[index])
         return {"features": self.values[words], "labels": self.labels[words]}
 
 
 def pad_features(items: Sequence[Mapping[str, np.ndarray]]) -> dict[str, Tensor]:
-    """The batch of some sequences: `features` (B, W, K, H), `labels` (B, W) and `attention_mask` (B, W) at words."""
+    """Collate sequences into `features` (B, W, K, H), `labels` (B, W) and `attention_mask` (B, W) of words."""
     longest = max(1, *(len(item["labels"]) for item in items))
     shape = (len(items), longest)
     mask = torch.zeros(shape, dtype=torch.int64)
@@ -138,23 +145,23 @@ def cache_features(
 ) -> tuple[Path, bool]:
     """Return the file of the features (M, K, H) of S sequences' words, and whether a damaged one was replaced.
 
-    They are computed if the folder does not have the file, with its checksum.
+    They are computed unless the folder has the file with a valid checksum.
 
     Args:
-        places: (M,) where in its sequence each word's first token is.
-        ends: (S,) the words up to each sequence's end.
-        folder: where files of features are kept; empty: `bertkit/features` among the assets of huggingface_hub's cache.
-        half: 16 bits a number instead of 32.
+        places: (M,) the position of each word's first token in its sequence.
+        ends: (S,) the number of words up to each sequence's end.
+        folder: The folder of feature files; empty: `bertkit/features` among the assets of huggingface_hub's cache.
+        half: Whether to store 16 bits per number instead of 32.
 
     Raises:
-        UsageError: the checkpoint cannot be loaded or lacks the layers, or the disk is full.
+        UsageError: The checkpoint cannot be loaded or lacks the layers, or the disk is full.
     """
     model = load_encoder(checkpoint, layers)
     remedy = "name a folder for features: --set data.features_dir=DIR"
     with explain_refusal("the cache of features (for another: --set data.features_dir=DIR)", remedy):
         kept = Path(folder) if folder else cached_assets_path("bertkit", namespace="features")
     path = kept / f"{name_features(model, layers, sequences, places, ends, half)}.npy"
-    # Of several processes on a machine the first one computes, and the others find its file.
+    # The first process on each machine computes the features, and the others read its file.
     with PartialState().local_main_process_first(), explain_refusal(f"the folder {kept}", remedy):
         if path.is_file() and find_checksum(path) == RESIDUE:
             return path, False
@@ -171,7 +178,7 @@ def cache_features(
 
 
 def remove_remains(folder: Path) -> None:
-    """Removes what killed runs have left half written, if nobody has written to it for a day."""
+    """Remove partial files of killed runs that have not been written to for a day."""
     for path in folder.glob(".*.npy.*"):
         with suppress(OSError):
             if time.time() - path.stat().st_mtime > DAY:
@@ -181,7 +188,7 @@ def remove_remains(folder: Path) -> None:
 def name_features(
     model: BertModel, layers: str, sequences: Sequences, places: np.ndarray, ends: np.ndarray, half: bool
 ) -> str:
-    """A name that depends on everything that the features depend on."""
+    """Return a hash of everything that the features depend on."""
     settings = {name: getattr(model.config, name) for name in COUNTED}
     digest = hashlib.sha256(json.dumps([list_layers(model, layers), half, settings]).encode())
     for parameter in model.parameters():
@@ -192,7 +199,7 @@ def name_features(
 
 
 def list_layers(model: BertModel, layers: str) -> list[int]:
-    """The numbers of the layers, 0 for the embeddings."""
+    """Return the numbers of the layers, 0 for the embeddings."""
     return list(range(model.config.num_hidden_layers + 1)[FEATURE_LAYERS[layers][0]])
 
 
@@ -205,9 +212,9 @@ def write_features(
     file: BinaryIO,
     half: bool,
 ) -> None:
-    """Writes the features of all words, (M, K, H), as a .npy file.
+    """Write the features of all words, (M, K, H), as a .npy file.
 
-    Not through a mapped file: where the disk is full, the system would end the process.
+    The file is not memory-mapped: on a full disk the system would kill the process.
     """
     kind = np.dtype(np.float16 if half else np.float32)
     count, width = len(list_layers(model, layers)), model.config.hidden_size

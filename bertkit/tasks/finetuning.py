@@ -1,6 +1,7 @@
-"""What all fine-tuning tasks share.
+"""The base class of all fine-tuning tasks.
 
-The recipe's common part (paper A.3) and its check, the checkpoint's tokenizer, and the scores of knowing nothing.
+It has the common part of the recipe (paper A.3) and its check, the checkpoint's tokenizer, and the baselines of a
+constant answer.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,7 +17,7 @@ from bertkit.system.progress import Report
 from bertkit.tasks.option import list_defaults
 from bertkit.tasks.task import BERT_TRAIN, Task, repeat_run
 
-TRAIN = BERT_TRAIN | {  # A.3: as in pre-training, but for batch size, learning rate and epochs, which are the task's
+TRAIN = BERT_TRAIN | {  # A.3: as in pre-training, except batch size, learning rate and epochs, which each task sets
     "warmup_steps": 0.1,  # a share of all updates
     "save_total_limit": 1,
     "logging_steps": 0.01,  # a share of all updates
@@ -27,13 +28,13 @@ EVERY_EPOCH = {"eval_strategy": "epoch", "save_strategy": "epoch"}
 class FineTuningTask(Task):
     """A task that starts from a checkpoint."""
 
-    # Mosbach et al. 2021: bias correction and more epochs, against runs that never leave the majority class.
+    # Mosbach et al. 2021: bias correction and more epochs prevent runs that keep predicting the majority class.
     stable: Mapping[str, Any] = {"train": {"optim": "adamw_torch", "num_train_epochs": 20.0, "learning_rate": 2e-5}}
-    start = "a BERT to fine-tune"  # what it starts from
-    other_causes = ""  # of a score that is no better than knowing nothing
+    start = "a BERT to fine-tune"  # the required checkpoint, for messages
+    other_causes = ""  # further causes of a score no better than the baseline
 
     def make_recipe(self, batch_size: int, checkpoint: str = "google-bert/bert-base-uncased", **train: Any) -> dict:
-        """Return the task's recipe: the common part and its own batch size, checkpoint and keys of `[train]`."""
+        """Return the task's recipe: the common part with its own batch size, checkpoint and keys of `[train]`."""
         return {
             "task": self.name,
             "checkpoint": checkpoint,
@@ -46,7 +47,7 @@ class FineTuningTask(Task):
         }
 
     def check(self, recipe: Mapping[str, Any]) -> None:
-        """Check that there is something to start from, no option of other tasks, and every number in its range."""
+        """Check that there is a checkpoint, no option of other tasks, and every number in its range."""
         if not recipe.get("checkpoint"):
             raise UsageError(f"{self.name} needs {self.start}; name one with --model")
         if recipe.get("freeze") and recipe.get("reinit_layers"):
@@ -63,25 +64,25 @@ class FineTuningTask(Task):
             raise UsageError(f"num_train_epochs is {train['num_train_epochs']:g} in [train]; it must be above 0")
 
     def collate(self, items: Sequence[dict[str, Any]]) -> dict[str, Tensor]:
-        """Return the batch of some sequences."""
+        """Return the padded batch of some sequences."""
         return pad(items)
 
     def summarize(self, outputs: Any, batch: Mapping[str, Tensor]) -> Tensor:
-        """Return (B, L), or (B, C) of choices: the logits."""
+        """Return the logits (B, L), or (B, C) for multiple choice."""
         return outputs.logits.float()
 
     def baseline(self, train: Any, dev: Any) -> dict[str, float]:
-        """Return what `score_nothing` gives, each score as `majority_…`, the metric's as `majority_score` too."""
+        """Return the scores of `score_nothing` as `majority_…`, and the metric's also as `majority_score`."""
         scores = self.score_nothing(dev)
         found = {f"majority_{name}": value for name, value in scores.items()}
         return found | {"majority_score": scores[self.metric]} if scores else {}
 
     def score_nothing(self, dev: Any) -> dict[str, float]:
-        """Return the scores of one and the same answer to everything; empty where there is none."""
+        """Return the scores of a constant answer; empty if there is no such answer."""
         raise NotImplementedError
 
     def diagnose(self, metrics: Mapping[str, Any]) -> list[str]:
-        """Warn where knowing nothing has as much of one of the task's scores, with its likely causes."""
+        """Return a warning with likely causes if a score is not above its baseline."""
         for row in self.list_rows(metrics):
             for words, key in row.baselines.items():
                 if metrics[row.key] <= metrics[key]:
@@ -94,7 +95,7 @@ class FineTuningTask(Task):
         return []
 
     def suggest(self, output: Path, recipe: Mapping[str, Any]) -> list[str]:
-        """Return the command of another seed."""
+        """Return the command that repeats the run with another seed."""
         return [f"bertkit {self.command} {repeat_run(output, '43', 'train.seed=43')}  # another seed"]
 
     def tokenize(self, recipe: Mapping[str, Any], examples: Mapping[str, Any], report: Report) -> Any:

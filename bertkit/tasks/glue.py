@@ -1,7 +1,7 @@
 """GLUE: nine tasks and a diagnostic set of one text or a pair, with a class or a score (paper section 4.1), as Tasks.
 
-One table, a row a task; everything below it is the same for all. The official files and the Hub's copy of them give the
-same texts and the same labels, which are matched by name and never by position.
+A table has one row per task; the code below it is the same for all. The official files and their copy on the Hub give
+the same texts and the same labels, which are matched by name and never by position.
 
 The paper leaves WNLI out of its averages and submits the majority class; here it is trained like the others, and only
 the submission (`bertkit.inference.glue_submission`) follows the paper.
@@ -43,7 +43,7 @@ BASE_DEV = "BERT-base, dev"  # Table 5
 
 
 def list_splits(folder: str, config: str, rows: int) -> dict[str, Split]:
-    """The three files of a task."""
+    """Return the train, dev and test splits of a task."""
     return {
         "train": Split(f"{folder}/train.tsv", (config, "train"), needed=True),
         "dev": Split(f"{folder}/dev.tsv", (config, "validation"), needed=True, scores="{}"),
@@ -195,7 +195,7 @@ SCORE_NAMES = {
 
 
 class GlueTask(TextTask):
-    """The task of a row of the table."""
+    """The task of one row of the table."""
 
     folder = "glue"
     options = GLUE_OPTIONS
@@ -210,7 +210,7 @@ class GlueTask(TextTask):
         self.unlabelled = tuple(name for name, split in row.splits.items() if split.submission)
         self.copies = {name: (GLUE_HUB, *split.hub) for name, split in row.splits.items()}
         self.table = list_rows(row)
-        train = {"num_train_epochs": 3.0, "learning_rate": 2e-5} | EVERY_EPOCH  # section 4.1; its least rate
+        train = {"num_train_epochs": 3.0, "learning_rate": 2e-5} | EVERY_EPOCH  # section 4.1, its lowest rate
         if row.metrics:
             self.recipe = self.make_recipe(32, **train)  # section 4.1
         else:
@@ -220,7 +220,7 @@ class GlueTask(TextTask):
     # --- The data -----------------------------------------------------------------------------------------------------
 
     def load(self, options: Mapping[str, Any], report: Report) -> dict[str, SentenceExamples]:
-        """Read the examples of every split there is; one that is missing and not needed is named."""
+        """Read the examples of every available split, and report the optional ones that are missing."""
         row, folder = self.row, Path(options["dir"])
         tables = read_folder(row, folder) if options["dir"] else read_copy(row, report)
         for name, split in row.splits.items():
@@ -249,9 +249,9 @@ class GlueTask(TextTask):
         return {"texts": texts, "labels": None if examples["labels"] is None else examples["labels"][numbers]}
 
     def configure(self, recipe: Mapping[str, Any], tokenizer: Any, examples: Any) -> dict[str, Any]:
-        """Return the labels by name; a score is one label."""
+        """Return the label names; a score is a single label."""
         names = list(self.row.labels.values()) or ["similarity"]
-        # The type is for plain transformers, whose pipeline would show a sigmoid of a score.
+        # The problem type is for plain transformers, whose pipeline would otherwise apply a sigmoid to a score.
         kind = "single_label_classification" if self.row.labels else "regression"
         settings = {"id2label": dict(enumerate(names)), "problem_type": kind}
         return settings | super().configure(recipe, tokenizer, examples)
@@ -259,7 +259,7 @@ class GlueTask(TextTask):
     def list_samples(
         self, examples: SentenceExamples, settings: PredictionSettings
     ) -> Iterable[tuple[str, tuple[str, ...], str]]:
-        """Return the texts, and the right label or score."""
+        """Yield the texts with their correct label or score."""
         names = list(self.row.labels.values())
         for texts, label in zip(zip(*examples["texts"], strict=True), examples["labels"], strict=True):
             right = names[label] if names else f"{label:.1f}"
@@ -268,17 +268,17 @@ class GlueTask(TextTask):
     # --- Scores -------------------------------------------------------------------------------------------------------
 
     def decide(self, logits: np.ndarray) -> np.ndarray:
-        """Return (S,) the likeliest label's place, or the score, of logits (S, L)."""
+        """Return (S,) the index of the likeliest label, or the score, from logits (S, L)."""
         return logits.argmax(axis=1) if self.row.labels else logits[:, 0]
 
     def score(
         self, summaries: np.ndarray, data: Sequences, decided: Mapping[str, Any] | None = None
     ) -> dict[str, float]:
-        """Return the task's metrics, as fractions."""
+        """Return the task's metrics as fractions."""
         return compute_scores(self.row.metrics, self.decide(check_finite(summaries)), data.labels)
 
     def score_nothing(self, dev: Sequences) -> dict[str, float]:
-        """Return what the dev set's most frequent label, or any constant, scores."""
+        """Return the scores of predicting the dev set's most frequent label, or a constant."""
         constant = np.bincount(dev.labels).argmax() if self.row.labels else 0.0
         return compute_scores(self.row.metrics, np.full(len(dev), constant), dev.labels)
 
@@ -287,7 +287,7 @@ class GlueTask(TextTask):
     def format_predictions(
         self, summaries: np.ndarray, data: Sequences, split: str, decided: Mapping[str, Any] | None = None
     ) -> dict[str, str]:
-        """Return the file of a split's predictions, in the leaderboard's form, and of classes the confusion matrix."""
+        """Return a split's predictions in the leaderboard's form, and the confusion matrix of a dev split."""
         submission, answers = self.row.splits[split].submission, self.decide(summaries)
         name = submission or Path(self.row.splits[split].file).name
         files = {name: write_predictions(spell(self.row, answers, clip=bool(submission)))}
@@ -296,13 +296,13 @@ class GlueTask(TextTask):
         return files
 
     def score_files(self, gold: Path, predictions: Path) -> dict[str, float]:
-        """Return the scores of a file of predictions beside an official file; `score` is the metric.
+        """Score a file of predictions against an official file; `score` is the task's metric.
 
-        Predictions are in the leaderboard's form, or an answer a line; labels in the official spelling or by name.
+        Predictions are in the leaderboard's form, or one per line; labels have the official spelling or our names.
 
         Raises:
-            UsageError: a file that cannot be read, a gold file without labels, an answer the task does not have, or
-                another number of answers.
+            UsageError: A file cannot be read, the gold file has no labels, an answer is unknown, or the number of
+                answers differs.
         """
         if not self.splits:
             raise UsageError(f"{self.name} has no labels, so nothing can be scored; submit it to the leaderboard")
@@ -316,7 +316,7 @@ class GlueTask(TextTask):
         return scores | {"score": scores[self.metric]}
 
     def suggest(self, output: Path, recipe: Mapping[str, Any]) -> list[str]:
-        """Return what to do with a fine-tuned model."""
+        """Return commands that use the fine-tuned model."""
         if not self.splits:
             return []
         dev = self.row.splits[next(iter(self.splits))].file
@@ -326,14 +326,14 @@ class GlueTask(TextTask):
         grid = [f"bertkit {self.command} {repeat_run(output, 'grid')} --grid  # the paper's"]
         again = [f"bertkit score {self.command} {quote(str(gold))} {quote(str(ours))}  # the scores, again"]
         return [
-            *(grid if recipe["train"].get("max_steps", -1) <= 0 else []),  # else the grid's epochs would mean nothing
-            *([] if recipe["data"].get("tune_share") else again),  # not all of the file's rows are predicted
+            *(grid if recipe["train"].get("max_steps", -1) <= 0 else []),  # max_steps would override the grid's epochs
+            *([] if recipe["data"].get("tune_share") else again),  # some rows have no prediction
             use_transformers(f"from transformers import pipeline; print({call})"),
         ]
 
 
 def list_rows(row: Benchmark) -> tuple[ScoreRow, ...]:
-    """Return the lines of a task's table: each metric on each evaluated split."""
+    """Return the rows of a task's table: each metric on each evaluated split."""
     rows = []
     for name, split in row.splits.items():
         for metric in row.metrics if split.scores else ():
@@ -351,7 +351,7 @@ def list_rows(row: Benchmark) -> tuple[ScoreRow, ...]:
 
 
 def spell(row: Benchmark, values: np.ndarray, clip: bool) -> list[str]:
-    """Return decisions in the official spelling; scores in full, or clipped to 0 to 5 as the leaderboard wants."""
+    """Return predictions in the official spelling; scores in full, or clipped to 0 to 5 for the leaderboard."""
     if not row.labels:
         return [f"{min(max(float(value), 0.0), 5.0):.3f}" if clip else repr(float(value)) for value in values]
     spellings = list(row.labels)
@@ -359,13 +359,13 @@ def spell(row: Benchmark, values: np.ndarray, clip: bool) -> list[str]:
 
 
 def spell_majority(row: Benchmark) -> str:
-    """Return the answer of a submission without a model."""
+    """Return the majority answer in the official spelling, for a submission without a model."""
     spellings = {name: spelling for spelling, name in row.labels.items()}
     return spellings.get(row.majority, row.majority)
 
 
 def confuse(row: Benchmark, answers: np.ndarray, labels: np.ndarray) -> dict[str, Any]:
-    """Return the figure of how often each label, down, was taken for each, across (see `bertkit.analysis.page`)."""
+    """Return the confusion matrix as a figure, correct labels by row (see `bertkit.analysis.page`)."""
     counts = np.zeros((len(row.labels), len(row.labels)), int)
     np.add.at(counts, (labels, answers), 1)
     names = list(row.labels.values())
@@ -373,7 +373,7 @@ def confuse(row: Benchmark, answers: np.ndarray, labels: np.ndarray) -> dict[str
 
 
 def write_predictions(answers: Sequence[str]) -> str:
-    """Return the leaderboard's form: a line of names, then number and answer."""
+    """Return the leaderboard's form: a header, then one line per answer with its number."""
     return "index\tprediction\n" + "".join(f"{index}\t{answer}\n" for index, answer in enumerate(answers))
 
 
@@ -384,7 +384,7 @@ def find_glue(name: str) -> GlueTask:
     """Return a task by its name in any spelling: `mnli`, `MNLI`, `SST-2`.
 
     Raises:
-        UsageError: there is none.
+        UsageError: The name is unknown.
     """
     task = GLUE.get(name.lower().replace("-", "").replace("_", ""))
     if task is None:

@@ -4,8 +4,8 @@ Each word is classified by the final vector of its first sub-token, among as muc
 CRF: nothing keeps a sequence of tags well-formed, and conlleval says how it is read all the same. Any CoNLL file with
 tags in IOB will do; the labels are those of its training file, matched by name.
 
-With `features` it is the feature-based approach: the encoder stays as it is and runs once, and a BiLSTM learns from
-what it has said of each word's first sub-token, which is kept on disk (`bertkit.tasks.features`).
+With `features` it is the feature-based approach: the frozen encoder runs once, and a BiLSTM is trained on the
+activations of each word's first sub-token, which are cached on disk (`bertkit.tasks.features`).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -44,7 +44,7 @@ from bertkit.tasks.option import NER_OPTIONS
 from bertkit.tasks.task import DIVERGED, PredictionSettings, Result, shorten_text
 from bertkit.tasks.texts import take_text
 
-UNDECIDED = -1  # instead of a label, where the logits are NaN or infinite
+UNDECIDED = -1  # label where the logits are NaN or infinite
 ENTITY_SCORES = ("precision", "recall", "f1")
 NER_SCORES = {"dev": "{}", "test": "test_{}"}
 NER_PAPER = {  # Table 7
@@ -62,13 +62,18 @@ TaggedExamples = dict[str, Any]
 
 @dataclass(frozen=True, eq=False)
 class FeaturedWords(Features):
-    """The features of a split's words, with the sentences that they are of; whether they replace a damaged file."""
+    """The features of a split's words.
+
+    Attributes:
+        words: The sentences of the words.
+        is_renewed: Whether the features replace a damaged file.
+    """
 
     words: WordWindows
     is_renewed: bool
 
     def fingerprint(self) -> str:
-        """What tells its sentences and their features from any others; the file is named after what made them."""
+        """Return a fingerprint of the sentences and their features; the file's name is a hash of their inputs."""
         return take_fingerprint(self.words.fingerprint().encode(), self.path.stem.encode())
 
 
@@ -77,7 +82,7 @@ NerData = WordWindows | FeaturedWords
 
 @dataclass(frozen=True)
 class Tagged:
-    """The words of a text, and where each begins and ends: in characters, or in words if they came as words."""
+    """The words of a text with start and end of each, in characters, or in words if `text` is None."""
 
     words: Sequence[str]
     places: list[tuple[int, int]]
@@ -110,7 +115,7 @@ class NerTask(FineTuningTask):
     # --- The data -----------------------------------------------------------------------------------------------------
 
     def check(self, recipe: Mapping[str, Any]) -> None:
-        """Check also the options of the feature-based approach."""
+        """Check the recipe, including the options of the feature-based approach."""
         super().check(recipe)
         if not (layers := recipe["data"]["features"]):
             return
@@ -121,7 +126,7 @@ class NerTask(FineTuningTask):
                 raise UsageError(f"{key} is for fine-tuning: features leave the encoder as it is; leave {key} out")
 
     def overrides(self, given: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return what the feature-based approach changes in the recipe."""
+        """Return the recipe changes of the feature-based approach."""
         return FEATURE_BASED if given.get("data", {}).get("features") else {}
 
     def choose_head(self, options: Mapping[str, Any]) -> str:
@@ -179,7 +184,7 @@ class NerTask(FineTuningTask):
         return pad_features(items) if "features" in items[0] else pad(items)
 
     def describe(self, data: NerData, split: str) -> list[str]:
-        """Return how much context there is, and what cannot be predicted; of features, where they are."""
+        """Return lines on context and words that cannot be predicted, and the file of the features."""
         if isinstance(data, FeaturedWords):
             kept = f"{data.path} ({data.path.stat().st_size / 1e6:,.1f} MB)"
             again = ", computed again: the checksum of the cached file was wrong" * data.is_renewed
@@ -207,10 +212,10 @@ class NerTask(FineTuningTask):
     # --- Scores -------------------------------------------------------------------------------------------------------
 
     def summarize(self, outputs: Any, batch: Mapping[str, Tensor]) -> Tensor:
-        """Return (B, W): the likeliest label of each of a sentence's own words that have a token, then IGNORED.
+        """Return (B, W): the likeliest label of each of a sentence's own words with a token, padded with IGNORED.
 
-        W is the most of them; UNDECIDED where the logits are NaN. The Trainer fills up batches of another W with the
-        same -100.
+        W is the largest number of such words. Labels are UNDECIDED where the logits are NaN or infinite. The Trainer
+        pads batches of another W with the same -100.
         """
         known = batch["labels"] != IGNORED  # (B, T)
         best = outputs.logits.argmax(-1).masked_fill(~outputs.logits.isfinite().all(-1), UNDECIDED)  # (B, T)
@@ -228,7 +233,7 @@ class NerTask(FineTuningTask):
         return {name: scores[name] for name in ENTITY_SCORES}
 
     def score_nothing(self, dev: NerData) -> dict[str, float]:
-        """Return what never tagging anything, which is O for most words, scores on the dev set: 0."""
+        """Return the scores of tagging every word O: 0."""
         return dict.fromkeys(ENTITY_SCORES, 0.0)
 
     def format_predictions(
@@ -241,7 +246,7 @@ class NerTask(FineTuningTask):
         return {f"{split}.conll": write_conll(text, predicted)}
 
     def suggest(self, output: Path, recipe: Mapping[str, Any]) -> list[str]:
-        """Return what to do with a fine-tuned model."""
+        """Return commands that use the fine-tuned model."""
         vectors = f"bertkit features {quote(str(output))} --input texts.txt --layers last --output vectors.npz"
         return [*super().suggest(output, recipe), f"{vectors}  # its vectors"]
 
@@ -260,7 +265,7 @@ class NerTask(FineTuningTask):
             tagged = Tagged([text[start:end] for start, end in places], places, text)
         room = measure_room(settings)
         for word in tagged.words:
-            # A character is a few tokens at most, so a short word need not be counted.
+            # A character has a few tokens at most, so a short word need not be tokenized.
             if len(word) * 4 > room and (count := len(settings.words.encode([word], np.int64)[0])) > room:
                 raise UsageError(
                     f"the word {word[:20]!r}… has {count:,} tokens and there is room for {room:,}; split it"
@@ -295,7 +300,7 @@ class NerTask(FineTuningTask):
         return batch | place_words(data, numbers) if is_featured else batch
 
     def keep(self, outputs: Any, batch: Mapping[str, Tensor], settings: PredictionSettings) -> list[np.ndarray]:
-        """Return of each sequence the labels of its own words that have a token."""
+        """Return for each sequence the labels of its own words with a token."""
         return [row[row != IGNORED] for row in check_decided(self.summarize(outputs, batch).cpu().numpy())]
 
     def answer(
@@ -314,7 +319,7 @@ class NerTask(FineTuningTask):
         return results
 
     def find_truncated(self, data: WordWindows, examples: Sequence[Tagged]) -> list[bool]:
-        """Return that no text is: a long one has several sequences."""
+        """Return False for every text: a long one has several sequences."""
         return [False] * len(examples)
 
     def describe_result(self, result: Result) -> str:
@@ -342,7 +347,7 @@ def check_decided(summaries: np.ndarray) -> np.ndarray:
     """Return the summaries (S, W).
 
     Raises:
-        UsageError: the logits were NaN or infinite, as those of a model that has diverged.
+        UsageError: The logits were NaN or infinite, as after diverged training.
     """
     if (summaries == UNDECIDED).any():
         raise UsageError(DIVERGED)
@@ -356,7 +361,7 @@ def decide(summaries: np.ndarray, data: NerData) -> list[list[str]]:
 
 
 def write_conll(text: TaggedText, predicted: Sequence[Sequence[str]]) -> str:
-    """The lines of a text with predicted tags, and its -DOCSTART- lines."""
+    """Return the lines of a text with predicted tags and -DOCSTART- lines."""
     parts, document = [], 0
     for sentence, tags in zip(text.sentences, predicted, strict=True):
         if sentence.document > document:
@@ -368,7 +373,7 @@ def write_conll(text: TaggedText, predicted: Sequence[Sequence[str]]) -> str:
 
 
 def place_words(data: WordWindows, chosen: Sequence[int]) -> dict[str, Tensor]:
-    """`word_places` and `labels` (B, W) of some sentences, for a head that reads words."""
+    """Return `word_places` and `labels` (B, W) of some sentences, for a head that reads words."""
     places, labels = [], []
     for index in chosen:
         found = data.locate(index)
@@ -381,7 +386,7 @@ def place_words(data: WordWindows, chosen: Sequence[int]) -> dict[str, Tensor]:
 
 
 def measure_room(settings: PredictionSettings) -> int:
-    """Return how many tokens of a text that is too long are tagged at once: half a sequence, the rest is context."""
+    """Return how many tokens of a long text one sequence tags: half of it, the other half is context."""
     return max(1, (settings.max_length - 2) // 2)
 
 
@@ -397,7 +402,7 @@ def take_words(words: Sequence[str]) -> Tagged:
 
 
 def list_entities(example: Tagged, tags: Sequence[str]) -> list[dict[str, Any]]:
-    """Return the entities of a text: what they are, and where."""
+    """Return the entities of a text, each with its text, type, start and end."""
     entities = []
     for first, behind, kind in find_entities(tags):
         start, end = example.places[first][0], example.places[behind - 1][1]

@@ -1,6 +1,6 @@
 """The options of `[data]`, declared once: checks, dry runs and help texts are made from them.
 
-Nothing here imports more than the standard library, so that help is quick.
+Only the standard library is imported here, so that `--help` is fast.
 """
 
 import math
@@ -12,10 +12,10 @@ from bertkit.errors import UsageError
 
 
 def check_range(said: str, value: float, least: float, below: float = math.inf) -> None:
-    """Check that a number is at least `least`, and less than `below`.
+    """Check that a number is at least `least` and below `below`.
 
     Raises:
-        UsageError: It is not; the message begins with `said`.
+        UsageError: The number is out of range; the message begins with `said`.
     """
     if not least <= value < below:
         limit = f" and below {below}" if value >= below else ""
@@ -26,10 +26,12 @@ def check_range(said: str, value: float, least: float, below: float = math.inf) 
 class Option:
     """An option of `[data]`.
 
-    default: the paper's value, or ours where it has none.
-    least: the smallest number it may be; None: anything. below: what such a number must be less than.
-    source: where the default is from.
-    help: what it does.
+    Attributes:
+        default: The paper's value, or ours if the paper has none.
+        least: The minimum of a number; None: no check.
+        source: The source of the default.
+        help: The help text.
+        below: The exclusive upper bound, checked together with `least`.
     """
 
     default: Any
@@ -39,7 +41,7 @@ class Option:
     below: float = math.inf
 
     def explain(self, value: Any) -> str:
-        """Return what it does, and where the value is from if it is the default."""
+        """Return the help text, with the source if the value is the default."""
         return f"{self.help} ({self.source})" if self.source and value == self.default else self.help
 
 

@@ -1,4 +1,4 @@
-"""The core of prediction: examples in, results out, for every task. `bertkit.inference` is its door."""
+"""The core of prediction, from examples to results, for every task. `bertkit.inference` is its interface."""
 
 from collections.abc import Mapping, Sequence
 from itertools import islice
@@ -10,12 +10,12 @@ from bertkit.data.sequences import batch_by_length
 from bertkit.model.precision import use_precision
 from bertkit.tasks.task import PredictionSettings, Result, Task
 
-SAMPLES = 5  # examples of a run
+SAMPLES = 5  # examples shown per run
 
 
 @torch.inference_mode()
 def predict(task: Task, examples: Sequence[Any], settings: PredictionSettings, precision: str = "fp32") -> list[Result]:
-    """Return the results of some examples, each with `cut` if it was truncated."""
+    """Predict the results of some examples; truncated ones are marked `cut`."""
     if not examples:
         return []
     device = settings.model.device
@@ -34,7 +34,7 @@ def predict(task: Task, examples: Sequence[Any], settings: PredictionSettings, p
 
 
 def show_examples(task: Task, examples: Mapping[str, Any], settings: PredictionSettings) -> list[str]:
-    """Return lines of some examples of the first evaluated split: the input, the model's answer, and the right one."""
+    """Return lines with input, predicted and correct answer for examples of the first evaluated split."""
     split = next((split for split in task.splits if split in examples), None)
     if split is None:
         return []

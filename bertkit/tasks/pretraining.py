@@ -3,8 +3,8 @@
 One map-style data set covers the whole run: a position gives a phase, an epoch, a pair and its masks, all computed from
 the seed. So the Trainer reads it in order, and a resumed run continues with exactly the batch it would have seen.
 
-Differs from the paper: the reference code draws the masks of its ten copies of the data once; here every epoch draws
-anew (the pairs still come from `dupe_factor` copies, used in turn).
+Differs from the paper: the reference code draws the masks of its ten copies of the data once; here masks are drawn
+afresh in every epoch (the pairs still come from `dupe_factor` copies, used in turn).
 """
 
 import json
@@ -49,10 +49,10 @@ HEADS = {  # objective -> head; the second and third are rows of Table 5
 MASK = "[MASK]"
 KNOWN_LOSSES = {"ln V": "uniform_loss", "token frequencies": "unigram_loss"}
 KNOWN_ACCURACY = {"the most frequent token": "unigram_accuracy"}
-FOREIGN_SHARE = 0.3  # of the tokens; above it a vocabulary is for another script
-DOCUMENTS_SHOWN = 100  # of a built corpus, among which the predictions to look at are chosen
+FOREIGN_SHARE = 0.3  # share of unknown tokens; above it a vocabulary is for another script
+DOCUMENTS_SHOWN = 100  # documents of a built corpus from which the shown predictions are chosen
 
-# What `bertkit pretrain` does when nobody names a recipe or a model: the recipe of `make demo`,
+# The defaults of `bertkit pretrain` without a recipe or a model: the recipe of `make demo`,
 # recipes/demo/pretrain.toml.
 STARTER = {
     "batch_size": 128,
@@ -77,7 +77,7 @@ STARTER = {
 
 
 def list_phases(recipe: Mapping[str, Any]) -> list[Phase]:
-    """The phases of a recipe; each is a whole number of updates."""
+    """Return the phases of a recipe, each a whole number of updates."""
     steps, batch_size = recipe["train"]["max_steps"], recipe["batch_size"]
     given = recipe.get("phase") or [{"share": 1.0, "max_length": recipe["data"]["max_length"]}]
     bounds = [round(steps * share) for share in np.cumsum([0.0, *(phase["share"] for phase in given)])]
@@ -89,7 +89,7 @@ def list_phases(recipe: Mapping[str, Any]) -> list[Phase]:
 
 
 def estimate_cost(recipe: Mapping[str, Any]) -> float:
-    """Multiplications of a run, roughly: the encoder's matrices at every token, the decoder's where it decodes."""
+    """Estimate a run's multiplications: the encoder's matrices at every token, the decoder's at predicted tokens."""
     model, options = BertConfig(**recipe["model"]), recipe["data"]
     hidden, decoded = model.hidden_size, 1.0 if options["objective"] == "clm" else options["masked_lm_prob"]
     layer = 4 * hidden**2 + 2 * hidden * model.intermediate_size
@@ -103,7 +103,7 @@ TOKEN_LOSS, TOKENS, TOKENS_RIGHT, NSP_LOSS, NSP_RIGHT = range(5)
 
 
 class PretrainingTask(Task):
-    """Text, of which tokens are hidden, and pairs of which the second text follows or does not."""
+    """Predict masked tokens, and whether the second text of a pair follows the first."""
 
     name = command = "pretrain"
     metric = "perplexity"
@@ -145,7 +145,7 @@ class PretrainingTask(Task):
     # --- The recipe ---------------------------------------------------------------------------------------------------
 
     def check(self, recipe: Mapping[str, Any]) -> None:
-        """Check also the objective, the rates, the shares, and that nothing of fine-tuning is asked for."""
+        """Check also the objective, the rates, the shares, and the absence of fine-tuning options."""
         options, shortest = recipe["data"], self.options["max_length"].least
         if options["objective"] not in HEADS:
             raise UsageError(
@@ -177,7 +177,7 @@ class PretrainingTask(Task):
             raise UsageError("pretraining is measured in updates; set max_steps in [train], and no num_train_epochs")
 
     def starter(self, given: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return STARTER, without what is given: phases where lengths are, sizes where a checkpoint has its own."""
+        """Return STARTER without phases if a length is given, and without sizes if a checkpoint is given."""
         if given.get("checkpoint"):
             data = {key: STARTER["data"][key] for key in ("corpus", "heldout_share")}
             length = {} if given.get("phase") else {"max_length": 64}
@@ -216,7 +216,7 @@ class PretrainingTask(Task):
         """Return the tokenizer: the built corpus's, `[data] vocab` if given, the checkpoint's else a trained one.
 
         Raises:
-            UsageError: a built corpus has another vocabulary than was asked for.
+            UsageError: A built corpus has another vocabulary than the requested one.
         """
         options = recipe["data"]
         asked = options["vocab"] or recipe.get("checkpoint")
@@ -246,7 +246,7 @@ class PretrainingTask(Task):
     def encode(
         self, documents: list[Document] | TokenizedCorpus, tokenizer: Any, recipe: Mapping[str, Any], split: str
     ) -> PretrainingData:
-        """Return every sample of the run; of a split held out, a fixed choice of at most `heldout_pairs` pairs."""
+        """Return all samples of the run, or of a held-out split a fixed choice of at most `heldout_pairs` pairs."""
         corpus = documents if isinstance(documents, TokenizedCorpus) else tokenize_documents(documents, tokenizer)
         check_documents(corpus.document_count)  # those without a token are gone
         options, seed, phases = recipe["data"], recipe["train"]["seed"], list_phases(recipe)
@@ -268,7 +268,7 @@ class PretrainingTask(Task):
         return PretrainingData(corpus, tokenizer, phases, options, seed)
 
     def collate(self, items: Any) -> dict[str, Tensor]:
-        """Return the batch, which the data set has made already."""
+        """Return the batch, which the data set has already collated."""
         return take(items)
 
     # --- Scores -------------------------------------------------------------------------------------------------------
@@ -278,7 +278,7 @@ class PretrainingTask(Task):
 
         The model has decoded the labelled positions only (`targets_only`).
         """
-        # Left to right the first token never is labelled, so the order of labels is that of the logits.
+        # Left to right the first token is never labelled, so labels and logits have the same order.
         labelled = batch["labels"] != IGNORED  # (B, T)
         rows, labels = labelled.nonzero()[:, 0], batch["labels"][labelled]  # (M,) each
         logits = (outputs.prediction_logits if "prediction_logits" in outputs else outputs.logits).float()  # (M, V)
@@ -318,7 +318,7 @@ class PretrainingTask(Task):
         return {name: float(value) for name, value in scores.items()}
 
     def baseline(self, train: PretrainingData, dev: PretrainingData) -> dict[str, float]:
-        """Return what knowing nothing, or only frequencies, scores on the held-out pairs.
+        """Return the scores of uniform and of frequency-based predictions on the held-out pairs.
 
         `uniform_loss` is ln V; `unigram_loss` the cross-entropy of the training text's token frequencies (plus one),
         and `unigram_accuracy` that of always naming the most frequent token; `nsp_majority` the larger class, and
@@ -353,7 +353,7 @@ class PretrainingTask(Task):
         return baselines
 
     def diagnose(self, metrics: Mapping[str, Any]) -> list[str]:
-        """Say how sure it is that the model has learned to tell sentences that follow from random ones."""
+        """Return a line on the significance of the next-sentence accuracy."""
         if not metrics.get("nsp_majority_error"):
             return []
         distance = (metrics["nsp_accuracy"] - metrics["nsp_majority"]) / metrics["nsp_majority_error"]
@@ -363,7 +363,7 @@ class PretrainingTask(Task):
         ]
 
     def suggest(self, output: Path, recipe: Mapping[str, Any]) -> list[str]:
-        """Return what to do with a pretrained model; one that reads from left to right fills in no mask."""
+        """Return commands that use the pretrained model; a left-to-right one generates text."""
         objective, use, text = "", "fill-mask", "This [MASK] returns the array."
         if recipe["data"].get("objective") == "clm":
             objective, use, text = " --set data.objective=clm", "text-generation", "This function"
@@ -414,7 +414,7 @@ class PretrainingTask(Task):
     def keep(
         self, outputs: Any, batch: Mapping[str, Tensor], settings: PredictionSettings
     ) -> list[tuple[Any, Any, Any]]:
-        """Return of each sequence its masks' likeliest tokens, their probabilities, and what follows: None, or (2,)."""
+        """Return for each sequence its masks' likeliest tokens, their probabilities, and NSP logits (2,) or None."""
         logits = outputs.logits if "logits" in outputs else outputs.prediction_logits  # (M, V)
         chances = logits.float().softmax(-1)[:, : len(settings.tokenizer)]  # the model may have room for more
         best = chances.topk(min(settings.top, chances.shape[-1]))  # (M, top)
@@ -441,7 +441,7 @@ class PretrainingTask(Task):
         return results
 
     def find_truncated(self, data: Any, examples: Sequence[Any]) -> list[bool]:
-        """Return that no input is: one that is too long is refused."""
+        """Return False for every input: one that is too long is rejected."""
         return [False] * len(examples)
 
     def describe_result(self, result: Result) -> str:
@@ -468,7 +468,7 @@ def open_built(options: Mapping[str, Any], report: Report) -> TokenizedCorpus:
     """Open the corpus that `bertkit corpus build` has made.
 
     Raises:
-        UsageError: it is damaged, or given together with something that is for text.
+        UsageError: The corpus is damaged, or given together with other sources or options for text.
     """
     path = options["corpus"][0]
     if len(options["corpus"]) > 1:
@@ -499,7 +499,7 @@ def hold_out(documents: list[Document] | TokenizedCorpus, share: float, report: 
 
 
 def check_vocabulary(corpus: str | Path, tokenizer: Any, owner: str) -> None:
-    """Nothing, or a UsageError: a built corpus has another vocabulary than the tokenizer of `owner`."""
+    """Check that a built corpus has the vocabulary of the tokenizer of `owner`, else raise a UsageError."""
     if describe_vocabulary(load_tokenizer(corpus)) != describe_vocabulary(tokenizer):
         raise UsageError(
             f"{corpus} was built with another vocabulary than that of {owner}; build a corpus with it: "
@@ -508,7 +508,7 @@ def check_vocabulary(corpus: str | Path, tokenizer: Any, owner: str) -> None:
 
 
 def read_sentences(corpus: TokenizedCorpus, tokenizer: Any, count: int) -> list[Document]:
-    """The first `count` documents, put together again from their tokens."""
+    """Decode the first `count` documents from their tokens."""
     documents = []
     for start, end in zip(corpus.document_starts[:count], corpus.document_ends[:count], strict=True):
         sentences = np.arange(start, end)

@@ -4,8 +4,8 @@ A span's score is S.T_i + E.T_j, that of no answer s_null = S.C + E.C. In 2.0 a 
 span's score is above s_null + tau; tau is tuned on the dev set for best F1, as in the paper, and kept in the model's
 configuration. The reference code's flag for it has the other sign: null_score_diff_threshold = -tau.
 
-Differs from the paper: an epoch is one pass over all windows, where the reference code counts questions and stops
-earlier, by as much as there are more windows than questions.
+Differs from the paper: an epoch is one pass over all windows; the reference code counts questions, so its epoch stops
+after as many windows as there are questions.
 """
 
 import json
@@ -55,11 +55,16 @@ ANSWERS, NBEST, ODDS = "predictions.json", "nbest_predictions.json", "null_odds.
 class Version:
     """A row of the table below.
 
-    number: as on the command line. release: as in the names of the files. hub: the Hub's copy.
-    batch_size, epochs: the paper's.
-    unanswerable: whether a context may have no answer.
-    exact: the name of exact match in metrics.json.
-    paper: metric -> whose -> the published score. combined: the same of an ensemble.
+    Attributes:
+        number: The version on the command line.
+        release: The version in the names of the files.
+        hub: The copy on the Hub.
+        batch_size: The paper's.
+        epochs: The paper's.
+        unanswerable: Whether a context may have no answer.
+        exact: The name of exact match in metrics.json.
+        paper: Metric -> model -> published score.
+        combined: The same for ensembles.
     """
 
     number: int
@@ -145,9 +150,9 @@ class SquadTask(FineTuningTask):
                 raise UsageError(f"{key} {options[key]} is not there; give a file in SQuAD's form")
 
     def load(self, options: Mapping[str, Any], report: Report) -> dict[str, list[Question]]:
-        """Read the questions of train and dev; for training without those whose answer is not where the file says."""
+        """Read the questions of train and dev; training questions with a misplaced answer are left out."""
         if options["extra_train"]:
-            self.read_training(options["extra_train"])  # what is wrong with it is told at once, not when it is due
+            self.read_training(options["extra_train"])  # reports its errors before any training
         examples = self.read_examples(options)
         train = [question for question in examples["train"] if is_placed(question)]
         if lost := len(examples["train"]) - len(train):
@@ -162,7 +167,7 @@ class SquadTask(FineTuningTask):
         return examples
 
     def read_examples(self, options: Mapping[str, Any]) -> dict[str, list[Question]]:
-        """Read the official files or the Hub's copy; of `train_file`, if there is one."""
+        """Read the official files or the Hub's copy, with `train_file` for training if given."""
         examples = {}
         if options["train_file"]:
             examples["train"] = self.read_training(options["train_file"])
@@ -179,7 +184,7 @@ class SquadTask(FineTuningTask):
         """Read a file in SQuAD's form; for 2.0 its questions may all have answers.
 
         Raises:
-            UsageError: it cannot be read, or has no answer where it says.
+            UsageError: It cannot be read, or no answer is at its stated position.
         """
         questions = read_squad(file, None if self.version.unanswerable else self.version.number)
         if not any(question.answers and is_placed(question) for question in questions):
@@ -206,7 +211,7 @@ class SquadTask(FineTuningTask):
         return [question.context for question in examples]
 
     def describe(self, data: Windows, split: str) -> list[str]:
-        """Return what became of the questions."""
+        """Return a line on windows, truncated questions and answers that cannot be given."""
         questions = data.questions
         line = f"{split}: {len(data):,} windows of {len(questions):,} questions"
         if shortened := int(data.shortened.sum()):
@@ -239,7 +244,8 @@ class SquadTask(FineTuningTask):
     ) -> dict[str, Any]:
         """Return the scores of some answers in percent; for 2.0 at `tau`, and as `tau0_…` at 0.
 
-        tau: None: the one with the best F1.
+        Args:
+            tau: The threshold; None: the one with the best F1.
         """
         gold = collect_answers(questions)
         if not self.version.unanswerable:
@@ -259,11 +265,11 @@ class SquadTask(FineTuningTask):
         return self.rate(data.questions, *decode_best(check_answers(summaries), data), (decided or {}).get("tau"))
 
     def tuned_config(self, metrics: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what the evaluation decides of the model's configuration: tau."""
+        """Return the tuned value of the model's configuration: tau."""
         return {"tau": metrics["tau"]} if "tau" in metrics else {}
 
     def score_nothing(self, dev: Windows) -> dict[str, float]:
-        """Return what never answering scores on the dev set of 2.0."""
+        """Return the scores of never answering on the dev set of 2.0."""
         if not self.version.unanswerable:
             return {}
         gold = collect_answers(dev.questions)
@@ -271,7 +277,7 @@ class SquadTask(FineTuningTask):
         return {"exact": found["exact"], "f1": found["f1"]}
 
     def diagnose(self, metrics: Mapping[str, Any]) -> list[str]:
-        """Say also what tau means."""
+        """Return also a line that explains tau."""
         if not self.version.unanswerable:
             return []
         tau = metrics["tau"]
@@ -320,11 +326,11 @@ class SquadTask(FineTuningTask):
         """Return the official script's scores of a file of answers beside an official file.
 
         Args:
-            odds: for 2.0: how much rather each question would not be answered (null_odds.json).
-            threshold: an answer counts as none where its odds are above it; the official script's na_prob_thresh.
+            odds: For 2.0: the odds of each question having no answer (null_odds.json).
+            threshold: Answers with odds above it count as none; the official script's na_prob_thresh.
 
         Raises:
-            UsageError: a file that cannot be read or is of the other version, or answers that are missing.
+            UsageError: A file cannot be read or has the other version, or answers are missing.
         """
         can_be_none = self.version.unanswerable
         if math.isnan(threshold):
@@ -347,12 +353,12 @@ class SquadTask(FineTuningTask):
         return score_squad2(references, answers, doubts, threshold)
 
     def suggest(self, output: Path, recipe: Mapping[str, Any]) -> list[str]:
-        """Return what to do with a fine-tuned model."""
+        """Return commands that use the fine-tuned model."""
         gold = Path(recipe["data"].get("dir") or "SQUAD", self.name_file("dev"))
         run, other, both = (quote(f"{output}{behind}") for behind in ("", "-43", "-both"))
         answers = quote(str(output / "predictions" / ANSWERS))
         another = super().suggest(output, recipe)
-        if recipe["data"].get("tune_share"):  # not all of the file's questions are answered
+        if recipe["data"].get("tune_share"):  # some questions of the file have no answer
             return another
         return [
             f"bertkit score {self.command} {quote(str(gold))} {answers}",
@@ -393,7 +399,7 @@ class SquadTask(FineTuningTask):
     def answer(
         self, kept: Sequence[np.ndarray], data: Windows, examples: Sequence[Question], settings: PredictionSettings
     ) -> list[Result]:
-        """Return the answer to each question, given if its best span is good enough (section 4.3)."""
+        """Return the answer to each question; with tau it is empty unless the best span exceeds it (section 4.3)."""
         tau = settings.model.config.tau
         results = []
         columns = (column.tolist() for column in find_best(np.stack(kept), data))
@@ -406,7 +412,7 @@ class SquadTask(FineTuningTask):
         return results
 
     def describe_result(self, result: Result) -> str:
-        """Return the answer, and how far it is from none."""
+        """Return the answer and its score, or its distance from the threshold."""
         text = result["answer"] or "(no answer)"
         if "tau" not in result:
             return f"{text}  (score {result['best']['score']:.2f})"
@@ -417,7 +423,7 @@ class SquadTask(FineTuningTask):
     def list_samples(
         self, examples: Sequence[Question], settings: PredictionSettings
     ) -> Iterable[tuple[str, Question, str]]:
-        """Return the questions, and a right answer to each."""
+        """Yield the questions with a correct answer each."""
         for question in examples:
             right = shorten_text(question.answers[0]) if question.answers else "no answer"
             yield shorten_text(question.question) or "(no question)", question, right
@@ -442,10 +448,10 @@ def list_rows(version: Version) -> tuple[ScoreRow, ...]:
 
 
 def check_answers(summaries: np.ndarray) -> np.ndarray:
-    """Return the summaries (S, 4 * N_BEST + 2), of which those of [CLS] are finite and none is NaN.
+    """Check that no summary (S, 4 * N_BEST + 2) is NaN and those of [CLS] are finite, and return them.
 
     Raises:
-        UsageError: they are not, as those of a model that has diverged.
+        UsageError: They are not, as after diverged training.
     """
     check_finite(summaries[:, -2:])
     if np.isnan(summaries).any():
@@ -459,7 +465,7 @@ def collect_answers(questions: Sequence[Question]) -> dict[str, tuple[str, ...]]
 
 
 def compare(questions: Sequence[Question], texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return exact match and F1 of each answer of 2.0, and what no answer would score as either; (Q,), from 0 to 1."""
+    """Return exact match and F1 of each answer of 2.0, and the score of no answer; (Q,) each, from 0 to 1."""
     gold = collect_answers(questions)
     exact, f1 = score_answers(gold, dict(zip(gold, texts, strict=True)), 2)
     silent, _ = score_answers(gold, dict.fromkeys(gold, ""), 2)
@@ -470,9 +476,9 @@ def compare(questions: Sequence[Question], texts: Sequence[str]) -> tuple[np.nda
 def trace(
     exact: np.ndarray, f1: np.ndarray, silent: np.ndarray, odds: Sequence[float], tau: float, marked: str
 ) -> dict[str, Any]:
-    """The figure of the scores over tau, at values that part the questions evenly and at the best (`list_figures`).
+    """Return the figure of the scores over tau, at quantiles of the odds and at `tau` (`list_figures`).
 
-    The first three are those of `compare`.
+    The first three arguments are the results of `compare`.
     """
     order = np.argsort(odds)
     ranked = np.asarray(odds)[order]
@@ -487,10 +493,10 @@ def trace(
 
 
 def rank(answer: Answer, with_null: bool) -> list[dict[str, Any]]:
-    """The best answers as the reference code writes them; `with_null` also no answer, an empty text, among them.
+    """Return the best answers in the reference code's form; `with_null` includes no answer, as an empty text.
 
-    Their probabilities are a softmax over these alone. Where there is no answer at all, the reference code writes the
-    word "empty" and this an empty text.
+    Probabilities are a softmax over these answers alone. If there is none, the reference code writes the word "empty",
+    here an empty text is written.
     """
     spans = list(answer.spans)
     if with_null:
@@ -514,7 +520,7 @@ def find_squad(number: int) -> SquadTask:
     """Return the task of version 1 or 2.
 
     Raises:
-        UsageError: there is none.
+        UsageError: The version is unknown.
     """
     if (task := SQUAD.get(f"squad{number}")) is None:
         raise UsageError(f"there is no SQuAD version {number}; --version takes 1 (for 1.1) or 2 (for 2.0)")

@@ -1,8 +1,8 @@
 """SWAG: which of four endings follows a sentence and the first words of the next one (paper section 4.4), as a Task.
 
-A question is four sequences [CLS] context [SEP] start and ending [SEP]. Each one's C is scored by one and the same
-vector, and the four scores go through a softmax; the bias that transformers adds moves all four alike and changes
-nothing. Left out: the files train_full.csv and val_full.csv, and scoring predictions of other programs.
+A question has four sequences [CLS] context [SEP] start and ending [SEP]. One vector scores the C of each, followed by a
+softmax over the four; the bias that transformers adds is the same for all and has no effect. Left out: the files
+train_full.csv and val_full.csv, and scoring predictions of other programs.
 """
 
 import json
@@ -33,7 +33,7 @@ SWAG_PAPER = {"BERT-base, dev": 0.816, "BERT-large, dev": 0.866, "BERT-large, te
 ACCURACY = ScoreRow("accuracy", "accuracy", {"the majority ending": "majority_accuracy"}, "fraction", SWAG_PAPER)
 NUMBERED_ENDING = re.compile(r"ending\d+")
 
-Continuations = tuple[str, list[str]]  # a context, and what may follow it
+Continuations = tuple[str, list[str]]  # a context and its possible continuations
 
 
 class SwagTask(FineTuningTask):
@@ -54,7 +54,7 @@ class SwagTask(FineTuningTask):
     # --- The data -----------------------------------------------------------------------------------------------------
 
     def load(self, options: Mapping[str, Any], report: Report) -> dict[str, list[Situation]]:
-        """Read the questions of train, dev and, if it is there, test; one that is not is named."""
+        """Read the questions of train, dev and test, and report a missing test set."""
         folder = Path(options["dir"])
         examples = self.read_folder(folder) if options["dir"] else read_swag_copy(SWAG_SPLITS, self.unlabelled)
         for name, file in SWAG_FILES.items():
@@ -104,7 +104,7 @@ class SwagTask(FineTuningTask):
         return compute_scores(("accuracy",), check_finite(summaries).argmax(axis=1), data.labels)
 
     def score_nothing(self, dev: Choices) -> dict[str, float]:
-        """Return what the place that is most often right in the dev set scores on it."""
+        """Return the accuracy of always choosing the dev set's most frequent correct place."""
         return compute_scores(("accuracy",), np.full(len(dev), np.bincount(dev.labels).argmax()), dev.labels)
 
     def format_predictions(
@@ -115,7 +115,7 @@ class SwagTask(FineTuningTask):
         return {SWAG_FILES[split]: f"index,pred\n{rows}"}
 
     def suggest(self, output: Path, recipe: Mapping[str, Any]) -> list[str]:
-        """Return what to do with a fine-tuned model."""
+        """Return commands that use the fine-tuned model."""
         path = json.dumps(str(output))
         call = f"from transformers import AutoModelForMultipleChoice as M; print(M.from_pretrained({path}))"
         return [*super().suggest(output, recipe), use_transformers(call)]
@@ -127,7 +127,7 @@ class SwagTask(FineTuningTask):
         return "context", "endings…"
 
     def read_input(self, given: Mapping[str, Any], settings: PredictionSettings) -> Continuations:
-        """Return a context, and what may follow it; also by SWAG's names of columns."""
+        """Return a context and its possible continuations; SWAG's column names are accepted, too."""
         context = take_text(given, "sent1" if "sent1" in given and "context" not in given else "context")
         start = given.get("start", given.get("sent2")) or ""
         numbered = sorted(
@@ -161,7 +161,7 @@ class SwagTask(FineTuningTask):
         return results
 
     def find_truncated(self, data: Sequences, examples: Sequence[Continuations]) -> list[bool]:
-        """Return of each example whether the context with any of its endings was truncated."""
+        """Return for each example whether the context with any of its endings was truncated."""
         flags = iter(data.shortened.tolist())
         return [any(list(islice(flags, len(endings)))) for _, endings in examples]
 
@@ -172,7 +172,7 @@ class SwagTask(FineTuningTask):
     def list_samples(
         self, examples: Sequence[Situation], settings: PredictionSettings
     ) -> Iterable[tuple[str, Continuations, str]]:
-        """Return the questions, and the right ending."""
+        """Yield the questions with their correct ending."""
         for one in examples:
             words = f"{shorten_text(one.context)}  |  {shorten_text(one.start)}"
             right = f"ending {one.answer + 1}: {shorten_text(one.endings[one.answer])}"

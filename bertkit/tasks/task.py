@@ -1,8 +1,7 @@
-"""The base class of every task: what is learned, and what is answered.
+"""The base class of every task, for training and prediction.
 
-A task binds data, head, score and the paper's hyper-parameters, which `bertkit.training.run` works with. It also says
-how a person's input is read, encoded and answered, which `bertkit.tasks.prediction` works with. It never builds a
-Trainer.
+A task binds data, head, score and the paper's hyper-parameters for `bertkit.training.run`. It also reads, encodes and
+answers a person's input for `bertkit.tasks.prediction`. It never builds a Trainer.
 """
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
@@ -36,17 +35,19 @@ BERT_TRAIN = {  # `[train]` of the paper in pre-training (A.2) and fine-tuning (
     "seed": 42,
 }
 TUNE = "tune"  # the split that decides, where there is one
-CHOSEN_ON_DEV = "chosen_on_dev"  # in metrics.json: what the scored data have decided
+CHOSEN_ON_DEV = "chosen_on_dev"  # in metrics.json: choices made on the scored data
 
 Result = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class PredictionSettings:
-    """A model and what belongs to it.
+    """A model with its tokenizer and the settings of prediction.
 
-    lengths: `[data]` of the run's recipe; empty without a run. pairs: whether an input is a pair of texts; None: either
-    will do. top: words for each mask.
+    Attributes:
+        lengths: `[data]` of the run's recipe; empty without a run.
+        pairs: Whether an input is a pair of texts; None: either.
+        top: The number of words for each mask.
     """
 
     model: nn.Module
@@ -57,43 +58,43 @@ class PredictionSettings:
 
     @cached_property
     def max_length(self) -> int:
-        """Tokens of the longest sequence."""
+        """Return the maximum number of tokens of a sequence."""
         return min(self.lengths.get("max_length", 1 << 30), self.model.config.max_position_embeddings)
 
     @cached_property
     def labels(self) -> list[str]:
-        """The names of the classes."""
+        """Return the names of the classes."""
         return [self.model.config.id2label[index] for index in range(self.model.config.num_labels)]
 
     @cached_property
     def words(self) -> Words:
-        """The tokenizer of single texts."""
+        """Return the tokenizer of single texts."""
         return Words(copy_backend(self.tokenizer))
 
 
 class Task:
-    """One task of the paper. Methods that return something empty here are those that not every task needs.
+    """One task of the paper. Optional methods return an empty value here.
 
     Attributes:
-        name: as in `recipe.task` and on the command line.
-        title: what its data are called.
-        head: the name of a class in `bertkit.model`.
-        options: those of `[data]`.
-        recipe: the paper's recipe, complete; its `[data]` table has the defaults of `options`.
-        stable: what `preset = "stable"` changes in it.
-        metric: the key in `score`'s answer that the paper reports; metrics.json repeats it as `score`. Empty for data
+        name: The name in `recipe.task` and on the command line.
+        title: The name of its data.
+        head: The name of a class in `bertkit.model`.
+        options: The options of `[data]`.
+        recipe: The paper's complete recipe; its `[data]` table has the defaults of `options`.
+        stable: The changes that `preset = "stable"` makes to the recipe.
+        metric: The key of the score that the paper reports, which metrics.json repeats as `score`. Empty for data
             without labels, which are only predicted.
-        lower_is_better: whether a smaller `metric` is better.
-        table: the scores to show at the end.
-        splits: evaluated at the end, the first one also during training unless other rows decide; split name -> how its
-            scores are called, "{}" standing for a score's name.
-        unlabelled: splits that are predicted at the end.
-        copies: split -> data set, configuration and split of its copy on the Hub.
-        command: what runs it, after `bertkit`.
-        folder: of the task's data below the root that a study is given.
-        pairs: whether an input is a pair of texts; None where that is not for the task to say.
-        reusable: whether encoded data serve every run with the same `[data]`, `[model]` and checkpoint.
-        evaluation_options: arguments for the head's `forward` in evaluation.
+        lower_is_better: Whether a smaller `metric` is better.
+        table: The scores to show at the end.
+        splits: Evaluated split -> name pattern of its scores, with "{}" for the score's name. The first split is also
+            evaluated during training unless other rows decide.
+        unlabelled: Splits that are only predicted, at the end.
+        copies: Split -> data set, configuration and split of its copy on the Hub.
+        command: The command that runs it, after `bertkit`.
+        folder: The folder of its data below a study's root.
+        pairs: Whether an input is a pair of texts; None if the task does not determine it.
+        reusable: Whether encoded data can be shared by runs with the same `[data]`, `[model]` and checkpoint.
+        evaluation_options: Arguments of the head's `forward` in evaluation.
     """
 
     name: str
@@ -120,7 +121,7 @@ class Task:
         """Check a complete recipe before anything is read.
 
         Raises:
-            UsageError: options that make no sense, or a number out of its range.
+            UsageError: Options are inconsistent, or a number is out of its range.
         """
         for key, option in self.options.items():
             if option.least is not None:
@@ -128,15 +129,15 @@ class Task:
                 check_range(f"{key} is {value} in [data]", value, option.least, option.below)
 
     def overrides(self, given: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return what the given part of a recipe changes in the task's own: other options may need another rate."""
+        """Return changes to the task's recipe that the given part implies, such as another learning rate."""
         return {}
 
     def pretrain_on(self, recipe: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the recipe of a training that comes first, from whose model this one starts; empty: there is none."""
+        """Return the recipe of a preceding training that supplies the checkpoint; empty if there is none."""
         return {}
 
     def starter(self, given: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the recipe for somebody who names none, small enough for a laptop; empty: the task's own."""
+        """Return the laptop-sized recipe that is used if none is named; empty for the task's own."""
         return {}
 
     def choose_head(self, options: Mapping[str, Any]) -> str:
@@ -151,7 +152,7 @@ class Task:
         "train" is among them, unless the task is only predicted, and the first of `splits`.
 
         Raises:
-            UsageError: wrong or missing files.
+            UsageError: Files are wrong or missing.
         """
         raise NotImplementedError
 
@@ -174,16 +175,16 @@ class Task:
         raise NotImplementedError
 
     def collate(self, items: Any) -> dict[str, Tensor]:
-        """Return the batch of a list of the data set's items, or of what its `__getitems__` gives."""
+        """Return the batch of a list of items, or of the result of the data set's `__getitems__`."""
         raise NotImplementedError
 
     def divide(self, examples: Any, share: float) -> tuple[Any, Any]:
-        """Return a share of a split's examples, which decide, and the others, which are scored.
+        """Divide a split's examples into a share for tuning, and the others for scoring.
 
-        The same for every seed. Those of one group (`list_groups`) stay together.
+        The division is the same for every seed. Examples of one group (`list_groups`) stay together.
 
         Raises:
-            UsageError: nothing is left for one of the two.
+            UsageError: One of the two parts is empty.
         """
         groups = self.list_groups(examples)
         names = list(dict.fromkeys(groups))
@@ -198,7 +199,7 @@ class Task:
         return self.select(examples, np.flatnonzero(decides)), self.select(examples, np.flatnonzero(~decides))
 
     def list_groups(self, examples: Any) -> Sequence[Hashable]:
-        """Return for each of a split's examples what it shares with others: a text, a document."""
+        """Return the group of each of a split's examples, such as a shared text or document."""
         raise NotImplementedError
 
     def select(self, examples: Any, numbers: np.ndarray) -> Any:
@@ -206,28 +207,28 @@ class Task:
         return [examples[number] for number in numbers.tolist()]
 
     def describe(self, data: Any, split: str) -> list[str]:
-        """Return lines about what became of a split's examples."""
+        """Return lines about the encoding of a split's examples."""
         return []
 
     # --- Scores -------------------------------------------------------------------------------------------------------
 
     def summarize(self, outputs: Any, batch: Mapping[str, Tensor]) -> Tensor:
-        """Return (B, ...): what `score` needs of each sequence."""
+        """Return the values (B, ...) that `score` needs of each sequence."""
         raise NotImplementedError
 
     def score(self, summaries: np.ndarray, data: Any, decided: Mapping[str, Any] | None = None) -> dict[str, float]:
         """Return the scores by name, from the summaries (S, ...) of a split in order, and its data set.
 
         Args:
-            decided: what `tuned_config` has made of the scores of other data; None: these data decide.
+            decided: The `tuned_config` from the scores of other data; None: these data decide.
 
         Raises:
-            UsageError: the model's answers are NaN.
+            UsageError: The model's outputs are NaN.
         """
         raise NotImplementedError
 
     def baseline(self, train: Any, dev: Any) -> dict[str, float]:
-        """Return the scores of knowing nothing, by name."""
+        """Return the baseline scores by name."""
         return {}
 
     def tuned_config(self, metrics: Mapping[str, Any]) -> dict[str, Any]:
@@ -249,7 +250,7 @@ class Task:
         return [*self.mark(metrics), *self.diagnose(metrics)]
 
     def mark(self, metrics: Mapping[str, Any]) -> list[str]:
-        """Return a line on scores of the data that have decided, if they are so."""
+        """Return a warning if the scored data have also decided (tau, best checkpoint)."""
         if not (chosen := metrics.get(CHOSEN_ON_DEV)):
             return []
         remedy = "; with --set data.tune_share=0.5 other rows decide" if "tune_share" in self.options else ""
@@ -284,7 +285,7 @@ class Task:
         """Return the example of an input.
 
         Raises:
-            UsageError: it has not what this task needs.
+            UsageError: The input lacks what this task needs.
         """
         raise NotImplementedError
 
@@ -297,17 +298,17 @@ class Task:
         return self.collate(data.__getitems__(numbers))
 
     def keep(self, outputs: Any, batch: Mapping[str, Tensor], settings: PredictionSettings) -> Sequence[Any]:
-        """Return what `answer` needs of each of the batch's sequences.
+        """Return the values that `answer` needs of each sequence of the batch.
 
         Raises:
-            UsageError: the model's answers are NaN.
+            UsageError: The model's outputs are NaN.
         """
         return check_finite(self.summarize(outputs, batch).cpu().numpy())
 
     def answer(
         self, kept: Sequence[Any], data: Any, examples: Sequence[Any], settings: PredictionSettings
     ) -> list[Result]:
-        """Return the result of each example, from what was kept of each sequence."""
+        """Return the result of each example, from the values that `keep` returned for each sequence."""
         raise NotImplementedError
 
     def find_truncated(self, data: Any, examples: Sequence[Any]) -> Sequence[bool]:
@@ -319,9 +320,9 @@ class Task:
         raise NotImplementedError
 
     def list_samples(self, examples: Any, settings: PredictionSettings) -> Iterable[tuple[str, Any, str]]:
-        """Return examples to look at, of those of a split as `load` gives them.
+        """Yield samples of a split as returned by `load`.
 
-        Each is its text in short, the example as `read_input` gives it, and the right answer in words.
+        Each has a shortened text, the example in the form of `read_input`, and the correct answer in words.
         """
         raise NotImplementedError
 
@@ -330,7 +331,7 @@ def check_finite(values: np.ndarray) -> np.ndarray:
     """Return the values of a model.
 
     Raises:
-        UsageError: some are NaN or infinite, as those of a model that has diverged.
+        UsageError: Some are NaN or infinite, as after diverged training.
     """
     if not np.isfinite(values).all():
         raise UsageError(DIVERGED)
@@ -343,11 +344,11 @@ def shorten_text(text: str) -> str:
 
 
 def repeat_run(output: Path, ending: str, *settings: str) -> str:
-    """The options that do a run again with these settings changed, in a directory beside its own with this ending."""
+    """Return the options that repeat a run with changed settings, in a sibling directory with this ending."""
     given = "".join(f" --set {quote(setting)}" for setting in settings)
     return f"--recipe {quote(f'{output}/recipe.toml')}{given} --output {quote(f'{output}-{ending}')}"
 
 
 def use_transformers(program: str) -> str:
-    """The command that runs a line of Python in which plain transformers loads what a run has made."""
+    """Return the shell command for a line of Python that loads a run's model with plain transformers."""
     return f"python -c {quote(program)}  # plain transformers loads it"

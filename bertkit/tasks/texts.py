@@ -1,4 +1,4 @@
-"""A class, several, or a score of one text or a pair (section 4.1): what GLUE's tasks share, and any such model."""
+"""Classification and regression of one text or a pair (section 4.1), for GLUE's tasks and any such model."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -23,7 +23,7 @@ SINGLES = ("text", "sentence")
 
 
 class TextTask(FineTuningTask):
-    """Texts or pairs with a class, several, or a score, as the configuration's `problem_type` says."""
+    """Predict classes or scores of texts or pairs; the configuration's `problem_type` says which."""
 
     head = "BertForSequenceClassification"
 
@@ -103,7 +103,7 @@ def take_text(given: Mapping[str, Any], name: str) -> str:
     """Return a text of an input.
 
     Raises:
-        UsageError: it is missing, or no text.
+        UsageError: It is missing, or not text.
     """
     if not isinstance(text := given.get(name), str):
         has = "is missing" if name not in given else f"is {str(text)[:40]!r}, which is no text"
@@ -112,12 +112,12 @@ def take_text(given: Mapping[str, Any], name: str) -> str:
 
 
 def list_names(given: Mapping[str, Any]) -> str:
-    """Return the names in an input as a message has them."""
+    """Return the names in an input, for a message."""
     return make_printable(", ".join(map(str, given)))[:LONGEST_NAMES] or "nothing"
 
 
 def read_texts(given: Mapping[str, Any], pairs: bool | None) -> tuple[str, ...]:
-    """Return a text, or two; `pairs` says which, None: either."""
+    """Return one text, or two if `pairs`; None: as many as the input has."""
     for first, second in PAIR_NAMES:
         if given.get(first) is not None and given.get(second) is not None:
             if pairs is False:
