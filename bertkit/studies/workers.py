@@ -99,9 +99,10 @@ def do_runs(
     import torch
 
     if workers == 0:
-        do, threads, gpus = do_elsewhere, max(1, int(num_cpus)), []
+        do, threads = do_elsewhere, max(1, int(num_cpus))
     else:
-        do, threads, gpus = do_run, max(1, torch.get_num_threads() // min(workers, max(1, len(jobs)))), list_gpus()
+        do, threads = do_run, max(1, torch.get_num_threads() // min(workers, max(1, len(jobs))))
+    gpus = list_gpus() if workers > 1 else []
     work = Work(do, partial(begin, threads), num_cpus=num_cpus, num_gpus=num_gpus)
     return execute(work, jobs, prepared, hear, workers, gpus)
 

@@ -31,6 +31,7 @@ def import_ray() -> Any:
     quiet = {
         "RAY_USAGE_STATS_ENABLED": "0",  # no usage reports to Ray's developers
         "RAY_DEDUP_LOGS_SKIP_REGEX": ".",  # no messages about lost workers, which we report
+        "RAY_IGNORE_UNHANDLED_ERRORS": "1",  # errors of cancelled tasks, which nobody asks for
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # no notice that this becomes the default
     }
     for name, value in quiet.items():

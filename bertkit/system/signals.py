@@ -17,7 +17,6 @@ from typing import Any
 
 STOPS = (signal.SIGTERM, signal.SIGINT)
 SAME_SIGNAL = 1.0  # seconds after the first signal in which others count as the same
-SECONDS_BETWEEN_LOOKS = 0.02
 
 
 class Interrupted(Exception):
@@ -73,7 +72,7 @@ def await_note(noted: Sequence[int]) -> bool:
     """
     end = time.monotonic() + SAME_SIGNAL
     while not noted and time.monotonic() < end:
-        time.sleep(SECONDS_BETWEEN_LOOKS)
+        time.sleep(0.02)
     return bool(noted)
 
 
