@@ -26,7 +26,7 @@ FORBIDDEN = {  # form -> what to write instead
     rf"{START}What [^?]*(\.|$)": "begin with the subject or a verb",
     r"(?<![Tt]here )\b(is|are|was|were) no (?!longer\b|more\b|less\b|fewer\b|better\b|worse\b)": "is not a …",
     r"\b(is|are|was|were|be) not there\b|\bis none there\b": "not found; does not exist",
-    r"\bpass(es|ed)? over\b": "skip",
+    r"\bpass(es|ed) over\b": "skip",
     r"\banew\b": "random initialisation; again",
     r"\b(lose|loses|lost|losing) (its|their) ends?\b": "truncated",
     r"\b(is|are|was|were|been|and) cut\b(?! off)": "truncated",
