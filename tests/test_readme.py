@@ -11,7 +11,7 @@ import pytest
 import typer
 
 import bertkit
-from bertkit.cli.options import app
+from bertkit.cli.options import HELP_WIDTH, app
 from bertkit.data.formats.conll import read_conll
 from bertkit.data.formats.glue import read_labels, read_split
 from bertkit.data.formats.squad import read_squad
@@ -56,7 +56,7 @@ def list_program(program, *names):
 
 PROGRAM = list_program(typer.main.get_command(app), "bertkit")
 NAMES = {part for name in PROGRAM for part in (name, name.rpartition(" ")[0])}
-HELP = {name: re.findall(r"^Example: (.*)", command.help, re.MULTILINE) for name, command in PROGRAM.items()}
+HELP = {name: re.findall(r"^\$ (.*)", command.help, re.MULTILINE) for name, command in PROGRAM.items()}
 
 
 def find_blocks(text, kind):
@@ -182,6 +182,7 @@ def test_the_help_of_every_command_has_examples_of_it(name):
     assert len(HELP[name]) >= several.get(name.removeprefix("bertkit "), 1)
     for example in HELP[name]:
         assert example.startswith(f"{name} ")
+        assert len(example) <= HELP_WIDTH - 2
         assert parse(example)
 
 

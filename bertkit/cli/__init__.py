@@ -4,8 +4,12 @@ A user's mistake gives one line on standard error and exit code 2; a run stopped
 """
 
 import os
+import re
 import sys
 from importlib import import_module
+from inspect import getdoc
+
+import typer
 
 from bertkit.cli.console import LAUNCHED, explain_mistakes, leave_at_once, silence_libraries
 from bertkit.cli.options import app
@@ -15,8 +19,19 @@ for _part in ("train", "inference", "data", "bench"):  # they add their commands
     import_module(f"bertkit.cli.{_part}")
 
 
+def unwrap_help(program: typer.Typer) -> None:
+    """Join the lines of each paragraph of the help texts, because rich keeps the line breaks of a docstring."""
+    for command in program.registered_commands:
+        command.help = re.sub(r"(?<!\n)\n(?!\n)", " ", getdoc(command.callback))
+    for group in program.registered_groups:
+        unwrap_help(group.typer_instance)
+
+
+unwrap_help(app)
+
+
 def check_words(words: list[str]) -> None:
-    """Check that each word of the command is UTF-8, for it may be written to a recipe or log.
+    """Check that each word of the command is UTF-8, because it may be written to a recipe or log.
 
     Raises:
         UsageError: A word is not UTF-8.
@@ -25,7 +40,7 @@ def check_words(words: list[str]) -> None:
         try:
             word.encode()
         except UnicodeEncodeError:
-            raise UsageError(f"{word!a} is not UTF-8; write it so, or give the file another name") from None
+            raise UsageError(f"{word!a} is not UTF-8; use UTF-8, or rename the file") from None
 
 
 def check_launcher() -> None:
@@ -39,8 +54,8 @@ def check_launcher() -> None:
     missing = sorted(LAUNCHED - os.environ.keys())
     if said and missing:
         raise UsageError(
-            f"{said[0]} = {os.environ[said[0]]} in the environment means several processes, but these are not set: "
-            f"{', '.join(missing)}; unset {said[0]}, or start them with torchrun or accelerate launch"
+            f"{said[0]} = {os.environ[said[0]]} in the environment means several processes, but these variables are "
+            f"not set: {', '.join(missing)}; unset {said[0]}, or start the processes with torchrun or accelerate launch"
         )
 
 

@@ -31,13 +31,13 @@ def bench_squad(
     data: Data = None,
     reference: Annotated[
         Path | None,
-        PathOption("--reference", help="A copy of transformers' utils_qa.py to compare with.", metavar="FILE"),
+        PathOption("--reference", help="Copy of transformers' utils_qa.py to compare with.", metavar="FILE"),
     ] = None,
     as_json: JsonFile = None,
 ) -> None:
-    """Time the decoding and scoring of SQuAD's answers beside the stock example's.
+    """Time the decoding and scoring of SQuAD answers beside the stock example.
 
-    Example: bertkit bench squad --data SQUAD --reference utils_qa.py --json squad.json
+    $ bertkit bench squad --data SQUAD --reference utils_qa.py --json squad.json
     """
     from bertkit.bench import squad
 
@@ -49,19 +49,23 @@ def bench_corpus(
     data: Text = None,
     reference: Annotated[
         Path | None,
-        PathOption("--reference", help="A checkout of google-research/bert to compare with.", metavar="DIR"),
+        PathOption("--reference", help="Checkout of google-research/bert to compare with.", metavar="DIR"),
     ] = None,
     vocab: Annotated[
         str | None,
-        PlaceOption("--vocab", help="A lower-case vocabulary; trained on the text if not given.", metavar="DIR|FILE"),
+        PlaceOption("--vocab", help="Lower-case vocabulary (default: trained on the text).", metavar="DIR|FILE"),
     ] = None,
-    characters: Annotated[int, typer.Option("--characters", help="Of text, about.", min=1)] = 4_000_000,
-    copies: Annotated[int, typer.Option("--copies", help="Of the text, each with pairs of its own.", min=1)] = 10,
+    characters: Annotated[
+        int, typer.Option("--characters", help="Approximate number of characters of text.", min=1)
+    ] = 4_000_000,
+    copies: Annotated[
+        int, typer.Option("--copies", help="Number of copies of the text, each with different pairs.", min=1)
+    ] = 10,
     as_json: JsonFile = None,
 ) -> None:
-    """Time the way from text to masked next-sentence pairs beside the reference code's.
+    """Time the way from text to masked next-sentence pairs beside the reference code.
 
-    Example: bertkit bench corpus --data text/ --reference bert/ --json corpus.json
+    $ bertkit bench corpus --data text/ --reference bert/ --json corpus.json
     """
     from bertkit.bench import corpus
 
@@ -71,18 +75,19 @@ def bench_corpus(
 @benches.command("predict")
 def bench_predict(
     run: Annotated[
-        str | None, PlaceArgument(help="A classifier; BERT-base of random weights if not given.", metavar="RUN")
+        str | None, PlaceArgument(help="Classifier (default: a randomly initialised BERT-base).", metavar="RUN")
     ] = None,
     source: Annotated[
-        str | None, PlaceOption("--input", help="Texts, as predict reads them; made up if not given.", metavar="FILE")
+        str | None,
+        PlaceOption("--input", help="Texts, as for predict --input (default: synthetic texts).", metavar="FILE"),
     ] = None,
-    count: Annotated[int, typer.Option("--texts", help="The first so many.", min=1)] = 512,
+    count: Annotated[int, typer.Option("--texts", help="Number of texts, from the first one on.", min=1)] = 512,
     repeats: Repeats = 3,
     as_json: JsonFile = None,
 ) -> None:
     """Time predictions beside the pipeline of transformers, at its best of batch sizes 1, 8 and 32.
 
-    Example: bertkit bench predict runs/sst2 --input reviews.txt --json predict.json
+    $ bertkit bench predict runs/sst2 --input reviews.txt --json predict.json
     """
     from bertkit.bench import predict
 
@@ -92,15 +97,17 @@ def bench_predict(
 @benches.command("finetune")
 def bench_finetune(
     model: Annotated[
-        str | None, PlaceOption("--model", help="A checkpoint; random weights if not given.", metavar="NAME|RUN")
+        str | None, PlaceOption("--model", help="Checkpoint (default: random weights).", metavar="NAME|RUN")
     ] = None,
     data: Annotated[
         Path | None,
-        PathOption("--data", help="The official GLUE files; pairs of documentation if not given.", metavar="DIR"),
+        PathOption(
+            "--data", help="Folder of the official GLUE files (default: pairs from documentation).", metavar="DIR"
+        ),
     ] = None,
-    task: Annotated[str, typer.Option("--task", help="Which GLUE task of --data.", metavar="NAME")] = "",
+    task: Annotated[str, typer.Option("--task", help="GLUE task of --data.", metavar="NAME")] = "",
     size: Size = None,
-    batch_size: Annotated[int, typer.Option("--batch-size", help="Rows an update.", min=1)] = 32,
+    batch_size: Annotated[int, typer.Option("--batch-size", help="Examples per update.", min=1)] = 32,
     updates: Updates = 50,
     repeats: Repeats = 3,
     compiled: Compile = True,
@@ -109,7 +116,7 @@ def bench_finetune(
 ) -> None:
     """Time fine-tuning beside plain transformers: on the same batches, at its best, and as its examples do.
 
-    Example: bertkit bench finetune --model MINILM --data GLUE --task rte --json finetune.json
+    $ bertkit bench finetune --model MINILM --data GLUE --task rte --json rte.json
     """
     choose_device(device)
     from bertkit.bench import finetune
@@ -122,8 +129,8 @@ def bench_finetune(
 def bench_pretrain(
     data: Text = None,
     size: Size = None,
-    batch_size: Annotated[int, typer.Option("--batch-size", help="Pairs an update.", min=1)] = 64,
-    length: Annotated[int, typer.Option("--length", help="Tokens of a pair, at most.", min=16)] = 128,
+    batch_size: Annotated[int, typer.Option("--batch-size", help="Pairs per update.", min=1)] = 64,
+    length: Annotated[int, typer.Option("--length", help="Maximum number of tokens per pair.", min=16)] = 128,
     updates: Updates = 20,
     repeats: Repeats = 3,
     compiled: Compile = True,
@@ -132,7 +139,7 @@ def bench_pretrain(
 ) -> None:
     """Time pretraining from random weights beside plain transformers: speed and memory.
 
-    Example: bertkit bench pretrain --size small --json pretrain.json
+    $ bertkit bench pretrain --size small --json pretrain.json
     """
     choose_device(device)
     from bertkit.bench import pretrain
@@ -148,7 +155,7 @@ def run_bench(
     from bertkit.system.files import write_json
 
     if as_json is not None and (as_json.is_dir() or not os.access(as_json.parent, os.W_OK)):
-        raise UsageError(f"{as_json} cannot be written; name a file in a folder that is there with --json")
+        raise UsageError(f"{as_json} cannot be written; name a file in an existing folder with --json")
     with Screen() as screen, explain_disk_error(as_json or "."):
         found, tables = bench(*arguments, report=screen.say, **options)
         for table in tables:

@@ -100,7 +100,7 @@ class Screen(AbstractContextManager):
         now = time.monotonic()
         self.began = self.began or (now, done)
         seconds, read = now - self.began[0], done - self.began[1]
-        rate = f"{tokens:,} tokens, {tokens / max(seconds, 1):,.0f} a second" if tokens else ""
+        rate = f"{tokens:,} tokens, {tokens / max(seconds, 1):,.0f} per second" if tokens else ""
         if self.console.is_terminal:
             from rich.progress import DownloadColumn
 
@@ -207,7 +207,7 @@ class Screen(AbstractContextManager):
         with suppress(UsageError), hold_run_dir(output):  # another start of this run draws the same curves
             plot_log(read_log(output), task.table, metrics, curves)
         self.say(f"Scores: {output / METRICS_FILE}" + (f"; curves: {curves}" if curves.exists() else ""))
-        activate = "" if shutil.which("bertkit") else f" (after: source {Path(sys.prefix) / 'bin' / 'activate'})"
+        activate = "" if shutil.which("bertkit") else f" (first: source {Path(sys.prefix) / 'bin' / 'activate'})"
         if commands := task.suggest(output, read_recipe(output / RECIPE_FILE)):
             self.say(f"Next{activate}:", *(f"  {command}" for command in commands))
 
@@ -229,14 +229,16 @@ class Screen(AbstractContextManager):
         self.say(*(f"{name}: {before} -> {now}" for name, (before, now) in found.scores.items()))
         if found.weights:
             name, apart = max(found.weights.items(), key=lambda item: item[1])
-            self.say(f"{len(found.weights)} weights differ, most of all {name}: by {apart:.3g}")
+            self.say(f"{len(found.weights)} weights differ, {name} the most: by {apart:.3g}")
         for name, (count, lines) in found.predictions.items():
             self.say(f"{PREDICTIONS}/{name}: {count:,} of {lines:,} lines differ")
-        self.say(*(f"another machine, software or data: {difference}" for difference in found.environment))
+        self.say(*(f"different machine, software or data: {difference}" for difference in found.environment))
         if found.is_exact:
-            self.say(f"{again} is {run} again, bit for bit: scores, weights and predictions")
+            self.say(f"{again} equals {run} bit for bit: scores, weights and predictions")
         elif not found.environment:
-            self.say("machine, software and data are the same; on a GPU train.full_determinism gives sums an order")
+            self.say(
+                "machine, software and data are the same; on a GPU, train.full_determinism makes sums deterministic"
+            )
 
 
 def print_line(line: str, *, err: bool = False, goes_on: bool = False) -> None:
@@ -262,11 +264,11 @@ def write(text: str, *, err: bool = False, goes_on: bool = False) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())  # discards the buffer and later output
         if err:
             return
-        trouble = f"standard output cannot be written to ({error.strerror})"
+        trouble = f"cannot write to standard output ({error.strerror})"
         if not isinstance(error, BrokenPipeError):
             if not goes_on:
-                raise UsageError(f"{trouble}; free some space or send it elsewhere, and try again") from None
-            complain(f"{trouble}; the training goes on without it")
+                raise UsageError(f"{trouble}; free some space or redirect the output, and try again") from None
+            complain(f"{trouble}; training continues without it")
         elif not goes_on:
             sys.exit(128 + signal.SIGPIPE)
 
@@ -311,7 +313,7 @@ def obey_signals() -> Iterator[None]:
     def stop(number: int) -> None:
         nonlocal code
         code = 128 + number
-        complain("stopped; what is finished is kept, and the same command goes on")
+        complain("stopped; finished work is kept, and the same command continues")
         if is_importing():  # libraries may catch SystemExit in an import and stay half-imported
             os._exit(code)
         sys.exit(code)
@@ -348,7 +350,7 @@ def explain_mistakes() -> Iterator[None]:
         if not hasattr(error, "format_message"):
             raise
         if message := " ".join(error.format_message().split()):
-            complain(f"{message.rstrip('.')}; bertkit --help says what there is")
+            complain(f"{message.rstrip('.')}; see bertkit --help")
         sys.exit(error.exit_code)
 
 

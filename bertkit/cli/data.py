@@ -15,13 +15,13 @@ from bertkit.errors import UsageError, explain_disk_error
 @app.command()
 def vocab(
     sources: Sources,
-    output: Annotated[Path, PathOption("--output", help="Where vocab.txt and tokenizer.json go.", metavar="DIR")],
-    size: Annotated[int, typer.Option("--size", help="Tokens in the vocabulary.", min=1)] = 30522,
+    output: Annotated[Path, PathOption("--output", help="Directory for vocab.txt and tokenizer.json.", metavar="DIR")],
+    size: Annotated[int, typer.Option("--size", help="Number of tokens in the vocabulary.", min=1)] = 30522,
     cased: Cased = False,
 ) -> None:
     """Train a WordPiece vocabulary.
 
-    Example: bertkit vocab corpus.txt --size 30522 --output my-vocab
+    $ bertkit vocab corpus.txt --size 30522 --output my-vocab
     """
     from bertkit.data.pretraining.sources import read_documents
     from bertkit.data.tokenizer import TOKENIZER_FILES, save_tokenizer, train_tokenizer
@@ -41,12 +41,14 @@ def vocab(
 
 @app.command()
 def sample(
-    output: Annotated[Path, PathArgument(help="Where squad/ and glue/ go.", metavar="DIR")],
-    questions: Annotated[int, typer.Option("--questions", help="Of each training set, at most.", min=100)] = 12_000,
+    output: Annotated[Path, PathArgument(help="Directory for squad/ and glue/.", metavar="DIR")],
+    questions: Annotated[
+        int, typer.Option("--questions", help="Maximum number of examples per training set.", min=100)
+    ] = 12_000,
 ) -> None:
-    """Write small data sets in the forms of SQuAD 2.0 and GLUE, made of the documentation installed here.
+    """Write small data sets in the formats of SQuAD 2.0 and GLUE, made from the documentation installed here.
 
-    Example: bertkit sample data
+    $ bertkit sample data
     """
     from bertkit.data.formats.demo import write_samples
 
@@ -57,16 +59,16 @@ def sample(
 @app.command("import-tf")
 def import_tf(
     source: Annotated[
-        Path, PathArgument(help="A folder with bert_config.json, vocab.txt, bert_model.ckpt.*.", metavar="DIR")
+        Path, PathArgument(help="Folder with bert_config.json, vocab.txt, bert_model.ckpt.*.", metavar="DIR")
     ],
-    output: Annotated[Path, PathArgument(help="A new directory.", metavar="OUT")],
+    output: Annotated[Path, PathArgument(help="New directory for the checkpoint.", metavar="OUT")],
     cased: Annotated[
-        bool | None, typer.Option("--cased/--uncased", help="Whether capital letters count; found out if not given.")
+        bool | None, typer.Option("--cased/--uncased", help="Keep or remove upper case (default: as the files say).")
     ] = None,
 ) -> None:
-    """Make a checkpoint of the files that BERT was released in; TensorFlow is not needed.
+    """Convert the original TensorFlow release of BERT to a checkpoint; TensorFlow is not needed.
 
-    Example: bertkit import-tf uncased_L-12_H-768_A-12 bert-base-uncased
+    $ bertkit import-tf uncased_L-12_H-768_A-12 bert-base-uncased
     """
     from bertkit.model.tf_release import import_checkpoint
 
@@ -76,13 +78,13 @@ def import_tf(
 
 @app.command()
 def triviaqa(
-    qa: Annotated[Path, PathArgument(help="TriviaQA's JSON, such as wikipedia-train.json.", metavar="QA.json")],
-    evidence: Annotated[Path, PathOption("--evidence", help="The folder of its documents.", metavar="DIR")],
-    output: Annotated[Path, PathOption("--output", help="The file to write, in SQuAD's form.", metavar="FILE")],
+    qa: Annotated[Path, PathArgument(help="Questions of TriviaQA, such as wikipedia-train.json.", metavar="QA.json")],
+    evidence: Annotated[Path, PathOption("--evidence", help="Folder of TriviaQA's documents.", metavar="DIR")],
+    output: Annotated[Path, PathOption("--output", help="File to write, in SQuAD's format.", metavar="FILE")],
 ) -> None:
-    """Make a training file of TriviaQA: paragraphs that hold an answer, for squad --extra-train.
+    """Convert TriviaQA to a training file for squad --extra-train: paragraphs that contain an answer.
 
-    Example: bertkit triviaqa qa/wikipedia-train.json --evidence evidence --output triviaqa.json
+    $ bertkit triviaqa wikipedia-train.json --evidence docs --output trivia.json
     """
     from bertkit.data.formats.triviaqa import convert
 
@@ -93,25 +95,30 @@ def triviaqa(
 @corpora.command("build")
 def build_corpus(
     sources: Sources,
-    vocab: Annotated[str, PlaceOption("--vocab", help="A vocabulary.", metavar="DIR|FILE|NAME")],
-    output: Annotated[Path, PathOption("--output", help="Where the corpus goes.", metavar="DIR")],
+    vocab: Annotated[
+        str, PlaceOption("--vocab", help="Vocabulary, or a checkpoint that has one.", metavar="DIR|FILE|NAME")
+    ],
+    output: Annotated[Path, PathOption("--output", help="Directory for the corpus.", metavar="DIR")],
     workers: Builders = None,
     cased: Cased = False,
-    language: Annotated[str, typer.Option("--language", help="Whose rules end sentences.", metavar="CODE")] = "en",
+    language: Annotated[
+        str, typer.Option("--language", help="Language used for sentence splitting.", metavar="CODE")
+    ] = "en",
     split_sentences: Annotated[
-        bool, typer.Option("--split-sentences/--no-split-sentences", help="Or leave every line as it is.")
+        bool,
+        typer.Option("--split-sentences/--no-split-sentences", help="Split lines into sentences, or keep each line."),
     ] = True,
     deduplicate: Annotated[
-        str, typer.Option("--deduplicate", help="Drop what came before.", metavar="documents|lines")
+        str, typer.Option("--deduplicate", help="Drop repeated documents or lines.", metavar="documents|lines")
     ] = "",
 ) -> None:
     """Turn text into token ids on disk, which pretrain --corpus DIR reads.
 
-    Killed at any moment, the same command finishes it.
+    If it is killed, the same command continues it.
 
-    Example: bertkit corpus build texts docs --vocab my-vocab --output corpora/mine
+    $ bertkit corpus build texts docs --vocab my-vocab --output corpora/mine
 
-    Example: bertkit corpus build wikimedia/wikipedia:20231101.en --vocab my-vocab --output corpora/wikipedia
+    $ bertkit corpus build roneneldan/TinyStories --vocab my-vocab --output stories
     """
     from bertkit.data.pretraining.build import build
     from bertkit.data.tokenizer import load_tokenizer
@@ -140,12 +147,12 @@ def build_corpus(
 
 @corpora.command("stats")
 def show_corpus(
-    directory: Annotated[Path, PathArgument(help="A corpus that corpus build has made.", metavar="DIR")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+    directory: Annotated[Path, PathArgument(help="Corpus made by corpus build.", metavar="DIR")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object only.")] = False,
 ) -> None:
-    """Check the files of a corpus, and say what it is like: sizes, lengths, repeats, padding.
+    """Check the files of a corpus, and print its sizes, lengths, repeats and padding.
 
-    Example: bertkit corpus stats corpora/mine
+    $ bertkit corpus stats corpora/mine
     """
     from bertkit.data.pretraining.store import open_corpus, read_manifest
 

@@ -14,9 +14,9 @@ from bertkit.errors import UsageError, explain_disk_error
 
 @app.command()
 def features(
-    model: Annotated[str, PlaceArgument(help="A checkpoint or run.", metavar="MODEL")],
-    source: Annotated[Path, PathOption("--input", help="A text a line.", metavar="FILE")],
-    output: Annotated[Path, PathOption("--output", help="A .jsonl or .npz file.", metavar="FILE")],
+    model: Annotated[str, PlaceArgument(help="Checkpoint or run.", metavar="MODEL")],
+    source: Annotated[Path, PathOption("--input", help="Text file, one text per line.", metavar="FILE")],
+    output: Annotated[Path, PathOption("--output", help="File to write: .jsonl or .npz.", metavar="FILE")],
     layers: Annotated[
         str,
         typer.Option(
@@ -26,14 +26,14 @@ def features(
         ),
     ] = "last",
     pool: Annotated[
-        str, typer.Option("--pool", help="A vector a word, or one a text: that of [CLS], or the mean.")
+        str, typer.Option("--pool", help="words: one vector per word; cls or mean: one per text.")
     ] = "words",
 ) -> None:
-    """Write contextual vectors of any text: the same word in two contexts gets two.
+    """Write contextual vectors of words or texts; the same word has different vectors in different contexts.
 
-    Example: bertkit features runs/mine --input texts.txt --layers last --output vectors.npz
+    $ bertkit features runs/mine --input texts.txt --output vectors.npz
 
-    Example: bertkit features runs/mine --input texts.txt --pool mean --output vectors.jsonl
+    $ bertkit features runs/mine --input texts.txt --pool mean --output mean.npz
     """
     from bertkit.inference.features import extract
 
@@ -43,37 +43,39 @@ def features(
 
 @app.command()
 def predict(
-    run: Annotated[str, PlaceArgument(help="A fine-tuned or pretrained run, or another checkpoint.", metavar="RUN")],
-    texts: Annotated[list[str] | None, typer.Argument(help="Inputs, or the parts of them.", metavar="TEXT…")] = None,
+    run: Annotated[str, PlaceArgument(help="Fine-tuned or pretrained run, or another checkpoint.", metavar="RUN")],
+    texts: Annotated[
+        list[str] | None, typer.Argument(help="Inputs, or the parts of each input.", metavar="TEXT…")
+    ] = None,
     source: Annotated[
         str | None,
-        PlaceOption("--input", help="Inputs, a line each: .jsonl, .tsv with names, or .txt.", metavar="FILE|-"),
+        PlaceOption("--input", help="One input per line: .jsonl, .tsv with column names, or .txt.", metavar="FILE|-"),
     ] = None,
     output: Annotated[
-        Path | None, PathOption("--output", help="Write a line of JSON an input here.", metavar="FILE")
+        Path | None, PathOption("--output", help="File to write, one JSON object per input.", metavar="FILE")
     ] = None,
-    pair: Annotated[bool, typer.Option("--pair", help="An input is two texts; a run's task says so itself.")] = False,
-    top: Annotated[int, typer.Option("--top", help="Words for each [MASK].", min=1)] = 5,
+    pair: Annotated[
+        bool, typer.Option("--pair", help="Each input is a pair of texts (default: as the run was trained).")
+    ] = False,
+    top: Annotated[int, typer.Option("--top", help="Number of words per [MASK].", min=1)] = 5,
     precision: Annotated[
         str, typer.Option("--precision", help="auto (bf16 where it is faster), fp32, bf16 or fp16.")
     ] = "auto",
 ) -> None:
-    """Predict with a trained model: a class, an answer, names, an ending, masked words, whatever its head is for.
+    """Predict with a trained model: a class, an answer, names, an ending or masked words, depending on its head.
 
     TEXT: a text for a classifier (two for a pair), NER or [MASK]; question and context for SQuAD; context and endings
     for SWAG. Names in JSON and of columns: text, text_pair; question, context; words; context, start, endings.
 
-    Example: bertkit predict runs/squad2 "Who wrote it?" "The book was written by Ada."
+    $ bertkit predict runs/squad2 "Who wrote it?" "The book was written by Ada."
 
-    Example: bertkit predict runs/mnli --input pairs.jsonl --output predictions.jsonl
+    $ bertkit predict runs/mnli --input pairs.jsonl --output predictions.jsonl
     """
     from bertkit.data.formats.inputs import STDIN, check_output, check_source, read_inputs
     from bertkit.inference.predictor import Counts, Predictor, write_results
 
     if bool(texts) == bool(source):
-        raise UsageError(
-            "give the inputs as TEXT or with --input FILE, one of the two (--input - reads standard input)"
-        )
+        raise UsageError("give the inputs either as TEXT or with --input FILE (--input - reads standard input)")
     if source is not None:
         check_source(source)
         if output is not None:
@@ -95,17 +97,17 @@ def predict(
             complain(cut)
         if tally.errors:
             count = f"{tally.errors:,} input{'s' * (tally.errors > 1)}"
-            raise UsageError(f"{count} cannot be predicted; the reason stands in place of each result")
+            raise UsageError(f"{count} cannot be predicted; the output gives the reason for each")
 
 
 @app.command()
 def report(
-    sources: Annotated[list[Path], PathArgument(help="Runs and studies, finished or not.", metavar="RUN|STUDY")],
-    output: Annotated[Path, PathOption("--output", help="The page to write.", metavar="FILE")] = Path("report.html"),
+    sources: Annotated[list[Path], PathArgument(help="Runs and studies, finished or unfinished.", metavar="RUN|STUDY")],
+    output: Annotated[Path, PathOption("--output", help="Page to write.", metavar="FILE")] = Path("report.html"),
 ) -> None:
-    """Show runs and studies on one page that needs no network: scores, curves, mistakes, recipes to copy.
+    """Write one self-contained HTML page about runs and studies: scores, curves, mistakes, recipes.
 
-    Example: bertkit report runs/mrpc runs/squad2 --output report.html
+    $ bertkit report runs/mrpc runs/squad2 --output report.html
     """
     from bertkit.analysis.page import write_page
 
@@ -115,14 +117,16 @@ def report(
 
 @scores.command("glue")
 def score_glue(
-    gold: Annotated[Path, PathArgument(help="The official file with labels, such as RTE/dev.tsv.")],
-    predictions: Annotated[Path, PathArgument(help="The leaderboard's form (index, prediction), or an answer a line.")],
+    gold: Annotated[Path, PathArgument(help="Official file with labels, such as RTE/dev.tsv.")],
+    predictions: Annotated[
+        Path, PathArgument(help="File in the leaderboard's format (index, prediction), or one answer per line.")
+    ],
     task: Annotated[str, typer.Option("--task", help="cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte or wnli.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object only.")] = False,
 ) -> None:
     """Score predictions for a GLUE task.
 
-    Example: bertkit score glue --task rte RTE/dev.tsv runs/rte/predictions/dev.tsv
+    $ bertkit score glue --task rte RTE/dev.tsv runs/rte/predictions/dev.tsv
     """
     from bertkit.tasks.glue import find_glue
 
@@ -133,25 +137,27 @@ def score_glue(
 
 @scores.command("squad")
 def score_squad(
-    gold: Annotated[Path, PathArgument(help="The official file, such as dev-v2.0.json.", metavar="DATA.json")],
-    predictions: Annotated[Path, PathArgument(help="Question id -> answer.", metavar="PREDICTIONS.json")],
+    gold: Annotated[Path, PathArgument(help="Official file, such as dev-v2.0.json.", metavar="DATA.json")],
+    predictions: Annotated[Path, PathArgument(help="JSON object: question id -> answer.", metavar="PREDICTIONS.json")],
     version: Annotated[int, typer.Option("--version", help="1 (for 1.1) or 2 (for 2.0).", metavar="1|2")],
     odds: Annotated[
-        Path | None, PathOption("--null-odds", help="Question id -> how sure there is no answer (2.0).", metavar="FILE")
+        Path | None,
+        PathOption("--null-odds", help="JSON object: question id -> probability of no answer (2.0).", metavar="FILE"),
     ] = None,
     threshold: Annotated[
         float,
         typer.Option(
-            "--na-prob-thresh", help="Odds above it count as no answer; the official 1.0 is meant for probabilities."
+            "--na-prob-thresh",
+            help="Values above it count as no answer; the official default 1.0 is for probabilities.",
         ),
     ] = 1.0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object only.")] = False,
 ) -> None:
-    """Score answers to SQuAD, as the official scripts do.
+    """Score answers to SQuAD as the official scripts do.
 
-    Example: bertkit score squad --version 2 dev-v2.0.json runs/squad2/predictions/predictions.json
+    $ bertkit score squad --version 2 dev-v2.0.json answers.json
 
-    Example: bertkit score squad --version 2 dev-v2.0.json answers.json --null-odds na_prob.json --na-prob-thresh 0.5
+    $ bertkit score squad --version 2 dev.json answers.json --null-odds odds.json
     """
     from bertkit.tasks.squad import find_squad
 

@@ -7,12 +7,15 @@ from dataclasses import dataclass
 from functools import partial, wraps
 from inspect import Signature, signature
 from pathlib import Path
+from textwrap import fill
 from typing import Annotated, Any
 
 import typer
 
 from bertkit.cli.console import print_line
 from bertkit.tasks.option import DIR, PRETRAINING_OPTIONS, Options
+
+HELP_WIDTH = 78  # columns between the margins of a terminal of 80
 
 app = typer.Typer(
     name="bertkit",
@@ -33,48 +36,59 @@ def read_path(text: str) -> Path:
 PathOption, PathArgument = (partial(kind, parser=read_path) for kind in (typer.Option, typer.Argument))
 PlaceOption, PlaceArgument = (partial(kind, parser=os.path.expanduser) for kind in (typer.Option, typer.Argument))
 
-Sources = Annotated[list[str], PlaceArgument(help="Text files, directories of them, a Hub data set, or docs.")]
-RecipeFile = Annotated[Path | None, PathOption("--recipe", help="A TOML file; see recipes/.", metavar="FILE")]
-Output = Annotated[Path | None, PathOption("--output", help="The run directory.", metavar="DIR")]
-Model = Annotated[str | None, PlaceOption("--model", help="Start from this checkpoint or run.", metavar="NAME|RUN")]
+Sources = Annotated[list[str], PlaceArgument(help="Text files, directories, a Hub data set, or docs.")]
+RecipeFile = Annotated[Path | None, PathOption("--recipe", help="Recipe file in TOML; see recipes/.", metavar="FILE")]
+Output = Annotated[Path | None, PathOption("--output", help="Run directory.", metavar="DIR")]
+Model = Annotated[str | None, PlaceOption("--model", help="Checkpoint or run to start from.", metavar="NAME|RUN")]
 Settings = Annotated[
     list[str] | None,
-    typer.Option("--set", help="Any key of the recipe, such as train.learning_rate=1e-4.", metavar="KEY=VALUE"),
+    typer.Option("--set", help="Set any key of the recipe, such as train.learning_rate=1e-4.", metavar="KEY=VALUE"),
 ]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would be done, and stop.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the complete recipe and its sizes, then exit.")]
 Data = Annotated[str | None, PlaceOption("--data", help=DIR.help, metavar="DIR")]
 Push = Annotated[
-    str | None, typer.Option("--push-to-hub", help="Upload the finished run to this repository.", metavar="REPO")
+    str | None, typer.Option("--push-to-hub", help="Upload the finished run to this Hub repository.", metavar="REPO")
 ]
 Workers = Annotated[
-    str, typer.Option("--workers", help="Processes that share the runs; ray: a Ray cluster.", metavar="N|ray")
+    str, typer.Option("--workers", help="Number of worker processes; ray: run on a Ray cluster.", metavar="N|ray")
 ]
-JsonFile = Annotated[Path | None, PathOption("--json", help="Write the figures here.", metavar="FILE")]
+JsonFile = Annotated[
+    Path | None, PathOption("--json", help="Also write the figures to this JSON file.", metavar="FILE")
+]
 Builders = Annotated[
     str | None,
-    typer.Option("--workers", help="Processes that build it, one a CPU if not given; ray: a cluster.", metavar="N|ray"),
+    typer.Option(
+        "--workers",
+        help="Number of worker processes (default: one per CPU); ray: run on a Ray cluster.",
+        metavar="N|ray",
+    ),
 ]
 Cased = Annotated[bool, typer.Option("--cased", help=PRETRAINING_OPTIONS["cased"].help)]
 Device = Annotated[
-    str | None, typer.Option("--device", help="cpu, cuda or cuda:N; the first accelerator if not given.", metavar="D")
+    str | None, typer.Option("--device", help="cpu, cuda or cuda:N (default: the first accelerator).", metavar="D")
 ]
 Size = Annotated[
     str | None,
-    typer.Option("--size", help="Of random weights: tiny, mini, small, medium, base, large.", metavar="NAME"),
+    typer.Option(
+        "--size", help="Size of a randomly initialised model: tiny, mini, small, medium, base or large.", metavar="NAME"
+    ),
 ]
 Text = Annotated[
-    str | None, PlaceOption("--data", help="The text: as a corpus of pretrain; docs if not given.", metavar="FILE|DIR")
+    str | None, PlaceOption("--data", help="Text, as for pretrain --corpus (default: docs).", metavar="FILE|DIR")
 ]
-Updates = Annotated[int, typer.Option("--updates", help="Of each side in a round.", min=1)]
-Repeats = Annotated[int, typer.Option("--repeats", help="Rounds; the median counts.", min=1)]
-Compile = Annotated[bool, typer.Option("--compile/--no-compile", help="Try stock with torch.compile, too.")]
+Updates = Annotated[int, typer.Option("--updates", help="Updates per side and round.", min=1)]
+Repeats = Annotated[int, typer.Option("--repeats", help="Number of rounds; the median is reported.", min=1)]
+Compile = Annotated[
+    bool, typer.Option("--compile/--no-compile", help="Also time plain transformers with torch.compile.")
+]
 
 
 def list_options(options: Options) -> str:
     """Return the end of a help text, which lists the keys of `--set data.KEY=VALUE`."""
     lines = ["Keys of --set data.KEY=VALUE:"]
     for name, option in options.items():
-        lines.append(f"{name} = {json.dumps(option.default)}  {option.explain(option.default)}")
+        line = f"{name} = {json.dumps(option.default)}: {option.explain(option.default)}"
+        lines.append(fill(line, HELP_WIDTH, subsequent_indent="    "))
     return "\n".join(lines).replace("[", r"\[")  # escapes rich markup
 
 
@@ -113,7 +127,7 @@ def training_command(options: Options) -> Callable[[Callable[..., None]], None]:
 
 @app.callback(invoke_without_command=True)
 def show_version(
-    version: Annotated[bool, typer.Option("--version", help="Print the version and stop.", is_eager=True)] = False,
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.", is_eager=True)] = False,
 ) -> None:
     """Print the version and exit if `--version` is given."""
     if version:
@@ -123,9 +137,9 @@ def show_version(
         raise typer.Exit
 
 
-scores = typer.Typer(no_args_is_help=True, help="Score files of predictions, made by anything.")
+scores = typer.Typer(no_args_is_help=True, help="Score files of predictions from any program.")
 app.add_typer(scores, name="score")
-corpora = typer.Typer(no_args_is_help=True, help="Build a corpus of any size on disk, and look at it.")
+corpora = typer.Typer(no_args_is_help=True, help="Build a corpus of any size on disk, and describe it.")
 app.add_typer(corpora, name="corpus")
-benches = typer.Typer(no_args_is_help=True, help="Time this package beside other code that does the same.")
+benches = typer.Typer(no_args_is_help=True, help="Time bertkit beside other code that does the same.")
 app.add_typer(benches, name="bench")

@@ -42,12 +42,12 @@ def pretrain(
 ) -> None:
     """Pretrain BERT on raw text: masked LM and next sentence.
 
-    Bare, it trains a small BERT for some minutes on the documentation installed on this machine. With --model it
-    continues from a checkpoint (domain adaptation).
+    Without options it trains a small BERT for a few minutes on the documentation installed on this machine. With
+    --model it continues from a checkpoint (domain adaptation).
 
-    Example: bertkit pretrain --corpus corpus.txt --output runs/mine
+    $ bertkit pretrain --corpus corpus.txt --output runs/mine
 
-    Example: bertkit pretrain --model runs/mine --corpus more.txt --output runs/more
+    $ bertkit pretrain --model runs/mine --corpus more.txt --output runs/more
     """
     execute("pretrain", options, {"corpus": corpus or None, "vocab": vocab, "cased": cased or None})
 
@@ -57,27 +57,33 @@ def glue(
     options: RunOptions,
     task: Annotated[str, typer.Option("--task", help="cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte, wnli, ax or all.")],
     data: Data = None,
-    grid: Annotated[bool, typer.Option("--grid", help="4 rates x 2 batch sizes x 3 epochs; best on dev wins.")] = False,
-    restarts: Annotated[int, typer.Option("--restarts", help="Runs with other seeds, of each setting.", min=1)] = 1,
+    grid: Annotated[
+        bool, typer.Option("--grid", help="Try 4 rates x 2 batch sizes x 3 epochs; keep the best on dev.")
+    ] = False,
+    restarts: Annotated[
+        int, typer.Option("--restarts", help="Number of runs per setting, each with another seed.", min=1)
+    ] = 1,
     workers: Workers = "1",
     submit: Annotated[
         Path | None,
-        PathOption("--submit", help="With --task all: the leaderboard's zip of test predictions.", metavar="FILE.zip"),
+        PathOption(
+            "--submit", help="With --task all: write the leaderboard's zip of test predictions.", metavar="FILE.zip"
+        ),
     ] = None,
     submit_partial: Annotated[
-        bool, typer.Option("--submit-partial", help="Fill what is missing in the zip with the majority class.")
+        bool, typer.Option("--submit-partial", help="Fill missing predictions in the zip with the majority class.")
     ] = False,
 ) -> None:
     """Fine-tune on a GLUE task, or on all of them.
 
     --task all, --grid and --restarts make a study: a table of runs, which continues where it was stopped. ax is
-    predicted by a model of mnli (--model RUN). --submit with nothing but --output gathers the finished runs there.
+    predicted by a model fine-tuned on mnli (--model RUN). --submit with only --output gathers the finished runs there.
 
-    Example: bertkit glue --task mnli --data GLUE --output runs/mnli
+    $ bertkit glue --task mnli --data GLUE --output runs/mnli
 
-    Example: bertkit glue --task rte --data GLUE --grid --restarts 5 --output runs/rte-grid
+    $ bertkit glue --task rte --data GLUE --grid --restarts 5 --output runs/grid
 
-    Example: bertkit glue --task all --data GLUE --output runs/glue --submit glue.zip
+    $ bertkit glue --task all --data GLUE --output runs/glue --submit glue.zip
     """
     from bertkit.inference.glue_submission import check_target, find_runs, keep_complete, list_tasks
     from bertkit.tasks.glue import GRID
@@ -121,7 +127,7 @@ def glue(
 def squad(
     options: RunOptions,
     version: Annotated[int, typer.Option("--version", help="1 (for 1.1) or 2 (for 2.0).", metavar="1|2")],
-    runs: Annotated[list[Path] | None, PathArgument(help="Finished runs, for --ensemble.", metavar="RUN")] = None,
+    runs: Annotated[list[Path] | None, PathArgument(help="Finished runs for --ensemble.", metavar="RUN")] = None,
     data: Data = None,
     extra_train: Annotated[
         str | None, PlaceOption("--extra-train", help=SQUAD_OPTIONS["extra_train"].help, metavar="FILE")
@@ -134,9 +140,9 @@ def squad(
 
     For 2.0 the threshold tau is tuned on the dev set for best F1, and kept with the model.
 
-    Example: bertkit squad --version 2 --data SQUAD --output runs/squad2
+    $ bertkit squad --version 2 --data SQUAD --output runs/squad2
 
-    Example: bertkit squad --version 2 --ensemble runs/squad2 runs/other --output runs/both
+    $ bertkit squad --version 2 --ensemble runs/one runs/two --output runs/both
     """
     from bertkit.tasks.squad import find_squad
 
@@ -145,7 +151,7 @@ def squad(
         raise UsageError(f"runs ({runs[0]}) are for --ensemble; see bertkit squad --help")
     if ensemble:
         if extra_train or any(vars(replace(options, output=None)).values()):
-            raise UsageError("--ensemble takes runs, --data and --output; leave the options of a training out")
+            raise UsageError("--ensemble takes runs, --data and --output; leave out the options of training")
         output = options.output or Path("runs") / f"{found.name}-ensemble"
         combine(found, runs or [], Path(data) if data else None, output)
         return
@@ -154,9 +160,9 @@ def squad(
 
 @training_command(SWAG_OPTIONS)
 def swag(options: RunOptions, data: Data = None) -> None:
-    """Fine-tune on SWAG: which of four endings follows.
+    """Fine-tune on SWAG: choose which of four endings follows.
 
-    Example: bertkit swag --data SWAG --output runs/swag
+    $ bertkit swag --data SWAG --output runs/swag
     """
     execute("swag", options, {"dir": data})
 
@@ -173,24 +179,27 @@ def ner(
 
     LAYERS: embeddings, second-to-last, last, sum-last-four, concat-last-four or sum-all, as in Table 7.
 
-    Example: bertkit ner --data CONLL --output runs/ner
+    $ bertkit ner --data CONLL --output runs/ner
 
-    Example: bertkit ner --data CONLL --features concat-last-four --output runs/ner-features
+    $ bertkit ner --data CONLL --features concat-last-four --output runs/lstm
     """
     execute("ner", options, {"dir": data, "features": layers})
 
 
 @app.command()
 def push(
-    run: Annotated[Path, PathArgument(help="The directory of a finished run.", metavar="RUN")],
-    repo: Annotated[str, typer.Argument(help="The repository: owner/name, or a name of yours.", metavar="REPO")],
-    private: Annotated[bool, typer.Option("--private", help="Make it a private one.")] = False,
+    run: Annotated[Path, PathArgument(help="Directory of a finished run.", metavar="RUN")],
+    repo: Annotated[
+        str, typer.Argument(help="Repository: owner/name, or a name under your own account.", metavar="REPO")
+    ],
+    private: Annotated[bool, typer.Option("--private", help="Create a private repository.")] = False,
 ) -> None:
     """Upload a finished run to the Hugging Face Hub: weights, tokenizer, scores and model card.
 
-    Log in first, with a token that may write: hf auth login. Broken off, the same command completes it.
+    Log in first with a token that has write access: hf auth login. If an upload is interrupted, the same command
+    completes it.
 
-    Example: bertkit push runs/mine ada/my-bert --private
+    $ bertkit push runs/mine ada/my-bert --private
     """
     with Screen() as screen:
         upload(screen, run, repo, private)
@@ -198,15 +207,15 @@ def push(
 
 @app.command()
 def reproduce(
-    run: Annotated[Path, PathArgument(help="The directory of a finished run.", metavar="RUN")], output: Output = None
+    run: Annotated[Path, PathArgument(help="Directory of a finished run.", metavar="RUN")], output: Output = None
 ) -> None:
-    """Do a finished run again from what its directory says, and compare scores, weights and predictions.
+    """Repeat a finished run from its directory, and compare scores, weights and predictions.
 
-    Exit code 0: the same to the last bit. 1: not; then it is listed how, and in what the two machines differ. The
-    repetition is in RUN-again if --output names no other place. Start it where the run was started: paths of data in
-    its recipe may be relative.
+    Exit code 0: equal bit for bit. 1: different; the differences and those of the two machines are listed. The
+    repetition is written to RUN-again unless --output is given. Run it in the directory where the run was started,
+    because paths of data in its recipe may be relative.
 
-    Example: bertkit reproduce runs/rte
+    $ bertkit reproduce runs/rte
     """
     with Screen() as screen:
         from bertkit.training import reproduce as reproduction
@@ -220,9 +229,9 @@ def reproduce(
 
 @app.command()
 def study(
-    file: Annotated[Path, PathArgument(help="A TOML file; see recipes/studies/.", metavar="FILE")],
+    file: Annotated[Path, PathArgument(help="Study file in TOML; see recipes/studies/.", metavar="FILE")],
     data: Annotated[
-        str | None, PlaceOption("--data", help="A folder that holds glue/, squad/, swag/, ner/.", metavar="ROOT")
+        str | None, PlaceOption("--data", help="Folder that contains glue/, squad/, swag/, ner/.", metavar="ROOT")
     ] = None,
     model: Model = None,
     output: Output = None,
@@ -232,9 +241,9 @@ def study(
 ) -> None:
     """Run a table of runs: recipe variants x tasks x a grid, with seeds, beside the paper's values.
 
-    Killed at any moment, the same command finishes it.
+    If it is killed, the same command continues it.
 
-    Example: bertkit study recipes/studies/glue-grid.toml --data ROOT --workers 2
+    $ bertkit study recipes/studies/glue-grid.toml --data ROOT --workers 2
     """
     from bertkit.training.recipe import read_recipe
 
@@ -310,11 +319,11 @@ def compare(
             return
         screen.show_study_results(results, output)
         if not results["chosen"]:
-            raise UsageError(f"all {results['runs']} runs failed; {output / studies.STUDY_RESULT} says why")
+            raise UsageError(f"all {results['runs']} runs failed; {output / studies.STUDY_RESULT} gives the reasons")
         if push_to is not None:
             upload(screen, output / results["chosen"][0]["run"], push_to)
         if failed := results["failed"]:
-            why = f"{output / studies.STUDY_RESULT} says why, and the same command tries them again"
+            why = f"{output / studies.STUDY_RESULT} gives the reasons, and the same command retries them"
             raise UsageError(f"{failed:,} of {results['runs']:,} runs failed; {why}")
 
 
@@ -350,7 +359,7 @@ def write_submission(folder: Path, path: Path, fill: bool, dry_run: bool = False
     runs = find_runs(folder, print_line)
     files = gather_files(runs, where=folder, fill=fill, report=print_line)
     if dry_run:
-        print_line(f"{len(files)} files would be in {path}, from {', '.join(map(str, runs))} (--dry-run)")
+        print_line(f"{len(files)} files would be written to {path}, from {', '.join(map(str, runs))} (--dry-run)")
         return
     write_zip(files, path)
-    print_line(f"{len(files)} files in {path}")
+    print_line(f"Wrote {len(files)} files to {path}")

@@ -80,7 +80,7 @@ def test_help_answers_within_half_a_second():
 def test_every_command_explains_itself_with_an_example(call, command):
     code, out, _ = call(*command.split(), "--help")
     assert code == 0
-    assert f"Example: bertkit {command}" in out
+    assert f"$ bertkit {command}" in out
 
 
 @pytest.mark.parametrize(
@@ -319,7 +319,7 @@ def test_a_signal_stops_a_run_and_the_same_command_finishes_it(tmp_path, number)
 
 
 def test_a_terminal_gets_a_progress_bar():
-    """What rich draws: the bar, how many updates of how many, the time that remains, and the losses."""
+    """The bar shows the updates done and their total, the remaining time and the losses."""
     screen = console.Screen()
     screen.names |= {"mlm_loss": "masked-LM loss"}
     screen.console = Console(file=io.StringIO(), force_terminal=True, width=120)
@@ -344,7 +344,7 @@ def test_a_terminal_gets_the_table_of_a_study_as_it_fills():
         table.refresh()
         screen.show_study(results | {"over": 4})
         table.refresh()
-        assert screen.bar is table, "it is drawn anew in its place"
+        assert screen.bar is table, "the same table is updated"
     drawn = screen.console.file.getvalue()
     assert drawn.index("3 of 4 runs") < drawn.index("4 of 4 runs")
     for words in ("batch_size", "mean ± sd (n)", "51.0 ± 1.4 (2) *"):
@@ -401,7 +401,7 @@ def test_a_signal_before_training_is_one_line_too(tmp_path, number):
         process.send_signal(number)
         _, err = process.communicate(timeout=60)
     assert process.returncode == 128 + number
-    assert err == "bertkit: stopped; what is finished is kept, and the same command goes on\n"
+    assert err == "bertkit: stopped; finished work is kept, and the same command continues\n"
     assert not [path for path in (tmp_path / "runs").rglob("*") if path.is_file()]
 
 
@@ -424,7 +424,7 @@ def test_a_name_that_is_not_utf8_is_one_line(tmp_path):
     command = [sys.executable, "-m", "bertkit", "vocab", b"caf\xe9.txt", "--output", "made"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, check=False)
     assert (done.returncode, done.stdout) == (2, b"")
-    assert done.stderr == b"bertkit: 'caf\\udce9.txt' is not UTF-8; write it so, or give the file another name\n"
+    assert done.stderr == b"bertkit: 'caf\\udce9.txt' is not UTF-8; use UTF-8, or rename the file\n"
 
 
 LAUNCHED = {"RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}  # what a launcher sets beside WORLD_SIZE
@@ -433,7 +433,7 @@ LAUNCHED = {"RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}  # what
 @pytest.mark.slow
 @pytest.mark.parametrize("processes", ["1", "2"])  # several end in another way
 def test_a_stop_within_an_import_that_catches_everything_is_a_stop_all_the_same(tmp_path, processes):
-    """accelerate's import has ended in a RecursionError of numpy's, for one of those below had caught the exit."""
+    """A library once caught the exit inside accelerate's import, which then ended in a RecursionError of numpy."""
     kill = f"import signal; signal.raise_signal({int(signal.SIGTERM)})"
     (tmp_path / "careless.py").write_text(f"try:\n    {kill}\nexcept BaseException:\n    raise RecursionError")
     code = "from bertkit import cli; cli.app = lambda **options: __import__('careless'); cli.main()"
@@ -441,7 +441,7 @@ def test_a_stop_within_an_import_that_catches_everything_is_a_stop_all_the_same(
     several = os.environ | LAUNCHED | {"WORLD_SIZE": processes}
     done = subprocess.run(command, cwd=tmp_path, env=several, capture_output=True, text=True, check=False, timeout=9)
     assert (done.returncode, done.stdout) == (128 + signal.SIGTERM, "")
-    assert done.stderr == "bertkit: stopped; what is finished is kept, and the same command goes on\n"
+    assert done.stderr == "bertkit: stopped; finished work is kept, and the same command continues\n"
 
 
 # --- GLUE and studies -------------------------------------------------------------------------------------------------
@@ -584,7 +584,7 @@ def test_all_tasks_make_a_submission_and_so_do_finished_runs(call, glue, tmp_pat
         assert call("glue", "--task", task, *glue, "--output", f"runs/glue/{task.lower()}")[0] == 0
     code, out, err = call("glue", "--task", "all", "--submit", "some.zip", "--submit-partial", "--dry-run")
     assert code == 0, err
-    assert "11 files would be in some.zip" in out
+    assert "11 files would be written to some.zip" in out
     assert not (tmp_path / "some.zip").exists()
     code, out, err = call("glue", "--task", "all", "--submit", "some.zip")
     assert code == 2
@@ -650,7 +650,7 @@ def test_a_study_of_which_a_run_fails_shows_the_others_and_ends_with_code_2(call
     )
     code, out, err = call("study", "odd.toml", "--data", ".", "--model", "bert", "--output", "runs/odd")
     assert code == 2
-    why = "1 of 2 runs failed; runs/odd/study.json says why, and the same command tries them again"
+    why = "1 of 2 runs failed; runs/odd/study.json gives the reasons, and the same command retries them"
     assert err == f"bertkit: {why}\n"
     results = json.loads((tmp_path / "runs/odd/study.json").read_text())
     assert [run["status"] for cell in results["cells"] for run in cell["runs"]] == ["finished", "failed"]
@@ -660,7 +660,7 @@ def test_a_study_of_which_a_run_fails_shows_the_others_and_ends_with_code_2(call
 def test_a_study_of_which_every_run_fails_says_where_the_reasons_are(call, glue, tmp_path):
     diverging = ["--set", "train.learning_rate=1e30", "--set", "train.max_grad_norm=0.0", "--set", "train.max_steps=4"]
     code, _, err = call("glue", "--task", "rte", *glue, *diverging, "--restarts", "2")
-    assert (code, err) == (2, "bertkit: all 2 runs failed; runs/rte/study.json says why\n")
+    assert (code, err) == (2, "bertkit: all 2 runs failed; runs/rte/study.json gives the reasons\n")
     results = json.loads((tmp_path / "runs/rte/study.json").read_text())
     for run in results["cells"][0]["runs"]:
         assert run["status"] == "failed"
@@ -696,7 +696,7 @@ def test_a_grid_killed_twice_ends_as_if_nothing_had_happened(glue, tmp_path):
 
 @pytest.fixture
 def squad(tmp_path, capsys):
-    """What every call for SQuAD 2.0 needs: the files and a model, few updates and short windows."""
+    """Return the options of a small SQuAD 2.0 call: files, a model, few updates and short windows."""
     write_squad(tmp_path / "squad", 2)
     write_squad(tmp_path / "squad", 1)
     model = write_checkpoint(tmp_path / "bert")
@@ -791,7 +791,7 @@ def test_training_on_another_file_first_shows_both(call, squad, tmp_path):
     assert code == 0, err
     first, second = out.split("then:")
     assert "update 2 of 2" in first
-    assert "update 2 of 2" in second, "progress begins anew"
+    assert "update 2 of 2" in second, "progress starts again"
 
 
 def test_triviaqa_becomes_a_file_to_train_on(call, squad, tmp_path):
@@ -851,7 +851,7 @@ def test_a_device_hides_the_others(monkeypatch, device, seen):
 
 
 def build_small(call, tmp_path, *options):
-    """What building a small corpus prints."""
+    """Build a small corpus, and return what the command prints."""
     if not (tmp_path / "good.txt").exists():
         write_text(tmp_path / "good.txt")
     if not (tmp_path / "vocab").exists():
@@ -959,9 +959,9 @@ def test_a_build_shows_a_line_every_twentieth_or_half_a_minute(capsys, monkeypat
     lines = capsys.readouterr().out.splitlines()
     assert 10 < len(lines) <= 21
     if total:
-        assert lines[10] == "  500 of 1,000 MB, 50,000 tokens, 250 a second, 200 s left"
+        assert lines[10] == "  500 of 1,000 MB, 50,000 tokens, 250 per second, 200 s left"
     else:
-        assert lines[0].endswith(" tokens, 250 a second")
+        assert lines[0].endswith(" tokens, 250 per second")
 
 
 def test_a_build_has_a_bar_on_a_terminal():
@@ -1056,7 +1056,7 @@ with console.explain_mistakes():
         screen.say(f"update {{number}}")
     console.complain("the end")
 """
-FULL = "bertkit: standard output cannot be written to (No space left on device)"
+FULL = "bertkit: cannot write to standard output (No space left on device)"
 
 
 @pytest.mark.parametrize(
@@ -1064,8 +1064,8 @@ FULL = "bertkit: standard output cannot be written to (No space left on device)"
     [
         ("nobody", True, 0, "bertkit: the end\n"),
         ("nobody", False, 128 + signal.SIGPIPE, ""),
-        ("/dev/full", True, 0, f"{FULL}; the training goes on without it\nbertkit: the end\n"),
-        ("/dev/full", False, 2, f"{FULL}; free some space or send it elsewhere, and try again\n"),
+        ("/dev/full", True, 0, f"{FULL}; training continues without it\nbertkit: the end\n"),
+        ("/dev/full", False, 2, f"{FULL}; free some space or redirect the output, and try again\n"),
     ],
 )
 def test_a_training_goes_on_when_its_progress_cannot_be_written_and_other_commands_end(where, trains, code, said):
@@ -1086,5 +1086,5 @@ def test_a_training_of_which_nobody_reads_comes_to_its_end(tmp_path, pipe):
     write_text(tmp_path / "good.txt")
     command = shlex.join([sys.executable, "-m", "bertkit", "pretrain", "--corpus", "good.txt", *SMALL])
     done = subprocess.run(f"{command} {pipe}", shell=True, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.stderr in ("", f"{FULL}; the training goes on without it\n")
+    assert done.stderr in ("", f"{FULL}; training continues without it\n")
     assert (tmp_path / "runs/pretrain/metrics.json").exists()
