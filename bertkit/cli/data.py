@@ -118,7 +118,7 @@ def build_corpus(
 
     $ bertkit corpus build texts docs --vocab my-vocab --output corpora/mine
 
-    $ bertkit corpus build roneneldan/TinyStories --vocab my-vocab --output stories
+    $ bertkit corpus build roneneldan/TinyStories --vocab vocab --output stories
     """
     from bertkit.data.pretraining.build import build
     from bertkit.data.tokenizer import load_tokenizer
