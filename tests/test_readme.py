@@ -223,12 +223,11 @@ def split_sections(text):
     return dict(zip(parts[1::2], parts[2::2], strict=True))
 
 
-SECTIONS = {
-    heading: body
-    for path, text in PAGES.items()
-    if path.name == "README.md"
-    for heading, body in split_sections(text).items()
-}
+INDEX = ROOT / "recipes" / "README.md"
+SECTIONS = split_sections(PAGES[INDEX])
+for path, text in PAGES.items():
+    if path.name == "README.md" and path != INDEX:  # a task's page: its title -> the whole page
+        SECTIONS[text.partition("\n")[0].removeprefix("# ")] = text
 
 
 def read_table(page, first):
