@@ -216,7 +216,7 @@ def test_the_time_of_a_run_that_was_resumed_is_not_taken_for_all_of_it():
 def test_scores_stand_beside_the_paper_s_and_those_of_other_seeds(root, whole):
     ours, other = (json.loads((root / name / "metrics.json").read_text()) for name in ("mrpc", "mrpc-43"))
     heads, f1, accuracy = read_tables(find_part(whole, str(root / "mrpc")))["Scores on held-out data"]
-    assert heads == ["held out", "knowing nothing", "ours", "mean ± sd over 2 seeds", "the paper"]
+    assert heads == ["held out", "baseline", "ours", "mean ± sd over 2 seeds", "the paper"]
     mean, spread = (100 * found([ours["f1"], other["f1"]]) for found in (np.mean, lambda x: np.std(x, ddof=1)))
     assert f1 == [
         *("F1 (%)", f"{100 * ours['majority_f1']:.1f} the majority class", f"{100 * ours['f1']:.1f}"),
@@ -230,7 +230,7 @@ def test_scores_stand_beside_the_paper_s_and_those_of_other_seeds(root, whole):
     assert shown["tau"] == f"{metrics['tau']:.3f}".replace("-", "−")
     metrics = json.loads((root / "pretrain" / "metrics.json").read_text())
     table = read_tables(find_part(whole, str(root / "pretrain")))["Scores on held-out data"]
-    assert table[0] == ["held out", "knowing nothing", "before", "ours"]
+    assert table[0] == ["held out", "baseline", "before training", "ours"]
     assert table[-1] == ["perplexity", "", f"{metrics['start_perplexity']:.3f}", f"{metrics['perplexity']:.3f}"]
 
 
@@ -238,8 +238,8 @@ def test_curves_are_drawn_of_the_loss_and_of_every_logged_score(root, whole):
     labels = Reader(find_part(whole, str(root / "mrpc"))).take("aria-label")
     log = [entry for entry in read_log(root / "mrpc") if "loss" in entry]
     first, last = f"{log[0]['loss']:.3f} at update 1", f"{log[-1]['loss']:.3f} at 4"
-    assert f"loss while training: {first}, {last}" in labels
-    assert any(label.startswith("F1 while training: ") and "at update 2" in label for label in labels)
+    assert f"loss during training: {first}, {last}" in labels
+    assert any(label.startswith("F1 during training: ") and "at update 2" in label for label in labels)
     drawn = [label for label in Reader(find_part(whole, str(root / "pretrain"))).take("aria-label") if "while" in label]
     names = (
         "loss",
@@ -307,18 +307,18 @@ def test_types_of_entities_have_scores_of_their_own(root, whole):
     sentences = [[line.split(" ") for line in block.splitlines()] for block in blocks]
     scores = score_types(*([[row[column] for row in rows] for rows in sentences] for column in (1, 2)))
     tables = read_tables(find_part(whole, str(root / "ner")))
-    heads, *lines = tables["Types of entities, dev (%)"]
+    heads, *lines = tables["Scores by entity type, dev (%)"]
     assert heads == ["type", "precision", "recall", "F1"]
     assert {line[0]: line[3] for line in lines} == {kind: f"{100 * found['f1']:.1f}" for kind, found in scores.items()}
     assert set(scores) >= {"PER", "LOC"}
-    assert "Types of entities, test (%)" in tables
+    assert "Scores by entity type, test (%)" in tables
 
 
 def test_the_predictions_to_look_at_are_in_a_table(root, whole):
     for name in (*FINE_TUNED, "pretrain"):
         lines = (root / name / "predictions" / "examples.txt").read_text(encoding="utf-8").splitlines()
         tables = read_tables(find_part(whole, str(root / name)))
-        heads, *rows = tables.get("Some predictions on held-out data", [["input", "predicted", "true"]])
+        heads, *rows = tables.get("Example predictions on held-out data", [["input", "predicted", "true"]])
         assert heads == ["input", "predicted", "true"]
         assert [f"{a} → {b} ({c})" for a, b, c in rows] == [" ".join(line.split()) for line in lines]
 
@@ -338,7 +338,7 @@ def test_lengths_are_those_of_the_sequences(root, whole):
             text for text in Reader(find_part(whole, str(root / "mrpc"))).find("figcaption") if text.startswith(split)
         ]
         assert f"{len(lengths)} sequences, " in text
-        assert f"{cut} ({cut / len(lengths):.1%}) fill max_length, 24" in text
+        assert f"{cut} ({cut / len(lengths):.1%}) reach max_length (24)" in text
     found = json.loads((root / "pretrain" / "lengths.json").read_text())
     assert list(found) == ["dev"], "where samples are drawn, those held out"
     assert found["dev"]["max_length"] == 32
@@ -392,8 +392,8 @@ def test_a_study_has_its_tables_heat_maps_failures_and_links(root, whole):
     ]
     shares = re.findall(r'<td class="worded( chosen)?" style="--share: ([\d.]+)"', part)
     assert shares[:4] == [("", "0.000"), (" chosen", "1.000"), ("", "0.000"), ("", "1.000")]
-    assert len(tables["Every run"]) == 17
-    assert [line[-2:] for line in tables["Every run"][1:5]] == [
+    assert len(tables["All runs"]) == 17
+    assert [line[-2:] for line in tables["All runs"][1:5]] == [
         ["finished", "50.0"],
         ["finished", "52.0"],
         ["finished", "50.0"],
@@ -524,7 +524,7 @@ def test_a_source_that_is_neither_is_one_line_and_nothing_is_written(root, tmp_p
     with pytest.raises(SystemExit) as stop:
         cli.main()
     assert stop.value.code == 2
-    assert capsys.readouterr().err == f"bertkit: {tmp_path} is neither a run nor a study; name the --output of one\n"
+    assert capsys.readouterr().err == f"bertkit: {tmp_path} is neither a run nor a study; give the --output of one\n"
     assert (tmp_path / "page.html").read_text() == "as it was"
     with pytest.raises(UsageError, match="there is nothing to report"):
         write_page([], tmp_path / "page.html")

@@ -133,7 +133,7 @@ def test_two_runs_of_1_1_worked_by_hand(tmp_path):
     write_gold(tmp_path / "squad", ONE)
     runs = [write_run(tmp_path / name, ONE, RUNS[1][index]) for index, name in enumerate("ab")]
     results, lines = join(ONE, runs, tmp_path / "both", tmp_path / "squad")
-    assert lines == [f"SQuAD 1.1: 3 questions of {tmp_path}/squad/dev-v1.1.json, answered by 2 runs"]
+    assert lines == [f"SQuAD 1.1: 3 questions from {tmp_path}/squad/dev-v1.1.json, answered by 2 runs"]
     assert results["metrics"] == {
         "exact_match": pytest.approx(200 / 3),
         "f1": pytest.approx(800 / 9),
@@ -376,7 +376,7 @@ def test_the_hubs_copy_is_the_data_of_runs_without_a_folder(tmp_path, monkeypatc
     monkeypatch.setattr(ensemble, "read_squad_copy", read_copy)
     _, lines = join(task, runs, tmp_path / "both")
     assert asked == [(task.version.hub, {"dev": "validation"})]
-    assert lines == [f"{task.title}: 3 questions of {task.version.hub}, answered by 2 runs"]
+    assert lines == [f"{task.title}: 3 questions from {task.version.hub}, answered by 2 runs"]
 
 
 def test_the_table(tmp_path, task, runs):
@@ -412,18 +412,18 @@ def test_the_table(tmp_path, task, runs):
 def test_members_that_cannot_be_combined(tmp_path, task, runs):
     a, b = runs
     out = tmp_path / "both"
-    assert refuse(task, [], out).startswith("an ensemble is made of at least two finished runs, not of none; name")
-    assert refuse(task, [a], out).startswith(f"an ensemble is made of at least two finished runs, not of {a} alone")
-    assert refuse(task, [a, b, a], out) == f"a run is named twice ({a}, {b}, {a}); name every run once"
+    assert refuse(task, [], out).startswith("an ensemble needs at least two finished runs, got none; give")
+    assert refuse(task, [a], out).startswith(f"an ensemble needs at least two finished runs, got only {a};")
+    assert refuse(task, [a, b, a], out) == f"a run is given twice ({a}, {b}, {a}); give each run once"
     (tmp_path / "link").symlink_to(b)
     assert refuse(task, [a, b, tmp_path / "link"], out) == (
-        f"a run is named twice ({a}, {b}, {tmp_path}/link); name every run once"
+        f"a run is given twice ({a}, {b}, {tmp_path}/link); give each run once"
     )
     for path in (tmp_path / "missing", tmp_path / "squad", a / "recipe.toml"):
         line = refuse(task, [a, path], out)
-        assert line.startswith(f"{path} is no run (nor is an ensemble), for it holds no recipe.toml; name the --output")
+        assert line.startswith(f"{path} is not a run because it has no recipe.toml; give the --output")
     join(task, runs, out)
-    assert refuse(task, [a, out], tmp_path / "more").startswith(f"{out} is no run (nor is an ensemble)")
+    assert refuse(task, [a, out], tmp_path / "more").startswith(f"{out} is not a run because")
     assert not (tmp_path / "more").exists()
 
 
@@ -431,7 +431,7 @@ def test_runs_that_cannot_be_combined(tmp_path, task, runs):
     a, b = runs
     other = ONE if task is TWO else TWO
     assert refuse(other, runs, tmp_path / "both") == (
-        f"{a} is a run of {task.name}, not of {other.name}; combine runs of {other.title} alone"
+        f"{a} is a run of {task.name}, not of {other.name}; combine only runs of {other.title}"
     )
     path = b / "predictions" / "nbest_predictions.json"
     content = json.loads(path.read_text())
@@ -447,7 +447,7 @@ def test_runs_that_cannot_be_combined(tmp_path, task, runs):
     assert "metrics.json is damaged" in refuse(task, runs, tmp_path / "both")
     (b / "metrics.json").unlink()
     assert refuse(task, runs, tmp_path / "both") == (
-        f"{b} is not finished, for it holds no metrics.json; repeat its command, which continues it"
+        f"{b} is not finished because it has no metrics.json; the same command continues it"
     )
     (b / "recipe.toml").write_text("[train")
     assert f"recipe {b}/recipe.toml is not TOML" in refuse(task, runs, tmp_path / "both")
@@ -456,14 +456,14 @@ def test_runs_that_cannot_be_combined(tmp_path, task, runs):
 
 def test_a_run_that_was_scored_on_a_part_is_refused(runs, tmp_path, task):
     save_recipe({"task": task.name, "data": {"dir": "x", "tune_share": 0.5}}, runs[1] / "recipe.toml")
-    assert f"{runs[1]} was scored on a part of dev (tune_share)" in refuse(task, runs, tmp_path / "both")
+    assert f"{runs[1]} was scored on part of dev (tune_share)" in refuse(task, runs, tmp_path / "both")
 
 
 @pytest.mark.parametrize("data", ["", "data = 3", "[data]\nmax_length = 5"])
 def test_a_recipe_that_does_not_say_where_the_data_are(tmp_path, task, runs, data):
     (runs[1] / "recipe.toml").write_text(f'task = "{task.name}"\n{data}')
     assert refuse(task, runs, tmp_path / "both") == (
-        f"{runs[1]}/recipe.toml has no dir in [data]; name the --output of a finished run"
+        f"{runs[1]}/recipe.toml has no dir in [data]; give the --output of a finished run"
     )
 
 
@@ -473,28 +473,30 @@ def test_data_that_are_not_the_runs_own(tmp_path, task, runs):
     dev = f"dev-v{task.version.release}.json"
     larger = write_gold(tmp_path / "larger", task, {**GOLD[task.version.number], "q4": ["red"]})
     assert refuse(task, runs, out, larger) == (
-        f"{a} has answered other questions than those of {larger}: it lacks 1 of 4 and has 0 others; name the "
+        f"{a} does not answer the questions of {larger}: 1 of 4 are missing and 0 are from elsewhere; give the "
         "dev set that the runs were scored on with --data DIR"
     )
     smaller = write_gold(
         tmp_path / "smaller", task, {"q1": ["red"], "q9": ["red"]} | ({"q2": []} if task is TWO else {})
     )
     missing, strange = ("1 of 3", "1") if task is TWO else ("1 of 2", "2")
-    assert f"{smaller}: it lacks {missing} and has {strange} others;" in refuse(task, runs, out, smaller.parent)
+    assert f"{smaller}: {missing} are missing and {strange} are from elsewhere;" in refuse(
+        task, runs, out, smaller.parent
+    )
     part = write_gold(tmp_path / "part", task, {name: GOLD[task.version.number][name] for name in ("q1", "q2")})
-    assert f"{part}: it lacks 0 of 2 and has 1 others;" in refuse(task, runs, out, part)
+    assert f"{part}: 0 of 2 are missing and 1 are from elsewhere;" in refuse(task, runs, out, part)
     assert f"{tmp_path}/nothing does not exist" in refuse(task, runs, out, tmp_path / "nothing")
     assert f"{b}/{dev} does not exist" in refuse(task, runs, out, b)
     c = write_run(tmp_path / "c", task, RUNS[task.version.number][0])
     assert refuse(task, [*runs, c], out) == (
         f"the runs were not scored on the same data ({b} on {tmp_path}/squad, {c} on {task.version.hub}); "
-        "name the dev set with --data DIR"
+        "give the dev set with --data DIR"
     )
     assert not out.exists()
     assert join(task, [*runs, c], out, tmp_path / "squad")[0]["metrics"]["runs"] == 3
     (tmp_path / "squad").rename(tmp_path / "moved")
     assert refuse(task, runs, tmp_path / "again") == (
-        f"{tmp_path}/squad, where {a} had its data from, is not there; name the folder with --data DIR"
+        f"{tmp_path}/squad, the data folder of {a}, does not exist; give the folder with --data DIR"
     )
     join(task, runs, tmp_path / "again", tmp_path / "moved" / dev)
 
@@ -560,7 +562,7 @@ def test_the_command_line(call, tmp_path, task, runs):
     squad = ("squad", "--version", task.version.number)
     code, out, err = call(*squad, "--ensemble", "a", "b", "--output", "both")
     assert (code, err) == (0, "")
-    assert "3 questions of" in out
+    assert "3 questions from" in out
     shown = ["66.7", "88.9"] if task is ONE else ["100.0", "100.0", "66.7", "66.7", "-0.487"]
     line = next(line for line in out.splitlines() if "ensemble of 2" in line)
     assert [cell.strip() for cell in line.strip("│ ").split("│")] == ["ensemble of 2", *shown]
@@ -571,9 +573,7 @@ def test_the_command_line(call, tmp_path, task, runs):
     }
     code, out, err = call(*squad, "--ensemble", "a", "--output", "both")
     assert (code, out) == (2, "")
-    assert err == (
-        "bertkit: an ensemble is made of at least two finished runs, not of a alone; name them: --ensemble A B\n"
-    )
+    assert err == ("bertkit: an ensemble needs at least two finished runs, got only a; give them with --ensemble A B\n")
 
 
 def test_real_runs(tmp_path, task):

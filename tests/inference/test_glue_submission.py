@@ -126,7 +126,7 @@ def test_what_is_missing_is_listed(runs):
         gather(runs)
     assert str(error.value) == (
         f"{runs} lacks predictions: MNLI-m.tsv, MNLI-mm.tsv, AX.tsv, RTE.tsv; fine-tune mnli, rte with test files, "
-        "name the folder of the finished runs with --output, or fill in the majority class: --submit-partial"
+        "give the folder of the finished runs with --output, or fill in the majority class with --submit-partial"
     )
 
 
@@ -195,11 +195,11 @@ def test_a_zip_that_cannot_be_finished_leaves_the_older_one(tmp_path, monkeypatc
 @pytest.mark.parametrize(
     ("target", "message"),
     [
-        ("glue.tsv", r"glue\.tsv is not the name of a zip; write for instance --submit glue\.zip"),
+        ("glue.tsv", r"glue\.tsv is not the name of a zip file; give one, for example --submit glue\.zip"),
         ("glue", r"glue is not the name of a zip"),
         ("folder.zip", r"folder\.zip is not the name of a zip"),
-        ("no/glue.zip", r"the folder .*no is not there or cannot be written to; make it first"),
-        ("file/glue.zip", r"the folder .*file is not there"),
+        ("no/glue.zip", r"the folder .*no does not exist or is not writable; create it first"),
+        ("file/glue.zip", r"the folder .*file does not exist"),
     ],
 )
 def test_targets_that_cannot_be_written(tmp_path, monkeypatch, target, message):
@@ -248,12 +248,12 @@ def test_a_download_with_gaps_is_named_before_anything_is_trained(tmp_path):
     names = list_tasks("all")
     with pytest.raises(UsageError, match=r"has no MRPC/train\.tsv, MRPC/dev\.tsv, RTE/test\.tsv; .*--submit-partial"):
         keep_complete(names, data, tested=True, partial=False)
-    with pytest.raises(UsageError, match=r"has no MRPC/train\.tsv, MRPC/dev\.tsv; give them$"):
+    with pytest.raises(UsageError, match=r"has no MRPC/train\.tsv, MRPC/dev\.tsv; add them$"):
         keep_complete(names, data, tested=False, partial=False)
     lines = []
     kept = keep_complete(names, data, tested=True, partial=True, report=lines.append)
     assert kept == [name for name in names if name != "mrpc"]
-    assert lines == [f"left out, for their files are not in {data}: mrpc"]
+    assert lines == [f"files not found in {data}, skipping mrpc"]
     with pytest.raises(UsageError, match=r"CoLA/train\.tsv"):
         keep_complete(names, tmp_path / "nowhere", tested=True, partial=True)
 

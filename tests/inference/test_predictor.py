@@ -95,7 +95,7 @@ def test_texts_and_pairs_may_stand_side_by_side_unless_the_task_says_which(class
         assert one["probabilities"] == pytest.approx(other["probabilities"], abs=1e-5)
     with pytest.raises(UsageError, match="input 1: text_pair is one text too many; this model takes one"):
         Exact(classifier, pairs=False)([texts[0], pairs[0]])
-    with pytest.raises(UsageError, match="input 0: 1 texts where text and text_pair are expected"):
+    with pytest.raises(UsageError, match="input 0: expected text and text_pair, got 1 texts"):
         Exact(classifier, pairs=True)(texts)
 
 
@@ -303,7 +303,7 @@ def test_a_word_longer_than_the_model_is_one_input_s_error(ner_run):
     long = "-".join(["good"] * 30)
     good, bad = Exact(ner_run[0]).stream(["good", {"words": [long]}])
     assert good["tags"]
-    assert "the word 'good-good-good-good-'… has 59 tokens and there is room for 19; split it" in bad["error"]
+    assert "the word 'good-good-good-good-'… has 59 tokens, but only 19 fit; split it" in bad["error"]
 
 
 # --- Endings, masks, next sentences -----------------------------------------------------------------------------------
@@ -351,7 +351,7 @@ def test_a_pretraining_s_model_takes_texts_as_long_as_its_longest_phase(tmp_path
     (folder / "recipe.toml").write_text(f'task = "pretrain"\n[data]\nmax_length = 128\n{phases}')
     predictor = Exact(folder)
     assert len(predictor(["[MASK]" + " good" * 45])[0]["masks"]) == 1
-    with pytest.raises(UsageError, match="the input has 49 tokens and the model takes 48; shorten it"):
+    with pytest.raises(UsageError, match="the input has 49 tokens, but the model takes at most 48; shorten it"):
         predictor(["[MASK]" + " good" * 46])
 
 
@@ -383,8 +383,8 @@ def test_next_sentences_are_judged_as_by_stock_transformers(head, tmp_path):
 def test_what_cannot_be_filled_or_judged_is_said(tmp_path):
     folder = write_head(tmp_path, "BertForPreTraining")
     results = list(Exact(folder).stream(["good", "[MASK] " + " ".join(FILLERS * 40), "good [MASK]", ("a", "b")]))
-    assert "there is no [MASK] to fill in, and no text_pair" in results[0]["error"]
-    assert "tokens and the model takes 128; shorten it" in results[1]["error"]
+    assert "there is no [MASK] to fill in and no text_pair" in results[0]["error"]
+    assert "tokens, but the model takes at most 128; shorten it" in results[1]["error"]
     assert "next_sentence" not in results[2]
     assert results[3].keys() == {"masks", "next_sentence"}
     assert results[3]["masks"] == []
@@ -394,7 +394,7 @@ def test_what_cannot_be_filled_or_judged_is_said(tmp_path):
 
 
 def test_a_checkpoint_without_a_head_is_one_line(tmp_path):
-    with pytest.raises(UsageError, match=r"has the head BertModel, which predicts none of classes.*bertkit features"):
+    with pytest.raises(UsageError, match=r"has the head BertModel, which does not predict classes.*bertkit features"):
         Exact(write_checkpoint(tmp_path))
 
 
@@ -430,7 +430,7 @@ def write_head_with(folder, **config):
 )
 def test_classes_without_names_of_their_own_are_refused(labels, tmp_path):
     folder = write_head_with(tmp_path, id2label=labels, label2id={})
-    with pytest.raises(UsageError, match="must name each class, differently"):
+    with pytest.raises(UsageError, match="must give each class a different name"):
         Exact(folder)
 
 
@@ -483,22 +483,25 @@ def test_a_model_that_has_diverged_says_so(head, given, tmp_path):
     model = getattr(bertkit, head).from_pretrained(folder)
     model.bert.encoder.layer[1].output.dense.bias.data.fill_(float("nan"))
     model.save_pretrained(folder)
-    with pytest.raises(UsageError, match=r"^the model answers with NaN: training has diverged; lower"):
+    with pytest.raises(UsageError, match=r"^the model's outputs are NaN or infinite: training has diverged; lower"):
         Exact(folder)([given])
 
 
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"txt": "good"}, "text is missing; the input has txt: name it so"),
-        ({"t\x1b[31m\n" + 999 * "x": "good"}, rf"text is missing; the input has t\[31m {'x' * 94}: name it so"),
-        ({"text": 3}, "text is '3', which is no text"),
-        ({}, "text is missing; the input has nothing: name it so"),
-        ([], "0 texts where text are expected; give as many"),
-        (["a", "b", "c"], "3 texts where text are expected; give as many"),
-        (3, "it is one int; give a text, a list of texts or a mapping"),
-        (b"good", "it is one bytes; give"),
-        ({("text", "b"): 1}, r"text is missing; the input has \('text', 'b'\): name it so"),
+        ({"txt": "good"}, "text is missing; the input has txt: give text as a string"),
+        (
+            {"t\x1b[31m\n" + 999 * "x": "good"},
+            rf"text is missing; the input has t\[31m {'x' * 94}: give text as a string",
+        ),
+        ({"text": 3}, "text is '3', not a string"),
+        ({}, "text is missing; the input has nothing: give text as a string"),
+        ([], "expected text, got 0 texts; give as many"),
+        (["a", "b", "c"], "expected text, got 3 texts; give as many"),
+        (3, "got int; give a text, a list of texts or a mapping"),
+        (b"good", "got bytes; give"),
+        ({("text", "b"): 1}, r"text is missing; the input has \('text', 'b'\): give text as a string"),
     ],
 )
 def test_an_input_that_is_none_is_named(given, message, classifier):
@@ -507,7 +510,7 @@ def test_an_input_that_is_none_is_named(given, message, classifier):
 
 
 def test_a_pair_of_which_a_text_is_missing_is_named(classifier):
-    message = "^input 0: the input has text; this model takes two: give text and text_pair$"
+    message = "^input 0: the input has text; this model takes two texts: give text and text_pair$"
     with pytest.raises(UsageError, match=message):
         Exact(classifier, pairs=True)([{"text": "good"}])
 
@@ -525,7 +528,7 @@ def test_a_pair_of_which_a_text_is_missing_is_named(classifier):
 )
 def test_endings_that_are_none_are_named(given, tmp_path):
     folder = write_head(tmp_path, "BertForMultipleChoice")
-    message = "^input 0: endings must be two texts or more, and start a text, if there is one; give a list$"
+    message = "^input 0: endings must be a list of at least two strings, and start a string; correct them$"
     with pytest.raises(UsageError, match=message):
         Exact(folder)([{"context": "so"} | given])
 
@@ -533,7 +536,7 @@ def test_endings_that_are_none_are_named(given, tmp_path):
 @pytest.mark.parametrize("words", ["good bad", ["good", 3], None])
 def test_words_that_are_none_are_named(words, tmp_path):
     folder = write_head(tmp_path, "BertForTokenClassification")
-    message = "^input 0: words must be a list of texts; for one text use the name text$"
+    message = "^input 0: words must be a list of strings; for a single string use the key text$"
     with pytest.raises(UsageError, match=message):
         Exact(folder)([{"words": words}])
 
@@ -783,13 +786,13 @@ def test_the_command_answers_a_file_line_by_line_and_counts_what_is_wrong_and_cu
         ["cut", "label", "probabilities", "probability"],
     ]
     assert err.splitlines() == [
-        f"bertkit: {source}, line 3: text is missing; the input has txt: name it so",
-        "bertkit: 1 of 3 inputs are too long for this model and were cut: number 3",
+        f"bertkit: {source}, line 3: text is missing; the input has txt: give text as a string",
+        "bertkit: 1 of 3 inputs are too long for this model and were truncated: number 3",
         "bertkit: 1 input cannot be predicted; the reason stands in place of each result",
     ]
     code, out, _ = call("predict", classifier, "--input", source, "--output", tmp_path / "out.jsonl")
     assert code == 2
-    assert out.splitlines()[-1] == f"2 results in {tmp_path / 'out.jsonl'}, and 1 inputs that are none"
+    assert out.splitlines()[-1] == f"2 results in {tmp_path / 'out.jsonl'}, 1 invalid inputs"
     assert [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()] == results
 
 
@@ -825,7 +828,7 @@ def test_what_somebody_types_is_answered_line_by_line(classifier):
         ([], "give the inputs as TEXT or with --input FILE, one of the two"),
         (["good", "--input", "-"], "give the inputs as TEXT or with --input FILE, one of the two"),
         (["--input", "no.jsonl"], "there is no file no.jsonl; name one with --input, or - for standard input"),
-        (["good", "--pair"], "1 texts are no inputs of text and text_pair; give them in this order"),
+        (["good", "--pair"], "1 texts do not form inputs of text and text_pair; give them in order"),
         (["good", "--precision", "fp8"], 'precision = "fp8" must be one of auto, fp32, bf16, fp16'),
         (["\udc80"], "is not UTF-8; write it so, or give the file another name"),
     ],
@@ -882,5 +885,5 @@ def test_the_precision_is_that_of_training_unless_another_is_asked_for(classifie
 def test_the_predictor_is_a_public_name_and_takes_lists(classifier):
     assert bertkit.Predictor is Predictor
     for one in ("good", {"text": "good"}):
-        with pytest.raises(UsageError, match=r"inputs must be a list, and this is one (str|dict); write \[input\]"):
+        with pytest.raises(UsageError, match=r"inputs must be a list, got (str|dict); write \[input\]"):
             Exact(classifier)(one)

@@ -93,11 +93,11 @@ def test_a_built_corpus_is_small_in_the_hands_of_a_worker(recipe, built):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"vocab": "other"}, "one was built with another vocabulary than that of .*other; build a corpus with it"),
+        ({"vocab": "other"}, "one was built with a different vocabulary from that of .*other; build one with it"),
         ({"cased": True}, "the tokenizer of .*one is uncased"),
-        ({"corpus": ["one", "text"]}, "one is a built corpus and stands alone; build one of all sources"),
-        ({"limit_characters": 10}, "one is a built corpus; limit_characters and split_sentences are for text"),
-        ({"split_sentences": False}, "one is a built corpus; limit_characters and split_sentences are for text"),
+        ({"corpus": ["one", "text"]}, "one is a built corpus and must be the only one; build one from all sources"),
+        ({"limit_characters": 10}, "one is a built corpus, but limit_characters and split_sentences are for text"),
+        ({"split_sentences": False}, "one is a built corpus, but limit_characters and split_sentences are for text"),
     ],
 )
 def test_what_does_not_fit_a_built_corpus_is_refused(recipe, built, text, tmp_path, change, message):
@@ -121,7 +121,7 @@ def test_what_does_not_fit_a_built_corpus_is_refused(recipe, built, text, tmp_pa
 def test_a_checkpoint_with_another_vocabulary_does_not_fit_a_built_corpus(recipe, built, tmp_path):
     run(PRETRAIN, recipe, output=tmp_path / "first")  # its vocabulary has been trained on the training part alone
     data = {"corpus": [str(built / "one")], "max_length": 32}
-    with pytest.raises(UsageError, match=r"built with another vocabulary than that of .*first"):
+    with pytest.raises(UsageError, match=r"built with a different vocabulary from that of .*first"):
         run(
             PRETRAIN,
             {"checkpoint": str(tmp_path / "first"), "batch_size": 16, "data": data, "train": recipe["train"]},
@@ -169,5 +169,5 @@ def test_a_run_that_continues_sees_that_its_corpus_was_built_anew_with_another_v
     shutil.rmtree(tmp_path / "corpus")
     tokens = train_vocabulary(text.read_text(encoding="utf-8").splitlines(), size=90)
     build([str(text)], make_tokenizer(tokens, cased=False), tmp_path / "corpus")
-    with pytest.raises(UsageError, match="corpus was built with another vocabulary than that of this run"):
+    with pytest.raises(UsageError, match="corpus was built with a different vocabulary from that of this run"):
         run(PRETRAIN, given, output=tmp_path / "run")

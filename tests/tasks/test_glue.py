@@ -243,7 +243,7 @@ def test_missing_splits_that_are_not_needed_are_named_and_passed_over(tmp_path):
     folder, lines = write_glue(tmp_path, skip=skip), []
     examples = GLUE["mnli"].load(GLUE["rte"].recipe["data"] | {"dir": str(folder)}, lines.append)
     assert list(examples) == ["train", "dev_matched", "test_mismatched"]
-    assert lines[:3] == [f"MNLI: {folder / file} is not there and is passed over" for file in skip]
+    assert lines[:3] == [f"MNLI: {folder / file} not found, skipping" for file in skip]
     assert lines[3] == "MNLI: train 48, dev_matched 18, test_mismatched 10"
 
 
@@ -266,7 +266,7 @@ def test_splits_that_the_hubs_copy_lacks_are_named_and_passed_over(hub, monkeypa
     examples = GLUE["mnli"].load(GLUE["rte"].recipe["data"], lines.append)
     assert list(examples) == ["train", "dev_matched", "dev_mismatched", "test_mismatched"]
     assert lines[0].startswith("MNLI: the data set nyu-mll/glue:ax cannot be loaded (BuilderConfig 'ax' not found); ")
-    assert lines[1:3] == [f"MNLI: {split} is not there and is passed over" for split in ("test_matched", "ax")]
+    assert lines[1:3] == [f"MNLI: {split} not found, skipping" for split in ("test_matched", "ax")]
     assert len(lines) == 4
 
 
@@ -292,7 +292,7 @@ def test_broken_rows_of_qqp_are_passed_over_and_reported(files_of):
     said = []
     examples = GLUE["qqp"].load(GLUE["rte"].recipe["data"] | {"dir": str(folder)}, said.append)
     assert len(examples["train"]["texts"][0]) == 48
-    assert said[0] == f"{qqp / 'train.tsv'}: 2 broken rows are passed over"
+    assert said[0] == f"{qqp / 'train.tsv'}: skipping 2 broken rows"
 
 
 def put(number, old, new):
@@ -370,8 +370,8 @@ MISTAKES = [
     ("rte", {"data": {"max_length": 4}}, r"max_length is 4 in \[data\]; it must be at least 5"),
     ("rte", {"data": {"max_length": 129}}, r"max_length 129 exceeds the model's 128 positions"),
     ("rte", {"data": {"max_train_samples": -1}}, r"max_train_samples is -1 in \[data\]; it must be at least 0"),
-    ("rte", {"checkpoint": ""}, r"rte needs a BERT to fine-tune; name one with --model"),
-    ("ax", {"checkpoint": ""}, r"ax needs a model that was fine-tuned on MNLI; name one with --model"),
+    ("rte", {"checkpoint": ""}, r"rte needs a BERT to fine-tune; give one with --model"),
+    ("ax", {"checkpoint": ""}, r"ax needs a model that was fine-tuned on MNLI; give one with --model"),
     ("rte", {"checkpoint": "no/model"}, r"there is no directory 'no/model'"),
     ("rte", {"freeze": "encoder", "reinit_layers": 1}, r"freeze would leave the layers of reinit_layers"),
     ("rte", {"phase": [{"share": 1.0, "max_length": 20}]}, r"\[\[phase\]\] is for pretraining"),
@@ -556,7 +556,7 @@ def test_a_score_no_better_than_the_majority_is_warned_of():
         if warned:
             assert lines[0].startswith(f"warning: {warned}")
             assert "learning rate" in lines[0]
-            assert "labels in another order" in lines[0]
+            assert "labels in a different order" in lines[0]
             assert ("contradicts its training set" in lines[0]) == (name == "wnli")
 
 
@@ -892,7 +892,7 @@ def test_scores_are_correlated(tmp_path, glue):
 @pytest.mark.parametrize(
     ("answers", "message"),
     [
-        (["1", "1", "0"], r"answers\.tsv has 3 answers and .*gold\.tsv 4 labels; give one for each"),
+        (["1", "1", "0"], r"answers\.tsv has 3 answers and .*gold\.tsv has 4 labels; give one answer per label"),
         (["1", "1", "1", "1", "1"], r"has 5 answers"),
         (
             ["1", "maybe", "1", "1"],
@@ -931,7 +931,7 @@ def test_answers_that_cannot_be_scored(gold, tmp_path, answers, message):
         ("cola", "CoLA/test.tsv", "1", r"CoLA/test\.tsv, line 1 has 2 columns and 4 were"),
         ("rte", "RTE/nothing.tsv", "entailment", r"RTE/nothing\.tsv does not exist"),
         ("rte", "MNLI/dev_matched.tsv", "entailment", r"dev_matched\.tsv"),
-        ("ax", "diagnostic/diagnostic.tsv", "neutral", r"ax has no labels, so nothing can be scored"),
+        ("ax", "diagnostic/diagnostic.tsv", "neutral", r"ax has no labels to score against"),
     ],
 )
 def test_gold_files_and_answers_of_other_tasks(glue, tmp_path, name, file, answer, message):

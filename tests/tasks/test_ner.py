@@ -104,7 +104,7 @@ def test_test_may_be_missing_and_documents_too(tmp_path):
     files = f"{tmp_path / 'eng.train'}, {tmp_path / 'eng.testa'}"
     assert lines == [
         f"{tmp_path / 'eng.testb'} is not there and is passed over",
-        f"no -DOCSTART- says where documents end, so sentences are without context: {files}",
+        f"no -DOCSTART- marks where documents end, so sentences have no context: {files}",
         "NER: train 48 sentences, dev 18 sentences",
     ]
     _, lines = load(tmp_path, context=False)
@@ -123,11 +123,11 @@ def test_what_became_of_the_words_is_said(tmp_path, start):
     (tmp_path / "dev.txt").write_text("-DOCSTART- O\n\ngood B-Y\n\u200b O\nbad I-Y\n\nso O\n", encoding="utf-8")
     examples, _ = load(tmp_path)
     assert NER.describe(encode(examples["train"], start), "train") == [
-        "train: 3.0 tokens a sentence, 3.0 with context"  # good word ##1
+        "train: 3.0 tokens per sentence, 3.0 with context"  # good word ##1
     ]
     assert NER.describe(encode(examples["dev"], start), "dev") == [
-        "dev: 1.5 tokens a sentence, 3.0 with context; 1 words have no token and are predicted O; 2 words have a tag "
-        "that is not in training (B-Y)"
+        "dev: 1.5 tokens per sentence, 3.0 with context; 1 words have no token and are predicted O; 2 words have a tag "
+        "that is not in training data (B-Y)"
     ]
 
 
@@ -268,7 +268,7 @@ def test_a_run_leaves_conll_files_and_a_model_for_plain_transformers(tmp_path, f
     lines, recipe = [], make_recipe(folder, start)
     recipe["train"]["per_device_eval_batch_size"] = 4  # batches of other widths
     metrics = run(NER, recipe, output=tmp_path / "run", report=lines.append)
-    assert any("tokens a sentence" in line for line in lines)
+    assert any("tokens per sentence" in line for line in lines)
     assert metrics["score"] == metrics["f1"]
     for split, name in (("dev", "{}"), ("test", "test_{}")):
         columns = read_columns((tmp_path / "run" / "predictions" / f"{split}.conll").read_text(encoding="utf-8"))

@@ -104,7 +104,7 @@ def test_a_question_is_four_sequences():
         "attention_mask": (1, 4, 16),
         "labels": (1,),
     }
-    assert SWAG.describe(data, "dev") == ["dev: 1 questions of 4 sequences; 14.2 tokens on average, 16 in the longest"]
+    assert SWAG.describe(data, "dev") == ["dev: 1 questions of 4 sequences; 14.2 tokens on average, at most 16"]
 
 
 def take(batch):
@@ -131,7 +131,7 @@ def test_all_splits_are_read_and_a_missing_test_file_is_named(tmp_path):
     assert lines == ["SWAG: train 48, dev 18, test 10"]
     others, lines = load(write_swag(tmp_path / "some", skip=("test.csv",)))
     missing = tmp_path / "some" / "test.csv"
-    assert lines == [f"SWAG: {missing} is not there and is passed over", "SWAG: train 48, dev 18"]
+    assert lines == [f"SWAG: {missing} not found, skipping", "SWAG: train 48, dev 18"]
     assert list(others) == ["train", "dev"]
     assert others["train"] == examples["train"]
 
@@ -153,7 +153,7 @@ def test_the_hubs_copy_gives_what_the_official_files_give(swag, monkeypatch):
     monkeypatch.setattr(datasets, "load_dataset", lambda name, config: served)
     assert load("") == (official, ["SWAG: train 48, dev 18, test 10"])
     del served["test"]
-    assert load("")[1][0] == "SWAG: test is not there and is passed over"
+    assert load("")[1][0] == "SWAG: test not found, skipping"
 
 
 BAD = [
@@ -185,11 +185,14 @@ def test_a_bad_file_is_one_line_and_nothing_is_written(swag, bert, tmp_path, fil
 
 
 MISTAKES = [
-    ({"data": {"dir": "no/folder"}}, r"no/folder is no folder; give the one that holds train\.csv: --data DIR"),
+    (
+        {"data": {"dir": "no/folder"}},
+        r"no/folder is not a folder; give the folder that holds train\.csv with --data DIR",
+    ),
     ({"data": {"max_length": 4}}, r"max_length is 4 in \[data\]; it must be at least 5"),
     ({"data": {"max_length": 129}}, r"max_length 129 exceeds the model's 128 positions"),
     ({"data": {"max_train_samples": -1}}, r"max_train_samples is -1 in \[data\]; it must be at least 0"),
-    ({"checkpoint": ""}, r"swag needs a BERT to fine-tune; name one with --model"),
+    ({"checkpoint": ""}, r"swag needs a BERT to fine-tune; give one with --model"),
     ({"phase": [{"share": 1.0, "max_length": 20}]}, r"\[\[phase\]\] is for pretraining"),
     ({"task": "rte"}, r"the recipe is for the task 'rte', not 'swag'"),
 ]
