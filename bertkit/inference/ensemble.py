@@ -145,13 +145,13 @@ def read_run(task: SquadTask, run: Path) -> tuple[str, dict[str, Any]]:
         is_run, is_finished = ((run / name).is_file() for name in (RECIPE_FILE, METRICS_FILE))
     if not is_run:
         raise UsageError(
-            f"{run} is not a run because it has no {RECIPE_FILE}; give the --output of a finished run, not an ensemble"
+            f"{run} has no {RECIPE_FILE}, so it is not a run; give the --output of a finished run, not an ensemble"
         )
     recipe = read_recipe(run / RECIPE_FILE)
     if (own := recipe.get("task", "another task")) != task.name:
         raise UsageError(f"{run} is a run of {own}, not of {task.name}; combine only runs of {task.title}")
     if not is_finished:
-        raise UsageError(f"{run} is not finished because it has no {METRICS_FILE}; the same command continues it")
+        raise UsageError(f"{run} has no {METRICS_FILE}, so it is not finished; repeat its command to continue it")
     metrics = read_metrics(run / METRICS_FILE)
     try:
         folder, is_part = str(recipe["data"]["dir"]), recipe["data"].get("tune_share")

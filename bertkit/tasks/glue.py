@@ -324,7 +324,7 @@ class GlueTask(TextTask):
         gold, ours = Path(recipe["data"].get("dir") or "GLUE", dev), output / "predictions" / Path(dev).name
         given = 'dict(text="A man eats.", text_pair="Somebody eats.")' if self.pairs else '"A man eats."'
         call = f'pipeline("text-classification", {json.dumps(str(output))})({given})'
-        grid = [f"bertkit {self.command} {repeat_run(output, 'grid')} --grid  # the paper's"]
+        grid = [f"bertkit {self.command} {repeat_run(output, 'grid')} --grid  # the paper's grid"]
         again = [f"bertkit score {self.command} {quote(str(gold))} {quote(str(ours))}  # the same scores"]
         return [
             *(grid if recipe["train"].get("max_steps", -1) <= 0 else []),  # max_steps would override the grid's epochs

@@ -187,13 +187,13 @@ class NerTask(FineTuningTask):
         """Return lines on context and words that cannot be predicted, and the file of the features."""
         if isinstance(data, FeaturedWords):
             kept = f"{data.path} ({data.path.stat().st_size / 1e6:,.1f} MB)"
-            again = ", computed again: the checksum of the cached file was wrong" * data.is_renewed
+            again = ", recomputed because the checksum of the cached file was wrong" * data.is_renewed
             line = f"{split}: features of {len(data.labels):,} words in {kept}{again}"
             return [*self.describe(data.words, split), line]
         own, shown = np.diff(data.ends, prepend=0).mean(), (data.stops - data.starts).mean()
         line = f"{split}: {own:.1f} tokens per sentence, {shown:.1f} with context"
         if lost := int((data.firsts == ABSENT).sum()):
-            line += f"; {lost:,} words have no token and are predicted O"
+            line += f"; {lost:,} words have no token and are predicted as O"
         tags = [tag for sentence in data.text.sentences for tag in sentence.tags if tag not in data.names]
         if tags:
             line += f"; {len(tags):,} words have a tag that is not in training data ({', '.join(sorted(set(tags)))})"

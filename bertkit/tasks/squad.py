@@ -284,8 +284,8 @@ class SquadTask(FineTuningTask):
             return []
         tau = metrics["tau"]
         line = (
-            f"a question is answered when its best span scores more than tau = {tau:.3f} above no answer (in the "
-            f"reference code null_score_diff_threshold = {-tau:.3f})"
+            f"a question is answered when its best span scores more than tau = {tau:.3f} above no answer "
+            f"(null_score_diff_threshold = {-tau:.3f} in the reference code)"
         )
         return [line, *super().diagnose(metrics)]
 

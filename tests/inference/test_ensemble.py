@@ -1,4 +1,4 @@
-"""Ensembles of SQuAD runs: means worked by hand, what copies and orders must not change, the files, and mistakes."""
+"""Ensembles of SQuAD runs: means computed by hand, invariance to copies and order, the files, and errors."""
 
 import json
 import math
@@ -48,7 +48,7 @@ RUNS = {
 
 
 def write_gold(folder, task, gold=None):
-    """An official dev file; its context holds nothing but the answers."""
+    """Write an official dev file whose context holds only the answers."""
     qas = [
         {
             "id": name,
@@ -69,7 +69,7 @@ def write_gold(folder, task, gold=None):
 
 
 def write_run(folder, task, answers, data="", exact=50.0, f1=60.0):
-    """What an ensemble reads of a finished run. answers: question -> text -> probability."""
+    """Write the files of a finished run that an ensemble reads. answers: question -> text -> probability."""
     (folder / "predictions").mkdir(parents=True)
     save_recipe({"task": task.name, "data": {"dir": str(data)}}, folder / "recipe.toml")
     (folder / "metrics.json").write_text(json.dumps({task.version.exact: exact, "f1": f1, "score": f1}))
@@ -90,20 +90,20 @@ def task(request):
 
 @pytest.fixture
 def runs(tmp_path, task):
-    """The two runs above, beside their data."""
+    """Write the two runs above and their data."""
     write_gold(tmp_path / "squad", task)
     found = zip("ab", RUNS[task.version.number], strict=True)
     return [write_run(tmp_path / name, task, answers, data=tmp_path / "squad") for name, answers in found]
 
 
 def join(task, runs, output, data=None):
-    """Combines them; gives results and lines."""
+    """Combine the runs; return results and lines."""
     lines = []
     return combine(task, runs, output, data, lines.append), lines
 
 
 def refuse(task, runs, output, data=None):
-    """The one line that combining them ends with."""
+    """Return the one-line error of combining them."""
     with pytest.raises(UsageError) as error:
         combine(task, runs, output, data, lambda line: None)
     assert "\n" not in str(error.value)
@@ -111,7 +111,7 @@ def refuse(task, runs, output, data=None):
 
 
 def read(folder):
-    """The JSON files below a directory, by name; none holds a number that JSON has no word for."""
+    """Return the JSON files below a directory, by name; none holds NaN or infinite numbers."""
 
     def refuse_constant(name):
         raise AssertionError(name)
@@ -122,7 +122,7 @@ def read(folder):
     }
 
 
-# --- Worked by hand
+# --- Computed by hand
 
 
 def test_two_runs_of_1_1_worked_by_hand(tmp_path):
@@ -184,14 +184,14 @@ def test_two_runs_of_2_0_worked_by_hand(tmp_path):
 
 
 def test_equal_means_keep_the_order_of_the_runs():
-    """Added one after the other, 0.1 + 0.2 + 0.3 and 0.3 + 0.2 + 0.1 are not equal."""
+    """Added in order, 0.1 + 0.2 + 0.3 and 0.3 + 0.2 + 0.1 are not equal."""
     lists = [[("a", 0.1), ("b", 0.3)], [("b", 0.2), ("a", 0.2)], [("a", 0.3), ("b", 0.1)]]
     assert [span.text for span in average(lists).spans] == ["a", "b"]
     assert [span.text for span in average([lists[1], lists[0], lists[2]]).spans] == ["b", "a"]
 
 
 def test_the_best_of_the_union_are_kept_and_no_answer_always():
-    """Two runs without a common text: 40 of them, of which 20 stay, and no answer behind them as in a single run."""
+    """Two runs without a common text have 40 texts; 20 are kept, then no answer, as in a single run."""
     first = [(f"a{place}", 0.5 / 2**place) for place in range(N_BEST)]
     second = [(f"b{place}", 0.4 / 2**place) for place in range(N_BEST)]
     answer = average([[*first, ("", 1e-9)], [*second, ("", 3e-9)]])
@@ -218,7 +218,7 @@ def test_probabilities_of_zero_are_no_trouble(tmp_path, task):
 
 
 def test_an_empty_text_is_no_answer_of_1_1():
-    """A run writes it where it has found nothing at all."""
+    """A run writes an empty answer where it found no span."""
     answer = average([[("", 1.0)], [("red", 0.3), ("blue", 0.2)]])
     assert answer.best.text == "red"
     assert [entry["text"] for entry in list_entries(answer, with_null=False)] == ["red", "blue"]
@@ -226,7 +226,7 @@ def test_an_empty_text_is_no_answer_of_1_1():
     assert nothing == [{"text": "", "probability": 1.0, "start_logit": 0.0, "end_logit": 0.0}]
 
 
-# --- What must not change
+# --- Invariance
 
 
 scores = st.floats(-15, 15)
@@ -247,14 +247,14 @@ probabilities = (
 
 
 def list_pairs(answer, task):
-    """What a run's file says of an answer."""
+    """Return the entry of a run's file for an answer."""
     entries = json.loads(json.dumps(rank(answer, task.version.unanswerable)))
     return [(entry["text"], entry["probability"]) for entry in entries]
 
 
 @given(answer=answers, copies=st.integers(2, 7), task=st.sampled_from([ONE, TWO]))
 def test_a_run_and_its_copies_answer_as_the_run_alone(answer, copies, task):
-    """But for what rounding makes of scores that are equal, or nearly."""
+    """Equal up to rounding of scores that are equal or nearly so."""
     alone = list_pairs(answer, task)
     found = average([alone] * copies)
     assert [span.text for span in found.spans] == [text for text, _ in alone if text]
@@ -305,7 +305,7 @@ def test_the_files_score_the_same_when_they_are_read_back(tmp_path, task, runs):
 
 
 def test_an_ensemble_is_as_good_as_its_n_best_says(tmp_path, task, runs):
-    """Who reads the official form finds log probability in the logits, and the answer at tau = 0 on top."""
+    """In the official format the logits add up to the log probability, and the answer at tau = 0 is first."""
     join(task, runs, tmp_path / "both")
     files = read(tmp_path / "both" / "predictions")
     for name, entries in files["nbest_predictions.json"].items():
@@ -331,7 +331,7 @@ def test_the_same_runs_may_be_combined_again_in_any_order(tmp_path, monkeypatch,
 
 
 def test_killed_at_any_moment_there_are_no_scores_beside_other_answers(tmp_path, monkeypatch, task, runs):
-    """The last step fails; what was there before is not taken for the result, and the same command mends it."""
+    """The last step fails; old metrics are not taken for the result, and the same command completes it."""
     join(task, runs, tmp_path / "both")
     complete = read(tmp_path / "both")
     write = ensemble.write_json
@@ -406,7 +406,7 @@ def test_the_table(tmp_path, task, runs):
     assert results["runs"] == {path: {task.version.exact: 50.0, "f1": 60.0, "score": 60.0} for path in (a, b)}
 
 
-# --- Mistakes
+# --- Errors
 
 
 def test_members_that_cannot_be_combined(tmp_path, task, runs):
@@ -421,9 +421,9 @@ def test_members_that_cannot_be_combined(tmp_path, task, runs):
     )
     for path in (tmp_path / "missing", tmp_path / "squad", a / "recipe.toml"):
         line = refuse(task, [a, path], out)
-        assert line.startswith(f"{path} is not a run because it has no recipe.toml; give the --output")
+        assert line.startswith(f"{path} has no recipe.toml, so it is not a run; give the --output")
     join(task, runs, out)
-    assert refuse(task, [a, out], tmp_path / "more").startswith(f"{out} is not a run because")
+    assert refuse(task, [a, out], tmp_path / "more").startswith(f"{out} has no recipe.toml, so it is not a run;")
     assert not (tmp_path / "more").exists()
 
 
@@ -447,7 +447,7 @@ def test_runs_that_cannot_be_combined(tmp_path, task, runs):
     assert "metrics.json is damaged" in refuse(task, runs, tmp_path / "both")
     (b / "metrics.json").unlink()
     assert refuse(task, runs, tmp_path / "both") == (
-        f"{b} is not finished because it has no metrics.json; the same command continues it"
+        f"{b} has no metrics.json, so it is not finished; repeat its command to continue it"
     )
     (b / "recipe.toml").write_text("[train")
     assert f"recipe {b}/recipe.toml is not TOML" in refuse(task, runs, tmp_path / "both")
@@ -577,7 +577,7 @@ def test_the_command_line(call, tmp_path, task, runs):
 
 
 def test_real_runs(tmp_path, task):
-    """Two seeds; and a run beside its own copy, which must score what it scored alone."""
+    """Combine two seeds, and a run with its own copy, which must score as it does alone."""
     recipe = {
         "checkpoint": str(write_checkpoint(tmp_path / "bert")),
         "batch_size": 4,

@@ -1,4 +1,4 @@
-"""What the leaderboard takes: eleven files in a zip, gathered from finished runs, or filled where there are none."""
+"""Submissions to the leaderboard: eleven files in a zip, from finished runs or filled with the majority class."""
 
 import json
 import zipfile
@@ -18,7 +18,7 @@ from bertkit.tasks.glue import GLUE
 from bertkit.training.run import run
 from tests.official import write_checkpoint, write_glue
 
-# File -> the task whose run writes it, the answers it may hold, the answer where there is no model, the official rows.
+# File -> the task whose run writes it, its possible answers, the answer without a model, the official rows.
 NLI, TWO_WAY, BINARY = ["entailment", "neutral", "contradiction"], ["entailment", "not_entailment"], ["0", "1"]
 FILES = {
     "CoLA.tsv": ("cola", BINARY, "1", 1063),
@@ -42,7 +42,7 @@ def write_predictions(count, answers):
 
 
 def read_answers(text):
-    """The answers of a file in the leaderboard's form."""
+    """Return the answers of a file in the leaderboard's format."""
     head, *lines = text.splitlines()
     assert head == "index\tprediction"
     assert text.endswith("\n")
@@ -53,7 +53,7 @@ def read_answers(text):
 
 @pytest.fixture
 def runs(tmp_path):
-    """Finished runs of the nine tasks, of the official lengths but for QQP."""
+    """Write finished runs of the nine tasks, with the official number of rows except for QQP."""
     for name, (task, answers, _, rows) in FILES.items():
         folder = tmp_path / "runs" / task / "predictions"
         folder.mkdir(parents=True, exist_ok=True)
@@ -215,7 +215,7 @@ def test_targets_that_cannot_be_written(tmp_path, monkeypatch, target, message):
 
 
 def test_the_submission_of_real_runs(tmp_path):
-    """All nine tasks over the download's forms, two updates each."""
+    """Train all nine tasks on files as downloaded, two updates each."""
     glue, bert = write_glue(tmp_path / "glue"), write_checkpoint(tmp_path / "bert")
     train = {"max_steps": 2, "save_strategy": "no", "eval_strategy": "no"}
     for name in TASKS:

@@ -1,4 +1,4 @@
-"""Trained models at work on new text: equal to plain transformers and to what runs have predicted, in every form."""
+"""Prediction on new text equals plain transformers and the predictions of runs, in every input format."""
 
 import io
 import json
@@ -38,7 +38,7 @@ TEXTS = [*FILLERS, *sorted(set(WORDS.values()))]
 
 
 def write_head(folder, head, seed=3, **values):
-    """A tiny random model with a head, whose outputs are far apart."""
+    """Return a tiny random model with a head, whose outputs are far apart."""
     write_checkpoint(folder)
     sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
     torch.manual_seed(seed)
@@ -49,7 +49,7 @@ def write_head(folder, head, seed=3, **values):
 
 
 def make_texts(count, longest=20, seed=0):
-    """Texts of very different lengths."""
+    """Return texts of very different lengths."""
     draw = np.random.default_rng(seed)
     return [" ".join(draw.choice(TEXTS, draw.integers(1, longest))) for _ in range(count)]
 
@@ -177,7 +177,7 @@ def test_a_chunk_ends_where_it_is_long_enough():
 
 @pytest.fixture(scope="module", params=["squad1", "squad2"])
 def squad_run(request, tmp_path_factory):
-    """A run's directory, its dev file and whether there may be no answer."""
+    """Return a run's directory, its dev file and whether there may be no answer."""
     folder = tmp_path_factory.mktemp(request.param)
     task, data = SQUAD[request.param], write_squad(folder / "data", version=int(request.param[-1]))
     start = write_checkpoint(folder / "start")
@@ -232,7 +232,7 @@ def test_an_empty_context_has_no_answer(squad_run):
 
 @pytest.fixture(scope="module", params=["", "sum-all"])
 def ner_run(request, tmp_path_factory):
-    """A run's directory and its data."""
+    """Return a run's directory and its data."""
     folder = tmp_path_factory.mktemp("ner")
     data = write_conll(folder / "data")
     start = write_checkpoint(folder / "start")
@@ -274,14 +274,14 @@ def test_entities_stand_where_they_say(ner_run):
 
 
 def test_a_long_text_is_tagged_whole_and_each_part_sees_its_neighbours(ner_run):
-    words = ["good", "bad", "so", "word"] * 30  # 120 tokens, three times what fits
+    words = ["good", "bad", "so", "word"] * 30  # 120 tokens, three times as many as fit
     predictor = Exact(ner_run[0])
     (result,) = predictor([" ".join(words)])
     assert len(result["tags"]) == len(words)
     data, lengths = NER.encode_inputs([predictor.read(" ".join(words))], predictor.settings)
     assert len(data) > 3
     assert (lengths <= 40).all()
-    assert (lengths > np.diff(data.ends, prepend=0) + 2).all(), "none stands alone"
+    assert (lengths > np.diff(data.ends, prepend=0) + 2).all(), "no window is without context"
     assert [word for sentence in data.text.sentences for word in sentence.words] == words
 
 
@@ -356,7 +356,7 @@ def test_a_pretraining_s_model_takes_texts_as_long_as_its_longest_phase(tmp_path
 
 
 def test_a_mask_is_filled_with_a_token_that_there_is(tmp_path):
-    """Vocabularies are often rounded up: the model has scores for tokens that the tokenizer lacks."""
+    """Vocabulary sizes are often rounded up: the model has scores for tokens that the tokenizer lacks."""
     folder = write_head(tmp_path, "BertForMaskedLM", vocab_size=500)
     model = pretraining_heads.BertForMaskedLM.from_pretrained(folder)
     with torch.no_grad():
@@ -390,7 +390,7 @@ def test_what_cannot_be_filled_or_judged_is_said(tmp_path):
     assert results[3]["masks"] == []
 
 
-# --- What cannot be used ----------------------------------------------------------------------------------------------
+# --- Invalid models and inputs ----------------------------------------------------------------------------------------
 
 
 def test_a_checkpoint_without_a_head_is_one_line(tmp_path):
@@ -417,7 +417,7 @@ def test_what_a_configuration_returns_changes_nothing(setting, classifier, tmp_p
 
 
 def write_head_with(folder, **config):
-    """A classifier of three classes whose config.json says something else."""
+    """Return a classifier of three classes with a changed config.json."""
     write_head(folder, "BertForSequenceClassification", id2label={0: "a", 1: "b", 2: "c"})
     values = json.loads((folder / "config.json").read_text()) | config
     (folder / "config.json").write_text(json.dumps(values))
@@ -663,7 +663,7 @@ def test_a_file_that_is_none_is_one_line(name, content, message, tmp_path):
 @pytest.mark.skipif(not os.path.exists("/proc/self/mem"), reason="there is no /proc")
 @pytest.mark.parametrize("name", ["a.jsonl", "a.tsv"])
 def test_a_file_whose_content_does_not_come_is_one_line(name, tmp_path):
-    """Memory at address 0, which is none, is as good as a bad sector."""
+    """Reading into address 0 fails like a bad sector."""
     (tmp_path / name).symlink_to("/proc/self/mem")
     with pytest.raises(UsageError) as error:
         list(read_inputs(str(tmp_path / name)))
@@ -729,7 +729,7 @@ def test_a_link_stays_one_and_a_pipe_is_written_to(tmp_path):
     assert (tmp_path / "pipe").is_fifo()
 
 
-# --- Inputs that are cut ----------------------------------------------------------------------------------------------
+# --- Truncated inputs -------------------------------------------------------------------------------------------------
 
 
 def count_cut(predictor, *inputs):
@@ -805,7 +805,7 @@ def test_the_command_reads_standard_input(call, classifier, monkeypatch):
 
 @pytest.mark.slow
 def test_what_somebody_types_is_answered_line_by_line(classifier):
-    """A terminal: the second line is written when the answer to the first one is there."""
+    """In a terminal the second line is written only after the first answer has arrived."""
     ours, theirs = os.openpty()
     command = [sys.executable, "-m", "bertkit", "predict", str(classifier), "--input", "-"]
     with subprocess.Popen(command, stdin=theirs, stdout=subprocess.PIPE, text=True) as process:

@@ -1,4 +1,4 @@
-"""Pretraining on a corpus that `bertkit corpus build` has made: the run of its text, and what does not fit."""
+"""Pretraining on a built corpus: the same run as on its text, and options that do not fit."""
 
 import os
 import pickle
@@ -21,7 +21,7 @@ recipe, text = test_run.recipe, test_run.text  # fixtures
 
 @pytest.fixture(scope="module")
 def built(text, tmp_path_factory):
-    """A vocabulary, and two corpora built with it: of one shard, and of several."""
+    """Return a vocabulary, and two corpora built with it, of one shard and of several."""
     from bertkit.data.pretraining import build as builder
     from bertkit.data.tokenizer import load_tokenizer, make_tokenizer, save_tokenizer, train_vocabulary
 
@@ -39,7 +39,7 @@ def built(text, tmp_path_factory):
 
 
 def test_a_corpus_is_known_by_its_tokens(recipe, built, text, tmp_path):
-    """Built again of a copy it is the same; of a text in which a word has changed it is another."""
+    """A corpus rebuilt from a copy is the same; one from a text with a changed word differs."""
     from bertkit.data.pretraining import build as builder
     from bertkit.data.tokenizer import load_tokenizer
     from bertkit.training.arguments import complete
@@ -61,7 +61,7 @@ def test_a_corpus_is_known_by_its_tokens(recipe, built, text, tmp_path):
 @pytest.mark.parametrize("name", ["one", "several"])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_built_corpus_gives_the_run_that_its_text_gives(recipe, built, tmp_path, name, workers):
-    """The same documents held out, the same pairs and masks, so the same weights, bit for bit; also in two phases."""
+    """The held-out documents, pairs and masks are the same, so the weights are bit-identical; also in two phases."""
     phases = [{"share": 0.5, "max_length": 16}, {"share": 0.5, "max_length": 32}]
     data = {key: value for key, value in recipe["data"].items() if key != "max_length"}
     options = {"data": data | {"vocab": str(built / "vocab")}, "phase": phases}
@@ -77,7 +77,7 @@ def test_a_built_corpus_gives_the_run_that_its_text_gives(recipe, built, tmp_pat
 
 
 def test_a_built_corpus_is_small_in_the_hands_of_a_worker(recipe, built):
-    """It is pickled for a data worker that is not forked: without the tokens, which it maps again."""
+    """A data worker that is not forked receives it without the tokens, which it maps again."""
     from bertkit.training.arguments import complete
     from bertkit.training.prepare import prepare
 
@@ -161,7 +161,7 @@ def test_a_run_that_continues_sees_that_its_corpus_was_built_anew_with_another_v
     given = recipe | {"data": recipe["data"] | {"corpus": [str(tmp_path / "corpus")]}}
 
     def stop(done, total, log):
-        if done == 2 and log:  # once: a second signal would not be held back
+        if done == 2 and log:  # once: a second signal would not be deferred
             os.kill(os.getpid(), signal.SIGTERM)
 
     with pytest.raises(Interrupted):

@@ -1,4 +1,4 @@
-"""SQuAD as a task: files, tau, the official forms, training on another file first."""
+"""SQuAD as a task: files, tau, the official formats, training on another file first."""
 
 import json
 from dataclasses import replace
@@ -50,7 +50,7 @@ def load(version, folder, **options):
 
 
 def change(path, edit):
-    """Edits the first question and its paragraph in a file."""
+    """Edit the first question and its paragraph in a file."""
     content = json.loads(path.read_text(encoding="utf-8"))
     paragraph = content["data"][0]["paragraphs"][0]
     edit(paragraph, paragraph["qas"][0])
@@ -58,7 +58,7 @@ def change(path, edit):
 
 
 def make_kept(data, gold, high=10.0):
-    """(W, 82) the scores of a model that is sure of (first, last) in each window."""
+    """Return the scores (W, 82) of a model that is certain of (first, last) in each window."""
     from bertkit.data.spans import keep_top
 
     length = int((data.find_first() + data.lengths).max()) + 1
@@ -218,7 +218,7 @@ def test_an_oracle_falls_short_only_by_what_no_token_can_express(start, version)
 
 
 def test_of_several_references_the_oracle_says_one_that_tokens_can_express(start, version):
-    """Gold answers as scores are perfect up to the questions that `describe` counts."""
+    """Gold answers as predictions score 100 except on the questions that `describe` counts."""
     context = "word1 word2 goodword4 . " + "word3 " * 40
     questions = [
         Question("a", "word1 ?", context, ("od", "word2"), (14, 6)),
@@ -244,7 +244,7 @@ def test_of_several_references_the_oracle_says_one_that_tokens_can_express(start
 def test_tau_is_the_paper_s_and_the_flag_its_opposite():
     """Four questions; the first two have answers. Answering all scores 50, none 50, the first three 75.
 
-    The odds s_null - best are -2, 0, 1, 3: by tau = 0 only the first is answered, for the second is not *above* s_null.
+    The odds s_null - best are -2, 0, 1, 3: tau = 0 answers only the first, because the second is not *above* s_null.
     """
     questions = [
         Question("a", "", "x", ("x",), (0,)),
@@ -398,7 +398,7 @@ def test_another_file_comes_first(tmp_path, start):
         TASKS["squad2"], recipe, output=output, report=lines.append, progress=lambda done, *rest: steps.append(done)
     )
     assert lines.index("then:") > next(i for i, line in enumerate(lines) if line.startswith("first, in"))
-    assert any("train 24 questions, dev 24 questions" in line for line in lines), "the extra file, whole"
+    assert any("train 24 questions, dev 24 questions" in line for line in lines), "the complete extra file"
     assert any("train 6 questions, dev 24 questions" in line for line in lines)
     assert not any("new, because" in line for line in lines[lines.index("then:") :]), "the head is the first one's"
     assert read_metrics(output / FIRST / "metrics.json")["updates"] == metrics["updates"] == 3
@@ -448,7 +448,7 @@ def test_a_broken_extra_file_is_told_before_anything_is_written(tmp_path, start)
 
 
 def kill_after_first(recipe, output):
-    """Runs SQuAD 1.1 until the first part of its training is finished."""
+    """Run SQuAD 1.1 until the first part of its training is finished."""
 
     class Killed(Exception):
         pass
@@ -490,7 +490,7 @@ def test_never_answering_is_warned_of():
     assert TASKS["squad1"].diagnose({"f1": 0.0}) == []
 
 
-# --- Texts that are not as one expects them
+# --- Unusual texts
 
 
 @pytest.mark.parametrize(
@@ -526,7 +526,7 @@ def test_odd_texts_are_answered(start, version, context, question, answer, tmp_p
 
 
 def test_the_first_token_of_a_word_with_accents_is_found(start):
-    """Characters that the tokenizer drops or joins do not shift what comes after them."""
+    """Characters that the tokenizer drops or joins do not shift the following offsets."""
     context = "cafe\u0301 good nai\u0308ve bad"
     tokenizer = load_tokenizer(start)
     data = encode_questions([Question("a", "", context, ("bad",), (context.index("bad"),))], tokenizer, max_length=40)
@@ -549,7 +549,7 @@ def test_a_start_that_cannot_be_is_passed_over(start, version, start_at):
 
 @pytest.mark.parametrize("strategy", ["random", "group_by_length"])
 def test_predictions_belong_to_their_questions_however_training_is_ordered(tmp_path, start, strategy):
-    """The Trainer would sort what it evaluates by length, too, and say nothing."""
+    """The Trainer would silently sort evaluation data by length, too."""
     recipe = make_recipe(tmp_path, start, ONE)
     recipe["train"]["train_sampling_strategy"] = strategy
     metrics = run(TASKS["squad1"], recipe, output=tmp_path / "run")
@@ -590,7 +590,7 @@ def test_a_study_compares_both_versions(tmp_path, start):
     assert all(0 <= cell["mean"] <= 100 for cell in results["cells"])
     table = (tmp_path / "study" / "table.md").read_text(encoding="utf-8")
     assert "88.5" in table, "the paper's"
-    assert not list((tmp_path / "study").rglob(FIRST)), "what came before a run is not kept"
+    assert not list((tmp_path / "study").rglob(FIRST)), "files from before the run are not kept"
 
 
 def test_a_tau_does_not_outlive_its_task(tmp_path, start):

@@ -1,4 +1,4 @@
-"""SWAG as a task: four sequences a question, one softmax over them, the official files and the Hub's copy."""
+"""SWAG as a task: four sequences per question, one softmax over them, the official files and the Hub's copy."""
 
 import csv
 import json
@@ -40,7 +40,7 @@ PIANO = Situation(
 
 @pytest.fixture(scope="module")
 def swag(tmp_path_factory):
-    """The official files."""
+    """Write the official files."""
     return write_swag(tmp_path_factory.mktemp("swag"))
 
 
@@ -215,7 +215,7 @@ def assert_refused(recipe, output, message):
 
 @pytest.fixture(scope="module")
 def made(swag, bert):
-    """The examples, data sets and model of a run before training, in float64."""
+    """Return the examples, data sets and model of a run before training, in float64."""
     recipe = complete(SWAG, make_recipe(bert, swag))
     examples = SWAG.load(recipe["data"], lambda line: None)
     tokenizer = load_tokenizer(bert)
@@ -245,7 +245,7 @@ def test_loss_and_logits_are_those_of_plain_transformers(made):
 
 
 def test_the_loss_is_that_of_a_softmax_over_the_four(made):
-    """-log of the right ending's share, taken by hand."""
+    """The loss is -log of the correct ending's probability, computed by hand."""
     examples, data, model, _ = made
     outputs = compute(model, data["dev"])
     shares = outputs.logits.exp() / outputs.logits.exp().sum(dim=1, keepdim=True)
@@ -327,7 +327,7 @@ def test_what_is_shown_of_a_question_is_one_short_line(made):
 
 @pytest.fixture(scope="module")
 def finished(swag, bert, tmp_path_factory):
-    """The directory of a finished run, its metrics and what it reported."""
+    """Return the directory of a finished run, its metrics and its messages."""
     output, lines = tmp_path_factory.mktemp("runs") / "swag", []
     metrics = run(SWAG, make_recipe(bert, swag), output=output, report=lines.append)
     return output, metrics, lines
