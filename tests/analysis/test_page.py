@@ -251,7 +251,7 @@ def test_curves_are_drawn_of_the_loss_and_of_every_logged_score(root, whole):
         "next-sentence accuracy",
         "perplexity",
     )
-    assert [label.partition(" while")[0] for label in drawn] == list(names)
+    assert [label.partition(" during")[0] for label in drawn] == list(names)
     part = Reader(find_part(whole, str(root / "pretrain")))
     svg = [text for tag, _, text in part.texts if tag == "svg"][1]
     assert all(word in svg for word in ("masked-LM loss", "training", "held out", "ln V", "update"))
