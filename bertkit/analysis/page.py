@@ -65,7 +65,7 @@ def write_page(sources: Sequence[Path], output: Path, report: Report = ignore) -
     """
     places = list_places(sources)
     if not places:
-        raise UsageError("there is nothing to report; name runs or studies")
+        raise UsageError("there is nothing to report; give runs or studies")
     links = {place.path.resolve(): f"#{place.id}" for place in places}
     others = find_others(places)
     parts = []
@@ -186,7 +186,7 @@ def list_examples(path: Path, notes: list[str]) -> Iterator[Table]:
         question, _, rest = line.rpartition("  →  ")
         answer, _, right = rest.rpartition("  (")
         lines.append([question, answer, right.removesuffix(")")] if question and answer else [line, "", ""])
-    yield make_table("Some predictions on held-out data", ["input", "predicted", "true"], lines, "text")
+    yield make_table("Example predictions on held-out data", ["input", "predicted", "true"], lines, "text")
 
 
 def list_types(path: Path, notes: list[str]) -> Iterator[Table]:
@@ -197,7 +197,7 @@ def list_types(path: Path, notes: list[str]) -> Iterator[Table]:
         if scores:
             keys = ("precision", "recall", "f1")
             lines = [[kind, *(f"{100 * found[key]:.1f}" for key in keys)] for kind, found in scores.items()]
-            yield make_table(f"Types of entities, {file.stem} (%)", ["type", "precision", "recall", "F1"], lines)
+            yield make_table(f"Scores by entity type, {file.stem} (%)", ["type", "precision", "recall", "F1"], lines)
 
 
 def read_tags(path: Path) -> tuple[list[list[str]], list[list[str]]]:
@@ -234,11 +234,11 @@ def describe_lengths(split: str, found: Mapping[str, Any]) -> str:
     total, full = sum(counts.values()), counts.get(found["max_length"], 0)
     mean = sum(length * number for length, number in counts.items()) / total
     many = count(total, "sequence") + (f" of {found['sequences']:,}" if found["sequences"] > total else "")
-    room = f"max_length, {found['max_length']:,}"
-    cut = f"{full:,} ({full / total:.1%}) fill {room}: of these, what was longer is cut or divided"
+    room = f"max_length ({found['max_length']:,})"
+    cut = f"{full:,} ({full / total:.1%}) reach {room}, at which longer inputs are truncated or split"
     if not full:
-        cut = f"none fills {room}, so none is cut there"
-    return f"{split}: {many}, {mean:.1f} tokens on average, {max(counts):,} in the longest; {cut}"
+        cut = f"none reaches {room}, so none is truncated"
+    return f"{split}: {many}, {mean:.1f} tokens on average, at most {max(counts):,}; {cut}"
 
 
 def plot_lengths(split: str, found: Mapping[str, Any]) -> Plot:
@@ -250,7 +250,7 @@ def plot_lengths(split: str, found: Mapping[str, Any]) -> Plot:
         heights[length // width] += number
     bars = [(width * place + (width - 1) / 2, heights[place]) for place in range(most // width + 1)]
     return Plot(
-        f"Length of the inputs, {split}",
+        f"Input lengths, {split}",
         "tokens",
         [Series("", bars, "", width=width)],
         ylabel="sequences",

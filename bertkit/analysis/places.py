@@ -54,7 +54,7 @@ def list_places(sources: Sequence[Path]) -> list[Place]:
                 if is_run(path):
                     add(path, is_part=True)
         else:
-            raise UsageError(f"{source} is neither a run nor a study; name the --output of one")
+            raise UsageError(f"{source} is neither a run nor a study; give the --output of one")
     return list(places.values())
 
 
@@ -76,7 +76,7 @@ def read_part(read: Callable[[Path], Any], path: Path, notes: list[str]) -> Any:
     try:
         return read(path)
     except (OSError, AttributeError, LookupError, TypeError, ValueError, RecursionError) as error:
-        notes.append(f"{path.name} cannot be read and is left out ({join_lines(error)[:200]})")
+        notes.append(f"{path.name} cannot be read, skipping ({join_lines(error)[:200]})")
         return None
 
 
@@ -93,7 +93,7 @@ def read_json(path: Path) -> Any:
 def read_object(path: Path) -> dict[str, Any]:
     """Read the object in a JSON file."""
     if not isinstance(found := read_json(path), dict):
-        raise ValueError("no object is in it")
+        raise ValueError("it does not contain a JSON object")
     return found
 
 

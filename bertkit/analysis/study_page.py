@@ -33,7 +33,7 @@ def describe_study(place: Place, links: Mapping[Path, str]) -> dict[str, Any]:
     read_part(read_object, path / STUDY_RESULT, notes)
     made = attempt(make_study_tables, path, study, links)
     if made is None and not notes:
-        notes.append(f"{STUDY_RESULT} has another form than this version of bertkit writes; its tables are left out")
+        notes.append(f"{STUDY_RESULT} does not have the format of this version of bertkit, skipping its tables")
     definition, again = shlex.quote(str(path / STUDY_FILE)), shlex.quote(f"{path}-again")
     words = {
         "kind": "study",
@@ -80,4 +80,4 @@ def tabulate_runs(study: Mapping[str, Any], find_link: Callable[[str], str]) -> 
             settings = [show_value(cell["setting"][axis]) for axis in axes]
             score = show_score(row, run.get("metrics", {}).get(row.key))
             lines.append([name, cell["column"], *settings, str(run["seed"]), run["status"], score])
-    return make_table("Every run", ["run", "column", *name_axes(axes), "seed", "state", "score"], lines, "quiet")
+    return make_table("All runs", ["run", "column", *name_axes(axes), "seed", "state", "score"], lines, "quiet")

@@ -69,7 +69,7 @@ def combine(
     folders, scores = zip(*(read_run(task, run) for run in runs), strict=True)
     check_output(output, runs)
     source, questions = read_gold(task, data, runs, folders)
-    report(f"{task.title}: {len(questions):,} questions of {source}, answered by {len(runs)} runs")
+    report(f"{task.title}: {len(questions):,} questions from {source}, answered by {len(runs)} runs")
     columns = [read_candidates(run, questions, source) for run in runs]
     answers = [average([column[question.id] for column in columns]) for question in questions]
 
@@ -129,12 +129,10 @@ def check_members(runs: Sequence[Path]) -> None:
         UsageError: There are too few, or a run is given twice.
     """
     if len(runs) < 2:
-        given = f"{runs[0]} alone" if runs else "none"
-        raise UsageError(
-            f"an ensemble is made of at least two finished runs, not of {given}; name them: --ensemble A B"
-        )
+        given = f"only {runs[0]}" if runs else "none"
+        raise UsageError(f"an ensemble needs at least two finished runs, got {given}; give them with --ensemble A B")
     if len({run.resolve() for run in runs}) < len(runs):
-        raise UsageError(f"a run is named twice ({', '.join(map(str, runs))}); name every run once")
+        raise UsageError(f"a run is given twice ({', '.join(map(str, runs))}); give each run once")
 
 
 def read_run(task: SquadTask, run: Path) -> tuple[str, dict[str, Any]]:
@@ -147,22 +145,20 @@ def read_run(task: SquadTask, run: Path) -> tuple[str, dict[str, Any]]:
         is_run, is_finished = ((run / name).is_file() for name in (RECIPE_FILE, METRICS_FILE))
     if not is_run:
         raise UsageError(
-            f"{run} is no run (nor is an ensemble), for it holds no {RECIPE_FILE}; name the --output of a finished run"
+            f"{run} has no {RECIPE_FILE}, so it is not a run; give the --output of a finished run, not an ensemble"
         )
     recipe = read_recipe(run / RECIPE_FILE)
     if (own := recipe.get("task", "another task")) != task.name:
-        raise UsageError(f"{run} is a run of {own}, not of {task.name}; combine runs of {task.title} alone")
+        raise UsageError(f"{run} is a run of {own}, not of {task.name}; combine only runs of {task.title}")
     if not is_finished:
-        raise UsageError(
-            f"{run} is not finished, for it holds no {METRICS_FILE}; repeat its command, which continues it"
-        )
+        raise UsageError(f"{run} has no {METRICS_FILE}, so it is not finished; repeat its command to continue it")
     metrics = read_metrics(run / METRICS_FILE)
     try:
         folder, is_part = str(recipe["data"]["dir"]), recipe["data"].get("tune_share")
     except (KeyError, TypeError):
-        raise UsageError(f"{run / RECIPE_FILE} has no dir in [data]; name the --output of a finished run") from None
+        raise UsageError(f"{run / RECIPE_FILE} has no dir in [data]; give the --output of a finished run") from None
     if is_part:
-        raise UsageError(f"{run} was scored on a part of dev (tune_share); combine runs that were scored on all of it")
+        raise UsageError(f"{run} was scored on part of dev (tune_share); combine runs that were scored on all of it")
     return folder, metrics
 
 
@@ -180,14 +176,12 @@ def read_gold(
         }
         if len(places) > 1:
             listed = ", ".join(f"{run} on {place}" for place, run in list(places.items())[:2])
-            raise UsageError(f"the runs were not scored on the same data ({listed}); name the dev set with --data DIR")
+            raise UsageError(f"the runs were not scored on the same data ({listed}); give the dev set with --data DIR")
         if not folders[0]:
             return task.version.hub, read_squad_copy(task.version.hub, {"dev": "validation"})["dev"]
         data = Path(folders[0])
         if not data.is_dir():
-            raise UsageError(
-                f"{data}, where {runs[0]} had its data from, is not there; name the folder with --data DIR"
-            )
+            raise UsageError(f"{data}, the data folder of {runs[0]}, does not exist; give the folder with --data DIR")
     path = data / task.name_file("dev") if data.is_dir() else data
     return str(path), read_squad(path, task.version.number)
 
@@ -205,8 +199,8 @@ def read_candidates(run: Path, questions: Sequence[Question], source: str) -> di
     missing, others = len(wanted - found.keys()), len(found.keys() - wanted)
     if missing or others:
         raise UsageError(
-            f"{run} has answered other questions than those of {source}: it lacks {missing:,} of {len(wanted):,} and "
-            f"has {others:,} others; name the dev set that the runs were scored on with --data DIR"
+            f"{run} does not answer the questions of {source}: {missing:,} of {len(wanted):,} are missing and "
+            f"{others:,} are from elsewhere; give the dev set that the runs were scored on with --data DIR"
         )
     return found
 

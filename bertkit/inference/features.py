@@ -52,7 +52,7 @@ def extract(
     """
     for option, value, known in (("--pool", pool, POOLS), ("--layers", layers, FEATURE_LAYERS)):
         if value not in known:
-            raise UsageError(f"{option} {value} is unknown; expected one of {', '.join(known)}")
+            raise UsageError(f"unknown {option} {value}; expected one of {', '.join(known)}")
     if output.suffix not in FEATURE_SUFFIXES:
         raise UsageError(f"{output} must end in {' or '.join(FEATURE_SUFFIXES)}; change --output")
     if not source.is_file():
@@ -62,7 +62,7 @@ def extract(
     model = load_encoder(checkpoint, layers, len(tokenizer))
     if pool == "cls" and model.config.is_decoder:
         raise UsageError(
-            f"{checkpoint} reads from left to right, so its [CLS] has seen nothing; take --pool mean or words"
+            f"{checkpoint} reads left to right, so its [CLS] attends to no other token; use --pool mean or words"
         )
     with explain_refusal(f"the file {output}"):
         output.parent.mkdir(parents=True, exist_ok=True)
@@ -71,7 +71,7 @@ def extract(
             found = describe_texts(model, tokenizer, read_texts(source), layers, pool, str(source))
             count = write_lines(found, file) if is_text else write_arrays(found, file, output.parent)
             if not count:
-                raise UsageError(f"{source} is empty; write a text a line")
+                raise UsageError(f"{source} is empty; write one text per line")
     report(f"{count:,} {'text' if count == 1 else 'texts'} in {output}")
     return count
 
@@ -87,7 +87,7 @@ def read_texts(source: Path) -> Iterator[str]:
             if isinstance(text, UsageError):
                 raise UsageError(f"{place} {text}")
             if not text.strip():
-                raise UsageError(f"{place} is empty; write a text a line")
+                raise UsageError(f"{place} is empty; write one text per line")
             yield text
 
 
@@ -104,8 +104,8 @@ def describe_texts(
         if (lengths > longest).any():
             place = int((lengths > longest).argmax())
             raise UsageError(
-                f"{source}, line {done + place + 1} has {lengths[place]:,} tokens and the model takes {longest:,}; "
-                "split it"
+                f"{source}, line {done + place + 1} has {lengths[place]:,} tokens, but the model takes at most "
+                f"{longest:,}; split it"
             )
         found: list[dict[str, Any]] = [{} for _ in chunk]
         for numbers, states, mask in run_encoder(model, sequences, layers):

@@ -33,9 +33,9 @@ def check_target(path: Path) -> None:
         UsageError: The name does not end in .zip, or the folder does not exist or cannot be written.
     """
     if path.suffix != ".zip" or path.is_dir():
-        raise UsageError(f"{path} is not the name of a zip; write for instance --submit glue.zip")
+        raise UsageError(f"{path} is not the name of a zip file; give one, for example --submit glue.zip")
     if not path.absolute().parent.is_dir() or not os.access(path.absolute().parent, os.W_OK):
-        raise UsageError(f"the folder {path.absolute().parent} is not there or cannot be written to; make it first")
+        raise UsageError(f"the folder {path.absolute().parent} does not exist or is not writable; create it first")
 
 
 def list_tasks(name: str) -> list[str]:
@@ -62,7 +62,7 @@ def find_runs(folder: Path, report: Report = ignore) -> list[Path]:
         return [folder / row.name for row in BENCHMARKS if (folder / row.name / METRICS_FILE).exists()]
     study = read_study(folder)
     if not study.finished:
-        report(f"the study in {folder} is not finished; what it has chosen so far is taken")
+        report(f"the study in {folder} is not finished; using the runs chosen so far")
     best_first = sorted(
         study.chosen, key=lambda winner: winner.score if winner.decided_by is None else winner.decided_by, reverse=True
     )
@@ -86,9 +86,9 @@ def keep_complete(names: list[str], data: Path, *, tested: bool, partial: bool, 
     left = [name for name in names if name not in kept]
     if left and not (partial and kept):
         gaps = ", ".join(find_gaps(names, data, tested=tested))
-        raise UsageError(f"{data} has no {gaps}; give them" + " or fill the submission: --submit-partial" * tested)
+        raise UsageError(f"{data} has no {gaps}; add them" + " or fill the submission with --submit-partial" * tested)
     if left:
-        report(f"left out, for their files are not in {data}: {', '.join(left)}")
+        report(f"files not found in {data}, skipping {', '.join(left)}")
     return kept
 
 
@@ -113,8 +113,8 @@ def gather_files(runs: Iterable[Path], *, where: Path, fill: bool, report: Repor
     if missing and not fill:
         tasks = ", ".join(dict.fromkeys(SUBMITTED[name][0].name for name in missing))
         raise UsageError(
-            f"{where} lacks predictions: {', '.join(missing)}; fine-tune {tasks} with test files, name the folder of "
-            "the finished runs with --output, or fill in the majority class: --submit-partial"
+            f"{where} lacks predictions: {', '.join(missing)}; fine-tune {tasks} with test files, give the folder of "
+            "the finished runs with --output, or fill in the majority class with --submit-partial"
         )
     if missing:
         report(f"filled with the majority class: {', '.join(missing)}")

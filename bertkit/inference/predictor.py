@@ -80,18 +80,18 @@ class Predictor:
         head = str((config.architectures or ["none"])[0])
         if (task := ANSWERING.get(head.replace("BiLSTM", ""))) is None or not hasattr(bertkit, head):
             raise UsageError(
-                f"{name} has the head {head}, which predicts none of classes, answers, tags, endings or masked words; "
-                "give a fine-tuned run (for vectors: bertkit features)"
+                f"{name} has the head {head}, which does not predict classes, answers, tags, endings or masked words; "
+                "give a fine-tuned run (for vectors, use bertkit features)"
             )
         tokenizer = load_tokenizer(name)
         settings = {"tau": config.tau, "vocab_size": len(tokenizer)}
         model, missing = load_model(getattr(bertkit, head), name, settings)
         if missing:
-            raise UsageError(f"{name} lacks weights of its {head}: {', '.join(missing[:3])}; give a trained one")
+            raise UsageError(f"{name} lacks weights of its {head}: {', '.join(missing[:3])}; give a fine-tuned model")
         labels = config.id2label
         names = {label for label in labels.values() if isinstance(label, str)}
         if sorted(labels) != list(range(len(labels))) or len(names) < len(labels):
-            raise UsageError(f"id2label in the config.json of {name} must name each class, differently; correct it")
+            raise UsageError(f"id2label in the config.json of {name} must give each class a different name; correct it")
         path = find_file(name, RECIPE_FILE)
         recipe = {} if path is None else read_recipe(path)
         if pairs is None:
@@ -108,7 +108,7 @@ class Predictor:
             UsageError: An input (named by its index, from 0) does not fit this model, or `inputs` is not a list.
         """
         if isinstance(inputs, str | Mapping):
-            raise UsageError(f"inputs must be a list, and this is one {type(inputs).__name__}; write [input]")
+            raise UsageError(f"inputs must be a list, got {type(inputs).__name__}; write [input]")
         results = list(self.stream(inputs))
         for place, result in enumerate(results):
             if "error" in result:
@@ -151,7 +151,7 @@ class Predictor:
         if isinstance(given, str):
             given = [given]
         if not isinstance(given, Mapping | list | tuple):
-            raise UsageError(f"it is one {type(given).__name__}; give a text, a list of texts or a mapping")
+            raise UsageError(f"got {type(given).__name__}; give a text, a list of texts or a mapping")
         if not isinstance(given, Mapping):
             given = name_texts(list(given), self.task.list_fields(self.settings))
         return self.task.read_input(given, self.settings)
@@ -160,7 +160,7 @@ class Predictor:
         """Return a result in words, in one line."""
         if "error" in result:
             return f"error: {result['error']}"
-        said = self.task.describe_result(result) + ("  (the input was cut)" if "cut" in result else "")
+        said = self.task.describe_result(result) + ("  (the input was truncated)" if "cut" in result else "")
         return " ".join(said.splitlines())
 
     def group(self, texts: Sequence[str]) -> list[Sequence[str]]:
@@ -173,7 +173,7 @@ class Predictor:
         if fields[-1].endswith("…"):
             return [texts]
         if len(texts) % len(fields):
-            raise UsageError(f"{len(texts)} texts are no inputs of {' and '.join(fields)}; give them in this order")
+            raise UsageError(f"{len(texts)} texts do not form inputs of {' and '.join(fields)}; give them in order")
         return [texts[start : start + len(fields)] for start in range(0, len(texts), len(fields))]
 
 
@@ -185,7 +185,7 @@ def name_texts(texts: Sequence[str], fields: Sequence[str]) -> dict[str, Any]:
     if len(texts) == 2 and fields == ("text",):
         fields = PAIR_NAMES[0]
     if len(texts) != len(fields):
-        raise UsageError(f"{len(texts)} texts where {' and '.join(fields)} are expected; give as many")
+        raise UsageError(f"expected {' and '.join(fields)}, got {len(texts)} texts; give as many")
     return dict(zip(fields, texts, strict=True))
 
 
@@ -202,9 +202,7 @@ def find_lengths(recipe: Mapping[str, Any]) -> dict[str, int]:
             lengths["max_length"] = max(list_lengths(recipe))
         return msgspec.convert(lengths, dict[str, Length])
     except (LookupError, TypeError, msgspec.ValidationError) as error:
-        raise UsageError(
-            f"the run's {RECIPE_FILE} is damaged ({error}); put the file back that the run was made with"
-        ) from None
+        raise UsageError(f"the run's {RECIPE_FILE} is damaged ({error}); restore the original file") from None
 
 
 class Counts:
@@ -229,7 +227,7 @@ class Counts:
         if not self.cut:
             return ""
         places = ", ".join(f"{place:,}" for place in self.places) + (", …" if self.cut > MOST_NAMED else "")
-        return f"{self.cut:,} of {self.count:,} inputs are too long for this model and were cut: number {places}"
+        return f"{self.cut:,} of {self.count:,} inputs are too long for this model and were truncated: number {places}"
 
 
 def write_results(results: Iterable[Result], output: Path, report: Callable[[str], None] = ignore) -> Counts:
@@ -248,6 +246,6 @@ def write_results(results: Iterable[Result], output: Path, report: Callable[[str
                     report(result["error"])
     except OSError as error:
         raise UsageError(f"{output} cannot be written ({error.strerror}); name another file with --output") from None
-    none = f", and {counts.errors:,} inputs that are none" if counts.errors else ""
+    none = f", {counts.errors:,} invalid inputs" if counts.errors else ""
     report(f"{counts.count - counts.errors:,} results in {output}{none}")
     return counts

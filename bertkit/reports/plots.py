@@ -216,5 +216,5 @@ def trace(log: Sequence[Mapping[str, float]], row: ScoreRow, metrics: Mapping[st
     levels = {name: row.scale(metrics[key]) for name, key in row.baselines.items()}
     (first, start), (last, end) = series[-1].points[0], series[-1].points[-1]
     digits = ".1f" if row.unit else ".3f"
-    words = f"{row.name} while training: {start:{digits}} at update {first:,}, {end:{digits}} at {last:,}"
+    words = f"{row.name} during training: {start:{digits}} at update {first:,}, {end:{digits}} at {last:,}"
     return Plot(row.head, "update", series, levels=levels, words=words)

@@ -99,8 +99,8 @@ def tabulate_scores(
         others: The metrics of the runs with all seeds, this run included.
     """
     columns: dict[str, Callable[[ScoreRow], list[tuple[str, str]]]] = {
-        "knowing nothing": lambda row: [(row.show(metrics[key]), words) for words, key in row.baselines.items()],
-        "before": lambda row: [(row.show(metrics[key]), "") for key in [f"start_{row.key}"] if key in metrics],
+        "baseline": lambda row: [(row.show(metrics[key]), words) for words, key in row.baselines.items()],
+        "before training": lambda row: [(row.show(metrics[key]), "") for key in [f"start_{row.key}"] if key in metrics],
         label: lambda row: [(row.show(metrics[row.key]), "")],
     }
     if len(others) > 1:

@@ -77,8 +77,8 @@ def run_encoder(model: BertModel, sequences: Sequences, layers: str) -> Iterator
         states = select_features(outputs.hidden_states, layers)
         if not states.isfinite().all():
             raise UsageError(
-                f"the model {model.name_or_path} gives vectors that are NaN or infinite; its weights are damaged or "
-                "have diverged: give another checkpoint"
+                f"the model {model.name_or_path} gives vectors that are NaN or infinite: its weights are damaged or "
+                "have diverged; give another checkpoint"
             )
         yield numbers, states, batch["attention_mask"]
 
@@ -157,8 +157,8 @@ def cache_features(
         UsageError: The checkpoint cannot be loaded or lacks the layers, or the disk is full.
     """
     model = load_encoder(checkpoint, layers)
-    remedy = "name a folder for features: --set data.features_dir=DIR"
-    with explain_refusal("the cache of features (for another: --set data.features_dir=DIR)", remedy):
+    remedy = "give a folder for features with --set data.features_dir=DIR"
+    with explain_refusal("the cache of features (change it with --set data.features_dir=DIR)", remedy):
         kept = Path(folder) if folder else cached_assets_path("bertkit", namespace="features")
     path = kept / f"{name_features(model, layers, sequences, places, ends, half)}.npy"
     # The first process on each machine computes the features, and the others read its file.

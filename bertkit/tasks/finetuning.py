@@ -49,16 +49,16 @@ class FineTuningTask(Task):
     def check(self, recipe: Mapping[str, Any]) -> None:
         """Check that there is a checkpoint, no option of other tasks, and every number in its range."""
         if not recipe.get("checkpoint"):
-            raise UsageError(f"{self.name} needs {self.start}; name one with --model")
+            raise UsageError(f"{self.name} needs {self.start}; give one with --model")
         if recipe.get("freeze") and recipe.get("reinit_layers"):
             raise UsageError(
-                "freeze would leave the layers of reinit_layers as they are drawn; leave one of the two out"
+                "freeze would leave the layers of reinit_layers randomly initialised; remove one of the two"
             )
         if recipe.get("phase"):
-            raise UsageError(f"[[phase]] is for pretraining; leave it out of a recipe for {self.name}")
+            raise UsageError(f"[[phase]] is for pretraining; remove it from a recipe for {self.name}")
         super().check(recipe)
         if recipe["data"]["tune_share"] and not self.splits:
-            raise UsageError(f"{self.title} has no labels, so nothing of it can decide; leave tune_share out")
+            raise UsageError(f"{self.title} has no labels to tune on; remove tune_share")
         train = recipe["train"]
         if train.get("max_steps", -1) <= 0 and train["num_train_epochs"] <= 0:
             raise UsageError(f"num_train_epochs is {train['num_train_epochs']:g} in [train]; it must be above 0")

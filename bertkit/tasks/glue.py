@@ -204,7 +204,7 @@ class GlueTask(TextTask):
         self.row = row
         self.name, self.title, self.command = row.name, row.title, f"glue --task {row.name}"
         self.metric = row.metrics[0] if row.metrics else ""
-        self.other_causes = ", or labels in another order than the model's" + f"; {row.note}" * bool(row.note)
+        self.other_causes = ", or labels in a different order from the model's" + f"; {row.note}" * bool(row.note)
         self.pairs = len(row.texts) == 2
         self.splits = {name: split.scores for name, split in row.splits.items() if split.scores}
         self.unlabelled = tuple(name for name, split in row.splits.items() if split.submission)
@@ -226,9 +226,9 @@ class GlueTask(TextTask):
         for name, split in row.splits.items():
             if name not in tables:
                 place = folder / split.file if options["dir"] else name
-                report(f"{row.title}: {place} is not there and is passed over")
+                report(f"{row.title}: {place} not found, skipping")
             elif tables[name].broken:
-                report(f"{tables[name].source}: {len(tables[name].broken):,} broken rows are passed over")
+                report(f"{tables[name].source}: skipping {len(tables[name].broken):,} broken rows")
         examples = {name: read_examples(row, table, not row.splits[name].submission) for name, table in tables.items()}
         if (count := options["max_train_samples"]) and "train" in examples:
             examples["train"] = self.select(examples["train"], np.arange(min(count, len(examples["train"]["labels"]))))
@@ -305,12 +305,13 @@ class GlueTask(TextTask):
                 answers differs.
         """
         if not self.splits:
-            raise UsageError(f"{self.name} has no labels, so nothing can be scored; submit it to the leaderboard")
+            raise UsageError(f"{self.name} has no labels to score against; submit it to the leaderboard")
         labels = read_labels(self.row, read_split(self.row, next(iter(self.splits)), gold))
         answers = read_answers(self.row, predictions)
         if len(answers) != len(labels):
             raise UsageError(
-                f"{predictions} has {len(answers):,} answers and {gold} {len(labels):,} labels; give one for each"
+                f"{predictions} has {len(answers):,} answers, but {gold} has {len(labels):,} labels; give one answer "
+                "per label"
             )
         scores = compute_scores(self.row.metrics, answers, labels)
         return scores | {"score": scores[self.metric]}
@@ -323,8 +324,8 @@ class GlueTask(TextTask):
         gold, ours = Path(recipe["data"].get("dir") or "GLUE", dev), output / "predictions" / Path(dev).name
         given = 'dict(text="A man eats.", text_pair="Somebody eats.")' if self.pairs else '"A man eats."'
         call = f'pipeline("text-classification", {json.dumps(str(output))})({given})'
-        grid = [f"bertkit {self.command} {repeat_run(output, 'grid')} --grid  # the paper's"]
-        again = [f"bertkit score {self.command} {quote(str(gold))} {quote(str(ours))}  # the scores, again"]
+        grid = [f"bertkit {self.command} {repeat_run(output, 'grid')} --grid  # the paper's grid"]
+        again = [f"bertkit score {self.command} {quote(str(gold))} {quote(str(ours))}  # the same scores"]
         return [
             *(grid if recipe["train"].get("max_steps", -1) <= 0 else []),  # max_steps would override the grid's epochs
             *([] if recipe["data"].get("tune_share") else again),  # some rows have no prediction

@@ -123,7 +123,7 @@ class NerTask(FineTuningTask):
             raise UsageError(f"unknown layers {layers!r} in features; expected one of {', '.join(FEATURE_LAYERS)}")
         for key in ("freeze", "bilstm", "reinit_layers"):
             if recipe.get(key):
-                raise UsageError(f"{key} is for fine-tuning: features leave the encoder as it is; leave {key} out")
+                raise UsageError(f"{key} is for fine-tuning, but features keep the encoder unchanged; remove {key}")
 
     def overrides(self, given: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the recipe changes of the feature-based approach."""
@@ -143,7 +143,7 @@ class NerTask(FineTuningTask):
             if text.odd:
                 report(f"{text.source}: tags are {text.scheme}, but {text.odd:,} entities begin as in the other scheme")
         if options["context"] and (silent := [text.source for text in texts.values() if not text.documents]):
-            report(f"no {DOCSTART} says where documents end, so sentences are without context: {', '.join(silent)}")
+            report(f"no {DOCSTART} marks where documents end, so sentences have no context: {', '.join(silent)}")
         sentences = texts["train"].sentences[: options["max_train_samples"] or None]
         texts["train"] = replace(texts["train"], sentences=sentences)
         report("NER: " + ", ".join(f"{split} {len(text.sentences):,} sentences" for split, text in texts.items()))
@@ -187,16 +187,16 @@ class NerTask(FineTuningTask):
         """Return lines on context and words that cannot be predicted, and the file of the features."""
         if isinstance(data, FeaturedWords):
             kept = f"{data.path} ({data.path.stat().st_size / 1e6:,.1f} MB)"
-            again = ", computed again: the checksum of the cached file was wrong" * data.is_renewed
+            again = ", recomputed because the checksum of the cached file was wrong" * data.is_renewed
             line = f"{split}: features of {len(data.labels):,} words in {kept}{again}"
             return [*self.describe(data.words, split), line]
         own, shown = np.diff(data.ends, prepend=0).mean(), (data.stops - data.starts).mean()
-        line = f"{split}: {own:.1f} tokens a sentence, {shown:.1f} with context"
+        line = f"{split}: {own:.1f} tokens per sentence, {shown:.1f} with context"
         if lost := int((data.firsts == ABSENT).sum()):
-            line += f"; {lost:,} words have no token and are predicted O"
+            line += f"; {lost:,} words have no token and are predicted as O"
         tags = [tag for sentence in data.text.sentences for tag in sentence.tags if tag not in data.names]
         if tags:
-            line += f"; {len(tags):,} words have a tag that is not in training ({', '.join(sorted(set(tags)))})"
+            line += f"; {len(tags):,} words have a tag that is not in training data ({', '.join(sorted(set(tags)))})"
         return [line]
 
     def configure(self, recipe: Mapping[str, Any], tokenizer: Any, examples: Any) -> dict[str, Any]:
@@ -257,7 +257,7 @@ class NerTask(FineTuningTask):
         if "words" in given:
             words = given["words"]
             if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
-                raise UsageError("words must be a list of texts; for one text use the name text")
+                raise UsageError("words must be a list of strings; for a single string use the key text")
             tagged = take_words(words)
         else:
             text = take_text(given, "text")
@@ -267,9 +267,7 @@ class NerTask(FineTuningTask):
         for word in tagged.words:
             # A character has a few tokens at most, so a short word need not be tokenized.
             if len(word) * 4 > room and (count := len(settings.words.encode([word], np.int64)[0])) > room:
-                raise UsageError(
-                    f"the word {word[:20]!r}… has {count:,} tokens and there is room for {room:,}; split it"
-                )
+                raise UsageError(f"the word {word[:20]!r}… has {count:,} tokens, but only {room:,} fit; split it")
         return tagged
 
     def encode_inputs(self, examples: Sequence[Tagged], settings: PredictionSettings) -> tuple[WordWindows, np.ndarray]:

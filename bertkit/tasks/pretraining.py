@@ -165,16 +165,15 @@ class PretrainingTask(Task):
             )
         if recipe["train"].get("train_sampling_strategy") != "sequential" or recipe["train"].get("ignore_data_skip"):
             raise UsageError(
-                "the samples of pretraining are in order already; leave train_sampling_strategy and ignore_data_skip "
-                "out"
+                "the order of pretraining samples is fixed; remove train_sampling_strategy and ignore_data_skip"
             )
         for key in ("freeze", "bilstm", "reinit_layers"):
             if recipe.get(key):
-                raise UsageError(f"{key} is for fine-tuning; leave it out of a recipe for pretraining")
+                raise UsageError(f"{key} is for fine-tuning; remove it from a recipe for pretraining")
         if recipe["model"].get("type_vocab_size", 2) < 2:
-            raise UsageError("type_vocab_size is below 2 in [model]; pairs have two segments")
+            raise UsageError("type_vocab_size is below 2 in [model], but pairs have two segments; set it to 2")
         if "num_train_epochs" in recipe["train"] or recipe["train"].get("max_steps", 0) < 1:
-            raise UsageError("pretraining is measured in updates; set max_steps in [train], and no num_train_epochs")
+            raise UsageError("pretraining is measured in updates; set max_steps in [train] instead of num_train_epochs")
 
     def starter(self, given: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return STARTER without phases if a length is given, and without sizes if a checkpoint is given."""
@@ -197,7 +196,7 @@ class PretrainingTask(Task):
         """Read the documents to train on, and those held out: sentences, or token ids of a built corpus."""
         if not options["corpus"]:
             raise UsageError(
-                "no corpus given; name a built corpus, text files, directories, a Hub data set or docs: --corpus PATH"
+                "no corpus given; give a built corpus, text files, directories, a Hub data set or docs with --corpus"
             )
         if any(is_built(source) for source in options["corpus"]):
             return hold_out(open_built(options, report), options["heldout_share"], report)
@@ -262,8 +261,8 @@ class PretrainingTask(Task):
             unknown = np.count_nonzero(corpus.ids[:] == tokenizer.unk_token_id) / max(len(corpus.ids), 1)
         if unknown > FOREIGN_SHARE:
             raise UsageError(
-                f"{unknown:.0%} of the text is {tokenizer.unk_token} to this vocabulary; "
-                "give one that was made for such text, or none, and it is trained: leave --vocab out"
+                f"{unknown:.0%} of the text is {tokenizer.unk_token} in this vocabulary; "
+                "give one that fits the text, or remove --vocab to train one"
             )
         return PretrainingData(corpus, tokenizer, phases, options, seed)
 
@@ -379,21 +378,21 @@ class PretrainingTask(Task):
     # --- Answers ------------------------------------------------------------------------------------------------------
 
     def read_input(self, given: Mapping[str, Any], settings: PredictionSettings) -> dict[str, np.ndarray]:
-        """Return the sequence of one or two texts with masks; `labels` (T,) are IGNORED but for the masks."""
+        """Return the sequence of one or two texts with masks; `labels` (T,) are IGNORED except at the masks."""
         texts, tokenizer = read_texts(given, settings.pairs), settings.tokenizer
         with_pair = type(settings.model).__name__ == HEADS["mlm+nsp"]  # which says whether a text follows another
         if not any(MASK in text for text in texts) and not (with_pair and len(texts) == 2):
-            also = ", and no text_pair to follow" if with_pair else ""
-            raise UsageError(f"there is no {MASK} to fill in{also}; write one where a word is missing")
+            also = " and no text_pair" if with_pair else ""
+            raise UsageError(f"there is no {MASK} to fill in{also}; put {MASK} where a word is missing")
         if tokenizer.mask_token_id is None:
             raise UsageError(
-                f"this model's tokenizer has no mask; name {MASK} as mask_token in its tokenizer_config.json"
+                f"this model's tokenizer has no mask token; set mask_token to {MASK} in its tokenizer_config.json"
             )
         parts = [[*encode_masked(text, settings), tokenizer.sep_token_id] for text in texts]
         ids = [tokenizer.cls_token_id, *(token for part in parts for token in part)]
         if len(ids) > settings.max_length:
             raise UsageError(
-                f"the input has {len(ids):,} tokens and the model takes {settings.max_length:,}; shorten it"
+                f"the input has {len(ids):,} tokens, but the model takes at most {settings.max_length:,}; shorten it"
             )
         tokens = np.array(ids, np.int64)
         segments = np.zeros_like(tokens)
@@ -472,10 +471,12 @@ def open_built(options: Mapping[str, Any], report: Report) -> TokenizedCorpus:
     """
     path = options["corpus"][0]
     if len(options["corpus"]) > 1:
-        raise UsageError(f"{path} is a built corpus and stands alone; build one of all sources: bertkit corpus build")
+        raise UsageError(
+            f"{path} is a built corpus and must be the only one; build one from all sources with bertkit corpus build"
+        )
     if options["limit_characters"] or not options["split_sentences"]:
         raise UsageError(
-            f"{path} is a built corpus; limit_characters and split_sentences are for text, so leave them out"
+            f"{path} is a built corpus, but limit_characters and split_sentences are for text; remove them"
         )
     report(f"opening {path}")
     return open_corpus(path, report, verify=os.environ.get("LOCAL_RANK", "0") == "0")
@@ -488,7 +489,7 @@ def hold_out(documents: list[Document] | TokenizedCorpus, share: float, report: 
     held_out = choose_held_out(count, share, seed=0)
     if not held_out.any():
         reason = "none are held out" if share == 0 else f"{count} are too few to hold any out"
-        report(f"{count:,} documents; {reason}, so the scores are those of the training text")
+        report(f"{count:,} documents; {reason}, so the scores are on the training text")
         return {"train": documents, "dev": documents}
     report(f"{count - held_out.sum():,} documents to train on, {held_out.sum():,} held out")
     parts = {"train": ~held_out, "dev": held_out}
@@ -502,7 +503,7 @@ def check_vocabulary(corpus: str | Path, tokenizer: Any, owner: str) -> None:
     """Check that a built corpus has the vocabulary of the tokenizer of `owner`, else raise a UsageError."""
     if describe_vocabulary(load_tokenizer(corpus)) != describe_vocabulary(tokenizer):
         raise UsageError(
-            f"{corpus} was built with another vocabulary than that of {owner}; build a corpus with it: "
+            f"{corpus} was built with a different vocabulary from that of {owner}; build one with it: "
             "bertkit corpus build … --vocab DIR"
         )
 

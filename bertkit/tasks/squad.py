@@ -143,11 +143,11 @@ class SquadTask(FineTuningTask):
         if options["max_length"] < options["max_query_length"] + 4:
             raise UsageError(
                 f"max_length {options['max_length']} leaves no room for the context beside a question of "
-                f"max_query_length {options['max_query_length']} and three special tokens; raise it"
+                f"max_query_length {options['max_query_length']} and three special tokens; increase it"
             )
         for key in ("train_file", "extra_train"):
             if options[key] and not Path(options[key]).is_file():
-                raise UsageError(f"{key} {options[key]} is not there; give a file in SQuAD's form")
+                raise UsageError(f"{key} {options[key]} not found; give a file in SQuAD's format")
 
     def load(self, options: Mapping[str, Any], report: Report) -> dict[str, list[Question]]:
         """Read the questions of train and dev; training questions with a misplaced answer are left out."""
@@ -156,10 +156,10 @@ class SquadTask(FineTuningTask):
         examples = self.read_examples(options)
         train = [question for question in examples["train"] if is_placed(question)]
         if lost := len(examples["train"]) - len(train):
-            report(f"{self.title}: {lost:,} training questions are left out, whose answer is not where the file says")
+            report(f"{self.title}: skipping {lost:,} training questions whose answer is not at its answer_start")
         misplaced = sum(not is_placed(question) for question in examples["dev"])
         if misplaced:
-            report(f"{self.title}: {misplaced:,} dev questions have an answer that is not where the file says")
+            report(f"{self.title}: {misplaced:,} dev questions have an answer that is not at its answer_start")
         if not train:
             raise UsageError(f"{self.title} has no question to train on; give the official files with --data DIR")
         examples["train"] = train[: options["max_train_samples"] or None]
@@ -176,7 +176,9 @@ class SquadTask(FineTuningTask):
             return examples | read_squad_copy(self.version.hub, wanted)
         folder = Path(options["dir"])
         if not folder.is_dir():
-            raise UsageError(f"{folder} is no folder; give the one that holds {self.name_file('train')}: --data DIR")
+            raise UsageError(
+                f"{folder} is not a folder; give the folder that holds {self.name_file('train')} with --data DIR"
+            )
         number = self.version.number
         return examples | {name: read_squad(folder / self.name_file(name), number) for name in wanted}
 
@@ -188,7 +190,7 @@ class SquadTask(FineTuningTask):
         """
         questions = read_squad(file, None if self.version.unanswerable else self.version.number)
         if not any(question.answers and is_placed(question) for question in questions):
-            raise UsageError(f"no answer in {file} stands where the file says; mend its answer_start")
+            raise UsageError(f"no answer in {file} is at its answer_start; correct it")
         return questions
 
     def name_file(self, split: str) -> str:
@@ -215,15 +217,15 @@ class SquadTask(FineTuningTask):
         questions = data.questions
         line = f"{split}: {len(data):,} windows of {len(questions):,} questions"
         if shortened := int(data.shortened.sum()):
-            line += f"; {shortened:,} questions are cut at their last tokens"
+            line += f"; {shortened:,} questions are truncated"
         placed = [index for index, question in enumerate(questions) if question.answers and is_placed(question)]
         found = set(data.owners[data.answers[:, 1] > 0].tolist())
         if lost := sum(index not in found for index in placed):
             line += f"; {lost:,} answers are in no window"
         if inexact := sum(not set(express(data, index)) & set(questions[index].answers) for index in placed):
             line += (
-                f"; {inexact:,} answers cannot be given exactly: they begin or end within a token, or have more than "
-                f"{data.max_answer_length}"
+                f"; {inexact:,} answers cannot be predicted exactly because they begin or end within a token or have "
+                f"more than {data.max_answer_length} tokens"
             )
         return [line]
 
@@ -282,8 +284,8 @@ class SquadTask(FineTuningTask):
             return []
         tau = metrics["tau"]
         line = (
-            f"a question is answered when its best span scores more than tau = {tau:.3f} above no answer (in the "
-            f"reference code null_score_diff_threshold = {-tau:.3f})"
+            f"a question is answered when its best span scores more than tau = {tau:.3f} above no answer "
+            f"(null_score_diff_threshold = {-tau:.3f} in the reference code)"
         )
         return [line, *super().diagnose(metrics)]
 
@@ -334,9 +336,9 @@ class SquadTask(FineTuningTask):
         """
         can_be_none = self.version.unanswerable
         if math.isnan(threshold):
-            raise UsageError("--na-prob-thresh is nan; give a number")
+            raise UsageError("--na-prob-thresh is NaN; give a number")
         if (odds is not None or threshold != 1.0) and not can_be_none:
-            raise UsageError("SQuAD 1.1 has no unanswerable questions; leave out --null-odds and --na-prob-thresh")
+            raise UsageError("SQuAD 1.1 has no unanswerable questions; remove --null-odds and --na-prob-thresh")
         # The official script for 2.0 looks at the answers only, and so takes files of both versions.
         questions = read_squad(gold, None if can_be_none else self.version.number)
         references, answers = collect_answers(questions), read_predictions(predictions, str)
@@ -347,8 +349,8 @@ class SquadTask(FineTuningTask):
         doubts = None if odds is None else read_predictions(odds, float)
         if doubts is not None and threshold == 1.0 and (logs := sum(not 0 <= value <= 1 for value in doubts.values())):
             report(
-                f"{logs:,} of {len(doubts):,} odds in {odds} are no probabilities; as in the official script those "
-                "above 1 count as no answer, unless --na-prob-thresh says otherwise"
+                f"{logs:,} of {len(doubts):,} odds in {odds} are not probabilities; as in the official script, those "
+                "above 1 count as no answer unless --na-prob-thresh is given"
             )
         return score_squad2(references, answers, doubts, threshold)
 
@@ -376,7 +378,7 @@ class SquadTask(FineTuningTask):
         """Return a question about a context."""
         question, context = take_text(given, "question"), take_text(given, "context")
         if not context.strip():
-            raise UsageError("context is empty, so there is no answer in it; give the text to search")
+            raise UsageError("context is empty; give the text that holds the answer")
         return Question("", question, context, (), ())
 
     def encode_inputs(self, examples: Sequence[Question], settings: PredictionSettings) -> tuple[Windows, np.ndarray]:
@@ -387,7 +389,7 @@ class SquadTask(FineTuningTask):
         if lengths["max_length"] < lengths["max_query_length"] + 4:  # as `check` has it
             raise UsageError(
                 f"the model takes {lengths['max_length']} tokens, which leaves no room for a context beside a "
-                "question; give one that takes more"
+                "question; give a model that takes more"
             )
         data = encode_questions(examples, settings.tokenizer, **lengths)
         return data, data.find_first() + data.lengths + 1

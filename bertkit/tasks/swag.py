@@ -59,7 +59,7 @@ class SwagTask(FineTuningTask):
         examples = self.read_folder(folder) if options["dir"] else read_swag_copy(SWAG_SPLITS, self.unlabelled)
         for name, file in SWAG_FILES.items():
             if name not in examples:
-                report(f"SWAG: {folder / file if options['dir'] else name} is not there and is passed over")
+                report(f"SWAG: {folder / file if options['dir'] else name} not found, skipping")
         examples["train"] = examples["train"][: options["max_train_samples"] or None]
         report("SWAG: " + ", ".join(f"{name} {len(found):,}" for name, found in examples.items()))
         return examples
@@ -67,7 +67,9 @@ class SwagTask(FineTuningTask):
     def read_folder(self, folder: Path) -> dict[str, list[Situation]]:
         """Read the official files in a folder."""
         if not folder.is_dir():
-            raise UsageError(f"{folder} is no folder; give the one that holds {SWAG_FILES['train']}: --data DIR")
+            raise UsageError(
+                f"{folder} is not a folder; give the folder that holds {SWAG_FILES['train']} with --data DIR"
+            )
         return {
             name: read_swag(folder / file, labelled=name not in self.unlabelled)
             for name, file in SWAG_FILES.items()
@@ -94,7 +96,7 @@ class SwagTask(FineTuningTask):
         lengths = np.diff(data.sequences.ends, prepend=0)
         return [
             f"{split}: {len(data):,} questions of {data.count} sequences; "
-            f"{lengths.mean():.1f} tokens on average, {lengths.max():,} in the longest"
+            f"{lengths.mean():.1f} tokens on average, at most {lengths.max():,}"
         ]
 
     # --- Scores -------------------------------------------------------------------------------------------------------
@@ -135,7 +137,7 @@ class SwagTask(FineTuningTask):
         )
         endings = given.get("endings", [given[name] for name in numbered])
         if not isinstance(endings, list) or len(endings) < 2 or not all(isinstance(x, str) for x in (start, *endings)):
-            raise UsageError("endings must be two texts or more, and start a text, if there is one; give a list")
+            raise UsageError("endings must be a list of at least two strings, and start a string; correct them")
         return context, [f"{start} {ending}".strip() for ending in endings]
 
     def encode_inputs(

@@ -22,7 +22,7 @@ from bertkit.system.progress import Report
 from bertkit.tasks.option import Options, check_range
 
 LONGEST_SHOWN = 80  # characters of a text among the examples
-DIVERGED = "the model answers with NaN: training has diverged; lower train.learning_rate"
+DIVERGED = "the model's outputs are NaN or infinite: training has diverged; lower train.learning_rate"
 
 BERT_TRAIN = {  # `[train]` of the paper in pre-training (A.2) and fine-tuning (A.3) alike
     "adam_beta1": 0.9,
@@ -191,7 +191,7 @@ class Task:
         count = round(share * len(names))
         if not 0 < count < len(names):
             raise UsageError(
-                f"tune_share = {share:g} of {len(names):,} texts or documents in dev leaves none to decide or none to "
+                f"tune_share = {share:g} of {len(names):,} texts or documents in dev leaves none to tune on or none to "
                 "score; give another share"
             )
         chosen = {names[place] for place in np.random.default_rng(0).permutation(len(names))[:count]}
@@ -253,8 +253,8 @@ class Task:
         """Return a warning if the scored data have also decided (tau, best checkpoint)."""
         if not (chosen := metrics.get(CHOSEN_ON_DEV)):
             return []
-        remedy = "; with --set data.tune_share=0.5 other rows decide" if "tune_share" in self.options else ""
-        return [f"the scores are optimistic: the same data decided {chosen}{remedy}"]
+        remedy = "; with --set data.tune_share=0.5 other rows are used" if "tune_share" in self.options else ""
+        return [f"the scores are optimistic because the same data were used to choose {chosen}{remedy}"]
 
     def suggest(self, output: Path, recipe: Mapping[str, Any]) -> list[str]:
         """Return commands to try after a run, as a shell takes them."""
@@ -351,4 +351,4 @@ def repeat_run(output: Path, ending: str, *settings: str) -> str:
 
 def use_transformers(program: str) -> str:
     """Return the shell command for a line of Python that loads a run's model with plain transformers."""
-    return f"python -c {quote(program)}  # plain transformers loads it"
+    return f"python -c {quote(program)}  # with plain transformers"

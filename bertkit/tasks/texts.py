@@ -106,8 +106,8 @@ def take_text(given: Mapping[str, Any], name: str) -> str:
         UsageError: It is missing, or not text.
     """
     if not isinstance(text := given.get(name), str):
-        has = "is missing" if name not in given else f"is {str(text)[:40]!r}, which is no text"
-        raise UsageError(f"{name} {has}; the input has {list_names(given)}: name it so")
+        has = "is missing" if name not in given else f"is {str(text)[:40]!r}, not a string"
+        raise UsageError(f"{name} {has}; the input has {list_names(given)}: give {name} as a string")
     return text
 
 
@@ -121,8 +121,8 @@ def read_texts(given: Mapping[str, Any], pairs: bool | None) -> tuple[str, ...]:
     for first, second in PAIR_NAMES:
         if given.get(first) is not None and given.get(second) is not None:
             if pairs is False:
-                raise UsageError(f"{second} is one text too many; this model takes one: leave it out")
+                raise UsageError(f"{second} is one text too many; this model takes one: remove it")
             return take_text(given, first), take_text(given, second)
     if pairs:
-        raise UsageError(f"the input has {list_names(given)}; this model takes two: give text and text_pair")
+        raise UsageError(f"the input has {list_names(given)}; this model takes two texts: give text and text_pair")
     return (take_text(given, next((name for name in SINGLES if name in given), SINGLES[0])),)

@@ -56,7 +56,7 @@ VOID = ("meta", "link", "br")
 
 
 class Reader(HTMLParser):
-    """What stands on a page.
+    """The content of a page.
 
     elements: (tag, attributes), in order; `text` of whole elements: [(tag, attributes, text)].
     """
@@ -87,7 +87,7 @@ class Reader(HTMLParser):
         self.texts.append(tuple(self.open.pop()))
 
     def find(self, tag, **attributes):
-        """The texts of the elements with a tag and attributes, blanks joined."""
+        """Return the texts of the elements with a tag and attributes, with white space collapsed."""
         return [
             " ".join(text.split())
             for name, values, text in self.texts
@@ -95,7 +95,7 @@ class Reader(HTMLParser):
         ]
 
     def take(self, attribute):
-        """The values of an attribute."""
+        """Return the values of an attribute."""
         return [values[attribute] for _, values in self.elements if attribute in values]
 
 
@@ -104,7 +104,7 @@ def read_page(path):
 
 
 def read_tables(text):
-    """Caption -> lines of cells, each the list of its words, the heads first; of a part of a page."""
+    """Return the tables of a part of a page: caption -> rows of cells, with the headings first."""
     tables = {}
     for table in re.findall(r"<table>.*?</table>", text, re.DOTALL):
         lines = [
@@ -119,7 +119,7 @@ def read_tables(text):
 
 
 def find_part(path, name):
-    """The text of the part of a page with a name."""
+    """Return the text of the named part of a page."""
     parts = re.findall(r"<section.*?</section>", path.read_text(encoding="utf-8"), re.DOTALL)
     (part,) = [part for part in parts if Reader(part).find("h2")[0].partition(" (")[0] == name]
     return part
@@ -146,7 +146,7 @@ def root(tmp_path_factory):
 
 
 def write_study(folder, run):
-    """A study of a grid with a failure; its runs are not there but for a chosen one, which is a copy of `run`."""
+    """Write a study of a grid with a failure; of its runs only a chosen one exists, a copy of `run`."""
     grid = {"train.learning_rate": [2e-5, 5e-5], "batch_size": [16, 32]}
     study = make_results(grid, COLUMNS, score_by_hand, ("small",), paper=PAPER, majority=0.55) | {"over": 16}
     study["definition"]["note"] = "A small grid."
@@ -160,7 +160,7 @@ def write_study(folder, run):
 
 @pytest.fixture(scope="module")
 def whole(root):
-    """The page of all of them."""
+    """Return the page of all of them."""
     path = root.parent / "report.html"
     lines = []
     write_page([root / name for name in (*FINE_TUNED, "mrpc-43", "pretrain", "grid")], path, lines.append)
@@ -170,11 +170,11 @@ def whole(root):
 
 @pytest.fixture
 def undrawn(monkeypatch):
-    """Pages without pictures, which take their time."""
+    """Skip the pictures of pages, which are slow to draw."""
     monkeypatch.setattr(html, "draw", lambda *_: None)
 
 
-# --- What is on it ----------------------------------------------------------------------------------------------------
+# --- Content ----------------------------------------------------------------------------------------------------------
 
 
 def test_every_run_says_what_it_is_and_how_to_repeat_it(root, whole, monkeypatch, capsys):
@@ -216,7 +216,7 @@ def test_the_time_of_a_run_that_was_resumed_is_not_taken_for_all_of_it():
 def test_scores_stand_beside_the_paper_s_and_those_of_other_seeds(root, whole):
     ours, other = (json.loads((root / name / "metrics.json").read_text()) for name in ("mrpc", "mrpc-43"))
     heads, f1, accuracy = read_tables(find_part(whole, str(root / "mrpc")))["Scores on held-out data"]
-    assert heads == ["held out", "knowing nothing", "ours", "mean ± sd over 2 seeds", "the paper"]
+    assert heads == ["held out", "baseline", "ours", "mean ± sd over 2 seeds", "the paper"]
     mean, spread = (100 * found([ours["f1"], other["f1"]]) for found in (np.mean, lambda x: np.std(x, ddof=1)))
     assert f1 == [
         *("F1 (%)", f"{100 * ours['majority_f1']:.1f} the majority class", f"{100 * ours['f1']:.1f}"),
@@ -230,7 +230,7 @@ def test_scores_stand_beside_the_paper_s_and_those_of_other_seeds(root, whole):
     assert shown["tau"] == f"{metrics['tau']:.3f}".replace("-", "−")
     metrics = json.loads((root / "pretrain" / "metrics.json").read_text())
     table = read_tables(find_part(whole, str(root / "pretrain")))["Scores on held-out data"]
-    assert table[0] == ["held out", "knowing nothing", "before", "ours"]
+    assert table[0] == ["held out", "baseline", "before training", "ours"]
     assert table[-1] == ["perplexity", "", f"{metrics['start_perplexity']:.3f}", f"{metrics['perplexity']:.3f}"]
 
 
@@ -238,9 +238,11 @@ def test_curves_are_drawn_of_the_loss_and_of_every_logged_score(root, whole):
     labels = Reader(find_part(whole, str(root / "mrpc"))).take("aria-label")
     log = [entry for entry in read_log(root / "mrpc") if "loss" in entry]
     first, last = f"{log[0]['loss']:.3f} at update 1", f"{log[-1]['loss']:.3f} at 4"
-    assert f"loss while training: {first}, {last}" in labels
-    assert any(label.startswith("F1 while training: ") and "at update 2" in label for label in labels)
-    drawn = [label for label in Reader(find_part(whole, str(root / "pretrain"))).take("aria-label") if "while" in label]
+    assert f"loss during training: {first}, {last}" in labels
+    assert any(label.startswith("F1 during training: ") and "at update 2" in label for label in labels)
+    drawn = [
+        label for label in Reader(find_part(whole, str(root / "pretrain"))).take("aria-label") if "during" in label
+    ]
     names = (
         "loss",
         "masked-LM loss",
@@ -249,7 +251,7 @@ def test_curves_are_drawn_of_the_loss_and_of_every_logged_score(root, whole):
         "next-sentence accuracy",
         "perplexity",
     )
-    assert [label.partition(" while")[0] for label in drawn] == list(names)
+    assert [label.partition(" during")[0] for label in drawn] == list(names)
     part = Reader(find_part(whole, str(root / "pretrain")))
     svg = [text for tag, _, text in part.texts if tag == "svg"][1]
     assert all(word in svg for word in ("masked-LM loss", "training", "held out", "ln V", "update"))
@@ -282,7 +284,7 @@ def test_the_tau_curve_marks_the_chosen_tau(root, whole):
 
 @given(st.lists(st.tuples(st.integers(-4, 4), st.booleans(), st.sampled_from(["a", "a b", "c"])), min_size=1))
 def test_each_point_of_the_tau_curve_is_a_score(rows):
-    """Equal odds, questions without an answer, and answers that are half right among them."""
+    """Check the figure with equal odds, unanswerable questions and half-right answers."""
     questions = [
         Question(str(i), "?", "a b", ("a b",) if answerable else (), (0,) if answerable else ())
         for i, (_, answerable, _) in enumerate(rows)
@@ -307,18 +309,18 @@ def test_types_of_entities_have_scores_of_their_own(root, whole):
     sentences = [[line.split(" ") for line in block.splitlines()] for block in blocks]
     scores = score_types(*([[row[column] for row in rows] for rows in sentences] for column in (1, 2)))
     tables = read_tables(find_part(whole, str(root / "ner")))
-    heads, *lines = tables["Types of entities, dev (%)"]
+    heads, *lines = tables["Scores by entity type, dev (%)"]
     assert heads == ["type", "precision", "recall", "F1"]
     assert {line[0]: line[3] for line in lines} == {kind: f"{100 * found['f1']:.1f}" for kind, found in scores.items()}
     assert set(scores) >= {"PER", "LOC"}
-    assert "Types of entities, test (%)" in tables
+    assert "Scores by entity type, test (%)" in tables
 
 
 def test_the_predictions_to_look_at_are_in_a_table(root, whole):
     for name in (*FINE_TUNED, "pretrain"):
         lines = (root / name / "predictions" / "examples.txt").read_text(encoding="utf-8").splitlines()
         tables = read_tables(find_part(whole, str(root / name)))
-        heads, *rows = tables.get("Some predictions on held-out data", [["input", "predicted", "true"]])
+        heads, *rows = tables.get("Example predictions on held-out data", [["input", "predicted", "true"]])
         assert heads == ["input", "predicted", "true"]
         assert [f"{a} → {b} ({c})" for a, b, c in rows] == [" ".join(line.split()) for line in lines]
 
@@ -338,9 +340,9 @@ def test_lengths_are_those_of_the_sequences(root, whole):
             text for text in Reader(find_part(whole, str(root / "mrpc"))).find("figcaption") if text.startswith(split)
         ]
         assert f"{len(lengths)} sequences, " in text
-        assert f"{cut} ({cut / len(lengths):.1%}) fill max_length, 24" in text
+        assert f"{cut} ({cut / len(lengths):.1%}) reach max_length (24)" in text
     found = json.loads((root / "pretrain" / "lengths.json").read_text())
-    assert list(found) == ["dev"], "where samples are drawn, those held out"
+    assert list(found) == ["dev"], "random samples: only the held-out split"
     assert found["dev"]["max_length"] == 32
     windows = json.loads((root / "squad2" / "lengths.json").read_text())
     assert windows["dev"]["sequences"] > len(read_squad(root.parent / "squad" / "dev-v2.0.json", 2))
@@ -392,8 +394,8 @@ def test_a_study_has_its_tables_heat_maps_failures_and_links(root, whole):
     ]
     shares = re.findall(r'<td class="worded( chosen)?" style="--share: ([\d.]+)"', part)
     assert shares[:4] == [("", "0.000"), (" chosen", "1.000"), ("", "0.000"), ("", "1.000")]
-    assert len(tables["Every run"]) == 17
-    assert [line[-2:] for line in tables["Every run"][1:5]] == [
+    assert len(tables["All runs"]) == 17
+    assert [line[-2:] for line in tables["All runs"][1:5]] == [
         ["finished", "50.0"],
         ["finished", "52.0"],
         ["finished", "50.0"],
@@ -454,7 +456,7 @@ def test_a_run_in_work_is_shown_as_such_with_what_there_is(root, tmp_path):
     write_page([tmp_path / "run"], tmp_path / "page.html")
     found = read_page(tmp_path / "page.html")
     assert found.find("h2") == [f"{tmp_path / 'run'} (unfinished, 4 updates so far)"]
-    assert found.find("h3") == ["Scores", "Training", "Repeat it"]
+    assert found.find("h3") == ["Scores", "Training", "Reproduce"]
     latest = [entry for entry in read_log(root / "mrpc") if "eval_f1" in entry][-1]
     table = read_tables((tmp_path / "page.html").read_text(encoding="utf-8"))["Scores on held-out data"]
     assert table[0][1] == "at update 4"
@@ -473,7 +475,7 @@ def test_a_run_of_before_lacks_only_what_it_did_not_keep(root, tmp_path):
     write_page([tmp_path / "run"], tmp_path / "page.html", lines.append)
     assert len(lines) == 1
     found = read_page(tmp_path / "page.html")
-    assert found.find("h3") == ["Scores", "Training", "Predictions", "Repeat it"]
+    assert found.find("h3") == ["Scores", "Training", "Predictions", "Reproduce"]
     assert "Date" not in found.find("dt")
 
 
@@ -513,7 +515,7 @@ def test_a_damaged_file_costs_its_own_part(root, tmp_path, content, undrawn):
     write_page([tmp_path / "study"], tmp_path / "page.html", lines.append)
     assert len(lines) == 2
     assert "study.json" in lines[0]
-    assert "is left out" in lines[0] or "are left out" in lines[0]
+    assert "skipping" in lines[0]
     assert lines[0].partition(": ")[2] in read_page(tmp_path / "page.html").find("p")
 
 
@@ -524,7 +526,7 @@ def test_a_source_that_is_neither_is_one_line_and_nothing_is_written(root, tmp_p
     with pytest.raises(SystemExit) as stop:
         cli.main()
     assert stop.value.code == 2
-    assert capsys.readouterr().err == f"bertkit: {tmp_path} is neither a run nor a study; name the --output of one\n"
+    assert capsys.readouterr().err == f"bertkit: {tmp_path} is neither a run nor a study; give the --output of one\n"
     assert (tmp_path / "page.html").read_text() == "as it was"
     with pytest.raises(UsageError, match="there is nothing to report"):
         write_page([], tmp_path / "page.html")
@@ -545,7 +547,9 @@ def test_the_page_is_written_whole_or_not_at_all(root, tmp_path, monkeypatch, un
     assert [path.name for path in tmp_path.iterdir()] == ["page.html"]
     assert (tmp_path / "page.html").read_text() == "as it was"
     write_page([root / "mrpc", root / "mrpc"], tmp_path / "below" / "page.html")
-    assert read_page(tmp_path / "below" / "page.html").find("h2") == [str(root / "mrpc")], "a source twice is one"
+    assert read_page(tmp_path / "below" / "page.html").find("h2") == [str(root / "mrpc")], (
+        "a repeated source counts once"
+    )
 
 
 def test_the_command_writes_the_page_and_says_where(root, tmp_path, monkeypatch, capsys, undrawn):
@@ -567,7 +571,7 @@ def test_a_full_disk_is_one_line_and_leaves_no_page(root, call, tmp_path, undraw
     assert [path.name for path in tmp_path.iterdir()] == ["whole.html"]
 
 
-# --- Whose words they are ---------------------------------------------------------------------------------------------
+# --- Escaped text -----------------------------------------------------------------------------------------------------
 
 
 def test_hostile_words_stay_words(root, tmp_path, whole):
@@ -655,7 +659,7 @@ def test_the_page_can_be_read_without_eyes(whole):
 
 
 def measure_luminance(colour):
-    """WCAG 2's relative luminance of #rrggbb."""
+    """Return WCAG 2's relative luminance of #rrggbb."""
     parts = [int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5)]
     linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
@@ -663,7 +667,7 @@ def measure_luminance(colour):
 
 @pytest.mark.parametrize("theme", [0, 1])
 def test_every_colour_stands_out(whole, theme):
-    """4.5 : 1 for words (WCAG 2, AA), 3 : 1 for lines of a plot; words on the darkest cell of a table too."""
+    """Check contrast: 4.5 : 1 for text (WCAG 2, AA), also on the darkest cell, and 3 : 1 for lines of a plot."""
     colours = dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6});", whole.read_text(encoding="utf-8").split("@media")[theme]))
 
     def compare(one, other):
@@ -745,7 +749,7 @@ PROBLEMS = ("Log.entryAdded", "Runtime.consoleAPICalled", "Runtime.exceptionThro
 
 
 class Browser:
-    """Headless Chromium, spoken to through its DevTools pipe: JSON, each message ended by a NUL."""
+    """Headless Chromium, controlled through its DevTools pipe: JSON messages that end with a NUL."""
 
     def __init__(self, executable, folder):
         theirs, self.sink = os.pipe()
@@ -790,7 +794,7 @@ class Browser:
             self.events.append(self.receive())
 
     def ask(self, expression):
-        """The value of an expression, as if the reader had just clicked."""
+        """Evaluate an expression, as if the reader had just clicked."""
         options = {"returnByValue": True, "awaitPromise": True, "userGesture": True}
         answer = self.call("Runtime.evaluate", expression=expression, **options)
         assert "exceptionDetails" not in answer, answer
@@ -815,14 +819,14 @@ def browser(tmp_path_factory):
     browser.close()
 
 
-# What reaches out of the window, but for what scrolls in a box of its own; what has no size although nothing hides it.
-# On a phone innerWidth grows with what is too wide; clientWidth does not.
+# Elements that overflow the window outside a scrolling box, and visible elements without a size.
+# On a phone innerWidth grows with content that is too wide; clientWidth does not.
 WIDE = """[...document.querySelectorAll('body *')].filter(e => !e.closest('.scroll table, pre, svg') &&
   e.getBoundingClientRect().right > document.documentElement.clientWidth + 0.5).map(e => e.outerHTML.slice(0, 80))"""
 EMPTY = """[...document.querySelectorAll('section, h1, h2, h3, table, figure, svg, pre, p, dd')].filter(e =>
   !e.closest('details:not([open])') && !(e.checkVisibility() && e.getBoundingClientRect().width > 20 &&
   e.getBoundingClientRect().height > 8)).map(e => e.outerHTML.slice(0, 80))"""
-# Words of a picture that reach beyond it, by more than what another font may add.
+# Text that overflows its picture by more than another font could cause.
 CUT = """[...document.querySelectorAll('svg text')].filter(e => { const t = e.getBoundingClientRect(),
   s = e.closest('svg').getBoundingClientRect(); return t.right > s.right + 4 || t.left < s.left - 4; })
   .map(e => e.textContent)"""
@@ -836,7 +840,7 @@ def test_a_browser_shows_it_all_on_a_phone_and_a_desk_light_and_dark(browser, wh
     for width, scheme in ((1280, "light"), (1280, "dark"), (360, "light"), (360, "dark")):
         browser.open(whole, width, scheme)
         requests = [event["params"]["request"]["url"] for event in browser.events if "request" in event["params"]]
-        assert requests == [whole.as_uri()], "nothing but the page itself is asked for"
+        assert requests == [whole.as_uri()], "only the page itself is requested"
         assert [event for event in browser.events if event["method"] in PROBLEMS] == []
         sizes = "[document.documentElement.scrollWidth, document.documentElement.clientWidth]"
         across, room = browser.ask(sizes)

@@ -714,7 +714,7 @@ def squad(tmp_path, capsys):
         (["--version", "two"], ["--version", "integer"]),
         (["--version", "2", "runs/a"], ["runs/a", "--ensemble"]),
         (["--version", "2", "--ensemble", "runs/a", "runs/b", "--set", "batch_size=8"], ["--ensemble takes runs"]),
-        (["--version", "2", "--extra-train", "no.json"], ["no.json is not there"]),
+        (["--version", "2", "--extra-train", "no.json"], ["no.json not found"]),
         (["--version", "2", "--set", "data.doc_strid=3"], ["doc_strid", "doc_stride"]),
         (["--version", "2", "--set", "data.max_length=11"], ["max_length 11 leaves no room"]),
         (["--version", "2", "--set", "freeze=encoder", "--set", "reinit_layers=1"], ["freeze would leave"]),

@@ -1,4 +1,4 @@
-"""Shared by the tests of other programs: the sides of a comparison, five training steps, and the table at the end."""
+"""Fixtures of the client tests: the sides of a comparison, five training steps, and the final table."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -27,7 +27,7 @@ def build(head: str, side: str, **values) -> transformers.PreTrainedModel:
 def train(model: torch.nn.Module, batch: dict[str, Tensor]) -> Tensor:
     """Train for five steps on one batch; return the five losses, which must fall."""
     model.train()
-    # Not Adam, which turns a gradient of nothing but rounding, as that of a bias before a softmax, into a whole step.
+    # Not Adam, which turns a gradient that is only rounding error, as of a bias before a softmax, into a full step.
     optimizer = torch.optim.SGD([x for x in model.parameters() if x.requires_grad], lr=0.1)
     losses = []
     for _ in range(5):

@@ -1,4 +1,4 @@
-"""accelerate: our heads with their weights in memory or on disk until they are used, beside the model at hand."""
+"""accelerate: our heads with their weights in memory or on disk until they are used, compared with the loaded model."""
 
 import pytest
 import torch

@@ -22,7 +22,7 @@ def get_logits(model):
 
 
 def attribute_to_layer(side, layer):
-    """Return what LayerIntegratedGradients attributes to a layer's output, and the mask of the batch."""
+    """Return LayerIntegratedGradients' attributions to a layer's output, and the mask of the batch."""
     from captum.attr import LayerIntegratedGradients
 
     model, batch = build(HEAD, side), make_batch([2, 9, 5, 13])

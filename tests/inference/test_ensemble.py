@@ -1,4 +1,4 @@
-"""Ensembles of SQuAD runs: means worked by hand, what copies and orders must not change, the files, and mistakes."""
+"""Ensembles of SQuAD runs: means computed by hand, invariance to copies and order, the files, and errors."""
 
 import json
 import math
@@ -48,7 +48,7 @@ RUNS = {
 
 
 def write_gold(folder, task, gold=None):
-    """An official dev file; its context holds nothing but the answers."""
+    """Write an official dev file whose context holds only the answers."""
     qas = [
         {
             "id": name,
@@ -69,7 +69,7 @@ def write_gold(folder, task, gold=None):
 
 
 def write_run(folder, task, answers, data="", exact=50.0, f1=60.0):
-    """What an ensemble reads of a finished run. answers: question -> text -> probability."""
+    """Write the files of a finished run that an ensemble reads. answers: question -> text -> probability."""
     (folder / "predictions").mkdir(parents=True)
     save_recipe({"task": task.name, "data": {"dir": str(data)}}, folder / "recipe.toml")
     (folder / "metrics.json").write_text(json.dumps({task.version.exact: exact, "f1": f1, "score": f1}))
@@ -90,20 +90,20 @@ def task(request):
 
 @pytest.fixture
 def runs(tmp_path, task):
-    """The two runs above, beside their data."""
+    """Write the two runs above and their data."""
     write_gold(tmp_path / "squad", task)
     found = zip("ab", RUNS[task.version.number], strict=True)
     return [write_run(tmp_path / name, task, answers, data=tmp_path / "squad") for name, answers in found]
 
 
 def join(task, runs, output, data=None):
-    """Combines them; gives results and lines."""
+    """Combine the runs; return results and lines."""
     lines = []
     return combine(task, runs, output, data, lines.append), lines
 
 
 def refuse(task, runs, output, data=None):
-    """The one line that combining them ends with."""
+    """Return the one-line error of combining them."""
     with pytest.raises(UsageError) as error:
         combine(task, runs, output, data, lambda line: None)
     assert "\n" not in str(error.value)
@@ -111,7 +111,7 @@ def refuse(task, runs, output, data=None):
 
 
 def read(folder):
-    """The JSON files below a directory, by name; none holds a number that JSON has no word for."""
+    """Return the JSON files below a directory, by name; none holds NaN or infinite numbers."""
 
     def refuse_constant(name):
         raise AssertionError(name)
@@ -122,7 +122,7 @@ def read(folder):
     }
 
 
-# --- Worked by hand
+# --- Computed by hand
 
 
 def test_two_runs_of_1_1_worked_by_hand(tmp_path):
@@ -133,7 +133,7 @@ def test_two_runs_of_1_1_worked_by_hand(tmp_path):
     write_gold(tmp_path / "squad", ONE)
     runs = [write_run(tmp_path / name, ONE, RUNS[1][index]) for index, name in enumerate("ab")]
     results, lines = join(ONE, runs, tmp_path / "both", tmp_path / "squad")
-    assert lines == [f"SQuAD 1.1: 3 questions of {tmp_path}/squad/dev-v1.1.json, answered by 2 runs"]
+    assert lines == [f"SQuAD 1.1: 3 questions from {tmp_path}/squad/dev-v1.1.json, answered by 2 runs"]
     assert results["metrics"] == {
         "exact_match": pytest.approx(200 / 3),
         "f1": pytest.approx(800 / 9),
@@ -184,14 +184,14 @@ def test_two_runs_of_2_0_worked_by_hand(tmp_path):
 
 
 def test_equal_means_keep_the_order_of_the_runs():
-    """Added one after the other, 0.1 + 0.2 + 0.3 and 0.3 + 0.2 + 0.1 are not equal."""
+    """Added in order, 0.1 + 0.2 + 0.3 and 0.3 + 0.2 + 0.1 are not equal."""
     lists = [[("a", 0.1), ("b", 0.3)], [("b", 0.2), ("a", 0.2)], [("a", 0.3), ("b", 0.1)]]
     assert [span.text for span in average(lists).spans] == ["a", "b"]
     assert [span.text for span in average([lists[1], lists[0], lists[2]]).spans] == ["b", "a"]
 
 
 def test_the_best_of_the_union_are_kept_and_no_answer_always():
-    """Two runs without a common text: 40 of them, of which 20 stay, and no answer behind them as in a single run."""
+    """Two runs without a common text have 40 texts; 20 are kept, then no answer, as in a single run."""
     first = [(f"a{place}", 0.5 / 2**place) for place in range(N_BEST)]
     second = [(f"b{place}", 0.4 / 2**place) for place in range(N_BEST)]
     answer = average([[*first, ("", 1e-9)], [*second, ("", 3e-9)]])
@@ -218,7 +218,7 @@ def test_probabilities_of_zero_are_no_trouble(tmp_path, task):
 
 
 def test_an_empty_text_is_no_answer_of_1_1():
-    """A run writes it where it has found nothing at all."""
+    """A run writes an empty answer where it found no span."""
     answer = average([[("", 1.0)], [("red", 0.3), ("blue", 0.2)]])
     assert answer.best.text == "red"
     assert [entry["text"] for entry in list_entries(answer, with_null=False)] == ["red", "blue"]
@@ -226,7 +226,7 @@ def test_an_empty_text_is_no_answer_of_1_1():
     assert nothing == [{"text": "", "probability": 1.0, "start_logit": 0.0, "end_logit": 0.0}]
 
 
-# --- What must not change
+# --- Invariance
 
 
 scores = st.floats(-15, 15)
@@ -247,14 +247,14 @@ probabilities = (
 
 
 def list_pairs(answer, task):
-    """What a run's file says of an answer."""
+    """Return the entry of a run's file for an answer."""
     entries = json.loads(json.dumps(rank(answer, task.version.unanswerable)))
     return [(entry["text"], entry["probability"]) for entry in entries]
 
 
 @given(answer=answers, copies=st.integers(2, 7), task=st.sampled_from([ONE, TWO]))
 def test_a_run_and_its_copies_answer_as_the_run_alone(answer, copies, task):
-    """But for what rounding makes of scores that are equal, or nearly."""
+    """Equal up to rounding of scores that are equal or nearly so."""
     alone = list_pairs(answer, task)
     found = average([alone] * copies)
     assert [span.text for span in found.spans] == [text for text, _ in alone if text]
@@ -305,7 +305,7 @@ def test_the_files_score_the_same_when_they_are_read_back(tmp_path, task, runs):
 
 
 def test_an_ensemble_is_as_good_as_its_n_best_says(tmp_path, task, runs):
-    """Who reads the official form finds log probability in the logits, and the answer at tau = 0 on top."""
+    """In the official format the logits add up to the log probability, and the answer at tau = 0 is first."""
     join(task, runs, tmp_path / "both")
     files = read(tmp_path / "both" / "predictions")
     for name, entries in files["nbest_predictions.json"].items():
@@ -331,7 +331,7 @@ def test_the_same_runs_may_be_combined_again_in_any_order(tmp_path, monkeypatch,
 
 
 def test_killed_at_any_moment_there_are_no_scores_beside_other_answers(tmp_path, monkeypatch, task, runs):
-    """The last step fails; what was there before is not taken for the result, and the same command mends it."""
+    """The last step fails; old metrics are not taken for the result, and the same command completes it."""
     join(task, runs, tmp_path / "both")
     complete = read(tmp_path / "both")
     write = ensemble.write_json
@@ -376,7 +376,7 @@ def test_the_hubs_copy_is_the_data_of_runs_without_a_folder(tmp_path, monkeypatc
     monkeypatch.setattr(ensemble, "read_squad_copy", read_copy)
     _, lines = join(task, runs, tmp_path / "both")
     assert asked == [(task.version.hub, {"dev": "validation"})]
-    assert lines == [f"{task.title}: 3 questions of {task.version.hub}, answered by 2 runs"]
+    assert lines == [f"{task.title}: 3 questions from {task.version.hub}, answered by 2 runs"]
 
 
 def test_the_table(tmp_path, task, runs):
@@ -406,24 +406,24 @@ def test_the_table(tmp_path, task, runs):
     assert results["runs"] == {path: {task.version.exact: 50.0, "f1": 60.0, "score": 60.0} for path in (a, b)}
 
 
-# --- Mistakes
+# --- Errors
 
 
 def test_members_that_cannot_be_combined(tmp_path, task, runs):
     a, b = runs
     out = tmp_path / "both"
-    assert refuse(task, [], out).startswith("an ensemble is made of at least two finished runs, not of none; name")
-    assert refuse(task, [a], out).startswith(f"an ensemble is made of at least two finished runs, not of {a} alone")
-    assert refuse(task, [a, b, a], out) == f"a run is named twice ({a}, {b}, {a}); name every run once"
+    assert refuse(task, [], out).startswith("an ensemble needs at least two finished runs, got none; give")
+    assert refuse(task, [a], out).startswith(f"an ensemble needs at least two finished runs, got only {a};")
+    assert refuse(task, [a, b, a], out) == f"a run is given twice ({a}, {b}, {a}); give each run once"
     (tmp_path / "link").symlink_to(b)
     assert refuse(task, [a, b, tmp_path / "link"], out) == (
-        f"a run is named twice ({a}, {b}, {tmp_path}/link); name every run once"
+        f"a run is given twice ({a}, {b}, {tmp_path}/link); give each run once"
     )
     for path in (tmp_path / "missing", tmp_path / "squad", a / "recipe.toml"):
         line = refuse(task, [a, path], out)
-        assert line.startswith(f"{path} is no run (nor is an ensemble), for it holds no recipe.toml; name the --output")
+        assert line.startswith(f"{path} has no recipe.toml, so it is not a run; give the --output")
     join(task, runs, out)
-    assert refuse(task, [a, out], tmp_path / "more").startswith(f"{out} is no run (nor is an ensemble)")
+    assert refuse(task, [a, out], tmp_path / "more").startswith(f"{out} has no recipe.toml, so it is not a run;")
     assert not (tmp_path / "more").exists()
 
 
@@ -431,7 +431,7 @@ def test_runs_that_cannot_be_combined(tmp_path, task, runs):
     a, b = runs
     other = ONE if task is TWO else TWO
     assert refuse(other, runs, tmp_path / "both") == (
-        f"{a} is a run of {task.name}, not of {other.name}; combine runs of {other.title} alone"
+        f"{a} is a run of {task.name}, not of {other.name}; combine only runs of {other.title}"
     )
     path = b / "predictions" / "nbest_predictions.json"
     content = json.loads(path.read_text())
@@ -447,7 +447,7 @@ def test_runs_that_cannot_be_combined(tmp_path, task, runs):
     assert "metrics.json is damaged" in refuse(task, runs, tmp_path / "both")
     (b / "metrics.json").unlink()
     assert refuse(task, runs, tmp_path / "both") == (
-        f"{b} is not finished, for it holds no metrics.json; repeat its command, which continues it"
+        f"{b} has no metrics.json, so it is not finished; repeat its command to continue it"
     )
     (b / "recipe.toml").write_text("[train")
     assert f"recipe {b}/recipe.toml is not TOML" in refuse(task, runs, tmp_path / "both")
@@ -456,14 +456,14 @@ def test_runs_that_cannot_be_combined(tmp_path, task, runs):
 
 def test_a_run_that_was_scored_on_a_part_is_refused(runs, tmp_path, task):
     save_recipe({"task": task.name, "data": {"dir": "x", "tune_share": 0.5}}, runs[1] / "recipe.toml")
-    assert f"{runs[1]} was scored on a part of dev (tune_share)" in refuse(task, runs, tmp_path / "both")
+    assert f"{runs[1]} was scored on part of dev (tune_share)" in refuse(task, runs, tmp_path / "both")
 
 
 @pytest.mark.parametrize("data", ["", "data = 3", "[data]\nmax_length = 5"])
 def test_a_recipe_that_does_not_say_where_the_data_are(tmp_path, task, runs, data):
     (runs[1] / "recipe.toml").write_text(f'task = "{task.name}"\n{data}')
     assert refuse(task, runs, tmp_path / "both") == (
-        f"{runs[1]}/recipe.toml has no dir in [data]; name the --output of a finished run"
+        f"{runs[1]}/recipe.toml has no dir in [data]; give the --output of a finished run"
     )
 
 
@@ -473,28 +473,30 @@ def test_data_that_are_not_the_runs_own(tmp_path, task, runs):
     dev = f"dev-v{task.version.release}.json"
     larger = write_gold(tmp_path / "larger", task, {**GOLD[task.version.number], "q4": ["red"]})
     assert refuse(task, runs, out, larger) == (
-        f"{a} has answered other questions than those of {larger}: it lacks 1 of 4 and has 0 others; name the "
+        f"{a} does not answer the questions of {larger}: 1 of 4 are missing and 0 are from elsewhere; give the "
         "dev set that the runs were scored on with --data DIR"
     )
     smaller = write_gold(
         tmp_path / "smaller", task, {"q1": ["red"], "q9": ["red"]} | ({"q2": []} if task is TWO else {})
     )
     missing, strange = ("1 of 3", "1") if task is TWO else ("1 of 2", "2")
-    assert f"{smaller}: it lacks {missing} and has {strange} others;" in refuse(task, runs, out, smaller.parent)
+    assert f"{smaller}: {missing} are missing and {strange} are from elsewhere;" in refuse(
+        task, runs, out, smaller.parent
+    )
     part = write_gold(tmp_path / "part", task, {name: GOLD[task.version.number][name] for name in ("q1", "q2")})
-    assert f"{part}: it lacks 0 of 2 and has 1 others;" in refuse(task, runs, out, part)
+    assert f"{part}: 0 of 2 are missing and 1 are from elsewhere;" in refuse(task, runs, out, part)
     assert f"{tmp_path}/nothing does not exist" in refuse(task, runs, out, tmp_path / "nothing")
     assert f"{b}/{dev} does not exist" in refuse(task, runs, out, b)
     c = write_run(tmp_path / "c", task, RUNS[task.version.number][0])
     assert refuse(task, [*runs, c], out) == (
         f"the runs were not scored on the same data ({b} on {tmp_path}/squad, {c} on {task.version.hub}); "
-        "name the dev set with --data DIR"
+        "give the dev set with --data DIR"
     )
     assert not out.exists()
     assert join(task, [*runs, c], out, tmp_path / "squad")[0]["metrics"]["runs"] == 3
     (tmp_path / "squad").rename(tmp_path / "moved")
     assert refuse(task, runs, tmp_path / "again") == (
-        f"{tmp_path}/squad, where {a} had its data from, is not there; name the folder with --data DIR"
+        f"{tmp_path}/squad, the data folder of {a}, does not exist; give the folder with --data DIR"
     )
     join(task, runs, tmp_path / "again", tmp_path / "moved" / dev)
 
@@ -560,7 +562,7 @@ def test_the_command_line(call, tmp_path, task, runs):
     squad = ("squad", "--version", task.version.number)
     code, out, err = call(*squad, "--ensemble", "a", "b", "--output", "both")
     assert (code, err) == (0, "")
-    assert "3 questions of" in out
+    assert "3 questions from" in out
     shown = ["66.7", "88.9"] if task is ONE else ["100.0", "100.0", "66.7", "66.7", "-0.487"]
     line = next(line for line in out.splitlines() if "ensemble of 2" in line)
     assert [cell.strip() for cell in line.strip("│ ").split("│")] == ["ensemble of 2", *shown]
@@ -571,13 +573,11 @@ def test_the_command_line(call, tmp_path, task, runs):
     }
     code, out, err = call(*squad, "--ensemble", "a", "--output", "both")
     assert (code, out) == (2, "")
-    assert err == (
-        "bertkit: an ensemble is made of at least two finished runs, not of a alone; name them: --ensemble A B\n"
-    )
+    assert err == ("bertkit: an ensemble needs at least two finished runs, got only a; give them with --ensemble A B\n")
 
 
 def test_real_runs(tmp_path, task):
-    """Two seeds; and a run beside its own copy, which must score what it scored alone."""
+    """Combine two seeds, and a run with its own copy, which must score as it does alone."""
     recipe = {
         "checkpoint": str(write_checkpoint(tmp_path / "bert")),
         "batch_size": 4,

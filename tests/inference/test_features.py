@@ -1,4 +1,4 @@
-"""Contextual vectors of text, and the features on disk from which a BiLSTM learns."""
+"""Contextual vectors of texts, and the features on disk that train a BiLSTM."""
 
 import errno
 import json
@@ -24,13 +24,13 @@ from bertkit.tasks.features import Features, cache_features, load_encoder, pad_f
 from tests.official import write_checkpoint
 
 TEXTS = ["word1 good", "bad word12 so word3 word4", "good", "word1 bad word2 好 so"]
-SPECIAL = "good [MASK] bad [SEP] so"  # words of a text like others
+SPECIAL = "good [MASK] bad [SEP] so"  # equal words of the texts
 PLACES = ([1, 3], [1, 2, 5], [], [1, 3, 4, 6])  # of some tokens in each text's sequence
 
 
 @pytest.fixture
 def checkpoint(tmp_path):
-    """A tiny BERT of four layers."""
+    """Return a tiny BERT with four layers."""
     return str(write_checkpoint(tmp_path / "bert", num_hidden_layers=4))
 
 
@@ -40,7 +40,7 @@ def sequences(checkpoint):
 
 
 def gather(checkpoint: str, layers: str) -> list[np.ndarray]:
-    """The features of PLACES, one text at a time: each (W, K, H)."""
+    """Compute the features of PLACES, one text at a time: each (W, K, H)."""
     model, tokenizer = load_encoder(checkpoint, layers), load_tokenizer(checkpoint)
     found = []
     for text, places in zip(TEXTS, PLACES, strict=True):
@@ -51,7 +51,7 @@ def gather(checkpoint: str, layers: str) -> list[np.ndarray]:
 
 
 def cache(checkpoint: str, sequences: Sequences, folder: Path, layers: str = "sum-all", **options) -> Features:
-    """The features of PLACES, from the folder or into it."""
+    """Return the features of PLACES, read from the folder or written to it."""
     places = np.concatenate(PLACES).astype(np.int64)
     ends = np.cumsum([len(some) for some in PLACES])
     path, _ = cache_features(checkpoint, layers, sequences, places, ends, folder=folder, **options)
@@ -147,7 +147,7 @@ def test_what_a_killed_run_has_left_half_written_goes_after_a_day(checkpoint, se
     remains = []
     for name in ("old", "fresh"):
         with atomic_open(tmp_path / f"{name}.npy", "wb"):
-            (path,) = tmp_path.glob(f".{name}*")  # what a kill now would leave
+            (path,) = tmp_path.glob(f".{name}*")  # as left by a process that is killed now
         remains.append(tmp_path / "kept" / path.name)
         remains[-1].write_bytes(b"x")
     old, fresh = remains
@@ -280,7 +280,7 @@ def test_special_tokens_written_out_are_words_like_others(checkpoint, tmp_path):
 
 def test_cls_of_a_left_to_right_model_says_nothing_and_is_refused(tmp_path, source):
     left = str(write_checkpoint(tmp_path / "left", is_decoder=True))
-    with pytest.raises(UsageError, match=r"reads from left to right.*--pool mean or words"):
+    with pytest.raises(UsageError, match=r"reads left to right.*--pool mean or words"):
         extract(left, source, "last", tmp_path / "a.npz", "cls")
     assert extract(left, source, "last", tmp_path / "a.npz", "mean") == len(TEXTS)
 
@@ -360,14 +360,18 @@ def test_many_texts_are_read_some_at_a_time(checkpoint, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("text", "options", "message"),
     [
-        ("good\n\nbad\n", {}, r"texts.txt, line 2 is empty; write a text a line"),
-        ("good\n" + "word1 " * 70 + "\n", {}, r"texts.txt, line 2 has 142 tokens and the model takes 128; split it"),
+        ("good\n\nbad\n", {}, r"texts.txt, line 2 is empty; write one text per line"),
+        (
+            "good\n" + "word1 " * 70 + "\n",
+            {},
+            r"line 2 has 142 tokens, but the model takes at most 128; split it",
+        ),
         (b"\xff\xfe\n", {}, r"texts.txt, line 1 is not UTF-8; convert it"),
         ("good\n" + "x" * 1_000_001, {}, r"texts.txt, line 2 is longer than 1,000,000 characters; split it"),
         (None, {}, r"there is no file .*texts.txt; name one with --input"),
-        ("", {}, r"texts.txt is empty; write a text a line"),
-        ("good\n", {"layers": "first"}, r"--layers first is unknown; expected one of embeddings, second-to-last, last"),
-        ("good\n", {"pool": "max"}, r"--pool max is unknown; expected one of words, cls, mean"),
+        ("", {}, r"texts.txt is empty; write one text per line"),
+        ("good\n", {"layers": "first"}, r"unknown --layers first; expected one of embeddings, second-to-last, last"),
+        ("good\n", {"pool": "max"}, r"unknown --pool max; expected one of words, cls, mean"),
         ("good\n", {"output": "a.txt"}, r"a.txt must end in .jsonl or .npz; change --output"),
         ("good\n", {"checkpoint": "nowhere/at/all"}, r"nowhere/at/all"),
     ],
@@ -390,7 +394,7 @@ def test_a_model_that_gives_nan_or_infinite_vectors_is_refused(value, name, chec
     model = load_encoder(checkpoint, "last")
     model.encoder.layer[3].output.LayerNorm.bias[0] = value
     model.save_pretrained(checkpoint)
-    message = f"the model {checkpoint} gives vectors that are NaN or infinite; its weights are damaged"
+    message = f"the model {checkpoint} gives vectors that are NaN or infinite: its weights are damaged"
     with pytest.raises(UsageError, match=message):
         extract(checkpoint, source, "last", tmp_path / "out" / name)
     with pytest.raises(UsageError, match=message):

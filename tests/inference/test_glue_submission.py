@@ -1,4 +1,4 @@
-"""What the leaderboard takes: eleven files in a zip, gathered from finished runs, or filled where there are none."""
+"""Submissions to the leaderboard: eleven files in a zip, from finished runs or filled with the majority class."""
 
 import json
 import zipfile
@@ -18,7 +18,7 @@ from bertkit.tasks.glue import GLUE
 from bertkit.training.run import run
 from tests.official import write_checkpoint, write_glue
 
-# File -> the task whose run writes it, the answers it may hold, the answer where there is no model, the official rows.
+# File -> the task whose run writes it, its possible answers, the answer without a model, the official rows.
 NLI, TWO_WAY, BINARY = ["entailment", "neutral", "contradiction"], ["entailment", "not_entailment"], ["0", "1"]
 FILES = {
     "CoLA.tsv": ("cola", BINARY, "1", 1063),
@@ -42,7 +42,7 @@ def write_predictions(count, answers):
 
 
 def read_answers(text):
-    """The answers of a file in the leaderboard's form."""
+    """Return the answers of a file in the leaderboard's format."""
     head, *lines = text.splitlines()
     assert head == "index\tprediction"
     assert text.endswith("\n")
@@ -53,7 +53,7 @@ def read_answers(text):
 
 @pytest.fixture
 def runs(tmp_path):
-    """Finished runs of the nine tasks, of the official lengths but for QQP."""
+    """Write finished runs of the nine tasks, with the official number of rows except for QQP."""
     for name, (task, answers, _, rows) in FILES.items():
         folder = tmp_path / "runs" / task / "predictions"
         folder.mkdir(parents=True, exist_ok=True)
@@ -126,7 +126,7 @@ def test_what_is_missing_is_listed(runs):
         gather(runs)
     assert str(error.value) == (
         f"{runs} lacks predictions: MNLI-m.tsv, MNLI-mm.tsv, AX.tsv, RTE.tsv; fine-tune mnli, rte with test files, "
-        "name the folder of the finished runs with --output, or fill in the majority class: --submit-partial"
+        "give the folder of the finished runs with --output, or fill in the majority class with --submit-partial"
     )
 
 
@@ -195,11 +195,11 @@ def test_a_zip_that_cannot_be_finished_leaves_the_older_one(tmp_path, monkeypatc
 @pytest.mark.parametrize(
     ("target", "message"),
     [
-        ("glue.tsv", r"glue\.tsv is not the name of a zip; write for instance --submit glue\.zip"),
+        ("glue.tsv", r"glue\.tsv is not the name of a zip file; give one, for example --submit glue\.zip"),
         ("glue", r"glue is not the name of a zip"),
         ("folder.zip", r"folder\.zip is not the name of a zip"),
-        ("no/glue.zip", r"the folder .*no is not there or cannot be written to; make it first"),
-        ("file/glue.zip", r"the folder .*file is not there"),
+        ("no/glue.zip", r"the folder .*no does not exist or is not writable; create it first"),
+        ("file/glue.zip", r"the folder .*file does not exist"),
     ],
 )
 def test_targets_that_cannot_be_written(tmp_path, monkeypatch, target, message):
@@ -215,7 +215,7 @@ def test_targets_that_cannot_be_written(tmp_path, monkeypatch, target, message):
 
 
 def test_the_submission_of_real_runs(tmp_path):
-    """All nine tasks over the download's forms, two updates each."""
+    """Train all nine tasks on files as downloaded, two updates each."""
     glue, bert = write_glue(tmp_path / "glue"), write_checkpoint(tmp_path / "bert")
     train = {"max_steps": 2, "save_strategy": "no", "eval_strategy": "no"}
     for name in TASKS:
@@ -248,12 +248,12 @@ def test_a_download_with_gaps_is_named_before_anything_is_trained(tmp_path):
     names = list_tasks("all")
     with pytest.raises(UsageError, match=r"has no MRPC/train\.tsv, MRPC/dev\.tsv, RTE/test\.tsv; .*--submit-partial"):
         keep_complete(names, data, tested=True, partial=False)
-    with pytest.raises(UsageError, match=r"has no MRPC/train\.tsv, MRPC/dev\.tsv; give them$"):
+    with pytest.raises(UsageError, match=r"has no MRPC/train\.tsv, MRPC/dev\.tsv; add them$"):
         keep_complete(names, data, tested=False, partial=False)
     lines = []
     kept = keep_complete(names, data, tested=True, partial=True, report=lines.append)
     assert kept == [name for name in names if name != "mrpc"]
-    assert lines == [f"left out, for their files are not in {data}: mrpc"]
+    assert lines == [f"files not found in {data}, skipping mrpc"]
     with pytest.raises(UsageError, match=r"CoLA/train\.tsv"):
         keep_complete(names, tmp_path / "nowhere", tested=True, partial=True)
 

@@ -1,4 +1,4 @@
-"""Trained models at work on new text: equal to plain transformers and to what runs have predicted, in every form."""
+"""Prediction on new text equals plain transformers and the predictions of runs, in every input format."""
 
 import io
 import json
@@ -38,7 +38,7 @@ TEXTS = [*FILLERS, *sorted(set(WORDS.values()))]
 
 
 def write_head(folder, head, seed=3, **values):
-    """A tiny random model with a head, whose outputs are far apart."""
+    """Return a tiny random model with a head, whose outputs are far apart."""
     write_checkpoint(folder)
     sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
     torch.manual_seed(seed)
@@ -49,7 +49,7 @@ def write_head(folder, head, seed=3, **values):
 
 
 def make_texts(count, longest=20, seed=0):
-    """Texts of very different lengths."""
+    """Return texts of very different lengths."""
     draw = np.random.default_rng(seed)
     return [" ".join(draw.choice(TEXTS, draw.integers(1, longest))) for _ in range(count)]
 
@@ -95,7 +95,7 @@ def test_texts_and_pairs_may_stand_side_by_side_unless_the_task_says_which(class
         assert one["probabilities"] == pytest.approx(other["probabilities"], abs=1e-5)
     with pytest.raises(UsageError, match="input 1: text_pair is one text too many; this model takes one"):
         Exact(classifier, pairs=False)([texts[0], pairs[0]])
-    with pytest.raises(UsageError, match="input 0: 1 texts where text and text_pair are expected"):
+    with pytest.raises(UsageError, match="input 0: expected text and text_pair, got 1 texts"):
         Exact(classifier, pairs=True)(texts)
 
 
@@ -177,7 +177,7 @@ def test_a_chunk_ends_where_it_is_long_enough():
 
 @pytest.fixture(scope="module", params=["squad1", "squad2"])
 def squad_run(request, tmp_path_factory):
-    """A run's directory, its dev file and whether there may be no answer."""
+    """Return a run's directory, its dev file and whether there may be no answer."""
     folder = tmp_path_factory.mktemp(request.param)
     task, data = SQUAD[request.param], write_squad(folder / "data", version=int(request.param[-1]))
     start = write_checkpoint(folder / "start")
@@ -232,7 +232,7 @@ def test_an_empty_context_has_no_answer(squad_run):
 
 @pytest.fixture(scope="module", params=["", "sum-all"])
 def ner_run(request, tmp_path_factory):
-    """A run's directory and its data."""
+    """Return a run's directory and its data."""
     folder = tmp_path_factory.mktemp("ner")
     data = write_conll(folder / "data")
     start = write_checkpoint(folder / "start")
@@ -274,14 +274,14 @@ def test_entities_stand_where_they_say(ner_run):
 
 
 def test_a_long_text_is_tagged_whole_and_each_part_sees_its_neighbours(ner_run):
-    words = ["good", "bad", "so", "word"] * 30  # 120 tokens, three times what fits
+    words = ["good", "bad", "so", "word"] * 30  # 120 tokens, three times as many as fit
     predictor = Exact(ner_run[0])
     (result,) = predictor([" ".join(words)])
     assert len(result["tags"]) == len(words)
     data, lengths = NER.encode_inputs([predictor.read(" ".join(words))], predictor.settings)
     assert len(data) > 3
     assert (lengths <= 40).all()
-    assert (lengths > np.diff(data.ends, prepend=0) + 2).all(), "none stands alone"
+    assert (lengths > np.diff(data.ends, prepend=0) + 2).all(), "no window is without context"
     assert [word for sentence in data.text.sentences for word in sentence.words] == words
 
 
@@ -303,7 +303,7 @@ def test_a_word_longer_than_the_model_is_one_input_s_error(ner_run):
     long = "-".join(["good"] * 30)
     good, bad = Exact(ner_run[0]).stream(["good", {"words": [long]}])
     assert good["tags"]
-    assert "the word 'good-good-good-good-'… has 59 tokens and there is room for 19; split it" in bad["error"]
+    assert "the word 'good-good-good-good-'… has 59 tokens, but only 19 fit; split it" in bad["error"]
 
 
 # --- Endings, masks, next sentences -----------------------------------------------------------------------------------
@@ -351,12 +351,12 @@ def test_a_pretraining_s_model_takes_texts_as_long_as_its_longest_phase(tmp_path
     (folder / "recipe.toml").write_text(f'task = "pretrain"\n[data]\nmax_length = 128\n{phases}')
     predictor = Exact(folder)
     assert len(predictor(["[MASK]" + " good" * 45])[0]["masks"]) == 1
-    with pytest.raises(UsageError, match="the input has 49 tokens and the model takes 48; shorten it"):
+    with pytest.raises(UsageError, match="the input has 49 tokens, but the model takes at most 48; shorten it"):
         predictor(["[MASK]" + " good" * 46])
 
 
 def test_a_mask_is_filled_with_a_token_that_there_is(tmp_path):
-    """Vocabularies are often rounded up: the model has scores for tokens that the tokenizer lacks."""
+    """Vocabulary sizes are often rounded up: the model has scores for tokens that the tokenizer lacks."""
     folder = write_head(tmp_path, "BertForMaskedLM", vocab_size=500)
     model = pretraining_heads.BertForMaskedLM.from_pretrained(folder)
     with torch.no_grad():
@@ -383,18 +383,18 @@ def test_next_sentences_are_judged_as_by_stock_transformers(head, tmp_path):
 def test_what_cannot_be_filled_or_judged_is_said(tmp_path):
     folder = write_head(tmp_path, "BertForPreTraining")
     results = list(Exact(folder).stream(["good", "[MASK] " + " ".join(FILLERS * 40), "good [MASK]", ("a", "b")]))
-    assert "there is no [MASK] to fill in, and no text_pair" in results[0]["error"]
-    assert "tokens and the model takes 128; shorten it" in results[1]["error"]
+    assert "there is no [MASK] to fill in and no text_pair" in results[0]["error"]
+    assert "tokens, but the model takes at most 128; shorten it" in results[1]["error"]
     assert "next_sentence" not in results[2]
     assert results[3].keys() == {"masks", "next_sentence"}
     assert results[3]["masks"] == []
 
 
-# --- What cannot be used ----------------------------------------------------------------------------------------------
+# --- Invalid models and inputs ----------------------------------------------------------------------------------------
 
 
 def test_a_checkpoint_without_a_head_is_one_line(tmp_path):
-    with pytest.raises(UsageError, match=r"has the head BertModel, which predicts none of classes.*bertkit features"):
+    with pytest.raises(UsageError, match=r"has the head BertModel, which does not predict classes.*bertkit features"):
         Exact(write_checkpoint(tmp_path))
 
 
@@ -417,7 +417,7 @@ def test_what_a_configuration_returns_changes_nothing(setting, classifier, tmp_p
 
 
 def write_head_with(folder, **config):
-    """A classifier of three classes whose config.json says something else."""
+    """Return a classifier of three classes with a changed config.json."""
     write_head(folder, "BertForSequenceClassification", id2label={0: "a", 1: "b", 2: "c"})
     values = json.loads((folder / "config.json").read_text()) | config
     (folder / "config.json").write_text(json.dumps(values))
@@ -430,7 +430,7 @@ def write_head_with(folder, **config):
 )
 def test_classes_without_names_of_their_own_are_refused(labels, tmp_path):
     folder = write_head_with(tmp_path, id2label=labels, label2id={})
-    with pytest.raises(UsageError, match="must name each class, differently"):
+    with pytest.raises(UsageError, match="must give each class a different name"):
         Exact(folder)
 
 
@@ -483,22 +483,25 @@ def test_a_model_that_has_diverged_says_so(head, given, tmp_path):
     model = getattr(bertkit, head).from_pretrained(folder)
     model.bert.encoder.layer[1].output.dense.bias.data.fill_(float("nan"))
     model.save_pretrained(folder)
-    with pytest.raises(UsageError, match=r"^the model answers with NaN: training has diverged; lower"):
+    with pytest.raises(UsageError, match=r"^the model's outputs are NaN or infinite: training has diverged; lower"):
         Exact(folder)([given])
 
 
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"txt": "good"}, "text is missing; the input has txt: name it so"),
-        ({"t\x1b[31m\n" + 999 * "x": "good"}, rf"text is missing; the input has t\[31m {'x' * 94}: name it so"),
-        ({"text": 3}, "text is '3', which is no text"),
-        ({}, "text is missing; the input has nothing: name it so"),
-        ([], "0 texts where text are expected; give as many"),
-        (["a", "b", "c"], "3 texts where text are expected; give as many"),
-        (3, "it is one int; give a text, a list of texts or a mapping"),
-        (b"good", "it is one bytes; give"),
-        ({("text", "b"): 1}, r"text is missing; the input has \('text', 'b'\): name it so"),
+        ({"txt": "good"}, "text is missing; the input has txt: give text as a string"),
+        (
+            {"t\x1b[31m\n" + 999 * "x": "good"},
+            rf"text is missing; the input has t\[31m {'x' * 94}: give text as a string",
+        ),
+        ({"text": 3}, "text is '3', not a string"),
+        ({}, "text is missing; the input has nothing: give text as a string"),
+        ([], "expected text, got 0 texts; give as many"),
+        (["a", "b", "c"], "expected text, got 3 texts; give as many"),
+        (3, "got int; give a text, a list of texts or a mapping"),
+        (b"good", "got bytes; give"),
+        ({("text", "b"): 1}, r"text is missing; the input has \('text', 'b'\): give text as a string"),
     ],
 )
 def test_an_input_that_is_none_is_named(given, message, classifier):
@@ -507,7 +510,7 @@ def test_an_input_that_is_none_is_named(given, message, classifier):
 
 
 def test_a_pair_of_which_a_text_is_missing_is_named(classifier):
-    message = "^input 0: the input has text; this model takes two: give text and text_pair$"
+    message = "^input 0: the input has text; this model takes two texts: give text and text_pair$"
     with pytest.raises(UsageError, match=message):
         Exact(classifier, pairs=True)([{"text": "good"}])
 
@@ -525,7 +528,7 @@ def test_a_pair_of_which_a_text_is_missing_is_named(classifier):
 )
 def test_endings_that_are_none_are_named(given, tmp_path):
     folder = write_head(tmp_path, "BertForMultipleChoice")
-    message = "^input 0: endings must be two texts or more, and start a text, if there is one; give a list$"
+    message = "^input 0: endings must be a list of at least two strings, and start a string; correct them$"
     with pytest.raises(UsageError, match=message):
         Exact(folder)([{"context": "so"} | given])
 
@@ -533,7 +536,7 @@ def test_endings_that_are_none_are_named(given, tmp_path):
 @pytest.mark.parametrize("words", ["good bad", ["good", 3], None])
 def test_words_that_are_none_are_named(words, tmp_path):
     folder = write_head(tmp_path, "BertForTokenClassification")
-    message = "^input 0: words must be a list of texts; for one text use the name text$"
+    message = "^input 0: words must be a list of strings; for a single string use the key text$"
     with pytest.raises(UsageError, match=message):
         Exact(folder)([{"words": words}])
 
@@ -660,7 +663,7 @@ def test_a_file_that_is_none_is_one_line(name, content, message, tmp_path):
 @pytest.mark.skipif(not os.path.exists("/proc/self/mem"), reason="there is no /proc")
 @pytest.mark.parametrize("name", ["a.jsonl", "a.tsv"])
 def test_a_file_whose_content_does_not_come_is_one_line(name, tmp_path):
-    """Memory at address 0, which is none, is as good as a bad sector."""
+    """Reading into address 0 fails like a bad sector."""
     (tmp_path / name).symlink_to("/proc/self/mem")
     with pytest.raises(UsageError) as error:
         list(read_inputs(str(tmp_path / name)))
@@ -726,7 +729,7 @@ def test_a_link_stays_one_and_a_pipe_is_written_to(tmp_path):
     assert (tmp_path / "pipe").is_fifo()
 
 
-# --- Inputs that are cut ----------------------------------------------------------------------------------------------
+# --- Truncated inputs -------------------------------------------------------------------------------------------------
 
 
 def count_cut(predictor, *inputs):
@@ -783,13 +786,13 @@ def test_the_command_answers_a_file_line_by_line_and_counts_what_is_wrong_and_cu
         ["cut", "label", "probabilities", "probability"],
     ]
     assert err.splitlines() == [
-        f"bertkit: {source}, line 3: text is missing; the input has txt: name it so",
-        "bertkit: 1 of 3 inputs are too long for this model and were cut: number 3",
+        f"bertkit: {source}, line 3: text is missing; the input has txt: give text as a string",
+        "bertkit: 1 of 3 inputs are too long for this model and were truncated: number 3",
         "bertkit: 1 input cannot be predicted; the reason stands in place of each result",
     ]
     code, out, _ = call("predict", classifier, "--input", source, "--output", tmp_path / "out.jsonl")
     assert code == 2
-    assert out.splitlines()[-1] == f"2 results in {tmp_path / 'out.jsonl'}, and 1 inputs that are none"
+    assert out.splitlines()[-1] == f"2 results in {tmp_path / 'out.jsonl'}, 1 invalid inputs"
     assert [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()] == results
 
 
@@ -802,7 +805,7 @@ def test_the_command_reads_standard_input(call, classifier, monkeypatch):
 
 @pytest.mark.slow
 def test_what_somebody_types_is_answered_line_by_line(classifier):
-    """A terminal: the second line is written when the answer to the first one is there."""
+    """In a terminal the second line is written only after the first answer has arrived."""
     ours, theirs = os.openpty()
     command = [sys.executable, "-m", "bertkit", "predict", str(classifier), "--input", "-"]
     with subprocess.Popen(command, stdin=theirs, stdout=subprocess.PIPE, text=True) as process:
@@ -825,7 +828,7 @@ def test_what_somebody_types_is_answered_line_by_line(classifier):
         ([], "give the inputs as TEXT or with --input FILE, one of the two"),
         (["good", "--input", "-"], "give the inputs as TEXT or with --input FILE, one of the two"),
         (["--input", "no.jsonl"], "there is no file no.jsonl; name one with --input, or - for standard input"),
-        (["good", "--pair"], "1 texts are no inputs of text and text_pair; give them in this order"),
+        (["good", "--pair"], "1 texts do not form inputs of text and text_pair; give them in order"),
         (["good", "--precision", "fp8"], 'precision = "fp8" must be one of auto, fp32, bf16, fp16'),
         (["\udc80"], "is not UTF-8; write it so, or give the file another name"),
     ],
@@ -882,5 +885,5 @@ def test_the_precision_is_that_of_training_unless_another_is_asked_for(classifie
 def test_the_predictor_is_a_public_name_and_takes_lists(classifier):
     assert bertkit.Predictor is Predictor
     for one in ("good", {"text": "good"}):
-        with pytest.raises(UsageError, match=r"inputs must be a list, and this is one (str|dict); write \[input\]"):
+        with pytest.raises(UsageError, match=r"inputs must be a list, got (str|dict); write \[input\]"):
             Exact(classifier)(one)

@@ -79,7 +79,7 @@ def main() -> None:
     print("\nFailures:\n")
     faults_of_control = [describe(*item) for item in control.items() if item[1].kind == "failed"]
     print("\n".join(f"- {line}" for line in [*faults, *(f"{CONTROL}: {x}" for x in faults_of_control)]) or "None.")
-    print("\nWhat differs on purpose:\n")
+    print("\nIntended differences:\n")
     for test, known in DIFFERENCES.items():
         print(f"- {test} ({', '.join(known.sides)}): {known.reason}")
     sys.exit(1 if faults else 0)

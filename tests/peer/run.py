@@ -1,4 +1,4 @@
-"""Run the cases of one side and record what became of each test."""
+"""Run the cases of one side and record the outcome of each test."""
 
 import os
 import unittest

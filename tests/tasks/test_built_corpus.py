@@ -1,4 +1,4 @@
-"""Pretraining on a corpus that `bertkit corpus build` has made: the run of its text, and what does not fit."""
+"""Pretraining on a built corpus: the same run as on its text, and options that do not fit."""
 
 import os
 import pickle
@@ -21,7 +21,7 @@ recipe, text = test_run.recipe, test_run.text  # fixtures
 
 @pytest.fixture(scope="module")
 def built(text, tmp_path_factory):
-    """A vocabulary, and two corpora built with it: of one shard, and of several."""
+    """Return a vocabulary, and two corpora built with it, of one shard and of several."""
     from bertkit.data.pretraining import build as builder
     from bertkit.data.tokenizer import load_tokenizer, make_tokenizer, save_tokenizer, train_vocabulary
 
@@ -39,7 +39,7 @@ def built(text, tmp_path_factory):
 
 
 def test_a_corpus_is_known_by_its_tokens(recipe, built, text, tmp_path):
-    """Built again of a copy it is the same; of a text in which a word has changed it is another."""
+    """A corpus rebuilt from a copy is the same; one from a text with a changed word differs."""
     from bertkit.data.pretraining import build as builder
     from bertkit.data.tokenizer import load_tokenizer
     from bertkit.training.arguments import complete
@@ -61,7 +61,7 @@ def test_a_corpus_is_known_by_its_tokens(recipe, built, text, tmp_path):
 @pytest.mark.parametrize("name", ["one", "several"])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_built_corpus_gives_the_run_that_its_text_gives(recipe, built, tmp_path, name, workers):
-    """The same documents held out, the same pairs and masks, so the same weights, bit for bit; also in two phases."""
+    """The held-out documents, pairs and masks are the same, so the weights are bit-identical; also in two phases."""
     phases = [{"share": 0.5, "max_length": 16}, {"share": 0.5, "max_length": 32}]
     data = {key: value for key, value in recipe["data"].items() if key != "max_length"}
     options = {"data": data | {"vocab": str(built / "vocab")}, "phase": phases}
@@ -77,7 +77,7 @@ def test_a_built_corpus_gives_the_run_that_its_text_gives(recipe, built, tmp_pat
 
 
 def test_a_built_corpus_is_small_in_the_hands_of_a_worker(recipe, built):
-    """It is pickled for a data worker that is not forked: without the tokens, which it maps again."""
+    """A data worker that is not forked receives it without the tokens, which it maps again."""
     from bertkit.training.arguments import complete
     from bertkit.training.prepare import prepare
 
@@ -93,11 +93,11 @@ def test_a_built_corpus_is_small_in_the_hands_of_a_worker(recipe, built):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"vocab": "other"}, "one was built with another vocabulary than that of .*other; build a corpus with it"),
+        ({"vocab": "other"}, "one was built with a different vocabulary from that of .*other; build one with it"),
         ({"cased": True}, "the tokenizer of .*one is uncased"),
-        ({"corpus": ["one", "text"]}, "one is a built corpus and stands alone; build one of all sources"),
-        ({"limit_characters": 10}, "one is a built corpus; limit_characters and split_sentences are for text"),
-        ({"split_sentences": False}, "one is a built corpus; limit_characters and split_sentences are for text"),
+        ({"corpus": ["one", "text"]}, "one is a built corpus and must be the only one; build one from all sources"),
+        ({"limit_characters": 10}, "one is a built corpus, but limit_characters and split_sentences are for text"),
+        ({"split_sentences": False}, "one is a built corpus, but limit_characters and split_sentences are for text"),
     ],
 )
 def test_what_does_not_fit_a_built_corpus_is_refused(recipe, built, text, tmp_path, change, message):
@@ -121,7 +121,7 @@ def test_what_does_not_fit_a_built_corpus_is_refused(recipe, built, text, tmp_pa
 def test_a_checkpoint_with_another_vocabulary_does_not_fit_a_built_corpus(recipe, built, tmp_path):
     run(PRETRAIN, recipe, output=tmp_path / "first")  # its vocabulary has been trained on the training part alone
     data = {"corpus": [str(built / "one")], "max_length": 32}
-    with pytest.raises(UsageError, match=r"built with another vocabulary than that of .*first"):
+    with pytest.raises(UsageError, match=r"built with a different vocabulary from that of .*first"):
         run(
             PRETRAIN,
             {"checkpoint": str(tmp_path / "first"), "batch_size": 16, "data": data, "train": recipe["train"]},
@@ -161,7 +161,7 @@ def test_a_run_that_continues_sees_that_its_corpus_was_built_anew_with_another_v
     given = recipe | {"data": recipe["data"] | {"corpus": [str(tmp_path / "corpus")]}}
 
     def stop(done, total, log):
-        if done == 2 and log:  # once: a second signal would not be held back
+        if done == 2 and log:  # once: a second signal would not be deferred
             os.kill(os.getpid(), signal.SIGTERM)
 
     with pytest.raises(Interrupted):
@@ -169,5 +169,5 @@ def test_a_run_that_continues_sees_that_its_corpus_was_built_anew_with_another_v
     shutil.rmtree(tmp_path / "corpus")
     tokens = train_vocabulary(text.read_text(encoding="utf-8").splitlines(), size=90)
     build([str(text)], make_tokenizer(tokens, cased=False), tmp_path / "corpus")
-    with pytest.raises(UsageError, match="corpus was built with another vocabulary than that of this run"):
+    with pytest.raises(UsageError, match="corpus was built with a different vocabulary from that of this run"):
         run(PRETRAIN, given, output=tmp_path / "run")

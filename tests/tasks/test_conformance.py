@@ -1,4 +1,4 @@
-"""What every Task promises. A new task is tested the moment it is declared: it only needs a small recipe here."""
+"""The contract of every Task. A new task is tested once it is declared: it only needs a small recipe here."""
 
 import inspect
 from functools import cache, partial
@@ -39,7 +39,7 @@ def make_pretraining(folder, **options):
 
 
 def write_start(folder, task, **values):
-    """What a task fine-tunes; one without training data starts from a model that has its head."""
+    """Return the checkpoint of a task; a task without training data starts from a model that has its head."""
     labels = () if task.metric else tuple(task.configure({}, None, None)["id2label"].values())
     return str(write_checkpoint(folder, labels=labels, **values))
 
@@ -109,7 +109,7 @@ def test_every_task_is_covered():
 
 @pytest.fixture(scope="module")
 def prepare(tmp_path_factory):
-    """A case's name -> its complete small recipe, examples, tokenizer and data sets, all made once."""
+    """Return by case a complete small recipe, examples, tokenizer and data sets, all made once."""
 
     @cache
     def prepare(name):
@@ -126,7 +126,7 @@ def prepare(tmp_path_factory):
 
 @pytest.fixture(params=CASES)
 def case(request, prepare):
-    """A task, its complete small recipe, examples, tokenizer, data sets and a fresh model."""
+    """Return a task, its complete small recipe, examples, tokenizer, data sets and a fresh model."""
     task, _, wrong = CASES[request.param]
     recipe, examples, tokenizer, data = prepare(request.param)
     torch.manual_seed(0)
@@ -156,7 +156,7 @@ def test_columns_are_arguments_of_the_head(case):
 
 
 def test_data_are_known_by_their_fingerprint(case):
-    """The same examples have the same one; a token or an answer that is another gives another."""
+    """Equal examples have equal fingerprints; a changed token or answer changes the fingerprint."""
     task, recipe, examples, tokenizer, data, _, _ = case
     for split, found in data.items():
         assert task.encode(examples[split], tokenizer, recipe, split).fingerprint() == found.fingerprint()
@@ -168,13 +168,13 @@ def test_data_are_known_by_their_fingerprint(case):
                 array[(0,) * array.ndim] += 1
                 assert found.fingerprint() not in seen
                 seen.add(found.fingerprint())
-                array[(0,) * array.ndim] -= 1  # the data are everybody's
+                array[(0,) * array.ndim] -= 1  # the data are shared
     assert len({found.fingerprint() for found in data.values()}) == len(data)
 
 
 @pytest.mark.parametrize("case", FINE_TUNED, indirect=True)
 def test_some_of_dev_decide_and_the_others_are_scored(case):
-    """Every example is on one side, in order, with all of its group; the same ones each time."""
+    """Each example is in one part, in order, with all of its group; the division is always the same."""
     task, _, examples, _, _, _, _ = case
     dev = examples[next(iter(task.splits))]
     groups = task.list_groups(dev)
@@ -182,14 +182,14 @@ def test_some_of_dev_decide_and_the_others_are_scored(case):
     decides, scored = task.divide(dev, 0.3)
     found = [task.list_groups(part) for part in (decides, scored)]
     assert len(found[0]) + len(found[1]) == len(groups)
-    if task.name != "ner":  # a document's number is its own; sentences without documents are numbered anew
+    if task.name != "ner":  # a document's number is its own; sentences without documents are renumbered
         assert not set(found[0]) & set(found[1])
         assert all(part.count(name) == len(numbers[name]) for part in found for name in set(part))
         assert found[1] == [group for group in groups if group in set(found[1])], "in order"
     assert len(set(found[0])) == round(0.3 * len(numbers))
     assert found == [task.list_groups(part) for part in task.divide(dev, 0.3)]
     for share in (1e-6, 1 - 1e-6):
-        with pytest.raises(UsageError, match=r"leaves none to decide or none to score"):
+        with pytest.raises(UsageError, match=r"leaves none to tune on or none to score"):
             task.divide(dev, share)
 
 
@@ -241,7 +241,7 @@ def test_every_fine_tuned_task_can_freeze_its_encoder_and_have_a_bilstm(case, bi
 
 @LEARNED
 def test_gold_answers_score_the_maximum_and_wrong_ones_do_not(case):
-    """The head's outputs are replaced by logits that are certain of the labels."""
+    """Replace the head's outputs by logits that are certain of the labels."""
     task, _, _, _, data, model, _ = case
     dev = data[next(iter(task.splits))]
     batch = take_batch(task, dev, len(dev))
@@ -296,7 +296,7 @@ def test_a_wrong_file_is_one_promised_error(case):
 
 
 def test_predictions_are_texts_in_files_of_their_own(case):
-    """Of every split that is evaluated or predicted."""
+    """Check every split that is evaluated or predicted."""
     task, _, _, _, data, model, _ = case
     names = []
     for split in (*task.splits, *task.unlabelled):

@@ -134,7 +134,7 @@ def test_an_unknown_task_lists_those_there_are(spelling):
 
 @pytest.fixture(scope="module")
 def glue(tmp_path_factory):
-    """The whole download."""
+    """Write the whole download."""
     return write_glue(tmp_path_factory.mktemp("glue"))
 
 
@@ -146,7 +146,7 @@ def bert(tmp_path_factory):
 
 @pytest.fixture
 def files_of(glue, tmp_path):
-    """Makes a copy of a task's files, to be spoilt: (folder of the download, folder of the task)."""
+    """Copy a task's files, to be damaged: (folder of the download, folder of the task)."""
 
     def copy(name):
         folder = find_glue(name).row.splits["train"].file.partition("/")[0]
@@ -175,7 +175,7 @@ def hub(monkeypatch, glue):
 
 
 def make_rows(row, examples):
-    """A split as the Hub has it."""
+    """Return a split as on the Hub."""
     columns = dict(zip(row.texts, examples["texts"], strict=True))
     count = len(examples["texts"][0])
     labels = [-1] * count if examples["labels"] is None else examples["labels"].tolist()
@@ -215,7 +215,7 @@ def test_the_hubs_copy_gives_what_the_official_files_give(name, glue, hub, bert)
 
 @pytest.mark.parametrize("name", NAMES)
 def test_texts_and_labels_are_the_ones_in_the_files(name, glue):
-    """Every text is a cell of its line, in the order of the texts, and so is the label in its official spelling."""
+    """Each text is a cell of its line, in the order of the texts, as is the label in its official spelling."""
     row = find_glue(name).row
     for split, examples in load(name, glue).items():
         lines = (glue / row.splits[split].file).read_text(encoding="utf-8-sig").split("\n")[:-1]
@@ -243,12 +243,12 @@ def test_missing_splits_that_are_not_needed_are_named_and_passed_over(tmp_path):
     folder, lines = write_glue(tmp_path, skip=skip), []
     examples = GLUE["mnli"].load(GLUE["rte"].recipe["data"] | {"dir": str(folder)}, lines.append)
     assert list(examples) == ["train", "dev_matched", "test_mismatched"]
-    assert lines[:3] == [f"MNLI: {folder / file} is not there and is passed over" for file in skip]
+    assert lines[:3] == [f"MNLI: {folder / file} not found, skipping" for file in skip]
     assert lines[3] == "MNLI: train 48, dev_matched 18, test_mismatched 10"
 
 
 def lack(monkeypatch, *missing):
-    """Takes splits, or whole configurations, from the Hub's copy."""
+    """Remove splits or whole configurations from the Hub's copy."""
     serve = datasets.load_dataset
 
     def serve_less(name, config):
@@ -266,7 +266,7 @@ def test_splits_that_the_hubs_copy_lacks_are_named_and_passed_over(hub, monkeypa
     examples = GLUE["mnli"].load(GLUE["rte"].recipe["data"], lines.append)
     assert list(examples) == ["train", "dev_matched", "dev_mismatched", "test_mismatched"]
     assert lines[0].startswith("MNLI: the data set nyu-mll/glue:ax cannot be loaded (BuilderConfig 'ax' not found); ")
-    assert lines[1:3] == [f"MNLI: {split} is not there and is passed over" for split in ("test_matched", "ax")]
+    assert lines[1:3] == [f"MNLI: {split} not found, skipping" for split in ("test_matched", "ax")]
     assert len(lines) == 4
 
 
@@ -292,11 +292,11 @@ def test_broken_rows_of_qqp_are_passed_over_and_reported(files_of):
     said = []
     examples = GLUE["qqp"].load(GLUE["rte"].recipe["data"] | {"dir": str(folder)}, said.append)
     assert len(examples["train"]["texts"][0]) == 48
-    assert said[0] == f"{qqp / 'train.tsv'}: 2 broken rows are passed over"
+    assert said[0] == f"{qqp / 'train.tsv'}: skipping 2 broken rows"
 
 
 def put(number, old, new):
-    """A change of one line, counted from 1."""
+    """Return a change of one line, counted from 1."""
 
     def change(lines):
         assert old in lines[number - 1]
@@ -370,8 +370,8 @@ MISTAKES = [
     ("rte", {"data": {"max_length": 4}}, r"max_length is 4 in \[data\]; it must be at least 5"),
     ("rte", {"data": {"max_length": 129}}, r"max_length 129 exceeds the model's 128 positions"),
     ("rte", {"data": {"max_train_samples": -1}}, r"max_train_samples is -1 in \[data\]; it must be at least 0"),
-    ("rte", {"checkpoint": ""}, r"rte needs a BERT to fine-tune; name one with --model"),
-    ("ax", {"checkpoint": ""}, r"ax needs a model that was fine-tuned on MNLI; name one with --model"),
+    ("rte", {"checkpoint": ""}, r"rte needs a BERT to fine-tune; give one with --model"),
+    ("ax", {"checkpoint": ""}, r"ax needs a model that was fine-tuned on MNLI; give one with --model"),
     ("rte", {"checkpoint": "no/model"}, r"there is no directory 'no/model'"),
     ("rte", {"freeze": "encoder", "reinit_layers": 1}, r"freeze would leave the layers of reinit_layers"),
     ("rte", {"phase": [{"share": 1.0, "max_length": 20}]}, r"\[\[phase\]\] is for pretraining"),
@@ -411,7 +411,7 @@ def make_recipe(checkpoint, folder, **train):
 
 @pytest.fixture(scope="module")
 def finish(glue, bert, tmp_path_factory):
-    """A finished run of a task, done once: its directory, metrics, and what it reported."""
+    """Return a finished run of a task, made once: its directory, metrics and messages."""
     done = {}
 
     def finish(name):
@@ -483,7 +483,7 @@ def test_the_baseline_is_the_most_frequent_label_of_the_dev_set():
 
 
 def make_labels(labels):
-    """A data set of which only the labels matter."""
+    """Return a data set of which only the labels matter."""
     return Sequences(np.ones(len(labels), np.int32), np.arange(1, len(labels) + 1), np.zeros(len(labels), int), labels)
 
 
@@ -535,7 +535,7 @@ def test_what_a_run_shows(finish):
 
 
 def test_a_score_no_better_than_the_majority_is_warned_of():
-    """QQP's majority has no F1 at all, so it is its accuracy that tells."""
+    """QQP's majority class has an F1 of 0, so the accuracy decides."""
     for name, found, majority, warned in [
         ("rte", {"accuracy": 0.5}, {"accuracy": 0.5}, "accuracy (50.0) is not above the majority class (50.0)"),
         ("rte", {"accuracy": 0.4}, {"accuracy": 0.5}, "accuracy (40.0) is not above"),
@@ -556,7 +556,7 @@ def test_a_score_no_better_than_the_majority_is_warned_of():
         if warned:
             assert lines[0].startswith(f"warning: {warned}")
             assert "learning rate" in lines[0]
-            assert "labels in another order" in lines[0]
+            assert "labels in a different order" in lines[0]
             assert ("contradicts its training set" in lines[0]) == (name == "wnli")
 
 
@@ -604,7 +604,7 @@ def predict_ax(checkpoint, glue, output):
 
 
 def permute(source, target, order):
-    """Saves a model of plain transformers whose labels come in another order."""
+    """Save a model of plain transformers with its labels in a different order."""
     model = transformers.BertForSequenceClassification.from_pretrained(source)
     names = [model.config.id2label[index] for index in order]
     for parameter in model.classifier.parameters():
@@ -620,7 +620,7 @@ def permute(source, target, order):
 def test_ax_is_predicted_by_a_model_of_mnli_whatever_the_order_of_its_labels(finish, glue, tmp_path):
     output, _, _ = finish("mnli")
     expected = (output / "predictions" / "AX.tsv").read_text()
-    assert set(expected.split()) > set(NLI), "label names, and all of them: else their order would not show"
+    assert set(expected.split()) > set(NLI), "all label names: otherwise their order would not show"
     assert predict_ax(output, glue, tmp_path / "same") == expected
     permuted = permute(output, tmp_path / "permuted", [2, 0, 1])
     assert transformers.AutoConfig.from_pretrained(permuted).id2label[0] == "contradiction"
@@ -652,7 +652,7 @@ def test_ax_needs_a_model_with_its_labels(bert, glue, tmp_path, start):
 
 
 def make(name, checkpoint, glue, lines=None, **top):
-    """A task's model before training, as a run makes it."""
+    """Return a task's model before training, as a run makes it."""
     recipe = complete(GLUE[name], make_recipe(checkpoint, glue), top)
     tokenizer = load_tokenizer(checkpoint)
     settings = GLUE[name].configure(recipe, tokenizer, None)
@@ -682,12 +682,12 @@ def test_a_classifier_of_the_same_labels_is_kept_and_another_is_new(tmp_path, gl
         assert not model.classifier.bias.any()
 
 
-# --- Layers drawn anew ------------------------------------------------------------------------------------------------
+# --- Randomly initialised layers --------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """A checkpoint in which every parameter is far from where it starts, as after pre-training."""
+    """Save a checkpoint with every parameter far from its initial value, as after pre-training."""
     folder = write_checkpoint(tmp_path_factory.mktemp("trained"))
     model = BertModel.from_pretrained(folder)
     torch.manual_seed(1)
@@ -729,7 +729,7 @@ def test_the_seed_decides_what_is_drawn(trained, glue, tmp_path):
     assert torch.equal(weights["one"][same], weights["two"][same])
 
 
-# --- Runs that must agree ---------------------------------------------------------------------------------------------
+# --- Equal runs -------------------------------------------------------------------------------------------------------
 
 
 def assert_same_bits(one, other):
@@ -745,14 +745,14 @@ def read_losses(output):
 
 @pytest.fixture(scope="module")
 def dropping(tmp_path_factory):
-    """A checkpoint with dropout, so that the state of the random generators counts."""
+    """Save a checkpoint with dropout, so that the state of the random generators matters."""
     dropout = {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1}
     return write_checkpoint(tmp_path_factory.mktemp("dropping"), initializer_range=0.1, **dropout)
 
 
 @pytest.fixture(scope="module")
 def straight(dropping, glue, tmp_path_factory):
-    """The recipe, directory and metrics of a run that nothing has stopped."""
+    """Return the recipe, directory and metrics of a run without interruption."""
     recipe = make_recipe(dropping, glue, num_train_epochs=3.0, logging_steps=1)
     output = tmp_path_factory.mktemp("straight") / "run"
     return recipe, output, run(GLUE["rte"], recipe, output=output)
@@ -761,7 +761,7 @@ def straight(dropping, glue, tmp_path_factory):
 @pytest.mark.slow
 @pytest.mark.parametrize("update", [8, 12])
 def test_a_run_stopped_in_the_middle_of_an_epoch_continues_bit_for_bit(straight, tmp_path, update):
-    """Six updates an epoch: the second one is stopped after its second and its last update."""
+    """There are six updates per epoch: the second epoch is stopped after its second and its last update."""
     recipe, output, metrics = straight
     lines = stop_and_continue(recipe, tmp_path / "run", update, metrics)
     assert f"continues after checkpoint-{update}" in lines
@@ -772,12 +772,12 @@ def test_a_run_stopped_in_the_middle_of_an_epoch_continues_bit_for_bit(straight,
 
 @pytest.mark.slow
 def test_stopping_keeps_what_was_done_since_the_best_epoch(straight, tmp_path):
-    """The recipe keeps one checkpoint, the Trainer the best one, which is not where a stopped run continues."""
+    """The recipe keeps one checkpoint and the Trainer the best one, which is not the one to resume from."""
     recipe = merge(straight[0], {"train": {"save_strategy": "epoch", "eval_strategy": "epoch"}})
-    metrics = run(GLUE["rte"], recipe, output=tmp_path / "straight")  # to evaluate draws random numbers, too
+    metrics = run(GLUE["rte"], recipe, output=tmp_path / "straight")  # evaluation uses random numbers, too
     assert complete(GLUE["rte"], recipe)["train"]["save_total_limit"] == 1
     assert "continues after checkpoint-8" in stop_and_continue(recipe, tmp_path / "run", 8, metrics)
-    # In the middle of an epoch: nothing was evaluated there that is not evaluated otherwise.
+    # In the middle of an epoch there is no additional evaluation.
     evaluated = [
         [entry["step"] for entry in read_log(tmp_path / name) if "eval_loss" in entry or "eval_accuracy" in entry]
         for name in ("straight", "run")
@@ -795,7 +795,7 @@ def test_stopping_keeps_what_was_done_since_the_best_epoch(straight, tmp_path):
     ],
 )
 def test_a_stop_at_the_end_of_an_epoch_comes_after_its_evaluation(straight, tmp_path, monkeypatch, strategy, expected):
-    """To evaluate draws random numbers; and the checkpoint is written once."""
+    """Evaluation uses random numbers; and the checkpoint is written once."""
     change = {"save_strategy": strategy, "save_steps": 6, "eval_strategy": "epoch"}
     recipe = merge(straight[0], {"train": change})
     metrics = run(GLUE["rte"], recipe, output=tmp_path / "straight")
@@ -808,7 +808,7 @@ def test_a_stop_at_the_end_of_an_epoch_comes_after_its_evaluation(straight, tmp_
 
 
 def stop_and_continue(recipe, output, update, metrics):
-    """Stops a run after an update, continues it, compares its metrics, and gives what it reported."""
+    """Stop a run after an update, continue it, compare its metrics, and return its messages."""
 
     def stop(done, total, log):
         if done == update - 1 and "loss" in log:
@@ -844,7 +844,7 @@ def test_accumulation_changes_nothing(bert, glue, tmp_path, name):
     np.testing.assert_allclose(losses[1], losses[0], rtol=1e-4)
     whole, parts = (load_file(tmp_path / cut / "model.safetensors") for cut in ("whole", "parts"))
     for weight in whole:
-        # Adam divides by the root of v: where a gradient is all but zero, rounding decides; hence the absolute part.
+        # Adam divides by the root of v: rounding dominates where a gradient is nearly zero; hence the absolute part.
         np.testing.assert_allclose(parts[weight], whole[weight], rtol=1e-3, atol=2e-3, err_msg=weight)
 
 
@@ -892,7 +892,7 @@ def test_scores_are_correlated(tmp_path, glue):
 @pytest.mark.parametrize(
     ("answers", "message"),
     [
-        (["1", "1", "0"], r"answers\.tsv has 3 answers and .*gold\.tsv 4 labels; give one for each"),
+        (["1", "1", "0"], r"answers\.tsv has 3 answers, but .*gold\.tsv has 4 labels; give one answer per label"),
         (["1", "1", "1", "1", "1"], r"has 5 answers"),
         (
             ["1", "maybe", "1", "1"],
@@ -931,7 +931,7 @@ def test_answers_that_cannot_be_scored(gold, tmp_path, answers, message):
         ("cola", "CoLA/test.tsv", "1", r"CoLA/test\.tsv, line 1 has 2 columns and 4 were"),
         ("rte", "RTE/nothing.tsv", "entailment", r"RTE/nothing\.tsv does not exist"),
         ("rte", "MNLI/dev_matched.tsv", "entailment", r"dev_matched\.tsv"),
-        ("ax", "diagnostic/diagnostic.tsv", "neutral", r"ax has no labels, so nothing can be scored"),
+        ("ax", "diagnostic/diagnostic.tsv", "neutral", r"ax has no labels to score against"),
     ],
 )
 def test_gold_files_and_answers_of_other_tasks(glue, tmp_path, name, file, answer, message):

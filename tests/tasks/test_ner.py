@@ -1,4 +1,4 @@
-"""NER as a task: files, labels by name, words without tokens, conlleval's form, runs."""
+"""NER as a task: files, labels by name, words without tokens, conlleval's format, runs."""
 
 import os
 import shutil
@@ -53,7 +53,7 @@ def encode(examples, start, **options):
 
 
 def keep(data, tags):
-    """The summary (S, W) of a model that gives these tags to the words that have a token."""
+    """Return the summary (S, W) of a model that predicts these tags for the words with a token."""
     kept = np.full((len(data), 9), IGNORED)
     for index, found in enumerate(tags):
         known = np.flatnonzero(data.locate(index) != ABSENT)
@@ -62,7 +62,7 @@ def keep(data, tags):
 
 
 def read_columns(text):
-    """Word, tag and predicted tag of each word, sentence by sentence, without -DOCSTART-."""
+    """Return word, tag and predicted tag of each word, by sentence, without -DOCSTART-."""
     blocks = [[line.split(" ") for line in block.splitlines()] for block in text.split("\n\n")]
     return [block for block in blocks if block[0][0] != "-DOCSTART-"]
 
@@ -104,7 +104,7 @@ def test_test_may_be_missing_and_documents_too(tmp_path):
     files = f"{tmp_path / 'eng.train'}, {tmp_path / 'eng.testa'}"
     assert lines == [
         f"{tmp_path / 'eng.testb'} is not there and is passed over",
-        f"no -DOCSTART- says where documents end, so sentences are without context: {files}",
+        f"no -DOCSTART- marks where documents end, so sentences have no context: {files}",
         "NER: train 48 sentences, dev 18 sentences",
     ]
     _, lines = load(tmp_path, context=False)
@@ -123,11 +123,11 @@ def test_what_became_of_the_words_is_said(tmp_path, start):
     (tmp_path / "dev.txt").write_text("-DOCSTART- O\n\ngood B-Y\n\u200b O\nbad I-Y\n\nso O\n", encoding="utf-8")
     examples, _ = load(tmp_path)
     assert NER.describe(encode(examples["train"], start), "train") == [
-        "train: 3.0 tokens a sentence, 3.0 with context"  # good word ##1
+        "train: 3.0 tokens per sentence, 3.0 with context"  # good word ##1
     ]
     assert NER.describe(encode(examples["dev"], start), "dev") == [
-        "dev: 1.5 tokens a sentence, 3.0 with context; 1 words have no token and are predicted O; 2 words have a tag "
-        "that is not in training (B-Y)"
+        "dev: 1.5 tokens per sentence, 3.0 with context; 1 words have no token and are predicted as O; 2 words have a "
+        "tag that is not in training data (B-Y)"
     ]
 
 
@@ -157,7 +157,7 @@ def test_a_sentence_longer_than_the_model_is_named(tmp_path, folder, start):
 
 
 def test_a_tag_that_training_lacks_counts_as_missed(tmp_path, start):
-    """Of two gold entities the model can only know one: recall 1/2, precision 1."""
+    """The model can only know one of two gold entities: recall 1/2, precision 1."""
     (tmp_path / "train.txt").write_text("good B-X\nword1 O\n")
     (tmp_path / "dev.txt").write_text("good B-X\nbad B-Y\n")
     examples, _ = load(tmp_path)
@@ -168,7 +168,7 @@ def test_a_tag_that_training_lacks_counts_as_missed(tmp_path, start):
 
 
 def test_summaries_of_batches_of_other_widths_meet(folder, start):
-    """The Trainer puts them together with -100; the tags that come out are those of the likeliest labels."""
+    """The Trainer pads summaries with -100; the decoded tags are those of the likeliest labels."""
     examples, _ = load(folder)
     data = encode(examples["dev"], start)
     model = BertForTokenClassification.from_pretrained(start, num_labels=len(data.names)).eval()
@@ -268,7 +268,7 @@ def test_a_run_leaves_conll_files_and_a_model_for_plain_transformers(tmp_path, f
     lines, recipe = [], make_recipe(folder, start)
     recipe["train"]["per_device_eval_batch_size"] = 4  # batches of other widths
     metrics = run(NER, recipe, output=tmp_path / "run", report=lines.append)
-    assert any("tokens a sentence" in line for line in lines)
+    assert any("tokens per sentence" in line for line in lines)
     assert metrics["score"] == metrics["f1"]
     for split, name in (("dev", "{}"), ("test", "test_{}")):
         columns = read_columns((tmp_path / "run" / "predictions" / f"{split}.conll").read_text(encoding="utf-8"))
@@ -294,7 +294,7 @@ def test_a_test_set_that_is_not_there_has_no_scores(tmp_path, start):
 
 
 def test_a_model_of_the_same_labels_in_another_order_keeps_what_it_knows(tmp_path, folder, start):
-    """Labels go by name: its predictions stay the same."""
+    """Labels are matched by name: its predictions stay the same."""
     examples, _ = load(folder)
     names = examples["train"]["labels"]
     shuffled = [names[place] for place in (3, 0, 4, 2, 1)]
@@ -317,7 +317,7 @@ def test_a_model_of_the_same_labels_in_another_order_keeps_what_it_knows(tmp_pat
 
 
 def test_it_learns(tmp_path, folder, start):
-    """A word gives its tag away, but for those that follow a word without a token."""
+    """Each word determines its tag, except after a word without a token."""
     recipe = make_recipe(folder, start) | {
         "precision": "fp32",
         "train": {"num_train_epochs": 15, "learning_rate": 5e-3, "seed": 1},
@@ -427,14 +427,14 @@ def test_features_whose_file_was_damaged_are_computed_again_with_a_line(tmp_path
     with first.path.open("r+b") as file:
         file.seek(len(whole) // 2)
         file.write(bytes(64))
-    said = "computed again: the checksum of the cached file was wrong"
+    said = "recomputed because the checksum of the cached file was wrong"
     assert said in NER.describe(encode(), "dev")[-1]
     assert first.path.read_bytes() == whole
     assert said not in NER.describe(encode(), "dev")[-1]
 
 
 def test_features_of_another_encoder_are_other_data(tmp_path, folder, start):
-    """Under the same name: a run would go on with them beside the encoder that it began with."""
+    """The file name stays the same, so a continued run would combine it with the first encoder."""
     checkpoint = tmp_path / "bert"
     shutil.copytree(start, checkpoint)
     recipe = make_features_recipe(tmp_path, folder, str(checkpoint), max_steps=6)
@@ -454,7 +454,7 @@ def test_features_of_another_encoder_are_other_data(tmp_path, folder, start):
 
 
 def test_sentences_without_a_token_are_not_shown(tmp_path, start):
-    """A word of a control character has no token; features of none cannot be made."""
+    """A word that is a control character has no token, so it has no features."""
     folder = tmp_path / "data"
     folder.mkdir()
     (folder / "train.conll").write_text("good B-PER\nword1 O\n\n" * 4)
@@ -476,7 +476,7 @@ def test_half_precision_features_score_about_the_same(tmp_path, folder, start):
     ("change", "message"),
     [
         ({"data": {"features": "first"}}, r"unknown layers 'first' in features; expected one of embeddings, second"),
-        ({"data": {"features": "last"}, "freeze": "encoder"}, r"freeze is for fine-tuning.*leave freeze out"),
+        ({"data": {"features": "last"}, "freeze": "encoder"}, r"freeze is for fine-tuning.*remove freeze"),
         ({"data": {"features": "last"}, "bilstm": True}, r"bilstm is for fine-tuning"),
         ({"data": {"features": "last"}, "reinit_layers": 1}, r"reinit_layers is for fine-tuning"),
         ({"data": {"features": "concat-last-four"}}, r"concat-last-four needs 4 layers and the model has 2"),

@@ -1,4 +1,4 @@
-"""Pre-training's data set is a pure function of the position; its scores and baselines are what they say."""
+"""Pre-training's data set is a pure function of position; its scores and baselines are correct."""
 
 import json
 import math
@@ -32,7 +32,7 @@ def tokenizer():
 
 @pytest.fixture(scope="module")
 def corpus():
-    """Thirty documents of one to twelve sentences of one to twenty tokens."""
+    """Return thirty documents of one to twelve sentences of one to twenty tokens."""
     draw = np.random.default_rng(1)
     sentences = draw.integers(1, 20, size=200)
     documents = np.minimum(draw.integers(1, 12, size=60).cumsum(), 200)
@@ -49,7 +49,7 @@ def make_data(corpus, tokenizer, phases=TWO_PHASES, seed=3, **options):
 
 
 def get_rows(batch):
-    """The rows of a batch without their padding, as one dictionary of lists each."""
+    """Return the rows of a batch without padding, each as a dictionary of lists."""
     lengths = batch["attention_mask"].sum(1).tolist()
     names = ("input_ids", "token_type_ids", "labels")
     return [
@@ -59,7 +59,7 @@ def get_rows(batch):
 
 
 def test_a_sample_does_not_depend_on_its_batch(corpus, tokenizer):
-    """Any batch size, any order, any worker, a fresh object: the same samples. So a run resumes anywhere."""
+    """Samples do not depend on batch size, order, worker or object, so a run can resume anywhere."""
     whole = get_rows(make_data(corpus, tokenizer).__getitems__(range(300)))
     data = make_data(corpus, tokenizer)
     assert [get_rows(data[i])[0] for i in (299, 0, 150, 7)] == [whole[i] for i in (299, 0, 150, 7)]
@@ -74,7 +74,7 @@ def test_another_seed_gives_other_samples(corpus, tokenizer):
 
 
 def test_an_epoch_takes_every_pair_of_a_copy_once(corpus, tokenizer):
-    """Pairs are told apart by where their segments lie in the corpus."""
+    """Pairs are identified by the positions of their segments in the corpus."""
     numbered = replace(corpus, ids=np.arange(len(corpus.ids)))  # a token's value is its offset
     data = make_data(numbered, tokenizer, objective="clm")
     start, orders = 0, []
@@ -94,7 +94,7 @@ def test_an_epoch_takes_every_pair_of_a_copy_once(corpus, tokenizer):
 
 
 def locate_naively(counts, sample):
-    """Epoch by epoch."""
+    """Compare epoch by epoch."""
     epoch = 0
     while sample >= counts[epoch % len(counts)]:
         sample -= counts[epoch % len(counts)]
@@ -123,7 +123,7 @@ def test_masks_are_drawn_afresh_when_a_copy_comes_again(corpus, tokenizer):
     pairs = data.count_pairs(32)
 
     def collect(first):
-        """Original tokens of each pair of an epoch -> its labels."""
+        """Return the original tokens of each pair of an epoch -> its labels."""
         found = {}
         for row in get_rows(data.__getitems__(range(first, first + pairs))):
             original = [i if label == -100 else label for i, label in zip(row["input_ids"], row["labels"], strict=True)]
@@ -234,7 +234,7 @@ def test_whole_words_are_masked_together(corpus, tokenizer):
 
 
 def test_baselines_by_hand(tokenizer):
-    """Two documents of two sentences; token 7 three times out of eight."""
+    """Return two documents of two sentences; three of eight tokens are 7."""
     ids = np.array([7, 7, 8, 9, 7, 10, 11, 12], np.uint16)
     corpus = TokenizedCorpus(ids, np.array([2, 4, 6, 8]), np.array([2, 4]))
     data = make_data(corpus, tokenizer, [Phase(2, 16)])
@@ -289,7 +289,7 @@ def test_a_sentence_to_fill_has_one_ordinary_word_masked():
 
 @pytest.mark.parametrize("head", [BertForPreTraining, BertForMaskedLM])
 def test_the_likeliest_words_are_shown_beside_the_right_one(head):
-    """A model whose decoder's bias makes it say "bb" whatever it reads."""
+    """Return a model whose decoder bias makes it predict "bb" for every input."""
     words = make_tokenizer(WORDS, cased=False, max_length=40)
     model = head(BertConfig(**SMALL, vocab_size=len(words) + 3)).eval()
     with torch.no_grad():
@@ -318,7 +318,7 @@ def test_the_left_to_right_baseline_counts_separators(tokenizer, corpus):
 
 
 def test_the_starter_is_the_recipe_of_the_demo():
-    """A bare `bertkit pretrain` and `make demo` do the same."""
+    """`bertkit pretrain` without options and `make demo` do the same."""
     from bertkit.training.recipe import read_recipe
 
     demo = read_recipe(Path(__file__).parents[2] / "recipes" / "demo" / "pretrain.toml")

@@ -1,4 +1,4 @@
-"""SQuAD as a task: files, tau, the official forms, training on another file first."""
+"""SQuAD as a task: files, tau, the official formats, training on another file first."""
 
 import json
 from dataclasses import replace
@@ -50,7 +50,7 @@ def load(version, folder, **options):
 
 
 def change(path, edit):
-    """Edits the first question and its paragraph in a file."""
+    """Edit the first question and its paragraph in a file."""
     content = json.loads(path.read_text(encoding="utf-8"))
     paragraph = content["data"][0]["paragraphs"][0]
     edit(paragraph, paragraph["qas"][0])
@@ -58,7 +58,7 @@ def change(path, edit):
 
 
 def make_kept(data, gold, high=10.0):
-    """(W, 82) the scores of a model that is sure of (first, last) in each window."""
+    """Return the scores (W, 82) of a model that is certain of (first, last) in each window."""
     from bertkit.data.spans import keep_top
 
     length = int((data.find_first() + data.lengths).max()) + 1
@@ -105,8 +105,8 @@ def test_an_answer_elsewhere_is_left_out_of_training_only(tmp_path, version):
         )
     examples, lines = load(version, tmp_path)
     assert [len(examples[split]) for split in ("train", "dev")] == [23, 24]
-    assert any("1 training questions are left out" in line for line in lines)
-    assert any("1 dev questions have an answer that is not where" in line for line in lines)
+    assert any("skipping 1 training questions" in line for line in lines)
+    assert any("1 dev questions have an answer that is not at" in line for line in lines)
 
 
 def test_nothing_left_to_train_on(tmp_path):
@@ -154,9 +154,9 @@ def test_another_file_may_be_trained_on(tmp_path):
         ({"max_query_length": 0}, "max_query_length is 0"),
         ({"max_answer_length": 0}, "max_answer_length is 0"),
         ({"max_train_samples": -1}, "max_train_samples is -1"),
-        ({"extra_train": "no.json"}, r"extra_train no.json is not there"),
-        ({"train_file": "no.json"}, r"train_file no.json is not there"),
-        ({"dir": "no/folder"}, r"no/folder is no folder; give the one that holds train-v2.0.json"),
+        ({"extra_train": "no.json"}, r"extra_train no.json not found"),
+        ({"train_file": "no.json"}, r"train_file no.json not found"),
+        ({"dir": "no/folder"}, r"no/folder is not a folder; give the folder that holds train-v2.0.json"),
     ],
 )
 def test_options_that_make_no_sense(tmp_path, options, message):
@@ -179,8 +179,8 @@ def test_what_became_of_the_questions_is_said(start, tmp_path):
     data = SQUAD["squad1"].encode(questions, tokenizer, recipe, "train")
     (line,) = TASKS["squad1"].describe(data, "train")
     assert line == (
-        f"train: {len(data)} windows of 4 questions; 1 questions are cut at their last tokens; 1 answers are in no "
-        "window; 2 answers cannot be given exactly: they begin or end within a token, or have more than 5"
+        f"train: {len(data)} windows of 4 questions; 1 questions are truncated; 1 answers are in no window; 2 "
+        "answers cannot be predicted exactly because they begin or end within a token or have more than 5 tokens"
     )
 
 
@@ -218,7 +218,7 @@ def test_an_oracle_falls_short_only_by_what_no_token_can_express(start, version)
 
 
 def test_of_several_references_the_oracle_says_one_that_tokens_can_express(start, version):
-    """Gold answers as scores are perfect up to the questions that `describe` counts."""
+    """Gold answers as predictions score 100 except on the questions that `describe` counts."""
     context = "word1 word2 goodword4 . " + "word3 " * 40
     questions = [
         Question("a", "word1 ?", context, ("od", "word2"), (14, 6)),
@@ -229,7 +229,7 @@ def test_of_several_references_the_oracle_says_one_that_tokens_can_express(start
     lengths = {"max_length": 110, "max_query_length": 8, "max_answer_length": 20}
     data = encode_questions(questions, load_tokenizer(start), **lengths)
     (line,) = SQUAD[version.name].describe(data, "dev")
-    assert "2 answers cannot be given exactly" in line
+    assert "2 answers cannot be predicted exactly" in line
     exact = [set(express(data, index)) & set(question.answers) for index, question in enumerate(questions)]
     assert [len(found) for found in exact] == [1, 0, 1, 0]
     oracle = [
@@ -244,7 +244,7 @@ def test_of_several_references_the_oracle_says_one_that_tokens_can_express(start
 def test_tau_is_the_paper_s_and_the_flag_its_opposite():
     """Four questions; the first two have answers. Answering all scores 50, none 50, the first three 75.
 
-    The odds s_null - best are -2, 0, 1, 3: by tau = 0 only the first is answered, for the second is not *above* s_null.
+    The odds s_null - best are -2, 0, 1, 3: tau = 0 answers only the first, because the second is not *above* s_null.
     """
     questions = [
         Question("a", "", "x", ("x",), (0,)),
@@ -310,7 +310,10 @@ def test_tau_is_that_of_the_rows_that_decide(tmp_path, start):
     whole = run(TASKS["squad2"], recipe, output=tmp_path / "whole")
     assert whole["chosen_on_dev"] == "tau"
     card = (tmp_path / "whole" / "README.md").read_text()
-    assert "The scores are optimistic: the same data decided tau; with --set data.tune_share=0.5" in card
+    assert (
+        "The scores are optimistic because the same data were used to choose tau; with --set data.tune_share=0.5"
+        in card
+    )
     lines = []
     found = run(TASKS["squad2"], recipe, {"data": {"tune_share": 0.5}}, output=tmp_path / "run", report=lines.append)
     assert "chosen_on_dev" not in found
@@ -395,7 +398,7 @@ def test_another_file_comes_first(tmp_path, start):
         TASKS["squad2"], recipe, output=output, report=lines.append, progress=lambda done, *rest: steps.append(done)
     )
     assert lines.index("then:") > next(i for i, line in enumerate(lines) if line.startswith("first, in"))
-    assert any("train 24 questions, dev 24 questions" in line for line in lines), "the extra file, whole"
+    assert any("train 24 questions, dev 24 questions" in line for line in lines), "the complete extra file"
     assert any("train 6 questions, dev 24 questions" in line for line in lines)
     assert not any("new, because" in line for line in lines[lines.index("then:") :]), "the head is the first one's"
     assert read_metrics(output / FIRST / "metrics.json")["updates"] == metrics["updates"] == 3
@@ -445,7 +448,7 @@ def test_a_broken_extra_file_is_told_before_anything_is_written(tmp_path, start)
 
 
 def kill_after_first(recipe, output):
-    """Runs SQuAD 1.1 until the first part of its training is finished."""
+    """Run SQuAD 1.1 until the first part of its training is finished."""
 
     class Killed(Exception):
         pass
@@ -481,13 +484,13 @@ def test_a_run_killed_after_its_first_part_goes_on(tmp_path, start):
 def test_never_answering_is_warned_of():
     metrics = {"f1": 50.0, "majority_f1": 50.0, "tau": 2.5}
     meaning, line = TASKS["squad2"].diagnose(metrics)
-    assert "more than tau = 2.500 above no answer (in the reference code null_score_diff_threshold = -2.500)" in meaning
+    assert "more than tau = 2.500 above no answer (null_score_diff_threshold = -2.500 in the reference code)" in meaning
     assert line.startswith("warning: F1 (50.0) is not above never answering (50.0). Likely causes: a learning rate")
     assert TASKS["squad2"].diagnose(metrics | {"f1": 50.1}) == [meaning]
     assert TASKS["squad1"].diagnose({"f1": 0.0}) == []
 
 
-# --- Texts that are not as one expects them
+# --- Unusual texts
 
 
 @pytest.mark.parametrize(
@@ -523,7 +526,7 @@ def test_odd_texts_are_answered(start, version, context, question, answer, tmp_p
 
 
 def test_the_first_token_of_a_word_with_accents_is_found(start):
-    """Characters that the tokenizer drops or joins do not shift what comes after them."""
+    """Characters that the tokenizer drops or joins do not shift the following offsets."""
     context = "cafe\u0301 good nai\u0308ve bad"
     tokenizer = load_tokenizer(start)
     data = encode_questions([Question("a", "", context, ("bad",), (context.index("bad"),))], tokenizer, max_length=40)
@@ -546,7 +549,7 @@ def test_a_start_that_cannot_be_is_passed_over(start, version, start_at):
 
 @pytest.mark.parametrize("strategy", ["random", "group_by_length"])
 def test_predictions_belong_to_their_questions_however_training_is_ordered(tmp_path, start, strategy):
-    """The Trainer would sort what it evaluates by length, too, and say nothing."""
+    """The Trainer would silently sort evaluation data by length, too."""
     recipe = make_recipe(tmp_path, start, ONE)
     recipe["train"]["train_sampling_strategy"] = strategy
     metrics = run(TASKS["squad1"], recipe, output=tmp_path / "run")
@@ -587,7 +590,7 @@ def test_a_study_compares_both_versions(tmp_path, start):
     assert all(0 <= cell["mean"] <= 100 for cell in results["cells"])
     table = (tmp_path / "study" / "table.md").read_text(encoding="utf-8")
     assert "88.5" in table, "the paper's"
-    assert not list((tmp_path / "study").rglob(FIRST)), "what came before a run is not kept"
+    assert not list((tmp_path / "study").rglob(FIRST)), "files from before the run are not kept"
 
 
 def test_a_tau_does_not_outlive_its_task(tmp_path, start):
@@ -608,7 +611,7 @@ def test_scoring_says_what_is_missing(tmp_path):
     with pytest.raises(UsageError, match="23 of 24 questions have no prediction"):
         SQUAD["squad2"].score_files(gold, tmp_path / "some.json")
     for options in ({"odds": tmp_path / "some.json"}, {"threshold": 0.5}):
-        with pytest.raises(UsageError, match="leave out --null-odds and --na-prob-thresh"):
+        with pytest.raises(UsageError, match="remove --null-odds and --na-prob-thresh"):
             SQUAD["squad1"].score_files(gold, tmp_path / "some.json", **options)
 
 
@@ -623,7 +626,7 @@ def test_log_odds_beside_the_official_threshold_are_pointed_out(tmp_path):
             gold, tmp_path / "answers.json", tmp_path / "odds.json", threshold, report=lines.append
         )
         assert len(lines) == said
-    with pytest.raises(UsageError, match="--na-prob-thresh is nan"):
+    with pytest.raises(UsageError, match="--na-prob-thresh is NaN"):
         SQUAD["squad2"].score_files(gold, tmp_path / "answers.json", tmp_path / "odds.json", float("nan"))
 
 
@@ -636,7 +639,7 @@ def test_an_extra_file_without_a_fitting_answer_is_named(tmp_path, start):
                 question["answers"][0]["answer_start"] = 9999
     (folder / "train-v1.1.json").write_text(json.dumps(content))
     recipe = make_recipe(tmp_path, start, TWO, extra_train=str(folder / "train-v1.1.json"))
-    with pytest.raises(UsageError, match=r"no answer in .*extra.* stands where the file says"):
+    with pytest.raises(UsageError, match=r"no answer in .*extra.* is at its answer_start"):
         run(TASKS["squad2"], recipe, output=tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
@@ -651,7 +654,7 @@ def test_a_model_without_room_for_a_context_is_refused_at_prediction():
         config = SimpleNamespace(max_position_embeddings=positions)
         return SQUAD["squad1"].encode_inputs([], SimpleNamespace(lengths={}, model=SimpleNamespace(config=config)))
 
-    with pytest.raises(UsageError, match=r"the model takes 6 tokens, .* give one that takes more"):
+    with pytest.raises(UsageError, match=r"the model takes 6 tokens, .* give a model that takes more"):
         encode(6)
     with pytest.raises(AttributeError, match="tokenizer"):  # which comes next
         encode(7)

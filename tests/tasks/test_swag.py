@@ -1,4 +1,4 @@
-"""SWAG as a task: four sequences a question, one softmax over them, the official files and the Hub's copy."""
+"""SWAG as a task: four sequences per question, one softmax over them, the official files and the Hub's copy."""
 
 import csv
 import json
@@ -40,7 +40,7 @@ PIANO = Situation(
 
 @pytest.fixture(scope="module")
 def swag(tmp_path_factory):
-    """The official files."""
+    """Write the official files."""
     return write_swag(tmp_path_factory.mktemp("swag"))
 
 
@@ -104,7 +104,7 @@ def test_a_question_is_four_sequences():
         "attention_mask": (1, 4, 16),
         "labels": (1,),
     }
-    assert SWAG.describe(data, "dev") == ["dev: 1 questions of 4 sequences; 14.2 tokens on average, 16 in the longest"]
+    assert SWAG.describe(data, "dev") == ["dev: 1 questions of 4 sequences; 14.2 tokens on average, at most 16"]
 
 
 def take(batch):
@@ -131,7 +131,7 @@ def test_all_splits_are_read_and_a_missing_test_file_is_named(tmp_path):
     assert lines == ["SWAG: train 48, dev 18, test 10"]
     others, lines = load(write_swag(tmp_path / "some", skip=("test.csv",)))
     missing = tmp_path / "some" / "test.csv"
-    assert lines == [f"SWAG: {missing} is not there and is passed over", "SWAG: train 48, dev 18"]
+    assert lines == [f"SWAG: {missing} not found, skipping", "SWAG: train 48, dev 18"]
     assert list(others) == ["train", "dev"]
     assert others["train"] == examples["train"]
 
@@ -153,7 +153,7 @@ def test_the_hubs_copy_gives_what_the_official_files_give(swag, monkeypatch):
     monkeypatch.setattr(datasets, "load_dataset", lambda name, config: served)
     assert load("") == (official, ["SWAG: train 48, dev 18, test 10"])
     del served["test"]
-    assert load("")[1][0] == "SWAG: test is not there and is passed over"
+    assert load("")[1][0] == "SWAG: test not found, skipping"
 
 
 BAD = [
@@ -185,11 +185,14 @@ def test_a_bad_file_is_one_line_and_nothing_is_written(swag, bert, tmp_path, fil
 
 
 MISTAKES = [
-    ({"data": {"dir": "no/folder"}}, r"no/folder is no folder; give the one that holds train\.csv: --data DIR"),
+    (
+        {"data": {"dir": "no/folder"}},
+        r"no/folder is not a folder; give the folder that holds train\.csv with --data DIR",
+    ),
     ({"data": {"max_length": 4}}, r"max_length is 4 in \[data\]; it must be at least 5"),
     ({"data": {"max_length": 129}}, r"max_length 129 exceeds the model's 128 positions"),
     ({"data": {"max_train_samples": -1}}, r"max_train_samples is -1 in \[data\]; it must be at least 0"),
-    ({"checkpoint": ""}, r"swag needs a BERT to fine-tune; name one with --model"),
+    ({"checkpoint": ""}, r"swag needs a BERT to fine-tune; give one with --model"),
     ({"phase": [{"share": 1.0, "max_length": 20}]}, r"\[\[phase\]\] is for pretraining"),
     ({"task": "rte"}, r"the recipe is for the task 'rte', not 'swag'"),
 ]
@@ -212,7 +215,7 @@ def assert_refused(recipe, output, message):
 
 @pytest.fixture(scope="module")
 def made(swag, bert):
-    """The examples, data sets and model of a run before training, in float64."""
+    """Return the examples, data sets and model of a run before training, in float64."""
     recipe = complete(SWAG, make_recipe(bert, swag))
     examples = SWAG.load(recipe["data"], lambda line: None)
     tokenizer = load_tokenizer(bert)
@@ -242,7 +245,7 @@ def test_loss_and_logits_are_those_of_plain_transformers(made):
 
 
 def test_the_loss_is_that_of_a_softmax_over_the_four(made):
-    """-log of the right ending's share, taken by hand."""
+    """The loss is -log of the correct ending's probability, computed by hand."""
     examples, data, model, _ = made
     outputs = compute(model, data["dev"])
     shares = outputs.logits.exp() / outputs.logits.exp().sum(dim=1, keepdim=True)
@@ -324,7 +327,7 @@ def test_what_is_shown_of_a_question_is_one_short_line(made):
 
 @pytest.fixture(scope="module")
 def finished(swag, bert, tmp_path_factory):
-    """The directory of a finished run, its metrics and what it reported."""
+    """Return the directory of a finished run, its metrics and its messages."""
     output, lines = tmp_path_factory.mktemp("runs") / "swag", []
     metrics = run(SWAG, make_recipe(bert, swag), output=output, report=lines.append)
     return output, metrics, lines

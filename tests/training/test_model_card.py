@@ -118,7 +118,7 @@ def test_the_metadata_of_every_kind_of_card_are_valid_and_come_back(finish, name
             "question-answering",
             "transformers",
             "BertForQuestionAnswering",
-            ["the same data decided tau", "more than tau = "],
+            ["the same data were used to choose tau", "more than tau = "],
         ),
         ("features", "token-classification", "bertkit", "BertFeaturesForTokenClassification", ["was left as it was"]),
     ],
@@ -377,7 +377,7 @@ def test_a_pushed_run_predicts_from_the_hub_as_it_does_here(hub, mrpc, tmp_path)
     push.push(mrpc, "ada/pairs")
     pair = ["good word1", "bad " * 200]
     said = start_python(hub, tmp_path / "home", "-m", "bertkit", "predict", "ada/pairs", *pair)
-    assert said.stderr == "bertkit: 1 of 1 inputs are too long for this model and were cut: number 1\n"
+    assert said.stderr == "bertkit: 1 of 1 inputs are too long for this model and were truncated: number 1\n"
     predictor = Predictor(mrpc)
     assert said.stdout == predictor.describe(predictor([pair])[0]) + "\n"
 
