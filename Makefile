@@ -9,7 +9,7 @@ INSTALLED := $(VENV)/installed
 CLIENTS := .venv-clients
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo check format test browser test-browser test-all peer clients coverage clean
+.PHONY: help install demo docs check format test browser test-browser test-all peer clients coverage clean
 
 help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 21
@@ -36,6 +36,9 @@ demo: $(INSTALLED) ## the whole way in 10 to 20 minutes: data from documentation
 	$(BIN)/bertkit predict runs/demo-qnli $(ASKED) "In add.numbers, axis is int or None: Along which axis." \
 	  $(ASKED) "In pandas.Index, dtype is str: What it is stored as."
 	$(BIN)/bertkit report runs/demo runs/demo-squad runs/demo-qnli --output runs/demo.html
+
+docs: $(INSTALLED) ## write the tables of the pages that repeat the code
+	$(BIN)/python -m tests.docs
 
 check: $(INSTALLED) ## lint, formatting and who imports whom, as CI runs them
 	$(BIN)/ruff check .

@@ -23,11 +23,11 @@ from bertkit.inference.features import extract
 from bertkit.studies.cells import list_cells
 from bertkit.studies.spec import OPTIONS, make_study, read_study
 from bertkit.tasks import TASKS
-from bertkit.tasks.glue import BASE_TEST, BENCHMARKS, GRID, LARGE_TEST, SCORE_NAMES, find_glue
-from bertkit.tasks.pretraining import STARTER
+from bertkit.tasks.glue import GRID, find_glue
 from bertkit.training.plan import dry_run
-from bertkit.training.recipe import check, merge, parse_setting, read_recipe
+from bertkit.training.recipe import check, parse_setting, read_recipe
 from bertkit.training.run import run
+from tests import docs
 from tests.official import write_checkpoint
 from tests.tasks.test_conformance import make_pretraining
 
@@ -230,74 +230,30 @@ for path, text in PAGES.items():
         SECTIONS[text.partition("\n")[0].removeprefix("# ")] = text
 
 
-def read_table(page, first):
-    """The rows of the table whose first heading is `first`, each as heading -> cell."""
-    lines = re.search(rf"^\| {first} \|.*?(?=\n\n|\Z)", page, re.DOTALL | re.MULTILINE).group(0).splitlines()
-    headings, _, *rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in lines)
-    return [dict(zip(headings, row, strict=True)) for row in rows]
+@pytest.mark.parametrize("page", docs.PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_the_tables_of_a_page_are_up_to_date(page):
+    text = page.read_text(encoding="utf-8")
+    assert docs.write_tables(text) == text, "run make docs"
 
 
-BASE_RECIPE = merge(TASKS["pretrain"].recipe, read_recipe(ROOT / "recipes/pretrain/base.toml"))
-FEATURES = {"data": {"features": "last"}}
-VALUES = {  # page -> column -> the recipes that have its values
-    "What all pages share": {"value": [task.recipe for task in TASKS.values() if task.name != "pretrain"]},
-    "Pretraining": {"no recipe": [merge(TASKS["pretrain"].recipe, STARTER)], "base.toml": [BASE_RECIPE]},
-    "GLUE": {"value": [TASKS[row.name].recipe for row in BENCHMARKS if row.metrics]},
-    "SQuAD 1.1 and 2.0": {"1.1": [TASKS["squad1"].recipe], "2.0": [TASKS["squad2"].recipe]},
-    "SWAG": {"value": [TASKS["swag"].recipe]},
-    "Named entities": {
-        "fine-tuned": [TASKS["ner"].recipe],
-        "features": [merge(TASKS["ner"].recipe, TASKS["ner"].overrides(FEATURES), FEATURES)],
-    },
-}
+def test_a_stale_table_is_noticed():
+    text = PAGES[ROOT / "recipes" / "glue" / "README.md"]
+    assert len(docs.TABLE.findall("\n".join(PAGES.values()))) == 12
+    for stale in (text.replace("`2e-5` | the", "`3e-5` | the"), text.replace("| `rte` |", "| `rté` |")):
+        assert stale != text
+        assert docs.write_tables(stale) == text
 
 
-def take(recipe, key):
-    """The value of a key, which may be in a table."""
-    table, _, name = key.rpartition(".")
-    return (recipe[table] if table else recipe)[name]
-
-
-@pytest.mark.parametrize("page", VALUES)
-def test_a_page_names_the_values_of_the_code(page):
-    rows = read_table(SECTIONS[page], "key")
-    assert len(rows) >= 5
-    for row in rows:
-        for column, recipes in VALUES[page].items():
-            keys, values = find_spans(row["key"]), find_spans(row[column])
-            for key, value in zip(keys, values, strict=True):
-                for recipe in recipes:
-                    assert take(recipe, key) == tomllib.loads(f"value = {value}")["value"], (key, recipe["task"])
-
-
-def test_the_page_of_pretraining_has_the_sizes_of_its_recipes():
-    rows = read_table(SECTIONS["Pretraining"], "recipe")
-    assert len(rows) == len([path for path in RECIPES if read_recipe(path)["task"] == "pretrain"])
-    for row in rows:
-        recipe = read_recipe(ROOT / "recipes" / "pretrain" / re.search(r"\]\((.*?)\)", row["recipe"]).group(1))
-        lengths = [phase["max_length"] for phase in recipe.get("phase", [recipe["data"]])]
-        assert row["model"] == f"{recipe['model']['num_hidden_layers']} layers of {recipe['model']['hidden_size']}"
-        assert row["updates of sequences"] == f"{recipe['train']['max_steps']:,} of {recipe['batch_size']}"
-        assert row["tokens of a sequence"] == ", ".join(map(str, lengths))
-
-
-def test_the_page_of_glue_has_its_tasks_as_they_are():
-    page = SECTIONS["GLUE"]
-    rows = {row["task"].strip("`"): row for row in read_table(page, "task")}
-    assert list(rows) == [row.name for row in BENCHMARKS if row.metrics]
-    for name, cells in rows.items():
-        row = find_glue(name).row
-        assert cells["folder"] == f"`{row.splits['train'].file.partition('/')[0]}`"
-        if not row.bare:
-            assert find_spans(cells["columns"]) == [*row.texts.values(), row.label]
-        assert cells["metrics, the paper's first"].startswith(", ".join(SCORE_NAMES[metric] for metric in row.metrics))
-        paper = row.paper.get(row.metrics[0])
-        assert cells["paper, test: base, large"] == (
-            f"{100 * paper[BASE_TEST]:.1f}, {100 * paper[LARGE_TEST]:.1f}" if paper else "left out there"
-        )
-    grid = re.search(r"`--grid` tries (.*?);", page, re.DOTALL).group(1)
+def test_the_page_of_glue_has_the_grid():
+    grid = re.search(r"`--grid` tries (.*?);", SECTIONS["GLUE"], re.DOTALL).group(1)
     numbers = [float(text) for text in re.findall(r"(?<![.(A\d])\d+(?:e-\d)?(?![.\d])", grid)]
     assert numbers == [value for values in GRID.values() for value in values]
+
+
+def test_every_recipe_for_pretraining_is_on_its_page():
+    page = SECTIONS["Pretraining"]
+    for path in (path for path in RECIPES if read_recipe(path)["task"] == "pretrain"):
+        assert f"| [{path.relative_to(ROOT / 'recipes')}]" in page
 
 
 def list_messages():
