@@ -298,7 +298,7 @@ def test_without_a_mask_every_token_is_real(kernel: str) -> None:
 
 @pytest.mark.parametrize("shape", [(2, 1, 4, 4), (2, 3), (1, 4)])
 def test_packed_refuses_a_mask_of_another_shape(shape: tuple[int, ...]) -> None:
-    with pytest.raises(ValueError, match=r"attention_mask has the shape .* packed attention takes \(2, 4\)"):
+    with pytest.raises(ValueError, match=r"attention_mask has the shape .* packed attention expects \(2, 4\)"):
         lay_out((2, 4), torch.ones(shape), PACKED, CPU)
 
 

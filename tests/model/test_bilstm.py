@@ -293,7 +293,7 @@ def test_the_encoder_of_a_feature_based_model_is_frozen_and_the_rest_learns(tmp_
     [
         ({"feature_layers": "first"}, r"unknown layers 'first'; expected one of embeddings, second-to-last"),
         ({"feature_layers": None}, r"unknown layers ''"),
-        ({"num_hidden_layers": 3}, r"sum-last-four needs 4 layers and the model has 3"),
+        ({"num_hidden_layers": 3}, r"sum-last-four needs 4 layers, but the model has 3"),
         ({"num_hidden_layers": 1, "feature_layers": "second-to-last"}, r"second-to-last needs 2 layers"),
     ],
 )
@@ -303,7 +303,7 @@ def test_layers_that_are_not_there_are_refused(values: dict, message: str) -> No
 
 
 def test_an_odd_hidden_size_has_no_two_halves() -> None:
-    with pytest.raises(ValueError, match="hidden_size is 15; a BiLSTM on top needs an even one"):
+    with pytest.raises(ValueError, match="hidden_size is 15; a BiLSTM on top needs an even size"):
         make_model("BertBiLSTMForTokenClassification", hidden_size=15, num_attention_heads=5)
 
 

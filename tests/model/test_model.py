@@ -192,13 +192,13 @@ def test_attention_probabilities_equal_transformers_with_eager(head: str) -> Non
 @pytest.mark.parametrize("kernel", ["packed", "sdpa"])
 def test_attention_probabilities_of_other_kernels_are_refused(kernel: str) -> None:
     model, batch = make_model("BertForMaskedLM", kernel), make_batch([2, 5])
-    with pytest.raises(ValueError, match=rf"attn_implementation='eager' only, got '{kernel}'; load the model with it"):
+    with pytest.raises(ValueError, match=rf"with attn_implementation='eager', got '{kernel}'; load the model with it"):
         model(**batch, output_attentions=True)
     model.set_attn_implementation("eager")
     model.config.output_attentions = True
     assert len(model(**batch).attentions) == 2
     model.set_attn_implementation(kernel)
-    with pytest.raises(ValueError, match="exist with attn_implementation='eager' only"):
+    with pytest.raises(ValueError, match="exist only with attn_implementation='eager'"):
         model(**batch)
 
 

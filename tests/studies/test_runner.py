@@ -169,7 +169,7 @@ def test_a_file_is_read_and_unquoted_axes_are_understood(fake, tmp_path):
         ({"tasks": []}, r'no tasks; write for example tasks = \["pretrain"\]'),
         (
             {"tasks": "pretrain"},
-            r'tasks = "pretrain" must be a list, each item text; write it so: tasks = \["pretrain"\]',
+            r'tasks = "pretrain" must be a list, each item text; write tasks = \["pretrain"\]',
         ),
         ({"tasks": ["nonsense"]}, r"unknown task 'nonsense' in tasks; expected pretrain"),
         ({"tasks": ["pretrain", "pretrain"]}, r"tasks has 'pretrain' twice"),
@@ -188,12 +188,12 @@ def test_a_file_is_read_and_unquoted_axes_are_understood(fake, tmp_path):
         ({"grid": {"batch_size": [8, 8]}}, r"\[grid\] batch_size has 8 twice"),
         ({"grid": {"batch_size": ["8"]}}, r'\[grid\]: batch_size = "8" must be a whole number'),
         ({"grid": {"train.learning_rat": [1.0]}}, r"\[grid\]: unknown key 'learning_rat' .*'learning_rate'"),
-        ({"grid": {"train.seed": [1]}}, r"\[grid\] train.seed is no axis; write seeds above the tables"),
+        ({"grid": {"train.seed": [1]}}, r"\[grid\] train.seed is not an axis; write seeds above the tables"),
         ({"recipe": {"batch_sise": 8}}, r"\[recipe\]: unknown key 'batch_sise' .*'batch_size'"),
         ({"recipe": {"train": {"learning_rate": "1"}}}, r"\[recipe\]: \[train\] learning_rate"),
         ({"row": [{"recipe": {}}]}, r"\[\[row\]\] 1 has no name"),
         ({"row": [{"name": "a"}, {"name": "A"}]}, r"two of the \[\[row\]\] tables are called 'a'"),
-        ({"row": [{"name": "a"}, {"name": "?"}]}, r"without letters and digits"),
+        ({"row": [{"name": "a"}, {"name": "?"}]}, r"without letters or digits"),
         (
             {"row": [{"name": "a"}, {"name": "b" * 151}]},
             r"of a \[\[row\]\] has 151 bytes; shorten it to 150, the limit",
@@ -204,7 +204,7 @@ def test_a_file_is_read_and_unquoted_axes_are_understood(fake, tmp_path):
         ),
         ({"row": [{"name": "a", "recipes": {}}]}, r"unknown key 'recipes' in \[\[row\]\] 1"),
         ({"row": [{"name": "a", "recipe": {"precison": "fp32"}}]}, r"\[row.recipe\] of 'a': unknown key 'precison'"),
-        ({"row": [{"name": "a", "recipe": {"train": {"seed": 1}}}]}, r"seeds are the study's"),
+        ({"row": [{"name": "a", "recipe": {"train": {"seed": 1}}}]}, r"seeds belong to the study"),
     ],
 )
 def test_a_mistake_in_a_definition_is_one_line(parts, message):
@@ -405,7 +405,7 @@ def test_a_study_runs_its_cells_and_is_not_repeated(recipe, fake, tmp_path, monk
     assert not list(output.rglob("checkpoint-*"))
     assert {path.name for path in output.iterdir()} == {"fake", "study.toml", "study.json", "table.md", "heatmap.png"}
     assert lines[0] == "1 row x 1 task x 2 settings x 2 seeds = 4 runs, 0 of them finished"
-    assert any(line.endswith("(4 of 4 runs over)") for line in lines)
+    assert any(line.endswith("(4 of 4 runs done)") for line in lines)
     status = [[run["status"] for run in list_runs(state)] for state in shown]
     assert status[0] == ["waiting"] * 4
     assert ["finished", "running", "waiting", "waiting"] in status
@@ -446,7 +446,9 @@ def test_what_fails_is_recorded_and_the_rest_goes_on(recipe, tmp_path, monkeypat
     assert results["finished"]
     assert results["failed"] == 2
     assert [run["status"] for run in runs] == ["failed", "finished", "failed"]
-    assert runs[0]["failure"].startswith("memory is too small (CUDA out of memory. Tried to allocate 2 GiB); take less")
+    assert runs[0]["failure"].startswith(
+        "memory is too small (CUDA out of memory. Tried to allocate 2 GiB); reduce its use"
+    )
     assert runs[2]["failure"].startswith("the loss is nan after update")
     assert f"; {runs[2]['directory']} has no checkpoint yet" in runs[2]["failure"], "no path of this machine"
     assert results["chosen"][0]["run"] == runs[1]["directory"]
@@ -533,7 +535,7 @@ def test_a_signal_stops_the_study_after_a_checkpoint(recipe, tmp_path, monkeypat
     study = make_study(make_grid(recipe))
     with pytest.raises(Interrupted) as error:
         run_study(study, output=tmp_path / "study", progress=stop)
-    assert str(error.value) == "stopped with 0 of 2 runs over; the same command continues"
+    assert str(error.value) == "stopped with 0 of 2 runs done; the same command continues"
     assert error.value.number == signal.SIGTERM
     assert len(list((tmp_path / "study").rglob("checkpoint-*/complete"))) >= 1
     assert not read_result(tmp_path / "study")["finished"]
@@ -636,8 +638,8 @@ def test_pretrainings_come_first_and_are_shared(ablation, tmp_path):
     assert results == read_result(output)
     assert results["finished"]
     assert (results["runs"], results["over"], results["failed"]) == (8, 8, 0), "two of them pretrainings"
-    assert lines[0] == "3 rows x 3 columns x 2 seeds: 8 runs, 2 pretrainings among them, 0 of them finished"
-    over = [line.partition(":")[0] for line in lines if line.endswith("runs over)")]
+    assert lines[0] == "3 rows x 3 columns x 2 seeds: 8 runs, including 2 pretrainings, 0 of them finished"
+    over = [line.partition(":")[0] for line in lines if line.endswith("runs done)")]
     assert over[:2] == ["pretrain/bert", "pretrain/ltr"]
     assert sorted(over[2:]) == sorted(
         f"{row}/mnli-m/seed-{seed}" for row in ("bert", "ltr", "frozen") for seed in (1, 2)
@@ -839,7 +841,7 @@ def test_weights_that_are_not_there_are_a_reason(figure5, tmp_path):
     runs = list_runs(run_study(make_study(figure5), output=output))
     assert [run["status"] for run in runs] == ["failed", "finished", "failed"]
     assert runs[0]["failure"].startswith(
-        "its pretraining has left no weights in pretrain/mlm-1/step-1; delete pretrain/mlm-1, and the same command"
+        "its pretraining left no weights in pretrain/mlm-1/step-1; delete pretrain/mlm-1, and the same command"
     )
     assert "no weights in pretrain/mlm-1; delete pretrain/mlm-1" in runs[2]["failure"]
 
@@ -848,7 +850,7 @@ def test_weights_that_are_not_there_are_a_reason(figure5, tmp_path):
     ("change", "message"),
     [
         ({"pretrain": {"data": {"corpus": ["missing.txt"]}}}, r"missing.txt"),
-        ({"pretrain": {"data": {"corpus": []}}}, r"pretrain/bert has no corpus; name a folder that holds text/"),
+        ({"pretrain": {"data": {"corpus": []}}}, r"pretrain/bert has no corpus; give a folder that holds text/"),
         ({"pretrain": {"train": {"optim": "adamw_bnb_8bit"}}}, r"pretrain/bert: \[train\] is refused"),
         ({"data": {"dir": "nowhere"}}, r"nowhere is no folder"),
         ({"data": {"dir": "nowhere"}, "pretrain": {"data": {"corpus": ["missing.txt"]}}}, r"nowhere is no folder"),
@@ -916,7 +918,7 @@ def test_runs_on_other_data_are_not_put_into_one_table(tmp_path):
     train = folder / "RTE" / "train.tsv"
     content = train.read_text()
     train.write_text("".join(content.splitlines(keepends=True)[:-3]))
-    with pytest.raises(UsageError, match=r"rte/seed-1 was begun with other data \(train\)"):
+    with pytest.raises(UsageError, match=r"rte/seed-1 was started with other data \(train\)"):
         run_study(study, output=output)
     assert not (output / "rte" / "seed-2").exists()
     train.write_text(content)
@@ -934,7 +936,7 @@ def whole(recipe, tmp_path_factory):
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_study_killed_twice_ends_as_if_it_had_not_been(recipe, tmp_path, workers, whole):
-    for sign in ("trained for", "(3 of 4 runs over)"):
+    for sign in ("trained for", "(3 of 4 runs done)"):
         with start_study(make_grid(recipe, batch_size=[8, 4]), tmp_path, tmp_path / "study", workers) as process:
             for line in process.stdout:
                 if sign in line:
@@ -951,7 +953,7 @@ def test_a_study_killed_twice_ends_as_if_it_had_not_been(recipe, tmp_path, worke
 @pytest.mark.slow
 def test_pretrainings_by_two_workers_that_are_killed_in_either_stage(ablation, tmp_path):
     run_study(make_study(ablation), output=tmp_path / "whole")
-    for sign in ("(1 of 8 runs over)", "(4 of 8 runs over)"):
+    for sign in ("(1 of 8 runs done)", "(4 of 8 runs done)"):
         with start_study(ablation, tmp_path, tmp_path / "study", workers=2) as process:
             for line in process.stdout:
                 if sign in line:
@@ -969,7 +971,7 @@ def test_processes_that_share_each_run_do_the_study_together(recipe, tmp_path, w
     with start_study(make_grid(recipe, batch_size=[8, 4]), tmp_path, tmp_path / "two", launcher=launcher) as process:
         out, _ = process.communicate(timeout=600)
     assert process.returncode == 0, out[-2000:]
-    assert out.count("(4 of 4 runs over)") == 1, "both processes speak"
+    assert out.count("(4 of 4 runs done)") == 1, "both processes speak"
     one, two = read_result(whole), read_result(tmp_path / "two")
     for a, b in zip(one["cells"], two["cells"], strict=True):
         assert a["mean"] == pytest.approx(b["mean"], rel=1e-3)

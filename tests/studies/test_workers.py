@@ -167,7 +167,7 @@ def test_a_run_whose_workers_all_die_fails_and_the_others_go_on(recipe, tmp_path
     jobs = [*make_jobs(recipe, tmp_path, [1], max_steps=100_000), *make_jobs(recipe, tmp_path, [2], max_steps=2)]
     assert do_runs(jobs, {}, handle, 2) == 0
     assert record.end(0) == State(
-        "failed", reason="its process died (exit code -9), as did 2 before; is the memory too small?"
+        "failed", reason="its process died (exit code -9), as did 2 before it; is memory too small?"
     )
     assert record.end(1).status == "finished"
 
@@ -185,7 +185,7 @@ def test_a_signal_lets_the_workers_write_checkpoints(recipe, tmp_path, number):
             os.kill(os.getpid(), number)
 
     study = make_study(definition | {"seeds": [1, 2, 3]})
-    with pytest.raises(Interrupted, match="stopped with 0 of 3 runs over") as stopped:
+    with pytest.raises(Interrupted, match="stopped with 0 of 3 runs done") as stopped:
         run_study(study, output=tmp_path / "study", workers=2, progress=stop)
     assert stopped.value.number == number
     assert len(list((tmp_path / "study").rglob("checkpoint-*/complete"))) == 2
@@ -211,7 +211,7 @@ def test_ctrl_c_while_workers_start_is_theirs_at_no_moment(recipe, tmp_path):
         os.killpg(process.pid, signal.SIGINT)
         _, error = process.communicate(timeout=60)
     assert process.returncode == 128 + signal.SIGINT
-    assert error == "bertkit: stopped with 0 of 2 runs over; the same command continues\n"
+    assert error == "bertkit: stopped with 0 of 2 runs done; the same command continues\n"
 
 
 @pytest.mark.slow

@@ -262,7 +262,7 @@ def test_fsdp_that_would_shard_nothing_is_refused(recipe, tmp_path):
     with start_two(merge(recipe, FSDP), tmp_path, "two") as process:
         _, err = process.communicate(timeout=300)
     assert process.returncode != 0
-    assert re.search(r"^bertkit: fsdp in \[train\] would shard nothing here: .*; leave it out$", err, re.MULTILINE)
+    assert re.search(r"^bertkit: fsdp in \[train\] has no effect here: .*; leave it out$", err, re.MULTILINE)
 
 
 # --- The feature-based approach ---------------------------------------------------------------------------------------

@@ -139,14 +139,14 @@ def test_what_came_before_a_run_is_compared_and_what_an_old_one_does_not_know_is
 
 
 def test_what_is_no_finished_run_is_refused(finished, tmp_path):
-    with pytest.raises(UsageError, match=r"no holds no finished run .*give the directory"):
+    with pytest.raises(UsageError, match=r"no does not hold a finished run .*give the directory"):
         reproduce(tmp_path / "no", tmp_path / "again")
     with pytest.raises(UsageError, match=r"run is the run itself; name another directory with --output"):
         reproduce(finished, finished.parent / "." / "run")
     (tmp_path / "old").mkdir()
     (tmp_path / "old" / "metrics.json").write_text('{"score": 1.0}')
     (tmp_path / "old" / "recipe.toml").write_text('task = "poetry"\n')
-    with pytest.raises(UsageError, match=r"recipe.toml is of the task 'poetry', which there is not"):
+    with pytest.raises(UsageError, match=r"recipe.toml names the unknown task 'poetry'; correct it"):
         reproduce(tmp_path / "old", tmp_path / "again")
     save_recipe(
         merge(read_recipe(finished / "recipe.toml"), {"data": {"corpus": ["gone.txt"]}}),

@@ -66,7 +66,7 @@ def test_a_run_that_goes_on_has_the_data_and_the_weights_that_it_began_with(tmp_
     assert (found["data"], found["weights_at_start"]) == ({"train": "a", "dev": "b"}, "first")
     for splits, other in (({"dev": "c"}, "dev"), ({}, "dev"), ({"dev": "b", "test": "new"}, "test")):
         with pytest.raises(
-            UsageError, match=rf"was begun with other data \({other}\), .*; put them back, delete /.* or"
+            UsageError, match=rf"was started with other data \({other}\), .*; restore them, delete /.* or"
         ):
             write_environment(tmp_path, {"train": "a"} | splits, "second", goes_on=True)
         assert read_environment(tmp_path) == found
@@ -109,7 +109,7 @@ def test_a_folder_where_a_file_belongs_is_one_line_before_the_training(tmp_path)
     with pytest.raises(UsageError, match=r"metrics\.json is damaged .*; delete it"):
         read_metrics(tmp_path / "metrics.json")
     (tmp_path / "metrics.json").rename(tmp_path / "README.md")
-    with pytest.raises(UsageError, match=r"README\.md is a folder, and a file is to be written; delete it$"):
+    with pytest.raises(UsageError, match=r"README\.md is a folder, expected a file; delete it$"):
         hold_run_dir(tmp_path).__enter__()
     (tmp_path / "README.md").rename(tmp_path / "predictions")
     (tmp_path / "checkpoint-1" / "complete").mkdir(parents=True)

@@ -324,7 +324,7 @@ def test_a_damaged_checkpoint_is_no_best_model(recipe, tmp_path):
         report=lines.append,
         progress=damage,
     )
-    assert "checkpoint-4, which was better, is damaged and left out" in lines
+    assert "checkpoint-4, which scored better, is damaged, skipping" in lines
     assert not [name for name in metrics if name.startswith("best_")]
     assert not (tmp_path / "run" / "best").exists()
 
