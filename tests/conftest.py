@@ -1,4 +1,4 @@
-"""What the tests of the model share: tiny random models, their twins in plain transformers, and padded batches."""
+"""Fixtures for the model tests: tiny random models, the same in plain transformers, and padded batches."""
 
 import copy
 import gc
@@ -118,7 +118,7 @@ def make_labels(head: str, batch: dict[str, Tensor], num_labels: int = 3) -> dic
     if head == "BertForTokenClassification":
         return {"labels": torch.randint(num_labels, shape).masked_fill(~chosen, -100)}
     if head == "BertForQuestionAnswering":
-        ends = mask.long().argmax(dim=1)  # the first real token; 0 but for left padding
+        ends = mask.long().argmax(dim=1)  # the first real token; 0 except with left padding
         return {"start_positions": ends, "end_positions": ends + 1}
     if head == "BertForMultipleChoice":
         return {"labels": sentence[::2]}

@@ -158,7 +158,7 @@ def make_commands() -> dict[str, str]:
 
 
 def run_command(command: str, folder: Path) -> str:
-    """What the command printed."""
+    """Run a bertkit command and return its output."""
     words = [sys.executable, "-m", "bertkit", *command.split()]
     done = subprocess.run(words, cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -203,7 +203,7 @@ def clean(text: str) -> str:
 
 
 def compute_hashes(folder: Path, printed: dict[str, str]) -> dict[str, str]:
-    """A SHA-256 of every file that the commands made, but for what only a resume reads, and of what they printed."""
+    """Return the SHA-256 of each output file, except those that only a resume reads, and of each printed text."""
     contents = {f"{name} (printed)": clean(text).encode() for name, text in printed.items()}
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()

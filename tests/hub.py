@@ -48,7 +48,7 @@ class Repo:
 
 @dataclass
 class Fault:
-    """What goes wrong: the next `times` requests of this kind get `status`, or are cut off after `cut` bytes.
+    """A fault: the next `times` requests of this kind get `status`, or are cut off after `cut` bytes.
 
     sent: bytes of the answer after which it is cut off; stall: seconds of silence before that, or instead of an answer.
     """
@@ -113,7 +113,7 @@ def name_blob(data: bytes) -> str:
 
 
 def check_metadata(card: str) -> list[str]:
-    """What the Hub would refuse in a card's metadata, as far as its documentation tells."""
+    """Return the errors that the Hub would report in a card's metadata, according to its documentation."""
     found = METADATA.match(card)
     if not found:
         return ["no metadata"]
@@ -130,7 +130,7 @@ def check_metadata(card: str) -> list[str]:
             if not all(isinstance(value, str) and value for value in required):
                 errors.append("model-index lacks a name or type")
             if not all(isinstance(metric["value"], int | float) for metric in result["metrics"]):
-                errors.append("model-index has a value that is no number")
+                errors.append("model-index has a value that is not a number")
     return errors
 
 
@@ -144,7 +144,7 @@ class Handler(BaseHTTPRequestHandler):
         """Says nothing."""
 
     def handle_one_request(self) -> None:
-        """As its parent does, but a client that has gone is no error."""
+        """Handle a request; a disconnected client is not an error."""
         try:
             super().handle_one_request()
         except (ConnectionError, ValueError):
@@ -234,7 +234,7 @@ class Handler(BaseHTTPRequestHandler):
     # --- the routes
 
     def tell_user(self, body: bytes) -> None:
-        """Whose token this is."""
+        """Answer with the user of the token."""
         if (user := self.find_user()) is None:
             self.refuse(401, "Invalid credentials in Authorization header")
             return
@@ -312,7 +312,7 @@ class Handler(BaseHTTPRequestHandler):
         self.send(200, {"success": True, "commitOid": repo.sha, "commitUrl": url})
 
     def describe(self, body: bytes, name: str) -> None:
-        """What the Hub knows of a repository."""
+        """Answer with the description of a repository."""
         if (repo := self.find_repo(name)) is None:
             return
         files = [{"rfilename": path} for path in sorted(repo.files)]

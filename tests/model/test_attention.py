@@ -106,7 +106,7 @@ def test_training_s_own_attention_is_the_grouped_one(
 
 
 def test_training_s_own_attention_stays_as_it_is_under_autocast() -> None:
-    """What is given in fp32 is not rounded in the one pass and exact in the other."""
+    """Under autocast, fp32 inputs have the same precision in the forward and the backward pass."""
     layout, states = lay_out_lengths([5, 3, 5, 1, 8]), draw_states(22, 2, 4)
     with torch.autocast("cpu", torch.bfloat16):
         mixed = attend_on_cpu(*states, layout, 0.0, 0.5, False)
@@ -229,7 +229,7 @@ def test_groups_waste_no_more_than_padding_does(lengths: list[int]) -> None:
 
 
 def test_a_worked_example_of_groups() -> None:
-    """Five sequences of 1, 4, 2, 4 and 1 tokens; sorted by length and cut in four: (1, 1), (2), (4), (4)."""
+    """Five sequences of 1, 4, 2, 4 and 1 tokens; sorted by length and split into four groups: (1, 1), (2), (4), (4)."""
     layout = lay_out_lengths([1, 4, 2, 4, 1])
     assert layout.offsets.tolist() == [0, 1, 5, 7, 11, 12]
     assert [group.shape for group in layout.groups] == [(2, 1), (1, 2), (1, 4), (1, 4)]

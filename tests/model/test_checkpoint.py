@@ -1,4 +1,4 @@
-"""What of a checkpoint becomes the model of another head, and what is drawn anew."""
+"""Loading a checkpoint into another head: reused and randomly initialised weights, and damaged checkpoints."""
 
 import json
 
@@ -138,7 +138,7 @@ def test_a_run_that_is_not_finished_is_no_checkpoint_yet(tmp_path):
     ],
 )
 def test_no_memory_is_asked_for_where_the_weights_are_smaller(tmp_path, monkeypatch, size, message):
-    """What a checkpoint lacks is drawn: of a vocabulary of 2**40 tokens all the memory that there is, and more."""
+    """Missing weights are randomly initialised, so a vocabulary of 2**40 tokens would exhaust memory."""
     path = write_checkpoint(tmp_path, labels=("yes", "no")) / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {size: 256 if size == "num_hidden_layers" else 2**40}))
     monkeypatch.setattr(BertForSequenceClassification, "from_pretrained", lambda *_, **__: pytest.fail("was begun"))

@@ -13,7 +13,7 @@ from bertkit.model.cpu import Dropout, dropout
 
 
 def scale_of(rate: float) -> float:
-    """What the kept elements are multiplied by: 1 / (1 - rate), the rate rounded to a multiple of 1/65536."""
+    """Return the factor of the kept elements: 1 / (1 - rate), with the rate rounded to a multiple of 1/65536."""
     return 65536 / (65536 - round(rate * 65536))
 
 

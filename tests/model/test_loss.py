@@ -1,4 +1,4 @@
-"""Losses: transformers' values, the same gradients under every kernel, and no dependence on how an update is cut."""
+"""Losses: transformers' values, the same gradients under every kernel, and independence of how an update is split."""
 
 import copy
 import os
@@ -24,7 +24,7 @@ LOSS_HEADS = HEADS[1:]
 LANGUAGE_MODELS = ("BertForPreTraining", "BertForMaskedLM", "BertLMHeadModel")
 TOKEN_HEADS = (*LANGUAGE_MODELS, "BertForTokenClassification")
 
-# What adds the same to all scores of a softmax changes nothing: the true gradient of these parameters is zero.
+# A constant added to all scores of a softmax changes nothing: the true gradient of these parameters is zero.
 UNMOVED = dict.fromkeys(LOSS_HEADS, ("key.bias",))
 UNMOVED["BertForMultipleChoice"] += ("classifier.bias",)
 UNMOVED["BertForQuestionAnswering"] += ("qa_outputs.bias", "layer.1.output.LayerNorm.bias")
@@ -360,11 +360,11 @@ def test_an_update_waits_for_no_accelerator(head: str, monkeypatch) -> None:
         model(**inputs)
 
 
-# --- How an update is cut ---------------------------------------------------------------------------------------------
+# --- How an update is split -------------------------------------------------------------------------------------------
 
 
 def cut(inputs: dict[str, Tensor], parts: int) -> list[dict[str, Tensor]]:
-    """The batch in equal parts, each trimmed to its longest sequence."""
+    """Split a batch into equal parts, each trimmed to its longest sequence."""
     pieces = [dict(zip(inputs, xs, strict=True)) for xs in zip(*(x.chunk(parts) for x in inputs.values()), strict=True)]
     return [trim(piece) for piece in pieces]
 

@@ -285,7 +285,7 @@ def test_token_outputs_equal_transformers_with_left_padding(head: str) -> None:
 
 @pytest.mark.parametrize("head", HEADS)
 def test_padding_changes_nothing(head: str) -> None:
-    """What stands at padded places, and how many there are, is seen by nobody, under no kernel."""
+    """Neither the tokens nor the number of padded places affect the output of any kernel."""
     model, batch = make_model(head), make_batch([2, 9, 5, 13])
     wider = {name: nn.functional.pad(x, (0, 7)) for name, x in batch.items()}
     wider["input_ids"] = torch.where(wider["attention_mask"].bool(), wider["input_ids"], 98)

@@ -80,7 +80,7 @@ def make_table(*blocks, compression=0):
 
 
 def make_entry(shape, dtype=1, part=0, offset=0, size=None, checksum=0, more=b""):
-    """What an index says of a variable."""
+    """Return the index entry of a variable."""
     dimensions = b"".join(b"\x12" + number(len(number(n)) + 1) + b"\x08" + number(n) for n in shape)
     size = 4 * int(np.prod(shape, dtype=object)) if size is None else size
     fields = b"\x08" + number(dtype) + b"\x12" + number(len(dimensions)) + dimensions + b"\x18" + number(part)
@@ -311,7 +311,7 @@ BREAKS = {  # what is done to the pre-training checkpoint -> the words of the me
     "tokens": (lambda d: change_config(d, vocab_size=35), r"has 36 tokens, but the model only 35; use the vocabulary"),
     "more tokens": (lambda d: change_config(d, vocab_size=37), r"word_embeddings has the shape \(36, 16\)"),
     "no text": (lambda d: (d / "vocab.txt").write_bytes(b"\xff\n"), r"vocab.txt, line 1 is not UTF-8"),
-    "other text": (lambda d: (d / "vocab.txt").write_text("a\n"), r"is no BERT vocabulary: it has no \[PAD\]"),
+    "other text": (lambda d: (d / "vocab.txt").write_text("a\n"), r"is not a BERT vocabulary: it has no \[PAD\]"),
 }
 
 

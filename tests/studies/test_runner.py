@@ -765,7 +765,7 @@ def figure5(recipe, glue):
 
 @pytest.mark.slow
 def test_rows_start_from_steps_of_one_pretraining(figure5, tmp_path, monkeypatch):
-    """What is kept of each is a whole model, and gone when nothing starts from it any more."""
+    """Each kept step is a whole model, deleted when no run starts from it any more."""
     import bertkit.studies.workers
 
     seen, do = {}, bertkit.studies.workers.do_run
@@ -852,8 +852,8 @@ def test_weights_that_are_not_there_are_a_reason(figure5, tmp_path):
         ({"pretrain": {"data": {"corpus": ["missing.txt"]}}}, r"missing.txt"),
         ({"pretrain": {"data": {"corpus": []}}}, r"pretrain/bert has no corpus; give a folder that holds text/"),
         ({"pretrain": {"train": {"optim": "adamw_bnb_8bit"}}}, r"pretrain/bert: \[train\] is refused"),
-        ({"data": {"dir": "nowhere"}}, r"nowhere is no folder"),
-        ({"data": {"dir": "nowhere"}, "pretrain": {"data": {"corpus": ["missing.txt"]}}}, r"nowhere is no folder"),
+        ({"data": {"dir": "nowhere"}}, r"nowhere is not a folder"),
+        ({"data": {"dir": "nowhere"}, "pretrain": {"data": {"corpus": ["missing.txt"]}}}, r"nowhere is not a folder"),
         ({"reinit_layers": 9}, r"bert/mnli-m: reinit_layers is 9, but the model has 1 layers"),
         ({"train": {"per_device_train_batch_size": 5}}, r"bert/mnli-m/seed-1: batch_size 8 cannot be divided"),
     ],
@@ -903,7 +903,7 @@ def start_study(definition, folder, output, workers=1, launcher=()):
 
 
 def test_runs_on_other_data_are_not_put_into_one_table(tmp_path):
-    """What is finished had the old data, what is left would have the new ones."""
+    """Finished runs used the old data; the remaining runs would use the new data."""
     folder = write_glue(tmp_path / "glue")
     recipe = {
         "checkpoint": str(write_checkpoint(tmp_path / "bert")),

@@ -59,7 +59,7 @@ def test_without_scores_the_loss_is_drawn_and_without_one_nothing(tmp_path):
 
 
 def make_results(grid, tasks, scores, rows=("",), seeds=(42, 43), select="best", paper=None, majority=None):
-    """What study.json would hold; `scores(row, task, setting, seed)`: a score, None for a failed run, or "waiting"."""
+    """Make the content of study.json; `scores(row, task, setting, seed)`: a score, None (failed) or "waiting"."""
     settings = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
     cells, chosen = [], []
     for row, task in itertools.product(rows, tasks):
@@ -409,7 +409,7 @@ def test_pretrainings_are_shown_while_they_run():
         ["pretrain/bert", "", "1/1", "12.346 (1)", "12.346", ""],
         ["pretrain/ltr", "", "0/1", "–", "–", "pretraining: update 5 of 6,000"],
     ]
-    assert len(lines) == 6, "what is borrowed is no line of its own"
+    assert len(lines) == 6, "borrowed cells have no lines"
 
 
 def make_steps(paper=True):

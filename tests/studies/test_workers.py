@@ -47,7 +47,7 @@ def make_jobs(recipe, folder, seeds, data="", **train):
 
 
 class Record:
-    """What the jobs have said."""
+    """Records the messages of the jobs."""
 
     def __init__(self):
         self.states, self.lines = {}, []

@@ -346,7 +346,7 @@ print(json.dumps([logits.tolist(), model.config.id2label[1], tokenizer.model_max
 
 
 def start_python(hub, home, *arguments):
-    """What a new process prints that finds the Hub by HF_ENDPOINT, and knows nothing else."""
+    """Return the output of a new process that knows only the address of the Hub (HF_ENDPOINT)."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
     environment |= {"HF_ENDPOINT": hub.address, "HF_HOME": str(home), "HF_HUB_DISABLE_XET": "1", "HF_TOKEN": "hf_ada"}
     return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, env=environment)

@@ -52,7 +52,7 @@ def start_two(recipe, folder, name, code="", command="pretrain"):
 
 
 def finish_two(process):
-    """What two processes print until they end well."""
+    """Wait for the end of two processes, check that they succeeded, and return their output."""
     with process:
         out, err = process.communicate(timeout=300)
     assert process.returncode == 0, err[-2000:]
@@ -283,7 +283,7 @@ def test_two_processes_share_the_features_and_learn_the_same(tmp_path):
     finish_two(start_two(recipe | {"task": "ner"}, tmp_path, "two", command="ner"))
     assert count_processes(tmp_path / "two") == 2
     kept = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "kept").iterdir()}
-    assert len(kept) == 3, "a file a split, and no temporary one"
+    assert len(kept) == 3, "one file per split, and no temporary file"
     run(NER, recipe, output=tmp_path / "one")
     assert {path.name: path.stat().st_mtime_ns for path in (tmp_path / "kept").iterdir()} == kept
     losses = [[entry["loss"] for entry in read_log(tmp_path / name) if "loss" in entry] for name in ("two", "one")]

@@ -167,7 +167,7 @@ def test_a_home_is_expanded_for_the_whole_run(recipe, tmp_path, monkeypatch):
     assert {path.name for path in (tmp_path / "home" / "run").iterdir()} >= {"checkpoint-1", "metrics.json"}
 
 
-# Of keys whose type does not say what else they may be.
+# Other values of keys whose type does not list them.
 OTHERS = {
     **dict.fromkeys(["eval_strategy", "logging_strategy", "save_strategy"], "epoch"),
     **dict.fromkeys(["log_level", "log_level_replica"], "debug"),
@@ -833,7 +833,7 @@ def test_signals_of_others_do_not_reach_workers_that_feed_a_prediction(recipe, t
 
     def predict_and_signal(self, *args, **kwargs):
         workers = [str(child.pid) for child in multiprocessing.active_children()]
-        if workers and seen.count(workers) == 2:  # so many batches have come, one of each: both have begun
+        if workers and seen.count(workers) == 2:  # two batches have arrived, one from each worker, so both have started
             subprocess.run(["kill", "-TERM", *workers], check=True)
             signalled.extend(workers)
         seen.append(workers)

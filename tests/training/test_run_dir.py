@@ -72,7 +72,7 @@ def test_a_run_that_goes_on_has_the_data_and_the_weights_that_it_began_with(tmp_
         assert read_environment(tmp_path) == found
     write_environment(
         tmp_path, {"train": "a", "dev": "c"}, "second", goes_on=False
-    )  # without a checkpoint it begins anew
+    )  # without a checkpoint it starts again
     found = read_environment(tmp_path)
     assert (found["data"], found["weights_at_start"]) == ({"train": "a", "dev": "c"}, "second")
 

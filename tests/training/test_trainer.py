@@ -242,7 +242,7 @@ def make_checkpoints(output, whole, half=()):
         ([3, 6, 9], [], 9, 1, [9], [9]),
         ([3, 6, 9], [], 9, 5, [], [3, 6, 9]),
         ([3, 6], [4, 9], 6, 2, [], [3, 6]),  # half written, before and after
-        ([3, 6, 9], [], 6, 2, [], [3, 6]),  # passed over as damaged
+        ([3, 6, 9], [], 6, 2, [], [3, 6]),  # skipped as damaged
     ],
 )
 def test_rotation_keeps_the_last_and_the_protected(tmp_path, whole, half, update, keep, protected, left):
