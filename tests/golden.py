@@ -57,14 +57,14 @@ PRETRAIN = {
 
 
 def write_part(source: Path, target: Path, lines: int) -> None:
-    """The first lines of a file."""
+    """Write the first lines of a file."""
     target.parent.mkdir(parents=True, exist_ok=True)
     with source.open(encoding="utf-8", newline="") as stream:
         target.write_text("".join(line for _, line in zip(range(lines), stream, strict=False)), newline="")
 
 
 def write_questions(source: Path, target: Path, articles: int, paragraphs: int) -> None:
-    """The first paragraphs of the first articles of a SQuAD file."""
+    """Write the first paragraphs of the first articles of a SQuAD file."""
     target.parent.mkdir(parents=True, exist_ok=True)
     content = json.loads(source.read_text(encoding="utf-8"))
     content["data"] = content["data"][:articles]
@@ -78,7 +78,7 @@ def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
 
 
 def write_data(root: Path, folder: Path) -> None:
-    """Small parts of the real data, inputs for predictions, and two recipes for pretraining."""
+    """Write small parts of the real data, inputs for predictions, and two pretraining recipes."""
     for task in ("SST-2", "STS-B", "RTE"):
         for name, lines in (("train.tsv", ROWS), ("dev.tsv", FEW), ("test.tsv", FEW)):
             write_part(root / "glue" / task / name, folder / "glue" / task / name, lines)
@@ -109,7 +109,7 @@ def write_data(root: Path, folder: Path) -> None:
 
 
 def make_commands() -> dict[str, str]:
-    """The commands by the name of what they make; a command of several words is split at blanks."""
+    """Return the commands by the name of their output; they are split at spaces."""
     tune = "--model model --set precision=fp32 --set batch_size=16 --set train.max_steps=4 --set data.max_length={}"
     short, long = tune.format(48), tune.format(96)
     windows = f"{long} --set data.doc_stride=32 --set data.max_query_length=24"
@@ -176,14 +176,14 @@ def run_and_kill(command: str, folder: Path, output: Path) -> None:
 
 
 def strip(value: Any) -> Any:
-    """JSON without what varies from one time to the next."""
+    """Return a JSON value without the parts that vary between runs."""
     if isinstance(value, dict):
         return {key: strip(part) for key, part in value.items() if not VARYING.fullmatch(key)}
     return [strip(part) for part in value] if isinstance(value, list) else value
 
 
 def read_result(path: Path, folder: Path) -> bytes:
-    """The content of a file that must be the same every time."""
+    """Return the part of a file's content that must be the same every time."""
     if path.suffix == ".png":
         return matplotlib.image.imread(path).tobytes()
     if path.suffix in (".json", ".jsonl"):
@@ -196,7 +196,7 @@ def read_result(path: Path, folder: Path) -> bytes:
 
 
 def clean(text: str) -> str:
-    """Text without times, rates, versions and commits."""
+    """Return the text without times, rates, versions and commits."""
     for pattern, name in TAKEN_OUT:
         text = re.sub(pattern, name, text)
     return text

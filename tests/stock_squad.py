@@ -1,9 +1,9 @@
-"""SQuAD by plain transformers: the other half of the comparison in recipes/RESULTS.md.
+"""SQuAD with plain transformers, for the comparison in recipes/RESULTS.md.
 
     python -m tests.stock_squad --version 2 --data SQUAD --model DIR --seeds 42
 
 Stock BertForQuestionAnswering and Trainer, with the same hyper-parameters, on the same windows as bertkit's, whose
-optimizer, decoding and scores it uses; prints one JSON line a seed. Not a test: it takes an hour.
+optimizer, decoding and scores it uses; prints one JSON line per seed. Not a test: it takes an hour.
 """
 
 import argparse

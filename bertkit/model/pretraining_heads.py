@@ -211,7 +211,9 @@ class BertLMHead(BertHead):
         """
         keeps_all = isinstance(logits_to_keep, int) and logits_to_keep == 0
         if not keeps_all and (labels is not None or getattr(logits_to_keep, "ndim", 1) != 1):
-            raise ValueError("logits_to_keep must be an integer or a vector (K,), without labels; leave it out")
+            raise ValueError(
+                "logits_to_keep must be an integer or a vector (K,), and only without labels; leave it out"
+            )
         outputs, layout = self.encode(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
         hidden = outputs.last_hidden_state
         if keeps_all:

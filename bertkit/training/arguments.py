@@ -189,6 +189,6 @@ def name_head(task: Task, recipe: Recipe) -> str:
 def explain_missing_head(task: Task, recipe: Recipe, labels: Iterable[str]) -> str:
     """Return the error message for a model without a head for a task that has no training data."""
     return (
-        f"{task.name} has no training data and needs a fine-tuned model, but {recipe['checkpoint']} has no head for "
+        f"{task.name} has no training data: a fine-tuned model predicts it, but {recipe['checkpoint']} has no head for "
         f"the labels {', '.join(labels)}; give a run that has one with --model RUN"
     )

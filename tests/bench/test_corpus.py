@@ -79,7 +79,7 @@ def main(_):
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """A stand-in for google-research/bert."""
+    """Return a stand-in for google-research/bert."""
     folder = tmp_path / "bert"
     folder.mkdir()
     (folder / "tokenization.py").write_text(TOKENIZATION, encoding="utf-8")

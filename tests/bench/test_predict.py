@@ -1,4 +1,4 @@
-"""The bench of predictions: both sides say the same, and every figure that is promised is there."""
+"""The prediction benchmark: equal answers on both sides, and all documented figures."""
 
 import json
 

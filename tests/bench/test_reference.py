@@ -1,4 +1,4 @@
-"""Other code is loaded from its file, and nothing of it stays behind."""
+"""Loading reference code from a file leaves no modules or paths behind."""
 
 import sys
 from types import ModuleType

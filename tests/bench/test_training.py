@@ -1,4 +1,4 @@
-"""The benches of training: what is counted, that both sides train the same, and that every promised figure is there."""
+"""The training benchmarks: counts, equal training on both sides, and all documented figures."""
 
 import json
 from functools import partial
@@ -54,7 +54,7 @@ def glue(tmp_path_factory):
 
 @pytest.fixture
 def tiny(monkeypatch):
-    """Few updates before the clock runs, and the least size."""
+    """Use few warm-up updates and the smallest size."""
     monkeypatch.setattr(training, "WARM_UP", 1)
     monkeypatch.setattr(training, "MEMORY", 1)
     monkeypatch.setitem(training.RELEASED_SIZES, "tiny", (1, 64))
@@ -231,7 +231,7 @@ def make_rte_sides(bert, glue, **given):
 
 
 def test_sides_that_do_not_train_the_same_are_refused(bert, glue, tiny):
-    """Stock with other weights; in fp32, where rounding explains the least."""
+    """Stock has other weights; in fp32 rounding explains the least."""
     sides = make_rte_sides(bert, glue, precision="fp32")
     wrong = {name: weight + 0.3 for name, weight in sides[SAME_BATCHES].weights.items()}
     stock = Side("fp32", sides[SAME_BATCHES].model, wrong, sides[SAME_BATCHES].build)

@@ -45,7 +45,7 @@ def test_a_name_that_is_too_long_for_a_file_is_one_line(tmp_path):
 
 
 def test_the_type_of_a_problem_belongs_to_its_labels(tmp_path):
-    """A regression that becomes a classifier would otherwise take the squared error of its classes."""
+    """Otherwise a regression model used as a classifier would train with the squared error."""
     model, _ = load_model(BertForSequenceClassification, str(write_checkpoint(tmp_path / "bert", labels=("a",))), {})
     ids = torch.tensor([[1, 5, 2]])
     model(ids, labels=torch.tensor([0.5]))
@@ -185,7 +185,7 @@ FAULTS = {
 
 @pytest.fixture
 def served(hub, tmp_path, monkeypatch):
-    """A Hub with a BERT, ada/bert; what is silent for a third of a second is given up."""
+    """Return a Hub with the model ada/bert and a timeout of a third of a second."""
     folder = write_checkpoint(tmp_path / "bert", labels=("yes", "no"))
     hub.repos["ada/bert"] = Repo(files={path.name: path.read_bytes() for path in folder.iterdir()})
     monkeypatch.setattr(constants, "HF_HUB_DOWNLOAD_TIMEOUT", 0.3)

@@ -1,4 +1,4 @@
-"""Models in the hands of other programs: dropout by its type, hooks, off-loading, transforms, exports, refusals."""
+"""Models in other programs: dropout modules, hooks, off-loading, transforms, exports, errors."""
 
 import copy
 

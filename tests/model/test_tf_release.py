@@ -1,4 +1,4 @@
-"""Checkpoints in the form of BERT's release; those in tests/model/tensorflow are by TensorFlow and the paper's code."""
+"""Checkpoints in the format of BERT's release; those in tests/model/tensorflow are from the paper's code."""
 
 import errno
 import json
@@ -42,7 +42,7 @@ HEADS = {
 
 
 def number(value):
-    """A number in sevens of bits."""
+    """Encode a number as a varint."""
     digits = []
     while value > 127:
         digits.append(value & 127 | 128)
@@ -51,13 +51,13 @@ def number(value):
 
 
 def seal(block, compression=0):
-    """A block with its compression and checksum."""
+    """Return a block with its compression byte and checksum."""
     block += bytes([compression])
     return block + mask_checksum(google_crc32c.value(block)).to_bytes(4, "little")
 
 
 def make_block(records):
-    """A block of keys and values, each key without what it shares with the one before."""
+    """Return a block of keys and values; keys omit the prefix shared with the previous key."""
     block, last = b"", b""
     for key, value in records:
         shared = 0
@@ -69,7 +69,7 @@ def make_block(records):
 
 
 def make_table(*blocks, compression=0):
-    """A table of these blocks."""
+    """Return a table of these blocks."""
     table, places = b"", []
     for block in (*blocks, make_block([])):
         places.append(number(len(table)) + number(len(block)))
@@ -89,7 +89,7 @@ def make_entry(shape, dtype=1, part=0, offset=0, size=None, checksum=0, more=b""
 
 
 def write_bundle(folder, entries, data=bytes(64), header=b"\x08\x01"):
-    """A checkpoint of one file with these entries."""
+    """Write a checkpoint of one file with these entries."""
     (folder / "x.data-00000-of-00001").write_bytes(data)
     records = sorted(({b"": header} | {name.encode(): value for name, value in entries.items()}).items())
     (folder / "x.index").write_bytes(make_table(make_block(records)))
@@ -98,7 +98,7 @@ def write_bundle(folder, entries, data=bytes(64), header=b"\x08\x01"):
 
 @pytest.fixture
 def copy(tmp_path):
-    """Copies a checkpoint; names of its variables are left out, added or changed if asked for."""
+    """Copy a checkpoint, optionally removing, adding or renaming variables."""
 
     def copy(name, folder=None, drop=(), rename=()):
         target = tmp_path / (folder or name)
@@ -119,7 +119,7 @@ def copy(tmp_path):
 
 
 def read_expected(name):
-    """The input, and what the paper's code gives for it."""
+    """Return the input and the output of the paper's code."""
     arrays = dict(np.load(WRITTEN / name / "expected.npz"))
     names = {"input_ids": "input_ids", "attention_mask": "input_mask", "token_type_ids": "segment_ids"}
     return {ours: torch.from_numpy(arrays.pop(theirs)).long() for ours, theirs in names.items()}, arrays
@@ -477,13 +477,13 @@ def test_weights_of_16_bits_are_read_in_full(dtype, code, tmp_path):
 
 @cache
 def read_written(name):
-    """The files of a checkpoint by name."""
+    """Return the files of a checkpoint by name."""
     return {path.name: path.read_bytes() for path in (WRITTEN / name).glob("*ckpt*")}
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A copy of a checkpoint whose files are damaged again and again."""
+    """Return a copy of a checkpoint whose files are damaged repeatedly."""
     target = tmp_path_factory.mktemp("damaged")
     shutil.copytree(WRITTEN / PRETRAINING, target, dirs_exist_ok=True)
     for part in range(2):
@@ -495,7 +495,7 @@ INDEX, PART = "bert_model.ckpt.index", "bert_model.ckpt.data-00001-of-00002"
 
 
 def flip(data, draw):
-    """The bytes with one of them changed, and where."""
+    """Return the bytes with one of them changed, and its position."""
     at = draw(st.integers(0, len(data) - 1))
     changed = bytearray(data)
     changed[at] ^= draw(st.integers(1, 255))

@@ -1,4 +1,4 @@
-"""The paper's tables, written down a second time, against the values that stand in the studies' recipes."""
+"""The paper's tables, typed a second time, compared with the values in the studies' recipes."""
 
 import tomllib
 from pathlib import Path
@@ -88,7 +88,7 @@ def test_a_studys_values_are_the_papers(name):
 
 @pytest.mark.parametrize("name", PAPER)
 def test_a_small_studys_values_are_the_papers(name):
-    """Columns without data are left out or replaced; of Table 7 the small study has no BERT-large."""
+    """Columns without data are omitted or replaced; the small study of Table 7 has no BERT-large."""
     columns, rows = PAPER[name]
     study = read_study(f"small/{name}")
     replaced = {column["name"]: column["name"] for column in study["column"]}

@@ -1,4 +1,4 @@
-"""Studies: what a definition means, which run wins, and that a study survives whatever happens to it."""
+"""Studies: the meaning of a definition, the selection of the best run, and recovery from failures."""
 
 import json
 import os
@@ -41,14 +41,14 @@ PAPER_GRID = {
 
 @pytest.fixture(scope="module")
 def recipe(tmp_path_factory):
-    """Four updates of a tiny model, in fp32."""
+    """Return a recipe: four updates of a tiny model in fp32."""
     small = {"precision": "fp32", "train": {"logging_steps": 1, "save_steps": 2, "warmup_steps": 0}}
     return merge(make_pretraining(tmp_path_factory.mktemp("study")), small)
 
 
 @pytest.fixture
 def fake(monkeypatch):
-    """A task "fake": pretraining, but a larger score is better, its data serve every run, the paper has a value."""
+    """Return a task "fake": pretraining with a higher-is-better score, shared data and a published value."""
     task = TASKS["pretrain"]
     row = ScoreRow("next sentence", "nsp_accuracy", unit="fraction", paper={"BERT-base, held out": 0.97})
     changes = {"metric": "nsp_accuracy", "lower_is_better": False, "reusable": True, "table": (row,), "folder": "fakes"}
@@ -272,7 +272,7 @@ def test_the_definition_that_is_written_makes_the_same_study(seeds, rates, rows,
 
 
 def make_cells(scores, task="fake"):
-    """A cell for each list of scores, None for a run to come, and the states."""
+    """Return a cell for each list of scores (None: a run not yet done), and the states."""
     cells, states = [], {}
     for number, some in enumerate(scores):
         runs = {seed: f"{number}/seed-{seed}" for seed in range(len(some))}
@@ -350,7 +350,7 @@ def test_the_statistics_are_those_of_a_textbook(fake):
     select=st.sampled_from(["best", "mean"]),
 )
 def test_the_winner_keeps_its_weights_in_whatever_order_runs_finish(scores, order, select):
-    """pretrain: smaller is better. At the end nobody else has weights, or a checkpoint."""
+    """pretrain: smaller is better. At the end no other run has weights or a checkpoint."""
     cells, final = make_cells(scores, task="pretrain")
     states = dict.fromkeys(final, State())
     study = make_choice(select)
@@ -375,7 +375,7 @@ def test_the_winner_keeps_its_weights_in_whatever_order_runs_finish(scores, orde
 
 
 def test_a_study_runs_its_cells_and_is_not_repeated(recipe, fake, tmp_path, monkeypatch):
-    """Settings and seeds share their data: read and encoded once."""
+    """Settings and seeds share their data, which is read and encoded once."""
     monkeypatch.setattr(studies, "SHOWN_EVERY", 0.0)
     calls = []
     for name in ("load", "encode", "tokenize"):
@@ -425,7 +425,7 @@ def test_all_weights_can_be_kept(recipe, tmp_path):
 
 
 def test_what_fails_is_recorded_and_the_rest_goes_on(recipe, tmp_path, monkeypatch):
-    """A learning rate without limits gives NaN, and another one finds no memory, the first time."""
+    """One run reaches NaN because of its learning rate; another runs out of memory at the first attempt."""
     import torch
 
     import bertkit.training.run
@@ -480,7 +480,7 @@ def test_a_score_that_is_no_number_is_a_failure(recipe, fake, tmp_path, monkeypa
 
 
 class Killed(BaseException):
-    """As kill -9: nothing catches it."""
+    """Simulates kill -9: no handler catches it."""
 
 
 def make_grid(recipe, **axes):
@@ -496,7 +496,7 @@ def uninterrupted(recipe, tmp_path_factory):
 
 @pytest.mark.slow
 def test_a_study_that_dies_twice_ends_as_if_it_had_not(recipe, tmp_path, monkeypatch, uninterrupted):
-    """In the first run between two checkpoints, then in the second one after its first."""
+    """It dies in the first run between two checkpoints, then in the second run after its first checkpoint."""
     monkeypatch.setattr(studies, "SHOWN_EVERY", 0.0)
     study = make_study(make_grid(recipe))
     for run, update in ((0, 3), (1, 2)):
@@ -592,7 +592,7 @@ def glue(tmp_path_factory):
 
 @pytest.fixture
 def ablation(recipe, glue):
-    """Three rows, of which two share a pretraining, and three columns, of which two share their runs; seven runs."""
+    """Return a study of seven runs: two of three rows share a pretraining, two of three columns share runs."""
     return {
         "column": [
             {"name": "MNLI-m", "task": "mnli"},
@@ -617,7 +617,7 @@ def ablation(recipe, glue):
 
 
 def test_several_workers_begin_with_the_longest_pretraining(ablation, tmp_path):
-    """Left to right decodes every token; more updates, layers or words to choose from take longer too."""
+    """A left-to-right model decodes every token; more updates, layers or vocabulary also take longer."""
     ablation["row"] = [
         {"name": "BERT"},
         {"name": "Short", "pretrain": {"train": {"max_steps": 1}}},
@@ -669,7 +669,7 @@ def test_pretrainings_come_first_and_are_shared(ablation, tmp_path):
 
 
 def test_data_that_the_new_tokenizer_shows_to_be_wrong_cost_only_their_own_runs(ablation, tmp_path):
-    """A sentence is too long for NER; that is known when the pretraining has made its vocabulary."""
+    """A sentence is too long for NER, which is known only with the vocabulary of the pretraining."""
     folder = write_conll(tmp_path / "ner")
     path = folder / "eng.testa"
     path.write_text(path.read_text() + "\n" + "word1 NN I-NP O\n" * 60)
@@ -749,7 +749,7 @@ def test_the_rows_of_a_pretraining_that_fails_fail_with_it_and_are_tried_again(a
 
 @pytest.fixture
 def figure5(recipe, glue):
-    """A row after each of three updates of a pretraining of four, which writes checkpoints only at 2 and 4."""
+    """Return a study with rows after three of four pretraining updates; checkpoints are only at 2 and 4."""
     return {
         "column": [{"name": "RTE", "task": "rte"}],
         "pretrain": recipe,
@@ -797,7 +797,7 @@ def test_rows_start_from_steps_of_one_pretraining(figure5, tmp_path, monkeypatch
 
 @pytest.mark.slow
 def test_steps_are_there_after_a_death_at_any_moment(figure5, tmp_path, monkeypatch):
-    """In the pretraining after the first of them; before they are kept; and while runs start from them."""
+    """Die in the pretraining after the first step, before the steps are kept, and while runs start from them."""
     monkeypatch.setattr(studies, "SHOWN_EVERY", 0.0)
     study, output = make_study(figure5), tmp_path / "study"
     run_study(study, output=tmp_path / "whole")
@@ -832,7 +832,7 @@ def test_steps_are_there_after_a_death_at_any_moment(figure5, tmp_path, monkeypa
 
 @pytest.mark.slow
 def test_weights_that_are_not_there_are_a_reason(figure5, tmp_path):
-    """As after a pretraining on a machine of a cluster that shares no disk, or when somebody has tidied up."""
+    """As after pretraining on a cluster without a shared disk, or after the files were deleted."""
     output = tmp_path / "study"
     run_study(make_study(figure5), output=output)
     for path in (output / "mlm-1" / "rte", output / "mlm-4" / "rte"):
@@ -890,7 +890,7 @@ if __name__ == "__main__":
 
 
 def start_study(definition, folder, output, workers=1, launcher=()):
-    """A process that does a study, as a user's would."""
+    """Start a process that runs a study, as a user would."""
     (folder / "study.json").write_text(json.dumps(definition))
     (folder / "script.py").write_text(SCRIPT)
     return subprocess.Popen(
@@ -927,7 +927,7 @@ def test_runs_on_other_data_are_not_put_into_one_table(tmp_path):
 
 @pytest.fixture(scope="module")
 def whole(recipe, tmp_path_factory):
-    """A grid of four cells, uninterrupted, in this process."""
+    """Return the result of a grid of four cells, run without interruption in this process."""
     output = tmp_path_factory.mktemp("four") / "study"
     run_study(make_study(make_grid(recipe, batch_size=[8, 4])), output=output)
     return output
@@ -988,7 +988,7 @@ def test_processes_that_share_each_run_do_the_study_together(recipe, tmp_path, w
         ({"row": [{"name": "a", "recipe": {"train": 5}}]}, {}, r"train = 5 must be a table"),
         ({"row": []}, {}, r"row = \[\] has no rows"),
         ({"restarts": 10**20}, {}, r"restarts is 100,000,000,000,000,000,000; it must be at most 1,000"),
-        ({"grid": {"train": [{"seed": 1}]}}, {}, r"\[grid\] train is a table, no axis"),
+        ({"grid": {"train": [{"seed": 1}]}}, {}, r"\[grid\] train is a table, not an axis"),
         (
             {"data_root": "here", "recipe": {"data": {"dir": "there"}}},
             {},

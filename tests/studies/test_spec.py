@@ -1,4 +1,4 @@
-"""The long form of a study: columns, rows that begin with a pretraining, steps of it, the paper's values."""
+"""The long form of a study: columns, rows that start with a pretraining or a step of it, the paper's values."""
 
 import math
 

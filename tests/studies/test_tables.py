@@ -188,7 +188,7 @@ def test_a_single_run_is_no_mean():
 
 
 def list_progress(results, limit=40):
-    """The heads and the texts of the table of progress."""
+    """Return the heads and the texts of the progress table."""
     table = tabulate_progress(results | {"over": 0}, limit)
     return list(table.heads), [[text for cell in row for text, _ in cell.lines] for row in table.rows]
 
@@ -232,7 +232,7 @@ def test_values_and_axes_are_short_where_they_can_be():
 
 
 def size_heatmap(results, path):
-    """The size of the picture, and how many colours it has."""
+    """Return the size and the number of colours of the picture."""
     plot_heatmap(results, path)
     picture = Image.open(path)
     return picture.width, picture.height, len(picture.convert("RGB").getcolors(1 << 24))
@@ -413,7 +413,7 @@ def test_pretrainings_are_shown_while_they_run():
 
 
 def make_steps(paper=True):
-    """Two pretrainings, each with a row after three steps; the scores of the second one rise more slowly."""
+    """Return two pretrainings, each with rows after three steps; the second one's scores rise more slowly."""
     steps = (300, 1000, 8000)
     names = [f"{label}, {step:,}" for label in ("Masked LM", "Left to right") for step in steps]
 

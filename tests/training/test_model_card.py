@@ -1,4 +1,4 @@
-"""The model card of a run, and its way to the Hub and back: the real huggingface_hub and a server that stands in."""
+"""The model card of a run, and its upload and download with the real huggingface_hub and a mock server."""
 
 import json
 import os
@@ -52,7 +52,7 @@ RUNS = {  # name -> task and recipe
 
 @pytest.fixture(scope="module")
 def finish(tmp_path_factory):
-    """Gives the directory of a finished run; each is done once."""
+    """Return the directory of a finished run; each run is done once."""
     done = {}
 
     def finish(name):
@@ -68,7 +68,7 @@ def finish(tmp_path_factory):
 
 @pytest.fixture
 def mrpc(finish, tmp_path):
-    """A finished run of its own for each test, with all that stays behind."""
+    """Return a copy of a finished run with all its files, one per test."""
     folder = shutil.copytree(finish("mrpc"), tmp_path / "mrpc")
     for stray in ("checkpoint-2", "first", "best", ".best", "predictions"):
         (folder / stray).mkdir(exist_ok=True)
@@ -79,7 +79,7 @@ def mrpc(finish, tmp_path):
 
 
 def read_files(folder):
-    """Every file of a folder: when it was written, and what is in it."""
+    """Return the modification time and the content of each file of a folder."""
     return {str(path): (path.stat().st_mtime_ns, path.read_bytes()) for path in folder.rglob("*") if path.is_file()}
 
 
@@ -379,7 +379,7 @@ def test_a_pushed_run_is_loaded_from_the_hub_by_plain_transformers(hub, mrpc, tm
 
 @pytest.mark.slow
 def test_a_pushed_run_predicts_from_the_hub_as_it_does_here(hub, mrpc, tmp_path):
-    """Pairs and their length are those of the run, whose recipe is among the files."""
+    """The recipe is among the pushed files, so pairs and their length are those of the run."""
     push.push(mrpc, "ada/pairs")
     pair = ["good word1", "bad " * 200]
     said = start_python(hub, tmp_path / "home", "-m", "bertkit", "predict", "ada/pairs", *pair)
@@ -601,7 +601,7 @@ def test_what_a_link_leads_to_is_not_published(hub, mrpc, name):
 
 
 def split_weights(folder):
-    """Saves a run's model again, in shards; gives their names."""
+    """Save a run's model again in shards, and return their names."""
     model = heads.BertForSequenceClassification.from_pretrained(folder)
     (folder / "model.safetensors").unlink()
     model.save_pretrained(folder, max_shard_size="20KB")
@@ -636,7 +636,7 @@ def test_an_index_that_lists_something_else_is_one_line(hub, mrpc, content):
 
 @pytest.fixture(scope="module")
 def study(tmp_path_factory):
-    """Two settings of MRPC with two seeds each, finished."""
+    """Return a finished study: two settings of MRPC with two seeds each."""
     folder = tmp_path_factory.mktemp("study")
     recipe = merge(make_glue(folder, "mrpc"), SHORT)
     definition = {"tasks": ["mrpc"], "restarts": 2, "recipe": recipe, "grid": {"train.learning_rate": [1e-3, 1e-4]}}

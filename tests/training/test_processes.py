@@ -1,4 +1,4 @@
-"""Several processes as torchrun starts them (gloo, on a CPU): the same as one, one that is lost, and sharded models."""
+"""Several processes, as started by torchrun (gloo, on a CPU): equality with one, a lost process, sharded models."""
 
 import json
 import os
@@ -33,7 +33,7 @@ def recipe(tmp_path_factory):
 
 
 def start_two(recipe, folder, name, code="", command="pretrain"):
-    """Two processes that train into `folder / name`, as a user would start them, or with Python code run before."""
+    """Start two processes that train into `folder / name`, optionally after running Python code."""
     save_recipe(recipe, folder / "recipe.toml")
     program = ["-m", "bertkit"]
     if code:
@@ -65,7 +65,7 @@ def count_processes(output):
 
 @pytest.mark.slow
 def test_two_processes_go_on_after_a_first_part_that_is_finished(tmp_path):
-    """Both read its data again: one alone would wait for the other, which trains already."""
+    """Both processes read the data again; one alone would wait for the other, which is already training."""
     start = write_checkpoint(tmp_path / "bert")
     extra = write_squad(tmp_path / "extra", 1, seed=3) / "train-v1.1.json"
     data = {"dir": str(write_squad(tmp_path / "squad", 1)), "max_length": 40, "max_query_length": 8, "doc_stride": 12}
@@ -147,7 +147,7 @@ SPARSE = {"train": {"max_steps": 10, "logging_steps": 4, "eval_strategy": "no", 
 @pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_lost_process_ends_the_run_and_one_goes_on_where_two_have_been(recipe, tmp_path, rank):
-    """The loss of updates 5 to 8 is logged by another number of processes than have seen half of it."""
+    """The loss of updates 5 to 8 is logged by another number of processes than computed its first half."""
     recipe = merge(recipe, SPARSE)
     straight = run(PRETRAIN, recipe, output=tmp_path / "straight")
     with start_two(recipe, tmp_path, "two", code=LOST.format(rank=rank)) as process:
@@ -258,7 +258,7 @@ def test_a_sharded_run_resumes(recipe, tmp_path):
 
 @pytest.mark.slow
 def test_fsdp_that_would_shard_nothing_is_refused(recipe, tmp_path):
-    """accelerate would train without it and say nothing."""
+    """accelerate would silently train without it."""
     with start_two(merge(recipe, FSDP), tmp_path, "two") as process:
         _, err = process.communicate(timeout=300)
     assert process.returncode != 0
@@ -270,7 +270,7 @@ def test_fsdp_that_would_shard_nothing_is_refused(recipe, tmp_path):
 
 @pytest.mark.slow
 def test_two_processes_share_the_features_and_learn_the_same(tmp_path):
-    """The first one writes each split's file, the other one finds it; what is learned from them does not change."""
+    """The first process writes each split's file and the second reads it; the training result does not change."""
     data = {"dir": str(write_conll(tmp_path / "conll")), "features": "sum-all", "max_length": 48}
     recipe = {
         "checkpoint": str(write_checkpoint(tmp_path / "start")),

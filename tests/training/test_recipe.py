@@ -54,12 +54,12 @@ PRETRAIN = {path.stem: path for path in RECIPES if path.parent.name == "pretrain
 
 
 def check_one(text: str) -> dict[str, Any]:
-    """The checked recipe of one `--set`."""
+    """Return the checked recipe of one `--set`."""
     return check(parse_setting(text), data_defaults=DATA_DEFAULTS)
 
 
 def typed(value: Any) -> Any:
-    """The value with every type spelled out, since Python holds 1 == 1.0 == True."""
+    """Return the value with explicit types, because in Python 1 == 1.0 == True."""
     if isinstance(value, dict):
         return {key: typed(item) for key, item in value.items()}
     return [typed(item) for item in value] if isinstance(value, list) else (type(value).__name__, value)
@@ -69,7 +69,7 @@ TEXT = st.text().filter(lambda text: not text.startswith("~"))  # that is a path
 
 
 def values_of(annotation: Any) -> st.SearchStrategy[Any]:
-    """Values as TOML gives them for an annotation."""
+    """Return a strategy for the TOML values of an annotation."""
     plain = {
         bool: st.booleans(),
         int: st.integers(-(2**63), 2**63 - 1),
@@ -95,7 +95,7 @@ def values_of(annotation: Any) -> st.SearchStrategy[Any]:
 
 @st.composite
 def valid_recipes(draw: st.DrawFn) -> dict[str, Any]:
-    """Some keys of every table, each with some value of its type."""
+    """Return recipes with some keys of every table, each with a value of its type."""
 
     def draw_table(table: str) -> dict[str, Any]:
         fields = _list_fields(table, DATA_DEFAULTS)
@@ -448,7 +448,7 @@ def test_a_failed_save_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> N
 
 
 def test_saving_puts_a_new_file_in_place_of_the_old(tmp_path: Path) -> None:
-    """A second name of the old file keeps the old text: nobody ever reads a half-written recipe."""
+    """A hard link to the old file keeps the old text, so a partially written recipe is never read."""
     path, second = tmp_path / "recipe.toml", tmp_path / "second.toml"
     save_recipe({"batch_size": 8}, path)
     second.hardlink_to(path)

@@ -1,4 +1,4 @@
-"""One run: what it writes, what it refuses, and the ways of running that must agree."""
+"""One run: its output files, its errors, and the execution modes that must agree."""
 
 import dataclasses
 import json
@@ -41,7 +41,7 @@ PRETRAIN = TASKS["pretrain"]
 
 
 def write_text(path, documents=40, seed=0):
-    """A corpus in which every document has a few words of its own, so that there is something to learn."""
+    """Write a corpus whose documents each have a few words of their own, so that there is something to learn."""
     draw = np.random.default_rng(seed)
     words = ["".join(draw.choice(list("abcdefghij"), 4)) for _ in range(80)]
     texts = []
@@ -65,13 +65,13 @@ def recipe(text):
 
 @pytest.fixture(scope="module")
 def straight(text, tmp_path_factory):
-    """The metrics and the directory of a run of the recipe that nothing disturbs; tests that damage it copy it."""
+    """Return the metrics and the directory of an uninterrupted run; tests that damage it make a copy."""
     output = tmp_path_factory.mktemp("straight") / "run"
     return SimpleNamespace(metrics=run(PRETRAIN, make_recipe(text), output=output), output=output)
 
 
 def make_recipe(text):
-    """Eight updates of a tiny model on a text, without dropout, in fp32."""
+    """Return a recipe: eight updates of a tiny model on a text, without dropout, in fp32."""
     return {
         "batch_size": 16,
         "precision": "fp32",
@@ -97,7 +97,7 @@ def make_recipe(text):
 
 
 def read_losses(output):
-    """(updates, 3) the losses in a training log: total, masked LM, next sentence."""
+    """Return the losses (updates, 3) of a training log: total, masked LM, next sentence."""
     entries = [json.loads(line) for line in (output / "training_log.jsonl").read_text().splitlines()]
     return np.array([[e["loss"], e["mlm_loss"], e["nsp_loss"]] for e in entries if "loss" in e])
 
@@ -159,7 +159,7 @@ def test_the_saved_recipe_repeats_the_run(recipe, tmp_path):
 
 
 def test_a_home_is_expanded_for_the_whole_run(recipe, tmp_path, monkeypatch):
-    """transformers expands that of its checkpoints by itself."""
+    """transformers itself expands the path of its checkpoints."""
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path)
     run(PRETRAIN, recipe, {"train": {"max_steps": 1, "save_steps": 1}}, output="~/run")
@@ -201,7 +201,7 @@ ELSEWHERE = {"ddp_backend", "torch_compile", "torch_compile_backend"}
 
 
 def list_other_values():
-    """A key of TrainingArguments and a value that is not its default, for each that a recipe may have."""
+    """Return a non-default value for each key of TrainingArguments that a recipe may set."""
     for field in dataclasses.fields(TrainingArguments):
         if not field.init or field.name in RESERVED or field.name in ELSEWHERE:
             continue
@@ -265,7 +265,7 @@ def test_half_a_launcher_is_one_line(call, monkeypatch, given, message):
 
 
 def list_commands(app):
-    """The functions of a typer application and of those in it."""
+    """Return the functions of a typer application and its sub-applications."""
     yield from (command.callback for command in app.registered_commands)
     for group in app.registered_groups:
         yield from list_commands(group.typer_instance)
@@ -313,7 +313,7 @@ def test_a_run_that_is_stopped_continues_bit_for_bit(recipe, tmp_path, update):
 
 
 def test_a_run_goes_on_with_its_own_data_alone(recipe, tmp_path):
-    """One word of the text is another: every later sample would be, while the log said that it is one run."""
+    """One word of the text differs, which changes all later samples although the log would show one run."""
     corpus, output = tmp_path / "corpus.txt", tmp_path / "run"
     shutil.copy(recipe["data"]["corpus"][0], corpus)
     recipe = merge(recipe, {"data": {"corpus": [str(corpus)]}})
@@ -342,7 +342,7 @@ def test_a_run_goes_on_with_its_own_data_alone(recipe, tmp_path):
 
 
 def test_a_run_without_a_checkpoint_begins_anew_with_the_text_that_is_there(recipe, tmp_path):
-    """As after Ctrl-C because the wrong file was named: its vocabulary must not stay."""
+    """As after Ctrl-C because of a wrong file name: the old vocabulary must be replaced."""
     corpus = write_text(tmp_path / "corpus.txt", seed=1)
     recipe = merge(recipe, {"data": {"corpus": [str(corpus)]}})
 
@@ -359,7 +359,7 @@ def test_a_run_without_a_checkpoint_begins_anew_with_the_text_that_is_there(reci
 
 
 def test_a_run_that_does_not_know_its_data_goes_on(recipe, straight, tmp_path):
-    """As one that an earlier version began, or whose environment.json is damaged."""
+    """A run started by an earlier version, or one whose environment.json is damaged."""
     output = tmp_path / "run"
     shutil.copytree(straight.output, output)
     for found in ('{"data": 7}', "{"):
@@ -451,7 +451,7 @@ def test_a_half_written_checkpoint_is_not_taken(recipe, straight, tmp_path):
 
 @pytest.mark.parametrize("per_device", [4, 8])
 def test_accumulation_changes_nothing(recipe, straight, tmp_path, per_device):
-    """32 = 4 x 8 in the small: masked LM and next sentence have two denominators, over the whole update."""
+    """32 = 4 x 8 at small scale: masked LM and next sentence have separate denominators over the whole update."""
     cut = merge(recipe, {"train": {"per_device_train_batch_size": per_device}})
     parts = run(PRETRAIN, cut, output=tmp_path / "parts")
     np.testing.assert_allclose(read_losses(tmp_path / "parts"), read_losses(straight.output), rtol=2e-5)
@@ -501,7 +501,7 @@ def test_a_processor_takes_bf16_only_where_that_is_faster(monkeypatch, cpu, prec
 
 @pytest.mark.parametrize("asked", ["bf16", "fp8"])
 def test_another_precision_by_accelerate_launch_is_refused(recipe, tmp_path, monkeypatch, asked):
-    """It would win over the recipe's in silence."""
+    """It would silently override the recipe's precision."""
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", asked)
     with pytest.raises(
         UsageError, match=f"accelerate asks for {asked} .* and the recipe for fp32; remove --mixed_precision"
@@ -581,7 +581,7 @@ def test_a_mistake_is_one_line_and_writes_nothing(recipe, tmp_path, change, mess
 
 
 def test_fsdp_that_would_shard_nothing_is_refused(recipe, tmp_path, monkeypatch):
-    """transformers looks for other processes, and accelerate without an accelerator says nothing."""
+    """transformers checks for other processes; accelerate gives no message without an accelerator."""
     monkeypatch.setattr(TrainingArguments, "parallel_mode", ParallelMode.DISTRIBUTED)
     sharded = {"train": {"fsdp": "full_shard", "fsdp_config": {"transformer_layer_cls_to_wrap": ["BertLayer"]}}}
     with (
@@ -592,7 +592,7 @@ def test_fsdp_that_would_shard_nothing_is_refused(recipe, tmp_path, monkeypatch)
 
 
 def write_model_of_mnli(folder, **config):
-    """A checkpoint that predicts AX, as far as its configuration says, and its recipe."""
+    """Write a checkpoint whose configuration allows predicting AX, and return its recipe."""
     path = write_checkpoint(folder, labels=("entailment", "neutral", "contradiction")) / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | config))
     return {"checkpoint": str(folder), "precision": "fp32", "data": {"max_length": 32}}
@@ -643,7 +643,7 @@ def test_a_dry_run_names_the_training_before_it(tmp_path):
     ],
 )
 def test_a_failure_before_the_first_update_does_not_block_the_directory(recipe, tmp_path, wrong, table):
-    """The vocabulary is in the directory by then; a corrected recipe may take its place, and is not given it."""
+    """The vocabulary is already in the directory; a corrected recipe replaces it."""
     with pytest.raises(UsageError, match=rf"\[{table}\] is refused") as error:
         run(PRETRAIN, recipe, {"data": {"vocab_size": 90}}, wrong, output=tmp_path / "run")
     assert "\n" not in str(error.value)
@@ -682,7 +682,7 @@ def test_a_loss_that_is_no_number_stops_the_run(recipe, tmp_path):
 
 
 def poison(monkeypatch, update):
-    """Makes every training loss from an update on a NaN."""
+    """Make every training loss NaN from the given update."""
     compute = trainer.BertTrainer.compute_loss
 
     def multiply(self, *args, **kwargs):
@@ -692,7 +692,7 @@ def poison(monkeypatch, update):
 
 
 def test_no_checkpoint_is_written_after_a_loss_that_is_no_number(recipe, tmp_path, monkeypatch):
-    """The fifth loss is a NaN, which is logged after the eighth update; the checkpoint of the sixth would have it."""
+    """The fifth loss is NaN and is logged after the eighth update; the sixth update's checkpoint would contain it."""
     recipe = merge(recipe, {"train": {"logging_steps": 8, "eval_strategy": "no"}})
     straight = run(PRETRAIN, recipe, output=tmp_path / "straight")
     with monkeypatch.context() as patch:
@@ -740,7 +740,7 @@ def test_a_signal_after_the_last_update_says_where_the_command_goes_on(recipe, t
 
 @pytest.mark.parametrize("strategy", ["epoch", *(pytest.param(x, marks=pytest.mark.slow) for x in ("steps", "no"))])
 def test_a_milestone_is_written_once(recipe, tmp_path, monkeypatch, strategy):
-    """Also where an epoch ends, which has a checkpoint of its own: the second writing would put the first at risk."""
+    """Also at the end of an epoch, which has its own checkpoint: a second write could damage the first."""
     written, save = [], trainer.BertTrainer._save_checkpoint
 
     def note(self, *arguments):
@@ -754,7 +754,7 @@ def test_a_milestone_is_written_once(recipe, tmp_path, monkeypatch, strategy):
 
 
 def test_a_stop_does_not_count_on_a_damaged_checkpoint(recipe, tmp_path):
-    """A run has passed it over, and stops before it."""
+    """A run that skipped it stops before the same update."""
     recipe = merge(recipe, {"train": {"save_steps": 3, "save_total_limit": 0}})
     run(PRETRAIN, recipe, output=tmp_path / "run")
     (tmp_path / "run" / "metrics.json").unlink()
@@ -860,7 +860,7 @@ run(TASKS["pretrain"], read_recipe(sys.argv[1]), output=sys.argv[2], progress=fa
 
 @pytest.mark.slow
 def test_a_program_that_fails_beside_data_workers_ends(recipe, tmp_path):
-    """They are deaf to signals of others, and obey their parent's."""
+    """They ignore signals from other processes, but not from their parent."""
     save_recipe(merge(recipe, {"task": "pretrain", "train": {"dataloader_num_workers": 2}}), tmp_path / "recipe.toml")
     command = [sys.executable, "-c", FAILING, tmp_path / "recipe.toml", tmp_path / "run"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
@@ -909,7 +909,7 @@ def test_the_best_checkpoint_can_be_loaded_at_the_end(recipe, tmp_path):
 
 
 def test_weight_decay_spares_layer_norms_and_biases(recipe, tmp_path):
-    """Two runs without a gradient to speak of: only decay moves the weights."""
+    """Two runs with negligible gradients: only weight decay changes the weights."""
     still = {"train": {"learning_rate": 0.5, "max_grad_norm": 1e-12, "adam_epsilon": 1.0, "warmup_steps": 0}}
     weights = {}
     for decay in (0.0, 0.01):
@@ -931,7 +931,7 @@ def test_a_checkpoint_that_is_none(recipe, tmp_path):
 
 @pytest.mark.parametrize(("trouble", "offline"), [(None, False), ("the Hub cannot be reached", True)])
 def test_a_hub_model_is_downloaded_whole_or_taken_from_the_cache_whole(recipe, tmp_path, monkeypatch, trouble, offline):
-    """That its configuration is in the cache does not mean that its weights are: only the Hub's state decides."""
+    """A cached configuration does not imply cached weights: only the state of the Hub decides."""
     first = tmp_path / "first"
     run(PRETRAIN, recipe, output=first)
     asked = []
@@ -969,7 +969,7 @@ def test_the_other_objectives_learn_and_load_in_plain_transformers(recipe, tmp_p
 
 
 def test_a_signal_after_the_last_update_stops_too(recipe, straight, tmp_path):
-    """It comes in the evaluation at the end of training, after which there is no update to stop at."""
+    """The signal arrives in the final evaluation, after which there is no update to stop at."""
     evaluated = []
 
     def score(summaries, data, decided=None):

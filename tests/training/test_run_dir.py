@@ -1,4 +1,4 @@
-"""The directory of a run: who holds it, and what is taken for its scores."""
+"""The directory of a run: its lock and its scores."""
 
 import json
 import os
@@ -30,7 +30,7 @@ def test_options_that_are_new_leave_older_runs_what_they_are(tmp_path):
 
 
 def test_a_directory_is_held_by_one_at_a_time(tmp_path):
-    """The system ties the hold to an open file, so that a second one in this process is refused like another's."""
+    """The lock belongs to an open file, so a second lock in the same process fails as in another process."""
     with hold_directory(tmp_path / "runs" / "mine"):
         (tmp_path / "runs" / "mine" / "recipe.toml").touch()
         with (
