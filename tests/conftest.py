@@ -148,7 +148,7 @@ def call(monkeypatch, capsys, tmp_path):
 
     def call(*arguments):
         monkeypatch.setattr(sys, "argv", ["bertkit", *map(str, arguments)])
-        capsys.readouterr()  # what came before, such as the progress of writing a model
+        capsys.readouterr()  # discard earlier output, such as the progress of writing a model
         with pytest.raises(SystemExit) as stop:
             cli.main()
         return stop.value.code or 0, *capsys.readouterr()

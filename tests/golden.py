@@ -104,7 +104,7 @@ def write_data(root: Path, folder: Path) -> None:
     for name, data in (("pretrain", {}), ("clm", {"objective": "clm"})):
         recipe = PRETRAIN | {"precision": "fp32", "data": PRETRAIN["data"] | data}
         (folder / f"{name}.toml").write_text(tomli_w.dumps(recipe))
-    for path in folder.rglob("*"):  # a built corpus notes when its sources were changed
+    for path in folder.rglob("*"):  # a built corpus records the modification times of its sources
         os.utime(path, (0, 0))
 
 
@@ -232,7 +232,7 @@ def main() -> None:
             command = command.replace("rte/{best}", study["chosen"][0]["run"])
         text = run_command(command, folder)
         (folder / "printed" / f"{name}.txt").write_text(text)
-        if name not in ("grid", "corpus"):  # they say what was there already, and how fast it goes
+        if name not in ("grid", "corpus"):  # they depend on existing files and on the speed
             printed[name] = text
         print(f"{time.monotonic() - began:5.1f} s  bertkit {command}", flush=True)
     hashes = compute_hashes(folder, printed)

@@ -196,7 +196,7 @@ def _list_annotators(split: str) -> list[str]:
     return ["label1"] if split == "train" else [f"label{number}" for number in range(1, 6)]
 
 
-# Task -> (labelled, split) -> the line of names, as in the download; None where there is none.
+# Task -> (labelled, split) -> the header line, as in the download; None if there is none.
 HEADERS = {
     "cola": lambda labelled, split: None if labelled else ["index", "sentence"],
     "sst2": lambda labelled, split: ["sentence", "label"] if labelled else ["index", "sentence"],

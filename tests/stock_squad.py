@@ -72,7 +72,7 @@ def main():
             start = time.monotonic()
             trainer.train()
             seconds = time.monotonic() - start
-            arguments.train_sampling_strategy = "sequential"  # else the predictions come in another order as well
+            arguments.train_sampling_strategy = "sequential"  # otherwise the predictions would be reordered too
             scores = task.score(trainer.predict(data["dev"]).predictions, data["dev"])
         named = {"task": task.name, "seed": seed, "questions": len(examples["train"])}
         print(json.dumps(named | scores | {"seconds": round(seconds, 1)}), flush=True)

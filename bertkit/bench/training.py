@@ -287,7 +287,7 @@ def measure_sides(
         "device": str(find_device()),
         "threads": torch.get_num_threads(),
     }
-    heads = ["in", "tokens per second", "of products", "MiB"]
+    heads = ["precision", "tokens per second", "of matmul rate", "MiB"]
     return found, measured.tabulate("Training, with the memory beyond the weights", "sequences", heads, cells)
 
 

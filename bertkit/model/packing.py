@@ -130,7 +130,7 @@ class Packed:
     def pack(self, x: Tensor) -> Tensor:
         """Return the real tokens (N, ...) of x (B, T, ...)."""
         if x.shape[:2] != self.shape:
-            raise ValueError(f"got a tensor of shape {tuple(x.shape)} in a batch of {self.shape}; pass one (B, T, ...)")
+            raise ValueError(f"got a tensor of shape {tuple(x.shape)}; expected (B, T, ...), (B, T) = {self.shape}")
         flat, indices = x.flatten(0, 1), self.to(x.device).indices  # (B * T, ...)
         return flat if indices is None else flat.index_select(0, indices)  # (N, ...)
 

@@ -339,7 +339,7 @@ def tabulate_pretrainings(study: Mapping[str, Any], find_link: Callable[[str], s
         name = TableCell(((origin["directory"], ""),), find_link(origin["directory"]))
         rows = "; ".join(row for row in origin["rows"] if row) or "ours"
         lines.append([name, rows, updates, *(show_score(row, values.get(key)) for key, row in columns.items())])
-    heads = ["pretraining", "of", "updates", *(row.head for row in columns.values())]
+    heads = ["pretraining", "rows", "updates", *(row.head for row in columns.values())]
     return make_table("Pretraining, on held-out text", heads, lines)
 
 

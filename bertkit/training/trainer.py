@@ -268,7 +268,7 @@ def explain_shortage(args: TrainingArguments) -> Iterator[None]:
         size = args.per_device_train_batch_size
         less = f"{keys}per_device_train_batch_size={size // 2} (now {size}; updates stay the same), "
         raise UsageError(
-            f"memory is too small ({words}); reduce its use with {less if size > 1 else ''}"
+            f"memory is too small ({words}); reduce memory use with {less if size > 1 else ''}"
             f"{keys}per_device_eval_batch_size={max(1, args.per_device_eval_batch_size // 2)} for evaluation, "
             f"{keys}gradient_checkpointing=true, a lower max_length or less data; batch sizes per device and "
             "checkpointing do not change the run, so with them the same command continues from the last checkpoint"

@@ -437,7 +437,7 @@ def test_rows_with_the_paper_s_values_pretrainings_averages_and_curves_are_shown
         ["the paper", "70.1", "", "71.2"],
     ]
     assert tables["Pretraining, on held-out text"] == [
-        ["pretraining", "of", "updates", "perplexity"],
+        ["pretraining", "rows", "updates", "perplexity"],
         ["pretrain", "BERT, 10 steps; BERT, 20 steps", "20", "12.500"],
     ]
     assert "rte over pretraining updates" in found.take("aria-label")

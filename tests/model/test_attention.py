@@ -206,7 +206,7 @@ def test_groups_cover_each_token_once(lengths: list[int]) -> None:
     for group in layout.groups:
         rows = group.tokens.view(group.shape)
         numbers = torch.bucketize(rows, layout.offsets[1:-1], right=True)  # the sequence each token belongs to
-        assert (numbers == numbers[:, :1]).all()  # one sequence a row, in its padded places too
+        assert (numbers == numbers[:, :1]).all()  # one sequence per row, also in its padded places
         assert (rows.diff(dim=1) >= 0).all()
         assert group.flag_real().view(group.shape)[:, 0].all()
 

@@ -76,7 +76,7 @@ def test_labels_that_differ_in_case_keep_their_own_weights(tmp_path):
     assert new == []
     assert torch.equal(same.classifier.weight, old[[2, 0, 1]])
     _, new = load_model(BertForSequenceClassification, had, {"id2label": {0: "o", 1: "b-per", 2: "B-per"}})
-    assert new == CLASSIFIER, "which of the two is meant, nobody can tell"
+    assert new == CLASSIFIER, "the choice between the two is ambiguous"
 
 
 def test_labels_in_another_spelling_are_the_same(tmp_path):

@@ -91,7 +91,7 @@ def test_plain_transformers_answers_the_same(case, train):
 @pytest.mark.parametrize("case", PIPELINES)
 def test_a_stock_pipeline_runs_either_model_to_the_same_end(case, train):
     folder, (name, texts) = train(case), PIPELINES[case]
-    # The pretrained model has two heads, of which a stock class is made that has one.
+    # The pretrained model has two heads; a stock class with one of them is created.
     head = {"pretrain": bertkit.BertForMaskedLM}.get(case)
     ours = head.from_pretrained(folder).eval() if head else load_ours(folder)
     tokenizer = load_tokenizer(str(folder))

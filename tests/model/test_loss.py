@@ -202,7 +202,7 @@ def test_the_decoder_learns_the_same_with_its_loss(rows: int, vocabulary: int, f
         else:
             assert gradient.abs().max() > 0
             explain = partial("{}: {}".format, name)
-            bound = 1e-5 * max(1, rows / 512)  # many are summed in another order: 1.5e-5 apart on one processor
+            bound = 1e-5 * max(1, rows / 512)  # another order of summation: differences of 1.5e-5 on one processor
             torch.testing.assert_close(gradients[name], gradient, rtol=1.3e-6, atol=bound, msg=explain)
 
 

@@ -728,7 +728,7 @@ def test_autocast_is_close_to_full_precision(head: str, kernel: str, dtype: torc
     torch.testing.assert_close(low, loss, rtol=2e-2, atol=0)
     for name, gradient in gradients.items():
         assert same[name].isfinite().all()
-        # A key's bias adds the same to all scores of a query: its gradient is 0, and what is found rounding.
+        # A key's bias adds a constant to all scores of a query: its gradient is 0 except for rounding.
         assert (same[name] - gradient).norm() <= 0.1 * gradient.norm() + (5e-3 if "key.bias" in name else 1e-3), name
     expected = collect(model(**batch), batch["attention_mask"])
     assert max(differ(got[name].float(), expected[name]) for name in expected) < 5e-2

@@ -96,7 +96,9 @@ def test_an_argument_that_would_be_ignored_is_refused_by_name(name: str, head: s
 def test_labels_of_another_length_are_refused(head: str) -> None:
     inputs = make_inputs(head)
     inputs["labels"] = nn.functional.pad(inputs["labels"], (0, 1))
-    with pytest.raises(ValueError, match=r"got a tensor of shape \(4, 14\) in a batch of \(4, 13\)"):
+    with pytest.raises(
+        ValueError, match=r"got a tensor of shape \(4, 14\); expected \(B, T, ...\), \(B, T\) = \(4, 13\)"
+    ):
         make_model(head)(**inputs)
 
 
@@ -169,7 +171,7 @@ def test_the_problem_type_means_what_it_means_in_transformers(case: str, is_name
 def test_labels_that_do_not_fit_are_refused() -> None:
     model, batch = make_model("BertForSequenceClassification", problem_type="regression"), make_batch(LENGTHS)
     for shape in ((3, 4), (4,), (4, 1)):
-        with pytest.raises(ValueError, match=r"got labels of shape .* for logits of \(4, 3\)"):
+        with pytest.raises(ValueError, match=r"got labels of shape .*; expected \(4, 3\), as of the logits"):
             model(**batch, labels=torch.zeros(shape))
 
 
@@ -423,7 +425,7 @@ def test_gradients_of_each_example_by_vmap(head: str) -> None:
     last = "cls.predictions.bias" if head == "BertForMaskedLM" else "classifier.weight"
     model, inputs = make_model(head, **NO_DROPOUT).train(), make_inputs(head, [7, 7, 7])
     values = {name: x.detach() for name, x in model.named_parameters()}
-    del inputs["attention_mask"]  # with which each example could have another number of tokens
+    del inputs["attention_mask"]  # a mask may give each example another number of tokens
 
     def take(values: dict[str, Tensor], inputs: dict[str, Tensor]) -> Tensor:
         return take_loss(model, values, {name: x[None] for name, x in inputs.items()})

@@ -131,7 +131,7 @@ def test_the_outputs_are_those_of_the_papers_code(name, library, tmp_path):
     import_checkpoint(WRITTEN / name, tmp_path / "out")
     assert json.loads((tmp_path / "out" / "config.json").read_text())["hidden_act"] == "gelu"
     batch, expected = read_expected(name)
-    # That code computes GELU by tanh, which transformers calls by another name.
+    # That code computes GELU by tanh, which has another name in transformers.
     model = getattr(library, HEADS[name]).from_pretrained(tmp_path / "out", hidden_act="gelu_new").eval()
     with torch.no_grad():
         outputs = model(**batch)
@@ -187,7 +187,7 @@ def test_a_bundle_has_every_variable_from_every_part():
         assert values.shape == variable.shape
         assert np.isfinite(values).all()
     assert len(variables) == 3 * 46 + 1
-    # No byte of the files is outside of all variables, so each has a checksum.
+    # Each byte of the files belongs to a variable, so each has a checksum.
     for path in {variable.path for variable in variables.values()}:
         assert path.stat().st_size == sum(variable.size for variable in variables.values() if variable.path == path)
 
@@ -284,7 +284,7 @@ def change_config(folder, **values):
     path.write_text(json.dumps(json.loads(path.read_text()) | values))
 
 
-BREAKS = {  # what is done to the pre-training checkpoint -> the words of the message
+BREAKS = {  # change to the pre-training checkpoint -> words of the message
     "no config": (lambda d: (d / "bert_config.json").unlink(), r"there is no .*bert_config.json; copy it"),
     "no vocabulary": (lambda d: (d / "vocab.txt").unlink(), r"there is no .*vocab.txt; copy it"),
     "no index": (lambda d: (d / "bert_model.ckpt.index").unlink(), r"is not a TensorFlow checkpoint; name a folder"),

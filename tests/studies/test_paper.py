@@ -106,7 +106,7 @@ def test_a_small_studys_values_are_the_papers(name):
 def test_figure_5_is_of_the_papers_shares_of_a_pretraining(name):
     study = read_study(name)
     total = study["row"][-1]["step"]
-    recipe = study["pretrain"].get("train", {})  # what it does not say is the paper's: 1,000,000
+    recipe = study["pretrain"].get("train", {})  # the default is the paper's value: 1,000,000
     assert total == recipe.get("max_steps", 1_000_000)
     steps = [total * thousands // 1000 for thousands in THOUSANDS]
     assert [row["step"] for row in study["row"]] == steps * 2

@@ -94,7 +94,7 @@ def test_the_grid_of_the_paper_has_24_cells(fake):
             cell.setting.values()
         )
         assert cell.recipe["model"] == {}
-        assert train["optim"] == "bert_adam", "what nobody sets is the task's"
+        assert train["optim"] == "bert_adam", "keys that are not set have the task's values"
 
 
 def test_the_command_line_wins_over_the_grid_over_the_row_over_the_recipe(fake):
@@ -311,7 +311,7 @@ def test_rows_that_are_not_scored_choose_where_there_are_any(fake):
     assert choose(make_choice("best"), cells, states)[1] == "1/seed-0"
     study = replace(make_choice("best"), grid={"batch_size": (0, 1)})
     results = summarize(study, [], cells, states)
-    assert results["chosen"][0]["score"] == 0.5, "what is shown is the score of the others"
+    assert results["chosen"][0]["score"] == 0.5, "the score shown is from the other rows"
     assert "it is chosen on rows that are not scored (data.tune_share)." in explain_scores(results)
     assert "optimistic" not in explain_scores(results)
 
@@ -447,10 +447,10 @@ def test_what_fails_is_recorded_and_the_rest_goes_on(recipe, tmp_path, monkeypat
     assert results["failed"] == 2
     assert [run["status"] for run in runs] == ["failed", "finished", "failed"]
     assert runs[0]["failure"].startswith(
-        "memory is too small (CUDA out of memory. Tried to allocate 2 GiB); reduce its use"
+        "memory is too small (CUDA out of memory. Tried to allocate 2 GiB); reduce memory"
     )
     assert runs[2]["failure"].startswith("the loss is nan after update")
-    assert f"; {runs[2]['directory']} has no checkpoint yet" in runs[2]["failure"], "no path of this machine"
+    assert f"; {runs[2]['directory']} has no checkpoint yet" in runs[2]["failure"], "no path on this machine"
     assert results["chosen"][0]["run"] == runs[1]["directory"]
     table = (tmp_path / "study" / "table.md").read_text()
     assert "## Failed: 2 of 3 runs" in table
@@ -563,7 +563,7 @@ def test_the_directory_of_another_study_is_left_alone(recipe, tmp_path, uninterr
         run_study(other, output=tmp_path / "thesis" / "chapter.txt")
     assert {path: path.read_bytes() for path in uninterrupted.rglob("*") if path.is_file()} == before
     more = run_study(make_study(definition, {"num_cpus": 2}), output=uninterrupted)
-    assert more["definition"]["num_cpus"] == 2, "with more hardware it is the same study"
+    assert more["definition"]["num_cpus"] == 2, "the study is the same on more hardware"
     run_study(make_study(definition), output=uninterrupted)
 
 

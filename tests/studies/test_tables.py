@@ -211,7 +211,7 @@ def test_progress_shows_what_goes_on():
     many["cells"][50]["runs"][0] = {"seed": 42, "status": "running", "update": 0, "updates": 0, "loss": None}
     headings, lines = list_progress(many, limit=20)
     assert headings[0] == "batch_size"
-    assert [line[0] for line in lines] == ["1", "51"], "the one that wins so far and the one in work"
+    assert [line[0] for line in lines] == ["1", "51"], "the best one so far and the running one"
     failed = make_results({}, {"rte": "accuracy"}, lambda *_: None)
     assert list_progress(failed)[1] == [["rte: accuracy (%)", "2/2", "–", "–", "2 failed: the loss is nan | lower it"]]
     poor = make_results({}, {"rte": "accuracy"}, score_by_hand, majority=0.5)
@@ -265,7 +265,7 @@ def test_a_heat_map_of_odd_shapes(tmp_path):
         "failed": make_results({"batch_size": [1, 2]}, one, lambda *_: None),
         "long": make_results(long, one, lambda row, task, setting, seed: 0.5, rows=("a", "a longer name " * 9)),
         "rows": make_results({}, TASKS, score_by_hand, rows=("", "stable")),
-        # Between two of them matplotlib would read mathematics, and make none of this.
+        # matplotlib would parse text between two dollar signs as mathematics.
         "dollars": make_results({}, TASKS, score_by_hand, rows=("cost $5^_$", "a $x_$^$ b")),
     }.items():
         width, height, colours = size_heatmap(results, tmp_path / f"{name}.png")
@@ -375,7 +375,7 @@ def test_the_table_of_the_paper_is_this():
         "\n"
         "## Pretraining\n"
         "\n"
-        "| pretraining | of | updates | perplexity | masked-LM accuracy (%) |\n"
+        "| pretraining | rows | updates | perplexity | masked-LM accuracy (%) |\n"
         "|---|---|---|---|---|\n"
         "| pretrain/bert | BERT | 6,000 | 12.346 | 25.0 |\n"
         "| pretrain/ltr | LTR | failed | – | – |\n"

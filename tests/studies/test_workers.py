@@ -108,7 +108,7 @@ def test_files_come_back_from_elsewhere_but_for_weights_and_checkpoints(tmp_path
     found = {path.relative_to(here).as_posix(): path.read_text() for path in here.rglob("*") if path.is_file()}
     assert found == {"metrics.json": "metrics.json", "predictions/dev.tsv": "predictions/dev.tsv"}
     write_files({"metrics.json": b"other"}, here)
-    assert (here / "metrics.json").read_text() == "metrics.json", "what is here stays"
+    assert (here / "metrics.json").read_text() == "metrics.json", "existing files are kept"
 
 
 @pytest.mark.slow
@@ -127,7 +127,7 @@ def test_one_process_and_two_and_a_run_of_its_own_give_the_same_bits(recipe, tmp
     assert State("running", 4, 4, here.states[0][-2].loss) == here.states[0][-2] == there.states[0][-2]
     assert any("4 updates of 8 sequences" in line for line in there.lines)
     reading = [line for line in there.lines if line.startswith("reading")]
-    assert len(reading) == 1, "who is given the data does not read them"
+    assert len(reading) == 1, "a worker that receives the data does not read them"
     for job in jobs:
         assert json.loads((Path(job.output) / "environment.json").read_text())["threads"] == 1
     assert multiprocessing.active_children() == []

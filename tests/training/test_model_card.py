@@ -481,7 +481,7 @@ def be_silent(*request):
     return spoil
 
 
-FAILURES = {  # what is wrong -> how it comes about, and words of the message
+FAILURES = {  # the fault -> how to cause it, and words of the message
     "no token": (set_token(""), ["there is no token", "hf auth login"]),
     "a wrong token": (set_token("hf_wrong"), ["(401)", "log in again: hf auth login --force"]),
     "a token that only reads": (set_token("hf_reader"), ["has no write access", "hf auth login --force"]),
@@ -516,7 +516,7 @@ def test_a_failure_is_one_line_and_the_same_command_completes_it(hub, mrpc, capf
     assert all(word in message for word in (*words, "ada/bert")), message
     assert len(message) < 600
     assert read_files(mrpc) == before
-    assert not hub.repos.get("ada/bert") or hub.repos["ada/bert"].files == {}, "nothing is half there"
+    assert not hub.repos.get("ada/bert") or hub.repos["ada/bert"].files == {}, "nothing is uploaded partially"
     assert "Traceback" not in capfd.readouterr().err
     hub.faults.clear()
     assert push.push(mrpc, "ada/bert") == f"{hub.address}/ada/bert"

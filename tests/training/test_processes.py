@@ -121,7 +121,7 @@ def test_a_signal_to_one_of_two_processes_stops_both_and_the_run_can_go_on(recip
     assert err.count("bertkit: stopped after update") == 1, err[-2000:]
     (stopped,) = list_checkpoints(tmp_path / "two")
     assert 20 <= stopped < 400
-    assert run(PRETRAIN, recipe, output=tmp_path / "two")["updates"] == 400, "one process goes on where two have been"
+    assert run(PRETRAIN, recipe, output=tmp_path / "two")["updates"] == 400, "one process continues the run of two"
 
 
 # --- Another number of processes, also because one is lost ------------------------------------------------------------
@@ -156,7 +156,7 @@ def test_a_lost_process_ends_the_run_and_one_goes_on_where_two_have_been(recipe,
                 break
         start = time.monotonic()
         _, err = process.communicate(timeout=120)
-    assert time.monotonic() - start < 60, "the others have waited"
+    assert time.monotonic() - start < 60, "the other process waited"
     assert process.returncode != 0
     assert "exitcode  : -9" in err, err[-2000:]
     line = "bertkit: another process of this run was lost; the same command continues from its last checkpoint\n"
@@ -190,7 +190,7 @@ def test_two_processes_go_on_where_one_has_been(recipe, tmp_path):
 
 # --- FSDP -------------------------------------------------------------------------------------------------------------
 
-# accelerate shards on accelerators only, though gloo could: so it is told that these processes have one each.
+# accelerate shards only on accelerators, although gloo could: make it believe that each process has one.
 ACCELERATED = """
 from accelerate import PartialState
 from accelerate.utils import DistributedType

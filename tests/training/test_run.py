@@ -585,7 +585,7 @@ def test_fsdp_that_would_shard_nothing_is_refused(recipe, tmp_path, monkeypatch)
     monkeypatch.setattr(TrainingArguments, "parallel_mode", ParallelMode.DISTRIBUTED)
     sharded = {"train": {"fsdp": "full_shard", "fsdp_config": {"transformer_layer_cls_to_wrap": ["BertLayer"]}}}
     with (
-        mock.patch.dict(os.environ),  # in which transformers writes it down for accelerate
+        mock.patch.dict(os.environ),  # the variable by which transformers tells accelerate
         pytest.raises(UsageError, match=r"^fsdp in \[train\] has no effect here: .*; leave it out$"),
     ):
         run(PRETRAIN, recipe, sharded, output=tmp_path / "run")
@@ -814,7 +814,7 @@ def test_a_dead_data_worker_is_one_line_and_the_run_goes_on(recipe, straight, tm
     def kill(done, total, log):
         if done == 4:
             multiprocessing.active_children()[0].kill()
-            time.sleep(60)  # torch raises here; within a fork, logging would stay locked for all other threads
+            time.sleep(60)  # torch raises here; after a fork, logging would stay locked for all other threads
 
     with pytest.raises(UsageError, match=r"^a data worker has died \(.*dataloader_num_workers=0") as error:
         run(PRETRAIN, recipe, {"train": {"dataloader_num_workers": 2}}, output=tmp_path / "run", progress=kill)

@@ -115,7 +115,7 @@ def test_a_signal_changes_nothing_of_curve_and_weights(recipe, straight, tmp_pat
     run(PRETRAIN, recipe, output=tmp_path / "run")
     assert_same_run(tmp_path / "run", straight)
     (last,) = [entry for entry in read_log(tmp_path / "run") if "train_runtime" in entry]
-    assert last["resumed_at"] == update, "the time is that from here on"
+    assert last["resumed_at"] == update, "the time since the resume"
 
 
 @pytest.mark.slow
@@ -302,7 +302,7 @@ def test_the_best_is_kept_beside_the_last(recipe, tmp_path, keep):
     model, info = AutoModelForPreTraining.from_pretrained(output / "best", output_loading_info=True)
     assert not info["missing_keys"]
     assert not info["unexpected_keys"]
-    assert model.config.tau == 3.0, "what its own evaluation has decided"
+    assert model.config.tau == 3.0, "the result of its own evaluation"
     assert (
         AutoTokenizer.from_pretrained(output / "best").get_vocab() == AutoTokenizer.from_pretrained(output).get_vocab()
     )
