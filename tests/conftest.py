@@ -1,4 +1,4 @@
-"""What the tests of the model share: tiny random models, their twins in plain transformers, and padded batches."""
+"""Fixtures for the model tests: tiny random models, the same in plain transformers, and padded batches."""
 
 import copy
 import gc
@@ -53,7 +53,7 @@ torch.set_num_threads(1)  # the models are too small for more, and several test 
 
 
 def pytest_collection_finish() -> None:
-    """Takes what the imports have left out of garbage collection, which every run of a Trainer asks for."""
+    """Exclude imported objects from garbage collection, which each Trainer run triggers."""
     gc.freeze()
 
 
@@ -70,7 +70,7 @@ def change_task(task: Task, **values) -> Task:
 
 
 def make_model(head: str, kernel: str = "packed", **values) -> transformers.PreTrainedModel:
-    """A tiny model of ours in evaluation mode, every parameter random, so that biases and LayerNorms count too."""
+    """Return a tiny model in evaluation mode with random parameters, including biases and LayerNorms."""
     values = TINY | {"num_labels": 3} | {"is_decoder": head == "BertLMHeadModel"} | values
     if head == "BertForQuestionAnswering":
         values["num_labels"] = 2
@@ -82,7 +82,7 @@ def make_model(head: str, kernel: str = "packed", **values) -> transformers.PreT
 
 
 def make_twin(model: transformers.PreTrainedModel, kernel: str = "sdpa") -> transformers.PreTrainedModel:
-    """Plain transformers' model of the same name, sizes and weights, in evaluation mode."""
+    """Return the transformers model of the same name, sizes and weights, in evaluation mode."""
     config = transformers.BertConfig(**{**model.config.to_dict(), "use_cache": False})
     twin = getattr(transformers, type(model).__name__)._from_config(config, attn_implementation=kernel)
     twin.load_state_dict(model.state_dict())
@@ -90,7 +90,7 @@ def make_twin(model: transformers.PreTrainedModel, kernel: str = "sdpa") -> tran
 
 
 def make_batch(lengths: list[int], vocab_size: int = TINY["vocab_size"], left: bool = False) -> dict[str, Tensor]:
-    """A batch (B, T) of random tokens in two segments, padded on the right or the left to the longest of `lengths`."""
+    """Return a batch (B, T) of random tokens in two segments, padded right or left to the longest length."""
     columns = torch.arange(max(lengths))
     mask = (columns < torch.tensor(lengths)[:, None]).long()
     mask = mask.flip(1) if left else mask
@@ -100,14 +100,14 @@ def make_batch(lengths: list[int], vocab_size: int = TINY["vocab_size"], left: b
 
 
 def shape_for(head: str, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The batch as the head takes it: multiple choice reads its B rows as B / 2 questions with two choices."""
+    """Return the batch for a head: multiple choice reads B rows as B / 2 questions with two choices."""
     if head != "BertForMultipleChoice":
         return batch
     return {name: x.unflatten(0, (-1, 2)) for name, x in batch.items()}
 
 
 def make_labels(head: str, batch: dict[str, Tensor], num_labels: int = 3) -> dict[str, Tensor]:
-    """Random labels for a batch (B, T), of tokens for about half of the real ones."""
+    """Return random labels for a batch (B, T); token labels for about half of the real tokens."""
     shape, mask = batch["input_ids"].shape, batch["attention_mask"].bool()
     chosen = mask & (torch.rand(shape) < 0.5)
     sentence = torch.randint(2, shape[:1])
@@ -118,7 +118,7 @@ def make_labels(head: str, batch: dict[str, Tensor], num_labels: int = 3) -> dic
     if head == "BertForTokenClassification":
         return {"labels": torch.randint(num_labels, shape).masked_fill(~chosen, -100)}
     if head == "BertForQuestionAnswering":
-        ends = mask.long().argmax(dim=1)  # the first real token; 0 but for left padding
+        ends = mask.long().argmax(dim=1)  # the first real token; 0 except with left padding
         return {"start_positions": ends, "end_positions": ends + 1}
     if head == "BertForMultipleChoice":
         return {"labels": sentence[::2]}
@@ -126,7 +126,7 @@ def make_labels(head: str, batch: dict[str, Tensor], num_labels: int = 3) -> dic
 
 
 def collect(outputs: transformers.utils.ModelOutput, mask: Tensor) -> dict[str, Tensor]:
-    """Every output by name, hidden states one by one; of token outputs (B, T, ...) the real tokens only."""
+    """Return every output by name, hidden states separately; token outputs (B, T, ...) without padding."""
     flat: dict[str, Tensor] = {}
     for name, value in outputs.items():
         many = isinstance(value, tuple)
@@ -136,19 +136,19 @@ def collect(outputs: transformers.utils.ModelOutput, mask: Tensor) -> dict[str, 
 
 
 def differ(a: Tensor, b: Tensor) -> float:
-    """The largest difference of two tensors, relative to the largest absolute value of the second."""
+    """Return the largest difference of two tensors, relative to the second's largest absolute value."""
     return ((a - b).abs().max() / b.abs().max()).item()
 
 
 @pytest.fixture
 def call(monkeypatch, capsys, tmp_path):
-    """Calls the program in an empty directory; gives exit code, standard output and standard error."""
+    """Call the program in an empty directory; return exit code, standard output and standard error."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "120")
 
     def call(*arguments):
         monkeypatch.setattr(sys, "argv", ["bertkit", *map(str, arguments)])
-        capsys.readouterr()  # what came before, such as the progress of writing a model
+        capsys.readouterr()  # discard earlier output, such as the progress of writing a model
         with pytest.raises(SystemExit) as stop:
             cli.main()
         return stop.value.code or 0, *capsys.readouterr()
@@ -158,7 +158,7 @@ def call(monkeypatch, capsys, tmp_path):
 
 @pytest.fixture
 def hub(monkeypatch, tmp_path):
-    """A Hub that huggingface_hub takes for the real one, with ada logged in and an empty cache; waits cost no time."""
+    """Serve a mock Hub to huggingface_hub, with ada logged in, an empty cache and no waiting times."""
     with serve() as hub:
         monkeypatch.setattr(constants, "ENDPOINT", hub.address)
         template = "/{repo_id}/resolve/{revision}/{filename}"

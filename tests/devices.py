@@ -1,4 +1,4 @@
-"""Simulate several accelerators: tensors of the CPU that say they lie elsewhere and refuse to be mixed.
+"""Simulate several accelerators: CPU tensors that claim another device and refuse to be mixed.
 
 Left out: the backward pass, for which torch asks the device itself.
 """
@@ -14,7 +14,7 @@ FIRST, SECOND = torch.device("meta", 0), torch.device("meta", 1)
 
 
 class Placed(Tensor):
-    """Hold a tensor of the CPU, `value`, and say that it lies on another device."""
+    """Hold a CPU tensor, `value`, and report another device."""
 
     value: Tensor
 

@@ -1,4 +1,4 @@
-"""How long an epoch of the feature-based approach takes with its features on disk, and with the encoder run each time.
+"""Measure an epoch of the feature-based approach, with features from disk and from the encoder.
 
     python -m tests.feature_cache --data NER --model DIR --layers concat-last-four
 
@@ -23,7 +23,7 @@ from bertkit.training.run import make_model
 
 
 def run_epoch(model, batches, optimizer):
-    """Trains on every batch once; the losses."""
+    """Train on every batch once, and return the losses."""
     losses = []
     for batch in batches:
         with torch.autocast("cpu", torch.bfloat16, enabled=choose_precision("auto") == "bf16"):
@@ -41,7 +41,7 @@ def batch_features(task, data, order):
 
 
 def batch_tokens(data, order):
-    """The same batches as token ids, with labels in words."""
+    """Return the same batches as token ids, with one label per word."""
     for numbers in order:
         batch = pad(data.words.__getitems__(numbers)) | place_words(data.words, numbers)
         labels = [torch.from_numpy(data[number]["labels"]) for number in numbers]

@@ -57,14 +57,14 @@ PRETRAIN = {
 
 
 def write_part(source: Path, target: Path, lines: int) -> None:
-    """The first lines of a file."""
+    """Write the first lines of a file."""
     target.parent.mkdir(parents=True, exist_ok=True)
     with source.open(encoding="utf-8", newline="") as stream:
         target.write_text("".join(line for _, line in zip(range(lines), stream, strict=False)), newline="")
 
 
 def write_questions(source: Path, target: Path, articles: int, paragraphs: int) -> None:
-    """The first paragraphs of the first articles of a SQuAD file."""
+    """Write the first paragraphs of the first articles of a SQuAD file."""
     target.parent.mkdir(parents=True, exist_ok=True)
     content = json.loads(source.read_text(encoding="utf-8"))
     content["data"] = content["data"][:articles]
@@ -78,7 +78,7 @@ def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
 
 
 def write_data(root: Path, folder: Path) -> None:
-    """Small parts of the real data, inputs for predictions, and two recipes for pretraining."""
+    """Write small parts of the real data, inputs for predictions, and two pretraining recipes."""
     for task in ("SST-2", "STS-B", "RTE"):
         for name, lines in (("train.tsv", ROWS), ("dev.tsv", FEW), ("test.tsv", FEW)):
             write_part(root / "glue" / task / name, folder / "glue" / task / name, lines)
@@ -104,12 +104,12 @@ def write_data(root: Path, folder: Path) -> None:
     for name, data in (("pretrain", {}), ("clm", {"objective": "clm"})):
         recipe = PRETRAIN | {"precision": "fp32", "data": PRETRAIN["data"] | data}
         (folder / f"{name}.toml").write_text(tomli_w.dumps(recipe))
-    for path in folder.rglob("*"):  # a built corpus notes when its sources were changed
+    for path in folder.rglob("*"):  # a built corpus records the modification times of its sources
         os.utime(path, (0, 0))
 
 
 def make_commands() -> dict[str, str]:
-    """The commands by the name of what they make; a command of several words is split at blanks."""
+    """Return the commands by the name of their output; they are split at spaces."""
     tune = "--model model --set precision=fp32 --set batch_size=16 --set train.max_steps=4 --set data.max_length={}"
     short, long = tune.format(48), tune.format(96)
     windows = f"{long} --set data.doc_stride=32 --set data.max_query_length=24"
@@ -158,7 +158,7 @@ def make_commands() -> dict[str, str]:
 
 
 def run_command(command: str, folder: Path) -> str:
-    """What the command printed."""
+    """Run a bertkit command and return its output."""
     words = [sys.executable, "-m", "bertkit", *command.split()]
     done = subprocess.run(words, cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -176,14 +176,14 @@ def run_and_kill(command: str, folder: Path, output: Path) -> None:
 
 
 def strip(value: Any) -> Any:
-    """JSON without what varies from one time to the next."""
+    """Return a JSON value without the parts that vary between runs."""
     if isinstance(value, dict):
         return {key: strip(part) for key, part in value.items() if not VARYING.fullmatch(key)}
     return [strip(part) for part in value] if isinstance(value, list) else value
 
 
 def read_result(path: Path, folder: Path) -> bytes:
-    """The content of a file that must be the same every time."""
+    """Return the part of a file's content that must be the same every time."""
     if path.suffix == ".png":
         return matplotlib.image.imread(path).tobytes()
     if path.suffix in (".json", ".jsonl"):
@@ -196,14 +196,14 @@ def read_result(path: Path, folder: Path) -> bytes:
 
 
 def clean(text: str) -> str:
-    """Text without times, rates, versions and commits."""
+    """Return the text without times, rates, versions and commits."""
     for pattern, name in TAKEN_OUT:
         text = re.sub(pattern, name, text)
     return text
 
 
 def compute_hashes(folder: Path, printed: dict[str, str]) -> dict[str, str]:
-    """A SHA-256 of every file that the commands made, but for what only a resume reads, and of what they printed."""
+    """Return the SHA-256 of each output file, except those that only a resume reads, and of each printed text."""
     contents = {f"{name} (printed)": clean(text).encode() for name, text in printed.items()}
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
@@ -232,7 +232,7 @@ def main() -> None:
             command = command.replace("rte/{best}", study["chosen"][0]["run"])
         text = run_command(command, folder)
         (folder / "printed" / f"{name}.txt").write_text(text)
-        if name not in ("grid", "corpus"):  # they say what was there already, and how fast it goes
+        if name not in ("grid", "corpus"):  # they depend on existing files and on the speed
             printed[name] = text
         print(f"{time.monotonic() - began:5.1f} s  bertkit {command}", flush=True)
     hashes = compute_hashes(folder, printed)

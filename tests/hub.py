@@ -1,4 +1,4 @@
-"""A small server that speaks the part of the Hub's API by which huggingface_hub uploads and downloads models.
+"""A small server with the part of the Hub's API that huggingface_hub uses to upload and download models.
 
 It keeps repositories in memory, knows some tokens, and fails where a test asks it to. It has no xet storage, as mirrors
 of the Hub have none; files go the older way, git LFS.
@@ -39,7 +39,7 @@ class Repo:
         return hashlib.sha1(json.dumps(content).encode()).hexdigest()
 
     def find(self, name: str) -> str | None:
-        """The id of a file as the Hub compares it: SHA-256 of what is in LFS, else git's."""
+        """Return the id by which the Hub compares a file: SHA-256 for LFS files, otherwise git's id."""
         if name not in self.files:
             return None
         data = self.files[name]
@@ -48,7 +48,7 @@ class Repo:
 
 @dataclass
 class Fault:
-    """What goes wrong: the next `times` requests of this kind get `status`, or are cut off after `cut` bytes.
+    """A fault: the next `times` requests of this kind get `status`, or are cut off after `cut` bytes.
 
     sent: bytes of the answer after which it is cut off; stall: seconds of silence before that, or instead of an answer.
     """
@@ -81,11 +81,11 @@ class Hub(ThreadingHTTPServer):
         self.asked: list[str] = []  # method and path of every request
 
     def fail(self, method: str, path: str, **what: float) -> None:
-        """Lets the next requests of this method, whose path has the pattern in it, go wrong."""
+        """Make the next requests of this method fail whose path contains the pattern."""
         self.faults.append(Fault(method, path, **what))
 
     def take_fault(self, method: str, path: str) -> Fault | None:
-        """The fault that a request meets."""
+        """Return the fault for a request."""
         for fault in self.faults:
             if fault.times and fault.method == method and re.search(fault.path, path):
                 fault.times -= 1
@@ -95,7 +95,7 @@ class Hub(ThreadingHTTPServer):
 
 @contextmanager
 def serve() -> Iterator[Hub]:
-    """A Hub that runs until the end of the block."""
+    """Run a Hub until the end of the block."""
     hub = Hub()
     thread = Thread(target=hub.serve_forever, args=(0.05,), daemon=True)
     thread.start()
@@ -108,12 +108,12 @@ def serve() -> Iterator[Hub]:
 
 
 def name_blob(data: bytes) -> str:
-    """Git's id of a file."""
+    """Return git's id of a file."""
     return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
 
 
 def check_metadata(card: str) -> list[str]:
-    """What the Hub would refuse in a card's metadata, as far as its documentation tells."""
+    """Return the errors that the Hub would report in a card's metadata, according to its documentation."""
     found = METADATA.match(card)
     if not found:
         return ["no metadata"]
@@ -130,28 +130,28 @@ def check_metadata(card: str) -> list[str]:
             if not all(isinstance(value, str) and value for value in required):
                 errors.append("model-index lacks a name or type")
             if not all(isinstance(metric["value"], int | float) for metric in result["metrics"]):
-                errors.append("model-index has a value that is no number")
+                errors.append("model-index has a value that is not a number")
     return errors
 
 
 class Handler(BaseHTTPRequestHandler):
-    """One request after the other of a connection."""
+    """Handles the requests of a connection."""
 
     server: Hub
     protocol_version = "HTTP/1.1"
 
     def log_message(self, *_: Any) -> None:
-        """Says nothing."""
+        """Suppress the log."""
 
     def handle_one_request(self) -> None:
-        """As its parent does, but a client that has gone is no error."""
+        """Handle a request; a disconnected client is not an error."""
         try:
             super().handle_one_request()
         except (ConnectionError, ValueError):
             self.close_connection = True
 
     def serve_request(self) -> None:
-        """Answers by the first route that fits, unless a fault is due."""
+        """Answer by the first matching route, unless a fault is due."""
         path = unquote(urlsplit(self.path).path)
         self.server.asked.append(f"{self.command} {path}")
         length = int(self.headers.get("Content-Length") or 0)
@@ -179,7 +179,7 @@ class Handler(BaseHTTPRequestHandler):
     do_GET = do_HEAD = do_POST = do_PUT = serve_request
 
     def send(self, status: int, content: Any = b"", **headers: str) -> None:
-        """Sends JSON, or bytes as they are."""
+        """Send JSON, or raw bytes."""
         data = content if isinstance(content, bytes) else json.dumps(content).encode()
         if isinstance(content, bytes) and (found := re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))):
             headers["Content_Range"] = f"bytes {found[1]}-{len(data) - 1}/{len(data)}"
@@ -203,17 +203,17 @@ class Handler(BaseHTTPRequestHandler):
         self.close_connection = True
 
     def refuse(self, status: int, message: str, code: str = "") -> None:
-        """Sends an error as the Hub does."""
+        """Send an error as the Hub does."""
         self.send(status, {"error": message}, **{"X_Error_Message": message} | ({"X_Error_Code": code} if code else {}))
 
     # --- who, and what may be done
 
     def find_user(self) -> tuple[str, str, list[str]] | None:
-        """The owner of the request's token."""
+        """Return the owner of the request's token."""
         return self.server.users.get(self.headers.get("Authorization", "").removeprefix("Bearer "))
 
     def may_write(self, namespace: str) -> bool:
-        """Whether the request may; else it is refused."""
+        """Return whether the request has write access; otherwise refuse it."""
         user = self.find_user()
         if user is None:
             self.refuse(401, "Invalid credentials in Authorization header")
@@ -224,7 +224,7 @@ class Handler(BaseHTTPRequestHandler):
         return False
 
     def find_repo(self, name: str) -> Repo | None:
-        """The repository, if there is one that the request may read; else it is refused."""
+        """Return the repository if it exists and the request may read it; otherwise refuse it."""
         repo, user = self.server.repos.get(name), self.find_user()
         if repo is None or (repo.private and (user is None or name.split("/")[0] not in (user[0], *user[2]))):
             self.refuse(404 if user else 401, "Repository not found", "RepoNotFound")
@@ -234,7 +234,7 @@ class Handler(BaseHTTPRequestHandler):
     # --- the routes
 
     def tell_user(self, body: bytes) -> None:
-        """Whose token this is."""
+        """Answer with the user of the token."""
         if (user := self.find_user()) is None:
             self.refuse(401, "Invalid credentials in Authorization header")
             return
@@ -244,7 +244,7 @@ class Handler(BaseHTTPRequestHandler):
         self.send(200, {"type": "user", "name": name, "orgs": orgs, "auth": {"accessToken": token}})
 
     def create(self, body: bytes) -> None:
-        """Makes a repository."""
+        """Create a repository."""
         asked = json.loads(body)
         namespace = asked.get("organization") or (self.find_user() or ("nobody",))[0]
         name = f"{namespace}/{asked['name']}"
@@ -257,12 +257,12 @@ class Handler(BaseHTTPRequestHandler):
         self.send(*((409, answer | {"error": "You already created this model repo"}) if found else (200, answer)))
 
     def validate(self, body: bytes) -> None:
-        """Looks at the metadata of a card."""
+        """Check the metadata of a card."""
         errors = [{"message": error} for error in check_metadata(json.loads(body)["content"])]
         self.send(400 if errors else 200, {"errors": errors, "warnings": []})
 
     def preupload(self, body: bytes, name: str) -> None:
-        """Says of each file how it is to be sent, and what there is of it."""
+        """Answer how to send each file, and with the id of an existing version."""
         if (repo := self.find_repo(name)) is None or not self.may_write(name.split("/")[0]):
             return
         names = [file["path"] for file in json.loads(body)["files"]]
@@ -274,7 +274,7 @@ class Handler(BaseHTTPRequestHandler):
         self.send(200, {"files": files})
 
     def prepare_objects(self, body: bytes, name: str) -> None:
-        """Says of each LFS object where it is to be put, unless it is there."""
+        """Answer with the upload address of each missing LFS object."""
         if not self.may_write(name.split("/")[0]):
             return
         objects = json.loads(body)["objects"]
@@ -284,7 +284,7 @@ class Handler(BaseHTTPRequestHandler):
         self.send(200, {"transfer": "basic", "objects": objects})
 
     def store(self, body: bytes, oid: str) -> None:
-        """Takes in an LFS object."""
+        """Store an LFS object."""
         if hashlib.sha256(body).hexdigest() != oid:
             self.refuse(400, "the content is not what was announced")
             return
@@ -292,7 +292,7 @@ class Handler(BaseHTTPRequestHandler):
         self.send(200)
 
     def commit(self, body: bytes, name: str) -> None:
-        """Puts files into a repository, all or none."""
+        """Commit files to a repository, all or none."""
         if (repo := self.find_repo(name)) is None or not self.may_write(name.split("/")[0]):
             return
         head, *operations = (json.loads(line) for line in body.splitlines())
@@ -312,7 +312,7 @@ class Handler(BaseHTTPRequestHandler):
         self.send(200, {"success": True, "commitOid": repo.sha, "commitUrl": url})
 
     def describe(self, body: bytes, name: str) -> None:
-        """What the Hub knows of a repository."""
+        """Answer with the description of a repository."""
         if (repo := self.find_repo(name)) is None:
             return
         files = [{"rfilename": path} for path in sorted(repo.files)]
@@ -320,7 +320,7 @@ class Handler(BaseHTTPRequestHandler):
         self.send(200, found | {"_id": "0" * 24, "downloads": 0, "likes": 0})
 
     def list_files(self, body: bytes, name: str, folder: str | None) -> None:
-        """The files of a repository; those in a folder, of which there are none here."""
+        """Answer with the files of a repository; folders are empty here."""
         if (repo := self.find_repo(name)) is None:
             return
         files = [
@@ -330,7 +330,7 @@ class Handler(BaseHTTPRequestHandler):
         self.send(200, [] if folder else files)
 
     def give(self, body: bytes, name: str, file: str) -> None:
-        """A file, or only its headers."""
+        """Answer with a file, or only its headers."""
         if (repo := self.find_repo(name)) is None:
             return
         if file not in repo.files:

@@ -1,4 +1,4 @@
-"""Small data in the official forms, and a tiny BERT to fine-tune on it: what the tests of the tasks start from."""
+"""Small data sets in the official formats, and a tiny BERT to fine-tune, for the tests of the tasks."""
 
 import csv
 import json
@@ -32,7 +32,7 @@ encode_questions = partial(spans.encode_questions, **list_defaults(WINDOW_OPTION
 
 
 def write_checkpoint(folder: Path, seed: int = 0, labels: Sequence[str] = (), **values) -> Path:
-    """A tiny random BERT, with a tokenizer that knows the words of `write_glue`.
+    """Write a tiny random BERT with a tokenizer that knows the words of `write_glue`.
 
     labels: of its classifier; without them it has no head.
     """
@@ -60,7 +60,7 @@ def write_checkpoint(folder: Path, seed: int = 0, labels: Sequence[str] = (), **
 
 
 def write_glue(folder: Path, skip: tuple[str, ...] = (), seed: int = 0) -> Path:
-    """The whole GLUE download in its official forms, a few dozen rows a file; a word of the text gives its label away.
+    """Write the GLUE download in its official formats, a few dozen rows per file; one word reveals the label.
 
     skip: files that are left out, as in a download that is not complete.
     """
@@ -95,7 +95,7 @@ def write_glue(folder: Path, skip: tuple[str, ...] = (), seed: int = 0) -> Path:
 
 
 def write_squad(folder: Path, version: int = 2, seed: int = 0) -> Path:
-    """The files of SQuAD in their official form: two articles of four paragraphs with three questions each.
+    """Write the SQuAD files in their official format: two articles of four paragraphs with three questions.
 
     A question names the word before its answer. In 2.0 the last question of each paragraph has no answer.
     """
@@ -128,7 +128,7 @@ def write_squad(folder: Path, version: int = 2, seed: int = 0) -> Path:
 
 
 def write_swag(folder: Path, skip: tuple[str, ...] = (), seed: int = 0) -> Path:
-    """The files of SWAG in their official form; the right ending is the one with the word "good".
+    """Write the SWAG files in their official format; the right ending has the word "good".
 
     skip: files that are left out.
     """
@@ -155,9 +155,9 @@ def write_swag(folder: Path, skip: tuple[str, ...] = (), seed: int = 0) -> Path:
 
 
 def write_conll(folder: Path, skip: tuple[str, ...] = (), seed: int = 0) -> Path:
-    """The files of CoNLL-2003 in their official form: four columns, IOB1, documents of three sentences.
+    """Write the CoNLL-2003 files in their official format: four columns, IOB1, documents of three sentences.
 
-    Each "good" is a person and each "bad" a place, two in a row being two of them; "so" goes on with either, and some
+    Each "good" is a person and each "bad" a place, two in a row being two of them; "so" continues either, and some
     words are of a control character, which no tokenizer keeps.
 
     skip: files that are left out.
@@ -196,7 +196,7 @@ def _list_annotators(split: str) -> list[str]:
     return ["label1"] if split == "train" else [f"label{number}" for number in range(1, 6)]
 
 
-# Task -> (labelled, split) -> the line of names, as in the download; None where there is none.
+# Task -> (labelled, split) -> the header line, as in the download; None if there is none.
 HEADERS = {
     "cola": lambda labelled, split: None if labelled else ["index", "sentence"],
     "sst2": lambda labelled, split: ["sentence", "label"] if labelled else ["index", "sentence"],

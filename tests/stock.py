@@ -1,9 +1,9 @@
-"""GLUE by plain transformers: the other half of the comparison in recipes/RESULTS.md. It uses bertkit's optimizer only.
+"""GLUE with plain transformers, for the comparison in recipes/RESULTS.md. It uses bertkit's optimizer only.
 
     python -m tests.stock --task rte --data glue --model DIR --seeds 42 43 44 45 46
 
 Stock BertForSequenceClassification, tokenizer, padding collator and Trainer, on the same files with the same
-hyper-parameters; prints one JSON line a seed. Not a test: it takes minutes.
+hyper-parameters; prints one JSON line per seed. Not a test: it takes minutes.
 """
 
 import argparse

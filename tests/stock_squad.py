@@ -1,9 +1,9 @@
-"""SQuAD by plain transformers: the other half of the comparison in recipes/RESULTS.md.
+"""SQuAD with plain transformers, for the comparison in recipes/RESULTS.md.
 
     python -m tests.stock_squad --version 2 --data SQUAD --model DIR --seeds 42
 
 Stock BertForQuestionAnswering and Trainer, with the same hyper-parameters, on the same windows as bertkit's, whose
-optimizer, decoding and scores it uses; prints one JSON line a seed. Not a test: it takes an hour.
+optimizer, decoding and scores it uses; prints one JSON line per seed. Not a test: it takes an hour.
 """
 
 import argparse
@@ -72,7 +72,7 @@ def main():
             start = time.monotonic()
             trainer.train()
             seconds = time.monotonic() - start
-            arguments.train_sampling_strategy = "sequential"  # else the predictions come in another order as well
+            arguments.train_sampling_strategy = "sequential"  # otherwise the predictions would be reordered too
             scores = task.score(trainer.predict(data["dev"]).predictions, data["dev"])
         named = {"task": task.name, "seed": seed, "questions": len(examples["train"])}
         print(json.dumps(named | scores | {"seconds": round(seconds, 1)}), flush=True)

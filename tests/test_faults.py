@@ -376,14 +376,14 @@ def test_a_process_that_the_system_has_stopped_is_named_and_goes_on(rank, place,
     command = replace(COMMANDS[-1], arguments=(*TWO, "PLACE/impatient.py", *PRETRAIN[2:]))
     straight = Victim(command, place, tmp_path / "straight")
     assert straight.wait() == 0, straight.error
-    assert "stood still" not in straight.error
+    assert "has not responded" not in straight.error
     victim = Victim(command, place, tmp_path / "stopped")
     try:
         assert victim.lurk(0.0, "checkpoint-*")
         stopped = list_children(victim.process.pid)[rank]
         os.kill(stopped, signal.SIGSTOP)
         end = time.monotonic() + 60
-        while "stood still" not in victim.error and time.monotonic() < end:
+        while "has not responded" not in victim.error and time.monotonic() < end:
             time.sleep(0.1)
         os.kill(stopped, signal.SIGCONT)
         assert victim.wait() == 0, victim.error

@@ -1,4 +1,4 @@
-"""The rules of the house that can be executed: who may print, and what stays out of an import."""
+"""Executable code rules: the modules that may print, and the modules that an import must not load."""
 
 import ast
 import subprocess
@@ -38,7 +38,7 @@ def test_every_module_and_public_function_has_a_docstring(name):
 
 
 def list_names(tree: ast.Module) -> list[str]:
-    """The constants and classes of a module."""
+    """Return the constants and classes of a module."""
     found = [node.name for node in tree.body if isinstance(node, ast.ClassDef)]
     for node in tree.body:
         targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]

@@ -46,7 +46,7 @@ DATA_DEFAULTS = PRETRAINING.recipe["data"]
 SAMPLES_A_BATCH = PRETRAINING.recipe["batch_size"]
 COUNT_TOLERANCE = 0.01  # allowed difference of the sides' counts and shares
 COUNTS = ("text_tokens", "samples", "tokens")
-CHECKOUT_REMEDY = "give a checkout of github.com/google-research/bert: --reference DIR"
+CHECKOUT_REMEDY = "give a checkout of github.com/google-research/bert with --reference DIR"
 
 # --- The input --------------------------------------------------------------------------------------------------------
 
@@ -266,7 +266,7 @@ def bench_corpus(
         )
     if differ := figures.get("differ"):
         named = ", ".join(key.replace("_", " ") for key in differ)
-        report(f"  warning: the two do not make the same, by more than chance: {named}")
+        report(f"  warning: the two sides differ by more than chance: {named}")
     cells = {name: [f"{stage:.2f}" for stage in stages.values()] for name, stages in figures["stages"].items()}
     table = measured.tabulate("Pretraining data", "tokens", ["tokenizing, s", "pairs and masks, s"], cells)
     return found, [table]
@@ -303,7 +303,7 @@ def split_seconds(seconds: Sequence[float], made: Sequence[Made]) -> dict[str, f
 def list_differences(row: Mapping[str, Any], spread: float) -> list[str]:
     """Return the figures whose difference exceeds `COUNT_TOLERANCE`: relative for counts, absolute for shares.
 
-    With few documents, the number of samples and so their fill vary by chance: one document in ten is cut into short
+    With few documents, the number of samples and so their fill vary by chance: one document in ten is split into short
     samples throughout. These two may differ by three standard errors if that is more.
     """
     ours, theirs = row["made"][BERTKIT], row["made"][REFERENCE]

@@ -62,7 +62,7 @@ def bench_finetune(
         UsageError: The task, size, checkpoint or files do not exist, there are too few rows, or the losses differ.
     """
     if bool(data) != bool(task):
-        raise UsageError("--task and --data go together: the folder of the official files, and which of its tasks")
+        raise UsageError("--task and --data must be given together; add the task or the folder of its official files")
     chosen = find_glue(task or PAIR_TASK)
     if not chosen.metric:
         raise UsageError(f"{chosen.name} has no training data; name another GLUE task with --task")
@@ -82,7 +82,7 @@ def bench_finetune(
         lengths = np.array([len(row["input_ids"]) for row in rows])
         report(
             f"{len(rows):,} rows in updates of {batch_size}, {choose_precision(recipe['precision'])}; "
-            f"{lengths.mean():.1f} tokens on average (deviation {lengths.std():.1f}, most {lengths.max()})"
+            f"{lengths.mean():.1f} tokens on average (standard deviation {lengths.std():.1f}, maximum {lengths.max()})"
         )
         report(f"model: {model or f'random weights, {sizes}'}")
         options = {"repeats": repeats, "compiled": compiled, "report": report}
@@ -125,5 +125,7 @@ def choose_rows(rows: Sequences, updates: int, batch_size: int) -> list[dict[str
     """
     count = min(updates, len(rows) // batch_size) * batch_size
     if not count:
-        raise UsageError(f"{len(rows):,} rows are no batch of {batch_size}; give more data, or lower --batch-size")
+        raise UsageError(
+            f"{len(rows):,} rows are too few for a batch of {batch_size}; give more data, or lower --batch-size"
+        )
     return rows.__getitems__(np.random.default_rng(TRAINING_SEED).permutation(len(rows))[:count].tolist())

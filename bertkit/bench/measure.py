@@ -70,8 +70,8 @@ class Measurement:
         for name, rate in self.rates.items():
             ratio = MISSING if name == BERTKIT else f"{self.compare(name):.2f}"
             lines.append([name, f"{self.medians[name]:.2f}", f"{rate:,.1f}", ratio, *(cells[name] if cells else ())])
-        caption = f"{caption}; ratio: how many times as fast {BERTKIT} is"
-        return make_table(caption, ["", "seconds", f"{unit} a second", "ratio", *heads], lines)
+        caption = f"{caption}; ratio: the speedup of {BERTKIT}"
+        return make_table(caption, ["", "seconds", f"{unit} per second", "ratio", *heads], lines)
 
 
 def alternate(

@@ -65,7 +65,7 @@ def time_sides(name: str, texts: Sequence[str], repeats: int, report: Report) ->
         predictor = Predictor(name, pairs=False, precision=precision)
         settings = predictor.settings
         if predictor.task is not ANSWERING["BertForSequenceClassification"] or len(settings.labels) < 2:
-            raise UsageError(f"{name} is no classifier of texts; give one, or none for random weights")
+            raise UsageError(f"{name} is not a text classifier; give one, or omit it for random weights")
         options = {"truncation": True, "max_length": settings.max_length}
         dtype = DTYPES.get(precision, torch.float32)
         stock = pipeline("text-classification", model=name, device=settings.model.device, dtype=dtype)
@@ -99,13 +99,14 @@ def time_sides(name: str, texts: Sequence[str], repeats: int, report: Report) ->
     }
     for name, differences in apart.items():
         report(
-            f"{name}: {figures[name]['ratio']:.2f} times the texts a second of the pipeline at its best, "
+            f"{name}: {figures[name]['ratio']:.2f} times the texts per second of the pipeline at its best, "
             f"{differences['other_labels']} of {len(texts):,} classes differ from the pipeline's in fp32, "
             f"probabilities by {differences['largest_difference']:.1e}"
         )
     if precision != "fp32":
         found["fastest"] = apart[precision] | {"precision": precision}
-        report(f"{precision} is {found['ratio_of_fastest_to_plain']:.2f} times the pipeline in fp32, its default")
+        ratio = found["ratio_of_fastest_to_plain"]
+        report(f"{precision} is {ratio:.2f} times as fast as the pipeline in fp32, its default")
     return found, tables
 
 
@@ -133,7 +134,7 @@ def read_texts(source: str, count: int) -> list[str]:
             raise UsageError(f"{line.place}: has no text; give a file of texts")
         texts.append(text)
     if not texts:
-        raise UsageError(f"{source} has no texts; give a file that has")
+        raise UsageError(f"{source} has no texts; give a file of texts")
     return texts
 
 

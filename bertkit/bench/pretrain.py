@@ -64,5 +64,5 @@ def bench_pretrain(
         PRETRAINING, recipe, settings, rows, repeats=repeats, compiled=compiled, report=report
     )
     if found["memory"] is not None:
-        report(f"memory above the weights: {found['memory']:.2f} of stock's on the same batches")
+        report(f"memory beyond the weights: {found['memory']:.2f} times stock's on the same batches")
     return found | {"length": length, "size": sizes}, tables

@@ -22,7 +22,7 @@ def load_module(
         UsageError: The file does not exist, cannot be imported, or lacks the function.
     """
     if not path.is_file():
-        raise UsageError(f"{path} is no file; {remedy}")
+        raise UsageError(f"{path} is not a file; {remedy}")
     module = ModuleType(f"bertkit_bench_{path.stem}")
     try:
         with put_modules(beside or {}):

@@ -36,7 +36,7 @@ CONTEXT_VOCABULARY = 8_000  # tokens; trained on the contexts
 CONTEXT_VARIETY = 20_000  # different words in synthetic text
 CONTEXT_WORDS, CONTEXT_SPREAD, FEWEST = 120, 50, 20  # words of a context: mean, standard deviation, minimum
 LONG_WORDS, LONG_EVERY = 700, 50  # every 50th context is long enough for several windows
-SCRIPT_REMEDY = "give a copy of transformers' examples/pytorch/question-answering/utils_qa.py: --reference FILE"
+SCRIPT_REMEDY = "give a copy of transformers' examples/pytorch/question-answering/utils_qa.py with --reference FILE"
 SHARED_BY = 5  # questions per context
 BUMP, BUMP_SPREAD = 5.0, 2.0  # added to the gold span's logits; the noise has deviation 1: about half are found
 
@@ -233,7 +233,7 @@ def measure_version(
     }
     row = {"questions": len(windows.questions), "windows": len(windows), "scores": task.score(kept, windows)}
     row["bytes"] = {"kept": kept.nbytes, "logits": sum(scores.nbytes for scores in logits)}
-    report(f"  kept for decoding: {kept.nbytes / 1e6:.1f} MB, not {row['bytes']['logits'] / 1e6:.1f} MB")
+    report(f"  kept for decoding: {kept.nbytes / 1e6:.1f} MB instead of {row['bytes']['logits'] / 1e6:.1f} MB")
     if postprocess is not None:
         calls[REFERENCE] = partial(
             postprocess,

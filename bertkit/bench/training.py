@@ -3,7 +3,7 @@
 Every side trains on the same rows for one epoch through its Trainer, from the same weights. The sides alternate in one
 process, which keeps or returns freed memory as it would for that side alone. The task's collator makes the batches of
 every side, and the recipe gives all Trainers the same arguments; the seconds are the Trainer's `train_runtime`. Only
-real tokens count, so padding is no work done: rates of sequences and tokens, the model's floating-point operations, and
+real tokens count, so padding is not counted: rates of sequences and tokens, the model's floating-point operations, and
 their share of the machine's rate of matrix multiplication, measured before and after the rounds. The memory is what a
 side's updates add to the loaded weights: gradients, the optimizer's moments, activations.
 
@@ -232,12 +232,12 @@ def compare_losses(ours: Side, stock: Side, updates: int, report: Report) -> dic
     found = {BERTKIT: one, "stock": two, "mean_difference": fmean(apart), "largest_difference": max(apart)}
     report(
         f"losses of {updates} updates without dropout: {fmean(one):.4f}, stock {fmean(two):.4f}; "
-        f"apart by {found['mean_difference']:.1e} on average, at most {found['largest_difference']:.1e}"
+        f"mean difference {found['mean_difference']:.1e}, maximum {found['largest_difference']:.1e}"
     )
     if not found["mean_difference"] <= LOSS_TOLERANCE[ours.precision]:
         raise UsageError(
-            f"the losses of both sides are {found['mean_difference']:.1e} apart on average, where rounding explains "
-            f"{LOSS_TOLERANCE[ours.precision]:.0e}: they do not train the same; report it with this line"
+            f"the losses of the two sides differ by {found['mean_difference']:.1e} on average, but rounding explains "
+            f"only {LOSS_TOLERANCE[ours.precision]:.0e}: they do not train the same model; report this line"
         )
     return found
 
@@ -287,8 +287,8 @@ def measure_sides(
         "device": str(find_device()),
         "threads": torch.get_num_threads(),
     }
-    heads = ["in", "tokens a second", "of products", "MiB"]
-    return found, measured.tabulate("Training, and the memory above the weights", "sequences", heads, cells)
+    heads = ["precision", "tokens per second", "of matmul rate", "MiB"]
+    return found, measured.tabulate("Training, with the memory beyond the weights", "sequences", heads, cells)
 
 
 def measure_products(precision: str) -> float:

@@ -66,7 +66,7 @@ def attend_packed(
     if layout is None:
         raise ValueError(
             f"attn_implementation is {PACKED!r}, which only bertkit's models have, not those of "
-            f"{type(module).__module__}; make this one with attn_implementation='sdpa'"
+            f"{type(module).__module__}; create this model with attn_implementation='sdpa'"
         )
     layout = layout.to(query.device)
     if query.is_cuda and query.shape[-1] % 8 == 0 and not is_transformed():

@@ -223,7 +223,7 @@ class BertPreTrainedModel(PreTrainedModel):
 UNSUPPORTED = {
     **dict.fromkeys(
         ("encoder_hidden_states", "encoder_attention_mask"),
-        "there is no cross-attention: use the model of transformers",
+        "there is no cross-attention: use transformers' BertModel",
     ),
     "past_key_values": "there is no cache: pass the whole text",
     "head_mask": "heads cannot be masked",
@@ -232,8 +232,8 @@ UNSUPPORTED = {
         ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx"),
         "pass a batch (B, T) with an attention_mask: nothing is computed on its padding",
     ),
-    "logits_to_keep": "only BertLMHeadModel and BertForMaskedLM have it",
-    "shift_labels": "pass labels, which BertLMHeadModel alone shifts",
+    "logits_to_keep": "only BertLMHeadModel and BertForMaskedLM support it",
+    "shift_labels": "pass labels, which only BertLMHeadModel shifts",
 }
 
 
@@ -366,7 +366,7 @@ class BertModel(BertPreTrainedModel):
         wanted = kwargs.get("output_attentions", self.config.output_attentions)
         if wanted and self.config._attn_implementation != "eager":
             raise ValueError(
-                f"attention probabilities exist with attn_implementation='eager' only, got "
+                f"attention probabilities exist only with attn_implementation='eager', got "
                 f"{self.config._attn_implementation!r}; load the model with it or call set_attn_implementation('eager')"
             )
 

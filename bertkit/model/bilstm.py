@@ -51,7 +51,9 @@ def check_feature_layers(name: str, config: BertConfig) -> None:
         raise ValueError(f"unknown layers {name!r}; expected one of {', '.join(FEATURE_LAYERS)}")
     least = abs(FEATURE_LAYERS[name][0].start)  # from either end, the number of layers needed
     if config.num_hidden_layers < least:
-        raise ValueError(f"{name} needs {least} layers and the model has {config.num_hidden_layers}; choose others")
+        raise ValueError(
+            f"{name} needs {least} layers, but the model has {config.num_hidden_layers}; choose other layers"
+        )
 
 
 def select_features(hidden_states: tuple[Tensor, ...], name: str) -> Tensor:

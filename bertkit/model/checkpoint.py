@@ -56,7 +56,7 @@ def find_weights(checkpoint: str) -> list[Path]:
     if pickles := sorted(path.name for path in folder.glob("*.bin")):
         remedy = (
             f" but {pickles[0]}, a pickle, which can run any code; if you trust it, load it with transformers and "
-            "save_pretrained it again"
+            "save it again with save_pretrained"
         )
     raise UsageError(f"{checkpoint} has no weights in safetensors{remedy}")
 
@@ -93,14 +93,14 @@ def load_config(checkpoint: str) -> BertConfig:
     remedy = "give a directory with a BERT checkpoint"
     with explain_refusal(f"the model {checkpoint}"):
         if Path(checkpoint, "recipe.toml").is_file() and not Path(checkpoint, "config.json").is_file():
-            raise UsageError(f"the run in {checkpoint} is not finished; the command that began it finishes it")
+            raise UsageError(f"the run in {checkpoint} is not finished; repeat the command that started it")
         trouble = find_trouble(checkpoint)
         try:
             values, _ = PreTrainedConfig.get_config_dict(checkpoint, local_files_only=trouble is not None)
         except OSError:
             if trouble is None:
                 raise
-            training = "; to train from one: --model DIR"
+            training = " (to train from one, use --model DIR)"
             raise UsageError(f"there is no directory {checkpoint!r}, and {trouble}; {remedy}{training}") from None
         except TypeError:  # raised by transformers if the JSON is not an object
             values = None
@@ -133,7 +133,7 @@ def check_sizes(checkpoint: str, config: BertConfig) -> None:
                 sizes = SHAPES.get(name.removeprefix("bert."))
                 shape = weights.get_slice(name).get_shape() if sizes else []
                 if sizes and shape != [getattr(config, size) for size in sizes]:
-                    raise UsageError(describe_mismatch(checkpoint, f"{name} is not of the size"))
+                    raise UsageError(describe_mismatch(checkpoint, f"{name} does not have the size"))
     if (count := config.num_hidden_layers) != max(layers) + 1:
         raise UsageError(describe_mismatch(checkpoint, f"its weights have {max(layers) + 1} layers, not the {count}"))
 
@@ -141,7 +141,7 @@ def check_sizes(checkpoint: str, config: BertConfig) -> None:
 def describe_mismatch(checkpoint: str, trouble: str) -> str:
     """Return the message for a checkpoint whose weights do not match its configuration."""
     return (
-        f"{checkpoint} is damaged: {trouble} that its configuration says; put the config.json back that belongs to it"
+        f"{checkpoint} is damaged: {trouble} that its configuration gives; restore the config.json that belongs to it"
     )
 
 
@@ -188,10 +188,10 @@ def load_model(head: type, checkpoint: str, settings: Mapping[str, Any]) -> tupl
     trained_as = model.config.architectures or [head.__name__]
     mismatched = {name for name, *_ in info["mismatched_keys"]}
     if other := sorted(name for name in mismatched if not name.startswith(("classifier.", "bilstm.", "mix."))):
-        raise UsageError(describe_mismatch(checkpoint, f"{other[0]} is not of the size"))
+        raise UsageError(describe_mismatch(checkpoint, f"{other[0]} does not have the size"))
     if tokens > (known := model.config.vocab_size):
         raise UsageError(
-            f"the tokenizer has {tokens:,} tokens and {checkpoint} only {known:,}; use the checkpoint's own vocabulary"
+            f"the tokenizer has {tokens:,} tokens, but {checkpoint} only {known:,}; use the checkpoint's own vocabulary"
         )
     new = set(info["missing_keys"]) | mismatched
     if labels is None and hasattr(model, "classifier") and trained_as != [head.__name__]:

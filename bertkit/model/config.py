@@ -108,12 +108,12 @@ class BertConfig(PreTrainedConfig):
             if (value := getattr(self, name)) is not None and value < least:
                 raise ValueError(f"{name} is {value}; it must be at least {least}")
         if self.num_hidden_layers > MOST_LAYERS:
-            raise ValueError(f"num_hidden_layers is above {MOST_LAYERS:,}, which no machine holds")
+            raise ValueError(f"num_hidden_layers must be at most {MOST_LAYERS:,}")
         if self.initializer_range <= 0:
-            raise ValueError(f"initializer_range is {self.initializer_range}; a standard deviation is above 0")
+            raise ValueError(f"initializer_range is {self.initializer_range}; a standard deviation must be above 0")
         if self.hidden_act not in ACT2FN:
             raise ValueError(
-                f"hidden_act {self.hidden_act!r} is unknown; the paper's is 'gelu', others: {sorted(ACT2FN)}"
+                f"hidden_act {self.hidden_act!r} is unknown; the paper uses 'gelu', others: {sorted(ACT2FN)}"
             )
         if self.hidden_size % self.num_attention_heads:
             raise ValueError(
@@ -122,7 +122,7 @@ class BertConfig(PreTrainedConfig):
             )
         for name in ("hidden_dropout_prob", "attention_probs_dropout_prob", "classifier_dropout"):
             if not 0 <= (getattr(self, name) or 0) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; a dropout rate lies in [0, 1)")
+                raise ValueError(f"{name} is {getattr(self, name)}; a dropout rate must be in [0, 1)")
         if self.add_cross_attention:
             raise ValueError("add_cross_attention is set; bertkit has no cross-attention, use transformers' BertModel")
         if (kind := getattr(self, "position_embedding_type", "absolute")) != "absolute":

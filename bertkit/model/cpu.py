@@ -8,7 +8,7 @@ replaced `forward` use torch's own functions. The mathematics is always the same
   for each mask by torch's generator, so a seed still fixes everything and checkpointing replays it. The rate is rounded
   to a multiple of 1/65536 (0.1 becomes 0.100006) and the scale follows the rounded rate, so that the mean stays exact.
   The result is a bit mask, which a CPU applies to whole vectors.
-- Attention in training: fewer passes over states and scores than `attend_grouped`.
+- Attention in training: states and scores are read fewer times than in `attend_grouped`.
 - The masked-LM decoder: scores are overwritten by their gradient a few rows at a time, while they are in the cache.
 - The BiLSTM: on packed sequences torch runs dozens of small operations per token. Its kernel for padded sequences runs
   a whole direction in one call, but does not know lengths. So both directions run forwards here, one of them over
@@ -118,7 +118,7 @@ def trains_on_cpu(dropout: float, *states: Tensor) -> bool:
 def attend_on_cpu(
     query: Tensor, key: Tensor, value: Tensor, layout: Packed, dropout: float, scaling: float, causal: bool
 ) -> Tensor:
-    """Compute `attend_grouped` for training on a CPU, in fewer passes over states and scores.
+    """Compute `attend_grouped` for training on a CPU, reading states and scores fewer times.
 
     Rows are gathered per head, so that nothing is transposed. The query is scaled instead of the scores, and the values
     instead of the probabilities that dropout keeps. The softmax is in fp32, which is faster than bf16 on a CPU.
@@ -161,8 +161,8 @@ class _AttendOnCPU(torch.autograd.Function):
     def backward(ctx, gradient: Tensor) -> tuple[Tensor | None, ...]:
         if torch.is_grad_enabled():
             raise RuntimeError(
-                "packed attention has no second derivatives on a CPU (create_graph=True); load the model with "
-                "attn_implementation='eager'"
+                "packed attention does not support second derivatives on a CPU (create_graph=True); load the model "
+                "with attn_implementation='eager'"
             )
         query, key, value, *kept = ctx.saved_tensors
         shape = gradient.shape
@@ -198,7 +198,7 @@ def _divide_heads(layout: Packed, heads: int, *states: Tensor) -> Iterator[tuple
 # --- The decoder of masked LM -----------------------------------------------------------------------------------------
 
 ROWS_A_BLOCK = 1024  # rows of scores per matrix product; only (ROWS_A_BLOCK, V) scores exist at a time
-CACHED = 1 << 17  # fp32 scores, half a megabyte: a softmax over so many stays in a core's cache
+CACHED = 1 << 17  # fp32 scores, half a megabyte: a softmax of this size stays in a core's cache
 
 
 def can_decode_in_blocks(hidden: Tensor, decoder: nn.Module) -> bool:

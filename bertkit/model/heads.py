@@ -46,7 +46,7 @@ class BertHead(BertPreTrainedModel):
         self.is_frozen = False
         if self.has_bilstm:
             if config.hidden_size % 2:
-                raise ValueError(f"hidden_size is {config.hidden_size}; a BiLSTM on top needs an even one")
+                raise ValueError(f"hidden_size is {config.hidden_size}; a BiLSTM on top needs an even size")
             self.bilstm = BertBiLSTM(config.hidden_size, config.hidden_size // 2)
         self.bert = BertModel(config, add_pooling_layer=self.has_pooler)
 

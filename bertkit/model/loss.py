@@ -55,7 +55,7 @@ def match_labels(labels: Tensor, logits: Tensor) -> Tensor:
     if logits.shape[1] == 1 and labels.numel() == len(logits):
         labels = labels.view_as(logits)
     if labels.shape != logits.shape:
-        raise ValueError(f"got labels of shape {tuple(labels.shape)} for logits of {tuple(logits.shape)}; give as many")
+        raise ValueError(f"got labels of shape {tuple(labels.shape)}; expected {tuple(logits.shape)}, as of the logits")
     return labels.to(logits.device, torch.float32)
 
 

@@ -130,7 +130,7 @@ class Packed:
     def pack(self, x: Tensor) -> Tensor:
         """Return the real tokens (N, ...) of x (B, T, ...)."""
         if x.shape[:2] != self.shape:
-            raise ValueError(f"got a tensor of shape {tuple(x.shape)} in a batch of {self.shape}; make them agree")
+            raise ValueError(f"got a tensor of shape {tuple(x.shape)}; expected (B, T, ...), (B, T) = {self.shape}")
         flat, indices = x.flatten(0, 1), self.to(x.device).indices  # (B * T, ...)
         return flat if indices is None else flat.index_select(0, indices)  # (N, ...)
 
@@ -225,14 +225,14 @@ def lay_out(
         return Padded(shape, mask if mask is not None and mask.dim() == 2 else None)
     if torch.compiler.is_exporting() or torch.jit.is_tracing():
         raise ValueError(
-            "packed attention can be neither exported nor traced, nor can a BiLSTM; load a model without a BiLSTM with "
+            "packed attention and BiLSTMs cannot be exported or traced; load a model without a BiLSTM with "
             "attn_implementation='sdpa', or call set_attn_implementation('sdpa')"
         )
     if mask is None:
         return Packed(shape, None, torch.arange(shape[0] + 1, device=device) * shape[1])
     if tuple(mask.shape) != shape:
         raise ValueError(
-            f"attention_mask has the shape {tuple(mask.shape)}; packed attention takes {shape}: "
+            f"attention_mask has the shape {tuple(mask.shape)}; packed attention expects {shape}: "
             "choose attn_implementation='sdpa' for other masks"
         )
     mask = keep_first(mask)

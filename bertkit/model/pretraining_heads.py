@@ -211,7 +211,9 @@ class BertLMHead(BertHead):
         """
         keeps_all = isinstance(logits_to_keep, int) and logits_to_keep == 0
         if not keeps_all and (labels is not None or getattr(logits_to_keep, "ndim", 1) != 1):
-            raise ValueError("logits_to_keep is a number or a vector (K,), and only without labels; leave it out")
+            raise ValueError(
+                "logits_to_keep must be an integer or a vector (K,), and only without labels; leave it out"
+            )
         outputs, layout = self.encode(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
         hidden = outputs.last_hidden_state
         if keeps_all:
@@ -319,7 +321,7 @@ class BertLMHeadModel(BertLMHead, GenerationMixin):
         super().__init__(config)
         self.loss_type = "ForCausalLM"  # tells a Trainer that the first token is not a target
         if not config.is_decoder:
-            logger.warning("BertLMHeadModel without is_decoder=True sees the token it should predict; set it")
+            logger.warning("BertLMHeadModel without is_decoder=True sees the token to predict; set is_decoder=True")
         self.cls = BertOnlyMLMHead(config)
         self.post_init()
 

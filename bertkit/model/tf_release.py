@@ -55,7 +55,7 @@ def read_table(data: bytes) -> dict[bytes, bytes]:
     """
     footer = data[-FOOTER:]
     if len(footer) < FOOTER or not footer.endswith(MAGIC):
-        raise ValueError("its end is not that of a table")
+        raise ValueError("its footer is not that of a table")
     _, at = _read_place(footer, 0)  # of an empty block
     index, _ = _read_place(footer, at)
     records: dict[bytes, bytes] = {}
@@ -81,18 +81,18 @@ def _read_number(data: bytes, at: int) -> tuple[int, int]:
         if byte < 128:
             return value, at
         if shift > 63:
-            raise ValueError("a number has no end")
+            raise ValueError("a varint does not end")
 
 
 def _read_block(data: bytes, offset: int, size: int) -> bytes:
     """Return the content of a block, which is followed by a compression byte and the checksum of both."""
     end = offset + size
     if end + 5 > len(data):
-        raise ValueError("a block lies outside of it")
+        raise ValueError("a block lies outside the file")
     if mask_checksum(google_crc32c.value(data[offset : end + 1])) != int.from_bytes(data[end + 1 : end + 5], "little"):
-        raise ValueError("a block does not have its checksum")
+        raise ValueError("a block has a wrong checksum")
     if data[end]:
-        raise UsageError("its index is compressed, which those of the release are not; save it again with TensorFlow")
+        raise UsageError("its index is compressed, unlike those of the release; save it again with TensorFlow")
     return data[offset:end]
 
 
@@ -103,7 +103,7 @@ def _list_records(block: bytes) -> Iterator[tuple[bytes, bytes]]:
     """
     end = len(block) - 4 - 4 * int.from_bytes(block[-4:], "little")
     if len(block) < 4 or end < 0:
-        raise ValueError("a block is shorter than it says")
+        raise ValueError("a block is shorter than its length field")
     key, at = b"", 0
     while at < end:
         shared, at = _read_number(block, at)
@@ -111,7 +111,7 @@ def _list_records(block: bytes) -> Iterator[tuple[bytes, bytes]]:
         length, at = _read_number(block, at)
         value = at + added
         if shared > len(key) or value + length > end or shared + added > LONGEST_VARIABLE:
-            raise ValueError("a name or its value lies outside of its block")
+            raise ValueError("a name or its value lies outside its block")
         key = key[:shared] + block[at:value]
         at = value + length
         yield key, block[value:at]
@@ -162,9 +162,9 @@ def read_bundle(prefix: Path) -> dict[str, Variable]:
         records = read_table(data)
         header = _read_message(records.pop(b"", b""), HEADER)
         if OBJECTS in records:
-            raise UsageError("it is one of TensorFlow 2's objects; the release has TensorFlow 1's variables")
+            raise UsageError("it holds TensorFlow 2 objects; expected TensorFlow 1 variables")
         if _pick(header, "endianness"):
-            raise UsageError("its numbers have their highest byte first; save it again on another machine")
+            raise UsageError("its numbers are big-endian; save it again on a little-endian machine")
         found = {key: _read_entry(value, prefix, _pick(header, "parts")) for key, value in records.items()}
         variables = {key.decode(): variable for key, variable in found.items()}  # the names of slices are not text
         if not all(name.isprintable() for name in variables):
@@ -186,7 +186,7 @@ def read_variable(name: str, variable: Variable) -> np.ndarray:
     with explain_refusal(str(variable.path)):
         data = np.fromfile(variable.path, np.uint8, variable.size, offset=variable.offset)
     if mask_checksum(google_crc32c.value(data)) != variable.checksum:
-        raise UsageError(f"{variable.path} is damaged: {name} does not have its checksum; download it again")
+        raise UsageError(f"{variable.path} is damaged: {name} has a wrong checksum; download it again")
     values = data.view(variable.dtype).reshape(variable.shape)
     if variable.dtype == BFLOAT16:
         values = (values.astype("<u4") << 16).view("<f4")
@@ -200,7 +200,7 @@ def _read_message(data: bytes, fields: Mapping[int, str]) -> dict[str, list[Any]
     while at < len(data):
         tag, at = _read_number(data, at)
         if tag not in fields:
-            raise ValueError(f"it has a field {tag} that is unknown")
+            raise ValueError(f"it has an unknown field {tag}")
         value: int | bytes
         if tag & 7 == 0:
             value, at = _read_number(data, at)
@@ -208,7 +208,7 @@ def _read_message(data: bytes, fields: Mapping[int, str]) -> dict[str, list[Any]
             length, at = (4, at) if tag & 7 == 5 else _read_number(data, at)
             value, at = data[at : at + length], at + length
         if at > len(data):
-            raise ValueError("a value is cut off")
+            raise ValueError("a value is truncated")
         found.setdefault(fields[tag], []).append(value)
     return found
 
@@ -221,7 +221,7 @@ def _pick(message: Mapping[str, list[Any]], field: str) -> int:
 def _read_entry(value: bytes, prefix: Path, parts: int) -> Variable:
     entry = _read_message(value, TF_ENTRY)
     if "slices" in entry:
-        raise UsageError("it has a variable in slices, as those of the release are not; save it again whole")
+        raise UsageError("it has a sliced variable, unlike those of the release; save it again unsliced")
     dtype = _pick(entry, "dtype")
     if dtype not in TF_DTYPES:
         raise UsageError(f"it has a variable of type {dtype}; expected float32, float16, bfloat16 or int64")
@@ -248,7 +248,7 @@ def _check_files(variables: Collection[Variable]) -> None:
             raise UsageError(f"there is no {path}; copy all files of the checkpoint into one folder")
         end = max(variable.offset + variable.size for variable in variables if variable.path == path)
         if (size := path.stat().st_size) < end:
-            raise UsageError(f"{path} is cut off: it has {size:,} of {end:,} bytes; download it again")
+            raise UsageError(f"{path} is truncated: it has {size:,} of {end:,} bytes; download it again")
 
 
 # --- From the release to ours -----------------------------------------------------------------------------------------
@@ -311,9 +311,9 @@ def import_checkpoint(
         if not path.is_file():
             raise UsageError(f"there is no {path}; copy it from the model that this one was trained from")
     if output.exists() and not (output.is_dir() and not any(output.iterdir())):
-        raise UsageError(f"{output} is there and is not an empty directory; name another one")
+        raise UsageError(f"{output} exists and is not an empty directory; name another one")
     if output.resolve() == Path.cwd():
-        raise UsageError(f"{output} is the directory that you are in and would be replaced; name another one")
+        raise UsageError(f"{output} is the current directory and would be replaced; name another one")
     variables = read_bundle(prefix)
     config = read_config(config_file, variables)
     tokenizer = read_tokenizer(vocabulary, config, cased, report)
@@ -323,9 +323,9 @@ def import_checkpoint(
     report(f"{type(model).__name__} with {model.num_parameters():,} parameters, from {prefix.name}")
     left_out = variables.keys() - wanted.values()
     if state := left_out.difference(POOLER):
-        report(f"{len(state):,} variables of the optimizer are left out")
+        report(f"skipping {len(state):,} variables of the optimizer")
     if POOLER[0] in left_out:
-        report("the pooler is left out: this head does not read it")
+        report("skipping the pooler: this head does not read it")
     if hasattr(model, "classifier"):
         report(f"its {model.config.num_labels} labels have no names; write them into id2label in config.json")
     save(model, tokenizer, output)
@@ -345,7 +345,7 @@ def find_prefix(source: Path) -> Path:
         found = [prefix] if prefix.with_name(f"{prefix.name}.index").is_file() else []
     if not found:
         raise UsageError(
-            f"{source} is no checkpoint of TensorFlow; name a folder with {RELEASED_CONFIG}, {RELEASED_VOCABULARY} and "
+            f"{source} is not a TensorFlow checkpoint; name a folder with {RELEASED_CONFIG}, {RELEASED_VOCABULARY} and "
             "bert_model.ckpt.*"
         )
     if len(found) > 1:
@@ -369,8 +369,8 @@ def read_config(path: Path, names: Collection[str]) -> BertConfig:
     layers = {found[1] for name in names if (found := re.match(r"bert/encoder/layer_(\d+)/", name))}
     if len(layers) != config.num_hidden_layers:
         raise UsageError(
-            f"{path} says {config.num_hidden_layers} layers and the checkpoint has {len(layers)}; "
-            f"take the {RELEASED_CONFIG} that belongs to it"
+            f"{path} asks for {config.num_hidden_layers} layers, but the checkpoint has {len(layers)}; "
+            f"use the {RELEASED_CONFIG} that belongs to it"
         )
     return config
 
@@ -387,17 +387,17 @@ def read_tokenizer(
     ids = tokenizer.get_vocab()
     if len(ids) > config.vocab_size:
         raise UsageError(
-            f"{path} has {len(ids):,} tokens and the model only {config.vocab_size:,}; take the one that belongs to it"
+            f"{path} has {len(ids):,} tokens, but the model only {config.vocab_size:,}; use the vocabulary of the model"
         )
     if len(ids) < config.vocab_size:
-        report(f"{path.name} has {len(ids):,} tokens and the model {config.vocab_size:,}; the others have no text")
+        report(f"{path.name} has {len(ids):,} tokens and the model {config.vocab_size:,}; the other ids have no text")
     if cased is None:
         cased = not tokenizer.backend_tokenizer.normalizer.lowercase  # inferred from the vocabulary
         letters = f"{path.name} has {'' if cased else 'no '}capital letters"
         folder = path.absolute().parent.name
         if "cased" in folder.lower() and cased is ("uncased" in folder.lower()):
-            raise UsageError(f"{letters}, and the folder is called {folder}; decide with --cased or --uncased")
-        report(f"taken as {'cased' if cased else 'uncased'}: {letters}, and the folder is called {folder}")
+            raise UsageError(f"{letters}, but the folder is called {folder}; choose --cased or --uncased")
+        report(f"loaded as {'cased' if cased else 'uncased'}: {letters}, and the folder is called {folder}")
     return make_tokenizer(sorted(ids, key=ids.__getitem__), cased=cased, max_length=config.max_position_embeddings)
 
 
@@ -436,15 +436,15 @@ def match_variables(model: PreTrainedModel, variables: Mapping[str, Variable], p
     for names, what in ((missing, "lacks"), (unknown, "has")):
         if names:
             raise UsageError(
-                f"{prefix} is no {type(model).__name__} of the release: it {what} {', '.join(names[:3])}"
+                f"{prefix} is not a {type(model).__name__} of the release: it {what} {', '.join(names[:3])}"
                 f"{f' and {len(names) - 3:,} more' * (len(names) > 3)}; name another checkpoint"
             )
     for parameter, name in wanted.items():
         expected = parameters[parameter][:: -1 if name.endswith("/kernel") else 1]
         if variables[name].shape != expected:
             raise UsageError(
-                f"{name} has the shape {variables[name].shape} and {prefix.with_name(RELEASED_CONFIG)} asks for "
-                f"{expected}; take the one that belongs to it"
+                f"{name} has the shape {variables[name].shape} but {prefix.with_name(RELEASED_CONFIG)} asks for "
+                f"{expected}; use the one that belongs to it"
             )
         if variables[name].dtype == "<i8":
             raise UsageError(f"{name} in {prefix} has integers, expected weights; name another checkpoint")

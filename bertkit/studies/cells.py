@@ -111,7 +111,7 @@ def find_folder(root: str, name: str, task: str) -> str:
     """
     folder = Path(root) / name
     if not folder.is_dir():
-        raise UsageError(f"there is no folder {folder} for {task}; name the folder that holds it: --data ROOT")
+        raise UsageError(f"there is no folder {folder} for {task}; give the folder that holds it with --data ROOT")
     return str(folder)
 
 

@@ -110,7 +110,7 @@ def grade_cells(study: Mapping[str, Any], cells: Sequence[Mapping[str, Any]]) ->
     return {name: 1 - grade for name, grade in grades.items()} if is_turned else grades
 
 
-# --- Scores after so many updates of a pretraining (Figure 5) ---------------------------------------------------------
+# --- Scores over the updates of a pretraining (Figure 5) --------------------------------------------------------------
 
 
 def plot_curve(study: Mapping[str, Any], path: Path) -> None:
@@ -137,11 +137,11 @@ def list_curves(study: Mapping[str, Any]) -> list[Plot]:
             plots.append(
                 Plot(
                     title,
-                    "updates of the pretraining",
+                    "pretraining updates",
                     series,
                     ylabel=f"ours{unit}",
                     published_label=f"the paper{unit} (dashed)",
-                    words=f"{title} over the updates of the pretraining",
+                    words=f"{title} over pretraining updates",
                 )
             )
     return plots

@@ -187,8 +187,8 @@ class StudyState:
             return f"its pretraining, {origin}, has failed{again}"
         if not holds_weights(start):
             return (
-                f"its pretraining has left no weights in {start.relative_to(self.output)}; delete {origin}, and the "
-                "same command pretrains again (the machines of a cluster have to share the disk of --output)"
+                f"its pretraining left no weights in {start.relative_to(self.output)}; delete {origin}, and the "
+                "same command pretrains again (the machines of a cluster must share the disk of --output)"
             )
         return ""
 
@@ -210,7 +210,7 @@ class StudyState:
             self.save()
             outcome = f"failed: {state.reason}" if state.status == "failed" else describe_score(task, state)
             over = sum(state.status in ("finished", "failed") for state in self.states.values())
-            self.report(f"{directory}: {outcome} ({over} of {len(self.states)} runs over)")
+            self.report(f"{directory}: {outcome} ({over} of {len(self.states)} runs done)")
         elif time.monotonic() - self.shown > SHOWN_EVERY or state.done == 0:
             self.shown = time.monotonic()
             self.progress(self.summarize())
@@ -249,7 +249,7 @@ class StudyState:
         if number and not results["finished"]:
             over = sum(state.status != "waiting" for state in self.states.values())
             raise Interrupted(
-                f"stopped with {over} of {len(self.states)} runs over; the same command continues", number
+                f"stopped with {over} of {len(self.states)} runs done; the same command continues", number
             )
         if self.is_main:
             atomic_write(write_table(results), self.output / TABLE)
@@ -401,8 +401,8 @@ def rehearse(first: Mapping[str, RunJob], later: Iterable[RunJob], report: Repor
         source = {key: job.recipe["data"][key] for key in ("corpus", "vocab")} | {"of": job.recipe.get("checkpoint")}
         if not source["corpus"]:
             raise UsageError(
-                f"{directory} has no corpus; name a folder that holds text/: --data ROOT, or write corpus in "
-                "[pretrain.data]"
+                f"{directory} has no corpus; give a folder that holds text/ with --data ROOT, or write corpus "
+                "in [pretrain.data]"
             )
         if (name := json.dumps(source, sort_keys=True)) not in seen:
             seen.add(name)

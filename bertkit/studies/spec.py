@@ -288,7 +288,7 @@ def read_tables(key: str, tables: Sequence[Mapping[str, Any]], kinds: Mapping[st
             raise UsageError(f"{place} has no name; each one needs its own")
         train = checked.get("recipe", {}).get("train")
         if isinstance(train, dict) and "seed" in train:
-            raise UsageError(f"{place} sets train.seed; seeds are the study's: write seeds above the tables")
+            raise UsageError(f"{place} sets train.seed; seeds belong to the study: write seeds above the tables")
     check_names([table["name"] for table in found.values()], f"[[{key}]]")
     return found
 
@@ -304,7 +304,7 @@ def check_names(names: Sequence[str], place: str) -> None:
     """Check that every name gives a valid directory name, and that no two give the same one."""
     directories = [name_directory(name) for name in names]
     if len(names) > 1 and not all(directories):
-        raise UsageError(f"a {place} has a name without letters and digits, of which its directory is made; change it")
+        raise UsageError(f"a {place} has a name without letters or digits, which its directory needs; change it")
     for name, directory in zip(names, directories, strict=True):
         if (size := len(directory.encode())) > LONGEST_DIRECTORY:
             raise UsageError(
@@ -385,11 +385,11 @@ def check_average(names: Sequence[str], columns: Sequence[Column]) -> None:
     known = {column.name: column for column in columns}
     for name in names:
         if name not in known:
-            raise UsageError(f"average names {name!r}, which is no column; {propose(name, known)}")
+            raise UsageError(f"average names {name!r}, which is not a column; {propose(name, known)}")
         if not known[name].row.unit:
             raise UsageError(f"average names {name!r}, which is not in percent; leave it out")
     if names and AVERAGE in known:
-        raise UsageError(f"a column is called {AVERAGE!r} like that of the average; change its name")
+        raise UsageError(f"a column is called {AVERAGE!r}, the name of the average; rename it")
     if len(names) == 1 or find_twice(names):
         raise UsageError(f"average = {json.dumps(names)} must name at least two columns, each once")
 
@@ -403,16 +403,16 @@ def read_rows(values: Mapping[str, Any], asked: Recipe, columns: Sequence[Column
     rows = {table["name"]: read_row(table, place, values.get(PRETRAIN), asked) for place, table in tables.items()}
     begun = [name for name, row in rows.items() if row.pretrain is not None]
     if not begun and (asked or PRETRAIN in values):
-        raise UsageError("pretrain is given, but no row begins with a pretraining; leave it out")
+        raise UsageError("pretrain is given, but no row starts with a pretraining; leave it out")
     tops = rows if len(rows) > 1 else [column.name for column in columns if column.task != PRETRAIN]
     if begun and PRETRAIN in map(name_directory, tops):
         kind = "[[row]]" if len(rows) > 1 else "[[column]]"
-        raise UsageError(f"a {kind} is called {PRETRAIN!r} like the folder of the pretrainings; change its name")
+        raise UsageError(f"a {kind} is called {PRETRAIN!r}, the folder of the pretrainings; rename it")
     known = [column.name for column in columns] + [AVERAGE] * bool(values.get("average"))
     for name, row in rows.items():
         for column, value in row.paper.items():
             if column not in known:
-                raise UsageError(f"paper of the row {name!r} names {column!r}, no column; {propose(column, known)}")
+                raise UsageError(f"paper of the row {name!r} names {column!r}, not a column; {propose(column, known)}")
             if not math.isfinite(value):
                 raise UsageError(f"paper of the row {name!r} has {value} for {column!r}; give a number or leave it out")
     return rows
@@ -422,7 +422,7 @@ def read_row(table: Mapping[str, Any], place: str, shared: Recipe | None, asked:
     """Read one row; `shared` is the table `[pretrain]`, or None without it."""
     recipe, own, step = table.get("recipe", {}), table.get(PRETRAIN), table.get("step")
     if own is not None and "checkpoint" in recipe:
-        raise UsageError(f"{place} has both a pretraining and a checkpoint to begin with; leave one out")
+        raise UsageError(f"{place} has both a pretraining and a checkpoint to start from; leave one out")
     begins = own is not None or (shared is not None and "checkpoint" not in recipe)
     pretrain = merge(shared or {}, own or {}, asked) if begins else None
     if pretrain is not None:
@@ -430,11 +430,14 @@ def read_row(table: Mapping[str, Any], place: str, shared: Recipe | None, asked:
         for name, part in where.items():
             check(part or {}, data_defaults=TASKS[PRETRAIN].recipe["data"], where=name)
     if step is not None and pretrain is None:
-        raise UsageError(f"{place} has a step and no pretraining; write [row.pretrain], or leave step out")
+        raise UsageError(f"{place} has a step but no pretraining; write [row.pretrain], or leave step out")
     if step is not None:
         last = merge(TASKS[PRETRAIN].recipe, pretrain)["train"]["max_steps"]
         if not 1 <= step <= last:
-            raise UsageError(f"{place} has step = {step}, and its pretraining max_steps = {last}; write 1 to max_steps")
+            raise UsageError(
+                f"{place} has step = {step}, but its pretraining has max_steps = {last}; "
+                "give a step from 1 to max_steps"
+            )
     return Variant(recipe, pretrain, step or 0, table.get("paper", {}))
 
 
@@ -456,9 +459,11 @@ def read_grid(grid: Mapping[str, Any]) -> dict[str, list[Any]]:
         axes |= {f"{key}.{name}": items for name, items in values.items()} if nested else {key: values}
     for axis, values in axes.items():
         if axis in TABLES:
-            raise UsageError(f'[grid] {axis} is a table, no axis; name a key in it, such as "train.learning_rate"')
+            raise UsageError(
+                f'[grid] {axis} is a table, not an axis; name one of its keys, such as "train.learning_rate"'
+            )
         if axis in ("train.seed", "task"):
-            raise UsageError(f"[grid] {axis} is no axis; write {axis.rpartition('.')[2]}s above the tables")
+            raise UsageError(f"[grid] {axis} is not an axis; write {axis.rpartition('.')[2]}s above the tables")
         check_axis(axis, values)
     return axes
 
@@ -553,7 +558,7 @@ def check_recipes(
     for where, part in {**shared, "[grid]": axes, **of_columns}.items():
         if begun is not None and "checkpoint" in part:
             name = f"the row {begun!r}" if begun else "the study"
-            raise UsageError(f"{where} gives a checkpoint, but {name} begins with a pretraining; leave one of them out")
+            raise UsageError(f"{where} gives a checkpoint, but {name} starts with a pretraining; leave one out")
     parts = [*shared.values(), *of_columns.values(), *of_rows.values()]
     if data_root and ("data.dir" in axes or any("dir" in part.get("data", {}) for part in parts)):
         raise UsageError("both the root of all data (--data, data_root) and data.dir are given; leave one out")

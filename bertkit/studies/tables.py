@@ -59,7 +59,7 @@ def describe_size(study: Mapping[str, Any]) -> str:
     if not _is_short(study) and not study["definition"].get("grid"):
         del counts["setting"]
     words = " x ".join(count(number, name) for name, number in counts.items())
-    before = f", {count(len(study['pretrainings']), 'pretraining')} among them" if study["pretrainings"] else ""
+    before = f", including {count(len(study['pretrainings']), 'pretraining')}" if study["pretrainings"] else ""
     # Columns may share their runs; then the product is not the number of runs.
     return (
         f"{words}{' =' if math.prod(counts.values()) == study['runs'] else ':'} {count(study['runs'], 'run')}{before}"
@@ -85,17 +85,17 @@ def explain_scores(study: Mapping[str, Any]) -> str:
         )
     if runs > 1 and shows_best(study) and not is_tuned_apart(study):
         sentences.append(
-            f"The best run is the best of all {runs} runs on that data: more optimistic still, and not to be compared "
-            "with a mean or a test score."
+            f"The best run is the best of all {runs} runs on that data: even more optimistic, and not comparable with "
+            "a mean or a test score."
         )
     if chosen := sorted({metrics[CHOSEN_ON_DEV] for metrics in list_metrics(study) if CHOSEN_ON_DEV in metrics}):
-        sentences.append(f"The data that are scored have decided {', '.join(chosen)}, which is optimistic too.")
+        sentences.append(f"Chosen on the scored data, which is optimistic too: {', '.join(chosen)}.")
     if has_paper(study):
         sentences.append("In italics: the paper's value for the row above.")
     elif any(column["published"] for column in study["columns"].values()):
-        sentences.append("Whose a published value is and on which data, its line says.")
+        sentences.append("Each line names the source and the data of its published value.")
     if names := study["definition"].get("average"):
-        sentences.append(f"{AVERAGE}: of {', '.join(names)}.")
+        sentences.append(f"{AVERAGE}: the mean of {', '.join(names)}.")
     if any(cell["at_or_below_majority"] for cell in study["cells"]):
         sentences.append(f"{MARK.strip()} At least one run is no better than always giving the same answer.")
     return " ".join(sentences)
@@ -322,7 +322,7 @@ def list_columns(study: Mapping[str, Any]) -> list[tuple[str, str]]:
         if "heldout_pairs" in metrics:
             parts.append(f" ({metrics['heldout_pairs']:,} pairs)")
         if (least := metrics.get(f"majority_{column['metric']}")) is not None:
-            parts.append(f"; always the same answer has {row.show(least)}")
+            parts.append(f"; always giving the same answer scores {row.show(least)}")
         parts += [f"; the paper: {column['paper']}"] if column["paper"] else []
         found.append((name, "".join(parts)))
     return found
@@ -339,7 +339,7 @@ def tabulate_pretrainings(study: Mapping[str, Any], find_link: Callable[[str], s
         name = TableCell(((origin["directory"], ""),), find_link(origin["directory"]))
         rows = "; ".join(row for row in origin["rows"] if row) or "ours"
         lines.append([name, rows, updates, *(show_score(row, values.get(key)) for key, row in columns.items())])
-    heads = ["pretraining", "of", "updates", *(row.head for row in columns.values())]
+    heads = ["pretraining", "rows", "updates", *(row.head for row in columns.values())]
     return make_table("Pretraining, on held-out text", heads, lines)
 
 

@@ -86,7 +86,7 @@ def do_runs(
     def hear(number: int, news: News | Lost) -> None:
         if isinstance(news, Lost):
             if news.is_final:
-                reason = f"{news.cause}, as did {TRIES - 1} before; is the memory too small?"
+                reason = f"{news.cause}, as did {TRIES - 1} before it; is memory too small?"
                 handle(number, State("failed", reason=reason))
             else:
                 handle(number, State())

@@ -71,13 +71,13 @@ def check_model(task: Task, recipe: Recipe, config: PreTrainedConfig | None = No
                 raise UsageError(explain_missing_head(task, recipe, labels))
             if (name := name_head(task, recipe)) != (had := (config.architectures or [name])[0]):
                 raise UsageError(
-                    f"{recipe['checkpoint']} is a {had} and would be taken for a {name}; say so: --set bilstm="
+                    f"{recipe['checkpoint']} is a {had} but would be loaded as a {name}; add --set bilstm="
                     f"{str('BiLSTM' in had).lower()}"
                 )
         given = {key: value for key, value in recipe["model"].items() if key in CHECKPOINT_SIZES}
         if other := [f"{key} {value}" for key, value in given.items() if value != getattr(config, key)]:
             raise UsageError(
-                f"[model] asks for {', '.join(other)}, but {recipe['checkpoint']} has other sizes; leave them out"
+                f"[model] sets {', '.join(other)}, but {recipe['checkpoint']} has other sizes; leave them out"
             )
     else:
         config = make_config(recipe["model"])
@@ -164,11 +164,11 @@ def make_arguments(task: Task, recipe: Recipe, output: Path) -> TrainingArgument
     names, given = list_scores(task), (train.get("metric_for_best_model") or task.metric).removeprefix("eval_")
     if given not in names:
         raise UsageError(
-            f"metric_for_best_model = {given[:40]!r} in [train] is no score of {task.name}; expected "
-            f"{', '.join(names) or 'none, for it has no labels'}"
+            f"metric_for_best_model = {given[:40]!r} in [train] is not a score of {task.name}; expected "
+            f"{', '.join(names) or 'none, because it has no labels'}"
         )
     if args.accelerator_config.dispatch_batches:
-        raise UsageError("dispatch_batches in [train] would cut a batch's places like its rows; leave it out")
+        raise UsageError("dispatch_batches in [train] would split a batch's places like its rows; leave it out")
     args._n_gpu = min(args.n_gpu, 1)  # several GPUs are several processes (accelerate launch), never DataParallel
     return args
 
@@ -189,6 +189,6 @@ def name_head(task: Task, recipe: Recipe) -> str:
 def explain_missing_head(task: Task, recipe: Recipe, labels: Iterable[str]) -> str:
     """Return the error message for a model without a head for a task that has no training data."""
     return (
-        f"{task.name} has no training data: a fine-tuned model predicts it, and {recipe['checkpoint']} has no head for "
-        f"the labels {', '.join(labels)}; give the run of one that has: --model RUN"
+        f"{task.name} has no training data: a fine-tuned model predicts it, but {recipe['checkpoint']} has no head for "
+        f"the labels {', '.join(labels)}; give a run that has one with --model RUN"
     )

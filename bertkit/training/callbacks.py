@@ -26,7 +26,7 @@ def explain_divergence(what: str, update: int, args: TrainingArguments) -> str:
     """Return the error message for a training run that has reached NaN or infinite values, with remedies."""
     kept = f"{args.output_dir} has no checkpoint yet"
     if whole := list_checkpoints(Path(args.output_dir)):
-        kept = f"checkpoints in {args.output_dir} are kept, the last is of update {max(whole)}"
+        kept = f"checkpoints in {args.output_dir} are kept, the last one is from update {max(whole)}"
     return (
         f"{what} after update {update}; lower learning_rate or raise warmup_steps in [train], or set precision = "
         f'"fp32"; {kept}'

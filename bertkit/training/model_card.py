@@ -153,7 +153,7 @@ def list_results(task: Task, recipe: Mapping[str, Any], metrics: Mapping[str, An
     if recipe["data"].get("dir"):
         title, copies = f"{title}, local files", {}
     if recipe["data"].get("tune_share"):
-        title, copies = f"{title}, a part of dev", {}
+        title, copies = f"{title}, part of dev", {}
     results = []
     for row in task.list_rows(metrics):
         split, name = place_score(task, row.key)
@@ -181,7 +181,7 @@ def describe_data(task: Task, recipe: Mapping[str, Any], sizes: Mapping[str, int
     lines = []
     if options.get("dir"):
         folder = quote_code(hide_paths(options["dir"], "dir"))
-        lines.append(f"{title}, from local files in the official form ({folder}).")
+        lines.append(f"{title}, from local files in the official format ({folder}).")
     elif copies:
         dataset, config, _ = next(iter(copies.values()))
         lines.append(f"{title}: [{dataset}](https://huggingface.co/datasets/{dataset}), configuration `{config}`.")
@@ -190,7 +190,7 @@ def describe_data(task: Task, recipe: Mapping[str, Any], sizes: Mapping[str, int
             names = hide_paths(given if isinstance(given, list) else [given], key)
             lines.append(words.format(", ".join(map(quote_code, names))))
     if DOCS in options.get("corpus", []):
-        lines.append(f"`{DOCS}` is the documentation of the Python packages that were installed there.")
+        lines.append(f"`{DOCS}` is the documentation of the Python packages installed on the training machine.")
     return [*lines, "Inputs to the model: " + ", ".join(f"{split} {count:,}" for split, count in sizes.items()) + "."]
 
 

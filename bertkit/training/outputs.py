@@ -93,7 +93,7 @@ def find_better(trainer: BertTrainer, metrics: Mapping[str, Any], report: Report
     if not best or best["step"] == trainer.state.global_step:
         return {}
     if not is_intact(Path(trainer.args.output_dir) / f"checkpoint-{best['step']}"):
-        report(f"checkpoint-{best['step']}, which was better, is damaged and left out")
+        report(f"checkpoint-{best['step']}, which scored better, is damaged, skipping")
         return {}
     better = best[name] < metrics[name] if lower_is_better else best[name] > metrics[name]
     return best if better else {}

@@ -31,5 +31,5 @@ def dry_run(task: Task, *recipes: Mapping[str, Any], output: str | Path) -> dict
     if args.max_steps > 0:
         plan["updates"] = args.max_steps
     if task.pretrain_on(recipe):
-        plan["before"] = f"another training, in {Path(output) / FIRST}"
+        plan["before"] = f"another training run, in {Path(output) / FIRST}"
     return plan

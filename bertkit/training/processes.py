@@ -98,7 +98,7 @@ def _watch_others(over: Event) -> None:
                 if still[other] == LOOKS and rank == min(set(ranks).difference(stopped)):
                     _, number, host = seen[other].split()
                     logging.getLogger("bertkit").warning(
-                        f"bertkit: process {other} (pid {number} on {host}) has stood still for "
-                        f"{SECONDS_OF_WAITING:.0f} s and the others wait for it; continue it (kill -CONT {number}), or "
-                        "end it: the same command continues from the last checkpoint"
+                        f"bertkit: process {other} (pid {number} on {host}) has not responded for "
+                        f"{SECONDS_OF_WAITING:.0f} s and the others wait; resume it (kill -CONT {number}) or end it: "
+                        "the same command continues from the last checkpoint"
                     )

@@ -54,22 +54,22 @@ def check_push(repo: str) -> str:
         UsageError: There is no token, the token is read-only, the Hub cannot be reached, the name is invalid or its
             namespace belongs to others.
     """
-    with explain_hub(f"nothing can be pushed to {repo}"):
+    with explain_hub(f"cannot push to {repo}"):
         me = HfApi().whoami()
         user, role = me["name"], me.get("auth", {}).get("accessToken", {}).get("role")
         proposed = f"{user}/{re.sub('[^A-Za-z0-9_]+', '-', repo.rpartition('/')[2]).strip('-') or 'my-bert'}"
         try:
             validate_repo_id(repo)
         except HFValidationError:
-            raise UsageError(f"{repo!r} is no name of a repository; write {proposed}") from None
+            raise UsageError(f"{repo!r} is not a repository name; use {proposed}") from None
         owner, _, name = repo.rpartition("/")
         known = [user, *(organization["name"] for organization in me.get("orgs", []))]
         # With a fine-grained token the Hub does not list all organizations.
         is_foreign = owner and role == "write" and owner.lower() not in map(str.lower, known)
         if role == "read" or is_foreign:
             raise UsageError(
-                f"nothing can be pushed to {repo}: the token of {user} may not write there; write {proposed}, or log "
-                f"in with one that may: {LOGIN}"
+                f"cannot push to {repo}: the token of {user} has no write access to it; use {proposed}, or log in with "
+                f"a token that has: {LOGIN}"
             )
     return f"{owner or user}/{name}"
 
@@ -90,15 +90,15 @@ def push(output: Path, repo: str, *, private: bool = False, report: Report = ign
     files = gather_files(output)
     repo = check_push(repo)
     files |= {CARD: make_public_card(output, repo).encode(), RECIPE_FILE: make_public_recipe(output / RECIPE_FILE)}
-    with explain_hub(f"{output} is not on the Hub as {repo}"):
+    with explain_hub(f"{output} was not pushed to {repo}"):
         address = HfApi().create_repo(repo, private=private or None, exist_ok=True)
         if private and not HfApi().repo_info(repo).private:
             raise UsageError(
-                f"{output} is not pushed: {repo} is public already; leave out --private, choose another name, or make "
+                f"{output} was not pushed: {repo} is already public; leave out --private, choose another name, or make "
                 f"it private first: hf repos settings {repo} --private"
             )
         size = sum(len(file) if isinstance(file, bytes) else file.stat().st_size for file in files.values())
-        report(f"{len(files)} files, {size / 1e6:,.1f} MB, go to {address}")
+        report(f"pushing {len(files)} files, {size / 1e6:,.1f} MB, to {address}")
         operations = [CommitOperationAdd(name, file) for name, file in files.items()]
         HfApi().create_commit(
             repo, operations, commit_message=f"bertkit {bertkit.__version__}: {output.resolve().name}"
@@ -116,19 +116,19 @@ def gather_files(output: Path) -> dict[str, Path | bytes]:
         if study := find_study(output):
             chosen = dict.fromkeys(str(output / one.run) for one in study.chosen)
             runs = shorten(", ".join(chosen), 200, placeholder="…") or "none has finished"
-            raise UsageError(f"{output} is a study; push a run of it ({runs})")
-        raise UsageError(f"there is no run in {output}; give the directory of a finished one")
+            raise UsageError(f"{output} is a study; push one of its runs ({runs})")
+        raise UsageError(f"there is no run in {output}; give the directory of a finished run")
     if not (output / METRICS_FILE).is_file():
-        raise UsageError(f"the run in {output} is not finished; the command that began it finishes it")
+        raise UsageError(f"the run in {output} is not finished; repeat the command that started it")
     weights = list_weights(output)
     if missing := [name for name in (*weights, VOCABULARY, CARD) if not (output / name).is_file()]:
         raise UsageError(
-            f"{output} has no {missing[0]} here; push from where it was trained, or delete {METRICS_FILE}, and the "
-            "command that began the run writes it"
+            f"{output} has no {missing[0]} here; push from the machine that trained it, or delete {METRICS_FILE} and "
+            "repeat the command of the run"
         )
     files = {name: output / name for name in (*weights, *PUBLISHED) if (output / name).is_file()}
     if link := next((path for path in (*files.values(), output / CARD) if path.is_symlink()), None):
-        raise UsageError(f"{link} is a link, and what it leads to may be no part of the run; put a copy in its place")
+        raise UsageError(f"{link} is a link, and its target may not belong to the run; replace it with a copy")
     return files
 
 
@@ -143,7 +143,7 @@ def list_weights(output: Path) -> list[str]:
     try:
         index = read_record(output / WEIGHTS_INDEX, WeightsIndex)
     except (OSError, ValueError) as error:
-        raise UsageError(f"{output / WEIGHTS_INDEX} is damaged ({join_lines(error)}); put back the run's own") from None
+        raise UsageError(f"{output / WEIGHTS_INDEX} is damaged ({join_lines(error)}); restore the run's own") from None
     return [WEIGHTS_INDEX, *sorted(set(index.weight_map.values()))]
 
 

@@ -2,12 +2,12 @@
 
 A recipe is the plain nested dictionary that `tomllib` returns: a few top-level keys, the tables `[model]` (BertConfig),
 `[data]` (the task's options) and `[train]` (`transformers.TrainingArguments`, plus BERT's own Adam), and for
-pretraining the `[[phase]]` tables (paper A.2: a length and its share of the steps). What a library names keeps its
-name, and values are checked against the library's annotations. A merged and checked recipe holds all that a run needs:
+pretraining the `[[phase]]` tables (paper A.2: a length and its share of the steps). Names from a library are
+kept, and values are checked against the library's annotations. A merged and checked recipe holds all that a run needs:
 saved, it repeats the run.
 
 Left out: the effect of the values (the task's and `run.py`'s business), whether the sizes in `[model]` fit together
-(`bertkit.model.config`), and every command-line option but `--set`.
+(`bertkit.model.config`), and every command-line option except `--set`.
 """
 
 import contextlib
@@ -80,7 +80,7 @@ RESERVED = {
     "output_dir": "use --output",
     "gradient_accumulation_steps": "set batch_size at the top level: accumulation follows from it, "
     "per_device_train_batch_size and the number of processes",
-    "auto_find_batch_size": "set batch_size at the top level, and per_device_train_batch_size to what the memory holds",
+    "auto_find_batch_size": "set batch_size at the top level, and per_device_train_batch_size to what fits in memory",
     **dict.fromkeys(
         ("bf16", "fp16", "bf16_full_eval", "fp16_full_eval"),
         'set precision at the top level, for example precision = "bf16"',
@@ -89,19 +89,19 @@ RESERVED = {
     **dict.fromkeys(
         ("do_train", "do_eval", "do_predict"), "the command decides what is trained, evaluated and predicted"
     ),
-    "ignore_data_skip": "a run that goes on would see other data than one that was not stopped",
-    "dataloader_persistent_workers": "a run that goes on would draw its data in another order",
-    "save_only_model": "a run could not continue as if it had not been stopped",
+    "ignore_data_skip": "a resumed run would see other data than an uninterrupted one",
+    "dataloader_persistent_workers": "a resumed run would read its data in another order",
+    "save_only_model": "a resumed run would differ from an uninterrupted one",
     "local_rank": "start the processes with torchrun or accelerate launch",
     "parallelism_config": "use an accelerate config",
-    "hub_token": "a recipe is no place for a secret: log in with `hf auth login`",
+    "hub_token": "secrets do not belong in a recipe: log in with `hf auth login`",
     "push_to_hub": "use --push-to-hub REPO, or upload the run directory: hf upload REPO DIR",
     "dataloader_drop_last": "every held-out text is evaluated",
-    "eval_do_concat_batches": "a score is of all batches together",
-    "remove_unused_columns": "a task's columns all are arguments of its model",
-    "label_smoothing_factor": "the paper has none, and bertkit's losses take none",
+    "eval_do_concat_batches": "scores are computed over all batches",
+    "remove_unused_columns": "all columns of a task are arguments of its model",
+    "label_smoothing_factor": "the paper has no label smoothing, and bertkit's losses do not support it",
     "use_liger_kernel": "bertkit has its own model",
-    "warmup_ratio": "write warmup_steps: below 1 it is a share of all steps",
+    "warmup_ratio": "use warmup_steps: a value below 1 is a share of all steps",
     "group_by_length": 'write train_sampling_strategy = "group_by_length"',
 }
 TYPE_NAMES = {
@@ -142,7 +142,7 @@ def parse_setting(text: str) -> Recipe:
     keys = [key.strip() for key in name.split(".")]
     if not equals or not all(keys) or len(keys) > (3 if keys[0] == "pretrain" else 2):
         raise UsageError(
-            f"--set {text[:LONGEST_TEXT]!r} is not [table.]key=value; write it like train.learning_rate=1e-4 or "
+            f"--set {text[:LONGEST_TEXT]!r} is not [table.]key=value; write for example train.learning_rate=1e-4 or "
             "batch_size=16"
         )
     table: Recipe = {keys[-1]: _parse_value(value.strip())}
@@ -294,7 +294,7 @@ def _check_table(table: str, values: Any, data_defaults: Mapping[str, Any]) -> R
     """Check one table and return its values, converted to their types."""
     if not isinstance(values, dict):
         raise UsageError(
-            f"{table} = {show_toml(values)} must be a table; write [{table}] on a line, and its keys below"
+            f"{table} = {show_toml(values)} must be a table; write [{table}] on its own line, with its keys below"
         )
     fields = _list_fields(table, data_defaults)
     place = f"{_bracket(table)} " if table else ""
@@ -408,7 +408,7 @@ def _propose(key: str, value: Any, annotation: Any) -> str:
         except TypeError:
             continue
         unquoted = isinstance(value, str) and not isinstance(reading, str | list)
-        return f"; write it {'without quotes' if unquoted else 'so'}: {key} = {fitting}"
+        return f"; write {'it without quotes: ' * unquoted}{key} = {fitting}"
     choices = [choice for kind in _alternatives(annotation) if get_origin(kind) is Literal for choice in get_args(kind)]
     nearest = difflib.get_close_matches(str(value), map(str, choices), n=1)
     return f"; did you mean {show_toml(nearest[0])}?" if nearest else ""

@@ -74,14 +74,14 @@ def reproduce(
     folder, output = Path(folder), Path(output)
     if not (folder / METRICS_FILE).is_file() or not (folder / RECIPE_FILE).is_file():
         raise UsageError(
-            f"{folder} holds no finished run ({METRICS_FILE} and {RECIPE_FILE}); give the directory of one that "
-            "training has made"
+            f"{folder} does not hold a finished run ({METRICS_FILE} and {RECIPE_FILE}); give the directory of a "
+            "finished training run"
         )
     if output.resolve() == folder.resolve():
         raise UsageError(f"{output} is the run itself; name another directory with --output")
     recipe = read_recipe(folder / RECIPE_FILE)
     if recipe.get("task") not in TASKS:
-        raise UsageError(f"{folder / RECIPE_FILE} is of the task {recipe.get('task')!r}, which there is not")
+        raise UsageError(f"{folder / RECIPE_FILE} names the unknown task {recipe.get('task')!r}; correct it")
     run(TASKS[recipe["task"]], recipe, output=output, report=report, progress=progress)
     return compare_runs(folder, output)
 

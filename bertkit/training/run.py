@@ -149,10 +149,10 @@ def make_model(task: Task, recipe: Recipe, settings: Mapping[str, Any], report: 
     if new and not task.metric:
         raise UsageError(explain_missing_head(task, recipe, settings["id2label"].values()))
     if new:
-        report(f"new, because {recipe['checkpoint']} has none that fits: {', '.join(new)}")
+        report(f"randomly initialised, because {recipe['checkpoint']} has none that fits: {', '.join(new)}")
     if recipe.get("reinit_layers"):
         reinitialize(model, recipe["reinit_layers"])
-        report(f"drawn anew: the pooler and the top {recipe['reinit_layers']} layers (reinit_layers)")
+        report(f"randomly initialised: the pooler and the top {recipe['reinit_layers']} layers (reinit_layers)")
     if recipe.get("freeze") or model.is_frozen:  # loading does not freeze the encoder
         model.freeze_encoder()
     return model
@@ -166,7 +166,7 @@ def describe_training(args: TrainingArguments, recipe: Recipe, data: Any) -> str
         else math.ceil(math.ceil(len(data) / recipe["batch_size"]) * args.num_train_epochs)
     )
     precision = "bf16" if args.bf16 else "fp16" if args.fp16 else "fp32"
-    late = "" if args.get_warmup_steps(steps) < steps else "; the warm-up is longer, so the rate never reaches its peak"
+    late = "" if args.get_warmup_steps(steps) < steps else "; warm-up is longer, so the learning rate never peaks"
     cut = f"{args.world_size} x {args.gradient_accumulation_steps} x {args.per_device_train_batch_size}"
     return f"{steps:,} updates of {recipe['batch_size']} sequences ({cut}), {precision}{late}"
 
@@ -206,8 +206,8 @@ def make_trainer(
         )
     if args.fsdp and not trainer.is_fsdp_enabled:
         raise UsageError(
-            "fsdp in [train] would shard nothing here: accelerate does it where there are several processes, each with "
-            "an accelerator of its own; leave it out"
+            "fsdp in [train] has no effect here: accelerate shards over several processes, each with its own "
+            "accelerator; leave it out"
         )
     trainer.remove_callback(PrinterCallback)
     trainer.remove_callback(ProgressCallback)

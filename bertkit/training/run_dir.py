@@ -108,7 +108,7 @@ def read_metrics(path: Path) -> dict[str, Any]:
     try:
         metrics = read_record(path, dict[str, Any])
         if not isinstance(metrics.get("score", 0.0), int | float) or not metrics:
-            raise ValueError("no scores are in it")
+            raise ValueError("it has no scores")
     except (OSError, ValueError) as error:
         raise UsageError(f"{path} is damaged ({error}); delete it, and the same command evaluates again") from None
     return metrics
@@ -136,7 +136,7 @@ def check_files(folder: Path) -> None:
     refuse_links(folder, RUN_FOLDERS)
     for path in folder.iterdir():
         if path.name in RUN_FILES and path.is_dir():
-            raise UsageError(f"{make_printable(str(path))} is a folder, and a file is to be written; delete it")
+            raise UsageError(f"{make_printable(str(path))} is a folder, expected a file; delete it")
 
 
 def hold_run_dir(output: Path, patience: float = 5.0) -> AbstractContextManager[None]:
@@ -196,9 +196,9 @@ def check_data(output: Path, data: Mapping[str, str]) -> Mapping[str, Any]:
     known = found.get("data") or data  # older runs have no fingerprints
     if changed := sorted({split for split, _ in known.items() ^ data.items()}):
         raise UsageError(
-            f"{output} was begun with other data ({', '.join(changed)}), or with packages that make something else of "
-            f"them ({ENVIRONMENT}); put them back, delete {output} to begin again, or name another directory with "
-            "--output"
+            f"{output} was started with other data ({', '.join(changed)}), or with packages that process them "
+            f"differently ({ENVIRONMENT}); restore them, delete {output} to start again, or name another directory "
+            "with --output"
         )
     return found
 
@@ -212,7 +212,7 @@ def read_environment(output: Path) -> dict[str, Any]:
     """
     found = read_record(output / ENVIRONMENT, dict[str, Any])
     if not isinstance(found.get("data", {}), dict):
-        raise ValueError(f"{ENVIRONMENT} has no table data")
+        raise ValueError(f"data in {ENVIRONMENT} is not an object")
     return {key: value for key, value in found.items() if key != "date"}
 
 
@@ -249,7 +249,7 @@ def find_checkpoint(output: Path, report: Callable[[str], None]) -> Path | None:
     for _, path in sorted(list_checkpoints(output).items(), reverse=True):
         if is_intact(path):
             return path
-        report(f"{path.name} is damaged and passed over")
+        report(f"{path.name} is damaged, skipping")
     return None
 
 
@@ -366,5 +366,5 @@ def read_study(folder: Path) -> StudyResult:
         return read_record(path, StudyResult)
     except (OSError, ValueError) as error:
         raise UsageError(
-            f"{path} is no result of a study ({join_lines(error)}); delete it, or name another folder"
+            f"{path} is not the result of a study ({join_lines(error)}); delete it, or name another folder"
         ) from None

@@ -51,7 +51,7 @@ def train(trainer: "BertTrainer", checkpoint: Path | None, report: Report) -> No
             trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
         except UnpicklingError as error:
             raise UsageError(
-                f"{checkpoint} has a file that would run code of its own when it is read "
+                f"{checkpoint} has a file that would run code when loaded "
                 f"({join_lines(error)[:40]}); delete {checkpoint}, and the same command continues from the one before"
             ) from None
     if number := stopper.agreed or stopper.ask_all(trainer.args):  # a signal may come after the last update
@@ -178,7 +178,9 @@ class BertTrainer(Trainer):
         parts = (each.to_local() if hasattr(each, "to_local") else each for each in self.model.parameters())
         sound = torch.stack([part.isfinite().all() for part in parts]).all() & all(map(math.isfinite, sums.values()))
         if self.accelerator.reduce((~sound).float().to(self.args.device), "sum") > 0:
-            raise Diverged(explain_divergence("a loss or a weight is no number", self.state.global_step, self.args))
+            raise Diverged(
+                explain_divergence("a loss or a weight is NaN or infinite", self.state.global_step, self.args)
+            )
 
     @property
     def criterion(self) -> tuple[str, bool]:
@@ -258,16 +260,16 @@ def explain_shortage(args: TrainingArguments) -> Iterator[None]:
         words, keys = join_lines(error).rpartition("DefaultCPUAllocator: ")[2][:120], "--set train."
         if "DataLoader worker" in words and ("killed by signal" in words or "exited unexpectedly" in words):
             raise UsageError(
-                f"a data worker has died ({words}); the same command continues from the last checkpoint, and "
-                f"{keys}dataloader_num_workers=0 does without them if memory is too small"
+                f"a data worker has died ({words}); the same command continues from the last checkpoint; if memory "
+                f"is too small, disable workers with {keys}dataloader_num_workers=0"
             ) from error
         if not isinstance(error, torch.OutOfMemoryError | MemoryError) and "can't allocate memory" not in words:
             raise
         size = args.per_device_train_batch_size
-        less = f"{keys}per_device_train_batch_size={size // 2} (it is {size}; the update stays the same), "
+        less = f"{keys}per_device_train_batch_size={size // 2} (now {size}; updates stay the same), "
         raise UsageError(
-            f"memory is too small ({words}); take less of it with {less if size > 1 else ''}"
-            f"{keys}per_device_eval_batch_size={max(1, args.per_device_eval_batch_size // 2)} where it evaluates, "
-            f"{keys}gradient_checkpointing=true, a lower max_length or less data; the first three leave a begun run "
-            "the same, so with them the command continues from the last checkpoint"
+            f"memory is too small ({words}); reduce memory use with {less if size > 1 else ''}"
+            f"{keys}per_device_eval_batch_size={max(1, args.per_device_eval_batch_size // 2)} for evaluation, "
+            f"{keys}gradient_checkpointing=true, a lower max_length or less data; batch sizes per device and "
+            "checkpointing do not change the run, so with them the same command continues from the last checkpoint"
         ) from error

@@ -439,11 +439,11 @@ def test_rows_with_the_paper_s_values_pretrainings_averages_and_curves_are_shown
         ["the paper", "70.1", "", "71.2"],
     ]
     assert tables["Pretraining, on held-out text"] == [
-        ["pretraining", "of", "updates", "perplexity"],
+        ["pretraining", "rows", "updates", "perplexity"],
         ["pretrain", "BERT, 10 steps; BERT, 20 steps", "20", "12.500"],
     ]
-    assert "rte over the updates of the pretraining" in found.take("aria-label")
-    assert any("the paper" in svg and "updates of the pretraining" in svg for svg in found.find("svg"))
+    assert "rte over pretraining updates" in found.take("aria-label")
+    assert any("the paper" in svg and "pretraining updates" in svg for svg in found.find("svg"))
     assert "(unfinished, 8 of 9 runs so far)" in found.find("h2")[0]
     assert "accuracy in percent; rte, dev; the paper: dev" in found.find("dd")
 

@@ -79,7 +79,7 @@ def main(_):
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """A stand-in for google-research/bert."""
+    """Return a stand-in for google-research/bert."""
     folder = tmp_path / "bert"
     folder.mkdir()
     (folder / "tokenization.py").write_text(TOKENIZATION, encoding="utf-8")
@@ -229,9 +229,9 @@ def test_every_pair_of_every_copy_is_made_once(source, cores):
 @pytest.mark.parametrize(
     ("file", "content", "complaint"),
     [
-        (None, None, "bert/tokenization.py is no file"),
-        ("tokenization.py", None, "tokenization.py is no file"),
-        ("create_pretraining_data.py", None, "create_pretraining_data.py is no file"),
+        (None, None, "bert/tokenization.py is not a file"),
+        ("tokenization.py", None, "tokenization.py is not a file"),
+        ("create_pretraining_data.py", None, "create_pretraining_data.py is not a file"),
         ("tokenization.py", "", "has no function FullTokenizer"),
         ("tokenization.py", "class FullTokenizer: pass", "the reference's FullTokenizer fails (TypeError: "),
         ("create_pretraining_data.py", "import tokenization, that_is_missing", "cannot be imported (No module named"),
@@ -256,7 +256,7 @@ def test_a_checkout_that_is_none_is_one_line(checkout, source, tmp_path, file, c
     message = str(caught.value)
     assert complaint in message
     assert "\n" not in message
-    assert "give a checkout of github.com/google-research/bert: --reference DIR" in message
+    assert "give a checkout of github.com/google-research/bert with --reference DIR" in message
 
 
 def test_the_command_writes_its_figures_and_refuses_a_wrong_folder(call, checkout, source, tmp_path):
@@ -264,11 +264,11 @@ def test_the_command_writes_its_figures_and_refuses_a_wrong_folder(call, checkou
     figures = tmp_path / "figures.json"
     code, out, err = call(*command, "--data", source, "--reference", checkout, "--copies", 1, "--json", figures)
     assert (code, err) == (0, "")
-    assert "how many times as fast bertkit is" in out
+    assert "the speedup of bertkit" in out
     assert set(json.loads(figures.read_text())["ratios"]) == {"corpus"}
 
     code, out, err = call(*command, "--reference", tmp_path / "nothing")
     assert (code, out) == (2, "")
     assert err.count("\n") == 1
-    assert "nothing/tokenization.py is no file" in err
+    assert "nothing/tokenization.py is not a file" in err
     assert call(*command, "--copies", 0)[0] == 2

@@ -1,4 +1,4 @@
-"""What every bench measures with."""
+"""The measurements that all benchmarks share."""
 
 import gc
 from functools import partial

@@ -1,4 +1,4 @@
-"""The bench of predictions: both sides say the same, and every figure that is promised is there."""
+"""The prediction benchmark: equal answers on both sides, and all documented figures."""
 
 import json
 
@@ -66,7 +66,7 @@ def test_inputs_that_are_no_texts_are_one_line(classifier, tmp_path):
 def test_what_gives_no_classes_is_refused_before_anything_is_timed(head, values, tmp_path):
     folder = str(write_head(tmp_path, head, **values))
     lines = []
-    with pytest.raises(UsageError, match="is no classifier of texts; give one, or none for random weights"):
+    with pytest.raises(UsageError, match="is not a text classifier; give one, or omit it for random weights"):
         bench.bench_predict(folder, count=2, repeats=1, report=lines.append)
     assert not any("pipeline" in line for line in lines)
 
@@ -76,7 +76,7 @@ def test_the_command_writes_its_figures_where_it_can(call, classifier, tmp_path)
     options = ("bench", "predict", classifier, "--input", "texts.txt", "--texts", 2, "--repeats", 1, "--json")
     code, out, err = call(*options, "figures.json")
     assert (code, err) == (0, "")
-    assert "times the texts a second of the pipeline at its best" in out
+    assert "times the texts per second of the pipeline at its best" in out
     assert json.loads((tmp_path / "figures.json").read_text())["texts"] == 2
     for wrong in ("no/such/figures.json", "."):
         code, out, err = call(*options, wrong)

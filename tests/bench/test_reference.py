@@ -1,4 +1,4 @@
-"""Other code is loaded from its file, and nothing of it stays behind."""
+"""Loading reference code from a file leaves no modules or paths behind."""
 
 import sys
 from types import ModuleType
@@ -19,7 +19,7 @@ def test_a_stand_in_is_imported_and_nothing_stays(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "dont_write_bytecode", False)  # a loader would leave bytecode
     modules, places = dict(sys.modules), list(sys.path)
     beside = {"a_library": library, there.__name__: ModuleType("another")}
-    module = load_module(path, "answer", remedy="mend it", beside=beside)
+    module = load_module(path, "answer", remedy="correct it", beside=beside)
     assert module.answer() == 7
     assert module.bertkit_errors_of_old is beside[there.__name__]
     assert sys.modules == modules
@@ -31,7 +31,7 @@ def test_a_stand_in_is_imported_and_nothing_stays(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("content", "complaint"),
     [
-        (None, "is no file"),
+        (None, "is not a file"),
         ("def another(): pass", "has no function answer"),
         ("answer = 1", "has no function answer"),
         ("import a_library\nimport that_is_missing", "cannot be imported (No module named 'that_is_missing')"),

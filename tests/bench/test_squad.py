@@ -227,7 +227,7 @@ def test_official_files_are_read_dev_before_train(tmp_path, stand_in, count):
 @pytest.mark.parametrize(
     ("content", "complaint"),
     [
-        (None, "is no file"),
+        (None, "is not a file"),
         ("def another(): pass", "has no function postprocess_qa_predictions"),
         ("postprocess_qa_predictions = 1", "has no function postprocess_qa_predictions"),
         ("import a_library\nthat_is_missing", "cannot be imported (No module named 'a_library')"),
@@ -246,7 +246,7 @@ def test_a_reference_that_is_none_is_one_line(tmp_path, count, content, complain
     message = str(caught.value)
     assert complaint in message
     assert "\n" not in message
-    assert "utils_qa.py: --reference FILE" in message
+    assert "utils_qa.py with --reference FILE" in message
 
 
 @pytest.mark.parametrize("make", [False, True])

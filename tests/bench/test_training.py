@@ -1,4 +1,4 @@
-"""The benches of training: what is counted, that both sides train the same, and that every promised figure is there."""
+"""The training benchmarks: counts, equal training on both sides, and all documented figures."""
 
 import json
 from functools import partial
@@ -54,7 +54,7 @@ def glue(tmp_path_factory):
 
 @pytest.fixture
 def tiny(monkeypatch):
-    """Few updates before the clock runs, and the least size."""
+    """Use few warm-up updates and the smallest size."""
     monkeypatch.setattr(training, "WARM_UP", 1)
     monkeypatch.setattr(training, "MEMORY", 1)
     monkeypatch.setitem(training.RELEASED_SIZES, "tiny", (1, 64))
@@ -170,11 +170,11 @@ def test_made_up_pairs_have_mrpcs_lengths_and_half_of_them_go_on(bert):
 @pytest.mark.parametrize(
     ("data", "task", "message"),
     [
-        ("glue", "", "--task and --data go together"),
-        (None, "rte", "--task and --data go together"),
+        ("glue", "", "--task and --data must be given together"),
+        (None, "rte", "--task and --data must be given together"),
         ("glue", "squad1", "unknown task 'squad1'; the GLUE tasks are cola, "),
         ("glue", "ax", "ax has no training data; name another GLUE task with --task"),
-        ("nowhere", "rte", "nowhere is no folder"),
+        ("nowhere", "rte", "nowhere is not a folder"),
     ],
 )
 def test_a_mistake_is_one_line(bert, data, task, message):
@@ -183,7 +183,7 @@ def test_a_mistake_is_one_line(bert, data, task, message):
 
 
 def test_too_few_rows_for_a_batch(bert, glue):
-    with pytest.raises(UsageError, match=r"rows are no batch of 512; give more data, or lower --batch-size"):
+    with pytest.raises(UsageError, match=r"rows are too few for a batch of 512; give more data, or lower --batch-size"):
         finetune.bench_finetune(bert, glue, task="rte", batch_size=512, compiled=False)
 
 
@@ -207,7 +207,7 @@ def test_pretraining_on_text(text, tiny):
     )
     check_figures(found, [BERTKIT, SAME_BATCHES, EXAMPLE])
     if found["memory"] is not None:
-        assert any(line.startswith("memory above the weights: ") for line in lines)
+        assert any(line.startswith("memory beyond the weights: ") for line in lines)
 
 
 def test_the_example_pads_to_the_full_length_and_labels_nothing_there():
@@ -231,11 +231,11 @@ def make_rte_sides(bert, glue, **given):
 
 
 def test_sides_that_do_not_train_the_same_are_refused(bert, glue, tiny):
-    """Stock with other weights; in fp32, where rounding explains the least."""
+    """Stock has other weights; in fp32 rounding explains the least."""
     sides = make_rte_sides(bert, glue, precision="fp32")
     wrong = {name: weight + 0.3 for name, weight in sides[SAME_BATCHES].weights.items()}
     stock = Side("fp32", sides[SAME_BATCHES].model, wrong, sides[SAME_BATCHES].build)
-    with pytest.raises(UsageError, match="they do not train the same; report it with this line"):
+    with pytest.raises(UsageError, match="they do not train the same model; report this line"):
         training.compare_losses(sides[BERTKIT], stock, 2, ignore)
 
 

@@ -675,7 +675,7 @@ def test_a_grid_killed_twice_ends_as_if_nothing_had_happened(glue, tmp_path):
     while kills < 2:
         with subprocess.Popen([*command, "killed"], cwd=tmp_path, stdout=subprocess.PIPE, text=True) as process:
             for line in process.stdout:
-                if f"{2 * kills + 2} of 4 runs over" in line or (kills and "updates of" in line):
+                if f"{2 * kills + 2} of 4 runs done" in line or (kills and "updates of" in line):
                     process.kill()
                     kills += 1
                     break

@@ -25,7 +25,7 @@ masks = st.integers(1, 9).flatmap(
 
 
 def lay_out_lengths(lengths: list[int], device: str | torch.device = CPU) -> Packed:
-    """The packed layout of sequences of these lengths, padded on the right."""
+    """Return the packed layout of sequences of these lengths, padded on the right."""
     mask = torch.arange(max(lengths), device=device) < torch.tensor(lengths, device=device)[:, None]
     return lay_out(tuple(mask.shape), mask, PACKED, mask.device)
 
@@ -33,7 +33,7 @@ def lay_out_lengths(lengths: list[int], device: str | torch.device = CPU) -> Pac
 def attend_naively(
     query: Tensor, key: Tensor, value: Tensor, lengths: list[int], scaling: float, causal: bool
 ) -> Tensor:
-    """Attention (N, A, D), token by token of each sequence, as the formula says."""
+    """Compute attention (N, A, D) for each token of each sequence by the formula."""
     mixed, start = [], 0
     for length in lengths:
         for i in range(start, start + length):
@@ -45,7 +45,7 @@ def attend_naively(
 
 
 def draw_states(count: int, heads: int, size: int, **options) -> list[Tensor]:
-    """Random query, key and value, each (N, A, D), that want a gradient."""
+    """Return random query, key and value, each (N, A, D), that require a gradient."""
     return [torch.randn(count, heads, size, requires_grad=True, **options) for _ in range(3)]
 
 
@@ -71,7 +71,7 @@ def test_kernels_are_attention_within_each_sequence(
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_the_path_with_dropout_is_the_same_attention(causal: bool) -> None:
-    """At a rate too small to drop anything the hand-written product gives what the fused one gives."""
+    """At a rate too small to drop anything, the hand-written product equals the fused one."""
     lengths = [3, 1, 7, 7, 2, 5]
     states = draw_states(sum(lengths), 2, 4, dtype=torch.double)
     mixed = attend_grouped(*states, lay_out_lengths(lengths), 1e-9, 0.5, causal)
@@ -88,7 +88,7 @@ def test_the_path_with_dropout_is_the_same_attention(causal: bool) -> None:
 def test_training_s_own_attention_is_the_grouped_one(
     dtype: torch.dtype, tolerance: float, lengths: list[int], causal: bool, rate: float
 ) -> None:
-    """Values and gradients, and with a seed the same probabilities are dropped; the other one in double precision."""
+    """Values and gradients match double precision; a seed drops the same probabilities."""
     layout = lay_out_lengths(lengths)
     states = [x.detach().to(dtype) for x in draw_states(sum(lengths), 2, 8)]
     upstream = torch.randn(sum(lengths), 2, 8).to(dtype)
@@ -106,7 +106,7 @@ def test_training_s_own_attention_is_the_grouped_one(
 
 
 def test_training_s_own_attention_stays_as_it_is_under_autocast() -> None:
-    """What is given in fp32 is not rounded in the one pass and exact in the other."""
+    """Under autocast, fp32 inputs have the same precision in the forward and the backward pass."""
     layout, states = lay_out_lengths([5, 3, 5, 1, 8]), draw_states(22, 2, 4)
     with torch.autocast("cpu", torch.bfloat16):
         mixed = attend_on_cpu(*states, layout, 0.0, 0.5, False)
@@ -120,7 +120,7 @@ def test_training_s_own_attention_stays_as_it_is_under_autocast() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_nothing_that_comes_with_training_s_attention_is_changed(dtype: torch.dtype) -> None:
-    """It works in place on what is its own alone."""
+    """It works in place only on its own tensors."""
     layout = lay_out_lengths([5, 3, 5, 1, 8])
     states = [x.detach().to(dtype).requires_grad_() for x in draw_states(22, 2, 4)]
     upstream = torch.randn(22, 2, 4).to(dtype)
@@ -150,7 +150,7 @@ def test_training_takes_its_own_attention_on_a_cpu(monkeypatch: pytest.MonkeyPat
 
 
 def draw_probabilities(kernel: str, lengths: list[int], rate: float, **options) -> list[Tensor]:
-    """The dropped probabilities (A, length, length) of each sequence: zero queries, and unit vectors as values.
+    """Return the probabilities (A, length, length) after dropout: zero queries, unit vectors as values.
 
     Undropped, every probability of a sequence is 1 / its length.
     """
@@ -162,7 +162,7 @@ def draw_probabilities(kernel: str, lengths: list[int], rate: float, **options) 
 
 
 def check_dropout(kernel: str, lengths: list[int], rate: float, draws: int, slack: float, **options) -> None:
-    """Every probability is zero or 1 / (1 - rate) times itself, as often as the rate says, and its mean stays."""
+    """Each probability is zero, with the frequency `rate`, or scaled by 1 / (1 - rate); the mean is unchanged."""
     drawn = [draw_probabilities(kernel, lengths, rate, **options) for _ in range(draws)]
     dropped = count = 0
     for length, *probabilities in zip(lengths, *drawn, strict=True):
@@ -206,7 +206,7 @@ def test_groups_cover_each_token_once(lengths: list[int]) -> None:
     for group in layout.groups:
         rows = group.tokens.view(group.shape)
         numbers = torch.bucketize(rows, layout.offsets[1:-1], right=True)  # the sequence each token belongs to
-        assert (numbers == numbers[:, :1]).all()  # one sequence a row, in its padded places too
+        assert (numbers == numbers[:, :1]).all()  # one sequence per row, also in its padded places
         assert (rows.diff(dim=1) >= 0).all()
         assert group.flag_real().view(group.shape)[:, 0].all()
 
@@ -229,7 +229,7 @@ def test_groups_waste_no_more_than_padding_does(lengths: list[int]) -> None:
 
 
 def test_a_worked_example_of_groups() -> None:
-    """Five sequences of 1, 4, 2, 4 and 1 tokens; sorted by length and cut in four: (1, 1), (2), (4), (4)."""
+    """Five sequences of 1, 4, 2, 4 and 1 tokens; sorted by length and split into four groups: (1, 1), (2), (4), (4)."""
     layout = lay_out_lengths([1, 4, 2, 4, 1])
     assert layout.offsets.tolist() == [0, 1, 5, 7, 11, 12]
     assert [group.shape for group in layout.groups] == [(2, 1), (1, 2), (1, 4), (1, 4)]
@@ -298,7 +298,7 @@ def test_without_a_mask_every_token_is_real(kernel: str) -> None:
 
 @pytest.mark.parametrize("shape", [(2, 1, 4, 4), (2, 3), (1, 4)])
 def test_packed_refuses_a_mask_of_another_shape(shape: tuple[int, ...]) -> None:
-    with pytest.raises(ValueError, match=r"attention_mask has the shape .* packed attention takes \(2, 4\)"):
+    with pytest.raises(ValueError, match=r"attention_mask has the shape .* packed attention expects \(2, 4\)"):
         lay_out((2, 4), torch.ones(shape), PACKED, CPU)
 
 
@@ -327,7 +327,7 @@ def test_jagged_on_cuda_is_attention_within_each_sequence(causal: bool, dtype: t
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_jagged_on_cuda_drops_probabilities_and_keeps_their_mean(dtype: torch.dtype) -> None:
-    """The slack is the flash kernel's own: it keeps eight bits of the rate."""
+    """The tolerance is that of the flash kernel, which keeps eight bits of the rate."""
     check_dropout("jagged", [9, 2, 30, 30, 17], rate=0.3, draws=60, slack=2e-2, dtype=dtype, device="cuda")
 
 

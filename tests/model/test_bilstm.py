@@ -1,4 +1,4 @@
-"""The last part of the model: a BiLSTM on top of the heads, a frozen encoder, and features of its layers (Table 7)."""
+"""BiLSTM heads, the frozen encoder, and features from its layers (Table 7)."""
 
 from pathlib import Path
 
@@ -28,13 +28,13 @@ FEATURES = {"feature_layers": "sum-last-four", "bilstm_hidden_size": 6, "num_hid
 
 
 def prepare(head: str, lengths: list[int] = LENGTHS, **options) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """A batch as the head takes it, and labels."""
+    """Return a batch for the head, with labels."""
     plain, batch = head.replace("BiLSTM", ""), make_batch(lengths, **options)
     return shape_for(plain, batch), make_labels(plain, batch)
 
 
 def make_features_model(**values) -> heads.BertFeaturesForTokenClassification:
-    """A tiny feature-based model, every parameter random."""
+    """Return a tiny feature-based model with random parameters."""
     return make_model("BertFeaturesForTokenClassification", **(FEATURES | values))
 
 
@@ -53,14 +53,14 @@ def test_a_bilstm_reads_each_sequence_by_itself() -> None:
 
 
 def make_packed(lengths: list[int], size: int) -> tuple[Tensor, Packed]:
-    """Random tokens (N, size) of sequences of these lengths, and their layout."""
+    """Return random states (N, size) of sequences of these lengths, and their layout."""
     mask = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
     tokens = torch.randn(sum(lengths), size, requires_grad=True)
     return tokens, lay_out(tuple(mask.shape), mask, PACKED, tokens.device)
 
 
 def run_both(lstm: nn.LSTM, tokens: Tensor, layout: Packed, monkeypatch) -> list[list[Tensor]]:
-    """States, and gradients by tokens and every parameter, of the kernel for padded sequences and of `nn.LSTM`."""
+    """Return states and gradients (tokens, parameters) of the kernel for padded sequences and of `nn.LSTM`."""
     results = []
     for fast in (True, False):
         monkeypatch.setattr(bilstm, "can_run_padded", lambda *_, fast=fast: fast)
@@ -293,7 +293,7 @@ def test_the_encoder_of_a_feature_based_model_is_frozen_and_the_rest_learns(tmp_
     [
         ({"feature_layers": "first"}, r"unknown layers 'first'; expected one of embeddings, second-to-last"),
         ({"feature_layers": None}, r"unknown layers ''"),
-        ({"num_hidden_layers": 3}, r"sum-last-four needs 4 layers and the model has 3"),
+        ({"num_hidden_layers": 3}, r"sum-last-four needs 4 layers, but the model has 3"),
         ({"num_hidden_layers": 1, "feature_layers": "second-to-last"}, r"second-to-last needs 2 layers"),
     ],
 )
@@ -303,7 +303,7 @@ def test_layers_that_are_not_there_are_refused(values: dict, message: str) -> No
 
 
 def test_an_odd_hidden_size_has_no_two_halves() -> None:
-    with pytest.raises(ValueError, match="hidden_size is 15; a BiLSTM on top needs an even one"):
+    with pytest.raises(ValueError, match="hidden_size is 15; a BiLSTM on top needs an even size"):
         make_model("BertBiLSTMForTokenClassification", hidden_size=15, num_attention_heads=5)
 
 

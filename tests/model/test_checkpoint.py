@@ -1,4 +1,4 @@
-"""What of a checkpoint becomes the model of another head, and what is drawn anew."""
+"""Loading a checkpoint into another head: reused and randomly initialised weights, and damaged checkpoints."""
 
 import json
 
@@ -45,7 +45,7 @@ def test_a_name_that_is_too_long_for_a_file_is_one_line(tmp_path):
 
 
 def test_the_type_of_a_problem_belongs_to_its_labels(tmp_path):
-    """A regression that becomes a classifier would otherwise take the squared error of its classes."""
+    """Otherwise a regression model used as a classifier would train with the squared error."""
     model, _ = load_model(BertForSequenceClassification, str(write_checkpoint(tmp_path / "bert", labels=("a",))), {})
     ids = torch.tensor([[1, 5, 2]])
     model(ids, labels=torch.tensor([0.5]))
@@ -63,7 +63,9 @@ def test_an_encoder_of_another_size_than_its_configuration_says_is_damaged(tmp_p
     weights = load_file(path)
     weights["encoder.layer.0.output.dense.weight"] = torch.zeros(32, 63)
     save_file(weights, path, metadata={"format": "pt"})
-    with pytest.raises(UsageError, match=r"is damaged: bert.encoder.layer.0.output.dense.weight is not of the size"):
+    with pytest.raises(
+        UsageError, match=r"is damaged: bert.encoder.layer.0.output.dense.weight does not have the size"
+    ):
         load_model(BertForMultipleChoice, str(tmp_path), {})
 
 
@@ -74,7 +76,7 @@ def test_labels_that_differ_in_case_keep_their_own_weights(tmp_path):
     assert new == []
     assert torch.equal(same.classifier.weight, old[[2, 0, 1]])
     _, new = load_model(BertForSequenceClassification, had, {"id2label": {0: "o", 1: "b-per", 2: "B-per"}})
-    assert new == CLASSIFIER, "which of the two is meant, nobody can tell"
+    assert new == CLASSIFIER, "the choice between the two is ambiguous"
 
 
 def test_labels_in_another_spelling_are_the_same(tmp_path):
@@ -91,7 +93,7 @@ def test_labels_in_another_spelling_are_the_same(tmp_path):
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"num_hidden_layers": 2**31}, "num_hidden_layers is above 1,000, which no machine holds"),
+        ({"num_hidden_layers": 2**31}, "num_hidden_layers must be at most 1,000"),
         ({"num_labels": 2**31}, r"is damaged \(.*`\$.num_labels`.*\); give a directory"),
         ({"id2label": ["yes", "no"]}, r"is damaged \(.*`\$.id2label`.*\); give a directory"),
         ({"architectures": {"0": "BertModel"}}, r"is damaged \(.*`\$.architectures`.*\); give a directory"),
@@ -118,7 +120,7 @@ def test_a_configuration_that_is_no_object_is_damaged(tmp_path, content):
 
 def test_a_run_that_is_not_finished_is_no_checkpoint_yet(tmp_path):
     (tmp_path / "recipe.toml").touch()
-    with pytest.raises(UsageError, match=r"^the run in .* is not finished; the command that began it finishes it$"):
+    with pytest.raises(UsageError, match=r"^the run in .* is not finished; repeat the command that started it$"):
         load_config(str(tmp_path))
     write_checkpoint(tmp_path)
     assert load_config(str(tmp_path)).hidden_size == 32
@@ -127,27 +129,29 @@ def test_a_run_that_is_not_finished_is_no_checkpoint_yet(tmp_path):
 @pytest.mark.parametrize(
     ("size", "message"),
     [
-        ("vocab_size", "bert.embeddings.word_embeddings.weight is not of the size"),
-        ("max_position_embeddings", "bert.embeddings.position_embeddings.weight is not of the size"),
-        ("type_vocab_size", "bert.embeddings.token_type_embeddings.weight is not of the size"),
-        ("intermediate_size", "bert.encoder.layer.0.intermediate.dense.weight is not of the size"),
-        ("hidden_size", "bert.embeddings.position_embeddings.weight is not of the size"),
+        ("vocab_size", "bert.embeddings.word_embeddings.weight does not have the size"),
+        ("max_position_embeddings", "bert.embeddings.position_embeddings.weight does not have the size"),
+        ("type_vocab_size", "bert.embeddings.token_type_embeddings.weight does not have the size"),
+        ("intermediate_size", "bert.encoder.layer.0.intermediate.dense.weight does not have the size"),
+        ("hidden_size", "bert.embeddings.position_embeddings.weight does not have the size"),
         ("num_hidden_layers", "its weights have 2 layers, not the 256"),
     ],
 )
 def test_no_memory_is_asked_for_where_the_weights_are_smaller(tmp_path, monkeypatch, size, message):
-    """What a checkpoint lacks is drawn: of a vocabulary of 2**40 tokens all the memory that there is, and more."""
+    """Missing weights are randomly initialised, so a vocabulary of 2**40 tokens would exhaust memory."""
     path = write_checkpoint(tmp_path, labels=("yes", "no")) / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {size: 256 if size == "num_hidden_layers" else 2**40}))
     monkeypatch.setattr(BertForSequenceClassification, "from_pretrained", lambda *_, **__: pytest.fail("was begun"))
-    with pytest.raises(UsageError, match=rf"is damaged: {message} .*that its configuration says; put the config"):
+    with pytest.raises(UsageError, match=rf"is damaged: {message} .*that its configuration gives; restore the config"):
         load_model(BertForSequenceClassification, str(tmp_path), {})
 
 
 def test_fewer_layers_than_the_weights_have_are_refused(tmp_path):
     path = write_checkpoint(tmp_path, labels=("yes", "no")) / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"num_hidden_layers": 1}))
-    with pytest.raises(UsageError, match=r"its weights have 2 layers, not the 1 that its configuration says; put the"):
+    with pytest.raises(
+        UsageError, match=r"its weights have 2 layers, not the 1 that its configuration gives; restore the"
+    ):
         load_model(BertForSequenceClassification, str(tmp_path), {})
 
 
@@ -161,7 +165,7 @@ def test_a_name_in_damaged_weights_does_not_reach_the_terminal_as_it_is(tmp_path
 
 def test_layers_beyond_reason_are_refused_before_they_are_made():
     for count in (1001, 10**9, 10**400):
-        with pytest.raises(UsageError, match=r"^\[model\] is refused: num_hidden_layers is above 1,000, "):
+        with pytest.raises(UsageError, match=r"^\[model\] is refused: num_hidden_layers must be at most 1,000;"):
             make_config({"num_hidden_layers": count})
 
 
@@ -181,7 +185,7 @@ FAULTS = {
 
 @pytest.fixture
 def served(hub, tmp_path, monkeypatch):
-    """A Hub with a BERT, ada/bert; what is silent for a third of a second is given up."""
+    """Return a Hub with the model ada/bert and a timeout of a third of a second."""
     folder = write_checkpoint(tmp_path / "bert", labels=("yes", "no"))
     hub.repos["ada/bert"] = Repo(files={path.name: path.read_bytes() for path in folder.iterdir()})
     monkeypatch.setattr(constants, "HF_HUB_DOWNLOAD_TIMEOUT", 0.3)

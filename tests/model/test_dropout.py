@@ -1,4 +1,4 @@
-"""Dropout drawn sixteen bits an element: the same rate, mean and gradient as anyone's."""
+"""Dropout from 16 random bits per element: the expected rate, mean and gradient."""
 
 import math
 
@@ -13,7 +13,7 @@ from bertkit.model.cpu import Dropout, dropout
 
 
 def scale_of(rate: float) -> float:
-    """What the kept elements are multiplied by: 1 / (1 - rate), the rate rounded to a multiple of 1/65536."""
+    """Return the factor of the kept elements: 1 / (1 - rate), with the rate rounded to a multiple of 1/65536."""
     return 65536 / (65536 - round(rate * 65536))
 
 
@@ -26,7 +26,7 @@ def test_the_share_of_zeros_is_the_rate(rate: float) -> None:
 
 
 def test_the_four_elements_of_one_draw_are_independent() -> None:
-    """One 64-bit draw serves four neighbours: each alone, and each pair together, is dropped as by chance."""
+    """One 64-bit draw serves four neighbours; single elements and pairs are dropped independently."""
     count, rate = 400_000, 0.3
     dropped = (dropout(torch.ones(count, 4), rate) == 0).double()  # (count, 4)
     together = dropped.T @ dropped / count  # (4, 4): the rate on the diagonal, its square elsewhere

@@ -1,4 +1,4 @@
-"""Checkpoints that this package has trained, in other programs: transformers, sentence-transformers, ONNX; and back."""
+"""Checkpoints trained here in other programs (transformers, sentence-transformers, ONNX), and back."""
 
 import json
 
@@ -50,13 +50,13 @@ def train(tmp_path_factory):
 
 
 def load_ours(folder, **options):
-    """The model of a run, as the class that its configuration names."""
+    """Load the model of a run as the class that its configuration names."""
     head = json.loads((folder / "config.json").read_text())["architectures"][0]
     return getattr(bertkit, head).from_pretrained(folder, **options).eval()
 
 
 def make_batch(folder, choices=0):
-    """Random tokens of different lengths, padded; (B, T), or (1, B, T) as choices."""
+    """Return random padded sequences of different lengths: (B, T), or (1, B, T) as choices."""
     torch.manual_seed(0)
     known = len(load_tokenizer(str(folder)))
     mask = (torch.arange(max(LENGTHS)) < torch.tensor(LENGTHS)[:, None]).long()
@@ -67,7 +67,7 @@ def make_batch(folder, choices=0):
 
 
 def list_outputs(outputs, mask):
-    """The tensors of a model's answer, of token-wise ones only what is real."""
+    """Return the tensors of a model's output; token outputs without padding."""
     found = []
     for value in outputs.to_tuple():
         is_wise = value.shape[:2] == mask.shape and mask.dim() == 2
@@ -91,7 +91,7 @@ def test_plain_transformers_answers_the_same(case, train):
 @pytest.mark.parametrize("case", PIPELINES)
 def test_a_stock_pipeline_runs_either_model_to_the_same_end(case, train):
     folder, (name, texts) = train(case), PIPELINES[case]
-    # The pretrained model has two heads, of which a stock class is made that has one.
+    # The pretrained model has two heads; a stock class with one of them is created.
     head = {"pretrain": bertkit.BertForMaskedLM}.get(case)
     ours = head.from_pretrained(folder).eval() if head else load_ours(folder)
     tokenizer = load_tokenizer(str(folder))
@@ -104,7 +104,7 @@ def test_a_stock_pipeline_runs_either_model_to_the_same_end(case, train):
 
 
 def flatten(found):
-    """Name and place -> number, of lists of mappings within each other; the texts are in the names."""
+    """Flatten nested lists and mappings to a mapping from path to number; texts become part of the path."""
     if isinstance(found, list):
         return {f"{place}/{key}": value for place, part in enumerate(found) for key, value in flatten(part).items()}
     words = ",".join(str(value) for value in found.values() if not isinstance(value, float | np.floating))
@@ -159,7 +159,7 @@ def test_onnxruntime_runs_an_export_at_any_batch_size_and_length(attention, trai
 
 
 def make_data(folder, count=16):
-    """Texts of which one word decides the class."""
+    """Return texts in which one word decides the class."""
     tokenizer = load_tokenizer(str(folder))
     texts = [f"word{number} {'good' if number % 2 else 'bad'} word{number % 3}" for number in range(count)]
     columns = tokenizer(texts, padding=True, return_tensors="pt")
@@ -168,7 +168,7 @@ def make_data(folder, count=16):
 
 
 def score(model, data):
-    """The share of right classes."""
+    """Return the accuracy."""
     batch = torch.utils.data.default_collate(data)
     with torch.no_grad():
         return (model.eval()(**batch).logits.argmax(-1) == batch["labels"]).float().mean().item()

@@ -1,4 +1,4 @@
-"""Losses: transformers' values, the same gradients under every kernel, and no dependence on how an update is cut."""
+"""Losses: transformers' values, the same gradients under every kernel, and independence of how an update is split."""
 
 import copy
 import os
@@ -24,20 +24,20 @@ LOSS_HEADS = HEADS[1:]
 LANGUAGE_MODELS = ("BertForPreTraining", "BertForMaskedLM", "BertLMHeadModel")
 TOKEN_HEADS = (*LANGUAGE_MODELS, "BertForTokenClassification")
 
-# What adds the same to all scores of a softmax changes nothing: the true gradient of these parameters is zero.
+# A constant added to all scores of a softmax changes nothing: the true gradient of these parameters is zero.
 UNMOVED = dict.fromkeys(LOSS_HEADS, ("key.bias",))
 UNMOVED["BertForMultipleChoice"] += ("classifier.bias",)
 UNMOVED["BertForQuestionAnswering"] += ("qa_outputs.bias", "layer.1.output.LayerNorm.bias")
 
 
 def make_inputs(head: str, lengths: list[int], num_labels: int = 3) -> dict[str, Tensor]:
-    """A batch with labels, as the head takes it."""
+    """Return a batch with labels for the head."""
     batch = make_batch(lengths)
     return shape_for(head, batch) | make_labels(head, batch, num_labels)
 
 
 def take_gradients(model: nn.Module, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Every parameter's gradient of the loss."""
+    """Return the gradient of the loss for each parameter."""
     model.zero_grad()
     model(**inputs).loss.backward()
     return {name: p.grad.clone() for name, p in model.named_parameters()}
@@ -69,7 +69,7 @@ def test_scores_have_the_squared_error_of_transformers() -> None:
 
 @pytest.mark.parametrize("kernel", ["packed", "sdpa"])
 def test_an_answers_loss_does_not_depend_on_the_padding(kernel: str) -> None:
-    """The mean of stock's losses of each row alone: stock lets padding take part in the softmax."""
+    """Return the mean of stock's losses of single rows, because stock includes padding in the softmax."""
     model, inputs = (
         make_model("BertForQuestionAnswering", kernel),
         make_inputs("BertForQuestionAnswering", [3, 9, 5, 13]),
@@ -168,7 +168,7 @@ def test_losses_are_computed_in_full_precision() -> None:
 def decode(
     fast: bool, rows: int, vocabulary: int, dtype: torch.dtype | None = None, frozen: str = ""
 ) -> tuple[Tensor, dict[str, Tensor | None]]:
-    """The loss of random rows under one of the two ways, and the gradients of seven times it."""
+    """Return the loss of random rows by one of the two methods, and the gradients of seven times the loss."""
     torch.manual_seed(0)
     decoder, hidden = nn.Linear(24, vocabulary), torch.randn(rows, 24, requires_grad=True)
     labels = torch.randint(vocabulary, (rows,))
@@ -202,7 +202,7 @@ def test_the_decoder_learns_the_same_with_its_loss(rows: int, vocabulary: int, f
         else:
             assert gradient.abs().max() > 0
             explain = partial("{}: {}".format, name)
-            bound = 1e-5 * max(1, rows / 512)  # many are summed in another order: 1.5e-5 apart on one processor
+            bound = 1e-5 * max(1, rows / 512)  # another order of summation: differences of 1.5e-5 on one processor
             torch.testing.assert_close(gradients[name], gradient, rtol=1.3e-6, atol=bound, msg=explain)
 
 
@@ -233,7 +233,7 @@ def test_the_bias_learns_in_full_precision_though_the_model_has_half() -> None:
 
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16])
 def test_the_decoder_has_second_derivatives(dtype: torch.dtype | None) -> None:
-    """Take a tied weight, which is behind the hidden states, too; under autocast, and without."""
+    """Includes a tied weight that also affects the hidden states; with and without autocast."""
     decoder, labels = nn.Linear(8, 50), torch.randint(50, (20,))
     vectors = [torch.randn_like(x) for x in decoder.parameters()]
 
@@ -277,7 +277,7 @@ def test_whatever_hangs_on_a_decoder_has_its_say(change: str) -> None:
 
 
 def test_a_decoder_that_is_not_plain_is_called() -> None:
-    """Somebody may have put an adapter in its place."""
+    """The decoder may have been replaced by an adapter."""
 
     class Adapted(nn.Linear):
         def forward(self, x: Tensor) -> Tensor:
@@ -292,7 +292,7 @@ def test_a_decoder_that_is_not_plain_is_called() -> None:
 
 @pytest.mark.parametrize("head", LOSS_HEADS)
 def test_kernels_have_the_same_gradients(head: str) -> None:
-    """Stock's too, where padding does not enter its loss; and every parameter learns."""
+    """Equals stock where padding does not affect its loss; every parameter gets a gradient."""
     model, inputs = make_model(head, **NO_DROPOUT), make_inputs(head, [3, 9, 5, 13])
     model.train()
     gradients = {}
@@ -360,24 +360,24 @@ def test_an_update_waits_for_no_accelerator(head: str, monkeypatch) -> None:
         model(**inputs)
 
 
-# --- How an update is cut ---------------------------------------------------------------------------------------------
+# --- How an update is split -------------------------------------------------------------------------------------------
 
 
 def cut(inputs: dict[str, Tensor], parts: int) -> list[dict[str, Tensor]]:
-    """The batch in equal parts, each trimmed to its longest sequence."""
+    """Split a batch into equal parts, each trimmed to its longest sequence."""
     pieces = [dict(zip(inputs, xs, strict=True)) for xs in zip(*(x.chunk(parts) for x in inputs.values()), strict=True)]
     return [trim(piece) for piece in pieces]
 
 
 def trim(batch: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The batch without the columns that are padding in every row."""
+    """Return the batch without the columns that are padding in every row."""
     width, longest = batch["input_ids"].shape[-1], int(batch["attention_mask"].sum(dim=-1).max())
     return {name: x[..., :longest] if x.dim() > 1 and x.shape[-1] == width else x for name, x in batch.items()}
 
 
 @pytest.mark.parametrize("head", LOSS_HEADS)
 def test_parts_of_an_update_sum_to_the_whole(head: str) -> None:
-    """Told the labels of the whole update, the parts' losses and gradients are summands, whatever their lengths."""
+    """Given the label count of the whole update, the losses and gradients of the parts add up, for any lengths."""
     model, inputs = make_model(head, **NO_DROPOUT).train(), make_inputs(head, [3, 9, 5, 13, 20, 2, 2, 6] * 2)
     model.double()
     whole = model(**inputs).loss
@@ -423,18 +423,18 @@ def test_without_a_count_of_sequences_each_part_weighs_as_its_tokens() -> None:
 
 
 def collate(rows: list[dict[str, Tensor]]) -> dict[str, Tensor]:
-    """Rows of equal width as a batch, trimmed."""
+    """Return rows of equal width as a trimmed batch."""
     return trim({name: torch.stack([row[name] for row in rows]) for name in rows[0]})
 
 
 def make_rows(head: str) -> list[dict[str, Tensor]]:
-    """64 labelled rows of 4 to 24 tokens, as a Trainer's data set."""
+    """Return 64 labelled rows of 4 to 24 tokens as a Trainer's data set."""
     inputs = make_inputs(head, torch.randint(4, 25, (128 if head == "BertForMultipleChoice" else 64,)).tolist())
     return [{name: x[i] for name, x in inputs.items()} for i in range(64)]
 
 
 def train(model: nn.Module, rows: list[dict[str, Tensor]], parts: int, folder: Path) -> list[float]:
-    """The losses that transformers' own Trainer reports over two updates of 32 rows, each cut into `parts`."""
+    """Return the losses that the stock Trainer reports over two updates of 32 rows, each split into `parts`."""
     args = transformers.TrainingArguments(
         output_dir=str(folder),
         max_steps=2,
@@ -504,7 +504,7 @@ def test_pretraining_under_transformers_trainer_is_not_inflated(tmp_path: Path) 
 
 @pytest.mark.parametrize("head", LOSS_HEADS)
 def test_transformers_trainer_evaluates_every_head(head: str, tmp_path: Path) -> None:
-    """It finds the labels by the names in `forward`, reports a loss, and hands the logits on."""
+    """It finds the labels by the argument names of `forward`, reports a loss, and returns the logits."""
     model, rows = make_model(head), make_rows(head)[:16]
     args = transformers.TrainingArguments(
         output_dir=str(tmp_path), per_device_eval_batch_size=16, report_to="none", use_cpu=True, disable_tqdm=True

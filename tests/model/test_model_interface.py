@@ -1,4 +1,4 @@
-"""Models in the hands of other programs: dropout by its type, hooks, off-loading, transforms, exports, refusals."""
+"""Models in other programs: dropout modules, hooks, off-loading, transforms, exports, errors."""
 
 import copy
 
@@ -96,7 +96,9 @@ def test_an_argument_that_would_be_ignored_is_refused_by_name(name: str, head: s
 def test_labels_of_another_length_are_refused(head: str) -> None:
     inputs = make_inputs(head)
     inputs["labels"] = nn.functional.pad(inputs["labels"], (0, 1))
-    with pytest.raises(ValueError, match=r"got a tensor of shape \(4, 14\) in a batch of \(4, 13\)"):
+    with pytest.raises(
+        ValueError, match=r"got a tensor of shape \(4, 14\); expected \(B, T, ...\), \(B, T\) = \(4, 13\)"
+    ):
         make_model(head)(**inputs)
 
 
@@ -115,7 +117,7 @@ def test_the_last_logits_alone_are_those_of_transformers(kept: int | Tensor) -> 
     real = batch["attention_mask"][:, kept if isinstance(kept, Tensor) else slice(-kept, None)].bool()
     assert got.shape == expected.shape
     assert differ(got[real], expected[real]) < 2e-6
-    with pytest.raises(ValueError, match="logits_to_keep is a number or a vector"):
+    with pytest.raises(ValueError, match="logits_to_keep must be an integer or a vector"):
         model(**batch, logits_to_keep=torch.zeros(4, 2, dtype=torch.long))
     with pytest.raises(ValueError, match="only without labels"):
         model(**batch, logits_to_keep=2, labels=batch["input_ids"])
@@ -169,7 +171,7 @@ def test_the_problem_type_means_what_it_means_in_transformers(case: str, is_name
 def test_labels_that_do_not_fit_are_refused() -> None:
     model, batch = make_model("BertForSequenceClassification", problem_type="regression"), make_batch(LENGTHS)
     for shape in ((3, 4), (4,), (4, 1)):
-        with pytest.raises(ValueError, match=r"got labels of shape .* for logits of \(4, 3\)"):
+        with pytest.raises(ValueError, match=r"got labels of shape .*; expected \(4, 3\), as of the logits"):
             model(**batch, labels=torch.zeros(shape))
 
 
@@ -216,7 +218,9 @@ def test_second_derivatives_of_packed_attention_are_refused(wrt: str) -> None:
     inputs["labels"] = torch.tensor([0, 1, 2, 0])
     inputs["inputs_embeds"] = model.bert.embeddings.word_embeddings(inputs.pop("input_ids")).detach().requires_grad_()
     wanted = [inputs["inputs_embeds"]] if wrt == "inputs_embeds" else list(model.parameters())
-    with pytest.raises(RuntimeError, match=r"no second derivatives .* load the model with attn_implementation='eager'"):
+    with pytest.raises(
+        RuntimeError, match=r"not support second derivatives .* load the model with attn_implementation='eager'"
+    ):
         torch.autograd.grad(model(**inputs).loss, wanted, create_graph=True)
 
 
@@ -421,7 +425,7 @@ def test_gradients_of_each_example_by_vmap(head: str) -> None:
     last = "cls.predictions.bias" if head == "BertForMaskedLM" else "classifier.weight"
     model, inputs = make_model(head, **NO_DROPOUT).train(), make_inputs(head, [7, 7, 7])
     values = {name: x.detach() for name, x in model.named_parameters()}
-    del inputs["attention_mask"]  # with which each example could have another number of tokens
+    del inputs["attention_mask"]  # a mask may give each example another number of tokens
 
     def take(values: dict[str, Tensor], inputs: dict[str, Tensor]) -> Tensor:
         return take_loss(model, values, {name: x[None] for name, x in inputs.items()})
@@ -442,7 +446,7 @@ def test_a_stock_model_of_our_configuration_says_what_to_choose(head: str) -> No
     config = make_model(head).config
     stock = getattr(transformers, head)(config)
     with pytest.raises(
-        ValueError, match=r"only bertkit's models have, .* make this one with attn_implementation='sdpa'"
+        ValueError, match=r"only bertkit's models have, .* create this model with attn_implementation='sdpa'"
     ):
         stock(**make_batch(LENGTHS))
     stock.set_attn_implementation("sdpa")
@@ -476,7 +480,7 @@ def test_an_export_of_a_packed_model_names_the_remedy(how: str, tmp_path) -> Non
         "trace": lambda: torch.jit.trace(model, (batch["input_ids"],), strict=False),
         "onnx": lambda: torch.onnx.export(model, (), tmp_path / "model.onnx", kwargs=batch, dynamo=True, verbose=False),
     }[how]
-    with pytest.raises(Exception, match=r"neither exported nor traced, .* with attn_implementation='sdpa'"):
+    with pytest.raises(Exception, match=r"cannot be exported or traced; .* with attn_implementation='sdpa'"):
         export()
 
 

@@ -35,7 +35,7 @@ class Difference(NamedTuple):
     reason: str
 
 
-PROBABILITIES = "attention probabilities exist with attn_implementation='eager' only"
+PROBABILITIES = "attention probabilities exist only with attn_implementation='eager'"
 DIFFERENCES = {
     "test_capture_outputs_decorator": Difference(
         (PACKED, "sdpa"), PROBABILITIES, "Asked for attention probabilities, other kernels than eager raise an error."

@@ -1,4 +1,4 @@
-"""The paper's tables, written down a second time, against the values that stand in the studies' recipes."""
+"""The paper's tables, typed a second time, compared with the values in the studies' recipes."""
 
 import tomllib
 from pathlib import Path
@@ -88,7 +88,7 @@ def test_a_studys_values_are_the_papers(name):
 
 @pytest.mark.parametrize("name", PAPER)
 def test_a_small_studys_values_are_the_papers(name):
-    """Columns without data are left out or replaced; of Table 7 the small study has no BERT-large."""
+    """Columns without data are omitted or replaced; the small study of Table 7 has no BERT-large."""
     columns, rows = PAPER[name]
     study = read_study(f"small/{name}")
     replaced = {column["name"]: column["name"] for column in study["column"]}
@@ -106,7 +106,7 @@ def test_a_small_studys_values_are_the_papers(name):
 def test_figure_5_is_of_the_papers_shares_of_a_pretraining(name):
     study = read_study(name)
     total = study["row"][-1]["step"]
-    recipe = study["pretrain"].get("train", {})  # what it does not say is the paper's: 1,000,000
+    recipe = study["pretrain"].get("train", {})  # the default is the paper's value: 1,000,000
     assert total == recipe.get("max_steps", 1_000_000)
     steps = [total * thousands // 1000 for thousands in THOUSANDS]
     assert [row["step"] for row in study["row"]] == steps * 2

@@ -1,4 +1,4 @@
-"""Studies: what a definition means, which run wins, and that a study survives whatever happens to it."""
+"""Studies: the meaning of a definition, the selection of the best run, and recovery from failures."""
 
 import json
 import os
@@ -41,14 +41,14 @@ PAPER_GRID = {
 
 @pytest.fixture(scope="module")
 def recipe(tmp_path_factory):
-    """Four updates of a tiny model, in fp32."""
+    """Return a recipe: four updates of a tiny model in fp32."""
     small = {"precision": "fp32", "train": {"logging_steps": 1, "save_steps": 2, "warmup_steps": 0}}
     return merge(make_pretraining(tmp_path_factory.mktemp("study")), small)
 
 
 @pytest.fixture
 def fake(monkeypatch):
-    """A task "fake": pretraining, but a larger score is better, its data serve every run, the paper has a value."""
+    """Return a task "fake": pretraining with a higher-is-better score, shared data and a published value."""
     task = TASKS["pretrain"]
     row = ScoreRow("next sentence", "nsp_accuracy", unit="fraction", paper={"BERT-base, held out": 0.97})
     changes = {"metric": "nsp_accuracy", "lower_is_better": False, "reusable": True, "table": (row,), "folder": "fakes"}
@@ -94,7 +94,7 @@ def test_the_grid_of_the_paper_has_24_cells(fake):
             cell.setting.values()
         )
         assert cell.recipe["model"] == {}
-        assert train["optim"] == "bert_adam", "what nobody sets is the task's"
+        assert train["optim"] == "bert_adam", "keys that are not set have the task's values"
 
 
 def test_the_command_line_wins_over_the_grid_over_the_row_over_the_recipe(fake):
@@ -169,7 +169,7 @@ def test_a_file_is_read_and_unquoted_axes_are_understood(fake, tmp_path):
         ({"tasks": []}, r'no tasks; write for example tasks = \["pretrain"\]'),
         (
             {"tasks": "pretrain"},
-            r'tasks = "pretrain" must be a list, each item text; write it so: tasks = \["pretrain"\]',
+            r'tasks = "pretrain" must be a list, each item text; write tasks = \["pretrain"\]',
         ),
         ({"tasks": ["nonsense"]}, r"unknown task 'nonsense' in tasks; expected pretrain"),
         ({"tasks": ["pretrain", "pretrain"]}, r"tasks has 'pretrain' twice"),
@@ -188,12 +188,12 @@ def test_a_file_is_read_and_unquoted_axes_are_understood(fake, tmp_path):
         ({"grid": {"batch_size": [8, 8]}}, r"\[grid\] batch_size has 8 twice"),
         ({"grid": {"batch_size": ["8"]}}, r'\[grid\]: batch_size = "8" must be a whole number'),
         ({"grid": {"train.learning_rat": [1.0]}}, r"\[grid\]: unknown key 'learning_rat' .*'learning_rate'"),
-        ({"grid": {"train.seed": [1]}}, r"\[grid\] train.seed is no axis; write seeds above the tables"),
+        ({"grid": {"train.seed": [1]}}, r"\[grid\] train.seed is not an axis; write seeds above the tables"),
         ({"recipe": {"batch_sise": 8}}, r"\[recipe\]: unknown key 'batch_sise' .*'batch_size'"),
         ({"recipe": {"train": {"learning_rate": "1"}}}, r"\[recipe\]: \[train\] learning_rate"),
         ({"row": [{"recipe": {}}]}, r"\[\[row\]\] 1 has no name"),
         ({"row": [{"name": "a"}, {"name": "A"}]}, r"two of the \[\[row\]\] tables are called 'a'"),
-        ({"row": [{"name": "a"}, {"name": "?"}]}, r"without letters and digits"),
+        ({"row": [{"name": "a"}, {"name": "?"}]}, r"without letters or digits"),
         (
             {"row": [{"name": "a"}, {"name": "b" * 151}]},
             r"of a \[\[row\]\] has 151 bytes; shorten it to 150, the limit",
@@ -204,7 +204,7 @@ def test_a_file_is_read_and_unquoted_axes_are_understood(fake, tmp_path):
         ),
         ({"row": [{"name": "a", "recipes": {}}]}, r"unknown key 'recipes' in \[\[row\]\] 1"),
         ({"row": [{"name": "a", "recipe": {"precison": "fp32"}}]}, r"\[row.recipe\] of 'a': unknown key 'precison'"),
-        ({"row": [{"name": "a", "recipe": {"train": {"seed": 1}}}]}, r"seeds are the study's"),
+        ({"row": [{"name": "a", "recipe": {"train": {"seed": 1}}}]}, r"seeds belong to the study"),
     ],
 )
 def test_a_mistake_in_a_definition_is_one_line(parts, message):
@@ -272,7 +272,7 @@ def test_the_definition_that_is_written_makes_the_same_study(seeds, rates, rows,
 
 
 def make_cells(scores, task="fake"):
-    """A cell for each list of scores, None for a run to come, and the states."""
+    """Return a cell for each list of scores (None: a run not yet done), and the states."""
     cells, states = [], {}
     for number, some in enumerate(scores):
         runs = {seed: f"{number}/seed-{seed}" for seed in range(len(some))}
@@ -311,7 +311,7 @@ def test_rows_that_are_not_scored_choose_where_there_are_any(fake):
     assert choose(make_choice("best"), cells, states)[1] == "1/seed-0"
     study = replace(make_choice("best"), grid={"batch_size": (0, 1)})
     results = summarize(study, [], cells, states)
-    assert results["chosen"][0]["score"] == 0.5, "what is shown is the score of the others"
+    assert results["chosen"][0]["score"] == 0.5, "the score shown is from the other rows"
     assert "it is chosen on rows that are not scored (data.tune_share)." in explain_scores(results)
     assert "optimistic" not in explain_scores(results)
 
@@ -350,7 +350,7 @@ def test_the_statistics_are_those_of_a_textbook(fake):
     select=st.sampled_from(["best", "mean"]),
 )
 def test_the_winner_keeps_its_weights_in_whatever_order_runs_finish(scores, order, select):
-    """pretrain: smaller is better. At the end nobody else has weights, or a checkpoint."""
+    """pretrain: smaller is better. At the end no other run has weights or a checkpoint."""
     cells, final = make_cells(scores, task="pretrain")
     states = dict.fromkeys(final, State())
     study = make_choice(select)
@@ -375,7 +375,7 @@ def test_the_winner_keeps_its_weights_in_whatever_order_runs_finish(scores, orde
 
 
 def test_a_study_runs_its_cells_and_is_not_repeated(recipe, fake, tmp_path, monkeypatch):
-    """Settings and seeds share their data: read and encoded once."""
+    """Settings and seeds share their data, which is read and encoded once."""
     monkeypatch.setattr(studies, "SHOWN_EVERY", 0.0)
     calls = []
     for name in ("load", "encode", "tokenize"):
@@ -405,7 +405,7 @@ def test_a_study_runs_its_cells_and_is_not_repeated(recipe, fake, tmp_path, monk
     assert not list(output.rglob("checkpoint-*"))
     assert {path.name for path in output.iterdir()} == {"fake", "study.toml", "study.json", "table.md", "heatmap.png"}
     assert lines[0] == "1 row x 1 task x 2 settings x 2 seeds = 4 runs, 0 of them finished"
-    assert any(line.endswith("(4 of 4 runs over)") for line in lines)
+    assert any(line.endswith("(4 of 4 runs done)") for line in lines)
     status = [[run["status"] for run in list_runs(state)] for state in shown]
     assert status[0] == ["waiting"] * 4
     assert ["finished", "running", "waiting", "waiting"] in status
@@ -425,7 +425,7 @@ def test_all_weights_can_be_kept(recipe, tmp_path):
 
 
 def test_what_fails_is_recorded_and_the_rest_goes_on(recipe, tmp_path, monkeypatch):
-    """A learning rate without limits gives NaN, and another one finds no memory, the first time."""
+    """One run reaches NaN because of its learning rate; another runs out of memory at the first attempt."""
     import torch
 
     import bertkit.training.run
@@ -446,9 +446,11 @@ def test_what_fails_is_recorded_and_the_rest_goes_on(recipe, tmp_path, monkeypat
     assert results["finished"]
     assert results["failed"] == 2
     assert [run["status"] for run in runs] == ["failed", "finished", "failed"]
-    assert runs[0]["failure"].startswith("memory is too small (CUDA out of memory. Tried to allocate 2 GiB); take less")
+    assert runs[0]["failure"].startswith(
+        "memory is too small (CUDA out of memory. Tried to allocate 2 GiB); reduce memory"
+    )
     assert runs[2]["failure"].startswith("the loss is nan after update")
-    assert f"; {runs[2]['directory']} has no checkpoint yet" in runs[2]["failure"], "no path of this machine"
+    assert f"; {runs[2]['directory']} has no checkpoint yet" in runs[2]["failure"], "no path on this machine"
     assert results["chosen"][0]["run"] == runs[1]["directory"]
     table = (tmp_path / "study" / "table.md").read_text()
     assert "## Failed: 2 of 3 runs" in table
@@ -478,7 +480,7 @@ def test_a_score_that_is_no_number_is_a_failure(recipe, fake, tmp_path, monkeypa
 
 
 class Killed(BaseException):
-    """As kill -9: nothing catches it."""
+    """Simulates kill -9: no handler catches it."""
 
 
 def make_grid(recipe, **axes):
@@ -494,7 +496,7 @@ def uninterrupted(recipe, tmp_path_factory):
 
 @pytest.mark.slow
 def test_a_study_that_dies_twice_ends_as_if_it_had_not(recipe, tmp_path, monkeypatch, uninterrupted):
-    """In the first run between two checkpoints, then in the second one after its first."""
+    """It dies in the first run between two checkpoints, then in the second run after its first checkpoint."""
     monkeypatch.setattr(studies, "SHOWN_EVERY", 0.0)
     study = make_study(make_grid(recipe))
     for run, update in ((0, 3), (1, 2)):
@@ -533,7 +535,7 @@ def test_a_signal_stops_the_study_after_a_checkpoint(recipe, tmp_path, monkeypat
     study = make_study(make_grid(recipe))
     with pytest.raises(Interrupted) as error:
         run_study(study, output=tmp_path / "study", progress=stop)
-    assert str(error.value) == "stopped with 0 of 2 runs over; the same command continues"
+    assert str(error.value) == "stopped with 0 of 2 runs done; the same command continues"
     assert error.value.number == signal.SIGTERM
     assert len(list((tmp_path / "study").rglob("checkpoint-*/complete"))) >= 1
     assert not read_result(tmp_path / "study")["finished"]
@@ -561,7 +563,7 @@ def test_the_directory_of_another_study_is_left_alone(recipe, tmp_path, uninterr
         run_study(other, output=tmp_path / "thesis" / "chapter.txt")
     assert {path: path.read_bytes() for path in uninterrupted.rglob("*") if path.is_file()} == before
     more = run_study(make_study(definition, {"num_cpus": 2}), output=uninterrupted)
-    assert more["definition"]["num_cpus"] == 2, "with more hardware it is the same study"
+    assert more["definition"]["num_cpus"] == 2, "the study is the same on more hardware"
     run_study(make_study(definition), output=uninterrupted)
 
 
@@ -590,7 +592,7 @@ def glue(tmp_path_factory):
 
 @pytest.fixture
 def ablation(recipe, glue):
-    """Three rows, of which two share a pretraining, and three columns, of which two share their runs; seven runs."""
+    """Return a study of seven runs: two of three rows share a pretraining, two of three columns share runs."""
     return {
         "column": [
             {"name": "MNLI-m", "task": "mnli"},
@@ -615,7 +617,7 @@ def ablation(recipe, glue):
 
 
 def test_several_workers_begin_with_the_longest_pretraining(ablation, tmp_path):
-    """Left to right decodes every token; more updates, layers or words to choose from take longer too."""
+    """A left-to-right model decodes every token; more updates, layers or vocabulary also take longer."""
     ablation["row"] = [
         {"name": "BERT"},
         {"name": "Short", "pretrain": {"train": {"max_steps": 1}}},
@@ -636,8 +638,8 @@ def test_pretrainings_come_first_and_are_shared(ablation, tmp_path):
     assert results == read_result(output)
     assert results["finished"]
     assert (results["runs"], results["over"], results["failed"]) == (8, 8, 0), "two of them pretrainings"
-    assert lines[0] == "3 rows x 3 columns x 2 seeds: 8 runs, 2 pretrainings among them, 0 of them finished"
-    over = [line.partition(":")[0] for line in lines if line.endswith("runs over)")]
+    assert lines[0] == "3 rows x 3 columns x 2 seeds: 8 runs, including 2 pretrainings, 0 of them finished"
+    over = [line.partition(":")[0] for line in lines if line.endswith("runs done)")]
     assert over[:2] == ["pretrain/bert", "pretrain/ltr"]
     assert sorted(over[2:]) == sorted(
         f"{row}/mnli-m/seed-{seed}" for row in ("bert", "ltr", "frozen") for seed in (1, 2)
@@ -667,7 +669,7 @@ def test_pretrainings_come_first_and_are_shared(ablation, tmp_path):
 
 
 def test_data_that_the_new_tokenizer_shows_to_be_wrong_cost_only_their_own_runs(ablation, tmp_path):
-    """A sentence is too long for NER; that is known when the pretraining has made its vocabulary."""
+    """A sentence is too long for NER, which is known only with the vocabulary of the pretraining."""
     folder = write_conll(tmp_path / "ner")
     path = folder / "eng.testa"
     path.write_text(path.read_text() + "\n" + "word1 NN I-NP O\n" * 60)
@@ -747,7 +749,7 @@ def test_the_rows_of_a_pretraining_that_fails_fail_with_it_and_are_tried_again(a
 
 @pytest.fixture
 def figure5(recipe, glue):
-    """A row after each of three updates of a pretraining of four, which writes checkpoints only at 2 and 4."""
+    """Return a study with rows after three of four pretraining updates; checkpoints are only at 2 and 4."""
     return {
         "column": [{"name": "RTE", "task": "rte"}],
         "pretrain": recipe,
@@ -763,7 +765,7 @@ def figure5(recipe, glue):
 
 @pytest.mark.slow
 def test_rows_start_from_steps_of_one_pretraining(figure5, tmp_path, monkeypatch):
-    """What is kept of each is a whole model, and gone when nothing starts from it any more."""
+    """Each kept step is a whole model, deleted when no run starts from it any more."""
     import bertkit.studies.workers
 
     seen, do = {}, bertkit.studies.workers.do_run
@@ -795,7 +797,7 @@ def test_rows_start_from_steps_of_one_pretraining(figure5, tmp_path, monkeypatch
 
 @pytest.mark.slow
 def test_steps_are_there_after_a_death_at_any_moment(figure5, tmp_path, monkeypatch):
-    """In the pretraining after the first of them; before they are kept; and while runs start from them."""
+    """Die in the pretraining after the first step, before the steps are kept, and while runs start from them."""
     monkeypatch.setattr(studies, "SHOWN_EVERY", 0.0)
     study, output = make_study(figure5), tmp_path / "study"
     run_study(study, output=tmp_path / "whole")
@@ -830,7 +832,7 @@ def test_steps_are_there_after_a_death_at_any_moment(figure5, tmp_path, monkeypa
 
 @pytest.mark.slow
 def test_weights_that_are_not_there_are_a_reason(figure5, tmp_path):
-    """As after a pretraining on a machine of a cluster that shares no disk, or when somebody has tidied up."""
+    """As after pretraining on a cluster without a shared disk, or after the files were deleted."""
     output = tmp_path / "study"
     run_study(make_study(figure5), output=output)
     for path in (output / "mlm-1" / "rte", output / "mlm-4" / "rte"):
@@ -839,7 +841,7 @@ def test_weights_that_are_not_there_are_a_reason(figure5, tmp_path):
     runs = list_runs(run_study(make_study(figure5), output=output))
     assert [run["status"] for run in runs] == ["failed", "finished", "failed"]
     assert runs[0]["failure"].startswith(
-        "its pretraining has left no weights in pretrain/mlm-1/step-1; delete pretrain/mlm-1, and the same command"
+        "its pretraining left no weights in pretrain/mlm-1/step-1; delete pretrain/mlm-1, and the same command"
     )
     assert "no weights in pretrain/mlm-1; delete pretrain/mlm-1" in runs[2]["failure"]
 
@@ -848,10 +850,10 @@ def test_weights_that_are_not_there_are_a_reason(figure5, tmp_path):
     ("change", "message"),
     [
         ({"pretrain": {"data": {"corpus": ["missing.txt"]}}}, r"missing.txt"),
-        ({"pretrain": {"data": {"corpus": []}}}, r"pretrain/bert has no corpus; name a folder that holds text/"),
+        ({"pretrain": {"data": {"corpus": []}}}, r"pretrain/bert has no corpus; give a folder that holds text/"),
         ({"pretrain": {"train": {"optim": "adamw_bnb_8bit"}}}, r"pretrain/bert: \[train\] is refused"),
-        ({"data": {"dir": "nowhere"}}, r"nowhere is no folder"),
-        ({"data": {"dir": "nowhere"}, "pretrain": {"data": {"corpus": ["missing.txt"]}}}, r"nowhere is no folder"),
+        ({"data": {"dir": "nowhere"}}, r"nowhere is not a folder"),
+        ({"data": {"dir": "nowhere"}, "pretrain": {"data": {"corpus": ["missing.txt"]}}}, r"nowhere is not a folder"),
         ({"reinit_layers": 9}, r"bert/mnli-m: reinit_layers is 9, but the model has 1 layers"),
         ({"train": {"per_device_train_batch_size": 5}}, r"bert/mnli-m/seed-1: batch_size 8 cannot be divided"),
     ],
@@ -888,7 +890,7 @@ if __name__ == "__main__":
 
 
 def start_study(definition, folder, output, workers=1, launcher=()):
-    """A process that does a study, as a user's would."""
+    """Start a process that runs a study, as a user would."""
     (folder / "study.json").write_text(json.dumps(definition))
     (folder / "script.py").write_text(SCRIPT)
     return subprocess.Popen(
@@ -901,7 +903,7 @@ def start_study(definition, folder, output, workers=1, launcher=()):
 
 
 def test_runs_on_other_data_are_not_put_into_one_table(tmp_path):
-    """What is finished had the old data, what is left would have the new ones."""
+    """Finished runs used the old data; the remaining runs would use the new data."""
     folder = write_glue(tmp_path / "glue")
     recipe = {
         "checkpoint": str(write_checkpoint(tmp_path / "bert")),
@@ -916,7 +918,7 @@ def test_runs_on_other_data_are_not_put_into_one_table(tmp_path):
     train = folder / "RTE" / "train.tsv"
     content = train.read_text()
     train.write_text("".join(content.splitlines(keepends=True)[:-3]))
-    with pytest.raises(UsageError, match=r"rte/seed-1 was begun with other data \(train\)"):
+    with pytest.raises(UsageError, match=r"rte/seed-1 was started with other data \(train\)"):
         run_study(study, output=output)
     assert not (output / "rte" / "seed-2").exists()
     train.write_text(content)
@@ -925,7 +927,7 @@ def test_runs_on_other_data_are_not_put_into_one_table(tmp_path):
 
 @pytest.fixture(scope="module")
 def whole(recipe, tmp_path_factory):
-    """A grid of four cells, uninterrupted, in this process."""
+    """Return the result of a grid of four cells, run without interruption in this process."""
     output = tmp_path_factory.mktemp("four") / "study"
     run_study(make_study(make_grid(recipe, batch_size=[8, 4])), output=output)
     return output
@@ -934,7 +936,7 @@ def whole(recipe, tmp_path_factory):
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_study_killed_twice_ends_as_if_it_had_not_been(recipe, tmp_path, workers, whole):
-    for sign in ("trained for", "(3 of 4 runs over)"):
+    for sign in ("trained for", "(3 of 4 runs done)"):
         with start_study(make_grid(recipe, batch_size=[8, 4]), tmp_path, tmp_path / "study", workers) as process:
             for line in process.stdout:
                 if sign in line:
@@ -951,7 +953,7 @@ def test_a_study_killed_twice_ends_as_if_it_had_not_been(recipe, tmp_path, worke
 @pytest.mark.slow
 def test_pretrainings_by_two_workers_that_are_killed_in_either_stage(ablation, tmp_path):
     run_study(make_study(ablation), output=tmp_path / "whole")
-    for sign in ("(1 of 8 runs over)", "(4 of 8 runs over)"):
+    for sign in ("(1 of 8 runs done)", "(4 of 8 runs done)"):
         with start_study(ablation, tmp_path, tmp_path / "study", workers=2) as process:
             for line in process.stdout:
                 if sign in line:
@@ -969,7 +971,7 @@ def test_processes_that_share_each_run_do_the_study_together(recipe, tmp_path, w
     with start_study(make_grid(recipe, batch_size=[8, 4]), tmp_path, tmp_path / "two", launcher=launcher) as process:
         out, _ = process.communicate(timeout=600)
     assert process.returncode == 0, out[-2000:]
-    assert out.count("(4 of 4 runs over)") == 1, "both processes speak"
+    assert out.count("(4 of 4 runs done)") == 1, "both processes speak"
     one, two = read_result(whole), read_result(tmp_path / "two")
     for a, b in zip(one["cells"], two["cells"], strict=True):
         assert a["mean"] == pytest.approx(b["mean"], rel=1e-3)
@@ -986,7 +988,7 @@ def test_processes_that_share_each_run_do_the_study_together(recipe, tmp_path, w
         ({"row": [{"name": "a", "recipe": {"train": 5}}]}, {}, r"train = 5 must be a table"),
         ({"row": []}, {}, r"row = \[\] has no rows"),
         ({"restarts": 10**20}, {}, r"restarts is 100,000,000,000,000,000,000; it must be at most 1,000"),
-        ({"grid": {"train": [{"seed": 1}]}}, {}, r"\[grid\] train is a table, no axis"),
+        ({"grid": {"train": [{"seed": 1}]}}, {}, r"\[grid\] train is a table, not an axis"),
         (
             {"data_root": "here", "recipe": {"data": {"dir": "there"}}},
             {},

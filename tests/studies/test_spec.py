@@ -1,4 +1,4 @@
-"""The long form of a study: columns, rows that begin with a pretraining, steps of it, the paper's values."""
+"""The long form of a study: columns, rows that start with a pretraining or a step of it, the paper's values."""
 
 import math
 
@@ -183,7 +183,7 @@ TWO = [{"name": "a", "task": "rte"}, {"name": "b", "task": "cola"}]
         ),
         ({"column": [TWO[0] | {"recipe": {"train": {"seed": 1}}}]}, r"\[\[column\]\] 1 sets train.seed"),
         ({"average": ["a"]}, r'average = \["a"\] must name at least two columns'),
-        ({"average": ["a", "c"]}, r"average names 'c', which is no column; expected a, b"),
+        ({"average": ["a", "c"]}, r"average names 'c', which is not a column; expected a, b"),
         (
             {"average": ["a", "b"], "column": [*TWO, {"name": "Average", "task": "sst2"}]},
             r"a column is called 'Average'",
@@ -192,18 +192,18 @@ TWO = [{"name": "a", "task": "rte"}, {"name": "b", "task": "cola"}]
             {"average": ["a", "p"], "column": [*TWO, {"name": "p", "task": "pretrain"}]},
             r"average names 'p', which is not in percent",
         ),
-        ({"row": [{"name": "x", "paper": {"c": 1.0}}]}, r"paper of the row 'x' names 'c', no column; expected a, b"),
-        ({"row": [{"name": "x", "paper": {"Average": 1.0}}]}, r"paper of the row 'x' names 'Average', no column"),
+        ({"row": [{"name": "x", "paper": {"c": 1.0}}]}, r"paper of the row 'x' names 'c', not a column; expected a, b"),
+        ({"row": [{"name": "x", "paper": {"Average": 1.0}}]}, r"paper of the row 'x' names 'Average', not a column"),
         ({"row": [{"name": "x", "paper": {"a": math.inf}}]}, r"paper of the row 'x' has inf for 'a'; give a number"),
         ({"row": [{"name": "x", "paper": {"a": "1"}}]}, r"\[\[row\]\] 1 paper = .* must be a table"),
-        ({"row": [{"name": "x", "step": 5}]}, r"\[\[row\]\] 1 has a step and no pretraining"),
+        ({"row": [{"name": "x", "step": 5}]}, r"\[\[row\]\] 1 has a step but no pretraining"),
         (
             {"row": [{"name": "x", "step": 0}], "pretrain": PRETRAIN},
-            r"1 has step = 0, and its pretraining max_steps = 1000; write 1 to max_steps",
+            r"1 has step = 0, but its pretraining has max_steps = 1000; give a step",
         ),
         (
             {"row": [{"name": "x", "step": 1001}], "pretrain": PRETRAIN},
-            r"step = 1001, and its pretraining max_steps = 1000; write",
+            r"step = 1001, but its pretraining has max_steps = 1000; give a step",
         ),
         (
             {"row": [{"name": "x", "pretrain": {}, "recipe": {"checkpoint": "y"}}]},
@@ -211,11 +211,11 @@ TWO = [{"name": "a", "task": "rte"}, {"name": "b", "task": "cola"}]
         ),
         (
             {"pretrain": PRETRAIN, "recipe": {"checkpoint": "y"}},
-            r"\[recipe\] gives a checkpoint, but the study begins with a pretraining",
+            r"\[recipe\] gives a checkpoint, but the study starts with a pretraining",
         ),
         (
             {"pretrain": PRETRAIN, "row": [{"name": "x"}], "grid": {"checkpoint": ["y", "z"]}},
-            r"\[grid\] gives a checkpoint, but the row 'x' begins with a pretraining",
+            r"\[grid\] gives a checkpoint, but the row 'x' starts with a pretraining",
         ),
         ({"pretrain": {"data": {"corpuss": []}}}, r"\[pretrain\]: unknown key 'corpuss' in \[data\]"),
         (
@@ -224,16 +224,16 @@ TWO = [{"name": "a", "task": "rte"}, {"name": "b", "task": "cola"}]
         ),
         (
             {"pretrain": PRETRAIN, "row": [{"name": "x", "recipe": {"checkpoint": "y"}}]},
-            r"pretrain is given, but no row begins with a pretraining",
+            r"pretrain is given, but no row starts with a pretraining",
         ),
         ({"pretrain": PRETRAIN, "row": [{"name": "x"}, {"name": "Pretrain"}]}, r"a \[\[row\]\] is called 'pretrain'"),
         (
             {"pretrain": PRETRAIN, "column": [{"name": "Pretrain", "task": "rte"}]},
-            r"a \[\[column\]\] is called 'pretrain' like the folder of the pretrainings",
+            r"a \[\[column\]\] is called 'pretrain', the folder of the pretrainings",
         ),
         (
             {"pretrain": PRETRAIN | {"train": {"max_steps": -1}}, "row": [{"name": "x", "step": 1}]},
-            r"\[\[row\]\] 1 has step = 1, and its pretraining max_steps = -1; write 1 to max_steps",
+            r"\[\[row\]\] 1 has step = 1, but its pretraining has max_steps = -1; give a step",
         ),
         (
             {
@@ -264,7 +264,7 @@ def test_a_mistake_in_the_long_form_is_one_line(parts, message):
     [
         (
             {"checkpoint": "y"},
-            r"the command line gives a checkpoint, but the row 'BERT-base' begins with a",
+            r"the command line gives a checkpoint, but the row 'BERT-base' starts with a",
         ),
         ({"pretrain": {"train": {"max_step": 1}}}, r"command line, pretrain: unknown key 'max_step' in \[train\]"),
         ({"pretrain": 5}, r"pretrain = 5 must be a table"),

@@ -59,7 +59,7 @@ def test_without_scores_the_loss_is_drawn_and_without_one_nothing(tmp_path):
 
 
 def make_results(grid, tasks, scores, rows=("",), seeds=(42, 43), select="best", paper=None, majority=None):
-    """What study.json would hold; `scores(row, task, setting, seed)`: a score, None for a failed run, or "waiting"."""
+    """Make the content of study.json; `scores(row, task, setting, seed)`: a score, None (failed) or "waiting"."""
     settings = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
     cells, chosen = [], []
     for row, task in itertools.product(rows, tasks):
@@ -141,9 +141,9 @@ def test_the_table_of_a_grid_is_this():
         "Ours: mean ± standard deviation over n finished runs (n), seeds 42, 43, on dev. "
         "The setting shown (bold below) is the one whose best run is best of 2 settings; it is chosen on the very data "
         "that it is scored on, so its score is optimistic. "
-        "The best run is the best of all 3 runs on that data: more optimistic still, and not to be compared with a "
+        "The best run is the best of all 3 runs on that data: even more optimistic, and not comparable with a "
         "mean or a test score. "
-        "Whose a published value is and on which data, its line says. "
+        "Each line names the source and the data of its published value. "
         "† At least one run is no better than always giving the same answer.\n"
         "\n"
         "## rte: accuracy (%)\n"
@@ -188,7 +188,7 @@ def test_a_single_run_is_no_mean():
 
 
 def list_progress(results, limit=40):
-    """The heads and the texts of the table of progress."""
+    """Return the heads and the texts of the progress table."""
     table = tabulate_progress(results | {"over": 0}, limit)
     return list(table.heads), [[text for cell in row for text, _ in cell.lines] for row in table.rows]
 
@@ -211,7 +211,7 @@ def test_progress_shows_what_goes_on():
     many["cells"][50]["runs"][0] = {"seed": 42, "status": "running", "update": 0, "updates": 0, "loss": None}
     headings, lines = list_progress(many, limit=20)
     assert headings[0] == "batch_size"
-    assert [line[0] for line in lines] == ["1", "51"], "the one that wins so far and the one in work"
+    assert [line[0] for line in lines] == ["1", "51"], "the best one so far and the running one"
     failed = make_results({}, {"rte": "accuracy"}, lambda *_: None)
     assert list_progress(failed)[1] == [["rte: accuracy (%)", "2/2", "–", "–", "2 failed: the loss is nan | lower it"]]
     poor = make_results({}, {"rte": "accuracy"}, score_by_hand, majority=0.5)
@@ -232,7 +232,7 @@ def test_values_and_axes_are_short_where_they_can_be():
 
 
 def size_heatmap(results, path):
-    """The size of the picture, and how many colours it has."""
+    """Return the size and the number of colours of the picture."""
     plot_heatmap(results, path)
     picture = Image.open(path)
     return picture.width, picture.height, len(picture.convert("RGB").getcolors(1 << 24))
@@ -265,7 +265,7 @@ def test_a_heat_map_of_odd_shapes(tmp_path):
         "failed": make_results({"batch_size": [1, 2]}, one, lambda *_: None),
         "long": make_results(long, one, lambda row, task, setting, seed: 0.5, rows=("a", "a longer name " * 9)),
         "rows": make_results({}, TASKS, score_by_hand, rows=("", "stable")),
-        # Between two of them matplotlib would read mathematics, and make none of this.
+        # matplotlib would parse text between two dollar signs as mathematics.
         "dollars": make_results({}, TASKS, score_by_hand, rows=("cost $5^_$", "a $x_$^$ b")),
     }.items():
         width, height, colours = size_heatmap(results, tmp_path / f"{name}.png")
@@ -353,7 +353,7 @@ def make_ablation():
 
 def test_the_table_of_the_paper_is_this():
     assert write_table(make_ablation()) == (
-        "# 2 rows x 3 columns x 2 seeds: 10 runs, 2 pretrainings among them\n"
+        "# 2 rows x 3 columns x 2 seeds: 10 runs, including 2 pretrainings\n"
         "\n"
         "|  | MNLI-m | QNLI | LM (ppl) | Average |\n"
         "|---|---|---|---|---|\n"
@@ -363,17 +363,19 @@ def test_the_table_of_the_paper_is_this():
         "| *the paper* |  |  | *3.99* |  |\n"
         "\n"
         "Ours: mean ± standard deviation over n finished runs (n), seeds 42, 43. In italics: the paper's value for the "
-        "row above. Average: of MNLI-m, QNLI. † At least one run is no better than always giving the same answer.\n"
+        "row above. "
+        "Average: the mean of MNLI-m, QNLI. † At least one run is no better than always giving the same answer.\n"
         "\n"
         "RTE stands for MRPC.\n"
         "\n"
-        "- MNLI-m: accuracy in percent; mnli, dev; always the same answer has 50.0; the paper: dev\n"
-        "- QNLI: accuracy in percent; qnli, dev; always the same answer has 50.0; the paper: MRPC, accuracy, dev\n"
+        "- MNLI-m: accuracy in percent; mnli, dev; always giving the same answer scores 50.0; the paper: dev\n"
+        "- QNLI: accuracy in percent; qnli, dev; always giving the same answer scores 50.0; "
+        "the paper: MRPC, accuracy, dev\n"
         "- LM (ppl): perplexity; pretrain, dev (1,000 pairs)\n"
         "\n"
         "## Pretraining\n"
         "\n"
-        "| pretraining | of | updates | perplexity | masked-LM accuracy (%) |\n"
+        "| pretraining | rows | updates | perplexity | masked-LM accuracy (%) |\n"
         "|---|---|---|---|---|\n"
         "| pretrain/bert | BERT | 6,000 | 12.346 | 25.0 |\n"
         "| pretrain/ltr | LTR | failed | – | – |\n"
@@ -407,11 +409,11 @@ def test_pretrainings_are_shown_while_they_run():
         ["pretrain/bert", "", "1/1", "12.346 (1)", "12.346", ""],
         ["pretrain/ltr", "", "0/1", "–", "–", "pretraining: update 5 of 6,000"],
     ]
-    assert len(lines) == 6, "what is borrowed is no line of its own"
+    assert len(lines) == 6, "borrowed cells have no lines"
 
 
 def make_steps(paper=True):
-    """Two pretrainings, each with a row after three steps; the scores of the second one rise more slowly."""
+    """Return two pretrainings, each with rows after three steps; the second one's scores rise more slowly."""
     steps = (300, 1000, 8000)
     names = [f"{label}, {step:,}" for label in ("Masked LM", "Left to right") for step in steps]
 

@@ -1,4 +1,4 @@
-"""Runs done by workers: it makes no difference to them, and whoever dies takes nothing along."""
+"""Runs in worker processes: the same results, also after a worker dies."""
 
 import json
 import multiprocessing
@@ -35,7 +35,7 @@ PRETRAIN = TASKS["pretrain"]
 
 @pytest.fixture(scope="module")
 def recipe(tmp_path_factory):
-    """Four updates of a tiny model with dropout, in fp32."""
+    """Return a recipe: four updates of a tiny model with dropout, in fp32."""
     dropout = {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1}
     small = {"precision": "fp32", "model": dropout, "train": {"logging_steps": 1, "save_steps": 2, "warmup_steps": 0}}
     return merge(make_pretraining(tmp_path_factory.mktemp("workers")), small)
@@ -47,7 +47,7 @@ def make_jobs(recipe, folder, seeds, data="", **train):
 
 
 class Record:
-    """What the jobs have said."""
+    """Records the messages of the jobs."""
 
     def __init__(self):
         self.states, self.lines = {}, []
@@ -63,7 +63,7 @@ class Record:
 
 
 def wait_until(condition, seconds=60):
-    """Waits for it; whether it came true."""
+    """Wait for a condition, and return whether it became true."""
     end = time.monotonic() + seconds
     while not condition() and time.monotonic() < end:
         time.sleep(0.05)
@@ -71,7 +71,7 @@ def wait_until(condition, seconds=60):
 
 
 def is_running(pid):
-    """Whether the process is there and no zombie."""
+    """Return whether the process exists and is not a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
@@ -79,7 +79,7 @@ def is_running(pid):
 
 
 def list_children(pid):
-    """The processes started by a process, and by these."""
+    """Return the descendants of a process."""
     try:
         tasks = list(Path(f"/proc/{pid}/task").iterdir())
         children = [int(child) for task in tasks for child in (task / "children").read_text().split()]
@@ -108,12 +108,12 @@ def test_files_come_back_from_elsewhere_but_for_weights_and_checkpoints(tmp_path
     found = {path.relative_to(here).as_posix(): path.read_text() for path in here.rglob("*") if path.is_file()}
     assert found == {"metrics.json": "metrics.json", "predictions/dev.tsv": "predictions/dev.tsv"}
     write_files({"metrics.json": b"other"}, here)
-    assert (here / "metrics.json").read_text() == "metrics.json", "what is here stays"
+    assert (here / "metrics.json").read_text() == "metrics.json", "existing files are kept"
 
 
 @pytest.mark.slow
 def test_one_process_and_two_and_a_run_of_its_own_give_the_same_bits(recipe, tmp_path):
-    """One thread each. In one process the second run comes after another; in two, data and task are handed over."""
+    """Use one thread each. In one process the second run follows the first; in two, data and task are sent to them."""
     prepared = {"text": prepare(PRETRAIN, complete(PRETRAIN, recipe))}  # for seed 42
     here, there, alone = Record(), Record(), Record()
     assert do_runs(make_jobs(recipe, tmp_path / "here", [41, 42]), prepared, here, 1) == 0
@@ -127,7 +127,7 @@ def test_one_process_and_two_and_a_run_of_its_own_give_the_same_bits(recipe, tmp
     assert State("running", 4, 4, here.states[0][-2].loss) == here.states[0][-2] == there.states[0][-2]
     assert any("4 updates of 8 sequences" in line for line in there.lines)
     reading = [line for line in there.lines if line.startswith("reading")]
-    assert len(reading) == 1, "who is given the data does not read them"
+    assert len(reading) == 1, "a worker that receives the data does not read them"
     for job in jobs:
         assert json.loads((Path(job.output) / "environment.json").read_text())["threads"] == 1
     assert multiprocessing.active_children() == []
@@ -167,7 +167,7 @@ def test_a_run_whose_workers_all_die_fails_and_the_others_go_on(recipe, tmp_path
     jobs = [*make_jobs(recipe, tmp_path, [1], max_steps=100_000), *make_jobs(recipe, tmp_path, [2], max_steps=2)]
     assert do_runs(jobs, {}, handle, 2) == 0
     assert record.end(0) == State(
-        "failed", reason="its process died (exit code -9), as did 2 before; is the memory too small?"
+        "failed", reason="its process died (exit code -9), as did 2 before it; is memory too small?"
     )
     assert record.end(1).status == "finished"
 
@@ -185,7 +185,7 @@ def test_a_signal_lets_the_workers_write_checkpoints(recipe, tmp_path, number):
             os.kill(os.getpid(), number)
 
     study = make_study(definition | {"seeds": [1, 2, 3]})
-    with pytest.raises(Interrupted, match="stopped with 0 of 3 runs over") as stopped:
+    with pytest.raises(Interrupted, match="stopped with 0 of 3 runs done") as stopped:
         run_study(study, output=tmp_path / "study", workers=2, progress=stop)
     assert stopped.value.number == number
     assert len(list((tmp_path / "study").rglob("checkpoint-*/complete"))) == 2
@@ -195,7 +195,7 @@ def test_a_signal_lets_the_workers_write_checkpoints(recipe, tmp_path, number):
 
 @pytest.mark.slow
 def test_ctrl_c_while_workers_start_is_theirs_at_no_moment(recipe, tmp_path):
-    """A terminal sends it to all of a group, and they take seconds to import what they need."""
+    """A terminal sends it to the whole process group while the workers are still importing."""
     definition = {"tasks": ["pretrain"], "recipe": recipe, "seeds": [1, 2]}
     (tmp_path / "study.toml").write_text(tomli_w.dumps(definition))
     command = [sys.executable, "-m", "bertkit", "study", str(tmp_path / "study.toml"), "--workers", "2"]
@@ -211,7 +211,7 @@ def test_ctrl_c_while_workers_start_is_theirs_at_no_moment(recipe, tmp_path):
         os.killpg(process.pid, signal.SIGINT)
         _, error = process.communicate(timeout=60)
     assert process.returncode == 128 + signal.SIGINT
-    assert error == "bertkit: stopped with 0 of 2 runs over; the same command continues\n"
+    assert error == "bertkit: stopped with 0 of 2 runs done; the same command continues\n"
 
 
 @pytest.mark.slow
@@ -261,7 +261,7 @@ if __name__ == "__main__":
 
 
 def run_ray_script(definition, folder, victim):
-    """A study on a local Ray, its output in ray/; a process of this name is killed while one run is finished."""
+    """Run a study on a local Ray into ray/, and kill a process of this name when one run is finished."""
     (folder / "study.json").write_text(json.dumps(definition))
     (folder / "script.py").write_text(RAY_SCRIPT)
     files = [str(folder / name) for name in ("script.py", "study.json", "ray", "said.json")]
@@ -278,7 +278,7 @@ def test_a_run_that_the_system_refuses_fails_with_the_remedy():
 
 @pytest.mark.slow
 def test_ray_loses_a_worker_and_no_finished_run(recipe, tmp_path):
-    """Two workers on a local Ray, one of them killed; the end is that of one process, and nothing is on the screen."""
+    """Two workers on a local Ray, one of them killed: the same result as one process, and no output."""
     train = {"max_steps": 60, "save_steps": 10}
     definition = {"tasks": ["pretrain"], "recipe": merge(recipe, {"train": train}), "seeds": [1, 2, 3, 4]}
     run_study(make_study(definition), output=tmp_path / "straight")
@@ -295,7 +295,7 @@ def test_ray_loses_a_worker_and_no_finished_run(recipe, tmp_path):
 
 @pytest.mark.slow
 def test_a_study_whose_ray_is_lost_ends_in_one_line_and_goes_on(recipe, tmp_path):
-    """The head is killed when the first run is finished; the same study goes on with this process's own workers."""
+    """The head is killed after the first run; the same study continues with local workers."""
     train = {"max_steps": 60, "save_steps": 10}
     definition = {"tasks": ["pretrain"], "recipe": merge(recipe, {"train": train}), "seeds": [1, 2, 3, 4]}
     done = run_ray_script(definition, tmp_path, "gcs_server")

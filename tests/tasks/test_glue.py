@@ -461,7 +461,7 @@ def test_a_run_learns_and_its_metrics_are_fractions(finish, name):
     assert metrics["score"] > metrics["majority_score"] + 0.1
     assert metrics["score"] > 0.7
     assert metrics.get("accuracy_mm", 1.0) > 0.7
-    assert any("new, because" in line and "classifier.weight" in line for line in lines)
+    assert any("randomly initialised, because" in line and "classifier.weight" in line for line in lines)
     assert GLUE[name].diagnose(metrics) == []
 
 
@@ -673,7 +673,9 @@ def test_a_classifier_of_the_same_labels_is_kept_and_another_is_new(tmp_path, gl
     for name, count in (("cola", 2), ("mnli", 3), ("stsb", 1)):
         lines = []
         model = make(name, checkpoint, glue, lines)
-        assert lines == [f"new, because {checkpoint} has none that fits: classifier.bias, classifier.weight"]
+        assert lines == [
+            f"randomly initialised, because {checkpoint} has none that fits: classifier.bias, classifier.weight"
+        ]
         assert model.classifier.weight.shape == (count, 32)
         assert model.config.num_labels == model.classifier.out_features == count
         assert list(model.config.id2label.values()) == (HUB_LABELS[name] or ["similarity"])
@@ -714,7 +716,7 @@ def test_reinit_layers_draws_the_pooler_and_the_top_layers_and_nothing_else(trai
             assert not found[name].any(), name
         else:
             assert 0.015 < found[name].std() < 0.025, name
-    assert ("drawn anew" in " ".join(lines)) == bool(count)
+    assert ("randomly initialised: the pooler" in " ".join(lines)) == bool(count)
 
 
 def test_the_seed_decides_what_is_drawn(trained, glue, tmp_path):

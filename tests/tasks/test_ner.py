@@ -449,7 +449,7 @@ def test_features_of_another_encoder_are_other_data(tmp_path, folder, start):
     with torch.no_grad():
         model.embeddings.LayerNorm.bias += 0.5
     model.save_pretrained(checkpoint)
-    with pytest.raises(UsageError, match=r"run was begun with other data \(dev, test, train\)"):
+    with pytest.raises(UsageError, match=r"run was started with other data \(dev, test, train\)"):
         run(NER, recipe, output=tmp_path / "run")
 
 
@@ -479,7 +479,7 @@ def test_half_precision_features_score_about_the_same(tmp_path, folder, start):
         ({"data": {"features": "last"}, "freeze": "encoder"}, r"freeze is for fine-tuning.*remove freeze"),
         ({"data": {"features": "last"}, "bilstm": True}, r"bilstm is for fine-tuning"),
         ({"data": {"features": "last"}, "reinit_layers": 1}, r"reinit_layers is for fine-tuning"),
-        ({"data": {"features": "concat-last-four"}}, r"concat-last-four needs 4 layers and the model has 2"),
+        ({"data": {"features": "concat-last-four"}}, r"concat-last-four needs 4 layers, but the model has 2"),
     ],
 )
 def test_features_that_cannot_be_are_one_line(change, message, tmp_path, folder, start):

@@ -400,7 +400,9 @@ def test_another_file_comes_first(tmp_path, start):
     assert lines.index("then:") > next(i for i, line in enumerate(lines) if line.startswith("first, in"))
     assert any("train 24 questions, dev 24 questions" in line for line in lines), "the complete extra file"
     assert any("train 6 questions, dev 24 questions" in line for line in lines)
-    assert not any("new, because" in line for line in lines[lines.index("then:") :]), "the head is the first one's"
+    assert not any("randomly initialised, because" in line for line in lines[lines.index("then:") :]), (
+        "the head is the first one's"
+    )
     assert read_metrics(output / FIRST / "metrics.json")["updates"] == metrics["updates"] == 3
     first, second = (BertForQuestionAnswering.from_pretrained(path) for path in (output / FIRST, output))
     assert not torch.equal(first.qa_outputs.weight, second.qa_outputs.weight)
@@ -471,7 +473,7 @@ def test_a_run_killed_after_its_first_part_goes_on(tmp_path, start):
     other = write_squad(tmp_path / "other", 1, seed=4) / "train-v1.1.json"
     content = extra.read_text()
     extra.write_text(other.read_text())
-    with pytest.raises(UsageError, match=r"killed/first was begun with other data \(train\)"):
+    with pytest.raises(UsageError, match=r"killed/first was started with other data \(train\)"):
         run(TASKS["squad1"], recipe, output=tmp_path / "killed")
     extra.write_text(content)
     lines = []

@@ -340,7 +340,7 @@ def test_a_run_learns_and_its_metrics_are_fractions(finished):
     assert metrics["updates"] == 48
     assert 0.8 < metrics["accuracy"] == metrics["score"] <= 1.0
     assert metrics["majority_accuracy"] < 0.6
-    assert any("new, because" in line and "classifier.weight" in line for line in lines)
+    assert any("randomly initialised, because" in line and "classifier.weight" in line for line in lines)
     assert any(line.startswith("train: 48 questions of 4 sequences") for line in lines)
 
 

@@ -1,4 +1,4 @@
-"""The model card of a run, and its way to the Hub and back: the real huggingface_hub and a server that stands in."""
+"""The model card of a run, and its upload and download with the real huggingface_hub and a mock server."""
 
 import json
 import os
@@ -52,7 +52,7 @@ RUNS = {  # name -> task and recipe
 
 @pytest.fixture(scope="module")
 def finish(tmp_path_factory):
-    """Gives the directory of a finished run; each is done once."""
+    """Return the directory of a finished run; each run is done once."""
     done = {}
 
     def finish(name):
@@ -68,7 +68,7 @@ def finish(tmp_path_factory):
 
 @pytest.fixture
 def mrpc(finish, tmp_path):
-    """A finished run of its own for each test, with all that stays behind."""
+    """Return a copy of a finished run with all its files, one per test."""
     folder = shutil.copytree(finish("mrpc"), tmp_path / "mrpc")
     for stray in ("checkpoint-2", "first", "best", ".best", "predictions"):
         (folder / stray).mkdir(exist_ok=True)
@@ -79,7 +79,7 @@ def mrpc(finish, tmp_path):
 
 
 def read_files(folder):
-    """Every file of a folder: when it was written, and what is in it."""
+    """Return the modification time and the content of each file of a folder."""
     return {str(path): (path.stat().st_mtime_ns, path.read_bytes()) for path in folder.rglob("*") if path.is_file()}
 
 
@@ -111,8 +111,14 @@ def test_the_metadata_of_every_kind_of_card_are_valid_and_come_back(finish, name
     [
         ("pretrain", "fill-mask", "transformers", "BertForPreTraining", ["It started from random weights", "Text: `"]),
         ("mnli", "text-classification", "transformers", "BertForSequenceClassification", ["`contradiction`"]),
-        ("bilstm", "text-classification", "bertkit", "BertBiLSTMForSequenceClassification", ["loads the encoder only"]),
-        ("causal", "text-classification", "bertkit", "BertForSequenceClassification", ["one answer for every text"]),
+        ("bilstm", "text-classification", "bertkit", "BertBiLSTMForSequenceClassification", ["load only the encoder"]),
+        (
+            "causal",
+            "text-classification",
+            "bertkit",
+            "BertForSequenceClassification",
+            ["the same answer for every text"],
+        ),
         (
             "squad2",
             "question-answering",
@@ -120,7 +126,7 @@ def test_the_metadata_of_every_kind_of_card_are_valid_and_come_back(finish, name
             "BertForQuestionAnswering",
             ["the same data were used to choose tau", "more than tau = "],
         ),
-        ("features", "token-classification", "bertkit", "BertFeaturesForTokenClassification", ["was left as it was"]),
+        ("features", "token-classification", "bertkit", "BertFeaturesForTokenClassification", ["encoder was frozen"]),
     ],
 )
 def test_the_card_says_how_to_load_each_head(finish, name, pipeline, library, head, words):
@@ -129,7 +135,7 @@ def test_the_card_says_how_to_load_each_head(finish, name, pipeline, library, he
     assert (card.data.pipeline_tag, card.data.library_name) == (pipeline, library)
     assert set(card.data.tags) == {"bert", "bertkit", RUNS[name][0]}
     assert all(word in card.text for word in words)
-    assert ("loads the encoder only" in card.text) == (name in ("bilstm", "features"))
+    assert ("load only the encoder" in card.text) == (name in ("bilstm", "features"))
     assert ("from left to right" in card.text) == (name == "causal")
     code = card.text.split("```python\n")[1].split("```")[0]
     assert ("from transformers import AutoTokenizer, " in code) == (library == "transformers")
@@ -149,11 +155,11 @@ def test_the_card_has_scores_data_limits_recipe_and_machine(finish):
     assert f"| accuracy (%) | {nothing} (the majority class) | {accuracy} | 84.6 (BERT-base, test), 86.7 (" in card
     assert f"| accuracy, mismatched (%) |  | {100 * metrics['accuracy_mm']:.1f} | 83.4 (BERT-base, test)" in card
     assert "Seed 42, after 2 updates." in card
-    assert "- MNLI, from local files in the official form (`glue`)." in card
+    assert "- MNLI, from local files in the official format (`glue`)." in card
     assert "Inputs to the model: train 48, dev_matched 18, dev_mismatched 18, " in card
-    assert "- It takes up to 128 tokens, and this run used up to 40." in card
-    assert "- Whether the local files are the official ones, " in card
-    assert "`bertkit glue --task mnli --recipe recipe.toml` repeats the run. Of paths only the last" in card
+    assert "- The model accepts up to 128 tokens; this run used up to 40." in card
+    assert "- The local files were not compared with the official ones, " in card
+    assert "`bertkit glue --task mnli --recipe recipe.toml` repeats the run. Paths are shortened" in card
     environment = json.loads((output / "environment.json").read_text())
     assert f"torch {environment['packages']['torch']}" in card
     assert environment["processor"] in card
@@ -165,14 +171,14 @@ def test_the_card_has_scores_data_limits_recipe_and_machine(finish):
 
 def test_what_the_recipe_leaves_out_is_among_the_limits(finish):
     card = ModelCard.load(finish("pretrain") / "README.md").text
-    assert "This training has seen 16 sequences, 0.00% of the paper's 256,000,000." in card, "2 updates of 8"
+    assert "The training covered 16 sequences, 0.00% of the paper's 256,000,000." in card, "2 updates of 8"
     output = finish("mrpc")
     recipe, model = read_recipe(output / "recipe.toml"), heads.BertForSequenceClassification.from_pretrained(output)
     recipe = merge(recipe, {"freeze": "encoder", "data": {"max_train_samples": 7}})
     metrics, environment = (json.loads((output / f"{name}.json").read_text()) for name in ("metrics", "environment"))
     card = model_card.write_card(TASKS["mrpc"], "run", recipe, metrics, environment, model, {"train": 7})
     assert "\n- Trained on the first 7 examples only.\n" in card
-    assert "\n- The encoder was left as it was; only what is above it was trained.\n" in card
+    assert "\n- The encoder was frozen; only the layers above it were trained.\n" in card
 
 
 @pytest.mark.parametrize(
@@ -264,15 +270,15 @@ def test_the_card_says_of_which_checkpoint_the_training_started(tmp_path, monkey
                 "Trained on `mine.json` instead of the official training file.",
             ],
         ),
-        ("swag", {"dir": "/home/ada/SWAG"}, ["SWAG, from local files in the official form (`SWAG`)."]),
-        ("swag", {"dir": "../../clients/acme"}, ["SWAG, from local files in the official form (`acme`)."]),
+        ("swag", {"dir": "/home/ada/SWAG"}, ["SWAG, from local files in the official format (`SWAG`)."]),
+        ("swag", {"dir": "../../clients/acme"}, ["SWAG, from local files in the official format (`acme`)."]),
         ("pretrain", {"corpus": ["../clients/acme", "a/b/c.txt"]}, ["Text: `acme`, `c.txt`."]),
         (
             "pretrain",
             {"corpus": ["docs", "ada/books"]},
             [
                 "Text: `docs`, `ada/books`.",
-                "`docs` is the documentation of the Python packages that were installed there.",
+                "`docs` is the documentation of the Python packages installed on the training machine.",
             ],
         ),
         ("pretrain", {"corpus": ["ada/books"]}, ["Text: `ada/books`."]),
@@ -340,7 +346,7 @@ print(json.dumps([logits.tolist(), model.config.id2label[1], tokenizer.model_max
 
 
 def start_python(hub, home, *arguments):
-    """What a new process prints that finds the Hub by HF_ENDPOINT, and knows nothing else."""
+    """Return the output of a new process that knows only the address of the Hub (HF_ENDPOINT)."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
     environment |= {"HF_ENDPOINT": hub.address, "HF_HOME": str(home), "HF_HUB_DISABLE_XET": "1", "HF_TOKEN": "hf_ada"}
     return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, env=environment)
@@ -351,7 +357,7 @@ def test_a_pushed_run_is_loaded_from_the_hub_by_plain_transformers(hub, mrpc, tm
     done = start_python(hub, tmp_path / "a", "-m", "bertkit", "push", str(mrpc), "my-model", "--private")
     assert (done.returncode, done.stderr) == (0, "")
     files, pushed = done.stdout.splitlines()
-    assert files.endswith(f"MB, go to {hub.address}/ada/my-model")
+    assert files.endswith(f"MB, to {hub.address}/ada/my-model")
     assert pushed == f"Pushed: {hub.address}/ada/my-model"
     repo = hub.repos["ada/my-model"]
     assert repo.private
@@ -373,7 +379,7 @@ def test_a_pushed_run_is_loaded_from_the_hub_by_plain_transformers(hub, mrpc, tm
 
 @pytest.mark.slow
 def test_a_pushed_run_predicts_from_the_hub_as_it_does_here(hub, mrpc, tmp_path):
-    """Pairs and their length are those of the run, whose recipe is among the files."""
+    """The recipe is among the pushed files, so pairs and their length are those of the run."""
     push.push(mrpc, "ada/pairs")
     pair = ["good word1", "bad " * 200]
     said = start_python(hub, tmp_path / "home", "-m", "bertkit", "predict", "ada/pairs", *pair)
@@ -475,10 +481,10 @@ def be_silent(*request):
     return spoil
 
 
-FAILURES = {  # what is wrong -> how it comes about, and words of the message
+FAILURES = {  # the fault -> how to cause it, and words of the message
     "no token": (set_token(""), ["there is no token", "hf auth login"]),
     "a wrong token": (set_token("hf_wrong"), ["(401)", "log in again: hf auth login --force"]),
-    "a token that only reads": (set_token("hf_reader"), ["may not write there", "hf auth login --force"]),
+    "a token that only reads": (set_token("hf_reader"), ["has no write access", "hf auth login --force"]),
     "no network": (leave_network, ["(ConnectError)", "check the network, and the same command"]),
     "offline by a variable": (go_offline, ["HF_HUB_OFFLINE is set; unset it"]),
     "no repository for it": (fail("POST", "create", status=403), ["goes wrong on purpose (403)", "of your own"]),
@@ -510,7 +516,7 @@ def test_a_failure_is_one_line_and_the_same_command_completes_it(hub, mrpc, capf
     assert all(word in message for word in (*words, "ada/bert")), message
     assert len(message) < 600
     assert read_files(mrpc) == before
-    assert not hub.repos.get("ada/bert") or hub.repos["ada/bert"].files == {}, "nothing is half there"
+    assert not hub.repos.get("ada/bert") or hub.repos["ada/bert"].files == {}, "nothing is uploaded partially"
     assert "Traceback" not in capfd.readouterr().err
     hub.faults.clear()
     assert push.push(mrpc, "ada/bert") == f"{hub.address}/ada/bert"
@@ -528,15 +534,15 @@ def test_an_upload_that_is_cut_off_once_goes_on_by_itself(hub, mrpc, capfd):
 @pytest.mark.parametrize(
     ("token", "repo", "words"),
     [
-        ("hf_ada", "eve/taken", ["the token of ada may not write there", "write ada/taken"]),
+        ("hf_ada", "eve/taken", ["the token of ada has no write access", "use ada/taken"]),
         ("hf_fine", "eve/taken", ["eve/taken", "(403)", "name a repository of your own"]),
         ("hf_fine", "eve/free", ["eve/free", "(403)", "name a repository of your own"]),
-        ("hf_ada", "a/b/c", ["'a/b/c' is no name", "write ada/c"]),
-        ("hf_ada", "ada/", ["'ada/' is no name", "write ada/my-bert"]),
-        ("hf_ada", "/bert", ["'/bert' is no name", "write ada/bert"]),
-        ("hf_ada", "", ["'' is no name", "write ada/my-bert"]),
-        ("hf_ada", "ada/my bert!", ["'ada/my bert!' is no name", "write ada/my-bert"]),
-        ("hf_ada", "ada/a--b", ["'ada/a--b' is no name", "write ada/a-b"]),
+        ("hf_ada", "a/b/c", ["'a/b/c' is not a repository name", "use ada/c"]),
+        ("hf_ada", "ada/", ["'ada/' is not a repository name", "use ada/my-bert"]),
+        ("hf_ada", "/bert", ["'/bert' is not a repository name", "use ada/bert"]),
+        ("hf_ada", "", ["'' is not a repository name", "use ada/my-bert"]),
+        ("hf_ada", "ada/my bert!", ["'ada/my bert!' is not a repository name", "use ada/my-bert"]),
+        ("hf_ada", "ada/a--b", ["'ada/a--b' is not a repository name", "use ada/a-b"]),
     ],
 )
 def test_a_name_that_is_taken_or_none_is_refused(hub, mrpc, monkeypatch, token, repo, words):
@@ -560,7 +566,7 @@ def test_what_is_public_does_not_become_private_by_asking(hub, mrpc):
     push.push(mrpc, "ada/bert")
     commits = list(hub.repos["ada/bert"].commits)
     (mrpc / "README.md").write_text((mrpc / "README.md").read_text() + "\nSecret.\n")
-    with pytest.raises(UsageError, match=r"ada/bert is public already; leave out --private, .*ada/bert --private$"):
+    with pytest.raises(UsageError, match=r"ada/bert is already public; leave out --private, .*ada/bert --private$"):
         push.push(mrpc, "ada/bert", private=True)
     assert hub.repos["ada/bert"].commits == commits
     hub.repos["ada/bert"].private = True
@@ -571,7 +577,7 @@ def test_what_is_public_does_not_become_private_by_asking(hub, mrpc):
 @pytest.mark.parametrize(
     ("missing", "words"),
     [
-        ("metrics.json", "is not finished; the command that began it finishes it"),
+        ("metrics.json", "is not finished; repeat the command that started it"),
         ("recipe.toml", "there is no run in"),
         ("model.safetensors", "has no model.safetensors here"),
         ("vocab.txt", "has no vocab.txt"),
@@ -589,13 +595,13 @@ def test_what_is_no_finished_run_is_refused_before_the_hub_is_asked(hub, mrpc, m
 def test_what_a_link_leads_to_is_not_published(hub, mrpc, name):
     (mrpc / name).unlink(missing_ok=True)
     (mrpc / name).symlink_to(shutil.copy(mrpc / "config.json", mrpc.parent / "secret"))
-    with pytest.raises(UsageError, match=rf"{name} is a link, .*; put a copy in its place$"):
+    with pytest.raises(UsageError, match=rf"{name} is a link, .*; replace it with a copy$"):
         push.push(mrpc, "ada/bert")
     assert hub.asked == []
 
 
 def split_weights(folder):
-    """Saves a run's model again, in shards; gives their names."""
+    """Save a run's model again in shards, and return their names."""
     model = heads.BertForSequenceClassification.from_pretrained(folder)
     (folder / "model.safetensors").unlink()
     model.save_pretrained(folder, max_shard_size="20KB")
@@ -620,7 +626,7 @@ def test_of_a_model_in_shards_those_of_the_index_are_published(hub, mrpc):
 def test_an_index_that_lists_something_else_is_one_line(hub, mrpc, content):
     (mrpc / "model.safetensors").rename(mrpc / "model-1-of-1.safetensors")
     (mrpc / "model.safetensors.index.json").write_text(content)
-    with pytest.raises(UsageError, match=r"index\.json is damaged \(.*\); put back the run's own$"):
+    with pytest.raises(UsageError, match=r"index\.json is damaged \(.*\); restore the run's own$"):
         push.push(mrpc, "ada/bert")
     assert hub.asked == []
 
@@ -630,7 +636,7 @@ def test_an_index_that_lists_something_else_is_one_line(hub, mrpc, content):
 
 @pytest.fixture(scope="module")
 def study(tmp_path_factory):
-    """Two settings of MRPC with two seeds each, finished."""
+    """Return a finished study: two settings of MRPC with two seeds each."""
     folder = tmp_path_factory.mktemp("study")
     recipe = merge(make_glue(folder, "mrpc"), SHORT)
     definition = {"tasks": ["mrpc"], "restarts": 2, "recipe": recipe, "grid": {"train.learning_rate": [1e-3, 1e-4]}}
@@ -657,7 +663,7 @@ def test_a_study_itself_names_its_runs(study):
     folder, results = study
     with pytest.raises(UsageError) as error:
         push.push(folder, "ada/bert")
-    assert str(error.value) == f"{folder} is a study; push a run of it ({folder / results['chosen'][0]['run']})"
+    assert str(error.value) == f"{folder} is a study; push one of its runs ({folder / results['chosen'][0]['run']})"
 
 
 STRANGE = '{"chosen": [], "cells": [{}], "columns": {}}'
@@ -688,7 +694,7 @@ def test_the_command_says_in_one_line_what_is_wrong_and_pushes_when_it_is_mended
     code, out, err = call("push", mrpc, "ada/bert")
     assert (code, out) == (2, "")
     remedy = "log in with hf auth login, or set HF_TOKEN"
-    assert err == f"bertkit: nothing can be pushed to ada/bert: there is no token; {remedy}\n"
+    assert err == f"bertkit: cannot push to ada/bert: there is no token; {remedy}\n"
     monkeypatch.setenv("HF_TOKEN", "hf_ada")
     code, out, err = call("push", mrpc, "ada/bert")
     assert (code, err) == (0, "")
@@ -701,7 +707,7 @@ def test_the_command_says_in_one_line_what_is_wrong_and_pushes_when_it_is_mended
 def test_every_training_command_asks_the_hub_before_it_begins(call, hub, tmp_path, command):
     code, out, err = call(*command, "--push-to-hub", "eve/taken", "--output", tmp_path / "run")
     assert (code, out) == (2, "")
-    assert err.startswith("bertkit: nothing can be pushed to eve/taken: the token of ada may not write there; write ")
+    assert err.startswith("bertkit: cannot push to eve/taken: the token of ada has no write access to it; use ")
     assert len(err.splitlines()) == 1
     assert not (tmp_path / "run").exists()
 
@@ -715,7 +721,7 @@ def test_a_training_that_is_over_is_pushed_by_the_same_command(call, hub, tmp_pa
     hub.fail("POST", "commit", status=500)
     code, _, err = call(*command)
     assert code == 2
-    assert err.startswith("bertkit: run is not on the Hub as ada/rte: this goes wrong on purpose (500)")
+    assert err.startswith("bertkit: run was not pushed to ada/rte: this goes wrong on purpose (500)")
     written = (tmp_path / "run" / "metrics.json").stat().st_mtime_ns
     code, out, err = call(*command)
     assert (code, err) == (0, "")

@@ -1,4 +1,4 @@
-"""Several processes as torchrun starts them (gloo, on a CPU): the same as one, one that is lost, and sharded models."""
+"""Several processes, as started by torchrun (gloo, on a CPU): equality with one, a lost process, sharded models."""
 
 import json
 import os
@@ -33,7 +33,7 @@ def recipe(tmp_path_factory):
 
 
 def start_two(recipe, folder, name, code="", command="pretrain"):
-    """Two processes that train into `folder / name`, as a user would start them, or with Python code run before."""
+    """Start two processes that train into `folder / name`, optionally after running Python code."""
     save_recipe(recipe, folder / "recipe.toml")
     program = ["-m", "bertkit"]
     if code:
@@ -52,7 +52,7 @@ def start_two(recipe, folder, name, code="", command="pretrain"):
 
 
 def finish_two(process):
-    """What two processes print until they end well."""
+    """Wait for the end of two processes, check that they succeeded, and return their output."""
     with process:
         out, err = process.communicate(timeout=300)
     assert process.returncode == 0, err[-2000:]
@@ -65,7 +65,7 @@ def count_processes(output):
 
 @pytest.mark.slow
 def test_two_processes_go_on_after_a_first_part_that_is_finished(tmp_path):
-    """Both read its data again: one alone would wait for the other, which trains already."""
+    """Both processes read the data again; one alone would wait for the other, which is already training."""
     start = write_checkpoint(tmp_path / "bert")
     extra = write_squad(tmp_path / "extra", 1, seed=3) / "train-v1.1.json"
     data = {"dir": str(write_squad(tmp_path / "squad", 1)), "max_length": 40, "max_query_length": 8, "doc_stride": 12}
@@ -121,7 +121,7 @@ def test_a_signal_to_one_of_two_processes_stops_both_and_the_run_can_go_on(recip
     assert err.count("bertkit: stopped after update") == 1, err[-2000:]
     (stopped,) = list_checkpoints(tmp_path / "two")
     assert 20 <= stopped < 400
-    assert run(PRETRAIN, recipe, output=tmp_path / "two")["updates"] == 400, "one process goes on where two have been"
+    assert run(PRETRAIN, recipe, output=tmp_path / "two")["updates"] == 400, "one process continues the run of two"
 
 
 # --- Another number of processes, also because one is lost ------------------------------------------------------------
@@ -147,7 +147,7 @@ SPARSE = {"train": {"max_steps": 10, "logging_steps": 4, "eval_strategy": "no", 
 @pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_lost_process_ends_the_run_and_one_goes_on_where_two_have_been(recipe, tmp_path, rank):
-    """The loss of updates 5 to 8 is logged by another number of processes than have seen half of it."""
+    """The loss of updates 5 to 8 is logged by another number of processes than computed its first half."""
     recipe = merge(recipe, SPARSE)
     straight = run(PRETRAIN, recipe, output=tmp_path / "straight")
     with start_two(recipe, tmp_path, "two", code=LOST.format(rank=rank)) as process:
@@ -156,7 +156,7 @@ def test_a_lost_process_ends_the_run_and_one_goes_on_where_two_have_been(recipe,
                 break
         start = time.monotonic()
         _, err = process.communicate(timeout=120)
-    assert time.monotonic() - start < 60, "the others have waited"
+    assert time.monotonic() - start < 60, "the other process waited"
     assert process.returncode != 0
     assert "exitcode  : -9" in err, err[-2000:]
     line = "bertkit: another process of this run was lost; the same command continues from its last checkpoint\n"
@@ -190,7 +190,7 @@ def test_two_processes_go_on_where_one_has_been(recipe, tmp_path):
 
 # --- FSDP -------------------------------------------------------------------------------------------------------------
 
-# accelerate shards on accelerators only, though gloo could: so it is told that these processes have one each.
+# accelerate shards only on accelerators, although gloo could: make it believe that each process has one.
 ACCELERATED = """
 from accelerate import PartialState
 from accelerate.utils import DistributedType
@@ -258,11 +258,11 @@ def test_a_sharded_run_resumes(recipe, tmp_path):
 
 @pytest.mark.slow
 def test_fsdp_that_would_shard_nothing_is_refused(recipe, tmp_path):
-    """accelerate would train without it and say nothing."""
+    """accelerate would silently train without it."""
     with start_two(merge(recipe, FSDP), tmp_path, "two") as process:
         _, err = process.communicate(timeout=300)
     assert process.returncode != 0
-    assert re.search(r"^bertkit: fsdp in \[train\] would shard nothing here: .*; leave it out$", err, re.MULTILINE)
+    assert re.search(r"^bertkit: fsdp in \[train\] has no effect here: .*; leave it out$", err, re.MULTILINE)
 
 
 # --- The feature-based approach ---------------------------------------------------------------------------------------
@@ -270,7 +270,7 @@ def test_fsdp_that_would_shard_nothing_is_refused(recipe, tmp_path):
 
 @pytest.mark.slow
 def test_two_processes_share_the_features_and_learn_the_same(tmp_path):
-    """The first one writes each split's file, the other one finds it; what is learned from them does not change."""
+    """The first process writes each split's file and the second reads it; the training result does not change."""
     data = {"dir": str(write_conll(tmp_path / "conll")), "features": "sum-all", "max_length": 48}
     recipe = {
         "checkpoint": str(write_checkpoint(tmp_path / "start")),
@@ -283,7 +283,7 @@ def test_two_processes_share_the_features_and_learn_the_same(tmp_path):
     finish_two(start_two(recipe | {"task": "ner"}, tmp_path, "two", command="ner"))
     assert count_processes(tmp_path / "two") == 2
     kept = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "kept").iterdir()}
-    assert len(kept) == 3, "a file a split, and no temporary one"
+    assert len(kept) == 3, "one file per split, and no temporary file"
     run(NER, recipe, output=tmp_path / "one")
     assert {path.name: path.stat().st_mtime_ns for path in (tmp_path / "kept").iterdir()} == kept
     losses = [[entry["loss"] for entry in read_log(tmp_path / name) if "loss" in entry] for name in ("two", "one")]

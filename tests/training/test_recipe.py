@@ -54,12 +54,12 @@ PRETRAIN = {path.stem: path for path in RECIPES if path.parent.name == "pretrain
 
 
 def check_one(text: str) -> dict[str, Any]:
-    """The checked recipe of one `--set`."""
+    """Return the checked recipe of one `--set`."""
     return check(parse_setting(text), data_defaults=DATA_DEFAULTS)
 
 
 def typed(value: Any) -> Any:
-    """The value with every type spelled out, since Python holds 1 == 1.0 == True."""
+    """Return the value with explicit types, because in Python 1 == 1.0 == True."""
     if isinstance(value, dict):
         return {key: typed(item) for key, item in value.items()}
     return [typed(item) for item in value] if isinstance(value, list) else (type(value).__name__, value)
@@ -69,7 +69,7 @@ TEXT = st.text().filter(lambda text: not text.startswith("~"))  # that is a path
 
 
 def values_of(annotation: Any) -> st.SearchStrategy[Any]:
-    """Values as TOML gives them for an annotation."""
+    """Return a strategy for the TOML values of an annotation."""
     plain = {
         bool: st.booleans(),
         int: st.integers(-(2**63), 2**63 - 1),
@@ -95,7 +95,7 @@ def values_of(annotation: Any) -> st.SearchStrategy[Any]:
 
 @st.composite
 def valid_recipes(draw: st.DrawFn) -> dict[str, Any]:
-    """Some keys of every table, each with some value of its type."""
+    """Return recipes with some keys of every table, each with a value of its type."""
 
     def draw_table(table: str) -> dict[str, Any]:
         fields = _list_fields(table, DATA_DEFAULTS)
@@ -182,7 +182,7 @@ def test_a_setting_is_toml_or_else_text(text: str, recipe: dict[str, Any]) -> No
 
 @pytest.mark.parametrize("text", ["batch_size", "=5", "train.=5", ".x=5", "train.a.b=5", ""])
 def test_a_setting_of_another_form_is_refused_with_an_example(text: str) -> None:
-    with pytest.raises(UsageError, match=r"write it like train\.learning_rate=1e-4"):
+    with pytest.raises(UsageError, match=r"write for example train\.learning_rate=1e-4"):
         parse_setting(text)
 
 
@@ -259,10 +259,10 @@ def test_merging_is_associative_and_repeatable(a: dict[str, Any], b: dict[str, A
         ("train.gradient_accumulation_steps=2", "set batch_size at the top level"),
         ("train.bf16=true", 'set precision at the top level, for example precision = "bf16"'),
         ("fp16=true", "fp16 cannot be set here; set precision at the top level"),
-        ("train.hub_token=x", "no place for a secret"),
-        ("train.ignore_data_skip=true", "a run that goes on would see other data"),
-        ("train.dataloader_persistent_workers=true", "would draw its data in another order"),
-        ("train.warmup_ratio=0.1", "write warmup_steps: below 1 it is a share of all steps"),
+        ("train.hub_token=x", "secrets do not belong in a recipe"),
+        ("train.ignore_data_skip=true", "a resumed run would see other data"),
+        ("train.dataloader_persistent_workers=true", "would read its data in another order"),
+        ("train.warmup_ratio=0.1", "use warmup_steps: a value below 1 is a share of all steps"),
         # Types.
         (
             "train.learning_rate='2e-5'",
@@ -280,20 +280,20 @@ def test_merging_is_associative_and_repeatable(a: dict[str, Any], b: dict[str, A
         ("data.mask_rate=" + "[" * 5000, 'mask_rate = "[[[['),
         ("batch_size='\u2028\x85'", r'batch_size = "\u2028\x85" must be a whole number'),  # line ends to a terminal
         (f"{'x' * 999}=1", f"unknown key '{'x' * 40}' at the top level"),
-        ("train.max_steps=1e6", "must be a whole number; write it so: max_steps = 1000000"),
+        ("train.max_steps=1e6", "must be a whole number; write max_steps = 1000000"),
         ("train.seed=1.5", "seed = 1.5 must be a whole number"),
         ("data.cased=1", "cased = 1 must be true or false"),
         ("bilstm=True", 'bilstm = "True" must be true or false; write it without quotes: bilstm = true'),
-        ("data.corpus=wiki", 'corpus = "wiki" must be a list, each item text; write it so: corpus = ["wiki"]'),
+        ("data.corpus=wiki", 'corpus = "wiki" must be a list, each item text; write corpus = ["wiki"]'),
         ("data.corpus=[1]", "corpus = [1] must be a list, each item text"),
-        ("data.vocab=12", 'vocab = 12 must be text; write it so: vocab = "12"'),
-        ("model.hidden_size=768.0", "write it so: hidden_size = 768"),
+        ("data.vocab=12", 'vocab = 12 must be text; write vocab = "12"'),
+        ("model.hidden_size=768.0", "write hidden_size = 768"),
         ("train.lr_scheduler_kwargs=3", "lr_scheduler_kwargs = 3 must be a table or text"),
-        ("train=5", "train = 5 must be a table; write [train] on a line, and its keys below"),
+        ("train=5", "train = 5 must be a table; write [train] on its own line, with its keys below"),
         ("batch_size.x=1", 'batch_size = {"x": 1} must be a whole number'),
         # Choices and ranges.
         ("precision=half", 'precision = "half" must be one of auto, fp32, bf16, fp16'),
-        ("precision=BF16", 'write it so: precision = "bf16"'),
+        ("precision=BF16", 'write precision = "bf16"'),
         ("preset=stabel", 'must be one of paper, stable; did you mean "stable"?'),
         ("train.optim=bert_adm", 'did you mean "bert_adam"?'),
         ("train.lr_scheduler_type=lineer", 'did you mean "linear"?'),
@@ -305,13 +305,13 @@ def test_merging_is_associative_and_repeatable(a: dict[str, Any], b: dict[str, A
         ("reinit_layers=-1", "reinit_layers = -1; it must be at least 0"),
         ("train.per_device_train_batch_size=0", "per_device_train_batch_size = 0; it must be at least 1"),
         ("train.eval_accumulation_steps=0", "eval_accumulation_steps = 0; it must be at least 1"),
-        ("train.eval_do_concat_batches=false", "a score is of all batches together"),
+        ("train.eval_do_concat_batches=false", "scores are computed over all batches"),
         # Phases.
         ("phase=1", "phase must be a list of tables; write [[phase]]"),
         ("phase.share=1", "phase must be a list of tables; write [[phase]]"),
         ("phase=[{share=1.0}]", "[[phase]] 1 has no max_length; each phase needs share and max_length"),
         ("phase=[{share=1.0, max_length=4}]", "max_length = 4; it must be at least 5"),
-        ("phase=[{share=1.0, max_length=64.0}]", "write it so: max_length = 64"),
+        ("phase=[{share=1.0, max_length=64.0}]", "write max_length = 64"),
         (
             "phase=[{share=0.9, max_length=128}, {share=0.2, max_length=512}]",
             "the shares of the [[phase]] tables are 0.9 + 0.2 = 1.1; they must add up to 1",
@@ -334,9 +334,7 @@ def test_the_message_begins_with_the_place() -> None:
 def test_a_date_in_a_file_wants_quotes(tmp_path: Path) -> None:
     path = tmp_path / "r.toml"
     path.write_text("checkpoint = 2024-01-01\n")
-    with pytest.raises(
-        UsageError, match='checkpoint = 2024-01-01 must be text; write it so: checkpoint = "2024-01-01"'
-    ):
+    with pytest.raises(UsageError, match='checkpoint = 2024-01-01 must be text; write checkpoint = "2024-01-01"'):
         check(read_recipe(path), data_defaults={})
 
 
@@ -450,7 +448,7 @@ def test_a_failed_save_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> N
 
 
 def test_saving_puts_a_new_file_in_place_of_the_old(tmp_path: Path) -> None:
-    """A second name of the old file keeps the old text: nobody ever reads a half-written recipe."""
+    """A hard link to the old file keeps the old text, so a partially written recipe is never read."""
     path, second = tmp_path / "recipe.toml", tmp_path / "second.toml"
     save_recipe({"batch_size": 8}, path)
     second.hardlink_to(path)

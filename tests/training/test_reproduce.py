@@ -1,4 +1,4 @@
-"""A run done again: the same bits for every task, and what is said when it is not."""
+"""Reproducing a run: the same bits for every task, and the reported differences otherwise."""
 
 import json
 import re
@@ -19,7 +19,7 @@ from tests.training.test_run import PRETRAIN, make_recipe, write_text
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    """The directory of a finished run, with dropout."""
+    """Return the directory of a finished run with dropout."""
     folder = tmp_path_factory.mktemp("runs")
     dropout = {"model": {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1}}
     recipe = merge(make_recipe(write_text(folder / "corpus.txt")), dropout)
@@ -89,7 +89,7 @@ def test_what_differs_is_listed_with_what_may_be_the_reason(finished, call, tmp_
 
 
 def test_another_seed_is_another_run(finished, tmp_path):
-    """Which shows that the comparison sees what a run has learned."""
+    """The comparison detects a difference in the trained weights."""
     save_recipe(merge(read_recipe(finished / "recipe.toml"), {"train": {"seed": 43}}), tmp_path / "other.toml")
     run(PRETRAIN, read_recipe(tmp_path / "other.toml"), output=tmp_path / "other")
     found = compare_runs(finished, tmp_path / "other")
@@ -139,14 +139,14 @@ def test_what_came_before_a_run_is_compared_and_what_an_old_one_does_not_know_is
 
 
 def test_what_is_no_finished_run_is_refused(finished, tmp_path):
-    with pytest.raises(UsageError, match=r"no holds no finished run .*give the directory"):
+    with pytest.raises(UsageError, match=r"no does not hold a finished run .*give the directory"):
         reproduce(tmp_path / "no", tmp_path / "again")
     with pytest.raises(UsageError, match=r"run is the run itself; name another directory with --output"):
         reproduce(finished, finished.parent / "." / "run")
     (tmp_path / "old").mkdir()
     (tmp_path / "old" / "metrics.json").write_text('{"score": 1.0}')
     (tmp_path / "old" / "recipe.toml").write_text('task = "poetry"\n')
-    with pytest.raises(UsageError, match=r"recipe.toml is of the task 'poetry', which there is not"):
+    with pytest.raises(UsageError, match=r"recipe.toml names the unknown task 'poetry'; correct it"):
         reproduce(tmp_path / "old", tmp_path / "again")
     save_recipe(
         merge(read_recipe(finished / "recipe.toml"), {"data": {"corpus": ["gone.txt"]}}),

@@ -1,4 +1,4 @@
-"""One run: what it writes, what it refuses, and the ways of running that must agree."""
+"""One run: its output files, its errors, and the execution modes that must agree."""
 
 import dataclasses
 import json
@@ -41,7 +41,7 @@ PRETRAIN = TASKS["pretrain"]
 
 
 def write_text(path, documents=40, seed=0):
-    """A corpus in which every document has a few words of its own, so that there is something to learn."""
+    """Write a corpus whose documents each have a few words of their own, so that there is something to learn."""
     draw = np.random.default_rng(seed)
     words = ["".join(draw.choice(list("abcdefghij"), 4)) for _ in range(80)]
     texts = []
@@ -65,13 +65,13 @@ def recipe(text):
 
 @pytest.fixture(scope="module")
 def straight(text, tmp_path_factory):
-    """The metrics and the directory of a run of the recipe that nothing disturbs; tests that damage it copy it."""
+    """Return the metrics and the directory of an uninterrupted run; tests that damage it make a copy."""
     output = tmp_path_factory.mktemp("straight") / "run"
     return SimpleNamespace(metrics=run(PRETRAIN, make_recipe(text), output=output), output=output)
 
 
 def make_recipe(text):
-    """Eight updates of a tiny model on a text, without dropout, in fp32."""
+    """Return a recipe: eight updates of a tiny model on a text, without dropout, in fp32."""
     return {
         "batch_size": 16,
         "precision": "fp32",
@@ -97,7 +97,7 @@ def make_recipe(text):
 
 
 def read_losses(output):
-    """(updates, 3) the losses in a training log: total, masked LM, next sentence."""
+    """Return the losses (updates, 3) of a training log: total, masked LM, next sentence."""
     entries = [json.loads(line) for line in (output / "training_log.jsonl").read_text().splitlines()]
     return np.array([[e["loss"], e["mlm_loss"], e["nsp_loss"]] for e in entries if "loss" in e])
 
@@ -159,7 +159,7 @@ def test_the_saved_recipe_repeats_the_run(recipe, tmp_path):
 
 
 def test_a_home_is_expanded_for_the_whole_run(recipe, tmp_path, monkeypatch):
-    """transformers expands that of its checkpoints by itself."""
+    """transformers itself expands the path of its checkpoints."""
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path)
     run(PRETRAIN, recipe, {"train": {"max_steps": 1, "save_steps": 1}}, output="~/run")
@@ -167,7 +167,7 @@ def test_a_home_is_expanded_for_the_whole_run(recipe, tmp_path, monkeypatch):
     assert {path.name for path in (tmp_path / "home" / "run").iterdir()} >= {"checkpoint-1", "metrics.json"}
 
 
-# Of keys whose type does not say what else they may be.
+# Other values of keys whose type does not list them.
 OTHERS = {
     **dict.fromkeys(["eval_strategy", "logging_strategy", "save_strategy"], "epoch"),
     **dict.fromkeys(["log_level", "log_level_replica"], "debug"),
@@ -201,7 +201,7 @@ ELSEWHERE = {"ddp_backend", "torch_compile", "torch_compile_backend"}
 
 
 def list_other_values():
-    """A key of TrainingArguments and a value that is not its default, for each that a recipe may have."""
+    """Return a non-default value for each key of TrainingArguments that a recipe may set."""
     for field in dataclasses.fields(TrainingArguments):
         if not field.init or field.name in RESERVED or field.name in ELSEWHERE:
             continue
@@ -265,7 +265,7 @@ def test_half_a_launcher_is_one_line(call, monkeypatch, given, message):
 
 
 def list_commands(app):
-    """The functions of a typer application and of those in it."""
+    """Return the functions of a typer application and its sub-applications."""
     yield from (command.callback for command in app.registered_commands)
     for group in app.registered_groups:
         yield from list_commands(group.typer_instance)
@@ -313,7 +313,7 @@ def test_a_run_that_is_stopped_continues_bit_for_bit(recipe, tmp_path, update):
 
 
 def test_a_run_goes_on_with_its_own_data_alone(recipe, tmp_path):
-    """One word of the text is another: every later sample would be, while the log said that it is one run."""
+    """One word of the text differs, which changes all later samples although the log would show one run."""
     corpus, output = tmp_path / "corpus.txt", tmp_path / "run"
     shutil.copy(recipe["data"]["corpus"][0], corpus)
     recipe = merge(recipe, {"data": {"corpus": [str(corpus)]}})
@@ -329,7 +329,7 @@ def test_a_run_goes_on_with_its_own_data_alone(recipe, tmp_path):
     text = corpus.read_text()
     corpus.write_text(text.replace(text.split()[0], text.split()[1], 1))
     with pytest.raises(
-        UsageError, match=r"run was begun with other data \((train|dev)\), .*put them back, delete .* or name"
+        UsageError, match=r"run was started with other data \((train|dev)\), .*restore them, delete .* or name"
     ):
         run(PRETRAIN, recipe, output=output)
     assert json.loads((output / "environment.json").read_text())["data"] == before["data"]
@@ -342,7 +342,7 @@ def test_a_run_goes_on_with_its_own_data_alone(recipe, tmp_path):
 
 
 def test_a_run_without_a_checkpoint_begins_anew_with_the_text_that_is_there(recipe, tmp_path):
-    """As after Ctrl-C because the wrong file was named: its vocabulary must not stay."""
+    """As after Ctrl-C because of a wrong file name: the old vocabulary must be replaced."""
     corpus = write_text(tmp_path / "corpus.txt", seed=1)
     recipe = merge(recipe, {"data": {"corpus": [str(corpus)]}})
 
@@ -359,7 +359,7 @@ def test_a_run_without_a_checkpoint_begins_anew_with_the_text_that_is_there(reci
 
 
 def test_a_run_that_does_not_know_its_data_goes_on(recipe, straight, tmp_path):
-    """As one that an earlier version began, or whose environment.json is damaged."""
+    """A run started by an earlier version, or one whose environment.json is damaged."""
     output = tmp_path / "run"
     shutil.copytree(straight.output, output)
     for found in ('{"data": 7}', "{"):
@@ -389,7 +389,7 @@ def test_damaged_files_are_named_or_passed_over(recipe, straight, tmp_path):
     (tmp_path / "run" / "checkpoint-old" / "complete").touch()
     lines = []
     assert run(PRETRAIN, recipe, output=tmp_path / "run", report=lines.append) == straight.metrics
-    assert "checkpoint-8 is damaged and passed over" in lines
+    assert "checkpoint-8 is damaged, skipping" in lines
     assert "continues after checkpoint-6" in lines
 
 
@@ -408,7 +408,7 @@ def test_a_checkpoint_of_which_a_bit_has_changed_is_passed_over(recipe, straight
     (tmp_path / "run" / "checkpoint-8" / name).write_bytes(content)
     lines = []
     assert run(PRETRAIN, recipe, output=tmp_path / "run", report=lines.append) == straight.metrics
-    assert "checkpoint-8 is damaged and passed over" in lines
+    assert "checkpoint-8 is damaged, skipping" in lines
     assert "continues after checkpoint-6" in lines
 
 
@@ -433,7 +433,7 @@ def test_a_vocabulary_of_another_script_is_refused(recipe, tmp_path):
 def test_a_warm_up_longer_than_the_run_is_said(recipe, tmp_path):
     lines = []
     run(PRETRAIN, recipe, {"train": {"warmup_steps": 100}}, output=tmp_path / "run", report=lines.append)
-    assert any("never reaches its peak" in line for line in lines)
+    assert any("the learning rate never peaks" in line for line in lines)
 
 
 def test_a_half_written_checkpoint_is_not_taken(recipe, straight, tmp_path):
@@ -451,7 +451,7 @@ def test_a_half_written_checkpoint_is_not_taken(recipe, straight, tmp_path):
 
 @pytest.mark.parametrize("per_device", [4, 8])
 def test_accumulation_changes_nothing(recipe, straight, tmp_path, per_device):
-    """32 = 4 x 8 in the small: masked LM and next sentence have two denominators, over the whole update."""
+    """32 = 4 x 8 at small scale: masked LM and next sentence have separate denominators over the whole update."""
     cut = merge(recipe, {"train": {"per_device_train_batch_size": per_device}})
     parts = run(PRETRAIN, cut, output=tmp_path / "parts")
     np.testing.assert_allclose(read_losses(tmp_path / "parts"), read_losses(straight.output), rtol=2e-5)
@@ -501,7 +501,7 @@ def test_a_processor_takes_bf16_only_where_that_is_faster(monkeypatch, cpu, prec
 
 @pytest.mark.parametrize("asked", ["bf16", "fp8"])
 def test_another_precision_by_accelerate_launch_is_refused(recipe, tmp_path, monkeypatch, asked):
-    """It would win over the recipe's in silence."""
+    """It would silently override the recipe's precision."""
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", asked)
     with pytest.raises(
         UsageError, match=f"accelerate asks for {asked} .* and the recipe for fp32; remove --mixed_precision"
@@ -561,7 +561,7 @@ def test_the_stable_preset_corrects_the_bias(recipe, tmp_path):
         ({"train": {"lr_scheduler_type": "greedy"}}, r"lr_scheduler_type = .greedy. must be one of constant, "),
         (
             {"train": {"metric_for_best_model": "f1"}},
-            r"'f1' in \[train\] is no score of pretrain; expected perplexity, ",
+            r"'f1' in \[train\] is not a score of pretrain; expected perplexity, ",
         ),
         ({"train": {"dataloader_multiprocessing_context": "fork"}}, r"\[train\] is refused: .*\(num_workers > 0\)"),
         ({"train": {"torch_compile_mode": "fast"}}, r"= 'fast' in \[train\] is unknown; expected one of default"),
@@ -581,18 +581,18 @@ def test_a_mistake_is_one_line_and_writes_nothing(recipe, tmp_path, change, mess
 
 
 def test_fsdp_that_would_shard_nothing_is_refused(recipe, tmp_path, monkeypatch):
-    """transformers looks for other processes, and accelerate without an accelerator says nothing."""
+    """transformers checks for other processes; accelerate gives no message without an accelerator."""
     monkeypatch.setattr(TrainingArguments, "parallel_mode", ParallelMode.DISTRIBUTED)
     sharded = {"train": {"fsdp": "full_shard", "fsdp_config": {"transformer_layer_cls_to_wrap": ["BertLayer"]}}}
     with (
-        mock.patch.dict(os.environ),  # in which transformers writes it down for accelerate
-        pytest.raises(UsageError, match=r"^fsdp in \[train\] would shard nothing here: .*; leave it out$"),
+        mock.patch.dict(os.environ),  # the variable by which transformers tells accelerate
+        pytest.raises(UsageError, match=r"^fsdp in \[train\] has no effect here: .*; leave it out$"),
     ):
         run(PRETRAIN, recipe, sharded, output=tmp_path / "run")
 
 
 def write_model_of_mnli(folder, **config):
-    """A checkpoint that predicts AX, as far as its configuration says, and its recipe."""
+    """Write a checkpoint whose configuration allows predicting AX, and return its recipe."""
     path = write_checkpoint(folder, labels=("entailment", "neutral", "contradiction")) / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | config))
     return {"checkpoint": str(folder), "precision": "fp32", "data": {"max_length": 32}}
@@ -610,7 +610,7 @@ def test_a_model_that_only_predicts_is_taken_for_no_other(tmp_path, had, wanted,
     with pytest.raises(UsageError) as error:
         dry_run(TASKS["ax"], recipe, output=tmp_path / "run")
     remedy = f"--set bilstm={'false' if asked else 'true'}"
-    assert str(error.value) == f"{tmp_path / 'mnli'} is a {had} and would be taken for a {wanted}; say so: {remedy}"
+    assert str(error.value) == f"{tmp_path / 'mnli'} is a {had} but would be loaded as a {wanted}; add {remedy}"
     assert dry_run(TASKS["ax"], recipe | {"bilstm": not asked}, output=tmp_path / "run")
 
 
@@ -621,7 +621,7 @@ def test_a_model_that_only_predicts_has_the_weights_that_its_configuration_says(
     BertModel.from_pretrained(tmp_path / "mnli").save_pretrained(tmp_path / "encoder")
     shutil.copy(tmp_path / "mnli" / "config.json", tmp_path / "encoder" / "config.json")
     bare = dry_run(ax, recipe, {"checkpoint": str(tmp_path / "encoder")}, output=tmp_path / "run")["recipe"]
-    with pytest.raises(UsageError, match=r"^ax has no training data: .*encoder has no head for .*: --model RUN$"):
+    with pytest.raises(UsageError, match=r"^ax has no training data: .*encoder has no head for .* with --model RUN$"):
         make_model(ax, bare, settings)
 
 
@@ -631,7 +631,7 @@ def test_a_dry_run_names_the_training_before_it(tmp_path):
     assert "before" not in dry_run(TASKS["squad1"], recipe, output=tmp_path / "run")
     first = {"data": {"extra_train": str(tmp_path / "extra.json")}}
     plan = dry_run(TASKS["squad1"], recipe, first, output=tmp_path / "run")
-    assert plan["before"] == f"another training, in {tmp_path / 'run' / 'first'}"
+    assert plan["before"] == f"another training run, in {tmp_path / 'run' / 'first'}"
 
 
 @pytest.mark.parametrize(
@@ -643,7 +643,7 @@ def test_a_dry_run_names_the_training_before_it(tmp_path):
     ],
 )
 def test_a_failure_before_the_first_update_does_not_block_the_directory(recipe, tmp_path, wrong, table):
-    """The vocabulary is in the directory by then; a corrected recipe may take its place, and is not given it."""
+    """The vocabulary is already in the directory; a corrected recipe replaces it."""
     with pytest.raises(UsageError, match=rf"\[{table}\] is refused") as error:
         run(PRETRAIN, recipe, {"data": {"vocab_size": 90}}, wrong, output=tmp_path / "run")
     assert "\n" not in str(error.value)
@@ -682,7 +682,7 @@ def test_a_loss_that_is_no_number_stops_the_run(recipe, tmp_path):
 
 
 def poison(monkeypatch, update):
-    """Makes every training loss from an update on a NaN."""
+    """Make every training loss NaN from the given update."""
     compute = trainer.BertTrainer.compute_loss
 
     def multiply(self, *args, **kwargs):
@@ -692,12 +692,14 @@ def poison(monkeypatch, update):
 
 
 def test_no_checkpoint_is_written_after_a_loss_that_is_no_number(recipe, tmp_path, monkeypatch):
-    """The fifth loss is a NaN, which is logged after the eighth update; the checkpoint of the sixth would have it."""
+    """The fifth loss is NaN and is logged after the eighth update; the sixth update's checkpoint would contain it."""
     recipe = merge(recipe, {"train": {"logging_steps": 8, "eval_strategy": "no"}})
     straight = run(PRETRAIN, recipe, output=tmp_path / "straight")
     with monkeypatch.context() as patch:
         poison(patch, 4)
-        with pytest.raises(UsageError, match=r"no number after update 6; lower .*are kept, the last is of update 3$"):
+        with pytest.raises(
+            UsageError, match=r"NaN or infinite after update 6; lower .*are kept, the last one is from update 3$"
+        ):
             run(PRETRAIN, recipe, output=tmp_path / "run")
     assert not (tmp_path / "run" / "checkpoint-6").exists()
     assert run(PRETRAIN, recipe, output=tmp_path / "run") == straight
@@ -707,7 +709,7 @@ def test_no_checkpoint_is_written_after_a_loss_that_is_no_number(recipe, tmp_pat
 def test_a_model_without_numbers_is_not_a_finished_run(recipe, tmp_path, monkeypatch):
     quiet = {"train": {"logging_strategy": "no", "eval_strategy": "no", "save_strategy": "no"}}
     poison(monkeypatch, 7)
-    with pytest.raises(UsageError, match=r"no number after update 8; lower .*run has no checkpoint yet$"):
+    with pytest.raises(UsageError, match=r"NaN or infinite after update 8; lower .*run has no checkpoint yet$"):
         run(PRETRAIN, recipe, quiet, output=tmp_path / "run")
     assert not (tmp_path / "run" / "metrics.json").exists()
     assert not (tmp_path / "run" / "model.safetensors").exists()
@@ -738,7 +740,7 @@ def test_a_signal_after_the_last_update_says_where_the_command_goes_on(recipe, t
 
 @pytest.mark.parametrize("strategy", ["epoch", *(pytest.param(x, marks=pytest.mark.slow) for x in ("steps", "no"))])
 def test_a_milestone_is_written_once(recipe, tmp_path, monkeypatch, strategy):
-    """Also where an epoch ends, which has a checkpoint of its own: the second writing would put the first at risk."""
+    """Also at the end of an epoch, which has its own checkpoint: a second write could damage the first."""
     written, save = [], trainer.BertTrainer._save_checkpoint
 
     def note(self, *arguments):
@@ -752,7 +754,7 @@ def test_a_milestone_is_written_once(recipe, tmp_path, monkeypatch, strategy):
 
 
 def test_a_stop_does_not_count_on_a_damaged_checkpoint(recipe, tmp_path):
-    """A run has passed it over, and stops before it."""
+    """A run that skipped it stops before the same update."""
     recipe = merge(recipe, {"train": {"save_steps": 3, "save_total_limit": 0}})
     run(PRETRAIN, recipe, output=tmp_path / "run")
     (tmp_path / "run" / "metrics.json").unlink()
@@ -792,7 +794,7 @@ def test_want_of_memory_says_what_to_lower_and_with_that_the_run_goes_on(
     with monkeypatch.context() as patch:
         patch.setattr(trainer.BertTrainer, "compute_loss", compute_or_fail)
         with pytest.raises(
-            UsageError, match=r"^memory is too small \(.*per_device_train_batch_size=8 \(it is 16"
+            UsageError, match=r"^memory is too small \(.*per_device_train_batch_size=8 \(now 16"
         ) as error:
             run(PRETRAIN, recipe, output=tmp_path / "run")
     assert words in str(error.value)
@@ -812,7 +814,7 @@ def test_a_dead_data_worker_is_one_line_and_the_run_goes_on(recipe, straight, tm
     def kill(done, total, log):
         if done == 4:
             multiprocessing.active_children()[0].kill()
-            time.sleep(60)  # torch raises here; within a fork, logging would stay locked for all other threads
+            time.sleep(60)  # torch raises here; after a fork, logging would stay locked for all other threads
 
     with pytest.raises(UsageError, match=r"^a data worker has died \(.*dataloader_num_workers=0") as error:
         run(PRETRAIN, recipe, {"train": {"dataloader_num_workers": 2}}, output=tmp_path / "run", progress=kill)
@@ -831,7 +833,7 @@ def test_signals_of_others_do_not_reach_workers_that_feed_a_prediction(recipe, t
 
     def predict_and_signal(self, *args, **kwargs):
         workers = [str(child.pid) for child in multiprocessing.active_children()]
-        if workers and seen.count(workers) == 2:  # so many batches have come, one of each: both have begun
+        if workers and seen.count(workers) == 2:  # two batches have arrived, one from each worker, so both have started
             subprocess.run(["kill", "-TERM", *workers], check=True)
             signalled.extend(workers)
         seen.append(workers)
@@ -858,7 +860,7 @@ run(TASKS["pretrain"], read_recipe(sys.argv[1]), output=sys.argv[2], progress=fa
 
 @pytest.mark.slow
 def test_a_program_that_fails_beside_data_workers_ends(recipe, tmp_path):
-    """They are deaf to signals of others, and obey their parent's."""
+    """They ignore signals from other processes, but not from their parent."""
     save_recipe(merge(recipe, {"task": "pretrain", "train": {"dataloader_num_workers": 2}}), tmp_path / "recipe.toml")
     command = [sys.executable, "-c", FAILING, tmp_path / "recipe.toml", tmp_path / "run"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
@@ -872,7 +874,7 @@ def test_training_goes_on_from_a_checkpoint(recipe, straight, tmp_path):
     assert metrics["start_mlm_loss"] == pytest.approx(straight.metrics["mlm_loss"], rel=1e-5)
     assert metrics["mlm_loss"] < straight.metrics["mlm_loss"]
     larger = {"checkpoint": str(straight.output), "model": {"hidden_size": 64}}
-    with pytest.raises(UsageError, match=r"\[model\] asks for hidden_size 64, but .*run has other sizes"):
+    with pytest.raises(UsageError, match=r"\[model\] sets hidden_size 64, but .*run has other sizes"):
         run(PRETRAIN, recipe, larger, output=tmp_path / "third")
 
 
@@ -893,7 +895,9 @@ def test_a_new_head_on_an_encoder_is_reported(recipe, tmp_path):
     lines = []
     encoder = {**recipe, "model": {}, "checkpoint": str(tmp_path / "encoder")}
     run(PRETRAIN, encoder, output=tmp_path / "second", report=lines.append)
-    assert any("cls.seq_relationship.weight" in line and line.startswith("new, because") for line in lines)
+    assert any(
+        "cls.seq_relationship.weight" in line and line.startswith("randomly initialised, because") for line in lines
+    )
 
 
 def test_the_best_checkpoint_can_be_loaded_at_the_end(recipe, tmp_path):
@@ -905,7 +909,7 @@ def test_the_best_checkpoint_can_be_loaded_at_the_end(recipe, tmp_path):
 
 
 def test_weight_decay_spares_layer_norms_and_biases(recipe, tmp_path):
-    """Two runs without a gradient to speak of: only decay moves the weights."""
+    """Two runs with negligible gradients: only weight decay changes the weights."""
     still = {"train": {"learning_rate": 0.5, "max_grad_norm": 1e-12, "adam_epsilon": 1.0, "warmup_steps": 0}}
     weights = {}
     for decay in (0.0, 0.01):
@@ -927,7 +931,7 @@ def test_a_checkpoint_that_is_none(recipe, tmp_path):
 
 @pytest.mark.parametrize(("trouble", "offline"), [(None, False), ("the Hub cannot be reached", True)])
 def test_a_hub_model_is_downloaded_whole_or_taken_from_the_cache_whole(recipe, tmp_path, monkeypatch, trouble, offline):
-    """That its configuration is in the cache does not mean that its weights are: only the Hub's state decides."""
+    """A cached configuration does not imply cached weights: only the state of the Hub decides."""
     first = tmp_path / "first"
     run(PRETRAIN, recipe, output=first)
     asked = []
@@ -965,7 +969,7 @@ def test_the_other_objectives_learn_and_load_in_plain_transformers(recipe, tmp_p
 
 
 def test_a_signal_after_the_last_update_stops_too(recipe, straight, tmp_path):
-    """It comes in the evaluation at the end of training, after which there is no update to stop at."""
+    """The signal arrives in the final evaluation, after which there is no update to stop at."""
     evaluated = []
 
     def score(summaries, data, decided=None):

@@ -1,4 +1,4 @@
-"""The directory of a run: who holds it, and what is taken for its scores."""
+"""The directory of a run: its lock and its scores."""
 
 import json
 import os
@@ -30,7 +30,7 @@ def test_options_that_are_new_leave_older_runs_what_they_are(tmp_path):
 
 
 def test_a_directory_is_held_by_one_at_a_time(tmp_path):
-    """The system ties the hold to an open file, so that a second one in this process is refused like another's."""
+    """The lock belongs to an open file, so a second lock in the same process fails as in another process."""
     with hold_directory(tmp_path / "runs" / "mine"):
         (tmp_path / "runs" / "mine" / "recipe.toml").touch()
         with (
@@ -66,13 +66,13 @@ def test_a_run_that_goes_on_has_the_data_and_the_weights_that_it_began_with(tmp_
     assert (found["data"], found["weights_at_start"]) == ({"train": "a", "dev": "b"}, "first")
     for splits, other in (({"dev": "c"}, "dev"), ({}, "dev"), ({"dev": "b", "test": "new"}, "test")):
         with pytest.raises(
-            UsageError, match=rf"was begun with other data \({other}\), .*; put them back, delete /.* or"
+            UsageError, match=rf"was started with other data \({other}\), .*; restore them, delete /.* or"
         ):
             write_environment(tmp_path, {"train": "a"} | splits, "second", goes_on=True)
         assert read_environment(tmp_path) == found
     write_environment(
         tmp_path, {"train": "a", "dev": "c"}, "second", goes_on=False
-    )  # without a checkpoint it begins anew
+    )  # without a checkpoint it starts again
     found = read_environment(tmp_path)
     assert (found["data"], found["weights_at_start"]) == ({"train": "a", "dev": "c"}, "second")
 
@@ -109,7 +109,7 @@ def test_a_folder_where_a_file_belongs_is_one_line_before_the_training(tmp_path)
     with pytest.raises(UsageError, match=r"metrics\.json is damaged .*; delete it"):
         read_metrics(tmp_path / "metrics.json")
     (tmp_path / "metrics.json").rename(tmp_path / "README.md")
-    with pytest.raises(UsageError, match=r"README\.md is a folder, and a file is to be written; delete it$"):
+    with pytest.raises(UsageError, match=r"README\.md is a folder, expected a file; delete it$"):
         hold_run_dir(tmp_path).__enter__()
     (tmp_path / "README.md").rename(tmp_path / "predictions")
     (tmp_path / "checkpoint-1" / "complete").mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""Training that is interrupted and goes on: the same curve and weights, and which checkpoints are there on the way."""
+"""Interrupted and resumed training: the same curve and weights, and the checkpoints kept on the way."""
 
 import json
 import math
@@ -28,7 +28,7 @@ TIMINGS = ("runtime", "per_second", "preparation_time", "resumed_at")
 
 @pytest.fixture(scope="module")
 def recipe(tmp_path_factory):
-    """Two phases of eight updates, with dropout; what is logged, saved and evaluated never meets."""
+    """Return a recipe: two phases of eight updates with dropout; logging, saving and evaluation never coincide."""
     text = write_text(tmp_path_factory.mktemp("text") / "corpus.txt")
     recipe = merge(
         make_recipe(text),
@@ -44,14 +44,14 @@ def recipe(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def straight(recipe, tmp_path_factory):
-    """The directory of a run that nothing has stopped."""
+    """Return the directory of an uninterrupted run."""
     output = tmp_path_factory.mktemp("straight") / "run"
     run(PRETRAIN, recipe, output=output)
     return output
 
 
 def read_curve(output):
-    """The training log without its timings."""
+    """Return the training log without its timings."""
     return [{key: value for key, value in entry.items() if not key.endswith(TIMINGS)} for entry in read_log(output)]
 
 
@@ -62,7 +62,7 @@ def assert_same_run(output, straight):
 
 
 def stop_at(update):
-    """A progress function that asks the run to stop after `update` updates."""
+    """Return a progress function that stops the run after `update` updates."""
 
     def stop(done, total, log):
         if done == update - 1 and not log:
@@ -72,7 +72,7 @@ def stop_at(update):
 
 
 def stop_at_once():
-    """PRETRAIN; its first batch asks the run to stop."""
+    """Return PRETRAIN with a stop signal in its first batch."""
     batches = []
 
     def collate(batch):
@@ -107,7 +107,7 @@ def test_the_curve_has_what_a_resume_could_change(recipe, straight):
     ],
 )
 def test_a_signal_changes_nothing_of_curve_and_weights(recipe, straight, tmp_path, update, workers):
-    """Before, at and after the phases' boundary, never where the loss is logged."""
+    """Stop before, at and after the phase boundary, never at a logged update."""
     recipe = merge(recipe, {"train": {"dataloader_num_workers": workers}})
     with pytest.raises(Interrupted, match=f"after update {update}; the same command continues"):
         run(PRETRAIN, recipe, output=tmp_path / "run", progress=stop_at(update))
@@ -115,12 +115,12 @@ def test_a_signal_changes_nothing_of_curve_and_weights(recipe, straight, tmp_pat
     run(PRETRAIN, recipe, output=tmp_path / "run")
     assert_same_run(tmp_path / "run", straight)
     (last,) = [entry for entry in read_log(tmp_path / "run") if "train_runtime" in entry]
-    assert last["resumed_at"] == update, "the time is that from here on"
+    assert last["resumed_at"] == update, "the time since the resume"
 
 
 @pytest.mark.slow
 def test_several_signals_change_nothing(recipe, straight, tmp_path):
-    """Twice between two logs, and once where nothing has been seen since the last log."""
+    """Stop twice between two logs, and once directly after a log."""
     with pytest.raises(Interrupted, match="after update 4"):
         run(PRETRAIN, recipe, output=tmp_path / "run", progress=stop_at(4))
     for update in (5, 6):
@@ -157,7 +157,7 @@ run(TASKS["pretrain"], read_recipe(Path(sys.argv[1])), output=sys.argv[2], progr
     ],
 )
 def test_kill_9_changes_nothing_of_curve_and_weights(recipe, straight, tmp_path, update, workers):
-    """The checkpoints are of updates 5 and 10; neither is logged."""
+    """The checkpoints are from updates 5 and 10; neither is logged."""
     recipe = merge(recipe, {"train": {"dataloader_num_workers": workers}})
     save_recipe(recipe, tmp_path / "recipe.toml")
     command = [sys.executable, "-c", KILLED, str(tmp_path / "recipe.toml"), str(tmp_path / "run"), str(update)]
@@ -170,7 +170,7 @@ def test_kill_9_changes_nothing_of_curve_and_weights(recipe, straight, tmp_path,
 
 
 def make_short_recipe(folder, **train):
-    """A fine-tuning that ends within an epoch; a constant rate lets one update more move the weights."""
+    """Return a recipe that ends within an epoch; with a constant rate, an extra update would change the weights."""
     return {
         "checkpoint": str(write_checkpoint(folder / "bert", hidden_dropout_prob=0.1)),
         "batch_size": 4,
@@ -181,7 +181,7 @@ def make_short_recipe(folder, **train):
 
 
 def test_a_run_that_dies_in_its_last_evaluation_does_it_again(tmp_path, monkeypatch):
-    """The checkpoint of the last update is written behind the evaluation, although it is also one of `save_steps`."""
+    """The last checkpoint is written after the evaluation, even if it is also due by `save_steps`."""
     recipe = make_short_recipe(tmp_path, max_steps=4, save_strategy="steps", save_steps=2, eval_strategy="epoch")
     metrics = run(TASKS["rte"], recipe, output=tmp_path / "straight")
     monkeypatch.setattr(trainer.BertTrainer, "evaluate", lambda self, *args, **kwargs: {}["dies"])
@@ -198,7 +198,7 @@ def test_a_run_that_dies_in_its_last_evaluation_does_it_again(tmp_path, monkeypa
     "train", [{"max_steps": 4, "eval_strategy": "epoch"}, {"num_train_epochs": 0.4, "eval_strategy": "no"}]
 )
 def test_a_stop_after_the_last_update_changes_nothing(tmp_path, train):
-    """In the middle of an epoch, where the Trainer would train on."""
+    """Stop in the middle of an epoch, where the Trainer would continue training."""
     recipe = make_short_recipe(tmp_path, **train)
     metrics = run(TASKS["rte"], recipe, output=tmp_path / "straight")
     last = metrics["updates"]
@@ -210,7 +210,7 @@ def test_a_stop_after_the_last_update_changes_nothing(tmp_path, train):
 
 
 def test_a_checkpoint_of_an_older_version_resumes(recipe, straight, tmp_path):
-    """It has no sums: the first loss after it is the mean since then, all the rest is the same."""
+    """It has no loss sums: the first loss after it is the mean since then; everything else is the same."""
     with pytest.raises(Interrupted):
         run(PRETRAIN, recipe, output=tmp_path / "run", progress=stop_at(4))
     (tmp_path / "run" / "checkpoint-4" / SUMS).unlink()
@@ -242,7 +242,7 @@ def make_checkpoints(output, whole, half=()):
         ([3, 6, 9], [], 9, 1, [9], [9]),
         ([3, 6, 9], [], 9, 5, [], [3, 6, 9]),
         ([3, 6], [4, 9], 6, 2, [], [3, 6]),  # half written, before and after
-        ([3, 6, 9], [], 6, 2, [], [3, 6]),  # passed over as damaged
+        ([3, 6, 9], [], 6, 2, [], [3, 6]),  # skipped as damaged
     ],
 )
 def test_rotation_keeps_the_last_and_the_protected(tmp_path, whole, half, update, keep, protected, left):
@@ -253,7 +253,7 @@ def test_rotation_keeps_the_last_and_the_protected(tmp_path, whole, half, update
 
 
 def test_an_old_checkpoint_is_deleted_only_when_the_new_one_is_whole(recipe, straight, tmp_path, monkeypatch):
-    """Killed while it writes the second one, a run that keeps one checkpoint has the first one still."""
+    """If a run that keeps one checkpoint is killed while writing the second, the first is kept."""
     recipe = merge(recipe, {"train": {"save_total_limit": 1}})
     marked = []
 
@@ -274,7 +274,7 @@ def test_an_old_checkpoint_is_deleted_only_when_the_new_one_is_whole(recipe, str
 
 
 def score_in_turn(perplexities):
-    """PRETRAIN with these scores for its evaluations in turn; the last one is that of the finished model."""
+    """Return PRETRAIN with these scores for successive evaluations; the last is for the finished model."""
     rest = iter(perplexities)
     return change_task(
         PRETRAIN,
@@ -302,7 +302,7 @@ def test_the_best_is_kept_beside_the_last(recipe, tmp_path, keep):
     model, info = AutoModelForPreTraining.from_pretrained(output / "best", output_loading_info=True)
     assert not info["missing_keys"]
     assert not info["unexpected_keys"]
-    assert model.config.tau == 3.0, "what its own evaluation has decided"
+    assert model.config.tau == 3.0, "the result of its own evaluation"
     assert (
         AutoTokenizer.from_pretrained(output / "best").get_vocab() == AutoTokenizer.from_pretrained(output).get_vocab()
     )
@@ -324,7 +324,7 @@ def test_a_damaged_checkpoint_is_no_best_model(recipe, tmp_path):
         report=lines.append,
         progress=damage,
     )
-    assert "checkpoint-4, which was better, is damaged and left out" in lines
+    assert "checkpoint-4, which scored better, is damaged, skipping" in lines
     assert not [name for name in metrics if name.startswith("best_")]
     assert not (tmp_path / "run" / "best").exists()
 
@@ -419,7 +419,7 @@ run(task, read_recipe(Path(sys.argv[1])), output=sys.argv[2],
 
 @pytest.fixture(scope="module")
 def far(recipe, tmp_path_factory):
-    """A run of one more update than a million, its checkpoint of update 1 said to be of the millionth."""
+    """Return a run of 1,000,001 updates whose checkpoint of update 1 is relabelled as the millionth."""
     output = tmp_path_factory.mktemp("far") / "run"
     steps = {"max_steps": FAR + 1, "eval_strategy": "no", "eval_on_start": False, "save_steps": FAR * 10}
     recipe = merge(recipe, {"batch_size": 256, "train": steps | {"logging_steps": 1}})
@@ -481,7 +481,7 @@ if __name__ == "__main__":
 
 @pytest.mark.slow
 def test_a_signal_to_a_whole_group_leaves_the_data_workers_to_the_process_that_trains(recipe, straight, tmp_path):
-    """As schedulers send it, and a terminal its Ctrl-C: the update ends, and the checkpoint is written."""
+    """As sent by schedulers and by Ctrl-C: the update finishes and the checkpoint is written."""
     recipe = merge(recipe, {"train": {"dataloader_num_workers": 2}})
     save_recipe(recipe, tmp_path / "recipe.toml")
     (tmp_path / "program.py").write_text(GROUP)

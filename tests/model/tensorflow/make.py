@@ -27,7 +27,7 @@ import tensorflow.compat.v1 as tf
 
 HERE = Path(__file__).parent
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghijklmnopqrstuvwxyz", ".", "my", "dog", "##s", "hairy"]
-SIZES = {  # no two sizes of a model are the same, so that nothing fits where it does not belong
+SIZES = {  # all sizes of a model differ, so that a misplaced variable does not fit
     "uncased_pretraining": {"layers": 2, "hidden": 16, "heads": 2, "inner": 24, "positions": 20, "words": WORDS},
     "cased_classifier": {"layers": 1, "hidden": 12, "heads": 3, "inner": 20, "positions": 18, "words": [*WORDS, "Dog"]},
     "uncased_squad": {"layers": 3, "hidden": 8, "heads": 1, "inner": 12, "positions": 14, "words": WORDS},
