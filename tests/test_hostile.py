@@ -85,7 +85,7 @@ def test_code_of_the_hub_that_a_configuration_names_is_not_run(tmp_path, monkeyp
     (folder / "config.json").write_text(json.dumps(values))
     with pytest.raises(UsageError, match="'owner/repo' is unknown"):
         load_model(BertForSequenceClassification, str(folder), {"attn_implementation": "owner/repo"})
-    with pytest.raises(UsageError, match=r"\[model\] is refused: attn_implementation 'owner/repo' is unknown"):
+    with pytest.raises(UsageError, match=r"\[model\] cannot be used: attn_implementation 'owner/repo' is unknown"):
         make_config({"attn_implementation": "owner/repo"})
     assert fetched == []
 

@@ -174,7 +174,7 @@ def test_made_up_pairs_have_mrpcs_lengths_and_half_of_them_go_on(bert):
         (None, "rte", "--task and --data go together"),
         ("glue", "squad1", "unknown task 'squad1'; the GLUE tasks are cola, "),
         ("glue", "ax", "ax has no training data; name another GLUE task with --task"),
-        ("nowhere", "rte", "nowhere is no folder"),
+        ("nowhere", "rte", "nowhere is not a folder"),
     ],
 )
 def test_a_mistake_is_one_line(bert, data, task, message):

@@ -118,7 +118,7 @@ def test_a_sentence_that_is_too_long_is_named():
     assert len(encode_words(text, NAMES, TOKENIZER, max_length=9)[1]["input_ids"]) == 9
     with pytest.raises(UsageError) as error:
         encode_words(text, NAMES, TOKENIZER, max_length=8)
-    message = "file, line 2: the sentence has 7 tokens and max_length 8 leaves room for 6; raise max_length or split"
+    message = "file, line 2: the sentence has 7 tokens, but max_length 8 leaves room for 6; raise max_length or split"
     assert str(error.value) == f"{message} the sentence"
     check_lengths(text, np.array([6, 6]), 8)
 

@@ -77,7 +77,7 @@ def test_size_is_exact_and_a_smaller_text_is_reported():
     assert not lines
     complete = train_vocabulary(TEXTS, size=5000, report=lines.append)
     assert complete[:80] == smaller
-    assert lines == [f"the text gives {len(complete)} tokens, not 5,000: no more pieces occur 2 times"]
+    assert lines == [f"the text yields {len(complete)} tokens, not 5,000: no other piece occurs 2 times"]
 
 
 def test_cased_keeps_letters_and_accents():
@@ -98,7 +98,7 @@ def test_vocabulary_smaller_than_the_alphabet():
     needed = len(train_vocabulary(["a b c ! 京"], size=99))
     assert needed == 5 + 5 + 3  # the special tokens; a b c ! 京; ##a ##b ##c
     with pytest.raises(
-        UsageError, match=r"of 12 tokens is smaller .*: 5 characters.* make 13; ask for that many or more"
+        UsageError, match=r"of 12 tokens is too small: 5 characters.* need 13; ask for at least that many"
     ) as raised:
         train_vocabulary(["a b c ! 京"], size=12)
     assert "\n" not in str(raised.value)
@@ -134,7 +134,7 @@ def test_the_words_that_are_held_are_bounded(monkeypatch):
     assert 250 <= len(words) <= 500
     assert (words["often"], words["also"]) == (9_000, 9_000)
     assert max(map(len, words)) <= 100
-    assert lines == ["there are more than 500 different words; the rarest of them are not counted"]
+    assert lines == ["there are more than 500 different words; the rarest are not counted"]
 
 
 TRAIN = """
@@ -282,7 +282,7 @@ def test_bare_vocabulary_is_cased_if_it_has_a_capital(tmp_path, end):
 def test_cased_contradicts_the_files(tmp_path):
     save_tokenizer(make_tokenizer(vocabulary(), cased=False), tmp_path)
     assert load_tokenizer(tmp_path, cased=False).tokenize("The dog") == ["the", "dog"]
-    with pytest.raises(UsageError, match="is uncased, cased was asked for"):
+    with pytest.raises(UsageError, match="is uncased, but cased was requested"):
         load_tokenizer(tmp_path, cased=True)
 
 
@@ -307,7 +307,7 @@ ROBERTA = json.dumps({"model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}}
 BAD_FILES = [
     ("vocab.txt", "\n".join(["a", *SPECIAL_TOKENS, "a"]), "has the token 'a' 2 times"),
     ("vocab.txt", "\n".join(["", "a", *SPECIAL_TOKENS, "", "b"]), "has the token '' 2 times"),
-    ("vocab.txt", "[PAD]\n[UNK]\n[CLS]\nthe\n", r"is no BERT vocabulary: it has no \[SEP\], \[MASK\]"),
+    ("vocab.txt", "[PAD]\n[UNK]\n[CLS]\nthe\n", r"is not a BERT vocabulary: it has no \[SEP\], \[MASK\]"),
     ("vocab.txt", "", r"it has no \[PAD\]"),
     ("vocab.txt", b"[PAD]\xff", r"vocab\.txt, line 1 is not UTF-8 \(byte 0xff"),
     ("tokenizer.json", "{", "Input data was truncated; save the tokenizer again"),
@@ -358,7 +358,7 @@ def test_a_tokenizer_that_names_no_special_token_is_refused(tmp_path, name):
     save_tokenizer(make_tokenizer(vocabulary(), cased=False), tmp_path)
     config = json.loads((tmp_path / "tokenizer_config.json").read_text())
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config | {name: None}))
-    with pytest.raises(UsageError, match=rf"names no {name}; write it into its tokenizer_config.json|is damaged \("):
+    with pytest.raises(UsageError, match=rf"has no {name}; add it to its tokenizer_config.json|is damaged \("):
         load_tokenizer(tmp_path)
 
 
@@ -374,7 +374,9 @@ def test_a_directory_that_cannot_be_made_is_one_line(tmp_path):
     for name in ("file", "file/deep"):
         with pytest.raises((FileExistsError, NotADirectoryError)) as error:
             save_tokenizer(make_tokenizer(vocabulary(), cased=False), tmp_path / name)
-        assert re.search(f"{tmp_path / name} is refused: .*; a file .*is where a folder", explain_os_error(error.value))
+        assert re.search(
+            f"{tmp_path / name} cannot be used: .*; a file .*is where a folder", explain_os_error(error.value)
+        )
     assert (tmp_path / "file").read_text() == "mine"
 
 

@@ -564,7 +564,7 @@ def test_standard_input_is_text_but_for_lines_that_begin_as_json(monkeypatch):
 
 def test_standard_input_that_is_closed_is_one_line(monkeypatch):
     monkeypatch.setattr("sys.stdin", None)
-    with pytest.raises(UsageError, match="standard input is closed; give the inputs to it, or name a file"):
+    with pytest.raises(UsageError, match="standard input is closed; pipe the inputs to it or name a file"):
         list(read_inputs("-"))
 
 
@@ -577,7 +577,7 @@ def test_an_output_that_is_the_input_is_refused(name, tmp_path, monkeypatch):
     (tmp_path / "twin.txt").hardlink_to(tmp_path / "a.txt")
     with (tmp_path / "a.txt").open() as stdin:
         monkeypatch.setattr("sys.stdin", stdin)
-        with pytest.raises(UsageError, match="is also the input, and would be replaced; name another with"):
+        with pytest.raises(UsageError, match="is also the input and would be overwritten; name another file with"):
             check_output("-" if name == "-" else "a.txt", tmp_path / ("a.txt" if name == "-" else name))
         check_output("-", tmp_path / "b.txt")
         check_output("-", Path(os.devnull))
@@ -612,7 +612,7 @@ BAD = [
     (
         "a.jsonl",
         b'{"text": "x"}\n{"text": \n"y"\n3\n',
-        {1: "line 2: is not JSON", 3: "line 4: is not JSON of an object or a text"},
+        {1: "line 2: is not JSON", 3: "line 4: is not a JSON object or string"},
     ),
     ("a.jsonl", b'"x"\n\xff\xfe\n"y"\n' + b"[" * 100_000, {1: "line 2: is not UTF-8", 3: "line 4: is not JSON"}),
     ("a.tsv", b"text\tid\nx\t1\ny\nz\t2\t3\nw\t4\n", {1: "line 3: has 1 columns and 2", 2: "line 4: has 3"}),
@@ -647,7 +647,7 @@ def test_a_bad_line_is_named_and_does_not_stop_the_others(name, content, wrong, 
     ("name", "content", "message"),
     [
         ("a.csv", b"x", "must end in .jsonl, .tsv, .txt"),
-        ("a.tsv", b"text\ttext\n", "line 1: must name every column, each once"),
+        ("a.tsv", b"text\ttext\n", "line 1: must name every column exactly once"),
         ("a.tsv", b"\xff\n", "line 1: is not UTF-8"),
     ],
 )
@@ -664,7 +664,7 @@ def test_a_file_whose_content_does_not_come_is_one_line(name, tmp_path):
     (tmp_path / name).symlink_to("/proc/self/mem")
     with pytest.raises(UsageError) as error:
         list(read_inputs(str(tmp_path / name)))
-    assert str(error.value) == f"{tmp_path / name} cannot be read (Input/output error); give a file that can"
+    assert str(error.value) == f"{tmp_path / name} cannot be read (Input/output error); give a readable file"
 
 
 def test_nothing_is_left_of_an_output_that_fails(tmp_path, classifier):

@@ -638,7 +638,7 @@ def test_tau_serves_the_scores():
         (
             score_squad2,
             ({"q1": ["x"], "q2": []}, {"q1": "", "q2": ""}, {"q2": 0.0}),
-            "1 of 2 questions have no null odds, the first is 'q1'; give the odds of all of them",
+            "1 of 2 questions have no null odds, the first is 'q1'; give the odds of every question",
         ),
     ],
 )

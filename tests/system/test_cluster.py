@@ -44,11 +44,11 @@ def test_a_cluster_that_is_lost_is_one_line(monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
         assert ClusterWatch(Cluster(address, address)).check()
-        with pytest.raises(UsageError, match=r"lost this machine \(its raylet has died\); the same command goes on"):
+        with pytest.raises(UsageError, match=r"lost this machine \(its raylet has died\); the same command continues"):
             ClusterWatch(Cluster(address, dead)).check()
         watch = ClusterWatch(Cluster(dead, address))
         assert not watch.check()  # it may come back
-        with pytest.raises(UsageError, match=rf"the head .* \({dead}\) has died; the same command goes on"):
+        with pytest.raises(UsageError, match=rf"the head .* \({dead}\) has died; the same command continues"):
             watch.check()
 
 

@@ -666,7 +666,7 @@ STRANGE = '{"chosen": [], "cells": [{}], "columns": {}}'
 @pytest.mark.parametrize("content", [b"\xe9 in Latin-1", b"---\na: [\n---\n"])
 def test_a_damaged_card_is_one_line(hub, mrpc, content):
     (mrpc / "README.md").write_bytes(content)
-    with pytest.raises(UsageError, match=r"the card .*README\.md is refused"):
+    with pytest.raises(UsageError, match=r"the card .*README\.md cannot be used"):
         push.push(mrpc, "ada/bert")
 
 

@@ -121,16 +121,16 @@ def test_the_same_is_written_each_time_and_nothing_is_overwritten(folder, tmp_pa
     write_samples(tmp_path, 1000)
     for path in sorted(folder.rglob("*.*")):
         assert (tmp_path / path.relative_to(folder)).read_bytes() == path.read_bytes()
-    with pytest.raises(UsageError, match=r"has .*squad and .*glue already; delete them, or name another"):
+    with pytest.raises(UsageError, match=r"already has .*squad and .*glue; delete them, or name another"):
         write_samples(tmp_path)
     shutil.rmtree(tmp_path / "squad")
-    with pytest.raises(UsageError, match=r"has \S*glue already; delete them, or name another"):
+    with pytest.raises(UsageError, match=r"already has \S*glue; delete them, or name another"):
         write_samples(tmp_path)
 
 
 def test_too_little_documentation_is_one_line(tmp_path, monkeypatch):
     monkeypatch.setattr("bertkit.data.formats.demo.DOCUMENTED_PACKAGES", ("no_such_package",))
-    with pytest.raises(UsageError, match="only 0 functions are documented here and 500 are needed; install"):
+    with pytest.raises(UsageError, match="found 0 documented functions, expected at least 500; install"):
         write_samples(tmp_path)
     assert list(tmp_path.iterdir()) == []
 
@@ -154,7 +154,7 @@ def test_what_another_has_written_in_the_meantime_is_one_line(tmp_path, monkeypa
         (tmp_path / "squad" / "theirs").mkdir(parents=True)
 
     monkeypatch.setattr("bertkit.data.formats.demo.fill", fill)
-    with pytest.raises(UsageError, match="squad is refused"):
+    with pytest.raises(UsageError, match="squad cannot be used"):
         write_samples(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["squad"]
 
@@ -163,4 +163,4 @@ def test_a_file_in_the_place_of_the_directory_is_one_line(call, tmp_path):
     (tmp_path / "file").write_text("")
     code, out, err = call("sample", "file")
     assert (code, out) == (2, "")
-    assert re.fullmatch(r"bertkit: file is refused: File exists; a file or a broken link is .*\n", err)
+    assert re.fullmatch(r"bertkit: file cannot be used: File exists; a file or a broken link is .*\n", err)

@@ -328,7 +328,7 @@ def test_a_damaged_shard_of_an_unfinished_build_is_written_anew(text, tokenizer,
     path = list_shards(made / SHARDS)[1, 0]
     path.write_bytes(path.read_bytes()[:-1])
     build([str(text)], tokenizer, made, report=lines.append)
-    assert f"{path} is truncated or corrupted and is written anew" in lines
+    assert f"{path} is truncated or corrupted and will be rewritten" in lines
     assert read_files(made) == whole
 
 
@@ -356,7 +356,7 @@ def test_a_damaged_record_of_an_unfinished_build_is_one_line(text, tokenizer, tm
 
 def test_an_empty_source_is_refused(text, tokenizer, tmp_path):
     (tmp_path / "blank.txt").write_text("\n \n")
-    with pytest.raises(UsageError, match=r"blank.txt holds no text; name sources that do"):
+    with pytest.raises(UsageError, match=r"blank.txt holds no text; name sources with text"):
         build([str(text), str(tmp_path / "blank.txt")], tokenizer, tmp_path / "made")
     (tmp_path / "single.txt").write_text("One.\nTwo.\n")
     with pytest.raises(UsageError, match=r"needs two; put a blank line"):

@@ -115,9 +115,9 @@ def test_a_dead_worker_costs_nothing_that_is_finished(place, tokenizer, tmp_path
     build_it = partial(build, texts, tokenizer, made, workers=2)
     if deaths == 1:
         build_it(progress=kill_one, report=lines.append)
-        assert sum("its process died (exit code -9); another one takes it up" in line for line in lines) <= 1
+        assert sum("its process died (exit code -9); retrying with another worker" in line for line in lines) <= 1
     else:
-        with pytest.raises(UsageError, match=r"died|worker processes end before they begin") as error:
+        with pytest.raises(UsageError, match=r"died|worker processes exit before they start work") as error:
             build_it(progress=kill_one, report=kill_all)
         assert "\n" not in str(error.value)
         there = list_finished(made)
@@ -147,7 +147,7 @@ def test_a_full_disk_is_one_line_and_the_build_goes_on_when_there_is_room(place,
     with limit_files(20_000), pytest.raises(UsageError, match=r"made cannot be written to: the disk is full") as error:
         build(texts, tokenizer, made, workers=workers, deduplicate=unit)
     assert "\n" not in str(error.value)
-    assert str(error.value).endswith("free some space and give the command again")
+    assert str(error.value).endswith("free some space and run the command again")
     assert list(made.rglob(".*")) == []
     there = list_finished(made)
     assert len(there) == 1 or workers == 2
@@ -327,9 +327,9 @@ def test_on_ray_a_lost_cluster_is_one_line_and_the_same_command_goes_on(place, t
         ]
         os.kill(number, signal.SIGKILL)
         _, err = process.communicate(timeout=300)
-    assert process.returncode == (1 if "this process was ended" in err else 2)
-    words = "the head of .* has died|the Ray cluster has lost this machine .*|this process was ended, .*"
-    assert re.fullmatch(f"bertkit: ({words}); the same command goes on .*", err.splitlines()[-1])
+    assert process.returncode == (1 if "Ray has ended this process" in err else 2)
+    words = "the head of .* has died|the Ray cluster has lost this machine .*|Ray has ended this process, .*"
+    assert re.fullmatch(f"bertkit: ({words}); the same command continues .*", err.splitlines()[-1])
     there = list_finished(made)
     assert run(tmp_path, made, "--workers", "2")[0] == 0
     assert there.items() <= list_finished(made).items()

@@ -194,7 +194,7 @@ def test_padding_is_that_of_the_planned_pairs(max_length):
 
 
 def test_a_single_document_is_refused():
-    with pytest.raises(UsageError, match=r"has 1 document and .* needs two; put a blank line between"):
+    with pytest.raises(UsageError, match=r"has 1 document, but .* needs two; put a blank line between"):
         measure(make_corpus([[[1, 2]]]), 0)
 
 
@@ -214,8 +214,8 @@ def make_statistics(unknown=0.0, lines=0.0, documents=0):
         ({}, []),
         ({"unknown": 0.05, "lines": 0.1, "documents": 1}, []),
         ({"unknown": 0.06}, ["6.0% of the tokens are [UNK]; train a vocabulary"]),
-        ({"lines": 0.11}, ["lines that came before hold 11.0% of the tokens; drop them with --deduplicate lines"]),
-        ({"documents": 2}, ["2.0% of the documents came before; drop them with --deduplicate documents"]),
+        ({"lines": 0.11}, ["repeated lines hold 11.0% of the tokens; drop them with --deduplicate lines"]),
+        ({"documents": 2}, ["2.0% of the documents are repeats; drop them with --deduplicate documents"]),
         ({"documents": 2, "lines": 0.5}, ["--deduplicate lines"]),
     ],
 )
@@ -234,7 +234,7 @@ def test_the_table_says_everything_in_words():
     assert rows["sentences"] == "5"
     assert rows["before removal: tokens"] == "7,777"
     assert rows["unknown tokens"] == "0.000%"
-    assert rows["tokens of a document"] == "mean 5.0, median 3, p90 7, p99 7, longest 7"
+    assert rows["tokens per document"] == "mean 5.0, median 3, p90 7, p99 7, longest 7"
     assert "random next" in rows["pairs of 512 tokens"]
 
 
