@@ -1,4 +1,4 @@
-"""What the operating system says of a path or a disk, as one line with the remedy; bugs stay exceptions."""
+"""Errors of the operating system about a path or a disk are one line with the remedy; bugs stay exceptions."""
 
 import errno
 import os
@@ -17,7 +17,7 @@ def make_error(number, path=None):
 
 
 def meet(act):
-    """The error that comes of an act."""
+    """Return the error that an action raises."""
     try:
         act()
     except Exception as error:
@@ -95,7 +95,7 @@ def test_a_line_has_no_line_break():
 
 
 def make_bug():
-    """Make an error that has come while another one about a path was handled."""
+    """Make an error that was raised while another one about a path was handled."""
     error = RuntimeError("a bug")
     error.__context__ = make_error(errno.EACCES, "a")
     return error

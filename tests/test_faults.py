@@ -143,11 +143,11 @@ class Victim:
 
     @property
     def error(self) -> str:
-        """What it has written to standard error."""
+        """Return its standard error."""
         return self.errors.read_text()
 
     def wait(self) -> int:
-        """Its exit code."""
+        """Wait for the end and return the exit code."""
         return self.process.wait(timeout=300)
 
     def end(self) -> None:
@@ -170,7 +170,7 @@ class Victim:
         return False
 
     def hurt(self, number: int, draw: random.Random) -> bool:
-        """Sends a signal and waits for the end; whether that came of the signal. What it must say is asserted."""
+        """Send a signal, wait for the end and return whether the signal caused it; the message is asserted."""
         catches = catches_sigterm(self.process.pid)
         target = self.process.pid
         if self.command.processes > 1 and number == signal.SIGKILL:
@@ -219,7 +219,7 @@ def scan(folder: Path, prefix: str = "") -> dict[str, tuple[int, int]]:
 
 
 def list_finished(made: Path) -> dict[str, tuple[int, int]]:
-    """The files of whole checkpoints, of finished runs but for weights, and whole shards."""
+    """Return the files of complete checkpoints, of finished runs except weights, and complete shards."""
     found = scan(made)
     folders = {path.rpartition("/")[0] for path in found if fnmatch(path, f"*checkpoint-*/{COMPLETE}")}
     runs = {path.rpartition("/")[0] for path in found if path.rpartition("/")[2] == METRICS_FILE}
@@ -266,9 +266,9 @@ def read_result(made: Path) -> dict[str, object]:
 
 
 def list_differences(one: dict[str, object], other: dict[str, object], processes: int) -> list[str]:
-    """The paths that only one of two results has, or that differ.
+    """Return the paths that only one of two results has, or that differ.
 
-    What several processes log is added up in another order after a stop, and rounded so: theirs has to be close.
+    Logs of several processes are summed in another order after a stop, so they have to be close, not equal.
     """
     paths = [path for path in sorted(one | other) if one.get(path) != other.get(path)]
     if processes > 1 and paths == [LOG] and len(one[LOG]) == len(other[LOG]):
@@ -282,7 +282,7 @@ def list_differences(one: dict[str, object], other: dict[str, object], processes
 
 @dataclass
 class Tally:
-    """What has been done to a command, and what came of it."""
+    """The faults of a command and their outcome."""
 
     kills: Counter = field(default_factory=Counter)
     starts: int = 0

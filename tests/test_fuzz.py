@@ -215,7 +215,7 @@ def spoil_json(chance: Random, content: bytes) -> bytes:
     elif how == 8 and isinstance(holder, list):
         holder.insert(key, mark)
     elif how == 8:
-        holder[mark] = holder.pop(key)  # a key that is no text, unless it happens to be
+        holder[mark] = holder.pop(key)  # usually a key that is not a string
     elif how == 9:
         other, name = chance.choice(places)
         holder[key], other[name] = copy.deepcopy(other[name]), copy.deepcopy(holder[key])
@@ -338,9 +338,11 @@ def spoil(draw: Callable, files: Sequence[tuple[Path, bytes]]) -> tuple[Path, by
 
 @dataclass(frozen=True)
 class Reader:
-    """What reads some files.
+    """A reader of some files.
 
-    files: those that are spoiled, one at a time. read: (the file that is) -> nothing, or a UsageError.
+    Attributes:
+        files: The files to spoil, one at a time.
+        read: Reads the spoiled file; it may raise a UsageError.
     """
 
     files: Sequence[Path]
@@ -354,7 +356,7 @@ def shorten(files: Sequence[Path], lines: int) -> None:
 
 
 def encode_all(name: str, folder: Path, tokenizer: Any, **options: Any) -> None:
-    """What a run makes of a task's files, up to the first sequence of each split."""
+    """Read and encode a task's files as a run does, up to the first sequence of each split."""
     task = TASKS[name]
     recipe = merge(task.recipe, {"data": {"dir": str(folder), **options}})
     examples = task.load(recipe["data"], str)
@@ -400,7 +402,7 @@ TEXT = "One word. Two words?\nA third sentence e.g. this one.\n\nMore of it: 3.5
 
 
 def read_text(file: Path, tokenizer: Any) -> None:
-    """What a pretraining makes of a corpus of text."""
+    """Read and tokenize a corpus of text as a pretraining does."""
     documents = list(read_documents([str(file)]))
     assert all(documents)
     corpus = tokenize_documents(documents, tokenizer)
@@ -874,7 +876,7 @@ def measure_peak() -> int:
 
 
 def fuzz(name: str, folder: Path, count: int) -> None:
-    """Gives a reader so many different spoiled files; anything but a value or a promised error is raised."""
+    """Give a reader `count` different spoiled files; anything except a value or a promised error is raised."""
     reader = READERS[name](folder)
     for file in set(reader.files):
         reader.read(file)  # as it should be; what is imported later is imported now

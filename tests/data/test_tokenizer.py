@@ -146,7 +146,7 @@ print(len(tokens), hashlib.sha256("\\n".join(tokens).encode()).hexdigest())
 
 
 def test_vocabulary_is_the_same_in_every_process_and_order_of_the_text():
-    # Random words are full of ties: here the trainer of tokenizers by itself gives another vocabulary in each run.
+    # Random words are full of ties: the trainer of tokenizers alone returns another vocabulary in each run.
     draw = random.Random(0)
     texts = [" ".join("".join(draw.choices("abcdefgh", k=draw.randint(2, 9))) for _ in range(20)) for _ in range(200)]
     results = set()
@@ -197,7 +197,7 @@ def test_tokens_are_those_of_transformers_and_of_the_reference_code(tmp_path, ca
     file = write_tokens(tmp_path / "vocab.txt", tokens)
     ours = make_tokenizer(tokens, cased=cased)
     stock = BertTokenizerFast(vocab=str(file), do_lower_case=not cased)
-    reference = BertTokenizerLegacy(str(file), do_lower_case=not cased)  # its Python, in transformers
+    reference = BertTokenizerLegacy(str(file), do_lower_case=not cased)  # the Python implementation of transformers
     for text in (*TEXTS, MIXED):
         assert ours.tokenize(text) == reference.tokenize(text)
     for text in (*TEXTS, MIXED, "e\u0301 \u1100\u1161 \u0627\u064b", "\ue000 \u00ad \u2028 \x85"):
@@ -247,7 +247,7 @@ def test_a_tokenizer_that_cannot_be_written_leaves_nothing(tmp_path, monkeypatch
 @pytest.mark.parametrize("cased", [False, True])
 @pytest.mark.parametrize("kept", ["tokenizer.json", "vocab.txt"])
 def test_one_file_is_enough(tmp_path, kept, cased):
-    # Of tokenizer.json alone BertTokenizerFast makes an uncased tokenizer, whatever the file says.
+    # From tokenizer.json alone BertTokenizerFast makes an uncased tokenizer, whatever the file says.
     tokenizer = make_tokenizer(vocabulary(cased), cased=cased)
     save_tokenizer(tokenizer, tmp_path / "all")
     (tmp_path / "one").mkdir()
@@ -298,7 +298,7 @@ def test_settings_in_tokenizer_config_come_before_those_in_tokenizer_json(tmp_pa
 
 
 def make_numbered(index: int, **more: Any) -> str:
-    """A tokenizer.json whose last token has this id."""
+    """Return a tokenizer.json whose last token has this id."""
     ids = {token: number for number, token in enumerate(SPECIAL_TOKENS)} | {"a": index}
     return json.dumps({"model": {"type": "WordPiece", "vocab": ids}} | more)
 

@@ -19,7 +19,7 @@ def test_a_cluster_that_does_not_answer_is_one_line(address):
 
 
 class Cluster:
-    """As much of Ray as a watch asks for."""
+    """The part of Ray that a watch uses."""
 
     def __init__(self, head, raylet):
         self.gcs_address, self.raylet = head, raylet
@@ -53,6 +53,6 @@ def test_a_cluster_that_is_lost_is_one_line(monkeypatch):
 
 
 def test_a_cluster_that_is_reached_as_a_client_is_left_to_ray(monkeypatch):
-    """The addresses within it cannot be reached, so Ray is not even asked for them."""
+    """Addresses inside the cluster cannot be reached, so Ray is not asked for them."""
     monkeypatch.setenv("RAY_ADDRESS", "ray://127.0.0.1:10001")
     assert ClusterWatch(ray=None).check()

@@ -1,4 +1,4 @@
-"""The executor: jobs told and handled alike by this process, by several and on Ray, and workers that die."""
+"""The executor: jobs give the same results in this process, in several and on Ray; workers may die."""
 
 import os
 import signal
@@ -15,7 +15,7 @@ WORKERS = [1, 2, pytest.param(0, marks=pytest.mark.slow)]  # this process, sever
 
 
 class Record:
-    """What was handled, by job."""
+    """The handled messages by job."""
 
     def __init__(self):
         self.news = {}
@@ -81,7 +81,7 @@ def test_a_job_that_a_signal_stops_ends_the_work():
 
 @pytest.mark.parametrize("held", [[0], [0, 1]])
 def test_a_signal_ends_the_workers(held):
-    """It comes while these jobs are told of; they end, whatever they were at, and no other one begins."""
+    """The signal arrives while these jobs report; they end, whatever they did, and no other one begins."""
     jobs, record = [Sum(tuple(range(2_000))), Sum(tuple(range(2_000))), Sum((1,))], Record()
 
     def handle(number, news):

@@ -1,4 +1,4 @@
-"""CoNLL files: columns, documents, both kinds of IOB, bad files by line, which files of a folder, the Hub's copy."""
+"""CoNLL files: columns, documents, both kinds of IOB, bad files by line, files found in a folder, the Hub's copy."""
 
 from pathlib import Path
 
@@ -64,7 +64,7 @@ def test_two_columns_with_tabs_and_without_documents(tmp_path):
 
 
 def test_columns_are_cut_at_blanks_and_tabs_alone(tmp_path):
-    """A no-break space, U+2028, a form feed and U+0085 are in words."""
+    """A no-break space, U+2028, a form feed and U+0085 belong to words."""
     words = ["a\u00a0b", "c\u2028d", "e\x0cf", "\x85", "\u3000"]
     text = read_conll(write(tmp_path / "x", "".join(f"{word} \t NN\t O\r\n" for word in words)))
     assert text.sentences[0].words == words
@@ -136,7 +136,7 @@ def test_entities_stay_whatever_the_tags(tags):
 
 
 def test_a_file_of_both_kinds_is_of_the_more_frequent_one():
-    """What follows an entity of its type is the same in both and does not count."""
+    """A tag after an entity of its type is equal in both schemes and does not count."""
     assert detect_scheme([["B-X", "I-X", "O", "B-X"], ["O", "I-X"], ["B-Y", "B-Y"]]) == ("IOB2", 1)
     assert detect_scheme([["I-X", "B-X", "B-X", "O", "I-X"], ["B-X"]]) == ("IOB1", 1)
 
@@ -211,7 +211,7 @@ def make_rows(words: list[list[str]], tags: list[list[int]], names: list[str] = 
 
 @pytest.fixture
 def hub(monkeypatch):
-    """Makes a data set what the Hub serves."""
+    """Return a function that sets the data set served by the Hub."""
 
     def serve(**splits: datasets.Dataset) -> None:
         found = datasets.DatasetDict(splits)

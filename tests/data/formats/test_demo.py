@@ -1,4 +1,4 @@
-"""Data sets made of documentation: what is asked is there to be answered, in files that the tasks read."""
+"""Data sets made from documentation: the questions can be answered, and the tasks can read the files."""
 
 import re
 import shutil
@@ -38,11 +38,11 @@ DOCSTRING = """Average something.
 
 
 def test_parameters_are_what_numpydoc_means():
-    """Without what is optional or a default, markup, and those that have no type or no description."""
+    """Defaults and markup are removed; parameters without a type or a description are left out."""
     assert list(parse_parameters(DOCSTRING)) == [
         Parameter("a", "array_like", "The numbers."),
         Parameter("axis", "{0, 1}", "Along which of a's axes, in numpy.ndarray order."),
-        Parameter("dtype", "str or None", "Of the result."),
+        Parameter("dtype", "str or None", "Type of the result."),
     ]
     assert list(parse_parameters("Average.\n\nReturns\n-------\na : int\n    One.")) == []
 
@@ -65,9 +65,7 @@ def test_questions_of_another_function_have_no_answer_and_the_others_have_theirs
         context = paragraph["context"]
         assert context.startswith(f"{title} has")
         for question in paragraph["qas"]:
-            name, asked = re.fullmatch(
-                r"What type is the parameter (n\d) of (p\.f\d+)\?", question["question"]
-            ).groups()
+            name, asked = re.fullmatch(r"\w+ type is the parameter (n\d) of (p\.f\d+)\?", question["question"]).groups()
             counts[question["is_impossible"]] += 1
             assert name in [parameter.name for parameter in functions[asked].parameters]
             assert context.startswith(f"{asked} has") != question["is_impossible"]
@@ -91,7 +89,7 @@ def test_a_sentence_answers_the_question_or_is_of_another_parameter():
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Data sets of what is installed here: numpy, scipy and scikit-learn, which this package needs."""
+    """Make data sets from the installed packages numpy, scipy and scikit-learn, which this package requires."""
     folder = tmp_path_factory.mktemp("sample")
     write_samples(folder, 1000)
     return folder

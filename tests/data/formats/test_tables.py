@@ -1,4 +1,4 @@
-"""Official files as they are: fixtures in the downloads' forms, bad files by line or place, and the Hub's copies."""
+"""Official files: fixtures in the downloads' formats, bad files by line or place, and the Hub's copies."""
 
 import csv
 import json
@@ -356,7 +356,7 @@ def test_datasets_is_not_installed(monkeypatch):
 
 @pytest.fixture
 def _cache(tmp_path, monkeypatch):
-    """The cache of `datasets` as a download leaves it, and a Hub out of reach."""
+    """Fill the cache of `datasets` as a download does, and make the Hub unreachable."""
     make_rows([1, 0, 2]).to_parquet(tmp_path / "train.parquet")
     data_files = {"train": [str(tmp_path / "train.parquet")]}
     builder = Parquet(str(tmp_path), dataset_name="glue", config_name="mnli", hash="0123", data_files=data_files)
@@ -493,7 +493,7 @@ def test_squad_file_of_the_other_version(tmp_path, version, content, message):
     file = save(tmp_path / "a.json", content)
     with pytest.raises(UsageError, match=r"a\.json.*" + message):
         read_squad(file, version)
-    assert read_squad(file)  # whoever gives no version takes both, and goes by the answers
+    assert read_squad(file)  # without a version both forms are accepted, and the answers decide
 
 
 def test_is_impossible_is_looked_at_only_where_it_counts(tmp_path):
@@ -507,7 +507,7 @@ def test_is_impossible_is_looked_at_only_where_it_counts(tmp_path):
     for content in (bare, bare | {"is_impossible": False}):
         with pytest.raises(UsageError, match=r"qas\[0\] has no list of answers; correct"):
             read_squad(save(tmp_path / "a.json", make_squad(content)))
-    # 2.0 that says so of one question only: the others go by their answers
+    # 2.0 with is_impossible in one question only: the answers decide for the others
     some = make_squad(make_qa("a"), make_qa("b", ("Rouen", 21)), make_qa("c", is_impossible=True))
     assert [bool(question.answers) for question in read_squad(save(tmp_path / "b.json", some), 2)] == [
         False,
@@ -708,7 +708,7 @@ def test_number_too_large_for_a_float(tmp_path):
         read_odds(write(tmp_path / "a.json", '{"a": 1e999}'))
 
 
-# --- whatever there is in a file, and what is written
+# --- arbitrary content, and what is written
 
 
 keys = st.sampled_from(
@@ -814,7 +814,7 @@ SQUAD_SPLITS = {"train": "train", "dev": "validation"}
 
 
 def make_squad_rows(content: dict[str, Any], **changed: list[Any]) -> datasets.Dataset:
-    """The rows of the Hub's copy for the same questions."""
+    """Return the rows of the Hub's copy for the same questions."""
     columns: dict[str, list[Any]] = {name: [] for name in ("id", "title", "context", "question", "answers")}
     for article in content["data"]:
         for paragraph in article["paragraphs"]:
@@ -831,7 +831,7 @@ def make_squad_rows(content: dict[str, Any], **changed: list[Any]) -> datasets.D
 
 @pytest.fixture
 def squad_hub(monkeypatch):
-    """What the stand-in for the Hub serves, to be filled."""
+    """Replace the Hub and return the data sets that it serves, for the test to fill."""
     found: dict[tuple[str, str], datasets.DatasetDict] = {}
     monkeypatch.setattr(hub, "find_hub_trouble", lambda *_: None)
     monkeypatch.setattr(datasets, "load_dataset", lambda name, config: found[name, config])
@@ -942,7 +942,7 @@ SWAG_SPLITS = {"train": "train", "dev": "validation", "test": "test"}
 
 
 def drop_cell(text: str, place: int) -> str:
-    """Every line without one of its cells, as SWAG has them."""
+    """Remove one cell from every line of SWAG."""
     rows = list(csv.reader(text.splitlines()))
     return "".join(
         ",".join(f'"{x.replace(chr(34), chr(34) * 2)}"' for i, x in enumerate(row) if i != place) + "\n" for row in rows
@@ -1015,7 +1015,7 @@ LINE = "2,v,9,A. B,A.,B,gold,a b,c d,e f,g h,1\n"
             r", line 1 is not a valid CSV row \(new-line character seen in unquoted field\); check",
         ),
         (SWAG + LINE.replace("c d", '"c d') + LINE * 9999, r", line 4 is not a valid CSV row \(field larger than .*\)"),
-        # a row of several lines is known by its first one
+        # a row of several lines is located by its first one
         (SWAG + LINE.replace("c d", '"c\n\nd"') + LINE.replace(",1\n", ",x\n"), r", line 7: label 'x' must be one of"),
         (SWAG + LINE.replace("c d", '"c\n\nd"').replace(",1\n", ",x\n"), r", line 4: label 'x' must be one of"),
     ],
@@ -1062,7 +1062,7 @@ def test_any_file_of_swag_is_read_or_refused_in_one_line(tmp_path, content):
 
 
 def make_swag_rows(found: list[Situation], labels: list[int] | None = None, **changed: list[Any]) -> datasets.Dataset:
-    """The rows of the Hub's copy; a test set has the label -1."""
+    """Return the rows of the Hub's copy; a test set has the label -1."""
     texts = {"sent1": [x.context for x in found], "sent2": [x.start for x in found]}
     texts |= {f"ending{place}": [x.endings[place] for x in found] for place in range(4)}
     features = {name: datasets.Value("string") for name in ("video-id", *texts)}
@@ -1074,7 +1074,7 @@ def make_swag_rows(found: list[Situation], labels: list[int] | None = None, **ch
 
 @pytest.fixture
 def swag_hub(monkeypatch):
-    """What the stand-in for the Hub serves, to be filled."""
+    """Replace the Hub and return the data sets that it serves, for the test to fill."""
     found = datasets.DatasetDict()
     monkeypatch.setattr(hub, "find_hub_trouble", lambda *_: None)
     monkeypatch.setattr(datasets, "load_dataset", lambda *name: {("allenai/swag", "regular"): found}[name])

@@ -1,4 +1,4 @@
-"""TriviaQA in its own form: the paragraphs that hold an answer, where it stands in them, and what cannot be used."""
+"""TriviaQA in its own format: the paragraphs with an answer, the answers' positions, and unusable input."""
 
 import json
 import os
@@ -24,7 +24,7 @@ SETTINGS = settings(suppress_health_check=[HealthCheck.function_scoped_fixture],
 
 
 def make_entry(name: str, value: str, aliases: list[str], *filenames: str, **more: Any) -> dict[str, Any]:
-    """A question as wikipedia-train.json has it."""
+    """Return a question in the format of wikipedia-train.json."""
     pages = [
         {"DocSource": "TagMe", "Filename": name, "Title": name.removesuffix(".txt").replace("_", " ")}
         for name in filenames
@@ -50,7 +50,7 @@ def save(path: Path, *entries: dict[str, Any]) -> Path:
 
 
 def make_evidence(folder: Path, **documents: str | bytes) -> Path:
-    """A folder of documents; the names are given without .txt."""
+    """Write a folder of documents; the names are given without .txt."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, content in documents.items():
         (folder / f"{name}.txt").write_bytes(content if isinstance(content, bytes) else content.encode())
@@ -58,7 +58,7 @@ def make_evidence(folder: Path, **documents: str | bytes) -> Path:
 
 
 def find(answers: list[str], context: str) -> list[tuple[str, int]]:
-    """The answers and their places, for names in their original spelling."""
+    """Return the answers and their offsets, for names in their original spelling."""
     answer = triviaqa.TriviaAnswer(answers[0], answers[1:])
     found = find_answers(triviaqa._list_answers(answer), context)
     return [(answer["text"], answer["answer_start"]) for answer in found]
@@ -128,7 +128,7 @@ def test_a_page_named_twice_is_one_and_a_page_without_a_file_is_missing(tmp_path
     evidence = make_evidence(tmp_path / "evidence", A="Rouen")
     entry = make_entry("q", "Rouen", [], "A.txt", "A.txt")
     entry["EntityPages"] += [{"DocSource": "Search", "Title": "never fetched"}, {"Filename": "wikipedia"}]
-    (evidence / "wikipedia").mkdir()  # a folder is no document
+    (evidence / "wikipedia").mkdir()  # a folder is not a document
     counts = convert(save(tmp_path / "qa.json", entry), evidence, tmp_path / "out.json")
     assert (counts["documents"], counts["paragraphs"], counts["missing"]) == (3, 1, 2)
     assert [question.id for question in read_squad(tmp_path / "out.json")] == ["q--A.txt"]
@@ -204,7 +204,7 @@ def test_a_long_page_is_not_read_whole(tmp_path):
     assert len(read_opening(tmp_path, "B.txt")) == 1_000_000
 
 
-# --- where an answer stands
+# --- positions of answers
 
 
 @pytest.mark.parametrize(
@@ -253,7 +253,7 @@ pieces = st.lists(
 
 
 def find_slowly(answers: list[str], context: str) -> list[tuple[str, int]]:
-    """The same from its definition: every span of the context, from the left, the longest first."""
+    """Find the answers by definition: every span of the context, from the left, longest first."""
     names = {" ".join(fold(answer).split()) for answer in answers if any(map(str.isalnum, answer))}
     found: dict[str, int] = {}
     for start in range(len(context)):
@@ -309,11 +309,11 @@ def test_what_is_written_is_read_and_every_start_is_exact(tmp_path, words, answe
     assert all(document.removeprefix("\ufeff").startswith(context) for context in contexts[:-1])
 
 
-# --- what cannot be used
+# --- unusable input
 
 
 def refuse(tmp_path: Path, qa: Path, evidence: Path | None = None, output: Path | None = None) -> str:
-    """The line of a refusal, after which nothing is left behind."""
+    """Return the error message, and check that no file is left behind."""
     before = sorted(tmp_path.rglob("*"))
     with pytest.raises(UsageError) as raised:
         convert(qa, evidence or tmp_path, output or tmp_path / "out.json")

@@ -136,7 +136,7 @@ def test_repeats_are_dropped_and_what_there_was_is_told(text, tokenizer, tmp_pat
 
 
 def stamp(directory):
-    """What tells whether a file has been written again."""
+    """Return inode and modification time of each shard, which change when it is written again."""
     found = {}
     for folder, _, names in os.walk(directory):  # unlike rglob it does not mind folders that vanish
         for path in (Path(folder, name) for name in names if name.endswith(".safetensors")):

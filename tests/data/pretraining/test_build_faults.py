@@ -1,4 +1,4 @@
-"""What may happen to a build from outside: dead workers, signals, a full disk, kill -9, much text, lost Ray tasks."""
+"""Faults from outside a build: dead workers, signals, a full disk, kill -9, much text, lost Ray tasks."""
 
 import contextlib
 import ctypes
@@ -83,7 +83,7 @@ def run(place, output, *options):
 
 
 def wait_for(process):
-    """What it wrote to standard error until it ended; it has a minute."""
+    """Wait up to a minute for the end of the process and return its standard error."""
     try:
         return process.communicate(timeout=60)[1]
     finally:
@@ -98,7 +98,7 @@ def list_finished(output):
 @pytest.mark.slow
 @pytest.mark.parametrize("deaths", [1, 1000])
 def test_a_dead_worker_costs_nothing_that_is_finished(place, tokenizer, tmp_path, monkeypatch, deaths):
-    """Another one takes up its piece; if all die, that is one line, and the same command goes on."""
+    """Another worker retries its piece; if all die, the error is one line, and the same command continues."""
     monkeypatch.setattr(bertkit.data.pretraining.build, "PIECE_BYTES", 8000)
     texts, made, killed, lines = [str(place / "texts.txt")], tmp_path / "made", [], []
 

@@ -241,7 +241,7 @@ PROSE = {
         "The character \ud800 is not a part of any text.",
         ["The character is not a part of any text."],
     ),
-    "what is no English prose": (
+    "text that is not English prose": (
         """x = foo(bar, baz) if a else [b for b in c]
 
         Return False.
@@ -311,7 +311,7 @@ def installation(tmp_path, monkeypatch) -> Path:
     write(site / "p" / "broken.py", '"""This is not Python that can be parsed."""\ndef')
     write(site / "p" / "latin1.py", b'"""The encoding of the file is not valid: \xe9."""')
     write(site / "p" / "latin1_too.py", b'# coding: latin1\n"""The encoding of the caf\xe9 is valid."""')
-    write(site / "p" / "tests" / "test.py", '"""The tests of a package are passed over."""')
+    write(site / "p" / "tests" / "test.py", '"""The tests of a package are skipped."""')
     monkeypatch.setattr(sysconfig, "get_path", lambda name: str(stdlib))
     monkeypatch.setattr(docstrings, "sys", SimpleNamespace(path=["", str(tmp_path), str(site)], platform=sys.platform))
     return tmp_path

@@ -193,7 +193,7 @@ def test_segments_stay_inside_a_document(lengths, max_length, seed):
 
 
 def test_chunks_cover_a_document_in_order_and_unused_sentences_are_put_back():
-    """With sentences of one token nothing is cut, so each A begins where A (random next) or B (real next) ended."""
+    """Sentences of one token are never truncated, so each A begins where A (random next) or B (real next) ended."""
     lengths = [[1] * 500, [1] * 300]
     plan = draw_all(corpus_of(lengths), max_length=20, short_seq_prob=0, seed=1)
     used = np.where(plan[:, 4] == 1, plan[:, 1], plan[:, 3])
@@ -253,7 +253,7 @@ def test_random_segments_come_from_every_sentence_of_the_other_documents():
 
 
 def test_random_segment_comes_from_the_own_document_when_all_ten_draws_hit_it():
-    """Of two documents: 2 ** -10 of the random pairs, labelled random all the same."""
+    """With two documents, 2 ** -10 of the random pairs are affected; they are still labelled random."""
     lengths = [[30] * 100_000, [30] * 100_000]
     plan = draw_all(corpus_of(lengths), max_length=20, short_seq_prob=0, seed=0)
     assert len(plan) == 200_000

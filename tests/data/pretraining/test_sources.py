@@ -113,10 +113,10 @@ def test_directory_is_read_in_the_order_of_its_paths(tmp_path):
     (tmp_path / "folder.txt").mkdir()
     write(tmp_path / "a.md", "Other names have to be given themselves.\n")
     write(tmp_path / ".hidden.txt", "So have hidden files.\n")
-    write(tmp_path / ".cache" / "old.txt", "What other programs keep is no corpus.\n")
+    write(tmp_path / ".cache" / "old.txt", "Caches of other programs are not a corpus.\n")
     assert read(tmp_path) == [["First."], ["Second."], ["Third."], ["Fourth."], ["Fifth."], ["Third."]]
     assert read(tmp_path / "b.txt", tmp_path / "a.md") == [["Third."], ["Other names have to be given themselves."]]
-    assert read(tmp_path / ".cache") == [["What other programs keep is no corpus."]]
+    assert read(tmp_path / ".cache") == [["Caches of other programs are not a corpus."]]
 
 
 def test_same_source_twice_and_a_directory_called_docs(tmp_path, monkeypatch):
@@ -497,7 +497,7 @@ def forget_the_hub() -> None:
 
 
 class Unreachable(Exception):
-    """What some HTTP library raises."""
+    """Stand-in for an exception of an HTTP library."""
 
 
 def test_unreachable_hub_is_one_line_and_fast(monkeypatch):
@@ -579,7 +579,7 @@ def test_a_hub_data_set_that_cannot_be_loaded(monkeypatch):
 
 
 def test_a_hub_data_set_that_breaks_off_is_one_line(monkeypatch):
-    """The transport has exceptions of its own, which are no OSError."""
+    """The transport has its own exceptions, which do not derive from OSError."""
 
     class ReadTimeout(Exception):
         pass

@@ -27,7 +27,7 @@ from bertkit.data.pretraining.statistics import (
 from bertkit.errors import UsageError
 from tests.data.pretraining.test_store import list_documents, make_corpus
 
-# Few different tokens, so that lines and documents are repeated, and cut otherwise too.
+# Few different tokens, so that lines and documents repeat, also with other boundaries.
 DOCUMENTS = st.lists(
     st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=3), min_size=1, max_size=3), min_size=1, max_size=12
 )
