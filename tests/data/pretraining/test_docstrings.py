@@ -1,4 +1,4 @@
-"""The documentation reader: prose of docstrings in worked examples, and that no paragraph comes twice."""
+"""The documentation reader: prose of docstrings in worked examples; no paragraph occurs twice."""
 
 import os
 import re
@@ -50,7 +50,7 @@ with explain_mistakes():
 
 @pytest.fixture
 def reading():
-    """A process that reads with two others, as a group, once both have read something; and their numbers."""
+    """Start a process that reads with two others as a group, and return it and their ids once both have read."""
     command = [sys.executable, "-c", READING]
     options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "start_new_session": True}
     with subprocess.Popen(command, **options) as process:
@@ -286,7 +286,7 @@ def test_prose_of_anything(docstring):
 
 @pytest.fixture
 def installation(tmp_path, monkeypatch) -> Path:
-    """A standard library of one module and a folder of installed packages."""
+    """Make a standard library of one module and a folder of installed packages."""
     stdlib, site = tmp_path / "lib", tmp_path / "site-packages"
     write(
         stdlib / "a.py",

@@ -1,4 +1,4 @@
-"""Sources, pieces and documents of sentences: worked examples, bad input, and that nothing is lost on the way."""
+"""Sources, pieces and documents of sentences: worked examples, bad input, and no lost text."""
 
 import errno
 import gzip
@@ -384,7 +384,7 @@ def test_small_files_share_a_piece_and_compressed_ones_are_not_cut(tmp_path):
     ]
     assert sum(piece.size for piece in pieces) == sum(file.stat().st_size for file in tmp_path.iterdir())
     assert read_lines(pieces) == read(tmp_path, split_sentences=False)
-    assert len(read_lines(pieces)) == 9  # files side by side do not run into each other
+    assert len(read_lines(pieces)) == 9  # adjacent files are not joined
 
 
 def test_documents_are_those_of_the_pieces_of_all_sources(tmp_path, monkeypatch):
@@ -542,7 +542,7 @@ def test_trouble_with_the_hub_is_told_apart(monkeypatch):
 
 
 def serve(monkeypatch: pytest.MonkeyPatch, rows: list[dict[str, object]], shards: int = 1) -> list[object]:
-    """Makes every Hub data set consist of these rows; what `datasets` is asked for goes into the list."""
+    """Make every Hub data set consist of these rows and return the list of requests to `datasets`."""
     import datasets
 
     asked: list[object] = []
@@ -625,7 +625,7 @@ def test_a_hub_data_set_that_breaks_off(monkeypatch):
         list(documents)
 
 
-# --- what a worker process needs
+# --- imports of a worker process
 
 
 def test_importing_is_light():
@@ -655,7 +655,7 @@ def run_python(program: str) -> str:
 
 
 def test_a_corpus_that_was_built_among_the_texts_is_no_text(tmp_path):
-    """So the same build command finds the same sources again."""
+    """The same build command then finds the same sources again."""
     write(tmp_path / "texts" / "a.txt", TEXT)
     write(tmp_path / "texts" / "made" / "vocab.txt", "[PAD]")
     write(tmp_path / "texts" / "made" / "build.json", "{}")

@@ -1,4 +1,4 @@
-"""The corpus on disk: what is written is read back, across shards, and what is damaged is named."""
+"""The corpus on disk: written data is read back, across shards, and damaged files are named."""
 
 import json
 import pickle
@@ -49,7 +49,7 @@ def make_corpus(documents, dtype=np.uint16):
 
 
 def list_documents(corpus):
-    """The documents as lists of sentences of token ids."""
+    """Return the documents as lists of sentences of token ids."""
     ids = corpus.ids[0 : len(corpus.ids)].tolist()
     ends = corpus.sentence_ends.tolist()
     sentences = [ids[start:stop] for start, stop in zip([0, *ends], ends, strict=False)]
@@ -58,7 +58,7 @@ def list_documents(corpus):
 
 
 def write_corpus(directory, parts, dtype=np.uint16):
-    """A finished directory whose pieces have one part each."""
+    """Write a finished directory whose pieces have one part each."""
     (directory / SHARDS).mkdir(parents=True)
     paths = [
         write_shard(directory / SHARDS, piece, 0, Part(make_corpus(part, dtype), len(part), 0, True))
