@@ -155,7 +155,7 @@ def test_nothing_is_written_through_a_link_in_a_run_directory(tmp_path, name):
     (output / "checkpoint-bert.bin").mkdir()  # a study's folder of a setting
     for target in (outside, tmp_path, "gone", (output / name).name):  # a file, a folder, nothing, the link itself
         (output / name).symlink_to(target)
-        with pytest.raises(UsageError, match=rf"^{output / name} is a link, .*; put a copy in"):
+        with pytest.raises(UsageError, match=rf"^{output / name} is a link, .*; replace it with a copy"):
             hold_run_dir(output).__enter__()
         (output / name).unlink()
 

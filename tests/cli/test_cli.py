@@ -168,7 +168,7 @@ def bad(tmp_path):
         (["--corpus", "long.txt"], ["long.txt", "1"]),
         (["--corpus", "broken.txt.gz"], ["broken.txt.gz", "gzip"]),
         (["--corpus", "good.txt", "--vocab", "missing-vocab.txt"], ["missing-vocab.txt"]),
-        (["--corpus", "good.txt", "--set", "data.vocab_size=12"], ["alphabet", "12"]),
+        (["--corpus", "good.txt", "--set", "data.vocab_size=12"], ["too small", "12"]),
         (["--corpus", "good.txt", "--recipe", "missing.toml"], ["missing.toml"]),
         (["--corpus", "good.txt", "--recipe", "broken.toml"], ["broken.toml", "line 1"]),
         (["--corpus", "good.txt", "--recipe", "unknown.toml"], ["unknown.toml", "learning_rat", "learning_rate"]),
@@ -480,7 +480,7 @@ SPOILT = {  # what is wrong -> how it comes about
     [
         ("no train", ["RTE/train.tsv", "does not exist"]),
         ("no dev", ["RTE/dev.tsv", "does not exist"]),
-        ("columns", ["RTE/train.tsv", "line 7", "5 columns", "4 were"]),
+        ("columns", ["RTE/train.tsv", "line 7", "5 columns", "expected 4"]),
         ("label", ["RTE/dev.tsv", "line 5", "maybe", "entailment, not_entailment"]),
         ("empty", ["RTE/dev.tsv", "no rows"]),
         ("no labels", ["RTE/dev.tsv", "'label'"]),

@@ -558,7 +558,7 @@ def test_standard_input_is_text_but_for_lines_that_begin_as_json(monkeypatch):
     monkeypatch.setattr("sys.stdin", stdin)
     lines = list(read_inputs("-"))
     assert [line.value for line in lines[:4]] == ["good", {"text": "bad"}, "so", "[so]"]
-    assert "is not JSON" in str(lines[4].value)
+    assert "is not a JSON" in str(lines[4].value)
     assert [line.place for line in lines] == [f"standard input, line {number}" for number in (1, 3, 4, 5, 6)]
 
 
@@ -608,19 +608,23 @@ def test_a_line_that_is_too_long_is_an_error_in_its_place_and_never_held_whole(n
 
 
 BAD = [
-    ("a.jsonl", b'"x"\n{"id": NaN}\n{"id": 1e999}\n"z"\n', {1: "line 2: is not JSON", 2: "line 3: is not JSON"}),
+    ("a.jsonl", b'"x"\n{"id": NaN}\n{"id": 1e999}\n"z"\n', {1: "line 2: is not a JSON", 2: "line 3: is not a JSON"}),
     (
         "a.jsonl",
         b'{"text": "x"}\n{"text": \n"y"\n3\n',
-        {1: "line 2: is not JSON", 3: "line 4: is not a JSON object or string"},
+        {1: "line 2: is not a JSON", 3: "line 4: is not a JSON object or string"},
     ),
-    ("a.jsonl", b'"x"\n\xff\xfe\n"y"\n' + b"[" * 100_000, {1: "line 2: is not UTF-8", 3: "line 4: is not JSON"}),
-    ("a.tsv", b"text\tid\nx\t1\ny\nz\t2\t3\nw\t4\n", {1: "line 3: has 1 columns and 2", 2: "line 4: has 3"}),
+    ("a.jsonl", b'"x"\n\xff\xfe\n"y"\n' + b"[" * 100_000, {1: "line 2: is not UTF-8", 3: "line 4: is not a JSON"}),
+    (
+        "a.tsv",
+        b"text\tid\nx\t1\ny\nz\t2\t3\nw\t4\n",
+        {1: "line 3: has 1 column, but the header names 2", 2: "line 4: has 3"},
+    ),
     ("a.jsonl", b'"x"\n\n\n{"txt": "y"}\n"z"\n{"text": "w"}\n', {1: "line 4: text is missing"}),
     (
         "a.jsonl",
         b'"x"\n{"id": "\\ud800", "text": "y"}\n"\\udc00"\n"z"\n',
-        {1: "surrogate pair", 2: "line 3: is not JSON"},
+        {1: "surrogate pair", 2: "line 3: is not a JSON"},
     ),
 ]
 

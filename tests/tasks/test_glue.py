@@ -931,7 +931,7 @@ def test_answers_that_cannot_be_scored(gold, tmp_path, answers, message):
             "entailment",
             r"RTE/test\.tsv has no column 'label'; found 'index', ",
         ),
-        ("cola", "CoLA/test.tsv", "1", r"CoLA/test\.tsv, line 1 has 2 columns and 4 were"),
+        ("cola", "CoLA/test.tsv", "1", r"CoLA/test\.tsv, line 1 has 2 columns, expected 4"),
         ("rte", "RTE/nothing.tsv", "entailment", r"RTE/nothing\.tsv does not exist"),
         ("rte", "MNLI/dev_matched.tsv", "entailment", r"dev_matched\.tsv"),
         ("ax", "diagnostic/diagnostic.tsv", "neutral", r"ax has no labels, so nothing can be scored"),

@@ -102,7 +102,8 @@ def read_columns(file: BinaryIO, source: str) -> Iterator[Line]:
             if len(cells) == len(names):
                 yield Line(dict(zip(names, cells, strict=True)), place)
             else:
-                wrong = f"has {len(cells)} columns, but the header names {len(names)}; correct the line"
+                columns = f"{len(cells)} column{'s' * (len(cells) != 1)}"
+                wrong = f"has {columns}, but the header names {len(names)}; correct the line"
                 yield Line(UsageError(wrong), place)
 
 

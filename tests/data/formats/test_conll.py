@@ -243,8 +243,8 @@ def test_bad_rows_on_the_hub_are_one_line(hub):
         ),
         (make_rows([["a"]], [[-1]]), r"train, line 1 has 1 words but not one valid tag each"),
         (make_rows([["a"]], [[0]], ["O", "S-PER"]), r"train: the tag 'S-PER' is not IOB"),
-        (fine.rename_column("ner_tags", "tags"), r"train has no rows of `tokens` and `ner_tags` by name; give"),
-        (fine.select([]), r"train has no rows of `tokens`"),
+        (fine.rename_column("ner_tags", "tags"), r"train has no rows with `tokens` and named `ner_tags`; give"),
+        (fine.select([]), r"train has no rows with `tokens`"),
     ):
         hub(train=rows, validation=fine)
         with pytest.raises(UsageError, match=message) as error:

@@ -198,7 +198,7 @@ def test_other_directories_are_left_alone(text, tokenizer, tmp_path):
         build([str(text)], tokenizer, tmp_path / "mine")
     with pytest.raises(UsageError, match=r"notes.txt is a file; name a directory with --output"):
         build([str(text)], tokenizer, tmp_path / "mine" / "notes.txt")
-    with pytest.raises(UsageError, match="deduplicate is 'words'; give documents or lines"):
+    with pytest.raises(UsageError, match="deduplicate is 'words', expected documents or lines"):
         build([str(text)], tokenizer, tmp_path / "new", deduplicate="words")
     with pytest.raises(UsageError, match=r"'missing\.txt' does not exist"):
         build(["missing.txt"], tokenizer, tmp_path / "new")
@@ -347,7 +347,7 @@ def test_a_damaged_record_of_an_unfinished_build_is_one_line(text, tokenizer, tm
     build([str(text)], tokenizer, made)
     (made / MANIFEST).unlink()
     (made / RECORD).write_text("[]")
-    with pytest.raises(UsageError, match=r"build.json: Expected `object`, got `array`; delete .*made, and the"):
+    with pytest.raises(UsageError, match=r"build.json: Expected `object`, got `array`; delete .*made and run"):
         build([str(text)], tokenizer, made)
 
 

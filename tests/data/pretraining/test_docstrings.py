@@ -88,7 +88,7 @@ def test_a_process_that_dies_while_it_reads_is_one_line(reading):
     os.kill(min(helpers), signal.SIGKILL)
     _, error = process.communicate(timeout=30)
     assert process.returncode == 2
-    assert re.fullmatch(r"bertkit: a process that was reading the documentation has died .*; give .* again\n", error)
+    assert re.fullmatch(r"bertkit: a process that was reading the documentation has died .*; run .* again\n", error)
 
 
 # --- prose of docstrings

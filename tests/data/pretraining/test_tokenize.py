@@ -198,5 +198,5 @@ def test_which_documents_are_held_out_depends_on_the_seed_and_stays():
 
 @pytest.mark.parametrize("count", [0, 1])
 def test_next_sentence_prediction_needs_two_documents(count):
-    with pytest.raises(UsageError, match=rf"has {count} documents? and .* needs two; put a blank line between"):
+    with pytest.raises(UsageError, match=rf"has {count} documents?, but .* needs two; put a blank line between"):
         choose_held_out(count, 0.1, seed=0)
