@@ -545,7 +545,7 @@ def test_the_stable_preset_corrects_the_bias(recipe, tmp_path):
         ({"task": "glue"}, r"the recipe is for the task 'glue'"),
         ({"data": {"corpus": []}}, r"no corpus given"),
         ({"data": {"mask_rate": 0.9}}, r"must sum to 1"),
-        ({"data": {"vocab_size": 8}}, r"alphabet"),
+        ({"data": {"vocab_size": 8}}, r"too small"),
         ({"train": {"learning_rate": -1.0}}, r"\[train\] learning_rate = -1.0; it must be at least 0"),
         ({"train": {"adam_beta1": 1.0}}, r"adam_beta1 = 1.0; .* below 1"),
         ({"train": {"optim": "adamw_bnb_8bit"}}, r"\[train\] cannot be used: .*bitsandbytes"),

@@ -28,7 +28,7 @@ DOCSTRING = """Average something.
     out
         No type.
     dtype : str or None, (optional, default=None)
-        Of the *result*.
+        Type of the *result*.
 
     Returns
     -------
