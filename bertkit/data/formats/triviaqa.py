@@ -177,7 +177,9 @@ def _make_articles(
             asked = {"id": join_id(question.id, filename), "question": question.question, "answers": answers}
             yield {"title": title, "paragraphs": [{"context": context, "qas": [asked]}]}
     if counts["missing"] == counts["documents"]:
-        raise UsageError(f"{evidence} has none of the {counts['documents']:,} documents; give the one that holds them")
+        raise UsageError(
+            f"{evidence} has none of the {counts['documents']:,} documents; give the folder that holds them"
+        )
     if not counts["paragraphs"]:
         raise UsageError(
             f"no document in {evidence} has an answer in its first {PARAGRAPH_WORDS} words ({counts['missing']:,} of "

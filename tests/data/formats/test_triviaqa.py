@@ -405,7 +405,7 @@ def test_json_of_another_form(tmp_path):
 
 def test_evidence_without_any_of_the_documents(tmp_path):
     qa = save(tmp_path / "qa.json", make_entry("q", "Rouen", [], "A.txt", "B.txt"))
-    message = "has none of the 2 documents; give the one that holds them"
+    message = "has none of the 2 documents; give the folder that holds them"
     assert refuse(tmp_path, qa, make_evidence(tmp_path / "evidence")) == f"{tmp_path / 'evidence'} {message}"
     assert "gone is not a folder; give the folder of TriviaQA's documents with --evidence DIR" in refuse(
         tmp_path, qa, tmp_path / "gone"
