@@ -21,29 +21,29 @@ PATHS = {  # errno of an unusable path -> the next step
     errno.EACCES: DENIED,
     errno.EPERM: DENIED,
     errno.ENAMETOOLONG: "give each name in the path at most 220 bytes, and the whole path at most 4,000",
-    errno.ENOTDIR: "a file is where a folder has to be; move it away or name another path",
-    errno.EEXIST: "a file or a broken link is where a folder has to be; move it away or name another path",
-    errno.EISDIR: "a folder is where a file has to be; move it away or name another path",
-    errno.ELOOP: "its links lead in a circle; remove them or name another path",
+    errno.ENOTDIR: "a file is where a folder is expected; move it away or name another path",
+    errno.EEXIST: "a file or a broken link is where a folder is expected; move it away or name another path",
+    errno.EISDIR: "a folder is where a file is expected; move it away or name another path",
+    errno.ELOOP: "its links form a loop; remove them or name another path",
 }
 # State of a disk, next step, errno codes, and message fragments. The fragments match errors without an errno, raised by
 # libraries that write files with their own code (torch, safetensors).
 DISKS = (
     (
         "read-only",
-        "make it writable, and the same command goes on, or name another place",
+        "make it writable, and the same command continues, or name another path",
         (errno.EROFS,),
         ("Read-only file system",),
     ),
     (
         "failing",
-        "repair or replace it, and the same command goes on from what is finished",
+        "repair or replace it, and the same command continues from what is finished",
         (errno.EIO, errno.ESTALE),
         ("Input/output error",),
     ),
     (
         "full",
-        "free some space and give the command again",
+        "free some space and run the command again",
         (errno.ENOSPC, errno.EFBIG, errno.EDQUOT),
         ("No space left", "File too large", "inline_container", "PytorchStreamWriter", "quota exceeded"),
     ),
@@ -68,8 +68,8 @@ def explain_refusal(what: str, remedy: str = "") -> Iterator[None]:
     except Exception as error:
         if broken := find_broken_download(error):
             raise UsageError(
-                f"{what} did not come from the Hub ({type(broken).__name__}: {join_lines(broken)[:160]}); the same "
-                "command tries again, and has what has come already"
+                f"{what} could not be downloaded from the Hub ({type(broken).__name__}: {join_lines(broken)[:160]}); "
+                "the same command tries again and keeps what has been downloaded"
             ) from None
         if line := explain_os_error(error, what, remedy):
             raise UsageError(line) from None
@@ -80,7 +80,7 @@ def explain_refusal(what: str, remedy: str = "") -> Iterator[None]:
         known = (ValueError, TypeError, ArithmeticError, ImportError, RuntimeError, OSError)
         if not isinstance(error, (*known, SafetensorError, StrictDataclassError, YAMLError)):
             raise
-        raise UsageError(f"{what} is refused: {join_lines(error.__cause__ or error)}; correct it") from None
+        raise UsageError(f"{what} cannot be used: {join_lines(error.__cause__ or error)}; correct it") from None
 
 
 def find_broken_download(error: BaseException | None) -> BaseException | None:
@@ -119,7 +119,7 @@ def explain_os_error(error: BaseException, what: str = "", remedy: str = "") -> 
     path = find_path(error)
     is_folder = error.errno == errno.EEXIST and os.path.isdir(path)  # then the path is not at fault
     if error.errno in PATHS and path and not is_folder:
-        return f"{what or path} is refused: {describe_reason(error, what or path)}; {remedy or PATHS[error.errno]}"
+        return f"{what or path} cannot be used: {describe_reason(error, what or path)}; {remedy or PATHS[error.errno]}"
     return explain_disk(error, what or path, remedy)
 
 

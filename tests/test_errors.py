@@ -1,4 +1,4 @@
-"""What the operating system says of a path or a disk, as one line with the remedy; bugs stay exceptions."""
+"""Errors of the operating system about a path or a disk are one line with the remedy; bugs stay exceptions."""
 
 import errno
 import os
@@ -17,7 +17,7 @@ def make_error(number, path=None):
 
 
 def meet(act):
-    """The error that comes of an act."""
+    """Return the error that an action raises."""
     try:
         act()
     except Exception as error:
@@ -34,19 +34,19 @@ def meet(act):
 )
 def test_a_path_of_somebody_else_is_one_line(number, remedy):
     line = explain_os_error(make_error(number, "/theirs/x"))
-    assert line == f"/theirs/x is refused: {os.strerror(number)}; {remedy}"
+    assert line == f"/theirs/x cannot be used: {os.strerror(number)}; {remedy}"
 
 
 def test_a_path_that_the_system_refuses_is_one_line(tmp_path):
     (tmp_path / "file").touch()
     (tmp_path / "circle").symlink_to("circle")
     acts = {
-        f"{LONG} is refused: File name too long; give each name": (tmp_path / LONG).exists,
-        "file/x is refused: Not a directory; a file is where a folder has to be": (tmp_path / "file" / "x").touch,
-        "file is refused: File exists; a file or a broken link": (tmp_path / "file").mkdir,
-        f"{tmp_path} is refused: Is a directory; a folder is where a file has": tmp_path.read_bytes,
-        "circle is refused: Too many levels of symbolic links; its links": (tmp_path / "circle").read_bytes,
-        "circle is refused: Too many levels of symbolic links; its": lambda: (tmp_path / "circle").resolve(strict=True),
+        f"{LONG} cannot be used: File name too long; give each name": (tmp_path / LONG).exists,
+        "file/x cannot be used: Not a directory; a file is where a folder is expected": (tmp_path / "file" / "x").touch,
+        "file cannot be used: File exists; a file or a broken link": (tmp_path / "file").mkdir,
+        f"{tmp_path} cannot be used: Is a directory; a folder is where a file is expected": tmp_path.read_bytes,
+        "circle cannot be used: Too many levels of symbolic links; its links": (tmp_path / "circle").read_bytes,
+        "circle cannot be used: Too many levels of symbolic links": lambda: (tmp_path / "circle").resolve(strict=True),
     }
     for line, act in acts.items():
         assert line in explain_os_error(meet(act))
@@ -55,9 +55,12 @@ def test_a_path_that_the_system_refuses_is_one_line(tmp_path):
 @pytest.mark.parametrize(
     ("number", "words"),
     [
-        (errno.ENOSPC, "the disk is full (No space left on device); free some space and give the command again"),
-        (errno.EROFS, "the disk is read-only (Read-only file system); make it writable, and the same command goes on"),
-        (errno.EIO, "the disk is failing (Input/output error); repair or replace it, and the same command goes on"),
+        (errno.ENOSPC, "the disk is full (No space left on device); free some space and run the command again"),
+        (
+            errno.EROFS,
+            "the disk is read-only (Read-only file system); make it writable, and the same command",
+        ),
+        (errno.EIO, "the disk is failing (Input/output error); repair or replace it, and the same command continues"),
     ],
 )
 def test_a_disk_that_cannot_be_written_to_is_one_line(number, words):
@@ -81,9 +84,9 @@ def test_the_path_is_named_once_and_as_the_file_will_be_called():
         refusal.value
     )
     line = explain_os_error(make_error(errno.EACCES, "a/b"), "the directory a/b")
-    assert line.startswith("the directory a/b is refused: Permission denied; ")
+    assert line.startswith("the directory a/b cannot be used: Permission denied; ")
     assert explain_os_error(make_error(errno.EACCES, "a/b"), "the directory a", "name another").endswith(
-        "refused: Permission denied: a/b; name another"
+        "cannot be used: Permission denied: a/b; name another"
     )
 
 
@@ -92,7 +95,7 @@ def test_a_line_has_no_line_break():
 
 
 def make_bug():
-    """Make an error that has come while another one about a path was handled."""
+    """Make an error that was raised while another one about a path was handled."""
     error = RuntimeError("a bug")
     error.__context__ = make_error(errno.EACCES, "a")
     return error

@@ -1,8 +1,8 @@
-"""Commands that are killed again and again lose nothing that was finished, and end as if they had never been touched.
+"""Commands that are killed repeatedly lose nothing that was finished, and end like commands that were never killed.
 
 Each row of COMMANDS is a real command with small data. It is killed at moments drawn beforehand (kill -9 and SIGTERM in
-turn, half of them at a random time, half at once when a certain file is written), and each time given again in the same
-directory. When it ends by itself, its directory is compared with that of a run that nobody has touched.
+turn, half of them at a random time, half as soon as a certain file is written), and each time run again in the same
+directory. When it ends by itself, its directory is compared with that of an undisturbed run.
 """
 
 import os
@@ -32,25 +32,31 @@ from tests.training.test_run import write_text
 from tests.training.test_trainer import read_curve
 
 SURROUNDINGS = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "COLUMNS": "120"}
-MADE = "made"  # what a command makes, in the directory that it is given in
+MADE = "made"  # the output of a command, in its working directory
 CHECKPOINT = re.compile(r"(.*?)checkpoint-(\d+)/.*")
-RENEWED = (".png", "study.toml", "study.json", "table.md")  # written again, the same, when what is finished is shown
+RENEWED = (
+    ".png",
+    "study.toml",
+    "study.json",
+    "table.md",
+)  # rewritten, with equal content, by a finished study
 TWO = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2")
 
 
 def make_settings(**settings: object) -> tuple[str, ...]:
-    """`--set` for each; two underscores stand for the dot between a table and its key."""
+    """Return `--set` for each setting; two underscores stand for the dot between a table and its key."""
     return tuple(word for key, value in settings.items() for word in ("--set", f"{key.replace('__', '.', 1)}={value}"))
 
 
 @dataclass(frozen=True)
 class Command:
-    """A command to hurt.
+    """A command to kill.
 
-    arguments: of Python; PLACE in them is the directory of the data.
-    kills: how many have to hit it.
-    files: patterns of paths below what it makes; it is killed when a file of that kind is written.
-    processes: more than one if a launcher starts them; SIGTERM is for the launcher, kill -9 for one of the others.
+    Attributes:
+        arguments: Arguments of Python; PLACE in them is the directory of the data.
+        kills: How many kills have to hit it.
+        files: Patterns of paths below its output; it is killed when such a file is written.
+        processes: More than one if a launcher starts them; SIGTERM goes to the launcher, kill -9 to one of the others.
     """
 
     name: str
@@ -65,7 +71,7 @@ PRETRAIN = (
     *make_settings(precision="fp32", batch_size=16, model__hidden_size=32, model__num_hidden_layers=2),
     *make_settings(model__num_attention_heads=2, model__intermediate_size=64, model__max_position_embeddings=32),
     *make_settings(data__vocab_size=120, data__max_length=32, data__heldout_share=0.2),
-    # Other numbers for the log than for checkpoints and evaluation: some are saved between two lines of it.
+    # The log's interval differs from that of checkpoints, so that some are saved between two lines of the log.
     *make_settings(train__max_steps=120, train__save_steps=10, train__eval_steps=20, train__logging_steps=7),
 )
 SQUAD = (
@@ -101,7 +107,7 @@ COMMANDS = [
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    """A folder with the data of all commands, a tiny BERT with dropout, and `corpus build` with small shards."""
+    """Make a folder with the data of all commands, a tiny BERT with dropout, and `corpus build` with small shards."""
     folder = tmp_path_factory.mktemp("place")
     write_text(folder / "text.txt", documents=120)
     lines = write_text(folder / "long.txt", documents=1200).read_text()
@@ -119,7 +125,7 @@ def place(tmp_path_factory):
 
 @dataclass
 class Victim:
-    """A command that has been started in `folder`, which may hold what earlier ones have left."""
+    """A command started in `folder`, which may hold files of earlier ones."""
 
     command: Command
     place: Path
@@ -130,7 +136,7 @@ class Victim:
     def __post_init__(self) -> None:
         self.folder.mkdir(exist_ok=True)
         words = [word.replace("PLACE", str(self.place)) for word in self.command.arguments]
-        # A file of its own: what tracks the semaphores of one that was killed before may still write to the old one.
+        # A separate file: the semaphore tracker of a killed process may still write to the old one.
         self.errors = self.folder / f"err-{time.monotonic_ns()}"
         with (self.folder / "out").open("a") as out, self.errors.open("w") as err:
             self.process = subprocess.Popen(
@@ -143,22 +149,22 @@ class Victim:
 
     @property
     def error(self) -> str:
-        """What it has written to standard error."""
+        """Return its standard error."""
         return self.errors.read_text()
 
     def wait(self) -> int:
-        """Its exit code."""
+        """Wait for the end and return the exit code."""
         return self.process.wait(timeout=300)
 
     def end(self) -> None:
-        """Ends it, whatever has happened to the test."""
+        """End the process, whatever happened to the test."""
         if not self.is_over:
             for number in [self.process.pid, *list_children(self.process.pid)]:
                 os.kill(number, signal.SIGKILL)
             self.process.wait()
 
     def lurk(self, seconds: float, pattern: str) -> bool:
-        """Waits for a new file of that kind, or without a pattern for some seconds; whether there is still a victim."""
+        """Wait for a new matching file, or for some seconds without a pattern; return whether the process is alive."""
         began, before = time.monotonic(), scan(self.folder / MADE)  # it has not loaded Python yet
         while not self.is_over:
             if not pattern and time.monotonic() - began > seconds:
@@ -170,7 +176,7 @@ class Victim:
         return False
 
     def hurt(self, number: int, draw: random.Random) -> bool:
-        """Sends a signal and waits for the end; whether that came of the signal. What it must say is asserted."""
+        """Send a signal, wait for the end and return whether the signal caused it; the message is asserted."""
         catches = catches_sigterm(self.process.pid)
         target = self.process.pid
         if self.command.processes > 1 and number == signal.SIGKILL:
@@ -184,7 +190,7 @@ class Victim:
             return False
         assert not re.search(r'File ".*/bertkit/', self.error), self.error
         if self.command.processes > 1:
-            return True  # the rest is what torchrun says
+            return True  # the rest comes from torchrun
         if number == signal.SIGKILL:
             assert code == -signal.SIGKILL
         elif catches:
@@ -196,14 +202,14 @@ class Victim:
 
 
 def catches_sigterm(pid: int) -> bool:
-    """Whether the process has something of its own to do at SIGTERM, as the system knows."""
+    """Return whether the process has a handler for SIGTERM, according to the system."""
     status = Path(f"/proc/{pid}/status").read_text()
     found = re.search(r"SigCgt:\s+([0-9a-f]+)", status)
     return bool(found and int(found[1], 16) >> (signal.SIGTERM - 1) & 1)
 
 
 def scan(folder: Path, prefix: str = "") -> dict[str, tuple[int, int]]:
-    """Path -> what tells a file from another one of that name: its number on the disk and, of a file, its time."""
+    """Return path -> inode and, for a file, modification time, which identify a version of a file."""
     found = {}
     with suppress(FileNotFoundError), os.scandir(folder) as entries:
         for entry in entries:
@@ -215,11 +221,11 @@ def scan(folder: Path, prefix: str = "") -> dict[str, tuple[int, int]]:
     return found
 
 
-# --- What is finished, and what it comes to ---------------------------------------------------------------------------
+# --- Finished files and results ---------------------------------------------------------------------------------------
 
 
 def list_finished(made: Path) -> dict[str, tuple[int, int]]:
-    """The files of whole checkpoints, of finished runs but for weights, and whole shards."""
+    """Return the files of complete checkpoints, of finished runs except weights, and complete shards."""
     found = scan(made)
     folders = {path.rpartition("/")[0] for path in found if fnmatch(path, f"*checkpoint-*/{COMPLETE}")}
     runs = {path.rpartition("/")[0] for path in found if path.rpartition("/")[2] == METRICS_FILE}
@@ -233,7 +239,7 @@ def list_finished(made: Path) -> dict[str, tuple[int, int]]:
 
 
 def find_lost(before: dict[str, tuple[int, int]], made: Path) -> Iterator[str]:
-    """The files that were finished, and are gone without being replaced, or others now."""
+    """Return the finished files that have disappeared without replacement, or have changed."""
     now = list_finished(made)
     for path, old in before.items():
         if (new := now.get(path)) == old:
@@ -242,16 +248,16 @@ def find_lost(before: dict[str, tuple[int, int]], made: Path) -> Iterator[str]:
             run, step = found.groups()
             later = (CHECKPOINT.fullmatch(other) for other in now)
             if f"{run}{METRICS_FILE}" in now or any(x and x[1] == run and int(x[2]) > int(step) for x in later):
-                continue  # needed no more, or rotated
+                continue  # no longer needed, or rotated
         if new is None and path.startswith("parts/") and (made / "corpus.json").exists():
             continue  # what it was made of
         yield f"{path} is {'gone' if new is None else 'another one'}"
 
 
 def read_result(made: Path) -> dict[str, object]:
-    """Path -> what has to be the same however often a command was killed.
+    """Return path -> content that must not depend on the kills.
 
-    Not when and where it ran, and not checkpoints: which of them are left depends on where it was stopped.
+    Times and places are left out, and checkpoints: which of them are left depends on where the command was stopped.
     """
     result: dict[str, object] = {}
     for path in sorted(made.rglob("*")):
@@ -266,9 +272,9 @@ def read_result(made: Path) -> dict[str, object]:
 
 
 def list_differences(one: dict[str, object], other: dict[str, object], processes: int) -> list[str]:
-    """The paths that only one of two results has, or that differ.
+    """Return the paths that only one of two results has, or that differ.
 
-    What several processes log is added up in another order after a stop, and rounded so: theirs has to be close.
+    Logs of several processes are summed in another order after a stop, so they have to be close, not equal.
     """
     paths = [path for path in sorted(one | other) if one.get(path) != other.get(path)]
     if processes > 1 and paths == [LOG] and len(one[LOG]) == len(other[LOG]):
@@ -282,7 +288,7 @@ def list_differences(one: dict[str, object], other: dict[str, object], processes
 
 @dataclass
 class Tally:
-    """What has been done to a command, and what came of it."""
+    """The faults of a command and their outcome."""
 
     kills: Counter = field(default_factory=Counter)
     starts: int = 0
@@ -298,7 +304,7 @@ class Tally:
 
 
 def deal(command: Command, draw: random.Random) -> list[tuple[int, float, str]]:
-    """The kills to come: the signal, the share of a whole run's time, and what file to wait for instead, or none."""
+    """Return the kills: the signal, the share of a whole run's time, and the file to wait for instead, if any."""
     patterns = list(islice(cycle(command.files), command.kills // 2))
     patterns += [""] * (command.kills - len(patterns))
     signals = list(islice(cycle((signal.SIGKILL, signal.SIGTERM)), command.kills))
@@ -318,7 +324,7 @@ def test_killed_at_any_moment_nothing_finished_is_lost_and_the_end_is_the_same(c
     assert len(expected) > 5
 
     def strike(folder: Path, kill: tuple[int, float, str] | None) -> bool:
-        """Whether a start in this folder was killed; if it has come to its end, that is compared."""
+        """Return whether a start in this folder was killed; if it finished, its result is compared."""
         number, share, pattern = kill or (0, 0.0, "")
         there = list_finished(folder / MADE)
         victim, tally.starts = Victim(command, place, folder), tally.starts + 1
@@ -344,7 +350,7 @@ def test_killed_at_any_moment_nothing_finished_is_lost_and_the_end_is_the_same(c
         for misses in range(4):
             if strike(folder, (number, share / 2**misses, pattern)):
                 break
-            folder = tmp_path / str(tally.ends)  # it was over: the kill is for a new one
+            folder = tmp_path / str(tally.ends)  # the command had finished: the kill is for a new one
         else:
             pytest.fail(f"it ends without {signal.Signals(number).name} {pattern or share}")
     strike(folder, None)
@@ -358,7 +364,7 @@ def test_killed_at_any_moment_nothing_finished_is_lost_and_the_end_is_the_same(c
     assert min(tally.kills[number] for number in (signal.SIGKILL, signal.SIGTERM)) >= command.kills // 2
 
 
-# --- Hurt in other ways -----------------------------------------------------------------------------------------------
+# --- Other faults -----------------------------------------------------------------------------------------------------
 
 IMPATIENT = """
 from bertkit import cli

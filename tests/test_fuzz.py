@@ -1,13 +1,13 @@
-"""Readers of what a user gives, on thousands of spoiled files: a value or one promised line, never a hang or a crash.
+"""Readers of user files, on thousands of spoiled files: a value or a one-line error, never a hang or a crash.
 
 Each reader starts from small valid files. One of them is spoiled in one to three places - a byte, a line, a cell, a
-value of JSON or TOML - or is something else altogether, and then goes as far as a run would take it: a task's examples
-are encoded, a study is planned, a model answers. The fast suite tries a few inputs, so that the functions live; the
-slow one 10,000 for each reader:
+value of JSON or TOML - or replaced completely, and then processed as far as in a run: a task's examples are encoded,
+a study is planned, a model predicts. The fast suite tries a few inputs, so that the functions stay in use; the slow
+one tries 10,000 for each reader:
 
-    pytest tests/test_fuzz.py -m slow -rP     # -rP shows what was tried, and how much of it was accepted
+    pytest tests/test_fuzz.py -m slow -rP     # -rP shows the number of inputs and the accepted share
 
-Memory is bounded while a test runs: an allocation beyond the bound fails and does not take the machine with it.
+Memory is bounded while a test runs: an allocation beyond the bound fails instead of exhausting the machine.
 """
 
 import copy
@@ -70,17 +70,17 @@ from tests.conftest import make_model as make_head
 from tests.model.test_tf_release import WRITTEN, make_block, make_table
 
 FEW, MANY = 40, 10_000  # inputs of a reader in the fast suite, and at least in the slow one
-REPEATED = 2  # inputs made for each one, at most: a small file is spoiled in the same way now and then
-ACCEPTED = 0.05  # share of the inputs that gives more than an error, at least
-SECONDS = 5  # of the processor for one input
-WAITING = timedelta(seconds=60)  # the same by the clock, for what waits: this machine may be busy
+REPEATED = 2  # most inputs made for each one needed: a small file is sometimes spoiled in the same way
+ACCEPTED = 0.05  # minimum share of inputs that are read without an error
+SECONDS = 5  # processor time for one input
+WAITING = timedelta(seconds=60)  # wall-clock limit, for code that waits: this machine may be busy
 MEMORY = 300 << 20  # bytes by which a test may grow the process
-ADDRESSES = 4 << 30  # bytes by which it may grow with what is asked for and never used
+ADDRESSES = 4 << 30  # bytes by which its address space may grow
 
-# --- What is put in ---------------------------------------------------------------------------------------------------
+# --- Mutations --------------------------------------------------------------------------------------------------------
 
 DEEP = 10_000  # lists in lists
-WORDS = (  # that mean something to some reader, or to nobody
+WORDS = (  # some have a meaning for a reader
     *("", " ", "\0", "\ufeff", "\u2028", "\x85", "\x0b", "\x1c", "\r", "\n", "\t", "\r\n\r\n", '"', '""', "'", "\\"),
     *("\x1b[31m", "\x7f", "\u200b", "\u202e", "\xa0", "\ufffd", "é", "e\u0301", "İ", "ß", "日本語", "😀", "𝔄" * 9),
     *("[MASK]", "[CLS]", "[UNK]", "-DOCSTART-", "O", "I-", "B-\x07", "B-LOC", "U-PER", "index", "label", "prediction"),
@@ -121,7 +121,7 @@ TOML_VALUES = (
 
 
 def pick_word(chance: Random) -> str:
-    """One of `WORDS`, some of them together, or any few characters."""
+    """Return one of `WORDS`, some of them joined, or a few arbitrary characters."""
     how = chance.randrange(4)
     if how == 0:
         return "".join(chr(chance.choice((chance.randrange(128), chance.randrange(0xD800)))) for _ in range(6))
@@ -129,18 +129,18 @@ def pick_word(chance: Random) -> str:
 
 
 def pick_value(chance: Random) -> str:
-    """A value of JSON as it is written."""
+    """Return a value as JSON text."""
     return chance.choice(JSON_VALUES) if chance.random() < 0.7 else json.dumps(pick_word(chance))
 
 
 def cut(chance: Random, length: int, longest: int = 40) -> slice:
-    """Some of `length` things side by side."""
+    """Return an arbitrary slice of `length` items."""
     start = chance.randrange(max(length, 1))
     return slice(start, min(start + chance.randint(1, longest), length))
 
 
 def spoil_bytes(chance: Random, content: bytes) -> bytes:
-    """The content with bytes deleted, doubled, moved, turned or put in, or with other line ends or encoding."""
+    """Return the content with bytes deleted, doubled, moved, flipped or inserted, or another encoding or line end."""
     place = cut(chance, len(content))
     before, middle, after = content[: place.start], content[place], content[place.stop :]
     how = chance.randint(0, 12)
@@ -165,7 +165,7 @@ def spoil_bytes(chance: Random, content: bytes) -> bytes:
 
 
 def spoil_items(chance: Random, items: list[Any], put: Callable[[Any], Any]) -> list[Any]:
-    """The items with one deleted, doubled, moved or changed by `put`, which makes one of nothing too."""
+    """Return the items with one deleted, doubled, moved or changed by `put`, which also makes one from nothing."""
     items = list(items)
     place = chance.randint(0, max(len(items) - 1, 0))
     how = chance.randint(0, 7)
@@ -183,7 +183,7 @@ def spoil_items(chance: Random, items: list[Any], put: Callable[[Any], Any]) -> 
 
 
 def spoil_table(chance: Random, content: bytes, separator: str) -> bytes:
-    """The content with a line or a cell changed."""
+    """Return the content with a line or a cell changed."""
 
     def change(line: str | None) -> str:
         if line is None or chance.randint(0, 5) == 0:
@@ -194,7 +194,7 @@ def spoil_table(chance: Random, content: bytes, separator: str) -> bytes:
 
 
 def spoil_json(chance: Random, content: bytes) -> bytes:
-    """The content with a value replaced, a key missing, renamed or there twice, an item doubled, or values swapped."""
+    """Return content with a value replaced, a key removed, renamed or doubled, an item doubled or values swapped."""
     try:
         value = json.loads(content)
     except (ValueError, RecursionError):
@@ -205,7 +205,7 @@ def spoil_json(chance: Random, content: bytes) -> bytes:
         return raw.encode()
     holder, key = chance.choice(places)
     how = chance.randint(0, 11)
-    mark = "\ue000"  # stands for what `json` would not write
+    mark = "\ue000"  # stands for text that `json` would not write
     if how <= 5:
         holder[key] = mark
     elif how == 6:
@@ -215,7 +215,7 @@ def spoil_json(chance: Random, content: bytes) -> bytes:
     elif how == 8 and isinstance(holder, list):
         holder.insert(key, mark)
     elif how == 8:
-        holder[mark] = holder.pop(key)  # a key that is no text, unless it happens to be
+        holder[mark] = holder.pop(key)  # usually a key that is not a string
     elif how == 9:
         other, name = chance.choice(places)
         holder[key], other[name] = copy.deepcopy(other[name]), copy.deepcopy(holder[key])
@@ -227,7 +227,7 @@ def spoil_json(chance: Random, content: bytes) -> bytes:
 
 
 def list_places(value: Any) -> Iterator[tuple[Any, Any]]:
-    """Holder and key of every value in a value of JSON."""
+    """Yield holder and key of every value inside a JSON value."""
     if isinstance(value, dict | list):
         for key, item in list(value.items() if isinstance(value, dict) else enumerate(value)):
             yield value, key
@@ -235,7 +235,7 @@ def list_places(value: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def spoil_jsonl(chance: Random, content: bytes) -> bytes:
-    """The content with a line or a value in it changed."""
+    """Return the content with a line or a value in it changed."""
     return b"\n".join(
         spoil_items(
             chance,
@@ -246,7 +246,7 @@ def spoil_jsonl(chance: Random, content: bytes) -> bytes:
 
 
 def spoil_toml(chance: Random, content: bytes) -> bytes:
-    """The content with a line, a key or a value changed."""
+    """Return the content with a line, a key or a value changed."""
     lines = content.decode("utf-8", "replace").split("\n")
     keys = [line.partition("=")[0] for line in lines if "=" in line] or ["x"]
 
@@ -267,7 +267,7 @@ def spoil_toml(chance: Random, content: bytes) -> bytes:
 
 
 def spoil_gzip(chance: Random, content: bytes) -> bytes:
-    """Text inside that is spoiled, or spoiled outside."""
+    """Return compressed spoiled text, or a spoiled archive."""
     if chance.random() < 0.5:
         return spoil_bytes(chance, content)
     try:
@@ -277,7 +277,7 @@ def spoil_gzip(chance: Random, content: bytes) -> bytes:
 
 
 def spoil_weights(chance: Random, content: bytes) -> bytes:
-    """The header with a value changed and its length set right, or any bytes changed."""
+    """Return the content with a value of the header changed and its length updated, or any bytes changed."""
     if chance.randint(0, 2) == 0 or len(content) < 8:
         return spoil_bytes(chance, content)
     size = struct.unpack("<Q", content[:8])[0]
@@ -286,7 +286,7 @@ def spoil_weights(chance: Random, content: bytes) -> bytes:
 
 
 def spoil_index(chance: Random, content: bytes) -> bytes:
-    """An index of TensorFlow's with a name or a value changed and its checksums set right, or any bytes changed."""
+    """Return a TensorFlow index with a name or a value changed and its checksums updated, or any bytes changed."""
     try:
         records = read_table(content)
     except (ValueError, IndexError):
@@ -303,7 +303,7 @@ def spoil_index(chance: Random, content: bytes) -> bytes:
     return make_table(make_block(sorted((records | ({key: value} if how else {})).items())))
 
 
-KINDS = {  # of files, by their ends -> how they are spoiled; all are also spoiled as bytes
+KINDS = {  # suffix of a file -> how it is spoiled; all files are also spoiled as bytes
     ".json": spoil_json,
     ".jsonl": spoil_jsonl,
     ".toml": spoil_toml,
@@ -322,8 +322,8 @@ KINDS = {  # of files, by their ends -> how they are spoiled; all are also spoil
 
 @st.composite
 def spoil(draw: Callable, files: Sequence[tuple[Path, bytes]]) -> tuple[Path, bytes]:
-    """One of the files, and what is in it now."""
-    chance = draw(st.randoms(use_true_random=True))  # one draw, and so fast; without this a failure is made smaller
+    """Return one of the files and its spoiled content."""
+    chance = draw(st.randoms(use_true_random=True))  # one draw, which is fast; otherwise a failure would be shrunk
     path, content = chance.choice(files)
     if chance.random() < 0.05:
         return path, draw(ANYTHING)
@@ -338,9 +338,11 @@ def spoil(draw: Callable, files: Sequence[tuple[Path, bytes]]) -> tuple[Path, by
 
 @dataclass(frozen=True)
 class Reader:
-    """What reads some files.
+    """A reader of some files.
 
-    files: those that are spoiled, one at a time. read: (the file that is) -> nothing, or a UsageError.
+    Attributes:
+        files: The files to spoil, one at a time.
+        read: Reads the spoiled file; it may raise a UsageError.
     """
 
     files: Sequence[Path]
@@ -348,13 +350,13 @@ class Reader:
 
 
 def shorten(files: Sequence[Path], lines: int) -> None:
-    """Leaves the first lines of each file."""
+    """Keep only the first lines of each file."""
     for file in files:
         file.write_bytes(b"".join(file.read_bytes().splitlines(keepends=True)[:lines]))
 
 
 def encode_all(name: str, folder: Path, tokenizer: Any, **options: Any) -> None:
-    """What a run makes of a task's files, up to the first sequence of each split."""
+    """Read and encode a task's files as a run does, up to the first sequence of each split."""
     task = TASKS[name]
     recipe = merge(task.recipe, {"data": {"dir": str(folder), **options}})
     examples = task.load(recipe["data"], str)
@@ -379,7 +381,7 @@ def prepare_squad(folder: Path) -> Reader:
     for version in (1, 2):
         official.write_squad(folder / f"squad{version}", version)
     files = sorted(folder.glob("squad*/*.json"))
-    for file in files:  # a paragraph of each article
+    for file in files:  # one paragraph of each article
         content = json.loads(file.read_text())
         for article in content["data"]:
             del article["paragraphs"][1:]
@@ -400,7 +402,7 @@ TEXT = "One word. Two words?\nA third sentence e.g. this one.\n\nMore of it: 3.5
 
 
 def read_text(file: Path, tokenizer: Any) -> None:
-    """What a pretraining makes of a corpus of text."""
+    """Read and tokenize a corpus of text as a pretraining does."""
     documents = list(read_documents([str(file)]))
     assert all(documents)
     corpus = tokenize_documents(documents, tokenizer)
@@ -421,7 +423,7 @@ def prepare_jsonl(folder: Path) -> Reader:
     return Reader([folder / "corpus.jsonl"], partial(read_text, tokenizer=tokenizer))
 
 
-# Head -> inputs of it as `predict --input` takes them; the columns of a table are the names of the first.
+# Head -> its inputs for `predict --input`; the columns of a table are the names of the first input.
 INPUTS: dict[str, list[Any]] = {
     "BertForSequenceClassification": [{"text": "word1 good"}, "bad", {"sentence1": "a", "sentence2": "so", "id": 7}],
     "BertForQuestionAnswering": [
@@ -501,7 +503,7 @@ def prepare_triviaqa(folder: Path) -> Reader:
 
 
 def prepare_score(folder: Path) -> Reader:
-    """Files of predictions beside the official ones."""
+    """Write files of predictions beside the official ones."""
     official.write_glue(folder)
     names = {"RTE": "rte", "STS-B": "stsb", "CoLA": "cola"}
     files = []
@@ -620,7 +622,7 @@ def prepare_recipe(folder: Path) -> Reader:
 
 
 def prepare_setting(folder: Path) -> Reader:
-    """`--set`: what the lines of a file give, one after the other."""
+    """Apply the lines of a file as `--set`, one after the other."""
     given = ("batch_size=8", "model.hidden_size=16", "train.optim=adamw_torch", 'data.corpus=["a"]', "data.vocab=my")
     files = [folder / f"{number}.set" for number in range(len(given))]
     for file, line in zip(files, given, strict=True):
@@ -723,7 +725,7 @@ def prepare_study(folder: Path) -> Reader:
 
 
 def prepare_model(folder: Path) -> Reader:
-    """The directory of a run, as `predict` opens it."""
+    """Open the directory of a run as `predict` does."""
     run = official.write_checkpoint(folder / "run", labels=("yes", "no"), num_hidden_layers=1, hidden_size=8)
     (run / "recipe.toml").write_text('task = "rte"\n[data]\nmax_length = 32\n[train]\nseed = 1\n')
     names = ("config.json", "model.safetensors", "config.json", "model.safetensors", "recipe.toml")
@@ -747,7 +749,7 @@ def prepare_tokenizer(folder: Path) -> Reader:
 
 
 def prepare_release(folder: Path) -> Reader:
-    """TensorFlow's checkpoints, up to what would be written."""
+    """Convert TensorFlow's checkpoints, up to writing."""
     for name in ("uncased_squad", "uncased_pretraining"):
         shutil.copytree(WRITTEN / name, folder / name, ignore=shutil.ignore_patterns("expected.npz"))
 
@@ -764,7 +766,7 @@ def prepare_release(folder: Path) -> Reader:
 
 
 def prepare_built(folder: Path) -> Reader:
-    """A corpus on disk, as pretraining opens it."""
+    """Open a corpus on disk as pretraining does."""
     text = folder / "text.txt"
     text.write_text("word1 good. so bad.\nword2 so.\n\n" * 6)
     from bertkit.data.pretraining.build import build
@@ -791,9 +793,9 @@ def prepare_built(folder: Path) -> Reader:
 
 @contextmanager
 def seal_again(made: Path, file: Path) -> Iterator[None]:
-    """Sets the checksum of a file of the tokenizer right: else that would be all that is ever looked at.
+    """Correct the checksum of a file of the tokenizer, because otherwise nothing else would be tested.
 
-    Not those of the other files: only bertkit writes them, and what has the right checksum is what it wrote.
+    Those of other files stay: only bertkit writes these files, so a correct checksum proves their content.
     """
     path, name = made / store.MANIFEST, file.name
     before = path.read_bytes()
@@ -829,11 +831,11 @@ READERS = {
 }
 
 
-# --- What is promised -------------------------------------------------------------------------------------------------
+# --- Promises ---------------------------------------------------------------------------------------------------------
 
 
 def check_message(message: str) -> None:
-    """A promised error is one line without control characters, and says the next step."""
+    """Check that an error is one line without control characters and states the next step."""
     odd = [character for character in message if unicodedata.category(character) in ("Cc", "Zl", "Zp", "Cs")]
     assert not odd, f"{odd} in {message!r}"
     assert "; " in message or " must " in message, message
@@ -841,7 +843,7 @@ def check_message(message: str) -> None:
 
 @contextmanager
 def limit_seconds() -> Iterator[None]:
-    """An AssertionError in what uses the processor for longer than an input may."""
+    """Raise an AssertionError in code that uses more processor time than an input may."""
 
     def stop(number: int, frame: Any) -> None:
         raise AssertionError(f"more than {SECONDS} seconds for one input")
@@ -857,7 +859,7 @@ def limit_seconds() -> Iterator[None]:
 
 @contextmanager
 def limit_memory() -> Iterator[Callable[[], int]]:
-    """An allocation far beyond what is used already fails; gives what says by how many bytes the process has grown."""
+    """Make an allocation far beyond current use fail; yield a function that returns the growth in bytes."""
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     limits = resource.getrlimit(resource.RLIMIT_AS)
     before = measure_peak()
@@ -869,15 +871,15 @@ def limit_memory() -> Iterator[Callable[[], int]]:
 
 
 def measure_peak() -> int:
-    """The bytes that the process has had in memory at most."""
+    """Return the largest resident size of the process in bytes."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def fuzz(name: str, folder: Path, count: int) -> None:
-    """Gives a reader so many different spoiled files; anything but a value or a promised error is raised."""
+    """Give a reader `count` different spoiled files; anything except a value or a promised error is raised."""
     reader = READERS[name](folder)
     for file in set(reader.files):
-        reader.read(file)  # as it should be; what is imported later is imported now
+        reader.read(file)  # unspoiled; this also does all late imports
     originals = {file: file.read_bytes() for file in reader.files}
     tried: set[bytes] = set()
     accepted, began = 0, time.monotonic()
@@ -906,7 +908,7 @@ def fuzz(name: str, folder: Path, count: int) -> None:
             check_message(str(error))
         finally:
             file.write_bytes(originals[file])
-        tried.add(digest)  # last: what fails is tried again by hypothesis
+        tried.add(digest)  # last: hypothesis retries a failing input
 
     with limit_memory() as measure_growth:
         attempt()

@@ -1,4 +1,4 @@
-"""Files that somebody else has made: nothing in them is run, and nothing is written outside of the run directory."""
+"""Files from other people: nothing in them is executed, and nothing is written outside the run directory."""
 
 import json
 import pickle
@@ -29,7 +29,7 @@ ROOT = Path(cli.__file__).parents[2]
 
 
 class Exploit:
-    """Unpickled, it leaves a file behind."""
+    """An object that creates a file when it is unpickled."""
 
     def __init__(self, mark):
         self.mark = mark
@@ -40,12 +40,12 @@ class Exploit:
 
 @pytest.fixture
 def mark(tmp_path):
-    """The file that is there when foreign code has run."""
+    """Return the file that exists if foreign code was executed."""
     return tmp_path / "run-by-a-stranger"
 
 
 def write_code(folder, mark):
-    """A module that leaves the mark, and the keys by which transformers would import it if it trusted the folder."""
+    """Write a module that creates the mark, and the keys for which transformers would import it if trusted."""
     classes = "".join(f"class {name}: ...\n" for name in ("Config", "Model", "Tokenizer"))
     (folder / "evil.py").write_text(f"from pathlib import Path\nPath({str(mark)!r}).touch()\n{classes}")
     for name, keys in (
@@ -85,7 +85,7 @@ def test_code_of_the_hub_that_a_configuration_names_is_not_run(tmp_path, monkeyp
     (folder / "config.json").write_text(json.dumps(values))
     with pytest.raises(UsageError, match="'owner/repo' is unknown"):
         load_model(BertForSequenceClassification, str(folder), {"attn_implementation": "owner/repo"})
-    with pytest.raises(UsageError, match=r"\[model\] is refused: attn_implementation 'owner/repo' is unknown"):
+    with pytest.raises(UsageError, match=r"\[model\] cannot be used: attn_implementation 'owner/repo' is unknown"):
         make_config({"attn_implementation": "owner/repo"})
     assert fetched == []
 
@@ -113,7 +113,7 @@ def test_a_pickled_checkpoint_is_refused_with_the_remedy(tmp_path, mark, call):
     ["optimizer.pt", *(pytest.param(name, marks=pytest.mark.slow) for name in ("scheduler.pt", "rng_state.pth"))],
 )
 def test_a_pickle_among_the_files_of_a_checkpoint_is_not_run(tmp_path, mark, name):
-    """Somebody else's run directory, to go on with."""
+    """Return somebody else's run directory, to be continued."""
     recipe = make_recipe(write_text(tmp_path / "corpus.txt"))
     with pytest.raises(Interrupted):
         run(PRETRAIN, recipe, output=tmp_path / "run", progress=stop_at(4))
@@ -146,7 +146,7 @@ def test_weights_in_files_elsewhere_are_refused(tmp_path):
 def test_nothing_is_written_through_a_link_in_a_run_directory(tmp_path, name):
     outside, output = tmp_path / "outside", tmp_path / "link" / "run"
     (tmp_path / "disk").mkdir()
-    (tmp_path / "link").symlink_to("disk")  # the run directory itself may lie behind one
+    (tmp_path / "link").symlink_to("disk")  # the run directory itself may be reached through a link
     outside.touch()
     (output / name).parent.mkdir(parents=True)
     (output / ".venv").symlink_to(outside)  # of another program
@@ -155,7 +155,7 @@ def test_nothing_is_written_through_a_link_in_a_run_directory(tmp_path, name):
     (output / "checkpoint-bert.bin").mkdir()  # a study's folder of a setting
     for target in (outside, tmp_path, "gone", (output / name).name):  # a file, a folder, nothing, the link itself
         (output / name).symlink_to(target)
-        with pytest.raises(UsageError, match=rf"^{output / name} is a link, .*; put a copy in"):
+        with pytest.raises(UsageError, match=rf"^{output / name} is a link, .*; replace it with a copy"):
             hold_run_dir(output).__enter__()
         (output / name).unlink()
 

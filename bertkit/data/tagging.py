@@ -216,7 +216,7 @@ def check_lengths(text: TaggedText, lengths: np.ndarray, max_length: int) -> Non
     """
     if len(long := np.flatnonzero(lengths > max_length - 2)):
         raise UsageError(
-            f"{text.locate(long[0])}: the sentence has {lengths[long[0]]:,} tokens and max_length {max_length} leaves "
+            f"{text.locate(long[0])}: the sentence has {lengths[long[0]]:,} tokens, but max_length {max_length} leaves "
             f"room for {max_length - 2}; raise max_length or split the sentence"
         )
 

@@ -47,7 +47,7 @@ NORMALIZATION = {  # option of tokenizers' BertNormalizer -> option of transform
 LONGEST_TROUBLE = 200  # characters quoted from a library's message
 UNKNOWN = "\U00013000"  # a hieroglyph that hardly any vocabulary contains
 UNLIMITED = 1e9  # tokenizers without a maximum length store 1e30
-TOKENIZER_REMEDY = "save the tokenizer again, or name one of BERT's form (WordPiece)"
+TOKENIZER_REMEDY = "save the tokenizer again, or name a BERT tokenizer (WordPiece)"
 
 
 class TokenizerModel(Struct):
@@ -91,14 +91,14 @@ def train_vocabulary(
     first = [*SPECIAL_TOKENS, *alphabet, *(f"##{character}" for character in alphabet if _continues(character))]
     if size < len(first):
         raise UsageError(
-            f"a vocabulary of {size:,} tokens is smaller than the alphabet: {len(alphabet):,} characters, alone and "
-            f"inside words, and the special tokens make {len(first):,}; ask for that many or more (--size, vocab_size)"
+            f"a vocabulary of {size:,} tokens is too small: {len(alphabet):,} characters, alone and inside words, and "
+            f"the special tokens need {len(first):,}; ask for at least that many (--size, vocab_size)"
         )
     known = set(alphabet)
     usable = {word: n for word, n in words.items() if known.issuperset(word)}
     tokens = _merge(usable, first, alphabet, size)
     if len(tokens) < size:
-        report(f"the text gives {len(tokens):,} tokens, not {size:,}: no more pieces occur {LEAST_FREQUENCY} times")
+        report(f"the text yields {len(tokens):,} tokens, not {size:,}: no other piece occurs {LEAST_FREQUENCY} times")
     return tokens
 
 
@@ -123,7 +123,7 @@ def count_words(texts: Iterable[str], *, cased: bool, report: Callable[[str], No
         if len(words) > MOST_WORDS:
             words = Counter(dict(words.most_common(MOST_WORDS // 2)))
             if not is_pruned:
-                report(f"there are more than {MOST_WORDS:,} different words; the rarest of them are not counted")
+                report(f"there are more than {MOST_WORDS:,} different words; the rarest are not counted")
             is_pruned = True
     return words
 
@@ -246,7 +246,7 @@ def load_tokenizer(source: str | Path, *, cased: bool | None = None) -> "BertTok
     token has a capital letter. The maximum length comes from the files, with 512 as the default.
 
     Raises:
-        UsageError: It does not exist, is no BERT vocabulary, contradicts `cased`, or the Hub cannot be reached.
+        UsageError: It does not exist, is not a BERT vocabulary, contradicts `cased`, or the Hub cannot be reached.
     """
     path = Path(os.path.expanduser(source))  # unlike Path.expanduser, it never fails
     if path.is_file():
@@ -254,7 +254,7 @@ def load_tokenizer(source: str | Path, *, cased: bool | None = None) -> "BertTok
         _check_tokens(tokens, str(path))
         guess = _guess_cased(tokens)
         if cased and not guess and any(token.isascii() and token.isalpha() for token in tokens):
-            raise UsageError(f"{path} has no capital letter, so it is uncased; do not ask for a cased one")
+            raise UsageError(f"{path} has no capital letter, so it is uncased; do not request a cased one")
         return make_tokenizer(tokens, cased=guess if cased is None else cased)
     if path.is_dir():
         return _load_directory(path, str(path), cased)
@@ -283,14 +283,14 @@ def _load_directory(directory: Path, source: str, cased: bool | None) -> "BertTo
         tokens = _read_tokens(directory / "vocab.txt")
     else:
         raise UsageError(
-            f"{source} has neither tokenizer.json nor vocab.txt; name a vocabulary or train one: bertkit vocab"
+            f"{source} has neither tokenizer.json nor vocab.txt; name a vocabulary or train one with bertkit vocab"
         )
     _check_tokens(tokens, source)
     settings |= {name: config[name] for name in NORMALIZATION.values() if config.get(name) is not None}
     if cased is not None and settings.get("do_lower_case") is cased:
         has, wants = ("uncased", "cased") if cased else ("cased", "uncased")
         raise UsageError(
-            f"the tokenizer of {source} is {has}, {wants} was asked for; name one that is {wants} or do not ask"
+            f"the tokenizer of {source} is {has}, but {wants} was requested; name a tokenizer that is {wants}"
         )
     settings.setdefault("do_lower_case", not (_guess_cased(tokens) if cased is None else cased))
     longest = config.get("model_max_length")
@@ -304,7 +304,7 @@ def _load_directory(directory: Path, source: str, cased: bool | None) -> "BertTo
         raise UsageError(f"the tokenizer of {source} is damaged ({trouble!r}); save it again") from None
     needed = {name: getattr(tokenizer, name) for name in ("pad_token", "unk_token", "cls_token", "sep_token")}
     if missing := [name for name, token in needed.items() if token is None]:
-        raise UsageError(f"the tokenizer of {source} names no {missing[0]}; write it into its tokenizer_config.json")
+        raise UsageError(f"the tokenizer of {source} has no {missing[0]}; add it to its tokenizer_config.json")
     return tokenizer
 
 
@@ -317,7 +317,7 @@ def _download(name: str) -> Path:
         return Path(snapshot_download(name, allow_patterns=TOKENIZER_FILES, local_files_only=trouble is not None))
     except Exception as error:  # includes HTTP errors: huggingface_hub has changed its HTTP library more than once
         reason = trouble or f"the tokenizer of {name!r} cannot be downloaded ({join_lines(error)})"
-        raise UsageError(f"{reason}; name a directory with a vocabulary or train one: bertkit vocab") from None
+        raise UsageError(f"{reason}; name a directory with a vocabulary or train one with bertkit vocab") from None
 
 
 def _read_tokenizer_json(path: Path) -> tuple[list[str], dict[str, Any]]:
@@ -342,13 +342,13 @@ def _read_tokens(path: Path) -> list[str]:
 def _check_tokens(tokens: Sequence[str], source: str) -> None:
     if missing := [token for token in SPECIAL_TOKENS if token not in tokens]:
         raise UsageError(
-            f"{source} is no BERT vocabulary: it has no {', '.join(missing)}; name a vocab.txt or its directory"
+            f"{source} is not a BERT vocabulary: it has no {', '.join(missing)}; name a vocab.txt or its directory"
         )
     token, count = Counter(tokens).most_common(1)[0]
     if count > 1:
         raise UsageError(
             f"{source} has the token {token[:LONGEST_WORD]!r} {count} times, so later ids would shift; "
-            "leave each token once"
+            "keep each token once"
         )
 
 

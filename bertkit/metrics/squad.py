@@ -116,7 +116,7 @@ def score_squad2(
     """
     _check_complete(gold, predictions, "prediction", 'predict "" where there is no answer')
     odds = dict.fromkeys(gold, 0.0) if null_odds is None else null_odds
-    _check_complete(gold, odds, "null odds", "give the odds of all of them")
+    _check_complete(gold, odds, "null odds", "give the odds of every question")
     exact, f1 = score_answers(gold, predictions, 2)
     kept = (
         [float(not gold[question]) if odds[question] > threshold else score for question, score in scores.items()]

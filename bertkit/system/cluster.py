@@ -15,8 +15,8 @@ from typing import Any
 from bertkit.errors import UsageError
 
 LONGEST_REASON = 300  # characters
-GOES_ON = "the same command goes on (a cluster that RAY_ADDRESS names has to be started again first)"
-ENDED = f"bertkit: this process was ended, as Ray does when its head or raylet has died; {GOES_ON}\n"
+CONTINUES = "the same command continues (restart a cluster named by RAY_ADDRESS first)"
+ENDED = f"bertkit: Ray has ended this process, because its head or raylet has died; {CONTINUES}\n"
 LAST_WORDS = f"import sys; sys.stdin.read() or sys.stderr.write({ENDED!r})"
 POLL = 0.2  # seconds between two checks of the jobs
 CLUSTER_PATIENCE = 20.0  # seconds to wait for a cluster's head to answer again; after 60, Ray ends this process
@@ -77,7 +77,7 @@ def join_cluster(num_cpus: float, num_gpus: float) -> Iterator[Any]:
         except OSError as error:
             if error.errno is not None:  # an error of a file, not of Ray
                 raise
-            raise UsageError(f"the Ray cluster has lost this machine ({error}); {GOES_ON}") from None
+            raise UsageError(f"the Ray cluster has lost this machine ({error}); {CONTINUES}") from None
         finally:
             ray.shutdown()
             speaker.communicate(b"over")
@@ -94,7 +94,7 @@ def connect(ray: Any, num_cpus: float, num_gpus: float) -> None:
     except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
         reason = str(error.__cause__ or error).strip().splitlines()[-1]  # the lines before are a traceback of Ray
         raise UsageError(
-            f"the Ray cluster {address} refuses: {reason[: 2 * LONGEST_REASON]}; RAY_ADDRESS names it"
+            f"the Ray cluster {address} cannot be joined: {reason[: 2 * LONGEST_REASON]}; check RAY_ADDRESS"
         ) from None
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, handler)  # Ray has replaced it
@@ -139,10 +139,10 @@ class ClusterWatch:
             if now - self.answered < CLUSTER_PATIENCE:
                 time.sleep(POLL)
                 return False
-            raise UsageError(f"the head of the Ray cluster ({self.head}) has died; {GOES_ON}") from None
+            raise UsageError(f"the head of the Ray cluster ({self.head}) has died; {CONTINUES}") from None
         self.answered = now
         try:
             check_address(self.raylet)
         except UsageError:
-            raise UsageError(f"the Ray cluster has lost this machine (its raylet has died); {GOES_ON}") from None
+            raise UsageError(f"the Ray cluster has lost this machine (its raylet has died); {CONTINUES}") from None
         return True

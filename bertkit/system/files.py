@@ -174,8 +174,8 @@ def refuse_links(folder: Path, own: tuple[str, ...] = ()) -> None:
         checked = (path, *inside) if is_own or not path.name.startswith(".") else ()
         if link := next((each for each in checked if each.is_symlink()), None):
             raise UsageError(
-                f"{make_printable(str(link))} is a link, and what it leads to would be overwritten; put a copy in its "
-                "place, or delete it"
+                f"{make_printable(str(link))} is a link, and its target would be overwritten; replace it with a copy "
+                "or delete it"
             )
 
 

@@ -43,11 +43,11 @@ CARD = "README.md"
 UPLOAD_TIMEOUT = 30.0  # seconds without an answer from the Hub
 LOGIN = "hf auth login --force"
 REMEDIES = (  # HTTP status -> remedy
-    ((400,), f"mend what it names; the card is {CARD} in the run's directory"),
+    ((400,), f"correct what it names; the card is {CARD} in the run's directory"),
     ((401,), f"log in again: {LOGIN}"),
-    ((402, 403), f"name a repository of your own, or log in with a token that may write there: {LOGIN}"),
-    ((404,), f"write its name anew, or log in with a token that may see it: {LOGIN}"),
-    ((429,), "wait some minutes, and the same command tries again"),
+    ((402, 403), f"name a repository of your own, or log in with a token that has write access: {LOGIN}"),
+    ((404,), f"check its name, or log in with a token that has access: {LOGIN}"),
+    ((429,), "wait a few minutes, then run the same command again"),
 )
 
 
@@ -97,5 +97,5 @@ def explain_failure(error: BaseException) -> str:
         if status in statuses:
             return f"{reason} ({status}); {remedy}"
     if status:
-        return f"{reason} ({status}); the same command tries again"
-    return f"{reason} ({type(error).__name__}); check the network, and the same command tries again"
+        return f"{reason} ({status}); run the same command again"
+    return f"{reason} ({type(error).__name__}); check the network, then run the same command again"

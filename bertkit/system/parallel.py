@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from bertkit.errors import UsageError, join_lines
-from bertkit.system.cluster import GOES_ON, LONGEST_REASON, POLL, ClusterWatch, import_ray, join_cluster
+from bertkit.system.cluster import CONTINUES, LONGEST_REASON, POLL, ClusterWatch, import_ray, join_cluster
 from bertkit.system.progress import ignore
 from bertkit.system.signals import Interrupted, await_note, follow_parent, keep_from_interrupts, note_signals
 
@@ -259,8 +259,8 @@ class WorkerPool:
         self.failed_starts += not worker.began
         if self.failed_starts == TRIES:
             raise UsageError(
-                f"worker processes end before they begin (exit code {code}); use --workers 1, or, in a script of your "
-                'own, start below: if __name__ == "__main__"'
+                f"worker processes exit before they start work (exit code {code}); use --workers 1, or guard your own "
+                'script with: if __name__ == "__main__"'
             )
         cause = f"its process died (exit code {code})"
         if worker.job is not None and lose(self.lost, worker.job, cause, self.handle):
@@ -344,7 +344,7 @@ def execute_on_ray(
             for future in finished:
                 take(future)
     except ray.exceptions.RayActorError:
-        raise UsageError(f"the Ray cluster has lost the queue of this command's messages; {GOES_ON}") from None
+        raise UsageError(f"the Ray cluster has lost the queue of this command's messages; {CONTINUES}") from None
     finally:
         for future in running:
             ray.cancel(future)
@@ -374,11 +374,11 @@ def read_workers(text: str | int) -> int:
     elif str(text).isdecimal() and int(text) > 0:
         workers = int(text)
     else:
-        raise UsageError(f"{text!r} workers; give a whole number above 0, or ray: --workers 2")
+        raise UsageError(f"--workers is {text!r}; give a whole number above 0, or ray")
     if workers != 1 and (processes := count_processes()) > 1:
         raise UsageError(
-            f"--workers {text} inside of {processes} processes that share each run; leave --workers out, or start "
-            "without torchrun and accelerate launch"
+            f"--workers {text} inside {processes} processes that share each run; omit --workers, or start without "
+            "torchrun or accelerate launch"
         )
     return workers
 

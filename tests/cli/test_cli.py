@@ -168,7 +168,7 @@ def bad(tmp_path):
         (["--corpus", "long.txt"], ["long.txt", "1"]),
         (["--corpus", "broken.txt.gz"], ["broken.txt.gz", "gzip"]),
         (["--corpus", "good.txt", "--vocab", "missing-vocab.txt"], ["missing-vocab.txt"]),
-        (["--corpus", "good.txt", "--set", "data.vocab_size=12"], ["alphabet", "12"]),
+        (["--corpus", "good.txt", "--set", "data.vocab_size=12"], ["too small", "12"]),
         (["--corpus", "good.txt", "--recipe", "missing.toml"], ["missing.toml"]),
         (["--corpus", "good.txt", "--recipe", "broken.toml"], ["broken.toml", "line 1"]),
         (["--corpus", "good.txt", "--recipe", "unknown.toml"], ["unknown.toml", "learning_rat", "learning_rate"]),
@@ -480,7 +480,7 @@ SPOILT = {  # what is wrong -> how it comes about
     [
         ("no train", ["RTE/train.tsv", "does not exist"]),
         ("no dev", ["RTE/dev.tsv", "does not exist"]),
-        ("columns", ["RTE/train.tsv", "line 7", "5 columns", "4 were"]),
+        ("columns", ["RTE/train.tsv", "line 7", "5 columns", "expected 4"]),
         ("label", ["RTE/dev.tsv", "line 5", "maybe", "entailment, not_entailment"]),
         ("empty", ["RTE/dev.tsv", "no rows"]),
         ("no labels", ["RTE/dev.tsv", "'label'"]),
@@ -623,7 +623,7 @@ def test_a_model_without_weights_is_refused_before_anything_is_written(call, glu
     (tmp_path / "bert" / "model.safetensors").write_bytes(b"\x10\0\0\0\0\0\0\0not a header")
     code, _, err = call("glue", "--task", "rte", *glue)
     assert code == 2
-    assert err.startswith("bertkit: bert/model.safetensors is refused: ")
+    assert err.startswith("bertkit: bert/model.safetensors cannot be used: ")
     assert not (tmp_path / "runs").exists()
 
 
@@ -862,7 +862,7 @@ def build_small(call, tmp_path, *options):
 def test_a_corpus_is_built_and_described(call, tmp_path):
     code, out, err = build_small(call, tmp_path, "--workers", "1")
     assert (code, err) == (0, "")
-    assert re.search(r"^1 pieces? of 0 MB$", out, re.MULTILINE)
+    assert re.search(r"^1 piece \(0 MB\)$", out, re.MULTILINE)
     assert re.search(r"^[\d,]+ tokens in [\d.]+ s: [\d,]+ tokens/s$", out, re.MULTILINE)
     assert re.search(r"documents +│ 40 ", out)
     assert "bertkit pretrain --corpus made" in out
@@ -886,7 +886,7 @@ def test_what_the_system_refuses_is_one_line_and_a_bug_a_traceback(monkeypatch, 
         with pytest.raises(SystemExit) as stop, console.explain_mistakes():
             act()
         assert stop.value.code == 2
-        assert re.fullmatch(r"bertkit: \S+ is refused: .*; .* or name another path\n", capsys.readouterr().err)
+        assert re.fullmatch(r"bertkit: \S+ cannot be used: .*; .* or name another path\n", capsys.readouterr().err)
     with pytest.raises(PermissionError), console.explain_mistakes():
         fail(PermissionError(1, "Operation not permitted"))  # of a process
 
@@ -899,8 +899,8 @@ def test_the_next_command_does_not_train_in_the_corpus(call, tmp_path):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--workers", "none"], ["'none' workers; give a whole number above 0, or ray"]),
-        (["--deduplicate", "words"], ["deduplicate is 'words'; give documents or lines"]),
+        (["--workers", "none"], ["--workers is 'none'; give a whole number above 0, or ray"]),
+        (["--deduplicate", "words"], ["deduplicate is 'words', expected documents or lines"]),
         (["--cased"], ["vocab", "uncased"]),
         (["--output", "other"], ["other is not empty and holds no corpus; name another directory with --output"]),
         (["missing.txt"], ["missing.txt"]),
@@ -933,7 +933,7 @@ def test_a_damaged_corpus_is_named_and_the_same_command_mends_it(call, tmp_path)
     code, _, err = call("corpus", "stats", "vocab")
     assert (code, err) == (
         2,
-        "bertkit: vocab holds no corpus (no corpus.json); make one: bertkit corpus build\n",
+        "bertkit: vocab holds no corpus (no corpus.json); make one with bertkit corpus build\n",
     )
 
 
@@ -942,7 +942,7 @@ def test_repeats_are_dropped_and_warned_of(call, tmp_path):
     (tmp_path / "good.txt").write_text(text + "\n" + text)
     code, out, err = build_small(call, tmp_path, "--workers", "1")
     assert (code, err) == (0, "")
-    assert "warning: lines that came before hold 50.0% of the tokens; drop them with --deduplicate lines" in out
+    assert "warning: repeated lines hold 50.0% of the tokens; drop them with --deduplicate lines" in out
     code, out, err = build_small(call, tmp_path, "--workers", "1", "--deduplicate", "documents", "--output", "clean")
     assert (code, err) == (0, "")
     assert re.search(r"before removal: documents +│ 80 ", out)

@@ -1,4 +1,4 @@
-"""Texts and pairs as the paper packs them, cut as the reference code cuts them, and batches that lose nothing."""
+"""Texts and pairs as the paper packs them, truncated as in the reference code, and batches that lose nothing."""
 
 import subprocess
 import sys
@@ -20,13 +20,13 @@ TEXTS = st.lists(st.sampled_from(["my", "dogs", "Playing", "cute.", "É", "a, b"
 
 
 def encode(*texts, labels=None, max_length=64):
-    """The sequences of one text or pair, or of columns of them."""
+    """Return the sequences of one text or pair, or of columns of them."""
     columns = [[text] if isinstance(text, str) else list(text) for text in texts]
     return encode_texts(columns, labels, TOKENIZER, max_length)
 
 
 def show(item):
-    """(T,) tokens and segments."""
+    """Return tokens (T,) and segments (T,)."""
     return TOKENIZER.convert_ids_to_tokens(item["input_ids"].tolist()), item["token_type_ids"].tolist()
 
 
@@ -76,7 +76,7 @@ print(len(data.ids), (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - befor
 
 @pytest.mark.slow
 def test_two_long_texts_take_no_more_memory_than_their_tokens():
-    """Where tokenizers cuts them it keeps every combination of their pieces: over 1,000 MB here."""
+    """If tokenizers truncated them, it would keep every combination of their pieces: over 1,000 MB here."""
     done = subprocess.run([sys.executable, "-c", LONG_PAIR], capture_output=True, text=True, check=True)
     tokens, megabytes = map(int, done.stdout.split())
     assert tokens == 128
@@ -85,7 +85,7 @@ def test_two_long_texts_take_no_more_memory_than_their_tokens():
 
 @pytest.mark.parametrize("max_length", [5, 6, 9, 10, 13])
 def test_long_pairs_are_cut_as_in_the_reference_code(max_length):
-    """But for the odd token between two long texts, as the docstring says."""
+    """Except for the odd token between two long texts, as the docstring says."""
     sizes = [(first, second) for first in range(1, 13) for second in range(1, 13)]
     data = encode(["a " * first for first, _ in sizes], ["b " * second for _, second in sizes], max_length=max_length)
     room, ties = max_length - 3, 0
@@ -149,7 +149,7 @@ def test_more_texts_than_are_tokenized_at_once(monkeypatch):
 
 
 def make_sequences(shapes, labels):
-    """Random tokens: `shapes` are (tokens, how many of them in segment B)."""
+    """Return random tokens; `shapes` are (number of tokens, number of these in segment B)."""
     lengths, seconds = np.array(shapes).T
     ids = np.random.default_rng(0).integers(1, 99, lengths.sum()).astype(np.int32)
     return Sequences(ids, np.cumsum(lengths), seconds, labels)
@@ -181,7 +181,7 @@ def test_a_padded_batch_holds_every_sequence_and_nothing_else(shapes, kind):
 
 
 def test_every_other_column_is_a_number_a_sequence():
-    """Such as the positions of answers, which numpy gives one by one; each column keeps its kind."""
+    """Positions of answers come as numpy scalars; each column keeps its type."""
     items = make_sequences([(3, 1), (7, 0), (2, 2)], None).__getitems__(range(3))
     for item, start, end, weight in zip(items, np.array([2, 0, 1]), [2, 0, 2], np.float32([0.5, 1, 2]), strict=True):
         item |= {"start_positions": start, "end_positions": end, "weights": weight}
@@ -198,7 +198,7 @@ def test_every_other_column_is_a_number_a_sequence():
 
 
 def test_sequences_through_torchs_loader():
-    """The loader asks for several at once; together its batches are the data set, in order."""
+    """The loader requests several at once; together its batches are the data set, in order."""
     data = make_sequences([(3, 1), (7, 0), (2, 2), (5, 2), (4, 4)], np.arange(5))
     batches = list(DataLoader(data, batch_size=2, collate_fn=pad, num_workers=0))
     assert [tuple(batch["input_ids"].shape) for batch in batches] == [(2, 7), (2, 5), (1, 4)]
@@ -215,7 +215,7 @@ def test_sequences_through_torchs_loader():
     labelled=st.booleans(),
 )
 def test_a_batch_of_choices_holds_every_sequence_in_its_place(lengths, labelled):
-    """Three sequences a question, padded to the longest of all."""
+    """Three sequences per question, padded to the longest of all."""
     flat = make_sequences([(length, length // 2) for question in lengths for length in question], None)
     labels = np.arange(len(lengths)) % 3 if labelled else None
     data = Choices(flat, 3, labels)

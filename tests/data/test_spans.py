@@ -1,4 +1,4 @@
-"""Windows, answers and decoding against slow twins of the reference code, on texts that are awkward to tokenize."""
+"""Windows, answers and decoding against slow copies of the reference code, on texts that are awkward to tokenize."""
 
 import math
 import unicodedata
@@ -73,7 +73,7 @@ SIZES = st.builds(
 
 
 def ask(context, *answers, question="the best?"):
-    """A question; every answer is (its first character, its end)."""
+    """Return a question; every answer is (its first character, its end)."""
     texts = tuple(context[start:end] for start, end in answers)
     return Question("q", question, context, texts, tuple(start for start, _ in answers))
 
@@ -88,7 +88,7 @@ def tokenize(tokenizer, text):
 
 
 def cut_slowly(count, room, step):
-    """The reference code's windows, (first token, tokens) each; it has none over nothing."""
+    """Return the reference code's windows as (first token, tokens); an empty context has none."""
     windows, start = [], 0
     while start < count:
         length = min(count - start, room)
@@ -100,14 +100,14 @@ def cut_slowly(count, room, step):
 
 
 def measure_context(window, token):
-    """The reference code's score of how much context a window shows around a token; -1 if it does not show it."""
+    """Return the reference code's score of a window's context around a token; -1 if the token is outside."""
     start, length = window
     last = start + length - 1
     return min(token - start, last - token) + 0.01 * length if start <= token <= last else -1
 
 
 def own_slowly(windows, count):
-    """Every token's window of most context, the first of equals."""
+    """Return every token's window of maximum context; the first one wins a tie."""
     return [
         max(range(len(windows)), key=lambda place: measure_context(windows[place], token)) for token in range(count)
     ]
@@ -139,7 +139,7 @@ def test_windows_are_those_of_the_reference_code(count, room, step):
 
 
 def test_a_token_belongs_to_the_window_that_shows_it_in_most_context():
-    """Tokens 6 and 9 have 3 neighbours on their poorer side in two windows each: the first of these has them."""
+    """Tokens 6 and 9 have a minimum of 3 neighbours per side in two windows each: the first window gets them."""
     assert cut_windows(14, 10, 3) == [(0, 10), (3, 10), (6, 8)]
     assert divide_context([(0, 10), (3, 10), (6, 8)]) == [(0, 7), (7, 10), (10, 14)]
 
@@ -147,7 +147,7 @@ def test_a_token_belongs_to_the_window_that_shows_it_in_most_context():
 @given(count=COUNTS, room=ROOMS, step=STEPS)
 @example(count=600, room=317, step=128)
 @example(count=400, room=320, step=180)  # a hundred tokens fewer weigh as much as one of context
-@example(count=119, room=118, step=101)  # a row of such ties, which rounding decides now so, now so
+@example(count=119, room=118, step=101)  # a row of such ties, which rounding decides either way
 def test_shares_are_those_of_the_reference_code(count, room, step):
     windows = cut_windows(count, room, step)
     shares = divide_context(windows)
@@ -167,7 +167,7 @@ def test_shares_are_those_of_the_reference_code(count, room, step):
 
 
 def locate_slowly(offsets, start, end):
-    """All tokens that share a character with [start, end)."""
+    """Return all tokens that share a character with [start, end)."""
     return [token for token, (first, last) in enumerate(offsets) if max(first, start) < min(last, end)]
 
 
@@ -212,7 +212,7 @@ def test_located_tokens_are_those_that_share_a_character(tokenizer, text, start,
     length=st.integers(1, 12),
 )
 def test_positions_point_at_the_answers_tokens(tokenizer, context, sizes, start, length):
-    """Counted over the offsets that transformers gives for each window of its own."""
+    """Count over the offsets that transformers returns for each of its windows."""
     assume(context)
     start %= len(context)
     end = min(start + length, len(context))
@@ -304,11 +304,11 @@ def test_a_nearest_text_covers_its_answer_unless_it_is_too_long(tokenizer, conte
 
 
 def encode_stock(tokenizer, question, context, sizes):
-    """The windows of transformers itself, whose stride is the overlap, for a question that is short enough."""
+    """Return the windows of transformers, whose stride is the overlap, for a short enough question."""
     room = sizes["max_length"] - len(tokenize(tokenizer, question)[0]) - 3
     return tokenizer(
         question,
-        context or " ",  # which has no token either; an empty one would be taken for none
+        context or " ",  # has no token either; an empty text would count as no context
         truncation="only_second",
         max_length=sizes["max_length"],
         stride=room - min(sizes["doc_stride"], room),
@@ -453,7 +453,7 @@ def test_the_callers_tokenizer_stays_as_it_is(length):
 
 
 def test_windows_through_torchs_loader():
-    """The loader asks for several at once; a batch has its positions as columns."""
+    """The loader requests several at once; a batch has its positions as columns."""
     contexts = ["The best ab. " * count for count in (3, 1, 2)]
     data = encode_questions([ask(text, (4, 8)) for text in contexts], UNCASED, max_length=16, doc_stride=4)
     assert len(data) > 3
@@ -476,7 +476,7 @@ def test_windows_through_torchs_loader():
 
 
 def rank(scores):
-    """The places of the 20 best scores, best first."""
+    """Return the indices of the 20 best scores, best first."""
     return sorted(range(len(scores)), key=lambda place: -scores[place])[:20]
 
 
@@ -508,7 +508,7 @@ def decode_slowly(question, tokenizer, sizes, longest, starts, ends):
 
 
 def draw_scores(seed, shape):
-    """(W, T) scores twice, no two of a row alike, exact in float32; but sums of two may be."""
+    """Return start and end scores (W, T), exact in float32; scores in a row differ, but sums of two may be equal."""
     draw = np.random.default_rng(seed)
     return [
         torch.from_numpy(draw.permuted(np.tile(np.arange(shape[1]), (shape[0], 1)), axis=1) / 4).float() for _ in "SE"
@@ -565,7 +565,7 @@ GOLD = 10.0
 
 
 def make_gold_scores(data, seed):
-    """(W, T) scores twice, below 1 but for the answers' first and last tokens, or [CLS] in windows without."""
+    """Return start and end scores (W, T), below 1 except at the answers' ends, or at [CLS] in windows without."""
     width = max(len(item["input_ids"]) for item in data)
     scores = torch.rand((2, len(data), width), generator=torch.Generator().manual_seed(seed))
     for row, item in enumerate(data):
@@ -585,7 +585,7 @@ def make_gold_scores(data, seed):
     seed=st.integers(0, 2**32),
 )
 def test_a_model_that_is_right_gives_the_answer(tokenizer, context, start, length, longest, step, more, seed):
-    """Windows overlap by two answers at least, so the one that owns the answer's start shows all of it."""
+    """Windows overlap by at least two answers, so the one that owns the answer's start shows all of it."""
     _, offsets = tokenize(tokenizer, context)
     assume(offsets)
     first = start % len(offsets)
@@ -622,7 +622,7 @@ def test_a_model_that_is_right_about_a_long_context():
 @pytest.mark.parametrize("length", [1, 2, 19, 20, 21, 384])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_what_is_kept_of_the_scores(length, dtype):
-    """Places stay exact where the scores are coarse: bfloat16 has no 383."""
+    """Positions stay exact where scores are coarse: bfloat16 cannot represent 383."""
     scores = [torch.randn((3, length)).to(dtype) for _ in range(2)]
     kept = keep_top(*scores)
     values, count = kept[:, :80].reshape(3, 4, 20), min(20, length)
@@ -642,7 +642,7 @@ def test_what_is_kept_of_the_scores(length, dtype):
 def test_what_is_kept_does_not_grow_with_the_length(length):
     kept = keep_top(torch.randn(2, length), torch.randn(2, length))
     assert kept.shape == (2, 82)
-    assert kept.untyped_storage().nbytes() == 2 * 82 * 4  # and it holds on to nothing else
+    assert kept.untyped_storage().nbytes() == 2 * 82 * 4  # and it keeps nothing else alive
 
 
 def test_the_best_answer_and_how_much_rather_there_is_none():

@@ -1,4 +1,4 @@
-"""Words <-> tokens: what a sequence shows, which tokens are labelled, how much context there is."""
+"""Words <-> tokens: what a sequence shows, which tokens are labelled, and the amount of context."""
 
 import numpy as np
 import pytest
@@ -27,7 +27,7 @@ WORDS = ["a", "Henson", "word12", "puppeteer", "never seen", "[SEP]", DROPPED]
 
 
 def make_text(*documents: list[str], tags: dict[str, str] | None = None, silent: bool = False) -> TaggedText:
-    """A text of documents of sentences of words; a word's tag is that in `tags`, or O."""
+    """Return a text from documents of sentences of words; a word's tag is that in `tags`, or O."""
     sentences = []
     for number, document in enumerate(documents, 1):
         for sentence in document:
@@ -38,7 +38,7 @@ def make_text(*documents: list[str], tags: dict[str, str] | None = None, silent:
 
 
 def show(data, index):
-    """The tokens of a sequence."""
+    """Return the tokens of a sequence."""
     return TOKENIZER.convert_ids_to_tokens(data[index]["input_ids"])
 
 
@@ -87,7 +87,7 @@ def test_the_context_is_of_the_same_document_and_balanced():
     shown = [int(stop - start) for start, stop in zip(data.starts, data.stops, strict=True)]
     assert shown == [6] * 9 + [3] * 3
     own = [int(data.locate(index)[0]) for index in range(12)]
-    #  Sentences 0 to 8: in front there are 0, 1, then 2; near the end as many as are needed to fill the room.
+    # Sentences 0 to 8: 0, 1, then 2 precede the sentence; near the end enough to fill the room.
     assert own == [1, 2, 3, 3, 3, 3, 4, 5, 6, 1, 2, 3]
     assert show(data, 9) == ["[CLS]", "was", "was", "was", "[SEP]"]
 
@@ -100,7 +100,7 @@ def test_only_whole_neighbours_are_shown():
     assert show(data, 1) == ["[CLS]", "word", "##1", "##2", "a", "[SEP]"]
     # The third leaves 3: one half of it, 1, takes `a`, and 2 are left for `a a`.
     assert show(data, 2) == ["[CLS]", "a", "was", "was", "was", "was", "a", "a", "[SEP]"]
-    # The last leaves 5, 2 for the left, where 4 stand; there is no right, so all 5 go to the left: `was was was was a`.
+    # The last leaves 5, 2 for the left, where 4 are; nothing follows, so all 5 go to the left: `was was was was a`.
     assert show(data, 3) == ["[CLS]", "a", "was", "was", "was", "was", "a", "a", "[SEP]"]
 
 
@@ -118,7 +118,7 @@ def test_a_sentence_that_is_too_long_is_named():
     assert len(encode_words(text, NAMES, TOKENIZER, max_length=9)[1]["input_ids"]) == 9
     with pytest.raises(UsageError) as error:
         encode_words(text, NAMES, TOKENIZER, max_length=8)
-    message = "file, line 2: the sentence has 7 tokens and max_length 8 leaves room for 6; raise max_length or split"
+    message = "file, line 2: the sentence has 7 tokens, but max_length 8 leaves room for 6; raise max_length or split"
     assert str(error.value) == f"{message} the sentence"
     check_lengths(text, np.array([6, 6]), 8)
 
@@ -157,7 +157,7 @@ def test_what_every_sequence_keeps_to(found, max_length, context, draw):
         assert len(tokens) <= max_length
         assert tokens[0] == "[CLS]"
         assert tokens[-1] == "[SEP]"
-        # Each own word that has a token is labelled, exactly once, on the first token of it, and nothing else is.
+        # Each own word with a token is labelled exactly once, on its first token, and nothing else is labelled.
         has_token = [word != DROPPED for word in sentence.words]
         assert (places != ABSENT).tolist() == has_token
         assert np.flatnonzero(item["labels"] != IGNORED).tolist() == places[places != ABSENT].tolist()
@@ -168,7 +168,7 @@ def test_what_every_sequence_keeps_to(found, max_length, context, draw):
         labels = item["labels"][item["labels"] != IGNORED]
         expected = [tag if has else "O" for tag, has in zip(sentence.tags, has_token, strict=True)]
         assert data.name_tags(index, labels) == expected
-        # Whole sentences of the document, side by side, and none more would fit.
+        # The context is whole adjacent sentences of the document, and no other sentence would fit.
         matching = [
             (first, end)
             for first in range(index + 1)
@@ -190,7 +190,7 @@ def test_what_every_sequence_keeps_to(found, max_length, context, draw):
 
 @given(st.lists(st.integers(0, 6), min_size=1, max_size=30), st.integers(6, 40), st.data())
 def test_context_is_as_balanced_as_the_document_allows(lengths, room, draw):
-    """By its definition, sentence by sentence: half of the spare room to the left, the rest right, the rest left."""
+    """Fit the context by definition, by sentence: half of the spare room left, the rest right, the rest left."""
     documents = np.sort(draw.draw(st.lists(st.integers(0, 3), min_size=len(lengths), max_size=len(lengths))))
     starts, stops = fit_context(np.cumsum(lengths), documents, room)
 

@@ -77,7 +77,7 @@ def test_size_is_exact_and_a_smaller_text_is_reported():
     assert not lines
     complete = train_vocabulary(TEXTS, size=5000, report=lines.append)
     assert complete[:80] == smaller
-    assert lines == [f"the text gives {len(complete)} tokens, not 5,000: no more pieces occur 2 times"]
+    assert lines == [f"the text yields {len(complete)} tokens, not 5,000: no other piece occurs 2 times"]
 
 
 def test_cased_keeps_letters_and_accents():
@@ -98,7 +98,7 @@ def test_vocabulary_smaller_than_the_alphabet():
     needed = len(train_vocabulary(["a b c ! 京"], size=99))
     assert needed == 5 + 5 + 3  # the special tokens; a b c ! 京; ##a ##b ##c
     with pytest.raises(
-        UsageError, match=r"of 12 tokens is smaller .*: 5 characters.* make 13; ask for that many or more"
+        UsageError, match=r"of 12 tokens is too small: 5 characters.* need 13; ask for at least that many"
     ) as raised:
         train_vocabulary(["a b c ! 京"], size=12)
     assert "\n" not in str(raised.value)
@@ -134,7 +134,7 @@ def test_the_words_that_are_held_are_bounded(monkeypatch):
     assert 250 <= len(words) <= 500
     assert (words["often"], words["also"]) == (9_000, 9_000)
     assert max(map(len, words)) <= 100
-    assert lines == ["there are more than 500 different words; the rarest of them are not counted"]
+    assert lines == ["there are more than 500 different words; the rarest are not counted"]
 
 
 TRAIN = """
@@ -146,7 +146,7 @@ print(len(tokens), hashlib.sha256("\\n".join(tokens).encode()).hexdigest())
 
 
 def test_vocabulary_is_the_same_in_every_process_and_order_of_the_text():
-    # Random words are full of ties: here the trainer of tokenizers by itself gives another vocabulary in each run.
+    # Random words are full of ties: the trainer of tokenizers alone returns another vocabulary in each run.
     draw = random.Random(0)
     texts = [" ".join("".join(draw.choices("abcdefgh", k=draw.randint(2, 9))) for _ in range(20)) for _ in range(200)]
     results = set()
@@ -197,7 +197,7 @@ def test_tokens_are_those_of_transformers_and_of_the_reference_code(tmp_path, ca
     file = write_tokens(tmp_path / "vocab.txt", tokens)
     ours = make_tokenizer(tokens, cased=cased)
     stock = BertTokenizerFast(vocab=str(file), do_lower_case=not cased)
-    reference = BertTokenizerLegacy(str(file), do_lower_case=not cased)  # its Python, in transformers
+    reference = BertTokenizerLegacy(str(file), do_lower_case=not cased)  # the Python implementation of transformers
     for text in (*TEXTS, MIXED):
         assert ours.tokenize(text) == reference.tokenize(text)
     for text in (*TEXTS, MIXED, "e\u0301 \u1100\u1161 \u0627\u064b", "\ue000 \u00ad \u2028 \x85"):
@@ -247,7 +247,7 @@ def test_a_tokenizer_that_cannot_be_written_leaves_nothing(tmp_path, monkeypatch
 @pytest.mark.parametrize("cased", [False, True])
 @pytest.mark.parametrize("kept", ["tokenizer.json", "vocab.txt"])
 def test_one_file_is_enough(tmp_path, kept, cased):
-    # Of tokenizer.json alone BertTokenizerFast makes an uncased tokenizer, whatever the file says.
+    # From tokenizer.json alone BertTokenizerFast makes an uncased tokenizer, whatever the file says.
     tokenizer = make_tokenizer(vocabulary(cased), cased=cased)
     save_tokenizer(tokenizer, tmp_path / "all")
     (tmp_path / "one").mkdir()
@@ -282,7 +282,7 @@ def test_bare_vocabulary_is_cased_if_it_has_a_capital(tmp_path, end):
 def test_cased_contradicts_the_files(tmp_path):
     save_tokenizer(make_tokenizer(vocabulary(), cased=False), tmp_path)
     assert load_tokenizer(tmp_path, cased=False).tokenize("The dog") == ["the", "dog"]
-    with pytest.raises(UsageError, match="is uncased, cased was asked for"):
+    with pytest.raises(UsageError, match="is uncased, but cased was requested"):
         load_tokenizer(tmp_path, cased=True)
 
 
@@ -298,7 +298,7 @@ def test_settings_in_tokenizer_config_come_before_those_in_tokenizer_json(tmp_pa
 
 
 def make_numbered(index: int, **more: Any) -> str:
-    """A tokenizer.json whose last token has this id."""
+    """Return a tokenizer.json whose last token has this id."""
     ids = {token: number for number, token in enumerate(SPECIAL_TOKENS)} | {"a": index}
     return json.dumps({"model": {"type": "WordPiece", "vocab": ids}} | more)
 
@@ -307,7 +307,7 @@ ROBERTA = json.dumps({"model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}}
 BAD_FILES = [
     ("vocab.txt", "\n".join(["a", *SPECIAL_TOKENS, "a"]), "has the token 'a' 2 times"),
     ("vocab.txt", "\n".join(["", "a", *SPECIAL_TOKENS, "", "b"]), "has the token '' 2 times"),
-    ("vocab.txt", "[PAD]\n[UNK]\n[CLS]\nthe\n", r"is no BERT vocabulary: it has no \[SEP\], \[MASK\]"),
+    ("vocab.txt", "[PAD]\n[UNK]\n[CLS]\nthe\n", r"is not a BERT vocabulary: it has no \[SEP\], \[MASK\]"),
     ("vocab.txt", "", r"it has no \[PAD\]"),
     ("vocab.txt", b"[PAD]\xff", r"vocab\.txt, line 1 is not UTF-8 \(byte 0xff"),
     ("tokenizer.json", "{", "Input data was truncated; save the tokenizer again"),
@@ -358,7 +358,7 @@ def test_a_tokenizer_that_names_no_special_token_is_refused(tmp_path, name):
     save_tokenizer(make_tokenizer(vocabulary(), cased=False), tmp_path)
     config = json.loads((tmp_path / "tokenizer_config.json").read_text())
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config | {name: None}))
-    with pytest.raises(UsageError, match=rf"names no {name}; write it into its tokenizer_config.json|is damaged \("):
+    with pytest.raises(UsageError, match=rf"has no {name}; add it to its tokenizer_config.json|is damaged \("):
         load_tokenizer(tmp_path)
 
 
@@ -374,7 +374,9 @@ def test_a_directory_that_cannot_be_made_is_one_line(tmp_path):
     for name in ("file", "file/deep"):
         with pytest.raises((FileExistsError, NotADirectoryError)) as error:
             save_tokenizer(make_tokenizer(vocabulary(), cased=False), tmp_path / name)
-        assert re.search(f"{tmp_path / name} is refused: .*; a file .*is where a folder", explain_os_error(error.value))
+        assert re.search(
+            f"{tmp_path / name} cannot be used: .*; a file .*is where a folder", explain_os_error(error.value)
+        )
     assert (tmp_path / "file").read_text() == "mine"
 
 

@@ -436,7 +436,7 @@ def test_runs_that_cannot_be_combined(tmp_path, task, runs):
     path = b / "predictions" / "nbest_predictions.json"
     content = json.loads(path.read_text())
     path.write_text(json.dumps(content | {"q1": [{"text": "red"}]}))
-    assert f"{path}, 'q1': Object missing required field `probability` - at `$[0]`; mend" in refuse(
+    assert f"{path}, 'q1': Object missing required field `probability` - at `$[0]`; correct" in refuse(
         task, runs, tmp_path / "both"
     )
     path.write_text("{")
@@ -510,7 +510,7 @@ def test_directories_that_hold_something_else(tmp_path, monkeypatch, task, runs)
     (tmp_path / "notes" / "mine.txt").write_text("mine")
     assert "notes is not empty" in refuse(task, runs, tmp_path / "notes")
     assert "mine.txt is a file; name a directory" in refuse(task, runs, tmp_path / "notes" / "mine.txt")
-    assert "is refused: " in refuse(task, runs, tmp_path / ("x" * 300))
+    assert "cannot be used: " in refuse(task, runs, tmp_path / ("x" * 300))
     out = tmp_path / "both"
     join(task, runs, out)
     before = read(out)

@@ -181,14 +181,14 @@ def test_a_cache_that_cannot_be_written_names_the_key_for_another(checkpoint, se
     with pytest.raises(UsageError, match=r"kept cannot be written to: .* --set data.features_dir=DIR$"):
         cache(checkpoint, sequences, tmp_path / "kept")
     (tmp_path / "file").touch()
-    with pytest.raises(UsageError, match=r"the folder .* is refused: .* --set data.features_dir=DIR$"):
+    with pytest.raises(UsageError, match=r"the folder .* cannot be used: .* --set data.features_dir=DIR$"):
         cache(checkpoint, sequences, tmp_path / "file" / "kept")
 
 
 def test_without_a_cache_the_key_for_a_folder_is_named(checkpoint, sequences, tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     monkeypatch.setattr("huggingface_hub.utils._cache_assets.HF_ASSETS_CACHE", str(tmp_path / "file"))
-    with pytest.raises(UsageError, match=r"the cache of features .* --set data.features_dir=DIR.* is refused"):
+    with pytest.raises(UsageError, match=r"the cache of features .* --set data.features_dir=DIR.* cannot be used"):
         cache(checkpoint, sequences, "")
 
 
@@ -405,7 +405,7 @@ def test_a_model_that_gives_nan_or_infinite_vectors_is_refused(value, name, chec
 def test_an_output_that_is_the_input_is_refused(checkpoint, tmp_path):
     source = tmp_path / "a.jsonl"
     source.write_text("good\n")
-    with pytest.raises(UsageError, match=r"a.jsonl is also the input, and would be replaced; name another"):
+    with pytest.raises(UsageError, match=r"a.jsonl is also the input and would be overwritten; name another"):
         extract(checkpoint, source, "last", tmp_path / "." / "a.jsonl")
     assert source.read_text() == "good\n"
 

@@ -561,13 +561,13 @@ def test_standard_input_is_text_but_for_lines_that_begin_as_json(monkeypatch):
     monkeypatch.setattr("sys.stdin", stdin)
     lines = list(read_inputs("-"))
     assert [line.value for line in lines[:4]] == ["good", {"text": "bad"}, "so", "[so]"]
-    assert "is not JSON" in str(lines[4].value)
+    assert "is not a JSON" in str(lines[4].value)
     assert [line.place for line in lines] == [f"standard input, line {number}" for number in (1, 3, 4, 5, 6)]
 
 
 def test_standard_input_that_is_closed_is_one_line(monkeypatch):
     monkeypatch.setattr("sys.stdin", None)
-    with pytest.raises(UsageError, match="standard input is closed; give the inputs to it, or name a file"):
+    with pytest.raises(UsageError, match="standard input is closed; pipe the inputs to it or name a file"):
         list(read_inputs("-"))
 
 
@@ -580,7 +580,7 @@ def test_an_output_that_is_the_input_is_refused(name, tmp_path, monkeypatch):
     (tmp_path / "twin.txt").hardlink_to(tmp_path / "a.txt")
     with (tmp_path / "a.txt").open() as stdin:
         monkeypatch.setattr("sys.stdin", stdin)
-        with pytest.raises(UsageError, match="is also the input, and would be replaced; name another with"):
+        with pytest.raises(UsageError, match="is also the input and would be overwritten; name another file with"):
             check_output("-" if name == "-" else "a.txt", tmp_path / ("a.txt" if name == "-" else name))
         check_output("-", tmp_path / "b.txt")
         check_output("-", Path(os.devnull))
@@ -611,19 +611,23 @@ def test_a_line_that_is_too_long_is_an_error_in_its_place_and_never_held_whole(n
 
 
 BAD = [
-    ("a.jsonl", b'"x"\n{"id": NaN}\n{"id": 1e999}\n"z"\n', {1: "line 2: is not JSON", 2: "line 3: is not JSON"}),
+    ("a.jsonl", b'"x"\n{"id": NaN}\n{"id": 1e999}\n"z"\n', {1: "line 2: is not a JSON", 2: "line 3: is not a JSON"}),
     (
         "a.jsonl",
         b'{"text": "x"}\n{"text": \n"y"\n3\n',
-        {1: "line 2: is not JSON", 3: "line 4: is not JSON of an object or a text"},
+        {1: "line 2: is not a JSON", 3: "line 4: is not a JSON object or string"},
     ),
-    ("a.jsonl", b'"x"\n\xff\xfe\n"y"\n' + b"[" * 100_000, {1: "line 2: is not UTF-8", 3: "line 4: is not JSON"}),
-    ("a.tsv", b"text\tid\nx\t1\ny\nz\t2\t3\nw\t4\n", {1: "line 3: has 1 columns and 2", 2: "line 4: has 3"}),
+    ("a.jsonl", b'"x"\n\xff\xfe\n"y"\n' + b"[" * 100_000, {1: "line 2: is not UTF-8", 3: "line 4: is not a JSON"}),
+    (
+        "a.tsv",
+        b"text\tid\nx\t1\ny\nz\t2\t3\nw\t4\n",
+        {1: "line 3: has 1 column, but the header names 2", 2: "line 4: has 3"},
+    ),
     ("a.jsonl", b'"x"\n\n\n{"txt": "y"}\n"z"\n{"text": "w"}\n', {1: "line 4: text is missing"}),
     (
         "a.jsonl",
         b'"x"\n{"id": "\\ud800", "text": "y"}\n"\\udc00"\n"z"\n',
-        {1: "surrogate pair", 2: "line 3: is not JSON"},
+        {1: "surrogate pair", 2: "line 3: is not a JSON"},
     ),
 ]
 
@@ -650,7 +654,7 @@ def test_a_bad_line_is_named_and_does_not_stop_the_others(name, content, wrong, 
     ("name", "content", "message"),
     [
         ("a.csv", b"x", "must end in .jsonl, .tsv, .txt"),
-        ("a.tsv", b"text\ttext\n", "line 1: must name every column, each once"),
+        ("a.tsv", b"text\ttext\n", "line 1: must name every column exactly once"),
         ("a.tsv", b"\xff\n", "line 1: is not UTF-8"),
     ],
 )
@@ -667,7 +671,7 @@ def test_a_file_whose_content_does_not_come_is_one_line(name, tmp_path):
     (tmp_path / name).symlink_to("/proc/self/mem")
     with pytest.raises(UsageError) as error:
         list(read_inputs(str(tmp_path / name)))
-    assert str(error.value) == f"{tmp_path / name} cannot be read (Input/output error); give a file that can"
+    assert str(error.value) == f"{tmp_path / name} cannot be read (Input/output error); give a readable file"
 
 
 def test_nothing_is_left_of_an_output_that_fails(tmp_path, classifier):

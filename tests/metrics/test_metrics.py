@@ -52,7 +52,7 @@ def score(name: str, predictions: object, references: object) -> float:
 # --- worked examples
 
 
-# Of the pairs (prediction, reference): three (1, 1), one (0, 0), two (1, 0), one (0, 1): TP 3, TN 1, FP 2, FN 1.
+# Pairs (prediction, reference): three (1, 1), one (0, 0), two (1, 0), one (0, 1): TP 3, TN 1, FP 2, FN 1.
 # accuracy (3 + 1) / 7; precision 3/5 and recall 3/4: f1 = 2 * 3 / (2 * 3 + 2 + 1) = 2/3;
 # Matthews (3 * 1 - 2 * 1) / sqrt(5 * 4 * 3 * 2) = 1 / sqrt(120).
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_accuracy_and_matthews_of_three_classes():
 
 
 def test_f1_is_that_of_class_one_also_among_other_ids():
-    """Of class 1: one right, one missed, one wrong."""
+    """Class 1 has one right, one missed and one wrong prediction."""
     assert score("f1", [1, 1, 0, 2], [1, 0, 1, 2]) == 0.5
     assert score("f1", [0, 0, 1, 0], [0, 0, 1, 1]) != score("f1", [1, 1, 0, 1], [1, 1, 0, 0])
 
@@ -109,14 +109,14 @@ def test_classes_follow_from_the_confusion_matrix(pairs):
 
 
 def correlate(first: np.ndarray, second: np.ndarray) -> float:
-    """Pearson's correlation by its definition; 0 if one of them is constant."""
+    """Return Pearson's correlation by its definition; 0 if one side is constant."""
     first, second = first - first.mean(), second - second.mean()
     root = math.sqrt((first @ first) * (second @ second))
     return first @ second / root if root > 1e-9 else 0.0
 
 
 def rank(values: np.ndarray) -> np.ndarray:
-    """One half more than the smaller values and half of the equal ones."""
+    """Return mean ranks: 1/2 + the number of smaller values + half of the equal ones."""
     return (values[:, None] > values).sum(1) + ((values[:, None] == values).sum(1) + 1) / 2
 
 
@@ -254,11 +254,11 @@ def test_bad_input_to_a_module():
         ("The Denver Broncos!", "denver broncos"),
         ("  a cat,\tan\u00a0owl\nand the dog ", "cat owl and dog"),
         ("U.S.A.'s", "usas"),  # punctuation goes first and leaves no gap ...
-        ("the-rapist a_n A.", "therapist"),  # ... so that words and articles arise: a_n -> an, A. -> a
+        ("the-rapist a_n A.", "therapist"),  # ... so that new words and articles appear: a_n -> an, A. -> a
         ("theatre then another banana the2", "theatre then another banana the2"),
-        ("“the” –a– (an)", "“ ” – –"),  # punctuation beyond ASCII stays and bounds words
+        ("“the” –a– (an)", "“ ” – –"),  # punctuation beyond ASCII stays and separates words
         ("ÉTÉ İ $5.00", "été i̇ 500"),
-        ("thé a\u0301 然the", "thé \u0301 然the"),  # a combining mark is no part of a word, a letter of any script is
+        ("thé a\u0301 然the", "thé \u0301 然the"),  # a combining mark ends a word, a letter of any script does not
         ("", ""),
         ("The, a; AN.", ""),
     ],
@@ -467,7 +467,7 @@ def test_normalization_is_that_of_the_oracle(text):
 
 
 def test_f1_is_rounded_as_the_oracle_rounds_it():
-    """2 shared / (length + length) would be the same number, rounded otherwise."""
+    """2 shared / (length + length) would be the same number, but rounded differently."""
     gold = {str((shared, rest)): ["b " * shared + "c " * rest] for shared in range(1, 12) for rest in range(12)}
     for version in (1, 2):
         for count in range(1, 12):
@@ -498,7 +498,7 @@ def test_squad2_is_the_oracle_to_the_last_digit(questions, data):
 
 @pytest.mark.parametrize("seed", range(3))
 def test_many_questions_are_added_as_the_oracle_adds_them(seed):
-    """Over a thousand questions the order of the additions shows in the last digits."""
+    """Over a thousand questions the order of the additions affects the last digits."""
     generator = np.random.default_rng(seed)
     words = [*"bcdefgh", "the", "a"]
 
@@ -542,7 +542,7 @@ def total_at(tau: float, odds: list[float], answered: list[float], unanswered: l
         ([-3.0, -1.0, 1.0, 3.0], [0, 1, 0, 0], [1, 0, 0, 1], 0.0),  # -1 and what is below or above it: -0.0 is 0.0
         ([-2.0, 0.0], [0.5, 0.0], [0.5, 0.5], 1.0),  # 3.0 or 1.0
         ([-2.0, 0.0, 2.0], [0, 1, 0], [0, 1, 0], 1.0),  # 3, 1, -1 or -3: the positive one
-        ([7.0, 7.0, 7.0], [1, 0, 0], [0, 0.25, 0.25], -8.0),  # ties fall together: 1 against 0.5
+        ([7.0, 7.0, 7.0], [1, 0, 0], [0, 0.25, 0.25], -8.0),  # ties change sides together: 1 against 0.5
         ([7.0, 7.0, 7.0], [1, 0, 0], [0, 0.75, 0.75], -6.0),
         ([1.5e308, 1.75e308], [1, 0], [0, 1], -1.625e308),  # although their sum overflows
         ([math.inf, 3.0, -math.inf], [0, 1, 1], [1, 0, 0], -4.0),  # no tau changes the infinite ones
@@ -580,7 +580,7 @@ def test_tau_reaches_the_best_total_also_between_neighbours(rows):
     best = max(total_at(-threshold, *columns) for threshold in [*odds, math.inf])
     tau = find_tau(*columns)
     assert total_at(tau, *columns) == best
-    # On which side equality falls matters only where there is no number between two odds.
+    # The side on which equality falls matters only if two odds are adjacent floats.
     assert -tau not in odds or math.nextafter(-tau, -math.inf) in odds
 
 
@@ -592,14 +592,14 @@ def test_tau_reaches_the_best_total_of_any_scores(rows):
 
 
 def test_totals_that_differ_by_rounding_alone_are_equal():
-    """To answer all and to answer none score 0.3, but as added here one is more by the rounding: tau 0 is chosen."""
+    """Answering all and answering none both score 0.3, but rounding makes one larger: tau 0 is chosen."""
     assert -0.3 + 0.1 + 0.2 > 0 > -0.1 - 0.2 + 0.3
     assert find_tau([1.0, 2.0, 3.0], [0, 0.1, 0.2], [0.3, 0, 0]) == 0.0  # none; all would be -4.0
     assert find_tau([-3.0, -2.0, -1.0], [0, 0, 0.3], [0.1, 0.2, 0]) == 0.0  # all; none would be 4.0
 
 
 def test_tau_serves_the_scores():
-    """What `find_tau` promises is what the scores at tau are, and no other tau scores more."""
+    """The scores at tau are those that `find_tau` promises, and no other tau scores more."""
     generator = np.random.default_rng(0)
     gold = {str(number): ["b c d"][: number % 2] for number in range(60)}
     texts = {question: " ".join(generator.choice(list("bcde"), 3)) for question in gold}
@@ -638,7 +638,7 @@ def test_tau_serves_the_scores():
         (
             score_squad2,
             ({"q1": ["x"], "q2": []}, {"q1": "", "q2": ""}, {"q2": 0.0}),
-            "1 of 2 questions have no null odds, the first is 'q1'; give the odds of all of them",
+            "1 of 2 questions have no null odds, the first is 'q1'; give the odds of every question",
         ),
     ],
 )
@@ -658,10 +658,10 @@ def test_bad_questions_are_one_line(function, arguments, message):
         ("B-X B-X", [(0, 1, "X"), (1, 2, "X")]),
         ("I-X I-X O I-X", [(0, 2, "X"), (3, 4, "X")]),  # IOB1
         ("I-X B-X I-X", [(0, 1, "X"), (1, 3, "X")]),  # IOB1, two in a row
-        ("O I-X", [(1, 2, "X")]),  # no IOB2: an I- after O begins an entity
+        ("O I-X", [(1, 2, "X")]),  # not IOB2: an I- after O begins an entity
         ("B-X I-Y", [(0, 1, "X"), (1, 2, "Y")]),  # neither: an I- of another type begins one
         ("I-X I-Y I-X", [(0, 1, "X"), (1, 2, "Y"), (2, 3, "X")]),
-        ("B-a-b I-a-b I-a", [(0, 2, "a-b"), (2, 3, "a")]),  # the type is what stands behind the first hyphen
+        ("B-a-b I-a-b I-a", [(0, 2, "a-b"), (2, 3, "a")]),  # the type follows the first hyphen
         ("O O", []),
         ("", []),
     ],
@@ -671,10 +671,10 @@ def test_entities_read_by_hand(tags, entities):
 
 
 def test_entities_scored_by_hand():
-    """Of five predicted and four gold ones, two are right, the PER and the second LOC: 2/5, 2/4, 4/9.
+    """Two of five predicted and four gold entities are right, the PER and the second LOC: 2/5, 2/4, 4/9.
 
-    The first LOC is a word short, the MISC is of another type and the last ORG made up. Four of the 11 tags are wrong:
-    of these three, and the I-LOC, which begins an entity all the same.
+    The first LOC is a word short, the MISC has another type and the last ORG is invented. Four of the 11 tags are
+    wrong: those of these three, and the I-LOC, which still begins an entity.
     """
     gold = [["B-PER", "I-PER", "O", "B-LOC", "I-LOC"], ["B-LOC", "O", "B-MISC", "O", "O", "O"]]
     predicted = [["B-PER", "I-PER", "O", "B-LOC", "O"], ["I-LOC", "O", "B-ORG", "O", "I-ORG", "O"]]
@@ -689,7 +689,7 @@ def test_entities_scored_by_hand():
 
 
 def test_a_sentence_ends_its_entities():
-    """Two of one word are not one of two."""
+    """Two entities of one word are not one entity of two."""
     apart, together = [["B-X"], ["I-X"]], [["B-X", "I-X"]]
     assert score_entities(apart, apart)["recall"] == 1.0
     assert score_types(apart, [["B-X"], ["O"]])["X"] == pytest.approx({"precision": 1.0, "recall": 0.5, "f1": 2 / 3})
@@ -705,7 +705,7 @@ def test_what_is_undefined_is_0():
 
 
 def walk_conlleval(gold: list[list[str]], predicted: list[list[str]]) -> dict[str, int]:
-    """What conlleval counts, as it goes: word by word, looking at two neighbours, a blank line being an O outside.
+    """Count as conlleval does: word by word, looking at two neighbours, with a blank line as an O.
 
     A chunk has begun where the tag is B, or I after O, or the type has changed; it has ended where the tag before was
     in one and this one is B or O, or the type has changed. A chunk is right if it begins on both sides with one type,

@@ -158,14 +158,14 @@ def test_fewer_layers_than_the_weights_have_are_refused(tmp_path):
 def test_a_name_in_damaged_weights_does_not_reach_the_terminal_as_it_is(tmp_path):
     header = b'{"a": {"dtype": "\\u001b[31m", "shape": [1], "data_offsets": [0, 4]}}'
     (tmp_path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
-    with pytest.raises(UsageError, match=r"model.safetensors is refused: .*\[31m.*; correct it") as error:
+    with pytest.raises(UsageError, match=r"model.safetensors cannot be used: .*\[31m.*; correct it") as error:
         check_sizes(str(tmp_path), BertConfig())
     assert str(error.value).isprintable()
 
 
 def test_layers_beyond_reason_are_refused_before_they_are_made():
     for count in (1001, 10**9, 10**400):
-        with pytest.raises(UsageError, match=r"^\[model\] is refused: num_hidden_layers must be at most 1,000;"):
+        with pytest.raises(UsageError, match=r"^\[model\] cannot be used: num_hidden_layers must be at most 1,000;"):
             make_config({"num_hidden_layers": count})
 
 
@@ -204,7 +204,7 @@ def served(hub, tmp_path, monkeypatch):
 )
 def test_a_download_that_breaks_is_one_line_and_the_next_one_succeeds(served, name, fault):
     served.fail("GET", f"/{name}$", times=100, **FAULTS[fault])
-    with pytest.raises(UsageError, match=r"did not come from the Hub \(|cannot be downloaded \(") as error:
+    with pytest.raises(UsageError, match=r"could not be downloaded from the Hub \(|cannot be downloaded \(") as error:
         LOADERS[name]()
     assert "ada/bert" in str(error.value)
     assert "\n" not in str(error.value)

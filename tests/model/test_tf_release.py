@@ -276,7 +276,7 @@ def test_the_folder_and_the_vocabulary_say_whether_it_is_cased(name, folder, cas
     )
 
 
-# --- What is refused --------------------------------------------------------------------------------------------------
+# --- What cannot be used --------------------------------------------------------------------------------------------------
 
 
 def change_config(folder, **values):
@@ -297,9 +297,9 @@ BREAKS = {  # change to the pre-training checkpoint -> words of the message
         lambda d: (d / "bert_config.json").write_text("[1]"),
         r"Expected `object`, got `array`; ",
     ),
-    "type": (lambda d: change_config(d, hidden_size="16"), r"bert_config.json is refused: .*hidden_size"),
-    "heads": (lambda d: change_config(d, num_attention_heads=3), r"is refused: .*not divisible"),
-    "activation": (lambda d: change_config(d, hidden_act="magic"), r"is refused: .*'magic' is unknown"),
+    "type": (lambda d: change_config(d, hidden_size="16"), r"bert_config.json cannot be used: .*hidden_size"),
+    "heads": (lambda d: change_config(d, num_attention_heads=3), r"cannot be used: .*not divisible"),
+    "activation": (lambda d: change_config(d, hidden_act="magic"), r"cannot be used: .*'magic' is unknown"),
     "layers": (lambda d: change_config(d, num_hidden_layers=10**9), r"num_hidden_layers must be at most 1,000"),
     "hidden": (lambda d: change_config(d, hidden_size=18), r"has the shape \(.*16.*\) but .* asks for \(.*18.*\)"),
     "inner": (
@@ -307,7 +307,7 @@ BREAKS = {  # change to the pre-training checkpoint -> words of the message
         r"layer_0/intermediate/dense/kernel has the shape \(16, 24\) but .* \(16, 16\)",
     ),
     "segments": (lambda d: change_config(d, type_vocab_size=16), r"token_type_embeddings has the shape \(2, 16\)"),
-    "huge": (lambda d: change_config(d, vocab_size=10**30), r"bert_config.json is refused"),
+    "huge": (lambda d: change_config(d, vocab_size=10**30), r"bert_config.json cannot be used"),
     "tokens": (lambda d: change_config(d, vocab_size=35), r"has 36 tokens, but the model only 35; use the vocabulary"),
     "more tokens": (lambda d: change_config(d, vocab_size=37), r"word_embeddings has the shape \(36, 16\)"),
     "no text": (lambda d: (d / "vocab.txt").write_bytes(b"\xff\n"), r"vocab.txt, line 1 is not UTF-8"),
@@ -381,7 +381,7 @@ def test_nothing_is_written_over(tmp_path, monkeypatch):
     for name in ("full", "file"):
         with pytest.raises(UsageError, match=f"{name} exists and is not an empty directory; name another one"):
             import_checkpoint(WRITTEN / SQUAD, tmp_path / name)
-    with pytest.raises(UsageError, match="out is refused"):
+    with pytest.raises(UsageError, match="out cannot be used"):
         import_checkpoint(WRITTEN / SQUAD, tmp_path / "file" / "out")
     (tmp_path / "empty").mkdir()
     monkeypatch.chdir(tmp_path / "empty")

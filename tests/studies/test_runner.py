@@ -571,7 +571,7 @@ def test_the_directory_of_another_study_is_left_alone(recipe, tmp_path, uninterr
     ("change", "message"),
     [
         ({"data": {"corpus": ["missing.txt"]}}, "missing.txt"),
-        ({"train": {"optim": "adamw_bnb_8bit"}}, r"pretrain/seed-42: \[train\] is refused: .*bitsandbytes"),
+        ({"train": {"optim": "adamw_bnb_8bit"}}, r"pretrain/seed-42: \[train\] cannot be used: .*bitsandbytes"),
         ({"train": {"per_device_train_batch_size": 5}}, r"pretrain/seed-42: batch_size 8"),
         ({"data": {"objective": "mlm+sop"}}, r"pretrain: unknown objective"),
     ],
@@ -851,7 +851,7 @@ def test_weights_that_are_not_there_are_a_reason(figure5, tmp_path):
     [
         ({"pretrain": {"data": {"corpus": ["missing.txt"]}}}, r"missing.txt"),
         ({"pretrain": {"data": {"corpus": []}}}, r"pretrain/bert has no corpus; give a folder that holds text/"),
-        ({"pretrain": {"train": {"optim": "adamw_bnb_8bit"}}}, r"pretrain/bert: \[train\] is refused"),
+        ({"pretrain": {"train": {"optim": "adamw_bnb_8bit"}}}, r"pretrain/bert: \[train\] cannot be used"),
         ({"data": {"dir": "nowhere"}}, r"nowhere is not a folder"),
         ({"data": {"dir": "nowhere"}, "pretrain": {"data": {"corpus": ["missing.txt"]}}}, r"nowhere is not a folder"),
         ({"reinit_layers": 9}, r"bert/mnli-m: reinit_layers is 9, but the model has 1 layers"),
@@ -978,7 +978,7 @@ def test_processes_that_share_each_run_do_the_study_together(recipe, tmp_path, w
     with start_study(make_grid(recipe, batch_size=[8, 4]), tmp_path, tmp_path / "three", 2, launcher) as process:
         out, _ = process.communicate(timeout=600)
     assert process.returncode != 0
-    assert "--workers 2 inside of 2 processes that share each run" in out
+    assert "--workers 2 inside 2 processes that share each run" in out
 
 
 @pytest.mark.parametrize(

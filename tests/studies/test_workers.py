@@ -273,7 +273,7 @@ def run_ray_script(definition, folder, victim):
 
 def test_a_run_that_the_system_refuses_fails_with_the_remedy():
     line = explain_failure(PermissionError(13, "Permission denied", "a/b"))
-    assert line.startswith("a/b is refused: Permission denied; change its permissions")
+    assert line.startswith("a/b cannot be used: Permission denied; change its permissions")
 
 
 @pytest.mark.slow

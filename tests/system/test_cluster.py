@@ -19,7 +19,7 @@ def test_a_cluster_that_does_not_answer_is_one_line(address):
 
 
 class Cluster:
-    """As much of Ray as a watch asks for."""
+    """The part of Ray that a watch uses."""
 
     def __init__(self, head, raylet):
         self.gcs_address, self.raylet = head, raylet
@@ -44,15 +44,15 @@ def test_a_cluster_that_is_lost_is_one_line(monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
         assert ClusterWatch(Cluster(address, address)).check()
-        with pytest.raises(UsageError, match=r"lost this machine \(its raylet has died\); the same command goes on"):
+        with pytest.raises(UsageError, match=r"lost this machine \(its raylet has died\); the same command continues"):
             ClusterWatch(Cluster(address, dead)).check()
         watch = ClusterWatch(Cluster(dead, address))
         assert not watch.check()  # it may come back
-        with pytest.raises(UsageError, match=rf"the head .* \({dead}\) has died; the same command goes on"):
+        with pytest.raises(UsageError, match=rf"the head .* \({dead}\) has died; the same command continues"):
             watch.check()
 
 
 def test_a_cluster_that_is_reached_as_a_client_is_left_to_ray(monkeypatch):
-    """The addresses within it cannot be reached, so Ray is not even asked for them."""
+    """Addresses inside the cluster cannot be reached, so Ray is not asked for them."""
     monkeypatch.setenv("RAY_ADDRESS", "ray://127.0.0.1:10001")
     assert ClusterWatch(ray=None).check()

@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all, and what is left of those that were being written."""
+"""Atomic writes, and the removal of unfinished files."""
 
 import os
 import signal
@@ -23,7 +23,7 @@ with atomic_open(Path(sys.argv[1])) as stream:
 
 
 def kill_while_writing(path):
-    """The name of what a process has left that was killed while it wrote a file."""
+    """Return the name of the unfinished file of a process that was killed while it wrote."""
     before = set(path.parent.iterdir())
     done = subprocess.run([sys.executable, "-c", KILLED, str(path)], check=False)
     assert done.returncode == -signal.SIGKILL
@@ -57,7 +57,7 @@ def test_what_another_process_is_writing_stays(tmp_path):
 
 
 def test_what_cannot_be_removed_is_no_obstacle(tmp_path, monkeypatch):
-    """As another user's in /tmp."""
+    """An unfinished file of another user in /tmp stays."""
     left = kill_while_writing(tmp_path / "a.txt")
     unlink = Path.unlink
 
@@ -73,7 +73,7 @@ def test_what_cannot_be_removed_is_no_obstacle(tmp_path, monkeypatch):
 
 
 def test_only_what_is_ours_is_removed_from_a_directory(tmp_path):
-    """Somebody may keep hidden files and folders of other programs where a run goes."""
+    """A run's directory may contain hidden files and folders of other programs."""
     left = kill_while_writing(tmp_path / "model.json")
     kept = [tmp_path / name for name in (".env.1", ".notes.2024", ".vimrc.7~", "a.3.unfinished")]
     for path in kept:

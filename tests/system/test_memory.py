@@ -1,4 +1,4 @@
-"""What a CPU's process keeps of its memory, and gives back."""
+"""Memory that a process on a CPU keeps and gives back."""
 
 import ctypes
 import os
@@ -43,7 +43,7 @@ def test_what_nobody_tells_is_nothing(tmp_path, monkeypatch):
 
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="another C library than glibc")
 def test_gaps_in_the_heap_go_back_to_the_system():
-    """Many small blocks are freed, but for the last: the heap stays as it is until it is trimmed."""
+    """Many small blocks are freed except the last: the heap stays as it is until it is trimmed."""
     code = """
 import ctypes
 from bertkit.system.memory import trim_memory
@@ -74,7 +74,7 @@ print(before, measure())
     ("calls", "keep"), [([], False), (["keep_memory"], True), (["keep_memory", "restore_memory"], False)]
 )
 def test_blocks_of_an_update_are_kept_for_the_next_one(calls, keep):
-    """A page of a block that comes from the system is a fault when it is first written to."""
+    """The first write to a page of a block from the system is a page fault."""
     code = f"""
 import ctypes, resource
 from bertkit.system import memory

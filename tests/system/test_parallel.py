@@ -1,4 +1,4 @@
-"""The executor: jobs told and handled alike by this process, by several and on Ray, and workers that die."""
+"""The executor: jobs give the same results in this process, in several and on Ray; workers may die."""
 
 import os
 import signal
@@ -15,7 +15,7 @@ WORKERS = [1, 2, pytest.param(0, marks=pytest.mark.slow)]  # this process, sever
 
 
 class Record:
-    """What was handled, by job."""
+    """The handled messages by job."""
 
     def __init__(self):
         self.news = {}
@@ -81,7 +81,7 @@ def test_a_job_that_a_signal_stops_ends_the_work():
 
 @pytest.mark.parametrize("held", [[0], [0, 1]])
 def test_a_signal_ends_the_workers(held):
-    """It comes while these jobs are told of; they end, whatever they were at, and no other one begins."""
+    """The signal arrives while these jobs report; they end, whatever they did, and no other one begins."""
     jobs, record = [Sum(tuple(range(2_000))), Sum(tuple(range(2_000))), Sum((1,))], Record()
 
     def handle(number, news):
@@ -94,7 +94,7 @@ def test_a_signal_ends_the_workers(held):
 
 
 def test_workers_that_cannot_begin_are_given_up():
-    with pytest.raises(UsageError, match=r"worker processes end before they begin \(exit code 1\); use --workers 1"):
+    with pytest.raises(UsageError, match=r"processes exit before they start work \(exit code 1\); use --workers 1"):
         execute(Work(add_up, begin=end_at_once), [Sum(()), Sum(())], {}, Record(), 2)
 
 
@@ -105,7 +105,7 @@ def test_the_number_of_workers_is_read(text, count):
 
 @pytest.mark.parametrize("text", ["0", "-1", "two", "1.5", ""])
 def test_other_numbers_of_workers_are_refused(text):
-    with pytest.raises(UsageError, match=f"{text!r} workers; give a whole number above 0, or ray: --workers 2"):
+    with pytest.raises(UsageError, match=f"--workers is {text!r}; give a whole number above 0, or ray"):
         read_workers(text)
 
 
@@ -113,7 +113,7 @@ def test_several_workers_inside_of_processes_that_share_a_run_are_refused(monkey
     monkeypatch.setenv("WORLD_SIZE", "4")
     assert read_workers(1) == 1
     for text in ("2", "ray"):
-        with pytest.raises(UsageError, match=f"--workers {text} inside of 4 processes that share each run; leave"):
+        with pytest.raises(UsageError, match=f"--workers {text} inside 4 processes that share each run; omit"):
             read_workers(text)
 
 

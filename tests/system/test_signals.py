@@ -1,4 +1,4 @@
-"""The first signal to stop is noted; what comes at once is the same one, and a later one is not held back."""
+"""The first signal is noted; one right after it counts as the same, and a later one takes effect."""
 
 import os
 import signal
@@ -12,7 +12,7 @@ from bertkit.system.signals import STOPS, note_signals
 
 @pytest.fixture(autouse=True)
 def default_handlers():
-    """Of a terminal: a background job has SIGINT ignored."""
+    """Set the handlers of a terminal's job: a background job ignores SIGINT."""
     before = {number: signal.getsignal(number) for number in STOPS}
     for number in STOPS:
         signal.signal(number, signal.default_int_handler)
@@ -48,7 +48,7 @@ def test_what_notes_may_raise(monkeypatch):
 
 
 def test_a_handler_that_is_not_pythons_is_no_obstacle(monkeypatch):
-    """`signal.signal` gives None for one that a C library has set."""
+    """`signal.signal` returns None for a handler set by a C library."""
     set_handler = signal.signal
     with monkeypatch.context() as patch:
         patch.setattr(signals.signal, "signal", lambda *given: set_handler(*given) and None)

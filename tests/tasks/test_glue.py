@@ -273,7 +273,10 @@ def test_splits_that_the_hubs_copy_lacks_are_named_and_passed_over(hub, monkeypa
 @pytest.mark.parametrize(
     ("missing", "message"),
     [
-        ("validation_matched", r"nyu-mll/glue:mnli has no split 'validation_matched' but train, validation_mismatched"),
+        (
+            "validation_matched",
+            r"glue:mnli has no split 'validation_matched'; found train, validation_mismatched",
+        ),
         ("mnli", r"nyu-mll/glue:mnli cannot be loaded \(BuilderConfig 'mnli' not found\)"),
     ],
 )
@@ -310,11 +313,11 @@ BAD = [
     ("rte", "train.tsv", None, r"RTE/train\.tsv does not exist"),
     ("rte", "dev.tsv", None, r"RTE/dev\.tsv does not exist"),
     ("mnli", "dev_matched.tsv", None, r"MNLI/dev_matched\.tsv does not exist"),
-    ("rte", "train.tsv", put(4, "\t", "\tmore\t"), r"RTE/train\.tsv, line 4 has 5 columns and 4 were expected"),
-    ("rte", "test.tsv", put(4, "\t", " "), r"RTE/test\.tsv, line 4 has 2 columns and 3 were expected"),
-    ("cola", "dev.tsv", put(1, "\t", " "), r"CoLA/dev\.tsv, line 1 has 3 columns and 4 were expected"),
+    ("rte", "train.tsv", put(4, "\t", "\tmore\t"), r"RTE/train\.tsv, line 4 has 5 columns, expected 4"),
+    ("rte", "test.tsv", put(4, "\t", " "), r"RTE/test\.tsv, line 4 has 2 columns, expected 3"),
+    ("cola", "dev.tsv", put(1, "\t", " "), r"CoLA/dev\.tsv, line 1 has 3 columns, expected 4"),
     ("rte", "dev.tsv", put(5, "not_entailment", "perhaps"), r"dev\.tsv, line 5: label 'perhaps' must be one of ent"),
-    ("sst2", "train.tsv", put(3, "1", "2"), r"SST-2/train\.tsv, line 3: label '2' must be one of 0, 1; mend"),
+    ("sst2", "train.tsv", put(3, "1", "2"), r"SST-2/train\.tsv, line 3: label '2' must be one of 0, 1; correct"),
     ("cola", "train.tsv", put(1, "gj04\t0", "gj04\t"), r"CoLA/train\.tsv, line 1: label '' must be one of 0, 1"),
     ("mnli", "dev_mismatched.tsv", put(4, "contradiction", "-"), r"dev_mismatched\.tsv, line 4: label '-' must be one"),
     ("stsb", "train.tsv", put(2, "0.000", "7"), r"STS-B/train\.tsv, line 2: label '7' must be a score from 0 to 5"),
@@ -323,7 +326,7 @@ BAD = [
     ("rte", "train.tsv", lambda lines: lines[:1], r"RTE/train\.tsv has no rows"),
     ("rte", "dev.tsv", lambda lines: [], r"RTE/dev\.tsv is empty"),
     ("mnli", "test_matched.tsv", lambda lines: lines[:1], r"MNLI/test_matched\.tsv has no rows"),
-    ("qnli", "dev.tsv", put(1, "\tlabel", "\tgold"), r"QNLI/dev\.tsv has no column 'label' but .*'gold'"),
+    ("qnli", "dev.tsv", put(1, "\tlabel", "\tgold"), r"QNLI/dev\.tsv has no column 'label'; found .*'gold'"),
 ]
 
 
@@ -353,7 +356,7 @@ def test_a_test_file_cannot_be_learned(files_of, bert, tmp_path):
 
 def test_a_tasks_own_folder_is_not_the_one_to_name(files_of, bert, tmp_path):
     folder, rte = files_of("rte")
-    message = rf"RTE is RTE's own folder; give the one above: --data '?{re.escape(str(folder))}'?$"
+    message = rf"RTE is the folder of RTE only; give its parent with --data '?{re.escape(str(folder))}'?$"
     assert_refused("rte", make_recipe(bert, rte), tmp_path / "run", message)
 
 
@@ -366,7 +369,7 @@ def test_the_hubs_test_labels_are_none(hub):
 
 
 MISTAKES = [
-    ("rte", {"data": {"dir": "no/folder"}}, r"no/folder is no folder; give the one that holds RTE/train\.tsv"),
+    ("rte", {"data": {"dir": "no/folder"}}, r"no/folder is not a folder; give the folder that holds RTE/train\.tsv"),
     ("rte", {"data": {"max_length": 4}}, r"max_length is 4 in \[data\]; it must be at least 5"),
     ("rte", {"data": {"max_length": 129}}, r"max_length 129 exceeds the model's 128 positions"),
     ("rte", {"data": {"max_train_samples": -1}}, r"max_train_samples is -1 in \[data\]; it must be at least 0"),
@@ -632,7 +635,7 @@ def test_ax_is_predicted_by_a_model_of_mnli_whatever_the_order_of_its_labels(fin
 
 def test_ax_names_the_file_that_is_not_there(tmp_path):
     recipe = make_recipe(write_checkpoint(tmp_path / "mnli", labels=NLI), "no/folder")
-    message = r"no/folder is no folder; give the one that holds diagnostic/diagnostic\.tsv"
+    message = r"no/folder is not a folder; give the folder that holds diagnostic/diagnostic\.tsv"
     assert_refused("ax", recipe, tmp_path / "run", message)
     (tmp_path / "glue").mkdir()
     missing = merge(recipe, {"data": {"dir": str(tmp_path / "glue")}})
@@ -901,9 +904,9 @@ def test_scores_are_correlated(tmp_path, glue):
             r"answers\.tsv, line 2: the answer 'maybe' must be one of 0, not_equivalent, 1, equi",
         ),
         (["index\tprediction", "0\t1", "1\t2", "2\t1", "3\t1"], r"answers\.tsv, line 3: the answer '2' must be one of"),
-        (["index\tprediction", "0\t1", "1\t1", "2\t1", "4\t1"], r"no answer with the index 3; number them from 0"),
-        (["index\tprediction", "0\t1", "0\t1", "1\t1", "2\t1"], r"no answer with the index 3"),
-        (["index\tprediction", "0\t1", "1", "2\t1", "3\t1"], r"answers\.tsv, line 3 has 1 column and 2 were expected"),
+        (["index\tprediction", "0\t1", "1\t1", "2\t1", "4\t1"], r"no answer with index 3; number the answers from 0"),
+        (["index\tprediction", "0\t1", "0\t1", "1\t1", "2\t1"], r"no answer with index 3"),
+        (["index\tprediction", "0\t1", "1", "2\t1", "3\t1"], r"answers\.tsv, line 3 has 1 column, expected 2"),
         ([], r"answers\.tsv is empty"),
     ],
 )
@@ -928,9 +931,9 @@ def test_answers_that_cannot_be_scored(gold, tmp_path, answers, message):
             "rte",
             "RTE/test.tsv",
             "entailment",
-            r"RTE/test\.tsv has no column 'label' but 'index', ",
+            r"RTE/test\.tsv has no column 'label'; found 'index', ",
         ),
-        ("cola", "CoLA/test.tsv", "1", r"CoLA/test\.tsv, line 1 has 2 columns and 4 were"),
+        ("cola", "CoLA/test.tsv", "1", r"CoLA/test\.tsv, line 1 has 2 columns, expected 4"),
         ("rte", "RTE/nothing.tsv", "entailment", r"RTE/nothing\.tsv does not exist"),
         ("rte", "MNLI/dev_matched.tsv", "entailment", r"dev_matched\.tsv"),
         ("ax", "diagnostic/diagnostic.tsv", "neutral", r"ax has no labels to score against"),

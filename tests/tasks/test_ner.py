@@ -103,7 +103,7 @@ def test_test_may_be_missing_and_documents_too(tmp_path):
     assert list(examples) == ["train", "dev"]
     files = f"{tmp_path / 'eng.train'}, {tmp_path / 'eng.testa'}"
     assert lines == [
-        f"{tmp_path / 'eng.testb'} is not there and is passed over",
+        f"{tmp_path / 'eng.testb'} not found, skipping",
         f"no -DOCSTART- marks where documents end, so sentences have no context: {files}",
         "NER: train 48 sentences, dev 18 sentences",
     ]
@@ -138,7 +138,7 @@ def test_what_became_of_the_words_is_said(tmp_path, start):
         ({"max_train_samples": -1}, "max_train_samples is -1"),
         ({"max_length": 129}, "max_length 129 exceeds the model's 128 positions"),
         ({"context": "yes"}, "context"),
-        ({"dir": "no/folder"}, "no/folder is no folder; give the one that holds eng.train and eng.testa"),
+        ({"dir": "no/folder"}, "no/folder is not a folder; give the folder that holds eng.train and eng.testa"),
     ],
 )
 def test_options_that_make_no_sense(tmp_path, folder, start, options, message):
@@ -149,7 +149,7 @@ def test_options_that_make_no_sense(tmp_path, folder, start, options, message):
 
 
 def test_a_sentence_longer_than_the_model_is_named(tmp_path, folder, start):
-    with pytest.raises(UsageError, match=r"eng\.train, line \d+: the sentence has \d+ tokens and max_length 8 leaves"):
+    with pytest.raises(UsageError, match=r"eng\.train, line \d+: the sentence has \d+ tokens, but max_length 8 leaves"):
         run(NER, make_recipe(folder, start, max_length=8), output=tmp_path / "run")
 
 

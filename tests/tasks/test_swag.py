@@ -165,9 +165,9 @@ BAD = [
     (
         "train.csv",
         lambda text: text.replace(",gold,", ",", 1),
-        r"train\.csv, line 2 has 11 columns and 12 were expected",
+        r"train\.csv, line 2 has 11 columns, expected 12",
     ),
-    ("test.csv", lambda text: text.replace(",gold,", ",,gold,", 1), r"test\.csv, line 2 has 12 columns and 11 were"),
+    ("test.csv", lambda text: text.replace(",gold,", ",,gold,", 1), r"test\.csv, line 2 has 12 columns, expected 11"),
     ("test.csv", lambda text: text.partition("\n")[0], r"test\.csv has no rows"),
     ("train.csv", lambda text: "", r"train\.csv is empty"),
 ]

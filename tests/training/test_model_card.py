@@ -489,11 +489,11 @@ FAILURES = {  # the fault -> how to cause it, and words of the message
     "offline by a variable": (go_offline, ["HF_HUB_OFFLINE is set; unset it"]),
     "no repository for it": (fail("POST", "create", status=403), ["goes wrong on purpose (403)", "of your own"]),
     "no right to write": (fail("POST", "preupload", status=403), ["(403)", "hf auth login --force"]),
-    "a server in trouble": (fail("POST", "create", status=500), ["(500)", "the same command tries again"]),
-    "trouble at the end": (fail("POST", "commit", status=500), ["(500)", "the same command tries again"]),
-    "cut off half-way": (fail("PUT", "storage", cut=50_000, times=9), ["the same command tries again"]),
-    "cut off before the end": (fail("POST", "commit", cut=10, times=9), ["the same command tries again"]),
-    "a silent Hub": (be_silent("GET", "whoami"), ["(ReadTimeout); check the network, and the same command"]),
+    "a server in trouble": (fail("POST", "create", status=500), ["(500)", "run the same command again"]),
+    "trouble at the end": (fail("POST", "commit", status=500), ["(500)", "run the same command again"]),
+    "cut off half-way": (fail("PUT", "storage", cut=50_000, times=9), ["run the same command again"]),
+    "cut off before the end": (fail("POST", "commit", cut=10, times=9), ["run the same command again"]),
+    "a silent Hub": (be_silent("GET", "whoami"), ["(ReadTimeout); check the network, then run the same command"]),
     "silent before the upload": (be_silent("POST", "create"), ["(ReadTimeout)"]),
     "silent at the end": (be_silent("POST", "commit"), ["(ReadTimeout)"]),
     "no xet storage": (ask_for_xet, ["set HF_HUB_DISABLE_XET=1"]),
@@ -672,7 +672,7 @@ STRANGE = '{"chosen": [], "cells": [{}], "columns": {}}'
 @pytest.mark.parametrize("content", [b"\xe9 in Latin-1", b"---\na: [\n---\n"])
 def test_a_damaged_card_is_one_line(hub, mrpc, content):
     (mrpc / "README.md").write_bytes(content)
-    with pytest.raises(UsageError, match=r"the card .*README\.md is refused"):
+    with pytest.raises(UsageError, match=r"the card .*README\.md cannot be used"):
         push.push(mrpc, "ada/bert")
 
 

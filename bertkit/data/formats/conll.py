@@ -82,23 +82,23 @@ def find_conll(folder: str | Path, report: "Callable[[str], None]" = ignore) -> 
     """
     folder = Path(folder)
     if not folder.is_dir():
-        raise UsageError(f"{folder} is no folder; give the one that holds {_list_names()}: --data DIR")
+        raise UsageError(f"{folder} is not a folder; give the folder that holds {_list_names()} with --data DIR")
     holding = [folder] if _find_kinds(folder) else [x for x in sorted(folder.iterdir()) if _find_kinds(x)]
     if len(holding) != 1:
         has = f"several data sets ({', '.join(x.name for x in holding)})" if holding else "no CoNLL files"
-        raise UsageError(f"{folder} has {has}; give the folder that holds {_list_names()}: --data DIR")
+        raise UsageError(f"{folder} has {has}; give the folder that holds {_list_names()} with --data DIR")
     (folder,) = holding
     kinds = _find_kinds(folder)
     complete = [names for names in kinds if all((folder / name).is_file() for name in names[:NEEDED])]
     if not complete:
         missing = next(name for name in kinds[0] if not (folder / name).is_file())
-        raise UsageError(f"{folder} has no {missing}; give a folder that holds {_list_names()}: --data DIR")
+        raise UsageError(f"{folder} has no {missing}; give a folder that holds {_list_names()} with --data DIR")
     taken, *others = complete
     if others:
-        report(f"{folder} has {' and '.join(names[0] for names in complete)}; {taken[0]} and its like are taken")
+        report(f"{folder} has {' and '.join(names[0] for names in complete)}; using the files named like {taken[0]}")
     paths = {split: folder / name for split, name in zip(NER_SPLITS, taken, strict=True)}
     for split in [split for split, path in paths.items() if not path.is_file()]:
-        report(f"{paths.pop(split)} is not there and is passed over")
+        report(f"{paths.pop(split)} not found, skipping")
     return paths
 
 
@@ -141,8 +141,8 @@ def _walk_sentences(path: Path) -> Iterator[tuple[int, int, list[tuple[str, str]
             if len(cells) != width or width == 1:
                 expected = f"{width} as in line {first}" if width > 1 else "at least 2"
                 raise UsageError(
-                    f"{path}, line {number} has {len(cells)} column{'s' * (len(cells) != 1)} and {expected} were "
-                    f"expected, the word first and its tag last; {AGAIN}"
+                    f"{path}, line {number} has {len(cells)} column{'s' * (len(cells) != 1)}, expected {expected}, "
+                    f"with the word first and its tag last; {AGAIN}"
                 )
             rows.append((cells[0], cells[-1]))
             continue
@@ -157,8 +157,8 @@ def _check_tag(tag: str, place: str) -> str:
     """Check that a tag is IOB and return it interned."""
     if not TAG.fullmatch(tag):
         raise UsageError(
-            f"{place}: the tag {tag[:40]!r} is not IOB, that is O, B-TYPE or I-TYPE; mend it, and convert IOBES or "
-            "BILOU to IOB first"
+            f"{place}: the tag {tag[:40]!r} is not IOB (O, B-TYPE or I-TYPE); correct it, or convert IOBES or "
+            "BILOU to IOB"
         )
     return intern(tag)
 
@@ -195,7 +195,9 @@ def _walk_rows(source: str, rows: "datasets.Dataset") -> Iterator[tuple[list[str
     pairs = chain.from_iterable(zip(batch["tokens"], batch["ner_tags"], strict=True) for batch in batches)
     for number, (words, numbers) in enumerate(pairs, 1):
         if len(words) != len(numbers) or not all(0 <= tag < len(names) for tag in numbers):
-            raise UsageError(f"{source}, line {number} has {len(words)} words and not a tag of each; {FILE_REMEDY}")
+            raise UsageError(
+                f"{source}, line {number} has {len(words)} words but not one valid tag each; {FILE_REMEDY}"
+            )
         if words:
             yield words, [names[tag] for tag in numbers], 0, number
 
@@ -205,5 +207,5 @@ def _find_names(source: str, rows: "datasets.Dataset") -> list[str]:
     features: dict[str, Any] = rows.features
     names = getattr(getattr(features.get("ner_tags"), "feature", None), "names", None)
     if "tokens" not in features or names is None or not len(rows):
-        raise UsageError(f"{source} has no rows of `tokens` and `ner_tags` by name; {FILE_REMEDY}")
+        raise UsageError(f"{source} has no rows with `tokens` and named `ner_tags`; {FILE_REMEDY}")
     return [_check_tag(name, source) for name in names]

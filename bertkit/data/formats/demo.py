@@ -143,7 +143,7 @@ def write_samples(output: Path, questions: int = 12_000, report: Callable[[str],
         OSError: The directory cannot be made or written to.
     """
     if there := [str(output / name) for name in ("squad", "glue") if (output / name).exists()]:
-        raise UsageError(f"the directory has {' and '.join(there)} already; delete them, or name another directory")
+        raise UsageError(f"the directory already has {' and '.join(there)}; delete them, or name another directory")
     output.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=output) as folder:
         fill(Path(folder), questions, report)
@@ -158,11 +158,11 @@ def fill(folder: Path, questions: int, report: Callable[[str], None]) -> None:
     functions = read_functions()
     if len(functions) < LEAST_FUNCTIONS:
         raise UsageError(
-            f"only {len(functions):,} functions are documented here and {LEAST_FUNCTIONS:,} are needed; install "
+            f"found {len(functions):,} documented functions, expected at least {LEAST_FUNCTIONS:,}; install "
             f"{', '.join(DOCUMENTED_PACKAGES)}"
         )
     count = sum(len(function.parameters) for function in functions)
-    report(f"{len(functions):,} functions with {count:,} parameters are documented here")
+    report(f"found {len(functions):,} documented functions with {count:,} parameters")
     (folder / "squad").mkdir()
     (folder / "glue" / "QNLI").mkdir(parents=True)
     for split in ("train", "dev"):
@@ -176,8 +176,8 @@ def fill(folder: Path, questions: int, report: Callable[[str], None]) -> None:
         asked = [question for article in articles for question in article["paragraphs"][0]["qas"]]
         silent = sum(not question["answers"] for question in asked)
         report(
-            f"{split}: {len(asked):,} questions, {silent:,} of them without an answer; {len(rows):,} pairs, "
-            f"{sum(row[2] == 'entailment' for row in rows):,} of them entailed"
+            f"{split}: {len(asked):,} questions, {silent:,} without an answer; {len(rows):,} pairs, "
+            f"{sum(row[2] == 'entailment' for row in rows):,} entailed"
         )
 
 

@@ -55,7 +55,7 @@ class Benchmark:
         bare: The number of columns of train and dev if they have no header line; columns then go by number.
         broken: Whether to skip rows with another number of columns; the official file has a few, the Hub's has none.
         submits_majority: Whether the paper submits the majority, whatever the model predicts.
-        note: What a score that is no better than the majority's may also mean.
+        note: Another possible reason for a score that is no better than the majority's.
     """
 
     name: str
@@ -80,12 +80,13 @@ def read_folder(row: Benchmark, folder: Path) -> dict[str, TextColumns]:
     """Read the official files below a folder."""
     if not folder.is_dir():
         first = next(iter(row.splits.values())).file
-        raise UsageError(f"{folder} is no folder; give the one that holds {first}: --data DIR")
+        raise UsageError(f"{folder} is not a folder; give the folder that holds {first} with --data DIR")
     files = [Path(split.file) for split in row.splits.values()]
     own = any((folder / file.name).exists() and folder.resolve().name == str(file.parent) for file in files)
     if own and not any((folder / file).exists() for file in files):
         raise UsageError(
-            f"{folder} is {row.title}'s own folder; give the one above: --data {quote(str(folder.resolve().parent))}"
+            f"{folder} is the folder of {row.title} only; give its parent with --data "
+            f"{quote(str(folder.resolve().parent))}"
         )
     return {
         name: read_split(row, name, folder / split.file)
@@ -173,5 +174,5 @@ def read_answers(row: Benchmark, path: Path) -> np.ndarray:
         return np.array([answers[places[str(number)]] for number in range(len(answers))])
     except KeyError as error:
         raise UsageError(
-            f"{path} has no answer with the index {error.args[0]}; number them from 0 without gaps"
+            f"{path} has no answer with index {error.args[0]}; number the answers from 0 without gaps"
         ) from None

@@ -44,7 +44,8 @@ def load_splits(
         if hub_split in found:
             yield split, f"{source}, {hub_split}", found[hub_split]
         elif split not in optional:
-            raise UsageError(f"the data set {source} has no split {hub_split!r} but {', '.join(found)}; {FILE_REMEDY}")
+            listed = ", ".join(found)
+            raise UsageError(f"the data set {source} has no split {hub_split!r}; found {listed}; {FILE_REMEDY}")
 
 
 def _load(name: str, config: str) -> "datasets.DatasetDict":

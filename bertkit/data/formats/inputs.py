@@ -41,12 +41,12 @@ def check_source(source: str) -> None:
     """
     if source == STDIN:
         if sys.stdin is None:
-            raise UsageError("standard input is closed; give the inputs to it, or name a file with --input")
+            raise UsageError("standard input is closed; pipe the inputs to it or name a file with --input")
         return
     if not Path(source).is_file():
         raise UsageError(f"there is no file {source}; name one with --input, or - for standard input")
     if Path(source).suffix not in INPUT_SUFFIXES:
-        raise UsageError(f"{source} must end in {', '.join(INPUT_SUFFIXES)}; rename it, or give its lines to --input -")
+        raise UsageError(f"{source} must end in {', '.join(INPUT_SUFFIXES)}; rename it or pipe it to --input -")
 
 
 def check_output(source: str, output: Path) -> None:
@@ -54,14 +54,14 @@ def check_output(source: str, output: Path) -> None:
     with suppress(OSError):  # the output does not exist yet, or standard input is not a file
         read = sys.stdin.fileno() if source == STDIN else source
         if output.is_file() and os.path.samestat(os.stat(read), output.stat()):
-            raise UsageError(f"{output} is also the input, and would be replaced; name another with --output")
+            raise UsageError(f"{output} is also the input and would be overwritten; name another file with --output")
 
 
 def read_inputs(source: str) -> Iterator[Line]:
     """Yield the non-empty lines of a file or of standard input, read lazily.
 
-    The suffix decides the format. .jsonl: an object or a string per line. .tsv: columns named by the first line.
-    .txt: a text per line. On standard input, a line that begins with { or " is JSON, any other line is a text.
+    The suffix decides the format. .jsonl: one object or string per line. .tsv: columns named by the first line.
+    .txt: one text per line. On standard input, a line that begins with { or " is JSON, any other line is a text.
 
     Raises:
         UsageError: The file cannot be read, or the first line of a .tsv file does not name its columns.
@@ -72,7 +72,7 @@ def read_inputs(source: str) -> Iterator[Line]:
         with nullcontext(sys.stdin.buffer) if source == STDIN else open(source, "rb") as file:
             yield from read_columns(file, source) if kind == ".tsv" else read_lines(file, source, kind)
     except OSError as error:
-        raise UsageError(f"{source} cannot be read ({error.strerror}); give a file that can") from None
+        raise UsageError(f"{source} cannot be read ({error.strerror}); give a readable file") from None
 
 
 def read_lines(file: BinaryIO, source: str, kind: str) -> Iterator[Line]:
@@ -96,13 +96,14 @@ def read_columns(file: BinaryIO, source: str) -> Iterator[Line]:
         elif names is None:
             names = text.split("\t")
             if len(set(names)) < len(names) or not all(names):
-                raise UsageError(f"{place}: must name every column, each once; write the names there")
+                raise UsageError(f"{place}: must name every column exactly once; correct the header")
         elif text:
             cells = text.split("\t")
             if len(cells) == len(names):
                 yield Line(dict(zip(names, cells, strict=True)), place)
             else:
-                wrong = f"has {len(cells)} columns and {len(names)} are named; make them as many"
+                columns = f"{len(cells)} column{'s' * (len(cells) != 1)}"
+                wrong = f"has {columns}, but the header names {len(names)}; correct the line"
                 yield Line(UsageError(wrong), place)
 
 
@@ -139,9 +140,7 @@ def parse_line(text: str) -> Input | UsageError:
     try:
         return msgspec.json.decode(text, type=str | dict[str, Any])
     except (msgspec.MsgspecError, RecursionError) as error:
-        return UsageError(
-            f"is not JSON of an object or a text ({join_lines(error)}): {text[:SHOWN]!r}; write one of them"
-        )
+        return UsageError(f"is not a JSON object or string ({join_lines(error)}): {text[:SHOWN]!r}; give one of these")
 
 
 def cut_into_chunks(inputs: Iterable[Any], most: int, enough: int) -> Iterator[list[Any]]:

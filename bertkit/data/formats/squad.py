@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import datasets
 
 HUB_SQUAD = {"rajpurkar/squad": "plain_text", "rajpurkar/squad_v2": "squad_v2"}  # name -> its only configuration
-SQUAD_REMEDY = 'mend it or give a file in SQuAD\'s form, {"data": [{"paragraphs": …}]}'
+SQUAD_REMEDY = 'correct it or give a file in SQuAD\'s format, {"data": [{"paragraphs": …}]}'
 
 Id = Annotated[str, Meta(min_length=1)]
 
@@ -111,7 +111,7 @@ def read_squad(path: str | Path, version: int | None = None) -> list[Question]:
     )
     questions = _gather(str(path), entries)
     if version == 2 and all(asked.is_impossible is None for _, _, asked in found):
-        raise UsageError(f"{path} looks like a SQuAD 1.1 file: no question says is_impossible; use --version 1")
+        raise UsageError(f"{path} looks like a SQuAD 1.1 file: no question has is_impossible; use --version 1")
     return questions
 
 
@@ -147,7 +147,7 @@ def _list_answers(asked: SquadQuestion, place: str, version: int | None) -> tupl
         raise UsageError(f"{place} {trouble}, so this looks like a SQuAD 2.0 file; use --version 2")
     if version == 2 and asked.is_impossible is not None and asked.is_impossible == bool(answers):
         says, has = ("true", "answers") if answers else ("false", "no answer")
-        raise UsageError(f"{place} has {has} and its is_impossible is {says}; {AGAIN}")
+        raise UsageError(f"{place} has {has}, but its is_impossible is {says}; {AGAIN}")
     return tuple(answer.text for answer in answers), tuple(answer.answer_start for answer in answers)
 
 
@@ -155,8 +155,8 @@ def read_predictions(path: str | Path, form: type[Parsed]) -> dict[str, Parsed]:
     """Read an official prediction file as question id -> value, in the order of the file.
 
     Args:
-        form: `str` for answers, where "" is no answer; `float` for the odds of no answer; `list[Candidate]` for the
-            best answers.
+        form: `str` for answers, where "" stands for no answer; `float` for the odds of no answer; `list[Candidate]` for
+            the best answers.
 
     Raises:
         UsageError: As `read_json`; also for a number that is NaN or infinite, or a negative probability.
@@ -195,5 +195,5 @@ def _walk_rows(source: str, rows: "datasets.Dataset") -> Iterator[tuple[str, Que
             row = msgspec.convert(cells, HubRow)
         texts, starts = tuple(row.answers.text), tuple(row.answers.answer_start)
         if len(texts) != len(starts):
-            raise UsageError(f"{place}.answers has {len(texts)} texts and {len(starts)} starts; {FILE_REMEDY}")
+            raise UsageError(f"{place}.answers has {len(texts)} texts but {len(starts)} starts; {FILE_REMEDY}")
         yield place, Question(row.id, row.question, contexts.setdefault(row.context, row.context), texts, starts)

@@ -59,9 +59,7 @@ def read_swag(path: str | Path, labelled: bool = True) -> list[Situation]:
     endings = [name for name in names if re.fullmatch(r"ending\d+", name)]
     if endings and len(endings) != len(ENDINGS):
         listed = ", ".join(endings[:MOST_NAMES])
-        raise UsageError(
-            f"{where} names {len(endings)} endings ({listed}) and {len(ENDINGS)} were expected; {NAME_REMEDY}"
-        )
+        raise UsageError(f"{where} names {len(endings)} endings ({listed}), expected {len(ENDINGS)}; {NAME_REMEDY}")
     places = [find_column(where, names, column, NAME_REMEDY) for column in columns.values()]
     table = TextColumns(str(path), {name: [] for name in columns}, [])
     fill(table, rows, places, len(names))
@@ -78,7 +76,7 @@ def _walk_csv(path: Path) -> Iterator[tuple[int, list[str]]]:
         except csv.Error as error:
             trouble = join_lines(error).partition(" - ")[0]  # advice for programmers follows
             raise UsageError(
-                f"{path}, line {number} begins no row of CSV ({trouble}); check its quotes or get the file again"
+                f"{path}, line {number} is not a valid CSV row ({trouble}); check its quotes or get the file again"
             ) from None
         if cells is None:
             return
@@ -96,7 +94,7 @@ def _make_situations(table: TextColumns, labelled: bool) -> list[Situation]:
     for row, ((context, start, *endings), label) in enumerate(zip(texts, labels, strict=True)):
         for name, ending in zip(ENDINGS, endings, strict=True):
             if not ending.strip():
-                raise UsageError(f"{table.locate(row)}: {name} is empty and four endings were expected; mend the line")
+                raise UsageError(f"{table.locate(row)}: {name} is empty, expected four endings; correct the line")
         situations.append(Situation(context, start, tuple(endings), label))
     return situations
 

@@ -17,8 +17,8 @@ import msgspec
 from bertkit.errors import UsageError, join_lines
 
 FILE_REMEDY = "give the official files with --data DIR"
-AGAIN = "mend it or get the file again"
-NAME_REMEDY = "its first line must name the columns as the official file's does"
+AGAIN = "correct it or get the file again"
+NAME_REMEDY = "its first line must name the columns as in the official file"
 MOST_NAMES, LONGEST_QUOTED = 20, 40  # columns or keys in a message, and characters of each
 Parsed = TypeVar("Parsed")
 
@@ -91,8 +91,8 @@ def fill(
         if len(cells) != width:
             if not skip_broken:
                 raise UsageError(
-                    f"{table.source}, line {number} has {len(cells)} column{'s' * (len(cells) != 1)} and {width} were "
-                    "expected; mend the line or download the official file again"
+                    f"{table.source}, line {number} has {len(cells)} column{'s' * (len(cells) != 1)}, expected "
+                    f"{width}; correct the line or download the official file again"
                 )
             table.broken.append(number)
             continue
@@ -100,7 +100,7 @@ def fill(
         for append, place in wanted:
             append(cells[place])
     if not table.lines:
-        skipped = f" ({len(table.broken):,} have another number)" if table.broken else ""
+        skipped = f" ({len(table.broken):,} rows have a different number)" if table.broken else ""
         raise UsageError(f"{table.source} has no rows of {width} columns{skipped}; download the official file again")
 
 
@@ -110,7 +110,7 @@ def find_column(source: str, names: Sequence[str], wanted: str, remedy: str) -> 
         return names.index(wanted)
     nearest = "".join(f" (nearest: {name!r})" for name in difflib.get_close_matches(wanted, names, n=1))
     listed = ", ".join(repr(name[:LONGEST_QUOTED]) for name in names[:MOST_NAMES])  # a name can be a whole line of text
-    raise UsageError(f"{source} has no column {wanted!r} but {listed or 'nothing'}{nearest}; {remedy}")
+    raise UsageError(f"{source} has no column {wanted!r}; found {listed or 'none'}{nearest}; {remedy}")
 
 
 def convert_labels(table: TextColumns, read: Callable[[str], float], expected: str, what: str = "label") -> list[float]:
@@ -120,14 +120,14 @@ def convert_labels(table: TextColumns, read: Callable[[str], float], expected: s
         UsageError: There is no such column, or `read` rejects a text (KeyError, ValueError).
     """
     if "label" not in table.columns:
-        raise UsageError(f"{table.source} has no labels; only splits with labels can be learned or scored")
+        raise UsageError(f"{table.source} has no labels; only splits with labels can be trained on or scored")
     values = []
     for row, text in enumerate(table.columns["label"]):
         try:
             values.append(read(text))
         except (KeyError, ValueError):
             label = text[:LONGEST_QUOTED]
-            raise UsageError(f"{table.locate(row)}: {what} {label!r} must be {expected}; mend the line") from None
+            raise UsageError(f"{table.locate(row)}: {what} {label!r} must be {expected}; correct the line") from None
     return values
 
 
@@ -167,12 +167,12 @@ def decode_line(line: bytes, *, is_first: bool) -> str:
         UsageError: The line has a NUL byte or is not UTF-8; the message does not name its place.
     """
     if b"\0" in line:
-        raise UsageError("has a NUL byte, as binary files and UTF-16 have; give text in UTF-8")
+        raise UsageError("has a NUL byte, as in binary files and UTF-16; give text in UTF-8")
     try:
         return line.decode("utf-8-sig" if is_first else "utf-8")
     except UnicodeDecodeError as error:
         raise UsageError(
-            f"is not UTF-8 (byte {error.object[error.start]:#04x} in place {error.start + 1}); "
+            f"is not UTF-8 (byte {error.object[error.start]:#04x} at position {error.start + 1}); "
             "convert the file, for instance with iconv -f latin1 -t utf-8"
         ) from None
 

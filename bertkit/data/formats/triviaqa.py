@@ -31,7 +31,7 @@ SPACE = re.compile(r"\s")
 EVIDENCE_FOLDERS = ("", "wikipedia")  # subfolders searched for a document; the download has the second
 CHARACTERS_READ = 4_096  # characters of a document read first
 PROGRESS = 10_000  # documents between two progress lines
-TRIVIAQA_REMEDY = "give one of TriviaQA-Wiki with answers, such as wikipedia-train.json"
+TRIVIAQA_REMEDY = "give a TriviaQA-Wiki file with answers, such as wikipedia-train.json"
 
 
 class TriviaAnswer(Struct, rename="pascal"):
@@ -88,16 +88,16 @@ def convert(qa: Path, evidence: Path, output: Path, report: Callable[[str], None
         answer in the first words), `missing` (not in the folder), and `unreadable` or not UTF-8.
 
     Raises:
-        UsageError: `qa` is no file of TriviaQA with answers and Wikipedia pages, `output` exists or its folder does
+        UsageError: `qa` is not a TriviaQA file with answers and Wikipedia pages, `output` exists or its folder does
             not, no document is in `evidence`, or none has an answer.
         OSError: `output` cannot be written.
     """
     if output.exists():
-        raise UsageError(f"{output} exists already; delete it or name another file with --output")
+        raise UsageError(f"{output} already exists; delete it or name another file with --output")
     if not output.parent.is_dir():
-        raise UsageError(f"{output.parent} is not a folder; name a file in one that is there with --output")
+        raise UsageError(f"{output.parent} is not a folder; name a file in an existing folder with --output")
     if not evidence.is_dir():
-        raise UsageError(f"{evidence} is not a folder; give that of TriviaQA's documents: --evidence DIR")
+        raise UsageError(f"{evidence} is not a folder; give the folder of TriviaQA's documents with --evidence DIR")
     questions = read_questions(qa)
     documents = sum(len(question.documents) for question in questions)
     if not documents:
@@ -129,7 +129,7 @@ def read_questions(qa: Path) -> list[Trivia]:
         for filename in question.documents:
             first = places.setdefault(join_id(question.id, filename), place)
             if first != place:
-                raise UsageError(f"{place} has the QuestionId and a document of {first}; {AGAIN}")
+                raise UsageError(f"{place} repeats the QuestionId and a document of {first}; {AGAIN}")
         questions.append(question)
     return questions
 
@@ -150,7 +150,7 @@ def _list_documents(pages: Iterable[TriviaPage], place: str) -> dict[str, str]:
     documents: dict[str, str] = {}
     for page in pages:
         if page.filename.startswith("/") or ".." in PurePosixPath(page.filename).parts:
-            raise UsageError(f"{place} names {page.filename[:80]!r}, which leads out of the evidence; {AGAIN}")
+            raise UsageError(f"{place} names {page.filename[:80]!r}, which is outside the evidence folder; {AGAIN}")
         documents.setdefault(page.filename, page.title or page.filename)
     return documents
 
@@ -177,7 +177,9 @@ def _make_articles(
             asked = {"id": join_id(question.id, filename), "question": question.question, "answers": answers}
             yield {"title": title, "paragraphs": [{"context": context, "qas": [asked]}]}
     if counts["missing"] == counts["documents"]:
-        raise UsageError(f"{evidence} has none of the {counts['documents']:,} documents; give the folder that has them")
+        raise UsageError(
+            f"{evidence} has none of the {counts['documents']:,} documents; give the folder that holds them"
+        )
     if not counts["paragraphs"]:
         raise UsageError(
             f"no document in {evidence} has an answer in its first {PARAGRAPH_WORDS} words ({counts['missing']:,} of "

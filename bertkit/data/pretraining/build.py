@@ -94,7 +94,7 @@ def build(
             full, or a worker process died.
     """
     if deduplicate not in DEDUPLICATE:
-        raise UsageError(f"deduplicate is {deduplicate!r}; give documents or lines, or leave it out")
+        raise UsageError(f"deduplicate is {deduplicate!r}, expected documents or lines; correct it or leave it out")
     output, pieces, backend = Path(output), cut_sources(sources, PIECE_BYTES), copy_backend(tokenizer).to_str()
     options = {"split_sentences": split_sentences, "language": language, "deduplicate": deduplicate}
     asked = describe_build(pieces, backend, options)
@@ -184,7 +184,7 @@ def find_finished(output: Path, asked: Mapping[str, Any], report: Callable[[str]
     (output / MANIFEST).unlink()
     for name, trouble in damaged.items():
         if trouble:
-            report(f"{output / name} is {trouble} and is written anew")
+            report(f"{output / name} is {trouble} and will be rewritten")
         if name != RECORD:
             (output / name).unlink(missing_ok=True)
     return None
@@ -198,7 +198,7 @@ def read_record(output: Path) -> dict[str, Any]:
     """
     with suppress(UsageError):
         return read_manifest(output)["build"]
-    return read_json(output / RECORD, dict[str, Any], f"delete {output}, and the same command builds it")
+    return read_json(output / RECORD, dict[str, Any], f"delete {output} and run the same command again")
 
 
 def keep_whole(folder: Path, report: Callable[[str], None]) -> dict[tuple[int, int], Shard]:
@@ -209,7 +209,7 @@ def keep_whole(folder: Path, report: Callable[[str], None]) -> dict[tuple[int, i
         if is_whole:
             whole[key] = read_shard(path)
         else:
-            report(f"{path} is truncated or corrupted and is written anew")
+            report(f"{path} is truncated or corrupted and will be rewritten")
             path.unlink()
     return whole
 
@@ -279,10 +279,10 @@ class PieceWriter:
         elif isinstance(news, Lost):
             if news.is_final:
                 raise UsageError(
-                    f"piece {job.number}: {news.cause}, as did {TRIES - 1} before (is the memory too small?); the same "
-                    "command continues from what is finished, with fewer --workers if need be"
+                    f"piece {job.number}: {news.cause}, as did {TRIES - 1} before (out of memory?); the same command "
+                    "continues from the finished shards; use fewer --workers if needed"
                 )
-            self.report(f"piece {job.number}: {news.cause}; another one takes it up")
+            self.report(f"piece {job.number}: {news.cause}; retrying with another worker")
         else:
             number, part = news
             write_shard(self.folder, job.number, number, part)
@@ -306,8 +306,8 @@ def build_pieces(
     jobs = writer.jobs
     total = sum(piece.size for piece in pieces)
     done = len(pieces) - len(jobs)
-    finished = f"; {done} of them {'is' if done == 1 else 'are'} finished" if done else ""
-    report(f"{len(pieces)} piece{'s' * (len(pieces) != 1)} of {total / 1e6:,.0f} MB{finished}")
+    finished = f", {done} of them finished" if done else ""
+    report(f"{len(pieces)} piece{'s' * (len(pieces) != 1)} ({total / 1e6:,.0f} MB){finished}")
     start = time.monotonic()
     shared = Work(read_parts, limit_threads, backlog=PARTS_IN_WAITING)
     if len(jobs) == 1:
@@ -369,7 +369,7 @@ def check_sources(pieces: Sequence[Piece], shards: Mapping[tuple[int, int], Shar
         documents[pieces[number].source] += shard.note["documents"]
     for piece in pieces:
         if not documents[piece.source]:
-            raise UsageError(f"{piece.source} holds no text; name sources that do, and another --output")
+            raise UsageError(f"{piece.source} holds no text; name sources with text and another --output")
 
 
 def drop_repeats(

@@ -34,7 +34,7 @@ class Phase:
 class PretrainingData(Dataset):
     """All samples of a run in training order, a pure function of the position and the constructor's arguments.
 
-    A pair is taken from the copy `epoch % dupe_factor` of the corpus, in an order permuted anew in every epoch. No
+    A pair is taken from the copy `epoch % dupe_factor` of the corpus, in an order permuted again in every epoch. No
     earlier position has to be read or computed first.
 
     Args:

@@ -81,7 +81,7 @@ def _map_in_order(function: Callable[[Any], Mapped], arguments: Iterable[Any], w
         yield from pool.map(function, arguments)
     except BrokenProcessPool:
         raise UsageError(
-            "a process that was reading the documentation has died (is the memory too small?); give the command again"
+            "a process that was reading the documentation has died (out of memory?); run the command again"
         ) from None
     finally:
         pool.shutdown(cancel_futures=True)

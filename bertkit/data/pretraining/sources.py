@@ -52,7 +52,7 @@ LONGEST_DOCUMENT = 5_000_000  # characters; longer documents are split
 LONGEST_PARAGRAPH = 10_000  # characters passed to the sentence splitter in one call
 SENTENCE_ENDS = (". ", "! ", "? ", "。", "！", "？")
 LONGEST_SOURCE_LINE = 10_000_000  # bytes without the line ending; a line of this length is an error
-JSONL_REMEDY = 'a line of JSONL is a document, {"text": "..."}'
+JSONL_REMEDY = 'each line of JSONL must be a document, {"text": "..."}'
 SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")  # half of a character in JSON
 
 
@@ -197,7 +197,7 @@ def _gather(piece: Piece, report: Callable[[str], None]) -> Iterator[Paragraphs]
         yield paragraphs
     if cuts:
         report(
-            f"{piece.source}: documents of more than {LONGEST_DOCUMENT:,} characters are cut at a paragraph, "
+            f"{piece.source}: documents of more than {LONGEST_DOCUMENT:,} characters were split at a paragraph, "
             f"{cuts:,} time{'s' * (cuts != 1)}; put a blank line between documents"
         )
 
@@ -261,7 +261,7 @@ def _cut_source(source: str, piece_bytes: int) -> list[Piece]:
         return [Piece(source, "docs")]
     path = str(Path(os.path.expanduser(source)))  # unlike Path's methods, these functions never fail
     if is_built(path):
-        raise UsageError(f"{source} is a built corpus and no text; name the text that it was built of")
+        raise UsageError(f"{source} is a built corpus, not text; name the text it was built from")
     with explain_refusal(source):
         if exists(path):
             return _cut_files(source, _list_files(path) if os.path.isdir(path) else [path], piece_bytes)
@@ -311,8 +311,8 @@ def _list_files(directory: str) -> list[str]:
     texts = sorted(texts, key=lambda file: file.replace(os.sep, "\0"))
     if not texts:
         raise UsageError(
-            f"none of the {len(files)} files in {directory} is {', '.join(TEXT_SUFFIXES[:-1])} or {TEXT_SUFFIXES[-1]}; "
-            "rename the texts or name each of them"
+            f"none of the {len(files)} files in {directory} ends in {', '.join(TEXT_SUFFIXES[:-1])} or "
+            f"{TEXT_SUFFIXES[-1]}; rename the text files or name each of them"
         )
     return texts
 
@@ -384,7 +384,7 @@ def _parse_row(line: str) -> Paragraphs:
     try:
         text = msgspec.convert(json.loads(line), TextRow).text
     except (ValueError, RecursionError, msgspec.MsgspecError) as error:
-        raise UsageError(f"is no document ({join_lines(error)}); {JSONL_REMEDY}") from None
+        raise UsageError(f"is not a document ({join_lines(error)}); {JSONL_REMEDY}") from None
     return _list_paragraphs(text.encode(errors="ignore").decode() if SURROGATE.search(line) else text)
 
 
@@ -403,8 +403,8 @@ def _read_lines(path: str, start: int, parse: Callable[[str], Parsed]) -> Iterat
             try:
                 if len(line) == LONGEST_SOURCE_LINE and not line.endswith(b"\n"):
                     raise UsageError(
-                        f"has {LONGEST_SOURCE_LINE:,} bytes or more; put a sentence or a paragraph on a line, a "
-                        "shorter document in JSONL"
+                        f"has {LONGEST_SOURCE_LINE:,} bytes or more; write one sentence or paragraph per line, or "
+                        "shorter documents in JSONL"
                     )
                 parsed = parse(decode_line(line, is_first=place == 0))
             except UsageError as error:
@@ -419,7 +419,7 @@ def _open(path: str) -> Iterator[BinaryIO]:
         with gzip.open(path) if path.endswith(".gz") else open(path, "rb") as stream:
             yield stream
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise UsageError(f"{path} is no complete gzip file ({error}); compress it again or give plain text") from None
+        raise UsageError(f"{path} is not a complete gzip file ({error}); compress it again or decompress it") from None
     except OSError as error:
         raise UsageError(f"{path} cannot be read ({error.strerror or error}); check its permissions") from None
 
@@ -467,11 +467,11 @@ def _read_hub(piece: Piece) -> Iterator[str]:
     rows = _load_hub(piece.source)
     if rows.num_shards != piece.stop:
         raise UsageError(
-            f"the data set {piece.source!r} has {rows.num_shards} shards and not {piece.stop} as before; begin anew"
+            f"the data set {piece.source!r} has {rows.num_shards} shards, not {piece.stop} as before; start over"
         )
     try:
         for row in rows.shard(num_shards=piece.stop, index=piece.start):
-            with explain_form(f"the data set {piece.source!r}", "choose one with a column text"):
+            with explain_form(f"the data set {piece.source!r}", "choose one with a column named text"):
                 text = msgspec.convert(row, TextRow).text
             yield from _list_paragraphs(text)
             yield ""

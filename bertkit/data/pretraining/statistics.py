@@ -222,15 +222,15 @@ def list_warnings(statistics: Mapping[str, Any]) -> Iterator[str]:
     if (rate := statistics["unknown_rate"]) > MOST_UNKNOWN:
         yield (
             f"warning: {rate:.1%} of the tokens are [UNK]; train a vocabulary on this text (bertkit vocab) or name one "
-            "of its language with --vocab"
+            "for its language with --vocab"
         )
     repeated = statistics["repeated"]
     documents = repeated["documents"]["count"] / max(statistics["documents"], 1)
     lines = repeated["lines"]["token_share"]
     if lines > MOST_REPEATED["lines"]:
-        yield f"warning: lines that came before hold {lines:.1%} of the tokens; drop them with --deduplicate lines"
+        yield f"warning: repeated lines hold {lines:.1%} of the tokens; drop them with --deduplicate lines"
     elif documents > MOST_REPEATED["documents"]:
-        yield f"warning: {documents:.1%} of the documents came before; drop them with --deduplicate documents"
+        yield f"warning: {documents:.1%} of the documents are repeats; drop them with --deduplicate documents"
 
 
 def list_rows(statistics: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
@@ -242,9 +242,9 @@ def list_rows(statistics: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
     yield "vocabulary", f"{statistics['vocab_size']:,} tokens"
     yield "unknown tokens", f"{statistics['unknown_rate']:.3%}"
     names = {
-        "sentence_tokens": "tokens of a sentence",
-        "document_sentences": "sentences of a document",
-        "document_tokens": "tokens of a document",
+        "sentence_tokens": "tokens per sentence",
+        "document_sentences": "sentences per document",
+        "document_tokens": "tokens per document",
     }
     for key, name in names.items():
         lengths = statistics[key]

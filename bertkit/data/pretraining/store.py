@@ -41,7 +41,7 @@ SHARD_SUFFIX = ".safetensors"
 SHARD_NAME = re.compile(r"(\d{5,})-(\d{4,})-([0-9a-f]{8})\.safetensors")
 STORED_DTYPES = {"U16": np.dtype("<u2"), "U32": np.dtype("<u4"), "I64": np.dtype("<i8")}  # safetensors' names
 LONGEST_HEADER = 1 << 20  # bytes
-BUILD_REMEDY = "the same bertkit corpus build command again writes it anew"
+BUILD_REMEDY = "the same bertkit corpus build command rebuilds it"
 
 # An array that is written block by block: data type, number of elements, and the blocks.
 Blocks = tuple[np.dtype, int, Iterable[np.ndarray]]
@@ -240,7 +240,7 @@ def read_manifest(directory: str | Path) -> dict[str, Any]:
     if not path.is_file() and is_built(directory):
         raise UsageError(f"the corpus {directory} is not finished; the same bertkit corpus build command finishes it")
     if not path.is_file():
-        raise UsageError(f"{directory} holds no corpus (no {MANIFEST}); make one: bertkit corpus build")
+        raise UsageError(f"{directory} holds no corpus (no {MANIFEST}); make one with bertkit corpus build")
     try:
         manifest = json.loads(path.read_bytes())
         checksum = manifest.pop("checksum")
@@ -250,7 +250,7 @@ def read_manifest(directory: str | Path) -> dict[str, Any]:
         raise UsageError(f"{path} is truncated or corrupted ({error}); {BUILD_REMEDY}") from None
     if manifest["format"] != FORMAT:
         raise UsageError(
-            f"{path} has format {json.dumps(manifest['format'])[:40]}, not {FORMAT}; build the corpus anew"
+            f"{path} has format {json.dumps(manifest['format'])[:40]}, not {FORMAT}; build the corpus again"
         )
     return manifest
 
@@ -268,7 +268,7 @@ def open_corpus(directory: str | Path, report: Callable[[str], None] = ignore, v
     manifest = read_manifest(directory)
     files = manifest["files"]
     if verify:
-        report(f"checking {len(files)} files of {sum(size for size, _ in files.values()) / 1e6:,.0f} MB in {directory}")
+        report(f"checking {len(files)} files ({sum(size for size, _ in files.values()) / 1e6:,.0f} MB) in {directory}")
     if damaged := find_damage(directory, manifest, verify):
         name, trouble = next(iter(damaged.items()))
         more = f", and {len(damaged) - 1} more files are damaged" if len(damaged) > 1 else ""
@@ -338,7 +338,7 @@ def read_shard(path: Path) -> Shard:
             start, end = array["data_offsets"]
             arrays[name] = (STORED_DTYPES[array["dtype"]], 8 + size + start, array["shape"][0])
         if path.stat().st_size != 8 + size + end:
-            raise ValueError("its size is not what its header says")
+            raise ValueError("its size does not match its header")
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError, struct.error) as error:
         raise UsageError(f"{path} is truncated or corrupted ({error}); {BUILD_REMEDY}") from None
     return Shard(path, arrays, note)

@@ -204,6 +204,6 @@ def check_documents(count: int) -> None:
     """
     if count < LEAST_DOCUMENTS:
         raise UsageError(
-            f"the corpus has {count} document{'s' * (count != 1)} and next-sentence prediction needs two; "
+            f"the corpus has {count} document{'s' * (count != 1)}, but next-sentence prediction needs two; "
             "put a blank line between documents or name more sources"
         )

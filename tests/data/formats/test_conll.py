@@ -1,4 +1,4 @@
-"""CoNLL files: columns, documents, both kinds of IOB, bad files by line, which files of a folder, the Hub's copy."""
+"""CoNLL files: columns, documents, both kinds of IOB, bad files by line, files found in a folder, the Hub's copy."""
 
 from pathlib import Path
 
@@ -64,7 +64,7 @@ def test_two_columns_with_tabs_and_without_documents(tmp_path):
 
 
 def test_columns_are_cut_at_blanks_and_tabs_alone(tmp_path):
-    """A no-break space, U+2028, a form feed and U+0085 are in words."""
+    """A no-break space, U+2028, a form feed and U+0085 belong to words."""
     words = ["a\u00a0b", "c\u2028d", "e\x0cf", "\x85", "\u3000"]
     text = read_conll(write(tmp_path / "x", "".join(f"{word} \t NN\t O\r\n" for word in words)))
     assert text.sentences[0].words == words
@@ -80,21 +80,21 @@ def test_words_before_the_first_document_are_one(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("a O\nb B-\n", r"x, line 2: the tag 'B-' is not IOB, that is O, B-TYPE or I-TYPE; mend it, and convert IOBES"),
+        ("a O\nb B-\n", r"x, line 2: the tag 'B-' is not IOB \(O, B-TYPE or I-TYPE\); correct it, or convert IOBES"),
         ("a O\n\nb X\n", r"x, line 3: the tag 'X' is not IOB"),
         ("a S-PER\n", r"x, line 1: the tag 'S-PER' is not IOB"),
         ("a B-PER\nb E-PER\n", r"x, line 2: the tag 'E-PER' is not IOB"),
         ("a U-PER\n", r"x, line 1: the tag 'U-PER' is not IOB"),
         ("a B\n", r"x, line 1: the tag 'B' is not IOB"),
         ("a b-per\n", r"x, line 1: the tag 'b-per' is not IOB"),
-        ("a\n", r"x, line 1 has 1 column and at least 2 were expected, the word first and its tag last; mend it"),
-        ("a NN O\n\nO\n", r"x, line 3 has 1 column and 3 as in line 1 were expected"),
-        ("a O\n\tO\n", r"x, line 2 has 1 column and 2 as in line 1 were expected"),
-        ("a NN O\nb O\n", r"x, line 2 has 2 columns and 3 as in line 1 were expected"),
-        ("a O\nNew York B-LOC\n", r"x, line 2 has 3 columns and 2 as in line 1 were expected"),
-        ("", r"x has no sentences; mend it or get the file again"),
+        ("a\n", r"x, line 1 has 1 column, expected at least 2, with the word first and its tag last; correct it"),
+        ("a NN O\n\nO\n", r"x, line 3 has 1 column, expected 3 as in line 1"),
+        ("a O\n\tO\n", r"x, line 2 has 1 column, expected 2 as in line 1"),
+        ("a NN O\nb O\n", r"x, line 2 has 2 columns, expected 3 as in line 1"),
+        ("a O\nNew York B-LOC\n", r"x, line 2 has 3 columns, expected 2 as in line 1"),
+        ("", r"x has no sentences; correct it or get the file again"),
         ("\n \n\t\n", r"x has no sentences"),
-        (b"a O\n\xff O\n", r"x, line 2 is not UTF-8 \(byte 0xff in place 1\)"),
+        (b"a O\n\xff O\n", r"x, line 2 is not UTF-8 \(byte 0xff at position 1\)"),
         (b"a O\nb\0 O\n", r"x, line 2 has a NUL byte"),
     ],
 )
@@ -136,7 +136,7 @@ def test_entities_stay_whatever_the_tags(tags):
 
 
 def test_a_file_of_both_kinds_is_of_the_more_frequent_one():
-    """What follows an entity of its type is the same in both and does not count."""
+    """A tag after an entity of its type is equal in both schemes and does not count."""
     assert detect_scheme([["B-X", "I-X", "O", "B-X"], ["O", "I-X"], ["B-Y", "B-Y"]]) == ("IOB2", 1)
     assert detect_scheme([["I-X", "B-X", "B-X", "O", "I-X"], ["B-X"]]) == ("IOB1", 1)
 
@@ -154,7 +154,7 @@ def test_the_files_of_a_folder(tmp_path, names):
     assert lines == []
     (tmp_path / names[2]).unlink()
     assert list(find_conll(tmp_path, lines.append)) == ["train", "dev"]
-    assert lines == [f"{tmp_path / names[2]} is not there and is passed over"]
+    assert lines == [f"{tmp_path / names[2]} not found, skipping"]
 
 
 def test_the_only_folder_in_a_folder_will_do(tmp_path):
@@ -177,13 +177,13 @@ def test_of_two_kinds_one_is_taken_and_said(tmp_path):
     write(tmp_path / "dev.conll", "a O\n")
     lines.clear()
     assert find_conll(tmp_path, lines.append)["train"].name == "train.conll"
-    assert f"{tmp_path} has train.conll and train.txt; train.conll and its like are taken" in lines
+    assert f"{tmp_path} has train.conll and train.txt; using the files named like train.conll" in lines
 
 
 def test_folders_that_will_not_do(tmp_path):
-    names = "eng.train and eng.testa or train.conll and dev.conll or train.txt and dev.txt: --data DIR"
+    names = "eng.train and eng.testa or train.conll and dev.conll or train.txt and dev.txt with --data DIR"
     for prepare, message in (
-        (lambda: None, f"{tmp_path / 'ner'} is no folder; give the one that holds {names}"),
+        (lambda: None, f"{tmp_path / 'ner'} is not a folder; give the folder that holds {names}"),
         (lambda: (tmp_path / "ner").mkdir(), f"{tmp_path / 'ner'} has no CoNLL files; give the folder that holds"),
         (lambda: write(tmp_path / "ner" / "dev.conll", "a O"), f"{tmp_path / 'ner'} has no train.conll; give a folder"),
     ):
@@ -211,7 +211,7 @@ def make_rows(words: list[list[str]], tags: list[list[int]], names: list[str] = 
 
 @pytest.fixture
 def hub(monkeypatch):
-    """Makes a data set what the Hub serves."""
+    """Return a function that sets the data set served by the Hub."""
 
     def serve(**splits: datasets.Dataset) -> None:
         found = datasets.DatasetDict(splits)
@@ -237,16 +237,19 @@ def test_the_hub_gives_what_a_file_does(hub, tmp_path):
 def test_bad_rows_on_the_hub_are_one_line(hub):
     fine = make_rows([["a"]], [[0]])
     for rows, message in (
-        (make_rows([["a"], ["b", "c"]], [[0], [0]]), r"train, line 2 has 2 words and not a tag of each; give the off"),
-        (make_rows([["a"]], [[-1]]), r"train, line 1 has 1 words and not a tag of each"),
+        (
+            make_rows([["a"], ["b", "c"]], [[0], [0]]),
+            r"train, line 2 has 2 words but not one valid tag each; give",
+        ),
+        (make_rows([["a"]], [[-1]]), r"train, line 1 has 1 words but not one valid tag each"),
         (make_rows([["a"]], [[0]], ["O", "S-PER"]), r"train: the tag 'S-PER' is not IOB"),
-        (fine.rename_column("ner_tags", "tags"), r"train has no rows of `tokens` and `ner_tags` by name; give"),
-        (fine.select([]), r"train has no rows of `tokens`"),
+        (fine.rename_column("ner_tags", "tags"), r"train has no rows with `tokens` and named `ner_tags`; give"),
+        (fine.select([]), r"train has no rows with `tokens`"),
     ):
         hub(train=rows, validation=fine)
         with pytest.raises(UsageError, match=message) as error:
             read_conll_copy()
         assert "\n" not in str(error.value)
     hub(train=fine)
-    with pytest.raises(UsageError, match="has no split 'validation' but train"):
+    with pytest.raises(UsageError, match="has no split 'validation'; found train"):
         read_conll_copy()

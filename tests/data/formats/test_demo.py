@@ -1,4 +1,4 @@
-"""Data sets made of documentation: what is asked is there to be answered, in files that the tasks read."""
+"""Data sets made from documentation: the questions can be answered, and the tasks can read the files."""
 
 import re
 import shutil
@@ -28,7 +28,7 @@ DOCSTRING = """Average something.
     out
         No type.
     dtype : str or None, (optional, default=None)
-        Of the *result*.
+        Type of the *result*.
 
     Returns
     -------
@@ -38,11 +38,11 @@ DOCSTRING = """Average something.
 
 
 def test_parameters_are_what_numpydoc_means():
-    """Without what is optional or a default, markup, and those that have no type or no description."""
+    """Defaults and markup are removed; parameters without a type or a description are left out."""
     assert list(parse_parameters(DOCSTRING)) == [
         Parameter("a", "array_like", "The numbers."),
         Parameter("axis", "{0, 1}", "Along which of a's axes, in numpy.ndarray order."),
-        Parameter("dtype", "str or None", "Of the result."),
+        Parameter("dtype", "str or None", "Type of the result."),
     ]
     assert list(parse_parameters("Average.\n\nReturns\n-------\na : int\n    One.")) == []
 
@@ -65,9 +65,7 @@ def test_questions_of_another_function_have_no_answer_and_the_others_have_theirs
         context = paragraph["context"]
         assert context.startswith(f"{title} has")
         for question in paragraph["qas"]:
-            name, asked = re.fullmatch(
-                r"What type is the parameter (n\d) of (p\.f\d+)\?", question["question"]
-            ).groups()
+            name, asked = re.fullmatch(r"\w+ type is the parameter (n\d) of (p\.f\d+)\?", question["question"]).groups()
             counts[question["is_impossible"]] += 1
             assert name in [parameter.name for parameter in functions[asked].parameters]
             assert context.startswith(f"{asked} has") != question["is_impossible"]
@@ -91,7 +89,7 @@ def test_a_sentence_answers_the_question_or_is_of_another_parameter():
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Data sets of what is installed here: numpy, scipy and scikit-learn, which this package needs."""
+    """Make data sets from the installed packages numpy, scipy and scikit-learn, which this package requires."""
     folder = tmp_path_factory.mktemp("sample")
     write_samples(folder, 1000)
     return folder
@@ -121,16 +119,16 @@ def test_the_same_is_written_each_time_and_nothing_is_overwritten(folder, tmp_pa
     write_samples(tmp_path, 1000)
     for path in sorted(folder.rglob("*.*")):
         assert (tmp_path / path.relative_to(folder)).read_bytes() == path.read_bytes()
-    with pytest.raises(UsageError, match=r"has .*squad and .*glue already; delete them, or name another"):
+    with pytest.raises(UsageError, match=r"already has .*squad and .*glue; delete them, or name another"):
         write_samples(tmp_path)
     shutil.rmtree(tmp_path / "squad")
-    with pytest.raises(UsageError, match=r"has \S*glue already; delete them, or name another"):
+    with pytest.raises(UsageError, match=r"already has \S*glue; delete them, or name another"):
         write_samples(tmp_path)
 
 
 def test_too_little_documentation_is_one_line(tmp_path, monkeypatch):
     monkeypatch.setattr("bertkit.data.formats.demo.DOCUMENTED_PACKAGES", ("no_such_package",))
-    with pytest.raises(UsageError, match="only 0 functions are documented here and 500 are needed; install"):
+    with pytest.raises(UsageError, match="found 0 documented functions, expected at least 500; install"):
         write_samples(tmp_path)
     assert list(tmp_path.iterdir()) == []
 
@@ -154,7 +152,7 @@ def test_what_another_has_written_in_the_meantime_is_one_line(tmp_path, monkeypa
         (tmp_path / "squad" / "theirs").mkdir(parents=True)
 
     monkeypatch.setattr("bertkit.data.formats.demo.fill", fill)
-    with pytest.raises(UsageError, match="squad is refused"):
+    with pytest.raises(UsageError, match="squad cannot be used"):
         write_samples(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["squad"]
 
@@ -163,4 +161,4 @@ def test_a_file_in_the_place_of_the_directory_is_one_line(call, tmp_path):
     (tmp_path / "file").write_text("")
     code, out, err = call("sample", "file")
     assert (code, out) == (2, "")
-    assert re.fullmatch(r"bertkit: file is refused: File exists; a file or a broken link is .*\n", err)
+    assert re.fullmatch(r"bertkit: file cannot be used: File exists; a file or a broken link is .*\n", err)

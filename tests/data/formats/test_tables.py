@@ -1,4 +1,4 @@
-"""Official files as they are: fixtures in the downloads' forms, bad files by line or place, and the Hub's copies."""
+"""Official files: fixtures in the downloads' formats, bad files by line or place, and the Hub's copies."""
 
 import csv
 import json
@@ -75,7 +75,7 @@ def test_mrpc_with_byte_order_mark_and_quotes_that_nobody_closes(tmp_path):
 
 def test_qqp_with_broken_rows(tmp_path):
     file = write(tmp_path / "train.tsv", QQP)
-    with pytest.raises(UsageError, match=r"train\.tsv, line 3 has 4 columns and 6 were expected; mend the line"):
+    with pytest.raises(UsageError, match=r"train\.tsv, line 3 has 4 columns, expected 6; correct the line"):
         read_tsv(file, QQP_COLUMNS)
     table = read_tsv(file, QQP_COLUMNS, skip_broken=True)
     assert table.columns["label"] == ["0", "1"]
@@ -97,7 +97,7 @@ def test_cola_without_header(tmp_path, width):
 def test_first_row_of_a_file_without_header_can_be_the_broken_one(tmp_path):
     file = write(tmp_path / "train.tsv", "gj04\t1\n" + COLA)
     for width in (4, None):
-        with pytest.raises(UsageError, match=r"line 1 has 2 columns and 4 were expected"):
+        with pytest.raises(UsageError, match=r"line 1 has 2 columns, expected 4"):
             read_tsv(file, {"label": 1, "text": 3}, width=width)
     table = read_tsv(file, {"label": 1}, width=4, skip_broken=True)
     assert (table.columns["label"], table.broken) == (["1", "0"], [1])
@@ -114,7 +114,7 @@ def test_stsb_scores_stay_texts_and_a_test_file_has_none(tmp_path):
     test = write(tmp_path / "test.tsv", "\n".join(rows) + "\n")
     assert read_tsv(test, {"first": "sentence1"}).columns == {"first": table.columns["first"]}
     with pytest.raises(
-        UsageError, match=r"test\.tsv has no column 'score' but 'index', .*'sentence2'.*first line must"
+        UsageError, match=r"test\.tsv has no column 'score'; found 'index', .*'sentence2'.*first line must"
     ):
         read_tsv(test, columns)
 
@@ -189,16 +189,16 @@ HEADER = "sentence\tlabel\n"
         (b"", r"is empty; download the official file again"),
         (b"\n\r\n", r"is empty; download the official file again"),
         (HEADER, r"has no rows of 2 columns; download"),
-        (HEADER + "a\nb\n", r"line 2 has 1 column and 2 were expected; mend the line or download"),
-        (HEADER + "a\t0\n\nb\t1\n", r"line 3 has 1 column and 2 were expected"),
-        (HEADER + "a\tb\t0\n", r"line 2 has 3 columns and 2 were expected"),
-        ("a\t0\nb\t1\n", r"has no column 'sentence' but 'a', '0'; its first line must name the columns"),
-        ("\nsentence\tlabel\na\t0\n", r"has no column 'sentence' but ''"),
+        (HEADER + "a\nb\n", r"line 2 has 1 column, expected 2; correct the line or download"),
+        (HEADER + "a\t0\n\nb\t1\n", r"line 3 has 1 column, expected 2"),
+        (HEADER + "a\tb\t0\n", r"line 2 has 3 columns, expected 2"),
+        ("a\t0\nb\t1\n", r"has no column 'sentence'; found 'a', '0'; its first line must name the columns"),
+        ("\nsentence\tlabel\na\t0\n", r"has no column 'sentence'; found ''"),
         (
             "sentence\tlabels\na\t0\n",
-            r"has no column 'label' but 'sentence', 'labels' \(nearest: 'labels'\); its first",
+            r"has no column 'label'; found 'sentence', 'labels' \(nearest: 'labels'\); its first",
         ),
-        (HEADER.encode() + b"a\t0\ncaf\xe9\t1\n", r"line 3 is not UTF-8 \(byte 0xe9 in place 4\); convert .*iconv"),
+        (HEADER.encode() + b"a\t0\ncaf\xe9\t1\n", r"line 3 is not UTF-8 \(byte 0xe9 at position 4\); convert .*iconv"),
         (HEADER.encode() + b"a\t0\n\0\t1\n", r"line 3 has a NUL byte, .*; give text in UTF-8"),
         (HEADER.encode("utf-16"), r"line 1 has a NUL byte"),
     ],
@@ -212,7 +212,7 @@ def test_bad_file_is_one_line(tmp_path, content, message):
 
 def test_only_broken_rows(tmp_path):
     file = write(tmp_path / "dev.tsv", HEADER + "a\nb\n")
-    with pytest.raises(UsageError, match=r"dev\.tsv has no rows of 2 columns \(2 have another number\)"):
+    with pytest.raises(UsageError, match=r"dev\.tsv has no rows of 2 columns \(2 rows have a different number\)"):
         read_tsv(file, {"text": "sentence"}, skip_broken=True)
 
 
@@ -324,7 +324,7 @@ def test_optional_split():
     splits = SPLITS | {"dev_mismatched": "validation_mismatched"}
     assert list(read_hub("nyu-mll/glue", "mnli", splits, COLUMNS, optional={"dev_mismatched"})) == list(SPLITS)
     message = (
-        r"nyu-mll/glue:mnli has no split 'validation_mismatched' but train, validation_matched, test_matched; give"
+        r"nyu-mll/glue:mnli has no split 'validation_mismatched'; found train, validation_matched, test_matched; give"
     )
     with pytest.raises(UsageError, match=message):
         read_hub("nyu-mll/glue", "mnli", splits, COLUMNS, optional={"test"})
@@ -332,7 +332,7 @@ def test_optional_split():
 
 @pytest.mark.usefixtures("_hub")
 def test_bad_hub_data_is_one_line(monkeypatch):
-    with pytest.raises(UsageError, match=r"mnli, train has no column 'sentence' but .* \(nearest: 'sentence1'\); give"):
+    with pytest.raises(UsageError, match=r"mnli, train has no column 'sentence'; found .* \(nearest: 'sentence1'\)"):
         read_hub("nyu-mll/glue", "mnli", SPLITS, {"text": "sentence"})
     with pytest.raises(
         UsageError, match=r"glue:mnlii cannot be loaded \(BuilderConfig 'mnlii' not found.*; give"
@@ -356,7 +356,7 @@ def test_datasets_is_not_installed(monkeypatch):
 
 @pytest.fixture
 def _cache(tmp_path, monkeypatch):
-    """The cache of `datasets` as a download leaves it, and a Hub out of reach."""
+    """Fill the cache of `datasets` as a download does, and make the Hub unreachable."""
     make_rows([1, 0, 2]).to_parquet(tmp_path / "train.parquet")
     data_files = {"train": [str(tmp_path / "train.parquet")]}
     builder = Parquet(str(tmp_path), dataset_name="glue", config_name="mnli", hash="0123", data_files=data_files)
@@ -475,17 +475,17 @@ def test_squad_2(tmp_path, version):
     [
         (1, V2, r"data\[0\]\.paragraphs\[0\]\.qas\[1\] is impossible, so this looks like a SQuAD 2\.0 file; use .* 2$"),
         (1, make_squad(make_qa("a")), r"qas\[0\] has no answer, so this looks like a SQuAD 2\.0 file; use --version 2"),
-        (2, V1, r" looks like a SQuAD 1\.1 file: no question says is_impossible; use --version 1$"),
+        (2, V1, r" looks like a SQuAD 1\.1 file: no question has is_impossible; use --version 1$"),
         (2, make_squad(make_qa("a")), r" looks like a SQuAD 1\.1 file"),
         (
             2,
             make_squad(make_qa("a", ("Rouen", 21), is_impossible=True)),
-            r"qas\[0\] has answers and its is_impossible is true; mend",
+            r"qas\[0\] has answers, but its is_impossible is true; correct",
         ),
         (
             2,
             make_squad(make_qa("a", is_impossible=False)),
-            r"qas\[0\] has no answer and its is_impossible is false; mend",
+            r"qas\[0\] has no answer, but its is_impossible is false; correct",
         ),
     ],
 )
@@ -493,7 +493,7 @@ def test_squad_file_of_the_other_version(tmp_path, version, content, message):
     file = save(tmp_path / "a.json", content)
     with pytest.raises(UsageError, match=r"a\.json.*" + message):
         read_squad(file, version)
-    assert read_squad(file)  # whoever gives no version takes both, and goes by the answers
+    assert read_squad(file)  # without a version both forms are accepted, and the answers decide
 
 
 def test_is_impossible_is_looked_at_only_where_it_counts(tmp_path):
@@ -505,9 +505,9 @@ def test_is_impossible_is_looked_at_only_where_it_counts(tmp_path):
     with pytest.raises(UsageError, match="is impossible, so this looks like a SQuAD 2"):
         read_squad(impossible, 1)
     for content in (bare, bare | {"is_impossible": False}):
-        with pytest.raises(UsageError, match=r"qas\[0\] has no list of answers; mend"):
+        with pytest.raises(UsageError, match=r"qas\[0\] has no list of answers; correct"):
             read_squad(save(tmp_path / "a.json", make_squad(content)))
-    # 2.0 that says so of one question only: the others go by their answers
+    # 2.0 with is_impossible in one question only: the answers decide for the others
     some = make_squad(make_qa("a"), make_qa("b", ("Rouen", 21)), make_qa("c", is_impossible=True))
     assert [bool(question.answers) for question in read_squad(save(tmp_path / "b.json", some), 2)] == [
         False,
@@ -526,7 +526,7 @@ def test_starts_are_taken_as_they_are(tmp_path):
 
 @pytest.mark.parametrize("start", [None, "21", 21.0, True, [21]])
 def test_start_that_is_no_whole_number(tmp_path, start):
-    with pytest.raises(UsageError, match=r"Expected `int`, got `.*` - at `.*answers\[0\]\.answer_start`; mend"):
+    with pytest.raises(UsageError, match=r"Expected `int`, got `.*` - at `.*answers\[0\]\.answer_start`; correct"):
         read_squad(save(tmp_path / "a.json", make_squad(make_qa("a", ("Rouen", start)))))
 
 
@@ -541,15 +541,15 @@ QAS = "data[0].paragraphs[0].qas"
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ([], ": Expected `object`, got `array`; mend it or give a file in SQuAD's form, {"),
-        (None, ": Expected `object`, got `null`; mend"),
-        ("data", ": Expected `object`, got `str`; mend"),
-        ({"Data": [], "v": 1}, ": Object missing required field `data`; mend it or give a file in SQuAD's form"),
-        ({"data": {"a": 1}}, ": Expected `array`, got `object` - at `$.data`; mend"),
-        ({"data": []}, " has no questions; mend it or get the file again"),
+        ([], ": Expected `object`, got `array`; correct it or give a file in SQuAD's format, {"),
+        (None, ": Expected `object`, got `null`; correct"),
+        ("data", ": Expected `object`, got `str`; correct"),
+        ({"Data": [], "v": 1}, ": Object missing required field `data`; correct it or give a file in SQuAD's format"),
+        ({"data": {"a": 1}}, ": Expected `array`, got `object` - at `$.data`; correct"),
+        ({"data": []}, " has no questions; correct it or get the file again"),
         ({"data": [{"paragraphs": [{"context": "a", "qas": []}]}]}, " has no questions"),
         ({"data": [[]]}, ": Expected `object`, got `array` - at `$.data[0]`"),
-        ({"data": [{"paragraph": []}]}, ": Object missing required field `paragraphs` - at `$.data[0]`; mend"),
+        ({"data": [{"paragraph": []}]}, ": Object missing required field `paragraphs` - at `$.data[0]`; correct"),
         ({"data": [{"paragraphs": 1.5}]}, ": Expected `array`, got `float` - at `$.data[0].paragraphs`"),
         (
             {"data": [{"paragraphs": [{"qas": []}]}]},
@@ -560,7 +560,7 @@ QAS = "data[0].paragraphs[0].qas"
             ": Expected `str`, got `array` - at `$.data[0].paragraphs[0].context`",
         ),
         (make_squad(make_qa("a", id=17)), f": Expected `str`, got `int` - at `$.{QAS}[0].id`"),
-        (make_squad(make_qa("")), f": Expected `str` of length >= 1 - at `$.{QAS}[0].id`; mend"),
+        (make_squad(make_qa("")), f": Expected `str` of length >= 1 - at `$.{QAS}[0].id`; correct"),
         (make_squad(make_qa("a", question=None)), f": Expected `str`, got `null` - at `$.{QAS}[0].question`"),
         (make_squad({"id": "a", "answers": []}), f": Object missing required field `question` - at `$.{QAS}[0]`"),
         (make_squad(make_qa("a", answers="Rouen")), ": Expected `array"),
@@ -573,7 +573,7 @@ QAS = "data[0].paragraphs[0].qas"
         (make_squad(make_qa("a", (3, 1))), f": Expected `str`, got `int` - at `$.{QAS}[0].answers[0].text`"),
         (
             make_squad(make_qa("a", ("b", 1)), make_qa("c", ("b", 1)), make_qa("a", ("b", 1))),
-            f", {QAS}[2] has the same id 'a' as {QAS}[0]; mend it or get the file again",
+            f", {QAS}[2] has the same id 'a' as {QAS}[0]; correct it or get the file again",
         ),
         (make_squad(make_qa("a", ("b\ud800", 1))), ": JSON is malformed: unexpected end of escaped utf-16 surrogate"),
         (make_squad(make_qa("\udfff")), ": JSON is malformed: invalid utf-16 surrogate pair"),
@@ -612,16 +612,16 @@ def test_json_with_byte_order_mark(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", r": Input data was truncated; mend it or g"),
-        (b"\xef\xbb\xbf \n", r": Input data was truncated; mend"),
-        (b'{"data": [\n  {"title": "a",\n}', r": JSON is malformed: .* \(byte 28\); mend"),
-        (b'{"data": [', r": Input data was truncated; mend"),
-        (b'{"data": [{"title": "Norm', r": Input data was truncated; mend"),
-        (b'{"data": []}\n{"a": "c"}\n', r": JSON is malformed: trailing characters \(byte 14\); mend"),
-        (b"id\tanswer\n", r": JSON is malformed: invalid character \(byte 0\); mend"),
-        ('{"data": []}'.encode("utf-16"), r": JSON is malformed: invalid character \(byte 0\); mend"),
-        (b'{"a": %s}' % (b"[" * 100_000), r": maximum recursion depth exceeded .*; mend"),
-        (b'{"a": %s' % (b'{"a": ' * 100_000), r": maximum recursion depth exceeded .*; mend"),
+        (b"", r": Input data was truncated; correct it or g"),
+        (b"\xef\xbb\xbf \n", r": Input data was truncated; correct"),
+        (b'{"data": [\n  {"title": "a",\n}', r": JSON is malformed: .* \(byte 28\); correct"),
+        (b'{"data": [', r": Input data was truncated; correct"),
+        (b'{"data": [{"title": "Norm', r": Input data was truncated; correct"),
+        (b'{"data": []}\n{"a": "c"}\n', r": JSON is malformed: trailing characters \(byte 14\); correct"),
+        (b"id\tanswer\n", r": JSON is malformed: invalid character \(byte 0\); correct"),
+        ('{"data": []}'.encode("utf-16"), r": JSON is malformed: invalid character \(byte 0\); correct"),
+        (b'{"a": %s}' % (b"[" * 100_000), r": maximum recursion depth exceeded .*; correct"),
+        (b'{"a": %s' % (b'{"a": ' * 100_000), r": maximum recursion depth exceeded .*; correct"),
     ],
 )
 def test_bad_json_is_one_line(tmp_path, content, message):
@@ -634,7 +634,7 @@ def test_bad_json_is_one_line(tmp_path, content, message):
 
 def test_a_text_in_json_that_is_not_utf_8(tmp_path):
     with pytest.raises(
-        UsageError, match=r"a\.json, 'q1': 'utf-8' codec can't decode byte 0xe9 in position 3: .*; mend"
+        UsageError, match=r"a\.json, 'q1': 'utf-8' codec can't decode byte 0xe9 in position 3: .*; correct"
     ):
         read_answers(write(tmp_path / "a.json", b'{"q1": "caf\xe9"}'))
 
@@ -669,21 +669,21 @@ def test_predictions_in_the_order_of_their_file(tmp_path):
 @pytest.mark.parametrize(
     ("reader", "content", "message"),
     [
-        (read_answers, ["Rouen"], ": Expected `object`, got `array`; mend it or get the file again"),
-        (read_answers, V1, ", 'data': Expected `str`, got `array`; mend it or get the file again"),
-        (read_answers, {"a": "b", "c": None}, ", 'c': Expected `str`, got `null`; mend"),
-        (read_answers, {"a": 1945}, ", 'a': Expected `str`, got `int`; mend"),
-        (read_answers, {"a": "b\udc00"}, ": JSON is malformed: invalid utf-16 surrogate pair (byte 14); mend"),
+        (read_answers, ["Rouen"], ": Expected `object`, got `array`; correct it or get the file again"),
+        (read_answers, V1, ", 'data': Expected `str`, got `array`; correct it or get the file again"),
+        (read_answers, {"a": "b", "c": None}, ", 'c': Expected `str`, got `null`; correct"),
+        (read_answers, {"a": 1945}, ", 'a': Expected `str`, got `int`; correct"),
+        (read_answers, {"a": "b\udc00"}, ": JSON is malformed: invalid utf-16 surrogate pair (byte 14); correct"),
         (read_answers, {"\ud800": "b"}, ": JSON is malformed: unexpected end of escaped utf-16 surrogate pair"),
         (read_odds, {"a": "0.5"}, ", 'a': Expected `float`, got `str`"),
         (read_odds, {"a": True}, ", 'a': Expected `float`, got `bool`"),
-        (read_odds, {"a": float("nan")}, ": JSON is malformed: invalid character (byte 6); mend"),
-        (read_odds, {"a": float("-inf")}, ": JSON is malformed: invalid character (byte 7); mend"),
-        (read_odds, {"a": 10**400}, ", 'a': Number out of range; mend"),
+        (read_odds, {"a": float("nan")}, ": JSON is malformed: invalid character (byte 6); correct"),
+        (read_odds, {"a": float("-inf")}, ": JSON is malformed: invalid character (byte 7); correct"),
+        (read_odds, {"a": 10**400}, ", 'a': Number out of range; correct"),
         (read_nbest, {"a": "Rouen"}, ", 'a': Expected `array`, got `str`"),
-        (read_nbest, {"a": ["Rouen"]}, ", 'a': Expected `object`, got `str` - at `$[0]`; mend"),
-        (read_nbest, {"a": [{"text": "b"}]}, ", 'a': Object missing required field `probability` - at `$[0]`; mend"),
-        (read_nbest, {"a": [{"probability": 1}]}, ", 'a': Object missing required field `text` - at `$[0]`; mend"),
+        (read_nbest, {"a": ["Rouen"]}, ", 'a': Expected `object`, got `str` - at `$[0]`; correct"),
+        (read_nbest, {"a": [{"text": "b"}]}, ", 'a': Object missing required field `probability` - at `$[0]`; correct"),
+        (read_nbest, {"a": [{"probability": 1}]}, ", 'a': Object missing required field `text` - at `$[0]`; correct"),
         (
             read_nbest,
             {"a": [{"text": "b", "probability": "1"}]},
@@ -692,7 +692,7 @@ def test_predictions_in_the_order_of_their_file(tmp_path):
         (
             read_nbest,
             {"a": [{"text": "b", "probability": -0.5}]},
-            ", 'a': Expected `float` >= 0.0 - at `$[0].probability`; mend",
+            ", 'a': Expected `float` >= 0.0 - at `$[0].probability`; correct",
         ),
     ],
 )
@@ -704,11 +704,11 @@ def test_bad_predictions_are_one_line(tmp_path, reader, content, message):
 
 
 def test_number_too_large_for_a_float(tmp_path):
-    with pytest.raises(UsageError, match="'a': Number out of range; mend"):
+    with pytest.raises(UsageError, match="'a': Number out of range; correct"):
         read_odds(write(tmp_path / "a.json", '{"a": 1e999}'))
 
 
-# --- whatever there is in a file, and what is written
+# --- arbitrary content, and what is written
 
 
 keys = st.sampled_from(
@@ -814,7 +814,7 @@ SQUAD_SPLITS = {"train": "train", "dev": "validation"}
 
 
 def make_squad_rows(content: dict[str, Any], **changed: list[Any]) -> datasets.Dataset:
-    """The rows of the Hub's copy for the same questions."""
+    """Return the rows of the Hub's copy for the same questions."""
     columns: dict[str, list[Any]] = {name: [] for name in ("id", "title", "context", "question", "answers")}
     for article in content["data"]:
         for paragraph in article["paragraphs"]:
@@ -831,7 +831,7 @@ def make_squad_rows(content: dict[str, Any], **changed: list[Any]) -> datasets.D
 
 @pytest.fixture
 def squad_hub(monkeypatch):
-    """What the stand-in for the Hub serves, to be filled."""
+    """Replace the Hub and return the data sets that it serves, for the test to fill."""
     found: dict[tuple[str, str], datasets.DatasetDict] = {}
     monkeypatch.setattr(hub, "find_hub_trouble", lambda *_: None)
     monkeypatch.setattr(datasets, "load_dataset", lambda name, config: found[name, config])
@@ -863,14 +863,14 @@ def test_rows_beyond_a_batch(tmp_path, squad_hub, monkeypatch):
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"id": ["a", "b", "a"]}, r"train\[2\] has the same id 'a' as .*plain_text, train\[0\]; mend"),
+        ({"id": ["a", "b", "a"]}, r"train\[2\] has the same id 'a' as .*plain_text, train\[0\]; correct"),
         ({"id": ["a", "", "c"]}, r"train\[1\]: Expected `str` of length >= 1 - at `\$\.id`; give the official files"),
         ({"context": [None] * 3}, r"train\[0\]: Expected `str`, got `null` - at `\$\.context`"),
         ({"question": ["a", None, "b"]}, r"train\[1\]: Expected `str`, got `null` - at `\$\.question`"),
         ({"answers": [None] * 3}, r"train\[0\]: Expected `(object|array)`, got `null` - at `\$\.answers(\.text)?`"),
         (
             {"answers": [{"text": ["a", "b"], "answer_start": [1]}] * 3},
-            r"train\[0\]\.answers has 2 texts and 1 starts; give the official files with --data DIR",
+            r"train\[0\]\.answers has 2 texts but 1 starts; give the official files with --data DIR",
         ),
         (
             {"answers": [{"text": ["a"], "answer_start": [None]}] * 3},
@@ -889,12 +889,18 @@ def test_bad_squad_on_the_hub_is_one_line(squad_hub, changed, message):
 def test_squad_on_the_hub_without_a_split_a_column_or_rows(squad_hub):
     rows = make_squad_rows(V1)
     for served, message in (
-        ({"train": rows}, r"rajpurkar/squad:plain_text has no split 'validation' but train; give the official files"),
+        (
+            {"train": rows},
+            r"rajpurkar/squad:plain_text has no split 'validation'; found train; give the official",
+        ),
         (
             {"validation": rows, "train": rows.remove_columns("context")},
             r"train\[0\]: Object missing required field `context`; give",
         ),
-        ({"validation": rows, "train": rows.select([])}, r"rajpurkar/squad:plain_text, train has no questions; mend"),
+        (
+            {"validation": rows, "train": rows.select([])},
+            r"rajpurkar/squad:plain_text, train has no questions;",
+        ),
     ):
         squad_hub["rajpurkar/squad", "plain_text"] = datasets.DatasetDict(served)
         with pytest.raises(UsageError, match=message):
@@ -936,7 +942,7 @@ SWAG_SPLITS = {"train": "train", "dev": "validation", "test": "test"}
 
 
 def drop_cell(text: str, place: int) -> str:
-    """Every line without one of its cells, as SWAG has them."""
+    """Remove one cell from every line of SWAG."""
     rows = list(csv.reader(text.splitlines()))
     return "".join(
         ",".join(f'"{x.replace(chr(34), chr(34) * 2)}"' for i, x in enumerate(row) if i != place) + "\n" for row in rows
@@ -964,7 +970,7 @@ def test_a_test_file_of_swag_has_no_labels(tmp_path):
     file = write(tmp_path / "test.csv", drop_cell(SWAG, 11))
     assert read_swag(file, labelled=False) == unlabelled
     assert read_swag(write(tmp_path / "other.csv", SWAG.replace(",3\n", ",-1\n")), labelled=False) == unlabelled
-    with pytest.raises(UsageError, match=r"test\.csv, line 1 has no column 'label' but .*; its first line must name"):
+    with pytest.raises(UsageError, match=r"test\.csv, line 1 has no column 'label'; found .*; its first line must"):
         read_swag(file)
 
 
@@ -979,37 +985,37 @@ LINE = "2,v,9,A. B,A.,B,gold,a b,c d,e f,g h,1\n"
         (SWAG_HEADER, r" has no rows of 12 columns; download the official file again"),
         (
             SWAG.replace("sent1", "sent"),
-            r", line 1 has no column 'sent1' but .* \(nearest: 'sent'\); its first line must",
+            r", line 1 has no column 'sent1'; found .* \(nearest: 'sent'\); its first line must",
         ),
-        (SWAG.replace("label", "gold"), r", line 1 has no column 'label' but "),
-        (drop_cell(SWAG, 10), r", line 1 names 3 endings \(ending0, ending1, ending2\) and 4 were expected; its first"),
+        (SWAG.replace("label", "gold"), r", line 1 has no column 'label'; found "),
+        (drop_cell(SWAG, 10), r", line 1 names 3 endings \(ending0, ending1, ending2\), expected 4; its first"),
         (
             SWAG_HEADER.replace(",label", ",ending4,label") + LINE.replace(",1\n", ",i j,1\n"),
-            r", line 1 names 5 endings \(ending0, .*, ending4\) and 4 were expected",
+            r", line 1 names 5 endings \(ending0, .*, ending4\), expected 4",
         ),
-        (SWAG.replace("ending0", "ending4"), r", line 1 has no column 'ending0' but "),
-        (SWAG.replace("ending", "choice"), r", line 1 has no column 'ending0' but "),
-        (SWAG + LINE.replace(",g h", ""), r", line 4 has 11 columns and 12 were expected; mend the line"),
-        (SWAG + LINE.replace(",g h", ",g h,i j"), r", line 4 has 13 columns and 12 were expected; mend the line"),
-        (SWAG + LINE.replace("e f", ""), r", line 4: ending2 is empty and four endings were expected; mend the line"),
+        (SWAG.replace("ending0", "ending4"), r", line 1 has no column 'ending0'; found "),
+        (SWAG.replace("ending", "choice"), r", line 1 has no column 'ending0'; found "),
+        (SWAG + LINE.replace(",g h", ""), r", line 4 has 11 columns, expected 12; correct the line"),
+        (SWAG + LINE.replace(",g h", ",g h,i j"), r", line 4 has 13 columns, expected 12; correct the line"),
+        (SWAG + LINE.replace("e f", ""), r", line 4: ending2 is empty, expected four endings; correct the line"),
         (SWAG + LINE.replace("g h", " "), r", line 4: ending3 is empty"),
-        (SWAG + LINE.replace(",1\n", ",4\n"), r", line 4: label '4' must be one of 0, 1, 2, 3; mend the line"),
+        (SWAG + LINE.replace(",1\n", ",4\n"), r", line 4: label '4' must be one of 0, 1, 2, 3; correct the line"),
         (SWAG + LINE.replace(",1\n", ",-1\n"), r", line 4: label '-1' must be one of"),
         (SWAG + LINE.replace(",1\n", ",1.0\n"), r", line 4: label '1\.0' must be one of"),
         (SWAG + LINE.replace(",1\n", ",\n"), r", line 4: label '' must be one of"),
-        (SWAG.encode() + b"caf\xe9\n", r", line 4 is not UTF-8 \(byte 0xe9 in place 4\); convert"),
+        (SWAG.encode() + b"caf\xe9\n", r", line 4 is not UTF-8 \(byte 0xe9 at position 4\); convert"),
         (SWAG.encode("utf-16"), r", line 1 has a NUL byte"),
         (
             SWAG + LINE.replace("c d", '"c d') + LINE,
-            r", line 4 begins no row of CSV \(unexpected end of data\); check its",
+            r", line 4 is not a valid CSV row \(unexpected end of data\); check its",
         ),
-        (SWAG + LINE.replace("c d", '"c" d') + LINE, r", line 4 begins no row of CSV \(',' expected after '\"'\)"),
+        (SWAG + LINE.replace("c d", '"c" d') + LINE, r", line 4 is not a valid CSV row \(',' expected after '\"'\)"),
         (
             SWAG.replace("\n", "\r"),
-            r", line 1 begins no row of CSV \(new-line character seen in unquoted field\); check",
+            r", line 1 is not a valid CSV row \(new-line character seen in unquoted field\); check",
         ),
-        (SWAG + LINE.replace("c d", '"c d') + LINE * 9999, r", line 4 begins no row of CSV \(field larger than .*\)"),
-        # a row of several lines is known by its first one
+        (SWAG + LINE.replace("c d", '"c d') + LINE * 9999, r", line 4 is not a valid CSV row \(field larger than .*\)"),
+        # a row of several lines is located by its first one
         (SWAG + LINE.replace("c d", '"c\n\nd"') + LINE.replace(",1\n", ",x\n"), r", line 7: label 'x' must be one of"),
         (SWAG + LINE.replace("c d", '"c\n\nd"').replace(",1\n", ",x\n"), r", line 4: label 'x' must be one of"),
     ],
@@ -1056,7 +1062,7 @@ def test_any_file_of_swag_is_read_or_refused_in_one_line(tmp_path, content):
 
 
 def make_swag_rows(found: list[Situation], labels: list[int] | None = None, **changed: list[Any]) -> datasets.Dataset:
-    """The rows of the Hub's copy; a test set has the label -1."""
+    """Return the rows of the Hub's copy; a test set has the label -1."""
     texts = {"sent1": [x.context for x in found], "sent2": [x.start for x in found]}
     texts |= {f"ending{place}": [x.endings[place] for x in found] for place in range(4)}
     features = {name: datasets.Value("string") for name in ("video-id", *texts)}
@@ -1068,7 +1074,7 @@ def make_swag_rows(found: list[Situation], labels: list[int] | None = None, **ch
 
 @pytest.fixture
 def swag_hub(monkeypatch):
-    """What the stand-in for the Hub serves, to be filled."""
+    """Replace the Hub and return the data sets that it serves, for the test to fill."""
     found = datasets.DatasetDict()
     monkeypatch.setattr(hub, "find_hub_trouble", lambda *_: None)
     monkeypatch.setattr(datasets, "load_dataset", lambda *name: {("allenai/swag", "regular"): found}[name])
@@ -1087,7 +1093,7 @@ def test_swag_files_and_the_hub_give_equal_questions(tmp_path, swag_hub):
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"labels": [-1, -1]}, r"allenai/swag:regular, train has no labels; only splits with labels can be learned"),
+        ({"labels": [-1, -1]}, r"allenai/swag:regular, train has no labels; only splits with labels can be trained on"),
         ({"labels": [1, -1]}, r"allenai/swag:regular, train, line 2: label '' must be one of 0, 1, 2, 3"),
         ({"ending1": ["a", None]}, r"allenai/swag:regular, train, line 2: ending1 is empty"),
     ],
@@ -1102,11 +1108,11 @@ def test_bad_swag_on_the_hub_is_one_line(swag_hub, changed, message):
 def test_swag_on_the_hub_without_a_split_or_a_column(swag_hub):
     swag_hub["train"] = make_swag_rows(SITUATIONS)
     with pytest.raises(
-        UsageError, match=r"allenai/swag:regular has no split 'validation' but train; give the official"
+        UsageError, match=r"allenai/swag:regular has no split 'validation'; found train; give the official"
     ):
         read_swag_copy(SWAG_SPLITS, ["test"])
     swag_hub["train"] = swag_hub["train"].remove_columns("ending3")
     with pytest.raises(
-        UsageError, match=r"allenai/swag:regular, train has no column 'ending3' but .*; give the official"
+        UsageError, match=r"allenai/swag:regular, train has no column 'ending3'; found .*; give the official"
     ):
         read_swag_copy({"train": "train"})

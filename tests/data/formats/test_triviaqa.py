@@ -1,4 +1,4 @@
-"""TriviaQA in its own form: the paragraphs that hold an answer, where it stands in them, and what cannot be used."""
+"""TriviaQA in its own format: the paragraphs with an answer, the answers' positions, and unusable input."""
 
 import json
 import os
@@ -24,7 +24,7 @@ SETTINGS = settings(suppress_health_check=[HealthCheck.function_scoped_fixture],
 
 
 def make_entry(name: str, value: str, aliases: list[str], *filenames: str, **more: Any) -> dict[str, Any]:
-    """A question as wikipedia-train.json has it."""
+    """Return a question in the format of wikipedia-train.json."""
     pages = [
         {"DocSource": "TagMe", "Filename": name, "Title": name.removesuffix(".txt").replace("_", " ")}
         for name in filenames
@@ -50,7 +50,7 @@ def save(path: Path, *entries: dict[str, Any]) -> Path:
 
 
 def make_evidence(folder: Path, **documents: str | bytes) -> Path:
-    """A folder of documents; the names are given without .txt."""
+    """Write a folder of documents; the names are given without .txt."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, content in documents.items():
         (folder / f"{name}.txt").write_bytes(content if isinstance(content, bytes) else content.encode())
@@ -58,7 +58,7 @@ def make_evidence(folder: Path, **documents: str | bytes) -> Path:
 
 
 def find(answers: list[str], context: str) -> list[tuple[str, int]]:
-    """The answers and their places, for names in their original spelling."""
+    """Return the answers and their offsets, for names in their original spelling."""
     answer = triviaqa.TriviaAnswer(answers[0], answers[1:])
     found = find_answers(triviaqa._list_answers(answer), context)
     return [(answer["text"], answer["answer_start"]) for answer in found]
@@ -128,7 +128,7 @@ def test_a_page_named_twice_is_one_and_a_page_without_a_file_is_missing(tmp_path
     evidence = make_evidence(tmp_path / "evidence", A="Rouen")
     entry = make_entry("q", "Rouen", [], "A.txt", "A.txt")
     entry["EntityPages"] += [{"DocSource": "Search", "Title": "never fetched"}, {"Filename": "wikipedia"}]
-    (evidence / "wikipedia").mkdir()  # a folder is no document
+    (evidence / "wikipedia").mkdir()  # a folder is not a document
     counts = convert(save(tmp_path / "qa.json", entry), evidence, tmp_path / "out.json")
     assert (counts["documents"], counts["paragraphs"], counts["missing"]) == (3, 1, 2)
     assert [question.id for question in read_squad(tmp_path / "out.json")] == ["q--A.txt"]
@@ -204,7 +204,7 @@ def test_a_long_page_is_not_read_whole(tmp_path):
     assert len(read_opening(tmp_path, "B.txt")) == 1_000_000
 
 
-# --- where an answer stands
+# --- positions of answers
 
 
 @pytest.mark.parametrize(
@@ -253,7 +253,7 @@ pieces = st.lists(
 
 
 def find_slowly(answers: list[str], context: str) -> list[tuple[str, int]]:
-    """The same from its definition: every span of the context, from the left, the longest first."""
+    """Find the answers by definition: every span of the context, from the left, longest first."""
     names = {" ".join(fold(answer).split()) for answer in answers if any(map(str.isalnum, answer))}
     found: dict[str, int] = {}
     for start in range(len(context)):
@@ -309,11 +309,11 @@ def test_what_is_written_is_read_and_every_start_is_exact(tmp_path, words, answe
     assert all(document.removeprefix("\ufeff").startswith(context) for context in contexts[:-1])
 
 
-# --- what cannot be used
+# --- unusable input
 
 
 def refuse(tmp_path: Path, qa: Path, evidence: Path | None = None, output: Path | None = None) -> str:
-    """The line of a refusal, after which nothing is left behind."""
+    """Return the error message, and check that no file is left behind."""
     before = sorted(tmp_path.rglob("*"))
     with pytest.raises(UsageError) as raised:
         convert(qa, evidence or tmp_path, output or tmp_path / "out.json")
@@ -330,12 +330,12 @@ WITHOUT_ANSWER = {key: value for key, value in make_entry("q", "a", [], "A.txt")
     [
         (
             [WITHOUT_ANSWER],
-            "missing required field `Answer` - at `$.Data[0]`; give one of TriviaQA-Wiki with answers, such",
+            "missing required field `Answer` - at `$.Data[0]`; give a TriviaQA-Wiki file with answers, such",
         ),
-        ([], "names no Wikipedia pages (EntityPages); give one of TriviaQA-Wiki with answers"),
-        ([make_entry("q", "a", [])], "names no Wikipedia pages (EntityPages); give one of TriviaQA-Wiki"),
+        ([], "names no Wikipedia pages (EntityPages); give a TriviaQA-Wiki file with answers"),
+        ([make_entry("q", "a", [])], "names no Wikipedia pages (EntityPages); give a TriviaQA-Wiki"),
         ([{"Answer": {}}], "missing required field `Value` - at `$.Data[0].Answer`; give"),
-        ([make_entry("q", "a", [], QuestionId=1)], "Expected `str`, got `int` - at `$.Data[0].QuestionId`; give one"),
+        ([make_entry("q", "a", [], QuestionId=1)], "Expected `str`, got `int` - at `$.Data[0].QuestionId`; give a"),
         ([make_entry("q", "a", [], Question=None)], "Expected `str`, got `null` - at `$.Data[0].Question`"),
         ([make_entry("q", "a", [], Answer="a")], "Expected `object`, got `str` - at `$.Data[0].Answer`"),
         ([make_entry("q", "a", [], Answer={"Aliases": []})], "missing required field `Value` - at `$.Data[0].Answer`"),
@@ -355,7 +355,7 @@ WITHOUT_ANSWER = {key: value for key, value in make_entry("q", "a", [], "A.txt")
         ),
         (
             [make_entry("q", "a", [], "A.txt"), make_entry("r", "a", [], "A.txt"), make_entry("q", "a", [], "A.txt")],
-            "Data[2] has the QuestionId and a document of",
+            "Data[2] repeats the QuestionId and a document of",
         ),
         (
             [make_entry("q\ud800", "a", [], "A.txt")],
@@ -372,7 +372,7 @@ def test_documents_outside_of_the_evidence_are_refused(tmp_path, filename):
     (tmp_path / "secret.txt").write_text("Rouen")
     evidence = make_evidence(tmp_path / "evidence", A="Rouen")
     qa = save(tmp_path / "qa.json", make_entry("q", "Rouen", [], "A.txt", filename))
-    message = f"Data[0] names {filename!r}, which leads out of the evidence; mend"
+    message = f"Data[0] names {filename!r}, which is outside the evidence folder; correct"
     assert message in refuse(tmp_path, qa, evidence)
 
 
@@ -397,7 +397,7 @@ def test_json_of_another_form(tmp_path):
     qa = tmp_path / "qa.json"
     qa.write_text('{"data": [], "version": "1.1"}')
     message = refuse(tmp_path, qa)
-    assert message.startswith(f"{qa}: Object missing required field `Data`; give one of TriviaQA-W")
+    assert message.startswith(f"{qa}: Object missing required field `Data`; give a TriviaQA-W")
     qa.write_text('{"Data": [')
     assert "Input data was truncated" in refuse(tmp_path, qa)
     assert "gone.json does not exist" in refuse(tmp_path, tmp_path / "gone.json")
@@ -405,9 +405,9 @@ def test_json_of_another_form(tmp_path):
 
 def test_evidence_without_any_of_the_documents(tmp_path):
     qa = save(tmp_path / "qa.json", make_entry("q", "Rouen", [], "A.txt", "B.txt"))
-    message = "has none of the 2 documents; give the folder that has them"
+    message = "has none of the 2 documents; give the folder that holds them"
     assert refuse(tmp_path, qa, make_evidence(tmp_path / "evidence")) == f"{tmp_path / 'evidence'} {message}"
-    assert "gone is not a folder; give that of TriviaQA's documents: --evidence DIR" in refuse(
+    assert "gone is not a folder; give the folder of TriviaQA's documents with --evidence DIR" in refuse(
         tmp_path, qa, tmp_path / "gone"
     )
 
@@ -424,15 +424,15 @@ def test_output_is_never_overwritten_and_its_folder_must_be_there(tmp_path):
     qa = save(tmp_path / "qa.json", make_entry("q", "Rouen", [], "A.txt"))
     output = tmp_path / "out.json"
     output.write_text("mine")
-    message = "out.json exists already; delete it or name another file with --output"
+    message = "out.json already exists; delete it or name another file with --output"
     assert refuse(tmp_path, qa, evidence, output).endswith(message)
     assert output.read_text() == "mine"
-    assert "evidence exists already" in refuse(tmp_path, qa, evidence, evidence)
+    assert "evidence already exists" in refuse(tmp_path, qa, evidence, evidence)
     assert "new is not a folder; name a file" in refuse(tmp_path, qa, evidence, tmp_path / "new" / "out.json")
     for length in (300, 254):  # the second is too long with our ending only
         with pytest.raises(OSError, match="File name too long") as error:
             convert(qa, evidence, tmp_path / ("x" * length))
-        assert "is refused: " in explain_os_error(error.value)
+        assert "cannot be used: " in explain_os_error(error.value)
 
 
 def test_nothing_is_left_of_a_conversion_that_fails(tmp_path, monkeypatch):

@@ -1,4 +1,4 @@
-"""Building a corpus: whoever does it, the same bytes; killed anywhere, the same command finishes it."""
+"""Building a corpus: the same bytes with any workers; after a kill, the same command finishes it."""
 
 import contextlib
 import multiprocessing
@@ -40,7 +40,7 @@ def tokenizer(text):
 
 @pytest.fixture
 def text(tmp_path):
-    """A folder's worth of text in which documents and lines come again, and special tokens are written out."""
+    """Write a folder of texts with repeated documents and lines, and with special tokens written out."""
     path = write_text(tmp_path / "texts.txt", documents=30)
     content = path.read_text()
     documents = content.split("\n\n")
@@ -51,7 +51,7 @@ def text(tmp_path):
 
 @pytest.fixture
 def small(monkeypatch):
-    """Pieces of some kilobytes, batches of a few documents and shards of about two batches."""
+    """Set pieces of some kilobytes, batches of a few documents and shards of about two batches."""
     monkeypatch.setattr(bertkit.data.pretraining.build, "PIECE_BYTES", 3000)
     monkeypatch.setattr(bertkit.data.pretraining.build, "TOKENS_A_SHARD", 300)
     monkeypatch.setattr(tokenize, "CHARACTERS_A_BATCH", 500)
@@ -136,9 +136,9 @@ def test_repeats_are_dropped_and_what_there_was_is_told(text, tokenizer, tmp_pat
 
 
 def stamp(directory):
-    """What tells whether a file has been written again."""
+    """Return inode and modification time of each shard, which change when it is written again."""
     found = {}
-    for folder, _, names in os.walk(directory):  # unlike rglob it does not mind folders that vanish
+    for folder, _, names in os.walk(directory):  # unlike rglob it tolerates folders that vanish
         for path in (Path(folder, name) for name in names if name.endswith(".safetensors")):
             with contextlib.suppress(FileNotFoundError):
                 found[path] = (path.stat().st_ino, path.stat().st_mtime_ns)
@@ -198,7 +198,7 @@ def test_other_directories_are_left_alone(text, tokenizer, tmp_path):
         build([str(text)], tokenizer, tmp_path / "mine")
     with pytest.raises(UsageError, match=r"notes.txt is a file; name a directory with --output"):
         build([str(text)], tokenizer, tmp_path / "mine" / "notes.txt")
-    with pytest.raises(UsageError, match="deduplicate is 'words'; give documents or lines"):
+    with pytest.raises(UsageError, match="deduplicate is 'words', expected documents or lines"):
         build([str(text)], tokenizer, tmp_path / "new", deduplicate="words")
     with pytest.raises(UsageError, match=r"'missing\.txt' does not exist"):
         build(["missing.txt"], tokenizer, tmp_path / "new")
@@ -207,7 +207,7 @@ def test_other_directories_are_left_alone(text, tokenizer, tmp_path):
 
 
 def kill_at(number, before, *arguments):
-    """Builds in a process that kills itself with signal 9 at its file `number`, before or after that has its name."""
+    """Build in a process that kills itself with signal 9 at its file `number`, before or after renaming it."""
     rename, count = os.replace, 0
 
     def rename_or_die(old, new):
@@ -227,7 +227,7 @@ def kill_at(number, before, *arguments):
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("unit", ["", "lines"])
 def test_killed_at_any_file_it_goes_on_and_ends_with_the_same_bytes(text, tokenizer, tmp_path, unit):
-    """Killed again and again in one build, each time a little further; nothing that is finished is written again."""
+    """A build is killed repeatedly, each time a little further; finished files are not written again."""
     straight, made = tmp_path / "straight", tmp_path / "made"
     build([str(text)], tokenizer, straight, deduplicate=unit)
     kills = 0
@@ -328,7 +328,7 @@ def test_a_damaged_shard_of_an_unfinished_build_is_written_anew(text, tokenizer,
     path = list_shards(made / SHARDS)[1, 0]
     path.write_bytes(path.read_bytes()[:-1])
     build([str(text)], tokenizer, made, report=lines.append)
-    assert f"{path} is truncated or corrupted and is written anew" in lines
+    assert f"{path} is truncated or corrupted and will be rewritten" in lines
     assert read_files(made) == whole
 
 
@@ -347,7 +347,7 @@ def test_a_damaged_record_of_an_unfinished_build_is_one_line(text, tokenizer, tm
     build([str(text)], tokenizer, made)
     (made / MANIFEST).unlink()
     (made / RECORD).write_text("[]")
-    with pytest.raises(UsageError, match=r"build.json: Expected `object`, got `array`; delete .*made, and the"):
+    with pytest.raises(UsageError, match=r"build.json: Expected `object`, got `array`; delete .*made and run"):
         build([str(text)], tokenizer, made)
 
 
@@ -356,7 +356,7 @@ def test_a_damaged_record_of_an_unfinished_build_is_one_line(text, tokenizer, tm
 
 def test_an_empty_source_is_refused(text, tokenizer, tmp_path):
     (tmp_path / "blank.txt").write_text("\n \n")
-    with pytest.raises(UsageError, match=r"blank.txt holds no text; name sources that do"):
+    with pytest.raises(UsageError, match=r"blank.txt holds no text; name sources with text"):
         build([str(text), str(tmp_path / "blank.txt")], tokenizer, tmp_path / "made")
     (tmp_path / "single.txt").write_text("One.\nTwo.\n")
     with pytest.raises(UsageError, match=r"needs two; put a blank line"):

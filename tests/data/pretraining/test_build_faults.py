@@ -1,4 +1,4 @@
-"""What may happen to a build from outside: dead workers, signals, a full disk, kill -9, much text, lost Ray tasks."""
+"""Faults from outside a build: dead workers, signals, a full disk, kill -9, much text, lost Ray tasks."""
 
 import contextlib
 import ctypes
@@ -29,7 +29,7 @@ from tests.official import write_checkpoint, write_glue
 from tests.studies.test_workers import is_running, list_children, wait_until
 from tests.training.test_run import write_text
 
-# The command with small pieces and shards; what stands above the guard holds in the worker processes too.
+# The command with small pieces and shards; code above the guard also runs in the worker processes.
 SCRIPT = """
 import sys
 from bertkit.data.pretraining import build, tokenize
@@ -45,7 +45,7 @@ ENVIRONMENT.pop("RAY_ADDRESS", None)
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    """A folder with texts.txt, a vocabulary in vocab/, and the command in script.py."""
+    """Make a folder with texts.txt, a vocabulary in vocab/, and the command in script.py."""
     folder = tmp_path_factory.mktemp("faults")
     content = write_text(folder / "texts.txt", documents=400).read_text()
     (folder / "texts.txt").write_text(content + "\n" + content[:2000])
@@ -83,7 +83,7 @@ def run(place, output, *options):
 
 
 def wait_for(process):
-    """What it wrote to standard error until it ended; it has a minute."""
+    """Wait up to a minute for the end of the process and return its standard error."""
     try:
         return process.communicate(timeout=60)[1]
     finally:
@@ -91,14 +91,14 @@ def wait_for(process):
 
 
 def list_finished(output):
-    """The shards of a build that are whole."""
+    """Return the complete shards of a build."""
     return {path: value for path, value in stamp(output).items() if SHARD_NAME.fullmatch(path.name)}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("deaths", [1, 1000])
 def test_a_dead_worker_costs_nothing_that_is_finished(place, tokenizer, tmp_path, monkeypatch, deaths):
-    """Another one takes up its piece; if all die, that is one line, and the same command goes on."""
+    """Another worker retries its piece; if all die, the error is one line, and the same command continues."""
     monkeypatch.setattr(bertkit.data.pretraining.build, "PIECE_BYTES", 8000)
     texts, made, killed, lines = [str(place / "texts.txt")], tmp_path / "made", [], []
 
@@ -115,9 +115,9 @@ def test_a_dead_worker_costs_nothing_that_is_finished(place, tokenizer, tmp_path
     build_it = partial(build, texts, tokenizer, made, workers=2)
     if deaths == 1:
         build_it(progress=kill_one, report=lines.append)
-        assert sum("its process died (exit code -9); another one takes it up" in line for line in lines) <= 1
+        assert sum("its process died (exit code -9); retrying with another worker" in line for line in lines) <= 1
     else:
-        with pytest.raises(UsageError, match=r"died|worker processes end before they begin") as error:
+        with pytest.raises(UsageError, match=r"died|worker processes exit before they start work") as error:
             build_it(progress=kill_one, report=kill_all)
         assert "\n" not in str(error.value)
         there = list_finished(made)
@@ -130,7 +130,7 @@ def test_a_dead_worker_costs_nothing_that_is_finished(place, tokenizer, tmp_path
 
 @contextlib.contextmanager
 def limit_files(size):
-    """No file may become longer, in this process and those that it starts: the system's answer is "File too large"."""
+    """Limit the file size in this process and its children: the system then reports "File too large"."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
     try:
@@ -141,13 +141,13 @@ def limit_files(size):
 
 @pytest.mark.parametrize(("workers", "unit"), [(1, ""), (2, ""), (1, "lines")])
 def test_a_full_disk_is_one_line_and_the_build_goes_on_when_there_is_room(place, tokenizer, tmp_path, workers, unit):
-    """The tokenizer and the shard of a small text fit, that of a large one does not."""
+    """The tokenizer and the shard of a small text fit on the disk, that of a large text does not."""
     write_text(tmp_path / "small.txt", documents=20)
     texts, made = [str(tmp_path / "small.txt"), str(place / "texts.txt")], tmp_path / "made"
     with limit_files(20_000), pytest.raises(UsageError, match=r"made cannot be written to: the disk is full") as error:
         build(texts, tokenizer, made, workers=workers, deduplicate=unit)
     assert "\n" not in str(error.value)
-    assert str(error.value).endswith("free some space and give the command again")
+    assert str(error.value).endswith("free some space and run the command again")
     assert list(made.rglob(".*")) == []
     there = list_finished(made)
     assert len(there) == 1 or workers == 2
@@ -167,7 +167,7 @@ def test_a_full_disk_is_one_line_and_the_build_goes_on_when_there_is_room(place,
     ],
 )
 def test_a_signal_ends_a_build_and_its_workers_within_seconds(place, tmp_path, number, to_workers):
-    """Also one to the whole group, as a service manager sends it, that the workers get first."""
+    """The signal may also go to the whole group, as from a service manager, and reach the workers first."""
     write_text(tmp_path / "texts.txt", documents=3000)
     made = tmp_path / "made"
     texts = ["--no-split-sentences", str(tmp_path / "texts.txt")]
@@ -212,7 +212,7 @@ def test_killed_twenty_times_at_random_it_ends_with_the_same_bytes(place, tmp_pa
     for _ in range(20):
         there = list_finished(made)
         with start(place, made, *options) as process:
-            # After a random time, and now and then at once when something new is there.
+            # After a random time, and sometimes as soon as there is a new file.
             new = draw.randint(1, 4) if draw.random() < 0.7 else 10**9
             wait_until(
                 lambda there=there, new=new: len(list_finished(made)) >= len(there) + new,
@@ -233,7 +233,7 @@ def test_killed_twenty_times_at_random_it_ends_with_the_same_bytes(place, tmp_pa
 
 
 def write_large(path, megabytes, single=0):
-    """Documents of some kilobytes; in front one of `single` megabytes without a blank line."""
+    """Write documents of some kilobytes, after one of `single` megabytes without a blank line."""
     draw = np.random.default_rng(0)
     words = ["".join(draw.choice(list("abcdefghijklmnop"), draw.integers(2, 9))) for _ in range(5000)]
     with path.open("w") as stream:
@@ -248,7 +248,7 @@ def write_large(path, megabytes, single=0):
 
 
 def measure_peaks(process):
-    """The largest resident memory in MB of a process and of each of its descendants."""
+    """Return the largest resident memory in MB of a process and each of its descendants."""
     peaks = {}
     while process.poll() is None:
         for pid in [process.pid, *list_children(process.pid)]:
@@ -261,7 +261,7 @@ def measure_peaks(process):
 
 @pytest.mark.slow
 def test_memory_is_bounded_whatever_the_corpus(place, tmp_path):
-    """100 MB and 300 MB of text, of these 60 MB a single document: every process stays below 1 GB and does not grow."""
+    """With 100 MB and 300 MB of text, 60 MB of it one document, every process stays below 1 GB and does not grow."""
     folder = tmp_path / "large"
     folder.mkdir()
     (folder / "script.py").write_text("from bertkit.cli import main\nif __name__ == '__main__':\n    main()\n")
@@ -281,7 +281,7 @@ def test_memory_is_bounded_whatever_the_corpus(place, tmp_path):
 
 
 def list_tasks():
-    """The processes that do a Ray task of ours."""
+    """Return the processes that run one of our Ray tasks."""
     found = []
     for entry in Path("/proc").iterdir():
         with contextlib.suppress(OSError):
@@ -292,7 +292,7 @@ def list_tasks():
 
 @pytest.mark.slow
 def test_on_ray_a_lost_worker_costs_nothing_that_is_finished(place, tmp_path):
-    """Pieces of several parts; one of the workers is killed. The end is that of one process."""
+    """Pieces have several parts and one worker is killed; the corpus equals that of one process."""
     (tmp_path / "script.py").write_text(SCRIPT.format(piece_bytes=5_000_000, shard_tokens=600, batch=1_000_000))
     (tmp_path / "vocab").symlink_to(place / "vocab")
     write_large(tmp_path / "texts.txt", 10)
@@ -313,7 +313,7 @@ def test_on_ray_a_lost_worker_costs_nothing_that_is_finished(place, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("part", ["gcs_server", "raylet"])
 def test_on_ray_a_lost_cluster_is_one_line_and_the_same_command_goes_on(place, tmp_path, part):
-    """The loss is noticed first by us or by Ray, which then ends the process."""
+    """Either bertkit or Ray notices the loss first; Ray then ends the process."""
     (tmp_path / "script.py").write_text(SCRIPT.format(piece_bytes=5_000_000, shard_tokens=600, batch=1_000_000))
     (tmp_path / "vocab").symlink_to(place / "vocab")
     write_large(tmp_path / "texts.txt", 10)
@@ -327,9 +327,9 @@ def test_on_ray_a_lost_cluster_is_one_line_and_the_same_command_goes_on(place, t
         ]
         os.kill(number, signal.SIGKILL)
         _, err = process.communicate(timeout=300)
-    assert process.returncode == (1 if "this process was ended" in err else 2)
-    words = "the head of .* has died|the Ray cluster has lost this machine .*|this process was ended, .*"
-    assert re.fullmatch(f"bertkit: ({words}); the same command goes on .*", err.splitlines()[-1])
+    assert process.returncode == (1 if "Ray has ended this process" in err else 2)
+    words = "the head of .* has died|the Ray cluster has lost this machine .*|Ray has ended this process, .*"
+    assert re.fullmatch(f"bertkit: ({words}); the same command continues .*", err.splitlines()[-1])
     there = list_finished(made)
     assert run(tmp_path, made, "--workers", "2")[0] == 0
     assert there.items() <= list_finished(made).items()
@@ -340,14 +340,14 @@ def test_on_ray_a_lost_cluster_is_one_line_and_the_same_command_goes_on(place, t
 
 @contextlib.contextmanager
 def mount_disk(folder):
-    """A disk of its own at the folder; gives what makes it read-only or writable."""
+    """Mount a disk at the folder and yield a function that makes it read-only or writable."""
     folder.mkdir()
     if subprocess.run(["mount", "-t", "tmpfs", "tmpfs", folder], capture_output=True, check=False).returncode:
         pytest.skip("no right to mount a disk")
 
     def change(mode):
         command = ["mount", "-o", f"remount,{mode}", str(folder)]
-        # It is refused while a file is being written.
+        # Remounting fails while a file is being written.
         assert wait_until(lambda: subprocess.run(command, capture_output=True, check=False).returncode == 0, 60)
 
     try:
@@ -357,13 +357,13 @@ def mount_disk(folder):
 
 
 def drop_rights():
-    """Takes from root what lets it read and write what its permissions forbid."""
-    header = (ctypes.c_uint32 * 2)(0x20080522, 0)  # version 3 of the form, this process
+    """Remove root's right to bypass the permissions of files."""
+    header = (ctypes.c_uint32 * 2)(0x20080522, 0)  # version 3 of the structure, this process
     ctypes.CDLL(None).capset(header, (ctypes.c_uint32 * 6)())
 
 
 def call_apart(arguments, folder):
-    """The exit code and standard error of the command, in a forked process without root's rights."""
+    """Return exit code and standard error of the command, run in a forked process without root's rights."""
     from bertkit import cli
 
     with (folder / "err").open("w+") as err:
@@ -390,7 +390,7 @@ def call_apart(arguments, folder):
 
 
 def list_commands(place, path):
-    """Every command that takes a path, with this one in the place of each of its own."""
+    """Return every command that takes a path, with this path in each of these places."""
     text, vocab, bert, glue = (place / name for name in ("texts.txt", "vocab", "bert", "glue"))
     rte = ["glue", "--task", "rte", "--set", "train.max_steps=2", "--set", "precision=fp32"]
     pretrain = ["pretrain", "--set", "train.max_steps=2", "--set", "precision=fp32"]

@@ -1,4 +1,4 @@
-"""The documentation reader: prose of docstrings in worked examples, and that no paragraph comes twice."""
+"""The documentation reader: prose of docstrings in worked examples; no paragraph occurs twice."""
 
 import os
 import re
@@ -50,7 +50,7 @@ with explain_mistakes():
 
 @pytest.fixture
 def reading():
-    """A process that reads with two others, as a group, once both have read something; and their numbers."""
+    """Start a process that reads with two others as a group, and return it and their ids once both have read."""
     command = [sys.executable, "-c", READING]
     options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "start_new_session": True}
     with subprocess.Popen(command, **options) as process:
@@ -88,7 +88,7 @@ def test_a_process_that_dies_while_it_reads_is_one_line(reading):
     os.kill(min(helpers), signal.SIGKILL)
     _, error = process.communicate(timeout=30)
     assert process.returncode == 2
-    assert re.fullmatch(r"bertkit: a process that was reading the documentation has died .*; give .* again\n", error)
+    assert re.fullmatch(r"bertkit: a process that was reading the documentation has died .*; run .* again\n", error)
 
 
 # --- prose of docstrings
@@ -241,7 +241,7 @@ PROSE = {
         "The character \ud800 is not a part of any text.",
         ["The character is not a part of any text."],
     ),
-    "what is no English prose": (
+    "text that is not English prose": (
         """x = foo(bar, baz) if a else [b for b in c]
 
         Return False.
@@ -286,7 +286,7 @@ def test_prose_of_anything(docstring):
 
 @pytest.fixture
 def installation(tmp_path, monkeypatch) -> Path:
-    """A standard library of one module and a folder of installed packages."""
+    """Make a standard library of one module and a folder of installed packages."""
     stdlib, site = tmp_path / "lib", tmp_path / "site-packages"
     write(
         stdlib / "a.py",
@@ -311,7 +311,7 @@ def installation(tmp_path, monkeypatch) -> Path:
     write(site / "p" / "broken.py", '"""This is not Python that can be parsed."""\ndef')
     write(site / "p" / "latin1.py", b'"""The encoding of the file is not valid: \xe9."""')
     write(site / "p" / "latin1_too.py", b'# coding: latin1\n"""The encoding of the caf\xe9 is valid."""')
-    write(site / "p" / "tests" / "test.py", '"""The tests of a package are passed over."""')
+    write(site / "p" / "tests" / "test.py", '"""The tests of a package are skipped."""')
     monkeypatch.setattr(sysconfig, "get_path", lambda name: str(stdlib))
     monkeypatch.setattr(docstrings, "sys", SimpleNamespace(path=["", str(tmp_path), str(site)], platform=sys.platform))
     return tmp_path

@@ -15,7 +15,7 @@ PIECES = np.arange(VOCAB) >= 700  # ids from 700 on are ## pieces
 
 
 def batch_of(lengths: list[int] | np.ndarray, width: int | None = None, seed: int = 0) -> np.ndarray:
-    """(B, T) rows [CLS] A [SEP] B [SEP] of random words of `lengths` tokens in all, padded."""
+    """Return padded rows (B, T), [CLS] A [SEP] B [SEP], of random words with `lengths` tokens in total."""
     lengths = np.asarray(lengths)
     columns = np.arange(lengths.max() if width is None else width)
     ids = np.random.default_rng(seed).integers(4, VOCAB, (len(lengths), len(columns)))
@@ -32,12 +32,12 @@ def mask(input_ids: np.ndarray, lengths: list[int] | np.ndarray, **options) -> t
 
 
 def within(count: float, expected: float, variance: float) -> bool:
-    """Whether a count is within four standard errors of what it should be."""
+    """Return whether a count is within four standard errors of its expected value."""
     return abs(count - expected) <= 4 * max(variance, 0) ** 0.5
 
 
 def is_uniform(counts: np.ndarray, shrink: float = 1.0) -> bool:
-    """Chi-square within four standard deviations of its mean; `shrink` is the variance of a count over its mean."""
+    """Return whether chi-square is as expected; `shrink` is the variance of a count over its mean."""
     chi_square = ((counts - counts.mean()) ** 2 / counts.mean()).sum() / shrink
     freedom = counts.size - 1
     return abs(chi_square - freedom) < 4 * (2 * freedom) ** 0.5
@@ -231,7 +231,7 @@ def test_place_kind_and_random_token_are_independent():
 
 
 def reference_words(ids: list[int], epoch: int, index: int, probability: float) -> list[int]:
-    """Positions chosen in one row by the reference code's loop, with the words in the order of our draws."""
+    """Return the positions that the reference code's loop chooses in a row, with words in the order of our draws."""
     words: list[list[int]] = []
     for position, token in enumerate(ids):
         if token in (CLS, SEP):

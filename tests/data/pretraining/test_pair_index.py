@@ -1,4 +1,4 @@
-"""Plans beside a corpus on disk: made once, mapped by all, made anew where they are damaged or cannot be kept."""
+"""Plans beside a corpus on disk: made once, mapped by all, made again if damaged or not storable."""
 
 import subprocess
 import sys
@@ -20,7 +20,7 @@ def corpus(tmp_path):
 
 
 def count_makes(monkeypatch):
-    """The calls of the real thing."""
+    """Record the calls of the real function."""
     calls = []
     real = Pairing.find_chunks
     monkeypatch.setattr(Pairing, "find_chunks", lambda self: calls.append(self) or real(self))
@@ -50,7 +50,7 @@ def test_each_plan_has_its_own_file(corpus, monkeypatch):
 
 
 def test_a_corpus_that_was_built_anew_has_plans_of_its_own(corpus):
-    """The index, whose name holds its checksum, says so; here the documents are the same, and sentences are not."""
+    """The index shows it, because its name has its checksum; here documents are equal but sentences differ."""
     (corpus.directory / "index-00000001.safetensors").touch()
     find_chunks(Pairing(corpus, 32, seed=1))
     (corpus.directory / "index-00000001.safetensors").rename(corpus.directory / "index-00000002.safetensors")

@@ -1,4 +1,4 @@
-"""Next-sentence pairs against the reference algorithm, written naively over token lists, and against its chances."""
+"""Next-sentence pairs against the reference algorithm, written over token lists, and against its probabilities."""
 
 import itertools
 
@@ -20,7 +20,7 @@ Document = list[list[int]]
 
 
 def bits(key: int, counter: int) -> int:
-    """Output number `counter` of splitmix64 seeded by `key`, in Python integers."""
+    """Return output number `counter` of splitmix64 seeded by `key`, in Python integers."""
     z = (key + (counter + 1) * 0x9E3779B97F4A7C15) & MASK
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & MASK
     z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & MASK
@@ -34,7 +34,7 @@ def uniform(key: int, counter: int) -> float:
 def reference_pairs(
     documents: list[Document], max_length: int, short_seq_prob: float, seed: int, copy: int
 ) -> list[tuple[list[int], list[int], bool]]:
-    """(tokens of A, tokens of B, random next) of all documents, in order."""
+    """Return (tokens of A, tokens of B, random next) of all documents, in order."""
     pairs = []
     max_num_tokens = max_length - 3
     for index, document in enumerate(documents):
@@ -98,7 +98,7 @@ def corpus_of(lengths: list[list[int]]) -> TokenizedCorpus:
 
 
 def documents_of(lengths: list[list[int]]) -> list[Document]:
-    """The same corpus as token lists; a token's value is its offset, so that a range of the plan can be compared."""
+    """Return the corpus as token lists; a token's value is its offset, so that ranges of a plan can be compared."""
     offsets = itertools.count()
     return [[list(itertools.islice(offsets, length)) for length in document] for document in lengths]
 
@@ -112,12 +112,12 @@ def random_lengths(documents: int, sentences: int, mean: int, seed: int = 0) -> 
 
 
 def within(count: float, expected: float, variance: float) -> bool:
-    """Whether a count is within four standard errors of what it should be."""
+    """Return whether a count is within four standard errors of its expected value."""
     return abs(count - expected) <= 4 * variance**0.5
 
 
 def draw_all(corpus: TokenizedCorpus, **options: float) -> np.ndarray:
-    """All pairs of one copy of a corpus."""
+    """Return all pairs of one copy of a corpus."""
     pairing = Pairing(corpus, **options)
     return pairing.draw_pairs(pairing.find_chunks())
 
@@ -139,7 +139,7 @@ def test_pairs_are_those_of_the_reference_algorithm(lengths, max_length, short_s
 
 @given(corpora, sizes, st.data())
 def test_a_pair_is_drawn_from_the_sentence_that_its_chunk_begins_with(lengths, max_length, data):
-    """That is all that is kept of a pair; any pairs in any order are those of the whole plan."""
+    """Only this is stored of a pair; any pairs in any order equal those of the whole plan."""
     pairing = Pairing(corpus_of(lengths), max_length=max_length, seed=3, copy=2)
     chunks = pairing.find_chunks()
     whole = pairing.draw_pairs(chunks)
@@ -193,7 +193,7 @@ def test_segments_stay_inside_a_document(lengths, max_length, seed):
 
 
 def test_chunks_cover_a_document_in_order_and_unused_sentences_are_put_back():
-    """With sentences of one token nothing is cut, so each A begins where A (random next) or B (real next) ended."""
+    """Sentences of one token are never truncated, so each A begins where A (random next) or B (real next) ended."""
     lengths = [[1] * 500, [1] * 300]
     plan = draw_all(corpus_of(lengths), max_length=20, short_seq_prob=0, seed=1)
     used = np.where(plan[:, 4] == 1, plan[:, 1], plan[:, 3])
@@ -212,7 +212,7 @@ def test_copies_seeds_and_lengths_have_their_own_streams():
         assert len(shared) < 0.05 * len(one)
 
 
-# Its chances ----------------------------------------------------------------------------------------------------------
+# Probabilities --------------------------------------------------------------------------------------------------------
 
 
 def test_a_real_next_fills_the_target_which_is_uniform_when_short():
@@ -253,7 +253,7 @@ def test_random_segments_come_from_every_sentence_of_the_other_documents():
 
 
 def test_random_segment_comes_from_the_own_document_when_all_ten_draws_hit_it():
-    """Of two documents: 2 ** -10 of the random pairs, labelled random all the same."""
+    """With two documents, 2 ** -10 of the random pairs are affected; they are still labelled random."""
     lengths = [[30] * 100_000, [30] * 100_000]
     plan = draw_all(corpus_of(lengths), max_length=20, short_seq_prob=0, seed=0)
     assert len(plan) == 200_000

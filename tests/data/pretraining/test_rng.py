@@ -1,4 +1,4 @@
-"""The hash that all random numbers of pretraining come from: its published values, and that it is a fair one."""
+"""The hash behind all random numbers of pretraining: its published values and its uniformity."""
 
 import numpy as np
 from hypothesis import given
@@ -8,7 +8,7 @@ from bertkit.data.pretraining.rng import draw_below, draw_bits, draw_key, draw_u
 
 
 def test_draws_are_splitmix64():
-    """The first outputs for seed 1234567, as published with the algorithm; other versions must draw the same."""
+    """The first outputs for seed 1234567, as published with the algorithm; every version must return them."""
     expected = [6457827717110365317, 3203168211198807973, 9817491932198370423, 4593380528125082431]
     assert draw_bits(np.array([1234567], np.uint64), np.arange(4)).tolist() == expected
     assert draw_uniform(np.array([1234567], np.uint64), 1)[0] == (3203168211198807973 >> 11) / 2**53
@@ -33,7 +33,7 @@ def test_a_permutation_takes_every_place_once(count, seed):
 
 
 def test_every_place_is_sent_everywhere_alike():
-    """The chi-square of where 0 goes under 100,000 keys, and of what a second place does then."""
+    """Chi-square of the place of 0 under 100,000 keys, and of a second place given the first."""
     keys, count = draw_key(np.arange(100_000)), 40
     first, second = (permute(keys, np.full(len(keys), place), count) for place in (0, 1))
     assert (first != second).all()
@@ -53,7 +53,7 @@ def test_a_batch_may_hold_the_end_of_one_permutation_and_the_beginning_of_the_ne
 
 
 def test_neighbours_are_sent_far_apart():
-    """As by a permutation drawn at random: steps, fixed points and the share of inversions."""
+    """Steps, fixed points and the share of inversions are those of a random permutation."""
     count = 100_003
     found = permute(draw_key(5), np.arange(count), count)
     assert abs(np.abs(np.diff(found)).mean() / (count / 3) - 1) < 0.01

@@ -1,4 +1,4 @@
-"""Sources, pieces and documents of sentences: worked examples, bad input, and that nothing is lost on the way."""
+"""Sources, pieces and documents of sentences: worked examples, bad input, and no lost text."""
 
 import errno
 import gzip
@@ -113,10 +113,10 @@ def test_directory_is_read_in_the_order_of_its_paths(tmp_path):
     (tmp_path / "folder.txt").mkdir()
     write(tmp_path / "a.md", "Other names have to be given themselves.\n")
     write(tmp_path / ".hidden.txt", "So have hidden files.\n")
-    write(tmp_path / ".cache" / "old.txt", "What other programs keep is no corpus.\n")
+    write(tmp_path / ".cache" / "old.txt", "Caches of other programs are not a corpus.\n")
     assert read(tmp_path) == [["First."], ["Second."], ["Third."], ["Fourth."], ["Fifth."], ["Third."]]
     assert read(tmp_path / "b.txt", tmp_path / "a.md") == [["Third."], ["Other names have to be given themselves."]]
-    assert read(tmp_path / ".cache") == [["What other programs keep is no corpus."]]
+    assert read(tmp_path / ".cache") == [["Caches of other programs are not a corpus."]]
 
 
 def test_same_source_twice_and_a_directory_called_docs(tmp_path, monkeypatch):
@@ -156,40 +156,44 @@ def bad_sources() -> list[tuple[str, bytes, str]]:
         ("blank.txt", b"\n \n\t\r\n", r"blank\.txt holds no text"),
         ("nul.txt", b"One.\nTw\0o.\n", r"nul\.txt, line 2 has a NUL byte.*UTF-8"),
         ("utf16.txt", TEXT.encode("utf-16"), r"utf16\.txt, line 1 has a NUL byte"),
-        ("latin1.txt", b"One.\n\ncaf\xe9.\n", r"latin1\.txt, line 3 is not UTF-8 \(byte 0xe9 in place 4\).*iconv"),
+        ("latin1.txt", b"One.\n\ncaf\xe9.\n", r"latin1\.txt, line 3 is not UTF-8 \(byte 0xe9 at position 4\).*iconv"),
         ("long.txt", b"One.\n" + b"a" * 10_000_000, r"long\.txt, line 2 has 10,000,000 bytes or more"),
         ("long.txt.gz", gzip.compress(b"a" * 20_000_000, 1), r"long\.txt\.gz, line 1 has 10,000,000 bytes or more"),
         ("bom.txt", b"\xef\xbb\xbf" + b"a" * 10_000_000, r"bom\.txt, line 1 has 10,000,000 bytes or more"),
         ("bad.txt", b"\xef\xbb\xbfcaf\xe9", r"bad\.txt, line 1 is not UTF-8 \(byte 0xe9"),
-        ("plain.txt.gz", b"This is no gzip file.\n", r"plain\.txt\.gz is no complete gzip file"),
-        ("cut.txt.gz", gzip.compress(os.urandom(999))[:-99], r"cut\.txt\.gz, line 1|cut\.txt\.gz is no complete gzip"),
-        ("cut2.txt.gz", gzip.compress(TEXT.encode())[:-9], r"cut2\.txt\.gz is no complete gzip file"),
+        ("plain.txt.gz", b"This is no gzip file.\n", r"plain\.txt\.gz is not a complete gzip file"),
+        (
+            "cut.txt.gz",
+            gzip.compress(os.urandom(999))[:-99],
+            r"cut\.txt\.gz, line 1|cut\.txt\.gz is not a complete",
+        ),
+        ("cut2.txt.gz", gzip.compress(TEXT.encode())[:-9], r"cut2\.txt\.gz is not a complete gzip file"),
         (
             "a.jsonl",
             b'{"text": "One."}\n\n{"title": "A", "id": 7}\n',
-            r"a\.jsonl, line 3 is no document \(Object missing required field `text`\); a line of JSONL",
+            r"a\.jsonl, line 3 is not a document \(Object missing required field `text`\); each line of JSONL",
         ),
         (
             "b.jsonl",
             b'{"text": "One."}\nTwo.\n',
-            r"b\.jsonl, line 2 is no document \(Expecting value: line 1 column 1 ",
+            r"b\.jsonl, line 2 is not a document \(Expecting value: line 1 column 1 ",
         ),
-        ("c.jsonl", b'{\n  "text": "One."\n}\n', r"c\.jsonl, line 1 is no document \(Expecting property name"),
-        ("d.jsonl", b"[" * 100_000, r"d\.jsonl, line 1 is no document \(maximum recursion"),
-        ("e.jsonl", b'["One."]\n', r"e\.jsonl, line 1 is no document \(Expected `object`, got `array`\)"),
+        ("c.jsonl", b'{\n  "text": "One."\n}\n', r"c\.jsonl, line 1 is not a document \(Expecting property name"),
+        ("d.jsonl", b"[" * 100_000, r"d\.jsonl, line 1 is not a document \(maximum recursion"),
+        ("e.jsonl", b'["One."]\n', r"e\.jsonl, line 1 is not a document \(Expected `object`, got `array`\)"),
         (
             "f.jsonl",
             b'{"text": null}\n',
-            r"f\.jsonl, line 1 is no document \(Expected `str`, got `null` - at `\$\.text`",
+            r"f\.jsonl, line 1 is not a document \(Expected `str`, got `null` - at `\$\.text`",
         ),
-        ("g.jsonl", b"{}", r"g\.jsonl, line 1 is no document \(Object missing required field `text`\)"),
+        ("g.jsonl", b"{}", r"g\.jsonl, line 1 is not a document \(Object missing required field `text`\)"),
         ("i.jsonl.gz", gzip.compress(b'\n{"text": "caf\xe9"}'), r"i\.jsonl\.gz, line 2 is not UTF-8 \(byte 0xe9"),
         ("j.jsonl", b'{"text": "' + b"a" * 10_000_000, r"j\.jsonl, line 1 has 10,000,000 bytes or more.*JSONL"),
         ("k.jsonl", b'{"text": "a\0"}', r"k\.jsonl, line 1 has a NUL byte"),
         (
             "folder/readme.md",
             b"Text.\n",
-            r"none of the 1 files in .*folder is \.txt, \.txt\.gz, \.jsonl or \.jsonl\.gz;",
+            r"none of the 1 files in .*folder ends in \.txt, \.txt\.gz, \.jsonl or \.jsonl\.gz;",
         ),
     ]
 
@@ -237,11 +241,11 @@ def test_missing_file_is_an_error_at_once_and_not_a_name_on_the_hub(source, monk
 
 def test_a_source_that_cannot_be_looked_at_is_not_called_missing(monkeypatch, tmp_path):
     monkeypatch.setattr(sources, "find_hub_trouble", lambda *_: pytest.fail("asked the Hub"))
-    with pytest.raises(UsageError, match="refused: File name too long; give each name"):
+    with pytest.raises(UsageError, match="cannot be used: File name too long; give each name"):
         cut_sources(["x" * 999])
     write(tmp_path / "a.txt", b"a\n")
     (tmp_path / "b.txt").symlink_to("b.txt")
-    with pytest.raises(UsageError, match=r"refused: Too many levels of symbolic links: \S+b.txt; its links"):
+    with pytest.raises(UsageError, match=r"cannot be used: Too many levels of symbolic links: \S+b.txt; its links"):
         cut_sources([str(tmp_path)])
 
 
@@ -256,7 +260,7 @@ def test_a_folder_of_somebody_else_is_not_left_out(monkeypatch, tmp_path):
         return scan(folder)
 
     monkeypatch.setattr(os, "scandir", refuse)
-    with pytest.raises(UsageError, match=r"refused: Permission denied: \S+theirs; change its permissions"):
+    with pytest.raises(UsageError, match=r"cannot be used: Permission denied: \S+theirs; change its permissions"):
         cut_sources([str(tmp_path)])
 
 
@@ -347,7 +351,7 @@ def test_pieces_of_jsonl_name_the_line_of_a_mistake(tmp_path):
     file = write(tmp_path / "a.jsonl", '{"text": "One."}\n' * 99 + '{"title": "A"}\n')
     pieces = cut_sources([str(file)], 100)
     assert read_lines(pieces[:-1]) == [["One."]] * 95  # of 17 bytes, those that begin before byte 1,600
-    with pytest.raises(UsageError, match="line 100 is no document"):
+    with pytest.raises(UsageError, match="line 100 is not a document"):
         read_lines(pieces[-1:])
 
 
@@ -380,7 +384,7 @@ def test_small_files_share_a_piece_and_compressed_ones_are_not_cut(tmp_path):
     ]
     assert sum(piece.size for piece in pieces) == sum(file.stat().st_size for file in tmp_path.iterdir())
     assert read_lines(pieces) == read(tmp_path, split_sentences=False)
-    assert len(read_lines(pieces)) == 9  # files side by side do not run into each other
+    assert len(read_lines(pieces)) == 9  # adjacent files are not joined
 
 
 def test_documents_are_those_of_the_pieces_of_all_sources(tmp_path, monkeypatch):
@@ -439,7 +443,7 @@ def test_a_file_without_a_blank_line_is_told(tmp_path):
         55_000 * 11 - 2 * (LONGEST_DOCUMENT // 17)
     ]
     assert lines == [
-        f"{file}: documents of more than 5,000,000 characters are cut at a paragraph, 2 times; "
+        f"{file}: documents of more than 5,000,000 characters were split at a paragraph, 2 times; "
         "put a blank line between documents",
         f"{file}: 3 documents, 605,000 lines, 10,285,000 characters",
     ]
@@ -493,7 +497,7 @@ def forget_the_hub() -> None:
 
 
 class Unreachable(Exception):
-    """What some HTTP library raises."""
+    """Stand-in for an exception of an HTTP library."""
 
 
 def test_unreachable_hub_is_one_line_and_fast(monkeypatch):
@@ -538,7 +542,7 @@ def test_trouble_with_the_hub_is_told_apart(monkeypatch):
 
 
 def serve(monkeypatch: pytest.MonkeyPatch, rows: list[dict[str, object]], shards: int = 1) -> list[object]:
-    """Makes every Hub data set consist of these rows; what `datasets` is asked for goes into the list."""
+    """Make every Hub data set consist of these rows and return the list of requests to `datasets`."""
     import datasets
 
     asked: list[object] = []
@@ -559,7 +563,7 @@ def test_rows_of_a_hub_data_set_are_documents(monkeypatch):
     assert asked == [(("owner/name", "20220301.en"), {"split": "train", "streaming": True})]
 
     serve(monkeypatch, [{"question": "Why?", "label": "1"}])
-    with pytest.raises(UsageError, match="missing required field `text`; choose one with a column text"):
+    with pytest.raises(UsageError, match="missing required field `text`; choose one with a column named text"):
         read("name")
 
 
@@ -575,7 +579,7 @@ def test_a_hub_data_set_that_cannot_be_loaded(monkeypatch):
 
 
 def test_a_hub_data_set_that_breaks_off_is_one_line(monkeypatch):
-    """The transport has exceptions of its own, which are no OSError."""
+    """The transport has its own exceptions, which do not derive from OSError."""
 
     class ReadTimeout(Exception):
         pass
@@ -605,7 +609,7 @@ def test_shards_of_a_hub_data_set_are_pieces(monkeypatch):
     assert len(asked) == 1
 
     serve(monkeypatch, [{"text": "Other."}] * 2, shards=2)
-    with pytest.raises(UsageError, match="has 2 shards and not 3 as before"):
+    with pytest.raises(UsageError, match="has 2 shards, not 3 as before"):
         list(read_piece(pieces[0]))
 
 
@@ -621,7 +625,7 @@ def test_a_hub_data_set_that_breaks_off(monkeypatch):
         list(documents)
 
 
-# --- what a worker process needs
+# --- imports of a worker process
 
 
 def test_importing_is_light():
@@ -651,12 +655,12 @@ def run_python(program: str) -> str:
 
 
 def test_a_corpus_that_was_built_among_the_texts_is_no_text(tmp_path):
-    """So the same build command finds the same sources again."""
+    """The same build command then finds the same sources again."""
     write(tmp_path / "texts" / "a.txt", TEXT)
     write(tmp_path / "texts" / "made" / "vocab.txt", "[PAD]")
     write(tmp_path / "texts" / "made" / "build.json", "{}")
     assert len(read(tmp_path / "texts")) == 3  # somebody's folder with such a file
     (tmp_path / "texts" / "made" / "shards").mkdir()
     assert read(tmp_path / "texts") == SENTENCES
-    with pytest.raises(UsageError, match="made is a built corpus and no text"):
+    with pytest.raises(UsageError, match="made is a built corpus, not text"):
         read(tmp_path / "texts" / "made")

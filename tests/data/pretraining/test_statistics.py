@@ -1,4 +1,4 @@
-"""Statistics of a corpus: worked by hand on a tiny one, and against a naive count on random ones."""
+"""Statistics of a corpus: computed by hand for a tiny one, and compared with a naive count on random ones."""
 
 import errno
 import os
@@ -27,7 +27,7 @@ from bertkit.data.pretraining.statistics import (
 from bertkit.errors import UsageError
 from tests.data.pretraining.test_store import list_documents, make_corpus
 
-# Few different tokens, so that lines and documents are repeated, and cut otherwise too.
+# Few different tokens, so that lines and documents repeat, also with other boundaries.
 DOCUMENTS = st.lists(
     st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=3), min_size=1, max_size=3), min_size=1, max_size=12
 )
@@ -36,7 +36,7 @@ MANY = settings(deadline=None)
 
 @pytest.fixture
 def small_blocks(monkeypatch):
-    """Blocks so small that units lie in several of them."""
+    """Use blocks so small that a unit spans several of them."""
     for name, size in {"TOKENS_A_HASH": 4, "UNITS_A_BLOCK": 3, "HASHES_A_PASS": 5}.items():
         monkeypatch.setattr(statistics, name, size)
     monkeypatch.setattr(statistics, "PAIRS_A_BLOCK", 2)
@@ -47,7 +47,7 @@ def flatten(document):
 
 
 def drop_repeats(documents, unit):
-    """The documents that stay, naively."""
+    """Return the documents to keep, by a naive search."""
     seen, kept = set(), []
     for document in documents:
         if flatten(document) not in seen:
@@ -131,7 +131,7 @@ def test_only_the_chosen_take_part():
 
 
 def test_lengths_worked_by_hand():
-    """1, 1, 2, 3, 4, 5, 8, 9, 16, 100: half are at most 4, nine of ten at most 16, 99 of 100 at most 100."""
+    """1, 1, 2, 3, 4, 5, 8, 9, 16, 100: half are at most 4, 90 % at most 16, 99 % at most 100."""
     found = describe(np.cumsum([9, 1, 3, 2, 100, 1, 8, 16, 4, 5]))
     assert found == {
         "mean": 14.9,
@@ -157,7 +157,7 @@ def test_lengths_agree_with_a_sorted_list(lengths):
 
 
 def test_a_tiny_corpus_worked_by_hand():
-    """Three documents; the third is the first again, and the line 1 2 comes three times. [UNK] is 9."""
+    """Three documents; the third equals the first, and the line 1 2 occurs three times. [UNK] is 9."""
     corpus = make_corpus([[[1, 2], [3]], [[9], [1, 2], [4, 5, 6, 7]], [[1, 2], [3]]])
     found = measure(corpus, unknown_id=9)
     assert (found["documents"], found["sentences"], found["tokens"]) == (3, 7, 13)
@@ -194,7 +194,7 @@ def test_padding_is_that_of_the_planned_pairs(max_length):
 
 
 def test_a_single_document_is_refused():
-    with pytest.raises(UsageError, match=r"has 1 document and .* needs two; put a blank line between"):
+    with pytest.raises(UsageError, match=r"has 1 document, but .* needs two; put a blank line between"):
         measure(make_corpus([[[1, 2]]]), 0)
 
 
@@ -214,8 +214,8 @@ def make_statistics(unknown=0.0, lines=0.0, documents=0):
         ({}, []),
         ({"unknown": 0.05, "lines": 0.1, "documents": 1}, []),
         ({"unknown": 0.06}, ["6.0% of the tokens are [UNK]; train a vocabulary"]),
-        ({"lines": 0.11}, ["lines that came before hold 11.0% of the tokens; drop them with --deduplicate lines"]),
-        ({"documents": 2}, ["2.0% of the documents came before; drop them with --deduplicate documents"]),
+        ({"lines": 0.11}, ["repeated lines hold 11.0% of the tokens; drop them with --deduplicate lines"]),
+        ({"documents": 2}, ["2.0% of the documents are repeats; drop them with --deduplicate documents"]),
         ({"documents": 2, "lines": 0.5}, ["--deduplicate lines"]),
     ],
 )
@@ -234,13 +234,13 @@ def test_the_table_says_everything_in_words():
     assert rows["sentences"] == "5"
     assert rows["before removal: tokens"] == "7,777"
     assert rows["unknown tokens"] == "0.000%"
-    assert rows["tokens of a document"] == "mean 5.0, median 3, p90 7, p99 7, longest 7"
+    assert rows["tokens per document"] == "mean 5.0, median 3, p90 7, p99 7, longest 7"
     assert "random next" in rows["pairs of 512 tokens"]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the disk is not asked first")
 def test_a_disk_too_small_for_the_hashes_says_so_at_once(tmp_path, monkeypatch):
-    """A write to mapped memory could not: the system would end the process."""
+    """A write to mapped memory could not report this: the system would end the process."""
     monkeypatch.setattr(statistics, "HASHES_A_PASS", 10)
     monkeypatch.setattr(os, "posix_fallocate", lambda *_: (_ for _ in ()).throw(OSError(errno.ENOSPC, "No space left")))
     with pytest.raises(OSError, match="No space left"):

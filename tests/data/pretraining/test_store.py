@@ -1,4 +1,4 @@
-"""The corpus on disk: what is written is read back, across shards, and what is damaged is named."""
+"""The corpus on disk: written data is read back, across shards, and damaged files are named."""
 
 import json
 import pickle
@@ -49,7 +49,7 @@ def make_corpus(documents, dtype=np.uint16):
 
 
 def list_documents(corpus):
-    """The documents as lists of sentences of token ids."""
+    """Return the documents as lists of sentences of token ids."""
     ids = corpus.ids[0 : len(corpus.ids)].tolist()
     ends = corpus.sentence_ends.tolist()
     sentences = [ids[start:stop] for start, stop in zip([0, *ends], ends, strict=False)]
@@ -58,7 +58,7 @@ def list_documents(corpus):
 
 
 def write_corpus(directory, parts, dtype=np.uint16):
-    """A finished directory whose pieces have one part each."""
+    """Write a finished directory whose pieces have one part each."""
     (directory / SHARDS).mkdir(parents=True)
     paths = [
         write_shard(directory / SHARDS, piece, 0, Part(make_corpus(part, dtype), len(part), 0, True))
@@ -156,7 +156,7 @@ def test_a_corpus_is_there_when_its_manifest_is(made):
     assert read_manifest(made)["statistics"] == {"documents": 3}
     (made / MANIFEST).unlink()
     assert not is_corpus(made)
-    with pytest.raises(UsageError, match=r"holds no corpus \(no corpus.json\); make one: bertkit corpus build"):
+    with pytest.raises(UsageError, match=r"holds no corpus \(no corpus.json\); make one with bertkit corpus build"):
         open_corpus(made)
 
 
@@ -215,7 +215,7 @@ def test_a_shard_that_is_not_of_the_length_that_it_says_is_damaged(tmp_path):
     path = write_shard(tmp_path, 0, 0, Part(make_corpus([[[1, 2]]]), 1, 2, True))
     whole = path.read_bytes()
     wrong = {
-        "its size is not what its header says": (whole + b"\0", whole[:-1]),
+        "its size does not match its header": (whole + b"\0", whole[:-1]),
         "its header is too long": ((2**63).to_bytes(8, "little") + whole[8:],),
     }
     for message, contents in wrong.items():
@@ -228,7 +228,7 @@ def test_a_shard_that_is_not_of_the_length_that_it_says_is_damaged(tmp_path):
 def test_a_newer_format_is_told_from_damage(made):
     manifest = json.loads((made / MANIFEST).read_text())
     (made / MANIFEST).write_text(json.dumps(manifest | {"format": 2}))
-    with pytest.raises(UsageError, match="has format 2, not 1; build the corpus anew"):
+    with pytest.raises(UsageError, match="has format 2, not 1; build the corpus again"):
         read_manifest(made)
 
 
@@ -241,6 +241,6 @@ def test_what_is_opened_says_what_it_checks(made):
     lines = []
     open_corpus(made, lines.append)
     assert len(lines) == 1
-    assert lines[0].startswith("checking 5 files of ")
+    assert lines[0].startswith("checking 5 files (")
     shards = [read_shard(path) for path in list_shards(made / SHARDS).values()]
     assert len(join_shards(shards, next(made.glob("index-*")), np.dtype(np.uint16)).ids) == 10

@@ -1,4 +1,4 @@
-"""Token arrays and held-out documents: worked examples, and that every token is where its sentence puts it."""
+"""Token arrays and held-out documents: worked examples, and every token is in its sentence's place."""
 
 from itertools import accumulate, chain, pairwise
 
@@ -26,7 +26,7 @@ Numbers = list[list[list[int]]]  # documents of sentences of token ids
 
 
 def list_ids(corpus: TokenizedCorpus) -> Numbers:
-    """The documents, by walking over the arrays."""
+    """Return the documents, by walking over the arrays."""
     starts = [0, *corpus.sentence_ends.tolist()]
     sentences = [corpus.ids[a:b].tolist() for a, b in pairwise(starts)]
     return [sentences[a:b] for a, b in zip(corpus.document_starts.tolist(), corpus.document_ends.tolist(), strict=True)]
@@ -84,7 +84,7 @@ def test_parts_side_by_side_are_the_whole_and_no_document_lies_in_two(documents,
     assert [document for part, _ in parts for document in list_ids(part)] == list_ids(whole)
     assert sum(read for _, read in parts) == len(documents)
     assert all(part.token_count >= tokens_a_part for part, _ in parts[:-1])
-    # Each part holds the tokens of the documents that were read for it: the count is where a resumed build goes on.
+    # Each part holds the tokens of the documents that were read for it: a resumed build continues at this count.
     start = 0
     for part, read in parts:
         ((expected, _),) = tokenize_in_parts(documents[start : start + read], backend, np.uint16)
@@ -152,7 +152,7 @@ nasty = st.lists(st.text(st.sampled_from(characters), max_size=20) | st.text(max
 
 @given(st.lists(nasty, max_size=4), st.booleans(), st.integers(0, 30))
 def test_remembered_words_give_what_whole_sentences_give(batches, cased, most):
-    """Control characters, blanks of all kinds, accents that combine, letters whose lower case depends on the place."""
+    """Texts have control characters, all kinds of blanks, combining accents, and letters with two lower cases."""
     pieces = [*dict.fromkeys("abAB9.-'ßσςse中文[]mask#i"), "##a", "##b", "##s", "##e", "##'", "ab", "##ss"]
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
     backend = copy_backend(make_tokenizer([*special, *pieces], cased=cased))
@@ -198,5 +198,5 @@ def test_which_documents_are_held_out_depends_on_the_seed_and_stays():
 
 @pytest.mark.parametrize("count", [0, 1])
 def test_next_sentence_prediction_needs_two_documents(count):
-    with pytest.raises(UsageError, match=rf"has {count} documents? and .* needs two; put a blank line between"):
+    with pytest.raises(UsageError, match=rf"has {count} documents?, but .* needs two; put a blank line between"):
         choose_held_out(count, 0.1, seed=0)
