@@ -25,7 +25,7 @@ $(INSTALLED): pyproject.toml
 ASKED := "What type is the parameter axis of add.numbers?"
 OTHER := "What type is the parameter n_jobs of sklearn.svm.SVC?"
 CONTEXT := "add.numbers has these parameters. a is array_like: The numbers. axis is int or None: Along which axis they are \
-added. dtype is str: What the result is stored as."
+added. dtype is str: Type of the stored result."
 
 demo: $(INSTALLED) ## the whole way in 10 to 20 minutes: data from documentation, pretrain, fine-tune, predict, report
 	test -d runs/demo-data/squad || $(BIN)/bertkit sample runs/demo-data
@@ -34,7 +34,7 @@ demo: $(INSTALLED) ## the whole way in 10 to 20 minutes: data from documentation
 	$(BIN)/bertkit glue --task qnli --recipe recipes/demo/qnli.toml --data runs/demo-data/glue --output runs/demo-qnli
 	$(BIN)/bertkit predict runs/demo-squad $(ASKED) $(CONTEXT) $(OTHER) $(CONTEXT)
 	$(BIN)/bertkit predict runs/demo-qnli $(ASKED) "In add.numbers, axis is int or None: Along which axis." \
-	  $(ASKED) "In pandas.Index, dtype is str: What it is stored as."
+	  $(ASKED) "In pandas.Index, dtype is str: Type of the stored values."
 	$(BIN)/bertkit report runs/demo runs/demo-squad runs/demo-qnli --output runs/demo.html
 
 docs: $(INSTALLED) ## write the tables of the pages that repeat the code
@@ -45,7 +45,7 @@ check: $(INSTALLED) ## lint, formatting and who imports whom, as CI runs them
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports --no-cache --no-logo
 
-format: $(INSTALLED) ## format the code and mend what ruff can
+format: $(INSTALLED) ## format the code and apply the fixes of ruff
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 

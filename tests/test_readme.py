@@ -1,4 +1,4 @@
-"""What the documents say must be so: commands parse, samples are read, values and messages are those of the code."""
+"""The pages agree with the code: commands parse, samples are read, tables and messages are those of the code."""
 
 import ast
 import re
@@ -45,7 +45,7 @@ MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8").replace("\\\n", "")
 
 
 def list_program(program, *names):
-    """Every command with its name: that of its groups, and its own."""
+    """Return each command by its full name, groups included."""
     if not hasattr(program, "commands"):
         return {" ".join(names): program}
     found = {}
@@ -60,18 +60,18 @@ HELP = {name: re.findall(r"^\$ (.*)", command.help, re.MULTILINE) for name, comm
 
 
 def find_blocks(text, kind):
-    """The fenced blocks of a kind."""
+    """Return the fenced blocks of a kind."""
     return re.findall(rf"^```{kind}\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
 
 
 def find_spans(text):
-    """What stands between backticks in running text."""
+    """Return the texts between backticks in running text."""
     running = re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE)
     return [" ".join(span.split()) for span in re.findall(r"`([^`]+)`", running)]
 
 
 def find_commands(text):
-    """The bertkit commands of a Markdown text: lines in blocks, and spans but for names and what has an ellipsis."""
+    """Return the bertkit commands of a Markdown text: lines in blocks, and spans except names and those with an ellipsis."""
     lines = [line for block in find_blocks(text, "bash") for line in block.splitlines()]
     lines += [span for span in find_spans(text) if "…" not in span and span not in NAMES]
     found = [re.search(r"(?:^|-m )(bertkit \w.*)", line) for line in lines]
@@ -79,7 +79,7 @@ def find_commands(text):
 
 
 def find_header_commands(text):
-    """Those behind "Command" in a recipe's header. One may go on in the next line, and words follow its last option."""
+    """Return the commands of a recipe's header; one may continue on the next line, with prose after its last option."""
     part = re.search(r"^# Command +(.*?)^# ?[A-Z\n]", text, re.DOTALL | re.MULTILINE).group(1)
     lines = re.sub(r"\n#\s+(?=--|')", " ", part).splitlines()
     found = [re.search(r"(?:^#?\s*|: |-m )(bertkit [a-z].*)", line) for line in lines]
@@ -87,7 +87,7 @@ def find_header_commands(text):
 
 
 def drop_prose(command):
-    """A command without what follows its last option and that one's value."""
+    """Return a command without the prose after its last option and value."""
     words = shlex.split(command)
     last = max((place for place, word in enumerate(words) if word.startswith("--")), default=len(words))
     words = words[: last + 2]
@@ -104,7 +104,7 @@ COMMANDS += [
 
 
 def parse(command):
-    """The options of a command line; a refusal raises."""
+    """Return the options of a command line."""
     program, (name, *words) = typer.main.get_command(app), shlex.split(command, comments=True)
     while words and hasattr(program, "commands"):
         name, *words = words
@@ -187,7 +187,7 @@ def test_the_help_of_every_command_has_examples_of_it(name):
 
 
 def find_settings(text):
-    """What is given to --set anywhere in a text."""
+    """Return the settings given to --set anywhere in a text."""
     found = re.findall(r"--set[\s#]+('[^']+'|[^\s`']+)", text)
     settings = {setting.strip("'").rstrip(".,;") for setting in found if "=" in setting}
     return {setting for setting in settings if not re.search(r"=([A-Z]|value)$", setting)}  # which stand for values
@@ -218,7 +218,7 @@ def test_the_scripts_that_are_named_have_these_options():
 
 
 def split_sections(text):
-    """Heading -> what stands below it."""
+    """Return heading -> the text below it."""
     parts = re.split(r"^##? (.*)\n", text, flags=re.MULTILINE)
     return dict(zip(parts[1::2], parts[2::2], strict=True))
 
@@ -257,7 +257,7 @@ def test_every_recipe_for_pretraining_is_on_its_page():
 
 
 def list_messages():
-    """Every text in the code, with an ellipsis where something is filled in."""
+    """Yield every text in the code, with an ellipsis for each inserted value."""
     for path in (ROOT / "bertkit").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.JoinedStr):
@@ -298,12 +298,12 @@ def test_the_samples_on_the_pages_are_what_is_read(tmp_path):
 
 
 def name_anchor(heading):
-    """What a link to a heading is called."""
+    """Return the anchor of a heading."""
     return re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")
 
 
 def find_links(text):
-    """What a page links to, web pages and mail left out."""
+    """Return the link targets of a page, except web pages and mail."""
     return [target for target in re.findall(r"\]\(([^)\s]+)\)", text) if not re.match("[a-z]+:", target)]
 
 
@@ -380,7 +380,7 @@ def test_a_recipe_runs_dry(path, tmp_path, monkeypatch):
         else {}
     )  # no Hub here
     plan = dry_run(TASKS[recipe["task"]], recipe, given, output=tmp_path / "run")
-    assert plan.get("updates", 1) > 0  # how many there are of so many epochs only the data say
+    assert plan.get("updates", 1) > 0  # the number of updates per epoch depends on the data
     assert plan["per_device_batch"] * plan["accumulation"] == plan["sequences_per_update"] == recipe["batch_size"]
     sizes = {"base.toml": 110, "large.toml": 336, "small.toml": 29, "tiny.toml": 4}  # millions, heads included
     if recipe["task"] == "pretrain" and path.name in sizes:

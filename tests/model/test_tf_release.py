@@ -276,7 +276,7 @@ def test_the_folder_and_the_vocabulary_say_whether_it_is_cased(name, folder, cas
     )
 
 
-# --- What cannot be used --------------------------------------------------------------------------------------------------
+# --- What cannot be used ----------------------------------------------------------------------------------------------
 
 
 def change_config(folder, **values):
