@@ -71,7 +71,7 @@ def find_spans(text):
 
 
 def find_commands(text):
-    """Return the bertkit commands of a Markdown text: lines in blocks, and spans except names and those with an ellipsis."""
+    """Return the bertkit commands of a text: lines in blocks, and spans that are neither names nor shortened."""
     lines = [line for block in find_blocks(text, "bash") for line in block.splitlines()]
     lines += [span for span in find_spans(text) if "…" not in span and span not in NAMES]
     found = [re.search(r"(?:^|-m )(bertkit \w.*)", line) for line in lines]
