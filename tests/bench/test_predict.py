@@ -51,7 +51,7 @@ def test_inputs_that_are_no_texts_are_one_line(classifier, tmp_path):
     with pytest.raises(UsageError, match="line 1: has no text; give a file of texts"):
         bench.bench_predict(classifier, str(tmp_path / "pairs.jsonl"))
     (tmp_path / "broken.jsonl").write_text('{"text": "x"}\n{"text"\n')
-    with pytest.raises(UsageError, match="line 2: is not JSON"):
+    with pytest.raises(UsageError, match="line 2: is not a JSON"):
         bench.bench_predict(classifier, str(tmp_path / "broken.jsonl"))
 
 
@@ -81,4 +81,4 @@ def test_the_command_writes_its_figures_where_it_can(call, classifier, tmp_path)
     for wrong in ("no/such/figures.json", "."):
         code, out, err = call(*options, wrong)
         assert (code, out) == (2, "")
-        assert err == f"bertkit: {wrong} cannot be written; name a file in a folder that is there with --json\n"
+        assert err == f"bertkit: {wrong} cannot be written; name a file in an existing folder with --json\n"

@@ -436,7 +436,7 @@ def test_classes_without_names_of_their_own_are_refused(labels, tmp_path):
 
 def test_a_vocabulary_larger_than_the_model_is_refused(classifier, tmp_path):
     folder = write_head(tmp_path, "BertForSequenceClassification", vocab_size=10)
-    with pytest.raises(UsageError, match=r"the tokenizer has .* tokens and .* only 10; use the checkpoint's own"):
+    with pytest.raises(UsageError, match=r"the tokenizer has .* tokens, but .* only 10; use the checkpoint's own"):
         Exact(folder)
 
 
@@ -792,7 +792,7 @@ def test_the_command_answers_a_file_line_by_line_and_counts_what_is_wrong_and_cu
     assert err.splitlines() == [
         f"bertkit: {source}, line 3: text is missing; the input has txt: give text as a string",
         "bertkit: 1 of 3 inputs are too long for this model and were truncated: number 3",
-        "bertkit: 1 input cannot be predicted; the reason stands in place of each result",
+        "bertkit: 1 input cannot be predicted; the output gives the reason for each",
     ]
     code, out, _ = call("predict", classifier, "--input", source, "--output", tmp_path / "out.jsonl")
     assert code == 2
@@ -829,12 +829,12 @@ def test_what_somebody_types_is_answered_line_by_line(classifier):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ([], "give the inputs as TEXT or with --input FILE, one of the two"),
-        (["good", "--input", "-"], "give the inputs as TEXT or with --input FILE, one of the two"),
+        ([], "give the inputs either as TEXT or with --input FILE"),
+        (["good", "--input", "-"], "give the inputs either as TEXT or with --input FILE"),
         (["--input", "no.jsonl"], "there is no file no.jsonl; name one with --input, or - for standard input"),
         (["good", "--pair"], "1 texts do not form inputs of text and text_pair; give them in order"),
         (["good", "--precision", "fp8"], 'precision = "fp8" must be one of auto, fp32, bf16, fp16'),
-        (["\udc80"], "is not UTF-8; write it so, or give the file another name"),
+        (["\udc80"], "is not UTF-8; use UTF-8, or rename the file"),
     ],
 )
 def test_a_wrong_command_is_one_line(arguments, words, call, classifier):

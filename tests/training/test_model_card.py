@@ -485,7 +485,7 @@ FAILURES = {  # the fault -> how to cause it, and words of the message
     "no token": (set_token(""), ["there is no token", "hf auth login"]),
     "a wrong token": (set_token("hf_wrong"), ["(401)", "log in again: hf auth login --force"]),
     "a token that only reads": (set_token("hf_reader"), ["has no write access", "hf auth login --force"]),
-    "no network": (leave_network, ["(ConnectError)", "check the network, and the same command"]),
+    "no network": (leave_network, ["(ConnectError)", "check the network, then run the same command"]),
     "offline by a variable": (go_offline, ["HF_HUB_OFFLINE is set; unset it"]),
     "no repository for it": (fail("POST", "create", status=403), ["goes wrong on purpose (403)", "of your own"]),
     "no right to write": (fail("POST", "preupload", status=403), ["(403)", "hf auth login --force"]),

@@ -248,11 +248,11 @@ def test_every_key_of_the_library_trains_or_is_refused_at_the_start(tmp_path):
     [
         (
             {"RANK": "1"},
-            "RANK = 1 .* but these are not set: MASTER_ADDR, MASTER_PORT, WORLD_SIZE; unset RANK, or start",
+            "RANK = 1 .* but these variables are not set: MASTER_ADDR, MASTER_PORT, WORLD_SIZE; unset RANK, or start",
         ),
-        ({"WORLD_SIZE": "2"}, "WORLD_SIZE = 2 .* but these are not set: MASTER_ADDR, MASTER_PORT, RANK;"),
-        ({"RANK": "1", "WORLD_SIZE": "2"}, "RANK = 1 .* but these are not set: MASTER_ADDR, MASTER_PORT;"),
-        ({"LOCAL_RANK": "0"}, "LOCAL_RANK = 0 .* these are not set: "),
+        ({"WORLD_SIZE": "2"}, "WORLD_SIZE = 2 .* but these variables are not set: MASTER_ADDR, MASTER_PORT, RANK;"),
+        ({"RANK": "1", "WORLD_SIZE": "2"}, "RANK = 1 .* but these variables are not set: MASTER_ADDR, MASTER_PORT;"),
+        ({"LOCAL_RANK": "0"}, "LOCAL_RANK = 0 .* these variables are not set: "),
         ({"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "-1"}, ""),  # alone
     ],
 )

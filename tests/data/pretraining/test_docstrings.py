@@ -73,7 +73,7 @@ def test_a_signal_to_the_whole_group_is_one_line(reading, number):
     os.killpg(process.pid, number)
     _, error = process.communicate(timeout=30)
     assert process.returncode == 128 + number
-    assert error == "bertkit: stopped; what is finished is kept, and the same command goes on\n"
+    assert error == "bertkit: stopped; finished work is kept, and the same command continues\n"
     assert wait_until(lambda: not any(map(is_running, helpers)), seconds=10)
 
 
