@@ -8,6 +8,7 @@ __all__ = ["ANSWERING", "TASKS", "Task"]
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from bertkit.tasks.classification import CLASSIFICATION
     from bertkit.tasks.glue import GLUE
     from bertkit.tasks.ner import NER
     from bertkit.tasks.pretraining import PRETRAINING
@@ -16,7 +17,7 @@ def __getattr__(name: str) -> Any:
     from bertkit.tasks.task import Task
     from bertkit.tasks.texts import NextSentenceTask, TextTask
 
-    tasks = {task.name: task for task in (PRETRAINING, *GLUE.values(), *SQUAD.values(), SWAG, NER)}
+    tasks = {task.name: task for task in (PRETRAINING, CLASSIFICATION, *GLUE.values(), *SQUAD.values(), SWAG, NER)}
     answering = {  # head -> the task that encodes its inputs and decodes its outputs
         "BertForSequenceClassification": TextTask(),
         "BertForNextSentencePrediction": NextSentenceTask(),

@@ -283,11 +283,15 @@ def _list_fields(table: str, data_defaults: Mapping[str, Any]) -> dict[str, Any]
         fields["optim"] = Literal[("bert_adam", *(name.value for name in OptimizerNames))]
         return {key: kind for key, kind in fields.items() if key not in RESERVED}
     if table == "data":
-        return {
-            key: list[type(default[0]) if default else str] if isinstance(default, list) else type(default)
-            for key, default in data_defaults.items()
-        }
+        return {key: find_type(default) for key, default in data_defaults.items()}
     return {"": TOP_KEYS, "phase": PHASE}[table]
+
+
+def find_type(default: Any) -> Any:
+    """Return the type of an option from its default: a list of texts if it is empty; a table, or a name for one."""
+    if isinstance(default, list):
+        return list[type(default[0]) if default else str]
+    return dict[str, float] | str if isinstance(default, dict) else type(default)
 
 
 def _check_table(table: str, values: Any, data_defaults: Mapping[str, Any]) -> Recipe:

@@ -1,0 +1,496 @@
+"""Classification and regression of a person's own texts, from any table with a column of texts and one of labels.
+
+The kind of problem and the labels are decided by the training rows (`bertkit.data.labels`), splits by a hash of the texts
+(`bertkit.data.splits`). Head, loss and prediction are those of every classifier (`bertkit.tasks.texts`).
+"""
+
+import csv
+import io
+import json
+from collections import Counter
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from bertkit.data.formats.columns import Columns, read_splits
+from bertkit.data.labels import NUMBER, SEVERAL, SINGLE, UNKNOWN, LabelSpace, find_labels
+from bertkit.data.sequences import Sequences, encode_inputs
+from bertkit.data.splits import hash_keys, split_fold, split_rows
+from bertkit.errors import UsageError
+from bertkit.metrics.classification import score_classes, score_labels, score_numbers
+from bertkit.reports.tables import ScoreRow, count
+from bertkit.system.progress import Report
+from bertkit.tasks.finetuning import EVERY_EPOCH
+from bertkit.tasks.option import CLASSIFY_OPTIONS
+from bertkit.tasks.task import PredictionSettings, check_finite, repeat_run, shorten_text, use_transformers
+from bertkit.tasks.texts import PAIR_NAMES, SINGLES, TextTask, flatten_result, name_results
+
+TEXT_NAMES = (*SINGLES, "review", "content", "comment", "message", "tweet", "body", "description", "document", "title")
+LABEL_NAMES = ("label", "labels", "class", "category", "target", "sentiment", "score", "rating", "stars", "y")
+BALANCED = "balanced"
+ROWS_AT_ONCE = 10_000  # converted from Arrow
+MOST_SHOWN = 20  # labels whose shares are shown
+MOST_ERRORS = 3.0  # standard errors between the shares of a label in two splits, before a warning
+UNLABELLED = "unlabelled"  # a test split without labels
+SCORES = {  # kind -> the scores of the table; the first one is the score of the run
+    SINGLE: {
+        "macro_f1": "macro F1",
+        "accuracy": "accuracy",
+        "weighted_f1": "weighted F1",
+        "matthews_correlation": "Matthews correlation",
+        "roc_auc": "area under the ROC curve",
+        "average_precision": "average precision",
+    },
+    SEVERAL: {
+        "macro_f1": "macro F1",
+        "micro_f1": "micro F1",
+        "exact_match": "exact match",
+        "fixed_macro_f1": "macro F1 at 0.5",
+        "fixed_micro_f1": "micro F1 at 0.5",
+    },
+    NUMBER: {
+        "pearson": "Pearson correlation",
+        "spearmanr": "Spearman correlation",
+        "rmse": "root mean squared error",
+        "r2": "R²",
+    },
+}
+
+
+@dataclass(frozen=True, eq=False)
+class LabelledTexts:
+    """The examples of a split.
+
+    Attributes:
+        rows: The rows of the table.
+        text: One or two columns of `rows`.
+        keys: (S,) what keeps rows together: the group, or the texts.
+        labels: As `LabelSpace.read` returns them; None without labels.
+    """
+
+    rows: Columns
+    text: tuple[str, ...]
+    keys: pa.Array
+    labels: np.ndarray | None
+    space: LabelSpace
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def take(self, numbers: np.ndarray) -> "LabelledTexts":
+        """Return some of the examples."""
+        labels = None if self.labels is None else self.labels[numbers]
+        return replace(self, rows=self.rows.take(numbers), keys=self.keys.take(pa.array(numbers)), labels=labels)
+
+
+@dataclass(frozen=True, eq=False)
+class TextInputs(Sequence):
+    """The texts or pairs of a split as a sequence, converted from Arrow when they are read."""
+
+    columns: tuple[pa.ChunkedArray, ...]
+
+    def __len__(self) -> int:
+        return len(self.columns[0])
+
+    def __getitem__(self, place: Any) -> Any:
+        if isinstance(place, slice):
+            start, stop, _ = place.indices(len(self))
+            parts = [column.slice(start, stop - start).to_pylist() for column in self.columns]
+            return parts[0] if len(parts) == 1 else list(zip(*parts, strict=True))
+        return self[place : place + 1][0]
+
+
+@dataclass(eq=False)
+class LabelledSequences(Sequences):
+    """Encoded sequences with their labels' space, and the rows that they were made from where these are written."""
+
+    space: LabelSpace | None = None
+    rows: Columns | None = None
+
+
+class ClassificationTask(TextTask):
+    """Texts or pairs in a table of one's own, with one label, several labels or a number each."""
+
+    name = command = "classify"
+    title = "your texts"
+    options = CLASSIFY_OPTIONS
+    metric = "score"
+    splits: Mapping[str, str] = {"dev": "{}", "test": "test_{}"}
+    unlabelled = (UNLABELLED,)
+
+    def __init__(self) -> None:
+        self.table = list_rows()
+        self.recipe = self.make_recipe(32, num_train_epochs=3.0, learning_rate=2e-5, **EVERY_EPOCH)  # as for GLUE, 4.1
+
+    # --- The data -----------------------------------------------------------------------------------------------------
+
+    def check(self, recipe: Mapping[str, Any]) -> None:
+        """Check the recipe, including the columns, the shares and the folds."""
+        super().check(recipe)
+        data = recipe["data"]
+        if len(data["text"]) > 2:
+            raise UsageError(f"text names {len(data['text'])} columns in [data]; give one, or two for pairs")
+        if data["problem_type"] not in ("auto", *SCORES):
+            raise UsageError(f"unknown problem_type {data['problem_type']!r}; expected auto, {', '.join(SCORES)}")
+        if data["dev_share"] + data["test_share"] >= 1:
+            raise UsageError("dev_share and test_share leave no rows to train on; lower them")
+        if data["folds"] == 1 or not 0 <= data["fold"] < max(data["folds"], 1):
+            raise UsageError(
+                f"fold {data['fold']} of {data['folds']} folds; give at least 2 folds, and a fold below them"
+            )
+        weights = data["class_weights"]
+        if isinstance(weights, str) and weights != BALANCED:
+            raise UsageError(f'class_weights is {weights!r}; give "balanced" or a table label -> weight')
+
+    def load(self, options: Mapping[str, Any], report: Report) -> dict[str, LabelledTexts]:
+        """Read the table or tables, and split a single one by a hash of its texts."""
+        if not options["dir"]:
+            raise UsageError(
+                "classify needs a table of texts and labels; name a file, a folder or a Hub data set with --data"
+            )
+        tables = read_splits(options["dir"])
+        train = tables["train"]
+        text, label = choose_columns(train, options["text"], options["label"], report)
+        space = find_labels(train, label, options["problem_type"])
+        names = ", ".join(space.names[:MOST_SHOWN]) + ", …" * (len(space.names) > MOST_SHOWN)
+        found = "a number" if space.kind == NUMBER else f"{len(space.names)} labels: {names}"
+        report(f"{space.kind.replace('_', ' ')} ({space.reason}), {found}; data.problem_type changes it")
+        examples = {}
+        for split, table in tables.items():
+            for part, rows in self.divide_table(split, table, tables, text, options).items():
+                examples[part] = rows
+        examples = {split: read_rows(split, rows, text, space, options, report) for split, rows in examples.items()}
+        if "test" in examples and examples["test"].labels is None:
+            examples[UNLABELLED] = examples.pop("test")
+        check_train(examples, space)
+        if limit := options["max_train_samples"]:
+            examples["train"] = examples["train"].take(np.arange(min(limit, len(examples["train"]))))
+        report(f"{train.source}: " + ", ".join(f"{split} {len(found):,}" for split, found in examples.items()))
+        for line in describe_shares(examples):
+            report(line)
+        return examples
+
+    def divide_table(
+        self, split: str, table: Columns, tables: Mapping[str, Columns], text: Sequence[str], options: Mapping[str, Any]
+    ) -> dict[str, Columns]:
+        """Return the splits that a table is divided into: train gives dev, and test if it is the only table."""
+        folds = options["folds"]
+        if split != "train" or ("dev" in tables and not folds):
+            if folds and split == "dev":
+                raise UsageError(f"folds takes dev from train, but {table.source} is given; leave out one of them")
+            return {split: table}
+        places = hash_keys(iterate_keys(list_keys(table, text, options["group"])))
+        if folds:
+            rows = split_fold(places, folds, options["fold"])
+        else:
+            rows = split_rows(places, options["dev_share"], 0.0 if "test" in tables else options["test_share"])
+        if empty := [name for name, numbers in rows.items() if not len(numbers)]:
+            raise UsageError(
+                f"{table.source} has {count(len(table), 'row')}, which leaves none for {empty[0]}; give more rows, another share, or "
+                f"a file {empty[0]}"
+            )
+        return {name: table.take(numbers) for name, numbers in rows.items()}
+
+    def list_groups(self, examples: LabelledTexts) -> Sequence[Hashable]:
+        """Return the groups, or the texts."""
+        return examples.keys.to_pylist()
+
+    def select(self, examples: LabelledTexts, numbers: np.ndarray) -> LabelledTexts:
+        """Return some of the examples."""
+        return examples.take(numbers)
+
+    def encode(
+        self, examples: LabelledTexts, tokenizer: Any, recipe: Mapping[str, Any], split: str
+    ) -> LabelledSequences:
+        """Return the sequences of a split; all but train keep their rows, for the files of predictions."""
+        inputs = TextInputs(tuple(examples.rows.find(name) for name in examples.text))
+        found = encode_inputs(inputs, examples.labels, tokenizer, recipe["data"]["max_length"])
+        return LabelledSequences(**vars(found), space=examples.space, rows=None if split == "train" else examples.rows)
+
+    def describe(self, data: LabelledSequences, split: str) -> list[str]:
+        """Return how many texts are truncated."""
+        if split != "train" or not (truncated := int(data.shortened.sum())):
+            return []
+        return [f"{truncated:,} of {len(data):,} training texts are truncated; data.max_length sets the limit"]
+
+    def configure(self, recipe: Mapping[str, Any], tokenizer: Any, examples: Any) -> dict[str, Any]:
+        """Return label names, kind of problem and class weights; without data only what the tokenizer decides."""
+        settings = super().configure(recipe, tokenizer, examples)
+        if examples is None:
+            return settings
+        train = examples["train"]
+        settings |= {"id2label": dict(enumerate(train.space.names)), "problem_type": train.space.kind}
+        if weights := find_weights(recipe["data"]["class_weights"], train):
+            settings["class_weights"] = weights
+        return settings
+
+    def list_samples(
+        self, examples: LabelledTexts, settings: PredictionSettings
+    ) -> Iterable[tuple[str, tuple[str, ...], str]]:
+        """Yield the texts with their correct label, labels or number."""
+        for number in range(len(examples)):
+            texts = tuple(examples.rows.find(name)[number].as_py() for name in examples.text)
+            yield "  |  ".join(map(shorten_text, texts)), texts, spell(examples.labels[number], examples.space)
+
+    # --- Scores -------------------------------------------------------------------------------------------------------
+
+    def score(
+        self, summaries: np.ndarray, data: LabelledSequences, decided: Mapping[str, Any] | None = None
+    ) -> dict[str, float]:
+        """Return the scores of the kind of problem as fractions; several labels at tuned thresholds."""
+        found = score_kind(check_finite(summaries), data.labels, data.space, (decided or {}).get("thresholds"))
+        return found | {"score": found[next(iter(SCORES[data.space.kind]))]}
+
+    def tuned_config(self, metrics: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the thresholds of several labels, in the order of the labels."""
+        thresholds = [value for key, value in metrics.items() if key.startswith("threshold_")]
+        return {"thresholds": thresholds} if thresholds else {}
+
+    def baseline(self, train: LabelledSequences, dev: LabelledSequences) -> dict[str, float]:
+        """Return the scores of the most frequent training label, of each label's majority, or of the mean."""
+        if dev.space.kind == SINGLE:
+            constant = np.eye(len(dev.space.names))[np.bincount(train.labels).argmax()]
+        elif dev.space.kind == SEVERAL:
+            constant = np.where(train.labels.mean(0) > 0.5, 1.0, -1.0)
+        else:
+            constant = train.labels.mean(keepdims=True)
+        scores = score_kind(np.tile(constant, (len(dev), 1)), dev.labels, dev.space, [0.5] * len(dev.space.names))
+        names = SCORES[dev.space.kind]
+        found = {f"majority_{name}": scores[name] for name in names if name in scores}
+        return found | {"majority_score": scores[next(iter(names))]}
+
+    def list_rows(self, metrics: Mapping[str, Any]) -> list[ScoreRow]:
+        """Return the lines of the table; the score stands there under its own name."""
+        return [row for row in super().list_rows(metrics) if row.key != self.metric]
+
+    # --- Files --------------------------------------------------------------------------------------------------------
+
+    def format_predictions(
+        self, summaries: np.ndarray, data: LabelledSequences, split: str, decided: Mapping[str, Any] | None = None
+    ) -> dict[str, str]:
+        """Return a split's rows with the predicted label and probabilities as CSV, and figures if it has labels."""
+        name = "test" if split == UNLABELLED else split
+        thresholds = (decided or {}).get("thresholds")
+        files = {f"{name}.csv": write_rows(summaries, data, thresholds)}
+        if data.labels is not None and data.space.kind == SINGLE:
+            files[f"{name}.figures.json"] = json.dumps([confuse(summaries.argmax(1), data.labels, data.space)]) + "\n"
+        return files
+
+    def suggest(self, output: Path, recipe: Mapping[str, Any]) -> list[str]:
+        """Return commands that use the fine-tuned model."""
+        given = 'dict(text="…", text_pair="…")' if len(recipe["data"]["text"]) == 2 else '"…"'
+        call = f'pipeline("text-classification", {json.dumps(str(output))})({given})'
+        return [
+            f"bertkit predict {output} --input {recipe['data']['dir']}",
+            f"bertkit classify {repeat_run(output, 'folds')} --folds 5  # a prediction for every row",
+            use_transformers(f"from transformers import pipeline; print({call})"),
+        ]
+
+
+def choose_columns(
+    table: Columns, text: Sequence[str], label: Sequence[str], report: Report
+) -> tuple[list[str], list[str]]:
+    """Return the columns of the texts and of the labels; those not given are guessed by their names."""
+    names = table.table.column_names
+    for name in (*text, *label):
+        table.find(name)
+    guessed = []
+    if not label:
+        label = [name for name in LABEL_NAMES if name in lower(names)][:1]
+        guessed.append("--label")
+    if not text:
+        pairs = [pair for pair in PAIR_NAMES if all(name in lower(names) for name in pair)]
+        text = pairs[0] if pairs else [name for name in TEXT_NAMES if name in lower(names) and name not in label][:1]
+        guessed.append("--text")
+    spelled = {name.lower(): name for name in reversed(names)} | {name: name for name in names}
+    text, label = [spelled[name] for name in text], [spelled[name] for name in label]
+    for option, chosen in (("--text", text), ("--label", label)):
+        if not chosen:
+            raise UsageError(
+                f"{table.source} has the columns {', '.join(map(repr, names[:MOST_SHOWN]))}; name one with {option}"
+            )
+    if both := set(text) & set(label):
+        raise UsageError(f"the column {both.pop()!r} is both text and label; name different columns")
+    by = f", guessed from their names ({' and '.join(guessed)} choose others)" if guessed else ""
+    report(f"{table.source}: text from {' and '.join(map(repr, text))}, label from {', '.join(map(repr, label))}{by}")
+    return text, label
+
+
+def lower(names: Sequence[str]) -> set[str]:
+    """Return the names in lower case."""
+    return {name.lower() for name in names}
+
+
+def list_keys(table: Columns, text: Sequence[str], group: str) -> list[pa.ChunkedArray]:
+    """Return the columns that keep rows together."""
+    return [table.find(name) for name in ([group] if group else text)]
+
+
+def iterate_keys(columns: Sequence[pa.ChunkedArray]) -> Iterable[str]:
+    """Yield the key of each row: its group, or its text or texts without surrounding white space."""
+    for start in range(0, len(columns[0]), ROWS_AT_ONCE):
+        parts = (column.slice(start, ROWS_AT_ONCE).to_pylist() for column in columns)
+        for cells in zip(*parts, strict=True):
+            yield "\0".join(cell.strip() for cell in cells)
+
+
+def read_rows(
+    split: str, table: Columns, text: Sequence[str], space: LabelSpace, options: Mapping[str, Any], report: Report
+) -> LabelledTexts:
+    """Return the examples of a split; rows whose label train lacks are reported and left out."""
+    names = table.table.column_names
+    keys = pa.array(iterate_keys(list_keys(table, text, options["group"])), pa.string())
+    has_labels = all(name in names for name in space.columns) and any(
+        cell for name in space.columns for cell in table.find(name).unique().to_pylist()
+    )
+    if split == "test" and not has_labels:
+        return LabelledTexts(table, tuple(text), keys, None, space)
+    labels, unknown = space.read(table)
+    found = LabelledTexts(table, tuple(text), keys, labels, space)
+    if unknown:
+        listed = ", ".join(f"{label!r} ({number:,})" for label, number in unknown.most_common(MOST_SHOWN))
+        left_out = "; these rows are left out" if space.kind == SINGLE else ""
+        report(f"{table.source}, {split}: train lacks the labels {listed}{left_out}")
+        if space.kind == SINGLE:
+            found = found.take(np.flatnonzero(labels != UNKNOWN))
+    return found
+
+
+def check_train(examples: Mapping[str, LabelledTexts], space: LabelSpace) -> None:
+    """Check that every label occurs in train, which a split by the hash of the texts may have taken away."""
+    if space.kind == NUMBER:
+        return
+    labels = examples["train"].labels
+    counts = np.bincount(labels, minlength=len(space.names)) if labels.ndim == 1 else labels.sum(0)
+    if len(missing := np.flatnonzero(counts == 0)):
+        raise UsageError(
+            f"the label {space.names[missing[0]]!r} has no row left in train; give it more rows, or lower data.dev_share and "
+            "data.test_share"
+        )
+
+
+def describe_shares(examples: Mapping[str, LabelledTexts]) -> list[str]:
+    """Return the share of each label in every split, with a warning where dev or test differ from train by chance rarely.
+
+    A share differs if it is more than three standard errors away from that of train.
+    """
+    labelled = {split: found for split, found in examples.items() if found.labels is not None}
+    space = examples["train"].space
+    if space.kind == NUMBER:
+        return [
+            f"  {split}: mean {found.labels.mean():.3f}, sd {found.labels.std():.3f}"
+            for split, found in labelled.items()
+        ]
+    counts = {split: count_labels(found) for split, found in labelled.items()}
+    lines = []
+    for place, name in enumerate(space.names):
+        shares = {split: counts[split][place] / len(found) for split, found in labelled.items()}
+        odd = [
+            split
+            for split, found in labelled.items()
+            if split != "train"
+            and differs(counts["train"][place], len(labelled["train"]), counts[split][place], len(found))
+        ]
+        warning = f"  warning: {' and '.join(odd)} differ by more than three standard errors" if odd else ""
+        if place < MOST_SHOWN or odd:
+            lines.append(f"  {name}: " + ", ".join(f"{split} {share:.1%}" for split, share in shares.items()) + warning)
+    return lines
+
+
+def count_labels(examples: LabelledTexts) -> np.ndarray:
+    """Return (L,) how many rows have each label."""
+    if examples.labels.ndim == 1:
+        return np.bincount(examples.labels, minlength=len(examples.space.names))
+    return examples.labels.sum(0)
+
+
+def differs(first: float, rows: int, second: float, others: int) -> bool:
+    """Return whether two shares, of `rows` and of `others`, differ by more than MOST_ERRORS standard errors."""
+    pooled = (first + second) / (rows + others)
+    error = np.sqrt(pooled * (1 - pooled) * (1 / rows + 1 / others))
+    return bool(abs(first / rows - second / others) > MOST_ERRORS * error)
+
+
+def find_weights(given: str | Mapping[str, float], train: LabelledTexts) -> list[float]:
+    """Return the weight of each label: balanced as in scikit-learn, or as given; empty without weights.
+
+    Of several labels, the balanced weight of the positive rows is the number of negative rows for each of them.
+
+    Raises:
+        UsageError: The problem is a regression, or a label is unknown or missing.
+    """
+    if not given:
+        return []
+    if train.space.kind == NUMBER:
+        raise UsageError("class_weights is for labels, not for numbers; leave it out")
+    if given == BALANCED:
+        counts = count_labels(train)
+        weights = len(train) / (len(counts) * counts) if train.labels.ndim == 1 else (len(train) - counts) / counts
+        return weights.tolist()
+    if set(given) != set(train.space.names):
+        wrong = sorted(set(given) ^ set(train.space.names))
+        raise UsageError(
+            f"class_weights and the labels differ in {wrong[0]!r}; give a weight for each of {', '.join(train.space.names)}"
+        )
+    return [float(given[name]) for name in train.space.names]
+
+
+def score_kind(
+    logits: np.ndarray, labels: np.ndarray, space: LabelSpace, thresholds: Sequence[float] | None = None
+) -> dict[str, float]:
+    """Return the scores of a kind of problem."""
+    if space.kind == NUMBER:
+        return score_numbers(logits[:, 0], labels)
+    if space.kind == SINGLE:
+        return score_classes(logits, labels, space.names)
+    return score_labels(logits, labels, space.names, None if thresholds is None else np.asarray(thresholds))
+
+
+def list_rows() -> tuple[ScoreRow, ...]:
+    """Return the lines of the table: every score of every kind, on dev and on test."""
+    rows = {}
+    for kind, names in SCORES.items():
+        for key, name in names.items():
+            unit = "" if key in ("rmse", "r2") else "fraction"
+            baseline = "the most frequent label" if kind == SINGLE else "a constant"
+            rows[key] = ScoreRow(name, key, {baseline: f"majority_{key}"}, unit)
+    tests = [ScoreRow(f"{row.name}, test", f"test_{key}", {}, row.unit) for key, row in rows.items()]
+    return (*rows.values(), *tests)
+
+
+def spell(label: Any, space: LabelSpace) -> str:
+    """Return a correct label, labels or number in words."""
+    if space.kind == NUMBER:
+        return f"{label:.3g}"
+    if space.kind == SINGLE:
+        return space.names[label]
+    return ", ".join(space.names[place] for place in np.flatnonzero(label)) or "no label"
+
+
+def confuse(answers: np.ndarray, labels: np.ndarray, space: LabelSpace) -> dict[str, Any]:
+    """Return the confusion matrix as a figure, correct labels by row (see `bertkit.analysis.page`)."""
+    counts = np.zeros((len(space.names), len(space.names)), int)
+    np.add.at(counts, (labels, answers), 1)
+    return {"kind": "matrix", "title": "Confusion matrix", "labels": list(space.names), "counts": counts.tolist()}
+
+
+def write_rows(logits: np.ndarray, data: LabelledSequences, thresholds: Sequence[float] | None) -> str:
+    """Return the rows of a split as CSV: the input's columns, then the predicted label and the probabilities."""
+    results = [flatten_result(found) for found in name_results(logits, data.space.names, data.space.kind, thresholds)]
+    names = data.rows.table.column_names
+    added = {name: f"{name}_predicted" if name in names else name for name in (results[0] if results else {})}
+    file = io.StringIO()
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow([*names, *added.values()])
+    for start in range(0, len(results), ROWS_AT_ONCE):
+        rows = data.rows.table.slice(start, ROWS_AT_ONCE).to_pylist()
+        for row, result in zip(rows, results[start:], strict=False):
+            writer.writerow([*row.values(), *result.values()])
+    return file.getvalue()
+
+
+CLASSIFICATION = ClassificationTask()
