@@ -39,7 +39,7 @@ def load_splits(
 ) -> Iterator[tuple[str, str, "datasets.Dataset"]]:
     """Yield every wanted split with its name for messages and its rows."""
     source = f"{name}:{config}"
-    found = _load(name, config)
+    found = load_hub(name, config)
     for split, hub_split in splits.items():
         if hub_split in found:
             yield split, f"{source}, {hub_split}", found[hub_split]
@@ -48,7 +48,12 @@ def load_splits(
             raise UsageError(f"the data set {source} has no split {hub_split!r}; found {listed}; {FILE_REMEDY}")
 
 
-def _load(name: str, config: str) -> "datasets.DatasetDict":
+def load_hub(name: str, config: str | None, remedy: str = FILE_REMEDY) -> "datasets.DatasetDict":
+    """Load a data set from the Hub, or its copy in the cache of `datasets` if the Hub is unreachable.
+
+    Raises:
+        UsageError: The Hub cannot serve the data set and no copy is cached; `remedy` ends the message.
+    """
     trouble = find_hub_trouble(name, "dataset")
     try:
         import datasets
@@ -60,8 +65,10 @@ def _load(name: str, config: str) -> "datasets.DatasetDict":
         copy = {"config_name": config, "version": "auto", "hash": "auto"}  # auto: the latest version in the cache
         return Cache(repo_id=name, dataset_name=name.rpartition("/")[2], **copy).as_dataset()
     except Exception as error:  # includes HTTP errors: huggingface_hub has changed its HTTP library more than once
-        trouble = trouble or f"the data set {name}:{config} cannot be loaded ({join_lines(error)})"
-    raise UsageError(f"{trouble}; {FILE_REMEDY}")
+        trouble = (
+            trouble or f"the data set {name}{f':{config}' if config else ''} cannot be loaded ({join_lines(error)})"
+        )
+    raise UsageError(f"{trouble}; {remedy}")
 
 
 def _convert(rows: "datasets.Dataset", source: str, columns: Mapping[str, str]) -> TextColumns:

@@ -1,8 +1,7 @@
 """SWAG (Zellers et al. 2018; paper section 4.4): its official files, or the Hub -> questions with four endings."""
 
-import csv
 import re
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,9 +13,9 @@ from bertkit.data.formats.tables import (
     convert_labels,
     fill,
     find_column,
-    read_lines,
+    read_csv,
 )
-from bertkit.errors import UsageError, join_lines
+from bertkit.errors import UsageError
 
 HUB_SWAG = ("allenai/swag", "regular")  # configuration with four endings and a label, like the official files
 ENDINGS = ("ending0", "ending1", "ending2", "ending3")
@@ -51,7 +50,7 @@ def read_swag(path: str | Path, labelled: bool = True) -> list[Situation]:
         UsageError: The file is missing, not UTF-8, not CSV or without rows; a column is missing; a row has another
             number of columns; there are not four endings, or one is empty; or a label is not 0 to 3.
     """
-    rows = _walk_csv(Path(path))
+    rows = read_csv(Path(path))
     number, names = next(rows, (0, []))
     if not names:
         raise UsageError(f"{path} is empty; download the official file again")
@@ -64,24 +63,6 @@ def read_swag(path: str | Path, labelled: bool = True) -> list[Situation]:
     table = TextColumns(str(path), {name: [] for name in columns}, [])
     fill(table, rows, places, len(names))
     return _make_situations(table, labelled)
-
-
-def _walk_csv(path: Path) -> Iterator[tuple[int, list[str]]]:
-    """Yield the line number and the cells of each row, without blank lines."""
-    reader = csv.reader((f"{line}\n" for line in read_lines(path)), strict=True)
-    while True:
-        number = reader.line_num + 1
-        try:
-            cells = next(reader, None)
-        except csv.Error as error:
-            trouble = join_lines(error).partition(" - ")[0]  # advice for programmers follows
-            raise UsageError(
-                f"{path}, line {number} is not a valid CSV row ({trouble}); check its quotes or get the file again"
-            ) from None
-        if cells is None:
-            return
-        if cells:
-            yield number, cells
 
 
 def _make_situations(table: TextColumns, labelled: bool) -> list[Situation]:

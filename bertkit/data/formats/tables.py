@@ -3,14 +3,17 @@
 Tables are not parsed as CSV: `"` is an ordinary character that need not be closed, and U+2028 does not end a line.
 """
 
+import csv
 import difflib
+import gzip
+import zlib
 from codecs import BOM_UTF8
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import TypeVar
+from typing import BinaryIO, TypeVar
 
 import msgspec
 
@@ -19,6 +22,7 @@ from bertkit.errors import UsageError, join_lines
 FILE_REMEDY = "give the official files with --data DIR"
 AGAIN = "correct it or get the file again"
 NAME_REMEDY = "its first line must name the columns as in the official file"
+LONGEST_CELL = 10_000_000  # characters; a quote that is never closed must not collect a whole file
 MOST_NAMES, LONGEST_QUOTED = 20, 40  # columns or keys in a message, and characters of each
 Parsed = TypeVar("Parsed")
 
@@ -131,28 +135,56 @@ def convert_labels(table: TextColumns, read: Callable[[str], float], expected: s
     return values
 
 
-def read_lines(path: Path) -> Iterator[str]:
+def read_lines(path: Path, *, keep_ends: bool = False) -> Iterator[str]:
     """Yield the lines of a file, without the blank lines at its end."""
-    blank = 0
-    with _explain_opening(path), path.open("rb") as stream:
+    blank: list[str] = []
+    with open_file(path) as stream:
         for number, line in enumerate(stream, 1):
+            if not keep_ends:
+                line = line.removesuffix(b"\n").removesuffix(b"\r")
             try:
-                text = decode_line(line.removesuffix(b"\n").removesuffix(b"\r"), is_first=number == 1)
+                text = decode_line(line, is_first=number == 1)
             except UsageError as error:
                 raise UsageError(f"{path}, line {number} {error}") from None
-            if not text:
-                blank += 1
+            if text in ("", "\n", "\r\n"):
+                blank.append(text)
                 continue
-            yield from [""] * blank
-            blank = 0
+            yield from blank
+            blank.clear()
             yield text
 
 
+def read_csv(path: Path, delimiter: str = ",") -> Iterator[tuple[int, list[str]]]:
+    """Yield the number of the first line and the cells of each row of a CSV file (RFC 4180), without blank lines.
+
+    Raises:
+        UsageError: The file cannot be read, is not UTF-8, or a row is not valid CSV.
+    """
+    csv.field_size_limit(LONGEST_CELL)
+    reader = csv.reader(read_lines(path, keep_ends=True), delimiter=delimiter, strict=True)
+    while True:
+        number = reader.line_num + 1
+        try:
+            cells = next(reader, None)
+        except csv.Error as error:
+            trouble = join_lines(error).partition(" - ")[0]  # advice for programmers follows
+            raise UsageError(
+                f"{path}, line {number} is not a valid CSV row ({trouble}); check its quotes or get the file again"
+            ) from None
+        if cells is None:
+            return
+        if cells:
+            yield number, cells
+
+
 @contextmanager
-def _explain_opening(path: Path) -> Iterator[None]:
-    """Turn the error of a file that cannot be opened or read into a UsageError."""
+def open_file(path: Path) -> Iterator[BinaryIO]:
+    """Open a file for reading, decompressed if its name ends in .gz; errors of opening and reading are UsageErrors."""
     try:
-        yield
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as stream:
+            yield stream
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise UsageError(f"{path} is not a complete gzip file ({error}); compress it again or decompress it") from None
     except FileNotFoundError:
         raise UsageError(f"{path} does not exist; check the folder and the name of the file") from None
     except OSError as error:
@@ -187,8 +219,8 @@ def read_json(path: str | Path, form: type[Parsed], remedy: str = AGAIN) -> Pars
         UsageError: The file is missing, not UTF-8, not JSON, or of another form; `remedy` ends the message.
     """
     path = Path(path)
-    with _explain_opening(path):
-        content = path.read_bytes()
+    with open_file(path) as stream:
+        content = stream.read()
     with explain_form(str(path), remedy):
         return msgspec.json.decode(content.removeprefix(BOM_UTF8), type=form)
 

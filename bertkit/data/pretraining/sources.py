@@ -16,14 +16,12 @@ released in 2021, takes three hundred times as long to split English in the same
 Left out: the vocabulary (`bertkit.data.tokenizer`) and the token ids (`bertkit.data.pretraining.tokenize`).
 """
 
-import gzip
 import json
 import os
 import re
 import sys
-import zlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import accumulate, chain, groupby
@@ -32,7 +30,7 @@ from typing import Any, BinaryIO, Literal
 
 import msgspec
 
-from bertkit.data.formats.tables import Parsed, decode_line, explain_form
+from bertkit.data.formats.tables import Parsed, decode_line, explain_form, open_file
 from bertkit.data.pretraining.docstrings import Paragraphs, read_docs
 from bertkit.errors import UsageError, explain_refusal, join_lines
 from bertkit.system.hub import find_hub_trouble, is_hub_name
@@ -397,7 +395,7 @@ def _read_lines(path: str, start: int, parse: Callable[[str], Parsed]) -> Iterat
 
     The caller therefore sees the line before `start`. At most `LONGEST_SOURCE_LINE` bytes are read in one call.
     """
-    with _open(path) as stream:
+    with open_file(Path(path)) as stream:
         first = place = _seek_line(stream, start) if start else 0
         for number, line in enumerate(iter(partial(stream.readline, LONGEST_SOURCE_LINE), b""), 1):
             try:
@@ -411,17 +409,6 @@ def _read_lines(path: str, start: int, parse: Callable[[str], Parsed]) -> Iterat
                 raise UsageError(f"{path}, line {_count_lines(path, first) + number} {error}") from None
             yield place, parsed
             place += len(line)
-
-
-@contextmanager
-def _open(path: str) -> Iterator[BinaryIO]:
-    try:
-        with gzip.open(path) if path.endswith(".gz") else open(path, "rb") as stream:
-            yield stream
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise UsageError(f"{path} is not a complete gzip file ({error}); compress it again or decompress it") from None
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read ({error.strerror or error}); check its permissions") from None
 
 
 def _seek_line(stream: BinaryIO, start: int) -> int:

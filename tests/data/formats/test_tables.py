@@ -1014,7 +1014,10 @@ LINE = "2,v,9,A. B,A.,B,gold,a b,c d,e f,g h,1\n"
             SWAG.replace("\n", "\r"),
             r", line 1 is not a valid CSV row \(new-line character seen in unquoted field\); check",
         ),
-        (SWAG + LINE.replace("c d", '"c d') + LINE * 9999, r", line 4 is not a valid CSV row \(field larger than .*\)"),
+        (
+            SWAG + LINE.replace("c d", '"c d') + LINE * 9999,
+            r", line 4 is not a valid CSV row \(unexpected end of data\)",
+        ),
         # a row of several lines is located by its first one
         (SWAG + LINE.replace("c d", '"c\n\nd"') + LINE.replace(",1\n", ",x\n"), r", line 7: label 'x' must be one of"),
         (SWAG + LINE.replace("c d", '"c\n\nd"').replace(",1\n", ",x\n"), r", line 4: label 'x' must be one of"),

@@ -1,0 +1,373 @@
+"""A person's own tables: CSV, TSV, JSON lines, JSON, Parquet or a data set on the Hub -> columns of texts.
+
+Every cell is read as text, and no text stands for a missing value: "NA", "null" and "nan" stay as they are. Cells are
+moved into Arrow arrays chunk by chunk, so a table needs little more memory than its texts.
+
+Left out: types, which are decided over the whole training split (`bertkit.tasks`).
+"""
+
+import re
+from array import array
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from bertkit.data.formats.hub import load_hub
+from bertkit.data.formats.tables import (
+    LONGEST_QUOTED,
+    MOST_NAMES,
+    explain_form,
+    find_column,
+    open_file,
+    read_csv,
+    read_json,
+    read_lines,
+)
+from bertkit.errors import UsageError, join_lines
+from bertkit.system.hub import is_hub_name
+
+SUFFIXES = (".csv", ".tsv", ".jsonl", ".json", ".parquet")  # all except the last also with .gz
+SPLIT_NAMES = {"train": ("train",), "dev": ("dev", "validation", "val", "valid"), "test": ("test",)}
+SPLIT_FILE = re.compile(rf"(\w+)({'|'.join(map(re.escape, SUFFIXES))})(\.gz)?")
+CHUNK_CHARACTERS = 1_000_000  # cells held as Python strings; each cell counts one more
+CHUNK_ROWS = 10_000  # rows of a Parquet file or a Hub data set converted at a time
+TEXT = pa.large_string()  # offsets of 32 bits end at 2 GB, also for the result of `take`
+PLACES = "a file (.csv, .tsv, .jsonl, .json, .parquet), a folder with train.csv, or a Hub data set owner/name[:config]"
+ROW = msgspec.json.Decoder(dict[str, Any], float_hook=str)  # a fraction keeps its digits
+
+
+@dataclass(frozen=True, eq=False)
+class Columns:
+    """A table of texts.
+
+    Attributes:
+        source: The file, or the data set and its split, for messages.
+        table: S rows of `large_string` columns without nulls, in the file's order; a missing value is "".
+        lists: The columns whose cells are lists. Each cell is the JSON text of a list of texts, or "" if missing.
+        lines: The row's first line in its file, or its number from 1.
+        unit: The unit of `lines`, "line" or "row".
+    """
+
+    source: str
+    table: pa.Table
+    lists: frozenset[str]
+    lines: Sequence[int]
+    unit: str = "line"
+
+    def __len__(self) -> int:
+        """Return the number of rows S."""
+        return self.table.num_rows
+
+    def locate(self, row: int) -> str:
+        """Return the file and line of a row, for messages."""
+        return f"{self.source}, {self.unit} {self.lines[row]}"
+
+    def take(self, rows: np.ndarray) -> "Columns":
+        """Return the given rows in the given order."""
+        lines = array("q", np.asarray(self.lines)[rows].tolist())
+        return replace(self, table=self.table.take(pa.array(rows, pa.int64())), lines=lines)
+
+    def find(self, name: str) -> pa.ChunkedArray:
+        """Return a column.
+
+        Raises:
+            UsageError: There is no such column; the message names the others.
+        """
+        return self.table.column(find_column(self.source, self.table.column_names, name, "name one of its columns"))
+
+
+# --- files and splits
+
+
+def read_splits(place: str) -> dict[str, Columns]:
+    """Read the splits of a person's data: train, and dev and test where they are given.
+
+    Args:
+        place: A file, which is train; a folder with train, dev (or validation, val, valid) and test as files with one
+            of the SUFFIXES; or a data set on the Hub, owner/name or owner/name:config, with splits of these names.
+
+    Raises:
+        UsageError: There is no such place or no train in it, two files are for one split, or as `read_columns`.
+    """
+    path = Path(place)
+    try:
+        if path.is_dir():
+            stems = {
+                file.name: found[1] for file in sorted(path.iterdir()) if (found := SPLIT_FILE.fullmatch(file.name))
+            }
+            return {split: read_columns(path / name) for split, name in _match_splits(place, stems).items()}
+        if path.exists():
+            return {"train": read_columns(path)}
+    except OSError as error:
+        raise UsageError(f"{place} cannot be read ({error.strerror}); check its path and permissions") from None
+    if not is_hub_name(place) or "/" not in place:
+        raise UsageError(f"{place!r} does not exist; give {PLACES}")
+    repo, _, config = place.partition(":")
+    found = load_hub(repo, config or None, f"give {PLACES}")
+    return {
+        split: _convert(f"{place}, {name}", found[name].features.arrow_schema, _walk_hub(found[name]))
+        for split, name in _match_splits(place, dict(zip(found, found, strict=True))).items()
+    }
+
+
+def _match_splits(place: str, stems: Mapping[str, str]) -> dict[str, str]:
+    """Return split -> name of its file or its name on the Hub; `stems` maps that name to what should be a split's."""
+    matched = {}
+    for split, allowed in SPLIT_NAMES.items():
+        names = [name for name, stem in stems.items() if stem in allowed]
+        if len(names) > 1:
+            raise UsageError(f"{place} has {' and '.join(names)} for the split {split}; keep one of them")
+        if names:
+            matched[split] = names[0]
+    if "train" not in matched:
+        listed = ", ".join(list(stems)[:MOST_NAMES]) or "none"
+        raise UsageError(f"{place} has no split train (found: {listed}); give {PLACES}")
+    return matched
+
+
+def read_columns(path: Path) -> Columns:
+    """Read a table; its suffix decides the format.
+
+    CSV is read by RFC 4180. TSV is read by the same rules if the whole file follows them; otherwise nothing is quoted.
+    JSON lines has one object per line; JSON is an array of objects, or an object whose only key holds one. In Parquet,
+    class labels of Hugging Face data sets become their names. Blank lines are skipped.
+
+    Raises:
+        UsageError: The file cannot be read, is not in the format, or has no rows; a row has more or fewer cells than
+            the header; a column has no name or that of another; or a value of JSON is neither plain nor a list.
+    """
+    kind = path.name.removesuffix(".gz").rpartition(".")[2]
+    if kind == "csv":
+        return _read_rows(path, read_csv(path))
+    if kind == "tsv":
+        return _read_tsv(path)
+    if kind == "jsonl":
+        lines = enumerate(read_lines(path), 1)
+        return _read_objects(path, "line", ((number, line) for number, line in lines if line.strip()))
+    if kind == "json":
+        return _read_objects(path, "row", enumerate(_read_array(path), 1))
+    if path.suffix == ".parquet":
+        return _read_parquet(path)
+    raise UsageError(f"{path} has an unknown suffix; expected {', '.join(SUFFIXES)}, all but .parquet also with .gz")
+
+
+def _check_names(place: str, names: Sequence[str]) -> None:
+    wrong = [f"column {number} has no name" for number, name in enumerate(names, 1) if not name.strip()]
+    counts = Counter(filter(str.strip, names))
+    wrong += [f"{name[:LONGEST_QUOTED]!r} names {count} columns" for name, count in counts.items() if count > 1]
+    if wrong:
+        raise UsageError(f"{place}: {', '.join(wrong[:MOST_NAMES])}; give every column a name of its own")
+
+
+# --- CSV, TSV and JSON
+
+
+def _read_rows(path: Path, rows: Iterator[tuple[int, list[str]]]) -> Columns:
+    """Read rows of which the first has the names."""
+    number, names = next(rows, (0, []))
+    if names:
+        _check_names(f"{path}, line {number}", names)
+
+    def walk() -> Iterator[tuple[int, dict[str, str]]]:
+        for number, cells in rows:
+            if len(cells) != len(names):
+                count = f"{len(cells)} cell{'s' * (len(cells) != 1)}"
+                raise UsageError(f"{path}, line {number} has {count}, but the header {len(names)}; correct the line")
+            yield number, dict(zip(names, cells, strict=True))
+
+    table, lines = _gather(str(path), walk())
+    return Columns(str(path), table, frozenset(), lines)
+
+
+def _read_tsv(path: Path) -> Columns:
+    """Read the whole file as quoted if it is well-formed that way, otherwise as unquoted.
+
+    Where some quotes enclose line ends, though each line has a cell for each of several columns, the quotes are there
+    by chance and would join rows.
+    """
+    with suppress(UsageError):
+        table = _read_rows(path, read_csv(path, "\t"))
+        width = table.table.num_columns
+        widths = Counter(line.count("\t") + 1 for line in read_lines(path) if line)
+        if width == 1 or widths != {width: widths[width]} or widths[width] == len(table) + 1:
+            return table
+        del table
+    lines = enumerate(read_lines(path), 1)
+    return _read_rows(path, ((number, line.split("\t")) for number, line in lines if line))
+
+
+def _read_objects(path: Path, unit: str, rows: Iterable[tuple[int, str | msgspec.Raw]]) -> Columns:
+    """Read the JSON texts of objects."""
+    is_list: dict[str, bool] = {}
+
+    def walk() -> Iterator[tuple[int, dict[str, str]]]:
+        for number, text in rows:
+            place = f"{path}, {unit} {number}"
+            with explain_form(place, 'give an object, such as {"text": "good", "label": 1}'):
+                row = ROW.decode(text)
+            yield number, {key: _write_value(value, is_list, key, place) for key, value in row.items()}
+
+    table, lines = _gather(str(path), walk())
+    _check_names(str(path), table.column_names)
+    return Columns(str(path), table, frozenset(key for key, found in is_list.items() if found), lines, unit)
+
+
+def _read_array(path: Path) -> list[msgspec.Raw]:
+    """Return the JSON texts of the objects in an array."""
+    remedy = "give an array of objects, or name the file .jsonl if it has one object per line"
+    found = read_json(path, list[msgspec.Raw] | dict[str, msgspec.Raw], remedy)
+    if isinstance(found, list):
+        return found
+    if len(found) != 1:
+        raise UsageError(f"{path} is an object with {len(found)} keys, expected only one, with an array; {remedy}")
+    with explain_form(str(path), remedy):
+        return msgspec.json.decode(*found.values(), type=list[msgspec.Raw])
+
+
+def _write_value(value: Any, is_list: dict[str, bool], key: str, place: str) -> str:
+    """Return a value of JSON as a cell; `is_list` says for each key what its values were before."""
+    if value is None:
+        return ""
+    items = value if isinstance(value, list) else [value]
+    if any(isinstance(item, dict | list) for item in items):
+        kind = "an object" if isinstance(value, dict) else "a list of objects or lists"
+        expected = "a text, a number, true, false, null or a list of these"
+        raise UsageError(f"{place}: {key[:LONGEST_QUOTED]!r} holds {kind}, expected {expected}; flatten it")
+    if is_list.setdefault(key, items is value) != (items is value):
+        kinds = ("a list", "not in rows before") if items is value else ("not a list", "one in rows before")
+        raise UsageError(
+            f"{place}: {key[:LONGEST_QUOTED]!r} is {', but '.join(kinds)}; give lists in every row or none"
+        )
+    texts = list(map(_write_plain, items))
+    return _write_list(texts) if items is value else texts[0]
+
+
+def _write_plain(value: str | float | None) -> str:
+    """Return a text as it is, another value as its JSON text, and null as an empty text."""
+    return "" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _write_list(texts: list[str]) -> str:
+    return msgspec.json.encode(texts).decode()
+
+
+def _gather(source: str, rows: Iterable[tuple[int, dict[str, str]]]) -> tuple[pa.Table, array]:
+    """Return the rows as a table, and their lines."""
+    tables, lines, pending, size = [], array("q"), [], 0
+
+    def flush() -> None:
+        names = dict.fromkeys(chain.from_iterable(pending))
+        tables.append(pa.Table.from_pylist(pending, pa.schema([(name, TEXT) for name in names])))
+        pending.clear()
+
+    for number, row in rows:
+        if not row:
+            raise UsageError(f"{source}: the object {number} is empty; give it a key or delete it")
+        lines.append(number)
+        pending.append(row)
+        size += len(row) + sum(map(len, row.values()))
+        if size >= CHUNK_CHARACTERS:
+            flush()
+            size = 0
+    if pending:
+        flush()
+    return _join(source, tables), lines
+
+
+def _join(source: str, tables: Sequence[pa.Table]) -> pa.Table:
+    """Return one table; a cell that is null or whose column is not in all tables is an empty text."""
+    table = pa.concat_tables(tables, promote_options="default") if tables else pa.table({})
+    if not table.num_rows:
+        raise UsageError(f"{source} has no rows; give a table with a header and at least one row")
+    filled = [column.fill_null("") if column.null_count else column for column in table.columns]
+    return pa.table(filled, table.column_names)
+
+
+# --- Parquet and the Hub
+
+
+def _read_parquet(path: Path) -> Columns:
+    with open_file(path) as stream:
+        try:
+            file = pq.ParquetFile(stream)
+            return _convert(str(path), file.schema_arrow, file.iter_batches(CHUNK_ROWS))
+        except (pa.ArrowException, OSError) as error:
+            raise UsageError(f"{path} cannot be read as Parquet ({join_lines(error)}); write it again") from None
+
+
+def _walk_hub(rows: Any) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a `datasets.Dataset`."""
+    for table in rows.with_format("arrow").iter(CHUNK_ROWS):
+        yield from table.to_batches()
+
+
+def _convert(source: str, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> Columns:
+    """Convert columns of any types to texts."""
+    _check_names(source, schema.names)
+    classes = _find_classes(schema)
+    tables = []
+    for batch in batches:
+        columns = [_write_array(column, classes.get(name)) for name, column in zip(schema.names, batch, strict=True)]
+        tables.append(pa.table(columns, schema.names))
+        tables[-1].validate(full=True)  # readers of Parquet do not check that texts are UTF-8
+    table = _join(source, tables)
+    lists = frozenset(field.name for field in schema if _is_list(field.type))
+    return Columns(source, table, lists, range(1, len(table) + 1), "row")
+
+
+def _find_classes(schema: pa.Schema) -> dict[str, list[str]]:
+    """Return column -> names of the class labels of `datasets` in it or in its lists."""
+    classes = {}
+    with suppress(
+        msgspec.DecodeError, RecursionError, LookupError, TypeError, AttributeError
+    ):  # the columns can be read without
+        for name, feature in msgspec.json.decode(schema.metadata[b"huggingface"])["info"]["features"].items():
+            while isinstance(feature, list) or "feature" in feature:
+                feature = feature[0] if isinstance(feature, list) else feature["feature"]
+            if feature["_type"] == "ClassLabel":
+                classes[name] = feature["names"]
+    return classes
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    """Return whether the type is a list of plain values."""
+    kind = getattr(kind, "storage_type", kind)
+    types = pa.types
+    tests = (types.is_list, types.is_large_list, types.is_fixed_size_list, types.is_list_view, types.is_large_list_view)
+    return any(test(kind) for test in tests) and not types.is_nested(kind.value_type)
+
+
+def _write_array(values: pa.Array, names: Sequence[str] | None) -> pa.Array:
+    """Return the values as texts, nulls as nulls; `names` are those of class labels."""
+    values = getattr(values, "storage", values)  # of an extension type
+    if pa.types.is_dictionary(values.type):
+        return _write_array(values.dictionary_decode(), names)
+    if _is_list(values.type):
+        texts = iter(_write_array(values.flatten(), names).fill_null("").to_pylist())
+        lengths = pc.list_value_length(values).to_pylist()
+        return pa.array([None if n is None else _write_list(list(islice(texts, n))) for n in lengths], TEXT)
+    if names is not None and pa.types.is_integer(values.type):
+        return pa.array(names, TEXT).take(pc.if_else(pc.less(values, 0), None, values))
+    if pa.types.is_floating(values.type):  # as Python and JSON write them: 1.0, where Arrow has 1
+        texts = pa.array(map(str, values.fill_null(0).to_numpy(zero_copy_only=False)), TEXT)
+        return pc.if_else(values.is_valid(), texts, None)
+    try:
+        return values.cast(TEXT)
+    except (pa.ArrowNotImplementedError, pa.ArrowInvalid):  # a structure, or bytes that are not UTF-8
+        return pa.array(map(_write_other, values.to_pylist()), TEXT)
+
+
+def _write_other(value: Any) -> str | None:
+    if value is None:
+        return None
+    return (value if isinstance(value, bytes) else msgspec.json.encode(value, enc_hook=str)).decode(errors="replace")

@@ -1,0 +1,411 @@
+"""A person's own tables: every cell a text, wrong files by line, splits from folders and the Hub, memory."""
+
+import csv
+import gzip
+import json
+import subprocess
+import sys
+from datetime import date
+from pathlib import Path
+
+import datasets
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from bertkit.data.formats import columns, hub
+from bertkit.data.formats.columns import SUFFIXES, Columns, read_columns, read_splits
+from bertkit.data.formats.tables import LONGEST_CELL
+from bertkit.errors import UsageError
+
+
+def write(path: Path, content: str | bytes) -> Path:
+    content = content if isinstance(content, bytes) else content.encode()
+    path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
+    return path
+
+
+def show(table: Columns) -> dict[str, list[str]]:
+    """Return the table as lists, after checking what holds for every table."""
+    assert all(kind == pa.large_string() for kind in table.table.schema.types)
+    assert not any(column.null_count for column in table.table.columns)
+    assert len(table) == len(table.lines) > 0
+    return table.table.to_pydict()
+
+
+ROWS = {"text": ["good", 'so "bad"', "NA", ""], "label": ["1", "null", "nan", "None"]}
+OBJECTS = [dict(zip(ROWS, cells, strict=True)) for cells in zip(*ROWS.values(), strict=True)]
+CSV = 'text,label\ngood,1\n"so ""bad""",null\nNA,nan\n,None\n'
+FORMS = {
+    ".csv": CSV,
+    ".tsv": 'text\tlabel\ngood\t1\nso "bad"\tnull\nNA\tnan\n\tNone\n',
+    ".jsonl": "".join(f"{json.dumps(row)}\n" for row in OBJECTS),
+    ".json": json.dumps(OBJECTS),
+}
+
+
+@pytest.mark.parametrize("suffix", [*SUFFIXES, *(f"{suffix}.gz" for suffix in FORMS)])
+def test_every_format_gives_the_same_texts_and_nothing_becomes_missing(suffix, tmp_path):
+    path = tmp_path / f"a{suffix}"
+    if suffix == ".parquet":
+        pq.write_table(pa.table(ROWS), path)
+    else:
+        write(path, FORMS[suffix.removesuffix(".gz")])
+    table = read_columns(path)
+    assert show(table) == ROWS
+    assert (table.source, table.lists) == (str(path), frozenset())
+    first = {".csv": "line 2", ".tsv": "line 2", ".jsonl": "line 1"}.get(suffix.removesuffix(".gz"), "row 1")
+    assert table.locate(0) == f"{path}, {first}"
+
+
+def test_rows_are_taken_and_columns_found_by_name(tmp_path):
+    table = read_columns(write(tmp_path / "a.csv", CSV))
+    part = table.take(np.array([2, 0]))
+    assert show(part) == {"text": ["NA", "good"], "label": ["nan", "1"]}
+    assert part.locate(0).endswith("a.csv, line 4")
+    assert table.find("label").to_pylist() == ROWS["label"]
+    with pytest.raises(UsageError, match=r"a\.csv has no column 'lable'; found 'text', 'label' \(nearest: 'label'\); "):
+        table.find("lable")
+    assert len(part.take(np.array([], int))) == 0
+
+
+# --- CSV and TSV
+
+
+def test_csv_with_byte_order_mark_line_ends_in_cells_and_blank_lines(tmp_path):
+    """The second row begins in line 5: its predecessor takes lines 2 and 3, and line 4 is blank."""
+    content = '\ufefftext,label\r\n"one\r\ntwo, ""three""",a\r\n\r\n"\u2028\n\rx",b\r\n\r\n'
+    table = read_columns(write(tmp_path / "a.csv", content))
+    assert show(table) == {"text": ['one\r\ntwo, "three"', "\u2028\n\rx"], "label": ["a", "b"]}
+    assert list(table.lines) == [2, 5]
+
+
+def test_long_cells(tmp_path):
+    path = write(tmp_path / "a.csv", f"text,label\n{'x' * 1_000_000},a\n")
+    assert read_columns(path).table["text"][0].as_py() == "x" * 1_000_000
+    write(path, f'text,label\nb,a\n"{"x, " * (LONGEST_CELL // 3 + 1)}\n')
+    with pytest.raises(UsageError, match=r"line 3 is not a valid CSV row \(field larger than field limit \(10000000\)"):
+        read_columns(path)
+
+
+@pytest.mark.parametrize(
+    ("suffix", "content", "message"),
+    [
+        (".csv", "a,b\n1,2\n\n1,2,3\n", r"line 4 has 3 cells, but the header 2; correct the line"),
+        (".csv", 'a,b\n1,"x\ny"\n1\n', r"line 4 has 1 cell, but the header 2"),
+        (".csv", 'a,b\n1,2\n1,"x\ny', r"line 3 is not a valid CSV row \(unexpected end of data\); check its quotes"),
+        (".csv", 'a,b\n1,2\n1,"x"y\n', r"line 3 is not a valid CSV row \(',' expected after '\"'\)"),
+        (".csv", "a,b\r1,2\r", r"line 1 is not a valid CSV row \(new-line character seen in unquoted field\)"),
+        (".csv", b"a,b\n1,\xe9\n", r"line 2 is not UTF-8 \(byte 0xe9 at position 3\)"),
+        (".csv", b"a,b\n1,\0\n", r"line 2 has a NUL byte"),
+        (".csv", "", r"has no rows; give a table with a header"),
+        (".csv", "a,b\n", r"has no rows"),
+        (".csv", ",b, ,b\n1,2,3,4\n", r"line 1: column 1 has no name, column 3 has no name, 'b' names 2 columns; give"),
+        (".tsv", "a\tb\n1\t2\t3\n", r"line 2 has 3 cells, but the header 2"),
+        (".tsv", "a\ta\n1\t2\n", r"line 1: 'a' names 2 columns"),
+        (".xlsx", "a,b", r"a\.xlsx has an unknown suffix; expected \.csv, \.tsv"),
+        (".parquet.gz", "a,b", r"unknown suffix"),
+        (".parquet", "a,b", r"a\.parquet cannot be read as Parquet \(.*\); write it again"),
+    ],
+)
+def test_wrong_table_is_one_line(suffix, content, message, tmp_path):
+    with pytest.raises(UsageError, match=message) as raised:
+        read_columns(write(tmp_path / f"a{suffix}", content))
+    assert "\n" not in str(raised.value)
+
+
+def test_tsv_is_quoted_only_if_the_whole_file_is(tmp_path):
+    """The last quote of the second file is never closed, so its quotes and line ends are ordinary characters."""
+    quoted = 'a\tb\n"x\ny"\t"say ""so"""\n"t\tu"\t2\n'
+    table = read_columns(write(tmp_path / "a.tsv", quoted))
+    assert show(table) == {"a": ["x\ny", "t\tu"], "b": ['say "so"', "2"]}
+    assert list(table.lines) == [2, 4]
+    plain = read_columns(write(tmp_path / "b.tsv", 'a\tb\r\n"x"\t"say ""so"""\r\n\r\n" he said\t2\r\n'))
+    assert show(plain) == {"a": ['"x"', '" he said'], "b": ['"say ""so"""', "2"]}
+    assert list(plain.lines) == [2, 4]
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ('a\tb\n" he\t1\nshe "\t2\n', {"a": ['" he', 'she "'], "b": ["1", "2"]}),
+        ('a\tb\n"he\t1\n\nshe"\t2\n', {"a": ['"he', 'she"'], "b": ["1", "2"]}),
+        ('a\tb\n"he\t1\nshe"\t2\n"x\ny"\t3\n', {"a": ["he\t1\nshe", "x\ny"], "b": ["2", "3"]}),
+        ('a\n"he\nshe"\n', {"a": ["he\nshe"]}),
+    ],
+)
+def test_quotes_that_would_join_complete_rows_are_ordinary_characters(content, expected, tmp_path):
+    """All are well-formed as quoted; but each line of the first two has two cells."""
+    assert show(read_columns(write(tmp_path / "a.tsv", content))) == expected
+
+
+CELL = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=8)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(rows=st.lists(st.tuples(CELL, CELL), min_size=1), delimiter=st.sampled_from(",\t"), size=st.integers(1, 40))
+def test_what_csv_writes_is_read_back_in_chunks_of_any_size(rows, delimiter, size, tmp_path, monkeypatch):
+    monkeypatch.setattr(columns, "CHUNK_CHARACTERS", size)
+    path = tmp_path / ("a.csv" if delimiter == "," else "a.tsv")
+    with path.open("w", encoding="utf-8", newline="") as stream:
+        csv.writer(stream, delimiter=delimiter, quoting=csv.QUOTE_ALL).writerows([("a", "b"), *rows])
+    table = show(read_columns(path))
+    assert list(zip(table["a"], table["b"], strict=True)) == rows
+
+
+# --- JSON
+
+
+def test_json_lines_keep_texts_and_numbers_as_they_are(tmp_path):
+    lines = (
+        '{"text": "a\\nb", "label": 3, "tags": ["x", 2, 1.50]}',
+        "",
+        '{"label": 2.50, "text": null, "more": true}',
+        '{"text": " NaN ", "label": 123456789012345678901234567890, "tags": [], "more": false}',
+    )
+    table = read_columns(write(tmp_path / "a.jsonl", "\ufeff" + "\n".join(lines)))
+    assert show(table) == {
+        "text": ["a\nb", "", " NaN "],
+        "label": ["3", "2.50", "123456789012345678901234567890"],
+        "tags": ['["x","2","1.50"]', "", "[]"],
+        "more": ["", "true", "false"],
+    }
+    assert table.lists == {"tags"}
+    assert list(table.lines) == [1, 3, 4]
+
+
+def test_json_is_an_array_or_an_object_that_holds_one(tmp_path):
+    whole = read_columns(write(tmp_path / "a.json", '{"rows": [{"a": "x"}, {"b": [true]}]}'))
+    assert show(whole) == {"a": ["x", ""], "b": ["", '["true"]']}
+    assert whole.locate(1) == f"{tmp_path / 'a.json'}, row 2"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.jsonl", '{"a": 1}\n{"b": {"c": 1}}\n', r"line 2: 'b' holds an object, expected a text, .*; flatten it"),
+        ("a.jsonl", '{"b": [[1]]}\n', r"line 1: 'b' holds a list of objects or lists, expected"),
+        ("a.jsonl", '{"a": [1]}\n\n{"a": "x"}', r"line 3: 'a' is not a list, but one in rows before; give lists in"),
+        ("a.jsonl", '{"a": 1}\n{"a": [2]}', r"line 2: 'a' is a list, but not in rows before; give lists in every row"),
+        ("a.jsonl", '{"a": 1}\n["a"]\n', r"line 2: Expected `object`, got `array`; give an object, such as"),
+        ("a.jsonl", '{"a": NaN}\n', r"line 1: JSON is malformed: .*; give an object"),
+        ("a.jsonl", '{"a": 1}\n{}\n', r"the object 2 is empty; give it a key or delete it"),
+        ("a.jsonl", '{"": 1}\n', r"column 1 has no name; give every column a name of its own"),
+        ("a.jsonl", "\n", r"has no rows"),
+        (
+            "a.json",
+            '{"a": 1}\n{"a": 2}\n',
+            r"JSON is malformed: .*; give an array of objects, or name the file \.jsonl",
+        ),
+        ("a.json", '{"a": [], "b": []}', r"is an object with 2 keys, expected only one, with an array; give an array"),
+        ("a.json", '{"a": 1}', r"Expected `array`, got `int`; give an array of objects"),
+        ("a.json", '[{"a": 1}, {"a": {}}]', r"row 2: 'a' holds an object"),
+    ],
+)
+def test_wrong_json_is_one_line(name, content, message, tmp_path):
+    with pytest.raises(UsageError, match=message) as raised:
+        read_columns(write(tmp_path / name, content))
+    assert "\n" not in str(raised.value)
+
+
+# --- compressed files
+
+
+@pytest.mark.parametrize("suffix", FORMS)
+@pytest.mark.parametrize("spoil", [lambda data: data[:-9], lambda data: data[:40] + b"xx" + data[42:], lambda _: b"a"])
+def test_damaged_gzip_is_one_line(suffix, spoil, tmp_path):
+    path = write(tmp_path / f"a{suffix}.gz", FORMS[suffix] * 9)
+    path.write_bytes(spoil(path.read_bytes()))
+    with pytest.raises(UsageError, match=rf"a\{suffix}\.gz is not a complete gzip file \(.*\); compress it again"):
+        read_columns(path)
+
+
+# --- Parquet
+
+
+def test_parquet_types_become_texts(tmp_path):
+    table = pa.table(
+        {
+            "int": pa.array([1, None, -3], pa.int16()),
+            "float": pa.array([1.0, None, float("nan")]),
+            "single": pa.array([3.8, 5.0, 0.067], pa.float32()),
+            "bool": [True, None, False],
+            "kind": pa.array(["a", None, "b"]).dictionary_encode(),
+            "view": pa.array(["a", "", None], pa.string_view()),
+            "day": [date(2026, 1, 2), None, None],
+            "bytes": [b"x", None, b"y"],
+            "raw": [b"\xff", None, b"y"],
+            "tags": [["a", None], None, []],
+            "numbers": [[1.0, 2.5], [], None],
+            "pair": pa.array([[1, 2], None, [3, 4]], pa.list_(pa.int8(), 2)),
+            "struct": [{"x": 1}, None, {"x": None}],
+            "deep": [[[1]], None, []],
+            "none": pa.nulls(3),
+        }
+    )
+    pq.write_table(table, tmp_path / "a.parquet", row_group_size=2)
+    found = read_columns(tmp_path / "a.parquet")
+    assert show(found) == {
+        "int": ["1", "", "-3"],
+        "float": ["1.0", "", "nan"],
+        "single": ["3.8", "5.0", "0.067"],
+        "bool": ["true", "", "false"],
+        "kind": ["a", "", "b"],
+        "view": ["a", "", ""],
+        "day": ["2026-01-02", "", ""],
+        "bytes": ["x", "", "y"],
+        "raw": ["\ufffd", "", "y"],
+        "tags": ['["a",""]', "", "[]"],
+        "numbers": ['["1.0","2.5"]', "[]", ""],
+        "pair": ['["1","2"]', "", '["3","4"]'],
+        "struct": ['{"x":1}', "", '{"x":null}'],
+        "deep": ["[[1]]", "", "[]"],
+        "none": ["", "", ""],
+    }
+    assert found.lists == {"tags", "numbers", "pair"}
+    assert found.locate(2) == f"{tmp_path / 'a.parquet'}, row 3"
+
+
+def make_reviews(count: int) -> datasets.Dataset:
+    """Make rows of a text, a class label and a list of class labels; the last row has neither."""
+    stars = datasets.ClassLabel(names=["bad", "good"])
+    features = {"text": datasets.Value("string"), "stars": stars, "topics": datasets.List(stars)}
+    rows = {
+        "text": [f"text {row}" for row in range(count)],
+        "stars": [1, 0, -1][-count:],
+        "topics": [[0, 1], [1], []][-count:],
+    }
+    return datasets.Dataset.from_dict(rows, features=datasets.Features(features))
+
+
+REVIEWS = {
+    "text": ["text 0", "text 1", "text 2"],
+    "stars": ["good", "bad", ""],
+    "topics": ['["bad","good"]', '["good"]', "[]"],
+}
+
+
+def test_class_labels_of_parquet_are_names(tmp_path):
+    path = tmp_path / "a.parquet"
+    make_reviews(3).to_parquet(path)
+    assert show(read_columns(path)) == REVIEWS
+    old = pq.read_table(path)  # `datasets` before 4.0 wrote a list of one feature so
+    info = json.loads(old.schema.metadata[b"huggingface"])
+    info["info"]["features"]["topics"] = [info["info"]["features"]["stars"]]
+    pq.write_table(old.replace_schema_metadata({"huggingface": json.dumps(info)}), path)
+    assert show(read_columns(path)) == REVIEWS
+    pq.write_table(old.replace_schema_metadata({"huggingface": "["}), path)
+    assert show(read_columns(path))["stars"] == ["1", "0", "-1"]
+
+
+def test_wrong_parquet_is_one_line(tmp_path):
+    path = tmp_path / "a.parquet"
+    names = pa.Table.from_arrays([pa.array([1]), pa.array([1])], ["a", "a"])
+    pq.write_table(names, path)
+    with pytest.raises(UsageError, match="'a' names 2 columns"):
+        read_columns(path)
+    broken = pa.Array.from_buffers(
+        pa.string(), 1, [None, pa.array([0, 1], pa.int32()).buffers()[1], pa.py_buffer(b"\xff")]
+    )
+    pq.write_table(pa.table({"a": broken}), path)
+    with pytest.raises(UsageError, match=r"cannot be read as Parquet \(.*UTF8.*\); write it again"):
+        read_columns(path)
+    pq.write_table(pa.table({"a": pa.array([], pa.string())}), path)
+    with pytest.raises(UsageError, match=r"a\.parquet has no rows"):
+        read_columns(path)
+
+
+# --- splits
+
+
+def test_file_and_folder(tmp_path):
+    write(tmp_path / "train.csv", CSV)
+    write(tmp_path / "validation.jsonl.gz", '{"text": "x"}\n')
+    write(tmp_path / "test.tsv", "text\ny\n")
+    for name in ("train.txt", "tests.csv", "notes.csv"):
+        write(tmp_path / name, "not read")
+    assert list(read_splits(str(tmp_path / "train.csv"))) == ["train"]
+    splits = read_splits(str(tmp_path))
+    assert {split: len(table) for split, table in splits.items()} == {"train": 4, "dev": 1, "test": 1}
+    assert splits["dev"].locate(0) == f"{tmp_path / 'validation.jsonl.gz'}, line 1"
+    write(tmp_path / "val.csv", CSV)
+    with pytest.raises(UsageError, match=r"has val\.csv and validation\.jsonl\.gz for the split dev; keep one of them"):
+        read_splits(str(tmp_path))
+    (tmp_path / "train.csv").unlink()
+    (tmp_path / "val.csv").unlink()
+    with pytest.raises(UsageError, match=r"has no split train \(found: notes\.csv, test\.tsv, .*\); give a file"):
+        read_splits(str(tmp_path))
+
+
+@pytest.mark.parametrize("place", ["reviews.csv", "data/reviews.parquet", "/nowhere", "../x/y", "reviews", "a b/c"])
+def test_missing_place_names_file_folder_and_hub(place, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(
+        UsageError, match=rf"{place}' does not exist; give a file .*, a folder .* owner/name\[:config\]"
+    ):
+        read_splits(place)
+
+
+def test_hub(monkeypatch):
+    found = datasets.DatasetDict({"train": make_reviews(3), "valid": make_reviews(1), "unsupervised": make_reviews(1)})
+
+    def load(name: str, config: str | None) -> datasets.DatasetDict:
+        if (name, config) not in (("owner/name", None), ("owner/name", "small")):
+            raise ValueError("Config name is missing.\nPlease pick one among: ['small']")
+        return found
+
+    monkeypatch.setattr(hub, "find_hub_trouble", lambda *_: None)
+    monkeypatch.setattr(datasets, "load_dataset", load)
+    for place in ("owner/name", "owner/name:small"):
+        splits = read_splits(place)
+        assert {split: len(table) for split, table in splits.items()} == {"train": 3, "dev": 1}
+        assert show(splits["train"]) == REVIEWS
+        assert splits["train"].lists == {"topics"}
+        assert splits["dev"].locate(0) == f"{place}, valid, row 1"
+    with pytest.raises(UsageError, match=r"set owner/other cannot be loaded \(Config name .*'small'\]\); give a"):
+        read_splits("owner/other")
+    monkeypatch.setattr(hub, "find_hub_trouble", lambda *_: "the Hub has no dataset 'owner/other'")
+    with pytest.raises(UsageError, match=r"the Hub has no dataset 'owner/other'; give a file .*, a folder"):
+        read_splits("owner/other")
+
+
+# --- memory
+
+PEAK = """
+import resource, sys
+from pathlib import Path
+from bertkit.data.formats.columns import read_columns
+print(len(read_columns(Path(sys.argv[1]))), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("suffix", "most"), [(".csv", 150), (".tsv", 150), (".jsonl", 150), (".json", 300)])
+def test_a_million_rows_need_little_more_memory_than_their_texts(suffix, most, tmp_path):
+    """Their texts and labels take 61 MB, offsets 16 MB and lines 8 MB; an array of JSON is read in one piece.
+
+    The last row of the TSV file begins with a quote, so the whole file is read twice.
+    """
+    peaks = []
+    for count in (100_000, 1_000_000):
+        path = tmp_path / f"{count}{suffix}"
+        with path.open("w") as stream:
+            if suffix in (".csv", ".tsv"):
+                mark = "," if suffix == ".csv" else "\t"
+                stream.write(f"text{mark}label\n")
+                stream.writelines(f"{row:060}{mark}{row % 5}\n" for row in range(count - 1))
+                stream.write(f"{'' if suffix == '.csv' else chr(34)}x{mark}1\n")
+            else:
+                rows = (f'{{"text": "{row:060}", "label": {row % 5}}}' for row in range(count))
+                stream.write("[" * (suffix == ".json"))
+                stream.writelines(f"{', ' * (row > 0 and suffix == '.json')}{text}\n" for row, text in enumerate(rows))
+                stream.write("]" * (suffix == ".json"))
+        printed = subprocess.run([sys.executable, "-c", PEAK, path], capture_output=True, text=True, check=True).stdout
+        rows, peak = map(int, printed.split())
+        assert rows == count
+        peaks.append(peak / 1e6)
+    print(f"{suffix}: {peaks[0]:,.0f} MB for 100,000 rows, {peaks[1]:,.0f} MB for 1,000,000")
+    assert peaks[1] - peaks[0] <= most
