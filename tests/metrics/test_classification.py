@@ -228,7 +228,8 @@ def test_scores_of_numbers_are_those_of_scipy_and_scikit_learn():
     """Values 1 2 4 against 1 3 3: squared errors 0, 1, 1; both means are 7/3.
 
     Deviations times 3 are -4 -1 5 and -4 2 2: sums of products 24, of squares 42 and 24, so Pearson is
-    24 / sqrt(42 * 24) and r2 is 1 - 2 / (24 / 9). Of the ranks 1 2 3 and 1 2.5 2.5: 1.5 / sqrt(2 * 1.5).
+    24 / sqrt(42 * 24) and r2 is 1 - 2 / (24 / 9). The ranks are 1 2 3 and
+    1 2.5 2.5: 1.5 / sqrt(2 * 1.5).
     """
     found = score_numbers(np.array([1.0, 2.0, 4.0], np.float32), np.array([1.0, 3.0, 3.0], np.float32))
     expected = {"pearson": math.sqrt(24 / 42), "spearmanr": math.sqrt(3) / 2, "rmse": math.sqrt(2 / 3), "r2": 1 / 4}
