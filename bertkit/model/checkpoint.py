@@ -168,8 +168,10 @@ def load_model(head: type, checkpoint: str, settings: Mapping[str, Any]) -> tupl
     Raises:
         UsageError: There are no weights in safetensors, or the vocabulary is smaller than the tokenizer's.
     """
-    # A tau belongs to the model that it was tuned for; the caller decides what a model returns.
-    settings = {"tau": None, **RETURNED, **settings}
+    # A tau belongs to the model that it was tuned for, and class weights to a training run; the caller decides what a
+    # model returns.
+    weights = settings.get("class_weights")
+    settings = {"tau": None, **RETURNED, **settings, "class_weights": None}
     tokens, labels = settings.pop("vocab_size", 0), settings.pop("id2label", None)
     if labels is not None:  # a problem type belongs to the checkpoint's own labels
         settings.setdefault("problem_type", None)
@@ -199,6 +201,10 @@ def load_model(head: type, checkpoint: str, settings: Mapping[str, Any]) -> tupl
         new |= {f"classifier.{name}" for name, _ in model.classifier.named_parameters()}
     if labels is not None:
         new |= adopt_labels(model, list(labels.values()), known="classifier.weight" not in new)
+    if weights is not None:  # in the order of the new labels
+        with explain_refusal("class_weights"):
+            model.config.class_weights = weights
+            model.config.validate()
     return model, sorted(new)
 
 

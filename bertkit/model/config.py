@@ -5,6 +5,7 @@ BERT on the Hub loads here and every model saved here loads there. Left out, bec
 cross-attention, cached decoding, chunked feed-forward layers and relative positions.
 """
 
+import math
 from typing import Any
 
 from huggingface_hub.dataclasses import strict
@@ -31,7 +32,7 @@ LEAST = {  # size -> its minimum
     "bilstm_hidden_size": 1,
 }
 MOST_LAYERS = 1_000  # a file with more is damaged
-OWN_VALUES = ("tau", "feature_layers", "bilstm_hidden_size")  # unknown to other programs
+OWN_VALUES = ("tau", "feature_layers", "bilstm_hidden_size", "class_weights")  # unknown to other programs
 
 
 @strict
@@ -46,11 +47,13 @@ class BertConfig(PreTrainedConfig):
             SQuAD 2.0.
         feature_layers: The layers that the feature-based approach reads (section 5.3).
         bilstm_hidden_size: Units per direction of the feature-based approach's BiLSTM (section 5.3).
+        class_weights: The weight of each label in the loss of sequence classification, in the order of the labels: of
+            its sequences for a single class, of its positives for independent labels.
 
     Raises:
         huggingface_hub.errors.StrictDataclassError: A value has the wrong type, H is not divisible by A, a size is
             below its minimum, a rate is outside [0, 1), the initial deviation is not above 0, transformers lacks the
-            activation, or positions are not absolute.
+            activation, positions are not absolute, or the weights do not fit the labels.
     """
 
     model_type = "bert"
@@ -75,6 +78,7 @@ class BertConfig(PreTrainedConfig):
     tau: float | int | None = None
     feature_layers: str | None = None
     bilstm_hidden_size: int | None = None
+    class_weights: list[float | int] | None = None
 
     # Written by other programs and kept unchanged; this package has neither a cache nor cross-attention.
     use_cache: bool = True
@@ -127,6 +131,23 @@ class BertConfig(PreTrainedConfig):
             raise ValueError("add_cross_attention is set; bertkit has no cross-attention, use transformers' BertModel")
         if (kind := getattr(self, "position_embedding_type", "absolute")) != "absolute":
             raise ValueError(f"position_embedding_type is {kind!r}; expected 'absolute'; choose another checkpoint")
+
+    def validate_class_weights(self) -> None:
+        """Check that there is a usable weight for each label, if any; called by `@strict` at construction.
+
+        Raises:
+            ValueError: One is missing or out of range, or the labels are numbers.
+        """
+        if (weights := self.class_weights) is None:
+            return
+        if self.problem_type == "regression" or (self.problem_type is None and self.num_labels == 1):
+            raise ValueError("class_weights is set, but the labels are numbers (regression); leave it out")
+        if len(weights) != self.num_labels:
+            raise ValueError(
+                f"class_weights has {len(weights)} weights for {self.num_labels} labels; give one for each"
+            )
+        if not all(0 <= weight < math.inf for weight in weights) or not any(weights):
+            raise ValueError(f"class_weights is {str(weights)[:80]}; weights must be finite, at least 0 and not all 0")
 
 
 def check_attention(name: Any) -> None:

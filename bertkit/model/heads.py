@@ -21,7 +21,7 @@ from bertkit.model.bert import BertModel, BertPreTrainedModel, unpack_all
 from bertkit.model.bilstm import BertBiLSTM, BertLayerMix, check_feature_layers, select_features
 from bertkit.model.config import BertConfig
 from bertkit.model.cpu import Dropout
-from bertkit.model.loss import IGNORE_INDEX, classify_each_loss, classify_loss, regress_loss
+from bertkit.model.loss import IGNORE_INDEX, classify_each_loss, classify_loss, regress_loss, weigh_labels
 from bertkit.model.packing import PACKED, Packed, Padded, find_places, keep_first, lay_out
 
 Encoded = BaseModelOutputWithPooling
@@ -174,10 +174,19 @@ class BertForSequenceClassification(BertClassifier):
         return self.config.problem_type
 
     def count_labels(self, labels: Tensor, **batch: Tensor) -> dict[str, Tensor]:
-        """Count B sequences for a single class, otherwise B * L labels."""
-        if self.set_problem_type(labels) == "single_label_classification":
+        """Count B sequences for a single class, or add up their class weights; otherwise count B * L labels."""
+        if self.set_problem_type(labels) != "single_label_classification":
+            return {"num_items_in_batch": torch.tensor(labels.numel(), device=labels.device)}
+        if (weights := self.make_weights(labels.device)) is None:
             return super().count_labels(labels)
-        return {"num_items_in_batch": torch.tensor(labels.numel(), device=labels.device)}
+        return {"num_items_in_batch": weigh_labels(labels, weights).sum()}
+
+    def make_weights(self, device: torch.device) -> Tensor | None:
+        """Return the configuration's class weights (L,) in fp32, or None if there are none."""
+        if self.config.class_weights is None:
+            return None
+        # Copied without waiting for the device, which torch.tensor(..., device=device) would do.
+        return torch.tensor(self.config.class_weights, dtype=torch.float32).to(device, non_blocking=True)
 
     def compute_scores(self, outputs: Encoded, layout: Layout, labels: Tensor | None, count: Count) -> Scored:
         """Return logits (B, L), and the loss of the problem type if labels are given.
@@ -188,7 +197,9 @@ class BertForSequenceClassification(BertClassifier):
         logits = self.classifier(self.dropout(outputs.pooler_output))  # (B, L)
         if labels is None:
             return logits, None
-        return logits, SENTENCE_LOSSES[self.set_problem_type(labels)](logits, labels, count)
+        compute_loss = SENTENCE_LOSSES[self.set_problem_type(labels)]
+        weights = self.make_weights(logits.device)
+        return logits, compute_loss(logits, labels, count, *([] if weights is None else [weights]))
 
 
 class BertForMultipleChoice(BertClassifier):

@@ -16,21 +16,32 @@ IGNORE_INDEX = -100  # the label that losses ignore, as in transformers
 
 
 def sum_over_count(losses: Tensor, labelled: Tensor, count: Tensor | int | None) -> Tensor:
-    """Return the sum of `losses` divided by `count`, or by the number of `labelled` entries if it is None.
+    """Return the sum of `losses` divided by `count`, or by the sum of `labelled` (0, 1 or a weight each) if it is None.
 
     A Trainer passes the count over all micro-batches and processes of an update, so that a loss does not depend on
     their number.
     """
-    if count is None:
-        count = labelled.sum()
-    return losses.sum() / torch.as_tensor(count, device=losses.device).clamp(min=1)  # 0 without a label
+    count = torch.as_tensor(labelled.sum() if count is None else count, device=losses.device)
+    return losses.sum() / count.masked_fill(count == 0, 1)  # 0 without a label; a sum of weights may be below 1
 
 
-def classify_loss(logits: Tensor, labels: Tensor, count: Tensor | int | None = None) -> Tensor:
-    """Return the mean cross-entropy in fp32 of logits (..., L) against labels (...), ignoring IGNORE_INDEX."""
+def classify_loss(
+    logits: Tensor, labels: Tensor, count: Tensor | int | None = None, weights: Tensor | None = None
+) -> Tensor:
+    """Return the mean cross-entropy in fp32 of logits (..., L) against labels (...), ignoring IGNORE_INDEX.
+
+    Args:
+        weights: (L,) weights of the classes for a weighted mean; then `count` is the sum of the labels' weights.
+    """
     logits, labels = logits.flatten(0, -2).float(), labels.flatten().to(logits.device)
-    losses = nn.functional.cross_entropy(logits, labels, ignore_index=IGNORE_INDEX, reduction="none")
-    return sum_over_count(losses, labels != IGNORE_INDEX, count)
+    losses = nn.functional.cross_entropy(logits, labels, weights, ignore_index=IGNORE_INDEX, reduction="none")
+    labelled = labels != IGNORE_INDEX if weights is None else weigh_labels(labels, weights)
+    return sum_over_count(losses, labelled, count)
+
+
+def weigh_labels(labels: Tensor, weights: Tensor) -> Tensor:
+    """Return the weight (...) of each label (...), 0 at IGNORE_INDEX, from the weights (L,) of the classes."""
+    return weights[labels.clamp(min=0)] * (labels != IGNORE_INDEX)
 
 
 def regress_loss(logits: Tensor, labels: Tensor, count: Tensor | int | None = None) -> Tensor:
@@ -39,10 +50,18 @@ def regress_loss(logits: Tensor, labels: Tensor, count: Tensor | int | None = No
     return sum_over_count(losses, torch.ones_like(losses), count)
 
 
-def classify_each_loss(logits: Tensor, labels: Tensor, count: Tensor | int | None = None) -> Tensor:
-    """Return the mean binary cross-entropy in fp32 of logits (B, L) against labels (B, L), each 0 or 1."""
+def classify_each_loss(
+    logits: Tensor, labels: Tensor, count: Tensor | int | None = None, weights: Tensor | None = None
+) -> Tensor:
+    """Return the mean binary cross-entropy in fp32 of logits (B, L) against labels (B, L), each 0 or 1.
+
+    Args:
+        weights: (L,) factors of the positives' losses; the mean is not divided by them.
+    """
     labels = match_labels(labels, logits)
-    losses = nn.functional.binary_cross_entropy_with_logits(logits.float(), labels, reduction="none")
+    losses = nn.functional.binary_cross_entropy_with_logits(
+        logits.float(), labels, reduction="none", pos_weight=weights
+    )
     return sum_over_count(losses, torch.ones_like(losses), count)
 
 

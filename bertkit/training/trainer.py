@@ -110,8 +110,7 @@ class BertTrainer(Trainer):
         for sample in samples:
             for name, count in head.count_labels(**sample).items():
                 counts[name] = counts.get(name, 0) + count
-        counts = {name: self.accelerator.reduce(count.to(device), "sum") for name, count in counts.items()}
-        return samples, {name: count.clamp(min=1) for name, count in counts.items()}
+        return samples, {name: self.accelerator.reduce(count.to(device), "sum") for name, count in counts.items()}
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None) -> Any:
         """Return this micro-batch's share of the update's loss.

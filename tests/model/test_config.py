@@ -1,6 +1,7 @@
 """The configuration: BERT-base by default, refuses what does not fit together, and is transformers' own JSON."""
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -66,6 +67,17 @@ def test_every_default_is_transformers_own() -> None:
         ({"hidden_size": "768"}, "hidden_size"),
         ({"hidden_dropout_prob": "0.1"}, "hidden_dropout_prob"),
         ({"is_decoder": "yes"}, "is_decoder"),
+        ({"class_weights": [1.0]}, "class_weights has 1 weights for 2 labels; give one for each"),
+        (
+            {"class_weights": [1.0, -0.5]},
+            "class_weights is [1.0, -0.5]; weights must be finite, at least 0 and not all",
+        ),
+        ({"class_weights": [1.0, math.nan]}, "weights must be finite"),
+        ({"class_weights": [1.0, math.inf]}, "weights must be finite"),
+        ({"class_weights": [0, 0.0]}, "not all 0"),
+        ({"class_weights": ["1", "2"]}, "class_weights"),
+        ({"class_weights": [1.0], "num_labels": 1}, "the labels are numbers (regression); leave it out"),
+        ({"class_weights": [1.0, 2.0], "problem_type": "regression"}, "the labels are numbers (regression)"),
     ],
 )
 def test_what_does_not_fit_is_refused_by_name(values: dict, message: str) -> None:
@@ -75,7 +87,15 @@ def test_what_does_not_fit_is_refused_by_name(values: dict, message: str) -> Non
 
 
 @pytest.mark.parametrize(
-    "values", [{"num_hidden_layers": 0}, {"hidden_dropout_prob": 0}, {"classifier_dropout": 0.0}, {"hidden_size": 12}]
+    "values",
+    [
+        {"num_hidden_layers": 0},
+        {"hidden_dropout_prob": 0},
+        {"classifier_dropout": 0.0},
+        {"hidden_size": 12},
+        {"class_weights": [0, 2.5]},
+        {"class_weights": [0.1], "problem_type": "multi_label_classification", "num_labels": 1},
+    ],
 )
 def test_what_fits_is_taken(values: dict) -> None:
     config = BertConfig(**values)
@@ -104,3 +124,12 @@ def test_keys_of_other_programs_survive(tmp_path: Path) -> None:
     assert written["my_key"] == [1, 2]
     assert {key: written[key] for key in TINY} == TINY
     assert written["model_type"] == "bert"
+
+
+def test_class_weights_are_kept_and_unknown_to_plain_transformers(tmp_path: Path) -> None:
+    config = BertConfig(**TINY, num_labels=3, class_weights=[1, 0.5, 2.0])
+    config.save_pretrained(tmp_path)
+    assert BertConfig.from_pretrained(tmp_path).class_weights == [1, 0.5, 2.0]
+    plain = transformers.AutoConfig.from_pretrained(tmp_path)
+    assert type(plain) is transformers.BertConfig
+    assert plain.num_labels == 3

@@ -152,6 +152,54 @@ def test_without_a_label_the_loss_is_zero(head: str, training: bool, count: Tens
     assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
 
 
+WEIGHTED_HEADS = ("BertForSequenceClassification", "BertBiLSTMForSequenceClassification")
+
+
+def draw_labels(kind: str) -> Tensor:
+    """Return labels of eight sequences for three labels: classes of which one is ignored, or independent labels."""
+    if kind == "single_label_classification":
+        return torch.tensor([0, 1, 1, IGNORE_INDEX, 2, 0, 0, 2])
+    return torch.randint(2, (8, 3)).float()
+
+
+@pytest.mark.parametrize("weights", [[1.0, 2.5, 0.25], [0.01, 0.02, 0], [3, 300, 30]])
+@pytest.mark.parametrize("kind", ["single_label_classification", "multi_label_classification"])
+@pytest.mark.parametrize("head", WEIGHTED_HEADS)
+def test_class_weights_are_those_of_torch(head: str, kind: str, weights: list[float]) -> None:
+    """Loss and gradient equal torch's, for a sum of weights below 1, too, and with parts of an update added up."""
+    model, batch = make_model(head, problem_type=kind, class_weights=weights, **NO_DROPOUT), make_batch([9] * 8)
+    batch["labels"], tensor = draw_labels(kind), torch.tensor(weights, dtype=torch.float32)
+    torchs = (
+        nn.CrossEntropyLoss(tensor)
+        if kind == "single_label_classification"
+        else nn.BCEWithLogitsLoss(pos_weight=tensor)
+    )
+    outputs = model(**batch)
+    expected = torchs(outputs.logits, batch["labels"])
+    torch.testing.assert_close(outputs.loss, expected)
+    wanted = torch.autograd.grad(expected, model.classifier.weight, retain_graph=True)
+    torch.testing.assert_close(torch.autograd.grad(outputs.loss, model.classifier.weight), wanted)
+    parts = [dict(zip(batch, xs, strict=True)) for xs in zip(*(x.split(2) for x in batch.values()), strict=True)]
+    counts = [model.count_labels(**part)["num_items_in_batch"] for part in parts]
+    losses = [model(**part, num_items_in_batch=sum(counts)).loss for part in parts]
+    torch.testing.assert_close(sum(losses), expected)
+
+
+@pytest.mark.parametrize("kind", ["single_label_classification", "multi_label_classification"])
+def test_class_weights_of_one_change_nothing(kind: str) -> None:
+    plain = make_model("BertForSequenceClassification", problem_type=kind)
+    weighted = copy.deepcopy(plain)
+    weighted.config.class_weights = [1.0, 1.0, 1.0]
+    batch = make_batch([9] * 8) | {"labels": draw_labels(kind)}
+    assert torch.equal(plain(**batch).loss, weighted(**batch).loss)
+
+
+def test_a_batch_whose_classes_weigh_nothing_has_no_loss() -> None:
+    model = make_model("BertForSequenceClassification", class_weights=[0.0, 1.0, 1.0])
+    batch = make_batch([9] * 4) | {"labels": torch.zeros(4, dtype=torch.long)}
+    assert model(**batch, **model.count_labels(**batch)).loss == model(**batch).loss == 0
+
+
 def test_losses_are_computed_in_full_precision() -> None:
     """In bfloat16 these two logits are equal, and their sum over many labels would stop growing at 256."""
     logits = torch.zeros(4096, 2, dtype=torch.bfloat16)
@@ -343,12 +391,15 @@ class Unhurried(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("head", LOSS_HEADS)
-def test_an_update_waits_for_no_accelerator(head: str, monkeypatch) -> None:
+@pytest.mark.parametrize(
+    ("head", "values"),
+    [*((head, {}) for head in LOSS_HEADS), ("BertForSequenceClassification", {"class_weights": [1.0, 2.0, 3.0]})],
+)
+def test_an_update_waits_for_no_accelerator(head: str, values: dict, monkeypatch) -> None:
     """All but attention and dropout, which are a CPU's own here."""
     monkeypatch.setattr(attention, "attend_on_cpu", lambda query, key, value, *options: query + key + value)
     monkeypatch.setattr(cpu, "draw_mask", lambda shape, rate: torch.full(shape, -1, dtype=torch.int16))
-    model, inputs = make_model(head), make_inputs(head, [3, 9, 5, 13])
+    model, inputs = make_model(head, **values), make_inputs(head, [3, 9, 5, 13])
     model.train()
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
     counts, places = model.count_labels(**inputs), model.find_places(**inputs)

@@ -1,0 +1,175 @@
+"""Scores of a person's own classes, independent labels or numbers, as functions. scikit-learn and scipy compute them.
+
+Scores are fractions. Shape letters: S sequences, L labels.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+
+import numpy as np
+
+from bertkit.metrics.glue import compute_accuracy, compute_matthews, correlate
+
+FIXED_THRESHOLD = 0.5  # the probability above which a label is predicted unless thresholds are tuned
+
+
+def score_classes(logits: np.ndarray, labels: np.ndarray, names: Sequence[str]) -> dict[str, float]:
+    """Return the scores of a classifier that predicts one class per sequence, the one with the highest logit.
+
+    Classes that are neither predicted nor correct anywhere do not enter macro averages. `roc_auc` and
+    `average_precision` are those of class 1 if there are two classes, otherwise macro averages of one class against the
+    others, over classes for which they are defined; they are left out if there is no such class.
+
+    Args:
+        logits: (S, L), finite.
+        labels: (S,) the numbers of the correct classes.
+        names: The name of each class.
+
+    Returns:
+        Overall scores, then `precision_…`, `recall_…`, `f1_…` and `count_…` (correct sequences) of each class.
+    """
+    from scipy.special import softmax
+
+    predictions = logits.argmax(axis=1)
+    probabilities = softmax(logits.astype(np.float64), axis=1)  # (S, L)
+    correct = labels[:, None] == np.arange(len(names))  # (S, L)
+    ranked = slice(1, None) if len(names) == 2 else slice(None)
+    return {
+        "accuracy": compute_accuracy(predictions, labels),
+        **_average_f1("{}_f1", predictions, labels, averages=("macro", "micro", "weighted")),
+        "matthews_correlation": compute_matthews(predictions, labels),
+        **_score_ranking(probabilities[:, ranked], correct[:, ranked]),
+        **_score_each(predictions, labels, names),
+    }
+
+
+def score_labels(
+    logits: np.ndarray, labels: np.ndarray, names: Sequence[str], thresholds: np.ndarray | None = None
+) -> dict[str, float]:
+    """Return the scores of a classifier that predicts each label independently.
+
+    A label is predicted if its probability is above its threshold. `roc_auc` and `average_precision` are macro averages
+    over labels for which they are defined, and are left out if there is no such label.
+
+    Args:
+        logits: (S, L), finite.
+        labels: (S, L), 0 or 1.
+        names: The name of each label.
+        thresholds: (L,) probabilities; None: tuned on these data.
+
+    Returns:
+        Overall scores (`exact_match`: the share of sequences with all labels correct), `fixed_macro_f1` and
+        `fixed_micro_f1` at FIXED_THRESHOLD, then `precision_…`, `recall_…`, `f1_…`, `count_…` (sequences with the
+        label) and `threshold_…` of each label.
+    """
+    from scipy.special import expit
+
+    probabilities = expit(logits.astype(np.float64))  # (S, L)
+    thresholds = tune_thresholds(probabilities, labels) if thresholds is None else thresholds
+    labels = labels.astype(bool)
+    # scikit-learn would take a single column for classes, so an empty one is added.
+    predictions, fixed, correct = (
+        np.pad(found, ((0, 0), (0, 1)))  # (S, L + 1)
+        for found in (probabilities > thresholds, probabilities > FIXED_THRESHOLD, labels)
+    )
+    numbers = range(len(names))
+    return {
+        **_average_f1("{}_f1", predictions, correct, numbers),
+        "exact_match": compute_accuracy(predictions, correct),
+        **_average_f1("fixed_{}_f1", fixed, correct, numbers),
+        **_score_ranking(probabilities, labels),
+        **_score_each(predictions, correct, names),
+        **{f"threshold_{name}": float(limit) for name, limit in zip(names, thresholds, strict=True)},
+    }
+
+
+def tune_thresholds(probabilities: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """Return for each label the threshold with the best F1, from an exact sweep over all distinct predictions.
+
+    A label is predicted if its probability is above the threshold. Thresholds lie midway between two neighbouring
+    probabilities, or at FIXED_THRESHOLD if that separates them. Among equally good ones the nearest to FIXED_THRESHOLD
+    is taken; a label without positives keeps FIXED_THRESHOLD.
+
+    Args:
+        probabilities: (S, L).
+        labels: (S, L), 0 or 1.
+
+    Returns:
+        (L,) thresholds, from 0 to 1.
+    """
+    return np.array([_tune_threshold(*columns) for columns in zip(probabilities.T, labels.T, strict=True)])
+
+
+def score_numbers(values: np.ndarray, labels: np.ndarray) -> dict[str, float]:
+    """Return `pearson`, `spearmanr`, `rmse` and `r2` of values (S,) against labels (S,).
+
+    Correlations are 0 where undefined, and so is `r2` with a single label.
+    """
+    from sklearn.metrics import r2_score, root_mean_squared_error
+
+    return {
+        "pearson": correlate("pearsonr", values, labels),
+        "spearmanr": correlate("spearmanr", values, labels),
+        "rmse": float(root_mean_squared_error(labels, values)),
+        "r2": float(r2_score(labels, values)) if len(labels) > 1 else 0.0,
+    }
+
+
+def _tune_threshold(probabilities: np.ndarray, labels: np.ndarray) -> float:
+    """Return the threshold of one label, from probabilities (S,) and labels (S,)."""
+    if not labels.any():
+        return FIXED_THRESHOLD
+    order = probabilities.argsort()
+    ends, starts = np.unique(np.concatenate([[0.0], probabilities[order], [1.0]]), return_index=True)
+    # A threshold in [low, high) predicts the sequences whose probability is at least `high`.
+    low, high, first = ends[:-1], ends[1:], starts[1:] - 1
+    found = np.concatenate([labels[order].astype(np.int64)[::-1].cumsum()[::-1], [0]])[first]
+    f1 = 2 * found / (len(labels) - first + labels.sum())
+    middle = (low + high) / 2
+    middle = np.where(middle < high, middle, low)  # between neighbouring floats the mean may be rounded up
+    middle[(low <= FIXED_THRESHOLD) & (high > FIXED_THRESHOLD)] = FIXED_THRESHOLD
+    best = middle[f1 == f1.max()]
+    return float(best[np.abs(best - FIXED_THRESHOLD).argmin()])
+
+
+def _average_f1(
+    pattern: str,
+    predictions: np.ndarray,
+    labels: np.ndarray,
+    numbers: Sequence[int] | None = None,
+    averages: Sequence[str] = ("macro", "micro"),
+) -> dict[str, float]:
+    """Return averages of F1 over the classes or labels of these numbers; None: over all that occur."""
+    from sklearn.metrics import f1_score
+
+    score = partial(f1_score, labels, predictions, labels=numbers, zero_division=0)
+    return {pattern.format(average): float(score(average=average)) for average in averages}
+
+
+def _score_ranking(probabilities: np.ndarray, labels: np.ndarray) -> dict[str, float]:
+    """Return `roc_auc` and `average_precision` as means over the columns where they are defined, if there are any.
+
+    The first needs positives and negatives, the second positives.
+    """
+    from sklearn.metrics import average_precision_score, roc_auc_score
+
+    positives, negatives = labels.any(axis=0), ~labels.all(axis=0)  # (L,) each
+    found = {}
+    for name, score, defined in (
+        ("roc_auc", roc_auc_score, positives & negatives),
+        ("average_precision", average_precision_score, positives),
+    ):
+        if columns := np.flatnonzero(defined).tolist():
+            found[name] = float(np.mean([score(labels[:, column], probabilities[:, column]) for column in columns]))
+    return found
+
+
+def _score_each(predictions: np.ndarray, labels: np.ndarray, names: Sequence[str]) -> dict[str, float]:
+    """Return precision, recall, F1 and count of each class or label; 0 where undefined."""
+    from sklearn.metrics import precision_recall_fscore_support
+
+    numbers = range(len(names))
+    scores = precision_recall_fscore_support(labels, predictions, labels=numbers, average=None, zero_division=0)
+    keys = ("precision", "recall", "f1", "count")
+    rows = zip(names, *(values.tolist() for values in scores), strict=True)
+    return {f"{key}_{name}": value for name, *values in rows for key, value in zip(keys, values, strict=True)}

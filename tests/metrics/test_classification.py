@@ -1,0 +1,243 @@
+"""Scores of classes, labels and numbers: worked values, scikit-learn, thresholds by brute force, what is undefined."""
+
+import math
+import warnings
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from scipy.special import expit, logit, softmax
+from sklearn import metrics
+
+from bertkit.metrics.classification import score_classes, score_labels, score_numbers, tune_thresholds
+
+NAMES = ["good", "so so", "{}% “bad”\n"]
+RANKED = {"roc_auc", "average_precision"}
+
+
+@pytest.fixture(autouse=True)
+def _no_warnings():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        yield
+
+
+def draw_scores(seed: int, shape: tuple[int, int], independent: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Return float32 logits of this shape with some ties, and labels that they partly predict."""
+    rng = np.random.default_rng(seed)
+    logits = rng.normal(size=shape).round(1).astype(np.float32)
+    noisy = logits + rng.normal(size=shape)
+    return logits, (noisy > 0.5).astype(np.int64) if independent else noisy.argmax(axis=1)
+
+
+# --- One class
+
+
+def test_scores_of_classes_of_a_worked_example():
+    """Six sequences, correct a a a b b c, predicted a a b b c b, each with one logit of 1 and two of 0.
+
+    a has precision 2/2, recall 2/3, F1 4/5; b has 1/3, 1/2, 2/5; c has 0. Three of six are right.
+    Matthews, from three right of six, predicted 2, 3, 1 and correct 3, 2, 1:
+    (3 * 6 - 2 * 3 - 3 * 2 - 1 * 1) / sqrt((36 - 4 - 9 - 1) * (36 - 9 - 4 - 1)) = 5/22.
+    ROC of a: of its 3, 2 are above the other 3 and 1 ties with them, 5/6; of b: 1 + 1 + 1/2 + 1/2 and 1/2 + 1/2 of
+    2 * 4 pairs, 1/2; of c: 4 ties in 5 pairs, 2/5.
+    Average precision of a: 2/3 * 2/2 + 1/3 * 3/6 = 5/6; of b: 1/2 * 1/3 + 1/2 * 2/6 = 1/3; of c: 1/6.
+    """
+    logits = np.eye(3)[[0, 0, 1, 1, 2, 1]]
+    assert score_classes(logits, np.array([0, 0, 0, 1, 1, 2]), ["a", "b", "c"]) == pytest.approx(
+        {
+            "accuracy": 1 / 2,
+            "macro_f1": (4 / 5 + 2 / 5) / 3,
+            "micro_f1": 1 / 2,
+            "weighted_f1": (3 * 4 / 5 + 2 * 2 / 5) / 6,
+            "matthews_correlation": 5 / 22,
+            "roc_auc": (5 / 6 + 1 / 2 + 2 / 5) / 3,
+            "average_precision": (5 / 6 + 1 / 3 + 1 / 6) / 3,
+            "precision_a": 1.0,
+            "recall_a": 2 / 3,
+            "f1_a": 4 / 5,
+            "count_a": 3,
+            "precision_b": 1 / 3,
+            "recall_b": 1 / 2,
+            "f1_b": 2 / 5,
+            "count_b": 2,
+            "precision_c": 0.0,
+            "recall_c": 0.0,
+            "f1_c": 0.0,
+            "count_c": 1,
+        }
+    )
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_scores_of_classes_are_those_of_scikit_learn(count):
+    logits, labels = draw_scores(count, (60, count), independent=False)
+    names = NAMES[:count]
+    found = score_classes(logits, labels, names)
+    probabilities, predictions = softmax(logits.astype(np.float64), axis=1), logits.argmax(axis=1)
+    ranked = probabilities[:, 1] if count == 2 else probabilities
+    expected = {
+        "accuracy": metrics.accuracy_score(labels, predictions),
+        **{
+            f"{kind}_f1": metrics.f1_score(labels, predictions, average=kind) for kind in ("macro", "micro", "weighted")
+        },
+        "matthews_correlation": metrics.matthews_corrcoef(labels, predictions),
+        "roc_auc": metrics.roc_auc_score(labels, ranked, multi_class="ovr"),
+        "average_precision": metrics.average_precision_score(labels, ranked),
+    }
+    report = metrics.classification_report(labels, predictions, target_names=names, output_dict=True)
+    keys = {"precision": "precision", "recall": "recall", "f1": "f1-score", "count": "support"}
+    expected |= {f"{key}_{name}": report[name][theirs] for key, theirs in keys.items() for name in names}
+    assert found == pytest.approx(expected)
+    assert {type(value) for value in found.values()} <= {float, int}
+
+
+def test_scores_that_a_class_without_sequences_leaves_undefined():
+    """The third class does not occur: averages are over the other two; with one class no ranking is defined."""
+    logits, labels = draw_scores(0, (40, 2), independent=False)
+    three = np.concatenate([logits, np.full((40, 1), -9.0, np.float32)], axis=1)
+    found, two = score_classes(three, labels, NAMES), score_classes(logits, labels, NAMES[:2])
+    assert found["macro_f1"] == two["macro_f1"]
+    assert found["f1_" + NAMES[2]] == found["count_" + NAMES[2]] == 0
+    ranked = softmax(three.astype(np.float64), axis=1)
+    each = [metrics.roc_auc_score(labels == number, ranked[:, number]) for number in (0, 1)]
+    assert found["roc_auc"] == pytest.approx(np.mean(each))
+    alone = score_classes(logits, np.zeros(40, int), NAMES[:2])
+    assert not RANKED & alone.keys()
+    assert alone["matthews_correlation"] == 0
+
+
+# --- Independent labels
+
+
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("thresholds", [None, [0.3, 0.5, 0.7]])
+def test_scores_of_labels_are_those_of_scikit_learn(count, thresholds):
+    logits, labels = draw_scores(count, (60, count), independent=True)
+    thresholds = thresholds and np.array(thresholds[:count])
+    names = NAMES[:count]
+    found = score_labels(logits, labels, names, thresholds)
+    probabilities = expit(logits.astype(np.float64))
+    limits = np.array([found[f"threshold_{name}"] for name in names])
+    assert limits.tolist() == (tune_thresholds(probabilities, labels) if thresholds is None else thresholds).tolist()
+    expected = {f"threshold_{name}": limit for name, limit in zip(names, limits, strict=True)}
+    for prefix, predicted in (("", probabilities > limits), ("fixed_", probabilities > 0.5)):
+        f1 = [metrics.f1_score(*columns) for columns in zip(labels.T, predicted.T, strict=True)]
+        expected |= {
+            f"{prefix}macro_f1": np.mean(f1),
+            f"{prefix}micro_f1": metrics.f1_score(labels.ravel(), predicted.ravel()),
+        }
+    predicted = probabilities > limits
+    expected["exact_match"] = (predicted == labels).all(axis=1).mean()
+    expected["roc_auc"] = metrics.roc_auc_score(labels, probabilities, average="macro")
+    expected["average_precision"] = metrics.average_precision_score(labels, probabilities, average="macro")
+    for column, name in enumerate(names):
+        one, other = labels[:, column], predicted[:, column]
+        expected[f"precision_{name}"] = metrics.precision_score(one, other)
+        expected[f"recall_{name}"] = metrics.recall_score(one, other)
+        expected[f"f1_{name}"] = metrics.f1_score(one, other)
+        expected[f"count_{name}"] = one.sum()
+    assert found == pytest.approx(expected)
+    assert {type(value) for value in found.values()} <= {float, int}
+
+
+def test_scores_that_a_label_without_positives_leaves_undefined():
+    """Its F1 is 0; rankings are averages over the others, and a label that all sequences have has no ROC."""
+    logits, labels = draw_scores(0, (40, 3), independent=True)
+    labels[:, 1], labels[:, 2] = 0, 1
+    found = score_labels(logits, labels, NAMES)
+    assert found["f1_so so"] == 0
+    assert found["threshold_so so"] == 0.5
+    probabilities = expit(logits.astype(np.float64))
+    assert found["roc_auc"] == pytest.approx(metrics.roc_auc_score(labels[:, 0], probabilities[:, 0]))
+    mean = (metrics.average_precision_score(labels[:, 0], probabilities[:, 0]) + 1) / 2
+    assert found["average_precision"] == pytest.approx(mean)
+    assert not RANKED & score_labels(logits, np.zeros_like(labels), NAMES).keys()
+
+
+@pytest.mark.parametrize(
+    ("probabilities", "labels", "threshold"),
+    [
+        ([0.1, 0.2, 0.6, 0.9], [0, 1, 1, 1], 0.15),  # every threshold from 0.1 to 0.2 is right for all four
+        ([0.1, 0.4, 0.6, 0.9], [0, 0, 1, 1], 0.5),  # not 0.5 because it is the middle: it separates 0.4 and 0.6
+        ([0.1, 0.2, 0.8, 0.9], [0, 0, 0, 0], 0.5),
+        ([0.1, 0.2, 0.3, 0.4], [1, 1, 1, 1], 0.05),
+        ([0.6, 0.7, 0.8, 0.9], [1, 1, 1, 1], 0.5),
+        ([0.9, 0.7, 0.7, 0.6], [1, 1, 0, 0], 0.65),  # F1 4/5 with both at 0.7, 2/3 with neither
+        ([0.0, 0.0], [1, 1], 0.5),  # no threshold from 0 to 1 finds them
+        ([1.0, 1.0], [1, 0], 0.5),
+        ([0.25, 0.5, 0.5], [0, 1, 1], 0.375),  # 0.5 itself is not above 0.5
+    ],
+)
+def test_thresholds_of_worked_examples(probabilities, labels, threshold):
+    found = tune_thresholds(np.array(probabilities)[:, None], np.array(labels)[:, None])
+    assert found.tolist() == pytest.approx([threshold])
+
+
+def compute_f1(predicted: np.ndarray, labels: np.ndarray) -> float:
+    return 2 * int((predicted & labels).sum()) / max(1, int(predicted.sum() + labels.sum()))
+
+
+examples = st.integers(1, 12).flatmap(
+    lambda count: st.tuples(
+        arrays(np.float64, count, elements=st.sampled_from([0.0, 0.1, 0.5, 0.7, 1.0]) | st.floats(0, 1)),
+        arrays(np.bool_, count),
+    )
+)
+
+
+@given(examples)
+def test_no_threshold_is_better_and_no_better_one_is_nearer(example):
+    """Brute force over a threshold at every probability, and over 0.5."""
+    probabilities, labels = example
+    (threshold,) = tune_thresholds(probabilities[:, None], labels[:, None])
+    assert 0 <= threshold < 1
+    values = {float(limit): compute_f1(probabilities > limit, labels) for limit in (0.0, 0.5, *probabilities)}
+    mine = compute_f1(probabilities > threshold, labels)
+    assert mine == max(values.values())
+    if values[0.5] == mine:
+        assert threshold == 0.5
+    # Others that predict as well lie farther from 0.5, except within the same gap between two probabilities.
+    for limit, value in values.items():
+        if value == mine and ((probabilities > limit) != (probabilities > threshold)).any():
+            above = probabilities[probabilities > limit].min(initial=1.0)
+            assert abs(threshold - 0.5) <= abs((max(limit, 0.0) + above) / 2 - 0.5)
+
+
+@given(arrays(np.float32, (30, 2), elements=st.floats(-30, 30, width=32)), arrays(np.bool_, (30, 2)))
+def test_tuned_labels_score_at_least_as_well_as_fixed_ones(logits, labels):
+    found = score_labels(logits, labels, ["a", "b"])
+    assert found["macro_f1"] >= found["fixed_macro_f1"]
+    again = score_labels(logits, labels, ["a", "b"], np.array([found["threshold_a"], found["threshold_b"]]))
+    assert again == found
+
+
+def test_thresholds_leave_room_for_rounding():
+    """Other batches give other last digits: a tuned threshold is not itself a probability."""
+    logits = np.array([[-3.0], [-2.0], [-1.0], [4.0]], np.float32)
+    found = score_labels(logits, np.array([[0], [1], [1], [1]]), ["a"])
+    assert logit(found["threshold_a"]) == pytest.approx(-2.4, abs=0.1)
+
+
+# --- Numbers
+
+
+def test_scores_of_numbers_are_those_of_scipy_and_scikit_learn():
+    """Values 1 2 4 against 1 3 3: squared errors 0, 1, 1; both means are 7/3.
+
+    Deviations times 3 are -4 -1 5 and -4 2 2: sums of products 24, of squares 42 and 24, so Pearson is
+    24 / sqrt(42 * 24) and r2 is 1 - 2 / (24 / 9). The ranks are 1 2 3 and
+    1 2.5 2.5: 1.5 / sqrt(2 * 1.5).
+    """
+    found = score_numbers(np.array([1.0, 2.0, 4.0], np.float32), np.array([1.0, 3.0, 3.0], np.float32))
+    expected = {"pearson": math.sqrt(24 / 42), "spearmanr": math.sqrt(3) / 2, "rmse": math.sqrt(2 / 3), "r2": 1 / 4}
+    assert found == pytest.approx(expected)
+    assert {type(value) for value in found.values()} == {float}
+
+
+@pytest.mark.parametrize(("values", "labels", "r2"), [([2.0], [3.0], 0.0), ([1.0, 2.0], [3.0, 3.0], 0.0)])
+def test_scores_of_numbers_where_undefined(values, labels, r2):
+    found = score_numbers(np.array(values), np.array(labels))
+    assert (found["pearson"], found["spearmanr"], found["r2"]) == (0.0, 0.0, r2)
