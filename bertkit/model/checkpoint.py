@@ -168,8 +168,8 @@ def load_model(head: type, checkpoint: str, settings: Mapping[str, Any]) -> tupl
     Raises:
         UsageError: There are no weights in safetensors, or the vocabulary is smaller than the tokenizer's.
     """
-    # A tau belongs to the model that it was tuned for; the caller decides what a model returns.
-    settings = {"tau": None, **RETURNED, **settings}
+    # tau and thresholds belong to the model that they were tuned for; the caller decides what a model returns.
+    settings = {"tau": None, "thresholds": None, **RETURNED, **settings}
     tokens, labels = settings.pop("vocab_size", 0), settings.pop("id2label", None)
     if labels is not None:  # a problem type belongs to the checkpoint's own labels
         settings.setdefault("problem_type", None)
