@@ -11,6 +11,8 @@ from bertkit.cli.console import Screen, complain, print_line
 from bertkit.cli.options import PathArgument, PathOption, PlaceArgument, PlaceOption, app, scores
 from bertkit.errors import UsageError, explain_disk_error
 
+FORMATS = ("bertkit", "pipeline")  # of predict
+
 
 @app.command()
 def features(
@@ -49,11 +51,19 @@ def predict(
     ] = None,
     source: Annotated[
         str | None,
-        PlaceOption("--input", help="One input per line: .jsonl, .tsv with column names, or .txt.", metavar="FILE|-"),
+        PlaceOption("--input", help="Inputs: .jsonl, .csv, .tsv, .txt (each also .gz) or .parquet.", metavar="FILE|-"),
     ] = None,
     output: Annotated[
-        Path | None, PathOption("--output", help="File to write, one JSON object per input.", metavar="FILE")
+        Path | None,
+        PathOption("--output", help="Table to write: .csv, .tsv or .parquet; else JSON lines.", metavar="FILE"),
     ] = None,
+    text: Annotated[
+        str | None,
+        typer.Option("--text", help="Columns of the texts (default: as in training).", metavar="COLUMN[,COLUMN]"),
+    ] = None,
+    form: Annotated[
+        str, typer.Option("--format", help="bertkit; pipeline: JSON lines as of transformers' pipelines.")
+    ] = "bertkit",
     pair: Annotated[
         bool, typer.Option("--pair", help="Each input is a pair of texts (default: as the run was trained).")
     ] = False,
@@ -70,29 +80,39 @@ def predict(
     $ bertkit predict runs/squad2 "Who wrote it?" "The book was written by Ada."
 
     $ bertkit predict runs/mnli --input pairs.jsonl --output predictions.jsonl
+
+    $ bertkit predict runs/sst2 --input reviews.csv --text review --output predictions.csv
     """
     from bertkit.data.formats.inputs import STDIN, check_output, check_source, read_inputs
-    from bertkit.inference.predictor import Counts, Predictor, write_results
+    from bertkit.inference.predictor import Counts, Predictor
 
     if bool(texts) == bool(source):
         raise UsageError("give the inputs either as TEXT or with --input FILE (--input - reads standard input)")
+    if form not in FORMATS:
+        raise UsageError(f"--format {form} must be one of {', '.join(FORMATS)}")
+    columns = text.split(",") if text is not None else None
     if source is not None:
         check_source(source)
         if output is not None:
             check_output(source, output)
     with Screen() as screen:
-        predictor = Predictor(run, pairs=pair or None, top=top, precision=precision)
-        is_typed = source == STDIN and sys.stdin.isatty()  # by a person who expects an answer to each line
-        inputs = predictor.group(texts) if texts else read_inputs(source)
-        results = predictor.stream(inputs, at_once=1 if is_typed else None)
+        predictor = Predictor(run, pairs=pair or None, top=top, text=columns, precision=precision)
+        is_pipeline = form == "pipeline"
+        predictor.check_format(output, is_pipeline)
+        at_once = 1 if source == STDIN and sys.stdin.isatty() else None  # a person expects an answer to each line
+        inputs = predictor.group(texts) if texts else read_inputs(source, columns or ())
         if output is not None:
-            tally = write_results(results, output, screen.say)
+            tally = predictor.write(inputs, output, screen.say, is_pipeline=is_pipeline, at_once=at_once)
         else:
             tally = Counts()
-            for result in tally.watch(results):
+            for result in tally.watch(predictor.stream(inputs, at_once)):
                 if "error" in result and not texts and not screen.console.is_terminal:  # a terminal would show it twice
                     complain(result["error"])
-                screen.say(predictor.describe(result) if texts else json.dumps(result, ensure_ascii=False))
+                if texts and not is_pipeline:
+                    screen.say(predictor.describe(result))
+                else:
+                    found = predictor.format_for_pipeline(result) if is_pipeline else result
+                    screen.say(json.dumps(found, ensure_ascii=False))
         if cut := tally.describe_cut():
             complain(cut)
         if tally.errors:

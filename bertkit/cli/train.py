@@ -26,7 +26,14 @@ from bertkit.cli.options import (
 )
 from bertkit.errors import UsageError, explain_disk_error
 from bertkit.reports.tables import make_table
-from bertkit.tasks.option import GLUE_OPTIONS, NER_OPTIONS, PRETRAINING_OPTIONS, SQUAD_OPTIONS, SWAG_OPTIONS
+from bertkit.tasks.option import (
+    CLASSIFY_OPTIONS,
+    GLUE_OPTIONS,
+    NER_OPTIONS,
+    PRETRAINING_OPTIONS,
+    SQUAD_OPTIONS,
+    SWAG_OPTIONS,
+)
 
 
 @training_command(PRETRAINING_OPTIONS)
@@ -50,6 +57,64 @@ def pretrain(
     $ bertkit pretrain --model runs/mine --corpus more.txt --output runs/more
     """
     execute("pretrain", options, {"corpus": corpus or None, "vocab": vocab, "cased": cased or None})
+
+
+@training_command(CLASSIFY_OPTIONS)
+def classify(
+    options: RunOptions,
+    data: Annotated[
+        str | None, PlaceOption("--data", help=CLASSIFY_OPTIONS["dir"].help, metavar="FILE|DIR|NAME")
+    ] = None,
+    text: Annotated[
+        str | None, typer.Option("--text", help=CLASSIFY_OPTIONS["text"].help, metavar="COLUMN[,COLUMN]")
+    ] = None,
+    label: Annotated[
+        str | None, typer.Option("--label", help=CLASSIFY_OPTIONS["label"].help, metavar="COLUMN[,COLUMN…]")
+    ] = None,
+    folds: Annotated[
+        int,
+        typer.Option(
+            "--folds", help="Train one model per fold, and predict every row by a model that has not seen it."
+        ),
+    ] = 0,
+    grid: Annotated[
+        bool, typer.Option("--grid", help="Try 4 rates x 2 batch sizes x 3 epochs; keep the best on dev.")
+    ] = False,
+    restarts: Annotated[
+        int, typer.Option("--restarts", help="Number of runs per setting, each with another seed.", min=1)
+    ] = 1,
+    workers: Workers = "1",
+) -> None:
+    """Fine-tune a classifier on your own texts: CSV, TSV, JSON lines, JSON, Parquet or a Hub data set.
+
+    One label, several labels or a number per text or pair of texts. Without files named dev and test, both are split
+    off by a hash of the text. --folds, --grid and --restarts make a study, which continues where it was stopped.
+
+    $ bertkit classify --data reviews.csv --output runs/reviews
+
+    $ bertkit classify --data reviews.csv --text title,body --label stars
+
+    $ bertkit classify --data reviews.csv --folds 5 --output runs/folds
+    """
+    columns = {name: given.split(",") if given else None for name, given in (("text", text), ("label", label))}
+    given = {"dir": data, **columns}
+    if not (folds or grid or restarts > 1):
+        if workers != "1":
+            raise UsageError("--workers is for --folds, --grid and --restarts; see bertkit classify --help")
+        execute("classify", options, given)
+        return
+    from bertkit.studies.folds import FOLD_AXIS
+    from bertkit.tasks.glue import GRID
+    from bertkit.training.recipe import merge, read_recipe
+
+    if folds and (grid or restarts > 1 or folds < 2):
+        raise UsageError("--folds takes a number of at least 2, without --grid and --restarts")
+    written = merge(read_recipe(options.recipe) if options.recipe else {}, {"data": {"folds": folds}} if folds else {})
+    axes = {FOLD_AXIS: list(range(folds))} if folds else GRID if grid else {}
+    definition = {"tasks": ["classify"], "restarts": restarts, "recipe": written, "grid": axes}
+    output = options.output or Path("runs/classify")
+    chosen = {"checkpoint": options.model, "data": given}
+    compare(definition, chosen, options.settings, output, workers, options.dry_run, "classify", options.push_to)
 
 
 @training_command(GLUE_OPTIONS)

@@ -9,15 +9,18 @@ Left out: vectors (`bertkit.inference.features`), and the files that leaderboard
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import tee
 from pathlib import Path
-from typing import Annotated, Any
+from typing import IO, Annotated, Any
 
 import msgspec
 
 import bertkit
-from bertkit.data.formats.inputs import Input, Line, cut_into_chunks
+from bertkit.data.formats.inputs import Input, Line, cut_into_chunks, make_text
 from bertkit.data.tokenizer import load_tokenizer
 from bertkit.errors import UsageError
+from bertkit.inference.tables import WRITERS, Row, write_table
 from bertkit.model.checkpoint import find_file, load_config, load_model
 from bertkit.model.precision import choose_precision, find_device
 from bertkit.system.files import atomic_open
@@ -26,7 +29,7 @@ from bertkit.tasks import ANSWERING, TASKS
 from bertkit.tasks.option import WINDOW_OPTIONS
 from bertkit.tasks.prediction import predict
 from bertkit.tasks.task import PredictionSettings, Result
-from bertkit.tasks.texts import PAIR_NAMES
+from bertkit.tasks.texts import PAIR_NAMES, list_names, take_text
 from bertkit.training.recipe import TOP_KEYS, check_value, list_lengths, read_recipe
 from bertkit.training.run_dir import RECIPE_FILE
 
@@ -45,8 +48,8 @@ class Predictor:
 
     - Classification: `text`, or `text` and `text_pair` (also by GLUE's names). The result depends on the
       configuration's `problem_type`: `label`, its `probability` and all `probabilities` by label; for multi-label
-      models `labels`, those with a probability above 0.5, and all `probabilities`; for regression (STS-B) `score`, or
-      `scores` by label if there are several.
+      models `labels`, those with a probability above their threshold, and all `probabilities`; for regression (STS-B)
+      `score`, or `scores` by label if there are several.
     - SQuAD: `question` and `context`, of any length. Result: `answer`, empty if there is none; `best` with the `text`,
       `start` and `end` (characters of the context) of the best span and its `score` S.T_i + E.T_j; for 2.0 also
       `null_score` s_null and `tau`: there is an answer if score > null_score + tau (section 4.3).
@@ -64,6 +67,7 @@ class Predictor:
         run: A run directory, or another BERT checkpoint with a head.
         pairs: Whether an input is a pair of texts; None: as in the run's task, or either without a run.
         top: Number of words for each mask.
+        text: Names of an input's texts, in order; None: as in the run's recipe, or else the names above.
         precision: "auto" (bf16 where it is faster, as in training: several times as fast as fp32, with probabilities
             that differ in the third digit), "fp32", "bf16" or "fp16".
 
@@ -72,7 +76,13 @@ class Predictor:
     """
 
     def __init__(
-        self, run: str | Path, *, pairs: bool | None = None, top: int = TOP_WORDS, precision: str = "auto"
+        self,
+        run: str | Path,
+        *,
+        pairs: bool | None = None,
+        top: int = TOP_WORDS,
+        text: Sequence[str] | None = None,
+        precision: str = "auto",
     ) -> None:
         self.precision = choose_precision(check_value("precision", precision, TOP_KEYS["precision"]))
         name = str(run)
@@ -84,7 +94,7 @@ class Predictor:
                 "give a fine-tuned run (for vectors, use bertkit features)"
             )
         tokenizer = load_tokenizer(name)
-        settings = {"tau": config.tau, "vocab_size": len(tokenizer)}
+        settings = {"tau": config.tau, "thresholds": config.thresholds, "vocab_size": len(tokenizer)}
         model, missing = load_model(getattr(bertkit, head), name, settings)
         if missing:
             raise UsageError(f"{name} lacks weights of its {head}: {', '.join(missing[:3])}; give a fine-tuned model")
@@ -92,13 +102,22 @@ class Predictor:
         names = {label for label in labels.values() if isinstance(label, str)}
         if sorted(labels) != list(range(len(labels))) or len(names) < len(labels):
             raise UsageError(f"id2label in the config.json of {name} must give each class a different name; correct it")
+        if config.thresholds is not None and len(config.thresholds) != len(labels):
+            raise UsageError(
+                f"thresholds in the config.json of {name} has {len(config.thresholds)} values for {len(labels)} "
+                "labels; correct it"
+            )
         path = find_file(name, RECIPE_FILE)
         recipe = {} if path is None else read_recipe(path)
+        lengths, known = find_lengths(recipe), find_columns(recipe)
         if pairs is None:
             pairs = TASKS.get(str(recipe.get("task")), task).pairs
+        if pairs is None and known:
+            pairs = len(known) == 2
         self.task = task
+        self.text, self.is_required = (known, False) if text is None else (text, True)
         self.settings = PredictionSettings(
-            model.eval().requires_grad_(False).to(find_device()), tokenizer, find_lengths(recipe), pairs, top
+            model.eval().requires_grad_(False).to(find_device()), tokenizer, lengths, pairs, top
         )
 
     def __call__(self, inputs: Sequence[Input | Sequence[str]]) -> list[Result]:
@@ -152,6 +171,8 @@ class Predictor:
             given = [given]
         if not isinstance(given, Mapping | list | tuple):
             raise UsageError(f"got {type(given).__name__}; give a text, a list of texts or a mapping")
+        if isinstance(given, Mapping) and self.text and (self.is_required or all(name in given for name in self.text)):
+            given = [take_cell(given, name) for name in self.text]
         if not isinstance(given, Mapping):
             given = name_texts(list(given), self.task.list_fields(self.settings))
         return self.task.read_input(given, self.settings)
@@ -162,6 +183,65 @@ class Predictor:
             return f"error: {result['error']}"
         said = self.task.describe_result(result) + ("  (the input was truncated)" if "cut" in result else "")
         return " ".join(said.splitlines())
+
+    def format_for_pipeline(self, result: Result) -> Any:
+        """Return a result, unless it is an error, in the form of transformers' `pipeline`."""
+        return result if "error" in result else self.task.format_for_pipeline(result, self.settings)
+
+    def check_format(self, output: Path | None, is_pipeline: bool) -> None:
+        """Check that this model's results can be written in the format of the output.
+
+        Raises:
+            UsageError: They cannot.
+        """
+        head = type(self.settings.model).__name__
+        if output is not None and output.suffix == ".gz":
+            raise UsageError(f"{output} would be compressed; name a file that ends in .jsonl, {', '.join(WRITERS)}")
+        if is_pipeline and not self.task.pipeline:
+            raise UsageError(f"transformers has no pipeline for {head}; leave out --format pipeline")
+        if output is not None and output.suffix in WRITERS:
+            if is_pipeline:
+                raise UsageError(f"--format pipeline writes JSON lines, not {output}; name a file that ends in .jsonl")
+            if not self.task.list_columns(self.settings):
+                raise UsageError(f"the results of {head} do not form a table; name an --output that ends in .jsonl")
+
+    def write(
+        self,
+        inputs: Iterable[Input | Sequence[str] | Line],
+        output: Path,
+        report: Callable[[str], None] = ignore,
+        *,
+        is_pipeline: bool = False,
+        at_once: int | None = None,
+    ) -> "Counts":
+        """Predict inputs and write the results: a table if the suffix is .csv, .tsv or .parquet, else JSON lines.
+
+        Args:
+            is_pipeline: Whether to write JSON lines in the form of transformers' `pipeline`.
+            at_once: As for `stream`.
+
+        Raises:
+            UsageError: The format does not fit the model, or the file cannot be written.
+        """
+        self.check_format(output, is_pipeline)
+        if output.suffix not in WRITERS:
+            form = self.format_for_pipeline if is_pipeline else None
+            return write_results(self.stream(inputs, at_once), output, report, form)
+        inputs, again = tee(inputs)  # which differ by one chunk at most
+        columns = self.task.list_columns(self.settings)
+
+        def write(results: Iterable[Result], file: IO[Any]) -> None:
+            write_table(map(self.make_row, again, results), columns, output, file)
+
+        return write_file(self.stream(inputs, at_once), output, report, write)
+
+    def make_row(self, given: Input | Sequence[str] | Line, result: Result) -> Row:
+        """Return the columns of an input, and those of its result or its error."""
+        given = given.value if isinstance(given, Line) else given
+        if isinstance(given, str):
+            given = {"text": given}
+        found = {"error": result["error"]} if "error" in result else self.task.flatten_result(result)
+        return given if isinstance(given, Mapping) else {}, found
 
     def group(self, texts: Sequence[str]) -> list[Sequence[str]]:
         """Group the texts of a command line into inputs.
@@ -187,6 +267,32 @@ def name_texts(texts: Sequence[str], fields: Sequence[str]) -> dict[str, Any]:
     if len(texts) != len(fields):
         raise UsageError(f"expected {' and '.join(fields)}, got {len(texts)} texts; give as many")
     return dict(zip(fields, texts, strict=True))
+
+
+def take_cell(given: Mapping[str, Any], name: str) -> Any:
+    """Return a text of an input by its name; numbers become texts, and missing values empty ones.
+
+    Raises:
+        UsageError: The input has no such name.
+    """
+    if isinstance(given.get(name), bool | int | float | None):
+        if name not in given:
+            raise UsageError(f"the input has {list_names(given)}, but not {name}; name its texts with --text")
+        return make_text(given[name])
+    return take_text(given, name)
+
+
+def find_columns(recipe: Mapping[str, Any]) -> list[str]:
+    """Return the columns of the texts in a run's recipe; empty if there are none.
+
+    Raises:
+        UsageError: They are not names.
+    """
+    try:
+        found = recipe.get("data", {}).get("text") or []
+        return msgspec.convert(found.split(",") if isinstance(found, str) else found, list[str])
+    except (AttributeError, msgspec.ValidationError) as error:
+        raise UsageError(f"the run's {RECIPE_FILE} is damaged ({error}); restore the original file") from None
 
 
 def find_lengths(recipe: Mapping[str, Any]) -> dict[str, int]:
@@ -230,20 +336,52 @@ class Counts:
         return f"{self.cut:,} of {self.count:,} inputs are too long for this model and were truncated: number {places}"
 
 
-def write_results(results: Iterable[Result], output: Path, report: Callable[[str], None] = ignore) -> Counts:
-    """Write results atomically, one JSON object per line, report errors, and return the counts.
+def write_results(
+    results: Iterable[Result],
+    output: Path,
+    report: Callable[[str], None] = ignore,
+    form: Callable[[Result], Any] | None = None,
+) -> Counts:
+    """Write results atomically, one JSON value per line, report errors, and return the counts.
+
+    Args:
+        form: Converts a result before it is written.
+
+    Raises:
+        UsageError: The file cannot be written.
+    """
+    return write_file(results, output, report, partial(write_lines, form=form))
+
+
+def write_lines(results: Iterable[Result], file: IO[str], form: Callable[[Result], Any] | None) -> None:
+    """Write results as JSON lines."""
+    for result in results:
+        file.write(json.dumps(result if form is None else form(result), ensure_ascii=False) + "\n")
+
+
+def write_file(
+    results: Iterable[Result],
+    output: Path,
+    report: Callable[[str], None],
+    write: Callable[[Iterable[Result], IO[Any]], None],
+) -> Counts:
+    """Write results atomically with a function, report errors, and return the counts.
 
     Raises:
         UsageError: The file cannot be written.
     """
     counts = Counts()
+
+    def watch() -> Iterator[Result]:
+        for result in counts.watch(results):
+            if "error" in result:
+                report(result["error"])
+            yield result
+
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
-        with atomic_open(output) as file:
-            for result in counts.watch(results):
-                file.write(json.dumps(result, ensure_ascii=False) + "\n")
-                if "error" in result:
-                    report(result["error"])
+        with atomic_open(output, "wb" if output.suffix == ".parquet" else "w") as file:
+            write(watch(), file)
     except OSError as error:
         raise UsageError(f"{output} cannot be written ({error.strerror}); name another file with --output") from None
     none = f", {counts.errors:,} invalid inputs" if counts.errors else ""

@@ -32,7 +32,7 @@ LEAST = {  # size -> its minimum
     "bilstm_hidden_size": 1,
 }
 MOST_LAYERS = 1_000  # a file with more is damaged
-OWN_VALUES = ("tau", "feature_layers", "bilstm_hidden_size", "class_weights")  # unknown to other programs
+OWN_VALUES = ("tau", "thresholds", "feature_layers", "bilstm_hidden_size", "class_weights")  # unknown to other programs
 
 
 @strict
@@ -45,6 +45,7 @@ class BertConfig(PreTrainedConfig):
         is_decoder: Whether attention is left-to-right (the ablation of Table 5 and Figure 5).
         tau: The margin by which an answer's score must exceed s_null to be given (section 4.3), tuned in training on
             SQuAD 2.0.
+        thresholds: The probability above which each of several labels is predicted, in label order; None: 0.5.
         feature_layers: The layers that the feature-based approach reads (section 5.3).
         bilstm_hidden_size: Units per direction of the feature-based approach's BiLSTM (section 5.3).
         class_weights: The weight of each label in the loss of sequence classification, in the order of the labels: of
@@ -76,6 +77,7 @@ class BertConfig(PreTrainedConfig):
     is_decoder: bool = False
     tie_word_embeddings: bool = True
     tau: float | int | None = None
+    thresholds: list[float | int] | None = None
     feature_layers: str | None = None
     bilstm_hidden_size: int | None = None
     class_weights: list[float | int] | None = None

@@ -1,13 +1,12 @@
 """Classification and regression of a person's own texts, from any table with a column of texts and one of labels.
 
-The kind of problem and the labels are decided by the training rows (`bertkit.data.labels`), splits by a hash of the texts
-(`bertkit.data.splits`). Head, loss and prediction are those of every classifier (`bertkit.tasks.texts`).
+The kind of problem and the labels are decided by the training rows (`bertkit.data.labels`), splits by a hash of the
+texts (`bertkit.data.splits`). Head, loss and prediction are those of every classifier (`bertkit.tasks.texts`).
 """
 
 import csv
 import io
 import json
-from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,7 +26,7 @@ from bertkit.system.progress import Report
 from bertkit.tasks.finetuning import EVERY_EPOCH
 from bertkit.tasks.option import CLASSIFY_OPTIONS
 from bertkit.tasks.task import PredictionSettings, check_finite, repeat_run, shorten_text, use_transformers
-from bertkit.tasks.texts import PAIR_NAMES, SINGLES, TextTask, flatten_result, name_results
+from bertkit.tasks.texts import PAIR_NAMES, SINGLES, TextTask, name_results
 
 TEXT_NAMES = (*SINGLES, "review", "content", "comment", "message", "tweet", "body", "description", "document", "title")
 LABEL_NAMES = ("label", "labels", "class", "category", "target", "sentiment", "score", "rating", "stars", "y")
@@ -275,7 +274,8 @@ class ClassificationTask(TextTask):
         """Return a split's rows with the predicted label and probabilities as CSV, and figures if it has labels."""
         name = "test" if split == UNLABELLED else split
         thresholds = (decided or {}).get("thresholds")
-        files = {f"{name}.csv": write_rows(summaries, data, thresholds)}
+        results = name_results(summaries, data.space.names, data.space.kind, thresholds)
+        files = {f"{name}.csv": write_rows(data.rows, list(map(self.flatten_result, results)))}
         if data.labels is not None and data.space.kind == SINGLE:
             files[f"{name}.figures.json"] = json.dumps([confuse(summaries.argmax(1), data.labels, data.space)]) + "\n"
         return files
@@ -374,7 +374,7 @@ def check_train(examples: Mapping[str, LabelledTexts], space: LabelSpace) -> Non
 
 
 def describe_shares(examples: Mapping[str, LabelledTexts]) -> list[str]:
-    """Return the share of each label in every split, with a warning where dev or test differ from train by chance rarely.
+    """Return the share of each label in every split, with a warning where dev or test differ from train.
 
     A share differs if it is more than three standard errors away from that of train.
     """
@@ -478,17 +478,16 @@ def confuse(answers: np.ndarray, labels: np.ndarray, space: LabelSpace) -> dict[
     return {"kind": "matrix", "title": "Confusion matrix", "labels": list(space.names), "counts": counts.tolist()}
 
 
-def write_rows(logits: np.ndarray, data: LabelledSequences, thresholds: Sequence[float] | None) -> str:
-    """Return the rows of a split as CSV: the input's columns, then the predicted label and the probabilities."""
-    results = [flatten_result(found) for found in name_results(logits, data.space.names, data.space.kind, thresholds)]
-    names = data.rows.table.column_names
-    added = {name: f"{name}_predicted" if name in names else name for name in (results[0] if results else {})}
+def write_rows(rows: Columns, results: Sequence[Mapping[str, Any]]) -> str:
+    """Return a table with its results as CSV: the input's columns, then those of the results."""
+    names = rows.table.column_names
+    added = {name: f"{name}_predicted" if name in names else name for name in results[0]}
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow([*names, *added.values()])
     for start in range(0, len(results), ROWS_AT_ONCE):
-        rows = data.rows.table.slice(start, ROWS_AT_ONCE).to_pylist()
-        for row, result in zip(rows, results[start:], strict=False):
+        part = rows.table.slice(start, ROWS_AT_ONCE).to_pylist()
+        for row, result in zip(part, results[start:], strict=False):
             writer.writerow([*row.values(), *result.values()])
     return file.getvalue()
 

@@ -324,6 +324,13 @@ class NerTask(FineTuningTask):
         """Return the entities, or all tags."""
         return describe_entities(result["entities"]) if "entities" in result else " ".join(result["tags"])
 
+    def format_for_pipeline(self, result: Result, settings: PredictionSettings) -> list[dict[str, Any]]:
+        """Return the entities, grouped; `word` is the text as it was given."""
+        return [
+            {"entity_group": found["type"], "word": found["text"], "start": found["start"], "end": found["end"]}
+            for found in result["entities"]
+        ]
+
     def list_samples(self, examples: TaggedExamples, settings: PredictionSettings) -> Iterable[tuple[str, Tagged, str]]:
         """Return the sentences that have an entity and a token, and their entities."""
         for sentence in examples["text"].sentences:

@@ -451,6 +451,14 @@ class PretrainingTask(Task):
         ]
         return "; ".join([*parts, describe_pair(result)] if "next_sentence" in result else parts)
 
+    def format_for_pipeline(self, result: Result, settings: PredictionSettings) -> list[Any]:
+        """Return the words of the mask; with several masks a list for each."""
+        masks = [
+            [{"score": found["probability"], "token_str": found["word"]} for found in mask["words"]]
+            for mask in result["masks"]
+        ]
+        return masks[0] if len(masks) == 1 else masks
+
     def list_samples(
         self, examples: list[Document] | TokenizedCorpus, settings: PredictionSettings
     ) -> Iterable[tuple[str, dict[str, np.ndarray], str]]:

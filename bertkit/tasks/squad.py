@@ -422,6 +422,13 @@ class SquadTask(FineTuningTask):
         best = "" if result["answer"] else f", best span {result['best']['text']!r}"
         return f"{text}  ({abs(margin):.2f} {'above' if margin > 0 else 'below'} the threshold{best})"
 
+    def format_for_pipeline(self, result: Result, settings: PredictionSettings) -> dict[str, Any]:
+        """Return answer, score (a sum of logits, not a probability), start and end; no answer is empty, from 0 to 0."""
+        best = result["best"]
+        if "tau" in result and not result["answer"]:
+            return {"answer": "", "score": result["null_score"], "start": 0, "end": 0}
+        return {"answer": result["answer"], "score": best["score"], "start": best["start"], "end": best["end"]}
+
     def list_samples(
         self, examples: Sequence[Question], settings: PredictionSettings
     ) -> Iterable[tuple[str, Question, str]]:

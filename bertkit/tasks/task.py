@@ -95,6 +95,7 @@ class Task:
         pairs: Whether an input is a pair of texts; None if the task does not determine it.
         reusable: Whether encoded data can be shared by runs with the same `[data]`, `[model]` and checkpoint.
         evaluation_options: Arguments of the head's `forward` in evaluation.
+        pipeline: The name of transformers' pipeline for the same results; empty if there is none.
     """
 
     name: str
@@ -114,6 +115,7 @@ class Task:
     pairs: bool | None = None
     reusable = True
     evaluation_options: Mapping[str, Any] = {}
+    pipeline = ""
 
     # --- The recipe ---------------------------------------------------------------------------------------------------
 
@@ -317,6 +319,18 @@ class Task:
 
     def describe_result(self, result: Result) -> str:
         """Return a result in words."""
+        raise NotImplementedError
+
+    def list_columns(self, settings: PredictionSettings) -> Mapping[str, type]:
+        """Return the columns of a table of results: name -> type; empty if the results do not form a table."""
+        return {}
+
+    def flatten_result(self, result: Result) -> dict[str, Any]:
+        """Return a result as a row of such a table."""
+        raise NotImplementedError
+
+    def format_for_pipeline(self, result: Result, settings: PredictionSettings) -> Any:
+        """Return a result in the form of transformers' `pipeline`, without the keys that the result lacks."""
         raise NotImplementedError
 
     def list_samples(self, examples: Any, settings: PredictionSettings) -> Iterable[tuple[str, Any, str]]:

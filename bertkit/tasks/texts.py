@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 from scipy.special import expit, softmax
 
+from bertkit.data.labels import NUMBER, SEPARATOR, SEVERAL
 from bertkit.data.sequences import Sequences, encode_inputs
 from bertkit.errors import UsageError, make_printable
 from bertkit.tasks.finetuning import FineTuningTask
@@ -20,12 +21,14 @@ PAIR_NAMES = (  # names of two texts that belong together: ours, which are trans
     ("question", "sentence"),
 )
 SINGLES = ("text", "sentence")
+THRESHOLD = 0.5  # of the probability of each of several labels, unless the configuration has others
 
 
 class TextTask(FineTuningTask):
     """Predict classes or scores of texts or pairs; the configuration's `problem_type` says which."""
 
     head = "BertForSequenceClassification"
+    pipeline = "text-classification"
 
     def read_input(self, given: Mapping[str, Any], settings: PredictionSettings) -> tuple[str, ...]:
         """Return a text, or two."""
@@ -43,22 +46,8 @@ class TextTask(FineTuningTask):
         self, kept: Sequence[np.ndarray], data: Any, examples: Any, settings: PredictionSettings
     ) -> list[Result]:
         """Return the class of each example, its several labels, or its scores."""
-        logits, labels = np.stack(kept), settings.labels  # (S, L)
-        kind = settings.model.config.problem_type
-        if kind == "multi_label_classification":
-            results = [dict(zip(labels, row, strict=True)) for row in expit(logits).tolist()]
-            return [
-                {"labels": [label for label, value in row.items() if value > 0.5], "probabilities": row}
-                for row in results
-            ]
-        if len(labels) == 1:
-            return [{"score": value} for value in logits[:, 0].tolist()]
-        if kind == "regression":
-            return [{"scores": dict(zip(labels, row, strict=True))} for row in logits.tolist()]
-        return [
-            {"label": labels[best], "probability": row[best], "probabilities": dict(zip(labels, row, strict=True))}
-            for best, row in zip(logits.argmax(1).tolist(), softmax(logits, axis=1).tolist(), strict=True)
-        ]
+        config = settings.model.config
+        return name_results(np.stack(kept), settings.labels, config.problem_type, config.thresholds)
 
     def describe_result(self, result: Result) -> str:
         """Return the class or the labels and how likely they are, or the scores."""
@@ -71,11 +60,44 @@ class TextTask(FineTuningTask):
             return ", ".join(f"{label} {value:.3f}" for label, value in result["scores"].items())
         return f"{result['score']:.3f}"
 
+    def list_columns(self, settings: PredictionSettings) -> dict[str, type]:
+        """Return the columns of the label or labels and all probabilities, or of the predicted numbers."""
+        labels, kind = settings.labels, settings.model.config.problem_type
+        if kind != SEVERAL and len(labels) == 1:
+            return {"prediction": float}
+        if kind == NUMBER:
+            return {f"prediction_{label}": float for label in labels}
+        first = {"labels": str} if kind == SEVERAL else {"label": str, "probability": float}
+        return first | {f"probability_{label}": float for label in labels}
+
+    def flatten_result(self, result: Result) -> dict[str, Any]:
+        """Return a row of a table; several labels are joined by "|"."""
+        if "score" in result:
+            return {"prediction": result["score"]}
+        if "scores" in result:
+            return {f"prediction_{label}": value for label, value in result["scores"].items()}
+        row = {f"probability_{label}": value for label, value in result["probabilities"].items()}
+        if "labels" in result:
+            return {"labels": SEPARATOR.join(result["labels"])} | row
+        return {"label": result["label"], "probability": result["probability"]} | row
+
+    def format_for_pipeline(self, result: Result, settings: PredictionSettings) -> Any:
+        """Return label and score, or a list of them for several labels (the likeliest first) and several numbers."""
+        if "label" in result:
+            return {"label": result["label"], "score": result["probability"]}
+        if "labels" in result:
+            found = ({"label": label, "score": result["probabilities"][label]} for label in result["labels"])
+            return sorted(found, key=lambda entry: -entry["score"])
+        if "scores" in result:
+            return [{"label": label, "score": value} for label, value in result["scores"].items()]
+        return {"label": settings.labels[0], "score": result["score"]}
+
 
 class NextSentenceTask(TextTask):
     """Tell whether the second text follows the first, with that head alone; it is never trained by itself."""
 
     head = "BertForNextSentencePrediction"
+    pipeline = ""
     pairs = True
 
     def answer(
@@ -87,6 +109,35 @@ class NextSentenceTask(TextTask):
     def describe_result(self, result: Result) -> str:
         """Return how likely the second text follows."""
         return describe_pair(result)
+
+    def list_columns(self, settings: PredictionSettings) -> dict[str, type]:
+        """Return the column of the probability that the second text follows."""
+        return {"next_sentence": float}
+
+    def flatten_result(self, result: Result) -> dict[str, Any]:
+        """Return the result, which is a row already."""
+        return {"next_sentence": result["next_sentence"]}
+
+
+def name_results(
+    logits: np.ndarray, labels: Sequence[str], kind: str | None, thresholds: Sequence[float] | None
+) -> list[Result]:
+    """Return the class, the several labels, or the numbers of each row of logits (S, L)."""
+    if kind == SEVERAL:
+        limits = dict(zip(labels, thresholds or [THRESHOLD] * len(labels), strict=True))
+        rows = [dict(zip(labels, row, strict=True)) for row in expit(logits).tolist()]
+        return [
+            {"labels": [label for label, value in row.items() if value > limits[label]], "probabilities": row}
+            for row in rows
+        ]
+    if len(labels) == 1:
+        return [{"score": value} for value in logits[:, 0].tolist()]
+    if kind == NUMBER:
+        return [{"scores": dict(zip(labels, row, strict=True))} for row in logits.tolist()]
+    return [
+        {"label": labels[best], "probability": row[best], "probabilities": dict(zip(labels, row, strict=True))}
+        for best, row in zip(logits.argmax(1).tolist(), softmax(logits, axis=1).tolist(), strict=True)
+    ]
 
 
 def judge_pair(logits: np.ndarray) -> float:

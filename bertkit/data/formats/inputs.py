@@ -1,12 +1,15 @@
-"""Inputs for a trained model, one per line: JSON lines, tab-separated columns, or plain text.
+"""Inputs for a trained model, one per row: JSON lines, CSV, tab-separated columns, Parquet, or plain text.
 
-A line that cannot be read yields an error in its place, and the lines after it are still read. Left out: what a model
+A row that cannot be read yields an error in its place, and the rows after it are still read. Left out: what a model
 requires of an input (`bertkit.inference.predictor`).
 """
 
+import csv
+import gzip
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from itertools import count
@@ -15,10 +18,12 @@ from typing import Any, BinaryIO
 
 import msgspec
 
+from bertkit.data.formats.tables import find_column
 from bertkit.errors import UsageError, join_lines
 
 STDIN = "-"
-INPUT_SUFFIXES = (".jsonl", ".tsv", ".txt")
+INPUT_SUFFIXES = (".jsonl", ".csv", ".tsv", ".txt", ".parquet")  # each but .parquet also with .gz
+ROWS_A_BATCH = 1024  # rows of a Parquet file read at a time
 SHOWN = 60  # characters of an invalid line quoted in a message
 LONGEST_LINE = 1_000_000  # characters; as tokens and words, a line takes some hundred times its size
 
@@ -27,7 +32,7 @@ Input = str | Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Line:
-    """The value of a line, or the error in it, and its place: file and line number from 1."""
+    """The value of a line or row, or the error in it, and its place: file and number from 1."""
 
     value: Input | UsageError
     place: str
@@ -45,8 +50,16 @@ def check_source(source: str) -> None:
         return
     if not Path(source).is_file():
         raise UsageError(f"there is no file {source}; name one with --input, or - for standard input")
-    if Path(source).suffix not in INPUT_SUFFIXES:
-        raise UsageError(f"{source} must end in {', '.join(INPUT_SUFFIXES)}; rename it or pipe it to --input -")
+    if find_suffix(source) not in INPUT_SUFFIXES or source.endswith(".parquet.gz"):
+        raise UsageError(
+            f"{source} must end in {', '.join(INPUT_SUFFIXES)} (.gz may follow, but not .parquet); rename it or pipe it to "
+            "--input -"
+        )
+
+
+def find_suffix(source: str) -> str:
+    """Return the suffix that decides the format of a file."""
+    return Path(source.removesuffix(".gz")).suffix
 
 
 def check_output(source: str, output: Path) -> None:
@@ -57,22 +70,40 @@ def check_output(source: str, output: Path) -> None:
             raise UsageError(f"{output} is also the input and would be overwritten; name another file with --output")
 
 
-def read_inputs(source: str) -> Iterator[Line]:
-    """Yield the non-empty lines of a file or of standard input, read lazily.
+def read_inputs(source: str, columns: Sequence[str] = ()) -> Iterator[Line]:
+    """Yield the inputs of a file or of standard input, read lazily; empty lines are skipped.
 
-    The suffix decides the format. .jsonl: one object or string per line. .tsv: columns named by the first line.
-    .txt: one text per line. On standard input, a line that begins with { or " is JSON, any other line is a text.
+    The suffix decides the format. .jsonl: one object or string per line. .csv (RFC 4180) and .tsv (without quotes):
+    columns named by the first line. .parquet: columns. .txt: one text per line. On standard input, a line that begins
+    with { or " is JSON, any other line is a text.
+
+    Args:
+        columns: The columns that a table must have.
 
     Raises:
-        UsageError: The file cannot be read, or the first line of a .tsv file does not name its columns.
+        UsageError: The file cannot be read, a table does not name its columns, or one of `columns` is missing.
     """
     check_source(source)
-    kind = Path(source).suffix if source != STDIN else STDIN
+    kind = find_suffix(source) if source != STDIN else STDIN
     try:
-        with nullcontext(sys.stdin.buffer) if source == STDIN else open(source, "rb") as file:
-            yield from read_columns(file, source) if kind == ".tsv" else read_lines(file, source, kind)
-    except OSError as error:
-        raise UsageError(f"{source} cannot be read ({error.strerror}); give a readable file") from None
+        if kind == ".parquet":
+            yield from read_parquet(source, columns)
+            return
+        with open_binary(source) as file:
+            if kind in SPLITTERS:
+                yield from read_table(SPLITTERS[kind](file, source), source, columns)
+            else:
+                yield from read_lines(file, source, kind)
+    except (OSError, EOFError, zlib.error) as error:
+        reason = getattr(error, "strerror", None) or join_lines(error)
+        raise UsageError(f"{source} cannot be read ({reason}); give a readable file") from None
+
+
+def open_binary(source: str) -> Any:
+    """Open a file, decompressed if its name ends in .gz, or standard input, which stays open."""
+    if source == STDIN:
+        return nullcontext(sys.stdin.buffer)
+    return gzip.open(source) if source.endswith(".gz") else open(source, "rb")
 
 
 def read_lines(file: BinaryIO, source: str, kind: str) -> Iterator[Line]:
@@ -85,29 +116,115 @@ def read_lines(file: BinaryIO, source: str, kind: str) -> Iterator[Line]:
             yield Line(parse_line(text) if is_json else text, place)
 
 
-def read_columns(file: BinaryIO, source: str) -> Iterator[Line]:
-    """Yield the inputs of a file whose first line names its columns; quotes are ordinary characters."""
+def read_table(
+    rows: Iterable[tuple[str, list[str] | UsageError]], source: str, columns: Sequence[str]
+) -> Iterator[Line]:
+    """Yield the inputs of rows of cells, the first of which names the columns; a row without cells is skipped."""
     names: list[str] | None = None
-    for place, text in walk_lines(file, source):
-        if isinstance(text, UsageError):
+    for place, cells in rows:
+        if isinstance(cells, UsageError):
             if names is None:
-                raise UsageError(f"{place}: {text}")
-            yield Line(text, place)
+                raise UsageError(f"{place}: {cells}")
+            yield Line(cells, place)
         elif names is None:
-            names = text.split("\t")
-            if len(set(names)) < len(names) or not all(names):
-                raise UsageError(f"{place}: must name every column exactly once; correct the header")
-        elif text:
-            cells = text.split("\t")
-            if len(cells) == len(names):
-                yield Line(dict(zip(names, cells, strict=True)), place)
-            else:
-                columns = f"{len(cells)} column{'s' * (len(cells) != 1)}"
-                wrong = f"has {columns}, but the header names {len(names)}; correct the line"
-                yield Line(UsageError(wrong), place)
+            check_names(names := cells, place, source, columns)
+        elif len(cells) == len(names):
+            yield Line(dict(zip(names, cells, strict=True)), place)
+        elif cells:
+            found = f"{len(cells)} column{'s' * (len(cells) != 1)}"
+            yield Line(UsageError(f"has {found}, but the header names {len(names)}; correct the line"), place)
 
 
-def walk_lines(file: BinaryIO, source: str) -> Iterator[tuple[str, str | UsageError]]:
+def check_names(names: Sequence[str], place: str, source: str, columns: Sequence[str]) -> None:
+    """Check that each column has a name of its own, and that there are the wanted columns.
+
+    Raises:
+        UsageError: They are not so.
+    """
+    if not names or len(set(names)) < len(names) or not all(names):
+        raise UsageError(f"{place}: must name every column exactly once; correct the header")
+    for name in columns:
+        find_column(source, names, name, "name the columns of the texts with --text")
+
+
+def split_tsv(file: BinaryIO, source: str) -> Iterator[tuple[str, list[str] | UsageError]]:
+    """Yield the place and the cells of each line; quotes are ordinary characters."""
+    for place, text in walk_lines(file, source):
+        yield place, text if isinstance(text, UsageError) else text.split("\t") if text else []
+
+
+def split_csv(file: BinaryIO, source: str) -> Iterator[tuple[str, list[str] | UsageError]]:
+    """Yield the place and the cells of each row.
+
+    A wrong row within one line is an error in its place. After a wrong row of several lines it is unknown where the
+    next one begins, so its error is the last.
+    """
+    csv.field_size_limit(sys.maxsize)  # of the process; `take_row` limits rows
+    lines = walk_lines(file, source, keep_ends=True)
+    for place, text in lines:
+        if isinstance(text, UsageError):
+            yield place, text
+            continue
+        taken = [text]
+        try:
+            yield place, take_row(taken, lines)
+        except UsageError as error:
+            if len(taken) > 1:
+                yield place, UsageError(f"{error} (the row covers several lines; those after it are not read)")
+                return
+            yield place, error
+
+
+def take_row(taken: list[str], lines: Iterator[tuple[str, str | UsageError]]) -> list[str]:
+    """Return the cells of the row that begins with the line in `taken`, and append the lines that it continues on.
+
+    Raises:
+        UsageError: The row is not CSV, or too long, or one of its lines cannot be read.
+    """
+
+    def feed() -> Iterator[str]:
+        yield taken[0]
+        size = len(taken[0])
+        for _, text in lines:
+            taken.append("" if isinstance(text, UsageError) else text)
+            if isinstance(text, UsageError):
+                raise text
+            size += len(text)
+            if size > LONGEST_LINE:
+                raise UsageError(f"is longer than {LONGEST_LINE:,} characters; close its quotes or split it")
+            yield text
+
+    try:
+        return next(csv.reader(feed(), strict=True))
+    except csv.Error as error:
+        raise UsageError(f"is not CSV ({join_lines(error)}); correct its quotes") from None
+
+
+SPLITTERS = {".csv": split_csv, ".tsv": split_tsv}
+
+
+def read_parquet(source: str, columns: Sequence[str]) -> Iterator[Line]:
+    """Yield the inputs of a Parquet file; dates, decimals and bytes are texts, NaN and null are None."""
+    import pyarrow
+    from pyarrow.parquet import ParquetFile
+
+    numbers = count(1)
+    try:
+        with ParquetFile(source) as file:
+            check_names(file.schema_arrow.names, source, source, columns)
+            for batch in file.iter_batches(ROWS_A_BATCH):
+                rows = msgspec.json.decode(msgspec.json.encode(batch.to_pylist(), enc_hook=str))
+                for row in rows:
+                    is_long = count_characters(row) > LONGEST_LINE
+                    error = UsageError(f"is longer than {LONGEST_LINE:,} characters; split it")
+                    yield Line(error if is_long else row, f"{source}, row {next(numbers)}")
+    except UsageError:
+        raise
+    except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:
+        raise UsageError(f"{source} is not a readable Parquet file ({join_lines(error)}); write it again") from None
+
+
+def walk_lines(file: BinaryIO, source: str, *, keep_ends: bool = False) -> Iterator[tuple[str, str | UsageError]]:
     """Yield the place of each line, and its text or the error in it.
 
     An overlong line is never held in memory completely.
@@ -121,18 +238,17 @@ def walk_lines(file: BinaryIO, source: str) -> Iterator[tuple[str, str | UsageEr
         while is_cut and line and not line.endswith(b"\n"):
             line = file.readline(most)
         text = decode_line(line, number) if not is_cut else ""
-        if is_cut or (isinstance(text, str) and len(text) > LONGEST_LINE):
+        if is_cut or (isinstance(text, str) and len(text.rstrip("\r\n")) > LONGEST_LINE):
             text = UsageError(f"is longer than {LONGEST_LINE:,} characters; split it")
-        yield f"{name}, line {number}", text
+        yield f"{name}, line {number}", text if keep_ends or isinstance(text, UsageError) else text.rstrip("\r\n")
 
 
 def decode_line(line: bytes, number: int) -> str | UsageError:
-    """Decode a line without its line ending; a byte order mark is dropped from the first one."""
+    """Decode a line; a byte order mark is dropped from the first one."""
     try:
-        text = line.decode("utf-8-sig" if number == 1 else "utf-8")
+        return line.decode("utf-8-sig" if number == 1 else "utf-8")
     except UnicodeDecodeError:
         return UsageError("is not UTF-8; convert it")
-    return text.rstrip("\r\n")
 
 
 def parse_line(text: str) -> Input | UsageError:
@@ -141,6 +257,11 @@ def parse_line(text: str) -> Input | UsageError:
         return msgspec.json.decode(text, type=str | dict[str, Any])
     except (msgspec.MsgspecError, RecursionError) as error:
         return UsageError(f"is not a JSON object or string ({join_lines(error)}): {text[:SHOWN]!r}; give one of these")
+
+
+def make_text(value: Any) -> str:
+    """Return the text of a cell: a missing value is empty, and any value that is not a text is its JSON."""
+    return value if isinstance(value, str) else "" if value is None else msgspec.json.encode(value).decode()
 
 
 def cut_into_chunks(inputs: Iterable[Any], most: int, enough: int) -> Iterator[list[Any]]:

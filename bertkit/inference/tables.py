@@ -1,0 +1,100 @@
+"""Tables of results: CSV, tab-separated columns and Parquet, with the columns of the inputs.
+
+Left out: JSON lines, which every head can write (`bertkit.inference.predictor`).
+"""
+
+import csv
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import IO, Any
+
+import msgspec
+
+from bertkit.data.formats.inputs import cut_into_chunks, make_text
+from bertkit.tasks.task import Result
+
+ROWS_A_GROUP, CHARACTERS_A_GROUP = 10_000, 10_000_000  # limits of a row group of Parquet
+ARROW_NAMES = {str: "string", bool: "bool", int: "int64", float: "float64"}  # any other value becomes its JSON text
+LARGEST_INT = 2**63 - 1
+Row = tuple[Mapping[str, Any], Result]  # the columns of an input, and those of its result or its `error`
+
+
+def write_table(rows: Iterable[Row], columns: Mapping[str, type], output: Path, file: IO[Any]) -> None:
+    """Write a table in the format of the suffix: the columns of the inputs, those of the results, and errors if any.
+
+    A column of the results with the name of one of the inputs gets the suffix `_predicted`. The rows pass through a
+    temporary file, because the last one may have another column, so memory is bounded.
+
+    Args:
+        columns: Columns of the results: name -> type.
+        output: The name of `file`, in whose folder the temporary file is.
+    """
+    types: dict[str, set[type]] = {}  # of the columns of the inputs
+    with TemporaryFile(dir=output.parent) as kept:
+        for given, found in rows:
+            for name, value in given.items():
+                types.setdefault(name, set()).add(find_type(value))
+            if "error" in found:
+                columns = {**columns, "error": str}
+            kept.write(msgspec.json.encode((given, found)) + b"\n")
+        kept.seek(0)
+        schema = {name: merge_types(found) for name, found in types.items()}
+        names: dict[str, str] = {}
+        for name, kind in columns.items():
+            names[name] = name
+            while names[name] in schema:
+                names[name] += "_predicted"
+            schema[names[name]] = kind
+        WRITERS[output.suffix](read_rows(kept, names), schema, file)
+
+
+def read_rows(kept: Iterable[bytes], names: Mapping[str, str]) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a temporary file, with the columns of the results renamed."""
+    for line in kept:
+        given, found = msgspec.json.decode(line)
+        yield given | {names[name]: value for name, value in found.items()}
+
+
+def find_type(value: Any) -> type:
+    """Return the type of a cell of Parquet for a value."""
+    is_huge = isinstance(value, int) and not -LARGEST_INT <= value <= LARGEST_INT
+    return type(value) if type(value) in (*ARROW_NAMES, type(None)) and not is_huge else str
+
+
+def merge_types(found: set[type]) -> type:
+    """Return the type of a column with values of these types."""
+    found = found - {type(None)}
+    return found.pop() if len(found) == 1 else float if found == {int, float} else str
+
+
+def write_separated(rows: Iterable[dict[str, Any]], schema: Mapping[str, type], file: IO[str], delimiter: str) -> None:
+    """Write a table as text; cells are quoted where it is necessary."""
+    writer = csv.writer(file, delimiter=delimiter, lineterminator="\n")
+    writer.writerow(schema)
+    writer.writerows([make_text(row.get(name)) for name in schema] for row in rows)
+
+
+def write_parquet(rows: Iterable[dict[str, Any]], schema: Mapping[str, type], file: IO[bytes]) -> None:
+    """Write a table as Parquet; a missing value is null."""
+    import pyarrow
+    from pyarrow.parquet import ParquetWriter
+
+    fields = pyarrow.schema([(name, ARROW_NAMES[kind]) for name, kind in schema.items()])
+    with ParquetWriter(file, fields) as writer:
+        for group in cut_into_chunks(rows, ROWS_A_GROUP, CHARACTERS_A_GROUP):
+            writer.write_table(pyarrow.table([make_column(group, *one) for one in schema.items()], schema=fields))
+
+
+def make_column(rows: Sequence[Mapping[str, Any]], name: str, kind: type) -> list[Any]:
+    """Return the cells of a column; in a column of texts any other value becomes its JSON text."""
+    values = (row.get(name) for row in rows)
+    return [make_text(value) if kind is str and value is not None else value for value in values]
+
+
+WRITERS = {
+    ".csv": partial(write_separated, delimiter=","),
+    ".tsv": partial(write_separated, delimiter="\t"),
+    ".parquet": write_parquet,
+}
