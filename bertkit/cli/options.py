@@ -52,6 +52,8 @@ Push = Annotated[
 Workers = Annotated[
     str, typer.Option("--workers", help="Number of worker processes; ray: run on a Ray cluster.", metavar="N|ray")
 ]
+Grid = Annotated[bool, typer.Option("--grid", help="Try 4 rates x 2 batch sizes x 3 epochs; keep the best on dev.")]
+Restarts = Annotated[int, typer.Option("--restarts", help="Number of runs per setting, each with another seed.", min=1)]
 JsonFile = Annotated[
     Path | None, PathOption("--json", help="Also write the figures to this JSON file.", metavar="FILE")
 ]

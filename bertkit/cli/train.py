@@ -1,7 +1,7 @@
 """The commands that train (pretrain, glue, squad, swag, ner, study) and those for finished runs (push, reproduce)."""
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,11 +13,13 @@ from bertkit.cli.options import (
     Cased,
     Data,
     DryRun,
+    Grid,
     Model,
     Output,
     PathArgument,
     PathOption,
     PlaceOption,
+    Restarts,
     RunOptions,
     Settings,
     Workers,
@@ -25,7 +27,7 @@ from bertkit.cli.options import (
     training_command,
 )
 from bertkit.errors import UsageError, explain_disk_error
-from bertkit.reports.tables import make_table
+from bertkit.reports.tables import Table, make_table
 from bertkit.tasks.option import (
     CLASSIFY_OPTIONS,
     GLUE_OPTIONS,
@@ -77,12 +79,8 @@ def classify(
             "--folds", help="Train one model per fold, and predict every row by a model that has not seen it."
         ),
     ] = 0,
-    grid: Annotated[
-        bool, typer.Option("--grid", help="Try 4 rates x 2 batch sizes x 3 epochs; keep the best on dev.")
-    ] = False,
-    restarts: Annotated[
-        int, typer.Option("--restarts", help="Number of runs per setting, each with another seed.", min=1)
-    ] = 1,
+    grid: Grid = False,
+    restarts: Restarts = 1,
     workers: Workers = "1",
 ) -> None:
     """Fine-tune a classifier on your own texts: CSV, TSV, JSON lines, JSON, Parquet or a Hub data set.
@@ -103,18 +101,29 @@ def classify(
             raise UsageError("--workers is for --folds, --grid and --restarts; see bertkit classify --help")
         execute("classify", options, given)
         return
-    from bertkit.studies.folds import FOLD_AXIS
+    from bertkit.studies.folds import define_folds, gather_folds
     from bertkit.tasks.glue import GRID
-    from bertkit.training.recipe import merge, read_recipe
+    from bertkit.training.recipe import read_recipe
 
-    if folds and (grid or restarts > 1 or folds < 2):
-        raise UsageError("--folds takes a number of at least 2, without --grid and --restarts")
-    written = merge(read_recipe(options.recipe) if options.recipe else {}, {"data": {"folds": folds}} if folds else {})
-    axes = {FOLD_AXIS: list(range(folds))} if folds else GRID if grid else {}
-    definition = {"tasks": ["classify"], "restarts": restarts, "recipe": written, "grid": axes}
+    if folds and (grid or restarts > 1):
+        raise UsageError("--folds is without --grid and --restarts; see bertkit classify --help")
+    written = read_recipe(options.recipe) if options.recipe else {}
+    definition = {"tasks": ["classify"], "restarts": restarts, "recipe": written, "grid": GRID if grid else {}}
+    if folds:
+        definition = define_folds(written, folds)
     output = options.output or Path("runs/classify")
     chosen = {"checkpoint": options.model, "data": given}
-    compare(definition, chosen, options.settings, output, workers, options.dry_run, "classify", options.push_to)
+    compare(
+        definition,
+        chosen,
+        options.settings,
+        output,
+        workers,
+        options.dry_run,
+        str(options.recipe or "classify"),
+        options.push_to,
+        gather_folds if folds else None,
+    )
 
 
 @training_command(GLUE_OPTIONS)
@@ -122,12 +131,8 @@ def glue(
     options: RunOptions,
     task: Annotated[str, typer.Option("--task", help="cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte, wnli, ax or all.")],
     data: Data = None,
-    grid: Annotated[
-        bool, typer.Option("--grid", help="Try 4 rates x 2 batch sizes x 3 epochs; keep the best on dev.")
-    ] = False,
-    restarts: Annotated[
-        int, typer.Option("--restarts", help="Number of runs per setting, each with another seed.", min=1)
-    ] = 1,
+    grid: Grid = False,
+    restarts: Restarts = 1,
     workers: Workers = "1",
     submit: Annotated[
         Path | None,
@@ -360,8 +365,13 @@ def compare(
     dry_run: bool,
     where: str,
     push_to: str | None = None,
+    gather: Callable[[Mapping[str, Any], Path], Table | None] | None = None,
 ) -> None:
-    """Run a study with the options of the command line, and print its results."""
+    """Run a study with the options of the command line, and print its results.
+
+    Args:
+        gather: Writes more results of all runs, and returns their table.
+    """
     from bertkit.training.recipe import parse_setting
 
     options = [given, *map(parse_setting, settings or [])]
@@ -383,6 +393,8 @@ def compare(
         if screen.quiet:
             return
         screen.show_study_results(results, output)
+        if gather and (table := gather(results, output)):
+            screen.show_table(table)
         if not results["chosen"]:
             raise UsageError(f"all {results['runs']} runs failed; {output / studies.STUDY_RESULT} gives the reasons")
         if push_to is not None:

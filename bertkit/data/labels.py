@@ -98,12 +98,13 @@ def find_labels(train: Columns, columns: Sequence[str], problem_type: str) -> La
         names = {normalise(value) for value in values if value.strip()}
     if len(names) < 2 and kind == SINGLE or not names:
         raise UsageError(
-            f"{train.source}: the column {column!r} has {len(names)} label{'s' * (len(names) != 1)}; give one with two or more"
+            f"{train.source}: the column {column!r} has {len(names)} label{'s' * (len(names) != 1)}; "
+            "give a column with two or more"
         )
     if kind == SINGLE and len(names) > max(MOST_NUMBERS, len(train) // 2):
         raise UsageError(
-            f"{train.source}: the column {column!r} has {len(names):,} different texts in {len(train):,} rows, too many "
-            "for labels; choose another column with --label"
+            f"{train.source}: the column {column!r} has {len(names):,} different texts in {len(train):,} rows, "
+            "too many for labels; choose another column with --label"
         )
     return LabelSpace(kind, tuple(sort_names(names)), (column,), reason)
 
@@ -137,8 +138,8 @@ def check_filled(table: Columns, column: str, codes: np.ndarray, values: Sequenc
     blank = [place for place, value in enumerate(values) if not value.strip()]
     if blank and len(rows := np.flatnonzero(np.isin(codes, blank))):
         raise UsageError(
-            f"{table.locate(int(rows[0]))}: the label {column!r} is empty, as in {len(rows):,} rows; give each row a label, "
-            "or leave these rows out"
+            f"{table.locate(int(rows[0]))}: the label {column!r} is empty, as in {len(rows):,} rows; give each "
+            "row a label, or leave these rows out"
         )
 
 
@@ -168,8 +169,8 @@ def read_flags(table: Columns, column: str) -> np.ndarray:
     found = flags[codes]
     if len(rows := np.flatnonzero(np.isnan(found))):
         raise UsageError(
-            f"{table.locate(int(rows[0]))}: {column!r} is {values[codes[rows[0]]][:40]!r}, but several label columns hold 0 "
-            "and 1; give one column, or columns of 0 and 1"
+            f"{table.locate(int(rows[0]))}: {column!r} is {values[codes[rows[0]]][:40]!r}, but each of several "
+            "label columns must hold 0 and 1; give one column, or columns of 0 and 1"
         )
     return found
 

@@ -7,7 +7,7 @@ texts (`bertkit.data.splits`). Head, loss and prediction are those of every clas
 import csv
 import io
 import json
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,13 +22,12 @@ from bertkit.data.splits import hash_keys, split_fold, split_rows
 from bertkit.errors import UsageError
 from bertkit.metrics.classification import score_classes, score_labels, score_numbers
 from bertkit.reports.tables import ScoreRow, count
-from bertkit.system.progress import Report
+from bertkit.system.progress import Report, ignore
 from bertkit.tasks.finetuning import EVERY_EPOCH
 from bertkit.tasks.option import CLASSIFY_OPTIONS
 from bertkit.tasks.task import PredictionSettings, check_finite, repeat_run, shorten_text, use_transformers
-from bertkit.tasks.texts import PAIR_NAMES, SINGLES, TextTask, name_results
+from bertkit.tasks.texts import TextTask, guess_texts, name_results
 
-TEXT_NAMES = (*SINGLES, "review", "content", "comment", "message", "tweet", "body", "description", "document", "title")
 LABEL_NAMES = ("label", "labels", "class", "category", "target", "sentiment", "score", "rating", "stars", "y")
 BALANCED = "balanced"
 ROWS_AT_ONCE = 10_000  # converted from Arrow
@@ -154,45 +153,22 @@ class ClassificationTask(TextTask):
         tables = read_splits(options["dir"])
         train = tables["train"]
         text, label = choose_columns(train, options["text"], options["label"], report)
-        space = find_labels(train, label, options["problem_type"])
+        options = {**options, "text": text}
+        splits = divide_tables(tables, options)
+        # The models of all folds have the same labels, whatever each of them is trained on.
+        space = find_labels(train if options["folds"] else splits["train"], label, options["problem_type"])
         names = ", ".join(space.names[:MOST_SHOWN]) + ", …" * (len(space.names) > MOST_SHOWN)
-        found = "a number" if space.kind == NUMBER else f"{len(space.names)} labels: {names}"
+        found = "numbers" if space.kind == NUMBER else f"{len(space.names)} labels: {names}"
         report(f"{space.kind.replace('_', ' ')} ({space.reason}), {found}; data.problem_type changes it")
-        examples = {}
-        for split, table in tables.items():
-            for part, rows in self.divide_table(split, table, tables, text, options).items():
-                examples[part] = rows
-        examples = {split: read_rows(split, rows, text, space, options, report) for split, rows in examples.items()}
+        examples = {split: read_rows(split, rows, space, options, report) for split, rows in splits.items()}
         if "test" in examples and examples["test"].labels is None:
             examples[UNLABELLED] = examples.pop("test")
-        check_train(examples, space)
         if limit := options["max_train_samples"]:
             examples["train"] = examples["train"].take(np.arange(min(limit, len(examples["train"]))))
         report(f"{train.source}: " + ", ".join(f"{split} {len(found):,}" for split, found in examples.items()))
         for line in describe_shares(examples):
             report(line)
         return examples
-
-    def divide_table(
-        self, split: str, table: Columns, tables: Mapping[str, Columns], text: Sequence[str], options: Mapping[str, Any]
-    ) -> dict[str, Columns]:
-        """Return the splits that a table is divided into: train gives dev, and test if it is the only table."""
-        folds = options["folds"]
-        if split != "train" or ("dev" in tables and not folds):
-            if folds and split == "dev":
-                raise UsageError(f"folds takes dev from train, but {table.source} is given; leave out one of them")
-            return {split: table}
-        places = hash_keys(iterate_keys(list_keys(table, text, options["group"])))
-        if folds:
-            rows = split_fold(places, folds, options["fold"])
-        else:
-            rows = split_rows(places, options["dev_share"], 0.0 if "test" in tables else options["test_share"])
-        if empty := [name for name, numbers in rows.items() if not len(numbers)]:
-            raise UsageError(
-                f"{table.source} has {count(len(table), 'row')}, which leaves none for {empty[0]}; give more rows, another share, or "
-                f"a file {empty[0]}"
-            )
-        return {name: table.take(numbers) for name, numbers in rows.items()}
 
     def list_groups(self, examples: LabelledTexts) -> Sequence[Hashable]:
         """Return the groups, or the texts."""
@@ -264,7 +240,8 @@ class ClassificationTask(TextTask):
 
     def list_rows(self, metrics: Mapping[str, Any]) -> list[ScoreRow]:
         """Return the lines of the table; the score stands there under its own name."""
-        return [row for row in super().list_rows(metrics) if row.key != self.metric]
+        hidden = {self.metric} | ({"micro_f1", "test_micro_f1"} if "accuracy" in metrics else set())  # is the accuracy
+        return [row for row in super().list_rows(metrics) if row.key not in hidden]
 
     # --- Files --------------------------------------------------------------------------------------------------------
 
@@ -292,22 +269,16 @@ class ClassificationTask(TextTask):
 
 
 def choose_columns(
-    table: Columns, text: Sequence[str], label: Sequence[str], report: Report
+    table: Columns, text: Sequence[str], label: Sequence[str], report: Report = ignore
 ) -> tuple[list[str], list[str]]:
     """Return the columns of the texts and of the labels; those not given are guessed by their names."""
     names = table.table.column_names
     for name in (*text, *label):
         table.find(name)
-    guessed = []
-    if not label:
-        label = [name for name in LABEL_NAMES if name in lower(names)][:1]
-        guessed.append("--label")
-    if not text:
-        pairs = [pair for pair in PAIR_NAMES if all(name in lower(names) for name in pair)]
-        text = pairs[0] if pairs else [name for name in TEXT_NAMES if name in lower(names) and name not in label][:1]
-        guessed.append("--text")
-    spelled = {name.lower(): name for name in reversed(names)} | {name: name for name in names}
-    text, label = [spelled[name] for name in text], [spelled[name] for name in label]
+    guessed = " and ".join(option for option, given in (("--text", text), ("--label", label)) if not given)
+    spelled = {name.lower(): name for name in names}
+    label = list(label) or [spelled[name] for name in LABEL_NAMES if name in spelled][:1]
+    text = list(text) or guess_texts(name for name in names if name not in label)
     for option, chosen in (("--text", text), ("--label", label)):
         if not chosen:
             raise UsageError(
@@ -315,42 +286,62 @@ def choose_columns(
             )
     if both := set(text) & set(label):
         raise UsageError(f"the column {both.pop()!r} is both text and label; name different columns")
-    by = f", guessed from their names ({' and '.join(guessed)} choose others)" if guessed else ""
+    by = f", guessed from the names; set {guessed} for others" if guessed else ""
     report(f"{table.source}: text from {' and '.join(map(repr, text))}, label from {', '.join(map(repr, label))}{by}")
     return text, label
 
 
-def lower(names: Sequence[str]) -> set[str]:
-    """Return the names in lower case."""
-    return {name.lower() for name in names}
+def divide_tables(tables: Mapping[str, Columns], options: Mapping[str, Any]) -> dict[str, Columns]:
+    """Return the rows of each split: train gives dev if there is none, and test if it is the only table.
+
+    Raises:
+        UsageError: A split is empty, or there are folds and a dev file.
+    """
+    table, folds = tables["train"], options["folds"]
+    if folds and "dev" in tables:
+        raise UsageError(f"folds take dev from train, but {tables['dev'].source} is given; leave out one of them")
+    if "dev" in tables:
+        return dict(tables)
+    places = hash_rows(table, options)
+    if folds:
+        rows = split_fold(places, folds, options["fold"])
+    else:
+        rows = split_rows(places, options["dev_share"], 0.0 if "test" in tables else options["test_share"])
+    if empty := [split for split in ("train", "dev") if not len(rows.get(split, ()))]:
+        raise UsageError(
+            f"{table.source} has {count(len(table), 'row')}, which leave none for {empty[0]}; give more rows, another "
+            f"share or a file for {empty[0]}"
+        )
+    return {**tables, **{split: table.take(numbers) for split, numbers in rows.items() if len(numbers)}}
 
 
-def list_keys(table: Columns, text: Sequence[str], group: str) -> list[pa.ChunkedArray]:
-    """Return the columns that keep rows together."""
-    return [table.find(name) for name in ([group] if group else text)]
+def hash_rows(table: Columns, options: Mapping[str, Any]) -> np.ndarray:
+    """Return (S,) the place of each row in [0, 1), by a hash of its group or texts."""
+    return hash_keys(iterate_keys(table, options))
 
 
-def iterate_keys(columns: Sequence[pa.ChunkedArray]) -> Iterable[str]:
-    """Yield the key of each row: its group, or its text or texts without surrounding white space."""
-    for start in range(0, len(columns[0]), ROWS_AT_ONCE):
+def iterate_keys(table: Columns, options: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what keeps each row together with others: its group, or its text or texts without white space around."""
+    columns = [table.find(name) for name in ([options["group"]] if options["group"] else options["text"])]
+    for start in range(0, len(table), ROWS_AT_ONCE):
         parts = (column.slice(start, ROWS_AT_ONCE).to_pylist() for column in columns)
         for cells in zip(*parts, strict=True):
             yield "\0".join(cell.strip() for cell in cells)
 
 
 def read_rows(
-    split: str, table: Columns, text: Sequence[str], space: LabelSpace, options: Mapping[str, Any], report: Report
+    split: str, table: Columns, space: LabelSpace, options: Mapping[str, Any], report: Report
 ) -> LabelledTexts:
     """Return the examples of a split; rows whose label train lacks are reported and left out."""
-    names = table.table.column_names
-    keys = pa.array(iterate_keys(list_keys(table, text, options["group"])), pa.string())
+    names, text = table.table.column_names, tuple(options["text"])
+    keys = pa.array(iterate_keys(table, options), pa.large_string())
     has_labels = all(name in names for name in space.columns) and any(
         cell for name in space.columns for cell in table.find(name).unique().to_pylist()
     )
     if split == "test" and not has_labels:
-        return LabelledTexts(table, tuple(text), keys, None, space)
+        return LabelledTexts(table, text, keys, None, space)
     labels, unknown = space.read(table)
-    found = LabelledTexts(table, tuple(text), keys, labels, space)
+    found = LabelledTexts(table, text, keys, labels, space)
     if unknown:
         listed = ", ".join(f"{label!r} ({number:,})" for label, number in unknown.most_common(MOST_SHOWN))
         left_out = "; these rows are left out" if space.kind == SINGLE else ""
@@ -358,19 +349,6 @@ def read_rows(
         if space.kind == SINGLE:
             found = found.take(np.flatnonzero(labels != UNKNOWN))
     return found
-
-
-def check_train(examples: Mapping[str, LabelledTexts], space: LabelSpace) -> None:
-    """Check that every label occurs in train, which a split by the hash of the texts may have taken away."""
-    if space.kind == NUMBER:
-        return
-    labels = examples["train"].labels
-    counts = np.bincount(labels, minlength=len(space.names)) if labels.ndim == 1 else labels.sum(0)
-    if len(missing := np.flatnonzero(counts == 0)):
-        raise UsageError(
-            f"the label {space.names[missing[0]]!r} has no row left in train; give it more rows, or lower data.dev_share and "
-            "data.test_share"
-        )
 
 
 def describe_shares(examples: Mapping[str, LabelledTexts]) -> list[str]:
@@ -428,13 +406,14 @@ def find_weights(given: str | Mapping[str, float], train: LabelledTexts) -> list
     if train.space.kind == NUMBER:
         raise UsageError("class_weights is for labels, not for numbers; leave it out")
     if given == BALANCED:
-        counts = count_labels(train)
+        counts = count_labels(train).clip(min=1)  # a fold may have no row of a label
         weights = len(train) / (len(counts) * counts) if train.labels.ndim == 1 else (len(train) - counts) / counts
         return weights.tolist()
     if set(given) != set(train.space.names):
         wrong = sorted(set(given) ^ set(train.space.names))
         raise UsageError(
-            f"class_weights and the labels differ in {wrong[0]!r}; give a weight for each of {', '.join(train.space.names)}"
+            f"class_weights and the labels differ in {wrong[0]!r}; give a weight for each of "
+            f"{', '.join(train.space.names)}"
         )
     return [float(given[name]) for name in train.space.names]
 
@@ -456,8 +435,7 @@ def list_rows() -> tuple[ScoreRow, ...]:
     for kind, names in SCORES.items():
         for key, name in names.items():
             unit = "" if key in ("rmse", "r2") else "fraction"
-            baseline = "the most frequent label" if kind == SINGLE else "a constant"
-            rows[key] = ScoreRow(name, key, {baseline: f"majority_{key}"}, unit)
+            rows[key] = ScoreRow(name, key, {"a constant answer": f"majority_{key}"}, unit)
     tests = [ScoreRow(f"{row.name}, test", f"test_{key}", {}, row.unit) for key, row in rows.items()]
     return (*rows.values(), *tests)
 

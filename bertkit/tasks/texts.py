@@ -1,6 +1,6 @@
 """Classification and regression of one text or a pair (section 4.1), for GLUE's tasks and any such model."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ PAIR_NAMES = (  # names of two texts that belong together: ours, which are trans
     ("question1", "question2"),
     ("question", "sentence"),
 )
-SINGLES = ("text", "sentence")
+TEXT_NAMES = ("text", "sentence", "review", "content", "comment", "message", "tweet", "body", "description", "title")
 THRESHOLD = 0.5  # of the probability of each of several labels, unless the configuration has others
 
 
@@ -176,4 +176,11 @@ def read_texts(given: Mapping[str, Any], pairs: bool | None) -> tuple[str, ...]:
             return take_text(given, first), take_text(given, second)
     if pairs:
         raise UsageError(f"the input has {list_names(given)}; this model takes two texts: give text and text_pair")
-    return (take_text(given, next((name for name in SINGLES if name in given), SINGLES[0])),)
+    return (take_text(given, next(iter(guess_texts(given)), TEXT_NAMES[0])),)
+
+
+def guess_texts(names: Iterable[str]) -> list[str]:
+    """Return the names, in upper or lower case, of a text or of two that belong together; empty if none is usual."""
+    spelled = {name.lower(): name for name in names}
+    pair = next((pair for pair in PAIR_NAMES if spelled.keys() >= set(pair)), ())
+    return [spelled[name] for name in pair or [name for name in TEXT_NAMES if name in spelled][:1]]
