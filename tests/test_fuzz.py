@@ -11,6 +11,7 @@ Memory is bounded while a test runs: an allocation beyond the bound fails instea
 """
 
 import copy
+import csv
 import gzip
 import hashlib
 import json
@@ -30,11 +31,13 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import datasets
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from bertkit.data.formats import triviaqa
+from bertkit.data.formats.columns import read_columns
 from bertkit.data.formats.glue import read_split
 from bertkit.data.formats.inputs import read_inputs
 from bertkit.data.formats.squad import Candidate, read_predictions
@@ -502,6 +505,44 @@ def prepare_triviaqa(folder: Path) -> Reader:
     return Reader([folder / "qa.json", *[folder / "qa.json"] * 3, *sorted(folder.glob("evidence/*"))], read)
 
 
+TABLE = {"text": ["one, two", 'so "bad"\nor not', "日本語", ""], "label": [1, 2.5, True, None]}
+
+
+def prepare_columns(suffix: str, folder: Path) -> Reader:
+    """Read a table as its owner's own data."""
+    file = folder / f"table{suffix}"
+    rows = [dict(zip(TABLE, cells, strict=True)) for cells in zip(*TABLE.values(), strict=True)]
+    if suffix == ".parquet":
+        stars = datasets.ClassLabel(names=["bad", "good"])
+        features = {"text": datasets.Value("string"), "stars": stars, "tags": datasets.List(stars)}
+        found = {"text": TABLE["text"], "stars": [0, 1, -1, None], "tags": [[0, 1], [], None, [1]]}
+        datasets.Dataset.from_dict(found, features=datasets.Features(features)).to_parquet(file)
+    elif suffix in (".csv", ".tsv"):
+        with file.open("w", encoding="utf-8", newline="") as stream:
+            writer = csv.DictWriter(stream, list(TABLE), delimiter="," if suffix == ".csv" else "\t")
+            writer.writeheader()
+            writer.writerows(rows)
+    else:
+        rows[1]["tags"] = ["x", 1, 2.5]
+        text = json.dumps(rows) if suffix == ".json" else "\n".join(map(json.dumps, rows))
+        file.write_text(text, encoding="utf-8")
+    files = [file]
+    if suffix != ".parquet":
+        files.append(folder / f"table{suffix}.gz")
+        files[-1].write_bytes(gzip.compress(file.read_bytes(), mtime=0))
+
+    def read(file: Path) -> None:
+        table = read_columns(file)
+        for name in table.table.column_names:
+            cells = table.find(name).to_pylist()
+            assert len(cells) == len(table.lines) > 0
+            "".join(cells).encode()
+            assert all(isinstance(json.loads(cell), list) for cell in cells if cell and name in table.lists)
+        assert table.locate(len(table) - 1).startswith(str(file))
+
+    return Reader(files, read)
+
+
 def prepare_score(folder: Path) -> Reader:
     """Write files of predictions beside the official ones."""
     official.write_glue(folder)
@@ -820,6 +861,11 @@ READERS = {
     "predict": prepare_predict,
     "features": prepare_features,
     "TriviaQA": prepare_triviaqa,
+    "columns of CSV": partial(prepare_columns, ".csv"),
+    "columns of TSV": partial(prepare_columns, ".tsv"),
+    "columns of JSONL": partial(prepare_columns, ".jsonl"),
+    "columns of JSON": partial(prepare_columns, ".json"),
+    "columns of Parquet": partial(prepare_columns, ".parquet"),
     "score": prepare_score,
     "recipe": prepare_recipe,
     "setting": prepare_setting,
