@@ -1,4 +1,4 @@
-"""GLUE, SQuAD and NER scores as pure functions, and for GLUE an `evaluate` module that needs no network.
+"""Scores of every task as pure functions, and for GLUE an `evaluate` module that needs no network.
 
 `evaluate.load` would download each of these metrics as a script from the Hub.
 

@@ -50,6 +50,11 @@ def complete(task: Task, *recipes: Mapping[str, Any], config: PreTrainedConfig |
     task.check(recipe)
     if recipe["train"].get("max_steps") == 0:
         raise UsageError("max_steps is 0 in [train]; it must be above 0, or -1 for num_train_epochs to decide")
+    if recipe.get("patience") and recipe["train"].get("eval_strategy", "no") == "no":
+        raise UsageError(
+            f"patience is {recipe['patience']}, but nothing is evaluated during training; set eval_strategy in [train] "
+            "to epoch or steps, or remove patience"
+        )
     check_model(task, recipe, config)
     return recipe
 
@@ -60,6 +65,8 @@ def check_model(task: Task, recipe: Recipe, config: PreTrainedConfig | None = No
     Raises:
         UsageError: One of these is not the case, or `[model]` or `reinit_layers` does not fit the task or the model.
     """
+    if "class_weights" in recipe["model"]:  # by position; [data] has them by label
+        raise UsageError("class_weights in [model] follow from the data; set class_weights in [data], or leave it out")
     if recipe.get("checkpoint"):
         if config is None:
             config = load_config(recipe["checkpoint"])

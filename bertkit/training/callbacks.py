@@ -1,4 +1,4 @@
-"""Trainer callbacks: progress, checkpoints, a stop by a signal, a NaN or infinite loss."""
+"""Trainer callbacks: progress, checkpoints, early stopping, a stop by a signal, a NaN or infinite loss."""
 
 import math
 import time
@@ -142,3 +142,27 @@ class Milestones(TrainerCallback):
     def on_epoch_end(self, args, state: TrainerState, control: TrainerControl, **kwargs) -> None:
         control.should_save |= self.waits
         self.waits = False
+
+
+class StopEarly(TrainerCallback):
+    """Ends the training after `patience` evaluations in a row without a better score.
+
+    It keeps no state of its own: the log decides, so a resumed run ends after the same update.
+    """
+
+    def __init__(self, patience: int, name: str, lower_is_better: bool) -> None:
+        self.patience = patience
+        self.name = name
+        self.lower_is_better = lower_is_better
+
+    def on_evaluate(self, args, state: TrainerState, control: TrainerControl, **kwargs) -> None:
+        control.should_training_stop |= self.is_due(state)
+
+    on_train_begin = on_evaluate  # of a run that was killed after its last evaluation
+
+    def is_due(self, state: TrainerState) -> bool:
+        """Return whether the best score is `patience` evaluations old, the first of equal ones."""
+        sign = -1 if self.lower_is_better else 1
+        scores = [sign * entry[key] for entry in state.log_history if (key := f"eval_{self.name}") in entry]
+        scores = [-math.inf if math.isnan(score) else score for score in scores]
+        return bool(scores) and len(scores) - 1 - scores.index(max(scores)) >= self.patience

@@ -40,12 +40,13 @@ TOP_KEYS = {
     "freeze": Literal["encoder"],
     "bilstm": bool,
     "reinit_layers": int,
+    "patience": int,
 }
 TABLES = ("model", "data", "train")
 PHASE = {"share": float, "max_length": int}
 # Table -> key -> range of the value: lower bound (included), upper bound (excluded).
 RANGES: dict[str, dict[str, tuple[float, float]]] = {
-    "": {"batch_size": (1, math.inf), "reinit_layers": (0, math.inf)},
+    "": {"batch_size": (1, math.inf), "reinit_layers": (0, math.inf), "patience": (0, math.inf)},
     "phase": {"max_length": (5, math.inf)},  # [CLS] a [SEP] b [SEP]
     "train": {
         **dict.fromkeys(("learning_rate", "weight_decay", "adam_epsilon", "max_grad_norm"), (0, math.inf)),
@@ -72,8 +73,8 @@ FITTING = (
     "dataloader_num_workers",
 )
 
-# Options of [data] that earlier versions lack -> the value that matches their behaviour.
-ADDED = {"tune_share": 0.0}
+# Table -> keys that earlier versions lack -> the value that matches their behaviour.
+ADDED: dict[str, dict[str, Any]] = {"": {"patience": 0}, "data": {"tune_share": 0.0}}
 
 # Keys of [train] that the user may not set -> the remedy. The last two are names of transformers 4.
 RESERVED = {
@@ -233,9 +234,12 @@ def list_decisive(recipe: Mapping[str, Any]) -> Recipe:
 
     Keys that fit it to a machine (FITTING) and newer keys at their defaults (ADDED) are left out.
     """
-    train = {key: value for key, value in recipe.get("train", {}).items() if key not in FITTING}
-    data = {key: value for key, value in recipe.get("data", {}).items() if key not in ADDED or value != ADDED[key]}
-    return {**recipe, **({"train": train} if "train" in recipe else {}), **({"data": data} if "data" in recipe else {})}
+
+    def select(table: str, values: Mapping[str, Any]) -> Recipe:
+        fitting, added = FITTING if table == "train" else (), ADDED.get(table, {}).items()
+        return {key: value for key, value in values.items() if key not in fitting and (key, value) not in added}
+
+    return select("", recipe) | {table: select(table, recipe[table]) for table in TABLES if table in recipe}
 
 
 def list_lengths(recipe: Mapping[str, Any]) -> list[int]:

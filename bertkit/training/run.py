@@ -197,6 +197,7 @@ def make_trainer(
             task=task,
             keep=recipe["train"].get("save_total_limit", 0),
             milestones=milestones,
+            patience=recipe.get("patience", 0),
             train_dataset=data.get("train"),
             eval_dataset=dev,
             data_collator=partial(collate_with_places, task.collate, type(model)),

@@ -24,7 +24,7 @@ from bertkit.system.files import write_json
 from bertkit.system.progress import Report, describe_duration
 from bertkit.system.signals import Interrupted, note_signals
 from bertkit.tasks.task import Task
-from bertkit.training.callbacks import Diverged, Milestones, StopOnSignal, explain_divergence, explain_stop
+from bertkit.training.callbacks import Diverged, Milestones, StopEarly, StopOnSignal, explain_divergence, explain_stop
 from bertkit.training.processes import begin_worker
 from bertkit.training.run_dir import list_checkpoints, mark_complete, rotate_checkpoints, write_log
 
@@ -60,6 +60,9 @@ def train(trainer: "BertTrainer", checkpoint: Path | None, report: Report) -> No
         saved = [step for step in list_checkpoints(Path(trainer.args.output_dir)) if step <= update]
         raise Interrupted(explain_stop(update, max(saved, default=0)), number)
     trainer.check_numbers(trainer.add_up())
+    if (update := trainer.state.global_step) < trainer.state.max_steps:
+        name, _ = trainer.criterion
+        report(f"stopped early after update {update:,}, because {name} did not improve (patience)")
     report(f"trained for {describe_duration(time.monotonic() - start)}")
 
 
@@ -83,14 +86,19 @@ class BertTrainer(Trainer):
     Args:
         keep: Number of checkpoints to keep, the last and the best always among them; 0 keeps all.
         milestones: Updates after which a checkpoint is saved and kept, whatever `keep` is.
+        patience: Number of evaluations in a row without a better score that end the training; 0 never does.
     """
 
-    def __init__(self, *args, task: Task, keep: int = 0, milestones: Collection[int] = (), **kwargs) -> None:
+    def __init__(
+        self, *args, task: Task, keep: int = 0, milestones: Collection[int] = (), patience: int = 0, **kwargs
+    ) -> None:
         super().__init__(*args, **kwargs)
         self.task = task
         self.keep = keep
         self.milestones = frozenset(milestones)
         self.add_callback(Milestones(self.milestones))
+        if patience:
+            self.add_callback(StopEarly(patience, *self.criterion))
         self.sums: dict[str, Tensor] = {}  # of the loss and its parts since the last log, in this process
         self.logged_at = 0  # the update of the last log
         self.resumed_at = 0  # the update after which this process began
@@ -99,7 +107,7 @@ class BertTrainer(Trainer):
 
     def _run_epoch(self, **kwargs) -> None:
         """Train an epoch, unless the run was resumed from a checkpoint after its last update."""
-        if self.state.global_step < self.state.max_steps:
+        if self.state.global_step < self.state.max_steps and not self.control.should_training_stop:
             super()._run_epoch(**kwargs)
 
     def get_batch_samples(self, epoch_iterator, num_batches, device) -> tuple[list, dict[str, Tensor]]:

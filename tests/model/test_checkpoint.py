@@ -58,6 +58,18 @@ def test_the_type_of_a_problem_belongs_to_its_labels(tmp_path):
     assert load_config(str(tmp_path / "scores")).problem_type == "regression"
 
 
+def test_class_weights_belong_to_a_training_run_and_its_labels(tmp_path):
+    had = write_checkpoint(tmp_path, labels=("a", "b", "c"), class_weights=[1.0, 2.0, 3.0])
+    assert load_model(BertForSequenceClassification, str(had), {})[0].config.class_weights is None
+    labels = {"id2label": dict(enumerate(["c", "b", "a", "d"]))}
+    assert load_model(BertForSequenceClassification, str(had), labels)[0].config.class_weights is None
+    given = labels | {"class_weights": [4.0, 3.0, 2.0, 1.0]}
+    assert load_model(BertForSequenceClassification, str(had), given)[0].config.class_weights == [4.0, 3.0, 2.0, 1.0]
+    with pytest.raises(UsageError, match=r"class_weights cannot be used: .*3 weights for 4 labels; give one for each"):
+        load_model(BertForSequenceClassification, str(had), given | {"class_weights": [1.0, 2.0, 3.0]})
+    assert BertForSequenceClassification.from_pretrained(had).config.class_weights == [1.0, 2.0, 3.0]
+
+
 def test_an_encoder_of_another_size_than_its_configuration_says_is_damaged(tmp_path):
     path = write_checkpoint(tmp_path) / "model.safetensors"
     weights = load_file(path)

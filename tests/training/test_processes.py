@@ -14,12 +14,12 @@ import pytest
 
 from bertkit.system.signals import Interrupted
 from bertkit.tasks.ner import NER
-from bertkit.training.recipe import merge, save_recipe
+from bertkit.training.recipe import merge, read_recipe, save_recipe
 from bertkit.training.run import run
 from bertkit.training.run_dir import find_checkpoint, list_checkpoints, read_log
-from tests.official import write_checkpoint, write_conll, write_squad
+from tests.official import write_checkpoint, write_conll, write_glue, write_squad
 from tests.tasks.test_squad import kill_after_first
-from tests.training.test_run import PRETRAIN, make_recipe, read_losses, read_weights, write_text
+from tests.training.test_run import PRETRAIN, make_recipe, read_losses, read_weights, weigh_classes, write_text
 
 TWO_PHASES = {"phase": [{"share": 0.5, "max_length": 16}, {"share": 0.5, "max_length": 32}]}
 
@@ -106,6 +106,35 @@ def test_two_processes_do_the_same_as_one(recipe, tmp_path, per_device):
     for name, weight in read_weights(tmp_path / "one").items():
         # Adam divides by the root of v: where a gradient is all but zero, rounding decides; hence the absolute part.
         np.testing.assert_allclose(two[name].numpy(), weight.numpy(), rtol=1e-4, atol=2e-4, err_msg=name)
+
+
+WEIGHTED = """
+from bertkit.tasks import TASKS
+rte = TASKS["rte"]
+configure = rte.configure
+rte.configure = lambda *given: configure(*given) | {"class_weights": [0.001, 0.005]}
+"""
+
+
+@pytest.mark.slow
+def test_two_processes_weigh_classes_as_one_does(tmp_path):
+    """The sum of an update's weights is over both processes; patience ends both after the same update."""
+    write_checkpoint(tmp_path / "bert")
+    write_glue(tmp_path / "glue")
+    whole = weigh_classes([1.0, 5.0])(tmp_path, tmp_path / "one", per_device_train_batch_size=16)
+    recipe = read_recipe(tmp_path / "one" / "recipe.toml")
+    recipe = merge(recipe, {"train": {"per_device_train_batch_size": 4}})
+    finish_two(start_two(recipe, tmp_path, "two", WEIGHTED, "glue --task rte"))
+    assert count_processes(tmp_path / "two") == 2
+    assert [entry["loss"] for entry in read_log(tmp_path / "two") if "loss" in entry] == pytest.approx(
+        whole[0], rel=2e-5
+    )
+    patient = {
+        "patience": 1,
+        "train": {"eval_strategy": "steps", "eval_steps": 1, "max_steps": 40, "learning_rate": 0.0},
+    }
+    finish_two(start_two(merge(recipe, patient), tmp_path, "patient", WEIGHTED, "glue --task rte"))
+    assert json.loads((tmp_path / "patient" / "metrics.json").read_text())["updates"] == 2
 
 
 @pytest.mark.slow

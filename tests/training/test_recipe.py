@@ -21,6 +21,7 @@ from bertkit.training.recipe import (
     _alternatives,
     _list_fields,
     check,
+    list_decisive,
     merge,
     parse_setting,
     read_recipe,
@@ -303,6 +304,9 @@ def test_merging_is_associative_and_repeatable(a: dict[str, Any], b: dict[str, A
         ("batch_size=0", "batch_size = 0; it must be at least 1"),
         ("batch_size=-8", "batch_size = -8; it must be at least 1"),
         ("reinit_layers=-1", "reinit_layers = -1; it must be at least 0"),
+        ("patience=-1", "patience = -1; it must be at least 0"),
+        ("patience=2.5", "patience = 2.5 must be a whole number"),
+        ("train.patience=2", "unknown key 'patience' in [train]; it belongs at the top level, above the first table"),
         ("train.per_device_train_batch_size=0", "per_device_train_batch_size = 0; it must be at least 1"),
         ("train.eval_accumulation_steps=0", "eval_accumulation_steps = 0; it must be at least 1"),
         ("train.eval_do_concat_batches=false", "scores are computed over all batches"),
@@ -466,6 +470,14 @@ def test_differences_name_the_key_and_both_values() -> None:
         "train.max_steps: (not set) -> 5",
     ]
     assert find_differences(new, old)[-1] == "train.max_steps: 5 -> (not set)"
+
+
+def test_keys_that_earlier_versions_lack_identify_a_run_only_if_they_change_it() -> None:
+    old = {"batch_size": 8, "data": {"max_length": 64}, "train": {"seed": 1, "dataloader_num_workers": 2}}
+    new = merge(old, {"patience": 0, "data": {"tune_share": 0.0}, "train": {"dataloader_num_workers": 4}})
+    assert list_decisive(new) == list_decisive(old) == merge(old) | {"train": {"seed": 1}}
+    for change in ({"patience": 3}, {"data": {"tune_share": 0.5}}, {"train": {"seed": 2}}):
+        assert list_decisive(merge(old, change)) != list_decisive(old)
 
 
 @given(valid_recipes(), valid_recipes())

@@ -34,6 +34,7 @@ from bertkit.training.callbacks import explain_stop
 from bertkit.training.plan import dry_run
 from bertkit.training.recipe import RESERVED, merge, read_recipe, save_recipe
 from bertkit.training.run import make_model, run
+from bertkit.training.run_dir import read_log
 from tests.conftest import change_task
 from tests.official import write_checkpoint, write_glue
 
@@ -458,6 +459,41 @@ def test_accumulation_changes_nothing(recipe, straight, tmp_path, per_device):
     assert parts["mlm_loss"] == pytest.approx(straight.metrics["mlm_loss"], rel=1e-4)
 
 
+def weigh_classes(weights):
+    """Return RTE with these class weights, and a function that trains it for four updates of 16 sequences."""
+    rte = TASKS["rte"]
+    task = change_task(rte, configure=lambda *given: rte.configure(*given) | {"class_weights": weights})
+
+    def train(folder, output, **values):
+        recipe = {
+            "checkpoint": str(folder / "bert"),
+            "batch_size": 16,
+            "precision": "fp32",
+            "data": {"dir": str(folder / "glue"), "max_length": 32},
+            "train": {"max_steps": 4, "logging_steps": 1, "learning_rate": 1e-3, "eval_strategy": "no", **values},
+        }
+        run(task, recipe, output=output)
+        losses = [entry["loss"] for entry in read_log(output) if "loss" in entry]
+        return losses, read_weights(output)
+
+    return train
+
+
+def test_accumulation_changes_nothing_with_class_weights(tmp_path):
+    """16 = 4 x 4 = 8 x 2, also for weights of which those of an update add up to less than 1, and not without them."""
+    write_checkpoint(tmp_path / "bert")
+    write_glue(tmp_path / "glue")
+    losses, weights = weigh_classes([1.0, 5.0])(tmp_path, tmp_path / "whole")
+    assert weigh_classes([1.0, 1.0])(tmp_path, tmp_path / "plain")[0] != pytest.approx(losses, rel=1e-3)
+    for scale, per_device in ((1.0, 4), (0.001, 16), (0.001, 2)):
+        train = weigh_classes([scale, 5.0 * scale])
+        parts = train(tmp_path, tmp_path / f"{scale}-{per_device}", per_device_train_batch_size=per_device)
+        assert parts[0] == pytest.approx(losses, rel=2e-5)
+        for name, weight in weights.items():
+            torch.testing.assert_close(parts[1][name], weight, rtol=1e-4, atol=2e-4)
+    assert load_config(str(tmp_path / "whole")).class_weights == [1.0, 5.0]
+
+
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 def test_packing_changes_nothing(recipe, straight, tmp_path, attention):
     run(PRETRAIN, merge(recipe, {"model": {"attn_implementation": attention}}), output=tmp_path / "padded")
@@ -569,6 +605,10 @@ def test_the_stable_preset_corrects_the_bias(recipe, tmp_path):
         ({"train": {"push_to_hub": True}}, r"hf upload"),
         ({"model": {"type_vocab_size": 1}}, r"type_vocab_size is below 2"),
         ({"model": {"attn_implementation": "flex_attention"}}, r"flex_attention has no dropout"),
+        (
+            {"model": {"class_weights": [1.0, 2.0]}},
+            r"class_weights in \[model\] follow from the data; set class_weights",
+        ),
         ({"freeze": "encoder"}, r"freeze is for fine-tuning"),
         ({"precision": "fp16"}, r"needs an accelerator"),
     ],

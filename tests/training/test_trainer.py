@@ -8,10 +8,13 @@ import shutil
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 
 import pytest
 from safetensors.torch import load_file
+from transformers import TrainerState
 
+from bertkit.errors import UsageError
 from bertkit.system.signals import Interrupted
 from bertkit.tasks import TASKS
 from bertkit.training import callbacks, trainer
@@ -361,6 +364,117 @@ def test_another_score_may_decide_which_is_best(recipe, tmp_path):
     metrics = run(PRETRAIN, recipe, EVERY_TWO, choice, output=tmp_path / "run")
     found = {e["step"]: e["eval_mlm_accuracy"] for e in read_log(tmp_path / "run") if "eval_mlm_accuracy" in e}
     assert metrics.get("best_mlm_accuracy", metrics["mlm_accuracy"]) == max(found.values())
+
+
+# --- Early stopping ---------------------------------------------------------------------------------------------------
+
+# The best perplexity here is the highest, so that every evaluation is worse than the one before while the model learns.
+PATIENT = {
+    "patience": 2,
+    "train": {"eval_steps": 2, "save_steps": 2, "metric_for_best_model": "perplexity", "greater_is_better": True}
+    | {"eval_on_start": False},
+}
+
+
+@pytest.fixture(scope="module")
+def patient(recipe, tmp_path_factory):
+    """Return the directory of an uninterrupted run that stops early."""
+    output, lines = tmp_path_factory.mktemp("patient") / "run", []
+    metrics = run(PRETRAIN, recipe, PATIENT, output=output, report=lines.append)
+    assert metrics["updates"] == 6
+    assert "stopped early after update 6, because perplexity did not improve (patience)" in lines
+    return output
+
+
+@pytest.mark.parametrize(
+    ("scores", "patience", "is_due"),
+    [
+        ([], 1, False),
+        ([3.0], 1, False),
+        ([3.0, 4.0, 3.5], 2, False),
+        ([3.0, 4.0, 3.5], 1, True),
+        ([3.0, 4.0, 3.5, 3.9], 2, True),
+        ([4.0, 4.0, 4.0], 2, True),  # equal scores are not better
+        ([4.0, 3.0, 4.5], 1, False),  # as it did not stop before
+        ([math.nan, math.nan, 1.0], 1, False),
+        ([2.0, math.nan, math.nan], 2, True),
+    ],
+)
+@pytest.mark.parametrize("sign", [1, -1])
+def test_patience_counts_evaluations_since_the_first_best(scores, patience, is_due, sign):
+    log = [{"eval_f1": sign * score, "step": step} for step, score in enumerate(scores)] + [{"loss": 9.0, "step": 99}]
+    stop = callbacks.StopEarly(patience, "f1", lower_is_better=sign < 0)
+    assert stop.is_due(TrainerState(log_history=log)) == is_due
+
+
+def test_patience_stops_the_run_at_its_update(recipe, patient, tmp_path):
+    """The model and the curve are those of a run without patience at that update."""
+    curve = [entry for entry in read_curve(patient) if entry["step"] <= 6 and "total_flos" not in entry]
+    assert [entry["step"] for entry in curve if "eval_perplexity" in entry] == [2, 4, 6]
+    run(PRETRAIN, recipe, PATIENT, {"patience": 0, "train": {"save_total_limit": 0}}, output=tmp_path / "run")
+    assert_same_bits(read_weights(patient), read_weights(tmp_path / "run" / "checkpoint-6"))
+    assert curve == [entry for entry in read_curve(tmp_path / "run") if entry["step"] <= 6]
+    assert json.loads((patient / "metrics.json").read_text())["best_update"] == 2
+
+
+@pytest.mark.parametrize("update", [5, 6])
+def test_a_signal_around_the_stopping_evaluation_changes_nothing(recipe, patient, tmp_path, update):
+    with pytest.raises(Interrupted, match=f"after update {update}; the same command continues$"):
+        run(PRETRAIN, recipe, PATIENT, output=tmp_path / "run", progress=stop_at(update))
+    run(PRETRAIN, recipe, PATIENT, output=tmp_path / "run")
+    assert_same_run(tmp_path / "run", patient)
+
+
+@pytest.mark.parametrize("save_steps", [2, pytest.param(5, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("method", ["_save_checkpoint", "predict"])
+def test_a_run_that_dies_after_the_stopping_evaluation_ends_at_the_same_update(
+    recipe, tmp_path, patient, monkeypatch, method, save_steps
+):
+    """It dies before that checkpoint is written, or before the final scores; one is due every 2 or every 5 updates."""
+    recipe, original = (
+        merge(recipe, PATIENT, {"train": {"save_steps": save_steps}}),
+        getattr(trainer.BertTrainer, method),
+    )
+
+    def die(self, *args, **kwargs):
+        if self.state.global_step == 6:
+            raise KeyError("dies")
+        return original(self, *args, **kwargs)
+
+    with monkeypatch.context() as patch, suppress(KeyError):
+        patch.setattr(trainer.BertTrainer, method, die)
+        run(PRETRAIN, recipe, output=tmp_path / "run")
+    lines = []
+    run(PRETRAIN, recipe, output=tmp_path / "run", report=lines.append)
+    assert read_curve(tmp_path / "run") == read_curve(patient)
+    assert_same_bits(read_weights(tmp_path / "run"), read_weights(patient))
+    if save_steps == 2:
+        assert f"continues after checkpoint-{6 if method == 'predict' else 4}" in lines
+        assert any("stopped early after update 6" in line for line in lines)
+
+
+@pytest.mark.parametrize("strategies", [("epoch", "epoch"), ("steps", "epoch")])
+def test_a_stop_within_or_after_an_epoch_is_the_end_of_a_resumed_run_too(tmp_path, monkeypatch, strategies):
+    """Scores of RTE that never improve; the run dies before its final scores."""
+    rte = change_task(TASKS["rte"], score=lambda *args: TASKS["rte"].score(*args) | {"accuracy": 0.5})
+    recipe = make_short_recipe(tmp_path, num_train_epochs=9.0, eval_steps=4)
+    strategies = dict(zip(("eval_strategy", "save_strategy"), strategies, strict=True))
+    recipe = merge(recipe, {"patience": 1, "train": strategies})
+    metrics = run(rte, recipe, output=tmp_path / "straight")
+    monkeypatch.setattr(trainer.BertTrainer, "predict", lambda self, *args, **kwargs: {}["dies"])
+    with pytest.raises(KeyError):
+        run(rte, recipe, output=tmp_path / "run")
+    monkeypatch.undo()
+    assert find_checkpoint(tmp_path / "run", print).name == f"checkpoint-{metrics['updates']}"
+    assert run(rte, recipe, output=tmp_path / "run") == metrics
+    assert_same_run(tmp_path / "run", tmp_path / "straight")
+
+
+def test_patience_without_evaluations_is_refused(tmp_path):
+    recipe = make_short_recipe(tmp_path, eval_strategy="no")
+    message = "patience is 3, but nothing is evaluated during training; set eval_strategy in [train] to epoch or steps"
+    with pytest.raises(UsageError, match=re.escape(message)):
+        run(TASKS["rte"], recipe, {"patience": 3}, output=tmp_path / "run")
 
 
 def test_a_long_prediction_says_how_far_it_is(recipe, tmp_path, monkeypatch):
