@@ -70,8 +70,8 @@ def merge_types(found: set[type]) -> type:
 
 
 def write_separated(rows: Iterable[dict[str, Any]], schema: Mapping[str, type], file: IO[str], delimiter: str) -> None:
-    """Write a table as text; cells are quoted where it is necessary."""
-    writer = csv.writer(file, delimiter=delimiter, lineterminator="\n")
+    """Write a table as text (RFC 4180); cells are quoted where it is necessary."""
+    writer = csv.writer(file, delimiter=delimiter)
     writer.writerow(schema)
     writer.writerows([make_text(row.get(name)) for name in schema] for row in rows)
 
