@@ -21,7 +21,7 @@ LARGEST_INT = 2**63 - 1
 Row = tuple[Mapping[str, Any], Result]  # the columns of an input, and those of its result or its `error`
 
 
-def write_table(rows: Iterable[Row], columns: Mapping[str, type], output: Path, file: IO[Any]) -> None:
+def write_rows(rows: Iterable[Row], columns: Mapping[str, type], output: Path, file: IO[Any]) -> None:
     """Write a table in the format of the suffix: the columns of the inputs, those of the results, and errors if any.
 
     A column of the results with the name of one of the inputs gets the suffix `_predicted`. The rows pass through a

@@ -66,6 +66,7 @@ def test_every_default_is_transformers_own() -> None:
         ({"hidden_size": "768"}, "hidden_size"),
         ({"hidden_dropout_prob": "0.1"}, "hidden_dropout_prob"),
         ({"is_decoder": "yes"}, "is_decoder"),
+        ({"thresholds": ["0.5"]}, "thresholds"),
     ],
 )
 def test_what_does_not_fit_is_refused_by_name(values: dict, message: str) -> None:
@@ -92,6 +93,12 @@ def test_transformers_json_round_trips(tmp_path: Path) -> None:
     back = transformers.AutoConfig.from_pretrained(tmp_path / "ours")
     assert type(back) is transformers.BertConfig
     assert back.id2label == config.id2label == {0: "no", 1: "yes"}
+
+
+def test_thresholds_are_kept_and_written_only_if_set(tmp_path: Path) -> None:
+    BertConfig(**TINY, thresholds=[0.25, 1]).save_pretrained(tmp_path)
+    assert BertConfig.from_pretrained(tmp_path).thresholds == [0.25, 1]
+    assert "thresholds" not in BertConfig(**TINY).to_dict()
 
 
 def test_keys_of_other_programs_survive(tmp_path: Path) -> None:
