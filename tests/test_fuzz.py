@@ -32,9 +32,11 @@ from random import Random
 from typing import Any
 
 import datasets
+import pyarrow
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from pyarrow import parquet
 
 from bertkit.data.formats import triviaqa
 from bertkit.data.formats.columns import read_columns
@@ -50,6 +52,7 @@ from bertkit.data.tokenizer import TOKENIZER_FILES, load_tokenizer
 from bertkit.errors import UsageError
 from bertkit.inference.features import describe_texts, read_texts
 from bertkit.inference.predictor import Predictor
+from bertkit.inference.tables import WRITERS
 from bertkit.model.tf_release import (
     choose_head,
     fill,
@@ -452,17 +455,28 @@ def prepare_predict(folder: Path) -> Reader:
         make_head(head, vocab_size=tokens, num_hidden_layers=1, **tags).save_pretrained(folder / head)
         predictors[head] = Predictor(folder / head)
         rows = ["\t".join(inputs[0])] + 2 * ["\t".join(inputs[0].values())]
+        cells = [",".join(f'"{cell}"' for cell in row.split("\t")) for row in rows]
         texts = [line for line in inputs if isinstance(line, str)]
-        for suffix, lines in ((".jsonl", list(map(json.dumps, inputs))), (".tsv", rows), (".txt", texts)):
+        given = {".jsonl": list(map(json.dumps, inputs)), ".csv": cells, ".tsv": rows, ".txt": texts}
+        for suffix, lines in given.items():
             if lines:
                 files.append(folder / head / f"in{suffix}")
                 files[-1].write_text("\n".join(lines) + "\n", encoding="utf-8")
+        (folder / head / "in.csv.gz").write_bytes(gzip.compress((folder / head / "in.csv").read_bytes(), mtime=0))
+        table = pyarrow.Table.from_pylist(2 * [inputs[0]])
+        parquet.write_table(table, folder / head / "in.parquet")
+        files += [folder / head / "in.csv.gz", folder / head / "in.parquet"]
 
     def read(file: Path) -> None:
         predictor = predictors[file.parent.name]
         results = list(predictor.stream(read_inputs(str(file))))
+        if predictor.task.list_columns(predictor.settings):
+            for suffix in WRITERS:
+                predictor.write(read_inputs(str(file)), folder / f"out{suffix}")
         for result in results:
             json.dumps(result, ensure_ascii=False).encode()
+            if predictor.task.pipeline:
+                json.dumps(predictor.format_for_pipeline(result), ensure_ascii=False).encode()
             if "error" in result:
                 check_message(result["error"])
             assert len(predictor.describe(result).splitlines()) <= 1

@@ -81,7 +81,7 @@ def predict(
 
     $ bertkit predict runs/mnli --input pairs.jsonl --output predictions.jsonl
 
-    $ bertkit predict runs/sst2 --input reviews.csv --text review --output predictions.csv
+    $ bertkit predict runs/sst2 --input a.csv --text review --output b.csv
     """
     from bertkit.data.formats.inputs import STDIN, check_output, check_source, read_inputs
     from bertkit.inference.predictor import Counts, Predictor

@@ -20,7 +20,7 @@ import bertkit
 from bertkit.data.formats.inputs import Input, Line, cut_into_chunks, make_text
 from bertkit.data.tokenizer import load_tokenizer
 from bertkit.errors import UsageError
-from bertkit.inference.tables import WRITERS, Row, write_table
+from bertkit.inference.tables import WRITERS, Row, write_rows
 from bertkit.model.checkpoint import find_file, load_config, load_model
 from bertkit.model.precision import choose_precision, find_device
 from bertkit.system.files import atomic_open
@@ -231,7 +231,7 @@ class Predictor:
         columns = self.task.list_columns(self.settings)
 
         def write(results: Iterable[Result], file: IO[Any]) -> None:
-            write_table(map(self.make_row, again, results), columns, output, file)
+            write_rows(map(self.make_row, again, results), columns, output, file)
 
         return write_file(self.stream(inputs, at_once), output, report, write)
 

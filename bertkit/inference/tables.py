@@ -21,7 +21,7 @@ LARGEST_INT = 2**63 - 1
 Row = tuple[Mapping[str, Any], Result]  # the columns of an input, and those of its result or its `error`
 
 
-def write_table(rows: Iterable[Row], columns: Mapping[str, type], output: Path, file: IO[Any]) -> None:
+def write_rows(rows: Iterable[Row], columns: Mapping[str, type], output: Path, file: IO[Any]) -> None:
     """Write a table in the format of the suffix: the columns of the inputs, those of the results, and errors if any.
 
     A column of the results with the name of one of the inputs gets the suffix `_predicted`. The rows pass through a
@@ -70,8 +70,8 @@ def merge_types(found: set[type]) -> type:
 
 
 def write_separated(rows: Iterable[dict[str, Any]], schema: Mapping[str, type], file: IO[str], delimiter: str) -> None:
-    """Write a table as text; cells are quoted where it is necessary."""
-    writer = csv.writer(file, delimiter=delimiter, lineterminator="\n")
+    """Write a table as text (RFC 4180); cells are quoted where it is necessary."""
+    writer = csv.writer(file, delimiter=delimiter)
     writer.writerow(schema)
     writer.writerows([make_text(row.get(name)) for name in schema] for row in rows)
 

@@ -326,7 +326,7 @@ class Task:
         return {}
 
     def flatten_result(self, result: Result) -> dict[str, Any]:
-        """Return a result as a row of such a table."""
+        """Return the values of these columns for a result."""
         raise NotImplementedError
 
     def format_for_pipeline(self, result: Result, settings: PredictionSettings) -> Any:

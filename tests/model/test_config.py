@@ -78,6 +78,7 @@ def test_every_default_is_transformers_own() -> None:
         ({"class_weights": ["1", "2"]}, "class_weights"),
         ({"class_weights": [1.0], "num_labels": 1}, "the labels are numbers (regression); leave it out"),
         ({"class_weights": [1.0, 2.0], "problem_type": "regression"}, "the labels are numbers (regression)"),
+        ({"thresholds": ["0.5"]}, "thresholds"),
     ],
 )
 def test_what_does_not_fit_is_refused_by_name(values: dict, message: str) -> None:
@@ -112,6 +113,12 @@ def test_transformers_json_round_trips(tmp_path: Path) -> None:
     back = transformers.AutoConfig.from_pretrained(tmp_path / "ours")
     assert type(back) is transformers.BertConfig
     assert back.id2label == config.id2label == {0: "no", 1: "yes"}
+
+
+def test_thresholds_are_kept_and_written_only_if_set(tmp_path: Path) -> None:
+    BertConfig(**TINY, thresholds=[0.25, 1]).save_pretrained(tmp_path)
+    assert BertConfig.from_pretrained(tmp_path).thresholds == [0.25, 1]
+    assert "thresholds" not in BertConfig(**TINY).to_dict()
 
 
 def test_keys_of_other_programs_survive(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from bertkit.errors import UsageError, join_lines
 
 STDIN = "-"
 INPUT_SUFFIXES = (".jsonl", ".csv", ".tsv", ".txt", ".parquet")  # each but .parquet also with .gz
-ROWS_A_BATCH = 1024  # rows of a Parquet file read at a time
+ROWS_AT_ONCE = 1024  # rows of a Parquet file read at a time
 SHOWN = 60  # characters of an invalid line quoted in a message
 LONGEST_LINE = 1_000_000  # characters; as tokens and words, a line takes some hundred times its size
 
@@ -52,8 +52,8 @@ def check_source(source: str) -> None:
         raise UsageError(f"there is no file {source}; name one with --input, or - for standard input")
     if find_suffix(source) not in INPUT_SUFFIXES or source.endswith(".parquet.gz"):
         raise UsageError(
-            f"{source} must end in {', '.join(INPUT_SUFFIXES)} (.gz may follow, but not .parquet); rename it or pipe it to "
-            "--input -"
+            f"{source} must end in {', '.join(INPUT_SUFFIXES)} (.gz may follow, but not .parquet); rename it or pipe "
+            "it to --input -"
         )
 
 
@@ -197,7 +197,7 @@ def take_row(taken: list[str], lines: Iterator[tuple[str, str | UsageError]]) ->
     try:
         return next(csv.reader(feed(), strict=True))
     except csv.Error as error:
-        raise UsageError(f"is not CSV ({join_lines(error)}); correct its quotes") from None
+        raise UsageError(f"is not CSV ({join_lines(error)}); correct it") from None
 
 
 SPLITTERS = {".csv": split_csv, ".tsv": split_tsv}
@@ -212,7 +212,7 @@ def read_parquet(source: str, columns: Sequence[str]) -> Iterator[Line]:
     try:
         with ParquetFile(source) as file:
             check_names(file.schema_arrow.names, source, source, columns)
-            for batch in file.iter_batches(ROWS_A_BATCH):
+            for batch in file.iter_batches(ROWS_AT_ONCE):
                 rows = msgspec.json.decode(msgspec.json.encode(batch.to_pylist(), enc_hook=str))
                 for row in rows:
                     is_long = count_characters(row) > LONGEST_LINE

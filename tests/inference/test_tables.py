@@ -1,0 +1,322 @@
+"""Tables of results beside their inputs, in every format, and in the form of transformers' pipelines."""
+
+import csv
+import gzip
+import json
+import tracemalloc
+from functools import partial
+
+import numpy as np
+import pyarrow
+import pytest
+from pyarrow import parquet
+from transformers import pipeline
+
+from bertkit.data.formats.inputs import read_inputs
+from bertkit.errors import UsageError
+from bertkit.inference.predictor import Predictor
+from bertkit.inference.tables import write_rows
+from bertkit.system.files import atomic_open
+from tests.inference.test_predictor import make_texts, write_head
+
+Exact = partial(Predictor, precision="fp32")
+LABELS = {0: "bad", 1: "so-so", 2: "good"}
+CLASSES = ["label", "probability", "probability_bad", "probability_so-so", "probability_good"]
+
+
+@pytest.fixture(scope="module")
+def classifier(tmp_path_factory):
+    return write_head(tmp_path_factory.mktemp("classifier"), "BertForSequenceClassification", id2label=LABELS)
+
+
+@pytest.fixture(scope="module")
+def tagger(tmp_path_factory):
+    """Return a model for several labels with thresholds of its own."""
+    values = {"problem_type": "multi_label_classification", "id2label": LABELS, "thresholds": [0.2, 0.5, 0.9]}
+    return write_head(tmp_path_factory.mktemp("tagger"), "BertForSequenceClassification", **values)
+
+
+def read_back(path):
+    """Return the rows of a table; cells of CSV and TSV are texts."""
+    if path.suffix == ".parquet":
+        return parquet.read_table(path).to_pylist()
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file, delimiter="\t" if path.suffix == ".tsv" else ",", strict=True))
+
+
+def predict_file(model, source, output, **values):
+    return Exact(model, **values).write(read_inputs(str(source)), output)
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".tsv", ".parquet"])
+def test_a_table_has_the_columns_of_the_inputs_and_then_the_label_and_all_probabilities(suffix, classifier, tmp_path):
+    rows = [{"id": str(number), "text": f'{text}\r\n"x", \t'} for number, text in enumerate(make_texts(9))]
+    with (tmp_path / "in.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([["id", "text"], *(row.values() for row in rows)])
+    output = tmp_path / f"out{suffix}"
+    counts = predict_file(classifier, tmp_path / "in.csv", output)
+    assert (counts.count, counts.errors) == (9, 0)
+    found = read_back(output)
+    assert list(found[0]) == ["id", "text", *CLASSES]
+    for row, given, result in zip(found, rows, Exact(classifier)([row["text"] for row in rows]), strict=True):
+        assert {name: row[name] for name in given} == given
+        assert row["label"] == result["label"]
+        assert float(row["probability"]) == pytest.approx(result["probability"], abs=1e-5)
+        for label, value in result["probabilities"].items():
+            assert float(row[f"probability_{label}"]) == pytest.approx(value, abs=1e-5)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.csv", output.name], "the temporary file is gone"
+
+
+def test_errors_stand_in_their_column_and_names_of_the_input_keep_theirs(classifier, tmp_path):
+    (tmp_path / "in.jsonl").write_text(
+        '{"text": "good", "label": 3}\n{"txt": "good", "label": null}\n"bad"\n\n{"text": 1, "label_predicted": [2]}\n['
+    )
+    said = []
+    counts = Exact(classifier).write(read_inputs(str(tmp_path / "in.jsonl")), tmp_path / "out.csv", said.append)
+    assert (counts.count, counts.errors, len(said)) == (5, 3, 4)
+    rows = read_back(tmp_path / "out.csv")
+    names = ["text", "label", "txt", "label_predicted", "label_predicted_predicted", *CLASSES[1:], "error"]
+    assert list(rows[0]) == names
+    assert [[row[name] for name in names[:4]] for row in rows] == [
+        ["good", "3", "", ""],
+        ["", "", "good", ""],
+        ["bad", "", "", ""],
+        ["1", "", "", "[2]"],
+        ["", "", "", ""],
+    ]
+    assert [bool(row["label_predicted_predicted"]) for row in rows] == [True, False, True, False, False]
+    assert [row["error"] for row in rows] == ["", said[0], "", *said[1:3]]
+
+
+def test_parquet_keeps_the_types_of_simple_columns(classifier, tmp_path):
+    columns = {
+        "text": ["good", None],
+        "id": [1, 2**62],
+        "mixed": [1.5, None],
+        "yes": [True, False],
+        "words": [["a"], []],
+    }
+    parquet.write_table(pyarrow.table(columns), tmp_path / "in.parquet")
+    predict_file(classifier, tmp_path / "in.parquet", tmp_path / "out.parquet")
+    found = parquet.read_table(tmp_path / "out.parquet")
+    types = ["string", "int64", "double", "bool", "string", "string", *["double"] * 4, "string"]
+    assert [str(kind) for kind in found.schema.types] == types
+    rows = found.to_pylist()
+    assert [row["id"] for row in rows] == columns["id"]
+    assert [row["words"] for row in rows] == ['["a"]', "[]"]
+    assert (rows[0]["error"], rows[1]["label"]) == (None, None)
+    assert "text is 'None', not a string" in rows[1]["error"]
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+def test_a_table_without_rows_names_its_columns(suffix, classifier, tmp_path):
+    (tmp_path / "in.jsonl").write_text("\n")
+    predict_file(classifier, tmp_path / "in.jsonl", tmp_path / f"out{suffix}")
+    if suffix == ".csv":
+        assert (tmp_path / "out.csv").read_text().splitlines() == [",".join(CLASSES)]
+    else:
+        assert parquet.read_schema(tmp_path / "out.parquet").names == CLASSES
+
+
+def test_numbers_have_the_column_prediction(tmp_path):
+    one = write_head(tmp_path / "one", "BertForSequenceClassification", num_labels=1, problem_type="regression")
+    two = write_head(tmp_path / "two", "BertForSequenceClassification", num_labels=2, problem_type="regression")
+    (tmp_path / "in.txt").write_text("good\n")
+    for folder, names in ((one, ["prediction"]), (two, ["prediction_LABEL_0", "prediction_LABEL_1"])):
+        predict_file(folder, tmp_path / "in.txt", tmp_path / "out.parquet")
+        (row,) = read_back(tmp_path / "out.parquet")
+        (result,) = Exact(folder)(["good"])
+        assert list(row) == ["text", *names]
+        assert [row[name] for name in names] == [result["score"]] if "score" in result else [*result["scores"].values()]
+
+
+def test_several_labels_are_those_above_the_thresholds_of_the_configuration(tagger, tmp_path):
+    texts = make_texts(12)
+    results = Exact(tagger)(texts)
+    for result in results:
+        limits = dict(zip(LABELS.values(), (0.2, 0.5, 0.9), strict=True))
+        assert result["labels"] == [name for name, value in result["probabilities"].items() if value > limits[name]]
+    config = json.loads((tagger / "config.json").read_text())
+    assert config["thresholds"] == [0.2, 0.5, 0.9]
+    fixed = [[name for name, value in result["probabilities"].items() if value > 0.5] for result in results]
+    assert [result["labels"] for result in results] != fixed
+    (tmp_path / "in.txt").write_text("\n".join(texts))
+    predict_file(tagger, tmp_path / "in.txt", tmp_path / "out.csv")
+    rows = read_back(tmp_path / "out.csv")
+    assert list(rows[0]) == ["text", "labels", *CLASSES[2:]]
+    assert [row["labels"] for row in rows] == ["|".join(result["labels"]) for result in results]
+    (tagger / "config.json").write_text(json.dumps(config | {"thresholds": [0.5]}))
+    try:
+        with pytest.raises(UsageError, match=r"thresholds in the config.json of .* has 1 values for 3 labels"):
+            Exact(tagger)
+    finally:
+        (tagger / "config.json").write_text(json.dumps(config))
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+def test_a_table_takes_little_memory(suffix, tmp_path, monkeypatch):
+    monkeypatch.setattr("bertkit.inference.tables.CHARACTERS_A_GROUP", 100_000)
+    rows = (({"text": "x" * 2_000, "id": number}, {"prediction": 0.5}) for number in range(4_000))
+    output = tmp_path / f"out{suffix}"
+    tracemalloc.start()
+    with atomic_open(output, "wb" if suffix == ".parquet" else "w") as file:
+        write_rows(rows, {"prediction": float}, output, file)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 2e6, "of 8 MB"  # bytes
+    assert [int(row["id"]) for row in read_back(output)] == list(range(4_000))
+
+
+# --- Columns of the texts ---------------------------------------------------------------------------------------------
+
+
+def test_the_texts_are_the_columns_that_are_asked_for(classifier, tmp_path):
+    rows = [{"title": "good", "body": None, "text": "so"}, {"title": "bad", "body": 3, "text": "so"}, {"title": "x"}]
+    expected = Exact(classifier)([("good", ""), ("bad", "3")])
+    *found, wrong = Exact(classifier, text=["title", "body"]).stream(rows)
+    assert found == expected
+    assert wrong["error"] == "the input has title, but not body; name its texts with --text"
+    assert Exact(classifier, text=["title"])(rows) == Exact(classifier)(["good", "bad", "x"])
+    with pytest.raises(UsageError, match="input 0: expected text, got 3 texts; give as many"):
+        Exact(classifier, text=["title", "body", "text"])(rows[:1])
+    with pytest.raises(UsageError, match=r"input 0: title is '\[1\]', not a string"):
+        Exact(classifier, text=["title"])([{"title": [1]}])
+
+
+@pytest.mark.parametrize("given", ['["title", "body"]', '"title,body"'])
+def test_the_texts_are_the_columns_of_the_run_if_the_input_has_them(given, classifier, tmp_path):
+    folder = write_head(tmp_path, "BertForSequenceClassification", id2label=LABELS)
+    (folder / "recipe.toml").write_text(f"[data]\ntext = {given}\n")
+    predictor = Exact(folder)
+    rows = [{"title": "good", "body": "bad", "text": "so"}, {"text": "good", "text_pair": "bad", "title": "so"}]
+    one, other = predictor([*rows])
+    assert one == other == predictor([["good", "bad"]])[0]
+    assert predictor.group(["a", "b"]) == [["a", "b"]]
+    (folder / "recipe.toml").write_text("[data]\ntext = 3\n")
+    with pytest.raises(UsageError, match=r"the run's recipe.toml is damaged \(Expected `array`, got `int`\)"):
+        Exact(folder)
+
+
+# --- The form of pipelines --------------------------------------------------------------------------------------------
+
+
+def test_classes_have_the_form_of_the_stock_pipeline(classifier, tagger):
+    texts = make_texts(8)
+    ours, stock = Exact(classifier), pipeline("text-classification", model=str(classifier))
+    for result, expected in zip(ours(texts), stock(texts), strict=True):
+        assert ours.format_for_pipeline(result) == {**expected, "score": pytest.approx(expected["score"], abs=1e-5)}
+    ours, stock = Exact(tagger), pipeline("text-classification", model=str(tagger), top_k=None)
+    limits = dict(zip(LABELS.values(), (0.2, 0.5, 0.9), strict=True))
+    for result, expected in zip(ours(texts), stock(texts), strict=True):
+        found = ours.format_for_pipeline(result)
+        chosen = [entry for entry in expected if entry["score"] > limits[entry["label"]]]
+        assert [entry["label"] for entry in found] == [entry["label"] for entry in chosen]
+        assert np.allclose([entry["score"] for entry in found], [entry["score"] for entry in chosen], atol=1e-5)
+    assert ours.format_for_pipeline({"error": "x"}) == {"error": "x"}
+
+
+def test_numbers_have_the_form_of_the_stock_pipeline(tmp_path):
+    for count in (1, 2):
+        values = {"num_labels": count, "problem_type": "regression"}
+        ours = Exact(write_head(tmp_path, "BertForSequenceClassification", **values))
+        options = {"function_to_apply": "none"} | ({"top_k": None} if count > 1 else {})
+        (expected,) = pipeline("text-classification", model=str(tmp_path), **options)(["good"])
+        found = ours.format_for_pipeline(ours(["good"])[0])
+        lists = [sorted([x] if isinstance(x, dict) else x, key=lambda entry: entry["label"]) for x in (found, expected)]
+        for one, other in zip(*lists, strict=True):
+            assert one == {**other, "score": pytest.approx(other["score"], abs=1e-5)}
+
+
+def test_words_of_masks_have_the_form_of_the_stock_pipeline(tmp_path):
+    ours = Exact(write_head(tmp_path, "BertForMaskedLM"), top=3)
+    stock = pipeline("fill-mask", model=str(tmp_path), top_k=3)
+    texts = ["good [MASK]", "[MASK] good [MASK]"]
+    one, two = (ours.format_for_pipeline(result) for result in ours(texts))
+    (first, *others) = (stock(text) for text in texts)
+    for found, expected in ((one, first), *zip(two, *others, strict=True)):
+        assert [entry["token_str"] for entry in found] == [entry["token_str"] for entry in expected]
+        assert np.allclose([entry["score"] for entry in found], [entry["score"] for entry in expected], atol=1e-5)
+        assert all(entry.keys() <= other.keys() for entry, other in zip(found, expected, strict=True))
+
+
+def test_answers_and_entities_have_the_names_of_the_stock_pipelines(tmp_path):
+    answers = Exact(write_head(tmp_path / "squad", "BertForQuestionAnswering"))
+    (result,) = answers([("who?", "good bad")])
+    best = result["best"]
+    expected = {"answer": best["text"], "score": best["score"], "start": best["start"], "end": best["end"]}
+    assert answers.format_for_pipeline(result) == expected
+    silent = {"answer": "", "best": best, "null_score": 2.5, "tau": 0.0}
+    assert answers.format_for_pipeline(silent) == {"answer": "", "score": 2.5, "start": 0, "end": 0}
+    tags = write_head(tmp_path / "ner", "BertForTokenClassification", id2label={0: "O", 1: "B-PER", 2: "I-PER"})
+    result = {"entities": [{"text": "Ada", "type": "PER", "start": 3, "end": 6}], "tags": []}
+    expected = [{"entity_group": "PER", "word": "Ada", "start": 3, "end": 6}]
+    assert Exact(tags).format_for_pipeline(result) == expected
+
+
+# --- The command ------------------------------------------------------------------------------------------------------
+
+
+def test_the_command_reads_and_writes_tables(call, classifier, tmp_path):
+    (tmp_path / "in.csv.gz").write_bytes(gzip.compress(b'review,stars\n"good,\nbad",5\nso,1\n'))
+    command = ["predict", classifier, "--input", tmp_path / "in.csv.gz", "--text", "review"]
+    code, out, err = call(*command, "--output", tmp_path / "out.tsv")
+    assert (code, out, err) == (0, f"2 results in {tmp_path / 'out.tsv'}\n", "")
+    assert [list(row.values())[:2] for row in read_back(tmp_path / "out.tsv")] == [["good,\nbad", "5"], ["so", "1"]]
+    code, out, err = call(*command, "--format", "pipeline")
+    assert (code, err) == (0, "")
+    printed = [json.loads(line) for line in out.splitlines()]
+    assert [sorted(result) for result in printed] == [["label", "score"]] * 2
+    code, _, _ = call(*command, "--format", "pipeline", "--output", tmp_path / "out.jsonl")
+    assert [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()] == printed
+    code, out, _ = call("predict", classifier, "so", "--format", "pipeline")
+    assert json.loads(out)["label"] == printed[1]["label"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--output", "a.csv", "--format", "pipeline"], "--format pipeline writes JSON lines, not a.csv; name a file"),
+        (
+            ["--output", "a.csv.gz"],
+            "a.csv.gz would be compressed; name a file that ends in .jsonl, .csv, .tsv, .",
+        ),
+        (["--format", "x"], "--format x must be one of bertkit, pipeline"),
+        (
+            ["--text", "txt"],
+            "in.csv has no column 'txt'; found 'text' (nearest: 'text'); name the columns of",
+        ),
+    ],
+)
+def test_a_wrong_format_is_one_line(arguments, words, call, classifier, tmp_path):
+    (tmp_path / "in.csv").write_text("text\ngood\n")
+    code, _, err = call("predict", classifier, "--input", tmp_path / "in.csv", *arguments)
+    assert (code, err.count("\n")) == (2, 1)
+    assert words in err
+
+
+@pytest.mark.parametrize(
+    ("head", "arguments", "words"),
+    [
+        (
+            "BertForQuestionAnswering",
+            ["--output", "a.parquet"],
+            "the results of BertForQuestionAnswering do not",
+        ),
+        ("BertForMultipleChoice", ["--output", "a.tsv"], "the results of BertForMultipleChoice do not form a table"),
+        ("BertForMultipleChoice", ["--format", "pipeline"], "transformers has no pipeline for BertForMultipleChoice"),
+        ("BertForNextSentencePrediction", ["--format", "pipeline"], "transformers has no pipeline for BertForNextSen"),
+    ],
+)
+def test_a_head_without_the_format_says_so_before_anything_is_read(head, arguments, words, call, tmp_path):
+    write_head(tmp_path / "model", head)
+    code, out, err = call("predict", tmp_path / "model", "--input", "-", *arguments)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert words in err
+
+
+def test_next_sentences_have_a_column(tmp_path):
+    write_head(tmp_path, "BertForNextSentencePrediction")
+    (tmp_path / "in.jsonl").write_text('{"text": "good", "text_pair": "bad"}\n')
+    predict_file(tmp_path, tmp_path / "in.jsonl", tmp_path / "out.parquet")
+    (row,) = read_back(tmp_path / "out.parquet")
+    assert row["next_sentence"] == Exact(tmp_path)([("good", "bad")])[0]["next_sentence"]
