@@ -12,7 +12,7 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from bertkit.data.pretraining.sources import DOCS
 from bertkit.errors import make_printable
 from bertkit.reports.markdown import format_table
-from bertkit.reports.tables import tabulate_scores
+from bertkit.reports.tables import count, tabulate_scores
 from bertkit.system.hub import is_hub_name
 from bertkit.tasks.task import Task
 from bertkit.training.recipe import list_lengths
@@ -197,7 +197,7 @@ def describe_data(task: Task, recipe: Mapping[str, Any], sizes: Mapping[str, int
 def describe_machine(environment: Mapping[str, Any]) -> str:
     """Return the versions, the hardware and the commit of a run."""
     packages = ", ".join(f"{package} {version}" for package, version in environment["packages"].items())
-    hardware = ", ".join(environment["gpus"]) or f"{environment['processor']}, {environment['threads']} threads"
+    hardware = ", ".join(environment["gpus"]) or f"{environment['processor']}, {count(environment['threads'], 'thread')}"
     count = f", {environment['processes']} processes" * (environment["processes"] > 1)
     commit = f" (commit `{environment['commit']}`)" if environment.get("commit") else ""
     system = f"Python {environment['python']} and bertkit {environment['bertkit']}{commit}"
