@@ -197,7 +197,8 @@ def describe_data(task: Task, recipe: Mapping[str, Any], sizes: Mapping[str, int
 def describe_machine(environment: Mapping[str, Any]) -> str:
     """Return the versions, the hardware and the commit of a run."""
     packages = ", ".join(f"{package} {version}" for package, version in environment["packages"].items())
-    hardware = ", ".join(environment["gpus"]) or f"{environment['processor']}, {count(environment['threads'], 'thread')}"
+    threads = count(environment["threads"], "thread")
+    hardware = ", ".join(environment["gpus"]) or f"{environment['processor']}, {threads}"
     several = f", {environment['processes']} processes" * (environment["processes"] > 1)
     commit = f" (commit `{environment['commit']}`)" if environment.get("commit") else ""
     system = f"Python {environment['python']} and bertkit {environment['bertkit']}{commit}"
