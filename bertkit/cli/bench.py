@@ -181,4 +181,4 @@ def choose_device(device: str | None) -> None:
         import torch
 
         if not torch.cuda.is_available():
-            raise UsageError(f"there is no {device} here; leave --device out, or give cpu")
+            raise UsageError(f"{device} is not available; leave --device out, or give cpu")

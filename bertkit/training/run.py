@@ -149,7 +149,8 @@ def make_model(task: Task, recipe: Recipe, settings: Mapping[str, Any], report: 
     if new and not task.metric:
         raise UsageError(explain_missing_head(task, recipe, settings["id2label"].values()))
     if new:
-        report(f"randomly initialised, because {recipe['checkpoint']} has none that fits: {', '.join(new)}")
+        lacking = f"{recipe['checkpoint']} has no weights of this name and shape"
+        report(f"randomly initialised, because {lacking}: {', '.join(new)}")
     if recipe.get("reinit_layers"):
         reinitialize(model, recipe["reinit_layers"])
         report(f"randomly initialised: the pooler and the top {recipe['reinit_layers']} layers (reinit_layers)")

@@ -839,7 +839,7 @@ def test_a_device_that_is_not_there_is_one_line(call, monkeypatch, device):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     code, _, err = call("bench", "pretrain", "--device", device)
-    assert (code, err) == (2, f"bertkit: there is no {device} here; leave --device out, or give cpu\n")
+    assert (code, err) == (2, f"bertkit: {device} is not available; leave --device out, or give cpu\n")
 
 
 @pytest.mark.parametrize(("device", "seen"), [(None, "7"), ("cpu", ""), ("cuda", "0"), ("cuda:3", "3")])

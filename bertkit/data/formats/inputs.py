@@ -96,7 +96,7 @@ def read_columns(file: BinaryIO, source: str) -> Iterator[Line]:
         elif names is None:
             names = text.split("\t")
             if len(set(names)) < len(names) or not all(names):
-                raise UsageError(f"{place}: must name every column exactly once; correct the header")
+                raise UsageError(f"{place}: the header must name every column exactly once; correct it")
         elif text:
             cells = text.split("\t")
             if len(cells) == len(names):
