@@ -63,7 +63,7 @@ def bench_corpus(
     ] = 10,
     as_json: JsonFile = None,
 ) -> None:
-    """Time the way from text to masked next-sentence pairs beside the reference code.
+    """Time the conversion of text to masked next-sentence pairs beside the reference code.
 
     $ bertkit bench corpus --data text/ --reference bert/ --json corpus.json
     """
