@@ -24,7 +24,7 @@ from bertkit.tasks.option import Options
 # Control characters, line and paragraph separators, and marks that change the text direction.
 TERMINAL_CONTROLS = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 LAUNCHED = {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}  # the variables set for each of several processes
-NOTHING_DONE = "nothing was trained or written (--dry-run)"
+NOTHING_DONE = "dry run: nothing was trained or written"
 
 
 class Screen(AbstractContextManager):

@@ -93,7 +93,7 @@ def test_texts_and_pairs_may_stand_side_by_side_unless_the_task_says_which(class
     mixed = Exact(classifier)([x for both in zip(texts, pairs, strict=True) for x in both])
     for one, other in zip(mixed[::2], Exact(classifier)(texts), strict=True):
         assert one["probabilities"] == pytest.approx(other["probabilities"], abs=1e-5)
-    with pytest.raises(UsageError, match="input 1: text_pair is one text too many; this model takes one"):
+    with pytest.raises(UsageError, match="input 1: unexpected text_pair; this model takes one text"):
         Exact(classifier, pairs=False)([texts[0], pairs[0]])
     with pytest.raises(UsageError, match=r"input 0: expected 2 texts \(text and text_pair\), got 1;"):
         Exact(classifier, pairs=True)(texts)
