@@ -391,7 +391,8 @@ def read_tokenizer(
         )
     if len(ids) < config.vocab_size:
         report(
-            f"{path.name} has {len(ids):,} tokens, but the model {config.vocab_size:,}; ids without a token cannot be decoded"
+            f"{path.name} has {len(ids):,} tokens, but the model {config.vocab_size:,}; ids without "
+            "a token cannot be decoded"
         )
     if cased is None:
         cased = not tokenizer.backend_tokenizer.normalizer.lowercase  # inferred from the vocabulary
