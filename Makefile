@@ -27,7 +27,7 @@ OTHER := "What type is the parameter n_jobs of sklearn.svm.SVC?"
 CONTEXT := "add.numbers has these parameters. a is array_like: The numbers. axis is int or None: Along which axis they are \
 added. dtype is str: Type of the stored result."
 
-demo: $(INSTALLED) ## the whole way in 10 to 20 minutes: data from documentation, pretrain, fine-tune, predict, report
+demo: $(INSTALLED) ## everything in 10 to 20 minutes: data from documentation, pretrain, fine-tune, predict, report
 	test -d runs/demo-data/squad || $(BIN)/bertkit sample runs/demo-data
 	$(BIN)/bertkit pretrain --recipe recipes/demo/pretrain.toml --output runs/demo
 	$(BIN)/bertkit squad --version 2 --recipe recipes/demo/squad.toml --data runs/demo-data/squad --output runs/demo-squad

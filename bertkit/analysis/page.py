@@ -79,7 +79,8 @@ def write_page(sources: Sequence[Path], output: Path, report: Report = ignore) -
         output.parent.mkdir(parents=True, exist_ok=True)
         atomic_write(page, output)
     counts = [sum(place.study is None for place in places), sum(place.study is not None for place in places)]
-    report(f"{count(counts[0], 'run')} and {count(counts[1], 'study', 'studies')} in {output}")
+    numbers = [count(counts[0], "run"), count(counts[1], "study", "studies")]
+    report(f"{' and '.join(words for words, number in zip(numbers, counts, strict=True) if number)} in {output}")
 
 
 def describe_run(place: Place, others: Mapping[Path, Sequence[Mapping[str, Any]]]) -> dict[str, Any]:

@@ -63,7 +63,7 @@ def bench_corpus(
     ] = 10,
     as_json: JsonFile = None,
 ) -> None:
-    """Time the way from text to masked next-sentence pairs beside the reference code.
+    """Time the conversion of text to masked next-sentence pairs beside the reference code.
 
     $ bertkit bench corpus --data text/ --reference bert/ --json corpus.json
     """
@@ -181,4 +181,4 @@ def choose_device(device: str | None) -> None:
         import torch
 
         if not torch.cuda.is_available():
-            raise UsageError(f"there is no {device} here; leave --device out, or give cpu")
+            raise UsageError(f"{device} is not available; leave --device out, or give cpu")

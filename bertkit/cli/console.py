@@ -24,7 +24,7 @@ from bertkit.tasks.option import Options
 # Control characters, line and paragraph separators, and marks that change the text direction.
 TERMINAL_CONTROLS = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 LAUNCHED = {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}  # the variables set for each of several processes
-NOTHING_DONE = "nothing was trained or written (--dry-run)"
+NOTHING_DONE = "dry run: nothing was trained or written"
 
 
 class Screen(AbstractContextManager):
@@ -76,7 +76,7 @@ class Screen(AbstractContextManager):
             self._move_bar("training", done, total, MofNCompleteColumn(), state)
         elif done * 20 // max(total, 1) > self.shown:
             self.shown = done * 20 // max(total, 1)
-            self.say(f"  update {done:,} of {total:,}  {state}")
+            self.say(f"  update {done:,} of {total:,}  {state}".rstrip())
 
     def _move_bar(self, name: str, done: int, total: int | None, count: Any, state: str) -> None:
         """Update the progress bar; `count` is rich's column for the amount done, `state` the text at the end."""
@@ -207,7 +207,7 @@ class Screen(AbstractContextManager):
         with suppress(UsageError), hold_run_dir(output):  # another start of this run draws the same curves
             plot_log(read_log(output), task.table, metrics, curves)
         self.say(f"Scores: {output / METRICS_FILE}" + (f"; curves: {curves}" if curves.exists() else ""))
-        activate = "" if shutil.which("bertkit") else f" (first: source {Path(sys.prefix) / 'bin' / 'activate'})"
+        activate = "" if shutil.which("bertkit") else f" (first run: source {Path(sys.prefix) / 'bin' / 'activate'})"
         if commands := task.suggest(output, read_recipe(output / RECIPE_FILE)):
             self.say(f"Next{activate}:", *(f"  {command}" for command in commands))
 
@@ -350,7 +350,12 @@ def explain_mistakes() -> Iterator[None]:
         if not hasattr(error, "format_message"):
             raise
         if message := " ".join(error.format_message().split()):
-            complain(f"{message.rstrip('.')}; see bertkit --help")
+            command = getattr(getattr(error, "ctx", None), "command_path", None) or "bertkit"
+            complain(
+                f"{message} See {command} --help"
+                if message[-1] == "?"
+                else f"{message.rstrip('.')}; see {command} --help"
+            )
         sys.exit(error.exit_code)
 
 

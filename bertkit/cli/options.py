@@ -36,15 +36,19 @@ def read_path(text: str) -> Path:
 PathOption, PathArgument = (partial(kind, parser=read_path) for kind in (typer.Option, typer.Argument))
 PlaceOption, PlaceArgument = (partial(kind, parser=os.path.expanduser) for kind in (typer.Option, typer.Argument))
 
-Sources = Annotated[list[str], PlaceArgument(help="Text files, directories, a Hub data set, or docs.")]
+Sources = Annotated[
+    list[str], PlaceArgument(help="Text files, directories, a Hub data set, or docs.", metavar="SOURCE")
+]
 RecipeFile = Annotated[Path | None, PathOption("--recipe", help="Recipe file in TOML; see recipes/.", metavar="FILE")]
-Output = Annotated[Path | None, PathOption("--output", help="Run directory.", metavar="DIR")]
+Output = Annotated[
+    Path | None, PathOption("--output", help="Directory to write (default: one in runs/).", metavar="DIR")
+]
 Model = Annotated[str | None, PlaceOption("--model", help="Checkpoint or run to start from.", metavar="NAME|RUN")]
 Settings = Annotated[
     list[str] | None,
     typer.Option("--set", help="Set any key of the recipe, such as train.learning_rate=1e-4.", metavar="KEY=VALUE"),
 ]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the complete recipe and its sizes, then exit.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the recipe or a study's runs, with sizes, then exit.")]
 Data = Annotated[str | None, PlaceOption("--data", help=DIR.help, metavar="DIR")]
 Push = Annotated[
     str | None, typer.Option("--push-to-hub", help="Upload the finished run to this Hub repository.", metavar="REPO")
@@ -143,5 +147,5 @@ scores = typer.Typer(no_args_is_help=True, help="Score files of predictions from
 app.add_typer(scores, name="score")
 corpora = typer.Typer(no_args_is_help=True, help="Build a corpus of any size on disk, and describe it.")
 app.add_typer(corpora, name="corpus")
-benches = typer.Typer(no_args_is_help=True, help="Time bertkit beside other code that does the same.")
+benches = typer.Typer(no_args_is_help=True, help="Compare the speed of bertkit with that of other code.")
 app.add_typer(benches, name="bench")

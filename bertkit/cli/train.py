@@ -277,7 +277,10 @@ def push(
 
 @app.command()
 def reproduce(
-    run: Annotated[Path, PathArgument(help="Directory of a finished run.", metavar="RUN")], output: Output = None
+    run: Annotated[Path, PathArgument(help="Directory of a finished run.", metavar="RUN")],
+    output: Annotated[
+        Path | None, PathOption("--output", help="Directory for the repetition (default: RUN-again).", metavar="DIR")
+    ] = None,
 ) -> None:
     """Repeat a finished run from its directory, and compare scores, weights and predictions.
 

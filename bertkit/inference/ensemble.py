@@ -200,7 +200,7 @@ def read_candidates(run: Path, questions: Sequence[Question], source: str) -> di
     if missing or others:
         raise UsageError(
             f"{run} does not answer the questions of {source}: {missing:,} of {len(wanted):,} are missing and "
-            f"{others:,} are from elsewhere; give the dev set that the runs were scored on with --data DIR"
+            f"{others:,} belong to other questions; give the dev set that the runs were scored on with --data DIR"
         )
     return found
 

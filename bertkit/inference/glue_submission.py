@@ -33,7 +33,7 @@ def check_target(path: Path) -> None:
         UsageError: The name does not end in .zip, or the folder does not exist or cannot be written.
     """
     if path.suffix != ".zip" or path.is_dir():
-        raise UsageError(f"{path} is not the name of a zip file; give one, for example --submit glue.zip")
+        raise UsageError(f"{path} cannot be the zip file; name another, for example --submit glue.zip")
     if not path.absolute().parent.is_dir() or not os.access(path.absolute().parent, os.W_OK):
         raise UsageError(f"the folder {path.absolute().parent} does not exist or is not writable; create it first")
 
@@ -88,7 +88,7 @@ def keep_complete(names: list[str], data: Path, *, tested: bool, partial: bool, 
         gaps = ", ".join(find_gaps(names, data, tested=tested))
         raise UsageError(f"{data} has no {gaps}; add them" + " or fill the submission with --submit-partial" * tested)
     if left:
-        report(f"files not found in {data}, skipping {', '.join(left)}")
+        report(f"not found in {data}, skipping: {', '.join(left)}")
     return kept
 
 

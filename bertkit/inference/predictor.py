@@ -253,7 +253,8 @@ class Predictor:
         if fields[-1].endswith("…"):
             return [texts]
         if len(texts) % len(fields):
-            raise UsageError(f"{len(texts)} texts do not form inputs of {' and '.join(fields)}; give them in order")
+            expected = f"expected a multiple of {len(fields)} texts ({' and '.join(fields)})"
+            raise UsageError(f"{expected}, got {len(texts)}; give them in order")
         return [texts[start : start + len(fields)] for start in range(0, len(texts), len(fields))]
 
 
@@ -265,7 +266,8 @@ def name_texts(texts: Sequence[str], fields: Sequence[str]) -> dict[str, Any]:
     if len(texts) == 2 and fields == ("text",):
         fields = PAIR_NAMES[0]
     if len(texts) != len(fields):
-        raise UsageError(f"expected {' and '.join(fields)}, got {len(texts)} texts; give as many")
+        expected = f"{len(fields)} text{'s' * (len(fields) != 1)} ({' and '.join(fields)})"
+        raise UsageError(f"expected {expected}, got {len(texts)}; give them in order")
     return dict(zip(fields, texts, strict=True))
 
 

@@ -21,9 +21,9 @@ GLUE_DESCRIPTION = "Scores of the GLUE benchmark, computed by scikit-learn and s
 GLUE_INPUTS = """
 Args:
     predictions: a class id, or a number for pearson and spearmanr, for each example.
-    references: the right one for each example, in the same order.
+    references: the correct class id or number for each example, in the same order.
 Returns:
-    One fraction for each metric, under its name. f1 is that of class 1.
+    One fraction for each metric, keyed by its name. f1 is that of class 1.
 """
 GLUE_CITATION = "Wang et al. (2019). GLUE: A Multi-Task Benchmark and Analysis Platform. ICLR."
 

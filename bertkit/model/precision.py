@@ -26,7 +26,7 @@ def choose_precision(asked: str) -> str:
         UsageError: fp16 is requested without an accelerator.
     """
     if asked == "fp16" and not torch.accelerator.is_available():
-        raise UsageError('precision = "fp16" needs an accelerator and there is none; use "auto", "bf16" or "fp32"')
+        raise UsageError('precision = "fp16" needs an accelerator, but none was found; use "auto", "bf16" or "fp32"')
     if asked != "auto":
         return asked
     if torch.cuda.is_available():

@@ -231,7 +231,7 @@ def _read_entry(value: bytes, prefix: Path, parts: int) -> Variable:
     if size != math.prod(sizes) * np.dtype(TF_DTYPES[dtype]).itemsize:
         raise ValueError(f"a variable of {size:,} bytes has the shape {sizes}")
     if part >= parts:
-        raise ValueError(f"a variable is in part {part} of {parts}")
+        raise ValueError(f"a variable refers to part {part}, but there are {parts}")
     path = prefix.with_name(f"{prefix.name}.data-{part:05}-of-{parts:05}")
     checksum = int.from_bytes(entry.get("checksum", [b""])[-1], "little")
     return Variable(sizes, TF_DTYPES[dtype], path, _pick(entry, "offset"), size, checksum)
@@ -390,7 +390,10 @@ def read_tokenizer(
             f"{path} has {len(ids):,} tokens, but the model only {config.vocab_size:,}; use the vocabulary of the model"
         )
     if len(ids) < config.vocab_size:
-        report(f"{path.name} has {len(ids):,} tokens and the model {config.vocab_size:,}; the other ids have no text")
+        report(
+            f"{path.name} has {len(ids):,} tokens, but the model {config.vocab_size:,}; ids without "
+            "a token cannot be decoded"
+        )
     if cased is None:
         cased = not tokenizer.backend_tokenizer.normalizer.lowercase  # inferred from the vocabulary
         letters = f"{path.name} has {'' if cased else 'no '}capital letters"

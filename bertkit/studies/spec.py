@@ -279,7 +279,7 @@ def read_tables(key: str, tables: Sequence[Mapping[str, Any]], kinds: Mapping[st
     Each table must have a name of its own and no seed.
     """
     if not tables:
-        raise UsageError(f"{key} = [] has no {key}s; leave it out")
+        raise UsageError(f"{key} = [] is empty; leave it out")
     found = {}
     for number, table in enumerate(tables, start=1):
         place = f"[[{key}]] {number}"

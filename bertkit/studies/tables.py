@@ -16,7 +16,7 @@ from bertkit.reports.tables import MISSING, ScoreRow, Table, TableCell, count, m
 from bertkit.tasks.task import CHOSEN_ON_DEV
 
 AVERAGE = "Average"  # the heading of the column that is a mean of others
-OPTIMISTIC = "the very data that it is scored on, so its score is optimistic."
+OPTIMISTIC = "the data that it is scored on, so its score is optimistic."
 MARK = " †"  # on a score with a run that is no better than the majority class
 
 

@@ -86,11 +86,11 @@ def do_runs(
     def hear(number: int, news: News | Lost) -> None:
         if isinstance(news, Lost):
             if news.is_final:
-                reason = f"{news.cause}, as did {TRIES - 1} before it; is memory too small?"
+                reason = f"{news.cause} {TRIES} times in a row; memory may be too small"
                 handle(number, State("failed", reason=reason))
             else:
                 handle(number, State())
-                handle(number, f"{news.cause}; another one takes it up")
+                handle(number, f"{news.cause}; retrying with another worker")
         elif isinstance(news, Mapping):
             write_files(news, Path(jobs[number].output))
         else:

@@ -141,7 +141,9 @@ class NerTask(FineTuningTask):
             texts = read_conll_copy()
         for text in texts.values():
             if text.odd:
-                report(f"{text.source}: tags are {text.scheme}, but {text.odd:,} entities begin as in the other scheme")
+                report(
+                    f"{text.source}: tags are {text.scheme}, but {text.odd:,} entities do not begin as in that scheme"
+                )
         if options["context"] and (silent := [text.source for text in texts.values() if not text.documents]):
             report(f"no {DOCSTART} marks where documents end, so sentences have no context: {', '.join(silent)}")
         sentences = texts["train"].sentences[: options["max_train_samples"] or None]

@@ -137,7 +137,7 @@ class SwagTask(FineTuningTask):
         )
         endings = given.get("endings", [given[name] for name in numbered])
         if not isinstance(endings, list) or len(endings) < 2 or not all(isinstance(x, str) for x in (start, *endings)):
-            raise UsageError("endings must be a list of at least two strings, and start a string; correct them")
+            raise UsageError("endings must be a list of at least two strings, and start must be a string; correct them")
         return context, [f"{start} {ending}".strip() for ending in endings]
 
     def encode_inputs(

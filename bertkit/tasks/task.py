@@ -193,8 +193,8 @@ class Task:
         count = round(share * len(names))
         if not 0 < count < len(names):
             raise UsageError(
-                f"tune_share = {share:g} of {len(names):,} texts or documents in dev leaves none to tune on or none to "
-                "score; give another share"
+                f"tune_share = {share:g} of {len(names):,} texts or documents in dev leaves no rows to tune on or "
+                "none to score; give another share"
             )
         chosen = {names[place] for place in np.random.default_rng(0).permutation(len(names))[:count]}
         decides = np.array([name in chosen for name in groups])

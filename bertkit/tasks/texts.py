@@ -172,7 +172,7 @@ def read_texts(given: Mapping[str, Any], pairs: bool | None) -> tuple[str, ...]:
     for first, second in PAIR_NAMES:
         if given.get(first) is not None and given.get(second) is not None:
             if pairs is False:
-                raise UsageError(f"{second} is one text too many; this model takes one: remove it")
+                raise UsageError(f"unexpected {second}; this model takes one text: remove it")
             return take_text(given, first), take_text(given, second)
     if pairs:
         raise UsageError(f"the input has {list_names(given)}; this model takes two texts: give text and text_pair")

@@ -175,7 +175,7 @@ def make_arguments(task: Task, recipe: Recipe, output: Path) -> TrainingArgument
             f"{', '.join(names) or 'none, because it has no labels'}"
         )
     if args.accelerator_config.dispatch_batches:
-        raise UsageError("dispatch_batches in [train] would split a batch's places like its rows; leave it out")
+        raise UsageError("dispatch_batches in [train] would split token positions as if they were rows; leave it out")
     args._n_gpu = min(args.n_gpu, 1)  # several GPUs are several processes (accelerate launch), never DataParallel
     return args
 

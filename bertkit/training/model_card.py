@@ -12,7 +12,7 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from bertkit.data.pretraining.sources import DOCS
 from bertkit.errors import make_printable
 from bertkit.reports.markdown import format_table
-from bertkit.reports.tables import tabulate_scores
+from bertkit.reports.tables import count, tabulate_scores
 from bertkit.system.hub import is_hub_name
 from bertkit.tasks.task import Task
 from bertkit.training.recipe import list_lengths
@@ -191,17 +191,18 @@ def describe_data(task: Task, recipe: Mapping[str, Any], sizes: Mapping[str, int
             lines.append(words.format(", ".join(map(quote_code, names))))
     if DOCS in options.get("corpus", []):
         lines.append(f"`{DOCS}` is the documentation of the Python packages installed on the training machine.")
-    return [*lines, "Inputs to the model: " + ", ".join(f"{split} {count:,}" for split, count in sizes.items()) + "."]
+    return [*lines, "Inputs to the model: " + ", ".join(f"{split} {size:,}" for split, size in sizes.items()) + "."]
 
 
 def describe_machine(environment: Mapping[str, Any]) -> str:
     """Return the versions, the hardware and the commit of a run."""
     packages = ", ".join(f"{package} {version}" for package, version in environment["packages"].items())
-    hardware = ", ".join(environment["gpus"]) or f"{environment['processor']}, {environment['threads']} threads"
-    count = f", {environment['processes']} processes" * (environment["processes"] > 1)
+    threads = count(environment["threads"], "thread")
+    hardware = ", ".join(environment["gpus"]) or f"{environment['processor']}, {threads}"
+    several = f", {environment['processes']} processes" * (environment["processes"] > 1)
     commit = f" (commit `{environment['commit']}`)" if environment.get("commit") else ""
     system = f"Python {environment['python']} and bertkit {environment['bertkit']}{commit}"
-    return f"{packages}, {system}, on {hardware}{count}; {environment['platform']}"
+    return f"{packages}, {system}, on {hardware}{several}; {environment['platform']}"
 
 
 def quote_code(text: str) -> str:

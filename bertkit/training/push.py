@@ -143,7 +143,9 @@ def list_weights(output: Path) -> list[str]:
     try:
         index = read_record(output / WEIGHTS_INDEX, WeightsIndex)
     except (OSError, ValueError) as error:
-        raise UsageError(f"{output / WEIGHTS_INDEX} is damaged ({join_lines(error)}); restore the run's own") from None
+        raise UsageError(
+            f"{output / WEIGHTS_INDEX} is damaged ({join_lines(error)}); restore the run's original file"
+        ) from None
     return [WEIGHTS_INDEX, *sorted(set(index.weight_map.values()))]
 
 
@@ -195,7 +197,7 @@ def describe_study(output: Path) -> str:
         return ""
     place = run.relative_to(folder).as_posix()
     is_apart = all("tune_score" in one.metrics for cell in study.cells for one in cell.runs if one.metrics)
-    on = "rows that are not scored." if is_apart else "the very data that it is scored on: its score is optimistic."
+    on = "rows that are not scored." if is_apart else "the data that it is scored on, so its score is optimistic."
     most = max((winner.of_runs for winner in study.chosen if winner.run == place), default=0)
     lines = [f"The best of {most} runs on {on}"] if most > 1 else []
     for cell in study.cells:

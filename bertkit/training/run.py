@@ -149,7 +149,8 @@ def make_model(task: Task, recipe: Recipe, settings: Mapping[str, Any], report: 
     if new and not task.metric:
         raise UsageError(explain_missing_head(task, recipe, settings["id2label"].values()))
     if new:
-        report(f"randomly initialised, because {recipe['checkpoint']} has none that fits: {', '.join(new)}")
+        lacking = f"{recipe['checkpoint']} has no weights of this name and shape"
+        report(f"randomly initialised, because {lacking}: {', '.join(new)}")
     if recipe.get("reinit_layers"):
         reinitialize(model, recipe["reinit_layers"])
         report(f"randomly initialised: the pooler and the top {recipe['reinit_layers']} layers (reinit_layers)")
@@ -236,10 +237,11 @@ def finish(
             decided = task.tuned_config(tuned)
             metrics["tune_score"] = tuned[task.metric]
             continue
-        files |= task.format_predictions(summaries, data, split, decided)
         if name := task.splits.get(split):
             scores = task.score(summaries, data, decided)
             metrics |= {name.format(key): value for key, value in scores.items()}
+            decided = decided or task.tuned_config(scores)  # of the first split, for those after it
+        files |= task.format_predictions(summaries, data, split, decided)
     if tuned is None:  # otherwise the scores at the start are those of the tune split
         metrics |= list_start(trainer.state.log_history)
     if task.metric:

@@ -558,7 +558,7 @@ def test_the_command_writes_the_page_and_says_where(root, tmp_path, monkeypatch,
     with pytest.raises(SystemExit) as stop:
         cli.main()
     assert not stop.value.code
-    assert capsys.readouterr().out == f"1 run and 0 studies in {tmp_path / 'page.html'}\n"
+    assert capsys.readouterr().out == f"1 run in {tmp_path / 'page.html'}\n"
     assert read_page(tmp_path / "page.html").find("h1") == [str(root / "mrpc")]
 
 

@@ -473,18 +473,18 @@ def test_data_that_are_not_the_runs_own(tmp_path, task, runs):
     dev = f"dev-v{task.version.release}.json"
     larger = write_gold(tmp_path / "larger", task, {**GOLD[task.version.number], "q4": ["red"]})
     assert refuse(task, runs, out, larger) == (
-        f"{a} does not answer the questions of {larger}: 1 of 4 are missing and 0 are from elsewhere; give the "
+        f"{a} does not answer the questions of {larger}: 1 of 4 are missing and 0 belong to other questions; give the "
         "dev set that the runs were scored on with --data DIR"
     )
     smaller = write_gold(
         tmp_path / "smaller", task, {"q1": ["red"], "q9": ["red"]} | ({"q2": []} if task is TWO else {})
     )
     missing, strange = ("1 of 3", "1") if task is TWO else ("1 of 2", "2")
-    assert f"{smaller}: {missing} are missing and {strange} are from elsewhere;" in refuse(
+    assert f"{smaller}: {missing} are missing and {strange} belong to other questions;" in refuse(
         task, runs, out, smaller.parent
     )
     part = write_gold(tmp_path / "part", task, {name: GOLD[task.version.number][name] for name in ("q1", "q2")})
-    assert f"{part}: 0 of 2 are missing and 1 are from elsewhere;" in refuse(task, runs, out, part)
+    assert f"{part}: 0 of 2 are missing and 1 belong to other questions;" in refuse(task, runs, out, part)
     assert f"{tmp_path}/nothing does not exist" in refuse(task, runs, out, tmp_path / "nothing")
     assert f"{b}/{dev} does not exist" in refuse(task, runs, out, b)
     c = write_run(tmp_path / "c", task, RUNS[task.version.number][0])

@@ -195,9 +195,9 @@ def test_a_zip_that_cannot_be_finished_leaves_the_older_one(tmp_path, monkeypatc
 @pytest.mark.parametrize(
     ("target", "message"),
     [
-        ("glue.tsv", r"glue\.tsv is not the name of a zip file; give one, for example --submit glue\.zip"),
-        ("glue", r"glue is not the name of a zip"),
-        ("folder.zip", r"folder\.zip is not the name of a zip"),
+        ("glue.tsv", r"glue\.tsv cannot be the zip file; name another, for example --submit glue\.zip"),
+        ("glue", r"glue cannot be the zip file"),
+        ("folder.zip", r"folder\.zip cannot be the zip file"),
         ("no/glue.zip", r"the folder .*no does not exist or is not writable; create it first"),
         ("file/glue.zip", r"the folder .*file does not exist"),
     ],
@@ -253,7 +253,7 @@ def test_a_download_with_gaps_is_named_before_anything_is_trained(tmp_path):
     lines = []
     kept = keep_complete(names, data, tested=True, partial=True, report=lines.append)
     assert kept == [name for name in names if name != "mrpc"]
-    assert lines == [f"files not found in {data}, skipping mrpc"]
+    assert lines == [f"not found in {data}, skipping: mrpc"]
     with pytest.raises(UsageError, match=r"CoLA/train\.tsv"):
         keep_complete(names, tmp_path / "nowhere", tested=True, partial=True)
 

@@ -93,9 +93,9 @@ def test_texts_and_pairs_may_stand_side_by_side_unless_the_task_says_which(class
     mixed = Exact(classifier)([x for both in zip(texts, pairs, strict=True) for x in both])
     for one, other in zip(mixed[::2], Exact(classifier)(texts), strict=True):
         assert one["probabilities"] == pytest.approx(other["probabilities"], abs=1e-5)
-    with pytest.raises(UsageError, match="input 1: text_pair is one text too many; this model takes one"):
+    with pytest.raises(UsageError, match="input 1: unexpected text_pair; this model takes one text"):
         Exact(classifier, pairs=False)([texts[0], pairs[0]])
-    with pytest.raises(UsageError, match="input 0: expected text and text_pair, got 1 texts"):
+    with pytest.raises(UsageError, match=r"input 0: expected 2 texts \(text and text_pair\), got 1;"):
         Exact(classifier, pairs=True)(texts)
 
 
@@ -497,8 +497,8 @@ def test_a_model_that_has_diverged_says_so(head, given, tmp_path):
         ),
         ({"text": 3}, "text is '3', not a string"),
         ({}, "text is missing; the input has nothing: give text as a string"),
-        ([], "expected text, got 0 texts; give as many"),
-        (["a", "b", "c"], "expected text, got 3 texts; give as many"),
+        ([], r"expected 1 text \(text\), got 0; give them in order"),
+        (["a", "b", "c"], r"expected 1 text \(text\), got 3; give them in order"),
         (3, "got int; give a text, a list of texts or a mapping"),
         (b"good", "got bytes; give"),
         ({("text", "b"): 1}, r"text is missing; the input has \('text', 'b'\): give text as a string"),
@@ -528,7 +528,7 @@ def test_a_pair_of_which_a_text_is_missing_is_named(classifier):
 )
 def test_endings_that_are_none_are_named(given, tmp_path):
     folder = write_head(tmp_path, "BertForMultipleChoice")
-    message = "^input 0: endings must be a list of at least two strings, and start a string; correct them$"
+    message = "^input 0: endings must be a list of at least two strings, and start must be a string; correct them$"
     with pytest.raises(UsageError, match=message):
         Exact(folder)([{"context": "so"} | given])
 
@@ -832,7 +832,7 @@ def test_what_somebody_types_is_answered_line_by_line(classifier):
         ([], "give the inputs either as TEXT or with --input FILE"),
         (["good", "--input", "-"], "give the inputs either as TEXT or with --input FILE"),
         (["--input", "no.jsonl"], "there is no file no.jsonl; name one with --input, or - for standard input"),
-        (["good", "--pair"], "1 texts do not form inputs of text and text_pair; give them in order"),
+        (["good", "--pair"], "expected a multiple of 2 texts (text and text_pair), got 1; give them in order"),
         (["good", "--precision", "fp8"], 'precision = "fp8" must be one of auto, fp32, bf16, fp16'),
         (["\udc80"], "is not UTF-8; use UTF-8, or rename the file"),
     ],

@@ -411,7 +411,7 @@ def test_a_full_disk_leaves_nothing(tmp_path, monkeypatch):
         ({"a": make_entry([16], offset=2**64 - 8)}, {}, r"is truncated"),
         ({"a": make_entry([2**63, 2], size=0)}, {}, r"a variable of 0 bytes has the shape"),
         ({"a": make_entry([4], size=12)}, {}, r"a variable of 12 bytes has the shape \(4,\)"),
-        ({"a": make_entry([1], part=1)}, {}, r"a variable is in part 1 of 1"),
+        ({"a": make_entry([1], part=1)}, {}, r"a variable refers to part 1, but there are 1"),
         ({"a": make_entry([1], dtype=7, size=4)}, {}, r"a variable of type 7; expected float32, float16"),
         ({"a": make_entry([1], more=b"\x3a\x00")}, {}, r"has a sliced variable"),
         ({"a": make_entry([1], more=b"\x40\x00")}, {}, r"it has an unknown field 64"),
@@ -421,7 +421,7 @@ def test_a_full_disk_leaves_nothing(tmp_path, monkeypatch):
         ({"a" * 1001: make_entry([1])}, {}, r"a name or its value lies outside its block"),
         ({"_CHECKPOINTABLE_OBJECT_GRAPH": make_entry([], dtype=7)}, {}, r"holds TensorFlow 2 objects"),
         ({"a": make_entry([1])}, {"header": b"\x08\x01\x10\x01"}, r"its numbers are big-endian"),
-        ({"a": make_entry([1])}, {"header": b""}, r"a variable is in part 0 of 0"),
+        ({"a": make_entry([1])}, {"header": b""}, r"a variable refers to part 0, but there are 0"),
     ],
 )
 def test_an_index_that_says_what_cannot_be_is_refused(entries, options, message, tmp_path):

@@ -162,7 +162,7 @@ TWO = [{"name": "a", "task": "rte"}, {"name": "b", "task": "cola"}]
     ("parts", "message"),
     [
         ({"tasks": ["rte"]}, r"both tasks and \[\[column\]\] are given; leave one out"),
-        ({"column": []}, r"column = \[\] has no columns; leave it out"),
+        ({"column": []}, r"column = \[\] is empty; leave it out"),
         ({"column": [{"task": "rte"}]}, r"\[\[column\]\] 1 has no name"),
         ({"column": [{"name": "a"}]}, r"\[\[column\]\] 1 has no task"),
         ({"column": [{"name": "a", "task": "rtee"}]}, r"unknown task 'rtee' in \[\[column\]\] 1; did you mean 'rte'\?"),

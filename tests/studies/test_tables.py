@@ -139,7 +139,7 @@ def test_the_table_of_a_grid_is_this():
         "| published: BERT-large, test | 70.1 | – |\n"
         "\n"
         "Ours: mean ± standard deviation over n finished runs (n), seeds 42, 43, on dev. "
-        "The setting shown (bold below) is the one whose best run is best of 2 settings; it is chosen on the very data "
+        "The setting shown (bold below) is the one whose best run is best of 2 settings; it is chosen on the data "
         "that it is scored on, so its score is optimistic. "
         "The best run is the best of all 3 runs on that data: even more optimistic, and not comparable with a "
         "mean or a test score. "

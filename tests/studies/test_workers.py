@@ -149,7 +149,7 @@ def test_a_worker_that_is_killed_costs_only_its_current_run(recipe, tmp_path):
 
     assert do_runs(make_jobs(recipe, tmp_path / "many", [1, 2, 3, 4], **train), {}, handle, 2) == 0
     assert [record.end(number) for number in range(4)] == [straight.end(number) for number in range(4)]
-    assert record.lines.count("its process died (exit code -9); another one takes it up") == 1
+    assert record.lines.count("its process died (exit code -9); retrying with another worker") == 1
     assert any("continues after checkpoint-" in line for line in record.lines)
     assert not is_running(killed[0])
 
@@ -167,7 +167,7 @@ def test_a_run_whose_workers_all_die_fails_and_the_others_go_on(recipe, tmp_path
     jobs = [*make_jobs(recipe, tmp_path, [1], max_steps=100_000), *make_jobs(recipe, tmp_path, [2], max_steps=2)]
     assert do_runs(jobs, {}, handle, 2) == 0
     assert record.end(0) == State(
-        "failed", reason="its process died (exit code -9), as did 2 before it; is memory too small?"
+        "failed", reason="its process died (exit code -9) 3 times in a row; memory may be too small"
     )
     assert record.end(1).status == "finished"
 

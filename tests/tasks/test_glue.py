@@ -677,7 +677,8 @@ def test_a_classifier_of_the_same_labels_is_kept_and_another_is_new(tmp_path, gl
         lines = []
         model = make(name, checkpoint, glue, lines)
         assert lines == [
-            f"randomly initialised, because {checkpoint} has none that fits: classifier.bias, classifier.weight"
+            f"randomly initialised, because {checkpoint} has no weights of this name and shape: "
+            "classifier.bias, classifier.weight"
         ]
         assert model.classifier.weight.shape == (count, 32)
         assert model.config.num_labels == model.classifier.out_features == count

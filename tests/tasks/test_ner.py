@@ -115,7 +115,7 @@ def test_what_is_no_iob2_and_no_iob1_is_said(tmp_path):
     for name in ("train.conll", "dev.conll"):
         (tmp_path / name).write_text("a B-X\n\na B-X\n\na O\nb I-X\n")
     _, lines = load(tmp_path, context=False)
-    assert f"{tmp_path / 'dev.conll'}: tags are IOB2, but 1 entities begin as in the other scheme" in lines
+    assert f"{tmp_path / 'dev.conll'}: tags are IOB2, but 1 entities do not begin as in that scheme" in lines
 
 
 def test_what_became_of_the_words_is_said(tmp_path, start):

@@ -626,7 +626,7 @@ def test_of_a_model_in_shards_those_of_the_index_are_published(hub, mrpc):
 def test_an_index_that_lists_something_else_is_one_line(hub, mrpc, content):
     (mrpc / "model.safetensors").rename(mrpc / "model-1-of-1.safetensors")
     (mrpc / "model.safetensors.index.json").write_text(content)
-    with pytest.raises(UsageError, match=r"index\.json is damaged \(.*\); restore the run's own$"):
+    with pytest.raises(UsageError, match=r"index\.json is damaged \(.*\); restore the run's original file$"):
         push.push(mrpc, "ada/bert")
     assert hub.asked == []
 
@@ -651,7 +651,7 @@ def test_the_best_run_of_a_study_says_so_and_what_the_other_seeds_score(hub, stu
     push.push(folder / chosen["run"], "ada/bert")
     card = hub.repos["ada/bert"].files["README.md"].decode()
     note = (
-        "The best of 4 runs on the very data that it is scored on: its score is optimistic. Over the 2 seeds "
+        "The best of 4 runs on the data that it is scored on, so its score is optimistic. Over the 2 seeds "
         f"{cell['runs'][0]['seed']}, {cell['runs'][1]['seed']}: F1 {100 * cell['mean']:.1f} ± {100 * cell['sd']:.1f} % "
         "(mean and standard deviation)."
     )

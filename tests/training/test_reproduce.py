@@ -31,8 +31,7 @@ def test_a_run_comes_out_the_same_and_is_not_done_a_third_time(finished, call, t
     code, out, err = call("reproduce", finished, "--output", tmp_path / "again")
     assert (code, err) == (0, "")
     assert (
-        out.splitlines()[-1]
-        == f"{tmp_path / 'again'} equals {finished} bit for bit: scores, weights and predictions"
+        out.splitlines()[-1] == f"{tmp_path / 'again'} equals {finished} bit for bit: scores, weights and predictions"
     )
     steps = []
     found = reproduce(finished, tmp_path / "again", progress=lambda *state: steps.append(state))

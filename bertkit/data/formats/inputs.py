@@ -142,7 +142,7 @@ def check_names(names: Sequence[str], place: str, source: str, columns: Sequence
         UsageError: They are not so.
     """
     if not names or len(set(names)) < len(names) or not all(names):
-        raise UsageError(f"{place}: must name every column exactly once; correct the header")
+        raise UsageError(f"{place}: the header must name every column exactly once; correct it")
     for name in columns:
         find_column(source, names, name, "name the columns of the texts with --text")
 

@@ -279,7 +279,7 @@ class PieceWriter:
         elif isinstance(news, Lost):
             if news.is_final:
                 raise UsageError(
-                    f"piece {job.number}: {news.cause}, as did {TRIES - 1} before (out of memory?); the same command "
+                    f"piece {job.number}: {news.cause} {TRIES} times in a row (out of memory?); the same command "
                     "continues from the finished shards; use fewer --workers if needed"
                 )
             self.report(f"piece {job.number}: {news.cause}; retrying with another worker")
