@@ -96,7 +96,7 @@ def find_labels(train: Columns, columns: Sequence[str], problem_type: str) -> La
         names = {label for value in values for label in split_cell(value, is_list)}
     else:
         names = {normalise(value) for value in values if value.strip()}
-    if len(names) < 2 and kind == SINGLE or not names:
+    if (len(names) < 2 and kind == SINGLE) or not names:
         raise UsageError(
             f"{train.source}: the column {column!r} has {len(names)} label{'s' * (len(names) != 1)}; "
             "give a column with two or more"

@@ -250,6 +250,8 @@ class ClassificationTask(TextTask):
     ) -> dict[str, str]:
         """Return a split's rows with the predicted label and probabilities as CSV, and figures if it has labels."""
         name = "test" if split == UNLABELLED else split
+        if decided is None and data.labels is not None:
+            decided = self.tuned_config(self.score(summaries, data))
         thresholds = (decided or {}).get("thresholds")
         results = name_results(summaries, data.space.names, data.space.kind, thresholds)
         files = {f"{name}.csv": write_rows(data.rows, list(map(self.flatten_result, results)))}

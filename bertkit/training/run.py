@@ -237,11 +237,11 @@ def finish(
             decided = task.tuned_config(tuned)
             metrics["tune_score"] = tuned[task.metric]
             continue
+        files |= task.format_predictions(summaries, data, split, decided)
         if name := task.splits.get(split):
             scores = task.score(summaries, data, decided)
             metrics |= {name.format(key): value for key, value in scores.items()}
-            decided = decided or task.tuned_config(scores)  # of the first split, for those after it
-        files |= task.format_predictions(summaries, data, split, decided)
+            decided = decided or task.tuned_config(scores)  # the first split decides for those after it
     if tuned is None:  # otherwise the scores at the start are those of the tune split
         metrics |= list_start(trainer.state.log_history)
     if task.metric:

@@ -654,7 +654,7 @@ def test_a_bad_line_is_named_and_does_not_stop_the_others(name, content, wrong, 
     ("name", "content", "message"),
     [
         ("a.docx", b"x", "must end in .jsonl, .csv, .tsv, .txt, .parquet"),
-        ("a.tsv", b"text\ttext\n", "line 1: must name every column exactly once"),
+        ("a.tsv", b"text\ttext\n", "line 1: the header must name every column exactly once"),
         ("a.tsv", b"\xff\n", "line 1: is not UTF-8"),
     ],
 )
