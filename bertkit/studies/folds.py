@@ -72,7 +72,7 @@ def write_rows(folders: list[Path], options: Mapping[str, Any], path: Path) -> N
     files = [(folder / PREDICTIONS / "dev.csv").open(encoding="utf-8", newline="") for folder in folders]
     try:
         readers = [csv.reader(file) for file in files]
-        heads = [next(reader) for reader in readers][0]
+        heads, *_ = [next(reader) for reader in readers]
         with atomic_open(path) as file:
             writer = csv.writer(file, lineterminator="\n")
             writer.writerow(["fold", *heads])

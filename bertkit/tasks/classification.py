@@ -434,7 +434,7 @@ def score_kind(
 def list_rows() -> tuple[ScoreRow, ...]:
     """Return the lines of the table: every score of every kind, on dev and on test."""
     rows = {}
-    for kind, names in SCORES.items():
+    for names in SCORES.values():
         for key, name in names.items():
             unit = "" if key in ("rmse", "r2") else "fraction"
             rows[key] = ScoreRow(name, key, {"a constant answer": f"majority_{key}"}, unit)
