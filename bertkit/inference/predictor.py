@@ -238,8 +238,8 @@ class Predictor:
     def make_row(self, given: Input | Sequence[str] | Line, result: Result) -> Row:
         """Return the columns of an input, and those of its result or its error."""
         given = given.value if isinstance(given, Line) else given
-        if isinstance(given, str):
-            given = {"text": given}
+        if isinstance(given, str | list | tuple):
+            given = dict(zip(PAIR_NAMES[0], [given] if isinstance(given, str) else given, strict=False))
         found = {"error": result["error"]} if "error" in result else self.task.flatten_result(result)
         return given if isinstance(given, Mapping) else {}, found
 

@@ -268,6 +268,8 @@ def test_the_command_reads_and_writes_tables(call, classifier, tmp_path):
     assert [sorted(result) for result in printed] == [["label", "score"]] * 2
     code, _, _ = call(*command, "--format", "pipeline", "--output", tmp_path / "out.jsonl")
     assert [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()] == printed
+    call("predict", classifier, "--pair", "so", "good", "--output", tmp_path / "out.csv")
+    assert list(read_back(tmp_path / "out.csv")[0].items())[:2] == [("text", "so"), ("text_pair", "good")]
     code, out, _ = call("predict", classifier, "so", "--format", "pipeline")
     assert json.loads(out)["label"] == printed[1]["label"]
 
