@@ -3,12 +3,14 @@
 numpy, scipy, scikit-learn and pandas describe the parameters of thousands of functions in numpydoc's format, which
 separates name, type and description. A question asks for the type of a parameter of a function. As in SQuAD 2.0
 (section 4.3), some cannot be answered: they are asked about another function's description. As in QNLI (section 4.1), a
-sentence either answers a question or is about another parameter. No function is in both train and dev.
+sentence either answers a question or is about another parameter. No function is in both train and dev. The descriptions
+of parameters with the name of their library are texts with a label, in one CSV file.
 
 Left out: every other documentation format.
 """
 
 import ast
+import csv
 import inspect
 import json
 import re
@@ -38,6 +40,7 @@ MOST_PARAMETERS = 8  # parameters of a function described in a context
 UNANSWERABLE = 1 / 3  # share of unanswerable questions, as in SQuAD 2.0's training set
 DEV_SHARE = 0.1  # share of the functions in dev
 SAMPLE_SEED = 0
+DESCRIPTIONS = "descriptions.csv"  # of parameters, with their libraries
 
 
 @dataclass(frozen=True)
@@ -133,16 +136,16 @@ def clean(text: str) -> str:
 
 
 def write_samples(output: Path, questions: int = 12_000, report: Callable[[str], None] = ignore) -> None:
-    """Write `squad/` (two SQuAD 2.0 files) and `glue/QNLI/` (two GLUE files) below a directory.
+    """Write `squad/` (two SQuAD 2.0 files), `glue/QNLI/` (two GLUE files) and a CSV file below a directory.
 
     Args:
-        questions: Maximum number of questions in each training set.
+        questions: Maximum number of questions in each training set, and of rows in the CSV file.
 
     Raises:
-        UsageError: Too few functions are documented here, or the directory already has one of these folders.
+        UsageError: Too few functions are documented here, or the directory already has one of these names.
         OSError: The directory cannot be made or written to.
     """
-    if there := [str(output / name) for name in ("squad", "glue") if (output / name).exists()]:
+    if there := [str(output / name) for name in ("squad", "glue", DESCRIPTIONS) if (output / name).exists()]:
         raise UsageError(f"the directory already has {' and '.join(there)}; delete them, or name another directory")
     output.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=output) as folder:
@@ -150,7 +153,7 @@ def write_samples(output: Path, questions: int = 12_000, report: Callable[[str],
         for part in sorted(Path(folder).iterdir()):  # moved only once all are complete
             with explain_refusal(f"the directory {output / part.name}"):
                 part.rename(output / part.name)
-    report(f"In {output}: squad/, glue/")
+    report(f"In {output}: squad/, glue/, {DESCRIPTIONS}")
 
 
 def fill(folder: Path, questions: int, report: Callable[[str], None]) -> None:
@@ -163,6 +166,10 @@ def fill(folder: Path, questions: int, report: Callable[[str], None]) -> None:
         )
     count = sum(len(function.parameters) for function in functions)
     report(f"found {len(functions):,} documented functions with {count:,} parameters")
+    rows = make_descriptions(functions, questions)
+    with (folder / DESCRIPTIONS).open("w", encoding="utf-8", newline="") as file:
+        csv.writer(file).writerows([("text", "library", "function"), *rows])
+    report(f"{len(rows):,} descriptions of parameters, each with its library")
     (folder / "squad").mkdir()
     (folder / "glue" / "QNLI").mkdir(parents=True)
     for split in ("train", "dev"):
@@ -241,6 +248,17 @@ def make_pairs(functions: Sequence[Function], limit: int) -> list[tuple[str, str
             sentence = f"In {owner.name}, {shown.name} is {shown.type}: {shown.description}"
             rows.append((ask(function, parameter), sentence, "entailment" if is_entailed else "not_entailment"))
     return rows
+
+
+def make_descriptions(functions: Sequence[Function], limit: int) -> list[tuple[str, str, str]]:
+    """Return rows (description of a parameter, its library, its function), as many of each library where possible."""
+    rows: dict[str, list[tuple[str, str, str]]] = {package: [] for package in DOCUMENTED_PACKAGES}
+    for function in order(functions):
+        package = function.name.partition(".")[0]
+        rows[package] += [
+            (f"{one.name} is {one.type}: {one.description}", package, function.name) for one in function.parameters
+        ]
+    return [row for found in rows.values() for row in found[: limit // len(rows)]]
 
 
 def write_qnli(rows: Sequence[tuple[str, str, str]], path: Path) -> None:
