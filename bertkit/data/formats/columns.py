@@ -301,7 +301,7 @@ def _read_parquet(path: Path) -> Columns:
         try:
             file = pq.ParquetFile(stream)
             return _convert(str(path), file.schema_arrow, file.iter_batches(CHUNK_ROWS))
-        except (pa.ArrowException, OSError) as error:
+        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
             raise UsageError(f"{path} cannot be read as Parquet ({join_lines(error)}); write it again") from None
 
 
@@ -328,9 +328,8 @@ def _convert(source: str, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) 
 def _find_classes(schema: pa.Schema) -> dict[str, list[str]]:
     """Return column -> names of the class labels of `datasets` in it or in its lists."""
     classes = {}
-    with suppress(
-        msgspec.DecodeError, RecursionError, LookupError, TypeError, AttributeError
-    ):  # the columns can be read without
+    wrong = (msgspec.DecodeError, UnicodeDecodeError, RecursionError, LookupError, TypeError, AttributeError)
+    with suppress(*wrong):  # the columns can be read without their features
         for name, feature in msgspec.json.decode(schema.metadata[b"huggingface"])["info"]["features"].items():
             while isinstance(feature, list) or "feature" in feature:
                 feature = feature[0] if isinstance(feature, list) else feature["feature"]
