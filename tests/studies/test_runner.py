@@ -986,7 +986,7 @@ def test_processes_that_share_each_run_do_the_study_together(recipe, tmp_path, w
     [
         ({"grid": {"train.learning_rate": [1e-3]}}, {"train": 5}, r"train = 5 must be a table"),
         ({"row": [{"name": "a", "recipe": {"train": 5}}]}, {}, r"train = 5 must be a table"),
-        ({"row": []}, {}, r"row = \[\] has no rows"),
+        ({"row": []}, {}, r"row = \[\] is empty"),
         ({"restarts": 10**20}, {}, r"restarts is 100,000,000,000,000,000,000; it must be at most 1,000"),
         ({"grid": {"train": [{"seed": 1}]}}, {}, r"\[grid\] train is a table, not an axis"),
         (
