@@ -115,8 +115,9 @@ def encode_inputs(
     """
     words = Words(copy_backend(tokenizer))
     cls, sep = (np.array([token], np.int32) for token in (tokenizer.cls_token_id, tokenizer.sep_token_id))
-    parts, lengths, seconds, shortened = [], [], [], []
+    chunks, lengths, seconds, shortened = [], [], [], []
     for start in range(0, len(inputs), TEXTS_A_BATCH):
+        parts = []
         texts = [(text,) if isinstance(text, str) else text for text in inputs[start : start + TEXTS_A_BATCH]]
         ids, counts = words.encode(list(chain.from_iterable(texts)), np.int32)
         pieces = iter(np.split(ids, np.cumsum(counts)[:-1]))
@@ -129,7 +130,8 @@ def encode_inputs(
             lengths.append(1 + sum(kept) + len(own))
             seconds.append(kept[1] + 1 if len(own) == 2 else 0)
             shortened.append(sum(kept) < sum(map(len, own)))
-    return Sequences(np.concatenate(parts), np.cumsum(lengths), np.array(seconds), labels, np.array(shortened))
+        chunks.append(np.concatenate(parts))  # many small arrays take several times their tokens
+    return Sequences(np.concatenate(chunks), np.cumsum(lengths), np.array(seconds), labels, np.array(shortened))
 
 
 def cut_longest(counts: Sequence[int], room: int) -> list[int]:
