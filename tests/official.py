@@ -7,6 +7,8 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from bertkit import BertForSequenceClassification, BertModel
 from bertkit.data import spans
@@ -180,6 +182,47 @@ def write_conll(folder: Path, skip: tuple[str, ...] = (), seed: int = 0) -> Path
             lines.append("")
         (folder / name).write_text("\n".join(lines) + "\n", encoding="utf-8", newline="\n")
     return folder
+
+
+def write_reviews(path: Path, count: int = 72, seed: int = 0, labelled: bool = True) -> Path:
+    """Write a table of a person's own, in the format of the suffix; a word in both texts decides all labels.
+
+    The columns are id, title, body, stars (1 to 3), tags (none, one or two of them, joined by "|"), the same as slow
+    and dear (0 or 1), price (a number) and customer (one of eight).
+
+    labelled: without it, the labels are empty.
+    """
+    draw = np.random.default_rng(seed)
+    rows = []
+    for index in range(count):
+        stars = int(draw.integers(3)) + 1
+        title, body = (
+            " ".join(draw.permutation([*draw.choice(FILLERS, draw.integers(2, 7)), ("bad", "so", "good")[stars - 1]]))
+            for _ in range(2)
+        )
+        tags = [tag for tag, most in (("slow", 1), ("dear", 2)) if stars <= most]
+        row = {"id": f"r{index}", "title": title, "body": f'it is "{body}", word', "stars": stars}
+        row |= {"tags": "|".join(tags), "slow": int("slow" in tags), "dear": int("dear" in tags)}
+        row["price"] = round(stars + draw.uniform(0.1, 0.4), 3)
+        if not labelled:
+            row |= dict.fromkeys(("stars", "tags", "slow", "dear", "price"), "")
+        rows.append(row | {"customer": f"c{index % 8}"})
+    return write_table(path, rows)
+
+
+def write_table(path: Path, rows: Sequence[dict[str, object]]) -> Path:
+    """Write rows with the same columns as CSV, TSV (quoted), JSON lines or Parquet."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.suffix == ".parquet":
+        pq.write_table(pa.Table.from_pylist(list(rows)), path)
+    elif path.suffix == ".jsonl":
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    else:
+        with path.open("w", encoding="utf-8", newline="") as file:
+            writer = csv.DictWriter(file, rows[0], delimiter="\t" if path.suffix == ".tsv" else ",")
+            writer.writeheader()
+            writer.writerows(rows)
+    return path
 
 
 def _end(value: str | None) -> list[str]:

@@ -85,6 +85,6 @@ def test_public_names_are_exported():
     for name in bertkit.__all__:
         assert name == "TASKS" or getattr(bertkit, name).__name__ == name
     glue = ["cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte", "wnli", "ax"]
-    assert list(bertkit.TASKS) == ["pretrain", *glue, "squad1", "squad2", "swag", "ner"]
+    assert list(bertkit.TASKS) == ["pretrain", "classify", *glue, "squad1", "squad2", "swag", "ner"]
     with pytest.raises(AttributeError, match="no attribute 'BertForNothing'"):
         bertkit.BertForNothing  # noqa: B018

@@ -205,7 +205,7 @@ class Screen(AbstractContextManager):
             self.say(*(f"  {line}" for line in lines))
         curves = output / "curves.png"
         with suppress(UsageError), hold_run_dir(output):  # another start of this run draws the same curves
-            plot_log(read_log(output), task.table, metrics, curves)
+            plot_log(read_log(output), rows, metrics, curves)
         self.say(f"Scores: {output / METRICS_FILE}" + (f"; curves: {curves}" if curves.exists() else ""))
         activate = "" if shutil.which("bertkit") else f" (first run: source {Path(sys.prefix) / 'bin' / 'activate'})"
         if commands := task.suggest(output, read_recipe(output / RECIPE_FILE)):

@@ -3,22 +3,23 @@
 The kind and the names are decided once, over all of train. Left out: texts and splits.
 """
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
 import numpy as np
-import pyarrow as pa
 
 from bertkit.data.formats.columns import Columns
 from bertkit.errors import UsageError
 
-SINGLE, SEVERAL, NUMBER = "single_label_classification", "multi_label_classification", "regression"
+SINGLE, SEVERAL, REGRESSION = "single_label_classification", "multi_label_classification", "regression"
 MOST_NUMBERS = 20  # different whole numbers that are taken for classes
 SEPARATOR = "|"  # between several labels in a cell
 YES, NO = ("1", "true"), ("0", "false")
-UNKNOWN = -1
+UNKNOWN_LABEL = -1
+WHOLE = re.compile(r"(0|-?[1-9][0-9]*)(?:\.0*)?")  # a whole number, perhaps spelled as a float
 
 
 @dataclass(frozen=True)
@@ -46,13 +47,13 @@ class LabelSpace:
         """Return the labels of a table, and the count of each label that the space lacks.
 
         Returns:
-            (S,) int64 classes, UNKNOWN for an unknown one; (S, L) float32, 0 or 1 for each of several labels; or (S,)
-            float32 numbers.
+            (S,) int64 classes, UNKNOWN_LABEL for an unknown one; (S, L) float32, 0 or 1 for each of several labels; or
+            (S,) float32 numbers.
 
         Raises:
             UsageError: A cell is empty or cannot be read; the message names its place.
         """
-        if self.kind == NUMBER:
+        if self.kind == REGRESSION:
             return read_numbers(table, self.columns[0]), Counter()
         if self.has_column_each:
             return np.stack([read_flags(table, name) for name in self.columns], axis=1), Counter()
@@ -60,9 +61,9 @@ class LabelSpace:
         known = {name: index for index, name in enumerate(self.names)}
         if self.kind == SINGLE:
             check_filled(table, self.columns[0], codes, values)
-            found = np.array([known.get(normalise(value), UNKNOWN) for value in values], np.int64)
+            found = np.array([known.get(normalise(value), UNKNOWN_LABEL) for value in values], np.int64)
             counts = np.bincount(codes, minlength=len(values))
-            other = {value: int(counts[place]) for place, value in enumerate(values) if found[place] == UNKNOWN}
+            other = {value: int(counts[place]) for place, value in enumerate(values) if found[place] == UNKNOWN_LABEL}
             return found[codes], Counter(other)
         flags, other = np.zeros((len(values), len(self.names)), np.float32), Counter()
         counts = np.bincount(codes, minlength=len(values))
@@ -82,6 +83,10 @@ def find_labels(train: Columns, columns: Sequence[str], problem_type: str) -> La
         UsageError: The columns are missing, or their values do not fit the kind.
     """
     if len(columns) > 1:
+        if problem_type not in ("auto", SEVERAL):
+            raise UsageError(
+                f"{problem_type} has one label column, but {len(columns)} are given; give one with --label"
+            )
         for name in columns:
             read_flags(train, name)  # checks the values
         return LabelSpace(SEVERAL, tuple(columns), tuple(columns), "a column of 0 and 1 for each label")
@@ -89,9 +94,9 @@ def find_labels(train: Columns, columns: Sequence[str], problem_type: str) -> La
     is_list = column in train.lists
     _, values = number_cells(train, column)
     kind, reason = (problem_type, "as set") if problem_type != "auto" else guess_kind(values, is_list)
-    if kind == NUMBER:
+    if kind == REGRESSION:
         read_numbers(train, column)  # checks the values
-        return LabelSpace(NUMBER, ("score",), (column,), reason)
+        return LabelSpace(REGRESSION, ("score",), (column,), reason)
     if kind == SEVERAL:
         names = {label for value in values for label in split_cell(value, is_list)}
     else:
@@ -121,7 +126,7 @@ def guess_kind(values: Sequence[str], is_list: bool) -> tuple[str, str]:
         whole = {number for number in numbers if number.is_integer()}
         if len(whole) == len(set(numbers)) <= MOST_NUMBERS:
             return SINGLE, f"{len(whole)} different whole numbers"
-        return NUMBER, f"{len(set(numbers)):,} different numbers"
+        return REGRESSION, f"{len(set(numbers)):,} different numbers"
     if any(SEPARATOR in value for value in filled):
         return SEVERAL, f"labels separated by {SEPARATOR}"
     return SINGLE, "texts"
@@ -151,7 +156,7 @@ def read_numbers(table: Columns, column: str) -> np.ndarray:
     """
     texts = table.find(column)
     values = np.empty(len(texts), np.float32)
-    for row, text in enumerate(cell for chunk in texts.chunks for cell in iterate(chunk)):
+    for row, text in enumerate(cell for chunk in texts.chunks for cell in chunk.to_pylist()):
         if (number := parse_number(text)) is None:
             raise UsageError(f"{table.locate(row)}: the label {text[:40]!r} is not a number; correct it")
         values[row] = number
@@ -182,12 +187,12 @@ def split_cell(value: str, is_list: bool) -> list[str]:
 
 
 def normalise(value: str) -> str:
-    """Return the label that a text stands for: 3.0 is 3, TRUE is true."""
+    """Return the label that a text stands for: 3.0 is 3, TRUE is true, but 03 is 03."""
     value = value.strip()
     if value.lower() in ("true", "false"):
         return value.lower()
-    number = parse_number(value)
-    return str(int(number)) if number is not None and number.is_integer() and abs(number) < 2**53 else value
+    found = WHOLE.fullmatch(value)
+    return found[1] if found else value
 
 
 def parse_number(text: str) -> float | None:
@@ -205,8 +210,3 @@ def sort_names(names: set[str]) -> list[str]:
     if all(number is not None for number in numbers.values()):
         return sorted(names, key=lambda name: (numbers[name], name))
     return sorted(names)
-
-
-def iterate(chunk: pa.Array) -> list[str]:
-    """Return the cells of a chunk of a column."""
-    return chunk.to_pylist()

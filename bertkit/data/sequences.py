@@ -150,19 +150,20 @@ def cut_longest(counts: Sequence[int], room: int) -> list[int]:
 def pad(items: Sequence[dict[str, Any]]) -> dict[str, Tensor]:
     """Collate sequences into a batch, padded to the longest sequence.
 
-    Columns with one value per token and `attention_mask` become (B, T), other columns (B,). The padding value is
-    IGNORED for `labels` and 0 for all other columns, whatever the vocabulary: nothing is computed on padding.
+    `attention_mask` and columns with an integer per token become (B, T), other columns (B,), or (B, L) for several
+    labels. The padding value is IGNORED for `labels` and 0 for all other columns, whatever the vocabulary: nothing is
+    computed on padding.
     """
     lengths = torch.tensor([len(item["input_ids"]) for item in items])
     batch = {"attention_mask": (torch.arange(int(lengths.max())) < lengths[:, None]).long()}  # (B, T)
     places = batch["attention_mask"].bool()
     for name in items[0]:
         column = [item[name] for item in items]
-        if np.ndim(column[0]):
+        if np.ndim(column[0]) and column[0].dtype.kind != "f":
             batch[name] = torch.full(places.shape, IGNORED if name == "labels" else 0)
             batch[name][places] = torch.from_numpy(np.concatenate(column))  # (N,) -> (B, T)
         else:
-            batch[name] = torch.from_numpy(np.array(column))  # (B,)
+            batch[name] = torch.from_numpy(np.array(column))  # (B,) or (B, L)
     return batch
 
 

@@ -15,7 +15,7 @@ from bertkit.data.splits import split_fold
 from bertkit.errors import UsageError
 from bertkit.reports.tables import Table, make_table
 from bertkit.system.files import atomic_open, write_json
-from bertkit.tasks.classification import CLASSIFICATION, choose_columns, hash_rows
+from bertkit.tasks.classification import CLASSIFICATION, choose_columns, hash_rows, name_apart
 from bertkit.training.recipe import Recipe, merge, read_recipe
 from bertkit.training.run_dir import PREDICTIONS, RECIPE_FILE
 
@@ -47,16 +47,15 @@ def gather_folds(results: Mapping[str, Any], output: Path) -> Table | None:
         return None
     folders = [output / run["directory"] for run in runs]
     options = read_recipe(folders[0] / RECIPE_FILE)["data"]
-    scores: dict[str, dict[str, float]] = {}
-    for row in CLASSIFICATION.list_rows(runs[0]["metrics"]):
-        values = [run["metrics"][row.key] for run in runs]
-        scores[row.key] = {"mean": statistics.mean(values), "sd": statistics.stdev(values)}
+    metrics = [run["metrics"] for run in runs]
+    scores, lines = {}, []
+    for row in CLASSIFICATION.list_rows({key: value for found in metrics for key, value in found.items()}):
+        values = [found[row.key] for found in metrics if row.key in found]  # some are undefined without a label
+        sd = statistics.stdev(values) if len(values) > 1 else None
+        scores[row.key] = {"mean": statistics.fmean(values), "sd": sd, "n": len(values)}
+        lines.append((row.head, row.show_mean(*scores[row.key].values())))
     write_json(scores, output / FOLD_SCORES)
     write_rows(folders, options, output / OUT_OF_FOLD)
-    known = {row.key: row for row in CLASSIFICATION.table}
-    lines = [
-        (known[key].head, known[key].show_mean(found["mean"], found["sd"], len(runs))) for key, found in scores.items()
-    ]
     return make_table(f"{output}", ["score", f"mean ± sd (n) over {len(runs)} folds"], lines)
 
 
@@ -75,7 +74,7 @@ def write_rows(folders: list[Path], options: Mapping[str, Any], path: Path) -> N
         heads, *_ = [next(reader) for reader in readers]
         with atomic_open(path) as file:
             writer = csv.writer(file, lineterminator="\n")
-            writer.writerow(["fold", *heads])
+            writer.writerow([name_apart("fold", heads, "_number"), *heads])
             for fold in fold_of.tolist():
                 writer.writerow([fold + 1, *next(readers[fold])])
     finally:

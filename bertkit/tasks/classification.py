@@ -7,16 +7,17 @@ texts (`bertkit.data.splits`). Head, loss and prediction are those of every clas
 import csv
 import io
 import json
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from bertkit.data.formats.columns import Columns, read_splits
-from bertkit.data.labels import NUMBER, SEVERAL, SINGLE, UNKNOWN, LabelSpace, find_labels
+from bertkit.data.labels import REGRESSION, SEVERAL, SINGLE, UNKNOWN_LABEL, LabelSpace, find_labels
 from bertkit.data.sequences import Sequences, encode_inputs
 from bertkit.data.splits import hash_keys, split_fold, split_rows
 from bertkit.errors import UsageError
@@ -31,7 +32,7 @@ from bertkit.tasks.texts import TextTask, guess_texts, name_results
 
 LABEL_NAMES = ("label", "labels", "class", "category", "target", "sentiment", "score", "rating", "stars", "y")
 BALANCED = "balanced"
-ROWS_AT_ONCE = 10_000  # converted from Arrow
+ROWS_A_PART = 10_000  # converted from Arrow
 MOST_SHOWN = 20  # labels whose shares are shown
 MOST_HARD = 10  # rows with the highest loss
 MOST_ERRORS = 3.0  # standard errors between the shares of a label in two splits, before a warning
@@ -52,7 +53,7 @@ SCORES = {  # kind -> the scores of the table; the first one is the score of the
         "fixed_macro_f1": "macro F1 at 0.5",
         "fixed_micro_f1": "micro F1 at 0.5",
     },
-    NUMBER: {
+    REGRESSION: {
         "pearson": "Pearson correlation",
         "spearmanr": "Spearman correlation",
         "rmse": "root mean squared error",
@@ -144,6 +145,8 @@ class ClassificationTask(TextTask):
             raise UsageError(
                 f"fold {data['fold']} of {data['folds']} folds; give at least 2 folds, and a fold below them"
             )
+        if data["folds"] and data["tune_share"]:
+            raise UsageError("tune_share leaves rows of each fold without a prediction; leave out tune_share or folds")
         weights = data["class_weights"]
         if isinstance(weights, str) and weights != BALANCED:
             raise UsageError(f'class_weights is {weights!r}; give "balanced" or a table label -> weight')
@@ -162,7 +165,7 @@ class ClassificationTask(TextTask):
         # The models of all folds have the same labels, whatever each of them is trained on.
         space = find_labels(train if options["folds"] else splits["train"], label, options["problem_type"])
         names = ", ".join(space.names[:MOST_SHOWN]) + ", …" * (len(space.names) > MOST_SHOWN)
-        found = "numbers" if space.kind == NUMBER else f"{len(space.names)} labels: {names}"
+        found = "numbers" if space.kind == REGRESSION else f"{len(space.names)} labels: {names}"
         report(f"{space.kind.replace('_', ' ')} ({space.reason}), {found}; data.problem_type changes it")
         examples = {split: read_rows(split, rows, space, options, report) for split, rows in splits.items()}
         if "test" in examples and examples["test"].labels is None:
@@ -231,13 +234,19 @@ class ClassificationTask(TextTask):
         else:
             constant = train.labels.mean(keepdims=True)
         scores = score_kind(np.tile(constant, (len(dev), 1)), dev.labels, dev.space, [0.5] * len(dev.space.names))
-        names = SCORES[dev.space.kind]
-        found = {f"majority_{name}": scores[name] for name in names if name in scores}
-        return found | {"majority_score": scores[next(iter(names))]}
+        scores["score"] = scores[next(iter(SCORES[dev.space.kind]))]
+        return {f"majority_{row.key}": scores[row.key] for row in self.table if row.baselines and row.key in scores}
+
+    def diagnose(self, metrics: Mapping[str, Any]) -> list[str]:
+        """Return a warning if the score of the run is not above its baseline; class weights may lower other scores."""
+        first = next(key for key in ("macro_f1", "pearson") if key in metrics)
+        return super().diagnose({key: metrics[key] for key in (first, f"majority_{first}") if key in metrics})
 
     def list_rows(self, metrics: Mapping[str, Any]) -> list[ScoreRow]:
-        """Return the lines of the table; the score stands there under its own name."""
-        hidden = {self.metric} | ({"micro_f1", "test_micro_f1"} if "accuracy" in metrics else set())  # is the accuracy
+        """Return the lines of the table; the score is among them under its own name."""
+        hidden = {self.metric, f"test_{self.metric}"} | (
+            {"micro_f1", "test_micro_f1"} if "accuracy" in metrics else set()
+        )  # is the accuracy
         return [row for row in super().list_rows(metrics) if row.key not in hidden]
 
     # --- Files --------------------------------------------------------------------------------------------------------
@@ -276,9 +285,13 @@ class ClassificationTask(TextTask):
         """Return commands that use the fine-tuned model."""
         given = 'dict(text="…", text_pair="…")' if len(recipe["data"]["text"]) == 2 else '"…"'
         call = f'pipeline("text-classification", {json.dumps(str(output))})({given})'
+        data = recipe["data"]
+        is_file = Path(data["dir"]).is_file()
+        table = quote(data["dir"]) if is_file else "FILE.csv"
+        folds = [f"bertkit classify {repeat_run(output, 'folds')} --folds 5  # a prediction for every row"]
         return [
-            f"bertkit predict {output} --input {recipe['data']['dir']}",
-            f"bertkit classify {repeat_run(output, 'folds')} --folds 5  # a prediction for every row",
+            f"bertkit predict {quote(str(output))} --input {table} --output predictions.csv",
+            *(folds if is_file and not data["folds"] and not data["tune_share"] else []),
             use_transformers(f"from transformers import pipeline; print({call})"),
         ]
 
@@ -338,8 +351,8 @@ def hash_rows(table: Columns, options: Mapping[str, Any]) -> np.ndarray:
 def iterate_keys(table: Columns, options: Mapping[str, Any]) -> Iterator[str]:
     """Yield what keeps each row together with others: its group, or its text or texts without white space around."""
     columns = [table.find(name) for name in ([options["group"]] if options["group"] else options["text"])]
-    for start in range(0, len(table), ROWS_AT_ONCE):
-        parts = (column.slice(start, ROWS_AT_ONCE).to_pylist() for column in columns)
+    for start in range(0, len(table), ROWS_A_PART):
+        parts = (column.slice(start, ROWS_A_PART).to_pylist() for column in columns)
         for cells in zip(*parts, strict=True):
             yield "\0".join(cell.strip() for cell in cells)
 
@@ -362,7 +375,11 @@ def read_rows(
         left_out = "; these rows are left out" if space.kind == SINGLE else ""
         report(f"{table.source}, {split}: train lacks the labels {listed}{left_out}")
         if space.kind == SINGLE:
-            found = found.take(np.flatnonzero(labels != UNKNOWN))
+            found = found.take(np.flatnonzero(labels != UNKNOWN_LABEL))
+    if not len(found):
+        raise UsageError(
+            f"{table.source}, {split}: train has none of the labels in its {count(len(table), 'row')}; correct them"
+        )
     return found
 
 
@@ -373,7 +390,7 @@ def describe_shares(examples: Mapping[str, LabelledTexts]) -> list[str]:
     """
     labelled = {split: found for split, found in examples.items() if found.labels is not None}
     space = examples["train"].space
-    if space.kind == NUMBER:
+    if space.kind == REGRESSION:
         return [
             f"  {split}: mean {found.labels.mean():.3f}, sd {found.labels.std():.3f}"
             for split, found in labelled.items()
@@ -411,14 +428,14 @@ def differs(first: float, rows: int, second: float, others: int) -> bool:
 def find_weights(given: str | Mapping[str, float], train: LabelledTexts) -> list[float]:
     """Return the weight of each label: balanced as in scikit-learn, or as given; empty without weights.
 
-    Of several labels, the balanced weight of the positive rows is the number of negative rows for each of them.
+    The balanced weight of one of several labels is its number of negative rows per positive row.
 
     Raises:
         UsageError: The problem is a regression, or a label is unknown or missing.
     """
     if not given:
         return []
-    if train.space.kind == NUMBER:
+    if train.space.kind == REGRESSION:
         raise UsageError("class_weights is for labels, not for numbers; leave it out")
     if given == BALANCED:
         counts = count_labels(train).clip(min=1)  # a fold may have no row of a label
@@ -437,7 +454,7 @@ def score_kind(
     logits: np.ndarray, labels: np.ndarray, space: LabelSpace, thresholds: Sequence[float] | None = None
 ) -> dict[str, float]:
     """Return the scores of a kind of problem."""
-    if space.kind == NUMBER:
+    if space.kind == REGRESSION:
         return score_numbers(logits[:, 0], labels)
     if space.kind == SINGLE:
         return score_classes(logits, labels, space.names)
@@ -446,33 +463,42 @@ def score_kind(
 
 def list_rows() -> tuple[ScoreRow, ...]:
     """Return the lines of the table: every score of every kind, on dev and on test."""
+    names = {"score": "score"}  # the lines of studies name it
+    for found in SCORES.values():
+        names |= found
     rows = {}
-    for names in SCORES.values():
-        for key, name in names.items():
-            unit = "" if key in ("rmse", "r2") else "fraction"
-            rows[key] = ScoreRow(name, key, {"a constant answer": f"majority_{key}"}, unit)
+    for key, name in names.items():
+        baselines = {} if key == "rmse" else {"a constant answer": f"majority_{key}"}  # lower is better; R² has one
+        rows[key] = ScoreRow(name, key, baselines, "" if key in ("rmse", "r2") else "fraction")
     tests = [ScoreRow(f"{row.name}, test", f"test_{key}", {}, row.unit) for key, row in rows.items()]
     return (*rows.values(), *tests)
 
 
 def spell(label: Any, space: LabelSpace) -> str:
     """Return a correct label, labels or number in words."""
-    if space.kind == NUMBER:
+    if space.kind == REGRESSION:
         return f"{label:g}"
     if space.kind == SINGLE:
         return space.names[label]
     return ", ".join(space.names[place] for place in np.flatnonzero(label)) or "no label"
 
 
+def name_apart(name: str, names: Collection[str], suffix: str) -> str:
+    """Return a name of a column, with a suffix if the table has a column of this name."""
+    while name in names:
+        name += suffix
+    return name
+
+
 def write_rows(rows: Columns, results: Sequence[Mapping[str, Any]]) -> str:
     """Return a table with its results as CSV: the input's columns, then those of the results."""
     names = rows.table.column_names
-    added = {name: f"{name}_predicted" if name in names else name for name in results[0]}
+    added = {name: name_apart(name, names, "_predicted") for name in results[0]}
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow([*names, *added.values()])
-    for start in range(0, len(results), ROWS_AT_ONCE):
-        part = rows.table.slice(start, ROWS_AT_ONCE).to_pylist()
+    for start in range(0, len(results), ROWS_A_PART):
+        part = rows.table.slice(start, ROWS_A_PART).to_pylist()
         for row, result in zip(part, results[start:], strict=False):
             writer.writerow([*row.values(), *result.values()])
     return file.getvalue()

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from scipy.special import expit, logsumexp, softmax
 
-from bertkit.data.labels import NUMBER, SINGLE
+from bertkit.data.labels import REGRESSION, SINGLE
 
 MOST_CONFUSED = 20  # labels of a confusion matrix
 MOST_TRACED = 10  # curves
@@ -76,7 +76,7 @@ def list_figures(
     logits: np.ndarray, labels: np.ndarray, names: Sequence[str], kind: str, thresholds: Sequence[float] | None
 ) -> list[dict[str, Any]]:
     """Return the figures of a split's logits (S, L), with labels as `LabelSpace.read` returns them; none of numbers."""
-    if kind == NUMBER:
+    if kind == REGRESSION:
         return []
     logits = logits.astype(np.float64)  # as for the scores and thresholds
     if kind == SINGLE:
@@ -94,7 +94,7 @@ def find_losses(logits: np.ndarray, labels: np.ndarray, kind: str) -> np.ndarray
 
     It is the cross entropy, the mean binary cross entropy of several labels, or the squared error of a number.
     """
-    if kind == NUMBER:
+    if kind == REGRESSION:
         return (logits[:, 0] - labels) ** 2
     if kind == SINGLE:
         return logsumexp(logits, axis=1) - logits[np.arange(len(labels)), labels]

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from scipy.special import expit, softmax
 
-from bertkit.data.labels import NUMBER, SEPARATOR, SEVERAL
+from bertkit.data.labels import REGRESSION, SEPARATOR, SEVERAL
 from bertkit.data.sequences import Sequences, encode_inputs
 from bertkit.errors import UsageError, make_printable
 from bertkit.tasks.finetuning import FineTuningTask
@@ -65,7 +65,7 @@ class TextTask(FineTuningTask):
         labels, kind = settings.labels, settings.model.config.problem_type
         if kind != SEVERAL and len(labels) == 1:
             return {"prediction": float}
-        if kind == NUMBER:
+        if kind == REGRESSION:
             return {f"prediction_{label}": float for label in labels}
         first = {"labels": str} if kind == SEVERAL else {"label": str, "probability": float}
         return first | {f"probability_{label}": float for label in labels}
@@ -132,7 +132,7 @@ def name_results(
         ]
     if len(labels) == 1:
         return [{"score": value} for value in logits[:, 0].tolist()]
-    if kind == NUMBER:
+    if kind == REGRESSION:
         return [{"scores": dict(zip(labels, row, strict=True))} for row in logits.tolist()]
     return [
         {"label": labels[best], "probability": row[best], "probabilities": dict(zip(labels, row, strict=True))}

@@ -18,7 +18,7 @@ from bertkit.tasks.squad import SQUAD, VERSIONS
 from bertkit.tasks.task import PredictionSettings
 from bertkit.training.arguments import complete
 from bertkit.training.run import make_model
-from tests.official import write_checkpoint, write_conll, write_glue, write_squad, write_swag
+from tests.official import ROWS, write_checkpoint, write_conll, write_glue, write_reviews, write_squad, write_swag
 from tests.training.test_run import write_text
 
 TINY = {
@@ -71,6 +71,14 @@ def make_features(folder):
     return recipe | {"model": {"bilstm_hidden_size": 6}}
 
 
+def make_classify(folder, text, label, tested=True):
+    """Return a recipe with a file for each split; `tested`: that of test has labels."""
+    for seed, split in enumerate(("train", "dev", "test")):
+        write_reviews(folder / "reviews" / f"{split}.csv", ROWS[split], seed, labelled=tested or split != "test")
+    data = {"dir": str(folder / "reviews"), "text": text, "label": [label], "max_length": 40}
+    return {"checkpoint": write_start(folder / "bert", TASKS["classify"]), "batch_size": 8, "data": data}
+
+
 # name -> (task, a small recipe over files it writes, the options whose file does not exist)
 CASES = {
     "pretrain": (TASKS["pretrain"], make_pretraining, {"corpus": ["missing.txt"]}),
@@ -89,10 +97,20 @@ CASES |= {
     version.name: (SQUAD[version.name], partial(make_squad, version=version), {"dir": "no"}) for version in VERSIONS
 }
 CASES["swag"] = (TASKS["swag"], make_swag, {"dir": "no/swag"})
+CLASSIFY = {
+    "classify": (["title", "body"], "stars"),
+    "classify, several labels": (["body"], "tags"),
+    "classify, a number": (["body"], "price", False),
+}
+CASES |= {
+    name: (TASKS["classify"], lambda folder, given=given: make_classify(folder, *given), {"dir": "no/reviews"})
+    for name, given in CLASSIFY.items()
+}
 CASES["ner"] = (TASKS["ner"], make_ner, {"dir": "no/ner"})
 CASES["ner, features"] = (TASKS["ner"], make_features, {"dir": "no/ner"})
 FINE_TUNED = [name for name, (task, _, _) in CASES.items() if task.metric and task.name != "pretrain"]
 TAU = ("tau", "null_score_diff_threshold")
+EACH = ("precision_", "recall_", "f1_", "count_", "threshold_")  # of each class
 LABELS = {  # the head's output -> what it should say
     "seq_relationship_logits": "next_sentence_label",
     "start_logits": "start_positions",
@@ -251,16 +269,16 @@ def test_gold_answers_score_the_maximum_and_wrong_ones_do_not(case):
     for name, value in outputs.items():
         if name.endswith("logits"):
             labels = batch[LABELS.get(name, "labels")]
-            if value.shape[:-1] != labels.shape:  # these logits are of the labelled tokens alone
-                labels = labels[labels != -100]
             classes = not labels.is_floating_point()
+            if classes and value.shape[:-1] != labels.shape:  # these logits are of the labelled tokens alone
+                labels = labels[labels != -100]
             numbers = labels.clamp(min=0)
             certain = 100.0 * torch.nn.functional.one_hot(numbers, value.shape[-1]) if classes else labels[:, None]
-            outputs[name] = certain
+            outputs[name] = 200.0 * labels - 100.0 if value.shape == labels.shape else certain
     best = task.score(task.summarize(outputs, batch).numpy(), dev)
     for name, value in best.items():
-        if name not in TAU:
-            least = 1.0 if task.find_row(name).unit == "fraction" or name == "perplexity" else 0.0
+        if name not in TAU and not name.startswith(EACH):
+            least = 1.0 if task.find_row(name).unit == "fraction" or name in ("perplexity", "r2") else 0.0
             perfect = 100.0 if task.name in SQUAD else least
             assert value == pytest.approx(perfect, abs=1e-6), name
             # A model that knows nothing may still be right about all questions without an answer.
@@ -277,7 +295,7 @@ def test_scores_and_baselines_are_what_the_table_shows(case):
         scores = task.score(task.summarize(model.eval()(**batch, **task.evaluation_options), batch).numpy(), dev)
     baselines = task.baseline(data["train"], dev)
     shown = [row for row in task.table if row.key in scores]
-    unshown = {key for key in scores if key in TAU or key.startswith(("tau0_", "NoAns"))}
+    unshown = {key for key in scores if key in TAU or key.startswith(("tau0_", "NoAns", *EACH))}
     assert {row.key for row in shown} | {task.metric} | unshown == set(scores)
     everywhere = {name.format(row.key) for name in task.splits.values() for row in shown}
     assert everywhere <= {row.key for row in task.table}, "the other splits too"
@@ -299,7 +317,7 @@ def test_predictions_are_texts_in_files_of_their_own(case):
     """Check every split that is evaluated or predicted."""
     task, _, _, _, data, model, _ = case
     names = []
-    for split in (*task.splits, *task.unlabelled):
+    for split in data.keys() & {*task.splits, *task.unlabelled}:
         batch = take_batch(task, data[split], len(data[split]))
         with torch.no_grad():
             outputs = model.eval()(**batch, **task.evaluation_options)
