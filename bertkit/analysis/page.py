@@ -5,8 +5,10 @@ part is a plain dictionary made from the files of a directory: a run's here, a s
 unreadable file removes only what depends on it.
 
 A task describes figures of its predictions in files `<split>.figures.json` beside them, each a list of
-`{"kind": "matrix", "title", "labels", "counts"}`, with true labels as rows and predicted ones as columns, and
-`{"kind": "lines", "title", "xlabel", "ylabel", "xs", "lines": {name: ys}, "mark", "marked"}`, where `mark` is an x.
+`{"kind": "matrix", "title", "labels", "counts"}`, with true labels as rows and predicted ones as columns,
+`{"kind": "lines", "title", "xlabel", "ylabel", "xs", "lines": {name: ys}, "mark", "marked"}`, where `mark` is an x, and
+`{"kind": "curves", "title", "xlabel", "ylabel", "curves": {name: {"xs", "ys", "point"}}, "words"}`, where `point` is
+an x and y to mark.
 Predictions in conlleval's format (`*.conll`) are scored by entity type.
 
 Left out: every number that no run has written.
@@ -32,13 +34,13 @@ from bertkit.analysis.places import (
 from bertkit.analysis.study_page import describe_study
 from bertkit.errors import UsageError, explain_refusal
 from bertkit.metrics.ner import score_types
-from bertkit.reports.html import attempt, draw_all, render, show_minus
+from bertkit.reports.html import SERIES, attempt, draw_all, render, show_minus
 from bertkit.reports.plots import LOSS, Plot, Series, list_logged, trace
-from bertkit.reports.tables import ScoreRow, Table, TableCell, count, make_table, tabulate_scores
+from bertkit.reports.tables import MISSING, ScoreRow, Table, TableCell, count, make_table, tabulate_scores
 from bertkit.system.files import atomic_write
 from bertkit.system.progress import Report, describe_duration, ignore
 from bertkit.tasks import TASKS
-from bertkit.tasks.task import Task, repeat_run
+from bertkit.tasks.task import Task, repeat_run, shorten_text
 from bertkit.training.model_card import describe_machine
 from bertkit.training.recipe import read_recipe
 from bertkit.training.run_dir import (
@@ -55,6 +57,13 @@ from bertkit.training.run_dir import (
 
 POINTS = 600  # per curve at most, about as many as a screen shows
 BARS = 48  # per histogram, at most
+LABEL_SCORES = {  # of each label, in metrics.json -> its column
+    "precision": "precision (%)",
+    "recall": "recall (%)",
+    "f1": "F1 (%)",
+    "count": "count",
+    "threshold": "threshold",
+}
 
 
 def write_page(sources: Sequence[Path], output: Path, report: Report = ignore) -> None:
@@ -103,12 +112,15 @@ def describe_run(place: Place, others: Mapping[Path, Sequence[Mapping[str, Any]]
         "state": "" if written is not None else f"unfinished, {count(step, 'update')} so far",
         "summary": describe_score(task, metrics) if written is not None else "unfinished",
         "facts": list_facts(path, recipe, log, notes),
-        "scores": [tabulate_scores(rows, metrics, label, others.get(path.resolve(), []))] if rows else [],
+        "scores": [
+            *([tabulate_scores(rows, metrics, label, others.get(path.resolve(), []))] if rows else []),
+            *(list_labels(task, metrics) if task else []),
+        ],
         "comments": (attempt(task.comment, written) or []) if task and written is not None else [],
         "curves": draw_all(f"{place.id}-curve", list_curves(task, log, metrics)),
         "lengths": draw_all(f"{place.id}-length", list_lengths(path, notes)),
         "predicted": draw_all(f"{place.id}-figure", plots),
-        "tables": [*tables, *list_types(path, notes), *list_examples(path, notes)],
+        "tables": [*tables, *list_types(path, notes), *list_examples(path, task, notes)],
         "source": read_part(read_text, path / RECIPE_FILE, notes) or "",
         "file": RECIPE_FILE,
         "command": f"bertkit {task.command} {repeat_run(path, 'again')}" if task else "",
@@ -177,7 +189,29 @@ def describe_training(recipe: Mapping[str, Any], log: Sequence[Mapping[str, floa
     return ", ".join(parts)
 
 
-def list_examples(path: Path, notes: list[str]) -> Iterator[Table]:
+def list_labels(task: Task, metrics: Mapping[str, float]) -> Iterator[Table]:
+    """Yield a table of the scores of each label for each split that has them."""
+    for split, pattern in task.splits.items():
+        start = pattern.format("count_")
+        names = [key.removeprefix(start) for key in metrics if key.startswith(start)]
+        scores = [{key: metrics.get(pattern.format(f"{key}_{name}")) for key in LABEL_SCORES} for name in names]
+        keys = [key for key in LABEL_SCORES if any(found[key] is not None for found in scores)]
+        lines = [
+            [shorten_text(name), *(show_label_score(key, found[key]) for key in keys)]
+            for name, found in zip(names, scores, strict=True)
+        ]
+        if lines:
+            yield make_table(f"Scores by label, {split}", ["label", *(LABEL_SCORES[key] for key in keys)], lines)
+
+
+def show_label_score(key: str, value: float | None) -> str:
+    """Return a score of a label as the table shows it."""
+    if value is None:
+        return MISSING
+    return f"{value:,.0f}" if key == "count" else f"{value:.3f}" if key == "threshold" else f"{100 * value:.1f}"
+
+
+def list_examples(path: Path, task: Task | None, notes: list[str]) -> Iterator[Table]:
     """Yield the table of example predictions, if the run has written any."""
     text = read_part(read_text, path / PREDICTIONS / EXAMPLES, notes)
     if not text:
@@ -187,7 +221,8 @@ def list_examples(path: Path, notes: list[str]) -> Iterator[Table]:
         question, _, rest = line.rpartition("  →  ")
         answer, _, right = rest.rpartition("  (")
         lines.append([question, answer, right.removesuffix(")")] if question and answer else [line, "", ""])
-    yield make_table("Example predictions on held-out data", ["input", "predicted", "true"], lines, "text")
+    title = task.examples_title if task else Task.examples_title
+    yield make_table(title, ["input", "predicted", "true"], lines, "text")
 
 
 def list_types(path: Path, notes: list[str]) -> Iterator[Table]:
@@ -272,6 +307,8 @@ def list_figures(path: Path, notes: list[str]) -> tuple[list[Plot], list[Table]]
                 tables.append(table)
             if kind == "lines" and (plot := attempt(plot_lines, split, figure)):
                 plots.append(plot)
+            if kind == "curves" and (plot := attempt(plot_curves, split, figure)):
+                plots.append(plot)
     return plots, tables
 
 
@@ -290,6 +327,17 @@ def plot_lines(split: str, figure: Mapping[str, Any]) -> Plot:
     words = f"{title}: at {figure['marked']}, {figure['xlabel']} = {place}, {', '.join(values)}"
     marks = {figure["marked"]: mark}
     return Plot(title, figure["xlabel"], series, ylabel=figure["ylabel"], marks=marks, words=words)
+
+
+def plot_curves(split: str, figure: Mapping[str, Any]) -> Plot:
+    """Return the plot of a figure's curves, each with its marked point."""
+    series = []
+    for number, (name, curve) in enumerate(figure["curves"].items()):
+        colour, line = f"C{number % len(SERIES)}", "--" if number >= len(SERIES) else "-"
+        points = list(zip(curve["xs"], curve["ys"], strict=True))
+        series += [Series(shorten_text(name), points, colour + line), Series("", [curve["point"]], f"{colour}o")]
+    title = f"{figure['title']}, {split}"
+    return Plot(title, figure["xlabel"], series, ylabel=figure["ylabel"], words=f"{title}: {figure['words']}")
 
 
 def make_matrix(split: str, figure: Mapping[str, Any]) -> Table:

@@ -201,7 +201,7 @@ class Screen(AbstractContextManager):
         self.say(*task.comment(metrics))
         examples = output / PREDICTIONS / EXAMPLES
         if examples.is_file() and (lines := examples.read_text(encoding="utf-8").splitlines()):
-            self.say("Predictions on held-out text (the right answer in parentheses):")
+            self.say(f"{task.examples_title} (the right answer in parentheses):")
             self.say(*(f"  {line}" for line in lines))
         curves = output / "curves.png"
         with suppress(UsageError), hold_run_dir(output):  # another start of this run draws the same curves

@@ -7,7 +7,7 @@ texts (`bertkit.data.splits`). Head, loss and prediction are those of every clas
 import csv
 import io
 import json
-from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from shlex import quote
@@ -24,15 +24,17 @@ from bertkit.errors import UsageError
 from bertkit.metrics.classification import score_classes, score_labels, score_numbers
 from bertkit.reports.tables import ScoreRow, count
 from bertkit.system.progress import Report, ignore
+from bertkit.tasks.classification_figures import find_losses, list_figures
 from bertkit.tasks.finetuning import EVERY_EPOCH
 from bertkit.tasks.option import CLASSIFY_OPTIONS
-from bertkit.tasks.task import PredictionSettings, check_finite, repeat_run, shorten_text, use_transformers
+from bertkit.tasks.task import Result, check_finite, repeat_run, shorten_text, use_transformers
 from bertkit.tasks.texts import TextTask, guess_texts, name_results
 
 LABEL_NAMES = ("label", "labels", "class", "category", "target", "sentiment", "score", "rating", "stars", "y")
 BALANCED = "balanced"
 ROWS_A_PART = 10_000  # converted from Arrow
 MOST_SHOWN = 20  # labels whose shares are shown
+MOST_HARD = 10  # rows with the highest loss
 MOST_ERRORS = 3.0  # standard errors between the shares of a label in two splits, before a warning
 UNLABELLED = "unlabelled"  # a test split without labels
 SCORES = {  # kind -> the scores of the table; the first one is the score of the run
@@ -105,10 +107,11 @@ class TextInputs(Sequence):
 
 @dataclass(eq=False)
 class LabelledSequences(Sequences):
-    """Encoded sequences with their labels' space, and the rows that they were made from where these are written."""
+    """Encoded sequences with their labels' space, and where their rows are written these and the columns of texts."""
 
     space: LabelSpace | None = None
     rows: Columns | None = None
+    text: tuple[str, ...] = ()
 
 
 class ClassificationTask(TextTask):
@@ -116,6 +119,7 @@ class ClassificationTask(TextTask):
 
     name = command = "classify"
     title = "your texts"
+    examples_title = "Predictions with the highest loss on dev"
     options = CLASSIFY_OPTIONS
     metric = "score"
     splits: Mapping[str, str] = {"dev": "{}", "test": "test_{}"}
@@ -187,7 +191,8 @@ class ClassificationTask(TextTask):
         """Return the sequences of a split; all but train keep their rows, for the files of predictions."""
         inputs = TextInputs(tuple(examples.rows.find(name) for name in examples.text))
         found = encode_inputs(inputs, examples.labels, tokenizer, recipe["data"]["max_length"])
-        return LabelledSequences(**vars(found), space=examples.space, rows=None if split == "train" else examples.rows)
+        rows = None if split == "train" else examples.rows
+        return LabelledSequences(**vars(found), space=examples.space, rows=rows, text=examples.text)
 
     def describe(self, data: LabelledSequences, split: str) -> list[str]:
         """Return how many texts are truncated."""
@@ -205,14 +210,6 @@ class ClassificationTask(TextTask):
         if weights := find_weights(recipe["data"]["class_weights"], train):
             settings["class_weights"] = weights
         return settings
-
-    def list_samples(
-        self, examples: LabelledTexts, settings: PredictionSettings
-    ) -> Iterable[tuple[str, tuple[str, ...], str]]:
-        """Yield the texts with their correct label, labels or number."""
-        for number in range(len(examples)):
-            texts = tuple(examples.rows.find(name)[number].as_py() for name in examples.text)
-            yield "  |  ".join(map(shorten_text, texts)), texts, spell(examples.labels[number], examples.space)
 
     # --- Scores -------------------------------------------------------------------------------------------------------
 
@@ -257,16 +254,32 @@ class ClassificationTask(TextTask):
     def format_predictions(
         self, summaries: np.ndarray, data: LabelledSequences, split: str, decided: Mapping[str, Any] | None = None
     ) -> dict[str, str]:
-        """Return a split's rows with the predicted label and probabilities as CSV, and figures if it has labels."""
+        """Return a split's rows with the predicted label and probabilities as CSV; with labels also figures.
+
+        Those of the first split have the rows with the highest loss in place of its first examples.
+        """
         name = "test" if split == UNLABELLED else split
         if decided is None and data.labels is not None:
             decided = self.tuned_config(self.score(summaries, data))
         thresholds = (decided or {}).get("thresholds")
         results = name_results(summaries, data.space.names, data.space.kind, thresholds)
         files = {f"{name}.csv": write_rows(data.rows, list(map(self.flatten_result, results)))}
-        if data.labels is not None and data.space.kind == SINGLE:
-            files[f"{name}.figures.json"] = json.dumps([confuse(summaries.argmax(1), data.labels, data.space)]) + "\n"
+        if data.labels is None:
+            return files
+        if figures := list_figures(summaries, data.labels, data.space.names, data.space.kind, thresholds):
+            files[f"{name}.figures.json"] = json.dumps(figures) + "\n"
+        if split == next(iter(self.splits)):
+            files["examples.txt"] = "".join(f"{line}\n" for line in self.list_hardest(summaries, data, results))
         return files
+
+    def list_hardest(self, summaries: np.ndarray, data: LabelledSequences, results: Sequence[Result]) -> Iterator[str]:
+        """Yield a line with place, texts, result and correct answer for each of the rows with the highest loss."""
+        losses = find_losses(summaries, data.labels, data.space.kind)
+        for number in np.argsort(-losses, kind="stable")[:MOST_HARD].tolist():
+            texts = "  |  ".join(shorten_text(data.rows.find(name)[number].as_py()) for name in data.text)
+            answers = self.describe_result(results[number]), spell(data.labels[number], data.space)
+            answer, right = (" ".join(words.splitlines()) for words in answers)
+            yield f"{data.rows.locate(number)}: {texts}  →  {answer}  ({right})"
 
     def suggest(self, output: Path, recipe: Mapping[str, Any]) -> list[str]:
         """Return commands that use the fine-tuned model."""
@@ -464,17 +477,10 @@ def list_rows() -> tuple[ScoreRow, ...]:
 def spell(label: Any, space: LabelSpace) -> str:
     """Return a correct label, labels or number in words."""
     if space.kind == REGRESSION:
-        return f"{label:.3g}"
+        return f"{label:g}"
     if space.kind == SINGLE:
         return space.names[label]
     return ", ".join(space.names[place] for place in np.flatnonzero(label)) or "no label"
-
-
-def confuse(answers: np.ndarray, labels: np.ndarray, space: LabelSpace) -> dict[str, Any]:
-    """Return the confusion matrix as a figure, correct labels by row (see `bertkit.analysis.page`)."""
-    counts = np.zeros((len(space.names), len(space.names)), int)
-    np.add.at(counts, (labels, answers), 1)
-    return {"kind": "matrix", "title": "Confusion matrix", "labels": list(space.names), "counts": counts.tolist()}
 
 
 def name_apart(name: str, names: Collection[str], suffix: str) -> str:

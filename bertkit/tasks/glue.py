@@ -33,6 +33,7 @@ from bertkit.errors import UsageError
 from bertkit.metrics.glue import compute_scores
 from bertkit.reports.tables import ScoreRow
 from bertkit.system.progress import Report
+from bertkit.tasks.classification_figures import confuse
 from bertkit.tasks.finetuning import EVERY_EPOCH
 from bertkit.tasks.option import GLUE_OPTIONS
 from bertkit.tasks.task import PredictionSettings, check_finite, repeat_run, shorten_text, use_transformers
@@ -292,7 +293,8 @@ class GlueTask(TextTask):
         name = submission or Path(self.row.splits[split].file).name
         files = {name: write_predictions(spell(self.row, answers, clip=bool(submission)))}
         if self.row.labels and not submission:
-            files[f"{split}.figures.json"] = json.dumps([confuse(self.row, answers, data.labels)]) + "\n"
+            matrix = confuse(answers, data.labels, list(self.row.labels.values()))
+            files[f"{split}.figures.json"] = json.dumps([matrix]) + "\n"
         return files
 
     def score_files(self, gold: Path, predictions: Path) -> dict[str, float]:
@@ -363,14 +365,6 @@ def spell_majority(row: Benchmark) -> str:
     """Return the majority answer in the official spelling, for a submission without a model."""
     spellings = {name: spelling for spelling, name in row.labels.items()}
     return spellings.get(row.majority, row.majority)
-
-
-def confuse(row: Benchmark, answers: np.ndarray, labels: np.ndarray) -> dict[str, Any]:
-    """Return the confusion matrix as a figure, correct labels by row (see `bertkit.analysis.page`)."""
-    counts = np.zeros((len(row.labels), len(row.labels)), int)
-    np.add.at(counts, (labels, answers), 1)
-    names = list(row.labels.values())
-    return {"kind": "matrix", "title": "Confusion matrix", "labels": names, "counts": counts.tolist()}
 
 
 def write_predictions(answers: Sequence[str]) -> str:

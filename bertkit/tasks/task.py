@@ -78,6 +78,7 @@ class Task:
     Attributes:
         name: The name in `recipe.task` and on the command line.
         title: The name of its data.
+        examples_title: What the examples of predictions are.
         head: The name of a class in `bertkit.model`.
         options: The options of `[data]`.
         recipe: The paper's complete recipe; its `[data]` table has the defaults of `options`.
@@ -100,6 +101,7 @@ class Task:
 
     name: str
     title = "held-out text"
+    examples_title = "Predictions on held-out text"
     head: str
     options: Options
     recipe: Mapping[str, Any]
@@ -338,7 +340,7 @@ class Task:
 
         Each has a shortened text, the example in the form of `read_input`, and the correct answer in words.
         """
-        raise NotImplementedError
+        return ()
 
 
 def check_finite(values: np.ndarray) -> np.ndarray:

@@ -49,9 +49,10 @@ def write_results(
     sizes = {split: len(data) for split, data in prepared.data.items()}
     card = write_card(task, str(output), recipe, metrics, describe_environment(), model, sizes)
     (output / "README.md").write_text(card, encoding="utf-8")
-    settings = PredictionSettings(model, prepared.tokenizer, recipe["data"], task.pairs, SHOWN_WORDS)
-    lines = show_examples(task, prepared.examples, settings)
-    files = {**files, EXAMPLES: "".join(f"{line}\n" for line in lines)}
+    if EXAMPLES not in files:
+        settings = PredictionSettings(model, prepared.tokenizer, recipe["data"], task.pairs, SHOWN_WORDS)
+        lines = show_examples(task, prepared.examples, settings)
+        files = {**files, EXAMPLES: "".join(f"{line}\n" for line in lines)}
     (output / PREDICTIONS).mkdir(exist_ok=True)
     for name, text in files.items():
         (output / PREDICTIONS / name).write_text(text, encoding="utf-8")

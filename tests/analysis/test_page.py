@@ -320,7 +320,7 @@ def test_the_predictions_to_look_at_are_in_a_table(root, whole):
     for name in (*FINE_TUNED, "pretrain"):
         lines = (root / name / "predictions" / "examples.txt").read_text(encoding="utf-8").splitlines()
         tables = read_tables(find_part(whole, str(root / name)))
-        heads, *rows = tables.get("Example predictions on held-out data", [["input", "predicted", "true"]])
+        heads, *rows = tables.get("Predictions on held-out text", [["input", "predicted", "true"]])
         assert heads == ["input", "predicted", "true"]
         assert [f"{a} → {b} ({c})" for a, b, c in rows] == [" ".join(line.split()) for line in lines]
 
