@@ -12,7 +12,8 @@ import numpy as np
 def hash_keys(keys: Iterable[str]) -> np.ndarray:
     """Return (S,) float64 in [0, 1), equal for equal keys and uniform over different ones."""
     digests = (hashlib.blake2b(key.encode("utf-8", "surrogatepass"), digest_size=8).digest() for key in keys)
-    return (np.frombuffer(b"".join(digests), ">u8") >> 11) / 2.0**53  # 53 bits: no sum is rounded to 1
+    numbers = np.fromiter((int.from_bytes(digest) >> 11 for digest in digests), np.int64)
+    return numbers / 2.0**53  # 53 bits: no sum is rounded to 1
 
 
 def split_rows(places: np.ndarray, dev_share: float, test_share: float) -> dict[str, np.ndarray]:

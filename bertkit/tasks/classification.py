@@ -69,13 +69,13 @@ class LabelledTexts:
     Attributes:
         rows: The rows of the table.
         text: One or two columns of `rows`.
-        keys: (S,) what keeps rows together: the group, or the texts.
+        group: The column whose equal values keep rows together; empty for the texts.
         labels: As `LabelSpace.read` returns them; None without labels.
     """
 
     rows: Columns
     text: tuple[str, ...]
-    keys: pa.Array
+    group: str
     labels: np.ndarray | None
     space: LabelSpace
 
@@ -85,7 +85,7 @@ class LabelledTexts:
     def take(self, numbers: np.ndarray) -> "LabelledTexts":
         """Return some of the examples."""
         labels = None if self.labels is None else self.labels[numbers]
-        return replace(self, rows=self.rows.take(numbers), keys=self.keys.take(pa.array(numbers)), labels=labels)
+        return replace(self, rows=self.rows.take(numbers), labels=labels)
 
 
 @dataclass(frozen=True, eq=False)
@@ -179,7 +179,7 @@ class ClassificationTask(TextTask):
 
     def list_groups(self, examples: LabelledTexts) -> Sequence[Hashable]:
         """Return the groups, or the texts."""
-        return examples.keys.to_pylist()
+        return list(iterate_keys(examples.rows, {"group": examples.group, "text": examples.text}))
 
     def select(self, examples: LabelledTexts, numbers: np.ndarray) -> LabelledTexts:
         """Return some of the examples."""
@@ -362,14 +362,13 @@ def read_rows(
 ) -> LabelledTexts:
     """Return the examples of a split; rows whose label train lacks are reported and left out."""
     names, text = table.table.column_names, tuple(options["text"])
-    keys = pa.array(iterate_keys(table, options), pa.large_string())
     has_labels = all(name in names for name in space.columns) and any(
         cell for name in space.columns for cell in table.find(name).unique().to_pylist()
     )
     if split == "test" and not has_labels:
-        return LabelledTexts(table, text, keys, None, space)
+        return LabelledTexts(table, text, options["group"], None, space)
     labels, unknown = space.read(table)
-    found = LabelledTexts(table, text, keys, labels, space)
+    found = LabelledTexts(table, text, options["group"], labels, space)
     if unknown:
         listed = ", ".join(f"{label!r} ({number:,})" for label, number in unknown.most_common(MOST_SHOWN))
         left_out = "; these rows are left out" if space.kind == SINGLE else ""
