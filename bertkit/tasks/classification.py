@@ -189,6 +189,7 @@ class ClassificationTask(TextTask):
         self, examples: LabelledTexts, tokenizer: Any, recipe: Mapping[str, Any], split: str
     ) -> LabelledSequences:
         """Return the sequences of a split; all but train keep their rows, for the files of predictions."""
+        pa.default_memory_pool().release_unused()  # of the whole table, which has been divided
         inputs = TextInputs(tuple(examples.rows.find(name) for name in examples.text))
         found = encode_inputs(inputs, examples.labels, tokenizer, recipe["data"]["max_length"])
         rows = None if split == "train" else examples.rows
