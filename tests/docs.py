@@ -38,6 +38,7 @@ VALUES: dict[str, dict[str, list[Mapping[str, Any]]]] = {  # table -> column -> 
     },
     "glue": {"value": BENCHMARK_RECIPES},
     "squad": {"1.1": [TASKS["squad1"].recipe], "2.0": [TASKS["squad2"].recipe]},
+    "classify": {"value": [TASKS["classify"].recipe]},
     "swag": {"value": [TASKS["swag"].recipe]},
     "ner": {
         "fine-tuned": [TASKS["ner"].recipe],

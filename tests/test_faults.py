@@ -26,7 +26,7 @@ from bertkit.data.pretraining.store import SHARD_NAME
 from bertkit.data.tokenizer import make_tokenizer, save_tokenizer, train_vocabulary
 from bertkit.training.run_dir import COMPLETE, ENVIRONMENT, LOG, METRICS_FILE
 from tests.data.pretraining.test_build_faults import SCRIPT
-from tests.official import write_checkpoint, write_glue, write_squad
+from tests.official import write_checkpoint, write_glue, write_reviews, write_squad
 from tests.studies.test_workers import list_children
 from tests.training.test_run import write_text
 from tests.training.test_trainer import read_curve
@@ -39,6 +39,8 @@ RENEWED = (
     "study.toml",
     "study.json",
     "table.md",
+    "folds.json",
+    "out_of_fold.csv",
 )  # rewritten, with equal content, by a finished study
 TWO = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2")
 
@@ -84,6 +86,12 @@ GRID = (
     *make_settings(precision="fp32", batch_size=8),
     *("--grid", *make_settings(train__learning_rate=[1e-3, 1e-4], train__num_train_epochs=[4.0, 8.0])),
 )
+CLASSIFY = (
+    *("-m", "bertkit", "classify", "--data", "PLACE/reviews.csv", "--text", "title,body", "--label", "tags"),
+    *("--model", "PLACE/bert", "--output", MADE),
+    *make_settings(precision="fp32", batch_size=8, data__class_weights="balanced", train__learning_rate=1e-3),
+    *make_settings(train__num_train_epochs=8.0, patience=6),
+)
 CORPUS = (
     *("PLACE/script.py", "corpus", "build", "PLACE/long.txt", "--vocab", "PLACE/vocab", "--output", MADE),
     *("--workers", "2"),
@@ -94,6 +102,13 @@ COMMANDS = [
     Command("squad", SQUAD, 12, RUN),
     Command("glue --grid", GRID, 12, (*(f"rte/*/{name}" for name in RUN), "table.md")),
     Command("glue --grid --workers 2", (*GRID, "--workers", "2"), 4, ("rte/*/checkpoint-*", "rte/*/metrics.json")),
+    Command("classify", CLASSIFY, 8, RUN),
+    Command(
+        "classify --folds",
+        (*CLASSIFY, "--folds", "3"),
+        8,
+        (*(f"fold-2/classify/{name}" for name in RUN[1:]), "table.md", "out_of_fold.csv"),
+    ),
     Command("corpus build", CORPUS, 8, ("vocab.txt", "shards/.*", "shards/*", "corpus.json")),
     Command(
         "corpus build --deduplicate lines",
@@ -116,6 +131,7 @@ def place(tmp_path_factory):
     (folder / "script.py").write_text(SCRIPT.format(piece_bytes=24000, shard_tokens=1800, batch=1000))
     write_glue(folder / "glue")
     write_squad(folder / "squad", 2)
+    write_reviews(folder / "reviews.csv", 160)
     write_checkpoint(folder / "bert", hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1)
     return folder
 

@@ -12,10 +12,12 @@ import typer
 
 import bertkit
 from bertkit.cli.options import HELP_WIDTH, app
+from bertkit.data.formats.columns import read_columns
 from bertkit.data.formats.conll import read_conll
 from bertkit.data.formats.glue import read_labels, read_split
 from bertkit.data.formats.squad import read_squad
 from bertkit.data.formats.swag import read_swag
+from bertkit.data.labels import find_labels
 from bertkit.data.pretraining.sources import read_documents
 from bertkit.data.spans import is_placed
 from bertkit.errors import UsageError
@@ -238,7 +240,7 @@ def test_the_tables_of_a_page_are_up_to_date(page):
 
 def test_a_stale_table_is_noticed():
     text = PAGES[ROOT / "recipes" / "glue" / "README.md"]
-    assert len(docs.TABLE.findall("\n".join(PAGES.values()))) == 13
+    assert len(docs.TABLE.findall("\n".join(PAGES.values()))) == 15
     for stale in (text.replace("`2e-5` | the", "`3e-5` | the"), text.replace("| `rte` |", "| `rté` |")):
         assert stale != text
         assert docs.write_tables(stale) == text
@@ -292,6 +294,10 @@ def test_the_samples_on_the_pages_are_what_is_read(tmp_path):
     text = read_conll(write("Named entities", "conll", "eng.train"))
     assert (text.documents, text.scheme) == (1, "IOB2")
     assert text.sentences[0].tags == ["B-PER", "O", "O", "B-LOC"]
+    reviews = read_columns(write("Your own texts", "csv", "reviews.csv"))
+    assert reviews.find("title").to_pylist()[-1] == "NA"
+    space = find_labels(reviews, ["stars"], "auto")
+    assert (space.kind, space.names) == ("single_label_classification", ("1", "4", "5"))
     (block,) = find_blocks(SECTIONS["Studies"], "toml")
     cells = list_cells(make_study(tomllib.loads(block), {"checkpoint": str(write_checkpoint(tmp_path / "bert"))}))
     assert (len(cells), sum(len(cell.runs) for cell in cells)) == (8, 24)

@@ -37,6 +37,7 @@ SMALL = [
 COMMANDS = [
     "pretrain",
     "vocab",
+    "classify",
     "glue",
     "squad",
     "swag",

@@ -1,0 +1,119 @@
+"""`bertkit classify` from the command line: a run, folds, a grid, predictions of the same table, and mistakes."""
+
+import csv
+import json
+
+import pytest
+
+from tests.official import write_checkpoint, write_reviews
+
+NAMED = ["--text", "title,body", "--label", "stars"]
+
+
+@pytest.fixture
+def small(tmp_path, capsys):
+    """Write reviews.csv and a tiny BERT to the current directory; return the options of a run of a few updates."""
+    write_reviews(tmp_path / "reviews.csv", 120)
+    write_checkpoint(tmp_path / "bert", initializer_range=0.1)
+    capsys.readouterr()
+    settings = ("precision=fp32", "batch_size=8", "train.learning_rate=3e-3")
+    return ["--data", "reviews.csv", "--model", "bert", *(word for setting in settings for word in ("--set", setting))]
+
+
+def read_rows(path):
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_a_table_becomes_a_classifier_that_predicts_the_table(call, small, tmp_path):
+    code, out, err = call("classify", *small, *NAMED, "--output", "runs/stars")
+    assert (code, err) == (0, "")
+    for words in (
+        "reviews.csv: text from 'title' and 'body', label from 'stars'",
+        "single label classification (3 different whole numbers), 3 labels: 1, 2, 3",
+        "macro F1 (%)",
+        "accuracy, test (%)",
+        "a constant answer",
+        "bertkit predict runs/stars --input reviews.csv",
+    ):
+        assert words in out
+    assert "micro F1" not in out, "it is the accuracy"
+    run = tmp_path / "runs" / "stars"
+    assert (run / "curves.png").exists()
+    code, _, err = call("predict", "runs/stars", "--input", "reviews.csv", "--output", "all.csv", "--precision", "fp32")
+    assert (code, err) == (0, "")
+    rows = {row["id"]: row for row in read_rows(tmp_path / "all.csv")}
+    assert len(rows) == 120
+    for split in ("dev", "test"):
+        for row in read_rows(run / "predictions" / f"{split}.csv"):
+            found = rows[row["id"]]
+            assert list(found) == list(row)
+            assert {key: found[key] for key in found if not key.startswith("prob")} == {
+                key: row[key] for key in row if not key.startswith("prob")
+            }
+            assert float(found["probability"]) == pytest.approx(float(row["probability"]), abs=1e-5)
+    before = (run / "metrics.json").stat().st_mtime_ns
+    code, out, _ = call("classify", *small, *NAMED, "--output", "runs/stars")
+    assert code == 0
+    assert "runs/stars is finished" in out
+    assert (run / "metrics.json").stat().st_mtime_ns == before
+    code, _, err = call("classify", *small, "--label", "tags", "--output", "runs/stars")
+    assert code == 2
+    assert "belongs to another run" in err
+
+
+def test_folds_print_their_scores_and_predict_every_row(call, small, tmp_path):
+    code, out, err = call("classify", *small, *NAMED, "--folds", "2", *settings, "--output", "runs/f")
+    assert (code, err) == (0, "")
+    assert "mean ± sd (n) over 2 folds" in out
+    assert len(read_rows(tmp_path / "runs" / "f" / "out_of_fold.csv")) == 120
+    assert "macro_f1" in json.loads((tmp_path / "runs" / "f" / "folds.json").read_text())
+    code, out, _ = call("classify", *small, *NAMED, "--folds", "2", "--dry-run")
+    assert code == 0
+    assert "2 runs" in out
+    recipe = "runs/f/fold-1/classify/recipe.toml"  # with a fold of its own
+    code, _, err = call("classify", "--recipe", recipe, "--folds", "3", "--output", "runs/g")
+    assert (code, err) == (0, "")
+    assert {row["fold"] for row in read_rows(tmp_path / "runs" / "g" / "out_of_fold.csv")} == {"1", "2", "3"}
+
+
+def test_a_failed_fold_is_told_and_there_are_no_predictions_of_all_rows(call, small, tmp_path):
+    diverging = ["--set", "train.learning_rate=1e30", "--set", "train.max_grad_norm=0.0", "--set", "train.max_steps=4"]
+    code, _, err = call("classify", *small, *NAMED, *diverging, "--folds", "2", "--output", "runs/f")
+    assert (code, err) == (2, "bertkit: all 2 runs failed; runs/f/study.json gives the reasons\n")
+    assert not (tmp_path / "runs" / "f" / "out_of_fold.csv").exists()
+
+
+def test_a_grid_of_several_labels(call, small, tmp_path):
+    grid = ["--grid", "--set", "train.learning_rate=[3e-3, 1e-3]", "--set", "batch_size=16"]
+    grid += ["--set", "train.num_train_epochs=1.0", "--label", "tags", "--text", "body", "--output", "runs/grid"]
+    code, out, err = call("classify", *small, *grid)
+    assert (code, err) == (0, "")
+    for words in ("best of 2", "score (%)", "Chosen for classify: runs/grid/classify/learning_rate-"):
+        assert words in out
+    assert (tmp_path / "runs" / "grid" / "heatmap.png").exists()
+    assert not (tmp_path / "runs" / "grid" / "out_of_fold.csv").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--data", "nothing.csv"], "'nothing.csv' does not exist; give a file"),
+        (["--data", "reviews.csv", "--text", "boby"], "boby"),
+        (["--data", "reviews.csv", "--label", "id"], "too many for labels; choose another column with --label"),
+        (["--data", "reviews.csv", "--folds", "1"], "--folds is 1; give at least 2"),
+        (["--data", "reviews.csv", "--folds", "2", "--grid"], "--folds is without --grid and --restarts"),
+        (["--data", "reviews.csv", "--workers", "2"], "--workers is for --folds, --grid and --restarts"),
+        (["--data", "reviews.csv", "--folds", "2", "--set", "data.tune_share=0.5"], "leave out tune_share or folds"),
+        (["--data", "reviews.csv", "--set", "data.txt=body"], "text"),
+        ([], "classify needs a table of texts and labels; name a file, a folder or a Hub data set with --data"),
+    ],
+)
+def test_a_mistake_is_one_line_and_nothing_is_written(call, small, tmp_path, arguments, words):
+    given = [] if "--data" in arguments or not arguments else small[:2]
+    code, _, err = call("classify", *given, *arguments, *small[2:])
+    assert code == 2
+    assert err.startswith("bertkit: ")
+    assert err.count("\n") == 1
+    assert words in err
+    assert not (tmp_path / "runs").exists()

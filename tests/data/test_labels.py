@@ -1,0 +1,173 @@
+"""Labels of a person's own table: the kind of problem, the names in order, and the numbers of the cells."""
+
+import json
+from collections import Counter
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bertkit.data.formats.columns import Columns
+from bertkit.data.labels import REGRESSION, SEVERAL, SINGLE, UNKNOWN_LABEL, find_labels, normalise
+from bertkit.errors import UsageError
+
+
+def make_columns(**columns):
+    """Return a table "t.csv"; a column of lists is one whose cells are lists."""
+    lists = frozenset(name for name, cells in columns.items() if isinstance(cells[0], list))
+    cells = {
+        name: [json.dumps(cell) for cell in found] if name in lists else list(found) for name, found in columns.items()
+    }
+    table = pa.table({name: pa.array(found, pa.large_string()) for name, found in cells.items()})
+    return Columns("t.csv", table, lists, range(2, len(table) + 2))
+
+
+def find(cells, problem_type="auto"):
+    return find_labels(make_columns(y=cells), ["y"], problem_type)
+
+
+def count_up(number, pattern="{}"):
+    return [pattern.format(value) for value in range(number)] * 2
+
+
+KINDS = [  # the cells of train -> kind, names
+    (["good", "bad", "good"], SINGLE, ("bad", "good")),
+    ([" good", "bad ", "good"], SINGLE, ("bad", "good")),
+    (["NA", "null", "None"], SINGLE, ("NA", "None", "null")),
+    (["True", "FALSE", "true"], SINGLE, ("false", "true")),
+    (["10", "2", "1"], SINGLE, ("1", "2", "10")),
+    (["3.0", "1.0", "3", "-1"], SINGLE, ("-1", "1", "3")),
+    (["01", "1", "001"], SINGLE, ("001", "01", "1")),
+    (["10", "9", "best"], SINGLE, ("10", "9", "best")),
+    (count_up(20), SINGLE, tuple(map(str, range(20)))),
+    (count_up(21), REGRESSION, ("score",)),
+    (["0.5", "1", "2"], REGRESSION, ("score",)),
+    (["1e-3", "-2.5"], REGRESSION, ("score",)),
+    (["1_0", "2_0"], SINGLE, ("1_0", "2_0")),
+    (["nan", "1.5"], SINGLE, ("1.5", "nan")),
+    (["a|b", "b", ""], SEVERAL, ("a", "b")),
+    (["b | a", "c|"], SEVERAL, ("a", "b", "c")),
+    (["3|10", "1"], SEVERAL, ("1", "3", "10")),
+    ([["b", "a"], [], ["c"]], SEVERAL, ("a", "b", "c")),
+    ([["a|b"], ["c"]], SEVERAL, ("a|b", "c")),
+]
+
+
+@pytest.mark.parametrize(("cells", "kind", "names"), KINDS)
+def test_the_kind_and_the_order_of_the_labels(cells, kind, names):
+    space = find(cells)
+    assert (space.kind, space.names, space.columns) == (kind, names, ("y",))
+    assert space.reason
+
+
+@pytest.mark.parametrize(
+    ("cells", "kind", "names"),
+    [
+        (count_up(21), SINGLE, tuple(map(str, range(21)))),
+        (["1", "2", "2"], REGRESSION, ("score",)),
+        (["good", "bad"], SEVERAL, ("bad", "good")),
+        (["a|b", "b"], SINGLE, ("a|b", "b")),
+    ],
+)
+def test_a_kind_that_is_set_decides(cells, kind, names):
+    space = find(cells, kind)
+    assert (space.kind, space.names, space.reason) == (kind, names, "as set")
+
+
+@pytest.mark.parametrize(
+    ("cells", "labels"),
+    [
+        (["b", " a", "b"], [1, 0, 1]),
+        (["2.0", "10", "2"], [0, 1, 0]),
+        (["TRUE", "false"], [1, 0]),
+        (["a|b", "b", "", "b|b|"], [[1, 1], [0, 1], [0, 0], [0, 1]]),
+        ([["a", "b"], [], ["b"]], [[1, 1], [0, 0], [0, 1]]),
+        (["0.5", " 2", "-1e-1"], [0.5, 2.0, -0.1]),
+    ],
+)
+def test_cells_become_the_numbers_of_their_labels(cells, labels):
+    found, other = find(cells).read(make_columns(y=cells))
+    assert found.tolist() == pytest.approx(np.array(labels, np.float32)) or found.tolist() == labels
+    assert found.dtype == (np.int64 if isinstance(labels[0], int) else np.float32)
+    assert other == Counter()
+
+
+def test_columns_of_0_and_1_are_several_labels_in_the_given_order():
+    table = make_columns(slow=["1", "0", "true"], dear=["0.0", "FALSE", "1.0"])
+    space = find_labels(table, ["slow", "dear"], "auto")
+    assert (space.kind, space.names, space.has_column_each) == (SEVERAL, ("slow", "dear"), True)
+    assert space.read(table)[0].tolist() == [[1, 0], [0, 0], [1, 1]]
+
+
+def test_labels_that_train_lacks_are_counted():
+    found, other = find(["a", "b"]).read(make_columns(y=["b", "c", "c", "d", "a"]))
+    assert found.tolist() == [1, UNKNOWN_LABEL, UNKNOWN_LABEL, UNKNOWN_LABEL, 0]
+    assert other == {"c": 2, "d": 1}
+    found, other = find(["a|b"]).read(make_columns(y=["c|a", "c", "b"]))
+    assert found.tolist() == [[1, 0], [0, 0], [0, 1]]
+    assert other == {"c": 2}
+
+
+def test_a_table_in_parts_and_a_part_of_a_table_are_read_the_same():
+    """Columns of several chunks have one dictionary; labels of rows that are left out count nowhere."""
+    table = make_columns(y=["a", "b", "c", "a"])
+    chunks = pa.concat_tables([table.table.slice(0, 2), table.table.slice(2)])
+    space = find_labels(Columns("t.csv", chunks, frozenset(), range(4)), ["y"], "auto")
+    assert space.read(Columns("t.csv", chunks, frozenset(), range(4)))[0].tolist() == [0, 1, 2, 0]
+    part = table.take(np.array([3, 1]))
+    assert find_labels(part, ["y"], "auto").names == ("a", "b")
+    assert find(["a", "b"]).read(part) == (pytest.approx([0, 1]), Counter())
+
+
+@pytest.mark.parametrize(
+    ("cells", "problem_type", "message"),
+    [
+        (["a", "a"], "auto", r"t\.csv: the column 'y' has 1 label; give a column with two or more"),
+        (["", " "], "auto", r"the column 'y' has 0 labels; give a column with two or more"),
+        ([[], []], "auto", r"the column 'y' has 0 labels"),
+        (
+            [f"text {n}" for n in range(40)],
+            "auto",
+            r"has 40 different texts in 40 rows, too many for labels; .*--label",
+        ),
+        (["1.5", "", "2"], "auto", r"t\.csv, line 3: the label '' is not a number; correct it"),
+        (["1", "inf"], REGRESSION, r"t\.csv, line 3: the label 'inf' is not a number"),
+    ],
+)
+def test_a_column_that_holds_no_labels_is_one_line(cells, problem_type, message):
+    with pytest.raises(UsageError, match=message):
+        find(cells, problem_type)
+
+
+def test_a_missing_column_a_blank_label_and_a_wrong_flag_are_one_line_each():
+    with pytest.raises(UsageError, match=r"t\.csv.*'stars'.*"):
+        find_labels(make_columns(star=["1", "2"]), ["stars"], "auto")
+    with pytest.raises(
+        UsageError, match=r"t\.csv, line 3: the label 'y' is empty, as in 2 rows; give each row a label"
+    ):
+        find(["a", "b"]).read(make_columns(y=["a", "", "b", " "]))
+    table = make_columns(slow=["1", "0", "maybe"], dear=["0", "1", "1"])
+    with pytest.raises(UsageError, match=r"t\.csv, line 4: 'slow' is 'maybe', but each of several label columns must"):
+        find_labels(table, ["slow", "dear"], "auto")
+    with pytest.raises(UsageError, match=r"regression has one label column, but 2 are given; give one with --label"):
+        find_labels(table, ["slow", "dear"], REGRESSION)
+
+
+@given(st.integers(-(10**20), 10**20), st.integers(0, 3))
+def test_whole_numbers_are_one_label_however_they_are_spelled(number, zeros):
+    assert normalise(f" {number}.{'0' * zeros}") == str(number)
+
+
+@given(st.lists(st.text(max_size=3), min_size=1))
+def test_reading_is_the_inverse_of_naming(cells):
+    """Each cell's number leads back to its label, whatever the kind is."""
+    try:
+        space = find(cells, SINGLE)
+        labels, other = space.read(make_columns(y=cells))
+    except UsageError:
+        assert len({normalise(cell) for cell in cells}) < 2 or not all(map(str.strip, cells))
+        return
+    assert [space.names[label] for label in labels] == [normalise(cell) for cell in cells]
+    assert not other

@@ -1,0 +1,84 @@
+"""Splits and folds by a hash: what keeps rows together, what moves them, and how large the parts are."""
+
+import hashlib
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bertkit.data.splits import hash_keys, split_fold, split_rows
+
+TEXTS = st.lists(st.text(max_size=4), min_size=1, max_size=40)
+SHARES = st.floats(0, 0.49)
+MANY = hash_keys(f"row {number}" for number in range(20_000))
+
+
+def list_splits(places, dev_share=0.2, test_share=0.2):
+    """Return the split of each row."""
+    rows = split_rows(places, dev_share, test_share)
+    found = {number: split for split, numbers in rows.items() for number in numbers.tolist()}
+    assert sorted(found) == list(range(len(places))), "each row is in one split"
+    assert sum(map(len, rows.values())) == len(places)
+    return [found[number] for number in range(len(places))]
+
+
+@given(TEXTS, TEXTS, SHARES, SHARES)
+def test_added_rows_move_no_others(texts, more, dev_share, test_share):
+    before = list_splits(hash_keys(texts), dev_share, test_share)
+    assert list_splits(hash_keys(texts + more), dev_share, test_share)[: len(texts)] == before
+
+
+@given(TEXTS, SHARES, SHARES)
+def test_equal_texts_are_on_one_side_and_the_order_does_not_matter(texts, dev_share, test_share):
+    found = list_splits(hash_keys(texts + texts[::-1]), dev_share, test_share)
+    assert found == found[::-1]
+
+
+@given(TEXTS, st.floats(0, 0.3), st.floats(0, 0.19))
+def test_a_larger_share_only_adds_rows(texts, share, more):
+    """A dev set that grows keeps its rows, and test does not change with it."""
+    small, large = (split_rows(hash_keys(texts), value, 0.2) for value in (share, share + more))
+    assert set(small.get("dev", ())) <= set(large.get("dev", ()))
+    assert small["test"].tolist() == large["test"].tolist()
+
+
+@given(TEXTS, st.integers(2, 12))
+def test_folds_are_a_partition(texts, folds):
+    parts = [split_fold(hash_keys(texts), folds, fold) for fold in range(folds)]
+    for part in parts:
+        assert sorted([*part["train"], *part["dev"]]) == list(range(len(texts)))
+    assert sorted(number for part in parts for number in part["dev"]) == list(range(len(texts)))
+
+
+@pytest.mark.parametrize(("dev_share", "test_share"), [(0.1, 0.1), (0.3, 0.0), (0.0, 0.5), (0.25, 0.7)])
+def test_shares_approach_their_values(dev_share, test_share):
+    """Within four standard errors, sqrt(p (1 - p) / S)."""
+    rows = split_rows(MANY, dev_share, test_share)
+    assert set(rows) == {"train", *(["dev"] if dev_share else []), *(["test"] if test_share else [])}
+    for split, share in (("dev", dev_share), ("test", test_share)):
+        error = np.sqrt(share * (1 - share) / len(MANY))
+        assert len(rows.get(split, ())) / len(MANY) == pytest.approx(share, abs=4 * error + 1e-12)
+
+
+def test_folds_are_about_equal():
+    sizes = [len(split_fold(MANY, 5, fold)["dev"]) for fold in range(5)]
+    assert sum(sizes) == len(MANY)
+    assert sizes == pytest.approx([len(MANY) / 5] * 5, abs=4 * np.sqrt(len(MANY) * 0.2 * 0.8))
+
+
+def test_places_are_fixed_forever():
+    """The first 53 bits of BLAKE2b of the text in UTF-8: a later version of bertkit splits a table the same way."""
+    digest = hashlib.blake2b("gut, größer".encode(), digest_size=8).digest()
+    assert hash_keys(["gut, größer"]).tolist() == [(int.from_bytes(digest, "big") >> 11) / 2**53]
+    assert hash_keys(["a", "\ud800"]).tolist() == [0.2537936105758485, 0.2579417374386034]
+    assert hash_keys([]).tolist() == []
+
+
+def test_the_largest_hash_is_below_1(monkeypatch):
+    full = SimpleNamespace(digest=lambda: b"\xff" * 8)
+    monkeypatch.setattr("bertkit.data.splits.hashlib.blake2b", lambda *_, **__: full)
+    (place,) = hash_keys(["any"])
+    assert place < 1
+    assert split_fold(np.array([place]), 7, 6)["dev"].tolist() == [0]

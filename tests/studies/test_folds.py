@@ -1,0 +1,127 @@
+"""Folds as a study: their definition, their mean scores, and a prediction for every row by a model without it."""
+
+import csv
+import json
+import shutil
+import statistics
+
+import pytest
+
+from bertkit.errors import UsageError
+from bertkit.studies.folds import define_folds, gather_folds
+from bertkit.studies.runner import make_study, run_study
+from tests.official import write_checkpoint, write_reviews, write_table
+
+FOLDS = 3
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory):
+    return write_checkpoint(tmp_path_factory.mktemp("bert"), initializer_range=0.1)
+
+
+def make_recipe(bert, path, label="stars", **data):
+    """Return a recipe of a few updates."""
+    train = {"max_steps": 6, "learning_rate": 3e-3, "save_strategy": "no", "eval_strategy": "no"}
+    data = {"dir": str(path), "text": ["body"], "label": [label], "max_length": 64} | data
+    return {"checkpoint": str(bert), "batch_size": 8, "precision": "fp32", "data": data, "train": train}
+
+
+def run_folds(recipe, output):
+    return run_study(make_study(define_folds(recipe, FOLDS)), output=output)
+
+
+def read_rows(path):
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.fixture(scope="module")
+def done(bert, tmp_path_factory):
+    """Return the table, the directory of a finished study of folds, its results, and the table of its scores."""
+    path = write_reviews(tmp_path_factory.mktemp("data") / "reviews.csv", 60)
+    output = tmp_path_factory.mktemp("folds") / "out"
+    results = run_folds(make_recipe(bert, path), output)
+    return path, output, results, gather_folds(results, output)
+
+
+def test_the_definition_has_a_row_for_each_fold():
+    definition = define_folds({"batch_size": 4, "data": {"folds": 9, "group": "customer"}}, 2)
+    assert definition["recipe"] == {"batch_size": 4, "data": {"folds": 2, "group": "customer"}}
+    assert definition["row"] == [
+        {"name": "fold 1", "recipe": {"data": {"fold": 0}}},
+        {"name": "fold 2", "recipe": {"data": {"fold": 1}}},
+    ]
+    for folds in (1, -2):
+        with pytest.raises(UsageError, match=rf"--folds is {folds}; give at least 2"):
+            define_folds({}, folds)
+
+
+def test_every_row_has_a_prediction_of_the_model_that_has_not_seen_it(done):
+    path, output, results, _ = done
+    rows, given = read_rows(output / "out_of_fold.csv"), read_rows(path)
+    assert [{name: row[name] for name in given[0]} for row in rows] == given, "in the order of the input"
+    assert next(iter(rows[0])) == "fold"
+    assert {row["fold"] for row in rows} == {"1", "2", "3"}
+    for number, cell in enumerate(results["cells"], 1):
+        own = [
+            {name: cells for name, cells in row.items() if name != "fold"} for row in rows if row["fold"] == f"{number}"
+        ]
+        assert own == read_rows(output / cell["runs"][0]["directory"] / "predictions" / "dev.csv")
+
+
+def test_the_scores_are_means_over_the_folds(done):
+    _, output, results, table = done
+    scores = json.loads((output / "folds.json").read_text())
+    values = [cell["runs"][0]["metrics"]["macro_f1"] for cell in results["cells"]]
+    assert scores["macro_f1"] == {
+        "mean": pytest.approx(statistics.mean(values)),
+        "sd": pytest.approx(statistics.stdev(values)),
+        "n": FOLDS,
+    }
+    assert "score" not in scores, "it is the macro F1"
+    assert table.heads == ("score", "mean ± sd (n) over 3 folds")
+    assert table.rows[0][0].lines[0][0] == "macro F1 (%)"
+    assert table.rows[0][1].lines[0][0].endswith("(3)")
+
+
+def test_a_failed_fold_writes_nothing(done, tmp_path):
+    _, output, results, _ = done
+    shutil.copytree(output, tmp_path / "out", ignore=shutil.ignore_patterns("out_of_fold.csv", "folds.json"))
+    failed = json.loads(json.dumps(results))
+    failed["cells"][1]["runs"][0] = {"status": "failed", "failure": "the loss is NaN", "directory": "fold-2/classify"}
+    assert gather_folds(failed, tmp_path / "out") is None
+    assert not (tmp_path / "out" / "out_of_fold.csv").exists()
+    assert not (tmp_path / "out" / "folds.json").exists()
+    assert gather_folds(results, tmp_path / "out") is not None
+    assert (tmp_path / "out" / "out_of_fold.csv").read_bytes() == (output / "out_of_fold.csv").read_bytes()
+
+
+def test_a_label_that_some_folds_lack_leaves_undefined_scores_out(bert, tmp_path):
+    """Only two texts are "c" and differ in nothing, so both are in one fold, and the others cannot rank them."""
+    rows = [{"body": f"{'good' if n % 2 else 'bad'} word{n}", "stars": "ab"[n % 2], "fold": n} for n in range(40)]
+    rows += [{"body": "so", "stars": "c", "fold": "x"}] * 2
+    output = tmp_path / "out"
+    results = run_folds(make_recipe(bert, write_table(tmp_path / "t.csv", rows)), output)
+    for cell in results["cells"]:
+        for name in ("roc_auc", "majority_roc_auc"):
+            cell["runs"][0]["metrics"].pop(name, None)
+    results["cells"][2]["runs"][0]["metrics"]["roc_auc"] = 0.75
+    assert gather_folds(results, output) is not None
+    scores = json.loads((output / "folds.json").read_text())
+    assert scores["roc_auc"] == {"mean": 0.75, "sd": None, "n": 1}
+    found = read_rows(output / "out_of_fold.csv")
+    assert [row["fold"] for row in found] == [str(row["fold"]) for row in rows], "the input's own column"
+    assert {row["fold_number"] for row in found} == {"1", "2", "3"}
+    assert len({row["fold_number"] for row in found[-2:]}) == 1
+    assert {row["stars"] for row in found} == {"a", "b", "c"}
+
+
+@pytest.mark.parametrize("label", ["tags", "price"])
+def test_several_labels_and_numbers_in_groups(bert, tmp_path, label):
+    path, output = write_reviews(tmp_path / "reviews.csv", 60), tmp_path / "out"
+    assert gather_folds(run_folds(make_recipe(bert, path, label, group="customer"), output), output) is not None
+    rows = read_rows(output / "out_of_fold.csv")
+    assert [row["id"] for row in rows] == [f"r{n}" for n in range(60)]
+    assert len({(row["customer"], row["fold"]) for row in rows}) == 8, "a customer is in one fold"
+    assert set(json.loads((output / "folds.json").read_text())) >= {{"tags": "macro_f1", "price": "rmse"}[label]}

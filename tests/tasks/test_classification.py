@@ -1,0 +1,623 @@
+"""A person's own texts as a task: columns, splits, labels, weights, thresholds, scores, baselines and files."""
+
+import csv
+import json
+from functools import cache
+from itertools import chain
+
+import numpy as np
+import pytest
+import transformers
+from safetensors.torch import load_file
+from sklearn.utils.class_weight import compute_class_weight
+
+from bertkit.data.labels import REGRESSION, SEVERAL, SINGLE
+from bertkit.data.sequences import Sequences
+from bertkit.errors import UsageError
+from bertkit.inference.predictor import Predictor
+from bertkit.metrics.classification import score_labels
+from bertkit.tasks import TASKS
+from bertkit.tasks.classification import CLASSIFICATION, LabelledSequences, describe_shares, differs
+from bertkit.training.arguments import complete
+from bertkit.training.recipe import read_recipe
+from bertkit.training.run import run
+from tests.official import write_checkpoint, write_glue, write_reviews, write_table
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory):
+    """A tiny BERT whose random weights are large enough to learn from quickly."""
+    return write_checkpoint(tmp_path_factory.mktemp("bert"), initializer_range=0.1)
+
+
+@pytest.fixture(scope="module")
+def reviews(tmp_path_factory):
+    return write_reviews(tmp_path_factory.mktemp("reviews") / "reviews.csv", 160)
+
+
+def load(place, **options):
+    """Return the examples and the lines that were reported."""
+    lines = []
+    return CLASSIFICATION.load(CLASSIFICATION.recipe["data"] | {"dir": str(place)} | options, lines.append), lines
+
+
+def write_texts(path, labels, **columns):
+    """Write a table of numbered texts with these labels."""
+    rows = [{"text": f"text {number}", "label": label} for number, label in enumerate(labels)]
+    return write_table(path, [row | {name: f(place) for name, f in columns.items()} for place, row in enumerate(rows)])
+
+
+def list_texts(examples, column="text"):
+    return examples.rows.find(column).to_pylist()
+
+
+# --- Columns ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_recipe():
+    recipe = CLASSIFICATION.recipe
+    assert TASKS["classify"] is CLASSIFICATION
+    assert (recipe["batch_size"], recipe["data"]["max_length"]) == (32, 128)
+    assert recipe["train"] == TASKS["sst2"].recipe["train"]
+
+
+@pytest.mark.parametrize(
+    ("text", "row", "said"),
+    [
+        (
+            "Review",
+            {"id": "1", "Review": "good", "Stars": "2"},
+            "text from 'Review', label from 'Stars', guessed from the names",
+        ),
+        (
+            "sentence1",
+            {"sentence1": "a", "sentence2": "b", "gold": "x", "label": "2"},
+            "text from 'sentence1' and 'sentence2', label from 'label', guessed from the names; set --text and --label",
+        ),
+        ("text", {"title": "a", "text": "b", "y": "2"}, "text from 'text', label from 'y'"),
+        ("text", {"text": "a", "label": "1", "class": "2"}, "text from 'text', label from 'label'"),
+    ],
+)
+def test_columns_are_guessed_by_their_names_and_told(tmp_path, text, row, said):
+    rows = [{name: f"{cell}{n % 2}" for name, cell in row.items()} for n in range(60)]
+    rows = [given | {text: f"{given[text]} {n}"} for n, given in enumerate(rows)]
+    _, lines = load(write_table(tmp_path / "t.csv", rows))
+    assert lines[0].startswith(f"{tmp_path / 't.csv'}: {said}")
+
+
+def test_what_is_named_is_taken_and_a_label_is_no_text(reviews, tmp_path):
+    _, lines = load(reviews, text=["body"])
+    assert (
+        lines[0] == f"{reviews}: text from 'body', label from 'stars', guessed from the names; set --label for others"
+    )
+    _, lines = load(reviews, text=["title", "body"], label=["tags"])
+    assert lines[0] == f"{reviews}: text from 'title' and 'body', label from 'tags'"
+    both = write_table(tmp_path / "t.csv", [{"title": f"{n % 2}", "text": f"text {n}"} for n in range(60)])
+    assert load(both, label=["title"])[0]["train"].text == ("text",)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"text": ["titel"]}, r"titel.*title"),
+        ({"label": ["star"]}, r"star.*stars"),
+        ({"text": ["title"], "label": ["title"]}, r"the column 'title' is both text and label; name different columns"),
+        ({"label": ["id"]}, r"the column 'id' has .* different texts in .* rows, too many for labels"),
+        ({"group": "client"}, r"client"),
+        ({"dir": ""}, r"classify needs a table of texts and labels; name a file, a folder or a Hub data set"),
+        ({"class_weights": {"1": 1.0, "2": 1.0}}, r"class_weights and the labels differ in '3'; .* each of 1, 2, 3"),
+        ({"label": ["price"], "class_weights": "balanced"}, r"class_weights is for labels, not for numbers; leave"),
+    ],
+)
+def test_a_wrong_option_is_one_line(reviews, options, message):
+    with pytest.raises(UsageError, match=message) as error:
+        configure(reviews, **options)
+    assert "\n" not in str(error.value)
+
+
+def test_columns_that_cannot_be_guessed_are_listed(tmp_path):
+    table = write_table(tmp_path / "t.csv", [{"a": "1", "b": "2"}])
+    with pytest.raises(UsageError, match=r"t\.csv has the columns 'a', 'b'; name one with --text"):
+        load(table)
+    with pytest.raises(UsageError, match=r"t\.csv has the columns 'a', 'b'; name one with --label"):
+        load(table, text=["a"])
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ({"text": ["a", "b", "c"]}, r"text names 3 columns in \[data\]; give one, or two for pairs"),
+        ({"problem_type": "single"}, r"unknown problem_type 'single'; expected auto, single_label_classification, "),
+        ({"dev_share": 0.5, "test_share": 0.5}, r"dev_share and test_share leave no rows to train on; lower them"),
+        ({"dev_share": 1.0}, r"dev_share is 1.0 in \[data\]; it must be at least 0 and below 1"),
+        ({"folds": 1}, r"fold 0 of 1 folds; give at least 2 folds, and a fold below them"),
+        ({"folds": 3, "fold": 3}, r"fold 3 of 3 folds; give at least 2 folds"),
+        ({"fold": 1}, r"fold 1 of 0 folds"),
+        ({"folds": 3, "tune_share": 0.5}, r"tune_share leaves rows of each fold without a prediction; leave out"),
+        ({"class_weights": "equal"}, r"class_weights is 'equal'; give \"balanced\" or a table label -> weight"),
+    ],
+)
+def test_a_wrong_recipe_is_refused_before_anything_is_read(bert, data, message):
+    with pytest.raises(UsageError, match=message):
+        complete(CLASSIFICATION, {"checkpoint": str(bert), "data": {"dir": "no.csv"} | data})
+
+
+# --- Splits -----------------------------------------------------------------------------------------------------------
+
+
+def test_one_file_gives_three_splits_in_its_order(reviews):
+    examples, lines = load(reviews, text=["title", "body"])
+    names = {split: list_texts(found, "id") for split, found in examples.items()}
+    assert list(names) == ["train", "dev", "test"]
+    assert sorted(chain(*names.values()), key=lambda name: int(name[1:])) == [f"r{n}" for n in range(160)]
+    assert all(found == sorted(found, key=lambda name: int(name[1:])) for found in names.values())
+    sizes = ", ".join(f"{split} {len(found)}" for split, found in names.items())
+    assert f"{reviews}: {sizes}" in lines
+    assert load(reviews, text=["title", "body"], test_share=0.0)[0].keys() == {"train", "dev"}
+
+
+def test_a_test_file_stays_and_dev_is_taken_from_train(tmp_path):
+    labels = [str(number % 2) for number in range(80)]
+    write_texts(tmp_path / "d" / "train.csv", labels)
+    write_texts(tmp_path / "d" / "test.csv", labels[:7])
+    examples, _ = load(tmp_path / "d")
+    assert list_texts(examples["test"]) == [f"text {number}" for number in range(7)]
+    assert len(examples["train"]) + len(examples["dev"]) == 80
+
+
+def test_files_of_every_split_win_whatever_their_formats(tmp_path):
+    for split, form, size in (("train", "csv", 20), ("validation", "jsonl", 6), ("test", "parquet", 4)):
+        write_texts(tmp_path / "d" / f"{split}.{form}", [number % 2 for number in range(size)])
+    examples, _ = load(tmp_path / "d", dev_share=0.5)
+    assert {split: len(found) for split, found in examples.items()} == {"train": 20, "dev": 6, "test": 4}
+    assert {found.space.names for found in examples.values()} == {("0", "1")}
+    assert examples["test"].labels.tolist() == [0, 1, 0, 1]
+    (tmp_path / "d" / "test.parquet").unlink()
+    assert load(tmp_path / "d")[0].keys() == {"train", "dev"}, "no test rows from train where dev is given"
+    with pytest.raises(UsageError, match=r"folds take dev from train, but .*validation\.jsonl is given; leave out"):
+        load(tmp_path / "d", folds=3)
+
+
+def test_rows_of_a_group_or_with_equal_texts_are_in_one_split(tmp_path):
+    rows = [{"text": f"{n}", "label": f"{n % 2}", "customer": f"c{n % 25}"} for n in range(200)]
+    rows += [{"text": f" {n}\n", "label": "1", "customer": f"d{n}"} for n in range(200)]
+    table = write_table(tmp_path / "t.csv", rows)
+    for options, column in (({}, "text"), ({"group": "customer"}, "customer")):
+        examples, _ = load(table, **options)
+        parts = [{cell.strip() for cell in list_texts(found, column)} for found in examples.values()]
+        assert len(parts) == 3
+        assert len(set.union(*parts)) == sum(map(len, parts))
+        assert set(CLASSIFICATION.list_groups(examples["dev"])) == parts[1]
+
+
+def test_a_pair_is_split_by_both_texts(tmp_path):
+    rows = [{"sentence1": "the same", "sentence2": f"{n}", "label": n % 2} for n in range(100)]
+    examples, _ = load(write_table(tmp_path / "t.csv", rows))
+    assert {split: len(found) > 0 for split, found in examples.items()} == dict.fromkeys(("train", "dev", "test"), True)
+    assert load(write_table(tmp_path / "u.csv", rows[:60]))[0]["dev"].text == ("sentence1", "sentence2")
+
+
+def test_labels_come_from_train_alone_and_others_are_told_and_left_out(tmp_path):
+    write_texts(tmp_path / "d" / "train.csv", ["good", "bad"] * 10)
+    write_texts(tmp_path / "d" / "dev.csv", ["odd", "bad", "strange", "odd", "good"])
+    write_texts(tmp_path / "d" / "test.csv", ["good", "odd"])
+    examples, lines = load(tmp_path / "d")
+    assert list_texts(examples["dev"]) == ["text 1", "text 4"]
+    assert examples["dev"].labels.tolist() == [0, 1]
+    dev = tmp_path / "d" / "dev.csv"
+    assert f"{dev}, dev: train lacks the labels 'odd' (2), 'strange' (1); these rows are left out" in lines
+    assert any("test: train lacks the labels 'odd' (1)" in line for line in lines)
+    write_texts(tmp_path / "d" / "dev.csv", ["odd", "odd"])
+    with pytest.raises(UsageError, match=r"dev\.csv, dev: train has none of the labels in its 2 rows; correct them"):
+        load(tmp_path / "d")
+
+
+def test_several_labels_that_train_lacks_are_told_and_their_rows_stay(tmp_path):
+    write_texts(tmp_path / "d" / "train.csv", ["a|b", "b", ""] * 5)
+    write_texts(tmp_path / "d" / "dev.csv", ["a|c", "c"])
+    examples, lines = load(tmp_path / "d")
+    assert examples["dev"].labels.tolist() == [[1, 0], [0, 0]]
+    assert f"{tmp_path / 'd' / 'dev.csv'}, dev: train lacks the labels 'c' (2)" in lines
+
+
+@pytest.mark.parametrize("change", [{"label": ""}, {}])
+def test_a_test_file_without_labels_is_predicted(tmp_path, change):
+    write_texts(tmp_path / "d" / "train.csv", ["good", "bad"] * 20)
+    write_table(tmp_path / "d" / "test.csv", [{"text": f"new {number}"} | change for number in range(3)])
+    examples, lines = load(tmp_path / "d")
+    assert list(examples) == ["train", "dev", "unlabelled"]
+    assert examples["unlabelled"].labels is None
+    assert lines[2].endswith("unlabelled 3")
+    if change:
+        write_table(tmp_path / "d" / "test.csv", [{"text": "new", "label": label} for label in ("good", "")])
+        with pytest.raises(UsageError, match=r"test\.csv, line 3: the label 'label' is empty, as in 1 rows"):
+            load(tmp_path / "d")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"dev_share": 0.0}, r"t\.csv has 8 rows, which leave none for dev; give more rows, another share or a file"),
+        ({"group": "one"}, r"t\.csv has 8 rows, which leave none for (train|dev); "),
+        ({"group": "one", "folds": 2}, r"t\.csv has 8 rows, which leave none for (train|dev); "),
+    ],
+)
+def test_too_few_rows_for_a_split(tmp_path, options, message):
+    table = write_texts(tmp_path / "t.csv", [str(number % 2) for number in range(8)], one=lambda place: "same")
+    with pytest.raises(UsageError, match=message):
+        load(table, **options)
+
+
+def test_folds_have_the_labels_of_all_rows_and_each_row_in_one_dev(tmp_path):
+    table = write_texts(tmp_path / "t.csv", ["rare", *(["good", "bad"] * 30)])
+    found = [load(table, folds=3, fold=fold)[0] for fold in range(3)]
+    assert {examples["train"].space.names for examples in found} == {("bad", "good", "rare")}
+    assert sorted(chain(*(list_texts(examples["dev"]) for examples in found))) == sorted(
+        f"text {number}" for number in range(61)
+    )
+    assert all(examples.keys() == {"train", "dev"} for examples in found)
+
+
+def test_the_first_training_rows_are_taken(reviews):
+    assert len(load(reviews, max_train_samples=9)[0]["train"]) == 9
+    assert len(load(reviews, max_train_samples=9999)[0]["train"]) == len(load(reviews)[0]["train"])
+
+
+# --- What is shown of labels ------------------------------------------------------------------------------------------
+
+
+def test_the_kind_the_labels_and_their_shares_are_told(tmp_path):
+    """20 of 80 against 10 of 10: pooled 1/3, so 3 standard errors are 3 sqrt(2/9 (1/80 + 1/10)) = 0.47 < 0.75."""
+    write_texts(tmp_path / "d" / "train.csv", ["a"] * 20 + ["b"] * 60)
+    write_texts(tmp_path / "d" / "dev.csv", ["a"] * 10)
+    _, lines = load(tmp_path / "d")
+    assert lines[1] == "single label classification (texts), 2 labels: a, b; data.problem_type changes it"
+    assert lines[-2:] == [
+        "  a: train 25.0%, dev 100.0%  warning: dev differ by more than three standard errors",
+        "  b: train 75.0%, dev 0.0%  warning: dev differ by more than three standard errors",
+    ]
+    assert differs(20, 80, 10, 10)
+    assert not differs(20, 80, 7, 10)  # 0.7 - 0.25 = 0.45; pooled 0.3, so 3 sqrt(0.21 (1/80 + 1/10)) = 0.461
+    assert not differs(0, 80, 0, 10)
+    write_texts(tmp_path / "d" / "dev.csv", ["a"] * 2 + ["b"] * 6)
+    assert describe_shares(load(tmp_path / "d")[0]) == ["  a: train 25.0%, dev 25.0%", "  b: train 75.0%, dev 75.0%"]
+
+
+def test_numbers_are_described_by_mean_and_deviation(tmp_path):
+    write_texts(tmp_path / "d" / "train.csv", ["0.5", "1.5"] * 5)
+    write_texts(tmp_path / "d" / "dev.csv", ["2.25", "2.25"])
+    _, lines = load(tmp_path / "d")
+    assert lines[1] == "regression (2 different numbers), numbers; data.problem_type changes it"
+    assert lines[-2:] == ["  train: mean 1.000, sd 0.500", "  dev: mean 2.250, sd 0.000"]
+
+
+def test_of_many_labels_only_some_are_shown(tmp_path):
+    labels = [f"label{number:02}" for number in range(30)]
+    write_texts(tmp_path / "d" / "train.csv", labels * 3)
+    write_texts(tmp_path / "d" / "dev.csv", labels)
+    _, lines = load(tmp_path / "d")
+    assert "30 labels: label00, " in lines[1]
+    assert "label19, …; data.problem_type" in lines[1]
+    assert len([line for line in lines if line.startswith("  label")]) == 20
+
+
+# --- Weights ----------------------------------------------------------------------------------------------------------
+
+
+def configure(place, **options):
+    return CLASSIFICATION.configure({"data": CLASSIFICATION.recipe["data"] | options}, [], load(place, **options)[0])
+
+
+def test_balanced_weights_are_those_of_scikit_learn(tmp_path):
+    labels = ["a"] * 60 + ["b"] * 30 + ["c"] * 10
+    table = write_texts(tmp_path / "t.csv", labels)
+    found = configure(table, class_weights="balanced", dev_share=0.2)
+    train = load(table, dev_share=0.2)[0]["train"].labels
+    weights = compute_class_weight("balanced", classes=np.arange(3), y=train)
+    assert found["class_weights"] == pytest.approx(weights.tolist())
+    assert found["id2label"] == {0: "a", 1: "b", 2: "c"}
+    assert found["problem_type"] == SINGLE
+
+
+def test_balanced_weights_of_several_labels_are_negatives_per_positive(tmp_path):
+    """a has 3 of 4 rows, b 1 of 4."""
+    write_texts(tmp_path / "d" / "train.csv", ["a", "a|b", "a", ""] * 5)
+    write_texts(tmp_path / "d" / "dev.csv", ["a"])
+    found = configure(tmp_path / "d", class_weights="balanced")
+    assert found["class_weights"] == pytest.approx([1 / 3, 3.0])
+    assert found["problem_type"] == SEVERAL
+
+
+def test_given_weights_are_in_the_order_of_the_labels_and_none_are_left_out(reviews):
+    assert configure(reviews, class_weights={"3": 3.0, "1": 1, "2": 0.5})["class_weights"] == [1.0, 0.5, 3.0]
+    assert "class_weights" not in configure(reviews)
+    assert configure(reviews, label=["price"])["problem_type"] == REGRESSION
+
+
+# --- Scores -----------------------------------------------------------------------------------------------------------
+
+
+def make_data(labels, place, **options):
+    """Return a data set with these labels, in the label space of a table."""
+    space = load(place, **options)[0]["train"].space
+    empty = np.zeros(len(labels), int)
+    return LabelledSequences(**vars(Sequences(empty, empty, empty, np.array(labels))), space=space)
+
+
+def test_the_score_of_a_run_and_the_baselines_of_each_kind(reviews):
+    """The most frequent label of train is 2 (index 1), which is right in one of three."""
+    train, dev = make_data([1, 1, 0], reviews), make_data([0, 1, 2], reviews)
+    scores = CLASSIFICATION.score(np.eye(3), dev)
+    assert scores["score"] == scores["macro_f1"] == scores["accuracy"] == 1
+    found = CLASSIFICATION.baseline(train, dev)
+    assert found["majority_accuracy"] == pytest.approx(1 / 3)
+    assert found["majority_score"] == found["majority_macro_f1"] == pytest.approx(0.5 / 3)  # F1 of 2 * 1 / (3 + 1)
+    several = {"label": ["tags"]}
+    train = make_data([[1, 0], [1, 0], [0, 1]], reviews, **several)
+    dev = make_data([[1, 0], [1, 1], [0, 0]], reviews, **several)
+    found = CLASSIFICATION.baseline(train, dev)
+    assert found["majority_exact_match"] == pytest.approx(1 / 3)
+    assert found["majority_score"] == pytest.approx((4 / 5 + 0) / 2)
+    number = {"label": ["price"]}
+    train, dev = make_data([1.0, 2.0], reviews, **number), make_data([1.0, 3.0], reviews, **number)
+    found = CLASSIFICATION.baseline(train, dev)
+    assert found["majority_score"] == found["majority_pearson"] == 0
+    assert found["majority_r2"] == pytest.approx(-0.25)  # 1 - (0.25 + 2.25) / 2
+    assert "majority_rmse" not in found, "lower is better"
+
+
+def test_a_score_at_its_baseline_is_a_warning_and_other_scores_are_none():
+    """Weights may lower accuracy below that of the majority on purpose; a smaller error is better."""
+    assert (
+        CLASSIFICATION.diagnose({"macro_f1": 0.4, "majority_macro_f1": 0.3, "accuracy": 0.7, "majority_accuracy": 0.9})
+        == []
+    )
+    (line,) = CLASSIFICATION.diagnose({"macro_f1": 0.3, "majority_macro_f1": 0.3})
+    assert line.startswith("warning: macro F1 (30.0) is not above a constant answer (30.0). Likely causes")
+    assert (
+        CLASSIFICATION.diagnose({"pearson": 0.9, "majority_pearson": 0.0, "rmse": 0.1, "r2": 0.5, "majority_r2": 0.0})
+        == []
+    )
+
+
+def test_thresholds_in_the_order_of_the_labels_decide_other_data(reviews):
+    data = make_data([[1, 0], [1, 1], [0, 0], [0, 1]], reviews, label=["tags"])
+    logits = np.array([[-1.0, 3.0], [-1.5, 4.0], [-3.0, 3.0], [-3.0, 4.0]])
+    scores = CLASSIFICATION.score(logits, data)
+    assert scores["macro_f1"] == 1
+    assert scores["fixed_macro_f1"] < 1
+    tuned = CLASSIFICATION.tuned_config(scores)
+    assert tuned == {"thresholds": [scores["threshold_dear"], scores["threshold_slow"]]}
+    again = CLASSIFICATION.score(logits - 9.0, data, tuned)
+    assert {name: again[name] for name in ("macro_f1", "threshold_dear")} == {
+        "macro_f1": 0.0,
+        "threshold_dear": scores["threshold_dear"],
+    }
+    assert CLASSIFICATION.tuned_config({"macro_f1": 1.0, "test_threshold_dear": 0.2}) == {}
+
+
+def test_nan_is_a_message(reviews):
+    with pytest.raises(UsageError, match=r"NaN or infinite: training has diverged"):
+        CLASSIFICATION.score(np.full((1, 3), np.nan), make_data([1], reviews))
+
+
+# --- Runs -------------------------------------------------------------------------------------------------------------
+
+
+def make_recipe(checkpoint, place, epochs=8.0, **data):
+    """Return a recipe of a tiny model in fp32; 48 rows of training are 48 updates."""
+    options = {"num_train_epochs": epochs, "learning_rate": 3e-3, "save_strategy": "no", "eval_strategy": "no"}
+    data = {"dir": str(place), "max_length": 64} | data
+    return {"checkpoint": str(checkpoint), "batch_size": 8, "precision": "fp32", "data": data, "train": options}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Return a folder with train, dev and test; `unlabelled` beside it has a test split without labels."""
+    place = tmp_path_factory.mktemp("data")
+    for seed, (split, size) in enumerate({"train": 48, "dev": 24, "test": 16}.items()):
+        for name in ("labelled", "unlabelled"):
+            write_reviews(place / name / f"{split}.csv", size, seed, labelled=(name, split) != ("unlabelled", "test"))
+    return place
+
+
+@pytest.fixture(scope="module")
+def finish(bert, folder, tmp_path_factory):
+    """Return a finished run on these labels, made once: its directory and metrics."""
+    done = {}
+
+    def finish(label, name="labelled", text=("title", "body"), **data):
+        key = json.dumps([label, name, text, data])
+        if key not in done:
+            output = tmp_path_factory.mktemp("run") / "run"
+            recipe = make_recipe(bert, folder / name, text=list(text), label=[*label], **data)
+            done[key] = output, run(CLASSIFICATION, recipe, output=output)
+        return done[key]
+
+    return finish
+
+
+def read_rows(path):
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_a_run_writes_rows_labels_and_probabilities(finish, folder):
+    output, metrics = finish(["stars"])
+    assert metrics["score"] == metrics["macro_f1"] > 0.8 > metrics["majority_score"]
+    for name in ("accuracy", "micro_f1", "weighted_f1", "matthews_correlation", "roc_auc", "average_precision"):
+        assert 0.5 < metrics[name] <= 1
+        assert name in metrics
+        assert f"test_{name}" in metrics
+    for split, prefix in (("dev", ""), ("test", "test_")):
+        given, found = (
+            read_rows(folder / "labelled" / f"{split}.csv"),
+            read_rows(output / "predictions" / f"{split}.csv"),
+        )
+        added = ["label", "probability", "probability_1", "probability_2", "probability_3"]
+        assert list(found[0]) == [*given[0], *added]
+        assert [{name: row[name] for name in given[0]} for row in found] == given, "the rows of the input, in order"
+        right = [row["label"] == row["stars"] for row in found]
+        assert np.mean(right) == pytest.approx(metrics[f"{prefix}accuracy"])
+        for row in found:
+            each = [float(row[f"probability_{star}"]) for star in "123"]
+            assert sum(each) == pytest.approx(1)
+            assert float(row["probability"]) == max(each) == each[int(row["label"]) - 1]
+        (figure,) = json.loads((output / "predictions" / f"{split}.figures.json").read_text())
+        assert figure["labels"] == ["1", "2", "3"]
+        assert sum(map(sum, figure["counts"])) == len(found)
+        for star in "123":
+            assert metrics[f"{prefix}count_{star}"] == sum(row["stars"] == star for row in found)
+            assert {f"{prefix}{kind}_{star}" for kind in ("precision", "recall", "f1")} <= set(metrics)
+    assert read_recipe(output / "recipe.toml")["data"]["label"] == ["stars"]
+
+
+def test_several_labels_are_tuned_on_dev_and_used_on_test(finish, folder):
+    output, metrics = finish(["tags"])
+    config = json.loads((output / "config.json").read_text())
+    assert config["problem_type"] == SEVERAL
+    assert config["thresholds"] == [metrics["threshold_dear"], metrics["threshold_slow"]]
+    assert metrics["chosen_on_dev"] == "thresholds"
+    assert metrics["test_threshold_dear"] == metrics["threshold_dear"]
+    assert {"exact_match", "fixed_macro_f1", "fixed_micro_f1", "test_exact_match"} <= set(metrics)
+    for split, prefix in (("dev", ""), ("test", "test_")):
+        rows = read_rows(output / "predictions" / f"{split}.csv")
+        found = np.array([[float(row[f"probability_{name}"]) for name in ("dear", "slow")] for row in rows])
+        labels = np.array([[int(row[name]) for name in ("dear", "slow")] for row in rows])
+        with np.errstate(divide="ignore"):
+            scores = score_labels(np.log(found / (1 - found)), labels, ("dear", "slow"), np.array(config["thresholds"]))
+        assert scores["exact_match"] == pytest.approx(metrics[f"{prefix}exact_match"])
+        assert scores["macro_f1"] == pytest.approx(metrics[f"{prefix}macro_f1"])
+        for row, over in zip(rows, found > config["thresholds"], strict=True):
+            assert row["labels"] == "|".join(name for name, is_in in zip(("dear", "slow"), over, strict=True) if is_in)
+    assert not (output / "predictions" / "dev.figures.json").exists()
+
+
+def test_columns_of_0_and_1_learn_the_same_as_joined_labels(finish):
+    """The columns are given in the order of the joined labels."""
+    joined, columns = finish(["tags"])[1], finish(["dear", "slow"])[1]
+    assert columns == joined
+
+
+def test_numbers(finish):
+    output, metrics = finish(["price"])
+    assert metrics["score"] == metrics["pearson"] > metrics["majority_pearson"]
+    assert {"spearmanr", "rmse", "r2", "test_rmse"} <= set(metrics)
+    rows = read_rows(output / "predictions" / "dev.csv")
+    values, prices = (np.array([float(row[name]) for row in rows]) for name in ("prediction", "price"))
+    assert np.sqrt(np.mean((values - prices) ** 2)) == pytest.approx(metrics["rmse"])
+    assert json.loads((output / "config.json").read_text())["problem_type"] == REGRESSION
+
+
+@pytest.mark.parametrize("label", ["stars", "tags", "price"])
+def test_an_unlabelled_test_split_is_predicted_the_same(finish, label):
+    """The same texts without labels have the same answers, and no scores."""
+    labelled, unlabelled = finish([label]), finish([label], "unlabelled")
+    assert {name: labelled[1][name] for name in unlabelled[1]} == unlabelled[1]
+    assert not [name for name in unlabelled[1] if name.startswith("test_")]
+    empty = dict.fromkeys(("stars", "tags", "slow", "dear", "price"), "")
+    rows = [read_rows(output / "predictions" / "test.csv") for output, _ in (labelled, unlabelled)]
+    assert [row | empty for row in rows[0]] == rows[1]
+    assert not (unlabelled[0] / "predictions" / "test.figures.json").exists()
+
+
+def test_tune_share_decides_and_the_others_are_scored(finish):
+    output, metrics = finish(["tags"], tune_share=0.5)
+    whole, _ = finish(["tags"])
+    assert "chosen_on_dev" not in metrics
+    assert "tune_score" in metrics
+    tables = [read_rows(place / "predictions" / "dev.csv") for place in (output, whole)]
+    assert len(tables[0]) == 12
+    assert [row["id"] for row in tables[1] if row in tables[0] or row["id"] in {r["id"] for r in tables[0]}] == [
+        row["id"] for row in tables[0]
+    ]
+    config = json.loads((output / "config.json").read_text())
+    assert config["thresholds"] == [metrics["threshold_dear"], metrics["threshold_slow"]]
+    for row in tables[0]:
+        is_over = float(row["probability_dear"]) > metrics["threshold_dear"]
+        assert ("dear" in row["labels"].split("|")) == is_over
+
+
+@pytest.mark.parametrize("label", ["stars", "tags", "price"])
+def test_plain_transformers_and_predict_give_the_same_answers(finish, folder, label):
+    output, _ = finish([label])
+    rows = read_rows(output / "predictions" / "test.csv")
+    columns = [name for name in rows[0] if name.startswith(("probability_", "prediction"))]
+    expected = np.array([[float(row[name]) for name in columns] for row in rows])
+    classify = transformers.pipeline("text-classification", str(output))
+    pairs = [{"text": row["title"], "text_pair": row["body"]} for row in rows]
+    scores = [{one["label"]: one["score"] for one in classify(pair, top_k=None)} for pair in pairs]
+    names = ["score"] if label == "price" else [name.removeprefix("probability_") for name in columns]
+    assert np.array([[found[name] for name in names] for found in scores]) == pytest.approx(expected, abs=1e-5)
+    predictor = Predictor(str(output), precision="fp32")
+    found = predictor(pairs)
+    if label == "price":
+        assert [one["score"] for one in found] == pytest.approx(expected[:, 0].tolist(), abs=1e-5)
+    else:
+        key = "label" if label == "stars" else "labels"
+        assert ["|".join(one[key]) if key == "labels" else one[key] for one in found] == [row[key] for row in rows]
+
+
+def test_columns_of_an_input_keep_their_names_beside_those_of_the_results(bert, tmp_path):
+    """An input that was itself written by predict has `label`, `probability` and even `label_predicted`."""
+    rows = [
+        {"text": f"{'good' if n % 2 else 'bad'} word{n}", "label": n % 2, "label_predicted": "x", "probability": n}
+        for n in range(60)
+    ]
+    recipe = make_recipe(bert, write_table(tmp_path / "t.csv", rows), epochs=1.0)
+    run(CLASSIFICATION, recipe, output=tmp_path / "run")
+    heads = (tmp_path / "run" / "predictions" / "dev.csv").read_text().splitlines()[0].split(",")
+    assert heads[4:] == ["label_predicted_predicted", "probability_predicted", "probability_0", "probability_1"]
+    assert len(set(heads)) == len(heads)
+
+
+def test_the_commands_to_try_next_fit_the_data(reviews, tmp_path):
+    data = CLASSIFICATION.recipe["data"]
+    spaced = tmp_path / "my reviews.csv"
+    spaced.write_bytes(reviews.read_bytes())
+    lines = CLASSIFICATION.suggest(tmp_path / "run", {"data": data | {"dir": str(spaced)}})
+    assert f"--input '{spaced}'" in lines[0]
+    assert lines[1].endswith("--folds 5  # a prediction for every row")
+    for options in ({"dir": str(tmp_path)}, {"dir": str(spaced), "folds": 3}, {"dir": str(spaced), "tune_share": 0.5}):
+        assert not any("--folds" in line for line in CLASSIFICATION.suggest(tmp_path / "run", {"data": data | options}))
+
+
+# --- GLUE -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def train_glue(bert, tmp_path_factory):
+    """Return the folder of GLUE and a function that trains one of its tasks once: weights and metrics."""
+    folder = write_glue(tmp_path_factory.mktemp("glue"))
+
+    @cache
+    def train_glue(name):
+        output = tmp_path_factory.mktemp("run") / name
+        metrics = run(TASKS[name], make_recipe(bert, folder, 2.0), output=output)
+        return load_file(output / "model.safetensors"), metrics
+
+    return folder, train_glue
+
+
+@pytest.mark.parametrize(
+    ("name", "form", "text", "label"),
+    [
+        *(("sst2", form, ["sentence"], "label") for form in ("csv", "tsv", "jsonl", "parquet")),
+        ("rte", "csv", ["sentence1", "sentence2"], "label"),
+        ("stsb", "csv", ["sentence1", "sentence2"], "score"),
+    ],
+)
+def test_a_glue_task_as_a_table_trains_the_same_weights(train_glue, bert, tmp_path, name, form, text, label):
+    """The labels 0 and 1, entailment and not_entailment, are in the same order in both; STS-B's are numbers."""
+    folder, train = train_glue
+    for split in ("train", "dev"):
+        file = folder / TASKS[name].row.splits[split].file
+        heads, *rows = [line.split("\t") for line in file.read_text(encoding="utf-8-sig").splitlines()]
+        write_table(tmp_path / "mine" / f"{split}.{form}", [dict(zip(heads, row, strict=True)) for row in rows])
+    recipe = make_recipe(bert, tmp_path / "mine", 2.0, text=text, label=[label])
+    metrics = run(CLASSIFICATION, recipe, output=tmp_path / "run")
+    weights, (expected, scores) = load_file(tmp_path / "run" / "model.safetensors"), train(name)
+    assert weights.keys() == expected.keys()
+    assert all(weights[key].equal(expected[key]) for key in weights)
+    for score in TASKS[name].row.metrics:
+        assert metrics[score] == pytest.approx(scores[score], rel=1e-6)  # labels in 32 or 64 bits
