@@ -1,4 +1,4 @@
-"""What the page shows of a run of `classify`: scores by label, curves, and the rows with the highest loss."""
+"""The page of a run of `classify`: scores by label, curves, and the rows with the highest loss."""
 
 import csv
 import json
