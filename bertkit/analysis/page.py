@@ -57,6 +57,7 @@ from bertkit.training.run_dir import (
 
 POINTS = 600  # per curve at most, about as many as a screen shows
 BARS = 48  # per histogram, at most
+LONGEST_LABEL = 18  # characters in a legend beside the curves
 LABEL_SCORES = {  # of each label, in metrics.json -> its column
     "precision": "precision (%)",
     "recall": "recall (%)",
@@ -335,9 +336,11 @@ def plot_curves(split: str, figure: Mapping[str, Any]) -> Plot:
     for number, (name, curve) in enumerate(figure["curves"].items()):
         colour, line = f"C{number % len(SERIES)}", "--" if number >= len(SERIES) else "-"
         points = list(zip(curve["xs"], curve["ys"], strict=True))
-        series += [Series(shorten_text(name), points, colour + line), Series("", [curve["point"]], f"{colour}o")]
+        label = name if len(name) <= LONGEST_LABEL else f"{name[: LONGEST_LABEL - 1]}…"
+        series += [Series(label, points, colour + line), Series("", [curve["point"]], f"{colour}o")]
     title = f"{figure['title']}, {split}"
-    return Plot(title, figure["xlabel"], series, ylabel=figure["ylabel"], words=f"{title}: {figure['words']}")
+    words = f"{title}: {figure['words']}"
+    return Plot(title, figure["xlabel"], series, ylabel=figure["ylabel"], words=words, has_legend_beside=True)
 
 
 def make_matrix(split: str, figure: Mapping[str, Any]) -> Table:

@@ -44,6 +44,7 @@ class Plot:
         marks: Vertical lines, as a mapping from label to x.
         published_label: The label of the axis for published values.
         words: A description for readers who cannot see the plot.
+        has_legend_beside: Whether the legend stands beside the axes, for series that fill them.
     """
 
     title: str
@@ -54,6 +55,7 @@ class Plot:
     marks: Mapping[str, float] = field(default_factory=dict)
     published_label: str = ""
     words: str = ""
+    has_legend_beside: bool = False
 
 
 # --- Drawing ----------------------------------------------------------------------------------------------------------
@@ -122,7 +124,10 @@ def draw_plot(axis: Any, plot: Plot) -> None:
         right.spines["top"].set_visible(False)
         published = right.get_legend_handles_labels()
         handles, labels = handles + published[0], labels + published[1]
-    axis.legend(handles, labels, fontsize="small", frameon=False, loc="best" if right is None else "lower right")
+    place: dict[str, Any] = {"loc": "best" if right is None else "lower right"}
+    if plot.has_legend_beside:
+        place = {"loc": "upper left", "bbox_to_anchor": (1, 1)}
+    axis.legend(handles, labels, fontsize="small", frameon=False, **place)
 
 
 # --- Heat maps --------------------------------------------------------------------------------------------------------

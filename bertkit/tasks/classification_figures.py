@@ -57,7 +57,7 @@ def trace_precision(
             continue
         right = labels[:, label]
         precision, recall, _ = precision_recall_curve(right, probabilities[:, label])
-        precision, recall = precision[::-1], recall[::-1]  # from recall 0 to 1
+        precision, recall = precision[-2::-1], recall[-2::-1]  # from the likeliest on, without scikit-learn's (0, 1)
         places = np.unique(np.searchsorted(recall, np.linspace(0, 1, TRACED_POINTS)))
         found = right[predicted[:, label]]
         point = (found.sum() / counts[label], found.mean() if len(found) else 0.0)

@@ -78,7 +78,7 @@ class Task:
     Attributes:
         name: The name in `recipe.task` and on the command line.
         title: The name of its data.
-        examples_title: What the examples of predictions are.
+        examples_title: The heading of the examples of predictions.
         head: The name of a class in `bertkit.model`.
         options: The options of `[data]`.
         recipe: The paper's complete recipe; its `[data]` table has the defaults of `options`.

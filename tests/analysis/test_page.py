@@ -589,6 +589,8 @@ def test_hostile_words_stay_words(root, tmp_path, whole):
             "lines": {HOSTILE: [1, 2]},
         }
         | {"mark": 1, "marked": HOSTILE},
+        {"kind": "curves", "title": HOSTILE, "xlabel": HOSTILE, "ylabel": HOSTILE, "words": HOSTILE}
+        | {"curves": {HOSTILE: {"xs": [0, 1], "ys": [1, 2], "point": [1, 2]}}},
         {"kind": HOSTILE},
     ]
     (folder / "predictions" / "dev.figures.json").write_text(json.dumps(figures))
@@ -613,7 +615,7 @@ def test_hostile_words_stay_words(root, tmp_path, whole):
     }
     assert [tag for tag, _ in found.elements].count("script") == 1
     plain = " ".join(HOSTILE.split())
-    for tag, times in {"th": 8, "td": 2, "p": 1, "dd": 2, "code": 0, "text": 3, "figcaption": 1}.items():
+    for tag, times in {"th": 8, "td": 2, "p": 1, "dd": 2, "code": 0, "text": 6, "figcaption": 2}.items():
         assert sum(plain in text for text in found.find(tag)) >= times, tag
     assert "I-<script>" not in found.find("td")
     assert "<script>" in found.find("th")
