@@ -708,8 +708,8 @@ def test_standard_output_that_is_full_or_closed_is_no_traceback(classifier):
     with open("/dev/full", "w") as full:
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
     assert done.returncode == 2
-    said = "cannot be written to (No space left on device); free some space or send it elsewhere, and try again"
-    assert done.stderr == f"bertkit: standard output {said}\n"
+    said = "(No space left on device); free some space or redirect the output, and try again"
+    assert done.stderr == f"bertkit: cannot write to standard output {said}\n"
     closed = subprocess.run(f"{shlex.join(command)} >&-", shell=True, stderr=subprocess.PIPE, text=True)
     assert (closed.returncode, closed.stderr) == (0, "")
 

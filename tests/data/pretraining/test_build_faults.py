@@ -475,7 +475,7 @@ def test_a_disk_that_turns_read_only_is_one_line_and_the_same_command_goes_on(pl
             err = wait_for(process)
         assert process.returncode == 2
         assert re.fullmatch(r"bertkit: \S+made cannot be written to: the disk is read-only .*\n", err)
-        assert "the same command goes on" in err
+        assert "the same command continues" in err
         change("rw")
         assert subprocess.run(words, capture_output=True, env=ENVIRONMENT, check=False).returncode == 0
 
