@@ -63,6 +63,7 @@ def test_a_table_becomes_a_classifier_that_predicts_the_table(call, small, tmp_p
 
 
 def test_folds_print_their_scores_and_predict_every_row(call, small, tmp_path):
+    settings = ["--set", "train.max_steps=6", "--set", "data.class_weights=balanced"]
     code, out, err = call("classify", *small, *NAMED, "--folds", "2", *settings, "--output", "runs/f")
     assert (code, err) == (0, "")
     assert "mean ± sd (n) over 2 folds" in out
