@@ -470,6 +470,7 @@ def test_a_run_writes_rows_labels_and_probabilities(finish, folder):
             assert metrics[f"{prefix}count_{star}"] == sum(row["stars"] == star for row in found)
             assert {f"{prefix}{kind}_{star}" for kind in ("precision", "recall", "f1")} <= set(metrics)
     assert read_recipe(output / "recipe.toml")["data"]["label"] == ["stars"]
+    assert "official" not in (output / "README.md").read_text(), "there are no official files to compare with"
 
 
 def test_several_labels_are_tuned_on_dev_and_used_on_test(finish, folder):

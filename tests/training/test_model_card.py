@@ -169,12 +169,6 @@ def test_the_card_has_scores_data_limits_recipe_and_machine(finish):
     assert str(output.parent) not in card.replace(f'("{output}")', ""), "but where to load it from"
 
 
-def test_a_persons_own_files_are_compared_with_no_official_ones(finish):
-    card = ModelCard.load(finish("classify") / "README.md").text
-    assert "- your texts, from local files (`reviews`)." in card
-    assert "official" not in card
-
-
 def test_what_the_recipe_leaves_out_is_among_the_limits(finish):
     card = ModelCard.load(finish("pretrain") / "README.md").text
     assert "The training covered 16 sequences, 0.00% of the paper's 256,000,000." in card, "2 updates of 8"
@@ -276,6 +270,7 @@ def test_the_card_says_of_which_checkpoint_the_training_started(tmp_path, monkey
                 "Trained on `mine.json` instead of the official training file.",
             ],
         ),
+        ("classify", {"dir": "/home/ada/reviews.csv"}, ["your texts, from local files (`reviews.csv`)."]),
         ("swag", {"dir": "/home/ada/SWAG"}, ["SWAG, from local files in the official format (`SWAG`)."]),
         ("swag", {"dir": "../../clients/acme"}, ["SWAG, from local files in the official format (`acme`)."]),
         ("pretrain", {"corpus": ["../clients/acme", "a/b/c.txt"]}, ["Text: `acme`, `c.txt`."]),
