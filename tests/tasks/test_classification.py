@@ -510,7 +510,9 @@ def test_numbers(finish):
     assert json.loads((output / "config.json").read_text())["problem_type"] == REGRESSION
 
 
-@pytest.mark.parametrize("label", ["stars", "tags", "price"])
+@pytest.mark.parametrize(
+    "label", ["stars", *(pytest.param(label, marks=pytest.mark.slow) for label in ("tags", "price"))]
+)
 def test_an_unlabelled_test_split_is_predicted_the_same(finish, label):
     """The same texts without labels have the same answers, and no scores."""
     labelled, unlabelled = finish([label]), finish([label], "unlabelled")
@@ -603,8 +605,11 @@ def train_glue(bert, tmp_path_factory):
 @pytest.mark.parametrize(
     ("name", "form", "text", "label"),
     [
-        *(("sst2", form, ["sentence"], "label") for form in ("csv", "tsv", "jsonl", "parquet")),
-        ("rte", "csv", ["sentence1", "sentence2"], "label"),
+        ("sst2", "csv", ["sentence"], "label"),
+        ("sst2", "parquet", ["sentence"], "label"),
+        pytest.param("sst2", "tsv", ["sentence"], "label", marks=pytest.mark.slow),
+        pytest.param("sst2", "jsonl", ["sentence"], "label", marks=pytest.mark.slow),
+        pytest.param("rte", "csv", ["sentence1", "sentence2"], "label", marks=pytest.mark.slow),
         ("stsb", "csv", ["sentence1", "sentence2"], "score"),
     ],
 )
