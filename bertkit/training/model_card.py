@@ -181,7 +181,8 @@ def describe_data(task: Task, recipe: Mapping[str, Any], sizes: Mapping[str, int
     lines = []
     if options.get("dir"):
         folder = quote_code(hide_paths(options["dir"], "dir"))
-        lines.append(f"{title}, from local files in the official format ({folder}).")
+        form = " in the official format" if copies else ""
+        lines.append(f"{title}, from local files{form} ({folder}).")
     elif copies:
         dataset, config, _ = next(iter(copies.values()))
         lines.append(f"{title}: [{dataset}](https://huggingface.co/datasets/{dataset}), configuration `{config}`.")

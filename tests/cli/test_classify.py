@@ -63,6 +63,7 @@ def test_a_table_becomes_a_classifier_that_predicts_the_table(call, small, tmp_p
 
 
 def test_folds_print_their_scores_and_predict_every_row(call, small, tmp_path):
+    settings = ["--set", "train.max_steps=6", "--set", "data.class_weights=balanced"]
     code, out, err = call("classify", *small, *NAMED, "--folds", "2", *settings, "--output", "runs/f")
     assert (code, err) == (0, "")
     assert "mean ± sd (n) over 2 folds" in out
@@ -71,7 +72,14 @@ def test_folds_print_their_scores_and_predict_every_row(call, small, tmp_path):
     code, out, _ = call("classify", *small, *NAMED, "--folds", "2", "--dry-run")
     assert code == 0
     assert "2 runs" in out
-    recipe = "runs/f/fold-1/classify/recipe.toml"  # with a fold of its own
+
+
+@pytest.mark.slow
+def test_the_recipe_of_a_fold_starts_folds(call, small, tmp_path):
+    """It has a fold of its own, which the definition of the study replaces."""
+    settings = ["--set", "train.max_steps=6", "--set", "data.folds=2", "--set", "data.fold=1"]
+    assert call("classify", *small, *NAMED, *settings, "--output", "runs/one")[0] == 0
+    recipe = "runs/one/recipe.toml"
     code, _, err = call("classify", "--recipe", recipe, "--folds", "3", "--output", "runs/g")
     assert (code, err) == (0, "")
     assert {row["fold"] for row in read_rows(tmp_path / "runs" / "g" / "out_of_fold.csv")} == {"1", "2", "3"}
@@ -84,6 +92,7 @@ def test_a_failed_fold_is_told_and_there_are_no_predictions_of_all_rows(call, sm
     assert not (tmp_path / "runs" / "f" / "out_of_fold.csv").exists()
 
 
+@pytest.mark.slow
 def test_a_grid_of_several_labels(call, small, tmp_path):
     grid = ["--grid", "--set", "train.learning_rate=[3e-3, 1e-3]", "--set", "batch_size=16"]
     grid += ["--set", "train.num_train_epochs=1.0", "--label", "tags", "--text", "body", "--output", "runs/grid"]

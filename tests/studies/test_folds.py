@@ -117,7 +117,7 @@ def test_a_label_that_some_folds_lack_leaves_undefined_scores_out(bert, tmp_path
     assert {row["stars"] for row in found} == {"a", "b", "c"}
 
 
-@pytest.mark.parametrize("label", ["tags", "price"])
+@pytest.mark.parametrize("label", ["tags", pytest.param("price", marks=pytest.mark.slow)])
 def test_several_labels_and_numbers_in_groups(bert, tmp_path, label):
     path, output = write_reviews(tmp_path / "reviews.csv", 60), tmp_path / "out"
     assert gather_folds(run_folds(make_recipe(bert, path, label, group="customer"), output), output) is not None

@@ -270,6 +270,7 @@ def test_the_card_says_of_which_checkpoint_the_training_started(tmp_path, monkey
                 "Trained on `mine.json` instead of the official training file.",
             ],
         ),
+        ("classify", {"dir": "/home/ada/reviews.csv"}, ["your texts, from local files (`reviews.csv`)."]),
         ("swag", {"dir": "/home/ada/SWAG"}, ["SWAG, from local files in the official format (`SWAG`)."]),
         ("swag", {"dir": "../../clients/acme"}, ["SWAG, from local files in the official format (`acme`)."]),
         ("pretrain", {"corpus": ["../clients/acme", "a/b/c.txt"]}, ["Text: `acme`, `c.txt`."]),
