@@ -113,7 +113,7 @@ def write_tables(page: str) -> str:
     """Return a page with its marked tables written from the code."""
 
     def write(found: re.Match) -> str:
-        lines = [[cell.strip() for cell in line.strip().strip("|").split(" | ")] for line in found[4].splitlines()]
+        lines = [[cell.strip() for cell in line.strip()[1:-1].split(" | ")] for line in found[4].splitlines()]
         heads, *body = KINDS[found[2]](lines[:1] + lines[2:], found[3])
         table = [heads, ["---"] * len(heads), *body]
         return found[1] + "".join(f"| {' | '.join(row)} |\n" for row in table).replace("| --- ", "|---").replace(
