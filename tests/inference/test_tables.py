@@ -177,7 +177,7 @@ def test_the_texts_are_the_columns_that_are_asked_for(classifier, tmp_path):
     assert found == expected
     assert wrong["error"] == "the input has title, but not body; name its texts with --text"
     assert Exact(classifier, text=["title"])(rows) == Exact(classifier)(["good", "bad", "x"])
-    with pytest.raises(UsageError, match="input 0: expected text, got 3 texts; give as many"):
+    with pytest.raises(UsageError, match=r"input 0: expected 1 text \(text\), got 3; give them in order"):
         Exact(classifier, text=["title", "body", "text"])(rows[:1])
     with pytest.raises(UsageError, match=r"input 0: title is '\[1\]', not a string"):
         Exact(classifier, text=["title"])([{"title": [1]}])
