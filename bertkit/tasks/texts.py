@@ -125,7 +125,8 @@ def name_results(
     """Return the class, the several labels, or the numbers of each row of logits (S, L)."""
     if kind == SEVERAL:
         limits = dict(zip(labels, thresholds or [THRESHOLD] * len(labels), strict=True))
-        rows = [dict(zip(labels, row, strict=True)) for row in expit(logits).tolist()]
+        probabilities = expit(logits.astype(np.float64))  # as for the thresholds: fp32 rounds likely labels to 1
+        rows = [dict(zip(labels, row, strict=True)) for row in probabilities.tolist()]
         return [
             {"labels": [label for label, value in row.items() if value > limits[label]], "probabilities": row}
             for row in rows
