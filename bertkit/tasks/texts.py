@@ -182,6 +182,6 @@ def read_texts(given: Mapping[str, Any], pairs: bool | None) -> tuple[str, ...]:
 
 def guess_texts(names: Iterable[str]) -> list[str]:
     """Return the names, in upper or lower case, of a text or of two that belong together; empty if none is usual."""
-    spelled = {name.lower(): name for name in names}
+    spelled = {str(name).lower(): name for name in names}
     pair = next((pair for pair in PAIR_NAMES if spelled.keys() >= set(pair)), ())
     return [spelled[name] for name in pair or [name for name in TEXT_NAMES if name in spelled][:1]]
