@@ -93,7 +93,12 @@ def find_labels(train: Columns, columns: Sequence[str], problem_type: str) -> La
     (column,) = columns
     is_list = column in train.lists
     _, values = number_cells(train, column)
-    kind, reason = (problem_type, "as set") if problem_type != "auto" else guess_kind(values, is_list)
+    if problem_type != "auto":
+        kind, reason = problem_type, "as set"
+    elif column in train.classes and not is_list:  # whatever their names
+        kind, reason = SINGLE, "class labels"
+    else:
+        kind, reason = guess_kind(values, is_list)
     if kind == REGRESSION:
         read_numbers(train, column)  # checks the values
         return LabelSpace(REGRESSION, ("score",), (column,), reason)

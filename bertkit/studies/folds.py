@@ -4,7 +4,9 @@ not seen them.
 
 import csv
 import statistics
+import sys
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -60,23 +62,30 @@ def gather_folds(results: Mapping[str, Any], output: Path) -> Table | None:
 
 
 def write_rows(folders: list[Path], options: Mapping[str, Any], path: Path) -> None:
-    """Write the predictions of each fold's dev split in the order of the input, with the number of the fold."""
+    """Write the predictions of each fold's dev split in the order of the input, with the number of the fold.
+
+    Raises:
+        UsageError: The table no longer has the rows of the folds.
+    """
     table = read_splits(options["dir"])["train"]
+    remedy = "name another directory with --output"
+    changed = UsageError(f"{table.source} has changed since the folds were trained; {remedy}")
     text, _ = choose_columns(table, options["text"], options["label"])
     places = hash_rows(table, {**options, "text": text})
-    numbers = [split_fold(places, len(folders), fold)["dev"] for fold in range(len(folders))]
     fold_of = np.empty(len(table), int)
-    for fold, rows in enumerate(numbers):
-        fold_of[rows] = fold
-    files = [(folder / PREDICTIONS / "dev.csv").open(encoding="utf-8", newline="") for folder in folders]
-    try:
-        readers = [csv.reader(file) for file in files]
+    for fold in range(len(folders)):
+        fold_of[split_fold(places, len(folders), fold)["dev"]] = fold
+    csv.field_size_limit(sys.maxsize)  # of the process; the cells were read before
+    with ExitStack() as stack:
+        files = [(folder / PREDICTIONS / "dev.csv").open(encoding="utf-8", newline="") for folder in folders]
+        readers = [csv.reader(stack.enter_context(file)) for file in files]
         heads, *_ = [next(reader) for reader in readers]
         with atomic_open(path) as file:
-            writer = csv.writer(file, lineterminator="\n")
+            writer = csv.writer(file)
             writer.writerow([name_apart("fold", heads, "_number"), *heads])
             for fold in fold_of.tolist():
-                writer.writerow([fold + 1, *next(readers[fold])])
-    finally:
-        for file in files:
-            file.close()
+                if (cells := next(readers[fold], None)) is None:
+                    raise changed
+                writer.writerow([fold + 1, *cells])
+            if any(next(reader, None) for reader in readers):
+                raise changed

@@ -306,7 +306,7 @@ def choose_columns(
         table.find(name)
     guessed = " and ".join(option for option, given in (("--text", text), ("--label", label)) if not given)
     spelled = {name.lower(): name for name in names}
-    label = list(label) or [spelled[name] for name in LABEL_NAMES if name in spelled][:1]
+    label = list(label) or [spelled[name] for name in LABEL_NAMES if name in spelled and spelled[name] not in text][:1]
     text = list(text) or guess_texts(name for name in names if name not in label)
     for option, chosen in (("--text", text), ("--label", label)):
         if not chosen:
@@ -439,8 +439,9 @@ def find_weights(given: str | Mapping[str, float], train: LabelledTexts) -> list
         raise UsageError("class_weights is for labels, not for numbers; leave it out")
     if given == BALANCED:
         counts = count_labels(train).clip(min=1)  # a fold may have no row of a label
-        weights = len(train) / (len(counts) * counts) if train.labels.ndim == 1 else (len(train) - counts) / counts
-        return weights.tolist()
+        if train.labels.ndim == 1:
+            return (len(train) / (len(counts) * counts)).tolist()
+        return ((len(train) - counts).clip(min=1) / counts).tolist()  # a label of all rows is still learned
     if set(given) != set(train.space.names):
         wrong = sorted(set(given) ^ set(train.space.names))
         raise UsageError(
@@ -495,7 +496,7 @@ def write_rows(rows: Columns, results: Sequence[Mapping[str, Any]]) -> str:
     names = rows.table.column_names
     added = {name: name_apart(name, names, "_predicted") for name in results[0]}
     file = io.StringIO()
-    writer = csv.writer(file, lineterminator="\n")
+    writer = csv.writer(file)  # with line ends of RFC 4180; with others, cells with "\r" would not be quoted
     writer.writerow([*names, *added.values()])
     for start in range(0, len(results), ROWS_A_PART):
         part = rows.table.slice(start, ROWS_A_PART).to_pylist()

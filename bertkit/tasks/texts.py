@@ -125,7 +125,8 @@ def name_results(
     """Return the class, the several labels, or the numbers of each row of logits (S, L)."""
     if kind == SEVERAL:
         limits = dict(zip(labels, thresholds or [THRESHOLD] * len(labels), strict=True))
-        rows = [dict(zip(labels, row, strict=True)) for row in expit(logits).tolist()]
+        probabilities = expit(logits.astype(np.float64))  # as for the thresholds: fp32 rounds likely labels to 1
+        rows = [dict(zip(labels, row, strict=True)) for row in probabilities.tolist()]
         return [
             {"labels": [label for label, value in row.items() if value > limits[label]], "probabilities": row}
             for row in rows
@@ -181,6 +182,6 @@ def read_texts(given: Mapping[str, Any], pairs: bool | None) -> tuple[str, ...]:
 
 def guess_texts(names: Iterable[str]) -> list[str]:
     """Return the names, in upper or lower case, of a text or of two that belong together; empty if none is usual."""
-    spelled = {name.lower(): name for name in names}
+    spelled = {str(name).lower(): name for name in names}
     pair = next((pair for pair in PAIR_NAMES if spelled.keys() >= set(pair)), ())
     return [spelled[name] for name in pair or [name for name in TEXT_NAMES if name in spelled][:1]]

@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -92,6 +93,13 @@ def test_cells_become_the_numbers_of_their_labels(cells, labels):
     assert found.tolist() == pytest.approx(np.array(labels, np.float32)) or found.tolist() == labels
     assert found.dtype == (np.int64 if isinstance(labels[0], int) else np.float32)
     assert other == Counter()
+
+
+def test_class_labels_are_one_label_whatever_their_names():
+    for cells in (count_up(21), ["a|b", "c"]):
+        table = replace(make_columns(y=cells), classes=frozenset(["y"]))
+        assert find_labels(table, ["y"], "auto").kind == SINGLE
+    assert find_labels(replace(make_columns(y=[["a"], ["b"]]), classes=frozenset(["y"])), ["y"], "auto").kind == SEVERAL
 
 
 def test_columns_of_0_and_1_are_several_labels_in_the_given_order():

@@ -117,6 +117,24 @@ def test_a_label_that_some_folds_lack_leaves_undefined_scores_out(bert, tmp_path
     assert {row["stars"] for row in found} == {"a", "b", "c"}
 
 
+def test_texts_with_carriage_returns_or_of_any_length_keep_their_rows(bert, tmp_path):
+    rows = [{"body": f"{'good' if n % 2 else 'bad'}\rword{n}", "stars": "ab"[n % 2]} for n in range(40)]
+    rows[7]["body"] += " so" * 50_000
+    output = tmp_path / "out"
+    path, limit = write_table(tmp_path / "t.jsonl", rows), csv.field_size_limit(131_072)  # the default
+    try:
+        results = run_folds(make_recipe(bert, path), output)
+        assert gather_folds(results, output) is not None
+        assert [row["body"] for row in read_rows(output / "out_of_fold.csv")] == [row["body"] for row in rows]
+        for changed in (rows[1:], [*rows, {"body": "new", "stars": "a"}]):
+            write_table(path, changed)
+            with pytest.raises(UsageError, match=r"t\.jsonl has changed since the folds were trained; name another"):
+                gather_folds(results, output)
+        assert len(read_rows(output / "out_of_fold.csv")) == len(rows), "the earlier file stays"
+    finally:
+        csv.field_size_limit(limit)
+
+
 @pytest.mark.parametrize("label", ["tags", pytest.param("price", marks=pytest.mark.slow)])
 def test_several_labels_and_numbers_in_groups(bert, tmp_path, label):
     path, output = write_reviews(tmp_path / "reviews.csv", 60), tmp_path / "out"

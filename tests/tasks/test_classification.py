@@ -18,6 +18,7 @@ from bertkit.inference.predictor import Predictor
 from bertkit.metrics.classification import score_labels
 from bertkit.tasks import TASKS
 from bertkit.tasks.classification import CLASSIFICATION, LabelledSequences, describe_shares, differs
+from bertkit.tasks.texts import name_results
 from bertkit.training.arguments import complete
 from bertkit.training.recipe import read_recipe
 from bertkit.training.run import run
@@ -94,6 +95,8 @@ def test_what_is_named_is_taken_and_a_label_is_no_text(reviews, tmp_path):
     assert lines[0] == f"{reviews}: text from 'title' and 'body', label from 'tags'"
     both = write_table(tmp_path / "t.csv", [{"title": f"{n % 2}", "text": f"text {n}"} for n in range(60)])
     assert load(both, label=["title"])[0]["train"].text == ("text",)
+    both = write_table(tmp_path / "t.csv", [{"label": f"text {n}", "class": f"{n % 2}"} for n in range(60)])
+    assert load(both, text=["label"])[0]["train"].space.columns == ("class",)
 
 
 @pytest.mark.parametrize(
@@ -326,6 +329,8 @@ def test_balanced_weights_of_several_labels_are_negatives_per_positive(tmp_path)
     found = configure(tmp_path / "d", class_weights="balanced")
     assert found["class_weights"] == pytest.approx([1 / 3, 3.0])
     assert found["problem_type"] == SEVERAL
+    write_texts(tmp_path / "d" / "train.csv", ["a", "a|b"] * 5)
+    assert configure(tmp_path / "d", class_weights="balanced")["class_weights"] == pytest.approx([0.1, 1.0])
 
 
 def test_given_weights_are_in_the_order_of_the_labels_and_none_are_left_out(reviews):
@@ -396,6 +401,15 @@ def test_thresholds_in_the_order_of_the_labels_decide_other_data(reviews):
     assert CLASSIFICATION.tuned_config({"macro_f1": 1.0, "test_threshold_dear": 0.2}) == {}
 
 
+def test_a_threshold_between_very_likely_labels_divides_predictions_too(reviews):
+    """In fp32 both probabilities of a label are 1."""
+    logits = np.array([[20.0, -1.0], [21.0, 1.0]], np.float32)
+    scores = CLASSIFICATION.score(logits, make_data([[0, 0], [1, 1]], reviews, label=["tags"]))
+    assert scores["exact_match"] == 1
+    results = name_results(logits, ["dear", "slow"], SEVERAL, CLASSIFICATION.tuned_config(scores)["thresholds"])
+    assert [result["labels"] for result in results] == [[], ["dear", "slow"]]
+
+
 def test_nan_is_a_message(reviews):
     with pytest.raises(UsageError, match=r"NaN or infinite: training has diverged"):
         CLASSIFICATION.score(np.full((1, 3), np.nan), make_data([1], reviews))
@@ -463,7 +477,7 @@ def test_a_run_writes_rows_labels_and_probabilities(finish, folder):
             each = [float(row[f"probability_{star}"]) for star in "123"]
             assert sum(each) == pytest.approx(1)
             assert float(row["probability"]) == max(each) == each[int(row["label"]) - 1]
-        (figure,) = json.loads((output / "predictions" / f"{split}.figures.json").read_text())
+        figure, _ = json.loads((output / "predictions" / f"{split}.figures.json").read_text())
         assert figure["labels"] == ["1", "2", "3"]
         assert sum(map(sum, figure["counts"])) == len(found)
         for star in "123":
@@ -491,7 +505,8 @@ def test_several_labels_are_tuned_on_dev_and_used_on_test(finish, folder):
         assert scores["macro_f1"] == pytest.approx(metrics[f"{prefix}macro_f1"])
         for row, over in zip(rows, found > config["thresholds"], strict=True):
             assert row["labels"] == "|".join(name for name, is_in in zip(("dear", "slow"), over, strict=True) if is_in)
-    assert not (output / "predictions" / "dev.figures.json").exists()
+    (figure,) = json.loads((output / "predictions" / "dev.figures.json").read_text())
+    assert list(figure["curves"]) == ["dear", "slow"]
 
 
 def test_columns_of_0_and_1_learn_the_same_as_joined_labels(finish):

@@ -56,6 +56,7 @@ class Columns:
         lists: The columns whose cells are lists. Each cell is the JSON text of a list of texts, or "" if missing.
         lines: The row's first line in its file, or its number from 1.
         unit: The unit of `lines`, "line" or "row".
+        classes: The columns of class labels of Hugging Face data sets.
     """
 
     source: str
@@ -63,6 +64,7 @@ class Columns:
     lists: frozenset[str]
     lines: Sequence[int]
     unit: str = "line"
+    classes: frozenset[str] = frozenset()
 
     def __len__(self) -> int:
         """Return the number of rows S."""
@@ -322,7 +324,7 @@ def _convert(source: str, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) 
         tables[-1].validate(full=True)  # readers of Parquet do not check that texts are UTF-8
     table = _join(source, tables)
     lists = frozenset(field.name for field in schema if _is_list(field.type))
-    return Columns(source, table, lists, range(1, len(table) + 1), "row")
+    return Columns(source, table, lists, range(1, len(table) + 1), "row", frozenset(classes))
 
 
 def _find_classes(schema: pa.Schema) -> dict[str, list[str]]:
