@@ -68,12 +68,13 @@ def write_rows(folders: list[Path], options: Mapping[str, Any], path: Path) -> N
     fold_of = np.empty(len(table), int)
     for fold, rows in enumerate(numbers):
         fold_of[rows] = fold
+    csv.field_size_limit(2**31 - 1)  # cells of JSON and Parquet have no limit
     files = [(folder / PREDICTIONS / "dev.csv").open(encoding="utf-8", newline="") for folder in folders]
     try:
         readers = [csv.reader(file) for file in files]
         heads, *_ = [next(reader) for reader in readers]
         with atomic_open(path) as file:
-            writer = csv.writer(file, lineterminator="\n")
+            writer = csv.writer(file)
             writer.writerow([name_apart("fold", heads, "_number"), *heads])
             for fold in fold_of.tolist():
                 writer.writerow([fold + 1, *next(readers[fold])])
