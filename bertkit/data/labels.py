@@ -19,6 +19,7 @@ MOST_NUMBERS = 20  # different whole numbers that are taken for classes
 SEPARATOR = "|"  # between several labels in a cell
 YES, NO = ("1", "true"), ("0", "false")
 UNKNOWN_LABEL = -1
+LARGEST_NUMBER = float(np.finfo(np.float32).max)
 WHOLE = re.compile(r"(0|-?[1-9][0-9]*)(?:\.0*)?")  # a whole number, perhaps spelled as a float
 
 
@@ -112,9 +113,11 @@ def find_labels(train: Columns, columns: Sequence[str], problem_type: str) -> La
             "give a column with two or more"
         )
     if kind == SINGLE and len(names) > max(MOST_NUMBERS, len(train) // 2):
+        odd = sorted(name for name in names if parse_number(name) is None)
+        hint = f" ({odd[0][:40]!r} is no number)" if len(odd) < len(names) / 2 else ""
         raise UsageError(
-            f"{train.source}: the column {column!r} has {len(names):,} different texts in {len(train):,} rows, "
-            "too many for labels; choose another column with --label"
+            f"{train.source}: the column {column!r} has {len(names):,} different texts in {len(train):,} rows"
+            f"{hint}, too many for labels; choose another column with --label"
         )
     return LabelSpace(kind, tuple(sort_names(names)), (column,), reason)
 
@@ -164,6 +167,8 @@ def read_numbers(table: Columns, column: str) -> np.ndarray:
     for row, text in enumerate(cell for chunk in texts.chunks for cell in chunk.to_pylist()):
         if (number := parse_number(text)) is None:
             raise UsageError(f"{table.locate(row)}: the label {text[:40]!r} is not a number; correct it")
+        if abs(number) > LARGEST_NUMBER:
+            raise UsageError(f"{table.locate(row)}: the label {text[:40]!r} is too large for 32 bits; scale the labels")
         values[row] = number
     return values
 
@@ -188,7 +193,7 @@ def read_flags(table: Columns, column: str) -> np.ndarray:
 def split_cell(value: str, is_list: bool) -> list[str]:
     """Return the labels of a cell: a JSON list, or texts separated by |."""
     parts = msgspec.json.decode(value or "[]", type=list[str]) if is_list else value.split(SEPARATOR)
-    return [label for part in parts if (label := part.strip())]
+    return [label for part in parts if (label := normalise(part))]
 
 
 def normalise(value: str) -> str:

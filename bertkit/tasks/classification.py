@@ -302,6 +302,10 @@ def choose_columns(
 ) -> tuple[list[str], list[str]]:
     """Return the columns of the texts and of the labels; those not given are guessed by their names."""
     names = table.table.column_names
+    if len(names) == 1 and (separator := next((one for one in ";\t" if one in names[0]), None)):
+        raise UsageError(
+            f"{table.source} has cells separated by {separator!r}; save it with commas, or as .tsv with tabs"
+        )
     for name in (*text, *label):
         table.find(name)
     guessed = " and ".join(option for option, given in (("--text", text), ("--label", label)) if not given)
@@ -313,6 +317,9 @@ def choose_columns(
             raise UsageError(
                 f"{table.source} has the columns {', '.join(map(repr, names[:MOST_SHOWN]))}; name one with {option}"
             )
+    for option, chosen in (("--text", text), ("--label", label)):
+        if len(set(chosen)) < len(chosen):
+            raise UsageError(f"{option} names a column twice: {', '.join(chosen)}; name each column once")
     if both := set(text) & set(label):
         raise UsageError(f"the column {both.pop()!r} is both text and label; name different columns")
     by = f", guessed from the names; set {guessed} for others" if guessed else ""
@@ -337,9 +344,9 @@ def divide_tables(tables: Mapping[str, Columns], options: Mapping[str, Any]) -> 
     else:
         rows = split_rows(places, options["dev_share"], 0.0 if "test" in tables else options["test_share"])
     if empty := [split for split in ("train", "dev") if not len(rows.get(split, ()))]:
+        remedy = f"fewer folds than {folds}" if folds else f"another share or a file for {empty[0]}"
         raise UsageError(
-            f"{table.source} has {count(len(table), 'row')}, which leave none for {empty[0]}; give more rows, another "
-            f"share or a file for {empty[0]}"
+            f"{table.source} has {count(len(table), 'row')}, which leave none for {empty[0]}; give more rows, {remedy}"
         )
     return {**tables, **{split: table.take(numbers) for split, numbers in rows.items() if len(numbers)}}
 
@@ -366,7 +373,8 @@ def read_rows(
     has_labels = all(name in names for name in space.columns) and any(
         cell for name in space.columns for cell in table.find(name).unique().to_pylist()
     )
-    if split == "test" and not has_labels:
+    if split == "test" and not has_labels and not (space.has_column_each and set(space.columns) & set(names)):
+        report(f"{table.source}, test: no labels in {', '.join(map(repr, space.columns))}; predicted, not scored")
         return LabelledTexts(table, text, options["group"], None, space)
     labels, unknown = space.read(table)
     found = LabelledTexts(table, text, options["group"], labels, space)
@@ -493,11 +501,12 @@ def name_apart(name: str, names: Collection[str], suffix: str) -> str:
 
 def write_rows(rows: Columns, results: Sequence[Mapping[str, Any]]) -> str:
     """Return a table with its results as CSV: the input's columns, then those of the results."""
-    names = rows.table.column_names
-    added = {name: name_apart(name, names, "_predicted") for name in results[0]}
+    names = list(rows.table.column_names)
+    for name in results[0]:
+        names.append(name_apart(name, names, "_predicted"))
     file = io.StringIO()
-    writer = csv.writer(file)  # with line ends of RFC 4180; with others, cells with "\r" would not be quoted
-    writer.writerow([*names, *added.values()])
+    writer = csv.writer(file)  # a shorter line end would leave cells with a single "\r" unquoted
+    writer.writerow(names)
     for start in range(0, len(results), ROWS_A_PART):
         part = rows.table.slice(start, ROWS_A_PART).to_pylist()
         for row, result in zip(part, results[start:], strict=False):

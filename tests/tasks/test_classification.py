@@ -11,6 +11,7 @@ import transformers
 from safetensors.torch import load_file
 from sklearn.utils.class_weight import compute_class_weight
 
+from bertkit.data.formats.columns import read_columns
 from bertkit.data.labels import REGRESSION, SEVERAL, SINGLE
 from bertkit.data.sequences import Sequences
 from bertkit.errors import UsageError
@@ -106,6 +107,8 @@ def test_what_is_named_is_taken_and_a_label_is_no_text(reviews, tmp_path):
         ({"label": ["star"]}, r"star.*stars"),
         ({"text": ["title"], "label": ["title"]}, r"the column 'title' is both text and label; name different columns"),
         ({"label": ["id"]}, r"the column 'id' has .* different texts in .* rows, too many for labels"),
+        ({"label": ["tags", "tags"]}, r"--label names a column twice: tags, tags; name each column once"),
+        ({"text": ["body", "body"]}, r"--text names a column twice: body, body; name each column once"),
         ({"group": "client"}, r"client"),
         ({"dir": ""}, r"classify needs a table of texts and labels; name a file, a folder or a Hub data set"),
         ({"class_weights": {"1": 1.0, "2": 1.0}}, r"class_weights and the labels differ in '3'; .* each of 1, 2, 3"),
@@ -116,6 +119,13 @@ def test_a_wrong_option_is_one_line(reviews, options, message):
     with pytest.raises(UsageError, match=message) as error:
         configure(reviews, **options)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("separator", [";", "\t"])
+def test_another_separator_is_told(tmp_path, separator):
+    (tmp_path / "t.csv").write_text(separator.join(["text", "label\na", "b\n"]))
+    with pytest.raises(UsageError, match=r"t\.csv has cells separated by .*; save it with commas, or as \.tsv"):
+        load(tmp_path / "t.csv", text=["text"])
 
 
 def test_columns_that_cannot_be_guessed_are_listed(tmp_path):
@@ -230,11 +240,20 @@ def test_a_test_file_without_labels_is_predicted(tmp_path, change):
     examples, lines = load(tmp_path / "d")
     assert list(examples) == ["train", "dev", "unlabelled"]
     assert examples["unlabelled"].labels is None
-    assert lines[2].endswith("unlabelled 3")
+    assert lines[2].endswith("test.csv, test: no labels in 'label'; predicted, not scored")
+    assert lines[3].endswith("unlabelled 3")
     if change:
         write_table(tmp_path / "d" / "test.csv", [{"text": "new", "label": label} for label in ("good", "")])
         with pytest.raises(UsageError, match=r"test\.csv, line 3: the label 'label' is empty, as in 1 rows"):
             load(tmp_path / "d")
+
+
+def test_a_test_file_with_some_of_several_label_columns_is_not_taken_for_unlabelled(tmp_path):
+    rows = [{"text": f"text {number}", "x": number % 2, "y": 1} for number in range(40)]
+    write_table(tmp_path / "d" / "train.csv", rows)
+    write_table(tmp_path / "d" / "test.csv", [{"text": "new", "x": 1}])
+    with pytest.raises(UsageError, match=r"test\.csv has no column 'y'"):
+        load(tmp_path / "d", label=["x", "y"])
 
 
 @pytest.mark.parametrize(
@@ -242,7 +261,10 @@ def test_a_test_file_without_labels_is_predicted(tmp_path, change):
     [
         ({"dev_share": 0.0}, r"t\.csv has 8 rows, which leave none for dev; give more rows, another share or a file"),
         ({"group": "one"}, r"t\.csv has 8 rows, which leave none for (train|dev); "),
-        ({"group": "one", "folds": 2}, r"t\.csv has 8 rows, which leave none for (train|dev); "),
+        (
+            {"group": "one", "folds": 2},
+            r"t\.csv has 8 rows, which leave none for (train|dev); .* fewer folds",
+        ),
     ],
 )
 def test_too_few_rows_for_a_split(tmp_path, options, message):
@@ -587,6 +609,20 @@ def test_columns_of_an_input_keep_their_names_beside_those_of_the_results(bert, 
     heads = (tmp_path / "run" / "predictions" / "dev.csv").read_text().splitlines()[0].split(",")
     assert heads[4:] == ["label_predicted_predicted", "probability_predicted", "probability_0", "probability_1"]
     assert len(set(heads)) == len(heads)
+
+
+def test_results_have_names_apart_from_each_other_and_single_carriage_returns_are_quoted(bert, tmp_path):
+    rows = [{"text": f"word{n}\rnext", "label": ["x", "predicted"][n % 2], "probability": n} for n in range(60)]
+    recipe = make_recipe(bert, write_table(tmp_path / "t.jsonl", rows), epochs=1.0)
+    run(CLASSIFICATION, recipe, output=tmp_path / "run")
+    written = read_columns(tmp_path / "run" / "predictions" / "dev.csv").table
+    assert all("\rnext" in text for text in written["text"].to_pylist())
+    assert written.column_names[3:] == [
+        "label_predicted",
+        "probability_predicted",
+        "probability_predicted_predicted",
+        "probability_x",
+    ]
 
 
 def test_the_commands_to_try_next_fit_the_data(reviews, tmp_path):
