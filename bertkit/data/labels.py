@@ -114,7 +114,7 @@ def find_labels(train: Columns, columns: Sequence[str], problem_type: str) -> La
         )
     if kind == SINGLE and len(names) > max(MOST_NUMBERS, len(train) // 2):
         odd = sorted(name for name in names if parse_number(name) is None)
-        hint = f" ({odd[0][:40]!r} is no number)" if len(odd) < len(names) / 2 else ""
+        hint = f" ({odd[0][:40]!r} is not a number)" if len(odd) < len(names) / 2 else ""
         raise UsageError(
             f"{train.source}: the column {column!r} has {len(names):,} different texts in {len(train):,} rows"
             f"{hint}, too many for labels; choose another column with --label"

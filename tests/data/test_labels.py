@@ -142,7 +142,7 @@ def test_a_table_in_parts_and_a_part_of_a_table_are_read_the_same():
             r"has 40 different texts in 40 rows, too many for labels; .*--label",
         ),
         (["1.5", "", "2"], "auto", r"t\.csv, line 3: the label '' is not a number; correct it"),
-        ([f"{n}.5" for n in range(40)] + ["N/A"], "auto", r"41 rows \('N/A' is no number\), too many for labels"),
+        ([f"{n}.5" for n in range(40)] + ["N/A"], "auto", r"41 rows \('N/A' is not a number\), too many for labels"),
         (["1.5", "1e39"], "auto", r"t\.csv, line 3: the label '1e39' is too large for 32 bits; scale the labels"),
         (["1", "inf"], REGRESSION, r"t\.csv, line 3: the label 'inf' is not a number"),
     ],
