@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from hashlib import blake2b
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -76,10 +76,13 @@ def _map_in_order(function: Callable[[Any], Mapped], arguments: Iterable[Any], w
     if workers == 1 or sys.platform != "linux":
         yield from map(function, arguments)
         return
+    others = active_children()
     pool = ProcessPoolExecutor(workers, get_context("fork"), initializer=_begin)
     try:
         yield from pool.map(function, arguments)
     except BrokenProcessPool:
+        for process in set(active_children()).difference(others):
+            process.kill()  # it ignores SIGTERM, and may wait forever for a lock that the dead one held
         raise UsageError(
             "a process that was reading the documentation has died (out of memory?); run the command again"
         ) from None
