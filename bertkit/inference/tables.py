@@ -13,6 +13,7 @@ from typing import IO, Any
 import msgspec
 
 from bertkit.data.formats.inputs import cut_into_chunks, make_text
+from bertkit.tasks.classification import name_apart
 from bertkit.tasks.task import Result
 
 ROWS_A_GROUP, CHARACTERS_A_GROUP = 10_000, 10_000_000  # limits of a row group of Parquet
@@ -43,9 +44,7 @@ def write_rows(rows: Iterable[Row], columns: Mapping[str, type], output: Path, f
         schema = {name: merge_types(found) for name, found in types.items()}
         names: dict[str, str] = {}
         for name, kind in columns.items():
-            names[name] = name
-            while names[name] in schema:
-                names[name] += "_predicted"
+            names[name] = name_apart(name, schema, "_predicted")
             schema[names[name]] = kind
         WRITERS[output.suffix](read_rows(kept, names), schema, file)
 

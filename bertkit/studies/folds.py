@@ -68,8 +68,7 @@ def write_rows(folders: list[Path], options: Mapping[str, Any], path: Path) -> N
         UsageError: The table no longer has the rows of the folds.
     """
     table = read_splits(options["dir"])["train"]
-    remedy = "name another directory with --output"
-    changed = UsageError(f"{table.source} has changed since the folds were trained; {remedy}")
+    changed = f"{table.source} has changed since the folds were trained; name another directory with --output"
     text, _ = choose_columns(table, options["text"], options["label"])
     places = hash_rows(table, {**options, "text": text})
     fold_of = np.empty(len(table), int)
@@ -85,7 +84,7 @@ def write_rows(folders: list[Path], options: Mapping[str, Any], path: Path) -> N
             writer.writerow([name_apart("fold", heads, "_number"), *heads])
             for fold in fold_of.tolist():
                 if (cells := next(readers[fold], None)) is None:
-                    raise changed
+                    raise UsageError(changed)
                 writer.writerow([fold + 1, *cells])
             if any(next(reader, None) for reader in readers):
-                raise changed
+                raise UsageError(changed)

@@ -260,7 +260,7 @@ class ClassificationTask(TextTask):
         Those of the first split have the rows with the highest loss in place of its first examples.
         """
         name = "test" if split == UNLABELLED else split
-        if decided is None and data.labels is not None:
+        if decided is None and data.labels is not None and data.space.kind == SEVERAL:
             decided = self.tuned_config(self.score(summaries, data))
         thresholds = (decided or {}).get("thresholds")
         results = name_results(summaries, data.space.names, data.space.kind, thresholds)

@@ -9,6 +9,7 @@ from scipy.special import expit, softmax
 from bertkit.data.labels import REGRESSION, SEPARATOR, SEVERAL
 from bertkit.data.sequences import Sequences, encode_inputs
 from bertkit.errors import UsageError, make_printable
+from bertkit.metrics.classification import FIXED_THRESHOLD
 from bertkit.tasks.finetuning import FineTuningTask
 from bertkit.tasks.task import PredictionSettings, Result
 
@@ -21,7 +22,6 @@ PAIR_NAMES = (  # names of two texts that belong together: ours, which are trans
     ("question", "sentence"),
 )
 TEXT_NAMES = ("text", "sentence", "review", "content", "comment", "message", "tweet", "body", "description", "title")
-THRESHOLD = 0.5  # of the probability of each of several labels, unless the configuration has others
 
 
 class TextTask(FineTuningTask):
@@ -124,7 +124,7 @@ def name_results(
 ) -> list[Result]:
     """Return the class, the several labels, or the numbers of each row of logits (S, L)."""
     if kind == SEVERAL:
-        limits = dict(zip(labels, thresholds or [THRESHOLD] * len(labels), strict=True))
+        limits = dict(zip(labels, thresholds or [FIXED_THRESHOLD] * len(labels), strict=True))
         probabilities = expit(logits.astype(np.float64))  # as for the thresholds: fp32 rounds likely labels to 1
         rows = [dict(zip(labels, row, strict=True)) for row in probabilities.tolist()]
         return [

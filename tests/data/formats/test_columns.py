@@ -112,8 +112,12 @@ def test_long_cells(tmp_path):
     ],
 )
 def test_wrong_table_is_one_line(suffix, content, message, tmp_path):
+    check_one_line(tmp_path / f"a{suffix}", content, message)
+
+
+def check_one_line(path, content, message):
     with pytest.raises(UsageError, match=message) as raised:
-        read_columns(write(tmp_path / f"a{suffix}", content))
+        read_columns(write(path, content))
     assert "\n" not in str(raised.value)
 
 
@@ -206,9 +210,7 @@ def test_json_is_an_array_or_an_object_that_holds_one(tmp_path):
     ],
 )
 def test_wrong_json_is_one_line(name, content, message, tmp_path):
-    with pytest.raises(UsageError, match=message) as raised:
-        read_columns(write(tmp_path / name, content))
-    assert "\n" not in str(raised.value)
+    check_one_line(tmp_path / name, content, message)
 
 
 # --- compressed files
