@@ -40,13 +40,11 @@ from bertkit.reports.tables import MISSING, ScoreRow, Table, TableCell, count, m
 from bertkit.system.files import atomic_write
 from bertkit.system.progress import Report, describe_duration, ignore
 from bertkit.tasks import TASKS
-from bertkit.tasks.task import Task, repeat_run, shorten_text
+from bertkit.tasks.task import EXAMPLES, FIGURES, Task, repeat_run, shorten_text
 from bertkit.training.model_card import describe_machine
 from bertkit.training.recipe import read_recipe
 from bertkit.training.run_dir import (
     ENVIRONMENT,
-    EXAMPLES,
-    FIGURES,
     LENGTHS_FILE,
     LOG,
     METRICS_FILE,

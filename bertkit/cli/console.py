@@ -192,8 +192,9 @@ class Screen(AbstractContextManager):
     def show_results(self, task: Any, metrics: Mapping[str, Any], output: Path) -> None:
         """Print the task's table of scores, some predictions, the paths of the files, and commands to try next."""
         from bertkit.reports.plots import plot_log
+        from bertkit.tasks.task import EXAMPLES
         from bertkit.training.recipe import read_recipe
-        from bertkit.training.run_dir import EXAMPLES, METRICS_FILE, PREDICTIONS, RECIPE_FILE, hold_run_dir, read_log
+        from bertkit.training.run_dir import METRICS_FILE, PREDICTIONS, RECIPE_FILE, hold_run_dir, read_log
 
         rows = task.list_rows(metrics)
         if rows:

@@ -51,7 +51,7 @@ def predict(
     ] = None,
     source: Annotated[
         str | None,
-        PlaceOption("--input", help="Inputs: .jsonl, .csv, .tsv, .txt (each also .gz) or .parquet.", metavar="FILE|-"),
+        PlaceOption("--input", help="Inputs: .jsonl, .json, .csv, .tsv, .txt (or .gz), .parquet.", metavar="FILE|-"),
     ] = None,
     output: Annotated[
         Path | None,

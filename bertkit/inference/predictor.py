@@ -67,7 +67,8 @@ class Predictor:
         run: A run directory, or another BERT checkpoint with a head.
         pairs: Whether an input is a pair of texts; None: as in the run's task, or either without a run.
         top: Number of words for each mask.
-        text: Names of an input's texts, in order; None: as in the run's recipe, or else the names above.
+        text: Names of an input's texts, in order; None: the columns that the model was trained on or the names `text`
+            and `text_pair`, for models not trained on a table any of the names above.
         precision: "auto" (bf16 where it is faster, as in training: several times as fast as fp32, with probabilities
             that differ in the third digit), "fp32", "bf16" or "fp16".
 
@@ -109,15 +110,14 @@ class Predictor:
             )
         path = find_file(name, RECIPE_FILE)
         recipe = {} if path is None else read_recipe(path)
-        lengths, known = find_lengths(recipe), find_columns(recipe)
         if pairs is None:
             pairs = TASKS.get(str(recipe.get("task")), task).pairs
-        if pairs is None and known:
-            pairs = len(known) == 2
+        if pairs is None and config.text_columns:
+            pairs = len(config.text_columns) == 2
         self.task = task
-        self.text, self.is_required = (known, False) if text is None else (text, True)
+        self.text, self.trained = text, config.text_columns or []
         self.settings = PredictionSettings(
-            model.eval().requires_grad_(False).to(find_device()), tokenizer, lengths, pairs, top
+            model.eval().requires_grad_(False).to(find_device()), tokenizer, find_lengths(recipe), pairs, top
         )
 
     def __call__(self, inputs: Sequence[Input | Sequence[str]]) -> list[Result]:
@@ -171,8 +171,11 @@ class Predictor:
             given = [given]
         if not isinstance(given, Mapping | list | tuple):
             raise UsageError(f"got {type(given).__name__}; give a text, a list of texts or a mapping")
-        if isinstance(given, Mapping) and self.text and (self.is_required or all(name in given for name in self.text)):
-            given = [take_cell(given, name) for name in self.text]
+        if isinstance(given, Mapping) and (names := self.text or self.trained):
+            usual = PAIR_NAMES[0][: len(names)]
+            if not self.text and given.keys() >= set(usual) and not given.keys() >= set(names):
+                names = usual
+            given = [take_cell(given, name) for name in names]
         if not isinstance(given, Mapping):
             given = name_texts(list(given), self.task.list_fields(self.settings))
         return self.task.read_input(given, self.settings)
@@ -282,19 +285,6 @@ def take_cell(given: Mapping[str, Any], name: str) -> Any:
             raise UsageError(f"the input has {list_names(given)}, but not {name}; name its texts with --text")
         return make_text(given[name])
     return take_text(given, name)
-
-
-def find_columns(recipe: Mapping[str, Any]) -> list[str]:
-    """Return the columns of the texts in a run's recipe; empty if there are none.
-
-    Raises:
-        UsageError: They are not names.
-    """
-    try:
-        found = recipe.get("data", {}).get("text") or []
-        return msgspec.convert(found.split(",") if isinstance(found, str) else found, list[str])
-    except (AttributeError, msgspec.ValidationError) as error:
-        raise UsageError(f"the run's {RECIPE_FILE} is damaged ({error}); restore the original file") from None
 
 
 def find_lengths(recipe: Mapping[str, Any]) -> dict[str, int]:

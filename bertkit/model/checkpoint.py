@@ -168,10 +168,10 @@ def load_model(head: type, checkpoint: str, settings: Mapping[str, Any]) -> tupl
     Raises:
         UsageError: There are no weights in safetensors, or the vocabulary is smaller than the tokenizer's.
     """
-    # tau and thresholds belong to the model that they were tuned for, and class weights to a training run; the caller
-    # decides what a model returns.
+    # tau, thresholds and columns belong to the model that was trained with them, and class weights to a training run;
+    # the caller decides what a model returns.
     weights = settings.get("class_weights")
-    settings = {"tau": None, "thresholds": None, **RETURNED, **settings, "class_weights": None}
+    settings = {"tau": None, "thresholds": None, "text_columns": None, **RETURNED, **settings, "class_weights": None}
     tokens, labels = settings.pop("vocab_size", 0), settings.pop("id2label", None)
     if labels is not None:  # a problem type belongs to the checkpoint's own labels
         settings.setdefault("problem_type", None)

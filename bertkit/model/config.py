@@ -32,7 +32,8 @@ LEAST = {  # size -> its minimum
     "bilstm_hidden_size": 1,
 }
 MOST_LAYERS = 1_000  # a file with more is damaged
-OWN_VALUES = ("tau", "thresholds", "feature_layers", "bilstm_hidden_size", "class_weights")  # unknown to other programs
+# Unknown to other programs.
+OWN_VALUES = ("tau", "thresholds", "text_columns", "feature_layers", "bilstm_hidden_size", "class_weights")
 
 
 @strict
@@ -46,6 +47,7 @@ class BertConfig(PreTrainedConfig):
         tau: The margin by which an answer's score must exceed s_null to be given (section 4.3), tuned in training on
             SQuAD 2.0.
         thresholds: The probability above which each of several labels is predicted, in label order; None: 0.5.
+        text_columns: The columns of a table that a classifier was trained on, one or two for pairs.
         feature_layers: The layers that the feature-based approach reads (section 5.3).
         bilstm_hidden_size: Units per direction of the feature-based approach's BiLSTM (section 5.3).
         class_weights: The weight of each label in the loss of sequence classification, in the order of the labels: of
@@ -78,6 +80,7 @@ class BertConfig(PreTrainedConfig):
     tie_word_embeddings: bool = True
     tau: float | int | None = None
     thresholds: list[float | int] | None = None
+    text_columns: list[str] | None = None
     feature_layers: str | None = None
     bilstm_hidden_size: int | None = None
     class_weights: list[float | int] | None = None

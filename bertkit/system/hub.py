@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from textwrap import shorten
 
 from bertkit.errors import UsageError, join_lines
@@ -15,6 +16,14 @@ METADATA_TIMEOUT = 10  # seconds
 def is_hub_name(source: str) -> bool:
     """Return whether a source can be a name on the Hub, rather than the path of a missing file."""
     return bool(HUB_NAME.fullmatch(source)) and not FILE_NAME.fullmatch(source)
+
+
+def find_dataset(place: str) -> tuple[str, str | None] | None:
+    """Return owner/name and configuration of a data set on the Hub; None if the place is or may be a path."""
+    if "/" not in place or not is_hub_name(place) or Path(place).exists():
+        return None
+    name, _, config = place.partition(":")
+    return name, config or None
 
 
 def find_hub_trouble(name: str, kind: str) -> str | None:

@@ -22,12 +22,13 @@ from bertkit.data.sequences import Sequences, encode_inputs
 from bertkit.data.splits import hash_keys, split_fold, split_rows
 from bertkit.errors import UsageError
 from bertkit.metrics.classification import score_classes, score_labels, score_numbers
+from bertkit.model.checkpoint import load_config
 from bertkit.reports.tables import ScoreRow, count
 from bertkit.system.progress import Report, ignore
 from bertkit.tasks.classification_figures import find_losses, list_figures
 from bertkit.tasks.finetuning import EVERY_EPOCH
 from bertkit.tasks.option import CLASSIFY_OPTIONS
-from bertkit.tasks.task import Result, check_finite, repeat_run, shorten_text, use_transformers
+from bertkit.tasks.task import EXAMPLES, FIGURES, Result, check_finite, repeat_run, shorten_text, use_transformers
 from bertkit.tasks.texts import TextTask, guess_texts, name_results
 
 LABEL_NAMES = ("label", "labels", "class", "category", "target", "sentiment", "score", "rating", "stars", "y")
@@ -202,12 +203,13 @@ class ClassificationTask(TextTask):
         return [f"{truncated:,} of {len(data):,} training texts are truncated; data.max_length sets the limit"]
 
     def configure(self, recipe: Mapping[str, Any], tokenizer: Any, examples: Any) -> dict[str, Any]:
-        """Return label names, kind of problem and class weights; without data only what the tokenizer decides."""
+        """Return label names, kind of problem, columns and class weights; without data what the tokenizer decides."""
         settings = super().configure(recipe, tokenizer, examples)
         if examples is None:
             return settings
         train = examples["train"]
         settings |= {"id2label": dict(enumerate(train.space.names)), "problem_type": train.space.kind}
+        settings["text_columns"] = list(train.text)
         if weights := find_weights(recipe["data"]["class_weights"], train):
             settings["class_weights"] = weights
         return settings
@@ -268,9 +270,9 @@ class ClassificationTask(TextTask):
         if data.labels is None:
             return files
         if figures := list_figures(summaries, data.labels, data.space.names, data.space.kind, thresholds):
-            files[f"{name}.figures.json"] = json.dumps(figures) + "\n"
+            files[f"{name}{FIGURES}"] = json.dumps(figures) + "\n"
         if split == next(iter(self.splits)):
-            files["examples.txt"] = "".join(f"{line}\n" for line in self.list_hardest(summaries, data, results))
+            files[EXAMPLES] = "".join(f"{line}\n" for line in self.list_hardest(summaries, data, results))
         return files
 
     def list_hardest(self, summaries: np.ndarray, data: LabelledSequences, results: Sequence[Result]) -> Iterator[str]:
@@ -284,7 +286,9 @@ class ClassificationTask(TextTask):
 
     def suggest(self, output: Path, recipe: Mapping[str, Any]) -> list[str]:
         """Return commands that use the fine-tuned model."""
-        given = 'dict(text="…", text_pair="…")' if len(recipe["data"]["text"]) == 2 else '"…"'
+        is_saved = (output / "config.json").is_file()  # with the columns, which may have been guessed
+        text = load_config(str(output)).text_columns if is_saved else recipe["data"]["text"]
+        given = 'dict(text="…", text_pair="…")' if len(text) == 2 else '"…"'
         call = f'pipeline("text-classification", {json.dumps(str(output))})({given})'
         data = recipe["data"]
         is_file = Path(data["dir"]).is_file()
@@ -357,12 +361,14 @@ def hash_rows(table: Columns, options: Mapping[str, Any]) -> np.ndarray:
 
 
 def iterate_keys(table: Columns, options: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what keeps each row together with others: its group, or its text or texts without white space around."""
-    columns = [table.find(name) for name in ([options["group"]] if options["group"] else options["text"])]
+    """Yield what keeps each row together with others: its group, or without one its texts, stripped of white space."""
+    group = options["group"]
+    columns = [table.find(name) for name in ([group] if group else []) + list(options["text"])]
     for start in range(0, len(table), ROWS_A_PART):
         parts = (column.slice(start, ROWS_A_PART).to_pylist() for column in columns)
         for cells in zip(*parts, strict=True):
-            yield "\0".join(cell.strip() for cell in cells)
+            stripped = [cell.strip() for cell in cells]
+            yield stripped[0] if group and stripped[0] else "\0".join(stripped[bool(group) :])
 
 
 def read_rows(

@@ -36,7 +36,7 @@ from bertkit.system.progress import Report
 from bertkit.tasks.classification_figures import confuse
 from bertkit.tasks.finetuning import EVERY_EPOCH
 from bertkit.tasks.option import GLUE_OPTIONS
-from bertkit.tasks.task import PredictionSettings, check_finite, repeat_run, shorten_text, use_transformers
+from bertkit.tasks.task import FIGURES, PredictionSettings, check_finite, repeat_run, shorten_text, use_transformers
 from bertkit.tasks.texts import TextTask
 
 BASE_TEST, LARGE_TEST = "BERT-base, test", "BERT-large, test"  # Table 1
@@ -294,7 +294,7 @@ class GlueTask(TextTask):
         files = {name: write_predictions(spell(self.row, answers, clip=bool(submission)))}
         if self.row.labels and not submission:
             matrix = confuse(answers, data.labels, list(self.row.labels.values()))
-            files[f"{split}.figures.json"] = json.dumps([matrix]) + "\n"
+            files[f"{split}{FIGURES}"] = json.dumps([matrix]) + "\n"
         return files
 
     def score_files(self, gold: Path, predictions: Path) -> dict[str, float]:

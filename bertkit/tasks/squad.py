@@ -40,7 +40,7 @@ from bertkit.reports.tables import ScoreRow
 from bertkit.system.progress import Report, ignore
 from bertkit.tasks.finetuning import FineTuningTask
 from bertkit.tasks.option import SQUAD_OPTIONS, WINDOW_OPTIONS, list_defaults
-from bertkit.tasks.task import DIVERGED, PredictionSettings, Result, check_finite, shorten_text
+from bertkit.tasks.task import DIVERGED, FIGURES, PredictionSettings, Result, check_finite, shorten_text
 from bertkit.tasks.texts import take_text
 
 SQUAD_SPLITS = {"train": "train", "dev": "validation"}
@@ -307,7 +307,7 @@ class SquadTask(FineTuningTask):
         tau = decided["tau"] if decided else find_tau(odds, f1, silent)
         figure = trace(exact, f1, silent, odds, tau, "tau" if decided else "the best tau")
         files = self.format_answers(data.questions, answers, ranked, tau)
-        return files | {f"{split}.figures.json": json.dumps([figure]) + "\n"}
+        return files | {f"{split}{FIGURES}": json.dumps([figure]) + "\n"}
 
     def format_answers(
         self, questions: Sequence[Question], answers: Sequence[Answer], ranked: Sequence[Any], tau: float

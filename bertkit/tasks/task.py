@@ -21,6 +21,8 @@ from bertkit.reports.tables import ScoreRow
 from bertkit.system.progress import Report
 from bertkit.tasks.option import Options, check_range
 
+EXAMPLES = "examples.txt"  # among the predictions of a run
+FIGURES = ".figures.json"  # the same, after a split's name: data of plots and tables
 LONGEST_SHOWN = 80  # characters of a text among the examples
 DIVERGED = "the model's outputs are NaN or infinite: training has diverged; lower train.learning_rate"
 

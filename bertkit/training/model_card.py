@@ -13,7 +13,7 @@ from bertkit.data.pretraining.sources import DOCS
 from bertkit.errors import make_printable
 from bertkit.reports.markdown import format_table
 from bertkit.reports.tables import count, tabulate_scores
-from bertkit.system.hub import is_hub_name
+from bertkit.system.hub import find_dataset, is_hub_name
 from bertkit.tasks.task import Task
 from bertkit.training.recipe import list_lengths
 
@@ -40,7 +40,7 @@ ORIGINS = {  # an option that names data -> a sentence about their use
     "train_file": "Trained on {} instead of the official training file.",
     "extra_train": "Trained on {} first.",
 }
-LOCAL = ("dir", "features_dir", "train_file", "extra_train")  # options whose value is a path, never a name on the Hub
+LOCAL = ("features_dir", "train_file", "extra_train")  # options whose value is a path, never a name on the Hub
 
 CARD_TEMPLATE = Path(__file__).with_name("card.md.jinja")
 
@@ -101,7 +101,7 @@ def make_metadata(
     results = list_results(task, recipe, metrics, pipeline)
     data = list_datasets(task, recipe)
     return ModelCardData(
-        language="en" if data and not recipe["data"].get("corpus") else None,
+        language="en" if data and task.copies and not recipe["data"].get("corpus") else None,
         library_name=library,
         pipeline_tag=pipeline,
         tags=["bert", "bertkit", task.name],
@@ -131,9 +131,16 @@ def list_datasets(task: Task, recipe: Mapping[str, Any]) -> list[str]:
     options, copies = recipe["data"], task.copies
     corpora = [source for source in options.get("corpus", []) if source != DOCS and is_hub_name(source)]
     found = [source.partition(":")[0] for source in corpora if not Path(source).exists()]
+    if own := find_own_dataset(task, options):
+        found.append(own[0])
     if "train" in copies and not options["dir"] and not options.get("train_file"):
         found.append(copies["train"][0])
     return list(dict.fromkeys(found))
+
+
+def find_own_dataset(task: Task, options: Mapping[str, Any]) -> tuple[str, str | None] | None:
+    """Return name and configuration of a person's own data on the Hub; the folder of official files is never there."""
+    return None if task.copies else find_dataset(options.get("dir", ""))
 
 
 def place_score(task: Task, key: str) -> tuple[str, str]:
@@ -149,8 +156,10 @@ def place_score(task: Task, key: str) -> tuple[str, str]:
 
 def list_results(task: Task, recipe: Mapping[str, Any], metrics: Mapping[str, Any], pipeline: str) -> list[EvalResult]:
     """Return the scores that have a metric name on the Hub, in their official unit, with their data sets."""
-    title, copies = task.title, task.copies
-    if recipe["data"].get("dir"):
+    title, copies, unknown = task.title, task.copies, ("unknown", None)
+    if own := find_own_dataset(task, recipe["data"]):
+        title, unknown = f"{title}, {own[0]}", own
+    elif recipe["data"].get("dir"):
         title, copies = f"{title}, local files", {}
     if recipe["data"].get("tune_share"):
         title, copies = f"{title}, part of dev", {}
@@ -159,7 +168,7 @@ def list_results(task: Task, recipe: Mapping[str, Any], metrics: Mapping[str, An
         split, name = place_score(task, row.key)
         if name not in MEASURES:
             continue
-        dataset, config, hub_split = copies.get(split, ("unknown", None, split))
+        dataset, config, hub_split = copies.get(split, (*unknown, split))
         results.append(
             EvalResult(
                 task_type=pipeline,
@@ -179,7 +188,11 @@ def describe_data(task: Task, recipe: Mapping[str, Any], sizes: Mapping[str, int
     """Return lines about the sources of the data and the size of each split."""
     options, title, copies = recipe["data"], task.title, task.copies
     lines = []
-    if options.get("dir"):
+    if own := find_own_dataset(task, options):
+        dataset, config = own
+        form = f", configuration `{config}`" if config else ""
+        lines.append(f"{title}: [{dataset}](https://huggingface.co/datasets/{dataset}){form}.")
+    elif options.get("dir"):
         folder = quote_code(hide_paths(options["dir"], "dir"))
         form = " in the official format" if copies else ""
         lines.append(f"{title}, from local files{form} ({folder}).")

@@ -12,13 +12,12 @@ from bertkit.data.tokenizer import save_tokenizer
 from bertkit.system.files import write_json
 from bertkit.system.progress import Report
 from bertkit.tasks.prediction import show_examples
-from bertkit.tasks.task import PredictionSettings, Task
+from bertkit.tasks.task import EXAMPLES, PredictionSettings, Task
 from bertkit.training.model_card import write_card
 from bertkit.training.prepare import Prepared
 from bertkit.training.recipe import Recipe, list_lengths
 from bertkit.training.run_dir import (
     BEST,
-    EXAMPLES,
     LENGTHS_FILE,
     METRICS_FILE,
     PREDICTIONS,

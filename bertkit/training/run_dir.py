@@ -38,8 +38,6 @@ PREDICTIONS = "predictions"
 ENVIRONMENT = "environment.json"
 LENGTHS_FILE = "lengths.json"  # the number of sequences of each length in tokens
 FIRST = "first"  # the run that comes before this one
-EXAMPLES = "examples.txt"  # among the predictions
-FIGURES = ".figures.json"  # among the predictions, after a split's name: data of plots and tables
 BEST = "best"  # the model of an earlier update that was better than the last
 NOTED_PACKAGES = (
     "accelerate",

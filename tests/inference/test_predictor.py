@@ -653,7 +653,7 @@ def test_a_bad_line_is_named_and_does_not_stop_the_others(name, content, wrong, 
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.docx", b"x", "must end in .jsonl, .csv, .tsv, .txt, .parquet"),
+        ("a.docx", b"x", "must end in .jsonl, .json, .csv, .tsv, .txt, .parquet"),
         ("a.tsv", b"text\ttext\n", "line 1: the header must name every column exactly once"),
         ("a.tsv", b"\xff\n", "line 1: is not UTF-8"),
     ],

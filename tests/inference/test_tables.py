@@ -183,18 +183,15 @@ def test_the_texts_are_the_columns_that_are_asked_for(classifier, tmp_path):
         Exact(classifier, text=["title"])([{"title": [1]}])
 
 
-@pytest.mark.parametrize("given", ['["title", "body"]', '"title,body"'])
-def test_the_texts_are_the_columns_of_the_run_if_the_input_has_them(given, classifier, tmp_path):
-    folder = write_head(tmp_path, "BertForSequenceClassification", id2label=LABELS)
-    (folder / "recipe.toml").write_text(f"[data]\ntext = {given}\n")
+def test_the_texts_are_the_columns_of_the_training_table_or_have_the_usual_names(classifier, tmp_path):
+    folder = write_head(tmp_path, "BertForSequenceClassification", id2label=LABELS, text_columns=["title", "body"])
     predictor = Exact(folder)
     rows = [{"title": "good", "body": "bad", "text": "so"}, {"text": "good", "text_pair": "bad", "title": "so"}]
-    one, other = predictor([*rows])
+    one, other, wrong = predictor.stream([*rows, {"title": "good", "text": "so", "sentence": "bad"}])
     assert one == other == predictor([["good", "bad"]])[0]
+    assert wrong["error"] == "the input has title, text, sentence, but not body; name its texts with --text"
     assert predictor.group(["a", "b"]) == [["a", "b"]]
-    (folder / "recipe.toml").write_text("[data]\ntext = 3\n")
-    with pytest.raises(UsageError, match=r"the run's recipe.toml is damaged \(Expected `array`, got `int`\)"):
-        Exact(folder)
+    assert Exact(folder, text=["text", "title"])([{"text": "good", "title": "bad", "body": "so"}])[0] == one
 
 
 # --- The form of pipelines --------------------------------------------------------------------------------------------

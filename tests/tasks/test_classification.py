@@ -5,18 +5,23 @@ import json
 from functools import cache
 from itertools import chain
 
+import datasets
 import numpy as np
 import pytest
 import transformers
 from safetensors.torch import load_file
 from sklearn.utils.class_weight import compute_class_weight
 
+from bertkit.data.formats import hub
 from bertkit.data.formats.columns import read_columns
 from bertkit.data.labels import REGRESSION, SEVERAL, SINGLE
 from bertkit.data.sequences import Sequences
 from bertkit.errors import UsageError
 from bertkit.inference.predictor import Predictor
 from bertkit.metrics.classification import score_labels
+from bertkit.model.checkpoint import load_config, load_model
+from bertkit.model.config import BertConfig
+from bertkit.model.heads import BertForSequenceClassification
 from bertkit.tasks import TASKS
 from bertkit.tasks.classification import CLASSIFICATION, LabelledSequences, describe_shares, differs
 from bertkit.tasks.texts import name_results
@@ -178,6 +183,28 @@ def test_a_test_file_stays_and_dev_is_taken_from_train(tmp_path):
     assert len(examples["train"]) + len(examples["dev"]) == 80
 
 
+def test_a_data_set_on_the_hub_with_class_labels_and_an_unlabelled_test_split(monkeypatch):
+    names = ["negative", "positive"]
+    features = datasets.Features({"sentence": datasets.Value("string"), "label": datasets.ClassLabel(names=names)})
+
+    def make(size, label):
+        rows = {"sentence": [f"text {n}" for n in range(size)], "label": [label(n) for n in range(size)]}
+        return datasets.Dataset.from_dict(rows, features=features)
+
+    splits = {
+        "train": make(60, lambda n: n % 2),
+        "validation": make(20, lambda n: n % 2),
+        "test": make(9, lambda n: -1),
+    }
+    monkeypatch.setattr(hub, "find_hub_trouble", lambda *_: None)
+    monkeypatch.setattr(datasets, "load_dataset", lambda name, config: datasets.DatasetDict(splits))
+    found, lines = load("owner/reviews")
+    assert {split: len(examples) for split, examples in found.items()} == {"train": 60, "dev": 20, "unlabelled": 9}
+    assert found["train"].space.names == tuple(names)
+    assert found["dev"].labels.tolist() == [0, 1] * 10
+    assert lines[0].startswith("owner/reviews, train: text from 'sentence', label from 'label', guessed")
+
+
 def test_files_of_every_split_win_whatever_their_formats(tmp_path):
     for split, form, size in (("train", "csv", 20), ("validation", "jsonl", 6), ("test", "parquet", 4)):
         write_texts(tmp_path / "d" / f"{split}.{form}", [number % 2 for number in range(size)])
@@ -201,6 +228,14 @@ def test_rows_of_a_group_or_with_equal_texts_are_in_one_split(tmp_path):
         assert len(parts) == 3
         assert len(set.union(*parts)) == sum(map(len, parts))
         assert set(CLASSIFICATION.list_groups(examples["dev"])) == parts[1]
+
+
+def test_rows_without_a_group_are_split_by_their_texts(tmp_path):
+    path = write_texts(tmp_path / "t.csv", ["a", "a", "b", "b"] * 50, customer=lambda number: "" if number % 2 else "7")
+    splits, _ = load(path, group="customer")
+    places = {split: {row % 2 for row in map(int, found.rows.lines)} for split, found in splits.items()}
+    assert sum(1 for found in places.values() if 0 in found) == 1  # lines from 2, so the group has the even ones
+    assert all(1 in found for found in places.values())
 
 
 def test_a_pair_is_split_by_both_texts(tmp_path):
@@ -578,6 +613,16 @@ def test_tune_share_decides_and_the_others_are_scored(finish):
         assert ("dear" in row["labels"].split("|")) == is_over
 
 
+def test_the_columns_of_the_texts_are_kept_for_predictions(finish, folder):
+    output, _ = finish(["stars"])
+    assert load_config(str(output)).text_columns == ["title", "body"]
+    rows = read_rows(output / "predictions" / "test.csv")
+    found = Predictor(str(output), precision="fp32")([{"text": "x", **row} for row in rows])
+    assert [one["label"] for one in found] == [row["label"] for row in rows]
+    again, _ = load_model(BertForSequenceClassification, str(output), {})
+    assert again.config.text_columns is None, "a further run has columns of its own"
+
+
 @pytest.mark.parametrize("label", ["stars", "tags", "price"])
 def test_plain_transformers_and_predict_give_the_same_answers(finish, folder, label):
     output, _ = finish([label])
@@ -629,9 +674,11 @@ def test_the_commands_to_try_next_fit_the_data(reviews, tmp_path):
     data = CLASSIFICATION.recipe["data"]
     spaced = tmp_path / "my reviews.csv"
     spaced.write_bytes(reviews.read_bytes())
+    BertConfig(text_columns=["title", "body"]).save_pretrained(tmp_path / "run")
     lines = CLASSIFICATION.suggest(tmp_path / "run", {"data": data | {"dir": str(spaced)}})
     assert f"--input '{spaced}'" in lines[0]
     assert lines[1].endswith("--folds 5  # a prediction for every row")
+    assert '(dict(text="…", text_pair="…"))' in lines[2]
     for options in ({"dir": str(tmp_path)}, {"dir": str(spaced), "folds": 3}, {"dir": str(spaced), "tune_share": 0.5}):
         assert not any("--folds" in line for line in CLASSIFICATION.suggest(tmp_path / "run", {"data": data | options}))
 

@@ -243,6 +243,9 @@ def test_a_data_set_or_checkpoint_of_ones_own_is_not_taken_for_one_of_the_hub(tm
     assert model_card.find_base({"checkpoint": "eve/bert"}) == "eve/bert"
     assert model_card.find_base({"checkpoint": str(tmp_path)}) is model_card.find_base({"checkpoint": ""}) is None
     assert model_card.list_datasets(TASKS["pretrain"], recipe) == ["ada/books"]
+    for place, found in (("ada/bert", []), ("eve/reviews:new", ["eve/reviews"]), ("reviews.csv", [])):
+        own = merge(TASKS["classify"].recipe, {"data": {"dir": place}})
+        assert model_card.list_datasets(TASKS["classify"], own) == found
     trained_on_other = merge(TASKS["squad1"].recipe, {"data": {"train_file": "mine.json"}})
     assert model_card.list_datasets(TASKS["squad1"], trained_on_other) == []
 
@@ -271,6 +274,16 @@ def test_the_card_says_of_which_checkpoint_the_training_started(tmp_path, monkey
             ],
         ),
         ("classify", {"dir": "/home/ada/reviews.csv"}, ["your texts, from local files (`reviews.csv`)."]),
+        (
+            "classify",
+            {"dir": "ada/reviews"},
+            ["your texts: [ada/reviews](https://huggingface.co/datasets/ada/reviews)."],
+        ),
+        (
+            "classify",
+            {"dir": "ada/reviews:new"},
+            ["your texts: [ada/reviews](https://huggingface.co/datasets/ada/reviews), configuration `new`."],
+        ),
         ("swag", {"dir": "/home/ada/SWAG"}, ["SWAG, from local files in the official format (`SWAG`)."]),
         ("swag", {"dir": "../../clients/acme"}, ["SWAG, from local files in the official format (`acme`)."]),
         ("pretrain", {"corpus": ["../clients/acme", "a/b/c.txt"]}, ["Text: `acme`, `c.txt`."]),

@@ -28,13 +28,14 @@ from bertkit.data.formats.tables import (
     MOST_NAMES,
     explain_form,
     find_column,
+    is_quoted,
     open_file,
+    read_array,
     read_csv,
-    read_json,
     read_lines,
 )
 from bertkit.errors import UsageError, join_lines
-from bertkit.system.hub import is_hub_name
+from bertkit.system.hub import find_dataset
 
 SUFFIXES = (".csv", ".tsv", ".jsonl", ".json", ".parquet")  # all except the last also with .gz
 SPLIT_NAMES = {"train": ("train",), "dev": ("dev", "validation", "val", "valid"), "test": ("test",)}
@@ -112,10 +113,9 @@ def read_splits(place: str) -> dict[str, Columns]:
             return {"train": read_columns(path)}
     except OSError as error:
         raise UsageError(f"{place} cannot be read ({error.strerror}); check its path and permissions") from None
-    if not is_hub_name(place) or "/" not in place:
+    if (dataset := find_dataset(place)) is None:
         raise UsageError(f"{place!r} does not exist; give {PLACES}")
-    repo, _, config = place.partition(":")
-    found = load_hub(repo, config or None, f"give {PLACES}")
+    found = load_hub(*dataset, f"give {PLACES}")
     return {
         split: _convert(f"{place}, {name}", found[name].features.arrow_schema, _walk_hub(found[name]))
         for split, name in _match_splits(place, dict(zip(found, found, strict=True))).items()
@@ -157,7 +157,7 @@ def read_columns(path: Path) -> Columns:
         lines = enumerate(read_lines(path), 1)
         return _read_objects(path, "line", ((number, line) for number, line in lines if line.strip()))
     if kind == "json":
-        return _read_objects(path, "row", enumerate(_read_array(path), 1))
+        return _read_objects(path, "row", enumerate(read_array(path), 1))
     if path.suffix == ".parquet":
         return _read_parquet(path)
     raise UsageError(f"{path} has an unknown suffix; expected {', '.join(SUFFIXES)}, all but .parquet also with .gz")
@@ -192,18 +192,9 @@ def _read_rows(path: Path, rows: Iterator[tuple[int, list[str]]]) -> Columns:
 
 
 def _read_tsv(path: Path) -> Columns:
-    """Read the whole file as quoted if it is well-formed that way, otherwise as unquoted.
-
-    Where some quotes enclose line ends, though each line has a cell for each of several columns, the quotes are there
-    by chance and would join rows.
-    """
-    with suppress(UsageError):
-        table = _read_rows(path, read_csv(path, "\t"))
-        width = table.table.num_columns
-        widths = Counter(line.count("\t") + 1 for line in read_lines(path) if line)
-        if width == 1 or widths != {width: widths[width]} or widths[width] == len(table) + 1:
-            return table
-        del table
+    """Read the whole file as quoted if it is well-formed that way, otherwise as unquoted."""
+    if is_quoted(read_lines(path, keep_ends=True)):
+        return _read_rows(path, read_csv(path, "\t"))
     lines = enumerate(read_lines(path), 1)
     return _read_rows(path, ((number, line.split("\t")) for number, line in lines if line))
 
@@ -222,18 +213,6 @@ def _read_objects(path: Path, unit: str, rows: Iterable[tuple[int, str | msgspec
     table, lines = _gather(str(path), walk())
     _check_names(str(path), table.column_names)
     return Columns(str(path), table, frozenset(key for key, found in is_list.items() if found), lines, unit)
-
-
-def _read_array(path: Path) -> list[msgspec.Raw]:
-    """Return the JSON texts of the objects in an array."""
-    remedy = "give an array of objects, or name the file .jsonl if it has one object per line"
-    found = read_json(path, list[msgspec.Raw] | dict[str, msgspec.Raw], remedy)
-    if isinstance(found, list):
-        return found
-    if len(found) != 1:
-        raise UsageError(f"{path} is an object with {len(found)} keys, expected only one, with an array; {remedy}")
-    with explain_form(str(path), remedy):
-        return msgspec.json.decode(*found.values(), type=list[msgspec.Raw])
 
 
 def _write_value(value: Any, is_list: dict[str, bool], key: str, place: str) -> str:

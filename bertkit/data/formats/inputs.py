@@ -1,4 +1,4 @@
-"""Inputs for a trained model, one per row: JSON lines, CSV, tab-separated columns, Parquet, or plain text.
+"""Inputs for a trained model, one per row: JSON lines, JSON, CSV, tab-separated columns, Parquet, or plain text.
 
 A row that cannot be read yields an error in its place, and the rows after it are still read. Left out: what a model
 requires of an input (`bertkit.inference.predictor`).
@@ -18,13 +18,14 @@ from typing import Any, BinaryIO
 
 import msgspec
 
-from bertkit.data.formats.tables import find_column
+from bertkit.data.formats.tables import find_column, is_quoted, read_array
 from bertkit.errors import UsageError, join_lines
 
 STDIN = "-"
-INPUT_SUFFIXES = (".jsonl", ".csv", ".tsv", ".txt", ".parquet")  # each but .parquet also with .gz
+INPUT_SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".txt", ".parquet")  # each but .parquet also with .gz
 ROWS_AT_ONCE = 1024  # rows of a Parquet file read at a time
 SHOWN = 60  # characters of an invalid line quoted in a message
+SEPARATORS = {".csv": ",", ".tsv": "\t"}  # of cells
 LONGEST_LINE = 1_000_000  # characters; as tokens and words, a line takes some hundred times its size
 
 Input = str | Mapping[str, Any]
@@ -73,9 +74,9 @@ def check_output(source: str, output: Path) -> None:
 def read_inputs(source: str, columns: Sequence[str] = ()) -> Iterator[Line]:
     """Yield the inputs of a file or of standard input, read lazily; empty lines are skipped.
 
-    The suffix decides the format. .jsonl: one object or string per line. .csv (RFC 4180) and .tsv (without quotes):
-    columns named by the first line. .parquet: columns. .txt: one text per line. On standard input, a line that begins
-    with { or " is JSON, any other line is a text.
+    The suffix decides the format. .jsonl: one object or string per line. .json: an array of these. .csv (RFC 4180) and
+    .tsv (quoted if the whole file is, as for training): columns named by the first line. .parquet: columns. .txt: one
+    text per line. On standard input, a line that begins with { or " is JSON, any other line is a text.
 
     Args:
         columns: The columns that a table must have.
@@ -89,9 +90,14 @@ def read_inputs(source: str, columns: Sequence[str] = ()) -> Iterator[Line]:
         if kind == ".parquet":
             yield from read_parquet(source, columns)
             return
+        if kind == ".json":
+            yield from read_objects(source)
+            return
         with open_binary(source) as file:
-            if kind in SPLITTERS:
-                yield from read_table(SPLITTERS[kind](file, source), source, columns)
+            if kind == ".csv" or (kind == ".tsv" and has_quotes(source)):
+                yield from read_table(split_csv(file, source, SEPARATORS[kind]), source, columns)
+            elif kind == ".tsv":
+                yield from read_table(split_tsv(file, source), source, columns)
             else:
                 yield from read_lines(file, source, kind)
     except (OSError, EOFError, zlib.error) as error:
@@ -104,6 +110,19 @@ def open_binary(source: str) -> Any:
     if source == STDIN:
         return nullcontext(sys.stdin.buffer)
     return gzip.open(source) if source.endswith(".gz") else open(source, "rb")
+
+
+def has_quotes(source: str) -> bool:
+    """Return whether a TSV file is quoted; one with a line that cannot be read is not."""
+    with open_binary(source) as file:
+
+        def walk() -> Iterator[str]:
+            for _, text in walk_lines(file, source, keep_ends=True):
+                if isinstance(text, UsageError):
+                    raise text
+                yield text
+
+        return is_quoted(walk())
 
 
 def read_lines(file: BinaryIO, source: str, kind: str) -> Iterator[Line]:
@@ -153,7 +172,7 @@ def split_tsv(file: BinaryIO, source: str) -> Iterator[tuple[str, list[str] | Us
         yield place, text if isinstance(text, UsageError) else text.split("\t") if text else []
 
 
-def split_csv(file: BinaryIO, source: str) -> Iterator[tuple[str, list[str] | UsageError]]:
+def split_csv(file: BinaryIO, source: str, separator: str = ",") -> Iterator[tuple[str, list[str] | UsageError]]:
     """Yield the place and the cells of each row.
 
     A wrong row within one line is an error in its place. After a wrong row of several lines it is unknown where the
@@ -167,7 +186,7 @@ def split_csv(file: BinaryIO, source: str) -> Iterator[tuple[str, list[str] | Us
             continue
         taken = [text]
         try:
-            yield place, take_row(taken, lines)
+            yield place, take_row(taken, lines, separator)
         except UsageError as error:
             if len(taken) > 1:
                 yield place, UsageError(f"{error} (the row covers several lines; those after it are not read)")
@@ -175,7 +194,7 @@ def split_csv(file: BinaryIO, source: str) -> Iterator[tuple[str, list[str] | Us
             yield place, error
 
 
-def take_row(taken: list[str], lines: Iterator[tuple[str, str | UsageError]]) -> list[str]:
+def take_row(taken: list[str], lines: Iterator[tuple[str, str | UsageError]], separator: str) -> list[str]:
     """Return the cells of the row that begins with the line in `taken`, and append the lines that it continues on.
 
     Raises:
@@ -195,12 +214,18 @@ def take_row(taken: list[str], lines: Iterator[tuple[str, str | UsageError]]) ->
             yield text
 
     try:
-        return next(csv.reader(feed(), strict=True))
+        return next(csv.reader(feed(), delimiter=separator, strict=True))
     except csv.Error as error:
         raise UsageError(f"is not CSV ({join_lines(error)}); correct it") from None
 
 
-SPLITTERS = {".csv": split_csv, ".tsv": split_tsv}
+def read_objects(source: str) -> Iterator[Line]:
+    """Yield the inputs of a JSON file, which is read as a whole."""
+    for number, content in enumerate(read_array(Path(source)), 1):
+        text = decode_line(bytes(content), number)
+        if isinstance(text, str):
+            text = refuse_length() if len(text) > LONGEST_LINE else parse_line(text)
+        yield Line(text, f"{source}, row {number}")
 
 
 def read_parquet(source: str, columns: Sequence[str]) -> Iterator[Line]:
@@ -216,8 +241,7 @@ def read_parquet(source: str, columns: Sequence[str]) -> Iterator[Line]:
                 rows = msgspec.json.decode(msgspec.json.encode(batch.to_pylist(), enc_hook=str))
                 for row in rows:
                     is_long = count_characters(row) > LONGEST_LINE
-                    error = UsageError(f"is longer than {LONGEST_LINE:,} characters; split it")
-                    yield Line(error if is_long else row, f"{source}, row {next(numbers)}")
+                    yield Line(refuse_length() if is_long else row, f"{source}, row {next(numbers)}")
     except UsageError:
         raise
     except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:
@@ -239,8 +263,13 @@ def walk_lines(file: BinaryIO, source: str, *, keep_ends: bool = False) -> Itera
             line = file.readline(most)
         text = decode_line(line, number) if not is_cut else ""
         if is_cut or (isinstance(text, str) and len(text.rstrip("\r\n")) > LONGEST_LINE):
-            text = UsageError(f"is longer than {LONGEST_LINE:,} characters; split it")
+            text = refuse_length()
         yield f"{name}, line {number}", text if keep_ends or isinstance(text, UsageError) else text.rstrip("\r\n")
+
+
+def refuse_length() -> UsageError:
+    """Return the error of an overlong line or row."""
+    return UsageError(f"is longer than {LONGEST_LINE:,} characters; split it")
 
 
 def decode_line(line: bytes, number: int) -> str | UsageError:
@@ -252,7 +281,7 @@ def decode_line(line: bytes, number: int) -> str | UsageError:
 
 
 def parse_line(text: str) -> Input | UsageError:
-    """Parse a line of JSON into an object or a string."""
+    """Parse JSON into an object or a string."""
     try:
         return msgspec.json.decode(text, type=str | dict[str, Any])
     except (msgspec.MsgspecError, RecursionError) as error:

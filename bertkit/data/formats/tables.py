@@ -8,6 +8,7 @@ import difflib
 import gzip
 import zlib
 from codecs import BOM_UTF8
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -177,6 +178,29 @@ def read_csv(path: Path, delimiter: str = ",") -> Iterator[tuple[int, list[str]]
             yield number, cells
 
 
+def is_quoted(lines: Iterable[str]) -> bool:
+    """Return whether the quotes of a TSV file are those of CSV: all its lines are well-formed that way.
+
+    Where some quotes enclose line ends, though each line has a cell for each of several columns, the quotes are there
+    by chance and would join rows.
+    """
+    csv.field_size_limit(LONGEST_CELL)
+    by_line: Counter[int] = Counter()
+
+    def feed() -> Iterator[str]:
+        for line in lines:
+            if line.strip("\r\n"):
+                by_line[line.count("\t") + 1] += 1
+            yield line
+
+    try:
+        by_row = Counter(len(cells) for cells in csv.reader(feed(), delimiter="\t", strict=True) if cells)
+    except (UsageError, csv.Error):
+        return False
+    (width, rows), *others = by_row.items() or [(0, 0)]
+    return bool(rows) and not others and (width == 1 or by_line != {width: by_line[width]} or by_line[width] == rows)
+
+
 @contextmanager
 def open_file(path: Path) -> Iterator[BinaryIO]:
     """Open a file for reading, decompressed if its name ends in .gz; errors of opening and reading are UsageErrors."""
@@ -210,6 +234,22 @@ def decode_line(line: bytes, *, is_first: bool) -> str:
 
 
 # --- JSON
+
+
+def read_array(path: Path) -> list[msgspec.Raw]:
+    """Return the JSON texts of the values in a file: an array, or an object whose only key holds one.
+
+    Raises:
+        UsageError: As for `read_json`, or there is no array.
+    """
+    remedy = "give an array of objects, or name the file .jsonl if it has one object per line"
+    found = read_json(path, list[msgspec.Raw] | dict[str, msgspec.Raw], remedy)
+    if isinstance(found, list):
+        return found
+    if len(found) != 1:
+        raise UsageError(f"{path} is an object with {len(found)} keys, expected only one, with an array; {remedy}")
+    with explain_form(str(path), remedy):
+        return msgspec.json.decode(*found.values(), type=list[msgspec.Raw])
 
 
 def read_json(path: str | Path, form: type[Parsed], remedy: str = AGAIN) -> Parsed:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from pyarrow import parquet
 
 from bertkit.data.formats import inputs as module
+from bertkit.data.formats.columns import read_columns
 from bertkit.data.formats.inputs import make_text, read_inputs, read_table, split_csv
 from bertkit.errors import UsageError
 
@@ -119,7 +120,16 @@ def test_a_long_cell_is_read_and_an_unclosed_quote_takes_little_memory(table, mo
             b"text\nabcd\n",
             r"a.parquet is not a readable Parquet file \(Parquet magic bytes .*\); write it",
         ),
-        ("a.parquet.gz", b"", r"must end in .jsonl, .csv, .tsv, .txt, .parquet \(.gz may follow, but not .parquet\)"),
+        (
+            "a.json",
+            b"{}",
+            r"a.json is an object with 0 keys, expected only one, with an array; give an array of objects",
+        ),
+        (
+            "a.parquet.gz",
+            b"",
+            r"must end in .jsonl, .json, .csv, .tsv, .txt, .parquet \(.gz may follow, but not .parquet\)",
+        ),
     ],
 )
 def test_a_wrong_table_is_one_line(name, content, message, tmp_path):
@@ -135,6 +145,42 @@ def test_text_formats_may_be_compressed(name, tmp_path):
     plain = list_values(str(tmp_path / name), content)
     assert list_values(str(tmp_path / f"{name}.gz"), gzip.compress(content)) == plain
     assert len(plain) == 2
+
+
+@pytest.mark.parametrize("name", ["a.tsv", "a.tsv.gz"])
+def test_tsv_is_read_as_for_training(name, tmp_path):
+    """Files that follow the rules of CSV as a whole are quoted, others are not."""
+    for content in (
+        'text\tid\n"x\ny"\t"say ""so"""\nz\t2\n',
+        'text\tid\n"x"\t"say ""so"""\n" he said\t2\n',
+        'text\tid\n" he\t1\nshe "\t2\n',
+    ):
+        data = content.encode()
+        path = tmp_path / name
+        found = list_values(str(path), gzip.compress(data) if name.endswith("gz") else data)
+        assert found == read_columns(path).table.to_pylist()
+
+
+def test_json_is_an_array_of_objects_and_texts(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "LONGEST_LINE", 30)
+    content = b'{"data": [{"text": "good", "id": 1}, "bad", 3, {"text": "%s"}, "\xff"]}' % (b"x" * 30)
+    path = tmp_path / "a.json"
+    path.write_bytes(content)
+    one, two, *wrong = read_inputs(str(path))
+    assert (one.value, one.place, two.value) == ({"text": "good", "id": 1}, f"{path}, row 1", "bad")
+    assert [line.place.rpartition(" ")[2] for line in wrong] == ["3", "4", "5"]
+    messages = [str(line.value) for line in wrong]
+    assert messages[0].startswith("is not a JSON object or string (Expected `str | object`, got `int`): '3'")
+    assert messages[1:] == ["is longer than 30 characters; split it", "is not UTF-8; convert it"]
+    assert list_values(f"{path}.gz", gzip.compress(b'["a"]')) == ["a"]
+
+
+def test_an_overlong_line_of_tsv_is_an_error_in_its_place(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "LONGEST_LINE", 20)
+    path = tmp_path / "a.tsv"
+    path.write_text(f'text\n"a"\n{"x" * 21}\nb\n')
+    values = [line.value for line in read_inputs(str(path))]
+    assert (values[0], str(values[1]), values[2]) == ({"text": '"a"'}, str(module.refuse_length()), {"text": "b"})
 
 
 def test_parquet_is_read_in_batches_with_values_as_in_json(tmp_path, monkeypatch):
