@@ -56,6 +56,10 @@ Push = Annotated[
 Workers = Annotated[
     str, typer.Option("--workers", help="Number of worker processes; ray: run on a Ray cluster.", metavar="N|ray")
 ]
+Folds = Annotated[
+    int,
+    typer.Option("--folds", help="Train one model per fold, and predict every row by a model that has not seen it."),
+]
 Grid = Annotated[bool, typer.Option("--grid", help="Try 4 rates x 2 batch sizes x 3 epochs; keep the best on dev.")]
 Restarts = Annotated[int, typer.Option("--restarts", help="Number of runs per setting, each with another seed.", min=1)]
 JsonFile = Annotated[

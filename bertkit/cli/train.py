@@ -13,6 +13,7 @@ from bertkit.cli.options import (
     Cased,
     Data,
     DryRun,
+    Folds,
     Grid,
     Model,
     Output,
@@ -73,12 +74,7 @@ def classify(
     label: Annotated[
         str | None, typer.Option("--label", help=CLASSIFY_OPTIONS["label"].help, metavar="COLUMN[,COLUMN…]")
     ] = None,
-    folds: Annotated[
-        int,
-        typer.Option(
-            "--folds", help="Train one model per fold, and predict every row by a model that has not seen it."
-        ),
-    ] = 0,
+    folds: Folds = 0,
     grid: Grid = False,
     restarts: Restarts = 1,
     workers: Workers = "1",
@@ -95,35 +91,7 @@ def classify(
     $ bertkit classify --data reviews.csv --folds 5 --output runs/folds
     """
     columns = {name: given.split(",") if given else None for name, given in (("text", text), ("label", label))}
-    given = {"dir": data, **columns}
-    if not (folds or grid or restarts > 1):
-        if workers != "1":
-            raise UsageError("--workers is for --folds, --grid and --restarts; see bertkit classify --help")
-        execute("classify", options, given)
-        return
-    from bertkit.studies.folds import define_folds, gather_folds
-    from bertkit.tasks.glue import GRID
-    from bertkit.training.recipe import read_recipe
-
-    if folds and (grid or restarts > 1):
-        raise UsageError("--folds is without --grid and --restarts; see bertkit classify --help")
-    written = read_recipe(options.recipe) if options.recipe else {}
-    definition = {"tasks": ["classify"], "restarts": restarts, "recipe": written, "grid": GRID if grid else {}}
-    if folds:
-        definition = define_folds(written, folds)
-    output = options.output or Path("runs/classify")
-    chosen = {"checkpoint": options.model, "data": given}
-    compare(
-        definition,
-        chosen,
-        options.settings,
-        output,
-        workers,
-        options.dry_run,
-        str(options.recipe or "classify"),
-        options.push_to,
-        gather_folds if folds else None,
-    )
+    train_own("classify", options, {"dir": data, **columns}, folds, grid, restarts, workers)
 
 
 @training_command(GLUE_OPTIONS)
@@ -322,6 +290,48 @@ def study(
 
     given, output = {"checkpoint": model, "data_root": data}, output or Path("runs") / file.stem
     compare(read_recipe(file), given, settings, output, workers, dry_run, where=str(file))
+
+
+def train_own(
+    name: str,
+    options: RunOptions,
+    data: Mapping[str, Any],
+    folds: int,
+    grid: bool,
+    restarts: int,
+    workers: str,
+) -> None:
+    """Run a task on a person's own data, or a study of it: folds, a grid or restarts.
+
+    Args:
+        data: As for `execute`.
+    """
+    if not (folds or grid or restarts > 1):
+        if workers != "1":
+            raise UsageError(f"--workers is for --folds, --grid and --restarts; see bertkit {name} --help")
+        execute(name, options, data)
+        return
+    from bertkit.studies.folds import define_folds, gather_folds
+    from bertkit.tasks.glue import GRID
+    from bertkit.training.recipe import read_recipe
+
+    if folds and (grid or restarts > 1):
+        raise UsageError(f"--folds is without --grid and --restarts; see bertkit {name} --help")
+    written = read_recipe(options.recipe) if options.recipe else {}
+    definition = {"tasks": [name], "restarts": restarts, "recipe": written, "grid": GRID if grid else {}}
+    if folds:
+        definition = define_folds(name, written, folds)
+    compare(
+        definition,
+        {"checkpoint": options.model, "data": data},
+        options.settings,
+        options.output or Path("runs") / name,
+        workers,
+        options.dry_run,
+        str(options.recipe or name),
+        options.push_to,
+        gather_folds if folds else None,
+    )
 
 
 def execute(name: str, options: RunOptions, data: Mapping[str, Any]) -> None:

@@ -1,12 +1,68 @@
-"""Splits and folds by a hash of each row's text.
+"""Splits and folds by a hash of each row's text, and the share of each label in them.
 
-Added rows move no others, and rows with equal texts are always in the same split. Left out: which column is hashed.
+Added rows move no others, and rows with equal texts are always in the same split. Left out: what is hashed.
 """
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
+
+from bertkit.errors import UsageError
+
+MOST_SHOWN = 20  # labels whose shares are shown
+MOST_ERRORS = 3.0  # standard errors between the shares of a label in two splits, before a warning
+
+
+def check_split_options(options: Mapping[str, Any]) -> None:
+    """Check that shares and folds fit together.
+
+    Raises:
+        UsageError: They do not.
+    """
+    folds, fold = options["folds"], options["fold"]
+    if options["dev_share"] + options["test_share"] >= 1:
+        raise UsageError("dev_share and test_share leave no rows to train on; lower them")
+    if folds == 1 or not 0 <= fold < max(folds, 1):
+        raise UsageError(f"fold {fold} of {folds} folds; give at least 2 folds, and a fold below them")
+    if folds and options["tune_share"]:
+        raise UsageError("tune_share leaves rows of each fold without a prediction; leave out tune_share or folds")
+
+
+def divide_train(
+    given: Mapping[str, str], keys: Iterable[str], options: Mapping[str, Any], unit: str = "row"
+) -> dict[str, np.ndarray]:
+    """Return the training rows of each split that is taken from train: train, dev, and test if train is given alone.
+
+    Nothing is taken from train, and the result is empty, if dev is given.
+
+    Args:
+        given: Split -> source of the given splits, train among them.
+        keys: The text or group of each training row, which decides its split.
+        options: `dev_share`, `test_share`, `folds` and `fold`.
+        unit: The name of a row, for messages.
+
+    Raises:
+        UsageError: Train or dev is empty, or there are folds and a dev split.
+    """
+    folds, fold = options["folds"], options["fold"]
+    if folds and "dev" in given:
+        raise UsageError(f"folds take dev from train, but {given['dev']} is given; leave out one of them")
+    if "dev" in given:
+        return {}
+    places = hash_keys(keys)
+    if folds:
+        rows = split_fold(places, folds, fold)
+    else:
+        rows = split_rows(places, options["dev_share"], 0.0 if "test" in given else options["test_share"])
+    if empty := [split for split in ("train", "dev") if not len(rows.get(split, ()))]:
+        remedy = f"fewer folds than {folds}" if folds else f"another share or a file for {empty[0]}"
+        raise UsageError(
+            f"{given['train']} has {len(places):,} {unit}{'s' * (len(places) != 1)}, which leave none for {empty[0]}; "
+            f"give more {unit}s, {remedy}"
+        )
+    return {split: numbers for split, numbers in rows.items() if len(numbers)}
 
 
 def hash_keys(keys: Iterable[str]) -> np.ndarray:
@@ -32,3 +88,36 @@ def split_fold(places: np.ndarray, folds: int, fold: int) -> dict[str, np.ndarra
     """Return the rows of train and dev of a fold, from 0; each row is in dev of exactly one fold."""
     is_dev = (places * folds).astype(int) == fold
     return {"train": np.flatnonzero(~is_dev), "dev": np.flatnonzero(is_dev)}
+
+
+# --- Shares of labels -------------------------------------------------------------------------------------------------
+
+
+def describe_shares(counts: Mapping[str, np.ndarray], sizes: Mapping[str, int], names: Sequence[str]) -> list[str]:
+    """Return the share of each label in every split, with a warning where a split differs from train.
+
+    A share differs if it is more than three standard errors away from that of train.
+
+    Args:
+        counts: Split -> (L,) the rows with each label.
+        sizes: Split -> the number of rows.
+    """
+    lines = []
+    for place, name in enumerate(names):
+        shares = {split: counts[split][place] / sizes[split] for split in counts}
+        odd = [
+            split
+            for split in counts
+            if split != "train" and differs(counts["train"][place], sizes["train"], counts[split][place], sizes[split])
+        ]
+        warning = f"  warning: {' and '.join(odd)} differ by more than three standard errors" if odd else ""
+        if place < MOST_SHOWN or odd:
+            lines.append(f"  {name}: " + ", ".join(f"{split} {share:.1%}" for split, share in shares.items()) + warning)
+    return lines
+
+
+def differs(first: float, rows: int, second: float, others: int) -> bool:
+    """Return whether two shares, of `rows` and of `others`, differ by more than MOST_ERRORS standard errors."""
+    pooled = (first + second) / (rows + others)
+    error = np.sqrt(pooled * (1 - pooled) * (1 / rows + 1 / others))
+    return bool(abs(first / rows - second / others) > MOST_ERRORS * error)

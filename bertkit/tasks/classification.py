@@ -19,7 +19,7 @@ import pyarrow as pa
 from bertkit.data.formats.columns import Columns, read_splits
 from bertkit.data.labels import REGRESSION, SEVERAL, SINGLE, UNKNOWN_LABEL, LabelSpace, find_labels
 from bertkit.data.sequences import Sequences, encode_inputs
-from bertkit.data.splits import hash_keys, split_fold, split_rows
+from bertkit.data.splits import MOST_SHOWN, check_split_options, describe_shares, divide_train, hash_keys
 from bertkit.errors import UsageError
 from bertkit.metrics.classification import score_classes, score_labels, score_numbers
 from bertkit.model.checkpoint import load_config
@@ -34,9 +34,7 @@ from bertkit.tasks.texts import TextTask, guess_texts, name_results
 LABEL_NAMES = ("label", "labels", "class", "category", "target", "sentiment", "score", "rating", "stars", "y")
 BALANCED = "balanced"
 ROWS_A_PART = 10_000  # converted from Arrow
-MOST_SHOWN = 20  # labels whose shares are shown
 MOST_HARD = 10  # rows with the highest loss
-MOST_ERRORS = 3.0  # standard errors between the shares of a label in two splits, before a warning
 UNLABELLED = "unlabelled"  # a test split without labels
 SCORES = {  # kind -> the scores of the table; the first one is the score of the run
     SINGLE: {
@@ -125,6 +123,7 @@ class ClassificationTask(TextTask):
     metric = "score"
     splits: Mapping[str, str] = {"dev": "{}", "test": "test_{}"}
     unlabelled = (UNLABELLED,)
+    row_file = "dev.csv"
 
     def __init__(self) -> None:
         self.table = list_rows()
@@ -140,14 +139,7 @@ class ClassificationTask(TextTask):
             raise UsageError(f"text names {len(data['text'])} columns in [data]; give one, or two for pairs")
         if data["problem_type"] not in ("auto", *SCORES):
             raise UsageError(f"unknown problem_type {data['problem_type']!r}; expected auto, {', '.join(SCORES)}")
-        if data["dev_share"] + data["test_share"] >= 1:
-            raise UsageError("dev_share and test_share leave no rows to train on; lower them")
-        if data["folds"] == 1 or not 0 <= data["fold"] < max(data["folds"], 1):
-            raise UsageError(
-                f"fold {data['fold']} of {data['folds']} folds; give at least 2 folds, and a fold below them"
-            )
-        if data["folds"] and data["tune_share"]:
-            raise UsageError("tune_share leaves rows of each fold without a prediction; leave out tune_share or folds")
+        check_split_options(data)
         weights = data["class_weights"]
         if isinstance(weights, str) and weights != BALANCED:
             raise UsageError(f'class_weights is {weights!r}; give "balanced" or a table label -> weight')
@@ -174,9 +166,15 @@ class ClassificationTask(TextTask):
         if limit := options["max_train_samples"]:
             examples["train"] = examples["train"].take(np.arange(min(limit, len(examples["train"]))))
         report(f"{train.source}: " + ", ".join(f"{split} {len(found):,}" for split, found in examples.items()))
-        for line in describe_shares(examples):
+        for line in describe_labels(examples):
             report(line)
         return examples
+
+    def place_rows(self, options: Mapping[str, Any]) -> np.ndarray:
+        """Return the places of the rows by a hash of their groups or texts."""
+        train = read_splits(options["dir"])["train"]
+        text, _ = choose_columns(train, options["text"], options["label"])
+        return hash_keys(iterate_keys(train, {**options, "text": text}))
 
     def list_groups(self, examples: LabelledTexts) -> Sequence[Hashable]:
         """Return the groups, or the texts."""
@@ -332,32 +330,10 @@ def choose_columns(
 
 
 def divide_tables(tables: Mapping[str, Columns], options: Mapping[str, Any]) -> dict[str, Columns]:
-    """Return the rows of each split: train gives dev if there is none, and test if it is the only table.
-
-    Raises:
-        UsageError: A split is empty, or there are folds and a dev file.
-    """
-    table, folds = tables["train"], options["folds"]
-    if folds and "dev" in tables:
-        raise UsageError(f"folds take dev from train, but {tables['dev'].source} is given; leave out one of them")
-    if "dev" in tables:
-        return dict(tables)
-    places = hash_rows(table, options)
-    if folds:
-        rows = split_fold(places, folds, options["fold"])
-    else:
-        rows = split_rows(places, options["dev_share"], 0.0 if "test" in tables else options["test_share"])
-    if empty := [split for split in ("train", "dev") if not len(rows.get(split, ()))]:
-        remedy = f"fewer folds than {folds}" if folds else f"another share or a file for {empty[0]}"
-        raise UsageError(
-            f"{table.source} has {count(len(table), 'row')}, which leave none for {empty[0]}; give more rows, {remedy}"
-        )
-    return {**tables, **{split: table.take(numbers) for split, numbers in rows.items() if len(numbers)}}
-
-
-def hash_rows(table: Columns, options: Mapping[str, Any]) -> np.ndarray:
-    """Return (S,) the place of each row in [0, 1), by a hash of its group or texts."""
-    return hash_keys(iterate_keys(table, options))
+    """Return the rows of each split: train gives dev if there is none, and test if it is the only table."""
+    train = tables["train"]
+    rows = divide_train({split: table.source for split, table in tables.items()}, iterate_keys(train, options), options)
+    return {**tables, **{split: train.take(numbers) for split, numbers in rows.items()}}
 
 
 def iterate_keys(table: Columns, options: Mapping[str, Any]) -> Iterator[str]:
@@ -397,11 +373,8 @@ def read_rows(
     return found
 
 
-def describe_shares(examples: Mapping[str, LabelledTexts]) -> list[str]:
-    """Return the share of each label in every split, with a warning where dev or test differ from train.
-
-    A share differs if it is more than three standard errors away from that of train.
-    """
+def describe_labels(examples: Mapping[str, LabelledTexts]) -> list[str]:
+    """Return the share of each label in every split with labels, or the mean and the deviation of numbers."""
     labelled = {split: found for split, found in examples.items() if found.labels is not None}
     space = examples["train"].space
     if space.kind == REGRESSION:
@@ -410,19 +383,7 @@ def describe_shares(examples: Mapping[str, LabelledTexts]) -> list[str]:
             for split, found in labelled.items()
         ]
     counts = {split: count_labels(found) for split, found in labelled.items()}
-    lines = []
-    for place, name in enumerate(space.names):
-        shares = {split: counts[split][place] / len(found) for split, found in labelled.items()}
-        odd = [
-            split
-            for split, found in labelled.items()
-            if split != "train"
-            and differs(counts["train"][place], len(labelled["train"]), counts[split][place], len(found))
-        ]
-        warning = f"  warning: {' and '.join(odd)} differ by more than three standard errors" if odd else ""
-        if place < MOST_SHOWN or odd:
-            lines.append(f"  {name}: " + ", ".join(f"{split} {share:.1%}" for split, share in shares.items()) + warning)
-    return lines
+    return describe_shares(counts, {split: len(found) for split, found in labelled.items()}, space.names)
 
 
 def count_labels(examples: LabelledTexts) -> np.ndarray:
@@ -430,13 +391,6 @@ def count_labels(examples: LabelledTexts) -> np.ndarray:
     if examples.labels.ndim == 1:
         return np.bincount(examples.labels, minlength=len(examples.space.names))
     return examples.labels.sum(0)
-
-
-def differs(first: float, rows: int, second: float, others: int) -> bool:
-    """Return whether two shares, of `rows` and of `others`, differ by more than MOST_ERRORS standard errors."""
-    pooled = (first + second) / (rows + others)
-    error = np.sqrt(pooled * (1 - pooled) * (1 / rows + 1 / others))
-    return bool(abs(first / rows - second / others) > MOST_ERRORS * error)
 
 
 def find_weights(given: str | Mapping[str, float], train: LabelledTexts) -> list[float]:

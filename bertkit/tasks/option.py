@@ -92,6 +92,13 @@ WINDOW_OPTIONS: Options = {
     "max_query_length": Option(64, 1, CODE, "Maximum number of tokens per question; longer ones are truncated."),
     "max_answer_length": Option(30, 1, CODE, "Maximum number of tokens per answer."),
 }
+SPLIT_OPTIONS: Options = {  # of a person's own data
+    "group": Option("", help="Column whose rows with equal values stay in the same split."),
+    "dev_share": Option(0.1, 0, "ours", "Share of the training rows for dev, unless there is a dev file.", below=1),
+    "test_share": Option(0.1, 0, "ours", "Share of the rows for test, if there is one file only.", below=1),
+    "folds": Option(0, 0, help="Number of folds; 0: none."),
+    "fold": Option(0, 0, help="Fold that is dev, from 0."),
+}
 CLASSIFY_OPTIONS: Options = {
     "dir": Option("", help="File, folder with train, dev and test, or Hub data set of texts and labels."),
     "text": Option([], help="Column of the texts, or two columns for pairs (default: guessed from the names)."),
@@ -100,11 +107,7 @@ CLASSIFY_OPTIONS: Options = {
         "auto",
         help="single_label_classification, multi_label_classification or regression (default: as the labels are).",
     ),
-    "group": Option("", help="Column whose rows with equal values stay in the same split."),
-    "dev_share": Option(0.1, 0, "ours", "Share of the training rows for dev, unless there is a dev file.", below=1),
-    "test_share": Option(0.1, 0, "ours", "Share of the rows for test, if there is one file only.", below=1),
-    "folds": Option(0, 0, help="Number of folds; 0: none."),
-    "fold": Option(0, 0, help="Fold that is dev, from 0."),
+    **SPLIT_OPTIONS,
     "class_weights": Option({}, help='"balanced", or a table of a weight for each label (default: equal weights).'),
     "max_length": GLUE_OPTIONS["max_length"],
     "max_train_samples": MAX_TRAIN_SAMPLES,

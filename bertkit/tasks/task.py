@@ -99,6 +99,7 @@ class Task:
         reusable: Whether encoded data can be shared by runs with the same `[data]`, `[model]` and checkpoint.
         evaluation_options: Arguments of the head's `forward` in evaluation.
         pipeline: The name of transformers' pipeline for the same results; empty if there is none.
+        row_file: The file of dev among the predictions with a row or a line for each example; empty if there is none.
     """
 
     name: str
@@ -120,6 +121,7 @@ class Task:
     reusable = True
     evaluation_options: Mapping[str, Any] = {}
     pipeline = ""
+    row_file = ""
 
     # --- The recipe ---------------------------------------------------------------------------------------------------
 
@@ -203,6 +205,10 @@ class Task:
         chosen = {names[place] for place in np.random.default_rng(0).permutation(len(names))[:count]}
         decides = np.array([name in chosen for name in groups])
         return self.select(examples, np.flatnonzero(decides)), self.select(examples, np.flatnonzero(~decides))
+
+    def place_rows(self, options: Mapping[str, Any]) -> np.ndarray:
+        """Return (S,) the places in [0, 1) of a person's own training rows, which decide their folds."""
+        raise NotImplementedError
 
     def list_groups(self, examples: Any) -> Sequence[Hashable]:
         """Return the group of each of a split's examples, such as a shared text or document."""

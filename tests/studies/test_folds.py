@@ -28,7 +28,7 @@ def make_recipe(bert, path, label="stars", **data):
 
 
 def run_folds(recipe, output):
-    return run_study(make_study(define_folds(recipe, FOLDS)), output=output)
+    return run_study(make_study(define_folds("classify", recipe, FOLDS)), output=output)
 
 
 def read_rows(path):
@@ -46,7 +46,7 @@ def done(bert, tmp_path_factory):
 
 
 def test_the_definition_has_a_row_for_each_fold():
-    definition = define_folds({"batch_size": 4, "data": {"folds": 9, "group": "customer"}}, 2)
+    definition = define_folds("classify", {"batch_size": 4, "data": {"folds": 9, "group": "customer"}}, 2)
     assert definition["recipe"] == {"batch_size": 4, "data": {"folds": 2, "group": "customer"}}
     assert definition["row"] == [
         {"name": "fold 1", "recipe": {"data": {"fold": 0}}},
@@ -54,7 +54,7 @@ def test_the_definition_has_a_row_for_each_fold():
     ]
     for folds in (1, -2):
         with pytest.raises(UsageError, match=rf"--folds is {folds}; give at least 2"):
-            define_folds({}, folds)
+            define_folds("classify", {}, folds)
 
 
 def test_every_row_has_a_prediction_of_the_model_that_has_not_seen_it(done):

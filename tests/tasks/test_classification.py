@@ -16,6 +16,7 @@ from bertkit.data.formats import hub
 from bertkit.data.formats.columns import read_columns
 from bertkit.data.labels import REGRESSION, SEVERAL, SINGLE
 from bertkit.data.sequences import Sequences
+from bertkit.data.splits import differs
 from bertkit.errors import UsageError
 from bertkit.inference.predictor import Predictor
 from bertkit.metrics.classification import score_labels
@@ -23,7 +24,7 @@ from bertkit.model.checkpoint import load_config, load_model
 from bertkit.model.config import BertConfig
 from bertkit.model.heads import BertForSequenceClassification
 from bertkit.tasks import TASKS
-from bertkit.tasks.classification import CLASSIFICATION, LabelledSequences, describe_shares, differs
+from bertkit.tasks.classification import CLASSIFICATION, LabelledSequences, describe_labels
 from bertkit.tasks.texts import name_results
 from bertkit.training.arguments import complete
 from bertkit.training.recipe import read_recipe
@@ -340,7 +341,7 @@ def test_the_kind_the_labels_and_their_shares_are_told(tmp_path):
     assert not differs(20, 80, 7, 10)  # 0.7 - 0.25 = 0.45; pooled 0.3, so 3 sqrt(0.21 (1/80 + 1/10)) = 0.461
     assert not differs(0, 80, 0, 10)
     write_texts(tmp_path / "d" / "dev.csv", ["a"] * 2 + ["b"] * 6)
-    assert describe_shares(load(tmp_path / "d")[0]) == ["  a: train 25.0%, dev 25.0%", "  b: train 75.0%, dev 75.0%"]
+    assert describe_labels(load(tmp_path / "d")[0]) == ["  a: train 25.0%, dev 25.0%", "  b: train 75.0%, dev 75.0%"]
 
 
 def test_numbers_are_described_by_mean_and_deviation(tmp_path):

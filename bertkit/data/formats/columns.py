@@ -9,7 +9,7 @@ Left out: types, which are decided over the whole training split (`bertkit.tasks
 import re
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import chain, islice
@@ -92,10 +92,11 @@ class Columns:
 # --- files and splits
 
 
-def read_splits(place: str) -> dict[str, Columns]:
+def read_splits(place: str, nested: Collection[str] = ()) -> dict[str, Columns]:
     """Read the splits of a person's data: train, and dev and test where they are given.
 
     Args:
+        nested: As for `read_columns`.
         place: A file, which is train; a folder with train, dev (or validation, val, valid) and test as files with one
             of the SUFFIXES; or a data set on the Hub, owner/name or owner/name:config, with splits of these names.
 
@@ -108,9 +109,9 @@ def read_splits(place: str) -> dict[str, Columns]:
             stems = {
                 file.name: found[1] for file in sorted(path.iterdir()) if (found := SPLIT_FILE.fullmatch(file.name))
             }
-            return {split: read_columns(path / name) for split, name in _match_splits(place, stems).items()}
+            return {split: read_columns(path / name, nested) for split, name in _match_splits(place, stems).items()}
         if path.exists():
-            return {"train": read_columns(path)}
+            return {"train": read_columns(path, nested)}
     except OSError as error:
         raise UsageError(f"{place} cannot be read ({error.strerror}); check its path and permissions") from None
     if (dataset := find_dataset(place)) is None:
@@ -137,12 +138,15 @@ def _match_splits(place: str, stems: Mapping[str, str]) -> dict[str, str]:
     return matched
 
 
-def read_columns(path: Path) -> Columns:
+def read_columns(path: Path, nested: Collection[str] = ()) -> Columns:
     """Read a table; its suffix decides the format.
 
     CSV is read by RFC 4180. TSV is read by the same rules if the whole file follows them; otherwise nothing is quoted.
     JSON lines has one object per line; JSON is an array of objects, or an object whose only key holds one. In Parquet,
     class labels of Hugging Face data sets become their names. Blank lines are skipped.
+
+    Args:
+        nested: Columns of JSON whose values may be objects or lists of them; their cells are JSON texts.
 
     Raises:
         UsageError: The file cannot be read, is not in the format, or has no rows; a row has more or fewer cells than
@@ -155,9 +159,9 @@ def read_columns(path: Path) -> Columns:
         return _read_tsv(path)
     if kind == "jsonl":
         lines = enumerate(read_lines(path), 1)
-        return _read_objects(path, "line", ((number, line) for number, line in lines if line.strip()))
+        return _read_objects(path, "line", ((number, line) for number, line in lines if line.strip()), nested)
     if kind == "json":
-        return _read_objects(path, "row", enumerate(read_array(path), 1))
+        return _read_objects(path, "row", enumerate(read_array(path), 1), nested)
     if path.suffix == ".parquet":
         return _read_parquet(path)
     raise UsageError(f"{path} has an unknown suffix; expected {', '.join(SUFFIXES)}, all but .parquet also with .gz")
@@ -199,7 +203,9 @@ def _read_tsv(path: Path) -> Columns:
     return _read_rows(path, ((number, line.split("\t")) for number, line in lines if line))
 
 
-def _read_objects(path: Path, unit: str, rows: Iterable[tuple[int, str | msgspec.Raw]]) -> Columns:
+def _read_objects(
+    path: Path, unit: str, rows: Iterable[tuple[int, str | msgspec.Raw]], nested: Collection[str]
+) -> Columns:
     """Read the JSON texts of objects."""
     is_list: dict[str, bool] = {}
 
@@ -208,7 +214,8 @@ def _read_objects(path: Path, unit: str, rows: Iterable[tuple[int, str | msgspec
             place = f"{path}, {unit} {number}"
             with explain_form(place, 'give an object, such as {"text": "good", "label": 1}'):
                 row = ROW.decode(text)
-            yield number, {key: _write_value(value, is_list, key, place) for key, value in row.items()}
+            cells = {key: _write_value(value, is_list, key, place) for key, value in row.items() if key not in nested}
+            yield number, {key: cells[key] if key in cells else _write_json(value) for key, value in row.items()}
 
     table, lines = _gather(str(path), walk())
     _check_names(str(path), table.column_names)
@@ -231,6 +238,11 @@ def _write_value(value: Any, is_list: dict[str, bool], key: str, place: str) -> 
         )
     texts = list(map(_write_plain, items))
     return _write_list(texts) if items is value else texts[0]
+
+
+def _write_json(value: Any) -> str:
+    """Return a value that may be nested as JSON text; a text is taken for JSON, and null is an empty text."""
+    return "" if value is None else value if isinstance(value, str) else msgspec.json.encode(value).decode()
 
 
 def _write_plain(value: str | float | None) -> str:
