@@ -208,20 +208,28 @@ def swag(options: RunOptions, data: Data = None) -> None:
 @training_command(NER_OPTIONS)
 def ner(
     options: RunOptions,
-    data: Data = None,
+    data: Annotated[str | None, PlaceOption("--data", help=NER_OPTIONS["dir"].help, metavar="FILE|DIR|NAME")] = None,
     layers: Annotated[
         str | None, typer.Option("--features", help=NER_OPTIONS["features"].help, metavar="LAYERS")
     ] = None,
+    folds: Folds = 0,
+    grid: Grid = False,
+    restarts: Restarts = 1,
+    workers: Workers = "1",
 ) -> None:
-    """Find names in text: fine-tune on CoNLL-2003 or other files in its form, or learn from BERT's features.
+    """Find names in text: fine-tune on CoNLL-2003 or your own data, or learn from BERT's features.
+
+    Data: CoNLL files, or CSV, JSON lines, JSON, Parquet or a Hub data set with tokens and ner_tags, or text and spans.
 
     LAYERS: embeddings, second-to-last, last, sum-last-four, concat-last-four or sum-all, as in Table 7.
 
     $ bertkit ner --data CONLL --output runs/ner
 
+    $ bertkit ner --data letters.jsonl --output runs/letters
+
     $ bertkit ner --data CONLL --features concat-last-four --output runs/lstm
     """
-    execute("ner", options, {"dir": data, "features": layers})
+    train_own("ner", options, {"dir": data, "features": layers}, folds, grid, restarts, workers)
 
 
 @app.command()

@@ -10,14 +10,14 @@ Left out: files (`bertkit.data.formats.conll`) and scores (`bertkit.metrics`).
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
+from bertkit.data.formats.columns import Columns
 from bertkit.data.sequences import IGNORED, Items, Sequences
 from bertkit.data.tokenizer import Words, copy_backend
-from bertkit.errors import UsageError
 from bertkit.system.files import take_fingerprint
 
 ABSENT = -1  # position of a word without a token
@@ -55,8 +55,10 @@ class TaggedText:
 
     Attributes:
         documents: The number of -DOCSTART- lines; 0 if the source does not mark documents.
-        scheme: IOB1 or IOB2.
-        odd: The number of entities that begin as in the other scheme.
+        scheme: IOB1, IOB2, IOBES or BILOU.
+        odd: The number of tags that are not as in the scheme.
+        rows: The rows of the sentences in a person's own table; None for CoNLL files.
+        is_labelled: Whether the sentences have tags; all are O if not.
     """
 
     source: str
@@ -64,10 +66,13 @@ class TaggedText:
     documents: int
     scheme: str
     odd: int
+    rows: Columns | None = None
+    is_labelled: bool = True
 
-    def locate(self, index: int) -> str:
-        """Return the file and line of a sentence, for messages."""
-        return f"{self.source}, line {self.sentences[index].line}"
+    def take(self, numbers: np.ndarray) -> "TaggedText":
+        """Return some of the sentences."""
+        rows = None if self.rows is None else self.rows.take(numbers)
+        return replace(self, sentences=[self.sentences[number] for number in numbers.tolist()], rows=rows)
 
     def number_documents(self) -> np.ndarray:
         """Return (S,) int64, ascending document numbers; each sentence is its own document if the source marks none."""
@@ -78,21 +83,23 @@ class TaggedText:
 
 @dataclass(frozen=True, eq=False)
 class WordWindows(Items):
-    """The sequences of S sentences of M words, built on access.
+    """The S sequences of some sentences of M words, built on access; a long sentence has several.
 
     Attributes:
         text: The sentences.
+        owners: (S,) ascending, the sentence of each sequence.
         names: The label names.
         cls, sep: The ids of the two special tokens.
         ids: (N,) tokens of all sentences, concatenated.
-        ends: (S,) the end offset of each sentence in `ids`.
+        ends: (S,) the end offset of each sequence's own words in `ids`.
         firsts: (M,) the index of each word's first token in `ids`, ABSENT if it has none.
-        word_ends: (S,) the end offset of each sentence's words.
+        word_ends: (S,) the end offset of each sequence's own words among all words.
         labels: (M,) each word's label; that of O for a tag that is not among `names`.
         starts, stops: (S,) the range of `ids` that each sequence shows.
     """
 
     text: TaggedText
+    owners: np.ndarray
     names: Sequence[str]
     cls: int
     sep: int
@@ -110,7 +117,7 @@ class WordWindows(Items):
     def __getitem__(self, index: int) -> dict[str, Any]:
         """Return one sequence: `input_ids`, `token_type_ids` and `labels` (T,) int64.
 
-        Labels are IGNORED except at the first tokens of the sentence's own words.
+        Labels are IGNORED except at the first tokens of the sequence's own words.
         """
         shown = self.ids[self.starts[index] : self.stops[index]]
         ids = np.concatenate([[self.cls], shown, [self.sep]]).astype(np.int64)
@@ -132,7 +139,7 @@ class WordWindows(Items):
         """Locate all words that have a token.
 
         Returns:
-            (M,) positions in their sequences, (S,) cumulative number of words up to each sentence, and (M,) labels.
+            (M,) positions in their sequences, (S,) cumulative number of words up to each sequence, and (M,) labels.
         """
         known = self.firsts != ABSENT
         owners = np.repeat(np.arange(len(self)), np.diff(self.word_ends, prepend=0))[known]
@@ -146,18 +153,25 @@ class WordWindows(Items):
         return Sequences(np.concatenate(parts), ends, np.zeros_like(ends), None)
 
     def _find_words(self, index: int) -> slice:
-        """Return the slice of a sentence's words among all words."""
+        """Return the slice of a sequence's own words among all words."""
         return slice(self.word_ends[index - 1] if index else 0, self.word_ends[index])
 
-    def name_tags(self, index: int, labels: np.ndarray) -> list[str]:
-        """Return the tag of each word of a sentence, from the labels of its words with a token.
+    def join(self, rows: Sequence[Sequence[Any]], absent: Any) -> list[list[Any]]:
+        """Return the value of each word of every sentence.
 
-        Words without a token are O.
+        Args:
+            rows: For each sequence the values of its own words with a token.
+            absent: The value of words without a token.
         """
-        places = self.locate(index)
-        tags = np.full(len(places), "O", object)
-        tags[places != ABSENT] = [self.names[label] for label in labels]
-        return tags.tolist()
+        found: list[list[Any]] = [[] for _ in self.text.sentences]
+        for index, (owner, row) in enumerate(zip(self.owners.tolist(), rows, strict=True)):
+            values = iter(row)
+            found[owner] += [absent if place == ABSENT else next(values) for place in self.locate(index).tolist()]
+        return found
+
+    def name_tags(self, rows: Sequence[np.ndarray]) -> list[list[str]]:
+        """Return the tags of every sentence, from the labels as for `join`; words without a token are O."""
+        return self.join([[self.names[label] for label in row] for row in rows], "O")
 
 
 def split_words(text: str) -> list[tuple[int, int]]:
@@ -170,28 +184,31 @@ def encode_words(
 ) -> WordWindows:
     """Encode each sentence of a text as one sequence of at most `max_length` tokens.
 
-    Special tokens written out in a text are treated as ordinary text, as in the reference code.
+    A sentence that does not fit by itself has several sequences: each has a part of it, at most half of the room, and
+    the rest of the sentence as context. A word that does not fit is truncated. Special tokens written out in a text are
+    treated as ordinary text, as in the reference code.
 
     Args:
         names: The label names, O among them.
         context: Whether to include neighbouring sentences of the document.
-
-    Raises:
-        UsageError: A sentence does not fit by itself.
     """
-    sentences = text.sentences
+    sentences, room = text.sentences, max_length - 2
     words = [word for sentence in sentences for word in sentence.words]
     ids, lengths = Words(copy_backend(tokenizer)).encode(words, np.int32)
+    if (lengths > room).any():
+        edges = np.append(0, np.cumsum(lengths))
+        lengths = np.minimum(lengths, room)
+        ids = np.concatenate([ids[start : start + kept] for start, kept in zip(edges, lengths, strict=False)])
     edges = np.append(0, np.cumsum(lengths))  # (M + 1,) tokens before each word
-    word_ends = np.cumsum([len(sentence.words) for sentence in sentences])
+    word_ends, owners = divide_long(np.cumsum([len(sentence.words) for sentence in sentences]), edges, room)
     ends = edges[word_ends]
-    check_lengths(text, np.diff(ends, prepend=0), max_length)
     documents = text.number_documents() if context else np.arange(len(sentences))
-    starts, stops = fit_context(ends, documents, max_length - 2)
+    starts, stops = fit_context(ends, documents[owners], room)
     numbers = {name: number for number, name in enumerate(names)}
     labels = [numbers.get(tag, numbers.get("O", 0)) for sentence in sentences for tag in sentence.tags]
     return WordWindows(
         text,
+        owners,
         names,
         tokenizer.cls_token_id,
         tokenizer.sep_token_id,
@@ -205,20 +222,28 @@ def encode_words(
     )
 
 
-def check_lengths(text: TaggedText, lengths: np.ndarray, max_length: int) -> None:
-    """Check that every sentence fits into `max_length` together with [CLS] and [SEP].
+def divide_long(ends: np.ndarray, edges: np.ndarray, room: int) -> tuple[np.ndarray, np.ndarray]:
+    """Divide the words of sentences longer than `room` into parts of at most half of it, or of one longer word.
 
     Args:
-        lengths: (S,) tokens of each sentence.
+        ends: (sentences,) the end offset of each sentence's words.
+        edges: (M + 1,) tokens before each word.
 
-    Raises:
-        UsageError: A sentence is too long.
+    Returns:
+        (S,) the end offset of each part's words, and (S,) the part's sentence.
     """
-    if len(long := np.flatnonzero(lengths > max_length - 2)):
-        raise UsageError(
-            f"{text.locate(long[0])}: the sentence has {lengths[long[0]]:,} tokens, but max_length {max_length} leaves "
-            f"room for {max_length - 2}; raise max_length or split the sentence"
-        )
+    starts = np.append(0, ends[:-1])
+    if not (edges[ends] - edges[starts] > room).any():
+        return ends, np.arange(len(ends))
+    parts, owners = [], []
+    for sentence, (start, end) in enumerate(zip(starts.tolist(), ends.tolist(), strict=True)):
+        most = room // 2 if edges[end] - edges[start] > room else room
+        while start < end or owners[-1:] != [sentence]:
+            reached = int(np.searchsorted(edges, edges[start] + most, "right")) - 1
+            start = min(max(reached, start + 1), end)
+            parts.append(start)
+            owners.append(sentence)
+    return np.array(parts), np.array(owners)
 
 
 def fit_context(ends: np.ndarray, documents: np.ndarray, room: int) -> tuple[np.ndarray, np.ndarray]:

@@ -4,22 +4,23 @@ Precision, recall and F1 equal those of conlleval, the official script of CoNLL-
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 Entity = tuple[int, int, str]  # first word, end, type
 
 
 def find_entities(tags: Sequence[str]) -> list[Entity]:
-    """Return the entities of a sentence in order, from tags in IOB1 or IOB2.
+    """Return the entities of a sentence in order, from tags in IOB1, IOB2, IOBES or BILOU.
 
-    Tags are read as by conlleval, also those that are valid in neither scheme. An entity begins at each B-, and at an
-    I- that comes first, after O, or after another type. It ends before the next entity or O, or with the sentence.
+    Tags are read as by conlleval, also those that are valid in no scheme. An entity begins at each B-, S- and U-, and
+    at another tag that comes first, after O, after another type, or after the last word of an entity. It ends before
+    the next entity or O, or with the sentence.
     """
     entities: list[Entity] = []
     start = 0
     for place, (tag, after) in enumerate(pairwise([*tags, "O"])):
-        if after[0] == "I" and after[2:] == tag[2:]:
+        if after[0] in "IEL" and after[2:] == tag[2:] and tag[0] in "BI":
             continue
         if tag != "O":
             entities.append((start, place + 1, tag[2:]))
@@ -27,20 +28,29 @@ def find_entities(tags: Sequence[str]) -> list[Entity]:
     return entities
 
 
+def find_strict(tags: Sequence[str]) -> list[Entity]:
+    """Return the entities of a sentence in order, from tags in IOB2 that are read strictly.
+
+    An entity begins at B- only; an I- that does not continue one is no entity, as in seqeval's strict mode.
+    """
+    return [found for found in find_entities(tags) if tags[found[0]][0] == "B"]
+
+
 def score_entities(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]) -> dict[str, float]:
-    """Return `precision`, `recall` and `f1` of all entities, and `accuracy` of the tags.
+    """Return `precision`, `recall` and `f1` of all entities, the same as `strict_…`, and `accuracy` of the tags.
 
     Scores are fractions, 0 where undefined. An entity is correct if both its words and its type are; no entity
-    continues across sentences.
+    continues across sentences. The strict scores count only predicted entities that are well-formed in IOB2.
 
     Args:
         gold: The correct tags of each sentence.
         predicted: The predicted tags of each sentence.
     """
-    right, found, wanted = (counts.total() for counts in _count_entities(gold, predicted))
+    scores = _rate_entities(*(counts.total() for counts in _count_entities(gold, predicted)))
+    strict = _rate_entities(*(counts.total() for counts in _count_entities(gold, predicted, find_strict)))
     pairs = [pair for tags in zip(gold, predicted, strict=True) for pair in zip(*tags, strict=True)]
     accuracy = sum(tag == guess for tag, guess in pairs) / max(len(pairs), 1)
-    return _rate_entities(right, found, wanted) | {"accuracy": accuracy}
+    return scores | {f"strict_{name}": value for name, value in strict.items()} | {"accuracy": accuracy}
 
 
 def score_types(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]) -> dict[str, dict[str, float]]:
@@ -52,11 +62,15 @@ def score_types(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]
     return {kind: _rate_entities(right[kind], found[kind], wanted[kind]) for kind in sorted(found | wanted)}
 
 
-def _count_entities(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]) -> tuple[Counter[str], ...]:
+def _count_entities(
+    gold: Sequence[Sequence[str]],
+    predicted: Sequence[Sequence[str]],
+    find_predicted: Callable[[Sequence[str]], list[Entity]] = find_entities,
+) -> tuple[Counter[str], ...]:
     """Count correct, predicted and gold entities, each by type."""
     right, found, wanted = Counter(), Counter(), Counter()
     for tags, guesses in zip(gold, predicted, strict=True):
-        entities, guessed = set(find_entities(tags)), set(find_entities(guesses))
+        entities, guessed = set(find_entities(tags)), set(find_predicted(guesses))
         for counts, chosen in ((right, entities & guessed), (found, guessed), (wanted, entities)):
             counts.update(kind for _, _, kind in chosen)
     return right, found, wanted

@@ -7,11 +7,13 @@ import statistics
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
+from itertools import groupby
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 
+from bertkit.data.formats.conll import DOCSTART
 from bertkit.data.splits import split_fold
 from bertkit.errors import UsageError
 from bertkit.reports.tables import Table, make_table
@@ -42,7 +44,7 @@ def gather_folds(results: Mapping[str, Any], output: Path) -> Table | None:
 
     Nothing is written if a run has failed; then there is no table.
 
-    The predictions are in the order of the input, each with the number of its fold.
+    The predictions are in the order of the input, those of tables with the number of the fold.
     """
     runs = [run for cell in results["cells"] for run in cell["runs"]]
     if any(run["status"] != "finished" for run in runs):
@@ -62,7 +64,8 @@ def gather_folds(results: Mapping[str, Any], output: Path) -> Table | None:
     fold_of = np.empty(len(places), int)
     for fold in range(len(folders)):
         fold_of[split_fold(places, len(folders), fold)["dev"]] = fold
-    paths = [folder / PREDICTIONS / task.row_file for folder in folders]
+    name = next(name for name in task.row_files if (folders[0] / PREDICTIONS / name).exists())
+    paths = [folder / PREDICTIONS / name for folder in folders]
     try:
         write_rows(paths, fold_of.tolist(), (output / OUT_OF_FOLD).with_suffix(paths[0].suffix))
     except LookupError:
@@ -82,7 +85,7 @@ def write_rows(paths: list[Path], fold_of: list[int], path: Path) -> None:
     with ExitStack() as stack:
         files = [stack.enter_context(one.open(encoding="utf-8", newline="")) for one in paths]
         with atomic_open(path) as file:
-            (write_table if path.suffix == ".csv" else write_lines)(files, fold_of, file)
+            WRITE[path.suffix](files, fold_of, file)
 
 
 def write_table(files: list[IO[str]], fold_of: list[int], file: IO[str]) -> None:
@@ -100,6 +103,23 @@ def write_lines(files: list[IO[str]], fold_of: list[int], file: IO[str]) -> None
     """Write the objects of files of JSON lines."""
     for fold, line in interleave(files, fold_of):
         file.write(f'{{"fold": {fold + 1}, {line.removeprefix("{")}')
+
+
+def write_blocks(files: list[IO[str]], fold_of: list[int], file: IO[str]) -> None:
+    """Write the sentences of CoNLL files, without the lines that begin documents."""
+    for _, block in interleave(list(map(walk_blocks, files)), fold_of):
+        file.write(block + "\n")
+
+
+def walk_blocks(file: IO[str]) -> Iterator[str]:
+    """Yield the lines of each sentence of a CoNLL file."""
+    for is_blank, lines in groupby(file, key=lambda line: line == "\n"):
+        block = "".join(lines)
+        if not is_blank and not block.startswith(DOCSTART):
+            yield block
+
+
+WRITE = {".csv": write_table, ".jsonl": write_lines, ".conll": write_blocks}
 
 
 def interleave(readers: list[Any], fold_of: list[int]) -> Iterator[tuple[int, Any]]:

@@ -123,7 +123,7 @@ class ClassificationTask(TextTask):
     metric = "score"
     splits: Mapping[str, str] = {"dev": "{}", "test": "test_{}"}
     unlabelled = (UNLABELLED,)
-    row_file = "dev.csv"
+    row_files = ("dev.csv",)
 
     def __init__(self) -> None:
         self.table = list_rows()

@@ -1,15 +1,19 @@
 """CoNLL-2003: the names of persons, places, organisations and others in a text (paper section 5.3), as a Task.
 
 Each word is classified by the final vector of its first sub-token, among as much of its document as fits, and without a
-CRF: nothing keeps a sequence of tags well-formed, and conlleval says how it is read all the same. Any CoNLL file with
-tags in IOB will do; the labels are those of its training file, matched by name.
+CRF: nothing keeps a sequence of tags well-formed, and conlleval says how it is read all the same. Any CoNLL file or
+table with tags or spans can be used; the labels are those of its training rows, matched by name.
 
 With `features` it is the feature-based approach: the frozen encoder runs once, and a BiLSTM is trained on the
 activations of each word's first sub-token, which are cached on disk (`bertkit.tasks.features`).
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from pathlib import Path
 from shlex import quote
 from typing import Any
@@ -18,26 +22,31 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from bertkit.data.formats.columns import Columns, has_tables, read_splits
 from bertkit.data.formats.conll import (
+    CONLL_SUFFIXES,
     DOCSTART,
     NER_CONFIG,
     NER_HUB,
     NER_HUB_SPLITS,
-    TAG,
     find_conll,
     read_conll,
     read_conll_copy,
-    to_iob1,
 )
+from bertkit.data.formats.entities import SPAN_COLUMNS, TEXT_COLUMN, WORD_COLUMNS, list_spans, read_entities
 from bertkit.data.sequences import IGNORED, pad
+from bertkit.data.splits import check_split_options, describe_shares, divide_train, hash_keys
 from bertkit.data.tagging import ABSENT, Sentence, TaggedText, WordWindows, encode_words, split_words
+from bertkit.data.tags import TAG, from_iob2
 from bertkit.errors import UsageError
 from bertkit.metrics.ner import find_entities, score_entities
 from bertkit.model.bilstm import FEATURE_LAYERS
 from bertkit.model.heads import BertFeaturesForTokenClassification
 from bertkit.reports.tables import ScoreRow
 from bertkit.system.files import take_fingerprint
-from bertkit.system.progress import Report
+from bertkit.system.hub import find_dataset
+from bertkit.system.progress import Report, ignore
+from bertkit.tasks.classification import UNLABELLED, name_apart
 from bertkit.tasks.features import Features, cache_features, pad_features
 from bertkit.tasks.finetuning import EVERY_EPOCH, FineTuningTask
 from bertkit.tasks.option import NER_OPTIONS
@@ -45,7 +54,8 @@ from bertkit.tasks.task import DIVERGED, PredictionSettings, Result, shorten_tex
 from bertkit.tasks.texts import take_text
 
 UNDECIDED = -1  # label where the logits are NaN or infinite
-ENTITY_SCORES = ("precision", "recall", "f1")
+ENTITY_SCORES = ("precision", "recall", "f1", "strict_precision", "strict_recall", "strict_f1")
+BLANK = re.compile(r"[ \t\r\n]")  # separates columns and lines of CoNLL files
 NER_SCORES = {"dev": "{}", "test": "test_{}"}
 NER_PAPER = {  # Table 7
     "f1": {"BERT-base, dev": 0.964, "BERT-large, dev": 0.966},
@@ -97,6 +107,9 @@ class NerTask(FineTuningTask):
     head = "BertForTokenClassification"
     metric = "f1"
     splits = NER_SCORES
+    unlabelled = (UNLABELLED,)
+    pipeline = "token-classification"
+    row_files = ("dev.jsonl", "dev.conll")
     copies: Mapping[str, tuple[str, str, str]] = {
         name: (NER_HUB, NER_CONFIG, split) for name, split in NER_HUB_SPLITS.items()
     }
@@ -117,6 +130,7 @@ class NerTask(FineTuningTask):
     def check(self, recipe: Mapping[str, Any]) -> None:
         """Check the recipe, including the options of the feature-based approach."""
         super().check(recipe)
+        check_split_options(recipe["data"])
         if not (layers := recipe["data"]["features"]):
             return
         if layers not in FEATURE_LAYERS:
@@ -134,24 +148,50 @@ class NerTask(FineTuningTask):
         return "BertFeaturesForTokenClassification" if options["features"] else self.head
 
     def load(self, options: Mapping[str, Any], report: Report) -> dict[str, TaggedExamples]:
-        """Read the examples of train, dev and, if it is there, test."""
-        if options["dir"]:
-            texts = {split: read_conll(path) for split, path in find_conll(options["dir"], report).items()}
-        else:
-            texts = read_conll_copy()
+        """Read the examples of train, dev and, if it is there, test; splits that are missing are taken from train."""
+        texts = self.read(options, report)
         for text in texts.values():
             if text.odd:
-                report(
-                    f"{text.source}: tags are {text.scheme}, but {text.odd:,} entities do not begin as in that scheme"
-                )
-        if options["context"] and (silent := [text.source for text in texts.values() if not text.documents]):
+                report(f"{text.source}: tags are {text.scheme}, but {text.odd:,} of them are not as in that scheme")
+        if options["context"] and (silent := [x.source for x in texts.values() if x.rows is None and not x.documents]):
             report(f"no {DOCSTART} marks where documents end, so sentences have no context: {', '.join(silent)}")
+        for split in {"train", "dev"} & texts.keys():
+            if not texts[split].is_labelled:
+                raise UsageError(f"{texts[split].source} has no tags or spans; only a test split may be without them")
+        train = texts["train"]
+        keys = list_keys(train, options["group"])
+        taken = divide_train({split: text.source for split, text in texts.items()}, keys, options, "sentence")
+        texts |= {split: train.take(numbers) for split, numbers in taken.items()}
         sentences = texts["train"].sentences[: options["max_train_samples"] or None]
         texts["train"] = replace(texts["train"], sentences=sentences)
+        if "test" in texts and not texts["test"].is_labelled:
+            texts[UNLABELLED] = texts.pop("test")
         report("NER: " + ", ".join(f"{split} {len(text.sentences):,} sentences" for split, text in texts.items()))
-        tags = {tag for sentence in sentences for tag in sentence.tags}
+        # The models of all folds have the same labels.
+        tags = {tag for sentence in (train.sentences if options["folds"] else sentences) for tag in sentence.tags}
+        if not tags - {"O"}:
+            raise UsageError(f"{train.source} has no entity to learn; give sentences with tags or spans")
+        if taken:
+            for line in describe_types(texts, sorted({tag[2:] for tag in tags - {"O"}})):
+                report(line)
         labels = ("O", *sorted(tags - {"O"}))
         return {split: {"text": text, "labels": labels} for split, text in texts.items()}
+
+    def read(self, options: Mapping[str, Any], report: Report) -> dict[str, TaggedText]:
+        """Read the sentences of each split there is: CoNLL files, a person's own tables, or CoNLL-2003 on the Hub."""
+        if not options["dir"]:
+            return read_conll_copy()
+        place = Path(options["dir"])
+        if place.is_file() and place.suffix in CONLL_SUFFIXES:
+            return {"train": read_conll(place)}
+        if place.is_file() or find_dataset(options["dir"]) or has_tables(place):
+            tables = read_splits(options["dir"], SPAN_COLUMNS)
+            return {split: read_entities(rows, report) for split, rows in tables.items()}
+        return {split: read_conll(path) for split, path in find_conll(place, report).items()}
+
+    def place_rows(self, options: Mapping[str, Any]) -> np.ndarray:
+        """Return the places of the sentences by a hash of their groups, documents or words."""
+        return hash_keys(list_keys(self.read(options, ignore)["train"], options["group"]))
 
     def encode(self, examples: TaggedExamples, tokenizer: Any, recipe: Mapping[str, Any], split: str) -> NerData:
         """Return the sequences of a split, or their features."""
@@ -178,8 +218,7 @@ class NerTask(FineTuningTask):
 
     def select(self, examples: TaggedExamples, numbers: np.ndarray) -> TaggedExamples:
         """Return some of the sentences."""
-        text = examples["text"]
-        return {**examples, "text": replace(text, sentences=[text.sentences[number] for number in numbers.tolist()])}
+        return {**examples, "text": examples["text"].take(numbers)}
 
     def collate(self, items: Sequence[dict[str, Any]]) -> dict[str, Tensor]:
         """Return the batch of some sequences, of either approach."""
@@ -192,8 +231,12 @@ class NerTask(FineTuningTask):
             again = ", recomputed because the checksum of the cached file was wrong" * data.is_renewed
             line = f"{split}: features of {len(data.labels):,} words in {kept}{again}"
             return [*self.describe(data.words, split), line]
-        own, shown = np.diff(data.ends, prepend=0).mean(), (data.stops - data.starts).mean()
+        count = len(data.text.sentences)
+        own, shown = len(data.ids) / count, (data.stops - data.starts).mean()
         line = f"{split}: {own:.1f} tokens per sentence, {shown:.1f} with context"
+        if len(data) > count:
+            long = int((np.bincount(data.owners) > 1).sum())
+            line += f"; {long:,} sentences are longer than the model and have {len(data) - count + long:,} sequences"
         if lost := int((data.firsts == ABSENT).sum()):
             line += f"; {lost:,} words have no token and are predicted as O"
         tags = [tag for sentence in data.text.sentences for tag in sentence.tags if tag not in data.names]
@@ -214,19 +257,16 @@ class NerTask(FineTuningTask):
     # --- Scores -------------------------------------------------------------------------------------------------------
 
     def summarize(self, outputs: Any, batch: Mapping[str, Tensor]) -> Tensor:
-        """Return (B, W): the likeliest label of each of a sentence's own words with a token, padded with IGNORED.
+        """Return (B, W): the likeliest label of each of a sequence's own words with a token, padded with IGNORED.
 
         W is the largest number of such words. Labels are UNDECIDED where the logits are NaN or infinite. The Trainer
         pads batches of another W with the same -100.
         """
-        known = batch["labels"] != IGNORED  # (B, T)
         best = outputs.logits.argmax(-1).masked_fill(~outputs.logits.isfinite().all(-1), UNDECIDED)  # (B, T)
-        counts = known.sum(1, keepdim=True)
-        places = torch.arange(max(int(counts.max()), 1), device=known.device) < counts  # (B, W)
-        return torch.full(places.shape, IGNORED, device=known.device).masked_scatter(places, best[known])
+        return gather_words(best, batch["labels"] != IGNORED)
 
     def score(self, summaries: np.ndarray, data: NerData, decided: Mapping[str, Any] | None = None) -> dict[str, float]:
-        """Return precision, recall and F1 of the entities, as fractions.
+        """Return precision, recall and F1 of the entities as conlleval's and as strict ones, as fractions.
 
         An entity of a type that training does not have counts as well.
         """
@@ -241,11 +281,15 @@ class NerTask(FineTuningTask):
     def format_predictions(
         self, summaries: np.ndarray, data: NerData, split: str, decided: Mapping[str, Any] | None = None
     ) -> dict[str, str]:
-        """Return a file in conlleval's form: word, official tag and predicted tag, in the official file's scheme."""
+        """Return a file in conlleval's form: word, official tag and predicted tag, in the official file's scheme.
+
+        Those of a table also have JSON lines with its rows and the predicted tags or spans.
+        """
         predicted, text = decide(summaries, data), get_words(data).text
-        if text.scheme == "IOB1":
-            predicted = [to_iob1(tags) for tags in predicted]
-        return {f"{split}.conll": write_conll(text, predicted)}
+        predicted = [from_iob2(tags, text.scheme) for tags in predicted]
+        name = "test" if split == UNLABELLED else split
+        files = {f"{name}.conll": write_conll(text, predicted)} if text.is_labelled else {}
+        return files if text.rows is None else files | {f"{name}.jsonl": write_rows(text.rows, predicted)}
 
     def suggest(self, output: Path, recipe: Mapping[str, Any]) -> list[str]:
         """Return commands that use the fine-tuned model."""
@@ -265,30 +309,11 @@ class NerTask(FineTuningTask):
             text = take_text(given, "text")
             places = split_words(text)
             tagged = Tagged([text[start:end] for start, end in places], places, text)
-        room = measure_room(settings)
-        for word in tagged.words:
-            # A character has a few tokens at most, so a short word need not be tokenized.
-            if len(word) * 4 > room and (count := len(settings.words.encode([word], np.int64)[0])) > room:
-                raise UsageError(f"the word {word[:20]!r}… has {count:,} tokens, but only {room:,} fit; split it")
         return tagged
 
     def encode_inputs(self, examples: Sequence[Tagged], settings: PredictionSettings) -> tuple[WordWindows, np.ndarray]:
-        """Return a sequence for each text, and its tokens.
-
-        A text that is too long for one gets several, each with the others as its context.
-        """
-        room, longest = measure_room(settings), settings.max_length - 2
-        sentences = []
-        for document, example in enumerate(examples, 1):
-            counts = settings.words.encode(example.words, np.int64)[1].tolist()
-            is_long = sum(counts) > longest
-            start = used = 0
-            for place, count in enumerate(counts):
-                if is_long and used + count > room:
-                    sentences.append(make_sentence(example.words[start:place], document))
-                    start, used = place, 0
-                used += count
-            sentences.append(make_sentence(example.words[start:], document))
+        """Return a sequence for each text, or several for a long one, and the tokens of each."""
+        sentences = [make_sentence(example.words, number) for number, example in enumerate(examples, 1)]
         text = TaggedText("the input", sentences, len(examples), "IOB2", 0)
         data = encode_words(text, settings.labels, settings.tokenizer, settings.max_length)
         return data, data.stops - data.starts + 2
@@ -300,20 +325,22 @@ class NerTask(FineTuningTask):
         return batch | place_words(data, numbers) if is_featured else batch
 
     def keep(self, outputs: Any, batch: Mapping[str, Tensor], settings: PredictionSettings) -> list[np.ndarray]:
-        """Return for each sequence the labels of its own words with a token."""
-        return [row[row != IGNORED] for row in check_decided(self.summarize(outputs, batch).cpu().numpy())]
+        """Return for each sequence (2, words): labels of its own words with a token, and their probabilities."""
+        labels = check_decided(self.summarize(outputs, batch).cpu().numpy())
+        probabilities = outputs.logits.float().softmax(-1).amax(-1)  # (B, T)
+        likely = gather_words(probabilities, batch["labels"] != IGNORED).cpu().numpy()
+        return [np.stack([row, own])[:, row != IGNORED] for row, own in zip(labels, likely, strict=True)]
 
     def answer(
         self, kept: Sequence[np.ndarray], data: WordWindows, examples: Sequence[Tagged], settings: PredictionSettings
     ) -> list[Result]:
-        """Return the tags of each text, and its entities if the tags are IOB."""
-        tags: list[list[str]] = [[] for _ in examples]
-        for index, (sentence, row) in enumerate(zip(data.text.sentences, kept, strict=True)):
-            tags[sentence.document - 1] += data.name_tags(index, row)
-        is_iob = all(TAG.fullmatch(label) for label in settings.labels)
+        """Return the tags of each text, and its entities if the tags are of a known scheme."""
+        tags = data.name_tags([row[0].astype(int) for row in kept])
+        likely = data.join([row[1].tolist() for row in kept], 1.0)
+        is_known = all(TAG.fullmatch(label) for label in settings.labels)
         results = []
-        for example, found in zip(examples, tags, strict=True):
-            result = {"entities": list_entities(example, found)} if is_iob else {}
+        for example, found, scores in zip(examples, tags, likely, strict=True):
+            result = {"entities": list_entities(example, found, scores)} if is_known else {}
             places = {} if example.text is None else {"places": [list(place) for place in example.places]}
             results.append(result | {"tags": found} | places)
         return results
@@ -327,17 +354,15 @@ class NerTask(FineTuningTask):
         return describe_entities(result["entities"]) if "entities" in result else " ".join(result["tags"])
 
     def format_for_pipeline(self, result: Result, settings: PredictionSettings) -> list[dict[str, Any]]:
-        """Return the entities, grouped; `word` is the text as it was given."""
-        return [
-            {"entity_group": found["type"], "word": found["text"], "start": found["start"], "end": found["end"]}
-            for found in result["entities"]
-        ]
+        """Return the entities as with an `aggregation_strategy`; `word` is the text as it was given."""
+        names = {"entity_group": "type", "score": "score", "word": "text", "start": "start", "end": "end"}
+        return [{name: found[key] for name, key in names.items()} for found in result.get("entities", ())]
 
     def list_samples(self, examples: TaggedExamples, settings: PredictionSettings) -> Iterable[tuple[str, Tagged, str]]:
         """Return the sentences that have an entity and a token, and their entities."""
         for sentence in examples["text"].sentences:
             tagged = take_words(sentence.words)
-            right = list_entities(tagged, sentence.tags)
+            right = list_entities(tagged, sentence.tags, [1.0] * len(sentence.tags))
             if right and len(settings.words.encode(sentence.words, np.int64)[0]):
                 yield shorten_text(" ".join(sentence.words)), tagged, shorten_text(describe_entities(right))
 
@@ -362,9 +387,59 @@ def check_decided(summaries: np.ndarray) -> np.ndarray:
 
 
 def decide(summaries: np.ndarray, data: NerData) -> list[list[str]]:
-    """Return the predicted tags of every sentence, from its summary (S, W)."""
-    words = get_words(data)
-    return [words.name_tags(index, row[row != IGNORED]) for index, row in enumerate(check_decided(summaries))]
+    """Return the predicted tags of every sentence, from the summaries (S, W) of its sequences."""
+    return get_words(data).name_tags([row[row != IGNORED] for row in check_decided(summaries)])
+
+
+def gather_words(values: Tensor, known: Tensor) -> Tensor:
+    """Return (B, W): of the values (B, T) those at the `known` places (B, T), padded with IGNORED."""
+    counts = known.sum(1, keepdim=True)
+    places = torch.arange(max(int(counts.max()), 1), device=known.device) < counts  # (B, W)
+    return torch.full_like(places, IGNORED, dtype=values.dtype).masked_scatter(places, values[known])
+
+
+def list_keys(text: TaggedText, group: str) -> Iterator[str]:
+    """Yield what keeps each sentence together with others: its group, or its document, or its words.
+
+    Raises:
+        UsageError: A group is given for a CoNLL file, which has no such column.
+    """
+    if group and text.rows is None:
+        raise UsageError(f"group is {group!r}, but {text.source} has no columns of that kind; remove it")
+    words = [" ".join(sentence.words) for sentence in text.sentences]
+    if group:
+        yield from (cell.strip() or own for cell, own in zip(text.rows.find(group).to_pylist(), words, strict=True))
+    elif text.documents > 1:
+        for _, found in groupby(zip(text.sentences, words, strict=True), key=lambda pair: pair[0].document):
+            own = [line for _, line in found]
+            yield from ["\n".join(own)] * len(own)
+    else:
+        yield from words
+
+
+def describe_types(texts: Mapping[str, TaggedText], types: Sequence[str]) -> list[str]:
+    """Return the share of each split's sentences that have an entity of a type."""
+    labelled = {split: text for split, text in texts.items() if text.is_labelled}
+    counts = {}
+    for split, text in labelled.items():
+        found = Counter(kind for sentence in text.sentences for kind in {tag[2:] for tag in sentence.tags})
+        counts[split] = np.array([found[kind] for kind in types])
+    return describe_shares(counts, {split: len(text.sentences) for split, text in labelled.items()}, types)
+
+
+def write_rows(rows: Columns, predicted: Sequence[Sequence[str]]) -> str:
+    """Return JSON lines with the rows of a table and `predicted`: tags, or the spans of a text."""
+    names = rows.table.column_names
+    column = name_apart("predicted", names, "_predicted")
+    is_text = not set(WORD_COLUMNS) & set(names)
+    lines = []
+    for row, tags in zip(rows.table.to_pylist(), predicted, strict=True):
+        found: Any = list(tags)
+        if is_text:
+            found = list_spans(split_words(row[TEXT_COLUMN]), find_entities(tags))
+        given = {name: json.loads(cell) if name in rows.lists and cell else cell for name, cell in row.items()}
+        lines.append(json.dumps({**given, column: found}, ensure_ascii=False) + "\n")
+    return "".join(lines)
 
 
 def write_conll(text: TaggedText, predicted: Sequence[Sequence[str]]) -> str:
@@ -375,7 +450,7 @@ def write_conll(text: TaggedText, predicted: Sequence[Sequence[str]]) -> str:
             parts.append(f"{DOCSTART} O O\n")
             document = sentence.document
         rows = zip(sentence.words, sentence.official, tags, strict=True)
-        parts.append("".join(f"{word} {tag} {guess}\n" for word, tag, guess in rows))
+        parts.append("".join(f"{BLANK.sub('_', word) or '_'} {tag} {guess}\n" for word, tag, guess in rows))
     return "\n".join(parts)
 
 
@@ -392,11 +467,6 @@ def place_words(data: WordWindows, chosen: Sequence[int]) -> dict[str, Tensor]:
     }
 
 
-def measure_room(settings: PredictionSettings) -> int:
-    """Return how many tokens of a long text one sequence tags: half of it, the other half is context."""
-    return max(1, (settings.max_length - 2) // 2)
-
-
 def make_sentence(words: Sequence[str], document: int) -> Sentence:
     """Return words without tags."""
     tags = ["O"] * len(words)
@@ -408,13 +478,14 @@ def take_words(words: Sequence[str]) -> Tagged:
     return Tagged(words, [(place, place + 1) for place in range(len(words))], None)
 
 
-def list_entities(example: Tagged, tags: Sequence[str]) -> list[dict[str, Any]]:
-    """Return the entities of a text, each with its text, type, start and end."""
+def list_entities(example: Tagged, tags: Sequence[str], scores: Sequence[float]) -> list[dict[str, Any]]:
+    """Return the entities of a text, each with its text, type, start and end, and the mean score of its words."""
     entities = []
     for first, behind, kind in find_entities(tags):
         start, end = example.places[first][0], example.places[behind - 1][1]
         text = " ".join(example.words[first:behind]) if example.text is None else example.text[start:end]
-        entities.append({"text": text, "type": kind, "start": start, "end": end})
+        score = sum(scores[first:behind]) / (behind - first)
+        entities.append({"text": text, "type": kind, "start": start, "end": end, "score": score})
     return entities
 
 
@@ -425,7 +496,7 @@ def describe_entities(entities: Sequence[Mapping[str, Any]]) -> str:
 
 def list_rows() -> tuple[ScoreRow, ...]:
     """Return the lines of the table: each metric on each split."""
-    words = {"precision": "precision", "recall": "recall", "f1": "F1"}
+    words = {"precision": "precision", "recall": "recall", "f1": "F1", "strict_f1": "strict F1"}
     nothing = {"f1": {"never tagging": "majority_f1"}}
     rows = []
     for split, name in NER_SCORES.items():

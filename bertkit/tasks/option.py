@@ -128,7 +128,8 @@ SWAG_OPTIONS: Options = {
     "tune_share": TUNE_SHARE,
 }
 NER_OPTIONS: Options = {
-    "dir": DIR,
+    "dir": Option("", help="File, folder or Hub data set of sentences (default: CoNLL-2003 from the Hub)."),
+    **SPLIT_OPTIONS,
     "max_length": Option(512, 3, "5.3: maximal context", "Maximum number of tokens per sequence."),
     "context": Option(True, None, "5.3", "Add the surrounding sentences as context."),
     "features": Option("", None, "Table 7", "Train a BiLSTM on these layers of a frozen encoder."),

@@ -99,7 +99,7 @@ class Task:
         reusable: Whether encoded data can be shared by runs with the same `[data]`, `[model]` and checkpoint.
         evaluation_options: Arguments of the head's `forward` in evaluation.
         pipeline: The name of transformers' pipeline for the same results; empty if there is none.
-        row_file: The file of dev among the predictions with a row or a line for each example; empty if there is none.
+        row_files: Files among the predictions with a row, a line or a block for each example of dev; one is written.
     """
 
     name: str
@@ -121,7 +121,7 @@ class Task:
     reusable = True
     evaluation_options: Mapping[str, Any] = {}
     pipeline = ""
-    row_file = ""
+    row_files: tuple[str, ...] = ()
 
     # --- The recipe ---------------------------------------------------------------------------------------------------
 

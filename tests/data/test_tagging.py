@@ -1,7 +1,6 @@
 """Words <-> tokens: what a sequence shows, which tokens are labelled, and the amount of context."""
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -11,12 +10,11 @@ from bertkit.data.tagging import (
     IGNORED,
     Sentence,
     TaggedText,
-    check_lengths,
+    divide_long,
     encode_words,
     fit_context,
 )
 from bertkit.data.tokenizer import make_tokenizer
-from bertkit.errors import UsageError
 from tests.official import SPECIAL
 
 VOCABULARY = [*SPECIAL, "Jim", "Hen", "##son", "was", "a", "puppet", "##eer", "word", "##1", "##2"]
@@ -55,7 +53,7 @@ def test_each_word_is_labelled_on_its_first_token():
     assert item["token_type_ids"].tolist() == [0] * 9
     assert {column.dtype for column in item.values()} == {np.dtype(np.int64)}
     assert data.locate(0).tolist() == [1, 2, 4, 5, 6]
-    assert data.name_tags(0, np.array([1, 2, 0, 0, 0])) == ["B-PER", "I-PER", "O", "O", "O"]
+    assert data.name_tags([np.array([1, 2, 0, 0, 0])]) == [["B-PER", "I-PER", "O", "O", "O"]]
 
 
 def test_a_word_that_is_dropped_keeps_its_place():
@@ -63,10 +61,9 @@ def test_a_word_that_is_dropped_keeps_its_place():
     data = encode_words(text, NAMES, TOKENIZER)
     assert data.locate(0).tolist() == [1, ABSENT, 2]
     assert data[0]["labels"].tolist() == [IGNORED, 1, 2, IGNORED]
-    assert data.name_tags(0, np.array([1, 2])) == ["B-PER", "O", "I-PER"]
     assert show(data, 1) == ["[CLS]", "Jim", "was", "[SEP]"], "there is context all the same"
     assert (data[1]["labels"] == IGNORED).all()
-    assert data.name_tags(1, np.array([], np.int64)) == ["O"]
+    assert data.name_tags([np.array([1, 2]), np.array([], np.int64)]) == [["B-PER", "O", "I-PER"], ["O"]]
 
 
 def test_special_tokens_in_a_text_are_text():
@@ -113,14 +110,49 @@ def test_without_documents_or_context_a_sentence_is_alone():
         assert [show(data, index) for index in range(3)] == [["[CLS]", *line.split(), "[SEP]"] for line in lines]
 
 
-def test_a_sentence_that_is_too_long_is_named():
-    text = make_text(["a", "a a a a a a a"])
-    assert len(encode_words(text, NAMES, TOKENIZER, max_length=9)[1]["input_ids"]) == 9
-    with pytest.raises(UsageError) as error:
-        encode_words(text, NAMES, TOKENIZER, max_length=8)
-    message = "file, line 2: the sentence has 7 tokens, but max_length 8 leaves room for 6; raise max_length or split"
-    assert str(error.value) == f"{message} the sentence"
-    check_lengths(text, np.array([6, 6]), 8)
+def test_a_sentence_that_is_too_long_has_several_sequences():
+    """Room for 6 of 7 tokens: parts of 3, 3 and 1, each with the whole parts that fit; the second sentence is alone."""
+    text = make_text(["a was Jim a was Jim a"], ["was"])
+    assert len(encode_words(text, NAMES, TOKENIZER, max_length=9)) == 2
+    for context in (True, False):
+        data = encode_words(text, NAMES, TOKENIZER, max_length=8, context=context)
+        assert data.owners.tolist() == [0, 0, 0, 1]
+        assert show(data, 0) == ["[CLS]", "a", "was", "Jim", "a", "was", "Jim", "[SEP]"]
+        assert show(data, 1) == show(data, 2) == ["[CLS]", "a", "was", "Jim", "a", "[SEP]"]
+        assert show(data, 3) == ["[CLS]", "was", "[SEP]"]
+        assert [data.locate(number).tolist() for number in range(4)] == [[1, 2, 3], [1, 2, 3], [4], [1]]
+        rows = [np.array(row) for row in ([0, 0, 1], [0, 0, 2], [0], [1])]
+        assert data.name_tags(rows) == [["O", "O", "B-PER", "O", "O", "I-PER", "O"], ["B-PER"]]
+        assert data.join([[1, 2, 3], [4, 5, 6], [7], [8]], None) == [[1, 2, 3, 4, 5, 6, 7], [8]]
+
+
+def test_a_word_that_is_too_long_is_truncated():
+    """word1…1 has 9 tokens; room for 6 takes six of them, and its own sequence has no other word."""
+    text = make_text(["a word11111111 Jim"])
+    data = encode_words(text, NAMES, TOKENIZER, max_length=8)
+    assert [show(data, number) for number in range(3)] == [
+        ["[CLS]", "a", "[SEP]"],
+        ["[CLS]", "word", *["##1"] * 5, "[SEP]"],
+        ["[CLS]", "Jim", "[SEP]"],
+    ]
+    assert [data.locate(number).tolist() for number in range(3)] == [[1], [1], [1]]
+
+
+@given(st.lists(st.integers(0, 12), min_size=1, max_size=30), st.integers(1, 12), st.data())
+def test_parts_cover_their_sentences_in_order(lengths, room, draw):
+    lengths = [min(length, room) for length in lengths]
+    ends = sorted({*draw.draw(st.lists(st.integers(0, len(lengths)), max_size=4)), len(lengths)})
+    edges = np.append(0, np.cumsum(lengths))
+    found, owners = divide_long(np.array(ends), edges, room)
+    assert [found[owners == number][-1] for number in range(len(ends))] == ends
+    assert (np.diff(found) >= 0).all()
+    sizes = np.diff(edges[found], prepend=0)
+    assert (sizes <= room).all()
+    whole = np.diff(edges[ends], prepend=0)
+    for number, size in enumerate(whole):
+        assert size > room or (owners == number).sum() == 1
+    words = np.diff(found, prepend=0)
+    assert ((sizes <= room // 2) | (words == 1) | (whole[owners] <= room)).all()
 
 
 def test_a_batch_is_padded_to_its_longest():
@@ -151,6 +183,7 @@ def test_what_every_sequence_keeps_to(found, max_length, context, draw):
     data = encode_words(text, names, TOKENIZER, max_length, context)
     own = [TOKENIZER.tokenize(" ".join(x.words), split_special_tokens=True) for x in text.sentences]
     numbers = text.number_documents()
+    rows, tags = [], []
     for index, sentence in enumerate(text.sentences):
         item, places = data[index], data.locate(index)
         tokens = show(data, index)
@@ -167,7 +200,8 @@ def test_what_every_sequence_keeps_to(found, max_length, context, draw):
         # The tags come back.
         labels = item["labels"][item["labels"] != IGNORED]
         expected = [tag if has else "O" for tag, has in zip(sentence.tags, has_token, strict=True)]
-        assert data.name_tags(index, labels) == expected
+        rows.append(labels)
+        tags.append(expected)
         # The context is whole adjacent sentences of the document, and no other sentence would fit.
         matching = [
             (first, end)

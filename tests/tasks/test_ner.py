@@ -1,6 +1,7 @@
 """NER as a task: files, labels by name, words without tokens, conlleval's format, runs."""
 
 import os
+import re
 import shutil
 import signal
 from types import SimpleNamespace
@@ -20,7 +21,7 @@ from bertkit.errors import UsageError
 from bertkit.metrics.ner import find_entities, score_entities
 from bertkit.system.signals import Interrupted
 from bertkit.tasks import ner
-from bertkit.tasks.ner import NER
+from bertkit.tasks.ner import ENTITY_SCORES, NER
 from bertkit.training.arguments import complete
 from bertkit.training.run import run
 from tests.official import write_checkpoint, write_conll
@@ -115,7 +116,7 @@ def test_what_is_no_iob2_and_no_iob1_is_said(tmp_path):
     for name in ("train.conll", "dev.conll"):
         (tmp_path / name).write_text("a B-X\n\na B-X\n\na O\nb I-X\n")
     _, lines = load(tmp_path, context=False)
-    assert f"{tmp_path / 'dev.conll'}: tags are IOB2, but 1 entities do not begin as in that scheme" in lines
+    assert f"{tmp_path / 'dev.conll'}: tags are IOB2, but 1 of them are not as in that scheme" in lines
 
 
 def test_what_became_of_the_words_is_said(tmp_path, start):
@@ -138,7 +139,7 @@ def test_what_became_of_the_words_is_said(tmp_path, start):
         ({"max_train_samples": -1}, "max_train_samples is -1"),
         ({"max_length": 129}, "max_length 129 exceeds the model's 128 positions"),
         ({"context": "yes"}, "context"),
-        ({"dir": "no/folder"}, "no/folder is not a folder; give the folder that holds eng.train and eng.testa"),
+        ({"dir": "/no/folder"}, "/no/folder is not a folder; give the folder that holds eng.train and eng.testa"),
     ],
 )
 def test_options_that_make_no_sense(tmp_path, folder, start, options, message):
@@ -148,9 +149,17 @@ def test_options_that_make_no_sense(tmp_path, folder, start, options, message):
     assert not (tmp_path / "run").exists()
 
 
-def test_a_sentence_longer_than_the_model_is_named(tmp_path, folder, start):
-    with pytest.raises(UsageError, match=r"eng\.train, line \d+: the sentence has \d+ tokens, but max_length 8 leaves"):
-        run(NER, make_recipe(folder, start, max_length=8), output=tmp_path / "run")
+def test_sentences_longer_than_the_model_are_read_in_parts(tmp_path, folder, start):
+    examples, _ = load(folder)
+    data = encode(examples["dev"], start, max_length=8)
+    count = len(data.text.sentences)
+    assert len(data) > count == data.owners[-1] + 1
+    (line,) = NER.describe(data, "dev")
+    assert re.search(r"; \d+ sentences are longer than the model and have \d+ sequences", line)
+    metrics = run(NER, make_recipe(folder, start, max_length=8), output=tmp_path / "run")
+    text = (tmp_path / "run" / "predictions" / "dev.conll").read_text()
+    assert len([block for block in text.split("\n\n") if "DOCSTART" not in block]) == count
+    assert 0 <= metrics["strict_f1"] <= 1
 
 
 # --- Scores
@@ -164,7 +173,8 @@ def test_a_tag_that_training_lacks_counts_as_missed(tmp_path, start):
     data = encode(examples["dev"], start)
     assert data.names == ("O", "B-X")
     scores = NER.score(keep(data, [["B-X", "O"]]), data)
-    assert scores == pytest.approx({"precision": 1.0, "recall": 0.5, "f1": 2 / 3})
+    expected = {"precision": 1.0, "recall": 0.5, "f1": 2 / 3}
+    assert scores == pytest.approx(expected | {f"strict_{name}": value for name, value in expected.items()})
 
 
 def test_summaries_of_batches_of_other_widths_meet(folder, start):
@@ -215,7 +225,7 @@ def test_never_tagging_is_what_a_model_has_to_beat(folder, start):
     examples, _ = load(folder)
     data = encode(examples["dev"], start)
     nothing = NER.baseline(data, data)
-    assert nothing == dict.fromkeys(("majority_precision", "majority_recall", "majority_f1", "majority_score"), 0.0)
+    assert nothing == dict.fromkeys((*(f"majority_{name}" for name in ENTITY_SCORES), "majority_score"), 0.0)
     assert NER.diagnose({"f1": 0.1} | nothing) == []
     (line,) = NER.diagnose({"f1": 0.0} | nothing)
     assert line.startswith("warning: F1 (0.0) is not above never tagging (0.0). Likely causes: ")
@@ -255,7 +265,8 @@ def test_the_files_say_what_was_scored(folder, start):
         columns = read_columns(text)
         sides = ([[row[place] for row in block] for block in columns] for place in (1, 2))
         found = score_entities(*sides)
-        assert NER.score(kept, data) == {name: found[name] for name in ("precision", "recall", "f1")}
+        scores = NER.score(kept, data)
+        assert {name: scores[name] for name in ENTITY_SCORES[:3]} == {name: found[name] for name in ENTITY_SCORES[:3]}
         assert [[row[0] for row in block] for block in columns] == [list(x.words) for x in data.text.sentences]
         again = read_conll(folder / ("eng.testa" if split == "dev" else "eng.testb"))
         assert [[row[1] for row in block] for block in columns] == [list(x.official) for x in again.sentences]

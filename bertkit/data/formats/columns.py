@@ -123,6 +123,11 @@ def read_splits(place: str, nested: Collection[str] = ()) -> dict[str, Columns]:
     }
 
 
+def has_tables(folder: Path) -> bool:
+    """Return whether a folder has a file of a split with one of the SUFFIXES."""
+    return folder.is_dir() and any(SPLIT_FILE.fullmatch(file.name) for file in folder.iterdir())
+
+
 def _match_splits(place: str, stems: Mapping[str, str]) -> dict[str, str]:
     """Return split -> name of its file or its name on the Hub; `stems` maps that name to what should be a split's."""
     matched = {}

@@ -1,17 +1,13 @@
 """CoNLL files, and the Hub's copy of CoNLL-2003 -> sentences of words and tags, in documents (paper section 5.3).
 
 A file has one word per line, the word in its first column and the tag in its last, a blank line between sentences, and
-a line that begins with -DOCSTART- before each document. Tags are IOB1, where an entity begins with B- only directly
-after another of its type, or IOB2, where every entity does. The scheme is detected from the tags, and all tags become
-IOB2.
+a line that begins with -DOCSTART- before each document. The scheme is detected from the tags, and all tags become IOB2.
 
 Left out: the tokens of words (`bertkit.data.tagging`), and scores (`bertkit.metrics`).
 """
 
-import re
-from collections import Counter
 from collections.abc import Iterator, Sequence
-from itertools import chain, pairwise
+from itertools import chain
 from pathlib import Path
 from sys import intern
 from typing import TYPE_CHECKING, Any
@@ -19,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from bertkit.data.formats.hub import ROWS_A_BATCH, load_splits
 from bertkit.data.formats.tables import AGAIN, FILE_REMEDY, read_lines
 from bertkit.data.tagging import Sentence, TaggedText
+from bertkit.data.tags import check_tag, detect_scheme, to_iob2
 from bertkit.errors import UsageError
 from bertkit.system.progress import ignore
 
@@ -28,44 +25,16 @@ if TYPE_CHECKING:
     import datasets
 
 DOCSTART = "-DOCSTART-"
-TAG = re.compile(r"O|[BI]-\S+")
 NER_SPLITS = ("train", "dev", "test")
-NEEDED = 2  # the first two splits are required
 NER_FILES = (  # file names of the splits, in the order of preference
     ("eng.train", "eng.testa", "eng.testb"),
     ("train.conll", "dev.conll", "test.conll"),
     ("train.txt", "dev.txt", "test.txt"),
 )
+CONLL_SUFFIXES = (".conll", ".txt")
 # The Hub's first copy, eriktks/conll2003, is a script, which `datasets` no longer runs; this one holds it as parquet.
 NER_HUB, NER_CONFIG = "lhoestq/conll2003", "default"
 NER_HUB_SPLITS = {"train": "train", "dev": "validation", "test": "test"}
-
-
-# --- Tags -------------------------------------------------------------------------------------------------------------
-
-
-def to_iob2(tags: Sequence[str]) -> list[str]:
-    """Convert tags from IOB1 or IOB2 to IOB2, with the same entities.
-
-    As in conlleval, an I- that does not continue an entity of its type begins one.
-    """
-    return ["B" + tag[1:] if tag[0] == "I" and before[2:] != tag[2:] else tag for before, tag in pairwise(["O", *tags])]
-
-
-def to_iob1(tags: Sequence[str]) -> list[str]:
-    """Convert tags from IOB1 or IOB2 to IOB1, with the same entities."""
-    return ["I" + tag[1:] if tag[0] == "B" and before[2:] != tag[2:] else tag for before, tag in pairwise(["O", *tags])]
-
-
-def detect_scheme(sequences: Sequence[Sequence[str]]) -> tuple[str, int]:
-    """Return IOB1 or IOB2, and how many entities begin as in the other scheme.
-
-    Only entities that do not follow one of their type distinguish the two schemes.
-    """
-    first = Counter(
-        tag[0] for tags in sequences for before, tag in pairwise(["O", *tags]) if tag != "O" and before[2:] != tag[2:]
-    )
-    return ("IOB1" if first["I"] > first["B"] else "IOB2"), min(first["I"], first["B"])
 
 
 # --- Files ------------------------------------------------------------------------------------------------------------
@@ -74,11 +43,11 @@ def detect_scheme(sequences: Sequence[Sequence[str]]) -> tuple[str, int]:
 def find_conll(folder: str | Path, report: "Callable[[str], None]" = ignore) -> dict[str, Path]:
     """Find the file of each split in a folder, or in its only subfolder with such files.
 
-    The test file may be missing.
+    The test file may be missing, and the dev file too unless the files have CoNLL-2003's names.
 
     Raises:
-        UsageError: The folder does not exist, has no such files or no train or dev file, or several subfolders have
-            such files.
+        UsageError: The folder does not exist, has no such files or no train file, or several subfolders have such
+            files.
     """
     folder = Path(folder)
     if not folder.is_dir():
@@ -89,22 +58,27 @@ def find_conll(folder: str | Path, report: "Callable[[str], None]" = ignore) -> 
         raise UsageError(f"{folder} has {has}; give the folder that holds {_list_names()} with --data DIR")
     (folder,) = holding
     kinds = _find_kinds(folder)
-    complete = [names for names in kinds if all((folder / name).is_file() for name in names[:NEEDED])]
+    complete = [names for names in kinds if all((folder / name).is_file() for name in _list_needed(names))]
     if not complete:
         missing = next(name for name in kinds[0] if not (folder / name).is_file())
         raise UsageError(f"{folder} has no {missing}; give a folder that holds {_list_names()} with --data DIR")
-    taken, *others = complete
+    taken, *others = sorted(complete, key=lambda names: not (folder / names[1]).is_file())
     if others:
         report(f"{folder} has {' and '.join(names[0] for names in complete)}; using the files named like {taken[0]}")
     paths = {split: folder / name for split, name in zip(NER_SPLITS, taken, strict=True)}
     for split in [split for split, path in paths.items() if not path.is_file()]:
-        report(f"{paths.pop(split)} not found, skipping")
+        report(f"{paths.pop(split)} not found, " + ("dev is taken from train" if split == "dev" else "skipping"))
     return paths
 
 
 def _find_kinds(folder: Path) -> list[tuple[str, ...]]:
     """Return the rows of NER_FILES for which the folder has a train or dev file."""
-    return [names for names in NER_FILES if any((folder / name).is_file() for name in names[:NEEDED])]
+    return [names for names in NER_FILES if any((folder / name).is_file() for name in names[:2])]
+
+
+def _list_needed(names: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the required files of a row of NER_FILES."""
+    return names[:2] if names is NER_FILES[0] else names[:1]
 
 
 def _list_names() -> str:
@@ -118,7 +92,7 @@ def read_conll(path: str | Path) -> TaggedText:
 
     Raises:
         UsageError: The file is missing, not UTF-8 or has no sentence; a line has only one column, or not as many as the
-            first line; or a tag is not IOB.
+            first line; or a tag is of no known scheme.
     """
     found = []
     for line, document, rows in _walk_sentences(Path(path)):
@@ -154,12 +128,8 @@ def _walk_sentences(path: Path) -> Iterator[tuple[int, int, list[tuple[str, str]
 
 
 def _check_tag(tag: str, place: str) -> str:
-    """Check that a tag is IOB and return it interned."""
-    if not TAG.fullmatch(tag):
-        raise UsageError(
-            f"{place}: the tag {tag[:40]!r} is not IOB (O, B-TYPE or I-TYPE); correct it, or convert IOBES or "
-            "BILOU to IOB"
-        )
+    """Check a tag and return it interned."""
+    check_tag(tag, place)
     return intern(tag)
 
 

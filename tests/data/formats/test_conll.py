@@ -4,13 +4,10 @@ from pathlib import Path
 
 import datasets
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from bertkit.data.formats import hub as hub_format
-from bertkit.data.formats.conll import NER_HUB, detect_scheme, find_conll, read_conll, read_conll_copy, to_iob1, to_iob2
+from bertkit.data.formats.conll import NER_HUB, find_conll, read_conll, read_conll_copy
 from bertkit.errors import UsageError
-from bertkit.metrics.ner import find_entities
 from tests.official import write_conll
 
 OFFICIAL = """-DOCSTART- -X- -X- O
@@ -30,7 +27,6 @@ London NNP B-NP B-LOC
 Germany NNP I-NP I-LOC
 """
 TWITTER = "Empire\tB-location\nState\tI-location\n=\tO\n\t\nESB\tB-location\n\t\n\n"  # blank lines may have blanks
-tag_sequences = st.lists(st.sampled_from(["O", "B-X", "I-X", "B-Y-Z", "I-Y-Z"]), max_size=8)
 
 
 def write(path: Path, content: str | bytes) -> Path:
@@ -51,7 +47,6 @@ def test_the_official_form(tmp_path):
     ]
     assert text.sentences[2].official == ["I-LOC", "B-LOC", "I-LOC"]
     assert [(x.document, x.line) for x in text.sentences] == [(1, 3), (1, 8), (2, 13)]
-    assert text.locate(1) == f"{tmp_path / 'eng.train'}, line 8"
     assert text.number_documents().tolist() == [1, 1, 2]
 
 
@@ -80,13 +75,10 @@ def test_words_before_the_first_document_are_one(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("a O\nb B-\n", r"x, line 2: the tag 'B-' is not IOB \(O, B-TYPE or I-TYPE\); correct it, or convert IOBES"),
-        ("a O\n\nb X\n", r"x, line 3: the tag 'X' is not IOB"),
-        ("a S-PER\n", r"x, line 1: the tag 'S-PER' is not IOB"),
-        ("a B-PER\nb E-PER\n", r"x, line 2: the tag 'E-PER' is not IOB"),
-        ("a U-PER\n", r"x, line 1: the tag 'U-PER' is not IOB"),
-        ("a B\n", r"x, line 1: the tag 'B' is not IOB"),
-        ("a b-per\n", r"x, line 1: the tag 'b-per' is not IOB"),
+        ("a O\nb B-\n", r"x, line 2: the tag 'B-' is not of IOB, IOBES or BILOU \(O, or B-, I-, E-, S-, L- or U- and"),
+        ("a O\n\nb X\n", r"x, line 3: the tag 'X' is not of IOB"),
+        ("a B\n", r"x, line 1: the tag 'B' is not of IOB"),
+        ("a b-per\n", r"x, line 1: the tag 'b-per' is not of IOB"),
         ("a\n", r"x, line 1 has 1 column, expected at least 2, with the word first and its tag last; correct it"),
         ("a NN O\n\nO\n", r"x, line 3 has 1 column, expected 3 as in line 1"),
         ("a O\n\tO\n", r"x, line 2 has 1 column, expected 2 as in line 1"),
@@ -107,38 +99,6 @@ def test_a_bad_file_is_one_line(tmp_path, content, message):
 def test_a_missing_file(tmp_path):
     with pytest.raises(UsageError, match=r"no\.conll does not exist; check the folder"):
         read_conll(tmp_path / "no.conll")
-
-
-# --- Tags
-
-
-@pytest.mark.parametrize(
-    ("iob1", "iob2"),
-    [
-        ("I-X I-X O I-X", "B-X I-X O B-X"),
-        ("I-X B-X I-X", "B-X B-X I-X"),
-        ("I-X I-Y B-Y", "B-X B-Y B-Y"),
-        ("O", "O"),
-    ],
-)
-def test_both_kinds_say_the_same(iob1, iob2):
-    assert to_iob2(iob1.split()) == to_iob2(iob2.split()) == iob2.split()
-    assert to_iob1(iob2.split()) == to_iob1(iob1.split()) == iob1.split()
-
-
-@given(tag_sequences)
-def test_entities_stay_whatever_the_tags(tags):
-    assert find_entities(to_iob2(tags)) == find_entities(to_iob1(tags)) == find_entities(tags)
-    assert to_iob2(to_iob1(tags)) == to_iob2(tags) == to_iob2(to_iob2(tags))
-    assert to_iob1(to_iob2(tags)) == to_iob1(tags)
-    assert detect_scheme([to_iob2(tags)]) == ("IOB2", 0)
-    assert detect_scheme([to_iob1(tags)]) == (("IOB1" if set(tags) - {"O"} else "IOB2"), 0)
-
-
-def test_a_file_of_both_kinds_is_of_the_more_frequent_one():
-    """A tag after an entity of its type is equal in both schemes and does not count."""
-    assert detect_scheme([["B-X", "I-X", "O", "B-X"], ["O", "I-X"], ["B-Y", "B-Y"]]) == ("IOB2", 1)
-    assert detect_scheme([["I-X", "B-X", "B-X", "O", "I-X"], ["B-X"]]) == ("IOB1", 1)
 
 
 # --- Folders
@@ -231,7 +191,7 @@ def test_the_hub_gives_what_a_file_does(hub, tmp_path):
     file = read_conll(write(tmp_path / "x", "Peter B-PER\nBlack I-PER\n! O\n\nAnn B-PER\n"))
     assert [(x.words, x.tags) for x in texts["train"].sentences] == [(x.words, x.tags) for x in file.sentences]
     assert texts["train"].documents == 0
-    assert texts["train"].locate(1) == f"{NER_HUB}:default, train, line 3", "a row without words is none"
+    assert [x.line for x in texts["train"].sentences] == [1, 3], "a row without words is none"
 
 
 def test_bad_rows_on_the_hub_are_one_line(hub):
@@ -242,7 +202,7 @@ def test_bad_rows_on_the_hub_are_one_line(hub):
             r"train, line 2 has 2 words but not one valid tag each; give",
         ),
         (make_rows([["a"]], [[-1]]), r"train, line 1 has 1 words but not one valid tag each"),
-        (make_rows([["a"]], [[0]], ["O", "S-PER"]), r"train: the tag 'S-PER' is not IOB"),
+        (make_rows([["a"]], [[0]], ["O", "PER"]), r"train: the tag 'PER' is not of IOB"),
         (fine.rename_column("ner_tags", "tags"), r"train has no rows with `tokens` and named `ner_tags`; give"),
         (fine.select([]), r"train has no rows with `tokens`"),
     ):

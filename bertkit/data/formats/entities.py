@@ -1,0 +1,174 @@
+"""Named entities in a person's own tables -> sentences of words and tags.
+
+A row has a list of words and one of their tags, or a text and a list of spans: objects with `start`, `end` (characters,
+end exclusive) and `label`, or lists of these three. The words of a text are those of prediction.
+
+Left out: files and cells (`bertkit.data.formats.columns`), and CoNLL files (`bertkit.data.formats.conll`).
+"""
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from sys import intern
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta, Struct
+
+from bertkit.data.formats.columns import Columns
+from bertkit.data.formats.tables import LONGEST_QUOTED, MOST_NAMES, explain_form
+from bertkit.data.tagging import Sentence, TaggedText, split_words
+from bertkit.data.tags import check_tag, detect_scheme, to_iob2
+from bertkit.errors import UsageError
+from bertkit.system.progress import Report
+
+WORD_COLUMNS, TAG_COLUMNS = ("tokens", "words"), ("ner_tags", "tags")
+TEXT_COLUMN, SPAN_COLUMNS = "text", ("spans", "entities")
+
+Place = Annotated[int, Meta(ge=0)]
+
+
+class Span(Struct):
+    """A span of a text with its type, which other programs call `type` or `entity_group`."""
+
+    start: Place
+    end: Place
+    label: str = ""
+    type: str = ""
+    entity_group: str = ""
+
+
+@dataclass
+class Alignment:
+    """How the spans of a table fit the words of their texts.
+
+    Attributes:
+        extended: The number of spans that begin or end within a word.
+        lost: The number of spans all of whose words belong to an earlier span, or that have no word.
+        first: The place and the text of the first of these.
+    """
+
+    extended: int = 0
+    lost: int = 0
+    first: str = ""
+
+
+def read_entities(rows: Columns, report: Report) -> TaggedText:
+    """Read the sentences of a table; rows without a word are left out.
+
+    Without a column of tags or spans, or with empty cells alone, the sentences have no tags. A span that begins or ends
+    within a word is extended to whole words; such spans are counted and reported.
+
+    Raises:
+        UsageError: The columns are missing, a cell is not as expected, a row has not one tag per word, a tag is of no
+            known scheme, or spans overlap or are outside their text.
+    """
+    names = rows.table.column_names
+    given = next((name for name in (*WORD_COLUMNS, TEXT_COLUMN) if name in names), None)
+    if given is None:
+        listed = ", ".join(map(repr, names[:MOST_NAMES]))
+        raise UsageError(f"{rows.source} has the columns {listed}; expected tokens and ner_tags, or text and spans")
+    is_text = given == TEXT_COLUMN
+    marked = next((name for name in (SPAN_COLUMNS if is_text else TAG_COLUMNS) if name in names), None)
+    cells = rows.find(given).to_pylist()
+    marks = rows.find(marked).to_pylist() if marked else [""] * len(rows)
+    is_labelled = any(marks)
+    alignment = Alignment()
+    found = []
+    for row, (cell, mark) in enumerate(zip(cells, marks, strict=True)):
+        place = rows.locate(row)
+        if is_labelled and not mark:
+            raise UsageError(f"{place} has no {marked}; give [] if there is no entity, or leave the row out")
+        if is_text:
+            places = split_words(cell)
+            words = [cell[start:end] for start, end in places]
+            tags = _tag_words(cell, places, _read_spans(mark, place), place, alignment)
+        else:
+            words = _read_list(cell, f"{place}: {given}")
+            tags = _read_tags(mark, f"{place}: {marked}") if is_labelled else ["O"] * len(words)
+            if len(tags) != len(words):
+                raise UsageError(f"{place} has {len(words)} {given} and {len(tags)} {marked}; give one tag per word")
+        if words:
+            found.append((row, words, tags))
+    if not found:
+        raise UsageError(f"{rows.source} has no words in {given!r}; give at least one text")
+    if alignment.first:
+        report(
+            f"{rows.source}: {alignment.extended:,} spans begin or end within a word and are extended to whole words, "
+            f"{alignment.lost:,} have no word of their own and are left out (first: {alignment.first})"
+        )
+    scheme, odd = detect_scheme([tags for _, _, tags in found])
+    sentences = []
+    for row, words, official in found:
+        tags = to_iob2(official)
+        sentences.append(Sentence(words, tags, tags if tags == official else official, 0, rows.lines[row]))
+    kept = rows.take([row for row, _, _ in found])
+    return TaggedText(rows.source, sentences, 0, scheme, odd, kept, is_labelled)
+
+
+def _read_list(cell: str, place: str) -> list[str]:
+    """Read a cell as a JSON list of texts, or as texts separated by white space."""
+    if not cell.startswith("["):
+        return cell.split()
+    with explain_form(place, 'give a list of texts, such as ["Ada", "lived"]'):
+        return msgspec.json.decode(cell, type=list[str])
+
+
+def _read_tags(cell: str, place: str) -> list[str]:
+    tags = _read_list(cell, place)
+    for tag in tags:
+        check_tag(tag, place)
+    return list(map(intern, tags))
+
+
+def _read_spans(cell: str, place: str) -> list[tuple[int, int, str]]:
+    """Return the spans of a text in order."""
+    remedy = 'give spans such as {"start": 0, "end": 3, "label": "PER"}'
+    with explain_form(f"{place}: spans", remedy):
+        read = msgspec.json.decode(cell or "[]", type=list[Span | tuple[Place, Place, str]])
+    spans = []
+    for span in read:
+        start, end, label = (
+            span if isinstance(span, tuple) else (span.start, span.end, span.label or span.type or span.entity_group)
+        )
+        if not label or label.split() != [label]:
+            raise UsageError(f"{place}: the label of a span is {label[:LONGEST_QUOTED]!r}, expected one word; {remedy}")
+        spans.append((start, end, label))
+    return sorted(spans)
+
+
+def _tag_words(
+    text: str, places: Sequence[tuple[int, int]], spans: Sequence[tuple[int, int, str]], place: str, found: Alignment
+) -> list[str]:
+    """Return the tags in IOB2 of the words at these places, and count in `found` the spans that do not fit them."""
+    starts, ends = [start for start, _ in places], [end for _, end in places]
+    tags, behind = ["O"] * len(places), 0
+    for number, (start, end, label) in enumerate(spans):
+        if not start < end <= len(text):
+            raise UsageError(
+                f"{place}: the span {start} to {end} is not within the {len(text):,} characters; correct it"
+            )
+        if start < behind:
+            other, until, _ = spans[number - 1]
+            raise UsageError(f"{place}: the spans {other} to {until} and {start} to {end} overlap; keep one of them")
+        behind = end
+        piece = text[start:end]
+        inner, outer = start + len(piece) - len(piece.lstrip()), end - len(piece) + len(piece.rstrip())
+        first, last = bisect_right(ends, inner), bisect_left(starts, outer)
+        is_whole = first < last and (starts[first], ends[last - 1]) == (inner, outer)
+        while first < last and tags[first] != "O":
+            first += 1
+        for word in range(first, last):
+            tags[word] = intern(f"{'I' if word > first else 'B'}-{label}")
+        found.lost += first >= last
+        found.extended += first < last and not is_whole
+        if not is_whole and not found.first:
+            found.first = f"{place}, {piece[:LONGEST_QUOTED]!r}"
+    return tags
+
+
+def list_spans(places: Sequence[tuple[int, int]], entities: Iterator[tuple[int, int, str]]) -> list[dict[str, object]]:
+    """Return entities, each first word, end and type, as spans of the text whose words are at these places."""
+    return [
+        {"start": places[first][0], "end": places[behind - 1][1], "label": kind} for first, behind, kind in entities
+    ]

@@ -1,0 +1,76 @@
+"""Schemes of tags for named entities: IOB1, IOB2, IOBES and BILOU.
+
+In IOB2 each entity begins with B- and continues with I-; in IOB1 it begins with B- only directly after another of its
+type. IOBES also marks the last of several words with E- and an entity of one word with S-; BILOU calls them L- and U-.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from itertools import chain, pairwise
+
+from bertkit.data.formats.tables import LONGEST_QUOTED
+from bertkit.errors import UsageError
+
+TAG = re.compile(r"O|[BIESLU]-\S+")
+ENDS = {"IOBES": "ES", "BILOU": "LU"}  # scheme -> the marks of a last word and of an only word
+
+
+def check_tag(tag: str, place: str) -> None:
+    """Check that a tag is of a known scheme.
+
+    Raises:
+        UsageError: It is not.
+    """
+    if not TAG.fullmatch(tag):
+        raise UsageError(
+            f"{place}: the tag {tag[:LONGEST_QUOTED]!r} is not of IOB, IOBES or BILOU (O, or B-, I-, E-, S-, L- or U- "
+            "and a type); correct it"
+        )
+
+
+def to_iob2(tags: Sequence[str]) -> list[str]:
+    """Convert tags of any scheme to IOB2, with the same entities.
+
+    As in conlleval, a tag that does not continue an entity of its type begins one.
+    """
+    found = []
+    for before, tag in pairwise(["O", *tags]):
+        continues = tag[0] in "IEL" and before[0] in "BI" and before[2:] == tag[2:]
+        found.append(tag if tag == "O" else f"{'I' if continues else 'B'}{tag[1:]}")
+    return found
+
+
+def from_iob2(tags: Sequence[str], scheme: str) -> list[str]:
+    """Convert tags from IOB2 to a scheme, with the same entities.
+
+    Tags that are not well-formed stay as they are in IOB2 and, as far as they can, in IOB1.
+    """
+    if scheme == "IOB2":
+        return list(tags)
+    if scheme == "IOB1":
+        pairs = pairwise(["O", *tags])
+        return ["I" + tag[1:] if tag[0] == "B" and before[2:] != tag[2:] else tag for before, tag in pairs]
+    last, only = ENDS[scheme]
+    found = []
+    for tag, after in pairwise([*to_iob2(tags), "O"]):
+        mark = tag[0] if tag == "O" or after[0] == "I" else only if tag[0] == "B" else last
+        found.append(mark + tag[1:])
+    return found
+
+
+def detect_scheme(sequences: Sequence[Sequence[str]]) -> tuple[str, int]:
+    """Return the scheme of some sequences of tags, and how many of the tags are not as in that scheme.
+
+    IOB1 and IOB2 are told apart by entities that do not follow one of their type.
+    """
+    marks = Counter(tag[0] for tag in chain.from_iterable(sequences))
+    by_mark = {scheme: sum(marks[mark] for mark in ends) for scheme, ends in ENDS.items()}
+    if any(by_mark.values()):
+        scheme = max(by_mark, key=by_mark.__getitem__)
+        pairs = chain.from_iterable(zip(tags, from_iob2(tags, scheme), strict=True) for tags in sequences)
+        return scheme, sum(tag != expected for tag, expected in pairs)
+    first = Counter(
+        tag[0] for tags in sequences for before, tag in pairwise(["O", *tags]) if tag != "O" and before[2:] != tag[2:]
+    )
+    return ("IOB1" if first["I"] > first["B"] else "IOB2"), min(first["I"], first["B"])
