@@ -75,7 +75,7 @@ def test_head_and_tail_keep_as_many_tokens_as_truncation(counts, room):
 def test_windows_of_a_text():
     """At most 8 tokens are room for 6; starts are 3 apart.
 
-    Of 10 tokens the windows are 0 to 5, 3 to 8 and 6 to 9: the last one ends with the text. 6 tokens are one window.
+    The windows of 10 tokens are 0 to 5, 3 to 8 and 6 to 9: the last one ends with the text. 6 tokens are one window.
     """
     data = encode([" ".join(WORDS[:10]), " ".join(WORDS[:6]), ""], np.array([1, 0, 1]))
     assert [data.sequences.counts.tolist(), data.shortened.tolist()] == [[3, 1, 1], [False] * 3]
