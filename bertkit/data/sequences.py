@@ -1,11 +1,11 @@
 """Texts and pairs of texts -> token sequences and batches for fine-tuning (paper section 4).
 
 The format is that of pre-training: [CLS] A [SEP], or [CLS] A [SEP] B [SEP]; several sequences per example for multiple
-choice (4.4). A batch is padded to its longest sequence, and the model removes the padding. Left out: the meaning of the
-labels.
+choice (4.4), and for long texts (`bertkit.data.long_texts`). A batch is padded to its longest sequence, and the model
+removes the padding. Left out: the meaning of the labels.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -21,6 +21,9 @@ from bertkit.system.files import take_fingerprint
 TEXTS_A_BATCH = 10_000  # texts tokenized in one call
 TOKENS_A_BATCH = 8192
 IGNORED = -100  # label of positions without a loss, as in torch.nn.functional.cross_entropy
+
+Pieces = list[np.ndarray]  # the tokens of a text, or of the two of a pair
+Cut = Callable[[Pieces, int], tuple[list[Pieces], bool]]
 
 
 class Items(Dataset):
@@ -40,7 +43,8 @@ class Sequences(Items):
         ends: (S,) the end offset of each sequence in `ids`.
         seconds: (S,) the number of tokens of segment B, which is at the end of the sequence.
         labels: (S,) int64 classes or float32 numbers; None without labels.
-        shortened: (S,) bool, whether a sequence was truncated; None if unknown.
+        shortened: (E,) bool, whether an input was truncated; None if unknown.
+        counts: (E,) the number of sequences of each input, side by side; None if unknown.
     """
 
     ids: np.ndarray
@@ -48,6 +52,7 @@ class Sequences(Items):
     seconds: np.ndarray
     labels: np.ndarray | None
     shortened: np.ndarray | None = None
+    counts: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.ends)
@@ -66,8 +71,30 @@ class Sequences(Items):
         return take_fingerprint(self.ids, self.ends, self.seconds, self.labels)
 
 
+class Groups(Items):
+    """A data set whose items have several sequences each.
+
+    Attributes:
+        sequences: Those of all items, the sequences of an item side by side.
+        labels: (S,) or (S, L), one label or one row of labels for each item; None without labels.
+    """
+
+    sequences: Sequences
+    labels: np.ndarray | None
+
+    def find_sequences(self, index: int) -> range:
+        """Return the places of an item's sequences."""
+        raise NotImplementedError
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        """Return one item: `input_ids` and `token_type_ids`, lists of arrays (T,) int64, and `labels` if any."""
+        found = self.sequences.__getitems__(self.find_sequences(index))
+        item = {name: [sequence[name] for sequence in found] for name in found[0]}
+        return item if self.labels is None else item | {"labels": self.labels[index]}
+
+
 @dataclass(eq=False)
-class Choices(Items):
+class Choices(Groups):
     """S questions, each a choice among C sequences.
 
     Attributes:
@@ -83,55 +110,20 @@ class Choices(Items):
     def __len__(self) -> int:
         return len(self.sequences) // self.count
 
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        """Return one question: `input_ids` and `token_type_ids`, lists of C arrays (T,) int64, and `labels` if any."""
-        found = self.sequences.__getitems__(range(index * self.count, (index + 1) * self.count))
-        item = {name: [sequence[name] for sequence in found] for name in found[0]}
-        return item if self.labels is None else item | {"labels": self.labels[index]}
+    def find_sequences(self, index: int) -> range:
+        """Return the places of a question's sequences."""
+        return range(index * self.count, (index + 1) * self.count)
 
     def fingerprint(self) -> str:
         """Return a fingerprint of the questions and labels."""
         return take_fingerprint(self.sequences.fingerprint().encode(), self.labels)
 
 
-def encode_texts(
-    texts: Sequence[Sequence[str]], labels: np.ndarray | None, tokenizer: Any, max_length: int
-) -> Sequences:
-    """Encode S texts or S pairs, given as one or two columns of S texts. See `encode_inputs`."""
-    inputs = texts[0] if len(texts) == 1 else list(zip(*texts, strict=True))
-    return encode_inputs(inputs, labels, tokenizer, max_length)
-
-
-def encode_inputs(
-    inputs: Sequence[str | tuple[str, str]], labels: np.ndarray | None, tokenizer: Any, max_length: int
-) -> Sequences:
-    """Encode S texts and pairs as sequences of at most `max_length` tokens, [CLS] and [SEP] included.
-
-    Longer pairs are truncated at the end, the longer text first until both are equally long, then both. Special tokens
-    written out in a text are treated as ordinary text, as in the reference code.
-
-    Differs from the paper: where the room for a pair is odd and both texts are longer than half of it, the reference
-    code gives the odd token to A; here, as in tokenizers, the longer text gets it, or B if both are equally long.
-    """
-    words = Words(copy_backend(tokenizer))
-    cls, sep = (np.array([token], np.int32) for token in (tokenizer.cls_token_id, tokenizer.sep_token_id))
-    chunks, lengths, seconds, shortened = [], [], [], []
-    for start in range(0, len(inputs), TEXTS_A_BATCH):
-        parts = []
-        texts = [(text,) if isinstance(text, str) else text for text in inputs[start : start + TEXTS_A_BATCH]]
-        ids, counts = words.encode(list(chain.from_iterable(texts)), np.int32)
-        pieces = iter(np.split(ids, np.cumsum(counts)[:-1]))
-        for text in texts:
-            own = [next(pieces) for _ in text]
-            kept = cut_longest([len(piece) for piece in own], max_length - 1 - len(own))
-            parts.append(cls)
-            for piece, count in zip(own, kept, strict=True):
-                parts += [piece[:count], sep]
-            lengths.append(1 + sum(kept) + len(own))
-            seconds.append(kept[1] + 1 if len(own) == 2 else 0)
-            shortened.append(sum(kept) < sum(map(len, own)))
-        chunks.append(np.concatenate(parts))  # many small arrays take several times their tokens
-    return Sequences(np.concatenate(chunks), np.cumsum(lengths), np.array(seconds), labels, np.array(shortened))
+def truncate(texts: Pieces, room: int) -> tuple[list[Pieces], bool]:
+    """Return the first tokens of a text or two, and whether any were left out."""
+    lengths = list(map(len, texts))
+    kept = cut_longest(lengths, room)
+    return [[text[:count] for text, count in zip(texts, kept, strict=True)]], kept != lengths
 
 
 def cut_longest(counts: Sequence[int], room: int) -> list[int]:
@@ -147,6 +139,56 @@ def cut_longest(counts: Sequence[int], room: int) -> list[int]:
     shorter = min(*counts, room // 2)
     longer = room - shorter
     return [longer, shorter] if counts[0] > counts[1] else [shorter, longer]
+
+
+def encode_texts(
+    texts: Sequence[Sequence[str]], labels: np.ndarray | None, tokenizer: Any, max_length: int
+) -> Sequences:
+    """Encode S texts or S pairs, given as one or two columns of S texts. See `encode_inputs`."""
+    inputs = texts[0] if len(texts) == 1 else list(zip(*texts, strict=True))
+    return encode_inputs(inputs, labels, tokenizer, max_length)
+
+
+def encode_inputs(
+    inputs: Sequence[str | tuple[str, str]],
+    labels: np.ndarray | None,
+    tokenizer: Any,
+    max_length: int,
+    cut: Cut = truncate,
+) -> Sequences:
+    """Encode E texts and pairs as sequences of at most `max_length` tokens, [CLS] and [SEP] included.
+
+    Longer pairs are truncated at the end, the longer text first until both are equally long, then both. Special tokens
+    written out in a text are treated as ordinary text, as in the reference code.
+
+    Differs from the paper: where the room for a pair is odd and both texts are longer than half of it, the reference
+    code gives the odd token to A; here, as in tokenizers, the longer text gets it, or B if both are equally long.
+
+    Args:
+        cut: Returns the sequences of an input from the tokens of its texts and the room for these in a sequence, and
+            whether tokens were left out; by default one sequence, truncated as described.
+    """
+    words = Words(copy_backend(tokenizer))
+    cls, sep = (np.array([token], np.int32) for token in (tokenizer.cls_token_id, tokenizer.sep_token_id))
+    chunks, lengths, seconds, shortened, counts = [], [], [], [], []
+    for start in range(0, len(inputs), TEXTS_A_BATCH):
+        parts = []
+        texts = [(text,) if isinstance(text, str) else text for text in inputs[start : start + TEXTS_A_BATCH]]
+        ids, sizes = words.encode(list(chain.from_iterable(texts)), np.int32)
+        pieces = iter(np.split(ids, np.cumsum(sizes)[:-1]))
+        for text in texts:
+            found, is_shortened = cut([next(pieces) for _ in text], max_length - 1 - len(text))
+            for sequence in found:
+                parts.append(cls)
+                for piece in sequence:
+                    parts += [piece, sep]
+                lengths.append(1 + sum(map(len, sequence)) + len(sequence))
+                seconds.append(len(sequence[1]) + 1 if len(sequence) == 2 else 0)
+            shortened.append(is_shortened)
+            counts.append(len(found))
+        chunks.append(np.concatenate(parts))  # many small arrays take several times their tokens
+    ends, ids = np.cumsum(lengths), np.concatenate(chunks)
+    return Sequences(ids, ends, np.array(seconds), labels, np.array(shortened), np.array(counts))
 
 
 def pad(items: Sequence[dict[str, Any]]) -> dict[str, Tensor]:
@@ -170,11 +212,19 @@ def pad(items: Sequence[dict[str, Any]]) -> dict[str, Tensor]:
 
 
 def pad_choices(items: Sequence[dict[str, Any]]) -> dict[str, Tensor]:
-    """Collate questions with C sequences each, as `pad` does, into columns of shape (B, C, T)."""
+    """Collate items of several sequences, such as choices or windows, into columns of shape (B, C, T), as `pad` does.
+
+    C is the largest number of sequences of an item. An absent sequence has an `attention_mask` of zeros.
+    """
     names = ("input_ids", "token_type_ids")
     pairs = [pair for item in items for pair in zip(*(item[name] for name in names), strict=True)]
-    flat = pad([dict(zip(names, pair, strict=True)) for pair in pairs])  # (B * C, T)
-    batch = {name: column.unflatten(0, (len(items), -1)) for name, column in flat.items()}  # (B, C, T)
+    flat = pad([dict(zip(names, pair, strict=True)) for pair in pairs])  # (N, T), N = all sequences
+    counts = torch.tensor([len(item[names[0]]) for item in items])
+    places = torch.arange(int(counts.max())) < counts[:, None]  # (B, C)
+    batch = {}
+    for name, column in flat.items():
+        batch[name] = column.new_zeros(*places.shape, column.shape[1])
+        batch[name][places] = column  # (N, T) -> (B, C, T)
     others = [name for name in items[0] if name not in names]
     return batch | {name: torch.from_numpy(np.array([item[name] for item in items])) for name in others}
 

@@ -12,12 +12,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import tee
 from pathlib import Path
-from typing import IO, Annotated, Any
+from typing import IO, Annotated, Any, Literal
 
 import msgspec
 
 import bertkit
 from bertkit.data.formats.inputs import Input, Line, cut_into_chunks, make_text
+from bertkit.data.long_texts import LONG
 from bertkit.data.tokenizer import load_tokenizer
 from bertkit.errors import UsageError
 from bertkit.inference.tables import WRITERS, Row, write_rows
@@ -26,7 +27,7 @@ from bertkit.model.precision import choose_precision, find_device
 from bertkit.system.files import atomic_open
 from bertkit.system.progress import ignore
 from bertkit.tasks import ANSWERING, TASKS
-from bertkit.tasks.option import WINDOW_OPTIONS
+from bertkit.tasks.option import TEXT_OPTIONS, WINDOW_OPTIONS
 from bertkit.tasks.prediction import predict
 from bertkit.tasks.task import PredictionSettings, Result
 from bertkit.tasks.texts import PAIR_NAMES, list_names, take_text
@@ -95,8 +96,8 @@ class Predictor:
                 "give a fine-tuned run (for vectors, use bertkit features)"
             )
         tokenizer = load_tokenizer(name)
-        settings = {"tau": config.tau, "thresholds": config.thresholds, "vocab_size": len(tokenizer)}
-        model, missing = load_model(getattr(bertkit, head), name, settings)
+        settings = {"tau": config.tau, "thresholds": config.thresholds, "window_pooling": config.window_pooling}
+        model, missing = load_model(getattr(bertkit, head), name, settings | {"vocab_size": len(tokenizer)})
         if missing:
             raise UsageError(f"{name} lacks weights of its {head}: {', '.join(missing[:3])}; give a fine-tuned model")
         labels = config.id2label
@@ -116,8 +117,9 @@ class Predictor:
             pairs = len(config.text_columns) == 2
         self.task = task
         self.text, self.trained = text, config.text_columns or []
+        lengths = ({"long": config.window_pooling} if config.window_pooling else {}) | find_lengths(recipe)
         self.settings = PredictionSettings(
-            model.eval().requires_grad_(False).to(find_device()), tokenizer, find_lengths(recipe), pairs, top
+            model.eval().requires_grad_(False).to(find_device()), tokenizer, lengths, pairs, top
         )
 
     def __call__(self, inputs: Sequence[Input | Sequence[str]]) -> list[Result]:
@@ -287,18 +289,19 @@ def take_cell(given: Mapping[str, Any], name: str) -> Any:
     return take_text(given, name)
 
 
-def find_lengths(recipe: Mapping[str, Any]) -> dict[str, int]:
-    """Return the sequence lengths in a run's recipe, the longest if there are several phases.
+def find_lengths(recipe: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the sequence lengths in a run's recipe, the longest if there are several phases, and `long`.
 
     Raises:
-        UsageError: A length is not a positive integer.
+        UsageError: A length is not a positive integer, or `long` is unknown.
     """
     try:
         data = recipe.get("data", {})
-        lengths = {name: data[name] for name in WINDOW_OPTIONS if name in data}
+        lengths = {name: data[name] for name in {**WINDOW_OPTIONS, **TEXT_OPTIONS} if name in data}
+        long = {"long": lengths.pop("long")} if "long" in lengths else {}
         if recipe.get("phase"):
             lengths["max_length"] = max(list_lengths(recipe))
-        return msgspec.convert(lengths, dict[str, Length])
+        return msgspec.convert(lengths, dict[str, Length]) | msgspec.convert(long, dict[str, Literal[LONG]])
     except (LookupError, TypeError, msgspec.ValidationError) as error:
         raise UsageError(f"the run's {RECIPE_FILE} is damaged ({error}); restore the original file") from None
 

@@ -29,6 +29,7 @@ SHAPES = {  # parameter of the encoder -> the configuration's names of its sizes
     "encoder.layer.0.intermediate.dense.weight": ("intermediate_size", "hidden_size"),
 }
 LAYER = re.compile(r"(?:bert\.)?encoder\.layer\.(\d{1,9})\..*")
+TRAINED = ("tau", "thresholds", "text_columns", "window_pooling")
 RETURNED = {"return_dict": True, "output_attentions": False, "output_hidden_states": False}
 
 
@@ -168,10 +169,10 @@ def load_model(head: type, checkpoint: str, settings: Mapping[str, Any]) -> tupl
     Raises:
         UsageError: There are no weights in safetensors, or the vocabulary is smaller than the tokenizer's.
     """
-    # tau, thresholds and columns belong to the model that was trained with them, and class weights to a training run;
-    # the caller decides what a model returns.
+    # TRAINED belongs to the model that was trained with it, and class weights to a training run; the caller decides
+    # what a model returns.
     weights = settings.get("class_weights")
-    settings = {"tau": None, "thresholds": None, "text_columns": None, **RETURNED, **settings, "class_weights": None}
+    settings = {**dict.fromkeys(TRAINED), **RETURNED, **settings, "class_weights": None}
     tokens, labels = settings.pop("vocab_size", 0), settings.pop("id2label", None)
     if labels is not None:  # a problem type belongs to the checkpoint's own labels
         settings.setdefault("problem_type", None)

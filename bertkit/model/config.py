@@ -6,7 +6,7 @@ cross-attention, cached decoding, chunked feed-forward layers and relative posit
 """
 
 import math
-from typing import Any
+from typing import Any, Literal
 
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
@@ -33,7 +33,15 @@ LEAST = {  # size -> its minimum
 }
 MOST_LAYERS = 1_000  # a file with more is damaged
 # Unknown to other programs.
-OWN_VALUES = ("tau", "thresholds", "text_columns", "feature_layers", "bilstm_hidden_size", "class_weights")
+OWN_VALUES = (
+    "tau",
+    "thresholds",
+    "text_columns",
+    "feature_layers",
+    "bilstm_hidden_size",
+    "class_weights",
+    "window_pooling",
+)
 
 
 @strict
@@ -52,6 +60,8 @@ class BertConfig(PreTrainedConfig):
         bilstm_hidden_size: Units per direction of the feature-based approach's BiLSTM (section 5.3).
         class_weights: The weight of each label in the loss of sequence classification, in the order of the labels: of
             its sequences for a single class, of its positives for independent labels.
+        window_pooling: How the scores of a long text's windows are combined: "mean" or "max"; None: texts are not
+            divided.
 
     Raises:
         huggingface_hub.errors.StrictDataclassError: A value has the wrong type, H is not divisible by A, a size is
@@ -84,6 +94,7 @@ class BertConfig(PreTrainedConfig):
     feature_layers: str | None = None
     bilstm_hidden_size: int | None = None
     class_weights: list[float | int] | None = None
+    window_pooling: Literal["mean", "max"] | None = None
 
     # Written by other programs and kept unchanged; this package has neither a cache nor cross-attention.
     use_cache: bool = True

@@ -181,6 +181,14 @@ class BertForSequenceClassification(BertClassifier):
             return super().count_labels(labels)
         return {"num_items_in_batch": weigh_labels(labels, weights).sum()}
 
+    @classmethod
+    def find_places(cls, attention_mask: Tensor, **batch: Tensor) -> dict[str, Tensor]:
+        """Return the places of a batch's real tokens, and of its real windows if it has windows."""
+        if attention_mask.dim() == 2:
+            return super().find_places(attention_mask)
+        places = find_places(attention_mask.any(-1))  # (R,)
+        return {"window_places": places, **super().find_places(attention_mask.flatten(0, 1)[places])}
+
     def make_weights(self, device: torch.device) -> Tensor | None:
         """Return the configuration's class weights (L,) in fp32, or None if there are none."""
         if self.config.class_weights is None:
@@ -188,18 +196,70 @@ class BertForSequenceClassification(BertClassifier):
         # Copied without waiting for the device, which torch.tensor(..., device=device) would do.
         return torch.tensor(self.config.class_weights, dtype=torch.float32).to(device, non_blocking=True)
 
-    def compute_scores(self, outputs: Encoded, layout: Layout, labels: Tensor | None, count: Count) -> Scored:
-        """Return logits (B, L), and the loss of the problem type if labels are given.
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        num_items_in_batch: Count = None,
+        window_places: Tensor | None = None,
+        **kwargs,
+    ) -> SequenceClassifierOutput:
+        """Return `logits` (B, L), and the `loss` of the problem type if labels are given.
+
+        Texts longer than the model's positions are given as up to W windows each, in inputs (B, W, T). A window without
+        a real token is absent and not computed. The logits of a text are the mean or the maximum over its windows, as
+        the configuration's `window_pooling` says; hidden states and attentions are those of the R real windows.
 
         Args:
             labels: (B,) classes; (B, L) scores, or (B,) if L = 1; or (B, L), 0 or 1 for each independent label.
+            window_places: (R,) the places of the real windows in the flattened (B * W), and `real_places` (N,) those
+                of the tokens in (R * T), from `find_places`; None: they are computed here.
+
+        Raises:
+            ValueError: There are windows, but `window_pooling` is not set.
         """
-        logits = self.classifier(self.dropout(outputs.pooler_output))  # (B, L)
-        if labels is None:
-            return logits, None
+        inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
+        shape = input_ids.shape[:-1] if input_ids is not None else ()  # (B,) or (B, W)
+        if len(shape) == 2:
+            if (pooling := self.config.window_pooling) is None:
+                raise ValueError("inputs are windows (B, W, T), but window_pooling is not set; set it to mean or max")
+            if window_places is None:
+                mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
+                window_places = find_places(mask.any(-1))  # (R,)
+            inputs = [None if x is None else x.flatten(0, 1).index_select(0, window_places) for x in inputs]  # (R, T)
+        outputs, _ = self.encode(*inputs, **kwargs)
+        logits = self.classifier(self.dropout(outputs.pooler_output))  # (B, L) or (R, L)
+        if len(shape) == 2:
+            logits = pool_logits(logits, window_places, shape, pooling)  # (B, L)
+        loss = None if labels is None else self.compute_loss(logits, labels, num_items_in_batch)
+        return finish(SequenceClassifierOutput, outputs, loss=loss, logits=logits)
+
+    def compute_loss(self, logits: Tensor, labels: Tensor, count: Count) -> Tensor:
+        """Return the loss of the problem type, divided by `count`."""
         compute_loss = SENTENCE_LOSSES[self.set_problem_type(labels)]
         weights = self.make_weights(logits.device)
-        return logits, compute_loss(logits, labels, count, *([] if weights is None else [weights]))
+        return compute_loss(logits, labels, count, *([] if weights is None else [weights]))
+
+
+def pool_logits(logits: Tensor, places: Tensor, shape: tuple[int, int], pooling: str) -> Tensor:
+    """Return the mean or the maximum (B, L) in fp32 of the windows' logits (R, L) of each text.
+
+    Args:
+        places: (R,) the windows' places in the flattened (B * W).
+        shape: (B, W).
+    """
+    logits, places = logits.float(), places.to(logits.device)
+    spread = logits.new_full((shape[0] * shape[1], logits.shape[1]), 0.0 if pooling == "mean" else -torch.inf)
+    spread = spread.index_copy(0, places, logits).unflatten(0, shape)  # (B, W, L)
+    if pooling == "max":
+        return spread.amax(1)  # (B, L)
+    counts = logits.new_zeros(shape[0] * shape[1]).index_fill(0, places, 1.0).view(shape).sum(1)  # (B,)
+    return spread.sum(1) / counts[:, None]  # (B, L)
 
 
 class BertForMultipleChoice(BertClassifier):

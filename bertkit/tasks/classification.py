@@ -18,7 +18,8 @@ import pyarrow as pa
 
 from bertkit.data.formats.columns import Columns, read_splits
 from bertkit.data.labels import REGRESSION, SEVERAL, SINGLE, UNKNOWN_LABEL, LabelSpace, find_labels
-from bertkit.data.sequences import Sequences, encode_inputs
+from bertkit.data.long_texts import WindowedTexts
+from bertkit.data.sequences import Items, Sequences
 from bertkit.data.splits import MOST_SHOWN, check_split_options, describe_shares, divide_train, hash_keys
 from bertkit.errors import UsageError
 from bertkit.metrics.classification import score_classes, score_labels, score_numbers
@@ -105,12 +106,29 @@ class TextInputs(Sequence):
 
 
 @dataclass(eq=False)
-class LabelledSequences(Sequences):
-    """Encoded sequences with their labels' space, and where their rows are written these and the columns of texts."""
+class LabelledSequences(Items):
+    """Encoded texts with their labels' space, and where their rows are written these and the columns of texts."""
 
-    space: LabelSpace | None = None
+    sequences: Sequences | WindowedTexts
+    space: LabelSpace
     rows: Columns | None = None
     text: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.sequences)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        """Return one text, as `sequences` does."""
+        return self.sequences[index]
+
+    @property
+    def labels(self) -> np.ndarray | None:
+        """Return the labels, as `LabelSpace.read` does; None without labels."""
+        return self.sequences.labels
+
+    def fingerprint(self) -> str:
+        """Return a fingerprint of the sequences and labels."""
+        return self.sequences.fingerprint()
 
 
 class ClassificationTask(TextTask):
@@ -190,15 +208,12 @@ class ClassificationTask(TextTask):
         """Return the sequences of a split; all but train keep their rows, for the files of predictions."""
         pa.default_memory_pool().release_unused()  # of the whole table, which has been divided
         inputs = TextInputs(tuple(examples.rows.find(name) for name in examples.text))
-        found = encode_inputs(inputs, examples.labels, tokenizer, recipe["data"]["max_length"])
-        rows = None if split == "train" else examples.rows
-        return LabelledSequences(**vars(found), space=examples.space, rows=rows, text=examples.text)
+        found = self.encode_split(inputs, examples.labels, tokenizer, recipe["data"])
+        return LabelledSequences(found, examples.space, None if split == "train" else examples.rows, examples.text)
 
     def describe(self, data: LabelledSequences, split: str) -> list[str]:
-        """Return how many texts are truncated."""
-        if split != "train" or not (truncated := int(data.shortened.sum())):
-            return []
-        return [f"{truncated:,} of {len(data):,} training texts are truncated; data.max_length sets the limit"]
+        """Return how many training texts are truncated, or have several windows."""
+        return super().describe(data.sequences, split)
 
     def configure(self, recipe: Mapping[str, Any], tokenizer: Any, examples: Any) -> dict[str, Any]:
         """Return label names, kind of problem, columns and class weights; without data what the tokenizer decides."""

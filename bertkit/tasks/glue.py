@@ -28,7 +28,8 @@ from bertkit.data.formats.glue import (
     read_labels,
     read_split,
 )
-from bertkit.data.sequences import Sequences, encode_texts
+from bertkit.data.long_texts import WindowedTexts
+from bertkit.data.sequences import Sequences
 from bertkit.errors import UsageError
 from bertkit.metrics.glue import compute_scores
 from bertkit.reports.tables import ScoreRow
@@ -236,9 +237,12 @@ class GlueTask(TextTask):
         report(f"{row.title}: " + ", ".join(f"{name} {len(found['texts'][0]):,}" for name, found in examples.items()))
         return examples
 
-    def encode(self, examples: SentenceExamples, tokenizer: Any, recipe: Mapping[str, Any], split: str) -> Sequences:
+    def encode(
+        self, examples: SentenceExamples, tokenizer: Any, recipe: Mapping[str, Any], split: str
+    ) -> Sequences | WindowedTexts:
         """Return the sequences of a split."""
-        return encode_texts(examples["texts"], examples["labels"], tokenizer, recipe["data"]["max_length"])
+        inputs = list(zip(*examples["texts"], strict=True))
+        return self.encode_split(inputs, examples["labels"], tokenizer, recipe["data"])
 
     def list_groups(self, examples: SentenceExamples) -> Sequence[str]:
         """Return the first texts."""

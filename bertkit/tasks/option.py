@@ -78,11 +78,19 @@ PRETRAINING_OPTIONS: Options = {
     "heldout_length": Option(0, help="Maximum number of tokens per held-out pair; 0: as in the first phase."),
     "limit_characters": Option(0, 0, help="Read the first N characters of each source only; 0: all."),
 }
-GLUE_OPTIONS: Options = {
-    "dir": DIR,
+TEXT_OPTIONS: Options = {  # of one text or a pair
     "max_length": Option(
         128, 5, CODE, "Maximum number of tokens per input; longer pairs are truncated, longest text first."
     ),
+    "long": Option(
+        "truncate",
+        help="Longer inputs: truncate, head+tail, or windows with the mean or max of their scores.",
+    ),
+    "doc_stride": Option(128, 1, "as for SQuAD", "Tokens between the starts of two windows."),
+}
+GLUE_OPTIONS: Options = {
+    "dir": DIR,
+    **TEXT_OPTIONS,
     "max_train_samples": MAX_TRAIN_SAMPLES,
     "tune_share": TUNE_SHARE,
 }
@@ -109,7 +117,7 @@ CLASSIFY_OPTIONS: Options = {
     ),
     **SPLIT_OPTIONS,
     "class_weights": Option({}, help='"balanced", or a table of a weight for each label (default: equal weights).'),
-    "max_length": GLUE_OPTIONS["max_length"],
+    **TEXT_OPTIONS,
     "max_train_samples": MAX_TRAIN_SAMPLES,
     "tune_share": TUNE_SHARE,
 }

@@ -5,14 +5,18 @@ from typing import Any
 
 import numpy as np
 from scipy.special import expit, softmax
+from torch import Tensor
 
 from bertkit.data.labels import REGRESSION, SEPARATOR, SEVERAL
-from bertkit.data.sequences import Sequences, encode_inputs
+from bertkit.data.long_texts import LONG, POOLED, WindowedTexts, encode_long, pool_windows
+from bertkit.data.sequences import Sequences, pad, pad_choices
 from bertkit.errors import UsageError, make_printable
 from bertkit.metrics.classification import FIXED_THRESHOLD
 from bertkit.tasks.finetuning import FineTuningTask
+from bertkit.tasks.option import TEXT_OPTIONS, list_defaults
 from bertkit.tasks.task import PredictionSettings, Result
 
+MOST_TOKENS = 512  # of the published BERTs
 LONGEST_NAMES = 100  # characters of the names of an input, in a message
 PAIR_NAMES = (  # names of two texts that belong together: ours, which are transformers', and GLUE's
     ("text", "text_pair"),
@@ -30,6 +34,46 @@ class TextTask(FineTuningTask):
     head = "BertForSequenceClassification"
     pipeline = "text-classification"
 
+    def check(self, recipe: Mapping[str, Any]) -> None:
+        """Check the recipe, including the way to read long texts."""
+        super().check(recipe)
+        if (long := recipe["data"]["long"]) not in LONG:
+            raise UsageError(f"unknown long {long!r} in [data]; expected one of {', '.join(LONG)}")
+
+    def configure(self, recipe: Mapping[str, Any], tokenizer: Any, examples: Any) -> dict[str, Any]:
+        """Return how the scores of a text's windows are combined, if it has several."""
+        long = recipe["data"]["long"]
+        return super().configure(recipe, tokenizer, examples) | ({"window_pooling": long} if long in POOLED else {})
+
+    def encode_split(
+        self,
+        inputs: Sequence[str | tuple[str, ...]],
+        labels: np.ndarray | None,
+        tokenizer: Any,
+        data: Mapping[str, Any],
+    ) -> Sequences | WindowedTexts:
+        """Return the sequences of texts and pairs, or their windows, as `data` (the recipe's) says."""
+        return encode_long(inputs, labels, tokenizer, **{name: data[name] for name in TEXT_OPTIONS})
+
+    def collate(self, items: Sequence[dict[str, Any]]) -> dict[str, Tensor]:
+        """Return the padded batch of some sequences (B, T), or of texts with windows (B, W, T)."""
+        return pad_choices(items) if isinstance(items[0]["input_ids"], list) else pad(items)
+
+    def describe(self, data: Any, split: str) -> list[str]:
+        """Return how many training texts are truncated, or have several windows."""
+        if split != "train":
+            return []
+        sequences = data.sequences if isinstance(data, WindowedTexts) else data
+        lines, count = [], f"of {len(data):,} training texts"
+        if several := int((sequences.counts > 1).sum()):
+            lines.append(f"{several:,} {count} have several windows, {len(sequences):,} windows in all")
+        if truncated := int(sequences.shortened.sum()):
+            length = int(np.diff(sequences.ends, prepend=0).max())
+            more = f"data.max_length (up to {MOST_TOKENS}) or " * (length < MOST_TOKENS)
+            remedy = f"{more}data.long=mean reads more of them"
+            lines.append(f"{truncated:,} {count} are truncated to {length} tokens; {remedy}")
+        return lines
+
     def read_input(self, given: Mapping[str, Any], settings: PredictionSettings) -> tuple[str, ...]:
         """Return a text, or two."""
         return read_texts(given, settings.pairs)
@@ -37,17 +81,21 @@ class TextTask(FineTuningTask):
     def encode_inputs(
         self, examples: Sequence[tuple[str, ...]], settings: PredictionSettings
     ) -> tuple[Sequences, np.ndarray]:
-        """Return the sequences of texts and pairs, and their tokens."""
-        inputs = [texts if len(texts) == 2 else texts[0] for texts in examples]
-        data = encode_inputs(inputs, None, settings.tokenizer, settings.max_length)
+        """Return the sequences of texts and pairs, or of all their windows, and their tokens."""
+        lengths = {**list_defaults(TEXT_OPTIONS), **settings.lengths, "max_length": settings.max_length}
+        data = self.encode_split(examples, None, settings.tokenizer, lengths)
+        if isinstance(data, WindowedTexts):
+            data = data.sequences
         return data, np.diff(data.ends, prepend=0)
 
     def answer(
         self, kept: Sequence[np.ndarray], data: Any, examples: Any, settings: PredictionSettings
     ) -> list[Result]:
         """Return the class of each example, its several labels, or its scores."""
-        config = settings.model.config
-        return name_results(np.stack(kept), settings.labels, config.problem_type, config.thresholds)
+        config, logits = settings.model.config, np.stack(kept)
+        if (long := settings.lengths.get("long")) in POOLED:
+            logits = pool_windows(logits, data.counts, long)
+        return name_results(logits, settings.labels, config.problem_type, config.thresholds)
 
     def describe_result(self, result: Result) -> str:
         """Return the class or the labels and how likely they are, or the scores."""

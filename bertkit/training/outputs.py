@@ -78,7 +78,8 @@ def measure_lengths(task: Task, recipe: Recipe, data: Mapping[str, Any]) -> dict
             batch = task.collate(data[split].__getitems__(places[start : start + 64]))
             if "input_ids" not in batch:  # features of words instead of tokens
                 break
-            lengths += batch["attention_mask"].sum(-1).flatten().tolist()
+            tokens = batch["attention_mask"].sum(-1).flatten()
+            lengths += tokens[tokens > 0].tolist()  # 0: a window that a text lacks
         if lengths:
             found[split] = {"sequences": len(data[split]), "max_length": longest}
             values, counts = np.unique(lengths, return_counts=True)

@@ -447,6 +447,7 @@ def test_a_vocabulary_larger_than_the_model_is_refused(classifier, tmp_path):
         ('[data]\nmax_length = "x"', "`str`"),
         ("[data]\nmax_length = 0", ">= 1"),
         ("[data]\ndoc_stride = 2.5", "`float`"),
+        ('[data]\nlong = "x"', "'x'"),
         ("phase = 3", "'int'"),
         ("[[phase]]\nx = 1", "max_length"),
     ],

@@ -404,7 +404,7 @@ def make_data(labels, place, **options):
     """Return a data set with these labels, in the label space of a table."""
     space = load(place, **options)[0]["train"].space
     empty = np.zeros(len(labels), int)
-    return LabelledSequences(**vars(Sequences(empty, empty, empty, np.array(labels))), space=space)
+    return LabelledSequences(Sequences(empty, empty, empty, np.array(labels)), space)
 
 
 def test_the_score_of_a_run_and_the_baselines_of_each_kind(reviews):

@@ -40,7 +40,7 @@ def make_pretraining(folder, **options):
 
 def write_start(folder, task, **values):
     """Return the checkpoint of a task; a task without training data starts from a model that has its head."""
-    labels = () if task.metric else tuple(task.configure({}, None, None)["id2label"].values())
+    labels = () if task.metric else tuple(task.configure(task.recipe, None, None)["id2label"].values())
     return str(write_checkpoint(folder, labels=labels, **values))
 
 

@@ -656,8 +656,10 @@ def test_a_model_that_only_predicts_is_taken_for_no_other(tmp_path, had, wanted,
 
 def test_a_model_that_only_predicts_has_the_weights_that_its_configuration_says(tmp_path):
     recipe = write_model_of_mnli(tmp_path / "mnli")
-    ax, settings = TASKS["ax"], TASKS["ax"].configure(recipe, None, None)
-    assert make_model(ax, dry_run(ax, recipe, output=tmp_path / "run")["recipe"], settings)
+    ax = TASKS["ax"]
+    whole = dry_run(ax, recipe, output=tmp_path / "run")["recipe"]
+    settings = ax.configure(whole, None, None)
+    assert make_model(ax, whole, settings)
     BertModel.from_pretrained(tmp_path / "mnli").save_pretrained(tmp_path / "encoder")
     shutil.copy(tmp_path / "mnli" / "config.json", tmp_path / "encoder" / "config.json")
     bare = dry_run(ax, recipe, {"checkpoint": str(tmp_path / "encoder")}, output=tmp_path / "run")["recipe"]

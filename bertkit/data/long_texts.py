@@ -1,0 +1,122 @@
+"""Texts longer than a sequence: truncated, their head and tail, or windows whose scores are combined.
+
+With "truncate" and "head+tail" a text or pair is one sequence (`bertkit.data.sequences`); with "mean" and "max" it is
+one for each window, and the classifier's scores are the mean or the maximum over the windows. Left out: what the model
+does (`BertForSequenceClassification`), and windows of answers and tags (`bertkit.data.spans`, `bertkit.data.tagging`).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any
+
+import numpy as np
+
+from bertkit.data.sequences import Groups, Pieces, Sequences, cut_longest, encode_inputs, truncate
+from bertkit.data.spans import cut_windows
+from bertkit.system.files import take_fingerprint
+
+HEAD_TAIL = "head+tail"
+POOLED = {"mean": np.add, "max": np.maximum}  # what combines the scores of windows
+LONG = ("truncate", HEAD_TAIL, *POOLED)
+
+
+@dataclass(eq=False)
+class WindowedTexts(Groups):
+    """S texts or pairs, each with the sequences of its windows.
+
+    Attributes:
+        sequences: The sequences of all windows; `sequences.counts` (S,) has the number of each text's.
+        labels: As for `Sequences`.
+    """
+
+    sequences: Sequences
+    labels: np.ndarray | None
+
+    def __len__(self) -> int:
+        return len(self.sequences.counts)
+
+    @cached_property
+    def ends(self) -> np.ndarray:
+        """Return (S,) the end of each text's windows among all."""
+        return np.cumsum(self.sequences.counts)
+
+    @property
+    def shortened(self) -> np.ndarray:
+        """Return (S,) bool, whether tokens are in no window."""
+        return self.sequences.shortened
+
+    def find_sequences(self, index: int) -> range:
+        """Return the places of a text's windows."""
+        return range(self.ends[index] - self.sequences.counts[index], self.ends[index])
+
+    def fingerprint(self) -> str:
+        """Return a fingerprint of the windows and labels."""
+        return take_fingerprint(self.sequences.fingerprint().encode(), self.sequences.counts, self.labels)
+
+
+def encode_long(
+    inputs: Sequence[str | tuple[str, str]],
+    labels: np.ndarray | None,
+    tokenizer: Any,
+    max_length: int,
+    long: str,
+    doc_stride: int,
+) -> Sequences | WindowedTexts:
+    """Encode S texts and pairs; `long` is one of LONG and says how those longer than `max_length` tokens are read.
+
+    Args:
+        doc_stride: The step between the starts of two windows, in tokens.
+    """
+    if long in POOLED:
+        windows = encode_inputs(inputs, None, tokenizer, max_length, partial(cut_into_windows, step=doc_stride))
+        return WindowedTexts(windows, labels)
+    return encode_inputs(inputs, labels, tokenizer, max_length, keep_head_and_tail if long == HEAD_TAIL else truncate)
+
+
+def keep_head_and_tail(texts: Pieces, room: int) -> tuple[list[Pieces], bool]:
+    """Return the start and the end of a text or two, and whether tokens between them were left out.
+
+    A text keeps as many tokens as with "truncate", the first quarter from its start, the others from its end: 128 and
+    382 of 510 (Sun et al. 2019, "How to Fine-Tune BERT for Text Classification").
+    """
+    lengths = list(map(len, texts))
+    kept = cut_longest(lengths, room)
+    heads = [-(-count // 4) for count in kept]
+    parts = [
+        np.concatenate([text[:head], text[len(text) - count + head :]]) if count < len(text) else text
+        for text, count, head in zip(texts, kept, heads, strict=True)
+    ]
+    return [parts], kept != lengths
+
+
+def cut_into_windows(texts: Pieces, room: int, step: int) -> tuple[list[Pieces], bool]:
+    """Return the windows of a text or a pair that is too long, and whether tokens are in none.
+
+    The longer text of a pair, the first if both are equally long, is divided. Each window repeats the other, of which
+    at most half of the room is kept.
+
+    Example:
+        Two texts of 5 and 2 tokens in a room of 5, in steps of 2: the windows have the tokens 0 to 2 and 2 to 4 of the
+        first text, and both of the second.
+    """
+    lengths = list(map(len, texts))
+    if sum(lengths) <= room:
+        return [texts], False
+    longer = lengths.index(max(lengths))
+    others = [text[: room // 2] for place, text in enumerate(texts) if place != longer]
+    windows = cut_windows(lengths[longer], room - sum(map(len, others)), step)
+    parts = [texts[longer][start : start + count] for start, count in windows]
+    is_shortened = sum(map(len, others)) + lengths[longer] < sum(lengths)
+    return [[*others[:longer], part, *others[longer:]] for part in parts], is_shortened
+
+
+def pool_windows(scores: np.ndarray, counts: np.ndarray, pooling: str) -> np.ndarray:
+    """Return the scores (E, L) of texts from those of all their windows, side by side.
+
+    Args:
+        counts: (E,) the number of windows of each text.
+        pooling: "mean" or "max".
+    """
+    found = POOLED[pooling].reduceat(scores, np.cumsum(counts) - counts)  # (E, L)
+    return found / counts[:, None].astype(found.dtype) if pooling == "mean" else found

@@ -1,0 +1,265 @@
+"""Long texts in `classify` and GLUE: the same scores in training, in prediction and however an update is split."""
+
+import csv
+import json
+import re
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file
+
+from bertkit.data.long_texts import WindowedTexts
+from bertkit.data.tokenizer import load_tokenizer
+from bertkit.errors import UsageError
+from bertkit.inference.predictor import Predictor
+from bertkit.model.checkpoint import load_config, load_model
+from bertkit.model.heads import BertForSequenceClassification
+from bertkit.tasks import TASKS
+from bertkit.tasks.classification import CLASSIFICATION
+from bertkit.tasks.prediction import predict
+from bertkit.training.arguments import complete
+from bertkit.training.prepare import prepare
+from bertkit.training.run import run
+from tests.official import write_checkpoint, write_glue, write_reviews, write_table
+
+SMALL = {"max_length": 16, "doc_stride": 6}
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory):
+    return write_checkpoint(tmp_path_factory.mktemp("bert"))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Return a folder with reviews of 13 to 31 tokens: some fit into a sequence, others have up to four windows."""
+    place = tmp_path_factory.mktemp("reviews")
+    for seed, (split, size) in enumerate({"train": 48, "dev": 24, "test": 16}.items()):
+        write_reviews(place / f"{split}.csv", size, seed)
+    return place
+
+
+def make_recipe(bert, folder, text=("body",), label="stars", **values):
+    data = {"dir": str(folder), "text": list(text), "label": [label]} | SMALL | values.pop("data", {})
+    train = {"num_train_epochs": 2.0, "learning_rate": 3e-3, "save_strategy": "no", "eval_strategy": "no"}
+    recipe = {"checkpoint": str(bert), "batch_size": 8, "precision": "fp32", "data": data, "train": train}
+    return recipe | {"train": train | values.pop("train", {})} | values
+
+
+@pytest.fixture(scope="module")
+def finish(bert, folder, tmp_path_factory):
+    """Return the directory of a finished run with this `long`, made once."""
+
+    @cache
+    def finish(long, text=("body",), label="stars", per_device=8, attention="packed"):
+        output = tmp_path_factory.mktemp("run") / "run"
+        more = {"train": {"per_device_train_batch_size": per_device}, "model": {"attn_implementation": attention}}
+        run(CLASSIFICATION, make_recipe(bert, folder, text, label, data={"long": long}, **more), output=output)
+        return output
+
+    return finish
+
+
+def read_rows(path):
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.mark.parametrize("task", ["classify", "rte", "stsb"])
+def test_a_wrong_option_is_refused_before_anything_is_read(bert, task):
+    def check(**data):
+        complete(TASKS[task], {"checkpoint": str(bert), "data": {"dir": "no"} | data})
+
+    with pytest.raises(UsageError, match=r"^unknown long 'head' in \[data\]; expected one of truncate, head\+tail, me"):
+        check(long="head")
+    with pytest.raises(UsageError, match=r"^doc_stride is 0 in \[data\]; it must be at least 1$"):
+        check(doc_stride=0)
+    check(long="max", doc_stride=1)
+
+
+def test_what_is_truncated_is_said_with_what_to_set(bert, folder, tmp_path):
+    """For GLUE, too; with windows it says how many there are."""
+
+    def report(task, recipe):
+        lines = []
+        data = prepare(task, complete(task, recipe), lines.append).data["train"]
+        return data, lines[-1]
+
+    for long in ("truncate", "head+tail"):
+        data, line = report(CLASSIFICATION, make_recipe(bert, folder, data={"long": long}))
+        count = int(data.sequences.shortened.sum())
+        assert 0 < count < 48
+        assert line == (
+            f"{count} of 48 training texts are truncated to 16 tokens; data.max_length (up to 512) or data.long=mean "
+            "reads more of them"
+        )
+    data, line = report(CLASSIFICATION, make_recipe(bert, folder, data={"long": "mean"}))
+    windows = len(data.sequences.sequences)
+    assert line == f"{count} of 48 training texts have several windows, {windows} windows in all"
+    assert windows > 48 + count
+    glue = make_recipe(bert, write_glue(tmp_path / "glue"))
+    del glue["data"]["text"], glue["data"]["label"]
+    glue["data"]["max_length"] = 8
+    data, line = report(TASKS["rte"], glue)
+    assert line.startswith(f"{int(data.shortened.sum())} of {len(data)} training texts are truncated to 8 tokens; ")
+    _, line = report(CLASSIFICATION, make_recipe(bert, folder, data={"max_length": 64}))
+    assert "truncated" not in line
+
+
+@pytest.mark.parametrize("long", ["mean", "max"])
+@pytest.mark.parametrize(("text", "label"), [(("body",), "stars"), (("title", "body"), "tags"), (("body",), "price")])
+def test_predict_gives_the_scores_of_the_evaluation_and_marks_nothing(finish, folder, long, text, label):
+    """Training evaluates texts, and prediction windows. A pair has room for 13 tokens, its shorter text for 6."""
+    output = finish(long, text, label)
+    predictor = Predictor(output, precision="fp32")
+    rows = read_rows(folder / "dev.csv")
+    results = predictor([{name: row[name] for name in text} for row in rows])
+    counts = [[len(predictor.settings.tokenizer.tokenize(row[name])) for name in text] for row in rows]
+    shortened = [len(text) == 2 and min(count) > 6 and sum(count) > 13 for count in counts]
+    for result, row, is_cut in zip(results, read_rows(output / "predictions" / "dev.csv"), shortened, strict=True):
+        assert result.get("cut", False) == is_cut
+        for name, value in predictor.task.flatten_result(result).items():
+            if isinstance(value, float):
+                assert float(row[name]) == pytest.approx(value, abs=1e-5)
+    lengths = json.loads((output / "lengths.json").read_text())["dev"]
+    assert lengths["max_length"] == max(lengths["lengths"]) == 16
+    assert sum(lengths["counts"]) > lengths["sequences"] == 24
+    assert min(lengths["lengths"]) > 0
+    limits = (output / "README.md").read_text().partition("## Limitations")[2]
+    assert f"Longer texts are read in windows, whose scores bertkit combines ({long})" in limits
+
+
+@pytest.mark.parametrize("long", ["mean", "max"])
+def test_predictions_are_stock_scores_of_each_window_combined(finish, folder, long):
+    """Stock transformers cuts the windows itself: its stride is the overlap, room - doc_stride = 14 - 6 tokens."""
+    output = finish(long)
+    tokenizer = load_tokenizer(str(output))
+    model = transformers.BertForSequenceClassification.from_pretrained(output).eval()
+    texts = [row["body"] for row in read_rows(folder / "dev.csv")]
+    results = Predictor(output, precision="fp32")(texts)
+    for text, result in zip(texts, results, strict=True):
+        windows = tokenizer(
+            text, max_length=16, truncation=True, stride=8, return_overflowing_tokens=True, padding=True
+        )
+        windows.pop("overflow_to_sample_mapping", None)
+        with torch.no_grad():
+            logits = model(**{name: torch.tensor(column) for name, column in windows.items()}).logits
+        logits = logits.mean(0) if long == "mean" else logits.amax(0)
+        assert list(result["probabilities"].values()) == pytest.approx(logits.softmax(0).tolist(), abs=1e-5)
+
+
+def test_a_text_of_any_length_is_read_in_batches_of_bounded_size(finish):
+    """All of 4,000 words count: the last one changes the scores, and no batch has more than 8,192 tokens."""
+    predictor, sizes = Predictor(finish("mean"), precision="fp32"), []
+    predictor.settings.model.register_forward_pre_hook(
+        lambda model, args, given: sizes.append(given["input_ids"].shape), with_kwargs=True
+    )
+    results = predictor(["word " * 4000 + end for end in ("good", "bad")])
+    assert all("cut" not in result for result in results)
+    assert results[0]["probabilities"] != results[1]["probabilities"]
+    assert max(rows * columns for rows, columns in sizes) <= 8192
+    assert sum(rows for rows, _ in sizes) == 2 * len(range(0, 4001 - 14 + 6, 6))
+
+
+@pytest.mark.parametrize("long", ["truncate", "head+tail"])
+def test_shortened_texts_are_marked_as_before(finish, folder, long):
+    results = Predictor(finish(long), precision="fp32")([row["body"] for row in read_rows(folder / "dev.csv")])
+    assert 0 < sum("cut" in result for result in results) < len(results)
+    assert load_config(str(finish(long))).window_pooling is None
+    assert "window_pooling" not in json.loads((finish(long) / "config.json").read_text())
+
+
+@pytest.mark.parametrize(("per_device", "attention"), [(2, "packed"), (8, "eager")])
+def test_neither_accumulation_nor_padding_changes_the_weights(finish, per_device, attention):
+    """1 x 8 = 4 x 2, packed and padded, though the texts of a micro-batch have different numbers of windows."""
+    one, other = (
+        load_file(finish("mean", **more) / "model.safetensors")
+        for more in ({}, {"per_device": per_device, "attention": attention})
+    )
+    for name, weight in one.items():
+        torch.testing.assert_close(other[name], weight, rtol=1e-3, atol=2e-4)
+
+
+def test_texts_that_fit_learn_the_same_with_windows(bert, folder, tmp_path):
+    found = []
+    for long in ("truncate", "max"):
+        run(
+            CLASSIFICATION,
+            make_recipe(bert, folder, data={"long": long, "max_length": 64}),
+            output=tmp_path / long.replace("+", "-"),
+        )
+        found.append(load_file(tmp_path / long / "model.safetensors"))
+    assert all(torch.equal(weight, found[1][name]) for name, weight in found[0].items())
+
+
+def test_a_further_run_decides_for_itself(finish, bert, folder):
+    """A model loaded for another run reads no windows unless that run does; without a recipe it reads its own."""
+    output = finish("max")
+    assert load_config(str(output)).window_pooling == "max"
+    assert load_model(BertForSequenceClassification, str(output), {})[0].config.window_pooling is None
+    settings = CLASSIFICATION.configure(complete(CLASSIFICATION, make_recipe(bert, folder)), None, None)
+    assert "window_pooling" not in settings
+
+
+def test_a_model_without_its_recipe_keeps_its_windows(finish, tmp_path):
+    """They are as long as the model's 128 positions allow: 126 tokens and 74 of 200."""
+    copy = tmp_path / "model"
+    copy.mkdir()
+    for file in finish("max").iterdir():
+        if file.is_file() and file.name != "recipe.toml":
+            (copy / file.name).write_bytes(file.read_bytes())
+    predictor, text = Predictor(copy, precision="fp32"), "good " * 100 + "bad " * 100
+    data, lengths = predictor.task.encode_inputs([(text,)], predictor.settings)
+    assert lengths.tolist() == [128, 76]
+    (result,) = predictor([text])
+    assert "cut" not in result
+    assert data.counts.tolist() == [2]
+
+
+def test_glue_tasks_read_windows(bert, tmp_path):
+    """The dev scores of pairs are those that prediction gives."""
+    folder = write_glue(tmp_path / "glue")
+    recipe = {
+        "checkpoint": str(bert),
+        "batch_size": 8,
+        "precision": "fp32",
+        "data": {"dir": str(folder), "max_length": 12, "doc_stride": 3, "long": "mean"},
+        "train": {"max_steps": 4, "save_strategy": "no", "eval_strategy": "no"},
+    }
+    metrics = run(TASKS["rte"], recipe, output=tmp_path / "run")
+    prepared = prepare(TASKS["rte"], complete(TASKS["rte"], recipe))
+    data, predictor = prepared.data["dev"], Predictor(tmp_path / "run", precision="fp32")
+    assert isinstance(data, WindowedTexts)
+    assert len(data.sequences) > len(data)
+    pairs = list(zip(*prepared.examples["dev"]["texts"], strict=True))
+    results = predict(predictor.task, pairs, predictor.settings)
+    answers = [predictor.settings.labels.index(result["label"]) for result in results]
+    assert metrics["accuracy"] == pytest.approx(np.mean(np.array(answers) == data.labels))
+    assert [bool(result.get("cut")) for result in results] == data.shortened.tolist()
+    assert re.fullmatch(
+        "index\tprediction\n(\\d+\t(not_)?entailment\n)+", (tmp_path / "run/predictions/dev.tsv").read_text()
+    )
+
+
+@pytest.mark.slow
+def test_evidence_after_the_limit_is_learned_with_windows_only(bert, tmp_path):
+    """A word decides that stands behind the first 30 tokens; truncated texts are all alike."""
+    draw = np.random.default_rng(0)
+    for split, count in (("train", 64), ("dev", 32)):
+        rows = []
+        for _ in range(count):
+            label = int(draw.integers(2))
+            words = ["it"] * 30 + ["word"] * int(draw.integers(1, 8)) + [("bad", "good")[label]]
+            rows.append({"text": " ".join(words), "label": f"l{label}"})
+        write_table(tmp_path / "data" / f"{split}.csv", rows)
+    scores = {}
+    for long in ("truncate", "mean"):
+        train = {"num_train_epochs": 20.0, "learning_rate": 1e-3}
+        recipe = make_recipe(bert, tmp_path / "data", ("text",), "label", train=train)
+        recipe["data"] |= {"long": long, "max_length": 20, "doc_stride": 12, "test_share": 0.0}
+        scores[long] = run(CLASSIFICATION, recipe, output=tmp_path / long)["accuracy"]
+    assert scores["truncate"] < 0.8
+    assert scores["mean"] > 0.95
