@@ -379,7 +379,7 @@ def _read_answers(cell: str, place: str) -> list[SquadAnswer]:
 
 
 def find_only(context: str, text: str) -> int:
-    """Return where a text begins in the context; -1 if it is empty or is not there exactly once."""
+    """Return where a text begins in the context; -1 if it is empty or does not occur exactly once."""
     first = context.find(text) if text else -1
     return first if context.find(text, first + 1) == -1 else -1
 
