@@ -193,7 +193,7 @@ def squad(
     if runs and not ensemble:
         raise UsageError(f"runs ({runs[0]}) are for --ensemble; see bertkit squad --help")
     if ensemble:
-        if extra_train or folds or any(vars(replace(options, output=None)).values()):
+        if extra_train or folds or workers != "1" or any(vars(replace(options, output=None)).values()):
             raise UsageError("--ensemble takes runs, --data and --output; leave out the options of training")
         output = options.output or Path("runs") / f"{found.name}-ensemble"
         combine(found, runs or [], Path(data) if data else None, output)

@@ -182,8 +182,8 @@ def read_gold(
         data = Path(folders[0])
         if not task.is_official(folders[0]):
             raise UsageError(
-                f"{data}, the data of {runs[0]}, is not a folder of official files; give one, or the dev set in SQuAD's "
-                "format, with --data"
+                f"{data}, the data of {runs[0]}, is not a folder of official files; give one, or the dev set in "
+                "SQuAD's format, with --data"
             )
     path = data / task.name_file("dev") if data.is_dir() else data
     return str(path), read_squad(path, task.version.number)
