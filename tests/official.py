@@ -129,6 +129,31 @@ def write_squad(folder: Path, version: int = 2, seed: int = 0) -> Path:
     return folder
 
 
+def list_questions(path: Path) -> list[dict[str, object]]:
+    """Return the questions of an official SQuAD file as rows in the form of the Hub."""
+    rows = []
+    for article in json.loads(path.read_text(encoding="utf-8"))["data"]:
+        for paragraph in article["paragraphs"]:
+            for asked in paragraph["qas"]:
+                answers = {key: [answer[key] for answer in asked["answers"]] for key in ("text", "answer_start")}
+                row = {"id": asked["id"], "title": article["title"], "context": paragraph["context"]}
+                rows.append(row | {"question": asked["question"], "answers": answers})
+    return rows
+
+
+def write_questions(path: Path, rows: Sequence[dict[str, object]]) -> Path:
+    """Write rows of questions as a table; in CSV and TSV the answers are JSON texts."""
+    if path.suffix in (".csv", ".tsv"):
+        rows = [
+            {key: json.dumps(cell) if key == "answers" and cell else cell for key, cell in row.items()} for row in rows
+        ]
+    if path.suffix == ".json":
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(list(rows)), encoding="utf-8")
+        return path
+    return write_table(path, rows)
+
+
 def write_swag(folder: Path, skip: tuple[str, ...] = (), seed: int = 0) -> Path:
     """Write the SWAG files in their official format; the right ending has the word "good".
 

@@ -396,6 +396,19 @@ def prepare_squad(folder: Path) -> Reader:
     return Reader(files, lambda file: encode_all(file.parent.name, file.parent, tokenizer, **lengths))
 
 
+def prepare_questions(suffix: str, folder: Path) -> Reader:
+    """Read and encode a table of a person's own questions, with dev and test taken from it."""
+    tokenizer = load_tokenizer(official.write_checkpoint(folder / "bert"))
+    rows = official.list_questions(official.write_squad(folder / "squad", 2) / "train-v2.0.json")[::2]
+    file = official.write_questions(folder / f"questions{suffix}", rows)
+    if suffix == ".parquet":  # with numbers that are not compressed, so that some spoiled files are read
+        table = pyarrow.Table.from_pylist([row | {"vector": [0.5] * 50} for row in rows])
+        parquet.write_table(table, file, compression="none", use_dictionary=False)
+    lengths = {"max_length": 64, "max_query_length": 16, "doc_stride": 16}
+    options = lengths | {"dev_share": 0.3, "test_share": 0.2, "group": "id"}
+    return Reader([file], lambda file: encode_all("squad2", file, tokenizer, **options))
+
+
 def prepare_rows(name: str, write: Callable, pattern: str, most: int, folder: Path) -> Reader:
     tokenizer = load_tokenizer(official.write_checkpoint(folder / "bert"))
     write(folder)
@@ -868,6 +881,8 @@ def seal_again(made: Path, file: Path) -> Iterator[None]:
 READERS = {
     "GLUE": prepare_glue,
     "SQuAD": prepare_squad,
+    "questions of JSONL": partial(prepare_questions, ".jsonl"),
+    "questions of Parquet": partial(prepare_questions, ".parquet"),
     "SWAG": partial(prepare_rows, "swag", official.write_swag, "*.csv", 5),
     "CoNLL": partial(prepare_rows, "ner", official.write_conll, "eng.*", 60),
     "text": prepare_text,

@@ -15,7 +15,7 @@ from bertkit.cli.options import HELP_WIDTH, app
 from bertkit.data.formats.columns import read_columns
 from bertkit.data.formats.conll import read_conll
 from bertkit.data.formats.glue import read_labels, read_split
-from bertkit.data.formats.squad import read_squad
+from bertkit.data.formats.squad import read_own_squad, read_squad
 from bertkit.data.formats.swag import read_swag
 from bertkit.data.labels import find_labels
 from bertkit.data.pretraining.sources import read_documents
@@ -290,6 +290,8 @@ def test_the_samples_on_the_pages_are_what_is_read(tmp_path):
     questions = read_squad(write("SQuAD 1.1 and 2.0", "json", "train-v2.0.json"), 2)
     assert [question.answers for question in questions] == [("Ada",), ()]
     assert all(map(is_placed, questions))
+    own = read_own_squad(str(write("SQuAD 1.1 and 2.0", "jsonl", "questions.jsonl")), 1)["train"].questions
+    assert [(question.answers, is_placed(question)) for question in own] == [(("Ada",), True)]
     assert [one.answer for one in read_swag(write("SWAG", "csv", "train.csv"))] == [0, 1]
     text = read_conll(write("Named entities", "conll", "eng.train"))
     assert (text.documents, text.scheme) == (1, "IOB2")

@@ -166,19 +166,24 @@ def squad(
     options: RunOptions,
     version: Annotated[int, typer.Option("--version", help="1 (for 1.1) or 2 (for 2.0).", metavar="1|2")],
     runs: Annotated[list[Path] | None, PathArgument(help="Finished runs for --ensemble.", metavar="RUN")] = None,
-    data: Data = None,
+    data: Annotated[str | None, PlaceOption("--data", help=SQUAD_OPTIONS["dir"].help, metavar="DIR|FILE|NAME")] = None,
     extra_train: Annotated[
         str | None, PlaceOption("--extra-train", help=SQUAD_OPTIONS["extra_train"].help, metavar="FILE")
     ] = None,
     ensemble: Annotated[
         bool, typer.Option("--ensemble", help="Combine the answers of finished runs instead of training.")
     ] = False,
+    folds: Folds = 0,
+    workers: Workers = "1",
 ) -> None:
-    """Fine-tune on SQuAD 1.1 or 2.0: find the answer to a question in a text, or that there is none.
+    """Fine-tune on SQuAD 1.1 or 2.0 or your own questions: find the answer in a text, or that there is none.
 
-    For 2.0 the threshold tau is tuned on the dev set for best F1, and kept with the model.
+    For 2.0 the threshold tau is tuned on the dev set for best F1, and kept with the model. Your own questions are CSV,
+    TSV, JSON lines, JSON, Parquet or a Hub data set with question, context and answers, or files in SQuAD's format.
 
     $ bertkit squad --version 2 --data SQUAD --output runs/squad2
+
+    $ bertkit squad --version 1 --data questions.jsonl --output runs/own
 
     $ bertkit squad --version 2 --ensemble runs/one runs/two --output runs/both
     """
@@ -188,12 +193,13 @@ def squad(
     if runs and not ensemble:
         raise UsageError(f"runs ({runs[0]}) are for --ensemble; see bertkit squad --help")
     if ensemble:
-        if extra_train or any(vars(replace(options, output=None)).values()):
+        if extra_train or folds or workers != "1" or any(vars(replace(options, output=None)).values()):
             raise UsageError("--ensemble takes runs, --data and --output; leave out the options of training")
         output = options.output or Path("runs") / f"{found.name}-ensemble"
         combine(found, runs or [], Path(data) if data else None, output)
         return
-    execute(found.name, options, {"dir": data, "extra_train": extra_train})
+    given = {"dir": data, "extra_train": extra_train}
+    train_own(found.name, options, given, folds, grid=False, restarts=1, workers=workers)
 
 
 @training_command(SWAG_OPTIONS)

@@ -36,6 +36,7 @@ class Question:
     Attributes:
         answers: The right answers as they stand in the context; empty if it has none (SQuAD 2.0).
         starts: The start offset of each answer in characters; -1 if the file does not give it.
+        group: A name that keeps questions in the same split; empty for the context.
     """
 
     id: str
@@ -43,6 +44,7 @@ class Question:
     context: str
     answers: tuple[str, ...]
     starts: tuple[int, ...]
+    group: str = ""
 
 
 def is_placed(question: Question) -> bool:

@@ -180,8 +180,11 @@ def read_gold(
         if not folders[0]:
             return task.version.hub, read_squad_copy(task.version.hub, {"dev": "validation"})["dev"]
         data = Path(folders[0])
-        if not data.is_dir():
-            raise UsageError(f"{data}, the data folder of {runs[0]}, does not exist; give the folder with --data DIR")
+        if not task.is_official(folders[0]):
+            raise UsageError(
+                f"{data}, the data of {runs[0]}, is not a folder of official files; give one, or the dev set in "
+                "SQuAD's format, with --data"
+            )
     path = data / task.name_file("dev") if data.is_dir() else data
     return str(path), read_squad(path, task.version.number)
 

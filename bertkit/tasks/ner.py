@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bertkit.data.formats.columns import Columns, has_tables, read_splits
+from bertkit.data.formats.columns import Columns, has_splits, read_splits
 from bertkit.data.formats.conll import (
     CONLL_SUFFIXES,
     DOCSTART,
@@ -182,12 +182,17 @@ class NerTask(FineTuningTask):
         if not options["dir"]:
             return read_conll_copy()
         place = Path(options["dir"])
-        if place.is_file() and place.suffix in CONLL_SUFFIXES:
-            return {"train": read_conll(place)}
-        if place.is_file() or find_dataset(options["dir"]) or has_tables(place):
+        if not self.is_official(options["dir"]):
             tables = read_splits(options["dir"], SPAN_COLUMNS)
             return {split: read_entities(rows, report) for split, rows in tables.items()}
+        if place.is_file():
+            return {"train": read_conll(place)}
         return {split: read_conll(path) for split, path in find_conll(place, report).items()}
+
+    def is_official(self, place: str) -> bool:
+        """Return whether these are files in CoNLL's columns, or its copy on the Hub."""
+        is_own = Path(place).is_file() or find_dataset(place) or has_splits(place)
+        return not place or Path(place).suffix in CONLL_SUFFIXES or not is_own
 
     def place_rows(self, options: Mapping[str, Any]) -> np.ndarray:
         """Return the places of the sentences by a hash of their groups, documents or words."""

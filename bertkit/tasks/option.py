@@ -122,7 +122,12 @@ CLASSIFY_OPTIONS: Options = {
     "tune_share": TUNE_SHARE,
 }
 SQUAD_OPTIONS: Options = {
-    "dir": DIR,
+    "dir": Option(
+        "",
+        help="Folder of the official files, or your questions: file, files joined by commas, folder with train, dev "
+        "and test, or Hub data set (default: the Hub's SQuAD).",
+    ),
+    **SPLIT_OPTIONS,
     "train_file": Option("", help="Training file in SQuAD's format (default: the official one)."),
     "extra_train": Option("", help="Fine-tune on this file in SQuAD's format first; triviaqa makes one."),
     "max_train_samples": MAX_TRAIN_SAMPLES,

@@ -10,6 +10,7 @@ after as many windows as there are questions.
 
 import json
 import math
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +20,8 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from bertkit.data.formats.squad import HUB_SQUAD, read_predictions, read_squad, read_squad_copy
+from bertkit.data.formats.columns import has_splits
+from bertkit.data.formats.squad import HUB_SQUAD, read_own_squad, read_predictions, read_squad, read_squad_copy
 from bertkit.data.spans import (
     N_BEST,
     Answer,
@@ -34,21 +36,27 @@ from bertkit.data.spans import (
     is_placed,
     keep_top,
 )
+from bertkit.data.splits import check_split_options, divide_train, hash_keys
 from bertkit.errors import UsageError
 from bertkit.metrics.squad import average_scores, find_tau, score_answers, score_squad1, score_squad2
 from bertkit.reports.tables import ScoreRow
 from bertkit.system.progress import Report, ignore
+from bertkit.tasks.classification import UNLABELLED
 from bertkit.tasks.finetuning import FineTuningTask
 from bertkit.tasks.option import SQUAD_OPTIONS, WINDOW_OPTIONS, list_defaults
+from bertkit.tasks.squad_figures import trace
 from bertkit.tasks.task import DIVERGED, FIGURES, PredictionSettings, Result, check_finite, shorten_text
 from bertkit.tasks.texts import take_text
 
 SQUAD_SPLITS = {"train": "train", "dev": "validation"}
-CUTS = 201  # values of tau in a curve
 SQUAD_BASE, SQUAD_LARGE = "BERT-base, dev", "BERT-large, dev"  # Tables 2 and 3
 ENSEMBLE = "BERT-large, 7 models, dev"  # Table 2
 TRIVIAQA, BOTH = "BERT-large, TriviaQA first, dev", "BERT-large, 7 models, TriviaQA first, dev"  # Table 2
 ANSWERS, NBEST, ODDS = "predictions.json", "nbest_predictions.json", "null_odds.json"  # the reference code's
+
+
+class OwnWindows(Windows):
+    """Windows of a person's own questions, whose answers are also written as JSON lines."""
 
 
 @dataclass(frozen=True)
@@ -118,6 +126,9 @@ class SquadTask(FineTuningTask):
     metric = "f1"
     folder = "squad"
     options = SQUAD_OPTIONS
+    splits: Mapping[str, str] = {"dev": "{}", "test": "test_{}"}  # a test split is only in a person's own data
+    unlabelled = (UNLABELLED,)
+    row_files = ("dev.jsonl",)
 
     def __init__(self, version: Version) -> None:
         self.version = version
@@ -137,9 +148,12 @@ class SquadTask(FineTuningTask):
     # --- The data -----------------------------------------------------------------------------------------------------
 
     def check(self, recipe: Mapping[str, Any]) -> None:
-        """Check also that a question leaves room for its context, and that the named files exist."""
+        """Check also that a question leaves room for its context, that named files exist, and the splits."""
         super().check(recipe)
         options = recipe["data"]
+        check_split_options(options)
+        if (options["folds"] or options["group"]) and self.is_official(options["dir"]):
+            raise UsageError("folds and group are for your own questions; name them with --data FILE")
         if options["max_length"] < options["max_query_length"] + 4:
             raise UsageError(
                 f"max_length {options['max_length']} leaves no room for the context beside a question of "
@@ -153,34 +167,59 @@ class SquadTask(FineTuningTask):
         """Read the questions of train and dev; training questions with a misplaced answer are left out."""
         if options["extra_train"]:
             self.read_training(options["extra_train"])  # reports its errors before any training
-        examples = self.read_examples(options)
+        examples = self.read_examples(options, report)
+        title = self.title if self.is_official(options["dir"]) else options["dir"]
         train = [question for question in examples["train"] if is_placed(question)]
         if lost := len(examples["train"]) - len(train):
-            report(f"{self.title}: skipping {lost:,} training questions whose answer is not at its answer_start")
-        misplaced = sum(not is_placed(question) for question in examples["dev"])
-        if misplaced:
-            report(f"{self.title}: {misplaced:,} dev questions have an answer that is not at its answer_start")
+            report(f"{title}: skipping {lost:,} training questions whose answer is not at its answer_start")
+        for split in [split for split in self.splits if split in examples]:
+            if misplaced := sum(not is_placed(question) for question in examples[split]):
+                report(f"{title}: {misplaced:,} {split} questions have an answer that is not at its answer_start")
         if not train:
-            raise UsageError(f"{self.title} has no question to train on; give the official files with --data DIR")
+            remedy = "give the official files with --data DIR" if title == self.title else "correct the answers"
+            raise UsageError(f"{title} has no question to train on; {remedy}")
         examples["train"] = train[: options["max_train_samples"] or None]
-        report(f"{self.title}: " + ", ".join(f"{name} {len(found):,} questions" for name, found in examples.items()))
+        report(f"{title}: " + ", ".join(f"{name} {len(found):,} questions" for name, found in examples.items()))
         return examples
 
-    def read_examples(self, options: Mapping[str, Any]) -> dict[str, list[Question]]:
-        """Read the official files or the Hub's copy, with `train_file` for training if given."""
+    def is_official(self, place: str) -> bool:
+        """Return whether a place is a folder of the official files, or a folder without splits of a person's own."""
+        if not place:
+            return True
+        files = (os.path.join(place, self.name_file(split)) for split in SQUAD_SPLITS)
+        return os.path.isdir(place) and (any(map(os.path.exists, files)) or not has_splits(place))
+
+    def read_examples(self, options: Mapping[str, Any], report: Report) -> dict[str, list[Question]]:
+        """Read the official files, the Hub's copy or own questions, with `train_file` for training if given."""
+        if not self.is_official(options["dir"]):
+            return self.read_own(options, report)
         examples = {}
         if options["train_file"]:
             examples["train"] = self.read_training(options["train_file"])
         wanted = {name: hub for name, hub in SQUAD_SPLITS.items() if name not in examples}
         if not options["dir"]:
             return examples | read_squad_copy(self.version.hub, wanted)
-        folder = Path(options["dir"])
-        if not folder.is_dir():
-            raise UsageError(
-                f"{folder} is not a folder; give the folder that holds {self.name_file('train')} with --data DIR"
-            )
-        number = self.version.number
+        folder, number = Path(options["dir"]), self.version.number
         return examples | {name: read_squad(folder / self.name_file(name), number) for name in wanted}
+
+    def read_own(self, options: Mapping[str, Any], report: Report) -> dict[str, list[Question]]:
+        """Read a person's own questions, and take dev and test from train by a hash of contexts or groups."""
+        found = read_own_squad(options["dir"], self.version.number, options["group"])
+        examples = {split: part.questions for split, part in found.items()}
+        sources = {split: part.source for split, part in found.items()}
+        rows = divide_train(sources, list_keys(examples["train"]), options, "question")
+        examples |= {split: self.select(found["train"].questions, numbers) for split, numbers in rows.items()}
+        if options["train_file"]:
+            examples["train"] = self.read_training(options["train_file"])
+        if "test" in found and not found["test"].is_labelled:
+            report(f"{sources['test']}: no answers; predicted, not scored")
+            examples[UNLABELLED] = examples.pop("test")
+        return examples
+
+    def place_rows(self, options: Mapping[str, Any]) -> np.ndarray:
+        """Return the places of the training questions by a hash of their contexts or groups."""
+        found = read_own_squad(options["dir"], self.version.number, options["group"])
+        return hash_keys(list_keys(found["train"].questions))
 
     def read_training(self, file: str) -> list[Question]:
         """Read a file in SQuAD's form; for 2.0 its questions may all have answers.
@@ -206,11 +245,12 @@ class SquadTask(FineTuningTask):
 
     def encode(self, examples: Sequence[Question], tokenizer: Any, recipe: Mapping[str, Any], split: str) -> Windows:
         """Return the windows of a split."""
-        return encode_questions(examples, tokenizer, **{key: recipe["data"][key] for key in WINDOW_OPTIONS})
+        data = encode_questions(examples, tokenizer, **{key: recipe["data"][key] for key in WINDOW_OPTIONS})
+        return data if self.is_official(recipe["data"]["dir"]) else OwnWindows(**vars(data))
 
     def list_groups(self, examples: Sequence[Question]) -> list[str]:
-        """Return the questions' contexts."""
-        return [question.context for question in examples]
+        """Return the questions' groups or contexts."""
+        return [question.group or question.context for question in examples]
 
     def describe(self, data: Windows, split: str) -> list[str]:
         """Return a line on windows, truncated questions and answers that cannot be given."""
@@ -300,14 +340,30 @@ class SquadTask(FineTuningTask):
         """
         answers = decode(check_answers(summaries), data)
         ranked = [rank(answer, self.version.unanswerable) for answer in answers]
-        if not self.version.unanswerable:
-            return self.format_answers(data.questions, answers, ranked, 0.0)
-        odds = [answer.odds for answer in answers]
-        exact, f1, silent = compare(data.questions, [answer.best.text for answer in answers])
-        tau = decided["tau"] if decided else find_tau(odds, f1, silent)
-        figure = trace(exact, f1, silent, odds, tau, "tau" if decided else "the best tau")
-        files = self.format_answers(data.questions, answers, ranked, tau)
-        return files | {f"{split}{FIGURES}": json.dumps([figure]) + "\n"}
+        tau, files = (decided or {}).get("tau", 0.0), {}
+        if self.version.unanswerable and split != UNLABELLED:
+            odds = [answer.odds for answer in answers]
+            exact, f1, silent = compare(data.questions, [answer.best.text for answer in answers])
+            if not decided:
+                tau = find_tau(odds, f1, silent)
+            figure = trace(exact, f1, silent, odds, tau, "tau" if decided else "the best tau")
+            files[f"{split}{FIGURES}"] = json.dumps([figure]) + "\n"
+        found = self.format_answers(data.questions, answers, ranked, tau)
+        name = "test" if split == UNLABELLED else split
+        if isinstance(data, OwnWindows):
+            files[f"{name}.jsonl"] = self.format_rows(data.questions, answers, tau)
+        return {f"{name}_{file}" if name == "test" else file: text for file, text in found.items()} | files
+
+    def format_rows(self, questions: Sequence[Question], answers: Sequence[Answer], tau: float) -> str:
+        """Return a line of JSON for each question, with its right answers, the answer at `tau`, and its scores."""
+        lines = []
+        for question, answer, text in zip(questions, answers, self.choose(answers, tau), strict=True):
+            row = {"id": question.id, "question": question.question, "answers": question.answers, "answer": text}
+            row["score"] = answer.best.start + answer.best.end
+            if self.version.unanswerable:
+                row["odds"] = answer.odds
+            lines.append(json.dumps(row, ensure_ascii=False) + "\n")
+        return "".join(lines)
 
     def format_answers(
         self, questions: Sequence[Question], answers: Sequence[Answer], ranked: Sequence[Any], tau: float
@@ -360,6 +416,8 @@ class SquadTask(FineTuningTask):
         run, other, both = (quote(f"{output}{behind}") for behind in ("", "-43", "-both"))
         answers = quote(str(output / "predictions" / ANSWERS))
         another = super().suggest(output, recipe)
+        if not self.is_official(recipe["data"].get("dir", "")):
+            return [f"bertkit predict {run} --input questions.jsonl --output answers.jsonl", *another]
         if recipe["data"].get("tune_share"):  # some questions of the file have no answer
             return another
         return [
@@ -453,7 +511,8 @@ def list_rows(version: Version) -> tuple[ScoreRow, ...]:
             ScoreRow("EM, unanswerable", "NoAns_exact", unit="percent"),
             ScoreRow("tau", "tau"),
         ]
-    return tuple(rows)
+    tests = [ScoreRow(f"{row.name}, test", f"test_{row.key}", {}, row.unit) for row in rows]
+    return (*rows, *tests)
 
 
 def check_answers(summaries: np.ndarray) -> np.ndarray:
@@ -468,6 +527,11 @@ def check_answers(summaries: np.ndarray) -> np.ndarray:
     return summaries
 
 
+def list_keys(questions: Sequence[Question]) -> list[str]:
+    """Return what keeps each question together with others: its group, or its context without white space around."""
+    return [question.group or question.context.strip() for question in questions]
+
+
 def collect_answers(questions: Sequence[Question]) -> dict[str, tuple[str, ...]]:
     """Return question's id -> its right answers."""
     return {question.id: question.answers for question in questions}
@@ -480,25 +544,6 @@ def compare(questions: Sequence[Question], texts: Sequence[str]) -> tuple[np.nda
     silent, _ = score_answers(gold, dict.fromkeys(gold, ""), 2)
     exact, f1, silent = (np.array(list(scores.values()), np.float64) for scores in (exact, f1, silent))
     return exact, f1, silent
-
-
-def trace(
-    exact: np.ndarray, f1: np.ndarray, silent: np.ndarray, odds: Sequence[float], tau: float, marked: str
-) -> dict[str, Any]:
-    """Return the figure of the scores over tau, at quantiles of the odds and at `tau` (`list_figures`).
-
-    The first three arguments are the results of `compare`.
-    """
-    order = np.argsort(odds)
-    ranked = np.asarray(odds)[order]
-    taus = np.unique(np.append(-np.quantile(ranked, np.linspace(0, 1, CUTS), method="nearest"), tau))
-    given = np.searchsorted(ranked, -taus)  # how many are answered: their odds are below -tau
-    lines = {}
-    for name, scores in (("exact match", exact), ("F1", f1)):
-        gains = np.cumsum(np.append(0.0, (scores - silent)[order]))
-        lines[name] = (100 * (silent.sum() + gains[given]) / len(odds)).round(4).tolist()
-    words = {"title": "Scores over tau", "xlabel": "tau", "ylabel": "%", "mark": tau, "marked": marked}
-    return {"kind": "lines", "xs": taus.tolist(), "lines": lines} | words
 
 
 def rank(answer: Answer, with_null: bool) -> list[dict[str, Any]]:

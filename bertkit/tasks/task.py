@@ -164,6 +164,10 @@ class Task:
         """
         raise NotImplementedError
 
+    def is_official(self, place: str) -> bool:
+        """Return whether `[data] dir` names official files or, if it is empty, their copy on the Hub."""
+        return bool(self.copies)
+
     def tokenize(self, recipe: Mapping[str, Any], examples: Mapping[str, Any], report: Report) -> Any:
         """Return the tokenizer."""
         raise NotImplementedError

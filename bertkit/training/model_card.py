@@ -101,7 +101,7 @@ def make_metadata(
     results = list_results(task, recipe, metrics, pipeline)
     data = list_datasets(task, recipe)
     return ModelCardData(
-        language="en" if data and task.copies and not recipe["data"].get("corpus") else None,
+        language="en" if data and task.is_official(recipe["data"].get("dir", "")) else None,
         library_name=library,
         pipeline_tag=pipeline,
         tags=["bert", "bertkit", task.name],
@@ -140,7 +140,8 @@ def list_datasets(task: Task, recipe: Mapping[str, Any]) -> list[str]:
 
 def find_own_dataset(task: Task, options: Mapping[str, Any]) -> tuple[str, str | None] | None:
     """Return name and configuration of a person's own data on the Hub; the folder of official files is never there."""
-    return None if task.copies else find_dataset(options.get("dir", ""))
+    place = options.get("dir", "")
+    return None if task.is_official(place) else find_dataset(place)
 
 
 def place_score(task: Task, key: str) -> tuple[str, str]:
@@ -158,7 +159,7 @@ def list_results(task: Task, recipe: Mapping[str, Any], metrics: Mapping[str, An
     """Return the scores that have a metric name on the Hub, in their official unit, with their data sets."""
     title, copies, unknown = task.title, task.copies, ("unknown", None)
     if own := find_own_dataset(task, recipe["data"]):
-        title, unknown = f"{title}, {own[0]}", own
+        title, copies, unknown = f"{title}, {own[0]}", {}, own
     elif recipe["data"].get("dir"):
         title, copies = f"{title}, local files", {}
     if recipe["data"].get("tune_share"):
@@ -194,7 +195,7 @@ def describe_data(task: Task, recipe: Mapping[str, Any], sizes: Mapping[str, int
         lines.append(f"{title}: [{dataset}](https://huggingface.co/datasets/{dataset}){form}.")
     elif options.get("dir"):
         folder = quote_code(hide_paths(options["dir"], "dir"))
-        form = " in the official format" if copies else ""
+        form = " in the official format" if task.is_official(options["dir"]) else ""
         lines.append(f"{title}, from local files{form} ({folder}).")
     elif copies:
         dataset, config, _ = next(iter(copies.values()))

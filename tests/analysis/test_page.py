@@ -34,7 +34,8 @@ from bertkit.reports.html import show_minus, style_columns
 from bertkit.reports.tables import make_table, split_number
 from bertkit.studies.tables import describe_size, explain_scores
 from bertkit.tasks import TASKS
-from bertkit.tasks.squad import SQUAD, collect_answers, compare, trace
+from bertkit.tasks.squad import SQUAD, collect_answers, compare
+from bertkit.tasks.squad_figures import trace
 from bertkit.training.outputs import MEASURED, measure_lengths
 from bertkit.training.recipe import read_recipe, save_recipe
 from bertkit.training.run import run

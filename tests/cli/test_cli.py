@@ -23,7 +23,15 @@ from bertkit.reports.tables import make_table
 from bertkit.studies.tables import write_table
 from bertkit.tasks.option import PRETRAINING_OPTIONS
 from tests.data.pretraining.test_build_faults import limit_files
-from tests.official import write_checkpoint, write_conll, write_glue, write_squad, write_swag
+from tests.official import (
+    list_questions,
+    write_checkpoint,
+    write_conll,
+    write_glue,
+    write_questions,
+    write_squad,
+    write_swag,
+)
 from tests.studies.test_tables import make_results, score_by_hand
 from tests.training.test_run import write_text
 
@@ -714,6 +722,7 @@ def squad(tmp_path, capsys):
         (["--version", "3"], ["no SQuAD version 3", "1 (for 1.1) or 2 (for 2.0)"]),
         (["--version", "two"], ["--version", "integer"]),
         (["--version", "2", "runs/a"], ["runs/a", "--ensemble"]),
+        (["--version", "2", "--data", "no.jsonl"], ["'no.jsonl' does not exist; give a file"]),
         (["--version", "2", "--ensemble", "runs/a", "runs/b", "--set", "batch_size=8"], ["--ensemble takes runs"]),
         (["--version", "2", "--extra-train", "no.json"], ["no.json not found"]),
         (["--version", "2", "--set", "data.doc_strid=3"], ["doc_strid", "doc_stride"]),
@@ -769,6 +778,27 @@ def test_squad_is_shown_with_its_tau_and_scored_again(call, squad, tmp_path):
     assert set(json.loads(out)) - set(scores) == {"best_exact", "best_exact_thresh", "best_f1", "best_f1_thresh"}
     code, out, _ = call("score", "squad", "--version", "2", *files)
     assert out.splitlines()[0] == f"exact {metrics['exact']:g}"
+
+
+def test_own_questions_have_folds_and_a_model_that_predicts_them(call, squad, tmp_path):
+    rows = list_questions(tmp_path / "squad" / "train-v1.1.json")
+    write_questions(tmp_path / "own.jsonl", rows)
+    own = ["squad", "--version", "1", "--data", "own.jsonl", *squad[3:]]
+    code, out, err = call(*own, "--set", "data.dev_share=0.3", "--set", "data.test_share=0.3", "--output", "runs/own")
+    assert (code, err) == (0, "")
+    for words in ("own.jsonl: train ", "F1, test (%)", "bertkit predict runs/own --input questions.jsonl"):
+        assert words in out
+    assert call("predict", "runs/own", "--input", "own.jsonl", "--output", "answers.jsonl")[0] == 0
+    assert len((tmp_path / "answers.jsonl").read_text().splitlines()) == 24
+    code, out, err = call(*own, "--folds", "2", "--output", "runs/folds")
+    assert (code, err) == (0, "")
+    assert "mean ± sd (n) over 2 folds" in out
+    found = [json.loads(line) for line in (tmp_path / "runs" / "folds" / "out_of_fold.jsonl").read_text().splitlines()]
+    assert [row["id"] for row in found] == [row["id"] for row in rows]
+    assert {row["fold"] for row in found} == {1, 2}
+    code, _, err = call(*squad, "--version", "1", "--folds", "2", "--output", "runs/other")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "folds and group are for your own questions" in err
 
 
 def test_runs_are_combined(call, squad, tmp_path):

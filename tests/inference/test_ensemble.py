@@ -496,7 +496,8 @@ def test_data_that_are_not_the_runs_own(tmp_path, task, runs):
     assert join(task, [*runs, c], out, tmp_path / "squad")[0]["metrics"]["runs"] == 3
     (tmp_path / "squad").rename(tmp_path / "moved")
     assert refuse(task, runs, tmp_path / "again") == (
-        f"{tmp_path}/squad, the data folder of {a}, does not exist; give the folder with --data DIR"
+        f"{tmp_path}/squad, the data of {a}, is not a folder of official files; give one, or the dev set in SQuAD's "
+        "format, with --data"
     )
     join(task, runs, tmp_path / "again", tmp_path / "moved" / dev)
 

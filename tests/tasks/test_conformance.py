@@ -18,7 +18,17 @@ from bertkit.tasks.squad import SQUAD, VERSIONS
 from bertkit.tasks.task import PredictionSettings
 from bertkit.training.arguments import complete
 from bertkit.training.run import make_model
-from tests.official import ROWS, write_checkpoint, write_conll, write_glue, write_reviews, write_squad, write_swag
+from tests.official import (
+    ROWS,
+    list_questions,
+    write_checkpoint,
+    write_conll,
+    write_glue,
+    write_questions,
+    write_reviews,
+    write_squad,
+    write_swag,
+)
 from tests.training.test_run import write_text
 
 TINY = {
@@ -54,6 +64,16 @@ def make_squad(folder, version):
     data = {"dir": str(write_squad(folder / "squad", version.number)), "max_length": 40, "max_query_length": 8}
     start = write_start(folder / "bert", TASKS[version.name])
     return {"checkpoint": start, "batch_size": 8, "data": data | {"doc_stride": 12}}
+
+
+def make_questions(folder, version):
+    """Return a recipe with a person's own questions in a file for each split."""
+    official = write_squad(folder / "squad", version.number)
+    train, dev = (list_questions(official / SQUAD[version.name].name_file(split)) for split in ("train", "dev"))
+    for split, rows in {"train": train, "dev": dev[:15], "test": dev[12:]}.items():
+        write_questions(folder / "own" / f"{split}.jsonl", rows)
+    recipe = make_squad(folder, version)
+    return recipe | {"data": recipe["data"] | {"dir": str(folder / "own")}}
 
 
 def make_swag(folder):
@@ -95,6 +115,10 @@ CASES = {
 } | {name: (task, partial(make_glue, name=name), {"dir": "no/glue"}) for name, task in GLUE.items()}
 CASES |= {
     version.name: (SQUAD[version.name], partial(make_squad, version=version), {"dir": "no"}) for version in VERSIONS
+}
+CASES |= {
+    f"{version.name}, own": (SQUAD[version.name], partial(make_questions, version=version), {"dir": "no/questions.csv"})
+    for version in VERSIONS
 }
 CASES["swag"] = (TASKS["swag"], make_swag, {"dir": "no/swag"})
 CLASSIFY = {

@@ -156,7 +156,7 @@ def test_another_file_may_be_trained_on(tmp_path):
         ({"max_train_samples": -1}, "max_train_samples is -1"),
         ({"extra_train": "no.json"}, r"extra_train no.json not found"),
         ({"train_file": "no.json"}, r"train_file no.json not found"),
-        ({"dir": "no/folder"}, r"no/folder is not a folder; give the folder that holds train-v2.0.json"),
+        ({"dir": "no/folder"}, r"no/folder.*give a file .*, a folder with train.csv, or a Hub data set"),
     ],
 )
 def test_options_that_make_no_sense(tmp_path, options, message):

@@ -284,6 +284,7 @@ def test_the_card_says_of_which_checkpoint_the_training_started(tmp_path, monkey
             {"dir": "ada/reviews:new"},
             ["your texts: [ada/reviews](https://huggingface.co/datasets/ada/reviews), configuration `new`."],
         ),
+        ("squad1", {"dir": "/home/ada/a.jsonl,/home/ada/b.json"}, ["SQuAD 1.1, from local files (`b.json`)."]),
         ("swag", {"dir": "/home/ada/SWAG"}, ["SWAG, from local files in the official format (`SWAG`)."]),
         ("swag", {"dir": "../../clients/acme"}, ["SWAG, from local files in the official format (`acme`)."]),
         ("pretrain", {"corpus": ["../clients/acme", "a/b/c.txt"]}, ["Text: `acme`, `c.txt`."]),

@@ -9,9 +9,10 @@ Left out: types, which are decided over the whole training split (`bertkit.tasks
 import re
 from array import array
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -92,26 +93,24 @@ class Columns:
 # --- files and splits
 
 
-def read_splits(place: str, nested: Collection[str] = ()) -> dict[str, Columns]:
-    """Read the splits of a person's data: train, and dev and test where they are given.
+def read_splits(place: str, nested: Collection[str] = (), read: Callable[[Path], Any] | None = None) -> dict[str, Any]:
+    """Read the splits of a person's data as tables: train, and dev and test where they are given.
 
     Args:
         nested: As for `read_columns`.
+        read: A reader of files other than `read_columns`, for further formats.
         place: A file, which is train; a folder with train, dev (or validation, val, valid) and test as files with one
             of the SUFFIXES; or a data set on the Hub, owner/name or owner/name:config, with splits of these names.
 
     Raises:
         UsageError: There is no such place or no train in it, two files are for one split, or as `read_columns`.
     """
-    path = Path(place)
+    path, read = Path(place), read or partial(read_columns, nested=nested)
     try:
         if path.is_dir():
-            stems = {
-                file.name: found[1] for file in sorted(path.iterdir()) if (found := SPLIT_FILE.fullmatch(file.name))
-            }
-            return {split: read_columns(path / name, nested) for split, name in _match_splits(place, stems).items()}
+            return {split: read(path / name) for split, name in _match_splits(place, _list_stems(path)).items()}
         if path.exists():
-            return {"train": read_columns(path, nested)}
+            return {"train": read(path)}
     except OSError as error:
         raise UsageError(f"{place} cannot be read ({error.strerror}); check its path and permissions") from None
     if (dataset := find_dataset(place)) is None:
@@ -123,9 +122,19 @@ def read_splits(place: str, nested: Collection[str] = ()) -> dict[str, Columns]:
     }
 
 
-def has_tables(folder: Path) -> bool:
-    """Return whether a folder has a file of a split with one of the SUFFIXES."""
-    return folder.is_dir() and any(SPLIT_FILE.fullmatch(file.name) for file in folder.iterdir())
+def has_splits(folder: str) -> bool:
+    """Return whether a folder has a file with the name of a split, which `read_splits` would read."""
+    try:
+        stems = _list_stems(Path(folder)).values()
+    except OSError:
+        return False
+    return any(stem in names for stem in stems for names in SPLIT_NAMES.values())
+
+
+def _list_stems(folder: Path) -> dict[str, str]:
+    """Return the names of the tables in a folder, in order, and each one's name without suffixes."""
+    names = sorted(file.name for file in folder.iterdir())
+    return {name: found[1] for name in names if (found := SPLIT_FILE.fullmatch(name))}
 
 
 def _match_splits(place: str, stems: Mapping[str, str]) -> dict[str, str]:

@@ -1,10 +1,16 @@
 """SQuAD (Rajpurkar et al. 2016, 2018; paper sections 4.2 and 4.3): its official files or the Hub's copy -> questions.
 
-Both sources give the same values. The prediction files of the official scripts are read too. Left out: windows and
-answers in tokens (`bertkit.data.spans`), and whether an answer is where its file says.
+A person's own questions are read in either form, from tables in any format. All sources give the same values. The
+prediction files of the official scripts are read too. Left out: windows and answers in tokens (`bertkit.data.spans`),
+and whether an answer is where its file says.
 """
 
+import hashlib
+import os
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,8 +18,17 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 from msgspec import Meta, Struct
 
+from bertkit.data.formats.columns import Columns, read_columns, read_splits
 from bertkit.data.formats.hub import ROWS_A_BATCH, load_splits
-from bertkit.data.formats.tables import AGAIN, FILE_REMEDY, LONGEST_QUOTED, Parsed, explain_form, read_json
+from bertkit.data.formats.tables import (
+    AGAIN,
+    FILE_REMEDY,
+    LONGEST_QUOTED,
+    Parsed,
+    explain_form,
+    find_column,
+    read_json,
+)
 from bertkit.data.spans import Question
 from bertkit.errors import UsageError
 
@@ -22,6 +37,10 @@ if TYPE_CHECKING:
 
 HUB_SQUAD = {"rajpurkar/squad": "plain_text", "rajpurkar/squad_v2": "squad_v2"}  # name -> its only configuration
 SQUAD_REMEDY = 'correct it or give a file in SQuAD\'s format, {"data": [{"paragraphs": …}]}'
+COLUMNS_REMEDY = "name the columns question, context and answers"
+ANSWERS_REMEDY = 'give answers such as {"text": ["Ada"], "answer_start": [24]}'
+TRUTH = {"": None, "true": True, "1": True, "false": False, "0": False}  # values of is_impossible in tables
+NESTED = ("answers",)  # columns of JSON
 
 Id = Annotated[str, Meta(min_length=1)]
 
@@ -78,6 +97,38 @@ class HubRow(Struct):
     question: str
     context: str
     answers: HubAnswers
+
+
+class TitledArticle(SquadArticle, kw_only=True):
+    """An article in a person's own file, whose title may keep its questions in the same split."""
+
+    title: str = ""
+
+
+class TitledFile(Struct):
+    """A person's own file in the official form."""
+
+    data: list[TitledArticle]
+
+
+class FormMark(Struct):
+    """The part of a JSON file that tells the official form from a table."""
+
+    data: list[msgspec.Raw]
+
+
+class TableAnswer(Struct):
+    """An answer in a person's own table; without a start it is where its text is, if that is only once."""
+
+    text: str
+    answer_start: int | None = None
+
+
+class TableAnswers(Struct):
+    """The answers in a row of a person's own table, in the Hub's form."""
+
+    text: list[str]
+    answer_start: list[int | None] | None = None
 
 
 class Candidate(Struct):
@@ -197,3 +248,144 @@ def _walk_rows(source: str, rows: "datasets.Dataset") -> Iterator[tuple[str, Que
         if len(texts) != len(starts):
             raise UsageError(f"{place}.answers has {len(texts)} texts but {len(starts)} starts; {FILE_REMEDY}")
         yield place, Question(row.id, row.question, contexts.setdefault(row.context, row.context), texts, starts)
+
+
+# --- A person's own questions -----------------------------------------------------------------------------------------
+
+Entry = tuple[str, str, SquadQuestion, str]  # place, context, record and group of a question
+
+
+@dataclass(frozen=True)
+class OwnQuestions:
+    """The questions of a split.
+
+    Attributes:
+        source: The files, or the data set and its split, for messages.
+        is_labelled: Whether there are answers.
+    """
+
+    source: str
+    questions: list[Question]
+    is_labelled: bool
+
+
+def read_own_squad(place: str, version: int, group: str = "") -> dict[str, OwnQuestions]:
+    """Read the splits of a person's own questions: train, and dev and test where they are given.
+
+    Each file has either the official form or that of a table with the columns `question`, `context`, `answers` and, if
+    wanted, `id` and `is_impossible`. Equal contexts share one text. Only test may be without answers.
+
+    Args:
+        place: As for `read_splits`, or several files joined by commas, all of train.
+        version: 1 requires an answer to every question; with 2 a question without answers has none in its context.
+        group: The column (in the official form: `title`) that becomes the questions' `group`.
+
+    Raises:
+        UsageError: As `read_splits`; or a column is missing, a value has another form, or an id occurs twice.
+    """
+    if "," in place and not os.path.exists(place):
+        found = {"train": [_read_own(Path(os.path.expanduser(part))) for part in place.split(",")]}
+    else:
+        found = {split: [part] for split, part in read_splits(place, NESTED, _read_own).items()}
+    return {split: _gather_own(split, parts, version, group) for split, parts in found.items()}
+
+
+def _read_own(path: Path) -> Columns | tuple[Path, TitledFile]:
+    """Read a table, or the articles of a file in the official form."""
+    is_official = False
+    if path.name.removesuffix(".gz").endswith(".json"):
+        with suppress(UsageError, msgspec.MsgspecError):  # the reader of tables explains it
+            first = next(iter(read_json(path, FormMark).data), b"{}")
+            is_official = "paragraphs" in msgspec.json.decode(first, type=dict[str, msgspec.Raw])
+    return (path, read_json(path, TitledFile, SQUAD_REMEDY)) if is_official else read_columns(path, NESTED)
+
+
+def _gather_own(
+    split: str, parts: Sequence[Columns | tuple[Path, TitledFile]], version: int, group: str
+) -> OwnQuestions:
+    """Return the questions of the files of a split."""
+    source = ",".join(part.source if isinstance(part, Columns) else str(part[0]) for part in parts)
+    is_labelled = split != "test" or any(map(_has_answers, parts))
+    contexts: dict[str, str] = {}
+    names: Counter[str] = Counter()
+
+    def walk() -> Iterator[tuple[str, Question]]:
+        for part in parts:
+            walked = _walk_table(part, group, is_labelled) if isinstance(part, Columns) else _walk_own(*part, group)
+            for place, context, asked, member in walked:
+                answers, starts = _list_answers(asked, place, version) if is_labelled else ((), ())
+                starts = tuple(
+                    find_only(context, answer) if start == -1 else start
+                    for answer, start in zip(answers, starts, strict=True)
+                )
+                name = asked.id or _name_question(asked.question, context, names)
+                context = contexts.setdefault(context, context)
+                yield place, Question(name, asked.question, context, answers, starts, member)
+
+    return OwnQuestions(source, _gather(source, walk()), is_labelled)
+
+
+def _has_answers(part: Columns | tuple[Path, TitledFile]) -> bool:
+    if isinstance(part, Columns):
+        return NESTED[0] in part.table.column_names and any(part.find(NESTED[0]).unique().to_pylist())
+    found = _walk_questions(part[0], part[1].data)
+    return any(asked.answers is not None or asked.is_impossible is not None for _, _, asked in found)
+
+
+def _walk_own(path: Path, file: TitledFile, group: str) -> Iterator[Entry]:
+    """Yield the questions of a file in the official form."""
+    if group not in ("", "title"):
+        raise UsageError(f"{path} has no column {group!r}; a file in SQuAD's format has the group title only")
+    titles = (article.title for article in file.data for paragraph in article.paragraphs for _ in paragraph.qas)
+    for entry, title in zip(_walk_questions(path, file.data), titles, strict=True):
+        yield *entry, title.strip() if group else ""
+
+
+def _walk_table(table: Columns, group: str, is_labelled: bool) -> Iterator[Entry]:
+    """Yield the questions of a table."""
+    names = table.table.column_names
+    for name in ("question", "context", *(NESTED if is_labelled else ())):
+        find_column(table.source, names, name, COLUMNS_REMEDY)
+    if group:
+        table.find(group)
+    wanted = {"id", "question", "context", *NESTED, "is_impossible", group}
+    batches = table.table.select([name for name in names if name in wanted]).to_batches(ROWS_A_BATCH)
+    for number, row in enumerate(chain.from_iterable(batch.to_pylist() for batch in batches)):
+        place = table.locate(number)
+        asked = SquadQuestion(row.get("id", ""), row["question"])
+        if is_labelled:
+            asked.answers = _read_answers(row["answers"], place)
+            said = row.get("is_impossible", "")
+            if said.lower() not in TRUTH:
+                raise UsageError(f"{place}: is_impossible is {said[:LONGEST_QUOTED]!r}; give true or false")
+            asked.is_impossible = TRUTH[said.lower()]
+        yield place, row["context"], asked, row.get(group, "").strip()
+
+
+def _read_answers(cell: str, place: str) -> list[SquadAnswer]:
+    """Return the answers in a cell; an empty one has none."""
+    if not cell.strip():
+        return []
+    with explain_form(f"{place}, answers", ANSWERS_REMEDY):
+        found = msgspec.json.decode(cell, type=TableAnswers | list[TableAnswer])
+    if isinstance(found, list):
+        pairs = [(answer.text, answer.answer_start) for answer in found]
+    else:
+        starts = [None] * len(found.text) if found.answer_start is None else found.answer_start
+        if len(found.text) != len(starts):
+            raise UsageError(f"{place}: answers has {len(found.text)} texts but {len(starts)} starts; {ANSWERS_REMEDY}")
+        pairs = list(zip(found.text, starts, strict=True))
+    return [SquadAnswer(text, -1 if start is None else start) for text, start in pairs]
+
+
+def find_only(context: str, text: str) -> int:
+    """Return where a text begins in the context; -1 if it is empty or does not occur exactly once."""
+    first = context.find(text) if text else -1
+    return first if context.find(text, first + 1) == -1 else -1
+
+
+def _name_question(question: str, context: str, names: Counter[str]) -> str:
+    """Return an id for a question without one, which does not depend on other questions unless they are equal."""
+    name = hashlib.blake2b(f"{question}\0{context}".encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+    names[name] += 1
+    return name if names[name] == 1 else f"{name}-{names[name]}"

@@ -1,0 +1,343 @@
+"""SQuAD's task on a person's own questions: equal runs from every form, splits, test, folds and cards."""
+
+import json
+from pathlib import Path
+
+import datasets
+import numpy as np
+import pytest
+from safetensors.torch import load_file
+
+from bertkit.data.formats import hub
+from bertkit.data.formats.squad import read_own_squad
+from bertkit.data.splits import split_fold
+from bertkit.data.tokenizer import load_tokenizer
+from bertkit.errors import UsageError
+from bertkit.metrics.squad import score_squad1
+from bertkit.tasks import TASKS
+from bertkit.tasks.squad import SQUAD, VERSIONS, collect_answers, list_keys
+from bertkit.training import model_card
+from bertkit.training.arguments import complete
+from bertkit.training.recipe import merge
+from bertkit.training.run import run
+from tests.official import list_questions, write_checkpoint, write_questions, write_squad
+
+SMALL = {"max_length": 40, "doc_stride": 12, "max_query_length": 8}
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory):
+    return str(write_checkpoint(tmp_path_factory.mktemp("bert"), initializer_range=0.1))
+
+
+@pytest.fixture(params=VERSIONS, ids=lambda version: version.name)
+def version(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def questions(tmp_path_factory):
+    """Return by version the rows of the two official files, and their folder."""
+    found = {}
+    for version in VERSIONS:
+        folder = write_squad(tmp_path_factory.mktemp("squad"), version.number)
+        found[version.name] = (
+            folder,
+            *(list_questions(folder / SQUAD[version.name].name_file(s)) for s in ("train", "dev")),
+        )
+    return found
+
+
+def load(version, place, **options):
+    lines = []
+    data = SQUAD[version.name].recipe["data"] | {"dir": str(place)} | options
+    return SQUAD[version.name].load(data, lines.append), lines
+
+
+def make_recipe(start, place, **options):
+    return {
+        "checkpoint": start,
+        "batch_size": 8,
+        "data": SMALL | {"dir": str(place)} | options,
+        "train": {"max_steps": 3},
+    }
+
+
+def write_folder(folder, form, **splits):
+    for split, rows in splits.items():
+        write_questions(folder / f"{split}{form}", rows)
+    return folder
+
+
+def write_halves(folder, rows):
+    first, second = (
+        write_questions(folder / f"{name}.jsonl", part) for name, part in (("a", rows[:9]), ("b", rows[9:]))
+    )
+    return f"{first},{second}"
+
+
+# --- Equal runs
+
+
+def test_every_form_gives_the_windows_and_the_weights_of_the_official_files(tmp_path, start, version, questions):
+    official, train, dev = questions[version.name]
+    task = TASKS[version.name]
+    places = {
+        "official": official,
+        "JSON lines": write_folder(tmp_path / "lines", ".jsonl", train=train, dev=dev),
+        "Parquet": write_folder(tmp_path / "parquet", ".parquet", train=train, dev=dev),
+    }
+    runs = {}
+    for name, place in places.items():
+        metrics = run(task, make_recipe(start, place), output=tmp_path / name)
+        answers = (tmp_path / name / "predictions" / "nbest_predictions.json").read_bytes()
+        weights = load_file(tmp_path / name / "model.safetensors")
+        runs[name] = metrics["f1"], metrics[version.exact], answers, {key: one.tolist() for key, one in weights.items()}
+    assert runs["official"] == runs["JSON lines"] == runs["Parquet"]
+
+
+def test_one_file_and_its_halves_give_equal_windows_and_weights(tmp_path, start, version, questions):
+    official, train, _ = questions[version.name]
+    places = {
+        "official": official / SQUAD[version.name].name_file("train"),
+        "lines": write_questions(tmp_path / "a" / "all.jsonl", train),
+        "parquet": write_questions(tmp_path / "all.parquet", train),
+        "halves": write_halves(tmp_path, train),
+    }
+    task, tokenizer = TASKS[version.name], load_tokenizer(start)
+    found = {}
+    for name, place in places.items():
+        recipe = complete(task, make_recipe(start, place, dev_share=0.3, test_share=0.2))
+        examples = task.load(recipe["data"], str)
+        found[name] = {key: task.encode(part, tokenizer, recipe, key).fingerprint() for key, part in examples.items()}
+    assert set(found["lines"]) == {"train", "dev", "test"}
+    assert all(one == found["official"] for one in found.values())
+    weights = []
+    for name in ("official", "halves"):
+        run(task, make_recipe(start, places[name], dev_share=0.3, test_share=0.2), output=tmp_path / name)
+        weights.append(load_file(tmp_path / name / "model.safetensors"))
+    assert all((one == weights[1][key]).all() for key, one in weights[0].items())
+
+
+# --- Splits
+
+
+def test_all_questions_about_one_text_are_in_one_split_and_more_rows_move_none(tmp_path, version, questions):
+    _, train, dev = questions[version.name]
+    shares = {"dev_share": 0.3, "test_share": 0.2}
+    found, lines = load(version, write_questions(tmp_path / "all.jsonl", train), **shares)
+    places = {split: {question.context for question in part} for split, part in found.items()}
+    assert set(found) == {"train", "dev", "test"}
+    assert sum(map(len, found.values())) == 24
+    assert len(set.union(*places.values())) == sum(map(len, places.values())) == 8
+    assert lines[-1] == f"{tmp_path / 'all.jsonl'}: " + ", ".join(
+        f"{split} {len(part):,} questions" for split, part in found.items()
+    )
+    more, _ = load(version, write_questions(tmp_path / "more.jsonl", dev + train), **shares)
+    assert all(set(part) <= set(more[split]) for split, part in found.items())
+
+
+def test_questions_of_a_group_stay_together_also_where_some_of_dev_decide(tmp_path, questions):
+    version = VERSIONS[0]
+    _, train, _ = questions[version.name]
+    rows = [row | {"book": f"b{number % 5}"} for number, row in enumerate(train)]
+    found, _ = load(version, write_questions(tmp_path / "all.csv", rows), group="book", test_share=0.0, dev_share=0.5)
+    assert set(found) == {"train", "dev"}
+    books = [{question.group for question in part} for part in found.values()]
+    assert not books[0] & books[1]
+    assert books[0] | books[1] == {f"b{number}" for number in range(5)}
+    task = TASKS[version.name]
+    assert task.list_groups(found["dev"]) == [question.group for question in found["dev"]]
+
+
+def test_files_of_dev_and_test_win(tmp_path, version, questions):
+    _, train, dev = questions[version.name]
+    folder = write_folder(tmp_path, ".jsonl", train=train, dev=dev[:5], test=dev[5:])
+    found, _ = load(version, folder, dev_share=0.5)
+    assert {split: len(part) for split, part in found.items()} == {"train": 24, "dev": 5, "test": 19}
+    (folder / "dev.jsonl").unlink()
+    found, _ = load(version, folder, dev_share=0.5)
+    assert len(found["test"]) == 19
+    assert len(found["train"]) + len(found["dev"]) == 24
+
+
+def test_the_folder_of_official_files_is_read_as_such_whatever_else_is_in_it(tmp_path, version):
+    folder = write_squad(tmp_path, version.number)
+    expected, _ = load(version, folder)
+    write_questions(folder / "train.jsonl", list_questions(folder / SQUAD[version.name].name_file("dev")))
+    assert load(version, folder)[0] == expected
+    for name in ("", str(folder)):
+        assert TASKS[version.name].is_official(name)
+    assert not TASKS[version.name].is_official("owner/questions")
+
+
+def test_a_misplaced_answer_is_left_out_of_training_and_counted_elsewhere(tmp_path, questions):
+    _, train, dev = questions["squad1"]
+
+    def move(row):
+        return row | {"answers": {"text": row["answers"]["text"][:1], "answer_start": [999]}}
+
+    folder = write_folder(tmp_path, ".jsonl", train=[move(train[0]), *train[1:]], dev=dev, test=[move(dev[0]), dev[1]])
+    found, lines = load(VERSIONS[0], folder)
+    assert [len(part) for part in found.values()] == [23, 24, 2]
+    assert f"{folder}: skipping 1 training questions whose answer is not at its answer_start" in lines
+    assert f"{folder}: 1 test questions have an answer that is not at its answer_start" in lines
+    write_questions(folder / "train.jsonl", [move(row) for row in train])
+    with pytest.raises(UsageError, match="has no question to train on; correct the answers"):
+        load(VERSIONS[0], folder)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"dev_share": 0.5, "test_share": 0.5}, "leave no rows to train on"),
+        ({"folds": 1}, "fold 0 of 1 folds"),
+        ({"folds": 3}, "folds and group are for your own questions; name them with --data FILE"),
+        ({"group": "title"}, "folds and group are for your own questions"),
+    ],
+)
+def test_split_options_that_make_no_sense(start, questions, options, message):
+    folder, *_ = questions["squad1"]
+    task = TASKS["squad1"]
+    with pytest.raises(UsageError, match=message):
+        task.check(complete(task, make_recipe(start, folder, **options)))
+
+
+def test_a_file_may_be_trained_on_instead_or_first(tmp_path, questions):
+    """The splits stay those of the own questions."""
+    official, train, dev = questions["squad1"]
+    file = official / "train-v1.1.json"
+    place = write_questions(tmp_path / "own.jsonl", dev)
+    alone, _ = load(VERSIONS[0], place)
+    found, _ = load(VERSIONS[0], place, train_file=str(file))
+    assert [question.id for question in found["train"]] == [row["id"] for row in train]
+    assert {split: part for split, part in found.items() if split != "train"} == {
+        split: part for split, part in alone.items() if split != "train"
+    }
+
+
+# --- Test
+
+
+def test_test_is_scored_at_the_tau_of_dev_and_its_files_stand_beside_those_of_dev(tmp_path, start, version, questions):
+    _, train, dev = questions[version.name]
+    folder = write_folder(tmp_path / "own", ".jsonl", train=train, dev=dev[:12], test=dev[12:])
+    task, output = TASKS[version.name], tmp_path / "run"
+    metrics = run(task, make_recipe(start, folder), output=output)
+    names = ["predictions.json", "nbest_predictions.json"] + ["null_odds.json"] * version.unanswerable
+    files = {path.name: path.read_text(encoding="utf-8") for path in (output / "predictions").iterdir()}
+    figures = {f"{split}.figures.json" for split in ("dev", "test")} if version.unanswerable else set()
+    rows = {"dev.jsonl", "test.jsonl"}
+    assert set(files) == {*names, *(f"test_{name}" for name in names), "examples.txt", *figures, *rows}
+    found = read_own_squad(str(folder), version.number)
+    for split, prefix, ids in (("dev", "", dev[:12]), ("test", "test_", dev[12:])):
+        answers = json.loads(files[f"{prefix}predictions.json"])
+        lines = [json.loads(line) for line in files[f"{split}.jsonl"].splitlines()]
+        assert list(answers) == [row["id"] for row in ids] == [line["id"] for line in lines]
+        assert [line["answer"] for line in lines] == list(answers.values())
+        assert [line["answers"] for line in lines] == [list(one.answers) for one in found[split].questions]
+        if version.unanswerable:
+            odds = json.loads(files[f"{prefix}null_odds.json"])
+            best = [
+                x["text"]
+                for x in (
+                    next(y for y in z if y["text"])
+                    for z in json.loads(files[f"{prefix}nbest_predictions.json"]).values()
+                )
+            ]
+            expected = [text if odds[x] < -metrics["tau"] else "" for x, text in zip(odds, best, strict=True)]
+            assert list(answers.values()) == expected
+            assert [line["odds"] for line in lines] == list(odds.values())
+        else:
+            scores = score_squad1(collect_answers(found[split].questions), answers)
+            assert {key: metrics[f"{prefix}{key}"] for key in scores} == scores
+    if version.unanswerable:
+        assert metrics["test_tau"] == metrics["tau"]
+    shown = [row.name for row in task.list_rows(metrics)]
+    assert {"EM", "F1", "EM, test", "F1, test"} <= set(shown)
+    card = (output / "README.md").read_text()
+    assert "F1, test" in card
+    assert f"{task.title}, from local files (`own`)." in card
+    assert "official" not in card
+    assert "rajpurkar" not in card
+
+
+def test_an_unlabelled_test_split_is_only_predicted(tmp_path, start, version, questions):
+    _, train, dev = questions[version.name]
+    bare = [{key: cell for key, cell in row.items() if key != "answers"} for row in dev[:6]]
+    folder = write_folder(tmp_path / "own", ".csv", train=train, dev=dev, test=bare)
+    lines = []
+    metrics = run(TASKS[version.name], make_recipe(start, folder), output=tmp_path / "run", report=lines.append)
+    assert f"{folder / 'test.csv'}: no answers; predicted, not scored" in lines
+    assert not any(key.startswith("test_") for key in metrics)
+    predictions = tmp_path / "run" / "predictions"
+    assert list(json.loads((predictions / "test_predictions.json").read_text())) == [row["id"] for row in bare]
+    assert len((predictions / "test.jsonl").read_text().splitlines()) == 6
+    assert not (predictions / "test.figures.json").exists()
+
+
+def test_official_files_have_no_test_and_no_rows(tmp_path, start, version, questions):
+    folder, *_ = questions[version.name]
+    metrics = run(TASKS[version.name], make_recipe(start, folder), output=tmp_path / "run")
+    assert not any(key.startswith("test_") for key in metrics)
+    assert not any(row.key.startswith("test_") for row in TASKS[version.name].list_rows(metrics))
+    assert not list((tmp_path / "run" / "predictions").glob("*.jsonl"))
+    card = (tmp_path / "run" / "README.md").read_text()
+    assert "in the official format" in card
+    assert "were not compared with the official ones" in card
+
+
+# --- Folds and cards
+
+
+def test_each_question_is_in_dev_of_one_fold(tmp_path, version, questions):
+    _, train, _ = questions[version.name]
+    place = write_questions(tmp_path / "all.jsonl", train)
+    places = TASKS[version.name].place_rows(SQUAD[version.name].recipe["data"] | {"dir": str(place)})
+    everything = read_own_squad(str(place), version.number)["train"].questions
+    assert len(places) == len(train) == len(list_keys(everything))
+    for fold in range(2):
+        found, _ = load(version, place, folds=2, fold=fold)
+        assert set(found) == {"train", "dev"}
+        expected = split_fold(places, 2, fold)["dev"]
+        assert found["dev"] == [everything[number] for number in expected.tolist()]
+        assert np.isin(expected, np.arange(24)).all()
+
+
+def test_a_data_set_of_ones_own_on_the_hub_is_not_taken_for_squad(monkeypatch, questions):
+    version = VERSIONS[0]
+    _, train, dev = questions[version.name]
+    splits = {"train": train, "validation": dev, "test": dev[:3]}
+    found = datasets.DatasetDict({split: datasets.Dataset.from_list(rows) for split, rows in splits.items()})
+    monkeypatch.setattr(hub, "find_hub_trouble", lambda *_: None)
+    monkeypatch.setattr(datasets, "load_dataset", lambda *_: found)
+    examples, _ = load(version, "eve/questions:small")
+    assert {split: len(part) for split, part in examples.items()} == {"train": 24, "dev": 24, "test": 3}
+    task = TASKS["squad1"]
+    recipe = merge(task.recipe, {"data": {"dir": "eve/questions:small"}})
+    card = model_card.make_metadata(task, "mine", recipe, {"f1": 50.0, "test_f1": 40.0}, task.head, "transformers")
+    assert card.language is None
+    assert card.datasets == ["eve/questions"]
+    results = [
+        (one.dataset_type, one.dataset_config, one.dataset_split, one.dataset_name, one.metric_value)
+        for one in card.eval_results
+    ]
+    where = "eve/questions", "small"
+    assert results == [
+        (*where, "dev", "SQuAD 1.1, eve/questions", 50.0),
+        (*where, "test", "SQuAD 1.1, eve/questions", 40.0),
+    ]
+    lines = model_card.describe_data(task, recipe, {"train": 1})
+    assert lines[0] == (
+        "SQuAD 1.1: [eve/questions](https://huggingface.co/datasets/eve/questions), configuration `small`."
+    )
+
+
+def test_what_a_run_suggests(tmp_path, questions):
+    task = TASKS["squad1"]
+    recipe = merge(task.recipe, {"data": {"dir": "questions.jsonl"}})
+    assert task.suggest(Path("runs/own"), recipe) == [
+        "bertkit predict runs/own --input questions.jsonl --output answers.jsonl",
+        "bertkit squad --version 1 --recipe runs/own/recipe.toml --set train.seed=43 --output runs/own-43  "
+        "# another seed",
+    ]
