@@ -26,7 +26,7 @@ from bertkit.data.pretraining.store import SHARD_NAME
 from bertkit.data.tokenizer import make_tokenizer, save_tokenizer, train_vocabulary
 from bertkit.training.run_dir import COMPLETE, ENVIRONMENT, LOG, METRICS_FILE
 from tests.data.pretraining.test_build_faults import SCRIPT
-from tests.official import write_checkpoint, write_glue, write_reviews, write_squad
+from tests.official import write_checkpoint, write_glue, write_reviews, write_squad, write_table
 from tests.studies.test_workers import list_children
 from tests.training.test_run import write_text
 from tests.training.test_trainer import read_curve
@@ -41,6 +41,7 @@ RENEWED = (
     "table.md",
     "folds.json",
     "out_of_fold.csv",
+    "out_of_fold.jsonl",
 )  # rewritten, with equal content, by a finished study
 TWO = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2")
 
@@ -92,6 +93,11 @@ CLASSIFY = (
     *make_settings(precision="fp32", batch_size=8, data__class_weights="balanced", train__learning_rate=1e-3),
     *make_settings(train__num_train_epochs=8.0, patience=6),
 )
+NER = (
+    *("-m", "bertkit", "ner", "--data", "PLACE/entities.jsonl", "--model", "PLACE/bert", "--output", MADE),
+    *make_settings(precision="fp32", batch_size=8, data__max_length=40, train__learning_rate=1e-3),
+    *make_settings(train__num_train_epochs=8.0),
+)
 CORPUS = (
     *("PLACE/script.py", "corpus", "build", "PLACE/long.txt", "--vocab", "PLACE/vocab", "--output", MADE),
     *("--workers", "2"),
@@ -108,6 +114,13 @@ COMMANDS = [
         (*CLASSIFY, "--folds", "3"),
         8,
         (*(f"fold-2/classify/{name}" for name in RUN[1:]), "table.md", "out_of_fold.csv"),
+    ),
+    Command("ner", NER, 8, RUN),
+    Command(
+        "ner --folds",
+        (*NER, "--folds", "3"),
+        8,
+        (*(f"fold-2/ner/{name}" for name in RUN[1:]), "table.md", "out_of_fold.jsonl"),
     ),
     Command("corpus build", CORPUS, 8, ("vocab.txt", "shards/.*", "shards/*", "corpus.json")),
     Command(
@@ -132,6 +145,8 @@ def place(tmp_path_factory):
     write_glue(folder / "glue")
     write_squad(folder / "squad", 2)
     write_reviews(folder / "reviews.csv", 160)
+    rows = [{"tokens": ["good", "bad", f"word{n}"], "ner_tags": ["B-PER", "B-LOC", "O"]} for n in range(160)]
+    write_table(folder / "entities.jsonl", rows)
     write_checkpoint(folder / "bert", hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1)
     return folder
 

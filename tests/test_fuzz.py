@@ -409,6 +409,21 @@ def prepare_questions(suffix: str, folder: Path) -> Reader:
     return Reader([file], lambda file: encode_all("squad2", file, tokenizer, **options))
 
 
+def prepare_entities(suffix: str, folder: Path) -> Reader:
+    """Read and encode texts with spans, or words with tags, with dev and test taken from them."""
+    tokenizer = load_tokenizer(official.write_checkpoint(folder / "bert"))
+    spans = [{"start": 0, "end": 4, "label": "PER"}, {"start": 8, "end": 9, "label": "LOC"}]
+    texts = [{"text": f"good so a{n}", "spans": spans} for n in range(24)]
+    words = [{"tokens": ["good", f"a{n}"], "ner_tags": ["S-PER", "O"]} for n in range(24)]
+    files = [folder / f"a{suffix}", folder / f"b{suffix}"]
+    for file, rows in zip(files, (texts, words), strict=True):
+        official.write_table(file, rows)
+        if suffix == ".parquet":  # with numbers that are not compressed, so that some spoiled files are read
+            table = pyarrow.Table.from_pylist([row | {"vector": [0.5] * 50} for row in rows])
+            parquet.write_table(table, file, compression="none", use_dictionary=False)
+    return Reader(files, lambda file: encode_all("ner", file, tokenizer, max_length=8, dev_share=0.3, test_share=0.2))
+
+
 def prepare_rows(name: str, write: Callable, pattern: str, most: int, folder: Path) -> Reader:
     tokenizer = load_tokenizer(official.write_checkpoint(folder / "bert"))
     write(folder)
@@ -881,6 +896,8 @@ def seal_again(made: Path, file: Path) -> Iterator[None]:
 READERS = {
     "GLUE": prepare_glue,
     "SQuAD": prepare_squad,
+    "entities of JSONL": partial(prepare_entities, ".jsonl"),
+    "entities of Parquet": partial(prepare_entities, ".parquet"),
     "questions of JSONL": partial(prepare_questions, ".jsonl"),
     "questions of Parquet": partial(prepare_questions, ".parquet"),
     "SWAG": partial(prepare_rows, "swag", official.write_swag, "*.csv", 5),

@@ -31,7 +31,7 @@ def find_entities(tags: Sequence[str]) -> list[Entity]:
 def find_strict(tags: Sequence[str]) -> list[Entity]:
     """Return the entities of a sentence in order, from tags in IOB2 that are read strictly.
 
-    An entity begins at B- only; an I- that does not continue one is no entity, as in seqeval's strict mode.
+    An entity begins at B- only; an I- that does not continue one is ignored, as in seqeval's strict mode.
     """
     return [found for found in find_entities(tags) if tags[found[0]][0] == "B"]
 

@@ -682,7 +682,7 @@ def test_entities_scored_by_hand():
     gold = [["B-PER", "I-PER", "O", "B-LOC", "I-LOC"], ["B-LOC", "O", "B-MISC", "O", "O", "O"]]
     predicted = [["B-PER", "I-PER", "O", "B-LOC", "O"], ["I-LOC", "O", "B-ORG", "O", "I-ORG", "O"]]
     scores = score_entities(gold, predicted)
-    # Strictly the I-LOC and the I-ORG are no entities: 1/3, 1/4, 2/7.
+    # Strict scores ignore the I-LOC and the I-ORG: 1/3, 1/4, 2/7.
     strict = {"strict_precision": 1 / 3, "strict_recall": 1 / 4, "strict_f1": 2 / 7}
     assert scores == pytest.approx({"precision": 2 / 5, "recall": 2 / 4, "f1": 4 / 9, "accuracy": 7 / 11} | strict)
     assert score_types(gold, predicted) == {

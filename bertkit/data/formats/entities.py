@@ -25,14 +25,14 @@ from bertkit.system.progress import Report
 WORD_COLUMNS, TAG_COLUMNS = ("tokens", "words"), ("ner_tags", "tags")
 TEXT_COLUMN, SPAN_COLUMNS = "text", ("spans", "entities")
 
-Place = Annotated[int, Meta(ge=0)]
+Offset = Annotated[int, Meta(ge=0)]
 
 
-class Span(Struct):
+class TypedSpan(Struct):
     """A span of a text with its type, which other programs call `type` or `entity_group`."""
 
-    start: Place
-    end: Place
+    start: Offset
+    end: Offset
     label: str = ""
     type: str = ""
     entity_group: str = ""
@@ -125,7 +125,7 @@ def _read_spans(cell: str, place: str) -> list[tuple[int, int, str]]:
     """Return the spans of a text in order."""
     remedy = 'give spans such as {"start": 0, "end": 3, "label": "PER"}'
     with explain_form(f"{place}: spans", remedy):
-        read = msgspec.json.decode(cell or "[]", type=list[Span | tuple[Place, Place, str]])
+        read = msgspec.json.decode(cell or "[]", type=list[TypedSpan | tuple[Offset, Offset, str]])
     spans = []
     for span in read:
         start, end, label = (

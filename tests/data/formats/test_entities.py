@@ -1,0 +1,126 @@
+"""Named entities in a person's own tables: words with tags, texts with spans, and what does not fit, by its place."""
+
+import json
+
+import datasets
+import pytest
+
+from bertkit.data.formats.columns import read_columns
+from bertkit.data.formats.entities import SPAN_COLUMNS, read_entities
+from bertkit.errors import UsageError
+from tests.official import write_table
+
+ADA = {"text": "Ada Lovelace lived in London.", "spans": [[0, 12, "PER"], {"start": 22, "end": 28, "label": "LOC"}]}
+WORDS = ["Ada", "Lovelace", "lived", "in", "London", "."]
+TAGS = ["B-PER", "I-PER", "O", "O", "B-LOC", "O"]
+
+
+def read(path):
+    lines = []
+    return read_entities(read_columns(path, SPAN_COLUMNS), lines.append), lines
+
+
+def write_lines(path, *rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def test_words_and_tags_of_every_format(tmp_path):
+    row = {"id": 7, "tokens": WORDS, "ner_tags": ["B-PER", "E-PER", "O", "O", "S-LOC", "O"]}
+    names = sorted({*row["ner_tags"]})
+    features = {
+        "tokens": datasets.List(datasets.Value("string")),
+        "ner_tags": datasets.List(datasets.ClassLabel(names=names)),
+    }
+    numbers = {"tokens": [WORDS], "ner_tags": [[names.index(tag) for tag in row["ner_tags"]]]}
+    classes = tmp_path / "classes.parquet"
+    datasets.Dataset.from_dict(numbers, features=datasets.Features(features)).to_parquet(classes)
+    as_json = {name: json.dumps(value) for name, value in row.items()}
+    spaced = {"tokens": " ".join(WORDS), "ner_tags": " ".join(row["ner_tags"])}
+    (tmp_path / "a.json").write_text(json.dumps([row]))
+    paths = [
+        write_lines(tmp_path / "a.jsonl", row),
+        tmp_path / "a.json",
+        write_table(tmp_path / "a.csv", [as_json]),
+        write_table(tmp_path / "spaced.tsv", [spaced]),
+        classes,
+    ]
+    for path in paths:
+        text, lines = read(path)
+        (sentence,) = text.sentences
+        assert (sentence.words, sentence.tags, sentence.official) == (WORDS, TAGS, row["ner_tags"]), path
+        assert (text.scheme, text.odd, text.documents, text.is_labelled, lines) == ("IOBES", 0, 0, True, [])
+
+
+def test_texts_and_spans_of_every_format(tmp_path):
+    (tmp_path / "a.json").write_text(json.dumps({"data": [ADA]}))
+    objects = [{"start": 0, "end": 12, "type": "PER"}, {"start": 22, "end": 28, "entity_group": "LOC"}]
+    columns = {"text": [ADA["text"]], "entities": [objects]}
+    for one in columns["entities"][0]:
+        one |= {name: one.get(name, "") for name in ("type", "entity_group")}
+    datasets.Dataset.from_dict(columns).to_parquet(tmp_path / "a.parquet")
+    paths = [
+        write_lines(tmp_path / "a.jsonl", ADA),
+        tmp_path / "a.json",
+        write_table(tmp_path / "a.csv", [{"text": ADA["text"], "spans": json.dumps(ADA["spans"])}]),
+        tmp_path / "a.parquet",
+    ]
+    for path in paths:
+        text, lines = read(path)
+        (sentence,) = text.sentences
+        assert (sentence.words, sentence.tags, text.scheme, lines) == (WORDS, TAGS, "IOB2", []), path
+
+
+def test_spans_that_do_not_end_at_words_are_extended_and_counted(tmp_path):
+    """ "ove" is extended to a word, "U" and "A" are parts of one word, and the last span has no word."""
+    row = {
+        "text": "Lovelace in U.A  now",
+        "spans": [[1, 4, "PER"], [8, 12, "X"], [12, 13, "LOC"], [14, 15, "LOC"], [15, 17, "GAP"]],
+    }
+    text, lines = read(write_lines(tmp_path / "a.jsonl", row))
+    assert text.sentences[0].words == ["Lovelace", "in", "U.A", "now"]
+    assert text.sentences[0].tags == ["B-PER", "B-X", "B-LOC", "O"]
+    path = tmp_path / "a.jsonl"
+    assert lines == [
+        f"{path}: 2 spans begin or end within a word and are extended to whole words, 2 have no word of their own and "
+        f"are left out (first: {path}, line 1, 'ove')"
+    ]
+
+
+def test_rows_without_words_are_left_out_and_those_without_marks_are_unlabelled(tmp_path):
+    text, _ = read(write_lines(tmp_path / "a.jsonl", {"tokens": [], "tags": []}, {"tokens": ["a"], "tags": ["O"]}))
+    assert [(sentence.words, sentence.line) for sentence in text.sentences] == [(["a"], 2)]
+    assert len(text.rows) == 1
+    for rows in ([{"words": ["a", "b"]}], [{"words": ["a", "b"], "tags": None}]):
+        text, _ = read(write_lines(tmp_path / "b.jsonl", *rows))
+        assert (text.is_labelled, text.sentences[0].tags) == (False, ["O", "O"])
+    text, _ = read(write_lines(tmp_path / "c.jsonl", {"text": "so"}))
+    assert not text.is_labelled
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([{"body": "a"}], r"has the columns 'body'; expected tokens and ner_tags, or text and spans"),
+        ([{"tokens": ["a"], "tags": ["O", "O"]}], r"line 1 has 1 tokens and 2 tags; give one tag per word"),
+        ([{"tokens": ["a"], "tags": ["3"]}], r"line 1: tags: the tag '3' is not of IOB, IOBES or BILOU"),
+        ([{"tokens": ["a"], "tags": ["O"]}, {"tokens": ["b"]}], r"line 2 has no tags; give \[\] if there is no entity"),
+        ([{"tokens": [], "tags": []}], r"has no words in 'tokens'; give at least one text"),
+        ([{"tokens": "[1, 2]", "tags": "[]"}], r"line 1: tokens: Expected `str`, got `int`"),
+        ([{"text": "a b", "spans": [[0, 1, "X"], [0, 3, "Y"]]}], r"line 1: the spans 0 to 1 and 0 to 3 overlap; keep"),
+        (
+            [{"text": "a", "spans": [[0, 2, "X"]]}],
+            r"line 1: the span 0 to 2 is not within the 1 char",
+        ),
+        ([{"text": "a", "spans": [[1, 1, "X"]]}], r"line 1: the span 1 to 1 is not within"),
+        ([{"text": "a", "spans": [[-1, 1, "X"]]}], r"line 1: spans: Expected `int` >= 0"),
+        ([{"text": "a", "spans": [{"start": 0}]}], r"line 1: spans: .*; give spans such as \{\"start\": 0"),
+        ([{"text": "a", "spans": [{"start": 0, "end": 1}]}], r"line 1: the label of a span is '', expected one word"),
+        ([{"text": "a", "spans": [[0, 1, "a b"]]}], r"line 1: the label of a span is 'a b', expected one word"),
+        ([{"text": "a", "spans": "x"}], r"line 1: spans: JSON is malformed"),
+    ],
+)
+def test_what_does_not_fit_is_one_line(rows, message, tmp_path):
+    with pytest.raises(UsageError, match=message) as error:
+        read(write_lines(tmp_path / "a.jsonl", *rows))
+    assert "\n" not in str(error.value)

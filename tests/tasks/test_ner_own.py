@@ -1,0 +1,195 @@
+"""A person's own named entities: equal runs from every form, splits, folds, predictions with scores, long texts."""
+
+import json
+
+import numpy as np
+import pytest
+from safetensors.torch import load_file
+from transformers import pipeline
+
+from bertkit.data.tags import from_iob2
+from bertkit.errors import UsageError
+from bertkit.inference.predictor import Predictor
+from bertkit.metrics.ner import find_entities
+from bertkit.studies.folds import define_folds, gather_folds
+from bertkit.studies.runner import make_study, run_study
+from bertkit.tasks.ner import NER
+from bertkit.training.run import run
+from tests.official import write_checkpoint, write_table
+
+WORDS = {"good": "PER", "bad": "LOC", "word1": "", "so": "", ".": ""}
+FORMS = ("IOB1", "IOB2", "IOBES", "BILOU", "tokens", "spans")
+
+
+def make_rows(count, seed=0):
+    """Return sentences of words and their tags in IOB2; neighbours of one type are one entity."""
+    draw = np.random.default_rng(seed)
+    rows = []
+    for _ in range(count):
+        words = draw.choice(list(WORDS), 6).tolist()
+        kinds = [WORDS[word] for word in words]
+        tags = [
+            f"{'I' if before == kind else 'B'}-{kind}" if kind else "O"
+            for before, kind in zip(["", *kinds], kinds, strict=False)
+        ]
+        rows.append((words, tags))
+    return rows
+
+
+def write_form(path, form, rows):
+    """Write sentences as a CoNLL file in a scheme, as words and tags, or as texts and spans."""
+    if form in FORMS[:4]:
+        blocks = (
+            "".join(f"{word} {tag}\n" for word, tag in zip(words, from_iob2(tags, form), strict=True))
+            for words, tags in rows
+        )
+        path = path.with_suffix(".conll")
+        path.write_text("\n".join(blocks))
+        return path
+    table = []
+    for number, (words, tags) in enumerate(rows):
+        row = {"id": f"n{number}", "writer": f"w{number // 5}"}
+        if form == "tokens":
+            table.append(row | {"tokens": words, "ner_tags": tags})
+        else:
+            places = np.cumsum([0, *(len(word) + 1 for word in words)])
+            spans = [
+                {"start": int(places[first]), "end": int(places[behind]) - 1, "label": kind}
+                for first, behind, kind in find_entities(tags)
+            ]
+            table.append(row | {"text": " ".join(words), "spans": spans})
+    return write_table(path.with_suffix(".jsonl"), table)
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory):
+    return str(write_checkpoint(tmp_path_factory.mktemp("bert"), initializer_range=0.1))
+
+
+def make_recipe(start, place, updates=6, **data):
+    train = {"max_steps": updates, "learning_rate": 3e-3, "save_strategy": "no", "eval_strategy": "no"}
+    data = {"dir": str(place), "max_length": 40} | data
+    return {"checkpoint": start, "batch_size": 8, "precision": "fp32", "data": data, "train": train}
+
+
+def load(place, **options):
+    lines = []
+    return NER.load(NER.recipe["data"] | {"dir": str(place)} | options, lines.append), lines
+
+
+@pytest.fixture(scope="module")
+def finished(start, tmp_path_factory):
+    """Return the directory of a finished run on texts and spans, which has learned them, and its metrics."""
+    folder = tmp_path_factory.mktemp("own")
+    path = write_form(folder / "train", "spans", make_rows(80))
+    return folder / "run", run(NER, make_recipe(start, path, updates=60), output=folder / "run")
+
+
+def test_every_form_trains_the_same_weights(start, tmp_path):
+    rows, runs = make_rows(60), {}
+    for form in FORMS:
+        path = write_form(tmp_path / form, form, rows)
+        metrics = run(NER, make_recipe(start, path), output=tmp_path / f"run-{form}")
+        weights = load_file(tmp_path / f"run-{form}" / "model.safetensors")
+        runs[form] = {name: metrics[name] for name in ("f1", "strict_f1", "test_f1")}, weights
+    scores, weights = runs["IOB2"]
+    for form, (found, own) in runs.items():
+        assert found == scores, form
+        assert all((own[name] == value).all() for name, value in weights.items()), form
+    for form in FORMS[:4]:
+        lines = (tmp_path / f"run-{form}" / "predictions" / "dev.conll").read_text().split("\n")
+        marks = {line.split(" ")[1][0] for line in lines if line}
+        assert marks - {"O"} <= set({"IOB1": "IB", "IOB2": "BI", "IOBES": "BIES", "BILOU": "BILU"}[form])
+
+
+def test_predictions_have_the_rows_of_the_input(finished):
+    output, metrics = finished
+    for split, key in (("dev", "f1"), ("test", "test_f1")):
+        rows = [json.loads(line) for line in (output / "predictions" / f"{split}.jsonl").read_text().splitlines()]
+        assert {tuple(row) for row in rows} == {("id", "writer", "text", "spans", "predicted")}
+        sides = [(json.loads(row["spans"]), row["predicted"]) for row in rows]
+        right = sum(span in predicted for spans, predicted in sides for span in spans)
+        assert metrics[key] == pytest.approx(2 * right / sum(len(spans) + len(found) for spans, found in sides))
+        assert metrics[key] > 0.3
+
+
+def test_entities_have_scores_as_in_the_stock_pipeline(finished):
+    predictor = Predictor(str(finished[0]), precision="fp32")
+    text = "so good good . bad word1"
+    result = predictor([text])[0]
+    stock = pipeline("token-classification", model=str(finished[0]), aggregation_strategy="first")(text)
+    found = predictor.format_for_pipeline(result)
+    keys = ("entity_group", "word", "start", "end")
+    assert [[one[key] for key in keys] for one in found] == [[one[key] for key in keys] for one in stock]
+    expected = [float(one["score"]) for one in stock]
+    assert [one["score"] for one in found] == pytest.approx(expected, abs=1e-5)
+    assert 0.5 < min(expected) < 1
+
+
+def test_a_text_longer_than_the_model_is_tagged_whole(finished):
+    """Each part is tagged as it is by itself, whatever its neighbours: the model has learned words alone."""
+    predictor = Predictor(str(finished[0]), precision="fp32")
+    text = " ".join(word for words, _ in make_rows(400, seed=1) for word in words)
+    result = predictor([text])[0]
+    assert len(result["tags"]) == 2400
+    assert "cut" not in result
+    kinds = [tag[2:] for tag in result["tags"]]
+    assert np.mean([kind == WORDS[word] for kind, word in zip(kinds, text.split(), strict=True)]) > 0.99
+
+
+def test_splits_are_shared_with_classify(tmp_path):
+    path = write_form(tmp_path / "t", "tokens", make_rows(200))
+    examples, lines = load(path, group="writer")
+    sizes = {split: len(found["text"].sentences) for split, found in examples.items()}
+    assert sum(sizes.values()) == 200
+    assert all(size % 5 == 0 for size in sizes.values()), "the rows of a writer stay together"
+    assert set(sizes) == {"train", "dev", "test"}
+    assert any(line.startswith("  LOC: train ") for line in lines)
+    more = write_form(tmp_path / "more", "tokens", make_rows(200) + make_rows(50, seed=2))
+    kept = load(more)[0]["dev"]["text"].sentences
+    words = [sentence.words for sentence in load(path)[0]["dev"]["text"].sentences]
+    assert [sentence.words for sentence in kept if sentence.line <= 200] == words, "added rows move no others"
+
+
+def test_a_test_split_without_tags_is_predicted_and_train_must_have_some(start, tmp_path):
+    folder = tmp_path / "d"
+    folder.mkdir()
+    write_form(folder / "train", "tokens", make_rows(40))
+    write_table(folder / "test.jsonl", [{"tokens": ["good", "so"]}, {"tokens": ["bad"]}])
+    metrics = run(NER, make_recipe(start, folder, updates=2), output=tmp_path / "run")
+    assert not any(key.startswith("test_") for key in metrics)
+    rows = [json.loads(line) for line in (tmp_path / "run" / "predictions" / "test.jsonl").read_text().splitlines()]
+    assert [len(row["predicted"]) for row in rows] == [2, 1]
+    assert not (tmp_path / "run" / "predictions" / "test.conll").exists()
+    write_table(folder / "dev.jsonl", [{"tokens": ["good"]}])
+    with pytest.raises(UsageError, match=r"dev\.jsonl has no tags or spans; only a test split may be without them"):
+        load(folder)
+    write_table(folder / "train.jsonl", [{"tokens": ["good"], "tags": ["O"]}])
+    (folder / "dev.jsonl").unlink()
+    with pytest.raises(UsageError, match=r"which leave none for dev"):
+        load(folder)
+    write_table(folder / "train.jsonl", [{"tokens": ["good", str(n)], "tags": ["O", "O"]} for n in range(50)])
+    with pytest.raises(UsageError, match=r"train\.jsonl has no entity to learn; give sentences with tags or spans"):
+        load(folder)
+
+
+@pytest.mark.parametrize("form", ["tokens", "IOBES"])
+def test_folds_predict_every_sentence(start, tmp_path, form):
+    rows = make_rows(40)
+    path = write_form(tmp_path / "t", form, rows)
+    study = make_study(define_folds("ner", make_recipe(start, path, updates=2), 2))
+    assert gather_folds(run_study(study, output=tmp_path / "out"), tmp_path / "out") is not None
+    if form == "tokens":
+        lines = (tmp_path / "out" / "out_of_fold.jsonl").read_text().splitlines()
+        found = [json.loads(line) for line in lines]
+        assert [row["tokens"] for row in found] == [words for words, _ in rows]
+        assert {row["fold"] for row in found} == {1, 2}
+    else:
+        blocks = (tmp_path / "out" / "out_of_fold.conll").read_text().split("\n\n")
+        found = [[line.split(" ")[0] for line in block.splitlines()] for block in blocks if block]
+        assert found == [words for words, _ in rows]
+
+
+def test_a_group_needs_a_table(tmp_path):
+    with pytest.raises(UsageError, match=r"group is 'writer', but .*t\.conll has no columns of that kind; remove it"):
+        load(write_form(tmp_path / "t", "IOB2", make_rows(9)), group="writer")
