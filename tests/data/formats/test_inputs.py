@@ -109,12 +109,20 @@ def test_a_long_cell_is_read_and_an_unclosed_quote_takes_little_memory(table, mo
         ("a.csv", b"title,body\n", r"a.csv has no column 'text'; found 'title', 'body'; name the columns of the texts"),
         (
             "a.tsv.gz",
-            gzip.compress(b"txt\n"),
+            gzip.compress(b"txt\n", mtime=0),
             r"has no column 'text'; found 'txt' \(nearest: 'txt'\); name the columns",
         ),
         ("a.csv.gz", b"text\na\n", r"a.csv.gz cannot be read \(Not a gzipped file \(b'te'\)\); give a readable file"),
-        ("a.csv.gz", gzip.compress(b"text\na\n")[:-4], r"a.csv.gz cannot be read \(Compressed file ended before the"),
-        ("a.csv.gz", gzip.compress(b"text\na\n")[:10] + b"\xff" * 9, r"a.csv.gz cannot be read \(Error -3 while"),
+        (
+            "a.csv.gz",
+            gzip.compress(b"text\na\n", mtime=0)[:-4],
+            r"a.csv.gz cannot be read \(Compressed file ended before the",
+        ),
+        (
+            "a.csv.gz",
+            gzip.compress(b"text\na\n", mtime=0)[:10] + b"\xff" * 9,
+            r"a.csv.gz cannot be read \(Error -3 while",
+        ),
         (
             "a.parquet",
             b"text\nabcd\n",
