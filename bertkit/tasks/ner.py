@@ -54,7 +54,7 @@ from bertkit.tasks.task import DIVERGED, PredictionSettings, Result, shorten_tex
 from bertkit.tasks.texts import take_text
 
 UNDECIDED = -1  # label where the logits are NaN or infinite
-ENTITY_SCORES = ("precision", "recall", "f1", "strict_precision", "strict_recall", "strict_f1")
+ENTITY_SCORES = ("precision", "recall", "f1", "strict_f1")
 BLANK = re.compile(r"[ \t\r\n]")  # separates columns and lines of CoNLL files
 NER_SCORES = {"dev": "{}", "test": "test_{}"}
 NER_PAPER = {  # Table 7
@@ -271,7 +271,7 @@ class NerTask(FineTuningTask):
         return gather_words(best, batch["labels"] != IGNORED)
 
     def score(self, summaries: np.ndarray, data: NerData, decided: Mapping[str, Any] | None = None) -> dict[str, float]:
-        """Return precision, recall and F1 of the entities as conlleval's and as strict ones, as fractions.
+        """Return precision, recall and F1 of the entities as conlleval does, and the strict F1, as fractions.
 
         An entity of a type that training does not have counts as well.
         """

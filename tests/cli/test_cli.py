@@ -98,7 +98,6 @@ def test_every_command_explains_itself_with_an_example(call, command):
         (["ner", "--data", "no/ner", "--model", "bert"], ["no/ner"]),
         (["ner", "--data", "NER", "--model", "bert", "--features", "first"], ["unknown layers 'first'", "sum-all"]),
         (["ner", "--data", "BAD", "--model", "bert"], ["eng.train, line 3", "X-PER"]),
-        (["ner", "--data", "NER", "--model", "bert", "--set", "data.max_length=6"], ["line", "tokens", "max_length 6"]),
         (["swag", "--data", "no/swag", "--model", "bert"], ["no/swag"]),
         (["swag", "--data", "SWAG", "--model", "bert"], ["train.csv, line 2", "13 columns"]),
         (["features", "bert", "--input", "no.txt", "--output", "a.npz"], ["no.txt"]),
