@@ -8,6 +8,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from itertools import chain, pairwise
+from sys import intern
 
 from bertkit.data.formats.tables import LONGEST_QUOTED
 from bertkit.errors import UsageError
@@ -16,17 +17,18 @@ TAG = re.compile(r"O|[BIESLU]-\S+")
 ENDS = {"IOBES": "ES", "BILOU": "LU"}  # scheme -> the marks of a last word and of an only word
 
 
-def check_tag(tag: str, place: str) -> None:
-    """Check that a tag is of a known scheme.
+def check_tag(tag: str, place: str) -> str:
+    """Return a tag of a known scheme, interned, because a file repeats few tags.
 
     Raises:
-        UsageError: It is not.
+        UsageError: It is of no known scheme.
     """
     if not TAG.fullmatch(tag):
         raise UsageError(
             f"{place}: the tag {tag[:LONGEST_QUOTED]!r} is not of IOB, IOBES or BILOU (O, or B-, I-, E-, S-, L- or U- "
             "and a type); correct it"
         )
+    return intern(tag)
 
 
 def to_iob2(tags: Sequence[str]) -> list[str]:

@@ -9,7 +9,6 @@ Left out: the tokens of words (`bertkit.data.tagging`), and scores (`bertkit.met
 from collections.abc import Iterator, Sequence
 from itertools import chain
 from pathlib import Path
-from sys import intern
 from typing import TYPE_CHECKING, Any
 
 from bertkit.data.formats.hub import ROWS_A_BATCH, load_splits
@@ -96,7 +95,7 @@ def read_conll(path: str | Path) -> TaggedText:
     """
     found = []
     for line, document, rows in _walk_sentences(Path(path)):
-        tags = [_check_tag(tag, f"{path}, line {place}") for place, (_, tag) in enumerate(rows, line)]
+        tags = [check_tag(tag, f"{path}, line {place}") for place, (_, tag) in enumerate(rows, line)]
         found.append(([word for word, _ in rows], tags, document, line))
     if not found:
         raise UsageError(f"{path} has no sentences; {AGAIN}")
@@ -125,12 +124,6 @@ def _walk_sentences(path: Path) -> Iterator[tuple[int, int, list[tuple[str, str]
             rows = []
         if cells:
             document += 1
-
-
-def _check_tag(tag: str, place: str) -> str:
-    """Check a tag and return it interned."""
-    check_tag(tag, place)
-    return intern(tag)
 
 
 def _gather(source: str, found: Sequence[tuple[list[str], list[str], int, int]]) -> TaggedText:
@@ -178,4 +171,4 @@ def _find_names(source: str, rows: "datasets.Dataset") -> list[str]:
     names = getattr(getattr(features.get("ner_tags"), "feature", None), "names", None)
     if "tokens" not in features or names is None or not len(rows):
         raise UsageError(f"{source} has no rows with `tokens` and named `ner_tags`; {FILE_REMEDY}")
-    return [_check_tag(name, source) for name in names]
+    return [check_tag(name, source) for name in names]

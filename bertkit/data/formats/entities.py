@@ -7,7 +7,7 @@ Left out: files and cells (`bertkit.data.formats.columns`), and CoNLL files (`be
 """
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from sys import intern
 from typing import Annotated
@@ -115,10 +115,7 @@ def _read_list(cell: str, place: str) -> list[str]:
 
 
 def _read_tags(cell: str, place: str) -> list[str]:
-    tags = _read_list(cell, place)
-    for tag in tags:
-        check_tag(tag, place)
-    return list(map(intern, tags))
+    return [check_tag(tag, place) for tag in _read_list(cell, place)]
 
 
 def _read_spans(cell: str, place: str) -> list[tuple[int, int, str]]:
@@ -167,7 +164,7 @@ def _tag_words(
     return tags
 
 
-def list_spans(places: Sequence[tuple[int, int]], entities: Iterator[tuple[int, int, str]]) -> list[dict[str, object]]:
+def list_spans(places: Sequence[tuple[int, int]], entities: Iterable[tuple[int, int, str]]) -> list[dict[str, object]]:
     """Return entities, each first word, end and type, as spans of the text whose words are at these places."""
     return [
         {"start": places[first][0], "end": places[behind - 1][1], "label": kind} for first, behind, kind in entities
