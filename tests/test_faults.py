@@ -26,7 +26,15 @@ from bertkit.data.pretraining.store import SHARD_NAME
 from bertkit.data.tokenizer import make_tokenizer, save_tokenizer, train_vocabulary
 from bertkit.training.run_dir import COMPLETE, ENVIRONMENT, LOG, METRICS_FILE
 from tests.data.pretraining.test_build_faults import SCRIPT
-from tests.official import write_checkpoint, write_glue, write_reviews, write_squad, write_table
+from tests.official import (
+    list_questions,
+    write_checkpoint,
+    write_glue,
+    write_questions,
+    write_reviews,
+    write_squad,
+    write_table,
+)
 from tests.studies.test_workers import list_children
 from tests.training.test_run import write_text
 from tests.training.test_trainer import read_curve
@@ -98,6 +106,11 @@ NER = (
     *make_settings(precision="fp32", batch_size=8, data__max_length=40, train__learning_rate=1e-3),
     *make_settings(train__num_train_epochs=8.0),
 )
+OWN_SQUAD = (
+    *("-m", "bertkit", "squad", "--version", "2", "--data", "PLACE/questions.jsonl", "--model", "PLACE/bert"),
+    *("--output", MADE, *SQUAD[SQUAD.index("--set") :]),
+)
+LONG = (*CLASSIFY, *make_settings(data__long="mean", data__max_length=12, data__doc_stride=4))
 CORPUS = (
     *("PLACE/script.py", "corpus", "build", "PLACE/long.txt", "--vocab", "PLACE/vocab", "--output", MADE),
     *("--workers", "2"),
@@ -122,6 +135,8 @@ COMMANDS = [
         8,
         (*(f"fold-2/ner/{name}" for name in RUN[1:]), "table.md", "out_of_fold.jsonl"),
     ),
+    Command("squad of one's own", OWN_SQUAD, 8, (*RUN, "splits*")),
+    Command("classify in windows", LONG, 8, RUN),
     Command("corpus build", CORPUS, 8, ("vocab.txt", "shards/.*", "shards/*", "corpus.json")),
     Command(
         "corpus build --deduplicate lines",
@@ -144,6 +159,7 @@ def place(tmp_path_factory):
     (folder / "script.py").write_text(SCRIPT.format(piece_bytes=24000, shard_tokens=1800, batch=1000))
     write_glue(folder / "glue")
     write_squad(folder / "squad", 2)
+    write_questions(folder / "questions.jsonl", list_questions(folder / "squad" / "train-v2.0.json"))
     write_reviews(folder / "reviews.csv", 160)
     rows = [{"tokens": ["good", "bad", f"word{n}"], "ner_tags": ["B-PER", "B-LOC", "O"]} for n in range(160)]
     write_table(folder / "entities.jsonl", rows)

@@ -1,5 +1,6 @@
 """Several processes, as started by torchrun (gloo, on a CPU): equality with one, a lost process, sharded models."""
 
+import csv
 import json
 import os
 import re
@@ -13,11 +14,12 @@ import numpy as np
 import pytest
 
 from bertkit.system.signals import Interrupted
+from bertkit.tasks.classification import CLASSIFICATION
 from bertkit.tasks.ner import NER
 from bertkit.training.recipe import merge, read_recipe, save_recipe
 from bertkit.training.run import run
 from bertkit.training.run_dir import find_checkpoint, list_checkpoints, read_log
-from tests.official import write_checkpoint, write_conll, write_glue, write_squad
+from tests.official import write_checkpoint, write_conll, write_glue, write_reviews, write_squad
 from tests.tasks.test_squad import kill_after_first
 from tests.training.test_run import PRETRAIN, make_recipe, read_losses, read_weights, weigh_classes, write_text
 
@@ -114,6 +116,34 @@ rte = TASKS["rte"]
 configure = rte.configure
 rte.configure = lambda *given: configure(*given) | {"class_weights": [0.001, 0.005]}
 """
+
+
+@pytest.mark.slow
+def test_two_processes_read_windows_as_one_does(tmp_path):
+    """Long texts of unequal numbers of windows: losses, and the same scores of all dev rows."""
+    write_checkpoint(tmp_path / "bert")
+    write_reviews(tmp_path / "reviews.csv")
+    recipe = {
+        "checkpoint": str(tmp_path / "bert"),
+        "batch_size": 8,
+        "precision": "fp32",
+        "data": {"dir": str(tmp_path / "reviews.csv"), "text": ["title", "body"], "label": ["stars"], "long": "mean"},
+        "train": {"max_steps": 6, "logging_steps": 1, "learning_rate": 1e-3},
+    }
+    recipe["data"] |= {"max_length": 12, "doc_stride": 4}
+    run(CLASSIFICATION, recipe, output=tmp_path / "one")
+    finish_two(start_two(recipe, tmp_path, "two", command="classify"))
+    assert count_processes(tmp_path / "two") == 2
+    losses, tables = [], []
+    for name in ("one", "two"):
+        losses.append([entry["loss"] for entry in read_log(tmp_path / name) if "loss" in entry])
+        with (tmp_path / name / "predictions" / "dev.csv").open(newline="") as file:
+            tables.append(list(csv.DictReader(file)))
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
+    columns = [name for name in tables[0][0] if name.startswith("probability")]
+    assert columns
+    for one, two in zip(*tables, strict=True):
+        assert [float(two[name]) for name in columns] == pytest.approx([float(one[name]) for name in columns], abs=1e-4)
 
 
 @pytest.mark.slow
