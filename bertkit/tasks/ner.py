@@ -27,6 +27,7 @@ from bertkit.data.formats.conll import (
     CONLL_SUFFIXES,
     DOCSTART,
     NER_CONFIG,
+    NER_FILES,
     NER_HUB,
     NER_HUB_SPLITS,
     find_conll,
@@ -182,7 +183,8 @@ class NerTask(FineTuningTask):
         if not options["dir"]:
             return read_conll_copy()
         place = Path(options["dir"])
-        if not self.is_official(options["dir"]):
+        is_table = place.is_file() or find_dataset(options["dir"]) or has_splits(place)
+        if is_table and place.suffix not in CONLL_SUFFIXES:
             tables = read_splits(options["dir"], SPAN_COLUMNS)
             return {split: read_entities(rows, report) for split, rows in tables.items()}
         if place.is_file():
@@ -190,9 +192,9 @@ class NerTask(FineTuningTask):
         return {split: read_conll(path) for split, path in find_conll(place, report).items()}
 
     def is_official(self, place: str) -> bool:
-        """Return whether these are files in CoNLL's columns, or its copy on the Hub."""
-        is_own = Path(place).is_file() or find_dataset(place) or has_splits(place)
-        return not place or Path(place).suffix in CONLL_SUFFIXES or not is_own
+        """Return whether this is a folder of CoNLL-2003's files, or with such a folder, or their copy on the Hub."""
+        train = NER_FILES[0][0]
+        return not place or any(found for form in (train, f"*/{train}") for found in Path(place).glob(form))
 
     def place_rows(self, options: Mapping[str, Any]) -> np.ndarray:
         """Return the places of the sentences by a hash of their groups, documents or words."""

@@ -91,6 +91,7 @@ def test_every_form_trains_the_same_weights(start, tmp_path):
         path = write_form(tmp_path / form, form, rows)
         metrics = run(NER, make_recipe(start, path), output=tmp_path / f"run-{form}")
         weights = load_file(tmp_path / f"run-{form}" / "model.safetensors")
+        assert not any(row.paper for row in NER.list_rows(metrics)), "these are not the paper's data"
         runs[form] = {name: metrics[name] for name in ("f1", "strict_f1", "test_f1")}, weights
     scores, weights = runs["IOB2"]
     for form, (found, own) in runs.items():
@@ -178,7 +179,9 @@ def test_folds_predict_every_sentence(start, tmp_path, form):
     rows = make_rows(40)
     path = write_form(tmp_path / "t", form, rows)
     study = make_study(define_folds("ner", make_recipe(start, path, updates=2), 2))
-    assert gather_folds(run_study(study, output=tmp_path / "out"), tmp_path / "out") is not None
+    found = run_study(study, output=tmp_path / "out")
+    assert gather_folds(found, tmp_path / "out") is not None
+    assert not found["columns"]["ner"]["published"]
     if form == "tokens":
         lines = (tmp_path / "out" / "out_of_fold.jsonl").read_text().splitlines()
         found = [json.loads(line) for line in lines]
