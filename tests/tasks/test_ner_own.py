@@ -108,7 +108,7 @@ def test_predictions_have_the_rows_of_the_input(finished):
     for split, key in (("dev", "f1"), ("test", "test_f1")):
         rows = [json.loads(line) for line in (output / "predictions" / f"{split}.jsonl").read_text().splitlines()]
         assert {tuple(row) for row in rows} == {("id", "writer", "text", "spans", "predicted")}
-        sides = [(json.loads(row["spans"]), row["predicted"]) for row in rows]
+        sides = [(row["spans"], row["predicted"]) for row in rows]
         right = sum(span in predicted for spans, predicted in sides for span in spans)
         assert metrics[key] == pytest.approx(2 * right / sum(len(spans) + len(found) for spans, found in sides))
         assert metrics[key] > 0.3
@@ -146,6 +146,8 @@ def test_splits_are_shared_with_classify(tmp_path):
     assert all(size % 5 == 0 for size in sizes.values()), "the rows of a writer stay together"
     assert set(sizes) == {"train", "dev", "test"}
     assert any(line.startswith("  LOC: train ") for line in lines)
+    for rows in NER.divide(examples["train"], 0.5):
+        assert len(rows["text"].sentences) % 5 == 0, "also where a part of dev decides"
     more = write_form(tmp_path / "more", "tokens", make_rows(200) + make_rows(50, seed=2))
     kept = load(more)[0]["dev"]["text"].sentences
     words = [sentence.words for sentence in load(path)[0]["dev"]["text"].sentences]
@@ -155,8 +157,9 @@ def test_splits_are_shared_with_classify(tmp_path):
 def test_a_test_split_without_tags_is_predicted_and_train_must_have_some(start, tmp_path):
     folder = tmp_path / "d"
     folder.mkdir()
-    write_form(folder / "train", "tokens", make_rows(40))
+    write_form(folder / "train", "tokens", [(words, from_iob2(tags, "BILOU")) for words, tags in make_rows(40)])
     write_table(folder / "test.jsonl", [{"tokens": ["good", "so"]}, {"tokens": ["bad"]}])
+    assert load(folder)[0]["unlabelled"]["text"].scheme == "BILOU", "as in train"
     metrics = run(NER, make_recipe(start, folder, updates=2), output=tmp_path / "run")
     assert not any(key.startswith("test_") for key in metrics)
     rows = [json.loads(line) for line in (tmp_path / "run" / "predictions" / "test.jsonl").read_text().splitlines()]
