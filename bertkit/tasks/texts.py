@@ -70,7 +70,7 @@ class TextTask(FineTuningTask):
         if truncated := int(sequences.shortened.sum()):
             length = int(np.diff(sequences.ends, prepend=0).max())
             remedies = [f"data.max_length (up to {MOST_TOKENS})"] * (length < MOST_TOKENS)
-            remedies += ["data.long=mean"] * (sequences is data)  # otherwise the text that all windows repeat is cut
+            remedies += ["data.long=mean"] * (sequences is data)  # otherwise the text that windows repeat is truncated
             remedy = f"; {' or '.join(remedies)} reads more of them" * bool(remedies)
             lines.append(f"{truncated:,} {count} are truncated to {length} tokens{remedy}")
         return lines
