@@ -56,7 +56,7 @@ class TaggedText:
     Attributes:
         documents: The number of -DOCSTART- lines; 0 if the source does not mark documents.
         scheme: IOB1, IOB2, IOBES or BILOU.
-        odd: The number of tags that are not as in the scheme.
+        odd: The number of tags that do not follow the scheme.
         rows: The rows of the sentences in a person's own table; None for CoNLL files.
         is_labelled: Whether the sentences have tags; all are O if not.
     """

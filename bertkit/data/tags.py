@@ -46,7 +46,7 @@ def to_iob2(tags: Sequence[str]) -> list[str]:
 def from_iob2(tags: Sequence[str], scheme: str) -> list[str]:
     """Convert tags from IOB2 to a scheme, with the same entities.
 
-    Tags that are not well-formed stay as they are in IOB2 and, as far as they can, in IOB1.
+    Ill-formed tags are unchanged in IOB2 and, where possible, in IOB1.
     """
     if scheme == "IOB2":
         return list(tags)
@@ -62,7 +62,7 @@ def from_iob2(tags: Sequence[str], scheme: str) -> list[str]:
 
 
 def detect_scheme(sequences: Sequence[Sequence[str]]) -> tuple[str, int]:
-    """Return the scheme of some sequences of tags, and how many of the tags are not as in that scheme.
+    """Return the scheme of some sequences of tags, and how many of the tags do not follow it.
 
     IOB1 and IOB2 are told apart by entities that do not follow one of their type.
     """

@@ -11,6 +11,7 @@ from bertkit.studies.cells import Cell, Pretraining
 from bertkit.studies.spec import PRETRAIN, Column, Study, define
 from bertkit.studies.workers import RunJob, State
 from bertkit.tasks import TASKS
+from bertkit.tasks.task import OWN_DATA
 from bertkit.training.run_dir import find_finished
 
 
@@ -97,6 +98,7 @@ def summarize(
     winners = [(group, choose(study, group, states)) for group in group_cells(cells)]
     status = [state.status for state in states.values()]
     over = sum(name in ("finished", "failed") for name in status)
+    is_own = any(OWN_DATA in (state.metrics or {}) for state in states.values())
     origins = {row: origin.directory for origin in pretrainings for row in origin.rows}
     return {
         "definition": define(study),
@@ -104,7 +106,7 @@ def summarize(
         "runs": len(status),
         "over": over,
         "failed": status.count("failed"),
-        "columns": {column.name: describe_column(column, study.is_short) for column in study.columns},
+        "columns": {column.name: describe_column(column, study.is_short, is_own) for column in study.columns},
         "rows": {
             name: {"paper": dict(row.paper), "pretraining": origins.get(name), "step": row.step or None}
             for name, row in study.rows.items()
@@ -115,8 +117,8 @@ def summarize(
     }
 
 
-def describe_column(column: Column, short: bool) -> dict[str, Any]:
-    """Describe a column for study.json."""
+def describe_column(column: Column, short: bool, is_own: bool) -> dict[str, Any]:
+    """Describe a column for study.json; a person's own data have no published scores."""
     return {
         "task": column.task,
         "metric": column.row.key,
@@ -124,7 +126,7 @@ def describe_column(column: Column, short: bool) -> dict[str, Any]:
         "unit": column.row.unit,
         "lower_is_better": column.lower_is_better,
         "split": column.split,
-        "published": dict(column.row.paper),
+        "published": {} if is_own else dict(column.row.paper),
         "paper": column.paper,
         "short": short,
     }

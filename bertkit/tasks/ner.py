@@ -11,7 +11,7 @@ activations of each word's first sub-token, which are cached on disk (`bertkit.t
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
@@ -27,13 +27,14 @@ from bertkit.data.formats.conll import (
     CONLL_SUFFIXES,
     DOCSTART,
     NER_CONFIG,
+    NER_FILES,
     NER_HUB,
     NER_HUB_SPLITS,
     find_conll,
     read_conll,
     read_conll_copy,
 )
-from bertkit.data.formats.entities import SPAN_COLUMNS, TEXT_COLUMN, WORD_COLUMNS, list_spans, read_entities
+from bertkit.data.formats.entities import SPAN_COLUMNS, TEXT_COLUMN, has_spans, list_spans, read_entities
 from bertkit.data.sequences import IGNORED, pad
 from bertkit.data.splits import check_split_options, describe_shares, divide_train, hash_keys
 from bertkit.data.tagging import ABSENT, Sentence, TaggedText, WordWindows, encode_words, split_words
@@ -66,7 +67,7 @@ NER_PAPER = {  # Table 7
 FEATURE_BASED = {"train": {"learning_rate": 1e-3, "num_train_epochs": 10.0}}
 BILSTM_SIZE = 768  # units a direction: section 5.3's "two-layer 768-dimensional BiLSTM"
 
-# "text": a TaggedText; "labels": the tags of training, O first.
+# "text": a TaggedText; "labels": the tags of training, O first; "group": the column of groups, or an empty text.
 TaggedExamples = dict[str, Any]
 
 
@@ -152,7 +153,7 @@ class NerTask(FineTuningTask):
         texts = self.read(options, report)
         for text in texts.values():
             if text.odd:
-                report(f"{text.source}: tags are {text.scheme}, but {text.odd:,} of them are not as in that scheme")
+                report(f"{text.source}: the scheme is {text.scheme}, but {text.odd:,} of the tags do not follow it")
         if options["context"] and (silent := [x.source for x in texts.values() if x.rows is None and not x.documents]):
             report(f"no {DOCSTART} marks where documents end, so sentences have no context: {', '.join(silent)}")
         for split in {"train", "dev"} & texts.keys():
@@ -165,7 +166,7 @@ class NerTask(FineTuningTask):
         sentences = texts["train"].sentences[: options["max_train_samples"] or None]
         texts["train"] = replace(texts["train"], sentences=sentences)
         if "test" in texts and not texts["test"].is_labelled:
-            texts[UNLABELLED] = texts.pop("test")
+            texts[UNLABELLED] = replace(texts.pop("test"), scheme=train.scheme)
         report("NER: " + ", ".join(f"{split} {len(text.sentences):,} sentences" for split, text in texts.items()))
         # The models of all folds have the same labels.
         tags = {tag for sentence in (train.sentences if options["folds"] else sentences) for tag in sentence.tags}
@@ -175,14 +176,15 @@ class NerTask(FineTuningTask):
             for line in describe_types(texts, sorted({tag[2:] for tag in tags - {"O"}})):
                 report(line)
         labels = ("O", *sorted(tags - {"O"}))
-        return {split: {"text": text, "labels": labels} for split, text in texts.items()}
+        return {split: {"text": text, "labels": labels, "group": options["group"]} for split, text in texts.items()}
 
     def read(self, options: Mapping[str, Any], report: Report) -> dict[str, TaggedText]:
         """Read the sentences of each split there is: CoNLL files, a person's own tables, or CoNLL-2003 on the Hub."""
         if not options["dir"]:
             return read_conll_copy()
         place = Path(options["dir"])
-        if not self.is_official(options["dir"]):
+        is_table = place.is_file() or find_dataset(options["dir"]) or has_splits(place)
+        if is_table and place.suffix not in CONLL_SUFFIXES:
             tables = read_splits(options["dir"], SPAN_COLUMNS)
             return {split: read_entities(rows, report) for split, rows in tables.items()}
         if place.is_file():
@@ -190,9 +192,9 @@ class NerTask(FineTuningTask):
         return {split: read_conll(path) for split, path in find_conll(place, report).items()}
 
     def is_official(self, place: str) -> bool:
-        """Return whether these are files in CoNLL's columns, or its copy on the Hub."""
-        is_own = Path(place).is_file() or find_dataset(place) or has_splits(place)
-        return not place or Path(place).suffix in CONLL_SUFFIXES or not is_own
+        """Return whether this is a folder of CoNLL-2003's files, or with such a folder, or their copy on the Hub."""
+        train = NER_FILES[0][0]
+        return not place or any(found for form in (train, f"*/{train}") for found in Path(place).glob(form))
 
     def place_rows(self, options: Mapping[str, Any]) -> np.ndarray:
         """Return the places of the sentences by a hash of their groups, documents or words."""
@@ -216,9 +218,11 @@ class NerTask(FineTuningTask):
         )
         return FeaturedWords(path, ends, labels, words, is_renewed)
 
-    def list_groups(self, examples: TaggedExamples) -> list[int | tuple[int]]:
-        """Return the sentences' documents; where there are not several, each sentence is alone."""
+    def list_groups(self, examples: TaggedExamples) -> list[Hashable]:
+        """Return the groups or words of a table's rows, or the documents; if not several, each sentence is alone."""
         text = examples["text"]
+        if text.rows is not None:
+            return list(list_keys(text, examples["group"]))
         return [x.document if text.documents > 1 else (number,) for number, x in enumerate(text.sentences)]
 
     def select(self, examples: TaggedExamples, numbers: np.ndarray) -> TaggedExamples:
@@ -309,12 +313,10 @@ class NerTask(FineTuningTask):
             words = given["words"]
             if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
                 raise UsageError("words must be a list of strings; for a single string use the key text")
-            tagged = take_words(words)
-        else:
-            text = take_text(given, "text")
-            places = split_words(text)
-            tagged = Tagged([text[start:end] for start, end in places], places, text)
-        return tagged
+            return take_words(words)
+        text = take_text(given, "text")
+        places = split_words(text)
+        return Tagged([text[start:end] for start, end in places], places, text)
 
     def encode_inputs(self, examples: Sequence[Tagged], settings: PredictionSettings) -> tuple[WordWindows, np.ndarray]:
         """Return a sequence for each text, or several for a long one, and the tokens of each."""
@@ -436,13 +438,15 @@ def write_rows(rows: Columns, predicted: Sequence[Sequence[str]]) -> str:
     """Return JSON lines with the rows of a table and `predicted`: tags, or the spans of a text."""
     names = rows.table.column_names
     column = name_apart("predicted", names, "_predicted")
-    is_text = not set(WORD_COLUMNS) & set(names)
+    is_text = has_spans(names)
+    spans = [name for name in SPAN_COLUMNS if is_text and name in names][:1]  # those that were read
+    nested = {*rows.lists, *spans}
     lines = []
     for row, tags in zip(rows.table.to_pylist(), predicted, strict=True):
         found: Any = list(tags)
         if is_text:
             found = list_spans(split_words(row[TEXT_COLUMN]), find_entities(tags))
-        given = {name: json.loads(cell) if name in rows.lists and cell else cell for name, cell in row.items()}
+        given = {name: json.loads(cell) if name in nested and cell else cell for name, cell in row.items()}
         lines.append(json.dumps({**given, column: found}, ensure_ascii=False) + "\n")
     return "".join(lines)
 

@@ -38,6 +38,7 @@ BERT_TRAIN = {  # `[train]` of the paper in pre-training (A.2) and fine-tuning (
 }
 TUNE = "tune"  # the split that decides, where there is one
 CHOSEN_ON_DEV = "chosen_on_dev"  # in metrics.json: choices made on the scored data
+OWN_DATA = "own_data"  # the same: present if the paper has no scores on these data
 
 Result = dict[str, Any]
 
@@ -281,15 +282,18 @@ class Task:
         return next((row for row in self.table if row.key == key), ScoreRow(key, key))
 
     def list_rows(self, metrics: Mapping[str, Any]) -> list[ScoreRow]:
-        """Return the lines of the table that there are scores for, the metric's among them, with known baselines."""
+        """Return the lines of the table that there are scores for, the metric's among them, with known baselines.
+
+        Those of a person's own data have no published scores.
+        """
         rows = {row.key: row for row in self.table}
         if self.metric:
             rows.setdefault(self.metric, self.find_row(self.metric))
-        return [
-            replace(row, baselines={words: known for words, known in row.baselines.items() if known in metrics})
-            for key, row in rows.items()
-            if key in metrics
-        ]
+        found = []
+        for row in (row for key, row in rows.items() if key in metrics):
+            baselines = {words: known for words, known in row.baselines.items() if known in metrics}
+            found.append(replace(row, baselines=baselines, paper={} if OWN_DATA in metrics else row.paper))
+        return found
 
     # --- Answers ------------------------------------------------------------------------------------------------------
 

@@ -69,9 +69,10 @@ class TextTask(FineTuningTask):
             lines.append(f"{several:,} {count} have several windows, {len(sequences):,} windows in all")
         if truncated := int(sequences.shortened.sum()):
             length = int(np.diff(sequences.ends, prepend=0).max())
-            more = f"data.max_length (up to {MOST_TOKENS}) or " * (length < MOST_TOKENS)
-            remedy = f"{more}data.long=mean reads more of them"
-            lines.append(f"{truncated:,} {count} are truncated to {length} tokens; {remedy}")
+            remedies = [f"data.max_length (up to {MOST_TOKENS})"] * (length < MOST_TOKENS)
+            remedies += ["data.long=mean"] * (sequences is data)  # otherwise the text that windows repeat is truncated
+            remedy = f"; {' or '.join(remedies)} reads more of them" * bool(remedies)
+            lines.append(f"{truncated:,} {count} are truncated to {length} tokens{remedy}")
         return lines
 
     def read_input(self, given: Mapping[str, Any], settings: PredictionSettings) -> tuple[str, ...]:

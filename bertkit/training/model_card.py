@@ -159,9 +159,9 @@ def list_results(task: Task, recipe: Mapping[str, Any], metrics: Mapping[str, An
     """Return the scores that have a metric name on the Hub, in their official unit, with their data sets."""
     title, copies, unknown = task.title, task.copies, ("unknown", None)
     if own := find_own_dataset(task, recipe["data"]):
-        title, copies, unknown = f"{title}, {own[0]}", {}, own
-    elif recipe["data"].get("dir"):
-        title, copies = f"{title}, local files", {}
+        title, copies, unknown = own[0], {}, own
+    elif place := recipe["data"].get("dir"):
+        title, copies = f"{title}, local files" if task.is_official(place) else "local files", {}
     if recipe["data"].get("tune_share"):
         title, copies = f"{title}, part of dev", {}
     results = []
@@ -192,11 +192,11 @@ def describe_data(task: Task, recipe: Mapping[str, Any], sizes: Mapping[str, int
     if own := find_own_dataset(task, options):
         dataset, config = own
         form = f", configuration `{config}`" if config else ""
-        lines.append(f"{title}: [{dataset}](https://huggingface.co/datasets/{dataset}){form}.")
-    elif options.get("dir"):
-        folder = quote_code(hide_paths(options["dir"], "dir"))
-        form = " in the official format" if task.is_official(options["dir"]) else ""
-        lines.append(f"{title}, from local files{form} ({folder}).")
+        lines.append(f"[{dataset}](https://huggingface.co/datasets/{dataset}){form}.")
+    elif place := options.get("dir"):
+        files = quote_code(hide_paths(place, "dir"))
+        official = f"{title}, from local files in the official format ({files})."
+        lines.append(official if task.is_official(place) else f"Local files: {files}.")
     elif copies:
         dataset, config, _ = next(iter(copies.values()))
         lines.append(f"{title}: [{dataset}](https://huggingface.co/datasets/{dataset}), configuration `{config}`.")
@@ -229,7 +229,7 @@ def quote_code(text: str) -> str:
 
 
 def hide_paths(value: Any, key: str = "") -> Any:
-    """Return the value with every path in it shortened to its last part.
+    """Return the value with every path in it shortened to its last part, also of files joined by commas.
 
     Folders may name a person or a client. A possible Hub name that is not an existing path is kept, unless its key
     takes only paths (LOCAL).
@@ -240,5 +240,8 @@ def hide_paths(value: Any, key: str = "") -> Any:
         return [hide_paths(item, key) for item in value]
     if not isinstance(value, str) or "/" not in value:
         return value
-    is_path = key in LOCAL or not is_hub_name(value) or os.path.exists(value)
-    return Path(value).name or value if is_path else value
+    if key not in LOCAL and is_hub_name(value) and not os.path.exists(value):
+        return value
+    files = value.split(",")
+    are_files = all(os.path.isfile(os.path.expanduser(file)) for file in files)
+    return ",".join(Path(path).name or path for path in (files if are_files else [value]))

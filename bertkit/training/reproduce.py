@@ -22,7 +22,7 @@ from bertkit.errors import UsageError, explain_refusal
 from bertkit.system.differences import find_differences
 from bertkit.system.progress import Report, ignore
 from bertkit.tasks import TASKS
-from bertkit.tasks.task import CHOSEN_ON_DEV
+from bertkit.tasks.task import CHOSEN_ON_DEV, OWN_DATA
 from bertkit.training.callbacks import Progress
 from bertkit.training.recipe import read_recipe
 from bertkit.training.run import run
@@ -93,7 +93,7 @@ def compare_runs(before: Path, now: Path) -> Comparison:
         UsageError: A file of one of them is damaged.
     """
     one, two = (read_metrics(folder / METRICS_FILE) for folder in (before, now))
-    names = [name for name in one | two if name != CHOSEN_ON_DEV]  # runs of earlier versions lack it
+    names = [name for name in one | two if name not in (CHOSEN_ON_DEV, OWN_DATA)]  # earlier versions lack them
     scores = {name: (one.get(name), two.get(name)) for name in names if one.get(name) != two.get(name)}
     return Comparison(
         scores, compare_weights(before, now), compare_files(before, now), list(compare_environments(before, now))

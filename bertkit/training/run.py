@@ -28,7 +28,7 @@ from bertkit.errors import UsageError, explain_disk_error, explain_refusal
 from bertkit.model.checkpoint import fingerprint_weights, load_model, make_config, reinitialize
 from bertkit.model.optim import BERT_ADAM, BertAdam
 from bertkit.system.progress import Report, ignore
-from bertkit.tasks.task import CHOSEN_ON_DEV, TUNE, Task
+from bertkit.tasks.task import CHOSEN_ON_DEV, OWN_DATA, TUNE, Task
 from bertkit.training.arguments import complete, explain_missing_head, make_arguments, name_head
 from bertkit.training.callbacks import PredictionProgress, Progress, StopOnSignal
 from bertkit.training.outputs import find_better, save_best, write_results
@@ -254,6 +254,8 @@ def finish(
         setattr(model.config, name, value)
     if names := [] if tuned else [*chosen, *["the checkpoint"] * trainer.args.load_best_model_at_end]:
         metrics[CHOSEN_ON_DEV] = " and ".join(names)
+    if task.copies and not task.is_official(recipe["data"]["dir"]):
+        metrics[OWN_DATA] = True
     trainer.save_model(str(output))
     if best := find_better(trainer, tuned or metrics, report):
         name, _ = trainer.criterion

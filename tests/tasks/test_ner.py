@@ -116,7 +116,7 @@ def test_what_is_no_iob2_and_no_iob1_is_said(tmp_path):
     for name in ("train.conll", "dev.conll"):
         (tmp_path / name).write_text("a B-X\n\na B-X\n\na O\nb I-X\n")
     _, lines = load(tmp_path, context=False)
-    assert f"{tmp_path / 'dev.conll'}: tags are IOB2, but 1 of them are not as in that scheme" in lines
+    assert f"{tmp_path / 'dev.conll'}: the scheme is IOB2, but 1 of the tags do not follow it" in lines
 
 
 def test_what_became_of_the_words_is_said(tmp_path, start):
@@ -139,7 +139,7 @@ def test_what_became_of_the_words_is_said(tmp_path, start):
         ({"max_train_samples": -1}, "max_train_samples is -1"),
         ({"max_length": 129}, "max_length 129 exceeds the model's 128 positions"),
         ({"context": "yes"}, "context"),
-        ({"dir": "/no/folder"}, "/no/folder is not a folder; give the folder that holds eng.train and eng.testa"),
+        ({"dir": "/no/folder"}, "/no/folder does not exist; give a CoNLL file"),
     ],
 )
 def test_options_that_make_no_sense(tmp_path, folder, start, options, message):

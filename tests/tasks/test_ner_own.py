@@ -91,6 +91,7 @@ def test_every_form_trains_the_same_weights(start, tmp_path):
         path = write_form(tmp_path / form, form, rows)
         metrics = run(NER, make_recipe(start, path), output=tmp_path / f"run-{form}")
         weights = load_file(tmp_path / f"run-{form}" / "model.safetensors")
+        assert not any(row.paper for row in NER.list_rows(metrics)), "these are not the paper's data"
         runs[form] = {name: metrics[name] for name in ("f1", "strict_f1", "test_f1")}, weights
     scores, weights = runs["IOB2"]
     for form, (found, own) in runs.items():
@@ -107,7 +108,7 @@ def test_predictions_have_the_rows_of_the_input(finished):
     for split, key in (("dev", "f1"), ("test", "test_f1")):
         rows = [json.loads(line) for line in (output / "predictions" / f"{split}.jsonl").read_text().splitlines()]
         assert {tuple(row) for row in rows} == {("id", "writer", "text", "spans", "predicted")}
-        sides = [(json.loads(row["spans"]), row["predicted"]) for row in rows]
+        sides = [(row["spans"], row["predicted"]) for row in rows]
         right = sum(span in predicted for spans, predicted in sides for span in spans)
         assert metrics[key] == pytest.approx(2 * right / sum(len(spans) + len(found) for spans, found in sides))
         assert metrics[key] > 0.3
@@ -145,6 +146,8 @@ def test_splits_are_shared_with_classify(tmp_path):
     assert all(size % 5 == 0 for size in sizes.values()), "the rows of a writer stay together"
     assert set(sizes) == {"train", "dev", "test"}
     assert any(line.startswith("  LOC: train ") for line in lines)
+    for rows in NER.divide(examples["train"], 0.5):
+        assert len(rows["text"].sentences) % 5 == 0, "also where a part of dev decides"
     more = write_form(tmp_path / "more", "tokens", make_rows(200) + make_rows(50, seed=2))
     kept = load(more)[0]["dev"]["text"].sentences
     words = [sentence.words for sentence in load(path)[0]["dev"]["text"].sentences]
@@ -154,8 +157,9 @@ def test_splits_are_shared_with_classify(tmp_path):
 def test_a_test_split_without_tags_is_predicted_and_train_must_have_some(start, tmp_path):
     folder = tmp_path / "d"
     folder.mkdir()
-    write_form(folder / "train", "tokens", make_rows(40))
+    write_form(folder / "train", "tokens", [(words, from_iob2(tags, "BILOU")) for words, tags in make_rows(40)])
     write_table(folder / "test.jsonl", [{"tokens": ["good", "so"]}, {"tokens": ["bad"]}])
+    assert load(folder)[0]["unlabelled"]["text"].scheme == "BILOU", "as in train"
     metrics = run(NER, make_recipe(start, folder, updates=2), output=tmp_path / "run")
     assert not any(key.startswith("test_") for key in metrics)
     rows = [json.loads(line) for line in (tmp_path / "run" / "predictions" / "test.jsonl").read_text().splitlines()]
@@ -178,7 +182,9 @@ def test_folds_predict_every_sentence(start, tmp_path, form):
     rows = make_rows(40)
     path = write_form(tmp_path / "t", form, rows)
     study = make_study(define_folds("ner", make_recipe(start, path, updates=2), 2))
-    assert gather_folds(run_study(study, output=tmp_path / "out"), tmp_path / "out") is not None
+    found = run_study(study, output=tmp_path / "out")
+    assert gather_folds(found, tmp_path / "out") is not None
+    assert not found["columns"]["ner"]["published"]
     if form == "tokens":
         lines = (tmp_path / "out" / "out_of_fold.jsonl").read_text().splitlines()
         found = [json.loads(line) for line in lines]

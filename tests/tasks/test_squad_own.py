@@ -257,7 +257,8 @@ def test_test_is_scored_at_the_tau_of_dev_and_its_files_stand_beside_those_of_de
     assert {"EM", "F1", "EM, test", "F1, test"} <= set(shown)
     card = (output / "README.md").read_text()
     assert "F1, test" in card
-    assert f"{task.title}, from local files (`own`)." in card
+    assert "- Local files: `own`." in card
+    assert "the paper" not in card
     assert "official" not in card
     assert "rajpurkar" not in card
 
@@ -280,7 +281,9 @@ def test_official_files_have_no_test_and_no_rows(tmp_path, start, version, quest
     folder, *_ = questions[version.name]
     metrics = run(TASKS[version.name], make_recipe(start, folder), output=tmp_path / "run")
     assert not any(key.startswith("test_") for key in metrics)
-    assert not any(row.key.startswith("test_") for row in TASKS[version.name].list_rows(metrics))
+    rows = TASKS[version.name].list_rows(metrics)
+    assert not any(row.key.startswith("test_") for row in rows)
+    assert all(row.paper for row in rows if row.key in ("f1", version.exact))
     assert not list((tmp_path / "run" / "predictions").glob("*.jsonl"))
     card = (tmp_path / "run" / "README.md").read_text()
     assert "in the official format" in card
@@ -324,13 +327,11 @@ def test_a_data_set_of_ones_own_on_the_hub_is_not_taken_for_squad(monkeypatch, q
     ]
     where = "eve/questions", "small"
     assert results == [
-        (*where, "dev", "SQuAD 1.1, eve/questions", 50.0),
-        (*where, "test", "SQuAD 1.1, eve/questions", 40.0),
+        (*where, "dev", "eve/questions", 50.0),
+        (*where, "test", "eve/questions", 40.0),
     ]
     lines = model_card.describe_data(task, recipe, {"train": 1})
-    assert lines[0] == (
-        "SQuAD 1.1: [eve/questions](https://huggingface.co/datasets/eve/questions), configuration `small`."
-    )
+    assert lines[0] == "[eve/questions](https://huggingface.co/datasets/eve/questions), configuration `small`."
 
 
 def test_what_a_run_suggests(tmp_path, questions):

@@ -273,18 +273,19 @@ def test_the_card_says_of_which_checkpoint_the_training_started(tmp_path, monkey
                 "Trained on `mine.json` instead of the official training file.",
             ],
         ),
-        ("classify", {"dir": "/home/ada/reviews.csv"}, ["your texts, from local files (`reviews.csv`)."]),
+        ("classify", {"dir": "/home/ada/reviews.csv"}, ["Local files: `reviews.csv`."]),
         (
             "classify",
             {"dir": "ada/reviews"},
-            ["your texts: [ada/reviews](https://huggingface.co/datasets/ada/reviews)."],
+            ["[ada/reviews](https://huggingface.co/datasets/ada/reviews)."],
         ),
         (
             "classify",
             {"dir": "ada/reviews:new"},
-            ["your texts: [ada/reviews](https://huggingface.co/datasets/ada/reviews), configuration `new`."],
+            ["[ada/reviews](https://huggingface.co/datasets/ada/reviews), configuration `new`."],
         ),
-        ("squad1", {"dir": "/home/ada/a.jsonl,/home/ada/b.json"}, ["SQuAD 1.1, from local files (`b.json`)."]),
+        ("squad1", {"dir": "/home/ada/a, b/c.json"}, ["Local files: `c.json`."]),
+        ("ner", {"dir": "/home/ada/letters.conll"}, ["Local files: `letters.conll`."]),
         ("swag", {"dir": "/home/ada/SWAG"}, ["SWAG, from local files in the official format (`SWAG`)."]),
         ("swag", {"dir": "../../clients/acme"}, ["SWAG, from local files in the official format (`acme`)."]),
         ("pretrain", {"corpus": ["../clients/acme", "a/b/c.txt"]}, ["Text: `acme`, `c.txt`."]),
@@ -314,6 +315,9 @@ def test_paths_shrink_to_their_last_part(tmp_path, monkeypatch):
     assert model_card.hide_paths(recipe) == recipe | {"data": {"dir": "GLUE", "corpus": shrunk}}
     files = {"dir": "../../clients/acme", "train_file": "gone/acme", "extra_train": "gone/b", "features_dir": "gone/c"}
     assert model_card.hide_paths(files) == dict(zip(files, ["acme", "acme", "b", "c"], strict=True))
+    for name in ("a.json", "b.csv"):
+        (tmp_path / name).touch()
+    assert model_card.hide_paths(f"{tmp_path}/a.json,{tmp_path}/b.csv", "dir") == "a.json,b.csv"
     assert model_card.hide_paths({"seed": 42, "freeze": True, "path": "/"}) == {"seed": 42, "freeze": True, "path": "/"}
 
 

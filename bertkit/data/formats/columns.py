@@ -97,10 +97,10 @@ def read_splits(place: str, nested: Collection[str] = (), read: Callable[[Path],
     """Read the splits of a person's data as tables: train, and dev and test where they are given.
 
     Args:
-        nested: As for `read_columns`.
-        read: A reader of files other than `read_columns`, for further formats.
         place: A file, which is train; a folder with train, dev (or validation, val, valid) and test as files with one
             of the SUFFIXES; or a data set on the Hub, owner/name or owner/name:config, with splits of these names.
+        nested: As for `read_columns`.
+        read: A reader of files other than `read_columns`, for further formats.
 
     Raises:
         UsageError: There is no such place or no train in it, two files are for one split, or as `read_columns`.

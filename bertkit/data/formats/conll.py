@@ -31,6 +31,10 @@ NER_FILES = (  # file names of the splits, in the order of preference
     ("train.txt", "dev.txt", "test.txt"),
 )
 CONLL_SUFFIXES = (".conll", ".txt")
+REMEDY = (
+    "give a CoNLL file (.conll, .txt), a table (.csv, .tsv, .jsonl, .json, .parquet), a Hub data set owner/name, or a "
+    "folder that holds eng.train and eng.testa, train.conll, train.txt or a table train"
+)
 # The Hub's first copy, eriktks/conll2003, is a script, which `datasets` no longer runs; this one holds it as parquet.
 NER_HUB, NER_CONFIG = "lhoestq/conll2003", "default"
 NER_HUB_SPLITS = {"train": "train", "dev": "validation", "test": "test"}
@@ -50,17 +54,17 @@ def find_conll(folder: str | Path, report: "Callable[[str], None]" = ignore) -> 
     """
     folder = Path(folder)
     if not folder.is_dir():
-        raise UsageError(f"{folder} is not a folder; give the folder that holds {_list_names()} with --data DIR")
+        raise UsageError(f"{folder} does not exist; {REMEDY}")
     holding = [folder] if _find_kinds(folder) else [x for x in sorted(folder.iterdir()) if _find_kinds(x)]
     if len(holding) != 1:
-        has = f"several data sets ({', '.join(x.name for x in holding)})" if holding else "no CoNLL files"
-        raise UsageError(f"{folder} has {has}; give the folder that holds {_list_names()} with --data DIR")
+        has = f"several data sets ({', '.join(x.name for x in holding)})" if holding else "no CoNLL files and no tables"
+        raise UsageError(f"{folder} has {has}; {REMEDY}")
     (folder,) = holding
     kinds = _find_kinds(folder)
     complete = [names for names in kinds if all((folder / name).is_file() for name in _list_needed(names))]
     if not complete:
         missing = next(name for name in kinds[0] if not (folder / name).is_file())
-        raise UsageError(f"{folder} has no {missing}; give a folder that holds {_list_names()} with --data DIR")
+        raise UsageError(f"{folder} has no {missing}; {REMEDY}")
     taken, *others = sorted(complete, key=lambda names: not (folder / names[1]).is_file())
     if others:
         report(f"{folder} has {' and '.join(names[0] for names in complete)}; using the files named like {taken[0]}")
@@ -78,10 +82,6 @@ def _find_kinds(folder: Path) -> list[tuple[str, ...]]:
 def _list_needed(names: tuple[str, ...]) -> tuple[str, ...]:
     """Return the required files of a row of NER_FILES."""
     return names[:2] if names is NER_FILES[0] else names[:1]
-
-
-def _list_names() -> str:
-    return " or ".join(f"{train} and {dev}" for train, dev, _ in NER_FILES)
 
 
 def read_conll(path: str | Path) -> TaggedText:

@@ -53,6 +53,12 @@ class Alignment:
     first: str = ""
 
 
+def has_spans(names: Sequence[str]) -> bool:
+    """Return whether a table with these columns has texts with spans rather than words with tags."""
+    has_words, has_tags, is_marked = (bool({*some} & {*names}) for some in (WORD_COLUMNS, TAG_COLUMNS, SPAN_COLUMNS))
+    return TEXT_COLUMN in names and (not has_words or (is_marked and not has_tags))
+
+
 def read_entities(rows: Columns, report: Report) -> TaggedText:
     """Read the sentences of a table; rows without a word are left out.
 
@@ -64,11 +70,11 @@ def read_entities(rows: Columns, report: Report) -> TaggedText:
             known scheme, or spans overlap or are outside their text.
     """
     names = rows.table.column_names
-    given = next((name for name in (*WORD_COLUMNS, TEXT_COLUMN) if name in names), None)
+    is_text = has_spans(names)
+    given = TEXT_COLUMN if is_text else next((name for name in WORD_COLUMNS if name in names), None)
     if given is None:
         listed = ", ".join(map(repr, names[:MOST_NAMES]))
         raise UsageError(f"{rows.source} has the columns {listed}; expected tokens and ner_tags, or text and spans")
-    is_text = given == TEXT_COLUMN
     marked = next((name for name in (SPAN_COLUMNS if is_text else TAG_COLUMNS) if name in names), None)
     cells = rows.find(given).to_pylist()
     marks = rows.find(marked).to_pylist() if marked else [""] * len(rows)

@@ -123,7 +123,7 @@ def test_the_only_folder_in_a_folder_will_do(tmp_path):
     write(tmp_path / "ner" / "README", "about")
     assert find_conll(tmp_path / "ner")["dev"] == tmp_path / "ner" / "conll2003" / "eng.testa"
     write_conll(tmp_path / "ner" / "wnut17")
-    with pytest.raises(UsageError, match=r"ner has several data sets \(conll2003, wnut17\); give the folder that"):
+    with pytest.raises(UsageError, match=r"ner has several data sets \(conll2003, wnut17\); give a CoNLL file"):
         find_conll(tmp_path / "ner")
     write_conll(tmp_path / "ner")
     assert find_conll(tmp_path / "ner")["dev"] == tmp_path / "ner" / "eng.testa", "files of its own come first"
@@ -141,11 +141,10 @@ def test_of_two_kinds_one_is_taken_and_said(tmp_path):
 
 
 def test_folders_that_will_not_do(tmp_path):
-    names = "eng.train and eng.testa or train.conll and dev.conll or train.txt and dev.txt with --data DIR"
     for prepare, message in (
-        (lambda: None, f"{tmp_path / 'ner'} is not a folder; give the folder that holds {names}"),
-        (lambda: (tmp_path / "ner").mkdir(), f"{tmp_path / 'ner'} has no CoNLL files; give the folder that holds"),
-        (lambda: write(tmp_path / "ner" / "dev.conll", "a O"), f"{tmp_path / 'ner'} has no train.conll; give a folder"),
+        (lambda: None, f"{tmp_path / 'ner'} does not exist; give a CoNLL file"),
+        (lambda: (tmp_path / "ner").mkdir(), f"{tmp_path / 'ner'} has no CoNLL files and no tables; give a CoNLL file"),
+        (lambda: write(tmp_path / "ner" / "dev.conll", "a O"), f"{tmp_path / 'ner'} has no train.conll; give a CoNLL"),
     ):
         prepare()
         with pytest.raises(UsageError) as error:

@@ -98,6 +98,17 @@ def test_rows_without_words_are_left_out_and_those_without_marks_are_unlabelled(
     assert not text.is_labelled
 
 
+def test_of_texts_and_words_those_with_marks_are_read(tmp_path):
+    both = {"text": "so A", "tokens": ["so A"]}
+    for marks, words, is_labelled in (
+        ({"spans": [[3, 4, "X"]]}, ["so", "A"], True),
+        ({"spans": [], "tags": ["B-X"]}, ["so A"], True),
+        ({}, ["so A"], False),
+    ):
+        text, _ = read(write_lines(tmp_path / "a.jsonl", both | marks))
+        assert (text.sentences[0].words, text.is_labelled) == (words, is_labelled)
+
+
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
