@@ -33,7 +33,15 @@ from bertkit.data.formats.conll import (
     read_conll,
     read_conll_copy,
 )
-from bertkit.data.formats.entities import SPAN_COLUMNS, TEXT_COLUMN, WORD_COLUMNS, list_spans, read_entities
+from bertkit.data.formats.entities import (
+    SPAN_COLUMNS,
+    TEXT_COLUMN,
+    WORD_COLUMNS,
+    find_columns,
+    list_spans,
+    read_entities,
+    read_list,
+)
 from bertkit.data.sequences import IGNORED, pad
 from bertkit.data.splits import check_split_options, describe_shares, divide_train, hash_keys
 from bertkit.data.tagging import ABSENT, Sentence, TaggedText, WordWindows, encode_words, split_words
@@ -165,7 +173,7 @@ class NerTask(FineTuningTask):
         sentences = texts["train"].sentences[: options["max_train_samples"] or None]
         texts["train"] = replace(texts["train"], sentences=sentences)
         if "test" in texts and not texts["test"].is_labelled:
-            texts[UNLABELLED] = texts.pop("test")
+            texts[UNLABELLED] = replace(texts.pop("test"), scheme=train.scheme)
         report("NER: " + ", ".join(f"{split} {len(text.sentences):,} sentences" for split, text in texts.items()))
         # The models of all folds have the same labels.
         tags = {tag for sentence in (train.sentences if options["folds"] else sentences) for tag in sentence.tags}
@@ -305,10 +313,10 @@ class NerTask(FineTuningTask):
 
     def read_input(self, given: Mapping[str, Any], settings: PredictionSettings) -> Tagged:
         """Return the words of a text, or words as they are."""
-        if "words" in given:
-            words = given["words"]
+        if (name := find_columns(given)[0]) in WORD_COLUMNS:
+            words = read_list(given[name], name) if isinstance(given[name], str) else given[name]
             if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
-                raise UsageError("words must be a list of strings; for a single string use the key text")
+                raise UsageError(f"{name} must be a list of strings; for a single string use the key text")
             tagged = take_words(words)
         else:
             text = take_text(given, "text")
@@ -436,14 +444,15 @@ def write_rows(rows: Columns, predicted: Sequence[Sequence[str]]) -> str:
     """Return JSON lines with the rows of a table and `predicted`: tags, or the spans of a text."""
     names = rows.table.column_names
     column = name_apart("predicted", names, "_predicted")
-    is_text = not set(WORD_COLUMNS) & set(names)
+    given, marked = find_columns(names)
+    lists = rows.lists | ({marked} if marked in SPAN_COLUMNS else set())
     lines = []
     for row, tags in zip(rows.table.to_pylist(), predicted, strict=True):
         found: Any = list(tags)
-        if is_text:
+        if given == TEXT_COLUMN:
             found = list_spans(split_words(row[TEXT_COLUMN]), find_entities(tags))
-        given = {name: json.loads(cell) if name in rows.lists and cell else cell for name, cell in row.items()}
-        lines.append(json.dumps({**given, column: found}, ensure_ascii=False) + "\n")
+        row |= {name: json.loads(row[name]) for name in lists if row[name]}
+        lines.append(json.dumps({**row, column: found}, ensure_ascii=False) + "\n")
     return "".join(lines)
 
 
