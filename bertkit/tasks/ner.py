@@ -52,7 +52,6 @@ from bertkit.model.bilstm import FEATURE_LAYERS
 from bertkit.model.heads import BertFeaturesForTokenClassification
 from bertkit.reports.tables import ScoreRow
 from bertkit.system.files import take_fingerprint
-from bertkit.system.hub import find_dataset
 from bertkit.system.progress import Report, ignore
 from bertkit.tasks.classification import UNLABELLED, name_apart
 from bertkit.tasks.features import Features, cache_features, pad_features
@@ -193,14 +192,14 @@ class NerTask(FineTuningTask):
         if not self.is_official(options["dir"]):
             tables = read_splits(options["dir"], SPAN_COLUMNS)
             return {split: read_entities(rows, report) for split, rows in tables.items()}
-        if place.is_file():
+        if place.suffix in CONLL_SUFFIXES and not place.is_dir():
             return {"train": read_conll(place)}
         return {split: read_conll(path) for split, path in find_conll(place, report).items()}
 
     def is_official(self, place: str) -> bool:
         """Return whether these are files in CoNLL's columns, or its copy on the Hub."""
-        is_own = Path(place).is_file() or find_dataset(place) or has_splits(place)
-        return not place or Path(place).suffix in CONLL_SUFFIXES or not is_own
+        path = Path(place)
+        return not place or path.suffix in CONLL_SUFFIXES or (path.is_dir() and not has_splits(place))
 
     def place_rows(self, options: Mapping[str, Any]) -> np.ndarray:
         """Return the places of the sentences by a hash of their groups, documents or words."""

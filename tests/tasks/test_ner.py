@@ -139,7 +139,8 @@ def test_what_became_of_the_words_is_said(tmp_path, start):
         ({"max_train_samples": -1}, "max_train_samples is -1"),
         ({"max_length": 129}, "max_length 129 exceeds the model's 128 positions"),
         ({"context": "yes"}, "context"),
-        ({"dir": "/no/folder"}, "/no/folder is not a folder; give the folder that holds eng.train and eng.testa"),
+        ({"dir": "leters.jsonl"}, r"'leters.jsonl' does not exist; give a file \(\.csv, "),
+        ({"dir": "leters.conll"}, r"leters.conll does not exist; check the folder and the name of the file"),
     ],
 )
 def test_options_that_make_no_sense(tmp_path, folder, start, options, message):

@@ -81,7 +81,7 @@ def _list_needed(names: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _list_names() -> str:
-    return " or ".join(f"{train} and {dev}" for train, dev, _ in NER_FILES)
+    return " or ".join([*(f"{train} and {dev}" for train, dev, _ in NER_FILES), "train.jsonl"])
 
 
 def read_conll(path: str | Path) -> TaggedText:
