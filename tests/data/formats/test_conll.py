@@ -141,7 +141,8 @@ def test_of_two_kinds_one_is_taken_and_said(tmp_path):
 
 
 def test_folders_that_will_not_do(tmp_path):
-    names = "eng.train and eng.testa or train.conll and dev.conll or train.txt and dev.txt or train.jsonl with --data DIR"
+    names = "eng.train and eng.testa or train.conll and dev.conll or train.txt and dev.txt or train.jsonl"
+    names += " with --data DIR"
     for prepare, message in (
         (lambda: None, f"{tmp_path / 'ner'} is not a folder; give the folder that holds {names}"),
         (lambda: (tmp_path / "ner").mkdir(), f"{tmp_path / 'ner'} has no CoNLL files; give the folder that holds"),
