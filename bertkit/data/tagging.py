@@ -29,8 +29,8 @@ IDEOGRAPH = (
 PART = rf"(?:(?![{IDEOGRAPH}\p{{Cf}}])[\w\p{{M}}\p{{N}}])+"
 # Up to three marks inside a word belong to it, as in "U.N" and "O'Neill's"; every other mark is a word. Combining
 # characters, such as vowel signs, belong to the character before them; invisible ones alone are not words.
-MARK = r"(?:\p{Cf}|[^\w\s\p{M}\p{N}\p{Cc}])"
-WORD = regex.compile(rf"{PART}(?:{MARK}{{1,3}}{PART}){{0,8}}|(?:[{IDEOGRAPH}]|(?!\p{{Cf}}){MARK})\p{{M}}*")
+NONWORD = r"(?:\p{Cf}|[^\w\s\p{M}\p{N}\p{Cc}])"
+WORD = regex.compile(rf"{PART}(?:{NONWORD}{{1,3}}{PART}){{0,8}}|(?:[{IDEOGRAPH}]|(?!\p{{Cf}}){NONWORD})\p{{M}}*")
 
 
 @dataclass(frozen=True, slots=True)
