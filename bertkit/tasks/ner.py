@@ -27,6 +27,7 @@ from bertkit.data.formats.conll import (
     CONLL_SUFFIXES,
     DOCSTART,
     NER_CONFIG,
+    NER_FILES,
     NER_HUB,
     NER_HUB_SPLITS,
     find_conll,
@@ -191,6 +192,8 @@ class NerTask(FineTuningTask):
         place = Path(options["dir"])
         if not self.is_official(options["dir"]):
             tables = read_splits(options["dir"], SPAN_COLUMNS)
+            if others := [name for names in NER_FILES for name in names if (place / name).is_file()]:
+                report(f"{place}: the tables are read, but not {', '.join(others)}")
             return {split: read_entities(rows, report) for split, rows in tables.items()}
         if place.suffix in CONLL_SUFFIXES and not place.is_dir():
             return {"train": read_conll(place)}
