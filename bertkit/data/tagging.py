@@ -8,12 +8,12 @@ Left out: files (`bertkit.data.formats.conll`) and scores (`bertkit.metrics`).
 """
 
 import json
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import regex
 
 from bertkit.data.formats.columns import Columns
 from bertkit.data.sequences import IGNORED, Items, Sequences
@@ -26,9 +26,11 @@ IDEOGRAPH = (
     "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0002a6df\U0002a700-\U0002b73f"
     "\U0002b740-\U0002b81f\U0002b820-\U0002ceaf\U0002f800-\U0002fa1f"
 )
-PART = rf"(?:(?![{IDEOGRAPH}])\w)+"
-# Up to three marks inside a word belong to it, as in "U.N" and "O'Neill's"; every other mark is a word.
-WORD = re.compile(rf"[{IDEOGRAPH}]|{PART}(?:[^\w\s]{{1,3}}{PART}){{0,8}}|[^\w\s]")
+PART = rf"(?:(?![{IDEOGRAPH}\p{{Cf}}])[\w\p{{M}}\p{{N}}])+"
+# Up to three marks inside a word belong to it, as in "U.N" and "O'Neill's"; every other mark is a word. Combining
+# characters, such as vowel signs, belong to the character before them; invisible ones alone are not words.
+NONWORD = r"(?:\p{Cf}|[^\w\s\p{M}\p{N}\p{Cc}])"
+WORD = regex.compile(rf"{PART}(?:{NONWORD}{{1,3}}{PART}){{0,8}}|(?:[{IDEOGRAPH}]|(?!\p{{Cf}}){NONWORD})\p{{M}}*")
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,15 @@ from bertkit.data.formats.conll import (
     read_conll,
     read_conll_copy,
 )
-from bertkit.data.formats.entities import SPAN_COLUMNS, TEXT_COLUMN, has_spans, list_spans, read_entities
+from bertkit.data.formats.entities import (
+    SPAN_COLUMNS,
+    TEXT_COLUMN,
+    WORD_COLUMNS,
+    find_columns,
+    list_spans,
+    read_entities,
+    read_list,
+)
 from bertkit.data.sequences import IGNORED, pad
 from bertkit.data.splits import check_split_options, describe_shares, divide_train, hash_keys
 from bertkit.data.tagging import ABSENT, Sentence, TaggedText, WordWindows, encode_words, split_words
@@ -186,8 +194,10 @@ class NerTask(FineTuningTask):
         is_table = place.is_file() or find_dataset(options["dir"]) or has_splits(place)
         if is_table and place.suffix not in CONLL_SUFFIXES:
             tables = read_splits(options["dir"], SPAN_COLUMNS)
+            if others := [name for names in NER_FILES for name in names if (place / name).is_file()]:
+                report(f"{place}: the tables are read, but not {', '.join(others)}")
             return {split: read_entities(rows, report) for split, rows in tables.items()}
-        if place.is_file():
+        if place.suffix in CONLL_SUFFIXES and not place.is_dir():
             return {"train": read_conll(place)}
         return {split: read_conll(path) for split, path in find_conll(place, report).items()}
 
@@ -309,10 +319,10 @@ class NerTask(FineTuningTask):
 
     def read_input(self, given: Mapping[str, Any], settings: PredictionSettings) -> Tagged:
         """Return the words of a text, or words as they are."""
-        if "words" in given:
-            words = given["words"]
+        if (name := find_columns(given)[0]) in WORD_COLUMNS:
+            words = read_list(given[name], name) if isinstance(given[name], str) else given[name]
             if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
-                raise UsageError("words must be a list of strings; for a single string use the key text")
+                raise UsageError(f"{name} must be a list of strings; for a single string use the key text")
             return take_words(words)
         text = take_text(given, "text")
         places = split_words(text)
@@ -438,16 +448,15 @@ def write_rows(rows: Columns, predicted: Sequence[Sequence[str]]) -> str:
     """Return JSON lines with the rows of a table and `predicted`: tags, or the spans of a text."""
     names = rows.table.column_names
     column = name_apart("predicted", names, "_predicted")
-    is_text = has_spans(names)
-    spans = [name for name in SPAN_COLUMNS if is_text and name in names][:1]  # those that were read
-    nested = {*rows.lists, *spans}
+    given, marked = find_columns(names)
+    lists = rows.lists | ({marked} if marked in SPAN_COLUMNS else set())
     lines = []
     for row, tags in zip(rows.table.to_pylist(), predicted, strict=True):
         found: Any = list(tags)
-        if is_text:
+        if given == TEXT_COLUMN:
             found = list_spans(split_words(row[TEXT_COLUMN]), find_entities(tags))
-        given = {name: json.loads(cell) if name in nested and cell else cell for name, cell in row.items()}
-        lines.append(json.dumps({**given, column: found}, ensure_ascii=False) + "\n")
+        row |= {name: json.loads(row[name]) for name in lists if row[name]}
+        lines.append(json.dumps({**row, column: found}, ensure_ascii=False) + "\n")
     return "".join(lines)
 
 

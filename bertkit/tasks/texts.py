@@ -63,16 +63,18 @@ class TextTask(FineTuningTask):
         """Return how many training texts are truncated, or have several windows."""
         if split != "train":
             return []
-        sequences = data.sequences if isinstance(data, WindowedTexts) else data
+        is_windowed = isinstance(data, WindowedTexts)  # then only the shorter text of a pair is truncated
+        sequences = data.sequences if is_windowed else data
         lines, count = [], f"of {len(data):,} training texts"
         if several := int((sequences.counts > 1).sum()):
             lines.append(f"{several:,} {count} have several windows, {len(sequences):,} windows in all")
         if truncated := int(sequences.shortened.sum()):
             length = int(np.diff(sequences.ends, prepend=0).max())
-            remedies = [f"data.max_length (up to {MOST_TOKENS})"] * (length < MOST_TOKENS)
-            remedies += ["data.long=mean"] * (sequences is data)  # otherwise the text that windows repeat is truncated
-            remedy = f"; {' or '.join(remedies)} reads more of them" * bool(remedies)
-            lines.append(f"{truncated:,} {count} are truncated to {length} tokens{remedy}")
+            ways = [f"data.max_length (up to {MOST_TOKENS})"] * (length < MOST_TOKENS)
+            ways += ["data.long=mean"] * (not is_windowed)
+            remedy = f"; {' or '.join(ways)} reads more of them" if ways else ""
+            what = "have a pair's shorter text truncated" if is_windowed else f"are truncated to {length} tokens"
+            lines.append(f"{truncated:,} {count} {what}{remedy}")
         return lines
 
     def read_input(self, given: Mapping[str, Any], settings: PredictionSettings) -> tuple[str, ...]:

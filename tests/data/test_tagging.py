@@ -13,6 +13,7 @@ from bertkit.data.tagging import (
     divide_long,
     encode_words,
     fit_context,
+    split_words,
 )
 from bertkit.data.tokenizer import make_tokenizer
 from tests.official import SPECIAL
@@ -41,6 +42,19 @@ def show(data, index):
 
 
 # --- Worked examples
+
+
+def test_combining_characters_belong_to_words_and_invisible_ones_are_none():
+    """Vowel signs, accents, variation selectors and zero-width joiners: each is a letter to a reader or nothing."""
+    texts = {
+        "दिल्ली में": ["दिल्ली", "में"],
+        "Jose\u0301 lives": ["Jose\u0301", "lives"],
+        "\u2764\ufe0f Ada\u200b x": ["\u2764\ufe0f", "Ada", "x"],
+        "می\u200cخواهم": ["می\u200cخواهم"],
+        "葛\U000e0100城": ["葛\U000e0100", "城"],
+    }
+    for text, words in texts.items():
+        assert [text[start:end] for start, end in split_words(text)] == words
 
 
 def test_each_word_is_labelled_on_its_first_token():

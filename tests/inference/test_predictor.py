@@ -291,7 +291,7 @@ def test_a_long_text_is_tagged_whole_and_each_part_sees_its_neighbours(ner_run):
         ("EU rejects the U.N.'s call.", ["EU", "rejects", "the", "U.N.'s", "call", "."]),
         ("(Blackburn, 1996-08-22)", ["(", "Blackburn", ",", "1996-08-22", ")"]),
         ("我在北京 2024 年", ["我", "在", "北", "京", "2024", "年"]),
-        ("naïve café\u200b!", ["naïve", "café", "\u200b", "!"]),
+        ("naïve café\u200b!", ["naïve", "café", "!"]),
         ("  ", []),
     ],
 )
@@ -533,7 +533,7 @@ def test_endings_that_are_none_are_named(given, tmp_path):
         Exact(folder)([{"context": "so"} | given])
 
 
-@pytest.mark.parametrize("words", ["good bad", ["good", 3], None])
+@pytest.mark.parametrize("words", [3, ["good", 3], None])
 def test_words_that_are_none_are_named(words, tmp_path):
     folder = write_head(tmp_path, "BertForTokenClassification")
     message = "^input 0: words must be a list of strings; for a single string use the key text$"

@@ -140,6 +140,8 @@ def test_what_became_of_the_words_is_said(tmp_path, start):
         ({"max_length": 129}, "max_length 129 exceeds the model's 128 positions"),
         ({"context": "yes"}, "context"),
         ({"dir": "/no/folder"}, "/no/folder does not exist; give a CoNLL file"),
+        ({"dir": "letters.jsonl"}, r"letters.jsonl does not exist; give a CoNLL file"),
+        ({"dir": "letters.conll"}, r"letters.conll does not exist; check the folder and the name of the file"),
     ],
 )
 def test_options_that_make_no_sense(tmp_path, folder, start, options, message):

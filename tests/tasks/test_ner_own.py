@@ -157,13 +157,15 @@ def test_splits_are_shared_with_classify(tmp_path):
 def test_a_test_split_without_tags_is_predicted_and_train_must_have_some(start, tmp_path):
     folder = tmp_path / "d"
     folder.mkdir()
-    write_form(folder / "train", "tokens", [(words, from_iob2(tags, "BILOU")) for words, tags in make_rows(40)])
-    write_table(folder / "test.jsonl", [{"tokens": ["good", "so"]}, {"tokens": ["bad"]}])
-    assert load(folder)[0]["unlabelled"]["text"].scheme == "BILOU", "as in train"
-    metrics = run(NER, make_recipe(start, folder, updates=2), output=tmp_path / "run")
+    rows = [{"tokens": words, "ner_tags": from_iob2(tags, "BILOU")} for words, tags in make_rows(80)]
+    write_table(folder / "train.jsonl", rows)
+    write_table(folder / "test.jsonl", [{"tokens": words} for words in (["good", "so"], ["bad"])])
+    metrics = run(NER, make_recipe(start, folder, updates=40), output=tmp_path / "run")
     assert not any(key.startswith("test_") for key in metrics)
     rows = [json.loads(line) for line in (tmp_path / "run" / "predictions" / "test.jsonl").read_text().splitlines()]
-    assert [len(row["predicted"]) for row in rows] == [2, 1]
+    assert [row["predicted"] for row in rows] == [["U-PER", "O"], ["U-LOC"]], "in the scheme of train"
+    again = Predictor(str(tmp_path / "run"))([{"tokens": ["good", "so"]}, {"tokens": '["bad"]'}])
+    assert [result["tags"] for result in again] == [["B-PER", "O"], ["B-LOC"]]
     assert not (tmp_path / "run" / "predictions" / "test.conll").exists()
     write_table(folder / "dev.jsonl", [{"tokens": ["good"]}])
     with pytest.raises(UsageError, match=r"dev\.jsonl has no tags or spans; only a test split may be without them"):
@@ -194,6 +196,12 @@ def test_folds_predict_every_sentence(start, tmp_path, form):
         blocks = (tmp_path / "out" / "out_of_fold.conll").read_text().split("\n\n")
         found = [[line.split(" ")[0] for line in block.splitlines()] for block in blocks if block]
         assert found == [words for words, _ in rows]
+
+
+def test_conll_files_beside_tables_are_named(tmp_path):
+    write_form(tmp_path / "train", "tokens", make_rows(60))
+    write_form(tmp_path / "dev", "IOB2", make_rows(9))
+    assert load(tmp_path)[1][0] == f"{tmp_path}: the tables are read, but not dev.conll"
 
 
 def test_a_group_needs_a_table(tmp_path):

@@ -105,9 +105,9 @@ def test_what_is_truncated_is_said_with_what_to_set(bert, folder, tmp_path):
     glue["data"]["max_length"] = 8
     data, line = report(TASKS["rte"], glue)
     assert line.startswith(f"{int(data.shortened.sum())} of {len(data)} training texts are truncated to 8 tokens; ")
-    glue["data"]["long"] = "mean"  # truncates only the text that every window repeats
+    glue["data"]["long"] = "mean"
     _, line = report(TASKS["rte"], glue)
-    assert line.endswith(" training texts are truncated to 8 tokens; data.max_length (up to 512) reads more of them")
+    assert line.endswith(" have a pair's shorter text truncated; data.max_length (up to 512) reads more of them")
     _, line = report(CLASSIFICATION, make_recipe(bert, folder, data={"max_length": 64}))
     assert "truncated" not in line
 

@@ -7,7 +7,7 @@ Left out: files and cells (`bertkit.data.formats.columns`), and CoNLL files (`be
 """
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 from sys import intern
 from typing import Annotated
@@ -53,12 +53,6 @@ class Alignment:
     first: str = ""
 
 
-def has_spans(names: Sequence[str]) -> bool:
-    """Return whether a table with these columns has texts with spans rather than words with tags."""
-    has_words, has_tags, is_marked = (bool({*some} & {*names}) for some in (WORD_COLUMNS, TAG_COLUMNS, SPAN_COLUMNS))
-    return TEXT_COLUMN in names and (not has_words or (is_marked and not has_tags))
-
-
 def read_entities(rows: Columns, report: Report) -> TaggedText:
     """Read the sentences of a table; rows without a word are left out.
 
@@ -70,12 +64,11 @@ def read_entities(rows: Columns, report: Report) -> TaggedText:
             known scheme, or spans overlap or are outside their text.
     """
     names = rows.table.column_names
-    is_text = has_spans(names)
-    given = TEXT_COLUMN if is_text else next((name for name in WORD_COLUMNS if name in names), None)
-    if given is None:
+    given, marked = find_columns(names)
+    if not given:
         listed = ", ".join(map(repr, names[:MOST_NAMES]))
         raise UsageError(f"{rows.source} has the columns {listed}; expected tokens and ner_tags, or text and spans")
-    marked = next((name for name in (SPAN_COLUMNS if is_text else TAG_COLUMNS) if name in names), None)
+    is_text = given == TEXT_COLUMN
     cells = rows.find(given).to_pylist()
     marks = rows.find(marked).to_pylist() if marked else [""] * len(rows)
     is_labelled = any(marks)
@@ -84,13 +77,14 @@ def read_entities(rows: Columns, report: Report) -> TaggedText:
     for row, (cell, mark) in enumerate(zip(cells, marks, strict=True)):
         place = rows.locate(row)
         if is_labelled and not mark:
-            raise UsageError(f"{place} has no {marked}; give [] if there is no entity, or leave the row out")
+            remedy = "give [] if there is no entity" if is_text else "give one tag per word"
+            raise UsageError(f"{place} has no {marked}; {remedy}, or leave the row out")
         if is_text:
             places = split_words(cell)
             words = [cell[start:end] for start, end in places]
             tags = _tag_words(cell, places, _read_spans(mark, place), place, alignment)
         else:
-            words = _read_list(cell, f"{place}: {given}")
+            words = read_list(cell, f"{place}: {given}")
             tags = _read_tags(mark, f"{place}: {marked}") if is_labelled else ["O"] * len(words)
             if len(tags) != len(words):
                 raise UsageError(f"{place} has {len(words)} {given} and {len(tags)} {marked}; give one tag per word")
@@ -98,6 +92,8 @@ def read_entities(rows: Columns, report: Report) -> TaggedText:
             found.append((row, words, tags))
     if not found:
         raise UsageError(f"{rows.source} has no words in {given!r}; give at least one text")
+    if len(found) < len(rows):
+        report(f"{rows.source}: {len(rows) - len(found):,} rows have no words in {given!r} and are left out")
     if alignment.first:
         report(
             f"{rows.source}: {alignment.extended:,} spans begin or end within a word and are extended to whole words, "
@@ -112,7 +108,14 @@ def read_entities(rows: Columns, report: Report) -> TaggedText:
     return TaggedText(rows.source, sentences, 0, scheme, odd, kept, is_labelled)
 
 
-def _read_list(cell: str, place: str) -> list[str]:
+def find_columns(names: Container[str]) -> tuple[str, str]:
+    """Return the columns of words and tags, or of a text and its spans, if there are both; "" for a missing one."""
+    forms = [(name, TAG_COLUMNS) for name in WORD_COLUMNS] + [(TEXT_COLUMN, SPAN_COLUMNS)]
+    found = [(given, next((x for x in marks if x in names), "")) for given, marks in forms if given in names]
+    return max(found, key=lambda columns: bool(columns[1]), default=("", ""))
+
+
+def read_list(cell: str, place: str) -> list[str]:
     """Read a cell as a JSON list of texts, or as texts separated by white space."""
     if not cell.startswith("["):
         return cell.split()
@@ -121,7 +124,7 @@ def _read_list(cell: str, place: str) -> list[str]:
 
 
 def _read_tags(cell: str, place: str) -> list[str]:
-    return [check_tag(tag, place) for tag in _read_list(cell, place)]
+    return [check_tag(tag, place) for tag in read_list(cell, place)]
 
 
 def _read_spans(cell: str, place: str) -> list[tuple[int, int, str]]:

@@ -71,6 +71,11 @@ def test_texts_and_spans_of_every_format(tmp_path):
         assert (sentence.words, sentence.tags, text.scheme, lines) == (WORDS, TAGS, "IOB2", []), path
 
 
+def test_words_without_tags_beside_spans_of_a_text_are_not_taken(tmp_path):
+    text, _ = read(write_lines(tmp_path / "a.jsonl", ADA | {"tokens": ["Ada"]}))
+    assert (text.is_labelled, text.sentences[0].tags) == (True, TAGS)
+
+
 def test_spans_that_do_not_end_at_words_are_extended_and_counted(tmp_path):
     """ "ove" is extended to a word, "U" and "A" are parts of one word, and the last span has no word."""
     row = {
@@ -88,7 +93,9 @@ def test_spans_that_do_not_end_at_words_are_extended_and_counted(tmp_path):
 
 
 def test_rows_without_words_are_left_out_and_those_without_marks_are_unlabelled(tmp_path):
-    text, _ = read(write_lines(tmp_path / "a.jsonl", {"tokens": [], "tags": []}, {"tokens": ["a"], "tags": ["O"]}))
+    path = tmp_path / "a.jsonl"
+    text, lines = read(write_lines(path, {"tokens": [], "tags": []}, {"tokens": ["a"], "tags": ["O"]}))
+    assert lines == [f"{path}: 1 rows have no words in 'tokens' and are left out"]
     assert [(sentence.words, sentence.line) for sentence in text.sentences] == [(["a"], 2)]
     assert len(text.rows) == 1
     for rows in ([{"words": ["a", "b"]}], [{"words": ["a", "b"], "tags": None}]):
@@ -115,7 +122,8 @@ def test_of_texts_and_words_those_with_marks_are_read(tmp_path):
         ([{"body": "a"}], r"has the columns 'body'; expected tokens and ner_tags, or text and spans"),
         ([{"tokens": ["a"], "tags": ["O", "O"]}], r"line 1 has 1 tokens and 2 tags; give one tag per word"),
         ([{"tokens": ["a"], "tags": ["3"]}], r"line 1: tags: the tag '3' is not of IOB, IOBES or BILOU"),
-        ([{"tokens": ["a"], "tags": ["O"]}, {"tokens": ["b"]}], r"line 2 has no tags; give \[\] if there is no entity"),
+        ([{"tokens": ["a"], "tags": ["O"]}, {"tokens": ["b"]}], r"line 2 has no tags; give one tag per word, or leave"),
+        ([{"text": "a", "spans": []}, {"text": "b"}], r"line 2 has no spans; give \[\] if there is no entity"),
         ([{"tokens": [], "tags": []}], r"has no words in 'tokens'; give at least one text"),
         ([{"tokens": "[1, 2]", "tags": "[]"}], r"line 1: tokens: Expected `str`, got `int`"),
         ([{"text": "a b", "spans": [[0, 1, "X"], [0, 3, "Y"]]}], r"line 1: the spans 0 to 1 and 0 to 3 overlap; keep"),
