@@ -1,7 +1,8 @@
 """Named entities in a person's own tables -> sentences of words and tags.
 
 A row has a list of words and one of their tags, or a text and a list of spans: objects with `start`, `end` (characters,
-end exclusive) and `label`, or lists of these three. The words of a text are those of prediction.
+end exclusive) and `label`, lists of these three, or one object with three lists, as `datasets` writes sequences of
+objects. The words of a text are those of prediction.
 
 Left out: files and cells (`bertkit.data.formats.columns`), and CoNLL files (`bertkit.data.formats.conll`).
 """
@@ -36,6 +37,18 @@ class TypedSpan(Struct):
     label: str = ""
     type: str = ""
     entity_group: str = ""
+
+
+class SpanLists(Struct):
+    """The spans of a text, one after the other in three lists."""
+
+    start: list[Offset]
+    end: list[Offset]
+    label: list[str]
+
+    def __post_init__(self) -> None:
+        if not len(self.start) == len(self.end) == len(self.label):
+            raise ValueError("start, end and label have different lengths")
 
 
 @dataclass
@@ -131,7 +144,9 @@ def _read_spans(cell: str, place: str) -> list[tuple[int, int, str]]:
     """Return the spans of a text in order."""
     remedy = 'give spans such as {"start": 0, "end": 3, "label": "PER"}'
     with explain_form(f"{place}: spans", remedy):
-        read = msgspec.json.decode(cell or "[]", type=list[TypedSpan | tuple[Offset, Offset, str]])
+        read = msgspec.json.decode(cell or "[]", type=list[TypedSpan | tuple[Offset, Offset, str]] | SpanLists)
+        if isinstance(read, SpanLists):
+            read = list(zip(read.start, read.end, read.label, strict=True))
     spans = []
     for span in read:
         start, end, label = (

@@ -56,6 +56,7 @@ def test_texts_and_spans_of_every_format(tmp_path):
     (tmp_path / "a.json").write_text(json.dumps({"data": [ADA]}))
     objects = [{"start": 0, "end": 12, "type": "PER"}, {"start": 22, "end": 28, "entity_group": "LOC"}]
     columns = {"text": [ADA["text"]], "entities": [objects]}
+    lists = {"start": [0, 22], "end": [12, 28], "label": ["PER", "LOC"]}
     for one in columns["entities"][0]:
         one |= {name: one.get(name, "") for name in ("type", "entity_group")}
     datasets.Dataset.from_dict(columns).to_parquet(tmp_path / "a.parquet")
@@ -64,6 +65,7 @@ def test_texts_and_spans_of_every_format(tmp_path):
         tmp_path / "a.json",
         write_table(tmp_path / "a.csv", [{"text": ADA["text"], "spans": json.dumps(ADA["spans"])}]),
         tmp_path / "a.parquet",
+        write_lines(tmp_path / "b.jsonl", ADA | {"spans": lists}),
     ]
     for path in paths:
         text, lines = read(path)
@@ -136,6 +138,7 @@ def test_of_texts_and_words_those_with_marks_are_read(tmp_path):
         ([{"text": "a", "spans": [{"start": 0}]}], r"line 1: spans: .*; give spans such as \{\"start\": 0"),
         ([{"text": "a", "spans": [{"start": 0, "end": 1}]}], r"line 1: the label of a span is '', expected one word"),
         ([{"text": "a", "spans": [[0, 1, "a b"]]}], r"line 1: the label of a span is 'a b', expected one word"),
+        ([{"text": "a", "spans": {"start": [0], "end": [], "label": ["X"]}}], r"start, end and label have different"),
         ([{"text": "a", "spans": "x"}], r"line 1: spans: JSON is malformed"),
     ],
 )
