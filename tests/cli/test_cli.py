@@ -86,9 +86,9 @@ def test_help_answers_within_half_a_second():
 
 
 @pytest.mark.parametrize(
-    ("words", "expected"), [("bertkit re", {"reproduce", "report"}), ("bertkit glue --learning", set())]
+    ("words", "expected"), [("bertkit re", {"reproduce", "report"}), ("bertkit glue --ta", {"--task"})]
 )
-def test_a_shell_completes_commands(monkeypatch, words, expected):
+def test_a_shell_completes_commands_and_options(monkeypatch, words, expected):
     """`bertkit --install-completion` writes a script that asks the program like this."""
     asked = {"_BERTKIT_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
     code = "import sys; sys.argv = ['bertkit']; from bertkit import cli; cli.main()"

@@ -321,11 +321,13 @@ def test_the_card_of_a_model_on_the_hub_is_downloaded_with_it_and_read_from_the_
     make_model(TASKS["rte"], recipe, {})
     hub.asked.clear()
     assert model_card.read_base_card(recipe) == {"license": "cc-by-4.0"}
-    del hub.repos["ada/bert"].files["README.md"]
+    for method in ("HEAD", "GET"):
+        hub.fail(method, "README.md$", status=503, times=99)
     shutil.rmtree(constants.HF_HUB_CACHE)
     make_model(TASKS["rte"], recipe, {})
+    assert "HEAD /ada/bert/resolve/main/README.md" in hub.asked
     hub.asked.clear()
-    assert model_card.read_base_card(recipe) == {}
+    assert model_card.read_base_card(recipe) == {}, "and the training begins without it"
     assert hub.asked == []
     find_trouble.cache_clear()
 
