@@ -65,25 +65,29 @@ def compare_rows(first: RowScore, second: RowScore, samples: int = SAMPLES, seed
 
     The result depends on the seed by the error of a quantile of `samples` values.
     """
-    count, outside = len(first), (1 - LEVEL) / 2
+    outside = (1 - LEVEL) / 2
+    # Equal rows become one, whose weight is a sum of exponential variates.
+    both = np.concatenate([score.rows.reshape(len(score), -1) for score in (first, second)], axis=1)
+    _, places, counts = np.unique(both, axis=0, return_index=True, return_counts=True)
+    total, first, second = len(first), first.take(places), second.take(places)
     # Rows that turn from right to wrong, and from wrong to right.
     before = np.concatenate([first.errors[:, 0], first.errors[:, 1]])  # (2C, ...)
     after = np.concatenate([second.errors[:, 1], second.errors[:, 0]])
-    weights = np.concatenate([np.ones((len(before), count)), np.eye(len(before))], axis=1)  # (2C, S + 2C)
-    effects = _subtract(first.extend(before), second.extend(after), weights)
-    pairs = [
-        (first.extend(before[place]), second.extend(after[place])) for place in ([effects.argmin()], [effects.argmax()])
-    ]
-    rng, size = np.random.default_rng(seed), max(WEIGHTS_A_BLOCK // (count + 1), 1)
+    added = np.concatenate([np.tile(counts, (len(before), 1)), np.eye(len(before))], axis=1)  # (2C, S + 2C)
+    effects = _subtract(first.extend(before), second.extend(after), added)
+    worst, best = [effects.argmin()], [effects.argmax()]
+    pairs = [(first.extend(before[place]), second.extend(after[place])) for place in (worst, best)]
+    rng, size = np.random.default_rng(seed), max(WEIGHTS_A_BLOCK // (len(places) + 1), 1)
     found = []
     for start in range(0, samples, size):
-        weights = rng.standard_exponential((min(size, samples - start), count + 1))
+        shape = len(places) + 1, min(size, samples - start)
+        weights = rng.standard_gamma(np.append(counts, 1)[:, None], shape).T  # (R, S + 1)
         sampled = _subtract(first, second, weights[:, :-1])
         found.append([sampled, *(_subtract(*pair, weights) for pair in pairs)])
     sampled, lows, highs = np.concatenate(found, axis=1)  # (R,) each
-    value = _subtract(first, second, np.ones((1, count)))[0]
+    value = _subtract(first, second, counts[None])[0]
     limits = np.quantile(lows, outside), np.quantile(highs, 1 - outside), np.quantile(sampled, outside)
-    return Difference(float(value), *map(float, limits), count)
+    return Difference(float(value), *map(float, limits), total)
 
 
 def judge(difference: Difference, max_loss: float) -> Verdict:
@@ -103,7 +107,8 @@ def judge(difference: Difference, max_loss: float) -> Verdict:
     sampled, added = difference.value - difference.sampled_low, max(difference.sampled_low - difference.low, 0.0)
     # The positive root of added t² + sampled t = room, in the form that has no division by 0 for added = 0.
     shrinkage = 2 * room / (sampled + np.sqrt(sampled**2 + 4 * added * room))
-    return Verdict("undecidable", difference.rows, int(np.ceil(difference.rows / shrinkage**2)))
+    needed = difference.rows / shrinkage**2
+    return Verdict("undecidable", difference.rows, int(float(f"{needed:.1e}")))  # two digits
 
 
 def _subtract(first: RowScore, second: RowScore, weights: np.ndarray) -> np.ndarray:

@@ -34,6 +34,10 @@ class RowScore:
         """Return the score (R,) of each sample, from weights (R, S) of at least 0."""
         return self.rate(self.rows, weights)
 
+    def take(self, places: np.ndarray) -> "RowScore":
+        """Return the same score of some of the rows."""
+        return replace(self, rows=self.rows[places])
+
     def extend(self, rows: np.ndarray) -> "RowScore":
         """Return the same score with further rows."""
         return replace(self, rows=np.concatenate([self.rows, rows]))
@@ -174,7 +178,7 @@ def _rate_pearson(rows: np.ndarray, weights: np.ndarray) -> np.ndarray:
 
 
 def _rate_spearman(rows: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    ranks = (np.add(*_sum_below(column, weights)) for column in rows.T)  # twice the middle of its ties
+    ranks = (_sum_below(column, weights, 0.5) for column in rows.T)  # tied rows share the middle
     return _correlate(*ranks, weights)
 
 
@@ -237,24 +241,23 @@ def _rate_ranking(rows: np.ndarray, weights: np.ndarray, rate: Callable[..., np.
 def _rate_roc(scores: np.ndarray, labels: np.ndarray, weights: np.ndarray) -> np.ndarray:
     """Return the weight of pairs in the right order as a share, ties being half right; NaN where undefined."""
     positive, negative = weights * labels, weights * (1 - labels)
-    below = np.add(*_sum_below(scores, negative)) / 2
+    below = _sum_below(scores, negative, 0.5)
     return _divide((positive * below).sum(1), positive.sum(1) * negative.sum(1), np.nan)
 
 
 def _rate_precisions(scores: np.ndarray, labels: np.ndarray, weights: np.ndarray) -> np.ndarray:
     """Return the mean precision among the rows with at least the score of each positive one; NaN where undefined."""
     positive = weights * labels
-    right, found = (_sum_below(-scores, column)[1] for column in (positive, weights))
+    right, found = (_sum_below(-scores, column, 1.0) for column in (positive, weights))
     return _divide((positive * _divide(right, found)).sum(1), positive.sum(1), np.nan)
 
 
-def _sum_below(values: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return for each row the weight (R, S) of rows with a smaller value, and of those with at most this value."""
+def _sum_below(values: np.ndarray, weights: np.ndarray, own: float) -> np.ndarray:
+    """Return for each row the weight (R, S) of rows with a smaller value, and a share of those with its own value."""
     order = np.argsort(values, kind="stable")
-    ranked, sums = values[order], np.zeros((len(weights), len(values) + 1))
-    np.cumsum(weights[:, order], axis=1, out=sums[:, 1:])
-    first, last = sums[:, np.searchsorted(ranked, values)], sums[:, np.searchsorted(ranked, values, "right")]
-    return first, last
+    distinct, starts = np.unique(values[order], return_index=True)
+    equal = np.add.reduceat(weights.T[order], starts, axis=0)  # (U, R): whole rows are copied, which is fast
+    return (np.cumsum(equal, axis=0) - (1 - own) * equal)[np.searchsorted(distinct, values)].T
 
 
 def _divide(values: np.ndarray, by: np.ndarray, undefined: float = 0.0) -> np.ndarray:

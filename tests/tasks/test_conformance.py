@@ -318,8 +318,10 @@ def test_rows_of_equal_weight_have_the_scores_of_the_task(case, is_decided):
     dev = data[next(iter(task.splits))]
     batch = take_batch(task, dev, len(dev))
     with torch.no_grad():
-        summaries = task.summarize(model.eval()(**batch, **task.evaluation_options), batch).double().numpy()
-    scores = task.score(summaries, dev)  # in float64, because scipy correlates float32 in float32
+        summaries = task.summarize(model.eval()(**batch, **task.evaluation_options), batch)
+    # scipy correlates float32 in float32.
+    summaries = (summaries.double() if summaries.is_floating_point() else summaries).numpy()
+    scores = task.score(summaries, dev)
     decided = None
     if is_decided and (decided := task.tuned_config(scores)):
         decided = {name: np.asarray(value) + 0.1 for name, value in decided.items()}
