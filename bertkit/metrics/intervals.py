@@ -24,7 +24,7 @@ WEIGHTS_A_BLOCK = 1 << 20  # computed at once: 8 MB
 
 @dataclass(frozen=True)
 class Difference:
-    """What a second model scores above the first one on the same rows, in points of a table.
+    """The points of a table that a second model scores above the first one on the same rows.
 
     Attributes:
         low: The lower limit of the interval.
