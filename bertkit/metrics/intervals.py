@@ -18,7 +18,7 @@ import numpy as np
 from bertkit.metrics.rows import RowScore
 
 LEVEL = 0.95  # of intervals; half of the rest is beyond each limit
-SAMPLES = 5_000  # of a bootstrap
+BOOTSTRAP_SAMPLES = 5_000  # of a bootstrap
 WEIGHTS_A_BLOCK = 1 << 20  # computed at once: 8 MB
 
 
@@ -60,7 +60,7 @@ class Verdict:
         return f"undecidable with {self.rows:,} rows; {ending}"
 
 
-def compare_rows(first: RowScore, second: RowScore, samples: int = SAMPLES, seed: int = 0) -> Difference:
+def compare_rows(first: RowScore, second: RowScore, samples: int = BOOTSTRAP_SAMPLES, seed: int = 0) -> Difference:
     """Return how many points the second model is above the first one on the same rows, with its 95 % interval.
 
     The result depends on the seed by the error of a quantile of `samples` values.

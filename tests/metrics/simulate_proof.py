@@ -142,7 +142,7 @@ class Simulated:
 
 @cache
 def find_population(name: str, loss: float) -> tuple[RowScore, RowScore]:
-    """Return a population in which the export loses so many points, found by bisection of the damaged share."""
+    """Return a population in which the export loses this number of points, found by bisection of the damaged share."""
     damage = POPULATIONS[name]()
     low, high = 0.0, 1.0
     for _ in range(20):

@@ -186,7 +186,7 @@ def test_gains_and_losses_mirror_each_other_and_the_seed_decides():
 
 
 def test_the_added_row_is_the_most_harmful_one():
-    """Of 95 rows of class a and 5 of class b, all right, one more of b that is taken for a harms macro F1 most.
+    """With 95 rows of class a and 5 of b, all right, one more of b that is taken for a harms macro F1 most.
 
     F1 of b falls from 1 to 10/11, F1 of a to 190/191.
     """
@@ -257,7 +257,7 @@ def test_few_exports_are_proved_wrongly(name, count):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", POPULATIONS)
 def test_at_most_5_percent_of_those_proved_exceed_the_bound(name):
-    """Of T exports just beyond the bound at most 2.5 % should be proved; more than the limit has a chance of 0.1 %."""
+    """At most 2.5 % of the exports beyond the bound should be proved; more than the limit has a chance of 0.1 %."""
     trials, count = (20, 1000) if name.startswith("Spearman") else (200, 2000)
     found = simulate(name, count, trials)
     assert found.proved[ABOVE] <= stats.binom(trials, 0.025).ppf(0.999)
