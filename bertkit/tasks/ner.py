@@ -48,7 +48,8 @@ from bertkit.data.splits import check_split_options, describe_shares, divide_tra
 from bertkit.data.tagging import ABSENT, Sentence, TaggedText, WordWindows, encode_words, split_words
 from bertkit.data.tags import TAG, from_iob2
 from bertkit.errors import UsageError
-from bertkit.metrics.ner import find_entities, score_entities
+from bertkit.metrics.ner import find_entities, measure_entities, score_entities
+from bertkit.metrics.rows import RowScore
 from bertkit.model.bilstm import FEATURE_LAYERS
 from bertkit.model.heads import BertFeaturesForTokenClassification
 from bertkit.reports.tables import ScoreRow
@@ -292,6 +293,16 @@ class NerTask(FineTuningTask):
         gold = [sentence.tags for sentence in get_words(data).text.sentences]
         scores = score_entities(gold, decide(summaries, data))
         return {name: scores[name] for name in ENTITY_SCORES}
+
+    def measure_rows(
+        self, summaries: np.ndarray, data: NerData, decided: Mapping[str, Any] | None = None
+    ) -> dict[str, RowScore]:
+        """Return the scores as functions of the weights of the documents, or of the sentences without documents."""
+        text = get_words(data).text
+        gold = [sentence.tags for sentence in text.sentences]
+        groups = text.number_documents() if text.documents > 1 else range(len(gold))
+        found = measure_entities(gold, decide(summaries, data), groups)
+        return {name: found[name] for name in ENTITY_SCORES}
 
     def score_nothing(self, dev: NerData) -> dict[str, float]:
         """Return the scores of tagging every word O: 0."""

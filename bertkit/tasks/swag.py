@@ -20,6 +20,7 @@ from bertkit.data.formats.swag import ENDINGS, HUB_SWAG, Situation, read_swag, r
 from bertkit.data.sequences import Choices, Sequences, encode_inputs, pad, pad_choices
 from bertkit.errors import UsageError
 from bertkit.metrics.glue import compute_scores
+from bertkit.metrics.rows import RowScore, measure_mean
 from bertkit.reports.tables import ScoreRow
 from bertkit.system.progress import Report
 from bertkit.tasks.finetuning import EVERY_EPOCH, FineTuningTask
@@ -104,6 +105,12 @@ class SwagTask(FineTuningTask):
     def score(self, summaries: np.ndarray, data: Choices, decided: Mapping[str, Any] | None = None) -> dict[str, float]:
         """Return the accuracy, a fraction."""
         return compute_scores(("accuracy",), check_finite(summaries).argmax(axis=1), data.labels)
+
+    def measure_rows(
+        self, summaries: np.ndarray, data: Choices, decided: Mapping[str, Any] | None = None
+    ) -> dict[str, RowScore]:
+        """Return the accuracy as a function of the weights of the questions."""
+        return {"accuracy": measure_mean(check_finite(summaries).argmax(axis=1) == data.labels)}
 
     def score_nothing(self, dev: Choices) -> dict[str, float]:
         """Return the accuracy of always choosing the dev set's most frequent correct place."""

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from bertkit.data.tokenizer import Words, copy_backend
 from bertkit.errors import UsageError
+from bertkit.metrics.rows import RowScore
 from bertkit.reports.tables import ScoreRow
 from bertkit.system.progress import Report
 from bertkit.tasks.option import Options, check_range
@@ -243,6 +244,15 @@ class Task:
             UsageError: The model's outputs are NaN.
         """
         raise NotImplementedError
+
+    def measure_rows(
+        self, summaries: np.ndarray, data: Any, decided: Mapping[str, Any] | None = None
+    ) -> dict[str, RowScore]:
+        """Return the scores of `score` as functions of the weights of the rows; arguments are the same.
+
+        Values that the evaluation decides, such as tau, are fixed. Counts and these values have none.
+        """
+        return {}
 
     def baseline(self, train: Any, dev: Any) -> dict[str, float]:
         """Return the baseline scores by name."""
