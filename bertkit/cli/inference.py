@@ -126,18 +126,27 @@ def predict(
 def export(
     run: Annotated[str, PlaceArgument(help="Fine-tuned or pretrained run, or another checkpoint.", metavar="RUN")],
     output: Annotated[Path, PathOption("--output", help="Directory to write.", metavar="DIR")],
+    int8: Annotated[
+        bool, typer.Option("--int8", help="Write int8 if it provably loses no more than --max-loss, else fp32.")
+    ] = False,
+    max_loss: Annotated[
+        float, typer.Option("--max-loss", help="Points of the score that int8 may lose.", min=0, metavar="POINTS")
+    ] = 0.5,
 ) -> None:
     """Export a run as ONNX for onnxruntime, with tokenizer, labels and thresholds; predict takes the directory.
 
     The exported model is compared with the run, and timed on this machine.
 
     $ bertkit export runs/sst2 --output exports/sst2
+
+    $ bertkit export runs/sst2 --output exports/sst2-int8 --int8 --max-loss 1
     """
     from bertkit.inference.export import export as export_run
 
     with Screen() as screen:
-        _, table = export_run(run, output, screen.say)
-        screen.show_table(table)
+        _, tables = export_run(run, output, screen.say, int8=int8, max_loss=max_loss)
+        for table in tables:
+            screen.show_table(table)
         screen.say(f"Export: {output}")
 
 

@@ -20,8 +20,9 @@ from torch import Tensor
 from bertkit.data.labels import REGRESSION, SEVERAL
 from bertkit.data.tokenizer import save_tokenizer
 from bertkit.errors import UsageError, explain_disk_error
-from bertkit.inference.export_record import EXPORT_FILE, ExportRecord, find_export
+from bertkit.inference.export_record import EXPORT_FILE, ExportRecord, Proof, find_export
 from bertkit.inference.predictor import Predictor
+from bertkit.inference.quantization import prove, tabulate_proof
 from bertkit.model.checkpoint import find_file
 from bertkit.model.config import BertConfig
 from bertkit.model.onnx import CHOOSES, ONNX_FILE, OnnxModel, import_onnxruntime, write_onnx
@@ -37,6 +38,7 @@ PARTS = ".export-"  # the beginning of a folder within the directory while it is
 TOLERANCE = 1e-4  # of probabilities
 TIMED_LENGTHS = (16, 128, 512)  # tokens of one text
 TEXTS_AT_ONCE = 16
+MAX_LOSS = 0.5  # points of a table
 MOST_CALLS, FEWEST_CALLS, MOST_SECONDS = 200, 5, 4.0  # of each measurement
 
 CARD_SECTION = """
@@ -67,10 +69,15 @@ print(session.run(None, inputs))
 """
 
 
-def export(run: str, output: Path, report: Report = ignore) -> tuple[ExportRecord, Table]:
-    """Export a run in fp32 to a directory, and return its record and the table of its measurements.
+def export(
+    run: str, output: Path, report: Report = ignore, *, int8: bool = False, max_loss: float = MAX_LOSS
+) -> tuple[ExportRecord, list[Table]]:
+    """Export a run to a directory, and return its record and the tables of its measurements.
 
     An export in the same directory is replaced.
+
+    Args:
+        int8: Whether to export in int8 if it is proved that the score loses at most `max_loss` points, else in fp32.
 
     Raises:
         UsageError: The run cannot be exported, the directory holds other files, or the exported model differs from the
@@ -100,11 +107,20 @@ def export(run: str, output: Path, report: Report = ignore) -> tuple[ExportRecor
                     f"{TOLERANCE:g}; install other versions of torch and onnxruntime"
                 )
             report(f"the exported model differs from {run} by at most {difference:.1e} in probabilities")
-            record = measure(exported, run, path, difference)
-            table = tabulate(record)
-            write_export_card(folder / CARD, output.resolve().name, record, table)
+            proof, precision = None, "fp32"
+            if int8:
+                with TemporaryDirectory(dir=output, prefix=PARTS) as variants:
+                    proof, variant = prove(run, settings, path, Path(variants), max_loss, report)
+                    report(explain_proof(proof))
+                    if proof.verdict == "proved":
+                        variant.replace(path)
+                        exported, precision = OnnxModel(path, model.config), "int8"
+            record = measure(exported, run, path, difference, precision)
+            record.int8 = proof
+            tables = [tabulate(record), *([] if proof is None else [tabulate_proof(proof)])]
+            write_export_card(folder / CARD, output.resolve().name, record, tables)
             publish(folder, record, output)
-    return record, table
+    return record, tables
 
 
 def check_output(output: Path) -> None:
@@ -125,6 +141,13 @@ def publish(folder: Path, record: ExportRecord, output: Path) -> None:
     for path in folder.iterdir():
         path.replace(output / path.name)
     write_json(msgspec.to_builtins(record), output / EXPORT_FILE)
+
+
+def explain_proof(proof: Proof) -> str:
+    """Return a line about a proof, and which precision follows from it."""
+    bound = f"that int8 loses at most {proof.max_loss:g} points of {proof.metric}"
+    ending = "" if proof.verdict == "proved" else "; the export is in fp32"
+    return f"{proof.words}: {bound}{ending}"
 
 
 # --- Comparison and measurements --------------------------------------------------------------------------------------
@@ -226,7 +249,7 @@ def tabulate(record: ExportRecord) -> Table:
     return make_table(caption, ["", "p50 ms", "p99 ms"], lines)
 
 
-def write_export_card(path: Path, name: str, record: ExportRecord, table: Table) -> None:
+def write_export_card(path: Path, name: str, record: ExportRecord, tables: list[Table]) -> None:
     """Append the section about the export to the run's card; without one it is the whole page."""
     chooses = record.head == CHOOSES
     section = CARD_SECTION.format(
@@ -235,7 +258,7 @@ def write_export_card(path: Path, name: str, record: ExportRecord, table: Table)
         name=name,
         shape="(batch, choices, length)" if chooses else "(batch, length)",
         choices="[None]" * chooses,
-        table="\n".join([f"{table.caption}:", "", *format_table(table)]),
+        table="\n\n".join("\n".join([f"{table.caption}:", "", *format_table(table)]) for table in tables),
     )
     card = path.read_text(encoding="utf-8") if path.exists() else f"# {name}\n"
     atomic_write(card.rstrip("\n") + "\n" + section, path)

@@ -11,6 +11,50 @@ from bertkit.training.run_dir import read_record
 EXPORT_FILE = "export.json"
 
 
+class Variant(msgspec.Struct):
+    """An int8 variant of an export, and its score's difference to that of the run on the rows that choose, in points.
+
+    Attributes:
+        exempt: Layers that stay in fp32: numbers of encoder layers from 0, "embeddings", "head".
+        size: Bytes of the ONNX file.
+        low: The lower limit of the difference's 95 % interval.
+        high: The upper limit.
+    """
+
+    exempt: list[int | str]
+    size: int
+    difference: float
+    low: float
+    high: float
+
+
+class Proof(msgspec.Struct):
+    """What is known of the loss of an int8 export.
+
+    Attributes:
+        verdict: "proved", "refused" or "undecidable".
+        words: The same, with what would decide it.
+        max_loss: Points that may be lost.
+        metric: The score.
+        rows: Number of rows that prove.
+        needed: About how many would prove it; None if it is decided or more rows would rather refute it.
+        difference: Of the chosen variant's score to the run's on these rows, in points, as are `low` and `high`.
+        chosen: The number of the chosen variant.
+    """
+
+    verdict: str
+    words: str
+    max_loss: float
+    metric: str
+    rows: int
+    needed: int | None
+    difference: float
+    low: float
+    high: float
+    chosen: int
+    variants: list[Variant]
+
+
 class ExportRecord(msgspec.Struct):
     """An export and its measurements.
 
@@ -25,6 +69,7 @@ class ExportRecord(msgspec.Struct):
         threads: Threads of the measurements.
         processor: Processor of the measurements.
         instruction_set: The same, as `find_instruction_set` returns it.
+        int8: The proof, if one was asked for; `precision` is "int8" only if it is proved.
     """
 
     run: str
@@ -42,6 +87,7 @@ class ExportRecord(msgspec.Struct):
     onnxruntime: str
     onnx: str
     date: str
+    int8: Proof | None = None
 
     def describe_processor(self) -> str:
         """Return a line about another processor than that of an int8 export, whose results differ; else empty."""
