@@ -1,4 +1,4 @@
-"""The commands that use or show a finished run: predict, features, report, score."""
+"""The commands that use or show a finished run: predict, export, features, report, score."""
 
 import json
 import sys
@@ -45,7 +45,7 @@ def features(
 
 @app.command()
 def predict(
-    run: Annotated[str, PlaceArgument(help="Fine-tuned or pretrained run, or another checkpoint.", metavar="RUN")],
+    run: Annotated[str, PlaceArgument(help="Fine-tuned or pretrained run, export or checkpoint.", metavar="RUN")],
     texts: Annotated[
         list[str] | None, typer.Argument(help="Inputs, or the parts of each input.", metavar="TEXT…")
     ] = None,
@@ -97,6 +97,8 @@ def predict(
             check_output(source, output)
     with Screen() as screen:
         predictor = Predictor(run, pairs=pair or None, top=top, text=columns, precision=precision)
+        if predictor.notice:
+            complain(predictor.notice)
         is_pipeline = form == "pipeline"
         predictor.check_format(output, is_pipeline)
         at_once = 1 if source == STDIN and sys.stdin.isatty() else None  # a person expects an answer to each line
@@ -118,6 +120,34 @@ def predict(
         if tally.errors:
             count = f"{tally.errors:,} input{'s' * (tally.errors > 1)}"
             raise UsageError(f"{count} cannot be predicted; the output gives the reason for each")
+
+
+@app.command()
+def export(
+    run: Annotated[str, PlaceArgument(help="Fine-tuned or pretrained run, or another checkpoint.", metavar="RUN")],
+    output: Annotated[Path, PathOption("--output", help="Directory to write.", metavar="DIR")],
+    int8: Annotated[
+        bool, typer.Option("--int8", help="Write int8 if it provably loses no more than --max-loss, else fp32.")
+    ] = False,
+    max_loss: Annotated[
+        float, typer.Option("--max-loss", help="Points of the score that int8 may lose.", min=0, metavar="POINTS")
+    ] = 0.5,
+) -> None:
+    """Export a run as ONNX for onnxruntime, with tokenizer, labels and thresholds; predict takes the directory.
+
+    The exported model is compared with the run, and timed on this machine.
+
+    $ bertkit export runs/sst2 --output exports/sst2
+
+    $ bertkit export runs/sst2 --output exports/sst2-int8 --int8 --max-loss 1
+    """
+    from bertkit.inference.export import export as export_run
+
+    with Screen() as screen:
+        _, tables = export_run(run, output, screen.say, int8=int8, max_loss=max_loss)
+        for table in tables:
+            screen.show_table(table)
+        screen.say(f"Export: {output}")
 
 
 @app.command()

@@ -380,7 +380,7 @@ class PretrainingTask(Task):
     def read_input(self, given: Mapping[str, Any], settings: PredictionSettings) -> dict[str, np.ndarray]:
         """Return the sequence of one or two texts with masks; `labels` (T,) are IGNORED except at the masks."""
         texts, tokenizer = read_texts(given, settings.pairs), settings.tokenizer
-        with_pair = type(settings.model).__name__ == HEADS["mlm+nsp"]  # which says whether a text follows another
+        with_pair = settings.head == HEADS["mlm+nsp"]  # which says whether a text follows another
         if not any(MASK in text for text in texts) and not (with_pair and len(texts) == 2):
             also = " and no text_pair" if with_pair else ""
             raise UsageError(f"there is no {MASK} to fill in{also}; put {MASK} where a word is missing")

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from bertkit.data.tokenizer import Words, copy_backend
 from bertkit.errors import UsageError
 from bertkit.metrics.rows import RowScore
+from bertkit.model.onnx import OnnxModel
 from bertkit.reports.tables import ScoreRow
 from bertkit.system.progress import Report
 from bertkit.tasks.option import Options, check_range
@@ -54,7 +55,7 @@ class PredictionSettings:
         top: The number of words for each mask.
     """
 
-    model: nn.Module
+    model: nn.Module | OnnxModel
     tokenizer: Any
     lengths: Mapping[str, Any]
     pairs: bool | None
@@ -64,6 +65,11 @@ class PredictionSettings:
     def max_length(self) -> int:
         """Return the maximum number of tokens of a sequence."""
         return min(self.lengths.get("max_length", 1 << 30), self.model.config.max_position_embeddings)
+
+    @property
+    def head(self) -> str:
+        """Return the name of the head's class."""
+        return self.model.head if isinstance(self.model, OnnxModel) else type(self.model).__name__
 
     @cached_property
     def labels(self) -> list[str]:
