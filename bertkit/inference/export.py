@@ -28,11 +28,11 @@ from bertkit.model.onnx import CHOOSES, ONNX_FILE, OnnxModel, import_onnxruntime
 from bertkit.reports.markdown import format_table
 from bertkit.reports.tables import Table, make_table
 from bertkit.system.files import atomic_write, hold_directory, refuse_links, write_json
+from bertkit.system.hub import CARD
 from bertkit.system.instructions import find_instruction_set
 from bertkit.system.progress import Report, ignore
 from bertkit.training.run_dir import RECIPE_FILE, describe_environment
 
-CARD = "README.md"
 PARTS = ".export-"  # the beginning of a folder within the directory while it is written
 TOLERANCE = 1e-4  # of probabilities
 TIMED_LENGTHS = (16, 128, 512)  # tokens of one text
