@@ -29,11 +29,11 @@ from bertkit.model.onnx import CHOOSES, ONNX_FILE, OnnxModel, import_onnxruntime
 from bertkit.reports.markdown import format_table
 from bertkit.reports.tables import Table, make_table
 from bertkit.system.files import atomic_write, hold_directory, refuse_links, write_json
+from bertkit.system.hub import CARD
 from bertkit.system.instructions import find_instruction_set
 from bertkit.system.progress import Report, ignore
 from bertkit.training.run_dir import RECIPE_FILE, describe_environment
 
-CARD = "README.md"
 PARTS = ".export-"  # the beginning of a folder within the directory while it is written
 TOLERANCE = 1e-4  # of probabilities
 TIMED_LENGTHS = (16, 128, 512)  # tokens of one text
@@ -242,11 +242,14 @@ def measure(model: OnnxModel, run: str, path: Path, difference: float, precision
 def tabulate(record: ExportRecord) -> Table:
     """Return the table of an export's measurements."""
     machine = f"{record.processor}, {record.instruction_set}, threads: {record.threads}"
-    lines = [[f"one text of {length} tokens", *map(str, found.values())] for length, found in record.latency.items()]
-    rate = f"{record.texts_per_second:,.1f} a second"
-    lines.append([f"{TEXTS_AT_ONCE} texts of {record.texts_tokens} tokens at once", rate, ""])
+    lines = [
+        [f"one text of {length} tokens", f"{found['p50']:,.1f}", f"{found['p99']:,.1f}", ""]
+        for length, found in record.latency.items()
+    ]
+    rate = f"{record.texts_per_second:,.1f}"
+    lines.append([f"{TEXTS_AT_ONCE} texts of {record.texts_tokens} tokens at once", "", "", rate])
     caption = f"{record.precision}, {record.size / 1e6:,.1f} MB; {machine}"
-    return make_table(caption, ["", "p50 ms", "p99 ms"], lines)
+    return make_table(caption, ["", "p50 ms", "p99 ms", "texts per second"], lines)
 
 
 def write_export_card(path: Path, name: str, record: ExportRecord, tables: list[Table]) -> None:

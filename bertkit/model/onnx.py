@@ -243,14 +243,14 @@ def quantize(path: Path, output: Path, exempt: Collection[Layer] = ()) -> None:
     import onnx
     from onnxruntime.quantization import quantize_dynamic
 
-    names = [name for name, layer in find_matrices(path).items() if layer not in exempt]
+    exact = [name for name, layer in find_matrices(path).items() if layer in exempt]
     model = onnx.load(str(path))
     with silence_export():
         quantize_dynamic(
             model,
             str(output),
             op_types_to_quantize=["MatMul", "Gemm", "Gather"],
-            nodes_to_quantize=[*names, *(f"{name}_MatMul" for name in names)],  # what a Gemm is replaced with
+            nodes_to_exclude=[*exact, *(f"{name}_MatMul" for name in exact)],  # what a Gemm is replaced with
             per_channel=True,
             reduce_range=find_instruction_set() not in EXACT_SETS,
             use_external_data_format=path.with_name(f"{path.name}.data").exists(),
