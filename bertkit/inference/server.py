@@ -271,14 +271,7 @@ def make_app(
         yield
         await asyncio.to_thread(batcher.close)
 
-    app = FastAPI(
-        title=name,
-        version=bertkit.__version__,
-        docs_url=None,
-        redoc_url=None,
-        lifespan=run_model,
-        redirect_slashes=False,
-    )
+    app = FastAPI(title=name, version=bertkit.__version__, docs_url=None, redoc_url=None, lifespan=run_model)
 
     @app.post("/predict", openapi_extra=describe_predict(predictor, sample), summary="Predict an input or a list")
     async def predict(request: Request) -> Response:
@@ -332,12 +325,12 @@ def make_app(
 def describe_predict(predictor: Predictor, sample: Mapping[str, Any]) -> dict[str, Any]:
     """Return the part of the OpenAPI document about /predict, with the schemas of the model's head."""
     task, settings = predictor.task, predictor.settings
-    given = {"anyOf": [task.describe_input(settings), STRING]}
+    given = task.describe_input(settings)
+    if len(task.list_fields(settings)) == 1:
+        given = {"anyOf": [given, STRING]}
     output = task.describe_output(settings)
-    common = {
-        "id": {"description": "As in the input."},
-        "cut": {"const": True, "description": "The input was truncated."},
-    }
+    cut = {"const": True, "description": "The input was truncated."}
+    common = {"id": {"description": "As in the input."}, "cut": cut}
     result = output | {"properties": common | output["properties"]}
     error = make_object({"error": STRING})
     failed = make_object({"id": {}, "error": STRING}, optional=("id",))
@@ -432,16 +425,20 @@ def serve(
             token=token,
             report=lambda error: report(f"{error} while answering an input; the model or bertkit has a fault"),
         )
-        config = uvicorn.Config(
-            app, ws="none", log_config=None, access_log=False, proxy_headers=False, server_header=False, backlog=BACKLOG
-        )
-        server = Server(config)
+        server = Server(configure(app))
         shown = f"[{host}]" if ":" in host else host
         predictor([predictor.task.make_sample(predictor.settings)])  # warms up; a model that has diverged says so now
         report(f"{name_model(run)} answers at http://{shown}:{address[1]}; end it with Ctrl-C")
         server.run(sockets=[listener])
     if server.stopped_by is not None:
         raise Interrupted("stopped; every accepted request was answered", server.stopped_by)
+
+
+def configure(app: Gate) -> uvicorn.Config:
+    """Return the settings of a server that logs nothing and trusts no header about its clients."""
+    return uvicorn.Config(
+        app, ws="none", log_config=None, access_log=False, proxy_headers=False, server_header=False, backlog=BACKLOG
+    )
 
 
 def name_model(place: str) -> str:

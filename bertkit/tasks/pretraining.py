@@ -392,11 +392,8 @@ class PretrainingTask(Task):
         word = make_object({"word": STRING, "probability": PROBABILITY})
         masks = {"masks": make_array(make_object({"words": make_array(word)}))}
         with_pair = type(settings.model).__name__ == HEADS["mlm+nsp"]
-        return (
-            make_object(masks | {"next_sentence": PROBABILITY}, optional=("next_sentence",))
-            if with_pair
-            else make_object(masks)
-        )
+        follows = {"next_sentence": PROBABILITY} if with_pair else {}
+        return make_object(masks | follows, optional=follows)
 
     def read_input(self, given: Mapping[str, Any], settings: PredictionSettings) -> dict[str, np.ndarray]:
         """Return the sequence of one or two texts with masks; `labels` (T,) are IGNORED except at the masks."""

@@ -1,6 +1,6 @@
 """JSON schemas (2020-12) of inputs and results, from which the description of a served model is made."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import Any
 
 Schema = dict[str, Any]
@@ -11,7 +11,7 @@ PLACE: Schema = {"type": "integer", "minimum": 0}
 PROBABILITY: Schema = {"type": "number", "minimum": 0, "maximum": 1}
 
 
-def make_object(properties: Mapping[str, Schema], optional: Sequence[str] = ()) -> Schema:
+def make_object(properties: Mapping[str, Schema], optional: Collection[str] = ()) -> Schema:
     """Return the schema of an object with these properties and no others."""
     required = [name for name in properties if name not in optional]
     return {

@@ -136,9 +136,9 @@ class SwagTask(FineTuningTask):
 
     def describe_input(self, settings: PredictionSettings) -> Schema:
         """Return the schema of a context and at least two endings, which may have their first words in common."""
-        found = super().describe_input(settings)
-        endings = found["properties"]["endings"] | {"minItems": 2}
-        return found | {"properties": found["properties"] | {"start": STRING, "endings": endings}}
+        endings = make_array(STRING) | {"minItems": 2}
+        kinds = {"context": STRING, "start": STRING, "endings": endings}
+        return super().describe_input(settings) | {"properties": kinds}
 
     def describe_output(self, settings: PredictionSettings) -> Schema:
         """Return the schema of the index of an ending and all probabilities."""
