@@ -98,7 +98,14 @@ class Batcher:
             self.waiting += len(inputs)
             self.jobs.append(job)
             self.changed.notify()
-        return await job.done
+        try:
+            return await job.done
+        finally:
+            with self.changed:
+                if job.given < len(inputs):  # it was cancelled, or one of its inputs has failed
+                    self.jobs.remove(job)
+                    self.waiting -= len(inputs) - job.given
+                    job.given = len(inputs)
 
     def _work(self) -> None:
         """Answer batches until the queue is closed."""
@@ -115,10 +122,6 @@ class Batcher:
                 room = self.most_tokens * self.characters_a_token
                 while self.jobs:
                     job = self.jobs[0]
-                    if job.done.done():  # it was cancelled, or another of its inputs has failed
-                        self.waiting -= len(job.inputs) - job.given
-                        self.jobs.popleft()
-                        continue
                     room -= count_characters(job.inputs[job.given])
                     if batch and room < 0:
                         break
