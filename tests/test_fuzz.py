@@ -18,6 +18,7 @@ import json
 import resource
 import shutil
 import signal
+import socket
 import struct
 import time
 import unicodedata
@@ -874,6 +875,50 @@ def prepare_built(folder: Path) -> Reader:
     return Reader([file for file in sorted(made.rglob("*")) if file.is_file()], read)
 
 
+def prepare_server(folder: Path) -> Reader:
+    """Send the content of a file to a served model: a body, or with the suffix .http all of a request."""
+    pytest.importorskip("fastapi")
+    pytest.importorskip("uvicorn")
+    from tests.inference import test_server as tested
+
+    servers = {}  # which end with the reader
+    for name in ("classes", "names", "null", "endings", "masks"):
+        (folder / name).mkdir()
+        predictor = Predictor(tested.write_served(folder / name, name))
+        manager = tested.serving(predictor, folder / name)
+        servers[name] = manager, manager.__enter__().port
+        inputs = [*tested.SERVED[name][2], predictor.task.make_sample(predictor.settings)]
+        (folder / f"{name}.one.json").write_text(json.dumps(inputs[-1]))
+        (folder / f"{name}.list.json").write_text(json.dumps(inputs))
+    head = b"Host: localhost\r\nContent-Type: application/json\r\nConnection: close\r\n"
+    (folder / "classes.all.http").write_bytes(
+        b'POST /predict HTTP/1.1\r\n%bContent-Length: 16\r\n\r\n{"text": "good"}' % head
+    )
+
+    def read(file: Path) -> None:
+        name, kind, _ = file.name.split(".")
+        content = file.read_bytes()
+        if kind != "all":
+            content = b"POST /predict HTTP/1.1\r\n%bContent-Length: %d\r\n\r\n%b" % (head, len(content), content)
+        with socket.create_connection(("127.0.0.1", servers[name][1]), timeout=30) as connection:
+            connection.sendall(content)
+            connection.shutdown(socket.SHUT_WR)
+            answer = b"".join(iter(partial(connection.recv, 1 << 20), b""))
+        if not answer:  # half a request
+            raise UsageError("the connection was closed; send all of the request")
+        status = int(answer.split(b" ")[1])
+        body = answer.partition(b"\r\n\r\n")[2]
+        if b"\r\ncontent-type: text/plain" in answer.lower():  # uvicorn's own answer
+            assert status in (400, 426), answer
+            raise UsageError(f"{body.decode()} It must be HTTP")
+        found = json.loads(body) if body else None
+        if status != 200:
+            assert 400 <= status < 500, answer
+            raise UsageError(found["error"])
+
+    return Reader(sorted(folder.glob("*.*.*")), read)
+
+
 @contextmanager
 def seal_again(made: Path, file: Path) -> Iterator[None]:
     """Correct the checksum of a file of the tokenizer, because otherwise nothing else would be tested.
@@ -905,6 +950,7 @@ READERS = {
     "text": prepare_text,
     "JSONL": prepare_jsonl,
     "predict": prepare_predict,
+    "server": prepare_server,
     "features": prepare_features,
     "TriviaQA": prepare_triviaqa,
     "columns of CSV": partial(prepare_columns, ".csv"),
