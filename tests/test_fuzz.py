@@ -900,20 +900,20 @@ def prepare_server(folder: Path) -> Reader:
         content = file.read_bytes()
         if kind != "all":
             content = b"POST /predict HTTP/1.1\r\n%bContent-Length: %d\r\n\r\n%b" % (head, len(content), content)
-        with socket.create_connection(
-            ("127.0.0.1", servers[name][1]), timeout=0.2 if kind == "all" else 30
-        ) as connection:
+        patience = 0.2 if kind == "all" else 30
+        with socket.create_connection(("127.0.0.1", servers[name][1]), timeout=patience) as connection:
             connection.sendall(content)
             try:
                 answer = b"".join(iter(partial(connection.recv, 1 << 20), b""))
             except TimeoutError:
                 assert kind == "all"
                 raise UsageError("the server waits for more; send all of the request") from None
-        status = int(answer.split(b" ")[1])
-        body = answer.partition(b"\r\n\r\n")[2]
-        if b"\r\ncontent-type: text/plain" in answer.lower():  # uvicorn's own answer
+        top, _, body = answer.partition(b"\r\n\r\n")  # another answer may follow
+        status = int(top.split(b" ")[1])
+        if b"\r\ncontent-type: text/plain" in top.lower():  # uvicorn's own answer
             assert status in (400, 426), answer
-            raise UsageError(f"{body.decode()} It must be HTTP")
+            raise UsageError("the server understands no HTTP; correct the request")
+        body = body[: int(top.lower().partition(b"content-length:")[2].partition(b"\r\n")[0])]
         found = json.loads(body) if body else None
         if status != 200:
             assert 400 <= status < 500, answer

@@ -3,7 +3,7 @@
 import json
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -12,6 +12,7 @@ from bertkit.cli.options import PathArgument, PathOption, PlaceArgument, PlaceOp
 from bertkit.errors import UsageError, explain_disk_error
 from bertkit.system.signals import Interrupted
 
+SERVE_PACKAGES = ("fastapi", "prometheus_client", "uvicorn")
 FORMATS = ("bertkit", "pipeline")  # of predict
 
 
@@ -142,18 +143,28 @@ def serve(
 
     $ BERTKIT_TOKEN=… bertkit serve runs/sst2 --host 0.0.0.0 --port 80
     """
-    try:
-        from bertkit.inference import server
-    except ModuleNotFoundError as error:
-        if error.name not in ("fastapi", "prometheus_client", "uvicorn"):
-            raise
-        raise UsageError("bertkit serve needs bertkit[serve]; pip install 'bertkit[serve]'") from None
+    server = import_server()
     with Screen() as screen:
         try:
             server.serve(run, host, port, token, screen.say)
         except Interrupted as stop:
             complain(str(stop))
             sys.exit(128 + stop.number)
+
+
+def import_server() -> Any:
+    """Return the module of the server.
+
+    Raises:
+        UsageError: The extra `serve` is not installed.
+    """
+    try:
+        from bertkit.inference import server
+    except ModuleNotFoundError as error:
+        if error.name not in SERVE_PACKAGES:
+            raise
+        raise UsageError("bertkit serve needs bertkit[serve]; pip install 'bertkit[serve]'") from None
+    return server
 
 
 @app.command()
