@@ -17,9 +17,9 @@ from bertkit.data.formats.inputs import count_characters
 from bertkit.tasks.task import Result
 
 CHARACTERS_A_TOKEN = 4.0  # of English; the first guess
-MEMORY = 0.8  # weight of earlier batches in the measured characters per token
+KEPT_WEIGHT = 0.8  # weight of earlier batches in the measured characters per token
 
-Answer = Callable[[list[Any]], tuple[list[Result], int]]
+AnswerBatch = Callable[[list[Any]], tuple[list[Result], int]]
 
 
 class Busy(Exception):
@@ -27,7 +27,7 @@ class Busy(Exception):
 
 
 @dataclass(eq=False)
-class Job:
+class Waiting:
     """The inputs of a request, and the results so far.
 
     Attributes:
@@ -57,7 +57,7 @@ class Batcher:
 
     def __init__(
         self,
-        answer: Answer,
+        answer: AnswerBatch,
         most_tokens: int,
         most_waiting: int,
         note: Callable[[int, int], None],
@@ -67,7 +67,7 @@ class Batcher:
         self.note, self.report = note, report
         self.waiting = 0
         self.characters_a_token = CHARACTERS_A_TOKEN
-        self.jobs: deque[Job] = deque()
+        self.jobs: deque[Waiting] = deque()
         self.changed = Condition()
         self.is_closed = False
         self.thread = Thread(target=self._work, name="predictor", daemon=True)
@@ -91,7 +91,7 @@ class Batcher:
         """
         if not inputs:
             return []
-        job = Job(inputs, asyncio.get_running_loop().create_future(), [{}] * len(inputs), left=len(inputs))
+        job = Waiting(inputs, asyncio.get_running_loop().create_future(), [{}] * len(inputs), left=len(inputs))
         with self.changed:
             if self.waiting + len(inputs) > self.most_waiting:
                 raise Busy
@@ -114,11 +114,11 @@ class Batcher:
             loop = batch[0][0].done.get_loop()
             loop.call_soon_threadsafe(deliver, batch, results)
 
-    def _take(self) -> list[tuple[Job, int]]:
+    def _take(self) -> list[tuple[Waiting, int]]:
         """Wait for inputs and return a batch of them, one of each request in turn; empty if the queue is closed."""
         with self.changed:
             while True:
-                batch: list[tuple[Job, int]] = []
+                batch: list[tuple[Waiting, int]] = []
                 room = self.most_tokens * self.characters_a_token
                 while self.jobs:
                     job = self.jobs[0]
@@ -146,12 +146,12 @@ class Batcher:
             return [error]
         if tokens:
             found = count_characters(inputs) / tokens
-            self.characters_a_token = MEMORY * self.characters_a_token + (1 - MEMORY) * found
+            self.characters_a_token = KEPT_WEIGHT * self.characters_a_token + (1 - KEPT_WEIGHT) * found
         self.note(len(inputs), tokens)
         return list(results)
 
 
-def deliver(batch: Sequence[tuple[Job, int]], results: Sequence[Mapping[str, Any] | Exception]) -> None:
+def deliver(batch: Sequence[tuple[Waiting, int]], results: Sequence[Mapping[str, Any] | Exception]) -> None:
     """Hand the results of a batch to their requests, in the thread of the event loop."""
     for (job, place), result in zip(batch, results, strict=True):
         if job.done.done():  # it was cancelled, or another of its inputs has failed
