@@ -27,7 +27,7 @@ class Busy(Exception):
 
 
 @dataclass(eq=False)
-class Waiting:
+class Pending:
     """The inputs of a request, and the results so far.
 
     Attributes:
@@ -67,7 +67,7 @@ class Batcher:
         self.note, self.report = note, report
         self.waiting = 0
         self.characters_a_token = CHARACTERS_A_TOKEN
-        self.jobs: deque[Waiting] = deque()
+        self.jobs: deque[Pending] = deque()
         self.changed = Condition()
         self.is_closed = False
         self.thread = Thread(target=self._work, name="predictor", daemon=True)
@@ -91,7 +91,7 @@ class Batcher:
         """
         if not inputs:
             return []
-        job = Waiting(inputs, asyncio.get_running_loop().create_future(), [{}] * len(inputs), left=len(inputs))
+        job = Pending(inputs, asyncio.get_running_loop().create_future(), [{}] * len(inputs), left=len(inputs))
         with self.changed:
             if self.waiting + len(inputs) > self.most_waiting:
                 raise Busy
@@ -114,11 +114,11 @@ class Batcher:
             loop = batch[0][0].done.get_loop()
             loop.call_soon_threadsafe(deliver, batch, results)
 
-    def _take(self) -> list[tuple[Waiting, int]]:
+    def _take(self) -> list[tuple[Pending, int]]:
         """Wait for inputs and return a batch of them, one of each request in turn; empty if the queue is closed."""
         with self.changed:
             while True:
-                batch: list[tuple[Waiting, int]] = []
+                batch: list[tuple[Pending, int]] = []
                 room = self.most_tokens * self.characters_a_token
                 while self.jobs:
                     job = self.jobs[0]
@@ -151,7 +151,7 @@ class Batcher:
         return list(results)
 
 
-def deliver(batch: Sequence[tuple[Waiting, int]], results: Sequence[Mapping[str, Any] | Exception]) -> None:
+def deliver(batch: Sequence[tuple[Pending, int]], results: Sequence[Mapping[str, Any] | Exception]) -> None:
     """Hand the results of a batch to their requests, in the thread of the event loop."""
     for (job, place), result in zip(batch, results, strict=True):
         if job.done.done():  # it was cancelled, or another of its inputs has failed
