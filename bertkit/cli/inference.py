@@ -1,16 +1,18 @@
-"""The commands that use or show a finished run: predict, export, features, report, score."""
+"""The commands that use or show a finished run: predict, export, serve, features, report, score."""
 
 import json
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from bertkit.cli.console import Screen, complain, print_line
 from bertkit.cli.options import PathArgument, PathOption, PlaceArgument, PlaceOption, app, scores
 from bertkit.errors import UsageError, explain_disk_error
+from bertkit.system.signals import Interrupted
 
+SERVE_PACKAGES = ("fastapi", "prometheus_client", "uvicorn")
 FORMATS = ("bertkit", "pipeline")  # of predict
 
 
@@ -148,6 +150,51 @@ def export(
         for table in tables:
             screen.show_table(table)
         screen.say(f"Export: {output}")
+
+
+@app.command()
+def serve(
+    run: Annotated[str, PlaceArgument(help="Fine-tuned or pretrained run, or another checkpoint.", metavar="RUN")],
+    port: Annotated[int, typer.Option("--port", help="Port; 0 takes a free one.", min=0, max=65535)] = 8080,
+    host: Annotated[
+        str, typer.Option("--host", help="Name or address; 0.0.0.0 or :: for other machines, with --token.")
+    ] = "127.0.0.1",
+    token: Annotated[
+        str | None,
+        typer.Option("--token", help="Required of every client: Authorization: Bearer TOKEN.", envvar="BERTKIT_TOKEN"),
+    ] = None,
+) -> None:
+    """Serve a trained model over HTTP, with a page to try it, until Ctrl-C or SIGTERM.
+
+    POST /predict takes an input or a list of inputs in JSON, as predict --input does. GET /health, /metrics and
+    /openapi.json.
+
+    $ bertkit serve runs/squad2
+
+    $ BERTKIT_TOKEN=… bertkit serve runs/sst2 --host 0.0.0.0 --port 80
+    """
+    server = import_server()
+    with Screen() as screen:
+        try:
+            server.serve(run, host, port, token, screen.say)
+        except Interrupted as stop:
+            complain(str(stop))
+            sys.exit(128 + stop.number)
+
+
+def import_server() -> Any:
+    """Return the module of the server.
+
+    Raises:
+        UsageError: The extra `serve` is not installed.
+    """
+    try:
+        from bertkit.inference import server
+    except ModuleNotFoundError as error:
+        if error.name not in SERVE_PACKAGES:
+            raise
+        raise UsageError("bertkit serve needs bertkit[serve]; pip install 'bertkit[serve]'") from None
+    return server
 
 
 @app.command()

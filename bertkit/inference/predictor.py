@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO, Annotated, Any, Literal
 
 import msgspec
+import numpy as np
 
 import bertkit
 from bertkit.data.formats.inputs import Input, Line, cut_into_chunks, make_text
@@ -149,13 +150,19 @@ class Predictor:
                 raise UsageError(f"input {place}: {result['error']}")
         return results
 
-    def stream(self, inputs: Iterable[Input | Sequence[str] | Line], at_once: int | None = None) -> Iterator[Result]:
+    def stream(
+        self,
+        inputs: Iterable[Input | Sequence[str] | Line],
+        at_once: int | None = None,
+        note: Callable[[np.ndarray], None] = ignore,
+    ) -> Iterator[Result]:
         """Yield the result of each input, in order.
 
         A result has the key `error` if the input does not fit this model. An input's `id` is repeated in its result.
 
         Args:
             at_once: Maximum number of inputs read before the first of them is answered; None: INPUTS_A_CHUNK.
+            note: Receives the tokens of each sequence of a chunk.
         """
         for chunk in cut_into_chunks(inputs, at_once or INPUTS_A_CHUNK, CHARACTERS_A_CHUNK):
             results: list[Result] = [{} for _ in chunk]
@@ -168,9 +175,8 @@ class Predictor:
                     examples[place] = self.read(given)
                 except UsageError as error:
                     results[place]["error"] = f"{line.place}: {error}" if isinstance(line, Line) else str(error)
-            for place, found in zip(
-                examples, predict(self.task, list(examples.values()), self.settings, self.precision), strict=True
-            ):
+            answers = predict(self.task, list(examples.values()), self.settings, self.precision, note)
+            for place, found in zip(examples, answers, strict=True):
                 results[place] |= found
             yield from results
 

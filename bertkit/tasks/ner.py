@@ -60,6 +60,7 @@ from bertkit.tasks.classification import UNLABELLED, name_apart
 from bertkit.tasks.features import Features, cache_features, pad_features
 from bertkit.tasks.finetuning import EVERY_EPOCH, FineTuningTask
 from bertkit.tasks.option import NER_OPTIONS
+from bertkit.tasks.schema import PLACE, PROBABILITY, STRING, Schema, make_array, make_object
 from bertkit.tasks.task import DIVERGED, PredictionSettings, Result, shorten_text
 from bertkit.tasks.texts import take_text
 
@@ -327,6 +328,24 @@ class NerTask(FineTuningTask):
         return [*super().suggest(output, recipe), f"{vectors}  # its vectors"]
 
     # --- Answers ------------------------------------------------------------------------------------------------------
+
+    def make_sample(self, settings: PredictionSettings) -> dict[str, Any]:
+        """Return a sentence with names."""
+        return {"text": "Ada Lovelace met Charles Babbage in London."}
+
+    def describe_input(self, settings: PredictionSettings) -> Schema:
+        """Return the schema of a text or its words."""
+        kinds = {"text": STRING, "words": make_array(STRING)}
+        return {"type": "object", "properties": kinds, "anyOf": [{"required": [name]} for name in kinds]}
+
+    def describe_output(self, settings: PredictionSettings) -> Schema:
+        """Return the schema of tags and, if these are of a known scheme, entities; `places` only for a text."""
+        texts = {"text": STRING, "type": STRING, "start": PLACE, "end": PLACE, "score": PROBABILITY}
+        is_known = all(TAG.fullmatch(label) for label in settings.labels)
+        entities = {"entities": make_array(make_object(texts))} if is_known else {}
+        pair = make_array(PLACE) | {"minItems": 2, "maxItems": 2}
+        tags = make_array({"enum": settings.labels})
+        return make_object(entities | {"tags": tags, "places": make_array(pair)}, optional=("places",))
 
     def read_input(self, given: Mapping[str, Any], settings: PredictionSettings) -> Tagged:
         """Return the words of a text, or words as they are."""

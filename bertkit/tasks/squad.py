@@ -45,6 +45,7 @@ from bertkit.system.progress import Report, ignore
 from bertkit.tasks.classification import UNLABELLED
 from bertkit.tasks.finetuning import FineTuningTask
 from bertkit.tasks.option import SQUAD_OPTIONS, WINDOW_OPTIONS, list_defaults
+from bertkit.tasks.schema import NUMBER_SCHEMA, PLACE, STRING, Schema, make_object
 from bertkit.tasks.squad_figures import trace
 from bertkit.tasks.task import DIVERGED, FIGURES, PredictionSettings, Result, check_finite, shorten_text
 from bertkit.tasks.texts import take_text
@@ -440,6 +441,17 @@ class SquadTask(FineTuningTask):
     def list_fields(self, settings: PredictionSettings) -> tuple[str, ...]:
         """Return the names of a question and a context."""
         return "question", "context"
+
+    def make_sample(self, settings: PredictionSettings) -> dict[str, Any]:
+        """Return a question and a context that answers it."""
+        context = "Ada Lovelace wrote the first published program, for a machine that Charles Babbage designed."
+        return {"question": "Who designed the machine?", "context": context}
+
+    def describe_output(self, settings: PredictionSettings) -> Schema:
+        """Return the schema of the answer and the best span; with tau also of the score without an answer."""
+        best = make_object({"text": STRING, "start": PLACE, "end": PLACE, "score": NUMBER_SCHEMA})
+        null = {} if settings.model.config.tau is None else dict.fromkeys(("null_score", "tau"), NUMBER_SCHEMA)
+        return make_object({"answer": STRING, "best": best, **null})
 
     def read_input(self, given: Mapping[str, Any], settings: PredictionSettings) -> Question:
         """Return a question about a context."""

@@ -25,6 +25,7 @@ from bertkit.reports.tables import ScoreRow
 from bertkit.system.progress import Report
 from bertkit.tasks.finetuning import EVERY_EPOCH, FineTuningTask
 from bertkit.tasks.option import SWAG_OPTIONS
+from bertkit.tasks.schema import PLACE, PROBABILITY, STRING, Schema, make_array, make_object
 from bertkit.tasks.task import PredictionSettings, Result, check_finite, shorten_text, use_transformers
 from bertkit.tasks.texts import take_text
 
@@ -134,6 +135,21 @@ class SwagTask(FineTuningTask):
     def list_fields(self, settings: PredictionSettings) -> tuple[str, ...]:
         """Return the names of a context and its endings."""
         return "context", "endings…"
+
+    def make_sample(self, settings: PredictionSettings) -> dict[str, Any]:
+        """Return a context and two endings."""
+        endings = ["She takes a bow and leaves the stage.", "The piano eats the notes of the song."]
+        return {"context": "A girl plays the last notes of a song on the piano.", "endings": endings}
+
+    def describe_input(self, settings: PredictionSettings) -> Schema:
+        """Return the schema of a context and at least two endings, which may have their first words in common."""
+        endings = make_array(STRING) | {"minItems": 2}
+        kinds = {"context": STRING, "start": STRING, "endings": endings}
+        return super().describe_input(settings) | {"properties": kinds}
+
+    def describe_output(self, settings: PredictionSettings) -> Schema:
+        """Return the schema of the index of an ending and all probabilities."""
+        return make_object({"ending": PLACE, "probabilities": make_array(PROBABILITY)})
 
     def read_input(self, given: Mapping[str, Any], settings: PredictionSettings) -> Continuations:
         """Return a context and its possible continuations; SWAG's column names are accepted, too."""

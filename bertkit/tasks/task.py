@@ -22,6 +22,7 @@ from bertkit.model.onnx import OnnxModel
 from bertkit.reports.tables import ScoreRow
 from bertkit.system.progress import Report
 from bertkit.tasks.option import Options, check_range
+from bertkit.tasks.schema import STRING, Schema, make_array
 
 EXAMPLES = "examples.txt"  # among the predictions of a run
 FIGURES = ".figures.json"  # the same, after a split's name: data of plots and tables
@@ -323,6 +324,20 @@ class Task:
         Raises:
             UsageError: The input lacks what this task needs.
         """
+        raise NotImplementedError
+
+    def make_sample(self, settings: PredictionSettings) -> dict[str, Any]:
+        """Return an input that a person can try, with the names of `list_fields`."""
+        raise NotImplementedError
+
+    def describe_input(self, settings: PredictionSettings) -> Schema:
+        """Return the JSON schema of an input; other keys are allowed and ignored."""
+        fields = self.list_fields(settings)
+        kinds = {name.rstrip("…"): make_array(STRING) if name.endswith("…") else STRING for name in fields}
+        return {"type": "object", "properties": kinds, "required": list(kinds)}
+
+    def describe_output(self, settings: PredictionSettings) -> Schema:
+        """Return the JSON schema of a result without the keys `id` and `cut`."""
         raise NotImplementedError
 
     def encode_inputs(self, examples: Sequence[Any], settings: PredictionSettings) -> tuple[Any, np.ndarray]:
