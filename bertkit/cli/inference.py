@@ -171,7 +171,7 @@ def serve(
 
     $ bertkit serve runs/squad2
 
-    $ BERTKIT_TOKEN=… bertkit serve runs/sst2 --host 0.0.0.0 --port 80
+    $ bertkit serve runs/sst2 --host 0.0.0.0 --port 80 --token SECRET
     """
     server = import_server()
     with Screen() as screen:

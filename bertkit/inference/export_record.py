@@ -11,7 +11,7 @@ from bertkit.training.run_dir import read_record
 EXPORT_FILE = "export.json"
 
 
-class Variant(msgspec.Struct):
+class Int8Variant(msgspec.Struct):
     """An int8 variant of an export, and its score's difference to that of the run on the rows that choose, in points.
 
     Attributes:
@@ -29,7 +29,7 @@ class Variant(msgspec.Struct):
 
 
 class Proof(msgspec.Struct):
-    """What is known of the loss of an int8 export.
+    """The proof of how much of the score an int8 export loses.
 
     Attributes:
         verdict: "proved", "refused" or "undecidable".
@@ -52,7 +52,7 @@ class Proof(msgspec.Struct):
     low: float
     high: float
     chosen: int
-    variants: list[Variant]
+    variants: list[Int8Variant]
 
 
 class ExportRecord(msgspec.Struct):

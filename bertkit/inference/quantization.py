@@ -15,7 +15,7 @@ import torch
 
 from bertkit.data.sequences import IGNORED, batch_by_length
 from bertkit.errors import UsageError
-from bertkit.inference.export_record import Proof, Variant
+from bertkit.inference.export_record import Int8Variant, Proof
 from bertkit.metrics.intervals import Difference, compare_rows, judge
 from bertkit.metrics.rows import RowScore
 from bertkit.model.checkpoint import find_file
@@ -120,10 +120,10 @@ def rank_layers(exact: Path, rows: Rows, load: Callable[[Path], OnnxModel], fold
 def prove(
     run: str, settings: PredictionSettings, exact: Path, folder: Path, max_loss: float, report: Report = ignore
 ) -> tuple[Proof, Path]:
-    """Return what is known of the best int8 variant of an export, and its file in `folder`.
+    """Return the proof of the best int8 variant of an export, and its file in `folder`.
 
-    Of the variants that lose at most half of the bound on the rows that choose, the best has the fewest exempt layers;
-    if there is none, it is the one that loses least.
+    The best variant has the fewest exempt layers among those that lose at most half of the bound on the rows that
+    choose; if there is none, it is the one that loses least.
 
     Args:
         exact: The export in fp32.
@@ -146,7 +146,7 @@ def prove(
         paths.append(folder / f"{count}.onnx")
         quantize(exact, paths[-1], ranked[:count])
         difference = compare_rows(before, chooses.rate(load(paths[-1])))
-        variants.append(Variant(ranked[:count], paths[-1].stat().st_size, *list_limits(difference)))
+        variants.append(Int8Variant(ranked[:count], paths[-1].stat().st_size, *list_limits(difference)))
         report(f"{describe_exempt(variants[-1])}: {describe_difference(difference)}")
     sufficient = [place for place, variant in enumerate(variants) if variant.difference >= -MOST_LOST * max_loss]
     chosen = sufficient[0] if sufficient else int(np.argmax([variant.difference for variant in variants]))
@@ -168,7 +168,7 @@ def name_layer(layer: Layer) -> str:
     return f"layer {layer + 1}" if isinstance(layer, int) else layer
 
 
-def describe_exempt(variant: Variant) -> str:
+def describe_exempt(variant: Int8Variant) -> str:
     """Return which layers of a variant stay in fp32."""
     return f"int8 except {', '.join(map(name_layer, variant.exempt))}" if variant.exempt else "int8 in all layers"
 
@@ -191,6 +191,6 @@ def tabulate_proof(proof: Proof) -> Table:
     return make_table(caption, ["", "half of dev", "MB", "difference", "95 % interval"], lines)
 
 
-def show_limits(found: Variant | Proof) -> list[str]:
+def show_limits(found: Int8Variant | Proof) -> list[str]:
     """Return the cells of a difference and its interval."""
     return [f"{found.difference:+.2f}", f"{found.low:+.2f} to {found.high:+.2f}"]
