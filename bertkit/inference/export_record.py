@@ -12,7 +12,7 @@ EXPORT_FILE = "export.json"
 
 
 class Int8Variant(msgspec.Struct):
-    """An int8 variant of an export, and its score's difference to that of the run on the rows that choose, in points.
+    """An int8 variant of an export, with its score minus the run's on the rows that choose, in points.
 
     Attributes:
         exempt: Layers that stay in fp32: numbers of encoder layers from 0, "embeddings", "head".
@@ -37,8 +37,8 @@ class Proof(msgspec.Struct):
         max_loss: Points that may be lost.
         metric: The score.
         rows: Number of rows that prove.
-        needed: About how many would prove it; None if it is decided or more rows would rather refute it.
-        difference: Of the chosen variant's score to the run's on these rows, in points, as are `low` and `high`.
+        needed: About how many would prove it; None where no number can be given.
+        difference: The chosen variant's score minus the run's on these rows, in points, as are `low` and `high`.
         chosen: The number of the chosen variant.
     """
 

@@ -105,7 +105,7 @@ def test_the_record_and_the_card_describe_the_export(tmp_path, monkeypatch, caps
 def test_the_card_of_a_run_comes_first(tmp_path):
     (tmp_path / "README.md").write_text("# A run\n\nIts scores.\n")
     record = find_export(str(write_export(FAST[0])[1]))
-    module.write_export_card(tmp_path / "README.md", "x", record, module.tabulate(record))
+    module.write_export_card(tmp_path / "README.md", "x", record, [module.tabulate(record)])
     card = (tmp_path / "README.md").read_text()
     assert card.startswith("# A run\n\nIts scores.\n\n## As ONNX\n\n`model.onnx` is this BertForSequenceClassification")
 
