@@ -37,7 +37,7 @@ class Proof(msgspec.Struct):
         max_loss: Points that may be lost.
         metric: The score.
         rows: Number of rows that prove.
-        needed: About how many would prove it; None where no number can be given.
+        needed: About how many would prove it; None if unknown.
         difference: The chosen variant's score minus the run's on these rows, in points, as are `low` and `high`.
         chosen: The number of the chosen variant.
     """
