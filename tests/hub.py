@@ -118,9 +118,10 @@ def check_metadata(card: str) -> list[str]:
     if not found:
         return ["no metadata"]
     data = yaml.safe_load(found[1])
-    words = ("library_name", "pipeline_tag", "language")
+    words = ("library_name", "pipeline_tag", "license")
     errors = [f"{key} must be text" for key in words if not isinstance(data.get(key, ""), str)]
-    for key in ("tags", "datasets", "metrics"):
+    data["language"] = [data["language"]] if isinstance(data.get("language"), str) else data.get("language")
+    for key in ("tags", "datasets", "metrics", "language"):
         if not all(isinstance(value, str) for value in data.get(key) or []):
             errors.append(f"{key} must be a list of texts")
     for model in data.get("model-index", []):

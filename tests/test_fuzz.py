@@ -18,6 +18,7 @@ import json
 import resource
 import shutil
 import signal
+import socket
 import struct
 import time
 import unicodedata
@@ -874,6 +875,53 @@ def prepare_built(folder: Path) -> Reader:
     return Reader([file for file in sorted(made.rglob("*")) if file.is_file()], read)
 
 
+def prepare_server(folder: Path) -> Reader:
+    """Send the content of a file to a served model: a body, or with the suffix .http all of a request."""
+    pytest.importorskip("fastapi")
+    pytest.importorskip("uvicorn")
+    from tests.inference import test_server as tested
+
+    servers = {}  # which end with the reader
+    for name in ("classes", "names", "null", "endings", "masks"):
+        (folder / name).mkdir()
+        predictor = Predictor(tested.write_served(folder / name, name))
+        manager = tested.serving(predictor, folder / name)
+        servers[name] = manager, manager.__enter__().port
+        inputs = [*tested.SERVED[name][2], predictor.task.make_sample(predictor.settings)]
+        (folder / f"{name}.one.json").write_text(json.dumps(inputs[-1]))
+        (folder / f"{name}.list.json").write_text(json.dumps(inputs))
+    head = b"Host: localhost\r\nContent-Type: application/json\r\nConnection: close\r\n"
+    (folder / "classes.all.http").write_bytes(
+        b'POST /predict HTTP/1.1\r\n%bContent-Length: 16\r\n\r\n{"text": "good"}' % head
+    )
+
+    def read(file: Path) -> None:
+        name, kind, _ = file.name.split(".")
+        content = file.read_bytes()
+        if kind != "all":
+            content = b"POST /predict HTTP/1.1\r\n%bContent-Length: %d\r\n\r\n%b" % (head, len(content), content)
+        patience = 0.2 if kind == "all" else 30
+        with socket.create_connection(("127.0.0.1", servers[name][1]), timeout=patience) as connection:
+            connection.sendall(content)
+            try:
+                answer = b"".join(iter(partial(connection.recv, 1 << 20), b""))
+            except TimeoutError:
+                assert kind == "all"
+                raise UsageError("the server waits for more; send all of the request") from None
+        top, _, body = answer.partition(b"\r\n\r\n")  # another answer may follow
+        status = int(top.split(b" ")[1])
+        if b"\r\ncontent-type: text/plain" in top.lower():  # uvicorn's own answer
+            assert status in (400, 426), answer
+            raise UsageError("the server understands no HTTP; correct the request")
+        body = body[: int(top.lower().partition(b"content-length:")[2].partition(b"\r\n")[0])]
+        found = json.loads(body) if body else None
+        if status != 200:
+            assert 400 <= status < 500, answer
+            raise UsageError(found["error"])
+
+    return Reader(sorted(folder.glob("*.*.*")), read)
+
+
 @contextmanager
 def seal_again(made: Path, file: Path) -> Iterator[None]:
     """Correct the checksum of a file of the tokenizer, because otherwise nothing else would be tested.
@@ -905,6 +953,7 @@ READERS = {
     "text": prepare_text,
     "JSONL": prepare_jsonl,
     "predict": prepare_predict,
+    "server": prepare_server,
     "features": prepare_features,
     "TriviaQA": prepare_triviaqa,
     "columns of CSV": partial(prepare_columns, ".csv"),

@@ -1,14 +1,17 @@
 """Benchmark a classifier's predictions against the pipeline of plain transformers at the best of three batch sizes.
 
 Both sides get the same texts of mixed length, in the same process and on the same device: in fp32, the pipeline's
-default, and in the precision in which the hardware is fastest.
+default, and in the precision in which the hardware is fastest. In fp32 the classifier's ONNX export is timed, too, on
+the CPU, if onnxruntime is installed.
 
 Left out: loading, and other heads: transformers has no pipeline for questions, endings and next sentences.
 """
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
+from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -26,12 +29,14 @@ from bertkit.errors import UsageError
 from bertkit.inference.predictor import Predictor
 from bertkit.model.config import BertConfig
 from bertkit.model.heads import BertForSequenceClassification
+from bertkit.model.onnx import ONNX_FILE, OnnxModel, write_onnx
 from bertkit.model.precision import DTYPES, choose_precision
 from bertkit.reports.tables import Table
 from bertkit.system.progress import Report, ignore
 from bertkit.tasks import ANSWERING
 
 BATCH_SIZES = (1, 8, 32)  # of the pipeline
+EXPORT = "export"  # a side
 TEXT_VARIETY = 8_000  # different words in synthetic text
 # Words of a synthetic text: the median, the standard deviation of the logarithm, the maximum.
 TEXT_LENGTH, TEXT_SPREAD, LONGEST_TEXT_WORDS = 30.0, 0.9, 400
@@ -70,12 +75,15 @@ def time_sides(name: str, texts: Sequence[str], repeats: int, report: Report) ->
         dtype = DTYPES.get(precision, torch.float32)
         stock = pipeline("text-classification", model=name, device=settings.model.device, dtype=dtype)
         calls = {BERTKIT: partial(predictor, texts)}
-        calls |= {f"pipeline of {size}": partial(stock, texts, batch_size=size, **options) for size in BATCH_SIZES}
+        pipelines = {f"pipeline of {size}": partial(stock, texts, batch_size=size, **options) for size in BATCH_SIZES}
+        calls |= pipelines
+        if precision == "fp32" and (exported := make_exported(name)):
+            calls[EXPORT] = partial(exported, texts)
         report(f"{len(texts):,} texts on {settings.model.device}, {precision}")
         answers[precision] = {side: call() for side, call in calls.items()}  # warms up, off the clock
         seconds, _ = alternate({side: partial(time_call, call) for side, call in calls.items()}, repeats, report)
         measured = Measurement(seconds, dict.fromkeys(calls, len(texts)))
-        best = measured.find_fastest(side for side in calls if side != BERTKIT)
+        best = measured.find_fastest(pipelines)
         figures[precision] = {
             "seconds": seconds,
             "texts_per_second": measured.rates,
@@ -103,11 +111,26 @@ def time_sides(name: str, texts: Sequence[str], repeats: int, report: Report) ->
             f"{differences['other_labels']} of {len(texts):,} classes differ from the pipeline's in fp32, "
             f"probabilities by {differences['largest_difference']:.1e}"
         )
+    if EXPORT in answers["fp32"]:
+        found[EXPORT] = compare_answers(answers["fp32"][EXPORT], plain)
     if precision != "fp32":
         found["fastest"] = apart[precision] | {"precision": precision}
         ratio = found["ratio_of_fastest_to_plain"]
         report(f"{precision} is {ratio:.2f} times as fast as the pipeline in fp32, its default")
     return found, tables
+
+
+def make_exported(name: str) -> Predictor | None:
+    """Return a predictor with the ONNX export of a classifier, or None if onnxruntime is not installed."""
+    if find_spec("onnxruntime") is None:
+        return None
+    predictor = Predictor(name, pairs=False, precision="fp32")
+    model = predictor.settings.model.to("cpu")
+    with TemporaryDirectory() as folder:
+        path = Path(folder, ONNX_FILE)
+        write_onnx(model, path)
+        predictor.settings = replace(predictor.settings, model=OnnxModel(path, model.config))
+    return predictor
 
 
 def compare_answers(ours: Sequence[Mapping[str, Any]], stock: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from bertkit.cli.console import Screen
+from bertkit.cli.inference import import_server
 from bertkit.cli.options import (
     Compile,
     Data,
@@ -92,6 +93,26 @@ def bench_predict(
     from bertkit.bench import predict
 
     run_bench(predict.bench_predict, as_json, run, source, count, repeats)
+
+
+@benches.command("serve")
+def bench_serve(
+    run: Annotated[
+        str | None, PlaceArgument(help="Text classifier (default: MiniLM's size, random weights).", metavar="RUN")
+    ] = None,
+    tokens: Annotated[int, typer.Option("--tokens", help="Tokens of a text.", min=3)] = 64,
+    limit: Annotated[float, typer.Option("--limit", help="Limit of the 99th percentile in ms.", min=1)] = 50.0,
+    seconds: Annotated[float, typer.Option("--seconds", help="Duration of the load at each rate.", min=1)] = 10.0,
+    as_json: JsonFile = None,
+) -> None:
+    """Find the highest rate of requests at a bounded latency, beside the pipeline of transformers behind FastAPI.
+
+    $ bertkit bench serve runs/sst2 --tokens 64 --json serve.json
+    """
+    import_server()
+    from bertkit.bench import serve
+
+    run_bench(serve.bench_serve, as_json, run, tokens, limit, seconds)
 
 
 @benches.command("finetune")

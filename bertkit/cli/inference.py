@@ -1,16 +1,18 @@
-"""The commands that use or show a finished run: predict, features, report, score."""
+"""The commands that use or show a finished run: predict, export, serve, features, report, score."""
 
 import json
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from bertkit.cli.console import Screen, complain, print_line
 from bertkit.cli.options import PathArgument, PathOption, PlaceArgument, PlaceOption, app, scores
 from bertkit.errors import UsageError, explain_disk_error
+from bertkit.system.signals import Interrupted
 
+SERVE_PACKAGES = ("fastapi", "prometheus_client", "uvicorn")
 FORMATS = ("bertkit", "pipeline")  # of predict
 
 
@@ -45,7 +47,7 @@ def features(
 
 @app.command()
 def predict(
-    run: Annotated[str, PlaceArgument(help="Fine-tuned or pretrained run, or another checkpoint.", metavar="RUN")],
+    run: Annotated[str, PlaceArgument(help="Fine-tuned or pretrained run, export or checkpoint.", metavar="RUN")],
     texts: Annotated[
         list[str] | None, typer.Argument(help="Inputs, or the parts of each input.", metavar="TEXT…")
     ] = None,
@@ -97,6 +99,8 @@ def predict(
             check_output(source, output)
     with Screen() as screen:
         predictor = Predictor(run, pairs=pair or None, top=top, text=columns, precision=precision)
+        if predictor.notice:
+            complain(predictor.notice)
         is_pipeline = form == "pipeline"
         predictor.check_format(output, is_pipeline)
         at_once = 1 if source == STDIN and sys.stdin.isatty() else None  # a person expects an answer to each line
@@ -118,6 +122,79 @@ def predict(
         if tally.errors:
             count = f"{tally.errors:,} input{'s' * (tally.errors > 1)}"
             raise UsageError(f"{count} cannot be predicted; the output gives the reason for each")
+
+
+@app.command()
+def export(
+    run: Annotated[str, PlaceArgument(help="Fine-tuned or pretrained run, or another checkpoint.", metavar="RUN")],
+    output: Annotated[Path, PathOption("--output", help="Directory to write.", metavar="DIR")],
+    int8: Annotated[
+        bool, typer.Option("--int8", help="Write int8 if it provably loses no more than --max-loss, else fp32.")
+    ] = False,
+    max_loss: Annotated[
+        float, typer.Option("--max-loss", help="Points of the score that int8 may lose.", min=0, metavar="POINTS")
+    ] = 0.5,
+) -> None:
+    """Export a run as ONNX for onnxruntime, with tokenizer, labels and thresholds; predict takes the directory.
+
+    The exported model is compared with the run, and timed on this machine.
+
+    $ bertkit export runs/sst2 --output exports/sst2
+
+    $ bertkit export runs/sst2 --output exports/sst2-int8 --int8 --max-loss 1
+    """
+    from bertkit.inference.export import export as export_run
+
+    with Screen() as screen:
+        _, tables = export_run(run, output, screen.say, int8=int8, max_loss=max_loss)
+        for table in tables:
+            screen.show_table(table)
+        screen.say(f"Export: {output}")
+
+
+@app.command()
+def serve(
+    run: Annotated[str, PlaceArgument(help="Fine-tuned or pretrained run, or another checkpoint.", metavar="RUN")],
+    port: Annotated[int, typer.Option("--port", help="Port; 0 takes a free one.", min=0, max=65535)] = 8080,
+    host: Annotated[
+        str, typer.Option("--host", help="Name or address; 0.0.0.0 or :: for other machines, with --token.")
+    ] = "127.0.0.1",
+    token: Annotated[
+        str | None,
+        typer.Option("--token", help="Required of every client: Authorization: Bearer TOKEN.", envvar="BERTKIT_TOKEN"),
+    ] = None,
+) -> None:
+    """Serve a trained model over HTTP, with a page to try it, until Ctrl-C or SIGTERM.
+
+    POST /predict takes an input or a list of inputs in JSON, as predict --input does. GET /health, /metrics and
+    /openapi.json.
+
+    $ bertkit serve runs/squad2
+
+    $ bertkit serve runs/sst2 --host 0.0.0.0 --port 80 --token SECRET
+    """
+    server = import_server()
+    with Screen() as screen:
+        try:
+            server.serve(run, host, port, token, screen.say)
+        except Interrupted as stop:
+            complain(str(stop))
+            sys.exit(128 + stop.number)
+
+
+def import_server() -> Any:
+    """Return the module of the server.
+
+    Raises:
+        UsageError: The extra `serve` is not installed.
+    """
+    try:
+        from bertkit.inference import server
+    except ModuleNotFoundError as error:
+        if error.name not in SERVE_PACKAGES:
+            raise
+        raise UsageError("bertkit serve needs bertkit[serve]; pip install 'bertkit[serve]'") from None
+    return server
 
 
 @app.command()

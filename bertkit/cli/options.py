@@ -21,7 +21,7 @@ app = typer.Typer(
     name="bertkit",
     help="Pretrain BERT on your own text, fine-tune it on everything the paper did, and know how close you came.",
     no_args_is_help=True,
-    add_completion=False,
+    add_completion=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )

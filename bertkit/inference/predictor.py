@@ -15,14 +15,17 @@ from pathlib import Path
 from typing import IO, Annotated, Any, Literal
 
 import msgspec
+import numpy as np
 
 import bertkit
 from bertkit.data.formats.inputs import Input, Line, cut_into_chunks, make_text
 from bertkit.data.long_texts import LONG
 from bertkit.data.tokenizer import load_tokenizer
 from bertkit.errors import UsageError
+from bertkit.inference.export_record import find_export
 from bertkit.inference.tables import WRITERS, Row, write_rows
 from bertkit.model.checkpoint import find_file, load_config, load_model
+from bertkit.model.onnx import ONNX_FILE, OnnxModel
 from bertkit.model.precision import choose_precision, find_device
 from bertkit.system.files import atomic_open
 from bertkit.system.progress import ignore
@@ -65,13 +68,16 @@ class Predictor:
     - Next sentence: `text` and `text_pair`. Result: `next_sentence`.
 
     Args:
-        run: A run directory, or another BERT checkpoint with a head.
+        run: A run directory, another BERT checkpoint with a head, or an export (`bertkit.inference.export`).
         pairs: Whether an input is a pair of texts; None: as in the run's task, or either without a run.
         top: Number of words for each mask.
         text: Names of an input's texts, in order; None: the columns that the model was trained on or the names `text`
             and `text_pair`, for models not trained on a table any of the names above.
         precision: "auto" (bf16 where it is faster, as in training: several times as fast as fp32, with probabilities
-            that differ in the third digit), "fp32", "bf16" or "fp16".
+            that differ in the third digit), "fp32", "bf16" or "fp16". An export has the one it was made with.
+
+    Attributes:
+        notice: A line about an int8 export that was made with another kind of processor; empty otherwise.
 
     Raises:
         UsageError: The model cannot be loaded, has no head, or lacks some of its weights.
@@ -86,8 +92,13 @@ class Predictor:
         text: Sequence[str] | None = None,
         precision: str = "auto",
     ) -> None:
-        self.precision = choose_precision(check_value("precision", precision, TOP_KEYS["precision"]))
+        check_value("precision", precision, TOP_KEYS["precision"])
         name = str(run)
+        record = find_export(name)
+        if record is not None and precision not in ("auto", record.precision):
+            raise UsageError(f"{name} is an export in {record.precision}, got precision {precision!r}; leave it out")
+        self.precision = choose_precision(precision) if record is None else record.precision
+        self.notice = "" if record is None else record.describe_processor()
         config = load_config(name)
         head = str((config.architectures or ["none"])[0])
         if (task := ANSWERING.get(head.replace("BiLSTM", ""))) is None or not hasattr(bertkit, head):
@@ -96,10 +107,15 @@ class Predictor:
                 "give a fine-tuned run (for vectors, use bertkit features)"
             )
         tokenizer = load_tokenizer(name)
-        settings = {"tau": config.tau, "thresholds": config.thresholds, "window_pooling": config.window_pooling}
-        model, missing = load_model(getattr(bertkit, head), name, settings | {"vocab_size": len(tokenizer)})
-        if missing:
-            raise UsageError(f"{name} lacks weights of its {head}: {', '.join(missing[:3])}; give a fine-tuned model")
+        if record is not None:
+            model = OnnxModel(Path(name, ONNX_FILE), config)
+        else:
+            settings = {"tau": config.tau, "thresholds": config.thresholds, "window_pooling": config.window_pooling}
+            model, missing = load_model(getattr(bertkit, head), name, settings | {"vocab_size": len(tokenizer)})
+            if missing:
+                missing = ", ".join(missing[:3])
+                raise UsageError(f"{name} lacks weights of its {head}: {missing}; give a fine-tuned model")
+            model = model.eval().requires_grad_(False).to(find_device())
         labels = config.id2label
         names = {label for label in labels.values() if isinstance(label, str)}
         if sorted(labels) != list(range(len(labels))) or len(names) < len(labels):
@@ -118,9 +134,7 @@ class Predictor:
         self.task = task
         self.text, self.trained = text, config.text_columns or []
         lengths = ({"long": config.window_pooling} if config.window_pooling else {}) | find_lengths(recipe)
-        self.settings = PredictionSettings(
-            model.eval().requires_grad_(False).to(find_device()), tokenizer, lengths, pairs, top
-        )
+        self.settings = PredictionSettings(model, tokenizer, lengths, pairs, top)
 
     def __call__(self, inputs: Sequence[Input | Sequence[str]]) -> list[Result]:
         """Return the result of each input.
@@ -136,13 +150,19 @@ class Predictor:
                 raise UsageError(f"input {place}: {result['error']}")
         return results
 
-    def stream(self, inputs: Iterable[Input | Sequence[str] | Line], at_once: int | None = None) -> Iterator[Result]:
+    def stream(
+        self,
+        inputs: Iterable[Input | Sequence[str] | Line],
+        at_once: int | None = None,
+        note: Callable[[np.ndarray], None] = ignore,
+    ) -> Iterator[Result]:
         """Yield the result of each input, in order.
 
         A result has the key `error` if the input does not fit this model. An input's `id` is repeated in its result.
 
         Args:
             at_once: Maximum number of inputs read before the first of them is answered; None: INPUTS_A_CHUNK.
+            note: Receives the tokens of each sequence of a chunk.
         """
         for chunk in cut_into_chunks(inputs, at_once or INPUTS_A_CHUNK, CHARACTERS_A_CHUNK):
             results: list[Result] = [{} for _ in chunk]
@@ -155,9 +175,8 @@ class Predictor:
                     examples[place] = self.read(given)
                 except UsageError as error:
                     results[place]["error"] = f"{line.place}: {error}" if isinstance(line, Line) else str(error)
-            for place, found in zip(
-                examples, predict(self.task, list(examples.values()), self.settings, self.precision), strict=True
-            ):
+            answers = predict(self.task, list(examples.values()), self.settings, self.precision, note)
+            for place, found in zip(examples, answers, strict=True):
                 results[place] |= found
             yield from results
 
@@ -199,7 +218,7 @@ class Predictor:
         Raises:
             UsageError: They cannot.
         """
-        head = type(self.settings.model).__name__
+        head = self.settings.head
         if output is not None and output.suffix == ".gz":
             raise UsageError(f"{output} would be compressed; name a file that ends in .jsonl, {', '.join(WRITERS)}")
         if is_pipeline and not self.task.pipeline:

@@ -9,6 +9,15 @@ from functools import partial
 import numpy as np
 
 from bertkit.metrics.glue import compute_accuracy, compute_matthews, correlate
+from bertkit.metrics.rows import (
+    RowScore,
+    list_errors,
+    measure_classes,
+    measure_counts,
+    measure_label,
+    measure_mean,
+    measure_ranking,
+)
 
 FIXED_THRESHOLD = 0.5  # the probability above which a label is predicted unless thresholds are tuned
 
@@ -40,6 +49,25 @@ def score_classes(logits: np.ndarray, labels: np.ndarray, names: Sequence[str]) 
         "matthews_correlation": compute_matthews(predictions, labels),
         **_score_ranking(probabilities[:, ranked], correct[:, ranked]),
         **_score_each(predictions, labels, names),
+    }
+
+
+def measure_class_scores(logits: np.ndarray, labels: np.ndarray, names: Sequence[str]) -> dict[str, RowScore]:
+    """Return the scores of `score_classes` as functions of the weights of the rows; arguments are the same."""
+    from scipy.special import softmax
+
+    predictions = logits.argmax(axis=1)
+    probabilities = softmax(logits.astype(np.float64), axis=1)  # (S, L)
+    correct = labels[:, None] == np.arange(len(names))  # (S, L)
+    predicted = predictions[:, None] == np.arange(len(names))
+    ranked = slice(1, None) if len(names) == 2 else slice(None)
+    accuracy = measure_mean(predictions == labels)
+    return {
+        "accuracy": accuracy,
+        "micro_f1": accuracy,
+        **measure_classes(predictions, labels, len(names)),
+        **measure_ranking(probabilities[:, ranked], correct[:, ranked]),
+        **_measure_each(predicted, correct, names),
     }
 
 
@@ -80,6 +108,32 @@ def score_labels(
         **_score_ranking(probabilities, labels),
         **_score_each(predictions, correct, names),
         **{f"threshold_{name}": float(limit) for name, limit in zip(names, thresholds, strict=True)},
+    }
+
+
+def measure_label_scores(
+    logits: np.ndarray, labels: np.ndarray, names: Sequence[str], thresholds: np.ndarray | None = None
+) -> dict[str, RowScore]:
+    """Return the scores of `score_labels` as functions of the weights of the rows; arguments are the same.
+
+    Thresholds that are tuned on these data stay the same whatever the weights are. An error is a row with one label, or
+    with the mean share of each label, that is missed or wrongly predicted.
+    """
+    from scipy.special import expit
+
+    probabilities, correct = expit(logits.astype(np.float64)), labels.astype(bool)  # (S, L)
+    predicted = probabilities > (tune_thresholds(probabilities, labels) if thresholds is None else thresholds)
+    errors = list_errors(np.concatenate([np.eye(len(names)), correct.mean(axis=0, keepdims=True)]))
+    averages = {
+        f"{prefix}{name}": measure_counts(found & correct, found, correct, score, errors)
+        for prefix, found in (("", predicted), ("fixed_", probabilities > FIXED_THRESHOLD))
+        for name, score in (("macro_f1", "labels_f1"), ("micro_f1", "f1"))
+    }
+    return {
+        **averages,
+        "exact_match": measure_mean((predicted == correct).all(axis=1)),
+        **measure_ranking(probabilities, correct),
+        **_measure_each(predicted, correct, names),
     }
 
 
@@ -173,3 +227,9 @@ def _score_each(predictions: np.ndarray, labels: np.ndarray, names: Sequence[str
     keys = ("precision", "recall", "f1", "count")
     rows = zip(names, *(values.tolist() for values in scores), strict=True)
     return {f"{key}_{name}": value for name, *values in rows for key, value in zip(keys, values, strict=True)}
+
+
+def _measure_each(predictions: np.ndarray, labels: np.ndarray, names: Sequence[str]) -> dict[str, RowScore]:
+    """Return precision, recall and F1 of each class or label as functions of the weights of the rows."""
+    columns = zip(names, predictions.T, labels.T, strict=True)
+    return {f"{key}_{name}": score for name, *column in columns for key, score in measure_label(*column).items()}

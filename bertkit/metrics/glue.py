@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bertkit.errors import UsageError
+from bertkit.metrics.rows import RowScore, measure_classes, measure_label, measure_mean, measure_numbers
 
 if TYPE_CHECKING:
     import evaluate
@@ -98,6 +99,25 @@ def compute_scores(names: Sequence[str], predictions: Any, references: Any) -> d
             "a model whose training diverged predicts such values: try a lower learning rate"
         )
     return {name: GLUE_SCORES[name](predictions, references) for name in names}
+
+
+def measure_scores(
+    names: Sequence[str], predictions: np.ndarray, references: np.ndarray, classes: int
+) -> dict[str, RowScore]:
+    """Return the scores of `compute_scores` as functions of the weights of the rows.
+
+    Args:
+        predictions: (N,) class ids or numbers.
+        references: (N,) class ids or numbers.
+        classes: The number of classes; any for numbers.
+    """
+    if not OF_NUMBERS.isdisjoint(names):
+        found = measure_numbers(predictions, references)
+    else:
+        found = measure_classes(predictions, references, classes)
+        found |= {"f1": measure_label(predictions == 1, references == 1)["f1"]}
+        found |= {"accuracy": measure_mean(predictions == references)}
+    return {name: found[name] for name in names}
 
 
 def make_metric(*names: str) -> "evaluate.Metric":

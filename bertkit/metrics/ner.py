@@ -4,8 +4,12 @@ Precision, recall and F1 equal those of conlleval, the official script of CoNLL-
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from itertools import pairwise
+
+import numpy as np
+
+from bertkit.metrics.rows import RowScore, list_errors, measure_counts
 
 Entity = tuple[int, int, str]  # first word, end, type
 
@@ -51,6 +55,34 @@ def score_entities(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[s
     pairs = [pair for tags in zip(gold, predicted, strict=True) for pair in zip(*tags, strict=True)]
     accuracy = sum(tag == guess for tag, guess in pairs) / max(len(pairs), 1)
     return scores | {f"strict_{name}": value for name, value in strict.items()} | {"accuracy": accuracy}
+
+
+def measure_entities(
+    gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]], groups: Sequence[Hashable]
+) -> dict[str, RowScore]:
+    """Return the scores of `score_entities`, except `accuracy`, as functions of the weights of the groups.
+
+    An error is a group with the mean number of entities that are all missed, or wrongly predicted.
+
+    Args:
+        gold: The correct tags of each sentence.
+        predicted: The predicted tags of each sentence.
+        groups: The group of each sentence, such as its document.
+    """
+    members: dict[Hashable, list[int]] = {}
+    for number, group in enumerate(groups):
+        members.setdefault(group, []).append(number)
+    scores = {}
+    for prefix, find_predicted in (("", find_entities), ("strict_", find_strict)):
+        counts = []
+        for numbers in members.values():
+            texts = ([tags[number] for number in numbers] for tags in (gold, predicted))
+            counts.append([found.total() for found in _count_entities(*texts, find_predicted)])
+        right, found, wanted = np.array(counts).T[:, :, None]  # (S, 1) each
+        errors = list_errors(np.full((1, 1), wanted.mean()))
+        for name in ("precision", "recall", "f1"):
+            scores[f"{prefix}{name}"] = measure_counts(right, found, wanted, name, errors)
+    return scores
 
 
 def score_types(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]) -> dict[str, dict[str, float]]:

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from bertkit.errors import UsageError
+from bertkit.metrics.rows import RowScore, measure_mean
 
 PUNCTUATION = re.compile(f"[{re.escape(string.punctuation)}]+")  # ASCII only: “ and – stay, as in the official scripts
 LONGEST_ID = 40  # characters of a question id in a message
@@ -147,6 +148,54 @@ def average_scores(gold: Mapping[str, Sequence[str]], exact: Iterable[float], f1
             result[f"{prefix}f1"] = 100.0 * sum(compress(f1, chosen)) / count
             result[f"{prefix}total"] = count
     return result
+
+
+def compare_answers(
+    gold: Mapping[str, Sequence[str]], texts: Sequence[str]
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return exact match and F1 of each answer of 2.0, and the score of no answer; (Q,) each, from 0 to 1.
+
+    Args:
+        gold: The references by question id.
+        texts: The answer of each question, in the order of `gold`.
+    """
+    exact, f1 = score_answers(gold, dict(zip(gold, texts, strict=True)), 2)
+    silent, _ = score_answers(gold, dict.fromkeys(gold, ""), 2)
+    exact, f1, silent = (np.array(list(scores.values()), np.float64) for scores in (exact, f1, silent))
+    return exact, f1, silent
+
+
+def measure_answers(
+    gold: Mapping[str, Sequence[str]],
+    texts: Sequence[str],
+    odds: Sequence[float] | None = None,
+    tau: float | None = None,
+) -> dict[str, RowScore]:
+    """Return the scores of some answers in percent as functions of the weights of the questions.
+
+    Those of 2.0 are named as by `average_scores`, at `tau` and as `tau0_…` at 0.
+
+    Args:
+        gold: The references by question id.
+        texts: The answer of each question, in the order of `gold`.
+        odds: For 2.0: s_null minus the score of each answer.
+        tau: The threshold; None: the one with the best F1, which then stays the same whatever the weights are.
+    """
+    if odds is None:
+        scores = score_answers(gold, dict(zip(gold, texts, strict=True)), 1)
+        columns = zip(("exact_match", "f1"), scores, strict=True)
+        return {name: measure_mean(np.array(list(found.values())), percent=True) for name, found in columns}
+    exact, f1, silent = compare_answers(gold, texts)
+    tau = find_tau(odds, f1, silent) if tau is None else tau
+    odds, answerable = np.asarray(odds), np.array([bool(references) for references in gold.values()])
+    groups = {"": np.ones_like(answerable), "HasAns_": answerable, "NoAns_": ~answerable}
+    return {
+        f"{prefix}{group}{name}": measure_mean(np.where(odds < -value, scores, silent), chosen, percent=True)
+        for prefix, value in (("", tau), ("tau0_", 0.0))
+        for group, chosen in groups.items()
+        for name, scores in (("exact", exact), ("f1", f1))
+        if chosen.any()
+    }
 
 
 def _find_best(

@@ -22,7 +22,14 @@ from bertkit.data.long_texts import WindowedTexts
 from bertkit.data.sequences import Items, Sequences
 from bertkit.data.splits import MOST_SHOWN, check_split_options, describe_shares, divide_train, hash_keys
 from bertkit.errors import UsageError
-from bertkit.metrics.classification import score_classes, score_labels, score_numbers
+from bertkit.metrics.classification import (
+    measure_class_scores,
+    measure_label_scores,
+    score_classes,
+    score_labels,
+    score_numbers,
+)
+from bertkit.metrics.rows import RowScore, measure_numbers
 from bertkit.model.checkpoint import load_config
 from bertkit.reports.tables import ScoreRow, count
 from bertkit.system.progress import Report, ignore
@@ -235,6 +242,19 @@ class ClassificationTask(TextTask):
         """Return the scores of the kind of problem as fractions; several labels at tuned thresholds."""
         found = score_kind(check_finite(summaries), data.labels, data.space, (decided or {}).get("thresholds"))
         return found | {"score": found[next(iter(SCORES[data.space.kind]))]}
+
+    def measure_rows(
+        self, summaries: np.ndarray, data: LabelledSequences, decided: Mapping[str, Any] | None = None
+    ) -> dict[str, RowScore]:
+        """Return the scores of the kind of problem as functions of the weights of the rows."""
+        kind, inputs = data.space.kind, (check_finite(summaries), data.labels)
+        if kind == REGRESSION:
+            found = measure_numbers(inputs[0][:, 0], data.labels)
+        elif kind == SINGLE:
+            found = measure_class_scores(*inputs, data.space.names)
+        else:
+            found = measure_label_scores(*inputs, data.space.names, (decided or {}).get("thresholds"))
+        return found | {"score": found[next(iter(SCORES[kind]))]}
 
     def tuned_config(self, metrics: Mapping[str, Any]) -> dict[str, Any]:
         """Return the thresholds of several labels, in the order of the labels."""

@@ -31,7 +31,8 @@ from bertkit.data.formats.glue import (
 from bertkit.data.long_texts import WindowedTexts
 from bertkit.data.sequences import Sequences
 from bertkit.errors import UsageError
-from bertkit.metrics.glue import compute_scores
+from bertkit.metrics.glue import compute_scores, measure_scores
+from bertkit.metrics.rows import RowScore
 from bertkit.reports.tables import ScoreRow
 from bertkit.system.progress import Report
 from bertkit.tasks.classification_figures import confuse
@@ -281,6 +282,13 @@ class GlueTask(TextTask):
     ) -> dict[str, float]:
         """Return the task's metrics as fractions."""
         return compute_scores(self.row.metrics, self.decide(check_finite(summaries)), data.labels)
+
+    def measure_rows(
+        self, summaries: np.ndarray, data: Sequences, decided: Mapping[str, Any] | None = None
+    ) -> dict[str, RowScore]:
+        """Return the task's metrics as functions of the weights of the rows."""
+        answers = self.decide(check_finite(summaries))
+        return measure_scores(self.row.metrics, answers, data.labels, len(self.row.labels))
 
     def score_nothing(self, dev: Sequences) -> dict[str, float]:
         """Return the scores of predicting the dev set's most frequent label, or a constant."""

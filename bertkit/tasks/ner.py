@@ -48,7 +48,8 @@ from bertkit.data.splits import check_split_options, describe_shares, divide_tra
 from bertkit.data.tagging import ABSENT, Sentence, TaggedText, WordWindows, encode_words, split_words
 from bertkit.data.tags import TAG, from_iob2
 from bertkit.errors import UsageError
-from bertkit.metrics.ner import find_entities, score_entities
+from bertkit.metrics.ner import find_entities, measure_entities, score_entities
+from bertkit.metrics.rows import RowScore
 from bertkit.model.bilstm import FEATURE_LAYERS
 from bertkit.model.heads import BertFeaturesForTokenClassification
 from bertkit.reports.tables import ScoreRow
@@ -59,6 +60,7 @@ from bertkit.tasks.classification import UNLABELLED, name_apart
 from bertkit.tasks.features import Features, cache_features, pad_features
 from bertkit.tasks.finetuning import EVERY_EPOCH, FineTuningTask
 from bertkit.tasks.option import NER_OPTIONS
+from bertkit.tasks.schema import PLACE, PROBABILITY, STRING, Schema, make_array, make_object
 from bertkit.tasks.task import DIVERGED, PredictionSettings, Result, shorten_text
 from bertkit.tasks.texts import take_text
 
@@ -293,6 +295,16 @@ class NerTask(FineTuningTask):
         scores = score_entities(gold, decide(summaries, data))
         return {name: scores[name] for name in ENTITY_SCORES}
 
+    def measure_rows(
+        self, summaries: np.ndarray, data: NerData, decided: Mapping[str, Any] | None = None
+    ) -> dict[str, RowScore]:
+        """Return the scores as functions of the weights of the documents, or of the sentences without documents."""
+        text = get_words(data).text
+        gold = [sentence.tags for sentence in text.sentences]
+        groups = text.number_documents() if text.documents > 1 else range(len(gold))
+        found = measure_entities(gold, decide(summaries, data), groups)
+        return {name: found[name] for name in ENTITY_SCORES}
+
     def score_nothing(self, dev: NerData) -> dict[str, float]:
         """Return the scores of tagging every word O: 0."""
         return dict.fromkeys(ENTITY_SCORES, 0.0)
@@ -316,6 +328,24 @@ class NerTask(FineTuningTask):
         return [*super().suggest(output, recipe), f"{vectors}  # its vectors"]
 
     # --- Answers ------------------------------------------------------------------------------------------------------
+
+    def make_sample(self, settings: PredictionSettings) -> dict[str, Any]:
+        """Return a sentence with names."""
+        return {"text": "Ada Lovelace met Charles Babbage in London."}
+
+    def describe_input(self, settings: PredictionSettings) -> Schema:
+        """Return the schema of a text or its words."""
+        kinds = {"text": STRING, "words": make_array(STRING)}
+        return {"type": "object", "properties": kinds, "anyOf": [{"required": [name]} for name in kinds]}
+
+    def describe_output(self, settings: PredictionSettings) -> Schema:
+        """Return the schema of tags and, if these are of a known scheme, entities; `places` only for a text."""
+        texts = {"text": STRING, "type": STRING, "start": PLACE, "end": PLACE, "score": PROBABILITY}
+        is_known = all(TAG.fullmatch(label) for label in settings.labels)
+        entities = {"entities": make_array(make_object(texts))} if is_known else {}
+        pair = make_array(PLACE) | {"minItems": 2, "maxItems": 2}
+        tags = make_array({"enum": settings.labels})
+        return make_object(entities | {"tags": tags, "places": make_array(pair)}, optional=("places",))
 
     def read_input(self, given: Mapping[str, Any], settings: PredictionSettings) -> Tagged:
         """Return the words of a text, or words as they are."""

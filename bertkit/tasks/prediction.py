@@ -1,25 +1,38 @@
 """The core of prediction, from examples to results, for every task. `bertkit.inference` is its interface."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
+import numpy as np
 import torch
 
 from bertkit.data.sequences import batch_by_length
 from bertkit.model.precision import use_precision
+from bertkit.system.progress import ignore
 from bertkit.tasks.task import PredictionSettings, Result, Task
 
 SAMPLES = 5  # examples shown per run
 
 
 @torch.inference_mode()
-def predict(task: Task, examples: Sequence[Any], settings: PredictionSettings, precision: str = "fp32") -> list[Result]:
-    """Predict the results of some examples; truncated ones are marked `cut`."""
+def predict(
+    task: Task,
+    examples: Sequence[Any],
+    settings: PredictionSettings,
+    precision: str = "fp32",
+    note: Callable[[np.ndarray], None] = ignore,
+) -> list[Result]:
+    """Predict the results of some examples; truncated ones are marked `cut`.
+
+    Args:
+        note: Receives (S,) the tokens of each sequence.
+    """
     if not examples:
         return []
     device = settings.model.device
     data, lengths = task.encode_inputs(examples, settings)
+    note(lengths)
     kept: list[Any] = [None] * len(data)
     for numbers in batch_by_length(lengths):
         batch = task.collate_inputs(data, numbers.tolist(), settings)

@@ -38,8 +38,9 @@ from bertkit.model.config import BertConfig
 from bertkit.reports.tables import ScoreRow
 from bertkit.system.progress import Report
 from bertkit.tasks.option import PRETRAINING_OPTIONS, list_defaults
+from bertkit.tasks.schema import PROBABILITY, STRING, Schema, make_array, make_object
 from bertkit.tasks.task import BERT_TRAIN, DIVERGED, PredictionSettings, Result, Task, check_finite, use_transformers
-from bertkit.tasks.texts import describe_pair, judge_pair, read_texts
+from bertkit.tasks.texts import describe_pair, describe_texts, judge_pair, read_texts
 
 HEADS = {  # objective -> head; the second and third are rows of Table 5
     "mlm+nsp": "BertForPreTraining",
@@ -377,10 +378,27 @@ class PretrainingTask(Task):
 
     # --- Answers ------------------------------------------------------------------------------------------------------
 
+    def make_sample(self, settings: PredictionSettings) -> dict[str, Any]:
+        """Return a text with masks, or two."""
+        masked = ("The man went to the [MASK].", "He bought a gallon of [MASK].")  # section A.2
+        return dict(zip(self.list_fields(settings), masked, strict=False))
+
+    def describe_input(self, settings: PredictionSettings) -> Schema:
+        """Return the schema of a text or a pair, or of both if the model does not say which."""
+        return describe_texts(super().describe_input(settings), settings)
+
+    def describe_output(self, settings: PredictionSettings) -> Schema:
+        """Return the schema of the words of each mask, and a pair's probability that the second text follows."""
+        word = make_object({"word": STRING, "probability": PROBABILITY})
+        masks = {"masks": make_array(make_object({"words": make_array(word)}))}
+        with_pair = type(settings.model).__name__ == HEADS["mlm+nsp"]
+        follows = {"next_sentence": PROBABILITY} if with_pair else {}
+        return make_object(masks | follows, optional=follows)
+
     def read_input(self, given: Mapping[str, Any], settings: PredictionSettings) -> dict[str, np.ndarray]:
         """Return the sequence of one or two texts with masks; `labels` (T,) are IGNORED except at the masks."""
         texts, tokenizer = read_texts(given, settings.pairs), settings.tokenizer
-        with_pair = type(settings.model).__name__ == HEADS["mlm+nsp"]  # which says whether a text follows another
+        with_pair = settings.head == HEADS["mlm+nsp"]  # which says whether a text follows another
         if not any(MASK in text for text in texts) and not (with_pair and len(texts) == 2):
             also = " and no text_pair" if with_pair else ""
             raise UsageError(f"there is no {MASK} to fill in{also}; put {MASK} where a word is missing")

@@ -38,12 +38,14 @@ from bertkit.data.spans import (
 )
 from bertkit.data.splits import check_split_options, divide_train, hash_keys
 from bertkit.errors import UsageError
-from bertkit.metrics.squad import average_scores, find_tau, score_answers, score_squad1, score_squad2
+from bertkit.metrics.rows import RowScore
+from bertkit.metrics.squad import average_scores, compare_answers, find_tau, measure_answers, score_squad1, score_squad2
 from bertkit.reports.tables import ScoreRow
 from bertkit.system.progress import Report, ignore
 from bertkit.tasks.classification import UNLABELLED
 from bertkit.tasks.finetuning import FineTuningTask
 from bertkit.tasks.option import SQUAD_OPTIONS, WINDOW_OPTIONS, list_defaults
+from bertkit.tasks.schema import NUMBER_SCHEMA, PLACE, STRING, Schema, make_object
 from bertkit.tasks.squad_figures import trace
 from bertkit.tasks.task import DIVERGED, FIGURES, PredictionSettings, Result, check_finite, shorten_text
 from bertkit.tasks.texts import take_text
@@ -292,7 +294,7 @@ class SquadTask(FineTuningTask):
         gold = collect_answers(questions)
         if not self.version.unanswerable:
             return score_squad1(gold, dict(zip(gold, texts, strict=True)))
-        exact, f1, silent = compare(questions, texts)
+        exact, f1, silent = compare_answers(gold, texts)
         tau = find_tau(odds, f1, silent) if tau is None else tau
         scores: dict[str, Any] = {}
         for prefix, value in (("", tau), ("tau0_", 0.0)):
@@ -305,6 +307,14 @@ class SquadTask(FineTuningTask):
     def score(self, summaries: np.ndarray, data: Windows, decided: Mapping[str, Any] | None = None) -> dict[str, float]:
         """Return the scores of all questions; see `rate`."""
         return self.rate(data.questions, *decode_best(check_answers(summaries), data), (decided or {}).get("tau"))
+
+    def measure_rows(
+        self, summaries: np.ndarray, data: Windows, decided: Mapping[str, Any] | None = None
+    ) -> dict[str, RowScore]:
+        """Return the scores as functions of the weights of the questions; a tau tuned on these data is fixed."""
+        texts, odds = decode_best(check_answers(summaries), data)
+        gold = collect_answers(data.questions)
+        return measure_answers(gold, texts, odds if self.version.unanswerable else None, (decided or {}).get("tau"))
 
     def tuned_config(self, metrics: Mapping[str, Any]) -> dict[str, Any]:
         """Return the tuned value of the model's configuration: tau."""
@@ -342,8 +352,8 @@ class SquadTask(FineTuningTask):
         ranked = [rank(answer, self.version.unanswerable) for answer in answers]
         tau, files = (decided or {}).get("tau", 0.0), {}
         if self.version.unanswerable and split != UNLABELLED:
-            odds = [answer.odds for answer in answers]
-            exact, f1, silent = compare(data.questions, [answer.best.text for answer in answers])
+            gold, odds = collect_answers(data.questions), [answer.odds for answer in answers]
+            exact, f1, silent = compare_answers(gold, [answer.best.text for answer in answers])
             if not decided:
                 tau = find_tau(odds, f1, silent)
             figure = trace(exact, f1, silent, odds, tau, "tau" if decided else "the best tau")
@@ -431,6 +441,17 @@ class SquadTask(FineTuningTask):
     def list_fields(self, settings: PredictionSettings) -> tuple[str, ...]:
         """Return the names of a question and a context."""
         return "question", "context"
+
+    def make_sample(self, settings: PredictionSettings) -> dict[str, Any]:
+        """Return a question and a context that answers it."""
+        context = "Ada Lovelace wrote the first published program, for a machine that Charles Babbage designed."
+        return {"question": "Who designed the machine?", "context": context}
+
+    def describe_output(self, settings: PredictionSettings) -> Schema:
+        """Return the schema of the answer and the best span; with tau also of the score without an answer."""
+        best = make_object({"text": STRING, "start": PLACE, "end": PLACE, "score": NUMBER_SCHEMA})
+        null = {} if settings.model.config.tau is None else dict.fromkeys(("null_score", "tau"), NUMBER_SCHEMA)
+        return make_object({"answer": STRING, "best": best, **null})
 
     def read_input(self, given: Mapping[str, Any], settings: PredictionSettings) -> Question:
         """Return a question about a context."""
@@ -535,15 +556,6 @@ def list_keys(questions: Sequence[Question]) -> list[str]:
 def collect_answers(questions: Sequence[Question]) -> dict[str, tuple[str, ...]]:
     """Return question's id -> its right answers."""
     return {question.id: question.answers for question in questions}
-
-
-def compare(questions: Sequence[Question], texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return exact match and F1 of each answer of 2.0, and the score of no answer; (Q,) each, from 0 to 1."""
-    gold = collect_answers(questions)
-    exact, f1 = score_answers(gold, dict(zip(gold, texts, strict=True)), 2)
-    silent, _ = score_answers(gold, dict.fromkeys(gold, ""), 2)
-    exact, f1, silent = (np.array(list(scores.values()), np.float64) for scores in (exact, f1, silent))
-    return exact, f1, silent
 
 
 def rank(answer: Answer, with_null: bool) -> list[dict[str, Any]]:

@@ -20,10 +20,12 @@ from bertkit.data.formats.swag import ENDINGS, HUB_SWAG, Situation, read_swag, r
 from bertkit.data.sequences import Choices, Sequences, encode_inputs, pad, pad_choices
 from bertkit.errors import UsageError
 from bertkit.metrics.glue import compute_scores
+from bertkit.metrics.rows import RowScore, measure_mean
 from bertkit.reports.tables import ScoreRow
 from bertkit.system.progress import Report
 from bertkit.tasks.finetuning import EVERY_EPOCH, FineTuningTask
 from bertkit.tasks.option import SWAG_OPTIONS
+from bertkit.tasks.schema import PLACE, PROBABILITY, STRING, Schema, make_array, make_object
 from bertkit.tasks.task import PredictionSettings, Result, check_finite, shorten_text, use_transformers
 from bertkit.tasks.texts import take_text
 
@@ -105,6 +107,12 @@ class SwagTask(FineTuningTask):
         """Return the accuracy, a fraction."""
         return compute_scores(("accuracy",), check_finite(summaries).argmax(axis=1), data.labels)
 
+    def measure_rows(
+        self, summaries: np.ndarray, data: Choices, decided: Mapping[str, Any] | None = None
+    ) -> dict[str, RowScore]:
+        """Return the accuracy as a function of the weights of the questions."""
+        return {"accuracy": measure_mean(check_finite(summaries).argmax(axis=1) == data.labels)}
+
     def score_nothing(self, dev: Choices) -> dict[str, float]:
         """Return the accuracy of always choosing the dev set's most frequent correct place."""
         return compute_scores(("accuracy",), np.full(len(dev), np.bincount(dev.labels).argmax()), dev.labels)
@@ -127,6 +135,21 @@ class SwagTask(FineTuningTask):
     def list_fields(self, settings: PredictionSettings) -> tuple[str, ...]:
         """Return the names of a context and its endings."""
         return "context", "endings…"
+
+    def make_sample(self, settings: PredictionSettings) -> dict[str, Any]:
+        """Return a context and two endings."""
+        endings = ["She takes a bow and leaves the stage.", "The piano eats the notes of the song."]
+        return {"context": "A girl plays the last notes of a song on the piano.", "endings": endings}
+
+    def describe_input(self, settings: PredictionSettings) -> Schema:
+        """Return the schema of a context and at least two endings, which may have their first words in common."""
+        endings = make_array(STRING) | {"minItems": 2}
+        kinds = {"context": STRING, "start": STRING, "endings": endings}
+        return super().describe_input(settings) | {"properties": kinds}
+
+    def describe_output(self, settings: PredictionSettings) -> Schema:
+        """Return the schema of the index of an ending and all probabilities."""
+        return make_object({"ending": PLACE, "probabilities": make_array(PROBABILITY)})
 
     def read_input(self, given: Mapping[str, Any], settings: PredictionSettings) -> Continuations:
         """Return a context and its possible continuations; SWAG's column names are accepted, too."""

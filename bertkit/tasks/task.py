@@ -17,9 +17,12 @@ from torch import Tensor, nn
 
 from bertkit.data.tokenizer import Words, copy_backend
 from bertkit.errors import UsageError
+from bertkit.metrics.rows import RowScore
+from bertkit.model.onnx import OnnxModel
 from bertkit.reports.tables import ScoreRow
 from bertkit.system.progress import Report
 from bertkit.tasks.option import Options, check_range
+from bertkit.tasks.schema import STRING, Schema, make_array
 
 EXAMPLES = "examples.txt"  # among the predictions of a run
 FIGURES = ".figures.json"  # the same, after a split's name: data of plots and tables
@@ -53,7 +56,7 @@ class PredictionSettings:
         top: The number of words for each mask.
     """
 
-    model: nn.Module
+    model: nn.Module | OnnxModel
     tokenizer: Any
     lengths: Mapping[str, Any]
     pairs: bool | None
@@ -63,6 +66,11 @@ class PredictionSettings:
     def max_length(self) -> int:
         """Return the maximum number of tokens of a sequence."""
         return min(self.lengths.get("max_length", 1 << 30), self.model.config.max_position_embeddings)
+
+    @property
+    def head(self) -> str:
+        """Return the name of the head's class."""
+        return self.model.head if isinstance(self.model, OnnxModel) else type(self.model).__name__
 
     @cached_property
     def labels(self) -> list[str]:
@@ -244,6 +252,15 @@ class Task:
         """
         raise NotImplementedError
 
+    def measure_rows(
+        self, summaries: np.ndarray, data: Any, decided: Mapping[str, Any] | None = None
+    ) -> dict[str, RowScore]:
+        """Return the scores of `score` as functions of the weights of the rows; arguments are the same.
+
+        Values that the evaluation decides, such as tau, are fixed. Counts and these values have none.
+        """
+        return {}
+
     def baseline(self, train: Any, dev: Any) -> dict[str, float]:
         """Return the baseline scores by name."""
         return {}
@@ -307,6 +324,20 @@ class Task:
         Raises:
             UsageError: The input lacks what this task needs.
         """
+        raise NotImplementedError
+
+    def make_sample(self, settings: PredictionSettings) -> dict[str, Any]:
+        """Return an input that a person can try, with the names of `list_fields`."""
+        raise NotImplementedError
+
+    def describe_input(self, settings: PredictionSettings) -> Schema:
+        """Return the JSON schema of an input; other keys are allowed and ignored."""
+        fields = self.list_fields(settings)
+        kinds = {name.rstrip("…"): make_array(STRING) if name.endswith("…") else STRING for name in fields}
+        return {"type": "object", "properties": kinds, "required": list(kinds)}
+
+    def describe_output(self, settings: PredictionSettings) -> Schema:
+        """Return the JSON schema of a result without the keys `id` and `cut`."""
         raise NotImplementedError
 
     def encode_inputs(self, examples: Sequence[Any], settings: PredictionSettings) -> tuple[Any, np.ndarray]:

@@ -14,6 +14,7 @@ from bertkit.errors import UsageError, make_printable
 from bertkit.metrics.classification import FIXED_THRESHOLD
 from bertkit.tasks.finetuning import FineTuningTask
 from bertkit.tasks.option import TEXT_OPTIONS, list_defaults
+from bertkit.tasks.schema import NUMBER_SCHEMA, PROBABILITY, STRING, Schema, make_array, make_object
 from bertkit.tasks.task import PredictionSettings, Result
 
 MOST_TOKENS = 512  # of the published BERTs
@@ -26,6 +27,7 @@ PAIR_NAMES = (  # names of two texts that belong together: ours, which are trans
     ("question", "sentence"),
 )
 TEXT_NAMES = ("text", "sentence", "review", "content", "comment", "message", "tweet", "body", "description", "title")
+SAMPLE_PAIR = ("The man went to the store.", "He bought a gallon of milk.")  # as in section A.2
 
 
 class TextTask(FineTuningTask):
@@ -80,6 +82,26 @@ class TextTask(FineTuningTask):
     def read_input(self, given: Mapping[str, Any], settings: PredictionSettings) -> tuple[str, ...]:
         """Return a text, or two."""
         return read_texts(given, settings.pairs)
+
+    def make_sample(self, settings: PredictionSettings) -> dict[str, Any]:
+        """Return a sentence, or two."""
+        return dict(zip(self.list_fields(settings), SAMPLE_PAIR, strict=False))
+
+    def describe_input(self, settings: PredictionSettings) -> Schema:
+        """Return the schema of a text or a pair, or of both if the model does not say which."""
+        return describe_texts(super().describe_input(settings), settings)
+
+    def describe_output(self, settings: PredictionSettings) -> Schema:
+        """Return the schema of what `name_results` returns."""
+        labels, kind = settings.labels, settings.model.config.problem_type
+        label, probabilities = {"enum": labels}, make_object(dict.fromkeys(labels, PROBABILITY))
+        if kind == SEVERAL:
+            return make_object({"labels": make_array(label), "probabilities": probabilities})
+        if len(labels) == 1:
+            return make_object({"score": NUMBER_SCHEMA})
+        if kind == REGRESSION:
+            return make_object({"scores": make_object(dict.fromkeys(labels, NUMBER_SCHEMA))})
+        return make_object({"label": label, "probability": PROBABILITY, "probabilities": probabilities})
 
     def encode_inputs(
         self, examples: Sequence[tuple[str, ...]], settings: PredictionSettings
@@ -151,6 +173,10 @@ class NextSentenceTask(TextTask):
     pipeline = ""
     pairs = True
 
+    def describe_output(self, settings: PredictionSettings) -> Schema:
+        """Return the schema of a probability."""
+        return make_object({"next_sentence": PROBABILITY})
+
     def answer(
         self, kept: Sequence[np.ndarray], data: Any, examples: Any, settings: PredictionSettings
     ) -> list[Result]:
@@ -217,6 +243,11 @@ def take_text(given: Mapping[str, Any], name: str) -> str:
 def list_names(given: Mapping[str, Any]) -> str:
     """Return the names in an input, for a message."""
     return make_printable(", ".join(map(str, given)))[:LONGEST_NAMES] or "nothing"
+
+
+def describe_texts(found: Schema, settings: PredictionSettings) -> Schema:
+    """Return the schema of an input with an optional second text if the model takes one text or two."""
+    return found if settings.pairs is not None else found | {"properties": dict.fromkeys(PAIR_NAMES[0], STRING)}
 
 
 def read_texts(given: Mapping[str, Any], pairs: bool | None) -> tuple[str, ...]:

@@ -3,18 +3,19 @@
 import os
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import tomli_w
-from huggingface_hub import EvalResult, ModelCard, ModelCardData
+from huggingface_hub import EvalResult, EvalResultEntry, ModelCard, ModelCardData, metadata_load, try_to_load_from_cache
 
 from bertkit.data.pretraining.sources import DOCS
 from bertkit.errors import make_printable
 from bertkit.reports.markdown import format_table
 from bertkit.reports.tables import count, tabulate_scores
-from bertkit.system.hub import find_dataset, is_hub_name
-from bertkit.tasks.task import Task
+from bertkit.system.hub import CARD, find_dataset, is_hub_name
+from bertkit.tasks.task import CHOSEN_ON_DEV, Task
 from bertkit.training.recipe import list_lengths
 
 PIPELINES = {  # the end of a head's class name -> the pipeline tag on the Hub
@@ -41,6 +42,9 @@ ORIGINS = {  # an option that names data -> a sentence about their use
     "extra_train": "Trained on {} first.",
 }
 LOCAL = ("features_dir", "train_file", "extra_train")  # options whose value is a path, never a name on the Hub
+
+LICENSE = ("license", "license_name", "license_link")  # in a card's metadata; the last two if it is "other"
+OTHER_DATA = ("dir", "tune_share", "train_file", "max_train_samples")  # options for other data than the benchmark's
 
 CARD_TEMPLATE = Path(__file__).with_name("card.md.jinja")
 
@@ -96,12 +100,17 @@ def write_card(
 def make_metadata(
     task: Task, name: str, recipe: Mapping[str, Any], metrics: Mapping[str, Any], head: str, library: str
 ) -> ModelCardData:
-    """Return the metadata for the Hub, with a language only for data sets on the Hub, which are all English."""
+    """Return the metadata for the Hub, with the licence of the base model.
+
+    The language is that of the tasks' data sets on the Hub, which are all English, otherwise that of the base model.
+    """
     pipeline = next(word for end, word in PIPELINES.items() if head.endswith(end))
     results = list_results(task, recipe, metrics, pipeline)
-    data = list_datasets(task, recipe)
+    data, base = list_datasets(task, recipe), read_base_card(recipe)
+    is_english = data and task.is_official(recipe["data"].get("dir", ""))
     return ModelCardData(
-        language="en" if data and task.is_official(recipe["data"].get("dir", "")) else None,
+        language="en" if is_english else base.get("language"),
+        **{key: base.get(key) for key in LICENSE},
         library_name=library,
         pipeline_tag=pipeline,
         tags=["bert", "bertkit", task.name],
@@ -117,6 +126,22 @@ def find_base(recipe: Mapping[str, Any]) -> str | None:
     """Return the name of the checkpoint on the Hub; None if it is a directory, or there is none."""
     checkpoint = recipe.get("checkpoint") or ""
     return checkpoint if is_hub_name(checkpoint) and not Path(checkpoint).exists() else None
+
+
+def read_base_card(recipe: Mapping[str, Any]) -> dict[str, str | list[str]]:
+    """Return language and licence in the base model's card, from its directory or the cache of the Hub."""
+    if not (checkpoint := recipe.get("checkpoint") or ""):
+        return {}
+    found: Mapping[str, Any] = {}
+    with suppress(Exception):  # there is no card, or its author made a mistake in it
+        local = Path(checkpoint, CARD) if Path(checkpoint).exists() else try_to_load_from_cache(checkpoint, CARD)
+        found = metadata_load(local) or {}
+    values = {key: found.get(key) for key in ("language", *LICENSE)}
+    return {
+        key: value
+        for key, value in values.items()
+        if isinstance(value, str) or (isinstance(value, list) and all(isinstance(item, str) for item in value))
+    }
 
 
 def describe_start(recipe: Mapping[str, Any]) -> str:
@@ -183,6 +208,32 @@ def list_results(task: Task, recipe: Mapping[str, Any], metrics: Mapping[str, An
             )
         )
     return results
+
+
+def list_benchmarks(
+    task: Task, recipe: Mapping[str, Any], metrics: Mapping[str, Any], date: str
+) -> list[EvalResultEntry]:
+    """Return the paper's metric on the data set of the Hub as entries of `.eval_results`; empty for any other data.
+
+    An entry names the task of a benchmark that the data set registers in its `eval.yaml`; the Hub shows only results
+    of registered benchmarks. The task is named like the configuration that holds its rows: `mrpc`, for the halves of
+    MNLI's dev set `mnli_matched` and `mnli_mismatched`. A score on test takes precedence over one on dev.
+
+    Args:
+        date: When the model was evaluated, in ISO 8601.
+    """
+    if not task.copies or any(recipe["data"].get(key) for key in OTHER_DATA):
+        return []
+    found = {}
+    for row in task.list_rows(metrics):
+        split, name = place_score(task, row.key)
+        if name == task.metric:
+            dataset, config, hub_split = task.copies[split]
+            task_id = "_".join([config, *hub_split.split("_")[1:]])
+            chosen = f"; {metrics[CHOSEN_ON_DEV]} chosen on dev" if CHOSEN_ON_DEV in metrics else ""
+            notes = f"{row.name}, split {hub_split}, fine-tuned with bertkit{chosen}"
+            found[task_id] = EvalResultEntry(dataset, task_id, metrics[row.key], date=date, notes=notes)
+    return list(found.values())
 
 
 def describe_data(task: Task, recipe: Mapping[str, Any], sizes: Mapping[str, int]) -> list[str]:

@@ -1,11 +1,13 @@
-"""The outputs of a finished run beside its weights: predictions, sequence lengths, the best model."""
+"""The outputs of a finished run beside its weights: scores, predictions, sequence lengths, the best model."""
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from huggingface_hub import eval_result_entries_to_yaml
+from huggingface_hub.utils import yaml_dump
 from transformers import PreTrainedModel
 
 from bertkit.data.tokenizer import save_tokenizer
@@ -13,11 +15,13 @@ from bertkit.system.files import write_json
 from bertkit.system.progress import Report
 from bertkit.tasks.prediction import show_examples
 from bertkit.tasks.task import EXAMPLES, PredictionSettings, Task
-from bertkit.training.model_card import write_card
+from bertkit.training.model_card import list_benchmarks, place_score, write_card
 from bertkit.training.prepare import Prepared
 from bertkit.training.recipe import Recipe, list_lengths
 from bertkit.training.run_dir import (
+    ALL_RESULTS,
     BEST,
+    EVAL_RESULTS,
     LENGTHS_FILE,
     METRICS_FILE,
     PREDICTIONS,
@@ -46,7 +50,8 @@ def write_results(
     # The examples come from the saved model, which is complete even where training has sharded it.
     model = type(trainer.accelerator.unwrap_model(trainer.model)).from_pretrained(output).eval()
     sizes = {split: len(data) for split, data in prepared.data.items()}
-    card = write_card(task, str(output), recipe, metrics, describe_environment(), model, sizes)
+    environment = describe_environment()
+    card = write_card(task, str(output), recipe, metrics, environment, model, sizes)
     (output / "README.md").write_text(card, encoding="utf-8")
     if EXAMPLES not in files:
         settings = PredictionSettings(model, prepared.tokenizer, recipe["data"], task.pairs, SHOWN_WORDS)
@@ -55,8 +60,37 @@ def write_results(
     (output / PREDICTIONS).mkdir(exist_ok=True)
     for name, text in files.items():
         (output / PREDICTIONS / name).write_text(text, encoding="utf-8")
+    if entries := list_benchmarks(task, recipe, metrics, environment["date"]):
+        (output / EVAL_RESULTS).mkdir(exist_ok=True)
+        text = yaml_dump(eval_result_entries_to_yaml(entries))
+        (output / EVAL_RESULTS / f"{task.name}.yaml").write_text(text, encoding="utf-8")
     write_json(measure_lengths(task, recipe, prepared.data), output / LENGTHS_FILE)
+    write_json(summarize_results(task, metrics, sizes, trainer.state.log_history), output / ALL_RESULTS)
     write_json(metrics, output / METRICS_FILE)
+
+
+def summarize_results(
+    task: Task, metrics: Mapping[str, Any], sizes: Mapping[str, int], log: Sequence[Mapping[str, float]]
+) -> dict[str, Any]:
+    """Return the scores of a run under the keys that transformers' example scripts give them.
+
+    Scores on dev begin with `eval_`, on test with `predict_`. `train_loss` is the mean over all logged updates.
+
+    Args:
+        sizes: Number of inputs of each split.
+    """
+    found: dict[str, Any] = {}
+    for row in task.list_rows(metrics):
+        split, name = place_score(task, row.key)
+        found[f"predict_{name}" if split == "test" else f"eval_{row.key}"] = metrics[row.key]
+    prefixes = {"train": "train", next(iter(task.splits), ""): "eval", "test": "predict"}
+    found |= {f"{prefix}_samples": sizes[split] for split, prefix in prefixes.items() if split in sizes}
+    if losses := [(entry["step"], entry["loss"]) for entry in log if "loss" in entry]:
+        updates, means = zip(*losses, strict=True)
+        found["train_loss"] = float(np.average(means, weights=np.diff(updates, prepend=0)))
+    end = next((entry for entry in reversed(log) if "train_runtime" in entry), {})
+    found |= {key: value for key, value in end.items() if key != "step"}
+    return dict(sorted(found.items()))
 
 
 def measure_lengths(task: Task, recipe: Recipe, data: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ Differs from the paper: the learning rate decays linearly from its peak at the e
 import math
 import os
 from collections.abc import Collection, Mapping
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,8 +25,9 @@ from transformers import PrinterCallback, ProgressCallback, TrainingArguments, s
 
 import bertkit
 from bertkit.errors import UsageError, explain_disk_error, explain_refusal
-from bertkit.model.checkpoint import fingerprint_weights, load_model, make_config, reinitialize
+from bertkit.model.checkpoint import find_file, fingerprint_weights, load_model, make_config, reinitialize
 from bertkit.model.optim import BERT_ADAM, BertAdam
+from bertkit.system.hub import CARD
 from bertkit.system.progress import Report, ignore
 from bertkit.tasks.task import CHOSEN_ON_DEV, OWN_DATA, TUNE, Task
 from bertkit.training.arguments import complete, explain_missing_head, make_arguments, name_head
@@ -146,6 +147,8 @@ def make_model(task: Task, recipe: Recipe, settings: Mapping[str, Any], report: 
         with explain_refusal("[model]"):
             return head(make_config(recipe["model"] | settings))
     model, new = load_model(head, recipe["checkpoint"], recipe["model"] | settings)
+    with suppress(UsageError):
+        find_file(recipe["checkpoint"], CARD)  # into the cache: the card of this run repeats its licence
     if new and not task.metric:
         raise UsageError(explain_missing_head(task, recipe, settings["id2label"].values()))
     if new:

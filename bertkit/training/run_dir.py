@@ -36,6 +36,9 @@ VOCABULARY = "vocab.txt"
 LOG = "training_log.jsonl"
 PREDICTIONS = "predictions"
 ENVIRONMENT = "environment.json"
+ALL_RESULTS = "all_results.json"  # the scores under the names of transformers' example scripts
+EVAL_RESULTS = ".eval_results"  # scores on benchmarks of the Hub, in its own form
+EVENTS = "runs"  # the folder in which transformers writes TensorBoard's events
 LENGTHS_FILE = "lengths.json"  # the number of sequences of each length in tokens
 FIRST = "first"  # the run that comes before this one
 BEST = "best"  # the model of an earlier update that was better than the last
@@ -63,9 +66,18 @@ PUBLISHED = (
     LOG,
     "curves.png",
     METRICS_FILE,
+    ALL_RESULTS,
 )
 RUN_FILES = (*PUBLISHED, LENGTHS_FILE, "README.md", "model.safetensors")
-RUN_FOLDERS = (BEST, PREDICTIONS, "checkpoint-", f".{BEST}", ".tokenizer", ".step-")  # names or prefixes of names
+RUN_FOLDERS = (
+    BEST,
+    PREDICTIONS,
+    EVAL_RESULTS,
+    "checkpoint-",
+    f".{BEST}",
+    ".tokenizer",
+    ".step-",
+)  # names or prefixes of names
 STUDY_RESULT = "study.json"  # beside the runs of a study
 COMPLETE = "complete"  # this file marks a checkpoint as fully written; it holds the checksums of the others
 

@@ -28,13 +28,13 @@ from bertkit.data.spans import Question
 from bertkit.data.tokenizer import load_tokenizer
 from bertkit.errors import UsageError
 from bertkit.metrics.ner import score_types
-from bertkit.metrics.squad import score_squad2
+from bertkit.metrics.squad import compare_answers, score_squad2
 from bertkit.reports import html
 from bertkit.reports.html import show_minus, style_columns
 from bertkit.reports.tables import make_table, split_number
 from bertkit.studies.tables import describe_size, explain_scores
 from bertkit.tasks import TASKS
-from bertkit.tasks.squad import SQUAD, collect_answers, compare
+from bertkit.tasks.squad import SQUAD, collect_answers
 from bertkit.tasks.squad_figures import trace
 from bertkit.training.outputs import MEASURED, measure_lengths
 from bertkit.training.recipe import read_recipe, save_recipe
@@ -293,7 +293,7 @@ def test_each_point_of_the_tau_curve_is_a_score(rows):
     odds, texts = [float(row[0]) for row in rows], [row[2] for row in rows]
     metrics = SQUAD["squad2"].rate(questions, texts, odds)
     tau = metrics["tau"]
-    figure = trace(*compare(questions, texts), odds, tau, "the best tau")
+    figure = trace(*compare_answers(collect_answers(questions), texts), odds, tau, "the best tau")
     assert figure["mark"] == tau
     assert tau in figure["xs"]
     assert max(figure["lines"]["F1"]) == pytest.approx(metrics["f1"], abs=1e-3)

@@ -16,7 +16,18 @@ def classifier(tmp_path_factory):
     return str(write_head(tmp_path_factory.mktemp("classifier"), "BertForSequenceClassification", num_labels=3))
 
 
-def test_both_sides_are_timed_on_the_same_texts_and_agree(classifier, tmp_path):
+@pytest.mark.slow
+def test_the_export_is_timed_as_well_and_agrees(classifier):
+    found, (table, *_) = bench.bench_predict(classifier, count=4, repeats=1)
+    assert bench.EXPORT in found["figures"]["fp32"]["seconds"]
+    assert found[bench.EXPORT]["other_labels"] == 0
+    assert found[bench.EXPORT]["largest_difference"] < 1e-5
+    assert found["figures"]["fp32"]["best"].startswith("pipeline")
+    assert bench.EXPORT in {row[0].lines[0][0] for row in table.rows}
+
+
+def test_both_sides_are_timed_on_the_same_texts_and_agree(classifier, tmp_path, monkeypatch):
+    monkeypatch.setattr(bench, "find_spec", lambda name: None)  # an export takes seconds
     (tmp_path / "texts.txt").write_text("good word1\nbad\n" * 4)
     lines = []
     found, tables = bench.bench_predict(
@@ -71,7 +82,8 @@ def test_what_gives_no_classes_is_refused_before_anything_is_timed(head, values,
     assert not any("pipeline" in line for line in lines)
 
 
-def test_the_command_writes_its_figures_where_it_can(call, classifier, tmp_path):
+def test_the_command_writes_its_figures_where_it_can(call, classifier, tmp_path, monkeypatch):
+    monkeypatch.setattr(bench, "find_spec", lambda name: None)
     (tmp_path / "texts.txt").write_text("good word1\nbad\n")
     options = ("bench", "predict", classifier, "--input", "texts.txt", "--texts", 2, "--repeats", 1, "--json")
     code, out, err = call(*options, "figures.json")

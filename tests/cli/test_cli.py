@@ -85,6 +85,18 @@ def test_help_answers_within_half_a_second():
     assert min(answers)[0] < max(0.5, 2.5 * alone)
 
 
+@pytest.mark.parametrize(
+    ("words", "expected"), [("bertkit re", {"reproduce", "report"}), ("bertkit glue --ta", {"--task"})]
+)
+def test_a_shell_completes_commands_and_options(monkeypatch, words, expected):
+    """`bertkit --install-completion` writes a script that asks the program like this."""
+    asked = {"_BERTKIT_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+    code = "import sys; sys.argv = ['bertkit']; from bertkit import cli; cli.main()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=os.environ | asked)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert set(done.stdout.split()) == expected
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_explains_itself_with_an_example(call, command):
     code, out, _ = call(*command.split(), "--help")

@@ -21,14 +21,15 @@ from transformers import AutoTokenizer
 from bertkit.errors import UsageError
 from bertkit.inference.predictor import Predictor
 from bertkit.model import heads
+from bertkit.model.checkpoint import find_trouble
 from bertkit.studies.runner import run_study
 from bertkit.studies.spec import make_study
 from bertkit.tasks import TASKS
 from bertkit.tasks.squad import VERSIONS
 from bertkit.training import model_card, push
 from bertkit.training.recipe import merge, read_recipe
-from bertkit.training.run import run
-from tests.hub import check_metadata
+from bertkit.training.run import make_model, run
+from tests.hub import Repo, check_metadata
 from tests.official import write_checkpoint
 from tests.tasks.test_conformance import make_features, make_glue, make_pretraining, make_squad
 
@@ -235,6 +236,102 @@ def test_scores_on_the_hubs_data_name_its_data_sets(task, metrics, expected):
     assert check_metadata(f"---\n{data.to_yaml()}\n---\n") == []
 
 
+DATE = "2019-05-24T12:00:00+00:00"
+
+
+@pytest.mark.parametrize(
+    ("task", "metrics", "expected"),
+    [
+        ("mrpc", {"f1": 0.9, "accuracy": 0.8}, [("nyu-mll/glue", "mrpc", 0.9, "F1, split validation")]),
+        (
+            "mnli",
+            {"accuracy": 0.8, "accuracy_mm": 0.7, "majority_accuracy": 0.3},
+            [
+                ("nyu-mll/glue", "mnli_matched", 0.8, "accuracy, split validation_matched"),
+                ("nyu-mll/glue", "mnli_mismatched", 0.7, "accuracy, mismatched, split validation_mismatched"),
+            ],
+        ),
+        (
+            "squad1",
+            {"exact_match": 80.8, "f1": 88.5},
+            [("rajpurkar/squad", "plain_text", 88.5, "F1, split validation")],
+        ),
+        ("swag", {"accuracy": 0.6}, [("allenai/swag", "regular", 0.6, "accuracy, split validation")]),
+        ("ner", {"f1": 0.9, "test_f1": 0.8}, [("lhoestq/conll2003", "default", 0.8, "F1, test, split test")]),
+        ("ax", {}, []),
+        ("pretrain", {"mlm_accuracy": 0.5}, []),
+        ("classify", {"accuracy": 0.5}, []),
+    ],
+)
+def test_the_paper_s_metric_is_a_result_of_the_benchmark_it_is_from(task, metrics, expected):
+    """The rows of MNLI's dev_matched are those of the configuration mnli_matched; the paper scores CoNLL's test set."""
+    entries = model_card.list_benchmarks(TASKS[task], merge(TASKS[task].recipe), metrics, DATE)
+    found = [(one.dataset_id, one.task_id, one.value, one.notes.partition(", fine-tuned")[0]) for one in entries]
+    assert found == expected
+    assert all(one.date == DATE for one in entries)
+
+
+@pytest.mark.parametrize(
+    "options", [{"dir": "SQUAD"}, {"tune_share": 0.5}, {"train_file": "mine.json"}, {"max_train_samples": 7}]
+)
+def test_a_score_on_other_data_is_no_result_of_a_benchmark(options):
+    task, metrics = TASKS["squad2"], {"f1": 70.0, "tau": 1.5, "chosen_on_dev": "tau"}
+    (entry,) = model_card.list_benchmarks(task, merge(task.recipe), metrics, DATE)
+    assert entry.notes == "F1, split validation, fine-tuned with bertkit; tau chosen on dev"
+    assert model_card.list_benchmarks(task, merge(task.recipe, {"data": options}), metrics, DATE) == []
+
+
+CARDS = {  # the base model's card -> what a card repeats of it
+    "---\nlicense: mit\nlanguage:\n- de\n- fr\ntags:\n- x\n---\n": {"license": "mit", "language": ["de", "fr"]},
+    "---\nlicense: other\nlicense_name: acme\nlicense_link: LICENSE\n---\n": {
+        "license": "other",
+        "license_name": "acme",
+        "license_link": "LICENSE",
+    },
+    "---\nlanguage: no\nlicense:\n  a: b\n---\n": {},  # in YAML, "no" is not a text
+    "---\n[\n---\n": {},
+    "---\n- a\n---\n": {},
+    "# Only a title": {},
+}
+
+
+@pytest.mark.parametrize("text", CARDS)
+def test_the_licence_and_the_language_of_the_base_model_are_repeated(tmp_path, text):
+    (tmp_path / "README.md").write_text(text)
+    assert model_card.read_base_card({"checkpoint": str(tmp_path)}) == CARDS[text]
+    recipe = merge(TASKS["classify"].recipe, {"checkpoint": str(tmp_path), "data": {"dir": "mine.csv"}})
+    head = "BertForSequenceClassification"
+    data = model_card.make_metadata(TASKS["classify"], "mine", recipe, {}, head, "transformers").to_dict()
+    assert {key: data[key] for key in ("language", *model_card.LICENSE) if key in data} == CARDS[text]
+    english = merge(TASKS["rte"].recipe, {"checkpoint": str(tmp_path)})
+    assert model_card.make_metadata(TASKS["rte"], "mine", english, {}, head, "transformers").language == "en"
+
+
+def test_without_a_base_model_or_its_card_there_is_no_licence(tmp_path):
+    for checkpoint in ("", None, str(tmp_path), "ada/bert", "not a name"):
+        assert model_card.read_base_card({"checkpoint": checkpoint}) == {}
+
+
+def test_the_card_of_a_model_on_the_hub_is_downloaded_with_it_and_read_from_the_cache(hub, tmp_path):
+    folder = write_checkpoint(tmp_path / "bert")
+    hub.repos["ada/bert"] = Repo(files={path.name: path.read_bytes() for path in folder.iterdir()})
+    hub.repos["ada/bert"].files["README.md"] = b"---\nlicense: cc-by-4.0\n---\n"
+    find_trouble.cache_clear()
+    recipe = merge(TASKS["rte"].recipe, {"checkpoint": "ada/bert"})
+    make_model(TASKS["rte"], recipe, {})
+    hub.asked.clear()
+    assert model_card.read_base_card(recipe) == {"license": "cc-by-4.0"}
+    for method in ("HEAD", "GET"):
+        hub.fail(method, "README.md$", status=503, times=99)
+    shutil.rmtree(constants.HF_HUB_CACHE)
+    make_model(TASKS["rte"], recipe, {})
+    assert "HEAD /ada/bert/resolve/main/README.md" in hub.asked
+    hub.asked.clear()
+    assert model_card.read_base_card(recipe) == {}, "and the training begins without it"
+    assert hub.asked == []
+    find_trouble.cache_clear()
+
+
 def test_a_data_set_or_checkpoint_of_ones_own_is_not_taken_for_one_of_the_hub(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "ada" / "bert").mkdir(parents=True)
@@ -382,8 +479,9 @@ def test_a_pushed_run_is_loaded_from_the_hub_by_plain_transformers(hub, mrpc, tm
     assert repo.private
     assert len(repo.commits) == 1, "all at once, or nothing"
     weights, tokenizer = ["model.safetensors"], ["tokenizer.json", "tokenizer_config.json", "vocab.txt"]
-    scores = ["README.md", "config.json", "environment.json", "metrics.json", "recipe.toml", "training_log.jsonl"]
-    assert sorted(repo.files) == sorted(weights + tokenizer + scores)
+    scores = ["README.md", "config.json", "metrics.json", "all_results.json"]
+    history = ["environment.json", "recipe.toml", "training_log.jsonl"]
+    assert sorted(repo.files) == sorted(weights + tokenizer + scores + history)
     assert "POST /api/validate-yaml" in hub.asked
 
     texts = [["good word1", "bad"], ["bad", "word2 word3 good so"]]
@@ -462,6 +560,37 @@ def test_pushed_again_nothing_is_sent_twice(hub, mrpc):
     (mrpc / "README.md").write_text((mrpc / "README.md").read_text() + "\nMore.\n")
     push.push(mrpc, "ada/bert")
     assert len(hub.repos["ada/bert"].commits) == 2
+
+
+def test_the_results_of_a_benchmark_are_pushed_as_they_are(hub, mrpc):
+    (mrpc / ".eval_results").mkdir()
+    (mrpc / ".eval_results" / "mrpc.yaml").write_text("- dataset: {id: nyu-mll/glue, task_id: mrpc}\n  value: 0.9\n")
+    push.push(mrpc, "ada/bert")
+    (name,) = [name for name in hub.repos["ada/bert"].files if name.startswith(".eval_results")]
+    assert hub.repos["ada/bert"].files[name] == (mrpc / name).read_bytes()
+
+
+def test_the_hub_draws_the_numbers_of_tensorboard_and_learns_no_path(hub, finish, tmp_path, monkeypatch):
+    events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    recipe = merge(read_recipe(finish("mrpc") / "recipe.toml"), {"train": {"report_to": ["tensorboard"]}})
+    run(TASKS["mrpc"], recipe, output=tmp_path / "run")
+    (file,) = (tmp_path / "run").glob("runs/*/events.out.tfevents.*")
+    assert str(tmp_path).encode() in file.read_bytes(), "in the settings"
+    push.push(tmp_path / "run", "ada/bert")
+    ((name, content),) = [item for item in hub.repos["ada/bert"].files.items() if "tfevents" in item[0]]
+    assert re.fullmatch(r"runs/train/events\.out\.tfevents\.\d+\.0", name)
+    assert not [word for word in (str(tmp_path), socket.gethostname()) if word.encode() in content]
+    (tmp_path / "pushed").mkdir()
+    (tmp_path / "pushed" / Path(name).name).write_bytes(content)
+    here, there = (events.EventAccumulator(str(place)).Reload() for place in (file, tmp_path / "pushed"))
+    assert "train/loss" in there.Tags()["scalars"]
+    assert here.Tags()["scalars"] == there.Tags()["scalars"]
+    assert all(here.Scalars(tag) == there.Scalars(tag) for tag in here.Tags()["scalars"])
+
+    said = []
+    monkeypatch.setitem(sys.modules, "tensorboard.backend.event_processing.event_file_loader", None)
+    assert push.gather_events(tmp_path / "run", said.append) == {}
+    assert said == ["the curves of TensorBoard are left out; they need bertkit[tensorboard]"]
 
 
 # --- What goes wrong --------------------------------------------------------------------------------------------------
@@ -610,7 +739,7 @@ def test_what_is_no_finished_run_is_refused_before_the_hub_is_asked(hub, mrpc, m
     assert hub.asked == []
 
 
-@pytest.mark.parametrize("name", ["curves.png", "model.safetensors", "recipe.toml", "README.md"])
+@pytest.mark.parametrize("name", ["curves.png", "model.safetensors", "recipe.toml", "README.md", "runs"])
 def test_what_a_link_leads_to_is_not_published(hub, mrpc, name):
     (mrpc / name).unlink(missing_ok=True)
     (mrpc / name).symlink_to(shutil.copy(mrpc / "config.json", mrpc.parent / "secret"))

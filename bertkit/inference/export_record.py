@@ -1,0 +1,115 @@
+"""The record of an export, `export.json`, which is written last: its presence means that the export is complete."""
+
+from pathlib import Path
+
+import msgspec
+
+from bertkit.errors import UsageError
+from bertkit.system.instructions import find_instruction_set
+from bertkit.training.run_dir import read_record
+
+EXPORT_FILE = "export.json"
+
+
+class Int8Variant(msgspec.Struct):
+    """An int8 variant of an export, with its score minus the run's on the rows that choose, in points.
+
+    Attributes:
+        exempt: Layers that stay in fp32: numbers of encoder layers from 0, "embeddings", "head".
+        size: Bytes of the ONNX file.
+        low: The lower limit of the difference's 95 % interval.
+        high: The upper limit.
+    """
+
+    exempt: list[int | str]
+    size: int
+    difference: float
+    low: float
+    high: float
+
+
+class Proof(msgspec.Struct):
+    """The proof of how much of the score an int8 export loses.
+
+    Attributes:
+        verdict: "proved", "refused" or "undecidable".
+        words: The same, with what would decide it.
+        max_loss: Points that may be lost.
+        metric: The score.
+        rows: Number of rows that prove.
+        needed: About how many would prove it; None if unknown.
+        difference: The chosen variant's score minus the run's on these rows, in points, as are `low` and `high`.
+        chosen: The number of the chosen variant.
+    """
+
+    verdict: str
+    words: str
+    max_loss: float
+    metric: str
+    rows: int
+    needed: int | None
+    difference: float
+    low: float
+    high: float
+    chosen: int
+    variants: list[Int8Variant]
+
+
+class ExportRecord(msgspec.Struct):
+    """An export and its measurements.
+
+    Attributes:
+        run: The last part of the run's path, or its name on the Hub.
+        head: The name of the head's class.
+        precision: "fp32" or "int8".
+        size: Bytes of the ONNX file.
+        largest_difference: Between the probabilities of the export in fp32 and those of the run.
+        latency: Number of tokens of one text -> "p50" and "p99" in milliseconds.
+        texts_per_second: Rate for batches of texts of `texts_tokens` tokens.
+        threads: Threads of the measurements.
+        processor: Processor of the measurements.
+        instruction_set: The same, as `find_instruction_set` returns it.
+        int8: The proof, if one was asked for; `precision` is "int8" only if it is proved.
+    """
+
+    run: str
+    head: str
+    precision: str
+    size: int
+    largest_difference: float
+    latency: dict[str, dict[str, float]]
+    texts_per_second: float
+    texts_tokens: int
+    threads: int
+    processor: str
+    instruction_set: str
+    bertkit: str
+    onnxruntime: str
+    onnx: str
+    date: str
+    int8: Proof | None = None
+
+    def describe_processor(self) -> str:
+        """Return a line about another processor than that of an int8 export, whose results differ; else empty."""
+        here = find_instruction_set()
+        if self.precision != "int8" or here == self.instruction_set:
+            return ""
+        return (
+            f"this int8 export was made with {self.instruction_set}, and this processor has {here}: results may differ "
+            "from those that were measured; export again on this machine"
+        )
+
+
+def find_export(place: str) -> ExportRecord | None:
+    """Return the record of the export in a directory, or None if it holds none.
+
+    Raises:
+        UsageError: The record is damaged.
+    """
+    path = Path(place, EXPORT_FILE)
+    if not path.is_file():
+        return None
+    try:
+        return read_record(path, ExportRecord)
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{path} is damaged ({error}); export the run again") from None

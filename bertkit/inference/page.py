@@ -1,0 +1,82 @@
+"""The page to try a served model: a form for its head, the answers, and the model card.
+
+It loads nothing, and its Content-Security-Policy allows only its own script and style. Left out: the drawing of
+answers, which the script of the template does.
+"""
+
+import re
+from base64 import b64encode
+from collections.abc import Mapping
+from hashlib import sha256
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import bertkit
+from bertkit.errors import UsageError
+from bertkit.inference.predictor import Predictor
+from bertkit.model.checkpoint import find_file
+from bertkit.tasks.pretraining import MASK
+
+SERVE_TEMPLATE = "serve.html.jinja"
+CARD_FILE = "README.md"
+CARD_HEADER = re.compile(r"\A---\n.*?\n---\n", re.DOTALL)  # YAML for the Hub
+TEXT_CELLS = re.compile(r"<(script|style)>(.*?)</\1>", re.DOTALL)
+
+
+def render_page(predictor: Predictor, name: str, place: str, sample: Mapping[str, Any] | None) -> tuple[str, str]:
+    """Return the page's HTML and its Content-Security-Policy.
+
+    Args:
+        name: The model's name.
+        place: The run or checkpoint, whose card is shown.
+        sample: The input in the form at first; None makes the page that asks for the token and shows nothing else.
+    """
+    from jinja2 import Environment
+
+    environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    template = environment.from_string(files("bertkit.inference").joinpath(SERVE_TEMPLATE).read_text(encoding="utf-8"))
+    task, settings = predictor.task, predictor.settings
+    schema = task.describe_input(settings)
+    listed = {field.rstrip("…") for field in task.list_fields(settings)}
+    fields = [
+        {"name": field, "is_list": kind["type"] == "array", "is_needed": field in listed}
+        for field, kind in schema["properties"].items()
+        if field in listed or kind["type"] == "string"
+    ]
+    has_masks = "masks" in task.describe_output(settings)["properties"]
+    page = template.render(
+        name=name,
+        head=type(settings.model).__name__,
+        version=bertkit.__version__,
+        fields=fields,
+        sample=sample,
+        mask=MASK if has_masks else "",
+        card=None if sample is None else render_card(place),
+    )
+    digests = {kind: f"'sha256-{digest(text)}'" for kind, text in TEXT_CELLS.findall(page)}
+    policy = (
+        f"default-src 'none'; script-src {digests['script']}; style-src {digests['style']}; connect-src 'self'; "
+        "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    )
+    return page, policy
+
+
+def digest(text: str) -> str:
+    """Return the SHA-256 of a text in Base64."""
+    return b64encode(sha256(text.encode()).digest()).decode()
+
+
+def render_card(place: str) -> str | None:
+    """Return a model card as HTML without images; None if there is none. HTML in the card is shown as text."""
+    from markdown_it import MarkdownIt
+
+    try:
+        path = find_file(place, CARD_FILE)
+    except UsageError:  # no connection to the Hub
+        return None
+    if path is None:
+        return None
+    text = CARD_HEADER.sub("", Path(path).read_text(encoding="utf-8", errors="replace"))
+    reader = MarkdownIt("commonmark", {"html": False}).enable("table").disable("image")
+    return reader.render(text)

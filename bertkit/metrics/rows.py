@@ -1,0 +1,264 @@
+"""Scores as functions of the weights of their rows, for intervals (`bertkit.metrics.intervals`).
+
+A row is the unit of sampling: a text, a question, a document. The scores of many weighted samples are computed at once;
+where all weights are 1 they equal the task's. They are 0 where undefined. Shape letters: R samples, S rows, L labels.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+
+
+@dataclass(frozen=True, eq=False)
+class RowScore:
+    """A score of a model on some rows.
+
+    Attributes:
+        rows: (S, ...) values of each row.
+        rate: Returns the scores (R,) from rows (S, ...) and their weights (R, S).
+        errors: (C, 2, ...) values of C rows that do not exist, where the model is right, and where it is wrong.
+        points: The points of a table in 1.0 of the score: 100 for a fraction, 1 for a percentage.
+    """
+
+    rows: np.ndarray
+    rate: Callable[[np.ndarray, np.ndarray], np.ndarray]
+    errors: np.ndarray
+    points: float = 100.0
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def score(self, weights: np.ndarray) -> np.ndarray:
+        """Return the score (R,) of each sample, from weights (R, S) of at least 0."""
+        return self.rate(self.rows, weights)
+
+    def take(self, places: np.ndarray) -> "RowScore":
+        """Return the same score of some of the rows."""
+        return replace(self, rows=self.rows[places])
+
+    def extend(self, rows: np.ndarray) -> "RowScore":
+        """Return the same score with further rows."""
+        return replace(self, rows=np.concatenate([self.rows, rows]))
+
+
+# --- Means ------------------------------------------------------------------------------------------------------------
+
+
+def measure_mean(values: np.ndarray, counted: np.ndarray | None = None, percent: bool = False) -> RowScore:
+    """Return the mean of values (S,) from 0 to 1 over the rows where `counted` (S,); None: over all."""
+    counted = np.ones(len(values)) if counted is None else counted.astype(np.float64)
+    rows = np.stack([values * counted, counted], axis=1)  # (S, 2)
+    rate = partial(_rate_mean, scale=100.0 if percent else 1.0)
+    return RowScore(rows, rate, np.array([[[1.0, 1.0], [0.0, 1.0]]]), points=1.0 if percent else 100.0)
+
+
+def _rate_mean(rows: np.ndarray, weights: np.ndarray, scale: float) -> np.ndarray:
+    sums = weights @ rows  # (R, 2)
+    return scale * _divide(sums[:, 0], sums[:, 1])
+
+
+# --- Counts: how often each label is right, predicted and correct -----------------------------------------------------
+
+
+def measure_counts(
+    right: np.ndarray, found: np.ndarray, wanted: np.ndarray, score: str, errors: np.ndarray
+) -> RowScore:
+    """Return a score of COUNT_SCORES.
+
+    Args:
+        right: (S, L) how often a label is both predicted and correct.
+        found: (S, L) how often it is predicted.
+        wanted: (S, L) how often it is correct.
+        errors: (C, 2, 3, L) as for `RowScore`; the third axis has right, found and wanted.
+    """
+    rows = np.stack([right, found, wanted], axis=1).astype(np.float64)  # (S, 3, L)
+    return RowScore(rows, partial(_rate_counts, score=score), errors)
+
+
+def measure_classes(predictions: np.ndarray, references: np.ndarray, classes: int) -> dict[str, RowScore]:
+    """Return `macro_f1`, `weighted_f1` and `matthews_correlation` of classes, from predictions and references (S,).
+
+    An error is a row of any class that is predicted as another one, the rarest.
+    """
+    one_hot = np.eye(classes)
+    found, wanted = one_hot[predictions], one_hot[references]  # (S, L)
+    rarest = np.argsort(wanted.sum(0), kind="stable")
+    others = np.where(np.arange(classes) == rarest[0], rarest[min(1, classes - 1)], rarest[0])
+    is_right = np.stack([one_hot] * 3, axis=1)  # (C, 3, L), C = L
+    is_wrong = np.stack([np.zeros_like(one_hot), one_hot[others], one_hot], axis=1)
+    errors = np.stack([is_right, is_wrong], axis=1)  # (C, 2, 3, L)
+    names = ("macro_f1", "weighted_f1", "matthews_correlation")
+    return {name: measure_counts(found * wanted, found, wanted, name, errors) for name in names}
+
+
+def measure_label(found: np.ndarray, wanted: np.ndarray) -> dict[str, RowScore]:
+    """Return `precision`, `recall` and `f1` of one label that is predicted (S,) and correct (S,) for some rows."""
+    rows = (found & wanted)[:, None], found[:, None], wanted[:, None]
+    return {name: measure_counts(*rows, name, list_errors(np.ones((1, 1)))) for name in ("precision", "recall", "f1")}
+
+
+def list_errors(labels: np.ndarray) -> np.ndarray:
+    """Return the errors (2C, 2, 3, L) of missing and of wrongly predicting the labels (C, L) of a row."""
+    none = np.zeros_like(labels)
+    missed = np.stack([np.stack([labels] * 3, 1), np.stack([none, none, labels], 1)], 1)  # (C, 2, 3, L)
+    added = np.stack([np.stack([none] * 3, 1), np.stack([none, labels, none], 1)], 1)
+    return np.concatenate([missed, added])
+
+
+def _rate_counts(rows: np.ndarray, weights: np.ndarray, score: str) -> np.ndarray:
+    sums = (weights @ rows.reshape(len(rows), -1)).reshape(len(weights), *rows.shape[1:])  # (R, 3, L)
+    return COUNT_SCORES[score](*np.moveaxis(sums, 1, 0))
+
+
+def _rate_precision(right: np.ndarray, found: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+    return _divide(right.sum(1), found.sum(1))
+
+
+def _rate_recall(right: np.ndarray, found: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+    return _divide(right.sum(1), wanted.sum(1))
+
+
+def _rate_f1(right: np.ndarray, found: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+    return _divide(2 * right.sum(1), (found + wanted).sum(1))
+
+
+def _rate_macro_f1(right: np.ndarray, found: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+    occurring = ((found + wanted) > 0).sum(1)
+    return _divide(_divide(2 * right, found + wanted).sum(1), occurring)
+
+
+def _rate_labels_f1(right: np.ndarray, found: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+    return _divide(2 * right, found + wanted).mean(1)
+
+
+def _rate_weighted_f1(right: np.ndarray, found: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+    return _divide((_divide(2 * right, found + wanted) * wanted).sum(1), wanted.sum(1))
+
+
+def _rate_matthews(right: np.ndarray, found: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+    total = wanted.sum(1)
+    # The sum of x (total - x) is exactly 0 for a single class, total² - sum of x² is not.
+    spreads = [(counts * (counts.sum(1, keepdims=True) - counts)).sum(1) for counts in (found, wanted)]
+    return _divide(right.sum(1) * total - (found * wanted).sum(1), np.sqrt(spreads[0] * spreads[1]))
+
+
+COUNT_SCORES: dict[str, Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]] = {  # from sums (R, L)
+    "precision": _rate_precision,  # over all labels together, as the next two
+    "recall": _rate_recall,
+    "f1": _rate_f1,
+    "macro_f1": _rate_macro_f1,  # mean over the classes that occur
+    "labels_f1": _rate_labels_f1,  # mean over all labels
+    "weighted_f1": _rate_weighted_f1,
+    "matthews_correlation": _rate_matthews,
+}
+
+
+# --- Numbers ----------------------------------------------------------------------------------------------------------
+
+
+def measure_numbers(values: np.ndarray, labels: np.ndarray) -> dict[str, RowScore]:
+    """Return `pearson`, `spearmanr`, `rmse` and `r2` of values (S,) against labels (S,).
+
+    An error is a row one standard deviation above the mean that is predicted as far below it, or the reverse.
+    """
+    rows = np.stack([values, labels], axis=1).astype(np.float64)  # (S, 2)
+    mean, spread = rows.mean(0), rows.std(0)
+    signs = np.array([[[1, 1], [-1, 1]], [[-1, -1], [1, -1]]])  # (C, 2, 2)
+    errors = mean + signs * spread
+    rates = {"pearson": _rate_pearson, "spearmanr": _rate_spearman, "rmse": _rate_rmse, "r2": _rate_r2}
+    return {
+        name: RowScore(rows, rate, errors, 1.0 if name in ("rmse", "r2") else 100.0) for name, rate in rates.items()
+    }
+
+
+def _rate_pearson(rows: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    return _correlate(*rows.T[:, None], weights)
+
+
+def _rate_spearman(rows: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    ranks = (_sum_below(column, weights, 0.5) for column in rows.T)  # tied rows share the middle
+    return _correlate(*ranks, weights)
+
+
+def _rate_rmse(rows: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    return np.sqrt(_divide(weights @ (rows[:, 0] - rows[:, 1]) ** 2, weights.sum(1)))
+
+
+def _rate_r2(rows: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    labels = rows[:, 1] - rows[0, 1]
+    left = weights @ (rows[:, 0] - rows[:, 1]) ** 2
+    spread = weights @ labels**2 - _divide((weights @ labels) ** 2, weights.sum(1))
+    return np.where(spread > 0, 1 - _divide(left, spread), 0.0)
+
+
+def _correlate(values: np.ndarray, labels: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """Return the Pearson correlation (R,) of values and labels, (1, S) or (R, S) each."""
+    centred = []
+    for column in (values, labels):
+        column = column - column[:, :1]  # a constant one becomes exactly 0
+        centred.append(column - (_divide((weights * column).sum(1), weights.sum(1)))[:, None])  # (R, S)
+    first, second = centred
+    weighted = weights * first
+    spreads = np.einsum("rs,rs->r", weighted, first), np.einsum("rs,rs,rs->r", weights, second, second)
+    return _divide(np.einsum("rs,rs->r", weighted, second), np.sqrt(spreads[0] * spreads[1]))
+
+
+# --- Rankings ---------------------------------------------------------------------------------------------------------
+
+
+def measure_ranking(scores: np.ndarray, labels: np.ndarray) -> dict[str, RowScore]:
+    """Return `roc_auc` and `average_precision`, means over the labels where they are defined, if there are any.
+
+    An error is a row with one label or none whose order of scores is reversed.
+
+    Args:
+        scores: (S, L).
+        labels: (S, L), True where a label is correct.
+    """
+    rows = np.stack([scores, labels], axis=1).astype(np.float64)  # (S, 2, L)
+    count = labels.shape[1]
+    correct = np.concatenate([np.eye(count), np.zeros((1, count))])  # (C, L)
+    bounds = scores.min(), scores.max()
+    ordered = (np.where(correct > 0, bounds[1 - turn], bounds[turn]) for turn in (0, 1))
+    errors = np.stack([np.stack([found, correct], axis=1) for found in ordered], axis=1)  # (C, 2, 2, L)
+    positives, negatives = labels.any(axis=0), ~labels.all(axis=0)
+    rates = {"roc_auc": (_rate_roc, positives & negatives), "average_precision": (_rate_precisions, positives)}
+    return {
+        name: RowScore(rows, partial(_rate_ranking, rate=rate), errors)
+        for name, (rate, defined) in rates.items()
+        if defined.any()
+    }
+
+
+def _rate_ranking(rows: np.ndarray, weights: np.ndarray, rate: Callable[..., np.ndarray]) -> np.ndarray:
+    found = np.stack([rate(*column, weights) for column in rows.transpose(2, 1, 0)])  # (L, R)
+    defined = ~np.isnan(found)
+    return _divide(np.where(defined, found, 0.0).sum(0), defined.sum(0))
+
+
+def _rate_roc(scores: np.ndarray, labels: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """Return the weight of pairs in the right order as a share, ties being half right; NaN where undefined."""
+    positive, negative = weights * labels, weights * (1 - labels)
+    below = _sum_below(scores, negative, 0.5)
+    return _divide((positive * below).sum(1), positive.sum(1) * negative.sum(1), np.nan)
+
+
+def _rate_precisions(scores: np.ndarray, labels: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """Return the mean precision among the rows with at least the score of each positive one; NaN where undefined."""
+    positive = weights * labels
+    right, found = (_sum_below(-scores, column, 1.0) for column in (positive, weights))
+    return _divide((positive * _divide(right, found)).sum(1), positive.sum(1), np.nan)
+
+
+def _sum_below(values: np.ndarray, weights: np.ndarray, own: float) -> np.ndarray:
+    """Return for each row the weight (R, S) of rows with a smaller value, and a share of those with its own value."""
+    order = np.argsort(values, kind="stable")
+    distinct, starts = np.unique(values[order], return_index=True)
+    equal = np.add.reduceat(weights.T[order], starts, axis=0)  # (U, R): whole rows are copied, which is fast
+    return (np.cumsum(equal, axis=0) - (1 - own) * equal)[np.searchsorted(distinct, values)].T
+
+
+def _divide(values: np.ndarray, by: np.ndarray, undefined: float = 0.0) -> np.ndarray:
+    return np.divide(values, by, out=np.full(np.shape(values), undefined), where=by > 0)

@@ -1,0 +1,257 @@
+"""Export a model with a head to ONNX, run it with onnxruntime in the place of that head, and quantise it to int8.
+
+The graph is that of transformers' exporter with padded attention, in standard operators only. Fusing it, with
+transformers or onnxruntime, changes neither its speed nor its answers, because onnxruntime fuses at loading.
+Left out: files beside the graph, and the comparison with the model (`bertkit.inference.export`).
+"""
+
+import ast
+import io
+import logging
+import re
+import warnings
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.utils import ModelOutput
+
+from bertkit.errors import UsageError
+from bertkit.model.config import BertConfig
+from bertkit.model.heads import pool_logits
+from bertkit.model.loss import IGNORE_INDEX
+from bertkit.model.packing import find_places
+from bertkit.system.instructions import find_instruction_set
+
+ONNX_FILE = "model.onnx"
+CHOOSES = "BertForMultipleChoice"  # the head whose every input has three dimensions
+LARGEST_FILE = (1 << 31) - (1 << 24)  # bytes of weights in one protobuf file
+DECODED_AT_ONCE = 1 << 25  # logits of a masked LM that are in memory, which are V for each token
+SCOPES = "pkg.torch.onnx.name_scopes"  # metadata of a node: the modules it comes from, as a list in Python
+ENCODER_LAYER = re.compile(r"bert\.encoder\.layer\.(\d+)\.")
+EMBEDDINGS, HEAD = "embeddings", "head"  # the parts beside the layers of the encoder
+EXACT_SETS = ("avx512_vnni", "avx_vnni")  # instruction sets whose int8 products do not saturate
+
+Layer = int | str  # the number of a layer of the encoder, or EMBEDDINGS or HEAD
+
+
+def import_onnxruntime() -> ModuleType:
+    """Import onnxruntime, with onnx and onnxscript for the export.
+
+    Raises:
+        UsageError: One of them is not installed.
+    """
+    try:
+        import onnx  # noqa: F401
+        import onnxruntime
+        import onnxscript  # noqa: F401
+    except ImportError:
+        raise UsageError("an ONNX export needs bertkit[onnx]; pip install 'bertkit[onnx]'") from None
+    return onnxruntime
+
+
+@contextmanager
+def silence_export() -> Iterator[None]:
+    """Suppress the notices of torch.onnx, transformers' exporter and onnxruntime's quantiser; errors are raised."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings(), redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
+
+
+# --- Export -----------------------------------------------------------------------------------------------------------
+
+
+def write_onnx(model: nn.Module, path: Path) -> None:
+    """Write a model on the CPU as an ONNX file in fp32, of any batch size and length up to the model's positions.
+
+    Inputs are `input_ids`, `attention_mask` and `token_type_ids`, int64 of shape (batch, length), or (batch, choices,
+    length) for multiple choice. Outputs have the names of the head's. Each node is named after its module.
+
+    Raises:
+        UsageError: The model has a BiLSTM, or onnxruntime is not installed.
+    """
+    import_onnxruntime()
+    if hasattr(model, "bilstm"):
+        name = type(model).__name__
+        raise UsageError(f"{name} has a BiLSTM, which cannot be exported to ONNX; export a model without one")
+    chooses = type(model).__name__ == CHOOSES
+    axes = ["batch", *["choices"] * chooses, "length"]
+    attention = model.config._attn_implementation
+    model.set_attn_implementation("sdpa")
+    try:
+        with silence_export():
+            from transformers.exporters import OnnxConfig, OnnxExporter
+
+            batch = {
+                name: torch.ones([2, *[3] * chooses, 9], dtype=torch.int64)
+                for name in ("input_ids", "attention_mask", "token_type_ids")
+            }
+            most = {"length": model.config.max_position_embeddings}
+            sizes = [torch.export.Dim(axis, max=most.get(axis)) for axis in axes]
+            shapes = {name: dict(enumerate(sizes)) for name in batch}
+            program = OnnxExporter().export(model, batch, config=OnnxConfig(dynamic_shapes=shapes)).program
+    finally:
+        model.set_attn_implementation(attention)
+    name_parts(program, axes)
+    save_program(program, path)
+
+
+def name_parts(program: Any, axes: list[str]) -> None:
+    """Name a graph's axes and its nodes after their modules, and drop all metadata, such as paths of source files."""
+    import onnx_ir
+
+    symbols = dict(zip(map(str, program.graph.inputs[0].shape), axes, strict=True))
+    for value in (*program.graph.inputs, *program.graph.outputs):
+        value.shape = onnx_ir.Shape([symbols.get(str(size), size) for size in value.shape])
+    for node in program.graph.all_nodes():
+        scopes = ast.literal_eval(node.metadata_props.get(SCOPES, "[]"))
+        node.name = "/".join([*scopes[-2:-1], node.name])
+        node.metadata_props.clear()
+        for value in node.outputs:
+            value.metadata_props.clear()
+            if not value.is_graph_output():
+                value.shape = None  # its symbols have other names
+
+
+def save_program(program: Any, path: Path) -> None:
+    """Write an ONNX program into one file, or with its weights beside it if it is too large for one."""
+    import onnx_ir
+
+    size = sum(value.const_value.nbytes for value in program.graph.initializers.values())
+    onnx_ir.save(program, str(path), external_data=f"{path.name}.data" if size > LARGEST_FILE else None)
+
+
+# --- The exported model -----------------------------------------------------------------------------------------------
+
+
+class OnnxModel:
+    """A model in an ONNX file, called as the head that it was exported from, on the CPU.
+
+    Attributes:
+        config: The configuration of the head.
+        head: The name of the head's class.
+        device: The CPU.
+    """
+
+    device = torch.device("cpu")
+
+    def __init__(self, path: Path, config: BertConfig) -> None:
+        runtime = import_onnxruntime()
+        self.config = config
+        self.head = str(config.architectures[0])
+        options = runtime.SessionOptions()
+        options.intra_op_num_threads = torch.get_num_threads()
+        options.inter_op_num_threads = 1
+        options.enable_mem_pattern = False  # a pattern would be kept for each batch size and length
+        options.log_severity_level = 3  # errors
+        self.session = runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        self.inputs = [given.name for given in self.session.get_inputs()]
+        self.outputs = [output.name for output in self.session.get_outputs()]
+
+    def __call__(self, targets_only: bool = False, labels: Tensor | None = None, **batch: Tensor) -> ModelOutput:
+        """Return the head's outputs.
+
+        Args:
+            targets_only: Whether token logits are (M, V), those of the labelled positions only.
+            labels: (B, T), IGNORE_INDEX at positions without a label; read for `targets_only` only.
+            batch: Inputs (B, T), (B, C, T) for multiple choice, or for classifiers also (B, W, T), windows of which
+                those without a real token are absent. Other names are ignored.
+        """
+        mask = batch["attention_mask"]
+        if targets_only:
+            return self.decode_targets(batch, labels)
+        if mask.dim() == 2 or self.head == CHOOSES:
+            return self.run(batch)
+        places = find_places(mask.any(-1))  # (R,)
+        windows = {name: batch[name].flatten(0, 1).index_select(0, places) for name in self.inputs}  # (R, T)
+        logits = pool_logits(self.run(windows).logits, places, tuple(mask.shape[:2]), self.config.window_pooling)
+        return ModelOutput(logits=logits)  # (B, L)
+
+    def run(self, batch: dict[str, Tensor]) -> ModelOutput:
+        """Return the outputs of the session."""
+        found = self.session.run(self.outputs, {name: batch[name].numpy() for name in self.inputs})
+        return ModelOutput(dict(zip(self.outputs, map(torch.from_numpy, found), strict=True)))
+
+    def decode_targets(self, batch: dict[str, Tensor], labels: Tensor) -> ModelOutput:
+        """Return the outputs with the token logits (M, V) of labelled positions, a few sequences at a time.
+
+        The graph computes the logits of all positions, so these are never in memory for a whole batch.
+        """
+        rows = max(1, DECODED_AT_ONCE // (labels.shape[1] * self.config.vocab_size))
+        parts: dict[str, list[Tensor]] = {name: [] for name in self.outputs}
+        for start in range(0, len(labels), rows):
+            some = slice(start, start + rows)
+            targets = labels[some] != IGNORE_INDEX
+            for name, found in self.run({name: batch[name][some] for name in self.inputs}).items():
+                parts[name].append(found[targets] if found.dim() == 3 else found)  # (M, V)
+        return ModelOutput({name: torch.cat(found) for name, found in parts.items()})
+
+
+# --- int8 -------------------------------------------------------------------------------------------------------------
+
+
+def name_layer(node: str) -> Layer:
+    """Return the layer of a node by its name in the graph."""
+    if found := ENCODER_LAYER.match(node):
+        return int(found[1])
+    return EMBEDDINGS if node.startswith("bert.embeddings.") else HEAD
+
+
+def find_matrices(path: Path) -> dict[str, Layer]:
+    """Return the nodes that multiply by a matrix of weights or look up a table of them: name -> layer."""
+    import onnx
+
+    graph = onnx.load(str(path), load_external_data=False).graph
+    weights = {
+        tensor.name
+        for tensor in graph.initializer
+        if len(tensor.dims) == 2 and tensor.data_type == onnx.TensorProto.FLOAT
+    }
+    places = {"MatMul": 1, "Gemm": 1, "Gather": 0}  # of the weights among a node's inputs
+    return {
+        node.name: name_layer(node.name)
+        for node in graph.node
+        if node.op_type in places and node.input[places[node.op_type]] in weights
+    }
+
+
+def list_layers(path: Path) -> list[Layer]:
+    """Return the layers of an ONNX file in fp32 that `quantize` can quantise or exempt, from input to output."""
+    import_onnxruntime()
+    return list(dict.fromkeys(find_matrices(path).values()))
+
+
+def quantize(path: Path, output: Path, exempt: Collection[Layer] = ()) -> None:
+    """Write an ONNX file in fp32 with int8 matrices; activations are quantised when the model runs.
+
+    Weights have a scale for each output unit. Without VNNI, products of 8-bit activations and 8-bit weights saturate;
+    on such a processor weights have 7 bits, which cannot.
+
+    Args:
+        exempt: Layers that stay in fp32, of those that `list_layers` returns.
+    """
+    import_onnxruntime()
+    import onnx
+    from onnxruntime.quantization import quantize_dynamic
+
+    exact = [name for name, layer in find_matrices(path).items() if layer in exempt]
+    model = onnx.load(str(path))
+    with silence_export():
+        quantize_dynamic(
+            model,
+            str(output),
+            op_types_to_quantize=["MatMul", "Gemm", "Gather"],
+            nodes_to_exclude=[*exact, *(f"{name}_MatMul" for name in exact)],  # what a Gemm is replaced with
+            per_channel=True,
+            reduce_range=find_instruction_set() not in EXACT_SETS,
+            use_external_data_format=path.with_name(f"{path.name}.data").exists(),
+        )

@@ -1,0 +1,27 @@
+"""JSON schemas (2020-12) of inputs and results, from which the description of a served model is made."""
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+Schema = dict[str, Any]
+
+STRING: Schema = {"type": "string"}
+NUMBER_SCHEMA: Schema = {"type": "number"}
+PLACE: Schema = {"type": "integer", "minimum": 0}
+PROBABILITY: Schema = {"type": "number", "minimum": 0, "maximum": 1}
+
+
+def make_object(properties: Mapping[str, Schema], optional: Collection[str] = ()) -> Schema:
+    """Return the schema of an object with these properties and no others."""
+    required = [name for name in properties if name not in optional]
+    return {
+        "type": "object",
+        "properties": dict(properties),
+        "required": required,
+        "additionalProperties": False,
+    }
+
+
+def make_array(items: Schema) -> Schema:
+    """Return the schema of an array."""
+    return {"type": "array", "items": items}

@@ -1,0 +1,207 @@
+"""An export answers as its run, and no other directory is taken or overwritten."""
+
+import json
+import re
+import shutil
+
+import pytest
+
+from bertkit import Predictor
+from bertkit.errors import UsageError
+from bertkit.inference import export as module
+from bertkit.inference import export_record
+from bertkit.inference.export import check_output, export, publish
+from bertkit.inference.export_record import EXPORT_FILE, ExportRecord, find_export
+from bertkit.model.onnx import ONNX_FILE
+from tests.exports import FAST, HEADS, LABELS, write_export
+from tests.inference.test_predictor import make_texts, write_head
+
+LONG = " ".join(make_texts(40))  # several times as long as the models' 128 positions
+INPUTS = {
+    "BertForSequenceClassification": [*make_texts(9), LONG, {"text": "good", "text_pair": LONG}],
+    "BertForPreTraining": [{"text": "good [MASK] word1", "text_pair": "so"}, "[MASK] [MASK]", "bad word [MASK] . ?"],
+    "BertForTokenClassification": [*make_texts(5), LONG, {"words": ["good", "word1"]}],
+    "BertForQuestionAnswering": [{"question": "word1 ?", "context": text} for text in (*make_texts(4), LONG)],
+    "BertForMultipleChoice": [{"context": text, "endings": ["good", "so bad", "word1"]} for text in make_texts(4)],
+    "BertForMaskedLM": ["good [MASK] word1", "[MASK] [MASK]", "bad word [MASK] . ?"],
+    "BertForNextSentencePrediction": list(zip(make_texts(5), make_texts(5, seed=1), strict=True)),
+}
+
+
+def check_close(found, expected):
+    """Check that results are equal, and their numbers within 1e-4."""
+    if isinstance(expected, dict):
+        assert found.keys() == expected.keys()
+        found, expected = list(found.values()), list(expected.values())
+    if isinstance(expected, list):
+        for one, other in zip(found, expected, strict=True):
+            check_close(one, other)
+    else:
+        assert found == (pytest.approx(expected, abs=1e-4) if isinstance(expected, float) else expected)
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_an_export_answers_as_its_run(head):
+    run, place = write_export(head)
+    exact, exported = Predictor(run, precision="fp32"), Predictor(str(place))
+    expected, found = exact(INPUTS[head]), exported(INPUTS[head])
+    check_close(found, expected)
+    assert [*map(exported.describe, found)] == [*map(exact.describe, expected)]
+    if exact.task.pipeline:
+        check_close([*map(exported.format_for_pipeline, found)], [*map(exact.format_for_pipeline, expected)])
+    if head == "BertForSequenceClassification":
+        assert len({round(result["probability"], 2) for result in found}) > 3
+        assert exported.settings.lengths == exact.settings.lengths == {"long": "mean"}
+    if head == "BertForQuestionAnswering":
+        assert {result["tau"] for result in found} == {0.25}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["multi_label_classification", "regression"])
+def test_thresholds_and_scores_are_those_of_the_run(kind):
+    thresholds = {"thresholds": (0.2, 0.5, 0.7)} if kind.startswith("multi") else {}
+    run, place = write_export(FAST[0], problem_type=kind, window_pooling=None, **thresholds)
+    texts = make_texts(12)
+    expected = Predictor(run, precision="fp32")(texts)
+    check_close(Predictor(place)(texts), expected)
+    assert len({str(result.get("labels", result.get("scores"))) for result in expected}) > 1
+
+
+def test_a_table_is_that_of_the_run(call, tmp_path):
+    run, place = write_export(FAST[0])
+    (tmp_path / "texts.csv").write_text("text\n" + "".join(f"{text}\n" for text in make_texts(5)))
+    tables = []
+    for model, name in ((run, "a.csv"), (place, "b.csv")):
+        code, _, err = call("predict", model, "--input", "texts.csv", "--output", name, "--precision", "fp32")
+        assert (code, err) == (0, "")
+        tables.append([line.split(",")[:2] for line in (tmp_path / name).read_text().splitlines()])
+    assert tables[0] == tables[1]
+    assert set(LABELS.values()) & {row[1] for row in tables[0]}
+
+
+# --- The directory ----------------------------------------------------------------------------------------------------
+
+
+def test_the_record_and_the_card_describe_the_export(tmp_path, monkeypatch, capsys):
+    _, place = write_export(FAST[0])
+    record = find_export(str(place))
+    assert (record.run, record.head, record.precision) == ("run", FAST[0], "fp32")
+    assert record.largest_difference < 1e-5
+    assert record.size == (place / ONNX_FILE).stat().st_size
+    assert list(record.latency) == ["16", "128"], "the model has no 512 positions"
+    assert all(0 < found["p50"] <= found["p99"] for found in record.latency.values())
+    assert record.texts_per_second > 0
+    assert sorted(path.name for path in place.iterdir()) == sorted(
+        ["README.md", "config.json", EXPORT_FILE, ONNX_FILE, "tokenizer.json", "tokenizer_config.json", "vocab.txt"]
+    )
+    card = (place / "README.md").read_text()
+    assert f"bertkit predict {place.name} " in card
+    monkeypatch.chdir(place.parent)
+    (example,) = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
+    exec(compile(example, "README.md", "exec"), {})
+    assert "array([[" in capsys.readouterr().out
+
+
+def test_the_card_of_a_run_comes_first(tmp_path):
+    (tmp_path / "README.md").write_text("# A run\n\nIts scores.\n")
+    record = find_export(str(write_export(FAST[0])[1]))
+    module.write_export_card(tmp_path / "README.md", "x", record, [module.tabulate(record)])
+    card = (tmp_path / "README.md").read_text()
+    assert card.startswith("# A run\n\nIts scores.\n\n## As ONNX\n\n`model.onnx` is this BertForSequenceClassification")
+
+
+def test_only_an_export_is_replaced(tmp_path):
+    check_output(tmp_path)
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(UsageError, match="is not empty and holds no export; name another directory with --output"):
+        check_output(tmp_path)
+    (tmp_path / f"{module.PARTS}killed").mkdir()
+    check_output(tmp_path)
+    shutil.rmtree(tmp_path / f"{module.PARTS}killed")
+    (tmp_path / EXPORT_FILE).write_text("{}")
+    check_output(tmp_path)
+    (tmp_path / ONNX_FILE).symlink_to(tmp_path / "config.json")
+    with pytest.raises(UsageError, match="is a link"):
+        check_output(tmp_path)
+
+
+def test_the_record_is_removed_first_and_written_last(tmp_path, monkeypatch):
+    _, place = write_export(FAST[0])
+    output = tmp_path / "output"
+    shutil.copytree(place, output)
+    record = find_export(str(output))
+    (tmp_path / "new").mkdir()
+    (tmp_path / "new" / "config.json").write_text("{}")
+
+    def fail(*arguments):
+        assert (output / "config.json").read_text() == "{}"
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(module, "write_json", fail)
+    with pytest.raises(KeyboardInterrupt):
+        publish(tmp_path / "new", record, output)
+    monkeypatch.undo()
+    assert find_export(str(output)) is None
+    shutil.copy(place / "config.json", output)
+    with pytest.raises(UsageError, match="has no weights in safetensors"):
+        Predictor(output)
+    (tmp_path / "new").mkdir(exist_ok=True)
+    publish(tmp_path / "new", record, output)
+    assert Predictor(output)(["good"])
+
+
+def test_an_export_that_differs_from_its_run_leaves_no_directory(tmp_path, monkeypatch):
+    _, place = write_export(FAST[0])
+    monkeypatch.setattr(module, "write_onnx", lambda model, path: shutil.copy(place / ONNX_FILE, path))
+    other = write_head(tmp_path / "other", FAST[0], seed=4, id2label=LABELS)
+    with pytest.raises(UsageError, match=r"probabilities of the exported model differ from those of .* by "):
+        export(str(other), tmp_path / "output")
+    assert not (tmp_path / "output").exists()
+    with pytest.raises(UsageError, match="is an export already; give the run that it was made from"):
+        export(str(place), tmp_path / "output")
+
+
+def test_the_command_shows_the_measurements(call, tmp_path, monkeypatch):
+    run, place = write_export(FAST[0])
+    monkeypatch.setattr(module, "write_onnx", lambda model, path: shutil.copy(place / ONNX_FILE, path))
+    monkeypatch.setattr(module, "MOST_SECONDS", 0.01)
+    for _ in range(2):  # the second replaces the first
+        code, out, err = call("export", run, "--output", "output")
+        assert (code, err) == (0, "")
+    assert "one text of 128 tokens" in out
+    assert not list((tmp_path / "output").glob(".*"))
+    assert find_export(str(tmp_path / "output"))
+    code, out, err = call("export", run, "--output", run)
+    assert (code, out) == (2, "")
+    assert err == f"bertkit: {run} is not empty and holds no export; name another directory with --output\n"
+
+
+# --- Precision and processor ------------------------------------------------------------------------------------------
+
+
+def test_an_export_has_one_precision():
+    _, place = write_export(FAST[0])
+    assert Predictor(place, precision="fp32").precision == "fp32"
+    with pytest.raises(UsageError, match="is an export in fp32, got precision 'bf16'; leave it out"):
+        Predictor(place, precision="bf16")
+
+
+def test_int8_of_another_processor_is_noted(call, tmp_path):
+    _, place = write_export(FAST[0])
+    shutil.copytree(place, tmp_path / "other")
+    record = json.loads((place / EXPORT_FILE).read_text())
+    changed = record | {"precision": "int8", "instruction_set": "neon"}
+    (tmp_path / "other" / EXPORT_FILE).write_text(json.dumps(changed))
+    code, out, err = call("predict", "other", "good")
+    assert (code, err.count("\n")) == (0, 1)
+    assert "this int8 export was made with neon, and this processor has" in err
+    assert call("predict", place, "good") == (0, out, "")
+    here = ExportRecord(**record | {"precision": "int8", "instruction_set": export_record.find_instruction_set()})
+    assert here.describe_processor() == ""
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"run": "x"}', '{"run": 1}'])
+def test_a_damaged_record_is_one_line(content, tmp_path):
+    (tmp_path / EXPORT_FILE).write_text(content)
+    with pytest.raises(UsageError, match=r"export.json is damaged \(.*\); export the run again"):
+        Predictor(tmp_path)
