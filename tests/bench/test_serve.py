@@ -43,6 +43,7 @@ def test_a_latency_counts_from_the_time_at_which_the_request_was_due(monkeypatch
     assert 1000 < load["p50"] < load["p99"]
 
 
+@pytest.mark.slow
 def test_the_highest_rate_lies_below_the_servers(monkeypatch):
     """A server of 50 requests per second keeps a p99 of 500 ms only below that rate."""
     monkeypatch.setattr(module, "STEPS", 2)

@@ -6,10 +6,12 @@ import pytest
 
 from bertkit import Predictor
 from bertkit.errors import UsageError
+from bertkit.inference import export as module
 from bertkit.inference import quantization
-from bertkit.inference.export import export
+from bertkit.inference.export import explain_proof, export
 from bertkit.inference.export_record import find_export
-from bertkit.model.onnx import ONNX_FILE, find_matrices
+from bertkit.inference.quantization import prove
+from bertkit.model.onnx import ONNX_FILE, find_matrices, write_onnx
 from bertkit.model.onnx import quantize as quantize_exactly
 from bertkit.tasks import TASKS
 from bertkit.training.run import run
@@ -35,7 +37,16 @@ def rte(tmp_path_factory):
     return folder / "run"
 
 
-def test_int8_is_written_where_it_is_proved(rte, tmp_path):
+@pytest.fixture(scope="module")
+def exact(rte, tmp_path_factory):
+    """Write the run's graph in fp32."""
+    path = tmp_path_factory.mktemp("exact") / ONNX_FILE
+    write_onnx(Predictor(rte, precision="fp32").settings.model, path)
+    return path
+
+
+def test_int8_is_written_where_it_is_proved(rte, tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "MOST_SECONDS", 0.0)
     lines = []
     record, _ = export(str(rte), tmp_path / "x", lines.append, int8=True, max_loss=100.0)
     assert (record.precision, record.int8.verdict, record.int8.metric) == ("int8", "proved", "accuracy")
@@ -54,19 +65,18 @@ def test_int8_is_written_where_it_is_proved(rte, tmp_path):
         assert one["probability"] == pytest.approx(other["probability"], abs=0.1)
 
 
-def test_a_few_rows_prove_nothing(rte, tmp_path):
+def test_a_few_rows_prove_nothing(rte, exact, tmp_path):
     """Even if no row differs: with N rows a loss of about 3.7 / N would go unnoticed."""
-    lines = []
-    record, _ = export(str(rte), tmp_path / "x", lines.append, int8=True)
-    proof = record.int8
-    assert (record.precision, proof.verdict) == ("fp32", "undecidable")
+    proof, _ = prove(str(rte), Predictor(rte, precision="fp32").settings, exact, tmp_path, 0.5)
+    assert proof.verdict == "undecidable"
     assert proof.low < -0.5
     assert proof.needed is None or proof.needed > proof.rows
-    (line,) = [line for line in lines if "the export is in fp32" in line]
+    line = explain_proof(proof)
     assert line.startswith(f"undecidable with {proof.rows} rows; ")
+    assert line.endswith("that int8 loses at most 0.5 points of accuracy; the export is in fp32")
 
 
-def test_a_model_that_int8_ruins_is_refused(rte, tmp_path, monkeypatch):
+def test_a_model_that_int8_ruins_is_refused(rte, exact, tmp_path, monkeypatch):
     """The weights of every variant are random."""
 
     def ruin(path, output, exempt=()):
@@ -79,8 +89,8 @@ def test_a_model_that_int8_ruins_is_refused(rte, tmp_path, monkeypatch):
         onnx.save(model, output)
 
     monkeypatch.setattr(quantization, "quantize", ruin)
-    record, _ = export(str(rte), tmp_path / "x", int8=True, max_loss=5.0)
-    assert (record.precision, record.int8.verdict) == ("fp32", "refused")
+    proof, _ = prove(str(rte), Predictor(rte, precision="fp32").settings, exact, tmp_path, 5.0)
+    assert proof.verdict == "refused"
 
 
 def test_without_a_recipe_there_is_nothing_to_prove(tmp_path):
