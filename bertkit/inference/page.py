@@ -47,7 +47,7 @@ def render_page(predictor: Predictor, name: str, place: str, sample: Mapping[str
     has_masks = "masks" in task.describe_output(settings)["properties"]
     page = template.render(
         name=name,
-        head=type(settings.model).__name__,
+        head=settings.head,
         version=bertkit.__version__,
         fields=fields,
         sample=sample,

@@ -391,7 +391,7 @@ class PretrainingTask(Task):
         """Return the schema of the words of each mask, and a pair's probability that the second text follows."""
         word = make_object({"word": STRING, "probability": PROBABILITY})
         masks = {"masks": make_array(make_object({"words": make_array(word)}))}
-        with_pair = type(settings.model).__name__ == HEADS["mlm+nsp"]
+        with_pair = settings.head == HEADS["mlm+nsp"]
         follows = {"next_sentence": PROBABILITY} if with_pair else {}
         return make_object(masks | follows, optional=follows)
 
