@@ -3,6 +3,7 @@
 import copy
 import gc
 import os
+import shutil
 import sys
 from types import SimpleNamespace
 
@@ -19,6 +20,7 @@ import bertkit
 from bertkit import cli
 from bertkit.model.config import BertConfig
 from bertkit.tasks import Task
+from tests.browser import BROWSERS, Browser
 from tests.hub import serve
 
 transformers.utils.logging.set_verbosity_error()  # as the command line has it
@@ -172,3 +174,13 @@ def hub(monkeypatch, tmp_path):
         for module in ("utils._http", "file_download"):
             monkeypatch.setattr(f"huggingface_hub.{module}.time", SimpleNamespace(sleep=hub.waits.append))
         yield hub
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    executable = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if executable is None:
+        pytest.skip(f"no Chromium on PATH ({', '.join(BROWSERS)})")
+    browser = Browser(executable, tmp_path_factory.mktemp("profile"))
+    yield browser
+    browser.close()

@@ -1,13 +1,11 @@
 """The page of runs and studies: what is on it, what it escapes, that it loads nothing, and how a browser shows it."""
 
-import contextlib
 import itertools
 import json
 import os
 import re
 import shlex
 import shutil
-import subprocess
 import sys
 from collections import Counter
 from html.parser import HTMLParser
@@ -40,6 +38,7 @@ from bertkit.training.outputs import MEASURED, measure_lengths
 from bertkit.training.recipe import read_recipe, save_recipe
 from bertkit.training.run import run
 from bertkit.training.run_dir import read_log
+from tests.browser import PROBLEMS
 from tests.data.pretraining.test_build_faults import limit_files
 from tests.official import write_checkpoint, write_conll, write_glue, write_squad
 from tests.studies.test_tables import PAPER, make_results, score_by_hand
@@ -746,81 +745,6 @@ def test_curves_go_to_tensorboard_too(root, tmp_path):
 
 
 # --- In a browser -----------------------------------------------------------------------------------------------------
-
-BROWSERS = ("chromium", "chromium-browser", "google-chrome")
-PROBLEMS = ("Log.entryAdded", "Runtime.consoleAPICalled", "Runtime.exceptionThrown", "Network.loadingFailed")
-
-
-class Browser:
-    """Headless Chromium, controlled through its DevTools pipe: JSON messages that end with a NUL."""
-
-    def __init__(self, executable, folder):
-        theirs, self.sink = os.pipe()
-        self.source, ours = os.pipe()
-        flags = ["--headless", "--no-sandbox", "--disable-gpu", "--remote-debugging-pipe", f"--user-data-dir={folder}"]
-        move = f'exec "$0" "$@" 3</dev/fd/{theirs} 4>/dev/fd/{ours}'  # to the descriptors where Chromium expects them
-        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-        self.process = subprocess.Popen(["sh", "-c", move, executable, *flags], pass_fds=(theirs, ours), **quiet)
-        os.close(theirs)
-        os.close(ours)
-        self.rest, self.number, self.events, self.session = b"", 0, [], {}
-        target = self.call("Target.createTarget", url="about:blank")["targetId"]
-        self.session = {"sessionId": self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]}
-        for domain in ("Page", "Runtime", "Log", "Network"):
-            self.call(f"{domain}.enable")
-
-    def receive(self):
-        while b"\0" not in self.rest:
-            data = os.read(self.source, 1 << 20)
-            assert data, "Chromium has ended"
-            self.rest += data
-        message, _, self.rest = self.rest.partition(b"\0")
-        return json.loads(message)
-
-    def call(self, method, **parameters):
-        self.number += 1
-        message = {"id": self.number, "method": method, "params": parameters} | self.session
-        os.write(self.sink, json.dumps(message).encode() + b"\0")
-        while (answer := self.receive()).get("id") != self.number:
-            self.events.append(answer)
-        assert "error" not in answer, answer
-        return answer["result"]
-
-    def open(self, path, width, scheme):
-        self.events = []
-        media = [{"name": "prefers-color-scheme", "value": scheme}]
-        size = {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": width < 600}
-        self.call("Emulation.setDeviceMetricsOverride", **size)
-        self.call("Emulation.setEmulatedMedia", features=media)
-        self.call("Page.navigate", url=path.as_uri())
-        while not any(event["method"] == "Page.loadEventFired" for event in self.events):
-            self.events.append(self.receive())
-
-    def ask(self, expression):
-        """Evaluate an expression, as if the reader had just clicked."""
-        options = {"returnByValue": True, "awaitPromise": True, "userGesture": True}
-        answer = self.call("Runtime.evaluate", expression=expression, **options)
-        assert "exceptionDetails" not in answer, answer
-        return answer["result"].get("value")
-
-    def close(self):
-        self.session = {}
-        with contextlib.suppress(AssertionError, OSError):
-            self.call("Browser.close")
-        self.process.wait(30)
-        os.close(self.sink)
-        os.close(self.source)
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory):
-    executable = next(filter(None, map(shutil.which, BROWSERS)), None)
-    if executable is None:
-        pytest.skip(f"no Chromium on PATH ({', '.join(BROWSERS)})")
-    browser = Browser(executable, tmp_path_factory.mktemp("profile"))
-    yield browser
-    browser.close()
-
 
 # Elements that overflow the window outside a scrolling box, and visible elements without a size.
 # On a phone innerWidth grows with content that is too wide; clientWidth does not.

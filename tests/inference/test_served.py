@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -18,7 +17,8 @@ pytest.importorskip("uvicorn")
 pytest.importorskip("prometheus_client")
 
 from bertkit.inference.predictor import Predictor
-from tests.analysis.test_page import BROWSERS, PROBLEMS, SMALL, WIDE, Browser
+from tests.analysis.test_page import SMALL, WIDE
+from tests.browser import PROBLEMS
 from tests.inference.test_predictor import make_texts
 from tests.inference.test_server import SERVED, Client, read_metrics, serving, write_served
 
@@ -171,16 +171,6 @@ class Page:
 
     def as_uri(self):
         return f"http://127.0.0.1:{self.port}/"
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory):
-    executable = next(filter(None, map(shutil.which, BROWSERS)), None)
-    if executable is None:
-        pytest.skip(f"no Chromium on PATH ({', '.join(BROWSERS)})")
-    browser = Browser(executable, tmp_path_factory.mktemp("profile"))
-    yield browser
-    browser.close()
 
 
 def press(browser, key, modifiers=0):
