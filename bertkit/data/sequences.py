@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from bertkit.data.tokenizer import Words, copy_backend
+from bertkit.data.tokenizer import find_words
 from bertkit.system.files import take_fingerprint
 
 TEXTS_A_BATCH = 10_000  # texts tokenized in one call
@@ -168,7 +168,7 @@ def encode_inputs(
         cut: Returns the sequences of an input from the tokens of its texts and the room for these in a sequence, and
             whether tokens were left out; by default one sequence, truncated as described.
     """
-    words = Words(copy_backend(tokenizer))
+    words = find_words(tokenizer)
     cls, sep = (np.array([token], np.int32) for token in (tokenizer.cls_token_id, tokenizer.sep_token_id))
     chunks, lengths, seconds, shortened, counts = [], [], [], [], []
     for start in range(0, len(inputs), TEXTS_A_BATCH):

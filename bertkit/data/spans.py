@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from bertkit.data.sequences import Items
-from bertkit.data.tokenizer import copy_backend
+from bertkit.data.tokenizer import find_words
 from bertkit.system.files import take_fingerprint
 
 if TYPE_CHECKING:
@@ -248,7 +248,7 @@ def tokenize(
         (N,) the tokens of all texts, the end offset of each text, and (N, 2) start and end character of each token,
         which is empty without `with_offsets`.
     """
-    backend = copy_backend(tokenizer)
+    backend = find_words(tokenizer).backend
     encode = backend.encode_batch if with_offsets else backend.encode_batch_fast
     ids, offsets, lengths = [np.zeros(0, np.int32)], [np.zeros((0, 2), np.int32)], []
     for start in range(0, len(texts), CONTEXTS_A_BATCH):

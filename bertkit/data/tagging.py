@@ -17,7 +17,7 @@ import regex
 
 from bertkit.data.formats.columns import Columns
 from bertkit.data.sequences import IGNORED, Items, Sequences
-from bertkit.data.tokenizer import Words, copy_backend
+from bertkit.data.tokenizer import find_words
 from bertkit.system.files import take_fingerprint
 
 ABSENT = -1  # position of a word without a token
@@ -196,7 +196,7 @@ def encode_words(
     """
     sentences, room = text.sentences, max_length - 2
     words = [word for sentence in sentences for word in sentence.words]
-    ids, lengths = Words(copy_backend(tokenizer)).encode(words, np.int32)
+    ids, lengths = find_words(tokenizer).encode(words, np.int32)
     if (lengths > room).any():
         edges = np.append(0, np.cumsum(lengths))
         lengths = np.minimum(lengths, room)

@@ -19,6 +19,7 @@ from hashlib import blake2b
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from msgspec import Struct
@@ -358,6 +359,7 @@ def _guess_cased(tokens: Iterable[str]) -> bool:
 
 
 WORDS_REMEMBERED = 1 << 18  # entries of the cache; about 50 MB
+_WORDS: WeakKeyDictionary[Any, tuple[int, "Words"]] = WeakKeyDictionary()
 
 
 def copy_backend(tokenizer: Any) -> Any:
@@ -372,6 +374,15 @@ def copy_backend(tokenizer: Any) -> Any:
     backend.no_truncation()
     backend.encode_special_tokens = True
     return backend
+
+
+def find_words(tokenizer: Any) -> "Words":
+    """Return the `Words` of a tokenizer, made once as long as no tokens are added: a copy takes up to 20 ms."""
+    size, words = _WORDS.get(tokenizer, (None, None))
+    if size != len(tokenizer):
+        words = Words(copy_backend(tokenizer))
+        _WORDS[tokenizer] = len(tokenizer), words
+    return words
 
 
 class Words:

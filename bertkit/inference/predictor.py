@@ -26,7 +26,7 @@ from bertkit.inference.export_record import find_export
 from bertkit.inference.tables import WRITERS, Row, write_rows
 from bertkit.model.checkpoint import find_file, load_config, load_model
 from bertkit.model.onnx import ONNX_FILE, OnnxModel
-from bertkit.model.precision import choose_precision, find_device
+from bertkit.model.precision import cast_weights, choose_precision, find_device
 from bertkit.system.files import atomic_open
 from bertkit.system.progress import ignore
 from bertkit.tasks import ANSWERING, TASKS
@@ -116,6 +116,7 @@ class Predictor:
                 missing = ", ".join(missing[:3])
                 raise UsageError(f"{name} lacks weights of its {head}: {missing}; give a fine-tuned model")
             model = model.eval().requires_grad_(False).to(find_device())
+            cast_weights(model, self.precision)
         labels = config.id2label
         names = {label for label in labels.values() if isinstance(label, str)}
         if sorted(labels) != list(range(len(labels))) or len(names) < len(labels):

@@ -4,6 +4,7 @@ Left out: several devices, which accelerate manages.
 """
 
 import torch
+from torch import nn
 
 from bertkit.errors import UsageError
 
@@ -36,6 +37,18 @@ def choose_precision(asked: str) -> str:
     capabilities = torch.cpu.get_capabilities()
     is_fast = capabilities.get("avx512_bf16") and "intel" not in capabilities.get("cpu_name", "").lower()
     return "bf16" if is_fast or capabilities.get("amx_bf16") else "fp32"
+
+
+def cast_weights(model: nn.Module, precision: str) -> None:
+    """Cast the weights of linear layers to a 16-bit precision, which autocast would repeat in every forward pass.
+
+    Results under `use_precision` stay the same. A weight that is also an embedding stays in fp32.
+    """
+    if precision in DTYPES:
+        tables = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
+        for module in model.modules():
+            if isinstance(module, nn.Linear) and id(module.weight) not in tables:
+                module.to(DTYPES[precision])
 
 
 def use_precision(precision: str, device: torch.device) -> torch.autocast:

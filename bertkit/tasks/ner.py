@@ -47,6 +47,7 @@ from bertkit.data.sequences import IGNORED, pad
 from bertkit.data.splits import check_split_options, describe_shares, divide_train, hash_keys
 from bertkit.data.tagging import ABSENT, Sentence, TaggedText, WordWindows, encode_words, split_words
 from bertkit.data.tags import TAG, from_iob2
+from bertkit.data.tokenizer import find_words
 from bertkit.errors import UsageError
 from bertkit.metrics.ner import find_entities, measure_entities, score_entities
 from bertkit.metrics.rows import RowScore
@@ -410,7 +411,7 @@ class NerTask(FineTuningTask):
         for sentence in examples["text"].sentences:
             tagged = take_words(sentence.words)
             right = list_entities(tagged, sentence.tags, [1.0] * len(sentence.tags))
-            if right and len(settings.words.encode(sentence.words, np.int64)[0]):
+            if right and len(find_words(settings.tokenizer).encode(sentence.words, np.int64)[0]):
                 yield shorten_text(" ".join(sentence.words)), tagged, shorten_text(describe_entities(right))
 
 

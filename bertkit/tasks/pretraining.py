@@ -32,7 +32,7 @@ from bertkit.data.pretraining.tokenize import (
     tokenize_documents,
 )
 from bertkit.data.sequences import IGNORED, pad
-from bertkit.data.tokenizer import describe_vocabulary, load_tokenizer, train_tokenizer
+from bertkit.data.tokenizer import describe_vocabulary, find_words, load_tokenizer, train_tokenizer
 from bertkit.errors import UsageError
 from bertkit.model.config import BertConfig
 from bertkit.reports.tables import ScoreRow
@@ -569,7 +569,7 @@ def encode_masked(text: str, settings: PredictionSettings) -> list[int]:
     ids: list[int] = []
     for number, piece in enumerate(text.split(MASK)):
         ids += [settings.tokenizer.mask_token_id] * bool(number)
-        ids += settings.words.encode([piece], np.int64)[0].tolist()
+        ids += find_words(settings.tokenizer).encode([piece], np.int64)[0].tolist()
     return ids
 
 

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
-from bertkit.data.tokenizer import Words, copy_backend
 from bertkit.errors import UsageError
 from bertkit.metrics.rows import RowScore
 from bertkit.model.onnx import OnnxModel
@@ -76,11 +75,6 @@ class PredictionSettings:
     def labels(self) -> list[str]:
         """Return the names of the classes."""
         return [self.model.config.id2label[index] for index in range(self.model.config.num_labels)]
-
-    @cached_property
-    def words(self) -> Words:
-        """Return the tokenizer of single texts."""
-        return Words(copy_backend(self.tokenizer))
 
 
 class Task:
