@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import cycle
 from pathlib import Path
@@ -29,15 +29,17 @@ from bertkit.bench.measure import BERTKIT, note_machine
 from bertkit.bench.synthetic_text import TEXT_SEED, make_words
 from bertkit.data.tokenizer import SPECIAL_TOKENS, load_tokenizer, make_tokenizer, save_tokenizer
 from bertkit.errors import UsageError
+from bertkit.inference.export_record import find_export
 from bertkit.model.config import BertConfig
 from bertkit.model.heads import BertForSequenceClassification
+from bertkit.model.precision import choose_precision
 from bertkit.reports.tables import Table, make_table
 from bertkit.system.progress import Report, ignore
 
-SIDES = {  # name -> arguments after `python -m`; the run and the port are filled in
-    BERTKIT: ("bertkit", "serve", "{run}", "--port", "{port}"),
-    "FastAPI, threads": ("bertkit.bench.stock_server", "{run}", "{port}", "threads"),
-    "FastAPI, loop": ("bertkit.bench.stock_server", "{run}", "{port}", "loop"),
+SIDES = {  # name -> arguments after `python -m`, which are filled in
+    BERTKIT: ("bertkit", "serve", "{run}", "--port", "{port}", "--precision", "{precision}"),
+    "FastAPI, threads": ("bertkit.bench.stock_server", "{run}", "{port}", "threads", "{precision}"),
+    "FastAPI, loop": ("bertkit.bench.stock_server", "{run}", "{port}", "loop", "{precision}"),
 }
 SERVED_SIZES = {  # of MiniLM-L6
     "hidden_size": 384,
@@ -59,8 +61,10 @@ def bench_serve(
 ) -> tuple[dict[str, Any], list[Table]]:
     """Measure the highest rate of each side at which the 99th percentile of the latency stays below a limit.
 
+    All sides run in fp32, and again in the precision in which the hardware is fastest. An export has only ours.
+
     Args:
-        run: A text classifier; None uses one of MiniLM's size with random weights.
+        run: A text classifier or its export; None uses one of MiniLM's size with random weights.
         tokens: Tokens of a text.
         limit: Milliseconds.
         seconds: Duration of the load at each rate.
@@ -72,21 +76,32 @@ def bench_serve(
     with TemporaryDirectory() as folder:
         name = run or make_served(Path(folder))
         bodies = make_bodies(name, tokens)
-        found = {}
-        for side in SIDES:
-            with start_server(side, name) as port:
-                found[side] = asyncio.run(find_rate(port, bodies, limit, seconds, lambda line: report(f"  {line}")))
-            report(f"{side}: {found[side]['rate']:.1f} requests per second at p99 below {limit:g} ms")
-    best = max((side for side in SIDES if side != BERTKIT), key=lambda side: found[side]["rate"])
-    ratio = found[BERTKIT]["rate"] / found[best]["rate"] if found[best]["rate"] else None
+        exported = find_export(name)
+        precisions = (exported.precision,) if exported else dict.fromkeys(("fp32", choose_precision("auto")))
+        found: dict[str, dict[str, Any]] = {}
+        for precision in precisions:
+            sides = found.setdefault(precision, {})
+            for side in (BERTKIT,) if exported else SIDES:
+                with start_server(side, name, precision) as port:
+                    sides[side] = asyncio.run(find_rate(port, bodies, limit, seconds, lambda line: report(f"  {line}")))
+                report(f"{side}, {precision}: {sides[side]['rate']:.1f} requests per second at p99 below {limit:g} ms")
     lines = [
-        [side, f"{load['rate']:.1f}", f"{load['arrived']:,}", f"{load['p50']:.1f}", f"{load['p99']:.1f}"]
-        for side, one in found.items()
+        [precision, side, f"{load['rate']:.1f}", f"{load['arrived']:,}", f"{load['p50']:.1f}", f"{load['p99']:.1f}"]
+        for precision, sides in found.items()
+        for side, one in sides.items()
         for load in one["loads"]
     ]
-    table = make_table("Latency at each rate", ["", "requests per second", "requests", "p50 ms", "p99 ms"], lines)
-    figures = {"sides": found, "best": best, "ratio": ratio, "tokens": tokens, "limit": limit, "seconds": seconds}
-    return figures | {"run": run or "MiniLM's size, random weights", "environment": environment}, [table]
+    heads = ["", "", "requests per second", "requests", "p50 ms", "p99 ms"]
+    ratios = {precision: compare_rates(sides) for precision, sides in found.items()}
+    figures = {"sides": found, "ratios": ratios, "tokens": tokens, "limit": limit, "seconds": seconds}
+    figures |= {"run": run or "MiniLM's size, random weights", "environment": environment}
+    return figures, [make_table("Latency at each rate", heads, lines)]
+
+
+def compare_rates(sides: Mapping[str, Mapping[str, Any]]) -> float | None:
+    """Return bertkit's rate divided by the best of the others; None if these have none."""
+    best = max((found["rate"] for side, found in sides.items() if side != BERTKIT), default=0.0)
+    return sides[BERTKIT]["rate"] / best if best else None
 
 
 def make_served(folder: Path) -> str:
@@ -110,7 +125,7 @@ def make_bodies(run: str, tokens: int) -> list[bytes]:
 
 
 @contextmanager
-def start_server(side: str, run: str) -> Iterator[int]:
+def start_server(side: str, run: str, precision: str) -> Iterator[int]:
     """Start the server of a side; yield its port.
 
     Raises:
@@ -118,7 +133,7 @@ def start_server(side: str, run: str) -> Iterator[int]:
     """
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    arguments = [part.format(run=run, port=port) for part in SIDES[side]]
+    arguments = [part.format(run=run, port=port, precision=precision) for part in SIDES[side]]
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     process = subprocess.Popen([sys.executable, "-m", *arguments], **quiet)
     try:

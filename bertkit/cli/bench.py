@@ -98,7 +98,8 @@ def bench_predict(
 @benches.command("serve")
 def bench_serve(
     run: Annotated[
-        str | None, PlaceArgument(help="Text classifier (default: MiniLM's size, random weights).", metavar="RUN")
+        str | None,
+        PlaceArgument(help="Text classifier or export (default: MiniLM's size, random weights).", metavar="RUN"),
     ] = None,
     tokens: Annotated[int, typer.Option("--tokens", help="Tokens of a text.", min=3)] = 64,
     limit: Annotated[float, typer.Option("--limit", help="Limit of the 99th percentile in ms.", min=1)] = 50.0,

@@ -14,6 +14,7 @@ from bertkit.system.signals import Interrupted
 
 SERVE_PACKAGES = ("fastapi", "prometheus_client", "uvicorn")
 FORMATS = ("bertkit", "pipeline")  # of predict
+Precision = Annotated[str, typer.Option("--precision", help="auto (bf16 where it is faster), fp32, bf16 or fp16.")]
 
 
 @app.command()
@@ -70,9 +71,7 @@ def predict(
         bool, typer.Option("--pair", help="Each input is a pair of texts (default: as the run was trained).")
     ] = False,
     top: Annotated[int, typer.Option("--top", help="Number of words per [MASK].", min=1)] = 5,
-    precision: Annotated[
-        str, typer.Option("--precision", help="auto (bf16 where it is faster), fp32, bf16 or fp16.")
-    ] = "auto",
+    precision: Precision = "auto",
 ) -> None:
     """Predict with a trained model: a class, an answer, names, an ending or masked words, depending on its head.
 
@@ -134,6 +133,9 @@ def export(
     max_loss: Annotated[
         float, typer.Option("--max-loss", help="Points of the score that int8 may lose.", min=0, metavar="POINTS")
     ] = 0.5,
+    data: Annotated[
+        str | None, PlaceOption("--data", help="Data for --int8 (default: the run's).", metavar="DIR|FILE|NAME")
+    ] = None,
 ) -> None:
     """Export a run as ONNX for onnxruntime, with tokenizer, labels and thresholds; predict takes the directory.
 
@@ -146,7 +148,7 @@ def export(
     from bertkit.inference.export import export as export_run
 
     with Screen() as screen:
-        _, tables = export_run(run, output, screen.say, int8=int8, max_loss=max_loss)
+        _, tables = export_run(run, output, screen.say, int8=int8, max_loss=max_loss, data=data)
         for table in tables:
             screen.show_table(table)
         screen.say(f"Export: {output}")
@@ -163,6 +165,7 @@ def serve(
         str | None,
         typer.Option("--token", help="Required of every client: Authorization: Bearer TOKEN.", envvar="BERTKIT_TOKEN"),
     ] = None,
+    precision: Precision = "auto",
 ) -> None:
     """Serve a trained model over HTTP, with a page to try it, until Ctrl-C or SIGTERM.
 
@@ -176,7 +179,7 @@ def serve(
     server = import_server()
     with Screen() as screen:
         try:
-            server.serve(run, host, port, token, screen.say)
+            server.serve(run, host, port, token, precision, screen.say)
         except Interrupted as stop:
             complain(str(stop))
             sys.exit(128 + stop.number)

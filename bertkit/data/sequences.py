@@ -229,11 +229,11 @@ def pad_choices(items: Sequence[dict[str, Any]]) -> dict[str, Tensor]:
     return batch | {name: torch.from_numpy(np.array([item[name] for item in items])) for name in others}
 
 
-def batch_by_length(lengths: np.ndarray) -> Iterator[np.ndarray]:
-    """Yield the indices of sequences of similar length, about TOKENS_A_BATCH tokens per batch, longest first."""
+def batch_by_length(lengths: np.ndarray, tokens: int = TOKENS_A_BATCH) -> Iterator[np.ndarray]:
+    """Yield the indices of sequences of similar length, about `tokens` tokens per batch, longest first."""
     order = np.argsort(-lengths, kind="stable")
     start = 0
     while start < len(order):
-        count = max(1, TOKENS_A_BATCH // int(lengths[order[start]]))
+        count = max(1, tokens // int(lengths[order[start]]))
         yield order[start : start + count]
         start += count

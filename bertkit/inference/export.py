@@ -15,14 +15,14 @@ from typing import Any
 import msgspec
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from bertkit.data.labels import REGRESSION, SEVERAL
-from bertkit.data.tokenizer import save_tokenizer
+from bertkit.data.tokenizer import TOKENIZER_FILES, save_tokenizer
 from bertkit.errors import UsageError, explain_disk_error
-from bertkit.inference.export_record import EXPORT_FILE, ExportRecord, Proof, find_export
+from bertkit.inference.export_record import EXPORT_FILE, ExportRecord, Latency, Proof, Timing, find_export
 from bertkit.inference.predictor import Predictor
-from bertkit.inference.quantization import prove, tabulate_proof
+from bertkit.inference.quantization import load_halves, prove, tabulate_proof
 from bertkit.model.checkpoint import find_file
 from bertkit.model.config import BertConfig
 from bertkit.model.onnx import CHOOSES, ONNX_FILE, OnnxModel, import_onnxruntime, write_onnx
@@ -37,9 +37,10 @@ from bertkit.training.run_dir import RECIPE_FILE, describe_environment
 PARTS = ".export-"  # the beginning of a folder within the directory while it is written
 TOLERANCE = 1e-4  # of probabilities
 TIMED_LENGTHS = (16, 128, 512)  # tokens of one text
-TEXTS_AT_ONCE = 16
+TEXTS_AT_ONCE = 8
 MAX_LOSS = 0.5  # points of a table
-MOST_CALLS, FEWEST_CALLS, MOST_SECONDS = 200, 5, 4.0  # of each measurement
+MOST_CALLS, FEWEST_CALLS, MOST_SECONDS = 200, 5, 10.0  # of each measurement
+EXPORTED = (ONNX_FILE, f"{ONNX_FILE}.data", "config.json", RECIPE_FILE, CARD, *TOKENIZER_FILES)
 
 CARD_SECTION = """
 ## As ONNX
@@ -70,7 +71,13 @@ print(session.run(None, inputs))
 
 
 def export(
-    run: str, output: Path, report: Report = ignore, *, int8: bool = False, max_loss: float = MAX_LOSS
+    run: str,
+    output: Path,
+    report: Report = ignore,
+    *,
+    int8: bool = False,
+    max_loss: float = MAX_LOSS,
+    data: str | None = None,
 ) -> tuple[ExportRecord, list[Table]]:
     """Export a run to a directory, and return its record and the tables of its measurements.
 
@@ -78,6 +85,7 @@ def export(
 
     Args:
         int8: Whether to export in int8 if it is proved that the score loses at most `max_loss` points, else in fp32.
+        data: The folder of the data that prove it; None: that of the run's recipe.
 
     Raises:
         UsageError: The run cannot be exported, the directory holds other files, or the exported model differs from the
@@ -87,6 +95,7 @@ def export(
     if find_export(run):
         raise UsageError(f"{run} is an export already; give the run that it was made from")
     settings = Predictor(run, precision="fp32").settings
+    halves = load_halves(run, settings, data) if int8 else None
     model = settings.model.to("cpu")
     with explain_disk_error(output), hold_directory(output, check=check_output):
         for lost in output.glob(f"{PARTS}*"):  # of a killed export
@@ -107,17 +116,21 @@ def export(
                     f"{TOLERANCE:g}; install other versions of torch and onnxruntime"
                 )
             report(f"the exported model differs from {run} by at most {difference:.1e} in probabilities")
-            proof, precision = None, "fp32"
-            if int8:
+            timings = {"run": time_model(model, count_bytes(model)), "fp32": time_model(exported, find_size(path))}
+            record = describe(run, exported, difference, timings)
+            if halves:
                 with TemporaryDirectory(dir=output, prefix=PARTS) as variants:
-                    proof, variant = prove(run, settings, path, Path(variants), max_loss, report)
-                    report(explain_proof(proof))
-                    if proof.verdict == "proved":
-                        variant.replace(path)
-                        exported, precision = OnnxModel(path, model.config), "int8"
-            record = measure(exported, run, path, difference, precision)
-            record.int8 = proof
-            tables = [tabulate(record), *([] if proof is None else [tabulate_proof(proof)])]
+                    record.int8, variant = prove(*halves, model, path, Path(variants), max_loss, report)
+                    report(explain_proof(record.int8))
+                    if record.int8.verdict == "proved":
+                        for part in folder.glob(f"{ONNX_FILE}*"):
+                            part.unlink()
+                        for part in variant.parent.iterdir():
+                            part.replace(folder / part.name)
+                        record.precision = "int8"
+                        exported = OnnxModel(path, model.config, is_int8=True)
+                        timings["int8"] = time_model(exported, find_size(path))
+            tables = [tabulate(record), *([] if record.int8 is None else [tabulate_proof(record.int8)])]
             write_export_card(folder / CARD, output.resolve().name, record, tables)
             publish(folder, record, output)
     return record, tables
@@ -136,8 +149,12 @@ def check_output(output: Path) -> None:
 
 
 def publish(folder: Path, record: ExportRecord, output: Path) -> None:
-    """Move the files of a complete export to its directory; export.json is removed first and written last."""
-    (output / EXPORT_FILE).unlink(missing_ok=True)
+    """Move the files of a complete export to its directory, in the place of an earlier one.
+
+    export.json is removed first and written last.
+    """
+    for name in (EXPORT_FILE, *EXPORTED):
+        (output / name).unlink(missing_ok=True)
     for path in folder.iterdir():
         path.replace(output / path.name)
     write_json(msgspec.to_builtins(record), output / EXPORT_FILE)
@@ -145,9 +162,8 @@ def publish(folder: Path, record: ExportRecord, output: Path) -> None:
 
 def explain_proof(proof: Proof) -> str:
     """Return a line about a proof, and which precision follows from it."""
-    bound = f"that int8 loses at most {proof.max_loss:g} points of {proof.metric}"
     ending = "" if proof.verdict == "proved" else "; the export is in fp32"
-    return f"{proof.words}: {bound}{ending}"
+    return f"int8 loses at most {proof.max_loss:g} points of {proof.metric}: {proof.words}{ending}"
 
 
 # --- Comparison and measurements --------------------------------------------------------------------------------------
@@ -205,30 +221,53 @@ def time_calls(call: Callable[[], Any]) -> np.ndarray:
     return np.array(found)
 
 
-def measure(model: OnnxModel, run: str, path: Path, difference: float, precision: str = "fp32") -> ExportRecord:
-    """Return the record of an exported model, with its latency for one text and the rate of batches."""
-    chooses, longest = model.head == CHOOSES, model.config.max_position_embeddings
+@torch.inference_mode()
+def time_model(model: Any, size: int) -> Timing:
+    """Return the latency of a model or its export for one text, and the rate of batches.
+
+    Args:
+        size: In bytes.
+    """
+    config = model.config
 
     def measure_texts(count: int, length: int) -> np.ndarray:
-        batch = make_batch(model.config, [length] * count, chooses)
+        batch = make_batch(config, [length] * count, config.architectures[0] == CHOOSES)
         return time_calls(lambda: model(**batch))
 
     latency = {}
-    for length in (length for length in TIMED_LENGTHS if length <= longest):
-        middle, slow = (1000 * np.quantile(measure_texts(1, length), (0.5, 0.99))).tolist()
-        latency[str(length)] = {"p50": round(middle, 3), "p99": round(slow, 3)}
-    tokens = min(128, longest)
-    seconds = float(np.median(measure_texts(TEXTS_AT_ONCE, tokens)))
+    for length in (length for length in TIMED_LENGTHS if length <= config.max_position_embeddings):
+        seconds = measure_texts(1, length)
+        middle, slow = (1000 * np.quantile(seconds, (0.5, 0.99))).tolist()
+        latency[str(length)] = Latency(round(middle, 3), round(slow, 3), len(seconds))
+    seconds = float(np.median(measure_texts(TEXTS_AT_ONCE, find_timed_length(config))))
+    return Timing(size, latency, round(TEXTS_AT_ONCE / seconds, 2))
+
+
+def find_timed_length(config: BertConfig) -> int:
+    """Return the number of tokens of each text in timed batches."""
+    return min(128, config.max_position_embeddings)
+
+
+def find_size(path: Path) -> int:
+    """Return the bytes of an ONNX file with its weights."""
+    return sum(each.stat().st_size for each in path.parent.glob(f"{path.name}*"))
+
+
+def count_bytes(model: nn.Module) -> int:
+    """Return the bytes of a model's weights."""
+    return sum(weight.nbytes for weight in model.parameters())
+
+
+def describe(run: str, exported: OnnxModel, difference: float, timings: dict[str, Timing]) -> ExportRecord:
+    """Return the record of an export in fp32."""
     machine = describe_environment()
     return ExportRecord(
         run=Path(run).resolve().name if Path(run).exists() else run,
-        head=model.head,
-        precision=precision,
-        size=sum(each.stat().st_size for each in path.parent.glob(f"{path.name}*")),
+        head=exported.head,
+        precision="fp32",
         largest_difference=difference,
-        latency=latency,
-        texts_per_second=round(TEXTS_AT_ONCE / seconds, 2),
-        texts_tokens=tokens,
+        timings=timings,
+        texts_tokens=find_timed_length(exported.config),
         threads=machine["threads"],
         processor=machine["processor"],
         instruction_set=find_instruction_set(),
@@ -240,16 +279,23 @@ def measure(model: OnnxModel, run: str, path: Path, difference: float, precision
 
 
 def tabulate(record: ExportRecord) -> Table:
-    """Return the table of an export's measurements."""
-    machine = f"{record.processor}, {record.instruction_set}, threads: {record.threads}"
+    """Return the table of an export's measurements, with a column for each model."""
+    sides = list(record.timings.values())
     lines = [
-        [f"one text of {length} tokens", f"{found['p50']:,.1f}", f"{found['p99']:,.1f}", ""]
-        for length, found in record.latency.items()
+        [
+            f"one text of {length} tokens, ms: p50 / p99",
+            *(f"{side.latency[length].p50:,.1f} / {side.latency[length].p99:,.1f}" for side in sides),
+        ]
+        for length in sides[0].latency
     ]
-    rate = f"{record.texts_per_second:,.1f}"
-    lines.append([f"{TEXTS_AT_ONCE} texts of {record.texts_tokens} tokens at once", "", "", rate])
-    caption = f"{record.precision}, {record.size / 1e6:,.1f} MB; {machine}"
-    return make_table(caption, ["", "p50 ms", "p99 ms", "texts per second"], lines)
+    lines += [
+        [f"{TEXTS_AT_ONCE} texts of {record.texts_tokens} tokens, texts per second"]
+        + [f"{side.texts_per_second:,.1f}" for side in sides],
+        ["MB", *(f"{side.size / 1e6:,.1f}" for side in sides)],
+    ]
+    caption = f"{record.processor}, {record.instruction_set}, threads: {record.threads}"
+    heads = ["", *("run, fp32" if name == "run" else f"ONNX, {name}" for name in record.timings)]
+    return make_table(caption, heads, lines)
 
 
 def write_export_card(path: Path, name: str, record: ExportRecord, tables: list[Table]) -> None:

@@ -12,17 +12,19 @@ EXPORT_FILE = "export.json"
 
 
 class Int8Variant(msgspec.Struct):
-    """An int8 variant of an export, with its score minus the run's on the rows that choose, in points.
+    """An int8 variant of an export, with its score and the difference to the run's on the rows that choose, in points.
 
     Attributes:
         exempt: Layers that stay in fp32: numbers of encoder layers from 0, "embeddings", "head".
         size: Bytes of the ONNX file.
+        score: In points, as the run's in `Proof`.
         low: The lower limit of the difference's 95 % interval.
         high: The upper limit.
     """
 
     exempt: list[int | str]
     size: int
+    score: float
     difference: float
     low: float
     high: float
@@ -36,8 +38,10 @@ class Proof(msgspec.Struct):
         words: The same, with what would decide it.
         max_loss: Points that may be lost.
         metric: The score.
-        rows: Number of rows that prove.
+        rows: Number of rows that prove: groups of examples with the same first text, context or document.
         needed: About how many would prove it; None if unknown.
+        run_scores: The run's scores, on the rows that choose and on those that prove.
+        score: The chosen variant's on the rows that prove.
         difference: The chosen variant's score minus the run's on these rows, in points, as are `low` and `high`.
         chosen: The number of the chosen variant.
     """
@@ -48,11 +52,35 @@ class Proof(msgspec.Struct):
     metric: str
     rows: int
     needed: int | None
+    run_scores: tuple[float, float]
+    score: float
     difference: float
     low: float
     high: float
     chosen: int
     variants: list[Int8Variant]
+
+
+class Latency(msgspec.Struct):
+    """Percentiles of some calls in milliseconds; with fewer than 100 calls the 99th is close to the maximum."""
+
+    p50: float
+    p99: float
+    calls: int
+
+
+class Timing(msgspec.Struct):
+    """How fast a model answers.
+
+    Attributes:
+        size: Bytes of the ONNX file; of the weights for the run.
+        latency: Number of tokens of one text -> latency.
+        texts_per_second: Rate for batches of texts of `texts_tokens` tokens.
+    """
+
+    size: int
+    latency: dict[str, Latency]
+    texts_per_second: float
 
 
 class ExportRecord(msgspec.Struct):
@@ -62,10 +90,8 @@ class ExportRecord(msgspec.Struct):
         run: The last part of the run's path, or its name on the Hub.
         head: The name of the head's class.
         precision: "fp32" or "int8".
-        size: Bytes of the ONNX file.
         largest_difference: Between the probabilities of the export in fp32 and those of the run.
-        latency: Number of tokens of one text -> "p50" and "p99" in milliseconds.
-        texts_per_second: Rate for batches of texts of `texts_tokens` tokens.
+        timings: "run" (in fp32, packed), "fp32" and, if it is written, "int8" -> how fast it answers.
         threads: Threads of the measurements.
         processor: Processor of the measurements.
         instruction_set: The same, as `find_instruction_set` returns it.
@@ -75,10 +101,8 @@ class ExportRecord(msgspec.Struct):
     run: str
     head: str
     precision: str
-    size: int
     largest_difference: float
-    latency: dict[str, dict[str, float]]
-    texts_per_second: float
+    timings: dict[str, Timing]
     texts_tokens: int
     threads: int
     processor: str

@@ -16,10 +16,10 @@ import bertkit
 from bertkit.errors import UsageError
 from bertkit.inference.predictor import Predictor
 from bertkit.model.checkpoint import find_file
+from bertkit.system.hub import CARD
 from bertkit.tasks.pretraining import MASK
 
 SERVE_TEMPLATE = "serve.html.jinja"
-CARD_FILE = "README.md"
 CARD_HEADER = re.compile(r"\A---\n.*?\n---\n", re.DOTALL)  # YAML for the Hub
 TEXT_CELLS = re.compile(r"<(script|style)>(.*?)</\1>", re.DOTALL)
 
@@ -72,7 +72,7 @@ def render_card(place: str) -> str | None:
     from markdown_it import MarkdownIt
 
     try:
-        path = find_file(place, CARD_FILE)
+        path = find_file(place, CARD)
     except UsageError:  # no connection to the Hub
         return None
     if path is None:

@@ -108,7 +108,7 @@ class Predictor:
             )
         tokenizer = load_tokenizer(name)
         if record is not None:
-            model = OnnxModel(Path(name, ONNX_FILE), config)
+            model = OnnxModel(Path(name, ONNX_FILE), config, is_int8=record.precision == "int8")
         else:
             settings = {"tau": config.tau, "thresholds": config.thresholds, "window_pooling": config.window_pooling}
             model, missing = load_model(getattr(bertkit, head), name, settings | {"vocab_size": len(tokenizer)})

@@ -7,12 +7,10 @@ Left out: TLS, several models and several processes, which are the work of a rev
 """
 
 import asyncio
-import hmac
 import ipaddress
 import re
 import socket
-import time
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,21 +18,21 @@ from typing import Any
 import msgspec
 import uvicorn
 from fastapi import FastAPI, Request, Response
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 import bertkit
 from bertkit.data.formats.inputs import Input, count_characters, parse_line
-from bertkit.data.sequences import TOKENS_A_BATCH
 from bertkit.errors import UsageError, make_printable
 from bertkit.inference.batching import Batcher, Busy
+from bertkit.inference.gate import JSON, LOOPBACK, Gate, Metrics, Refusal, is_address
 from bertkit.inference.page import render_page
 from bertkit.inference.predictor import Predictor
 from bertkit.system.progress import Report, ignore
 from bertkit.system.signals import Interrupted, note_signals
+from bertkit.tasks.prediction import limit_batch
 from bertkit.tasks.schema import STRING, Schema, make_array, make_object
 from bertkit.tasks.task import Result
 
@@ -43,141 +41,14 @@ MOST_DRAINED = 16 << 20  # bytes read from a request that is too large, so that 
 MOST_INPUTS = 256  # of a request
 LONGEST_INPUT = 20_000  # characters; a context counts once per ending
 MOST_WAITING = 1024  # inputs
-MOST_REQUESTS = 2048  # being read or answered; each may hold LONGEST_BODY
-DEADLINE = 30.0  # seconds from the first byte to the answer
-TOKENS_AT_ONCE = {"cpu": 1024}  # a batch; other devices take TOKENS_A_BATCH
+DEADLINE = 30.0  # seconds from the end of a request's headers to its answer
 LEAVING = 0.5  # seconds in which answers tell clients to close their connections, before the server does
+UNREAD = 35  # seconds after a signal in which clients may read their answers
 BACKLOG = 2048  # connections that wait to be accepted
-JSON = "application/json"
-LOOPBACK = ("localhost", "127.0.0.1", "::1")
-HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([^\[\]:@/\s]+))(?::\d{1,5})?")  # of the header, with or without a port
 TOKEN = re.compile(r"[!-~]+")  # printable ASCII
-SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
-SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
-SAFE_HEADERS = [
-    (b"x-content-type-options", b"nosniff"),
-    (b"referrer-policy", b"no-referrer"),
-    (b"cross-origin-resource-policy", b"same-origin"),
-    (b"cache-control", b"no-store"),
-]
-
-
-class Refusal(Exception):
-    """A request that is not answered with results.
-
-    Args:
-        status: The HTTP status.
-        message: One line: what was got, what was expected, the remedy.
-    """
-
-    def __init__(self, status: int, message: str, **headers: str) -> None:
-        super().__init__(message)
-        self.status, self.message = status, message
-        self.headers = {name.replace("_", "-"): value for name, value in headers.items()}
-
-    def respond(self) -> Response:
-        """Return the response: an object with the key `error`."""
-        return Response(msgspec.json.encode({"error": self.message}), self.status, self.headers, JSON)
-
-
-class Metrics:
-    """Counts for Prometheus; the only label is the HTTP status."""
-
-    def __init__(self) -> None:
-        self.registry = registry = CollectorRegistry()
-        self.requests = Counter("bertkit_requests", "Requests to /predict.", ["status"], registry=registry)
-        self.seconds = Histogram(
-            "bertkit_request_seconds", "Seconds from request to answer.", buckets=SECONDS, registry=registry
-        )
-        self.inputs = Counter("bertkit_inputs", "Inputs given to the model.", registry=registry)
-        self.tokens = Counter("bertkit_tokens", "Tokens given to the model.", registry=registry)
-        self.batch = Histogram("bertkit_batch_inputs", "Inputs of a batch.", buckets=SIZES, registry=registry)
-        self.waiting = Gauge("bertkit_waiting_inputs", "Inputs that wait for the model.", registry=registry)
-
-    def note_batch(self, inputs: int, tokens: int) -> None:
-        """Count a batch."""
-        self.inputs.inc(inputs)
-        self.tokens.inc(tokens)
-        self.batch.observe(inputs)
 
 
 # --- Requests ---------------------------------------------------------------------------------------------------------
-
-
-class Gate:
-    """Check the Host header and the token of every request, and count the requests to /predict.
-
-    A page of another site may point its own name at this address (DNS rebinding); its requests then carry that name.
-
-    Args:
-        hosts: Allowed hosts; None allows IP addresses and the name of this machine, for an address that means all.
-        token: Required as `Authorization: Bearer`, except by /health; the page at / asks for it.
-    """
-
-    def __init__(self, app: ASGIApp, hosts: frozenset[str] | None, token: str | None, metrics: Metrics) -> None:
-        self.app, self.hosts, self.metrics = app, hosts, metrics
-        self.token = None if token is None else token.encode()
-        self.active = 0
-        self.is_leaving = False
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request."""
-        if scope["type"] != "http":
-            await self.app(scope, receive, send)
-            return
-        began, status = time.perf_counter(), 500
-
-        async def send_safely(message: Message) -> None:
-            nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
-                message["headers"] = [*message["headers"], *SAFE_HEADERS]
-                if self.is_leaving:
-                    message["headers"].append((b"connection", b"close"))
-            await send(message)
-
-        self.active += 1
-        try:
-            await self.check(scope)
-            await self.app(scope, receive, send_safely)
-        except Refusal as refusal:
-            await refusal.respond()(scope, receive, send_safely)
-        finally:
-            self.active -= 1
-            if scope["path"] == "/predict":
-                self.metrics.requests.labels(status).inc()
-                self.metrics.seconds.observe(time.perf_counter() - began)
-
-    async def check(self, scope: Scope) -> None:
-        """Raise a Refusal of a request with a wrong Host header, without the token, or beyond MOST_REQUESTS."""
-        hosts = [value for name, value in scope["headers"] if name == b"host"]
-        if len(hosts) != 1 or not self.is_allowed(hosts[0].decode("latin-1")):
-            known = ", ".join(sorted(self.hosts)) if self.hosts else "an IP address or this machine's name"
-            raise Refusal(421, f"the Host header names another host; expected {known}: use one of these in the address")
-        if self.active > MOST_REQUESTS:
-            raise Refusal(503, "too many requests at a time; try again in a second", Retry_After="1")
-        scope["is_known"] = self.knows_token(scope)
-        if not scope["is_known"] and scope["path"] not in ("/", "/health"):
-            raise Refusal(
-                401, "the token is missing or wrong; send it as Authorization: Bearer TOKEN", WWW_Authenticate="Bearer"
-            )
-
-    def is_allowed(self, header: str) -> bool:
-        """Return whether the Host header names this server."""
-        if not (found := HOST.fullmatch(header)):
-            return False
-        host = (found[1] or found[2]).lower().rstrip(".")
-        if self.hosts is not None:
-            return host in self.hosts
-        return is_address(host) or host in (*LOOPBACK, socket.gethostname().lower(), socket.getfqdn().lower())
-
-    def knows_token(self, scope: Scope) -> bool:
-        """Return whether the request has the token, or none is required; the comparison takes constant time."""
-        if self.token is None:
-            return True
-        given = [value for name, value in scope["headers"] if name == b"authorization"]
-        kind, _, token = given[0].partition(b" ") if len(given) == 1 else (b"", b"", b"")
-        return hmac.compare_digest(token.strip(), self.token) and kind.lower() == b"bearer"
 
 
 async def read_body(request: Request) -> bytes:
@@ -242,84 +113,133 @@ def check_input(given: Any) -> Input | UsageError:
 # --- The application --------------------------------------------------------------------------------------------------
 
 
-def make_app(
-    predictor: Predictor, place: str, *, hosts: frozenset[str] | None, token: str | None = None, report: Report = ignore
-) -> Gate:
-    """Return the application of a model.
+class Application:
+    """The answers to all paths.
 
     Args:
         place: The run or checkpoint of the predictor.
         hosts: As for `Gate`.
         report: Receives one line for each unexpected exception.
+
+    Attributes:
+        gate: The complete application.
     """
-    metrics, name = Metrics(), name_model(place)
 
-    def answer(inputs: list[Input | UsageError]) -> tuple[list[Result], int]:
-        lengths: list[int] = []
-        results = list(predictor.stream(inputs, note=lambda found: lengths.append(int(found.sum()))))
-        return results, sum(lengths)
-
-    most_tokens = TOKENS_AT_ONCE.get(predictor.settings.model.device.type, TOKENS_A_BATCH)
-    batcher = Batcher(answer, most_tokens, MOST_WAITING, metrics.note_batch, report)
-    metrics.waiting.set_function(lambda: batcher.waiting)
-    task, settings = predictor.task, predictor.settings
-    sample = task.make_sample(settings)
+    def __init__(
+        self, predictor: Predictor, place: str, hosts: frozenset[str] | None, token: str | None, report: Report
+    ) -> None:
+        self.predictor, self.report, self.metrics = predictor, report, Metrics()
+        most_tokens = limit_batch(predictor.settings.model.device)
+        self.batcher = Batcher(self.answer_batch, most_tokens, MOST_WAITING, self.metrics.note_batch, report)
+        self.metrics.waiting.set_function(lambda: self.batcher.waiting)
+        sample, name = predictor.task.make_sample(predictor.settings), name_model(place)
+        self.page, self.policy = render_page(predictor, name, place, sample)
+        self.lock, _ = render_page(predictor, "bertkit", place, None)  # it has the same script and style
+        app = FastAPI(title=name, version=bertkit.__version__, docs_url=None, redoc_url=None, lifespan=self.run_model)
+        about = describe_predict(predictor, sample) | describe_security(token)
+        app.post("/predict", openapi_extra=about, summary="Predict an input or a list")(self.predict)
+        app.get("/health", summary="Tell whether the model answers")(self.tell_health)
+        counts = {200: {"content": {"text/plain": {"schema": STRING}}}}
+        options = {"response_class": Response, "responses": counts, "openapi_extra": describe_security(token)}
+        app.get("/metrics", summary="Return counts for Prometheus", **options)(self.show_metrics)
+        app.get("/", include_in_schema=False)(self.show_page)
+        app.exception_handler(HTTPException)(refuse)
+        if token is not None:
+            describe_token(app)
+        self.gate = Gate(app, hosts, token, self.metrics)
 
     @asynccontextmanager
-    async def run_model(app: FastAPI) -> AsyncIterator[None]:
-        batcher.start()
+    async def run_model(self, app: FastAPI) -> AsyncIterator[None]:
+        """Run the model's thread as long as the application."""
+        self.batcher.start()
         yield
-        await asyncio.to_thread(batcher.close)
+        await asyncio.to_thread(self.batcher.close)
 
-    app = FastAPI(title=name, version=bertkit.__version__, docs_url=None, redoc_url=None, lifespan=run_model)
+    def answer_batch(self, inputs: list[Input | UsageError]) -> tuple[list[Result], int]:
+        """Return the results of a batch, and the number of its tokens."""
+        lengths: list[int] = []
+        results = list(self.predictor.stream(inputs, note=lambda found: lengths.append(int(found.sum()))))
+        return results, sum(lengths)
 
-    @app.post("/predict", openapi_extra=describe_predict(predictor, sample), summary="Predict an input or a list")
-    async def predict(request: Request) -> Response:
+    async def predict(self, request: Request) -> Response:
+        """Answer an input or a list of inputs."""
         try:
             async with asyncio.timeout(DEADLINE):
                 inputs, is_list = read_request(await read_body(request))
-                results = await batcher.answer(inputs)
+                results = await self.answer(inputs, request)
         except Refusal as refusal:
             return refusal.respond()
         except Busy:
-            waiting = f"{batcher.waiting:,} inputs are waiting, at most {MOST_WAITING:,} may"
+            waiting = f"{self.batcher.waiting:,} inputs are waiting, at most {MOST_WAITING:,} may"
             return Refusal(503, f"{waiting}; try again in a second", Retry_After="1").respond()
         except TimeoutError:
             return Refusal(504, f"no answer within {DEADLINE:g} seconds; send fewer or shorter inputs").respond()
         except ClientDisconnect:
-            return Refusal(400, "the request has ended early; send it again").respond()
+            return Refusal(400, "the connection was closed before the request was complete; send it again").respond()
         except UsageError as error:  # of the model, not of an input
             return Refusal(500, str(error)).respond()
-        except Exception:
+        except Exception as error:
+            self.report(type(error).__name__)
             return Refusal(500, "an internal error; the server's output has its name").respond()
         status = 422 if not is_list and "error" in results[0] else 200
         return Response(msgspec.json.encode(results if is_list else results[0]), status, media_type=JSON)
 
-    @app.get("/health", summary="Tell whether the model answers")
-    async def health() -> Response:
-        is_alive = batcher.thread.is_alive()
-        found = {"status": "ok" if is_alive else "stopped", "waiting": batcher.waiting}
+    async def answer(self, inputs: Sequence[Input | UsageError], request: Request) -> list[Result]:
+        """Return the results of the inputs; they are dropped if the client closes its connection.
+
+        Raises:
+            ClientDisconnect: It did.
+        """
+        answer = asyncio.ensure_future(self.batcher.answer(inputs))
+        leaving = asyncio.ensure_future(request.receive())  # whose next message can only be that the client has left
+        try:
+            await asyncio.wait((answer, leaving), return_when=asyncio.FIRST_COMPLETED)
+            if not answer.done():
+                raise ClientDisconnect
+            return answer.result()
+        finally:
+            answer.cancel()
+            leaving.cancel()
+
+    async def tell_health(self) -> Response:
+        """Tell whether the model's thread is alive."""
+        is_alive = self.batcher.thread.is_alive()
+        found = {"status": "ok" if is_alive else "stopped", "waiting": self.batcher.waiting}
         return Response(msgspec.json.encode(found), 200 if is_alive else 503, media_type=JSON)
 
-    @app.get("/metrics", summary="Return counts for Prometheus")
-    async def show_metrics() -> Response:
-        return Response(generate_latest(metrics.registry), headers={"content-type": CONTENT_TYPE_LATEST})
+    async def show_metrics(self) -> Response:
+        """Return the counts."""
+        return Response(generate_latest(self.metrics.registry), headers={"content-type": CONTENT_TYPE_LATEST})
 
-    page, policy = render_page(predictor, name, place, sample)
-    lock, _ = render_page(predictor, "bertkit", place, None)  # it has the same script and style
+    async def show_page(self, request: Request) -> Response:
+        """Return the page to try the model, or without the token one that asks for it."""
+        content = self.page if request.scope["is_known"] else self.lock
+        return Response(content, headers={"content-security-policy": self.policy}, media_type="text/html")
 
-    @app.get("/", include_in_schema=False)
-    async def show_page(request: Request) -> Response:
-        content = page if request.scope["is_known"] else lock
-        return Response(content, headers={"content-security-policy": policy}, media_type="text/html")
 
-    @app.exception_handler(HTTPException)
-    async def refuse(request: Request, error: HTTPException) -> Response:
-        found = {404: "nothing has this path", 405: "this path takes another method"}.get(error.status_code, "refused")
-        message = f"{found}; GET /openapi.json describes all"
-        return Response(msgspec.json.encode({"error": message}), error.status_code, error.headers, JSON)
+def make_app(
+    predictor: Predictor, place: str, *, hosts: frozenset[str] | None, token: str | None = None, report: Report = ignore
+) -> Gate:
+    """Return the application of a model; arguments as for `Application`."""
+    return Application(predictor, place, hosts, token, report).gate
 
-    return Gate(app, hosts, token, metrics)
+
+async def refuse(request: Request, error: HTTPException) -> Response:
+    """Answer a request with another path or method."""
+    found = {404: "unknown path", 405: "this path takes another method"}.get(error.status_code, "refused")
+    message = f"{found}; GET /openapi.json lists the paths"
+    return Response(msgspec.json.encode({"error": message}), error.status_code, error.headers, JSON)
+
+
+def describe_security(token: str | None) -> dict[str, Any]:
+    """Return the part of a path in the OpenAPI document that names its token, if one is required."""
+    return {} if token is None else {"security": [{"token": []}]}
+
+
+def describe_token(app: FastAPI) -> None:
+    """Add the token to the OpenAPI document."""
+    document = app.openapi()
+    document.setdefault("components", {})["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
 
 
 def describe_predict(predictor: Predictor, sample: Mapping[str, Any]) -> dict[str, Any]:
@@ -369,11 +289,17 @@ def describe_predict(predictor: Predictor, sample: Mapping[str, Any]) -> dict[st
 class Server(uvicorn.Server):
     """A server that finishes what it has accepted before it ends, at the first SIGTERM or Ctrl-C.
 
+    Args:
+        report: Called as soon as it listens.
+
     Attributes:
         stopped_by: The number of the signal; None before it.
     """
 
-    stopped_by: int | None = None
+    def __init__(self, config: uvicorn.Config, report: Callable[[], None]) -> None:
+        super().__init__(config)
+        self.report = report
+        self.stopped_by: int | None = None
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -384,6 +310,11 @@ class Server(uvicorn.Server):
 
         with note_signals(stop):
             yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start to listen, then say so."""
+        await super().startup(sockets)
+        self.report()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Stop accepting, let clients close their connections, and wait for the requests that have begun."""
@@ -397,12 +328,17 @@ class Server(uvicorn.Server):
 
 
 def serve(
-    run: str, host: str = "127.0.0.1", port: int = 8080, token: str | None = None, report: Report = ignore
+    run: str,
+    host: str = "127.0.0.1",
+    port: int = 8080,
+    token: str | None = None,
+    precision: str = "auto",
+    report: Report = ignore,
 ) -> None:
     """Serve a model until a signal ends it.
 
     Args:
-        run: As for `Predictor`.
+        run: As for `Predictor`, and `precision`.
         host: A name or an address of this machine.
         port: 0 takes a free one.
         token: Required of every client; needed unless the host is this machine only.
@@ -415,7 +351,9 @@ def serve(
     """
     check_exposure(host, token)
     with bind(host, port) as listener:
-        predictor = Predictor(run)
+        predictor = Predictor(run, precision=precision)
+        if predictor.notice:
+            report(predictor.notice)
         address = listener.getsockname()
         hosts = None if ipaddress.ip_address(address[0]).is_unspecified else frozenset({*LOOPBACK, host.lower()})
         app = make_app(
@@ -423,12 +361,12 @@ def serve(
             run,
             hosts=hosts,
             token=token,
-            report=lambda error: report(f"{error} while answering an input; the model or bertkit has a fault"),
+            report=lambda error: report(f"internal error while answering an input: {error}"),
         )
-        server = Server(configure(app))
         shown = f"[{host}]" if ":" in host else host
+        ready = f"{name_model(run)} answers at http://{shown}:{address[1]}; end it with Ctrl-C"
+        server = Server(configure(app), lambda: report(ready))
         predictor([predictor.task.make_sample(predictor.settings)])  # warms up; a model that has diverged says so now
-        report(f"{name_model(run)} answers at http://{shown}:{address[1]}; end it with Ctrl-C")
         server.run(sockets=[listener])
     if server.stopped_by is not None:
         raise Interrupted("stopped; every accepted request was answered", server.stopped_by)
@@ -437,7 +375,14 @@ def serve(
 def configure(app: Gate) -> uvicorn.Config:
     """Return the settings of a server that logs nothing and trusts no header about its clients."""
     return uvicorn.Config(
-        app, ws="none", log_config=None, access_log=False, proxy_headers=False, server_header=False, backlog=BACKLOG
+        app,
+        ws="none",
+        log_config=None,
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        backlog=BACKLOG,
+        timeout_graceful_shutdown=UNREAD,
     )
 
 
@@ -454,18 +399,9 @@ def check_exposure(host: str, token: str | None) -> None:
     """
     if token is not None and not TOKEN.fullmatch(token):
         raise UsageError("--token must be printable ASCII characters without spaces; give another")
-    is_local = host in LOOPBACK or (is_address(host) and ipaddress.ip_address(host).is_loopback)
+    is_local = host.lower() in LOOPBACK or (is_address(host) and ipaddress.ip_address(host).is_loopback)
     if not is_local and token is None:
         raise UsageError(f"--host {host} lets other machines use the model; give a --token that they must send")
-
-
-def is_address(host: str) -> bool:
-    """Return whether a host is an IP address."""
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True
 
 
 def bind(host: str, port: int) -> socket.socket:

@@ -4,7 +4,7 @@ A row is the unit of sampling: a text, a question, a document. The scores of man
 where all weights are 1 they equal the task's. They are 0 where undefined. Shape letters: R samples, S rows, L labels.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -20,12 +20,14 @@ class RowScore:
         rate: Returns the scores (R,) from rows (S, ...) and their weights (R, S).
         errors: (C, 2, ...) values of C rows that do not exist, where the model is right, and where it is wrong.
         points: The points of a table in 1.0 of the score: 100 for a fraction, 1 for a percentage.
+        is_additive: Whether two rows may be replaced by their sum.
     """
 
     rows: np.ndarray
     rate: Callable[[np.ndarray, np.ndarray], np.ndarray]
     errors: np.ndarray
     points: float = 100.0
+    is_additive: bool = False
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -42,6 +44,18 @@ class RowScore:
         """Return the same score with further rows."""
         return replace(self, rows=np.concatenate([self.rows, rows]))
 
+    def join(self, groups: Sequence[Hashable]) -> "RowScore":
+        """Return the same score with a row for each group (S,), whose errors are whole groups of mean size.
+
+        A score that is not additive, such as a correlation, is returned as it is.
+        """
+        numbers = {group: number for number, group in enumerate(dict.fromkeys(groups))}
+        if not self.is_additive or len(numbers) == len(groups):
+            return self
+        rows = np.zeros((len(numbers), *self.rows.shape[1:]))
+        np.add.at(rows, [numbers[group] for group in groups], self.rows)
+        return replace(self, rows=rows, errors=self.errors * (len(groups) / len(numbers)))
+
 
 # --- Means ------------------------------------------------------------------------------------------------------------
 
@@ -51,7 +65,8 @@ def measure_mean(values: np.ndarray, counted: np.ndarray | None = None, percent:
     counted = np.ones(len(values)) if counted is None else counted.astype(np.float64)
     rows = np.stack([values * counted, counted], axis=1)  # (S, 2)
     rate = partial(_rate_mean, scale=100.0 if percent else 1.0)
-    return RowScore(rows, rate, np.array([[[1.0, 1.0], [0.0, 1.0]]]), points=1.0 if percent else 100.0)
+    errors = np.array([[[1.0, 1.0], [0.0, 1.0]]])
+    return RowScore(rows, rate, errors, 1.0 if percent else 100.0, is_additive=True)
 
 
 def _rate_mean(rows: np.ndarray, weights: np.ndarray, scale: float) -> np.ndarray:
@@ -74,7 +89,7 @@ def measure_counts(
         errors: (C, 2, 3, L) as for `RowScore`; the third axis has right, found and wanted.
     """
     rows = np.stack([right, found, wanted], axis=1).astype(np.float64)  # (S, 3, L)
-    return RowScore(rows, partial(_rate_counts, score=score), errors)
+    return RowScore(rows, partial(_rate_counts, score=score), errors, is_additive=True)
 
 
 def measure_classes(predictions: np.ndarray, references: np.ndarray, classes: int) -> dict[str, RowScore]:

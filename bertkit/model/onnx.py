@@ -16,6 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers.utils import ModelOutput
@@ -28,6 +29,7 @@ from bertkit.model.packing import find_places
 from bertkit.system.instructions import find_instruction_set
 
 ONNX_FILE = "model.onnx"
+LENGTH = "length"  # the axis of tokens
 CHOOSES = "BertForMultipleChoice"  # the head whose every input has three dimensions
 LARGEST_FILE = (1 << 31) - (1 << 24)  # bytes of weights in one protobuf file
 DECODED_AT_ONCE = 1 << 25  # logits of a masked LM that are in memory, which are V for each token
@@ -84,7 +86,7 @@ def write_onnx(model: nn.Module, path: Path) -> None:
         name = type(model).__name__
         raise UsageError(f"{name} has a BiLSTM, which cannot be exported to ONNX; export a model without one")
     chooses = type(model).__name__ == CHOOSES
-    axes = ["batch", *["choices"] * chooses, "length"]
+    axes = ["batch", *["choices"] * chooses, LENGTH]
     attention = model.config._attn_implementation
     model.set_attn_implementation("sdpa")
     try:
@@ -95,7 +97,7 @@ def write_onnx(model: nn.Module, path: Path) -> None:
                 name: torch.ones([2, *[3] * chooses, 9], dtype=torch.int64)
                 for name in ("input_ids", "attention_mask", "token_type_ids")
             }
-            most = {"length": model.config.max_position_embeddings}
+            most = {LENGTH: model.config.max_position_embeddings}
             sizes = [torch.export.Dim(axis, max=most.get(axis)) for axis in axes]
             shapes = {name: dict(enumerate(sizes)) for name in batch}
             program = OnnxExporter().export(model, batch, config=OnnxConfig(dynamic_shapes=shapes)).program
@@ -140,13 +142,15 @@ class OnnxModel:
         config: The configuration of the head.
         head: The name of the head's class.
         device: The CPU.
+        is_int8: Whether activations are quantised with a scale for each call. Inputs are then run one at a time, so
+            that no answer depends on the other inputs of a batch.
     """
 
     device = torch.device("cpu")
 
-    def __init__(self, path: Path, config: BertConfig) -> None:
+    def __init__(self, path: Path, config: BertConfig, is_int8: bool = False) -> None:
         runtime = import_onnxruntime()
-        self.config = config
+        self.config, self.is_int8 = config, is_int8
         self.head = str(config.architectures[0])
         options = runtime.SessionOptions()
         options.intra_op_num_threads = torch.get_num_threads()
@@ -156,6 +160,7 @@ class OnnxModel:
         self.session = runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
         self.inputs = [given.name for given in self.session.get_inputs()]
         self.outputs = [output.name for output in self.session.get_outputs()]
+        self.has_tokens = [LENGTH in output.shape for output in self.session.get_outputs()]
 
     def __call__(self, targets_only: bool = False, labels: Tensor | None = None, **batch: Tensor) -> ModelOutput:
         """Return the head's outputs.
@@ -178,8 +183,20 @@ class OnnxModel:
 
     def run(self, batch: dict[str, Tensor]) -> ModelOutput:
         """Return the outputs of the session."""
-        found = self.session.run(self.outputs, {name: batch[name].numpy() for name in self.inputs})
+        inputs = {name: batch[name].numpy() for name in self.inputs}
+        found = self.run_singly(inputs) if self.is_int8 else self.session.run(self.outputs, inputs)
         return ModelOutput(dict(zip(self.outputs, map(torch.from_numpy, found), strict=True)))
+
+    def run_singly(self, inputs: dict[str, np.ndarray]) -> list[np.ndarray]:
+        """Return the outputs of the session for each input without its padding, where outputs become 0."""
+        longest = inputs["attention_mask"].shape[-1]
+        rows = []
+        for place, mask in enumerate(inputs["attention_mask"]):
+            length = max(int(mask.sum(-1).max()), 1)
+            one = {name: given[place, None, ..., :length] for name, given in inputs.items()}
+            found = zip(self.session.run(self.outputs, one), self.has_tokens, strict=True)
+            rows.append([pad_tokens(each, longest) if has_tokens else each for each, has_tokens in found])
+        return [np.concatenate(found) for found in zip(*rows, strict=True)]
 
     def decode_targets(self, batch: dict[str, Tensor], labels: Tensor) -> ModelOutput:
         """Return the outputs with the token logits (M, V) of labelled positions, a few sequences at a time.
@@ -194,6 +211,11 @@ class OnnxModel:
             for name, found in self.run({name: batch[name][some] for name in self.inputs}).items():
                 parts[name].append(found[targets] if found.dim() == 3 else found)  # (M, V)
         return ModelOutput({name: torch.cat(found) for name, found in parts.items()})
+
+
+def pad_tokens(found: np.ndarray, longest: int) -> np.ndarray:
+    """Return values (1, T, ...) of tokens as (1, longest, ...), with 0 at padding."""
+    return np.pad(found, [(0, 0), (0, longest - found.shape[1]), *[(0, 0)] * (found.ndim - 2)])
 
 
 # --- int8 -------------------------------------------------------------------------------------------------------------

@@ -7,12 +7,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from bertkit.data.sequences import batch_by_length
+from bertkit.data.sequences import TOKENS_A_BATCH, batch_by_length
 from bertkit.model.precision import use_precision
 from bertkit.system.progress import ignore
 from bertkit.tasks.task import PredictionSettings, Result, Task
 
 SAMPLES = 5  # examples shown per run
+TOKENS_ON_CPU = 1024  # of a batch, whose activations then fit into a core's cache
 
 
 @torch.inference_mode()
@@ -34,7 +35,7 @@ def predict(
     data, lengths = task.encode_inputs(examples, settings)
     note(lengths)
     kept: list[Any] = [None] * len(data)
-    for numbers in batch_by_length(lengths):
+    for numbers in batch_by_length(lengths, limit_batch(device)):
         batch = task.collate_inputs(data, numbers.tolist(), settings)
         batch = {name: column.to(device) for name, column in batch.items()}
         with use_precision(precision, device):
@@ -44,6 +45,11 @@ def predict(
     results = task.answer(kept, data, examples, settings)
     truncated = task.find_truncated(data, examples)
     return [result | {"cut": True} if cut else result for result, cut in zip(results, truncated, strict=True)]
+
+
+def limit_batch(device: torch.device) -> int:
+    """Return the tokens of a batch in prediction."""
+    return TOKENS_ON_CPU if device.type == "cpu" else TOKENS_A_BATCH
 
 
 def show_examples(task: Task, examples: Mapping[str, Any], settings: PredictionSettings) -> list[str]:

@@ -227,7 +227,11 @@ def test_an_ending_counts_with_its_context():
     given = json.dumps({"context": "a" * 1000, "endings": 100 * ["b"]}).encode()
     ((error,), is_list) = module.read_request(given)
     assert not is_list
-    assert "the input has 100,100 characters" in str(error)
+    assert "the input has 100,200 characters" in str(error)
+    numbered = {f"ending{number}": "" for number in range(100)}
+    for given in (numbered | {"sent1": "", "sent2": "b" * 1000}, {"endings": [""] * 20_001}):
+        ((error,), _) = module.read_request(json.dumps(given).encode())
+        assert "characters, expected at most 20,000" in str(error)
 
 
 @pytest.mark.parametrize(
@@ -308,6 +312,22 @@ def test_a_full_queue_and_a_deadline_are_told(predictor, folder, monkeypatch):
         count = read_metrics(client)
         assert count['bertkit_requests_total{status="504"}'] == 2
         assert count["bertkit_inputs_total"] == 2, "the two that waited too long were dropped"
+
+
+def test_the_inputs_of_a_client_that_has_left_are_dropped(predictor, folder):
+    slow = SlowPredictor(predictor)
+    with serving(slow, folder) as server, ThreadPoolExecutor() as pool:
+        first = pool.submit(Client(server.port).predict, "good")
+        assert slow.began.wait(30)
+        leaving = Client(server.port)
+        leaving.connection.request("POST", "/predict", b'["good", "bad"]', {"Content-Type": "application/json"})
+        for waiting in (2, 0):
+            while json.loads(Client(server.port).ask("GET", "/health")[2])["waiting"] != waiting:
+                time.sleep(0.01)
+            leaving.connection.close()
+        slow.go.set()
+        assert first.result()[0] == 200
+        assert read_metrics(Client(server.port))["bertkit_inputs_total"] == 1
 
 
 def test_a_model_that_fails_says_so_without_the_text(predictor, folder):

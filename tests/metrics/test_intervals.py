@@ -270,3 +270,16 @@ def test_a_harmless_export_is_proved_with_enough_rows():
     assert BOUND == 0.5
     assert simulate("accuracy, losses only", 4000, trials=20, losses=(HARMLESS,)).proved[HARMLESS] >= 18
     assert simulate("accuracy, losses only", 500, trials=20, losses=(HARMLESS,)).proved[HARMLESS] == 0
+
+
+# --- Groups -----------------------------------------------------------------------------------------------------------
+
+
+def test_rows_of_one_group_become_one():
+    """Four questions of two contexts: an error is a whole context of mean size, two questions."""
+    found = measure_mean(np.array([1.0, 0.0, 1.0, 1.0])).join(["x", "y", "x", "x"])
+    assert found.rows.tolist() == [[3.0, 3.0], [0.0, 1.0]]
+    assert found.errors.tolist() == [[[2.0, 2.0], [0.0, 2.0]]]
+    assert found.score(np.array([[1.0, 1.0], [0.0, 1.0]])).tolist() == [0.75, 0.0]
+    ranks = measure_numbers(np.arange(4.0), np.arange(4.0))["spearmanr"]
+    assert ranks.join(["x", "y", "x", "x"]) is ranks

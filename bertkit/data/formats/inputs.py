@@ -24,6 +24,7 @@ from bertkit.errors import UsageError, join_lines
 STDIN = "-"
 INPUT_SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".txt", ".parquet")  # each but .parquet also with .gz
 ROWS_AT_ONCE = 1024  # rows of a Parquet file read at a time
+BEFORE_ENDINGS = ("context", "start", "sent1", "sent2")  # keys of SWAG whose texts go with each ending
 SHOWN = 60  # characters of an invalid line quoted in a message
 SEPARATORS = {".csv": ",", ".tsv": "\t"}  # of cells
 LONGEST_LINE = 1_000_000  # characters; as tokens and words, a line takes some hundred times its size
@@ -307,13 +308,17 @@ def cut_into_chunks(inputs: Iterable[Any], most: int, enough: int) -> Iterator[l
 
 
 def count_characters(given: Any) -> int:
-    """Count the characters of an input's texts; a context counts once per ending."""
+    """Count the characters of an input's texts, and one more for each element of a list.
+
+    What all endings of SWAG have in common counts once per ending.
+    """
     if isinstance(given, str):
         return len(given)
     if isinstance(given, Mapping):
-        endings = given.get("endings")
-        again = max(len(endings) - 1, 0) if isinstance(endings, list) else 0  # the context goes with each of them
-        return sum(map(count_characters, given.values())) + again * count_characters(given.get("context"))
+        listed = given.get("endings")
+        endings = len(listed) if isinstance(listed, list) else sum(name.startswith("ending") for name in given)
+        shared = sum(count_characters(given.get(name)) for name in BEFORE_ENDINGS)
+        return sum(map(count_characters, given.values())) + max(endings - 1, 0) * shared
     if not isinstance(given, list | tuple):
         return 0
-    return sum(map(count_characters, given))
+    return sum(map(count_characters, given)) + len(given)
