@@ -28,7 +28,7 @@ from bertkit.model.config import BertConfig
 from bertkit.model.onnx import CHOOSES, ONNX_FILE, OnnxModel, import_onnxruntime, write_onnx
 from bertkit.reports.markdown import format_table
 from bertkit.reports.tables import Table, make_table
-from bertkit.system.files import atomic_write, hold_directory, refuse_links, write_json
+from bertkit.system.files import atomic_write, find_checksum, hold_directory, refuse_links, write_json
 from bertkit.system.hub import CARD
 from bertkit.system.instructions import find_instruction_set
 from bertkit.system.progress import Report, ignore
@@ -110,7 +110,7 @@ def export(
             save_tokenizer(settings.tokenizer, folder)
             exported = OnnxModel(path, model.config)
             difference = find_largest_difference(model, exported)
-            if difference > TOLERANCE:
+            if not difference <= TOLERANCE:  # as NaN is not
                 raise UsageError(
                     f"probabilities of the exported model differ from those of {run} by {difference:.1e}, more than "
                     f"{TOLERANCE:g}; install other versions of torch and onnxruntime"
@@ -144,7 +144,8 @@ def check_output(output: Path) -> None:
     """
     refuse_links(output, (PARTS,))
     has_files = any(not path.name.startswith(".") for path in output.iterdir())
-    if has_files and not (output / EXPORT_FILE).exists() and not any(output.glob(f"{PARTS}*")):
+    is_export = any(output.joinpath(name).exists() for name in (EXPORT_FILE, ONNX_FILE))
+    if has_files and not is_export and not any(output.glob(f"{PARTS}*")):
         raise UsageError(f"{output} is not empty and holds no export; name another directory with --output")
 
 
@@ -153,6 +154,8 @@ def publish(folder: Path, record: ExportRecord, output: Path) -> None:
 
     export.json is removed first and written last.
     """
+    names = [name for name in EXPORTED if name != CARD and (folder / name).exists()]
+    record.checksums = {name: find_checksum(folder / name) for name in names}
     for name in (EXPORT_FILE, *EXPORTED):
         (output / name).unlink(missing_ok=True)
     for path in folder.iterdir():
@@ -193,7 +196,7 @@ def find_largest_difference(model: Any, exported: OnnxModel) -> float:
         with torch.inference_mode():
             sides = (list_probabilities(side(**batch), model.config, batch) for side in (model, exported))
             differences += [float((one - other).abs().max()) for one, other in zip(*sides, strict=True)]
-    return max(differences)
+    return float(np.max(differences))  # NaN if one is
 
 
 def list_probabilities(outputs: Any, config: BertConfig, batch: dict[str, Tensor]) -> Iterator[Tensor]:
@@ -309,5 +312,5 @@ def write_export_card(path: Path, name: str, record: ExportRecord, tables: list[
         choices="[None]" * chooses,
         table="\n\n".join("\n".join([f"{table.caption}:", "", *format_table(table)]) for table in tables),
     )
-    card = path.read_text(encoding="utf-8") if path.exists() else f"# {name}\n"
+    card = path.read_text(encoding="utf-8", errors="replace") if path.exists() else f"# {name}\n"
     atomic_write(card.rstrip("\n") + "\n" + section, path)

@@ -5,6 +5,8 @@ from pathlib import Path
 import msgspec
 
 from bertkit.errors import UsageError
+from bertkit.model.onnx import ONNX_FILE
+from bertkit.system.files import find_checksum
 from bertkit.system.instructions import find_instruction_set
 from bertkit.training.run_dir import read_record
 
@@ -95,6 +97,7 @@ class ExportRecord(msgspec.Struct):
         threads: Threads of the measurements.
         processor: Processor of the measurements.
         instruction_set: The same, as `find_instruction_set` returns it.
+        checksums: File -> its CRC-32; the card is not among them.
         int8: The proof, if one was asked for; `precision` is "int8" only if it is proved.
     """
 
@@ -111,6 +114,7 @@ class ExportRecord(msgspec.Struct):
     onnxruntime: str
     onnx: str
     date: str
+    checksums: dict[str, int] = {}
     int8: Proof | None = None
 
     def describe_processor(self) -> str:
@@ -124,14 +128,28 @@ class ExportRecord(msgspec.Struct):
         )
 
 
+def check_files(place: str, record: ExportRecord) -> None:
+    """Check that the files of an export are those that were exported.
+
+    Raises:
+        UsageError: One is missing or another one.
+    """
+    for name, checksum in record.checksums.items():
+        path = Path(place, name)
+        if not path.is_file() or find_checksum(path) != checksum:
+            raise UsageError(f"{path} is missing or not the file that was exported; export the run again")
+
+
 def find_export(place: str) -> ExportRecord | None:
     """Return the record of the export in a directory, or None if it holds none.
 
     Raises:
-        UsageError: The record is damaged.
+        UsageError: The record is damaged, or missing beside an exported model.
     """
     path = Path(place, EXPORT_FILE)
     if not path.is_file():
+        if path.with_name(ONNX_FILE).is_file() and not path.with_name("model.safetensors").is_file():
+            raise UsageError(f"{place} holds an incomplete export; export the run again")
         return None
     try:
         return read_record(path, ExportRecord)

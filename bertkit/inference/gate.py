@@ -3,11 +3,13 @@
 Left out: what is behind it (`bertkit.inference.server`).
 """
 
+import asyncio
 import hmac
 import ipaddress
 import re
 import socket
 import time
+from contextlib import suppress
 
 import msgspec
 from fastapi import Response
@@ -15,6 +17,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 MOST_REQUESTS = 2048  # being read or answered; each may hold LONGEST_BODY of the server
+MOST_DRAINED = 16 << 20  # bytes read of a request that is refused
+BODY_DUE = 8.0  # seconds from the end of a request's headers to that of its body
 JSON = "application/json"
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([^\[\]:@/\s]+))(?::\d{1,5})?")  # of the header, with or without a port
@@ -67,6 +71,18 @@ class Metrics:
         self.batch.observe(inputs)
 
 
+async def drain(receive: Receive) -> None:
+    """Read the rest of a request that is refused, up to a limit, so that its sender gets to the answer."""
+    size = 0
+    with suppress(TimeoutError):
+        async with asyncio.timeout(BODY_DUE):
+            while size <= MOST_DRAINED:
+                message = await receive()
+                size += len(message.get("body", b""))
+                if not message.get("more_body"):
+                    return
+
+
 class Gate:
     """Check the Host header and the token of every request, and count the requests to /predict.
 
@@ -105,6 +121,7 @@ class Gate:
             await self.check(scope)
             await self.app(scope, receive, send_safely)
         except Refusal as refusal:
+            await drain(receive)
             await refusal.respond()(scope, receive, send_safely)
         finally:
             self.active -= 1
@@ -115,7 +132,9 @@ class Gate:
     async def check(self, scope: Scope) -> None:
         """Raise a Refusal of a request with a wrong Host header, without the token, or beyond MOST_REQUESTS."""
         hosts = [value for name, value in scope["headers"] if name == b"host"]
-        if len(hosts) != 1 or not self.is_allowed(hosts[0].decode("latin-1")):
+        if len(hosts) != 1:
+            raise Refusal(400, f"the request has {len(hosts)} Host headers, expected one; send it as HTTP/1.1")
+        if not self.is_allowed(hosts[0].decode("latin-1")):
             known = ", ".join(sorted(self.hosts)) if self.hosts else "an IP address or this machine's name"
             raise Refusal(421, f"the Host header names another host; expected {known}: use one of these in the address")
         if self.active > MOST_REQUESTS:

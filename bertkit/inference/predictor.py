@@ -22,7 +22,7 @@ from bertkit.data.formats.inputs import Input, Line, cut_into_chunks, make_text
 from bertkit.data.long_texts import LONG
 from bertkit.data.tokenizer import load_tokenizer
 from bertkit.errors import UsageError
-from bertkit.inference.export_record import find_export
+from bertkit.inference.export_record import check_files, find_export
 from bertkit.inference.tables import WRITERS, Row, write_rows
 from bertkit.model.checkpoint import find_file, load_config, load_model
 from bertkit.model.onnx import ONNX_FILE, OnnxModel
@@ -108,6 +108,7 @@ class Predictor:
             )
         tokenizer = load_tokenizer(name)
         if record is not None:
+            check_files(name, record)
             model = OnnxModel(Path(name, ONNX_FILE), config, is_int8=record.precision == "int8")
         else:
             settings = {"tau": config.tau, "thresholds": config.thresholds, "window_pooling": config.window_pooling}

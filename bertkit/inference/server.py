@@ -8,8 +8,11 @@ Left out: TLS, several models and several processes, which are the work of a rev
 
 import asyncio
 import ipaddress
+import logging
 import re
+import resource
 import socket
+import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
@@ -22,12 +25,13 @@ from prometheus_client import generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 import bertkit
 from bertkit.data.formats.inputs import Input, count_characters, parse_line
 from bertkit.errors import UsageError, make_printable
 from bertkit.inference.batching import Batcher, Busy
-from bertkit.inference.gate import JSON, LOOPBACK, Gate, Metrics, Refusal, is_address
+from bertkit.inference.gate import BODY_DUE, JSON, LOOPBACK, MOST_DRAINED, Gate, Metrics, Refusal, is_address
 from bertkit.inference.page import render_page
 from bertkit.inference.predictor import Predictor
 from bertkit.system.progress import Report, ignore
@@ -37,14 +41,17 @@ from bertkit.tasks.schema import STRING, Schema, make_array, make_object
 from bertkit.tasks.task import Result
 
 LONGEST_BODY = 1 << 20  # bytes of a request
-MOST_DRAINED = 16 << 20  # bytes read from a request that is too large, so that its sender gets to the answer
 MOST_INPUTS = 256  # of a request
 LONGEST_INPUT = 20_000  # characters; a context counts once per ending
 MOST_WAITING = 1024  # inputs
-DEADLINE = 30.0  # seconds from the end of a request's headers to its answer
+HEAD_DUE = 8.0  # seconds until the headers of a request are complete
+DEADLINE = 30.0  # seconds from a request's last byte to its answer
 LEAVING = 0.5  # seconds in which answers tell clients to close their connections, before the server does
+TROUBLE_APART = 10.0  # seconds
 UNREAD = 35  # seconds after a signal in which clients may read their answers
 BACKLOG = 2048  # connections that wait to be accepted
+MOST_CONNECTIONS = 4096
+SPARE_FILES = 256  # beside connections
 TOKEN = re.compile(r"[!-~]+")  # printable ASCII
 
 
@@ -55,17 +62,21 @@ async def read_body(request: Request) -> bytes:
     """Return the body of a request.
 
     Raises:
-        Refusal: It is not JSON by its Content-Type, or too large.
+        Refusal: It is not JSON by its Content-Type, too large, or too slow.
     """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     is_json = kind == JSON
     parts, size = [], 0
-    async for part in request.stream():
-        size += len(part)
-        if size <= LONGEST_BODY and is_json:
-            parts.append(part)
-        elif size > MOST_DRAINED:
-            break
+    try:
+        async with asyncio.timeout(BODY_DUE):
+            async for part in request.stream():
+                size += len(part)
+                if size <= LONGEST_BODY and is_json:
+                    parts.append(part)
+                elif size > MOST_DRAINED:
+                    break
+    except TimeoutError:
+        raise Refusal(408, f"the request was not complete after {BODY_DUE:g} seconds; send it again") from None
     if not is_json:
         raise Refusal(415, f"the Content-Type must be {JSON}; send the inputs as JSON")
     if size > LONGEST_BODY:
@@ -129,13 +140,21 @@ class Application:
         self, predictor: Predictor, place: str, hosts: frozenset[str] | None, token: str | None, report: Report
     ) -> None:
         self.predictor, self.report, self.metrics = predictor, report, Metrics()
+        self.silent_until = 0.0
         most_tokens = limit_batch(predictor.settings.model.device)
         self.batcher = Batcher(self.answer_batch, most_tokens, MOST_WAITING, self.metrics.note_batch, report)
         self.metrics.waiting.set_function(lambda: self.batcher.waiting)
         sample, name = predictor.task.make_sample(predictor.settings), name_model(place)
         self.page, self.policy = render_page(predictor, name, place, sample)
         self.lock, _ = render_page(predictor, "bertkit", place, None)  # it has the same script and style
-        app = FastAPI(title=name, version=bertkit.__version__, docs_url=None, redoc_url=None, lifespan=self.run_model)
+        app = FastAPI(
+            title=name,
+            version=bertkit.__version__,
+            docs_url=None,
+            redoc_url=None,
+            redirect_slashes=False,
+            lifespan=self.run_model,
+        )
         about = describe_predict(predictor, sample) | describe_security(token)
         app.post("/predict", openapi_extra=about, summary="Predict an input or a list")(self.predict)
         app.get("/health", summary="Tell whether the model answers")(self.tell_health)
@@ -143,6 +162,8 @@ class Application:
         options = {"response_class": Response, "responses": counts, "openapi_extra": describe_security(token)}
         app.get("/metrics", summary="Return counts for Prometheus", **options)(self.show_metrics)
         app.get("/", include_in_schema=False)(self.show_page)
+        for path in ("/", "/health"):  # load balancers ask so
+            app.head(path, include_in_schema=False)(self.tell_health)
         app.exception_handler(HTTPException)(refuse)
         if token is not None:
             describe_token(app)
@@ -151,9 +172,18 @@ class Application:
     @asynccontextmanager
     async def run_model(self, app: FastAPI) -> AsyncIterator[None]:
         """Run the model's thread as long as the application."""
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda loop, context: self.note_trouble(context.get("exception")))
         self.batcher.start()
         yield
         await asyncio.to_thread(self.batcher.close)
+
+    def note_trouble(self, error: BaseException | None) -> None:
+        """Report an error outside of requests, such as too many open files, but not more often than TROUBLE_APART."""
+        now = time.monotonic()
+        if now >= self.silent_until:
+            self.silent_until = now + TROUBLE_APART
+            self.report(type(error).__name__)
 
     def answer_batch(self, inputs: list[Input | UsageError]) -> tuple[list[Result], int]:
         """Return the results of a batch, and the number of its tokens."""
@@ -164,14 +194,15 @@ class Application:
     async def predict(self, request: Request) -> Response:
         """Answer an input or a list of inputs."""
         try:
+            inputs, is_list = read_request(await read_body(request))
             async with asyncio.timeout(DEADLINE):
-                inputs, is_list = read_request(await read_body(request))
                 results = await self.answer(inputs, request)
         except Refusal as refusal:
             return refusal.respond()
         except Busy:
-            waiting = f"{self.batcher.waiting:,} inputs are waiting, at most {MOST_WAITING:,} may"
-            return Refusal(503, f"{waiting}; try again in a second", Retry_After="1").respond()
+            waiting = f"{self.batcher.waiting:,} inputs are waiting and the request has {len(inputs):,}"
+            message = f"{waiting}, at most {MOST_WAITING:,} may wait; try again in a second"
+            return Refusal(503, message, Retry_After="1").respond()
         except TimeoutError:
             return Refusal(504, f"no answer within {DEADLINE:g} seconds; send fewer or shorter inputs").respond()
         except ClientDisconnect:
@@ -261,6 +292,7 @@ def describe_predict(predictor: Predictor, sample: Mapping[str, Any]) -> dict[st
     errors = {
         "400": "The request is not JSON.",
         "401": "The token is missing or wrong.",
+        "408": f"The request was not complete after {BODY_DUE:g} seconds.",
         "413": f"The request has more than {LONGEST_BODY:,} bytes.",
         "415": f"The Content-Type is not {JSON}.",
         "421": "The Host header names another host.",
@@ -284,6 +316,43 @@ def describe_predict(predictor: Predictor, sample: Mapping[str, Any]) -> dict[st
 
 
 # --- The server -------------------------------------------------------------------------------------------------------
+
+
+class TimedProtocol(AutoHTTPProtocol):
+    """HTTP over a connection that is closed if the headers of a request are not complete in time."""
+
+    head_due: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:
+        """Expect a request."""
+        super().connection_made(transport)
+        if len(self.connections) > MOST_CONNECTIONS:
+            transport.abort()
+        self.expect_head()
+
+    def data_received(self, data: bytes) -> None:
+        """Handle a part of a request."""
+        super().data_received(data)
+        if self.cycle is None or self.cycle.response_complete:
+            self.expect_head()
+        else:
+            self.forget_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """End the connection."""
+        self.forget_head()
+        super().connection_lost(exc)
+
+    def expect_head(self) -> None:
+        """Close the connection after HEAD_DUE unless the headers are complete by then."""
+        if self.head_due is None:
+            self.head_due = self.loop.call_later(HEAD_DUE, self.transport.close)
+
+    def forget_head(self) -> None:
+        """Leave the connection open."""
+        if self.head_due is not None:
+            self.head_due.cancel()
+            self.head_due = None
 
 
 class Server(uvicorn.Server):
@@ -350,6 +419,8 @@ def serve(
         Interrupted: A signal ended it.
     """
     check_exposure(host, token)
+    for name in ("uvicorn.error", "asyncio"):
+        logging.getLogger(name).addHandler(logging.NullHandler())  # which would print each malformed request
     with bind(host, port) as listener:
         predictor = Predictor(run, precision=precision)
         if predictor.notice:
@@ -361,10 +432,11 @@ def serve(
             run,
             hosts=hosts,
             token=token,
-            report=lambda error: report(f"internal error while answering an input: {error}"),
+            report=lambda error: report(f"internal error: {error}"),
         )
         shown = f"[{host}]" if ":" in host else host
         ready = f"{name_model(run)} answers at http://{shown}:{address[1]}; end it with Ctrl-C"
+        allow_files(MOST_CONNECTIONS)
         server = Server(configure(app), lambda: report(ready))
         predictor([predictor.task.make_sample(predictor.settings)])  # warms up; a model that has diverged says so now
         server.run(sockets=[listener])
@@ -376,6 +448,7 @@ def configure(app: Gate) -> uvicorn.Config:
     """Return the settings of a server that logs nothing and trusts no header about its clients."""
     return uvicorn.Config(
         app,
+        http=TimedProtocol,
         ws="none",
         log_config=None,
         access_log=False,
@@ -384,6 +457,14 @@ def configure(app: Gate) -> uvicorn.Config:
         backlog=BACKLOG,
         timeout_graceful_shutdown=UNREAD,
     )
+
+
+def allow_files(count: int) -> None:
+    """Let this process have so many open files, as far as the system allows it."""
+    allowed, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = count + SPARE_FILES if most == resource.RLIM_INFINITY else min(count + SPARE_FILES, most)
+    if allowed != resource.RLIM_INFINITY and allowed < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
 
 
 def name_model(place: str) -> str:
@@ -405,7 +486,7 @@ def check_exposure(host: str, token: str | None) -> None:
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Return a socket with this address, which does not listen yet.
+    """Return a socket that listens at this address.
 
     Raises:
         UsageError: The address cannot be used.
@@ -418,6 +499,7 @@ def bind(host: str, port: int) -> socket.socket:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind(address)
+        listener.listen(BACKLOG)  # so that no other server takes the address while the model is loaded
     except OSError as error:
         listener.close()
         raise UsageError(f"{host}:{port} cannot be used ({error.strerror}); give another --port or --host") from None

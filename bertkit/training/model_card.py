@@ -137,6 +137,8 @@ def read_base_card(recipe: Mapping[str, Any]) -> dict[str, str | list[str]]:
         local = Path(checkpoint, CARD) if Path(checkpoint).exists() else try_to_load_from_cache(checkpoint, CARD)
         found = metadata_load(local) or {}
     values = {key: found.get(key) for key in ("language", *LICENSE)}
+    if isinstance(values["language"], list):  # YAML reads the code of Norwegian as false
+        values["language"] = ["no" if item is False else item for item in values["language"]]
     return {
         key: value
         for key, value in values.items()

@@ -5,6 +5,7 @@ import re
 import shutil
 
 import pytest
+import torch
 
 from bertkit import Predictor
 from bertkit.errors import UsageError
@@ -136,19 +137,19 @@ def test_the_record_is_removed_first_and_written_last(tmp_path, monkeypatch):
     shutil.copytree(place, output)
     record = find_export(str(output))
     (tmp_path / "new").mkdir()
-    (tmp_path / "new" / "config.json").write_text("{}")
+    for name in ("config.json", ONNX_FILE):
+        shutil.copy(place / name, tmp_path / "new")
 
     def fail(*arguments):
-        assert (output / "config.json").read_text() == "{}"
+        assert (output / "config.json").exists()
         raise KeyboardInterrupt
 
     monkeypatch.setattr(module, "write_json", fail)
     with pytest.raises(KeyboardInterrupt):
         publish(tmp_path / "new", record, output)
     monkeypatch.undo()
-    assert find_export(str(output)) is None
-    shutil.copy(place / "config.json", output)
-    with pytest.raises(UsageError, match="has no weights in safetensors"):
+    check_output(output)
+    with pytest.raises(UsageError, match="holds an incomplete export; export the run again"):
         Predictor(output)
     for name in ("config.json", ONNX_FILE, "tokenizer.json", "vocab.txt"):
         shutil.copy(place / name, tmp_path / "new")
@@ -206,6 +207,24 @@ def test_int8_of_another_processor_is_noted(call, tmp_path):
     assert call("predict", place, "good") == (0, out, "")
     here = ExportRecord(**record | {"precision": "int8", "instruction_set": export_record.find_instruction_set()})
     assert here.describe_processor() == ""
+
+
+@pytest.mark.parametrize("name", ["config.json", ONNX_FILE, "vocab.txt"])
+def test_files_of_another_export_are_noticed(name, tmp_path):
+    _, place = write_export(FAST[0])
+    shutil.copytree(place, tmp_path / "other")
+    with (tmp_path / "other" / name).open("ab") as file:
+        file.write(b" ")
+    with pytest.raises(UsageError, match=f"{name} is missing or not the file that was exported; export the run again"):
+        Predictor(tmp_path / "other")
+
+
+def test_a_model_of_nan_is_not_exported(tmp_path, monkeypatch):
+    run, place = write_export(FAST[0])
+    monkeypatch.setattr(module, "write_onnx", lambda model, path: shutil.copy(place / ONNX_FILE, path))
+    monkeypatch.setattr(module, "list_probabilities", lambda *given: iter([torch.tensor([0.5, float("nan")])]))
+    with pytest.raises(UsageError, match=r"differ from those of .* by nan"):
+        export(str(run), tmp_path / "output")
 
 
 @pytest.mark.parametrize("content", ["", "[]", '{"run": "x"}', '{"run": 1}'])

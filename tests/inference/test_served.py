@@ -4,6 +4,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -17,6 +18,7 @@ pytest.importorskip("uvicorn")
 pytest.importorskip("prometheus_client")
 
 from bertkit.inference.predictor import Predictor
+from bertkit.inference.server import HEAD_DUE, UNREAD
 from tests.analysis.test_page import SMALL, WIDE
 from tests.browser import PROBLEMS
 from tests.inference.test_predictor import make_texts
@@ -121,6 +123,33 @@ def test_a_signal_under_load_loses_no_accepted_request(number, folder):
     assert len(refused) == 16
     assert (code, errors) == (128 + number, "bertkit: stopped; every accepted request was answered\n")
     assert output == "", "nothing is logged"
+
+
+def test_a_connection_without_complete_headers_is_closed(folder):
+    program = Program(folder)
+    with socket.create_connection(("127.0.0.1", program.port)) as idle:
+        idle.settimeout(3 * HEAD_DUE)
+        idle.sendall(b"GET /health HTTP/1.1\r\n")
+        assert idle.recv(1) == b""
+    assert program.end()[0] == 128 + signal.SIGTERM
+
+
+def test_clients_that_send_or_read_no_further_do_not_hold_up_the_end(tmp_path):
+    program = Program(write_served(tmp_path, "masks"))
+    head = b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+    body = json.dumps(["[MASK] " * 120] * 256).encode()
+    with (
+        socket.create_connection(("127.0.0.1", program.port)) as half,
+        socket.create_connection(("127.0.0.1", program.port)) as deaf,
+    ):
+        half.sendall(head % 60 + b'"go')
+        deaf.sendall(head % len(body) + body)
+        while read_metrics(Client(program.port))["bertkit_inputs_total"] < 256:
+            time.sleep(0.1)
+        began = time.monotonic()
+        assert program.end()[0] == 128 + signal.SIGTERM
+        assert time.monotonic() - began < 2 * UNREAD
+        assert half.recv(1000).startswith(b"HTTP/1.1 408")
 
 
 @pytest.mark.timeout(7200)

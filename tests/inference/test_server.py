@@ -303,7 +303,9 @@ def test_a_full_queue_and_a_deadline_are_told(predictor, folder, monkeypatch):
         client = Client(server.port)
         status, headers, content = client.ask("POST", "/predict", b'"so"', **{"Content-Type": "application/json"})
         assert (status, headers["Retry-After"]) == (503, "1")
-        assert json.loads(content)["error"] == "2 inputs are waiting, at most 2 may; try again in a second"
+        assert json.loads(content)["error"] == (
+            "2 inputs are waiting and the request has 1, at most 2 may wait; try again in a second"
+        )
         for future in (late, also):
             message = {"error": "no answer within 1 seconds; send fewer or shorter inputs"}
             assert future.result() == (504, message)
