@@ -2,7 +2,7 @@
 
 Both sides get the same texts of mixed length, in the same process and on the same device: in fp32, the pipeline's
 default, and in the precision in which the hardware is fastest. In fp32 the classifier's ONNX export is timed, too, on
-the CPU, if onnxruntime is installed.
+the CPU, if bertkit[onnx] is installed; a given export, such as one in int8, is timed beside the fastest precision.
 
 Left out: loading, and other heads: transformers has no pipeline for questions, endings and next sentences.
 """
@@ -26,6 +26,7 @@ from bertkit.bench.synthetic_text import TEXT_SEED, draw_words, make_words
 from bertkit.data.formats.inputs import read_inputs
 from bertkit.data.tokenizer import SPECIAL_TOKENS, make_tokenizer, save_tokenizer
 from bertkit.errors import UsageError
+from bertkit.inference.export_record import find_export
 from bertkit.inference.predictor import Predictor
 from bertkit.model.config import BertConfig
 from bertkit.model.heads import BertForSequenceClassification
@@ -43,7 +44,13 @@ TEXT_LENGTH, TEXT_SPREAD, LONGEST_TEXT_WORDS = 30.0, 0.9, 400
 
 
 def bench_predict(
-    run: str | None = None, source: str | None = None, count: int = 512, repeats: int = 3, *, report: Report = ignore
+    run: str | None = None,
+    source: str | None = None,
+    count: int = 512,
+    repeats: int = 3,
+    export: str | None = None,
+    *,
+    report: Report = ignore,
 ) -> tuple[dict[str, Any], list[Table]]:
     """Measure the texts per second of both sides, their ratio, and the difference of their answers.
 
@@ -51,22 +58,28 @@ def bench_predict(
         run: A classifier; None uses BERT-base with random weights.
         source: A file of texts, as `bertkit predict` reads it; None makes synthetic texts.
         count: The number of texts, from the beginning of the file.
+        export: An export of the run.
 
     Raises:
         UsageError: The run does not classify single texts, or a line has no text.
     """
+    if run and find_export(run):
+        raise UsageError(f"{run} is an export; give its run, and the export with --export")
     with TemporaryDirectory() as folder:
         name = run or make_classifier(Path(folder))
         texts = read_texts(source, count) if source else make_texts(count)
-        found, tables = time_sides(name, texts, repeats, report)
+        found, tables = time_sides(name, texts, repeats, export, report)
     return found | {"run": run or "BERT-base, random weights"}, tables
 
 
-def time_sides(name: str, texts: Sequence[str], repeats: int, report: Report) -> tuple[dict[str, Any], list[Table]]:
+def time_sides(
+    name: str, texts: Sequence[str], repeats: int, export: str | None, report: Report
+) -> tuple[dict[str, Any], list[Table]]:
     """Measure both sides in fp32 and in the precision in which the hardware is fastest."""
     environment = note_machine(report)
     figures, answers, tables = {}, {}, []
-    for precision in dict.fromkeys(("fp32", choose_precision("auto"))):
+    best_precision = choose_precision("auto")
+    for precision in dict.fromkeys(("fp32", best_precision)):
         predictor = Predictor(name, pairs=False, precision=precision)
         settings = predictor.settings
         if predictor.task is not ANSWERING["BertForSequenceClassification"] or len(settings.labels) < 2:
@@ -79,6 +92,9 @@ def time_sides(name: str, texts: Sequence[str], repeats: int, report: Report) ->
         calls |= pipelines
         if precision == "fp32" and (exported := make_exported(name)):
             calls[EXPORT] = partial(exported, texts)
+        if export and precision == best_precision:
+            given = Predictor(export, pairs=False)
+            calls[f"{EXPORT} in {given.precision}"] = partial(given, texts)
         report(f"{len(texts):,} texts on {settings.model.device}, {precision}")
         answers[precision] = {side: call() for side, call in calls.items()}  # warms up, off the clock
         seconds, _ = alternate({side: partial(time_call, call) for side, call in calls.items()}, repeats, report)
@@ -122,7 +138,7 @@ def time_sides(name: str, texts: Sequence[str], repeats: int, report: Report) ->
 
 def make_exported(name: str) -> Predictor | None:
     """Return a predictor with the ONNX export of a classifier, or None if onnxruntime is not installed."""
-    if find_spec("onnxruntime") is None:
+    if any(find_spec(package) is None for package in ("onnx", "onnxruntime", "onnxscript")):
         return None
     predictor = Predictor(name, pairs=False, precision="fp32")
     model = predictor.settings.model.to("cpu")

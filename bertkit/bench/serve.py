@@ -9,6 +9,7 @@ Left out: requests with several inputs, and other heads.
 """
 
 import asyncio
+import os
 import socket
 import subprocess
 import sys
@@ -135,7 +136,8 @@ def start_server(side: str, run: str, precision: str) -> Iterator[int]:
         port = free.getsockname()[1]
     arguments = [part.format(run=run, port=port, precision=precision) for part in SIDES[side]]
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    process = subprocess.Popen([sys.executable, "-m", *arguments], **quiet)
+    environment = {name: value for name, value in os.environ.items() if name != "BERTKIT_TOKEN"}
+    process = subprocess.Popen([sys.executable, "-m", *arguments], env=environment, **quiet)
     try:
         end = time.monotonic() + STARTING
         while not is_listening(port):
@@ -190,7 +192,10 @@ async def find_rate(port: int, bodies: Sequence[bytes], limit: float, seconds: f
     """Return the highest good rate and all measured loads: doubled until one is bad, then by halving the interval."""
     connections, loads = Connections(port), []
     for body in bodies[:WARM_REQUESTS]:
-        await connections.ask(body)
+        try:
+            await connections.ask(body)
+        except OSError as error:
+            raise UsageError(f"the server answers a text with {error}; give a classifier of single texts") from None
 
     async def is_good(rate: float) -> bool:
         load = await measure_load(connections, bodies, rate, seconds)

@@ -84,6 +84,7 @@ def bench_predict(
     ] = None,
     count: Annotated[int, typer.Option("--texts", help="Number of texts, from the first one on.", min=1)] = 512,
     repeats: Repeats = 3,
+    export: Annotated[str | None, PlaceOption("--export", help="Export of RUN to time as well.", metavar="DIR")] = None,
     as_json: JsonFile = None,
 ) -> None:
     """Time predictions beside the pipeline of transformers, at its best of batch sizes 1, 8 and 32.
@@ -92,7 +93,7 @@ def bench_predict(
     """
     from bertkit.bench import predict
 
-    run_bench(predict.bench_predict, as_json, run, source, count, repeats)
+    run_bench(predict.bench_predict, as_json, run, source, count, repeats, export)
 
 
 @benches.command("serve")

@@ -113,6 +113,19 @@ def squad() -> Population:
     return damage
 
 
+def contexts(share: float) -> Population:
+    """Return contexts of ten questions, 70 % right; in a damaged one this share of the right answers is lost."""
+    rng = np.random.default_rng(6)
+    right, order, lost = rng.random((ROWS, 10)) < 0.7, rng.random(ROWS), rng.random((ROWS, 10)) < share
+    groups = np.repeat(np.arange(ROWS), 10).tolist()
+
+    def damage(damaged: float) -> tuple[RowScore, RowScore]:
+        both = right, right & ~(lost & (order < damaged)[:, None])
+        return tuple(measure_mean(values.ravel(), percent=True).join(groups) for values in both)
+
+    return damage
+
+
 POPULATIONS: dict[str, Callable[[], Population]] = {
     "accuracy, losses only": lambda: accuracy(0.0),
     "accuracy, some gains": lambda: accuracy(0.5),
@@ -123,6 +136,8 @@ POPULATIONS: dict[str, Callable[[], Population]] = {
     "Spearman, noise": lambda: spearman(ruined=False),
     "Spearman, ruined rows": lambda: spearman(ruined=True),
     "SQuAD F1": squad,
+    "SQuAD EM, half of a context": lambda: contexts(0.5),
+    "SQuAD EM, whole contexts": lambda: contexts(1.0),
 }
 
 
