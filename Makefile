@@ -59,8 +59,8 @@ browser: ## install Chromium where there is none, as root of a Debian
 	timeout 120 apt-get update --quiet=2 && \
 	DEBIAN_FRONTEND=noninteractive timeout 600 apt-get install --yes --quiet=2 --no-install-recommends chromium; }
 
-test-browser: $(INSTALLED) ## open the report in Chromium
-	HF_HUB_OFFLINE=1 $(BIN)/pytest -m slow tests/analysis/test_page.py
+test-browser: $(INSTALLED) ## open the report and the server's page in Chromium
+	HF_HUB_OFFLINE=1 $(BIN)/pytest -m slow tests/analysis/test_page.py tests/inference/test_served_page.py
 
 test-all: $(INSTALLED) ## also the slow ones
 	HF_HUB_OFFLINE=1 $(BIN)/pytest --numprocesses 2 --dist worksteal --hypothesis-profile thorough --timeout 7200 -m "not network and not gpu and not clients"
