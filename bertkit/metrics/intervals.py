@@ -7,14 +7,15 @@ journal 22), which needs no samples and has a width at 0 and 1. Other scores tha
 all rows right, a handful of rows) have the interval with added rows that is described next. How often each holds is
 measured by tests/metrics/simulate_intervals.py.
 
-The interval of a difference is a Bayesian bootstrap (Rubin 1981, "The Bayesian Bootstrap", Annals of Statistics 9): the weights of the
-rows are exponential variates, so that their shares have a flat Dirichlet distribution. Alone it would say that what was
-never seen cannot be: two models that agree on all rows would have an interval of width 0. Therefore each limit has one
-row more, of the same random weight: for the lower limit one that the first model gets right and the second wrong, for
-the upper limit the reverse. With b losses and no gains among S rows, the accuracy that is lost has then the
-distribution Beta(b + 1, S - b), whose quantile is the exact limit of Clopper and Pearson (1934, "The Use of Confidence
-or Fiducial Limits Illustrated in the Case of the Binomial", Biometrika 26). For other scores the added row is the most
-harmful one of a few (`RowScore.errors`); how often such limits hold is measured by tests/metrics/simulate_proof.py.
+The interval of a difference is a Bayesian bootstrap (Rubin 1981, "The Bayesian Bootstrap", Annals of Statistics 9): the
+weights of the rows are exponential variates, so that their shares have a flat Dirichlet distribution. Alone it would
+say that what was never seen cannot be: two models that agree on all rows would have an interval of width 0. Therefore
+each limit has one row more, of the same random weight: for the lower limit one that the first model gets right and the
+second wrong, for the upper limit the reverse. With b losses and no gains among S rows, the accuracy that is lost has
+then the distribution Beta(b + 1, S - b), whose quantile is the exact limit of Clopper and Pearson (1934, "The Use of
+Confidence or Fiducial Limits Illustrated in the Case of the Binomial", Biometrika 26). For other scores the added row
+is the most harmful one of a few (`RowScore.errors`); how often such limits hold is measured by
+tests/metrics/simulate_proof.py.
 """
 
 from dataclasses import dataclass
