@@ -14,6 +14,7 @@ from bertkit.studies.tables import (
     describe_size,
     explain_scores,
     find_row,
+    has_intervals,
     join_note,
     list_columns,
     list_failures,
@@ -71,7 +72,7 @@ def make_study_tables(path: Path, study: Mapping[str, Any], links: Mapping[Path,
 
 def tabulate_runs(study: Mapping[str, Any], find_link: Callable[[str], str]) -> Table:
     """Return the table of all runs, with links to those on the page."""
-    axes = list(study["definition"].get("grid", {}))
+    axes, with_intervals = list(study["definition"].get("grid", {})), has_intervals(study)
     lines = []
     for cell in study["cells"]:
         row = find_row(study, cell["column"])
@@ -79,7 +80,7 @@ def tabulate_runs(study: Mapping[str, Any], find_link: Callable[[str], str]) -> 
             name = TableCell(((run["directory"], ""),), find_link(run["directory"]))
             settings = [show_value(cell["setting"][axis]) for axis in axes]
             metrics = run.get("metrics", {})
-            figures = [show_score(row, metrics.get(row.key)), row.show_interval(metrics)]
+            figures = [show_score(row, metrics.get(row.key)), *[row.show_interval(metrics)] * with_intervals]
             lines.append([name, cell["column"], *settings, str(run["seed"]), run["status"], *figures])
-    heads = ["run", "column", *name_axes(axes), "seed", "state", "score", INTERVAL]
+    heads = ["run", "column", *name_axes(axes), "seed", "state", "score", *[INTERVAL] * with_intervals]
     return make_table("All runs", heads, lines, "quiet")
