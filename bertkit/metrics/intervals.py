@@ -133,10 +133,9 @@ def find_influences(merged: RowScore, numbers: np.ndarray, rng: np.random.Genera
     if distinct <= GROUPS:
         left_out, times = np.eye(distinct), counts
     else:
-        group = rng.permutation(total) % min(GROUPS, total)
-        places = group * distinct + numbers
-        left_out = np.bincount(places, minlength=(group.max() + 1) * distinct).reshape(-1, distinct)  # (J, U)
-        times = np.ones(len(left_out), int)
+        places = rng.permutation(total) % GROUPS * distinct + numbers
+        left_out = np.bincount(places, minlength=GROUPS * distinct).reshape(GROUPS, distinct)  # (J, U)
+        times = np.ones(GROUPS, int)
     scores = np.concatenate([merged.score(part) for part in _divide_rows(counts - left_out)])
     return np.repeat(np.average(scores, weights=times) - scores, times)
 

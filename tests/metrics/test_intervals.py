@@ -276,7 +276,7 @@ def test_intervals_at_the_edges():
         "three rows": (measure_classes(labels, labels, 2)["macro_f1"], 0.5),
         "three numbers": (measure_numbers(np.arange(3.0), np.arange(3.0))["spearmanr"], 0.5),
         "one number": (measure_numbers(np.ones(1), np.ones(1))["spearmanr"], 0.0),
-        "constant predictions": (constant["pearson"], 0.05),
+        "constant predictions": (constant["pearson"], 0.0),
         "nothing predicted and nothing correct": (measure_label(labels > 5, labels > 5)["f1"], 0.5),
         "no error": (measure_numbers(np.arange(50.0), np.arange(50.0))["rmse"], 0.5),
     }
