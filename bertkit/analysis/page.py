@@ -36,7 +36,7 @@ from bertkit.errors import UsageError, explain_refusal
 from bertkit.metrics.ner import score_types
 from bertkit.reports.html import SERIES, attempt, draw_all, render, show_minus
 from bertkit.reports.plots import LOSS, Plot, Series, list_logged, trace
-from bertkit.reports.tables import MISSING, ScoreRow, Table, TableCell, count, make_table, tabulate_scores
+from bertkit.reports.tables import MISSING, ScoreRow, Table, TableCell, count, make_table, name_limits, tabulate_scores
 from bertkit.system.files import atomic_write
 from bertkit.system.progress import Report, describe_duration, ignore
 from bertkit.tasks import TASKS
@@ -100,7 +100,8 @@ def describe_run(place: Place, others: Mapping[Path, Sequence[Mapping[str, Any]]
     metrics = keep_numbers(written if written is not None else find_latest(log))
     task = attempt(TASKS.get, recipe.get("task"))
     step = max((entry.get("step", 0) for entry in log), default=0)
-    rows = task.list_rows(metrics) if task else [ScoreRow(key, key) for key in metrics]
+    limits = {name for key in metrics for name in name_limits(key)}
+    rows = task.list_rows(metrics) if task else [ScoreRow(key, key) for key in metrics if key not in limits]
     label = "ours" if written is not None else f"at update {step:,}"
     plots, tables = list_figures(path, notes)
     return {

@@ -7,13 +7,14 @@ from typing import Any
 
 from bertkit.analysis.places import Place, read_object, read_part, read_text
 from bertkit.reports.html import attempt, draw_all
-from bertkit.reports.tables import Table, TableCell, make_table
+from bertkit.reports.tables import INTERVAL, Table, TableCell, make_table
 from bertkit.studies.plots import list_curves, tabulate_grids
 from bertkit.studies.spec import STUDY_FILE
 from bertkit.studies.tables import (
     describe_size,
     explain_scores,
     find_row,
+    has_intervals,
     join_note,
     list_columns,
     list_failures,
@@ -71,13 +72,15 @@ def make_study_tables(path: Path, study: Mapping[str, Any], links: Mapping[Path,
 
 def tabulate_runs(study: Mapping[str, Any], find_link: Callable[[str], str]) -> Table:
     """Return the table of all runs, with links to those on the page."""
-    axes = list(study["definition"].get("grid", {}))
+    axes, with_intervals = list(study["definition"].get("grid", {})), has_intervals(study)
     lines = []
     for cell in study["cells"]:
         row = find_row(study, cell["column"])
         for run in cell["runs"]:
             name = TableCell(((run["directory"], ""),), find_link(run["directory"]))
             settings = [show_value(cell["setting"][axis]) for axis in axes]
-            score = show_score(row, run.get("metrics", {}).get(row.key))
-            lines.append([name, cell["column"], *settings, str(run["seed"]), run["status"], score])
-    return make_table("All runs", ["run", "column", *name_axes(axes), "seed", "state", "score"], lines, "quiet")
+            metrics = run.get("metrics", {})
+            figures = [show_score(row, metrics.get(row.key)), *[row.show_interval(metrics)] * with_intervals]
+            lines.append([name, cell["column"], *settings, str(run["seed"]), run["status"], *figures])
+    heads = ["run", "column", *name_axes(axes), "seed", "state", "score", *[INTERVAL] * with_intervals]
+    return make_table("All runs", heads, lines, "quiet")

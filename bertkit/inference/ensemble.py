@@ -24,6 +24,7 @@ from bertkit.errors import UsageError, explain_refusal
 from bertkit.system.files import write_json
 from bertkit.tasks.squad import NBEST, SquadTask, rank
 from bertkit.tasks.task import CHOSEN_ON_DEV
+from bertkit.training.outputs import add_limits
 from bertkit.training.recipe import read_recipe
 from bertkit.training.run_dir import (
     METRICS_FILE,
@@ -59,7 +60,7 @@ def combine(
 
     Returns:
         `metrics` of the ensemble, as written to `output/metrics.json`, and `runs`, the metrics of each run by name. The
-        metrics are those of `rate`, `score` (F1) and the number of `runs`.
+        metrics are those of `rate` and `score` (F1) with their intervals, and the number of `runs`.
 
     Raises:
         UsageError: There are fewer than two runs, a run is given twice, is not finished, or is of another task or other
@@ -74,8 +75,9 @@ def combine(
     answers = [average([column[question.id] for column in columns]) for question in questions]
 
     texts, odds = [answer.best.text for answer in answers], [answer.odds for answer in answers]
-    metrics = task.rate(questions, texts, odds)
-    metrics |= {"score": metrics["f1"], "runs": len(runs)}
+    scores, measured = (give(questions, texts, odds) for give in (task.rate, task.measure_questions))
+    metrics: dict[str, Any] = add_limits(*(found | {"score": found["f1"]} for found in (scores, measured)))
+    metrics["runs"] = len(runs)
     if chosen := task.tuned_config(metrics):
         metrics[CHOSEN_ON_DEV] = " and ".join(chosen)
     ranked = [list_entries(answer, task.version.unanswerable) for answer in answers]

@@ -1,13 +1,21 @@
-"""The difference of two models on the same rows, its 95 % interval, and what it proves about a loss.
+"""The 95 % interval of a score over its rows, and that of the difference of two models on the same rows.
 
-The interval is a Bayesian bootstrap (Rubin 1981, "The Bayesian Bootstrap", Annals of Statistics 9): the weights of the
-rows are exponential variates, so that their shares have a flat Dirichlet distribution. Alone it would say that what was
-never seen cannot be: two models that agree on all rows would have an interval of width 0. Therefore each limit has one
-row more, of the same random weight: for the lower limit one that the first model gets right and the second wrong, for
-the upper limit the reverse. With b losses and no gains among S rows, the accuracy that is lost has then the
-distribution Beta(b + 1, S - b), whose quantile is the exact limit of Clopper and Pearson (1934, "The Use of Confidence
-or Fiducial Limits Illustrated in the Case of the Binomial", Biometrika 26). For other scores the added row is the most
-harmful one of a few (`RowScore.errors`); how often such limits hold is measured by tests/metrics/simulate_proof.py.
+The interval of a score is the bias-corrected and accelerated bootstrap (BCa; Efron 1987, "Better Bootstrap Confidence
+Intervals", Journal of the American Statistical Association 82), with two exceptions. The share of right rows, such as
+the accuracy, has Wilson's interval (1927, "Probable Inference, the Law of Succession, and Statistical Inference", same
+journal 22), which needs no samples and has a width at 0 and 1. Other scores that only a few rows decide (all or almost
+all rows right, a handful of rows) have the interval with added rows that is described next. How often each holds is
+measured by tests/metrics/simulate_intervals.py.
+
+The interval of a difference is a Bayesian bootstrap (Rubin 1981, "The Bayesian Bootstrap", Annals of Statistics 9): the
+weights of the rows are exponential variates, so that their shares have a flat Dirichlet distribution. Alone it would
+say that what was never seen cannot be: two models that agree on all rows would have an interval of width 0. Therefore
+each limit has one row more, of the same random weight: for the lower limit one that the first model gets right and the
+second wrong, for the upper limit the reverse. With b losses and no gains among S rows, the accuracy that is lost has
+then the distribution Beta(b + 1, S - b), whose quantile is the exact limit of Clopper and Pearson (1934, "The Use of
+Confidence or Fiducial Limits Illustrated in the Case of the Binomial", Biometrika 26). For other scores the added row
+is the most harmful one of a few (`RowScore.errors`); how often such limits hold is measured by
+tests/metrics/simulate_proof.py.
 """
 
 from dataclasses import dataclass
@@ -19,7 +27,20 @@ from bertkit.metrics.rows import RowScore
 
 LEVEL = 0.95  # of intervals; half of the rest is beyond each limit
 BOOTSTRAP_SAMPLES = 5_000  # of a bootstrap
-WEIGHTS_A_BLOCK = 1 << 20  # computed at once: 8 MB
+WEIGHTS_A_BLOCK = 1 << 18  # computed at once: 2 MB, which stays in the cache
+INTERVAL_SAMPLES = 2_000  # of the interval of a score
+LEAST_SAMPLES = 500  # the same, where there are more values than
+MOST_VALUES = 1 << 27  # in all samples together
+GROUPS = 256  # of rows that the jackknife leaves out together, where there are more distinct rows
+FEW_ROWS = 10  # decide a score: too few for BCa
+
+
+@dataclass(frozen=True)
+class Interval:
+    """The 95 % interval of a score, in the unit of the score."""
+
+    low: float
+    high: float
 
 
 @dataclass(frozen=True)
@@ -58,6 +79,118 @@ class Verdict:
             return self.state
         ending = "more would probably refuse" if self.needed is None else f"about {self.needed:,} would do"
         return f"undecidable with {self.rows:,} rows; {ending}"
+
+
+def find_interval(score: RowScore, samples: int = INTERVAL_SAMPLES, seed: int = 0) -> Interval:
+    """Return the 95 % interval of a score: its range over other rows of the same source, for the same model.
+
+    The result depends on the seed by the error of a quantile of `samples` values. Scores with very many values have
+    fewer samples.
+    """
+    if (successes := score.count_successes()) is not None:
+        return _find_wilson(*successes, 100 / score.points)
+    merged, numbers, counts = merge_rows(score)
+    rng = np.random.default_rng(seed)
+    influences = find_influences(merged, numbers, rng)
+    value = merged.score(counts[None])[0]
+    samples = min(samples, max(LEAST_SAMPLES, MOST_VALUES // merged.rows.size))
+    if count_deciding(influences) < FEW_ROWS:
+        low, high = _bound(merged, counts, samples, rng)
+    else:
+        low, high = find_bca(value, resample(merged, numbers, samples, rng), influences)
+    return Interval(float(min(low, value)), float(max(high, value)))
+
+
+def merge_rows(score: RowScore) -> tuple[RowScore, np.ndarray, np.ndarray]:
+    """Return a score of the distinct rows (U), the distinct row (S,) of each row, and the number (U,) of each."""
+    flat = score.rows.reshape(len(score), -1)
+    _, places, numbers, counts = np.unique(flat, axis=0, return_index=True, return_inverse=True, return_counts=True)
+    return score.take(places), numbers.reshape(-1), counts
+
+
+def resample(merged: RowScore, numbers: np.ndarray, samples: int, rng: np.random.Generator) -> np.ndarray:
+    """Return the score (R,) of samples with replacement; the other arguments are the result of `merge_rows`."""
+    total, distinct = len(numbers), len(merged)
+    shares = np.bincount(numbers) / total
+    found = []
+    for size in _divide_samples(samples, distinct):
+        if 8 * distinct < total:  # a binomial variate takes as long as about 8 drawn rows
+            weights = rng.multinomial(total, shares, size)  # (R, U)
+        else:
+            drawn = numbers[rng.integers(total, size=(size, total))] + distinct * np.arange(size)[:, None]  # (R, S)
+            weights = np.bincount(drawn.ravel(), minlength=size * distinct).reshape(size, distinct)  # (R, U)
+        found.append(merged.score(weights.astype(np.float64)))
+    return np.concatenate(found)
+
+
+def find_influences(merged: RowScore, numbers: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Return how much a row, or a random group of rows, raises the score above the mean of the jackknife (J,).
+
+    Equal rows have equal influences, which are computed once.
+    """
+    total, distinct = len(numbers), len(merged)
+    counts = np.bincount(numbers)
+    if distinct <= GROUPS:
+        left_out, times = np.eye(distinct), counts
+    else:
+        places = rng.permutation(total) % GROUPS * distinct + numbers
+        left_out = np.bincount(places, minlength=GROUPS * distinct).reshape(GROUPS, distinct)  # (J, U)
+        times = np.ones(GROUPS, int)
+    scores = np.concatenate([merged.score(part) for part in _divide_rows(counts - left_out)])
+    return np.repeat(np.average(scores, weights=times) - scores, times)
+
+
+def count_deciding(influences: np.ndarray) -> float:
+    """Return how many rows decide the score: J for equal absolute influences, 1 if only one row has any, 0 for none."""
+    squares = influences**2
+    return float(squares.sum() ** 2 / fourth) if (fourth := (squares**2).sum()) > 0 else 0.0
+
+
+def find_bca(value: float, sampled: np.ndarray, influences: np.ndarray) -> np.ndarray:
+    """Return the limits of the BCa interval, from the score of the samples (R,) and the influences (J,)."""
+    from scipy.special import ndtr, ndtri
+
+    outside, least = (1 - LEVEL) / 2, 0.5 / len(sampled)
+    below = ((sampled < value).mean() + (sampled <= value).mean()) / 2
+    bias = ndtri(np.clip(below, least, 1 - least))
+    acceleration = (influences**3).sum() / (6 * (influences**2).sum() ** 1.5)
+    shifted = bias + ndtri([outside, 1 - outside])
+    return np.quantile(sampled, ndtr(bias + shifted / (1 - acceleration * shifted)))
+
+
+def _find_wilson(right: int, counted: int, scale: float) -> Interval:
+    from scipy.special import ndtri
+
+    if not counted:
+        return Interval(0.0, scale)
+    share, z = right / counted, ndtri((1 + LEVEL) / 2)
+    middle = (share + z**2 / (2 * counted)) / (1 + z**2 / counted)
+    half = z * np.sqrt(share * (1 - share) / counted + (z / (2 * counted)) ** 2) / (1 + z**2 / counted)
+    low, high = middle - half if right else 0.0, middle + half if right < counted else 1.0  # exactly
+    return Interval(scale * float(low), scale * float(high))
+
+
+def _bound(merged: RowScore, counts: np.ndarray, samples: int, rng: np.random.Generator) -> tuple[float, float]:
+    """Return the limits of a Bayesian bootstrap with the most harmful and the most helpful added row."""
+    outside, added = (1 - LEVEL) / 2, merged.errors.reshape(-1, *merged.rows.shape[1:])  # (2C, ...)
+    weights = np.concatenate([np.tile(counts, (len(added), 1)), np.eye(len(added))], axis=1)
+    effects = merged.extend(added).score(weights)
+    worst, best = (merged.extend(added[[place]]) for place in (effects.argmin(), effects.argmax()))
+    found = []
+    for size in _divide_samples(samples, len(merged) + 1):
+        weights = rng.standard_gamma(np.append(counts, 1), (size, len(merged) + 1))  # (R, U + 1)
+        found.append([worst.score(weights), best.score(weights)])
+    lows, highs = np.concatenate(found, axis=1)  # (R,) each
+    return float(np.quantile(lows, outside)), float(np.quantile(highs, 1 - outside))
+
+
+def _divide_samples(samples: int, rows: int) -> list[int]:
+    size = max(WEIGHTS_A_BLOCK // rows, 1)
+    return [min(size, samples - start) for start in range(0, samples, size)]
+
+
+def _divide_rows(weights: np.ndarray) -> list[np.ndarray]:
+    return np.array_split(weights, -(-weights.size // WEIGHTS_A_BLOCK))
 
 
 def compare_rows(first: RowScore, second: RowScore, samples: int = BOOTSTRAP_SAMPLES, seed: int = 0) -> Difference:

@@ -21,6 +21,7 @@ class RowScore:
         errors: (C, 2, ...) values of C rows that do not exist, where the model is right, and where it is wrong.
         points: The points of a table in 1.0 of the score: 100 for a fraction, 1 for a percentage.
         is_additive: Whether two rows may be replaced by their sum.
+        divide: Returns (S, 2) what each row adds to numerator and denominator, if the score is a quotient of two sums.
     """
 
     rows: np.ndarray
@@ -28,9 +29,17 @@ class RowScore:
     errors: np.ndarray
     points: float = 100.0
     is_additive: bool = False
+    divide: Callable[[np.ndarray], np.ndarray] | None = None
 
     def __len__(self) -> int:
         return len(self.rows)
+
+    def count_successes(self) -> tuple[int, int] | None:
+        """Return how many rows are right, and of how many, if the score is the share of right ones among some rows."""
+        if self.divide is None or not np.isin(parts := self.divide(self.rows), (0, 1)).all():
+            return None
+        right, counted = parts.sum(0).astype(int).tolist()
+        return right, counted
 
     def score(self, weights: np.ndarray) -> np.ndarray:
         """Return the score (R,) of each sample, from weights (R, S) of at least 0."""
@@ -66,7 +75,7 @@ def measure_mean(values: np.ndarray, counted: np.ndarray | None = None, percent:
     rows = np.stack([values * counted, counted], axis=1)  # (S, 2)
     rate = partial(_rate_mean, scale=100.0 if percent else 1.0)
     errors = np.array([[[1.0, 1.0], [0.0, 1.0]]])
-    return RowScore(rows, rate, errors, 1.0 if percent else 100.0, is_additive=True)
+    return RowScore(rows, rate, errors, 1.0 if percent else 100.0, is_additive=True, divide=np.asarray)
 
 
 def _rate_mean(rows: np.ndarray, weights: np.ndarray, scale: float) -> np.ndarray:
@@ -89,7 +98,8 @@ def measure_counts(
         errors: (C, 2, 3, L) as for `RowScore`; the third axis has right, found and wanted.
     """
     rows = np.stack([right, found, wanted], axis=1).astype(np.float64)  # (S, 3, L)
-    return RowScore(rows, partial(_rate_counts, score=score), errors, is_additive=True)
+    rate = partial(_rate_counts, score=score)
+    return RowScore(rows, rate, errors, is_additive=True, divide=QUOTIENTS.get(score))
 
 
 def measure_classes(predictions: np.ndarray, references: np.ndarray, classes: int) -> dict[str, RowScore]:
@@ -168,6 +178,10 @@ COUNT_SCORES: dict[str, Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarra
     "weighted_f1": _rate_weighted_f1,
     "matthews_correlation": _rate_matthews,
 }
+QUOTIENTS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "precision": lambda rows: rows[:, [0, 1]].sum(2),
+    "recall": lambda rows: rows[:, [0, 2]].sum(2),
+}
 
 
 # --- Numbers ----------------------------------------------------------------------------------------------------------
@@ -193,7 +207,7 @@ def _rate_pearson(rows: np.ndarray, weights: np.ndarray) -> np.ndarray:
 
 
 def _rate_spearman(rows: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    ranks = (_sum_below(column, weights, 0.5) for column in rows.T)  # tied rows share the middle
+    ranks = (_sum_below(column, weights, 0.5) for column in rows.T)  # (R, S) each; tied rows share the middle
     return _correlate(*ranks, weights)
 
 
@@ -271,8 +285,8 @@ def _sum_below(values: np.ndarray, weights: np.ndarray, own: float) -> np.ndarra
     """Return for each row the weight (R, S) of rows with a smaller value, and a share of those with its own value."""
     order = np.argsort(values, kind="stable")
     distinct, starts = np.unique(values[order], return_index=True)
-    equal = np.add.reduceat(weights.T[order], starts, axis=0)  # (U, R): whole rows are copied, which is fast
-    return (np.cumsum(equal, axis=0) - (1 - own) * equal)[np.searchsorted(distinct, values)].T
+    equal = np.add.reduceat(weights.take(order, axis=1), starts, axis=1)  # (R, U); take is faster than an index
+    return (np.cumsum(equal, axis=1) - (1 - own) * equal).take(np.searchsorted(distinct, values), axis=1)
 
 
 def _divide(values: np.ndarray, by: np.ndarray, undefined: float = 0.0) -> np.ndarray:

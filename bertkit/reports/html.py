@@ -148,5 +148,5 @@ def style_columns(table: Table) -> list[dict[str, str]]:
 
 
 def show_minus(text: str) -> str:
-    """Replace the hyphen of a negative number by a minus sign."""
-    return text.replace("-", "−", 1) if text.startswith("-") and NUMBER.fullmatch(text) else text
+    """Replace the hyphen of a negative number, or of the limits of an interval, by a minus sign."""
+    return re.sub("(^| )-", r"\1−", text) if NUMBER.fullmatch(text) else text

@@ -42,13 +42,19 @@ class ScoreRow:
         spread = "" if sd is None else f" ± {self.show(sd)}"
         return f"{self.show(mean)}{spread} ({n})"
 
+    def show_interval(self, metrics: Mapping[str, Any]) -> str:
+        """Format the interval of the score as tables show it; return an empty text if there is none."""
+        limits = [metrics[name] for name in name_limits(self.key) if name in metrics]
+        return " to ".join(map(self.show, limits))
+
     def describe(self, value: float) -> str:
         """Return name, value and unit."""
         return f"{self.name} {self.show(value)}{' %' if self.unit else ''}"
 
 
 MISSING = "–"
-NUMBER = re.compile(r"[-−+]?\d[\d.,:/]*(e[-+]?\d+)?( ± [\d.,]+)?( \(\d+\))?( [†*])*")
+INTERVAL = "95 % interval over examples"  # the heading of its column
+NUMBER = re.compile(r"[-−+]?\d[\d.,:/]*(e[-+]?\d+)?( to [-−]?\d[\d.,]*)?( ± [\d.,]+)?( \(\d+\))?( [†*])*")
 
 
 @dataclass(frozen=True)
@@ -91,8 +97,9 @@ def make_table(caption: str, heads: Iterable[str], lines: Iterable[Iterable[str 
 def tabulate_scores(
     rows: Sequence[ScoreRow], metrics: Mapping[str, float], label: str, others: Sequence[Mapping[str, Any]] = ()
 ) -> Table:
-    """Return the table of a run's scores, in the column `label`, beside baselines, other seeds, and the paper's scores.
+    """Return the table of a run's scores, in the column `label`.
 
+    Other columns have baselines, the interval of each score, other seeds, and the paper's scores.
     Columns without a value are left out.
 
     Args:
@@ -102,6 +109,7 @@ def tabulate_scores(
         "baseline": lambda row: [(row.show(metrics[key]), words) for words, key in row.baselines.items()],
         "before training": lambda row: [(row.show(metrics[key]), "") for key in [f"start_{row.key}"] if key in metrics],
         label: lambda row: [(row.show(metrics[row.key]), "")],
+        INTERVAL: lambda row: [(text, "") for text in [row.show_interval(metrics)] if text],
     }
     if len(others) > 1:
         columns[f"mean ± sd over {len(others)} seeds"] = lambda row: [(show_spread(row, others), "")]
@@ -110,6 +118,11 @@ def tabulate_scores(
     cells = {head: column for head, column in cells.items() if any(cell.lines for cell in column)}
     lines = zip([row.head for row in rows], *cells.values(), strict=True)
     return make_table("Scores on held-out data", ["held out", *cells], lines, "quiet")
+
+
+def name_limits(key: str) -> tuple[str, str]:
+    """Return the names of the limits of a score's interval in metrics.json."""
+    return f"{key}_low", f"{key}_high"
 
 
 def show_spread(row: ScoreRow, runs: Sequence[Mapping[str, Any]]) -> str:
@@ -123,7 +136,7 @@ def show_spread(row: ScoreRow, runs: Sequence[Mapping[str, Any]]) -> str:
 
 def split_number(text: str, words: str) -> tuple[str, str]:
     """Split a number from its spread and count, which are put before its words; return other texts unchanged."""
-    if not NUMBER.fullmatch(text):
+    if not NUMBER.fullmatch(text) or " to " in text:
         return text, words
     number, _, rest = text.partition(" ")
     return number, f"{rest} {words}".strip()

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from bertkit.reports.markdown import format_table
-from bertkit.reports.tables import MISSING, ScoreRow, Table, TableCell, count, make_table
+from bertkit.reports.tables import MISSING, ScoreRow, Table, TableCell, count, make_table, name_limits
 from bertkit.tasks.task import CHOSEN_ON_DEV
 
 AVERAGE = "Average"  # the heading of the column that is a mean of others
@@ -75,8 +75,12 @@ def explain_scores(study: Mapping[str, Any]) -> str:
     if len(seeds) > 1:
         many = ", ".join(map(str, seeds))
         sentences = [f"Ours: mean ± standard deviation over n finished runs (n), seeds {many}{on}."]
+        intervals = "The deviation is over seeds; the 95 % interval is that of the first finished run, over examples."
     else:
         sentences = [f"Ours: one run (1), seed {seeds[0]}{on}."]
+        intervals = "The 95 % interval is over examples; it does not include the spread over seeds."
+    if has_intervals(study):
+        sentences.append(intervals)
     if settings > 1:
         rule = "best run" if study["definition"]["select"] == "best" else "mean"
         sentences.append(
@@ -125,6 +129,12 @@ def _is_short(study: Mapping[str, Any]) -> bool:
 def has_paper(study: Mapping[str, Any]) -> bool:
     """Return whether the study gives the paper's values."""
     return any(row["paper"] for row in study["rows"].values())
+
+
+def has_intervals(study: Mapping[str, Any]) -> bool:
+    """Return whether a finished run has the interval of a column's score."""
+    limits = {name for column in study["columns"].values() for name in name_limits(column["metric"])}
+    return any(limits & metrics.keys() for metrics in list_metrics(study))
 
 
 def shows_best(study: Mapping[str, Any]) -> bool:
@@ -263,6 +273,10 @@ def tabulate_summary(study: Mapping[str, Any], find_link: Callable[[str], str] =
         found = find_shown(study, name)
         ours = [_show_cell(rows[column], *found[column], find_link) if column in found else MISSING for column in rows]
         lines.append([name or "ours", *ours, *average(rows, found, averaged)])
+        intervals = {column: show_interval(rows[column], cell) for column, (cell, _) in found.items()}
+        if any(intervals.values()):
+            shown = [intervals.get(column) or MISSING for column in rows]
+            lines.append([f"{name or 'ours'}, 95 % interval", *shown, *[MISSING] * bool(averaged)])
         if own["paper"]:
             values = ["the paper", *(str(own["paper"].get(head, "")) for head in heads)]
             lines.append([TableCell(((text, ""),), kind="published") for text in values])
@@ -284,6 +298,11 @@ def _show_cell(
     """Return a cell of the summary, linked to the chosen run, or else to the first one."""
     run = winner["run"] if winner else cell["runs"][0]["directory"]
     return TableCell(((show_mean(row, cell), ""),), find_link(run))
+
+
+def show_interval(row: ScoreRow, cell: Mapping[str, Any]) -> str:
+    """Format the interval over examples of a cell's first finished run; return an empty text if there is none."""
+    return next((row.show_interval(run["metrics"]) for run in cell["runs"] if run["status"] == "finished"), "")
 
 
 def _show_best(row: ScoreRow, winner: Mapping[str, Any]) -> TableCell:

@@ -304,6 +304,12 @@ class SquadTask(FineTuningTask):
             scores |= {f"{prefix}{name}": score for name, score in found.items() if not name.endswith("total")}
         return scores | {"tau": tau, "null_score_diff_threshold": -tau}
 
+    def measure_questions(
+        self, questions: Sequence[Question], texts: Sequence[str], odds: Sequence[float], tau: float | None = None
+    ) -> dict[str, RowScore]:
+        """Return the scores of `rate` as functions of the weights of the questions; arguments are the same."""
+        return measure_answers(collect_answers(questions), texts, odds if self.version.unanswerable else None, tau)
+
     def score(self, summaries: np.ndarray, data: Windows, decided: Mapping[str, Any] | None = None) -> dict[str, float]:
         """Return the scores of all questions; see `rate`."""
         return self.rate(data.questions, *decode_best(check_answers(summaries), data), (decided or {}).get("tau"))
@@ -312,9 +318,8 @@ class SquadTask(FineTuningTask):
         self, summaries: np.ndarray, data: Windows, decided: Mapping[str, Any] | None = None
     ) -> dict[str, RowScore]:
         """Return the scores as functions of the weights of the questions; a tau tuned on these data is fixed."""
-        texts, odds = decode_best(check_answers(summaries), data)
-        gold = collect_answers(data.questions)
-        return measure_answers(gold, texts, odds if self.version.unanswerable else None, (decided or {}).get("tau"))
+        found = decode_best(check_answers(summaries), data)
+        return self.measure_questions(data.questions, *found, (decided or {}).get("tau"))
 
     def tuned_config(self, metrics: Mapping[str, Any]) -> dict[str, Any]:
         """Return the tuned value of the model's configuration: tau."""

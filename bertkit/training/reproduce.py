@@ -19,6 +19,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from bertkit.errors import UsageError, explain_refusal
+from bertkit.reports.tables import name_limits
 from bertkit.system.differences import find_differences
 from bertkit.system.progress import Report, ignore
 from bertkit.tasks import TASKS
@@ -93,7 +94,9 @@ def compare_runs(before: Path, now: Path) -> Comparison:
         UsageError: A file of one of them is damaged.
     """
     one, two = (read_metrics(folder / METRICS_FILE) for folder in (before, now))
-    names = [name for name in one | two if name not in (CHOSEN_ON_DEV, OWN_DATA)]  # earlier versions lack them
+    limits = {name for key in one for name in name_limits(key)} & (one.keys() ^ two.keys())
+    later = {CHOSEN_ON_DEV, OWN_DATA} | limits  # runs of earlier versions lack them
+    names = [name for name in one | two if name not in later]
     scores = {name: (one.get(name), two.get(name)) for name in names if one.get(name) != two.get(name)}
     return Comparison(
         scores, compare_weights(before, now), compare_files(before, now), list(compare_environments(before, now))

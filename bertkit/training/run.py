@@ -27,12 +27,13 @@ import bertkit
 from bertkit.errors import UsageError, explain_disk_error, explain_refusal
 from bertkit.model.checkpoint import find_file, fingerprint_weights, load_model, make_config, reinitialize
 from bertkit.model.optim import BERT_ADAM, BertAdam
+from bertkit.reports.tables import name_limits
 from bertkit.system.hub import CARD
 from bertkit.system.progress import Report, ignore
 from bertkit.tasks.task import CHOSEN_ON_DEV, OWN_DATA, TUNE, Task
 from bertkit.training.arguments import complete, explain_missing_head, make_arguments, name_head
 from bertkit.training.callbacks import PredictionProgress, Progress, StopOnSignal
-from bertkit.training.outputs import find_better, save_best, write_results
+from bertkit.training.outputs import add_limits, find_better, save_best, write_results
 from bertkit.training.prepare import Prepared, prepare
 from bertkit.training.processes import explain_lost_process, join_processes, name_stopped_processes
 from bertkit.training.recipe import Recipe
@@ -242,14 +243,17 @@ def finish(
             continue
         files |= task.format_predictions(summaries, data, split, decided)
         if name := task.splits.get(split):
-            scores = task.score(summaries, data, decided)
-            metrics |= {name.format(key): value for key, value in scores.items()}
+            scores, measured = (give(summaries, data, decided) for give in (task.score, task.measure_rows))
+            named = ({name.format(key): value for key, value in found.items()} for found in (scores, measured))
+            metrics |= add_limits(*named)
             decided = decided or task.tuned_config(scores)  # the first split decides for those after it
     if tuned is None:  # otherwise the scores at the start are those of the tune split
         metrics |= list_start(trainer.state.log_history)
     if task.metric:
         metrics |= task.baseline(prepared.data["train"], prepared.data[next(iter(task.splits))])
-        metrics["score"] = metrics[task.metric]
+        for key, own in zip(("score", *name_limits("score")), (task.metric, *name_limits(task.metric)), strict=True):
+            if own in metrics:
+                metrics[key] = metrics[own]
     metrics["updates"] = trainer.state.global_step
     model = trainer.accelerator.unwrap_model(trainer.model)
     chosen = task.tuned_config(metrics)

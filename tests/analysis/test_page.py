@@ -216,13 +216,15 @@ def test_the_time_of_a_run_that_was_resumed_is_not_taken_for_all_of_it():
 def test_scores_stand_beside_the_paper_s_and_those_of_other_seeds(root, whole):
     ours, other = (json.loads((root / name / "metrics.json").read_text()) for name in ("mrpc", "mrpc-43"))
     heads, f1, accuracy = read_tables(find_part(whole, str(root / "mrpc")))["Scores on held-out data"]
-    assert heads == ["held out", "baseline", "ours", "mean ± sd over 2 seeds", "the paper"]
+    interval = "95 % interval over examples"
+    assert heads == ["held out", "baseline", "ours", interval, "mean ± sd over 2 seeds", "the paper"]
     mean, spread = (100 * found([ours["f1"], other["f1"]]) for found in (np.mean, lambda x: np.std(x, ddof=1)))
     assert f1 == [
         *("F1 (%)", f"{100 * ours['majority_f1']:.1f} the majority class", f"{100 * ours['f1']:.1f}"),
+        f"{100 * ours['f1_low']:.1f} to {100 * ours['f1_high']:.1f}",
         *(f"{mean:.1f} ± {spread:.1f} (2)", "88.9 BERT-base, test 89.3 BERT-large, test"),
     ]
-    assert accuracy[4] == "86.7 BERT-base, dev"
+    assert accuracy[5] == "86.7 BERT-base, dev"
     table = read_tables(find_part(whole, str(root / "squad2")))["Scores on held-out data"]
     metrics = json.loads((root / "squad2" / "metrics.json").read_text())
     shown = {line[0]: line[table[0].index("ours")] for line in table[1:]}
@@ -708,14 +710,15 @@ def test_any_letter_can_stand_in_a_picture(recwarn):
 
 
 def test_columns_of_numbers_stand_to_the_right():
-    table = make_table("a", ["", "n", "lr", "words", "mean", "few"], [
-        ["1", "-1.5", "5e-05", "1 two", "84.2 ± 0.3 (5) †", "failed"],
-        ["2", "–", "0.001", "a", "9.0 (1)", "failed"],
-        ["3", "2/3", "1,234", "b", "–", "1"],
+    table = make_table("a", ["", "n", "lr", "words", "mean", "few", "from"], [
+        ["1", "-1.5", "5e-05", "1 two", "84.2 ± 0.3 (5) †", "failed", "-1.5 to -0.5"],
+        ["2", "–", "0.001", "a", "9.0 (1)", "failed", "0.1 to 0.2"],
+        ["3", "2/3", "1,234", "b", "–", "1", ""],
     ])  # fmt: skip
-    assert [column["style"] for column in style_columns(table)] == ["", "number", "number", "", "worded", ""]
+    assert [column["style"] for column in style_columns(table)] == ["", "number", "number", "", "worded", "", "number"]
     assert split_number(*table.rows[0][4].lines[0]) == ("84.2", "± 0.3 (5) †")
     assert [show_minus(cell.lines[0][0]) for cell in table.rows[0][1:4]] == ["−1.5", "5e-05", "1 two"]
+    assert show_minus("-1.5 to -0.5") == "−1.5 to −0.5"
 
 
 def test_a_long_log_is_thinned_but_for_its_evaluations():

@@ -9,11 +9,13 @@ from contextlib import contextmanager
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy import stats
 
 from bertkit.data.spans import N_BEST, Answer, Question, Span
 from bertkit.errors import UsageError
 from bertkit.inference import ensemble
 from bertkit.inference.ensemble import average, combine, list_entries, list_lines
+from bertkit.reports.tables import name_limits
 from bertkit.tasks.squad import SQUAD, rank
 from bertkit.training.recipe import save_recipe
 from bertkit.training.run import run as train
@@ -134,12 +136,11 @@ def test_two_runs_of_1_1_worked_by_hand(tmp_path):
     runs = [write_run(tmp_path / name, ONE, RUNS[1][index]) for index, name in enumerate("ab")]
     results, lines = join(ONE, runs, tmp_path / "both", tmp_path / "squad")
     assert lines == [f"SQuAD 1.1: 3 questions from {tmp_path}/squad/dev-v1.1.json, answered by 2 runs"]
-    assert results["metrics"] == {
-        "exact_match": pytest.approx(200 / 3),
-        "f1": pytest.approx(800 / 9),
-        "score": results["metrics"]["f1"],
-        "runs": 2,
-    }
+    scores = {"exact_match": pytest.approx(200 / 3), "f1": pytest.approx(800 / 9), "score": results["metrics"]["f1"]}
+    assert results["metrics"].keys() == {*scores, *(name for key in scores for name in name_limits(key)), "runs"}
+    assert results["metrics"].items() >= (scores | {"runs": 2}).items()
+    wilson = stats.binomtest(2, 3).proportion_ci(method="wilson")
+    assert results["metrics"]["exact_match_low"] == pytest.approx(100 * wilson.low)
     files = read(tmp_path / "both")
     assert files["metrics.json"] == results["metrics"]
     assert files["predictions/predictions.json"] == {"q1": "blue", "q2": "two cats", "q3": "Paris"}
@@ -169,7 +170,8 @@ def test_two_runs_of_2_0_worked_by_hand(tmp_path):
     odds = {"q1": math.log(0.55 / 0.45), "q2": math.log(0.65 / 0.3), "q3": math.log(0.25 / 0.75)}
     metrics = results["metrics"]
     assert metrics["null_score_diff_threshold"] == -metrics["tau"] == pytest.approx((odds["q1"] + odds["q2"]) / 2)
-    assert {name: value for name, value in metrics.items() if "tau" not in name and "null" not in name} == {
+    others = ("tau", "null", "_low", "_high")
+    assert {name: value for name, value in metrics.items() if not any(part in name for part in others)} == {
         **dict.fromkeys(["exact", "f1", "HasAns_exact", "HasAns_f1", "NoAns_exact", "NoAns_f1", "score"], 100.0),
         "runs": 2,
         "chosen_on_dev": "tau",

@@ -3,14 +3,17 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 from huggingface_hub import parse_eval_result_entries
 
 from bertkit.data.formats.glue import read_folder
+from bertkit.metrics.intervals import find_interval
+from bertkit.metrics.rows import measure_mean
 from bertkit.tasks import TASKS
 from bertkit.tasks.squad import VERSIONS
-from bertkit.training.outputs import summarize_results
+from bertkit.training.outputs import add_limits, summarize_results
 from bertkit.training.run import run
 from bertkit.training.run_dir import read_log
 from tests.tasks.test_conformance import make_glue, make_squad
@@ -35,6 +38,9 @@ def test_the_hubs_data_give_results_of_benchmarks(tmp_path, monkeypatch):
     found = json.loads((tmp_path / "run" / "all_results.json").read_text())
     (log,) = [entry for entry in read_log(tmp_path / "run") if "loss" in entry]
     assert found["train_loss"] == pytest.approx(log["loss"])
+    assert metrics["accuracy_low"] < metrics["accuracy"] < metrics["accuracy_high"]
+    assert (metrics["score_low"], metrics["score_high"]) == (metrics["accuracy_low"], metrics["accuracy_high"])
+    assert metrics["accuracy_mm_low"] < metrics["accuracy_mm"] < metrics["accuracy_mm_high"]
     scores = {"eval_accuracy": metrics["accuracy"], "eval_accuracy_mm": metrics["accuracy_mm"]}
     assert found.items() >= (scores | {"train_samples": 48, "eval_samples": 18}).items()
     assert {"epoch", "total_flos", "train_runtime", "train_samples_per_second"} < found.keys()
@@ -47,6 +53,19 @@ def test_local_files_give_no_result_of_a_benchmark(tmp_path):
     assert not (output / ".eval_results").exists()
     found = json.loads((output / "all_results.json").read_text())
     assert (found["eval_exact"], found["eval_f1"]) == (metrics["exact"], metrics["f1"])
+
+
+def test_limits_follow_their_scores():
+    """The F1 of the label `risk_low` has the name of the lower limit of that of `risk`, which is left out."""
+    share = measure_mean(np.arange(10) < 8)
+    scores = {"macro_f1": 0.8, "f1_risk": 0.8, "f1_risk_low": 0.7, "count_risk": 4, "score": 0.8}
+    found = add_limits(scores, {"macro_f1": share, "score": share, "f1_risk": share, "f1_risk_low": share})
+    assert scores.items() <= found.items()
+    interval = find_interval(share)
+    assert (found["score_low"], found["score_high"]) == (interval.low, interval.high)
+    assert list(found)[:3] == ["macro_f1", "macro_f1_low", "macro_f1_high"]
+    assert (found["f1_risk_low_low"], found["f1_risk_high"]) == (interval.low, interval.high)
+    assert "count_risk_low" not in found
 
 
 def test_results_have_the_keys_of_the_example_scripts():

@@ -1,0 +1,111 @@
+"""Simulate data sets of known score, and count how often the interval of `bertkit.metrics.intervals` holds it.
+
+`python -m tests.metrics.simulate_intervals` prints the table; `--trials` is the number of data sets for each line.
+
+A population is a large number of rows, whose score is the true one. A data set takes N of its rows at random. On the
+same samples the interval is compared with the plain percentiles and BCa, whichever of them it uses.
+"""
+
+import argparse
+from collections.abc import Callable
+
+import numpy as np
+
+from bertkit.metrics.intervals import (
+    INTERVAL_SAMPLES,
+    LEVEL,
+    find_bca,
+    find_influences,
+    find_interval,
+    merge_rows,
+    resample,
+)
+from bertkit.metrics.rows import RowScore, measure_label, measure_mean
+from tests.metrics import simulate_proof
+
+Range = tuple[float, float]
+
+
+def answer_binary(positives: float, right: float) -> RowScore:
+    """Return the F1 of a label that a share of the rows has, with a share of right predictions."""
+    rng = np.random.default_rng(6)
+    labels = rng.random(simulate_proof.ROWS) < positives
+    return measure_label(labels ^ (rng.random(len(labels)) >= right), labels)["f1"]
+
+
+def answer_exactly(right: float) -> RowScore:
+    """Return the accuracy of a run with this share of right rows."""
+    return measure_mean(np.random.default_rng(7).random(simulate_proof.ROWS) < right)
+
+
+def take_run(name: str) -> RowScore:
+    """Return the undamaged run of a population of the other simulation."""
+    return simulate_proof.POPULATIONS[name]()(0.0)[0]
+
+
+SCORES: dict[str, Callable[[], RowScore]] = {
+    "accuracy, 60 %": lambda: answer_exactly(0.6),
+    "accuracy, 90 %": lambda: answer_exactly(0.9),
+    "accuracy, 99 %": lambda: answer_exactly(0.99),
+    "F1, 68 % positive, 85 % right (MRPC)": lambda: answer_binary(0.68, 0.85),
+    "F1, 10 % positive, 95 % right": lambda: answer_binary(0.1, 0.95),
+    "F1, 50 % positive, 99 % right": lambda: answer_binary(0.5, 0.99),
+    "Matthews (CoLA)": lambda: take_run("Matthews"),
+    "Spearman (STS-B)": lambda: take_run("Spearman, noise"),
+    "exact match (SQuAD)": lambda: answer_exactly(0.7),
+    "F1 of answers (SQuAD)": lambda: take_run("SQuAD F1"),
+    "entity F1, sentences": lambda: take_run("entity F1, sentences"),
+    "entity F1, documents": lambda: take_run("entity F1, documents"),
+}
+
+
+def simulate(name: str, count: int, trials: int) -> dict[str, tuple[int, int, float]]:
+    """Return for each method how many intervals lie above and below the true score, and their mean width in points."""
+    population = SCORES[name]()
+    true = population.score(np.ones((1, len(population))))[0]
+    rng, found = np.random.default_rng(count), {}
+    for trial in range(trials):
+        score = population.take(rng.integers(len(population), size=count))
+        for method, (low, high) in find_all(score, trial).items():
+            above, below, width = found.get(method, (0, 0, 0.0))
+            found[method] = above + (low > true), below + (high < true), width + score.points * (high - low) / trials
+    return found
+
+
+def find_all(score: RowScore, seed: int) -> dict[str, Range]:
+    """Return the interval, and those of percentiles and BCa."""
+    interval = find_interval(score, seed=seed)
+    merged, numbers, counts = merge_rows(score)
+    rng, outside = np.random.default_rng(seed), (1 - LEVEL) / 2
+    influences = find_influences(merged, numbers, rng)
+    sampled = resample(merged, numbers, INTERVAL_SAMPLES, rng)
+    value = merged.score(counts[None])[0]
+    bca = find_bca(value, sampled, influences) if influences.any() else (value, value)
+    return {
+        "interval": (interval.low, interval.high),
+        "percentile": tuple(np.quantile(sampled, [outside, 1 - outside])),
+        "BCa": tuple(bca),
+    }
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("scores", nargs="*", help="beginnings of names in the table; all if none is given")
+    parser.add_argument("--trials", type=int, default=2000)
+    given = parser.parse_args()
+    trials, scores = given.trials, tuple(given.scores) or ""
+    print(f"% of {trials:,} data sets whose interval holds the true score (lies above it, below it)\n")
+    print("| score | rows | interval | percentile | BCa | width of the interval, points |\n|---|--:|--:|--:|--:|--:|")
+    for name in (name for name in SCORES if name.startswith(scores)):
+        for count in (300, 1000):
+            found = simulate(name, count, trials)
+            cells = [
+                f"{100 - 100 * (above + below) / trials:.1f} ({100 * above / trials:.1f}, {100 * below / trials:.1f})"
+                for above, below, _ in found.values()
+            ]
+            print(f"| {name} | {count:,} | {' | '.join(cells)} | {found['interval'][2]:.1f} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
