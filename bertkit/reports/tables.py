@@ -103,6 +103,9 @@ def tabulate_scores(
         "before training": lambda row: [(row.show(metrics[key]), "") for key in [f"start_{row.key}"] if key in metrics],
         label: lambda row: [(row.show(metrics[row.key]), "")],
     }
+    columns["without leaks"] = lambda row: [
+        (row.show(metrics[key]), "") for key in [f"{row.key}_without_leaks"] if key in metrics
+    ]
     if len(others) > 1:
         columns[f"mean ± sd over {len(others)} seeds"] = lambda row: [(show_spread(row, others), "")]
     columns["the paper"] = lambda row: [(row.show(value), words) for words, value in row.paper.items()]
