@@ -209,20 +209,21 @@ FINDINGS = {  # key of a count in a split's findings -> its name
 }
 
 
-def list_tables(findings: Mapping[str, Any]) -> Iterator[Table]:
-    """Yield the tables of the findings, as written to JSON; checks that were left out are missing."""
+def list_tables(findings: Mapping[str, Any]) -> list[Table]:
+    """Return the tables of the findings, as written to JSON; checks that were left out are missing."""
     splits = findings["splits"]
     lines = [["rows", *(f"{found['rows']:,}" for found in splits.values())]]
     for key, name in FINDINGS.items():
         if any(key in found for found in splits.values()):
             lines.append([name_finding(key, name, findings), *(show_count(found, key) for found in splits.values())])
     lines += list_values(splits)
-    yield make_table("Data", ["", *splits], lines)
+    tables = [make_table("Data", ["", *splits], lines)]
     if samples := findings.get("samples"):
         rows = [[FINDINGS[one["finding"]], one["split"], describe_rows(one), one["text"]] for one in samples]
-        yield make_table("Rows to look at", ["finding", "split", "rows", "text"], rows, "text")
+        tables.append(make_table("Rows to look at", ["finding", "split", "rows", "text"], rows, "text"))
     if rows := list(describe_columns(findings.get("columns", {}))):
-        yield make_table("Columns", ["column", "finding"], rows, "text")
+        tables.append(make_table("Columns", ["column", "finding"], rows, "text"))
+    return tables
 
 
 def name_finding(key: str, name: str, findings: Mapping[str, Any]) -> str:

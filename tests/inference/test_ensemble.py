@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bertkit.data.spans import N_BEST, Answer, Question, Span
+from bertkit.data.spans import N_BEST, Answer, Question, Span, rank
 from bertkit.errors import UsageError
 from bertkit.inference import ensemble
 from bertkit.inference.ensemble import average, combine, list_entries, list_lines

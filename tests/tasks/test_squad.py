@@ -11,7 +11,7 @@ from transformers import AutoModelForQuestionAnswering
 
 from bertkit import BertForQuestionAnswering
 from bertkit.data.formats.squad import read_squad
-from bertkit.data.spans import Answer, Question, Span, cut, decode, express, locate_answer
+from bertkit.data.spans import Answer, Question, Span, cut, decode, express, locate_answer, rank
 from bertkit.data.tokenizer import load_tokenizer
 from bertkit.errors import UsageError
 from bertkit.metrics.squad import score_answers, score_squad1, score_squad2
