@@ -53,12 +53,13 @@ def make_rows(texts, labels, **others):
 @pytest.fixture
 def faulty(tmp_path):
     """Write train, dev and test with planted faults; row n stands in line n + 2."""
-    usual = [f"the film number {number} was something else altogether" for number in range(40)]
+    draw = np.random.default_rng(0)
+    words = ["".join(draw.choice(list("abcdefgh"), 6)) for _ in range(200)]
+    usual = [" ".join(draw.choice(words, 9)) for _ in range(40)]
     texts = [*usual, "A good  film", "a GOOD film", "a bad film", "a bad film", "хороший фильм", ""]
     labels = ["good", "bad"] * 20 + ["good", "good", "bad", "good", "good", "bad"]
     write_table(tmp_path / "train.csv", make_rows(texts, labels, source="mail", empty=" "))
-    near = usual[3].replace("something", "something")
-    dev = ["a good film", "A BAD FILM", near, "a film of its own kind"]
+    dev = ["a good film", "A BAD FILM", f"{usual[3]}s", "a film of its own kind"]
     write_table(tmp_path / "dev.csv", make_rows(dev, ["bad", "bad", "good", "good"]))
     write_table(tmp_path / "test.csv", make_rows(["another one", "one more thing"], ["bad", "bad"]))
     return tmp_path
@@ -71,11 +72,11 @@ def test_planted_faults_are_found_with_their_lines(faulty, model):
     assert (train["contradictory"], train["contradictory_rows"]) == (1, [[44, 45]])
     assert (dev["in_train"], dev["in_train_rows"]) == (2, [[2, 42], [3, 44]])
     assert dev["contradicts_train_rows"] == [[2, 42], [3, 45]]
-    assert dev["near_train_rows"][0][0] == 4
+    assert dev["near_train_rows"] == [[4, 5]]
     assert train["other_scripts_rows"] == [46]
     assert train["blank_rows"] == [47]
     assert (test["missing_labels"], dev["missing_labels"]) == (["good"], [])
-    assert train["labels"] == {"good": 23, "bad": 23}
+    assert train["labels"] == {"good": 24, "bad": 22}
     assert found["columns"]["empty"] == ["empty"]
     assert found["columns"]["constant"] == ["source"]
     assert list(found["columns"]["gives_label_away"]) == ["copy"]
@@ -99,12 +100,10 @@ def test_a_single_file_stays_one_in_its_order(tmp_path, suffix):
     write_table(tmp_path / "rows.csv", rows)
     write_clean(check("classify", tmp_path / "rows.csv"), ("leaks", "repeats"), tmp_path / f"clean.{suffix}", ignore)
     found = check("classify", tmp_path / f"clean.{suffix}").examples
-    texts = {
-        line: row
-        for one in found.values()
-        for line, row in zip(one.rows.lines, one.rows.table.to_pylist(), strict=True)
-    }
-    assert [texts[line]["text"] for line in sorted(texts)] == [f"Text {number}" for number in range(30)]
+    texts = {}
+    for one in found.values():
+        texts |= dict(zip(one.rows.lines, one.rows.find("text").to_pylist(), strict=True))
+    assert [texts[line] for line in sorted(texts)] == [f"Text {number}" for number in range(30)]
 
 
 @pytest.mark.parametrize("task", DATA)
@@ -116,7 +115,7 @@ def test_every_task_s_data_can_be_checked(task, tmp_path, model):
         assert one["rows"] == len(list(TASKS[task].list_texts(found.examples[split])))
         assert one["tokens"]["max"] > 3
     assert found.findings["left_out"] == []
-    assert [table.caption for table in list_tables(found.findings)][0] == "Data"
+    assert list_tables(found.findings)[0].caption == "Data"
 
 
 def test_without_a_tokenizer_the_rest_is_checked(faulty):
