@@ -23,6 +23,7 @@ from bertkit.reports.tables import MISSING, Table, make_table
 from bertkit.system.progress import Report
 from bertkit.tasks.repeats import CheckedRows, check_rows
 from bertkit.tasks.task import Task, shorten_text
+from bertkit.training.recipe import check, merge
 
 ROWS_A_BATCH = 4096
 MOST_LABELS = 20  # shown
@@ -46,15 +47,18 @@ class Diagnosis:
     findings: Mapping[str, Any]
 
 
-def examine(task: Task, recipe: Mapping[str, Any], model: str | None, report: Report) -> Diagnosis:
-    """Read the data of a complete recipe, and check them.
+def examine(task: Task, given: Mapping[str, Any], model: str | None, report: Report) -> Diagnosis:
+    """Read the data of a recipe, and check them.
 
     Args:
+        given: A recipe that is merged over the task's.
         model: The checkpoint whose tokenizer counts tokens; None: the recipe's, or none if it cannot be loaded.
 
     Raises:
-        UsageError: The data cannot be read, or `model` has no tokenizer.
+        UsageError: The recipe is wrong, the data cannot be read, or `model` has no tokenizer.
     """
+    recipe = check(merge(task.recipe, given), data_defaults=task.recipe["data"])  # without a look at the checkpoint
+    task.check(recipe)
     options, left_out = recipe["data"], []
     tokenizer = None
     try:

@@ -67,7 +67,6 @@ def doctor(
     from bertkit.analysis.doctor import examine, list_tables
     from bertkit.system.files import write_json
     from bertkit.tasks import TASKS
-    from bertkit.training.arguments import complete
     from bertkit.training.recipe import merge, parse_setting
 
     if task not in TASKS or task == "pretrain":
@@ -80,7 +79,7 @@ def doctor(
     columns = {name: given.split(",") for name, given in (("text", text), ("label", label)) if given}
     given = merge({"data": {"dir": data, **columns}}, *map(parse_setting, settings or []))
     with Screen() as screen:
-        diagnosis = examine(TASKS[task], complete(TASKS[task], given), model, screen.say)
+        diagnosis = examine(TASKS[task], given, model, screen.say)
         for table in list_tables(diagnosis.findings):
             screen.show_table(table)
         screen.say(*(f"left out: {reason}" for reason in diagnosis.findings["left_out"]))

@@ -26,11 +26,19 @@ FILES = {  # task -> folder, columns of the texts and of the label by number, he
 }
 
 
+def read_label(text):
+    """Return a number, or the name of a class."""
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
 def read_rows(path, texts, label, headers):
     """Return the folded texts and the label of each row of an official file."""
     lines = path.read_text(encoding="utf-8").split("\n")[headers:]
     cells = [line.split("\t") for line in lines if line]
-    return [(tuple(" ".join(row[place].lower().split()) for place in texts), row[label]) for row in cells]
+    return [(tuple(" ".join(row[place].lower().split()) for place in texts), read_label(row[label])) for row in cells]
 
 
 def count_by_force(train, dev):
@@ -55,12 +63,10 @@ def count_by_force(train, dev):
 def score_run(run, metric, train, dev):
     """Return the score of a run on dev, and without the rows that stand in train."""
     (file,) = (run / "predictions").glob("dev.tsv")
-    answers = [line.split("\t")[1] for line in file.read_text(encoding="utf-8").splitlines()[1:]]
+    answers = [read_label(line.split("\t")[1]) for line in file.read_text(encoding="utf-8").splitlines()[1:]]
     known = {texts for texts, _ in train}
     gold = [label for _, label in dev]
     kept = np.array([texts not in known for texts, _ in dev])
-    if metric not in (matthews_corrcoef, accuracy_score):
-        gold, answers = np.array(gold, float), np.array(answers, float)
     gold, answers = np.asarray(gold), np.asarray(answers)
     return metric(gold, answers), metric(gold[kept], answers[kept])
 

@@ -36,8 +36,7 @@ DATA = {  # task -> the writer of its official files, the folder below a root
 
 def check(task, place, model=None, **options):
     """Return the doctor's result on some data."""
-    recipe = complete(TASKS[task], {"data": {"dir": str(place), **options}})
-    return examine(TASKS[task], recipe, None if model is None else str(model), ignore)
+    return examine(TASKS[task], {"data": {"dir": str(place), **options}}, None if model is None else str(model), ignore)
 
 
 @pytest.fixture(scope="module")
@@ -130,9 +129,8 @@ def test_long_and_unknown_inputs_are_counted(tmp_path, model):
     rows = make_rows(["word " * number for number in range(1, 30)] + ["😀"], ["a", "b"] * 15)
     write_table(tmp_path / "train.csv", rows)
     write_table(tmp_path / "dev.csv", rows[:2])
-    train = check("classify", tmp_path, model, text=["text"], label=["label"], max_length=12).findings["splits"][
-        "train"
-    ]
+    found = check("classify", tmp_path, model, text=["text"], label=["label"], max_length=12).findings
+    train = found["splits"]["train"]
     assert train["unknown_rows"] == [31]
     assert train["unknown_words"] == {"😀": 1}
     lengths = [int(row) for row in train["longer_rows"]]
