@@ -28,7 +28,8 @@ from bertkit.training.recipe import check, merge
 ROWS_A_BATCH = 4096
 MOST_LABELS = 20  # shown
 MOST_WORDS = 10  # unknown words shown
-SAMPLES = 3  # rows shown for each finding of a split
+SAMPLES = 2  # shown for each finding of a split
+MOST_ROWS = 5  # of a sample, shown
 
 
 @dataclass(frozen=True, eq=False)
@@ -303,7 +304,7 @@ def list_samples(
         }
         for name, groups in listed.items():
             for group in groups[:SAMPLES]:
-                first, *others = group[:SAMPLES].tolist()
+                first, *others = group[:MOST_ROWS].tolist()
                 (texts,) = task.list_texts(task.select(examples[split], np.array([first])))
                 other = checked.lines[TRAIN if name in IN_TRAIN else split]
                 rows = [checked.lines[split][first], *(other[row] for row in others)]
