@@ -20,6 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from bertkit.analysis.doctor import list_tables
 from bertkit.analysis.places import (
     Place,
     find_others,
@@ -44,6 +45,7 @@ from bertkit.tasks.task import EXAMPLES, FIGURES, Task, repeat_run, shorten_text
 from bertkit.training.model_card import describe_machine
 from bertkit.training.recipe import read_recipe
 from bertkit.training.run_dir import (
+    DOCTOR_FILE,
     ENVIRONMENT,
     LENGTHS_FILE,
     LOG,
@@ -118,6 +120,7 @@ def describe_run(place: Place, others: Mapping[Path, Sequence[Mapping[str, Any]]
         ],
         "comments": (attempt(task.comment, written) or []) if task and written is not None else [],
         "curves": draw_all(f"{place.id}-curve", list_curves(task, log, metrics)),
+        "data": attempt(list_tables, read_part(read_object, path / DOCTOR_FILE, notes)) or [],
         "lengths": draw_all(f"{place.id}-length", list_lengths(path, notes)),
         "predicted": draw_all(f"{place.id}-figure", plots),
         "tables": [*tables, *list_types(path, notes), *list_examples(path, task, notes)],

@@ -1,4 +1,4 @@
-"""The commands that make data and checkpoints: vocab, corpus, sample, triviaqa, import-tf."""
+"""The commands that check and make data and checkpoints: doctor, vocab, corpus, sample, triviaqa, import-tf."""
 
 import json
 from pathlib import Path
@@ -8,8 +8,87 @@ from typing import Annotated
 import typer
 
 from bertkit.cli.console import Screen, print_line
-from bertkit.cli.options import Builders, Cased, PathArgument, PathOption, PlaceOption, Sources, app, corpora
+from bertkit.cli.options import (
+    Builders,
+    Cased,
+    JsonFile,
+    PathArgument,
+    PathOption,
+    PlaceArgument,
+    PlaceOption,
+    Settings,
+    Sources,
+    app,
+    corpora,
+)
 from bertkit.errors import UsageError, explain_disk_error
+from bertkit.tasks.option import CLASSIFY_OPTIONS
+
+
+@app.command()
+def doctor(
+    data: Annotated[
+        str, PlaceArgument(help="Data as for training (default: the Hub's data set).", metavar="DATA")
+    ] = "",
+    task: Annotated[
+        str, typer.Option("--task", help="classify, ner, squad1, squad2, swag, or a GLUE task such as cola.")
+    ] = "classify",
+    text: Annotated[
+        str | None, typer.Option("--text", help=CLASSIFY_OPTIONS["text"].help, metavar="COLUMN[,COLUMN]")
+    ] = None,
+    label: Annotated[
+        str | None, typer.Option("--label", help=CLASSIFY_OPTIONS["label"].help, metavar="COLUMN[,COLUMN…]")
+    ] = None,
+    model: Annotated[
+        str | None,
+        PlaceOption("--model", help="Checkpoint whose tokenizer counts tokens (default: the task's).", metavar="NAME"),
+    ] = None,
+    settings: Settings = None,
+    json_file: JsonFile = None,
+    write: Annotated[
+        Path | None,
+        PathOption("--write", help="Write your table without the rows of --drop.", metavar="FILE|DIR"),
+    ] = None,
+    drop: Annotated[
+        str, typer.Option("--drop", help="Rows that --write leaves out: leaks, repeats, contradictory, near.")
+    ] = "leaks,repeats,contradictory",
+) -> None:
+    """Check data before training: leaks, repeats, contradictory labels, lengths, unknown words, odd columns.
+
+    The splits are those that training would use. Rows are compared in lower case, with white space folded.
+
+    $ bertkit doctor reviews.csv --text title,body --label stars
+
+    $ bertkit doctor GLUE --task cola --json cola.json
+
+    $ bertkit doctor reviews.csv --write clean.csv --drop leaks,repeats
+    """
+    from bertkit.analysis.cleaning import check_drops, write_clean
+    from bertkit.analysis.doctor import examine, list_tables
+    from bertkit.system.files import write_json
+    from bertkit.tasks import TASKS
+    from bertkit.training.recipe import merge, parse_setting
+
+    if task not in TASKS or task == "pretrain":
+        known = ", ".join(name for name in TASKS if name != "pretrain")
+        raise UsageError(f"unknown task {task!r}; expected one of {known}")
+    if task != "classify" and (text or label):
+        raise UsageError(f"--text and --label are for your own texts; leave them or --task {task} out")
+    drops = [name for name in drop.split(",") if name]
+    check_drops(drops)
+    columns = {name: given.split(",") for name, given in (("text", text), ("label", label)) if given}
+    given = merge({"data": {"dir": data, **columns}}, *map(parse_setting, settings or []))
+    with Screen() as screen:
+        diagnosis = examine(TASKS[task], given, model, screen.say)
+        for table in list_tables(diagnosis.findings):
+            screen.show_table(table)
+        screen.say(*(f"left out: {reason}" for reason in diagnosis.findings["left_out"]))
+        if json_file is not None:
+            with explain_disk_error(json_file):
+                write_json(diagnosis.findings, json_file)
+            screen.say(f"All rows: {json_file}")
+        if write is not None:
+            write_clean(diagnosis, drops, write, screen.say)
 
 
 @app.command()

@@ -111,6 +111,9 @@ def tabulate_scores(
         label: lambda row: [(row.show(metrics[row.key]), "")],
         INTERVAL: lambda row: [(text, "") for text in [row.show_interval(metrics)] if text],
     }
+    columns["without leaks"] = lambda row: [
+        (row.show(metrics[key]), "") for key in [f"{row.key}_without_leaks"] if key in metrics
+    ]
     if len(others) > 1:
         columns[f"mean ± sd over {len(others)} seeds"] = lambda row: [(show_spread(row, others), "")]
     columns["the paper"] = lambda row: [(row.show(value), words) for words, value in row.paper.items()]

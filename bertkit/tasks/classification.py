@@ -209,6 +209,34 @@ class ClassificationTask(TextTask):
         """Return some of the examples."""
         return examples.take(numbers)
 
+    def list_texts(self, examples: LabelledTexts) -> Iterator[tuple[str, ...]]:
+        """Yield the text or the pair of each row."""
+        columns = [examples.rows.find(name) for name in examples.text]
+        for start in range(0, len(examples), ROWS_A_PART):
+            yield from zip(*(column.slice(start, ROWS_A_PART).to_pylist() for column in columns), strict=True)
+
+    def list_answers(self, examples: LabelledTexts) -> list[Hashable] | None:
+        """Return the labels by number, several of them as bytes, or the numbers."""
+        if (labels := examples.labels) is None:
+            return None
+        return labels.tolist() if labels.ndim == 1 else [row.tobytes() for row in labels]
+
+    def list_labels(self, examples: LabelledTexts) -> Iterator[str]:
+        """Yield the label or labels of each row."""
+        names, labels = examples.space.names, examples.labels
+        if labels is None or examples.space.kind == REGRESSION:
+            return iter(())
+        places = labels if labels.ndim == 1 else np.nonzero(labels)[1]
+        return (names[place] for place in places.tolist())
+
+    def list_lines(self, examples: LabelledTexts) -> Sequence[int]:
+        """Return the rows' lines in their file."""
+        return examples.rows.lines
+
+    def find_rows(self, examples: LabelledTexts) -> Columns:
+        """Return the rows of the table."""
+        return examples.rows
+
     def encode(
         self, examples: LabelledTexts, tokenizer: Any, recipe: Mapping[str, Any], split: str
     ) -> LabelledSequences:

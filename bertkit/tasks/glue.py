@@ -8,7 +8,7 @@ the submission (`bertkit.inference.glue_submission`) follows the paper.
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from shlex import quote
@@ -252,7 +252,25 @@ class GlueTask(TextTask):
     def select(self, examples: SentenceExamples, numbers: np.ndarray) -> SentenceExamples:
         """Return some of the examples."""
         texts = [[column[number] for number in numbers.tolist()] for column in examples["texts"]]
-        return {"texts": texts, "labels": None if examples["labels"] is None else examples["labels"][numbers]}
+        labels = None if examples["labels"] is None else examples["labels"][numbers]
+        return {"texts": texts, "labels": labels, "lines": [examples["lines"][number] for number in numbers.tolist()]}
+
+    def list_texts(self, examples: SentenceExamples) -> Iterator[tuple[str, ...]]:
+        """Yield the text or the pair of each example."""
+        return zip(*examples["texts"], strict=True)
+
+    def list_answers(self, examples: SentenceExamples) -> list[int | float] | None:
+        """Return the labels by number, or the scores."""
+        return None if examples["labels"] is None else examples["labels"].tolist()
+
+    def list_labels(self, examples: SentenceExamples) -> Iterator[str]:
+        """Yield the name of each example's label."""
+        names = list(self.row.labels.values())
+        return (names[label] for label in (self.list_answers(examples) or () if names else ()))
+
+    def list_lines(self, examples: SentenceExamples) -> Sequence[int]:
+        """Return the lines of the official file, or the rows of its copy on the Hub."""
+        return examples["lines"]
 
     def configure(self, recipe: Mapping[str, Any], tokenizer: Any, examples: Any) -> dict[str, Any]:
         """Return the label names; a score is a single label."""

@@ -238,6 +238,31 @@ class NerTask(FineTuningTask):
             return list(list_keys(text, examples["group"]))
         return [x.document if text.documents > 1 else (number,) for number, x in enumerate(text.sentences)]
 
+    def list_texts(self, examples: TaggedExamples) -> Iterator[tuple[str, ...]]:
+        """Yield the words of each sentence as a text."""
+        return ((" ".join(sentence.words),) for sentence in examples["text"].sentences)
+
+    def list_answers(self, examples: TaggedExamples) -> list[tuple[str, ...]] | None:
+        """Return the tags of each sentence."""
+        text = examples["text"]
+        return [tuple(sentence.tags) for sentence in text.sentences] if text.is_labelled else None
+
+    def list_labels(self, examples: TaggedExamples) -> Iterator[str]:
+        """Yield the type of each entity."""
+        return (tag[2:] for sentence in examples["text"].sentences for tag in sentence.tags if tag.startswith("B-"))
+
+    def list_lines(self, examples: TaggedExamples) -> list[int]:
+        """Return the lines of the sentences' first words, or their rows."""
+        return [sentence.line for sentence in examples["text"].sentences]
+
+    def find_rows(self, examples: TaggedExamples) -> Columns | None:
+        """Return the rows of a table."""
+        return examples["text"].rows
+
+    def describe_long(self, options: Mapping[str, Any]) -> str:
+        """Return that a long sentence has several sequences."""
+        return "read in parts"
+
     def select(self, examples: TaggedExamples, numbers: np.ndarray) -> TaggedExamples:
         """Return some of the sentences."""
         return {**examples, "text": examples["text"].take(numbers)}
@@ -301,10 +326,18 @@ class NerTask(FineTuningTask):
     ) -> dict[str, RowScore]:
         """Return the scores as functions of the weights of the documents, or of the sentences without documents."""
         text = get_words(data).text
-        gold = [sentence.tags for sentence in text.sentences]
-        groups = text.number_documents() if text.documents > 1 else range(len(gold))
-        found = measure_entities(gold, decide(summaries, data), groups)
-        return {name: found[name] for name in ENTITY_SCORES}
+        groups = text.number_documents() if text.documents > 1 else range(len(text.sentences))
+        return measure_groups(summaries, data, groups)
+
+    def score_without(
+        self, rows: np.ndarray, summaries: np.ndarray, data: NerData, decided: Mapping[str, Any] | None = None
+    ) -> dict[str, float]:
+        """Return the scores without some sentences, whatever their documents."""
+        sentences = len(get_words(data).text.sentences)
+        weights = np.ones((1, sentences))
+        weights[0, rows] = 0
+        scores = measure_groups(summaries, data, range(sentences))
+        return {name: float(score.score(weights)[0]) for name, score in scores.items()}
 
     def score_nothing(self, dev: NerData) -> dict[str, float]:
         """Return the scores of tagging every word O: 0."""
@@ -541,6 +574,13 @@ def list_entities(example: Tagged, tags: Sequence[str], scores: Sequence[float])
 def describe_entities(entities: Sequence[Mapping[str, Any]]) -> str:
     """Return entities in words."""
     return ", ".join(f"{found['text']}: {found['type']}" for found in entities) or "(nothing)"
+
+
+def measure_groups(summaries: np.ndarray, data: NerData, groups: Sequence[int]) -> dict[str, RowScore]:
+    """Return the scores as functions of the weights of groups of sentences, given the group of each."""
+    gold = [sentence.tags for sentence in get_words(data).text.sentences]
+    found = measure_entities(gold, decide(summaries, data), groups)
+    return {name: found[name] for name in ENTITY_SCORES}
 
 
 def list_rows() -> tuple[ScoreRow, ...]:

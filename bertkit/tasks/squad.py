@@ -11,7 +11,7 @@ after as many windows as there are questions.
 import json
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from shlex import quote
@@ -23,10 +23,8 @@ from torch import Tensor
 from bertkit.data.formats.columns import has_splits
 from bertkit.data.formats.squad import HUB_SQUAD, read_own_squad, read_predictions, read_squad, read_squad_copy
 from bertkit.data.spans import (
-    N_BEST,
     Answer,
     Question,
-    Span,
     Windows,
     decode,
     decode_best,
@@ -35,6 +33,7 @@ from bertkit.data.spans import (
     find_best,
     is_placed,
     keep_top,
+    rank,
 )
 from bertkit.data.splits import check_split_options, divide_train, hash_keys
 from bertkit.errors import UsageError
@@ -253,6 +252,24 @@ class SquadTask(FineTuningTask):
     def list_groups(self, examples: Sequence[Question]) -> list[str]:
         """Return the questions' groups or contexts."""
         return [question.group or question.context for question in examples]
+
+    def list_texts(self, examples: Sequence[Question]) -> Iterator[tuple[str, ...]]:
+        """Yield each question and its context."""
+        return ((question.question, question.context) for question in examples)
+
+    def list_answers(self, examples: Sequence[Question]) -> list[frozenset[str]] | None:
+        """Return the right answers of each question; those of 2.0 may be empty."""
+        is_labelled = self.version.unanswerable or any(question.answers for question in examples)
+        return [frozenset(question.answers) for question in examples] if is_labelled else None
+
+    def list_labels(self, examples: Sequence[Question]) -> Iterator[str]:
+        """Yield for 2.0 whether each question has an answer."""
+        names = ("no answer", "answer")
+        return (names[bool(question.answers)] for question in (examples if self.version.unanswerable else ()))
+
+    def describe_long(self, options: Mapping[str, Any]) -> str:
+        """Return that a long context has several windows."""
+        return "read in windows"
 
     def describe(self, data: Windows, split: str) -> list[str]:
         """Return a line on windows, truncated questions and answers that cannot be given."""
@@ -561,27 +578,6 @@ def list_keys(questions: Sequence[Question]) -> list[str]:
 def collect_answers(questions: Sequence[Question]) -> dict[str, tuple[str, ...]]:
     """Return question's id -> its right answers."""
     return {question.id: question.answers for question in questions}
-
-
-def rank(answer: Answer, with_null: bool) -> list[dict[str, Any]]:
-    """Return the best answers in the reference code's form; `with_null` includes no answer, as an empty text.
-
-    Probabilities are a softmax over these answers alone. If there is none, the reference code writes the word "empty",
-    here an empty text is written.
-    """
-    spans = list(answer.spans)
-    if with_null:
-        spans = sorted([*spans, Span("", *answer.null)], key=lambda span: span.start + span.end, reverse=True)
-        if any(not span.text for span in spans[:N_BEST]):
-            spans = spans[:N_BEST]
-    elif not spans:
-        spans = [answer.best]
-    scores = np.array([span.start + span.end for span in spans])
-    weights = np.exp(scores - scores.max())
-    return [
-        {"text": span.text, "probability": probability, "start_logit": span.start, "end_logit": span.end}
-        for span, probability in zip(spans, (weights / weights.sum()).tolist(), strict=True)
-    ]
 
 
 SQUAD = {task.name: task for task in map(SquadTask, VERSIONS)}

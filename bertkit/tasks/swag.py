@@ -7,7 +7,7 @@ train_full.csv and val_full.csv, and scoring predictions of other programs.
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -88,6 +88,23 @@ class SwagTask(FineTuningTask):
     def list_groups(self, examples: Sequence[Situation]) -> list[str]:
         """Return the questions' contexts."""
         return [one.context for one in examples]
+
+    def list_texts(self, examples: Sequence[Situation]) -> Iterator[tuple[str, ...]]:
+        """Yield the context, the start and the endings of each question."""
+        return ((one.context, one.start, *one.endings) for one in examples)
+
+    def list_answers(self, examples: Sequence[Situation]) -> list[int] | None:
+        """Return the index of each right ending."""
+        answers = [one.answer for one in examples]
+        return None if None in answers else answers
+
+    def list_labels(self, examples: Sequence[Situation]) -> Iterator[str]:
+        """Yield the place of each right ending."""
+        return (f"ending {answer + 1}" for answer in self.list_answers(examples) or ())
+
+    def measure_lengths(self, tokens: np.ndarray) -> np.ndarray:
+        """Return the tokens of the longest ending with its context and start."""
+        return tokens[:, 0] + tokens[:, 1] + tokens[:, 2:].max(1) + 3
 
     def collate(self, items: Sequence[dict[str, Any]]) -> dict[str, Tensor]:
         """Return the batch (B, C, T) of some questions."""

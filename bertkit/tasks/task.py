@@ -4,7 +4,7 @@ A task binds data, head, score and the paper's hyper-parameters for `bertkit.tra
 answers a person's input for `bertkit.tasks.prediction`. It never builds a Trainer.
 """
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
+from bertkit.data.formats.columns import Columns
 from bertkit.errors import UsageError
 from bertkit.metrics.rows import RowScore
 from bertkit.model.onnx import OnnxModel
@@ -225,6 +226,34 @@ class Task:
         """Return some of a split's examples, by their numbers."""
         return [examples[number] for number in numbers.tolist()]
 
+    def list_texts(self, examples: Any) -> Iterator[tuple[str, ...]]:
+        """Yield the texts of each of a split's examples; empty if the task has no examples before encoding."""
+        return iter(())
+
+    def list_answers(self, examples: Any) -> Sequence[Hashable] | None:
+        """Return the right answer of each of a split's examples; None if they have no answers."""
+        return None
+
+    def list_labels(self, examples: Any) -> Iterable[str]:
+        """Yield the labels of a split's examples, one or several of each; empty for numbers and without labels."""
+        return ()
+
+    def list_lines(self, examples: Any) -> Sequence[int]:
+        """Return the line of each of a split's examples in its file, or its number from 1."""
+        return range(1, sum(1 for _ in self.list_texts(examples)) + 1)
+
+    def find_rows(self, examples: Any) -> Columns | None:
+        """Return the rows of a split's examples in a person's own table; None if they have none."""
+        return None
+
+    def measure_lengths(self, tokens: np.ndarray) -> np.ndarray:
+        """Return (S,) the tokens of the longest sequence of each row, from the tokens (S, texts) of its texts."""
+        return tokens.sum(1) + 1 + tokens.shape[1]  # [CLS], and [SEP] after each text
+
+    def describe_long(self, options: Mapping[str, Any]) -> str:
+        """Return what happens to sequences longer than max_length."""
+        return "truncated"
+
     def describe(self, data: Any, split: str) -> list[str]:
         """Return lines about the encoding of a split's examples."""
         return []
@@ -254,6 +283,17 @@ class Task:
         Values that the evaluation decides, such as tau, are fixed. Counts and these values have none.
         """
         return {}
+
+    def score_without(
+        self, rows: np.ndarray, summaries: np.ndarray, data: Any, decided: Mapping[str, Any] | None = None
+    ) -> dict[str, float]:
+        """Return the scores of `measure_rows` without some examples, by their numbers."""
+        found = {}
+        for name, score in self.measure_rows(summaries, data, decided).items():
+            weights = np.ones((1, len(score)))
+            weights[0, rows] = 0
+            found[name] = float(score.score(weights)[0])
+        return found
 
     def baseline(self, train: Any, dev: Any) -> dict[str, float]:
         """Return the baseline scores by name."""

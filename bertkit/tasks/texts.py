@@ -79,6 +79,10 @@ class TextTask(FineTuningTask):
             lines.append(f"{truncated:,} {count} {what}{remedy}")
         return lines
 
+    def describe_long(self, options: Mapping[str, Any]) -> str:
+        """Return that long texts are truncated, or have several windows."""
+        return "read in windows" if options["long"] in POOLED else "truncated"
+
     def read_input(self, given: Mapping[str, Any], settings: PredictionSettings) -> tuple[str, ...]:
         """Return a text, or two."""
         return read_texts(given, settings.pairs)

@@ -24,6 +24,7 @@ from bertkit.training.recipe import Recipe, list_lengths
 from bertkit.training.run_dir import (
     ALL_RESULTS,
     BEST,
+    DOCTOR_FILE,
     EVAL_RESULTS,
     LENGTHS_FILE,
     METRICS_FILE,
@@ -84,6 +85,8 @@ def write_results(
         (output / EVAL_RESULTS).mkdir(exist_ok=True)
         text = yaml_dump(eval_result_entries_to_yaml(entries))
         (output / EVAL_RESULTS / f"{task.name}.yaml").write_text(text, encoding="utf-8")
+    if prepared.checked.splits:
+        write_json({"task": task.name, "splits": prepared.checked.format()}, output / DOCTOR_FILE)
     write_json(measure_lengths(task, recipe, prepared.data), output / LENGTHS_FILE)
     write_json(summarize_results(task, metrics, sizes, trainer.state.log_history), output / ALL_RESULTS)
     write_json(metrics, output / METRICS_FILE)

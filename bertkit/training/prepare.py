@@ -2,13 +2,14 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from bertkit.data.tokenizer import load_tokenizer
 from bertkit.system.progress import Report, ignore
+from bertkit.tasks.repeats import CheckedRows, check_rows, name_command
 from bertkit.tasks.task import TUNE, Task
 from bertkit.training.processes import join_processes
 from bertkit.training.recipe import Recipe
@@ -25,12 +26,14 @@ class Prepared:
         examples: Examples from the task's `load` and `divide`, without "train", whose text may be large.
         data: Encoded data set of each split.
         settings: Values of BertConfig that depend on the data.
+        checked: The repeated rows; only in the first of several processes.
     """
 
     examples: Mapping[str, Any]
     tokenizer: Any
     data: Mapping[str, Any]
     settings: Mapping[str, Any]
+    checked: CheckedRows = field(default_factory=CheckedRows)
 
     @cached_property
     def fingerprints(self) -> dict[str, str]:
@@ -63,6 +66,9 @@ def prepare(
             tokenizer = task.tokenize(recipe, examples, report)
         if output is not None and processes.is_main_process:
             start_directory(output, recipe, tokenizer)
+    checked = check_rows(task, examples) if processes.is_main_process else CheckedRows()
+    if found := checked.summarize():
+        report(f"{found}; {name_command(task, recipe['data'])} lists them")
     data = {}
     for split in ("train", TUNE, *task.splits, *task.unlabelled):
         if split in examples:
@@ -70,7 +76,8 @@ def prepare(
             for line in task.describe(data[split], split):
                 report(line)
     settings = task.configure(recipe, tokenizer, examples)
-    return Prepared({split: texts for split, texts in examples.items() if split != "train"}, tokenizer, data, settings)
+    others = {split: texts for split, texts in examples.items() if split != "train"}
+    return Prepared(others, tokenizer, data, settings, checked)
 
 
 def name_data(task: Task, recipe: Recipe) -> str:

@@ -30,6 +30,7 @@ from bertkit.model.optim import BERT_ADAM, BertAdam
 from bertkit.reports.tables import name_limits
 from bertkit.system.hub import CARD
 from bertkit.system.progress import Report, ignore
+from bertkit.tasks.repeats import WITHOUT_LEAKS
 from bertkit.tasks.task import CHOSEN_ON_DEV, OWN_DATA, TUNE, Task
 from bertkit.training.arguments import complete, explain_missing_head, make_arguments, name_head
 from bertkit.training.callbacks import PredictionProgress, Progress, StopOnSignal
@@ -247,6 +248,9 @@ def finish(
             named = ({name.format(key): value for key, value in found.items()} for found in (scores, measured))
             metrics |= add_limits(*named)
             decided = decided or task.tuned_config(scores)  # the first split decides for those after it
+            if len(leaks := prepared.checked.find_leaks(split)):
+                scores = task.score_without(leaks, summaries, data, decided)
+                metrics |= {f"{name.format(key)}{WITHOUT_LEAKS}": value for key, value in scores.items()}
     if tuned is None:  # otherwise the scores at the start are those of the tune split
         metrics |= list_start(trainer.state.log_history)
     if task.metric:

@@ -40,6 +40,7 @@ ALL_RESULTS = "all_results.json"  # the scores under the names of transformers' 
 EVAL_RESULTS = ".eval_results"  # scores on benchmarks of the Hub, in its own form
 EVENTS = "runs"  # the folder in which transformers writes TensorBoard's events
 LENGTHS_FILE = "lengths.json"  # the number of sequences of each length in tokens
+DOCTOR_FILE = "doctor.json"  # repeated rows of the data, in the form of `bertkit doctor --json`
 FIRST = "first"  # the run that comes before this one
 BEST = "best"  # the model of an earlier update that was better than the last
 NOTED_PACKAGES = (
@@ -68,7 +69,7 @@ PUBLISHED = (
     METRICS_FILE,
     ALL_RESULTS,
 )
-RUN_FILES = (*PUBLISHED, LENGTHS_FILE, "README.md", "model.safetensors")
+RUN_FILES = (*PUBLISHED, DOCTOR_FILE, LENGTHS_FILE, "README.md", "model.safetensors")
 RUN_FOLDERS = (
     BEST,
     PREDICTIONS,

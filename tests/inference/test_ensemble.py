@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from bertkit.data.spans import N_BEST, Answer, Question, Span
+from bertkit.data.spans import N_BEST, Answer, Question, Span, rank
 from bertkit.errors import UsageError
 from bertkit.inference import ensemble
 from bertkit.inference.ensemble import average, combine, list_entries, list_lines
 from bertkit.reports.tables import name_limits
-from bertkit.tasks.squad import SQUAD, rank
+from bertkit.tasks.squad import SQUAD
 from bertkit.training.recipe import save_recipe
 from bertkit.training.run import run as train
 from bertkit.training.run_dir import hold_run_dir

@@ -73,7 +73,8 @@ class Benchmark:
     note: str = ""
 
 
-SentenceExamples = dict[str, Any]  # "texts": one or two columns of S texts; "labels": (S,) numbers, or None
+# "texts": one or two columns of S texts; "labels": (S,) numbers, or None; "lines": the rows' lines in their file.
+SentenceExamples = dict[str, Any]
 
 
 def read_folder(row: Benchmark, folder: Path) -> dict[str, TextColumns]:
@@ -125,7 +126,7 @@ def read_copy(row: Benchmark, report: Report) -> dict[str, TextColumns]:
 def read_examples(row: Benchmark, table: TextColumns, labelled: bool) -> SentenceExamples:
     """Return the texts and the labels of a table."""
     texts = [table.columns[text] for text in row.texts]
-    return {"texts": texts, "labels": read_labels(row, table) if labelled else None}
+    return {"texts": texts, "labels": read_labels(row, table) if labelled else None, "lines": table.lines}
 
 
 def read_labels(row: Benchmark, table: TextColumns) -> np.ndarray:

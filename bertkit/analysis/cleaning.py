@@ -1,0 +1,115 @@
+"""Write a person's own table without the rows of some findings of the doctor."""
+
+import csv
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from bertkit.analysis.doctor import Diagnosis
+from bertkit.data.formats.columns import Columns
+from bertkit.errors import UsageError, explain_refusal
+from bertkit.reports.tables import count
+from bertkit.system.files import atomic_open
+from bertkit.system.progress import Report
+
+DROPS = {  # name in --drop -> the rows that are left out
+    "leaks": "rows of other splits that stand in train",
+    "repeats": "rows that repeat earlier ones",
+    "contradictory": "all rows of texts with different labels",
+    "near": "rows nearly equal to rows of train or to earlier ones",
+}
+USUAL_DROPS = ("leaks", "repeats", "contradictory")
+ROWS_A_PART = 10_000
+
+
+def check_drops(names: Sequence[str]) -> None:
+    """Check the names in --drop.
+
+    Raises:
+        UsageError: A name is unknown.
+    """
+    if unknown := [name for name in names if name not in DROPS]:
+        raise UsageError(f"unknown {unknown[0]!r} in --drop; expected some of {', '.join(DROPS)}")
+
+
+def write_clean(diagnosis: Diagnosis, drops: Sequence[str], output: Path, report: Report) -> None:
+    """Write the rows that remain, in the order of their files; rows that training leaves out are not written.
+
+    Data of a single file become a file, .csv or .jsonl. Those of several splits become a folder with a file for each.
+
+    Raises:
+        UsageError: The data are not a person's own table, or the output does not fit them.
+    """
+    task, examples = diagnosis.task, diagnosis.examples
+    tables = {split: table for split in diagnosis.checked.splits if (table := task.find_rows(examples[split]))}
+    if not tables:
+        raise UsageError("--write is for tables of texts and labels or of tagged sentences; leave it out")
+    kept = keep_rows(diagnosis, drops)
+    has_lists = any(table.lists for table in tables.values())
+    sources = {table.source: split for split, table in reversed(tables.items())}  # its first split
+    if len(sources) == 1:
+        if output.suffix not in (".csv", ".jsonl"):
+            raise UsageError(f"{output} must end in .csv or .jsonl; rename it")
+        if has_lists and output.suffix == ".csv":
+            raise UsageError(f"the table has cells with lists, which CSV lacks; name a .jsonl file instead of {output}")
+        files = dict.fromkeys(sources, output)
+    else:
+        if output.suffix or output.is_file():
+            raise UsageError(f"the data have several files; name a folder with --write instead of {output}")
+        files = {source: output / f"{split}{'.jsonl' if has_lists else '.csv'}" for source, split in sources.items()}
+    for source, path in files.items():
+        parts = {split: table for split, table in tables.items() if table.source == source}
+        rows = join_rows([table.take(np.flatnonzero(kept[split])) for split, table in parts.items()])
+        with explain_refusal(f"the file {path}"):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_table(rows, path)
+        total = sum(map(len, parts.values()))
+        report(f"{path}: {len(rows):,} of {count(total, 'row')}, without {', '.join(drops) or 'any finding'}")
+
+
+def keep_rows(diagnosis: Diagnosis, drops: Sequence[str]) -> dict[str, np.ndarray]:
+    """Return for each split (S,) whether a row remains."""
+    checked, near = diagnosis.checked, diagnosis.near
+    wrong = [checked.keys[split][rows] for split, found in checked.splits.items() for rows in found.contradictory]
+    wrong += [checked.keys[split][found.contradicts_train[:, 0]] for split, found in checked.splits.items()]
+    contradictory, kept = np.unique(np.concatenate(wrong)), {}
+    for split, found in checked.splits.items():
+        rows = {
+            "leaks": found.in_train[:, 0],
+            "repeats": found.repeats[:, 0],
+            "contradictory": np.flatnonzero(np.isin(checked.keys[split], contradictory)),
+            "near": np.concatenate([near[split].in_train[:, 0], near[split].repeats[:, 0]]),
+        }
+        kept[split] = np.ones(found.size, bool)
+        for name in drops:
+            kept[split][rows[name]] = False
+    return kept
+
+
+def join_rows(parts: Sequence[Columns]) -> Columns:
+    """Return the rows of parts of one file, in the order of the file."""
+    lines = np.concatenate([np.asarray(part.lines, np.int64) for part in parts])
+    table = pa.concat_tables([part.table for part in parts])
+    first = parts[0]
+    joined = Columns(first.source, table, first.lists, lines.tolist(), first.unit, first.classes)
+    return joined.take(np.argsort(lines, kind="stable"))
+
+
+def write_table(rows: Columns, path: Path) -> None:
+    """Write a table as CSV or JSON lines."""
+    with atomic_open(path) as stream:
+        writer = csv.writer(stream, lineterminator="\n")
+        if path.suffix == ".csv":
+            writer.writerow(rows.table.column_names)
+        for start in range(0, len(rows), ROWS_A_PART):
+            for row in rows.table.slice(start, ROWS_A_PART).to_pylist():
+                if path.suffix == ".csv":
+                    writer.writerow(row.values())
+                else:
+                    found = {
+                        name: json.loads(cell) if name in rows.lists and cell else cell for name, cell in row.items()
+                    }
+                    stream.write(json.dumps(found, ensure_ascii=False) + "\n")

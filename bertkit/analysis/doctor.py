@@ -1,0 +1,312 @@
+"""What is wrong with data before a model is trained on them: one value for the terminal, for JSON and for the page.
+
+Repeated rows are those of `bertkit.tasks.repeats`; nearly equal ones, labels, lengths, unknown words, scripts and
+columns are added here. Texts are read again for each check and never kept, so a million rows need little memory.
+
+Left out: wrong labels, which only a model's predictions show, and corrections other than leaving rows out.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import numpy as np
+
+from bertkit.analysis.columns import check_columns
+from bertkit.data.duplicates import TRAIN, NearRows, find_near, hash_bands
+from bertkit.data.scripts import find_scripts
+from bertkit.data.tokenizer import find_words, load_tokenizer
+from bertkit.errors import UsageError
+from bertkit.reports.tables import MISSING, Table, make_table
+from bertkit.system.progress import Report
+from bertkit.tasks.repeats import CheckedRows, check_rows
+from bertkit.tasks.task import Task, shorten_text
+from bertkit.training.recipe import check, merge
+
+ROWS_A_BATCH = 4096
+MOST_LABELS = 20  # shown
+MOST_WORDS = 10  # unknown words shown
+SAMPLES = 2  # shown for each finding of a split
+MOST_ROWS = 5  # of a sample, shown
+
+
+@dataclass(frozen=True, eq=False)
+class Diagnosis:
+    """The result of an examination.
+
+    Attributes:
+        examples: As the task's `load` returns them.
+        findings: The content of the JSON file. Rows are numbered as `Task.list_lines` does.
+    """
+
+    task: Task
+    examples: Mapping[str, Any]
+    checked: CheckedRows
+    near: Mapping[str, NearRows]
+    findings: Mapping[str, Any]
+
+
+def examine(task: Task, given: Mapping[str, Any], model: str | None, report: Report) -> Diagnosis:
+    """Read the data of a recipe, and check them.
+
+    Args:
+        given: A recipe that is merged over the task's.
+        model: The checkpoint whose tokenizer counts tokens; None: the recipe's, or none if it cannot be loaded.
+
+    Raises:
+        UsageError: The recipe is wrong, the data cannot be read, or `model` has no tokenizer.
+    """
+    recipe = check(merge(task.recipe, given), data_defaults=task.recipe["data"])  # without a look at the checkpoint
+    task.check(recipe)
+    options, left_out = recipe["data"], []
+    tokenizer = None
+    try:
+        tokenizer = load_tokenizer(model or recipe["checkpoint"])
+    except UsageError as error:
+        if model:
+            raise
+        left_out.append(f"lengths and unknown words, which need a tokenizer (--model): {error}")
+    examples = task.load(options, report)
+    checked = check_rows(task, examples)
+    if not checked.splits:
+        raise UsageError(f"{task.name} has no rows to check; name another task with --task")
+    near = compare_all(task, examples, checked)
+    splits = checked.format()
+    scripts = {split: find_scripts(task.list_texts(examples[split])) for split in splits}
+    usual = find_usual_script(*scripts[TRAIN if TRAIN in scripts else next(iter(scripts))])
+    for split, found in splits.items():
+        found |= format_near(checked, near, split)
+        found |= list_labels(task, examples, split)
+        found |= list_scripts(*scripts[split], usual, checked.lines[split])
+        if tokenizer is not None:
+            found |= measure(task, examples[split], tokenizer, options["max_length"], checked.lines[split])
+        found["blank"], found["blank_rows"] = list_places(find_blank(task, examples[split]), checked.lines[split])
+    findings = {"data": options["dir"], "task": task.name, "script": usual}
+    if tokenizer is not None:
+        findings |= {"tokenizer": model or recipe["checkpoint"], "max_length": options["max_length"]}
+        findings["long"] = task.describe_long(options)
+    findings |= {"splits": splits, "columns": check_table(task, examples), "left_out": left_out}
+    findings["samples"] = list(list_samples(task, examples, checked, near))
+    return Diagnosis(task, examples, checked, near, findings)
+
+
+# --- Checks -----------------------------------------------------------------------------------------------------------
+
+
+def compare_all(task: Task, examples: Mapping[str, Any], checked: CheckedRows) -> dict[str, NearRows]:
+    """Return the nearly equal rows of each split."""
+
+    def read(split: str, numbers: np.ndarray) -> Iterator[tuple[str, ...]]:
+        distinct, places = np.unique(numbers, return_inverse=True)
+        texts = list(task.list_texts(task.select(examples[split], distinct)))
+        return (texts[place] for place in places.tolist())
+
+    bands = {split: hash_bands(task.list_texts(examples[split])) for split in checked.splits}
+    return find_near(checked.keys, bands, read)
+
+
+def format_near(checked: CheckedRows, near: Mapping[str, NearRows], split: str) -> dict[str, Any]:
+    """Return the counts and rows of a split's nearly equal rows."""
+    found = {}
+    if split != TRAIN:
+        found["near_train_rows"] = checked.pair_lines(split, TRAIN, near[split].in_train)
+    found["near_repeats_rows"] = checked.pair_lines(split, split, near[split].repeats)
+    return {name.removesuffix("_rows"): len(rows) for name, rows in found.items()} | found
+
+
+def list_labels(task: Task, examples: Mapping[str, Any], split: str) -> dict[str, Any]:
+    """Return how often each label occurs in a split and which it lacks, or the spread of its numbers."""
+    if (answers := task.list_answers(examples[split])) is None:
+        return {}
+    if counts := Counter(task.list_labels(examples[split])):
+        all_labels = set(counts).union(*(task.list_labels(found) for found in examples.values()))
+        return {"labels": dict(counts.most_common()), "missing_labels": sorted(all_labels - counts.keys())}
+    if not isinstance(answers[0], float):
+        return {}
+    values = np.array(answers)
+    spread = {"mean": values.mean(), "sd": values.std(), "min": values.min(), "max": values.max()}
+    return {"numbers": {name: float(value) for name, value in spread.items()}}
+
+
+def find_usual_script(scripts: np.ndarray, names: Sequence[str]) -> str:
+    """Return the script of most rows; empty if all rows are without letters."""
+    counts = np.bincount(scripts[scripts >= 0], minlength=len(names))
+    return names[counts.argmax()] if counts.any() else ""
+
+
+def list_scripts(scripts: np.ndarray, names: Sequence[str], usual: str, lines: Sequence[int]) -> dict[str, Any]:
+    """Return how many rows are in each script, and the rows in another one than the usual one."""
+    counts = {name: int((scripts == place).sum()) for place, name in enumerate(names)}
+    own = names.index(usual) if usual in names else -1
+    number, rows = list_places(np.flatnonzero((scripts >= 0) & (scripts != own)), lines)
+    counts = {name: value for name, value in sorted(counts.items(), key=lambda item: -item[1]) if value}
+    return {"scripts": counts, "other_scripts": number, "other_scripts_rows": rows}
+
+
+def measure(task: Task, examples: Any, tokenizer: Any, max_length: int, lines: Sequence[int]) -> dict[str, Any]:
+    """Return the lengths in tokens, the rows longer than `max_length`, and those with unknown words."""
+    words, unknown = find_words(tokenizer), tokenizer.unk_token_id
+    texts, lengths, flags, missed = task.list_texts(examples), [], [], Counter[str]()
+    while batch := list(islice(texts, ROWS_A_BATCH)):
+        flat = [text for row in batch for text in row]
+        ids, sizes = words.encode(flat, np.int32)
+        lengths.append(task.measure_lengths(sizes.reshape(len(batch), -1)))
+        ends = np.cumsum(sizes)
+        counts = np.concatenate([[0], np.cumsum(ids == unknown)])
+        is_odd = counts[ends] > counts[ends - sizes]  # (texts,)
+        flags.append(is_odd.reshape(len(batch), -1).any(1))
+        for place in np.flatnonzero(is_odd).tolist():
+            missed.update(word for word in flat[place].split(" ") if unknown in words.ids.get(word, ()))
+    tokens = np.concatenate(lengths)
+    longer, longer_rows = list_places(np.flatnonzero(tokens > max_length), lines)
+    odd, odd_rows = list_places(np.flatnonzero(np.concatenate(flags)), lines)
+    quantiles = {name: float(np.quantile(tokens, share)) for name, share in (("median", 0.5), ("p95", 0.95))}
+    return {
+        "tokens": {"mean": float(tokens.mean()), **quantiles, "max": int(tokens.max())},
+        "longer": longer,
+        "unknown": odd,
+        "unknown_words": dict(missed.most_common(MOST_WORDS)),
+        "longer_rows": longer_rows,
+        "unknown_rows": odd_rows,
+    }
+
+
+def find_blank(task: Task, examples: Any) -> np.ndarray:
+    """Return the numbers of the rows that have an empty text."""
+    is_blank = (not all(map(str.strip, texts)) for texts in task.list_texts(examples))
+    return np.flatnonzero(np.fromiter(is_blank, bool))
+
+
+def list_places(numbers: np.ndarray, lines: Sequence[int]) -> tuple[int, list[int]]:
+    """Return how many rows these are, and their lines."""
+    return len(numbers), [lines[number] for number in numbers.tolist()]
+
+
+def check_table(task: Task, examples: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the findings on the columns of the training rows of a person's own table; empty for other data."""
+    if (rows := task.find_rows(examples.get(TRAIN))) is None:
+        return {}
+    train = examples[TRAIN]
+    space = getattr(train, "space", None)
+    if space is None:
+        return check_columns(rows, (), None)
+    labels = train.labels
+    if labels.ndim == 2:  # each set of labels is a class
+        labels = np.unique(labels, axis=0, return_inverse=True)[1]
+    return check_columns(rows, {*train.text, *space.columns}, labels)
+
+
+# --- Tables -----------------------------------------------------------------------------------------------------------
+
+FINDINGS = {  # key of a count in a split's findings -> its name
+    "in_train": "rows that stand in train",
+    "near_train": "rows nearly as in train",
+    "contradicts_train": "rows with another label in train",
+    "repeats": "rows that repeat others",
+    "near_repeats": "rows that nearly repeat others",
+    "contradictory": "texts with different labels",
+    "blank": "rows with an empty text",
+    "other_scripts": "rows in another script",
+    "unknown": "rows with unknown words",
+    "longer": "rows longer than max_length",
+}
+
+
+def list_tables(findings: Mapping[str, Any]) -> list[Table]:
+    """Return the tables of the findings, as written to JSON; checks that were left out are missing."""
+    splits = findings["splits"]
+    lines = [["rows", *(f"{found['rows']:,}" for found in splits.values())]]
+    for key, name in FINDINGS.items():
+        if any(key in found for found in splits.values()):
+            lines.append([name_finding(key, name, findings), *(show_count(found, key) for found in splits.values())])
+    lines += list_values(splits)
+    tables = [make_table("Data", ["", *splits], lines)]
+    if samples := findings.get("samples"):
+        rows = [[FINDINGS[one["finding"]], one["split"], describe_rows(one), one["text"]] for one in samples]
+        tables.append(make_table("Rows to look at", ["finding", "split", "rows", "text"], rows, "text"))
+    if rows := list(describe_columns(findings.get("columns", {}))):
+        tables.append(make_table("Columns", ["column", "finding"], rows, "text"))
+    return tables
+
+
+def name_finding(key: str, name: str, findings: Mapping[str, Any]) -> str:
+    """Return the name of a finding with what it refers to."""
+    if key == "longer":
+        return f"{name} ({findings['max_length']:,}), {findings['long']}"
+    if key == "other_scripts":
+        return f"{name} than {findings['script'] or 'train'}"
+    return name
+
+
+def show_count(found: Mapping[str, Any], key: str) -> str:
+    """Return a count of a split, with its share of the rows."""
+    if key not in found:
+        return MISSING
+    share = f" ({found[key] / found['rows']:.1%})" if found[key] and key != "contradictory" else ""
+    return f"{found[key]:,}{share}"
+
+
+def list_values(splits: Mapping[str, Mapping[str, Any]]) -> Iterator[list[str]]:
+    """Yield the lines about lengths and labels."""
+    if any("tokens" in found for found in splits.values()):
+        shown = ("mean", "median", "p95", "max")
+        cells = (" / ".join(f"{found['tokens'][name]:,.0f}" for name in shown) for found in splits.values())
+        yield ["tokens: mean / median / 95 % / longest", *cells]
+    names = Counter[str]()
+    for found in splits.values():
+        names.update(found.get("labels", {}))
+    totals = [sum(found.get("labels", {}).values()) for found in splits.values()]
+    for name, _ in names.most_common(MOST_LABELS):
+        pairs = zip(splits.values(), totals, strict=True)
+        cells = (f"{found['labels'].get(name, 0) / total:.1%}" if total else MISSING for found, total in pairs)
+        yield [f"label {shorten_text(name)}", *cells]
+    if len(names) > MOST_LABELS:
+        yield [f"… and {len(names) - MOST_LABELS:,} other labels", *[""] * len(splits)]
+    if any(found.get("missing_labels") for found in splits.values()):
+        cells = (str(len(found["missing_labels"])) if "labels" in found else MISSING for found in splits.values())
+        yield ["labels that the split lacks", *cells]
+    if any("numbers" in found for found in splits.values()):
+        for name in ("mean", "sd", "min", "max"):
+            values = (found.get("numbers") for found in splits.values())
+            yield [f"label, {name}", *(f"{value[name]:.3f}" if value else MISSING for value in values)]
+
+
+def describe_columns(columns: Mapping[str, Any]) -> Iterator[list[str]]:
+    """Yield a line for each finding on a column."""
+    yield from ([shorten_text(name), "is empty"] for name in columns.get("empty", ()))
+    yield from ([shorten_text(name), "has the same value in every row"] for name in columns.get("constant", ()))
+    for name, share in columns.get("gives_label_away", {}).items():
+        yield [shorten_text(name), f"gives the label away: it explains {share:.1%} of its variance"]
+
+
+def describe_rows(sample: Mapping[str, Any]) -> str:
+    """Return the rows of a sample, with the split of the second one if it is train's."""
+    rows = [f"{row:,}" for row in sample["rows"]]
+    return f"{rows[0]}, train {rows[1]}" if sample["finding"] in IN_TRAIN else ", ".join(rows)
+
+
+IN_TRAIN = ("in_train", "near_train", "contradicts_train")  # findings whose second row is one of train
+
+
+def list_samples(
+    task: Task, examples: Mapping[str, Any], checked: CheckedRows, near: Mapping[str, NearRows]
+) -> Iterator[dict[str, Any]]:
+    """Yield the first rows of each finding about repeated rows, with the text of the first."""
+    for split, found in checked.splits.items():
+        listed: dict[str, Sequence[np.ndarray]] = {
+            "in_train": found.in_train,
+            "near_train": near[split].in_train,
+            "contradicts_train": found.contradicts_train,
+            "near_repeats": near[split].repeats,
+            "contradictory": found.contradictory,
+        }
+        for name, groups in listed.items():
+            for group in groups[:SAMPLES]:
+                first, *others = group[:MOST_ROWS].tolist()
+                (texts,) = task.list_texts(task.select(examples[split], np.array([first])))
+                other = checked.lines[TRAIN if name in IN_TRAIN else split]
+                rows = [checked.lines[split][first], *(other[row] for row in others)]
+                text = "  |  ".join(map(shorten_text, texts))
+                yield {"finding": name, "split": split, "rows": rows, "text": text}

@@ -1,0 +1,250 @@
+"""Rows whose texts are equal or nearly equal, within splits and between them.
+
+Texts are compared in lower case, with every run of white space as one space. A row is its texts in order: a swapped
+pair is another row. Equal rows are found by 64-bit hashes, so a million different rows have two equal hashes in one of
+thirty million data sets. Nearly equal rows share at least NEAR of their different runs of five characters. MinHash
+proposes pairs, which are then compared: 95 % of those at this limit are proposed, and nearly all above 0.9.
+
+Left out: what a row's texts and answer are (`bertkit.tasks.task`), and reports (`bertkit.tasks.repeats`).
+"""
+
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from itertools import islice
+
+import numpy as np
+
+NEAR = 0.8  # Jaccard similarity
+PIECE = 5  # characters of the runs that near rows share
+LONGEST_COMPARED = 20_000  # characters of a row that are compared for nearness
+PERMUTATIONS, BANDS = 128, 16  # of MinHash: rows are proposed if they agree in all 8 values of a band
+MOST_TRIES = 4  # comparisons of a row that find nothing, so that texts from a template do not take hours
+ROWS_A_BATCH = 4096
+TRAIN = "train"
+
+Texts = tuple[str, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class SplitRepeats:
+    """The repeated rows of a split, by their numbers from 0.
+
+    Attributes:
+        size: The number of rows.
+        in_train: (N, 2) a row, and the first row of train with equal texts; empty for train.
+        repeats: (N, 2) a row, and the first row of the split with equal texts, which is not a repeat itself.
+        contradictory: The rows of each text that has different answers in the split.
+        contradicts_train: (N, 2) a row, and the first row of train with equal texts and another answer.
+    """
+
+    size: int
+    in_train: np.ndarray
+    repeats: np.ndarray
+    contradictory: Sequence[np.ndarray]
+    contradicts_train: np.ndarray
+
+
+# --- Equal rows -------------------------------------------------------------------------------------------------------
+
+
+def fold_texts(texts: Iterable[str]) -> str:
+    """Return a row's texts in lower case, white space folded, in one line each."""
+    return "\n".join(" ".join(text.lower().split()) for text in texts)
+
+
+def hash_rows(rows: Iterable[Texts]) -> np.ndarray:
+    """Return (S,) uint64, equal for rows with equal texts."""
+    digests = (blake2b(fold_texts(texts).encode("utf-8", "surrogatepass"), digest_size=8).digest() for texts in rows)
+    return np.frombuffer(b"".join(digests), "<u8")
+
+
+def number_answers(answers: Iterable[Hashable], numbers: dict[Hashable, int]) -> np.ndarray:
+    """Return (S,) int64, equal for equal answers; `numbers` has those of earlier calls and is extended."""
+    return np.fromiter((numbers.setdefault(answer, len(numbers)) for answer in answers), np.int64)
+
+
+def find_repeats(
+    keys: Mapping[str, np.ndarray], answers: Mapping[str, np.ndarray | None] | None = None
+) -> dict[str, SplitRepeats]:
+    """Return the repeated rows of each split.
+
+    Args:
+        keys: Split -> the result of `hash_rows`.
+        answers: Split -> the result of `number_answers`; None, or a split left out, without answers.
+    """
+    answers = answers or {}
+    train, known = keys.get(TRAIN, np.empty(0, np.uint64)), answers.get(TRAIN)
+    distinct, firsts = np.unique(train, return_index=True)
+    found = {}
+    for split, own in keys.items():
+        given = answers.get(split)
+        values, first, places = np.unique(own, return_index=True, return_inverse=True)
+        rows = np.arange(len(own))
+        repeats = np.stack([rows, first[places]], axis=1)[rows != first[places]]
+        contradictory = [] if given is None else _group_contradictions(places, given, len(values))
+        leaks, contradicts = np.empty((0, 2), np.int64), np.empty((0, 2), np.int64)
+        if split != TRAIN and len(train):
+            spots = np.searchsorted(distinct, own).clip(max=len(distinct) - 1)
+            is_leak = distinct[spots] == own
+            leaks = np.stack([rows, firsts[spots]], axis=1)[is_leak]
+            if given is not None and known is not None:
+                contradicts = _find_other_answers(own, given, train, known, np.flatnonzero(is_leak))
+        found[split] = SplitRepeats(len(own), leaks, repeats, contradictory, contradicts)
+    return found
+
+
+def _group_contradictions(places: np.ndarray, answers: np.ndarray, count: int) -> list[np.ndarray]:
+    """Return the rows of each text with different answers, by the first row; `places` (S,) are the texts' numbers."""
+    lowest, highest = np.full(count, np.iinfo(np.int64).max), np.full(count, -1)
+    np.minimum.at(lowest, places, answers)
+    np.maximum.at(highest, places, answers)
+    rows = np.flatnonzero((lowest < highest)[places])
+    rows = rows[np.argsort(places[rows], kind="stable")]
+    groups = np.split(rows, np.flatnonzero(np.diff(places[rows])) + 1) if len(rows) else []
+    return sorted(groups, key=lambda group: group[0])
+
+
+def _find_other_answers(
+    keys: np.ndarray, answers: np.ndarray, train: np.ndarray, known: np.ndarray, rows: np.ndarray
+) -> np.ndarray:
+    """Return (N, 2) those of some rows to which train gives another answer, and the first such row of train."""
+    order = np.argsort(train, kind="stable")
+    starts = np.searchsorted(train[order], keys[rows], "left")
+    ends = np.searchsorted(train[order], keys[rows], "right")
+    found = []
+    for row, start, end in zip(rows.tolist(), starts.tolist(), ends.tolist(), strict=True):
+        others = order[start:end]
+        if len(differing := others[known[others] != answers[row]]):
+            found.append((row, int(differing[0])))
+    return np.array(found, np.int64).reshape(-1, 2)
+
+
+# --- Nearly equal rows ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class NearRows:
+    """The rows of a split that nearly equal others and equal none of them, by their numbers from 0.
+
+    Attributes:
+        in_train: (N, 2) a row, and a similar row of train; empty for train.
+        repeats: (N, 2) a row, and a similar row before it.
+    """
+
+    in_train: np.ndarray
+    repeats: np.ndarray
+
+
+def pad_row(texts: Texts) -> str:
+    """Return the folded texts of a row, or the beginning of long ones, of PIECE characters at least."""
+    return fold_texts(texts)[:LONGEST_COMPARED].ljust(PIECE)
+
+
+def hash_bands(rows: Iterable[Texts]) -> np.ndarray:
+    """Return (S, BANDS) uint64: nearly equal rows probably agree in one band."""
+    from rensa import RMinHash
+
+    # Odd multipliers mix the values of a band; equal results of different values only cost a comparison.
+    mixers = np.random.default_rng(0).integers(1 << 63, size=PERMUTATIONS // BANDS, dtype=np.uint64) | np.uint64(1)
+    folded, found = map(pad_row, rows), []
+    while batch := list(islice(folded, ROWS_A_BATCH)):
+        pieces, offsets = _hash_pieces(batch)
+        digests = RMinHash.digest_matrix_from_flat_token_hashes(pieces, offsets, PERMUTATIONS, 0).to_rows()
+        values = np.array(digests, np.uint64).reshape(len(batch), BANDS, -1)  # (S, BANDS, 8)
+        found.append((values * mixers).sum(axis=2, dtype=np.uint64))  # (S, BANDS)
+    return np.concatenate(found) if found else np.empty((0, BANDS), np.uint64)
+
+
+def _hash_pieces(rows: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+    """Return the hashes of the pieces of some rows (P,) uint64, and the offsets (S + 1,) between the rows."""
+    lengths = np.array(list(map(len, rows)))
+    characters = np.frombuffer("".join(rows).encode("utf-32-le", "surrogatepass"), np.uint32).astype(np.uint64)
+    hashes = np.zeros(len(characters) - PIECE + 1, np.uint64)
+    for place in range(PIECE):
+        hashes = hashes * np.uint64(0x100000001B3) + characters[place : place + len(hashes)]
+    hashes ^= hashes >> np.uint64(29)  # mixed, because MinHash takes uniform hashes
+    hashes *= np.uint64(0xBF58476D1CE4E5B9)
+    hashes ^= hashes >> np.uint64(32)
+    ends = np.cumsum(lengths)
+    is_inside = np.ones(len(characters), bool)
+    for place in range(1, PIECE):
+        is_inside[ends - place] = False  # pieces that reach into the next row
+    return hashes[is_inside[: len(hashes)]], np.concatenate([[0], np.cumsum(lengths - PIECE + 1)])
+
+
+def list_pieces(row: str) -> set[str]:
+    """Return the pieces of a padded row."""
+    return {row[place : place + PIECE] for place in range(len(row) - PIECE + 1)}
+
+
+def is_near(first: str, second: str) -> bool:
+    """Return whether two padded rows are nearly equal."""
+    one, other = list_pieces(first), list_pieces(second)
+    return len(one & other) >= NEAR * len(one | other)
+
+
+def find_near(
+    keys: Mapping[str, np.ndarray],
+    bands: Mapping[str, np.ndarray],
+    read: Callable[[str, np.ndarray], Iterable[Texts]],
+) -> dict[str, NearRows]:
+    """Return the rows of each split that nearly equal a row of train or an earlier row, but equal none.
+
+    A row is compared with the first row of train and of its split, and with the row before it, among those that agree
+    with it in a band. So the time is proportional to the number of rows.
+
+    Args:
+        keys: Split -> the result of `hash_rows`, train first.
+        bands: Split -> the result of `hash_bands`.
+        read: Returns some rows of a split by their numbers.
+    """
+    splits = list(keys)
+    rows = [np.sort(np.unique(own, return_index=True)[1]) for own in keys.values()]  # without repeats
+    owners = np.repeat(np.arange(len(splits)), list(map(len, rows)))  # (M,)
+    numbers = np.concatenate(rows)
+    partners = np.full((2, len(numbers)), -1)  # in train, and in the own split
+    tries = np.zeros((2, len(numbers)), np.uint8)
+    if TRAIN in keys:
+        is_known = np.concatenate(
+            [np.isin(keys[split][own], keys[TRAIN]) for split, own in zip(splits, rows, strict=True)]
+        )
+        tries[0, is_known] = MOST_TRIES  # those of train, and those equal to them
+    else:
+        tries[0] = MOST_TRIES
+
+    def compare(kind: int, ours: np.ndarray, others: np.ndarray) -> None:
+        is_open = (partners[kind, ours] < 0) & (tries[kind, ours] < MOST_TRIES)
+        ours, others = ours[is_open], others[is_open]
+        for start in range(0, len(ours), ROWS_A_BATCH):
+            pair = ours[start : start + ROWS_A_BATCH], others[start : start + ROWS_A_BATCH]
+            found = np.fromiter(map(is_near, *(fetch(side) for side in pair)), bool)
+            partners[kind, pair[0][found]] = pair[1][found]
+            tries[kind, pair[0][~found]] += 1
+
+    def fetch(places: np.ndarray) -> list[str]:
+        texts = np.empty(len(places), object)
+        for owner in np.unique(owners[places]).tolist():
+            chosen = owners[places] == owner
+            texts[chosen] = list(map(pad_row, read(splits[owner], numbers[places[chosen]])))
+        return texts.tolist()
+
+    for band in range(BANDS):
+        values = np.concatenate([bands[split][own, band] for split, own in zip(splits, rows, strict=True)])
+        order = np.argsort(values, kind="stable")  # train first
+        is_new = np.diff(values[order], prepend=~values[order[:1]]) != 0
+        is_first = is_new | (np.diff(owners[order], prepend=-1) != 0)
+        places = np.arange(len(order))
+        first, own = (order[np.maximum.accumulate(np.where(starts, places, 0))] for starts in (is_new, is_first))
+        leaks = (owners[order] > 0) & (owners[first] == 0)
+        compare(0, order[leaks], first[leaks])
+        compare(1, order[~is_first], own[~is_first])
+        compare(1, order[1:][~is_first[1:]], order[:-1][~is_first[1:]])
+    found = {}
+    for owner, split in enumerate(splits):
+        pairs = []
+        for kind in (0, 1):
+            places = np.flatnonzero((owners == owner) & (partners[kind] >= 0))
+            pairs.append(np.stack([numbers[places], numbers[partners[kind, places]]], axis=1))
+        found[split] = NearRows(*pairs)
+    return found

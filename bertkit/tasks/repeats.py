@@ -1,0 +1,103 @@
+"""The repeated rows of a task's data: leaks between splits, repeats and contradictions, as a line or as JSON.
+
+It is the part of the doctor (`bertkit.analysis.doctor`) that every fine-tuning does, because it takes seconds.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from shlex import quote
+from typing import Any
+
+import numpy as np
+
+from bertkit.data.duplicates import TRAIN, SplitRepeats, find_repeats, hash_rows, number_answers
+from bertkit.reports.tables import count
+from bertkit.tasks.task import Task
+
+WITHOUT_LEAKS = "_without_leaks"  # after the name of a score: of the rows that are not in train
+
+
+@dataclass(frozen=True, eq=False)
+class CheckedRows:
+    """The repeated rows of each split, train first, and the line of each row in its file.
+
+    Attributes:
+        keys: Split -> the hashes of the rows.
+    """
+
+    splits: Mapping[str, SplitRepeats] = field(default_factory=dict)
+    lines: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    keys: Mapping[str, np.ndarray] = field(default_factory=dict)
+
+    def find_leaks(self, split: str) -> np.ndarray:
+        """Return the numbers of the rows that stand in train; empty if all of them do."""
+        found = self.splits.get(split)
+        return found.in_train[:, 0] if found and len(found.in_train) < found.size else np.empty(0, np.int64)
+
+    def summarize(self) -> str:
+        """Return the counts of all splits with findings in one line; empty without any."""
+        parts = [f"{split}: {', '.join(found)}" for split, one in self.splits.items() if (found := _count_words(one))]
+        return "; ".join(parts)
+
+    def format(self) -> dict[str, dict[str, Any]]:
+        """Return for each split the counts and rows of its findings, for JSON."""
+        return {split: self._format_split(split, found) for split, found in self.splits.items()}
+
+    def _format_split(self, split: str, found: SplitRepeats) -> dict[str, Any]:
+        listed = {
+            "in_train": self.pair_lines(split, TRAIN, found.in_train),
+            "repeats": self.pair_lines(split, split, found.repeats),
+            "contradictory": [[self.lines[split][row] for row in group.tolist()] for group in found.contradictory],
+            "contradicts_train": self.pair_lines(split, TRAIN, found.contradicts_train),
+        }
+        if split == TRAIN:
+            del listed["in_train"], listed["contradicts_train"]
+        counts = {name: len(rows) for name, rows in listed.items()}
+        return {"rows": found.size, **counts, **{f"{name}_rows": rows for name, rows in listed.items()}}
+
+    def pair_lines(self, split: str, other: str, pairs: np.ndarray) -> list[list[int]]:
+        """Return the lines of pairs (N, 2) of a row of a split and a row of another."""
+        return [[self.lines[split][row], self.lines[other][partner]] for row, partner in pairs.tolist()]
+
+
+def check_rows(task: Task, examples: Mapping[str, Any]) -> CheckedRows:
+    """Return the repeated rows of a task's examples; empty if these have no texts before encoding."""
+    keys, answers, lines = {}, {}, {}
+    numbers: dict[Any, int] = {}
+    for split in sorted(examples, key=lambda split: split != TRAIN):
+        keys[split] = hash_rows(task.list_texts(examples[split]))
+        if (given := task.list_answers(examples[split])) is not None:
+            answers[split] = number_answers(given, numbers)
+        lines[split] = task.list_lines(examples[split])
+    if not any(map(len, keys.values())):
+        return CheckedRows()
+    return CheckedRows(find_repeats(keys, answers), lines, keys)
+
+
+def name_command(task: Task, options: Mapping[str, Any]) -> str:
+    """Return the command that lists the findings on a task's data."""
+    place = f" {quote(options['dir'])}" if options["dir"] else ""
+    return f"bertkit doctor{place}{_name_task(task, options)}"
+
+
+def _name_task(task: Task, options: Mapping[str, Any]) -> str:
+    if "text" not in options:
+        return f" --task {task.name}"
+    given: Iterable[str] = (
+        f" --{name} {quote(','.join(options[name]))}" for name in ("text", "label") if options[name]
+    )
+    return "".join(given)
+
+
+def _count_words(found: SplitRepeats) -> list[str]:
+    """Return the counts of a split's findings in words."""
+    words = []
+    if leaks := len(found.in_train):
+        words.append(f"{leaks:,} of {count(found.size, 'row')} stand in train")
+    if repeats := len(found.repeats):
+        words.append(f"{count(repeats, 'row repeats', 'rows repeat')} others")
+    if texts := len(found.contradictory):
+        words.append(f"{count(texts, 'text has', 'texts have')} different labels")
+    if others := len(found.contradicts_train):
+        words.append(f"{count(others, 'row has', 'rows have')} another label in train")
+    return words

@@ -1,0 +1,252 @@
+"""The doctor: its findings on planted faults, every task's data, cleaned tables, and what a fine-tuning notes."""
+
+import csv
+import json
+
+import numpy as np
+import pytest
+
+from bertkit.analysis.cleaning import write_clean
+from bertkit.analysis.doctor import examine, list_tables
+from bertkit.analysis.page import write_page
+from bertkit.metrics.ner import score_entities
+from bertkit.system.progress import ignore
+from bertkit.tasks import TASKS
+from bertkit.training.arguments import complete
+from bertkit.training.run import run
+from tests.official import (
+    write_checkpoint,
+    write_conll,
+    write_glue,
+    write_reviews,
+    write_squad,
+    write_swag,
+    write_table,
+)
+
+DATA = {  # task -> the writer of its official files, the folder below a root
+    "mrpc": (write_glue, ""),
+    "stsb": (write_glue, ""),
+    "squad2": (write_squad, "squad"),
+    "swag": (write_swag, "swag"),
+    "ner": (write_conll, "ner"),
+    "classify": (write_reviews, "reviews.csv"),
+}
+
+
+def check(task, place, model=None, **options):
+    """Return the doctor's result on some data."""
+    return examine(TASKS[task], {"data": {"dir": str(place), **options}}, None if model is None else str(model), ignore)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return write_checkpoint(tmp_path_factory.mktemp("model") / "bert")
+
+
+def make_rows(texts, labels, **others):
+    rows = [{"text": text, "label": label, **others} for text, label in zip(texts, labels, strict=True)]
+    return [row | {"date": f"day {number}", "copy": row["label"].upper()} for number, row in enumerate(rows)]
+
+
+@pytest.fixture
+def faulty(tmp_path):
+    """Write train, dev and test with planted faults; row n stands in line n + 2."""
+    draw = np.random.default_rng(0)
+    words = ["".join(draw.choice(list("abcdefgh"), 6)) for _ in range(200)]
+    usual = [" ".join(draw.choice(words, 9)) for _ in range(40)]
+    texts = [*usual, "A good  film", "a GOOD film", "a bad film", "a bad film", "хороший фильм", ""]
+    labels = ["good", "bad"] * 20 + ["good", "good", "bad", "good", "good", "bad"]
+    write_table(tmp_path / "train.csv", make_rows(texts, labels, source="mail", empty=" "))
+    dev = ["a good film", "A BAD FILM", f"{usual[3]}s", "a film of its own kind"]
+    write_table(tmp_path / "dev.csv", make_rows(dev, ["bad", "bad", "good", "good"]))
+    write_table(tmp_path / "test.csv", make_rows(["another one", "one more thing"], ["bad", "bad"]))
+    return tmp_path
+
+
+def test_planted_faults_are_found_with_their_lines(faulty, model):
+    found = check("classify", faulty, model, text=["text"], label=["label"]).findings
+    train, dev, test = (found["splits"][split] for split in ("train", "dev", "test"))
+    assert (train["repeats"], train["repeats_rows"]) == (2, [[43, 42], [45, 44]])
+    assert (train["contradictory"], train["contradictory_rows"]) == (1, [[44, 45]])
+    assert (dev["in_train"], dev["in_train_rows"]) == (2, [[2, 42], [3, 44]])
+    assert dev["contradicts_train_rows"] == [[2, 42], [3, 45]]
+    assert dev["near_train_rows"] == [[4, 5]]
+    assert train["other_scripts_rows"] == [46]
+    assert train["blank_rows"] == [47]
+    assert (test["missing_labels"], dev["missing_labels"]) == (["good"], [])
+    assert train["labels"] == {"good": 24, "bad": 22}
+    assert found["columns"]["empty"] == ["empty"]
+    assert found["columns"]["constant"] == ["source"]
+    assert list(found["columns"]["gives_label_away"]) == ["copy"]
+    json.dumps(found)
+
+
+def test_a_cleaned_table_has_none_of_what_was_dropped(faulty, tmp_path):
+    found = check("classify", faulty, text=["text"], label=["label"])
+    write_clean(found, ("leaks", "repeats", "contradictory", "near"), tmp_path / "clean", ignore)
+    again = check("classify", tmp_path / "clean", text=["text"], label=["label"]).findings["splits"]
+    for split in again.values():
+        assert not any(split.get(key) for key in ("in_train", "repeats", "contradictory", "near_repeats", "near_train"))
+    assert again["dev"]["rows"] == 1
+    with (tmp_path / "clean" / "test.csv").open(encoding="utf-8", newline="") as file:
+        assert next(csv.DictReader(file)) == make_rows(["another one"], ["bad"])[0]
+
+
+@pytest.mark.parametrize("suffix", ["csv", "jsonl"])
+def test_a_single_file_stays_one_in_its_order(tmp_path, suffix):
+    rows = [{"text": f"Text {number // 2}", "label": number // 2 % 2} for number in range(60)]
+    write_table(tmp_path / "rows.csv", rows)
+    write_clean(check("classify", tmp_path / "rows.csv"), ("leaks", "repeats"), tmp_path / f"clean.{suffix}", ignore)
+    found = check("classify", tmp_path / f"clean.{suffix}").examples
+    texts = {}
+    for one in found.values():
+        texts |= dict(zip(one.rows.lines, one.rows.find("text").to_pylist(), strict=True))
+    assert [texts[line] for line in sorted(texts)] == [f"Text {number}" for number in range(30)]
+
+
+@pytest.mark.parametrize("task", DATA)
+def test_every_task_s_data_can_be_checked(task, tmp_path, model):
+    write, place = DATA[task]
+    write(tmp_path / place)
+    found = check(task, tmp_path / place, model)
+    for split, one in found.findings["splits"].items():
+        assert one["rows"] == len(list(TASKS[task].list_texts(found.examples[split])))
+        assert one["tokens"]["max"] > 3
+    assert found.findings["left_out"] == []
+    assert list_tables(found.findings)[0].caption == "Data"
+
+
+def test_without_a_tokenizer_the_rest_is_checked(faulty):
+    found = check("classify", faulty, text=["text"], label=["label"]).findings
+    assert found["left_out"][0].startswith("lengths and unknown words")
+    assert found["splits"]["dev"]["in_train"] == 2
+    assert "tokens" not in found["splits"]["dev"]
+    assert list_tables(found)
+
+
+def test_long_and_unknown_inputs_are_counted(tmp_path, model):
+    rows = make_rows(["word " * number for number in range(1, 30)] + ["😀"], ["a", "b"] * 15)
+    write_table(tmp_path / "train.csv", rows)
+    write_table(tmp_path / "dev.csv", rows[:2])
+    found = check("classify", tmp_path, model, text=["text"], label=["label"], max_length=12).findings
+    train = found["splits"]["train"]
+    assert train["unknown_rows"] == [31]
+    assert train["unknown_words"] == {"😀": 1}
+    lengths = [int(row) for row in train["longer_rows"]]
+    assert lengths == list(range(lengths[0], 31)), "the longest rows"
+    assert train["longer"] == len(lengths) > 0
+
+
+# --- The command line
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["text,label\n", "text\na\nb\n", "text,label\na,1\na,1\n", "text,label\na\0b,1\nc,2\n", "", "text,label\na,1,2\n"],
+    ids=["no rows", "one column", "all equal", "a null byte", "empty", "too many cells"],
+)
+def test_a_broken_table_gives_the_error_of_the_trainer(call, tmp_path, content):
+    (tmp_path / "rows.csv").write_text(content, encoding="utf-8")
+    code, _, err = call("doctor", "rows.csv")
+    other, _, trainer = call("classify", "--data", "rows.csv", "--model", str(write_checkpoint(tmp_path / "bert")))
+    assert code == other == 2
+    assert err == trainer
+    assert err.count("\n") == 1
+
+
+def test_mistakes_at_the_command_line(call, tmp_path):
+    write_reviews(tmp_path / "reviews.csv")
+    named = ("reviews.csv", "--text", "title", "--label", "stars")
+    for words, message in (
+        ((*named, "--drop", "all"), "unknown 'all' in --drop; expected some of leaks"),
+        ((*named, "--write", "clean.txt"), "must end in .csv or .jsonl"),
+        ((*named, "--task", "cola"), "--text and --label are for your own texts"),
+        (("reviews.csv", "--task", "colo"), "unknown task 'colo'"),
+        ((*named, "--model", "nothing/there"), "nothing/there"),
+    ):
+        code, _, err = call("doctor", *words)
+        assert code == 2
+        assert message in err
+        assert err.count("\n") == 1
+
+
+def test_the_command_writes_tables_json_and_the_clean_table(call, tmp_path):
+    write_reviews(tmp_path / "reviews.csv")
+    write_checkpoint(tmp_path / "bert")
+    words = ("--text", "title", "--label", "stars", "--model", "bert", "--json", "found.json", "--write", "clean.jsonl")
+    code, out, err = call("doctor", "reviews.csv", *words)
+    assert (code, err) == (0, "")
+    assert "rows that stand in train" in out
+    assert json.loads((tmp_path / "found.json").read_text(encoding="utf-8"))["splits"]["dev"]["in_train"] == 0
+    assert (tmp_path / "clean.jsonl").is_file()
+
+
+# --- Fine-tuning
+
+
+def test_a_run_notes_leaks_and_scores_without_them(tmp_path):
+    write_table(tmp_path / "data" / "train.csv", make_rows([f"text {n}" for n in range(24)], ["a", "b"] * 12))
+    dev = [f"TEXT  {n}" for n in range(6)] + [f"other {n}" for n in range(14)]
+    write_table(tmp_path / "data" / "dev.csv", make_rows(dev, ["a", "b"] * 10))
+    recipe = {
+        "checkpoint": str(write_checkpoint(tmp_path / "bert", initializer_range=0.3)),
+        "data": {"dir": str(tmp_path / "data"), "text": ["text"], "label": ["label"]},
+        "train": {"max_steps": 2, "eval_strategy": "no", "save_strategy": "no"},
+        "batch_size": 8,
+        "precision": "fp32",
+    }
+    lines = []
+    metrics = run(TASKS["classify"], recipe, output=tmp_path / "run", report=lines.append)
+    assert sum("bertkit doctor" in line for line in lines) == 1
+    (line,) = [line for line in lines if "bertkit doctor" in line]
+    assert line.startswith("dev: 6 of 20 rows stand in train; bertkit doctor ")
+    with (tmp_path / "run" / "predictions" / "dev.csv").open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))[6:]
+    right = np.mean([row["label"] == row["label_predicted"] for row in rows])
+    assert metrics["accuracy_without_leaks"] == pytest.approx(right)
+    noted = json.loads((tmp_path / "run" / "doctor.json").read_text(encoding="utf-8"))
+    assert noted["splits"]["dev"]["in_train_rows"] == [[n + 2, n + 2] for n in range(6)]
+    assert "without leaks" in (tmp_path / "run" / "README.md").read_text(encoding="utf-8")
+    write_page([tmp_path / "run"], tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "<h3>Doctor</h3>" in page
+    assert "rows that stand in train" in page
+
+
+def test_a_run_on_clean_data_says_and_notes_nothing(tmp_path):
+    rows = make_rows([f"text {n}" for n in range(30)], ["a", "b"] * 15)
+    write_table(tmp_path / "data" / "train.csv", rows[:20])
+    write_table(tmp_path / "data" / "dev.csv", rows[20:])
+    recipe = {
+        "checkpoint": str(write_checkpoint(tmp_path / "bert")),
+        "data": {"dir": str(tmp_path / "data"), "text": ["text"], "label": ["label"]},
+        "train": {"max_steps": 1, "eval_strategy": "no", "save_strategy": "no"},
+        "batch_size": 4,
+        "precision": "fp32",
+    }
+    lines = []
+    metrics = run(TASKS["classify"], recipe, output=tmp_path / "run", report=lines.append)
+    assert not any("bertkit doctor" in line for line in lines)
+    assert not any("without_leaks" in key for key in metrics)
+
+
+def test_entities_without_leaked_sentences_are_scored_whatever_their_documents(tmp_path, model):
+    task = TASKS["ner"]
+    recipe = complete(task, {"checkpoint": str(model), "data": {"dir": str(write_conll(tmp_path)), "max_length": 64}})
+    examples = task.load(recipe["data"], ignore)
+    data = task.encode(examples["dev"], task.tokenize(recipe, examples, ignore), recipe, "dev")
+    count = len(examples["dev"]["text"].sentences)
+    assert examples["dev"]["text"].documents > 1
+    rng = np.random.default_rng(0)
+    width = max(len(sentence.words) for sentence in examples["dev"]["text"].sentences)
+    summaries = rng.integers(0, len(data.names), (len(data), width))
+    from bertkit.tasks.ner import decide
+
+    predicted = decide(summaries, data)
+    left_out = np.arange(0, count, 3)
+    kept = sorted(set(range(count)) - set(left_out.tolist()))
+    gold = [sentence.tags for sentence in examples["dev"]["text"].sentences]
+    expected = score_entities([gold[number] for number in kept], [predicted[number] for number in kept])
+    found = task.score_without(left_out, summaries, data)
+    assert found == pytest.approx({name: expected[name] for name in found})
