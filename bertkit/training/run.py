@@ -47,6 +47,7 @@ from bertkit.training.run_dir import (
     start_directory,
     write_environment,
 )
+from bertkit.training.scored_rows import ROWS, measure_split, pack_rows
 from bertkit.training.trainer import BertTrainer, collate_with_places, explain_shortage, train
 
 
@@ -228,7 +229,7 @@ def finish(
     """Score and save a trained model, and return its scores; the first process writes the rest of the directory."""
     trainer.compute_metrics = None  # each split has its own labels
     metrics: dict[str, Any] = {}
-    files: dict[str, str] = {}
+    files: dict[str, str | bytes] = {}
     tuned, decided = None, None  # scores of the tune split, and the config values tuned on it
     for split in (TUNE, *task.splits, *task.unlabelled):
         if (data := prepared.data.get(split)) is None:
@@ -243,6 +244,8 @@ def finish(
         files |= task.format_predictions(summaries, data, split, decided)
         if name := task.splits.get(split):
             scores = task.score(summaries, data, decided)
+            if rows := measure_split(task, summaries, data, prepared.examples[split], decided):
+                files[f"{split}{ROWS}"] = pack_rows(rows)
             metrics |= {name.format(key): value for key, value in scores.items()}
             decided = decided or task.tuned_config(scores)  # the first split decides for those after it
     if tuned is None:  # otherwise the scores at the start are those of the tune split
