@@ -32,10 +32,12 @@ from bertkit.metrics.intervals import LEVEL
 from bertkit.reports.tables import ScoreRow, Table, count, make_table
 from bertkit.system.progress import Report, ignore
 from bertkit.tasks import TASKS
+from bertkit.tasks.task import shorten_text
 from bertkit.training.recipe import read_recipe
 from bertkit.training.run_dir import METRICS_FILE, PREDICTIONS, RECIPE_FILE, STUDY_RESULT, read_study
 from bertkit.training.scored_rows import ROWS, ScoredRows, read_rows
 
+UNDECIDED_VERDICT = "not told apart"
 MOST_ROWS = 10  # shown of those on which methods differ, over all comparisons
 MOST_NEEDED = 10**9  # more rows are not worth naming
 
@@ -75,11 +77,12 @@ class Method:
         """Return (S,) how right each row is, on average over the runs."""
         return np.mean([run.score.judge_rows() for run in self.runs], axis=0)
 
-    def answer(self, row: int) -> str:
-        """Return the answer to a row; the most frequent one of several runs, with their number."""
+    def describe_answer(self, row: int) -> str:
+        """Return the answer to a row with the method's name; the most frequent one where the runs differ."""
         answers = Counter(run.rows[row].answer for run in self.runs)
         answer, number = answers.most_common(1)[0]
-        return answer if number == len(self.runs) == 1 else f"{answer} ({number} of {len(self.runs)})"
+        share = "" if number == len(self.runs) else f" ({number} of {len(self.runs)} runs)"
+        return f"{self.name}: {shorten_text(answer) or '(nothing)'}{share}"
 
 
 @dataclass(frozen=True)
@@ -102,17 +105,17 @@ class MethodComparison:
 
     @property
     def verdict(self) -> str:
-        """Return "better" or "worse" of the second method, or "not told apart"."""
+        """Return "better" or "worse" of the second method, or neither."""
         if self.p > 1 - LEVEL:
-            return "not told apart"
+            return UNDECIDED_VERDICT
         return "better" if self.contrast.value > 0 else "worse"
 
     def describe(self) -> str:
         """Return the verdict with what it rests on, or what would decide it."""
         contrast, rows = self.contrast, count(self.contrast.rows, "row")
-        if self.verdict != "not told apart":
+        if self.verdict != UNDECIDED_VERDICT:
             return f"{self.verdict}, with {rows}"
-        said = f"not told apart with {rows}"
+        said = f"{UNDECIDED_VERDICT} with {rows}"
         if abs(contrast.value) < 1e-9:
             return f"{said}: the scores are equal"
         needed, factor = estimate_rows(contrast, self.comparisons)
@@ -274,9 +277,9 @@ def tabulate(comparisons: Sequence[MethodComparison]) -> Iterator[Table]:
         for one in group:
             contrast = one.contrast
             limits = f"{contrast.low:+.2f} to {contrast.high:+.2f}"
-            cells = [f"{contrast.value:+.2f}", limits, show_p(one.p), one.describe()]
+            cells = [f"{contrast.value:+.2f}", limits, show_p(one.p), one.verdict]
             lines.append([one.second.describe(), show_points(one.second), *cells])
-        heads = ["", f"{first.title.name} (%)", "difference", "95 % interval", corrected, f"beside {first.name}"]
+        heads = ["", f"{first.title.name} (%)", "difference", "95 % interval", corrected, "verdict"]
         yield make_table(f"{first.task}, {count(group[0].contrast.rows, 'row')} in common", heads, lines)
 
 
@@ -286,39 +289,34 @@ def group_by_task(comparisons: Sequence[MethodComparison]) -> list[list[MethodCo
     return [[one for one in comparisons if one.first.task == name] for name in names]
 
 
-def tabulate_rows(comparisons: Sequence[MethodComparison]) -> Iterator[Table]:
-    """Yield a table for each comparison with a few of the rows on which the methods differ, if there are any."""
+def comment(comparisons: Sequence[MethodComparison]) -> Iterator[str]:
+    """Yield lines with the verdicts and what they rest on, then a few of the rows on which the methods differ."""
     for one in comparisons:
-        rows = one.find_differing()
-        if not len(rows):
-            continue
-        shown = rows[: max(MOST_ROWS // len(comparisons), 1)].tolist()
-        described = one.first.runs[0].rows
-        lines = [
-            ["  |  ".join(described[row].texts), described[row].right, one.first.answer(row), one.second.answer(row)]
-            for row in shown
-        ]
-        caption = f"{len(shown)} of {count(len(rows), 'row')} with different answers (all with --json FILE)"
-        yield make_table(caption, ["", "right", one.first.name, one.second.name], lines)
-
-
-def comment(comparisons: Sequence[MethodComparison]) -> list[str]:
-    """Return lines on what the verdicts mean."""
-    lines = []
-    for one in comparisons:
-        if one.mcnemar is not None:
-            lines.append(f"{one.second.name}: McNemar's exact test on right and wrong rows: p {show_p(one.mcnemar)}")
+        exact = "" if one.mcnemar is None else f" (right or wrong rows, McNemar's exact test: p {show_p(one.mcnemar)})"
+        yield f"{one.second.name} beside {one.first.name}: {one.describe()}{exact}"
     for group in group_by_task(comparisons):
         if group[0].left_out:
-            lines.append(f"{group[0].first.task}: {count(group[0].left_out, 'row')} not in all runs, skipped")
+            yield f"{group[0].first.task}: {count(group[0].left_out, 'row')} not in all runs, skipped"
     if any(one.contrast.seed_error is None for one in comparisons):
-        lines.append(
-            "single runs: two models are compared, not two methods; another seed may turn the result around "
+        yield (
+            "single runs: two models are compared, not two methods; other seeds may turn the result around "
             "(--restarts 5 trains several)"
         )
-    if any(one.verdict == "not told apart" for one in comparisons):
-        lines.append(f"rows that would tell: with a chance of {POWER:.0%}, if the difference stays the same")
-    return lines
+    if any(one.verdict == UNDECIDED_VERDICT for one in comparisons):
+        yield f"rows that would tell: with a chance of {POWER:.0%}, if the difference stays the same"
+    for one in comparisons:
+        yield from list_lines(one, max(MOST_ROWS // len(comparisons), 1))
+
+
+def list_lines(one: MethodComparison, most: int) -> Iterator[str]:
+    """Yield a line for some of the rows on which two methods differ, after one with their number."""
+    if len(rows := one.find_differing()):
+        shown = f"the first {most} of them" if len(rows) > most else "all of them"
+        yield f"{one.second.name} and {one.first.name} differ on {count(len(rows), 'row')}; {shown}:"
+    for row in rows[:most].tolist():
+        described = one.first.runs[0].rows[row]
+        answers = ", ".join(method.describe_answer(row) for method in (one.first, one.second))
+        yield f"  {'  |  '.join(described.texts)}  →  {answers}  ({shorten_text(described.right) or '(nothing)'})"
 
 
 def show_points(method: Method) -> str:
@@ -360,7 +358,7 @@ def list_comparison(one: MethodComparison) -> dict[str, Any]:
         "verdict": one.verdict,
         "rows": contrast.rows,
         "rows_left_out": one.left_out,
-        "rows_needed": needed if one.verdict == "not told apart" else None,
+        "rows_needed": needed if one.verdict == UNDECIDED_VERDICT else None,
         "row_error": contrast.row_error,
         "seed_error": contrast.seed_error,
         "mcnemar_p": one.mcnemar,

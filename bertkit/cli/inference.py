@@ -238,7 +238,7 @@ def compare(
 
     $ bertkit compare a.csv b.csv --label stars
     """
-    from bertkit.analysis.compare import comment, list_values, tabulate, tabulate_rows
+    from bertkit.analysis.compare import comment, list_values, tabulate
     from bertkit.analysis.compare import compare as compare_all
     from bertkit.system.files import write_json
 
@@ -246,7 +246,7 @@ def compare(
         raise UsageError("compare needs two or more runs or files, or a study; name another one")
     with Screen() as screen:
         found = compare_all(sources, split, label, data, screen.say)
-        for table in (*tabulate(found), *tabulate_rows(found)):
+        for table in tabulate(found):
             screen.show_table(table)
         screen.say(*comment(found))
         if as_json is not None:

@@ -496,3 +496,24 @@ def find_characters(
     limit = max(len(windows.offsets) - 1, 0)  # invalid spans may have any position
     padded = windows.offsets if len(windows.offsets) else np.zeros((1, 2), np.int32)
     return padded[np.clip(first + shift, 0, limit), 0], padded[np.clip(last + shift, 0, limit), 1]
+
+
+def rank(answer: Answer, with_null: bool) -> list[dict[str, Any]]:
+    """Return the best answers in the reference code's form; `with_null` includes no answer, as an empty text.
+
+    Probabilities are a softmax over these answers alone. If there is none, the reference code writes the word "empty",
+    here an empty text is written.
+    """
+    spans = list(answer.spans)
+    if with_null:
+        spans = sorted([*spans, Span("", *answer.null)], key=lambda span: span.start + span.end, reverse=True)
+        if any(not span.text for span in spans[:N_BEST]):
+            spans = spans[:N_BEST]
+    elif not spans:
+        spans = [answer.best]
+    scores = np.array([span.start + span.end for span in spans])
+    weights = np.exp(scores - scores.max())
+    return [
+        {"text": span.text, "probability": probability, "start_logit": span.start, "end_logit": span.end}
+        for span, probability in zip(spans, (weights / weights.sum()).tolist(), strict=True)
+    ]

@@ -19,10 +19,10 @@ from typing import Any
 import msgspec
 
 from bertkit.data.formats.squad import Candidate, read_predictions, read_squad, read_squad_copy
-from bertkit.data.spans import N_BEST, Answer, Question, Span
+from bertkit.data.spans import N_BEST, Answer, Question, Span, rank
 from bertkit.errors import UsageError, explain_refusal
 from bertkit.system.files import write_json
-from bertkit.tasks.squad import NBEST, SquadTask, rank
+from bertkit.tasks.squad import NBEST, SquadTask
 from bertkit.tasks.task import CHOSEN_ON_DEV
 from bertkit.training.recipe import read_recipe
 from bertkit.training.run_dir import (

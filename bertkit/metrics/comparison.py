@@ -4,11 +4,11 @@ The rows are sampled by a Bayesian bootstrap (Rubin 1981), the same weights for 
 Two corrections keep the share of false differences at its level.
 
 Few rows that differ: with four gains and no loss, no bootstrap sample is below 0, although a fair coin gives four heads
-or four tails once in eight. Therefore half a row more counts on either side, of the size of the rows that differ: with
-b losses and c gains an accuracy is above 0 with the probability that Beta(c + 1/2, b + 1/2) is above 1/2. That is
-Jeffreys' interval, nearly the mid-p test of McNemar (Fagerland et al. 2013, "The McNemar test for binary matched-pairs
-data", BMC Medical Research Methodology 13), where the whole row of `bertkit.metrics.intervals`, which proves a bound,
-would be the exact test, whose share of false differences is below its level.
+or four tails once in eight. Therefore one row more counts on either side, of the size of the rows that differ: with b
+losses and c gains an accuracy has risen with the probability that Beta(c + 1, b + 1) is above 1/2. Verdicts are then
+nearly those of McNemar's mid-p test (Fagerland et al. 2013, "The McNemar test for binary matched-pairs data", BMC
+Medical Research Methodology 13). The row of `bertkit.metrics.intervals`, which proves a bound and is on the other side
+alone, would give the exact test, which tells fewer differences than its level allows.
 
 Seeds: a method is drawn again with every seed. Runs of one method differ by their seeds and by the rows at hand; the
 second part is known from the bootstrap, and is subtracted from the variance between the runs. The rest is the variance
@@ -78,8 +78,8 @@ def compare_methods(
     value = float(runs[count:].mean() - runs[:count].mean())
     differences = sampled[count:].mean(0) - sampled[:count].mean(0)  # (R,)
     if differing:
-        halves = rng.standard_gamma(0.5, (2, samples))
-        differences = differences + differences.std() / np.sqrt(differing) * (halves[0] - halves[1])
+        gains, losses = rng.standard_exponential((2, samples))
+        differences = differences + differences.std() / np.sqrt(differing) * (gains - losses)
     row_error, seed_error = float(differences.std()), None
     if len(runs) > 2:
         seed_error, freedom = _find_seed_error(np.split(runs, [count]), np.split(sampled, [count]))

@@ -266,11 +266,7 @@ class ClassificationTask(TextTask):
         return found | {"score": found[next(iter(SCORES[kind]))]}
 
     def describe_rows(
-        self,
-        summaries: np.ndarray,
-        data: LabelledSequences,
-        examples: LabelledTexts,
-        decided: Mapping[str, Any] | None = None,
+        self, summaries: np.ndarray, data: LabelledSequences, examples: Any, decided: Mapping[str, Any] | None = None
     ) -> Iterator[RowAnswer]:
         """Yield the texts of each row, and its label, labels or number."""
         thresholds = self.find_thresholds(summaries, data, decided)

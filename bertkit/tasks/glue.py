@@ -299,11 +299,7 @@ class GlueTask(TextTask):
         return measure_scores(self.row.metrics, answers, data.labels, len(self.row.labels))
 
     def describe_rows(
-        self,
-        summaries: np.ndarray,
-        data: Sequences,
-        examples: SentenceExamples,
-        decided: Mapping[str, Any] | None = None,
+        self, summaries: np.ndarray, data: Sequences, examples: Any, decided: Mapping[str, Any] | None = None
     ) -> Iterator[RowAnswer]:
         """Yield the texts of each row, and the names of the labels or the scores."""
         names = list(self.row.labels.values())

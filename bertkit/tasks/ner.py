@@ -306,11 +306,7 @@ class NerTask(FineTuningTask):
         return {name: found[name] for name in ENTITY_SCORES}
 
     def describe_rows(
-        self,
-        summaries: np.ndarray,
-        data: NerData,
-        examples: TaggedExamples,
-        decided: Mapping[str, Any] | None = None,
+        self, summaries: np.ndarray, data: NerData, examples: Any, decided: Mapping[str, Any] | None = None
     ) -> Iterator[RowAnswer]:
         """Yield the words of each document or sentence, and its entities."""
         text = get_words(data).text

@@ -23,10 +23,8 @@ from torch import Tensor
 from bertkit.data.formats.columns import has_splits
 from bertkit.data.formats.squad import HUB_SQUAD, read_own_squad, read_predictions, read_squad, read_squad_copy
 from bertkit.data.spans import (
-    N_BEST,
     Answer,
     Question,
-    Span,
     Windows,
     decode,
     decode_best,
@@ -35,6 +33,7 @@ from bertkit.data.spans import (
     find_best,
     is_placed,
     keep_top,
+    rank,
 )
 from bertkit.data.splits import check_split_options, divide_train, hash_keys
 from bertkit.errors import UsageError
@@ -317,11 +316,7 @@ class SquadTask(FineTuningTask):
         return measure_answers(gold, texts, odds if self.version.unanswerable else None, (decided or {}).get("tau"))
 
     def describe_rows(
-        self,
-        summaries: np.ndarray,
-        data: Windows,
-        examples: Sequence[Question],
-        decided: Mapping[str, Any] | None = None,
+        self, summaries: np.ndarray, data: Windows, examples: Any, decided: Mapping[str, Any] | None = None
     ) -> Iterator[RowAnswer]:
         """Yield each question with its context, right answers, and the answer; an empty one is none."""
         texts, odds = decode_best(check_answers(summaries), data)
@@ -571,27 +566,6 @@ def list_keys(questions: Sequence[Question]) -> list[str]:
 def collect_answers(questions: Sequence[Question]) -> dict[str, tuple[str, ...]]:
     """Return question's id -> its right answers."""
     return {question.id: question.answers for question in questions}
-
-
-def rank(answer: Answer, with_null: bool) -> list[dict[str, Any]]:
-    """Return the best answers in the reference code's form; `with_null` includes no answer, as an empty text.
-
-    Probabilities are a softmax over these answers alone. If there is none, the reference code writes the word "empty",
-    here an empty text is written.
-    """
-    spans = list(answer.spans)
-    if with_null:
-        spans = sorted([*spans, Span("", *answer.null)], key=lambda span: span.start + span.end, reverse=True)
-        if any(not span.text for span in spans[:N_BEST]):
-            spans = spans[:N_BEST]
-    elif not spans:
-        spans = [answer.best]
-    scores = np.array([span.start + span.end for span in spans])
-    weights = np.exp(scores - scores.max())
-    return [
-        {"text": span.text, "probability": probability, "start_logit": span.start, "end_logit": span.end}
-        for span, probability in zip(spans, (weights / weights.sum()).tolist(), strict=True)
-    ]
 
 
 SQUAD = {task.name: task for task in map(SquadTask, VERSIONS)}

@@ -114,11 +114,7 @@ class SwagTask(FineTuningTask):
         return {"accuracy": measure_mean(check_finite(summaries).argmax(axis=1) == data.labels)}
 
     def describe_rows(
-        self,
-        summaries: np.ndarray,
-        data: Choices,
-        examples: Sequence[Situation],
-        decided: Mapping[str, Any] | None = None,
+        self, summaries: np.ndarray, data: Choices, examples: Any, decided: Mapping[str, Any] | None = None
     ) -> Iterator[RowAnswer]:
         """Yield the texts of each question, and the numbered endings."""
         for one, place in zip(examples, summaries.argmax(axis=1).tolist(), strict=True):

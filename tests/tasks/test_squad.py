@@ -11,14 +11,14 @@ from transformers import AutoModelForQuestionAnswering
 
 from bertkit import BertForQuestionAnswering
 from bertkit.data.formats.squad import read_squad
-from bertkit.data.spans import Answer, Question, Span, cut, decode, express, locate_answer
+from bertkit.data.spans import Answer, Question, Span, cut, decode, express, locate_answer, rank
 from bertkit.data.tokenizer import load_tokenizer
 from bertkit.errors import UsageError
 from bertkit.metrics.squad import score_answers, score_squad1, score_squad2
 from bertkit.system.signals import Interrupted
 from bertkit.tasks import TASKS
 from bertkit.tasks.prediction import show_examples
-from bertkit.tasks.squad import SQUAD, VERSIONS, find_squad, rank
+from bertkit.tasks.squad import SQUAD, VERSIONS, find_squad
 from bertkit.tasks.task import PredictionSettings
 from bertkit.training.run import run
 from bertkit.training.run_dir import FIRST, read_metrics
