@@ -77,6 +77,11 @@ class Method:
         """Return (S,) how right each row is, on average over the runs."""
         return np.mean([run.score.judge_rows() for run in self.runs], axis=0)
 
+    def share_answers(self) -> Iterator[dict[str, float]]:
+        """Yield for each row the share of the runs that gave each answer."""
+        for answers in zip(*([row.answer for row in run.rows] for run in self.runs), strict=True):
+            yield {answer: number / len(answers) for answer, number in Counter(answers).items()}
+
     def describe_answer(self, row: int) -> str:
         """Return the answer to a row with the method's name; the most frequent one where the runs differ."""
         answers = Counter(run.rows[row].answer for run in self.runs)
@@ -104,6 +109,11 @@ class MethodComparison:
     left_out: int
 
     @property
+    def has_lone_run(self) -> bool:
+        """Return whether one method has a single run and the other several."""
+        return min(len(self.first.runs), len(self.second.runs)) == 1 and self.contrast.seed_error is not None
+
+    @property
     def verdict(self) -> str:
         """Return "better" or "worse" of the second method, or neither."""
         if self.p > 1 - LEVEL:
@@ -127,9 +137,8 @@ class MethodComparison:
 
     def find_differing(self) -> np.ndarray:
         """Return the rows with different answers, first those on which one method is right and the other wrong."""
-        answers = [[[row.answer for row in run.rows] for run in method.runs] for method in (self.first, self.second)]
-        by_row = (list(zip(*found, strict=True)) for found in answers)
-        differs = [sorted(one) != sorted(two) for one, two in zip(*by_row, strict=True)]
+        shares = zip(self.first.share_answers(), self.second.share_answers(), strict=True)
+        differs = [one != two for one, two in shares]
         gaps = np.abs(self.second.judge_rows() - self.first.judge_rows())
         rows = np.flatnonzero(differs)
         return rows[np.argsort(-gaps[rows], kind="stable")]
@@ -297,6 +306,8 @@ def comment(comparisons: Sequence[MethodComparison]) -> Iterator[str]:
     for group in group_by_task(comparisons):
         if group[0].left_out:
             yield f"{group[0].first.task}: {count(group[0].left_out, 'row')} not in all runs, skipped"
+    if any(one.has_lone_run for one in comparisons):
+        yield "a method with a single run is assumed to vary with its seed as the other one does"
     if any(one.contrast.seed_error is None for one in comparisons):
         yield (
             "single runs: two models are compared, not two methods; other seeds may turn the result around "
