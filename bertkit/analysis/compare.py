@@ -32,14 +32,15 @@ from bertkit.metrics.intervals import LEVEL
 from bertkit.reports.tables import ScoreRow, Table, count, make_table
 from bertkit.system.progress import Report, ignore
 from bertkit.tasks import TASKS
-from bertkit.tasks.task import shorten_text
+from bertkit.tasks.task import Task, shorten_text
 from bertkit.training.recipe import read_recipe
 from bertkit.training.run_dir import METRICS_FILE, PREDICTIONS, RECIPE_FILE, STUDY_RESULT, read_study
 from bertkit.training.scored_rows import ROWS, ScoredRows, read_rows
 
 UNDECIDED_VERDICT = "not told apart"
 MOST_ROWS = 10  # shown of those on which methods differ, over all comparisons
-MOST_NEEDED = 10**9  # more rows are not worth naming
+MOST_FACTOR = 1000  # of rows that a verdict asks for
+SMALLEST = 1e-9  # points; a smaller difference is that of rounding
 
 
 @dataclass(frozen=True)
@@ -120,20 +121,25 @@ class MethodComparison:
             return UNDECIDED_VERDICT
         return "better" if self.contrast.value > 0 else "worse"
 
+    def estimate(self) -> tuple[int | None, float] | None:
+        """Return what would tell the difference, as `estimate_rows`; None if it is told, or there is none."""
+        if self.verdict != UNDECIDED_VERDICT or abs(self.contrast.value) < SMALLEST:
+            return None
+        return estimate_rows(self.contrast, self.comparisons)
+
     def describe(self) -> str:
         """Return the verdict with what it rests on, or what would decide it."""
-        contrast, rows = self.contrast, count(self.contrast.rows, "row")
+        said = f"{self.verdict} with {count(self.contrast.rows, 'row')}"
         if self.verdict != UNDECIDED_VERDICT:
-            return f"{self.verdict}, with {rows}"
-        said = f"{UNDECIDED_VERDICT} with {rows}"
-        if abs(contrast.value) < 1e-9:
+            return said
+        if (estimate := self.estimate()) is None:
             return f"{said}: the scores are equal"
-        needed, factor = estimate_rows(contrast, self.comparisons)
-        if needed is not None and needed < MOST_NEEDED:
-            return f"{said}; about {needed:,} would tell this difference"
-        if needed is None:
-            return f"{said}; about {factor:.2g} times as many rows and seeds would tell this difference"
-        return f"{said}; the difference is too small for any number of rows"
+        rows, factor = estimate
+        if factor > MOST_FACTOR:
+            return f"{said}; more than {MOST_FACTOR:,} times as many would tell so small a difference"
+        if rows is not None:
+            return f"{said}; about {rows:,} would tell this difference"
+        return f"{said}; about {factor:.1f} times as many rows and seeds would tell this difference"
 
     def find_differing(self) -> np.ndarray:
         """Return the rows with different answers, first those on which one method is right and the other wrong."""
@@ -247,10 +253,16 @@ def list_runs(source: Path) -> Iterator[tuple[str, list[Path]]]:
     elif (source / STUDY_RESULT).is_file():
         for cell in read_study(source).cells:
             paths = [source / run.directory for run in cell.runs if run.status == "finished"]
-            if paths:
+            if paths and find_task(paths[0]) is not None:  # not a pretraining
                 yield str(paths[0].parent if len(cell.runs) > 1 else paths[0]), paths
     else:
         raise UsageError(f"{source} is neither a run nor a study; give --output directories, or files only")
+
+
+def find_task(run: Path) -> Task | None:
+    """Return the task of a run; None if its rows are not scored, as in pretraining."""
+    task = TASKS.get(str(read_recipe(run / RECIPE_FILE).get("task")))
+    return task if task is not None and task.metric and not task.lower_is_better else None
 
 
 def read_method(name: str, paths: Sequence[Path], split: str | None) -> Method:
@@ -259,9 +271,8 @@ def read_method(name: str, paths: Sequence[Path], split: str | None) -> Method:
     Raises:
         UsageError: A run has no file of its rows.
     """
-    task = TASKS.get(str(read_recipe(paths[0] / RECIPE_FILE).get("task")))
-    if task is None or not task.metric or not task.splits:
-        raise UsageError(f"{name} has no score to compare; give fine-tuned runs")
+    if (task := find_task(paths[0])) is None:
+        raise UsageError(f"{name} has no scores of rows to compare; give fine-tuned runs")
     split = split or next(iter(task.splits))
     files = [path / PREDICTIONS / f"{split}{ROWS}" for path in paths]
     for path, file in zip(paths, files, strict=True):
@@ -349,7 +360,7 @@ def list_values(comparisons: Sequence[MethodComparison]) -> dict[str, Any]:
 def list_comparison(one: MethodComparison) -> dict[str, Any]:
     """Return the values of a comparison, in points, and the rows on which the methods differ."""
     contrast = one.contrast
-    needed, _ = estimate_rows(contrast, one.comparisons) if contrast.value else (None, 0.0)
+    needed, factor = one.estimate() or (None, None)
     methods = {"first": one.first, "second": one.second}
     rows = []
     for row in one.find_differing().tolist():
@@ -369,7 +380,8 @@ def list_comparison(one: MethodComparison) -> dict[str, Any]:
         "verdict": one.verdict,
         "rows": contrast.rows,
         "rows_left_out": one.left_out,
-        "rows_needed": needed if one.verdict == UNDECIDED_VERDICT else None,
+        "rows_needed": needed,
+        "factor_needed": factor,
         "row_error": contrast.row_error,
         "seed_error": contrast.seed_error,
         "mcnemar_p": one.mcnemar,
