@@ -12,7 +12,8 @@ alone, would give the exact test, which tells fewer differences than its level a
 
 Seeds: a method is drawn again with every seed. Runs of one method differ by their seeds and by the rows at hand; the
 second part is known from the bootstrap, and is subtracted from the variance between the runs. The rest is the variance
-of the seeds, and is added to each sample as a t variate, with the degrees of freedom of Welch's test.
+of the seeds, for which the samples are widened to t variates, with degrees of freedom as in Welch's test: the variance
+between the runs has one less than the runs, that of the rows has any number (Satterthwaite 1946).
 """
 
 from collections.abc import Sequence
@@ -81,9 +82,14 @@ def compare_methods(
         gains, losses = rng.standard_exponential((2, samples))
         differences = differences + differences.std() / np.sqrt(differing) * (gains - losses)
     row_error, seed_error = float(differences.std()), None
-    if len(runs) > 2:
-        seed_error, freedom = _find_seed_error(np.split(runs, [count]), np.split(sampled, [count]))
-        differences = differences + seed_error * rng.standard_t(freedom, samples)
+    if len(runs) > 2 and row_error:
+        seed_error, between = _find_seed_error(np.split(runs, [count]), np.split(sampled, [count]))
+        total = row_error**2 + seed_error**2
+        wider = np.sqrt(total) / row_error
+        if between:
+            freedom = min(total**2 / between, 1e9)
+            wider = wider / np.sqrt(rng.chisquare(freedom, samples) / freedom)
+        differences = value + wider * (differences - value)
     low, high = np.quantile(differences, [(1 - LEVEL) / 2, (1 + LEVEL) / 2]).tolist()
     beyond = min((differences <= 0).sum(), (differences >= 0).sum())
     p = min(2 * (int(beyond) + 1) / (samples + 1), 1.0)
@@ -96,7 +102,9 @@ def _score_runs(scores: Sequence[RowScore], weights: np.ndarray) -> np.ndarray:
 
 
 def _find_seed_error(runs: Sequence[np.ndarray], sampled: Sequence[np.ndarray]) -> tuple[float, float]:
-    """Return the standard error of the difference that the seeds cause, and its degrees of freedom.
+    """Return the standard error of the difference that the seeds cause, and the sum of Satterthwaite's formula.
+
+    The sum has the squared variance of each mean over its degrees of freedom; it is small where the variance is known.
 
     A method with a single run is assumed to vary as the other one does.
 
@@ -104,17 +112,19 @@ def _find_seed_error(runs: Sequence[np.ndarray], sampled: Sequence[np.ndarray]) 
         runs: The points of the runs of each method.
         sampled: The same (runs, R) of each sample of the rows.
     """
-    several = [place for place, found in enumerate(runs) if len(found) > 1]
-    total, parts, whole = 0.0, 0.0, 0.0
-    for place in (0, 1):
-        source = place if place in several else several[0]
-        variance = runs[source].var(ddof=1)
-        by_rows = sampled[source].var(axis=0, ddof=1).mean() - variance
-        count = len(runs[place])
-        total += max(variance - by_rows, 0.0) / count
-        whole += variance / count
-        parts += (variance / count) ** 2 / (len(runs[source]) - 1)
-    return float(np.sqrt(total)), float(whole**2 / parts) if parts else 1.0
+    counts = [len(found) for found in runs]
+    if 1 in counts:
+        place = int(np.argmax(counts))
+        runs, sampled, scales = [runs[place]], [sampled[place]], [1 / counts[0] + 1 / counts[1]]
+    else:
+        scales = [1 / count for count in counts]
+    error, between = 0.0, 0.0
+    for found, drawn, scale in zip(runs, sampled, scales, strict=True):
+        variance = found.var(ddof=1)
+        by_rows = drawn.var(axis=0, ddof=1).mean() - variance
+        error += scale * max(variance - by_rows, 0.0)
+        between += (scale * variance) ** 2 / (len(found) - 1)
+    return float(np.sqrt(error)), float(between)
 
 
 # --- Verdicts ---------------------------------------------------------------------------------------------------------

@@ -127,12 +127,14 @@ def main() -> None:
     given = parser.parse_args()
     trials, chosen = given.trials, tuple(given.scores) or ""
     heads = ["1 run: equal", "1 run: other", "1 run: equal methods"]
+    heads += [f"2 runs: equal, spread {SPREADS[1]:g}"]
     heads += [f"5 runs: equal, spread {spread:g}" for spread in SPREADS] + [f"5 runs: other, spread {SPREADS[1]:g}"]
     print(f"% of {trials} comparisons called different (in parentheses the permutation test, or Welch's test)\n")
     print(f"| score | rows | points between others | {' | '.join(heads)} |\n|---|--:|--:|{'--:|' * len(heads)}")
     for name, draw in SCORES.items():
         for rows, gap in GAPS.items() if name.startswith(chosen) else ():
             cases = [(1, 0.0, 0.0), (1, 0.0, gap), (1, SPREADS[1], 0.0)]
+            cases += [(2, SPREADS[1], 0.0)]
             cases += [(5, spread, 0.0) for spread in SPREADS] + [(5, SPREADS[1], gap)]
             cells = [f"{measure_gap(draw, gap):.1f}"]
             for runs, spread, difference in cases:
