@@ -1,4 +1,4 @@
-"""The commands that use or show a finished run: predict, export, serve, features, report, score."""
+"""The commands that use or show a finished run: predict, export, serve, features, report, compare, score."""
 
 import json
 import sys
@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from bertkit.cli.console import Screen, complain, print_line
-from bertkit.cli.options import PathArgument, PathOption, PlaceArgument, PlaceOption, app, scores
+from bertkit.cli.options import JsonFile, PathArgument, PathOption, PlaceArgument, PlaceOption, app, scores
 from bertkit.errors import UsageError, explain_disk_error
 from bertkit.system.signals import Interrupted
 
@@ -213,6 +213,45 @@ def report(
 
     with Screen() as screen, explain_disk_error(output):
         write_page(sources, output, screen.say)
+
+
+@app.command()
+def compare(
+    sources: Annotated[
+        list[Path], PathArgument(help="Runs and studies, or files of predictions.", metavar="RUN|STUDY|FILE")
+    ],
+    split: Annotated[str | None, typer.Option("--split", help="Split of runs, such as test (default: dev).")] = None,
+    label: Annotated[
+        str | None, typer.Option("--label", help="Column of the right labels in tables of predictions.")
+    ] = None,
+    data: Annotated[
+        Path | None,
+        PathOption("--data", help="Questions of files of answers, such as dev-v2.0.json.", metavar="FILE"),
+    ] = None,
+    as_json: JsonFile = None,
+) -> None:
+    """Compare models on the same rows: better, worse or not told apart, and the rows on which they differ.
+
+    Each is compared with the first. Runs that differ only in their seed are one method.
+
+    $ bertkit compare runs/rte runs/rte-43 --json differences.json
+
+    $ bertkit compare a.csv b.csv --label stars
+    """
+    from bertkit.analysis.compare import comment, list_values, tabulate
+    from bertkit.analysis.compare import compare as compare_all
+    from bertkit.system.files import write_json
+
+    if len(sources) < 2 and not sources[0].is_dir():
+        raise UsageError("compare needs two or more runs or files, or a study; name another one")
+    with Screen() as screen:
+        found = compare_all(sources, split, label, data, screen.say)
+        for table in tabulate(found):
+            screen.show_table(table)
+        screen.say(*comment(found))
+        if as_json is not None:
+            with explain_disk_error(as_json):
+                write_json(list_values(found), as_json)
 
 
 @scores.command("glue")

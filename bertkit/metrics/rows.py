@@ -17,33 +17,43 @@ class RowScore:
 
     Attributes:
         rows: (S, ...) values of each row.
-        rate: Returns the scores (R,) from rows (S, ...) and their weights (R, S).
+        rate: The name of one of RATES, which computes the score.
         errors: (C, 2, ...) values of C rows that do not exist, where the model is right, and where it is wrong.
         points: The points of a table in 1.0 of the score: 100 for a fraction, 1 for a percentage.
-        is_additive: Whether two rows may be replaced by their sum.
-        divide: Returns (S, 2) what each row adds to numerator and denominator, if the score is a quotient of two sums.
     """
 
     rows: np.ndarray
-    rate: Callable[[np.ndarray, np.ndarray], np.ndarray]
+    rate: str
     errors: np.ndarray
     points: float = 100.0
-    is_additive: bool = False
-    divide: Callable[[np.ndarray], np.ndarray] | None = None
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def count_successes(self) -> tuple[int, int] | None:
         """Return how many rows are right, and of how many, if the score is the share of right ones among some rows."""
-        if self.divide is None or not np.isin(parts := self.divide(self.rows), (0, 1)).all():
+        if self.rate not in QUOTIENTS or not np.isin(parts := QUOTIENTS[self.rate](self.rows), (0, 1)).all():
             return None
         right, counted = parts.sum(0).astype(int).tolist()
         return right, counted
 
+    @property
+    def is_additive(self) -> bool:
+        """Return whether two rows may be replaced by their sum."""
+        return self.rate in ("mean", "percentage") or self.rate in COUNT_SCORES
+
     def score(self, weights: np.ndarray) -> np.ndarray:
         """Return the score (R,) of each sample, from weights (R, S) of at least 0."""
-        return self.rate(self.rows, weights)
+        return RATES[self.rate](self.rows, weights)
+
+    def judge_rows(self) -> np.ndarray:
+        """Return (S,) how right each row is: from 0 to 1, or the negative error of a number. Not for rankings."""
+        if self.rate in NUMBER_RATES:
+            return -np.abs(self.rows[:, 0] - self.rows[:, 1])
+        if self.rate in COUNT_SCORES:
+            right, found, wanted = self.rows.sum(2).T  # (S,) each
+            return _divide(2 * right, found + wanted, 1.0)  # neither predicted nor correct: right
+        return self.rows[:, 0]
 
     def take(self, places: np.ndarray) -> "RowScore":
         """Return the same score of some of the rows."""
@@ -73,9 +83,8 @@ def measure_mean(values: np.ndarray, counted: np.ndarray | None = None, percent:
     """Return the mean of values (S,) from 0 to 1 over the rows where `counted` (S,); None: over all."""
     counted = np.ones(len(values)) if counted is None else counted.astype(np.float64)
     rows = np.stack([values * counted, counted], axis=1)  # (S, 2)
-    rate = partial(_rate_mean, scale=100.0 if percent else 1.0)
-    errors = np.array([[[1.0, 1.0], [0.0, 1.0]]])
-    return RowScore(rows, rate, errors, 1.0 if percent else 100.0, is_additive=True, divide=np.asarray)
+    rate, points = ("percentage", 1.0) if percent else ("mean", 100.0)
+    return RowScore(rows, rate, np.array([[[1.0, 1.0], [0.0, 1.0]]]), points)
 
 
 def _rate_mean(rows: np.ndarray, weights: np.ndarray, scale: float) -> np.ndarray:
@@ -98,8 +107,7 @@ def measure_counts(
         errors: (C, 2, 3, L) as for `RowScore`; the third axis has right, found and wanted.
     """
     rows = np.stack([right, found, wanted], axis=1).astype(np.float64)  # (S, 3, L)
-    rate = partial(_rate_counts, score=score)
-    return RowScore(rows, rate, errors, is_additive=True, divide=QUOTIENTS.get(score))
+    return RowScore(rows, score, errors)
 
 
 def measure_classes(predictions: np.ndarray, references: np.ndarray, classes: int) -> dict[str, RowScore]:
@@ -178,10 +186,6 @@ COUNT_SCORES: dict[str, Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarra
     "weighted_f1": _rate_weighted_f1,
     "matthews_correlation": _rate_matthews,
 }
-QUOTIENTS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
-    "precision": lambda rows: rows[:, [0, 1]].sum(2),
-    "recall": lambda rows: rows[:, [0, 2]].sum(2),
-}
 
 
 # --- Numbers ----------------------------------------------------------------------------------------------------------
@@ -196,10 +200,7 @@ def measure_numbers(values: np.ndarray, labels: np.ndarray) -> dict[str, RowScor
     mean, spread = rows.mean(0), rows.std(0)
     signs = np.array([[[1, 1], [-1, 1]], [[-1, -1], [1, -1]]])  # (C, 2, 2)
     errors = mean + signs * spread
-    rates = {"pearson": _rate_pearson, "spearmanr": _rate_spearman, "rmse": _rate_rmse, "r2": _rate_r2}
-    return {
-        name: RowScore(rows, rate, errors, 1.0 if name in ("rmse", "r2") else 100.0) for name, rate in rates.items()
-    }
+    return {name: RowScore(rows, name, errors, 1.0 if name in ("rmse", "r2") else 100.0) for name in NUMBER_RATES}
 
 
 def _rate_pearson(rows: np.ndarray, weights: np.ndarray) -> np.ndarray:
@@ -220,6 +221,9 @@ def _rate_r2(rows: np.ndarray, weights: np.ndarray) -> np.ndarray:
     left = weights @ (rows[:, 0] - rows[:, 1]) ** 2
     spread = weights @ labels**2 - _divide((weights @ labels) ** 2, weights.sum(1))
     return np.where(spread > 0, 1 - _divide(left, spread), 0.0)
+
+
+NUMBER_RATES = {"pearson": _rate_pearson, "spearmanr": _rate_spearman, "rmse": _rate_rmse, "r2": _rate_r2}
 
 
 def _correlate(values: np.ndarray, labels: np.ndarray, weights: np.ndarray) -> np.ndarray:
@@ -253,12 +257,8 @@ def measure_ranking(scores: np.ndarray, labels: np.ndarray) -> dict[str, RowScor
     ordered = (np.where(correct > 0, bounds[1 - turn], bounds[turn]) for turn in (0, 1))
     errors = np.stack([np.stack([found, correct], axis=1) for found in ordered], axis=1)  # (C, 2, 2, L)
     positives, negatives = labels.any(axis=0), ~labels.all(axis=0)
-    rates = {"roc_auc": (_rate_roc, positives & negatives), "average_precision": (_rate_precisions, positives)}
-    return {
-        name: RowScore(rows, partial(_rate_ranking, rate=rate), errors)
-        for name, (rate, defined) in rates.items()
-        if defined.any()
-    }
+    defined = {"roc_auc": positives & negatives, "average_precision": positives}
+    return {name: RowScore(rows, name, errors) for name, found in defined.items() if found.any()}
 
 
 def _rate_ranking(rows: np.ndarray, weights: np.ndarray, rate: Callable[..., np.ndarray]) -> np.ndarray:
@@ -291,3 +291,21 @@ def _sum_below(values: np.ndarray, weights: np.ndarray, own: float) -> np.ndarra
 
 def _divide(values: np.ndarray, by: np.ndarray, undefined: float = 0.0) -> np.ndarray:
     return np.divide(values, by, out=np.full(np.shape(values), undefined), where=by > 0)
+
+
+# Name -> a function that returns scores (R,) from rows (S, ...) and their weights (R, S).
+RATES: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
+    "mean": partial(_rate_mean, scale=1.0),
+    "percentage": partial(_rate_mean, scale=100.0),
+    **{name: partial(_rate_counts, score=name) for name in COUNT_SCORES},
+    **NUMBER_RATES,
+    "roc_auc": partial(_rate_ranking, rate=_rate_roc),
+    "average_precision": partial(_rate_ranking, rate=_rate_precisions),
+}
+# Rate of a quotient of two sums -> what each row adds to numerator and denominator, (S, 2).
+QUOTIENTS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "mean": np.asarray,
+    "percentage": np.asarray,
+    "precision": lambda rows: rows[:, [0, 1]].sum(2),
+    "recall": lambda rows: rows[:, [0, 2]].sum(2),
+}

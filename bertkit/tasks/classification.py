@@ -36,7 +36,16 @@ from bertkit.system.progress import Report, ignore
 from bertkit.tasks.classification_figures import find_losses, list_figures
 from bertkit.tasks.finetuning import EVERY_EPOCH
 from bertkit.tasks.option import CLASSIFY_OPTIONS
-from bertkit.tasks.task import EXAMPLES, FIGURES, Result, check_finite, repeat_run, shorten_text, use_transformers
+from bertkit.tasks.task import (
+    EXAMPLES,
+    FIGURES,
+    Result,
+    RowAnswer,
+    check_finite,
+    repeat_run,
+    shorten_text,
+    use_transformers,
+)
 from bertkit.tasks.texts import TextTask, guess_texts, name_results
 
 LABEL_NAMES = ("label", "labels", "class", "category", "target", "sentiment", "score", "rating", "stars", "y")
@@ -284,6 +293,16 @@ class ClassificationTask(TextTask):
             found = measure_label_scores(*inputs, data.space.names, (decided or {}).get("thresholds"))
         return found | {"score": found[next(iter(SCORES[kind]))]}
 
+    def describe_rows(
+        self, summaries: np.ndarray, data: LabelledSequences, examples: Any, decided: Mapping[str, Any] | None = None
+    ) -> Iterator[RowAnswer]:
+        """Yield the texts of each row, and its label, labels or number."""
+        thresholds = self.find_thresholds(summaries, data, decided)
+        results = name_results(summaries, data.space.names, data.space.kind, thresholds)
+        texts = zip(*(examples.rows.find(name).to_pylist() for name in examples.text), strict=True)
+        for found, label, result in zip(texts, data.labels, results, strict=True):
+            yield RowAnswer(found, spell(label, data.space), spell_result(result))
+
     def tuned_config(self, metrics: Mapping[str, Any]) -> dict[str, Any]:
         """Return the thresholds of several labels, in the order of the labels."""
         thresholds = [value for key, value in metrics.items() if key.startswith("threshold_")]
@@ -323,9 +342,7 @@ class ClassificationTask(TextTask):
         Those of the first split have the rows with the highest loss in place of its first examples.
         """
         name = "test" if split == UNLABELLED else split
-        if decided is None and data.labels is not None and data.space.kind == SEVERAL:
-            decided = self.tuned_config(self.score(summaries, data))
-        thresholds = (decided or {}).get("thresholds")
+        thresholds = self.find_thresholds(summaries, data, decided)
         results = name_results(summaries, data.space.names, data.space.kind, thresholds)
         files = {f"{name}.csv": write_rows(data.rows, list(map(self.flatten_result, results)))}
         if data.labels is None:
@@ -335,6 +352,14 @@ class ClassificationTask(TextTask):
         if split == next(iter(self.splits)):
             files[EXAMPLES] = "".join(f"{line}\n" for line in self.list_hardest(summaries, data, results))
         return files
+
+    def find_thresholds(
+        self, summaries: np.ndarray, data: LabelledSequences, decided: Mapping[str, Any] | None
+    ) -> Sequence[float] | None:
+        """Return the thresholds of several labels: decided, or tuned on these data if they have labels."""
+        if decided is None and data.labels is not None and data.space.kind == SEVERAL:
+            decided = self.tuned_config(self.score(summaries, data))
+        return (decided or {}).get("thresholds")
 
     def list_hardest(self, summaries: np.ndarray, data: LabelledSequences, results: Sequence[Result]) -> Iterator[str]:
         """Yield a line with place, texts, result and correct answer for each of the rows with the highest loss."""
@@ -513,6 +538,13 @@ def spell(label: Any, space: LabelSpace) -> str:
     if space.kind == SINGLE:
         return space.names[label]
     return ", ".join(space.names[place] for place in np.flatnonzero(label)) or "no label"
+
+
+def spell_result(result: Result) -> str:
+    """Return a predicted label, labels or number as `spell` does."""
+    if "score" in result:
+        return f"{result['score']:.4g}"
+    return result["label"] if "label" in result else ", ".join(result["labels"]) or "no label"
 
 
 def name_apart(name: str, names: Collection[str], suffix: str) -> str:

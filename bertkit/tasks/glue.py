@@ -38,7 +38,15 @@ from bertkit.system.progress import Report
 from bertkit.tasks.classification_figures import confuse
 from bertkit.tasks.finetuning import EVERY_EPOCH
 from bertkit.tasks.option import GLUE_OPTIONS
-from bertkit.tasks.task import FIGURES, PredictionSettings, check_finite, repeat_run, shorten_text, use_transformers
+from bertkit.tasks.task import (
+    FIGURES,
+    PredictionSettings,
+    RowAnswer,
+    check_finite,
+    repeat_run,
+    shorten_text,
+    use_transformers,
+)
 from bertkit.tasks.texts import TextTask
 
 BASE_TEST, LARGE_TEST = "BERT-base, test", "BERT-large, test"  # Table 1
@@ -307,6 +315,15 @@ class GlueTask(TextTask):
         """Return the task's metrics as functions of the weights of the rows."""
         answers = self.decide(check_finite(summaries))
         return measure_scores(self.row.metrics, answers, data.labels, len(self.row.labels))
+
+    def describe_rows(
+        self, summaries: np.ndarray, data: Sequences, examples: Any, decided: Mapping[str, Any] | None = None
+    ) -> Iterator[RowAnswer]:
+        """Yield the texts of each row, and the names of the labels or the scores."""
+        names = list(self.row.labels.values())
+        rows = zip(zip(*examples["texts"], strict=True), data.labels, self.decide(summaries), strict=True)
+        for texts, *values in rows:
+            yield RowAnswer(texts, *(names[value] if names else f"{value:.4g}" for value in values))
 
     def score_nothing(self, dev: Sequences) -> dict[str, float]:
         """Return the scores of predicting the dev set's most frequent label, or a constant."""

@@ -62,7 +62,7 @@ from bertkit.tasks.features import Features, cache_features, pad_features
 from bertkit.tasks.finetuning import EVERY_EPOCH, FineTuningTask
 from bertkit.tasks.option import NER_OPTIONS
 from bertkit.tasks.schema import PLACE, PROBABILITY, STRING, Schema, make_array, make_object
-from bertkit.tasks.task import DIVERGED, PredictionSettings, Result, shorten_text
+from bertkit.tasks.task import DIVERGED, PredictionSettings, Result, RowAnswer, shorten_text
 from bertkit.tasks.texts import take_text
 
 UNDECIDED = -1  # label where the logits are NaN or infinite
@@ -325,9 +325,7 @@ class NerTask(FineTuningTask):
         self, summaries: np.ndarray, data: NerData, decided: Mapping[str, Any] | None = None
     ) -> dict[str, RowScore]:
         """Return the scores as functions of the weights of the documents, or of the sentences without documents."""
-        text = get_words(data).text
-        groups = text.number_documents() if text.documents > 1 else range(len(text.sentences))
-        return measure_groups(summaries, data, groups)
+        return measure_groups(summaries, data, number_rows(get_words(data).text))
 
     def score_without(
         self, rows: np.ndarray, summaries: np.ndarray, data: NerData, decided: Mapping[str, Any] | None = None
@@ -338,6 +336,18 @@ class NerTask(FineTuningTask):
         weights[0, rows] = 0
         scores = measure_groups(summaries, data, range(sentences))
         return {name: float(score.score(weights)[0]) for name, score in scores.items()}
+
+    def describe_rows(
+        self, summaries: np.ndarray, data: NerData, examples: Any, decided: Mapping[str, Any] | None = None
+    ) -> Iterator[RowAnswer]:
+        """Yield the words of each document or sentence, and its entities."""
+        text = get_words(data).text
+        rows = zip(number_rows(text), text.sentences, decide(summaries, data), strict=True)
+        for _, group in groupby(rows, key=lambda row: row[0]):
+            _, sentences, found = zip(*group, strict=True)
+            words = [word for sentence in sentences for word in sentence.words]
+            gold = [sentence.tags for sentence in sentences]
+            yield RowAnswer((" ".join(words),), *(name_entities(sentences, tags) for tags in (gold, found)))
 
     def score_nothing(self, dev: NerData) -> dict[str, float]:
         """Return the scores of tagging every word O: 0."""
@@ -470,6 +480,21 @@ def check_decided(summaries: np.ndarray) -> np.ndarray:
 def decide(summaries: np.ndarray, data: NerData) -> list[list[str]]:
     """Return the predicted tags of every sentence, from the summaries (S, W) of its sequences."""
     return get_words(data).name_tags([row[row != IGNORED] for row in check_decided(summaries)])
+
+
+def number_rows(text: TaggedText) -> Sequence[int]:
+    """Return the row of each sentence: its document, or without documents the sentence itself."""
+    return text.number_documents().tolist() if text.documents > 1 else range(len(text.sentences))
+
+
+def name_entities(sentences: Sequence[Sentence], tags: Sequence[Sequence[str]]) -> str:
+    """Return the entities of some sentences in words."""
+    found = [
+        f"{' '.join(sentence.words[first:behind])}: {kind}"
+        for sentence, own in zip(sentences, tags, strict=True)
+        for first, behind, kind in find_entities(own)
+    ]
+    return ", ".join(found) or "(nothing)"
 
 
 def gather_words(values: Tensor, known: Tensor) -> Tensor:

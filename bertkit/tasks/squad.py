@@ -46,7 +46,7 @@ from bertkit.tasks.finetuning import FineTuningTask
 from bertkit.tasks.option import SQUAD_OPTIONS, WINDOW_OPTIONS, list_defaults
 from bertkit.tasks.schema import NUMBER_SCHEMA, PLACE, STRING, Schema, make_object
 from bertkit.tasks.squad_figures import trace
-from bertkit.tasks.task import DIVERGED, FIGURES, PredictionSettings, Result, check_finite, shorten_text
+from bertkit.tasks.task import DIVERGED, FIGURES, PredictionSettings, Result, RowAnswer, check_finite, shorten_text
 from bertkit.tasks.texts import take_text
 
 SQUAD_SPLITS = {"train": "train", "dev": "validation"}
@@ -337,6 +337,17 @@ class SquadTask(FineTuningTask):
         """Return the scores as functions of the weights of the questions; a tau tuned on these data is fixed."""
         found = decode_best(check_answers(summaries), data)
         return self.measure_questions(data.questions, *found, (decided or {}).get("tau"))
+
+    def describe_rows(
+        self, summaries: np.ndarray, data: Windows, examples: Any, decided: Mapping[str, Any] | None = None
+    ) -> Iterator[RowAnswer]:
+        """Yield each question with its context, right answers, and the answer; an empty one is none."""
+        texts, odds = decode_best(check_answers(summaries), data)
+        if self.version.unanswerable:
+            tau = (decided or self.tuned_config(self.rate(data.questions, texts, odds)))["tau"]
+            texts = [text if doubt < -tau else "" for text, doubt in zip(texts, odds, strict=True)]
+        for asked, text in zip(data.questions, texts, strict=True):
+            yield RowAnswer((asked.question, asked.context), " | ".join(dict.fromkeys(asked.answers)), text)
 
     def tuned_config(self, metrics: Mapping[str, Any]) -> dict[str, Any]:
         """Return the tuned value of the model's configuration: tau."""

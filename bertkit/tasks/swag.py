@@ -26,7 +26,7 @@ from bertkit.system.progress import Report
 from bertkit.tasks.finetuning import EVERY_EPOCH, FineTuningTask
 from bertkit.tasks.option import SWAG_OPTIONS
 from bertkit.tasks.schema import PLACE, PROBABILITY, STRING, Schema, make_array, make_object
-from bertkit.tasks.task import PredictionSettings, Result, check_finite, shorten_text, use_transformers
+from bertkit.tasks.task import PredictionSettings, Result, RowAnswer, check_finite, shorten_text, use_transformers
 from bertkit.tasks.texts import take_text
 
 SWAG_FILES = {"train": "train.csv", "dev": "val.csv", "test": "test.csv"}
@@ -129,6 +129,14 @@ class SwagTask(FineTuningTask):
     ) -> dict[str, RowScore]:
         """Return the accuracy as a function of the weights of the questions."""
         return {"accuracy": measure_mean(check_finite(summaries).argmax(axis=1) == data.labels)}
+
+    def describe_rows(
+        self, summaries: np.ndarray, data: Choices, examples: Any, decided: Mapping[str, Any] | None = None
+    ) -> Iterator[RowAnswer]:
+        """Yield the texts of each question, and the numbered endings."""
+        for one, place in zip(examples, summaries.argmax(axis=1).tolist(), strict=True):
+            right, answer = (f"ending {number + 1}: {one.endings[number]}" for number in (one.answer, place))
+            yield RowAnswer((one.context, one.start, *one.endings), right, answer)
 
     def score_nothing(self, dev: Choices) -> dict[str, float]:
         """Return the accuracy of always choosing the dev set's most frequent correct place."""

@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from shlex import quote
 from textwrap import shorten
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from torch import Tensor, nn
@@ -76,6 +76,20 @@ class PredictionSettings:
     def labels(self) -> list[str]:
         """Return the names of the classes."""
         return [self.model.config.id2label[index] for index in range(self.model.config.num_labels)]
+
+
+class RowAnswer(NamedTuple):
+    """A row of `measure_rows` in words.
+
+    Attributes:
+        texts: All that the answer depends on; the first two name the row for a person.
+        right: The right answer.
+        answer: The model's answer.
+    """
+
+    texts: tuple[str, ...]
+    right: str
+    answer: str
 
 
 class Task:
@@ -294,6 +308,12 @@ class Task:
             weights[0, rows] = 0
             found[name] = float(score.score(weights)[0])
         return found
+
+    def describe_rows(
+        self, summaries: np.ndarray, data: Any, examples: Any, decided: Mapping[str, Any] | None = None
+    ) -> Iterable[RowAnswer]:
+        """Return the rows of `measure_rows` in words; `examples` are those of the split as loaded."""
+        return ()
 
     def baseline(self, train: Any, dev: Any) -> dict[str, float]:
         """Return the baseline scores by name."""

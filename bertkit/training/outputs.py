@@ -61,7 +61,7 @@ def write_results(
     recipe: Recipe,
     trainer: BertTrainer,
     metrics: dict[str, Any],
-    files: Mapping[str, str],
+    files: Mapping[str, str | bytes],
     prepared: Prepared,
     output: Path,
 ) -> None:
@@ -79,8 +79,8 @@ def write_results(
         lines = show_examples(task, prepared.examples, settings)
         files = {**files, EXAMPLES: "".join(f"{line}\n" for line in lines)}
     (output / PREDICTIONS).mkdir(exist_ok=True)
-    for name, text in files.items():
-        (output / PREDICTIONS / name).write_text(text, encoding="utf-8")
+    for name, content in files.items():
+        (output / PREDICTIONS / name).write_bytes(content if isinstance(content, bytes) else content.encode())
     if entries := list_benchmarks(task, recipe, metrics, environment["date"]):
         (output / EVAL_RESULTS).mkdir(exist_ok=True)
         text = yaml_dump(eval_result_entries_to_yaml(entries))

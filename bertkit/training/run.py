@@ -49,6 +49,7 @@ from bertkit.training.run_dir import (
     start_directory,
     write_environment,
 )
+from bertkit.training.scored_rows import ROWS, measure_split, pack_rows
 from bertkit.training.trainer import BertTrainer, collate_with_places, explain_shortage, train
 
 
@@ -230,7 +231,7 @@ def finish(
     """Score and save a trained model, and return its scores; the first process writes the rest of the directory."""
     trainer.compute_metrics = None  # each split has its own labels
     metrics: dict[str, Any] = {}
-    files: dict[str, str] = {}
+    files: dict[str, str | bytes] = {}
     tuned, decided = None, None  # scores of the tune split, and the config values tuned on it
     for split in (TUNE, *task.splits, *task.unlabelled):
         if (data := prepared.data.get(split)) is None:
@@ -247,6 +248,8 @@ def finish(
             scores, measured = (give(summaries, data, decided) for give in (task.score, task.measure_rows))
             named = ({name.format(key): value for key, value in found.items()} for found in (scores, measured))
             metrics |= add_limits(*named)
+            if rows := measure_split(task, summaries, data, prepared.examples[split], decided):
+                files[f"{split}{ROWS}"] = pack_rows(rows)
             decided = decided or task.tuned_config(scores)  # the first split decides for those after it
             if len(leaks := prepared.checked.find_leaks(split)):
                 scores = task.score_without(leaks, summaries, data, decided)

@@ -84,17 +84,20 @@ def _list_needed(names: tuple[str, ...]) -> tuple[str, ...]:
     return names[:2] if names is NER_FILES[0] else names[:1]
 
 
-def read_conll(path: str | Path) -> TaggedText:
+def read_conll(path: str | Path, column: int = -1) -> TaggedText:
     """Read the sentences of a CoNLL file in UTF-8; columns are separated by spaces and tabs only.
 
     A -DOCSTART- line may have any columns.
+
+    Args:
+        column: The column of the tags: -2 for those before predictions.
 
     Raises:
         UsageError: The file is missing, not UTF-8 or has no sentence; a line has only one column, or not as many as the
             first line; or a tag is of no known scheme.
     """
     found = []
-    for line, document, rows in _walk_sentences(Path(path)):
+    for line, document, rows in _walk_sentences(Path(path), column):
         tags = [check_tag(tag, f"{path}, line {place}") for place, (_, tag) in enumerate(rows, line)]
         found.append(([word for word, _ in rows], tags, document, line))
     if not found:
@@ -102,7 +105,7 @@ def read_conll(path: str | Path) -> TaggedText:
     return _gather(str(path), found)
 
 
-def _walk_sentences(path: Path) -> Iterator[tuple[int, int, list[tuple[str, str]]]]:
+def _walk_sentences(path: Path, column: int) -> Iterator[tuple[int, int, list[tuple[str, str]]]]:
     """Yield for each sentence its first line, the number of -DOCSTART- lines before it, and its (word, tag) pairs."""
     width = first = document = 0
     rows: list[tuple[str, str]] = []
@@ -111,13 +114,13 @@ def _walk_sentences(path: Path) -> Iterator[tuple[int, int, list[tuple[str, str]
         if cells and cells[0] != DOCSTART:
             if not width:
                 width, first = len(cells), number
-            if len(cells) != width or width == 1:
-                expected = f"{width} as in line {first}" if width > 1 else "at least 2"
+            if len(cells) != width or width <= -column:
+                expected = f"{width} as in line {first}" if width > -column else f"at least {1 - column}"
                 raise UsageError(
                     f"{path}, line {number} has {len(cells)} column{'s' * (len(cells) != 1)}, expected {expected}, "
                     f"with the word first and its tag last; {AGAIN}"
                 )
-            rows.append((cells[0], cells[-1]))
+            rows.append((cells[0], cells[column]))
             continue
         if rows:
             yield number - len(rows), document, rows

@@ -1,0 +1,146 @@
+"""Read files of predictions for a comparison: tables of `predict` and `classify`, CoNLL files, answers to SQuAD.
+
+Rows are matched by content: the columns that all tables have, the words of a sentence, the question. Left out: JSON
+lines without the inputs, rankings and probabilities.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from bertkit.data.formats.columns import Columns, read_columns
+from bertkit.data.formats.conll import CONLL_SUFFIXES, read_conll
+from bertkit.data.formats.squad import read_predictions, read_squad
+from bertkit.data.labels import REGRESSION, SINGLE, LabelSpace, find_labels
+from bertkit.errors import UsageError
+from bertkit.metrics.ner import measure_entities
+from bertkit.metrics.rows import RowScore, list_errors, measure_classes, measure_counts, measure_mean, measure_numbers
+from bertkit.metrics.squad import score_answers
+from bertkit.reports.tables import ScoreRow
+from bertkit.tasks.classification import CLASSIFICATION, SCORES, spell
+from bertkit.tasks.ner import NER, name_entities, number_rows
+from bertkit.tasks.squad import collect_answers, find_squad
+from bertkit.tasks.task import RowAnswer
+from bertkit.training.scored_rows import ScoredRows, gather_rows
+
+PREDICTED = ("label", "labels", "prediction")  # columns that `predict` writes
+APART = "_predicted"  # after the name where the input has this column
+NESTED_RESULTS = ("probabilities", "scores")  # keys of JSON lines
+RESULTS = ("probability", "error", "cut", *NESTED_RESULTS)  # the other columns, or beginnings of their names
+
+
+def read_files(paths: Sequence[Path], label: str | None, data: Path | None) -> tuple[str, ScoreRow, list[ScoredRows]]:
+    """Return the task, its score, and the scored rows of each file.
+
+    Args:
+        label: The column of the right labels in tables.
+        data: The file that answers to SQuAD are about.
+
+    Raises:
+        UsageError: A file cannot be read, or has no predictions or right answers.
+    """
+    if data is not None:
+        return read_answer_files(paths, data)
+    if all(path.suffix in CONLL_SUFFIXES for path in paths):
+        return NER.name, NER.find_row(NER.metric), [read_tag_file(path) for path in paths]
+    tables = [read_columns(path, NESTED_RESULTS) for path in paths]
+    predicted = [find_predicted(table) for table in tables]
+    label = label or find_gold(tables[0], predicted[0])
+    space = find_labels(tables[0], [label], "auto")
+    common = set.intersection(*(set(table.table.column_names) for table in tables)) - {*predicted, label}
+    texts = [name for name in tables[0].table.column_names if name in common and not name.startswith(RESULTS)]
+    if not texts:
+        raise UsageError(f"{paths[0]} has no column beside labels that all files have; give files with the same inputs")
+    rows = [read_table(*each, texts, space) for each in zip(tables, predicted, strict=True)]
+    return CLASSIFICATION.name, CLASSIFICATION.find_row(next(iter(SCORES[space.kind]))), rows
+
+
+# --- Tables -----------------------------------------------------------------------------------------------------------
+
+
+def find_predicted(table: Columns) -> str:
+    """Return the column of the predictions.
+
+    Raises:
+        UsageError: There is none.
+    """
+    names = table.table.column_names
+    wanted = (*(f"{name}{APART}" for name in PREDICTED), *PREDICTED)
+    if found := next((name for name in wanted if name in names), None):
+        return found
+    raise UsageError(f"{table.source} has no column {', '.join(PREDICTED)}; give a table that predict has written")
+
+
+def find_gold(table: Columns, predicted: str) -> str:
+    """Return the column of the right labels, which has the name of the predictions without their ending.
+
+    Raises:
+        UsageError: The predictions have no such ending.
+    """
+    if predicted.endswith(APART):
+        return predicted.removesuffix(APART)
+    raise UsageError(f"{table.source}: which column has the right labels? name it with --label")
+
+
+def read_table(table: Columns, predicted: str, texts: Sequence[str], space: LabelSpace) -> ScoredRows:
+    """Return the rows of a table with right and predicted labels or numbers."""
+    right, unknown = space.read(table)
+    if unknown:
+        raise UsageError(f"{table.source} has other right labels ({', '.join(unknown)}); give files of the same rows")
+    found, _ = replace(space, columns=(predicted,)).read(table)
+    score = measure_table(right, found, space)
+    words = zip(*(table.find(name).to_pylist() for name in texts), strict=True)
+    given = table.find(predicted).to_pylist()
+    rows = [RowAnswer(own, spell(value, space), answer) for own, value, answer in zip(words, right, given, strict=True)]
+    return gather_rows(score, rows)
+
+
+def measure_table(right: np.ndarray, found: np.ndarray, space: LabelSpace) -> RowScore:
+    """Return the first score of SCORES of right and predicted labels; an unknown class is never right."""
+    name, classes = next(iter(SCORES[space.kind])), len(space.names)
+    if space.kind == REGRESSION:
+        return measure_numbers(found, right)[name]
+    if space.kind == SINGLE:
+        return measure_classes(np.where(found < 0, classes, found), right, classes + 1)[name]
+    found, right = found > 0, right > 0
+    return measure_counts(found & right, found, right, "labels_f1", list_errors(np.eye(classes)))
+
+
+# --- Tags and answers -------------------------------------------------------------------------------------------------
+
+
+def read_tag_file(path: Path) -> ScoredRows:
+    """Return the documents or sentences of a CoNLL file whose last two columns are right and predicted tags."""
+    gold, predicted = read_conll(path, column=-2), read_conll(path)
+    numbers = number_rows(gold)
+    tags = [[sentence.tags for sentence in text.sentences] for text in (gold, predicted)]
+    members: dict[int, list[int]] = {}
+    for place, number in enumerate(numbers):
+        members.setdefault(number, []).append(place)
+    rows = []
+    for places in members.values():
+        sentences = [gold.sentences[place] for place in places]
+        words = " ".join(word for sentence in sentences for word in sentence.words)
+        rows.append(RowAnswer((words,), *(name_entities(sentences, [found[x] for x in places]) for found in tags)))
+    return gather_rows(measure_entities(*tags, numbers)["f1"], rows)
+
+
+def read_answer_files(paths: Sequence[Path], data: Path) -> tuple[str, ScoreRow, list[ScoredRows]]:
+    """Return the task, its score, and the questions of files of answers (question id -> answer)."""
+    questions = read_squad(data)
+    gold = collect_answers(questions)
+    task = find_squad(1 if all(gold.values()) else 2)
+    found = []
+    for path in paths:
+        answers = read_predictions(path, str)
+        if not gold.keys() & answers:
+            raise UsageError(f"{path} has no answer to a question of {data}; give the file that it is about")
+        _, f1 = score_answers(gold, answers, task.version.number)
+        rows = [
+            RowAnswer((one.question, one.context), " | ".join(dict.fromkeys(one.answers)), answers.get(one.id, ""))
+            for one in questions
+        ]
+        found.append(gather_rows(measure_mean(np.array(list(f1.values())), percent=True), rows))
+    return task.name, task.find_row(task.metric), found

@@ -1,0 +1,109 @@
+"""The rows of a scored split with a run's answers, in a small file: comparing runs needs neither data nor model.
+
+A row has a key, a hash of its texts and its right answer, so that runs match their rows by content, whatever their
+order and their tokenizer. Left out: the comparison (`bertkit.analysis.compare`).
+"""
+
+import io
+import json
+import zlib
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+from zipfile import BadZipFile
+
+import numpy as np
+
+from bertkit.errors import UsageError, join_lines
+from bertkit.metrics.rows import RATES, RowScore
+from bertkit.tasks.task import RowAnswer, Task, shorten_text
+
+ROWS = ".rows.npz"  # among the predictions of a run, after a split's name
+MOST_TEXTS = 2  # of a row that are kept, shortened
+NARROW = (np.uint8, np.uint16, np.int32, np.float32)  # types that may hold all values of an array exactly
+
+
+@dataclass(frozen=True, eq=False)
+class ScoredRows:
+    """The rows of a split, scored by one model.
+
+    Attributes:
+        score: The task's metric as a function of the weights of the rows.
+        keys: (S,) uint64, different for every row.
+        rows: The rows in words, with shortened texts.
+    """
+
+    score: RowScore
+    keys: np.ndarray
+    rows: Sequence[RowAnswer]
+
+    def take(self, places: np.ndarray) -> "ScoredRows":
+        """Return some of the rows."""
+        return ScoredRows(self.score.take(places), self.keys[places], [self.rows[place] for place in places.tolist()])
+
+
+def measure_split(
+    task: Task, summaries: np.ndarray, data: Any, examples: Any, decided: Mapping[str, Any] | None
+) -> ScoredRows | None:
+    """Return the rows of a split with labels; None if the task has no scores of rows."""
+    if task.metric not in (scores := task.measure_rows(summaries, data, decided)):
+        return None
+    return gather_rows(scores[task.metric], list(task.describe_rows(summaries, data, examples, decided)))
+
+
+def gather_rows(score: RowScore, rows: Sequence[RowAnswer]) -> ScoredRows:
+    """Return rows with their keys; equal rows are numbered, so that their keys differ."""
+    numbers: Counter[tuple[str, ...]] = Counter()
+    keys = []
+    for row in rows:
+        content = (*row.texts, row.right)
+        keys.append(hash_row((*content, str(numbers[content]))))
+        numbers[content] += 1
+    short = [row._replace(texts=tuple(map(shorten_text, row.texts[:MOST_TEXTS]))) for row in rows]
+    return ScoredRows(score, np.array(keys, np.uint64), short)
+
+
+def hash_row(parts: Sequence[str]) -> int:
+    """Return a 64-bit hash of some texts."""
+    content = "\0".join(parts).encode("utf-8", "surrogatepass")
+    return int.from_bytes(blake2b(content, digest_size=8).digest())
+
+
+# --- The file ---------------------------------------------------------------------------------------------------------
+
+
+def pack_rows(found: ScoredRows) -> bytes:
+    """Return the content of a file; equal rows give equal bytes."""
+    score, file = found.score, io.BytesIO()
+    words = json.dumps([score.rate, score.points, found.rows], ensure_ascii=False).encode("utf-8", "surrogatepass")
+    arrays = {"keys": found.keys, "values": narrow(score.rows), "errors": score.errors}
+    np.savez_compressed(file, **arrays, words=np.frombuffer(words, np.uint8))
+    return file.getvalue()
+
+
+def narrow(values: np.ndarray) -> np.ndarray:
+    """Return the same values in the first type that holds them exactly."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        kept = (values.astype(kind) for kind in NARROW)
+        return next((found for found in kept if (found.astype(values.dtype) == values).all()), values)
+
+
+def read_rows(path: Path) -> ScoredRows:
+    """Read the file that `pack_rows` makes.
+
+    Raises:
+        UsageError: The file is damaged.
+    """
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            keys, values, errors, words = (file[name] for name in ("keys", "values", "errors", "words"))
+        rate, points, rows = json.loads(words.tobytes().decode("utf-8", "surrogatepass"))
+        rows = [RowAnswer(tuple(texts), right, answer) for texts, right, answer in rows]
+        if rate not in RATES or not len(keys) == len(values) == len(rows):
+            raise ValueError("its parts do not fit together")
+    except (OSError, ValueError, TypeError, LookupError, AttributeError, EOFError, BadZipFile, zlib.error) as error:
+        raise UsageError(f"{path} is damaged ({join_lines(error)}); delete it and evaluate the run again") from None
+    return ScoredRows(RowScore(values.astype(np.float64), rate, errors, points), keys, rows)

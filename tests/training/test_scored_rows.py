@@ -1,0 +1,63 @@
+"""The file of a run's scored rows: keys by content, exact values, equal bytes, errors of damaged files."""
+
+import numpy as np
+import pytest
+
+from bertkit.errors import UsageError
+from bertkit.metrics.rows import RATES, RowScore, measure_classes, measure_mean, measure_numbers
+from bertkit.tasks.task import RowAnswer
+from bertkit.training.scored_rows import gather_rows, narrow, pack_rows, read_rows
+
+ROWS = [RowAnswer(("Good.", "x" * 200), "yes", "no"), RowAnswer(("Bad.", ""), "no", "no")]
+
+
+def make_rows(rows=ROWS):
+    right = np.array([row.right == row.answer for row in rows])
+    return gather_rows(measure_mean(right), rows)
+
+
+def test_keys_follow_texts_and_right_answers_only():
+    keys = make_rows().keys.tolist()
+    assert make_rows([row._replace(answer="other") for row in reversed(ROWS)]).keys.tolist() == keys[::-1]
+    assert not set(keys) & set(make_rows([row._replace(right="other") for row in ROWS]).keys.tolist())
+    twice = make_rows([ROWS[0], *ROWS]).keys.tolist()
+    assert len(set(twice)) == 3
+    assert twice[::2] == keys, "equal rows are numbered"
+
+
+@pytest.mark.parametrize(
+    "score",
+    [
+        measure_mean(np.array([0.1, 1.0])),
+        measure_classes(np.array([0, 1]), np.array([1, 1]), 2)["matthews_correlation"],
+        measure_numbers(np.array([0.1, 2.0]), np.array([3.8, np.float32(0.7)]))["spearmanr"],
+    ],
+)
+def test_a_file_keeps_every_bit_and_has_the_same_bytes_again(score, tmp_path):
+    found = gather_rows(score, ROWS)
+    (tmp_path / "dev.rows.npz").write_bytes(pack_rows(found))
+    again = read_rows(tmp_path / "dev.rows.npz")
+    assert again.score.rows.tolist() == score.rows.tolist()
+    assert again.score.errors.tolist() == score.errors.tolist()
+    assert (again.score.rate, again.score.points) == (score.rate, score.points)
+    assert again.rows == found.rows
+    assert pack_rows(again) == pack_rows(found)
+    assert all(len(text) <= 80 for row in again.rows for text in row.texts)
+
+
+def test_arrays_are_narrowed_only_where_nothing_is_lost():
+    kinds = [narrow(np.array(values, np.float64)).dtype for values in ([1, 0], [256], [-1], [0.5], [0.1])]
+    assert kinds == [np.uint8, np.uint16, np.int32, np.float32, np.float64]
+
+
+def test_a_damaged_file_is_one_line(tmp_path):
+    path, content = tmp_path / "dev.rows.npz", pack_rows(make_rows())
+    other = pack_rows(gather_rows(RowScore(np.ones((2, 2)), "unknown", np.ones((1, 2, 2))), ROWS))
+    for damaged in (b"", b"PK", content[: len(content) // 2], content[:90] + b"\0\0\0\0" + content[94:], other):
+        path.write_bytes(damaged)
+        with pytest.raises(UsageError, match=r"dev.rows.npz is damaged .*; delete it and evaluate the run again"):
+            read_rows(path)
+
+
+def test_every_rate_has_a_name():
+    assert {"mean", "percentage", "f1", "matthews_correlation", "spearmanr", "roc_auc"} <= RATES.keys()
