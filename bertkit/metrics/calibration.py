@@ -191,7 +191,7 @@ def find_limit(scores: Sequence[float], coverage: float) -> float:
     if place > len(scores):
         needed = math.ceil(coverage / (1 - coverage) - ROUNDING)
         raise UsageError(
-            f"{len(scores):,} rows are too few for a coverage of {coverage:g}; it needs {needed:,} in dev or, with "
-            "tune_share, in that part of it: lower the coverage, or train with more"
+            f"a coverage of {coverage:g} needs {needed:,} or more rows that decide (dev, or its tune_share), got "
+            f"{len(scores):,}; lower the coverage, or train again with more"
         )
     return float(scores[place - 1])

@@ -306,16 +306,17 @@ class ClassificationTask(TextTask):
         Those of the first split have the rows with the highest loss in place of its first examples.
         """
         name = "test" if split == UNLABELLED else split
-        if decided is None and data.labels is not None and data.space.kind == SEVERAL:
-            decided = self.tuned_config(self.score(summaries, data))
-        thresholds = (decided or {}).get("thresholds")
+        decided = decided or {}
+        if "thresholds" not in decided and data.labels is not None and data.space.kind == SEVERAL:
+            decided = {**decided, **self.tuned_config(self.score(summaries, data))}
+        thresholds = decided.get("thresholds")
         results = name_results(summaries, data.space.names, data.space.kind, thresholds)
         files = {f"{name}.csv": write_rows(data.rows, list(map(self.flatten_result, results)))}
         if data.labels is None:
             return files
         figures = list_figures(summaries, data.labels, data.space.names, data.space.kind, thresholds)
         if self.find_classes(data) is not None:
-            figures.append(draw_reliability(summaries, data.labels, (decided or {}).get("temperature")))
+            figures.append(draw_reliability(summaries, data.labels, decided.get("temperature")))
         if figures:
             files[f"{name}{FIGURES}"] = json.dumps(figures) + "\n"
         if split == next(iter(self.splits)):

@@ -246,13 +246,13 @@ def finish(
             decided = task.tuned_config(tuned) | fitted
             metrics["tune_score"] = tuned[task.metric]
             continue
+        files |= task.format_predictions(summaries, data, split, decided or fitted)
         if name := task.splits.get(split):
             scores = task.score(summaries, data, decided)
             metrics |= {name.format(key): value for key, value in scores.items()}
             if calibration:
                 metrics |= calibration.score_before(given, task.find_classes(data), name)
             decided = decided or task.tuned_config(scores) | fitted  # the first split decides for those after it
-        files |= task.format_predictions(summaries, data, split, decided)
     if tuned is None:  # otherwise the scores at the start are those of the tune split
         metrics |= list_start(trainer.state.log_history)
     if task.metric:
