@@ -20,7 +20,7 @@ from dataclasses import replace
 import numpy as np
 
 from bertkit.errors import UsageError
-from bertkit.metrics.rows import RowScore, measure_mean
+from bertkit.metrics.rows import RowScore, measure_gaps, measure_mean
 
 BINS = 15  # of equal width; a bin includes its upper edge
 EDGES = np.linspace(0, 1, BINS + 1)
@@ -107,7 +107,7 @@ def measure_calibration(logits: np.ndarray, labels: np.ndarray) -> dict[str, Row
     brier = squares.sum(axis=1) / 2 if labels.ndim == 1 else squares.mean(axis=1)
     wrong_brier = np.array([[[0.0, 1.0], [1.0, 1.0]]])
     return {
-        "ece": RowScore(gaps, _rate_gaps, wrong),
+        "ece": measure_gaps(gaps, wrong),
         "brier": replace(measure_mean(brier), errors=wrong_brier, points=1.0),
     }
 
@@ -147,12 +147,6 @@ def find_bins(probabilities: np.ndarray) -> np.ndarray:
 def mark_correct(labels: np.ndarray, count: int) -> np.ndarray:
     """Return (S, L) 1 at the correct labels and 0 at the others."""
     return np.eye(count)[labels] if labels.ndim == 1 else labels.astype(np.float64)
-
-
-def _rate_gaps(rows: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    totals = weights.sum(axis=1)
-    gaps = np.abs(weights @ rows).sum(axis=1)
-    return np.divide(gaps, totals, out=np.zeros(len(totals)), where=totals > 0)
 
 
 # --- Label sets -------------------------------------------------------------------------------------------------------

@@ -74,6 +74,15 @@ def _rate_mean(rows: np.ndarray, weights: np.ndarray, scale: float) -> np.ndarra
     return scale * _divide(sums[:, 0], sums[:, 1])
 
 
+def measure_gaps(gaps: np.ndarray, errors: np.ndarray) -> RowScore:
+    """Return the sum over K columns of the absolute mean of gaps (S, K) from -1 to 1."""
+    return RowScore(gaps, _rate_gaps, errors)
+
+
+def _rate_gaps(rows: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    return _divide(np.abs(weights @ rows).sum(1), weights.sum(1))
+
+
 # --- Counts: how often each label is right, predicted and correct -----------------------------------------------------
 
 
