@@ -305,8 +305,8 @@ class Task:
         row = self.find_row("ece")
         errors = (row.show(metrics[key]) for key in ("ece", "uncalibrated_ece"))
         return [
-            "bertkit divides the logits by the temperature {:.3g} (calibration error {} %, without it {} %); plain "
-            "transformers does not".format(metrics["temperature"], *errors)
+            "probabilities of bertkit are those of logits divided by the temperature {:.3g} (calibration error {} %, "
+            "without it {} %); plain transformers does not divide".format(metrics["temperature"], *errors)
         ]
 
     def suggest(self, output: Path, recipe: Mapping[str, Any]) -> list[str]:
