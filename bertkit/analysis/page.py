@@ -6,7 +6,7 @@ unreadable file removes only what depends on it.
 
 A task describes figures of its predictions in files `<split>.figures.json` beside them, each a list of
 `{"kind": "matrix", "title", "labels", "counts"}`, with true labels as rows and predicted ones as columns,
-`{"kind": "lines", "title", "xlabel", "ylabel", "xs", "lines": {name: ys}, "mark", "marked"}`, where `mark` is an x, and
+`{"kind": "lines", "title", "xlabel", "ylabel", "xs", "lines": {name: ys}, "mark", "marked"}`, where `mark` is an x,
 `{"kind": "curves", "title", "xlabel", "ylabel", "curves": {name: {"xs", "ys", "point"}}, "words"}`, where `point` is
 an x and y to mark, and
 `{"kind": "reliability", "title", "xlabel", "ylabel", "curves": {name: {"xs", "ys", "counts"}}, "words"}` with values in

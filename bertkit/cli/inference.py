@@ -103,8 +103,7 @@ def predict(
         if output is not None:
             check_output(source, output)
     with Screen() as screen:
-        options = {"top": top, "text": columns, "precision": precision, "coverage": coverage}
-        predictor = Predictor(run, pairs=pair or None, **options)
+        predictor = Predictor(run, pairs=pair or None, top=top, text=columns, precision=precision, coverage=coverage)
         if predictor.notice:
             complain(predictor.notice)
         is_pipeline = form == "pipeline"

@@ -32,21 +32,22 @@ class Conformity(msgspec.Struct):
 
 @dataclass(frozen=True)
 class Calibration:
-    """What the rows that decide say about the probabilities of a classifier.
+    """What the rows that decide say about a model's probabilities.
 
     Attributes:
         temperature: None without `calibrate`.
+        conformity: None if the model is not a classifier.
     """
 
-    temperature: float | None
-    conformity: Conformity
+    temperature: float | None = None
+    conformity: Conformity | None = None
 
     @property
     def config(self) -> dict[str, Any]:
         """Return the values for BertConfig and metrics.json."""
         return {} if self.temperature is None else {"temperature": self.temperature}
 
-    def score_before(self, logits: np.ndarray, classes: np.ndarray, pattern: str) -> dict[str, float]:
+    def score_before(self, logits: np.ndarray, classes: np.ndarray | None, pattern: str) -> dict[str, float]:
         """Return the scores of the probabilities without the temperature, if there is one.
 
         Args:
@@ -55,24 +56,24 @@ class Calibration:
         scores = {} if self.temperature is None else score_calibration(logits, classes)
         return {f"uncalibrated_{pattern.format(name)}": value for name, value in scores.items()}
 
+    def save(self, output: Path) -> None:
+        """Write the conformity scores, if there are any, to a run's directory."""
+        if self.conformity:
+            atomic_write(msgspec.json.encode(self.conformity).decode() + "\n", output / CALIBRATION_FILE)
 
-def calibrate(task: Task, recipe: Mapping[str, Any], logits: np.ndarray, data: Any, split: str) -> Calibration | None:
-    """Return the calibration on the rows that decide, or None if the task predicts no classes.
+
+def calibrate(task: Task, recipe: Mapping[str, Any], logits: np.ndarray, data: Any, split: str) -> Calibration:
+    """Return the calibration on the rows that decide; an empty one if the task does not predict classes.
 
     Raises:
         UsageError: The model's outputs are NaN.
     """
     if (classes := task.find_classes(data)) is None:
-        return None
+        return Calibration()
     temperature = fit_temperature(check_finite(logits), classes) if recipe.get("calibrate") else None
     scores = find_conformity(temper(check_finite(logits), temperature), classes)
     rounded = np.round(np.ceil(scores / STEP) * STEP, 6).tolist()
     return Calibration(temperature, Conformity(split, rounded))
-
-
-def save_conformity(conformity: Conformity, output: Path) -> None:
-    """Write the conformity scores to a run's directory."""
-    atomic_write(msgspec.json.encode(conformity).decode() + "\n", output / CALIBRATION_FILE)
 
 
 def load_conformity(run: str) -> Conformity:

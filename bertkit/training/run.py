@@ -32,7 +32,7 @@ from bertkit.system.hub import CARD
 from bertkit.system.progress import Report, ignore
 from bertkit.tasks.task import CHOSEN_ON_DEV, OWN_DATA, TUNE, Task
 from bertkit.training.arguments import complete, explain_missing_head, make_arguments, name_head
-from bertkit.training.calibration import Calibration, calibrate, save_conformity
+from bertkit.training.calibration import Calibration, calibrate
 from bertkit.training.callbacks import PredictionProgress, Progress, StopOnSignal
 from bertkit.training.outputs import find_better, save_best, write_results
 from bertkit.training.prepare import Prepared, prepare
@@ -232,27 +232,26 @@ def finish(
     metrics: dict[str, Any] = {}
     files: dict[str, str] = {}
     tuned, decided = None, None  # scores of the tune split, and the config values tuned on it
-    calibration: Calibration | None = None  # of a classifier, on the first split, which decides
+    calibration: Calibration | None = None  # on the first split, which decides
     for split in (TUNE, *task.splits, *task.unlabelled):
         if (data := prepared.data.get(split)) is None:
             continue
         report(f"predicting {split}, {len(data):,} sequences")
         given = trainer.predict(data).predictions
         calibration = calibration or calibrate(task, recipe, given, data, split)
-        fitted = calibration.config if calibration else {}
-        summaries = temper(given, fitted.get("temperature"))
+        summaries = temper(given, calibration.temperature)
         if split == TUNE:
             tuned = task.score(summaries, data)
-            decided = task.tuned_config(tuned) | fitted
+            decided = task.tuned_config(tuned) | calibration.config
             metrics["tune_score"] = tuned[task.metric]
             continue
-        files |= task.format_predictions(summaries, data, split, decided or fitted)
+        files |= task.format_predictions(summaries, data, split, decided or calibration.config)
         if name := task.splits.get(split):
             scores = task.score(summaries, data, decided)
             metrics |= {name.format(key): value for key, value in scores.items()}
-            if calibration:
-                metrics |= calibration.score_before(given, task.find_classes(data), name)
-            decided = decided or task.tuned_config(scores) | fitted  # the first split decides for those after it
+            metrics |= calibration.score_before(given, task.find_classes(data), name)
+            # The first split decides for those after it.
+            decided = decided or task.tuned_config(scores) | calibration.config
     if tuned is None:  # otherwise the scores at the start are those of the tune split
         metrics |= list_start(trainer.state.log_history)
     if task.metric:
@@ -260,9 +259,8 @@ def finish(
         metrics["score"] = metrics[task.metric]
     metrics["updates"] = trainer.state.global_step
     model = trainer.accelerator.unwrap_model(trainer.model)
-    fitted = calibration.config if calibration else {}
-    metrics |= fitted
-    chosen = task.tuned_config(metrics) | fitted
+    metrics |= calibration.config
+    chosen = task.tuned_config(metrics) | calibration.config
     for name, value in chosen.items():
         setattr(model.config, name, value)
     if names := [] if tuned else [*chosen, *["the checkpoint"] * trainer.args.load_best_model_at_end]:
@@ -278,8 +276,7 @@ def finish(
     if trainer.is_world_process_zero():
         if best:
             save_best(task, type(model), best, prepared.tokenizer, output)
-        if calibration:
-            save_conformity(calibration.conformity, output)
+        calibration.save(output)
         write_results(task, recipe, trainer, metrics, files, prepared, output)
     trainer.accelerator.wait_for_everyone()
     return metrics
