@@ -1,4 +1,4 @@
-"""Measure the coverage of label sets and the calibration of finished runs over random divisions of their dev rows.
+"""Measure calibration and label sets of finished runs of one label over random divisions of their dev rows.
 
 `python -m tests.metrics.simulate_coverage RUN…` predicts the dev rows of each run once, with the data of its recipe,
 and prints two tables. In each division one half decides: the temperature is fitted on it, as with `calibrate = true`,
@@ -6,6 +6,7 @@ and the limit of the label sets is found on it. The other half is scored.
 """
 
 import argparse
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -27,11 +28,13 @@ from bertkit.training.run_dir import RECIPE_FILE
 
 COVERAGES = (0.9, 0.95)
 ROWS_AT_ONCE = 64
+ERRORS = ("run", "temperature", "accuracy (%)", "calibration error (%)", "Brier score")
+SETS = ("run", "asked (%)", "coverage (%)", "labels in a set", "empty sets (%)")
 
 
 @torch.inference_mode()
 def predict_dev(run: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return the logits (S, L) of a run's dev rows, without a temperature, and the correct classes."""
+    """Return the logits (S, L) of a run's dev rows, without a temperature, and the correct classes (S,)."""
     settings = Predictor(run, precision="fp32").settings
     recipe = read_recipe(find_file(run, RECIPE_FILE))
     task = TASKS[recipe["task"]]
@@ -44,37 +47,43 @@ def predict_dev(run: str) -> tuple[np.ndarray, np.ndarray]:
     return np.concatenate(parts), task.find_classes(data)
 
 
-def divide(logits: np.ndarray, labels: np.ndarray, trials: int) -> list[tuple[dict, dict]]:
+def divide(logits: np.ndarray, labels: np.ndarray, trials: int) -> tuple[list[dict], list[dict]]:
     """Return for each division what `measure` finds without and with a temperature."""
-    rng, results = np.random.default_rng(0), []
+    rng, plain, calibrated = np.random.default_rng(0), [], []
     for _ in range(trials):
         decides, scored = np.array_split(rng.permutation(len(labels)), 2)
+        plain.append(measure(logits, labels, decides, scored, None))
         temperature = fit_temperature(logits[decides], labels[decides])
-        results.append(tuple(measure(logits, labels, decides, scored, value) for value in (None, temperature)))
-    return results
+        calibrated.append(measure(logits, labels, decides, scored, temperature) | {"temperature": temperature})
+    return plain, calibrated
 
 
 def measure(
     logits: np.ndarray, labels: np.ndarray, decides: np.ndarray, scored: np.ndarray, temperature: float | None
 ) -> dict[str, float]:
-    """Return the errors of the scored rows, and for each coverage that of the sets and their mean size."""
-    values, several = temper(logits, temperature), labels.ndim == 2
-    probabilities = find_probabilities(values[scored], several)
-    correct = np.eye(logits.shape[1])[labels[scored]] if not several else labels[scored]
-    found = score_calibration(values[scored], labels[scored]) | {"temperature": temperature or 1.0}
+    """Return the scores of the scored rows, and for each coverage those of the sets."""
+    values = temper(logits, temperature)
+    probabilities = find_probabilities(values[scored], several=False)
+    found = score_calibration(values[scored], labels[scored])
+    found["accuracy"] = (probabilities.argmax(axis=1) == labels[scored]).mean()
     scores = find_conformity(values[decides], labels[decides])
     for coverage in COVERAGES:
         sets = 1 - probabilities <= find_limit(scores, coverage)
-        found[f"coverage {coverage}"] = (sets | (correct == 0)).all(axis=1).mean()
+        found[f"coverage {coverage}"] = sets[np.arange(len(scored)), labels[scored]].mean()
         found[f"size {coverage}"] = sets.sum(axis=1).mean()
-        found[f"empty {coverage}"] = (sets.sum(axis=1) == 0).mean()
+        found[f"empty {coverage}"] = (~sets.any(axis=1)).mean()
     return found
 
 
-def average(results: list[dict[str, float]], key: str) -> tuple[float, float]:
-    """Return mean and standard deviation of a value over the divisions."""
-    values = [found[key] for found in results]
+def average(results: list[dict[str, float]], key: str, scale: float = 1.0) -> tuple[float, float]:
+    """Return mean and standard deviation of a value over the divisions, times `scale`."""
+    values = [scale * found[key] for found in results]
     return float(np.mean(values)), float(np.std(values, ddof=1))
+
+
+def show(heads: tuple[str, ...], lines: list[list[str]]) -> None:
+    """Print a table in Markdown."""
+    print(*(f"| {' | '.join(line)} |" for line in (heads, ["---"] * len(heads), *lines)), "", sep="\n")
 
 
 def main() -> None:
@@ -86,27 +95,21 @@ def main() -> None:
     errors, sets = [], []
     for run in arguments.runs:
         logits, labels = predict_dev(run)
-        plain, calibrated = (list(column) for column in zip(*divide(logits, labels, arguments.trials), strict=True))
-        name = f"{run.rstrip('/').rpartition('/')[2]}, {len(labels):,} rows"
+        plain, calibrated = divide(logits, labels, arguments.trials)
+        name = f"{Path(run).name}, {len(labels):,} rows"
         pairs = [
-            " → ".join(f"{scale * average(side, key)[0]:.{digits}f}" for side in (plain, calibrated))
-            for key, scale, digits in (("ece", 100, 1), ("brier", 1, 3))
+            " → ".join(f"{average(side, key, scale)[0]:.{digits}f}" for side in (plain, calibrated))
+            for key, scale, digits in (("accuracy", 100, 1), ("ece", 100, 1), ("brier", 1, 3))
         ]
-        temperature = "{:.2f} ± {:.2f}".format(*average(calibrated, "temperature"))
-        errors.append(f"| {name} | {temperature} | {' | '.join(pairs)} |")
+        errors.append([name, "{:.2f} ± {:.2f}".format(*average(calibrated, "temperature")), *pairs])
         for coverage in COVERAGES:
-            covered = "{:.2f} ± {:.1f}".format(*(100 * value for value in average(calibrated, f"coverage {coverage}")))
-            size, empty = (average(calibrated, f"{key} {coverage}")[0] for key in ("size", "empty"))
-            labels_each = logits.shape[1]
+            covered = "{:.2f} ± {:.1f}".format(*average(calibrated, f"coverage {coverage}", 100))
+            (size, _), (empty, _) = (average(calibrated, f"{key} {coverage}") for key in ("size", "empty"))
             sets.append(
-                f"| {name} | {100 * coverage:g} | {covered} | {size:.2f} of {labels_each} | {100 * empty:.1f} |"
+                [name, f"{100 * coverage:g}", covered, f"{size:.2f} of {logits.shape[1]}", f"{100 * empty:.1f}"]
             )
-    print(
-        "| run | temperature | calibration error (%) | Brier score |\n|---|---|---|---|", *errors, sep="\n", end="\n\n"
-    )
-    print(
-        "| run | asked (%) | coverage (%) | labels in a set | empty sets (%) |\n|---|---|---|---|---|", *sets, sep="\n"
-    )
+    show(ERRORS, errors)
+    show(SETS, sets)
 
 
 if __name__ == "__main__":

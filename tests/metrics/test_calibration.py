@@ -66,7 +66,7 @@ def test_errors_of_classes_are_those_of_torchmetrics_and_scikit_learn(classes):
     found = score_calibration(logits, labels)
     expected = multiclass_calibration_error(torch.tensor(probabilities), torch.tensor(labels), classes, n_bins=BINS)
     assert found["ece"] == pytest.approx(expected.item(), abs=1e-6)
-    assert found["ece"] > 0.1
+    assert found["ece"] > 0.05
     given = probabilities[:, 1] if classes == 2 else probabilities
     assert found["brier"] == pytest.approx(brier_score_loss(labels, given, scale_by_half=True))
 
