@@ -347,7 +347,8 @@ def plot_curves(split: str, figure: Mapping[str, Any]) -> Plot:
 
 def plot_reliability(split: str, figure: Mapping[str, Any]) -> Plot:
     """Return a reliability diagram: where a curve is below the diagonal, its probabilities are too high."""
-    series = [Series("as often as stated", [(0, 0), (100, 100)], "k:")]
+    lowest = min(value for curve in figure["curves"].values() for value in (*curve["xs"], *curve["ys"]))
+    series = [Series("as often as stated", [(lowest, lowest), (100, 100)], "k:")]
     for number, (name, curve) in reversed(list(enumerate(figure["curves"].items()))):
         points = list(zip(curve["xs"], curve["ys"], strict=True))
         spreads = [estimate_spread(share, count) for share, count in zip(curve["ys"], curve["counts"], strict=True)]
