@@ -6,9 +6,11 @@ unreadable file removes only what depends on it.
 
 A task describes figures of its predictions in files `<split>.figures.json` beside them, each a list of
 `{"kind": "matrix", "title", "labels", "counts"}`, with true labels as rows and predicted ones as columns,
-`{"kind": "lines", "title", "xlabel", "ylabel", "xs", "lines": {name: ys}, "mark", "marked"}`, where `mark` is an x, and
+`{"kind": "lines", "title", "xlabel", "ylabel", "xs", "lines": {name: ys}, "mark", "marked"}`, where `mark` is an x,
 `{"kind": "curves", "title", "xlabel", "ylabel", "curves": {name: {"xs", "ys", "point"}}, "words"}`, where `point` is
-an x and y to mark.
+an x and y to mark, and
+`{"kind": "reliability", "title", "xlabel", "ylabel", "curves": {name: {"xs", "ys", "counts"}}, "words"}` with values in
+percent, the first curve in front.
 Predictions in conlleval's format (`*.conll`) are scored by entity type.
 
 Left out: every number that no run has written.
@@ -312,6 +314,8 @@ def list_figures(path: Path, notes: list[str]) -> tuple[list[Plot], list[Table]]
                 plots.append(plot)
             if kind == "curves" and (plot := attempt(plot_curves, split, figure)):
                 plots.append(plot)
+            if kind == "reliability" and (plot := attempt(plot_reliability, split, figure)):
+                plots.append(plot)
     return plots, tables
 
 
@@ -343,6 +347,25 @@ def plot_curves(split: str, figure: Mapping[str, Any]) -> Plot:
     title = f"{figure['title']}, {split}"
     words = f"{title}: {figure['words']}"
     return Plot(title, figure["xlabel"], series, ylabel=figure["ylabel"], words=words, has_legend_beside=True)
+
+
+def plot_reliability(split: str, figure: Mapping[str, Any]) -> Plot:
+    """Return a reliability diagram: where a curve is below the diagonal, its probabilities are too high."""
+    lowest = min(value for curve in figure["curves"].values() for value in (*curve["xs"], *curve["ys"]))
+    series = [Series("as often as stated", [(lowest, lowest), (100, 100)], "k:")]
+    for number, (name, curve) in reversed(list(enumerate(figure["curves"].items()))):
+        points = list(zip(curve["xs"], curve["ys"], strict=True))
+        spreads = [estimate_spread(share, count) for share, count in zip(curve["ys"], curve["counts"], strict=True)]
+        series.append(Series(name, points, f"C{number}o{'--' if number else '-'}", () if number else spreads))
+    title = f"{figure['title']}, {split}"
+    words = f"{title}: {figure['words']}"
+    return Plot(title, figure["xlabel"], series, ylabel=figure["ylabel"], words=words)
+
+
+def estimate_spread(percent: float, count: int) -> float:
+    """Return half the 95 % interval of a share of `count` rows, both in percent (Agresti and Coull 1998)."""
+    share = (percent / 100 * count + 2) / (count + 4)
+    return 196 * math.sqrt(share * (1 - share) / (count + 4))
 
 
 def make_matrix(split: str, figure: Mapping[str, Any]) -> Table:

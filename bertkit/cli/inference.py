@@ -72,6 +72,10 @@ def predict(
     ] = False,
     top: Annotated[int, typer.Option("--top", help="Number of words per [MASK].", min=1)] = 5,
     precision: Precision = "auto",
+    coverage: Annotated[
+        float | None,
+        typer.Option("--coverage", help="Add sets of labels, right for this share of texts.", metavar="SHARE"),
+    ] = None,
 ) -> None:
     """Predict with a trained model: a class, an answer, names, an ending or masked words, depending on its head.
 
@@ -83,6 +87,8 @@ def predict(
     $ bertkit predict runs/mnli --input pairs.jsonl --output predictions.jsonl
 
     $ bertkit predict runs/sst2 --input a.csv --text review --output b.csv
+
+    $ bertkit predict runs/sst2 --input a.csv --coverage 0.95 --output b.csv
     """
     from bertkit.data.formats.inputs import STDIN, check_output, check_source, read_inputs
     from bertkit.inference.predictor import Counts, Predictor
@@ -97,7 +103,7 @@ def predict(
         if output is not None:
             check_output(source, output)
     with Screen() as screen:
-        predictor = Predictor(run, pairs=pair or None, top=top, text=columns, precision=precision)
+        predictor = Predictor(run, pairs=pair or None, top=top, text=columns, precision=precision, coverage=coverage)
         if predictor.notice:
             complain(predictor.notice)
         is_pipeline = form == "pipeline"

@@ -32,7 +32,7 @@ from bertkit.system.files import atomic_write, find_checksum, hold_directory, re
 from bertkit.system.hub import CARD
 from bertkit.system.instructions import find_instruction_set
 from bertkit.system.progress import Report, ignore
-from bertkit.training.run_dir import RECIPE_FILE, describe_environment
+from bertkit.training.run_dir import CALIBRATION_FILE, RECIPE_FILE, describe_environment
 
 PARTS = ".export-"  # the beginning of a folder within the directory while it is written
 TOLERANCE = 1e-4  # of probabilities
@@ -104,7 +104,7 @@ def export(
             folder = Path(temporary)
             path = folder / ONNX_FILE
             write_onnx(model, path)
-            for name in ("config.json", RECIPE_FILE, CARD):
+            for name in ("config.json", RECIPE_FILE, CALIBRATION_FILE, CARD):
                 if found := find_file(run, name):
                     shutil.copyfile(found, folder / name)
             save_tokenizer(settings.tokenizer, folder)

@@ -24,7 +24,8 @@ from bertkit.data.tokenizer import load_tokenizer
 from bertkit.errors import UsageError
 from bertkit.inference.export_record import check_files, find_export
 from bertkit.inference.tables import WRITERS, Row, write_rows
-from bertkit.model.checkpoint import find_file, load_config, load_model
+from bertkit.metrics.calibration import find_limit
+from bertkit.model.checkpoint import TRAINED, find_file, load_config, load_model
 from bertkit.model.onnx import ONNX_FILE, OnnxModel
 from bertkit.model.precision import cast_weights, choose_precision, find_device
 from bertkit.system.files import atomic_open
@@ -34,6 +35,7 @@ from bertkit.tasks.option import TEXT_OPTIONS, WINDOW_OPTIONS
 from bertkit.tasks.prediction import predict
 from bertkit.tasks.task import PredictionSettings, Result
 from bertkit.tasks.texts import PAIR_NAMES, list_names, take_text
+from bertkit.training.calibration import load_conformity
 from bertkit.training.recipe import TOP_KEYS, check_value, list_lengths, read_recipe
 from bertkit.training.run_dir import RECIPE_FILE
 
@@ -53,7 +55,7 @@ class Predictor:
     - Classification: `text`, or `text` and `text_pair` (also by GLUE's names). The result depends on the
       configuration's `problem_type`: `label`, its `probability` and all `probabilities` by label; for multi-label
       models `labels`, those with a probability above their threshold, and all `probabilities`; for regression (STS-B)
-      `score`, or `scores` by label if there are several.
+      `score`, or `scores` by label if there are several. With `coverage` also `label_set`.
     - SQuAD: `question` and `context`, of any length. Result: `answer`, empty if there is none; `best` with the `text`,
       `start` and `end` (characters of the context) of the best span and its `score` S.T_i + E.T_j; for 2.0 also
       `null_score` s_null and `tau`: there is an answer if score > null_score + tau (section 4.3).
@@ -61,7 +63,7 @@ class Predictor:
       `type`, `start` and `end` (characters; with `words` the first word and the end) and `score`; `tags`, one for each
       word; for a text `places`, the start and end of each of these words (characters).
     - SWAG: `context`, `endings`, and optionally `start`, the first words of the endings. Result: `ending`, the index of
-      the most probable ending, and all `probabilities`.
+      the most probable ending, and all `probabilities`; with `coverage` also `label_set`, of indices.
     - Masked LM: `text` and optionally `text_pair`, with [MASK] in them. Result: `masks`, for each mask the most
       probable `words` with their probabilities. With two texts and a next-sentence head also `next_sentence`, the
       probability that the second follows the first.
@@ -75,12 +77,15 @@ class Predictor:
             and `text_pair`, for models not trained on a table any of the names above.
         precision: "auto" (bf16 where it is faster, as in training: several times as fast as fp32, with probabilities
             that differ in the third digit), "fp32", "bf16" or "fp16". An export has the one it was made with.
+        coverage: The probability with which a label set contains the correct label (all of several labels), for texts
+            from the same source as the rows of the run that decided; None: no label sets.
 
     Attributes:
         notice: A line about an int8 export that was made with another kind of processor; empty otherwise.
 
     Raises:
-        UsageError: The model cannot be loaded, has no head, or lacks some of its weights.
+        UsageError: The model cannot be loaded, has no head, lacks some of its weights, or its run has no label sets of
+            this coverage.
     """
 
     def __init__(
@@ -91,6 +96,7 @@ class Predictor:
         top: int = TOP_WORDS,
         text: Sequence[str] | None = None,
         precision: str = "auto",
+        coverage: float | None = None,
     ) -> None:
         check_value("precision", precision, TOP_KEYS["precision"])
         name = str(run)
@@ -111,7 +117,7 @@ class Predictor:
             check_files(name, record)
             model = OnnxModel(Path(name, ONNX_FILE), config, is_int8=record.precision == "int8")
         else:
-            settings = {"tau": config.tau, "thresholds": config.thresholds, "window_pooling": config.window_pooling}
+            settings = {key: getattr(config, key) for key in TRAINED if key != "text_columns"}
             model, missing = load_model(getattr(bertkit, head), name, settings | {"vocab_size": len(tokenizer)})
             if missing:
                 missing = ", ".join(missing[:3])
@@ -136,7 +142,8 @@ class Predictor:
         self.task = task
         self.text, self.trained = text, config.text_columns or []
         lengths = ({"long": config.window_pooling} if config.window_pooling else {}) | find_lengths(recipe)
-        self.settings = PredictionSettings(model, tokenizer, lengths, pairs, top)
+        set_limit = None if coverage is None else find_limit(load_conformity(name).scores, coverage)
+        self.settings = PredictionSettings(model, tokenizer, lengths, pairs, top, set_limit)
 
     def __call__(self, inputs: Sequence[Input | Sequence[str]]) -> list[Result]:
         """Return the result of each input.
@@ -225,6 +232,8 @@ class Predictor:
             raise UsageError(f"{output} would be compressed; name a file that ends in .jsonl, {', '.join(WRITERS)}")
         if is_pipeline and not self.task.pipeline:
             raise UsageError(f"transformers has no pipeline for {head}; leave out --format pipeline")
+        if is_pipeline and self.settings.set_limit is not None:
+            raise UsageError("transformers' pipelines have no label sets; leave out --coverage or --format pipeline")
         if output is not None and output.suffix in WRITERS:
             if is_pipeline:
                 raise UsageError(f"--format pipeline writes JSON lines, not {output}; name a file that ends in .jsonl")

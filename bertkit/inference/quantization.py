@@ -16,6 +16,7 @@ import torch
 from bertkit.data.sequences import IGNORED, batch_by_length
 from bertkit.errors import UsageError
 from bertkit.inference.export_record import Int8Variant, Proof
+from bertkit.metrics.calibration import temper
 from bertkit.metrics.intervals import Difference, compare_rows, judge
 from bertkit.metrics.rows import RowScore
 from bertkit.model.checkpoint import find_file
@@ -60,6 +61,7 @@ class Rows:
         found: list[Any] = [None] * len(self.lengths)
         for numbers, batch in self.list_batches():
             summaries = self.task.summarize(model(**batch, **self.task.evaluation_options), batch).numpy()
+            summaries = temper(summaries, model.config.temperature)
             for number, summary in zip(numbers.tolist(), summaries, strict=True):
                 found[number] = summary
         sizes = np.array([summary.shape for summary in found])

@@ -92,6 +92,17 @@ def _rate_mean(rows: np.ndarray, weights: np.ndarray, scale: float) -> np.ndarra
     return scale * _divide(sums[:, 0], sums[:, 1])
 
 
+def measure_gaps(gaps: np.ndarray, errors: np.ndarray) -> RowScore:
+    """Return the sum over K columns of the absolute mean of gaps (S, K) from -1 to 1; errors are (C, 2, K)."""
+    rows, errors = (np.concatenate([found, np.ones((*found.shape[:-1], 1))], axis=-1) for found in (gaps, errors))
+    return RowScore(rows, _rate_gaps, errors, is_additive=True)  # (S, K + 1)
+
+
+def _rate_gaps(rows: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    sums = weights @ rows  # (R, K + 1)
+    return _divide(np.abs(sums[:, :-1]).sum(1), sums[:, -1])
+
+
 # --- Counts: how often each label is right, predicted and correct -----------------------------------------------------
 
 

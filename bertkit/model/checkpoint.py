@@ -29,7 +29,7 @@ SHAPES = {  # parameter of the encoder -> the configuration's names of its sizes
     "encoder.layer.0.intermediate.dense.weight": ("intermediate_size", "hidden_size"),
 }
 LAYER = re.compile(r"(?:bert\.)?encoder\.layer\.(\d{1,9})\..*")
-TRAINED = ("tau", "thresholds", "text_columns", "window_pooling")
+TRAINED = ("tau", "thresholds", "temperature", "text_columns", "window_pooling")
 RETURNED = {"return_dict": True, "output_attentions": False, "output_hidden_states": False}
 
 

@@ -36,6 +36,7 @@ MOST_LAYERS = 1_000  # a file with more is damaged
 OWN_VALUES = (
     "tau",
     "thresholds",
+    "temperature",
     "text_columns",
     "feature_layers",
     "bilstm_hidden_size",
@@ -55,6 +56,8 @@ class BertConfig(PreTrainedConfig):
         tau: The margin by which an answer's score must exceed s_null to be given (section 4.3), tuned in training on
             SQuAD 2.0.
         thresholds: The probability above which each of several labels is predicted, in label order; None: 0.5.
+        temperature: The number that a classifier's logits are divided by for calibrated probabilities; the model's
+            outputs are not divided.
         text_columns: The columns of a table that a classifier was trained on, one or two for pairs.
         feature_layers: The layers that the feature-based approach reads (section 5.3).
         bilstm_hidden_size: Units per direction of the feature-based approach's BiLSTM (section 5.3).
@@ -90,6 +93,7 @@ class BertConfig(PreTrainedConfig):
     tie_word_embeddings: bool = True
     tau: float | int | None = None
     thresholds: list[float | int] | None = None
+    temperature: float | int | None = None
     text_columns: list[str] | None = None
     feature_layers: str | None = None
     bilstm_hidden_size: int | None = None
@@ -118,6 +122,10 @@ class BertConfig(PreTrainedConfig):
         unset = {name for name in OWN_VALUES if getattr(self, name) is None}
         return {name: value for name, value in super().to_dict().items() if name not in unset}
 
+    def _get_generation_parameters(self) -> dict[str, Any]:
+        """Leave out the temperature, which transformers 5.17 takes for that of text generation and refuses to save."""
+        return {name: value for name, value in super()._get_generation_parameters().items() if name != "temperature"}
+
     def validate_architecture(self) -> None:
         """Check that the values are in range and fit together; called by `@strict` at construction.
 
@@ -129,6 +137,8 @@ class BertConfig(PreTrainedConfig):
                 raise ValueError(f"{name} is {value}; it must be at least {least}")
         if self.num_hidden_layers > MOST_LAYERS:
             raise ValueError(f"num_hidden_layers must be at most {MOST_LAYERS:,}")
+        if self.temperature is not None and not 0 < self.temperature < math.inf:
+            raise ValueError(f"temperature is {self.temperature}; it must be finite and above 0")
         if self.initializer_range <= 0:
             raise ValueError(f"initializer_range is {self.initializer_range}; a standard deviation must be above 0")
         if self.hidden_act not in ACT2FN:

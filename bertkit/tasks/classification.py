@@ -22,6 +22,7 @@ from bertkit.data.long_texts import WindowedTexts
 from bertkit.data.sequences import Items, Sequences
 from bertkit.data.splits import MOST_SHOWN, check_split_options, describe_shares, divide_train, hash_keys
 from bertkit.errors import UsageError
+from bertkit.metrics.calibration import measure_calibration, score_calibration
 from bertkit.metrics.classification import (
     measure_class_scores,
     measure_label_scores,
@@ -33,8 +34,8 @@ from bertkit.metrics.rows import RowScore, measure_numbers
 from bertkit.model.checkpoint import load_config
 from bertkit.reports.tables import ScoreRow, count
 from bertkit.system.progress import Report, ignore
-from bertkit.tasks.classification_figures import find_losses, list_figures
-from bertkit.tasks.finetuning import EVERY_EPOCH
+from bertkit.tasks.classification_figures import draw_reliability, find_losses, list_figures
+from bertkit.tasks.finetuning import CALIBRATION_ROWS, EVERY_EPOCH
 from bertkit.tasks.option import CLASSIFY_OPTIONS
 from bertkit.tasks.task import (
     EXAMPLES,
@@ -61,6 +62,7 @@ SCORES = {  # kind -> the scores of the table; the first one is the score of the
         "matthews_correlation": "Matthews correlation",
         "roc_auc": "area under the ROC curve",
         "average_precision": "average precision",
+        **{row.key: row.name for row in CALIBRATION_ROWS},
     },
     SEVERAL: {
         "macro_f1": "macro F1",
@@ -68,6 +70,7 @@ SCORES = {  # kind -> the scores of the table; the first one is the score of the
         "exact_match": "exact match",
         "fixed_macro_f1": "macro F1 at 0.5",
         "fixed_micro_f1": "micro F1 at 0.5",
+        **{row.key: row.name for row in CALIBRATION_ROWS},
     },
     REGRESSION: {
         "pearson": "Pearson correlation",
@@ -155,6 +158,7 @@ class ClassificationTask(TextTask):
     examples_title = "Predictions with the highest loss on dev"
     options = CLASSIFY_OPTIONS
     metric = "score"
+    is_classifier = True  # regression is refused when the data are read
     splits: Mapping[str, str] = {"dev": "{}", "test": "test_{}"}
     unlabelled = (UNLABELLED,)
     row_files = ("dev.csv",)
@@ -267,6 +271,8 @@ class ClassificationTask(TextTask):
         train = examples["train"]
         settings |= {"id2label": dict(enumerate(train.space.names)), "problem_type": train.space.kind}
         settings["text_columns"] = list(train.text)
+        if recipe.get("calibrate") and train.space.kind == REGRESSION:
+            raise UsageError("calibrate is for labels, not for numbers; remove it")
         if weights := find_weights(recipe["data"]["class_weights"], train):
             settings["class_weights"] = weights
         return settings
@@ -288,9 +294,10 @@ class ClassificationTask(TextTask):
         if kind == REGRESSION:
             found = measure_numbers(inputs[0][:, 0], data.labels)
         elif kind == SINGLE:
-            found = measure_class_scores(*inputs, data.space.names)
+            found = measure_class_scores(*inputs, data.space.names) | measure_calibration(*inputs)
         else:
             found = measure_label_scores(*inputs, data.space.names, (decided or {}).get("thresholds"))
+            found |= measure_calibration(*inputs)
         return found | {"score": found[next(iter(SCORES[kind]))]}
 
     def describe_rows(
@@ -302,6 +309,10 @@ class ClassificationTask(TextTask):
         texts = zip(*(examples.rows.find(name).to_pylist() for name in examples.text), strict=True)
         for found, label, result in zip(texts, data.labels, results, strict=True):
             yield RowAnswer(found, spell(label, data.space), spell_result(result))
+
+    def find_classes(self, data: LabelledSequences) -> np.ndarray | None:
+        """Return the labels, unless they are numbers."""
+        return None if data.space.kind == REGRESSION else data.labels
 
     def tuned_config(self, metrics: Mapping[str, Any]) -> dict[str, Any]:
         """Return the thresholds of several labels, in the order of the labels."""
@@ -347,7 +358,10 @@ class ClassificationTask(TextTask):
         files = {f"{name}.csv": write_rows(data.rows, list(map(self.flatten_result, results)))}
         if data.labels is None:
             return files
-        if figures := list_figures(summaries, data.labels, data.space.names, data.space.kind, thresholds):
+        figures = list_figures(summaries, data.labels, data.space.names, data.space.kind, thresholds)
+        if self.find_classes(data) is not None:
+            figures.append(draw_reliability(summaries, data.labels, (decided or {}).get("temperature")))
+        if figures:
             files[f"{name}{FIGURES}"] = json.dumps(figures) + "\n"
         if split == next(iter(self.splits)):
             files[EXAMPLES] = "".join(f"{line}\n" for line in self.list_hardest(summaries, data, results))
@@ -357,9 +371,10 @@ class ClassificationTask(TextTask):
         self, summaries: np.ndarray, data: LabelledSequences, decided: Mapping[str, Any] | None
     ) -> Sequence[float] | None:
         """Return the thresholds of several labels: decided, or tuned on these data if they have labels."""
-        if decided is None and data.labels is not None and data.space.kind == SEVERAL:
+        decided = decided or {}
+        if "thresholds" not in decided and data.labels is not None and data.space.kind == SEVERAL:
             decided = self.tuned_config(self.score(summaries, data))
-        return (decided or {}).get("thresholds")
+        return decided.get("thresholds")
 
     def list_hardest(self, summaries: np.ndarray, data: LabelledSequences, results: Sequence[Result]) -> Iterator[str]:
         """Yield a line with place, texts, result and correct answer for each of the rows with the highest loss."""
@@ -514,8 +529,10 @@ def score_kind(
     if space.kind == REGRESSION:
         return score_numbers(logits[:, 0], labels)
     if space.kind == SINGLE:
-        return score_classes(logits, labels, space.names)
-    return score_labels(logits, labels, space.names, None if thresholds is None else np.asarray(thresholds))
+        scores = score_classes(logits, labels, space.names)
+    else:
+        scores = score_labels(logits, labels, space.names, None if thresholds is None else np.asarray(thresholds))
+    return scores | score_calibration(logits, labels)
 
 
 def list_rows() -> tuple[ScoreRow, ...]:
@@ -525,8 +542,9 @@ def list_rows() -> tuple[ScoreRow, ...]:
         names |= found
     rows = {}
     for key, name in names.items():
-        baselines = {} if key == "rmse" else {"a constant answer": f"majority_{key}"}  # lower is better; R² has one
-        rows[key] = ScoreRow(name, key, baselines, "" if key in ("rmse", "r2") else "fraction")
+        is_error = key in ("rmse", "ece", "brier")  # lower is better
+        baselines = {} if is_error else {"a constant answer": f"majority_{key}"}
+        rows[key] = ScoreRow(name, key, baselines, "" if key in ("rmse", "r2", "brier") else "fraction")
     tests = [ScoreRow(f"{row.name}, test", f"test_{key}", {}, row.unit) for key, row in rows.items()]
     return (*rows.values(), *tests)
 

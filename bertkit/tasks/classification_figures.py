@@ -10,6 +10,7 @@ import numpy as np
 from scipy.special import expit, logsumexp, softmax
 
 from bertkit.data.labels import REGRESSION, SINGLE
+from bertkit.metrics.calibration import bin_probabilities, score_calibration
 
 MOST_CONFUSED = 20  # labels of a confusion matrix
 MOST_TRACED = 10  # curves
@@ -70,6 +71,28 @@ def trace_precision(
     words = f"average precision {', '.join(averages)}; each dot is the label as predicted"
     axes = {"xlabel": "recall (%)", "ylabel": "precision (%)"}
     return {"kind": "curves", "title": "Precision over recall", "words": words, "curves": curves} | axes
+
+
+def draw_reliability(logits: np.ndarray, labels: np.ndarray, temperature: float | None) -> dict[str, Any]:
+    """Return the reliability diagram as a figure: how often labels of a probability are right, both in percent.
+
+    Args:
+        logits: (S, L), divided by the temperature if there is one.
+        labels: (S,) classes, or (S, L) several labels.
+        temperature: Of calibrated probabilities, which are shown beside those without it.
+    """
+    shown = {"this model": logits}
+    if temperature is not None:
+        shown = {"calibrated": logits, "as trained": logits * temperature}
+    curves, errors = {}, []
+    for name, values in shown.items():
+        stated, right, counts = bin_probabilities(values, labels)
+        columns = (100 * stated).round(2).tolist(), (100 * right).round(2).tolist(), counts.tolist()
+        curves[name] = dict(zip(("xs", "ys", "counts"), columns, strict=True))
+        errors.append(f"{name} {100 * score_calibration(values, labels)['ece']:.1f} %")
+    words = f"calibration error: {', '.join(errors)}; bars are 95 % intervals"
+    axes = {"xlabel": "probability (%)", "ylabel": "how often right (%)"}
+    return {"kind": "reliability", "title": "Reliability", "words": words, "curves": curves} | axes
 
 
 def list_figures(

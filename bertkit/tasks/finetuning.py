@@ -13,6 +13,7 @@ from torch import Tensor
 from bertkit.data.sequences import pad
 from bertkit.data.tokenizer import load_tokenizer
 from bertkit.errors import UsageError
+from bertkit.reports.tables import ScoreRow
 from bertkit.system.progress import Report
 from bertkit.tasks.option import list_defaults
 from bertkit.tasks.task import BERT_TRAIN, Task, repeat_run
@@ -22,6 +23,10 @@ TRAIN = BERT_TRAIN | {  # A.3: as in pre-training, except batch size, learning r
     "save_total_limit": 1,
     "logging_steps": 0.01,  # a share of all updates
 }
+CALIBRATION_ROWS = (  # of every classifier, see `bertkit.metrics.calibration.score_calibration`
+    ScoreRow("calibration error", "ece", {}, "fraction"),
+    ScoreRow("Brier score", "brier"),
+)
 EVERY_EPOCH = {"eval_strategy": "epoch", "save_strategy": "epoch"}
 
 

@@ -31,12 +31,13 @@ from bertkit.data.formats.glue import (
 from bertkit.data.long_texts import WindowedTexts
 from bertkit.data.sequences import Sequences
 from bertkit.errors import UsageError
+from bertkit.metrics.calibration import measure_calibration, score_calibration
 from bertkit.metrics.glue import compute_scores, measure_scores
 from bertkit.metrics.rows import RowScore
 from bertkit.reports.tables import ScoreRow
 from bertkit.system.progress import Report
-from bertkit.tasks.classification_figures import confuse
-from bertkit.tasks.finetuning import EVERY_EPOCH
+from bertkit.tasks.classification_figures import confuse, draw_reliability
+from bertkit.tasks.finetuning import CALIBRATION_ROWS, EVERY_EPOCH
 from bertkit.tasks.option import GLUE_OPTIONS
 from bertkit.tasks.task import (
     FIGURES,
@@ -215,6 +216,7 @@ class GlueTask(TextTask):
         self.row = row
         self.name, self.title, self.command = row.name, row.title, f"glue --task {row.name}"
         self.metric = row.metrics[0] if row.metrics else ""
+        self.is_classifier = bool(row.labels and row.metrics)
         self.other_causes = ", or labels in a different order from the model's" + f"; {row.note}" * bool(row.note)
         self.pairs = len(row.texts) == 2
         self.splits = {name: split.scores for name, split in row.splits.items() if split.scores}
@@ -306,15 +308,21 @@ class GlueTask(TextTask):
     def score(
         self, summaries: np.ndarray, data: Sequences, decided: Mapping[str, Any] | None = None
     ) -> dict[str, float]:
-        """Return the task's metrics as fractions."""
-        return compute_scores(self.row.metrics, self.decide(check_finite(summaries)), data.labels)
+        """Return the task's metrics as fractions, and of classes the errors of their probabilities."""
+        scores = compute_scores(self.row.metrics, self.decide(check_finite(summaries)), data.labels)
+        return scores | (score_calibration(summaries, data.labels) if self.is_classifier else {})
 
     def measure_rows(
         self, summaries: np.ndarray, data: Sequences, decided: Mapping[str, Any] | None = None
     ) -> dict[str, RowScore]:
         """Return the task's metrics as functions of the weights of the rows."""
         answers = self.decide(check_finite(summaries))
-        return measure_scores(self.row.metrics, answers, data.labels, len(self.row.labels))
+        scores = measure_scores(self.row.metrics, answers, data.labels, len(self.row.labels))
+        return scores | (measure_calibration(summaries, data.labels) if self.is_classifier else {})
+
+    def find_classes(self, data: Sequences) -> np.ndarray | None:
+        """Return the labels, unless they are scores."""
+        return data.labels if self.is_classifier else None
 
     def describe_rows(
         self, summaries: np.ndarray, data: Sequences, examples: Any, decided: Mapping[str, Any] | None = None
@@ -335,13 +343,14 @@ class GlueTask(TextTask):
     def format_predictions(
         self, summaries: np.ndarray, data: Sequences, split: str, decided: Mapping[str, Any] | None = None
     ) -> dict[str, str]:
-        """Return a split's predictions in the leaderboard's form, and the confusion matrix of a dev split."""
+        """Return a split's predictions in the leaderboard's form, and figures of a dev split."""
         submission, answers = self.row.splits[split].submission, self.decide(summaries)
         name = submission or Path(self.row.splits[split].file).name
         files = {name: write_predictions(spell(self.row, answers, clip=bool(submission)))}
         if self.row.labels and not submission:
             matrix = confuse(answers, data.labels, list(self.row.labels.values()))
-            files[f"{split}{FIGURES}"] = json.dumps([matrix]) + "\n"
+            reliability = draw_reliability(summaries, data.labels, (decided or {}).get("temperature"))
+            files[f"{split}{FIGURES}"] = json.dumps([matrix, reliability]) + "\n"
         return files
 
     def score_files(self, gold: Path, predictions: Path) -> dict[str, float]:
@@ -383,11 +392,18 @@ class GlueTask(TextTask):
 
 
 def list_rows(row: Benchmark) -> tuple[ScoreRow, ...]:
-    """Return the rows of a task's table: each metric on each evaluated split."""
-    rows = []
+    """Return the rows of a task's table: each metric on each evaluated split, then the errors of probabilities."""
+    rows, errors = [], []
     for name, split in row.splits.items():
-        for metric in row.metrics if split.scores else ():
-            key, first = split.scores.format(metric), split.scores == "{}"
+        if not split.scores:
+            continue
+        first = split.scores == "{}"
+        if row.labels:
+            for found in CALIBRATION_ROWS:
+                called = found.name if first else f"{found.name}, {name.rpartition('_')[2]}"
+                errors.append(replace(found, name=called, key=split.scores.format(found.key)))
+        for metric in row.metrics:
+            key = split.scores.format(metric)
             rows.append(
                 ScoreRow(
                     SCORE_NAMES[metric] if first else f"{SCORE_NAMES[metric]}, {name.rpartition('_')[2]}",
@@ -397,7 +413,7 @@ def list_rows(row: Benchmark) -> tuple[ScoreRow, ...]:
                     row.paper.get(key, {}),
                 )
             )
-    return tuple(rows)
+    return (*rows, *errors)
 
 
 def spell(row: Benchmark, values: np.ndarray, clip: bool) -> list[str]:

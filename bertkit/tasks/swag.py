@@ -19,15 +19,25 @@ from torch import Tensor
 from bertkit.data.formats.swag import ENDINGS, HUB_SWAG, Situation, read_swag, read_swag_copy
 from bertkit.data.sequences import Choices, Sequences, encode_inputs, pad, pad_choices
 from bertkit.errors import UsageError
+from bertkit.metrics.calibration import measure_calibration, score_calibration
 from bertkit.metrics.glue import compute_scores
 from bertkit.metrics.rows import RowScore, measure_mean
 from bertkit.reports.tables import ScoreRow
 from bertkit.system.progress import Report
-from bertkit.tasks.finetuning import EVERY_EPOCH, FineTuningTask
+from bertkit.tasks.classification_figures import draw_reliability
+from bertkit.tasks.finetuning import CALIBRATION_ROWS, EVERY_EPOCH, FineTuningTask
 from bertkit.tasks.option import SWAG_OPTIONS
 from bertkit.tasks.schema import PLACE, PROBABILITY, STRING, Schema, make_array, make_object
-from bertkit.tasks.task import PredictionSettings, Result, RowAnswer, check_finite, shorten_text, use_transformers
-from bertkit.tasks.texts import take_text
+from bertkit.tasks.task import (
+    FIGURES,
+    PredictionSettings,
+    Result,
+    RowAnswer,
+    check_finite,
+    shorten_text,
+    use_transformers,
+)
+from bertkit.tasks.texts import add_label_set, describe_label_set, take_text
 
 SWAG_FILES = {"train": "train.csv", "dev": "val.csv", "test": "test.csv"}
 SWAG_SPLITS = {"train": "train", "dev": "validation", "test": "test"}
@@ -45,7 +55,8 @@ class SwagTask(FineTuningTask):
     title = "SWAG"
     head = "BertForMultipleChoice"
     metric = "accuracy"
-    table = (ACCURACY,)
+    table = (ACCURACY, *CALIBRATION_ROWS)
+    is_classifier = True
     unlabelled = ("test",)
     copies: Mapping[str, tuple[str, str, str]] = {name: (*HUB_SWAG, split) for name, split in SWAG_SPLITS.items()}
     options = SWAG_OPTIONS
@@ -121,14 +132,20 @@ class SwagTask(FineTuningTask):
     # --- Scores -------------------------------------------------------------------------------------------------------
 
     def score(self, summaries: np.ndarray, data: Choices, decided: Mapping[str, Any] | None = None) -> dict[str, float]:
-        """Return the accuracy, a fraction."""
-        return compute_scores(("accuracy",), check_finite(summaries).argmax(axis=1), data.labels)
+        """Return the accuracy and the errors of the probabilities."""
+        scores = compute_scores(("accuracy",), check_finite(summaries).argmax(axis=1), data.labels)
+        return scores | score_calibration(summaries, data.labels)
 
     def measure_rows(
         self, summaries: np.ndarray, data: Choices, decided: Mapping[str, Any] | None = None
     ) -> dict[str, RowScore]:
-        """Return the accuracy as a function of the weights of the questions."""
-        return {"accuracy": measure_mean(check_finite(summaries).argmax(axis=1) == data.labels)}
+        """Return the scores as functions of the weights of the questions."""
+        accuracy = measure_mean(check_finite(summaries).argmax(axis=1) == data.labels)
+        return {"accuracy": accuracy} | measure_calibration(summaries, data.labels)
+
+    def find_classes(self, data: Choices) -> np.ndarray | None:
+        """Return the places of the correct endings."""
+        return data.labels
 
     def describe_rows(
         self, summaries: np.ndarray, data: Choices, examples: Any, decided: Mapping[str, Any] | None = None
@@ -145,9 +162,13 @@ class SwagTask(FineTuningTask):
     def format_predictions(
         self, summaries: np.ndarray, data: Choices, split: str, decided: Mapping[str, Any] | None = None
     ) -> dict[str, str]:
-        """Return a file named as the split's: number of the question and place of the ending, as CSV."""
+        """Return a file named as the split's, number of the question and place of the ending as CSV, and a figure."""
         rows = "".join(f"{index},{place}\n" for index, place in enumerate(check_finite(summaries).argmax(axis=1)))
-        return {SWAG_FILES[split]: f"index,pred\n{rows}"}
+        files = {SWAG_FILES[split]: f"index,pred\n{rows}"}
+        if data.labels is not None:
+            reliability = draw_reliability(summaries, data.labels, (decided or {}).get("temperature"))
+            files[f"{split}{FIGURES}"] = json.dumps([reliability]) + "\n"
+        return files
 
     def suggest(self, output: Path, recipe: Mapping[str, Any]) -> list[str]:
         """Return commands that use the fine-tuned model."""
@@ -173,8 +194,9 @@ class SwagTask(FineTuningTask):
         return super().describe_input(settings) | {"properties": kinds}
 
     def describe_output(self, settings: PredictionSettings) -> Schema:
-        """Return the schema of the index of an ending and all probabilities."""
-        return make_object({"ending": PLACE, "probabilities": make_array(PROBABILITY)})
+        """Return the schema of the index of an ending and all probabilities, and of a label set."""
+        sets = {} if settings.set_limit is None else {"label_set": make_array(PLACE)}
+        return make_object({"ending": PLACE, "probabilities": make_array(PROBABILITY)} | sets)
 
     def read_input(self, given: Mapping[str, Any], settings: PredictionSettings) -> Continuations:
         """Return a context and its possible continuations; SWAG's column names are accepted, too."""
@@ -203,11 +225,12 @@ class SwagTask(FineTuningTask):
     def answer(
         self, kept: Sequence[np.ndarray], data: Any, examples: Sequence[Continuations], settings: PredictionSettings
     ) -> list[Result]:
-        """Return the likeliest ending of each example."""
+        """Return the likeliest ending of each example, and its label set."""
         results, scores = [], iter(np.concatenate(kept))
         for _, endings in examples:
             logits = np.fromiter(islice(scores, len(endings)), np.float64)
-            results.append({"ending": int(logits.argmax()), "probabilities": softmax(logits).tolist()})
+            result = {"ending": int(logits.argmax()), "probabilities": softmax(logits).tolist()}
+            results.append(add_label_set(result, dict(enumerate(result["probabilities"])), settings.set_limit))
         return results
 
     def find_truncated(self, data: Sequences, examples: Sequence[Continuations]) -> list[bool]:
@@ -217,7 +240,8 @@ class SwagTask(FineTuningTask):
 
     def describe_result(self, result: Result) -> str:
         """Return the number of the ending, from 1, and how likely it is."""
-        return f"ending {result['ending'] + 1}  ({result['probabilities'][result['ending']]:.1%})"
+        sets = describe_label_set([str(place + 1) for place in result["label_set"]]) if "label_set" in result else ""
+        return f"ending {result['ending'] + 1}  ({result['probabilities'][result['ending']]:.1%}){sets}"
 
     def list_samples(
         self, examples: Sequence[Situation], settings: PredictionSettings

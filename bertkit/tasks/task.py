@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from bertkit.data.formats.columns import Columns
 from bertkit.errors import UsageError
+from bertkit.metrics.calibration import temper
 from bertkit.metrics.rows import RowScore
 from bertkit.model.onnx import OnnxModel
 from bertkit.reports.tables import ScoreRow
@@ -54,6 +55,8 @@ class PredictionSettings:
         lengths: `[data]` of the run's recipe; empty without a run.
         pairs: Whether an input is a pair of texts; None: either.
         top: The number of words for each mask.
+        set_limit: The highest conformity score of a label in a label set (`bertkit.metrics.calibration.find_limit`);
+            None: no label sets.
     """
 
     model: nn.Module | OnnxModel
@@ -61,6 +64,7 @@ class PredictionSettings:
     lengths: Mapping[str, Any]
     pairs: bool | None
     top: int
+    set_limit: float | None = None
 
     @cached_property
     def max_length(self) -> int:
@@ -116,6 +120,7 @@ class Task:
         pairs: Whether an input is a pair of texts; None if the task does not determine it.
         reusable: Whether encoded data can be shared by runs with the same `[data]`, `[model]` and checkpoint.
         evaluation_options: Arguments of the head's `forward` in evaluation.
+        is_classifier: Whether it predicts classes or several labels of a whole input, so that `calibrate` applies.
         pipeline: The name of transformers' pipeline for the same results; empty if there is none.
         row_files: Files among the predictions with a row, a line or a block for each example of dev; one is written.
     """
@@ -138,6 +143,7 @@ class Task:
     pairs: bool | None = None
     reusable = True
     evaluation_options: Mapping[str, Any] = {}
+    is_classifier = False
     pipeline = ""
     row_files: tuple[str, ...] = ()
 
@@ -149,6 +155,10 @@ class Task:
         Raises:
             UsageError: Options are inconsistent, or a number is out of its range.
         """
+        if recipe.get("calibrate") and not self.is_classifier:
+            raise UsageError(
+                f"calibrate is for classes and labels of whole texts, which {self.name} does not predict; remove it"
+            )
         for key, option in self.options.items():
             if option.least is not None:
                 value = recipe["data"][key]
@@ -315,6 +325,10 @@ class Task:
         """Return the rows of `measure_rows` in words; `examples` are those of the split as loaded."""
         return ()
 
+    def find_classes(self, data: Any) -> np.ndarray | None:
+        """Return the correct classes (S,) of a split, or (S, L), 0 or 1 for each of several labels; None without."""
+        return None
+
     def baseline(self, train: Any, dev: Any) -> dict[str, float]:
         """Return the baseline scores by name."""
         return {}
@@ -334,8 +348,8 @@ class Task:
         return []
 
     def comment(self, metrics: Mapping[str, Any]) -> list[str]:
-        """Return `diagnose`'s lines, after one that marks scores on the data that have decided."""
-        return [*self.mark(metrics), *self.diagnose(metrics)]
+        """Return `diagnose`'s lines, after those about the data that have decided and about the temperature."""
+        return [*self.mark(metrics), *self.describe_temperature(metrics), *self.diagnose(metrics)]
 
     def mark(self, metrics: Mapping[str, Any]) -> list[str]:
         """Return a warning if the scored data have also decided (tau, best checkpoint)."""
@@ -343,6 +357,17 @@ class Task:
             return []
         remedy = "; with --set data.tune_share=0.5 other rows are used" if "tune_share" in self.options else ""
         return [f"the scores are optimistic because the same data were used to choose {chosen}{remedy}"]
+
+    def describe_temperature(self, metrics: Mapping[str, Any]) -> list[str]:
+        """Return the temperature of calibrated probabilities, and the calibration error with and without it."""
+        if "temperature" not in metrics:
+            return []
+        row = self.find_row("ece")
+        errors = (row.show(metrics[key]) for key in ("ece", "uncalibrated_ece"))
+        return [
+            "probabilities of bertkit are those of logits divided by the temperature {:.3g} (calibration error {} %, "
+            "without it {} %); plain transformers does not divide".format(metrics["temperature"], *errors)
+        ]
 
     def suggest(self, output: Path, recipe: Mapping[str, Any]) -> list[str]:
         """Return commands to try after a run, as a shell takes them."""
@@ -408,7 +433,8 @@ class Task:
         Raises:
             UsageError: The model's outputs are NaN.
         """
-        return check_finite(self.summarize(outputs, batch).cpu().numpy())
+        summaries = check_finite(self.summarize(outputs, batch).cpu().numpy())
+        return temper(summaries, settings.model.config.temperature)
 
     def answer(
         self, kept: Sequence[Any], data: Any, examples: Sequence[Any], settings: PredictionSettings

@@ -99,13 +99,14 @@ class TextTask(FineTuningTask):
         """Return the schema of what `name_results` returns."""
         labels, kind = settings.labels, settings.model.config.problem_type
         label, probabilities = {"enum": labels}, make_object(dict.fromkeys(labels, PROBABILITY))
+        sets = {} if settings.set_limit is None else {"label_set": make_array(label)}
         if kind == SEVERAL:
-            return make_object({"labels": make_array(label), "probabilities": probabilities})
+            return make_object({"labels": make_array(label), "probabilities": probabilities} | sets)
         if len(labels) == 1:
             return make_object({"score": NUMBER_SCHEMA})
         if kind == REGRESSION:
             return make_object({"scores": make_object(dict.fromkeys(labels, NUMBER_SCHEMA))})
-        return make_object({"label": label, "probability": PROBABILITY, "probabilities": probabilities})
+        return make_object({"label": label, "probability": PROBABILITY, "probabilities": probabilities} | sets)
 
     def encode_inputs(
         self, examples: Sequence[tuple[str, ...]], settings: PredictionSettings
@@ -120,40 +121,44 @@ class TextTask(FineTuningTask):
     def answer(
         self, kept: Sequence[np.ndarray], data: Any, examples: Any, settings: PredictionSettings
     ) -> list[Result]:
-        """Return the class of each example, its several labels, or its scores."""
+        """Return the class of each example or its several labels, with a label set if asked for, or its scores."""
         config, logits = settings.model.config, np.stack(kept)
         if (long := settings.lengths.get("long")) in POOLED:
             logits = pool_windows(logits, data.counts, long)
-        return name_results(logits, settings.labels, config.problem_type, config.thresholds)
+        return name_results(logits, settings.labels, config.problem_type, config.thresholds, settings.set_limit)
 
     def describe_result(self, result: Result) -> str:
         """Return the class or the labels and how likely they are, or the scores."""
+        sets = describe_label_set(result["label_set"]) if "label_set" in result else ""
         if "label" in result:
-            return f"{result['label']}  ({result['probability']:.1%})"
+            return f"{result['label']}  ({result['probability']:.1%}){sets}"
         if "labels" in result:
             found = (f"{label} ({result['probabilities'][label]:.1%})" for label in result["labels"])
-            return ", ".join(found) or "(no label)"
+            return (", ".join(found) or "(no label)") + sets
         if "scores" in result:
             return ", ".join(f"{label} {value:.3f}" for label, value in result["scores"].items())
         return f"{result['score']:.3f}"
 
     def list_columns(self, settings: PredictionSettings) -> dict[str, type]:
-        """Return the columns of the label or labels and all probabilities, or of the predicted numbers."""
+        """Return the columns of the label or labels, all probabilities and label sets, or of the predicted numbers."""
         labels, kind = settings.labels, settings.model.config.problem_type
         if kind != SEVERAL and len(labels) == 1:
             return {"prediction": float}
         if kind == REGRESSION:
             return {f"prediction_{label}": float for label in labels}
         first = {"labels": str} if kind == SEVERAL else {"label": str, "probability": float}
-        return first | {f"probability_{label}": float for label in labels}
+        sets = {} if settings.set_limit is None else {"label_set": str}
+        return first | {f"probability_{label}": float for label in labels} | sets
 
     def flatten_result(self, result: Result) -> dict[str, Any]:
-        """Return a row of a table; several labels are joined by "|"."""
+        """Return a row of a table; several labels and label sets are joined by "|"."""
         if "score" in result:
             return {"prediction": result["score"]}
         if "scores" in result:
             return {f"prediction_{label}": value for label, value in result["scores"].items()}
         row = {f"probability_{label}": value for label, value in result["probabilities"].items()}
+        if "label_set" in result:
+            row["label_set"] = SEPARATOR.join(result["label_set"])
         if "labels" in result:
             return {"labels": SEPARATOR.join(result["labels"])} | row
         return {"label": result["label"], "probability": result["probability"]} | row
@@ -201,25 +206,51 @@ class NextSentenceTask(TextTask):
 
 
 def name_results(
-    logits: np.ndarray, labels: Sequence[str], kind: str | None, thresholds: Sequence[float] | None
+    logits: np.ndarray,
+    labels: Sequence[str],
+    kind: str | None,
+    thresholds: Sequence[float] | None,
+    set_limit: float | None = None,
 ) -> list[Result]:
-    """Return the class, the several labels, or the numbers of each row of logits (S, L)."""
+    """Return the class, the several labels, or the numbers of each row of logits (S, L).
+
+    Args:
+        set_limit: As in `PredictionSettings`.
+    """
     if kind == SEVERAL:
         limits = dict(zip(labels, thresholds or [FIXED_THRESHOLD] * len(labels), strict=True))
         probabilities = expit(logits.astype(np.float64))  # as for the thresholds: fp32 rounds likely labels to 1
         rows = [dict(zip(labels, row, strict=True)) for row in probabilities.tolist()]
         return [
-            {"labels": [label for label, value in row.items() if value > limits[label]], "probabilities": row}
+            add_label_set(
+                {"labels": [label for label, value in row.items() if value > limits[label]], "probabilities": row},
+                row,
+                set_limit,
+            )
             for row in rows
         ]
     if len(labels) == 1:
         return [{"score": value} for value in logits[:, 0].tolist()]
     if kind == REGRESSION:
         return [{"scores": dict(zip(labels, row, strict=True))} for row in logits.tolist()]
-    return [
-        {"label": labels[best], "probability": row[best], "probabilities": dict(zip(labels, row, strict=True))}
-        for best, row in zip(logits.argmax(1).tolist(), softmax(logits, axis=1).tolist(), strict=True)
-    ]
+    results = []
+    for best, row in zip(logits.argmax(1).tolist(), softmax(logits, axis=1).tolist(), strict=True):
+        probabilities = dict(zip(labels, row, strict=True))
+        result = {"label": labels[best], "probability": row[best], "probabilities": probabilities}
+        results.append(add_label_set(result, probabilities, set_limit))
+    return results
+
+
+def add_label_set(result: Result, probabilities: Mapping[Any, float], set_limit: float | None) -> Result:
+    """Return a result with the label set: the labels that are likely enough, in their order; None adds none."""
+    if set_limit is None:
+        return result
+    return result | {"label_set": [label for label, value in probabilities.items() if 1 - value <= set_limit]}
+
+
+def describe_label_set(names: Sequence[str]) -> str:
+    """Return a label set in words."""
+    return f"  set: {', '.join(names) or '(empty)'}"
 
 
 def judge_pair(logits: np.ndarray) -> float:

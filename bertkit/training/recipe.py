@@ -41,6 +41,7 @@ TOP_KEYS = {
     "bilstm": bool,
     "reinit_layers": int,
     "patience": int,
+    "calibrate": bool,
 }
 TABLES = ("model", "data", "train")
 PHASE = {"share": float, "max_length": int}
@@ -74,7 +75,7 @@ FITTING = (
 )
 
 # Table -> keys that earlier versions lack -> the value that matches their behaviour.
-ADDED: dict[str, dict[str, Any]] = {"": {"patience": 0}, "data": {"tune_share": 0.0}}
+ADDED: dict[str, dict[str, Any]] = {"": {"patience": 0, "calibrate": False}, "data": {"tune_share": 0.0}}
 
 # Keys of [train] that the user may not set -> the remedy. The last two are names of transformers 4.
 RESERVED = {

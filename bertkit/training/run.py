@@ -25,6 +25,7 @@ from transformers import PrinterCallback, ProgressCallback, TrainingArguments, s
 
 import bertkit
 from bertkit.errors import UsageError, explain_disk_error, explain_refusal
+from bertkit.metrics.calibration import temper
 from bertkit.model.checkpoint import find_file, fingerprint_weights, load_model, make_config, reinitialize
 from bertkit.model.optim import BERT_ADAM, BertAdam
 from bertkit.reports.tables import name_limits
@@ -33,6 +34,7 @@ from bertkit.system.progress import Report, ignore
 from bertkit.tasks.repeats import WITHOUT_LEAKS
 from bertkit.tasks.task import CHOSEN_ON_DEV, OWN_DATA, TUNE, Task
 from bertkit.training.arguments import complete, explain_missing_head, make_arguments, name_head
+from bertkit.training.calibration import Calibration, calibrate
 from bertkit.training.callbacks import PredictionProgress, Progress, StopOnSignal
 from bertkit.training.outputs import add_limits, find_better, save_best, write_results
 from bertkit.training.prepare import Prepared, prepare
@@ -233,24 +235,29 @@ def finish(
     metrics: dict[str, Any] = {}
     files: dict[str, str | bytes] = {}
     tuned, decided = None, None  # scores of the tune split, and the config values tuned on it
+    calibration: Calibration | None = None  # on the first split, which decides
     for split in (TUNE, *task.splits, *task.unlabelled):
         if (data := prepared.data.get(split)) is None:
             continue
         report(f"predicting {split}, {len(data):,} sequences")
-        summaries = trainer.predict(data).predictions
+        given = trainer.predict(data).predictions
+        calibration = calibration or calibrate(task, recipe, given, data, split)
+        summaries = temper(given, calibration.temperature)
         if split == TUNE:
             tuned = task.score(summaries, data)
-            decided = task.tuned_config(tuned)
+            decided = task.tuned_config(tuned) | calibration.config
             metrics["tune_score"] = tuned[task.metric]
             continue
-        files |= task.format_predictions(summaries, data, split, decided)
+        files |= task.format_predictions(summaries, data, split, decided or calibration.config)
         if name := task.splits.get(split):
             scores, measured = (give(summaries, data, decided) for give in (task.score, task.measure_rows))
             named = ({name.format(key): value for key, value in found.items()} for found in (scores, measured))
             metrics |= add_limits(*named)
+            metrics |= calibration.score_before(given, task.find_classes(data), name)
             if rows := measure_split(task, summaries, data, prepared.examples[split], decided):
                 files[f"{split}{ROWS}"] = pack_rows(rows)
-            decided = decided or task.tuned_config(scores)  # the first split decides for those after it
+            # The first split decides for those after it.
+            decided = decided or task.tuned_config(scores) | calibration.config
             if len(leaks := prepared.checked.find_leaks(split)):
                 scores = task.score_without(leaks, summaries, data, decided)
                 metrics |= {f"{name.format(key)}{WITHOUT_LEAKS}": value for key, value in scores.items()}
@@ -263,7 +270,8 @@ def finish(
                 metrics[key] = metrics[own]
     metrics["updates"] = trainer.state.global_step
     model = trainer.accelerator.unwrap_model(trainer.model)
-    chosen = task.tuned_config(metrics)
+    metrics |= calibration.config
+    chosen = task.tuned_config(metrics) | calibration.config
     for name, value in chosen.items():
         setattr(model.config, name, value)
     if names := [] if tuned else [*chosen, *["the checkpoint"] * trainer.args.load_best_model_at_end]:
@@ -279,6 +287,7 @@ def finish(
     if trainer.is_world_process_zero():
         if best:
             save_best(task, type(model), best, prepared.tokenizer, output)
+        calibration.save(output)
         write_results(task, recipe, trainer, metrics, files, prepared, output)
     trainer.accelerator.wait_for_everyone()
     return metrics

@@ -39,6 +39,7 @@ ENVIRONMENT = "environment.json"
 ALL_RESULTS = "all_results.json"  # the scores under the names of transformers' example scripts
 EVAL_RESULTS = ".eval_results"  # scores on benchmarks of the Hub, in its own form
 EVENTS = "runs"  # the folder in which transformers writes TensorBoard's events
+CALIBRATION_FILE = "calibration.json"  # the conformity scores of a classifier, for label sets
 LENGTHS_FILE = "lengths.json"  # the number of sequences of each length in tokens
 DOCTOR_FILE = "doctor.json"  # repeated rows of the data, in the form of `bertkit doctor --json`
 FIRST = "first"  # the run that comes before this one
@@ -68,6 +69,7 @@ PUBLISHED = (
     "curves.png",
     METRICS_FILE,
     ALL_RESULTS,
+    CALIBRATION_FILE,
 )
 RUN_FILES = (*PUBLISHED, DOCTOR_FILE, LENGTHS_FILE, "README.md", "model.safetensors")
 RUN_FOLDERS = (

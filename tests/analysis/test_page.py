@@ -593,6 +593,8 @@ def test_hostile_words_stay_words(root, tmp_path, whole):
         | {"mark": 1, "marked": HOSTILE},
         {"kind": "curves", "title": HOSTILE, "xlabel": HOSTILE, "ylabel": HOSTILE, "words": HOSTILE}
         | {"curves": {HOSTILE: {"xs": [0, 1], "ys": [1, 2], "point": [1, 2]}}},
+        {"kind": "reliability", "title": HOSTILE, "xlabel": HOSTILE, "ylabel": HOSTILE, "words": HOSTILE}
+        | {"curves": {HOSTILE: {"xs": [0, 1], "ys": [1, 2], "counts": [1, 2]}}},
         {"kind": HOSTILE},
     ]
     (folder / "predictions" / "dev.figures.json").write_text(json.dumps(figures))

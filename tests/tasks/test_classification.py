@@ -535,7 +535,7 @@ def test_a_run_writes_rows_labels_and_probabilities(finish, folder):
             each = [float(row[f"probability_{star}"]) for star in "123"]
             assert sum(each) == pytest.approx(1)
             assert float(row["probability"]) == max(each) == each[int(row["label"]) - 1]
-        figure, _ = json.loads((output / "predictions" / f"{split}.figures.json").read_text())
+        figure, *_ = json.loads((output / "predictions" / f"{split}.figures.json").read_text())
         assert figure["labels"] == ["1", "2", "3"]
         assert sum(map(sum, figure["counts"])) == len(found)
         for star in "123":
@@ -563,8 +563,9 @@ def test_several_labels_are_tuned_on_dev_and_used_on_test(finish, folder):
         assert scores["macro_f1"] == pytest.approx(metrics[f"{prefix}macro_f1"])
         for row, over in zip(rows, found > config["thresholds"], strict=True):
             assert row["labels"] == "|".join(name for name, is_in in zip(("dear", "slow"), over, strict=True) if is_in)
-    (figure,) = json.loads((output / "predictions" / "dev.figures.json").read_text())
+    figure, reliability = json.loads((output / "predictions" / "dev.figures.json").read_text())
     assert list(figure["curves"]) == ["dear", "slow"]
+    assert sum(reliability["curves"]["this model"]["counts"]) == 2 * len(read_rows(output / "predictions" / "dev.csv"))
 
 
 def test_columns_of_0_and_1_learn_the_same_as_joined_labels(finish):

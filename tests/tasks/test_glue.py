@@ -451,8 +451,10 @@ def test_a_run_learns_and_its_metrics_are_fractions(finish, name):
     output, metrics, lines = finish(name)
     own = SCORES[name]
     expected = own | {f"majority_{key}" for key in own} | {"score", "majority_score", "updates"}
+    if name != "stsb":
+        expected |= {"ece", "brier"}
     if name == "mnli":
-        expected |= {"accuracy_mm"}
+        expected |= {"accuracy_mm", "ece_mm", "brier_mm"}
     assert set(metrics) == expected
     assert json.loads((output / "metrics.json").read_text()) == metrics
     assert metrics["score"] == metrics[GLUE[name].metric]

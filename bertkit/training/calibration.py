@@ -1,0 +1,94 @@
+"""The calibration of a run's classifier on the rows that decide, and its file `calibration.json` for label sets."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from bertkit.errors import UsageError
+from bertkit.metrics.calibration import find_conformity, fit_temperature, score_calibration, temper
+from bertkit.model.checkpoint import find_file
+from bertkit.system.files import atomic_write
+from bertkit.tasks.task import Task, check_finite
+from bertkit.training.run_dir import CALIBRATION_FILE, read_record
+
+STEP = 1e-6  # to which conformity scores are rounded up, so that label sets never become smaller
+
+
+class Conformity(msgspec.Struct):
+    """The content of CALIBRATION_FILE.
+
+    Attributes:
+        split: The split that has decided.
+        scores: The conformity scores of its rows, sorted.
+    """
+
+    split: str
+    scores: list[float]
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What the rows that decide say about a model's probabilities.
+
+    Attributes:
+        temperature: None without `calibrate`.
+        conformity: None if the model is not a classifier.
+    """
+
+    temperature: float | None = None
+    conformity: Conformity | None = None
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """Return the values for BertConfig and metrics.json."""
+        return {} if self.temperature is None else {"temperature": self.temperature}
+
+    def score_before(self, logits: np.ndarray, classes: np.ndarray | None, pattern: str) -> dict[str, float]:
+        """Return the scores of the probabilities without the temperature, if there is one.
+
+        Args:
+            pattern: The name pattern of the split's scores.
+        """
+        scores = {} if self.temperature is None else score_calibration(logits, classes)
+        return {f"uncalibrated_{pattern.format(name)}": value for name, value in scores.items()}
+
+    def save(self, output: Path) -> None:
+        """Write the conformity scores, if there are any, to a run's directory."""
+        if self.conformity:
+            atomic_write(msgspec.json.encode(self.conformity).decode() + "\n", output / CALIBRATION_FILE)
+
+
+def calibrate(task: Task, recipe: Mapping[str, Any], logits: np.ndarray, data: Any, split: str) -> Calibration:
+    """Return the calibration on the rows that decide; an empty one if the task does not predict classes.
+
+    Raises:
+        UsageError: The model's outputs are NaN.
+    """
+    if (classes := task.find_classes(data)) is None:
+        return Calibration()
+    temperature = fit_temperature(check_finite(logits), classes) if recipe.get("calibrate") else None
+    scores = find_conformity(temper(check_finite(logits), temperature), classes)
+    rounded = np.round(np.ceil(scores / STEP) * STEP, 6).tolist()
+    return Calibration(temperature, Conformity(split, rounded))
+
+
+def load_conformity(run: str) -> Conformity:
+    """Load the conformity scores of a run, an export, or a model on the Hub.
+
+    Raises:
+        UsageError: There are none, or the file is damaged.
+    """
+    path = find_file(run, CALIBRATION_FILE)
+    if path is None:
+        raise UsageError(
+            f"{run} has no {CALIBRATION_FILE}, which label sets need; bertkit writes it for every classifier it trains "
+            "(not for numbers, answers and names): train it again, or leave out the coverage"
+        )
+    try:
+        return read_record(path, Conformity)
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{path} is damaged ({error}); restore it, or train again") from None

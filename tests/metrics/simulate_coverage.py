@@ -1,0 +1,116 @@
+"""Measure calibration and label sets of finished runs of one label over random divisions of their dev rows.
+
+`python -m tests.metrics.simulate_coverage RUN…` predicts the dev rows of each run once, with the data of its recipe,
+and prints two tables. In each division one half decides: the temperature is fitted on it, as with `calibrate = true`,
+and the limit of the label sets is found on it. The other half is scored.
+"""
+
+import argparse
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from bertkit.inference.predictor import Predictor
+from bertkit.metrics.calibration import (
+    find_conformity,
+    find_limit,
+    find_probabilities,
+    fit_temperature,
+    score_calibration,
+    temper,
+)
+from bertkit.model.checkpoint import find_file
+from bertkit.system.progress import ignore
+from bertkit.tasks import TASKS
+from bertkit.training.recipe import read_recipe
+from bertkit.training.run_dir import RECIPE_FILE
+
+COVERAGES = (0.9, 0.95)
+ROWS_AT_ONCE = 64
+ERRORS = ("run", "temperature", "accuracy (%)", "calibration error (%)", "Brier score")
+SETS = ("run", "asked (%)", "coverage (%)", "labels in a set", "empty sets (%)")
+
+
+@torch.inference_mode()
+def predict_dev(run: str) -> tuple[np.ndarray, np.ndarray]:
+    """Return the logits (S, L) of a run's dev rows, without a temperature, and the correct classes (S,)."""
+    settings = Predictor(run, precision="fp32").settings
+    recipe = read_recipe(find_file(run, RECIPE_FILE))
+    task = TASKS[recipe["task"]]
+    examples = task.load(recipe["data"], ignore)[next(iter(task.splits))]
+    data = task.encode(examples, settings.tokenizer, recipe, "dev")
+    parts = []
+    for start in range(0, len(data), ROWS_AT_ONCE):
+        batch = task.collate(data.__getitems__(range(start, min(start + ROWS_AT_ONCE, len(data)))))
+        parts.append(task.summarize(settings.model(**batch, **task.evaluation_options), batch).numpy())
+    return np.concatenate(parts), task.find_classes(data)
+
+
+def divide(logits: np.ndarray, labels: np.ndarray, trials: int) -> tuple[list[dict], list[dict]]:
+    """Return for each division what `measure` finds without and with a temperature."""
+    rng, plain, calibrated = np.random.default_rng(0), [], []
+    for _ in range(trials):
+        decides, scored = np.array_split(rng.permutation(len(labels)), 2)
+        plain.append(measure(logits, labels, decides, scored, None))
+        temperature = fit_temperature(logits[decides], labels[decides])
+        calibrated.append(measure(logits, labels, decides, scored, temperature) | {"temperature": temperature})
+    return plain, calibrated
+
+
+def measure(
+    logits: np.ndarray, labels: np.ndarray, decides: np.ndarray, scored: np.ndarray, temperature: float | None
+) -> dict[str, float]:
+    """Return the scores of the scored rows, and for each coverage those of the sets."""
+    values = temper(logits, temperature)
+    probabilities = find_probabilities(values[scored], several=False)
+    found = score_calibration(values[scored], labels[scored])
+    found["accuracy"] = (probabilities.argmax(axis=1) == labels[scored]).mean()
+    scores = find_conformity(values[decides], labels[decides])
+    for coverage in COVERAGES:
+        sets = 1 - probabilities <= find_limit(scores, coverage)
+        found[f"coverage {coverage}"] = sets[np.arange(len(scored)), labels[scored]].mean()
+        found[f"size {coverage}"] = sets.sum(axis=1).mean()
+        found[f"empty {coverage}"] = (~sets.any(axis=1)).mean()
+    return found
+
+
+def average(results: list[dict[str, float]], key: str, scale: float = 1.0) -> tuple[float, float]:
+    """Return mean and standard deviation of a value over the divisions, times `scale`."""
+    values = [scale * found[key] for found in results]
+    return float(np.mean(values)), float(np.std(values, ddof=1))
+
+
+def show(heads: tuple[str, ...], lines: list[list[str]]) -> None:
+    """Print a table in Markdown."""
+    print(*(f"| {' | '.join(line)} |" for line in (heads, ["---"] * len(heads), *lines)), "", sep="\n")
+
+
+def main() -> None:
+    """Print the tables."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("runs", nargs="+", metavar="RUN")
+    parser.add_argument("--trials", type=int, default=200)
+    arguments = parser.parse_args()
+    errors, sets = [], []
+    for run in arguments.runs:
+        logits, labels = predict_dev(run)
+        plain, calibrated = divide(logits, labels, arguments.trials)
+        name = f"{Path(run).name}, {len(labels):,} rows"
+        pairs = [
+            " → ".join(f"{average(side, key, scale)[0]:.{digits}f}" for side in (plain, calibrated))
+            for key, scale, digits in (("accuracy", 100, 1), ("ece", 100, 1), ("brier", 1, 3))
+        ]
+        errors.append([name, "{:.2f} ± {:.2f}".format(*average(calibrated, "temperature")), *pairs])
+        for coverage in COVERAGES:
+            covered = "{:.2f} ± {:.1f}".format(*average(calibrated, f"coverage {coverage}", 100))
+            (size, _), (empty, _) = (average(calibrated, f"{key} {coverage}") for key in ("size", "empty"))
+            sets.append(
+                [name, f"{100 * coverage:g}", covered, f"{size:.2f} of {logits.shape[1]}", f"{100 * empty:.1f}"]
+            )
+    show(ERRORS, errors)
+    show(SETS, sets)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,242 @@
+"""Runs with `calibrate = true`: where the temperature is applied, what it leaves unchanged, and label sets of runs."""
+
+import csv
+import json
+import math
+import shutil
+
+import numpy as np
+import pytest
+import transformers
+
+from bertkit import Predictor
+from bertkit.analysis.page import write_page
+from bertkit.errors import UsageError
+from bertkit.inference import export as export_module
+from bertkit.inference.export import export
+from bertkit.model.checkpoint import load_config
+from bertkit.tasks import TASKS
+from bertkit.training.arguments import complete
+from bertkit.training.run import run
+from bertkit.training.run_dir import CALIBRATION_FILE
+from tests.analysis.test_page import Reader, find_part
+from tests.official import write_checkpoint, write_glue, write_reviews, write_swag
+
+LABELS = {"one": ["stars"], "several": ["tags"]}
+SMALL = {"precision": "fp32", "batch_size": 8, "train": {"max_steps": 40, "learning_rate": 1e-2}}
+
+
+def make_recipe(root, name, tune_share=0.5):
+    data = {"dir": str(root / "reviews.csv"), "text": ["title", "body"], "dev_share": 0.4, "max_length": 24}
+    return SMALL | {"checkpoint": str(root / "bert"), "data": data | {"label": LABELS[name], "tune_share": tune_share}}
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    """Runs of one label and of several, each with a temperature and without."""
+    root = tmp_path_factory.mktemp("calibrated")
+    write_checkpoint(root / "bert", num_hidden_layers=1, hidden_size=16, intermediate_size=16)
+    write_reviews(root / "reviews.csv", 200)
+    for name in LABELS:
+        for ending, given in (("", {"calibrate": True}), ("-plain", {})):
+            run(TASKS["classify"], make_recipe(root, name), given, output=root / f"{name}{ending}")
+    return root
+
+
+def read_json(path):
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def read_rows(path):
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def read_logits(run, rows):
+    """Return the logits of plain transformers."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(run)
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(run).eval()
+    cut = {"padding": True, "truncation": True, "max_length": 24, "return_tensors": "pt"}
+    texts = [[row["title"] for row in rows], [row["body"] for row in rows]]
+    return model(**tokenizer(*texts, **cut)).logits.detach().numpy().astype(np.float64)
+
+
+@pytest.mark.parametrize("name", LABELS)
+def test_every_probability_is_divided_and_no_output_of_the_model(root, name):
+    """The run's own predictions, those of `Predictor` and of plain transformers divided by hand are the same."""
+    folder = root / name
+    metrics, temperature = read_json(folder / "metrics.json"), load_config(str(folder)).temperature
+    assert temperature == metrics["temperature"] != 1
+    rows = read_rows(folder / "predictions" / "dev.csv")
+    expected = read_logits(folder, rows) / temperature
+    expected = np.exp(expected) if name == "one" else 1 / (1 + np.exp(-expected))
+    expected = expected / expected.sum(1, keepdims=True) if name == "one" else expected
+    columns = [column for column in rows[0] if column.startswith("probability_")]
+    found = np.array([[float(row[column]) for column in columns] for row in rows])
+    assert found == pytest.approx(expected, abs=1e-5)
+    results = Predictor(folder, precision="fp32")(rows)
+    assert np.array([list(result["probabilities"].values()) for result in results]) == pytest.approx(expected, abs=1e-5)
+    pipeline = [Predictor(folder, precision="fp32").format_for_pipeline(result) for result in results]
+    if name == "one":
+        assert [one["score"] for one in pipeline] == pytest.approx(expected.max(1).tolist(), abs=1e-5)
+
+
+@pytest.mark.parametrize("name", LABELS)
+def test_a_temperature_changes_probabilities_only(root, name):
+    """The run without one has the same weights, the same labels and the scores that the other calls uncalibrated."""
+    plain, calibrated = (read_json(root / f"{name}{ending}" / "metrics.json") for ending in ("-plain", ""))
+    for key in ("ece", "brier", "test_ece", "test_brier"):
+        assert calibrated[f"uncalibrated_{key}"] == pytest.approx(plain[key], abs=1e-7)
+        assert calibrated[key] != plain[key]
+    kept = [key for key in plain if key.startswith(("accuracy", "macro", "micro", "exact", "f1", "recall", "test_f1"))]
+    assert {key: calibrated[key] for key in kept} == pytest.approx({key: plain[key] for key in kept}, abs=1e-12)
+    assert "temperature" not in plain
+    assert load_config(str(root / f"{name}-plain")).temperature is None
+    answers = [
+        [row["label" if name == "one" else "labels"] for row in read_rows(root / folder / "predictions" / "dev.csv")]
+        for folder in (name, f"{name}-plain")
+    ]
+    assert answers[0] == answers[1]
+    assert len(set(answers[0])) > 1
+
+
+def test_the_table_the_card_and_the_page_say_how_good_probabilities_are(root):
+    metrics, card = read_json(root / "one" / "metrics.json"), (root / "one" / "README.md").read_text(encoding="utf-8")
+    (line,) = TASKS["classify"].describe_temperature(metrics)
+    before, after = (f"{100 * metrics[key]:.1f} %" for key in ("uncalibrated_ece", "ece"))
+    assert f"temperature {metrics['temperature']:.3g} (calibration error {after}, without it {before})" in line
+    assert f"- {line[0].upper()}{line[1:]}." in card
+    assert f"| calibration error (%) | {100 * metrics['ece']:.1f} |" in " ".join(card.replace(" |  |", " |").split())
+    write_page([root / "one", root / "several-plain"], root / "report.html")
+    for name, words in (("one", "calibrated"), ("several-plain", "this model")):
+        captions = Reader(find_part(root / "report.html", str(root / name))).find("figcaption")
+        (caption,) = [text for text in captions if "Reliability, dev" in text]
+        assert f"calibration error: {words} " in caption
+        assert f"{100 * read_json(root / name / 'metrics.json')['ece']:.1f} %" in caption
+
+
+def test_an_export_takes_the_temperature_and_the_sets_along(root, tmp_path, monkeypatch):
+    pytest.importorskip("onnxruntime")
+    monkeypatch.setattr(export_module, "MOST_SECONDS", 0.01)
+    export(str(root / "one"), tmp_path / "export")
+    rows = read_rows(root / "one" / "predictions" / "dev.csv")[:8]
+    exact, exported = (
+        Predictor(place, precision="fp32", coverage=0.8) for place in (root / "one", tmp_path / "export")
+    )
+    assert exported.settings.set_limit == exact.settings.set_limit
+    for one, other in zip(exported(rows), exact(rows), strict=True):
+        assert one["probabilities"] == pytest.approx(other["probabilities"], abs=1e-4)
+        assert one["label_set"] == other["label_set"]
+
+
+def test_a_run_that_continues_from_it_has_no_temperature(root, tmp_path):
+    recipe = make_recipe(root, "one") | {"checkpoint": str(root / "one")}
+    run(TASKS["classify"], recipe, {"train": {"max_steps": 1}}, output=tmp_path / "next")
+    assert load_config(str(tmp_path / "next")).temperature is None
+
+
+def test_plain_transformers_loads_and_saves_the_run(root, tmp_path):
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(root / "one")
+    model.save_pretrained(tmp_path)
+    assert type(model).__module__.startswith("transformers.")
+
+
+# --- Which rows decide, and for which tasks ---------------------------------------------------------------------------
+
+
+def test_a_temperature_fitted_on_dev_is_marked(root, tmp_path):
+    for share, is_marked in ((0.0, True), (0.5, False)):
+        output = tmp_path / f"{share}"
+        recipe = make_recipe(root, "several", share)
+        metrics = run(TASKS["classify"], recipe, {"calibrate": True, "train": {"max_steps": 1}}, output=output)
+        assert metrics.get("chosen_on_dev") == ("thresholds and temperature" if is_marked else None)
+        found = read_json(output / CALIBRATION_FILE)
+        assert found["split"] == ("dev" if is_marked else "tune")
+        rows = len(read_rows(output / "predictions" / "dev.csv"))
+        assert (len(found["scores"]) == rows) == is_marked
+        assert found["scores"] == sorted(found["scores"])
+
+
+@pytest.mark.parametrize(("name", "write"), [("sst2", write_glue), ("swag", write_swag)])
+def test_other_classifiers_have_it_too(name, write, tmp_path):
+    write_checkpoint(tmp_path / "bert", num_hidden_layers=1, hidden_size=16, intermediate_size=16)
+    data = {"dir": str(write(tmp_path / "data")), "max_length": 24}
+    recipe = SMALL | {"checkpoint": str(tmp_path / "bert"), "data": data, "train": {"max_steps": 2}}
+    metrics = run(TASKS[name], recipe, {"calibrate": True}, output=tmp_path / "run")
+    assert metrics["chosen_on_dev"] == "temperature"
+    assert metrics["uncalibrated_ece"] != metrics["ece"]
+    figures = read_json(tmp_path / "run" / "predictions" / "dev.figures.json")
+    assert list(figures[-1]["curves"]) == ["calibrated", "as trained"]
+    predictor = Predictor(tmp_path / "run", precision="fp32", coverage=0.8)
+    (result,) = predictor([predictor.task.make_sample(predictor.settings)])
+    chances = result["probabilities"]
+    chances = chances if isinstance(chances, dict) else dict(enumerate(chances))
+    limit = 1 - predictor.settings.set_limit
+    assert result["label_set"] == [label for label, chance in chances.items() if chance >= limit]
+    assert "  set: " in predictor.describe(result)
+
+
+@pytest.mark.parametrize("name", ["stsb", "squad2", "ner", "pretrain", "ax"])
+def test_a_task_without_classes_refuses_it_before_anything_is_read(name):
+    with pytest.raises(UsageError, match=f"which {name} does not predict; remove it"):
+        complete(TASKS[name], {"checkpoint": "no/checkpoint", "calibrate": True})
+
+
+def test_numbers_refuse_it_before_training(root, tmp_path):
+    recipe = make_recipe(root, "one")
+    recipe["data"]["label"] = ["price"]
+    with pytest.raises(UsageError, match="calibrate is for labels, not for numbers; remove it"):
+        run(TASKS["classify"], recipe, {"calibrate": True}, output=tmp_path / "run")
+
+
+# --- Label sets -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", LABELS)
+def test_a_set_has_the_labels_that_are_likely_enough(root, name):
+    rows = read_rows(root / name / "predictions" / "dev.csv")
+    scores = read_json(root / name / CALIBRATION_FILE)["scores"]
+    predictor = Predictor(root / name, precision="fp32", coverage=0.8)
+    limit = scores[math.ceil(0.8 * (len(scores) + 1)) - 1]
+    sets = [result["label_set"] for result in predictor(rows)]
+    assert sets == [
+        [label for label, chance in result["probabilities"].items() if 1 - chance <= limit]
+        for result in predictor(rows)
+    ]
+    assert len(set(map(tuple, sets))) > 1
+    wider = Predictor(root / name, precision="fp32", coverage=0.95)(rows)
+    assert all(set(one) <= set(other["label_set"]) for one, other in zip(sets, wider, strict=True))
+
+
+def test_a_table_has_a_column_of_sets(root, call, tmp_path):
+    table = ["predict", root / "one", "--input", root / "reviews.csv", "--output", "sets.csv", "--precision", "fp32"]
+    assert call(*table, "--coverage", "0.8")[0] == 0
+    rows = read_rows(tmp_path / "sets.csv")
+    results = Predictor(root / "one", precision="fp32", coverage=0.8)(rows)
+    assert [row["label_set"] for row in rows] == ["|".join(result["label_set"]) for result in results]
+    schema = TASKS["classify"].describe_output(Predictor(root / "one", coverage=0.8).settings)
+    assert results[0].keys() - {"id", "cut"} == schema["properties"].keys()
+    assert call(*table)[0] == 0
+    assert "label_set" not in read_rows(tmp_path / "sets.csv")[0]
+
+
+@pytest.mark.parametrize(
+    ("coverage", "damage", "message"),
+    [
+        ("1.5", None, "coverage is 1.5; give a share between 0 and 1, such as 0.95"),
+        ("0.999", None, "a coverage of 0.999 needs 999 or more rows that decide (dev, or its tune_share), got "),
+        ("0.9", "missing", f"has no {CALIBRATION_FILE}, which label sets need"),
+        ("0.9", "{", f"{CALIBRATION_FILE} is damaged"),
+        ("0.9", "pipeline", "transformers' pipelines have no label sets; leave out --coverage or --format pipeline"),
+    ],
+)
+def test_sets_that_cannot_be_given_are_one_line(root, call, tmp_path, coverage, damage, message):
+    shutil.copytree(root / "one", tmp_path / "run")
+    options = ["--format", "pipeline"] if damage == "pipeline" else []
+    if damage == "missing":
+        (tmp_path / "run" / CALIBRATION_FILE).unlink()
+    elif damage == "{":
+        (tmp_path / "run" / CALIBRATION_FILE).write_text(damage)
+    code, out, err = call("predict", "run", "good", "bad", "--coverage", coverage, *options)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert message in err
