@@ -24,7 +24,6 @@ from bertkit.errors import UsageError, explain_refusal
 from bertkit.system.files import write_json
 from bertkit.tasks.squad import NBEST, SquadTask
 from bertkit.tasks.task import CHOSEN_ON_DEV
-from bertkit.training.outputs import add_limits
 from bertkit.training.recipe import read_recipe
 from bertkit.training.run_dir import (
     METRICS_FILE,
@@ -35,6 +34,7 @@ from bertkit.training.run_dir import (
     read_metrics,
     read_record,
 )
+from bertkit.training.scoring import add_limits
 
 MEMBERS = "ensemble.json"  # in an ensemble's directory: its runs
 LEAST_PROBABILITY = sys.float_info.min  # replaces a probability of 0, whose logarithm would be infinite

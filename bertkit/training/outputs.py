@@ -11,9 +11,6 @@ from huggingface_hub.utils import yaml_dump
 from transformers import PreTrainedModel
 
 from bertkit.data.tokenizer import save_tokenizer
-from bertkit.metrics.intervals import Interval, find_interval
-from bertkit.metrics.rows import RowScore
-from bertkit.reports.tables import name_limits
 from bertkit.system.files import write_json
 from bertkit.system.progress import Report
 from bertkit.tasks.prediction import show_examples
@@ -37,23 +34,6 @@ from bertkit.training.trainer import BertTrainer
 
 SHOWN_WORDS = 3  # for each mask in the examples
 MEASURED = 4096  # sequences of a split whose lengths are recorded
-
-
-def add_limits(scores: Mapping[str, float], measured: Mapping[str, RowScore]) -> dict[str, float]:
-    """Return the scores, each followed by the limits of its 95 % interval if it is measured.
-
-    The score of a label may have the name of another one's limit (`f1_risk_low`); it is kept.
-    """
-    intervals: dict[int, Interval] = {}
-    found: dict[str, float] = {}
-    for key, value in scores.items():
-        found[key] = value
-        if (score := measured.get(key)) is not None:
-            if id(score) not in intervals:  # some scores have several names
-                intervals[id(score)] = find_interval(score)
-            interval = intervals[id(score)]
-            found |= zip(name_limits(key), (interval.low, interval.high), strict=True)
-    return found | scores
 
 
 def write_results(

@@ -25,18 +25,15 @@ from transformers import PrinterCallback, ProgressCallback, TrainingArguments, s
 
 import bertkit
 from bertkit.errors import UsageError, explain_disk_error, explain_refusal
-from bertkit.metrics.calibration import temper
 from bertkit.model.checkpoint import find_file, fingerprint_weights, load_model, make_config, reinitialize
 from bertkit.model.optim import BERT_ADAM, BertAdam
 from bertkit.reports.tables import name_limits
 from bertkit.system.hub import CARD
 from bertkit.system.progress import Report, ignore
-from bertkit.tasks.repeats import WITHOUT_LEAKS
 from bertkit.tasks.task import CHOSEN_ON_DEV, OWN_DATA, TUNE, Task
 from bertkit.training.arguments import complete, explain_missing_head, make_arguments, name_head
-from bertkit.training.calibration import Calibration, calibrate
 from bertkit.training.callbacks import PredictionProgress, Progress, StopOnSignal
-from bertkit.training.outputs import add_limits, find_better, save_best, write_results
+from bertkit.training.outputs import find_better, save_best, write_results
 from bertkit.training.prepare import Prepared, prepare
 from bertkit.training.processes import explain_lost_process, join_processes, name_stopped_processes
 from bertkit.training.recipe import Recipe
@@ -51,7 +48,7 @@ from bertkit.training.run_dir import (
     start_directory,
     write_environment,
 )
-from bertkit.training.scored_rows import ROWS, measure_split, pack_rows
+from bertkit.training.scoring import score_splits
 from bertkit.training.trainer import BertTrainer, collate_with_places, explain_shortage, train
 
 
@@ -232,35 +229,8 @@ def finish(
 ) -> dict[str, Any]:
     """Score and save a trained model, and return its scores; the first process writes the rest of the directory."""
     trainer.compute_metrics = None  # each split has its own labels
-    metrics: dict[str, Any] = {}
-    files: dict[str, str | bytes] = {}
-    tuned, decided = None, None  # scores of the tune split, and the config values tuned on it
-    calibration: Calibration | None = None  # on the first split, which decides
-    for split in (TUNE, *task.splits, *task.unlabelled):
-        if (data := prepared.data.get(split)) is None:
-            continue
-        report(f"predicting {split}, {len(data):,} sequences")
-        given = trainer.predict(data).predictions
-        calibration = calibration or calibrate(task, recipe, given, data, split)
-        summaries = temper(given, calibration.temperature)
-        if split == TUNE:
-            tuned = task.score(summaries, data)
-            decided = task.tuned_config(tuned) | calibration.config
-            metrics["tune_score"] = tuned[task.metric]
-            continue
-        files |= task.format_predictions(summaries, data, split, decided or calibration.config)
-        if name := task.splits.get(split):
-            scores, measured = (give(summaries, data, decided) for give in (task.score, task.measure_rows))
-            named = ({name.format(key): value for key, value in found.items()} for found in (scores, measured))
-            metrics |= add_limits(*named)
-            metrics |= calibration.score_before(given, task.find_classes(data), name)
-            if rows := measure_split(task, summaries, data, prepared.examples[split], decided):
-                files[f"{split}{ROWS}"] = pack_rows(rows)
-            # The first split decides for those after it.
-            decided = decided or task.tuned_config(scores) | calibration.config
-            if len(leaks := prepared.checked.find_leaks(split)):
-                scores = task.score_without(leaks, summaries, data, decided)
-                metrics |= {f"{name.format(key)}{WITHOUT_LEAKS}": value for key, value in scores.items()}
+    found = score_splits(task, recipe, lambda data: trainer.predict(data).predictions, prepared, report)
+    metrics, tuned, calibration = found.metrics, found.tuned, found.calibration
     if tuned is None:  # otherwise the scores at the start are those of the tune split
         metrics |= list_start(trainer.state.log_history)
     if task.metric:
@@ -288,7 +258,7 @@ def finish(
         if best:
             save_best(task, type(model), best, prepared.tokenizer, output)
         calibration.save(output)
-        write_results(task, recipe, trainer, metrics, files, prepared, output)
+        write_results(task, recipe, trainer, metrics, found.files, prepared, output)
     trainer.accelerator.wait_for_everyone()
     return metrics
 

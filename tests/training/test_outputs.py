@@ -13,9 +13,10 @@ from bertkit.metrics.intervals import find_interval
 from bertkit.metrics.rows import measure_mean
 from bertkit.tasks import TASKS
 from bertkit.tasks.squad import VERSIONS
-from bertkit.training.outputs import add_limits, summarize_results
+from bertkit.training.outputs import summarize_results
 from bertkit.training.run import run
 from bertkit.training.run_dir import read_log
+from bertkit.training.scoring import add_limits
 from tests.tasks.test_conformance import make_glue, make_squad
 
 SHORT = {"train": {"max_steps": 3, "save_strategy": "no", "logging_steps": 2}}
