@@ -24,6 +24,7 @@ from bertkit.reports.tables import ScoreRow
 from bertkit.system.progress import Report
 from bertkit.tasks.option import Options, check_range
 from bertkit.tasks.schema import STRING, Schema, make_array
+from bertkit.tasks.targets import Targets
 
 EXAMPLES = "examples.txt"  # among the predictions of a run
 FIGURES = ".figures.json"  # the same, after a split's name: data of plots and tables
@@ -123,6 +124,7 @@ class Task:
         is_classifier: Whether it predicts classes or several labels of a whole input, so that `calibrate` applies.
         pipeline: The name of transformers' pipeline for the same results; empty if there is none.
         row_files: Files among the predictions with a row, a line or a block for each example of dev; one is written.
+        targets: What can be explained of its results; None: nothing.
     """
 
     name: str
@@ -146,6 +148,7 @@ class Task:
     is_classifier = False
     pipeline = ""
     row_files: tuple[str, ...] = ()
+    targets: Targets | None = None
 
     # --- The recipe ---------------------------------------------------------------------------------------------------
 
