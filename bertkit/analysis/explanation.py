@@ -28,6 +28,7 @@ from bertkit.tasks.prediction import run_model
 from bertkit.tasks.targets import NO_WORD
 from bertkit.tasks.task import PredictionSettings, Result
 
+EXPLANATIONS = "explanations.jsonl"  # among the predictions of a run: the results for its report page
 FIRST_STEPS, MOST_STEPS = 32, 512  # of the integral
 TOLERANCE = 0.005  # of the logit; steps are doubled until the error is below it
 LEAST_LOGIT = 1e-6  # in the denominator of the error

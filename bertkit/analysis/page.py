@@ -11,11 +11,13 @@ A task describes figures of its predictions in files `<split>.figures.json` besi
 an x and y to mark, and
 `{"kind": "reliability", "title", "xlabel", "ylabel", "curves": {name: {"xs", "ys", "counts"}}, "words"}` with values in
 percent, the first curve in front.
+Results of `bertkit predict --explain` are shown if they were written to `explanations.jsonl` beside the predictions.
 Predictions in conlleval's format (`*.conll`) are scored by entity type.
 
 Left out: every number that no run has written.
 """
 
+import json
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from bertkit.analysis.doctor import list_tables
+from bertkit.analysis.explanation import EXPLANATIONS, describe_words, list_parts
 from bertkit.analysis.places import (
     Place,
     find_others,
@@ -59,6 +62,7 @@ from bertkit.training.run_dir import (
 
 POINTS = 600  # per curve at most, about as many as a screen shows
 BARS = 48  # per histogram, at most
+MOST_EXPLAINED = 10  # inputs whose explanations are shown
 LONGEST_LABEL = 18  # characters in a legend beside the curves
 LABEL_SCORES = {  # of each label, in metrics.json -> its column
     "precision": "precision (%)",
@@ -125,6 +129,7 @@ def describe_run(place: Place, others: Mapping[Path, Sequence[Mapping[str, Any]]
         "data": attempt(list_tables, read_part(read_object, path / DOCTOR_FILE, notes)) or [],
         "lengths": draw_all(f"{place.id}-length", list_lengths(path, notes)),
         "predicted": draw_all(f"{place.id}-figure", plots),
+        "explanations": list(list_explanations(path, notes)),
         "tables": [*tables, *list_types(path, notes), *list_examples(path, task, notes)],
         "source": read_part(read_text, path / RECIPE_FILE, notes) or "",
         "file": RECIPE_FILE,
@@ -228,6 +233,25 @@ def list_examples(path: Path, task: Task | None, notes: list[str]) -> Iterator[T
         lines.append([question, answer, right.removesuffix(")")] if question and answer else [line, "", ""])
     title = task.examples_title if task else Task.examples_title
     yield make_table(title, ["input", "predicted", "true"], lines, "text")
+
+
+def list_explanations(path: Path, notes: list[str]) -> Iterator[dict[str, Any]]:
+    """Yield the explained results of the first inputs, if a file among the predictions has any."""
+    text = read_part(read_text, path / PREDICTIONS / EXPLANATIONS, notes) or ""
+    for line in text.splitlines()[:MOST_EXPLAINED]:
+        yield from attempt(show_explanation, line) or []
+
+
+def show_explanation(line: str) -> list[dict[str, Any]]:
+    """Return the targets of a line of JSON with their coloured words and, in words, the largest attributions."""
+    return [
+        {
+            "target": entry["target"],
+            "parts": list(list_parts(entry["words"])),
+            "largest": describe_words(entry["words"]),
+        }
+        for entry in json.loads(line)["explanation"]
+    ]
 
 
 def list_types(path: Path, notes: list[str]) -> Iterator[Table]:
