@@ -101,25 +101,23 @@ def explain_example(predictor: Predictor, example: Any, result: Result) -> list[
     with use_padded_path(settings.model):
         kept = run_model(task, data, lengths, settings)
         for target in task.targets.find(result, kept, data, example, settings):
-            paths = {}
+            paths: dict[int, GradientPath] = {}
             for logit in target.logits:
                 number = logit.sequence
                 if number not in paths:
-                    paths[number] = Path(settings, data[number], owners[number] == NO_WORD)
+                    paths[number] = GradientPath(settings, data[number], owners[number] == NO_WORD)
                 paths[number].logits.append(logit)
             value, baseline, error, tokens = attribute(list(paths.values()))
-            sums, is_read = np.zeros(len(words)), np.zeros(len(words), bool)
-            for number, values in zip(paths, tokens, strict=True):
-                own = owners[number] != NO_WORD
-                np.add.at(sums, owners[number][own], values[own])
-                is_read[owners[number][own]] = True
-            columns = zip(words, sums.tolist(), is_read.tolist(), strict=True)
-            read = [{**word._asdict(), "attribution": own} for word, own, shown in columns if shown]
-            found.append({"target": target.name, "logit": value, "baseline": baseline, "error": error, "words": read})
+            read = np.concatenate([owners[number] for number in paths])
+            values = np.concatenate(tokens)[read != NO_WORD]
+            read = read[read != NO_WORD]
+            sums = np.bincount(read, values, len(words)).tolist()
+            own = [{**words[place]._asdict(), "attribution": sums[place]} for place in np.unique(read).tolist()]
+            found.append({"target": target.name, "logit": value, "baseline": baseline, "error": error, "words": own})
     return found
 
 
-def attribute(paths: Sequence["Path"]) -> tuple[float, float, float, list[np.ndarray]]:
+def attribute(paths: Sequence["GradientPath"]) -> tuple[float, float, float, list[np.ndarray]]:
     """Attribute a target to the tokens of the sequences that decide it.
 
     Returns:
@@ -137,7 +135,7 @@ def attribute(paths: Sequence["Path"]) -> tuple[float, float, float, list[np.nda
         steps *= 2
 
 
-class Path:
+class GradientPath:
     """The straight line from a sequence's baseline to the sequence, and the logits whose sum is followed along it.
 
     Args:
@@ -180,11 +178,12 @@ class Path:
 
 @contextmanager
 def use_padded_path(model: nn.Module) -> Iterator[None]:
-    """Run a model without packing, as in stock BERT."""
+    """Run a model without packing, as in stock BERT; cuDNN has no gradients of a BiLSTM in evaluation mode."""
     usual = model.config._attn_implementation
     model.set_attn_implementation("sdpa")
     try:
-        yield
+        with torch.backends.cudnn.flags(enabled=False):
+            yield
     finally:
         model.set_attn_implementation(usual)
 

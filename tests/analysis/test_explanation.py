@@ -11,7 +11,7 @@ from torch import nn
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from bertkit.analysis import explanation as module
-from bertkit.analysis.explanation import Path, attribute, describe_words, explain, list_parts
+from bertkit.analysis.explanation import GradientPath, attribute, describe_words, explain, list_parts
 from bertkit.errors import UsageError
 from bertkit.inference.predictor import Predictor
 from bertkit.model.onnx import OnnxModel
@@ -63,7 +63,9 @@ class LinearModel(nn.Module):
 
 def follow(model, ids, label):
     item = {"input_ids": np.array(ids), "token_type_ids": np.zeros(len(ids), np.int64)}
-    path = Path(SimpleNamespace(model=model, tokenizer=SimpleNamespace(mask_token_id=8)), item, np.array(ids) < 2)
+    path = GradientPath(
+        SimpleNamespace(model=model, tokenizer=SimpleNamespace(mask_token_id=8)), item, np.array(ids) < 2
+    )
     path.logits.append(Logit(0, "logits", (label,)))
     value, baseline, error, (found,) = attribute([path])
     return value, baseline, error, found
