@@ -37,6 +37,7 @@ from bertkit.analysis.places import (
     read_part,
     read_text,
 )
+from bertkit.analysis.slices import tabulate_slices
 from bertkit.analysis.study_page import describe_study
 from bertkit.errors import UsageError, explain_refusal
 from bertkit.metrics.ner import score_types
@@ -59,6 +60,7 @@ from bertkit.training.run_dir import (
     RECIPE_FILE,
     read_metrics,
 )
+from bertkit.training.scored_rows import ROWS, read_rows
 
 POINTS = 600  # per curve at most, about as many as a screen shows
 BARS = 48  # per histogram, at most
@@ -130,6 +132,7 @@ def describe_run(place: Place, others: Mapping[Path, Sequence[Mapping[str, Any]]
         "lengths": draw_all(f"{place.id}-length", list_lengths(path, notes)),
         "predicted": draw_all(f"{place.id}-figure", plots),
         "explanations": list(list_explanations(path, notes)),
+        "slices": list(list_slices(path, task, notes)),
         "tables": [*tables, *list_types(path, notes), *list_examples(path, task, notes)],
         "source": read_part(read_text, path / RECIPE_FILE, notes) or "",
         "file": RECIPE_FILE,
@@ -233,6 +236,14 @@ def list_examples(path: Path, task: Task | None, notes: list[str]) -> Iterator[T
         lines.append([question, answer, right.removesuffix(")")] if question and answer else [line, "", ""])
     title = task.examples_title if task else Task.examples_title
     yield make_table(title, ["input", "predicted", "true"], lines, "text")
+
+
+def list_slices(path: Path, task: Task | None, notes: list[str]) -> Iterator[Table]:
+    """Yield the table of the slices of the first evaluated split, if the run has written its rows."""
+    split = next(iter(task.splits), None) if task else None
+    if found := split and read_part(read_rows, path / PREDICTIONS / f"{split}{ROWS}", notes):
+        table = attempt(tabulate_slices, found, task.find_row(task.metric), split)
+        yield from [table] if table else []
 
 
 def list_explanations(path: Path, notes: list[str]) -> Iterator[dict[str, Any]]:

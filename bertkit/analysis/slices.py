@@ -19,13 +19,12 @@ import numpy as np
 from bertkit.metrics.intervals import find_interval
 from bertkit.metrics.rows import NUMBER_RATES, RowScore, measure_mean
 from bertkit.reports.tables import ScoreRow, Table, make_table
-from bertkit.tasks.task import shorten_text
-from bertkit.training.scored_rows import LABEL, TOKENS, UNKNOWN, ScoredRows
+from bertkit.tasks.task import LABEL, shorten_text
+from bertkit.training.scored_rows import TOKENS, UNKNOWN, ScoredRows
 
 LEAST_ROWS = 20  # of a slice
 SLICES_SHOWN = 12
 LENGTHS = 4  # slices by length, of about equal size
-FEW_VALUES = 12  # of a column that is sliced by, at most
 
 
 def tabulate_slices(found: ScoredRows, row: ScoreRow, split: str) -> Table | None:
@@ -72,12 +71,12 @@ def list_slices(columns: Mapping[str, Sequence[Any]]) -> Iterator[tuple[str, np.
         if name == TOKENS:
             yield from divide_lengths(np.asarray(values))
         elif name == UNKNOWN:
-            shares = np.asarray(values)
-            yield "no unknown token", np.flatnonzero(shares == 0)
-            yield "unknown tokens", np.flatnonzero(shares > 0)
-        elif len(kinds := sorted(set(values))) <= FEW_VALUES:
+            counts = np.asarray(values)
+            yield "without unknown tokens", np.flatnonzero(counts == 0)
+            yield "with unknown tokens", np.flatnonzero(counts > 0)
+        else:
             cells = np.asarray(values, object)
-            for kind in kinds:
+            for kind in sorted(set(values)):
                 yield f"{name}: {shorten_text(kind) or '(empty)'}", np.flatnonzero(cells == kind)
 
 

@@ -351,6 +351,13 @@ class NerTask(FineTuningTask):
             gold = [sentence.tags for sentence in sentences]
             yield RowAnswer((" ".join(words),), *(name_entities(sentences, tags) for tags in (gold, found)))
 
+    def list_row_columns(self, rows: Sequence[RowAnswer], data: NerData) -> dict[str, Sequence[str]]:
+        """Return the columns of a table except words and tags."""
+        if (found := get_words(data).text.rows) is None:
+            return {}
+        used = find_columns(found.table.column_names)
+        return {name: found.table.column(name).to_pylist() for name in found.table.column_names if name not in used}
+
     def score_nothing(self, dev: NerData) -> dict[str, float]:
         """Return the scores of tagging every word O: 0."""
         return dict.fromkeys(ENTITY_SCORES, 0.0)

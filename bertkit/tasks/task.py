@@ -41,6 +41,7 @@ BERT_TRAIN = {  # `[train]` of the paper in pre-training (A.2) and fine-tuning (
     "optim": "bert_adam",
     "seed": 42,
 }
+LABEL = "label"  # a column of rows: the right class
 TUNE = "tune"  # the split that decides, where there is one
 CHOSEN_ON_DEV = "chosen_on_dev"  # in metrics.json: choices made on the scored data
 OWN_DATA = "own_data"  # the same: present if the paper has no scores on these data
@@ -331,6 +332,10 @@ class Task:
     def find_classes(self, data: Any) -> np.ndarray | None:
         """Return the correct classes (S,) of a split, or (S, L), 0 or 1 for each of several labels; None without."""
         return None
+
+    def list_row_columns(self, rows: Sequence[RowAnswer], data: Any) -> Mapping[str, Sequence[str]]:
+        """Return values of the rows by which a report may slice them, by name: `LABEL`, and columns of a table."""
+        return {}
 
     def baseline(self, train: Any, dev: Any) -> dict[str, float]:
         """Return the baseline scores by name."""

@@ -254,7 +254,7 @@ def finish(
             named = ({name.format(key): value for key, value in found.items()} for found in (scores, measured))
             metrics |= add_limits(*named)
             metrics |= calibration.score_before(given, task.find_classes(data), name)
-            if rows := measure_split(task, summaries, data, prepared.examples[split], decided):
+            if rows := measure_split(task, summaries, data, prepared.examples[split], prepared.tokenizer, decided):
                 files[f"{split}{ROWS}"] = pack_rows(rows)
             # The first split decides for those after it.
             decided = decided or task.tuned_config(scores) | calibration.config

@@ -344,12 +344,12 @@ def test_rows_of_equal_weight_have_the_scores_of_the_task(case, is_decided):
 @pytest.mark.parametrize("case", FINE_TUNED, indirect=True)
 def test_rows_in_words_are_those_of_the_score(case, tmp_path):
     """A row is right exactly where the model's answer is the right one, in words too."""
-    task, _, examples, _, data, model, _ = case
+    task, _, examples, tokenizer, data, model, _ = case
     split = next(iter(task.splits))
     batch = take_batch(task, data[split], len(data[split]))
     with torch.no_grad():
         summaries = task.summarize(model.eval()(**batch, **task.evaluation_options), batch).numpy()
-    found = measure_split(task, summaries, data[split], examples[split], None)
+    found = measure_split(task, summaries, data[split], examples[split], tokenizer, None)
     assert len(found.rows) == len(found.keys) == len(found.score) == len(set(found.keys.tolist()))
     judged = found.score.judge_rows()
     if task.name in SQUAD:
