@@ -12,9 +12,11 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from bertkit.analysis import explanation as module
 from bertkit.analysis.explanation import GradientPath, attribute, describe_words, explain, list_parts
+from bertkit.analysis.page import list_explanations
 from bertkit.errors import UsageError
 from bertkit.inference.predictor import Predictor
 from bertkit.model.onnx import OnnxModel
+from bertkit.reports.html import render
 from bertkit.tasks.targets import Logit
 from tests.inference.test_predictor import Exact, write_head
 from tests.official import FILLERS
@@ -286,3 +288,16 @@ def test_what_cannot_be_explained_is_one_line(classifier, tmp_path, monkeypatch)
     monkeypatch.delitem(sys.modules, "captum.attr", raising=False)
     with pytest.raises(UsageError, match=r"needs bertkit\[explain\]; pip install"):
         next(explain(Exact(classifier), FILLERS))
+
+
+def test_the_page_shows_the_explanations_beside_a_runs_predictions(tmp_path):
+    words = make_words(("Not", 0, -1.0), ("<bad>", 4, 2.0))
+    lines = [{"label": "x", "explanation": [{"target": "good", "words": words}]}, {"other": 1}]
+    (tmp_path / "predictions").mkdir()
+    file = tmp_path / "predictions" / module.EXPLANATIONS
+    file.write_text("".join(f"{json.dumps(line)}\n" for line in lines) + "{damaged\n", encoding="utf-8")
+    (one,) = list_explanations(tmp_path, [])
+    page = render([{"name": "a", "kind": "run", "id": "run-1", "explanations": [one]}])
+    assert '<span class="against" style="--share: 0.500">Not</span> <span class="for"' in page
+    assert "&lt;bad&gt;" in page
+    assert "(&lt;bad&gt; +2.00, Not -1.00)" in page
