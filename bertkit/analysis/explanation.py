@@ -32,7 +32,7 @@ EXPLANATIONS = "explanations.jsonl"  # among the predictions of a run: the resul
 FIRST_STEPS, MOST_STEPS = 32, 512  # of the integral
 TOLERANCE = 0.005  # of the logit; steps are doubled until the error is below it
 LEAST_LOGIT = 1e-6  # in the denominator of the error
-TOKENS_AT_ONCE = 4096  # in the batches of the integral
+TOKENS_AT_ONCE = 2048  # in the batches of the integral
 MOST_NAMED_WORDS = 5  # in a line
 FEATURE_BASED = "BertFeaturesForTokenClassification"
 
