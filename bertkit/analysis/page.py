@@ -11,11 +11,13 @@ A task describes figures of its predictions in files `<split>.figures.json` besi
 an x and y to mark, and
 `{"kind": "reliability", "title", "xlabel", "ylabel", "curves": {name: {"xs", "ys", "counts"}}, "words"}` with values in
 percent, the first curve in front.
+Results of `bertkit predict --explain` are shown if they were written to `explanations.jsonl` beside the predictions.
 Predictions in conlleval's format (`*.conll`) are scored by entity type.
 
 Left out: every number that no run has written.
 """
 
+import json
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from bertkit.analysis.doctor import list_tables
+from bertkit.analysis.explanation import EXPLANATIONS, describe_words, list_parts
 from bertkit.analysis.places import (
     Place,
     find_others,
@@ -34,6 +37,7 @@ from bertkit.analysis.places import (
     read_part,
     read_text,
 )
+from bertkit.analysis.slices import tabulate_slices
 from bertkit.analysis.study_page import describe_study
 from bertkit.errors import UsageError, explain_refusal
 from bertkit.metrics.ner import score_types
@@ -56,9 +60,11 @@ from bertkit.training.run_dir import (
     RECIPE_FILE,
     read_metrics,
 )
+from bertkit.training.scored_rows import ROWS, read_rows
 
 POINTS = 600  # per curve at most, about as many as a screen shows
 BARS = 48  # per histogram, at most
+MOST_EXPLAINED = 10  # inputs whose explanations are shown
 LONGEST_LABEL = 18  # characters in a legend beside the curves
 LABEL_SCORES = {  # of each label, in metrics.json -> its column
     "precision": "precision (%)",
@@ -125,6 +131,8 @@ def describe_run(place: Place, others: Mapping[Path, Sequence[Mapping[str, Any]]
         "data": attempt(list_tables, read_part(read_object, path / DOCTOR_FILE, notes)) or [],
         "lengths": draw_all(f"{place.id}-length", list_lengths(path, notes)),
         "predicted": draw_all(f"{place.id}-figure", plots),
+        "explanations": list(list_explanations(path, notes)),
+        "slices": list(list_slices(path, task, notes)),
         "tables": [*tables, *list_types(path, notes), *list_examples(path, task, notes)],
         "source": read_part(read_text, path / RECIPE_FILE, notes) or "",
         "file": RECIPE_FILE,
@@ -228,6 +236,33 @@ def list_examples(path: Path, task: Task | None, notes: list[str]) -> Iterator[T
         lines.append([question, answer, right.removesuffix(")")] if question and answer else [line, "", ""])
     title = task.examples_title if task else Task.examples_title
     yield make_table(title, ["input", "predicted", "true"], lines, "text")
+
+
+def list_slices(path: Path, task: Task | None, notes: list[str]) -> Iterator[Table]:
+    """Yield the table of the slices of the first evaluated split, if the run has written its rows."""
+    split = next(iter(task.splits), None) if task else None
+    if found := split and read_part(read_rows, path / PREDICTIONS / f"{split}{ROWS}", notes):
+        table = attempt(tabulate_slices, found, task.find_row(task.metric), split)
+        yield from [table] if table else []
+
+
+def list_explanations(path: Path, notes: list[str]) -> Iterator[dict[str, Any]]:
+    """Yield the explained results of the first inputs, if a file among the predictions has any."""
+    text = read_part(read_text, path / PREDICTIONS / EXPLANATIONS, notes) or ""
+    for line in text.splitlines()[:MOST_EXPLAINED]:
+        yield from attempt(show_explanation, line) or []
+
+
+def show_explanation(line: str) -> list[dict[str, Any]]:
+    """Return the targets of a line of JSON with their coloured words and, in words, the largest attributions."""
+    return [
+        {
+            "target": entry["target"],
+            "parts": list(list_parts(entry["words"])),
+            "largest": describe_words(entry["words"]),
+        }
+        for entry in json.loads(line)["explanation"]
+    ]
 
 
 def list_types(path: Path, notes: list[str]) -> Iterator[Table]:

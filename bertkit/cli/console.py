@@ -7,7 +7,7 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +24,8 @@ from bertkit.tasks.option import Options
 # Control characters, line and paragraph separators, and marks that change the text direction.
 TERMINAL_CONTROLS = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 LAUNCHED = {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}  # the variables set for each of several processes
+FOR, AGAINST = (90, 160, 255), (255, 150, 60)  # colours of the largest attributions, in red, green and blue
+LEAST_COLOURED = 0.1  # share of the largest attribution
 NOTHING_DONE = "dry run: nothing was trained or written"
 
 
@@ -61,6 +63,26 @@ class Screen(AbstractContextManager):
     def show_table(self, table: Table, **options: Any) -> None:
         """Print a table."""
         self.show(draw_table(table, **options))
+
+    def show_explanation(self, targets: Sequence[Mapping[str, Any]]) -> None:
+        """Print one line per target: the coloured words or, without colours, the words with the largest attributions.
+
+        Words that speak for the target are blue, words that speak against it orange.
+        """
+        from bertkit.analysis.explanation import describe_words, list_parts
+
+        for target in targets:
+            if self.console.color_system is None or self.console.no_color:
+                self.say(f"  {target['target']}: {describe_words(target['words'])}")
+                continue
+            from rich.text import Text
+
+            line = Text(f"  {escape_controls(' '.join(target['target'].split()))}: ")
+            for text, share in list_parts(target["words"]):
+                fade = [round(255 + abs(share) * (full - 255)) for full in (FOR if share > 0 else AGAINST)]
+                style = f"black on rgb({','.join(map(str, fade))})" if abs(share) >= LEAST_COLOURED else ""
+                line.append(escape_controls(text), style)
+            self.show(line)
 
     def advance(self, done: int, total: int, log: Mapping[str, float]) -> None:
         """Show the progress of the training and the latest losses."""

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -76,6 +77,9 @@ def predict(
         float | None,
         typer.Option("--coverage", help="Add sets of labels, right for this share of texts.", metavar="SHARE"),
     ] = None,
+    explains: Annotated[
+        bool, typer.Option("--explain", help="Attribute each class, answer or name to the words of the input (slow).")
+    ] = False,
 ) -> None:
     """Predict with a trained model: a class, an answer, names, an ending or masked words, depending on its head.
 
@@ -89,9 +93,12 @@ def predict(
     $ bertkit predict runs/sst2 --input a.csv --text review --output b.csv
 
     $ bertkit predict runs/sst2 --input a.csv --coverage 0.95 --output b.csv
+
+    $ bertkit predict runs/sst2 "A warm, funny film." --explain
     """
     from bertkit.data.formats.inputs import STDIN, check_output, check_source, read_inputs
-    from bertkit.inference.predictor import Counts, Predictor
+    from bertkit.inference.predictor import Counts, Predictor, write_results
+    from bertkit.inference.tables import WRITERS
 
     if bool(texts) == bool(source):
         raise UsageError("give the inputs either as TEXT or with --input FILE (--input - reads standard input)")
@@ -102,23 +109,36 @@ def predict(
         check_source(source)
         if output is not None:
             check_output(source, output)
+    is_pipeline = form == "pipeline"
+    if explains and (is_pipeline or (output is not None and output.suffix in WRITERS)):
+        raise UsageError("--explain writes JSON lines; leave out --format, and name an --output that ends in .jsonl")
+    if explains and precision == "auto":
+        precision = "fp32"
     with Screen() as screen:
         predictor = Predictor(run, pairs=pair or None, top=top, text=columns, precision=precision, coverage=coverage)
         if predictor.notice:
             complain(predictor.notice)
-        is_pipeline = form == "pipeline"
         predictor.check_format(output, is_pipeline)
+        answer = predictor.stream
+        if explains:
+            from bertkit.analysis.explanation import check_explainable, explain
+
+            check_explainable(predictor)
+            answer = partial(explain, predictor)
         at_once = 1 if source == STDIN and sys.stdin.isatty() else None  # a person expects an answer to each line
         inputs = predictor.group(texts) if texts else read_inputs(source, columns or ())
-        if output is not None:
+        if output is not None and explains:
+            tally = write_results(answer(inputs, at_once), output, screen.say)
+        elif output is not None:
             tally = predictor.write(inputs, output, screen.say, is_pipeline=is_pipeline, at_once=at_once)
         else:
             tally = Counts()
-            for result in tally.watch(predictor.stream(inputs, at_once)):
+            for result in tally.watch(answer(inputs, at_once)):
                 if "error" in result and not texts and not screen.console.is_terminal:  # a terminal would show it twice
                     complain(result["error"])
                 if texts and not is_pipeline:
                     screen.say(predictor.describe(result))
+                    screen.show_explanation(result.get("explanation", ()))
                 else:
                     found = predictor.format_for_pipeline(result) if is_pipeline else result
                     screen.say(json.dumps(found, ensure_ascii=False))

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from bertkit.data.sequences import Groups, Pieces, Sequences, cut_longest, encode_inputs, truncate
+from bertkit.data.sequences import Cut, Groups, Pieces, Sequences, cut_longest, encode_inputs, truncate
 from bertkit.data.spans import cut_windows
 from bertkit.system.files import take_fingerprint
 
@@ -68,10 +68,17 @@ def encode_long(
     Args:
         doc_stride: The step between the starts of two windows, in tokens.
     """
+    cut = choose_cut(long, doc_stride)
     if long in POOLED:
-        windows = encode_inputs(inputs, None, tokenizer, max_length, partial(cut_into_windows, step=doc_stride))
-        return WindowedTexts(windows, labels)
-    return encode_inputs(inputs, labels, tokenizer, max_length, keep_head_and_tail if long == HEAD_TAIL else truncate)
+        return WindowedTexts(encode_inputs(inputs, None, tokenizer, max_length, cut), labels)
+    return encode_inputs(inputs, labels, tokenizer, max_length, cut)
+
+
+def choose_cut(long: str, doc_stride: int) -> Cut:
+    """Return the function that makes one of LONG's sequences of an input; see `encode_inputs`."""
+    if long in POOLED:
+        return partial(cut_into_windows, step=doc_stride)
+    return keep_head_and_tail if long == HEAD_TAIL else truncate
 
 
 def keep_head_and_tail(texts: Pieces, room: int) -> tuple[list[Pieces], bool]:

@@ -181,6 +181,26 @@ def split_words(text: str) -> list[tuple[int, int]]:
     return [found.span() for found in WORD.finditer(text)]
 
 
+def group_tokens(text: str, offsets: np.ndarray) -> tuple[list[tuple[int, int]], np.ndarray]:
+    """Return the start and end offsets of each word of a text, and (n,) the word of each of its tokens.
+
+    Words are those of `split_words`; words that share a token, such as a row of unknown emoji, are one. A token outside
+    all words is a word.
+
+    Args:
+        offsets: (n, 2) start and end character of each token.
+    """
+    spans = sorted(split_words(text) + list(map(tuple, offsets.tolist())))
+    words: list[tuple[int, int]] = []
+    for start, end in spans:
+        if words and start < words[-1][1]:
+            words[-1] = words[-1][0], max(words[-1][1], end)
+        else:
+            words.append((start, end))
+    starts = [start for start, _ in words]
+    return words, np.searchsorted(starts, offsets[:, 0], "right") - 1
+
+
 def encode_words(
     text: TaggedText, names: Sequence[str], tokenizer: Any, max_length: int = 512, context: bool = True
 ) -> WordWindows:

@@ -40,6 +40,7 @@ from bertkit.tasks.option import CLASSIFY_OPTIONS
 from bertkit.tasks.task import (
     EXAMPLES,
     FIGURES,
+    LABEL,
     Result,
     RowAnswer,
     check_finite,
@@ -313,6 +314,12 @@ class ClassificationTask(TextTask):
     def find_classes(self, data: LabelledSequences) -> np.ndarray | None:
         """Return the labels, unless they are numbers."""
         return None if data.space.kind == REGRESSION else data.labels
+
+    def list_row_columns(self, rows: Sequence[RowAnswer], data: LabelledSequences) -> dict[str, Sequence[str]]:
+        """Return the columns of the table except texts and labels, and the labels in words, except numbers."""
+        table, used = data.rows.table, {*data.text, *data.space.columns}
+        own = {name: table.column(name).to_pylist() for name in table.column_names if name not in used}
+        return own if data.space.kind == REGRESSION else own | {LABEL: [row.right for row in rows]}
 
     def tuned_config(self, metrics: Mapping[str, Any]) -> dict[str, Any]:
         """Return the thresholds of several labels, in the order of the labels."""

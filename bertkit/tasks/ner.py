@@ -62,6 +62,7 @@ from bertkit.tasks.features import Features, cache_features, pad_features
 from bertkit.tasks.finetuning import EVERY_EPOCH, FineTuningTask
 from bertkit.tasks.option import NER_OPTIONS
 from bertkit.tasks.schema import PLACE, PROBABILITY, STRING, Schema, make_array, make_object
+from bertkit.tasks.targets import NameTargets
 from bertkit.tasks.task import DIVERGED, PredictionSettings, Result, RowAnswer, shorten_text
 from bertkit.tasks.texts import take_text
 
@@ -122,6 +123,7 @@ class NerTask(FineTuningTask):
     unlabelled = (UNLABELLED,)
     pipeline = "token-classification"
     row_files = ("dev.jsonl", "dev.conll")
+    targets = NameTargets()
     copies: Mapping[str, tuple[str, str, str]] = {
         name: (NER_HUB, NER_CONFIG, split) for name, split in NER_HUB_SPLITS.items()
     }
@@ -348,6 +350,13 @@ class NerTask(FineTuningTask):
             words = [word for sentence in sentences for word in sentence.words]
             gold = [sentence.tags for sentence in sentences]
             yield RowAnswer((" ".join(words),), *(name_entities(sentences, tags) for tags in (gold, found)))
+
+    def list_row_columns(self, rows: Sequence[RowAnswer], data: NerData) -> dict[str, Sequence[str]]:
+        """Return the columns of a table except words and tags."""
+        if (found := get_words(data).text.rows) is None:
+            return {}
+        used = find_columns(found.table.column_names)
+        return {name: found.table.column(name).to_pylist() for name in found.table.column_names if name not in used}
 
     def score_nothing(self, dev: NerData) -> dict[str, float]:
         """Return the scores of tagging every word O: 0."""

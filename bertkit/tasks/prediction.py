@@ -16,7 +16,6 @@ SAMPLES = 5  # examples shown per run
 TOKENS_ON_CPU = 1024  # of a batch, whose activations then fit into a core's cache
 
 
-@torch.inference_mode()
 def predict(
     task: Task,
     examples: Sequence[Any],
@@ -31,9 +30,20 @@ def predict(
     """
     if not examples:
         return []
-    device = settings.model.device
     data, lengths = task.encode_inputs(examples, settings)
     note(lengths)
+    kept = run_model(task, data, lengths, settings, precision)
+    results = task.answer(kept, data, examples, settings)
+    truncated = task.find_truncated(data, examples)
+    return [result | {"cut": True} if cut else result for result, cut in zip(results, truncated, strict=True)]
+
+
+@torch.inference_mode()
+def run_model(
+    task: Task, data: Any, lengths: np.ndarray, settings: PredictionSettings, precision: str = "fp32"
+) -> list[Any]:
+    """Return what `Task.keep` keeps of each sequence; `data` and `lengths` are the result of `Task.encode_inputs`."""
+    device = settings.model.device
     kept: list[Any] = [None] * len(data)
     for numbers in batch_by_length(lengths, limit_batch(device)):
         batch = task.collate_inputs(data, numbers.tolist(), settings)
@@ -42,9 +52,7 @@ def predict(
             outputs = settings.model(**batch, **task.evaluation_options)
         for number, row in zip(numbers.tolist(), task.keep(outputs, batch, settings), strict=True):
             kept[number] = row
-    results = task.answer(kept, data, examples, settings)
-    truncated = task.find_truncated(data, examples)
-    return [result | {"cut": True} if cut else result for result, cut in zip(results, truncated, strict=True)]
+    return kept
 
 
 def limit_batch(device: torch.device) -> int:

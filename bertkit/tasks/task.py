@@ -24,6 +24,7 @@ from bertkit.reports.tables import ScoreRow
 from bertkit.system.progress import Report
 from bertkit.tasks.option import Options, check_range
 from bertkit.tasks.schema import STRING, Schema, make_array
+from bertkit.tasks.targets import Targets
 
 EXAMPLES = "examples.txt"  # among the predictions of a run
 FIGURES = ".figures.json"  # the same, after a split's name: data of plots and tables
@@ -40,6 +41,7 @@ BERT_TRAIN = {  # `[train]` of the paper in pre-training (A.2) and fine-tuning (
     "optim": "bert_adam",
     "seed": 42,
 }
+LABEL = "label"  # a column of rows: the right class
 TUNE = "tune"  # the split that decides, where there is one
 CHOSEN_ON_DEV = "chosen_on_dev"  # in metrics.json: choices made on the scored data
 OWN_DATA = "own_data"  # the same: present if the paper has no scores on these data
@@ -123,6 +125,7 @@ class Task:
         is_classifier: Whether it predicts classes or several labels of a whole input, so that `calibrate` applies.
         pipeline: The name of transformers' pipeline for the same results; empty if there is none.
         row_files: Files among the predictions with a row, a line or a block for each example of dev; one is written.
+        targets: What can be explained of its results; None: nothing.
     """
 
     name: str
@@ -146,6 +149,7 @@ class Task:
     is_classifier = False
     pipeline = ""
     row_files: tuple[str, ...] = ()
+    targets: Targets | None = None
 
     # --- The recipe ---------------------------------------------------------------------------------------------------
 
@@ -328,6 +332,10 @@ class Task:
     def find_classes(self, data: Any) -> np.ndarray | None:
         """Return the correct classes (S,) of a split, or (S, L), 0 or 1 for each of several labels; None without."""
         return None
+
+    def list_row_columns(self, rows: Sequence[RowAnswer], data: Any) -> Mapping[str, Sequence[str]]:
+        """Return values of the rows by which a report may slice them, by name: `LABEL`, and columns of a table."""
+        return {}
 
     def baseline(self, train: Any, dev: Any) -> dict[str, float]:
         """Return the baseline scores by name."""

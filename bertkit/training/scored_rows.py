@@ -9,7 +9,7 @@ import json
 import zlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -17,12 +17,15 @@ from zipfile import BadZipFile
 
 import numpy as np
 
+from bertkit.data.tokenizer import find_words
 from bertkit.errors import UsageError, join_lines
 from bertkit.metrics.rows import RATES, RowScore
 from bertkit.tasks.task import RowAnswer, Task, shorten_text
 
 ROWS = ".rows.npz"  # among the predictions of a run, after a split's name
 MOST_TEXTS = 2  # of a row that are kept, shortened
+TOKENS, UNKNOWN = "tokens", "unknown tokens"  # columns of every split's rows
+FEW_VALUES = 12  # of a column that is kept, at most
 NARROW = (np.uint8, np.uint16, np.int32, np.float32)  # types that may hold all values of an array exactly
 
 
@@ -34,24 +37,47 @@ class ScoredRows:
         score: The task's metric as a function of the weights of the rows.
         keys: (S,) uint64, different for every row.
         rows: The rows in words, with shortened texts.
+        columns: Name -> a value for each row, by which a report slices the rows; see `describe_columns`.
     """
 
     score: RowScore
     keys: np.ndarray
     rows: Sequence[RowAnswer]
+    columns: Mapping[str, Sequence[Any]] = field(default_factory=dict)
 
     def take(self, places: np.ndarray) -> "ScoredRows":
         """Return some of the rows."""
-        return ScoredRows(self.score.take(places), self.keys[places], [self.rows[place] for place in places.tolist()])
+        rows = [self.rows[place] for place in places.tolist()]
+        columns = {name: [values[place] for place in places.tolist()] for name, values in self.columns.items()}
+        return ScoredRows(self.score.take(places), self.keys[places], rows, columns)
 
 
 def measure_split(
-    task: Task, summaries: np.ndarray, data: Any, examples: Any, decided: Mapping[str, Any] | None
+    task: Task, summaries: np.ndarray, data: Any, examples: Any, tokenizer: Any, decided: Mapping[str, Any] | None
 ) -> ScoredRows | None:
     """Return the rows of a split with labels; None if the task has no scores of rows."""
     if task.metric not in (scores := task.measure_rows(summaries, data, decided)):
         return None
-    return gather_rows(scores[task.metric], list(task.describe_rows(summaries, data, examples, decided)))
+    rows = list(task.describe_rows(summaries, data, examples, decided))
+    columns = describe_columns(task, rows, data, tokenizer)
+    return replace(gather_rows(scores[task.metric], rows), columns=columns)
+
+
+def describe_columns(task: Task, rows: Sequence[RowAnswer], data: Any, tokenizer: Any) -> dict[str, list[Any]]:
+    """Return columns of the rows by which a report may slice them.
+
+    They are the number of tokens of all texts, the number of unknown tokens among them, and those columns of
+    `Task.list_row_columns` that have few values.
+    """
+    words = find_words(tokenizer)
+    tokens, unknown = [], []
+    for row in rows:
+        ids, _ = words.encode(list(row.texts), np.int32)
+        tokens.append(len(ids))
+        unknown.append(int((ids == tokenizer.unk_token_id).sum()))
+    own = {name: list(values) for name, values in task.list_row_columns(rows, data).items()}
+    few = {name: values for name, values in own.items() if len(set(values)) <= FEW_VALUES}
+    return few | {TOKENS: tokens, UNKNOWN: unknown}
 
 
 def gather_rows(score: RowScore, rows: Sequence[RowAnswer]) -> ScoredRows:
@@ -78,7 +104,8 @@ def hash_row(parts: Sequence[str]) -> int:
 def pack_rows(found: ScoredRows) -> bytes:
     """Return the content of a file; equal rows give equal bytes."""
     score, file = found.score, io.BytesIO()
-    words = json.dumps([score.rate, score.points, found.rows], ensure_ascii=False).encode("utf-8", "surrogatepass")
+    parts = [score.rate, score.points, found.rows, found.columns]
+    words = json.dumps(parts, ensure_ascii=False).encode("utf-8", "surrogatepass")
     arrays = {"keys": found.keys, "values": narrow(score.rows), "errors": score.errors}
     np.savez_compressed(file, **arrays, words=np.frombuffer(words, np.uint8))
     return file.getvalue()
@@ -100,10 +127,10 @@ def read_rows(path: Path) -> ScoredRows:
     try:
         with np.load(path, allow_pickle=False) as file:
             keys, values, errors, words = (file[name] for name in ("keys", "values", "errors", "words"))
-        rate, points, rows = json.loads(words.tobytes().decode("utf-8", "surrogatepass"))
+        rate, points, rows, columns = json.loads(words.tobytes().decode("utf-8", "surrogatepass"))
         rows = [RowAnswer(tuple(texts), right, answer) for texts, right, answer in rows]
-        if rate not in RATES or not len(keys) == len(values) == len(rows):
+        if rate not in RATES or {len(keys)} != {len(x) for x in (values, rows, *columns.values())}:
             raise ValueError("its parts do not fit together")
     except (OSError, ValueError, TypeError, LookupError, AttributeError, EOFError, BadZipFile, zlib.error) as error:
         raise UsageError(f"{path} is damaged ({join_lines(error)}); delete it and evaluate the run again") from None
-    return ScoredRows(RowScore(values.astype(np.float64), rate, errors, points), keys, rows)
+    return ScoredRows(RowScore(values.astype(np.float64), rate, errors, points), keys, rows, columns)

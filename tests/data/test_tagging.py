@@ -1,5 +1,7 @@
 """Words <-> tokens: what a sequence shows, which tokens are labelled, and the amount of context."""
 
+from itertools import pairwise
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,6 +15,7 @@ from bertkit.data.tagging import (
     divide_long,
     encode_words,
     fit_context,
+    group_tokens,
     split_words,
 )
 from bertkit.data.tokenizer import make_tokenizer
@@ -275,3 +278,29 @@ def test_all_words_and_sequences_together_are_those_of_each(found, context):
         assert same["input_ids"].tolist() == item["input_ids"].tolist()
         assert same["token_type_ids"].tolist() == item["token_type_ids"].tolist()
         assert "labels" not in same
+
+
+# --- Words of tokens --------------------------------------------------------------------------------------------------
+
+
+def test_words_that_share_a_token_are_one_and_a_token_outside_all_words_is_one():
+    text = "ab 🙂🙂 c\u00ad!"
+    offsets = np.array([(0, 1), (1, 2), (3, 5), (6, 7), (7, 8), (8, 9)])
+    words, owners = group_tokens(text, offsets)
+    assert [text[start:end] for start, end in words] == ["ab", "🙂🙂", "c", "\u00ad", "!"]
+    assert owners.tolist() == [0, 0, 1, 2, 3, 4]
+    assert group_tokens("", np.zeros((0, 2), np.int32))[0] == []
+
+
+@given(st.text(max_size=30), st.lists(st.integers(0, 30), max_size=20))
+def test_every_token_lies_in_one_word_and_no_word_of_the_text_is_divided(text, edges):
+    edges = sorted({edge for edge in edges if edge <= len(text)})
+    offsets = np.array(list(pairwise(edges)), np.int64).reshape(-1, 2)
+    words, owners = group_tokens(text, offsets)
+    assert all(start < end for start, end in words)
+    assert all(before[1] <= after[0] for before, after in pairwise(words))
+    for (start, end), owner in zip(offsets.tolist(), owners.tolist(), strict=True):
+        assert words[owner][0] <= start
+        assert end <= words[owner][1]
+    for start, end in split_words(text):
+        assert any(first <= start and end <= last for first, last in words)

@@ -19,7 +19,7 @@ from bertkit.tasks.squad import SQUAD, VERSIONS
 from bertkit.tasks.task import PredictionSettings
 from bertkit.training.arguments import complete
 from bertkit.training.run import make_model
-from bertkit.training.scored_rows import measure_split, pack_rows, read_rows
+from bertkit.training.scored_rows import TOKENS, UNKNOWN, measure_split, pack_rows, read_rows
 from tests.official import (
     ROWS,
     list_questions,
@@ -344,12 +344,12 @@ def test_rows_of_equal_weight_have_the_scores_of_the_task(case, is_decided):
 @pytest.mark.parametrize("case", FINE_TUNED, indirect=True)
 def test_rows_in_words_are_those_of_the_score(case, tmp_path):
     """A row is right exactly where the model's answer is the right one, in words too."""
-    task, _, examples, _, data, model, _ = case
+    task, _, examples, tokenizer, data, model, _ = case
     split = next(iter(task.splits))
     batch = take_batch(task, data[split], len(data[split]))
     with torch.no_grad():
         summaries = task.summarize(model.eval()(**batch, **task.evaluation_options), batch).numpy()
-    found = measure_split(task, summaries, data[split], examples[split], None)
+    found = measure_split(task, summaries, data[split], examples[split], tokenizer, None)
     assert len(found.rows) == len(found.keys) == len(found.score) == len(set(found.keys.tolist()))
     judged = found.score.judge_rows()
     if task.name in SQUAD:
@@ -358,7 +358,9 @@ def test_rows_in_words_are_those_of_the_score(case, tmp_path):
         assert [row.right == row.answer for row in found.rows] == (judged == 1).tolist()
     (tmp_path / "rows.npz").write_bytes(pack_rows(found))
     again = read_rows(tmp_path / "rows.npz")
-    assert (again.keys.tolist(), again.rows) == (found.keys.tolist(), found.rows)
+    assert (again.keys.tolist(), again.rows, again.columns) == (found.keys.tolist(), found.rows, found.columns)
+    assert {len(values) for values in found.columns.values()} == {len(found.rows)}
+    assert {TOKENS, UNKNOWN} <= set(found.columns)
     weights = np.random.default_rng(0).random((2, len(judged)))
     assert again.score.score(weights).tolist() == found.score.score(weights).tolist()
 

@@ -1,0 +1,90 @@
+"""Slices of scored rows: their sizes, scores and order, and what is left out."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from bertkit.analysis.page import list_slices as read_slices
+from bertkit.analysis.slices import divide_lengths, tabulate_slices
+from bertkit.metrics.rows import measure_classes, measure_mean, measure_numbers
+from bertkit.reports.html import render
+from bertkit.tasks import TASKS
+from bertkit.tasks.task import LABEL, RowAnswer
+from bertkit.training.scored_rows import TOKENS, UNKNOWN, gather_rows, pack_rows
+
+TOKEN_COUNTS = np.tile(np.arange(1, 11), 20)  # 200 rows, each length 20 times
+SST2 = TASKS["sst2"].find_row("accuracy")
+
+
+def make_rows(score, **columns):
+    rows = [RowAnswer((f"text {number}",), "a", "b") for number in range(len(score))]
+    return replace(gather_rows(score, rows), columns={name: list(values) for name, values in columns.items()})
+
+
+def read(table):
+    return {row[0].lines[0][0]: [cell.lines[0][0] for cell in row[1:]] for row in table.rows}
+
+
+def test_slices_have_rows_scores_and_intervals_and_the_worst_is_first():
+    """Rows of at least 9 tokens are wrong: the last slice of lengths has 20 of its 60 rows right, the others all."""
+    genres = np.where(np.arange(200) < 19, "rare", "usual")
+    columns = {TOKENS: TOKEN_COUNTS, UNKNOWN: np.zeros(200, int), "genre": genres, "same": ["x"] * 200}
+    table = tabulate_slices(make_rows(measure_mean(TOKEN_COUNTS < 9), **columns), SST2, "dev")
+    found = read(table)
+    assert table.heads == ("slice", "rows", "accuracy (%)", "95 % interval")
+    assert list(found)[:2] == ["all", "8 to 10 tokens"]
+    assert found["all"][:2] == ["200", "80.0"]
+    assert found["8 to 10 tokens"][:2] == ["60", "33.3"]
+    low, high = map(float, found["8 to 10 tokens"][2].split(" to "))
+    assert low < 33.3 < high < 60
+    assert found["1 to 2 tokens"][:2] == ["40", "100.0"]
+    assert sum(int(found[name][0]) for name in found if name.endswith("tokens")) == 200
+    assert "genre: usual" in found
+    assert not {"genre: rare", "same: x", "without unknown tokens"} & set(found), "too few rows, or all"
+
+
+def test_slices_of_classes_compare_the_share_of_right_rows():
+    """In a slice with a single label the Matthews correlation is 0, whatever the model answers."""
+    labels = np.repeat([0, 1], 50)
+    answers = np.where(np.arange(100) % 5 == 0, 1 - labels, labels)
+    score = measure_classes(answers, labels, 2)["matthews_correlation"]
+    names = np.where(labels == 1, "good", "bad")
+    table = tabulate_slices(make_rows(score, **{LABEL: names}), TASKS["cola"].find_row("matthews_correlation"), "dev")
+    assert table.heads[2] == "right rows (%)"
+    assert {name: cells[:2] for name, cells in read(table).items()} == {
+        "all": ["100", "80.0"],
+        "label: bad": ["50", "80.0"],
+        "label: good": ["50", "80.0"],
+    }
+
+
+def test_slices_of_numbers_compare_errors_of_which_the_largest_is_worst():
+    rng = np.random.default_rng(0)
+    labels, wide = rng.normal(size=200), np.arange(200) < 100
+    values = labels + rng.normal(size=200) * np.where(wide, 1.0, 0.1)
+    score = measure_numbers(values, labels)["spearmanr"]
+    kinds = np.where(wide, "wide", "narrow")
+    table = tabulate_slices(make_rows(score, kind=kinds), TASKS["stsb"].find_row("spearmanr"), "dev")
+    found = read(table)
+    assert (table.heads[2], list(found)) == ("RMSE", ["all", "kind: wide", "kind: narrow"])
+    assert float(found["kind: wide"][1]) == pytest.approx(np.std(values[:100] - labels[:100]), abs=0.05)
+
+
+def test_equal_lengths_are_one_slice_which_is_not_shown():
+    assert [name for name, _ in divide_lengths(np.full(30, 7))] == ["7 to 7 tokens"]
+    assert tabulate_slices(make_rows(measure_mean(np.ones(30)), **{TOKENS: [7] * 30}), SST2, "dev") is None
+
+
+def test_the_page_shows_the_slices_that_a_run_has_written(tmp_path):
+    found = make_rows(measure_mean(TOKEN_COUNTS < 9), **{TOKENS: TOKEN_COUNTS, UNKNOWN: TOKEN_COUNTS > 5})
+    (tmp_path / "predictions").mkdir()
+    file, notes = tmp_path / "predictions" / "dev.rows.npz", []
+    file.write_bytes(pack_rows(replace(found, columns={name: list(map(int, x)) for name, x in found.columns.items()})))
+    (table,) = read_slices(tmp_path, TASKS["sst2"], notes)
+    assert "with unknown tokens" in read(table)
+    assert "Slices" in render([{"name": "a", "kind": "run", "id": "run-1", "slices": [table]}])
+    file.write_bytes(b"no archive")
+    assert list(read_slices(tmp_path, TASKS["sst2"], notes)) == []
+    assert len(notes) == 1
+    assert list(read_slices(tmp_path, None, notes)) == []
