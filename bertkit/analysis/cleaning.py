@@ -44,7 +44,7 @@ def write_clean(diagnosis: Diagnosis, drops: Sequence[str], output: Path, report
         UsageError: The data are not a person's own table, or the output does not fit them.
     """
     task, examples = diagnosis.task, diagnosis.examples
-    tables = {split: table for split in diagnosis.checked.splits if (table := task.find_rows(examples[split]))}
+    tables = {split: found[0] for split in diagnosis.checked.splits if (found := task.find_rows(examples[split]))}
     if not tables:
         raise UsageError("--write is for tables of texts and labels or of tagged sentences; leave it out")
     kept = keep_rows(diagnosis, drops)

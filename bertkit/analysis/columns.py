@@ -12,12 +12,12 @@ MOST_VALUES = 100  # different numbers of a column; more are divided into ranges
 GIVEN_AWAY = 0.95  # share of the label's variance that a column explains
 
 
-def check_columns(rows: Columns, used: Collection[str], answers: np.ndarray | None) -> dict[str, Any]:
+def check_columns(rows: Columns, used: Collection[str], answers: np.ndarray) -> dict[str, Any]:
     """Return the empty and the constant columns, and how well each column that gives the label away explains it.
 
     Args:
         used: The columns of texts and labels, which do not give labels away.
-        answers: (S,) int64 classes or float32 numbers; None without labels.
+        answers: (S,) int64 classes or float numbers.
     """
     found: dict[str, Any] = {"empty": [], "constant": [], "gives_label_away": {}}
     for name in rows.table.column_names:
@@ -26,7 +26,7 @@ def check_columns(rows: Columns, used: Collection[str], answers: np.ndarray | No
             found["empty"].append(name)
         elif len(values) == 1:
             found["constant"].append(name)
-        elif answers is not None and name not in used:
+        elif name not in used:
             share = explain_answers(divide_numbers(codes, values), answers)
             if share >= GIVEN_AWAY:
                 found["gives_label_away"][name] = round(share, 4)

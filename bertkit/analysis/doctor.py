@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from bertkit.analysis.columns import check_columns
-from bertkit.data.duplicates import TRAIN, NearRows, find_near, hash_bands
+from bertkit.data.duplicates import TRAIN, NearRows, find_near, hash_bands, number_answers
 from bertkit.data.scripts import find_scripts
 from bertkit.data.tokenizer import find_words, load_tokenizer
 from bertkit.errors import UsageError
@@ -186,16 +186,12 @@ def list_places(numbers: np.ndarray, lines: Sequence[int]) -> tuple[int, list[in
 
 def check_table(task: Task, examples: Mapping[str, Any]) -> dict[str, Any]:
     """Return the findings on the columns of the training rows of a person's own table; empty for other data."""
-    if (rows := task.find_rows(examples.get(TRAIN))) is None:
+    if TRAIN not in examples or (found := task.find_rows(examples[TRAIN])) is None:
         return {}
-    train = examples[TRAIN]
-    space = getattr(train, "space", None)
-    if space is None:
-        return check_columns(rows, (), None)
-    labels = train.labels
-    if labels.ndim == 2:  # each set of labels is a class
-        labels = np.unique(labels, axis=0, return_inverse=True)[1]
-    return check_columns(rows, {*train.text, *space.columns}, labels)
+    answers = task.list_answers(examples[TRAIN])
+    are_numbers = isinstance(answers[0], float)
+    values = np.array(answers) if are_numbers else number_answers(answers, {})  # each set of labels is a class
+    return check_columns(*found, values)
 
 
 # --- Tables -----------------------------------------------------------------------------------------------------------

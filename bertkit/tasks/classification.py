@@ -247,9 +247,9 @@ class ClassificationTask(TextTask):
         """Return the rows' lines in their file."""
         return examples.rows.lines
 
-    def find_rows(self, examples: LabelledTexts) -> Columns:
-        """Return the rows of the table."""
-        return examples.rows
+    def find_rows(self, examples: LabelledTexts) -> tuple[Columns, Collection[str]]:
+        """Return the rows of the table, and the columns of texts and labels."""
+        return examples.rows, {*examples.text, *examples.space.columns}
 
     def encode(
         self, examples: LabelledTexts, tokenizer: Any, recipe: Mapping[str, Any], split: str

@@ -257,9 +257,10 @@ class NerTask(FineTuningTask):
         """Return the lines of the sentences' first words, or their rows."""
         return [sentence.line for sentence in examples["text"].sentences]
 
-    def find_rows(self, examples: TaggedExamples) -> Columns | None:
-        """Return the rows of a table."""
-        return examples["text"].rows
+    def find_rows(self, examples: TaggedExamples) -> tuple[Columns, tuple[str, ...]] | None:
+        """Return the rows of a table, and the columns of words and tags."""
+        rows = examples["text"].rows
+        return None if rows is None else (rows, find_columns(rows.table.column_names))
 
     def describe_long(self, options: Mapping[str, Any]) -> str:
         """Return that a long sentence has several sequences."""
@@ -329,15 +330,11 @@ class NerTask(FineTuningTask):
         """Return the scores as functions of the weights of the documents, or of the sentences without documents."""
         return measure_groups(summaries, data, number_rows(get_words(data).text))
 
-    def score_without(
-        self, rows: np.ndarray, summaries: np.ndarray, data: NerData, decided: Mapping[str, Any] | None = None
-    ) -> dict[str, float]:
-        """Return the scores without some sentences, whatever their documents."""
-        sentences = len(get_words(data).text.sentences)
-        weights = np.ones((1, sentences))
-        weights[0, rows] = 0
-        scores = measure_groups(summaries, data, range(sentences))
-        return {name: float(score.score(weights)[0]) for name, score in scores.items()}
+    def measure_examples(
+        self, summaries: np.ndarray, data: NerData, decided: Mapping[str, Any] | None = None
+    ) -> dict[str, RowScore]:
+        """Return the scores as functions of the weights of the sentences."""
+        return measure_groups(summaries, data, range(len(get_words(data).text.sentences)))
 
     def describe_rows(
         self, summaries: np.ndarray, data: NerData, examples: Any, decided: Mapping[str, Any] | None = None

@@ -4,7 +4,7 @@ A task binds data, head, score and the paper's hyper-parameters for `bertkit.tra
 answers a person's input for `bertkit.tasks.prediction`. It never builds a Trainer.
 """
 
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -270,8 +270,8 @@ class Task:
         """Return the line of each of a split's examples in its file, or its number from 1."""
         return range(1, sum(1 for _ in self.list_texts(examples)) + 1)
 
-    def find_rows(self, examples: Any) -> Columns | None:
-        """Return the rows of a split's examples in a person's own table; None if they have none."""
+    def find_rows(self, examples: Any) -> tuple[Columns, Collection[str]] | None:
+        """Return the rows of a split in a person's own table, and the columns that the task reads; None without one."""
         return None
 
     def measure_lengths(self, tokens: np.ndarray) -> np.ndarray:
@@ -312,12 +312,18 @@ class Task:
         """
         return {}
 
+    def measure_examples(
+        self, summaries: np.ndarray, data: Any, decided: Mapping[str, Any] | None = None
+    ) -> dict[str, RowScore]:
+        """Return the scores of `measure_rows` with a weight for each example, where its rows are groups of them."""
+        return self.measure_rows(summaries, data, decided)
+
     def score_without(
         self, rows: np.ndarray, summaries: np.ndarray, data: Any, decided: Mapping[str, Any] | None = None
     ) -> dict[str, float]:
         """Return the scores of `measure_rows` without some examples, by their numbers."""
         found = {}
-        for name, score in self.measure_rows(summaries, data, decided).items():
+        for name, score in self.measure_examples(summaries, data, decided).items():
             weights = np.ones((1, len(score)))
             weights[0, rows] = 0
             found[name] = float(score.score(weights)[0])
