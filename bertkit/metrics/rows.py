@@ -40,7 +40,7 @@ class RowScore:
     @property
     def is_additive(self) -> bool:
         """Return whether two rows may be replaced by their sum."""
-        return self.rate in ("mean", "percentage") or self.rate in COUNT_SCORES
+        return self.rate in ("mean", "percentage", "gaps") or self.rate in COUNT_SCORES
 
     def score(self, weights: np.ndarray) -> np.ndarray:
         """Return the score (R,) of each sample, from weights (R, S) of at least 0."""
@@ -95,7 +95,7 @@ def _rate_mean(rows: np.ndarray, weights: np.ndarray, scale: float) -> np.ndarra
 def measure_gaps(gaps: np.ndarray, errors: np.ndarray) -> RowScore:
     """Return the sum over K columns of the absolute mean of gaps (S, K) from -1 to 1; errors are (C, 2, K)."""
     rows, errors = (np.concatenate([found, np.ones((*found.shape[:-1], 1))], axis=-1) for found in (gaps, errors))
-    return RowScore(rows, _rate_gaps, errors, is_additive=True)  # (S, K + 1)
+    return RowScore(rows, "gaps", errors)  # (S, K + 1)
 
 
 def _rate_gaps(rows: np.ndarray, weights: np.ndarray) -> np.ndarray:
@@ -308,6 +308,7 @@ def _divide(values: np.ndarray, by: np.ndarray, undefined: float = 0.0) -> np.nd
 RATES: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
     "mean": partial(_rate_mean, scale=1.0),
     "percentage": partial(_rate_mean, scale=100.0),
+    "gaps": _rate_gaps,
     **{name: partial(_rate_counts, score=name) for name in COUNT_SCORES},
     **NUMBER_RATES,
     "roc_auc": partial(_rate_ranking, rate=_rate_roc),
