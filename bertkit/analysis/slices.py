@@ -19,8 +19,8 @@ import numpy as np
 from bertkit.metrics.intervals import find_interval
 from bertkit.metrics.rows import NUMBER_RATES, RowScore, measure_mean
 from bertkit.reports.tables import ScoreRow, Table, make_table
-from bertkit.tasks.task import LABEL, shorten_text
-from bertkit.training.scored_rows import TOKENS, UNKNOWN, ScoredRows
+from bertkit.tasks.task import shorten_text
+from bertkit.training.scored_rows import LABEL, TOKENS, UNKNOWN, ScoredRows
 
 LEAST_ROWS = 20  # of a slice
 SLICES_SHOWN = 12

@@ -40,7 +40,6 @@ from bertkit.tasks.option import CLASSIFY_OPTIONS
 from bertkit.tasks.task import (
     EXAMPLES,
     FIGURES,
-    LABEL,
     Result,
     RowAnswer,
     check_finite,
@@ -315,11 +314,9 @@ class ClassificationTask(TextTask):
         """Return the labels, unless they are numbers."""
         return None if data.space.kind == REGRESSION else data.labels
 
-    def list_row_columns(self, rows: Sequence[RowAnswer], data: LabelledSequences) -> dict[str, Sequence[str]]:
-        """Return the columns of the table except texts and labels, and the labels in words, except numbers."""
-        table, used = data.rows.table, {*data.text, *data.space.columns}
-        own = {name: table.column(name).to_pylist() for name in table.column_names if name not in used}
-        return own if data.space.kind == REGRESSION else own | {LABEL: [row.right for row in rows]}
+    def list_row_columns(self, data: LabelledSequences) -> dict[str, list[str]]:
+        """Return the columns of the table except those of texts and labels."""
+        return data.rows.list_others({*data.text, *data.space.columns})
 
     def tuned_config(self, metrics: Mapping[str, Any]) -> dict[str, Any]:
         """Return the thresholds of several labels, in the order of the labels."""

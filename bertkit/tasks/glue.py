@@ -41,7 +41,6 @@ from bertkit.tasks.finetuning import CALIBRATION_ROWS, EVERY_EPOCH
 from bertkit.tasks.option import GLUE_OPTIONS
 from bertkit.tasks.task import (
     FIGURES,
-    LABEL,
     PredictionSettings,
     RowAnswer,
     check_finite,
@@ -333,10 +332,6 @@ class GlueTask(TextTask):
         rows = zip(zip(*examples["texts"], strict=True), data.labels, self.decide(summaries), strict=True)
         for texts, *values in rows:
             yield RowAnswer(texts, *(names[value] if names else f"{value:.4g}" for value in values))
-
-    def list_row_columns(self, rows: Sequence[RowAnswer], data: Sequences) -> dict[str, Sequence[str]]:
-        """Return the labels; scores are not sliced by."""
-        return {LABEL: [row.right for row in rows]} if self.row.labels else {}
 
     def score_nothing(self, dev: Sequences) -> dict[str, float]:
         """Return the scores of predicting the dev set's most frequent label, or a constant."""

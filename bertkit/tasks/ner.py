@@ -348,12 +348,10 @@ class NerTask(FineTuningTask):
             gold = [sentence.tags for sentence in sentences]
             yield RowAnswer((" ".join(words),), *(name_entities(sentences, tags) for tags in (gold, found)))
 
-    def list_row_columns(self, rows: Sequence[RowAnswer], data: NerData) -> dict[str, Sequence[str]]:
+    def list_row_columns(self, data: NerData) -> dict[str, list[str]]:
         """Return the columns of a table except words and tags."""
-        if (found := get_words(data).text.rows) is None:
-            return {}
-        used = find_columns(found.table.column_names)
-        return {name: found.table.column(name).to_pylist() for name in found.table.column_names if name not in used}
+        rows = get_words(data).text.rows
+        return {} if rows is None else rows.list_others(find_columns(rows.table.column_names))
 
     def score_nothing(self, dev: NerData) -> dict[str, float]:
         """Return the scores of tagging every word O: 0."""

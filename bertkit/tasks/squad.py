@@ -47,16 +47,7 @@ from bertkit.tasks.option import SQUAD_OPTIONS, WINDOW_OPTIONS, list_defaults
 from bertkit.tasks.schema import NUMBER_SCHEMA, PLACE, STRING, Schema, make_object
 from bertkit.tasks.squad_figures import trace
 from bertkit.tasks.targets import AnswerTargets
-from bertkit.tasks.task import (
-    DIVERGED,
-    FIGURES,
-    LABEL,
-    PredictionSettings,
-    Result,
-    RowAnswer,
-    check_finite,
-    shorten_text,
-)
+from bertkit.tasks.task import DIVERGED, FIGURES, PredictionSettings, Result, RowAnswer, check_finite, shorten_text
 from bertkit.tasks.texts import take_text
 
 SQUAD_SPLITS = {"train": "train", "dev": "validation"}
@@ -359,10 +350,6 @@ class SquadTask(FineTuningTask):
             texts = [text if doubt < -tau else "" for text, doubt in zip(texts, odds, strict=True)]
         for asked, text in zip(data.questions, texts, strict=True):
             yield RowAnswer((asked.question, asked.context), " | ".join(dict.fromkeys(asked.answers)), text)
-
-    def list_row_columns(self, rows: Sequence[RowAnswer], data: Windows) -> dict[str, Sequence[str]]:
-        """Return whether each question has an answer (2.0)."""
-        return {LABEL: ["answer" if row.right else "no answer" for row in rows]} if self.version.unanswerable else {}
 
     def tuned_config(self, metrics: Mapping[str, Any]) -> dict[str, Any]:
         """Return the tuned value of the model's configuration: tau."""

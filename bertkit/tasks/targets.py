@@ -62,7 +62,7 @@ Located = tuple[list[Word], list[np.ndarray]]  # the words of an input, and (T,)
 
 
 class Targets:
-    """What can be explained of the results of a task."""
+    """Finds the parts of a result that can be explained, and the words of its input."""
 
     def find(
         self, result: "Result", kept: Sequence[np.ndarray], data: Any, example: Any, settings: "PredictionSettings"

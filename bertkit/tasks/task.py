@@ -41,7 +41,6 @@ BERT_TRAIN = {  # `[train]` of the paper in pre-training (A.2) and fine-tuning (
     "optim": "bert_adam",
     "seed": 42,
 }
-LABEL = "label"  # a column of rows: the right class
 TUNE = "tune"  # the split that decides, where there is one
 CHOSEN_ON_DEV = "chosen_on_dev"  # in metrics.json: choices made on the scored data
 OWN_DATA = "own_data"  # the same: present if the paper has no scores on these data
@@ -125,7 +124,7 @@ class Task:
         is_classifier: Whether it predicts classes or several labels of a whole input, so that `calibrate` applies.
         pipeline: The name of transformers' pipeline for the same results; empty if there is none.
         row_files: Files among the predictions with a row, a line or a block for each example of dev; one is written.
-        targets: What can be explained of its results; None: nothing.
+        targets: The parts of a result that can be explained; None: none.
     """
 
     name: str
@@ -339,8 +338,8 @@ class Task:
         """Return the correct classes (S,) of a split, or (S, L), 0 or 1 for each of several labels; None without."""
         return None
 
-    def list_row_columns(self, rows: Sequence[RowAnswer], data: Any) -> Mapping[str, Sequence[str]]:
-        """Return values of the rows by which a report may slice them, by name: `LABEL`, and columns of a table."""
+    def list_row_columns(self, data: Any) -> dict[str, list[str]]:
+        """Return the columns of a person's own table by which a report may slice the rows of `measure_rows`."""
         return {}
 
     def baseline(self, train: Any, dev: Any) -> dict[str, float]:

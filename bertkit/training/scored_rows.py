@@ -24,7 +24,7 @@ from bertkit.tasks.task import RowAnswer, Task, shorten_text
 
 ROWS = ".rows.npz"  # among the predictions of a run, after a split's name
 MOST_TEXTS = 2  # of a row that are kept, shortened
-TOKENS, UNKNOWN = "tokens", "unknown tokens"  # columns of every split's rows
+TOKENS, UNKNOWN, LABEL, ANSWER = "tokens", "unknown tokens", "label", "has an answer"  # columns of rows
 FEW_VALUES = 12  # of a column that is kept, at most
 NARROW = (np.uint8, np.uint16, np.int32, np.float32)  # types that may hold all values of an array exactly
 
@@ -66,8 +66,8 @@ def measure_split(
 def describe_columns(task: Task, rows: Sequence[RowAnswer], data: Any, tokenizer: Any) -> dict[str, list[Any]]:
     """Return columns of the rows by which a report may slice them.
 
-    They are the number of tokens of all texts, the number of unknown tokens among them, and those columns of
-    `Task.list_row_columns` that have few values.
+    They are the number of tokens of all texts, the number of unknown tokens among them, the class, whether there is a
+    right answer, and the columns of a person's own table; each of the last three only if it has few values.
     """
     words = find_words(tokenizer)
     tokens, unknown = [], []
@@ -75,8 +75,12 @@ def describe_columns(task: Task, rows: Sequence[RowAnswer], data: Any, tokenizer
         ids, _ = words.encode(list(row.texts), np.int32)
         tokens.append(len(ids))
         unknown.append(int((ids == tokenizer.unk_token_id).sum()))
-    own = {name: list(values) for name, values in task.list_row_columns(rows, data).items()}
-    few = {name: values for name, values in own.items() if len(set(values)) <= FEW_VALUES}
+    columns = task.list_row_columns(data)
+    if not all(row.right for row in rows):
+        columns[ANSWER] = ["yes" if row.right else "no" for row in rows]
+    if task.find_classes(data) is not None:
+        columns[LABEL] = [row.right for row in rows]
+    few = {name: values for name, values in columns.items() if len(set(values)) <= FEW_VALUES}
     return few | {TOKENS: tokens, UNKNOWN: unknown}
 
 

@@ -10,8 +10,8 @@ from bertkit.analysis.slices import divide_lengths, tabulate_slices
 from bertkit.metrics.rows import measure_classes, measure_mean, measure_numbers
 from bertkit.reports.html import render
 from bertkit.tasks import TASKS
-from bertkit.tasks.task import LABEL, RowAnswer
-from bertkit.training.scored_rows import TOKENS, UNKNOWN, gather_rows, pack_rows
+from bertkit.tasks.task import RowAnswer
+from bertkit.training.scored_rows import LABEL, TOKENS, UNKNOWN, gather_rows, pack_rows
 
 TOKEN_COUNTS = np.tile(np.arange(1, 11), 20)  # 200 rows, each length 20 times
 SST2 = TASKS["sst2"].find_row("accuracy")

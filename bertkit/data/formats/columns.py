@@ -89,6 +89,10 @@ class Columns:
         """
         return self.table.column(find_column(self.source, self.table.column_names, name, "name one of its columns"))
 
+    def list_others(self, used: Collection[str]) -> dict[str, list[str]]:
+        """Return the columns that are not among the used ones."""
+        return {name: self.table.column(name).to_pylist() for name in self.table.column_names if name not in used}
+
 
 # --- files and splits
 
