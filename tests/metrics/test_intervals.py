@@ -207,7 +207,11 @@ def test_bca_is_scipy_s_on_the_same_samples(name):
             (values, labels),
             lambda *pair: stats.spearmanr(*pair).statistic,
         ),
-        "matthews_correlation": (measure_classes(*classes, 2)[name], classes, metrics.matthews_corrcoef),
+        "matthews_correlation": (
+            measure_classes(*classes, 2)["matthews_correlation"],
+            classes,
+            metrics.matthews_corrcoef,
+        ),
     }[name]
     expected = stats.bootstrap(
         columns, statistic, method="BCa", n_resamples=1000, paired=True, vectorized=name == "mean", rng=0
