@@ -19,10 +19,9 @@ import msgspec
 import numpy as np
 
 from bertkit.data.formats.columns import Columns, read_columns, read_splits
-from bertkit.data.formats.glue import read_copy, read_folder, read_labels
 from bertkit.data.labels import REGRESSION, LabelSpace, find_labels
 from bertkit.errors import UsageError
-from bertkit.reports.tables import Table, make_table
+from bertkit.reports.tables import Table, count, make_table
 from bertkit.studies.cells import list_cells
 from bertkit.studies.folds import OUT_OF_FOLD, define_folds, gather_folds
 from bertkit.studies.runner import make_study, run_study
@@ -31,6 +30,7 @@ from bertkit.system.progress import Report, ignore
 from bertkit.tasks import TASKS
 from bertkit.tasks.classification import ClassificationTask, choose_columns, spell, write_rows
 from bertkit.tasks.glue import GlueTask
+from bertkit.tasks.option import list_defaults
 from bertkit.tasks.task import Task, shorten_text
 from bertkit.training.recipe import Recipe
 from bertkit.training.run_dir import STUDY_RESULT
@@ -93,6 +93,28 @@ def suspect(probabilities: np.ndarray, labels: np.ndarray) -> np.ndarray:
         return find_label_issues(labels, probabilities, n_jobs=1)  # otherwise it starts processes
 
 
+def diagnose_labels(
+    task: Task,
+    recipe: Recipe,
+    *given: Mapping[str, Any],
+    output: Path,
+    report: Report = ignore,
+    **options: Any,
+) -> dict[str, Any]:
+    """Find the suspected label errors of a task's training rows, write them to `output`, and return them as JSON.
+
+    Arguments are those of `predict_out_of_fold`; the result is that of `describe_label_errors`.
+    """
+    rows = predict_out_of_fold(task, recipe, *given, output=output, report=report, **options)
+    found = find_label_errors(rows.probabilities, rows.labels)
+    described = describe_label_errors(found, rows)
+    path = output / f"{LABEL_ERRORS}.csv"
+    write_label_errors(described, found, rows, path)
+    if len(found.rows):
+        report(f"{count(len(found.rows), 'suspected label error')}, the worst first: {path}")
+    return described
+
+
 # --- The training rows, and their probabilities -----------------------------------------------------------------------
 
 
@@ -139,7 +161,7 @@ def predict_out_of_fold(
     recipe = {key: value for key, value in recipe.items() if key != "task"}
     definition, folder = define_folds("classify", recipe, folds), output / FOLDS
     options = list_cells(make_study(definition, *given, where=task.name), folder)[0].recipe["data"]
-    rows, place, lines = find_rows(task, options["dir"], output, report)
+    rows, place, lines = find_rows(task, options["dir"], output)
     text, label = choose_columns(rows, options["text"], options["label"])
     space = find_labels(rows, label, options["problem_type"])
     if space.kind == REGRESSION:
@@ -174,19 +196,17 @@ def check_task(task: Task) -> None:
         )
 
 
-def find_rows(task: Task, place: str, output: Path, report: Report) -> tuple[Columns, str, Sequence[int]]:
+def find_rows(task: Task, place: str, output: Path) -> tuple[Columns, str, Sequence[int]]:
     """Return the training rows, the file that `classify` reads them from, and their lines in the user's file.
 
     Rows that are not in a table of their own are copied to `output`.
     """
     path = output / TRAINING_ROWS
     if isinstance(task, GlueTask):
-        given = (read_folder(task.row, Path(place)) if place else read_copy(task.row, report))["train"]
-        names = list(task.row.labels.values())
-        columns = {name: given.columns[name] for name in task.row.texts}
-        columns["label"] = [names[label] for label in read_labels(task.row, given)]
-        write_objects((dict(zip(columns, cells, strict=True)) for cells in zip(*columns.values(), strict=True)), path)
-        return read_columns(path), str(path), given.lines
+        examples = task.load({**list_defaults(task.options), "dir": place}, ignore)["train"]
+        cells = zip(task.list_texts(examples), task.list_labels(examples), strict=True)
+        write_objects((dict(zip((*task.row.texts, "label"), (*row, name), strict=True)) for row, name in cells), path)
+        return read_columns(path), str(path), task.list_lines(examples)
     rows = read_splits(place)["train"]
     if Path(rows.source).is_file():
         return rows, rows.source, rows.lines
@@ -211,13 +231,13 @@ def write_objects(objects: Iterator[Mapping[str, Any]], path: Path) -> None:
             file.write(msgspec.json.encode(one).decode() + "\n")
 
 
-def read_probabilities(path: Path, count: int) -> np.ndarray:
+def read_probabilities(path: Path, labels: int) -> np.ndarray:
     """Return the probabilities (S, L) in the last L columns of the predictions of all rows."""
     csv.field_size_limit(sys.maxsize)
     with path.open(encoding="utf-8", newline="") as file:
         rows = csv.reader(file)
         next(rows)
-        return np.array([[float(cell) for cell in row[-count:]] for row in rows])
+        return np.array([[float(cell) for cell in row[-labels:]] for row in rows])
 
 
 # --- Tables and files -------------------------------------------------------------------------------------------------
