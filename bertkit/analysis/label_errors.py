@@ -35,8 +35,7 @@ from bertkit.tasks.task import Task, shorten_text
 from bertkit.training.recipe import Recipe
 from bertkit.training.run_dir import STUDY_RESULT
 
-FOLDS = "folds"  # in the doctor's directory: the study
-TRAINING_ROWS = "train.jsonl"  # the same: training rows in a form that `classify` reads
+TRAINING_ROWS = ".train.jsonl"  # training rows in a form that `classify` reads; a new study may have hidden files
 LABEL_ERRORS = "label_errors"  # the key in JSON, and the name of the CSV file
 MOST_TABULATED = 20  # rows
 
@@ -157,10 +156,9 @@ def predict_out_of_fold(
     Raises:
         UsageError: The labels are numbers, a fold has failed, or as for `run_study`.
     """
-    check_task(task)
-    recipe = {key: value for key, value in recipe.items() if key != "task"}
-    definition, folder = define_folds("classify", recipe, folds), output / FOLDS
-    options = list_cells(make_study(definition, *given, where=task.name), folder)[0].recipe["data"]
+    check_folds(task, folds)
+    definition = define_folds("classify", {key: value for key, value in recipe.items() if key != "task"}, folds)
+    options = list_cells(make_study(definition, *given, where=task.name))[0].recipe["data"]
     rows, place, lines = find_rows(task, options["dir"], output)
     text, label = choose_columns(rows, options["text"], options["label"])
     space = find_labels(rows, label, options["problem_type"])
@@ -171,23 +169,24 @@ def predict_out_of_fold(
         )
     data = {"dir": place, "text": text, "label": label, "problem_type": space.kind}
     study = make_study(definition, *given, {"data": data}, where=task.name)
-    results = run_study(study, output=folder, workers=workers, report=report, progress=progress)
-    if gather_folds(results, folder) is None:
+    results = run_study(study, output=output, workers=workers, report=report, progress=progress)
+    if gather_folds(results, output) is None:
         raise UsageError(
-            f"{results['failed']:,} of {folds} folds failed; {folder / STUDY_RESULT} gives the reasons, and the same "
+            f"{results['failed']:,} of {folds} folds failed; {output / STUDY_RESULT} gives the reasons, and the same "
             "command retries them"
         )
     labels, _ = space.read(rows)
-    probabilities = read_probabilities(folder / f"{OUT_OF_FOLD}.csv", len(space.names))
+    probabilities = read_probabilities(output / f"{OUT_OF_FOLD}.csv", len(space.names))
     return OutOfFold(replace(rows, lines=lines), text, space, labels, probabilities)
 
 
-def check_task(task: Task) -> None:
-    """Check that a task learns classes of texts.
+def check_folds(task: Task, folds: int) -> None:
+    """Check that a task learns classes of texts, and the number of folds.
 
     Raises:
-        UsageError: It does not.
+        UsageError: It does not, or there are fewer than two folds.
     """
+    define_folds("classify", {}, folds)
     known = [task for task in TASKS.values() if isinstance(task, GlueTask) and task.row.labels and task.metric]
     if not isinstance(task, ClassificationTask) and task not in known:
         raise UsageError(

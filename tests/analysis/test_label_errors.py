@@ -2,6 +2,7 @@
 
 import csv
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,13 +11,14 @@ from cleanlab.multilabel_classification.filter import find_label_issues as find_
 from cleanlab.rank import get_label_quality_scores
 
 from bertkit.analysis.label_errors import (
-    check_task,
+    check_folds,
     describe_label_errors,
     find_label_errors,
     predict_out_of_fold,
     tabulate_label_errors,
     write_label_errors,
 )
+from bertkit.analysis.page import write_page
 from bertkit.errors import UsageError
 from bertkit.tasks import TASKS
 from tests.official import write_checkpoint, write_glue, write_reviews, write_table
@@ -80,16 +82,13 @@ def bert(tmp_path_factory):
     return write_checkpoint(tmp_path_factory.mktemp("bert"), initializer_range=0.1)
 
 
+TRAIN = {"max_steps": 30, "learning_rate": 3e-3, "save_strategy": "no", "eval_strategy": "no"}
+
+
 def make_recipe(bert, path, **data):
     """Return a recipe of a few updates."""
-    train = {"max_steps": 30, "learning_rate": 3e-3, "save_strategy": "no", "eval_strategy": "no"}
-    return {
-        "checkpoint": str(bert),
-        "batch_size": 8,
-        "precision": "fp32",
-        "data": {"dir": str(path)} | data,
-        "train": train,
-    }
+    data = {"dir": str(path)} | data
+    return {"checkpoint": str(bert), "batch_size": 8, "precision": "fp32", "data": data, "train": TRAIN}
 
 
 @pytest.fixture(scope="module")
@@ -138,7 +137,7 @@ def test_a_turned_label_is_found_by_models_that_have_not_seen_it(done, tmp_path)
 def test_finished_folds_are_not_trained_again(done, bert):
     rows, _, output = done
     said = []
-    recipe = make_recipe(bert, rows.rows.source.rpartition("/")[0])
+    recipe = make_recipe(bert, Path(rows.rows.source).parent)
     again = predict_out_of_fold(TASKS["classify"], recipe, folds=2, output=output, report=said.append)
     assert (again.probabilities == rows.probabilities).all()
     assert any("2 of them finished" in line for line in said)
@@ -156,6 +155,32 @@ def test_the_rows_of_a_glue_task_keep_their_lines(bert, tmp_path):
     assert rows.space.names[rows.labels[0]] == {"0": "unacceptable", "1": "acceptable"}[first[1]]
 
 
+def test_the_command_continues_drops_suspected_rows_and_reports_them(done, bert, call, tmp_path):
+    """The folder of `done` has finished folds, so nothing is trained."""
+    rows, given, output = done
+    data, settings = Path(rows.rows.source).parent, []
+    for key, value in {**TRAIN, "precision": "fp32", "batch_size": 8}.items():
+        settings += ["--set", f"train.{key}={value}" if key in TRAIN else f"{key}={value}"]
+    options = ["--model", bert, "--folds", 2, "--output", output, *settings]
+    files = ["--json", tmp_path / "found.json", "--write", tmp_path / "clean", "--drop", "label-errors"]
+    code, printed, trouble = call("doctor", data, *options, *files)
+    assert (code, trouble) == (0, "")
+    assert "2 of them finished" in printed
+    assert "Suspected label errors" in printed
+    found = json.loads((tmp_path / "found.json").read_text())["label_errors"]
+    assert found == describe_label_errors(find_label_errors(rows.probabilities, rows.labels), rows)
+    dropped = {given[entry["row"] - 2]["id"] for entry in found["suspected"]}
+    with (tmp_path / "clean" / "train.csv").open(encoding="utf-8", newline="") as file:
+        assert [row["id"] for row in csv.DictReader(file)] == [row["id"] for row in given if row["id"] not in dropped]
+    with (tmp_path / "clean" / "dev.csv").open(encoding="utf-8", newline="") as file:
+        assert len(list(csv.DictReader(file))) == 4
+    write_page([output], tmp_path / "page.html")
+    assert f"Suspected label errors: {len(dropped)} of 60 rows" in (tmp_path / "page.html").read_text()
+    code, _, trouble = call("doctor", data, "--drop", "label-errors", "--write", tmp_path / "other")
+    assert code == 2
+    assert "--drop label-errors are for the models of --folds; add --folds 5" in trouble
+
+
 def test_numbers_and_other_tasks_are_refused(bert, tmp_path):
     recipe = make_recipe(bert, write_reviews(tmp_path / "reviews.csv", 30), text=["body"], label=["price"])
     with pytest.raises(UsageError, match=r"the labels in 'price' are numbers; .* leave out --folds"):
@@ -165,4 +190,4 @@ def test_numbers_and_other_tasks_are_refused(bert, tmp_path):
         with pytest.raises(
             UsageError, match=rf"label errors of classifiers, not of {name}; .* cola, sst2, .* with --task"
         ):
-            check_task(TASKS[name])
+            check_folds(TASKS[name], 2)
