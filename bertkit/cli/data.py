@@ -98,9 +98,9 @@ def doctor(
     check_drops(drops)
     if folds:
         check_folds(TASKS[task], folds)
-    elif LABEL_ERROR_DROP in drops or recipe or output or workers != "1":
+    elif LABEL_ERROR_DROP in drops or output or workers != "1":
         raise UsageError(
-            f"--recipe, --output, --workers and --drop {LABEL_ERROR_DROP} are for the models of --folds; add --folds 5 "
+            f"--output, --workers and --drop {LABEL_ERROR_DROP} are for the models of --folds; add --folds 5 "
             "or leave them out"
         )
     written = read_recipe(recipe) if recipe else {}
